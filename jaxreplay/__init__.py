@@ -1,0 +1,16 @@
+"""jaxreplay: experience replay that lives on the accelerator, as pure functions."""
+
+from jaxreplay import sum_tree as sum_tree
+from jaxreplay.replay_buffer import ReplayBuffer as ReplayBuffer
+from jaxreplay.replay_buffer import ReplayState as ReplayState
+from jaxreplay.replay_buffer import Sample as Sample
+from jaxreplay.samplers import Prioritized as Prioritized
+from jaxreplay.samplers import Sampler as Sampler
+from jaxreplay.samplers import Uniform as Uniform
+from jaxreplay.sum_tree import SumTree as SumTree
+from jaxreplay.tracing import MonteCarlo as MonteCarlo
+from jaxreplay.tracing import NStep as NStep
+from jaxreplay.tracing import n_step_transitions as n_step_transitions
+from jaxreplay.transition_batch import TransitionBatch as TransitionBatch
+from jaxreplay.weights import effective_sample_size as effective_sample_size
+from jaxreplay.weights import importance_weights as importance_weights

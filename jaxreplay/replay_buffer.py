@@ -1,0 +1,235 @@
+"""ReplayBuffer: a ring of independent items."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxreplay import _items, ring
+from jaxreplay.samplers import Sampler, Uniform
+from jaxreplay.transition_batch import TransitionBatch
+
+
+@struct.dataclass
+class ReplayState:
+    """State of a `ReplayBuffer`.
+
+    Attributes:
+      storage: the items, leaves [capacity, ...].
+      ring: cursor and fill.
+      sampler: the sampler's state.
+    """
+
+    storage: Any  # [capacity, ...]
+    ring: ring.Ring
+    sampler: Any
+
+
+@struct.dataclass
+class Sample:
+    """A batch of draws.
+
+    Attributes:
+      items: leaves [batch, ...].
+      indices: int32 [batch], the items' handles, to be given back to `update`; -1 where the buffer was empty.
+      probabilities: float32 [batch], with which each item was drawn; 0 where the buffer was empty.
+      weights: float32 [batch], importance-sampling weights; 0 where the buffer was empty.
+    """
+
+    items: Any  # [batch, ...]
+    indices: jax.Array  # [batch]
+    probabilities: jax.Array  # [batch]
+    weights: jax.Array  # [batch]
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplayBuffer:
+    """Replay of independent items; the oldest is overwritten first.
+
+    The configuration is static and hashable; all arrays live in the `ReplayState` that the methods take and return.
+    Called eagerly, `add` and `update` donate the state they are given: the storage is changed in place and the old
+    state must not be used again. Inside an outer `jax.jit` they are plain pure functions.
+
+    Attributes:
+      capacity: number of items kept, 1 to 2**29.
+      sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
+      donate: donate the state when `add` or `update` is called eagerly.
+    """
+
+    capacity: int
+    sampler: Sampler = Uniform()
+    donate: bool = True
+
+    def __post_init__(self):
+        if not 1 <= self.capacity <= ring.MAX_CAPACITY:
+            raise ValueError(
+                f"capacity={self.capacity}: a buffer holds 1 to {ring.MAX_CAPACITY} items; choose one in that range."
+            )
+
+    def init(self, items: Any) -> ReplayState:
+        """An empty buffer for items like these.
+
+        Args:
+          items: pytree [B, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; values are ignored.
+
+        Raises:
+          ValueError: no leaves, or leaves whose batch axes differ.
+        """
+        spec = _items.as_spec(items)
+        _items.leading_axes(spec, 1, "a batch of items")
+        return ReplayState(
+            storage=_items.zeros(spec, (self.capacity,), 1),
+            ring=ring.init(),
+            sampler=self.sampler.init(self.capacity),
+        )
+
+    def add(self, state: ReplayState, items: Any, mask: jax.Array | None = None) -> ReplayState:
+        """Insert a batch in order, overwriting the oldest items once the buffer is full.
+
+        Args:
+          state: donated when called eagerly (see the class).
+          items: pytree [B, ...] with the structure, item shapes and dtypes given to `init`; 1 <= B <= capacity.
+          mask: bool [B]; only rows where it is True are inserted.
+
+        Raises:
+          ValueError: wrong structure, shape, dtype or batch size; the message names the leaf.
+        """
+        items = _items.as_arrays(items)
+        self._check_state(state)
+        (batch_size,) = _items.leading_axes(items, 1, "a batch of items")
+        _items.check_like(items, state.storage, 1, 1, "the buffer")
+        if not 1 <= batch_size <= self.capacity:
+            raise ValueError(
+                f"batch of {batch_size} items: expected 1 to capacity={self.capacity}; add it in parts, or raise "
+                "the capacity."
+            )
+        mask = _items.check_mask(mask, (batch_size,))
+        return (_add_donating if self.donate else _add)(self, state, items, mask)
+
+    def sample(self, state: ReplayState, key: jax.Array, batch_size: int, beta: Any = None) -> Sample:
+        """Draw items with replacement.
+
+        Where the items are a `TransitionBatch`, its `W` is multiplied by the weights (or is the weights, if it was
+        None) and its `idx` is the handles.
+
+        Args:
+          state: unchanged.
+          key: a PRNG key.
+          batch_size: number of draws.
+          beta: exponent of the importance weights, instead of the sampler's; a float, or a traced float [].
+
+        Raises:
+          ValueError: `batch_size` is not positive; or the buffer is empty and the call is eager (which waits for the
+            buffer's size; under `jit` an empty buffer gives weights and probabilities 0 and indices -1).
+        """
+        self._check_state(state)
+        if batch_size < 1:
+            raise ValueError(f"batch_size={batch_size}: draw at least 1 item.")
+        if not isinstance(state.ring.size, jax.core.Tracer) and int(state.ring.size) == 0:
+            raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
+        return _sample(self, state, key, batch_size, beta)
+
+    def update(self, state: ReplayState, indices: jax.Array, td_errors: jax.Array) -> ReplayState:
+        """Tell the sampler the TD errors of items that were drawn. `Uniform` ignores them.
+
+        Args:
+          state: donated when called eagerly (see the class).
+          indices: int [B], handles from `Sample.indices`. One whose item has been overwritten since is ignored. Of a
+            handle that occurs more than once the last occurrence counts.
+          td_errors: float [B], signed or not.
+
+        Raises:
+          ValueError: shapes or dtypes other than these.
+        """
+        self._check_state(state)
+        indices, td_errors = self._check_indices(indices), jnp.asarray(td_errors)
+        if td_errors.shape != indices.shape or not jnp.issubdtype(td_errors.dtype, jnp.number):
+            raise ValueError(
+                f"td_errors: got {td_errors.dtype}{list(td_errors.shape)}, expected one number for each of the "
+                f"{indices.shape[0]} indices."
+            )
+        return (_update_donating if self.donate else _update)(self, state, indices, td_errors)
+
+    def get(self, state: ReplayState, indices: jax.Array) -> Any:
+        """Items [B, ...] named by the handles `indices` (int [B]); zeros for items no longer stored.
+
+        Raises:
+          ValueError: `indices` is not a vector of integers.
+        """
+        self._check_state(state)
+        return _get(self, state, self._check_indices(indices))
+
+    def size(self, state: ReplayState) -> jax.Array:
+        """Number of items stored, int32 []."""
+        return state.ring.size
+
+    def is_empty(self, state: ReplayState) -> jax.Array:
+        """Whether nothing is stored, bool []."""
+        return state.ring.size == 0
+
+    def is_full(self, state: ReplayState) -> jax.Array:
+        """Whether the next insertion overwrites, bool []."""
+        return state.ring.size == self.capacity
+
+    def can_sample(self, state: ReplayState, batch_size: int = 1) -> jax.Array:
+        """Whether at least `batch_size` items are stored, bool []."""
+        return state.ring.size >= batch_size
+
+    def _check_state(self, state: ReplayState) -> None:
+        found = jax.tree.leaves(state.storage)[0].shape[0]
+        if state.ring.size.shape != () or found != self.capacity:
+            raise ValueError(
+                f"capacity={self.capacity}: this state has a leading axis of {found}; use the buffer that made it, "
+                "and jax.vmap for a stack of states."
+            )
+
+    def _check_indices(self, indices: Any) -> jax.Array:
+        indices = jnp.asarray(indices)
+        if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
+            raise ValueError(
+                f"indices: got {indices.dtype}{list(indices.shape)}, expected a vector of integers (Sample.indices)."
+            )
+        return indices.astype(jnp.int32)
+
+
+def _add_impl(buffer: ReplayBuffer, state: ReplayState, items: Any, mask: jax.Array | None) -> ReplayState:
+    batch_size = jax.tree.leaves(items)[0].shape[0]
+    slots, count = ring.next_slots(state.ring, mask, batch_size, buffer.capacity)
+    return ReplayState(
+        storage=jax.tree.map(
+            lambda stored, new: stored.at[slots].set(new, mode="drop", unique_indices=True), state.storage, items
+        ),
+        ring=ring.advance(state.ring, count, buffer.capacity),
+        sampler=buffer.sampler.insert(state.sampler, slots, jnp.ones(batch_size, bool)),
+    )
+
+
+def _sample_impl(buffer: ReplayBuffer, state: ReplayState, key: jax.Array, batch_size: int, beta: Any) -> Sample:
+    slots, probabilities = buffer.sampler.sample(state.sampler, key, batch_size, ring.live(state.ring))
+    weights = buffer.sampler.weights(state.sampler, probabilities, state.ring.size, beta)
+    indices = ring.handles(state.ring, slots, buffer.capacity)
+    items = jax.tree.map(lambda stored: stored.at[slots].get(mode="promise_in_bounds"), state.storage)
+    if isinstance(items, TransitionBatch):
+        items = items.replace(W=weights if items.W is None else items.W * weights, idx=indices)
+    return Sample(items, indices, probabilities, weights)
+
+
+def _update_impl(buffer: ReplayBuffer, state: ReplayState, indices: jax.Array, td_errors: jax.Array) -> ReplayState:
+    slots = ring.slots(state.ring, indices, buffer.capacity)
+    stored = slots < buffer.capacity
+    return state.replace(sampler=buffer.sampler.update(state.sampler, slots, td_errors, stored))
+
+
+def _get_impl(buffer: ReplayBuffer, state: ReplayState, indices: jax.Array) -> Any:
+    slots = ring.slots(state.ring, indices, buffer.capacity)
+    return jax.tree.map(lambda stored: stored.at[slots].get(mode="fill", fill_value=0), state.storage)
+
+
+_add = jax.jit(_add_impl, static_argnums=0)
+_add_donating = jax.jit(_add_impl, static_argnums=0, donate_argnums=1)
+_sample = jax.jit(_sample_impl, static_argnums=(0, 3))
+_update = jax.jit(_update_impl, static_argnums=0)
+_update_donating = jax.jit(_update_impl, static_argnums=0, donate_argnums=1)
+_get = jax.jit(_get_impl, static_argnums=0)

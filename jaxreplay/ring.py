@@ -1,0 +1,91 @@
+"""The arithmetic of a ring of slots: where the next item goes, what is stored, and which insertion a slot holds.
+
+Insertions are numbered 0, 1, 2, ... modulo `period(capacity)`, the largest multiple of the capacity that leaves room
+for int32 sums. That number is the item's handle. As the period is a multiple of the capacity, `handle % capacity` is
+the slot also after the numbers wrap. A handle is taken for a later insertion's only if it is kept for `period`, at
+least 10^9, insertions.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+MAX_CAPACITY = 2**29
+
+
+@struct.dataclass
+class Ring:
+    """Cursor and fill of a ring.
+
+    Attributes:
+      inserted: int32 [], the handle that the next insertion gets.
+      size: int32 [], number of slots that hold an item.
+    """
+
+    inserted: jax.Array  # []
+    size: jax.Array  # []
+
+
+class Live(NamedTuple):
+    """The slots that may be drawn: `count` of them from `start` on, modulo the capacity; both int32 []."""
+
+    start: jax.Array
+    count: jax.Array
+
+
+def period(capacity: int) -> int:
+    """Number of distinct handles."""
+    return (2**31 - 1 - capacity) // capacity * capacity
+
+
+def init() -> Ring:
+    """An empty ring."""
+    return Ring(inserted=jnp.zeros((), jnp.int32), size=jnp.zeros((), jnp.int32))
+
+
+def live(ring: Ring) -> Live:
+    """All stored slots."""
+    return Live(start=jnp.zeros_like(ring.size), count=ring.size)
+
+
+def next_slots(ring: Ring, mask: jax.Array | None, batch_size: int, capacity: int) -> tuple[jax.Array, jax.Array]:
+    """Slots for a batch whose rows with a True mask are inserted in order.
+
+    Returns:
+      slots, int32 [B], `capacity` (a slot that does not exist) where the mask is False; and the number of insertions,
+      int32 [].
+    """
+    rows = jnp.arange(batch_size, dtype=jnp.int32)
+    count = jnp.asarray(batch_size, jnp.int32)
+    if mask is not None:
+        rows = jnp.cumsum(mask, dtype=jnp.int32) - 1
+        count = rows[-1] + 1
+    slots = (ring.inserted % capacity + rows) % capacity
+    return slots if mask is None else jnp.where(mask, slots, capacity), count
+
+
+def advance(ring: Ring, count: jax.Array, capacity: int) -> Ring:
+    """The ring after `count` insertions, at most `capacity`."""
+    inserted = ring.inserted + count
+    wrap = period(capacity)
+    inserted = jnp.where(inserted >= wrap, inserted - wrap, inserted)
+    return Ring(inserted=inserted, size=jnp.minimum(ring.size + count, capacity))
+
+
+def handles(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:
+    """Handles of the items in `slots` (int32 [B], in range), int32 [B]; -1 for an empty slot."""
+    age = (ring.inserted % capacity - 1 - slots) % capacity  # 0 for the newest
+    handle = ring.inserted - 1 - age
+    handle = jnp.where(handle < 0, handle + period(capacity), handle)
+    return jnp.where(age < ring.size, handle, -1)
+
+
+def slots(ring: Ring, handles: jax.Array, capacity: int) -> jax.Array:
+    """Slots of the items that `handles` (int32 [B]) name, int32 [B]; `capacity` where the item is no longer stored."""
+    wrap = period(capacity)
+    age = ring.inserted - 1 - handles
+    age = jnp.where(age < 0, age + wrap, age)
+    stored = (handles >= 0) & (handles < wrap) & (age < ring.size)
+    return jnp.where(stored, handles % capacity, capacity)

@@ -1,0 +1,204 @@
+"""Samplers: the law by which a buffer draws its slots. `Uniform` and `Prioritized` are interchangeable.
+
+A sampler knows slots, probabilities and TD errors, and nothing of items. A slot outside [0, capacity) names no item:
+rows with such a slot are ignored.
+"""
+
+import dataclasses
+import math
+from collections.abc import Callable
+from typing import Any, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxreplay import sum_tree
+from jaxreplay.ring import Live
+from jaxreplay.weights import Normalize, importance_weights
+
+S = TypeVar("S")
+
+
+class Sampler(Protocol[S]):
+    """What a buffer asks of its sampler. Implementations are frozen dataclasses; `S` is their state."""
+
+    def init(self, capacity: int) -> S:
+        """State for `capacity` empty slots."""
+        ...
+
+    def insert(self, state: S, slots: jax.Array, drawable: jax.Array) -> S:
+        """Note that `slots` (int32 [B], distinct) were written, and which of them may be drawn (bool [B])."""
+        ...
+
+    def sample(self, state: S, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
+        """Draw slots with replacement: int32 [batch_size] and their probabilities, 0 if nothing is live."""
+        ...
+
+    def weights(self, state: S, probabilities: jax.Array, size: jax.Array, beta: Any = None) -> jax.Array:
+        """Weights, float32 [B], of draws with these probabilities from `size` items."""
+        ...
+
+    def update(self, state: S, slots: jax.Array, td_errors: jax.Array, mask: jax.Array) -> S:
+        """Take in the TD errors (float [B]) of `slots` where `mask` (bool [B]) is True."""
+        ...
+
+
+def _uniform_slots(key: jax.Array, batch_size: int, live: Live, capacity: int) -> jax.Array:
+    offsets = jax.random.randint(key, (batch_size,), 0, jnp.maximum(live.count, 1), jnp.int32)
+    return (live.start + offsets) % capacity
+
+
+def _uniform_probability(live: Live) -> jax.Array:
+    count = jnp.maximum(live.count, 1).astype(jnp.float32)
+    return jnp.where(live.count > 0, 1.0 / count, 0.0)
+
+
+@struct.dataclass
+class UniformState:
+    """State of `Uniform`: nothing but the static number of slots."""
+
+    capacity: int = struct.field(pytree_node=False)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Uniform:
+    """Every stored item is equally likely; all weights are 1 and `update` does nothing."""
+
+    def init(self, capacity: int) -> UniformState:
+        return UniformState(capacity)
+
+    def insert(self, state: UniformState, slots: jax.Array, drawable: jax.Array) -> UniformState:
+        return state
+
+    def sample(self, state: UniformState, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
+        slots = _uniform_slots(key, batch_size, live, state.capacity)
+        return slots, jnp.full(batch_size, _uniform_probability(live))
+
+    def weights(self, state: UniformState, probabilities: jax.Array, size: jax.Array, beta: Any = None) -> jax.Array:
+        return (probabilities > 0).astype(jnp.float32)
+
+    def update(self, state: UniformState, slots: jax.Array, td_errors: jax.Array, mask: jax.Array) -> UniformState:
+        return state
+
+
+@struct.dataclass
+class PrioritizedState:
+    """State of `Prioritized`.
+
+    Attributes:
+      tree: a leaf per slot, priority^alpha; 0 where nothing may be drawn.
+      max_priority: float32 [], the largest priority so far, before alpha; at least 1.
+      updates: int32 [], calls of `update` so far; stops at 2**31 - 1.
+      rejected: int32 [], non-finite TD errors that were refused; stops at 2**31 - 1.
+    """
+
+    tree: sum_tree.SumTree
+    max_priority: jax.Array  # []
+    updates: jax.Array  # []
+    rejected: jax.Array  # []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prioritized:
+    """Proportional prioritization, after Schaul et al. 2016 (Prioritized Experience Replay, sections 3.3 and 3.4).
+
+    An item is drawn with probability P(i) = p_i^alpha / sum_j p_j^alpha, where p = |td_error| + epsilon is its
+    priority; a new item has the largest priority seen so far, which starts at 1 and never falls. The weight of a draw
+    is (N P(i))^-beta.
+
+    A TD error that is not finite changes nothing but the state's counter `rejected`. When every leaf is 0 the draw is
+    uniform and the weights are 1.
+
+    Attributes:
+      alpha: exponent of the priorities, at least 0; 0 draws uniformly.
+      beta: exponent of the weights in [0, 1], or a schedule that maps the number of `update` calls so far to it, such
+        as `optax.linear_schedule(0.4, 1.0, 200_000)`.
+      epsilon: added to |td_error|, at least 0.
+      normalize: divide the weights by the largest of the "batch", by the largest that any stored item can have
+        ("global"), or by nothing (None).
+      stratified: draw once from each of batch_size equal parts of the total priority, instead of independently.
+    """
+
+    alpha: float = 0.6
+    beta: float | Callable[[jax.Array], Any] = 0.4
+    epsilon: float = 1e-6
+    normalize: Normalize = "batch"
+    stratified: bool = True
+
+    def __post_init__(self):
+        if not (math.isfinite(self.alpha) and self.alpha >= 0):
+            raise ValueError(f"alpha={self.alpha}: the exponent must be finite and at least 0; 0.6 is usual.")
+        if not callable(self.beta) and not 0 <= self.beta <= 1:
+            raise ValueError(f"beta={self.beta}: the exponent must be in [0, 1], or a schedule of the update count.")
+        if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
+            raise ValueError(f"epsilon={self.epsilon}: must be finite and at least 0; 1e-6 is usual.")
+        if self.normalize not in ("batch", "global", None):
+            raise ValueError(f'normalize={self.normalize!r}: must be "batch", "global" or None.')
+
+    def init(self, capacity: int) -> PrioritizedState:
+        return PrioritizedState(
+            tree=sum_tree.init(capacity, track_minimum=self.normalize == "global"),
+            max_priority=jnp.ones((), jnp.float32),
+            updates=jnp.zeros((), jnp.int32),
+            rejected=jnp.zeros((), jnp.int32),
+        )
+
+    def insert(self, state: PrioritizedState, slots: jax.Array, drawable: jax.Array) -> PrioritizedState:
+        leaf = self._leaf(state.max_priority, state.tree.capacity)
+        leaves = jnp.where(drawable, leaf, 0.0)
+        return state.replace(tree=sum_tree.update(state.tree, slots, leaves, unique_indices=True))
+
+    def sample(
+        self, state: PrioritizedState, key: jax.Array, batch_size: int, live: Live
+    ) -> tuple[jax.Array, jax.Array]:
+        tree_key, uniform_key = jax.random.split(key)
+        mass = sum_tree.total(state.tree)
+        weighted = mass > 0
+        by_priority = sum_tree.sample(state.tree, tree_key, batch_size, stratified=self.stratified)
+        evenly = _uniform_slots(uniform_key, batch_size, live, state.tree.capacity)
+        probabilities = sum_tree.get(state.tree, by_priority) / jnp.where(weighted, mass, 1.0)
+        return (
+            jnp.where(weighted, by_priority, evenly),
+            jnp.where(weighted, probabilities, _uniform_probability(live)),
+        )
+
+    def weights(
+        self, state: PrioritizedState, probabilities: jax.Array, size: jax.Array, beta: Any = None
+    ) -> jax.Array:
+        if beta is None:
+            beta = self.beta(state.updates) if callable(self.beta) else self.beta
+        min_probability = None
+        if self.normalize == "global":
+            mass = sum_tree.total(state.tree)
+            evenly = 1.0 / jnp.maximum(size, 1).astype(jnp.float32)
+            smallest = sum_tree.minimum(state.tree) / jnp.where(mass > 0, mass, 1.0)
+            min_probability = jnp.where(mass > 0, smallest, evenly)
+        return importance_weights(probabilities, size, beta, normalize=self.normalize, min_probability=min_probability)
+
+    def update(
+        self, state: PrioritizedState, slots: jax.Array, td_errors: jax.Array, mask: jax.Array
+    ) -> PrioritizedState:
+        td_errors = jnp.abs(td_errors.astype(jnp.float32))
+        finite = jnp.isfinite(td_errors)
+        accepted = mask & finite
+        priorities = td_errors + self.epsilon
+        largest = jnp.max(priorities, where=accepted, initial=0.0)
+        leaves = self._leaf(priorities, state.tree.capacity)
+        return state.replace(
+            tree=sum_tree.update(state.tree, slots, leaves, accepted),
+            max_priority=jnp.maximum(state.max_priority, largest),
+            updates=_saturating_add(state.updates, 1),
+            rejected=_saturating_add(state.rejected, jnp.sum(mask & ~finite, dtype=jnp.int32)),
+        )
+
+    def _leaf(self, priority: jax.Array, capacity: int) -> jax.Array:
+        # The bounds keep every sum finite and every positive leaf clear of the subnormal range, which some backends
+        # flush to 0 (2**-100 is 8e-31; the upper bound is 1.6e32 at a capacity of 2**20).
+        ceiling = float(2.0 ** (127 - max(capacity - 1, 1).bit_length()))
+        leaf = jnp.clip(priority**self.alpha, 2.0**-100, ceiling)
+        return jnp.where((priority > 0) | (self.alpha == 0), leaf, 0.0)
+
+
+def _saturating_add(count: jax.Array, more: jax.Array | int) -> jax.Array:
+    return count + jnp.minimum(more, 2**31 - 1 - count)

@@ -1,0 +1,380 @@
+"""Reward tracing: from a stream of steps to n-step transitions.
+
+A window of n steps opens at every step and closes early at the first step that ends its episode. Terminated and
+truncated are kept apart (Pardo et al. 2018, Time Limits in Reinforcement Learning, section 3): both close the window,
+and only termination stops the bootstrap.
+"""
+
+import dataclasses
+import functools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax import lax
+
+from jaxreplay import _items
+from jaxreplay.transition_batch import TransitionBatch
+
+
+@struct.dataclass
+class Steps:
+    """Environment steps, time-major; leaves [time, num_envs, ...]."""
+
+    s: Any
+    a: Any
+    r: jax.Array
+    terminated: jax.Array
+    truncated: jax.Array
+    s_next: Any
+    logp: jax.Array | None
+    w: jax.Array | None
+
+
+@struct.dataclass
+class NStepState:
+    """State of a tracer: a ring of the last steps.
+
+    Attributes:
+      steps: leaves [window, num_envs, ...].
+      cursor: int32 [], the row that the next step goes to.
+      count: int32 [], rows that hold a step.
+    """
+
+    steps: Steps
+    cursor: jax.Array  # []
+    count: jax.Array  # []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NStep:
+    """Traces n-step transitions of `num_envs` environments that step in lockstep and reset by themselves.
+
+    The transition that starts at step t is emitted by the `add` of step t + n - 1, whatever happens in between, so
+    every step is emitted once and in order, and nothing has to be flushed at an episode's end. Its window has m <= n
+    steps, the last of which is the first that is terminated or truncated:
+
+      Rn = sum_{k<m} gamma^k R_{t+k};  In = 0 if that step is terminated, else gamma^m;  S_next = its `s_next`.
+
+    Attributes:
+      n: longest window, at least 1.
+      gamma: discount in [0, 1].
+      num_envs: size of the leading axis of every argument.
+      next_action: also fill `A_next` and `logP_next` (SARSA), which takes one more step of latency. A truncated window
+        has no next action and is emitted as not valid.
+      record_extra_info: fill `extra_info` with the window itself: `states`, `actions`, `rewards`, `dones`,
+        `log_props`, `weights` (the last two None without `logp` and `w`), leaves [B, n, ...]; rows after the window's
+        end repeat its last step and have `dones` True.
+    """
+
+    n: int
+    gamma: float
+    num_envs: int = 1
+    next_action: bool = False
+    record_extra_info: bool = False
+
+    def __post_init__(self):
+        _check_window("n", self.n, self.gamma)
+        if self.num_envs < 1:
+            raise ValueError(f"num_envs={self.num_envs}: trace at least 1 environment.")
+
+    def init(
+        self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
+    ) -> NStepState:
+        """An empty tracer for steps like this one: arrays or `jax.ShapeDtypeStruct`, as `add` takes them.
+
+        Raises:
+          ValueError: a leading axis is not `num_envs`.
+        """
+        spec = jax.eval_shape(_as_steps, s, a, r, terminated, truncated, s_next, logp, w)
+        self._check_leading(spec)
+        return NStepState(
+            steps=_items.zeros(spec, (self._window,), 0),
+            cursor=jnp.zeros((), jnp.int32),
+            count=jnp.zeros((), jnp.int32),
+        )
+
+    def add(
+        self,
+        state: NStepState,
+        s: Any,
+        a: Any,
+        r: Any,
+        terminated: Any,
+        truncated: Any,
+        s_next: Any,
+        logp: Any = None,
+        w: Any = None,
+    ) -> tuple[NStepState, TransitionBatch, jax.Array]:
+        """Take in one step of every environment; emit the transitions that started n - 1 steps ago.
+
+        Args:
+          state: the tracer's state.
+          s: pytree [num_envs, ...], observations before the step.
+          a: pytree [num_envs, ...], actions.
+          r: number [num_envs], rewards.
+          terminated: bool [num_envs], whether the step reached a terminal state.
+          truncated: bool [num_envs], whether the episode was cut off at this step; without effect where terminated.
+          s_next: pytree [num_envs, ...], observations after the step. At an episode's end this is the final
+            observation of that episode, not the first one after the reset.
+          logp: float [num_envs] or None, log-propensities of the actions.
+          w: float [num_envs] or None, weights.
+
+        Returns:
+          the new state; TransitionBatch [num_envs]; valid, bool [num_envs].
+
+        Raises:
+          ValueError: a leaf differs from the one given to `init`; the message names it.
+        """
+        step = _as_steps(s, a, r, terminated, truncated, s_next, logp, w)
+        self._check_leading(step)
+        _items.check_like(step, state.steps, 0, 1, "the tracer")
+        return _add(self, state, step)
+
+    def flush(self, state: NStepState) -> tuple[NStepState, TransitionBatch, jax.Array]:
+        """Emit what is pending, oldest first, as if every environment were truncated here.
+
+        Returns:
+          an empty state; TransitionBatch [n * num_envs], time-major; valid, bool [n * num_envs].
+        """
+        return _flush(self, state)
+
+    @property
+    def _window(self) -> int:
+        return self.n + self.next_action
+
+    def _check_leading(self, step: Any) -> None:
+        (found,) = _items.leading_axes(step, 1, "a step")
+        if found != self.num_envs:
+            raise ValueError(f"num_envs={self.num_envs}: got a step with a leading axis of {found}.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MonteCarlo:
+    """Traces the discounted return to the end of the episode.
+
+    This is `NStep` with n = `max_length`: In is 0 where the episode terminated, and the transition bootstraps where it
+    was truncated or is longer than `max_length`. Transitions are emitted `max_length` - 1 steps after they start;
+    `flush` brings those that are pending.
+
+    Attributes:
+      gamma: discount in [0, 1].
+      max_length: longest return, in steps, at least 1.
+      num_envs: size of the leading axis of every argument.
+    """
+
+    gamma: float
+    max_length: int
+    num_envs: int = 1
+
+    def __post_init__(self):
+        _check_window("max_length", self.max_length, self.gamma)
+        _ = self._n_step
+
+    @property
+    def _n_step(self) -> NStep:
+        return NStep(n=self.max_length, gamma=self.gamma, num_envs=self.num_envs)
+
+    def init(
+        self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
+    ) -> NStepState:
+        """As `NStep.init`."""
+        return self._n_step.init(s, a, r, terminated, truncated, s_next, logp, w)
+
+    def add(
+        self,
+        state: NStepState,
+        s: Any,
+        a: Any,
+        r: Any,
+        terminated: Any,
+        truncated: Any,
+        s_next: Any,
+        logp: Any = None,
+        w: Any = None,
+    ) -> tuple[NStepState, TransitionBatch, jax.Array]:
+        """As `NStep.add`."""
+        return self._n_step.add(state, s, a, r, terminated, truncated, s_next, logp, w)
+
+    def flush(self, state: NStepState) -> tuple[NStepState, TransitionBatch, jax.Array]:
+        """As `NStep.flush`."""
+        return self._n_step.flush(state)
+
+
+def n_step_transitions(
+    S: Any,
+    A: Any,
+    R: Any,
+    terminated: Any,
+    truncated: Any,
+    S_next: Any,
+    *,
+    n: int,
+    gamma: float,
+    logP: Any = None,
+    W: Any = None,
+    next_action: bool = False,
+    record_extra_info: bool = False,
+    flush: bool = False,
+) -> tuple[TransitionBatch, jax.Array]:
+    """The transitions of a whole rollout in one vectorised pass.
+
+    The result is that of `NStep.add` step by step, concatenated: row t * num_envs + e is what step t of environment e
+    emits, so the first n - 1 steps emit nothing valid. With `flush` the n * num_envs rows of `NStep.flush` follow.
+
+    Args:
+      S, A, R, terminated, truncated, S_next, logP, W: as `NStep.add` takes them, with a time axis in front:
+        [T, num_envs, ...].
+      n, gamma, next_action, record_extra_info: as of `NStep`.
+      flush: also emit what is pending at the end of the rollout, as if it were truncated there.
+
+    Returns:
+      TransitionBatch [T * num_envs] ([(T + n) * num_envs] with `flush`) and valid, a bool vector of that length.
+
+    Raises:
+      ValueError: `n` or `gamma` out of range, or leaves whose leading axes differ.
+    """
+    steps = _as_steps(S, A, R, terminated, truncated, S_next, logP, W)
+    length, num_envs = _items.leading_axes(steps, 2, "a rollout")
+    tracer = NStep(n=n, gamma=gamma, num_envs=num_envs, next_action=next_action, record_extra_info=record_extra_info)
+    return _rollout(tracer, steps, length, flush)
+
+
+def _check_window(name: str, n: int, gamma: float) -> None:
+    if n < 1:
+        raise ValueError(f"{name}={n}: a window has at least 1 step.")
+    if not (math.isfinite(gamma) and 0 <= gamma <= 1):
+        raise ValueError(f"gamma={gamma}: a discount is in [0, 1].")
+
+
+def _as_steps(s, a, r, terminated, truncated, s_next, logp, w) -> Steps:
+    r = jnp.asarray(r)
+    if not jnp.issubdtype(r.dtype, jnp.floating):
+        r = r.astype(jnp.float32)
+    terminated, truncated = jnp.asarray(terminated, bool), jnp.asarray(truncated, bool)
+    s, a, s_next, logp, w = _items.as_arrays((s, a, s_next, logp, w))
+    return Steps(s, a, r, terminated, truncated, s_next, logp, w)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _add(tracer: NStep, state: NStepState, step: Steps) -> tuple[NStepState, TransitionBatch, jax.Array]:
+    window = tracer._window
+    steps = jax.tree.map(
+        lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, state.cursor, 0), state.steps, step
+    )
+    cursor = (state.cursor + 1) % window
+    count = jnp.minimum(state.count + 1, window)
+    order = (cursor + jnp.arange(window, dtype=jnp.int32)) % window
+    start, exists = jnp.zeros(1, jnp.int32), (count == window)[None]
+    batch, valid = _emit(tracer, steps, order, start, exists)
+    return NStepState(steps, cursor, count), batch, valid
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _flush(tracer: NStep, state: NStepState) -> tuple[NStepState, TransitionBatch, jax.Array]:
+    window = tracer._window
+    order = (state.cursor + jnp.arange(window, dtype=jnp.int32)) % window
+    starts = jnp.arange(window - tracer.n, window, dtype=jnp.int32)
+    # Row 0 is empty, or holds the step whose transition is already out.
+    pending = (starts >= window - state.count) & (starts > 0)
+    batch, valid = _emit(tracer, state.steps, order, starts, pending)
+    empty = NStepState(
+        steps=jax.tree.map(jnp.zeros_like, state.steps),
+        cursor=jnp.zeros_like(state.cursor),
+        count=jnp.zeros_like(state.count),
+    )
+    return empty, batch, valid
+
+
+@functools.partial(jax.jit, static_argnums=(0, 2, 3))
+def _rollout(tracer: NStep, steps: Steps, length: int, flush: bool) -> tuple[TransitionBatch, jax.Array]:
+    order = jnp.arange(length, dtype=jnp.int32)
+    starts = order - (tracer._window - 1)
+    if flush:
+        pending = jnp.arange(length - tracer.n, length, dtype=jnp.int32)
+        emitted = pending <= length - tracer._window
+        starts = jnp.concatenate([starts, jnp.where(emitted, -1, pending)])
+    return _emit(tracer, steps, order, starts, starts >= 0)
+
+
+def _emit(
+    tracer: NStep, steps: Steps, order: jax.Array, starts: jax.Array, exists: jax.Array
+) -> tuple[TransitionBatch, jax.Array]:
+    """Transitions whose windows open at given times.
+
+    Args:
+      tracer: the tracer.
+      steps: leaves [T, num_envs, ...] in any order of rows.
+      order: int32 [T], the row of each time.
+      starts: int32 [K], times; any value where `exists` is False.
+      exists: bool [K].
+
+    Returns:
+      TransitionBatch [K * num_envs] and valid, bool [K * num_envs].
+    """
+    n, last_time = tracer.n, order.shape[0] - 1
+    envs = jnp.arange(tracer.num_envs, dtype=jnp.int32)
+    times = jnp.arange(last_time + 1, dtype=jnp.int32)[:, None]
+    starts = jnp.clip(starts, 0, last_time)[:, None]  # [K, 1]
+    ends = (steps.terminated | steps.truncated)[order]  # [T, E]
+    next_end = lax.cummin(jnp.where(ends, times, last_time), axis=0, reverse=True)
+    last = jnp.minimum(next_end[starts[:, 0]], starts + n - 1)  # [K, E], time of the window's last step
+    length = last - starts + 1
+
+    def at(leaf, time):  # rows of a [T, E, ...] leaf at times [K, ..., E]
+        return leaf[order[time], envs]
+
+    terminated = at(steps.terminated, last)
+    # [K, n, E]: the steps of every window, the last one repeated behind its end.
+    inside = jnp.minimum(starts[:, None] + jnp.arange(n, dtype=jnp.int32)[:, None], last[:, None])
+    lag = jnp.arange(n, dtype=jnp.int32)[:, None]
+    in_window = lag < length[:, None]
+    dtype = steps.r.dtype
+    powers = jnp.asarray(np.float64(tracer.gamma) ** np.arange(n + 1), dtype)
+    rewards = jnp.where(in_window, at(steps.r, inside), 0)
+    Rn = jnp.sum(powers[:n, None] * rewards, axis=1)
+    In = jnp.where(terminated, 0, powers[length])
+
+    start_rows = jnp.broadcast_to(starts, last.shape)
+    valid = jnp.broadcast_to(exists[:, None], last.shape)
+    A_next = logP_next = extra_info = None
+    if tracer.next_action:
+        ended = at(steps.terminated | steps.truncated, last)
+        after = jnp.minimum(starts + n, last_time)
+        has_next = ~ended & (starts + n <= last_time)
+        valid &= terminated | has_next
+        A_next, logP_next = jax.tree.map(
+            lambda leaf: _where_rows(has_next, at(leaf, jnp.broadcast_to(after, last.shape))), (steps.a, steps.logp)
+        )
+    if tracer.record_extra_info:
+        window = {
+            "states": steps.s,
+            "actions": steps.a,
+            "rewards": steps.r,
+            "log_props": steps.logp,
+            "weights": steps.w,
+        }
+        extra_info = jax.tree.map(lambda leaf: jnp.moveaxis(at(leaf, inside), 1, 2), window)
+        done = at(steps.terminated | steps.truncated, inside) | ~in_window
+        extra_info["dones"] = jnp.moveaxis(done, 1, 2)
+    batch = TransitionBatch(
+        S=jax.tree.map(lambda leaf: at(leaf, start_rows), steps.s),
+        A=jax.tree.map(lambda leaf: at(leaf, start_rows), steps.a),
+        logP=None if steps.logp is None else at(steps.logp, start_rows),
+        Rn=Rn,
+        In=In,
+        S_next=jax.tree.map(lambda leaf: at(leaf, last), steps.s_next),
+        A_next=A_next,
+        logP_next=logP_next,
+        W=None if steps.w is None else at(steps.w, start_rows),
+        extra_info=extra_info,
+    )
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (batch, valid))
+
+
+def _where_rows(condition: jax.Array, x: jax.Array) -> jax.Array:
+    condition = condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim))
+    return jnp.where(condition, x, jnp.zeros_like(x))

@@ -1,0 +1,126 @@
+"""TransitionBatch: what a reward tracer emits, a buffer stores and an agent learns from."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+
+@struct.dataclass
+class TransitionBatch:
+    """A batch of (possibly n-step) transitions, in the vocabulary of coax's reward tracing.
+
+    The bootstrapped target of row i is G = Rn + In * Q(S_next, A_next): `Rn` is the discounted sum of the m rewards in
+    the transition's window and `In` is gamma^m, or 0 when the episode terminated in the window.
+
+    Attributes:
+      S: pytree [B, ...], states.
+      A: pytree [B, ...], actions.
+      logP: float [B] or None, log-propensities of the actions.
+      Rn: float [B], partial returns, sum_{k<m} gamma^k R_{t+k}.
+      In: float [B], bootstrap factors.
+      S_next: pytree [B, ...], states to bootstrap from.
+      A_next: pytree [B, ...] or None, actions to bootstrap from (SARSA).
+      logP_next: float [B] or None, log-propensities of `A_next`.
+      W: float [B] or None, weights; a buffer multiplies its importance weights in.
+      idx: int32 [B] or None, handles; set by a buffer's `sample`.
+      extra_info: pytree or None.
+    """
+
+    S: Any
+    A: Any
+    logP: Any
+    Rn: Any
+    In: Any
+    S_next: Any
+    A_next: Any = None
+    logP_next: Any = None
+    W: Any = None
+    idx: Any = None
+    extra_info: Any = None
+
+    @property
+    def batch_size(self) -> int:
+        """B, the length of the leading axis."""
+        return self.Rn.shape[0]
+
+    @classmethod
+    def from_single(
+        cls,
+        s: Any,
+        a: Any,
+        logp: Any,
+        r: Any,
+        done: bool,
+        gamma: float,
+        s_next: Any = None,
+        a_next: Any = None,
+        logp_next: Any = None,
+        w: float = 1.0,
+        idx: int | None = None,
+        extra_info: Any = None,
+    ) -> "TransitionBatch":
+        """A batch of one transition, from values without a batch axis.
+
+        Args:
+          s, a, s_next, a_next: state and action pytrees.
+          logp, logp_next: log-propensities, at most 0.
+          r: reward, or partial return of a window.
+          done: True when the target does not bootstrap, which makes `In` 0.
+          gamma: discount of the bootstrapped value in [0, 1], gamma^m for a window of m steps.
+          w: weight, positive.
+          idx: handle.
+          extra_info: pytree.
+
+        Raises:
+          TypeError: an argument is not what is said above.
+        """
+        if not _all_numbers(logp, lambda x: x <= 0):
+            raise TypeError(f"logp={logp!r}: a log-propensity is a number at most 0.")
+        if logp_next is not None and not _all_numbers(logp_next, lambda x: x <= 0):
+            raise TypeError(f"logp_next={logp_next!r}: a log-propensity is a number at most 0, or None.")
+        if not _all_numbers(r, lambda x: x == x):
+            raise TypeError(f"r={r!r}: a reward is a number and not NaN.")
+        if not isinstance(done, bool | np.bool_):
+            raise TypeError(f"done={done!r}: expected a bool.")
+        if not (np.ndim(gamma) == 0 and _all_numbers(gamma, lambda x: (x >= 0) & (x <= 1))):
+            raise TypeError(f"gamma={gamma!r}: a discount is a number in [0, 1].")
+        if not (np.ndim(w) == 0 and _all_numbers(w, lambda x: x > 0)):
+            raise TypeError(f"w={w!r}: a weight is a positive number.")
+
+        def batched(x):
+            return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], x)
+
+        return cls(
+            S=batched(s),
+            A=batched(a),
+            logP=batched(jnp.asarray(logp, float)),
+            Rn=batched(jnp.asarray(r, float)),
+            In=batched(jnp.asarray(float(gamma) * (not done), float)),
+            S_next=batched(s_next),
+            A_next=batched(a_next),
+            logP_next=None if logp_next is None else batched(jnp.asarray(logp_next, float)),
+            W=batched(jnp.asarray(w, float)),
+            idx=None if idx is None else batched(jnp.asarray(idx, jnp.int32)),
+            extra_info=batched(extra_info),
+        )
+
+    def to_singles(self, reverse: bool = False) -> Iterator["TransitionBatch"]:
+        """Iterate over the rows as batches of one, from the last row to the first if `reverse`."""
+        rows = range(self.batch_size)
+        for i in reversed(rows) if reverse else rows:
+            yield jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], self)
+
+    def copy(self, deep: bool = False) -> "TransitionBatch":
+        """A new batch with the same leaves, or with copies of them if `deep`."""
+        return jax.tree.map(lambda leaf: leaf.copy() if deep else leaf, self)
+
+
+def _all_numbers(x: Any, test) -> bool:
+    if isinstance(x, bool) or not isinstance(x, int | float | np.number | np.ndarray | jax.Array):
+        return False
+    x = np.asarray(x)
+    return np.issubdtype(x.dtype, np.number) and bool(np.all(test(x)))

@@ -33,20 +33,18 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
     leaves = jax.tree_util.tree_leaves_with_path(spec)
     if not leaves:
         raise ValueError(f"{what} holds no arrays; give a pytree with at least one.")
-    first: tuple[int, ...] | None = None
+    first = leaves[0][1].shape[:num_axes]
     for path, leaf in leaves:
         if len(leaf.shape) < num_axes:
             raise ValueError(
                 f"{_name(path)}: got {_describe(leaf.dtype, leaf.shape)}, {what} needs {num_axes} leading "
                 f"{'axis' if num_axes == 1 else 'axes'}; add a batch axis with x[None]."
             )
-        first = first or leaf.shape[:num_axes]
         if leaf.shape[:num_axes] != first:
             raise ValueError(
                 f"{_name(path)}: leading axes {list(leaf.shape[:num_axes])} differ from {list(first)}, "
                 "those of the first leaf."
             )
-    assert first is not None
     return first
 
 

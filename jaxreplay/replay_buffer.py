@@ -4,6 +4,7 @@ import dataclasses
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from flax import struct
 
@@ -212,14 +213,16 @@ def _sample_impl(buffer: ReplayBuffer, state: ReplayState, key: jax.Array, batch
     indices = ring.handles(state.ring, slots, buffer.capacity)
     items = jax.tree.map(lambda stored: stored.at[slots].get(mode="promise_in_bounds"), state.storage)
     if isinstance(items, TransitionBatch):
-        items = items.replace(W=weights if items.W is None else items.W * weights, idx=indices)
+        W = weights if items.W is None else items.W * weights
+        items = dataclasses.replace(items, W=W, idx=indices)
     return Sample(items, indices, probabilities, weights)
 
 
 def _update_impl(buffer: ReplayBuffer, state: ReplayState, indices: jax.Array, td_errors: jax.Array) -> ReplayState:
     slots = ring.slots(state.ring, indices, buffer.capacity)
     stored = slots < buffer.capacity
-    return state.replace(sampler=buffer.sampler.update(state.sampler, slots, td_errors, stored))
+    sampler = buffer.sampler.update(state.sampler, slots, td_errors, stored)
+    return dataclasses.replace(state, sampler=sampler)
 
 
 def _get_impl(buffer: ReplayBuffer, state: ReplayState, indices: jax.Array) -> Any:

@@ -29,10 +29,10 @@ class Ring:
 
 
 class Live(NamedTuple):
-    """The slots that may be drawn: `count` of them from `start` on, modulo the capacity; both int32 []."""
+    """The slots that may be drawn: `size` of them from `start` on, modulo the capacity; both int32 []."""
 
     start: jax.Array
-    count: jax.Array
+    size: jax.Array
 
 
 def period(capacity: int) -> int:
@@ -47,7 +47,7 @@ def init() -> Ring:
 
 def live(ring: Ring) -> Live:
     """All stored slots."""
-    return Live(start=jnp.zeros_like(ring.size), count=ring.size)
+    return Live(start=jnp.zeros_like(ring.size), size=ring.size)
 
 
 def next_slots(ring: Ring, mask: jax.Array | None, batch_size: int, capacity: int) -> tuple[jax.Array, jax.Array]:

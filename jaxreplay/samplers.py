@@ -45,13 +45,12 @@ class Sampler(Protocol[S]):
 
 
 def _uniform_slots(key: jax.Array, batch_size: int, live: Live, capacity: int) -> jax.Array:
-    offsets = jax.random.randint(key, (batch_size,), 0, jnp.maximum(live.count, 1), jnp.int32)
+    offsets = jax.random.randint(key, (batch_size,), 0, jnp.maximum(live.size, 1), jnp.int32)
     return (live.start + offsets) % capacity
 
 
 def _uniform_probability(live: Live) -> jax.Array:
-    count = jnp.maximum(live.count, 1).astype(jnp.float32)
-    return jnp.where(live.count > 0, 1.0 / count, 0.0)
+    return jnp.where(live.size > 0, 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32), 0.0)
 
 
 @struct.dataclass
@@ -147,7 +146,7 @@ class Prioritized:
     def insert(self, state: PrioritizedState, slots: jax.Array, drawable: jax.Array) -> PrioritizedState:
         leaf = self._leaf(state.max_priority, state.tree.capacity)
         leaves = jnp.where(drawable, leaf, 0.0)
-        return state.replace(tree=sum_tree.update(state.tree, slots, leaves, unique_indices=True))
+        return dataclasses.replace(state, tree=sum_tree.update(state.tree, slots, leaves, unique_indices=True))
 
     def sample(
         self, state: PrioritizedState, key: jax.Array, batch_size: int, live: Live
@@ -185,7 +184,8 @@ class Prioritized:
         priorities = td_errors + self.epsilon
         largest = jnp.max(priorities, where=accepted, initial=0.0)
         leaves = self._leaf(priorities, state.tree.capacity)
-        return state.replace(
+        return dataclasses.replace(
+            state,
             tree=sum_tree.update(state.tree, slots, leaves, accepted),
             max_priority=jnp.maximum(state.max_priority, largest),
             updates=_saturating_add(state.updates, 1),

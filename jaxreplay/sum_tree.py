@@ -13,6 +13,7 @@ All functions are pure, jitted, and work under `jax.jit`, `lax.scan` and `jax.vm
 O(batch * fanout * log(capacity)), as do `find` and `sample`.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 
@@ -131,7 +132,7 @@ def update(
     if minima is not None:
         minima = minima.at[leaf].set(jnp.where(values > 0, values, jnp.inf), mode="drop")
         minima = _ascend(minima, start, fanout, depth, jnp.minimum)
-    return tree.replace(nodes=_ascend(nodes, start, fanout, depth, jnp.add), minima=minima)
+    return dataclasses.replace(tree, nodes=_ascend(nodes, start, fanout, depth, jnp.add), minima=minima)
 
 
 @jax.jit

@@ -1,0 +1,53 @@
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from jaxreplay import ring
+
+
+@given(
+    capacity=st.integers(1, 9),
+    batches=st.lists(st.lists(st.booleans(), min_size=1, max_size=9), max_size=12),
+    from_wrap=st.integers(0, 12),
+)
+def test_slots_and_handles_match_a_list_of_insertions(capacity, batches, from_wrap):
+    period = ring.period(capacity)
+    first = period - capacity * -(-from_wrap // capacity) if from_wrap else 0  # a multiple of the capacity
+    state = ring.Ring(inserted=jnp.int32(first % period), size=jnp.int32(0))
+    inserted = []
+    for mask in batches:
+        mask = mask[:capacity]
+        slots, count = ring.next_slots(state, jnp.array(mask), len(mask), capacity)
+        new = [len(inserted) + k for k in range(sum(mask))]
+        np.testing.assert_array_equal(np.asarray(slots)[mask], [i % capacity for i in new])
+        assert np.all(np.asarray(slots)[~np.array(mask)] == capacity)
+        inserted += new
+        state = ring.advance(state, count, capacity)
+        kept = inserted[-capacity:]
+        expected = np.full(capacity, -1)
+        for i in kept:
+            expected[i % capacity] = (first + i) % period
+        handles = ring.handles(state, jnp.arange(capacity), capacity)
+        np.testing.assert_array_equal(handles, expected)
+        every = jnp.array([(first + i) % period for i in inserted] + [-1, period, 2**31 - 1, -(2**31)])
+        found = np.asarray(ring.slots(state, every, capacity))
+        assert np.all(found[-4:] == capacity)
+        np.testing.assert_array_equal(found[:-4], [i % capacity if i in kept else capacity for i in inserted])
+        assert state.inserted == (first + len(inserted)) % period
+        assert state.size == len(kept)
+
+
+@pytest.mark.parametrize("capacity", [1, 2, 3, 10**6, 2**28, 2**29])
+def test_period_leaves_room_for_int32_and_tells_generations_apart(capacity):
+    period = ring.period(capacity)
+    assert period % capacity == 0
+    assert period >= 2 * capacity
+    assert period + capacity <= 2**31 - 1
+
+
+def test_without_mask_all_rows_are_inserted():
+    slots, count = ring.next_slots(ring.init(), None, 3, 5)
+    np.testing.assert_array_equal(slots, [0, 1, 2])
+    assert count == 3

@@ -1,0 +1,54 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+
+import jaxreplay as jr
+
+
+@pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize("normalize", ["batch", "global", None])
+def test_matches_twin(normalize, beta):
+    probabilities = np.random.default_rng(0).dirichlet(np.ones(50)).astype(np.float32)
+    smallest = probabilities.min() / 3
+    got = jr.importance_weights(probabilities, 80, beta, normalize=normalize, min_probability=smallest)
+    expected = oracles.importance_weights(probabilities, 80, beta, normalize, smallest)
+    np.testing.assert_allclose(got, expected, rtol=1e-5)
+    assert got.dtype == jnp.float32
+    if normalize == "batch":
+        assert got.max() == 1
+
+
+def test_extreme_probabilities_stay_finite_and_empty_rows_are_zero():
+    weights = jr.importance_weights(jnp.array([0.0, 1e-37, 1e-20, 1.0]), 2**24, 1.0)
+    np.testing.assert_allclose(weights, [0, 1, 1e-17, 1e-37], rtol=1e-4)
+    assert np.all(np.asarray(jr.importance_weights(jnp.zeros(4), 0, 1.0)) == 0)
+
+
+def test_global_weight_is_at_most_one_and_one_at_the_smallest():
+    probabilities = jnp.array([0.1, 0.2, 0.4])
+    weights = jr.importance_weights(probabilities, 5, 1.0, normalize="global", min_probability=0.1)
+    np.testing.assert_allclose(weights, [1, 0.5, 0.25], rtol=1e-6)
+    assert weights.max() == 1
+
+
+def test_traced_beta_and_vmap():
+    p = jnp.array([[0.1, 0.9], [0.5, 0.5]])
+    batched = jax.jit(jax.vmap(jr.importance_weights))(p, jnp.array([2, 2]), jnp.array([1.0, 0.4]))
+    np.testing.assert_allclose(batched[0], [1, 1 / 9], rtol=1e-6)
+    np.testing.assert_array_equal(batched[1], [1, 1])
+
+
+def test_errors():
+    with pytest.raises(ValueError, match="normalize='max': expected \"batch\""):
+        jr.importance_weights(jnp.ones(2), 2, 1.0, normalize="max")  # pyright: ignore
+    with pytest.raises(ValueError, match="min_probability=None"):
+        jr.importance_weights(jnp.ones(2), 2, 1.0, normalize="global")
+
+
+def test_effective_sample_size():
+    assert jr.effective_sample_size(jnp.ones(8)) == 8
+    assert jr.effective_sample_size(jnp.array([1e-30, 0, 0])) == 1
+    assert jr.effective_sample_size(jnp.zeros(3)) == 0
+    np.testing.assert_allclose(jr.effective_sample_size(jnp.array([[1.0, 3], [1e30, 3e30]])), [1.6, 1.6], rtol=1e-6)

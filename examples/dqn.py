@@ -1,10 +1,9 @@
 """Double DQN with prioritized 3-step replay, several seeds at once, all of training inside one jitted scan.
 
-    python examples/dqn.py              # prioritized replay
-    python examples/dqn.py --uniform    # the same agent with uniform replay
-    python examples/dqn.py --short      # seconds; does not learn
-
-It needs the `examples` extra: gymnax, six, matplotlib, tqdm.
+pip install -e '.[examples]'
+python examples/dqn.py              # prioritized replay, 8 seeds
+python examples/dqn.py --uniform    # the same agent with uniform replay
+python examples/dqn.py --short      # a few seconds, to see that it runs
 """
 
 import argparse
@@ -13,54 +12,42 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import flax.linen as nn
 import gymnax
 import jax
 import jax.numpy as jnp
-import matplotlib
 import numpy as np
 import optax
 from flax import struct
+from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import jaxreplay as jr
 
-matplotlib.use("Agg")
-import matplotlib.pyplot as plt  # noqa: E402
+LAST_EPISODES = 20  # a seed's return is the mean over so many training episodes
+SOLVED = 450
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Static settings of a run; a `step` steps every environment of a seed once."""
+    """Static settings. A step steps each of a seed's environments once, and makes one update."""
 
     sampler: jr.Sampler
-    num_envs: int
-    n: int
-    steps: int  # training steps, each with one update
-    warmup: int = 100  # random steps before the first update
-    intervals: int = 50  # reports
+    steps: int
+    num_envs: int = 16
+    n: int = 3
+    warmup: int = 100  # steps with random actions before the first update
+    intervals: int = 50  # progress reports
     capacity: int = 2**15
     batch_size: int = 128
     gamma: float = 0.99
-    learning_rate: float = 1e-3
-    target_rate: float = 0.01
+    width: int = 128
+    learning_rate: float = 2e-3
+    target_rate: float = 0.02
     epsilon: float = 0.01
-    exploration: float = 0.3  # part of training in which epsilon falls to its last value
-
-
-# The agent: one seed. --------------------------------------------------------------------------------------------------
-
-
-class QNetwork(nn.Module):
-    num_actions: int
-
-    @nn.compact
-    def __call__(self, obs: jax.Array) -> jax.Array:
-        x = nn.relu(nn.Dense(64)(obs))
-        x = nn.relu(nn.Dense(64)(x))
-        return nn.Dense(self.num_actions)(x)
+    exploration: float = 0.1  # part of the steps in which epsilon falls from 1
 
 
 @struct.dataclass
@@ -76,69 +63,65 @@ class State:
     key: jax.Array
 
 
+class QNetwork(nn.Module):
+    num_actions: int
+    width: int
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        x = nn.relu(nn.Dense(self.width)(obs))
+        x = nn.relu(nn.Dense(self.width)(x))
+        return nn.Dense(self.num_actions)(x)
+
+
 def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
-    """The three pure functions of an agent: init, act, learn."""
+    """The agent of one seed as three pure functions: init, act, learn."""
     env, env_params = gymnax.make("CartPole-v1")
-    network = QNetwork(env.num_actions)
+    network = QNetwork(env.num_actions, config.width)
     optimizer = optax.adam(optax.linear_schedule(config.learning_rate, 0.0, config.steps))
     tracer = jr.NStep(n=config.n, gamma=config.gamma, num_envs=config.num_envs)
     buffer = jr.ReplayBuffer(capacity=config.capacity, sampler=config.sampler)
-    reset_envs = jax.vmap(env.reset, in_axes=(0, None))
-    step_envs = jax.vmap(env.step, in_axes=(0, 0, 0, None))
+
+    def step_envs(key: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple[Any, jax.Array, tuple]:
+        keys = jax.random.split(key, config.num_envs)
+        step = jax.vmap(env.step, in_axes=(0, 0, 0, None))
+        next_obs, env_state, reward, terminated, truncated, info = step(keys, env_state, action, env_params)
+        # Where an episode ended, next_obs already belongs to the next one: the tracer wants what the step led to.
+        return env_state, next_obs, (obs, action, reward, terminated, truncated, info["final_observation"])
 
     def init(key: jax.Array) -> State:
         key, params_key, env_key = jax.random.split(key, 3)
         env_keys = jax.random.split(env_key, config.num_envs)
-        obs, env_state = reset_envs(env_keys, env_params)
+        obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
         params = network.init(params_key, obs)
-        # One step, for the shapes of what the tracer and the buffer will hold.
-        action = jnp.zeros(config.num_envs, jnp.int32)
-        _, _, reward, terminated, truncated, info = step_envs(env_keys, env_state, action, env_params)
-        step = (obs, action, reward, terminated, truncated, info["final_observation"])
+        # One step for its shapes: of what the tracer holds, and of the transitions that it emits.
+        _, _, step = step_envs(env_key, env_state, obs, jnp.zeros(config.num_envs, jnp.int32))
         tracer_state = tracer.init(*step)
         _, batch, _ = tracer.add(tracer_state, *step)
-        return State(
-            env=env_state,
-            obs=obs,
-            episode_return=jnp.zeros(config.num_envs),
-            tracer=tracer_state,
-            buffer=buffer.init(batch),
-            params=params,
-            target_params=params,
-            opt=optimizer.init(params),
-            key=key,
-        )
+        zeros, opt = jnp.zeros(config.num_envs), optimizer.init(params)
+        return State(env_state, obs, zeros, tracer_state, buffer.init(batch), params, params, opt, key)
 
-    def act(state: State, epsilon: jax.Array) -> tuple[State, jax.Array]:
-        """Step the environments and store what the tracer emits; returns of episodes that end, NaN elsewhere."""
+    def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
+        """One step; also the returns [num_envs] of the episodes that ended, NaN where none did."""
         key, explore_key, action_key, env_key = jax.random.split(state.key, 4)
         greedy = jnp.argmax(network.apply(state.params, state.obs), axis=-1).astype(jnp.int32)
-        anything = jax.random.randint(action_key, greedy.shape, 0, env.num_actions)
-        action = jnp.where(jax.random.uniform(explore_key, greedy.shape) < epsilon, anything, greedy)
-        env_keys = jax.random.split(env_key, config.num_envs)
-        obs, env_state, reward, terminated, truncated, info = step_envs(env_keys, state.env, action, env_params)
-        # `obs` is the first of the next episode where one ended: what the step led to is the final observation.
-        tracer_state, batch, valid = tracer.add(
-            state.tracer, state.obs, action, reward, terminated, truncated, info["final_observation"]
-        )
-        done = terminated | truncated
-        episode_return = state.episode_return + reward
-        state = state.replace(
-            env=env_state,
-            obs=obs,
-            episode_return=jnp.where(done, 0.0, episode_return),
-            tracer=tracer_state,
-            buffer=buffer.add(state.buffer, batch, mask=valid),
-            key=key,
-        )
-        return state, jnp.where(done, episode_return, jnp.nan)
+        random = jax.random.randint(action_key, greedy.shape, 0, env.num_actions)
+        action = jnp.where(jax.random.uniform(explore_key, greedy.shape) < epsilon, random, greedy)
+
+        env_state, obs, step = step_envs(env_key, state.env, state.obs, action)
+        tracer_state, batch, valid = tracer.add(state.tracer, *step)
+        buffer_state = buffer.add(state.buffer, batch, mask=valid)
+
+        _, _, reward, terminated, truncated, _ = step
+        done, total = terminated | truncated, state.episode_return + reward
+        state = state.replace(env=env_state, obs=obs, tracer=tracer_state, buffer=buffer_state, key=key)
+        return state.replace(episode_return=jnp.where(done, 0.0, total)), jnp.where(done, total, jnp.nan)
 
     def learn(state: State) -> State:
-        """One update from a batch of replay."""
+        """One update from one batch of replay."""
         key, sample_key = jax.random.split(state.key)
         sample = buffer.sample(state.buffer, sample_key, config.batch_size)
-        batch = sample.items
-        rows = jnp.arange(config.batch_size)
+        batch, rows = sample.items, jnp.arange(config.batch_size)
         best = jnp.argmax(network.apply(state.params, batch.S_next), axis=-1)
         target = batch.Rn + batch.In * network.apply(state.target_params, batch.S_next)[rows, best]
 
@@ -147,25 +130,19 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
             return jnp.mean(sample.weights * optax.huber_loss(td_errors)), td_errors
 
         grads, td_errors = jax.grad(loss_fn, has_aux=True)(state.params)
+        buffer_state = buffer.update(state.buffer, sample.indices, td_errors)
         updates, opt = optimizer.update(grads, state.opt)
         params = optax.apply_updates(state.params, updates)
-        return state.replace(
-            buffer=buffer.update(state.buffer, sample.indices, td_errors),
-            params=params,
-            target_params=optax.incremental_update(params, state.target_params, config.target_rate),
-            opt=opt,
-            key=key,
-        )
+        target_params = optax.incremental_update(params, state.target_params, config.target_rate)
+        return state.replace(buffer=buffer_state, params=params, target_params=target_params, opt=opt, key=key)
 
     return init, act, learn
 
 
-# Training: all seeds, one scan. ----------------------------------------------------------------------------------------
-
-
 def make_train(config: Config, report: Callable[[jax.Array], None]) -> Callable[[jax.Array], jax.Array]:
-    """A function of one key a seed; it returns the returns [steps, seeds, num_envs] of `act`."""
-    init, act, learn = (jax.vmap(f, in_axes=axes) for f, axes in zip(make_agent(config), (0, (0, None), 0)))
+    """A function from one key a seed to the returns [steps, seeds, num_envs] of all episodes (see `act`)."""
+    init, act, learn = make_agent(config)
+    init, act, learn = jax.vmap(init), jax.vmap(act, in_axes=(0, None)), jax.vmap(learn)
     epsilon = optax.linear_schedule(1.0, config.epsilon, int(config.exploration * config.steps))
 
     def step(state: State, t: jax.Array) -> tuple[State, jax.Array]:
@@ -174,7 +151,7 @@ def make_train(config: Config, report: Callable[[jax.Array], None]) -> Callable[
 
     def interval(state: State, times: jax.Array) -> tuple[State, jax.Array]:
         state, returns = jax.lax.scan(step, state, times)
-        jax.debug.callback(report, returns)
+        jax.debug.callback(report, returns, ordered=True)
         return state, returns
 
     def train(keys: jax.Array) -> jax.Array:
@@ -184,3 +161,120 @@ def make_train(config: Config, report: Callable[[jax.Array], None]) -> Callable[
         return jnp.concatenate([warmup, returns.reshape(-1, *returns.shape[2:])])
 
     return jax.jit(train)
+
+
+class Progress:
+    """A bar over the environment steps of all seeds, fed from inside the scan."""
+
+    def __init__(self, config: Config, num_seeds: int):
+        total = config.steps * config.num_envs * num_seeds
+        self.recent = deque(maxlen=LAST_EPISODES * num_seeds)
+        self.bar = tqdm(total=total, desc="compiling", unit=" env steps", unit_scale=True)
+
+    def __call__(self, returns: jax.Array) -> None:
+        returns = np.asarray(returns)
+        self.recent.extend(returns[~np.isnan(returns)].tolist())
+        self.bar.set_description(f"return {np.mean(self.recent):.0f}" if self.recent else "training", refresh=False)
+        self.bar.update(returns.size)
+
+
+def learning_curve(returns: np.ndarray, times: np.ndarray) -> np.ndarray:
+    """Mean of the last episodes that one seed (returns [steps, num_envs]) had finished by each of `times`."""
+    ended, envs = np.nonzero(~np.isnan(returns))
+    counts = np.searchsorted(ended, times)
+    return np.array([returns[ended, envs][max(0, c - LAST_EPISODES) : c].mean() if c else np.nan for c in counts])
+
+
+def print_table(title: str, final: np.ndarray) -> None:
+    means = np.random.default_rng(0).choice(final, (10_000, len(final))).mean(axis=1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    print(f"{title}\nseed  return (mean of the last {LAST_EPISODES} training episodes)")
+    for seed, value in enumerate(final):
+        print(f"{seed:4d}  {value:6.1f}")
+    print(f"mean  {final.mean():6.1f}  [{low:.1f}, {high:.1f}], 95% bootstrap interval over seeds")
+    print(f"{np.sum(final >= SOLVED)} of {len(final)} seeds reach {SOLVED}")
+
+
+def plot(path: Path, title: str, env_steps: np.ndarray, curves: np.ndarray) -> None:
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    axes.plot(env_steps, curves.T, color="tab:blue", alpha=0.35, linewidth=0.8)
+    axes.plot(env_steps, curves.mean(axis=0), color="tab:blue", linewidth=2.5, label=f"mean of {len(curves)} seeds")
+    axes.axhline(SOLVED, color="gray", linestyle="--", linewidth=1, label=f"return {SOLVED}")
+    axes.set(title=title, xlabel="environment steps per seed", ylabel=f"return, last {LAST_EPISODES} episodes")
+    axes.set(xlim=(0, env_steps[-1]), ylim=(0, 520))
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.legend(loc="lower right")
+    figure.savefig(path, dpi=150)
+
+
+class Parser(argparse.ArgumentParser):
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def integer(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
+    def parse(text: str) -> int:
+        if not text.removeprefix("-").isdecimal() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer from {low} to {high}")
+        return int(text)
+
+    return parse
+
+
+def parse_args() -> tuple[argparse.Namespace, Config]:
+    parser = Parser(description="Double DQN on CartPole-v1, several seeds in one jitted scan.", allow_abbrev=False)
+    law = parser.add_mutually_exclusive_group()
+    law.add_argument("--per", action="store_true", default=True, help="prioritized replay (the default)")
+    law.add_argument("--uniform", dest="per", action="store_false", help="uniform replay")
+    parser.add_argument("--seeds", type=integer(1, 4096), help="number of seeds (8; 2 if short)")
+    parser.add_argument("--seed", type=integer(0), default=0, help="base seed (0)")
+    parser.add_argument("--steps", type=integer(1), help="environment steps per seed (200000; 8000 if short)")
+    parser.add_argument("--num-envs", type=integer(1, Config.capacity), default=Config.num_envs, help="per seed (16)")
+    parser.add_argument("--n", type=integer(1, Config.warmup), default=Config.n, help="steps in a return (3)")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the plot (out)")
+    parser.add_argument("--short", action="store_true", help="a tiny budget; it does not learn")
+    args = parser.parse_args()
+    args.seeds = args.seeds or (2 if args.short else 8)
+    args.steps = args.steps or (8_000 if args.short else 200_000)
+    least = args.num_envs * (Config.warmup + Config.intervals)
+    if args.steps < least:
+        parser.error(f"argument --steps: {args.steps} is too few for --num-envs {args.num_envs}, which needs {least}")
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"argument --out: {error}")
+
+    steps = (args.steps // args.num_envs - Config.warmup) // Config.intervals * Config.intervals
+    beta = optax.linear_schedule(0.4, 1.0, steps)
+    sampler = jr.Prioritized(alpha=0.6, beta=beta) if args.per else jr.Uniform()
+    return args, Config(sampler=sampler, steps=steps, num_envs=args.num_envs, n=args.n)
+
+
+def main() -> None:
+    args, config = parse_args()
+    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
+    progress = Progress(config, args.seeds)
+
+    start = time.perf_counter()
+    train = make_train(config, progress).lower(keys).compile()
+    compiled = time.perf_counter()
+    progress.bar.unpause()  # its clock starts here
+    returns = np.asarray(train(keys))
+    jax.effects_barrier()
+    seconds = time.perf_counter() - compiled
+    progress.bar.close()
+
+    times = np.linspace(0, len(returns), 201)
+    curves = np.stack([learning_curve(returns[:, seed], times) for seed in range(args.seeds)])
+    env_steps = times * config.num_envs
+    name = "prioritized" if args.per else "uniform"
+    title = f"CartPole-v1, {args.n}-step double DQN, {name} replay"
+    print_table(f"{title}, {env_steps[-1]:,.0f} environment steps a seed", curves[:, -1])
+    print(f"compile {compiled - start:.1f} s, train {seconds:.1f} s, {returns.size / seconds:,.0f} env steps/s")
+    plot(args.out / f"dqn_{name}.png", title, env_steps, curves)
+    print(f"wrote {args.out / f'dqn_{name}.png'}")
+
+
+if __name__ == "__main__":
+    main()

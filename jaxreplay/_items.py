@@ -1,9 +1,26 @@
-"""Checks on item pytrees at trace time, and storage for them."""
+"""Item pytrees: checks at trace time, and the storage they are written to and read from."""
 
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+from flax import struct
+from jax import lax
+
+
+@struct.dataclass
+class Bits:
+    """Storage of a narrow floating-point leaf (bfloat16, float8) as unsigned integers of the same width.
+
+    XLA widens such operands of a scatter to float32 on the CPU, which would copy the whole storage twice a write.
+    """
+
+    bits: jax.Array
+    dtype: Any = struct.field(pytree_node=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.bits.shape
 
 
 def _describe(dtype: Any, shape: tuple[int, ...]) -> str:
@@ -90,5 +107,44 @@ def check_mask(mask: Any, shape: tuple[int, ...]) -> jax.Array | None:
 
 def zeros(spec: Any, leading: tuple[int, ...], num_axes: int) -> Any:
     """Storage for items of `spec`: zeros whose `num_axes` leading axes are replaced by `leading`."""
-    # lax.full, unlike jnp.zeros, also makes arrays of PRNG keys.
-    return jax.tree.map(lambda leaf: jax.lax.full(leading + leaf.shape[num_axes:], 0, leaf.dtype), spec)
+
+    def leaf_zeros(leaf):
+        shape = leading + leaf.shape[num_axes:]
+        if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype not in (jnp.float16, jnp.float32, jnp.float64):
+            return Bits(jnp.zeros(shape, f"uint{8 * leaf.dtype.itemsize}"), leaf.dtype)
+        return lax.full(shape, 0, leaf.dtype)  # unlike jnp.zeros, also makes arrays of PRNG keys
+
+    return jax.tree.map(leaf_zeros, spec)
+
+
+def stored_spec(storage: Any) -> Any:
+    """Shapes and dtypes of what is stored."""
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), storage, is_leaf=_is_bits)
+
+
+def write(storage: Any, slots: jax.Array, items: Any) -> Any:
+    """Storage with `items` [B, ...] at `slots` [B], which are distinct; a slot out of range is dropped."""
+
+    def leaf_write(stored, new):
+        if isinstance(stored, Bits):
+            return Bits(leaf_write(stored.bits, lax.bitcast_convert_type(new, stored.bits.dtype)), stored.dtype)
+        return stored.at[slots].set(new, mode="drop", unique_indices=True)
+
+    return jax.tree.map(leaf_write, storage, items, is_leaf=_is_bits)
+
+
+def read(storage: Any, slots: jax.Array, *, fill: bool = False) -> Any:
+    """Items at `slots` [B], which are in range, or else read zeros with `fill`."""
+
+    def leaf_read(stored):
+        if isinstance(stored, Bits):
+            return lax.bitcast_convert_type(leaf_read(stored.bits), stored.dtype)
+        if fill:
+            return stored.at[slots].get(mode="fill", fill_value=0)
+        return stored.at[slots].get(mode="promise_in_bounds")
+
+    return jax.tree.map(leaf_read, storage, is_leaf=_is_bits)
+
+
+def _is_bits(x: Any) -> bool:
+    return isinstance(x, Bits)

@@ -18,7 +18,7 @@ class ReplayState:
     """State of a `ReplayBuffer`.
 
     Attributes:
-      storage: the items, leaves [capacity, ...].
+      storage: the items, leaves [capacity, ...] (narrow floats as their bits, see `jaxreplay._items.Bits`).
       ring: cursor and fill.
       sampler: the sampler's state.
     """
@@ -100,7 +100,7 @@ class ReplayBuffer:
         items = _items.as_arrays(items)
         self._check_state(state)
         (batch_size,) = _items.leading_axes(items, 1, "a batch of items")
-        _items.check_like(items, state.storage, 1, 1, "the buffer")
+        _items.check_like(items, _items.stored_spec(state.storage), 1, 1, "the buffer")
         if not 1 <= batch_size <= self.capacity:
             raise ValueError(
                 f"batch of {batch_size} items: expected 1 to capacity={self.capacity}; add it in parts, or raise "
@@ -199,9 +199,7 @@ def _add_impl(buffer: ReplayBuffer, state: ReplayState, items: Any, mask: jax.Ar
     batch_size = jax.tree.leaves(items)[0].shape[0]
     slots, count = ring.next_slots(state.ring, mask, batch_size, buffer.capacity)
     return ReplayState(
-        storage=jax.tree.map(
-            lambda stored, new: stored.at[slots].set(new, mode="drop", unique_indices=True), state.storage, items
-        ),
+        storage=_items.write(state.storage, slots, items),
         ring=ring.advance(state.ring, count, buffer.capacity),
         sampler=buffer.sampler.insert(state.sampler, slots, jnp.ones(batch_size, bool)),
     )
@@ -211,7 +209,7 @@ def _sample_impl(buffer: ReplayBuffer, state: ReplayState, key: jax.Array, batch
     slots, probabilities = buffer.sampler.sample(state.sampler, key, batch_size, ring.live(state.ring))
     weights = buffer.sampler.weights(state.sampler, probabilities, state.ring.size, beta)
     indices = ring.handles(state.ring, slots, buffer.capacity)
-    items = jax.tree.map(lambda stored: stored.at[slots].get(mode="promise_in_bounds"), state.storage)
+    items = _items.read(state.storage, slots)
     if isinstance(items, TransitionBatch):
         W = weights if items.W is None else items.W * weights
         items = dataclasses.replace(items, W=W, idx=indices)
@@ -227,7 +225,7 @@ def _update_impl(buffer: ReplayBuffer, state: ReplayState, indices: jax.Array, t
 
 def _get_impl(buffer: ReplayBuffer, state: ReplayState, indices: jax.Array) -> Any:
     slots = ring.slots(state.ring, indices, buffer.capacity)
-    return jax.tree.map(lambda stored: stored.at[slots].get(mode="fill", fill_value=0), state.storage)
+    return _items.read(state.storage, slots, fill=True)
 
 
 _add = jax.jit(_add_impl, static_argnums=0)

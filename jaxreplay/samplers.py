@@ -106,8 +106,9 @@ class Prioritized:
     priority; a new item has the largest priority seen so far, which starts at 1 and never falls. The weight of a draw
     is (N P(i))^-beta.
 
-    A TD error that is not finite changes nothing but the state's counter `rejected`. When every leaf is 0 the draw is
-    uniform and the weights are 1.
+    A TD error that is not finite changes nothing but the state's counter `rejected`. Positive values of p^alpha are
+    kept within [2^-63, 2^63 / capacity], so that no sum overflows. When every p is 0 the draw is uniform and the
+    weights are 1.
 
     Attributes:
       alpha: exponent of the priorities, at least 0; 0 draws uniformly.
@@ -193,10 +194,10 @@ class Prioritized:
         )
 
     def _leaf(self, priority: jax.Array, capacity: int) -> jax.Array:
-        # The bounds keep every sum finite and every positive leaf clear of the subnormal range, which some backends
-        # flush to 0 (2**-100 is 8e-31; the upper bound is 1.6e32 at a capacity of 2**20).
-        ceiling = float(2.0 ** (127 - max(capacity - 1, 1).bit_length()))
-        leaf = jnp.clip(priority**self.alpha, 2.0**-100, ceiling)
+        # Within these bounds no sum overflows, and no sum, its reciprocal or a probability falls into the subnormal
+        # range, which XLA flushes to 0.
+        largest = 2.0 ** (63 - (capacity - 1).bit_length())
+        leaf = jnp.clip(priority**self.alpha, 2.0**-63, largest)
         return jnp.where((priority > 0) | (self.alpha == 0), leaf, 0.0)
 
 

@@ -92,7 +92,7 @@ class NStep:
         spec = jax.eval_shape(_as_steps, s, a, r, terminated, truncated, s_next, logp, w)
         self._check_leading(spec)
         return NStepState(
-            steps=_items.zeros(spec, (self._window,), 0),
+            steps=jax.tree.map(lambda leaf: lax.full((self._window, *leaf.shape), 0, leaf.dtype), spec),
             cursor=jnp.zeros((), jnp.int32),
             count=jnp.zeros((), jnp.int32),
         )

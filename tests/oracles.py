@@ -120,8 +120,7 @@ def n_step_emissions(r, terminated, truncated, n, gamma, next_action):
         emitted.append(_with_next_action(window, terminated, truncated, n, now) if next_action else window)
     pending = n_step_windows(r, terminated, truncated, n, gamma)[max(0, length - latency) :]
     flushed = [
-        _with_next_action(window, terminated, truncated, n, length - 1) if next_action else window
-        for window in pending
+        _with_next_action(window, terminated, truncated, n, length - 1) if next_action else window for window in pending
     ]
     return emitted, flushed
 

@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from oracles import TreeTwin
@@ -28,24 +28,14 @@ def leaves_of(tree):
 
 
 def check_valid(tree):
-    """Every inner node is the sum (and the smallest positive leaf) of its children; padding is empty."""
-    fanout, nodes = tree.fanout, np.asarray(tree.nodes, np.float64)
-    levels = []
-    first, width = fanout - 1, 1
-    while first + width <= len(nodes) and len(nodes) - first > 0:
-        levels.append((first, min(width, len(nodes) - first)))
-        first, width = fanout * (first - fanout + 2), width * fanout
-        if first >= len(nodes):
-            break
-        width = min(width, len(nodes) - first)
-    for (first, width), (below, below_width) in zip(levels[:-1], levels[1:], strict=True):
-        children = np.zeros((width, fanout))
-        children.reshape(-1)[: min(below_width, width * fanout)] = nodes[below : below + min(below_width, width * fanout)]
-        np.testing.assert_allclose(nodes[first : first + width], children.sum(1), rtol=1e-6)
-    assert np.all(nodes[sum_tree._first_leaf(tree.capacity, fanout) + tree.capacity :] == 0)
-    if tree.minima is not None:
-        leaves = leaves_of(tree)
-        assert sum_tree.minimum(tree) == leaves[leaves > 0].min(initial=np.inf)
+    """Every inner node is the sum (and the smallest positive leaf) of its children; what pads the leaves is empty."""
+    first_leaf = sum_tree._first_leaf(tree.capacity, tree.fanout)
+    for node in range(tree.fanout - 1, first_leaf):
+        children = slice(tree.fanout * (node - tree.fanout + 2), tree.fanout * (node - tree.fanout + 3))
+        if children.start < len(tree.nodes):
+            np.testing.assert_allclose(tree.nodes[node], np.sum(tree.nodes[children], dtype=np.float64), rtol=1e-6)
+            assert tree.minima is None or tree.minima[node] == np.min(tree.minima[children])
+    assert not np.any(tree.nodes[first_leaf + tree.capacity :])
 
 
 def test_sumtree_basic_total():
@@ -74,31 +64,33 @@ def test_sumtree_circular_overwrite():
 
 @pytest.mark.parametrize("fanout", FANOUTS)
 def test_every_capacity_keeps_natural_order_and_finds_every_boundary(fanout):
+    @jax.jit
+    def probe(leaves, prefixes):  # one program a capacity, to keep compilation short
+        tree = tree_of(leaves, fanout=fanout, track_minimum=True)
+        leaves = sum_tree.get(tree, jnp.arange(tree.capacity))
+        return leaves, sum_tree.total(tree), sum_tree.minimum(tree), sum_tree.find(tree, prefixes)
+
     around_powers = [fanout**k + d for k in (1, 2, 3) for d in (-1, 0, 1) if 70 < fanout**k + d < 5000]
-    for capacity in [*range(1, 71), *around_powers]:
+    small = range(1, 71) if fanout in (2, sum_tree.DEFAULT_FANOUT) else range(1, 71, 6)
+    for capacity in [*small, *around_powers]:
         rng = np.random.default_rng(capacity)
-        leaves = rng.integers(0, 4, capacity).astype(np.float32)  # integers: sums and boundaries are exact
-        leaves[rng.integers(capacity)] = 2
-        tree, twin = tree_of(leaves, fanout=fanout, track_minimum=True), TreeTwin(capacity)
-        twin.leaves[:] = leaves
-        np.testing.assert_array_equal(leaves_of(tree), leaves)
-        assert sum_tree.total(tree) == twin.total
-        assert sum_tree.minimum(tree) == twin.minimum
-        boundaries = np.unique(np.cumsum(leaves))[-60:]
+        twin = TreeTwin(capacity)
+        twin.leaves[:] = rng.integers(0, 4, capacity)  # integers: sums and boundaries are exact
+        twin.leaves[rng.integers(capacity)] = 2
+        boundaries = np.unique(np.cumsum(twin.leaves))[-60:]
         prefixes = np.concatenate([[0, -1, twin.total, np.inf, 2 * twin.total], boundaries]).astype(np.float32)
         prefixes = np.concatenate([prefixes, np.nextafter(prefixes, np.float32(np.inf)), np.nextafter(prefixes, 0)])
         prefixes = np.concatenate([prefixes, np.full(195 - len(prefixes), np.nan, np.float32)])
-        found = np.asarray(sum_tree.find(tree, jnp.asarray(prefixes)))
+        leaves, total, minimum, found = map(np.asarray, probe(twin.leaves, prefixes))
+        np.testing.assert_array_equal(leaves, twin.leaves)
+        assert (total, minimum) == (twin.total, twin.minimum)
         assert np.all(leaves[found] > 0), capacity
-        exact = np.isfinite(prefixes)
+        exact = ~np.isnan(prefixes)
         np.testing.assert_array_equal(found[exact], [twin.find(p) for p in prefixes[exact]])
 
 
-@given(
-    capacity=st.sampled_from([1, 2, 7, 8, 9, 63, 64, 65, 100]),
-    fanout=st.sampled_from(FANOUTS),
-    seed=st.integers(0, 2**31 - 1),
-)
+@settings(max_examples=40)
+@given(capacity=st.sampled_from([1, 9, 64, 65]), fanout=st.sampled_from([2, 3, 8]), seed=st.integers(0, 2**31 - 1))
 def test_random_updates_match_twin(capacity, fanout, seed):
     rng = np.random.default_rng(seed)
     tree, twin = sum_tree.init(capacity, fanout=fanout, track_minimum=True), TreeTwin(capacity)
@@ -111,9 +103,10 @@ def test_random_updates_match_twin(capacity, fanout, seed):
         np.testing.assert_array_equal(leaves_of(tree), twin.leaves)
         np.testing.assert_allclose(sum_tree.total(tree), twin.total, rtol=1e-6)
         assert sum_tree.minimum(tree) == np.float32(twin.minimum)
-        check_valid(tree)
+        check_valid(jax.tree.map(np.asarray, tree))
         if twin.total > 0:
-            found = np.asarray(sum_tree.find(tree, jnp.asarray(rng.random(64) * 1.1 * twin.total, jnp.float32)))
+            prefixes = np.concatenate([rng.random(60) * 1.1, [0, 1, np.nextafter(1, 2), 2]]) * twin.total
+            found = np.asarray(sum_tree.find(tree, jnp.asarray(prefixes, jnp.float32)))
             assert np.all(twin.leaves[found] > 0)
 
 

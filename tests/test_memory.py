@@ -1,0 +1,127 @@
+"""No hidden copies: temporary memory and copies are read off the compiled programs, nothing is timed or allocated."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax import lax
+
+import jaxreplay as jr
+
+ROWS = 50_000  # items of 4 KiB and more: 205 MB and more of storage
+BATCH = 8
+ITEM_LEAVES = {
+    "uint8": jax.ShapeDtypeStruct((BATCH, 4096), jnp.uint8),
+    "float32": jax.ShapeDtypeStruct((BATCH, 1024), jnp.float32),
+    "bfloat16": jax.ShapeDtypeStruct((BATCH, 2048), jnp.bfloat16),
+    "float8": jax.ShapeDtypeStruct((BATCH, 4096), jnp.float8_e4m3fn),
+    "bool": jax.ShapeDtypeStruct((BATCH, 4096), jnp.bool_),
+    "int8": jax.ShapeDtypeStruct((BATCH, 4096), jnp.int8),
+    "key": jax.eval_shape(lambda: jax.random.split(jax.random.key(0), (BATCH, 512))),
+    "mixed": {
+        "frame": jax.ShapeDtypeStruct((BATCH, 64, 64), jnp.uint8),
+        "reward": jax.ShapeDtypeStruct((BATCH,), jnp.float32),
+        "done": jax.ShapeDtypeStruct((BATCH,), jnp.bool_),
+    },
+}
+SAMPLERS = {"uniform": jr.Uniform(), "prioritized": jr.Prioritized(), "global": jr.Prioritized(normalize="global")}
+
+
+def storage_bytes(state):
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.storage))
+
+
+def big_copies(hlo, num_elements):
+    """Lines of the HLO that copy, convert or broadcast an array of at least that many elements."""
+    found = []
+    for line in hlo.splitlines():
+        match = re.search(r"= \w+\[([\d,]+)\]\S* (copy|convert|copy-start|transpose)\(", line)
+        if match:
+            size = 1
+            for axis in match.group(1).split(","):
+                size *= int(axis)
+            if size >= num_elements:
+                found.append(line.strip())
+    return found
+
+
+def check(function, state, *arguments):
+    compiled = jax.jit(function, donate_argnums=0).lower(state, *arguments).compile()
+    storage = storage_bytes(state)
+    assert storage >= 200e6
+    memory = compiled.memory_analysis()
+    assert memory.temp_size_in_bytes < 0.01 * storage
+    smallest = min(leaf.size for leaf in jax.tree.leaves(state.storage) if leaf.size * 100 > storage)
+    assert big_copies(compiled.as_text(), smallest) == []
+
+
+def abstract(buffer, items, seeds):
+    one = jax.eval_shape(buffer.init, items)
+    if not seeds:
+        return one
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype), one)
+
+
+def operations(buffer):
+    def add(state, items, mask, key):
+        return buffer.add(state, items, mask)
+
+    def sample(state, items, mask, key):
+        return state, buffer.sample(state, key, BATCH)
+
+    def update(state, items, mask, key):
+        return buffer.update(state, jnp.arange(BATCH), jax.random.normal(key, (BATCH,)))
+
+    def scanned_step(state, items, mask, key):
+        def step(state, key):
+            state = buffer.add(state, items, mask)
+            drawn = buffer.sample(state, key, BATCH)
+            loss = sum(
+                jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(drawn.items) if leaf.dtype != key.dtype
+            )
+            return buffer.update(state, drawn.indices, drawn.weights + loss), loss
+
+        return lax.scan(step, state, jax.random.split(key, 10))
+
+    return {"add": add, "sample": sample, "update": update, "step": scanned_step}
+
+
+@pytest.mark.parametrize("seeds", [0, 8])
+@pytest.mark.parametrize("operation", ["add", "sample", "update", "step"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_no_copy(operation, sampler, seeds):
+    buffer = jr.ReplayBuffer(capacity=ROWS // max(seeds, 1), sampler=SAMPLERS[sampler])
+    check_operation(buffer, ITEM_LEAVES["mixed"], operation, seeds)
+
+
+@pytest.mark.parametrize("seeds", [0, 8])
+@pytest.mark.parametrize("dtype", [name for name in ITEM_LEAVES if name != "mixed"])
+def test_no_copy_whatever_the_dtype(dtype, seeds):
+    buffer = jr.ReplayBuffer(capacity=ROWS // max(seeds, 1))
+    check_operation(buffer, ITEM_LEAVES[dtype], "step", seeds)
+
+
+def check_operation(buffer, items, operation, seeds):
+    state = abstract(buffer, items, seeds)
+    mask = jax.ShapeDtypeStruct((BATCH,), jnp.bool_)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    function = operations(buffer)[operation]
+    if seeds:
+        function = jax.vmap(function, in_axes=(0, None, None, 0))
+        key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), seeds))
+    check(function, state, items, mask, key)
+
+
+def test_the_check_sees_a_copy():
+    """Storage inside lax.cond under vmap is copied: the trap that masks avoid."""
+    buffer = jr.ReplayBuffer(capacity=ROWS // 8)
+    state = abstract(buffer, ITEM_LEAVES["mixed"], 8)
+
+    def add(state, flag, items):
+        return lax.cond(flag, lambda s: buffer.add(s, items), lambda s: s, state)
+
+    flags = jax.ShapeDtypeStruct((8,), jnp.bool_)
+    function = jax.vmap(add, in_axes=(0, 0, None))
+    with pytest.raises(AssertionError):
+        check(function, state, flags, ITEM_LEAVES["mixed"])

@@ -1,0 +1,360 @@
+import functools
+import json
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from jax import lax
+
+import jaxreplay as jr
+
+VECTORS = pathlib.Path(__file__).parent / "vectors"
+
+
+def rollout(rng, length, num_envs, end_rate=0.15):
+    """Random steps of auto-resetting environments; observations are unique, so that a mix-up shows."""
+    shape = (length, num_envs)
+    terminated, truncated = rng.random(shape) < end_rate, rng.random(shape) < end_rate
+    ids = np.arange(length * num_envs, dtype=np.float32).reshape(shape)
+    return {
+        "s": {"x": np.stack([ids, -ids], -1)},
+        "a": ids.astype(np.int32),
+        "r": rng.standard_normal(shape).astype(np.float32),
+        "terminated": terminated,
+        "truncated": truncated,
+        "s_next": {"x": np.stack([ids + 0.5, -ids], -1)},  # also at an episode's end: no reset observation
+        "logp": -rng.random(shape).astype(np.float32),
+        "w": rng.random(shape).astype(np.float32) + 0.5,
+    }
+
+
+def scan_add(tracer, state, steps):
+    def step(state, x):
+        state, batch, valid = tracer.add(state, **x)
+        return state, (batch, valid)
+
+    return lax.scan(step, state, steps)
+
+
+def init(tracer, steps):
+    return tracer.init(**jax.eval_shape(lambda x: jax.tree.map(lambda leaf: leaf[0], x), steps))
+
+
+def flatten(tree):
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)
+
+
+def add_and_flush(tracer, steps):
+    """(batch, valid) of all steps one by one, time-major, then of the flush."""
+    state, (batch, valid) = jax.jit(lambda s, x: scan_add(tracer, s, x))(init(tracer, steps), steps)
+    empty, rest, rest_valid = tracer.flush(state)
+    assert empty.count == 0
+    return (flatten(batch), valid.reshape(-1)), (rest, rest_valid)
+
+
+def expected_rows(steps, n, gamma, next_action):
+    """The twin's transitions, as dicts: those emitted step by step (time-major), then the flushed ones."""
+    length, num_envs = steps["r"].shape
+    emitted = [[None] * num_envs for _ in range(length)]
+    flushed = []
+    for e in range(num_envs):
+        stream = (steps[k][:, e] for k in ("r", "terminated", "truncated"))
+        by_step, pending = oracles.n_step_emissions(*stream, n, gamma, next_action)
+        for t, window in enumerate(by_step):
+            emitted[t][e] = (window, e)
+        flushed.append([(window, e) for window in pending])
+    flat = [row for step in emitted for row in step] + [row for rows in zip(*flushed, strict=True) for row in rows]
+    return [transition(steps, *row, n, next_action) for row in flat if row[0] is not None]
+
+
+def transition(steps, window, e, n, next_action):
+    start, last, Rn, In = window
+    row = {
+        "S": steps["s"]["x"][start, e],
+        "A": steps["a"][start, e],
+        "logP": steps["logp"][start, e],
+        "Rn": Rn,
+        "In": In,
+        "S_next": steps["s_next"]["x"][last, e],
+        "W": steps["w"][start, e],
+    }
+    if next_action:
+        bootstraps = not steps["terminated"][last, e]
+        row["A_next"] = steps["a"][start + n, e] if bootstraps else 0
+        row["logP_next"] = steps["logp"][start + n, e] if bootstraps else 0
+    return row
+
+
+def assert_rows(batch, valid, expected):
+    valid = np.asarray(valid)
+    assert valid.sum() == len(expected)
+    for name in expected[0] if expected else ():
+        got = getattr(batch, name)
+        got = np.asarray(got["x"] if isinstance(got, dict) else got)[valid]
+        want = np.stack([row[name] for row in expected])
+        if name in ("Rn", "In"):
+            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6, err_msg=name)
+        else:
+            np.testing.assert_array_equal(got, want, err_msg=name)
+
+
+def concatenate(*trees):
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
+
+
+def one_by_one(tracer, steps):
+    state, (batch, valid) = scan_add(tracer, init(tracer, steps), steps)
+    _, rest, rest_valid = tracer.flush(state)
+    return concatenate((flatten(batch), valid.reshape(-1)), (rest, rest_valid))
+
+
+def at_once(steps, **arguments):
+    names = ("s", "a", "r", "terminated", "truncated", "s_next")
+    leaves = [steps[name] for name in names]
+    return jr.n_step_transitions(*leaves, logP=steps["logp"], W=steps["w"], **arguments)
+
+
+@pytest.mark.parametrize("next_action", [False, True])
+@pytest.mark.parametrize("n", range(1, 9))
+def test_add_rollout_and_twin_agree_on_random_rollouts(n, next_action):
+    """32 rollouts for each n and setting: 512 in all."""
+    rng = np.random.default_rng(100 * n + next_action)
+    settings = {"n": n, "gamma": 0.9, "next_action": next_action}
+    by_step = jax.jit(functools.partial(one_by_one, jr.NStep(**settings, num_envs=3)))
+    vectorised = jax.jit(functools.partial(at_once, **settings, flush=True))
+    for length in (1, n, n + 1, 25):
+        for end_rate in (0.0, 0.05, 0.2, 0.6) * 2:
+            steps = rollout(rng, length, 3, end_rate)
+            expected = expected_rows(steps, n, 0.9, next_action)
+            step_batch, step_valid = by_step(steps)
+            assert_rows(step_batch, step_valid, expected)
+            batch, valid = vectorised(steps)
+            np.testing.assert_array_equal(valid, step_valid)
+            assert_rows(batch, valid, expected)
+
+
+def test_without_flush_the_rollout_is_what_add_emits():
+    steps = rollout(np.random.default_rng(0), 20, 2)
+    (batch, valid), _ = add_and_flush(jr.NStep(n=3, gamma=0.9, num_envs=2), steps)
+    got, got_valid = at_once(steps, n=3, gamma=0.9)
+    assert got.batch_size == 40
+    np.testing.assert_array_equal(got_valid, valid)
+    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(batch), strict=True):
+        np.testing.assert_allclose(np.asarray(a)[got_valid], np.asarray(b)[got_valid], rtol=1e-6)
+
+
+def test_worked_example_of_terminated_and_truncated():
+    def trace(terminated, truncated):
+        steps = {
+            "s": jnp.arange(4.0)[:, None],
+            "a": jnp.arange(4)[:, None],
+            "r": jnp.array([1.0, 2.0, 4.0, 8.0])[:, None],
+            "terminated": jnp.arange(4)[:, None] == (3 if terminated else -1),
+            "truncated": jnp.arange(4)[:, None] == (3 if truncated else -1),
+            "s_next": jnp.arange(1.0, 5.0)[:, None],
+        }
+        (batch, valid), (rest, rest_valid) = add_and_flush(jr.NStep(n=3, gamma=0.5), steps)
+        batch, valid = concatenate((batch, valid), (rest, rest_valid))
+        return jax.tree.map(lambda leaf: leaf[valid], batch)
+
+    for terminated, truncated, In in (
+        (True, False, [0.125, 0, 0, 0]),
+        (True, True, [0.125, 0, 0, 0]),
+        (False, True, [0.125, 0.125, 0.25, 0.5]),
+        (False, False, [0.125, 0.125, 0.25, 0.5]),  # the flush truncates
+    ):
+        batch = trace(terminated, truncated)
+        np.testing.assert_array_equal(batch.Rn, [3, 6, 8, 8])
+        np.testing.assert_array_equal(batch.In, In)
+        np.testing.assert_array_equal(batch.S, [0, 1, 2, 3])
+        np.testing.assert_array_equal(batch.S_next, [3, 4, 4, 4])
+        assert batch.logP is None
+        assert batch.W is None
+
+
+def test_nothing_crosses_an_episodes_end_not_even_nan():
+    steps = rollout(np.random.default_rng(0), 12, 1, end_rate=0)
+    steps["terminated"][5] = True
+    steps["r"][6:] = np.nan
+    (batch, valid), _ = add_and_flush(jr.NStep(n=4, gamma=0.9), steps)
+    Rn = np.asarray(batch.Rn)[valid]
+    assert np.isfinite(Rn[:6]).all()
+    assert np.isnan(Rn[6:]).all()
+
+
+@pytest.mark.parametrize("flavour", ["nstep", "monte_carlo"])
+def test_coax_traces(flavour):
+    for case in json.loads((VECTORS / "coax_tracing.json").read_text())["cases"]:
+        gamma, n = case["gamma"], case["n"]
+        columns = {k: np.array([step[k] for step in case["steps"]])[:, None] for k in case["steps"][0]}
+        steps = {
+            "s": columns["s"],
+            "a": columns["a"],
+            "r": columns["r"].astype(np.float32),
+            "terminated": columns["done"],
+            "truncated": np.zeros_like(columns["done"]),
+            "s_next": columns["s"] + 1,
+            "logp": columns["logp"],
+            "w": columns["w"],
+        }
+        length = len(case["steps"])
+        if flavour == "nstep":
+            tracer = jr.NStep(n=n, gamma=gamma, next_action=True)
+        else:
+            tracer = jr.MonteCarlo(gamma=gamma, max_length=length)
+        (batch, valid), (rest, rest_valid) = add_and_flush(tracer, steps)
+        batch, valid = concatenate((batch, valid), (rest, rest_valid))
+        batch = jax.tree.map(lambda leaf, valid=valid: np.asarray(leaf)[valid], batch)
+        traced = case[flavour]
+        assert batch.batch_size == len(traced)
+        if flavour == "monte_carlo":
+            traced = sorted(traced, key=lambda row: row["S"])  # there, the last step of an episode comes first
+        for i, row in enumerate(traced):
+            exact, close = ("S", "A"), ("Rn", "In", "logP", "W")
+            if row["In"] > 0:
+                exact, close = (*exact, "S_next", "A_next"), (*close, "logP_next")
+            for name in exact:
+                assert name not in row or getattr(batch, name)[i] == row[name]
+            for name in close:
+                if name in row:
+                    np.testing.assert_allclose(getattr(batch, name)[i], row[name], rtol=1e-5, atol=1e-6)
+
+
+def test_monte_carlo_is_n_step_with_n_max_length():
+    steps = rollout(np.random.default_rng(1), 30, 2)
+    monte_carlo = jr.MonteCarlo(gamma=0.8, max_length=6, num_envs=2)
+    a, b = (add_and_flush(t, steps) for t in (monte_carlo, jr.NStep(n=6, gamma=0.8, num_envs=2)))
+    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
+        np.testing.assert_array_equal(x, y)
+
+
+def test_monte_carlo_return_to_the_end():
+    steps = rollout(np.random.default_rng(1), 3, 1, end_rate=0)
+    steps["r"][:, 0], steps["terminated"][2] = [1, 2, 4], True
+    _, (rest, valid) = add_and_flush(jr.MonteCarlo(gamma=0.5, max_length=10), steps)
+    np.testing.assert_array_equal(rest.Rn[valid], [3, 4, 4])
+    np.testing.assert_array_equal(rest.In[valid], 0)
+
+
+def test_one_step_is_the_step_itself():
+    steps = rollout(np.random.default_rng(2), 10, 2)
+    (batch, valid), (_, pending) = add_and_flush(jr.NStep(n=1, gamma=0.9, num_envs=2), steps)
+    assert valid.all()
+    assert not pending.any()
+    np.testing.assert_array_equal(batch.Rn, steps["r"].reshape(-1))
+    np.testing.assert_allclose(batch.In, np.where(steps["terminated"], 0, np.float32(0.9)).reshape(-1), rtol=1e-6)
+    np.testing.assert_array_equal(batch.S_next["x"], steps["s_next"]["x"].reshape(-1, 2))
+
+
+def test_eager_equals_scan_and_vmap_equals_loop():
+    tracer = jr.NStep(n=3, gamma=0.9, num_envs=2, next_action=True, record_extra_info=True)
+    seeds = [rollout(np.random.default_rng(seed), 12, 2) for seed in range(4)]
+    stacked = jax.tree.map(lambda *x: np.stack(x), *seeds)
+
+    def run(steps):
+        return scan_add(tracer, init(tracer, steps), steps)
+
+    vmapped = jax.jit(jax.vmap(run))(stacked)
+    for seed, steps in enumerate(seeds):
+        state, outputs = init(tracer, steps), []
+        for t in range(12):
+            state, batch, valid = tracer.add(state, **jax.tree.map(lambda x, t=t: x[t], steps))
+            outputs.append((batch, valid))
+        eager = state, jax.tree.map(lambda *x: jnp.stack(x), *outputs)
+        scanned = jax.jit(run)(steps)
+        for a, b, c in zip(*map(jax.tree.leaves, (eager, scanned, vmapped)), strict=True):
+            np.testing.assert_array_equal(a, b)
+            np.testing.assert_array_equal(a, c[seed])
+
+
+def test_no_recompilation_and_stable_types():
+    tracer = jr.NStep(n=3, gamma=0.9, num_envs=2)
+    steps = rollout(np.random.default_rng(0), 4, 2)
+    add = jax.jit(tracer.add)
+    state = init(tracer, steps)
+    for t in range(4):
+        new, batch, _ = add(state, **jax.tree.map(lambda x, t=t: x[t], steps))
+        assert jax.tree.map(lambda x: (x.shape, x.dtype), new) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
+        state = new
+    assert add._cache_size() == 1
+    assert batch.A.dtype == jnp.int32
+    assert batch.Rn.dtype == batch.In.dtype == jnp.float32
+    assert hash(tracer) == hash(jr.NStep(n=3, gamma=0.9, num_envs=2))
+    assert tracer == jr.NStep(n=3, gamma=0.9, num_envs=2)
+
+
+def test_integer_rewards_and_flags_are_taken():
+    tracer = jr.NStep(n=2, gamma=0.5)
+    one = jnp.ones(1, jnp.int32)
+    state = tracer.init(one, one, one, one, one, one)
+    state, batch, valid = tracer.add(state, one, one, one, 0 * one, 0 * one, one)
+    assert not valid[0]
+    state, batch, valid = tracer.add(state, one, one, one, 0 * one, one, one)
+    assert valid[0]
+    assert batch.Rn[0] == 1.5
+    assert batch.Rn.dtype == jnp.float32
+
+
+def test_extra_info_holds_the_window():
+    steps = rollout(np.random.default_rng(0), 6, 1, end_rate=0)
+    steps["truncated"][3] = True
+    (batch, valid), _ = add_and_flush(jr.NStep(n=3, gamma=0.9, record_extra_info=True), steps)
+    info = jax.tree.map(lambda leaf: np.asarray(leaf)[valid], batch.extra_info)
+    np.testing.assert_array_equal(info["actions"], [[0, 1, 2], [1, 2, 3], [2, 3, 3], [3, 3, 3]])
+    np.testing.assert_array_equal(info["dones"], [[0, 0, 0], [0, 0, 1], [0, 1, 1], [1, 1, 1]])
+    np.testing.assert_array_equal(info["states"]["x"][..., 0], info["actions"])
+    np.testing.assert_array_equal(info["rewards"][2], steps["r"][[2, 3, 3], 0])
+    assert info["log_props"].shape == info["weights"].shape == (4, 3)
+
+
+def test_feeds_a_buffer_inside_scan():
+    tracer, buffer = jr.NStep(n=3, gamma=0.9, num_envs=2), jr.ReplayBuffer(capacity=64, sampler=jr.Prioritized())
+    steps = rollout(np.random.default_rng(3), 20, 2)
+    example = jax.eval_shape(lambda: tracer.add(init(tracer, steps), **jax.tree.map(lambda x: x[0], steps))[1])
+
+    def step(carry, x):
+        tracing, replay = carry
+        tracing, batch, valid = tracer.add(tracing, **x)
+        return (tracing, buffer.add(replay, batch, mask=valid)), None
+
+    (_, replay), _ = jax.jit(lambda: lax.scan(step, (init(tracer, steps), buffer.init(example)), steps))()
+    expected = expected_rows(steps, 3, 0.9, False)
+    stored = jax.tree.map(lambda leaf: leaf[: int(buffer.size(replay))], replay.storage)
+    emitted = [row for row in expected if row["A"] < 2 * 18]  # the rest is still pending
+    assert_rows(stored, np.ones(36, bool), emitted)
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: jr.NStep(n=0, gamma=0.9), "n=0: a window has at least 1 step"),
+        (lambda: jr.NStep(n=1, gamma=1.1), r"gamma=1.1: a discount is in \[0, 1\]"),
+        (lambda: jr.NStep(n=1, gamma=float("nan")), "gamma=nan"),
+        (lambda: jr.NStep(n=1, gamma=0.9, num_envs=0), "num_envs=0: trace at least 1 environment"),
+        (lambda: jr.MonteCarlo(gamma=0.9, max_length=0), "max_length=0: a window has at least 1 step"),
+        (lambda: jr.MonteCarlo(gamma=0.9, max_length=1, num_envs=0), "num_envs=0"),
+    ],
+)
+def test_construction_errors(make, message):
+    with pytest.raises(ValueError, match=message):
+        make()
+
+
+def test_wrong_steps():
+    tracer = jr.NStep(n=3, gamma=0.9, num_envs=2)
+    steps = rollout(np.random.default_rng(0), 4, 2)
+    state = init(tracer, steps)
+    first = jax.tree.map(lambda x: x[0], steps)
+    with pytest.raises(ValueError, match=r"leaf \.a: got float32\[2\], the tracer stores int32\[2\]"):
+        tracer.add(state, **{**first, "a": first["a"].astype(np.float32)})
+    with pytest.raises(ValueError, match=r"leaf \.r: leading axes \[3\] differ from \[2\]"):
+        tracer.add(state, **{**first, "r": np.zeros(3)})
+    with pytest.raises(ValueError, match=r"wrong structure: missing \.logp;"):
+        tracer.add(state, **{**first, "logp": None})
+    with pytest.raises(ValueError, match="num_envs=2: got a step with a leading axis of 4"):
+        tracer.init(**{k: jax.tree.map(lambda x: x[:, 0], v) for k, v in steps.items()})
+    with pytest.raises(ValueError, match=r"needs 2 leading axes"):
+        jr.n_step_transitions(*[np.zeros(3)] * 6, n=2, gamma=0.9)

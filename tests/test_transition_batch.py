@@ -1,0 +1,81 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+
+import jaxreplay as jr
+
+SINGLE = {"s": {"x": np.arange(3)}, "a": 1, "logp": -0.5, "r": 2.0, "done": False, "gamma": 0.9}
+
+
+def single(**arguments):
+    return jr.TransitionBatch.from_single(**{**SINGLE, **arguments})
+
+
+def test_from_single():
+    batch = single(s_next={"x": np.ones(3)}, a_next=2, logp_next=-1, w=3, idx=7, extra_info={"k": 1.0})
+    assert batch.batch_size == 1
+    np.testing.assert_array_equal(batch.S["x"], [[0, 1, 2]])
+    np.testing.assert_allclose(batch.In, [0.9])
+    np.testing.assert_allclose([batch.Rn[0], batch.logP[0], batch.logP_next[0], batch.W[0]], [2, -0.5, -1, 3])
+    assert (batch.A[0], batch.A_next[0], batch.idx[0], batch.extra_info["k"][0]) == (1, 2, 7, 1)
+    assert batch.idx.dtype == jnp.int32
+    last = single(done=True, gamma=1)
+    assert last.In[0] == 0
+    assert (last.S_next, last.A_next, last.logP_next, last.idx, last.extra_info) == (None,) * 5
+    assert last.W[0] == 1
+    np.testing.assert_array_equal(single(logp=np.array([-1.0, -2.0])).logP, [[-1, -2]])
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "message"),
+    [
+        ("logp", 0.1, r"logp=0.1: a log-propensity is a number at most 0"),
+        ("logp", None, r"logp=None"),
+        ("logp", "x", r"logp='x'"),
+        ("logp_next", 1.0, r"logp_next=1.0"),
+        ("gamma", 1.1, r"gamma=1.1: a discount is a number in \[0, 1\]"),
+        ("gamma", -0.1, r"gamma=-0.1"),
+        ("gamma", "0.9", r"gamma='0.9'"),
+        ("w", 0, r"w=0: a weight is a positive number"),
+        ("w", -1.0, r"w=-1.0"),
+        ("done", 1, r"done=1: expected a bool"),
+        ("done", None, r"done=None"),
+        ("r", "1", r"r='1': a reward is a number"),
+        ("r", float("nan"), r"r=nan"),
+    ],
+)
+def test_from_single_type_errors(name, value, message):
+    with pytest.raises(TypeError, match=message):
+        single(**{name: value})
+
+
+def batch_of(size):
+    x = jnp.arange(size, dtype=jnp.float32)
+    return jr.TransitionBatch(S={"x": x}, A=x, logP=x, Rn=x, In=x, S_next={"x": x + 1}, W=x)
+
+
+@pytest.mark.parametrize("reverse", [False, True])
+def test_to_singles(reverse):
+    rows = list(batch_of(3).to_singles(reverse=reverse))
+    assert [row.batch_size for row in rows] == [1, 1, 1]
+    assert [float(row.S_next["x"][0]) for row in rows] == ([3, 2, 1] if reverse else [1, 2, 3])
+    assert rows[0].A_next is None
+
+
+def test_copy():
+    batch = batch_of(3)
+    shallow, deep = batch.copy(), batch.copy(deep=True)
+    assert shallow is not batch
+    assert shallow.S["x"] is batch.S["x"]
+    assert shallow.S is not batch.S
+    assert deep.S["x"] is not batch.S["x"]
+    assert deep.A.unsafe_buffer_pointer() != batch.A.unsafe_buffer_pointer()
+    np.testing.assert_array_equal(deep.W, batch.W)
+
+
+def test_is_a_pytree():
+    batch = batch_of(4)
+    doubled = jax.jit(lambda b: jax.tree.map(lambda x: 2 * x, b))(batch)
+    np.testing.assert_array_equal(doubled.S_next["x"], 2 * batch.S_next["x"])
+    assert jax.vmap(lambda b: b.Rn + b.In)(batch).shape == (4,)

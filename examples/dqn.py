@@ -63,21 +63,11 @@ class State:
     key: jax.Array
 
 
-class QNetwork(nn.Module):
-    num_actions: int
-    width: int
-
-    @nn.compact
-    def __call__(self, obs: jax.Array) -> jax.Array:
-        x = nn.relu(nn.Dense(self.width)(obs))
-        x = nn.relu(nn.Dense(self.width)(x))
-        return nn.Dense(self.num_actions)(x)
-
-
 def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
     """The agent of one seed as three pure functions: init, act, learn."""
     env, env_params = gymnax.make("CartPole-v1")
-    network = QNetwork(env.num_actions, config.width)
+    layers = [nn.Dense(config.width), nn.relu, nn.Dense(config.width), nn.relu, nn.Dense(env.num_actions)]
+    network = nn.Sequential(layers)
     optimizer = optax.adam(optax.linear_schedule(config.learning_rate, 0.0, config.steps))
     tracer = jr.NStep(n=config.n, gamma=config.gamma, num_envs=config.num_envs)
     buffer = jr.ReplayBuffer(capacity=config.capacity, sampler=config.sampler)
@@ -243,7 +233,7 @@ def parse_args() -> tuple[argparse.Namespace, Config]:
     try:
         args.out.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        parser.error(f"argument --out: {error}")
+        parser.error(f"argument --out: cannot make the folder {str(args.out)!r} ({error.strerror})")
 
     steps = (args.steps // args.num_envs - Config.warmup) // Config.intervals * Config.intervals
     beta = optax.linear_schedule(0.4, 1.0, steps)

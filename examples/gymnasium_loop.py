@@ -30,16 +30,6 @@ NUM_ENVS = 16
 RANDOM_RETURN = 22  # of the random policy on CartPole-v1
 
 
-class QNetwork(nn.Module):
-    num_actions: int
-
-    @nn.compact
-    def __call__(self, obs: jax.Array) -> jax.Array:
-        x = nn.relu(nn.Dense(128)(obs))
-        x = nn.relu(nn.Dense(128)(x))
-        return nn.Dense(self.num_actions)(x)
-
-
 def make_learn(network: nn.Module, optimizer: optax.GradientTransformation) -> Callable[..., tuple]:
     """A jitted double DQN update: (params, target_params, opt, batch) -> (the same three, td_errors)."""
 
@@ -67,7 +57,8 @@ def train(steps: int, warmup: int, seed: int, n: int = 3) -> deque:
     obs, _ = envs.reset(seed=seed)
     rng, key = np.random.default_rng(seed), jax.random.key(seed)
 
-    network = QNetwork(int(envs.single_action_space.n))
+    num_actions = int(envs.single_action_space.n)
+    network = nn.Sequential([nn.Dense(128), nn.relu, nn.Dense(128), nn.relu, nn.Dense(num_actions)])
     optimizer = optax.adam(optax.linear_schedule(2e-3, 0.0, steps - warmup))
     learn = make_learn(network, optimizer)
     q_values = jax.jit(network.apply)
@@ -84,7 +75,7 @@ def train(steps: int, warmup: int, seed: int, n: int = 3) -> deque:
     for t in range(steps):
         epsilon = max(0.01, 1.0 - max(0, t - warmup) / (0.1 * steps))
         greedy = np.argmax(q_values(params, obs), axis=-1)
-        random = rng.integers(0, network.num_actions, NUM_ENVS)
+        random = rng.integers(0, num_actions, NUM_ENVS)
         action = np.where(rng.random(NUM_ENVS) < epsilon, random, greedy).astype(np.int32)
         next_obs, reward, terminated, truncated, _ = envs.step(action)
 
@@ -129,12 +120,12 @@ def main() -> None:
     warmup = 100  # random steps before the first update
     parser = Parser(description="Double DQN on Gymnasium's CartPole-v1, environments on the host.", allow_abbrev=False)
     parser.add_argument(
-        "--steps", type=integer((warmup + 1) * NUM_ENVS), help="environment steps (120000; 4000 if short)"
+        "--steps", type=integer((warmup + 1) * NUM_ENVS), help="environment steps (200000; 4000 if short)"
     )
     parser.add_argument("--seed", type=integer(0), default=0, help="seed (0)")
     parser.add_argument("--short", action="store_true", help="a tiny budget; it does not learn")
     args = parser.parse_args()
-    steps = (args.steps or (4_000 if args.short else 120_000)) // NUM_ENVS
+    steps = (args.steps or (4_000 if args.short else 200_000)) // NUM_ENVS
     start = time.perf_counter()
     finished = train(steps, warmup, args.seed)
     seconds = time.perf_counter() - start

@@ -360,15 +360,15 @@ def test_other_wrong_arguments():
     with pytest.raises(ValueError, match="batch_size=0: draw at least 1 item"):
         buffer.sample(state, key, 0)
     for indices in (jnp.zeros(2), jnp.zeros((2, 1), jnp.int32), jnp.int32(1)):
-        with pytest.raises(ValueError, match="indices: got .*, expected a vector of integers"):
+        with pytest.raises(ValueError, match=r"indices: got .*, expected a vector of integers"):
             buffer.update(state, indices, jnp.zeros(2))
-        with pytest.raises(ValueError, match="indices: got .*, expected a vector of integers"):
+        with pytest.raises(ValueError, match=r"indices: got .*, expected a vector of integers"):
             buffer.get(state, indices)
     for td_errors in (jnp.zeros(3), jnp.zeros((2, 1)), jnp.zeros(2, bool)):
-        with pytest.raises(ValueError, match="td_errors: got .*, expected one number for each of the 2 indices"):
+        with pytest.raises(ValueError, match=r"td_errors: got .*, expected one number for each of the 2 indices"):
             buffer.update(state, numbers(0, 2), td_errors)
     stacked = jax.vmap(lambda _: buffer.init(numbers(0, 2)))(jnp.arange(3))
-    with pytest.raises(ValueError, match="capacity=8: this state has a leading axis of 3; .* jax.vmap"):
+    with pytest.raises(ValueError, match=r"capacity=8: this state has a leading axis of 3; .* jax.vmap"):
         buffer.sample(stacked, key, 2)
     with pytest.raises(ValueError, match=r"a batch of items holds no arrays"):
         buffer.init({})

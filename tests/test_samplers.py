@@ -96,7 +96,8 @@ def test_extreme_td_errors_keep_every_sum_finite(alpha):
         np.testing.assert_allclose(sampler.weights(state, probabilities, jnp.int32(100)), 1, rtol=1e-5)
     state = update(sampler, state, [0, 1], [largest, smallest])
     weights = sampler.weights(state, sum_tree.get(state.tree, jnp.arange(100)) / sum_tree.total(state.tree), 100)
-    assert np.all(np.isfinite(weights)) and weights.max() == 1
+    assert np.all(np.isfinite(weights))
+    assert weights.max() == 1
 
 
 @pytest.mark.parametrize("normalize", ["batch", "global", None])

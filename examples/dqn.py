@@ -12,7 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any
 
 import flax.linen as nn
 import gymnax
@@ -20,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from arguments import Parser, integer
 from flax import struct
 from matplotlib.figure import Figure
 from tqdm import tqdm
@@ -55,7 +56,7 @@ class State:
     env: Any
     obs: jax.Array  # [num_envs, ...]
     episode_return: jax.Array  # [num_envs]
-    tracer: Any
+    tracer: jr.NStepState
     buffer: jr.ReplayState
     params: Any
     target_params: Any
@@ -84,12 +85,11 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         env_keys = jax.random.split(env_key, config.num_envs)
         obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
         params = network.init(params_key, obs)
-        # One step for its shapes: of what the tracer holds, and of the transitions that it emits.
-        _, _, step = step_envs(env_key, env_state, obs, jnp.zeros(config.num_envs, jnp.int32))
-        tracer_state = tracer.init(*step)
-        _, batch, _ = tracer.add(tracer_state, *step)
+        actions = jnp.zeros(config.num_envs, jnp.int32)
+        _, _, step = jax.eval_shape(step_envs, env_key, env_state, obs, actions)  # for its shapes
+        tracer_state, buffer_state = tracer.init(*step), buffer.init(tracer.spec(*step))
         zeros, opt = jnp.zeros(config.num_envs), optimizer.init(params)
-        return State(env_state, obs, zeros, tracer_state, buffer.init(batch), params, params, opt, key)
+        return State(env_state, obs, zeros, tracer_state, buffer_state, params, params, opt, key)
 
     def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
         """One step; also the returns [num_envs] of the episodes that ended, NaN where none did."""
@@ -196,20 +196,6 @@ def plot(path: Path, title: str, env_steps: np.ndarray, curves: np.ndarray) -> N
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.legend(loc="lower right")
     figure.savefig(path, dpi=150)
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def integer(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.removeprefix("-").isdecimal() or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not an integer from {low} to {high}")
-        return int(text)
-
-    return parse
 
 
 def parse_args() -> tuple[argparse.Namespace, Config]:

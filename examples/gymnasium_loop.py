@@ -5,17 +5,14 @@
     python examples/gymnasium_loop.py --short    # a few seconds, to see that it runs
 
 A Gymnasium 1.x vector environment resets at the step after an episode's end (AutoresetMode.NEXT_STEP). That step
-ignores the action and leads from the last observation of one episode to the first of the next: it is no transition.
-It is traced as a truncated step of weight 0. Truncated, so that its window ends with it and reaches no later step
-(windows from before it have ended with the episode). Of weight 0, so that the transition it starts can be told when
-the tracer emits it, n - 1 steps later, and is masked out.
+ignores the action and leads from the last observation of one episode to the first of the next: it is no transition,
+and the tracer is told so by its mask.
 """
 
-import argparse
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NoReturn
+from typing import Any
 
 import flax.linen as nn
 import gymnasium
@@ -23,6 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+from arguments import Parser, integer
 
 import jaxreplay as jr
 
@@ -68,7 +66,6 @@ def train(steps: int, warmup: int, seed: int, n: int = 3) -> deque:
     tracer = jr.NStep(n=n, gamma=0.99, num_envs=NUM_ENVS)
     beta = optax.linear_schedule(0.4, 1.0, steps - warmup)
     buffer = jr.ReplayBuffer(capacity=2**15, sampler=jr.Prioritized(alpha=0.6, beta=beta))
-    tracer_state = buffer_state = None
 
     resets = np.zeros(NUM_ENVS, bool)  # environments whose next step is a reset
     running, finished = np.zeros(NUM_ENVS), deque(maxlen=20)
@@ -79,14 +76,11 @@ def train(steps: int, warmup: int, seed: int, n: int = 3) -> deque:
         action = np.where(rng.random(NUM_ENVS) < epsilon, random, greedy).astype(np.int32)
         next_obs, reward, terminated, truncated, _ = envs.step(action)
 
-        step = (obs, action, reward.astype(np.float32), terminated, truncated | resets, next_obs)
-        weight = 1.0 - resets.astype(np.float32)
-        if tracer_state is None:
-            tracer_state = tracer.init(*step, w=weight)
-        tracer_state, batch, valid = tracer.add(tracer_state, *step, w=weight)
-        if buffer_state is None:
-            buffer_state = buffer.init(batch)
-        buffer_state = buffer.add(buffer_state, batch, mask=valid & (batch.W > 0))
+        step = (obs, action, reward.astype(np.float32), terminated, truncated, next_obs)
+        if t == 0:
+            tracer_state, buffer_state = tracer.init(*step), buffer.init(tracer.spec(*step))
+        tracer_state, batch, valid = tracer.add(tracer_state, *step, mask=~resets)
+        buffer_state = buffer.add(buffer_state, batch, mask=valid)
 
         running += reward
         done = terminated | truncated
@@ -100,20 +94,6 @@ def train(steps: int, warmup: int, seed: int, n: int = 3) -> deque:
             buffer_state = buffer.update(buffer_state, sample.indices, td_errors)
     envs.close()
     return finished
-
-
-class Parser(argparse.ArgumentParser):
-    def error(self, message: str) -> NoReturn:
-        self.exit(2, f"{self.prog}: error: {message}\n")
-
-
-def integer(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
-    def parse(text: str) -> int:
-        if not text.removeprefix("-").isdecimal() or not low <= int(text) <= high:
-            raise argparse.ArgumentTypeError(f"{text!r} is not an integer from {low} to {high}")
-        return int(text)
-
-    return parse
 
 
 def main() -> None:

@@ -10,6 +10,7 @@ from jaxreplay.samplers import Uniform as Uniform
 from jaxreplay.sum_tree import SumTree as SumTree
 from jaxreplay.tracing import MonteCarlo as MonteCarlo
 from jaxreplay.tracing import NStep as NStep
+from jaxreplay.tracing import NStepState as NStepState
 from jaxreplay.tracing import n_step_transitions as n_step_transitions
 from jaxreplay.transition_batch import TransitionBatch as TransitionBatch
 from jaxreplay.weights import effective_sample_size as effective_sample_size

@@ -89,14 +89,12 @@ def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owne
             )
 
 
-def check_mask(mask: Any, shape: tuple[int, ...]) -> jax.Array | None:
-    """`mask` as a bool array of `shape`, or None.
+def check_mask(mask: Any, shape: tuple[int, ...]) -> jax.Array:
+    """`mask` as a bool array of `shape`.
 
     Raises:
       ValueError: another shape or dtype.
     """
-    if mask is None:
-        return None
     mask = jnp.asarray(mask)
     if mask.shape != shape or mask.dtype != jnp.bool_:
         raise ValueError(

@@ -106,7 +106,8 @@ class ReplayBuffer:
                 f"batch of {batch_size} items: expected 1 to capacity={self.capacity}; add it in parts, or raise "
                 "the capacity."
             )
-        mask = _items.check_mask(mask, (batch_size,))
+        if mask is not None:
+            mask = _items.check_mask(mask, (batch_size,))
         return (_add_donating if self.donate else _add)(self, state, items, mask)
 
     def sample(self, state: ReplayState, key: jax.Array, batch_size: int, beta: Any = None) -> Sample:

@@ -12,26 +12,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax import lax
 
-from jaxreplay import _items
+from jaxreplay import _items, _windows
 from jaxreplay.transition_batch import TransitionBatch
-
-
-@struct.dataclass
-class Steps:
-    """Environment steps, time-major; leaves [time, num_envs, ...]."""
-
-    s: Any
-    a: Any
-    r: jax.Array
-    terminated: jax.Array
-    truncated: jax.Array
-    s_next: Any
-    logp: jax.Array | None
-    w: jax.Array | None
 
 
 @struct.dataclass
@@ -44,7 +29,7 @@ class NStepState:
       count: int32 [], rows that hold a step.
     """
 
-    steps: Steps
+    steps: _windows.Steps
     cursor: jax.Array  # []
     count: jax.Array  # []
 
@@ -89,13 +74,24 @@ class NStep:
         Raises:
           ValueError: a leading axis is not `num_envs`.
         """
-        spec = jax.eval_shape(_as_steps, s, a, r, terminated, truncated, s_next, logp, w)
+        spec = jax.eval_shape(_windows.as_steps, s, a, r, terminated, truncated, s_next, logp, w)
         self._check_leading(spec)
         return NStepState(
             steps=jax.tree.map(lambda leaf: lax.full((self._window, *leaf.shape), 0, leaf.dtype), spec),
             cursor=jnp.zeros((), jnp.int32),
             count=jnp.zeros((), jnp.int32),
         )
+
+    def spec(
+        self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
+    ) -> TransitionBatch:
+        """Shapes and dtypes of what `add` emits for steps like this one: what `ReplayBuffer.init` wants to know.
+
+        Raises:
+          ValueError: a leading axis is not `num_envs`.
+        """
+        step = (s, a, r, terminated, truncated, s_next, logp, w)
+        return jax.eval_shape(lambda: self.add(self.init(*step), *_zeros_like(step))[1])
 
     def add(
         self,
@@ -108,6 +104,8 @@ class NStep:
         s_next: Any,
         logp: Any = None,
         w: Any = None,
+        *,
+        mask: Any = None,
     ) -> tuple[NStepState, TransitionBatch, jax.Array]:
         """Take in one step of every environment; emit the transitions that started n - 1 steps ago.
 
@@ -121,7 +119,10 @@ class NStep:
           s_next: pytree [num_envs, ...], observations after the step. At an episode's end this is the final
             observation of that episode, not the first one after the reset.
           logp: float [num_envs] or None, log-propensities of the actions.
-          w: float [num_envs] or None, weights.
+          w: float [num_envs] or None, weights; they become the transitions' `W`.
+          mask: bool [num_envs] or None, False for an environment that made no step: its arguments are ignored, it emits
+            nothing for this step later, and a window that is open ends before it, as if truncated. Gymnasium's vector
+            environments need this at the call after an episode's end, which only resets.
 
         Returns:
           the new state; TransitionBatch [num_envs]; valid, bool [num_envs].
@@ -129,7 +130,7 @@ class NStep:
         Raises:
           ValueError: a leaf differs from the one given to `init`; the message names it.
         """
-        step = _as_steps(s, a, r, terminated, truncated, s_next, logp, w)
+        step = _windows.as_steps(s, a, r, terminated, truncated, s_next, logp, w, mask)
         self._check_leading(step)
         _items.check_like(step, state.steps, 0, 1, "the tracer")
         return _add(self, state, step)
@@ -184,6 +185,12 @@ class MonteCarlo:
         """As `NStep.init`."""
         return self._n_step.init(s, a, r, terminated, truncated, s_next, logp, w)
 
+    def spec(
+        self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
+    ) -> TransitionBatch:
+        """As `NStep.spec`."""
+        return self._n_step.spec(s, a, r, terminated, truncated, s_next, logp, w)
+
     def add(
         self,
         state: NStepState,
@@ -195,9 +202,11 @@ class MonteCarlo:
         s_next: Any,
         logp: Any = None,
         w: Any = None,
+        *,
+        mask: Any = None,
     ) -> tuple[NStepState, TransitionBatch, jax.Array]:
         """As `NStep.add`."""
-        return self._n_step.add(state, s, a, r, terminated, truncated, s_next, logp, w)
+        return self._n_step.add(state, s, a, r, terminated, truncated, s_next, logp, w, mask=mask)
 
     def flush(self, state: NStepState) -> tuple[NStepState, TransitionBatch, jax.Array]:
         """As `NStep.flush`."""
@@ -216,6 +225,7 @@ def n_step_transitions(
     gamma: float,
     logP: Any = None,
     W: Any = None,
+    mask: Any = None,
     next_action: bool = False,
     record_extra_info: bool = False,
     flush: bool = False,
@@ -226,7 +236,7 @@ def n_step_transitions(
     emits, so the first n - 1 steps emit nothing valid. With `flush` the n * num_envs rows of `NStep.flush` follow.
 
     Args:
-      S, A, R, terminated, truncated, S_next, logP, W: as `NStep.add` takes them, with a time axis in front:
+      S, A, R, terminated, truncated, S_next, logP, W, mask: as `NStep.add` takes them, with a time axis in front:
         [T, num_envs, ...].
       n, gamma, next_action, record_extra_info: as of `NStep`.
       flush: also emit what is pending at the end of the rollout, as if it were truncated there.
@@ -237,8 +247,9 @@ def n_step_transitions(
     Raises:
       ValueError: `n` or `gamma` out of range, or leaves whose leading axes differ.
     """
-    steps = _as_steps(S, A, R, terminated, truncated, S_next, logP, W)
+    steps = _windows.as_steps(S, A, R, terminated, truncated, S_next, logP, W, mask)
     length, num_envs = _items.leading_axes(steps, 2, "a rollout")
+    _items.check_mask(steps.mask, (length, num_envs))
     tracer = NStep(n=n, gamma=gamma, num_envs=num_envs, next_action=next_action, record_extra_info=record_extra_info)
     return _rollout(tracer, steps, length, flush)
 
@@ -250,17 +261,21 @@ def _check_window(name: str, n: int, gamma: float) -> None:
         raise ValueError(f"gamma={gamma}: a discount is in [0, 1].")
 
 
-def _as_steps(s, a, r, terminated, truncated, s_next, logp, w) -> Steps:
-    r = jnp.asarray(r)
-    if not jnp.issubdtype(r.dtype, jnp.floating):
-        r = r.astype(jnp.float32)
-    terminated, truncated = jnp.asarray(terminated, bool), jnp.asarray(truncated, bool)
-    s, a, s_next, logp, w = _items.as_arrays((s, a, s_next, logp, w))
-    return Steps(s, a, r, terminated, truncated, s_next, logp, w)
+def _settings(tracer: NStep) -> dict[str, Any]:
+    return {
+        "n": tracer.n,
+        "gamma": tracer.gamma,
+        "next_action": tracer.next_action,
+        "record_extra_info": tracer.record_extra_info,
+    }
+
+
+def _zeros_like(spec: Any) -> Any:
+    return jax.tree.map(lambda leaf: lax.full(leaf.shape, 0, leaf.dtype), _items.as_spec(spec))
 
 
 @functools.partial(jax.jit, static_argnums=0)
-def _add(tracer: NStep, state: NStepState, step: Steps) -> tuple[NStepState, TransitionBatch, jax.Array]:
+def _add(tracer: NStep, state: NStepState, step: _windows.Steps) -> tuple[NStepState, TransitionBatch, jax.Array]:
     window = tracer._window
     steps = jax.tree.map(
         lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, state.cursor, 0), state.steps, step
@@ -269,7 +284,7 @@ def _add(tracer: NStep, state: NStepState, step: Steps) -> tuple[NStepState, Tra
     count = jnp.minimum(state.count + 1, window)
     order = (cursor + jnp.arange(window, dtype=jnp.int32)) % window
     start, exists = jnp.zeros(1, jnp.int32), (count == window)[None]
-    batch, valid = _emit(tracer, steps, order, start, exists)
+    batch, valid = _windows.transitions(steps, order, start, exists, **_settings(tracer))
     return NStepState(steps, cursor, count), batch, valid
 
 
@@ -280,7 +295,7 @@ def _flush(tracer: NStep, state: NStepState) -> tuple[NStepState, TransitionBatc
     starts = jnp.arange(window - tracer.n, window, dtype=jnp.int32)
     # Row 0 is empty, or holds the step whose transition is already out.
     pending = (starts >= window - state.count) & (starts > 0)
-    batch, valid = _emit(tracer, state.steps, order, starts, pending)
+    batch, valid = _windows.transitions(state.steps, order, starts, pending, **_settings(tracer))
     empty = NStepState(
         steps=jax.tree.map(jnp.zeros_like, state.steps),
         cursor=jnp.zeros_like(state.cursor),
@@ -290,91 +305,11 @@ def _flush(tracer: NStep, state: NStepState) -> tuple[NStepState, TransitionBatc
 
 
 @functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _rollout(tracer: NStep, steps: Steps, length: int, flush: bool) -> tuple[TransitionBatch, jax.Array]:
+def _rollout(tracer: NStep, steps: _windows.Steps, length: int, flush: bool) -> tuple[TransitionBatch, jax.Array]:
     order = jnp.arange(length, dtype=jnp.int32)
     starts = order - (tracer._window - 1)
     if flush:
         pending = jnp.arange(length - tracer.n, length, dtype=jnp.int32)
         emitted = pending <= length - tracer._window
         starts = jnp.concatenate([starts, jnp.where(emitted, -1, pending)])
-    return _emit(tracer, steps, order, starts, starts >= 0)
-
-
-def _emit(
-    tracer: NStep, steps: Steps, order: jax.Array, starts: jax.Array, exists: jax.Array
-) -> tuple[TransitionBatch, jax.Array]:
-    """Transitions whose windows open at given times.
-
-    Args:
-      tracer: the tracer.
-      steps: leaves [T, num_envs, ...] in any order of rows.
-      order: int32 [T], the row of each time.
-      starts: int32 [K], times; any value where `exists` is False.
-      exists: bool [K].
-
-    Returns:
-      TransitionBatch [K * num_envs] and valid, bool [K * num_envs].
-    """
-    n, last_time = tracer.n, order.shape[0] - 1
-    envs = jnp.arange(tracer.num_envs, dtype=jnp.int32)
-    times = jnp.arange(last_time + 1, dtype=jnp.int32)[:, None]
-    starts = jnp.clip(starts, 0, last_time)[:, None]  # [K, 1]
-    ends = (steps.terminated | steps.truncated)[order]  # [T, E]
-    next_end = lax.cummin(jnp.where(ends, times, last_time), axis=0, reverse=True)
-    last = jnp.minimum(next_end[starts[:, 0]], starts + n - 1)  # [K, E], time of the window's last step
-    length = last - starts + 1
-
-    def at(leaf, time):  # rows of a [T, E, ...] leaf at times [K, ..., E]
-        return leaf[order[time], envs]
-
-    terminated = at(steps.terminated, last)
-    # [K, n, E]: the steps of every window, the last one repeated behind its end.
-    inside = jnp.minimum(starts[:, None] + jnp.arange(n, dtype=jnp.int32)[:, None], last[:, None])
-    lag = jnp.arange(n, dtype=jnp.int32)[:, None]
-    in_window = lag < length[:, None]
-    dtype = steps.r.dtype
-    powers = jnp.asarray(np.float64(tracer.gamma) ** np.arange(n + 1), dtype)
-    rewards = jnp.where(in_window, at(steps.r, inside), 0)
-    Rn = jnp.sum(powers[:n, None] * rewards, axis=1)
-    In = jnp.where(terminated, 0, powers[length])
-
-    start_rows = jnp.broadcast_to(starts, last.shape)
-    valid = jnp.broadcast_to(exists[:, None], last.shape)
-    A_next = logP_next = extra_info = None
-    if tracer.next_action:
-        ended = at(steps.terminated | steps.truncated, last)
-        after = jnp.minimum(starts + n, last_time)
-        has_next = ~ended & (starts + n <= last_time)
-        valid &= terminated | has_next
-        A_next, logP_next = jax.tree.map(
-            lambda leaf: _where_rows(has_next, at(leaf, jnp.broadcast_to(after, last.shape))), (steps.a, steps.logp)
-        )
-    if tracer.record_extra_info:
-        window = {
-            "states": steps.s,
-            "actions": steps.a,
-            "rewards": steps.r,
-            "log_props": steps.logp,
-            "weights": steps.w,
-        }
-        extra_info = jax.tree.map(lambda leaf: jnp.moveaxis(at(leaf, inside), 1, 2), window)
-        done = at(steps.terminated | steps.truncated, inside) | ~in_window
-        extra_info["dones"] = jnp.moveaxis(done, 1, 2)
-    batch = TransitionBatch(
-        S=jax.tree.map(lambda leaf: at(leaf, start_rows), steps.s),
-        A=jax.tree.map(lambda leaf: at(leaf, start_rows), steps.a),
-        logP=None if steps.logp is None else at(steps.logp, start_rows),
-        Rn=Rn,
-        In=In,
-        S_next=jax.tree.map(lambda leaf: at(leaf, last), steps.s_next),
-        A_next=A_next,
-        logP_next=logP_next,
-        W=None if steps.w is None else at(steps.w, start_rows),
-        extra_info=extra_info,
-    )
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (batch, valid))
-
-
-def _where_rows(condition: jax.Array, x: jax.Array) -> jax.Array:
-    condition = condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim))
-    return jnp.where(condition, x, jnp.zeros_like(x))
+    return _windows.transitions(steps, order, starts, starts >= 0, **_settings(tracer))

@@ -95,40 +95,43 @@ class ReplayTwin:
         return min(positive) / sum(positive) if positive else 1 / len(self.stored)
 
 
-def n_step_windows(r, terminated, truncated, n, gamma, end=None):
-    """For one environment: (start, last step, Rn, In) of every window, cut at time `end`."""
-    end = len(r) if end is None else end
-    windows = []
-    for start in range(end):
-        Rn, discount = 0.0, 1.0
-        for last in range(start, min(start + n, end)):
-            Rn += discount * r[last]
-            discount *= gamma
-            if terminated[last] or truncated[last]:
-                break
-        windows.append((start, last, Rn, 0.0 if terminated[last] else discount))
-    return windows
+def n_step_window(steps, start, n, gamma, end):
+    """Window (start, last step, Rn, In) opened at `start` in one environment, of the steps before time `end`; or None.
+
+    `steps` maps "r", "terminated", "truncated" and "mask" (True where there was a step) to sequences over time.
+    """
+    if start < 0 or not steps["mask"][start]:
+        return None
+    Rn, discount, last = 0.0, 1.0, start
+    for time in range(start, min(start + n, end)):
+        if not steps["mask"][time]:
+            break
+        last = time
+        Rn += discount * steps["r"][time]
+        discount *= gamma
+        if steps["terminated"][time] or steps["truncated"][time]:
+            break
+    return start, last, Rn, 0.0 if steps["terminated"][last] else discount
 
 
-def n_step_emissions(r, terminated, truncated, n, gamma, next_action):
-    """For one environment: what each step emits, then what a flush emits, as windows or None."""
-    length, latency = len(r), n - 1 + next_action
-    emitted = []
-    for now in range(length):
-        start = now - latency
-        window = n_step_windows(r, terminated, truncated, n, gamma, now + 1)[start] if start >= 0 else None
-        emitted.append(_with_next_action(window, terminated, truncated, n, now) if next_action else window)
-    pending = n_step_windows(r, terminated, truncated, n, gamma)[max(0, length - latency) :]
-    flushed = [
-        _with_next_action(window, terminated, truncated, n, length - 1) if next_action else window for window in pending
-    ]
+def n_step_emissions(steps, n, gamma, next_action):
+    """For one environment: the window that each step emits, then those that a flush emits; None for nothing."""
+    length, latency = len(steps["r"]), n - 1 + next_action
+
+    def emit(start, now):
+        window = n_step_window(steps, start, n, gamma, now + 1)
+        return window if not next_action or _has_sarsa_target(window, steps, n, now) else None
+
+    emitted = [emit(now - latency, now) for now in range(length)]
+    flushed = [emit(start, length - 1) for start in range(max(0, length - latency), length)]
     return emitted, flushed
 
 
-def _with_next_action(window, terminated, truncated, n, now):
-    """The window if a SARSA target can be made of it at time `now`, else None."""
+def _has_sarsa_target(window, steps, n, now):
     if window is None:
-        return None
+        return False
     start, last, _, _ = window
-    complete = last == start + n - 1 and not truncated[last] and start + n <= now
-    return window if terminated[last] or complete else None
+    if steps["terminated"][last]:
+        return True
+    complete = last == start + n - 1 and not steps["truncated"][last]
+    return complete and start + n <= now and steps["mask"][start + n]

@@ -1,4 +1,5 @@
 import functools
+import itertools
 import json
 import pathlib
 
@@ -14,7 +15,7 @@ import jaxreplay as jr
 VECTORS = pathlib.Path(__file__).parent / "vectors"
 
 
-def rollout(rng, length, num_envs, end_rate=0.15):
+def rollout(rng, length, num_envs, end_rate=0.15, gap_rate=0.0):
     """Random steps of auto-resetting environments; observations are unique, so that a mix-up shows."""
     shape = (length, num_envs)
     terminated, truncated = rng.random(shape) < end_rate, rng.random(shape) < end_rate
@@ -28,6 +29,7 @@ def rollout(rng, length, num_envs, end_rate=0.15):
         "s_next": {"x": np.stack([ids + 0.5, -ids], -1)},  # also at an episode's end: no reset observation
         "logp": -rng.random(shape).astype(np.float32),
         "w": rng.random(shape).astype(np.float32) + 0.5,
+        "mask": rng.random(shape) >= gap_rate,
     }
 
 
@@ -40,7 +42,13 @@ def scan_add(tracer, state, steps):
 
 
 def init(tracer, steps):
-    return tracer.init(**jax.eval_shape(lambda x: jax.tree.map(lambda leaf: leaf[0], x), steps))
+    return tracer.init(**first(steps))
+
+
+def first(steps):
+    """What `init` wants to know of a rollout."""
+    spec = jax.eval_shape(lambda x: jax.tree.map(lambda leaf: leaf[0], x), steps)
+    return {name: leaf for name, leaf in spec.items() if name != "mask"}
 
 
 def flatten(tree):
@@ -57,17 +65,14 @@ def add_and_flush(tracer, steps):
 
 def expected_rows(steps, n, gamma, next_action):
     """The twin's transitions, as dicts: those emitted step by step (time-major), then the flushed ones."""
-    length, num_envs = steps["r"].shape
-    emitted = [[None] * num_envs for _ in range(length)]
-    flushed = []
-    for e in range(num_envs):
-        stream = (steps[k][:, e] for k in ("r", "terminated", "truncated"))
-        by_step, pending = oracles.n_step_emissions(*stream, n, gamma, next_action)
-        for t, window in enumerate(by_step):
-            emitted[t][e] = (window, e)
-        flushed.append([(window, e) for window in pending])
-    flat = [row for step in emitted for row in step] + [row for rows in zip(*flushed, strict=True) for row in rows]
-    return [transition(steps, *row, n, next_action) for row in flat if row[0] is not None]
+    num_envs = steps["r"].shape[1]
+    streams = [{k: steps[k][:, e] for k in ("r", "terminated", "truncated", "mask")} for e in range(num_envs)]
+    emitted, flushed = zip(
+        *[oracles.n_step_emissions(stream, n, gamma, next_action) for stream in streams], strict=True
+    )
+    time_major = [*zip(*emitted, strict=True), *zip(*flushed, strict=True)]
+    rows = [(window, e) for windows in time_major for e, window in enumerate(windows)]
+    return [transition(steps, *row, n, next_action) for row in rows if row[0] is not None]
 
 
 def transition(steps, window, e, n, next_action):
@@ -114,20 +119,20 @@ def one_by_one(tracer, steps):
 def at_once(steps, **arguments):
     names = ("s", "a", "r", "terminated", "truncated", "s_next")
     leaves = [steps[name] for name in names]
-    return jr.n_step_transitions(*leaves, logP=steps["logp"], W=steps["w"], **arguments)
+    return jr.n_step_transitions(*leaves, logP=steps["logp"], W=steps["w"], mask=steps["mask"], **arguments)
 
 
 @pytest.mark.parametrize("next_action", [False, True])
 @pytest.mark.parametrize("n", range(1, 9))
 def test_add_rollout_and_twin_agree_on_random_rollouts(n, next_action):
-    """32 rollouts for each n and setting: 512 in all."""
+    """32 rollouts for each n and setting, half of them with steps masked out: 512 in all."""
     rng = np.random.default_rng(100 * n + next_action)
     settings = {"n": n, "gamma": 0.9, "next_action": next_action}
     by_step = jax.jit(functools.partial(one_by_one, jr.NStep(**settings, num_envs=3)))
     vectorised = jax.jit(functools.partial(at_once, **settings, flush=True))
     for length in (1, n, n + 1, 25):
-        for end_rate in (0.0, 0.05, 0.2, 0.6) * 2:
-            steps = rollout(rng, length, 3, end_rate)
+        for end_rate, gap_rate in itertools.product((0.0, 0.05, 0.2, 0.6), (0.0, 0.1)):
+            steps = rollout(rng, length, 3, end_rate, gap_rate)
             expected = expected_rows(steps, n, 0.9, next_action)
             step_batch, step_valid = by_step(steps)
             assert_rows(step_batch, step_valid, expected)
@@ -173,6 +178,34 @@ def test_worked_example_of_terminated_and_truncated():
         np.testing.assert_array_equal(batch.S_next, [3, 4, 4, 4])
         assert batch.logP is None
         assert batch.W is None
+
+
+def test_a_masked_row_is_no_step():
+    """A window before it ends as if truncated, what starts with it is not emitted, and its values do not matter."""
+    steps = rollout(np.random.default_rng(0), 6, 1, end_rate=0)
+    steps["mask"][3] = False
+    steps["r"][:, 0] = [1, 2, 4, np.nan, 8, 16]
+    steps["terminated"][3] = True
+    (batch, valid), (rest, rest_valid) = add_and_flush(jr.NStep(n=3, gamma=0.5), steps)
+    batch, valid = concatenate((batch, valid), (rest, rest_valid))
+    batch = jax.tree.map(lambda leaf: np.asarray(leaf)[valid], batch)
+    np.testing.assert_array_equal(batch.A, [0, 1, 2, 4, 5])
+    np.testing.assert_array_equal(batch.Rn, [3, 4, 4, 16, 16])
+    np.testing.assert_array_equal(batch.In, [0.125, 0.25, 0.5, 0.25, 0.5])
+    np.testing.assert_array_equal(batch.S_next["x"][:, 0], [2.5, 2.5, 2.5, 5.5, 5.5])
+
+
+def test_spec_is_what_add_emits():
+    steps = rollout(np.random.default_rng(0), 4, 2)
+    for arguments in ({"next_action": True}, {"record_extra_info": True}, {}):
+        tracer = jr.NStep(n=3, gamma=0.9, num_envs=2, **arguments)
+        _, batch, _ = tracer.add(init(tracer, steps), **jax.tree.map(lambda x: x[0], steps))
+        for spec in (tracer.spec(**first(steps)), jax.eval_shape(tracer.spec, **first(steps))):
+            assert jax.tree.structure(spec) == jax.tree.structure(batch)
+            for a, b in zip(jax.tree.leaves(spec), jax.tree.leaves(batch), strict=True):
+                assert (a.shape, a.dtype) == (b.shape, b.dtype)
+    monte_carlo = jr.MonteCarlo(gamma=0.9, max_length=3, num_envs=2)
+    assert monte_carlo.spec(**first(steps)) == jr.NStep(n=3, gamma=0.9, num_envs=2).spec(**first(steps))
 
 
 def test_nothing_crosses_an_episodes_end_not_even_nan():
@@ -313,7 +346,7 @@ def test_extra_info_holds_the_window():
 def test_feeds_a_buffer_inside_scan():
     tracer, buffer = jr.NStep(n=3, gamma=0.9, num_envs=2), jr.ReplayBuffer(capacity=64, sampler=jr.Prioritized())
     steps = rollout(np.random.default_rng(3), 20, 2)
-    example = jax.eval_shape(lambda: tracer.add(init(tracer, steps), **jax.tree.map(lambda x: x[0], steps))[1])
+    example = tracer.spec(**first(steps))
 
     def step(carry, x):
         tracing, replay = carry
@@ -347,14 +380,20 @@ def test_wrong_steps():
     tracer = jr.NStep(n=3, gamma=0.9, num_envs=2)
     steps = rollout(np.random.default_rng(0), 4, 2)
     state = init(tracer, steps)
-    first = jax.tree.map(lambda x: x[0], steps)
+    step = jax.tree.map(lambda x: x[0], steps)
     with pytest.raises(ValueError, match=r"leaf \.a: got float32\[2\], the tracer stores int32\[2\]"):
-        tracer.add(state, **{**first, "a": first["a"].astype(np.float32)})
+        tracer.add(state, **{**step, "a": step["a"].astype(np.float32)})
     with pytest.raises(ValueError, match=r"leaf \.r: leading axes \[3\] differ from \[2\]"):
-        tracer.add(state, **{**first, "r": np.zeros(3)})
+        tracer.add(state, **{**step, "r": np.zeros(3, np.float32)})
     with pytest.raises(ValueError, match=r"wrong structure: missing \.logp;"):
-        tracer.add(state, **{**first, "logp": None})
+        tracer.add(state, **{**step, "logp": None})
     with pytest.raises(ValueError, match="num_envs=2: got a step with a leading axis of 4"):
-        tracer.init(**{k: jax.tree.map(lambda x: x[:, 0], v) for k, v in steps.items()})
+        tracer.init(**first(jax.tree.map(lambda x: x[:, [0] * 4], rollout(np.random.default_rng(0), 4, 4))))
+    with pytest.raises(ValueError, match=r"leaf \.mask: leading axes \[3\] differ from \[2\]"):
+        tracer.add(state, **{**step, "mask": np.ones(3, bool)})
+    with pytest.raises(ValueError, match=r"leaf \.mask: got int32\[2\], the tracer stores bool\[2\]"):
+        tracer.add(state, **{**step, "mask": np.ones(2, np.int32)})
+    with pytest.raises(ValueError, match=r"mask: got int32\[4, 2\], expected bool\[4, 2\]"):
+        at_once({**steps, "mask": np.ones((4, 2), np.int32)}, n=3, gamma=0.9)
     with pytest.raises(ValueError, match=r"needs 2 leading axes"):
         jr.n_step_transitions(*[np.zeros(3)] * 6, n=2, gamma=0.9)

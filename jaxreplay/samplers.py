@@ -155,9 +155,9 @@ class Prioritized:
         tree_key, uniform_key = jax.random.split(key)
         mass = sum_tree.total(state.tree)
         weighted = mass > 0
-        by_priority = sum_tree.sample(state.tree, tree_key, batch_size, stratified=self.stratified)
+        by_priority, leaves = sum_tree.sample(state.tree, tree_key, batch_size, stratified=self.stratified)
         evenly = _uniform_slots(uniform_key, batch_size, live, state.tree.capacity)
-        probabilities = sum_tree.get(state.tree, by_priority) / jnp.where(weighted, mass, 1.0)
+        probabilities = leaves / jnp.where(weighted, mass, 1.0)
         return (
             jnp.where(weighted, by_priority, evenly),
             jnp.where(weighted, probabilities, _uniform_probability(live)),

@@ -30,15 +30,22 @@ MAX_CAPACITY = 2**29  # node numbers are int32
 class SumTree:
     """The nodes of a sum tree; make one with `init`.
 
+    The root is kept twice, among the nodes and by itself: XLA would read it off the nodes again wherever it is used,
+    and copies the whole array if one of those places comes after the next write.
+
     Attributes:
       nodes: float32 [num_nodes], every node's sum; see the module's text for their order.
+      root: float32 [], the root's sum.
       minima: None, or float32 [num_nodes], every node's smallest positive leaf (inf where there is none).
+      root_minimum: None, or float32 [], the root's.
       capacity: number of leaves (static).
       fanout: children per node (static).
     """
 
     nodes: jax.Array  # [num_nodes]
+    root: jax.Array  # []
     minima: jax.Array | None  # [num_nodes]
+    root_minimum: jax.Array | None  # []
     capacity: int = struct.field(pytree_node=False)
     fanout: int = struct.field(pytree_node=False)
 
@@ -59,14 +66,19 @@ def init(capacity: int, *, fanout: int = DEFAULT_FANOUT, track_minimum: bool = F
     if fanout < 2:
         raise ValueError(f"fanout={fanout}: a node needs at least 2 children; choose 2 or more.")
     num_nodes = _first_leaf(capacity, fanout) + -(-capacity // fanout) * fanout
-    nodes = jnp.zeros(num_nodes, jnp.float32)
-    minima = jnp.full(num_nodes, jnp.inf, jnp.float32) if track_minimum else None
-    return SumTree(nodes, minima, capacity, fanout)
+    return SumTree(
+        nodes=jnp.zeros(num_nodes, jnp.float32),
+        root=jnp.zeros((), jnp.float32),
+        minima=jnp.full(num_nodes, jnp.inf, jnp.float32) if track_minimum else None,
+        root_minimum=jnp.full((), jnp.inf, jnp.float32) if track_minimum else None,
+        capacity=capacity,
+        fanout=fanout,
+    )
 
 
 def total(tree: SumTree) -> jax.Array:
     """Sum of the leaves, float32 []."""
-    return tree.nodes[..., tree.fanout - 1]
+    return tree.root
 
 
 def minimum(tree: SumTree) -> jax.Array:
@@ -75,9 +87,9 @@ def minimum(tree: SumTree) -> jax.Array:
     Raises:
       ValueError: the tree was made without `track_minimum=True`.
     """
-    if tree.minima is None:
+    if tree.root_minimum is None:
         raise ValueError("track_minimum=False: this tree keeps no minimum; make it with init(..., track_minimum=True).")
-    return tree.minima[..., tree.fanout - 1]
+    return tree.root_minimum
 
 
 @jax.jit
@@ -128,11 +140,12 @@ def update(
     # Rows that were not written climb from the first leaf: recomputing a sum that has not changed is harmless.
     start = jnp.where(written, leaf, first_leaf)
     depth = _depth(capacity, fanout)
-    minima = tree.minima
+    nodes, root = _ascend(nodes, start, fanout, depth, jnp.add)
+    minima, root_minimum = tree.minima, tree.root_minimum
     if minima is not None:
         minima = minima.at[leaf].set(jnp.where(values > 0, values, jnp.inf), mode="drop")
-        minima = _ascend(minima, start, fanout, depth, jnp.minimum)
-    return dataclasses.replace(tree, nodes=_ascend(nodes, start, fanout, depth, jnp.add), minima=minima)
+        minima, root_minimum = _ascend(minima, start, fanout, depth, jnp.minimum)
+    return dataclasses.replace(tree, nodes=nodes, root=root, minima=minima, root_minimum=root_minimum)
 
 
 @jax.jit
@@ -152,12 +165,12 @@ def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
     prefix = jnp.asarray(prefix, jnp.float32)
     flat = prefix.reshape(-1)
     root = jnp.full(flat.shape, tree.fanout - 1, jnp.int32)
-    leaf, _ = _descend(tree, root, flat, _depth(tree.capacity, tree.fanout))
+    leaf, _, _ = _descend(tree, root, flat, _depth(tree.capacity, tree.fanout))
     return _leaf_index(tree, leaf).reshape(prefix.shape)
 
 
 @functools.partial(jax.jit, static_argnames=("batch_size", "stratified"))
-def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool = False) -> jax.Array:
+def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool = False) -> tuple[jax.Array, jax.Array]:
     """Draw leaves in proportion to their values, with replacement.
 
     One float32 uniform has 24 bits, too few to tell the leaves of a large tree apart; so the draw is made anew,
@@ -171,7 +184,8 @@ def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool =
         instead of independently.
 
     Returns:
-      int32 [batch_size].
+      the leaves' indices, int32 [batch_size], in ascending order of the strata if stratified; and their values,
+      float32 [batch_size].
     """
     mass, depth = total(tree), _depth(tree.capacity, tree.fanout)
     coarse, fine = jax.random.uniform(key, (2, batch_size), jnp.float32)
@@ -182,14 +196,13 @@ def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool =
         low, high = jnp.zeros_like(coarse), jnp.full_like(coarse, mass)
     prefix = low + coarse * (high - low)
     root = jnp.full((batch_size,), tree.fanout - 1, jnp.int32)
-    node, rest = _descend(tree, root, prefix, (depth + 1) // 2)
+    node, rest, value = _descend(tree, root, prefix, (depth + 1) // 2)
     if depth > 1:
         offset = prefix - rest  # the mass to the left of the node
-        node_mass = tree.nodes.at[node].get(mode="promise_in_bounds")
-        low, high = jnp.maximum(low - offset, 0.0), jnp.minimum(high - offset, node_mass)
+        low, high = jnp.maximum(low - offset, 0.0), jnp.minimum(high - offset, value)
         rest = low + fine * jnp.maximum(high - low, 0.0)
-        node, _ = _descend(tree, node, rest, depth // 2)
-    return _leaf_index(tree, node)
+        node, _, value = _descend(tree, node, rest, depth // 2)
+    return _leaf_index(tree, node), value
 
 
 def _depth(capacity: int, fanout: int) -> int:
@@ -229,41 +242,48 @@ def _fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) ->
     return x[..., 0]
 
 
-def _ascend(nodes: jax.Array, node: jax.Array, fanout: int, depth: int, combine) -> jax.Array:
-    """Recompute every ancestor of `node` [B] from its children."""
+def _ascend(nodes: jax.Array, node: jax.Array, fanout: int, depth: int, combine) -> tuple[jax.Array, jax.Array]:
+    """Recompute every ancestor of `node` [B] from its children; also returns the root's value, float32 []."""
 
     def level(_, carry):
-        nodes, node = carry
+        nodes, node, _ = carry
         row = node // fanout
         parent = row + fanout - 2
         value = _fold(_read_rows(nodes, row, fanout), combine)
-        return nodes.at[parent].set(value, mode="promise_in_bounds"), parent
+        return nodes.at[parent].set(value, mode="promise_in_bounds"), parent, value
 
-    return lax.fori_loop(0, depth, level, (nodes, node))[0]
+    nodes, _, value = lax.fori_loop(0, depth, level, (nodes, node, jnp.zeros(node.shape, nodes.dtype)))
+    return nodes, value[0]
 
 
-def _descend(tree: SumTree, node: jax.Array, prefix: jax.Array, levels: int) -> tuple[jax.Array, jax.Array]:
-    """`levels` steps down from `node` [B]; returns the nodes reached and what is left of the prefix there."""
+def _descend(tree: SumTree, node: jax.Array, prefix: jax.Array, levels: int) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """`levels` steps down from `node` [B].
+
+    Returns:
+      the nodes reached, what is left of the prefix there, and the nodes' values. All reads of the tree happen inside
+      the loop, so that they come before any write that depends on its results.
+    """
     fanout = tree.fanout
 
     def level(_, carry):
-        node, prefix = carry
+        node, prefix, _ = carry
         row = node - fanout + 2
         children = _read_rows(tree.nodes, row, fanout)
         below = jnp.zeros_like(prefix)  # cumulative sum before the child at hand
-        chosen, chosen_below = jnp.zeros_like(node), jnp.zeros_like(prefix)
+        chosen, chosen_below, chosen_value = jnp.zeros_like(node), jnp.zeros_like(prefix), jnp.zeros_like(prefix)
         found = jnp.zeros(node.shape, bool)
         for child in range(fanout):
             value = children[:, child]
-            positive = value > 0
             # Until one is found the last positive child stands in, for a prefix that rounding put past the end.
-            chosen = jnp.where(positive & ~found, child, chosen)
-            chosen_below = jnp.where(positive & ~found, below, chosen_below)
+            take = (value > 0) & ~found
+            chosen = jnp.where(take, child, chosen)
+            chosen_below = jnp.where(take, below, chosen_below)
+            chosen_value = jnp.where(take, value, chosen_value)
             below = below + value
-            found |= positive & (below > prefix)
-        return row * fanout + chosen, jnp.maximum(prefix - chosen_below, 0.0)
+            found |= take & (below > prefix)
+        return row * fanout + chosen, jnp.maximum(prefix - chosen_below, 0.0), chosen_value
 
-    return lax.fori_loop(0, levels, level, (node, prefix))
+    return lax.fori_loop(0, levels, level, (node, prefix, jnp.zeros_like(prefix)))
 
 
 def _last_occurrence_wins(nodes: jax.Array, leaf: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -275,7 +295,9 @@ def _last_occurrence_wins(nodes: jax.Array, leaf: jax.Array, values: jax.Array) 
     rows = leaf.shape[0]
     if rows > 2**24:
         raise ValueError(f"batch of {rows} rows: at most {2**24} rows may repeat indices; update in parts.")
-    nodes = nodes.at[leaf].set(-1.0, mode="drop")
+    # Any negative number does. That it is computed from the values makes whatever they were read from the tree for come
+    # before this write; otherwise XLA would copy the tree.
+    nodes = nodes.at[leaf].set(jnp.where(values > 0, -2.0, -1.0), mode="drop")
     nodes = nodes.at[leaf].max(jnp.arange(rows, dtype=jnp.float32), mode="drop")
     last = nodes.at[leaf].get(mode="fill", fill_value=0.0).astype(jnp.int32)
     return nodes, values.at[last].get(mode="promise_in_bounds")

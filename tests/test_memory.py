@@ -8,6 +8,7 @@ import pytest
 from jax import lax
 
 import jaxreplay as jr
+from jaxreplay import sum_tree
 
 ROWS = 50_000  # items of 4 KiB and more: 205 MB and more of storage
 BATCH = 8
@@ -111,6 +112,52 @@ def check_operation(buffer, items, operation, seeds):
         function = jax.vmap(function, in_axes=(0, None, None, 0))
         key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), seeds))
     check(function, state, items, mask, key)
+
+
+@pytest.mark.parametrize("seeds", [0, 8])
+@pytest.mark.parametrize("learn", ["weights used", "weights logged", "weights ignored"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_temporary_memory_does_not_grow_with_capacity(sampler, learn, seeds):
+    """Neither the storage nor the tree is copied, whatever becomes of the weights."""
+
+    def step(buffer, state, key):
+        state = buffer.add(state, jnp.zeros(BATCH))
+        sample = buffer.sample(state, key, BATCH)
+        td_errors = sample.items + (sample.weights if learn == "weights used" else 1.0)
+        logged = sample.weights.mean() if learn == "weights logged" else sample.items[0]
+        return buffer.update(state, sample.indices, td_errors), logged
+
+    def temporary_bytes(capacity):
+        buffer = jr.ReplayBuffer(capacity=capacity, sampler=SAMPLERS[sampler])
+
+        def run(state, key):
+            return lax.scan(lambda s, k: step(buffer, s, k), state, jax.random.split(key, 4))
+
+        state, key = abstract(buffer, jnp.zeros(BATCH), seeds), jax.random.key(0)
+        if seeds:
+            run, key = jax.vmap(run), jax.random.split(key, seeds)
+        return jax.jit(run, donate_argnums=0).lower(state, key).compile().memory_analysis().temp_size_in_bytes
+
+    small, large = temporary_bytes(2**14), temporary_bytes(2**21)
+    assert large < 1.1 * small + 4096
+
+
+@pytest.mark.parametrize("operation", ["update", "unique", "sample"])
+def test_work_on_the_tree_does_not_grow_with_capacity(operation):
+    """A level more is an iteration more of the same loops: neither their work nor the temporary memory grows."""
+
+    def run(tree, key):
+        indices = jax.random.randint(key, (256,), 0, tree.capacity)
+        if operation == "sample":
+            return tree, sum_tree.sample(tree, key, 256, stratified=True)
+        return sum_tree.update(tree, indices, jnp.ones(256), unique_indices=operation == "unique"), indices
+
+    costs = []
+    for capacity in (2**15, 2**24):
+        tree, key = jax.eval_shape(lambda capacity=capacity: sum_tree.init(capacity)), jax.random.key(0)
+        compiled = jax.jit(run, donate_argnums=0).lower(tree, key).compile()
+        costs.append((compiled.memory_analysis().temp_size_in_bytes, compiled.cost_analysis()["flops"]))
+    assert costs[0] == costs[1]
 
 
 def test_the_check_sees_a_copy():

@@ -189,7 +189,7 @@ def test_sampling_law(capacity, stratified):
     leaves[rng.random(capacity) < 0.1] = 0
     tree = tree_of(leaves)
     keys = jax.random.split(jax.random.key(7), 400)
-    draws = jax.lax.map(lambda key: sum_tree.sample(tree, key, 1024, stratified=stratified), keys)
+    draws = jax.lax.map(lambda key: sum_tree.sample(tree, key, 1024, stratified=stratified)[0], keys)
     draws = np.asarray(draws).reshape(-1)
     assert np.all(leaves[draws] > 0)
     bins = min(capacity, 1000)
@@ -208,7 +208,8 @@ def test_sampling_law_test_rejects_a_wrong_law():
 def test_stratified_draws_come_one_from_each_stratum(capacity):
     tree = tree_of(np.ones(capacity))
     for seed in range(5):
-        draws = sum_tree.sample(tree, jax.random.key(seed), capacity, stratified=True)
+        draws, values = sum_tree.sample(tree, jax.random.key(seed), capacity, stratified=True)
+        np.testing.assert_array_equal(values, 1)
         np.testing.assert_array_equal(draws, np.arange(capacity))
 
 
@@ -222,7 +223,7 @@ def test_sampling_law_at_2_24_leaves(sigma):
 
     @jax.jit
     def draw(counts, key):
-        draws = sum_tree.sample(tree, key, batch_size)
+        draws, _ = sum_tree.sample(tree, key, batch_size)
         return counts.at[draws].add(1), None
 
     counts, _ = jax.jit(lambda keys: lax.scan(draw, jnp.zeros(capacity, jnp.int32), keys))(

@@ -31,7 +31,7 @@ def tree_program(capacity, batch_size, fanout):
     """(a) Sample and update the tree alone."""
 
     def step(tree, key):
-        drawn = sum_tree.sample(tree, key, batch_size, stratified=True)
+        drawn, _ = sum_tree.sample(tree, key, batch_size, stratified=True)
         values = jax.random.uniform(key, (batch_size,), jnp.float32, 0.1, 1.0)
         return sum_tree.update(tree, drawn, values), drawn[0]
 

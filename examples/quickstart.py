@@ -19,9 +19,10 @@ weights, replay = jnp.zeros(4), buffer.init(example)
 
 def train_step(carry, key):
     weights, replay = carry
-    x = jax.random.normal(key, (32, 4), jnp.float32)
+    data_key, sample_key = jax.random.split(key)
+    x = jax.random.normal(data_key, (32, 4), jnp.float32)
     replay = buffer.add(replay, {"x": x, "y": x @ true_weights})
-    sample = buffer.sample(replay, key, batch_size=64)
+    sample = buffer.sample(replay, sample_key, batch_size=64)
     error = sample.items["x"] @ weights - sample.items["y"]
     replay = buffer.update(replay, sample.indices, error)
     weights -= 0.1 * jnp.mean((sample.weights * error)[:, None] * sample.items["x"], axis=0)

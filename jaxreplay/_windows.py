@@ -30,10 +30,9 @@ class Steps:
 def as_steps(
     s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any, w: Any, mask: Any = None
 ) -> Steps:
-    """Steps with floating-point rewards and bool flags; all of them are steps if `mask` is None."""
+    """Steps with rewards in float32 or wider and bool flags; all of them are steps if `mask` is None."""
     r = jnp.asarray(r)
-    if not jnp.issubdtype(r.dtype, jnp.floating):
-        r = r.astype(jnp.float32)
+    r = r.astype(jnp.promote_types(r.dtype, jnp.float32))
     terminated, truncated = jnp.asarray(terminated, bool), jnp.asarray(truncated, bool)
     s, a, s_next, logp, w = _items.as_arrays((s, a, s_next, logp, w))
     mask = jnp.ones(r.shape, bool) if mask is None else jnp.asarray(mask)

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay import _items, ring
+from jaxreplay._arguments import check_integer
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.transition_batch import TransitionBatch
 
@@ -64,10 +65,7 @@ class ReplayBuffer:
     donate: bool = True
 
     def __post_init__(self):
-        if not 1 <= self.capacity <= ring.MAX_CAPACITY:
-            raise ValueError(
-                f"capacity={self.capacity}: a buffer holds 1 to {ring.MAX_CAPACITY} items; choose one in that range."
-            )
+        check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
 
     def init(self, items: Any) -> ReplayState:
         """An empty buffer for items like these.
@@ -123,12 +121,11 @@ class ReplayBuffer:
           beta: exponent of the importance weights, instead of the sampler's; a float, or a traced float [].
 
         Raises:
-          ValueError: `batch_size` is not positive; or the buffer is empty and the call is eager (which waits for the
-            buffer's size; under `jit` an empty buffer gives weights and probabilities 0 and indices -1).
+          ValueError: `batch_size` is not a positive integer; or the buffer is empty and the call is eager (which waits
+            for the buffer's size; under `jit` an empty buffer gives weights and probabilities 0 and indices -1).
         """
         self._check_state(state)
-        if batch_size < 1:
-            raise ValueError(f"batch_size={batch_size}: draw at least 1 item.")
+        check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
         if not isinstance(state.ring.size, jax.core.Tracer) and int(state.ring.size) == 0:
             raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
         return _sample(self, state, key, batch_size, beta)
@@ -229,9 +226,10 @@ def _get_impl(buffer: ReplayBuffer, state: ReplayState, indices: jax.Array) -> A
     return _items.read(state.storage, slots, fill=True)
 
 
+# keep_unused: a leaf that is replaced without being read is donated like the others.
 _add = jax.jit(_add_impl, static_argnums=0)
-_add_donating = jax.jit(_add_impl, static_argnums=0, donate_argnums=1)
+_add_donating = jax.jit(_add_impl, static_argnums=0, donate_argnums=1, keep_unused=True)
 _sample = jax.jit(_sample_impl, static_argnums=(0, 3))
 _update = jax.jit(_update_impl, static_argnums=0)
-_update_donating = jax.jit(_update_impl, static_argnums=0, donate_argnums=1)
+_update_donating = jax.jit(_update_impl, static_argnums=0, donate_argnums=1, keep_unused=True)
 _get = jax.jit(_get_impl, static_argnums=0)

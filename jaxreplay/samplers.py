@@ -14,6 +14,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay import sum_tree
+from jaxreplay._arguments import check_number
 from jaxreplay.ring import Live
 from jaxreplay.weights import Normalize, importance_weights
 
@@ -127,12 +128,10 @@ class Prioritized:
     stratified: bool = True
 
     def __post_init__(self):
-        if not (math.isfinite(self.alpha) and self.alpha >= 0):
-            raise ValueError(f"alpha={self.alpha}: the exponent must be finite and at least 0; 0.6 is usual.")
-        if not callable(self.beta) and not 0 <= self.beta <= 1:
-            raise ValueError(f"beta={self.beta}: the exponent must be in [0, 1], or a schedule of the update count.")
-        if not (math.isfinite(self.epsilon) and self.epsilon >= 0):
-            raise ValueError(f"epsilon={self.epsilon}: must be finite and at least 0; 1e-6 is usual.")
+        check_number("alpha", self.alpha, 0, math.inf, "0.6 is usual")
+        if not callable(self.beta):
+            check_number("beta", self.beta, 0, 1, "or a schedule of the number of updates; a traced one goes to sample")
+        check_number("epsilon", self.epsilon, 0, math.inf, "1e-6 is usual")
         if self.normalize not in ("batch", "global", None):
             raise ValueError(f'normalize={self.normalize!r}: must be "batch", "global" or None.')
 

@@ -22,6 +22,8 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
+from jaxreplay._arguments import check_integer
+
 DEFAULT_FANOUT = 8  # measured: tests/benchmarks/fanout.py
 MAX_CAPACITY = 2**29  # node numbers are int32
 
@@ -55,16 +57,14 @@ def init(capacity: int, *, fanout: int = DEFAULT_FANOUT, track_minimum: bool = F
 
     Args:
       capacity: number of leaves, 1 to 2**29.
-      fanout: children per node, at least 2.
+      fanout: children per node, 2 to 1024.
       track_minimum: also keep the smallest positive leaf, for `minimum`.
 
     Raises:
       ValueError: `capacity` or `fanout` is out of range.
     """
-    if not 1 <= capacity <= MAX_CAPACITY:
-        raise ValueError(f"capacity={capacity}: a sum tree holds 1 to {MAX_CAPACITY} leaves; choose one in that range.")
-    if fanout < 2:
-        raise ValueError(f"fanout={fanout}: a node needs at least 2 children; choose 2 or more.")
+    check_integer("capacity", capacity, 1, MAX_CAPACITY, "the number of leaves")
+    check_integer("fanout", fanout, 2, 1024, "the number of children of a node")
     num_nodes = _first_leaf(capacity, fanout) + -(-capacity // fanout) * fanout
     return SumTree(
         nodes=jnp.zeros(num_nodes, jnp.float32),

@@ -7,7 +7,6 @@ and only termination stops the bootstrap.
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
@@ -16,6 +15,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay import _items, _windows
+from jaxreplay._arguments import check_integer, check_number
 from jaxreplay.transition_batch import TransitionBatch
 
 
@@ -63,8 +63,7 @@ class NStep:
 
     def __post_init__(self):
         _check_window("n", self.n, self.gamma)
-        if self.num_envs < 1:
-            raise ValueError(f"num_envs={self.num_envs}: trace at least 1 environment.")
+        check_integer("num_envs", self.num_envs, 1, 2**31 - 1, "the number of environments")
 
     def init(
         self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
@@ -255,10 +254,8 @@ def n_step_transitions(
 
 
 def _check_window(name: str, n: int, gamma: float) -> None:
-    if n < 1:
-        raise ValueError(f"{name}={n}: a window has at least 1 step.")
-    if not (math.isfinite(gamma) and 0 <= gamma <= 1):
-        raise ValueError(f"gamma={gamma}: a discount is in [0, 1].")
+    check_integer(name, n, 1, 2**31 - 1, "the number of steps in a window")
+    check_number("gamma", gamma, 0, 1, "it is a discount")
 
 
 def _settings(tracer: NStep) -> dict[str, Any]:

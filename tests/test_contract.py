@@ -3,6 +3,7 @@
 import dataclasses
 import functools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -69,16 +70,11 @@ def types(tree):
     return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), tree)
 
 
-def assert_same(a, b):
-    for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
-        np.testing.assert_array_equal(x, y)
-
-
 def test_init_takes_arrays_and_abstract_values_alike(case, sampler):
     buffer = case.make(sampler)
     from_arrays, abstract = buffer.init(case.batch(3)), buffer.init(jax.eval_shape(case.batch, 0))
     assert types(from_arrays) == types(abstract)
-    assert_same(from_arrays, abstract)
+    chex.assert_trees_all_equal(from_arrays, abstract)
     assert types(jax.eval_shape(buffer.init, case.batch(0))) == types(abstract)
 
 
@@ -113,10 +109,10 @@ def test_eager_equals_jit_equals_scan(case, sampler):
         x = jax.tree.map(lambda leaf, t=t: leaf[t], batches), keys[t]
         eager, eager_sample = step(buffer, eager, *x)
         jitted, jitted_sample = jax.jit(functools.partial(step, buffer))(jitted, *x)
-        assert_same(eager_sample, jitted_sample)
-        assert_same(eager_sample, jax.tree.map(lambda leaf, t=t: leaf[t], samples))
-    assert_same(eager, state)
-    assert_same(jitted, state)
+        chex.assert_trees_all_equal(eager_sample, jitted_sample)
+        chex.assert_trees_all_equal(eager_sample, jax.tree.map(lambda leaf, t=t: leaf[t], samples))
+    chex.assert_trees_all_equal(eager, state)
+    chex.assert_trees_all_equal(jitted, state)
 
 
 def test_vmap_over_seeds_equals_a_loop_bit_for_bit(case, sampler):
@@ -130,15 +126,15 @@ def test_vmap_over_seeds_equals_a_loop_bit_for_bit(case, sampler):
 
     vmapped = jax.jit(jax.vmap(run))(keys)
     for seed in range(5):
-        assert_same(jax.tree.map(lambda leaf, seed=seed: leaf[seed], vmapped), jax.jit(run)(keys[seed]))
-    assert_same(jax.tree.map(lambda leaf: leaf[:1], vmapped), jax.jit(jax.vmap(run))(keys[:1]))
+        chex.assert_trees_all_equal(jax.tree.map(lambda leaf, seed=seed: leaf[seed], vmapped), jax.jit(run)(keys[seed]))
+    chex.assert_trees_all_equal(jax.tree.map(lambda leaf: leaf[:1], vmapped), jax.jit(jax.vmap(run))(keys[:1]))
 
 
 def test_drawn_items_are_the_stored_ones(case, sampler):
     buffer = case.make(sampler)
     state, samples = run_scan(buffer, case, 1)
     last = jax.tree.map(lambda leaf: leaf[-1], samples)
-    assert_same(buffer.get(state, last.indices), last.items)
+    chex.assert_trees_all_equal(buffer.get(state, last.indices), last.items)
     assert np.all(np.asarray(samples.weights) > 0)
     assert np.all(np.asarray(samples.indices) >= 0)
 
@@ -146,7 +142,7 @@ def test_drawn_items_are_the_stored_ones(case, sampler):
 def test_samples_do_not_depend_on_anything_but_state_and_key(case, sampler):
     buffer = case.make(sampler)
     state, _ = run_scan(buffer, case, 1)
-    assert_same(buffer.sample(state, jax.random.key(5), 8), buffer.sample(state, jax.random.key(5), 8))
+    chex.assert_trees_all_equal(buffer.sample(state, jax.random.key(5), 8), buffer.sample(state, jax.random.key(5), 8))
 
 
 @pytest.mark.parametrize("name", SAMPLERS)

@@ -200,10 +200,12 @@ def test_labml_traces():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"alpha": -0.1}, r"alpha=-0.1: the exponent must be finite and at least 0"),
+        ({"alpha": -0.1}, r"alpha=-0.1: must be a finite number of at least 0; 0.6 is usual"),
         ({"alpha": float("nan")}, r"alpha=nan"),
-        ({"beta": 1.5}, r"beta=1.5: the exponent must be in \[0, 1\], or a schedule"),
-        ({"epsilon": -1e-6}, r"epsilon=-1e-06: must be finite and at least 0"),
+        ({"alpha": "0.6"}, r"alpha='0.6'"),
+        ({"beta": 1.5}, r"beta=1.5: must be a number in \[0, 1\]; or a schedule"),
+        ({"beta": jnp.float32(0.5)}, r"beta=Array\(0.5, .*\): must be a number .* a traced one goes to sample"),
+        ({"epsilon": -1e-6}, r"epsilon=-1e-06: must be a finite number of at least 0"),
         ({"epsilon": float("inf")}, r"epsilon=inf"),
         ({"normalize": "max"}, r"normalize='max': must be \"batch\", \"global\" or None"),
     ],

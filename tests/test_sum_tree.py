@@ -268,9 +268,10 @@ def test_labml_traces():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"capacity": 0}, r"capacity=0: a sum tree holds 1 to 536870912 leaves"),
+        ({"capacity": 0}, r"capacity=0: must be an integer from 1 to 536870912, the number of leaves"),
         ({"capacity": 2**29 + 1}, r"capacity=536870913"),
-        ({"capacity": 4, "fanout": 1}, r"fanout=1: a node needs at least 2 children"),
+        ({"capacity": 1e3}, r"capacity=1000\.0: must be an integer"),
+        ({"capacity": 4, "fanout": 1}, r"fanout=1: must be an integer from 2 to 1024, the number of children"),
     ],
 )
 def test_construction_errors(arguments, message):

@@ -319,16 +319,16 @@ def test_no_recompilation_and_stable_types():
     assert tracer == jr.NStep(n=3, gamma=0.9, num_envs=2)
 
 
-def test_integer_rewards_and_flags_are_taken():
-    tracer = jr.NStep(n=2, gamma=0.5)
-    one = jnp.ones(1, jnp.int32)
-    state = tracer.init(one, one, one, one, one, one)
-    state, batch, valid = tracer.add(state, one, one, one, 0 * one, 0 * one, one)
+@pytest.mark.parametrize("dtype", [jnp.int32, jnp.bool_, jnp.bfloat16, jnp.float32])
+def test_rewards_of_any_number_type_and_flags_as_numbers(dtype):
+    tracer, one = jr.NStep(n=2, gamma=0.7), jnp.ones(1, jnp.int32)
+    state = tracer.init(one, one, one.astype(dtype), one, one, one)
+    state, _, valid = tracer.add(state, one, one, one.astype(dtype), 0 * one, 0 * one, one)
     assert not valid[0]
-    state, batch, valid = tracer.add(state, one, one, one, 0 * one, one, one)
+    state, batch, valid = tracer.add(state, one, one, one.astype(dtype), 0 * one, one, one)
     assert valid[0]
-    assert batch.Rn[0] == 1.5
-    assert batch.Rn.dtype == jnp.float32
+    np.testing.assert_allclose([batch.Rn[0], batch.In[0]], [1.7, 0.49], rtol=1e-6)
+    assert batch.Rn.dtype == batch.In.dtype == jnp.float32
 
 
 def test_extra_info_holds_the_window():
@@ -363,12 +363,17 @@ def test_feeds_a_buffer_inside_scan():
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (lambda: jr.NStep(n=0, gamma=0.9), "n=0: a window has at least 1 step"),
-        (lambda: jr.NStep(n=1, gamma=1.1), r"gamma=1.1: a discount is in \[0, 1\]"),
+        (
+            lambda: jr.NStep(n=0, gamma=0.9),
+            "n=0: must be an integer from 1 to 2147483647, the number of steps in a window",
+        ),
+        (lambda: jr.NStep(n=1.0, gamma=0.9), r"n=1\.0: must be an integer"),
+        (lambda: jr.NStep(n=1, gamma=1.1), r"gamma=1.1: must be a number in \[0, 1\]; it is a discount"),
         (lambda: jr.NStep(n=1, gamma=float("nan")), "gamma=nan"),
-        (lambda: jr.NStep(n=1, gamma=0.9, num_envs=0), "num_envs=0: trace at least 1 environment"),
-        (lambda: jr.MonteCarlo(gamma=0.9, max_length=0), "max_length=0: a window has at least 1 step"),
+        (lambda: jr.NStep(n=1, gamma=0.9, num_envs=0), "num_envs=0: must be an integer from 1 .*, the number of env"),
+        (lambda: jr.MonteCarlo(gamma=0.9, max_length=0), "max_length=0: must be an integer"),
         (lambda: jr.MonteCarlo(gamma=0.9, max_length=1, num_envs=0), "num_envs=0"),
+        (lambda: jr.n_step_transitions(*[np.zeros((2, 1))] * 6, n=0, gamma=0.9), "n=0"),
     ],
 )
 def test_construction_errors(make, message):

@@ -10,6 +10,7 @@ import argparse
 import datetime
 import functools
 import importlib.metadata
+import itertools
 import json
 import pathlib
 import platform
@@ -126,21 +127,20 @@ def measure(programs, runs):
 
 
 def cells(smoke):
-    """(name, {label: function that makes (step, state)}) for every cell of the grid."""
-    sizes = [2**10] if smoke else [2**14, 2**17, 2**20, 2**22]
-    batches = [32] if smoke else [32, 256, 1024]
+    """(name, {label: function that makes (step, state)}) for every cell of the grid, the most telling first."""
+    sizes = [2**10] if smoke else [2**20, 2**17, 2**14, 2**22]
+    batches = [32] if smoke else [256, 32, 1024]
     fanouts = [sum_tree.DEFAULT_FANOUT, 4] if smoke else [sum_tree.DEFAULT_FANOUT, 2, 4, 16, 32, 64, 128]
-    for capacity in sizes:
-        for batch_size in batches:
-            makers = {f"fanout {k}": functools.partial(tree_program, capacity, batch_size, k) for k in fanouts}
-            yield f"tree N={capacity} B={batch_size}", makers
-    for capacity in sizes:
-        for batch_size in batches:
-            makers = {
-                "jaxreplay": functools.partial(jaxreplay_program, capacity, batch_size, 16),
-                "flashbax": functools.partial(flashbax_program, capacity, batch_size, 16),
-            }
-            yield f"step N={capacity} B={batch_size} E=16", makers
+    grid = list(itertools.product(batches, sizes))
+    for batch_size, capacity in grid:
+        makers = {
+            "jaxreplay": functools.partial(jaxreplay_program, capacity, batch_size, 16),
+            "flashbax": functools.partial(flashbax_program, capacity, batch_size, 16),
+        }
+        yield f"step N={capacity} B={batch_size} E=16", makers
+    for batch_size, capacity in grid:
+        makers = {f"fanout {k}": functools.partial(tree_program, capacity, batch_size, k) for k in fanouts}
+        yield f"tree N={capacity} B={batch_size}", makers
 
 
 def without_missing_peers(makers):

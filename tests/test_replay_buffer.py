@@ -239,7 +239,7 @@ class AgainstTwin(RuleBasedStateMachine):
         self.capacity, self.normalize = capacity, normalize
         sampler = jr.Prioritized(alpha=0.6, beta=0.7, epsilon=epsilon, stratified=stratified, normalize=normalize)
         self.buffer = jr.ReplayBuffer(capacity=capacity, sampler=sampler)
-        self.state = self.buffer.init({"id": numbers(0, 1), "x": jnp.zeros((1, 2))})
+        self.state = self.buffer.init({"id": numbers(0, 1), "x": jnp.zeros((1, 2), jnp.float32)})
         period = ring.period(capacity)
         first = period - 2 * capacity if near_wrap else 0
         self.state = self.state.replace(ring=self.state.ring.replace(inserted=jnp.int32(first)))

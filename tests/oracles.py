@@ -52,7 +52,7 @@ class ReplayTwin:
             if mask is not None and not mask[row]:
                 continue
             self.stored.append((self.next_handle, item))
-            self.leaf[self.next_handle] = self.max_priority**self.alpha
+            self.leaf[self.next_handle] = self._leaf(self.max_priority)
             self.next_handle += 1
             if self.period is not None:
                 self.next_handle %= self.period
@@ -70,7 +70,11 @@ class ReplayTwin:
                 continue
             priority = float(np.float32(np.float32(abs(td_error)) + np.float32(self.epsilon)))
             self.max_priority = max(self.max_priority, priority)
-            self.leaf[handle] = priority**self.alpha
+            self.leaf[handle] = self._leaf(priority)
+
+    def _leaf(self, priority):
+        largest = 2.0 ** (63 - (self.capacity - 1).bit_length())
+        return min(max(priority**self.alpha, 2.0**-63), largest) if priority > 0 else 0.0
 
     @property
     def handles(self):

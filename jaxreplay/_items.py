@@ -23,7 +23,8 @@ class Bits:
         return self.bits.shape
 
 
-def _describe(dtype: Any, shape: tuple[int, ...]) -> str:
+def describe(dtype: Any, shape: tuple[int, ...]) -> str:
+    """The text of an array's type in messages, such as float32[3, 2]."""
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
@@ -54,7 +55,7 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
     for path, leaf in leaves:
         if len(leaf.shape) < num_axes:
             raise ValueError(
-                f"{_name(path)}: got {_describe(leaf.dtype, leaf.shape)}, {what} needs {num_axes} leading "
+                f"{_name(path)}: got {describe(leaf.dtype, leaf.shape)}, {what} needs {num_axes} leading "
                 f"{'axis' if num_axes == 1 else 'axes'}; add a batch axis with x[None]."
             )
         if leaf.shape[:num_axes] != first:
@@ -84,8 +85,8 @@ def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owne
         shape, stored_shape = leaf.shape[num_axes:], like.shape[num_stored_axes:]
         if shape != stored_shape or leaf.dtype != like.dtype:
             raise ValueError(
-                f"{_name(path)}: got {_describe(leaf.dtype, shape)}, "
-                f"{owner} stores {_describe(like.dtype, stored_shape)}."
+                f"{_name(path)}: got {describe(leaf.dtype, shape)}, "
+                f"{owner} stores {describe(like.dtype, stored_shape)}."
             )
 
 
@@ -98,7 +99,7 @@ def check_mask(mask: Any, shape: tuple[int, ...]) -> jax.Array:
     mask = jnp.asarray(mask)
     if mask.shape != shape or mask.dtype != jnp.bool_:
         raise ValueError(
-            f"mask: got {_describe(mask.dtype, mask.shape)}, expected {_describe('bool', shape)}, one flag a row."
+            f"mask: got {describe(mask.dtype, mask.shape)}, expected {describe('bool', shape)}, one flag a row."
         )
     return mask
 

@@ -146,8 +146,8 @@ class ReplayBuffer:
         indices, td_errors = self._check_indices(indices), jnp.asarray(td_errors)
         if td_errors.shape != indices.shape or not jnp.issubdtype(td_errors.dtype, jnp.number):
             raise ValueError(
-                f"td_errors: got {td_errors.dtype}{list(td_errors.shape)}, expected one number for each of the "
-                f"{indices.shape[0]} indices."
+                f"td_errors: got {_items.describe(td_errors.dtype, td_errors.shape)}, expected one number for each of "
+                f"the {indices.shape[0]} indices."
             )
         return (_update_donating if self.donate else _update)(self, state, indices, td_errors)
 
@@ -188,7 +188,8 @@ class ReplayBuffer:
         indices = jnp.asarray(indices)
         if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
             raise ValueError(
-                f"indices: got {indices.dtype}{list(indices.shape)}, expected a vector of integers (Sample.indices)."
+                f"indices: got {_items.describe(indices.dtype, indices.shape)}, expected a vector of integers "
+                "(Sample.indices)."
             )
         return indices.astype(jnp.int32)
 

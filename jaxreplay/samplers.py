@@ -50,8 +50,8 @@ def _uniform_slots(key: jax.Array, batch_size: int, live: Live, capacity: int) -
     return (live.start + offsets) % capacity
 
 
-def _uniform_probability(live: Live) -> jax.Array:
-    return jnp.where(live.size > 0, 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32), 0.0)
+def _uniform_probability(size: jax.Array) -> jax.Array:
+    return jnp.where(size > 0, 1.0 / jnp.maximum(size, 1).astype(jnp.float32), 0.0)
 
 
 @struct.dataclass
@@ -73,7 +73,7 @@ class Uniform:
 
     def sample(self, state: UniformState, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
         slots = _uniform_slots(key, batch_size, live, state.capacity)
-        return slots, jnp.full(batch_size, _uniform_probability(live))
+        return slots, jnp.full(batch_size, _uniform_probability(live.size))
 
     def weights(self, state: UniformState, probabilities: jax.Array, size: jax.Array, beta: Any = None) -> jax.Array:
         return (probabilities > 0).astype(jnp.float32)
@@ -159,7 +159,7 @@ class Prioritized:
         probabilities = leaves / jnp.where(weighted, mass, 1.0)
         return (
             jnp.where(weighted, by_priority, evenly),
-            jnp.where(weighted, probabilities, _uniform_probability(live)),
+            jnp.where(weighted, probabilities, _uniform_probability(live.size)),
         )
 
     def weights(
@@ -170,9 +170,8 @@ class Prioritized:
         min_probability = None
         if self.normalize == "global":
             mass = sum_tree.total(state.tree)
-            evenly = 1.0 / jnp.maximum(size, 1).astype(jnp.float32)
             smallest = sum_tree.minimum(state.tree) / jnp.where(mass > 0, mass, 1.0)
-            min_probability = jnp.where(mass > 0, smallest, evenly)
+            min_probability = jnp.where(mass > 0, smallest, _uniform_probability(size))
         return importance_weights(probabilities, size, beta, normalize=self.normalize, min_probability=min_probability)
 
     def update(

@@ -90,7 +90,7 @@ class NStep:
           ValueError: a leading axis is not `num_envs`.
         """
         step = (s, a, r, terminated, truncated, s_next, logp, w)
-        return jax.eval_shape(lambda: self.add(self.init(*step), *_zeros_like(step))[1])
+        return jax.eval_shape(lambda *step: self.add(self.init(*step), *step)[1], *step)
 
     def add(
         self,
@@ -250,7 +250,7 @@ def n_step_transitions(
     length, num_envs = _items.leading_axes(steps, 2, "a rollout")
     _items.check_mask(steps.mask, (length, num_envs))
     tracer = NStep(n=n, gamma=gamma, num_envs=num_envs, next_action=next_action, record_extra_info=record_extra_info)
-    return _rollout(tracer, steps, length, flush)
+    return _rollout(tracer, steps, flush)
 
 
 def _check_window(name: str, n: int, gamma: float) -> None:
@@ -265,10 +265,6 @@ def _settings(tracer: NStep) -> dict[str, Any]:
         "next_action": tracer.next_action,
         "record_extra_info": tracer.record_extra_info,
     }
-
-
-def _zeros_like(spec: Any) -> Any:
-    return jax.tree.map(lambda leaf: lax.full(leaf.shape, 0, leaf.dtype), _items.as_spec(spec))
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -293,16 +289,12 @@ def _flush(tracer: NStep, state: NStepState) -> tuple[NStepState, TransitionBatc
     # Row 0 is empty, or holds the step whose transition is already out.
     pending = (starts >= window - state.count) & (starts > 0)
     batch, valid = _windows.transitions(state.steps, order, starts, pending, **_settings(tracer))
-    empty = NStepState(
-        steps=jax.tree.map(jnp.zeros_like, state.steps),
-        cursor=jnp.zeros_like(state.cursor),
-        count=jnp.zeros_like(state.count),
-    )
-    return empty, batch, valid
+    return jax.tree.map(jnp.zeros_like, state), batch, valid
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2, 3))
-def _rollout(tracer: NStep, steps: _windows.Steps, length: int, flush: bool) -> tuple[TransitionBatch, jax.Array]:
+@functools.partial(jax.jit, static_argnums=(0, 2))
+def _rollout(tracer: NStep, steps: _windows.Steps, flush: bool) -> tuple[TransitionBatch, jax.Array]:
+    length = steps.r.shape[0]
     order = jnp.arange(length, dtype=jnp.int32)
     starts = order - (tracer._window - 1)
     if flush:

@@ -4,10 +4,11 @@ The tree of Schaul et al. 2016 (Prioritized Experience Replay, appendix B.2.1) w
 stored differences: after leaves are written, every node above them becomes the sum of its children. The sums
 therefore never drift, and a bad leaf that is overwritten leaves no trace.
 
-Nodes lie in one array, level by level from the root, so that parent and children are found by arithmetic alone and
-the `fanout` children of a node are contiguous: with fan-out k the root is node k - 1, the parent of node j is
-j // k + k - 2, and the children of node j start at k * (j - k + 2). Leaves keep their natural order. Fan-out 2 is
-the usual one-indexed heap.
+There are at most `fanout` roots, and every level below them has `fanout` children for each node of the level above, in
+order, so that parent and children are found by arithmetic alone and siblings are contiguous. Leaves keep their natural
+order. The levels lie in three arrays: the roots; the upper levels; and the two lowest levels, which hold nearly all
+nodes. (XLA:CPU splits every operation on an array over 0.5 MB among threads, which takes longer than the operation
+itself; so most of them are kept on the small arrays.)
 
 All functions are pure, jitted, and work under `jax.jit`, `lax.scan` and `jax.vmap`; `update` costs
 O(batch * fanout * log(capacity)), as do `find` and `sample`.
@@ -16,6 +17,7 @@ O(batch * fanout * log(capacity)), as do `find` and `sample`.
 import dataclasses
 import functools
 from collections.abc import Callable
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,31 +25,27 @@ from flax import struct
 from jax import lax
 
 from jaxreplay._arguments import check_integer
+from jaxreplay._xla import materialize
 
-DEFAULT_FANOUT = 8  # measured: tests/benchmarks/fanout.py
-MAX_CAPACITY = 2**29  # node numbers are int32
+DEFAULT_FANOUT = 8  # measured: tests/benchmarks/README.md
+MAX_CAPACITY = 2**29
+DENSE = 4  # a level of at most so many nodes a row of the batch is recomputed as a whole; measured
 
 
 @struct.dataclass
 class SumTree:
     """The nodes of a sum tree; make one with `init`.
 
-    The root is kept twice, among the nodes and by itself: XLA would read it off the nodes again wherever it is used,
-    and copies the whole array if one of those places comes after the next write.
-
     Attributes:
-      nodes: float32 [num_nodes], every node's sum; see the module's text for their order.
-      root: float32 [], the root's sum.
-      minima: None, or float32 [num_nodes], every node's smallest positive leaf (inf where there is none).
-      root_minimum: None, or float32 [], the root's.
+      sums: float32 [num_nodes] each: the roots, the upper levels (if there are any), the two lowest levels; the leaves
+        are at the end of the last.
+      minima: None, or the same with every node's smallest positive leaf, inf where there is none, in place of the sum.
       capacity: number of leaves (static).
       fanout: children per node (static).
     """
 
-    nodes: jax.Array  # [num_nodes]
-    root: jax.Array  # []
-    minima: jax.Array | None  # [num_nodes]
-    root_minimum: jax.Array | None  # []
+    sums: tuple[jax.Array, ...]
+    minima: tuple[jax.Array, ...] | None
     capacity: int = struct.field(pytree_node=False)
     fanout: int = struct.field(pytree_node=False)
 
@@ -65,20 +63,17 @@ def init(capacity: int, *, fanout: int = DEFAULT_FANOUT, track_minimum: bool = F
     """
     check_integer("capacity", capacity, 1, MAX_CAPACITY, "the number of leaves")
     check_integer("fanout", fanout, 2, 1024, "the number of children of a node")
-    num_nodes = _first_leaf(capacity, fanout) + -(-capacity // fanout) * fanout
-    return SumTree(
-        nodes=jnp.zeros(num_nodes, jnp.float32),
-        root=jnp.zeros((), jnp.float32),
-        minima=jnp.full(num_nodes, jnp.inf, jnp.float32) if track_minimum else None,
-        root_minimum=jnp.full((), jnp.inf, jnp.float32) if track_minimum else None,
-        capacity=capacity,
-        fanout=fanout,
-    )
+    levels = _levels(capacity, fanout)
+
+    sizes = {level.array: level.start + level.size for level in levels}.values()
+    sums = tuple(jnp.zeros(size, jnp.float32) for size in sizes)
+    minima = tuple(jnp.full(size, jnp.inf, jnp.float32) for size in sizes) if track_minimum else None
+    return SumTree(sums, minima, capacity, fanout)
 
 
 def total(tree: SumTree) -> jax.Array:
     """Sum of the leaves, float32 []."""
-    return tree.root
+    return _fold(tree.sums[0], jnp.add)
 
 
 def minimum(tree: SumTree) -> jax.Array:
@@ -87,9 +82,9 @@ def minimum(tree: SumTree) -> jax.Array:
     Raises:
       ValueError: the tree was made without `track_minimum=True`.
     """
-    if tree.root_minimum is None:
+    if tree.minima is None:
         raise ValueError("track_minimum=False: this tree keeps no minimum; make it with init(..., track_minimum=True).")
-    return tree.root_minimum
+    return _fold(tree.minima[0], jnp.minimum)
 
 
 @jax.jit
@@ -97,8 +92,8 @@ def get(tree: SumTree, indices: jax.Array) -> jax.Array:
     """Values of the leaves `indices` (int [...]), float32 [...]; 0 for an index outside [0, capacity)."""
     indices = jnp.asarray(indices, jnp.int32)
     inside = (indices >= 0) & (indices < tree.capacity)
-    leaf = _first_leaf(tree.capacity, tree.fanout) + jnp.where(inside, indices, 0)
-    return jnp.where(inside, tree.nodes.at[leaf].get(mode="promise_in_bounds"), 0.0)
+    node = _levels(tree.capacity, tree.fanout)[-1].start + jnp.where(inside, indices, 0)
+    return jnp.where(inside, tree.sums[-1].at[node].get(mode="promise_in_bounds"), 0.0)
 
 
 @functools.partial(jax.jit, static_argnames="unique_indices")
@@ -117,35 +112,38 @@ def update(
     Args:
       tree: the tree.
       indices: int [B]; an index outside [0, capacity) is ignored.
-      values: float [B], not negative. A NaN or an infinity makes the sums above it NaN or infinite until it is
-        overwritten, and leaves no trace then.
+      values: float [B], not negative. Anything else, such as NaN, is stored as infinity: the total is infinite until
+        it is overwritten, and no trace is left then.
       mask: bool [B]; rows where it is False are ignored.
       unique_indices: promise that no index occurs twice, which saves the search for the last occurrence.
 
     Raises:
       ValueError: more than 2**24 rows that may repeat.
     """
-    capacity, fanout = tree.capacity, tree.fanout
     indices = jnp.asarray(indices, jnp.int32)
     values = jnp.broadcast_to(jnp.asarray(values, jnp.float32), indices.shape)
-    written = (indices >= 0) & (indices < capacity)
+    values = jnp.where(values >= 0, values, jnp.inf)
+    written = (indices >= 0) & (indices < tree.capacity)
     if mask is not None:
         written &= mask
-    first_leaf = _first_leaf(capacity, fanout)
-    leaf = jnp.where(written, first_leaf + indices, tree.nodes.size)
-    nodes = tree.nodes
+    indices, values, written = materialize(indices, values, written)
+    sums, levels = tree.sums, _levels(tree.capacity, tree.fanout)
+    target = jnp.where(written, levels[-1].start + indices, sums[-1].size)
     if not unique_indices:
-        nodes, values = _last_occurrence_wins(nodes, leaf, values)
-    nodes = nodes.at[leaf].set(values, mode="drop", unique_indices=unique_indices)
+        lower, last = _last_occurrence(sums[-1], target, values)
+        sums = (*sums[:-1], lower)
+        target = jnp.where(last, target, lower.size)
     # Rows that were not written climb from the first leaf: recomputing a sum that has not changed is harmless.
-    start = jnp.where(written, leaf, first_leaf)
-    depth = _depth(capacity, fanout)
-    nodes, root = _ascend(nodes, start, fanout, depth, jnp.add)
-    minima, root_minimum = tree.minima, tree.root_minimum
+    leaf = jnp.where(written, indices, 0)
+    sums = _ascend(levels, sums, target, values, leaf, tree.fanout, jnp.add)
+    minima = tree.minima
     if minima is not None:
-        minima = minima.at[leaf].set(jnp.where(values > 0, values, jnp.inf), mode="drop")
-        minima, root_minimum = _ascend(minima, start, fanout, depth, jnp.minimum)
-    return dataclasses.replace(tree, nodes=nodes, root=root, minima=minima, root_minimum=root_minimum)
+        values = jnp.where(values > 0, values, jnp.inf)
+        # The minimum is never negative. That it is looked at makes the reads of the last update come before the writes
+        # of this one; otherwise XLA would copy the minima.
+        target = jnp.where(minimum(tree) < 0, 0, target)
+        minima = _ascend(levels, minima, target, values, leaf, tree.fanout, jnp.minimum)
+    return dataclasses.replace(tree, sums=sums, minima=minima)
 
 
 @jax.jit
@@ -163,18 +161,14 @@ def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
       int32 [...].
     """
     prefix = jnp.asarray(prefix, jnp.float32)
-    flat = prefix.reshape(-1)
-    root = jnp.full(flat.shape, tree.fanout - 1, jnp.int32)
-    leaf, _, _ = _descend(tree, root, flat, _depth(tree.capacity, tree.fanout))
-    return _leaf_index(tree, leaf).reshape(prefix.shape)
+    num_levels = len(_levels(tree.capacity, tree.fanout))
+    leaf, _, _ = _descend(tree, 0, num_levels, None, jnp.maximum(prefix, 0.0).reshape(-1))
+    return leaf.reshape(prefix.shape)
 
 
 @functools.partial(jax.jit, static_argnames=("batch_size", "stratified"))
 def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool = False) -> tuple[jax.Array, jax.Array]:
     """Draw leaves in proportion to their values, with replacement.
-
-    One float32 uniform has 24 bits, too few to tell the leaves of a large tree apart; so the draw is made anew,
-    conditional on the node and the stratum reached, half way down.
 
     Args:
       tree: the tree; its total must be positive and finite for the law to hold.
@@ -187,50 +181,58 @@ def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool =
       the leaves' indices, int32 [batch_size], in ascending order of the strata if stratified; and their values,
       float32 [batch_size].
     """
-    mass, depth = total(tree), _depth(tree.capacity, tree.fanout)
-    coarse, fine = jax.random.uniform(key, (2, batch_size), jnp.float32)
+    return sample_with(tree, jax.random.bits(key, (2, batch_size), jnp.uint32), stratified=stratified)
+
+
+@functools.partial(jax.jit, static_argnames="stratified")
+def sample_with(tree: SumTree, bits: jax.Array, *, stratified: bool = False) -> tuple[jax.Array, jax.Array]:
+    """`sample` with random bits, uint32 [2, batch_size], in place of a key.
+
+    One float32 uniform has 24 bits, too few to tell the leaves of a large tree apart; so the draw is made anew,
+    conditional on the node and the stratum reached, half way down.
+    """
+    mass, num_levels, batch_size = total(tree), len(_levels(tree.capacity, tree.fanout)), bits.shape[1]
+    coarse, fine = (bits >> 8).astype(jnp.float32) * 2.0**-24
     if stratified:
         edges = mass * (jnp.arange(batch_size + 1, dtype=jnp.float32) / batch_size)
         low, high = edges[:-1], edges[1:]
     else:
         low, high = jnp.zeros_like(coarse), jnp.full_like(coarse, mass)
     prefix = low + coarse * (high - low)
-    root = jnp.full((batch_size,), tree.fanout - 1, jnp.int32)
-    node, rest, value = _descend(tree, root, prefix, (depth + 1) // 2)
-    if depth > 1:
+    half = (num_levels + 1) // 2
+    node, rest, value = _descend(tree, 0, half, None, prefix)
+    if half < num_levels:
         offset = prefix - rest  # the mass to the left of the node
         low, high = jnp.maximum(low - offset, 0.0), jnp.minimum(high - offset, value)
         rest = low + fine * jnp.maximum(high - low, 0.0)
-        node, _, value = _descend(tree, node, rest, depth // 2)
-    return _leaf_index(tree, node), value
+        node, _, value = _descend(tree, half, num_levels, node, rest)
+    return node, value
 
 
-def _depth(capacity: int, fanout: int) -> int:
-    """Levels below the root."""
-    depth = 1
-    while fanout**depth < capacity:
-        depth += 1
-    return depth
+class _Level(NamedTuple):
+    """Where a level lies: nodes `start` to `start + size` of an array, of which the first `used` have leaves below."""
+
+    array: int
+    start: int
+    size: int
+    used: int
 
 
-def _first_leaf(capacity: int, fanout: int) -> int:
-    """Number of the node that is leaf 0."""
-    node = fanout - 1
-    for _ in range(_depth(capacity, fanout)):
-        node = fanout * (node - fanout + 2)
-    return node
-
-
-def _leaf_index(tree: SumTree, node: jax.Array) -> jax.Array:
-    # The upper bound matters only to a tree of total 0, where the descent goes astray.
-    return jnp.clip(node - _first_leaf(tree.capacity, tree.fanout), 0, tree.capacity - 1)
-
-
-def _read_rows(nodes: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
-    """The contiguous siblings of row [B], float32 [B, fanout]."""
-    numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
-    mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
-    return lax.gather(nodes, (row * fanout)[:, None], numbers, (fanout,), mode=mode)
+def _levels(capacity: int, fanout: int) -> list[_Level]:
+    """The levels from the roots to the leaves."""
+    used = [capacity]
+    while used[0] > fanout:
+        used.insert(0, -(-used[0] // fanout))
+    levels, size = [], used[0]
+    for depth, count in enumerate(used):
+        low = depth >= len(used) - 2
+        array = 0 if depth == 0 else 2 if low and len(used) > 3 else 1
+        start = levels[-1].start + levels[-1].size if levels and levels[-1].array == array else 0
+        if depth == len(used) - 1:
+            size = count if depth == 0 else used[-2] * fanout
+        levels.append(_Level(array, start, size, count))
+        size *= fanout
+    return levels
 
 
 def _fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
@@ -242,62 +244,107 @@ def _fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) ->
     return x[..., 0]
 
 
-def _ascend(nodes: jax.Array, node: jax.Array, fanout: int, depth: int, combine) -> tuple[jax.Array, jax.Array]:
-    """Recompute every ancestor of `node` [B] from its children; also returns the root's value, float32 []."""
-
-    def level(_, carry):
-        nodes, node, _ = carry
-        row = node // fanout
-        parent = row + fanout - 2
-        value = _fold(_read_rows(nodes, row, fanout), combine)
-        return nodes.at[parent].set(value, mode="promise_in_bounds"), parent, value
-
-    nodes, _, value = lax.fori_loop(0, depth, level, (nodes, node, jnp.zeros(node.shape, nodes.dtype)))
-    return nodes, value[0]
+def _read_rows(array: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
+    """The contiguous siblings of row [B], float32 [B, fanout]."""
+    numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
+    mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    return lax.gather(array, (row * fanout)[:, None], numbers, (fanout,), mode=mode)
 
 
-def _descend(tree: SumTree, node: jax.Array, prefix: jax.Array, levels: int) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """`levels` steps down from `node` [B].
+def _ascend(
+    levels: list[_Level],
+    arrays: tuple[jax.Array, ...],
+    target: jax.Array,
+    values: jax.Array,
+    node: jax.Array,
+    fanout: int,
+    combine: Callable[[jax.Array, jax.Array], jax.Array],
+) -> tuple[jax.Array, ...]:
+    """`arrays` with `values` [B] at `target` [B] of the last, and every ancestor of the leaves `node` [B] recomputed."""
+    done = [*arrays[:-1], arrays[-1].at[target].set(values, mode="drop", unique_indices=True)]
+    for level, below in zip(levels[-2::-1], levels[:0:-1], strict=True):
+        node = node // fanout
+        children, parents = done[below.array], done[level.array]
+        if level.used <= DENSE * node.size:
+            rows = lax.slice(children, (below.start,), (below.start + level.used * fanout,))
+            value = _fold(rows.reshape(level.used, fanout), combine)
+            done[level.array] = lax.dynamic_update_slice(parents, value, (level.start,))
+        else:
+            value = _fold(_read_rows(children, below.start // fanout + node, fanout), combine)
+            done[level.array] = parents.at[level.start + node].set(value, mode="promise_in_bounds")
+    return tuple(done)
+
+
+def _descend(
+    tree: SumTree, first: int, stop: int, node: jax.Array | None, prefix: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Follow `prefix` [B], float32 and not negative, down the levels from `first` to before `stop`.
+
+    The levels that share an array are one loop: the tree is read inside of loops only, so that the reads come before
+    any write that depends on what was found; otherwise XLA would copy the tree.
+
+    Args:
+      node: int32 [B], where to begin: numbers within the level above `first`; None above the roots.
 
     Returns:
-      the nodes reached, what is left of the prefix there, and the nodes' values. All reads of the tree happen inside
-      the loop, so that they come before any write that depends on its results.
+      the nodes reached, numbers within their level; what is left of the prefix there; and the nodes' values.
     """
-    fanout = tree.fanout
+    fanout, levels = tree.fanout, _levels(tree.capacity, tree.fanout)
+    value = prefix
+    if node is None:
+        node, prefix, value = _choose([tree.sums[0][i] for i in range(levels[0].size)], prefix)
+        first = 1
+    for array in sorted({level.array for level in levels[first:stop]}):
+        group = [level for level in levels[first:stop] if level.array == array]
+        num_parents = next(level for level in levels if level.array == array).size // fanout
 
-    def level(_, carry):
-        node, prefix, _ = carry
-        row = node - fanout + 2
-        children = _read_rows(tree.nodes, row, fanout)
-        below = jnp.zeros_like(prefix)  # cumulative sum before the child at hand
-        chosen, chosen_below, chosen_value = jnp.zeros_like(node), jnp.zeros_like(prefix), jnp.zeros_like(prefix)
-        found = jnp.zeros(node.shape, bool)
-        for child in range(fanout):
-            value = children[:, child]
-            # Until one is found the last positive child stands in, for a prefix that rounding put past the end.
-            take = (value > 0) & ~found
-            chosen = jnp.where(take, child, chosen)
-            chosen_below = jnp.where(take, below, chosen_below)
-            chosen_value = jnp.where(take, value, chosen_value)
-            below = below + value
-            found |= take & (below > prefix)
-        return row * fanout + chosen, jnp.maximum(prefix - chosen_below, 0.0), chosen_value
+        def down(_, carry, nodes=tree.sums[array], num_parents=num_parents):
+            row, prefix, _ = carry
+            rows = _read_rows(nodes, row, fanout)
+            child, prefix, value = _choose([rows[:, i] for i in range(fanout)], prefix)
+            return row * fanout + child + num_parents, prefix, value
 
-    return lax.fori_loop(0, levels, level, (node, prefix, jnp.zeros_like(prefix)))
+        row = group[0].start // fanout + node
+        row, prefix, value = lax.fori_loop(0, len(group), down, (row, prefix, value))
+        node = row - num_parents - group[-1].start
+    return node, prefix, value
 
 
-def _last_occurrence_wins(nodes: jax.Array, leaf: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Give every row of one leaf the value of the last such row, so that the order of a scatter does not matter.
+def _choose(children: list[jax.Array], prefix: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The child in which `prefix` [B] falls, by halving: never one of value 0 where there is another.
 
-    The leaves themselves serve as scratch space (they are about to be overwritten): row numbers are combined there by
-    a maximum, which has one result in any order. Neither a sort nor O(capacity) scratch is needed.
+    Args:
+      children: values of the children in order, float32 [B] or [] each.
+      prefix: float32 [B], not negative.
+
+    Returns:
+      the child's number, int32 [B]; what is left of the prefix; and the child's value.
     """
-    rows = leaf.shape[0]
+    chosen = jnp.zeros(prefix.shape, jnp.int32)
+    while len(children) > 1:
+        half = 1 << ((len(children) - 1).bit_length() - 1)
+        left, right = children[:half], children[half:]
+        left_sum, right_sum = functools.reduce(jnp.add, left), functools.reduce(jnp.add, right)
+        go_right = ~(prefix < left_sum) & (right_sum > 0)
+        chosen = 2 * chosen + go_right
+        prefix = jnp.where(go_right, prefix - left_sum, prefix)
+        right = right + [jnp.zeros_like(left_sum)] * (half - len(right))
+        children = [jnp.where(go_right, b, a) for a, b in zip(left, right, strict=True)]
+    return chosen, prefix, jnp.broadcast_to(children[0], prefix.shape)
+
+
+def _last_occurrence(leaves: jax.Array, target: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Which rows are the last of their `target`, bool [B], so that the order of a scatter does not matter.
+
+    The leaves themselves serve as scratch space (they are about to be overwritten): numbers below any leaf's, lower for
+    later rows, are combined there by a minimum, which has one result in any order. Neither a sort nor O(capacity) scratch
+    is needed.
+    """
+    rows = target.shape[0]
     if rows > 2**24:
         raise ValueError(f"batch of {rows} rows: at most {2**24} rows may repeat indices; update in parts.")
-    # Any negative number does. That it is computed from the values makes whatever they were read from the tree for come
-    # before this write; otherwise XLA would copy the tree.
-    nodes = nodes.at[leaf].set(jnp.where(values > 0, -2.0, -1.0), mode="drop")
-    nodes = nodes.at[leaf].max(jnp.arange(rows, dtype=jnp.float32), mode="drop")
-    last = nodes.at[leaf].get(mode="fill", fill_value=0.0).astype(jnp.int32)
-    return nodes, values.at[last].get(mode="promise_in_bounds")
+    # The values are never less. That they are looked at makes whatever they were read from the tree for come before this
+    # write; otherwise XLA would copy the leaves.
+    number = jnp.minimum(values, -1.0 - jnp.arange(rows, dtype=jnp.float32))
+    leaves = leaves.at[target].min(number, mode="drop")
+    return leaves, leaves.at[target].get(mode="fill", fill_value=0.0) == number

@@ -143,8 +143,8 @@ def test_temporary_memory_does_not_grow_with_capacity(sampler, learn, seeds):
 
 
 @pytest.mark.parametrize("operation", ["update", "unique", "sample"])
-def test_work_on_the_tree_does_not_grow_with_capacity(operation):
-    """A level more is an iteration more of the same loops: neither their work nor the temporary memory grows."""
+def test_work_on_the_tree_grows_with_its_levels(operation):
+    """2^24 leaves are 8 levels, 2^15 are 5: the work and the temporary memory are proportional at most."""
 
     def run(tree, key):
         indices = jax.random.randint(key, (256,), 0, tree.capacity)
@@ -157,7 +157,7 @@ def test_work_on_the_tree_does_not_grow_with_capacity(operation):
         tree, key = jax.eval_shape(lambda capacity=capacity: sum_tree.init(capacity)), jax.random.key(0)
         compiled = jax.jit(run, donate_argnums=0).lower(tree, key).compile()
         costs.append((compiled.memory_analysis().temp_size_in_bytes, compiled.cost_analysis()["flops"]))
-    assert costs[0] == costs[1]
+    assert all(large <= 8 / 5 * small for small, large in zip(*costs, strict=True))
 
 
 def test_the_check_sees_a_copy():

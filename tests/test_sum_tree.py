@@ -28,14 +28,25 @@ def leaves_of(tree):
 
 
 def check_valid(tree):
-    """Every inner node is the sum (and the smallest positive leaf) of its children; what pads the leaves is empty."""
-    first_leaf = sum_tree._first_leaf(tree.capacity, tree.fanout)
-    for node in range(tree.fanout - 1, first_leaf):
-        children = slice(tree.fanout * (node - tree.fanout + 2), tree.fanout * (node - tree.fanout + 3))
-        if children.start < len(tree.nodes):
-            np.testing.assert_allclose(tree.nodes[node], np.sum(tree.nodes[children], dtype=np.float64), rtol=1e-6)
-            assert tree.minima is None or tree.minima[node] == np.min(tree.minima[children])
-    assert not np.any(tree.nodes[first_leaf + tree.capacity :])
+    """Every node above the leaves is the sum (and the smallest positive leaf) of its children; padding is empty."""
+    levels = sum_tree._levels(tree.capacity, tree.fanout)
+    assert levels[0].used <= tree.fanout and levels[-1].used == tree.capacity
+
+    def nodes(arrays, level):
+        return arrays[level.array][level.start : level.start + level.size]
+
+    for below, level in zip(levels[:0:-1], levels[-2::-1], strict=True):
+        children = nodes(tree.sums, below)[: level.used * tree.fanout].reshape(-1, tree.fanout)
+        sums = np.pad(children.sum(axis=1, dtype=np.float64), (0, level.size - level.used))
+        np.testing.assert_allclose(nodes(tree.sums, level), sums, rtol=1e-6)
+    for level in levels:
+        assert not np.any(nodes(tree.sums, level)[level.used :])
+        if tree.minima is not None:
+            leaves = nodes(tree.sums, levels[-1])[: tree.capacity]
+            reach = tree.fanout ** (len(levels) - 1 - levels.index(level))  # leaves below a node
+            smallest = np.full(level.size * reach, np.inf)
+            smallest[: tree.capacity] = np.where(leaves > 0, leaves, np.inf)
+            np.testing.assert_array_equal(nodes(tree.minima, level), smallest.reshape(-1, reach).min(axis=1))
 
 
 def test_sumtree_basic_total():
@@ -129,7 +140,7 @@ def test_total_does_not_drift_in_a_million_updates(fanout):
     assert abs(float(sum_tree.total(tree)) - exact) <= 1e-6 * exact
     empty = sum_tree.update(tree, jnp.arange(capacity), jnp.zeros(capacity))
     assert sum_tree.total(empty) == 0
-    assert np.all(np.asarray(empty.nodes) == 0)
+    assert all(np.all(np.asarray(nodes) == 0) for nodes in empty.sums)
 
 
 def test_overwritten_poison_leaves_no_trace():
@@ -157,11 +168,10 @@ def test_last_duplicate_wins_eager_jit_scan_and_vmap():
     eager = [sum_tree.update(tree, jnp.asarray(i), jnp.asarray(v)) for i, v in zip(indices, values, strict=True)]
     np.testing.assert_array_equal(np.stack([leaves_of(t) for t in eager]), expected)
     batched = jax.vmap(sum_tree.update, in_axes=(None, 0, 0))(tree, jnp.asarray(indices), jnp.asarray(values))
-    np.testing.assert_array_equal(batched.nodes, np.stack([t.nodes for t in eager]))
-    _, scanned = lax.scan(
-        lambda t, x: (t, sum_tree.update(t, *x).nodes), tree, (jnp.asarray(indices), jnp.asarray(values))
-    )
-    np.testing.assert_array_equal(scanned, batched.nodes)
+    _, scanned = lax.scan(lambda t, x: (t, sum_tree.update(t, *x)), tree, (jnp.asarray(indices), jnp.asarray(values)))
+    for array, (batched_nodes, scanned_nodes) in enumerate(zip(batched.sums, scanned.sums, strict=True)):
+        np.testing.assert_array_equal(batched_nodes, np.stack([t.sums[array] for t in eager]))
+        np.testing.assert_array_equal(scanned_nodes, batched_nodes)
 
 
 def test_functions_take_any_shape_and_are_vmappable():
@@ -172,7 +182,7 @@ def test_functions_take_any_shape_and_are_vmappable():
     stacked = jax.tree.map(lambda *x: jnp.stack(x), tree, tree_of([4, 3, 2, 1]))
     np.testing.assert_array_equal(jax.vmap(sum_tree.find)(stacked, jnp.array([3.5, 3.5])), [2, 0])
     np.testing.assert_array_equal(sum_tree.total(stacked), [10, 10])
-    assert jax.eval_shape(lambda: sum_tree.init(9)).nodes.dtype == jnp.float32
+    assert jax.eval_shape(lambda: sum_tree.init(9)).sums[-1].dtype == jnp.float32
 
 
 def groups_p_value(draws, groups, masses):

@@ -9,12 +9,14 @@ from jax import lax
 def materialize(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     """The same arrays, computed once, before anything is computed from them.
 
-    XLA:CPU fuses a cheap computation into each place that uses its result and repeats it there, for every element of a
-    gather even: a replay step took several times as long. What comes out of a loop is not repeated, so here they go twice
-    round one. (`lax.optimization_barrier` is gone before fusion there.) On other backends nothing is done.
+    XLA:CPU fuses a cheap computation into each place that uses its result and repeats it there, even for every element
+    of a gather: a replay step took several times as long. It drops `lax.optimization_barrier` before it fuses, but not a
+    loop; so there the arrays go twice round one.
     """
 
     def twice_round_a_loop(*arrays: jax.Array) -> Any:
         return lax.fori_loop(0, 2, lambda _, pair: (pair[1], pair[0]), (arrays, arrays))[0]
 
-    return lax.platform_dependent(*arrays, cpu=twice_round_a_loop, default=lambda *arrays: arrays)
+    return lax.platform_dependent(
+        *arrays, cpu=twice_round_a_loop, default=lambda *arrays: lax.optimization_barrier(arrays)
+    )

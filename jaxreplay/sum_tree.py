@@ -29,7 +29,7 @@ from jaxreplay._xla import materialize
 
 DEFAULT_FANOUT = 8  # measured: tests/benchmarks/README.md
 MAX_CAPACITY = 2**29
-DENSE = 4  # a level of at most so many nodes a row of the batch is recomputed as a whole; measured
+DENSE = 8  # a level of at most so many nodes a row of the batch is recomputed as a whole; measured
 
 
 @struct.dataclass
@@ -261,17 +261,23 @@ def _ascend(
     combine: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> tuple[jax.Array, ...]:
     """`arrays` with `values` [B] at `target` [B] of the last, and every ancestor of the leaves `node` [B] recomputed."""
-    done = [*arrays[:-1], arrays[-1].at[target].set(values, mode="drop", unique_indices=True)]
+    *done, lower = arrays
+    done.append(lower.at[target].set(values, mode="drop", unique_indices=True))
+    dense = None  # the nodes in use of a level that has been recomputed as a whole
     for level, below in zip(levels[-2::-1], levels[:0:-1], strict=True):
-        node = node // fanout
-        children, parents = done[below.array], done[level.array]
-        if level.used <= DENSE * node.size:
-            rows = lax.slice(children, (below.start,), (below.start + level.used * fanout,))
-            value = _fold(rows.reshape(level.used, fanout), combine)
-            done[level.array] = lax.dynamic_update_slice(parents, value, (level.start,))
-        else:
-            value = _fold(_read_rows(children, below.start // fanout + node, fanout), combine)
+        node, parents = node // fanout, done[level.array]
+        if level.used > DENSE * node.size:
+            value = _fold(_read_rows(done[below.array], below.start // fanout + node, fanout), combine)
             done[level.array] = parents.at[level.start + node].set(value, mode="promise_in_bounds")
+            continue
+        if dense is None:
+            children = lax.slice(done[below.array], (below.start,), (below.start + level.used * fanout,))
+            # The array is not read after this, only written.
+            (dense,) = materialize(_fold(children.reshape(level.used, fanout), combine))
+        else:
+            padding = jnp.full(level.used * fanout - below.used, 0.0 if combine is jnp.add else jnp.inf, jnp.float32)
+            dense = _fold(jnp.concatenate([dense, padding]).reshape(level.used, fanout), combine)
+        done[level.array] = lax.dynamic_update_slice(parents, dense, (level.start,))
     return tuple(done)
 
 

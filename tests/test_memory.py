@@ -144,7 +144,7 @@ def test_temporary_memory_does_not_grow_with_capacity(sampler, learn, seeds):
 
 @pytest.mark.parametrize("operation", ["update", "unique", "sample"])
 def test_work_on_the_tree_grows_with_its_levels(operation):
-    """2^24 leaves are 8 levels, 2^15 are 5: the work and the temporary memory are proportional at most."""
+    """Of the levels of 2^15 leaves one is updated row by row, of those of 2^24 four, and the rest as a whole."""
 
     def run(tree, key):
         indices = jax.random.randint(key, (256,), 0, tree.capacity)
@@ -157,7 +157,7 @@ def test_work_on_the_tree_grows_with_its_levels(operation):
         tree, key = jax.eval_shape(lambda capacity=capacity: sum_tree.init(capacity)), jax.random.key(0)
         compiled = jax.jit(run, donate_argnums=0).lower(tree, key).compile()
         costs.append((compiled.memory_analysis().temp_size_in_bytes, compiled.cost_analysis()["flops"]))
-    assert all(large <= 8 / 5 * small for small, large in zip(*costs, strict=True))
+    assert all(large <= 4 * small for small, large in zip(*costs, strict=True))
 
 
 def test_the_check_sees_a_copy():

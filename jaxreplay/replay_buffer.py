@@ -10,6 +10,7 @@ from flax import struct
 
 from jaxreplay import _items, ring
 from jaxreplay._arguments import check_integer
+from jaxreplay._xla import materialize
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.transition_batch import TransitionBatch
 
@@ -205,7 +206,7 @@ def _add_impl(buffer: ReplayBuffer, state: ReplayState, items: Any, mask: jax.Ar
 
 
 def _sample_impl(buffer: ReplayBuffer, state: ReplayState, key: jax.Array, batch_size: int, beta: Any) -> Sample:
-    slots, probabilities = buffer.sampler.sample(state.sampler, key, batch_size, ring.live(state.ring))
+    slots, probabilities = materialize(*buffer.sampler.sample(state.sampler, key, batch_size, ring.live(state.ring)))
     weights = buffer.sampler.weights(state.sampler, probabilities, state.ring.size, beta)
     indices = ring.handles(state.ring, slots, buffer.capacity)
     items = _items.read(state.storage, slots)

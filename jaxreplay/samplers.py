@@ -15,6 +15,7 @@ from flax import struct
 
 from jaxreplay import sum_tree
 from jaxreplay._arguments import check_number
+from jaxreplay._random import below, random_bits
 from jaxreplay.ring import Live
 from jaxreplay.weights import Normalize, importance_weights
 
@@ -45,25 +46,9 @@ class Sampler(Protocol[S]):
         ...
 
 
-def _random_bits(key: jax.Array, batch_size: int) -> jax.Array:
-    """64 random bits a draw, uint32 [2, batch_size]."""
-    return jax.random.bits(key, (2, batch_size), jnp.uint32)
-
-
 def _uniform_slots(bits: jax.Array, live: Live, capacity: int) -> jax.Array:
-    """Slots of `live`, equally likely up to 2^-34: the product of its size and the bits as a fraction, rounded down."""
-    size = jnp.maximum(live.size, 1).astype(jnp.uint32)
-    low = bits[0] * size  # modulo 2^32
-    carry = (low + _high_product(bits[1], size) < low).astype(jnp.uint32)
-    slots = live.start + (_high_product(bits[0], size) + carry).astype(jnp.int32)
+    slots = live.start + below(bits, jnp.maximum(live.size, 1))
     return jnp.where(slots >= capacity, slots - capacity, slots)
-
-
-def _high_product(x: jax.Array, y: jax.Array) -> jax.Array:
-    """The upper 32 of the 64 bits of x * y, all uint32."""
-    x_low, x_high, y_low, y_high = x & 0xFFFF, x >> 16, y & 0xFFFF, y >> 16
-    middle = x_high * y_low + (x_low * y_low >> 16)
-    return x_high * y_high + (middle >> 16) + ((middle & 0xFFFF) + x_low * y_high >> 16)
 
 
 def _uniform_probability(size: jax.Array) -> jax.Array:
@@ -88,7 +73,7 @@ class Uniform:
         return state
 
     def sample(self, state: UniformState, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
-        slots = _uniform_slots(_random_bits(key, batch_size), live, state.capacity)
+        slots = _uniform_slots(random_bits(key, batch_size), live, state.capacity)
         return slots, jnp.full(batch_size, _uniform_probability(live.size))
 
     def weights(self, state: UniformState, probabilities: jax.Array, size: jax.Array, beta: Any = None) -> jax.Array:
@@ -167,7 +152,7 @@ class Prioritized:
     def sample(
         self, state: PrioritizedState, key: jax.Array, batch_size: int, live: Live
     ) -> tuple[jax.Array, jax.Array]:
-        mass, bits = sum_tree.total(state.tree), _random_bits(key, batch_size)
+        mass, bits = sum_tree.total(state.tree), random_bits(key, batch_size)
         weighted = mass > 0
         by_priority, leaves = sum_tree.sample_with(state.tree, bits, stratified=self.stratified)
         evenly = _uniform_slots(bits, live, state.tree.capacity)

@@ -25,6 +25,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay._arguments import check_integer
+from jaxreplay._random import random_bits
 from jaxreplay._xla import materialize
 
 DEFAULT_FANOUT = 8  # measured: tests/benchmarks/README.md
@@ -181,7 +182,7 @@ def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool =
       the leaves' indices, int32 [batch_size], in ascending order of the strata if stratified; and their values,
       float32 [batch_size].
     """
-    return sample_with(tree, jax.random.bits(key, (2, batch_size), jnp.uint32), stratified=stratified)
+    return sample_with(tree, random_bits(key, batch_size), stratified=stratified)
 
 
 @functools.partial(jax.jit, static_argnames="stratified")

@@ -1,0 +1,35 @@
+"""Random integers, as many bits as a large buffer needs."""
+
+import jax
+import jax.numpy as jnp
+from jax.extend.random import threefry_2x32
+
+
+def random_bits(key: jax.Array, size: int) -> jax.Array:
+    """64 random bits for each of `size` draws, uint32 [2, size].
+
+    `jax.random.bits` computes 64 bits for every 32 that it returns; here none are thrown away, which halves the work. The
+    key (of 2 words) is that of the cipher Threefry, as in JAX; of another kind of key two random words are.
+    """
+    words = jax.random.key_data(key)
+    if words.shape != (2,):
+        words = jax.random.bits(key, (2,), jnp.uint32)
+    return threefry_2x32((words[0], words[1]), jnp.arange(2 * size, dtype=jnp.uint32)).reshape(2, size)
+
+
+def below(bits: jax.Array, bound: jax.Array) -> jax.Array:
+    """Integers in [0, bound), int32 [size]: `bits` (uint32 [2, size]) as a fraction, times `bound` (1 to 2^31 - 1).
+
+    The probability of each differs from 1 / bound by 2^-64 at most.
+    """
+    bound = bound.astype(jnp.uint32)
+    low = bits[0] * bound  # modulo 2^32
+    carry = low + _high_product(bits[1], bound) < low
+    return (_high_product(bits[0], bound) + carry).astype(jnp.int32)
+
+
+def _high_product(x: jax.Array, y: jax.Array) -> jax.Array:
+    """The upper 32 of the 64 bits of x * y, all uint32."""
+    x_low, x_high, y_low, y_high = x & 0xFFFF, x >> 16, y & 0xFFFF, y >> 16
+    middle = x_high * y_low + (x_low * y_low >> 16)
+    return x_high * y_high + (middle >> 16) + ((middle & 0xFFFF) + x_low * y_high >> 16)

@@ -27,6 +27,7 @@ from tqdm import tqdm
 
 import jaxreplay as jr
 
+CAPACITY = 2**15
 LAST_EPISODES = 20  # a seed's return is the mean over so many training episodes
 SOLVED = 450
 
@@ -35,13 +36,12 @@ SOLVED = 450
 class Config:
     """Static settings. A step steps each of a seed's environments once, and makes one update."""
 
-    sampler: jr.Sampler
+    buffer: Any  # with the methods init, add, sample and update of jr.ReplayBuffer
     steps: int
     num_envs: int = 16
     n: int = 3
     warmup: int = 100  # steps with random actions before the first update
     intervals: int = 50  # progress reports
-    capacity: int = 2**15
     batch_size: int = 128
     gamma: float = 0.99
     width: int = 128
@@ -71,7 +71,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
     network = nn.Sequential(layers)
     optimizer = optax.adam(optax.linear_schedule(config.learning_rate, 0.0, config.steps))
     tracer = jr.NStep(n=config.n, gamma=config.gamma, num_envs=config.num_envs)
-    buffer = jr.ReplayBuffer(capacity=config.capacity, sampler=config.sampler)
+    buffer = config.buffer
 
     def step_envs(key: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple[Any, jax.Array, tuple]:
         keys = jax.random.split(key, config.num_envs)
@@ -206,7 +206,7 @@ def parse_args() -> tuple[argparse.Namespace, Config]:
     parser.add_argument("--seeds", type=integer(1, 4096), help="number of seeds (8; 2 if short)")
     parser.add_argument("--seed", type=integer(0), default=0, help="base seed (0)")
     parser.add_argument("--steps", type=integer(1), help="environment steps per seed (250000; 8000 if short)")
-    parser.add_argument("--num-envs", type=integer(1, Config.capacity), default=Config.num_envs, help="per seed (16)")
+    parser.add_argument("--num-envs", type=integer(1, CAPACITY), default=Config.num_envs, help="per seed (16)")
     parser.add_argument("--n", type=integer(1, Config.warmup), default=Config.n, help="steps in a return (3)")
     parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the plot (out)")
     parser.add_argument("--short", action="store_true", help="a tiny budget; it does not learn")
@@ -224,7 +224,8 @@ def parse_args() -> tuple[argparse.Namespace, Config]:
     steps = (args.steps // args.num_envs - Config.warmup) // Config.intervals * Config.intervals
     beta = optax.linear_schedule(0.4, 1.0, steps)
     sampler = jr.Prioritized(alpha=0.6, beta=beta) if args.per else jr.Uniform()
-    return args, Config(sampler=sampler, steps=steps, num_envs=args.num_envs, n=args.n)
+    buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler)
+    return args, Config(buffer=buffer, steps=steps, num_envs=args.num_envs, n=args.n)
 
 
 def main() -> None:

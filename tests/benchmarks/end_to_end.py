@@ -1,0 +1,114 @@
+"""(e) The DQN of examples/dqn.py, with jaxreplay's buffer and with flashbax's: time and returns."""
+
+import dataclasses
+import pathlib
+import sys
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import struct
+from harness import percentiles
+from jax_buffers import flashbax_device
+
+import jaxreplay as jr
+
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+POINTS = 101  # of a learning curve
+
+
+@struct.dataclass
+class FlashbaxState:
+    """A flashbax state and the number of updates, int32 [], which the schedule of beta needs."""
+
+    buffer: Any
+    updates: jax.Array
+
+
+@dataclasses.dataclass(frozen=True)
+class FlashbaxBuffer:
+    """flashbax's prioritised item buffer with the methods of `jr.ReplayBuffer` that the example uses.
+
+    It has no masked add, so `mask` is ignored: the n - 1 empty steps at the start of training are stored as well. Its
+    batch size is static, so `sample` takes no other than the one given here.
+    """
+
+    capacity: int
+    batch_size: int
+    beta: Any
+    alpha: float = 0.6
+    epsilon: float = 1e-6
+
+    @property
+    def _buffer(self) -> Any:
+        import flashbax
+
+        return flashbax.make_prioritised_item_buffer(
+            max_length=self.capacity,
+            min_length=1,
+            sample_batch_size=self.batch_size,
+            add_batches=True,
+            priority_exponent=self.alpha,
+            device=flashbax_device(),
+        )
+
+    def init(self, items: Any) -> FlashbaxState:
+        item = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), items)
+        return FlashbaxState(self._buffer.init(item), jnp.int32(0))
+
+    def add(self, state: FlashbaxState, items: Any, mask: jax.Array) -> FlashbaxState:
+        return state.replace(buffer=self._buffer.add(state.buffer, items))
+
+    def sample(self, state: FlashbaxState, key: jax.Array, batch_size: int) -> jr.Sample:
+        assert batch_size == self.batch_size
+        drawn = self._buffer.sample(state.buffer, key)
+        weights = jr.importance_weights(drawn.probabilities, self.capacity, self.beta(state.updates))
+        return jr.Sample(drawn.experience, drawn.indices, drawn.probabilities, weights)
+
+    def update(self, state: FlashbaxState, indices: jax.Array, td_errors: jax.Array) -> FlashbaxState:
+        priorities = jnp.abs(td_errors) + self.epsilon
+        return FlashbaxState(self._buffer.set_priorities(state.buffer, indices, priorities), state.updates + 1)
+
+
+def run(smoke: bool, with_flashbax: bool) -> dict[str, Any]:
+    """Train in turn with each buffer; seconds a training, returns by seed, and learning curves."""
+    sys.path.insert(0, str(EXAMPLES))
+    try:
+        import dqn
+    except ImportError as error:
+        return {"skipped": f"{error.name} is not installed"}
+    seeds, pairs = (2, 1) if smoke else (8, 3)
+    steps = 50 if smoke else (250_000 // dqn.Config.num_envs - dqn.Config.warmup) // 50 * 50
+    beta = optax.linear_schedule(0.4, 1.0, steps)
+    buffers = {"jaxreplay": jr.ReplayBuffer(capacity=dqn.CAPACITY, sampler=jr.Prioritized(alpha=0.6, beta=beta))}
+    if with_flashbax:
+        buffers["flashbax"] = FlashbaxBuffer(dqn.CAPACITY, dqn.Config.batch_size, beta)
+
+    keys = jax.random.split(jax.random.key(0), seeds)
+    result, compiled, seconds = {}, {}, {name: [] for name in buffers}
+    for name, buffer in buffers.items():
+        started = time.perf_counter()
+        train = dqn.make_train(dqn.Config(buffer=buffer, steps=steps), lambda returns: None)
+        compiled[name] = train.lower(keys).compile()
+        result[name] = {"compile_s": round(time.perf_counter() - started, 2)}
+    for _ in range(pairs):
+        for name, train in compiled.items():
+            started = time.perf_counter()
+            returns = np.asarray(train(keys))
+            jax.effects_barrier()
+            seconds[name].append(time.perf_counter() - started)
+            times = np.linspace(0, len(returns), POINTS)
+            curves = np.stack([dqn.learning_curve(returns[:, seed], times) for seed in range(seeds)])
+            result[name]["curves"] = np.round(np.nan_to_num(curves), 1).tolist()
+    for name, of_name in result.items():
+        final = np.array(of_name["curves"])[:, -1]
+        means = np.random.default_rng(0).choice(final, (10_000, seeds)).mean(axis=1)
+        of_name["seconds"] = percentiles(seconds[name])
+        of_name["ratio"] = percentiles(np.array(seconds[name]) / np.array(seconds["jaxreplay"]))
+        of_name["mean_return"] = round(float(final.mean()), 1)
+        of_name["interval"] = [round(float(x), 1) for x in np.percentile(means, [2.5, 97.5])]
+    env_steps = np.linspace(0, dqn.Config.num_envs * (steps + dqn.Config.warmup), POINTS)
+    return {"seeds": seeds, "pairs": pairs, "env_steps": env_steps.tolist(), "libraries": result}

@@ -1,0 +1,138 @@
+"""Replay buffers of host libraries (cpprb, torchrl, dopamine) as Python loops."""
+
+import jax
+import numpy as np
+from harness import LoopProgram
+from settings import Setting
+
+
+def cpprb_program(setting: Setting, prioritized: bool = True) -> LoopProgram:
+    import cpprb
+
+    spec = {name: {"shape": shape or 1, "dtype": dtype} for name, (shape, dtype) in setting.spec.items()}
+    added, rows = setting.batch(setting.num_added), setting.fill_rows()
+
+    def make():
+        if prioritized:
+            buffer = cpprb.PrioritizedReplayBuffer(setting.capacity, spec, alpha=0.6, eps=1e-6)
+        else:
+            buffer = cpprb.ReplayBuffer(setting.capacity, spec)
+        filling = setting.batch(rows, seed=1)
+        for _ in range(setting.capacity // rows):
+            buffer.add(**filling)
+        return buffer
+
+    buffers = [make() for _ in range(setting.seeds)]
+
+    def step():
+        for buffer in buffers:
+            buffer.add(**added)
+            if prioritized:
+                sample = buffer.sample(setting.batch_size, beta=0.4)
+                buffer.update_priorities(sample["indexes"], sample["weights"] * sample["reward"][:, 0])
+            else:
+                buffer.sample(setting.batch_size)
+
+    return LoopProgram(step)
+
+
+def torchrl_program(setting: Setting, prioritized: bool = True) -> LoopProgram:
+    import torch
+    from tensordict import TensorDict
+    from torchrl.data import LazyTensorStorage, PrioritizedSampler, RandomSampler, ReplayBuffer
+
+    device = "cuda" if jax.default_backend() == "gpu" and torch.cuda.is_available() else "cpu"
+    sampler = PrioritizedSampler(setting.capacity, alpha=0.6, beta=0.4) if prioritized else RandomSampler()
+    storage = LazyTensorStorage(setting.capacity, device=device)
+    buffer = ReplayBuffer(storage=storage, sampler=sampler, batch_size=setting.batch_size)
+
+    def tensors(rows, seed=0):
+        items = {name: torch.as_tensor(x, device=device) for name, x in setting.batch(rows, seed=seed).items()}
+        return TensorDict(items, [rows], device=device)
+
+    rows = setting.fill_rows()
+    filling, added = tensors(rows, seed=1), tensors(setting.num_added)
+    for _ in range(setting.capacity // rows):
+        buffer.extend(filling)
+
+    def step():
+        buffer.extend(added)
+        if prioritized:
+            items, info = buffer.sample(return_info=True)
+            weights = torch.as_tensor(info["priority_weight"], device=device)
+            buffer.update_priority(info["index"], weights * items["reward"])
+        else:
+            buffer.sample()
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return LoopProgram(step)
+
+
+def dopamine_program(setting: Setting) -> LoopProgram:
+    """dopamine's replay buffer of its JAX agents, uncompressed; it takes one step at a time, with next states.
+
+    Its capacity is one less: at a power of two it overruns its tree as soon as it is full (4.1.2).
+    """
+    from dopamine.jax.replay_memory import accumulator, elements, replay_buffer, samplers
+
+    capacity = setting.capacity - 1
+    buffer = replay_buffer.ReplayBuffer(
+        accumulator.TransitionAccumulator(stack_size=1, update_horizon=1, gamma=0.99),
+        samplers.PrioritizedSamplingDistribution(0, priority_exponent=0.6, max_capacity=capacity),
+        batch_size=setting.batch_size,
+        max_capacity=capacity,
+        compress=False,
+    )
+    name = next(iter(setting.spec))
+    items = setting.batch(setting.num_added)
+    steps = [elements.TransitionElement(items[name][i], 0, items["reward"][i], False) for i in range(setting.num_added)]
+
+    def add(count):
+        for i in range(count):
+            largest = buffer._sampling_distribution._sum_tree.max_recorded_priority
+            buffer.add(steps[i % setting.num_added], priority=largest or 1.0)
+
+    add(setting.capacity + 1)
+
+    def step():
+        add(setting.num_added)
+        batch, drawn = buffer.sample(setting.batch_size, with_sample_metadata=True)
+        weights = (capacity * drawn.probabilities) ** -0.4
+        buffer.update(drawn.keys, priorities=weights / weights.max() * batch.reward + 1e-6)
+
+    return LoopProgram(step)
+
+
+def torchrl_tree(setting: Setting) -> LoopProgram:
+    """torchrl's sum segment tree alone, on the GPU where its build has one."""
+    import torch
+    from torchrl import _torchrl
+
+    if jax.default_backend() == "gpu" and hasattr(_torchrl, "CudaSumSegmentTreeFp32"):
+        tree, device = _torchrl.CudaSumSegmentTreeFp32(setting.capacity), "cuda"
+    else:
+        tree, device = _torchrl.SumSegmentTreeFp32(setting.capacity), "cpu"
+    tree[torch.arange(setting.capacity, device=device)] = torch.rand(setting.capacity, device=device)
+
+    def step():
+        total = tree.query(0, setting.capacity)
+        drawn = tree.scan_lower_bound(torch.rand(setting.batch_size, device=device) * total)
+        tree[drawn.clamp_max(setting.capacity - 1)] = torch.rand(setting.batch_size, device=device)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return LoopProgram(step)
+
+
+def dopamine_tree(setting: Setting) -> LoopProgram:
+    from dopamine.jax.replay_memory import sum_tree
+
+    tree, rng = sum_tree.SumTree(setting.capacity), np.random.default_rng(0)
+    tree.set(np.arange(setting.capacity), rng.uniform(0.1, 1, setting.capacity))
+
+    def step():
+        drawn = tree.query(rng.uniform(0, tree.root, setting.batch_size))
+        tree.set(drawn, rng.uniform(0.1, 1, setting.batch_size))
+
+    return LoopProgram(step)

@@ -1,0 +1,335 @@
+"""Replay buffers written in JAX behind one interface, and the programs made of them."""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from harness import LoopProgram, ScanProgram
+from jax import lax
+from settings import SEQUENCE_LENGTH, SEQUENCE_PERIOD, Setting
+
+import jaxreplay as jr
+from jaxreplay import sum_tree
+
+ALPHA, BETA = 0.6, 0.4
+
+
+@dataclasses.dataclass(frozen=True)
+class Buffer:
+    """A buffer's functions.
+
+    Attributes:
+      init: () -> state.
+      add: (state, items [*added, ...]) -> state.
+      sample: (state, key) -> state, items [B, ...], handles, weights [B].
+      update: (state, handles, td_errors [B]) -> state.
+      added: leading axes of what a step adds.
+      fill: leading axes of what `fill_add` adds at a time while filling, and how many times.
+      fill_add: as `add`; None is `add` itself.
+    """
+
+    init: Callable
+    add: Callable
+    sample: Callable
+    update: Callable
+    added: tuple[int, ...]
+    fill: tuple[tuple[int, ...], int]
+    fill_add: Callable | None = None
+
+    def full(self, setting: Setting) -> Any:
+        """State with as many items as it has room for, made in place."""
+        leading, times = self.fill
+        add = self.fill_add or self.add
+
+        @functools.partial(jax.jit, donate_argnums=0)
+        def fill(state, items):
+            return lax.fori_loop(0, times, lambda _, state: add(state, items), state)
+
+        return fill(jax.jit(self.init)(), setting.batch(*leading, seed=1))
+
+    def td_errors(self, items: Any, weights: jax.Array) -> jax.Array:
+        """Float32 [B], positive; stands in for the learner."""
+        reward = jax.tree.leaves(items["reward"] if isinstance(items, dict) else items.first["reward"])[0]
+        return weights * jnp.mean(reward.reshape(weights.shape[0], -1), axis=1)
+
+
+def jaxreplay(setting: Setting, sampler: Any = None) -> Buffer:
+    if sampler is None:
+        sampler = jr.Prioritized(alpha=ALPHA, beta=BETA)
+    buffer = jr.ReplayBuffer(capacity=setting.capacity, sampler=sampler)
+
+    def sample(state, key):
+        sample = buffer.sample(state, key, setting.batch_size)
+        return state, sample.items, sample.indices, sample.weights
+
+    rows = setting.fill_rows()
+    return Buffer(
+        init=lambda: buffer.init(setting.batch(1)),
+        add=buffer.add,
+        sample=sample,
+        update=buffer.update,
+        added=(setting.num_added,),
+        fill=((rows,), setting.capacity // rows),
+    )
+
+
+def jaxreplay_sequences(setting: Setting) -> Buffer:
+    """Overlapping sequences stored whole, as items of a `ReplayBuffer`; the last period is kept aside."""
+    buffer = jr.ReplayBuffer(capacity=setting.capacity, sampler=jr.Prioritized(alpha=ALPHA, beta=BETA))
+    kept = SEQUENCE_LENGTH - SEQUENCE_PERIOD
+
+    def init():
+        return buffer.init(setting.batch(1, SEQUENCE_LENGTH)), setting.batch(setting.num_added, kept)
+
+    def add(state, steps):
+        replay, last = state
+        sequences = jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=1), last, steps)
+        return buffer.add(replay, sequences), jax.tree.map(lambda x: x[:, -kept:], sequences)
+
+    def sample(state, key):
+        sample = buffer.sample(state[0], key, setting.batch_size)
+        return state, sample.items, sample.indices, sample.weights
+
+    added = (setting.num_added, SEQUENCE_PERIOD)
+    return Buffer(
+        init=init,
+        add=add,
+        sample=sample,
+        update=lambda state, handles, td_errors: (buffer.update(state[0], handles, td_errors), state[1]),
+        added=added,
+        fill=(added, -(-setting.capacity // setting.num_added)),
+    )
+
+
+def flashbax_device() -> str:
+    return {"cpu": "cpu", "tpu": "tpu"}.get(jax.default_backend(), "gpu")
+
+
+def _flashbax(setting: Setting, buffer: Any, **kwargs: Any) -> Buffer:
+    """A flashbax buffer; where it is prioritised, weights are computed from its probabilities."""
+
+    def sample(state, key):
+        sample = buffer.sample(state, key)
+        if not hasattr(sample, "probabilities"):
+            return state, sample.experience, None, jnp.ones(setting.batch_size)
+        weights = jr.importance_weights(sample.probabilities, setting.capacity, BETA)
+        return state, sample.experience, sample.indices, weights
+
+    def update(state, handles, td_errors):
+        return state if handles is None else buffer.set_priorities(state, handles, td_errors + 1e-6)
+
+    return Buffer(
+        init=lambda: buffer.init(jax.tree.map(lambda x: jnp.asarray(x)[0], setting.batch(1))),
+        add=buffer.add,
+        sample=sample,
+        update=update,
+        **kwargs,
+    )
+
+
+def flashbax_item(setting: Setting, uniform: bool = False) -> Buffer:
+    import flashbax
+
+    sizes = {"max_length": setting.capacity, "min_length": 1, "sample_batch_size": setting.batch_size}
+    if uniform:
+        buffer = flashbax.make_item_buffer(**sizes, add_batches=True)
+    else:
+        buffer = flashbax.make_prioritised_item_buffer(
+            **sizes, add_batches=True, priority_exponent=ALPHA, device=flashbax_device()
+        )
+    rows = setting.fill_rows()
+    return _flashbax(setting, buffer, added=(setting.num_added,), fill=((rows,), setting.capacity // rows))
+
+
+def flashbax_flat(setting: Setting) -> Buffer:
+    """The prioritised flat buffer: a draw is a pair of consecutive steps of one environment."""
+    import flashbax
+
+    def make(add_sequences):
+        return flashbax.make_prioritised_flat_buffer(
+            max_length=setting.capacity,
+            min_length=2,
+            sample_batch_size=setting.batch_size,
+            add_sequences=add_sequences,
+            add_batch_size=setting.num_added,
+            priority_exponent=ALPHA,
+            device=flashbax_device(),
+        )
+
+    time = max(setting.fill_rows() // setting.num_added, 1)
+    fill = ((setting.num_added, time), setting.capacity // setting.num_added // time)
+    return _flashbax(setting, make(False), added=(setting.num_added,), fill=fill, fill_add=make(True).add)
+
+
+def flashbax_trajectory(setting: Setting) -> Buffer:
+    import flashbax
+
+    buffer = flashbax.make_prioritised_trajectory_buffer(
+        add_batch_size=setting.num_added,
+        sample_batch_size=setting.batch_size,
+        sample_sequence_length=SEQUENCE_LENGTH,
+        period=SEQUENCE_PERIOD,
+        min_length_time_axis=SEQUENCE_LENGTH,
+        max_length_time_axis=setting.capacity // setting.num_added * SEQUENCE_PERIOD,
+        priority_exponent=ALPHA,
+        device=flashbax_device(),
+    )
+    added = (setting.num_added, SEQUENCE_PERIOD)
+    return _flashbax(setting, buffer, added=added, fill=(added, setting.capacity // setting.num_added))
+
+
+def naive(setting: Setting) -> Buffer:
+    """A table of priorities; every draw makes the cumulative sum of all of it."""
+    capacity, batch_size = setting.capacity, setting.batch_size
+
+    def init():
+        storage = jax.tree.map(lambda x: jnp.zeros((capacity, *x.shape[1:]), x.dtype), setting.batch(1))
+        return storage, jnp.zeros(capacity), jnp.int32(0), jnp.float32(1)
+
+    def add(state, items):
+        storage, priorities, cursor, largest = state
+        rows = jax.tree.leaves(items)[0].shape[0]
+        slots = (cursor + jnp.arange(rows)) % capacity
+        storage = jax.tree.map(lambda stored, new: stored.at[slots].set(new), storage, items)
+        return storage, priorities.at[slots].set(largest), (cursor + rows) % capacity, largest
+
+    def sample(state, key):
+        storage, priorities, _, _ = state
+        slots, probabilities = naive_draw(priorities, key, batch_size)
+        return state, jax.tree.map(lambda x: x[slots], storage), slots, jr.importance_weights(probabilities, 1, BETA)
+
+    def update(state, slots, td_errors):
+        storage, priorities, cursor, largest = state
+        new = (td_errors + 1e-6) ** ALPHA
+        return storage, priorities.at[slots].set(new), cursor, jnp.maximum(largest, jnp.max(new))
+
+    rows = setting.fill_rows()
+    return Buffer(init, add, sample, update, (setting.num_added,), ((rows,), capacity // rows))
+
+
+def naive_draw(priorities: jax.Array, key: jax.Array, batch_size: int) -> tuple[jax.Array, jax.Array]:
+    """Slots [B] in proportion to priorities [N], and their probabilities."""
+    cumulative = jnp.cumsum(priorities)
+    targets = jax.random.uniform(key, (batch_size,), jnp.float32, 0.0, cumulative[-1])
+    slots = jnp.minimum(jnp.searchsorted(cumulative, targets, side="right"), priorities.size - 1)
+    return slots, priorities[slots] / cumulative[-1]
+
+
+def brax_uniform(setting: Setting) -> Buffer:
+    from brax.training.replay_buffers import UniformSamplingQueue
+
+    item = jax.tree.map(lambda x: jnp.asarray(x)[0], setting.batch(1))
+    queue = UniformSamplingQueue(setting.capacity, item, setting.batch_size)
+
+    def sample(state, key):
+        state, items = queue.sample_internal(state)
+        return state, items, None, jnp.ones(setting.batch_size)
+
+    rows = setting.fill_rows()
+    return Buffer(
+        init=lambda: queue.init(jax.random.key(0)),
+        add=queue.insert_internal,
+        sample=sample,
+        update=lambda state, handles, td_errors: state,
+        added=(setting.num_added,),
+        fill=((rows,), setting.capacity // rows),
+    )
+
+
+def scan_program(make: Callable[[Setting], Buffer], setting: Setting) -> ScanProgram:
+    """Add E, sample B with weights, gather, update; vmapped over `setting.seeds` buffers if more than one.
+
+    The gathered batch stays in the carry: it is written once a step, as a learner would have it, and cannot be
+    optimised away. What is added comes from memory too.
+    """
+    buffer = make(setting)
+
+    def step(state, added, key):
+        state = buffer.add(state, added)
+        state, items, handles, weights = buffer.sample(state, key)
+        return buffer.update(state, handles, buffer.td_errors(items, weights)), items
+
+    state = buffer.full(setting)
+    many = setting.seeds > 1
+    if many:
+        state = jax.jit(lambda x: jax.tree.map(lambda x: jnp.repeat(x[None], setting.seeds, axis=0), x))(state)
+
+    def carry_step(carry, key):
+        state, added, _ = carry
+        if many:
+            state, items = jax.vmap(step, (0, None, 0))(state, added, jax.random.split(key, setting.seeds))
+        else:
+            state, items = step(state, added, key)
+        return state, added, items
+
+    added = jax.tree.map(jnp.asarray, setting.batch(*buffer.added))
+    spec = jax.eval_shape(carry_step, (state, added, None), jax.random.key(0))[2]
+    return ScanProgram(carry_step, (state, added, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)))
+
+
+def eager_program(make: Callable[[Setting], Buffer], setting: Setting, jitted: bool) -> LoopProgram:
+    """The four calls from Python, waiting for the device once a step; `jitted` wraps those of a plain library."""
+    buffer = make(setting)
+    add, sample, update = buffer.add, buffer.sample, buffer.update
+    if jitted:
+        add, update = jax.jit(add, donate_argnums=0), jax.jit(update, donate_argnums=0)
+        sample = jax.jit(lambda state, key: buffer.sample(state, key)[1:])
+    learn, keys = jax.jit(buffer.td_errors), iter(jax.random.split(jax.random.key(0), 100_000))
+    state, added = buffer.full(setting), setting.batch(*buffer.added)
+
+    def step():
+        nonlocal state
+        state = add(state, added)
+        items, handles, weights = sample(state, next(keys))[-3:]
+        state = jax.block_until_ready(update(state, handles, learn(items, weights)))
+
+    return LoopProgram(step)
+
+
+def tree_program(setting: Setting, fanout: int = sum_tree.DEFAULT_FANOUT) -> ScanProgram:
+    """Sample and update jaxreplay's tree alone."""
+
+    def step(carry, key):
+        tree, _ = carry
+        drawn, _ = sum_tree.sample(tree, key, setting.batch_size, stratified=True)
+        return sum_tree.update(tree, drawn, new_values(setting, key)), drawn
+
+    every = jnp.arange(setting.capacity)
+    tree = sum_tree.init(setting.capacity, fanout=fanout)
+    tree = sum_tree.update(tree, every, first_values(setting), unique_indices=True)
+    return ScanProgram(step, (jax.tree.map(jnp.copy, tree), jnp.zeros(setting.batch_size, jnp.int32)))
+
+
+def flashbax_tree(setting: Setting) -> ScanProgram:
+    from flashbax.buffers import sum_tree as tree
+    from flashbax.buffers.prioritised_trajectory_buffer import SET_BATCH_FN
+
+    set_batch = SET_BATCH_FN[flashbax_device()]
+
+    def step(carry, key):
+        state, _ = carry
+        drawn = tree.stratified_sample(state, setting.batch_size, key)
+        return set_batch(state, drawn, new_values(setting, key)), drawn
+
+    state = jax.jit(lambda values: set_batch(tree.init(setting.capacity), jnp.arange(setting.capacity), values))
+    return ScanProgram(step, (state(first_values(setting)), jnp.zeros(setting.batch_size, jnp.int32)))
+
+
+def naive_table(setting: Setting) -> ScanProgram:
+    def step(carry, key):
+        priorities, _ = carry
+        drawn, _ = naive_draw(priorities, key, setting.batch_size)
+        return priorities.at[drawn].set(new_values(setting, key)), drawn
+
+    return ScanProgram(step, (first_values(setting), jnp.zeros(setting.batch_size, jnp.int32)))
+
+
+def first_values(setting: Setting) -> jax.Array:
+    return jax.random.uniform(jax.random.key(0), (setting.capacity,), jnp.float32, 0.1, 1.0)
+
+
+def new_values(setting: Setting, key: jax.Array) -> jax.Array:
+    return jax.random.uniform(key, (setting.batch_size,), jnp.float32, 0.1, 1.0)

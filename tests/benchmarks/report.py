@@ -1,0 +1,143 @@
+"""Tables of a benchmark's result, as Markdown; a peer that is faster is bold there and red on a terminal."""
+
+import re
+from typing import Any
+
+from grid import BASE, PARTS
+from targets import targets
+
+FASTER = " (faster)"
+
+
+def coloured(markdown: str) -> str:
+    """The text for a terminal: cells of faster peers in red."""
+    return re.sub(r"\*\*([^*|]*?)\*\*", "\033[1;31m\\1\033[0m", markdown)
+
+
+def power(n: int) -> str:
+    return f"2^{n.bit_length() - 1}" if n & (n - 1) == 0 else str(n)
+
+
+def number(x: float) -> str:
+    return f"{x:,.0f}" if abs(x) >= 100 else f"{x:.3g}"
+
+
+def size(count: float | None) -> str:
+    if count is None:
+        return "-"
+    for unit in ("B", "kB", "MB", "GB"):
+        if count < 1000 or unit == "GB":
+            return f"{number(count)} {unit}"
+        count /= 1000
+
+
+def spread(figure: dict[str, float]) -> str:
+    return f"{number(figure['median'])} [{number(figure['p10'])}-{number(figure['p90'])}]"
+
+
+def table(header: list[str], rows: list[list[str]]) -> str:
+    """An aligned Markdown table."""
+    lines = [header, *rows]
+    widths = [max(len(line[i]) for line in lines) for i in range(len(header))]
+    lines.insert(1, ["-" * width for width in widths])
+    return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
+
+
+def _peer_cell(found: dict[str, Any] | None) -> str:
+    if found is None:
+        return ""
+    if "error" in found:
+        return found["error"].replace("|", "/")
+    text = spread(found["us"])
+    if "ratio" not in found:
+        return text
+    text += f", x{number(found['ratio']['median'])} [{number(found['ratio']['p10'])}-{number(found['ratio']['p90'])}]"
+    return f"**{text}{FASTER}**" if found["ratio"]["median"] < 1 else text
+
+
+def part_table(part: str, rows: list[dict]) -> str:
+    sizes = {"N": "capacity", "B": "batch_size", "E": "num_added", "S": "seeds", "items": "items"}
+    shown = [label for label, field in sizes.items() if len({row[field] for row in rows}) > 1 or label in "NB"]
+    libraries = list(dict.fromkeys(name for row in rows for name in row["libraries"]))
+    peers = [name for name in libraries if name != BASE]
+    facts = BASE in libraries
+    header = [*shown, *([f"{BASE}, us"] if facts else []), *(f"{name}, us, ratio" for name in peers)]
+    if part == "c":
+        header.append("per seed / one seed")
+    if facts:
+        header += ["limit, us (bytes + launches)", "over limit", "temporary", "peak", "compile, s"]
+    lines = []
+    for row in sorted(rows, key=lambda r: tuple(str(r[f]) if f == "items" else r[f] for f in sizes.values())):
+        fields = [row[sizes[label]] for label in shown]
+        own = row["libraries"].get(BASE)
+        line = [power(x) if isinstance(x, int) else x for x in fields]
+        if facts:
+            line.append(own["error"] if "error" in own else spread(own["us"]))
+        line += [_peer_cell(row["libraries"].get(name)) for name in peers]
+        if part == "c":
+            line.append(" ".join(f"{k} {v:.2f}" for k, v in row.get("per_seed", {}).items()))
+        if facts:
+            line += _facts(own)
+        lines.append(line)
+    return table(header, lines)
+
+
+def _facts(own: dict[str, Any]) -> list[str]:
+    if "limit_us" not in own:
+        return [""] * 5
+    limit = f"{number(own['limit_us'])} ({number(own['bytes_us'])} + {number(own['launches_us'])})"
+    seconds = f"{own['compile_s']:.1f}"
+    return [limit, f"{own['over_limit']:.1f}", size(own["temporary_bytes"]), size(own["peak_bytes"]), seconds]
+
+
+def add_per_seed(rows: list[dict]) -> None:
+    """(c) Cost per seed over that of one seed, of the rows measured in turn with it."""
+    ones = {(r["capacity"], r["batch_size"], r["items"]): r for r in rows if r["part"] == "c" and r["seeds"] == 1}
+    for row in rows:
+        one = ones.get((row["capacity"], row["batch_size"], row["items"]))
+        if row["part"] != "c" or one is None:
+            continue
+        row["per_seed"] = {
+            name: round(found["us"]["median"] / row["seeds"] / one["libraries"][name]["us"]["median"], 3)
+            for name, found in row["libraries"].items()
+            if "us" in found and "us" in one["libraries"].get(name, {})
+        }
+
+
+def _end_to_end(result: dict[str, Any]) -> str:
+    if "skipped" in result:
+        return f"Skipped: {result['skipped']}."
+    lines = []
+    for name, found in result["libraries"].items():
+        ratio = spread(found["ratio"])
+        ratio = f"**{ratio}{FASTER}**" if found["ratio"]["median"] < 1 else ratio
+        returns = f"{found['mean_return']} {found['interval']}"
+        lines.append([name, spread(found["seconds"]), ratio, returns, f"{found['compile_s']:.1f}"])
+    header = ["buffer", "training, s", "ratio", "final return, mean of seeds [95% interval]", "compile, s"]
+    return f"{result['seeds']} seeds, {result['pairs']} trainings with each.\n\n" + table(header, lines)
+
+
+def render(result: dict[str, Any]) -> str:
+    """The whole report."""
+    add_per_seed(result["rows"])
+    known = ", ".join(f"{name} {version or 'not installed'}" for name, version in result["versions"].items())
+    machine = result["machine"]
+    copies = ", ".join(f"{size(int(n))} at {speed:.1f} GB/s" for n, speed in machine["copy_GB_per_s"].items())
+    text = [
+        f"# Benchmark on {result['backend']} ({result['device']}, {result['cores']} cores), {result['date']}",
+        f"Versions: {known}.",
+        f"Medians of {result['runs']} alternating runs [10th-90th percentile]; xR: the peer's time over jaxreplay's, "
+        f"run by run. Measured: copies of {copies}; launch cost {machine['launch_us']} us.",
+    ]
+    for part, (title, _) in PARTS.items():
+        rows = [row for row in result["rows"] if row["part"] == part]
+        if rows:
+            text += [f"## ({part}) {title}", part_table(part, rows)]
+    if result["end_to_end"]:
+        text += ["## (e) End to end: the DQN of examples/dqn.py", _end_to_end(result["end_to_end"])]
+    if result["not_run"]:
+        text += ["## Not run, out of time", "\n".join(f"- {name}" for name in result["not_run"])]
+    lines = [["met" if met else "**missed**", name, figure] for name, met, figure in targets(result)]
+    if lines:
+        text += ["## Targets", table(["", "target", "measured"], lines)]
+    return "\n\n".join(text) + "\n"

@@ -13,6 +13,7 @@ from settings import SEQUENCE_LENGTH, Setting
 import jaxreplay as jr
 
 PACKAGES = {"flashbax": "flashbax", "cpprb": "cpprb", "torchrl": "torchrl", "dopamine": "dopamine-rl", "brax": "brax"}
+HOST_LIBRARIES = {"cpprb", "torchrl", "dopamine"}
 BASE = "jaxreplay"
 FANOUTS = (2, 4, 8, 16, 32, 64, 128)
 
@@ -90,10 +91,10 @@ def step_groups(smoke: bool) -> Iterator[Group]:
         makers = {
             BASE: functools.partial(scan_program, jax_buffers.jaxreplay, setting),
             "flashbax": functools.partial(scan_program, jax_buffers.flashbax_item, setting),
-            "flashbax flat": functools.partial(scan_program, jax_buffers.flashbax_flat, setting),
-            "naive": functools.partial(scan_program, jax_buffers.naive, setting),
             "cpprb": functools.partial(host_buffers.cpprb_program, setting),
             "torchrl": functools.partial(host_buffers.torchrl_program, setting),
+            "flashbax flat": functools.partial(scan_program, jax_buffers.flashbax_flat, setting),
+            "naive": functools.partial(scan_program, jax_buffers.naive, setting),
             "dopamine": functools.partial(host_buffers.dopamine_program, setting),
         }
         if capacity > 2**20:

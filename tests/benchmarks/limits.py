@@ -34,7 +34,7 @@ class Machine:
 
 def measure_machine(largest: int = 2**28, launches: int = 5000) -> Machine:
     sizes = [2**k for k in range(18, 31, 2) if 2**k <= largest]
-    return Machine({size: _copy_bandwidth(size, max(largest // size, 1)) for size in sizes}, _launch_cost(launches))
+    return Machine({size: _copy_bandwidth(size, 8 * largest // size) for size in sizes}, _launch_cost(launches))
 
 
 def _copy_bandwidth(size: int, times: int) -> float:
@@ -45,12 +45,12 @@ def _copy_bandwidth(size: int, times: int) -> float:
 
 def _launch_cost(launches: int) -> float:
     def body(_, carry):  # every kernel needs the result of the one before
-        x, i = carry
-        x = x.at[i].add(1)
-        return x, x[i] % 8
+        x, rows = carry
+        x = x.at[rows].add(1)
+        return x, (rows + x[rows]) % x.size
 
-    # XLA:CPU makes one kernel of a whole loop over small arrays; this one is large enough not to be.
-    start = (jnp.zeros(2**16, jnp.int32), jnp.int32(0))
+    # Over a single row XLA:CPU would make one kernel of the whole loop.
+    start = (jnp.zeros(64, jnp.int32), jnp.arange(16))
     loop = jax.jit(lambda carry: lax.fori_loop(0, launches, body, carry)).lower(start).compile()
     return _best(lambda: loop(start)) / launches / max(count_kernels(loop.as_text(), launches), 1)
 

@@ -7,7 +7,7 @@ import numpy as np
 from grid import BASE
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from report import power
+from settings import power
 
 COLOURS = {BASE: "tab:blue", "flashbax": "tab:orange", "flashbax flat": "tab:olive", "naive": "tab:gray"}
 COLOURS |= {"cpprb": "tab:green", "torchrl": "tab:purple", "dopamine": "tab:brown", "brax": "tab:cyan"}

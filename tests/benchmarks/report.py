@@ -4,6 +4,7 @@ import re
 from typing import Any
 
 from grid import BASE, PARTS
+from settings import power
 from targets import targets
 
 FASTER = " (faster)"
@@ -12,10 +13,6 @@ FASTER = " (faster)"
 def coloured(markdown: str) -> str:
     """The text for a terminal: cells of faster peers in red."""
     return re.sub(r"\*\*([^*|]*?)\*\*", "\033[1;31m\\1\033[0m", markdown)
-
-
-def power(n: int) -> str:
-    return f"2^{n.bit_length() - 1}" if n & (n - 1) == 0 else str(n)
 
 
 def number(x: float) -> str:

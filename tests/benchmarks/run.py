@@ -23,7 +23,7 @@ import end_to_end
 import jax
 import plots
 import report
-from grid import BASE, PACKAGES, PARTS, Group, groups
+from grid import BASE, HOST_LIBRARIES, PACKAGES, PARTS, Group, groups, peer
 from harness import measure
 from limits import Machine, limits, measure_machine
 from tqdm import tqdm
@@ -53,39 +53,37 @@ def versions(peers: set[str]) -> dict[str, str | None]:
         except importlib.metadata.PackageNotFoundError:
             return None
 
-    own = {package: version(package) for package in ("jaxreplay", "jax", "jaxlib", "flax", "optax")}
-    other = {package: version(package) if name in peers else None for name, package in PACKAGES.items()}
-    return {
-        "python": platform.python_version(),
-        **own,
-        **other,
-        "torch": version("torch") if "torchrl" in peers else None,
-    }
+    own = ["jaxreplay", "jax", "jaxlib", "flax", "optax"]
+    other = {package: name in peers for name, package in PACKAGES.items()} | {"torch": "torchrl" in peers}
+    found = {package: version(package) for package in own}
+    found |= {package: version(package) if used else None for package, used in other.items()}
+    return {"python": platform.python_version(), **found}
 
 
-def available_bytes() -> float:
-    """Memory that the buffers of one group may take: 60% of what is there."""
-    stats = jax.devices()[0].memory_stats()
-    if stats and "bytes_limit" in stats:
-        return 0.6 * (stats["bytes_limit"] - stats.get("bytes_in_use", 0))
-    return host_bytes()
+def device_bytes() -> float:
+    """Memory of the device that the buffers of one group may take: 60% of what there is."""
+    stats = jax.devices()[0].memory_stats() or {}
+    return 0.6 * (stats.get("bytes_limit", 0) - stats.get("bytes_in_use", 0))
 
 
 def host_bytes() -> float:
+    """The same of the host."""
     lines = pathlib.Path("/proc/meminfo").read_text().splitlines()
     return 0.6 * 1024 * next(int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
 
 
 def run_group(group: Group, machine: Machine, runs: int, run_seconds: float) -> list[dict]:
     """One row a setting: sizes, and figures by library."""
-    room, fitting, figures = available_bytes(), {}, {}
+    room = {"host": host_bytes(), "device": device_bytes()}
+    on_device = jax.default_backend() != "cpu"
+    fitting, figures = {}, {}
     for key, make in group.makers.items():
-        room -= group.storage[key]
-        if room >= 0:
-            fitting[key] = make
-        else:
-            room += group.storage[key]
+        place = "device" if on_device and peer(key[1]) not in HOST_LIBRARIES else "host"
+        if group.storage[key] > room[place]:
             figures[key] = {"error": f"does not fit: {group.storage[key] / 1e9:.1f} GB"}
+            continue
+        room[place] -= group.storage[key]
+        fitting[key] = make
     figures |= measure(fitting, lambda key: (key[0], BASE), runs, run_seconds)
     rows = {}
     for setting, library in group.makers:

@@ -62,3 +62,8 @@ def levels(capacity: int, fanout: int) -> int:
     while fanout**depth < capacity:
         depth += 1
     return depth
+
+
+def power(n: int) -> str:
+    """A size as text: 2^20, or the number itself."""
+    return f"2^{n.bit_length() - 1}" if n & (n - 1) == 0 and n >= 1024 else str(n)

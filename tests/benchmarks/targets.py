@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 from grid import BASE, peer
+from settings import power
 
 Row = dict[str, Any]
 Target = tuple[str, bool, str]
@@ -19,8 +20,10 @@ def _ratio(row: Row, library: str) -> float | None:
 
 
 def _name(row: Row) -> str:
-    seeds = f" S={row['seeds']}" if row["part"] == "c" else ""
-    return f"({row['part']}) N={row['capacity']} B={row['batch_size']} E={row['num_added']}{seeds} {row['items']}"
+    text = f"({row['part']}) N={power(row['capacity'])} B={row['batch_size']}"
+    if row["part"] != "a":
+        text += f" E={row['num_added']} {row['items']}"
+    return text + (f" S={row['seeds']}" if row["part"] == "c" else "")
 
 
 def _find(rows: list[Row], part: str, capacity: int, batch_size: int = 256, **sizes: Any) -> Row | None:

@@ -10,7 +10,7 @@ import numpy as np
 from hlo import count_kernels
 from jax import lax
 
-RUN_SECONDS = 0.04
+WARM_UP_RUNS = 2
 MIN_STEPS, MAX_STEPS = 3, 500
 
 
@@ -109,7 +109,7 @@ def measure(makers: dict[Any, Callable], base: Callable[[Any], Any], runs: int, 
     Args:
       makers: functions that make a program, by key.
       base: maps a key to that of the program that its time is divided by, run by run.
-      runs: runs of each program, after its warm-up.
+      runs: runs of each program that count, after some that do not.
       run_seconds: what a run should last.
 
     Returns:
@@ -124,9 +124,10 @@ def measure(makers: dict[Any, Callable], base: Callable[[Any], Any], runs: int, 
             programs.pop(key, None)
             figures[key] = {"error": f"{type(error).__name__}: {(str(error).strip() or '-').splitlines()[0][:120]}"}
     times = {key: [] for key in programs}
-    for _ in range(runs):
+    for _ in range(WARM_UP_RUNS + runs):
         for key, program in programs.items():
             times[key].append(program() * 1e6)
+    times = {key: of_key[WARM_UP_RUNS:] for key, of_key in times.items()}
     for key, program in programs.items():
         figures[key] = {"us": percentiles(times[key], 2), "steps": program.steps, **program.facts()}
         if base(key) in times:

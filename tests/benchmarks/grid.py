@@ -7,7 +7,8 @@ from collections.abc import Callable, Iterator
 
 import host_buffers
 import jax_buffers
-from jax_buffers import eager_program, scan_program, tree_program
+import trees
+from jax_buffers import eager_program, scan_program
 from settings import SEQUENCE_LENGTH, Setting
 
 import jaxreplay as jr
@@ -68,11 +69,11 @@ def tree_groups(smoke: bool) -> Iterator[Group]:
     for capacity, batch_size in _sizes(smoke, (2**20, 2**14, 2**22, 2**17, 2**24)):
         setting = Setting(capacity=capacity, batch_size=batch_size)
         makers = {
-            BASE: functools.partial(tree_program, setting),
-            "flashbax": functools.partial(jax_buffers.flashbax_tree, setting),
-            "naive": functools.partial(jax_buffers.naive_table, setting),
-            "torchrl": functools.partial(host_buffers.torchrl_tree, setting),
-            "dopamine": functools.partial(host_buffers.dopamine_tree, setting),
+            BASE: functools.partial(trees.tree_program, setting),
+            "flashbax": functools.partial(trees.flashbax_tree, setting),
+            "naive": functools.partial(trees.naive_table, setting),
+            "torchrl": functools.partial(trees.torchrl_tree, setting),
+            "dopamine": functools.partial(trees.dopamine_tree, setting),
         }
         if capacity > 2**20:
             del makers["naive"]
@@ -184,7 +185,7 @@ def fanout_groups(smoke: bool) -> Iterator[Group]:
     key = Setting(capacity=2**20, batch_size=256)
     for capacity, batch_size in _sizes(smoke):
         setting = Setting(capacity=capacity, batch_size=batch_size)
-        makers = {f"fan-out {k}": functools.partial(tree_program, setting, fanout=k) for k in FANOUTS}
+        makers = {f"fan-out {k}": functools.partial(trees.tree_program, setting, fanout=k) for k in FANOUTS}
         yield _group("fanout", _rank(setting, key), {setting: makers})
 
 

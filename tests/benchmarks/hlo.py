@@ -36,9 +36,10 @@ def count_kernels(text: str, steps: int) -> float:
                 continue
             kind = found.group(1)
             if kind == "while":
+                # Where the number of trips is known the condition is not run.
                 trips = _TRIPS.search(line)
-                inner = cost(called("body", line)) + cost(called("condition", line))
-                total += inner * (int(trips.group(1)) if trips else 1)
+                body = cost(called("body", line))
+                total += body * int(trips.group(1)) if trips else body + cost(called("condition", line))
             elif kind == "call" and "xla_cpu_small_call" not in line:  # such a call, loops and all, is one kernel
                 total += cost(called("to_apply", line))
             elif kind == "conditional":

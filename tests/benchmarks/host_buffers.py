@@ -1,7 +1,6 @@
 """Replay buffers of host libraries (cpprb, torchrl, dopamine) as Python loops."""
 
 import jax
-import numpy as np
 from harness import LoopProgram
 from settings import Setting
 
@@ -100,39 +99,5 @@ def dopamine_program(setting: Setting) -> LoopProgram:
         batch, drawn = buffer.sample(setting.batch_size, with_sample_metadata=True)
         weights = (capacity * drawn.probabilities) ** -0.4
         buffer.update(drawn.keys, priorities=weights / weights.max() * batch.reward + 1e-6)
-
-    return LoopProgram(step)
-
-
-def torchrl_tree(setting: Setting) -> LoopProgram:
-    """torchrl's sum segment tree alone, on the GPU where its build has one."""
-    import torch
-    from torchrl import _torchrl
-
-    if jax.default_backend() == "gpu" and hasattr(_torchrl, "CudaSumSegmentTreeFp32"):
-        tree, device = _torchrl.CudaSumSegmentTreeFp32(setting.capacity), "cuda"
-    else:
-        tree, device = _torchrl.SumSegmentTreeFp32(setting.capacity), "cpu"
-    tree[torch.arange(setting.capacity, device=device)] = torch.rand(setting.capacity, device=device)
-
-    def step():
-        total = tree.query(0, setting.capacity)
-        drawn = tree.scan_lower_bound(torch.rand(setting.batch_size, device=device) * total)
-        tree[drawn.clamp_max(setting.capacity - 1)] = torch.rand(setting.batch_size, device=device)
-        if device == "cuda":
-            torch.cuda.synchronize()
-
-    return LoopProgram(step)
-
-
-def dopamine_tree(setting: Setting) -> LoopProgram:
-    from dopamine.jax.replay_memory import sum_tree
-
-    tree, rng = sum_tree.SumTree(setting.capacity), np.random.default_rng(0)
-    tree.set(np.arange(setting.capacity), rng.uniform(0.1, 1, setting.capacity))
-
-    def step():
-        drawn = tree.query(rng.uniform(0, tree.root, setting.batch_size))
-        tree.set(drawn, rng.uniform(0.1, 1, setting.batch_size))
 
     return LoopProgram(step)

@@ -12,7 +12,6 @@ from jax import lax
 from settings import SEQUENCE_LENGTH, SEQUENCE_PERIOD, Setting
 
 import jaxreplay as jr
-from jaxreplay import sum_tree
 
 ALPHA, BETA = 0.6, 0.4
 
@@ -287,49 +286,3 @@ def eager_program(make: Callable[[Setting], Buffer], setting: Setting, jitted: b
         state = jax.block_until_ready(update(state, handles, learn(items, weights)))
 
     return LoopProgram(step)
-
-
-def tree_program(setting: Setting, fanout: int = sum_tree.DEFAULT_FANOUT) -> ScanProgram:
-    """Sample and update jaxreplay's tree alone."""
-
-    def step(carry, key):
-        tree, _ = carry
-        drawn, _ = sum_tree.sample(tree, key, setting.batch_size, stratified=True)
-        return sum_tree.update(tree, drawn, new_values(setting, key)), drawn
-
-    every = jnp.arange(setting.capacity)
-    tree = sum_tree.init(setting.capacity, fanout=fanout)
-    tree = sum_tree.update(tree, every, first_values(setting), unique_indices=True)
-    return ScanProgram(step, (jax.tree.map(jnp.copy, tree), jnp.zeros(setting.batch_size, jnp.int32)))
-
-
-def flashbax_tree(setting: Setting) -> ScanProgram:
-    from flashbax.buffers import sum_tree as tree
-    from flashbax.buffers.prioritised_trajectory_buffer import SET_BATCH_FN
-
-    set_batch = SET_BATCH_FN[flashbax_device()]
-
-    def step(carry, key):
-        state, _ = carry
-        drawn = tree.stratified_sample(state, setting.batch_size, key)
-        return set_batch(state, drawn, new_values(setting, key)), drawn
-
-    state = jax.jit(lambda values: set_batch(tree.init(setting.capacity), jnp.arange(setting.capacity), values))
-    return ScanProgram(step, (state(first_values(setting)), jnp.zeros(setting.batch_size, jnp.int32)))
-
-
-def naive_table(setting: Setting) -> ScanProgram:
-    def step(carry, key):
-        priorities, _ = carry
-        drawn, _ = naive_draw(priorities, key, setting.batch_size)
-        return priorities.at[drawn].set(new_values(setting, key)), drawn
-
-    return ScanProgram(step, (first_values(setting), jnp.zeros(setting.batch_size, jnp.int32)))
-
-
-def first_values(setting: Setting) -> jax.Array:
-    return jax.random.uniform(jax.random.key(0), (setting.capacity,), jnp.float32, 0.1, 1.0)
-
-
-def new_values(setting: Setting, key: jax.Array) -> jax.Array:
-    return jax.random.uniform(key, (setting.batch_size,), jnp.float32, 0.1, 1.0)

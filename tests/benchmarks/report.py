@@ -12,7 +12,7 @@ FASTER = " (faster)"
 
 def coloured(markdown: str) -> str:
     """The text for a terminal: cells of faster peers in red."""
-    return re.sub(r"\*\*([^*|]*?)\*\*", "\033[1;31m\\1\033[0m", markdown)
+    return re.sub(r"\*\*([^*|]*?)\*\*", "\033[1;31m\\1\033[0m    ", markdown)
 
 
 def number(x: float) -> str:
@@ -133,7 +133,7 @@ def render(result: dict[str, Any]) -> str:
     if result["end_to_end"]:
         text += ["## (e) End to end: the DQN of examples/dqn.py", _end_to_end(result["end_to_end"])]
     if result["not_run"]:
-        text += ["## Not run, out of time", "\n".join(f"- {name}" for name in result["not_run"])]
+        text += ["## Not run, out of time", "; ".join(result["not_run"]) + "."]
     lines = [["met" if met else "**missed**", name, figure] for name, met, figure in targets(result)]
     if lines:
         text += ["## Targets", table(["", "target", "measured"], lines)]

@@ -140,10 +140,10 @@ def main() -> None:
     todo = groups([part for part in args.parts if part != "e"], peers, args.smoke)
     with tqdm(total=len(todo) + ("e" in args.parts), unit="cell", smoothing=0) as bar:
         for group in todo:
-            bar.set_description(group.name)
             if time.perf_counter() - started > args.seconds:
                 result["not_run"].append(group.name)
             else:
+                bar.set_description(group.name)
                 result["rows"] += run_group(group, machine, result["runs"], 0.02 if args.smoke else 0.04)
             bar.update()
         if "e" in args.parts:

@@ -113,7 +113,7 @@ def _memory(rows: list[Row]) -> Iterator[Target]:
     shares = []
     for row in rows:
         own = row["libraries"].get(BASE, {})
-        if row["part"] != "d" and own.get("temporary_bytes") is not None:
+        if row["part"] in "bcfg" and own.get("temporary_bytes") is not None:
             shares.append((own["temporary_bytes"] / own["carry_bytes"], row))
     if shares:
         above = sum(share >= 0.01 for share, _ in shares)

@@ -117,7 +117,7 @@ def _end_to_end(result: dict[str, Any]) -> str:
 def render(result: dict[str, Any]) -> str:
     """The whole report."""
     add_per_seed(result["rows"])
-    known = ", ".join(f"{name} {version or 'not installed'}" for name, version in result["versions"].items())
+    known = ", ".join(f"{name} {version or 'not measured'}" for name, version in result["versions"].items())
     machine = result["machine"]
     copies = ", ".join(f"{size(int(n))} at {speed:.1f} GB/s" for n, speed in machine["copy_GB_per_s"].items())
     text = [

@@ -16,12 +16,12 @@ import logging
 import os
 import pathlib
 import platform
+import signal
 import time
 import warnings
 
 import end_to_end
 import jax
-import plots
 import report
 from grid import BASE, HOST_LIBRARIES, PACKAGES, PARTS, Group, groups, peer
 from harness import measure
@@ -104,6 +104,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--smoke", action="store_true", help="one tiny cell a part, to see that it runs")
     parser.add_argument("--out", type=pathlib.Path, help="folder (results, beside this file; none with --smoke)")
     args = parser.parse_args()
+    args.deadline = time.perf_counter() + args.seconds
     args.parts = ["fanout"] if args.parts == "fanout" else list(args.parts)
     if unknown := set(args.parts) - {*PARTS, "e"}:
         parser.error(f"argument --parts: no part {', '.join(sorted(unknown))}")
@@ -112,12 +113,30 @@ def parse_args() -> argparse.Namespace:
     return args
 
 
+def run(args: argparse.Namespace, todo: list[Group], machine: Machine, peers: set[str], result: dict) -> None:
+    """Measure the groups, then (e), into `result`; what is late is only noted."""
+    run_seconds = 0.02 if args.smoke else 0.04
+    with tqdm(total=len(todo) + ("e" in args.parts), unit="cell", smoothing=0) as bar:
+        for group in todo:
+            if time.perf_counter() > args.deadline:
+                result["not_run"].append(group.name)
+            else:
+                bar.set_description(group.name)
+                result["rows"] += run_group(group, machine, result["runs"], run_seconds)
+            bar.update()
+        if "e" in args.parts:
+            bar.set_description("e")
+            late = time.perf_counter() > args.deadline
+            trained = None if late else end_to_end.run(args.smoke, "flashbax" in peers)
+            result["end_to_end"] = trained or {"skipped": "out of time"}
+            bar.update()
+
+
 def main() -> None:
     args = parse_args()
     if args.smoke:  # compiles faster; read when JAX starts
         os.environ["XLA_FLAGS"] = os.environ.get("XLA_FLAGS", "") + " --xla_backend_optimization_level=0"
     warnings.filterwarnings("ignore")  # peers warn about their own use of other packages
-    started = time.perf_counter()
     peers = importable(args.peers)
     logging.getLogger("torchrl").setLevel(logging.ERROR)
     device = jax.devices()[0]
@@ -138,27 +157,23 @@ def main() -> None:
         "end_to_end": None,
     }
     todo = groups([part for part in args.parts if part != "e"], peers, args.smoke)
-    with tqdm(total=len(todo) + ("e" in args.parts), unit="cell", smoothing=0) as bar:
-        for group in todo:
-            if time.perf_counter() - started > args.seconds:
-                result["not_run"].append(group.name)
-            else:
-                bar.set_description(group.name)
-                result["rows"] += run_group(group, machine, result["runs"], 0.02 if args.smoke else 0.04)
-            bar.update()
-        if "e" in args.parts:
-            bar.set_description("e")
-            late = time.perf_counter() - started > args.seconds
-            trained = None if late else end_to_end.run(args.smoke, "flashbax" in peers)
-            result["end_to_end"] = trained or {"skipped": "out of time"}
-            bar.update()
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        run(args, todo, machine, peers, result)
+    except KeyboardInterrupt:  # what has been measured is still reported
+        print("Interrupted.")
     text = report.render(result)
     print(report.coloured(text))
     if args.out:
         args.out.mkdir(parents=True, exist_ok=True)
         (args.out / f"{device.platform}.json").write_text(json.dumps(result, indent=1) + "\n")
         (args.out / f"{device.platform}.md").write_text(text)
-        plots.save(result, args.out)
+        try:
+            import plots
+        except ImportError as error:
+            print(f"No plots: {error.name} is not installed.")
+        else:
+            plots.save(result, args.out)
 
 
 if __name__ == "__main__":

@@ -147,6 +147,7 @@ def main() -> None:
         "device": device.device_kind,
         "cores": os.cpu_count(),
         "versions": versions(peers),
+        "smoke": args.smoke,
         "runs": 2 if args.smoke else 9,
         "machine": {
             "copy_GB_per_s": {size: round(speed / 1e9, 2) for size, speed in machine.bandwidths.items()},

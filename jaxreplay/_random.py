@@ -8,8 +8,8 @@ from jax.extend.random import threefry_2x32
 def random_bits(key: jax.Array, size: int) -> jax.Array:
     """64 random bits for each of `size` draws, uint32 [2, size].
 
-    `jax.random.bits` computes 64 bits for every 32 that it returns; here none are thrown away, which halves the work. The
-    key (of 2 words) is that of the cipher Threefry, as in JAX; of another kind of key two random words are.
+    `jax.random.bits` computes 64 bits for every 32 that it returns; here none are thrown away, which halves the work.
+    As there, the words of a key are that of the cipher Threefry; of a key of another kind, two random words are.
     """
     words = jax.random.key_data(key)
     if words.shape != (2,):

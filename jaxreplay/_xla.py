@@ -10,8 +10,8 @@ def materialize(*arrays: jax.Array) -> tuple[jax.Array, ...]:
     """The same arrays, computed once, before anything is computed from them.
 
     XLA:CPU fuses a cheap computation into each place that uses its result and repeats it there, even for every element
-    of a gather: a replay step took several times as long. It drops `lax.optimization_barrier` before it fuses, but not a
-    loop; so there the arrays go twice round one.
+    of a gather: a replay step took several times as long. It drops `lax.optimization_barrier` before it fuses, but not
+    a loop; so there the arrays go twice round one.
     """
 
     def twice_round_a_loop(*arrays: jax.Array) -> Any:

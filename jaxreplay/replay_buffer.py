@@ -96,17 +96,6 @@ class ReplayBuffer:
         Raises:
           ValueError: wrong structure, shape, dtype or batch size; the message names the leaf.
         """
-        items = _items.as_arrays(items)
-        self._check_state(state)
-        (batch_size,) = _items.leading_axes(items, 1, "a batch of items")
-        _items.check_like(items, _items.stored_spec(state.storage), 1, 1, "the buffer")
-        if not 1 <= batch_size <= self.capacity:
-            raise ValueError(
-                f"batch of {batch_size} items: expected 1 to capacity={self.capacity}; add it in parts, or raise "
-                "the capacity."
-            )
-        if mask is not None:
-            mask = _items.check_mask(mask, (batch_size,))
         return (_add_donating if self.donate else _add)(self, state, items, mask)
 
     def sample(self, state: ReplayState, key: jax.Array, batch_size: int, beta: Any = None) -> Sample:
@@ -125,9 +114,9 @@ class ReplayBuffer:
           ValueError: `batch_size` is not a positive integer; or the buffer is empty and the call is eager (which waits
             for the buffer's size; under `jit` an empty buffer gives weights and probabilities 0 and indices -1).
         """
-        self._check_state(state)
         check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
-        if not isinstance(state.ring.size, jax.core.Tracer) and int(state.ring.size) == 0:
+        size = state.ring.size
+        if not isinstance(size, jax.core.Tracer) and size.ndim == 0 and int(size) == 0:
             raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
         return _sample(self, state, key, batch_size, beta)
 
@@ -143,13 +132,6 @@ class ReplayBuffer:
         Raises:
           ValueError: shapes or dtypes other than these.
         """
-        self._check_state(state)
-        indices, td_errors = self._check_indices(indices), jnp.asarray(td_errors)
-        if td_errors.shape != indices.shape or not jnp.issubdtype(td_errors.dtype, jnp.number):
-            raise ValueError(
-                f"td_errors: got {_items.describe(td_errors.dtype, td_errors.shape)}, expected one number for each of "
-                f"the {indices.shape[0]} indices."
-            )
         return (_update_donating if self.donate else _update)(self, state, indices, td_errors)
 
     def get(self, state: ReplayState, indices: jax.Array) -> Any:
@@ -158,8 +140,7 @@ class ReplayBuffer:
         Raises:
           ValueError: `indices` is not a vector of integers.
         """
-        self._check_state(state)
-        return _get(self, state, self._check_indices(indices))
+        return _get(self, state, indices)
 
     def size(self, state: ReplayState) -> jax.Array:
         """Number of items stored, int32 []."""
@@ -177,26 +158,41 @@ class ReplayBuffer:
         """Whether at least `batch_size` items are stored, bool []."""
         return state.ring.size >= batch_size
 
-    def _check_state(self, state: ReplayState) -> None:
-        found = jax.tree.leaves(state.storage)[0].shape[0]
-        if state.ring.size.shape != () or found != self.capacity:
-            raise ValueError(
-                f"capacity={self.capacity}: this state has a leading axis of {found}; use the buffer that made it, "
-                "and jax.vmap for a stack of states."
-            )
 
-    def _check_indices(self, indices: Any) -> jax.Array:
-        indices = jnp.asarray(indices)
-        if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
-            raise ValueError(
-                f"indices: got {_items.describe(indices.dtype, indices.shape)}, expected a vector of integers "
-                "(Sample.indices)."
-            )
-        return indices.astype(jnp.int32)
+def _check_state(buffer: ReplayBuffer, state: ReplayState) -> None:
+    found = jax.tree.leaves(state.storage)[0].shape[0]
+    if state.ring.size.shape != () or found != buffer.capacity:
+        raise ValueError(
+            f"capacity={buffer.capacity}: this state has a leading axis of {found}; use the buffer that made it, "
+            "and jax.vmap for a stack of states."
+        )
+
+
+def _check_indices(indices: Any) -> jax.Array:
+    indices = jnp.asarray(indices)
+    if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
+        raise ValueError(
+            f"indices: got {_items.describe(indices.dtype, indices.shape)}, expected a vector of integers "
+            "(Sample.indices)."
+        )
+    return indices.astype(jnp.int32)
+
+
+# Arguments are checked while these are traced, so that calls of a kind seen before do not pay for it.
 
 
 def _add_impl(buffer: ReplayBuffer, state: ReplayState, items: Any, mask: jax.Array | None) -> ReplayState:
-    batch_size = jax.tree.leaves(items)[0].shape[0]
+    _check_state(buffer, state)
+    items = _items.as_arrays(items)
+    (batch_size,) = _items.leading_axes(items, 1, "a batch of items")
+    _items.check_like(items, _items.stored_spec(state.storage), 1, 1, "the buffer")
+    if not 1 <= batch_size <= buffer.capacity:
+        raise ValueError(
+            f"batch of {batch_size} items: expected 1 to capacity={buffer.capacity}; add it in parts, or raise "
+            "the capacity."
+        )
+    if mask is not None:
+        mask = _items.check_mask(mask, (batch_size,))
     slots, count = ring.next_slots(state.ring, mask, batch_size, buffer.capacity)
     return ReplayState(
         storage=_items.write(state.storage, slots, items),
@@ -206,6 +202,7 @@ def _add_impl(buffer: ReplayBuffer, state: ReplayState, items: Any, mask: jax.Ar
 
 
 def _sample_impl(buffer: ReplayBuffer, state: ReplayState, key: jax.Array, batch_size: int, beta: Any) -> Sample:
+    _check_state(buffer, state)
     slots, probabilities = materialize(*buffer.sampler.sample(state.sampler, key, batch_size, ring.live(state.ring)))
     weights = buffer.sampler.weights(state.sampler, probabilities, state.ring.size, beta)
     indices = ring.handles(state.ring, slots, buffer.capacity)
@@ -217,6 +214,13 @@ def _sample_impl(buffer: ReplayBuffer, state: ReplayState, key: jax.Array, batch
 
 
 def _update_impl(buffer: ReplayBuffer, state: ReplayState, indices: jax.Array, td_errors: jax.Array) -> ReplayState:
+    _check_state(buffer, state)
+    indices, td_errors = _check_indices(indices), jnp.asarray(td_errors)
+    if td_errors.shape != indices.shape or not jnp.issubdtype(td_errors.dtype, jnp.number):
+        raise ValueError(
+            f"td_errors: got {_items.describe(td_errors.dtype, td_errors.shape)}, expected one number for each of "
+            f"the {indices.shape[0]} indices."
+        )
     slots = ring.slots(state.ring, indices, buffer.capacity)
     stored = slots < buffer.capacity
     sampler = buffer.sampler.update(state.sampler, slots, td_errors, stored)
@@ -224,7 +228,8 @@ def _update_impl(buffer: ReplayBuffer, state: ReplayState, indices: jax.Array, t
 
 
 def _get_impl(buffer: ReplayBuffer, state: ReplayState, indices: jax.Array) -> Any:
-    slots = ring.slots(state.ring, indices, buffer.capacity)
+    _check_state(buffer, state)
+    slots = ring.slots(state.ring, _check_indices(indices), buffer.capacity)
     return _items.read(state.storage, slots, fill=True)
 
 

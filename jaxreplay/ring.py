@@ -62,7 +62,8 @@ def next_slots(ring: Ring, mask: jax.Array | None, batch_size: int, capacity: in
     if mask is not None:
         rows = jnp.cumsum(mask, dtype=jnp.int32) - 1
         count = rows[-1] + 1
-    slots = (ring.inserted % capacity + rows) % capacity
+    slots = ring.inserted % capacity + rows
+    slots = jnp.where(slots >= capacity, slots - capacity, slots)
     return slots if mask is None else jnp.where(mask, slots, capacity), count
 
 
@@ -76,7 +77,8 @@ def advance(ring: Ring, count: jax.Array, capacity: int) -> Ring:
 
 def handles(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:
     """Handles of the items in `slots` (int32 [B], in range), int32 [B]; -1 for an empty slot."""
-    age = (ring.inserted % capacity - 1 - slots) % capacity  # 0 for the newest
+    age = ring.inserted % capacity - 1 - slots  # 0 for the newest
+    age = jnp.where(age < 0, age + capacity, age)
     handle = ring.inserted - 1 - age
     handle = jnp.where(handle < 0, handle + period(capacity), handle)
     return jnp.where(age < ring.size, handle, -1)
@@ -88,4 +90,6 @@ def slots(ring: Ring, handles: jax.Array, capacity: int) -> jax.Array:
     age = ring.inserted - 1 - handles
     age = jnp.where(age < 0, age + wrap, age)
     stored = (handles >= 0) & (handles < wrap) & (age < ring.size)
-    return jnp.where(stored, handles % capacity, capacity)
+    slot = ring.inserted % capacity - 1 - age
+    slot = jnp.where(slot < 0, slot + capacity, slot)
+    return jnp.where(stored, slot, capacity)

@@ -4,11 +4,9 @@ The tree of Schaul et al. 2016 (Prioritized Experience Replay, appendix B.2.1) w
 stored differences: after leaves are written, every node above them becomes the sum of its children. The sums
 therefore never drift, and a bad leaf that is overwritten leaves no trace.
 
-There are at most `fanout` roots, and every level below them has `fanout` children for each node of the level above, in
-order, so that parent and children are found by arithmetic alone and siblings are contiguous. Leaves keep their natural
-order. The levels lie in three arrays: the roots; the upper levels; and the two lowest levels, which hold nearly all
-nodes. (XLA:CPU splits every operation on an array over 0.5 MB among threads, which takes longer than the operation
-itself; so most of them are kept on the small arrays.)
+There are at most `fanout` roots, and every level below has `fanout` children for each node of the level above, in
+order, so that parent and children are found by arithmetic alone and siblings are contiguous. Each level is an array of
+its own, and leaves keep their natural order.
 
 All functions are pure, jitted, and work under `jax.jit`, `lax.scan` and `jax.vmap`; `update` costs
 O(batch * fanout * log(capacity)), as do `find` and `sample`.
@@ -17,7 +15,6 @@ O(batch * fanout * log(capacity)), as do `find` and `sample`.
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +27,7 @@ from jaxreplay._xla import materialize
 
 DEFAULT_FANOUT = 8  # measured: tests/benchmarks/README.md
 MAX_CAPACITY = 2**29
-DENSE = 8  # a level of at most so many nodes a row of the batch is recomputed as a whole; measured
+DENSE = 4  # a level of at most so many nodes a row of the batch is recomputed as a whole; measured
 
 
 @struct.dataclass
@@ -38,8 +35,8 @@ class SumTree:
     """The nodes of a sum tree; make one with `init`.
 
     Attributes:
-      sums: float32 [num_nodes] each: the roots, the upper levels (if there are any), the two lowest levels; the leaves
-        are at the end of the last.
+      sums: the levels from the roots to the leaves, float32 [num_nodes] each; every level below the roots is padded
+        with 0 to a multiple of the fan-out.
       minima: None, or the same with every node's smallest positive leaf, inf where there is none, in place of the sum.
       capacity: number of leaves (static).
       fanout: children per node (static).
@@ -64,9 +61,10 @@ def init(capacity: int, *, fanout: int = DEFAULT_FANOUT, track_minimum: bool = F
     """
     check_integer("capacity", capacity, 1, MAX_CAPACITY, "the number of leaves")
     check_integer("fanout", fanout, 2, 1024, "the number of children of a node")
-    levels = _levels(capacity, fanout)
-
-    sizes = {level.array: level.start + level.size for level in levels}.values()
+    nodes = [capacity]
+    while nodes[0] > fanout:
+        nodes.insert(0, -(-nodes[0] // fanout))
+    sizes = [nodes[0], *(parents * fanout for parents in nodes[:-1])]
     sums = tuple(jnp.zeros(size, jnp.float32) for size in sizes)
     minima = tuple(jnp.full(size, jnp.inf, jnp.float32) for size in sizes) if track_minimum else None
     return SumTree(sums, minima, capacity, fanout)
@@ -93,8 +91,8 @@ def get(tree: SumTree, indices: jax.Array) -> jax.Array:
     """Values of the leaves `indices` (int [...]), float32 [...]; 0 for an index outside [0, capacity)."""
     indices = jnp.asarray(indices, jnp.int32)
     inside = (indices >= 0) & (indices < tree.capacity)
-    node = _levels(tree.capacity, tree.fanout)[-1].start + jnp.where(inside, indices, 0)
-    return jnp.where(inside, tree.sums[-1].at[node].get(mode="promise_in_bounds"), 0.0)
+    leaves = tree.sums[-1].at[jnp.where(inside, indices, 0)].get(mode="promise_in_bounds")
+    return jnp.where(inside, leaves, 0.0)
 
 
 @functools.partial(jax.jit, static_argnames="unique_indices")
@@ -128,22 +126,22 @@ def update(
     if mask is not None:
         written &= mask
     indices, values, written = materialize(indices, values, written)
-    sums, levels = tree.sums, _levels(tree.capacity, tree.fanout)
-    target = jnp.where(written, levels[-1].start + indices, sums[-1].size)
+    sums, nowhere = tree.sums, tree.sums[-1].size
+    target = jnp.where(written, indices, nowhere)
     if not unique_indices:
-        lower, last = _last_occurrence(sums[-1], target, values)
-        sums = (*sums[:-1], lower)
-        target = jnp.where(last, target, lower.size)
+        leaves, last = _last_occurrence(sums[-1], target, values)
+        sums = (*sums[:-1], leaves)
+        target = jnp.where(last, target, nowhere)
     # Rows that were not written climb from the first leaf: recomputing a sum that has not changed is harmless.
     leaf = jnp.where(written, indices, 0)
-    sums = _ascend(levels, sums, target, values, leaf, tree.fanout, jnp.add)
+    sums = _ascend(sums, target, values, leaf, tree.fanout, jnp.add)
     minima = tree.minima
     if minima is not None:
         values = jnp.where(values > 0, values, jnp.inf)
         # The minimum is never negative. That it is looked at makes the reads of the last update come before the writes
         # of this one; otherwise XLA would copy the minima.
         target = jnp.where(minimum(tree) < 0, 0, target)
-        minima = _ascend(levels, minima, target, values, leaf, tree.fanout, jnp.minimum)
+        minima = _ascend(minima, target, values, leaf, tree.fanout, jnp.minimum)
     return dataclasses.replace(tree, sums=sums, minima=minima)
 
 
@@ -162,8 +160,7 @@ def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
       int32 [...].
     """
     prefix = jnp.asarray(prefix, jnp.float32)
-    num_levels = len(_levels(tree.capacity, tree.fanout))
-    leaf, _, _ = _descend(tree, 0, num_levels, None, jnp.maximum(prefix, 0.0).reshape(-1))
+    leaf, _, _ = _descend(tree.sums, None, jnp.maximum(prefix, 0.0).reshape(-1), tree.fanout)
     return leaf.reshape(prefix.shape)
 
 
@@ -192,7 +189,7 @@ def sample_with(tree: SumTree, bits: jax.Array, *, stratified: bool = False) -> 
     One float32 uniform has 24 bits, too few to tell the leaves of a large tree apart; so the draw is made anew,
     conditional on the node and the stratum reached, half way down.
     """
-    mass, num_levels, batch_size = total(tree), len(_levels(tree.capacity, tree.fanout)), bits.shape[1]
+    mass, batch_size = total(tree), bits.shape[1]
     coarse, fine = (bits >> 8).astype(jnp.float32) * 2.0**-24
     if stratified:
         edges = mass * (jnp.arange(batch_size + 1, dtype=jnp.float32) / batch_size)
@@ -200,40 +197,14 @@ def sample_with(tree: SumTree, bits: jax.Array, *, stratified: bool = False) -> 
     else:
         low, high = jnp.zeros_like(coarse), jnp.full_like(coarse, mass)
     prefix = low + coarse * (high - low)
-    half = (num_levels + 1) // 2
-    node, rest, value = _descend(tree, 0, half, None, prefix)
-    if half < num_levels:
+    half = (len(tree.sums) + 1) // 2
+    node, rest, value = _descend(tree.sums[:half], None, prefix, tree.fanout)
+    if half < len(tree.sums):
         offset = prefix - rest  # the mass to the left of the node
         low, high = jnp.maximum(low - offset, 0.0), jnp.minimum(high - offset, value)
         rest = low + fine * jnp.maximum(high - low, 0.0)
-        node, _, value = _descend(tree, half, num_levels, node, rest)
+        node, _, value = _descend(tree.sums[half:], node, rest, tree.fanout)
     return node, value
-
-
-class _Level(NamedTuple):
-    """Where a level lies: nodes `start` to `start + size` of an array, of which the first `used` have leaves below."""
-
-    array: int
-    start: int
-    size: int
-    used: int
-
-
-def _levels(capacity: int, fanout: int) -> list[_Level]:
-    """The levels from the roots to the leaves."""
-    used = [capacity]
-    while used[0] > fanout:
-        used.insert(0, -(-used[0] // fanout))
-    levels, size = [], used[0]
-    for depth, count in enumerate(used):
-        low = depth >= len(used) - 2
-        array = 0 if depth == 0 else 2 if low and len(used) > 3 else 1
-        start = levels[-1].start + levels[-1].size if levels and levels[-1].array == array else 0
-        if depth == len(used) - 1:
-            size = count if depth == 0 else used[-2] * fanout
-        levels.append(_Level(array, start, size, count))
-        size *= fanout
-    return levels
 
 
 def _fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
@@ -253,67 +224,52 @@ def _read_rows(array: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
 
 
 def _ascend(
-    levels: list[_Level],
-    arrays: tuple[jax.Array, ...],
+    levels: tuple[jax.Array, ...],
     target: jax.Array,
     values: jax.Array,
     node: jax.Array,
     fanout: int,
     combine: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> tuple[jax.Array, ...]:
-    """`arrays` with `values` [B] at `target` [B] of the last, and every ancestor of the leaves `node` [B] recomputed."""
-    *done, lower = arrays
-    done.append(lower.at[target].set(values, mode="drop", unique_indices=True))
-    dense = None  # the nodes in use of a level that has been recomputed as a whole
-    for level, below in zip(levels[-2::-1], levels[:0:-1], strict=True):
-        node, parents = node // fanout, done[level.array]
-        if level.used > DENSE * node.size:
-            value = _fold(_read_rows(done[below.array], below.start // fanout + node, fanout), combine)
-            done[level.array] = parents.at[level.start + node].set(value, mode="promise_in_bounds")
-            continue
-        if dense is None:
-            children = lax.slice(done[below.array], (below.start,), (below.start + level.used * fanout,))
-            # The array is not read after this, only written.
-            (dense,) = materialize(_fold(children.reshape(level.used, fanout), combine))
+    """`levels` with `values` [B] at `target` [B] of the leaves, and all ancestors of leaves `node` [B] recomputed."""
+    *above, leaves = levels
+    done = [leaves.at[target].set(values, mode="drop", unique_indices=True)]
+    sparse = True  # so far
+    for parents in reversed(above):
+        children, node = done[0], node // fanout
+        num_parents = children.size // fanout
+        if num_parents <= DENSE * node.size:
+            value = _fold(children.reshape(num_parents, fanout), combine)
+            parents = jnp.concatenate([value, parents[num_parents:]])  # the rest is padding
+            if sparse:
+                (parents,), sparse = materialize(parents), False
         else:
-            padding = jnp.full(level.used * fanout - below.used, 0.0 if combine is jnp.add else jnp.inf, jnp.float32)
-            dense = _fold(jnp.concatenate([dense, padding]).reshape(level.used, fanout), combine)
-        done[level.array] = lax.dynamic_update_slice(parents, dense, (level.start,))
+            value = _fold(_read_rows(children, node, fanout), combine)
+            parents = parents.at[node].set(value, mode="promise_in_bounds")
+        done.insert(0, parents)
     return tuple(done)
 
 
 def _descend(
-    tree: SumTree, first: int, stop: int, node: jax.Array | None, prefix: jax.Array
+    levels: tuple[jax.Array, ...], node: jax.Array | None, prefix: jax.Array, fanout: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Follow `prefix` [B], float32 and not negative, down the levels from `first` to before `stop`.
+    """Follow `prefix` [B], float32 and not negative, down `levels`, from the roots or from `node` [B] above them.
 
-    The levels that share an array are one loop: the tree is read inside of loops only, so that the reads come before
-    any write that depends on what was found; otherwise XLA would copy the tree.
-
-    Args:
-      node: int32 [B], where to begin: numbers within the level above `first`; None above the roots.
+    All that is found at a level is materialized together, so that every read of the tree comes before any write that
+    depends on one of them; otherwise XLA would copy the tree.
 
     Returns:
-      the nodes reached, numbers within their level; what is left of the prefix there; and the nodes' values.
+      the nodes reached; what is left of the prefix there; and the nodes' values.
     """
-    fanout, levels = tree.fanout, _levels(tree.capacity, tree.fanout)
     value = prefix
-    if node is None:
-        node, prefix, value = _choose([tree.sums[0][i] for i in range(levels[0].size)], prefix)
-        first = 1
-    for array in sorted({level.array for level in levels[first:stop]}):
-        group = [level for level in levels[first:stop] if level.array == array]
-        num_parents = next(level for level in levels if level.array == array).size // fanout
-
-        def down(_, carry, nodes=tree.sums[array], num_parents=num_parents):
-            row, prefix, _ = carry
-            rows = _read_rows(nodes, row, fanout)
+    for nodes in levels:
+        if node is None:
+            node, prefix, value = _choose([nodes[i] for i in range(nodes.size)], prefix)
+        else:
+            rows = _read_rows(nodes, node, fanout)
             child, prefix, value = _choose([rows[:, i] for i in range(fanout)], prefix)
-            return row * fanout + child + num_parents, prefix, value
-
-        row = group[0].start // fanout + node
-        row, prefix, value = lax.fori_loop(0, len(group), down, (row, prefix, value))
-        node = row - num_parents - group[-1].start
+            node = node * fanout + child
+        node, prefix, value = materialize(node, prefix, value)
     return node, prefix, value
 
 
@@ -344,14 +300,14 @@ def _last_occurrence(leaves: jax.Array, target: jax.Array, values: jax.Array) ->
     """Which rows are the last of their `target`, bool [B], so that the order of a scatter does not matter.
 
     The leaves themselves serve as scratch space (they are about to be overwritten): numbers below any leaf's, lower for
-    later rows, are combined there by a minimum, which has one result in any order. Neither a sort nor O(capacity) scratch
-    is needed.
+    later rows, are combined there by a minimum, which has one result in any order. Neither a sort nor O(capacity)
+    scratch is needed.
     """
     rows = target.shape[0]
     if rows > 2**24:
         raise ValueError(f"batch of {rows} rows: at most {2**24} rows may repeat indices; update in parts.")
-    # The values are never less. That they are looked at makes whatever they were read from the tree for come before this
-    # write; otherwise XLA would copy the leaves.
+    # The values are never less. That they are looked at makes whatever they were read from the tree for come before
+    # this write; otherwise XLA would copy the leaves.
     number = jnp.minimum(values, -1.0 - jnp.arange(rows, dtype=jnp.float32))
     leaves = leaves.at[target].min(number, mode="drop")
     return leaves, leaves.at[target].get(mode="fill", fill_value=0.0) == number

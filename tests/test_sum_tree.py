@@ -1,3 +1,4 @@
+import itertools
 import json
 import pathlib
 
@@ -29,24 +30,17 @@ def leaves_of(tree):
 
 def check_valid(tree):
     """Every node above the leaves is the sum (and the smallest positive leaf) of its children; padding is empty."""
-    levels = sum_tree._levels(tree.capacity, tree.fanout)
-    assert levels[0].used <= tree.fanout and levels[-1].used == tree.capacity
-
-    def nodes(arrays, level):
-        return arrays[level.array][level.start : level.start + level.size]
-
-    for below, level in zip(levels[:0:-1], levels[-2::-1], strict=True):
-        children = nodes(tree.sums, below)[: level.used * tree.fanout].reshape(-1, tree.fanout)
-        sums = np.pad(children.sum(axis=1, dtype=np.float64), (0, level.size - level.used))
-        np.testing.assert_allclose(nodes(tree.sums, level), sums, rtol=1e-6)
-    for level in levels:
-        assert not np.any(nodes(tree.sums, level)[level.used :])
-        if tree.minima is not None:
-            leaves = nodes(tree.sums, levels[-1])[: tree.capacity]
-            reach = tree.fanout ** (len(levels) - 1 - levels.index(level))  # leaves below a node
-            smallest = np.full(level.size * reach, np.inf)
-            smallest[: tree.capacity] = np.where(leaves > 0, leaves, np.inf)
-            np.testing.assert_array_equal(nodes(tree.minima, level), smallest.reshape(-1, reach).min(axis=1))
+    assert len(tree.sums[0]) <= tree.fanout
+    for parents, children in itertools.pairwise(tree.sums):
+        sums = children.reshape(-1, tree.fanout).sum(axis=1, dtype=np.float64)
+        np.testing.assert_allclose(parents, np.pad(sums, (0, len(parents) - len(sums))), rtol=1e-6)
+    assert not np.any(tree.sums[-1][tree.capacity :])
+    if tree.minima is not None:
+        np.testing.assert_array_equal(tree.minima[-1], np.where(tree.sums[-1] > 0, tree.sums[-1], np.inf))
+        for parents, children in itertools.pairwise(tree.minima):
+            minima = children.reshape(-1, tree.fanout).min(axis=1)
+            padding = (0, len(parents) - len(minima))
+            np.testing.assert_array_equal(parents, np.pad(minima, padding, constant_values=np.inf))
 
 
 def test_sumtree_basic_total():

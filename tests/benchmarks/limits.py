@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from hlo import count_kernels
 from jax import lax
-from settings import SEQUENCE_LENGTH, SEQUENCE_PERIOD, Setting, levels
+from settings import SEQUENCE_LENGTH, SEQUENCE_PERIOD, Setting
 
 from jaxreplay import sum_tree
 
@@ -68,8 +68,8 @@ def _best(run: Callable[[], Any], times: int = 5) -> float:
 def must_move(part: str, setting: Setting) -> int:
     """Bytes that a step of jaxreplay has to read or write in this part, whatever the program."""
     fanout = sum_tree.DEFAULT_FANOUT
-    level = levels(setting.capacity, fanout)
-    read_path, write_path = level * fanout * 4, level * (fanout + 1) * 4 + 4
+    levels = len(jax.eval_shape(lambda: sum_tree.init(setting.capacity)).sums)
+    read_path, write_path = levels * fanout * 4, levels * (fanout + 1) * 4
     if part in ("a", "fanout"):
         return setting.batch_size * (read_path + write_path)
     added = setting.num_added * (SEQUENCE_LENGTH + SEQUENCE_PERIOD if part == "g" else 2) * setting.item_bytes

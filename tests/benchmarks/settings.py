@@ -56,14 +56,6 @@ class Setting:
         return min(self.capacity, 256 if self.items == "frames" else 4096)
 
 
-def levels(capacity: int, fanout: int) -> int:
-    """Levels of a tree below its root."""
-    depth = 1
-    while fanout**depth < capacity:
-        depth += 1
-    return depth
-
-
 def power(n: int) -> str:
     """A size as text: 2^20, or the number itself."""
     return f"2^{n.bit_length() - 1}" if n & (n - 1) == 0 and n >= 1024 else str(n)

@@ -6,7 +6,7 @@ import jax
 from jax import lax
 
 
-def materialize(*arrays: jax.Array) -> tuple[jax.Array, ...]:
+def materialize(*arrays: jax.Array) -> Any:
     """The same arrays, computed once, before anything is computed from them.
 
     XLA:CPU fuses a cheap computation into each place that uses its result and repeats it there, even for every element

@@ -14,7 +14,7 @@ O(batch * fanout * log(capacity)), as do `find` and `sample`.
 
 import dataclasses
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import jax
 import jax.numpy as jnp
@@ -28,6 +28,9 @@ from jaxreplay._xla import materialize
 DEFAULT_FANOUT = 8  # measured: tests/benchmarks/README.md
 MAX_CAPACITY = 2**29
 DENSE = 4  # a level of at most so many nodes a row of the batch is recomputed as a whole; measured
+
+
+Found = tuple[jax.Array, jax.Array, jax.Array]  # nodes, int32 [B]; what is left of the prefix there; their values
 
 
 @struct.dataclass
@@ -160,7 +163,8 @@ def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
       int32 [...].
     """
     prefix = jnp.asarray(prefix, jnp.float32)
-    leaf, _, _ = _descend(tree.sums, None, jnp.maximum(prefix, 0.0).reshape(-1), tree.fanout)
+    roots, *below = tree.sums
+    leaf, _, _ = _descend(below, _choose_root(roots, jnp.maximum(prefix, 0.0).reshape(-1)), tree.fanout)
     return leaf.reshape(prefix.shape)
 
 
@@ -197,13 +201,14 @@ def sample_with(tree: SumTree, bits: jax.Array, *, stratified: bool = False) -> 
     else:
         low, high = jnp.zeros_like(coarse), jnp.full_like(coarse, mass)
     prefix = low + coarse * (high - low)
-    half = (len(tree.sums) + 1) // 2
-    node, rest, value = _descend(tree.sums[:half], None, prefix, tree.fanout)
-    if half < len(tree.sums):
+    roots, *below = tree.sums
+    half = len(below) // 2
+    node, rest, value = _descend(below[:half], _choose_root(roots, prefix), tree.fanout)
+    if below:
         offset = prefix - rest  # the mass to the left of the node
         low, high = jnp.maximum(low - offset, 0.0), jnp.minimum(high - offset, value)
         rest = low + fine * jnp.maximum(high - low, 0.0)
-        node, _, value = _descend(tree.sums[half:], node, rest, tree.fanout)
+        node, _, value = _descend(below[half:], (node, rest, value), tree.fanout)
     return node, value
 
 
@@ -250,38 +255,28 @@ def _ascend(
     return tuple(done)
 
 
-def _descend(
-    levels: tuple[jax.Array, ...], node: jax.Array | None, prefix: jax.Array, fanout: int
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Follow `prefix` [B], float32 and not negative, down `levels`, from the roots or from `node` [B] above them.
+def _descend(levels: Sequence[jax.Array], found: Found, fanout: int) -> Found:
+    """Follow what is left of the prefixes from the nodes `found` down the levels below them.
 
     All that is found at a level is materialized together, so that every read of the tree comes before any write that
     depends on one of them; otherwise XLA would copy the tree.
-
-    Returns:
-      the nodes reached; what is left of the prefix there; and the nodes' values.
     """
-    value = prefix
     for nodes in levels:
-        if node is None:
-            node, prefix, value = _choose([nodes[i] for i in range(nodes.size)], prefix)
-        else:
-            rows = _read_rows(nodes, node, fanout)
-            child, prefix, value = _choose([rows[:, i] for i in range(fanout)], prefix)
-            node = node * fanout + child
-        node, prefix, value = materialize(node, prefix, value)
-    return node, prefix, value
+        node, prefix, _ = found
+        rows = _read_rows(nodes, node, fanout)
+        child, prefix, value = _choose([rows[:, i] for i in range(fanout)], prefix)
+        found = materialize(node * fanout + child, prefix, value)
+    return found
 
 
-def _choose(children: list[jax.Array], prefix: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The child in which `prefix` [B] falls, by halving: never one of value 0 where there is another.
+def _choose_root(roots: jax.Array, prefix: jax.Array) -> Found:
+    return materialize(*_choose([roots[i] for i in range(roots.size)], prefix))
 
-    Args:
-      children: values of the children in order, float32 [B] or [] each.
-      prefix: float32 [B], not negative.
 
-    Returns:
-      the child's number, int32 [B]; what is left of the prefix; and the child's value.
+def _choose(children: list[jax.Array], prefix: jax.Array) -> Found:
+    """The one of `children` (values in order, float32 [B] or []) in which `prefix` (float32 [B], not negative) falls.
+
+    It is found by halving, and is never one of value 0 where there is another.
     """
     chosen = jnp.zeros(prefix.shape, jnp.int32)
     while len(children) > 1:

@@ -100,7 +100,7 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--parts", default="abcdefg", help="letters of the parts, or fanout (abcdefg)")
     parser.add_argument("--peers", nargs="*", choices=list(PACKAGES), default=list(PACKAGES), help="all by default")
-    parser.add_argument("--seconds", type=float, default=7200.0, help="start nothing after this long (7200)")
+    parser.add_argument("--seconds", type=float, default=7200.0, help="start no cell after this long (7200)")
     parser.add_argument("--smoke", action="store_true", help="one tiny cell a part, to see that it runs")
     parser.add_argument("--out", type=pathlib.Path, help="folder (results, beside this file; none with --smoke)")
     args = parser.parse_args()
@@ -114,7 +114,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace, todo: list[Group], machine: Machine, peers: set[str], result: dict) -> None:
-    """Measure the groups, then (e), into `result`; what is late is only noted."""
+    """Measure the groups, then (e), into `result`; groups that are late are only noted."""
     run_seconds = 0.02 if args.smoke else 0.04
     with tqdm(total=len(todo) + ("e" in args.parts), unit="cell", smoothing=0) as bar:
         for group in todo:
@@ -126,9 +126,7 @@ def run(args: argparse.Namespace, todo: list[Group], machine: Machine, peers: se
             bar.update()
         if "e" in args.parts:
             bar.set_description("e")
-            late = time.perf_counter() > args.deadline
-            trained = None if late else end_to_end.run(args.smoke, "flashbax" in peers)
-            result["end_to_end"] = trained or {"skipped": "out of time"}
+            result["end_to_end"] = end_to_end.run(args.smoke, "flashbax" in peers)
             bar.update()
 
 

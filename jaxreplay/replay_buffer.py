@@ -115,10 +115,11 @@ class ReplayBuffer:
             for the buffer's size; under `jit` an empty buffer gives weights and probabilities 0 and indices -1).
         """
         check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
-        size = state.ring.size
-        if not isinstance(size, jax.core.Tracer) and size.ndim == 0 and int(size) == 0:
+        drawn = _sample(self, state, key, batch_size, beta)
+        size = state.ring.size  # read after the draw is under way, so that it need not wait for this
+        if not isinstance(size, jax.core.Tracer) and int(size) == 0:
             raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
-        return _sample(self, state, key, batch_size, beta)
+        return drawn
 
     def update(self, state: ReplayState, indices: jax.Array, td_errors: jax.Array) -> ReplayState:
         """Tell the sampler the TD errors of items that were drawn. `Uniform` ignores them.

@@ -61,6 +61,8 @@ def _time(rows: list[dict]) -> Figure | None:
         _lines(axes, chosen[part])
         title = {"a": "(a) tree: sample + update", "b": "(b) whole replay step"}[part]
         axes.set(title=f"{title}, B=256", xlabel="capacity N", ylabel="us a step" if part == "a" else "")
+    lines = {line.get_label(): line for axes in figure.axes for line in axes.lines}
+    figure.legend(lines.values(), lines.keys(), loc="outside right center", fontsize=8)
     return figure
 
 
@@ -79,7 +81,6 @@ def _lines(axes: Axes, rows: list[dict]) -> None:
     axes.set_xscale("log", base=2)
     axes.set_yscale("log")
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=8)
 
 
 def _seeds(rows: list[dict]) -> Figure | None:

@@ -9,7 +9,7 @@ def random_bits(key: jax.Array, size: int) -> jax.Array:
     """64 random bits for each of `size` draws, uint32 [2, size].
 
     `jax.random.bits` computes 64 bits for every 32 that it returns; here none are thrown away, which halves the work.
-    As there, the words of a key are that of the cipher Threefry; of a key of another kind, two random words are.
+    As there, the two words of a key are the key of the cipher Threefry; for a key of another kind two random words are.
     """
     words = jax.random.key_data(key)
     if words.shape != (2,):

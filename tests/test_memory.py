@@ -142,9 +142,9 @@ def test_temporary_memory_does_not_grow_with_capacity(sampler, learn, seeds):
     assert large < 1.1 * small + 4096
 
 
-@pytest.mark.parametrize("operation", ["update", "unique", "sample"])
-def test_work_on_the_tree_grows_with_its_levels(operation):
-    """Of the levels of 2^15 leaves one is updated row by row, of those of 2^24 four, and the rest as a whole."""
+@pytest.mark.parametrize(("operation", "growth"), [("update", 4), ("unique", 4), ("sample", 8 / 5)])
+def test_work_on_the_tree_grows_with_its_levels(operation, growth):
+    """2^15 leaves have 5 levels, 2^24 have 8; of those above the leaves 1 and 4 are updated row by row."""
 
     def run(tree, key):
         indices = jax.random.randint(key, (256,), 0, tree.capacity)
@@ -157,7 +157,9 @@ def test_work_on_the_tree_grows_with_its_levels(operation):
         tree, key = jax.eval_shape(lambda capacity=capacity: sum_tree.init(capacity)), jax.random.key(0)
         compiled = jax.jit(run, donate_argnums=0).lower(tree, key).compile()
         costs.append((compiled.memory_analysis().temp_size_in_bytes, compiled.cost_analysis()["flops"]))
-    assert all(large <= 4 * small for small, large in zip(*costs, strict=True))
+    (small_bytes, small_work), (large_bytes, large_work) = costs
+    assert large_work <= growth * small_work
+    assert large_bytes <= 2 * small_bytes
 
 
 def test_the_check_sees_a_copy():

@@ -12,7 +12,7 @@ import numpy as np
 import optax
 from flax import struct
 from harness import percentiles
-from jax_buffers import flashbax_device
+from jax_buffers import ALPHA, flashbax_item_buffer
 
 import jaxreplay as jr
 
@@ -39,21 +39,11 @@ class FlashbaxBuffer:
     capacity: int
     batch_size: int
     beta: Any
-    alpha: float = 0.6
     epsilon: float = 1e-6
 
     @property
     def _buffer(self) -> Any:
-        import flashbax
-
-        return flashbax.make_prioritised_item_buffer(
-            max_length=self.capacity,
-            min_length=1,
-            sample_batch_size=self.batch_size,
-            add_batches=True,
-            priority_exponent=self.alpha,
-            device=flashbax_device(),
-        )
+        return flashbax_item_buffer(self.capacity, self.batch_size)
 
     def init(self, items: Any) -> FlashbaxState:
         item = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), items)
@@ -83,7 +73,7 @@ def run(smoke: bool, with_flashbax: bool) -> dict[str, Any]:
     seeds, pairs = (2, 1) if smoke else (8, 3)
     steps = 50 if smoke else (250_000 // dqn.Config.num_envs - dqn.Config.warmup) // 50 * 50
     beta = optax.linear_schedule(0.4, 1.0, steps)
-    buffers = {"jaxreplay": jr.ReplayBuffer(capacity=dqn.CAPACITY, sampler=jr.Prioritized(alpha=0.6, beta=beta))}
+    buffers = {"jaxreplay": jr.ReplayBuffer(capacity=dqn.CAPACITY, sampler=jr.Prioritized(alpha=ALPHA, beta=beta))}
     if with_flashbax:
         buffers["flashbax"] = FlashbaxBuffer(dqn.CAPACITY, dqn.Config.batch_size, beta)
 

@@ -129,16 +129,18 @@ def _flashbax(setting: Setting, buffer: Any, **kwargs: Any) -> Buffer:
     )
 
 
-def flashbax_item(setting: Setting, uniform: bool = False) -> Buffer:
+def flashbax_item_buffer(capacity: int, batch_size: int, uniform: bool = False) -> Any:
+    """flashbax's item buffer itself."""
     import flashbax
 
-    sizes = {"max_length": setting.capacity, "min_length": 1, "sample_batch_size": setting.batch_size}
+    sizes = {"max_length": capacity, "min_length": 1, "sample_batch_size": batch_size, "add_batches": True}
     if uniform:
-        buffer = flashbax.make_item_buffer(**sizes, add_batches=True)
-    else:
-        buffer = flashbax.make_prioritised_item_buffer(
-            **sizes, add_batches=True, priority_exponent=ALPHA, device=flashbax_device()
-        )
+        return flashbax.make_item_buffer(**sizes)
+    return flashbax.make_prioritised_item_buffer(**sizes, priority_exponent=ALPHA, device=flashbax_device())
+
+
+def flashbax_item(setting: Setting, uniform: bool = False) -> Buffer:
+    buffer = flashbax_item_buffer(setting.capacity, setting.batch_size, uniform)
     rows = setting.fill_rows()
     return _flashbax(setting, buffer, added=(setting.num_added,), fill=((rows,), setting.capacity // rows))
 

@@ -1,9 +1,9 @@
 """jaxreplay: experience replay that lives on the accelerator, as pure functions."""
 
 from jaxreplay import sum_tree as sum_tree
+from jaxreplay._buffer import Sample as Sample
 from jaxreplay.replay_buffer import ReplayBuffer as ReplayBuffer
 from jaxreplay.replay_buffer import ReplayState as ReplayState
-from jaxreplay.replay_buffer import Sample as Sample
 from jaxreplay.samplers import Prioritized as Prioritized
 from jaxreplay.samplers import Sampler as Sampler
 from jaxreplay.samplers import Uniform as Uniform

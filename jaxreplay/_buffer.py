@@ -1,0 +1,195 @@
+"""What the buffers have in common: draws, handles, updates, and the checks of their arguments."""
+
+import abc
+import dataclasses
+from collections.abc import Callable
+from typing import Any, Generic, Protocol, TypeVar
+
+import jax
+import jax.core
+import jax.numpy as jnp
+from flax import struct
+
+from jaxreplay import _items, ring
+from jaxreplay._arguments import check_integer
+from jaxreplay._xla import materialize
+from jaxreplay.samplers import Sampler
+from jaxreplay.transition_batch import TransitionBatch
+
+
+@struct.dataclass
+class Sample:
+    """A batch of draws.
+
+    Attributes:
+      items: leaves [batch, ...]; [batch, sequence_length, ...] from a `SequenceBuffer`.
+      indices: int32 [batch], the items' handles, to be given back to `update`; -1 where the buffer was empty.
+      probabilities: float32 [batch], with which each item was drawn; 0 where the buffer was empty.
+      weights: float32 [batch], importance-sampling weights; 0 where the buffer was empty.
+      mask: None; from a `SequenceBuffer` bool [batch, sequence_length], which steps count.
+    """
+
+    items: Any
+    indices: jax.Array  # [batch]
+    probabilities: jax.Array  # [batch]
+    weights: jax.Array  # [batch]
+    mask: jax.Array | None = None  # [batch, sequence_length]
+
+
+class State(Protocol):
+    """What the states of all buffers hold."""
+
+    @property
+    def ring(self) -> ring.Ring: ...
+
+    @property
+    def sampler(self) -> Any: ...
+
+
+S = TypeVar("S", bound=State)
+
+
+class Buffer(abc.ABC, Generic[S]):
+    """A buffer whose drawable items lie in a ring of slots; those that inherit are frozen dataclasses and final."""
+
+    sampler: Sampler
+    donate: bool
+
+    @property
+    @abc.abstractmethod
+    def _num_slots(self) -> int:
+        """Size of the ring of slots."""
+
+    @abc.abstractmethod
+    def _check_state(self, state: S) -> None:
+        """Raise a `ValueError` where `state` is not one of this buffer's."""
+
+    @abc.abstractmethod
+    def _live(self, state: S) -> ring.Live:
+        """The slots that may be drawn."""
+
+    @abc.abstractmethod
+    def _read(self, state: S, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array | None]:
+        """Items at `slots` [B], which exist, or else are zeros with `fill`; and `Sample.mask`."""
+
+    def sample(self, state: S, key: jax.Array, batch_size: int, beta: Any = None) -> Sample:
+        """Draw items with replacement.
+
+        Where the items are a `TransitionBatch`, its `W` is multiplied by the weights (or is the weights, if it was
+        None) and its `idx` is the handles.
+
+        Args:
+          state: unchanged.
+          key: a PRNG key.
+          batch_size: number of draws.
+          beta: exponent of the importance weights, instead of the sampler's; a float, or a traced float [].
+
+        Raises:
+          ValueError: `batch_size` is not a positive integer; or the buffer is empty and the call is eager (which waits
+            for the buffer's size; under `jit` an empty buffer gives weights and probabilities 0 and indices -1).
+        """
+        check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
+        drawn = _sample(self, state, key, batch_size, beta)
+        size = state.ring.size  # read after the draw is under way, so that it need not wait for this
+        if not isinstance(size, jax.core.Tracer) and int(size) == 0:
+            raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
+        return drawn
+
+    def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
+        """Tell the sampler the TD errors of items that were drawn. `Uniform` ignores them.
+
+        Args:
+          state: donated when called eagerly (see the class).
+          indices: int [B], handles from `Sample.indices`. One whose item has been overwritten since is ignored. Of a
+            handle that occurs more than once the last occurrence counts.
+          td_errors: float [B], signed or not.
+
+        Raises:
+          ValueError: shapes or dtypes other than these.
+        """
+        return _update[self.donate](self, state, indices, td_errors)
+
+    def get(self, state: S, indices: jax.Array) -> Any:
+        """Items [B, ...] named by the handles `indices` (int [B]); zeros for items no longer stored.
+
+        Raises:
+          ValueError: `indices` is not a vector of integers.
+        """
+        return _get(self, state, indices)
+
+    def size(self, state: S) -> jax.Array:
+        """Number of items that may be drawn, int32 []."""
+        return state.ring.size
+
+    def is_empty(self, state: S) -> jax.Array:
+        """Whether nothing may be drawn, bool []."""
+        return state.ring.size == 0
+
+    def can_sample(self, state: S, batch_size: int = 1) -> jax.Array:
+        """Whether at least `batch_size` items may be drawn, bool []."""
+        return state.ring.size >= batch_size
+
+
+def jitted(method: Callable[..., Any]) -> dict[bool, Callable[..., Any]]:
+    """`method(buffer, state, ...)` with the buffer static, by whether the state is donated."""
+    return {
+        False: jax.jit(method, static_argnums=0),
+        # keep_unused: a leaf that is replaced without being read is donated like the others.
+        True: jax.jit(method, static_argnums=0, donate_argnums=1, keep_unused=True),
+    }
+
+
+def _check_indices(indices: Any) -> jax.Array:
+    indices = jnp.asarray(indices)
+    if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
+        raise ValueError(
+            f"indices: got {_items.describe(indices.dtype, indices.shape)}, expected a vector of integers "
+            "(Sample.indices)."
+        )
+    return indices.astype(jnp.int32)
+
+
+# Arguments are checked while these are traced, so that calls of a kind seen before do not pay for it.
+
+
+def _sample_impl(buffer: Buffer[S], state: S, key: jax.Array, batch_size: int, beta: Any) -> Sample:
+    buffer._check_state(state)
+    slots, probabilities = materialize(*buffer.sampler.sample(state.sampler, key, batch_size, buffer._live(state)))
+    weights = buffer.sampler.weights(state.sampler, probabilities, state.ring.size, beta)
+    indices = ring.handles(state.ring, slots, buffer._num_slots)
+    items, mask = buffer._read(state, slots, fill=False)
+    if mask is not None:
+        mask &= (indices >= 0)[:, None]
+    if isinstance(items, TransitionBatch):
+
+        def spread(x):  # [B] over the shape of the items, [B] or [B, sequence_length]
+            return jnp.broadcast_to(x.reshape(x.shape + (1,) * (items.Rn.ndim - 1)), items.Rn.shape)
+
+        W = spread(weights) if items.W is None else items.W * spread(weights)
+        items = dataclasses.replace(items, W=W, idx=spread(indices))
+    return Sample(items, indices, probabilities, weights, mask)
+
+
+def _update_impl(buffer: Buffer[S], state: S, indices: jax.Array, td_errors: jax.Array) -> S:
+    buffer._check_state(state)
+    indices, td_errors = _check_indices(indices), jnp.asarray(td_errors)
+    if td_errors.shape != indices.shape or not jnp.issubdtype(td_errors.dtype, jnp.number):
+        raise ValueError(
+            f"td_errors: got {_items.describe(td_errors.dtype, td_errors.shape)}, expected one number for each of "
+            f"the {indices.shape[0]} indices."
+        )
+    slots = ring.slots(state.ring, indices, buffer._num_slots)
+    stored = slots < buffer._num_slots
+    sampler = buffer.sampler.update(state.sampler, slots, td_errors, stored)
+    return dataclasses.replace(state, sampler=sampler)  # pyright: ignore[reportArgumentType]
+
+
+def _get_impl(buffer: Buffer[S], state: S, indices: jax.Array) -> Any:
+    buffer._check_state(state)
+    slots = ring.slots(state.ring, _check_indices(indices), buffer._num_slots)
+    return buffer._read(state, slots, fill=True)[0]
+
+
+_sample = jax.jit(_sample_impl, static_argnums=(0, 3))
+_update = jitted(_update_impl)
+_get = jax.jit(_get_impl, static_argnums=0)

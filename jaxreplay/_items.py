@@ -90,7 +90,7 @@ def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owne
             )
 
 
-def check_mask(mask: Any, shape: tuple[int, ...]) -> jax.Array:
+def check_mask(mask: Any, shape: tuple[int, ...], name: str = "mask") -> jax.Array:
     """`mask` as a bool array of `shape`.
 
     Raises:
@@ -99,7 +99,7 @@ def check_mask(mask: Any, shape: tuple[int, ...]) -> jax.Array:
     mask = jnp.asarray(mask)
     if mask.shape != shape or mask.dtype != jnp.bool_:
         raise ValueError(
-            f"mask: got {describe(mask.dtype, mask.shape)}, expected {describe('bool', shape)}, one flag a row."
+            f"{name}: got {describe(mask.dtype, mask.shape)}, expected {describe('bool', shape)}, one flag a row."
         )
     return mask
 
@@ -132,8 +132,8 @@ def write(storage: Any, slots: jax.Array, items: Any) -> Any:
     return jax.tree.map(leaf_write, storage, items, is_leaf=_is_bits)
 
 
-def read(storage: Any, slots: jax.Array, *, fill: bool = False) -> Any:
-    """Items at `slots` [B], which are in range, or else read zeros with `fill`."""
+def read(storage: Any, slots: jax.Array | tuple[jax.Array, ...], *, fill: bool = False) -> Any:
+    """Items at `slots` (an index, or one for each leading axis), which are in range, or else read zeros with `fill`."""
 
     def leaf_read(stored):
         if isinstance(stored, Bits):

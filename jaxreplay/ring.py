@@ -68,10 +68,9 @@ def next_slots(ring: Ring, mask: jax.Array | None, batch_size: int, capacity: in
 
 
 def advance(ring: Ring, count: jax.Array, capacity: int) -> Ring:
-    """The ring after `count` insertions, at most `capacity`."""
-    inserted = ring.inserted + count
-    wrap = period(capacity)
-    inserted = jnp.where(inserted >= wrap, inserted - wrap, inserted)
+    """The ring after `count` insertions, at most `period(capacity)`."""
+    room = period(capacity) - count
+    inserted = jnp.where(ring.inserted >= room, ring.inserted - room, ring.inserted + count)
     return Ring(inserted=inserted, size=jnp.minimum(ring.size + count, capacity))
 
 

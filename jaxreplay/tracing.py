@@ -253,6 +253,55 @@ def n_step_transitions(
     return _rollout(tracer, steps, flush)
 
 
+def sequence_transitions(
+    S: Any,
+    A: Any,
+    R: Any,
+    terminated: Any,
+    truncated: Any,
+    *,
+    n: int,
+    gamma: float,
+    mask: Any = None,
+    logP: Any = None,
+    W: Any = None,
+    next_action: bool = False,
+    record_extra_info: bool = False,
+) -> tuple[TransitionBatch, jax.Array]:
+    """The n-step transitions in sequences drawn from a `SequenceBuffer`, whose next observations are later rows.
+
+    Of L rows the first L - n start a transition, which is what `NStep` makes of the same steps; sequences of n + 1 rows
+    make one transition each. A truncated step needs its final observation: the row after it, where `mask` is False
+    (see `jaxreplay.sequence_buffer`). If that row holds a step instead, it belongs to the next episode and the final
+    observation is lost: then the windows that reach the truncated step end right before it, and bootstrap from the
+    observation that it started from, and it starts none itself.
+
+    Args:
+      S: pytree [B, L, ...], observations; or anything that belongs to the rows, such as a recurrent network's values.
+      A: pytree [B, L, ...], actions.
+      R: number [B, L], rewards.
+      terminated, truncated: bool [B, L].
+      n, gamma, next_action, record_extra_info: as of `NStep`.
+      mask: bool [B, L], whether the row holds a step; None for all.
+      logP, W: float [B, L] or None.
+
+    Returns:
+      TransitionBatch [B * (L - n)], sequence after sequence, and valid, a bool vector of that length: False where the
+      row holds no step or, with `next_action`, no action follows.
+
+    Raises:
+      ValueError: `n` or `gamma` out of range, leaves whose leading axes differ, or fewer than n + 1 rows.
+    """
+    steps = _windows.as_steps(S, A, R, terminated, truncated, S, logP, W, mask)
+    shape = _items.leading_axes(steps, 2, "a batch of sequences")
+    _items.check_mask(steps.mask, shape)
+    _check_window("n", n, gamma)
+    if shape[1] <= n:
+        raise ValueError(f"n={n}: sequences of {shape[1]} rows; {n + 1} rows or more hold {n} steps and what follows.")
+    settings = NStep(n=n, gamma=gamma, next_action=next_action, record_extra_info=record_extra_info)
+    return _sequences(settings, steps)
+
+
 def _check_window(name: str, n: int, gamma: float) -> None:
     check_integer(name, n, 1, 2**31 - 1, "the number of steps in a window")
     check_number("gamma", gamma, 0, 1, "it is a discount")
@@ -302,3 +351,24 @@ def _rollout(tracer: NStep, steps: _windows.Steps, flush: bool) -> tuple[Transit
         emitted = pending <= length - tracer._window
         starts = jnp.concatenate([starts, jnp.where(emitted, -1, pending)])
     return _windows.transitions(steps, order, starts, starts >= 0, **_settings(tracer))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _sequences(tracer: NStep, steps: _windows.Steps) -> tuple[TransitionBatch, jax.Array]:
+    batch_size, length = steps.r.shape
+    is_step_next = jnp.pad(steps.mask[:, 1:], ((0, 0), (0, 1)))
+    cut = steps.truncated & ~steps.terminated & is_step_next  # the final observation is lost
+    steps = dataclasses.replace(steps, mask=steps.mask & ~cut)
+    steps = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), steps)
+    rows = length if tracer.next_action else length - 1  # the last row's action may be a next one
+    s_next = jax.tree.map(lambda leaf: jnp.concatenate([leaf[1:], leaf[-1:]])[:rows], steps.s)
+    steps = dataclasses.replace(jax.tree.map(lambda leaf: leaf[:rows], steps), s_next=s_next)
+    starts = jnp.arange(length - tracer.n, dtype=jnp.int32)
+    order = jnp.arange(rows, dtype=jnp.int32)
+    found = _windows.transitions(steps, order, starts, starts >= 0, **_settings(tracer))
+
+    def by_sequence(leaf):
+        leaf = leaf.reshape(length - tracer.n, batch_size, *leaf.shape[1:])
+        return leaf.swapaxes(0, 1).reshape(-1, *leaf.shape[2:])
+
+    return jax.tree.map(by_sequence, found)

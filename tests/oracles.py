@@ -99,6 +99,63 @@ class ReplayTwin:
         return min(positive) / sum(positive) if positive else 1 / len(self.stored)
 
 
+class SequenceTwin:
+    """All steps ever added to each stream, and the starts of the sequences that can be drawn."""
+
+    def __init__(self, length, num_envs, sequence_length, stride):
+        self.length, self.num_envs = length, num_envs
+        self.sequence_length, self.stride = sequence_length, stride
+        self.steps, self.ends = [], []  # of time: rows [num_envs]
+        self.priority = {}  # by handle, of all sequences ever completed
+
+    def add(self, steps, ends):
+        before = self.num_complete
+        self.steps += list(steps)
+        self.ends += list(ends)
+        for start in range(before, self.num_complete):
+            for env in range(self.num_envs):
+                self.priority[start * self.num_envs + env] = 1.0
+
+    @property
+    def num_complete(self):
+        return len([t for t in range(0, len(self.steps), self.stride) if t + self.sequence_length <= len(self.steps)])
+
+    @property
+    def handles(self):
+        """The drawable ones: sequence number * num_envs + environment."""
+        oldest = max(0, len(self.steps) - self.length)
+        starts = [k for k in range(self.num_complete) if k * self.stride >= oldest]
+        return [k * self.num_envs + env for k in starts for env in range(self.num_envs)]
+
+    def update(self, handles, priorities):
+        for handle, priority in zip(handles, priorities, strict=True):
+            if handle in self.handles:
+                self.priority[handle] = priority
+
+    def times(self, handle):
+        start = handle // self.num_envs * self.stride
+        return range(start, start + self.sequence_length)
+
+    def sequence(self, handle):
+        return [self.steps[t][handle % self.num_envs] for t in self.times(handle)]
+
+    def mask(self, handle):
+        ends = [self.ends[t][handle % self.num_envs] for t in self.times(handle)]
+        return [not any(ends[:i]) for i in range(self.sequence_length)]
+
+
+def stack_frames(frames, ends, k):
+    """Stacks of one sequence: frames [L, ...], ends [L]."""
+    stacks = []
+    for now in range(k - 1, len(frames)):
+        stack = []
+        for time in range(now - k + 1, now + 1):
+            same_episode = not any(ends[time:now])
+            stack.append(frames[time] if same_episode else np.zeros_like(frames[time]))
+        stacks.append(np.stack(stack, axis=-1))
+    return np.stack(stacks)
+
+
 def n_step_window(steps, start, n, gamma, end):
     """Window (start, last step, Rn, In) opened at `start` in one environment, of the steps before time `end`; or None.
 

@@ -35,7 +35,20 @@ def items(t):
     return {"id": rows.astype(jnp.int32), "frame": (rows[:, None] * jnp.ones(3)).astype(jnp.uint8)}
 
 
-BUFFERS = {"replay": Case(lambda sampler: jr.ReplayBuffer(capacity=12, sampler=sampler, donate=False), items)}
+def steps(t):
+    rows = 9 * t + jnp.arange(9).reshape(3, 3)
+    return {"id": rows.astype(jnp.int32), "frame": (rows[..., None] * jnp.ones(3)).astype(jnp.uint8)}
+
+
+def sequence_buffer(sampler, **settings):
+    return jr.SequenceBuffer(length=8, num_envs=3, sequence_length=3, sampler=sampler, donate=False, **settings)
+
+
+BUFFERS = {
+    "replay": Case(lambda sampler: jr.ReplayBuffer(capacity=12, sampler=sampler, donate=False), items),
+    "sequence": Case(sequence_buffer, steps),
+    "sequence, strided": Case(functools.partial(sequence_buffer, stride=2, within_episode=True), steps),
+}
 
 
 @pytest.fixture(params=SAMPLERS)
@@ -103,12 +116,13 @@ def test_shapes_and_dtypes_are_stable_and_nothing_recompiles(case, sampler):
 def test_eager_equals_jit_equals_scan(case, sampler):
     buffer = case.make(sampler)
     state, samples = run_scan(buffer, case, 0)
+    program = jax.jit(functools.partial(step, buffer))
     eager = jitted = buffer.init(jax.eval_shape(case.batch, 0))
     batches, keys = inputs(case, 0)
     for t in range(6):
         x = jax.tree.map(lambda leaf, t=t: leaf[t], batches), keys[t]
         eager, eager_sample = step(buffer, eager, *x)
-        jitted, jitted_sample = jax.jit(functools.partial(step, buffer))(jitted, *x)
+        jitted, jitted_sample = program(jitted, *x)
         chex.assert_trees_all_equal(eager_sample, jitted_sample)
         chex.assert_trees_all_equal(eager_sample, jax.tree.map(lambda leaf, t=t: leaf[t], samples))
     chex.assert_trees_all_equal(eager, state)

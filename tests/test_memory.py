@@ -58,6 +58,8 @@ def check(function, state, *arguments):
 
 
 def abstract(buffer, items, seeds):
+    if isinstance(buffer, jr.SequenceBuffer):
+        items = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), items)
     one = jax.eval_shape(buffer.init, items)
     if not seeds:
         return one
@@ -65,8 +67,13 @@ def abstract(buffer, items, seeds):
 
 
 def operations(buffer):
-    def add(state, items, mask, key):
+    def extend(state, items, mask):
+        if isinstance(buffer, jr.SequenceBuffer):  # the batch is a step of so many streams
+            return buffer.add(state, jax.tree.map(lambda x: x[None], items), mask[None])
         return buffer.add(state, items, mask)
+
+    def add(state, items, mask, key):
+        return extend(state, items, mask)
 
     def sample(state, items, mask, key):
         return state, buffer.sample(state, key, BATCH)
@@ -76,7 +83,7 @@ def operations(buffer):
 
     def scanned_step(state, items, mask, key):
         def step(state, key):
-            state = buffer.add(state, items, mask)
+            state = extend(state, items, mask)
             drawn = buffer.sample(state, key, BATCH)
             loss = sum(
                 jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(drawn.items) if leaf.dtype != key.dtype
@@ -101,6 +108,24 @@ def test_no_copy(operation, sampler, seeds):
 def test_no_copy_whatever_the_dtype(dtype, seeds):
     buffer = jr.ReplayBuffer(capacity=ROWS // max(seeds, 1))
     check_operation(buffer, ITEM_LEAVES[dtype], "step", seeds)
+
+
+def sequences(sampler, seeds):
+    length = 5 * ROWS // max(seeds, 1) // BATCH  # as many sequences apart from one another
+    return jr.SequenceBuffer(length=length, num_envs=BATCH, sequence_length=5, sampler=sampler, within_episode=True)
+
+
+@pytest.mark.parametrize("seeds", [0, 8])
+@pytest.mark.parametrize("operation", ["add", "sample", "update", "step"])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_no_copy_of_sequences(operation, sampler, seeds):
+    check_operation(sequences(SAMPLERS[sampler], seeds), ITEM_LEAVES["mixed"], operation, seeds)
+
+
+@pytest.mark.parametrize("seeds", [0, 8])
+@pytest.mark.parametrize("dtype", [name for name in ITEM_LEAVES if name != "mixed"])
+def test_no_copy_of_sequences_whatever_the_dtype(dtype, seeds):
+    check_operation(sequences(jr.Uniform(), seeds), ITEM_LEAVES[dtype], "step", seeds)
 
 
 def check_operation(buffer, items, operation, seeds):

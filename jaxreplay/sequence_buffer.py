@@ -1,0 +1,309 @@
+"""SequenceBuffer: streams of steps, each stored once, and the sequences of consecutive steps that are drawn from them.
+
+Sequences are views: a step that lies in many of them is still stored once, and so is an observation that is the next
+one of the step before it or a part of several frame stacks. `stack_frames` and `jaxreplay.sequence_transitions` make
+these from a drawn sequence.
+
+**What to store.** A row holds an observation, the action that was taken there, and the reward and the flags that came
+of it; the next observation is that of the next row. So the last observation of an episode must be a row too, one
+without a step, or else a truncated episode has nothing to bootstrap from. Environments that reset at the call after an
+episode's end (next-step autoreset, the default of Gymnasium 1) give such rows by themselves; those that reset within
+the last step (same-step autoreset) do with `jaxreplay.next_step_autoreset`. Store with each row whether it holds a
+step, e.g. as a leaf `step`; its negation marks the episodes' last rows: what `ends` means everywhere.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+
+from jaxreplay import _items, ring
+from jaxreplay._arguments import check_integer
+from jaxreplay._buffer import Buffer, jitted
+from jaxreplay._xla import materialize
+from jaxreplay.samplers import Sampler, Uniform
+
+
+@struct.dataclass
+class SequenceState:
+    """State of a `SequenceBuffer`.
+
+    Attributes:
+      storage: the steps, leaves [length, num_envs, ...] (narrow floats as their bits, see `jaxreplay._items.Bits`).
+      ends: bool [length, num_envs], which steps were the last of their episode; None unless `within_episode`.
+      cursor: int32 [], the row of the storage that the next step goes to.
+      filled: int32 [], rows that hold a step.
+      wait: int32 [], steps to come until the next sequence is complete, at least 1.
+      ring: the complete sequences. Slot k * num_envs + env is that of environment env's sequence number k, modulo the
+        number of slots.
+      sampler: the sampler's state.
+    """
+
+    storage: Any  # [length, num_envs, ...]
+    ends: jax.Array | None  # [length, num_envs]
+    cursor: jax.Array  # []
+    filled: jax.Array  # []
+    wait: jax.Array  # []
+    ring: ring.Ring
+    sampler: Any
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SequenceBuffer(Buffer[SequenceState]):
+    """Replay of sequences of `sequence_length` consecutive steps from `num_envs` streams that advance together.
+
+    A sequence starts at every `stride`-th step, counted from the first that was ever added. It can be drawn while all
+    of its steps are stored: from when its last step is added until its first is overwritten. None contains the place
+    where the newest step meets the oldest. What to store is said at the head of this module.
+
+    Handles, late updates, samplers and donation are those of `ReplayBuffer`; handles name sequences.
+
+    Attributes:
+      length: steps kept of each stream; length * num_envs is at most 2**29.
+      num_envs: number of streams.
+      sequence_length: steps in a sequence, 1 to `length`.
+      stride: steps from one start to the next, 1 to `length`.
+      sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
+      within_episode: mask out (`Sample.mask`) the steps behind the first end in a sequence.
+      donate: donate the state when `add` or `update` is called eagerly.
+    """
+
+    length: int
+    num_envs: int
+    sequence_length: int
+    stride: int = 1
+    sampler: Sampler = Uniform()
+    within_episode: bool = False
+    donate: bool = True
+
+    def __post_init__(self):
+        check_integer("num_envs", self.num_envs, 1, ring.MAX_CAPACITY, "the number of streams")
+        longest = ring.MAX_CAPACITY // self.num_envs
+        check_integer("length", self.length, 1, longest, "the number of steps kept of each stream")
+        check_integer("sequence_length", self.sequence_length, 1, self.length, "at most length, the steps kept")
+        check_integer("stride", self.stride, 1, self.length, "the number of steps between starts")
+
+    def init(self, steps: Any) -> SequenceState:
+        """An empty buffer for steps like these.
+
+        Args:
+          steps: pytree [T, num_envs, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; T and the
+            values are ignored.
+
+        Raises:
+          ValueError: no leaves, or leading axes that differ or are not `num_envs`.
+        """
+        spec = _items.as_spec(steps)
+        self._check_leading(spec)
+        leading = (self.length, self.num_envs)
+        return SequenceState(
+            storage=_items.zeros(spec, leading, 2),
+            ends=jnp.zeros(leading, bool) if self.within_episode else None,
+            cursor=jnp.zeros((), jnp.int32),
+            filled=jnp.zeros((), jnp.int32),
+            wait=jnp.full((), self.sequence_length, jnp.int32),
+            ring=ring.init(),
+            sampler=self.sampler.init(self._num_slots),
+        )
+
+    def add(self, state: SequenceState, steps: Any, ends: jax.Array | None = None) -> SequenceState:
+        """Append T steps to every stream, overwriting the oldest once the buffer is full.
+
+        Args:
+          state: donated when called eagerly (see the class).
+          steps: pytree [T, num_envs, ...] with the structure, shapes and dtypes given to `init`; 1 <= T <= length, and
+            another T each time if need be (each compiles once).
+          ends: bool [T, num_envs], True for the last row of an episode; None for none. They are kept and made use of
+            `within_episode` alone.
+
+        Raises:
+          ValueError: wrong structure, shape or dtype; the message names the leaf.
+        """
+        return _add[self.donate](self, state, steps, ends)
+
+    def is_full(self, state: SequenceState) -> jax.Array:
+        """Whether the next step overwrites, bool []."""
+        return state.filled == self.length
+
+    @property
+    def _num_starts(self) -> int:
+        """The most sequences of one stream that can be drawn at a time."""
+        return (self.length - self.sequence_length) // self.stride + 1
+
+    @property
+    def _num_slots(self) -> int:
+        return self._num_starts * self.num_envs
+
+    def _check_leading(self, spec: Any) -> int:
+        num_steps, num_envs = _items.leading_axes(spec, 2, "a rollout")
+        if num_envs != self.num_envs:
+            raise ValueError(
+                f"num_envs={self.num_envs}: got steps with leading axes [{num_steps}, {num_envs}], expected "
+                f"[T, {self.num_envs}]."
+            )
+        return num_steps
+
+    def _check_state(self, state: SequenceState) -> None:
+        found = jax.tree.leaves(state.storage)[0].shape[:2]
+        if state.ring.size.shape != () or found != (self.length, self.num_envs):
+            raise ValueError(
+                f"length={self.length}, num_envs={self.num_envs}: this state has leading axes {list(found)}; use the "
+                "buffer that made it, and jax.vmap for a stack of states."
+            )
+
+    def _live(self, state: SequenceState) -> ring.Live:
+        # The newest `size` of those that were completed.
+        start = (state.ring.inserted - state.ring.size) % self._num_slots
+        return ring.Live(start=start, size=state.ring.size)
+
+    def _first_rows(self, state: SequenceState, age: jax.Array) -> jax.Array:
+        """Rows of the first steps of the sequences that were completed `age` starts ago (1 for the newest)."""
+        row = state.cursor + state.wait - self.sequence_length - age * self.stride
+        return jnp.clip(jnp.where(row < 0, row + self.length, row), 0, self.length - 1)
+
+    def _read(self, state: SequenceState, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array]:
+        start = lax.div(slots, jnp.int32(self.num_envs))
+        env = slots - start * self.num_envs
+        age = lax.div(state.ring.inserted % self._num_slots, jnp.int32(self.num_envs)) - start
+        age = jnp.where(age <= 0, age + self._num_starts, age)
+        rows = self._first_rows(state, age)[:, None] + jnp.arange(self.sequence_length, dtype=jnp.int32)
+        rows = jnp.where(rows >= self.length, rows - self.length, rows)  # [B, sequence_length]
+        exists = jnp.broadcast_to((slots < self._num_slots)[:, None], rows.shape)
+        if fill:
+            rows = jnp.where(exists, rows, self.length)
+        at = tuple(materialize(rows, jnp.broadcast_to(env[:, None], rows.shape)))
+        items, ends = _items.read((state.storage, state.ends), at, fill=fill)
+        mask = exists
+        if ends is not None:
+            mask &= jnp.cumsum(ends, axis=1, dtype=jnp.int32) - ends == 0  # no end before
+        return items, mask
+
+
+def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, eta: float = 0.9) -> jax.Array:
+    """The TD error by which a sequence is prioritized: eta * max |td_error| + (1 - eta) * mean |td_error|.
+
+    Kapturowski et al. 2019 (Recurrent Experience Replay in Distributed Reinforcement Learning, section 2.3). Give it to
+    `SequenceBuffer.update` as the sequences' TD errors.
+
+    Args:
+      td_errors: float [B, L], signed or not.
+      mask: bool [B, L], which of them count; None for all.
+      eta: weight of the maximum, 0 to 1.
+
+    Returns:
+      float [B]; 0 for a sequence in which none counts.
+
+    Raises:
+      ValueError: shapes or dtypes other than these.
+    """
+    td_errors = jnp.asarray(td_errors)
+    if td_errors.ndim != 2:
+        raise ValueError(f"td_errors: got {_items.describe(td_errors.dtype, td_errors.shape)}, expected [B, L].")
+    mask = jnp.ones(td_errors.shape, bool) if mask is None else _items.check_mask(mask, td_errors.shape)
+    sizes = jnp.where(mask, jnp.abs(td_errors), 0)
+    count = jnp.maximum(jnp.sum(mask, axis=1), 1)
+    return eta * jnp.max(sizes, axis=1) + (1 - eta) * jnp.sum(sizes, axis=1) / count
+
+
+def split_burn_in(items: Any, burn_in: int) -> tuple[Any, Any]:
+    """The first `burn_in` steps of drawn sequences, and the steps after them.
+
+    On the first part a recurrent network is only unrolled, without a gradient, to make its state at the second out of
+    the one that was stored (Kapturowski et al. 2019, section 3).
+
+    Args:
+      items: pytree [B, L, ...], such as `Sample.items`, or a mask.
+      burn_in: 0 to L - 1.
+
+    Raises:
+      ValueError: `burn_in` is out of range, or leading axes differ.
+    """
+    _, length = _items.leading_axes(_items.as_spec(items), 2, "a batch of sequences")
+    check_integer("burn_in", burn_in, 0, length - 1, "less than the length of the sequences")
+    return jax.tree.map(lambda x: x[:, :burn_in], items), jax.tree.map(lambda x: x[:, burn_in:], items)
+
+
+def stack_frames(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
+    """Stacks of the last `k` frames at every step of drawn sequences that has k - 1 steps before it.
+
+    Args:
+      frames: [B, L, ...], single frames.
+      ends: bool [B, L], True for the last row of an episode; those behind it belong to another one.
+      k: frames in a stack, 1 to L.
+
+    Returns:
+      [B, L - k + 1, ..., k] in the frames' dtype, the oldest frame first; frames from before the episode's start are
+      zero. Row i is the stack at step i + k - 1.
+
+    Raises:
+      ValueError: shapes or dtypes other than these.
+    """
+    frames = jnp.asarray(frames)
+    (batch_size, length) = _items.leading_axes(frames, 2, "a batch of frames")
+    ends = _items.check_mask(ends, (batch_size, length), "ends")
+    check_integer("k", k, 1, length, "the number of frames in a stack")
+    kept = jnp.ones((batch_size, length - k + 1), bool)
+    stack = []
+    for lag in range(k):
+        rows = slice(k - 1 - lag, length - lag)
+        if lag > 0:
+            kept &= ~ends[:, rows]
+        frame = frames[:, rows]
+        stack.insert(0, jnp.where(kept.reshape(kept.shape + (1,) * (frame.ndim - 2)), frame, jnp.zeros_like(frame)))
+    return jnp.stack(stack, axis=-1)
+
+
+def _add_impl(buffer: SequenceBuffer, state: SequenceState, steps: Any, ends: jax.Array | None) -> SequenceState:
+    buffer._check_state(state)
+    steps = _items.as_arrays(steps)
+    num_steps = buffer._check_leading(steps)
+    _items.check_like(steps, _items.stored_spec(state.storage), 2, 2, "the buffer")
+    if not 1 <= num_steps <= buffer.length:
+        raise ValueError(
+            f"a rollout of {num_steps} steps: expected 1 to length={buffer.length}; add it in parts, or raise the "
+            "length."
+        )
+    shape = (num_steps, buffer.num_envs)
+    ends = jnp.zeros(shape, bool) if ends is None else _items.check_mask(ends, shape, "ends")
+
+    rows = state.cursor + jnp.arange(num_steps, dtype=jnp.int32)
+    rows = jnp.where(rows >= buffer.length, rows - buffer.length, rows)
+    new = (steps, ends if buffer.within_episode else None)
+    storage, ends = _items.write((state.storage, state.ends), rows, new)
+
+    # Sequences completed now, of each stream; then those that can be drawn.
+    completed = jnp.maximum(num_steps - state.wait + buffer.stride, 0) // buffer.stride
+    wait = state.wait + completed * buffer.stride - num_steps
+    filled = jnp.minimum(state.filled + num_steps, buffer.length)
+    drawable = jnp.maximum(filled + wait - buffer.sequence_length, 0) // buffer.stride
+    inserted = ring.advance(state.ring, completed * buffer.num_envs, buffer._num_slots).inserted
+
+    # The slots that change, by age (1 for the newest): those of the sequences completed, and the oldest slot, which
+    # for a while may hold a sequence that is partly overwritten.
+    num_starts = buffer._num_starts
+    ages = range(1, min((num_steps - 1) // buffer.stride + 1, num_starts) + 1)
+    always_drawable = (buffer.length - buffer.sequence_length + 1) % buffer.stride == 0
+    if not always_drawable and len(ages) < num_starts:
+        ages = [*ages, num_starts]
+    age = jnp.asarray(ages, jnp.int32)
+    start = lax.div(inserted % buffer._num_slots, jnp.int32(buffer.num_envs)) - age
+    start = jnp.where(start < 0, start + num_starts, start)
+    changed = (age <= completed) | (age > drawable)
+    slots = start[:, None] * buffer.num_envs + jnp.arange(buffer.num_envs, dtype=jnp.int32)
+    slots = jnp.where(changed[:, None], slots, buffer._num_slots)
+    drawable_slots = jnp.broadcast_to((age <= drawable)[:, None], slots.shape)
+    return SequenceState(
+        storage=storage,
+        ends=ends,
+        cursor=lax.rem(state.cursor + num_steps, jnp.int32(buffer.length)),
+        filled=filled,
+        wait=wait,
+        ring=ring.Ring(inserted=inserted, size=drawable * buffer.num_envs),
+        sampler=buffer.sampler.insert(state.sampler, slots.reshape(-1), drawable_slots.reshape(-1)),
+    )
+
+
+_add = jitted(_add_impl)

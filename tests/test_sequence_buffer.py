@@ -1,0 +1,340 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from scipy.stats import chisquare
+
+import jaxreplay as jr
+from jaxreplay import ring, sum_tree
+
+UNIT = jr.Prioritized(alpha=1.0, epsilon=0.0, beta=1.0)  # leaves are TD errors
+
+
+def stream(first, num_steps, num_envs):
+    """Steps that say where they come from: 1000 * environment + time."""
+    return jnp.arange(first, first + num_steps, dtype=jnp.int32)[:, None] + 1000 * jnp.arange(num_envs, dtype=jnp.int32)
+
+
+def filled(buffer, num_steps, rollout=1):
+    state = buffer.init(stream(0, 1, buffer.num_envs))
+    for t in range(0, num_steps, rollout):
+        state = buffer.add(state, stream(t, min(rollout, num_steps - t), buffer.num_envs))
+    return state
+
+
+def drawable(buffer, state):
+    """Handles that can be drawn, by slot; -1 for the other slots."""
+    slots = jnp.arange(buffer._num_slots)
+    return np.asarray(ring.handles(state.ring, slots, buffer._num_slots))
+
+
+@st.composite
+def configurations(draw):
+    length = draw(st.integers(1, 12))
+    sequence_length = draw(st.integers(1, length))
+    strides = [stride for stride in (1, 2, 3, sequence_length) if stride <= length]
+    return length, draw(st.integers(1, 5)), sequence_length, draw(st.sampled_from(strides))
+
+
+@settings(max_examples=60)
+@given(
+    config=configurations(),
+    data=st.data(),
+    rollouts=st.lists(st.integers(1, 12), min_size=1, max_size=8),
+    from_wrap=st.integers(0, 3),
+)
+def test_everything_visible_equals_the_twin_after_every_add(config, data, rollouts, from_wrap):
+    length, num_envs, sequence_length, stride = config
+    buffer = jr.SequenceBuffer(
+        length=length,
+        num_envs=num_envs,
+        sequence_length=sequence_length,
+        stride=stride,
+        sampler=UNIT,
+        within_episode=True,
+    )
+    twin = oracles.SequenceTwin(*config)
+    state = buffer.init(stream(0, 1, num_envs))
+    slots, period = buffer._num_slots, ring.period(buffer._num_slots)
+    first = (period - from_wrap * slots) % period  # the counter is about to wrap
+    state = state.replace(ring=state.ring.replace(inserted=jnp.int32(first)))
+    time = 0
+    for rollout in rollouts:
+        rollout = min(rollout, length)
+        flags = data.draw(st.lists(st.booleans(), min_size=rollout * num_envs, max_size=rollout * num_envs))
+        ends = np.array(flags).reshape(rollout, num_envs)
+        steps = stream(time, rollout, num_envs)
+        state = buffer.add(state, steps, jnp.array(ends))
+        twin.add(np.asarray(steps), ends)
+        time += rollout
+
+        handles = np.array(twin.handles, np.int64)
+        named = (handles + first) % period
+        by_slot = drawable(buffer, state)
+        assert set(by_slot[by_slot >= 0]) == set(named)
+        assert buffer.size(state) == len(handles)
+        assert buffer.is_empty(state) == (len(handles) == 0)
+        assert buffer.is_full(state) == (time >= length)
+        assert buffer.can_sample(state, 2) == (len(handles) >= 2)
+        leaves = np.asarray(sum_tree.get(state.sampler.tree, jnp.arange(slots)))
+        expected = {name: twin.priority[handle] for name, handle in zip(named, handles, strict=True)}
+        np.testing.assert_array_equal(leaves, [expected.get(name, 0.0) for name in by_slot])
+        live = buffer._live(state)
+        live_slots = (int(live.start) + np.arange(int(live.size))) % slots
+        np.testing.assert_array_equal(np.sort(live_slots), np.flatnonzero(by_slot >= 0))
+
+        if len(handles):
+            sample = buffer.sample(state, jax.random.key(time), 6)
+            for row in range(6):
+                handle = (int(sample.indices[row]) - first) % period
+                assert handle in twin.handles
+                assert sample.items[row].tolist() == twin.sequence(handle)
+                assert sample.mask[row].tolist() == twin.mask(handle)
+                total = sum(twin.priority[h] for h in twin.handles)
+                np.testing.assert_allclose(sample.probabilities[row], twin.priority[handle] / total, rtol=1e-5)
+            np.testing.assert_array_equal(buffer.get(state, sample.indices), sample.items)
+
+        # All that were ever complete, stale ones too, are updated: only what can be drawn changes.
+        ever = np.arange(max(0, twin.num_complete - 12) * num_envs, twin.num_complete * num_envs)[-20:]
+        priorities = 2.0 + ever % 7
+        rows = np.full(20, -1), np.ones(20)
+        rows[0][: len(ever)], rows[1][: len(ever)] = (ever + first) % period, priorities
+        state = buffer.update(state, jnp.asarray(rows[0], jnp.int32), jnp.asarray(rows[1], jnp.float32))
+        state = state.replace(sampler=state.sampler.replace(max_priority=jnp.float32(1)))
+        twin.update(ever.tolist(), priorities.tolist())
+
+
+@pytest.mark.parametrize("sampler", [jr.Uniform(), UNIT, jr.Prioritized(alpha=1.0, stratified=False)])
+@pytest.mark.parametrize("num_steps", [9, 23, 24])
+def test_law_of_the_draw(sampler, num_steps):
+    """Partly filled, and after the wrap with and without a slot that is partly overwritten."""
+    buffer = jr.SequenceBuffer(length=14, num_envs=3, sequence_length=4, stride=3, sampler=sampler)
+    state = filled(buffer, num_steps, rollout=3)
+    slots = drawable(buffer, state)
+    handles = np.sort(slots[slots >= 0])
+    weights = np.ones(len(handles))
+    if sampler != jr.Uniform():
+        weights = 1.0 + np.arange(len(handles)) % 4
+        state = buffer.update(state, jnp.asarray(handles), jnp.asarray(weights, jnp.float32))
+    draw = jax.jit(jax.vmap(lambda key: buffer.sample(state, key, 10)))
+    sample = draw(jax.random.split(jax.random.key(num_steps), 3000))
+    counts = np.array([(sample.indices == handle).sum() for handle in handles])
+    assert counts.sum() == 30_000
+    law = weights / weights.sum()
+    assert chisquare(counts, 30_000 * law).pvalue > 1e-3
+    np.testing.assert_allclose(sample.probabilities, law[np.searchsorted(handles, sample.indices)], rtol=1e-5)
+    assert np.all(sample.mask)
+
+
+@pytest.mark.parametrize("rollout", [1, 2, 5, 7])
+def test_no_sequence_straddles_the_cursor(rollout):
+    """In a scan that goes round the ring several times, all steps of every sequence follow one another."""
+    buffer = jr.SequenceBuffer(length=7, num_envs=2, sequence_length=3, stride=2, sampler=jr.Prioritized())
+
+    def step(carry, key):
+        state, time = carry
+        state = buffer.add(state, time + stream(0, rollout, 2))
+        sample = buffer.sample(state, key, 16)
+        state = buffer.update(state, sample.indices, jax.random.normal(key, (16,)))
+        return (state, time + rollout), (time + rollout, sample)
+
+    carry = filled(buffer, 0), jnp.int32(0)
+    _, (times, samples) = lax.scan(step, carry, jax.random.split(jax.random.key(0), 40))
+    drawn = samples.weights > 0
+    assert np.all(drawn[-30:])
+    steps = np.asarray(samples.items)
+    assert np.all(np.diff(steps, axis=-1)[drawn] == 1)
+    starts = (steps[..., 0] % 1000)[drawn]
+    assert np.all(starts % 2 == 0)
+    now = np.broadcast_to(np.asarray(times)[:, None], drawn.shape)[drawn]
+    assert np.all((now - 7 <= starts) & (starts + 3 <= now))
+
+
+def test_rollouts_may_be_cut_anywhere():
+    """The state is the same whatever rollouts a stream comes in."""
+    buffer = jr.SequenceBuffer(length=9, num_envs=2, sequence_length=4, stride=2, sampler=jr.Prioritized())
+    one_by_one = filled(buffer, 31)
+    for rollout in (2, 3, 5, 9):
+        in_parts = filled(buffer, 31, rollout)
+        for x, y in zip(jax.tree.leaves(in_parts), jax.tree.leaves(one_by_one), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("sampler", [jr.Uniform(), jr.Prioritized()])
+def test_until_a_sequence_is_complete_nothing_can_be_drawn(sampler):
+    buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3, sampler=sampler)
+    state = filled(buffer, 2)
+    with pytest.raises(ValueError, match="cannot sample from an empty buffer"):
+        buffer.sample(state, jax.random.key(0), 4)
+    sample = jax.jit(lambda s: buffer.sample(s, jax.random.key(0), 4))(state)
+    np.testing.assert_array_equal(sample.indices, -1)
+    np.testing.assert_array_equal(sample.weights, 0)
+    assert not np.any(sample.mask)
+    state = buffer.add(buffer.update(state, sample.indices, jnp.ones(4)), stream(2, 1, 2))
+    assert buffer.size(state) == 2
+    assert np.all(buffer.sample(state, jax.random.key(0), 4).mask)
+
+
+def test_ends_mask_only_within_episodes():
+    ends = jnp.array([[False], [True], [False], [False]])
+    for within, expected in ((True, [True, True, False, False]), (False, [True] * 4)):
+        buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=4, within_episode=within)
+        state = buffer.add(buffer.init(stream(0, 1, 1)), stream(0, 4, 1), ends)
+        assert buffer.sample(state, jax.random.key(0), 1).mask.tolist() == [expected]
+
+
+def test_dtypes_and_structure_are_kept():
+    steps = {
+        "frame": jnp.ones((4, 2, 8, 8), jnp.uint8),
+        "latent": jnp.full((4, 2, 3), 1.5, jnp.bfloat16),
+        "carry": (jnp.ones((4, 2, 5)), jnp.ones((4, 2, 5))),
+        "key": jax.random.split(jax.random.key(0), (4, 2)),
+    }
+    buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3)
+    state = buffer.add(buffer.init(jax.eval_shape(lambda: steps)), steps)
+    sample = buffer.sample(state, jax.random.key(1), 5)
+    for got, given_leaf in zip(jax.tree.leaves(sample.items), jax.tree.leaves(steps), strict=True):
+        assert got.shape == (5, 3, *given_leaf.shape[2:])
+        assert got.dtype == given_leaf.dtype
+    assert np.all(sample.items["latent"] == 1.5)
+    start, env = sample.indices // 2, sample.indices % 2
+    expected = steps["key"][start[:, None] + jnp.arange(3), env[:, None]]
+    assert jnp.all(jax.random.key_data(sample.items["key"]) == jax.random.key_data(expected))
+
+
+def test_transition_batches_carry_weights_and_handles_at_every_step():
+    x = jnp.arange(6.0).reshape(3, 2)
+    batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=jnp.full((3, 2), 2.0))
+    buffer = jr.SequenceBuffer(length=3, num_envs=2, sequence_length=2, sampler=UNIT)
+    state = buffer.add(buffer.init(batch), batch)
+    state = buffer.update(state, jnp.arange(4), jnp.arange(1.0, 5.0))
+    sample = buffer.sample(state, jax.random.key(0), 6)
+    np.testing.assert_allclose(sample.items.W, np.repeat(2 * sample.weights[:, None], 2, axis=1))
+    np.testing.assert_array_equal(sample.items.idx, np.repeat(sample.indices[:, None], 2, axis=1))
+
+
+def test_storage_costs_one_observation_a_step():
+    """A million 84x84 frames, of which stacks of 4 and 3-step transitions are drawn, cost 7 GB."""
+    num_envs, length = 64, 2**20 // 64
+    steps = {
+        "frame": jax.ShapeDtypeStruct((1, num_envs, 84, 84), jnp.uint8),
+        "action": jax.ShapeDtypeStruct((1, num_envs), jnp.int32),
+        "reward": jax.ShapeDtypeStruct((1, num_envs), jnp.float32),
+        "terminated": jax.ShapeDtypeStruct((1, num_envs), jnp.bool_),
+        "truncated": jax.ShapeDtypeStruct((1, num_envs), jnp.bool_),
+        "step": jax.ShapeDtypeStruct((1, num_envs), jnp.bool_),
+    }
+    buffer = jr.SequenceBuffer(
+        length=length, num_envs=num_envs, sequence_length=7, sampler=jr.Prioritized(), within_episode=True
+    )
+    state = jax.eval_shape(buffer.init, steps)
+    total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    scalars = 4 + 4 + 1 + 1 + 1
+    assert total / 2**20 <= 1.02 * 84 * 84 + scalars
+    assert total < 7.5e9
+
+
+def test_eager_calls_donate_and_keep_the_storage_in_place():
+    steps = jnp.ones((2, 3, 100))
+    buffer = jr.SequenceBuffer(length=50, num_envs=3, sequence_length=2, sampler=jr.Prioritized())
+    state = buffer.init(steps)
+    place = state.storage.unsafe_buffer_pointer()
+    for call in (lambda s: buffer.add(s, steps), lambda s: buffer.update(s, jnp.arange(4), jnp.ones(4))):
+        new = call(state)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+        assert new.storage.unsafe_buffer_pointer() == place
+        state = new
+    keeping = jr.SequenceBuffer(length=50, num_envs=3, sequence_length=2, donate=False)
+    state = keeping.init(steps)
+    keeping.add(state, steps)
+    assert keeping.size(state) == 0
+
+
+def test_sequence_priority():
+    td_errors = jnp.array([[1.0, -3.0, 2.0], [4.0, jnp.nan, 0.0], [5.0, 5.0, 5.0]])
+    mask = jnp.array([[True, True, True], [True, False, True], [False, False, False]])
+    priority = jr.sequence_priority(td_errors, mask)
+    np.testing.assert_allclose(priority, [0.9 * 3 + 0.1 * 2, 0.9 * 4 + 0.1 * 2, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(jr.sequence_priority(td_errors[:1]), [2.9], rtol=1e-6)
+    np.testing.assert_allclose(jr.sequence_priority(td_errors, mask, eta=0.0), [2.0, 2.0, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(jr.sequence_priority(td_errors, mask, eta=1.0), [3.0, 4.0, 0.0], rtol=1e-6)
+    assert not np.isfinite(jr.sequence_priority(td_errors)[1])  # which the sampler refuses
+    by_row = jax.vmap(lambda x, m: jr.sequence_priority(x[None], m[None])[0])(td_errors, mask)
+    np.testing.assert_array_equal(by_row, priority)
+
+
+def test_split_burn_in():
+    items = {"x": jnp.arange(12).reshape(2, 6), "y": jnp.zeros((2, 6, 3))}
+    first, rest = jr.split_burn_in(items, 2)
+    np.testing.assert_array_equal(first["x"], [[0, 1], [6, 7]])
+    np.testing.assert_array_equal(rest["x"], [[2, 3, 4, 5], [8, 9, 10, 11]])
+    assert rest["y"].shape == (2, 4, 3)
+    none, everything = jr.split_burn_in(items, 0)
+    assert none["y"].shape == (2, 0, 3)
+    np.testing.assert_array_equal(everything["x"], items["x"])
+    with pytest.raises(ValueError, match="burn_in=6: must be an integer from 0 to 5, less than the length"):
+        jr.split_burn_in(items, 6)
+
+
+@settings(max_examples=40)
+@given(length=st.integers(1, 9), data=st.data(), frame_shape=st.sampled_from([(), (2, 3)]))
+def test_stacks_equal_the_twins(length, data, frame_shape):
+    k = data.draw(st.integers(1, length))
+    ends = np.array(data.draw(st.lists(st.booleans(), min_size=2 * length, max_size=2 * length))).reshape(2, length)
+    frames = np.arange(1, 1 + 2 * length * int(np.prod(frame_shape))).astype(np.uint8)
+    frames = frames.reshape(2, length, *frame_shape)
+    expected = np.stack([oracles.stack_frames(frames[row], ends[row], k) for row in range(2)])
+    for function in (jr.stack_frames, jax.jit(jr.stack_frames, static_argnums=2)):
+        stacks = function(jnp.asarray(frames), jnp.asarray(ends), k)
+        assert stacks.dtype == jnp.uint8
+        np.testing.assert_array_equal(stacks, expected)
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"length": 0}, "length=0: must be an integer from 1 to 268435456"),
+        ({"length": 2**29}, r"length=536870912: must be an integer from 1 to 268435456, the number of steps kept"),
+        ({"num_envs": 0}, "num_envs=0: must be an integer from 1 to 536870912, the number of streams"),
+        ({"sequence_length": 9}, "sequence_length=9: must be an integer from 1 to 8, at most length"),
+        ({"sequence_length": 0}, "sequence_length=0: must be"),
+        ({"stride": 0}, "stride=0: must be an integer from 1 to 8"),
+        ({"stride": 9}, "stride=9: must be an integer from 1 to 8"),
+    ],
+)
+def test_construction_errors(settings, message):
+    with pytest.raises(ValueError, match=message):
+        jr.SequenceBuffer(**{"length": 8, "num_envs": 2, "sequence_length": 3, **settings})
+
+
+def test_wrong_arguments():
+    buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3)
+    state = buffer.init({"x": jnp.zeros((1, 2, 4))})
+    for steps, message in (
+        ({"x": jnp.zeros((1, 3, 4))}, r"num_envs=2: got steps with leading axes \[1, 3\], expected \[T, 2\]"),
+        ({"x": jnp.zeros((1, 2, 5))}, r"leaf \['x'\]: got float32\[5\], the buffer stores float32\[4\]"),
+        ({"x": jnp.zeros(2)}, r"leaf \['x'\]: got float32\[2\], a rollout needs 2 leading axes"),
+        ({"y": jnp.zeros((1, 2, 4))}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
+        ({"x": jnp.zeros((9, 2, 4))}, "a rollout of 9 steps: expected 1 to length=8; add it in parts"),
+        ({"x": jnp.zeros((0, 2, 4))}, "a rollout of 0 steps"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            buffer.add(state, steps)
+    steps = {"x": jnp.zeros((3, 2, 4))}
+    with pytest.raises(ValueError, match=r"ends: got bool\[3\], expected bool\[3, 2\]"):
+        buffer.add(state, steps, jnp.zeros(3, bool))
+    with pytest.raises(ValueError, match=r"num_envs=2: got steps with leading axes \[1, 3\]"):
+        buffer.init({"x": jnp.zeros((1, 3, 4))})
+    stacked = jax.vmap(lambda _: buffer.init(steps))(jnp.arange(5))
+    with pytest.raises(ValueError, match=r"length=8, num_envs=2: this state has leading axes \[5, 8\]; .* jax.vmap"):
+        buffer.add(stacked, steps)
+    with pytest.raises(ValueError, match=r"td_errors: got float32\[3\], expected \[B, L\]"):
+        jr.sequence_priority(jnp.zeros(3))
+    with pytest.raises(ValueError, match=r"k=4: must be an integer from 1 to 3, the number of frames in a stack"):
+        jr.stack_frames(jnp.zeros((2, 3, 4)), jnp.zeros((2, 3), bool), 4)
+    with pytest.raises(ValueError, match=r"ends: got bool\[2\], expected bool\[2, 3\]"):
+        jr.stack_frames(jnp.zeros((2, 3, 4)), jnp.zeros(2, bool), 2)

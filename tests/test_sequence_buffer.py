@@ -1,3 +1,6 @@
+import json
+import pathlib
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -11,6 +14,7 @@ from scipy.stats import chisquare
 import jaxreplay as jr
 from jaxreplay import ring, sum_tree
 
+VECTORS = pathlib.Path(__file__).parent / "vectors"
 UNIT = jr.Prioritized(alpha=1.0, epsilon=0.0, beta=1.0)  # leaves are TD errors
 
 
@@ -128,6 +132,35 @@ def test_law_of_the_draw(sampler, num_steps):
     assert chisquare(counts, 30_000 * law).pvalue > 1e-3
     np.testing.assert_allclose(sample.probabilities, law[np.searchsorted(handles, sample.indices)], rtol=1e-5)
     assert np.all(sample.mask)
+
+
+def test_sequences_are_those_of_flashbax():
+    """While the ring is not wrapped the same; after that flashbax counts strides from the oldest step still stored.
+
+    Its starts so move against the stream by the steps that were overwritten, modulo the stride, and are ours wherever
+    that is 0; here a start stays one for as long as it is stored, which is what a priority and a handle need.
+    """
+    shifted = 0
+    for case in json.loads((VECTORS / "flashbax_trajectory.json").read_text())["cases"]:
+        num_envs, stride, length = case["num_envs"], case["stride"], case["length"]
+        buffer = jr.SequenceBuffer(
+            length=length, num_envs=num_envs, sequence_length=case["sequence_length"], stride=stride
+        )
+        state, time = filled(buffer, 0), 0
+        for rollout, drawn in zip(case["rollouts"], case["drawn"], strict=True):
+            state = buffer.add(state, stream(time, rollout, num_envs))
+            time += rollout
+            handles = drawable(buffer, state)
+            ours = {tuple(steps) for steps in np.asarray(buffer.get(state, handles[handles >= 0])).tolist()}
+            theirs = {tuple(1000 * env + t for t in times) for env, *times in drawn}
+            overwritten = max(0, time - length)
+            if overwritten % stride == 0:
+                assert ours == theirs
+            else:
+                assert {steps[0] % 1000 % stride for steps in theirs} == {overwritten % stride}
+                shifted += 1
+            assert all(steps[0] % 1000 % stride == 0 for steps in ours)
+    assert shifted > 0
 
 
 @pytest.mark.parametrize("rollout", [1, 2, 5, 7])
@@ -313,28 +346,31 @@ def test_construction_errors(settings, message):
 
 def test_wrong_arguments():
     buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3)
-    state = buffer.init({"x": jnp.zeros((1, 2, 4))})
+    state = buffer.init({"x": jnp.zeros((1, 2, 4), jnp.float32)})
     for steps, message in (
-        ({"x": jnp.zeros((1, 3, 4))}, r"num_envs=2: got steps with leading axes \[1, 3\], expected \[T, 2\]"),
-        ({"x": jnp.zeros((1, 2, 5))}, r"leaf \['x'\]: got float32\[5\], the buffer stores float32\[4\]"),
-        ({"x": jnp.zeros(2)}, r"leaf \['x'\]: got float32\[2\], a rollout needs 2 leading axes"),
-        ({"y": jnp.zeros((1, 2, 4))}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
-        ({"x": jnp.zeros((9, 2, 4))}, "a rollout of 9 steps: expected 1 to length=8; add it in parts"),
-        ({"x": jnp.zeros((0, 2, 4))}, "a rollout of 0 steps"),
+        (
+            {"x": jnp.zeros((1, 3, 4), jnp.float32)},
+            r"num_envs=2: got steps with leading axes \[1, 3\], expected \[T, 2\]",
+        ),
+        ({"x": jnp.zeros((1, 2, 5), jnp.float32)}, r"leaf \['x'\]: got float32\[5\], the buffer stores float32\[4\]"),
+        ({"x": jnp.zeros(2, jnp.float32)}, r"leaf \['x'\]: got float32\[2\], a rollout needs 2 leading axes"),
+        ({"y": jnp.zeros((1, 2, 4), jnp.float32)}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
+        ({"x": jnp.zeros((9, 2, 4), jnp.float32)}, "a rollout of 9 steps: expected 1 to length=8; add it in parts"),
+        ({"x": jnp.zeros((0, 2, 4), jnp.float32)}, "a rollout of 0 steps"),
     ):
         with pytest.raises(ValueError, match=message):
             buffer.add(state, steps)
-    steps = {"x": jnp.zeros((3, 2, 4))}
+    steps = {"x": jnp.zeros((3, 2, 4), jnp.float32)}
     with pytest.raises(ValueError, match=r"ends: got bool\[3\], expected bool\[3, 2\]"):
         buffer.add(state, steps, jnp.zeros(3, bool))
     with pytest.raises(ValueError, match=r"num_envs=2: got steps with leading axes \[1, 3\]"):
-        buffer.init({"x": jnp.zeros((1, 3, 4))})
+        buffer.init({"x": jnp.zeros((1, 3, 4), jnp.float32)})
     stacked = jax.vmap(lambda _: buffer.init(steps))(jnp.arange(5))
     with pytest.raises(ValueError, match=r"length=8, num_envs=2: this state has leading axes \[5, 8\]; .* jax.vmap"):
         buffer.add(stacked, steps)
     with pytest.raises(ValueError, match=r"td_errors: got float32\[3\], expected \[B, L\]"):
-        jr.sequence_priority(jnp.zeros(3))
+        jr.sequence_priority(jnp.zeros(3, jnp.float32))
     with pytest.raises(ValueError, match=r"k=4: must be an integer from 1 to 3, the number of frames in a stack"):
-        jr.stack_frames(jnp.zeros((2, 3, 4)), jnp.zeros((2, 3), bool), 4)
+        jr.stack_frames(jnp.zeros((2, 3, 4), jnp.float32), jnp.zeros((2, 3), bool), 4)
     with pytest.raises(ValueError, match=r"ends: got bool\[2\], expected bool\[2, 3\]"):
-        jr.stack_frames(jnp.zeros((2, 3, 4)), jnp.zeros(2, bool), 2)
+        jr.stack_frames(jnp.zeros((2, 3, 4), jnp.float32), jnp.zeros(2, bool), 2)

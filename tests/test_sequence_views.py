@@ -1,0 +1,268 @@
+"""Transitions made of stored single frames are those that a tracer and a frame-stacking environment would have made."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax import lax
+
+import jaxreplay as jr
+
+NUM_ENVS, STACK, N, GAMMA = 3, 4, 3, 0.97
+FLAGS = ("terminated", "truncated")
+
+
+def make_episodes(seed, num_steps):
+    """For each environment: episodes of random lengths and endings, `num_steps` steps or more in all."""
+    rng = np.random.default_rng(seed)
+    streams = []
+    for env in range(NUM_ENVS):
+        episodes, count = [], 0
+        while count < num_steps:
+            length = int(rng.integers(1, 9))
+            ends = np.zeros((2, length), bool)
+            ends[rng.integers(2), -1] = True
+            episodes.append(
+                {
+                    "frame": rng.integers(1, 256, (length + 1, 2, 2)).astype(np.uint8),
+                    "action": (1000 * env + count + np.arange(length)).astype(np.int32),  # names the step
+                    "reward": rng.normal(size=length).astype(np.float32),
+                    "terminated": ends[0],
+                    "truncated": ends[1],
+                }
+            )
+            count += length
+        streams.append(episodes)
+    return streams
+
+
+def as_rows(streams, num_rows, final_rows):
+    """What a SequenceBuffer is given, [num_rows, num_envs, ...]: with a row for each final observation, or without."""
+    envs = []
+    for episodes in streams:
+        rows = {name: [] for name in ("frame", "action", "reward", *FLAGS, "step")}
+        for episode in episodes:
+            length = len(episode["reward"])
+            total = length + final_rows
+            rows["frame"] += list(episode["frame"][:total])
+            for name in ("action", "reward", *FLAGS):
+                rows[name] += list(episode[name]) + [0] * (total - length)
+            rows["step"] += [True] * length + [False] * (total - length)
+        envs.append({name: values[:num_rows] for name, values in rows.items()})
+    dtypes = {name: x.dtype for name, x in streams[0][0].items()} | {"step": bool}
+    return {name: np.stack([np.array(env[name], dtypes[name]) for env in envs], axis=1) for name in envs[0]}
+
+
+def traced(streams):
+    """By action: the transitions of jr.NStep behind a wrapper that stacks frames, in an ordinary loop."""
+    found = {}
+    for episodes in streams:
+        tracer = jr.NStep(n=N, gamma=GAMMA)
+        tracing = None
+        for episode in episodes:
+            stack = np.zeros((2, 2, STACK), np.uint8)
+            stack[..., -1] = episode["frame"][0]
+            for t in range(len(episode["reward"])):
+                following = np.concatenate([stack[..., 1:], episode["frame"][t + 1][..., None]], axis=-1)
+                step = (
+                    stack,
+                    episode["action"][t],
+                    episode["reward"][t],
+                    *(episode[name][t] for name in FLAGS),
+                    following,
+                )
+                step = jax.tree.map(lambda x: jnp.asarray(x)[None], step)
+                tracing = tracer.init(*step) if tracing is None else tracing
+                tracing, batch, valid = tracer.add(tracing, *step)
+                if valid[0]:
+                    found[int(batch.A[0])] = jax.tree.map(lambda x: np.asarray(x[0]), batch)
+                stack = following
+    return found
+
+
+def cut_short(episode):
+    """The episode that is left of a truncated one whose final observation is not stored."""
+    if episode["terminated"][-1]:
+        return episode
+    shorter = {name: x[:-1] for name, x in episode.items()}
+    if len(shorter["truncated"]):
+        shorter["truncated"][-1] = True
+    return shorter
+
+
+def view(items):
+    """Drawn sequences of single frames -> one n-step transition of stacked frames each."""
+    ends = ~items["step"] | (items["terminated"] | items["truncated"]) & jnp.roll(items["step"], -1, axis=1)
+    stacks = jr.stack_frames(items["frame"], ends, STACK)
+    rest = jax.tree.map(lambda x: x[:, STACK - 1 :], items)
+    return jr.sequence_transitions(
+        stacks,
+        rest["action"],
+        rest["reward"],
+        rest["terminated"],
+        rest["truncated"],
+        n=N,
+        gamma=GAMMA,
+        mask=rest["step"],
+    )
+
+
+@pytest.mark.parametrize("final_rows", [True, False])
+def test_atari_style_transitions_from_single_frames(final_rows):
+    """At terminations, truncations, resets and the ring's seam: all that can be drawn, after every add."""
+    num_rows = 100
+    streams = make_episodes(0, num_rows)
+    rows = as_rows(streams, num_rows, final_rows)
+    if not final_rows:
+        streams = [[cut_short(episode) for episode in episodes] for episodes in streams]
+    expected = traced(streams)
+    length = STACK + N
+    buffer = jr.SequenceBuffer(length=23, num_envs=NUM_ENVS, sequence_length=length, donate=False)
+    state = buffer.init(rows)
+    in_jit = jax.jit(lambda state, handles: view(buffer.get(state, handles)))
+    compared, endings, seams, time = set(), set(), 0, 0
+    for rollout in [7, 5, 1, 2, 11, 3] * 4:
+        chunk = {name: x[time : time + rollout] for name, x in rows.items()}
+        if len(chunk["step"]) == 0:
+            break
+        time += len(chunk["step"])
+        state = buffer.add(state, chunk)
+        starts = range(max(0, time - 23), time - length + 1)
+        handles = jnp.array([k * NUM_ENVS + e for k in starts for e in range(NUM_ENVS)], jnp.int32)
+        assert buffer.size(state) == len(handles)
+        handles = jnp.pad(handles, (0, 17 * NUM_ENVS - len(handles)), constant_values=-1)
+        batch, valid = in_jit(state, handles)
+        valid &= handles >= 0
+        # Every sequence whose transition starts with a step gives one, but for those cut short.
+        first = np.array([rows["step"][k + STACK - 1] for k in starts]).reshape(-1)
+        if final_rows:
+            np.testing.assert_array_equal(valid[: len(first)], first)
+        else:
+            assert np.all(first[np.asarray(valid)[: len(first)]])
+        for row in np.flatnonzero(valid):
+            action = int(batch.A[row])
+            # Behind a terminal step there is no next state; without its own row, another episode's is read.
+            compare_next = final_rows or bool(batch.In[row] > 0)
+            for name in ("S", "A", "Rn", "In", *["S_next"] * compare_next):
+                np.testing.assert_array_equal(getattr(batch, name)[row], getattr(expected[action], name), err_msg=name)
+            compared.add(action)
+            endings.add((float(batch.In[row]) == 0.0, float(batch.In[row]) == np.float32(GAMMA**N)))
+        seams += sum(k % 23 > 23 - length for k in starts)
+    assert seams > 50
+    assert endings == {(True, False), (False, True), (False, False)}
+    stored = [k for k in range(STACK - 1, num_rows - N) for _ in range(NUM_ENVS)]
+    assert len(compared) > 0.7 * len(stored)
+    last = rows["step"][STACK - 1 : num_rows - N]
+    if final_rows:
+        assert len(compared) == last.sum()
+
+
+def test_next_step_autoreset_gives_a_row_to_every_final_observation():
+    """An environment with same-step autoreset, in a scan under vmap, gives the rows of the convention."""
+    num_rows = 60
+    streams = make_episodes(1, num_rows + 1)
+    same_step = as_rows(streams, num_rows + 1, final_rows=False)
+    following = np.stack(
+        [np.concatenate([episode["frame"][1:] for episode in episodes])[:num_rows] for episodes in streams], axis=1
+    )
+    table, following = jax.tree.map(jnp.asarray, (same_step, following))
+
+    def env_step(key, state, action):
+        time, env = state
+        at = {name: x[time, env] for name, x in table.items()}
+        return (
+            table["frame"][time + 1, env],
+            (time + 1, env),
+            at["reward"],
+            at["terminated"],
+            at["truncated"],
+            following[time, env],
+        )
+
+    env = jr.NextStepAutoreset(env_step=env_step)
+
+    def row(carry, key):
+        state, obs = carry
+        time, index = state.env
+        action = table["action"][time, index]
+        state, next_obs, reward, terminated, truncated, step = env.step(key, state, action)
+        action = jnp.where(step, action, 0)
+        new = {"frame": obs, "action": action, "reward": reward, "terminated": terminated}
+        return (state, next_obs), {**new, "truncated": truncated, "step": step}
+
+    def run(index):
+        obs = table["frame"][0, index]
+        carry = env.init((jnp.int32(0), index), obs), obs
+        return lax.scan(row, carry, jax.random.split(jax.random.key(0), num_rows))[1]
+
+    got = jax.tree.map(lambda x: x.swapaxes(0, 1), jax.vmap(run)(jnp.arange(NUM_ENVS)))
+    expected = as_rows(streams, num_rows, final_rows=True)
+    assert not expected["step"].all()
+    for name, x in expected.items():
+        np.testing.assert_array_equal(got[name], x, err_msg=name)
+        assert got[name].dtype == x.dtype
+
+
+@pytest.mark.parametrize("next_action", [False, True])
+@pytest.mark.parametrize(("length", "n"), [(2, 1), (9, 3), (9, 8)])
+def test_transitions_of_sequences_are_those_of_rollouts(length, n, next_action):
+    rng = np.random.default_rng(length * n)
+    batch_size = 40
+    terminated, truncated = rng.random((2, batch_size, length)) < 0.15
+    mask = rng.random((batch_size, length)) < 0.8
+    mask[:, 1:] = ~(terminated | truncated)[:, :-1]  # the row behind an end holds the final observation
+    terminated, truncated = terminated & mask, truncated & mask
+    S, R = rng.normal(size=(batch_size, length, 2)), rng.normal(size=(batch_size, length))
+    A, logP, W = rng.integers(0, 5, (batch_size, length)), -rng.random(S.shape[:2]), rng.random(S.shape[:2])
+    options = {"n": n, "gamma": GAMMA, "next_action": next_action, "record_extra_info": True}
+    rows = jax.tree.map(jnp.asarray, (S, A, R, terminated, truncated))
+    by_sequence, valid = jr.sequence_transitions(*rows, mask=mask, logP=logP, W=W, **options)
+    assert by_sequence.batch_size == batch_size * (length - n)
+
+    end = length if next_action else length - 1
+    S_next = np.concatenate([S[:, 1:], S[:, -1:]], axis=1)
+    rollout = jax.tree.map(lambda x: jnp.asarray(x[:, :end].swapaxes(0, 1)), (*rows, S_next, logP, W, mask))
+    *steps, logP, W, mask = rollout
+    by_time, time_valid = jr.n_step_transitions(*steps, logP=logP, W=W, mask=mask, **options)
+    skipped = (n - 1 + next_action) * batch_size  # nothing is emitted yet
+
+    def reorder(x):
+        x = x[skipped:].reshape(length - n, batch_size, *x.shape[1:])
+        return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+
+    expected, expected_valid = jax.tree.map(reorder, (by_time, time_valid))
+    np.testing.assert_array_equal(valid, expected_valid)
+    assert 0 < valid.sum() < valid.size
+    for x, y in zip(jax.tree.leaves(by_sequence), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(x[valid], y[valid])
+
+
+def test_transitions_of_one_sequence_under_vmap():
+    rng = np.random.default_rng(5)
+    S, R = rng.normal(size=(2, 4, 6)).astype(np.float32)
+    flags = rng.random((2, 4, 6)) < 0.2
+
+    def transitions(s, r, terminated, truncated):
+        return jr.sequence_transitions(s, r, r, terminated, truncated, n=2, gamma=GAMMA)
+
+    together = jax.jit(transitions)(S, R, *flags)
+    alone = jax.vmap(lambda *row: transitions(*jax.tree.map(lambda x: x[None], row)))(S, R, *flags)
+    for x, y in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
+        np.testing.assert_array_equal(x, y.reshape(x.shape))
+
+
+def test_wrong_arguments_of_sequence_transitions():
+    x, flags = jnp.zeros((2, 3)), jnp.zeros((2, 3), bool)
+    for options, message in (
+        ({"n": 3, "gamma": 0.9}, "n=3: sequences of 3 rows; 4 rows or more hold 3 steps and what follows"),
+        ({"n": 0, "gamma": 0.9}, "n=0: must be an integer"),
+        ({"n": 1, "gamma": 1.1}, r"gamma=1.1: must be a number in \[0, 1\]"),
+        (
+            {"n": 1, "gamma": 0.9, "mask": jnp.ones((2, 3), jnp.float32)},
+            r"mask: got float32\[2, 3\], expected bool\[2, 3\]",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            jr.sequence_transitions(x, x, x, flags, flags, **options)
+    with pytest.raises(ValueError, match="leading axes"):
+        jr.sequence_transitions(x, x[:1], x, flags, flags, n=1, gamma=0.9)

@@ -132,8 +132,8 @@ def write(storage: Any, slots: jax.Array, items: Any) -> Any:
     return jax.tree.map(leaf_write, storage, items, is_leaf=_is_bits)
 
 
-def read(storage: Any, slots: jax.Array | tuple[jax.Array, ...], *, fill: bool = False) -> Any:
-    """Items at `slots` (an index, or one for each leading axis), which are in range, or else read zeros with `fill`."""
+def read(storage: Any, slots: jax.Array, *, fill: bool = False) -> Any:
+    """Items at `slots` [...], which are in range, or else read zeros with `fill`."""
 
     def leaf_read(stored):
         if isinstance(stored, Bits):
@@ -143,6 +143,11 @@ def read(storage: Any, slots: jax.Array | tuple[jax.Array, ...], *, fill: bool =
         return stored.at[slots].get(mode="promise_in_bounds")
 
     return jax.tree.map(leaf_read, storage, is_leaf=_is_bits)
+
+
+def merge_axes(storage: Any) -> Any:
+    """Storage whose first two axes are one, which costs nothing; to be read only."""
+    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), storage)
 
 
 def _is_bits(x: Any) -> bool:

@@ -172,10 +172,9 @@ class SequenceBuffer(Buffer[SequenceState]):
         rows = self._first_rows(state, age)[:, None] + jnp.arange(self.sequence_length, dtype=jnp.int32)
         rows = jnp.where(rows >= self.length, rows - self.length, rows)  # [B, sequence_length]
         exists = jnp.broadcast_to((slots < self._num_slots)[:, None], rows.shape)
-        if fill:
-            rows = jnp.where(exists, rows, self.length)
-        at = tuple(materialize(rows, jnp.broadcast_to(env[:, None], rows.shape)))
-        items, ends = _items.read((state.storage, state.ends), at, fill=fill)
+        at = jnp.where(exists, rows * self.num_envs + env[:, None], self.length * self.num_envs)
+        (at,) = materialize(at)
+        items, ends = _items.read(_items.merge_axes((state.storage, state.ends)), at, fill=fill)
         mask = exists
         if ends is not None:
             mask &= jnp.cumsum(ends, axis=1, dtype=jnp.int32) - ends == 0  # no end before

@@ -59,48 +59,29 @@ def jaxreplay(setting: Setting, sampler: Any = None) -> Buffer:
     if sampler is None:
         sampler = jr.Prioritized(alpha=ALPHA, beta=BETA)
     buffer = jr.ReplayBuffer(capacity=setting.capacity, sampler=sampler)
+    rows = setting.fill_rows()
+    return _jaxreplay(setting, buffer, (setting.num_added,), ((rows,), setting.capacity // rows))
 
+
+def jaxreplay_sequences(setting: Setting) -> Buffer:
+    buffer = jr.SequenceBuffer(
+        length=setting.capacity // setting.num_added * SEQUENCE_PERIOD,
+        num_envs=setting.num_added,
+        sequence_length=SEQUENCE_LENGTH,
+        stride=SEQUENCE_PERIOD,
+        sampler=jr.Prioritized(alpha=ALPHA, beta=BETA),
+    )
+    added = (SEQUENCE_PERIOD, setting.num_added)
+    return _jaxreplay(setting, buffer, added, (added, setting.capacity // setting.num_added))
+
+
+def _jaxreplay(setting: Setting, buffer: Any, added: tuple[int, ...], fill: tuple[tuple[int, ...], int]) -> Buffer:
     def sample(state, key):
         sample = buffer.sample(state, key, setting.batch_size)
         return state, sample.items, sample.indices, sample.weights
 
-    rows = setting.fill_rows()
-    return Buffer(
-        init=lambda: buffer.init(setting.batch(1)),
-        add=buffer.add,
-        sample=sample,
-        update=buffer.update,
-        added=(setting.num_added,),
-        fill=((rows,), setting.capacity // rows),
-    )
-
-
-def jaxreplay_sequences(setting: Setting) -> Buffer:
-    """Overlapping sequences stored whole, as items of a `ReplayBuffer`; the last period is kept aside."""
-    buffer = jr.ReplayBuffer(capacity=setting.capacity, sampler=jr.Prioritized(alpha=ALPHA, beta=BETA))
-    kept = SEQUENCE_LENGTH - SEQUENCE_PERIOD
-
-    def init():
-        return buffer.init(setting.batch(1, SEQUENCE_LENGTH)), setting.batch(setting.num_added, kept)
-
-    def add(state, steps):
-        replay, last = state
-        sequences = jax.tree.map(lambda old, new: jnp.concatenate([old, new], axis=1), last, steps)
-        return buffer.add(replay, sequences), jax.tree.map(lambda x: x[:, -kept:], sequences)
-
-    def sample(state, key):
-        sample = buffer.sample(state[0], key, setting.batch_size)
-        return state, sample.items, sample.indices, sample.weights
-
-    added = (setting.num_added, SEQUENCE_PERIOD)
-    return Buffer(
-        init=init,
-        add=add,
-        sample=sample,
-        update=lambda state, handles, td_errors: (buffer.update(state[0], handles, td_errors), state[1]),
-        added=added,
-        fill=(added, -(-setting.capacity // setting.num_added)),
-    )
+    example = (1,) * len(added[:-1]) + added[-1:]
+    return Buffer(lambda: buffer.init(setting.batch(*example)), buffer.add, sample, buffer.update, added, fill)
 
 
 def flashbax_device() -> str:

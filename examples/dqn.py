@@ -8,8 +8,6 @@ python examples/dqn.py --short      # a few seconds, to see that it runs
 
 import argparse
 import dataclasses
-import time
-from collections import deque
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,10 +18,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
+import training
 from arguments import Parser, integer
 from flax import struct
-from matplotlib.figure import Figure
-from tqdm import tqdm
+from training import Progress, learning_curve, plot, print_table, run
 
 import jaxreplay as jr
 
@@ -129,73 +127,10 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
     return init, act, learn
 
 
-def make_train(config: Config, report: Callable[[jax.Array], None]) -> Callable[[jax.Array], jax.Array]:
+def make_train(config: Config, report: Callable) -> Callable[[jax.Array], jax.Array]:
     """A function from one key a seed to the returns [steps, seeds, num_envs] of all episodes (see `act`)."""
-    init, act, learn = make_agent(config)
-    init, act, learn = jax.vmap(init), jax.vmap(act, in_axes=(0, None)), jax.vmap(learn)
-    epsilon = optax.linear_schedule(1.0, config.epsilon, int(config.exploration * config.steps))
-
-    def step(state: State, t: jax.Array) -> tuple[State, jax.Array]:
-        state, returns = act(state, epsilon(t))
-        return learn(state), returns
-
-    def interval(state: State, times: jax.Array) -> tuple[State, jax.Array]:
-        state, returns = jax.lax.scan(step, state, times)
-        jax.debug.callback(report, returns, ordered=True)
-        return state, returns
-
-    def train(keys: jax.Array) -> jax.Array:
-        state, warmup = jax.lax.scan(lambda state, _: act(state, 1.0), init(keys), length=config.warmup)
-        times = jnp.arange(config.steps).reshape(config.intervals, -1)
-        _, returns = jax.lax.scan(interval, state, times)
-        return jnp.concatenate([warmup, returns.reshape(-1, *returns.shape[2:])])
-
-    return jax.jit(train)
-
-
-class Progress:
-    """A bar over the environment steps of all seeds, fed from inside the scan."""
-
-    def __init__(self, config: Config, num_seeds: int):
-        total = config.steps * config.num_envs * num_seeds
-        self.recent = deque(maxlen=LAST_EPISODES * num_seeds)
-        self.bar = tqdm(total=total, desc="compiling", unit=" env steps", unit_scale=True)
-
-    def __call__(self, returns: jax.Array) -> None:
-        returns = np.asarray(returns)
-        self.recent.extend(returns[~np.isnan(returns)].tolist())
-        self.bar.set_description(f"return {np.mean(self.recent):.0f}" if self.recent else "training", refresh=False)
-        self.bar.update(returns.size)
-
-
-def learning_curve(returns: np.ndarray, times: np.ndarray) -> np.ndarray:
-    """Mean of the last episodes that one seed (returns [steps, num_envs]) had finished by each of `times`."""
-    ended, envs = np.nonzero(~np.isnan(returns))
-    counts = np.searchsorted(ended, times)
-    return np.array([returns[ended, envs][max(0, c - LAST_EPISODES) : c].mean() if c else np.nan for c in counts])
-
-
-def print_table(title: str, final: np.ndarray) -> None:
-    means = np.random.default_rng(0).choice(final, (10_000, len(final))).mean(axis=1)
-    low, high = np.percentile(means, [2.5, 97.5])
-    print(f"{title}\nseed  return (mean of the last {LAST_EPISODES} training episodes)")
-    for seed, value in enumerate(final):
-        print(f"{seed:4d}  {value:6.1f}")
-    print(f"mean  {final.mean():6.1f}  [{low:.1f}, {high:.1f}], 95% bootstrap interval over seeds")
-    print(f"{np.sum(final >= SOLVED)} of {len(final)} seeds reach {SOLVED}")
-
-
-def plot(path: Path, title: str, env_steps: np.ndarray, curves: np.ndarray) -> None:
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    axes.plot(env_steps, curves.T, color="tab:blue", alpha=0.35, linewidth=0.8)
-    axes.plot(env_steps, curves.mean(axis=0), color="tab:blue", linewidth=2.5, label=f"mean of {len(curves)} seeds")
-    axes.axhline(SOLVED, color="gray", linestyle="--", linewidth=1, label=f"return {SOLVED}")
-    axes.set(title=title, xlabel="environment steps per seed", ylabel=f"return, last {LAST_EPISODES} episodes")
-    axes.set(xlim=(0, env_steps[-1]), ylim=(0, 520))
-    axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.legend(loc="lower right")
-    figure.savefig(path, dpi=150)
+    names = ("steps", "warmup", "epsilon", "exploration", "intervals")
+    return training.make_train(make_agent(config), **{x: getattr(config, x) for x in names}, report=report)
 
 
 def parse_args() -> tuple[argparse.Namespace, Config]:
@@ -231,26 +166,20 @@ def parse_args() -> tuple[argparse.Namespace, Config]:
 def main() -> None:
     args, config = parse_args()
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    progress = Progress(config, args.seeds)
-
-    start = time.perf_counter()
-    train = make_train(config, progress).lower(keys).compile()
-    compiled = time.perf_counter()
-    progress.bar.unpause()  # its clock starts here
-    returns = np.asarray(train(keys))
-    jax.effects_barrier()
-    seconds = time.perf_counter() - compiled
-    progress.bar.close()
+    name = "prioritized" if args.per else "uniform"
+    progress = Progress(config.steps * config.num_envs * args.seeds)
+    returns, timing = run(make_train(config, progress), keys, progress)
 
     times = np.linspace(0, len(returns), 201)
-    curves = np.stack([learning_curve(returns[:, seed], times) for seed in range(args.seeds)])
-    env_steps = times * config.num_envs
-    name = "prioritized" if args.per else "uniform"
+    curves = np.stack([learning_curve(returns[:, seed], times, LAST_EPISODES) for seed in range(args.seeds)])
+    env_steps, final = times * config.num_envs, curves[:, -1]
     title = f"CartPole-v1, {args.n}-step double DQN, {name} replay"
-    print_table(f"{title}, {env_steps[-1]:,.0f} environment steps a seed", curves[:, -1])
-    print(f"compile {compiled - start:.1f} s, train {seconds:.1f} s, {returns.size / seconds:,.0f} env steps/s")
-    plot(args.out / f"dqn_{name}.png", title, env_steps, curves)
-    print(f"wrote {args.out / f'dqn_{name}.png'}")
+    print_table(f"{title}, {env_steps[-1]:,.0f} environment steps a seed", LAST_EPISODES, {name: final})
+    print(f"{np.sum(final >= SOLVED)} of {len(final)} seeds reach {SOLVED}; {timing}")
+    path = args.out / f"dqn_{name}.png"
+    ylabel, goal = f"return, last {LAST_EPISODES} episodes", (SOLVED, f"return {SOLVED}")
+    plot(path, title, env_steps, {name: curves}, ylabel=ylabel, ylim=(0, 520), goal=goal)
+    print(f"wrote {path}")
 
 
 if __name__ == "__main__":

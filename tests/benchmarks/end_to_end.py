@@ -68,6 +68,7 @@ def run(smoke: bool, with_flashbax: bool) -> dict[str, Any]:
     sys.path.insert(0, str(EXAMPLES))
     try:
         import dqn
+        import training
     except ImportError as error:
         return {"skipped": f"{error.name} is not installed"}
     seeds, pairs = (2, 1) if smoke else (8, 3)
@@ -81,7 +82,7 @@ def run(smoke: bool, with_flashbax: bool) -> dict[str, Any]:
     result, compiled, seconds = {}, {}, {name: [] for name in buffers}
     for name, buffer in buffers.items():
         started = time.perf_counter()
-        train = dqn.make_train(dqn.Config(buffer=buffer, steps=steps), lambda returns: None)
+        train = dqn.make_train(dqn.Config(buffer=buffer, steps=steps), lambda *progress: None)
         compiled[name] = train.lower(keys).compile()
         result[name] = {"compile_s": round(time.perf_counter() - started, 2)}
     for _ in range(pairs):
@@ -91,14 +92,13 @@ def run(smoke: bool, with_flashbax: bool) -> dict[str, Any]:
             jax.effects_barrier()
             seconds[name].append(time.perf_counter() - started)
             times = np.linspace(0, len(returns), POINTS)
-            curves = np.stack([dqn.learning_curve(returns[:, seed], times) for seed in range(seeds)])
-            result[name]["curves"] = np.round(np.nan_to_num(curves), 1).tolist()
+            curves = [training.learning_curve(returns[:, i], times, dqn.LAST_EPISODES) for i in range(seeds)]
+            result[name]["curves"] = np.round(np.nan_to_num(np.stack(curves)), 1).tolist()
     for name, of_name in result.items():
         final = np.array(of_name["curves"])[:, -1]
-        means = np.random.default_rng(0).choice(final, (10_000, seeds)).mean(axis=1)
         of_name["seconds"] = percentiles(seconds[name])
         of_name["ratio"] = percentiles(np.array(seconds[name]) / np.array(seconds["jaxreplay"]))
         of_name["mean_return"] = round(float(final.mean()), 1)
-        of_name["interval"] = [round(float(x), 1) for x in np.percentile(means, [2.5, 97.5])]
+        of_name["interval"] = [round(float(x), 1) for x in training.interval(final)]
     env_steps = np.linspace(0, dqn.Config.num_envs * (steps + dqn.Config.warmup), POINTS)
     return {"seeds": seeds, "pairs": pairs, "env_steps": env_steps.tolist(), "libraries": result}

@@ -1,0 +1,311 @@
+"""R2D2: a recurrent Q-learner on stored sequences, beside a feed-forward agent of the same size.
+
+pip install -e '.[examples]'
+python examples/r2d2.py                 # CartPole without velocities: both agents, 8 seeds each
+python examples/r2d2.py --task memory   # MemoryChain: the last action must repeat the bit that the first step showed
+python examples/r2d2.py --short         # a few seconds, to see that it runs
+
+After Kapturowski et al. 2019 (Recurrent Experience Replay in Distributed Reinforcement Learning): overlapping
+sequences, the recurrent state stored with every step, burn-in, and sequence priorities.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import training
+from arguments import Parser, integer
+from flax import struct
+from training import Progress, interval, learning_curve, plot, print_table, run
+
+import jaxreplay as jr
+
+LAST_EPISODES = 50  # a seed's return is the mean over so many training episodes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    """An environment whose observations do not tell all.
+
+    Attributes:
+      name: as in titles.
+      best: the highest return.
+      steps: updates that suffice for it.
+      make: () -> environment, parameters.
+      see: what is seen of an observation.
+    """
+
+    name: str
+    best: float
+    steps: int
+    make: Callable[[], tuple[Any, Any]]
+    see: Callable[[jax.Array], jax.Array] = lambda obs: obs
+
+
+def memory_chain() -> tuple[Any, Any]:
+    env, params = gymnax.make("MemoryChain-bsuite")
+    return env, params.replace(memory_length=20)
+
+
+TASKS = {
+    "cartpole": Task(
+        name="CartPole without velocities",
+        best=500.0,
+        steps=4_000,
+        make=lambda: gymnax.make("CartPole-v1"),
+        see=lambda obs: obs[..., jnp.array([0, 2])],
+    ),
+    "memory": Task(name="MemoryChain, 20 steps", best=1.0, steps=1_000, make=memory_chain),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Static settings. A step makes a rollout in each of a seed's environments, and then one update."""
+
+    task: Task
+    recurrent: bool
+    steps: int
+    num_envs: int = 16
+    rollout: int = 8  # environment steps a step
+    warmup: int = 10  # steps before the first update
+    intervals: int = 50  # progress reports
+    length: int = 10_000  # steps kept of each environment
+    sequence_length: int = 32
+    stride: int = 8
+    burn_in: int = 4
+    batch_size: int = 32
+    n: int = 3
+    gamma: float = 0.99
+    units: int = 32
+    learning_rate: float = 1e-3  # falls to 0
+    target_rate: float = 0.02
+    epsilon: float = 0.02
+    exploration: float = 0.3  # part of the steps in which epsilon falls from 1
+
+
+class Network(nn.Module):
+    """Values of the actions, [..., num_actions], from one observation and the recurrent state before it."""
+
+    recurrent: bool
+    units: int
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, carry: jax.Array, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
+        x = nn.relu(nn.Dense(self.units)(obs))
+        if self.recurrent:
+            # Flax's default is orthogonal: on few cores, several batched QR factorizations at a time can wait for each
+            # other forever (jaxlib 0.10).
+            carry, x = nn.GRUCell(self.units, recurrent_kernel_init=nn.initializers.lecun_normal())(carry, x)
+        else:  # as many parameters as the GRU has
+            x = nn.relu(nn.Dense(self.units)(nn.relu(nn.Dense(3 * self.units)(x))))
+        return carry, nn.Dense(self.num_actions)(nn.relu(nn.Dense(self.units)(x)))
+
+
+def squash(x: jax.Array) -> jax.Array:
+    """The scale that values are learned on, which keeps large returns small (Kapturowski et al. 2019, section 2.3)."""
+    return jnp.sign(x) * (jnp.sqrt(jnp.abs(x) + 1) - 1) + 1e-3 * x
+
+
+def unsquash(y: jax.Array) -> jax.Array:
+    """The inverse of `squash`."""
+    root = (jnp.sqrt(1 + 4e-3 * (jnp.abs(y) + 1 + 1e-3)) - 1) / 2e-3
+    return jnp.sign(y) * (root**2 - 1)
+
+
+@struct.dataclass
+class State:
+    env: jr.AutoresetState
+    obs: jax.Array  # [num_envs, ...]
+    carry: jax.Array  # [num_envs, units]
+    episode_return: jax.Array  # [num_envs]
+    buffer: jr.SequenceState
+    params: Any
+    target_params: Any
+    opt: optax.OptState
+    key: jax.Array
+
+
+def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
+    """The agent of one seed as three pure functions: init, act, learn."""
+    env, env_params = config.task.make()
+    network = Network(config.recurrent, config.units, env.num_actions)
+    rate = optax.linear_schedule(config.learning_rate, 0.0, config.steps)
+    optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(rate))
+    buffer = jr.SequenceBuffer(
+        length=config.length,
+        num_envs=config.num_envs,
+        sequence_length=config.sequence_length,
+        stride=config.stride,
+        sampler=jr.Prioritized(alpha=0.9, beta=0.6),
+    )
+
+    def env_step(key: jax.Array, env_state: Any, action: jax.Array) -> tuple:
+        obs, env_state, reward, terminated, truncated, info = env.step(key, env_state, action, env_params)
+        see = config.task.see
+        return see(obs), env_state, reward, terminated, truncated, see(info["final_observation"])
+
+    # Every episode's last observation becomes a row of its own, so that sequences hold all that a target needs.
+    env_rows = jr.NextStepAutoreset(env_step=env_step)
+
+    def step_envs(state: State, epsilon: jax.Array | float) -> tuple[State, dict[str, jax.Array]]:
+        key, explore_key, action_key, env_key = jax.random.split(state.key, 4)
+        carry, q = network.apply(state.params, state.carry, state.obs)
+        random = jax.random.randint(action_key, (config.num_envs,), 0, env.num_actions)
+        explore = jax.random.uniform(explore_key, (config.num_envs,)) < epsilon
+        action = jnp.where(explore, random, jnp.argmax(q, axis=-1))
+        env_keys = jax.random.split(env_key, config.num_envs)
+        new_env, obs, reward, terminated, truncated, step = jax.vmap(env_rows.step)(env_keys, state.env, action)
+        row = {"obs": state.obs, "carry": state.carry, "action": action, "reward": reward}
+        row |= {"terminated": terminated, "truncated": truncated, "step": step}
+        carry = jnp.where(step[:, None], carry, 0.0)  # the row without a step was the episode's last
+        return state.replace(env=new_env, obs=obs, carry=carry, key=key), row
+
+    def init(key: jax.Array) -> State:
+        key, params_key, env_key = jax.random.split(key, 3)
+        obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(env_key, config.num_envs), env_params)
+        obs = config.task.see(obs)
+        carry, zeros = jnp.zeros((config.num_envs, config.units)), jnp.zeros(config.num_envs)
+        params = network.init(params_key, carry, obs)
+        env_rows_state = jax.vmap(env_rows.init)(env_state, obs)
+        state = State(env_rows_state, obs, carry, zeros, None, params, params, optimizer.init(params), key)
+        _, row = jax.eval_shape(step_envs, state, 1.0)  # for its shapes
+        rollout = jax.tree.map(lambda x: jax.ShapeDtypeStruct((config.rollout, *x.shape), x.dtype), row)
+        return state.replace(buffer=buffer.init(rollout))
+
+    def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
+        """A rollout; also the returns [rollout, num_envs] of the episodes that ended, NaN where none did."""
+        new, rows = jax.lax.scan(lambda s, _: step_envs(s, epsilon), state.replace(buffer=None), length=config.rollout)
+
+        def count(total: jax.Array, row: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            total, done = total + row["reward"], row["terminated"] | row["truncated"]
+            return jnp.where(done, 0.0, total), jnp.where(done, total, jnp.nan)
+
+        episode_return, returns = jax.lax.scan(count, state.episode_return, rows)
+        new = new.replace(buffer=buffer.add(state.buffer, rows), episode_return=episode_return)
+        return new, returns
+
+    def unroll(params: Any, carry: jax.Array, items: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+        """Values [B, L, num_actions] along sequences, from the state `carry` [B, units] at their first step."""
+
+        def step(carry: jax.Array, row: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
+            carry, q = network.apply(params, carry, row["obs"])
+            return jnp.where(row["step"][:, None], carry, 0.0), q
+
+        by_time = {name: items[name].swapaxes(0, 1) for name in ("obs", "step")}
+        carry, q = jax.lax.scan(step, carry, by_time)
+        return carry, q.swapaxes(0, 1)
+
+    def learn(state: State) -> State:
+        """One update from one batch of sequences."""
+        key, sample_key = jax.random.split(state.key)
+        sample = buffer.sample(state.buffer, sample_key, config.batch_size)
+        before, items = jr.split_burn_in(sample.items, config.burn_in)
+
+        def values(params: Any) -> jax.Array:
+            carry, _ = unroll(params, sample.items["carry"][:, 0], before)
+            return unroll(params, jax.lax.stop_gradient(carry), items)[1]
+
+        target_values = values(state.target_params)
+
+        def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
+            flags = items["terminated"], items["truncated"]
+            batch, valid = jr.sequence_transitions(
+                {"q": values(params), "target": target_values},
+                items["action"],
+                items["reward"],
+                *flags,
+                n=config.n,
+                gamma=config.gamma,
+                mask=items["step"],
+            )
+            rows = jnp.arange(batch.batch_size)
+            following = jax.lax.stop_gradient(batch.S_next)
+            best = following["target"][rows, jnp.argmax(following["q"], axis=-1)]
+            target = squash(batch.Rn + batch.In * unsquash(best))
+            td_errors = jnp.where(valid, target - batch.S["q"][rows, batch.A], 0.0)
+            td_errors, valid = (x.reshape(config.batch_size, -1) for x in (td_errors, valid))
+            losses = jnp.sum(optax.huber_loss(td_errors), axis=1) / jnp.maximum(jnp.sum(valid, axis=1), 1)
+            return jnp.mean(sample.weights * losses), jr.sequence_priority(td_errors, valid)
+
+        grads, priorities = jax.grad(loss_fn, has_aux=True)(state.params)
+        updates, opt = optimizer.update(grads, state.opt)
+        params = optax.apply_updates(state.params, updates)
+        target_params = optax.incremental_update(params, state.target_params, config.target_rate)
+        buffer_state = buffer.update(state.buffer, sample.indices, priorities)
+        return state.replace(buffer=buffer_state, params=params, target_params=target_params, opt=opt, key=key)
+
+    return init, act, learn
+
+
+def make_train(config: Config, report: Callable) -> Callable[[jax.Array], jax.Array]:
+    """A function from one key a seed to the returns [steps, seeds, rollout, num_envs] of all episodes (see `act`)."""
+    names = ("steps", "warmup", "epsilon", "exploration", "intervals")
+    return training.make_train(make_agent(config), **{x: getattr(config, x) for x in names}, report=report)
+
+
+def num_parameters(config: Config) -> int:
+    init, _, _ = make_agent(config)
+    return sum(x.size for x in jax.tree.leaves(jax.eval_shape(init, jax.random.key(0)).params))
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser(description="R2D2 and a feed-forward agent on a task that needs memory.", allow_abbrev=False)
+    parser.add_argument("--seeds", type=integer(1, 4096), help="number of seeds (8; 2 if short)")
+    parser.add_argument("--seed", type=integer(0), default=0, help="base seed (0)")
+    defaults = ", ".join(f"{task.steps} for {name}" for name, task in TASKS.items())
+    parser.add_argument("--steps", type=integer(1), help=f"updates per seed and agent ({defaults}; 50 if short)")
+    parser.add_argument("--task", choices=TASKS, default="cartpole", help="the environment (cartpole)")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the plot (out)")
+    parser.add_argument("--short", action="store_true", help="a tiny budget; it does not learn")
+    args = parser.parse_args()
+    args.seeds = args.seeds or (2 if args.short else 8)
+    args.steps = args.steps or (50 if args.short else TASKS[args.task].steps)
+    if args.steps % Config.intervals:
+        parser.error(f"argument --steps: {args.steps} is not a multiple of {Config.intervals}")
+    try:
+        args.out.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        parser.error(f"argument --out: cannot make the folder {str(args.out)!r} ({error.strerror})")
+    return args
+
+
+def main() -> None:
+    args = parse_args()
+    task, keys = TASKS[args.task], jax.random.split(jax.random.key(args.seed), args.seeds)
+    curves, timings = {}, {}
+    for name in ("recurrent", "feed-forward"):
+        config = Config(task=task, recurrent=name == "recurrent", steps=args.steps)
+        total = config.steps * config.rollout * config.num_envs * args.seeds
+        progress = Progress(total, f"{name}: ")
+        returns, timings[name] = run(make_train(config, progress), keys, progress)
+        returns = returns.swapaxes(1, 2).reshape(-1, args.seeds, config.num_envs)
+        times = np.linspace(0, len(returns), 201)
+        env_steps = times * config.num_envs
+        curves[name] = np.stack([learning_curve(returns[:, i], times, LAST_EPISODES) for i in range(args.seeds)])
+        timings[name] += f", {num_parameters(config):,} parameters"
+
+    final = {name: curve[:, -1] for name, curve in curves.items()}
+    title = f"{task.name}: R2D2 and the same without memory"
+    print_table(f"{title}, {env_steps[-1]:,.0f} environment steps a seed", LAST_EPISODES, final)
+    apart = interval(final["recurrent"])[0] > interval(final["feed-forward"])[1]
+    print(f"the intervals {'do not overlap' if apart else 'overlap'}")
+    for name, timing in timings.items():
+        print(f"{name}: {timing}")
+    path = args.out / f"r2d2_{args.task}.png"
+    ylabel = f"return, last {LAST_EPISODES} episodes"
+    plot(path, title, env_steps, curves, ylabel=ylabel, goal=(task.best, "best possible"))
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,140 @@
+"""What the examples have in common: training in a scan, a progress bar, learning curves, a table and a plot."""
+
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+COLORS = ("tab:blue", "tab:orange", "tab:green")
+
+
+def make_train(
+    agent: tuple[Callable, Callable, Callable],
+    *,
+    steps: int,
+    warmup: int,
+    epsilon: float,
+    exploration: float,
+    intervals: int,
+    report: Callable,
+) -> Callable[[jax.Array], jax.Array]:
+    """A jitted function from one key a seed to what `act` returns at each step, [warmup + steps, seeds, ...].
+
+    Args:
+      agent: pure functions of one seed: init(key) -> state, act(state, epsilon) -> state, returns of the episodes that
+        ended (NaN where none did), and learn(state) -> state.
+      steps: calls of `act`, each followed by one of `learn`.
+      warmup: calls of `act` before them, with random actions.
+      epsilon, exploration: in this part of the steps epsilon falls from 1 to its last value.
+      intervals: how many times the mean return is reported.
+      report: called with the number of returns, that of episodes and their mean return.
+    """
+    init, act, learn = agent
+    init, act, learn = jax.vmap(init), jax.vmap(act, in_axes=(0, None)), jax.vmap(learn)
+    schedule = optax.linear_schedule(1.0, epsilon, int(exploration * steps))
+
+    def step(state: Any, t: jax.Array) -> tuple[Any, jax.Array]:
+        state, returns = act(state, schedule(t))
+        return learn(state), returns
+
+    def interval(state: Any, times: jax.Array) -> tuple[Any, jax.Array]:
+        state, returns = jax.lax.scan(step, state, times)
+        episodes = jnp.sum(~jnp.isnan(returns))
+        mean_return = jnp.nansum(returns) / jnp.maximum(episodes, 1)
+        jax.debug.callback(functools.partial(report, returns.size), episodes, mean_return, ordered=True)
+        return state, returns
+
+    def train(keys: jax.Array) -> jax.Array:
+        state, first = jax.lax.scan(lambda state, _: act(state, 1.0), init(keys), length=warmup)
+        _, returns = jax.lax.scan(interval, state, jnp.arange(steps).reshape(intervals, -1))
+        return jnp.concatenate([first, returns.reshape(-1, *returns.shape[2:])])
+
+    return jax.jit(train)
+
+
+class Progress:
+    """A bar over the environment steps of all seeds, fed from inside the scan (see `make_train`)."""
+
+    def __init__(self, total: int, name: str = ""):
+        self.name = name
+        self.bar = tqdm(total=total, desc=f"{name}compiling", unit=" env steps", unit_scale=True)
+
+    def __call__(self, steps: int, episodes: jax.Array, mean_return: jax.Array) -> None:
+        text = f"return {float(mean_return):.2f}" if int(episodes) > 0 else "training"
+        self.bar.set_description(f"{self.name}{text}", refresh=False)
+        self.bar.update(steps)
+
+
+def run(train: Any, keys: jax.Array, progress: Progress) -> tuple[np.ndarray, str]:
+    """Compile and run `train`, a jitted function of one key a seed; its result, and a line on how long it took."""
+    start = time.perf_counter()
+    compiled_train = train.lower(keys).compile()
+    compiled = time.perf_counter()
+    progress.bar.unpause()  # its clock starts here
+    returns = np.asarray(compiled_train(keys))
+    jax.effects_barrier()
+    seconds = time.perf_counter() - compiled
+    progress.bar.close()
+    speed = f"{returns.size / seconds:,.0f} env steps/s"
+    return returns, f"compile {compiled - start:.1f} s, train {seconds:.1f} s, {speed}"
+
+
+def learning_curve(returns: np.ndarray, times: np.ndarray, last_episodes: int) -> np.ndarray:
+    """Mean return of the last episodes that a seed had finished by each of `times` (in steps).
+
+    `returns` [steps, num_envs] has the return of each episode at the step that ended it, and NaN elsewhere.
+    """
+    ended, envs = np.nonzero(~np.isnan(returns))
+    counts = np.searchsorted(ended, times)
+    return np.array([returns[ended, envs][max(0, c - last_episodes) : c].mean() if c else np.nan for c in counts])
+
+
+def interval(values: np.ndarray) -> tuple[float, float]:
+    """95% bootstrap interval of the mean over seeds."""
+    means = np.random.default_rng(0).choice(values, (10_000, len(values))).mean(axis=1)
+    low, high = np.percentile(means, [2.5, 97.5])
+    return low, high
+
+
+def print_table(title: str, last_episodes: int, final: dict[str, np.ndarray]) -> None:
+    """Final returns of each agent, `final` [seeds], with their mean and its interval."""
+    width = max(26, *(len(name) + 2 for name in final))
+    print(f"{title}\nreturn: mean of the last {last_episodes} training episodes; [95% bootstrap interval over seeds]")
+    print("seed" + "".join(f"{name:>{width}}" for name in final))
+    for seed, row in enumerate(zip(*final.values(), strict=True)):
+        print(f"{seed:4d}" + "".join(f"{value:{width}.2f}" for value in row))
+    means = ["{:.2f} [{:.2f}, {:.2f}]".format(values.mean(), *interval(values)) for values in final.values()]
+    print("mean" + "".join(f"{text:>{width}}" for text in means))
+
+
+def plot(
+    path: Path,
+    title: str,
+    env_steps: np.ndarray,
+    curves: dict[str, np.ndarray],
+    *,
+    ylabel: str,
+    ylim: tuple[float, float] | None = None,
+    goal: tuple[float, str] | None = None,
+) -> None:
+    """Learning curves [seeds, points] of each agent, and a dashed line at the goal."""
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for (name, seeds), color in zip(curves.items(), COLORS, strict=False):
+        label = f"{name}: mean of {len(seeds)} seeds" if len(curves) > 1 else f"mean of {len(seeds)} seeds"
+        axes.plot(env_steps, seeds.T, color=color, alpha=0.35, linewidth=0.8)
+        axes.plot(env_steps, seeds.mean(axis=0), color=color, linewidth=2.5, label=label)
+    if goal is not None:
+        axes.axhline(goal[0], color="gray", linestyle="--", linewidth=1, label=goal[1])
+    axes.set(title=title, xlabel="environment steps per seed", ylabel=ylabel, xlim=(0, env_steps[-1]), ylim=ylim)
+    axes.xaxis.set_major_formatter("{x:,.0f}")
+    axes.legend()
+    figure.savefig(path, dpi=150)

@@ -2,6 +2,7 @@
 
 import argparse
 from collections.abc import Callable
+from pathlib import Path
 from typing import NoReturn
 
 
@@ -10,6 +11,13 @@ class Parser(argparse.ArgumentParser):
 
     def error(self, message: str) -> NoReturn:
         self.exit(2, f"{self.prog}: error: {message}\n")
+
+    def make_folder(self, path: Path) -> None:
+        """The folder that --out names."""
+        try:
+            path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            self.error(f"argument --out: cannot make the folder {str(path)!r} ({error.strerror})")
 
 
 def integer(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:

@@ -129,8 +129,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
 
 def make_train(config: Config, report: Callable) -> Callable[[jax.Array], jax.Array]:
     """A function from one key a seed to the returns [steps, seeds, num_envs] of all episodes (see `act`)."""
-    names = ("steps", "warmup", "epsilon", "exploration", "intervals")
-    return training.make_train(make_agent(config), **{x: getattr(config, x) for x in names}, report=report)
+    return training.make_train(make_agent(config), config, report)
 
 
 def parse_args() -> tuple[argparse.Namespace, Config]:
@@ -151,10 +150,7 @@ def parse_args() -> tuple[argparse.Namespace, Config]:
     least = args.num_envs * (Config.warmup + Config.intervals)
     if args.steps < least:
         parser.error(f"argument --steps: {args.steps} is too few for --num-envs {args.num_envs}, which needs {least}")
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f"argument --out: cannot make the folder {str(args.out)!r} ({error.strerror})")
+    parser.make_folder(args.out)
 
     steps = (args.steps // args.num_envs - Config.warmup) // Config.intervals * Config.intervals
     beta = optax.linear_schedule(0.4, 1.0, steps)

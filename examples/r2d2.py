@@ -249,8 +249,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
 
 def make_train(config: Config, report: Callable) -> Callable[[jax.Array], jax.Array]:
     """A function from one key a seed to the returns [steps, seeds, rollout, num_envs] of all episodes (see `act`)."""
-    names = ("steps", "warmup", "epsilon", "exploration", "intervals")
-    return training.make_train(make_agent(config), **{x: getattr(config, x) for x in names}, report=report)
+    return training.make_train(make_agent(config), config, report)
 
 
 def num_parameters(config: Config) -> int:
@@ -272,10 +271,7 @@ def parse_args() -> argparse.Namespace:
     args.steps = args.steps or (50 if args.short else TASKS[args.task].steps)
     if args.steps % Config.intervals:
         parser.error(f"argument --steps: {args.steps} is not a multiple of {Config.intervals}")
-    try:
-        args.out.mkdir(parents=True, exist_ok=True)
-    except OSError as error:
-        parser.error(f"argument --out: cannot make the folder {str(args.out)!r} ({error.strerror})")
+    parser.make_folder(args.out)
     return args
 
 

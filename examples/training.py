@@ -17,29 +17,20 @@ COLORS = ("tab:blue", "tab:orange", "tab:green")
 
 
 def make_train(
-    agent: tuple[Callable, Callable, Callable],
-    *,
-    steps: int,
-    warmup: int,
-    epsilon: float,
-    exploration: float,
-    intervals: int,
-    report: Callable,
+    agent: tuple[Callable, Callable, Callable], config: Any, report: Callable
 ) -> Callable[[jax.Array], jax.Array]:
     """A jitted function from one key a seed to what `act` returns at each step, [warmup + steps, seeds, ...].
 
     Args:
-      agent: pure functions of one seed: init(key) -> state, act(state, epsilon) -> state, returns of the episodes that
-        ended (NaN where none did), and learn(state) -> state.
-      steps: calls of `act`, each followed by one of `learn`.
-      warmup: calls of `act` before them, with random actions.
-      epsilon, exploration: in this part of the steps epsilon falls from 1 to its last value.
-      intervals: how many times the mean return is reported.
-      report: called with the number of returns, that of episodes and their mean return.
+      agent: pure functions of one seed: init(key) -> state; act(state, epsilon) -> state and the returns of the
+        episodes that ended, NaN where none did; learn(state) -> state.
+      config: `warmup` calls of `act` with random actions; `steps` calls, each followed by one of `learn`, in the part
+        `exploration` of which epsilon falls from 1 to `epsilon`; `intervals`, how often the mean return is reported.
+      report: called with the number of returns, that of episodes, and their mean return.
     """
     init, act, learn = agent
     init, act, learn = jax.vmap(init), jax.vmap(act, in_axes=(0, None)), jax.vmap(learn)
-    schedule = optax.linear_schedule(1.0, epsilon, int(exploration * steps))
+    schedule = optax.linear_schedule(1.0, config.epsilon, int(config.exploration * config.steps))
 
     def step(state: Any, t: jax.Array) -> tuple[Any, jax.Array]:
         state, returns = act(state, schedule(t))
@@ -53,8 +44,9 @@ def make_train(
         return state, returns
 
     def train(keys: jax.Array) -> jax.Array:
-        state, first = jax.lax.scan(lambda state, _: act(state, 1.0), init(keys), length=warmup)
-        _, returns = jax.lax.scan(interval, state, jnp.arange(steps).reshape(intervals, -1))
+        state, first = jax.lax.scan(lambda state, _: act(state, 1.0), init(keys), length=config.warmup)
+        times = jnp.arange(config.steps).reshape(config.intervals, -1)
+        _, returns = jax.lax.scan(interval, state, times)
         return jnp.concatenate([first, returns.reshape(-1, *returns.shape[2:])])
 
     return jax.jit(train)

@@ -1,0 +1,190 @@
+"""Double DQN with prioritized 3-step replay on Breakout-MinAtar, every observation stored once.
+
+pip install -e '.[examples]'
+python examples/minatar.py                          # 2 seeds, 400,000 environment steps each
+python examples/minatar.py --steps 5000000 --seeds 8
+python examples/minatar.py --short                  # a few seconds, to see that it runs
+
+A transition needs the observation it starts from and the one n steps later. In a ReplayBuffer each would be stored
+twice; here a SequenceBuffer stores the stream, and the transition is made of the n + 1 rows that are drawn.
+"""
+
+import argparse
+import dataclasses
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import gymnax
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from arguments import Parser, integer
+from flax import struct
+from training import Progress, learning_curve, make_train, plot, print_table, run
+
+import jaxreplay as jr
+
+LAST_EPISODES = 100  # a seed's return is the mean over so many training episodes
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config:
+    """Static settings. A step steps each of a seed's environments once, and makes one update."""
+
+    steps: int
+    num_envs: int = 16
+    n: int = 3
+    warmup: int = 300  # steps with random actions before the first update
+    intervals: int = 50  # progress reports
+    length: int = 6_250  # steps kept of each environment
+    batch_size: int = 64
+    gamma: float = 0.99
+    learning_rate: float = 5e-4
+    target_rate: float = 0.01
+    epsilon: float = 0.02
+    exploration: float = 0.2  # part of the steps in which epsilon falls from 1
+
+
+@struct.dataclass
+class State:
+    env: jr.AutoresetState
+    obs: jax.Array  # [num_envs, 10, 10, 4], bool
+    episode_return: jax.Array  # [num_envs]
+    buffer: jr.SequenceState
+    params: Any
+    target_params: Any
+    opt: optax.OptState
+    key: jax.Array
+
+
+class Network(nn.Module):
+    """Values of the actions, the network of Young and Tian 2019 (MinAtar, section 3)."""
+
+    num_actions: int
+
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        x = nn.relu(nn.Conv(16, (3, 3), padding="VALID")(obs.astype(jnp.float32)))
+        x = nn.relu(nn.Dense(128)(x.reshape(*x.shape[:-3], -1)))
+        return nn.Dense(self.num_actions)(x)
+
+
+def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
+    """The agent of one seed as three pure functions: init, act, learn."""
+    env, env_params = gymnax.make("Breakout-MinAtar")
+    network, optimizer = Network(env.num_actions), optax.adam(config.learning_rate)
+    beta = optax.linear_schedule(0.4, 1.0, config.steps)
+    buffer = jr.SequenceBuffer(
+        length=config.length,
+        num_envs=config.num_envs,
+        sequence_length=config.n + 1,
+        sampler=jr.Prioritized(alpha=0.6, beta=beta),
+    )
+
+    def env_step(key: jax.Array, env_state: Any, action: jax.Array) -> tuple:
+        obs, env_state, reward, terminated, truncated, info = env.step(key, env_state, action, env_params)
+        return obs > 0, env_state, reward, terminated, truncated, info["final_observation"] > 0
+
+    env_rows = jr.NextStepAutoreset(env_step=env_step)
+
+    def step_envs(key: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple[Any, jax.Array, dict]:
+        keys = jax.random.split(key, config.num_envs)
+        env_state, next_obs, reward, terminated, truncated, step = jax.vmap(env_rows.step)(keys, env_state, action)
+        row = {"obs": obs, "action": action, "reward": reward, "step": step}
+        return env_state, next_obs, row | {"terminated": terminated, "truncated": truncated}
+
+    def init(key: jax.Array) -> State:
+        key, params_key, env_key = jax.random.split(key, 3)
+        env_keys = jax.random.split(env_key, config.num_envs)
+        obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
+        obs, env_state = obs > 0, jax.vmap(env_rows.init)(env_state, obs > 0)
+        params = network.init(params_key, obs)
+        actions = jnp.zeros(config.num_envs, jnp.int32)
+        _, _, row = jax.eval_shape(step_envs, env_key, env_state, obs, actions)  # for its shapes
+        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), row)
+        zeros, opt = jnp.zeros(config.num_envs), optimizer.init(params)
+        return State(env_state, obs, zeros, buffer.init(rows), params, params, opt, key)
+
+    def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
+        """One step; also the returns [num_envs] of the episodes that ended, NaN where none did."""
+        key, explore_key, action_key, env_key = jax.random.split(state.key, 4)
+        greedy = jnp.argmax(network.apply(state.params, state.obs), axis=-1).astype(jnp.int32)
+        random = jax.random.randint(action_key, greedy.shape, 0, env.num_actions)
+        action = jnp.where(jax.random.uniform(explore_key, greedy.shape) < epsilon, random, greedy)
+        env_state, obs, row = step_envs(env_key, state.env, state.obs, action)
+        buffer_state = buffer.add(state.buffer, jax.tree.map(lambda x: x[None], row))
+        done, total = row["terminated"] | row["truncated"], state.episode_return + row["reward"]
+        state = state.replace(env=env_state, obs=obs, buffer=buffer_state, key=key)
+        return state.replace(episode_return=jnp.where(done, 0.0, total)), jnp.where(done, total, jnp.nan)
+
+    def learn(state: State) -> State:
+        """One update from one batch of replay."""
+        key, sample_key = jax.random.split(state.key)
+        sample = buffer.sample(state.buffer, sample_key, config.batch_size)
+        items, rows = sample.items, jnp.arange(config.batch_size)
+        batch, valid = jr.sequence_transitions(
+            items["obs"],
+            items["action"],
+            items["reward"],
+            items["terminated"],
+            items["truncated"],
+            n=config.n,
+            gamma=config.gamma,
+            mask=items["step"],
+        )
+        best = jnp.argmax(network.apply(state.params, batch.S_next), axis=-1)
+        target = batch.Rn + batch.In * network.apply(state.target_params, batch.S_next)[rows, best]
+
+        def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
+            td_errors = jnp.where(valid, target - network.apply(params, batch.S)[rows, batch.A], 0.0)
+            return jnp.mean(sample.weights * optax.huber_loss(td_errors)), td_errors
+
+        grads, td_errors = jax.grad(loss_fn, has_aux=True)(state.params)
+        buffer_state = buffer.update(state.buffer, sample.indices, td_errors)
+        updates, opt = optimizer.update(grads, state.opt)
+        params = optax.apply_updates(state.params, updates)
+        target_params = optax.incremental_update(params, state.target_params, config.target_rate)
+        return state.replace(buffer=buffer_state, params=params, target_params=target_params, opt=opt, key=key)
+
+    return init, act, learn
+
+
+def parse_args() -> tuple[argparse.Namespace, Config]:
+    parser = Parser(description="Double DQN on Breakout-MinAtar, several seeds in one jitted scan.", allow_abbrev=False)
+    parser.add_argument("--seeds", type=integer(1, 4096), default=2, help="number of seeds (2)")
+    parser.add_argument("--seed", type=integer(0), default=0, help="base seed (0)")
+    parser.add_argument("--steps", type=integer(1), help="environment steps per seed (400000; 6400 if short)")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the plot (out)")
+    parser.add_argument("--short", action="store_true", help="a tiny budget; it does not learn")
+    args = parser.parse_args()
+    args.steps = args.steps or (6_400 if args.short else 400_000)
+    least = Config.num_envs * (Config.warmup + Config.intervals)
+    if args.steps < least:
+        parser.error(f"argument --steps: {args.steps} is too few, it needs {least}")
+    parser.make_folder(args.out)
+    steps = (args.steps // Config.num_envs - Config.warmup) // Config.intervals * Config.intervals
+    return args, Config(steps=steps)
+
+
+def main() -> None:
+    args, config = parse_args()
+    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
+    progress = Progress(config.steps * config.num_envs * args.seeds)
+    returns, timing = run(make_train(make_agent(config), config, progress), keys, progress)
+
+    times = np.linspace(0, len(returns), 201)
+    curves = np.stack([learning_curve(returns[:, seed], times, LAST_EPISODES) for seed in range(args.seeds)])
+    env_steps = times * config.num_envs
+    title = f"Breakout-MinAtar, {config.n}-step double DQN, prioritized replay"
+    print_table(f"{title}, {env_steps[-1]:,.0f} environment steps a seed", LAST_EPISODES, {"return": curves[:, -1]})
+    print(timing)
+    path = args.out / "minatar.png"
+    plot(path, title, env_steps, {"return": curves}, ylabel=f"return, last {LAST_EPISODES} episodes")
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -139,31 +139,53 @@ def check_operation(buffer, items, operation, seeds):
     check(function, state, items, mask, key)
 
 
+def temporary_bytes(buffer, items, learn, seeds):
+    """Of a scan of steps, whatever becomes of the weights."""
+
+    def step(state, key):
+        state = buffer.add(state, items)
+        sample = buffer.sample(state, key, BATCH)
+        values = sample.items.reshape(BATCH, -1)[:, 0]
+        td_errors = values + (sample.weights if learn == "weights used" else 1.0)
+        logged = sample.weights.mean() if learn == "weights logged" else values[0]
+        return buffer.update(state, sample.indices, td_errors), logged
+
+    def run(state, key):
+        return lax.scan(step, state, jax.random.split(key, 4))
+
+    state, key = jax.eval_shape(buffer.init, items), jax.random.key(0)
+    if seeds:
+        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype), state)
+        run, key = jax.vmap(run), jax.random.split(key, seeds)
+    return jax.jit(run, donate_argnums=0).lower(state, key).compile().memory_analysis().temp_size_in_bytes
+
+
 @pytest.mark.parametrize("seeds", [0, 8])
 @pytest.mark.parametrize("learn", ["weights used", "weights logged", "weights ignored"])
 @pytest.mark.parametrize("sampler", SAMPLERS)
 def test_temporary_memory_does_not_grow_with_capacity(sampler, learn, seeds):
-    """Neither the storage nor the tree is copied, whatever becomes of the weights."""
+    """Neither the storage nor the tree is copied."""
+    small, large = (
+        temporary_bytes(jr.ReplayBuffer(capacity=n, sampler=SAMPLERS[sampler]), jnp.zeros(BATCH), learn, seeds)
+        for n in (2**14, 2**21)
+    )
+    assert large < 1.1 * small + 4096
 
-    def step(buffer, state, key):
-        state = buffer.add(state, jnp.zeros(BATCH))
-        sample = buffer.sample(state, key, BATCH)
-        td_errors = sample.items + (sample.weights if learn == "weights used" else 1.0)
-        logged = sample.weights.mean() if learn == "weights logged" else sample.items[0]
-        return buffer.update(state, sample.indices, td_errors), logged
 
-    def temporary_bytes(capacity):
-        buffer = jr.ReplayBuffer(capacity=capacity, sampler=SAMPLERS[sampler])
-
-        def run(state, key):
-            return lax.scan(lambda s, k: step(buffer, s, k), state, jax.random.split(key, 4))
-
-        state, key = abstract(buffer, jnp.zeros(BATCH), seeds), jax.random.key(0)
-        if seeds:
-            run, key = jax.vmap(run), jax.random.split(key, seeds)
-        return jax.jit(run, donate_argnums=0).lower(state, key).compile().memory_analysis().temp_size_in_bytes
-
-    small, large = temporary_bytes(2**14), temporary_bytes(2**21)
+@pytest.mark.parametrize("seeds", [0, 8])
+@pytest.mark.parametrize("stride", [1, 3])
+@pytest.mark.parametrize("sampler", SAMPLERS)
+def test_temporary_memory_does_not_grow_with_the_length_of_streams(sampler, stride, seeds):
+    sizes = {"num_envs": BATCH, "sequence_length": 4, "stride": stride, "within_episode": True}
+    small, large = (
+        temporary_bytes(
+            jr.SequenceBuffer(length=length, sampler=SAMPLERS[sampler], **sizes),
+            jnp.zeros((2, BATCH)),
+            "weights used",
+            seeds,
+        )
+        for length in (2**12, 2**18)
+    )
     assert large < 1.1 * small + 4096
 
 

@@ -4,53 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax import lax
+from streams import FLAGS, NUM_ENVS, as_rows, make_episodes
 
 import jaxreplay as jr
 
-NUM_ENVS, STACK, N, GAMMA = 3, 4, 3, 0.97
-FLAGS = ("terminated", "truncated")
-
-
-def make_episodes(seed, num_steps):
-    """For each environment: episodes of random lengths and endings, `num_steps` steps or more in all."""
-    rng = np.random.default_rng(seed)
-    streams = []
-    for env in range(NUM_ENVS):
-        episodes, count = [], 0
-        while count < num_steps:
-            length = int(rng.integers(1, 9))
-            ends = np.zeros((2, length), bool)
-            ends[rng.integers(2), -1] = True
-            episodes.append(
-                {
-                    "frame": rng.integers(1, 256, (length + 1, 2, 2)).astype(np.uint8),
-                    "action": (1000 * env + count + np.arange(length)).astype(np.int32),  # names the step
-                    "reward": rng.normal(size=length).astype(np.float32),
-                    "terminated": ends[0],
-                    "truncated": ends[1],
-                }
-            )
-            count += length
-        streams.append(episodes)
-    return streams
-
-
-def as_rows(streams, num_rows, final_rows):
-    """What a SequenceBuffer is given, [num_rows, num_envs, ...]: with a row for each final observation, or without."""
-    envs = []
-    for episodes in streams:
-        rows = {name: [] for name in ("frame", "action", "reward", *FLAGS, "step")}
-        for episode in episodes:
-            length = len(episode["reward"])
-            total = length + final_rows
-            rows["frame"] += list(episode["frame"][:total])
-            for name in ("action", "reward", *FLAGS):
-                rows[name] += list(episode[name]) + [0] * (total - length)
-            rows["step"] += [True] * length + [False] * (total - length)
-        envs.append({name: values[:num_rows] for name, values in rows.items()})
-    dtypes = {name: x.dtype for name, x in streams[0][0].items()} | {"step": bool}
-    return {name: np.stack([np.array(env[name], dtypes[name]) for env in envs], axis=1) for name in envs[0]}
+STACK, N, GAMMA = 4, 3, 0.97
 
 
 def traced(streams):
@@ -155,52 +113,6 @@ def test_atari_style_transitions_from_single_frames(final_rows):
     last = rows["step"][STACK - 1 : num_rows - N]
     if final_rows:
         assert len(compared) == last.sum()
-
-
-def test_next_step_autoreset_gives_a_row_to_every_final_observation():
-    """An environment with same-step autoreset, in a scan under vmap, gives the rows of the convention."""
-    num_rows = 60
-    streams = make_episodes(1, num_rows + 1)
-    same_step = as_rows(streams, num_rows + 1, final_rows=False)
-    following = np.stack(
-        [np.concatenate([episode["frame"][1:] for episode in episodes])[:num_rows] for episodes in streams], axis=1
-    )
-    table, following = jax.tree.map(jnp.asarray, (same_step, following))
-
-    def env_step(key, state, action):
-        time, env = state
-        at = {name: x[time, env] for name, x in table.items()}
-        return (
-            table["frame"][time + 1, env],
-            (time + 1, env),
-            at["reward"],
-            at["terminated"],
-            at["truncated"],
-            following[time, env],
-        )
-
-    env = jr.NextStepAutoreset(env_step=env_step)
-
-    def row(carry, key):
-        state, obs = carry
-        time, index = state.env
-        action = table["action"][time, index]
-        state, next_obs, reward, terminated, truncated, step = env.step(key, state, action)
-        action = jnp.where(step, action, 0)
-        new = {"frame": obs, "action": action, "reward": reward, "terminated": terminated}
-        return (state, next_obs), {**new, "truncated": truncated, "step": step}
-
-    def run(index):
-        obs = table["frame"][0, index]
-        carry = env.init((jnp.int32(0), index), obs), obs
-        return lax.scan(row, carry, jax.random.split(jax.random.key(0), num_rows))[1]
-
-    got = jax.tree.map(lambda x: x.swapaxes(0, 1), jax.vmap(run)(jnp.arange(NUM_ENVS)))
-    expected = as_rows(streams, num_rows, final_rows=True)
-    assert not expected["step"].all()
-    for name, x in expected.items():
-        np.testing.assert_array_equal(got[name], x, err_msg=name)
-        assert got[name].dtype == x.dtype
 
 
 @pytest.mark.parametrize("next_action", [False, True])

@@ -1,0 +1,53 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from streams import NUM_ENVS, as_rows, make_episodes
+
+import jaxreplay as jr
+
+
+def test_next_step_autoreset_gives_a_row_to_every_final_observation():
+    """An environment with same-step autoreset, in a scan under vmap, gives the rows of the convention."""
+    num_rows = 60
+    streams = make_episodes(1, num_rows + 1)
+    same_step = as_rows(streams, num_rows + 1, final_rows=False)
+    following = np.stack(
+        [np.concatenate([episode["frame"][1:] for episode in episodes])[:num_rows] for episodes in streams], axis=1
+    )
+    table, following = jax.tree.map(jnp.asarray, (same_step, following))
+
+    def env_step(key, state, action):
+        time, env = state
+        at = {name: x[time, env] for name, x in table.items()}
+        return (
+            table["frame"][time + 1, env],
+            (time + 1, env),
+            at["reward"],
+            at["terminated"],
+            at["truncated"],
+            following[time, env],
+        )
+
+    env = jr.NextStepAutoreset(env_step=env_step)
+
+    def row(carry, key):
+        state, obs = carry
+        time, index = state.env
+        action = table["action"][time, index]
+        state, next_obs, reward, terminated, truncated, step = env.step(key, state, action)
+        action = jnp.where(step, action, 0)
+        new = {"frame": obs, "action": action, "reward": reward, "terminated": terminated}
+        return (state, next_obs), {**new, "truncated": truncated, "step": step}
+
+    def run(index):
+        obs = table["frame"][0, index]
+        carry = env.init((jnp.int32(0), index), obs), obs
+        return lax.scan(row, carry, jax.random.split(jax.random.key(0), num_rows))[1]
+
+    got = jax.tree.map(lambda x: x.swapaxes(0, 1), jax.vmap(run)(jnp.arange(NUM_ENVS)))
+    expected = as_rows(streams, num_rows, final_rows=True)
+    assert not expected["step"].all()
+    for name, x in expected.items():
+        np.testing.assert_array_equal(got[name], x, err_msg=name)
+        assert got[name].dtype == x.dtype

@@ -63,7 +63,7 @@ TASKS = {
         make=lambda: gymnax.make("CartPole-v1"),
         see=lambda obs: obs[..., jnp.array([0, 2])],
     ),
-    "memory": Task(name="MemoryChain, 20 steps", best=1.0, steps=1_000, make=memory_chain),
+    "memory": Task(name="MemoryChain, 20 steps", best=1.0, steps=3_000, make=memory_chain),
 }
 
 

@@ -189,6 +189,18 @@ def test_temporary_memory_does_not_grow_with_the_length_of_streams(sampler, stri
     assert large < 1.1 * small + 4096
 
 
+@pytest.mark.parametrize("operation", ["add", "sample"])
+def test_uniform_sequences_cost_the_same_at_any_length(operation):
+    def work(length):
+        buffer = jr.SequenceBuffer(length=length, num_envs=BATCH, sequence_length=4, stride=3)
+        state = jax.eval_shape(buffer.init, jnp.zeros((1, BATCH)))
+        key, mask = jax.random.key(0), jnp.zeros(BATCH, bool)
+        compiled = jax.jit(operations(buffer)[operation], donate_argnums=0)
+        return compiled.lower(state, jnp.zeros(BATCH), mask, key).compile().cost_analysis()["flops"]
+
+    assert work(2**18) == work(2**10) > 0
+
+
 @pytest.mark.parametrize(("operation", "growth"), [("update", 4), ("unique", 4), ("sample", 8 / 5)])
 def test_work_on_the_tree_grows_with_its_levels(operation, growth):
     """2^15 leaves have 5 levels, 2^24 have 8; of those above the leaves 1 and 4 are updated row by row."""

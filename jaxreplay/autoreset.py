@@ -56,13 +56,13 @@ class NextStepAutoreset:
           the new state, the observation, the reward, terminated, truncated, and whether this was a step, bool [].
         """
         obs, env, reward, terminated, truncated, final_obs = self.env_step(key, state.env, action)
-        stepped, done = ~state.waiting, (terminated | truncated) & ~state.waiting
+        stepped = ~state.waiting
+        terminated, truncated = terminated & stepped, truncated & stepped
+        done = terminated | truncated
 
         def where(condition: jax.Array, x: Any, y: Any) -> Any:
             return jax.tree.map(lambda x, y: jnp.where(condition, x, y), x, y)
 
         env, obs = where(stepped, (env, obs), (state.env, state.obs))
-        reward, terminated, truncated = where(
-            stepped, (reward, terminated, truncated), jax.tree.map(jnp.zeros_like, (reward, terminated, truncated))
-        )
+        reward = jnp.where(stepped, reward, jnp.zeros_like(reward))
         return AutoresetState(env, obs, done), where(done, final_obs, obs), reward, terminated, truncated, stepped

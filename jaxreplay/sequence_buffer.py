@@ -8,8 +8,9 @@ these from a drawn sequence.
 of it; the next observation is that of the next row. So the last observation of an episode must be a row too, one
 without a step, or else a truncated episode has nothing to bootstrap from. Environments that reset at the call after an
 episode's end (next-step autoreset, the default of Gymnasium 1) give such rows by themselves; those that reset within
-the last step (same-step autoreset) do with `jaxreplay.next_step_autoreset`. Store with each row whether it holds a
-step, e.g. as a leaf `step`; its negation marks the episodes' last rows: what `ends` means everywhere.
+the last step (same-step autoreset) do with `jaxreplay.NextStepAutoreset`. Store with each row whether it holds a step,
+e.g. as a leaf `step`. `ends` is True for the last row of an episode: here the rows without a step; in a stream without
+such rows, those that are terminated or truncated.
 """
 
 import dataclasses

@@ -35,8 +35,7 @@ class SequenceState:
     Attributes:
       storage: the steps, leaves [length, num_envs, ...] (narrow floats as their bits, see `jaxreplay._items.Bits`).
       ends: bool [length, num_envs], which steps were the last of their episode; None unless `within_episode`.
-      cursor: int32 [], the row of the storage that the next step goes to.
-      filled: int32 [], rows that hold a step.
+      rows: the rows of the storage: where the next step goes, and how many hold one.
       wait: int32 [], steps to come until the next sequence is complete, at least 1.
       ring: the complete sequences. Slot k * num_envs + env is that of environment env's sequence number k, modulo the
         number of slots.
@@ -45,8 +44,7 @@ class SequenceState:
 
     storage: Any  # [length, num_envs, ...]
     ends: jax.Array | None  # [length, num_envs]
-    cursor: jax.Array  # []
-    filled: jax.Array  # []
+    rows: ring.Ring
     wait: jax.Array  # []
     ring: ring.Ring
     sampler: Any
@@ -103,8 +101,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         return SequenceState(
             storage=_items.zeros(spec, leading, 2),
             ends=jnp.zeros(leading, bool) if self.within_episode else None,
-            cursor=jnp.zeros((), jnp.int32),
-            filled=jnp.zeros((), jnp.int32),
+            rows=ring.init(),
             wait=jnp.full((), self.sequence_length, jnp.int32),
             ring=ring.init(),
             sampler=self.sampler.init(self._num_slots),
@@ -127,7 +124,7 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def is_full(self, state: SequenceState) -> jax.Array:
         """Whether the next step overwrites, bool []."""
-        return state.filled == self.length
+        return state.rows.size == self.length
 
     @property
     def _num_starts(self) -> int:
@@ -162,7 +159,7 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def _first_rows(self, state: SequenceState, age: jax.Array) -> jax.Array:
         """Rows of the first steps of the sequences that were completed `age` starts ago (1 for the newest)."""
-        row = state.cursor + state.wait - self.sequence_length - age * self.stride
+        row = state.rows.inserted % self.length + state.wait - self.sequence_length - age * self.stride
         return jnp.clip(jnp.where(row < 0, row + self.length, row), 0, self.length - 1)
 
     def _read(self, state: SequenceState, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array]:
@@ -269,16 +266,15 @@ def _add_impl(buffer: SequenceBuffer, state: SequenceState, steps: Any, ends: ja
     shape = (num_steps, buffer.num_envs)
     ends = jnp.zeros(shape, bool) if ends is None else _items.check_mask(ends, shape, "ends")
 
-    rows = state.cursor + jnp.arange(num_steps, dtype=jnp.int32)
-    rows = jnp.where(rows >= buffer.length, rows - buffer.length, rows)
+    slots, count = ring.next_slots(state.rows, None, num_steps, buffer.length)
+    rows = ring.advance(state.rows, count, buffer.length)
     new = (steps, ends if buffer.within_episode else None)
-    storage, ends = _items.write((state.storage, state.ends), rows, new)
+    storage, ends = _items.write((state.storage, state.ends), slots, new)
 
     # Sequences completed now, of each stream; then those that can be drawn.
     completed = jnp.maximum(num_steps - state.wait + buffer.stride, 0) // buffer.stride
     wait = state.wait + completed * buffer.stride - num_steps
-    filled = jnp.minimum(state.filled + num_steps, buffer.length)
-    drawable = jnp.maximum(filled + wait - buffer.sequence_length, 0) // buffer.stride
+    drawable = jnp.maximum(rows.size + wait - buffer.sequence_length, 0) // buffer.stride
     inserted = ring.advance(state.ring, completed * buffer.num_envs, buffer._num_slots).inserted
 
     # The slots that change, by age (1 for the newest): those of the sequences completed, and the oldest slot, which
@@ -298,8 +294,7 @@ def _add_impl(buffer: SequenceBuffer, state: SequenceState, steps: Any, ends: ja
     return SequenceState(
         storage=storage,
         ends=ends,
-        cursor=lax.rem(state.cursor + num_steps, jnp.int32(buffer.length)),
-        filled=filled,
+        rows=rows,
         wait=wait,
         ring=ring.Ring(inserted=inserted, size=drawable * buffer.num_envs),
         sampler=buffer.sampler.insert(state.sampler, slots.reshape(-1), drawable_slots.reshape(-1)),

@@ -2,8 +2,11 @@
 
 from jaxreplay import sum_tree as sum_tree
 from jaxreplay._buffer import Sample as Sample
+from jaxreplay._pool_state import PoolsState as PoolsState
 from jaxreplay.autoreset import AutoresetState as AutoresetState
 from jaxreplay.autoreset import NextStepAutoreset as NextStepAutoreset
+from jaxreplay.difficulty_pools import DifficultyPools as DifficultyPools
+from jaxreplay.difficulty_pools import task_key as task_key
 from jaxreplay.replay_buffer import ReplayBuffer as ReplayBuffer
 from jaxreplay.replay_buffer import ReplayState as ReplayState
 from jaxreplay.samplers import Prioritized as Prioritized

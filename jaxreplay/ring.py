@@ -92,3 +92,8 @@ def slots(ring: Ring, handles: jax.Array, capacity: int) -> jax.Array:
     slot = ring.inserted % capacity - 1 - age
     slot = jnp.where(slot < 0, slot + capacity, slot)
     return jnp.where(stored, slot, capacity)
+
+
+def saturating_add(count: jax.Array, more: jax.Array | int) -> jax.Array:
+    """`count` + `more`, int32, both not negative; at most 2**31 - 1."""
+    return count + jnp.minimum(more, 2**31 - 1 - count)

@@ -16,7 +16,7 @@ from flax import struct
 from jaxreplay import sum_tree
 from jaxreplay._arguments import check_number
 from jaxreplay._random import below, random_bits
-from jaxreplay.ring import Live
+from jaxreplay.ring import Live, saturating_add
 from jaxreplay.weights import Normalize, importance_weights
 
 S = TypeVar("S")
@@ -187,8 +187,8 @@ class Prioritized:
             state,
             tree=sum_tree.update(state.tree, slots, leaves, accepted),
             max_priority=jnp.maximum(state.max_priority, largest),
-            updates=_saturating_add(state.updates, 1),
-            rejected=_saturating_add(state.rejected, jnp.sum(mask & ~finite, dtype=jnp.int32)),
+            updates=saturating_add(state.updates, 1),
+            rejected=saturating_add(state.rejected, jnp.sum(mask & ~finite, dtype=jnp.int32)),
         )
 
     def _leaf(self, priority: jax.Array, capacity: int) -> jax.Array:
@@ -197,7 +197,3 @@ class Prioritized:
         largest = 2.0 ** (63 - (capacity - 1).bit_length())
         leaf = jnp.clip(priority**self.alpha, 2.0**-63, largest)
         return jnp.where((priority > 0) | (self.alpha == 0), leaf, 0.0)
-
-
-def _saturating_add(count: jax.Array, more: jax.Array | int) -> jax.Array:
-    return count + jnp.minimum(more, 2**31 - 1 - count)

@@ -1,5 +1,7 @@
 """Naive numpy twins: each does what a module of the package does, the plain way, in float64 and with Python loops."""
 
+import math
+
 import numpy as np
 
 
@@ -196,3 +198,74 @@ def _has_sarsa_target(window, steps, n, now):
         return True
     complete = last == start + n - 1 and not steps["truncated"][last]
     return complete and start + n <= now and steps["mask"][start + n]
+
+
+class PoolsTwin:
+    """A dict of lists: the tasks of each environment's pools in order of entry."""
+
+    POOLS = ("normal", "easy", "hard")
+
+    def __init__(self, tasks_per_env, easy=None, hard=None, caps=(0.5, 0.4), online_difficulty_filtering=False):
+        self.thresholds, self.filtering = (easy, hard), online_difficulty_filtering
+        self.pools, self.caps, first = [], [], 0
+        for n in tasks_per_env:
+            self.pools.append({"normal": list(range(first, first + n)), "easy": [], "hard": []})
+            easy = math.floor(n * caps[0])
+            self.caps.append({"easy": easy, "hard": max(0, min(math.floor(n * caps[1]), n - 1 - easy))})
+            first += n
+        self.reset_metrics()
+
+    def reset_metrics(self):
+        self.groups = [dict.fromkeys(self.POOLS, 0) for _ in self.pools]
+        self.rollouts = [dict.fromkeys(self.POOLS, 0) for _ in self.pools]
+
+    def classify(self, mean):
+        easy, hard = self.thresholds
+        if easy is not None and mean >= easy:
+            return "easy"
+        return "hard" if hard is not None and mean <= hard else "normal"
+
+    def update(self, groups):
+        """Groups are pairs (task, rewards); returns which are kept."""
+        return [self._update_group(task, rewards) for task, rewards in groups]
+
+    def _update_group(self, task, rewards):
+        env = next((e for e, pools in enumerate(self.pools) if any(task in pool for pool in pools.values())), None)
+        if env is None or not rewards or not np.all(np.isfinite(rewards)):
+            return False
+        pools, mean = self.pools[env], sum(rewards) / len(rewards)
+        label = self.classify(mean)
+        if label != "normal" and task in pools["normal"]:
+            pools["normal"].remove(task)
+            pools[label].append(task)
+            self._bring_under_cap(env, label)
+        self.groups[env][label] += 1
+        dropped = {0.0: "hard", 1.0: "easy"}.get(mean) if self.filtering else None
+        self.rollouts[env][dropped or "normal"] += len(rewards)
+        return dropped is None
+
+    def _bring_under_cap(self, env, label):
+        pools = self.pools[env]
+        while len(pools[label]) > self.caps[env][label]:
+            pools["normal"].append(pools[label].pop(0))
+
+    def bring_under_caps(self):
+        for env in range(len(self.pools)):
+            for label in ("easy", "hard"):
+                self._bring_under_cap(env, label)
+
+    def metrics(self, names):
+        """Shares as the counts have them; a share of nothing is left out."""
+        envs = range(len(self.pools))
+        found = {}
+        for prefix, chosen in [("", envs), *[(f"/{names[e]}", [e]) for e in envs]]:
+            for name, counts in (("evicted_examples", self.groups), ("filtered_rollouts", self.rollouts)):
+                total = sum(sum(counts[e].values()) for e in chosen)
+                if total:
+                    for label in ("easy", "hard"):
+                        found[f"{name}{prefix}/{label}"] = sum(counts[e][label] for e in chosen) / total
+            sizes = {label: sum(len(self.pools[e][label]) for e in chosen) for label in self.POOLS}
+            total = sum(sizes.values())
+            if total:
+                found |= {f"pool{prefix}/{label}": size / total for label, size in sizes.items()}
+        return found

@@ -201,6 +201,48 @@ def test_uniform_sequences_cost_the_same_at_any_length(operation):
     assert work(2**18) == work(2**10) > 0
 
 
+@pytest.mark.parametrize("seeds", [0, 8])
+def test_pools_of_a_million_tasks_are_not_copied(seeds):
+    """In a scan of draws and updates, and in an eager call that donates."""
+
+    def temporary_bytes(num_tasks):
+        pools = jr.DifficultyPools(
+            tasks_per_env=(num_tasks // 2,) * 2, easy_threshold=0.9, hard_threshold=0.1, donate=True
+        )
+
+        def step(state, key):
+            tasks, _ = pools.sample(state, key, 64)
+            state, kept = pools.update(state, tasks, jax.random.bernoulli(key, 0.5, (64, 2)))
+            return state, (kept.sum(), pools.metrics(state))
+
+        def run(state, key):
+            return lax.scan(step, state, jax.random.split(key, 4))
+
+        state, key = jax.eval_shape(pools.init), jax.random.key(0)
+        if seeds:
+            state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype), state)
+            run, key = jax.vmap(run), jax.random.split(key, seeds)
+        return jax.jit(run, donate_argnums=0).lower(state, key).compile().memory_analysis().temp_size_in_bytes
+
+    assert temporary_bytes(2**20) < 1.1 * temporary_bytes(2**14) + 4096 * max(seeds, 1)
+
+
+@pytest.mark.parametrize(("operation", "growth"), [("update", 4), ("sample", 8 / 5)])
+def test_work_on_pools_grows_with_the_levels_of_the_tree(operation, growth):
+    """2^15 tasks and 2^24, as below."""
+
+    def work(num_tasks):
+        pools = jr.DifficultyPools(tasks_per_env=(num_tasks,), easy_threshold=0.9)
+        tasks, rewards = jnp.zeros(64, jnp.int32), jnp.zeros((64, 2))
+        if operation == "sample":
+            program = jax.jit(lambda state: pools.sample(state, jax.random.key(0), 64))
+        else:
+            program = jax.jit(lambda state: pools.update(state, tasks, rewards), donate_argnums=0)
+        return program.lower(jax.eval_shape(pools.init)).compile().cost_analysis()["flops"]
+
+    assert work(2**24) <= growth * work(2**15)
+
+
 @pytest.mark.parametrize(("operation", "growth"), [("update", 4), ("unique", 4), ("sample", 8 / 5)])
 def test_work_on_the_tree_grows_with_its_levels(operation, growth):
     """2^15 leaves have 5 levels, 2^24 have 8; of those above the leaves 1 and 4 are updated row by row."""

@@ -1,0 +1,176 @@
+"""What `DifficultyPools` keeps: which pool each task is in, and since when.
+
+The tasks of normal are the leaves 1 of a sum tree, where the one of a given rank is found in O(log N). Easy and hard
+are first-in, first-out queues, kept in rings. `arrange` makes a state anew, `park` changes one.
+"""
+
+import dataclasses
+from collections.abc import Sequence
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+
+from jaxreplay import _queues, sum_tree
+from jaxreplay._xla import materialize
+
+
+@struct.dataclass
+class PoolsState:
+    """State of `jaxreplay.DifficultyPools`, N tasks in E environments.
+
+    Attributes:
+      pool: int8 [N], each task's pool: 0 normal, 1 easy, 2 hard.
+      entry: uint32 [N], how many entries into its pool came before the task's own, modulo 2^32.
+      normal: a leaf a task, 1 where it is in normal.
+      queues: int32 [2, N], the tasks in easy and in hard: a ring for each environment, in the places of its tasks.
+      heads: int32 [E, 2], where in these rings the oldest member is.
+      sizes: int32 [E, 3], tasks by pool.
+      entered: uint32 [E, 3], entries into each pool so far, modulo 2^32.
+      groups: int32 [E, 3], groups by label since the metrics were reset; stops at 2**31 - 1.
+      rollouts: int32 [E, 3], rollouts since then: 0 kept, 1 filtered as too easy, 2 as too hard; stops likewise.
+      rejected: int32 [], groups with a task that does not exist or a mean reward that is not finite; stops likewise.
+    """
+
+    pool: jax.Array  # [N]
+    entry: jax.Array  # [N]
+    normal: sum_tree.SumTree
+    queues: jax.Array  # [2, N]
+    heads: jax.Array  # [E, 2]
+    sizes: jax.Array  # [E, 3]
+    entered: jax.Array  # [E, 3]
+    groups: jax.Array  # [E, 3]
+    rollouts: jax.Array  # [E, 3]
+    rejected: jax.Array  # []
+
+
+def env_of(tasks: jax.Array, tasks_per_env: jax.Array) -> jax.Array:
+    """Environment of each task (int32 [G]), int32 [G]."""
+    ends = jnp.cumsum(tasks_per_env, dtype=jnp.int32)[:-1]
+    return jnp.searchsorted(ends, tasks, side="right", method="compare_all").astype(jnp.int32)
+
+
+def ranks(group: jax.Array, num_groups: int, *keys: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Place of each row within its group, by `keys`, then by its own number; and the size of each group.
+
+    `group` and the places are int32 [N], the keys integers [N], the sizes int32 [num_groups].
+    """
+    rows = jnp.arange(group.size, dtype=jnp.int32)
+    sizes = jnp.zeros(num_groups, jnp.int32).at[group].add(1)
+    starts = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
+    group, *_, row = lax.sort((group, *keys, rows), num_keys=1 + len(keys))
+    return jnp.zeros_like(rows).at[row].set(rows - starts[group], unique_indices=True), sizes
+
+
+def pools_of(state: PoolsState) -> tuple[jax.Array, jax.Array]:
+    """Environment and pool of each task, int32 [N] both."""
+    env = env_of(jnp.arange(state.pool.size, dtype=jnp.int32), jnp.sum(state.sizes, axis=1, dtype=jnp.int32))
+    return env, state.pool.astype(jnp.int32)
+
+
+def order(state: PoolsState) -> jax.Array:
+    """Place of each task in its pool, in order of entry, int32 [N]."""
+    env, pool = pools_of(state)
+    # Less the number of all entries so far, these are negative; as uint32 the oldest is the least.
+    rank, _ = ranks(3 * env + pool, state.sizes.size, state.entry - state.entered[env, pool])
+    return rank
+
+
+def arrange(
+    tasks_per_env: jax.Array, caps: jax.Array, pool: jax.Array, keys: Sequence[jax.Array], rejected: jax.Array
+) -> PoolsState:
+    """A state with its metrics at 0 and every pool under its cap: the oldest go to the end of normal.
+
+    Args:
+      tasks_per_env: int32 [E].
+      caps: int32 [E, 2], of easy and hard.
+      pool: int32 [N], each task's pool.
+      keys: int [N] each, by which tasks enter their pool, one after the other.
+      rejected: int32 [].
+    """
+    num_tasks, num_envs = pool.size, tasks_per_env.size
+    tasks = jnp.arange(num_tasks, dtype=jnp.int32)
+    env = env_of(tasks, tasks_per_env)
+    rank, sizes = ranks(3 * env + pool, 3 * num_envs, *keys)
+    surplus = sizes.reshape(num_envs, 3)[:, 1:] - caps
+    returns = (pool > 0) & (rank < surplus[env, pool - 1])
+    pool, late = jnp.where(returns, 0, pool), jnp.where(returns, pool, 0)
+    rank, sizes = ranks(3 * env + pool, 3 * num_envs, late, *keys)
+    sizes = sizes.reshape(num_envs, 3)
+    ring = jnp.where(pool > 0, pool - 1, 2)  # there is no third
+    place = rank + (jnp.cumsum(tasks_per_env, dtype=jnp.int32) - tasks_per_env)[env]
+    normal = sum_tree.init(max(num_tasks, 1))
+    return PoolsState(
+        pool=pool.astype(jnp.int8),
+        entry=rank.astype(jnp.uint32),
+        normal=sum_tree.update(normal, tasks, pool == 0, unique_indices=True),
+        queues=jnp.zeros((2, num_tasks), jnp.int32).at[ring, place].set(tasks, mode="drop"),
+        heads=jnp.zeros((num_envs, 2), jnp.int32),
+        sizes=sizes,
+        entered=sizes.astype(jnp.uint32),
+        groups=jnp.zeros_like(sizes),
+        rollouts=jnp.zeros_like(sizes),
+        rejected=rejected,
+    )
+
+
+def park(
+    state: PoolsState, tasks_per_env: jax.Array, caps: jax.Array, tasks: jax.Array, env: jax.Array, label: jax.Array
+) -> PoolsState:
+    """Move tasks of normal to the pools that their labels name, in order; what is too much there goes back to normal.
+
+    Args:
+      state: its pools are under their caps; one that is above does not grow.
+      tasks_per_env: int32 [E].
+      caps: int32 [E, 2], of easy and hard.
+      tasks: int32 [G]; one may occur more than once.
+      env: int32 [G], their environments.
+      label: int32 [G], the pool to go to, 0 for none.
+    """
+    num_envs, num_tasks = state.sizes.shape[0], state.pool.size
+
+    def queue_of(pool):
+        return jnp.where(pool > 0, 2 * env + pool - 1, 2 * num_envs)
+
+    size = state.sizes[:, 1:].reshape(-1)
+    limit = jnp.maximum(caps.reshape(-1), size)
+    pool = state.pool[tasks].astype(jnp.int32)
+    place = state.sizes[env, pool] - (state.entered[env, pool] - state.entry[tasks]).astype(jnp.int32)
+    done = _queues.join(tasks, queue_of(label), queue_of(pool), place, size, limit)
+
+    # Of the rings the members that leave are read, then those that stay are written in their places.
+    ring, start = jnp.maximum(label - 1, 0), (jnp.cumsum(tasks_per_env, dtype=jnp.int32) - tasks_per_env)[env]
+
+    def slot(number):
+        return start + (state.heads[env, ring] + number) % tasks_per_env[env]
+
+    leaver = jnp.where(
+        done.leaver < state.sizes[env, label],
+        state.queues[ring, jnp.where(done.leaves, slot(done.leaver), 0)],
+        tasks[done.leaver_row],
+    )
+    leaver, written = materialize(leaver, jnp.where(done.stays, slot(done.number), num_tasks))
+
+    # Tasks that end up where they were not: parked by their last row, or in normal since a row made them leave.
+    moved = jnp.concatenate([jnp.where(done.stays, tasks, num_tasks), jnp.where(done.free, leaver, num_tasks)])
+    pool = jnp.concatenate([label, jnp.zeros_like(label)])
+    returned = ((env[:, None] == jnp.arange(num_envs)) & done.leaves[:, None]).astype(jnp.int32)
+    returned_before = (jnp.cumsum(returned, axis=0, dtype=jnp.int32) - returned)[jnp.arange(env.size), env]
+    joined_before = done.number - state.sizes[env, label]
+    entry = jnp.concatenate([joined_before, returned_before]).astype(jnp.uint32)
+    entry += jnp.concatenate([state.entered[env, label], state.entered[env, 0]])
+
+    joined, left = done.joined.reshape(num_envs, 2), done.left.reshape(num_envs, 2)
+    entries = jnp.concatenate([jnp.sum(left, axis=1, keepdims=True, dtype=jnp.int32), joined], axis=1)
+    exits = jnp.concatenate([jnp.sum(joined, axis=1, keepdims=True, dtype=jnp.int32), left], axis=1)
+    return dataclasses.replace(
+        state,
+        pool=state.pool.at[moved].set(pool.astype(jnp.int8), mode="drop", unique_indices=True),
+        entry=state.entry.at[moved].set(entry, mode="drop", unique_indices=True),
+        normal=sum_tree.update(state.normal, moved, pool == 0, unique_indices=True),
+        queues=state.queues.at[ring, written].set(tasks, mode="drop", unique_indices=True),
+        heads=(state.heads + left) % jnp.maximum(tasks_per_env, 1)[:, None],
+        sizes=state.sizes + entries - exits,
+        entered=state.entered + entries.astype(jnp.uint32),
+    )

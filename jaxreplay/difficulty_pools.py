@@ -1,0 +1,398 @@
+"""DifficultyPools: a curriculum that parks those tasks of a fixed list that are always or never solved.
+
+The difficulty pools of prime-rl (pull request 2667) as pure functions. A draw costs O(log N), a group of an update too.
+"""
+
+import dataclasses
+import hashlib
+import json
+import math
+from collections import defaultdict, deque
+from collections.abc import Hashable, Mapping, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from jaxreplay import _items, _pool_state, sum_tree
+from jaxreplay._arguments import check_integer, check_number
+from jaxreplay._buffer import jitted
+from jaxreplay._pool_state import PoolsState
+from jaxreplay._random import below, random_bits
+from jaxreplay.ring import saturating_add
+
+NORMAL, EASY, HARD = range(3)
+MAX_TASKS = 2**24  # the sum tree counts them in float32
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DifficultyPools:
+    """Which tasks to train on: those that are sometimes solved.
+
+    A group is some rollouts of one task; the mean of their rewards labels it easy (`>= easy_threshold`), else hard
+    (`<= hard_threshold`), else normal. A task of normal whose group is labelled easy or hard moves to the end of that
+    pool, where it stays, whatever its rewards, until it is the oldest of more than floor(tasks of its environment *
+    the pool's fraction); then it is at the end of normal again. Normal never empties.
+
+    Tasks are numbered 0 to N - 1, one environment after the other. Thresholds and rewards are compared in float32.
+
+    Attributes:
+      tasks_per_env: number of tasks of each environment; at most 2**24 in all.
+      env_ratios: how often each environment is drawn, in proportion; None: in proportion to its number of tasks.
+      easy_threshold: None labels nothing easy.
+      hard_threshold: None labels nothing hard.
+      max_easy_pool_fraction: of an environment's tasks that may be in easy, in [0, 1).
+      max_hard_pool_fraction: of an environment's tasks that may be in hard; the sum of both is below 1.
+      online_difficulty_filtering: do not keep groups whose mean reward is exactly 0 or 1, which say nothing about
+        what to do better.
+      env_names: names of the environments in the metrics; None: "0", "1", ...
+      donate: donate the state when `update` is called eagerly. A state is small beside a replay buffer's, so that by
+        default it is not.
+    """
+
+    tasks_per_env: Sequence[int]
+    env_ratios: Sequence[float] | None = None
+    easy_threshold: float | None = None
+    hard_threshold: float | None = None
+    max_easy_pool_fraction: float = 0.5
+    max_hard_pool_fraction: float = 0.4
+    online_difficulty_filtering: bool = False
+    env_names: Sequence[str] | None = None
+    donate: bool = False
+
+    def __post_init__(self):
+        for name in ("tasks_per_env", "env_ratios", "env_names"):
+            value = getattr(self, name)
+            if value is not None:
+                object.__setattr__(self, name, _as_tuple(name, value))
+        for i, count in enumerate(self.tasks_per_env):
+            check_integer(f"tasks_per_env[{i}]", count, 0, MAX_TASKS, "the number of an environment's tasks")
+        if not self.tasks_per_env or self.num_tasks > MAX_TASKS:
+            raise ValueError(
+                f"tasks_per_env={self.tasks_per_env}: expected one number an environment, {MAX_TASKS} tasks at most."
+            )
+        for name in ("env_ratios", "env_names"):
+            value = getattr(self, name)
+            if value is not None and len(value) != len(self.tasks_per_env):
+                raise ValueError(f"{name}={value}: must have one entry for each of {len(self.tasks_per_env)} envs.")
+        for i, ratio in enumerate(self.env_ratios or ()):
+            check_number(f"env_ratios[{i}]", ratio, 0, math.inf, "0 never draws the environment")
+        if self.env_ratios is not None and sum(self.env_ratios) == 0:
+            raise ValueError(f"env_ratios={self.env_ratios}: one of them must be positive.")
+        if self.env_names is not None and len({*self.env_names}) < len(self.env_names):
+            raise ValueError(f"env_names={self.env_names}: must differ from one another.")
+        self._check_thresholds()
+
+    def _check_thresholds(self) -> None:
+        for name in ("easy_threshold", "hard_threshold"):
+            if getattr(self, name) is not None:
+                check_number(name, getattr(self, name), -math.inf, math.inf, "or None")
+        easy, hard = self.easy_threshold, self.hard_threshold
+        if easy is not None and hard is not None and easy < hard:
+            raise ValueError(
+                f"easy_threshold={easy}: must be at least hard_threshold={hard}; raise it, or lower the other."
+            )
+        fractions = {name: getattr(self, name) for name in ("max_easy_pool_fraction", "max_hard_pool_fraction")}
+        for name, fraction in fractions.items():
+            check_number(name, fraction, 0, 1, "a part of an environment's tasks, below 1")
+        if sum(fractions.values()) >= 1:
+            raise ValueError(
+                " + ".join(f"{name}={fraction}" for name, fraction in fractions.items())
+                + ": must be below 1 together, so that tasks are left in normal; lower one of them."
+            )
+
+    @property
+    def num_tasks(self) -> int:
+        """N, the number of tasks."""
+        return sum(self.tasks_per_env)
+
+    @property
+    def caps(self) -> tuple[tuple[int, int], ...]:
+        """How many tasks may be in easy and in hard, for each environment."""
+        return tuple(self._caps_of(count) for count in self.tasks_per_env)
+
+    def _caps_of(self, num_tasks: int) -> tuple[int, int]:
+        easy = min(math.floor(num_tasks * self.max_easy_pool_fraction), max(num_tasks - 1, 0))
+        # Fractions whose sum rounds to below 1 can still have floors that leave nothing.
+        hard = min(math.floor(num_tasks * self.max_hard_pool_fraction), max(num_tasks - 1 - easy, 0))
+        return easy, hard
+
+    @property
+    def _sizes(self) -> tuple[jax.Array, jax.Array]:
+        """`tasks_per_env`, int32 [E], and `caps`, int32 [E, 2]."""
+        return jnp.array(self.tasks_per_env, jnp.int32), jnp.array(self.caps, jnp.int32)
+
+    def init(self) -> PoolsState:
+        """All tasks in normal, in the order of their numbers."""
+        return _init(self)
+
+    def sample(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+        """Draw tasks of normal, with replacement.
+
+        Each draw is of an environment, by `env_ratios` among those that have tasks in normal, then of one of these
+        tasks, all equally likely.
+
+        Args:
+          state: unchanged.
+          key: a PRNG key.
+          n: number of draws.
+
+        Returns:
+          tasks, int32 [n], -1 where there is none to draw; and whether there is one, bool [].
+
+        Raises:
+          ValueError: `n` is not a positive integer; or there is no task to draw and the call is eager (which waits for
+            the device; under `jit` see what is returned).
+        """
+        check_integer("n", n, 1, 2**24, "the number of draws")
+        tasks, ok = _sample(self, state, key, n)
+        if not isinstance(ok, jax.core.Tracer) and not ok:
+            raise ValueError(
+                "No environments left with examples. No environment with a positive ratio has a task in normal; "
+                "recycle moves parked tasks back."
+            )
+        return tasks, ok
+
+    def update(
+        self, state: PoolsState, tasks: jax.Array, rewards: jax.Array, mask: jax.Array | None = None
+    ) -> tuple[PoolsState, jax.Array]:
+        """Take in groups of rollouts, in order.
+
+        A group whose task does not exist, or whose mean reward is not finite, changes nothing but the counter
+        `rejected`.
+
+        Args:
+          state: donated when called eagerly and `donate=True`.
+          tasks: int [G], the task of each group; one may occur more than once.
+          rewards: number [G, R], of each rollout.
+          mask: bool [G], which groups, or [G, R], which rollouts there are; None: all. A group without rollouts does
+            nothing.
+
+        Returns:
+          the state, and which groups to train on, bool [G]: all that have rollouts and are not rejected, except those
+          that `online_difficulty_filtering` drops.
+
+        Raises:
+          ValueError: shapes or dtypes other than these.
+        """
+        return _update[self.donate](self, state, tasks, rewards, mask)
+
+    def pool_of(self, state: PoolsState) -> jax.Array:
+        """Each task's pool, int32 [N]: 0 normal, 1 easy, 2 hard."""
+        return state.pool.astype(jnp.int32)
+
+    def order(self, state: PoolsState) -> jax.Array:
+        """Each task's place in its pool in order of entry, int32 [N]: 0 for the oldest. Costs O(N log N)."""
+        return _order(state)
+
+    def metrics(self, state: PoolsState) -> dict[str, jax.Array]:
+        """Shares, float32 [], 0 where nothing was counted, over all environments and for each, called `env`.
+
+        `evicted_examples[/env]/easy`, `.../hard`: of the groups since `reset_metrics`, those labelled so.
+        `filtered_rollouts[/env]/easy`, `.../hard`: of their rollouts, those not kept because the mean was 1, or 0.
+        `pool[/env]/easy`, `.../normal`, `.../hard`: of the tasks, those in the pool.
+        """
+        return _metrics(self, state)
+
+    def reset_metrics(self, state: PoolsState) -> PoolsState:
+        """Count groups and rollouts from now on."""
+        return dataclasses.replace(state, groups=jnp.zeros_like(state.groups), rollouts=jnp.zeros_like(state.rollouts))
+
+    def recycle(
+        self, state: PoolsState, key: jax.Array, easy_fraction: float = 0.0, hard_fraction: float = 0.0
+    ) -> PoolsState:
+        """Move random members of the parked pools back to normal, and bring every pool under its cap.
+
+        For a run that is resumed: `state` may have been made with other thresholds, fractions or ratios. Of each pool
+        round(size * fraction) tasks move (a half to the even number), then the oldest of what is above the cap. They
+        enter normal the easy ones first, the oldest first. Costs O(N log N).
+
+        Raises:
+          ValueError: a fraction is no number in [0, 1].
+        """
+        for name, fraction in (("easy_fraction", easy_fraction), ("hard_fraction", hard_fraction)):
+            check_number(name, fraction, 0, 1, "the part of the pool that goes back to normal")
+        sizes = np.arange(max(self.tasks_per_env) + 1)
+        counts = np.round(np.outer([0.0, easy_fraction, hard_fraction], sizes)).astype(np.int32)  # in float64
+        return _recycle(self, state, key, counts)
+
+    def remap(self, state: PoolsState, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable]) -> PoolsState:
+        """The state for another list of tasks, or another configuration.
+
+        A task keeps its pool and its place among the tasks of that pool, also where its environment is another. Tasks
+        that are new are in normal, behind those that were there. Then every pool is brought under its cap. Of a key
+        that occurs more than once the first old task is the first new one, and so on. The metrics start anew. Costs
+        O(N log N).
+
+        Args:
+          state: made by any configuration, for tasks that have `old_keys`.
+          old_keys: a key for each task of `state`, such as `task_key` makes, known on the host.
+          new_keys: a key for each task of this configuration.
+
+        Raises:
+          ValueError: not one key for each task.
+        """
+        old_keys, new_keys = list(old_keys), list(new_keys)
+        for name, keys, expected in (
+            ("old_keys", old_keys, state.pool.shape[-1]),
+            ("new_keys", new_keys, self.num_tasks),
+        ):
+            if len(keys) != expected:
+                raise ValueError(f"{name}: got {len(keys)} keys for {expected} tasks; give one for each, in order.")
+        positions = defaultdict(deque)
+        for position, key in enumerate(old_keys):
+            positions[key].append(position)
+        source = [positions[key].popleft() if positions.get(key) else len(old_keys) for key in new_keys]
+        return _remap(self, state, np.asarray(source, np.int32))
+
+    def _check_state(self, state: PoolsState) -> None:
+        if state.pool.shape != (self.num_tasks,) or state.sizes.shape[0] != len(self.tasks_per_env):
+            raise ValueError(
+                f"tasks_per_env={self.tasks_per_env}: this state has tasks {list(state.pool.shape)} in "
+                f"{state.sizes.shape[0]} environments; use the configuration that made it, remap for other tasks, and "
+                "jax.vmap for a stack of states."
+            )
+
+
+def task_key(task: Mapping[str, Any], fields: Sequence[str]) -> str:
+    """The SHA-256 digest, in hexadecimal, of some fields of a task's record, for `DifficultyPools.remap`.
+
+    Args:
+      task: the record; values that JSON can hold.
+      fields: those that tell it from all others, in order, such as ("env", "prompt").
+
+    Raises:
+      ValueError: no fields, or one that the record lacks.
+    """
+    if missing := [field for field in fields if field not in task] or not fields:
+        raise ValueError(f"fields={fields!r}: not in the task: {missing}; it has {sorted(task)}; give at least one.")
+    return hashlib.sha256(json.dumps([task[field] for field in fields], sort_keys=True).encode()).hexdigest()
+
+
+def _as_tuple(name: str, value: Any) -> tuple:
+    if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
+        raise ValueError(f"{name}={value!r}: must be a sequence, one entry for each environment.")
+    return tuple(value)
+
+
+def _init_impl(pools: DifficultyPools) -> PoolsState:
+    pool = jnp.zeros(pools.num_tasks, jnp.int32)
+    return _pool_state.arrange(*pools._sizes, pool, (), jnp.zeros((), jnp.int32))
+
+
+def _sample_impl(pools: DifficultyPools, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+    pools._check_state(state)
+    env_key, rank_key = jax.random.split(key)
+    normal, num_envs = state.sizes[:, 0], len(pools.tasks_per_env)
+    ratios = np.asarray(pools.tasks_per_env if pools.env_ratios is None else pools.env_ratios, np.float64)
+    ratios = jnp.asarray(ratios / max(ratios.max(), 1), jnp.float32)
+    envs = sum_tree.init(num_envs)
+    envs = sum_tree.update(envs, jnp.arange(num_envs), jnp.where(normal > 0, ratios, 0.0), unique_indices=True)
+    env, _ = sum_tree.sample_with(envs, random_bits(env_key, n))
+    rank = below(random_bits(rank_key, n), jnp.maximum(normal[env], 1))
+    rank += (jnp.cumsum(normal, dtype=jnp.int32) - normal)[env]
+    ok = sum_tree.total(envs) > 0
+    return jnp.where(ok, sum_tree.find(state.normal, rank), -1), ok
+
+
+def _update_impl(
+    pools: DifficultyPools, state: PoolsState, tasks: jax.Array, rewards: jax.Array, mask: jax.Array | None
+) -> tuple[PoolsState, jax.Array]:
+    pools._check_state(state)
+    tasks, rewards, mask = _check_groups(tasks, rewards, mask)
+    rollouts = jnp.sum(mask, axis=1, dtype=jnp.int32)
+    total = jnp.sum(rewards, axis=1, where=mask)
+    known = (rollouts > 0) & (tasks >= 0) & (tasks < pools.num_tasks) & jnp.isfinite(total)
+    rejected = saturating_add(state.rejected, jnp.sum((rollouts > 0) & ~known, dtype=jnp.int32))
+    state = dataclasses.replace(state, rejected=rejected)
+    if pools.num_tasks == 0 or rewards.size == 0:
+        return state, known
+    tasks = jnp.where(known, tasks, 0).astype(jnp.int32)
+    tasks_per_env, caps = pools._sizes
+    env = _pool_state.env_of(tasks, tasks_per_env)
+
+    def total_at(threshold, otherwise):  # of a mean at the threshold; a division by `rollouts` need not be exact
+        totals = (otherwise if threshold is None else threshold) * np.arange(1, rewards.shape[1] + 1)
+        return jnp.asarray(totals, jnp.float32)[jnp.maximum(rollouts - 1, 0)]
+
+    easy, hard = total_at(pools.easy_threshold, math.inf), total_at(pools.hard_threshold, -math.inf)
+    label = jnp.where(total >= easy, EASY, jnp.where(total <= hard, HARD, NORMAL))
+    filtered = jnp.where(total == rollouts, EASY, jnp.where(total == 0, HARD, NORMAL))
+    if not pools.online_difficulty_filtering:
+        filtered = jnp.zeros_like(filtered)
+
+    def count(counts, pool, more):
+        return saturating_add(counts, jnp.zeros_like(counts).at[env, pool].add(jnp.where(known, more, 0)))
+
+    groups, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts)
+    state = dataclasses.replace(state, groups=groups, rollouts=filtered_rollouts)
+    state = _pool_state.park(state, tasks_per_env, caps, tasks, env, jnp.where(known, label, NORMAL))
+    return state, known & (filtered == NORMAL)
+
+
+def _check_groups(tasks: Any, rewards: Any, mask: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Integers [G], float32 [G, R] and bool [G, R]."""
+    tasks, rewards = jnp.asarray(tasks), jnp.asarray(rewards)
+    if tasks.ndim != 1 or not jnp.issubdtype(tasks.dtype, jnp.integer):
+        raise ValueError(f"tasks: got {_items.describe(tasks.dtype, tasks.shape)}, expected a vector of integers.")
+    if rewards.ndim != 2 or rewards.shape[0] != tasks.size or jnp.issubdtype(rewards.dtype, jnp.complexfloating):
+        raise ValueError(
+            f"rewards: got {_items.describe(rewards.dtype, rewards.shape)}, expected a row of numbers for each of the "
+            f"{tasks.size} tasks; of one rollout a group, rewards[:, None]."
+        )
+    if mask is None:
+        mask = jnp.ones(rewards.shape, bool)
+    mask = jnp.asarray(mask)
+    if mask.ndim == 1:
+        mask = jnp.broadcast_to(_items.check_mask(mask, tasks.shape)[:, None], rewards.shape)
+    return tasks, rewards.astype(jnp.float32), _items.check_mask(mask, rewards.shape)
+
+
+def _metrics_impl(pools: DifficultyPools, state: PoolsState) -> dict[str, jax.Array]:
+    pools._check_state(state)
+    names = pools.env_names or tuple(map(str, range(len(pools.tasks_per_env))))
+    shares = {}
+    for prefix, envs in (("", slice(None)), *((f"/{name}", slice(e, e + 1)) for e, name in enumerate(names))):
+        for metric, counts in (
+            ("evicted_examples", state.groups),
+            ("filtered_rollouts", state.rollouts),
+            ("pool", state.sizes),
+        ):
+            counts = jnp.sum(counts[envs].astype(jnp.float32), axis=0)
+            share = counts / jnp.maximum(jnp.sum(counts), 1.0)
+            shares |= {f"{metric}{prefix}/easy": share[EASY], f"{metric}{prefix}/hard": share[HARD]}
+        shares[f"pool{prefix}/normal"] = share[NORMAL]
+    return shares
+
+
+def _recycle_impl(pools: DifficultyPools, state: PoolsState, key: jax.Array, counts: jax.Array) -> PoolsState:
+    """`counts`: int32 [3, ...], how many members of a pool of each size go back."""
+    pools._check_state(state)
+    env, pool = _pool_state.pools_of(state)
+    at_random, _ = _pool_state.ranks(3 * env + pool, state.sizes.size, *random_bits(key, pools.num_tasks))
+    returns = at_random < counts[pool, state.sizes[env, pool]]
+    keys = jnp.where(returns, pool, 0), _pool_state.order(state)
+    new = _pool_state.arrange(*pools._sizes, jnp.where(returns, 0, pool), keys, state.rejected)
+    return dataclasses.replace(new, groups=state.groups, rollouts=state.rollouts)
+
+
+def _remap_impl(pools: DifficultyPools, state: PoolsState, source: jax.Array) -> PoolsState:
+    """`source`: int32 [N], for each task its number in `state`, or as many as there are if it is new."""
+    env, pool = _pool_state.pools_of(state)
+
+    def of_source(values, otherwise):
+        return values.at[source].get(mode="fill", fill_value=otherwise)
+
+    keys = of_source(env, state.sizes.shape[0]), of_source(_pool_state.order(state), 0)
+    return _pool_state.arrange(*pools._sizes, of_source(pool, NORMAL), keys, state.rejected)
+
+
+_init = jax.jit(_init_impl, static_argnums=0)
+_sample = jax.jit(_sample_impl, static_argnums=(0, 3))
+_update = jitted(_update_impl)
+_order = jax.jit(_pool_state.order)
+_metrics = jax.jit(_metrics_impl, static_argnums=0)
+_recycle = jax.jit(_recycle_impl, static_argnums=0)
+_remap = jax.jit(_remap_impl, static_argnums=0)

@@ -1,0 +1,527 @@
+import dataclasses
+import fractions
+import functools
+import hashlib
+import json
+import math
+import pathlib
+
+import chex
+import flax.serialization
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from oracles import PoolsTwin
+from scipy import stats
+
+import jaxreplay as jr
+from jaxreplay import _pool_state
+
+CASES = json.loads((pathlib.Path(__file__).parent / "vectors" / "pools.json").read_text())["cases"]
+SOLVED, FAILED, MIXED = [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]
+
+
+def lists(pools, state):
+    """Of each environment the tasks of normal, easy and hard in order of entry; checks that the state is valid."""
+    pool, order = np.asarray(pools.pool_of(state)), np.asarray(pools.order(state))
+    np.testing.assert_array_equal(state.normal.sums[-1][: pools.num_tasks], pool == 0)
+    assert jr.sum_tree.total(state.normal) == np.sum(pool == 0)
+    found, first = [], 0
+    for e, (count, caps) in enumerate(zip(pools.tasks_per_env, pools.caps, strict=True)):
+        tasks = np.arange(first, first + count)
+        env = {}
+        for number, name in enumerate(PoolsTwin.POOLS):
+            members = tasks[pool[tasks] == number]
+            assert sorted(order[members]) == list(range(len(members)))
+            env[name] = members[np.argsort(order[members])].tolist()
+            if number > 0:
+                ring, head = state.queues[number - 1, first : first + count], int(state.heads[e, number - 1])
+                assert [int(ring[(head + i) % count]) for i in range(len(members))] == env[name]
+                assert len(members) <= caps[number - 1]
+        assert state.sizes[e].tolist() == [len(env[name]) for name in PoolsTwin.POOLS]
+        assert env["normal"] or count == 0
+        found.append(env)
+        first += count
+    return found
+
+
+def update(pools, state, *groups):
+    """With groups (task, rewards), all of two rollouts."""
+    tasks, rewards = zip(*groups, strict=True)
+    return pools.update(state, np.array(tasks), np.array(rewards))
+
+
+def make(tasks_per_env=(10,), easy=0.9, hard=0.1, caps=(0.5, 0.4), **settings):
+    return jr.DifficultyPools(
+        tasks_per_env=tasks_per_env,
+        easy_threshold=easy,
+        hard_threshold=hard,
+        max_easy_pool_fraction=caps[0],
+        max_hard_pool_fraction=caps[1],
+        **settings,
+    )
+
+
+@pytest.mark.parametrize("case", CASES, ids=range(len(CASES)))
+def test_published_traces(case):
+    names, counts = list(case["envs"]), list(case["envs"].values())
+    first = dict(zip(names, np.cumsum([0, *counts]), strict=False))
+    pools = jr.DifficultyPools(tasks_per_env=counts, env_names=names, **case["config"])
+    state = pools.init()
+    most = max(len(update["groups"]) for update in case["updates"])
+    for update in case["updates"]:
+        groups = [(first[env] + task, rewards) for env, task, rewards in update["groups"]]
+        mask = np.arange(most) < len(groups)
+        tasks, rewards = zip(*groups, *[(0, [0.0] * 4)] * (most - len(groups)), strict=True)
+        state, kept = pools.update(state, np.array(tasks), np.array(rewards), mask)
+        found = dict(zip(names, lists(pools, state), strict=True))
+        for env, expected in update["state"].items():
+            members = {name: [task - first[env] for task in of] for name, of in found[env].items()}
+            assert members | {"normal": sorted(members["normal"])} == expected
+        assert sorted(np.array(tasks)[kept]) == sorted(first[env] + task for env, task in update["kept"])
+        metrics = pools.metrics(state)
+        for name, value in update["metrics"].items():
+            assert metrics[name] == pytest.approx(value, abs=1e-6), name
+        assert all(metrics[name] == 0 for name in metrics.keys() - update["metrics"].keys())
+        state = pools.reset_metrics(state)
+
+
+def test_examples_of_first_in_first_out():
+    pools = make((5,), hard=None)
+    state = pools.init()
+    for task, easy in ((0, [0]), (1, [0, 1]), (2, [1, 2]), (0, [2, 0])):
+        state, _ = update(pools, state, (task, SOLVED))
+        assert lists(pools, state)[0]["easy"] == easy
+    assert lists(pools, state)[0]["normal"] == [3, 4, 1]
+    pools = make((10,))
+    state, _ = update(pools, pools.init(), *[(task, SOLVED) for task in range(10)])
+    state, _ = update(pools, state, *[(task, FAILED) for task in range(10)])
+    assert lists(pools, state) == [{"normal": [0], "easy": [5, 6, 7, 8, 9], "hard": [1, 2, 3, 4]}]
+
+
+def random_updates(rng, num_tasks, steps, groups, rollouts):
+    """Tasks, rewards and masks; about every twentieth group is none that can be."""
+    tasks = rng.integers(0, num_tasks, (steps, groups))
+    tasks = np.where(rng.random(tasks.shape) < 0.05, rng.choice([-1, num_tasks, 2**30], tasks.shape), tasks)
+    solved = rng.choice([0.0, 1.0, 0.5], (steps, groups, 1), p=rng.dirichlet([1, 1, 1]))
+    rewards = (rng.random((steps, groups, rollouts)) < solved).astype(np.float32)
+    rewards[rng.random(rewards.shape) < 0.002] = np.nan
+    mask = rng.random(rewards.shape) < rng.choice([0.0, 0.8, 1.0], (steps, groups, 1), p=[0.1, 0.3, 0.6])
+    return tasks.astype(np.int32), rewards, mask
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def scan_updates(pools, state, *inputs):
+    """The last state; after each update pools, order, what was kept and metrics."""
+
+    def step(state, x):
+        state, kept = pools.update(state, *x)
+        return pools.reset_metrics(state), (pools.pool_of(state), pools.order(state), kept, pools.metrics(state))
+
+    return lax.scan(step, state, inputs)
+
+
+def places(twin):
+    """Pool, and place there, of every task: two lists."""
+    found = {
+        task: (number, place)
+        for env in twin.pools
+        for number, name in enumerate(PoolsTwin.POOLS)
+        for place, task in enumerate(env[name])
+    }
+    return tuple(zip(*[found[task] for task in range(len(found))], strict=True))
+
+
+shares = st.sampled_from([0.0, 0.1, 0.29, 1 / 3, 0.5, 0.7, 0.9])
+configs = st.fixed_dictionaries(
+    {
+        "tasks_per_env": st.lists(st.integers(1, 60), min_size=1, max_size=4).filter(lambda counts: sum(counts) <= 60),
+        "easy": st.sampled_from([None, 0.5, 0.7, 0.9, 1.0]),
+        "hard": st.sampled_from([None, 0.0, 0.1, 0.3, 0.5]),
+        "caps": st.tuples(shares, shares).filter(lambda caps: sum(caps) < 1),
+        "online_difficulty_filtering": st.booleans(),
+    }
+)
+
+
+@settings(max_examples=20)
+@given(config=configs, groups=st.integers(1, 24), rollouts=st.integers(1, 10), seed=st.integers(0, 2**31))
+def test_every_update_equals_the_twin(config, groups, rollouts, seed):
+    steps, pools, rng = 200, make(**config), np.random.default_rng(seed)
+    twin = PoolsTwin(**config)
+    tasks, rewards, mask = random_updates(rng, pools.num_tasks, steps, groups, rollouts)
+    state, (*found, metrics) = scan_updates(pools, pools.init(), tasks, rewards, mask)
+    names, expected, rejected = [str(e) for e in range(len(pools.tasks_per_env))], [], 0
+    for t in range(steps):
+        given = [rewards[t, g][mask[t, g]].tolist() for g in range(groups)]
+        kept = twin.update(list(zip(tasks[t].tolist(), given, strict=True)))
+        expected.append((*places(twin), kept, twin.metrics(names)))
+        twin.reset_metrics()
+        rejected += sum(
+            len(rewards) > 0 and not (0 <= task < pools.num_tasks and np.all(np.isfinite(rewards)))
+            for task, rewards in zip(tasks[t], given, strict=True)
+        )
+    *expected, shares = zip(*expected, strict=True)
+    for is_, should_be in zip(found, expected, strict=True):
+        np.testing.assert_array_equal(is_, should_be)
+    for name, values in metrics.items():
+        np.testing.assert_allclose(values, [share.get(name, 0) for share in shares], atol=1e-6)
+    assert set().union(*shares) <= metrics.keys()
+    assert state.rejected == rejected
+    assert lists(pools, state) == twin.pools
+
+
+def test_eager_equals_jit_equals_scan_and_vmap_equals_a_loop():
+    pools = make((5, 9), online_difficulty_filtering=True)
+    inputs = [random_updates(np.random.default_rng(seed), 14, 12, 6, 4) for seed in range(3)]
+    inputs = jax.tree.map(lambda *x: np.stack(x), *inputs)
+    states = jax.vmap(lambda _: pools.init())(jnp.arange(3))
+    vmapped = jax.vmap(functools.partial(scan_updates, pools))(states, *inputs)
+    for seed in range(3):
+        one = jax.tree.map(lambda x, seed=seed: x[seed], inputs)
+        alone = scan_updates(pools, pools.init(), *one)
+        chex.assert_trees_all_equal(jax.tree.map(lambda x, seed=seed: x[seed], vmapped), alone)
+        state, kept = pools.init(), []
+        for t in range(12):
+            state, keep = pools.update(state, *jax.tree.map(lambda x, t=t: x[t], one))
+            state = pools.reset_metrics(state)
+            kept.append(keep)
+        chex.assert_trees_all_equal((state, jnp.stack(kept)), (alone[0], alone[1][2]))
+
+
+def test_types_are_stable_and_nothing_recompiles():
+    pools = make((3, 4), donate=True)
+    state, compilations = pools.init(), []
+    jax.block_until_ready(pools.sample(pools.update(state, jnp.arange(2), jnp.ones((2, 2)))[0], jax.random.key(0), 3))
+    state, key, tasks, rewards = pools.init(), jax.random.key(1), jnp.arange(2), jnp.ones((2, 2))
+    types = jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), state)
+    jax.monitoring.register_event_duration_secs_listener(
+        lambda event, *_, **__: compilations.append(event) if "backend_compile" in event else None
+    )
+    new, _ = make([3, 4], donate=True).update(state, tasks, rewards)  # an equal configuration
+    pools.sample(new, key, 3)
+    assert compilations == []
+    assert jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), new) == types
+    assert state.pool.is_deleted()
+    kept = make((3, 4)).init()
+    update(make((3, 4)), kept, (0, SOLVED))
+    assert not kept.pool.is_deleted()
+    assert hash(pools) == hash(make([3, 4], donate=True))
+
+
+def test_order_holds_when_the_counters_wrap():
+    pools = make((4, 8))
+    inputs = random_updates(np.random.default_rng(1), 12, 40, 8, 2)
+    state = pools.init()
+    state, _ = scan_updates(pools, state, *inputs)
+    late = dataclasses.replace(state, entry=state.entry - jnp.uint32(50), entered=state.entered - jnp.uint32(50))
+    assert np.any(np.asarray(late.entered) > 2**31)
+    last, seen = scan_updates(pools, state, *inputs)
+    late, seen_late = scan_updates(pools, late, *inputs)
+    chex.assert_trees_all_equal(seen, seen_late)
+    chex.assert_trees_all_equal(dataclasses.replace(late, entry=last.entry, entered=last.entered), last)
+    full = jnp.full((2, 3), 2**31 - 3, jnp.int32)
+    state, _ = update(pools, dataclasses.replace(last, groups=full, rollouts=full), *[(0, SOLVED)] * 5)
+    assert state.groups[0].tolist() == [2**31 - 3, 2**31 - 1, 2**31 - 3]
+    assert state.rollouts[0, 0] == 2**31 - 1
+
+
+def test_means_are_compared_as_in_float64():
+    """Also exactly at a threshold, for 1 to 24 rollouts."""
+    most = 24
+    groups = [(solved, rollouts) for rollouts in range(1, most + 1) for solved in range(rollouts + 1)]
+    rewards = np.array([[i < solved for i in range(most)] for solved, _ in groups])
+    mask = np.array([[i < rollouts for i in range(most)] for _, rollouts in groups])
+    tasks = np.arange(len(groups))
+    for threshold in (0.1, 0.29, 1 / 3, 0.6, 0.7, 23 / 24):
+        pools = make((len(groups) * 10,), easy=threshold, hard=threshold)
+        state, _ = pools.update(pools.init(), tasks, rewards, mask)
+        labels = [1 if solved / rollouts >= threshold else 2 for solved, rollouts in groups]
+        np.testing.assert_array_equal(pools.pool_of(state)[: len(groups)], labels)
+    pools = make((10,), easy=0.9, hard=-0.9)
+    state, _ = pools.update(pools.init(), np.array([0, 1, 2]), np.array([[0.9] * 4, [-0.9] * 4, [0.89] * 4]))
+    assert pools.pool_of(state)[:3].tolist() == [1, 2, 0]
+
+
+def fractions_at_the_edge(rng, num_tasks):
+    """Two fractions whose sum is the largest float64 below 1."""
+    easy = rng.choice([rng.random(), rng.integers(0, num_tasks + 1) / num_tasks, 0.1 * rng.integers(0, 10)])
+    easy = float(min(easy, np.nextafter(1, 0)))
+    hard = float(
+        fractions.Fraction(1) - fractions.Fraction(2) ** -54 - fractions.Fraction(easy)
+    )  # there sums round to 1
+    return easy, hard if easy + hard < 1 else float(np.nextafter(hard, 0))
+
+
+def test_normal_never_empties():
+    """Every size from 1 to 2,000, caps at the edge of float64, all tasks solved, all failed, and at random."""
+    most, rng = 2000, np.random.default_rng(0)
+    sizes = [[n, most - n] for n in range(1, most + 1)]
+    caps = np.array([make(size, caps=fractions_at_the_edge(rng, size[0])).caps for size in sizes])
+    tasks = jnp.arange(most, dtype=jnp.int32)
+    labels = jnp.stack([jnp.ones(most, jnp.int32), jnp.full(most, 2, jnp.int32), jnp.asarray(rng.integers(0, 3, most))])
+
+    @jax.jit
+    @jax.vmap
+    def run(tasks_per_env, caps):
+        state = _pool_state.arrange(tasks_per_env, caps, jnp.zeros(most, jnp.int32), (), jnp.int32(0))
+        env = _pool_state.env_of(tasks, tasks_per_env)
+
+        def step(state, label):
+            state = _pool_state.park(state, tasks_per_env, caps, tasks, env, label)
+            return state, state.sizes
+
+        return lax.scan(step, state, labels.astype(jnp.int32))[1]
+
+    assert np.all(caps >= 0)
+    chunks = np.array_split(np.array(sizes, np.int32), 8), np.array_split(caps.astype(np.int32), 8)
+    found = np.concatenate([run(*chunk) for chunk in zip(*chunks, strict=True)])
+    normal, parked = found[..., 0], found[..., 1:]
+    assert np.all(normal[:, :, 0] >= 1)
+    assert np.all(normal[:-1, :, 1] >= 1)
+    np.testing.assert_array_equal(parked[:, 0, :, 0], caps[:, :, 0])  # all solved: easy is full
+    np.testing.assert_array_equal(parked[:, 1, :, 1], caps[:, :, 1])  # all failed: hard too
+    assert np.all(parked <= caps[:, None])
+
+
+def test_caps_are_floors_in_float64():
+    counts, single = tuple(range(1, 1001)), 0
+    for hundredths in range(1, 100):
+        fraction = hundredths / 100
+        caps = make(counts, caps=(fraction, 0.0)).caps
+        assert [easy for easy, _ in caps] == [math.floor(count * fraction) for count in counts]
+        assert {hard for _, hard in caps} == {0}
+        assert [hard for _, hard in make(counts, caps=(0.0, fraction)).caps] == [easy for easy, _ in caps]
+        single += np.sum(np.floor(np.float32(counts) * np.float32(fraction)) != [easy for easy, _ in caps])
+    assert single == 107  # as many would be wrong in float32
+    assert make((100,), caps=(0.29, 0.0)).caps == ((28, 0),)
+    assert make((6,), caps=(1 / 6, np.nextafter(5 / 6, 0))).caps == ((1, 4),)
+    assert make((1,)).caps == ((0, 0),)
+
+
+def run_dry(pools, env):
+    """A state that no update leads to: all tasks of an environment are parked."""
+    counts = jnp.array(pools.tasks_per_env, jnp.int32)
+    pool = jnp.where(_pool_state.env_of(jnp.arange(pools.num_tasks), counts) == env, 2, 0)
+    return _pool_state.arrange(counts, jnp.stack([counts, counts], axis=1), pool, (), jnp.int32(0))
+
+
+@pytest.mark.parametrize("ratios", [None, (2.0, 0.5, 1.5), (1, 0, 3)])
+@pytest.mark.parametrize("dry", [None, 0, 2])
+def test_law_of_the_draw(ratios, dry):
+    pools = make((6, 20, 14), env_ratios=ratios)
+    state, _ = update(
+        pools, pools.init(), (1, SOLVED), (7, FAILED), (30, SOLVED), (31, FAILED), (5, SOLVED), (9, MIXED)
+    )
+    if dry is not None:
+        state = run_dry(pools, dry)
+    normal = np.asarray(pools.pool_of(state)) == 0
+    env = np.repeat([0, 1, 2], pools.tasks_per_env)
+    ratio = np.asarray(ratios or pools.tasks_per_env, float) * [np.any(normal[env == e]) for e in range(3)]
+    expected = np.where(normal, (ratio / ratio.sum() / np.maximum(np.bincount(env, normal), 1))[env], 0)
+    tasks, ok = pools.sample(state, jax.random.key(3), 60_000)
+    assert ok
+    counts = np.bincount(tasks, minlength=40)
+    assert np.all(counts[expected == 0] == 0)
+    drawable = expected > 0
+    assert stats.chisquare(counts[drawable], 60_000 * expected[drawable]).pvalue > 1e-4
+    same, _ = jax.jit(lambda state, key: pools.sample(state, key, 60_000))(state, jax.random.key(3))
+    np.testing.assert_array_equal(tasks, same)
+    pairs = np.bincount(2 * (env[np.asarray(tasks[::2])] == 1) + (env[np.asarray(tasks[1::2])] == 1), minlength=4)
+    if np.all(pairs.reshape(2, 2).sum(axis=0) > 0):
+        assert stats.chi2_contingency(pairs.reshape(2, 2)).pvalue > 1e-4  # draws do not depend on one another
+
+
+def test_nothing_left_to_draw():
+    for pools, state in (
+        (make((4,)), run_dry(make((4,)), 0)),
+        (make((0, 3), env_ratios=(1, 0)), make((0, 3)).init()),
+        (make((0,)), make((0,)).init()),
+    ):
+        with pytest.raises(ValueError, match=r"No environments left with examples\..*recycle"):
+            pools.sample(state, jax.random.key(0), 3)
+        tasks, ok = jax.jit(lambda state, key, pools=pools: pools.sample(state, key, 3))(state, jax.random.key(0))
+        assert tasks.tolist() == [-1, -1, -1]
+        assert not ok
+        state, kept = pools.update(state, tasks, jnp.ones((3, 2)))
+        assert not np.any(kept)
+        assert state.rejected == 3
+    assert {name: float(value) for name, value in pools.metrics(state).items() if value != 0} == {}
+    lists(pools, pools.recycle(pools.remap(state, [], []), jax.random.key(0), 0.5, 0.5))
+
+
+def test_groups_without_rollouts_do_nothing():
+    pools = make((5,), online_difficulty_filtering=True)
+    state = pools.init()
+    for mask in (np.zeros(2, bool), np.zeros((2, 3), bool)):
+        new, kept = pools.update(state, np.array([1, 2]), np.ones((2, 3)), mask)
+        chex.assert_trees_all_equal(new, state)
+        assert not np.any(kept)
+    new, kept = pools.update(state, np.zeros(0, np.int32), np.zeros((0, 3)))
+    chex.assert_trees_all_equal(new, state)
+    assert kept.shape == (0,)
+    new, kept = pools.update(state, np.array([1, 2]), np.zeros((2, 0)))
+    assert not np.any(kept)
+
+
+@pytest.mark.parametrize("fraction", [0.0, 0.1, 0.25, 0.29, 0.5, 0.7, 1.0])
+def test_recycle_returns_as_many_as_python_rounds_to(fraction):
+    """And keeps the others in order, over several pools at once."""
+    counts, key = tuple(range(10, 40, 3)), jax.random.key(int(100 * fraction))
+    pools = make(counts, caps=(0.5, 0.45))
+    tasks = np.arange(pools.num_tasks)
+    rewards = np.random.default_rng(0).choice([0.0, 1.0], (pools.num_tasks, 1)) * np.ones(2)
+    state, _ = pools.update(pools.init(), tasks, rewards)
+    before, after = lists(pools, state), lists(pools, pools.recycle(state, key, fraction, 1 - fraction))
+    for old, new in zip(before, after, strict=True):
+        for name, part in (("easy", fraction), ("hard", 1 - fraction)):
+            assert len(old[name]) - len(new[name]) == round(len(old[name]) * part)
+            assert new[name] == [task for task in old[name] if task in new[name]]
+        returned = [task for name in ("easy", "hard") for task in old[name] if task not in new[name]]
+        assert new["normal"] == old["normal"] + returned
+    chex.assert_trees_all_equal(pools.recycle(state, key, fraction).groups, state.groups)
+
+
+def test_recycle_draws_all_members_alike():
+    pools = make((20,))
+    state, _ = update(pools, pools.init(), *[(task, SOLVED) for task in range(10)])
+    keys = jax.random.split(jax.random.key(0), 4000)
+    pool = jax.vmap(lambda key: pools.pool_of(pools.recycle(state, key, 0.3)))(keys)
+    returned = np.asarray(pool)[:, :10] == 0
+    assert np.all(returned.sum(axis=1) == 3)
+    # Without replacement the counts are less spread than a multinomial's, by (10 - 3) / (10 - 1).
+    statistic = np.sum((returned.sum(axis=0) - 1200.0) ** 2 / 1200) / (7 / 9)
+    assert 1e-4 < stats.chi2.sf(statistic, 9) < 1 - 1e-4
+
+
+def test_a_state_over_its_caps_is_brought_under_them():
+    wide, narrow = make((20, 7), caps=(0.6, 0.3)), make((20, 7), caps=(0.2, 0.15))
+    twin = PoolsTwin((20, 7), easy=0.9, hard=0.1, caps=(0.2, 0.15))
+    rng = np.random.default_rng(0)
+    state, _ = scan_updates(wide, wide.init(), *random_updates(rng, 27, 50, 6, 2))
+    twin.pools = lists(wide, state)
+    twin.bring_under_caps()
+    for new in (narrow.recycle(state, jax.random.key(0)), narrow.remap(state, range(27), range(27))):
+        assert lists(narrow, new) == twin.pools
+        assert new.rejected == state.rejected
+    groups = [(int(task), rewards) for task in rng.integers(0, 27, 30) for rewards in (SOLVED, FAILED)]
+    state, _ = update(narrow, new, *groups)
+    twin.update(groups)
+    assert lists(narrow, state) == twin.pools
+    # Without that a pool above its cap does not grow, and normal does not shrink.
+    over, _ = update(narrow, run_dry(narrow, 0), *groups)
+    assert over.sizes[0].tolist()[1:] == [0, 20]
+
+
+def test_remap_to_another_list_of_tasks():
+    old = make((4, 6), caps=(0.5, 0.3))
+    state, _ = update(old, old.init(), (5, SOLVED), (0, FAILED), (4, SOLVED), (1, SOLVED), (7, FAILED), (9, SOLVED))
+    assert lists(old, state) == [
+        {"normal": [2, 3], "easy": [1], "hard": [0]},
+        {"normal": [6, 8], "easy": [5, 4, 9], "hard": [7]},
+    ]
+    keys = list("abcdefghij")
+    same = old.remap(old.reset_metrics(state), keys, keys)
+    assert lists(old, same) == lists(old, state)
+    chex.assert_trees_all_equal(old.metrics(same)["pool/1/easy"], old.metrics(state)["pool/1/easy"])
+    # 0 x (new), 1 j, 2 f, 3 e | 4 b, 5 a, 6 h, 7 y (new), 8 g, 9 d, 10 c, 11 z (new)
+    new = make((4, 8), caps=(0.5, 0.3))
+    state = jax.jit(lambda state: new.remap(state, keys, "xjfebahygdcz"))(state)
+    assert lists(new, state) == [
+        {"normal": [0, 2], "easy": [3, 1], "hard": []},  # of e, f, j in order f, e, j the oldest is one too many
+        {"normal": [10, 9, 8, 7, 11], "easy": [4], "hard": [5, 6]},
+    ]
+    stacked = jax.tree.map(lambda x: jnp.stack([x, x]), state)
+    back = jax.vmap(lambda state: old.remap(state, "xjfebahygdcz", keys))(stacked)
+    chex.assert_trees_all_equal(jax.tree.map(lambda x: x[1], back), old.remap(state, "xjfebahygdcz", keys))
+    fewer = make((2,)).remap(state, "xjfebahygdcz", "ha")
+    assert lists(make((2,)), fewer) == [{"normal": [1, 0], "easy": [], "hard": []}]  # no room in hard, a is the older
+
+
+def test_equal_keys_are_matched_in_order():
+    pools = make((6,))
+    state, _ = update(pools, pools.init(), (1, SOLVED), (4, FAILED))
+    state = pools.remap(state, ["a", "a", "b", "b", "b", "c"], ["b", "a", "b", "a", "a", "b"])
+    assert lists(pools, state) == [{"normal": [1, 0, 2, 4], "easy": [3], "hard": [5]}]
+    for old, new in (("abc", "abcdef"), ("abcdef", "abc")):
+        with pytest.raises(ValueError, match=r"(old|new)_keys: got 3 keys for 6 tasks"):
+            pools.remap(state, old, new)
+
+
+def test_task_keys():
+    task = {"prompt": [{"role": "user", "content": "1 + 1"}], "env": "sums", "answer": 2, "id": 7}
+    digest = hashlib.sha256(b'["sums", 2]').hexdigest()
+    assert jr.task_key(task, ("env", "answer")) == digest
+    moved = task | {"id": 8, "prompt": [{"content": "1 + 1", "role": "user"}]}
+    assert jr.task_key(task, ("env", "prompt")) == jr.task_key(moved, ("env", "prompt"))
+    assert jr.task_key(task, ("env", "id")) != jr.task_key(moved, ("env", "id"))
+    with pytest.raises(
+        ValueError, match=r"not in the task: \['question'\]; it has \['answer', 'env', 'id', 'prompt'\]"
+    ):
+        jr.task_key(task, ("env", "question"))
+    with pytest.raises(ValueError, match="give at least one"):
+        jr.task_key(task, ())
+
+
+def test_a_restored_state_goes_on_like_an_uninterrupted_one():
+    pools = make((5, 9), online_difficulty_filtering=True)
+    first, second = (random_updates(np.random.default_rng(seed), 14, 100, 5, 4) for seed in range(2))
+    state, _ = scan_updates(pools, pools.init(), *first)
+    restored = flax.serialization.from_bytes(pools.init(), flax.serialization.to_bytes(state))
+    restored = jax.tree.map(jnp.asarray, restored)
+    for draw in (lambda state: pools.sample(state, jax.random.key(0), 50), lambda s: scan_updates(pools, s, *second)):
+        chex.assert_trees_all_equal(draw(restored), draw(state))
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"tasks_per_env": ()}, r"tasks_per_env=\(\)"),
+        ({"tasks_per_env": 5}, r"tasks_per_env=5: must be a sequence"),
+        ({"tasks_per_env": (3, -1)}, r"tasks_per_env\[1\]=-1: must be an integer from 0"),
+        ({"tasks_per_env": (3, 2.0)}, r"tasks_per_env\[1\]=2.0"),
+        ({"tasks_per_env": (2**23, 2**23 + 1)}, "16777216 tasks at most"),
+        ({"env_ratios": (1, 2, 3)}, r"env_ratios=\(1, 2, 3\): must have one entry for each of 1"),
+        ({"env_ratios": (-1.0,)}, r"env_ratios\[0\]=-1.0"),
+        ({"env_ratios": (0,)}, "one of them must be positive"),
+        ({"env_names": "ab"}, "env_names='ab': must be a sequence"),
+        ({"tasks_per_env": (1, 1), "env_names": ("a", "a")}, "must differ"),
+        ({"easy": 0.1, "hard": 0.2}, r"easy_threshold=0.1: must be at least hard_threshold=0.2"),
+        ({"easy": math.nan}, r"easy_threshold=nan: must be a finite number; or None"),
+        ({"hard": "0.2"}, r"hard_threshold='0.2'"),
+        ({"caps": (1.0, 0.0)}, r"max_easy_pool_fraction=1.0 \+ max_hard_pool_fraction=0.0: must be below 1"),
+        ({"caps": (0.7, 0.3)}, "must be below 1 together"),
+        ({"caps": (0.6, 0.6)}, "must be below 1 together"),
+        ({"caps": (-0.1, 0.3)}, r"max_easy_pool_fraction=-0.1: must be a number in \[0, 1\]"),
+        ({"caps": (0.1, 1.3)}, r"max_hard_pool_fraction=1.3"),
+    ],
+)
+def test_construction_errors(settings, message):
+    with pytest.raises(ValueError, match=message):
+        make(**settings)
+    assert make(easy=0.5, hard=0.5).easy_threshold == 0.5
+
+
+def test_argument_errors():
+    pools, key = make((3, 2)), jax.random.key(0)
+    state, tasks, rewards = pools.init(), jnp.arange(2), jnp.ones((2, 3))
+    for call, message in (
+        (lambda: pools.update(state, tasks[:, None], rewards), r"tasks: got int32\[2, 1\], expected a vector"),
+        (lambda: pools.update(state, tasks * 1.0, rewards), r"tasks: got float32\[2\]"),
+        (lambda: pools.update(state, tasks, rewards[0]), r"rewards: got float32\[3\].*rewards\[:, None\]"),
+        (lambda: pools.update(state, tasks, jnp.ones((3, 2))), r"rewards: got float32\[3, 2\]"),
+        (lambda: pools.update(state, tasks, rewards, jnp.ones(3, bool)), r"mask: got bool\[3\], expected bool\[2\]"),
+        (lambda: pools.update(state, tasks, rewards, rewards), r"mask: got float32\[2, 3\], expected bool\[2, 3\]"),
+        (lambda: make((4, 2)).update(state, tasks, rewards), r"tasks_per_env=\(4, 2\): this state has tasks \[5\]"),
+        (lambda: make((5,)).sample(state, key, 1), "in 2 environments"),
+        (lambda: pools.sample(jax.tree.map(lambda x: x[None], state), key, 1), "jax.vmap for a stack"),
+        (lambda: pools.sample(state, key, 0), r"n=0: must be an integer from 1"),
+        (lambda: pools.recycle(state, key, 1.5), r"easy_fraction=1.5: must be a number in \[0, 1\]"),
+        (lambda: pools.recycle(state, key, 0.5, -1), r"hard_fraction=-1"),
+    ):
+        with pytest.raises(ValueError, match=message.replace("int32", "int(32|64)").replace("float32", "float(32|64)")):
+            call()

@@ -137,7 +137,7 @@ def park(
     limit = jnp.maximum(caps.reshape(-1), size)
     pool = state.pool[tasks].astype(jnp.int32)
     place = state.sizes[env, pool] - (state.entered[env, pool] - state.entry[tasks]).astype(jnp.int32)
-    done = _queues.join(tasks, queue_of(label), queue_of(pool), place, size, limit)
+    done = _queues.join(tasks, num_tasks, queue_of(label), queue_of(pool), place, size, limit)
 
     # Of the rings the members that leave are read, then those that stay are written in their places.
     ring, start = jnp.maximum(label - 1, 0), (jnp.cumsum(tasks_per_env, dtype=jnp.int32) - tasks_per_env)[env]

@@ -218,10 +218,12 @@ def test_order_holds_when_the_counters_wrap():
     inputs = random_updates(np.random.default_rng(1), 12, 40, 8, 2)
     state = pools.init()
     state, _ = scan_updates(pools, state, *inputs)
-    late = dataclasses.replace(state, entry=state.entry - jnp.uint32(50), entered=state.entered - jnp.uint32(50))
-    assert np.any(np.asarray(late.entered) > 2**31)
+    env, pool = _pool_state.pools_of(state)
+    shift = state.entered + jnp.uint32(5)  # the fifth entry from now on is number 0
+    late = dataclasses.replace(state, entry=state.entry - shift[env, pool], entered=state.entered - shift)
     last, seen = scan_updates(pools, state, *inputs)
     late, seen_late = scan_updates(pools, late, *inputs)
+    assert np.all(np.asarray(late.entered)[:, 0] < 2**31)  # they have wrapped
     chex.assert_trees_all_equal(seen, seen_late)
     chex.assert_trees_all_equal(dataclasses.replace(late, entry=last.entry, entered=last.entered), last)
     full = jnp.full((2, 3), 2**31 - 3, jnp.int32)

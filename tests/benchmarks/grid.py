@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 
 import host_buffers
 import jax_buffers
+import pools
 import trees
 from jax_buffers import eager_program, scan_program
 from settings import SEQUENCE_LENGTH, Setting
@@ -53,7 +54,7 @@ def _group(part: str, rank: int, by_setting: dict[Setting, dict[str, Callable]])
 
 
 def _storage(part: str, setting: Setting, library: str) -> int:
-    item = {"a": 0, "fanout": 0, "g": SEQUENCE_LENGTH * setting.item_bytes}.get(part, setting.item_bytes)
+    item = {"a": 0, "h": 0, "fanout": 0, "g": SEQUENCE_LENGTH * setting.item_bytes}.get(part, setting.item_bytes)
     if library == "brax" and setting.items == "frames":
         item *= 4  # it keeps everything in the items' common dtype, float32
     return setting.seeds * setting.capacity * (item + 12)
@@ -181,6 +182,18 @@ def sequence_groups(smoke: bool) -> Iterator[Group]:
         yield _group("g", _rank(setting, key), {setting: makers})
 
 
+def pool_groups(smoke: bool) -> Iterator[Group]:
+    key = Setting(capacity=2**14, batch_size=256)
+    for capacity, batch_size in _sizes(smoke, (2**14, 2**10, 2**17, 2**20)):
+        by_setting = {}
+        for count in (1, 2) if smoke else (1, 16):
+            setting = Setting(capacity=capacity, batch_size=batch_size, seeds=count)
+            by_setting[setting] = {BASE: functools.partial(pools.jaxreplay_pools, setting)}
+            if count == 1 and capacity * batch_size <= 2**27:  # where a step takes less than a second
+                by_setting[setting]["Python"] = functools.partial(pools.python_pools, setting)
+        yield _group("h", _rank(Setting(capacity=capacity, batch_size=batch_size), key), by_setting)
+
+
 def fanout_groups(smoke: bool) -> Iterator[Group]:
     key = Setting(capacity=2**20, batch_size=256)
     for capacity, batch_size in _sizes(smoke):
@@ -200,6 +213,7 @@ PARTS = {
     "d": ("Eager calls from Python", eager_groups),
     "f": ("Uniform replay step in a scan", uniform_groups),
     "g": ("Sequences of 80 steps, one every 40", sequence_groups),
+    "h": ("Difficulty pools in a scan: draw and update", pool_groups),
     "fanout": ("Tree only, by fan-out", fanout_groups),
 }
 
@@ -211,5 +225,5 @@ def groups(parts: list[str], libraries: set[str], smoke: bool) -> list[Group]:
         for group in PARTS[part][1](smoke):
             makers = {k: make for k, make in group.makers.items() if peer(k[1]) in (None, *libraries)}
             found.append(dataclasses.replace(group, makers=makers))
-    order = "bacgdf"
+    order = "bacghdf"
     return sorted(found, key=lambda g: (g.part == "fanout", g.rank, order.find(g.part)))

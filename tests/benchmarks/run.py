@@ -1,6 +1,6 @@
 """Benchmark of jaxreplay beside other replay buffers.
 
-Run: python tests/benchmarks/run.py [--parts abcdefg] [--peers flashbax ...] [--seconds S] [--smoke] [--out FOLDER]
+Run: python tests/benchmarks/run.py [--parts abcdefgh] [--peers flashbax ...] [--seconds S] [--smoke] [--out FOLDER]
 
 Prints tables; writes BACKEND.json, BACKEND.md and plots. What is measured, and how, is in the README beside this file.
 """
@@ -98,7 +98,7 @@ def run_group(group: Group, machine: Machine, runs: int, run_seconds: float) -> 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="abcdefg", help="letters of the parts, or fanout (abcdefg)")
+    parser.add_argument("--parts", default="abcdefgh", help="letters of the parts, or fanout (abcdefgh)")
     parser.add_argument("--peers", nargs="*", choices=list(PACKAGES), default=list(PACKAGES), help="all by default")
     parser.add_argument("--seconds", type=float, default=7200.0, help="start no cell after this long (7200)")
     parser.add_argument("--smoke", action="store_true", help="one tiny cell a part, to see that it runs")

@@ -1,0 +1,185 @@
+"""A curriculum over 200 tasks: a simulated solver that learns from the tasks it sometimes solves.
+
+pip install -e '.[examples]'
+python examples/curriculum.py           # all tasks; with difficulty pools; with pools that are recycled now and then
+python examples/curriculum.py --short   # a few seconds, to see that it runs
+
+The solver solves a task of difficulty d with probability sigmoid(skill - d), with one skill for each of two
+environments. A group of rollouts that all got the same reward teaches it nothing, as in reinforcement learning with
+group-relative advantages; any other in proportion to the variance of the rewards.
+"""
+
+import argparse
+import dataclasses
+import time
+from pathlib import Path
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from arguments import Parser, integer
+from flax import struct
+from matplotlib.figure import Figure
+from training import COLORS, interval
+
+import jaxreplay as jr
+
+TASKS_PER_ENV = (120, 80)
+DIFFICULTY = np.concatenate([np.linspace(-4, 12, count) for count in TASKS_PER_ENV])
+ENV = np.repeat([0, 1], TASKS_PER_ENV)
+GROUPS, ROLLOUTS, RATE = 16, 8, 0.05
+INTERVAL = 100  # updates between two recyclings
+POOLS = ("normal", "easy", "hard")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Curriculum:
+    """How tasks are chosen.
+
+    Attributes:
+      pools: the difficulty pools; without thresholds all tasks stay in normal.
+      recycled: part of the hard pool that goes back to normal every `INTERVAL` updates.
+    """
+
+    pools: jr.DifficultyPools
+    recycled: float = 0.0
+
+
+ALL_TASKS = jr.DifficultyPools(tasks_per_env=TASKS_PER_ENV, online_difficulty_filtering=True)
+WITH_POOLS = dataclasses.replace(ALL_TASKS, easy_threshold=0.9, hard_threshold=0.1)
+CURRICULA = {
+    "all tasks": Curriculum(pools=ALL_TASKS),
+    "pools": Curriculum(pools=WITH_POOLS),
+    "pools, recycled": Curriculum(pools=WITH_POOLS, recycled=0.5),
+}
+
+
+@struct.dataclass
+class State:
+    pools: jr.PoolsState
+    skill: jax.Array  # [num_envs]
+    key: jax.Array
+
+
+@struct.dataclass
+class Log:
+    """After each update.
+
+    Attributes:
+      skill: mean over the environments.
+      solved: probability to solve a task, mean over all of them.
+      shares: of the tasks in each pool [3].
+      kept: share of the update's groups that were kept.
+    """
+
+    skill: jax.Array
+    solved: jax.Array
+    shares: jax.Array
+    kept: jax.Array
+
+
+def train(curriculum: Curriculum, steps: int, key: jax.Array) -> Log:
+    """One seed, for `steps` updates, a multiple of `INTERVAL`."""
+    pools = curriculum.pools
+    difficulty, env = jnp.asarray(DIFFICULTY, jnp.float32), jnp.asarray(ENV)
+
+    def update(state: State, _: None) -> tuple[State, Log]:
+        key, draw_key, solve_key = jax.random.split(state.key, 3)
+        tasks, _ = pools.sample(state.pools, draw_key, GROUPS)
+        chance = jax.nn.sigmoid(state.skill[env[tasks]] - difficulty[tasks])
+        rewards = jax.random.bernoulli(solve_key, chance[:, None], (GROUPS, ROLLOUTS)).astype(jnp.float32)
+        pools_state, kept = pools.update(state.pools, tasks, rewards)
+        gain = RATE * jnp.where(kept, 4 * jnp.var(rewards, axis=1), 0.0) / GROUPS
+        skill = state.skill.at[env[tasks]].add(gain)
+        metrics = pools.metrics(pools_state)
+        log = Log(
+            skill=skill.mean(),
+            solved=jax.nn.sigmoid(skill[env] - difficulty).mean(),
+            shares=jnp.stack([metrics[f"pool/{name}"] for name in POOLS]),
+            kept=kept.mean(),
+        )
+        return State(pools=pools_state, skill=skill, key=key), log
+
+    def interval(state: State, _: None) -> tuple[State, Log]:
+        state, log = jax.lax.scan(update, state, length=INTERVAL)
+        key, recycle_key = jax.random.split(state.key)
+        recycled = pools.recycle(state.pools, recycle_key, hard_fraction=curriculum.recycled)
+        return state.replace(pools=recycled, key=key), log
+
+    state = State(pools=pools.init(), skill=jnp.zeros(len(TASKS_PER_ENV)), key=key)
+    _, log = jax.lax.scan(interval, state, length=steps // INTERVAL)
+    return jax.tree.map(lambda x: x.reshape(steps, *x.shape[2:]), log)
+
+
+def print_table(logs: dict[str, Log], steps: int) -> None:
+    num_seeds = len(next(iter(logs.values())).skill)
+    print(
+        f"{len(ENV)} tasks, {steps:,} updates of {GROUPS} groups of {ROLLOUTS} rollouts, {num_seeds} seeds\n"
+        "mean over seeds [95% bootstrap interval]; groups kept: those with differing rewards"
+    )
+    columns = ("tasks solved at the end", "skill at the end", "updates to half of the tasks", "groups kept")
+    print(f"{'':18}" + "".join(f"{column:>30}" for column in columns))
+    for name, log in logs.items():
+        half = np.where(log.solved.max(axis=1) >= 0.5, np.argmax(log.solved >= 0.5, axis=1) + 1, np.nan)
+        texts = []
+        for values, digits in ((log.solved[:, -1], 3), (log.skill[:, -1], 2), (half, 0), (log.kept.mean(axis=1), 3)):
+            low, high = interval(values)
+            text = f"{values.mean():.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
+            texts.append("not by all seeds" if np.isnan(values).any() else text)
+        print(f"{name:18}" + "".join(f"{text:>30}" for text in texts))
+
+
+def plot(path: Path, logs: dict[str, Log], steps: int) -> None:
+    """Pool shares with and without recycling, and skills."""
+    updates = np.arange(1, steps + 1)
+    figure = Figure(figsize=(12, 4), layout="constrained")
+    axes = figure.subplots(1, 3)
+    for panel, name in zip(axes, ("pools", "pools, recycled"), strict=False):
+        shares = logs[name].shares.mean(axis=0).T
+        panel.stackplot(
+            updates, shares[[2, 0, 1]], labels=("hard", "normal", "easy"), colors=("#c44e52", "#8172b2", "#55a868")
+        )
+        panel.set(title=name, xlabel="updates", ylabel="share of the tasks", xlim=(0, steps), ylim=(0, 1))
+    axes[0].legend(loc="upper right", framealpha=1)
+    for (name, log), color in zip(logs.items(), COLORS, strict=True):
+        axes[2].plot(updates, log.skill.T, color=color, alpha=0.2, linewidth=0.6)
+        axes[2].plot(updates, log.skill.mean(axis=0), color=color, linewidth=2.5, label=name)
+    axes[2].set(
+        title=f"skill, {len(log.skill)} seeds and their mean", xlabel="updates", ylabel="skill", xlim=(0, steps)
+    )
+    axes[2].legend()
+    figure.savefig(path, dpi=150)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser(description="A simulated curriculum with and without difficulty pools.", allow_abbrev=False)
+    parser.add_argument("--seeds", type=integer(1, 4096), help="number of seeds (16; 2 if short)")
+    parser.add_argument("--seed", type=integer(0), default=0, help="base seed (0)")
+    parser.add_argument("--steps", type=integer(1), help=f"updates, a multiple of {INTERVAL} (1500; 200 if short)")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the plot (out)")
+    parser.add_argument("--short", action="store_true", help="a tiny budget")
+    args = parser.parse_args()
+    args.seeds = args.seeds or (2 if args.short else 16)
+    args.steps = args.steps or (200 if args.short else 1500)
+    if args.steps % INTERVAL:
+        parser.error(f"argument --steps: {args.steps} is not a multiple of {INTERVAL}")
+    parser.make_folder(args.out)
+    return args
+
+
+def main() -> None:
+    args = parse_args()
+    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
+    logs, start = {}, time.perf_counter()
+    for name, curriculum in CURRICULA.items():
+        run = jax.jit(jax.vmap(lambda key, curriculum=curriculum: train(curriculum, args.steps, key)))
+        logs[name] = jax.tree.map(np.asarray, run(keys))
+    print_table(logs, args.steps)
+    print(f"{time.perf_counter() - start:.1f} s with compiling")
+    path = args.out / "curriculum.png"
+    plot(path, logs, args.steps)
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

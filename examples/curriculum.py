@@ -5,8 +5,8 @@ python examples/curriculum.py           # all tasks; with difficulty pools; with
 python examples/curriculum.py --short   # a few seconds, to see that it runs
 
 The solver solves a task of difficulty d with probability sigmoid(skill - d), with one skill for each of two
-environments. A group of rollouts that all got the same reward teaches it nothing, as in reinforcement learning with
-group-relative advantages; any other in proportion to the variance of the rewards.
+environments. A group of rollouts that all got the same reward teaches it nothing, as with group-relative advantages
+(Shao et al. 2024, DeepSeekMath, section 4.1); any other in proportion to the variance of the rewards.
 """
 
 import argparse

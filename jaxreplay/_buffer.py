@@ -2,7 +2,6 @@
 
 import abc
 import dataclasses
-from collections.abc import Callable
 from typing import Any, Generic, Protocol, TypeVar
 
 import jax
@@ -12,7 +11,7 @@ from flax import struct
 
 from jaxreplay import _items, ring
 from jaxreplay._arguments import check_integer
-from jaxreplay._xla import materialize
+from jaxreplay._xla import jitted, materialize
 from jaxreplay.samplers import Sampler
 from jaxreplay.transition_batch import TransitionBatch
 
@@ -128,15 +127,6 @@ class Buffer(abc.ABC, Generic[S]):
     def can_sample(self, state: S, batch_size: int = 1) -> jax.Array:
         """Whether at least `batch_size` items may be drawn, bool []."""
         return state.ring.size >= batch_size
-
-
-def jitted(method: Callable[..., Any]) -> dict[bool, Callable[..., Any]]:
-    """`method(buffer, state, ...)` with the buffer static, by whether the state is donated."""
-    return {
-        False: jax.jit(method, static_argnums=0),
-        # keep_unused: a leaf that is replaced without being read is donated like the others.
-        True: jax.jit(method, static_argnums=0, donate_argnums=1, keep_unused=True),
-    }
 
 
 def _check_indices(indices: Any) -> jax.Array:

@@ -1,5 +1,6 @@
 """What has to be said to the compiler."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -20,3 +21,12 @@ def materialize(*arrays: jax.Array) -> Any:
     return lax.platform_dependent(
         *arrays, cpu=twice_round_a_loop, default=lambda *arrays: lax.optimization_barrier(arrays)
     )
+
+
+def jitted(method: Callable[..., Any]) -> dict[bool, Callable[..., Any]]:
+    """`method(config, state, ...)` with the configuration static, by whether the state is donated."""
+    return {
+        False: jax.jit(method, static_argnums=0),
+        # keep_unused: a leaf that is replaced without being read is donated like the others.
+        True: jax.jit(method, static_argnums=0, donate_argnums=1, keep_unused=True),
+    }

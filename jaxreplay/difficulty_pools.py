@@ -18,9 +18,9 @@ import numpy as np
 
 from jaxreplay import _items, _pool_state, sum_tree
 from jaxreplay._arguments import check_integer, check_number
-from jaxreplay._buffer import jitted
 from jaxreplay._pool_state import PoolsState
 from jaxreplay._random import below, random_bits
+from jaxreplay._xla import jitted
 from jaxreplay.ring import saturating_add
 
 NORMAL, EASY, HARD = range(3)
@@ -65,18 +65,19 @@ class DifficultyPools:
     def __post_init__(self):
         for name in ("tasks_per_env", "env_ratios", "env_names"):
             value = getattr(self, name)
-            if value is not None:
-                object.__setattr__(self, name, _as_tuple(name, value))
+            if value is None:
+                continue
+            if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
+                raise ValueError(f"{name}={value!r}: must be a sequence, one entry for each environment.")
+            object.__setattr__(self, name, tuple(value))
+            if len(getattr(self, name)) != len(self.tasks_per_env):
+                raise ValueError(f"{name}={value}: must have one entry for each of {len(self.tasks_per_env)} envs.")
         for i, count in enumerate(self.tasks_per_env):
             check_integer(f"tasks_per_env[{i}]", count, 0, MAX_TASKS, "the number of an environment's tasks")
         if not self.tasks_per_env or self.num_tasks > MAX_TASKS:
             raise ValueError(
                 f"tasks_per_env={self.tasks_per_env}: expected one number an environment, {MAX_TASKS} tasks at most."
             )
-        for name in ("env_ratios", "env_names"):
-            value = getattr(self, name)
-            if value is not None and len(value) != len(self.tasks_per_env):
-                raise ValueError(f"{name}={value}: must have one entry for each of {len(self.tasks_per_env)} envs.")
         for i, ratio in enumerate(self.env_ratios or ()):
             check_number(f"env_ratios[{i}]", ratio, 0, math.inf, "0 never draws the environment")
         if self.env_ratios is not None and sum(self.env_ratios) == 0:
@@ -185,7 +186,7 @@ class DifficultyPools:
 
     def order(self, state: PoolsState) -> jax.Array:
         """Each task's place in its pool in order of entry, int32 [N]: 0 for the oldest. Costs O(N log N)."""
-        return _order(state)
+        return _order(self, state)
 
     def metrics(self, state: PoolsState) -> dict[str, jax.Array]:
         """Shares, float32 [], 0 where nothing was counted, over all environments and for each, called `env`.
@@ -232,11 +233,13 @@ class DifficultyPools:
           new_keys: a key for each task of this configuration.
 
         Raises:
-          ValueError: not one key for each task.
+          ValueError: not one key for each task, or a stack of states.
         """
+        if state.pool.ndim != 1:
+            raise ValueError(f"state: has tasks {list(state.pool.shape)}; use jax.vmap for a stack of states.")
         old_keys, new_keys = list(old_keys), list(new_keys)
         for name, keys, expected in (
-            ("old_keys", old_keys, state.pool.shape[-1]),
+            ("old_keys", old_keys, state.pool.size),
             ("new_keys", new_keys, self.num_tasks),
         ):
             if len(keys) != expected:
@@ -269,12 +272,6 @@ def task_key(task: Mapping[str, Any], fields: Sequence[str]) -> str:
     if missing := [field for field in fields if field not in task] or not fields:
         raise ValueError(f"fields={fields!r}: not in the task: {missing}; it has {sorted(task)}; give at least one.")
     return hashlib.sha256(json.dumps([task[field] for field in fields], sort_keys=True).encode()).hexdigest()
-
-
-def _as_tuple(name: str, value: Any) -> tuple:
-    if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
-        raise ValueError(f"{name}={value!r}: must be a sequence, one entry for each environment.")
-    return tuple(value)
 
 
 def _init_impl(pools: DifficultyPools) -> PoolsState:
@@ -350,6 +347,11 @@ def _check_groups(tasks: Any, rewards: Any, mask: Any) -> tuple[jax.Array, jax.A
     return tasks, rewards.astype(jnp.float32), _items.check_mask(mask, rewards.shape)
 
 
+def _order_impl(pools: DifficultyPools, state: PoolsState) -> jax.Array:
+    pools._check_state(state)
+    return _pool_state.order(state)
+
+
 def _metrics_impl(pools: DifficultyPools, state: PoolsState) -> dict[str, jax.Array]:
     pools._check_state(state)
     names = pools.env_names or tuple(map(str, range(len(pools.tasks_per_env))))
@@ -392,7 +394,7 @@ def _remap_impl(pools: DifficultyPools, state: PoolsState, source: jax.Array) ->
 _init = jax.jit(_init_impl, static_argnums=0)
 _sample = jax.jit(_sample_impl, static_argnums=(0, 3))
 _update = jitted(_update_impl)
-_order = jax.jit(_pool_state.order)
+_order = jax.jit(_order_impl, static_argnums=0)
 _metrics = jax.jit(_metrics_impl, static_argnums=0)
 _recycle = jax.jit(_recycle_impl, static_argnums=0)
 _remap = jax.jit(_remap_impl, static_argnums=0)

@@ -9,7 +9,8 @@ from flax import struct
 
 from jaxreplay import _items, ring
 from jaxreplay._arguments import check_integer
-from jaxreplay._buffer import Buffer, jitted
+from jaxreplay._buffer import Buffer
+from jaxreplay._xla import jitted
 from jaxreplay.samplers import Sampler, Uniform
 
 

@@ -23,8 +23,8 @@ from jax import lax
 
 from jaxreplay import _items, ring
 from jaxreplay._arguments import check_integer
-from jaxreplay._buffer import Buffer, jitted
-from jaxreplay._xla import materialize
+from jaxreplay._buffer import Buffer
+from jaxreplay._xla import jitted, materialize
 from jaxreplay.samplers import Sampler, Uniform
 
 

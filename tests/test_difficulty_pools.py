@@ -521,6 +521,11 @@ def test_argument_errors():
         (lambda: make((4, 2)).update(state, tasks, rewards), r"tasks_per_env=\(4, 2\): this state has tasks \[5\]"),
         (lambda: make((5,)).sample(state, key, 1), "in 2 environments"),
         (lambda: pools.sample(jax.tree.map(lambda x: x[None], state), key, 1), "jax.vmap for a stack"),
+        (lambda: pools.order(jax.tree.map(lambda x: x[None], state)), "jax.vmap for a stack"),
+        (
+            lambda: pools.remap(jax.tree.map(lambda x: x[None], state), "abcde", "abcde"),
+            r"tasks \[1, 5\]; use jax.vmap",
+        ),
         (lambda: pools.sample(state, key, 0), r"n=0: must be an integer from 1"),
         (lambda: pools.recycle(state, key, 1.5), r"easy_fraction=1.5: must be a number in \[0, 1\]"),
         (lambda: pools.recycle(state, key, 0.5, -1), r"hard_fraction=-1"),

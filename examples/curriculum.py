@@ -29,7 +29,7 @@ DIFFICULTY = np.concatenate([np.linspace(-4, 12, count) for count in TASKS_PER_E
 ENV = np.repeat([0, 1], TASKS_PER_ENV)
 GROUPS, ROLLOUTS, RATE = 16, 8, 0.05
 INTERVAL = 100  # updates between two recyclings
-POOLS = ("normal", "easy", "hard")
+POOLS = {"hard": "#c44e52", "normal": "#8172b2", "easy": "#55a868"}  # colours in the plot, from the bottom
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -68,7 +68,7 @@ class Log:
     Attributes:
       skill: mean over the environments.
       solved: probability to solve a task, mean over all of them.
-      shares: of the tasks in each pool [3].
+      shares: of the tasks in each pool [3], in the order of `POOLS`.
       kept: share of the update's groups that were kept.
     """
 
@@ -135,10 +135,7 @@ def plot(path: Path, logs: dict[str, Log], steps: int) -> None:
     figure = Figure(figsize=(12, 4), layout="constrained")
     axes = figure.subplots(1, 3)
     for panel, name in zip(axes, ("pools", "pools, recycled"), strict=False):
-        shares = logs[name].shares.mean(axis=0).T
-        panel.stackplot(
-            updates, shares[[2, 0, 1]], labels=("hard", "normal", "easy"), colors=("#c44e52", "#8172b2", "#55a868")
-        )
+        panel.stackplot(updates, logs[name].shares.mean(axis=0).T, labels=POOLS, colors=POOLS.values())
         panel.set(title=name, xlabel="updates", ylabel="share of the tasks", xlim=(0, steps), ylim=(0, 1))
     axes[0].legend(loc="upper right", framealpha=1)
     for (name, log), color in zip(logs.items(), COLORS, strict=True):

@@ -16,6 +16,8 @@ def check_number(name: str, value: Any, low: float, high: float, remedy: str) ->
     """Raise a `ValueError` unless `value` is a finite Python or numpy number in [low, high]."""
     is_number = isinstance(value, int | float | np.number) and not isinstance(value, bool)
     if not (is_number and math.isfinite(value) and low <= value <= high):
-        rule = f"a number in [{low:g}, {high:g}]" if math.isfinite(high) else "a finite number"
-        rule += f" of at least {low:g}" if math.isfinite(low) and not math.isfinite(high) else ""
+        if math.isfinite(high):
+            rule = f"a number in [{low:g}, {high:g}]"
+        else:
+            rule = f"a finite number of at least {low:g}" if math.isfinite(low) else "a finite number"
         raise ValueError(f"{name}={value!r}: must be {rule}; {remedy}.")

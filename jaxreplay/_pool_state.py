@@ -58,7 +58,7 @@ def ranks(group: jax.Array, num_groups: int, *keys: jax.Array) -> tuple[jax.Arra
     """
     rows = jnp.arange(group.size, dtype=jnp.int32)
     sizes = jnp.zeros(num_groups, jnp.int32).at[group].add(1)
-    starts = jnp.cumsum(sizes, dtype=jnp.int32) - sizes
+    starts = _queues.sum_before(sizes)
     group, *_, row = lax.sort((group, *keys, rows), num_keys=1 + len(keys))
     return jnp.zeros_like(rows).at[row].set(rows - starts[group], unique_indices=True), sizes
 
@@ -99,7 +99,7 @@ def arrange(
     rank, sizes = ranks(3 * env + pool, 3 * num_envs, late, *keys)
     sizes = sizes.reshape(num_envs, 3)
     ring = jnp.where(pool > 0, pool - 1, 2)  # there is no third
-    place = rank + (jnp.cumsum(tasks_per_env, dtype=jnp.int32) - tasks_per_env)[env]
+    place = rank + _queues.sum_before(tasks_per_env)[env]
     normal = sum_tree.init(max(num_tasks, 1))
     return PoolsState(
         pool=pool.astype(jnp.int8),
@@ -140,7 +140,7 @@ def park(
     done = _queues.join(tasks, num_tasks, queue_of(label), queue_of(pool), place, size, limit)
 
     # Of the rings the members that leave are read, then those that stay are written in their places.
-    ring, start = jnp.maximum(label - 1, 0), (jnp.cumsum(tasks_per_env, dtype=jnp.int32) - tasks_per_env)[env]
+    ring, start = jnp.maximum(label - 1, 0), _queues.sum_before(tasks_per_env)[env]
 
     def slot(number):
         return start + (state.heads[env, ring] + number) % tasks_per_env[env]
@@ -156,7 +156,7 @@ def park(
     moved = jnp.concatenate([jnp.where(done.stays, tasks, num_tasks), jnp.where(done.free, leaver, num_tasks)])
     pool = jnp.concatenate([label, jnp.zeros_like(label)])
     returned = ((env[:, None] == jnp.arange(num_envs)) & done.leaves[:, None]).astype(jnp.int32)
-    returned_before = (jnp.cumsum(returned, axis=0, dtype=jnp.int32) - returned)[jnp.arange(env.size), env]
+    returned_before = _queues.sum_before(returned)[jnp.arange(env.size), env]
     joined_before = done.number - state.sizes[env, label]
     entry = jnp.concatenate([joined_before, returned_before]).astype(jnp.uint32)
     entry += jnp.concatenate([state.entered[env, label], state.entered[env, 0]])

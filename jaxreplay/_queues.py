@@ -69,8 +69,7 @@ def join(
 
     def at_turn(joins):
         """Of each row: how many joined each queue before it; the queue its item was last in, Q for none; its number."""
-        joined = (wanted & joins[:, None]).astype(jnp.int32)
-        before = jnp.cumsum(joined, axis=0, dtype=jnp.int32) - joined
+        before = sum_before((wanted & joins[:, None]).astype(jnp.int32))
         earlier = _last_before(joins, by_item, first)
         again = earlier >= 0
         return (
@@ -95,7 +94,7 @@ def join(
     joined = jnp.sum(wanted & joins[:, None], axis=0, dtype=jnp.int32)
     left = jnp.maximum(size + joined - limit, 0)
 
-    starts = jnp.cumsum(joined) - joined - size
+    starts = sum_before(joined) - size
     row_of = jnp.zeros(num_rows, jnp.int32)  # by queue and number, from `size` on: the row that joined
     row_of = row_of.at[jnp.where(joins, _of(starts, queue) + number, num_rows)].set(rows, mode="drop")
     leaver = number - _of(limit, queue)
@@ -114,6 +113,11 @@ def join(
         joined=joined,
         left=left,
     )
+
+
+def sum_before(x: jax.Array) -> jax.Array:
+    """Of each row of x (int32 [G, ...]) the sum of all earlier rows."""
+    return jnp.cumsum(x, axis=0, dtype=jnp.int32) - x
 
 
 def _sort_by_item(item: jax.Array, num_items: int) -> tuple[jax.Array, jax.Array]:

@@ -16,7 +16,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay import _items, _pool_state, sum_tree
+from jaxreplay import _items, _pool_state, _queues, sum_tree
 from jaxreplay._arguments import check_integer, check_number
 from jaxreplay._pool_state import PoolsState
 from jaxreplay._random import below, random_bits
@@ -289,7 +289,7 @@ def _sample_impl(pools: DifficultyPools, state: PoolsState, key: jax.Array, n: i
     envs = sum_tree.update(envs, jnp.arange(num_envs), jnp.where(normal > 0, ratios, 0.0), unique_indices=True)
     env, _ = sum_tree.sample_with(envs, random_bits(env_key, n))
     rank = below(random_bits(rank_key, n), jnp.maximum(normal[env], 1))
-    rank += (jnp.cumsum(normal, dtype=jnp.int32) - normal)[env]
+    rank += _queues.sum_before(normal)[env]
     ok = sum_tree.total(envs) > 0
     return jnp.where(ok, sum_tree.find(state.normal, rank), -1), ok
 

@@ -8,7 +8,7 @@ import pytest
 from jax import lax
 
 import jaxreplay as jr
-from jaxreplay import sum_tree
+from jaxreplay import difficulty_pools, sum_tree
 
 ROWS = 50_000  # items of 4 KiB and more: 205 MB and more of storage
 BATCH = 8
@@ -61,9 +61,21 @@ def abstract(buffer, items, seeds):
     if isinstance(buffer, jr.SequenceBuffer):
         items = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), items)
     one = jax.eval_shape(buffer.init, items)
-    if not seeds:
-        return one
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype), one)
+    return stacked(one, seeds) if seeds else one
+
+
+def stacked(state, seeds):
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype), state)
+
+
+def temporary_bytes_of_scan(step, state, seeds):
+    def run(state, key):
+        return lax.scan(step, state, jax.random.split(key, 4))
+
+    key = jax.random.key(0)
+    if seeds:
+        state, run, key = stacked(state, seeds), jax.vmap(run), jax.random.split(key, seeds)
+    return jax.jit(run, donate_argnums=0).lower(state, key).compile().memory_analysis().temp_size_in_bytes
 
 
 def operations(buffer):
@@ -150,14 +162,7 @@ def temporary_bytes(buffer, items, learn, seeds):
         logged = sample.weights.mean() if learn == "weights logged" else values[0]
         return buffer.update(state, sample.indices, td_errors), logged
 
-    def run(state, key):
-        return lax.scan(step, state, jax.random.split(key, 4))
-
-    state, key = jax.eval_shape(buffer.init, items), jax.random.key(0)
-    if seeds:
-        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype), state)
-        run, key = jax.vmap(run), jax.random.split(key, seeds)
-    return jax.jit(run, donate_argnums=0).lower(state, key).compile().memory_analysis().temp_size_in_bytes
+    return temporary_bytes_of_scan(step, jax.eval_shape(buffer.init, items), seeds)
 
 
 @pytest.mark.parametrize("seeds", [0, 8])
@@ -203,28 +208,30 @@ def test_uniform_sequences_cost_the_same_at_any_length(operation):
 
 @pytest.mark.parametrize("seeds", [0, 8])
 def test_pools_of_a_million_tasks_are_not_copied(seeds):
-    """In a scan of draws and updates, and in an eager call that donates."""
+    """In a scan of draws and updates."""
 
-    def temporary_bytes(num_tasks):
-        pools = jr.DifficultyPools(
-            tasks_per_env=(num_tasks // 2,) * 2, easy_threshold=0.9, hard_threshold=0.1, donate=True
-        )
+    def pool_bytes(num_tasks):
+        pools = jr.DifficultyPools(tasks_per_env=(num_tasks // 2,) * 2, easy_threshold=0.9, hard_threshold=0.1)
 
         def step(state, key):
             tasks, _ = pools.sample(state, key, 64)
             state, kept = pools.update(state, tasks, jax.random.bernoulli(key, 0.5, (64, 2)))
             return state, (kept.sum(), pools.metrics(state))
 
-        def run(state, key):
-            return lax.scan(step, state, jax.random.split(key, 4))
+        return temporary_bytes_of_scan(step, jax.eval_shape(pools.init), seeds)
 
-        state, key = jax.eval_shape(pools.init), jax.random.key(0)
-        if seeds:
-            state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype), state)
-            run, key = jax.vmap(run), jax.random.split(key, seeds)
-        return jax.jit(run, donate_argnums=0).lower(state, key).compile().memory_analysis().temp_size_in_bytes
+    assert pool_bytes(2**20) < 1.1 * pool_bytes(2**14) + 4096 * max(seeds, 1)
 
-    assert temporary_bytes(2**20) < 1.1 * temporary_bytes(2**14) + 4096 * max(seeds, 1)
+
+def test_an_eager_update_of_pools_copies_nothing_if_it_donates():
+    def copied(donate):
+        pools = jr.DifficultyPools(tasks_per_env=(2**20,), easy_threshold=0.9, donate=donate)
+        arguments = jax.eval_shape(pools.init), jnp.zeros(64, jnp.int32), jnp.zeros((64, 2)), None
+        memory = difficulty_pools._update[donate].lower(pools, *arguments).compile().memory_analysis()
+        return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
+
+    assert copied(donate=True) < 2**16
+    assert copied(donate=False) > 2**24  # the check sees a copy
 
 
 @pytest.mark.parametrize(("operation", "growth"), [("update", 4), ("sample", 8 / 5)])

@@ -185,13 +185,13 @@ def sequence_groups(smoke: bool) -> Iterator[Group]:
 def pool_groups(smoke: bool) -> Iterator[Group]:
     key = Setting(capacity=2**14, batch_size=256)
     for capacity, batch_size in _sizes(smoke, (2**14, 2**10, 2**17, 2**20)):
-        by_setting = {}
+        one, by_setting = Setting(capacity=capacity, batch_size=batch_size), {}
         for count in (1, 2) if smoke else (1, 16):
-            setting = Setting(capacity=capacity, batch_size=batch_size, seeds=count)
+            setting = dataclasses.replace(one, seeds=count)
             by_setting[setting] = {BASE: functools.partial(pools.jaxreplay_pools, setting)}
             if count == 1 and capacity * batch_size <= 2**27:  # where a step takes less than a second
                 by_setting[setting]["Python"] = functools.partial(pools.python_pools, setting)
-        yield _group("h", _rank(Setting(capacity=capacity, batch_size=batch_size), key), by_setting)
+        yield _group("h", _rank(one, key), by_setting)
 
 
 def fanout_groups(smoke: bool) -> Iterator[Group]:

@@ -62,11 +62,10 @@ class State:
     key: jax.Array
 
 
-def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
+def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Callable, Callable]:
     """The agent of one seed as three pure functions: init, act, learn."""
-    env, env_params = gymnax.make("CartPole-v1")
-    layers = [nn.Dense(config.width), nn.relu, nn.Dense(config.width), nn.relu, nn.Dense(env.num_actions)]
-    network = nn.Sequential(layers)
+    hidden = [nn.Dense(config.width), nn.relu, nn.Dense(config.width), nn.relu]
+    network = nn.Sequential([lambda obs: obs.reshape(len(obs), -1), *hidden, nn.Dense(env.num_actions)])
     optimizer = optax.adam(optax.linear_schedule(config.learning_rate, 0.0, config.steps))
     tracer = jr.NStep(n=config.n, gamma=config.gamma, num_envs=config.num_envs)
     buffer = config.buffer
@@ -127,9 +126,14 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
     return init, act, learn
 
 
-def make_train(config: Config, report: Callable) -> Callable[[jax.Array], jax.Array]:
-    """A function from one key a seed to the returns [steps, seeds, num_envs] of all episodes (see `act`)."""
-    return training.make_train(make_agent(config), config, report)
+def make_train(
+    config: Config, report: Callable, env: str = "CartPole-v1", **settings: Any
+) -> Callable[[jax.Array], jax.Array]:
+    """A function from one key a seed to the returns [steps, seeds, num_envs] of all episodes (see `act`).
+
+    `env` is the name of an environment of gymnax with discrete actions, `settings` what it is made with.
+    """
+    return training.make_train(make_agent(config, *gymnax.make(env, **settings)), config, report)
 
 
 def parse_args() -> tuple[argparse.Namespace, Config]:

@@ -269,3 +269,27 @@ class PoolsTwin:
             if total:
                 found |= {f"pool{prefix}/{label}": size / total for label, size in sizes.items()}
         return found
+
+
+def time_limit_values(n, gamma, limit, first_reward, first_differs, *, as_termination, one_gamma, reset_obs, no_end):
+    """What n-step TD converges to, [2]: values of an ordinary and of an episode's first step.
+
+    A step pays 1, the first of an episode `first_reward` where it is told apart; episodes are cut after `limit` steps.
+    The flags are mistakes; without them the result is the true value.
+    """
+    observation = [1 if first_differs and t % limit == 0 else 0 for t in range(3 * limit)]
+    reward = [first_reward if first else 1.0 for first in observation]
+    bootstrap, returns, count = np.zeros((2, 2)), np.zeros(2), np.zeros(2)
+    for t in range(limit, 2 * limit):
+        total, ended, m = 0.0, False, 0
+        while m < n and not ended:
+            total += gamma**m * reward[t + m]
+            ended = (t + m) % limit == limit - 1 and not no_end
+            m += 1
+        factor = 0.0 if ended and as_termination else gamma if one_gamma else gamma**m
+        s_next = 0 if ended and not reset_obs else observation[t + m]
+        bootstrap[observation[t], s_next] += factor
+        returns[observation[t]] += total
+        count[observation[t]] += 1
+    count = np.maximum(count, 1)
+    return np.linalg.solve(np.eye(2) - bootstrap / count[:, None], returns / count)

@@ -1,0 +1,151 @@
+"""How many steps should a return span, with uniform and with prioritized replay? The DQN of dqn.py, n = 1, 3 and 5.
+
+pip install -e '.[examples]'
+python examples/n_step.py           # CartPole and DeepSea, 16 seeds; figures in n_step.json
+python examples/n_step.py --short   # a few seconds, to see that it runs
+
+DeepSea (Osband et al. 2020, arXiv:1908.03568) rewards one path of ten right actions and charges a little for each, so
+random actions are rewarded once in 1,024 episodes. Its epsilon falls over half of the steps.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import importlib.metadata
+import json
+import platform
+import time
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+import optax
+from arguments import Parser, integer
+from dqn import CAPACITY, LAST_EPISODES, Config, make_train
+from matplotlib.figure import Figure
+from training import COLORS, Progress, interval, learning_curve, run
+
+import jaxreplay as jr
+
+STEPS_IN_A_RETURN = (1, 3, 5)
+POINTS = 51  # of a learning curve
+STYLES = {"uniform": "--", "prioritized": "-"}
+FIGURES = {"mean over training": lambda x: np.nanmean(x, axis=1), "at the end": lambda x: x[:, -1]}  # of curves
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Task:
+    env: str
+    settings: dict[str, Any]  # what the environment is made with
+    exploration: float  # part of the steps in which epsilon falls
+
+
+TASKS = {
+    "CartPole": Task(env="CartPole-v1", settings={}, exploration=0.1),
+    "DeepSea, 10 rows": Task(env="DeepSea-bsuite", settings={"size": 10}, exploration=0.5),
+}
+
+
+def train(name: str, law: str, n: int, args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
+    """Environment steps [POINTS], and at each the mean return of the last episodes of each seed [seeds, POINTS]."""
+    task = TASKS[name]
+    steps = (args.steps // Config.num_envs - Config.warmup) // Config.intervals * Config.intervals
+    beta = optax.linear_schedule(0.4, 1.0, steps)
+    sampler = jr.Prioritized(alpha=0.6, beta=beta) if law == "prioritized" else jr.Uniform()
+    buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler)
+    config = Config(buffer=buffer, steps=steps, n=n, exploration=task.exploration)
+    progress = Progress(steps * config.num_envs * args.seeds, f"{name}, {law}, n={n}: ")
+    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
+    returns, _ = run(make_train(config, progress, task.env, **task.settings), keys, progress)
+    times = np.linspace(0, len(returns), POINTS)[1:]
+    curves = [learning_curve(returns[:, seed], times, LAST_EPISODES) for seed in range(args.seeds)]
+    return times * config.num_envs, np.stack(curves)
+
+
+def print_table(name: str, curves: dict[str, dict[int, np.ndarray]]) -> None:
+    """Mean and final returns of `curves` (law -> n -> [seeds, points]), and what prioritizing adds."""
+    print(f"\n{name}{'':{46 - len(name)}}" + "".join(f"{f'n={n}':>26}" for n in curves["uniform"]))
+    for title, figure in FIGURES.items():
+        figures = {law: [figure(x) for x in of_n.values()] for law, of_n in curves.items()}
+        pairs = zip(figures["prioritized"], figures["uniform"], strict=True)
+        figures["prioritized less uniform"] = [a - b for a, b in pairs]
+        for law, of_n in figures.items():
+            texts = ["{:.2f} [{:.2f}, {:.2f}]".format(x.mean(), *interval(x)) for x in of_n]
+            print(f"{law + ', ' + title:46}" + "".join(f"{text:>26}" for text in texts))
+
+
+def plot(path: Path, env_steps: np.ndarray, curves: dict[str, dict[str, dict[int, np.ndarray]]]) -> None:
+    """One panel a task: the mean over seeds, and its 95% interval."""
+    figure = Figure(figsize=(11, 4.2), layout="constrained")
+    for axes, (name, of_law) in zip(figure.subplots(1, len(curves)), curves.items(), strict=True):
+        for law, of_n in of_law.items():
+            for (n, x), color in zip(of_n.items(), COLORS, strict=False):
+                low, high = np.transpose([interval(point) for point in x.T])
+                axes.plot(env_steps, x.mean(axis=0), color=color, linestyle=STYLES[law], label=f"{law}, n={n}")
+                axes.fill_between(env_steps, low, high, color=color, alpha=0.1, linewidth=0)
+        axes.set(title=name, xlabel="environment steps per seed", ylabel=f"return, last {LAST_EPISODES} episodes")
+        axes.xaxis.set_major_formatter("{x:,.0f}")
+    figure.axes[-1].legend()
+    figure.savefig(path, dpi=150)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser(description="n-step returns with uniform and prioritized replay.", allow_abbrev=False)
+    parser.add_argument("--seeds", type=integer(1, 4096), help="number of seeds (16; 2 if short)")
+    parser.add_argument("--seed", type=integer(0), default=0, help="base seed (0)")
+    parser.add_argument("--steps", type=integer(1), help="environment steps per seed (100000; 4000 if short)")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the plot and the figures (out)")
+    parser.add_argument("--short", action="store_true", help="n=1 alone, a tiny budget; it does not learn")
+    args = parser.parse_args()
+    args.seeds = args.seeds or (2 if args.short else 16)
+    args.steps = args.steps or (4_000 if args.short else 100_000)
+    least = Config.num_envs * (Config.warmup + Config.intervals)
+    if args.steps < least:
+        parser.error(f"argument --steps: {args.steps} is too few, it needs {least}")
+    parser.make_folder(args.out)
+    return args
+
+
+def main() -> None:
+    args = parse_args()
+    start, curves, env_steps = time.perf_counter(), {}, np.zeros(0)
+    for name in TASKS:
+        curves[name] = {law: {} for law in STYLES}
+        for law in STYLES:
+            for n in STEPS_IN_A_RETURN[:1] if args.short else STEPS_IN_A_RETURN:
+                env_steps, curves[name][law][n] = train(name, law, n, args)
+    print(
+        f"double DQN, {args.steps:,} environment steps a seed, {args.seeds} seeds; mean of the last {LAST_EPISODES} "
+        "training episodes; [95% bootstrap interval over seeds]"
+    )
+    for name, of_law in curves.items():
+        print_table(name, of_law)
+    seconds = time.perf_counter() - start
+    print(f"{seconds:.0f} s with compiling")
+    path = args.out / "n_step.png"
+    plot(path, env_steps, curves)
+    record = {
+        "date": datetime.date.today().isoformat(),
+        "python": platform.python_version(),
+        "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxreplay", "gymnax")},
+        "device": jax.devices()[0].device_kind,
+        "seconds": round(seconds),
+        "command": f"n_step.py --seeds {args.seeds} --seed {args.seed} --steps {args.steps}",
+        "returns": {  # of each seed
+            name: {
+                title: {
+                    law: {n: figure(x).astype(float).round(2).tolist() for n, x in of_n.items()}
+                    for law, of_n in of_law.items()
+                }
+                for title, figure in FIGURES.items()
+            }
+            for name, of_law in curves.items()
+        },
+    }
+    path.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    print(f"wrote {path} and {path.with_suffix('.json')}")
+
+
+if __name__ == "__main__":
+    main()

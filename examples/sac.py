@@ -1,0 +1,79 @@
+"""Soft Actor-Critic on Pendulum-v1, several seeds at once, with uniform or prioritized replay.
+
+pip install -e '.[examples]'
+python examples/sac.py           # uniform replay, 8 seeds
+python examples/sac.py --per     # prioritized replay
+python examples/sac.py --short   # a few seconds, to see that it runs
+"""
+
+import argparse
+from pathlib import Path
+from typing import Any
+
+import gymnax
+import jax
+import numpy as np
+from arguments import Parser, integer
+from soft_actor_critic import Config, Environment, make_agent
+from training import Progress, learning_curve, make_train, plot, print_table, run
+
+LAST_EPISODES = 40  # a seed's return is the mean over so many training episodes
+SOLVED = -200
+
+
+def pendulum() -> Environment:
+    env, params = gymnax.make("Pendulum-v1")
+
+    def reset(key: jax.Array) -> tuple[Any, jax.Array]:
+        obs, state = env.reset(key, params)
+        return state, obs
+
+    def step(key: jax.Array, state: Any, action: jax.Array) -> tuple:
+        torque = params.max_torque * action
+        obs, state, reward, terminated, truncated, info = env.step(key, state, torque, params)
+        return state, obs, reward, terminated, truncated, info["final_observation"]
+
+    return Environment(reset=reset, step=step, action_size=env.num_actions)
+
+
+def parse_args() -> tuple[argparse.Namespace, Config]:
+    parser = Parser(description="Soft Actor-Critic on Pendulum-v1, seeds in one jitted scan.", allow_abbrev=False)
+    parser.add_argument("--per", action="store_true", help="prioritized replay (default: uniform)")
+    parser.add_argument("--seeds", type=integer(1, 4096), help="number of seeds (8; 2 if short)")
+    parser.add_argument("--seed", type=integer(0), default=0, help="base seed (0)")
+    parser.add_argument("--steps", type=integer(1), help="environment steps per seed (40000; 4000 if short)")
+    parser.add_argument("--n", type=integer(1, 100), default=Config.n, help=f"steps in a return ({Config.n})")
+    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the plot (out)")
+    parser.add_argument("--short", action="store_true", help="a tiny budget; it does not learn")
+    args = parser.parse_args()
+    args.seeds = args.seeds or (2 if args.short else 8)
+    args.steps = args.steps or (4_000 if args.short else 40_000)
+    least = Config.num_envs * (Config.warmup + Config.intervals)
+    if args.steps < least:
+        parser.error(f"argument --steps: {args.steps} is too few, it needs {least}")
+    parser.make_folder(args.out)
+    steps = (args.steps // Config.num_envs - Config.warmup) // Config.intervals * Config.intervals
+    return args, Config(steps=steps, use_per=args.per, n=args.n)
+
+
+def main() -> None:
+    args, config = parse_args()
+    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
+    name = "prioritized" if args.per else "uniform"
+    progress = Progress(config.steps * config.num_envs * args.seeds)
+    returns, timing = run(make_train(make_agent(config, pendulum()), config, progress), keys, progress)
+
+    times = np.linspace(0, len(returns), 201)
+    curves = np.stack([learning_curve(returns[:, seed], times, LAST_EPISODES) for seed in range(args.seeds)])
+    env_steps, final = times * config.num_envs, curves[:, -1]
+    title = f"Pendulum-v1, Soft Actor-Critic, {name} replay"
+    print_table(f"{title}, {env_steps[-1]:,.0f} environment steps a seed", LAST_EPISODES, {name: final})
+    print(f"{np.sum(final >= SOLVED)} of {len(final)} seeds reach {SOLVED}; {timing}")
+    path = args.out / f"sac_{name}.png"
+    ylabel, goal = f"return, last {LAST_EPISODES} episodes", (SOLVED, f"return {SOLVED}")
+    plot(path, title, env_steps, {name: curves}, ylabel=ylabel, goal=goal)
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,162 @@
+"""What agents learn with the package: gradients without bias, values under a time limit, Soft Actor-Critic."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import scipy.stats
+import soft_actor_critic as sac
+import time_limit
+
+import jaxreplay as jr
+
+WAYS = {
+    time_limit.AS_TERMINATION: "as_termination",
+    time_limit.ONE_GAMMA: "one_gamma",
+    time_limit.RESET_OBSERVATION: "reset_obs",
+    time_limit.NO_END: "no_end",
+}
+
+
+def independent_items(sampler):
+    """A buffer of 300 items that has overwritten 100 of 400, its state, and the items in it."""
+    items = np.random.default_rng(0).normal(size=(400, 4)).astype(np.float32)
+    buffer = jr.ReplayBuffer(capacity=300, sampler=sampler)
+    state = buffer.init(items[:200])
+    for part in (items[:200], items[200:]):
+        state = buffer.add(state, part)
+    return buffer, state, items[100:, None]
+
+
+def sequences(sampler):
+    """The same of a buffer of sequences of 3 steps."""
+    steps = np.random.default_rng(1).normal(size=(120, 3, 4)).astype(np.float32)
+    buffer = jr.SequenceBuffer(length=80, num_envs=3, sequence_length=3, sampler=sampler)
+    state = buffer.init(steps[:60])
+    for part in (steps[:60], steps[60:]):
+        state = buffer.add(state, part)
+    windows = np.stack([steps[t : t + 3, env] for t in range(40, 118) for env in range(3)])
+    return buffer, state, windows
+
+
+def gradient(items):
+    """Of a squared error of linear regression, averaged over a sequence: [..., L, 4] -> [..., 3]."""
+    x, y = items[..., :3], items[..., 3]
+    error = x @ jnp.array([1.0, -0.5, 0.2], jnp.float32) - y
+    return jnp.mean(error[..., None] * x, axis=-2)
+
+
+@pytest.mark.parametrize("stratified", [True, False])
+@pytest.mark.parametrize("make", [independent_items, sequences])
+def test_weighted_gradient_is_unbiased(make, stratified):
+    buffer, state, stored = make(jr.Prioritized(alpha=0.7, normalize=None, stratified=stratified))
+    sample = buffer.sample(state, jax.random.key(0), 2_000)
+    first = sample.items.reshape(len(sample.items), -1, 4)[:, 0]
+    state = buffer.update(state, sample.indices, jnp.exp(first[:, 0] + first[:, 3]))  # priorities tell of the gradient
+    expected = np.mean(gradient(stored.astype(np.float64)), axis=0)
+
+    @jax.jit
+    @jax.vmap
+    def weighted_gradients(key):
+        sample = buffer.sample(state, key, 32)
+        each = gradient(sample.items.reshape(32, -1, 4))
+        one = buffer.sample(state, key, 32, beta=1.0).weights
+        return jnp.mean(one[:, None] * each, axis=0), jnp.mean(sample.weights[:, None] * each, axis=0)
+
+    def p_value(gradients):
+        gradients = np.asarray(gradients, np.float64)
+        difference = gradients.mean(axis=0) - expected
+        covariance = np.cov(gradients.T) / len(gradients)
+        return scipy.stats.chi2.sf(difference @ np.linalg.solve(covariance, difference), len(difference))
+
+    unbiased, partly_corrected = weighted_gradients(jax.random.split(jax.random.key(1), 20_000))
+    assert p_value(unbiased) > 1e-3
+    assert p_value(partly_corrected) < 1e-12  # so the test can tell
+
+
+@pytest.mark.parametrize("n", [1, 3])
+def test_values_under_a_time_limit(n):
+    values = time_limit.learn_all(n, updates=10_000)
+    for env, first_differs in enumerate(time_limit.ENVIRONMENTS.values()):
+        right = [100, 99 - time_limit.FEE] if first_differs else [100]
+        np.testing.assert_allclose(values[env, time_limit.RIGHT, : len(right)], right, rtol=0.02)
+        for way in time_limit.WAYS:
+            mistakes = {name: way == mistake for mistake, name in WAYS.items()}
+            settings = (n, time_limit.GAMMA, time_limit.LIMIT, -time_limit.FEE, first_differs)
+            expected = oracles.time_limit_values(*settings, **mistakes)[: len(right)]
+            np.testing.assert_allclose(values[env, way, : len(right)], expected, rtol=0.02, err_msg=f"{env}, {way}")
+
+
+def test_known_values_under_a_time_limit():
+    def value(n, **mistakes):
+        flags = dict.fromkeys(WAYS.values(), False) | mistakes
+        return oracles.time_limit_values(n, 0.99, 50, 1.0, False, **flags)[0]
+
+    np.testing.assert_allclose([value(1), value(3)], 100)
+    np.testing.assert_allclose(value(1, as_termination=True), 1 / (1 - 0.99 * 49 / 50))
+
+
+def test_sac_loss_and_priorities():
+    td_errors = jnp.array([[1.0, -2.0], [3.0, 4.0]])
+    assert sac.critic_loss(td_errors, jnp.ones(2)) == 7.5
+    assert sac.critic_loss(td_errors, jnp.array([1.0, 0.5])) == 5.0
+    np.testing.assert_array_equal(sac.priorities(td_errors), [2, 3])
+
+
+def point_mass():
+    """Pays for being near 0, where actions push; cut off after 10 steps."""
+
+    def reset(key):
+        x = jax.random.uniform(key, (1,), jnp.float32, -1.0, 1.0)
+        return (x, jnp.int32(0)), x
+
+    def step(key, state, action):
+        x, time = state
+        x = jnp.clip(x + 0.2 * action, -2.0, 2.0)
+        reward, truncated = -jnp.sum(x**2), time == 9
+        start = reset(key)
+        state, obs = jax.tree.map(lambda a, b: jnp.where(truncated, a, b), start, ((x, time + 1), x))
+        return state, obs, reward, jnp.bool_(False), truncated, x
+
+    return sac.Environment(reset=reset, step=step, action_size=1)
+
+
+def test_sac_trainer_runs_with_per():
+    assert not sac.Config(steps=1).use_per
+    assert sac.Config(steps=1).buffer.sampler == jr.Uniform()
+    config = sac.Config(steps=40, use_per=True, num_envs=2, n=3, capacity=128, batch_size=16, width=16)
+    init, act, learn = sac.make_agent(config, point_mass())
+
+    @jax.jit
+    @jax.vmap
+    def train(key):
+        before, _ = jax.lax.scan(lambda state, _: act(state, 1.0), init(key), length=20)
+        return before, *jax.lax.scan(lambda state, _: act(learn(state), 0.0), before, length=config.steps)
+
+    before, after, returns = train(jax.random.split(jax.random.key(0), 2))
+    assert np.isfinite(returns).sum() == 2 * 2 * 4  # an episode in 10 steps, of each seed and environment
+
+    def draw(buffer_state, beta=None):
+        return jax.vmap(lambda state: config.buffer.sample(state, jax.random.key(1), 64, beta=beta))(buffer_state)
+
+    # priorities move away from that of new items
+    assert np.unique(draw(before.buffer).probabilities).size == 1
+    probabilities = np.asarray(draw(after.buffer).probabilities)
+    assert (probabilities.max(axis=1) > 2 * probabilities.min(axis=1)).all()
+
+    weights = np.asarray(draw(after.buffer).weights)
+    assert (weights > 0).all()
+    np.testing.assert_array_equal(weights.max(axis=1), 1)
+
+    # beta anneals from 0.4 to 1 with the updates, seen at the priorities of the end
+    np.testing.assert_array_equal(after.buffer.sampler.updates, config.steps)
+    for updates, beta in ((0, 0.4), (config.steps // 2, 0.7), (config.steps, 1.0)):
+        sampler = after.buffer.sampler.replace(updates=jnp.full(2, updates, jnp.int32))
+        annealed = draw(after.buffer.replace(sampler=sampler)).weights
+        np.testing.assert_allclose(annealed, draw(after.buffer, beta=beta).weights, rtol=1e-5)
+
+    # every parameter is finite, and learns
+    for old, new in zip(jax.tree.leaves(before.networks), jax.tree.leaves(after.networks), strict=True):
+        assert np.isfinite(new).all()
+        assert (np.asarray(old) != np.asarray(new)).any()

@@ -26,7 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from arguments import Parser, integer
+from arguments import Parser
 from flax import struct
 from matplotlib.figure import Figure
 from tqdm import tqdm
@@ -201,17 +201,10 @@ def plot(path: Path, results: dict[str, dict[str, np.ndarray]], sizes: np.ndarra
 
 
 def parse_args() -> argparse.Namespace:
-    parser = Parser(description="Updates that Q-learning needs on the Blind Cliffwalk.", allow_abbrev=False)
-    parser.add_argument("--seeds", type=integer(1, 4096), help="number of seeds (20; 4 if short)")
-    parser.add_argument("--seed", type=integer(0), default=0, help="base seed (0)")
-    parser.add_argument("--states", type=integer(3, MAX_STATES), help="largest number of states (16; 6 if short)")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the plot (out)")
-    parser.add_argument("--short", action="store_true", help="few states and seeds")
-    args = parser.parse_args()
-    args.seeds = args.seeds or (4 if args.short else 20)
-    args.states = args.states or (6 if args.short else MAX_STATES)
-    parser.make_folder(args.out)
-    return args
+    parser = Parser("Updates that Q-learning needs on the Blind Cliffwalk.")
+    parser.add_experiment(seeds=20, short_seeds=4, short="few states and seeds")
+    parser.add_count("states", "largest number of states", MAX_STATES, 6, low=3, high=MAX_STATES)
+    return parser.parse()
 
 
 def main() -> None:

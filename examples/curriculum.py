@@ -17,7 +17,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from arguments import Parser, integer
+from arguments import Parser
 from flax import struct
 from matplotlib.figure import Figure
 from training import COLORS, interval
@@ -149,18 +149,12 @@ def plot(path: Path, logs: dict[str, Log], steps: int) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = Parser(description="A simulated curriculum with and without difficulty pools.", allow_abbrev=False)
-    parser.add_argument("--seeds", type=integer(1, 4096), help="number of seeds (16; 2 if short)")
-    parser.add_argument("--seed", type=integer(0), default=0, help="base seed (0)")
-    parser.add_argument("--steps", type=integer(1), help=f"updates, a multiple of {INTERVAL} (1500; 200 if short)")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the plot (out)")
-    parser.add_argument("--short", action="store_true", help="a tiny budget")
-    args = parser.parse_args()
-    args.seeds = args.seeds or (2 if args.short else 16)
-    args.steps = args.steps or (200 if args.short else 1500)
+    parser = Parser("A simulated curriculum with and without difficulty pools.")
+    parser.add_experiment(seeds=16, short="a tiny budget")
+    parser.add_count("steps", f"updates, a multiple of {INTERVAL}", 1_500, 200)
+    args = parser.parse()
     if args.steps % INTERVAL:
         parser.error(f"argument --steps: {args.steps} is not a multiple of {INTERVAL}")
-    parser.make_folder(args.out)
     return args
 
 

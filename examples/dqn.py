@@ -9,7 +9,6 @@ python examples/dqn.py --short      # a few seconds, to see that it runs
 import argparse
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -137,26 +136,16 @@ def make_train(
 
 
 def parse_args() -> tuple[argparse.Namespace, Config]:
-    parser = Parser(description="Double DQN on CartPole-v1, several seeds in one jitted scan.", allow_abbrev=False)
+    parser = Parser("Double DQN on CartPole-v1, several seeds in one jitted scan.")
+    parser.add_experiment(seeds=8)
+    parser.add_count("steps", "environment steps per seed", 250_000, 8_000)
     law = parser.add_mutually_exclusive_group()
     law.add_argument("--per", action="store_true", default=True, help="prioritized replay (the default)")
     law.add_argument("--uniform", dest="per", action="store_false", help="uniform replay")
-    parser.add_argument("--seeds", type=integer(1, 4096), help="number of seeds (8; 2 if short)")
-    parser.add_argument("--seed", type=integer(0), default=0, help="base seed (0)")
-    parser.add_argument("--steps", type=integer(1), help="environment steps per seed (250000; 8000 if short)")
     parser.add_argument("--num-envs", type=integer(1, CAPACITY), default=Config.num_envs, help="per seed (16)")
     parser.add_argument("--n", type=integer(1, Config.warmup), default=Config.n, help="steps in a return (3)")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the plot (out)")
-    parser.add_argument("--short", action="store_true", help="a tiny budget; it does not learn")
-    args = parser.parse_args()
-    args.seeds = args.seeds or (2 if args.short else 8)
-    args.steps = args.steps or (8_000 if args.short else 250_000)
-    least = args.num_envs * (Config.warmup + Config.intervals)
-    if args.steps < least:
-        parser.error(f"argument --steps: {args.steps} is too few for --num-envs {args.num_envs}, which needs {least}")
-    parser.make_folder(args.out)
-
-    steps = (args.steps // args.num_envs - Config.warmup) // Config.intervals * Config.intervals
+    args = parser.parse()
+    steps = parser.learning_steps(args.steps, args.num_envs, Config)
     beta = optax.linear_schedule(0.4, 1.0, steps)
     sampler = jr.Prioritized(alpha=0.6, beta=beta) if args.per else jr.Uniform()
     buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler)

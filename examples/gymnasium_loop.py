@@ -98,7 +98,7 @@ def train(steps: int, warmup: int, seed: int, n: int = 3) -> deque:
 
 def main() -> None:
     warmup = 100  # random steps before the first update
-    parser = Parser(description="Double DQN on Gymnasium's CartPole-v1, environments on the host.", allow_abbrev=False)
+    parser = Parser("Double DQN on Gymnasium's CartPole-v1, environments on the host.")
     parser.add_argument(
         "--steps", type=integer((warmup + 1) * NUM_ENVS), help="environment steps (200000; 4000 if short)"
     )

@@ -12,7 +12,6 @@ twice; here a SequenceBuffer stores the stream, and the transition is made of th
 import argparse
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -21,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from arguments import Parser, integer
+from arguments import Parser
 from flax import struct
 from training import Progress, learning_curve, make_train, plot, print_table, run
 
@@ -153,20 +152,11 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
 
 
 def parse_args() -> tuple[argparse.Namespace, Config]:
-    parser = Parser(description="Double DQN on Breakout-MinAtar, several seeds in one jitted scan.", allow_abbrev=False)
-    parser.add_argument("--seeds", type=integer(1, 4096), default=2, help="number of seeds (2)")
-    parser.add_argument("--seed", type=integer(0), default=0, help="base seed (0)")
-    parser.add_argument("--steps", type=integer(1), help="environment steps per seed (400000; 6400 if short)")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the plot (out)")
-    parser.add_argument("--short", action="store_true", help="a tiny budget; it does not learn")
-    args = parser.parse_args()
-    args.steps = args.steps or (6_400 if args.short else 400_000)
-    least = Config.num_envs * (Config.warmup + Config.intervals)
-    if args.steps < least:
-        parser.error(f"argument --steps: {args.steps} is too few, it needs {least}")
-    parser.make_folder(args.out)
-    steps = (args.steps // Config.num_envs - Config.warmup) // Config.intervals * Config.intervals
-    return args, Config(steps=steps)
+    parser = Parser("Double DQN on Breakout-MinAtar, several seeds in one jitted scan.")
+    parser.add_experiment(seeds=2)
+    parser.add_count("steps", "environment steps per seed", 400_000, 6_400)
+    args = parser.parse()
+    return args, Config(steps=parser.learning_steps(args.steps, Config.num_envs, Config))
 
 
 def main() -> None:

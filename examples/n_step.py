@@ -21,7 +21,7 @@ from typing import Any
 import jax
 import numpy as np
 import optax
-from arguments import Parser, integer
+from arguments import Parser
 from dqn import CAPACITY, LAST_EPISODES, Config, make_train
 from matplotlib.figure import Figure
 from training import COLORS, Progress, interval, learning_curve, run
@@ -50,12 +50,11 @@ TASKS = {
 def train(name: str, law: str, n: int, args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """Environment steps [POINTS], and at each the mean return of the last episodes of each seed [seeds, POINTS]."""
     task = TASKS[name]
-    steps = (args.steps // Config.num_envs - Config.warmup) // Config.intervals * Config.intervals
-    beta = optax.linear_schedule(0.4, 1.0, steps)
+    beta = optax.linear_schedule(0.4, 1.0, args.steps)
     sampler = jr.Prioritized(alpha=0.6, beta=beta) if law == "prioritized" else jr.Uniform()
     buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler)
-    config = Config(buffer=buffer, steps=steps, n=n, exploration=task.exploration)
-    progress = Progress(steps * config.num_envs * args.seeds, f"{name}, {law}, n={n}: ")
+    config = Config(buffer=buffer, steps=args.steps, n=n, exploration=task.exploration)
+    progress = Progress(args.steps * config.num_envs * args.seeds, f"{name}, {law}, n={n}: ")
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
     returns, _ = run(make_train(config, progress, task.env, **task.settings), keys, progress)
     times = np.linspace(0, len(returns), POINTS)[1:]
@@ -91,19 +90,11 @@ def plot(path: Path, env_steps: np.ndarray, curves: dict[str, dict[str, dict[int
 
 
 def parse_args() -> argparse.Namespace:
-    parser = Parser(description="n-step returns with uniform and prioritized replay.", allow_abbrev=False)
-    parser.add_argument("--seeds", type=integer(1, 4096), help="number of seeds (16; 2 if short)")
-    parser.add_argument("--seed", type=integer(0), default=0, help="base seed (0)")
-    parser.add_argument("--steps", type=integer(1), help="environment steps per seed (100000; 4000 if short)")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the plot and the figures (out)")
-    parser.add_argument("--short", action="store_true", help="n=1 alone, a tiny budget; it does not learn")
-    args = parser.parse_args()
-    args.seeds = args.seeds or (2 if args.short else 16)
-    args.steps = args.steps or (4_000 if args.short else 100_000)
-    least = Config.num_envs * (Config.warmup + Config.intervals)
-    if args.steps < least:
-        parser.error(f"argument --steps: {args.steps} is too few, it needs {least}")
-    parser.make_folder(args.out)
+    parser = Parser("n-step returns with uniform and prioritized replay.")
+    parser.add_experiment(seeds=16, short="n=1 alone, a tiny budget; it does not learn")
+    parser.add_count("steps", "environment steps per seed", 100_000, 4_000)
+    args = parser.parse()
+    args.steps = parser.learning_steps(args.steps, Config.num_envs, Config)
     return args
 
 
@@ -116,8 +107,8 @@ def main() -> None:
             for n in STEPS_IN_A_RETURN[:1] if args.short else STEPS_IN_A_RETURN:
                 env_steps, curves[name][law][n] = train(name, law, n, args)
     print(
-        f"double DQN, {args.steps:,} environment steps a seed, {args.seeds} seeds; mean of the last {LAST_EPISODES} "
-        "training episodes; [95% bootstrap interval over seeds]"
+        f"double DQN, {env_steps[-1]:,.0f} environment steps a seed, {args.seeds} seeds\n"
+        f"return: mean of the last {LAST_EPISODES} training episodes; [95% bootstrap interval over seeds]"
     )
     for name, of_law in curves.items():
         print_table(name, of_law)
@@ -131,7 +122,7 @@ def main() -> None:
         "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxreplay", "gymnax")},
         "device": jax.devices()[0].device_kind,
         "seconds": round(seconds),
-        "command": f"n_step.py --seeds {args.seeds} --seed {args.seed} --steps {args.steps}",
+        "command": f"n_step.py --seeds {args.seeds} --seed {args.seed} --steps {env_steps[-1]:.0f}",
         "returns": {  # of each seed
             name: {
                 title: {

@@ -12,7 +12,6 @@ sequences, the recurrent state stored with every step, burn-in, and sequence pri
 import argparse
 import dataclasses
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import flax.linen as nn
@@ -258,20 +257,15 @@ def num_parameters(config: Config) -> int:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = Parser(description="R2D2 and a feed-forward agent on a task that needs memory.", allow_abbrev=False)
-    parser.add_argument("--seeds", type=integer(1, 4096), help="number of seeds (8; 2 if short)")
-    parser.add_argument("--seed", type=integer(0), default=0, help="base seed (0)")
+    parser = Parser("R2D2 and a feed-forward agent on a task that needs memory.")
+    parser.add_experiment(seeds=8)
     defaults = ", ".join(f"{task.steps} for {name}" for name, task in TASKS.items())
     parser.add_argument("--steps", type=integer(1), help=f"updates per seed and agent ({defaults}; 50 if short)")
     parser.add_argument("--task", choices=TASKS, default="cartpole", help="the environment (cartpole)")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the plot (out)")
-    parser.add_argument("--short", action="store_true", help="a tiny budget; it does not learn")
-    args = parser.parse_args()
-    args.seeds = args.seeds or (2 if args.short else 8)
+    args = parser.parse()
     args.steps = args.steps or (50 if args.short else TASKS[args.task].steps)
     if args.steps % Config.intervals:
         parser.error(f"argument --steps: {args.steps} is not a multiple of {Config.intervals}")
-    parser.make_folder(args.out)
     return args
 
 

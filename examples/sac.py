@@ -7,7 +7,6 @@ python examples/sac.py --short   # a few seconds, to see that it runs
 """
 
 import argparse
-from pathlib import Path
 from typing import Any
 
 import gymnax
@@ -37,22 +36,13 @@ def pendulum() -> Environment:
 
 
 def parse_args() -> tuple[argparse.Namespace, Config]:
-    parser = Parser(description="Soft Actor-Critic on Pendulum-v1, seeds in one jitted scan.", allow_abbrev=False)
+    parser = Parser("Soft Actor-Critic on Pendulum-v1, seeds in one jitted scan.")
+    parser.add_experiment(seeds=8)
+    parser.add_count("steps", "environment steps per seed", 40_000, 4_000)
     parser.add_argument("--per", action="store_true", help="prioritized replay (default: uniform)")
-    parser.add_argument("--seeds", type=integer(1, 4096), help="number of seeds (8; 2 if short)")
-    parser.add_argument("--seed", type=integer(0), default=0, help="base seed (0)")
-    parser.add_argument("--steps", type=integer(1), help="environment steps per seed (40000; 4000 if short)")
     parser.add_argument("--n", type=integer(1, 100), default=Config.n, help=f"steps in a return ({Config.n})")
-    parser.add_argument("--out", type=Path, default=Path("out"), help="folder for the plot (out)")
-    parser.add_argument("--short", action="store_true", help="a tiny budget; it does not learn")
-    args = parser.parse_args()
-    args.seeds = args.seeds or (2 if args.short else 8)
-    args.steps = args.steps or (4_000 if args.short else 40_000)
-    least = Config.num_envs * (Config.warmup + Config.intervals)
-    if args.steps < least:
-        parser.error(f"argument --steps: {args.steps} is too few, it needs {least}")
-    parser.make_folder(args.out)
-    steps = (args.steps // Config.num_envs - Config.warmup) // Config.intervals * Config.intervals
+    args = parser.parse()
+    steps = parser.learning_steps(args.steps, Config.num_envs, Config)
     return args, Config(steps=steps, use_per=args.per, n=args.n)
 
 

@@ -20,7 +20,7 @@ import optax
 import training
 from arguments import Parser, integer
 from flax import struct
-from training import Progress, learning_curve, plot, print_table, run
+from training import Progress, learning_curves, plot, print_table, run
 
 import jaxreplay as jr
 
@@ -159,9 +159,8 @@ def main() -> None:
     progress = Progress(config.steps * config.num_envs * args.seeds)
     returns, timing = run(make_train(config, progress), keys, progress)
 
-    times = np.linspace(0, len(returns), 201)
-    curves = np.stack([learning_curve(returns[:, seed], times, LAST_EPISODES) for seed in range(args.seeds)])
-    env_steps, final = times * config.num_envs, curves[:, -1]
+    env_steps, curves = learning_curves(returns, LAST_EPISODES)
+    final = curves[:, -1]
     title = f"CartPole-v1, {args.n}-step double DQN, {name} replay"
     print_table(f"{title}, {env_steps[-1]:,.0f} environment steps a seed", LAST_EPISODES, {name: final})
     print(f"{np.sum(final >= SOLVED)} of {len(final)} seeds reach {SOLVED}; {timing}")

@@ -18,11 +18,10 @@ import flax.linen as nn
 import gymnax
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 from arguments import Parser
 from flax import struct
-from training import Progress, learning_curve, make_train, plot, print_table, run
+from training import Progress, learning_curves, make_train, plot, print_table, run
 
 import jaxreplay as jr
 
@@ -165,9 +164,7 @@ def main() -> None:
     progress = Progress(config.steps * config.num_envs * args.seeds)
     returns, timing = run(make_train(make_agent(config), config, progress), keys, progress)
 
-    times = np.linspace(0, len(returns), 201)
-    curves = np.stack([learning_curve(returns[:, seed], times, LAST_EPISODES) for seed in range(args.seeds)])
-    env_steps = times * config.num_envs
+    env_steps, curves = learning_curves(returns, LAST_EPISODES)
     title = f"Breakout-MinAtar, {config.n}-step double DQN, prioritized replay"
     print_table(f"{title}, {env_steps[-1]:,.0f} environment steps a seed", LAST_EPISODES, {"return": curves[:, -1]})
     print(timing)

@@ -24,12 +24,12 @@ import optax
 from arguments import Parser
 from dqn import CAPACITY, LAST_EPISODES, Config, make_train
 from matplotlib.figure import Figure
-from training import COLORS, Progress, interval, learning_curve, run
+from training import COLORS, Progress, interval, learning_curves, run
 
 import jaxreplay as jr
 
 STEPS_IN_A_RETURN = (1, 3, 5)
-POINTS = 51  # of a learning curve
+POINTS = 50  # of a learning curve
 STYLES = {"uniform": "--", "prioritized": "-"}
 FIGURES = {"mean over training": lambda x: np.nanmean(x, axis=1), "at the end": lambda x: x[:, -1]}  # of curves
 
@@ -57,9 +57,8 @@ def train(name: str, law: str, n: int, args: argparse.Namespace) -> tuple[np.nda
     progress = Progress(args.steps * config.num_envs * args.seeds, f"{name}, {law}, n={n}: ")
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
     returns, _ = run(make_train(config, progress, task.env, **task.settings), keys, progress)
-    times = np.linspace(0, len(returns), POINTS)[1:]
-    curves = [learning_curve(returns[:, seed], times, LAST_EPISODES) for seed in range(args.seeds)]
-    return times * config.num_envs, np.stack(curves)
+    env_steps, curves = learning_curves(returns, LAST_EPISODES, POINTS + 1)
+    return env_steps[1:], curves[:, 1:]
 
 
 def print_table(name: str, curves: dict[str, dict[int, np.ndarray]]) -> None:
@@ -125,10 +124,7 @@ def main() -> None:
         "command": f"n_step.py --seeds {args.seeds} --seed {args.seed} --steps {env_steps[-1]:.0f}",
         "returns": {  # of each seed
             name: {
-                title: {
-                    law: {n: figure(x).astype(float).round(2).tolist() for n, x in of_n.items()}
-                    for law, of_n in of_law.items()
-                }
+                title: {law: {n: figure(x).round(2).tolist() for n, x in of_n.items()} for law, of_n in of_law.items()}
                 for title, figure in FIGURES.items()
             }
             for name, of_law in curves.items()

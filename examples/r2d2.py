@@ -18,12 +18,11 @@ import flax.linen as nn
 import gymnax
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import training
 from arguments import Parser, integer
 from flax import struct
-from training import Progress, interval, learning_curve, plot, print_table, run
+from training import Progress, interval, learning_curves, plot, print_table, run
 
 import jaxreplay as jr
 
@@ -279,9 +278,7 @@ def main() -> None:
         progress = Progress(total, f"{name}: ")
         returns, timings[name] = run(make_train(config, progress), keys, progress)
         returns = returns.swapaxes(1, 2).reshape(-1, args.seeds, config.num_envs)
-        times = np.linspace(0, len(returns), 201)
-        env_steps = times * config.num_envs
-        curves[name] = np.stack([learning_curve(returns[:, i], times, LAST_EPISODES) for i in range(args.seeds)])
+        env_steps, curves[name] = learning_curves(returns, LAST_EPISODES)
         timings[name] += f", {num_parameters(config):,} parameters"
 
     final = {name: curve[:, -1] for name, curve in curves.items()}

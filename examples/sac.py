@@ -14,7 +14,7 @@ import jax
 import numpy as np
 from arguments import Parser, integer
 from soft_actor_critic import Config, Environment, make_agent
-from training import Progress, learning_curve, make_train, plot, print_table, run
+from training import Progress, learning_curves, make_train, plot, print_table, run
 
 LAST_EPISODES = 40  # a seed's return is the mean over so many training episodes
 SOLVED = -200
@@ -53,9 +53,8 @@ def main() -> None:
     progress = Progress(config.steps * config.num_envs * args.seeds)
     returns, timing = run(make_train(make_agent(config, pendulum()), config, progress), keys, progress)
 
-    times = np.linspace(0, len(returns), 201)
-    curves = np.stack([learning_curve(returns[:, seed], times, LAST_EPISODES) for seed in range(args.seeds)])
-    env_steps, final = times * config.num_envs, curves[:, -1]
+    env_steps, curves = learning_curves(returns, LAST_EPISODES)
+    final = curves[:, -1]
     title = f"Pendulum-v1, Soft Actor-Critic, {name} replay"
     print_table(f"{title}, {env_steps[-1]:,.0f} environment steps a seed", LAST_EPISODES, {name: final})
     print(f"{np.sum(final >= SOLVED)} of {len(final)} seeds reach {SOLVED}; {timing}")

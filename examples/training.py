@@ -79,14 +79,20 @@ def run(train: Any, keys: jax.Array, progress: Progress) -> tuple[np.ndarray, st
     return returns, f"compile {compiled - start:.1f} s, train {seconds:.1f} s, {speed}"
 
 
-def learning_curve(returns: np.ndarray, times: np.ndarray, last_episodes: int) -> np.ndarray:
-    """Mean return of the last episodes that a seed had finished by each of `times` (in steps).
+def learning_curves(returns: np.ndarray, last_episodes: int, points: int = 201) -> tuple[np.ndarray, np.ndarray]:
+    """Environment steps of a seed [points], and the mean return of its last episodes by then [seeds, points].
 
-    `returns` [steps, num_envs] has the return of each episode at the step that ended it, and NaN elsewhere.
+    `returns` [steps, seeds, num_envs] has the return of each episode at the step that ended it, and NaN elsewhere.
     """
-    ended, envs = np.nonzero(~np.isnan(returns))
-    counts = np.searchsorted(ended, times)
-    return np.array([returns[ended, envs][max(0, c - last_episodes) : c].mean() if c else np.nan for c in counts])
+    steps, seeds, num_envs = returns.shape
+    times, curves = np.linspace(0, steps, points), np.full((seeds, points), np.nan)
+    for seed in range(seeds):
+        ended, envs = np.nonzero(~np.isnan(returns[:, seed]))
+        episodes = returns[ended, seed, envs]
+        for point, count in enumerate(np.searchsorted(ended, times)):
+            if count:
+                curves[seed, point] = episodes[max(0, count - last_episodes) : count].mean()
+    return times * num_envs, curves
 
 
 def interval(values: np.ndarray) -> tuple[float, float]:

@@ -91,14 +91,12 @@ def run(smoke: bool, with_flashbax: bool) -> dict[str, Any]:
             returns = np.asarray(train(keys))
             jax.effects_barrier()
             seconds[name].append(time.perf_counter() - started)
-            times = np.linspace(0, len(returns), POINTS)
-            curves = [training.learning_curve(returns[:, i], times, dqn.LAST_EPISODES) for i in range(seeds)]
-            result[name]["curves"] = np.round(np.nan_to_num(np.stack(curves)), 1).tolist()
+            env_steps, curves = training.learning_curves(returns, dqn.LAST_EPISODES, POINTS)
+            result[name]["curves"] = np.round(np.nan_to_num(curves), 1).tolist()
     for name, of_name in result.items():
         final = np.array(of_name["curves"])[:, -1]
         of_name["seconds"] = percentiles(seconds[name])
         of_name["ratio"] = percentiles(np.array(seconds[name]) / np.array(seconds["jaxreplay"]))
         of_name["mean_return"] = round(float(final.mean()), 1)
         of_name["interval"] = [round(float(x), 1) for x in training.interval(final)]
-    env_steps = np.linspace(0, dqn.Config.num_envs * (steps + dqn.Config.warmup), POINTS)
     return {"seeds": seeds, "pairs": pairs, "env_steps": env_steps.tolist(), "libraries": result}

@@ -26,15 +26,16 @@ class Parser(argparse.ArgumentParser):
         self.add_argument("--short", action="store_true", help=short)
 
     def parse(self) -> argparse.Namespace:
-        """The arguments, with defaults filled in; makes the folder that --out names."""
+        """The arguments, with defaults filled in; makes the folder that --out names, if there is such an argument."""
         args = self.parse_args()
         for name, defaults in self.counts.items():
             if getattr(args, name) is None:
                 setattr(args, name, defaults[args.short])
-        try:
-            args.out.mkdir(parents=True, exist_ok=True)
-        except OSError as error:
-            self.error(f"argument --out: cannot make the folder {str(args.out)!r} ({error.strerror})")
+        if "out" in args:
+            try:
+                args.out.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                self.error(f"argument --out: cannot make the folder {str(args.out)!r} ({error.strerror})")
         return args
 
     def learning_steps(self, env_steps: int, num_envs: int, config: Any) -> int:

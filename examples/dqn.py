@@ -15,12 +15,11 @@ import flax.linen as nn
 import gymnax
 import jax
 import jax.numpy as jnp
-import numpy as np
 import optax
 import training
 from arguments import Parser, integer
 from flax import struct
-from training import Progress, learning_curves, plot, print_table, run
+from training import Progress, run, summarize
 
 import jaxreplay as jr
 
@@ -125,6 +124,12 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
     return init, act, learn
 
 
+def make_buffer(per: bool, steps: int) -> jr.ReplayBuffer:
+    """Replay that is prioritized or uniform; beta anneals to 1 in `steps` updates."""
+    beta = optax.linear_schedule(0.4, 1.0, steps)
+    return jr.ReplayBuffer(capacity=CAPACITY, sampler=jr.Prioritized(alpha=0.6, beta=beta) if per else jr.Uniform())
+
+
 def make_train(
     config: Config, report: Callable, env: str = "CartPole-v1", **settings: Any
 ) -> Callable[[jax.Array], jax.Array]:
@@ -146,10 +151,7 @@ def parse_args() -> tuple[argparse.Namespace, Config]:
     parser.add_argument("--n", type=integer(1, Config.warmup), default=Config.n, help="steps in a return (3)")
     args = parser.parse()
     steps = parser.learning_steps(args.steps, args.num_envs, Config)
-    beta = optax.linear_schedule(0.4, 1.0, steps)
-    sampler = jr.Prioritized(alpha=0.6, beta=beta) if args.per else jr.Uniform()
-    buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler)
-    return args, Config(buffer=buffer, steps=steps, num_envs=args.num_envs, n=args.n)
+    return args, Config(buffer=make_buffer(args.per, steps), steps=steps, num_envs=args.num_envs, n=args.n)
 
 
 def main() -> None:
@@ -159,15 +161,8 @@ def main() -> None:
     progress = Progress(config.steps * config.num_envs * args.seeds)
     returns, timing = run(make_train(config, progress), keys, progress)
 
-    env_steps, curves = learning_curves(returns, LAST_EPISODES)
-    final = curves[:, -1]
-    title = f"CartPole-v1, {args.n}-step double DQN, {name} replay"
-    print_table(f"{title}, {env_steps[-1]:,.0f} environment steps a seed", LAST_EPISODES, {name: final})
-    print(f"{np.sum(final >= SOLVED)} of {len(final)} seeds reach {SOLVED}; {timing}")
-    path = args.out / f"dqn_{name}.png"
-    ylabel, goal = f"return, last {LAST_EPISODES} episodes", (SOLVED, f"return {SOLVED}")
-    plot(path, title, env_steps, {name: curves}, ylabel=ylabel, ylim=(0, 520), goal=goal)
-    print(f"wrote {path}")
+    path, title = args.out / f"dqn_{name}.png", f"CartPole-v1, {args.n}-step double DQN, {name} replay"
+    summarize(path, title, name, returns, timing, last_episodes=LAST_EPISODES, goal=SOLVED, ylim=(0, 520))
 
 
 if __name__ == "__main__":

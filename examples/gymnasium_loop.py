@@ -99,13 +99,11 @@ def train(steps: int, warmup: int, seed: int, n: int = 3) -> deque:
 def main() -> None:
     warmup = 100  # random steps before the first update
     parser = Parser("Double DQN on Gymnasium's CartPole-v1, environments on the host.")
-    parser.add_argument(
-        "--steps", type=integer((warmup + 1) * NUM_ENVS), help="environment steps (200000; 4000 if short)"
-    )
+    parser.add_count("steps", "environment steps", 200_000, 4_000, low=(warmup + 1) * NUM_ENVS)
     parser.add_argument("--seed", type=integer(0), default=0, help="seed (0)")
     parser.add_argument("--short", action="store_true", help="a tiny budget; it does not learn")
-    args = parser.parse_args()
-    steps = (args.steps or (4_000 if args.short else 200_000)) // NUM_ENVS
+    args = parser.parse()
+    steps = args.steps // NUM_ENVS
     start = time.perf_counter()
     finished = train(steps, warmup, args.seed)
     seconds = time.perf_counter() - start

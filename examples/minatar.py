@@ -21,7 +21,7 @@ import jax.numpy as jnp
 import optax
 from arguments import Parser
 from flax import struct
-from training import Progress, learning_curves, make_train, plot, print_table, run
+from training import Progress, make_train, run, summarize
 
 import jaxreplay as jr
 
@@ -164,13 +164,8 @@ def main() -> None:
     progress = Progress(config.steps * config.num_envs * args.seeds)
     returns, timing = run(make_train(make_agent(config), config, progress), keys, progress)
 
-    env_steps, curves = learning_curves(returns, LAST_EPISODES)
     title = f"Breakout-MinAtar, {config.n}-step double DQN, prioritized replay"
-    print_table(f"{title}, {env_steps[-1]:,.0f} environment steps a seed", LAST_EPISODES, {"return": curves[:, -1]})
-    print(timing)
-    path = args.out / "minatar.png"
-    plot(path, title, env_steps, {"return": curves}, ylabel=f"return, last {LAST_EPISODES} episodes")
-    print(f"wrote {path}")
+    summarize(args.out / "minatar.png", title, "return", returns, timing, last_episodes=LAST_EPISODES)
 
 
 if __name__ == "__main__":

@@ -20,13 +20,10 @@ from typing import Any
 
 import jax
 import numpy as np
-import optax
 from arguments import Parser
-from dqn import CAPACITY, LAST_EPISODES, Config, make_train
+from dqn import LAST_EPISODES, Config, make_buffer, make_train
 from matplotlib.figure import Figure
 from training import COLORS, Progress, interval, learning_curves, run
-
-import jaxreplay as jr
 
 STEPS_IN_A_RETURN = (1, 3, 5)
 POINTS = 50  # of a learning curve
@@ -50,9 +47,7 @@ TASKS = {
 def train(name: str, law: str, n: int, args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
     """Environment steps [POINTS], and at each the mean return of the last episodes of each seed [seeds, POINTS]."""
     task = TASKS[name]
-    beta = optax.linear_schedule(0.4, 1.0, args.steps)
-    sampler = jr.Prioritized(alpha=0.6, beta=beta) if law == "prioritized" else jr.Uniform()
-    buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler)
+    buffer = make_buffer(law == "prioritized", args.steps)
     config = Config(buffer=buffer, steps=args.steps, n=n, exploration=task.exploration)
     progress = Progress(args.steps * config.num_envs * args.seeds, f"{name}, {law}, n={n}: ")
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)

@@ -11,10 +11,9 @@ from typing import Any
 
 import gymnax
 import jax
-import numpy as np
 from arguments import Parser, integer
 from soft_actor_critic import Config, Environment, make_agent
-from training import Progress, learning_curves, make_train, plot, print_table, run
+from training import Progress, make_train, run, summarize
 
 LAST_EPISODES = 40  # a seed's return is the mean over so many training episodes
 SOLVED = -200
@@ -53,15 +52,8 @@ def main() -> None:
     progress = Progress(config.steps * config.num_envs * args.seeds)
     returns, timing = run(make_train(make_agent(config, pendulum()), config, progress), keys, progress)
 
-    env_steps, curves = learning_curves(returns, LAST_EPISODES)
-    final = curves[:, -1]
-    title = f"Pendulum-v1, Soft Actor-Critic, {name} replay"
-    print_table(f"{title}, {env_steps[-1]:,.0f} environment steps a seed", LAST_EPISODES, {name: final})
-    print(f"{np.sum(final >= SOLVED)} of {len(final)} seeds reach {SOLVED}; {timing}")
-    path = args.out / f"sac_{name}.png"
-    ylabel, goal = f"return, last {LAST_EPISODES} episodes", (SOLVED, f"return {SOLVED}")
-    plot(path, title, env_steps, {name: curves}, ylabel=ylabel, goal=goal)
-    print(f"wrote {path}")
+    path, title = args.out / f"sac_{name}.png", f"Pendulum-v1, Soft Actor-Critic, {name} replay"
+    summarize(path, title, name, returns, timing, last_episodes=LAST_EPISODES, goal=SOLVED)
 
 
 if __name__ == "__main__":

@@ -104,12 +104,12 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 
 def print_table(title: str, last_episodes: int, final: dict[str, np.ndarray]) -> None:
     """Final returns of each agent, `final` [seeds], with their mean and its interval."""
-    width = max(26, *(len(name) + 2 for name in final))
+    means = ["{:.2f} [{:.2f}, {:.2f}]".format(values.mean(), *interval(values)) for values in final.values()]
+    width = max(26, *(len(text) + 2 for text in (*final, *means)))
     print(f"{title}\nreturn: mean of the last {last_episodes} training episodes; [95% bootstrap interval over seeds]")
     print("seed" + "".join(f"{name:>{width}}" for name in final))
     for seed, row in enumerate(zip(*final.values(), strict=True)):
         print(f"{seed:4d}" + "".join(f"{value:{width}.2f}" for value in row))
-    means = ["{:.2f} [{:.2f}, {:.2f}]".format(values.mean(), *interval(values)) for values in final.values()]
     print("mean" + "".join(f"{text:>{width}}" for text in means))
 
 
@@ -136,3 +136,27 @@ def plot(
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.legend()
     figure.savefig(path, dpi=150)
+
+
+def summarize(
+    path: Path,
+    title: str,
+    name: str,
+    returns: np.ndarray,
+    timing: str,
+    *,
+    last_episodes: int,
+    goal: float | None = None,
+    ylim: tuple[float, float] | None = None,
+) -> None:
+    """Print the table of one agent's `returns` (see `learning_curves`), and plot its learning curves to `path`.
+
+    Where there is a `goal`, also say how many seeds reach this return.
+    """
+    env_steps, curves = learning_curves(returns, last_episodes)
+    final = curves[:, -1]
+    print_table(f"{title}, {env_steps[-1]:,.0f} environment steps a seed", last_episodes, {name: final})
+    print(timing if goal is None else f"{np.sum(final >= goal)} of {len(final)} seeds reach {goal:g}; {timing}")
+    line = None if goal is None else (goal, f"return {goal:g}")
+    plot(path, title, env_steps, {name: curves}, ylabel=f"return, last {last_episodes} episodes", ylim=ylim, goal=line)
+    print(f"wrote {path}")

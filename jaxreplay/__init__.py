@@ -17,6 +17,7 @@ from jaxreplay.sequence_buffer import SequenceState as SequenceState
 from jaxreplay.sequence_buffer import sequence_priority as sequence_priority
 from jaxreplay.sequence_buffer import split_burn_in as split_burn_in
 from jaxreplay.sequence_buffer import stack_frames as stack_frames
+from jaxreplay.sharding import Sharded as Sharded
 from jaxreplay.sum_tree import SumTree as SumTree
 from jaxreplay.tracing import MonteCarlo as MonteCarlo
 from jaxreplay.tracing import NStep as NStep

@@ -2,12 +2,13 @@
 
 import abc
 import dataclasses
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, Protocol, Self, TypeVar
 
 import jax
 import jax.core
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 
 from jaxreplay import _items, ring
 from jaxreplay._arguments import check_integer
@@ -54,10 +55,43 @@ class Buffer(abc.ABC, Generic[S]):
     sampler: Sampler
     donate: bool
 
+    @abc.abstractmethod
+    def init(self, items: Any, /) -> S:
+        """An empty buffer for items like these."""
+
+    @abc.abstractmethod
+    def add(self, state: S, items: Any, flags: Any = None, /) -> S:
+        """Insert a batch of items."""
+
+    @abc.abstractmethod
+    def is_full(self, state: S) -> jax.Array:
+        """Whether the next insertion overwrites."""
+
     @property
     @abc.abstractmethod
     def _num_slots(self) -> int:
         """Size of the ring of slots."""
+
+    @property
+    @abc.abstractmethod
+    def _shard_axis(self) -> int:
+        """The axis of what `add` takes along which it is dealt out to shards."""
+
+    @abc.abstractmethod
+    def _shard(self, num_shards: int) -> Self:
+        """The buffer that each of `num_shards` shards is; a `ValueError` where that cannot be."""
+
+    @abc.abstractmethod
+    def _init(self, items: Any, num_shards: int) -> S:
+        """An empty state, for one of `num_shards` shards."""
+
+    @abc.abstractmethod
+    def _check_batch(self, items: Any, flags: Any) -> jax.Array | None:
+        """Raise a `ValueError` where `items` or `flags` have wrong leading axes; the flags as an array."""
+
+    @abc.abstractmethod
+    def _add(self, state: S, items: Any, flags: jax.Array | None) -> S:
+        """`add`, traced."""
 
     @abc.abstractmethod
     def _check_state(self, state: S) -> None:
@@ -129,7 +163,7 @@ class Buffer(abc.ABC, Generic[S]):
         return state.ring.size >= batch_size
 
 
-def _check_indices(indices: Any) -> jax.Array:
+def check_indices(indices: Any) -> jax.Array:
     indices = jnp.asarray(indices)
     if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
         raise ValueError(
@@ -139,14 +173,39 @@ def _check_indices(indices: Any) -> jax.Array:
     return indices.astype(jnp.int32)
 
 
-# Arguments are checked while these are traced, so that calls of a kind seen before do not pay for it.
+def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]:
+    indices, td_errors = check_indices(indices), jnp.asarray(td_errors)
+    if td_errors.shape != indices.shape or not jnp.issubdtype(td_errors.dtype, jnp.number):
+        raise ValueError(
+            f"td_errors: got {_items.describe(td_errors.dtype, td_errors.shape)}, expected one number for each of "
+            f"the {indices.shape[0]} indices."
+        )
+    return indices, td_errors
 
 
-def _sample_impl(buffer: Buffer[S], state: S, key: jax.Array, batch_size: int, beta: Any) -> Sample:
+def _first_handle(state: State, axis_name: str | None) -> jax.Array | int:
+    return 0 if axis_name is None else lax.axis_index(axis_name) * state.ring.period
+
+
+def _axis(axis_name: str | None) -> tuple[str, ...]:
+    """The last argument of a sampler's methods, which a sampler for buffers without shards need not have."""
+    return () if axis_name is None else (axis_name,)
+
+
+# Arguments are checked while these are traced, so that calls of a kind seen before do not pay for it. `axis_name` is
+# that of a mapped axis over the shards of a buffer, one of which `state` is.
+
+
+def _sample_impl(
+    buffer: Buffer[S], state: S, key: jax.Array, batch_size: int, beta: Any, axis_name: str | None = None
+) -> Sample:
     buffer._check_state(state)
     slots, probabilities = materialize(*buffer.sampler.sample(state.sampler, key, batch_size, buffer._live(state)))
-    weights = buffer.sampler.weights(state.sampler, probabilities, state.ring.size, beta)
+    weights = buffer.sampler.weights(state.sampler, probabilities, state.ring.size, beta, *_axis(axis_name))
+    if axis_name is not None:
+        probabilities = probabilities / lax.psum(1, axis_name)
     indices = ring.handles(state.ring, slots, buffer._num_slots)
+    indices = jnp.where(indices >= 0, indices + _first_handle(state, axis_name), -1)
     items, mask = buffer._read(state, slots, fill=False)
     if mask is not None:
         mask &= (indices >= 0)[:, None]
@@ -160,23 +219,21 @@ def _sample_impl(buffer: Buffer[S], state: S, key: jax.Array, batch_size: int, b
     return Sample(items, indices, probabilities, weights, mask)
 
 
-def _update_impl(buffer: Buffer[S], state: S, indices: jax.Array, td_errors: jax.Array) -> S:
+def _update_impl(
+    buffer: Buffer[S], state: S, indices: jax.Array, td_errors: jax.Array, axis_name: str | None = None
+) -> S:
     buffer._check_state(state)
-    indices, td_errors = _check_indices(indices), jnp.asarray(td_errors)
-    if td_errors.shape != indices.shape or not jnp.issubdtype(td_errors.dtype, jnp.number):
-        raise ValueError(
-            f"td_errors: got {_items.describe(td_errors.dtype, td_errors.shape)}, expected one number for each of "
-            f"the {indices.shape[0]} indices."
-        )
-    slots = ring.slots(state.ring, indices, buffer._num_slots)
+    indices, td_errors = check_td_errors(indices, td_errors)
+    slots = ring.slots(state.ring, indices - _first_handle(state, axis_name), buffer._num_slots)
     stored = slots < buffer._num_slots
-    sampler = buffer.sampler.update(state.sampler, slots, td_errors, stored)
+    sampler = buffer.sampler.update(state.sampler, slots, td_errors, stored, *_axis(axis_name))
     return dataclasses.replace(state, sampler=sampler)  # pyright: ignore[reportArgumentType]
 
 
-def _get_impl(buffer: Buffer[S], state: S, indices: jax.Array) -> Any:
+def _get_impl(buffer: Buffer[S], state: S, indices: jax.Array, axis_name: str | None = None) -> Any:
     buffer._check_state(state)
-    slots = ring.slots(state.ring, _check_indices(indices), buffer._num_slots)
+    indices = check_indices(indices) - _first_handle(state, axis_name)
+    slots = ring.slots(state.ring, indices, buffer._num_slots)
     return buffer._read(state, slots, fill=True)[0]
 
 

@@ -15,12 +15,12 @@ def materialize(*arrays: jax.Array) -> Any:
     a loop; so there the arrays go twice round one.
     """
 
+    arrays = lax.optimization_barrier(arrays)
+
     def twice_round_a_loop(*arrays: jax.Array) -> Any:
         return lax.fori_loop(0, 2, lambda _, pair: (pair[1], pair[0]), (arrays, arrays))[0]
 
-    return lax.platform_dependent(
-        *arrays, cpu=twice_round_a_loop, default=lambda *arrays: lax.optimization_barrier(arrays)
-    )
+    return lax.platform_dependent(*arrays, cpu=twice_round_a_loop, default=lambda *arrays: arrays)
 
 
 def jitted(method: Callable[..., Any]) -> dict[bool, Callable[..., Any]]:

@@ -59,13 +59,7 @@ class ReplayBuffer(Buffer[ReplayState]):
         Raises:
           ValueError: no leaves, or leaves whose batch axes differ.
         """
-        spec = _items.as_spec(items)
-        _items.leading_axes(spec, 1, "a batch of items")
-        return ReplayState(
-            storage=_items.zeros(spec, (self.capacity,), 1),
-            ring=ring.init(),
-            sampler=self.sampler.init(self.capacity),
-        )
+        return self._init(items, 1)
 
     def add(self, state: ReplayState, items: Any, mask: jax.Array | None = None) -> ReplayState:
         """Insert a batch in order, overwriting the oldest items once the buffer is full.
@@ -88,6 +82,46 @@ class ReplayBuffer(Buffer[ReplayState]):
     def _num_slots(self) -> int:
         return self.capacity
 
+    @property
+    def _shard_axis(self) -> int:
+        return 0
+
+    def _shard(self, num_shards: int) -> "ReplayBuffer":
+        if self.capacity % num_shards:
+            raise ValueError(f"capacity={self.capacity}: must be a multiple of {num_shards}, the number of shards.")
+        return dataclasses.replace(self, capacity=self.capacity // num_shards)
+
+    def _init(self, items: Any, num_shards: int) -> ReplayState:
+        spec = _items.as_spec(items)
+        _items.leading_axes(spec, 1, "a batch of items")
+        return ReplayState(
+            storage=_items.zeros(spec, (self.capacity,), 1),
+            ring=ring.init(self.capacity, num_shards),
+            sampler=self.sampler.init(self.capacity),
+        )
+
+    def _check_batch(self, items: Any, flags: Any) -> jax.Array | None:
+        (batch_size,) = _items.leading_axes(items, 1, "a batch of items")
+        if not 1 <= batch_size <= self.capacity:
+            raise ValueError(
+                f"batch of {batch_size} items: expected 1 to capacity={self.capacity}; add it in parts, or raise "
+                "the capacity."
+            )
+        return None if flags is None else _items.check_mask(flags, (batch_size,))
+
+    def _add(self, state: ReplayState, items: Any, flags: jax.Array | None) -> ReplayState:
+        self._check_state(state)
+        items = _items.as_arrays(items)
+        mask = self._check_batch(items, flags)
+        _items.check_like(items, _items.stored_spec(state.storage), 1, 1, "the buffer")
+        batch_size = jax.tree.leaves(items)[0].shape[0]
+        slots, count = ring.next_slots(state.ring, mask, batch_size, self.capacity)
+        return ReplayState(
+            storage=_items.write(state.storage, slots, items),
+            ring=ring.advance(state.ring, count, self.capacity),
+            sampler=self.sampler.insert(state.sampler, slots, jnp.ones(batch_size, bool)),
+        )
+
     def _check_state(self, state: ReplayState) -> None:
         found = jax.tree.leaves(state.storage)[0].shape[0]
         if state.ring.size.shape != () or found != self.capacity:
@@ -103,24 +137,4 @@ class ReplayBuffer(Buffer[ReplayState]):
         return _items.read(state.storage, slots, fill=fill), None
 
 
-def _add_impl(buffer: ReplayBuffer, state: ReplayState, items: Any, mask: jax.Array | None) -> ReplayState:
-    buffer._check_state(state)
-    items = _items.as_arrays(items)
-    (batch_size,) = _items.leading_axes(items, 1, "a batch of items")
-    _items.check_like(items, _items.stored_spec(state.storage), 1, 1, "the buffer")
-    if not 1 <= batch_size <= buffer.capacity:
-        raise ValueError(
-            f"batch of {batch_size} items: expected 1 to capacity={buffer.capacity}; add it in parts, or raise "
-            "the capacity."
-        )
-    if mask is not None:
-        mask = _items.check_mask(mask, (batch_size,))
-    slots, count = ring.next_slots(state.ring, mask, batch_size, buffer.capacity)
-    return ReplayState(
-        storage=_items.write(state.storage, slots, items),
-        ring=ring.advance(state.ring, count, buffer.capacity),
-        sampler=buffer.sampler.insert(state.sampler, slots, jnp.ones(batch_size, bool)),
-    )
-
-
-_add = jitted(_add_impl)
+_add = jitted(ReplayBuffer._add)

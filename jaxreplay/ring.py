@@ -1,9 +1,10 @@
 """The arithmetic of a ring of slots: where the next item goes, what is stored, and which insertion a slot holds.
 
-Insertions are numbered 0, 1, 2, ... modulo `period(capacity)`, the largest multiple of the capacity that leaves room
+Insertions are numbered 0, 1, 2, ... modulo the ring's period, the largest multiple of the capacity that leaves room
 for int32 sums. That number is the item's handle. As the period is a multiple of the capacity, `handle % capacity` is
 the slot also after the numbers wrap. A handle is taken for a later insertion's only if it is kept for `period`, at
-least 10^9, insertions.
+least 10^9, insertions. Rings that share the int32 numbers, as the shards of a buffer do, have as short a period as it
+takes: the handles of ring k start at k * period.
 """
 
 from typing import NamedTuple
@@ -22,10 +23,12 @@ class Ring:
     Attributes:
       inserted: int32 [], the handle that the next insertion gets.
       size: int32 [], number of slots that hold an item.
+      period: number of distinct handles (static).
     """
 
     inserted: jax.Array  # []
     size: jax.Array  # []
+    period: int = struct.field(pytree_node=False)
 
 
 class Live(NamedTuple):
@@ -35,14 +38,10 @@ class Live(NamedTuple):
     size: jax.Array
 
 
-def period(capacity: int) -> int:
-    """Number of distinct handles."""
-    return (2**31 - 1 - capacity) // capacity * capacity
-
-
-def init() -> Ring:
-    """An empty ring."""
-    return Ring(inserted=jnp.zeros((), jnp.int32), size=jnp.zeros((), jnp.int32))
+def init(capacity: int, num_rings: int = 1) -> Ring:
+    """An empty ring, one of `num_rings` whose handles are to differ."""
+    period = (2**31 - 1 - capacity) // num_rings // capacity * capacity
+    return Ring(inserted=jnp.zeros((), jnp.int32), size=jnp.zeros((), jnp.int32), period=period)
 
 
 def live(ring: Ring) -> Live:
@@ -68,10 +67,10 @@ def next_slots(ring: Ring, mask: jax.Array | None, batch_size: int, capacity: in
 
 
 def advance(ring: Ring, count: jax.Array, capacity: int) -> Ring:
-    """The ring after `count` insertions, at most `period(capacity)`."""
-    room = period(capacity) - count
+    """The ring after `count` insertions, at most its period."""
+    room = ring.period - count
     inserted = jnp.where(ring.inserted >= room, ring.inserted - room, ring.inserted + count)
-    return Ring(inserted=inserted, size=jnp.minimum(ring.size + count, capacity))
+    return Ring(inserted=inserted, size=jnp.minimum(ring.size + count, capacity), period=ring.period)
 
 
 def handles(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:
@@ -79,16 +78,15 @@ def handles(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:
     age = ring.inserted % capacity - 1 - slots  # 0 for the newest
     age = jnp.where(age < 0, age + capacity, age)
     handle = ring.inserted - 1 - age
-    handle = jnp.where(handle < 0, handle + period(capacity), handle)
+    handle = jnp.where(handle < 0, handle + ring.period, handle)
     return jnp.where(age < ring.size, handle, -1)
 
 
 def slots(ring: Ring, handles: jax.Array, capacity: int) -> jax.Array:
     """Slots of the items that `handles` (int32 [B]) name, int32 [B]; `capacity` where the item is no longer stored."""
-    wrap = period(capacity)
     age = ring.inserted - 1 - handles
-    age = jnp.where(age < 0, age + wrap, age)
-    stored = (handles >= 0) & (handles < wrap) & (age < ring.size)
+    age = jnp.where(age < 0, age + ring.period, age)
+    stored = (handles >= 0) & (handles < ring.period) & (age < ring.size)
     slot = ring.inserted % capacity - 1 - age
     slot = jnp.where(slot < 0, slot + capacity, slot)
     return jnp.where(stored, slot, capacity)

@@ -1,7 +1,9 @@
 """Samplers: the law by which a buffer draws its slots. `Uniform` and `Prioritized` are interchangeable.
 
 A sampler knows slots, probabilities and TD errors, and nothing of items. A slot outside [0, capacity) names no item:
-rows with such a slot are ignored.
+rows with such a slot are ignored. A buffer may be cut into D shards with a sampler's state each; a batch consists of
+as many draws from each. Then `weights` and `update` are called with the name of a mapped axis over the shards, and
+with what one shard knows of the rest.
 """
 
 import dataclasses
@@ -12,6 +14,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._arguments import check_number
@@ -37,11 +40,24 @@ class Sampler(Protocol[S]):
         """Draw slots with replacement: int32 [batch_size] and their probabilities, 0 if nothing is live."""
         ...
 
-    def weights(self, state: S, probabilities: jax.Array, size: jax.Array, beta: Any = None) -> jax.Array:
-        """Weights, float32 [B], of draws with these probabilities from `size` items."""
+    def weights(
+        self,
+        state: S,
+        probabilities: jax.Array,
+        size: jax.Array,
+        beta: Any = None,
+        axis_name: str | None = None,
+    ) -> jax.Array:
+        """Weights, float32 [B], of draws that `sample` made with these probabilities from `size` items.
+
+        With an axis they are those of the whole batch's law, by which an item is drawn with a D-th of its probability
+        in its shard, from the items of all shards.
+        """
         ...
 
-    def update(self, state: S, slots: jax.Array, td_errors: jax.Array, mask: jax.Array) -> S:
+    def update(
+        self, state: S, slots: jax.Array, td_errors: jax.Array, mask: jax.Array, axis_name: str | None = None
+    ) -> S:
         """Take in the TD errors (float [B]) of `slots` where `mask` (bool [B]) is True."""
         ...
 
@@ -64,7 +80,11 @@ class UniformState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Uniform:
-    """Every stored item is equally likely; all weights are 1 and `update` does nothing."""
+    """Every stored item is equally likely; all weights are 1 and `update` does nothing.
+
+    Where the shards of a buffer hold different numbers of items, an item's weight is what makes the weighted law
+    uniform over all of them: D * (items in its shard) / (items in all).
+    """
 
     def init(self, capacity: int) -> UniformState:
         return UniformState(capacity)
@@ -76,10 +96,28 @@ class Uniform:
         slots = _uniform_slots(random_bits(key, batch_size), live, state.capacity)
         return slots, jnp.full(batch_size, _uniform_probability(live.size))
 
-    def weights(self, state: UniformState, probabilities: jax.Array, size: jax.Array, beta: Any = None) -> jax.Array:
-        return (probabilities > 0).astype(jnp.float32)
+    def weights(
+        self,
+        state: UniformState,
+        probabilities: jax.Array,
+        size: jax.Array,
+        beta: Any = None,
+        axis_name: str | None = None,
+    ) -> jax.Array:
+        weight = jnp.ones((), jnp.float32)
+        if axis_name is not None:
+            num_shards, all_items = lax.psum((1, size), axis_name)
+            weight = (num_shards * size).astype(jnp.float32) / jnp.maximum(all_items, 1).astype(jnp.float32)
+        return jnp.where(probabilities > 0, weight, 0.0)
 
-    def update(self, state: UniformState, slots: jax.Array, td_errors: jax.Array, mask: jax.Array) -> UniformState:
+    def update(
+        self,
+        state: UniformState,
+        slots: jax.Array,
+        td_errors: jax.Array,
+        mask: jax.Array,
+        axis_name: str | None = None,
+    ) -> UniformState:
         return state
 
 
@@ -163,7 +201,12 @@ class Prioritized:
         )
 
     def weights(
-        self, state: PrioritizedState, probabilities: jax.Array, size: jax.Array, beta: Any = None
+        self,
+        state: PrioritizedState,
+        probabilities: jax.Array,
+        size: jax.Array,
+        beta: Any = None,
+        axis_name: str | None = None,
     ) -> jax.Array:
         if beta is None:
             beta = self.beta(state.updates) if callable(self.beta) else self.beta
@@ -171,17 +214,36 @@ class Prioritized:
         if self.normalize == "global":
             mass = sum_tree.total(state.tree)
             smallest = sum_tree.minimum(state.tree) / jnp.where(mass > 0, mass, 1.0)
-            min_probability = jnp.where(mass > 0, smallest, _uniform_probability(size))
-        return importance_weights(probabilities, size, beta, normalize=self.normalize, min_probability=min_probability)
+            evenly = jnp.where(size > 0, _uniform_probability(size), jnp.inf)
+            min_probability = jnp.where(mass > 0, smallest, evenly)
+        if axis_name is not None:
+            num_shards, size = lax.psum((1, size), axis_name)
+            probabilities = probabilities / num_shards
+            min_probability = None if min_probability is None else min_probability / num_shards
+        return importance_weights(
+            probabilities,
+            size,
+            beta,
+            normalize=self.normalize,
+            min_probability=min_probability,
+            axis_name=axis_name,
+        )
 
     def update(
-        self, state: PrioritizedState, slots: jax.Array, td_errors: jax.Array, mask: jax.Array
+        self,
+        state: PrioritizedState,
+        slots: jax.Array,
+        td_errors: jax.Array,
+        mask: jax.Array,
+        axis_name: str | None = None,
     ) -> PrioritizedState:
         td_errors = jnp.abs(td_errors.astype(jnp.float32))
         finite = jnp.isfinite(td_errors)
         accepted = mask & finite
         priorities = td_errors + self.epsilon
         largest = jnp.max(priorities, where=accepted, initial=0.0)
+        if axis_name is not None:
+            largest = lax.pmax(largest, axis_name)
         leaves = self._leaf(priorities, state.tree.capacity)
         return dataclasses.replace(
             state,

@@ -95,17 +95,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         Raises:
           ValueError: no leaves, or leading axes that differ or are not `num_envs`.
         """
-        spec = _items.as_spec(steps)
-        self._check_leading(spec)
-        leading = (self.length, self.num_envs)
-        return SequenceState(
-            storage=_items.zeros(spec, leading, 2),
-            ends=jnp.zeros(leading, bool) if self.within_episode else None,
-            rows=ring.init(),
-            wait=jnp.full((), self.sequence_length, jnp.int32),
-            ring=ring.init(),
-            sampler=self.sampler.init(self._num_slots),
-        )
+        return self._init(steps, 1)
 
     def add(self, state: SequenceState, steps: Any, ends: jax.Array | None = None) -> SequenceState:
         """Append T steps to every stream, overwriting the oldest once the buffer is full.
@@ -135,7 +125,29 @@ class SequenceBuffer(Buffer[SequenceState]):
     def _num_slots(self) -> int:
         return self._num_starts * self.num_envs
 
-    def _check_leading(self, spec: Any) -> int:
+    @property
+    def _shard_axis(self) -> int:
+        return 1
+
+    def _shard(self, num_shards: int) -> "SequenceBuffer":
+        if self.num_envs % num_shards:
+            raise ValueError(f"num_envs={self.num_envs}: must be a multiple of {num_shards}, the number of shards.")
+        return dataclasses.replace(self, num_envs=self.num_envs // num_shards)
+
+    def _init(self, items: Any, num_shards: int) -> SequenceState:
+        spec = _items.as_spec(items)
+        self._num_steps(spec)
+        leading = (self.length, self.num_envs)
+        return SequenceState(
+            storage=_items.zeros(spec, leading, 2),
+            ends=jnp.zeros(leading, bool) if self.within_episode else None,
+            rows=ring.init(self.length),
+            wait=jnp.full((), self.sequence_length, jnp.int32),
+            ring=ring.init(self._num_slots, num_shards),
+            sampler=self.sampler.init(self._num_slots),
+        )
+
+    def _num_steps(self, spec: Any) -> int:
         num_steps, num_envs = _items.leading_axes(spec, 2, "a rollout")
         if num_envs != self.num_envs:
             raise ValueError(
@@ -177,6 +189,58 @@ class SequenceBuffer(Buffer[SequenceState]):
         if ends is not None:
             mask &= jnp.cumsum(ends, axis=1, dtype=jnp.int32) - ends == 0  # no end before
         return items, mask
+
+    def _check_batch(self, items: Any, flags: Any) -> jax.Array | None:
+        num_steps = self._num_steps(items)
+        if not 1 <= num_steps <= self.length:
+            raise ValueError(
+                f"a rollout of {num_steps} steps: expected 1 to length={self.length}; add it in parts, or raise the "
+                "length."
+            )
+        return None if flags is None else _items.check_mask(flags, (num_steps, self.num_envs), "ends")
+
+    def _add(self, state: SequenceState, items: Any, flags: jax.Array | None) -> SequenceState:
+        self._check_state(state)
+        steps = _items.as_arrays(items)
+        ends = self._check_batch(steps, flags)
+        _items.check_like(steps, _items.stored_spec(state.storage), 2, 2, "the buffer")
+        num_steps = self._num_steps(steps)
+        if ends is None:
+            ends = jnp.zeros((num_steps, self.num_envs), bool)
+
+        slots, count = ring.next_slots(state.rows, None, num_steps, self.length)
+        rows = ring.advance(state.rows, count, self.length)
+        new = (steps, ends if self.within_episode else None)
+        storage, ends = _items.write((state.storage, state.ends), slots, new)
+
+        # Sequences completed now, of each stream; then those that can be drawn.
+        completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride
+        wait = state.wait + completed * self.stride - num_steps
+        drawable = jnp.maximum(rows.size + wait - self.sequence_length, 0) // self.stride
+        sequences = ring.advance(state.ring, completed * self.num_envs, self._num_slots)
+
+        # The slots that change, by age (1 for the newest): those of the sequences completed, and the oldest slot, which
+        # for a while may hold a sequence that is partly overwritten.
+        num_starts = self._num_starts
+        ages = range(1, min((num_steps - 1) // self.stride + 1, num_starts) + 1)
+        always_drawable = (self.length - self.sequence_length + 1) % self.stride == 0
+        if not always_drawable and len(ages) < num_starts:
+            ages = [*ages, num_starts]
+        age = jnp.asarray(ages, jnp.int32)
+        start = lax.div(sequences.inserted % self._num_slots, jnp.int32(self.num_envs)) - age
+        start = jnp.where(start < 0, start + num_starts, start)
+        changed = (age <= completed) | (age > drawable)
+        slots = start[:, None] * self.num_envs + jnp.arange(self.num_envs, dtype=jnp.int32)
+        slots = jnp.where(changed[:, None], slots, self._num_slots)
+        drawable_slots = jnp.broadcast_to((age <= drawable)[:, None], slots.shape)
+        return SequenceState(
+            storage=storage,
+            ends=ends,
+            rows=rows,
+            wait=wait,
+            ring=dataclasses.replace(sequences, size=drawable * self.num_envs),
+            sampler=self.sampler.insert(state.sampler, slots.reshape(-1), drawable_slots.reshape(-1)),
+        )
 
 
 def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, eta: float = 0.9) -> jax.Array:
@@ -253,52 +317,4 @@ def stack_frames(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
     return jnp.stack(stack, axis=-1)
 
 
-def _add_impl(buffer: SequenceBuffer, state: SequenceState, steps: Any, ends: jax.Array | None) -> SequenceState:
-    buffer._check_state(state)
-    steps = _items.as_arrays(steps)
-    num_steps = buffer._check_leading(steps)
-    _items.check_like(steps, _items.stored_spec(state.storage), 2, 2, "the buffer")
-    if not 1 <= num_steps <= buffer.length:
-        raise ValueError(
-            f"a rollout of {num_steps} steps: expected 1 to length={buffer.length}; add it in parts, or raise the "
-            "length."
-        )
-    shape = (num_steps, buffer.num_envs)
-    ends = jnp.zeros(shape, bool) if ends is None else _items.check_mask(ends, shape, "ends")
-
-    slots, count = ring.next_slots(state.rows, None, num_steps, buffer.length)
-    rows = ring.advance(state.rows, count, buffer.length)
-    new = (steps, ends if buffer.within_episode else None)
-    storage, ends = _items.write((state.storage, state.ends), slots, new)
-
-    # Sequences completed now, of each stream; then those that can be drawn.
-    completed = jnp.maximum(num_steps - state.wait + buffer.stride, 0) // buffer.stride
-    wait = state.wait + completed * buffer.stride - num_steps
-    drawable = jnp.maximum(rows.size + wait - buffer.sequence_length, 0) // buffer.stride
-    inserted = ring.advance(state.ring, completed * buffer.num_envs, buffer._num_slots).inserted
-
-    # The slots that change, by age (1 for the newest): those of the sequences completed, and the oldest slot, which
-    # for a while may hold a sequence that is partly overwritten.
-    num_starts = buffer._num_starts
-    ages = range(1, min((num_steps - 1) // buffer.stride + 1, num_starts) + 1)
-    always_drawable = (buffer.length - buffer.sequence_length + 1) % buffer.stride == 0
-    if not always_drawable and len(ages) < num_starts:
-        ages = [*ages, num_starts]
-    age = jnp.asarray(ages, jnp.int32)
-    start = lax.div(inserted % buffer._num_slots, jnp.int32(buffer.num_envs)) - age
-    start = jnp.where(start < 0, start + num_starts, start)
-    changed = (age <= completed) | (age > drawable)
-    slots = start[:, None] * buffer.num_envs + jnp.arange(buffer.num_envs, dtype=jnp.int32)
-    slots = jnp.where(changed[:, None], slots, buffer._num_slots)
-    drawable_slots = jnp.broadcast_to((age <= drawable)[:, None], slots.shape)
-    return SequenceState(
-        storage=storage,
-        ends=ends,
-        rows=rows,
-        wait=wait,
-        ring=ring.Ring(inserted=inserted, size=drawable * buffer.num_envs),
-        sampler=buffer.sampler.insert(state.sampler, slots.reshape(-1), drawable_slots.reshape(-1)),
-    )
-
-
-_add = jitted(_add_impl)
+_add = jitted(SequenceBuffer._add)

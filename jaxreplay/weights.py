@@ -4,6 +4,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 Normalize = Literal["batch", "global"] | None
 
@@ -15,6 +16,7 @@ def importance_weights(
     *,
     normalize: Normalize = "batch",
     min_probability: jax.Array | float | None = None,
+    axis_name: str | None = None,
 ) -> jax.Array:
     """Weights (N P)^-beta of a draw, computed in log space (Schaul et al. 2016, section 3.4).
 
@@ -27,6 +29,8 @@ def importance_weights(
       normalize: "batch" divides by the largest weight of the batch, which then is exactly 1; "global" by the largest
         weight that any item can have, that of `min_probability`; None does not divide.
       min_probability: float [], the smallest positive probability of any item; needed by "global" alone.
+      axis_name: a mapped axis (of `jax.shard_map` or `jax.vmap`) over which the batch is spread, of which these are a
+        part. The weight divided by is then the largest of all parts; `size` is that of the whole.
 
     Returns:
       float32 [B]; 0 where the probability is 0.
@@ -47,6 +51,8 @@ def importance_weights(
         log_reference = jnp.min(jnp.where(drawn, log_probability, jnp.inf))
     else:
         log_reference = -jnp.log(jnp.maximum(jnp.asarray(size, jnp.float32), 1.0))
+    if normalize is not None and axis_name is not None:
+        log_reference = lax.pmin(log_reference, axis_name)
     exponent = -jnp.asarray(beta, jnp.float32) * jnp.where(drawn, log_probability - log_reference, 0.0)
     return jnp.where(drawn, jnp.exp(exponent), 0.0)
 

@@ -101,6 +101,43 @@ class ReplayTwin:
         return min(positive) / sum(positive) if positive else 1 / len(self.stored)
 
 
+class ShardedTwin:
+    """A list of twins, the first for the first part of every batch; the handles of twin k start at k * period."""
+
+    def __init__(self, num_shards, capacity, alpha, epsilon, period):
+        self.shards = [ReplayTwin(capacity // num_shards, alpha, epsilon) for _ in range(num_shards)]
+        self.period = period
+
+    def add(self, items, mask):
+        parts = zip(np.split(items, len(self.shards)), np.split(mask, len(self.shards)), strict=True)
+        for twin, (part, flags) in zip(self.shards, parts, strict=True):
+            twin.add(list(part), flags)
+
+    def update(self, handles, td_errors):
+        for k, (twin, part) in enumerate(zip(self.shards, np.split(handles, len(self.shards)), strict=True)):
+            twin.update(part - k * self.period, np.split(td_errors, len(self.shards))[k])
+        for twin in self.shards:
+            twin.max_priority = max(other.max_priority for other in self.shards)
+
+    @property
+    def size(self):
+        return sum(len(twin.stored) for twin in self.shards)
+
+    def item(self, handle):
+        return self.shards[handle // self.period].item(handle % self.period)
+
+    @property
+    def handles(self):
+        return [k * self.period + handle for k, twin in enumerate(self.shards) for handle in twin.handles]
+
+    def probability(self, handle):
+        return self.shards[handle // self.period].probability(handle % self.period) / len(self.shards)
+
+    @property
+    def min_probability(self):
+        return min(twin.min_probability for twin in self.shards if twin.stored) / len(self.shards)
+
+
 class SequenceTwin:
     """All steps ever added to each stream, and the starts of the sequences that can be drawn."""
 

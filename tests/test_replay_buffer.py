@@ -184,13 +184,13 @@ def test_insertion_counter_wraps_without_effect(sampler):
     """A buffer whose counter starts just below its wrap behaves as a fresh one, but for the handles' numbers."""
     buffer = jr.ReplayBuffer(capacity=6, sampler=sampler, donate=False)
     fresh = buffer.init(numbers(0, 4))
-    offset = ring.period(6) - 12
+    offset = ring.init(6).period - 12
     late = fresh.replace(ring=fresh.ring.replace(inserted=jnp.int32(offset)))
     for step in range(12):
         mask = jnp.arange(4) % 3 != step % 3
         fresh, late = (buffer.add(s, numbers(10 * step, 4), mask) for s in (fresh, late))
         a, b = (buffer.sample(s, jax.random.key(step), 8) for s in (fresh, late))
-        np.testing.assert_array_equal(b.indices, (np.asarray(a.indices, np.int64) + offset) % ring.period(6))
+        np.testing.assert_array_equal(b.indices, (np.asarray(a.indices, np.int64) + offset) % ring.init(6).period)
         for name in ("items", "weights", "probabilities"):
             np.testing.assert_array_equal(getattr(a, name), getattr(b, name))
         np.testing.assert_array_equal(buffer.get(late, b.indices), b.items)
@@ -198,7 +198,7 @@ def test_insertion_counter_wraps_without_effect(sampler):
         for x, y in zip(jax.tree.leaves(fresh.sampler), jax.tree.leaves(late.sampler), strict=True):
             np.testing.assert_array_equal(x, y)
     assert late.ring.inserted < 100
-    stale = buffer.update(late, jnp.array([offset, ring.period(6) - 1]), jnp.array([50.0, 50.0]))
+    stale = buffer.update(late, jnp.array([offset, ring.init(6).period - 1]), jnp.array([50.0, 50.0]))
     if isinstance(sampler, jr.Prioritized):
         np.testing.assert_array_equal(stale.sampler.tree.sums[-1], late.sampler.tree.sums[-1])
 
@@ -240,7 +240,7 @@ class AgainstTwin(RuleBasedStateMachine):
         sampler = jr.Prioritized(alpha=0.6, beta=0.7, epsilon=epsilon, stratified=stratified, normalize=normalize)
         self.buffer = jr.ReplayBuffer(capacity=capacity, sampler=sampler)
         self.state = self.buffer.init({"id": numbers(0, 1), "x": jnp.zeros((1, 2), jnp.float32)})
-        period = ring.period(capacity)
+        period = ring.init(capacity).period
         first = period - 2 * capacity if near_wrap else 0
         self.state = self.state.replace(ring=self.state.ring.replace(inserted=jnp.int32(first)))
         self.twin = oracles.ReplayTwin(capacity, 0.6, epsilon, first, period)

@@ -14,9 +14,9 @@ from jaxreplay import ring
     from_wrap=st.integers(0, 12),
 )
 def test_slots_and_handles_match_a_list_of_insertions(capacity, batches, from_wrap):
-    period = ring.period(capacity)
+    period = ring.init(capacity).period
     first = period - capacity * -(-from_wrap // capacity) if from_wrap else 0  # a multiple of the capacity
-    state = ring.Ring(inserted=jnp.int32(first % period), size=jnp.int32(0))
+    state = ring.init(capacity).replace(inserted=jnp.int32(first % period))
     inserted = []
     for mask in batches:
         mask = mask[:capacity]
@@ -42,13 +42,13 @@ def test_slots_and_handles_match_a_list_of_insertions(capacity, batches, from_wr
 
 @pytest.mark.parametrize("capacity", [1, 2, 3, 10**6, 2**28, 2**29])
 def test_period_leaves_room_for_int32_and_tells_generations_apart(capacity):
-    period = ring.period(capacity)
+    period = ring.init(capacity).period
     assert period % capacity == 0
     assert period >= 2 * capacity
     assert period + capacity <= 2**31 - 1
 
 
 def test_without_mask_all_rows_are_inserted():
-    slots, count = ring.next_slots(ring.init(), None, 3, 5)
+    slots, count = ring.next_slots(ring.init(5), None, 3, 5)
     np.testing.assert_array_equal(slots, [0, 1, 2])
     assert count == 3

@@ -64,9 +64,9 @@ def test_everything_visible_equals_the_twin_after_every_add(config, data, rollou
     )
     twin = oracles.SequenceTwin(*config)
     state = buffer.init(stream(0, 1, num_envs))
-    slots, period = buffer._num_slots, ring.period(buffer._num_slots)
+    slots, period = buffer._num_slots, ring.init(buffer._num_slots).period
     first = (period - from_wrap * slots) % period  # the counters are about to wrap
-    first_row = (ring.period(length) - from_wrap * length) % ring.period(length)
+    first_row = (ring.init(length).period - from_wrap * length) % ring.init(length).period
     state = state.replace(
         ring=state.ring.replace(inserted=jnp.int32(first)), rows=state.rows.replace(inserted=jnp.int32(first_row))
     )

@@ -1,0 +1,261 @@
+"""Sharded: a buffer whose items lie spread over the devices of a mesh."""
+
+import dataclasses
+import inspect
+from collections.abc import Callable
+from typing import Any, Generic
+
+import jax
+import jax.core
+import jax.numpy as jnp
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxreplay import _buffer, _items
+from jaxreplay._arguments import check_integer
+from jaxreplay._buffer import Buffer, S, Sample
+from jaxreplay._xla import jitted
+from jaxreplay.ring import MAX_CAPACITY
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharded(Generic[S]):
+    """A `ReplayBuffer` or `SequenceBuffer` cut into D equal shards, one for each device along an axis of a mesh.
+
+    The methods are those of the buffer, on global arrays: `add` deals a batch out, the first D-th of its rows (of the
+    streams, for a `SequenceBuffer`) to the first shard, and so on; of a drawn batch each D-th comes from its own shard.
+    Items never leave their device, so long as they are laid out as `items_sharding` says; what devices tell each other
+    are a few numbers a call. With one shard all is bit for bit as without. Works in `jax.jit`, `lax.scan` and
+    `jax.vmap`, and with the devices of several processes, where all of them make the same calls.
+
+    **Law.** A row of the batch is item i with probability P(i) = p_i / (D * total of p in its shard). The weights are
+    those of this law over all items: N is the number of items in all shards, and the largest weight of the batch, or
+    of all items, that of all shards. So shards may hold different numbers of items, of any priorities, and weighted
+    means are unbiased all the same. An empty shard's rows have handle -1, probability and weight 0. New items have the
+    largest priority seen in any shard.
+
+    **Handles** name the shard too. `update` and `get` take them where `sample` left them: a row in another shard's D-th
+    of the batch than it came from is ignored (`get`: zeros), as one is whose item has been overwritten.
+
+    Attributes:
+      buffer: what to cut: its `capacity`, or `num_envs`, counts all shards and is a multiple of their number. Eager
+        calls donate the state if it does.
+      mesh: the devices; along its other axes, if it has any, every shard is repeated.
+      axis: the name of the mesh axis that has a device for each shard.
+    """
+
+    buffer: Buffer[S]
+    mesh: Mesh
+    axis: str = "data"
+
+    def __post_init__(self):
+        if not isinstance(self.buffer, Buffer):
+            raise ValueError(f"buffer={self.buffer!r}: must be a ReplayBuffer or a SequenceBuffer.")
+        if not isinstance(self.mesh, Mesh):
+            raise ValueError(f"mesh={self.mesh!r}: must be a jax.sharding.Mesh, as jax.make_mesh makes it.")
+        if self.axis not in self.mesh.axis_names:
+            raise ValueError(f"axis={self.axis!r}: must be one of the mesh's axes, {self.mesh.axis_names}.")
+        self.buffer._shard(self.num_shards)
+
+    @property
+    def num_shards(self) -> int:
+        """D, the number of shards."""
+        return self.mesh.shape[self.axis]
+
+    @property
+    def items_sharding(self) -> NamedSharding:
+        """How to lay out what `add` takes, so that nothing is moved.
+
+        With several processes `jax.make_array_from_process_local_data(buffer.items_sharding, rows)` makes the global
+        array of the rows that each has.
+        """
+        return NamedSharding(self.mesh, self._items_spec)
+
+    def init(self, items: Any) -> S:
+        """An empty buffer, laid out over the mesh: the buffer's state whose leaves have a leading axis [D].
+
+        Args:
+          items: as the buffer's `init` takes them, of all shards.
+
+        Raises:
+          ValueError: as from the buffer's `init`; or the items cannot be dealt out evenly.
+        """
+        spec = _items.as_spec(items)
+        jax.eval_shape(lambda: self.buffer.init(spec))  # for its checks
+        leaves, treedef = jax.tree.flatten(spec)
+        return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+
+    def add(self, *args: Any, **kwargs: Any) -> S:
+        """Insert a batch; the arguments are those of the buffer's `add`, and `mask` or `ends` are dealt out likewise.
+
+        Raises:
+          ValueError: as from the buffer's `add`; or the batch cannot be dealt out evenly (pad and mask it).
+        """
+        call = inspect.signature(self.buffer.add).bind(*args, **kwargs)
+        call.apply_defaults()
+        return _add[self.buffer.donate](self, *call.args)
+
+    def sample(self, state: S, key: jax.Array, batch_size: int, beta: Any = None) -> Sample:
+        """Draw items with replacement, batch_size / D from each shard; otherwise as the buffer's `sample`.
+
+        Args:
+          key: a PRNG key, the same in all processes.
+
+        Raises:
+          ValueError: `batch_size` is not a positive multiple of D; or all shards are empty and the call is eager.
+        """
+        check_integer("batch_size", batch_size, 1, MAX_CAPACITY, "the number of draws")
+        drawn = _sample(self, state, key, batch_size, beta)
+        size = self.size(state)
+        if not isinstance(size, jax.core.Tracer) and int(size) == 0:
+            raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
+        return drawn
+
+    def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
+        """Tell the samplers the TD errors of items that were drawn; otherwise as the buffer's `update`.
+
+        Args:
+          indices: int [B], the handles in the rows in which they were drawn; B a multiple of D.
+          td_errors: float [B], signed or not.
+
+        Raises:
+          ValueError: shapes or dtypes other than these.
+        """
+        return _update[self.buffer.donate](self, state, indices, td_errors)
+
+    def get(self, state: S, indices: jax.Array) -> Any:
+        """Items [B, ...] named by handles (int [B]) in the rows in which they were drawn; zeros where not stored.
+
+        Raises:
+          ValueError: `indices` is not a vector of integers, of a length that is a multiple of D.
+        """
+        return _get(self, state, indices)
+
+    def size(self, state: S) -> jax.Array:
+        """Number of items that may be drawn, of all shards, int32 []."""
+        return jnp.sum(state.ring.size, axis=-1, dtype=jnp.int32)
+
+    def is_empty(self, state: S) -> jax.Array:
+        """Whether nothing may be drawn, bool []."""
+        return self.size(state) == 0
+
+    def is_full(self, state: S) -> jax.Array:
+        """Whether the next insertion overwrites in every shard, bool []."""
+        return jnp.all(self._shard.is_full(state), axis=-1)
+
+    def can_sample(self, state: S, batch_size: int = 1) -> jax.Array:
+        """Whether at least `batch_size` items may be drawn, of all shards, bool []."""
+        return self.size(state) >= batch_size
+
+    @property
+    def _shard(self) -> Buffer[S]:
+        return self.buffer._shard(self.num_shards)
+
+    @property
+    def _items_spec(self) -> PartitionSpec:
+        return PartitionSpec(*[None] * self.buffer._shard_axis, self.axis)
+
+    def _check_state(self, state: S) -> None:
+        if state.ring.size.shape != (self.num_shards,):
+            raise ValueError(
+                f"{self.num_shards} shards: this state has leading axes {list(state.ring.size.shape)}; use the buffer "
+                "that made it, and jax.vmap for a stack of states."
+            )
+
+    def _check_divides(self, name: str, size: int) -> None:
+        if size % self.num_shards:
+            raise ValueError(
+                f"{name}={size}: must be a multiple of {self.num_shards}, the number of shards (mesh axis "
+                f"{self.axis!r})."
+            )
+
+    def _on_shards(self, function: Callable[..., Any], specs: tuple[PartitionSpec, ...], *arguments: Any) -> Any:
+        """`function` of each device's part of the arguments, which are laid out by `specs`."""
+        if self.mesh.axis_types[self.mesh.axis_names.index(self.axis)] == AxisType.Explicit:
+            layout = [NamedSharding(self.mesh, spec) for spec in specs]
+            arguments = tuple(jax.tree.map(jnp.asarray, arguments))
+            arguments = tuple(
+                jax.tree.map(lambda x, s=s: jax.sharding.reshard(x, s), a)
+                for a, s in zip(arguments, layout, strict=True)
+            )
+        return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=PartitionSpec(self.axis))(*arguments)
+
+
+# On its device a shard's state has a leading axis of 1. It is mapped over: where reshapes take it off and put it on
+# again, XLA copies the whole storage.
+
+
+def _one(drawn: Any) -> Any:
+    return jax.tree.map(lambda x: x.reshape(x.shape[1:]), drawn)
+
+
+def _init_impl(sharded: Sharded[S], treedef: Any, leaves: tuple[tuple[tuple[int, ...], Any], ...]) -> S:
+    axis = sharded.buffer._shard_axis
+    for shape, _ in leaves:
+        sharded._check_divides("batch", shape[axis])
+
+    def part(shape, dtype):
+        return jax.ShapeDtypeStruct((*shape[:axis], shape[axis] // sharded.num_shards, *shape[axis + 1 :]), dtype)
+
+    spec = jax.tree.unflatten(treedef, [part(*leaf) for leaf in leaves])
+
+    def init() -> S:
+        return jax.tree.map(lambda x: x.reshape(1, *x.shape), sharded._shard._init(spec, sharded.num_shards))
+
+    return sharded._on_shards(init, ())
+
+
+def _add_impl(sharded: Sharded[S], state: S, items: Any, flags: Any) -> S:
+    sharded._check_state(state)
+    items = _items.as_arrays(items)
+    flags = sharded.buffer._check_batch(items, flags)
+    sharded._check_divides("batch", jax.tree.leaves(items)[0].shape[sharded.buffer._shard_axis])
+
+    def add(state: S, items: Any, flags: Any) -> S:
+        return jax.vmap(lambda shard: sharded._shard._add(shard, items, flags))(state)
+
+    parts = sharded._items_spec
+    return sharded._on_shards(add, (PartitionSpec(sharded.axis), parts, parts), state, items, flags)
+
+
+def _sample_impl(sharded: Sharded[S], state: S, key: jax.Array, batch_size: int, beta: Any) -> Sample:
+    sharded._check_state(state)
+    sharded._check_divides("batch_size", batch_size)
+
+    def sample(state: S, key: jax.Array, beta: Any) -> Sample:
+        if sharded.num_shards > 1:
+            key = jax.random.fold_in(key, lax.axis_index(sharded.axis))
+        share = batch_size // sharded.num_shards
+        return _one(jax.vmap(lambda s: _buffer._sample_impl(sharded._shard, s, key, share, beta, sharded.axis))(state))
+
+    specs = (PartitionSpec(sharded.axis), PartitionSpec(), PartitionSpec())
+    return sharded._on_shards(sample, specs, state, key, beta)
+
+
+def _update_impl(sharded: Sharded[S], state: S, indices: jax.Array, td_errors: jax.Array) -> S:
+    sharded._check_state(state)
+    indices, td_errors = _buffer.check_td_errors(indices, td_errors)
+    sharded._check_divides("indices", indices.shape[0])
+
+    def update(state: S, indices: jax.Array, td_errors: jax.Array) -> S:
+        return jax.vmap(lambda s: _buffer._update_impl(sharded._shard, s, indices, td_errors, sharded.axis))(state)
+
+    return sharded._on_shards(update, (PartitionSpec(sharded.axis),) * 3, state, indices, td_errors)
+
+
+def _get_impl(sharded: Sharded[S], state: S, indices: jax.Array) -> Any:
+    sharded._check_state(state)
+    indices = _buffer.check_indices(indices)
+    sharded._check_divides("indices", indices.shape[0])
+
+    def get(state: S, indices: jax.Array) -> Any:
+        return _one(jax.vmap(lambda s: _buffer._get_impl(sharded._shard, s, indices, sharded.axis))(state))
+
+    return sharded._on_shards(get, (PartitionSpec(sharded.axis),) * 2, state, indices)
+
+
+_init = jax.jit(_init_impl, static_argnums=(0, 1, 2))
+_add = jitted(_add_impl)
+_sample = jax.jit(_sample_impl, static_argnums=(0, 3))
+_update = jitted(_update_impl)
+_get = jax.jit(_get_impl, static_argnums=0)

@@ -1,0 +1,418 @@
+import functools
+import re
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import test_memory
+from jax import lax
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+from scipy.stats import chisquare, norm
+
+import jaxreplay as jr
+
+PRIORITIZED = jr.Prioritized(alpha=0.7, beta=0.6, epsilon=0.01)
+ITEMS = {"id": jax.ShapeDtypeStruct((8,), jnp.int32), "x": jax.ShapeDtypeStruct((8, 2), jnp.float32)}
+
+
+def mesh(num_shards, devices=None):
+    return Mesh(np.array((devices or jax.devices("cpu"))[:num_shards]), ("data",))
+
+
+def items(ids):
+    ids = jnp.asarray(ids, jnp.int32)
+    return {"id": ids, "x": (ids[..., None] * jnp.array([1, -1])).astype(jnp.float32)}
+
+
+BUFFERS = {
+    "replay": (jr.ReplayBuffer(capacity=24, sampler=PRIORITIZED), lambda t: items(8 * t + jnp.arange(8))),
+    "uniform": (jr.ReplayBuffer(capacity=24), lambda t: items(8 * t + jnp.arange(8))),
+    "sequence": (
+        jr.SequenceBuffer(
+            length=8,
+            num_envs=8,
+            sequence_length=3,
+            stride=2,
+            sampler=jr.Prioritized(alpha=0.7, beta=0.6, epsilon=0.01, normalize="global"),
+            within_episode=True,
+        ),
+        lambda t: items(100 * (3 * t + jnp.arange(3)[:, None]) + jnp.arange(8)),
+    ),
+}
+
+
+def step(buffer, batch, state, x):
+    t, key = x
+    state = buffer.add(state, batch(t))
+    sample = buffer.sample(state, key, 16)
+    state = buffer.update(state, sample.indices, jnp.cos(jnp.arange(16.0)) * (1.0 + t))
+    return state, sample
+
+
+def run(buffer, batch, key, steps=6, state=None):
+    if state is None:
+        state = buffer.init(jax.eval_shape(batch, 0))
+    inputs = jnp.arange(steps, dtype=jnp.int32), jax.random.split(key, steps)
+    return lax.scan(functools.partial(step, buffer, batch), state, inputs)
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_one_shard_is_the_buffer_bit_for_bit_in_jit_and_vmap(name):
+    buffer, batch = BUFFERS[name]
+    sharded = jr.Sharded(buffer, mesh(1, jax.devices()))
+    keys = jax.random.split(jax.random.key(0), 3)
+    for transform, given, axis in ((lambda f: f, keys[0], 0), (jax.vmap, keys, 1)):
+        expected, samples = jax.jit(transform(functools.partial(run, buffer, batch)))(given)
+        found, found_samples = jax.jit(transform(functools.partial(run, sharded, batch)))(given)
+        chex.assert_trees_all_equal(samples, found_samples)
+        chex.assert_trees_all_equal(expected, jax.tree.map(lambda x, axis=axis: jnp.squeeze(x, axis), found))
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_eager_equals_scan_equals_vmap(name):
+    buffer, batch = BUFFERS[name]
+    sharded = jr.Sharded(buffer, mesh(4))
+    keys = jax.random.split(jax.random.key(0), 2)
+    expected, samples = jax.jit(functools.partial(run, sharded, batch))(keys[0])
+    state = sharded.init(jax.eval_shape(batch, 0))
+    for t, key in enumerate(jax.random.split(keys[0], 6)):
+        state, sample = step(sharded, batch, state, (t, key))
+        chex.assert_trees_all_equal(sample, jax.tree.map(lambda x, t=t: x[t], samples))
+        for leaf in jax.tree.leaves(state):
+            assert leaf.sharding.is_equivalent_to(NamedSharding(sharded.mesh, PartitionSpec("data")), leaf.ndim)
+    chex.assert_trees_all_equal(state, expected)
+    vmapped, vmapped_samples = jax.jit(jax.vmap(functools.partial(run, sharded, batch)))(keys)
+    chex.assert_trees_all_equal(jax.tree.map(lambda x: x[0], vmapped), expected)
+    chex.assert_trees_all_equal(jax.tree.map(lambda x: x[0], vmapped_samples), samples)
+
+
+@pytest.mark.parametrize(
+    ("num_shards", "normalize"), [(1, None), (2, "batch"), (4, None), (4, "batch"), (4, "global"), (8, "global")]
+)
+def test_contents_law_and_weights_equal_the_twin(num_shards, normalize):
+    """With shards of different sizes, one of them empty, and with priorities 0."""
+    sampler = jr.Prioritized(alpha=0.7, beta=0.6, epsilon=0.0, normalize=normalize, stratified=num_shards == 2)
+    sharded = jr.Sharded(jr.ReplayBuffer(capacity=24, sampler=sampler), mesh(num_shards))
+    state = sharded.init(ITEMS)
+    twin = oracles.ShardedTwin(num_shards, 24, 0.7, 0.0, state.ring.period)
+    rng = np.random.default_rng(num_shards)
+    for t in range(9):
+        ids, mask = np.arange(8 * t, 8 * t + 8), rng.random(8) < 0.8
+        if num_shards > 2:
+            mask[-8 // num_shards :] = False  # the last shard stays empty
+        state = sharded.add(state, items(ids), jnp.array(mask))
+        twin.add(ids, mask)
+        assert sharded.size(state) == twin.size
+        sample = sharded.sample(state, jax.random.key(t), 40)
+        handles = np.asarray(sample.indices)
+        td_errors = np.where(rng.random(40) < 0.1, 0.0, rng.exponential(size=40) * 3).astype(np.float32)
+        state = sharded.update(state, sample.indices, td_errors)
+        twin.update(handles, td_errors)
+
+    assert sharded.can_sample(state, twin.size)
+    assert not sharded.can_sample(state, twin.size + 1)
+    assert sharded.is_full(state) == all(len(shard.stored) == 24 // num_shards for shard in twin.shards)
+    empty = num_shards > 2
+    batch_size = 32_000
+    sample = sharded.sample(state, jax.random.key(7), batch_size)
+    handles, weights, probabilities = (np.asarray(x) for x in (sample.indices, sample.weights, sample.probabilities))
+    share = batch_size // num_shards
+    drawn = np.arange(batch_size) < batch_size - share * empty
+    assert np.all((handles >= 0) == drawn)
+    assert np.all((weights > 0) == drawn)
+    assert np.all((probabilities > 0) == drawn)
+
+    every = np.array(twin.handles)
+    law = np.array([twin.probability(handle) for handle in every])
+    row = {handle: i for i, handle in enumerate(every)}
+    rows = np.array([row[handle] for handle in handles[drawn]])
+    assert np.all(handles[drawn] // twin.period == np.flatnonzero(drawn) // share)  # each from its own shard
+    np.testing.assert_array_equal(sample.items["id"][drawn], [twin.item(handle) for handle in handles[drawn]])
+    np.testing.assert_allclose(probabilities[drawn], law[rows], rtol=1e-5)
+    expected = oracles.importance_weights(law[rows], twin.size, 0.6, normalize, twin.min_probability)
+    np.testing.assert_allclose(weights[drawn], expected, rtol=1e-5)
+    if normalize == "batch":
+        assert weights.max() == 1.0
+
+    counts = np.bincount(rows, minlength=len(every))
+    assert np.all(counts[law == 0] == 0)
+    assert chisquare(counts[law > 0], batch_size * law[law > 0]).pvalue > 1e-3
+    if num_shards > 1:  # the test can tell: the law is not that of one tree over all items
+        leaves = np.concatenate([list(shard.leaf.values()) for shard in twin.shards])
+        plain = (leaves / leaves.sum())[law > 0] * drawn.sum()
+        assert chisquare(counts[law > 0], plain).pvalue < 1e-6
+
+
+@pytest.mark.parametrize("num_shards", [1, 2, 4, 8])
+@pytest.mark.parametrize("sampler", [jr.Uniform(), jr.Prioritized(beta=1.0, normalize=None)], ids=["uniform", "per"])
+def test_weighted_means_are_unbiased_with_uneven_shards(sampler, num_shards):
+    sharded = jr.Sharded(jr.ReplayBuffer(capacity=64, sampler=sampler), mesh(num_shards))
+    mask = np.arange(8) < 5  # with 8 shards three are empty
+    state = sharded.init(ITEMS)
+    for t in range(4):
+        state = sharded.add(state, items(8 * t + jnp.arange(8)), jnp.array(mask))
+    size = int(sharded.size(state))
+    assert size == 20
+    every = np.array([8 * t + row for t in range(4) for row in range(5)])
+    sample = sharded.sample(state, jax.random.key(0), 64)
+    td_errors = np.asarray(sample.items["id"] % 7 + 1.0)
+    state = sharded.update(state, sample.indices, td_errors)
+
+    def estimate(key):
+        sample = sharded.sample(state, key, 64)
+        return jnp.mean(sample.weights * sample.items["x"][:, 0] ** 2), jnp.mean(sample.weights)
+
+    squares, ones = jax.jit(jax.vmap(estimate))(jax.random.split(jax.random.key(1), 2_000))
+    for estimates, truth in ((squares, np.mean(every.astype(float) ** 2)), (ones, 1.0)):
+        estimates = np.asarray(estimates, np.float64)
+        error = estimates.mean() - truth
+        deviation = estimates.std() / np.sqrt(len(estimates))
+        assert abs(error) < 1e-5 * truth or 2 * norm.sf(abs(error) / deviation) > 1e-3
+    if isinstance(sampler, jr.Uniform) and num_shards in (2, 4):
+        assert len(np.unique(np.asarray(sample.weights))) > 1
+
+
+@pytest.mark.parametrize("num_shards", [2, 4])
+def test_sequences_are_those_of_the_shards_own_streams(num_shards):
+    buffer, _ = BUFFERS["sequence"]
+    sharded = jr.Sharded(buffer, mesh(num_shards))
+    state = sharded.init(items(np.zeros((1, 8))))
+    rng = np.random.default_rng(0)
+    twin = oracles.SequenceTwin(8, 8, 3, 2)
+    envs = 8 // num_shards
+    for t in range(7):
+        ids, ends = 100 * (3 * t + np.arange(3)[:, None]) + np.arange(8), rng.random((3, 8)) < 0.2
+        state = sharded.add(state, items(ids), ends=jnp.array(ends))
+        twin.add(ids, ends)
+        assert sharded.size(state) == len(twin.handles)
+        sample = sharded.sample(state, jax.random.key(t), 16)
+        handles = np.asarray(sample.indices)
+        shard, local = handles // state.ring.period, handles % state.ring.period
+        np.testing.assert_array_equal(shard, np.repeat(np.arange(num_shards), 16 // num_shards))
+        for row in range(16):
+            handle = local[row] // envs * 8 + shard[row] * envs + local[row] % envs
+            assert handle in twin.handles
+            np.testing.assert_array_equal(sample.items["id"][row], twin.sequence(handle))
+            np.testing.assert_array_equal(sample.mask[row], twin.mask(handle))
+        np.testing.assert_array_equal(sharded.get(state, sample.indices)["id"], sample.items["id"])
+
+
+def test_an_empty_buffer():
+    sharded = jr.Sharded(BUFFERS["replay"][0], mesh(4))
+    state = sharded.init(ITEMS)
+    assert sharded.is_empty(state)
+    with pytest.raises(ValueError, match="empty buffer"):
+        sharded.sample(state, jax.random.key(0), 8)
+    sample = jax.jit(sharded.sample, static_argnums=2)(state, jax.random.key(0), 8)
+    assert np.all(np.asarray(sample.indices) == -1)
+    assert np.all(np.asarray(sample.weights) == 0)
+    assert np.all(np.asarray(sample.probabilities) == 0)
+
+
+def test_handles_return_to_their_shard_and_no_other():
+    sharded = jr.Sharded(jr.ReplayBuffer(capacity=8, sampler=PRIORITIZED, donate=False), mesh(4))
+    state = sharded.add(sharded.init(ITEMS), items(np.arange(8)))
+    period = state.ring.period
+    own = jnp.arange(4).repeat(2) * period + jnp.arange(8) % 2
+    np.testing.assert_array_equal(sharded.get(state, own)["id"], np.arange(8))
+    updated = sharded.update(state, own, jnp.arange(8.0))
+    leaves = np.asarray(updated.sampler.tree.sums[-1]).reshape(4, -1)[:, :2].reshape(-1)
+    np.testing.assert_allclose(leaves, (np.arange(8) + 0.01) ** 0.7, rtol=1e-5)
+    np.testing.assert_allclose(updated.sampler.max_priority, np.full(4, 7.01), rtol=1e-6)
+
+    # Rows of other shards, of none, and of items overwritten since.
+    later = sharded.add(sharded.add(state, items(10 + np.arange(8))), items(20 + np.arange(8)))
+    for rows, given in (
+        (own[::-1], state),
+        (own * 0 - 1, state),
+        (jnp.full(8, -(2**31), jnp.int32), state),
+        (own, later),
+    ):
+        np.testing.assert_array_equal(sharded.get(given, rows)["id"], np.zeros(8))
+        ignored = sharded.update(given, rows, jnp.full(8, 50.0))
+        chex.assert_trees_all_equal(ignored.sampler.tree, given.sampler.tree)
+        assert np.all(np.asarray(ignored.sampler.max_priority) == 1)
+    fresh = sharded.sample(later, jax.random.key(0), 8)
+    assert set(np.asarray(fresh.items["id"])) <= set(range(20, 28))
+    assert np.all(np.asarray(sharded.get(later, fresh.indices)["id"]) == np.asarray(fresh.items["id"]))
+
+
+def test_handles_stay_distinct_when_counters_wrap():
+    sharded = jr.Sharded(BUFFERS["replay"][0], mesh(8))
+    state = sharded.init(ITEMS)
+    period = state.ring.period
+    assert period % 3 == 0
+    assert 8 * period + 3 <= 2**31 - 1
+    late = jnp.full_like(state.ring.inserted, period - 3)
+    state = state.replace(ring=state.ring.replace(inserted=late))
+    for t in range(4):
+        state = sharded.add(state, items(8 * t + np.arange(8)))
+        sample = sharded.sample(state, jax.random.key(t), 16)
+        local = np.asarray(sample.indices) - np.repeat(np.arange(8), 2) * period
+        assert np.all((local >= 0) & (local < period))
+        np.testing.assert_array_equal(sharded.get(state, sample.indices)["id"], sample.items["id"])
+    assert np.all(np.asarray(state.ring.inserted) == 1)
+
+
+def test_weights_and_handles_go_into_a_transition_batch():
+    batch = jr.TransitionBatch(
+        S=jnp.zeros((8, 2)), A=jnp.zeros(8), logP=None, Rn=jnp.arange(8.0), In=jnp.ones(8), S_next=jnp.zeros((8, 2))
+    )
+    sharded = jr.Sharded(jr.ReplayBuffer(capacity=16, sampler=PRIORITIZED), mesh(4))
+    state = sharded.add(sharded.init(batch), batch)
+    sample = sharded.sample(state, jax.random.key(0), 8)
+    np.testing.assert_array_equal(sample.items.W, sample.weights)
+    np.testing.assert_array_equal(sample.items.idx, sample.indices)
+
+
+@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+def test_any_mesh_will_do(kind):
+    """Axes of both kinds, beside another axis, and arguments wherever they lie."""
+    buffer, batch = BUFFERS["sequence"]
+    devices = np.array(jax.devices("cpu")).reshape(4, 2)
+    expected, samples = jax.jit(functools.partial(run, jr.Sharded(buffer, mesh(2)), batch))(jax.random.key(0))
+    sharded = jr.Sharded(buffer, Mesh(devices, ("model", "seed"), axis_types=(kind,) * 2), "seed")
+    found, found_samples = jax.jit(functools.partial(run, sharded, batch))(jax.random.key(0))
+    chex.assert_trees_all_close(jax.device_get((found, found_samples)), jax.device_get((expected, samples)), rtol=1e-6)
+    state = sharded.init(jax.eval_shape(batch, 0))
+    for layout in (PartitionSpec(), PartitionSpec(None, "seed"), PartitionSpec(None, "model")):
+        rows = jax.device_put(batch(0), NamedSharding(sharded.mesh, layout))
+        state = sharded.add(state, rows, jnp.zeros((3, 8), bool))
+        sample = sharded.sample(state, jax.random.key(1), 4, beta=jnp.float32(0.5))
+        state = sharded.update(state, np.asarray(sample.indices), np.ones(4))
+    assert sharded.size(state) == 24
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_buffers_run_in_the_users_own_shard_map(name):
+    """One buffer a device, that knows nothing of the others, with JAX's checks of what varies between them."""
+    buffer, batch = BUFFERS[name]
+
+    def on_device(keys, states):
+        state = jax.tree.map(lambda x: x[0], states)
+        state, samples = run(buffer, lambda t: batch(t + lax.axis_index("data")), keys[0], state=state)
+        return jax.tree.map(lambda x: x[None], (state, samples))
+
+    spec = PartitionSpec("data")
+    mapped = jax.jit(jax.shard_map(on_device, mesh=mesh(2), in_specs=spec, out_specs=spec))
+    keys = jax.random.split(jax.random.key(0), 2)
+    empty = jax.vmap(lambda _: buffer.init(jax.eval_shape(batch, 0)))(keys)
+    _, samples = mapped(keys, empty)
+    for device in range(2):
+        alone = jax.jit(functools.partial(run, buffer, lambda t, d=device: batch(t + d)))(keys[device])[1]
+        chex.assert_trees_all_close(jax.tree.map(lambda x, d=device: x[d], samples), alone, rtol=1e-6)
+
+
+COLLECTIVE = re.compile(r"= (.*?) (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(-start)?\(")
+
+
+def collectives(hlo):
+    """Numbers of elements of the results of the collectives in a program."""
+    sizes = []
+    for line in hlo.splitlines():
+        found = COLLECTIVE.search(line)
+        if found:
+            for axes in re.findall(r"\[([\d,]*)\]", found.group(1)):
+                sizes.append(int(np.prod([int(axis) for axis in axes.split(",") if axis])))
+    return sizes
+
+
+@pytest.mark.parametrize("name", ["replay", "sequence"])
+@pytest.mark.parametrize("num_shards", [2, 4, 8])
+def test_only_numbers_are_exchanged_and_nothing_is_copied(num_shards, name):
+    sampler = jr.Prioritized(normalize="global")
+    spec = jax.ShapeDtypeStruct((8, 4096), jnp.uint8)
+    if name == "replay":
+        buffer = jr.ReplayBuffer(capacity=50_000, sampler=sampler)
+    else:
+        buffer = jr.SequenceBuffer(length=6_250, num_envs=8, sequence_length=3, sampler=sampler)
+        spec = jax.ShapeDtypeStruct((1, 8, 4096), jnp.uint8)
+    sharded = jr.Sharded(buffer, mesh(num_shards))
+
+    def train(state, batch, key):
+        def step(state, key):
+            state = sharded.add(state, batch)
+            sample = sharded.sample(state, key, 16)
+            td_errors = jnp.mean(sample.items.astype(jnp.float32), axis=tuple(range(1, sample.items.ndim)))
+            return sharded.update(state, sample.indices, td_errors), jnp.sum(sample.weights)
+
+        return lax.scan(step, state, jax.random.split(key, 3))
+
+    layout = NamedSharding(sharded.mesh, PartitionSpec("data"))
+    state = jax.tree.map(
+        lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), jax.eval_shape(sharded.init, spec)
+    )
+    batch = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharded.items_sharding)
+    compiled = jax.jit(train, donate_argnums=0).lower(state, batch, jax.random.key(0)).compile()
+    hlo, memory = compiled.as_text(), compiled.memory_analysis()
+    sizes = collectives(hlo)
+    assert len(sizes) >= 3  # N, the smallest probability, the largest priority
+    assert max(sizes) == 1
+    whole = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(jax.eval_shape(buffer.init, spec)))
+    assert memory.argument_size_in_bytes < 1.01 * whole / num_shards + 1e6  # of one device
+    assert memory.temp_size_in_bytes < 0.01 * whole / num_shards
+    assert test_memory.big_copies(hlo, 50_000 * 4096 // num_shards) == []
+
+
+def test_each_device_holds_one_part_of_the_state():
+    whole = sum(x.nbytes for x in jax.tree.leaves(BUFFERS["uniform"][0].init(ITEMS).storage))
+    for num_shards in (1, 2, 4, 8):
+        state = jr.Sharded(BUFFERS["uniform"][0], mesh(num_shards)).init(ITEMS)
+        for device in jax.devices("cpu")[:num_shards]:
+            held = [
+                s.data.nbytes
+                for x in jax.tree.leaves(state.storage)
+                for s in x.addressable_shards
+                if s.device == device
+            ]
+            assert sum(held) == whole / num_shards
+
+
+def test_items_sharding_is_what_add_wants():
+    sharded = jr.Sharded(BUFFERS["sequence"][0], mesh(4))
+    rows = jax.device_put(np.arange(24).reshape(3, 8), sharded.items_sharding)
+    assert [shard.data.shape for shard in rows.addressable_shards] == [(3, 2)] * 4
+
+
+def test_errors_name_what_is_wrong():
+    buffer, steps = BUFFERS["replay"][0], BUFFERS["sequence"][0]
+    four = mesh(4)
+    for make, message in (
+        (lambda: jr.Sharded(jr.Uniform(), four), "buffer=Uniform"),
+        (lambda: jr.Sharded(buffer, jax.devices("cpu")), "must be a jax.sharding.Mesh"),
+        (lambda: jr.Sharded(buffer, four, "model"), r"axis='model': must be one of the mesh's axes, \('data',\)"),
+        (lambda: jr.Sharded(jr.ReplayBuffer(capacity=10), four), "capacity=10: must be a multiple of 4"),
+        (lambda: jr.Sharded(jr.SequenceBuffer(length=8, num_envs=6, sequence_length=2), four), "num_envs=6: must be"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            make()
+    sharded, sequences = jr.Sharded(buffer, four), jr.Sharded(steps, four)
+    state, sequence_state = sharded.init(ITEMS), sequences.init(items(np.zeros((1, 8))))
+    state = sharded.add(state, items(np.arange(8)))
+    for call, message in (
+        (lambda: sharded.init(items(np.arange(6))), "batch=6: must be a multiple of 4"),
+        (lambda: sharded.init({}), "holds no arrays"),
+        (lambda: sequences.init(items(np.zeros((1, 4)))), "num_envs=8: got steps"),
+        (lambda: sharded.add(state, items(np.arange(6))), "batch=6: must be a multiple of 4"),
+        (lambda: sharded.add(state, items(np.arange(32))), "batch of 32 items: expected 1 to capacity=24"),
+        (
+            lambda: sharded.add(state, items(np.arange(8)), jnp.ones(7, bool)),
+            r"mask: got bool\[7\], expected bool\[8\]",
+        ),
+        (lambda: sharded.add(state, {"id": jnp.arange(8)}), "wrong structure: missing"),
+        (lambda: sequences.add(sequence_state, items(np.zeros((9, 8)))), "expected 1 to length=8"),
+        (lambda: sharded.sample(state, jax.random.key(0), 6), "batch_size=6: must be a multiple of 4"),
+        (lambda: sharded.sample(state, jax.random.key(0), 0), "batch_size=0: must be an integer from 1"),
+        (lambda: sharded.update(state, jnp.arange(6), jnp.ones(6)), "indices=6: must be a multiple of 4"),
+        (lambda: sharded.update(state, jnp.arange(8), jnp.ones(4)), "td_errors: got float"),
+        (lambda: sharded.get(state, jnp.ones(8)), "indices: got float"),
+        (lambda: jr.Sharded(buffer, mesh(2)).sample(state, jax.random.key(0), 8), r"2 shards: this state has .* \[4\]"),
+        (lambda: buffer.sample(state, jax.random.key(0), 8), "capacity=24: this state has a leading axis of 4"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    with pytest.raises(TypeError, match="ends"):
+        sharded.add(state, items(np.arange(8)), ends=None)

@@ -7,6 +7,7 @@ from jaxreplay.autoreset import AutoresetState as AutoresetState
 from jaxreplay.autoreset import NextStepAutoreset as NextStepAutoreset
 from jaxreplay.difficulty_pools import DifficultyPools as DifficultyPools
 from jaxreplay.difficulty_pools import task_key as task_key
+from jaxreplay.migration import migrate as migrate
 from jaxreplay.replay_buffer import ReplayBuffer as ReplayBuffer
 from jaxreplay.replay_buffer import ReplayState as ReplayState
 from jaxreplay.samplers import Prioritized as Prioritized

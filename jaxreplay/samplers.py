@@ -138,6 +138,11 @@ class PrioritizedState:
     rejected: jax.Array  # []
 
 
+def largest_leaf(capacity: int) -> float:
+    """The largest priority^alpha that a tree of this capacity takes."""
+    return 2.0 ** (63 - (capacity - 1).bit_length())
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prioritized:
     """Proportional prioritization, after Schaul et al. 2016 (Prioritized Experience Replay, sections 3.3 and 3.4).
@@ -256,6 +261,5 @@ class Prioritized:
     def _leaf(self, priority: jax.Array, capacity: int) -> jax.Array:
         # Within these bounds no sum overflows, and no sum, its reciprocal or a probability falls into the subnormal
         # range, which XLA flushes to 0.
-        largest = 2.0 ** (63 - (capacity - 1).bit_length())
-        leaf = jnp.clip(priority**self.alpha, 2.0**-63, largest)
+        leaf = jnp.clip(priority**self.alpha, 2.0**-63, largest_leaf(capacity))
         return jnp.where((priority > 0) | (self.alpha == 0), leaf, 0.0)

@@ -71,6 +71,11 @@ class Sharded(Generic[S]):
         """
         return NamedSharding(self.mesh, self._items_spec)
 
+    @property
+    def state_sharding(self) -> NamedSharding:
+        """How all leaves of a state lie, and rows of a drawn batch."""
+        return NamedSharding(self.mesh, PartitionSpec(self.axis))
+
     def init(self, items: Any) -> S:
         """An empty buffer, laid out over the mesh: the buffer's state whose leaves have a leading axis [D].
 
@@ -161,6 +166,7 @@ class Sharded(Generic[S]):
                 f"{self.num_shards} shards: this state has leading axes {list(state.ring.size.shape)}; use the buffer "
                 "that made it, and jax.vmap for a stack of states."
             )
+        self._shard._check_state(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state))
 
     def _check_divides(self, name: str, size: int) -> None:
         if size % self.num_shards:

@@ -138,6 +138,17 @@ class ShardedTwin:
         return min(twin.min_probability for twin in self.shards if twin.stored) / len(self.shards)
 
 
+def migrate_items(shards, num_shards, capacity):
+    """Lists of items of the shards, oldest first, as lists for `num_shards` shards of `capacity` items in all."""
+    newest_first = []
+    for age in range(max(len(shard) for shard in shards)):
+        newest_first += [shard[-1 - age] for shard in reversed(shards) if age < len(shard)]
+    new = [[] for _ in range(num_shards)]
+    for rank, item in enumerate(newest_first[:capacity]):
+        new[-1 - rank % num_shards].insert(0, item)
+    return new
+
+
 class SequenceTwin:
     """All steps ever added to each stream, and the starts of the sequences that can be drawn."""
 
@@ -145,6 +156,7 @@ class SequenceTwin:
         self.length, self.num_envs = length, num_envs
         self.sequence_length, self.stride = sequence_length, stride
         self.steps, self.ends = [], []  # of time: rows [num_envs]
+        self.lost = 0  # the first steps that are stored no longer, whatever the length
         self.priority = {}  # by handle, of all sequences ever completed
 
     def add(self, steps, ends):
@@ -162,7 +174,7 @@ class SequenceTwin:
     @property
     def handles(self):
         """The drawable ones: sequence number * num_envs + environment."""
-        oldest = max(0, len(self.steps) - self.length)
+        oldest = max(self.lost, len(self.steps) - self.length)
         starts = [k for k in range(self.num_complete) if k * self.stride >= oldest]
         return [k * self.num_envs + env for k in starts for env in range(self.num_envs)]
 

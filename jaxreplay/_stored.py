@@ -18,6 +18,7 @@ PLAIN = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
 }
+SMALL = 2**16  # bytes; the checksums of smaller arrays are computed on the host
 
 
 def as_array(leaf: Any, name: str) -> jax.Array:
@@ -36,8 +37,9 @@ def as_array(leaf: Any, name: str) -> jax.Array:
 def check_dtype(dtype: Any, name: str) -> None:
     """Raise a `ValueError` where JAX would change the dtype."""
     try:
-        kept = jax.dtypes.canonicalize_dtype(dtype) == dtype
-    except TypeError:
+        is_number = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
+        kept = is_number and jax.dtypes.canonicalize_dtype(dtype) == dtype
+    except TypeError:  # a name that this version of JAX does not know
         kept = False
     if not kept:
         raise ValueError(
@@ -96,26 +98,26 @@ def unpack(record: dict[str, Any], stored: jax.Array, sharding: NamedSharding | 
         leaf = stored if record["dtype"] in PLAIN else _from_bits(stored, jnp.dtype(record["dtype"]))
     if sharding is not None:
         return jax.device_put(leaf, sharding)
-    if record.get("weak"):
-        weak = jnp.asarray(leaf.dtype.type(0).item())  # only of Python numbers are arrays weakly typed
-        if weak.dtype == leaf.dtype:
-            return jnp.broadcast_to(weak, leaf.shape).at[...].set(leaf)
-    return leaf
+    return _weakly_typed(leaf) if record.get("weak") else leaf
 
 
 def checksums(stored: Sequence[jax.Array]) -> list[list[int]]:
-    """Two 32-bit checksums of each array's bits and places, for any sharding; nothing else leaves the devices."""
-    groups = {}
+    """Two 32-bit checksums of the bits and places in each array, whatever its sharding.
+
+    Of large arrays, or such as other processes have a part of, only the checksums leave the devices.
+    """
+    found, groups = {}, {}
     for number, array in enumerate(stored):
-        sharding = array.sharding
-        devices = tuple(np.asarray(sharding.mesh.devices).flat) if isinstance(sharding, NamedSharding) else sharding
-        groups.setdefault(devices, []).append(number)
-    sums = [[0, 0]] * len(stored)
+        if array.is_fully_addressable and array.nbytes <= SMALL:
+            found[number] = _host_checksums(np.asarray(array))
+        else:
+            sharding = array.sharding
+            devices = np.asarray(sharding.mesh.devices).flat if isinstance(sharding, NamedSharding) else [sharding]
+            groups.setdefault(tuple(devices), []).append(number)
     for numbers in groups.values():
-        found = np.asarray(_checksums([stored[number] for number in numbers]))
-        for number, pair in zip(numbers, found.tolist(), strict=True):
-            sums[number] = pair
-    return sums
+        pairs = _device_checksums([stored[number] for number in numbers])
+        found |= dict(zip(numbers, np.asarray(pairs).tolist(), strict=True))
+    return [found[number] for number in range(len(stored))]
 
 
 def _is_key(dtype: Any) -> bool:
@@ -136,11 +138,30 @@ def _from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
     return lax.bitcast_convert_type(bits.astype(f"uint{_width(dtype)}"), dtype)
 
 
-def _mix(x: jax.Array) -> jax.Array:
+@jax.jit
+def _weakly_typed(x: jax.Array) -> jax.Array:
+    zero = jnp.asarray(np.zeros((), x.dtype).item())  # what is made of Python numbers is weakly typed
+    return jnp.broadcast_to(zero, x.shape).at[...].set(x) if zero.dtype == x.dtype else x
+
+
+def _mix(x: Any) -> Any:
     """A bijection of uint32 in which every bit depends on every other (the finalizer of MurmurHash3)."""
     x = (x ^ (x >> 16)) * np.uint32(0x85EBCA6B)
     x = (x ^ (x >> 13)) * np.uint32(0xC2B2AE35)
     return x ^ (x >> 16)
+
+
+def _pair(words: Any, place: Any) -> tuple[Any, Any]:
+    """What the checksums are the sums of, from uint32 words and the place of each."""
+    mixed = _mix(words ^ _mix(place))
+    return mixed, _mix(mixed ^ np.uint32(0x9E3779B9))
+
+
+def _host_checksums(x: np.ndarray) -> list[int]:
+    """The same as on the device, which would have to compile it."""
+    x = np.ascontiguousarray(x).reshape(-1)
+    words = x.view(f"uint{8 * min(x.itemsize, 4)}").astype(np.uint32)
+    return [int(np.sum(part, dtype=np.uint32)) for part in _pair(words, np.arange(words.size, dtype=np.uint32))]
 
 
 def _words(x: jax.Array) -> jax.Array:
@@ -148,31 +169,23 @@ def _words(x: jax.Array) -> jax.Array:
     if x.dtype == jnp.bool_:
         return x.astype(jnp.uint32)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
-        return jnp.stack([_words(lax.real(x)), _words(lax.imag(x))], axis=-1)
+        return jnp.stack([_words(lax.real(x)), _words(lax.imag(x))], axis=x.ndim)
     if x.dtype.itemsize == 8:
         return lax.bitcast_convert_type(x, jnp.uint32)
     return lax.bitcast_convert_type(x, f"uint{8 * x.dtype.itemsize}").astype(jnp.uint32)
 
 
-def _leaf_checksums(x: jax.Array) -> jax.Array:
-    words = _words(x)
-    place, stride = jnp.zeros(words.shape, jnp.uint32), 1
-    for axis in reversed(range(words.ndim)):
-        place += lax.broadcasted_iota(jnp.uint32, words.shape, axis) * np.uint32(stride % 2**32)
-        stride *= words.shape[axis]
-    mixed, zero = _mix(words ^ _mix(place)), np.uint32(0)
-    # One reduction for both sums: XLA:CPU holds what two have in common in memory, which is larger than a storage of
-    # bytes.
-    return jnp.stack(
-        lax.reduce(
-            (mixed, _mix(mixed ^ np.uint32(0x9E3779B9))),
-            (zero, zero),
-            lambda x, y: (x[0] + y[0], x[1] + y[1]),
-            tuple(range(words.ndim)),
-        )
-    )
-
-
 @jax.jit
-def _checksums(stored: list[jax.Array]) -> jax.Array:
-    return jnp.stack([_leaf_checksums(x) for x in stored])
+def _device_checksums(stored: list[jax.Array]) -> jax.Array:
+    sums = []
+    for x in stored:
+        words = _words(x)
+        place, stride = jnp.zeros(words.shape, jnp.uint32), 1
+        for axis in reversed(range(words.ndim)):
+            place += lax.broadcasted_iota(jnp.uint32, words.shape, axis) * np.uint32(stride % 2**32)
+            stride *= words.shape[axis]
+        # One reduction for both: XLA:CPU keeps what two reductions share, which is larger than a storage of bytes.
+        zeros, axes = (np.uint32(0), np.uint32(0)), tuple(range(words.ndim))
+        pair = lax.reduce(_pair(words, place), zeros, lambda x, y: (x[0] + y[0], x[1] + y[1]), axes)
+        sums.append(jnp.stack(pair))
+    return jnp.stack(sums)

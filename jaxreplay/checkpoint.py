@@ -110,31 +110,30 @@ def restore(path: str | os.PathLike, buffer: Any) -> Any:
         number = _latest(manager)
         if number < 0:
             raise FileNotFoundError(missing)
-
-        def read(name: str, args: Any) -> Any:
-            try:
-                return manager.restore(number, args=ocp.args.Composite(**{name: args}))[name]
-            except Exception as error:  # whatever the storage raises where a file is not what it was
-                raise _damaged(path, f"cannot read its {name}: {_first_line(error)}") from error
-
-        content = _checked(path, read(MANIFEST, ocp.args.JsonRestore()), buffer)
-        records = content["leaves"]
-        meshes = list(_description.meshes(buffer))
-        shardings = [_stored.sharding_in(meshes, record) for record in records]
-        types = [_stored.stored_type(record) for record in records]
-        stored = {str(i): jax.ShapeDtypeStruct(*kind) for i, kind in enumerate(types) if 0 not in kind[0]}
-
-        def how(i: str) -> Any:
-            if shardings[int(i)] is None:
-                return ocp.RestoreArgs(restore_type=np.ndarray)
-            return ocp.ArrayRestoreArgs(sharding=shardings[int(i)], global_shape=stored[i].shape)
-
-        found = {}
-        if stored:
-            found = read(ARRAYS, ocp.args.PyTreeRestore(stored, restore_args={i: how(i) for i in stored}))
+        try:
+            manifest = manager.restore(number, args=ocp.args.Composite(**{MANIFEST: ocp.args.JsonRestore()}))[MANIFEST]
+        except Exception as error:  # whatever is raised where a file is not what it was
+            raise _damaged(path, f"cannot read its manifest: {_first_line(error)}") from error
+    content = _checked(path, manifest, buffer)
+    records, meshes = content["leaves"], list(_description.meshes(buffer))
+    shardings = [_stored.sharding_in(meshes, record) for record in records]
+    folder, handler = epath.Path(_absolute(path)) / f"{FOLDER}_{number}" / ARRAYS, ocp.PyTreeCheckpointHandler()
     arrays = []
-    for i, (record, (shape, dtype)) in enumerate(zip(records, types, strict=True)):
-        array = found.get(str(i), np.zeros(shape, dtype))
+    # One by one, so that the first array that cannot be read is the only one under way: to those left behind, an error
+    # would be an event loop that is closed, on a thread of the storage's.
+    for i, (record, sharding) in enumerate(zip(records, shardings, strict=True)):
+        shape, dtype = _stored.stored_type(record)
+        array = np.zeros(shape, dtype)
+        if array.size > 0:
+            how = ocp.RestoreArgs(restore_type=np.ndarray)
+            if sharding is not None:
+                how = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=shape)
+            item = {str(i): jax.ShapeDtypeStruct(shape, dtype)}
+            args = ocp.args.PyTreeRestore(item, restore_args={str(i): how}, partial_restore=True)
+            try:
+                array = handler.restore(folder, args=args)[str(i)]
+            except Exception as error:
+                raise _damaged(path, f"cannot read leaf {record['path']}: {_first_line(error)}") from error
         if array.shape != shape or array.dtype != dtype:
             raise _damaged(path, f"leaf {record['path']} is {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}")
         arrays.append(jnp.asarray(array))

@@ -117,7 +117,7 @@ def restore(path: str | os.PathLike, buffer: Any) -> Any:
     content = _checked(path, manifest, buffer)
     records, meshes = content["leaves"], list(_description.meshes(buffer))
     shardings = [_stored.sharding_in(meshes, record) for record in records]
-    folder, handler = epath.Path(_absolute(path)) / f"{FOLDER}_{number}" / ARRAYS, ocp.PyTreeCheckpointHandler()
+    folder, handler = epath.Path(_absolute(path)) / f"{FOLDER}_{number}" / ARRAYS, _handler()
     arrays = []
     # One by one, so that the first array that cannot be read is the only one under way: to those left behind, an error
     # would be an event loop that is closed, on a thread of the storage's.
@@ -155,7 +155,20 @@ def _manager(path: str | os.PathLike, create: bool) -> Any:
     options = ocp.CheckpointManagerOptions(
         max_to_keep=1, step_prefix=FOLDER, create=create, cleanup_tmp_directories=create
     )
-    return ocp.CheckpointManager(_absolute(path), options=options)
+    registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
+    registry.add(ARRAYS, ocp.args.PyTreeSave, _handler())
+    return ocp.CheckpointManager(_absolute(path), options=options, handler_registry=registry)
+
+
+def _handler() -> Any:
+    """What writes and reads the arrays; of replicas the first alone (to share them out, it would set a global mesh)."""
+    import orbax.checkpoint as ocp
+
+    registry = ocp.type_handlers.create_type_handler_registry(
+        (jax.Array, ocp.type_handlers.ArrayHandler(use_replica_parallel=False)),
+        (np.ndarray, ocp.type_handlers.NumpyHandler()),
+    )
+    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
 
 
 def _latest(manager: Any) -> int:
@@ -204,16 +217,17 @@ def _next_step(config: Any) -> str:
 def _check_processes_agree(content: dict[str, Any]) -> None:
     from jax.experimental import multihost_utils
 
-    sums = np.array([record["checksums"] for record in content["leaves"]], np.uint32).reshape(-1, 2)
     digest = np.frombuffer(bytes.fromhex(_digest({**content, "leaves": None})), np.uint32)
-    all_sums, digests = (multihost_utils.process_allgather(x) for x in (sums, digest))
+    sums = [np.array(record["checksums"], np.uint32) for record in content["leaves"]]
+    found = multihost_utils.process_allgather(np.concatenate([digest, *sums]))
+    differs = np.any(found != found[0], axis=0)
     for number, record in enumerate(content["leaves"]):
-        if np.any(all_sums[:, number] != all_sums[0, number]):
+        if np.any(differs[digest.size + 2 * number :][:2]):
             raise ValueError(
                 f"leaf {record['path']}: differs from process to process; make one global array of it, so that each "
                 "process's part is saved."
             )
-    if np.any(digests != digests[0]):
+    if np.any(differs):
         raise ValueError("buffer or state: their structure differs from process to process; give the same to all.")
 
 

@@ -5,6 +5,8 @@ from jaxreplay._buffer import Sample as Sample
 from jaxreplay._pool_state import PoolsState as PoolsState
 from jaxreplay.autoreset import AutoresetState as AutoresetState
 from jaxreplay.autoreset import NextStepAutoreset as NextStepAutoreset
+from jaxreplay.checkpoint import restore as restore
+from jaxreplay.checkpoint import save as save
 from jaxreplay.difficulty_pools import DifficultyPools as DifficultyPools
 from jaxreplay.difficulty_pools import task_key as task_key
 from jaxreplay.migration import migrate as migrate

@@ -1,0 +1,124 @@
+"""Configurations as JSON, and how one differs from another.
+
+A configuration is a frozen dataclass; a dict, list or tuple of them is described as well. A callable is described by
+its name alone, and a mesh by the sizes of its axes. `donate` does not matter to a state, and is left out.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Iterator
+from typing import Any, NamedTuple, TypeGuard
+
+import jax
+import numpy as np
+
+
+class Difference(NamedTuple):
+    """A field that differs, the values as text, and the outermost configuration that it belongs to, as given."""
+
+    where: str
+    saved: str
+    given: str
+    owner: Any
+
+
+def describe(config: Any, where: str = "buffer") -> Any:
+    """JSON of a configuration.
+
+    Raises:
+      ValueError: a value that cannot be recorded; the message names the field.
+    """
+    if isinstance(config, np.bool_ | np.number):
+        config = config.item()
+    if config is None or type(config) in (bool, int, float, str):
+        return config
+    if isinstance(config, enum.Enum):
+        return {"name": f"{_name(type(config))}.{config.name}"}
+    if isinstance(config, np.dtype):
+        return {"dtype": config.name}
+    if isinstance(config, jax.sharding.Mesh):
+        return {"mesh": dict(config.shape)}
+    if isinstance(config, list | tuple):
+        return [describe(x, f"{where}[{i}]") for i, x in enumerate(config)]
+    if isinstance(config, dict) or _is_config(config):
+        fields = {name: describe(x, _join(where, config, name)) for name, x in _fields(config).items()}
+        return {"type": _name(type(config)), "fields": fields}
+    if callable(config):
+        function = getattr(config, "func", config)  # of a functools.partial
+        return {"name": _name(function if hasattr(function, "__qualname__") else type(function))}
+    raise ValueError(
+        f"{where}: got a {type(config).__qualname__}, which cannot be recorded; expected a configuration, a plain "
+        "value, or a dict, list or tuple of these."
+    )
+
+
+def differences(saved: Any, given: Any, where: str = "buffer", owner: Any = None) -> Iterator[Difference]:
+    """Where the configuration `given` is not the one of which `saved` is the description."""
+    described = describe(given, where)
+    if isinstance(given, list | tuple) and isinstance(saved, list) and len(saved) == len(given):
+        for i, (x, y) in enumerate(zip(saved, given, strict=True)):
+            yield from differences(x, y, f"{where}[{i}]", owner)
+    elif _is_typed(saved) and _is_typed(described) and saved["type"] == described["type"]:
+        if owner is None and _is_config(given):
+            owner = given
+        fields, defaults = _fields(given), _defaults(given)
+        for name in [*fields, *(name for name in saved["fields"] if name not in fields)]:
+            inner = _join(where, given, name)
+            if name not in fields:
+                yield Difference(inner, _text(saved["fields"][name]), "nothing", owner)
+            elif name in saved["fields"] or name in defaults:  # a field that was added since had its default
+                value = saved["fields"][name] if name in saved["fields"] else describe(defaults[name], inner)
+                yield from differences(value, fields[name], inner, owner)
+            else:
+                yield Difference(inner, "nothing", _text(described["fields"][name]), owner)
+    elif saved != described and repr(saved) != repr(described):  # NaN is not equal to itself
+        yield Difference(where, _text(saved), _text(described), owner)
+
+
+def meshes(config: Any) -> Iterator[jax.sharding.Mesh]:
+    """All meshes in a configuration."""
+    if isinstance(config, jax.sharding.Mesh):
+        yield config
+    elif isinstance(config, dict) or _is_config(config):
+        for value in _fields(config).values():
+            yield from meshes(value)
+    elif isinstance(config, list | tuple):
+        for value in config:
+            yield from meshes(value)
+
+
+def _is_config(config: Any) -> bool:
+    return dataclasses.is_dataclass(config) and not isinstance(config, type)
+
+
+def _is_typed(described: Any) -> TypeGuard[dict[str, Any]]:
+    return isinstance(described, dict) and "fields" in described
+
+
+def _fields(config: Any) -> dict[str, Any]:
+    if isinstance(config, dict):
+        return {str(key): value for key, value in config.items()}
+    names = [field.name for field in dataclasses.fields(config) if field.compare and field.name != "donate"]
+    return {name: getattr(config, name) for name in names}
+
+
+def _defaults(config: Any) -> dict[str, Any]:
+    if isinstance(config, dict):
+        return {}
+    fields = dataclasses.fields(config)
+    return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
+
+
+def _join(where: str, config: Any, name: str) -> str:
+    return f"{where}[{name!r}]" if isinstance(config, dict) else f"{where}.{name}"
+
+
+def _name(named: Any) -> str:
+    return f"{named.__module__}.{named.__qualname__}"
+
+
+def _text(described: Any) -> str:
+    if not isinstance(described, dict):
+        return repr(described)
+    (kind, value), *_ = described.items()
+    return value.rpartition(".")[2] if kind == "type" else str(value)

@@ -1,0 +1,229 @@
+"""What the tests of checkpoints run in processes of their own.
+
+`python checkpoint_runs.py FOLDER` restores the runs saved in FOLDER, goes on with them and prints their digests.
+"""
+
+import dataclasses
+import functools
+import hashlib
+import itertools
+import json
+import pathlib
+import sys
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+import jaxreplay as jr
+
+STEPS = 1000
+NUM_ENVS = 3
+
+
+class Run(NamedTuple):
+    """`config`, what `init(config)` makes of it, and `step(config, carry, key)`, a step of the loop."""
+
+    config: dict
+    init: object
+    step: object
+
+
+def bits(leaf):
+    """All that there is to a leaf: dtype, shape and bytes."""
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        return str(leaf.dtype), *bits(jax.random.key_data(leaf))
+    array = np.asarray(leaf)
+    return str(array.dtype), array.shape, array.tobytes()
+
+
+def assert_same(got, expected):
+    assert jax.tree.structure(got) == jax.tree.structure(expected)
+    named = jax.tree_util.tree_leaves_with_path(expected)
+    for (path, leaf), found in zip(named, jax.tree.leaves(got), strict=True):
+        assert isinstance(found, type(leaf) if isinstance(leaf, int | float) else jax.Array), path
+        assert bits(found) == bits(leaf), path
+
+
+def digest(tree):
+    named = [(jax.tree_util.keystr(path), bits(leaf)) for path, leaf in jax.tree_util.tree_leaves_with_path(tree)]
+    return hashlib.sha256(repr(named).encode()).hexdigest()
+
+
+def environment_step(key):
+    """What `NStep.add` takes: bytes as observations."""
+    keys = jax.random.split(key, 4)
+    s, s_next = (jax.random.bits(k, (NUM_ENVS, 5), jnp.uint8) for k in keys[:2])
+    terminated, truncated = jax.random.bernoulli(keys[2], 0.1, (2, NUM_ENVS))
+    return s, s[:, 0], jax.random.normal(keys[3], (NUM_ENVS,)), terminated, truncated, s_next
+
+
+def learn(buffer, replay, key):
+    """Draw, and update with TD errors that come of what was drawn."""
+    sample = buffer.sample(replay, key, 8)
+    found = sum(jnp.sum(leaf.astype(jnp.float32)) for leaf in jax.tree.leaves(sample.items))
+    return buffer.update(replay, sample.indices, jnp.sin(found) * sample.weights)
+
+
+def init_traced(config):
+    batch = config["tracer"].spec(*environment_step(jax.random.key(0)))
+    return {
+        "tracer": config["tracer"].init(*environment_step(jax.random.key(0))),
+        "replay": config["replay"].init(batch),
+    }
+
+
+def step_traced(config, carry, key):
+    keys = jax.random.split(key)
+    tracer, batch, valid = config["tracer"].add(carry["tracer"], *environment_step(keys[0]))
+    replay = config["replay"].add(carry["replay"], batch, mask=valid)
+    return {"tracer": tracer, "replay": learn(config["replay"], replay, keys[1])}
+
+
+def rows(key):
+    steps = {"frame": jax.random.bits(key, (1, NUM_ENVS, 4), jnp.uint8)}
+    return steps | {"value": steps["frame"][..., 0].astype(jnp.bfloat16)}
+
+
+def init_sequence(config):
+    return {"replay": config["replay"].init(jax.eval_shape(rows, jax.random.key(0)))}
+
+
+def step_sequence(config, carry, key):
+    keys = jax.random.split(key, 3)
+    ends = jax.random.bernoulli(keys[1], 0.1, (1, NUM_ENVS))
+    replay = config["replay"].add(carry["replay"], rows(keys[0]), ends)
+    return {"replay": learn(config["replay"], replay, keys[2])}
+
+
+def init_pools(config):
+    return {"pools": config["pools"].init()}
+
+
+def step_pools(config, carry, key):
+    keys = jax.random.split(key)
+    tasks, _ = config["pools"].sample(carry["pools"], keys[0], 4)
+    rewards = jax.random.bernoulli(keys[1], (tasks % 11)[:, None] / 10, (4, 3)).astype(jnp.float32)
+    return {"pools": config["pools"].update(carry["pools"], tasks, rewards)[0]}
+
+
+def replay_run(sampler, tracer):
+    return Run({"replay": jr.ReplayBuffer(capacity=50, sampler=sampler), "tracer": tracer}, init_traced, step_traced)
+
+
+def sequence_run(sampler):
+    buffer = jr.SequenceBuffer(
+        length=20, num_envs=NUM_ENVS, sequence_length=4, stride=2, sampler=sampler, within_episode=True
+    )
+    return Run({"replay": buffer}, init_sequence, step_sequence)
+
+
+PRIORITIZED = jr.Prioritized(beta=optax.linear_schedule(0.4, 1.0, 2 * STEPS), normalize="global")
+RUNS = {
+    "replay, uniform, n-step": replay_run(jr.Uniform(), jr.NStep(n=3, gamma=0.9, num_envs=NUM_ENVS)),
+    "replay, prioritized, Monte Carlo": replay_run(
+        PRIORITIZED, jr.MonteCarlo(gamma=0.9, max_length=6, num_envs=NUM_ENVS)
+    ),
+    "sequences, uniform": sequence_run(jr.Uniform()),
+    "sequences, prioritized": sequence_run(PRIORITIZED),
+    "pools": Run(
+        {"pools": jr.DifficultyPools(tasks_per_env=(30, 20), easy_threshold=1.0, hard_threshold=0.0)},
+        init_pools,
+        step_pools,
+    ),
+}
+
+
+def begin(run):
+    return run.init(run.config) | {"key": jax.random.key(7)}
+
+
+@functools.partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
+def _advance(name, carry):
+    run = RUNS[name]
+
+    def body(carry, _):
+        key, step_key = jax.random.split(carry["key"])
+        rest = {field: value for field, value in carry.items() if field != "key"}
+        return run.step(run.config, rest, step_key) | {"key": key}, None
+
+    return jax.lax.scan(body, carry, length=STEPS)[0]
+
+
+def advance(name, carry):
+    """`STEPS` steps of a run, in one scan."""
+    return _advance(name, carry)
+
+
+FILLED = jr.ReplayBuffer(capacity=2**17)
+
+
+def filled(number):
+    """A state in which everything says `number`."""
+    names = ["small", "bytes", "words"]
+    shapes = [(), (2**16,), (4, 2**12)]
+    dtypes = [jnp.int32, jnp.uint8, jnp.float32]
+    return {name: jnp.full(*x) for name, *x in zip(names, shapes, [number] * 3, dtypes, strict=True)}
+
+
+def save_for_ever(path, first, connection):
+    """Save states of growing numbers until killed, and say when each save begins and ends."""
+    jax.config.update("jax_platforms", "cpu")
+    for number in itertools.count(first):
+        state = jax.block_until_ready(filled(number))
+        connection.send(("begin", number))
+        jr.save(path, FILLED, state)
+        connection.send(("end", number))
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Meshed:
+    """As `Sharded` does, a configuration that holds a mesh."""
+
+    buffer: Any
+    mesh: Mesh
+
+
+def sharded_round_trip(path, connection):
+    """In a process with four devices; sends what differs."""
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 4)
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model"))
+    values = {"x": np.arange(48.0, dtype=np.float32).reshape(4, 6, 2), "k": jax.random.split(jax.random.key(0), 8)}
+    specs = {"x": [("data",), (None, "model"), (("data", "model"),), ()], "k": [("model",), ()]}
+    state = {
+        f"{name}{i}": jax.device_put(values[name], NamedSharding(mesh, PartitionSpec(*spec)))
+        for name, chosen in specs.items()
+        for i, spec in enumerate(chosen)
+    } | {"f8": jax.device_put(values["x"].astype(jnp.float8_e4m3fn), NamedSharding(mesh, PartitionSpec("data")))}
+    state["alone"] = jnp.arange(3)
+    config = Meshed(buffer=jr.ReplayBuffer(capacity=24), mesh=mesh)
+    jr.save(path, config, state)
+    restored = jr.restore(path, config)
+    assert_same(restored, state)
+    wrong = [name for name in state if restored[name].sharding != state[name].sharding]
+    jax.block_until_ready(jax.jit(lambda x, y: x + y[0])(restored["x0"], restored["alone"]))  # not bound to a device
+    other = Mesh(np.array(jax.devices()), ("data",))
+    try:
+        jr.restore(path, dataclasses.replace(config, mesh=other))
+    except ValueError as error:
+        connection.send((wrong, str(error)))
+
+
+def main():
+    imported = [name for name in sys.modules if name.startswith("orbax.checkpoint")]
+    folder = pathlib.Path(sys.argv[1])
+    digests = {}
+    for path in sorted(folder.iterdir()):
+        name = path.name
+        carry = advance(name, jr.restore(path, RUNS[name].config))
+        jr.save(path, RUNS[name].config, carry)
+        digests[name] = digest(carry)
+    sys.stdout.write(json.dumps({"imported": imported, "digests": digests}))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,486 @@
+import collections
+import dataclasses
+import functools
+import itertools
+import json
+import multiprocessing
+import os
+import pathlib
+import random
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from typing import Any, NamedTuple
+
+import chex
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from checkpoint_runs import FILLED, RUNS, advance, assert_same, begin, digest, filled, save_for_ever, sharded_round_trip
+
+import jaxreplay as jr
+from jaxreplay import checkpoint
+
+X64 = jax.config.jax_enable_x64
+ONE = np.ones(1, np.int8)
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@chex.dataclass
+class Chex:
+    x: Any
+    y: Any
+
+
+@flax.struct.dataclass
+class Flax:
+    x: Any
+    name: str = flax.struct.field(pytree_node=False)
+    settings: tuple = flax.struct.field(pytree_node=False, default=(1, 0.1, None, True, ("a", np.dtype("int8"))))
+
+
+@functools.partial(jax.tree_util.register_dataclass, data_fields=["x"], meta_fields=["size"])
+@dataclasses.dataclass
+class Registered:
+    size: int
+    x: Any
+
+
+@flax.struct.dataclass
+class WithFunction:
+    x: Any
+    function: Any = flax.struct.field(pytree_node=False)
+
+
+@jax.tree_util.register_pytree_node_class
+class Custom:
+    def __init__(self, x):
+        self.x = x
+
+    def tree_flatten(self):
+        return (self.x,), None
+
+    @classmethod
+    def tree_unflatten(cls, _, children):
+        return cls(*children)
+
+
+def noise(tree, seed=0):
+    """The same tree with random bits everywhere."""
+    rng = np.random.default_rng(seed)
+
+    def leaf_noise(leaf):
+        if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+            data = jax.eval_shape(jax.random.key_data, leaf)
+            return jax.random.wrap_key_data(leaf_noise(data), impl=jax.random.key_impl(leaf))
+        if leaf.dtype == bool:
+            return jnp.asarray(rng.integers(0, 2, leaf.shape), bool)
+        raw = rng.bytes(leaf.size * leaf.dtype.itemsize)
+        return jnp.asarray(np.frombuffer(raw, leaf.dtype).reshape(leaf.shape))
+
+    return jax.tree.map(leaf_noise, tree)
+
+
+def chex_works():
+    """Whether its dataclasses can be flattened: old versions ask JAX for what it no longer has."""
+    try:
+        return len(jax.tree.leaves(Chex(x=0, y=None))) == 1
+    except AttributeError:
+        return False
+
+
+def items(*leading):
+    """Of every kind of structure and dtype that an item may have."""
+    size = int(np.prod(leading))
+    S = {"frame": jnp.zeros((*leading, 2, 2), jnp.uint8), "half": jnp.zeros(leading, jnp.bfloat16)}
+    reward = jnp.zeros(leading)
+    batch = jr.TransitionBatch(S=S, A=jnp.zeros(leading, jnp.int8), logP=None, Rn=reward, In=reward, S_next=S)
+    return {
+        "batch": batch,
+        "pair": Pair(jnp.zeros(leading, bool), [jnp.zeros((*leading, 0)), ()]),
+        "flax": Flax(jnp.zeros(leading, jnp.float8_e4m3fn), "name"),
+        "chex": Chex(x=jnp.zeros(leading, jnp.float16), y=None) if chex_works() else (),
+        "registered": Registered(3, jnp.zeros(leading, int)),
+        "key": jax.random.split(jax.random.key(0), size).reshape(leading),
+        "rbg": jax.random.split(jax.random.key(0, impl="rbg"), size).reshape(leading),
+    }
+
+
+SAMPLERS = {"uniform": jr.Uniform(), "prioritized": jr.Prioritized(), "global": jr.Prioritized(normalize="global")}
+
+
+@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("kind", ["replay", "sequence"])
+def test_states_of_buffers_come_back_bit_for_bit(tmp_path, kind, sampler):
+    if kind == "replay":
+        buffer = jr.ReplayBuffer(capacity=6, sampler=SAMPLERS[sampler])
+        state = buffer.init(items(2))
+    else:
+        buffer = jr.SequenceBuffer(length=6, num_envs=2, sequence_length=3, sampler=SAMPLERS[sampler])
+        state = buffer.init(items(1, 2))
+    state = noise(state)
+    jr.save(tmp_path / "run", buffer, state)
+    assert_same(jr.restore(tmp_path / "run", buffer), state)
+
+
+def test_all_of_a_run_comes_back_bit_for_bit(tmp_path, monkeypatch):
+    config = {
+        "tracers": (jr.NStep(n=2, gamma=0.9, num_envs=2), jr.MonteCarlo(gamma=0.5, max_length=3, num_envs=2)),
+        "pools": jr.DifficultyPools(tasks_per_env=(4, 3), env_ratios=(1, 2.5), env_names=("a", "b")),
+        "autoreset": jr.NextStepAutoreset(env_step=noise),
+        "settings": [1, 0.1, None, "text", np.float32(0.3), float("inf"), float("nan"), jnp.dtype("bfloat16")],
+    }
+    step = (jnp.zeros(2), jnp.zeros(2, int), jnp.zeros(2), jnp.zeros(2, bool), jnp.zeros(2, bool), jnp.zeros(2))
+    params = {"layer": [{"w": jnp.zeros((3, 2)), "b": jnp.zeros(2, jnp.bfloat16)}], "scale": jnp.zeros(())}
+    optimizer = optax.chain(optax.clip(1.0), optax.adam(optax.linear_schedule(1e-3, 0.0, 10)))
+    dtypes = ["bool", "int4", "uint4", "float8_e5m2", "complex64", "uint32", *(["uint64", "float64"] if X64 else [])]
+    arrays = {
+        "tracers": [tracer.init(*step) for tracer in config["tracers"]],
+        "pools": config["pools"].init(),
+        "autoreset": config["autoreset"].init(Pair(jnp.zeros(2), None), jnp.zeros(3)),
+        "params": params,
+        "optimizer": optimizer.init(params),
+        "key": jax.random.key(0),
+        "empty": [{}, (), None, jnp.zeros((0, 3), jnp.uint8), jnp.zeros((2, 0), jnp.float8_e4m3fn)],
+    }
+    state = noise(arrays) | {
+        "dtypes": [jnp.arange(-2, 6).astype(dtype) for dtype in dtypes],
+        "numbers": {3: 5, 1: 0.1, 2: True},
+        "weak": [jnp.asarray(2.5), jnp.asarray(3), jnp.broadcast_to(jnp.asarray(1.5), (2, 2))],
+        "numpy": [np.arange(3, dtype=np.int8), np.float32(0.1)],
+        "special": jnp.array([jnp.nan, -0.0, jnp.inf, 1e-42]),
+    }
+    monkeypatch.chdir(tmp_path)
+    for path in (tmp_path / "run", os.path.join("deep", "relative")):
+        jr.save(path, config, state)
+        restored = jr.restore(str(path), config)
+        assert_same(restored, state)
+        assert [x.weak_type for x in restored["weak"]] == [True, True, True]
+        assert not restored["special"].weak_type
+
+
+def test_a_state_without_values_comes_back(tmp_path):
+    state = {"nothing": (), "empty": jnp.zeros((0, 3), jnp.int8)}
+    jr.save(tmp_path, None, state)
+    assert_same(jr.restore(tmp_path, None), state)
+
+
+def test_runs_resumed_in_another_process_end_as_if_not_interrupted(tmp_path):
+    """One test of all runs, so that under xdist they are made once; in passing: the import of orbax, and its logs."""
+    ends, halves = {}, {}
+    for name, run in RUNS.items():
+        carry = advance(name, begin(run))
+        halves[name] = digest(carry)
+        jr.save(tmp_path / name, run.config, carry)
+        ends[name] = digest(advance(name, carry))
+    path = [os.path.dirname(os.path.dirname(jr.__file__)), os.environ.get("PYTHONPATH", "")]
+    child = subprocess.run(
+        [sys.executable, pathlib.Path(__file__).with_name("checkpoint_runs.py"), tmp_path],
+        env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))},
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert child.returncode == 0, child.stderr
+    found = json.loads(child.stdout)
+    assert found["digests"] == ends
+    assert all(halves[name] != ends[name] for name in RUNS)
+    assert found["imported"] == []
+    assert "absl" not in child.stderr
+    assert "Warning" not in child.stderr
+
+
+@pytest.fixture(scope="module")
+def children():
+    """Makes processes that start quickly."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["orbax.checkpoint", "optax", "pytest", "jaxreplay"])
+    return context
+
+
+def numbers(state):
+    return {int(x) for leaf in jax.tree.leaves(state) for x in np.unique(np.asarray(leaf))}
+
+
+def test_killed_at_any_moment_leaves_the_old_checkpoint_or_the_new_one(tmp_path, children):
+    rng = random.Random(0)
+    seen = collections.Counter()
+    number, path = 0, tmp_path / "run"
+    kills = 20
+    for kill in range(kills):
+        ours, theirs = children.Pipe(duplex=False)
+        process = children.Process(target=save_for_ever, args=(path, number, theirs))
+        process.start()
+        theirs.close()
+        times = [(ours.recv(), time.monotonic()) for _ in range(5)]  # two saves, and the beginning of the third
+        duration = times[3][1] - times[2][1]
+        time.sleep(duration * (kill + rng.random()) * 1.2 / kills)
+        os.kill(process.pid, signal.SIGKILL)
+        process.join()
+        events = [event for event, _ in times]
+        try:
+            while True:
+                events.append(ours.recv())
+        except EOFError:
+            pass
+        begun, ended = (max(n for what, n in events if what == kind) for kind in ("begin", "end"))
+        entries = os.listdir(path)
+        seen["unfinished"] += begun > ended
+        seen["left over"] += any("tmp" in entry for entry in entries)
+        (restored,) = numbers(jr.restore(path, FILLED))
+        assert ended <= restored <= begun
+        seen["new"] += restored > ended
+        number = begun + 1
+        jr.save(path, FILLED, filled(number))
+        assert len(os.listdir(path)) == 1
+        assert numbers(jr.restore(path, FILLED)) == {number}
+        number += 1
+    assert seen["unfinished"] >= kills // 2
+    assert seen["left over"] >= 3, seen
+
+
+def damaged_files(path):
+    return sorted(file for file in path.rglob("*") if file.is_file())
+
+
+def test_damage_is_an_error_and_never_a_wrong_state(tmp_path):
+    buffer = jr.ReplayBuffer(capacity=2000)
+    state = noise(buffer.init({"x": jnp.zeros((1, 2), jnp.uint8), "y": jnp.zeros(1)}))
+    good, copy = tmp_path / "good", tmp_path / "copy"
+    jr.save(good, buffer, state)
+    outcomes = collections.defaultdict(list)
+
+    def flipped(fifths, content):
+        at = len(content) * fifths // 5
+        return content[:at] + bytes([content[at] ^ 1 << fifths]) + content[at + 1 :]
+
+    damages = [lambda content: content[: len(content) // 2], lambda content: b"", lambda content: None]
+    damages += [functools.partial(flipped, fifths) for fifths in range(1, 5)]
+    shutil.copytree(good, copy)
+    for file in damaged_files(copy):
+        content = file.read_bytes()
+        for damage in damages:
+            changed = damage(content)
+            if changed is None:
+                file.unlink()
+            else:
+                file.write_bytes(changed)
+            try:
+                assert_same(jr.restore(copy, buffer), state)
+                outcomes[file].append("right")
+            except (ValueError, FileNotFoundError) as error:
+                outcomes[file].append(str(error))
+            file.write_bytes(content)
+    (manifest,) = (file for file in outcomes if file.parent.name == "manifest" and file.name == "metadata")
+    data = max(outcomes, key=lambda file: file.stat().st_size)
+    assert data.stat().st_size > 4000  # random bits, which do not compress
+    for file in (manifest, data):
+        assert all("is damaged" in outcome for outcome in outcomes[file])
+    # A bit of the values themselves: only the checksum tells, and says where.
+    assert any("leaf .storage['" in outcome and "has other bits" in outcome for outcome in outcomes[data])
+    assert len(outcomes) > 5
+    jr.save(copy, buffer, state)
+    assert_same(jr.restore(copy, buffer), state)
+
+
+def test_what_is_damaged_does_not_stand_in_the_way_of_the_next_checkpoint(tmp_path):
+    jr.save(tmp_path, None, jnp.arange(3))
+    for file in damaged_files(tmp_path):
+        file.write_bytes(b"")
+    jr.save(tmp_path, None, jnp.arange(4))
+    assert_same(jr.restore(tmp_path, None), jnp.arange(4))
+    assert len(os.listdir(tmp_path)) == 1
+
+
+def rewrite_manifest(path, change):
+    (file,) = path.glob("*/manifest/metadata")
+    content = json.loads(file.read_text())["content"]
+    change(content)
+    file.write_text(json.dumps({"sha256": checkpoint._digest(content), "content": content}))
+
+
+def test_versions(tmp_path):
+    jr.save(tmp_path, jr.Uniform(), {"x": Pair(jnp.arange(2), None)})
+    rewrite_manifest(tmp_path, lambda content: content["buffer"]["fields"].clear())
+    assert_same(jr.restore(tmp_path, jr.Uniform()), {"x": Pair(jnp.arange(2), None)})
+    rewrite_manifest(tmp_path, lambda content: content["structure"][1][0][1].__setitem__(1, "test_checkpoint:Gone"))
+    with pytest.raises(ValueError, match="test_checkpoint:Gone: a class of the saved state cannot be imported"):
+        jr.restore(tmp_path, jr.Uniform())
+    rewrite_manifest(tmp_path, lambda content: content["structure"][1][0][1].__setitem__(1, "os:path"))
+    with pytest.raises(ValueError, match="os:path: is not the namedtuple that it was"):
+        jr.restore(tmp_path, jr.Uniform())
+    rewrite_manifest(tmp_path, lambda content: content.update(format=checkpoint.FORMAT + 1, library="9.0"))
+    with pytest.raises(ValueError, match=r"has format 2, written by jaxreplay 9.0; .* up to 1; use a newer one"):
+        jr.restore(tmp_path, jr.Uniform())
+
+
+def test_nothing_to_restore(tmp_path):
+    for path in (tmp_path, tmp_path / "missing"):
+        with pytest.raises(FileNotFoundError, match="no complete checkpoint there"):
+            jr.restore(path, None)
+
+
+def schedule(count):
+    return 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """A configuration that got a new field."""
+
+    alpha: float = 0.1
+    added: str = "default"
+
+
+def with_sampler(**settings):
+    return jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(**settings))
+
+
+POOLS = jr.DifficultyPools(tasks_per_env=(4,))
+CHANGES = {
+    "field": (with_sampler(), with_sampler(alpha=0.7), r"buffer\.sampler\.alpha: saved 0\.6, given 0\.7.*jr\.migrate"),
+    "last bit": (with_sampler(alpha=0.6), with_sampler(alpha=np.nextafter(0.6, 1)), r"saved 0\.6, given 0\.60000000"),
+    "type": (
+        with_sampler(),
+        jr.ReplayBuffer(capacity=4),
+        r"buffer\.sampler: saved Prioritized, given Uniform.*jr",
+    ),
+    "schedule": (with_sampler(beta=schedule), with_sampler(beta=noise), r"beta: saved \w+\.schedule, given \w+\.noise"),
+    "constant": (with_sampler(beta=schedule), with_sampler(), r"beta: saved \w+\.schedule, given 0\.4"),
+    "pools": (
+        POOLS,
+        dataclasses.replace(POOLS, easy_threshold=1),
+        r"easy_threshold: saved None, given 1.*remap",
+    ),
+    "length": (POOLS, jr.DifficultyPools(tasks_per_env=(4, 2)), r"tasks_per_env: saved \[4\], given \[4, 2\]"),
+    "entry": (POOLS, jr.DifficultyPools(tasks_per_env=(5,)), r"tasks_per_env\[0\]: saved 4, given 5"),
+    "root": (POOLS, jr.NStep(n=1, gamma=1), r"buffer: saved DifficultyPools, given NStep\. .* saved configuration\.$"),
+    "nested": ({"a": [POOLS, 1]}, {"a": [POOLS, 2]}, r"buffer\['a'\]\[1\]: saved 1, given 2\. .* configuration\.$"),
+    "more": ({"a": 1}, {"a": 1, "b": 2}, r"buffer\['b'\]: saved nothing, given 2"),
+    "fewer": ({"a": 1, "b": 2}, {"a": 1}, r"buffer\['b'\]: saved 2, given nothing"),
+    "many": (list(range(9)), list(range(1, 10)), r"\[4\]: saved 4, given 5 \(and 4 more\)"),
+    "both": (with_sampler(), jr.ReplayBuffer(capacity=5), r"capacity: saved 4, given 5; buffer\.sampler: saved Prior"),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_another_configuration_is_refused_by_field(tmp_path, name):
+    saved, given, message = CHANGES[name]
+    jr.save(tmp_path, saved, jnp.arange(2))
+    with pytest.raises(ValueError, match=message):
+        jr.restore(tmp_path, given)
+    assert_same(jr.restore(tmp_path, saved), jnp.arange(2))
+
+
+def test_donation_does_not_matter_and_a_new_field_has_its_default(tmp_path):
+    buffer = jr.ReplayBuffer(capacity=4, donate=True)
+    jr.save(tmp_path, [buffer, Settings()], jnp.arange(2))
+    buffer = dataclasses.replace(buffer, donate=False)
+    jr.restore(tmp_path, [buffer, Settings()])
+    rewrite_manifest(tmp_path, lambda content: content["buffer"][1]["fields"].pop("added"))
+    jr.restore(tmp_path, [buffer, Settings()])
+    with pytest.raises(ValueError, match=r"buffer\[1\]\.added: saved 'default', given 'other'"):
+        jr.restore(tmp_path, [buffer, Settings(added="other")])
+
+
+def local_class():
+    class Local(NamedTuple):
+        x: Any
+
+    return Local
+
+
+REFUSED = {
+    "custom node": (None, {"a": [Custom(ONE)]}, r"\['a'\]\[0\]: a node of type Custom cannot.*in one of these"),
+    "other dict": (None, {"a": collections.OrderedDict(b=ONE)}, r"\['a'\]: a node of type OrderedDict"),
+    "keys": (None, {"a": {True: ONE}}, r"\['a'\]: a dict with keys \[True\]"),
+    "function": (None, {"a": WithFunction(ONE, noise)}, r"\['a'\]\.function: a static field that is a function"),
+    "local class": (None, {"a": local_class()(ONE)}, r"\['a'\]: .*local_class.<locals>.Local cannot be imported"),
+    "text": (None, {"a": "text"}, r"\['a'\]: got a str, expected an array"),
+    "objects": (None, {"a": np.array([None])}, r"leaf \['a'\]: has dtype object, which JAX would not keep"),
+    "configuration": ({"a": [object()]}, ONE, r"buffer\['a'\]\[0\]: got a object, which cannot be recorded"),
+    "array": (jr.ReplayBuffer(capacity=1, sampler=ONE), ONE, r"buffer\.sampler: got a ndarray"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_recorded_is_refused_before_anything_is_written(tmp_path, name):
+    config, state, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        jr.save(tmp_path / "run", config, state)
+    assert not (tmp_path / "run").exists()
+
+
+def test_traced_values_are_refused(tmp_path):
+    with pytest.raises(ValueError, match=r"leaf \['a'\]: is traced; .* outside of jit, scan and vmap"):
+        jax.jit(lambda x: jr.save(tmp_path / "run", None, {"a": x}))(jnp.ones(2))
+
+
+def test_dtypes_that_jax_would_change_are_refused(tmp_path):
+    state = {"a": np.arange(3, dtype=np.float64)}
+    try:
+        jax.config.update("jax_enable_x64", True)
+        jr.save(tmp_path, None, state)
+        assert_same(jr.restore(tmp_path, None), state)
+        jax.config.update("jax_enable_x64", False)
+        for call in (lambda: jr.restore(tmp_path, None), lambda: jr.save(tmp_path, None, state)):
+            with pytest.raises(ValueError, match=r"leaf \['a'\]: has dtype float64.*set jax_enable_x64"):
+                call()
+    finally:
+        jax.config.update("jax_enable_x64", X64)
+
+
+def test_without_waiting_the_state_may_be_donated_at_once(tmp_path):
+    buffer = jr.ReplayBuffer(capacity=2**18)
+    ones = {"x": jnp.ones((2**18, 4), jnp.float32), "n": jnp.arange(2**18)}
+    state = buffer.add(buffer.init(ones), ones)
+    expected = jax.tree.map(lambda leaf: np.array(leaf), state)
+    finish = jr.save(tmp_path, buffer, state, wait=False)
+    for value in range(2, 5):
+        state = buffer.add(state, {"x": jnp.full((2**18, 4), value, jnp.float32), "n": -ones["n"]})
+    jax.block_until_ready(state)
+    finish()
+    finish()
+    assert_same(jr.restore(tmp_path, buffer), expected)
+    jr.save(tmp_path, buffer, state)()
+    assert_same(jr.restore(tmp_path, buffer), state)
+
+
+def test_a_path_that_cannot_be_a_folder_is_an_error(tmp_path):
+    (tmp_path / "file").write_text("text")
+    with pytest.raises(OSError, match="file"):
+        jr.save(tmp_path / "file" / "run", None, ONE)
+    with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
+        jr.restore(tmp_path / "file", None)
+
+
+def test_sharded_arrays_come_back_sharded(tmp_path, children):
+    ours, theirs = children.Pipe(duplex=False)
+    process = children.Process(target=sharded_round_trip, args=(tmp_path, theirs))
+    process.start()
+    theirs.close()
+    wrong, error = ours.recv()
+    process.join()
+    assert process.exitcode == 0
+    assert wrong == []
+    assert "buffer.mesh: saved {'data': 2, 'model': 2}, given {'data': 4}" in error
+
+
+def test_checksums_tell_values_places_and_signs_apart():
+    arrays = [np.zeros(6), np.array([-0.0, 0, 0, 0, 0, 0]), *np.eye(6)]
+    arrays = [jnp.asarray(x, jnp.float32) for x in arrays] + [jnp.zeros(7), jnp.ones((2, 3), bool), jnp.ones(6, bool)]
+    sums = [tuple(pair) for pair in jr.checkpoint._stored.checksums(arrays)]
+    assert len(set(sums)) == len(arrays) - 1
+    assert sums[-1] == sums[-2]  # the shape is recorded by itself
+    for i, j in itertools.combinations(range(len(arrays) - 1), 2):
+        assert sums[i][0] != sums[j][0]
+        assert sums[i][1] != sums[j][1]

@@ -1,6 +1,5 @@
 """migrate: what a buffer holds, in a buffer of another capacity, sampler or number of shards."""
 
-import dataclasses
 from typing import Any
 
 import jax

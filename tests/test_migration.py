@@ -1,3 +1,4 @@
+import functools
 from itertools import chain
 
 import jax
@@ -114,7 +115,7 @@ def test_a_migrated_state_is_one_of_the_new_buffer():
     for found, like in zip(jax.tree.leaves(state), jax.tree.leaves(fresh), strict=True):
         assert (found.shape, found.dtype, found.sharding) == (like.shape, like.dtype, like.sharding)
     state = new.add(state, items(100 + np.arange(4)))
-    assert [[i for i, _ in shard] for shard in contents(new, state)] == [[19, 23, 100, 101], [21, 23, 102, 103]]
+    assert [[i for i, _ in shard] for shard in contents(new, state)] == [[17, 21, 100, 101], [19, 23, 102, 103]]
     sample = new.sample(state, jax.random.key(0), 64)
     np.testing.assert_array_equal(new.get(state, sample.indices)["id"], sample.items["id"])
     state = new.update(state, sample.indices, jnp.ones(64))
@@ -155,6 +156,13 @@ def test_items_of_every_dtype_move():
         np.testing.assert_array_equal(np.asarray(x), np.asarray(expected))
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def every_sequence(buffer, state):
+    """Handles (-1 for none), items and masks of all slots."""
+    slots = jnp.arange(buffer._num_slots, dtype=jnp.int32)
+    return ring.handles(state.ring, slots, buffer._num_slots), *buffer._read(state, slots, fill=False)
+
+
 def rows(first, num_steps):
     return items(100 * np.arange(first, first + num_steps)[:, None] + np.arange(4))
 
@@ -193,18 +201,18 @@ def test_sequences_keep_their_starts_and_priorities(config, rollouts, later):
         found = {}
         states, shard = stacked(buffer, state)
         for one in states:
-            one = jax.tree.map(jnp.asarray, one)
-            slots = jnp.arange(shard._num_slots)
-            handles = np.asarray(ring.handles(one.ring, slots, shard._num_slots))
-            drawn, mask = shard._read(one, slots, fill=False)
-            tree = None if shard.sampler == UNIFORM else one.sampler.tree.sums[-1]
+            handles, drawn, mask = jax.tree.map(np.asarray, every_sequence(shard, one))
+            tree = None if shard.sampler == UNIFORM else np.asarray(one.sampler.tree.sums[-1])
             for slot in np.flatnonzero(handles >= 0):
-                ids = np.asarray(drawn["id"][slot])
-                leaf = 1.0 if tree is None else float(tree[slot])
-                found[int(ids[0]) // 100, int(ids[0]) % 100] = ids.tolist(), np.asarray(mask[slot]).tolist(), leaf
+                ids = drawn["id"][slot].tolist()
+                found[ids[0] // 100, ids[0] % 100] = (
+                    ids,
+                    mask[slot].tolist(),
+                    1.0 if tree is None else float(tree[slot]),
+                )
             if tree is not None:
                 check_tree(one.sampler.tree)
-                assert np.all(np.asarray(tree)[: shard._num_slots][handles < 0] == 0)
+                assert np.all(tree[: shard._num_slots][handles < 0] == 0)
         return found
 
     def check(buffer, state, leaves):

@@ -3,25 +3,24 @@
 `python checkpoint_runs.py FOLDER` restores the runs saved in FOLDER, goes on with them and prints their digests.
 """
 
-import dataclasses
 import functools
 import hashlib
 import itertools
 import json
 import pathlib
 import sys
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
+from jax.sharding import Mesh
 
 import jaxreplay as jr
 
 STEPS = 1000
-NUM_ENVS = 3
+NUM_ENVS = 4
 
 
 class Run(NamedTuple):
@@ -110,31 +109,44 @@ def step_pools(config, carry, key):
     return {"pools": config["pools"].update(carry["pools"], tasks, rewards)[0]}
 
 
-def replay_run(sampler, tracer):
-    return Run({"replay": jr.ReplayBuffer(capacity=50, sampler=sampler), "tracer": tracer}, init_traced, step_traced)
+def replay_run(sampler, tracer, num_shards=0):
+    buffer = jr.ReplayBuffer(capacity=52, sampler=sampler)
+    return Run({"replay": in_shards(buffer, num_shards), "tracer": tracer}, init_traced, step_traced)
 
 
-def sequence_run(sampler):
+def sequence_run(sampler, num_shards=0):
     buffer = jr.SequenceBuffer(
         length=20, num_envs=NUM_ENVS, sequence_length=4, stride=2, sampler=sampler, within_episode=True
     )
-    return Run({"replay": buffer}, init_sequence, step_sequence)
+    return Run({"replay": in_shards(buffer, num_shards)}, init_sequence, step_sequence)
+
+
+def in_shards(buffer, num_shards):
+    return jr.Sharded(buffer, Mesh(np.array(jax.devices("cpu")[:num_shards]), ("data",))) if num_shards else buffer
 
 
 PRIORITIZED = jr.Prioritized(beta=optax.linear_schedule(0.4, 1.0, 2 * STEPS), normalize="global")
-RUNS = {
-    "replay, uniform, n-step": replay_run(jr.Uniform(), jr.NStep(n=3, gamma=0.9, num_envs=NUM_ENVS)),
-    "replay, prioritized, Monte Carlo": replay_run(
-        PRIORITIZED, jr.MonteCarlo(gamma=0.9, max_length=6, num_envs=NUM_ENVS)
-    ),
-    "sequences, uniform": sequence_run(jr.Uniform()),
-    "sequences, prioritized": sequence_run(PRIORITIZED),
-    "pools": Run(
-        {"pools": jr.DifficultyPools(tasks_per_env=(30, 20), easy_threshold=1.0, hard_threshold=0.0)},
-        init_pools,
-        step_pools,
-    ),
-}
+N_STEP = jr.NStep(n=3, gamma=0.9, num_envs=NUM_ENVS)
+
+
+@functools.cache
+def runs():
+    """By name; those that are sharded want four devices on the CPU."""
+    return {
+        "replay, uniform, n-step": replay_run(jr.Uniform(), N_STEP),
+        "replay, prioritized, Monte Carlo": replay_run(
+            PRIORITIZED, jr.MonteCarlo(gamma=0.9, max_length=6, num_envs=NUM_ENVS)
+        ),
+        "sequences, uniform": sequence_run(jr.Uniform()),
+        "replay, sharded": replay_run(PRIORITIZED, N_STEP, 4),
+        "sequences, sharded": sequence_run(PRIORITIZED, 2),
+        "sequences, prioritized": sequence_run(PRIORITIZED),
+        "pools": Run(
+            {"pools": jr.DifficultyPools(tasks_per_env=(30, 20), easy_threshold=1.0, hard_threshold=0.0)},
+            init_pools,
+            step_pools,
+        ),
+    }
 
 
 def begin(run):
@@ -143,7 +155,7 @@ def begin(run):
 
 @functools.partial(jax.jit, static_argnums=0, compiler_options={"xla_backend_optimization_level": 0})
 def _advance(name, carry):
-    run = RUNS[name]
+    run = runs()[name]
 
     def body(carry, _):
         key, step_key = jax.random.split(carry["key"])
@@ -179,48 +191,16 @@ def save_for_ever(path, first, connection):
         connection.send(("end", number))
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Meshed:
-    """As `Sharded` does, a configuration that holds a mesh."""
-
-    buffer: Any
-    mesh: Mesh
-
-
-def sharded_round_trip(path, connection):
-    """In a process with four devices; sends what differs."""
-    jax.config.update("jax_platforms", "cpu")
-    jax.config.update("jax_num_cpu_devices", 4)
-    mesh = Mesh(np.array(jax.devices()).reshape(2, 2), ("data", "model"))
-    values = {"x": np.arange(48.0, dtype=np.float32).reshape(4, 6, 2), "k": jax.random.split(jax.random.key(0), 8)}
-    specs = {"x": [("data",), (None, "model"), (("data", "model"),), ()], "k": [("model",), ()]}
-    state = {
-        f"{name}{i}": jax.device_put(values[name], NamedSharding(mesh, PartitionSpec(*spec)))
-        for name, chosen in specs.items()
-        for i, spec in enumerate(chosen)
-    } | {"f8": jax.device_put(values["x"].astype(jnp.float8_e4m3fn), NamedSharding(mesh, PartitionSpec("data")))}
-    state["alone"] = jnp.arange(3)
-    config = Meshed(buffer=jr.ReplayBuffer(capacity=24), mesh=mesh)
-    jr.save(path, config, state)
-    restored = jr.restore(path, config)
-    assert_same(restored, state)
-    wrong = [name for name in state if restored[name].sharding != state[name].sharding]
-    jax.block_until_ready(jax.jit(lambda x, y: x + y[0])(restored["x0"], restored["alone"]))  # not bound to a device
-    other = Mesh(np.array(jax.devices()), ("data",))
-    try:
-        jr.restore(path, dataclasses.replace(config, mesh=other))
-    except ValueError as error:
-        connection.send((wrong, str(error)))
-
-
 def main():
     imported = [name for name in sys.modules if name.startswith("orbax.checkpoint")]
+    jax.config.update("jax_num_cpu_devices", 8)
     folder = pathlib.Path(sys.argv[1])
     digests = {}
     for path in sorted(folder.iterdir()):
         name = path.name
-        carry = advance(name, jr.restore(path, RUNS[name].config))
-        jr.save(path, RUNS[name].config, carry)
+        config = runs()[name].config
+        carry = advance(name, jr.restore(path, config))
+        jr.save(path, config, carry)
         digests[name] = digest(carry)
     sys.stdout.write(json.dumps({"imported": imported, "digests": digests}))
 

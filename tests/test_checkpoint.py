@@ -3,7 +3,6 @@ import dataclasses
 import functools
 import itertools
 import json
-import multiprocessing
 import os
 import pathlib
 import random
@@ -21,7 +20,8 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from checkpoint_runs import FILLED, RUNS, advance, assert_same, begin, digest, filled, save_for_ever, sharded_round_trip
+from checkpoint_runs import FILLED, advance, assert_same, begin, digest, filled, runs, save_for_ever
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxreplay as jr
 from jaxreplay import checkpoint
@@ -177,7 +177,7 @@ def test_a_state_without_values_comes_back(tmp_path):
 def test_runs_resumed_in_another_process_end_as_if_not_interrupted(tmp_path):
     """One test of all runs, so that under xdist they are made once; in passing: the import of orbax, and its logs."""
     ends, halves = {}, {}
-    for name, run in RUNS.items():
+    for name, run in runs().items():
         carry = advance(name, begin(run))
         halves[name] = digest(carry)
         jr.save(tmp_path / name, run.config, carry)
@@ -193,18 +193,10 @@ def test_runs_resumed_in_another_process_end_as_if_not_interrupted(tmp_path):
     assert child.returncode == 0, child.stderr
     found = json.loads(child.stdout)
     assert found["digests"] == ends
-    assert all(halves[name] != ends[name] for name in RUNS)
+    assert all(halves[name] != ends[name] for name in ends)
     assert found["imported"] == []
     assert "absl" not in child.stderr
     assert "Warning" not in child.stderr
-
-
-@pytest.fixture(scope="module")
-def children():
-    """Makes processes that start quickly."""
-    context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["orbax.checkpoint", "optax", "pytest", "jaxreplay"])
-    return context
 
 
 def numbers(state):
@@ -463,16 +455,26 @@ def test_a_path_that_cannot_be_a_folder_is_an_error(tmp_path):
         jr.restore(tmp_path / "file", None)
 
 
-def test_sharded_arrays_come_back_sharded(tmp_path, children):
-    ours, theirs = children.Pipe(duplex=False)
-    process = children.Process(target=sharded_round_trip, args=(tmp_path, theirs))
-    process.start()
-    theirs.close()
-    wrong, error = ours.recv()
-    process.join()
-    assert process.exitcode == 0
-    assert wrong == []
-    assert "buffer.mesh: saved {'data': 2, 'model': 2}, given {'data': 4}" in error
+def test_sharded_arrays_come_back_sharded(tmp_path):
+    mesh = Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("data", "model"))
+    values = {"x": np.arange(48.0, dtype=np.float32).reshape(4, 6, 2), "k": jax.random.split(jax.random.key(0), 8)}
+    specs = {"x": [("data",), (None, "model"), (("data", "model"),), ()], "k": [("model",), ()]}
+    state = {
+        f"{name}{i}": jax.device_put(values[name], NamedSharding(mesh, PartitionSpec(*spec)))
+        for name, chosen in specs.items()
+        for i, spec in enumerate(chosen)
+    } | {"f8": jax.device_put(values["x"].astype(jnp.float8_e4m3fn), NamedSharding(mesh, PartitionSpec("data")))}
+    state["alone"] = jnp.arange(3)
+    config = jr.Sharded(jr.ReplayBuffer(capacity=24), mesh)
+    jr.save(tmp_path, config, state)
+    restored = jr.restore(tmp_path, config)
+    assert_same(restored, state)
+    assert [name for name in state if restored[name].sharding != state[name].sharding] == []
+    # Not bound to a device.
+    np.testing.assert_array_equal(jax.jit(lambda x, y: x + y[1])(restored["x0"], restored["alone"]), values["x"] + 1)
+    other = dataclasses.replace(config, mesh=Mesh(mesh.devices.reshape(4), ("data",)))
+    with pytest.raises(ValueError, match=r"mesh: saved \{'data': 2, 'model': 2\}, given \{'data': 4\}.*jr\.migrate"):
+        jr.restore(tmp_path, other)
 
 
 def test_checksums_tell_values_places_and_signs_apart():

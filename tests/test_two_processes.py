@@ -1,0 +1,40 @@
+import signal
+
+import chex
+import numpy as np
+import two_processes
+
+
+def start(children, path, dies):
+    port, started = two_processes.free_port(), []
+    for index in range(2):
+        ours, theirs = children.Pipe(duplex=False)
+        process = children.Process(target=two_processes.process, args=(index, port, path, dies, theirs))
+        process.start()
+        theirs.close()
+        started.append((process, ours))
+    return started
+
+
+def test_two_processes_one_of_them_killed_and_both_resumed_equal_one_process(tmp_path, children):
+    (first, _), (second, _) = start(children, tmp_path / "two", dies=True)
+    second.join(120)
+    assert second.exitcode == -signal.SIGKILL
+    first.kill()  # it waits for the other
+    first.join()
+
+    again = start(children, tmp_path / "two", dies=False)
+    results = [connection.recv() for _, connection in again]
+    for process, _ in again:
+        process.join(60)
+        assert process.exitcode == 0
+
+    alone = two_processes.run(tmp_path / "one"), two_processes.migrated(tmp_path / "one", 32)
+    for (states, drawn, resumed_at), moved in results:
+        assert resumed_at == two_processes.SAVED_EVERY
+        chex.assert_trees_all_equal((states, drawn), alone[0][:2])
+        chex.assert_trees_all_equal(moved, alone[1])
+    sample, items, size, full = alone[0][1]["replay"]
+    assert (size, full) == (64, True)
+    assert set(np.unique(sample.items["id"])) <= set(range(128, 192))
+    chex.assert_trees_all_equal(items, sample.items)

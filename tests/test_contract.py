@@ -44,10 +44,16 @@ def sequence_buffer(sampler, **settings):
     return jr.SequenceBuffer(length=8, num_envs=3, sequence_length=3, sampler=sampler, donate=False, **settings)
 
 
+def sharded_buffer(sampler):
+    mesh = jax.sharding.Mesh(np.array(jax.devices("cpu")[:2]), ("data",))
+    return jr.Sharded(jr.ReplayBuffer(capacity=10, sampler=sampler, donate=False), mesh)
+
+
 BUFFERS = {
     "replay": Case(lambda sampler: jr.ReplayBuffer(capacity=12, sampler=sampler, donate=False), items),
     "sequence": Case(sequence_buffer, steps),
     "sequence, strided": Case(functools.partial(sequence_buffer, stride=2, within_episode=True), steps),
+    "sharded": Case(sharded_buffer, lambda t: jax.tree.map(lambda x: x[:4], items(t))),
 }
 
 
@@ -165,7 +171,7 @@ def test_equal_configs_are_equal_static_arguments(case, name):
     assert one == two
     assert hash(one) == hash(two)
     with pytest.raises(dataclasses.FrozenInstanceError):
-        one.donate = True
+        one.sampler = None
     others = [case.make(make()) for other, make in SAMPLERS.items() if other != name]
     assert all(one != other for other in others)
 

@@ -40,12 +40,15 @@ def test_slots_and_handles_match_a_list_of_insertions(capacity, batches, from_wr
         assert state.size == len(kept)
 
 
+@pytest.mark.parametrize("num_rings", [1, 2, 7, 512])
 @pytest.mark.parametrize("capacity", [1, 2, 3, 10**6, 2**28, 2**29])
-def test_period_leaves_room_for_int32_and_tells_generations_apart(capacity):
-    period = ring.init(capacity).period
+def test_period_leaves_room_for_int32_and_tells_generations_and_rings_apart(capacity, num_rings):
+    capacity = -(-capacity // num_rings)
+    period = ring.init(capacity, num_rings).period
     assert period % capacity == 0
     assert period >= 2 * capacity
-    assert period + capacity <= 2**31 - 1
+    assert num_rings * period + capacity <= 2**31 - 1
+    assert num_rings * period >= 10**9
 
 
 def test_without_mask_all_rows_are_inserted():

@@ -52,3 +52,17 @@ def test_effective_sample_size():
     assert jr.effective_sample_size(jnp.array([1e-30, 0, 0])) == 1
     assert jr.effective_sample_size(jnp.zeros(3)) == 0
     np.testing.assert_allclose(jr.effective_sample_size(jnp.array([[1.0, 3], [1e30, 3e30]])), [1.6, 1.6], rtol=1e-6)
+
+
+@pytest.mark.parametrize("normalize", ["batch", "global", None])
+def test_parts_of_a_batch_have_the_weights_of_the_whole(normalize):
+    probabilities = jnp.array([[0.1, 0.02, 0.3], [0.0, 0.0, 0.0], [0.05, 0.4, 0.0]])
+    smallest = jnp.array([0.02, jnp.inf, 0.01])  # nothing to draw in the second part
+
+    def weights(probabilities, smallest, axis_name=None):
+        settings = {"normalize": normalize, "min_probability": smallest, "axis_name": axis_name}
+        return jr.importance_weights(probabilities, 20, 0.5, **settings)
+
+    whole = weights(probabilities.reshape(-1), 0.01)
+    parts = jax.vmap(lambda p, s: weights(p, s, "part"), axis_name="part")(probabilities, smallest)
+    np.testing.assert_array_equal(parts.reshape(-1), whole)

@@ -357,6 +357,23 @@ def test_only_numbers_are_exchanged_and_nothing_is_copied(num_shards, name):
     assert test_memory.big_copies(hlo, 50_000 * 4096 // num_shards) == []
 
 
+def test_eager_calls_change_the_state_in_place():
+    sharded = jr.Sharded(BUFFERS["replay"][0], mesh(4))
+    state = sharded.add(sharded.init(ITEMS), items(np.arange(8)))
+
+    def places(state):
+        return [
+            part.data.unsafe_buffer_pointer() for x in jax.tree.leaves(state.storage) for part in x.addressable_shards
+        ]
+
+    before, old = places(state), state
+    state = sharded.add(state, items(np.arange(8)))
+    sample = sharded.sample(state, jax.random.key(0), 8)
+    state = sharded.update(state, sample.indices, jnp.ones(8))
+    assert places(state) == before
+    assert old.storage["id"].is_deleted()
+
+
 def test_each_device_holds_one_part_of_the_state():
     whole = sum(x.nbytes for x in jax.tree.leaves(BUFFERS["uniform"][0].init(ITEMS).storage))
     for num_shards in (1, 2, 4, 8):

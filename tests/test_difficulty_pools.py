@@ -28,8 +28,9 @@ SOLVED, FAILED, MIXED = [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]
 def lists(pools, state):
     """Of each environment the tasks of normal, easy and hard in order of entry; checks that the state is valid."""
     pool, order = np.asarray(pools.pool_of(state)), np.asarray(pools.order(state))
-    np.testing.assert_array_equal(state.normal.sums[-1][: pools.num_tasks], pool == 0)
     assert jr.sum_tree.total(state.normal) == np.sum(pool == 0)
+    state = jax.tree.map(np.asarray, state)
+    np.testing.assert_array_equal(state.normal.sums[-1][: pools.num_tasks], pool == 0)
     found, first = [], 0
     for e, (count, caps) in enumerate(zip(pools.tasks_per_env, pools.caps, strict=True)):
         tasks = np.arange(first, first + count)

@@ -268,7 +268,7 @@ def test_normal_never_empties():
     tasks = jnp.arange(most, dtype=jnp.int32)
     labels = jnp.stack([jnp.ones(most, jnp.int32), jnp.full(most, 2, jnp.int32), jnp.asarray(rng.integers(0, 3, most))])
 
-    @jax.jit
+    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 3})  # a minute if left to XLA_FLAGS
     @jax.vmap
     def run(tasks_per_env, caps):
         state = _pool_state.arrange(tasks_per_env, caps, jnp.zeros(most, jnp.int32), (), jnp.int32(0))

@@ -1,5 +1,6 @@
 """Settings for the whole suite."""
 
+import gc
 import os
 import tempfile
 
@@ -10,6 +11,7 @@ from jax.experimental.compilation_cache import compilation_cache
 
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("suite")
+gc.set_threshold(100_000)  # tracing makes many objects and little garbage: collecting took a tenth of its time
 
 
 def pytest_configure(config):

@@ -26,7 +26,10 @@ ITEM_LEAVES = {
         "done": jax.ShapeDtypeStruct((BATCH,), jnp.bool_),
     },
 }
+COMPILER_OPTIONS = {"xla_backend_optimization_level": 0}  # LLVM's: nothing that is read here comes after it
 SAMPLERS = {"uniform": jr.Uniform(), "prioritized": jr.Prioritized(), "global": jr.Prioritized(normalize="global")}
+
+pytestmark = pytest.mark.usefixtures("compiled_afresh")
 
 
 def storage_bytes(state):
@@ -48,7 +51,7 @@ def big_copies(hlo, num_elements):
 
 
 def check(function, state, *arguments):
-    compiled = jax.jit(function, donate_argnums=0).lower(state, *arguments).compile()
+    compiled = jax.jit(function, donate_argnums=0).lower(state, *arguments).compile(COMPILER_OPTIONS)
     storage = storage_bytes(state)
     assert storage >= 200e6
     memory = compiled.memory_analysis()
@@ -75,7 +78,8 @@ def temporary_bytes_of_scan(step, state, seeds):
     key = jax.random.key(0)
     if seeds:
         state, run, key = stacked(state, seeds), jax.vmap(run), jax.random.split(key, seeds)
-    return jax.jit(run, donate_argnums=0).lower(state, key).compile().memory_analysis().temp_size_in_bytes
+    compiled = jax.jit(run, donate_argnums=0).lower(state, key).compile(COMPILER_OPTIONS)
+    return compiled.memory_analysis().temp_size_in_bytes
 
 
 def operations(buffer):
@@ -201,7 +205,7 @@ def test_uniform_sequences_cost_the_same_at_any_length(operation):
         state = jax.eval_shape(buffer.init, jnp.zeros((1, BATCH)))
         key, mask = jax.random.key(0), jnp.zeros(BATCH, bool)
         compiled = jax.jit(operations(buffer)[operation], donate_argnums=0)
-        return compiled.lower(state, jnp.zeros(BATCH), mask, key).compile().cost_analysis()["flops"]
+        return compiled.lower(state, jnp.zeros(BATCH), mask, key).compile(COMPILER_OPTIONS).cost_analysis()["flops"]
 
     assert work(2**18) == work(2**10) > 0
 
@@ -227,7 +231,7 @@ def test_an_eager_update_of_pools_copies_nothing_if_it_donates():
     def copied(donate):
         pools = jr.DifficultyPools(tasks_per_env=(2**20,), easy_threshold=0.9, donate=donate)
         arguments = jax.eval_shape(pools.init), jnp.zeros(64, jnp.int32), jnp.zeros((64, 2)), None
-        memory = difficulty_pools._update[donate].lower(pools, *arguments).compile().memory_analysis()
+        memory = difficulty_pools._update[donate].lower(pools, *arguments).compile(COMPILER_OPTIONS).memory_analysis()
         return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
 
     assert copied(donate=True) < 2**16
@@ -245,7 +249,7 @@ def test_work_on_pools_grows_with_the_levels_of_the_tree(operation, growth):
             program = jax.jit(lambda state: pools.sample(state, jax.random.key(0), 64))
         else:
             program = jax.jit(lambda state: pools.update(state, tasks, rewards), donate_argnums=0)
-        return program.lower(jax.eval_shape(pools.init)).compile().cost_analysis()["flops"]
+        return program.lower(jax.eval_shape(pools.init)).compile(COMPILER_OPTIONS).cost_analysis()["flops"]
 
     assert work(2**24) <= growth * work(2**15)
 
@@ -263,7 +267,7 @@ def test_work_on_the_tree_grows_with_its_levels(operation, growth):
     costs = []
     for capacity in (2**15, 2**24):
         tree, key = jax.eval_shape(lambda capacity=capacity: sum_tree.init(capacity)), jax.random.key(0)
-        compiled = jax.jit(run, donate_argnums=0).lower(tree, key).compile()
+        compiled = jax.jit(run, donate_argnums=0).lower(tree, key).compile(COMPILER_OPTIONS)
         costs.append((compiled.memory_analysis().temp_size_in_bytes, compiled.cost_analysis()["flops"]))
     (small_bytes, small_work), (large_bytes, large_work) = costs
     assert large_work <= growth * small_work

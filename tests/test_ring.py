@@ -1,3 +1,4 @@
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -5,6 +6,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxreplay import ring
+
+# Jitted: each shape compiles once, not each operation of it.
+next_slots = jax.jit(ring.next_slots, static_argnums=(2, 3))
+advance = jax.jit(ring.advance, static_argnums=2)
+handles_of = jax.jit(ring.handles, static_argnums=2)
+slots_of = jax.jit(ring.slots, static_argnums=2)
 
 
 @settings(max_examples=40)
@@ -20,22 +27,25 @@ def test_slots_and_handles_match_a_list_of_insertions(capacity, batches, from_wr
     inserted = []
     for mask in batches:
         mask = mask[:capacity]
-        slots, count = ring.next_slots(state, jnp.array(mask), len(mask), capacity)
+        slots, count = next_slots(state, np.array(mask), len(mask), capacity)
         new = [len(inserted) + k for k in range(sum(mask))]
         np.testing.assert_array_equal(np.asarray(slots)[mask], [i % capacity for i in new])
         assert np.all(np.asarray(slots)[~np.array(mask)] == capacity)
         inserted += new
-        state = ring.advance(state, count, capacity)
+        state = advance(state, count, capacity)
         kept = inserted[-capacity:]
         expected = np.full(capacity, -1)
         for i in kept:
             expected[i % capacity] = (first + i) % period
-        handles = ring.handles(state, jnp.arange(capacity), capacity)
+        handles = handles_of(state, np.arange(capacity), capacity)
         np.testing.assert_array_equal(handles, expected)
-        every = jnp.array([(first + i) % period for i in inserted] + [-1, period, 2**31 - 1, -(2**31)])
-        found = np.asarray(ring.slots(state, every, capacity))
-        assert np.all(found[-4:] == capacity)
-        np.testing.assert_array_equal(found[:-4], [i % capacity if i in kept else capacity for i in inserted])
+        every = np.full(4 + 12 * 8, -1)
+        every[:4] = -1, period, 2**31 - 1, -(2**31)
+        every[4 : 4 + len(inserted)] = [(first + i) % period for i in inserted]
+        found = np.asarray(slots_of(state, every, capacity))
+        assert np.all(found[:4] == capacity)
+        expected = [i % capacity if i in kept else capacity for i in inserted]
+        np.testing.assert_array_equal(found[4 : 4 + len(inserted)], expected)
         assert state.inserted == (first + len(inserted)) % period
         assert state.size == len(kept)
 

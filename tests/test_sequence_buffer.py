@@ -20,7 +20,8 @@ UNIT = jr.Prioritized(alpha=1.0, epsilon=0.0, beta=1.0)  # leaves are TD errors
 
 def stream(first, num_steps, num_envs):
     """Steps that say where they come from: 1000 * environment + time."""
-    return jnp.arange(first, first + num_steps, dtype=jnp.int32)[:, None] + 1000 * jnp.arange(num_envs, dtype=jnp.int32)
+    times = np.arange(first, first + num_steps, dtype=np.int32)
+    return times[:, None] + 1000 * np.arange(num_envs, dtype=np.int32)
 
 
 def filled(buffer, num_steps, rollout=1):
@@ -30,10 +31,13 @@ def filled(buffer, num_steps, rollout=1):
     return state
 
 
+handles_of = jax.jit(ring.handles, static_argnums=2)
+
+
 def drawable(buffer, state):
     """Handles that can be drawn, by slot; -1 for the other slots."""
-    slots = jnp.arange(buffer._num_slots)
-    return np.asarray(ring.handles(state.ring, slots, buffer._num_slots))
+    slots = np.arange(buffer._num_slots)
+    return np.asarray(handles_of(state.ring, slots, buffer._num_slots))
 
 
 @st.composite
@@ -77,7 +81,7 @@ def test_everything_visible_equals_the_twin_after_every_add(config, data, rollou
         ends = np.array(flags).reshape(rollout, num_envs)
         steps = stream(time, rollout, num_envs)
         state = buffer.add(state, steps, jnp.array(ends))
-        twin.add(np.asarray(steps), ends)
+        twin.add(steps, ends)
         time += rollout
 
         handles = np.array(twin.handles, np.int64)
@@ -88,7 +92,7 @@ def test_everything_visible_equals_the_twin_after_every_add(config, data, rollou
         assert buffer.is_empty(state) == (len(handles) == 0)
         assert buffer.is_full(state) == (time >= length)
         assert buffer.can_sample(state, 2) == (len(handles) >= 2)
-        leaves = np.asarray(sum_tree.get(state.sampler.tree, jnp.arange(slots)))
+        leaves = np.asarray(sum_tree.get(state.sampler.tree, np.arange(slots)))
         expected = {name: twin.priority[handle] for name, handle in zip(named, handles, strict=True)}
         np.testing.assert_array_equal(leaves, [expected.get(name, 0.0) for name in by_slot])
         live = buffer._live(state)
@@ -96,7 +100,7 @@ def test_everything_visible_equals_the_twin_after_every_add(config, data, rollou
         np.testing.assert_array_equal(np.sort(live_slots), np.flatnonzero(by_slot >= 0))
 
         if len(handles):
-            sample = buffer.sample(state, jax.random.key(time), 6)
+            sample = jax.tree.map(np.asarray, buffer.sample(state, jax.random.key(time), 6))
             for row in range(6):
                 handle = (int(sample.indices[row]) - first) % period
                 assert handle in twin.handles
@@ -129,7 +133,7 @@ def test_law_of_the_draw(sampler, num_steps):
         weights = 1.0 + np.arange(len(handles)) % 4
         state = buffer.update(state, jnp.asarray(handles), jnp.asarray(weights, jnp.float32))
     draw = jax.jit(jax.vmap(lambda key: buffer.sample(state, key, 10)))
-    sample = draw(jax.random.split(jax.random.key(num_steps), 3000))
+    sample = jax.tree.map(np.asarray, draw(jax.random.split(jax.random.key(num_steps), 3000)))
     counts = np.array([(sample.indices == handle).sum() for handle in handles])
     assert counts.sum() == 30_000
     law = weights / weights.sum()

@@ -29,11 +29,12 @@ def traced(streams):
                     *(episode[name][t] for name in FLAGS),
                     following,
                 )
-                step = jax.tree.map(lambda x: jnp.asarray(x)[None], step)
+                step = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[None]), step)
                 tracing = tracer.init(*step) if tracing is None else tracing
                 tracing, batch, valid = tracer.add(tracing, *step)
-                if valid[0]:
-                    found[int(batch.A[0])] = jax.tree.map(lambda x: np.asarray(x[0]), batch)
+                if np.asarray(valid)[0]:
+                    batch = jax.tree.map(lambda x: np.asarray(x)[0], batch)
+                    found[int(batch.A)] = batch
                 stack = following
     return found
 
@@ -86,17 +87,17 @@ def test_atari_style_transitions_from_single_frames(final_rows):
         time += len(chunk["step"])
         state = buffer.add(state, chunk)
         starts = range(max(0, time - 23), time - length + 1)
-        handles = jnp.array([k * NUM_ENVS + e for k in starts for e in range(NUM_ENVS)], jnp.int32)
+        handles = np.array([k * NUM_ENVS + e for k in starts for e in range(NUM_ENVS)], np.int32)
         assert buffer.size(state) == len(handles)
-        handles = jnp.pad(handles, (0, 17 * NUM_ENVS - len(handles)), constant_values=-1)
-        batch, valid = in_jit(state, handles)
-        valid &= handles >= 0
+        handles = np.pad(handles, (0, 17 * NUM_ENVS - len(handles)), constant_values=-1)
+        batch, valid = jax.tree.map(np.asarray, in_jit(state, handles))
+        valid = valid & (handles >= 0)
         # Every sequence whose transition starts with a step gives one, but for those cut short.
         first = np.array([rows["step"][k + STACK - 1] for k in starts]).reshape(-1)
         if final_rows:
             np.testing.assert_array_equal(valid[: len(first)], first)
         else:
-            assert np.all(first[np.asarray(valid)[: len(first)]])
+            assert np.all(first[valid[: len(first)]])
         for row in np.flatnonzero(valid):
             action = int(batch.A[row])
             # Behind a terminal step there is no next state; without its own row, another episode's is read.
@@ -127,22 +128,23 @@ def test_transitions_of_sequences_are_those_of_rollouts(length, n, next_action):
     S, R = rng.normal(size=(batch_size, length, 2)), rng.normal(size=(batch_size, length))
     A, logP, W = rng.integers(0, 5, (batch_size, length)), -rng.random(S.shape[:2]), rng.random(S.shape[:2])
     options = {"n": n, "gamma": GAMMA, "next_action": next_action, "record_extra_info": True}
-    rows = jax.tree.map(jnp.asarray, (S, A, R, terminated, truncated))
-    by_sequence, valid = jr.sequence_transitions(*rows, mask=mask, logP=logP, W=W, **options)
+    rows = S, A, R, terminated, truncated
+    by_sequence = jr.sequence_transitions(*map(jnp.asarray, rows), mask=mask, logP=logP, W=W, **options)
+    by_sequence, valid = jax.tree.map(np.asarray, by_sequence)
     assert by_sequence.batch_size == batch_size * (length - n)
 
     end = length if next_action else length - 1
     S_next = np.concatenate([S[:, 1:], S[:, -1:]], axis=1)
     rollout = jax.tree.map(lambda x: jnp.asarray(x[:, :end].swapaxes(0, 1)), (*rows, S_next, logP, W, mask))
     *steps, logP, W, mask = rollout
-    by_time, time_valid = jr.n_step_transitions(*steps, logP=logP, W=W, mask=mask, **options)
+    by_time = jr.n_step_transitions(*steps, logP=logP, W=W, mask=mask, **options)
     skipped = (n - 1 + next_action) * batch_size  # nothing is emitted yet
 
     def reorder(x):
         x = x[skipped:].reshape(length - n, batch_size, *x.shape[1:])
         return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
 
-    expected, expected_valid = jax.tree.map(reorder, (by_time, time_valid))
+    expected, expected_valid = jax.tree.map(lambda x: reorder(np.asarray(x)), by_time)
     np.testing.assert_array_equal(valid, expected_valid)
     assert 0 < valid.sum() < valid.size
     for x, y in zip(jax.tree.leaves(by_sequence), jax.tree.leaves(expected), strict=True):

@@ -320,6 +320,7 @@ def collectives(hlo):
     return sizes
 
 
+@pytest.mark.usefixtures("compiled_afresh")
 @pytest.mark.parametrize("name", ["replay", "sequence"])
 @pytest.mark.parametrize("num_shards", [2, 4, 8])
 def test_only_numbers_are_exchanged_and_nothing_is_copied(num_shards, name):
@@ -346,7 +347,9 @@ def test_only_numbers_are_exchanged_and_nothing_is_copied(num_shards, name):
         lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), jax.eval_shape(sharded.init, spec)
     )
     batch = jax.ShapeDtypeStruct(spec.shape, spec.dtype, sharding=sharded.items_sharding)
-    compiled = jax.jit(train, donate_argnums=0).lower(state, batch, jax.random.key(0)).compile()
+    compiled = (
+        jax.jit(train, donate_argnums=0).lower(state, batch, jax.random.key(0)).compile(test_memory.COMPILER_OPTIONS)
+    )
     hlo, memory = compiled.as_text(), compiled.memory_analysis()
     sizes = collectives(hlo)
     assert len(sizes) >= 3  # N, the smallest probability, the largest priority

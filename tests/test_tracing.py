@@ -57,10 +57,11 @@ def flatten(tree):
 
 def add_and_flush(tracer, steps):
     """(batch, valid) of all steps one by one, time-major, then of the flush."""
-    state, (batch, valid) = jax.jit(lambda s, x: scan_add(tracer, s, x))(init(tracer, steps), steps)
-    empty, rest, rest_valid = tracer.flush(state)
+    state, emitted = jax.jit(lambda s, x: scan_add(tracer, s, x))(init(tracer, steps), steps)
+    empty, *rest = tracer.flush(state)
     assert empty.count == 0
-    return (flatten(batch), valid.reshape(-1)), (rest, rest_valid)
+    emitted, rest = jax.tree.map(np.asarray, (emitted, tuple(rest)))
+    return flatten(emitted), rest
 
 
 def expected_rows(steps, n, gamma, next_action):
@@ -108,6 +109,10 @@ def assert_rows(batch, valid, expected):
 
 def concatenate(*trees):
     return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *trees)
+
+
+def concatenate_on_host(*trees):
+    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *trees)
 
 
 def one_by_one(tracer, steps):
@@ -161,8 +166,7 @@ def test_worked_example_of_terminated_and_truncated():
             "truncated": jnp.arange(4)[:, None] == (3 if truncated else -1),
             "s_next": jnp.arange(1.0, 5.0)[:, None],
         }
-        (batch, valid), (rest, rest_valid) = add_and_flush(jr.NStep(n=3, gamma=0.5), steps)
-        batch, valid = concatenate((batch, valid), (rest, rest_valid))
+        batch, valid = concatenate_on_host(*add_and_flush(jr.NStep(n=3, gamma=0.5), steps))
         return jax.tree.map(lambda leaf: leaf[valid], batch)
 
     for terminated, truncated, In in (
@@ -186,8 +190,7 @@ def test_a_masked_row_is_no_step():
     steps["mask"][3] = False
     steps["r"][:, 0] = [1, 2, 4, np.nan, 8, 16]
     steps["terminated"][3] = True
-    (batch, valid), (rest, rest_valid) = add_and_flush(jr.NStep(n=3, gamma=0.5), steps)
-    batch, valid = concatenate((batch, valid), (rest, rest_valid))
+    batch, valid = concatenate_on_host(*add_and_flush(jr.NStep(n=3, gamma=0.5), steps))
     batch = jax.tree.map(lambda leaf: np.asarray(leaf)[valid], batch)
     np.testing.assert_array_equal(batch.A, [0, 1, 2, 4, 5])
     np.testing.assert_array_equal(batch.Rn, [3, 4, 4, 16, 16])
@@ -238,8 +241,7 @@ def test_coax_traces(flavour):
             tracer = jr.NStep(n=n, gamma=gamma, next_action=True)
         else:
             tracer = jr.MonteCarlo(gamma=gamma, max_length=length)
-        (batch, valid), (rest, rest_valid) = add_and_flush(tracer, steps)
-        batch, valid = concatenate((batch, valid), (rest, rest_valid))
+        batch, valid = concatenate_on_host(*add_and_flush(tracer, steps))
         batch = jax.tree.map(lambda leaf, valid=valid: np.asarray(leaf)[valid], batch)
         traced = case[flavour]
         assert batch.batch_size == len(traced)

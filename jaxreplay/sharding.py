@@ -1,6 +1,7 @@
 """Sharded: a buffer whose items lie spread over the devices of a mesh."""
 
 import dataclasses
+import functools
 import inspect
 from collections.abc import Callable
 from typing import Any, Generic
@@ -8,6 +9,7 @@ from typing import Any, Generic
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
@@ -96,9 +98,9 @@ class Sharded(Generic[S]):
         Raises:
           ValueError: as from the buffer's `add`; or the batch cannot be dealt out evenly (pad and mask it).
         """
-        call = inspect.signature(self.buffer.add).bind(*args, **kwargs)
+        call = _signature(type(self.buffer)).bind(self.buffer, *args, **kwargs)
         call.apply_defaults()
-        return _add[self.buffer.donate](self, *call.args)
+        return _add[self.buffer.donate](self, *call.args[1:])
 
     def sample(self, state: S, key: jax.Array, batch_size: int, beta: Any = None) -> Sample:
         """Draw items with replacement, batch_size / D from each shard; otherwise as the buffer's `sample`.
@@ -111,9 +113,12 @@ class Sharded(Generic[S]):
         """
         check_integer("batch_size", batch_size, 1, MAX_CAPACITY, "the number of draws")
         drawn = _sample(self, state, key, batch_size, beta)
-        size = self.size(state)
-        if not isinstance(size, jax.core.Tracer) and int(size) == 0:
-            raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
+        size = state.ring.size
+        if not isinstance(size, jax.core.Tracer):
+            # Summed here: on the devices it would wait for the draw. Other processes' part is not to be read from here.
+            size = np.asarray(size).sum() if getattr(size, "is_fully_addressable", True) else self.size(state)
+            if int(size) == 0:
+                raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
         return drawn
 
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
@@ -157,6 +162,11 @@ class Sharded(Generic[S]):
         return self.buffer._shard(self.num_shards)
 
     @property
+    def _axis_name(self) -> str | None:
+        """The axis over which shards tell each other numbers; None where there is one shard."""
+        return self.axis if self.num_shards > 1 else None
+
+    @property
     def _items_spec(self) -> PartitionSpec:
         return PartitionSpec(*[None] * self.buffer._shard_axis, self.axis)
 
@@ -185,6 +195,11 @@ class Sharded(Generic[S]):
                 for a, s in zip(arguments, layout, strict=True)
             )
         return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=PartitionSpec(self.axis))(*arguments)
+
+
+@functools.cache
+def _signature(kind: type[Buffer]) -> inspect.Signature:
+    return inspect.signature(kind.add)
 
 
 # On its device a shard's state has a leading axis of 1. It is mapped over: where reshapes take it off and put it on
@@ -232,7 +247,9 @@ def _sample_impl(sharded: Sharded[S], state: S, key: jax.Array, batch_size: int,
         if sharded.num_shards > 1:
             key = jax.random.fold_in(key, lax.axis_index(sharded.axis))
         share = batch_size // sharded.num_shards
-        return _one(jax.vmap(lambda s: _buffer._sample_impl(sharded._shard, s, key, share, beta, sharded.axis))(state))
+        return _one(
+            jax.vmap(lambda s: _buffer._sample_impl(sharded._shard, s, key, share, beta, sharded._axis_name))(state)
+        )
 
     specs = (PartitionSpec(sharded.axis), PartitionSpec(), PartitionSpec())
     return sharded._on_shards(sample, specs, state, key, beta)
@@ -244,7 +261,9 @@ def _update_impl(sharded: Sharded[S], state: S, indices: jax.Array, td_errors: j
     sharded._check_divides("indices", indices.shape[0])
 
     def update(state: S, indices: jax.Array, td_errors: jax.Array) -> S:
-        return jax.vmap(lambda s: _buffer._update_impl(sharded._shard, s, indices, td_errors, sharded.axis))(state)
+        return jax.vmap(lambda s: _buffer._update_impl(sharded._shard, s, indices, td_errors, sharded._axis_name))(
+            state
+        )
 
     return sharded._on_shards(update, (PartitionSpec(sharded.axis),) * 3, state, indices, td_errors)
 
@@ -255,7 +274,7 @@ def _get_impl(sharded: Sharded[S], state: S, indices: jax.Array) -> Any:
     sharded._check_divides("indices", indices.shape[0])
 
     def get(state: S, indices: jax.Array) -> Any:
-        return _one(jax.vmap(lambda s: _buffer._get_impl(sharded._shard, s, indices, sharded.axis))(state))
+        return _one(jax.vmap(lambda s: _buffer._get_impl(sharded._shard, s, indices, sharded._axis_name))(state))
 
     return sharded._on_shards(get, (PartitionSpec(sharded.axis),) * 2, state, indices)
 

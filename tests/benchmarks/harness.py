@@ -14,10 +14,12 @@ WARM_UP_RUNS = 2
 MIN_STEPS, MAX_STEPS = 3, 500
 
 
-def percentiles(values: Any, digits: int = 3) -> dict[str, float]:
-    """Median, 10th and 90th percentile."""
-    low, median, high = np.percentile(np.asarray(values, np.float64), [10, 50, 90])
-    return {"median": round(float(median), digits), "p10": round(float(low), digits), "p90": round(float(high), digits)}
+def percentiles(values: Any, digits: int = 3, ends: tuple[int, int] = (10, 90)) -> dict[str, float]:
+    """Median, 10th and 90th percentile, or other ends."""
+    low, high = ends
+    names = {"median": 50, f"p{low}": low, f"p{high}": high}
+    values = np.asarray(values, np.float64)
+    return {name: round(float(np.percentile(values, share)), digits) for name, share in names.items()}
 
 
 def steps_for(seconds_per_step: float, run_seconds: float) -> int:
@@ -103,7 +105,13 @@ class LoopProgram:
         return {}
 
 
-def measure(makers: dict[Any, Callable], base: Callable[[Any], Any], runs: int, run_seconds: float) -> dict[Any, dict]:
+def measure(
+    makers: dict[Any, Callable],
+    base: Callable[[Any], Any],
+    runs: int,
+    run_seconds: float,
+    ends: tuple[int, int] = (10, 90),
+) -> dict[Any, dict]:
     """Time programs in turn (A B C A B C ...).
 
     Args:
@@ -111,6 +119,7 @@ def measure(makers: dict[Any, Callable], base: Callable[[Any], Any], runs: int, 
       base: maps a key to that of the program that its time is divided by, run by run.
       runs: runs of each program that count, after some that do not.
       run_seconds: what a run should last.
+      ends: the percentiles that are given beside the medians.
 
     Returns:
       By key: microseconds a step (`us`), `ratio` to the base, and the program's facts; or `error`, one line of text.
@@ -129,9 +138,9 @@ def measure(makers: dict[Any, Callable], base: Callable[[Any], Any], runs: int, 
             times[key].append(program() * 1e6)
     times = {key: of_key[WARM_UP_RUNS:] for key, of_key in times.items()}
     for key, program in programs.items():
-        figures[key] = {"us": percentiles(times[key], 2), "steps": program.steps, **program.facts()}
+        figures[key] = {"us": percentiles(times[key], 2, ends), "steps": program.steps, **program.facts()}
         if base(key) in times:
-            figures[key]["ratio"] = percentiles(np.array(times[key]) / np.array(times[base(key)]))
+            figures[key]["ratio"] = percentiles(np.array(times[key]) / np.array(times[base(key)]), 3, ends)
     programs.clear()
     gc.collect()
     jax.clear_caches()

@@ -28,6 +28,7 @@ class Buffer:
       added: leading axes of what a step adds.
       fill: leading axes of what `fill_add` adds at a time while filling, and how many times.
       fill_add: as `add`; None is `add` itself.
+      shardings: how what is added and what is drawn lie on several devices, or None.
     """
 
     init: Callable
@@ -37,6 +38,7 @@ class Buffer:
     added: tuple[int, ...]
     fill: tuple[tuple[int, ...], int]
     fill_add: Callable | None = None
+    shardings: tuple[jax.sharding.Sharding, jax.sharding.Sharding] | None = None
 
     def full(self, setting: Setting) -> Any:
         """State with as many items as it has room for, made in place."""
@@ -55,15 +57,16 @@ class Buffer:
         return weights * jnp.mean(reward.reshape(weights.shape[0], -1), axis=1)
 
 
-def jaxreplay(setting: Setting, sampler: Any = None) -> Buffer:
+def jaxreplay(setting: Setting, sampler: Any = None, mesh: jax.sharding.Mesh | None = None) -> Buffer:
+    """The buffer itself; with a mesh, `Sharded`."""
     if sampler is None:
         sampler = jr.Prioritized(alpha=ALPHA, beta=BETA)
     buffer = jr.ReplayBuffer(capacity=setting.capacity, sampler=sampler)
     rows = setting.fill_rows()
-    return _jaxreplay(setting, buffer, (setting.num_added,), ((rows,), setting.capacity // rows))
+    return _jaxreplay(setting, buffer, (setting.num_added,), ((rows,), setting.capacity // rows), mesh)
 
 
-def jaxreplay_sequences(setting: Setting) -> Buffer:
+def jaxreplay_sequences(setting: Setting, mesh: jax.sharding.Mesh | None = None) -> Buffer:
     buffer = jr.SequenceBuffer(
         length=setting.capacity // setting.num_added * SEQUENCE_PERIOD,
         num_envs=setting.num_added,
@@ -72,16 +75,35 @@ def jaxreplay_sequences(setting: Setting) -> Buffer:
         sampler=jr.Prioritized(alpha=ALPHA, beta=BETA),
     )
     added = (SEQUENCE_PERIOD, setting.num_added)
-    return _jaxreplay(setting, buffer, added, (added, setting.capacity // setting.num_added))
+    return _jaxreplay(setting, buffer, added, (added, setting.capacity // setting.num_added), mesh)
 
 
-def _jaxreplay(setting: Setting, buffer: Any, added: tuple[int, ...], fill: tuple[tuple[int, ...], int]) -> Buffer:
+def _jaxreplay(
+    setting: Setting,
+    buffer: Any,
+    added: tuple[int, ...],
+    fill: tuple[tuple[int, ...], int],
+    mesh: jax.sharding.Mesh | None,
+) -> Buffer:
+    shardings = None
+    if mesh is not None:
+        buffer = jr.Sharded(buffer, mesh)
+        shardings = buffer.items_sharding, buffer.state_sharding
+
     def sample(state, key):
         sample = buffer.sample(state, key, setting.batch_size)
         return state, sample.items, sample.indices, sample.weights
 
     example = (1,) * len(added[:-1]) + added[-1:]
-    return Buffer(lambda: buffer.init(setting.batch(*example)), buffer.add, sample, buffer.update, added, fill)
+    return Buffer(
+        init=lambda: buffer.init(setting.batch(*example)),
+        add=buffer.add,
+        sample=sample,
+        update=buffer.update,
+        added=added,
+        fill=fill,
+        shardings=shardings,
+    )
 
 
 def flashbax_device() -> str:
@@ -249,7 +271,10 @@ def scan_program(make: Callable[[Setting], Buffer], setting: Setting) -> ScanPro
 
     added = jax.tree.map(jnp.asarray, setting.batch(*buffer.added))
     spec = jax.eval_shape(carry_step, (state, added, None), jax.random.key(0))[2]
-    return ScanProgram(carry_step, (state, added, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)))
+    drawn = jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)
+    if buffer.shardings:
+        added, drawn = jax.device_put((added, drawn), buffer.shardings)
+    return ScanProgram(carry_step, (state, added, drawn))
 
 
 def eager_program(make: Callable[[Setting], Buffer], setting: Setting, jitted: bool) -> LoopProgram:

@@ -1,10 +1,12 @@
 """Tables of a benchmark's result, as Markdown; a peer that is faster is bold there and red on a terminal."""
 
 import re
+from collections.abc import Iterator
 from typing import Any
 
 from grid import BASE, PARTS
 from settings import power
+from sharded import QUARTILES
 from targets import targets
 
 FASTER = " (faster)"
@@ -28,8 +30,9 @@ def size(count: float | None) -> str:
         count /= 1000
 
 
-def spread(figure: dict[str, float]) -> str:
-    return f"{number(figure['median'])} [{number(figure['p10'])}-{number(figure['p90'])}]"
+def spread(figure: dict[str, float], ends: tuple[int, int] = (10, 90)) -> str:
+    low, high = (number(figure[f"p{end}"]) for end in ends)
+    return f"{number(figure['median'])} [{low}-{high}]"
 
 
 def table(header: list[str], rows: list[list[str]]) -> str:
@@ -114,6 +117,45 @@ def _end_to_end(result: dict[str, Any]) -> str:
     return f"{result['seeds']} seeds, {result['pairs']} trainings with each.\n\n" + table(header, lines)
 
 
+def _quartiles(found: dict[str, Any], key: str) -> str:
+    if "error" in found:
+        return found["error"].replace("|", "/")
+    return spread(found[key], QUARTILES) if key in found else ""
+
+
+def _sharded(found: dict[str, Any]) -> Iterator[str]:
+    runs, cores = f"medians of {found['runs']} alternating runs [quartiles]", found["cores"]
+    lines = []
+    for row in sorted(found["cost"], key=lambda r: (r["how"] == "eager", r["buffer"], r["capacity"], r["batch_size"])):
+        plain, ours = row["libraries"][BASE], row["libraries"]["Sharded"]
+        figures = [_quartiles(plain, "us"), _quartiles(ours, "us"), _quartiles(ours, "ratio")]
+        lines.append([row["buffer"], row["how"], power(row["capacity"]), power(row["batch_size"]), *figures])
+    if lines:
+        yield f"One device, beside the buffer itself; {runs}."
+        yield table(["buffer", "calls", "N", "B", f"{BASE}, us", "Sharded, us", "ratio"], lines)
+    lines = []
+    for row in found["scaling"]:
+        for devices, figure in row["devices"].items():
+            line = [row["buffer"], power(row["capacity"]), power(row["batch_size"]), devices, _quartiles(figure, "us")]
+            throughput = int(devices) / figure["ratio"]["median"] if "ratio" in figure else float("nan")
+            line += [_quartiles(figure, "ratio"), f"{throughput:.2f}"]
+            if cores:
+                line.append(f"{throughput / min(int(devices), cores):.2f}")
+            lines.append(line)
+    if lines:
+        text = f"Each device with N items, B draws and 16 added; {runs}. Relative to one device: time and throughput"
+        if cores:
+            text += (
+                f"; the {cores} cores are shared by the devices, so the last column is the throughput over the smaller "
+                "of devices and cores (one device alone can already use several cores)"
+            )
+        yield text + "."
+        header = ["buffer", "N", "B", "devices", "us", "time", "throughput"]
+        yield table(header + ["over cores"] * bool(cores), lines)
+    if "skipped" in found:
+        yield f"More devices: skipped, {found['skipped']}."
+
+
 def render(result: dict[str, Any]) -> str:
     """The whole report."""
     add_per_seed(result["rows"])
@@ -132,6 +174,8 @@ def render(result: dict[str, Any]) -> str:
             text += [f"## ({part}) {title}", part_table(part, rows)]
     if result["end_to_end"]:
         text += ["## (e) End to end: the DQN of examples/dqn.py", _end_to_end(result["end_to_end"])]
+    if result.get("sharded"):
+        text += ["## (i) Sharded: on one device, and on more", *_sharded(result["sharded"])]
     if result["not_run"]:
         text += ["## Not run, out of time", "; ".join(result["not_run"]) + "."]
     if result["smoke"]:

@@ -1,6 +1,6 @@
 """Benchmark of jaxreplay beside other replay buffers.
 
-Run: python tests/benchmarks/run.py [--parts abcdefgh] [--peers flashbax ...] [--seconds S] [--smoke] [--out FOLDER]
+Run: python tests/benchmarks/run.py [--parts abcdefghi] [--peers flashbax ...] [--seconds S] [--smoke] [--out FOLDER]
 
 Prints tables; writes BACKEND.json, BACKEND.md and plots. What is measured, and how, is in the README beside this file.
 """
@@ -23,6 +23,7 @@ import warnings
 import end_to_end
 import jax
 import report
+import sharded
 from grid import BASE, HOST_LIBRARIES, PACKAGES, PARTS, Group, groups, peer
 from harness import measure
 from limits import Machine, limits, measure_machine
@@ -98,7 +99,7 @@ def run_group(group: Group, machine: Machine, runs: int, run_seconds: float) -> 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="abcdefgh", help="letters of the parts, or fanout (abcdefgh)")
+    parser.add_argument("--parts", default="abcdefghi", help="letters of the parts, or fanout (abcdefghi)")
     parser.add_argument("--peers", nargs="*", choices=list(PACKAGES), default=list(PACKAGES), help="all by default")
     parser.add_argument("--seconds", type=float, default=7200.0, help="start no cell after this long (7200)")
     parser.add_argument("--smoke", action="store_true", help="one tiny cell a part, to see that it runs")
@@ -106,7 +107,7 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     args.deadline = time.perf_counter() + args.seconds
     args.parts = ["fanout"] if args.parts == "fanout" else list(args.parts)
-    if unknown := set(args.parts) - {*PARTS, "e"}:
+    if unknown := set(args.parts) - {*PARTS, "e", "i"}:
         parser.error(f"argument --parts: no part {', '.join(sorted(unknown))}")
     if args.out is None and not args.smoke:
         args.out = RESULTS
@@ -114,9 +115,16 @@ def parse_args() -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace, todo: list[Group], machine: Machine, peers: set[str], result: dict) -> None:
-    """Measure the groups, then (e), into `result`; groups that are late are only noted."""
+    """Measure (i), the groups, then (e), into `result`; cells that are late are only noted."""
     run_seconds = 0.02 if args.smoke else 0.04
-    with tqdm(total=len(todo) + ("e" in args.parts), unit="cell", smoothing=0) as bar:
+    with tqdm(total=len(todo) + ("e" in args.parts) + ("i" in args.parts), unit="cell", smoothing=0) as bar:
+        if "i" in args.parts:
+            # Its cells rank among themselves: it comes first, with a share of the time where there are other parts.
+            share = 1.0 if args.parts == ["i"] else 0.15
+            result["sharded"] = {}
+            sharded.run(result["sharded"], args.smoke, args.deadline - (1 - share) * args.seconds, bar)
+            result["not_run"] += result["sharded"].pop("not_run")
+            bar.update()
         for group in todo:
             if time.perf_counter() > args.deadline:
                 result["not_run"].append(group.name)
@@ -154,8 +162,9 @@ def main() -> None:
         "rows": [],
         "not_run": [],
         "end_to_end": None,
+        "sharded": None,
     }
-    todo = groups([part for part in args.parts if part != "e"], peers, args.smoke)
+    todo = groups([part for part in args.parts if part not in "ei"], peers, args.smoke)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(args, todo, machine, peers, result)

@@ -157,7 +157,7 @@ def start_processes(args: argparse.Namespace) -> None:
 def parse_args() -> argparse.Namespace:
     parser = Parser("The double DQN of dqn.py on CartPole-v1, over the devices of a mesh.")
     parser.add_experiment(seeds=8)
-    parser.add_count("steps", "environment steps per seed", 250_000, 8_000)
+    parser.add_count("steps", "environment steps per seed", 250_000, 3_200)
     parser.add_argument("--uniform", dest="per", action="store_false", help="uniform replay, not prioritized")
     parser.add_argument("--num-envs", type=integer(1, 2**15), default=16, help="per seed (16)")
     parser.add_argument("--devices", type=integer(1, 1024), help="number of devices, of all processes (all there are)")

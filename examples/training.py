@@ -28,23 +28,15 @@ def make_train(
         `exploration` of which epsilon falls from 1 to `epsilon`; `intervals`, how often the mean return is reported.
       report: called with the number of returns, that of episodes, and their mean return.
     """
-    init, act, learn = agent
-    init, act, learn = jax.vmap(init), jax.vmap(act, in_axes=(0, None)), jax.vmap(learn)
-    schedule = optax.linear_schedule(1.0, config.epsilon, int(config.exploration * config.steps))
-
-    def step(state: Any, t: jax.Array) -> tuple[Any, jax.Array]:
-        state, returns = act(state, schedule(t))
-        return learn(state), returns
+    begin, advance = make_pieces(agent, config)
 
     def interval(state: Any, times: jax.Array) -> tuple[Any, jax.Array]:
-        state, returns = jax.lax.scan(step, state, times)
-        episodes = jnp.sum(~jnp.isnan(returns))
-        mean_return = jnp.nansum(returns) / jnp.maximum(episodes, 1)
-        jax.debug.callback(functools.partial(report, returns.size), episodes, mean_return, ordered=True)
+        state, returns = advance(state, times)
+        jax.debug.callback(functools.partial(report, returns.size), *count_episodes(returns), ordered=True)
         return state, returns
 
     def train(keys: jax.Array) -> jax.Array:
-        state, first = jax.lax.scan(lambda state, _: act(state, 1.0), init(keys), length=config.warmup)
+        state, first = begin(keys)
         times = jnp.arange(config.steps).reshape(config.intervals, -1)
         _, returns = jax.lax.scan(interval, state, times)
         return jnp.concatenate([first, returns.reshape(-1, *returns.shape[2:])])
@@ -52,12 +44,37 @@ def make_train(
     return jax.jit(train)
 
 
+def make_pieces(agent: tuple[Callable, Callable, Callable], config: Any) -> tuple[Callable, Callable]:
+    """What `make_train` is made of: begin(keys) and advance(state, times), the steps after the warmup at these times.
+
+    Both give the state of all seeds, and what `act` returns at each step.
+    """
+    init, act, learn = agent
+    init, act, learn = jax.vmap(init), jax.vmap(act, in_axes=(0, None)), jax.vmap(learn)
+    schedule = optax.linear_schedule(1.0, config.epsilon, int(config.exploration * config.steps))
+
+    def begin(keys: jax.Array) -> tuple[Any, jax.Array]:
+        return jax.lax.scan(lambda state, _: act(state, 1.0), init(keys), length=config.warmup)
+
+    def step(state: Any, t: jax.Array) -> tuple[Any, jax.Array]:
+        state, returns = act(state, schedule(t))
+        return learn(state), returns
+
+    return begin, lambda state, times: jax.lax.scan(step, state, times)
+
+
+def count_episodes(returns: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """The number of episodes that ended, and their mean return."""
+    episodes = jnp.sum(~jnp.isnan(returns))
+    return episodes, jnp.nansum(returns) / jnp.maximum(episodes, 1)
+
+
 class Progress:
     """A bar over the environment steps of all seeds, fed from inside the scan (see `make_train`)."""
 
-    def __init__(self, total: int, name: str = ""):
+    def __init__(self, total: int, name: str = "", **settings: Any):
         self.name = name
-        self.bar = tqdm(total=total, desc=f"{name}compiling", unit=" env steps", unit_scale=True)
+        self.bar = tqdm(total=total, desc=f"{name}compiling", unit=" env steps", unit_scale=True, **settings)
 
     def __call__(self, steps: int, episodes: jax.Array, mean_return: jax.Array) -> None:
         text = f"return {float(mean_return):.2f}" if int(episodes) > 0 else "training"

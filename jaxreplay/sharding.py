@@ -115,7 +115,7 @@ class Sharded(Generic[S]):
         drawn = _sample(self, state, key, batch_size, beta)
         size = state.ring.size
         if not isinstance(size, jax.core.Tracer):
-            # Summed here: on the devices it would wait for the draw. Other processes' part is not to be read from here.
+            # Summed on the host: devices would do it after the draw. What other processes hold cannot be read here.
             size = np.asarray(size).sum() if getattr(size, "is_fully_addressable", True) else self.size(state)
             if int(size) == 0:
                 raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
@@ -232,8 +232,8 @@ def _add_impl(sharded: Sharded[S], state: S, items: Any, flags: Any) -> S:
     flags = sharded.buffer._check_batch(items, flags)
     sharded._check_divides("batch", jax.tree.leaves(items)[0].shape[sharded.buffer._shard_axis])
 
-    def add(state: S, items: Any, flags: Any) -> S:
-        return jax.vmap(lambda shard: sharded._shard._add(shard, items, flags))(state)
+    def add(shards: S, items: Any, flags: Any) -> S:
+        return jax.vmap(lambda state: sharded._shard._add(state, items, flags))(shards)
 
     parts = sharded._items_spec
     return sharded._on_shards(add, (PartitionSpec(sharded.axis), parts, parts), state, items, flags)
@@ -243,13 +243,12 @@ def _sample_impl(sharded: Sharded[S], state: S, key: jax.Array, batch_size: int,
     sharded._check_state(state)
     sharded._check_divides("batch_size", batch_size)
 
-    def sample(state: S, key: jax.Array, beta: Any) -> Sample:
-        if sharded.num_shards > 1:
-            key = jax.random.fold_in(key, lax.axis_index(sharded.axis))
-        share = batch_size // sharded.num_shards
-        return _one(
-            jax.vmap(lambda s: _buffer._sample_impl(sharded._shard, s, key, share, beta, sharded._axis_name))(state)
-        )
+    buffer, axis_name, share = sharded._shard, sharded._axis_name, batch_size // sharded.num_shards
+
+    def sample(shards: S, key: jax.Array, beta: Any) -> Sample:
+        if axis_name is not None:
+            key = jax.random.fold_in(key, lax.axis_index(axis_name))
+        return _one(jax.vmap(lambda state: _buffer._sample_impl(buffer, state, key, share, beta, axis_name))(shards))
 
     specs = (PartitionSpec(sharded.axis), PartitionSpec(), PartitionSpec())
     return sharded._on_shards(sample, specs, state, key, beta)
@@ -260,10 +259,10 @@ def _update_impl(sharded: Sharded[S], state: S, indices: jax.Array, td_errors: j
     indices, td_errors = _buffer.check_td_errors(indices, td_errors)
     sharded._check_divides("indices", indices.shape[0])
 
-    def update(state: S, indices: jax.Array, td_errors: jax.Array) -> S:
-        return jax.vmap(lambda s: _buffer._update_impl(sharded._shard, s, indices, td_errors, sharded._axis_name))(
-            state
-        )
+    buffer, axis_name = sharded._shard, sharded._axis_name
+
+    def update(shards: S, indices: jax.Array, td_errors: jax.Array) -> S:
+        return jax.vmap(lambda state: _buffer._update_impl(buffer, state, indices, td_errors, axis_name))(shards)
 
     return sharded._on_shards(update, (PartitionSpec(sharded.axis),) * 3, state, indices, td_errors)
 
@@ -273,8 +272,10 @@ def _get_impl(sharded: Sharded[S], state: S, indices: jax.Array) -> Any:
     indices = _buffer.check_indices(indices)
     sharded._check_divides("indices", indices.shape[0])
 
-    def get(state: S, indices: jax.Array) -> Any:
-        return _one(jax.vmap(lambda s: _buffer._get_impl(sharded._shard, s, indices, sharded._axis_name))(state))
+    buffer, axis_name = sharded._shard, sharded._axis_name
+
+    def get(shards: S, indices: jax.Array) -> Any:
+        return _one(jax.vmap(lambda state: _buffer._get_impl(buffer, state, indices, axis_name))(shards))
 
     return sharded._on_shards(get, (PartitionSpec(sharded.axis),) * 2, state, indices)
 

@@ -24,7 +24,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import training
 from arguments import Parser, integer
 from jax.experimental import multihost_utils
@@ -93,19 +92,22 @@ def train(args: argparse.Namespace, process: int = 0, coordinator: str | None = 
         threading.Thread(target=end_with_parent, daemon=True).start()
     import dqn
 
-    mesh = Mesh(np.array(jax.devices()[: args.devices]), ("data",))
+    mesh = Mesh(jax.devices()[: args.devices], ("data",))
     buffer = jr.Sharded(dqn.make_buffer(args.per, args.learning_steps), mesh)
     config = dqn.Config(buffer=buffer, steps=args.learning_steps, num_envs=args.num_envs)
     run = {"config": config, "seed": args.seed, "seeds": args.seeds}  # what a checkpoint belongs to
 
     start = time.perf_counter()
     begin, advance = make_run(config, mesh, args.seed, args.seeds)
-    try:
-        carry = begin() if args.checkpoint is None else jr.restore(args.checkpoint, run)
-    except FileNotFoundError:
-        carry = begin()
-    except ValueError as error:  # of a run with other arguments
-        sys.exit(f"error: {error}" if process == 0 else 1)
+    carry = None
+    if args.checkpoint is not None:
+        try:
+            carry = jr.restore(args.checkpoint, run)
+        except FileNotFoundError:
+            pass  # the first start
+        except ValueError as error:  # of a run with other arguments, or damaged
+            sys.exit(f"error: {error}" if process == 0 else 1)
+    carry = begin() if carry is None else carry
     done, per_interval = int(carry["done"]), config.steps // config.intervals * args.num_envs * args.seeds
     total = config.intervals * per_interval
     progress = training.Progress(total, initial=done * per_interval, disable=process > 0)
@@ -122,8 +124,9 @@ def train(args: argparse.Namespace, process: int = 0, coordinator: str | None = 
     progress.bar.close()
     if process == 0:
         timing = f"compile and begin {ready - start:.1f} s, train {time.perf_counter() - ready:.1f} s"
-        name, where = "prioritized" if args.per else "uniform", f"{args.devices} devices, {args.processes} processes"
-        path, title = args.out / f"multi_device_{name}.png", f"CartPole-v1, double DQN, {name} replay, {where}"
+        name = "prioritized" if args.per else "uniform"
+        path, title = args.out / f"multi_device_{name}.png", f"CartPole-v1, {config.n}-step double DQN, {name} replay"
+        title += f", devices: {args.devices}, processes: {args.processes}"
         settings = {"last_episodes": dqn.LAST_EPISODES, "goal": dqn.SOLVED, "ylim": (0, 520)}
         training.summarize(path, title, name, returns, timing, **settings)
 

@@ -47,6 +47,11 @@ class Config:
     exploration: float = 0.1  # part of the steps in which epsilon falls from 1
 
 
+def of_actions(values: jax.Array, actions: jax.Array) -> jax.Array:
+    """Values [B] of the actions [B] taken, out of those of all actions [B, num_actions]."""
+    return jnp.take_along_axis(values, actions[:, None], axis=1)[:, 0]
+
+
 @struct.dataclass
 class State:
     env: Any
@@ -106,12 +111,12 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
         """One update from one batch of replay."""
         key, sample_key = jax.random.split(state.key)
         sample = buffer.sample(state.buffer, sample_key, config.batch_size)
-        batch, rows = sample.items, jnp.arange(config.batch_size)
+        batch = sample.items
         best = jnp.argmax(network.apply(state.params, batch.S_next), axis=-1)
-        target = batch.Rn + batch.In * network.apply(state.target_params, batch.S_next)[rows, best]
+        target = batch.Rn + batch.In * of_actions(network.apply(state.target_params, batch.S_next), best)
 
         def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
-            td_errors = target - network.apply(params, batch.S)[rows, batch.A]
+            td_errors = target - of_actions(network.apply(params, batch.S), batch.A)
             return jnp.mean(sample.weights * optax.huber_loss(td_errors)), td_errors
 
         grads, td_errors = jax.grad(loss_fn, has_aux=True)(state.params)

@@ -14,7 +14,7 @@ import numpy as np
 
 
 class Difference(NamedTuple):
-    """A field that differs, the values as text, and the outermost configuration that it belongs to, as given."""
+    """A field that differs, the values as text, and the outermost buffer, or else configuration, that it is in."""
 
     where: str
     saved: str
@@ -59,7 +59,7 @@ def differences(saved: Any, given: Any, where: str = "buffer", owner: Any = None
         for i, (x, y) in enumerate(zip(saved, given, strict=True)):
             yield from differences(x, y, f"{where}[{i}]", owner)
     elif _is_typed(saved) and _is_typed(described) and saved["type"] == described["type"]:
-        if owner is None and _is_config(given):
+        if _is_config(given) and not is_buffer(owner) and (owner is None or is_buffer(given)):
             owner = given
         fields, defaults = _fields(given), _defaults(given)
         for name in [*fields, *(name for name in saved["fields"] if name not in fields)]:
@@ -73,6 +73,11 @@ def differences(saved: Any, given: Any, where: str = "buffer", owner: Any = None
                 yield Difference(inner, "nothing", _text(described["fields"][name]), owner)
     elif saved != described and repr(saved) != repr(described):  # NaN is not equal to itself
         yield Difference(where, _text(saved), _text(described), owner)
+
+
+def is_buffer(config: Any) -> bool:
+    """Whether its states can be used with another configuration, by `migrate`, or by `remap` and `recycle`."""
+    return hasattr(config, "can_sample") or hasattr(config, "remap")
 
 
 def meshes(config: Any) -> Iterator[jax.sharding.Mesh]:

@@ -96,9 +96,9 @@ def unpack(record: dict[str, Any], stored: jax.Array, sharding: NamedSharding | 
         leaf = jax.random.wrap_key_data(stored, impl=record["key"])
     else:
         leaf = stored if record["dtype"] in PLAIN else _from_bits(stored, jnp.dtype(record["dtype"]))
-    if sharding is not None:
-        return jax.device_put(leaf, sharding)
-    return _weakly_typed(leaf) if record.get("weak") else leaf
+    if record.get("weak"):
+        leaf = _weakly_typed(leaf)
+    return leaf if sharding is None else jax.device_put(leaf, sharding)
 
 
 def checksums(stored: Sequence[jax.Array]) -> list[list[int]]:

@@ -63,7 +63,6 @@ def transitions(
       TransitionBatch [K * num_envs] and valid, bool [K * num_envs].
     """
     last_time = order.shape[0] - 1
-    envs = jnp.arange(steps.r.shape[1], dtype=jnp.int32)
     times = jnp.arange(last_time + 1, dtype=jnp.int32)[:, None]
     starts = jnp.clip(starts, 0, last_time)[:, None]  # [K, 1]
     ends, missing = (steps.terminated | steps.truncated)[order], ~steps.mask[order]  # [T, E]
@@ -73,7 +72,9 @@ def transitions(
     length = last - starts + 1
 
     def at(leaf, time):  # rows of a [T, E, ...] leaf at times [K, ..., E]
-        return leaf[order[time], envs]
+        # Mapped over environments: indexed by them as well, those on several devices would exchange their steps.
+        by_env = jax.vmap(lambda column, rows: column[rows], in_axes=(1, -1), out_axes=time.ndim - 1)
+        return by_env(leaf, order[time])
 
     terminated = at(steps.terminated, last)
     # [K, n, E]: the steps of every window, the last one repeated behind its end.

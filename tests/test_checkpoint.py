@@ -333,6 +333,13 @@ class Settings:
     added: str = "default"
 
 
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Agent:
+    """A configuration that has a buffer."""
+
+    buffer: Any
+
+
 def with_sampler(**settings):
     return jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(**settings))
 
@@ -355,6 +362,11 @@ CHANGES = {
     ),
     "length": (POOLS, jr.DifficultyPools(tasks_per_env=(4, 2)), r"tasks_per_env: saved \[4\], given \[4, 2\]"),
     "entry": (POOLS, jr.DifficultyPools(tasks_per_env=(5,)), r"tasks_per_env\[0\]: saved 4, given 5"),
+    "inner": (
+        Agent(buffer=with_sampler()),
+        Agent(buffer=with_sampler(alpha=0.7)),
+        r"buffer\.buffer\.sampler\.alpha: saved 0\.6, given 0\.7.*jr\.migrate",
+    ),
     "root": (POOLS, jr.NStep(n=1, gamma=1), r"buffer: saved DifficultyPools, given NStep\. .* saved configuration\.$"),
     "nested": ({"a": [POOLS, 1]}, {"a": [POOLS, 2]}, r"buffer\['a'\]\[1\]: saved 1, given 2\. .* configuration\.$"),
     "more": ({"a": 1}, {"a": 1, "b": 2}, r"buffer\['b'\]: saved nothing, given 2"),
@@ -464,12 +476,14 @@ def test_sharded_arrays_come_back_sharded(tmp_path):
         for name, chosen in specs.items()
         for i, spec in enumerate(chosen)
     } | {"f8": jax.device_put(values["x"].astype(jnp.float8_e4m3fn), NamedSharding(mesh, PartitionSpec("data")))}
+    state["weak"] = jax.device_put(jnp.asarray(2.5), NamedSharding(mesh, PartitionSpec()))
     state["alone"] = jnp.arange(3)
     config = jr.Sharded(jr.ReplayBuffer(capacity=24), mesh)
     jr.save(tmp_path, config, state)
     restored = jr.restore(tmp_path, config)
     assert_same(restored, state)
     assert [name for name in state if restored[name].sharding != state[name].sharding] == []
+    assert [name for name in state if getattr(restored[name], "weak_type", False)] == ["weak"]
     # Not bound to a device.
     np.testing.assert_array_equal(jax.jit(lambda x, y: x + y[1])(restored["x0"], restored["alone"]), values["x"] + 1)
     other = dataclasses.replace(config, mesh=Mesh(mesh.devices.reshape(4), ("data",)))

@@ -321,6 +321,23 @@ def collectives(hlo):
 
 
 @pytest.mark.usefixtures("compiled_afresh")
+def test_tracing_environments_that_lie_on_several_devices_exchanges_nothing():
+    tracer = jr.NStep(n=3, gamma=0.9, num_envs=8)
+    layout = NamedSharding(mesh(4), PartitionSpec("data"))
+    step = [jnp.zeros((8, 5)), jnp.zeros(8), jnp.zeros(8), jnp.zeros(8, bool), jnp.zeros(8, bool), jnp.zeros((8, 5))]
+    envs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), step)
+    by_time = NamedSharding(layout.mesh, PartitionSpec(None, "data"))
+    everywhere = NamedSharding(layout.mesh, PartitionSpec())
+
+    def laid_out(x):  # [n, num_envs, ...], or a counter
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=by_time if x.ndim > 1 else everywhere)
+
+    state = jax.tree.map(laid_out, tracer.init(*step))
+    compiled = jax.jit(tracer.add).lower(state, *envs).compile(test_memory.COMPILER_OPTIONS)
+    assert collectives(compiled.as_text()) == []
+
+
+@pytest.mark.usefixtures("compiled_afresh")
 @pytest.mark.parametrize("name", ["replay", "sequence"])
 @pytest.mark.parametrize("num_shards", [2, 4, 8])
 def test_only_numbers_are_exchanged_and_nothing_is_copied(num_shards, name):

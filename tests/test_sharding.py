@@ -18,6 +18,9 @@ PRIORITIZED = jr.Prioritized(alpha=0.7, beta=0.6, epsilon=0.01)
 ITEMS = {"id": jax.ShapeDtypeStruct((8,), jnp.int32), "x": jax.ShapeDtypeStruct((8, 2), jnp.float32)}
 
 
+run_once = functools.partial(jax.jit, compiler_options=test_memory.COMPILER_OPTIONS)  # quick to compile
+
+
 def mesh(num_shards, devices=None):
     return Mesh(np.array((devices or jax.devices("cpu"))[:num_shards]), ("data",))
 
@@ -65,8 +68,8 @@ def test_one_shard_is_the_buffer_bit_for_bit_in_jit_and_vmap(name):
     sharded = jr.Sharded(buffer, mesh(1, jax.devices()))
     keys = jax.random.split(jax.random.key(0), 3)
     for transform, given, axis in ((lambda f: f, keys[0], 0), (jax.vmap, keys, 1)):
-        expected, samples = jax.jit(transform(functools.partial(run, buffer, batch)))(given)
-        found, found_samples = jax.jit(transform(functools.partial(run, sharded, batch)))(given)
+        expected, samples = run_once(transform(functools.partial(run, buffer, batch)))(given)
+        found, found_samples = run_once(transform(functools.partial(run, sharded, batch)))(given)
         chex.assert_trees_all_equal(samples, found_samples)
         chex.assert_trees_all_equal(expected, jax.tree.map(lambda x, axis=axis: jnp.squeeze(x, axis), found))
 
@@ -273,9 +276,9 @@ def test_any_mesh_will_do(kind):
     """Axes of both kinds, beside another axis, and arguments wherever they lie."""
     buffer, batch = BUFFERS["sequence"]
     devices = np.array(jax.devices("cpu")).reshape(4, 2)
-    expected, samples = jax.jit(functools.partial(run, jr.Sharded(buffer, mesh(2)), batch))(jax.random.key(0))
+    expected, samples = run_once(functools.partial(run, jr.Sharded(buffer, mesh(2)), batch))(jax.random.key(0))
     sharded = jr.Sharded(buffer, Mesh(devices, ("model", "seed"), axis_types=(kind,) * 2), "seed")
-    found, found_samples = jax.jit(functools.partial(run, sharded, batch))(jax.random.key(0))
+    found, found_samples = run_once(functools.partial(run, sharded, batch))(jax.random.key(0))
     chex.assert_trees_all_close(jax.device_get((found, found_samples)), jax.device_get((expected, samples)), rtol=1e-6)
     state = sharded.init(jax.eval_shape(batch, 0))
     for layout in (PartitionSpec(), PartitionSpec(None, "seed"), PartitionSpec(None, "model")):
@@ -297,12 +300,12 @@ def test_buffers_run_in_the_users_own_shard_map(name):
         return jax.tree.map(lambda x: x[None], (state, samples))
 
     spec = PartitionSpec("data")
-    mapped = jax.jit(jax.shard_map(on_device, mesh=mesh(2), in_specs=spec, out_specs=spec))
+    mapped = run_once(jax.shard_map(on_device, mesh=mesh(2), in_specs=spec, out_specs=spec))
     keys = jax.random.split(jax.random.key(0), 2)
     empty = jax.vmap(lambda _: buffer.init(jax.eval_shape(batch, 0)))(keys)
     _, samples = mapped(keys, empty)
     for device in range(2):
-        alone = jax.jit(functools.partial(run, buffer, lambda t, d=device: batch(t + d)))(keys[device])[1]
+        alone = run_once(functools.partial(run, buffer, lambda t, d=device: batch(t + d)))(keys[device])[1]
         chex.assert_trees_all_close(jax.tree.map(lambda x, d=device: x[d], samples), alone, rtol=1e-6)
 
 

@@ -5,6 +5,15 @@ import multiprocessing
 import os
 import tempfile
 
+# Compiling is nearly all of the suite's work. LLVM's optimisation and XLA's newer code generators double it, and change
+# no result beyond rounding; with XLA_FLAGS set, even to nothing, programs are compiled as it says. Read by XLA when
+# the first program is compiled; an XLA that has the older code generators no more ignores that option.
+QUICK = (
+    "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
+    " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
+)
+os.environ.setdefault("XLA_FLAGS", QUICK)
+
 import hypothesis
 import jax
 import pytest
@@ -17,14 +26,18 @@ gc.set_threshold(100_000)  # tracing makes many objects and little garbage: coll
 
 
 def pytest_configure(config):
-    """All workers of one run share what they compile, which is most of the work, and no run sees another's."""
-    if not hasattr(config, "workerinput"):
+    """All processes of one run share what they compile, which is most of the work, and no run sees another's."""
+    if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="jaxreplay-tests-")
         config.add_cleanup(folder.cleanup)
-        os.environ["JAXREPLAY_TESTS_CACHE"] = folder.name  # workers inherit it
-    jax.config.update("jax_compilation_cache_dir", os.environ["JAXREPLAY_TESTS_CACHE"])
-    jax.config.update("jax_persistent_cache_min_compile_time_secs", 0)
-    jax.config.update("jax_persistent_cache_min_entry_size_bytes", -1)
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder.name  # workers and children inherit it
+    for name, value in {
+        "jax_compilation_cache_dir": os.environ["JAX_COMPILATION_CACHE_DIR"],
+        "jax_persistent_cache_min_compile_time_secs": 0,
+        "jax_persistent_cache_min_entry_size_bytes": -1,
+    }.items():
+        os.environ[name.upper()] = str(value)
+        jax.config.update(name, value)
 
 
 @pytest.fixture

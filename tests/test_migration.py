@@ -6,12 +6,12 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from helpers import check_tree, items, mesh, row
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from test_sharding import items, mesh
 
 import jaxreplay as jr
-from jaxreplay import ring, sum_tree
+from jaxreplay import ring
 
 UNIFORM = jr.Uniform()
 PER = jr.Prioritized(alpha=0.7, epsilon=0.0)
@@ -27,7 +27,8 @@ def stacked(buffer, state):
     """The shards' states, and the buffer that each is one of."""
     if not isinstance(buffer, jr.Sharded):
         return [state], buffer
-    shards = [jax.tree.map(lambda x, k=k: np.asarray(x)[k], state) for k in range(buffer.num_shards)]
+    state = jax.tree.map(np.asarray, state)
+    shards = [row(state, k) for k in range(buffer.num_shards)]
     return shards, buffer.buffer._shard(buffer.num_shards)
 
 
@@ -45,14 +46,6 @@ def contents(buffer, state):
     return found
 
 
-def check_tree(tree):
-    """The sums and minima of all levels are those of the leaves."""
-    fresh = sum_tree.init(tree.capacity, track_minimum=tree.minima is not None)
-    fresh = sum_tree.update(fresh, np.arange(tree.capacity), tree.sums[-1][: tree.capacity])
-    for found, expected in zip(jax.tree.leaves(tree), jax.tree.leaves(fresh), strict=True):
-        np.testing.assert_allclose(found, expected, rtol=1e-6)
-
-
 def expected_leaf(old, new, leaf, max_priority):
     if isinstance(new, jr.Uniform):
         return 1.0
@@ -61,17 +54,39 @@ def expected_leaf(old, new, leaf, max_priority):
     return (leaf ** (1 / old.alpha)) ** new.alpha if leaf > 0 or new.alpha == 0 else 0.0
 
 
-layouts = st.tuples(st.sampled_from([8, 16, 24]), st.sampled_from([0, 1, 2, 4]), st.sampled_from(SAMPLERS))
+GLOBAL, FLAT = SAMPLERS[2:]
+LAYOUTS = [  # capacity, number of shards and sampler; old and new
+    ((8, 0, UNIFORM), (16, 2, PER)),
+    ((16, 2, PER), (8, 4, PER)),
+    ((16, 4, GLOBAL), (24, 0, PER)),
+    ((8, 0, PER), (24, 1, GLOBAL)),
+    ((16, 2, PER), (16, 2, FLAT)),
+    ((8, 4, GLOBAL), (8, 0, UNIFORM)),
+]
+what_is_stored = {
+    "masks": st.lists(st.lists(st.booleans(), min_size=8, max_size=8), max_size=5),
+    "td_errors": st.lists(st.sampled_from([0.0, 0.1, 3.0, -20.0]), min_size=8, max_size=8),
+}
 
 
+@settings(max_examples=40)
+@given(layouts=st.sampled_from(LAYOUTS), **what_is_stored)
+def test_items_and_priorities_equal_the_twins(layouts, masks, td_errors):
+    check_against_twin(*layouts, masks, td_errors)
+
+
+@pytest.mark.slow
 @settings(max_examples=60)
 @given(
     old=st.tuples(st.sampled_from([8, 16]), st.sampled_from([0, 2, 4]), st.sampled_from(SAMPLERS[:3])),
-    new=layouts,
-    masks=st.lists(st.lists(st.booleans(), min_size=8, max_size=8), max_size=5),
-    td_errors=st.lists(st.sampled_from([0.0, 0.1, 3.0, -20.0]), min_size=8, max_size=8),
+    new=st.tuples(st.sampled_from([8, 16, 24]), st.sampled_from([0, 1, 2, 4]), st.sampled_from(SAMPLERS)),
+    **what_is_stored,
 )
-def test_items_and_priorities_equal_the_twins(old, new, masks, td_errors):
+def test_items_and_priorities_of_any_layout_equal_the_twins(old, new, masks, td_errors):
+    check_against_twin(old, new, masks, td_errors)
+
+
+def check_against_twin(old, new, masks, td_errors):
     old_buffer, new_buffer = (
         make(jr.ReplayBuffer(capacity=capacity, sampler=sampler), num_shards)
         for capacity, num_shards, sampler in (old, new)
@@ -118,7 +133,7 @@ def test_a_migrated_state_is_one_of_the_new_buffer():
     assert [[i for i, _ in shard] for shard in contents(new, state)] == [[17, 21, 100, 101], [19, 23, 102, 103]]
     sample = new.sample(state, jax.random.key(0), 64)
     np.testing.assert_array_equal(new.get(state, sample.indices)["id"], sample.items["id"])
-    state = new.update(state, sample.indices, jnp.ones(64))
+    state = new.update(state, sample.indices, np.ones(64))
     assert np.all(np.asarray(state.sampler.updates) == 1)
 
 
@@ -127,7 +142,7 @@ def test_same_configuration_keeps_the_law_and_every_count():
     state = buffer.init(items(np.zeros(8)))
     for t in range(3):
         state = buffer.add(state, items(8 * t + np.arange(5)))
-        state = buffer.update(state, jnp.arange(3), jnp.array([1.0, jnp.nan, 5.0]))
+        state = buffer.update(state, np.arange(3), np.array([1.0, np.nan, 5.0]))
     for other in (buffer, make(buffer, 4)):
         found = jr.migrate(other, jr.migrate(buffer, state, other), buffer)
         assert contents(buffer, found) == contents(buffer, state)
@@ -138,14 +153,14 @@ def test_same_configuration_keeps_the_law_and_every_count():
 def test_items_of_every_dtype_move():
     batch = {
         "key": jax.random.split(jax.random.key(0), 8),
-        "half": jnp.arange(8, dtype=jnp.bfloat16),
-        "flag": jnp.arange(8) % 3 == 0,
-        "frame": jnp.arange(16, dtype=jnp.uint8).reshape(8, 2),
+        "half": np.arange(8, dtype=jnp.bfloat16),
+        "flag": np.arange(8) % 3 == 0,
+        "frame": np.arange(16, dtype=np.uint8).reshape(8, 2),
     }
     old, new = jr.ReplayBuffer(capacity=8), make(jr.ReplayBuffer(capacity=16), 4)
     state = jr.migrate(old, old.add(old.init(batch), batch), new)
     period = state.ring.period
-    every = jnp.array([shard * period + i for shard in range(4) for i in range(2)])
+    every = np.array([shard * period + i for shard in range(4) for i in range(2)])
     found = new.get(state, every)
     order = np.array([shard + 4 * i for shard in range(4) for i in range(2)])
     for name, x in found.items():
@@ -159,7 +174,7 @@ def test_items_of_every_dtype_move():
 @functools.partial(jax.jit, static_argnums=0)
 def every_sequence(buffer, state):
     """Handles (-1 for none), items and masks of all slots."""
-    slots = jnp.arange(buffer._num_slots, dtype=jnp.int32)
+    slots = np.arange(buffer._num_slots, dtype=np.int32)
     return ring.handles(state.ring, slots, buffer._num_slots), *buffer._read(state, slots, fill=False)
 
 
@@ -227,7 +242,7 @@ def test_sequences_keep_their_starts_and_priorities(config, rollouts, later):
         state, time = advance(old, state, num_steps)
     if twin.handles:
         sample = old.sample(state, jax.random.key(0), 8)
-        state = old.update(state, sample.indices, jnp.arange(8.0))
+        state = old.update(state, sample.indices, np.arange(8.0))
     before = sequences(old, state)
     max_priority = 1.0 if samplers[0] == UNIFORM else float(np.max(state.sampler.max_priority))
 

@@ -1,43 +1,42 @@
-import json
-import pathlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import oracles
 import pytest
+from helpers import cases, leaves_of
 from scipy import stats
 
 import jaxreplay as jr
 from jaxreplay import sum_tree
 from jaxreplay.ring import Live
 
-VECTORS = pathlib.Path(__file__).parent / "vectors"
+
+# The methods, jitted: each shape compiles once, not each operation of it.
+insert = jax.jit(lambda sampler, *arguments: sampler.insert(*arguments), static_argnums=0)
+draw = jax.jit(lambda sampler, *arguments: sampler.sample(*arguments), static_argnums=(0, 3))
+weigh = jax.jit(lambda sampler, *arguments: sampler.weights(*arguments), static_argnums=0)
+take_in = jax.jit(lambda sampler, *arguments: sampler.update(*arguments), static_argnums=0)
+total, minimum = jax.jit(sum_tree.total), jax.jit(sum_tree.minimum)
 
 
 def live(size, start=0):
-    return Live(start=jnp.int32(start), size=jnp.int32(size))
+    return Live(start=np.int32(start), size=np.int32(size))
 
 
 def filled(sampler, capacity):
-    slots = jnp.arange(capacity)
-    return sampler.insert(sampler.init(capacity), slots, jnp.ones(capacity, bool))
+    return insert(sampler, sampler.init(capacity), np.arange(capacity), np.ones(capacity, bool))
 
 
 def update(sampler, state, slots, td_errors, mask=None):
-    slots, td_errors = jnp.asarray(slots, jnp.int32), jnp.asarray(td_errors, jnp.float32)
-    return sampler.update(state, slots, td_errors, jnp.ones(slots.shape, bool) if mask is None else mask)
-
-
-def leaves_of(state):
-    return np.asarray(sum_tree.get(state.tree, jnp.arange(state.tree.capacity)))
+    slots, td_errors = np.asarray(slots, np.int32), np.asarray(td_errors, np.float32)
+    return take_in(sampler, state, slots, td_errors, np.ones(slots.shape, bool) if mask is None else np.array(mask))
 
 
 @pytest.mark.parametrize(("start", "size"), [(0, 1), (0, 7), (3, 7), (8, 10)])
 def test_uniform_law_over_the_live_range(start, size):
     sampler = jr.Uniform()
-    slots, probabilities = sampler.sample(sampler.init(10), jax.random.key(0), 20_000, live(size, start))
+    slots, probabilities = draw(sampler, sampler.init(10), jax.random.key(0), 20_000, live(size, start))
     counts = np.bincount(slots, minlength=10)
     inside = (start + np.arange(size)) % 10
     assert counts[inside].sum() == 20_000
@@ -48,9 +47,9 @@ def test_uniform_law_over_the_live_range(start, size):
 @pytest.mark.parametrize("sampler", [jr.Uniform(), jr.Prioritized(), jr.Prioritized(normalize="global")])
 def test_nothing_live(sampler):
     state = sampler.init(10)
-    _, probabilities = sampler.sample(state, jax.random.key(0), 4, live(0))
+    _, probabilities = draw(sampler, state, jax.random.key(0), 4, live(0))
     assert np.all(np.asarray(probabilities) == 0)
-    assert np.all(np.asarray(sampler.weights(state, probabilities, jnp.int32(0))) == 0)
+    assert np.all(np.asarray(weigh(sampler, state, probabilities, np.int32(0))) == 0)
 
 
 def test_uniform_update_and_insert_do_nothing():
@@ -62,24 +61,24 @@ def test_uniform_update_and_insert_do_nothing():
 def test_leaves_and_maximum_priority():
     sampler = jr.Prioritized(alpha=0.5, epsilon=0.25)
     state = filled(sampler, 6)
-    np.testing.assert_array_equal(leaves_of(state), 1)
-    state = update(sampler, state, [0, 1, 2, 9], [-8.75, 0.0, 3.75, 100.0], jnp.array([True, True, True, False]))
-    np.testing.assert_allclose(leaves_of(state), [3, 0.5, 2, 1, 1, 1], rtol=1e-6)
+    np.testing.assert_array_equal(leaves_of(state.tree), 1)
+    state = update(sampler, state, [0, 1, 2, 9], [-8.75, 0.0, 3.75, 100.0], np.array([True, True, True, False]))
+    np.testing.assert_allclose(leaves_of(state.tree), [3, 0.5, 2, 1, 1, 1], rtol=1e-6)
     assert state.max_priority == 9
     state = update(sampler, state, [0], [0.0])
     assert state.max_priority == 9  # never falls
-    state = sampler.insert(state, jnp.array([5]), jnp.array([True]))
-    np.testing.assert_allclose(leaves_of(state), [0.5, 0.5, 2, 1, 1, 3], rtol=1e-6)
-    state = sampler.insert(state, jnp.array([5, 6]), jnp.array([False, True]))
-    np.testing.assert_allclose(leaves_of(state), [0.5, 0.5, 2, 1, 1, 0], rtol=1e-6)
+    state = insert(sampler, state, np.array([5]), np.array([True]))
+    np.testing.assert_allclose(leaves_of(state.tree), [0.5, 0.5, 2, 1, 1, 3], rtol=1e-6)
+    state = insert(sampler, state, np.array([5, 6]), np.array([False, True]))
+    np.testing.assert_allclose(leaves_of(state.tree), [0.5, 0.5, 2, 1, 1, 0], rtol=1e-6)
 
 
 def test_non_finite_td_errors_are_rejected():
     sampler = jr.Prioritized(alpha=1.0, epsilon=0.0, normalize="global")
     state = update(sampler, filled(sampler, 4), [0, 1, 2, 3, 0], [1.0, np.nan, np.inf, -np.inf, np.nan])
-    np.testing.assert_array_equal(leaves_of(state), 1)
+    np.testing.assert_array_equal(leaves_of(state.tree), 1)
     assert (state.rejected, state.updates, state.max_priority) == (4, 1, 1)
-    stale = update(sampler, state, [0], [np.nan], jnp.array([False]))
+    stale = update(sampler, state, [0], [np.nan], np.array([False]))
     assert stale.rejected == 4
 
 
@@ -89,13 +88,13 @@ def test_extreme_td_errors_keep_every_sum_finite(alpha):
     largest, smallest = np.finfo(np.float32).max, np.finfo(np.float32).tiny
     for td_error in (largest, smallest, np.float32(1e-30)):
         state = update(sampler, filled(sampler, 100), np.arange(100), np.full(100, td_error))
-        assert 0 < sum_tree.total(state.tree) < np.inf
-        slots, probabilities = sampler.sample(state, jax.random.key(0), 1000, live(100))
+        assert 0 < total(state.tree) < np.inf
+        slots, probabilities = draw(sampler, state, jax.random.key(0), 1000, live(100))
         assert len(np.unique(slots)) > 95
         np.testing.assert_allclose(probabilities, 0.01, rtol=1e-5)
-        np.testing.assert_allclose(sampler.weights(state, probabilities, jnp.int32(100)), 1, rtol=1e-5)
+        np.testing.assert_allclose(weigh(sampler, state, probabilities, np.int32(100)), 1, rtol=1e-5)
     state = update(sampler, state, [0, 1], [largest, smallest])
-    weights = sampler.weights(state, sum_tree.get(state.tree, jnp.arange(100)) / sum_tree.total(state.tree), 100)
+    weights = weigh(sampler, state, leaves_of(state.tree) / total(state.tree), 100)
     assert np.all(np.isfinite(weights))
     assert weights.max() == 1
 
@@ -104,11 +103,11 @@ def test_extreme_td_errors_keep_every_sum_finite(alpha):
 def test_all_leaves_zero_draws_uniformly_with_weights_one(normalize):
     sampler = jr.Prioritized(epsilon=0.0, normalize=normalize)
     state = update(sampler, filled(sampler, 8), np.arange(8), np.zeros(8))
-    assert sum_tree.total(state.tree) == 0
-    slots, probabilities = sampler.sample(state, jax.random.key(0), 8000, live(8))
+    assert total(state.tree) == 0
+    slots, probabilities = draw(sampler, state, jax.random.key(0), 8000, live(8))
     assert stats.chisquare(np.bincount(slots, minlength=8)).pvalue > 1e-4
     np.testing.assert_array_equal(probabilities, 1 / 8)
-    np.testing.assert_array_equal(sampler.weights(state, probabilities, jnp.int32(8)), 1)
+    np.testing.assert_array_equal(weigh(sampler, state, probabilities, np.int32(8)), 1)
 
 
 @pytest.mark.parametrize("stratified", [False, True])
@@ -118,7 +117,7 @@ def test_prioritized_law_and_probabilities(stratified):
     state = update(sampler, filled(sampler, 50), np.arange(50), td_errors)
     law = (td_errors + 1e-6) ** 0.7
     law /= law.sum()
-    slots, probabilities = sampler.sample(state, jax.random.key(3), 100_000, live(50))
+    slots, probabilities = draw(sampler, state, jax.random.key(3), 100_000, live(50))
     np.testing.assert_allclose(probabilities, law[np.asarray(slots)], rtol=1e-5)
     counts = np.bincount(slots, minlength=50)
     assert stats.chisquare(counts, law * len(slots)).pvalue > 1e-4
@@ -129,30 +128,30 @@ def test_prioritized_law_and_probabilities(stratified):
 def test_alpha_zero_is_uniform():
     sampler = jr.Prioritized(alpha=0.0, epsilon=0.0)
     state = update(sampler, filled(sampler, 5), np.arange(5), [0, 1, 2, 3, 1e9])
-    np.testing.assert_array_equal(leaves_of(state), 1)
+    np.testing.assert_array_equal(leaves_of(state.tree), 1)
 
 
 def test_beta_anneals_toward_one():
     sampler = jr.Prioritized(alpha=1.0, epsilon=0.0, beta=optax.linear_schedule(0.4, 1.0, 10))
     state = update(sampler, filled(sampler, 2), [0, 1], [1.0, 0.25])
-    probabilities = jnp.array([0.8, 0.2])
+    probabilities = np.array([0.8, 0.2])
     found = []
     for _ in range(12):
-        found.append(float(sampler.weights(state, probabilities, jnp.int32(2))[0]))
+        found.append(float(weigh(sampler, state, probabilities, np.int32(2))[0]))
         state = update(sampler, state, [0], [1.0])
     expected = 4.0 ** -np.minimum(0.4 + 0.06 * (1 + np.arange(12)), 1.0)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-    overridden = sampler.weights(state, probabilities, jnp.int32(2), beta=jnp.float32(0.5))
+    overridden = weigh(sampler, state, probabilities, np.int32(2), np.float32(0.5))
     np.testing.assert_allclose(overridden, [0.5, 1], rtol=1e-6)
 
 
 def test_counters_stop_at_the_largest_int32():
     sampler = jr.Prioritized(beta=lambda count: jnp.where(count > 0, 1.0, 0.0))
-    state = filled(sampler, 2).replace(updates=jnp.int32(2**31 - 2), rejected=jnp.int32(2**31 - 2))
+    state = filled(sampler, 2).replace(updates=np.int32(2**31 - 2), rejected=np.int32(2**31 - 2))
     for _ in range(3):
         state = update(sampler, state, [0, 1], [np.nan, np.nan])
     assert (state.updates, state.rejected) == (2**31 - 1, 2**31 - 1)
-    np.testing.assert_array_equal(sampler.weights(state, jnp.array([0.5, 0.25]), jnp.int32(2)), [0.5, 1])
+    np.testing.assert_array_equal(weigh(sampler, state, np.array([0.5, 0.25]), np.int32(2)), [0.5, 1])
 
 
 @pytest.mark.parametrize("normalize", ["batch", "global", None])
@@ -160,22 +159,22 @@ def test_weights_match_twin(normalize):
     sampler = jr.Prioritized(alpha=1.0, epsilon=0.0, normalize=normalize, beta=0.5)
     td_errors = np.array([1.0, 2.0, 3.0, 0.5, 4.0])
     state = update(sampler, filled(sampler, 5), np.arange(5), td_errors)
-    slots, probabilities = sampler.sample(state, jax.random.key(0), 3, live(5))
+    slots, probabilities = draw(sampler, state, jax.random.key(0), 3, live(5))
     law = td_errors / td_errors.sum()
     expected = oracles.importance_weights(law[np.asarray(slots)], 5, 0.5, normalize, law.min())
-    np.testing.assert_allclose(sampler.weights(state, probabilities, jnp.int32(5)), expected, rtol=1e-5)
+    np.testing.assert_allclose(weigh(sampler, state, probabilities, np.int32(5)), expected, rtol=1e-5)
 
 
 def test_labml_traces():
     """labml's buffer: no epsilon, independent draws, weights divided by the largest over all stored items."""
-    for case in json.loads((VECTORS / "labml_per.json").read_text())["cases"]:
+    for case in cases("labml_per"):
         capacity = case["capacity"]
         sampler = jr.Prioritized(alpha=case["alpha"], epsilon=0.0, normalize="global", stratified=False)
         state, cursor = sampler.init(capacity), 0
         for op in case["ops"]:
             if op["op"] == "add":
                 for _ in range(op["count"]):
-                    state = sampler.insert(state, jnp.array([cursor]), jnp.array([True]))
+                    state = insert(sampler, state, np.array([cursor]), np.array([True]))
                     cursor = (cursor + 1) % capacity
             else:
                 rows = 8 - len(op["idx"])
@@ -184,16 +183,16 @@ def test_labml_traces():
                     state,
                     np.pad(op["idx"], (0, rows)),
                     np.pad(op["priority"], (0, rows)),
-                    jnp.arange(8) < len(op["idx"]),
+                    np.arange(8) < len(op["idx"]),
                 )
             assert cursor == op["next_idx"]
-            np.testing.assert_allclose(leaves_of(state), op["leaves"], rtol=1e-5)
-            np.testing.assert_allclose(sum_tree.total(state.tree), op["total"], rtol=1e-5)
-            np.testing.assert_allclose(sum_tree.minimum(state.tree), op["min"], rtol=1e-5)
+            np.testing.assert_allclose(leaves_of(state.tree), op["leaves"], rtol=1e-5)
+            np.testing.assert_allclose(total(state.tree), op["total"], rtol=1e-5)
+            np.testing.assert_allclose(minimum(state.tree), op["min"], rtol=1e-5)
             np.testing.assert_allclose(state.max_priority, op["max_priority"], rtol=1e-5)
             if "weights_all" in op:
-                stored = leaves_of(state)
-                weights = sampler.weights(state, stored / stored.sum(), jnp.int32(op["size"]), op["beta"])
+                stored = leaves_of(state.tree)
+                weights = weigh(sampler, state, stored / stored.sum(), np.int32(op["size"]), op["beta"])
                 np.testing.assert_allclose(weights[: op["size"]], op["weights_all"], rtol=1e-5)
 
 

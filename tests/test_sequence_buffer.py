@@ -1,20 +1,17 @@
-import json
-import pathlib
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+from helpers import cases, leaves_of, rarely
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
 from scipy.stats import chisquare
 
 import jaxreplay as jr
-from jaxreplay import ring, sum_tree
+from jaxreplay import ring
 
-VECTORS = pathlib.Path(__file__).parent / "vectors"
 UNIT = jr.Prioritized(alpha=1.0, epsilon=0.0, beta=1.0)  # leaves are TD errors
 
 
@@ -40,23 +37,48 @@ def drawable(buffer, state):
     return np.asarray(handles_of(state.ring, slots, buffer._num_slots))
 
 
+# Length, environments, sequence length and stride; and two lengths of rollouts.
+CONFIGS = [
+    ((1, 1, 1, 1), (1, 1)),
+    ((7, 3, 7, 1), (2, 7)),  # one sequence a stream
+    ((9, 2, 3, 2), (1, 4)),  # a slot that is partly overwritten
+    ((12, 1, 4, 4), (3, 12)),  # sequences side by side, a rollout that overwrites all
+    ((10, 4, 3, 4), (1, 10)),  # no slot partly overwritten; steps in no sequence
+    ((8, 5, 2, 3), (5, 2)),
+    ((5, 2, 1, 5), (1, 3)),  # the longest stride
+]
+
+
 @st.composite
-def configurations(draw):
+def any_configuration(draw):
     length = draw(st.integers(1, 12))
     sequence_length = draw(st.integers(1, length))
     strides = [stride for stride in (1, 2, 3, sequence_length) if stride <= length]
-    return length, draw(st.integers(1, 5)), sequence_length, draw(st.sampled_from(strides))
+    config = length, draw(st.integers(1, 5)), sequence_length, draw(st.sampled_from(strides))
+    return config, draw(st.tuples(st.integers(1, 12), st.integers(1, 12)))
+
+
+what_is_added = {
+    "data": st.data(),
+    "order": st.lists(st.sampled_from([0, 1]), min_size=1, max_size=10),
+    "from_wrap": st.integers(0, 3),
+}
 
 
 @settings(max_examples=40)
-@given(
-    config=configurations(),
-    data=st.data(),
-    rollouts=st.tuples(st.integers(1, 12), st.integers(1, 12)),  # each length of a rollout compiles
-    order=st.lists(st.sampled_from([0, 1]), min_size=1, max_size=10),
-    from_wrap=st.integers(0, 3),
-)
-def test_everything_visible_equals_the_twin_after_every_add(config, data, rollouts, order, from_wrap):
+@given(config=st.sampled_from(CONFIGS), **what_is_added)
+def test_everything_visible_equals_the_twin_after_every_add(config, data, order, from_wrap):
+    check_against_twin(*config, data, order, from_wrap)
+
+
+@pytest.mark.slow
+@settings(max_examples=40)
+@given(config=any_configuration(), **what_is_added)
+def test_everything_visible_of_any_configuration_equals_the_twin(config, data, order, from_wrap):
+    check_against_twin(*config, data, order, from_wrap)
+
+
+def check_against_twin(config, rollouts, data, order, from_wrap):
     length, num_envs, sequence_length, stride = config
     buffer = jr.SequenceBuffer(
         length=length,
@@ -80,7 +102,7 @@ def test_everything_visible_equals_the_twin_after_every_add(config, data, rollou
         flags = data.draw(st.lists(st.booleans(), min_size=rollout * num_envs, max_size=rollout * num_envs))
         ends = np.array(flags).reshape(rollout, num_envs)
         steps = stream(time, rollout, num_envs)
-        state = buffer.add(state, steps, jnp.array(ends))
+        state = buffer.add(state, steps, ends)
         twin.add(steps, ends)
         time += rollout
 
@@ -92,7 +114,7 @@ def test_everything_visible_equals_the_twin_after_every_add(config, data, rollou
         assert buffer.is_empty(state) == (len(handles) == 0)
         assert buffer.is_full(state) == (time >= length)
         assert buffer.can_sample(state, 2) == (len(handles) >= 2)
-        leaves = np.asarray(sum_tree.get(state.sampler.tree, np.arange(slots)))
+        leaves = leaves_of(state.sampler.tree)
         expected = {name: twin.priority[handle] for name, handle in zip(named, handles, strict=True)}
         np.testing.assert_array_equal(leaves, [expected.get(name, 0.0) for name in by_slot])
         live = buffer._live(state)
@@ -115,7 +137,7 @@ def test_everything_visible_equals_the_twin_after_every_add(config, data, rollou
         priorities = 2.0 + ever % 7
         rows = np.full(20, -1), np.ones(20)
         rows[0][: len(ever)], rows[1][: len(ever)] = (ever + first) % period, priorities
-        state = buffer.update(state, jnp.asarray(rows[0], jnp.int32), jnp.asarray(rows[1], jnp.float32))
+        state = buffer.update(state, *rows)
         state = state.replace(sampler=state.sampler.replace(max_priority=jnp.float32(1)))
         twin.update(ever.tolist(), priorities.tolist())
 
@@ -131,7 +153,7 @@ def test_law_of_the_draw(sampler, num_steps):
     weights = np.ones(len(handles))
     if sampler != jr.Uniform():
         weights = 1.0 + np.arange(len(handles)) % 4
-        state = buffer.update(state, jnp.asarray(handles), jnp.asarray(weights, jnp.float32))
+        state = buffer.update(state, handles, weights)
     draw = jax.jit(jax.vmap(lambda key: buffer.sample(state, key, 10)))
     sample = jax.tree.map(np.asarray, draw(jax.random.split(jax.random.key(num_steps), 3000)))
     counts = np.array([(sample.indices == handle).sum() for handle in handles])
@@ -149,7 +171,7 @@ def test_sequences_are_those_of_flashbax():
     that is 0; here a start stays one for as long as it is stored, which is what a priority and a handle need.
     """
     shifted = 0
-    for case in json.loads((VECTORS / "flashbax_trajectory.json").read_text())["cases"]:
+    for case in cases("flashbax_trajectory"):
         num_envs, stride, length = case["num_envs"], case["stride"], case["length"]
         buffer = jr.SequenceBuffer(
             length=length, num_envs=num_envs, sequence_length=case["sequence_length"], stride=stride
@@ -215,13 +237,13 @@ def test_until_a_sequence_is_complete_nothing_can_be_drawn(sampler):
     np.testing.assert_array_equal(sample.indices, -1)
     np.testing.assert_array_equal(sample.weights, 0)
     assert not np.any(sample.mask)
-    state = buffer.add(buffer.update(state, sample.indices, jnp.ones(4)), stream(2, 1, 2))
+    state = buffer.add(buffer.update(state, sample.indices, np.ones(4)), stream(2, 1, 2))
     assert buffer.size(state) == 2
     assert np.all(buffer.sample(state, jax.random.key(0), 4).mask)
 
 
 def test_ends_mask_only_within_episodes():
-    ends = jnp.array([[False], [True], [False], [False]])
+    ends = np.array([[False], [True], [False], [False]])
     for within, expected in ((True, [True, True, False, False]), (False, [True] * 4)):
         buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=4, within_episode=within)
         state = buffer.add(buffer.init(stream(0, 1, 1)), stream(0, 4, 1), ends)
@@ -230,9 +252,9 @@ def test_ends_mask_only_within_episodes():
 
 def test_dtypes_and_structure_are_kept():
     steps = {
-        "frame": jnp.ones((4, 2, 8, 8), jnp.uint8),
-        "latent": jnp.full((4, 2, 3), 1.5, jnp.bfloat16),
-        "carry": (jnp.ones((4, 2, 5)), jnp.ones((4, 2, 5))),
+        "frame": np.ones((4, 2, 8, 8), jnp.uint8),
+        "latent": np.full((4, 2, 3), 1.5, jnp.bfloat16),
+        "carry": (np.ones((4, 2, 5), np.float32), np.ones((4, 2, 5), np.float32)),
         "key": jax.random.split(jax.random.key(0), (4, 2)),
     }
     buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3)
@@ -243,16 +265,16 @@ def test_dtypes_and_structure_are_kept():
         assert got.dtype == given_leaf.dtype
     assert np.all(sample.items["latent"] == 1.5)
     start, env = sample.indices // 2, sample.indices % 2
-    expected = steps["key"][start[:, None] + jnp.arange(3), env[:, None]]
+    expected = steps["key"][start[:, None] + np.arange(3), env[:, None]]
     assert jnp.all(jax.random.key_data(sample.items["key"]) == jax.random.key_data(expected))
 
 
 def test_transition_batches_carry_weights_and_handles_at_every_step():
-    x = jnp.arange(6.0).reshape(3, 2)
-    batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=jnp.full((3, 2), 2.0))
+    x = np.arange(6.0).reshape(3, 2)
+    batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=np.full((3, 2), 2.0))
     buffer = jr.SequenceBuffer(length=3, num_envs=2, sequence_length=2, sampler=UNIT)
     state = buffer.add(buffer.init(batch), batch)
-    state = buffer.update(state, jnp.arange(4), jnp.arange(1.0, 5.0))
+    state = buffer.update(state, np.arange(4), np.arange(1.0, 5.0))
     sample = buffer.sample(state, jax.random.key(0), 6)
     np.testing.assert_allclose(sample.items.W, np.repeat(2 * sample.weights[:, None], 2, axis=1))
     np.testing.assert_array_equal(sample.items.idx, np.repeat(sample.indices[:, None], 2, axis=1))
@@ -280,11 +302,11 @@ def test_storage_costs_one_observation_a_step():
 
 
 def test_eager_calls_donate_and_keep_the_storage_in_place():
-    steps = jnp.ones((2, 3, 100))
+    steps = np.ones((2, 3, 100))
     buffer = jr.SequenceBuffer(length=50, num_envs=3, sequence_length=2, sampler=jr.Prioritized())
     state = buffer.init(steps)
     place = state.storage.unsafe_buffer_pointer()
-    for call in (lambda s: buffer.add(s, steps), lambda s: buffer.update(s, jnp.arange(4), jnp.ones(4))):
+    for call in (lambda s: buffer.add(s, steps), lambda s: buffer.update(s, np.arange(4), np.ones(4))):
         new = call(state)
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
         assert new.storage.unsafe_buffer_pointer() == place
@@ -296,8 +318,8 @@ def test_eager_calls_donate_and_keep_the_storage_in_place():
 
 
 def test_sequence_priority():
-    td_errors = jnp.array([[1.0, -3.0, 2.0], [4.0, jnp.nan, 0.0], [5.0, 5.0, 5.0]])
-    mask = jnp.array([[True, True, True], [True, False, True], [False, False, False]])
+    td_errors = np.array([[1.0, -3.0, 2.0], [4.0, np.nan, 0.0], [5.0, 5.0, 5.0]])
+    mask = np.array([[True, True, True], [True, False, True], [False, False, False]])
     priority = jr.sequence_priority(td_errors, mask)
     np.testing.assert_allclose(priority, [0.9 * 3 + 0.1 * 2, 0.9 * 4 + 0.1 * 2, 0.0], rtol=1e-6)
     np.testing.assert_allclose(jr.sequence_priority(td_errors[:1]), [2.9], rtol=1e-6)
@@ -309,7 +331,7 @@ def test_sequence_priority():
 
 
 def test_split_burn_in():
-    items = {"x": jnp.arange(12).reshape(2, 6), "y": jnp.zeros((2, 6, 3))}
+    items = {"x": np.arange(12).reshape(2, 6), "y": np.zeros((2, 6, 3))}
     first, rest = jr.split_burn_in(items, 2)
     np.testing.assert_array_equal(first["x"], [[0, 1], [6, 7]])
     np.testing.assert_array_equal(rest["x"], [[2, 3, 4, 5], [8, 9, 10, 11]])
@@ -321,18 +343,21 @@ def test_split_burn_in():
         jr.split_burn_in(items, 6)
 
 
-@settings(max_examples=40)
-@given(length=st.integers(1, 9), data=st.data(), frame_shape=st.sampled_from([(), (2, 3)]))
-def test_stacks_equal_the_twins(length, data, frame_shape):
-    k = data.draw(st.integers(1, length))
-    ends = np.array(data.draw(st.lists(st.booleans(), min_size=2 * length, max_size=2 * length))).reshape(2, length)
+@pytest.mark.parametrize(
+    ("length", "k", "frame_shape"),
+    [(1, 1, ()), (4, 1, (2, 3)), (5, 5, ()), (9, 4, (2, 3)), *[rarely((9, k, ())) for k in range(1, 10)]],
+)
+def test_stacks_equal_the_twins(length, k, frame_shape):
+    rng = np.random.default_rng(k)
     frames = np.arange(1, 1 + 2 * length * int(np.prod(frame_shape))).astype(np.uint8)
     frames = frames.reshape(2, length, *frame_shape)
-    expected = np.stack([oracles.stack_frames(frames[row], ends[row], k) for row in range(2)])
-    for function in (jr.stack_frames, jax.jit(jr.stack_frames, static_argnums=2)):
-        stacks = function(jnp.asarray(frames), jnp.asarray(ends), k)
-        assert stacks.dtype == jnp.uint8
-        np.testing.assert_array_equal(stacks, expected)
+    for rate in (0.0, 0.1, 0.3, 0.6, 1.0):
+        ends = rng.random((2, length)) < rate
+        expected = np.stack([oracles.stack_frames(frames[row], ends[row], k) for row in range(2)])
+        for function in (jr.stack_frames, jax.jit(jr.stack_frames, static_argnums=2)):
+            stacks = function(frames, ends, k)
+            assert stacks.dtype == np.uint8
+            np.testing.assert_array_equal(stacks, expected)
 
 
 @pytest.mark.parametrize(
@@ -354,31 +379,31 @@ def test_construction_errors(settings, message):
 
 def test_wrong_arguments():
     buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3)
-    state = buffer.init({"x": jnp.zeros((1, 2, 4), jnp.float32)})
+    state = buffer.init({"x": np.zeros((1, 2, 4), jnp.float32)})
     for steps, message in (
         (
-            {"x": jnp.zeros((1, 3, 4), jnp.float32)},
+            {"x": np.zeros((1, 3, 4), jnp.float32)},
             r"num_envs=2: got steps with leading axes \[1, 3\], expected \[T, 2\]",
         ),
-        ({"x": jnp.zeros((1, 2, 5), jnp.float32)}, r"leaf \['x'\]: got float32\[5\], the buffer stores float32\[4\]"),
-        ({"x": jnp.zeros(2, jnp.float32)}, r"leaf \['x'\]: got float32\[2\], a rollout needs 2 leading axes"),
-        ({"y": jnp.zeros((1, 2, 4), jnp.float32)}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
-        ({"x": jnp.zeros((9, 2, 4), jnp.float32)}, "a rollout of 9 steps: expected 1 to length=8; add it in parts"),
-        ({"x": jnp.zeros((0, 2, 4), jnp.float32)}, "a rollout of 0 steps"),
+        ({"x": np.zeros((1, 2, 5), jnp.float32)}, r"leaf \['x'\]: got float32\[5\], the buffer stores float32\[4\]"),
+        ({"x": np.zeros(2, jnp.float32)}, r"leaf \['x'\]: got float32\[2\], a rollout needs 2 leading axes"),
+        ({"y": np.zeros((1, 2, 4), jnp.float32)}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
+        ({"x": np.zeros((9, 2, 4), jnp.float32)}, "a rollout of 9 steps: expected 1 to length=8; add it in parts"),
+        ({"x": np.zeros((0, 2, 4), jnp.float32)}, "a rollout of 0 steps"),
     ):
         with pytest.raises(ValueError, match=message):
             buffer.add(state, steps)
-    steps = {"x": jnp.zeros((3, 2, 4), jnp.float32)}
+    steps = {"x": np.zeros((3, 2, 4), jnp.float32)}
     with pytest.raises(ValueError, match=r"ends: got bool\[3\], expected bool\[3, 2\]"):
-        buffer.add(state, steps, jnp.zeros(3, bool))
+        buffer.add(state, steps, np.zeros(3, bool))
     with pytest.raises(ValueError, match=r"num_envs=2: got steps with leading axes \[1, 3\]"):
-        buffer.init({"x": jnp.zeros((1, 3, 4), jnp.float32)})
-    stacked = jax.vmap(lambda _: buffer.init(steps))(jnp.arange(5))
+        buffer.init({"x": np.zeros((1, 3, 4), jnp.float32)})
+    stacked = jax.vmap(lambda _: buffer.init(steps))(np.arange(5))
     with pytest.raises(ValueError, match=r"length=8, num_envs=2: this state has leading axes \[5, 8\]; .* jax.vmap"):
         buffer.add(stacked, steps)
     with pytest.raises(ValueError, match=r"td_errors: got float32\[3\], expected \[B, L\]"):
-        jr.sequence_priority(jnp.zeros(3, jnp.float32))
+        jr.sequence_priority(np.zeros(3, jnp.float32))
     with pytest.raises(ValueError, match=r"k=4: must be an integer from 1 to 3, the number of frames in a stack"):
-        jr.stack_frames(jnp.zeros((2, 3, 4), jnp.float32), jnp.zeros((2, 3), bool), 4)
+        jr.stack_frames(np.zeros((2, 3, 4), jnp.float32), np.zeros((2, 3), bool), 4)
     with pytest.raises(ValueError, match=r"ends: got bool\[2\], expected bool\[2, 3\]"):
-        jr.stack_frames(jnp.zeros((2, 3, 4), jnp.float32), jnp.zeros(2, bool), 2)
+        jr.stack_frames(np.zeros((2, 3, 4), jnp.float32), np.zeros(2, bool), 2)

@@ -1,0 +1,136 @@
+"""What the tests of several modules use: recorded cases, meshes, checks of trees, and what compiled programs tell."""
+
+import contextlib
+import functools
+import itertools
+import json
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+
+from jaxreplay import sum_tree
+
+QUICK = {"xla_backend_optimization_level": 0}  # LLVM's: nothing that is read off a compiled program comes after it
+run_once = functools.partial(jax.jit, compiler_options=QUICK)
+
+
+def rarely(case):
+    """A case of a parametrised test that is marked slow: the others are of its kind."""
+    return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+
+
+def cases(name):
+    """What a replaced or a compared system did, as recorded in `vectors`."""
+    return json.loads((pathlib.Path(__file__).parent / "vectors" / f"{name}.json").read_text())["cases"]
+
+
+def mesh(num_shards, devices=None):
+    return Mesh(np.array((devices or jax.devices("cpu"))[:num_shards]), ("data",))
+
+
+def numbers(first, count):
+    return np.arange(first, first + count, dtype=np.int32)
+
+
+def items(ids):
+    """Items that say who they are, for the numbers `ids` [...]."""
+    like = jnp if isinstance(ids, jax.Array) else np
+    ids = like.asarray(ids, np.int32)
+    return {"id": ids, "x": (ids[..., None] * np.array([1, -1], np.int32)).astype(np.float32)}
+
+
+def stack(*trees):
+    """On the host: one array a leaf, with a new leading axis."""
+    return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
+
+
+def row(tree, i):
+    """Index `i` of every leaf."""
+    return jax.tree.map(lambda leaf: leaf[i], tree)
+
+
+def types(tree):
+    return jax.tree.map(lambda x: (x.shape, x.dtype, x.weak_type), tree)
+
+
+def leaves_of(tree):
+    """The leaves of a sum tree, on the host."""
+    return np.asarray(tree.sums[-1])[: tree.capacity]
+
+
+def check_tree(tree):
+    """Every node above the leaves is the sum (and the smallest positive leaf) of its children; padding is empty."""
+    tree = jax.tree.map(np.asarray, tree)
+    assert len(tree.sums[0]) <= tree.fanout
+    for parents, children in itertools.pairwise(tree.sums):
+        sums = children.reshape(-1, tree.fanout).sum(axis=1, dtype=np.float64)
+        np.testing.assert_allclose(parents, np.pad(sums, (0, len(parents) - len(sums))), rtol=1e-6)
+    assert not np.any(tree.sums[-1][tree.capacity :])
+    if tree.minima is not None:
+        np.testing.assert_array_equal(tree.minima[-1], np.where(tree.sums[-1] > 0, tree.sums[-1], np.inf))
+        for parents, children in itertools.pairwise(tree.minima):
+            minima = children.reshape(-1, tree.fanout).min(axis=1)
+            padding = (0, len(parents) - len(minima))
+            np.testing.assert_array_equal(parents, np.pad(minima, padding, constant_values=np.inf))
+
+
+def tree_of(leaves, **settings):
+    leaves = np.asarray(leaves, np.float32)
+    tree = sum_tree.init(len(leaves), **settings)
+    return sum_tree.update(tree, np.arange(len(leaves)), leaves, unique_indices=True)
+
+
+def compiled(function, *arguments):
+    """The program that a jitted function becomes for these arguments, which may be abstract."""
+    return function.lower(*arguments).compile(QUICK)
+
+
+def big_copies(hlo, num_elements):
+    """Lines of the HLO that copy, convert or transpose an array of at least that many elements."""
+    found = []
+    for line in hlo.splitlines():
+        match = re.search(r"= \w+\[([\d,]+)\]\S* (copy|convert|copy-start|transpose)\(", line)
+        if match and np.prod([int(axis) for axis in match.group(1).split(",")]) >= num_elements:
+            found.append(line.strip())
+    return found
+
+
+_COLLECTIVE = re.compile(r"= (.*?) (all-reduce|all-gather|all-to-all|collective-permute|reduce-scatter)(-start)?\(")
+
+
+def collectives(hlo):
+    """Numbers of elements of the results of the collectives in a program."""
+    sizes = []
+    for line in hlo.splitlines():
+        found = _COLLECTIVE.search(line)
+        if found:
+            for axes in re.findall(r"\[([\d,]*)\]", found.group(1)):
+                sizes.append(int(np.prod([int(axis) for axis in axes.split(",") if axis])))
+    return sizes
+
+
+_listening: list[list[str]] = []
+
+
+def _hear(event, *_, **__):
+    if "backend_compile" in event:
+        for heard in _listening:
+            heard.append(event)
+
+
+jax.monitoring.register_event_duration_secs_listener(_hear)  # once: JAX 0.7 cannot take it back
+
+
+@contextlib.contextmanager
+def compilations():
+    """A list that grows by one with every program that is compiled meanwhile."""
+    _listening.append([])
+    try:
+        yield _listening[-1]
+    finally:
+        _listening.pop()

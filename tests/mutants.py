@@ -1,0 +1,357 @@
+"""What the tests would not notice: small changes to the package's core, and which of them no test fails for.
+
+`python tests/mutants.py` chooses changes by a seed, runs for each the test files that concern its module, and prints
+which were killed (a test failed), survived (with the change) or timed out. `--out FILE` records it; `--against FILE`
+names those that were killed in a record and are not now. Takes half an hour on two cores.
+"""
+
+import argparse
+import ast
+import collections
+import concurrent.futures
+import contextlib
+import dataclasses
+import difflib
+import json
+import multiprocessing
+import os
+import pathlib
+import random
+import re
+import resource
+import shutil
+import signal
+import sys
+import tempfile
+import time
+
+from mutants_equivalent import EQUIVALENT
+
+ROOT = pathlib.Path(__file__).parent.parent
+
+# By module of the core, the test files that concern it: first those that are quick, or tell most.
+CONCERNS = {
+    "sum_tree": ["sum_tree", "samplers", "replay_buffer", "memory"],
+    "ring": ["ring", "replay_buffer", "sequence_buffer", "contract", "memory"],
+    "samplers": ["samplers", "replay_buffer", "contract", "sharding", "memory"],
+    "weights": ["weights", "samplers", "replay_buffer", "sharding"],
+    "_windows": ["tracing", "sequence_views", "sharding"],
+    "tracing": ["tracing", "sequence_views", "transition_batch"],
+    "sequence_buffer": ["sequence_buffer", "sequence_views", "contract", "sharding", "migration", "memory"],
+    "_items": ["replay_buffer", "sequence_buffer", "tracing", "contract", "sharding", "memory"],
+    "_buffer": ["replay_buffer", "sequence_buffer", "contract", "sharding", "memory"],
+    "difficulty_pools": ["difficulty_pools", "memory"],
+    "_pool_state": ["difficulty_pools", "memory"],
+    "_queues": ["queues", "difficulty_pools"],
+}
+
+COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
+COMPARISONS |= {ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in"}
+ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//", ast.Pow: "*"}
+ARITHMETIC |= {ast.BitAnd: "|", ast.BitOr: "&", ast.LShift: ">>", ast.RShift: "<<"}
+# Arguments that promise or lay out something, and change no value.
+NOT_DROPPED = {"unique_indices", "mode", "dtype", "axis", "static_argnums", "static_argnames", "donate_argnums", "strict"}
+# Functions whose arguments are interchangeable, or so unlike that no program would run.
+NOT_SWAPPED = {"jnp.minimum", "jnp.maximum", "jnp.asarray", "jnp.array", "jnp.full", "jnp.zeros", "jnp.ones"}
+NOT_SWAPPED |= {"jax.tree.map", "isinstance", "getattr", "hasattr", "check_integer", "check_number", "np.asarray", "zip"}
+NOT_SWAPPED |= {"jnp.issubdtype", "jax.eval_shape", "jnp.concatenate", "jnp.arange", "defaultdict", "max", "min"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Mutant:
+    """One change: the source between two places (line from 1, column) becomes another."""
+
+    module: str
+    function: str
+    kind: str
+    start: tuple[int, int]
+    end: tuple[int, int]
+    before: str
+    after: str
+    occurrence: int  # of the same change in the function, from 1
+
+    @property
+    def name(self):
+        """Tells mutants apart, and stays the same when other functions change."""
+        number = f" (#{self.occurrence})" if self.occurrence > 1 else ""
+        return f"{self.module}.{self.function}: {_one_line(self.before)} -> {_one_line(self.after)}{number}"
+
+    def apply(self, source):
+        lines = source.splitlines(keepends=True)
+        offsets = [0]
+        for line in lines:
+            offsets.append(offsets[-1] + len(line.encode()))
+        raw = source.encode()
+        first, last = (offsets[line - 1] + column for line, column in (self.start, self.end))
+        return (raw[:first] + self.after.encode() + raw[last:]).decode()
+
+
+def _one_line(text):
+    return re.sub(r"\s+", " ", text)
+
+
+class Finder(ast.NodeVisitor):
+    """All mutants of a module's functions; not of messages, types, docstrings or decorators."""
+
+    def __init__(self, module, source):
+        self.module, self.source, self.path, self.found = module, source, [], []
+        self.bound, self.seen = set(), collections.Counter()
+        self.visit(ast.parse(source))
+
+    def mutant(self, kind, node, after):
+        if not self.path:
+            return
+        before, function = self.text(node), ".".join(self.path)
+        if _one_line(before) == _one_line(after):
+            return
+        ast.parse(after)
+        start, end = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
+        self.seen[function, before, after] += 1
+        occurrence = self.seen[function, before, after]
+        self.found.append(Mutant(self.module, function, kind, start, end, before, after, occurrence))
+
+    def text(self, node):
+        return ast.get_source_segment(self.source, node)
+
+    def visit_ClassDef(self, node):
+        if any(self.text(base).startswith("Protocol") for base in node.bases):
+            return
+        self.path.append(node.name)
+        for child in node.body:
+            if isinstance(child, ast.FunctionDef):
+                self.visit(child)
+        self.path.pop()
+
+    def visit_FunctionDef(self, node):
+        if any("abstractmethod" in self.text(decorator) for decorator in node.decorator_list):
+            return
+        outside, self.bound = self.bound, {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
+        self.path.append(node.name)
+        for child in node.body:
+            is_docstring = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
+            if not is_docstring:
+                self.visit(child)
+        self.path.pop()
+        self.bound = outside
+
+    def visit_Raise(self, node):
+        pass
+
+    def visit_JoinedStr(self, node):
+        pass
+
+    def visit_AnnAssign(self, node):
+        if node.value:
+            self.visit(node.value)
+
+    def visit_If(self, node):
+        if len(node.body) == 1 and isinstance(node.body[0], ast.Raise):
+            self.mutant("removed statement", node.test, "False")
+        self.generic_visit(node)
+
+    def visit_Expr(self, node):
+        self.mutant("removed statement", node, "pass")
+        self.generic_visit(node)
+
+    def visit_Assign(self, node):
+        names = {n.id for target in node.targets for n in ast.walk(target) if isinstance(n, ast.Name)}
+        if names and names <= self.bound:
+            self.mutant("removed statement", node, "pass")
+        self.bound |= names
+        self.visit(node.value)
+
+    def visit_AugAssign(self, node):
+        self.mutant("dropped mask" if isinstance(node.op, ast.BitAnd) else "removed statement", node, "pass")
+        if type(node.op) in ARITHMETIC:
+            target, value = self.text(node.target), self.text(node.value)
+            self.mutant("arithmetic", node, f"{target} {ARITHMETIC[type(node.op)]}= {value}")
+        self.visit(node.value)
+
+    def visit_Compare(self, node):
+        if len(node.ops) == 1:
+            left, right = self.text(node.left), self.text(node.comparators[0])
+            self.mutant("comparison", node, f"(({left}) {COMPARISONS[type(node.ops[0])]} ({right}))")
+        self.generic_visit(node)
+
+    def visit_BinOp(self, node):
+        left, right = self.text(node.left), self.text(node.right)
+        if type(node.op) in ARITHMETIC:
+            self.mutant("arithmetic", node, f"(({left}) {ARITHMETIC[type(node.op)]} ({right}))")
+        if isinstance(node.op, ast.BitAnd):
+            self.mutant("dropped mask", node, f"({left})")
+            self.mutant("dropped mask", node, f"({right})")
+        self.generic_visit(node)
+
+    def visit_BoolOp(self, node):
+        other = " or " if isinstance(node.op, ast.And) else " and "
+        self.mutant("comparison", node, "(" + other.join(f"({self.text(value)})" for value in node.values) + ")")
+        self.generic_visit(node)
+
+    def visit_UnaryOp(self, node):
+        if not isinstance(node.operand, ast.Constant):
+            self.mutant("arithmetic", node, f"({self.text(node.operand)})")
+        self.generic_visit(node)
+
+    def visit_Constant(self, node):
+        if isinstance(node.value, bool):
+            self.mutant("constant", node, str(not node.value))
+        elif isinstance(node.value, int):
+            self.mutant("constant", node, str(node.value + 1))
+        elif isinstance(node.value, float):
+            self.mutant("constant", node, str(2 * node.value + 1))
+
+    def visit_Call(self, node):
+        function = self.text(node.func)
+        given = [self.text(argument) for argument in node.args]
+        named = [self.text(keyword) for keyword in node.keywords]
+
+        def call(arguments):
+            return f"{function}({', '.join(arguments)})"
+
+        if function == "jnp.where" and len(given) == 3:
+            self.mutant("dropped mask", node, f"({given[1]})")
+            self.mutant("dropped mask", node, f"({given[2]})")
+            self.mutant("swapped arguments", node, call([given[0], given[2], given[1]]))
+        elif function not in NOT_SWAPPED:
+            for i in range(len(given) - 1):
+                swapped = [*given[:i], given[i + 1], given[i], *given[i + 2 :]]
+                self.mutant("swapped arguments", node, call(swapped + named))
+        for i, keyword in enumerate(node.keywords):
+            if keyword.arg not in NOT_DROPPED:
+                self.mutant("dropped mask", node, call(given + named[:i] + named[i + 1 :]))
+        self.generic_visit(node)
+
+    def visit_Subscript(self, node):
+        if isinstance(node.value, ast.Name) and node.value.id in ("tuple", "dict", "list", "type"):
+            return
+        self.generic_visit(node)
+
+
+def choose(package, modules, number, seed):
+    """`number` mutants, as many of each module, and in a module of each kind, as there are."""
+    chosen = []
+    for position, module in enumerate(modules):
+        rng = random.Random(f"{seed} {module}")
+        by_kind = collections.defaultdict(list)
+        for mutant in Finder(module, (package / f"{module}.py").read_text()).found:
+            by_kind[mutant.kind].append(mutant)
+        queues = [rng.sample(of_kind, len(of_kind)) for _, of_kind in sorted(by_kind.items())]
+        share = number * (position + 1) // len(modules) - number * position // len(modules)
+        while share and any(queues):
+            for queue in queues:
+                if queue and share:
+                    chosen.append(queue.pop())
+                    share -= 1
+    return chosen
+
+
+def run_tests(root, package_root, files, log, seconds):
+    """In a process of its own, which may take `seconds` of processor time: exit with 0 if all tests pass."""
+    os.setsid()
+    resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    sys.path.insert(0, str(package_root))
+    with open(log, "w") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
+        os.dup2(out.fileno(), 1)
+        os.dup2(out.fileno(), 2)
+        import pytest
+
+        options = ["-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(root), "--tb=line"]
+        status = pytest.main([*options, "-c", str(root / "pyproject.toml"), "-m", "not slow", *files])
+        out.flush()
+        os._exit(int(status))
+
+
+def run_one(context, root, package, mutant, timeout):
+    """(outcome, the test that told, seconds) of a mutant, or of the package as it is where `mutant` is a module."""
+    module = mutant if isinstance(mutant, str) else mutant.module
+    with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
+        copy = pathlib.Path(folder) / "jaxreplay"
+        shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
+        if not isinstance(mutant, str):
+            file = copy / f"{module}.py"
+            file.write_text(mutant.apply(file.read_text()))
+        files = [str(root / "tests" / f"test_{name}.py") for name in CONCERNS[module]]
+        log = pathlib.Path(folder) / "log"
+        begin = time.monotonic()
+        process = context.Process(target=run_tests, args=(root, pathlib.Path(folder), files, log, timeout))
+        process.start()
+        process.join(10 * timeout)
+        seconds = time.monotonic() - begin
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+        process.join()
+        if process.exitcode in (-signal.SIGKILL, -signal.SIGXCPU):
+            return "timed out", None, seconds
+        output = log.read_text(errors="replace") if log.exists() else ""
+        told = re.search(r"^(?:FAILED|ERROR) (?:.*tests/)?(\S+)", output, re.MULTILINE)
+        if process.exitcode == 0:
+            return "survived", None, seconds
+        if isinstance(mutant, str):
+            raise SystemExit(f"the tests of {module} fail without a mutant:\n{output}")
+        return "killed", told.group(1) if told else f"exit {process.exitcode}", seconds
+
+
+def show(mutant, source):
+    changed = mutant.apply(source).splitlines()
+    return "\n".join(difflib.unified_diff(source.splitlines(), changed, mutant.module, mutant.module, lineterm="", n=1))
+
+
+def main():
+    parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--number", type=int, default=180)
+    parser.add_argument("--modules", nargs="+", default=list(CONCERNS), choices=list(CONCERNS))
+    parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the checkout whose tests are run")
+    parser.add_argument("--package", type=pathlib.Path, default=ROOT / "jaxreplay")
+    parser.add_argument("--processes", type=int, default=os.cpu_count())
+    parser.add_argument("--timeout", type=int, default=600, help="seconds of processor time for the tests of a mutant")
+    parser.add_argument("--only", type=pathlib.Path, help="a record: only what survived or timed out there")
+    parser.add_argument("--against", type=pathlib.Path, help="a record: say what was killed there and is not now")
+    parser.add_argument("--out", type=pathlib.Path)
+    arguments = parser.parse_args()
+
+    cache = tempfile.TemporaryDirectory(prefix="mutants-cache-")
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache.name)
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(
+        ["jax", "flax", "optax", "chex", "scipy.stats", "pytest", "orbax.checkpoint"]
+    )
+    root, package = arguments.root.resolve(), arguments.package.resolve()
+    chosen = choose(package, arguments.modules, arguments.number, arguments.seed)
+    if arguments.only:
+        before = json.loads(arguments.only.read_text())
+        chosen = [m for m in chosen if before.get(m.name, {}).get("outcome") != "killed"]
+    jobs = [*dict.fromkeys(m.module for m in chosen), *chosen]
+    record = {}
+    with concurrent.futures.ThreadPoolExecutor(arguments.processes) as pool:
+        futures = [pool.submit(run_one, context, root, package, job, arguments.timeout) for job in jobs]
+        for job, future in zip(jobs, futures, strict=True):
+            outcome, told, seconds = future.result()
+            if isinstance(job, str):
+                print(f"{job}: the tests pass in {seconds:.0f} s", flush=True)
+                continue
+            if outcome == "survived" and job.name in EQUIVALENT:
+                outcome, told = "equivalent", EQUIVALENT[job.name]
+            record[job.name] = {"kind": job.kind, "outcome": outcome, "told": told, "seconds": round(seconds)}
+            print(f"{outcome:10} {seconds:4.0f} s  {job.name}  [{told or job.kind}]", flush=True)
+            if outcome == "survived":
+                print(show(job, (package / f"{job.module}.py").read_text()), flush=True)
+            if arguments.out:
+                arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    by_module = collections.defaultdict(collections.Counter)
+    for name, entry in record.items():
+        for key in (name.split(".")[0], "all"):
+            by_module[key][entry["outcome"]] += 1
+    for module, counts in by_module.items():
+        told = sum(counts.values()) - counts["equivalent"]
+        caught = counts["killed"] + counts["timed out"]
+        print(f"{module:17} {caught} of {told} caught, {dict(counts)}")
+    if arguments.against:
+        for name, entry in json.loads(arguments.against.read_text()).items():
+            now = record.get(name, {}).get("outcome", "gone")
+            if entry["outcome"] == "killed" and now != "killed":
+                print(f"killed before, now {now}: {name}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,3 @@
+"""Mutants that change nothing that a user could see, by name, and why."""
+
+EQUIVALENT: dict[str, str] = {}

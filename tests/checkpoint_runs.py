@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from jax.sharding import Mesh
+from helpers import mesh
 
 import jaxreplay as jr
 
@@ -122,7 +122,7 @@ def sequence_run(sampler, num_shards=0):
 
 
 def in_shards(buffer, num_shards):
-    return jr.Sharded(buffer, Mesh(np.array(jax.devices("cpu")[:num_shards]), ("data",))) if num_shards else buffer
+    return jr.Sharded(buffer, mesh(num_shards)) if num_shards else buffer
 
 
 PRIORITIZED = jr.Prioritized(beta=optax.linear_schedule(0.4, 1.0, 2 * STEPS), normalize="global")

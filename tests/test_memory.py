@@ -1,5 +1,7 @@
 """No hidden copies: temporary memory and copies are read off the compiled programs, nothing is timed or allocated."""
 
+import itertools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -35,12 +37,26 @@ def storage_bytes(state):
     return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state.storage))
 
 
+def often(cases, all_cases):
+    """Of all cases those that are run always; the others are of their kind."""
+    return [case if case in cases else rarely(case) for case in all_cases]
+
+
 OPERATIONS = ["add", "sample", "update", "step"]
-OPERATIONS_AND_SEEDS = [
-    *((operation, 0) for operation in OPERATIONS),
-    ("step", 8),
-    *(rarely((operation, 8)) for operation in OPERATIONS[:-1]),  # a step has all three
-]
+STEPS = [(sampler, "step", seeds) for sampler in SAMPLERS for seeds in (0, 8)]  # a step has all three
+OPERATIONS_OF_SAMPLERS = often(
+    [*STEPS, *(("prioritized", operation, 0) for operation in OPERATIONS)],
+    list(itertools.product(SAMPLERS, OPERATIONS, (0, 8))),
+)
+LEARNING = ["weights used", "weights logged", "weights ignored"]
+LEARNING_OF_SAMPLERS = often(
+    [("uniform", LEARNING[0], 8), *(("prioritized", learn, 0) for learn in LEARNING)]
+    + [("global", LEARNING[0], seeds) for seeds in (0, 8)],
+    list(itertools.product(SAMPLERS, LEARNING, (0, 8))),
+)
+STRIDES_OF_SAMPLERS = often(
+    [("uniform", 3, 0), ("prioritized", 3, 0), ("global", 1, 8)], list(itertools.product(SAMPLERS, (1, 3), (0, 8)))
+)
 ALONE_AND_SEEDS = [0, rarely(8)]
 
 
@@ -103,8 +119,7 @@ def operations(buffer):
     return {"add": add, "sample": sample, "update": update, "step": scanned_step}
 
 
-@pytest.mark.parametrize(("operation", "seeds"), OPERATIONS_AND_SEEDS)
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(("sampler", "operation", "seeds"), OPERATIONS_OF_SAMPLERS)
 def test_no_copy(operation, sampler, seeds):
     buffer = jr.ReplayBuffer(capacity=ROWS // max(seeds, 1), sampler=SAMPLERS[sampler])
     check_operation(buffer, ITEM_LEAVES["mixed"], operation, seeds)
@@ -122,8 +137,7 @@ def sequences(sampler, seeds):
     return jr.SequenceBuffer(length=length, num_envs=BATCH, sequence_length=5, sampler=sampler, within_episode=True)
 
 
-@pytest.mark.parametrize(("operation", "seeds"), OPERATIONS_AND_SEEDS)
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(("sampler", "operation", "seeds"), OPERATIONS_OF_SAMPLERS)
 def test_no_copy_of_sequences(operation, sampler, seeds):
     check_operation(sequences(SAMPLERS[sampler], seeds), ITEM_LEAVES["mixed"], operation, seeds)
 
@@ -159,15 +173,7 @@ def temporary_bytes(buffer, items, learn, seeds):
     return temporary_bytes_of_scan(step, jax.eval_shape(buffer.init, items), seeds)
 
 
-@pytest.mark.parametrize(
-    ("learn", "seeds"),
-    [
-        *((f"weights {what}", 0) for what in ("used", "logged", "ignored")),
-        ("weights used", 8),
-        *(rarely((f"weights {what}", 8)) for what in ("logged", "ignored")),
-    ],
-)
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(("sampler", "learn", "seeds"), LEARNING_OF_SAMPLERS)
 def test_temporary_memory_does_not_grow_with_capacity(sampler, learn, seeds):
     """Neither the storage nor the tree is copied."""
     small, large = (
@@ -177,8 +183,7 @@ def test_temporary_memory_does_not_grow_with_capacity(sampler, learn, seeds):
     assert large < 1.1 * small + 4096
 
 
-@pytest.mark.parametrize(("stride", "seeds"), [(3, 0), (1, 8), rarely((1, 0)), rarely((3, 8))])
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize(("sampler", "stride", "seeds"), STRIDES_OF_SAMPLERS)
 def test_temporary_memory_does_not_grow_with_the_length_of_streams(sampler, stride, seeds):
     sizes = {"num_envs": BATCH, "sequence_length": 4, "stride": stride, "within_episode": True}
     small, large = (

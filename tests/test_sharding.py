@@ -48,7 +48,7 @@ def run(buffer, batch, key, steps=6, state=None):
     return lax.scan(functools.partial(step, buffer, batch), state, inputs)
 
 
-@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize("name", ["replay", "sequence", rarely("uniform")])
 def test_one_shard_is_the_buffer_bit_for_bit_in_jit_and_vmap(name):
     buffer, batch = BUFFERS[name]
     sharded = jr.Sharded(buffer, mesh(1, jax.devices()))
@@ -258,7 +258,7 @@ def test_weights_and_handles_go_into_a_transition_batch():
     np.testing.assert_array_equal(sample.items.idx, sample.indices)
 
 
-@pytest.mark.parametrize("kind", [AxisType.Auto, AxisType.Explicit], ids=str)
+@pytest.mark.parametrize("kind", [AxisType.Explicit, rarely(AxisType.Auto)], ids=str)
 def test_any_mesh_will_do(kind):
     """Axes of both kinds, beside another axis, and arguments wherever they lie."""
     buffer, batch = BUFFERS["sequence"]
@@ -276,7 +276,7 @@ def test_any_mesh_will_do(kind):
     assert sharded.size(state) == 24
 
 
-@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize("name", ["replay", "sequence", rarely("uniform")])
 def test_buffers_run_in_the_users_own_shard_map(name):
     """One buffer a device, that knows nothing of the others, with JAX's checks of what varies between them."""
     buffer, batch = BUFFERS[name]

@@ -124,7 +124,7 @@ def at_once(steps, **arguments):
 
 
 @pytest.mark.parametrize("next_action", [False, True])
-@pytest.mark.parametrize("n", [1, 2, 3, 5, *map(rarely, (4, 6, 7, 8))])
+@pytest.mark.parametrize("n", [1, 3, 5, *map(rarely, (2, 4, 6, 7, 8))])
 def test_add_rollout_and_twin_agree_on_random_rollouts(n, next_action):
     """32 rollouts for each n and setting, half of them with steps masked out."""
     rng = np.random.default_rng(100 * n + next_action)
@@ -216,9 +216,11 @@ def test_nothing_crosses_an_episodes_end_not_even_nan():
     assert np.isnan(Rn[6:]).all()
 
 
-@pytest.mark.parametrize("flavour", ["nstep", "monte_carlo"])
-def test_coax_traces(flavour):
-    for case in cases("coax_tracing"):
+@pytest.mark.parametrize(
+    ("flavour", "every"), [("nstep", slice(None)), ("monte_carlo", slice(0, None, 3)), rarely(("monte_carlo", slice(None)))]
+)
+def test_coax_traces(flavour, every):
+    for case in cases("coax_tracing")[every]:
         gamma, n = case["gamma"], case["n"]
         columns = {k: np.array([step[k] for step in case["steps"]])[:, None] for k in case["steps"][0]}
         steps = {
@@ -236,7 +238,7 @@ def test_coax_traces(flavour):
             tracer = jr.NStep(n=n, gamma=gamma, next_action=True)
         else:
             tracer = jr.MonteCarlo(gamma=gamma, max_length=length)
-        batch, valid = concatenate(*add_and_flush(tracer, steps))
+        batch, valid = one_by_one(tracer, steps)
         batch = jax.tree.map(lambda leaf, valid=valid: np.asarray(leaf)[valid], batch)
         traced = case[flavour]
         assert batch.batch_size == len(traced)

@@ -2,6 +2,7 @@ import signal
 
 import chex
 import numpy as np
+import pytest
 import two_processes
 
 
@@ -16,6 +17,7 @@ def start(children, path, dies):
     return started
 
 
+@pytest.mark.slow
 def test_two_processes_one_of_them_killed_and_both_resumed_equal_one_process(tmp_path, children):
     (first, _), (second, _) = start(children, tmp_path / "two", dies=True)
     second.join(120)

@@ -6,8 +6,8 @@ import socket
 
 import jax
 import numpy as np
+from helpers import mesh
 from jax.experimental import multihost_utils
-from jax.sharding import Mesh
 
 import jaxreplay as jr
 
@@ -16,11 +16,10 @@ NUM_ENVS = 8
 
 
 def buffers():
-    mesh = Mesh(np.array(jax.devices("cpu")[:4]), ("data",))
     sampler = jr.Prioritized(alpha=0.7, beta=0.5, normalize="global")
     replay = jr.ReplayBuffer(capacity=64, sampler=sampler)
     sequence = jr.SequenceBuffer(length=6, num_envs=NUM_ENVS, sequence_length=3, sampler=sampler)
-    return {"replay": jr.Sharded(replay, mesh), "sequence": jr.Sharded(sequence, mesh)}
+    return {"replay": jr.Sharded(replay, mesh(4)), "sequence": jr.Sharded(sequence, mesh(4))}
 
 
 def own_rows(buffer, step, time_axis):

@@ -155,7 +155,7 @@ def park(
     # Tasks that end up where they were not: parked by their last row, or in normal since a row made them leave.
     moved = jnp.concatenate([jnp.where(done.stays, tasks, num_tasks), jnp.where(done.free, leaver, num_tasks)])
     pool = jnp.concatenate([label, jnp.zeros_like(label)])
-    returned = ((env[:, None] == jnp.arange(num_envs)) & done.leaves[:, None]).astype(jnp.int32)
+    returned = ((env[:, None] == jnp.arange(num_envs, dtype=jnp.int32)[None]) & done.leaves[:, None]).astype(jnp.int32)
     returned_before = _queues.sum_before(returned)[jnp.arange(env.size), env]
     joined_before = done.number - state.sizes[env, label]
     entry = jnp.concatenate([joined_before, returned_before]).astype(jnp.uint32)

@@ -64,7 +64,7 @@ def join(
     """
     num_rows, num_queues = item.size, size.size
     rows = jnp.arange(num_rows, dtype=jnp.int32)
-    wanted = queue[:, None] == jnp.arange(num_queues, dtype=jnp.int32)  # [G, Q]
+    wanted = queue[:, None] == jnp.arange(num_queues, dtype=jnp.int32)[None]  # [G, Q]
     by_item, first = _sort_by_item(item, num_items)
 
     def at_turn(joins):

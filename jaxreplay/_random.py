@@ -24,7 +24,7 @@ def below(bits: jax.Array, bound: jax.Array) -> jax.Array:
     """
     bound = bound.astype(jnp.uint32)
     low = bits[0] * bound  # modulo 2^32
-    carry = low + _high_product(bits[1], bound) < low
+    carry = (low + _high_product(bits[1], bound) < low).astype(jnp.uint32)
     return (_high_product(bits[0], bound) + carry).astype(jnp.int32)
 
 

@@ -78,13 +78,13 @@ def transitions(
 
     terminated = at(steps.terminated, last)
     # [K, n, E]: the steps of every window, the last one repeated behind its end.
-    inside = jnp.minimum(starts[:, None] + jnp.arange(n, dtype=jnp.int32)[:, None], last[:, None])
-    lag = jnp.arange(n, dtype=jnp.int32)[:, None]
+    lag = jnp.arange(n, dtype=jnp.int32)[None, :, None]
+    inside = jnp.minimum(starts[:, None] + lag, last[:, None])
     in_window = lag < length[:, None]
     dtype = steps.r.dtype
     powers = jnp.asarray(np.float64(gamma) ** np.arange(n + 1), dtype)
     rewards = jnp.where(in_window, at(steps.r, inside), 0)
-    Rn = jnp.sum(powers[:n, None] * rewards, axis=1)
+    Rn = jnp.sum(powers[None, :n, None] * rewards, axis=1)
     In = jnp.where(terminated, 0, powers[length])
 
     start_rows = jnp.broadcast_to(starts, last.shape)

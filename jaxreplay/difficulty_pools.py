@@ -316,7 +316,7 @@ def _update_impl(
 
     easy, hard = total_at(pools.easy_threshold, math.inf), total_at(pools.hard_threshold, -math.inf)
     label = jnp.where(total >= easy, EASY, jnp.where(total <= hard, HARD, NORMAL))
-    filtered = jnp.where(total == rollouts, EASY, jnp.where(total == 0, HARD, NORMAL))
+    filtered = jnp.where(total == rollouts.astype(jnp.float32), EASY, jnp.where(total == 0, HARD, NORMAL))
     if not pools.online_difficulty_filtering:
         filtered = jnp.zeros_like(filtered)
 

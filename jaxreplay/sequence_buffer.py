@@ -179,7 +179,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         env = slots - start * self.num_envs
         age = lax.div(state.ring.inserted % self._num_slots, jnp.int32(self.num_envs)) - start
         age = jnp.where(age <= 0, age + self._num_starts, age)
-        rows = self._first_rows(state, age)[:, None] + jnp.arange(self.sequence_length, dtype=jnp.int32)
+        rows = self._first_rows(state, age)[:, None] + jnp.arange(self.sequence_length, dtype=jnp.int32)[None]
         rows = jnp.where(rows >= self.length, rows - self.length, rows)  # [B, sequence_length]
         exists = jnp.broadcast_to((slots < self._num_slots)[:, None], rows.shape)
         at = jnp.where(exists, rows * self.num_envs + env[:, None], self.length * self.num_envs)
@@ -187,7 +187,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         items, ends = _items.read(_items.merge_axes((state.storage, state.ends)), at, fill=fill)
         mask = exists
         if ends is not None:
-            mask &= jnp.cumsum(ends, axis=1, dtype=jnp.int32) - ends == 0  # no end before
+            mask &= jnp.cumsum(ends, axis=1, dtype=jnp.int32) == ends.astype(jnp.int32)  # no end before
         return items, mask
 
     def _check_batch(self, items: Any, flags: Any) -> jax.Array | None:
@@ -230,7 +230,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         start = lax.div(sequences.inserted % self._num_slots, jnp.int32(self.num_envs)) - age
         start = jnp.where(start < 0, start + num_starts, start)
         changed = (age <= completed) | (age > drawable)
-        slots = start[:, None] * self.num_envs + jnp.arange(self.num_envs, dtype=jnp.int32)
+        slots = start[:, None] * self.num_envs + jnp.arange(self.num_envs, dtype=jnp.int32)[None]
         slots = jnp.where(changed[:, None], slots, self._num_slots)
         drawable_slots = jnp.broadcast_to((age <= drawable)[:, None], slots.shape)
         return SequenceState(
@@ -265,7 +265,7 @@ def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, eta: 
         raise ValueError(f"td_errors: got {_items.describe(td_errors.dtype, td_errors.shape)}, expected [B, L].")
     mask = jnp.ones(td_errors.shape, bool) if mask is None else _items.check_mask(mask, td_errors.shape)
     sizes = jnp.where(mask, jnp.abs(td_errors), 0)
-    count = jnp.maximum(jnp.sum(mask, axis=1), 1)
+    count = jnp.maximum(jnp.sum(mask, axis=1, dtype=jnp.int32), 1).astype(sizes.dtype)
     return eta * jnp.max(sizes, axis=1) + (1 - eta) * jnp.sum(sizes, axis=1) / count
 
 

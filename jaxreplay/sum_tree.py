@@ -284,7 +284,7 @@ def _choose(children: list[jax.Array], prefix: jax.Array) -> Found:
         left, right = children[:half], children[half:]
         left_sum, right_sum = functools.reduce(jnp.add, left), functools.reduce(jnp.add, right)
         go_right = ~(prefix < left_sum) & (right_sum > 0)
-        chosen = 2 * chosen + go_right
+        chosen = 2 * chosen + go_right.astype(jnp.int32)
         prefix = jnp.where(go_right, prefix - left_sum, prefix)
         right = right + [jnp.zeros_like(left_sum)] * (half - len(right))
         children = [jnp.where(go_right, b, a) for a, b in zip(left, right, strict=True)]

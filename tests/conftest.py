@@ -5,6 +5,11 @@ import multiprocessing
 import os
 import tempfile
 
+import hypothesis
+import jax
+import pytest
+from jax.experimental.compilation_cache import compilation_cache
+
 # Compiling is nearly all of the suite's work. LLVM's optimisation and XLA's newer code generators double it, and change
 # no result beyond rounding; with XLA_FLAGS set, even to nothing, programs are compiled as it says. Read by XLA when
 # the first program is compiled; an XLA that has the older code generators no more ignores that option.
@@ -13,12 +18,6 @@ QUICK = (
     " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
 )
 os.environ.setdefault("XLA_FLAGS", QUICK)
-
-import hypothesis
-import jax
-import pytest
-from jax.experimental.compilation_cache import compilation_cache
-
 jax.config.update("jax_num_cpu_devices", 8)  # to be shards
 hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, print_blob=True)
 hypothesis.settings.load_profile("suite")

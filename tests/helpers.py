@@ -49,7 +49,7 @@ def stack(*trees):
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
-def row(tree, i):
+def at(tree, i):
     """Index `i` of every leaf."""
     return jax.tree.map(lambda leaf: leaf[i], tree)
 

@@ -50,10 +50,28 @@ COMPARISONS |= {ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: 
 ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//", ast.Pow: "*"}
 ARITHMETIC |= {ast.BitAnd: "|", ast.BitOr: "&", ast.LShift: ">>", ast.RShift: "<<"}
 # Arguments that promise or lay out something, and change no value.
-NOT_DROPPED = {"unique_indices", "mode", "dtype", "axis", "static_argnums", "static_argnames", "donate_argnums", "strict"}
+NOT_DROPPED = {
+    "unique_indices",
+    "mode",
+    "dtype",
+    "axis",
+    "static_argnums",
+    "static_argnames",
+    "donate_argnums",
+    "strict",
+}
 # Functions whose arguments are interchangeable, or so unlike that no program would run.
 NOT_SWAPPED = {"jnp.minimum", "jnp.maximum", "jnp.asarray", "jnp.array", "jnp.full", "jnp.zeros", "jnp.ones"}
-NOT_SWAPPED |= {"jax.tree.map", "isinstance", "getattr", "hasattr", "check_integer", "check_number", "np.asarray", "zip"}
+NOT_SWAPPED |= {
+    "jax.tree.map",
+    "isinstance",
+    "getattr",
+    "hasattr",
+    "check_integer",
+    "check_number",
+    "np.asarray",
+    "zip",
+}
 NOT_SWAPPED |= {"jnp.issubdtype", "jax.eval_shape", "jnp.concatenate", "jnp.arange", "defaultdict", "max", "min"}
 
 
@@ -262,15 +280,16 @@ def run_tests(root, package_root, files, log, seconds):
 
 
 def run_one(context, root, package, mutant, timeout):
-    """(outcome, the test that told, seconds) of a mutant, or of the package as it is where `mutant` is a module."""
-    module = mutant if isinstance(mutant, str) else mutant.module
+    """(outcome, the test that told, seconds) of a mutant, or of the package as it is where `mutant` is None."""
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = pathlib.Path(folder) / "jaxreplay"
         shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        if not isinstance(mutant, str):
-            file = copy / f"{module}.py"
+        names = dict.fromkeys(name for names in CONCERNS.values() for name in names)
+        if mutant is not None:
+            names = CONCERNS[mutant.module]
+            file = copy / f"{mutant.module}.py"
             file.write_text(mutant.apply(file.read_text()))
-        files = [str(root / "tests" / f"test_{name}.py") for name in CONCERNS[module]]
+        files = [str(root / "tests" / f"test_{name}.py") for name in names]
         log = pathlib.Path(folder) / "log"
         begin = time.monotonic()
         process = context.Process(target=run_tests, args=(root, pathlib.Path(folder), files, log, timeout))
@@ -286,8 +305,8 @@ def run_one(context, root, package, mutant, timeout):
         told = re.search(r"^(?:FAILED|ERROR) (?:.*tests/)?(\S+)", output, re.MULTILINE)
         if process.exitcode == 0:
             return "survived", None, seconds
-        if isinstance(mutant, str):
-            raise SystemExit(f"the tests of {module} fail without a mutant:\n{output}")
+        if mutant is None:
+            raise SystemExit(f"the tests fail without a mutant:\n{output}")
         return "killed", told.group(1) if told else f"exit {process.exitcode}", seconds
 
 
@@ -313,22 +332,20 @@ def main():
     cache = tempfile.TemporaryDirectory(prefix="mutants-cache-")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache.name)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(
-        ["jax", "flax", "optax", "chex", "scipy.stats", "pytest", "orbax.checkpoint"]
-    )
+    context.set_forkserver_preload(["jax", "flax", "optax", "chex", "scipy.stats", "pytest", "orbax.checkpoint"])
     root, package = arguments.root.resolve(), arguments.package.resolve()
     chosen = choose(package, arguments.modules, arguments.number, arguments.seed)
     if arguments.only:
         before = json.loads(arguments.only.read_text())
         chosen = [m for m in chosen if before.get(m.name, {}).get("outcome") != "killed"]
-    jobs = [*dict.fromkeys(m.module for m in chosen), *chosen]
+    jobs = [None, *chosen]
     record = {}
     with concurrent.futures.ThreadPoolExecutor(arguments.processes) as pool:
         futures = [pool.submit(run_one, context, root, package, job, arguments.timeout) for job in jobs]
         for job, future in zip(jobs, futures, strict=True):
             outcome, told, seconds = future.result()
-            if isinstance(job, str):
-                print(f"{job}: the tests pass in {seconds:.0f} s", flush=True)
+            if job is None:
+                print(f"without a mutant the tests pass in {seconds:.0f} s", flush=True)
                 continue
             if outcome == "survived" and job.name in EQUIVALENT:
                 outcome, told = "equivalent", EQUIVALENT[job.name]

@@ -27,6 +27,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxreplay as jr
 from jaxreplay import checkpoint
 
+pytestmark = pytest.mark.versions
 X64 = jax.config.jax_enable_x64
 ONE = np.ones(1, np.int8)
 ALWAYS = ("replay, prioritized, Monte Carlo", "sequences, sharded", "pools")  # of the runs; the others: slow

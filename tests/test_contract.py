@@ -7,11 +7,12 @@ import chex
 import jax
 import numpy as np
 import pytest
-from helpers import compilations, mesh, rarely, row, stack, types
+from helpers import at, compilations, mesh, rarely, stack, types
 from jax import lax
 
 import jaxreplay as jr
 
+pytestmark = pytest.mark.versions
 CONSTANT = 3
 STEPS, SEEDS = 6, 5
 
@@ -122,7 +123,7 @@ def test_eager_equals_jit_equals_scan(case):
         eager, eager_sample = case.step(eager, case.batch(t), key)
         jitted, jitted_sample = case.step_jitted(jitted, case.batch(t), key)
         chex.assert_trees_all_equal(eager_sample, jitted_sample)
-        chex.assert_trees_all_equal(eager_sample, row(samples, t))
+        chex.assert_trees_all_equal(eager_sample, at(samples, t))
     chex.assert_trees_all_equal(eager, state)
     chex.assert_trees_all_equal(jitted, state)
 
@@ -131,18 +132,18 @@ def test_vmap_over_seeds_equals_a_loop_bit_for_bit(case):
     keys = jax.random.split(jax.random.key(2), SEEDS)
     vmapped = jax.device_get(case.vmapped(keys))
     for seed in range(SEEDS):
-        chex.assert_trees_all_equal(row(vmapped, seed), jax.device_get(case.scan(keys[seed])))
+        chex.assert_trees_all_equal(at(vmapped, seed), jax.device_get(case.scan(keys[seed])))
 
 
 @pytest.mark.parametrize(("buffer", "sampler"), [p if p[1] == "prioritized" else rarely(p) for p in PAIRS])
 def test_one_seed_under_vmap_is_the_seed_alone(buffer, sampler):
     case, keys = make_case(buffer, sampler), jax.random.split(jax.random.key(2), 1)
-    chex.assert_trees_all_equal(row(case.vmapped(keys), 0), case.scan(keys[0]))
+    chex.assert_trees_all_equal(at(case.vmapped(keys), 0), case.scan(keys[0]))
 
 
 def test_drawn_items_are_the_stored_ones(case):
     state, samples = case.scanned
-    last = row(samples, -1)
+    last = at(samples, -1)
     chex.assert_trees_all_equal(case.buffer.get(state, last.indices), last.items)
     assert np.all(np.asarray(samples.weights) > 0)
     assert np.all(np.asarray(samples.indices) >= 0)
@@ -171,3 +172,66 @@ def test_changing_the_sampler_is_the_whole_switch(buffer):
     """The same agent code runs with every sampler and gives the same shapes."""
     shapes = [types(jax.eval_shape(make_case(buffer, sampler).run, jax.random.key(0))[1]) for sampler in SAMPLERS]
     assert all(shape == shapes[0] for shape in shapes)
+
+
+@pytest.fixture
+def strict():
+    """Settings that some users have: what JAX would broadcast or promote by itself is an error."""
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        yield
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize(("buffer", "sampler"), PAIRS)
+def test_buffers_run_under_strict_settings(buffer, sampler):
+    """Traced anew, as the settings are a part of what programs are kept by."""
+    jax.eval_shape(Case(buffer, sampler).run, jax.random.key(0))
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize("next_action", [False, True])
+def test_tracers_run_under_strict_settings(next_action):
+    tracer = jr.NStep(n=3, gamma=0.9, num_envs=2, next_action=next_action, record_extra_info=True)
+    ids, flags = np.arange(2, dtype=np.float32), np.zeros(2, bool)
+    step = {"x": np.zeros((2, 3), np.float32)}, ids, ids, flags, flags, {"x": np.zeros((2, 3), np.float32)}, ids, ids
+
+    def trace():
+        state, *emitted = tracer.add(tracer.init(*step), *step, mask=~flags)
+        return emitted, tracer.flush(state)
+
+    jax.eval_shape(trace)
+    rollout = jax.tree.map(lambda x: np.stack([x] * 5), step)
+    options = {"n": 3, "gamma": 0.9, "next_action": next_action, "record_extra_info": True}
+    *rows, logP, W = rollout
+    jax.eval_shape(lambda: jr.n_step_transitions(*rows, logP=logP, W=W, flush=True, **options))
+    jax.eval_shape(lambda: jr.sequence_transitions(*jax.tree.map(lambda x: x.swapaxes(0, 1), rows[:5]), **options))
+
+
+@pytest.mark.usefixtures("strict")
+def test_pools_run_under_strict_settings():
+    pools = jr.DifficultyPools(tasks_per_env=(5, 9), easy_threshold=0.9, hard_threshold=0.1, env_ratios=(1, 2))
+
+    def run(key):
+        state = pools.init()
+        tasks, ok = pools.sample(state, key, 4)
+        state, kept = pools.update(state, tasks, np.ones((4, 3), np.float32), np.ones(4, bool))
+        state = pools.recycle(state, key, 0.5, 0.5)
+        state = pools.remap(state, range(14), range(14))
+        return pools.reset_metrics(state), ok, kept, pools.pool_of(state), pools.order(state), pools.metrics(state)
+
+    jax.eval_shape(run, jax.random.key(0))
+
+
+@pytest.mark.usefixtures("strict")
+def test_functions_run_under_strict_settings():
+    x, flags = np.ones((2, 5), np.float32), np.zeros((2, 5), bool)
+
+    def run(key):
+        tree = jr.sum_tree.init(100, track_minimum=True)
+        tree = jr.sum_tree.update(tree, np.arange(4, dtype=np.int32), np.ones(4, np.float32), np.ones(4, bool))
+        drawn = jr.sum_tree.sample(tree, key, 4, stratified=True), jr.sum_tree.find(tree, x)
+        read = jr.sum_tree.get(tree, np.zeros((2, 3), np.int32)), jr.sum_tree.minimum(tree), jr.sum_tree.total(tree)
+        weights = jr.importance_weights(x[0], 10, 0.5), jr.effective_sample_size(x)
+        return drawn, read, weights, jr.sequence_priority(x, ~flags), jr.stack_frames(x, flags, 3)
+
+    jax.eval_shape(run, jax.random.key(0))

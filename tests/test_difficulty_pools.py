@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import cases, check_tree, compilations, leaves_of, rarely, row, stack, types
+from helpers import at, cases, check_tree, compilations, leaves_of, rarely, stack, types
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -206,12 +206,12 @@ def test_eager_equals_jit_equals_scan_and_vmap_equals_a_loop():
     states = jax.vmap(lambda _: pools.init())(np.arange(3))
     vmapped = jax.vmap(functools.partial(scan_updates, pools))(states, *inputs)
     for seed in range(3):
-        one = row(inputs, seed)
+        one = at(inputs, seed)
         alone = scan_updates(pools, pools.init(), *one)
-        chex.assert_trees_all_equal(row(jax.device_get(vmapped), seed), jax.device_get(alone))
+        chex.assert_trees_all_equal(at(jax.device_get(vmapped), seed), jax.device_get(alone))
         state, kept = pools.init(), []
         for t in range(12):
-            state, keep = pools.update(state, *row(one, t))
+            state, keep = pools.update(state, *at(one, t))
             state = pools.reset_metrics(state)
             kept.append(keep)
         chex.assert_trees_all_equal((state, np.stack(kept)), (alone[0], alone[1][2]))
@@ -506,6 +506,7 @@ def test_a_restored_state_goes_on_like_an_uninterrupted_one():
         chex.assert_trees_all_equal(draw(restored), draw(state))
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -535,6 +536,7 @@ def test_construction_errors(settings, message):
     assert make(easy=0.5, hard=0.5).easy_threshold == 0.5
 
 
+@pytest.mark.versions
 def test_argument_errors():
     pools, key = make((3, 2)), jax.random.key(0)
     state, tasks, rewards = pools.init(), np.arange(2), np.ones((2, 3))

@@ -30,7 +30,7 @@ ITEM_LEAVES = {
 }
 SAMPLERS = {"uniform": jr.Uniform(), "prioritized": jr.Prioritized(), "global": jr.Prioritized(normalize="global")}
 
-pytestmark = pytest.mark.usefixtures("compiled_afresh")
+pytestmark = [pytest.mark.usefixtures("compiled_afresh"), pytest.mark.hlo, pytest.mark.versions]
 
 
 def storage_bytes(state):
@@ -177,7 +177,9 @@ def temporary_bytes(buffer, items, learn, seeds):
 def test_temporary_memory_does_not_grow_with_capacity(sampler, learn, seeds):
     """Neither the storage nor the tree is copied."""
     small, large = (
-        temporary_bytes(jr.ReplayBuffer(capacity=n, sampler=SAMPLERS[sampler]), np.zeros(BATCH, np.float32), learn, seeds)
+        temporary_bytes(
+            jr.ReplayBuffer(capacity=n, sampler=SAMPLERS[sampler]), np.zeros(BATCH, np.float32), learn, seeds
+        )
         for n in (2**14, 2**21)
     )
     assert large < 1.1 * small + 4096

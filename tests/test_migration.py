@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from helpers import check_tree, items, mesh, row
+from helpers import at, check_tree, items, mesh
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -28,7 +28,7 @@ def stacked(buffer, state):
     if not isinstance(buffer, jr.Sharded):
         return [state], buffer
     state = jax.tree.map(np.asarray, state)
-    shards = [row(state, k) for k in range(buffer.num_shards)]
+    shards = [at(state, k) for k in range(buffer.num_shards)]
     return shards, buffer.buffer._shard(buffer.num_shards)
 
 
@@ -262,6 +262,7 @@ def test_sequences_keep_their_starts_and_priorities(config, rollouts, later):
         check(new, state, leaf_of)
 
 
+@pytest.mark.versions
 def test_errors_name_what_differs():
     replay = jr.ReplayBuffer(capacity=8)
     sequence = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3)

@@ -313,6 +313,7 @@ def replaced(**leaves):
     return {**ITEMS, **leaves}
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
     ("items", "message"),
     [
@@ -347,6 +348,7 @@ def test_wrong_items(items, message):
     assert not state.ring.size.is_deleted()
 
 
+@pytest.mark.versions
 def test_other_wrong_arguments():
     buffer = jr.ReplayBuffer(capacity=8)
     state = buffer.add(buffer.init(numbers(0, 2)), numbers(0, 2))
@@ -371,6 +373,7 @@ def test_other_wrong_arguments():
         buffer.init({})
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("capacity", [0, -1, 2**29 + 1, 1e6, True])
 def test_construction_errors(capacity):
     with pytest.raises(

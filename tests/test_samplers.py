@@ -11,7 +11,6 @@ import jaxreplay as jr
 from jaxreplay import sum_tree
 from jaxreplay.ring import Live
 
-
 # The methods, jitted: each shape compiles once, not each operation of it.
 insert = jax.jit(lambda sampler, *arguments: sampler.insert(*arguments), static_argnums=0)
 draw = jax.jit(lambda sampler, *arguments: sampler.sample(*arguments), static_argnums=(0, 3))
@@ -196,6 +195,7 @@ def test_labml_traces():
                 np.testing.assert_allclose(weights[: op["size"]], op["weights_all"], rtol=1e-5)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [

@@ -360,6 +360,7 @@ def test_stacks_equal_the_twins(length, k, frame_shape):
             np.testing.assert_array_equal(stacks, expected)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
@@ -377,6 +378,7 @@ def test_construction_errors(settings, message):
         jr.SequenceBuffer(**{"length": 8, "num_envs": 2, "sequence_length": 3, **settings})
 
 
+@pytest.mark.versions
 def test_wrong_arguments():
     buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3)
     state = buffer.init({"x": np.zeros((1, 2, 4), jnp.float32)})

@@ -165,6 +165,7 @@ def test_transitions_of_one_sequence_under_vmap():
         np.testing.assert_array_equal(x, y.reshape(x.shape))
 
 
+@pytest.mark.versions
 def test_wrong_arguments_of_sequence_transitions():
     x, flags = jnp.zeros((2, 3)), jnp.zeros((2, 3), bool)
     for options, message in (

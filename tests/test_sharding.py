@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from helpers import big_copies, collectives, compiled, items, mesh, rarely, row, run_once
+from helpers import at, big_copies, collectives, compiled, items, mesh, rarely, run_once
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from scipy.stats import chisquare, norm
@@ -17,7 +17,10 @@ PRIORITIZED = jr.Prioritized(alpha=0.7, beta=0.6, epsilon=0.01)
 ITEMS = {"id": jax.ShapeDtypeStruct((8,), jnp.int32), "x": jax.ShapeDtypeStruct((8, 2), jnp.float32)}
 
 BUFFERS = {
-    "replay": (jr.ReplayBuffer(capacity=24, sampler=PRIORITIZED), lambda t: items(8 * t + np.arange(8, dtype=np.int32))),
+    "replay": (
+        jr.ReplayBuffer(capacity=24, sampler=PRIORITIZED),
+        lambda t: items(8 * t + np.arange(8, dtype=np.int32)),
+    ),
     "uniform": (jr.ReplayBuffer(capacity=24), lambda t: items(8 * t + np.arange(8, dtype=np.int32))),
     "sequence": (
         jr.SequenceBuffer(
@@ -48,6 +51,7 @@ def run(buffer, batch, key, steps=6, state=None):
     return lax.scan(functools.partial(step, buffer, batch), state, inputs)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("name", ["replay", "sequence", rarely("uniform")])
 def test_one_shard_is_the_buffer_bit_for_bit_in_jit_and_vmap(name):
     buffer, batch = BUFFERS[name]
@@ -69,13 +73,13 @@ def test_eager_equals_scan_equals_vmap_and_all_is_laid_out_over_the_mesh():
     state = sharded.init(jax.eval_shape(batch, 0))
     for t, key in enumerate(jax.random.split(keys[0], 6)):
         state, sample = step(sharded, batch, state, (t, key))
-        chex.assert_trees_all_equal(sample, row(samples, t))
+        chex.assert_trees_all_equal(sample, at(samples, t))
         for leaf in jax.tree.leaves(state):
             assert leaf.sharding.is_equivalent_to(sharded.state_sharding, leaf.ndim)
     chex.assert_trees_all_equal(state, expected)
     vmapped, vmapped_samples = jax.jit(jax.vmap(functools.partial(run, sharded, batch)))(keys)
-    chex.assert_trees_all_equal(row(vmapped, 0), expected)
-    chex.assert_trees_all_equal(row(vmapped_samples, 0), samples)
+    chex.assert_trees_all_equal(at(vmapped, 0), expected)
+    chex.assert_trees_all_equal(at(vmapped_samples, 0), samples)
 
 
 @pytest.mark.parametrize(
@@ -258,6 +262,7 @@ def test_weights_and_handles_go_into_a_transition_batch():
     np.testing.assert_array_equal(sample.items.idx, sample.indices)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("kind", [AxisType.Explicit, rarely(AxisType.Auto)], ids=str)
 def test_any_mesh_will_do(kind):
     """Axes of both kinds, beside another axis, and arguments wherever they lie."""
@@ -276,13 +281,14 @@ def test_any_mesh_will_do(kind):
     assert sharded.size(state) == 24
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize("name", ["replay", "sequence", rarely("uniform")])
 def test_buffers_run_in_the_users_own_shard_map(name):
     """One buffer a device, that knows nothing of the others, with JAX's checks of what varies between them."""
     buffer, batch = BUFFERS[name]
 
     def on_device(keys, states):
-        state = row(states, 0)
+        state = at(states, 0)
         state, samples = run(buffer, lambda t: batch(t + lax.axis_index("data")), keys[0], state=state)
         return jax.tree.map(lambda x: x[None], (state, samples))
 
@@ -293,9 +299,11 @@ def test_buffers_run_in_the_users_own_shard_map(name):
     _, samples = mapped(keys, empty)
     for device in range(2):
         alone = run_once(functools.partial(run, buffer, lambda t, d=device: batch(t + d)))(keys[device])[1]
-        chex.assert_trees_all_close(row(samples, device), alone, rtol=1e-6)
+        chex.assert_trees_all_close(at(samples, device), alone, rtol=1e-6)
 
 
+@pytest.mark.hlo
+@pytest.mark.versions
 @pytest.mark.usefixtures("compiled_afresh")
 def test_tracing_environments_that_lie_on_several_devices_exchanges_nothing():
     tracer = jr.NStep(n=3, gamma=0.9, num_envs=8)
@@ -312,6 +320,8 @@ def test_tracing_environments_that_lie_on_several_devices_exchanges_nothing():
     assert collectives(compiled(jax.jit(tracer.add), state, *envs).as_text()) == []
 
 
+@pytest.mark.hlo
+@pytest.mark.versions
 @pytest.mark.usefixtures("compiled_afresh")
 @pytest.mark.parametrize("name", ["replay", "sequence"])
 @pytest.mark.parametrize("num_shards", [4, rarely(2), rarely(8)])
@@ -387,6 +397,7 @@ def test_items_sharding_is_what_add_wants():
     assert [shard.data.shape for shard in rows.addressable_shards] == [(3, 2)] * 4
 
 
+@pytest.mark.versions
 def test_errors_name_what_is_wrong():
     buffer, steps = BUFFERS["replay"][0], BUFFERS["sequence"][0]
     four = mesh(4)

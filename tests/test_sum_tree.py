@@ -13,6 +13,7 @@ from scipy import stats
 
 from jaxreplay import sum_tree
 
+pytestmark = pytest.mark.versions
 FANOUTS = (2, 3, 8, 16)
 
 

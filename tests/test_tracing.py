@@ -1,4 +1,3 @@
-import functools
 import itertools
 
 import jax
@@ -6,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from helpers import cases, rarely, row, stack
+from helpers import at, cases, rarely, stack
 from jax import lax
 
 import jaxreplay as jr
@@ -44,7 +43,7 @@ def init(tracer, steps):
 
 def first(steps):
     """What `init` wants to know of a rollout."""
-    return {name: leaf for name, leaf in row(steps, 0).items() if name != "mask"}
+    return {name: leaf for name, leaf in at(steps, 0).items() if name != "mask"}
 
 
 def flatten(tree):
@@ -111,7 +110,7 @@ def one_by_one(tracer, steps):
     """In a Python loop: `add` and `flush` compile once, whatever the length."""
     state, emitted = init(tracer, steps), []
     for t in range(len(steps["r"])):
-        state, batch, valid = tracer.add(state, **row(steps, t))
+        state, batch, valid = tracer.add(state, **at(steps, t))
         emitted.append((batch, valid))
     _, *rest = tracer.flush(state)
     return concatenate(*emitted, tuple(rest))
@@ -197,7 +196,7 @@ def test_spec_is_what_add_emits():
     steps = rollout(np.random.default_rng(0), 4, 2)
     for arguments in ({"next_action": True}, {"record_extra_info": True}, {}):
         tracer = jr.NStep(n=3, gamma=0.9, num_envs=2, **arguments)
-        _, batch, _ = tracer.add(init(tracer, steps), **row(steps, 0))
+        _, batch, _ = tracer.add(init(tracer, steps), **at(steps, 0))
         for spec in (tracer.spec(**first(steps)), jax.eval_shape(tracer.spec, **first(steps))):
             assert jax.tree.structure(spec) == jax.tree.structure(batch)
             for a, b in zip(jax.tree.leaves(spec), jax.tree.leaves(batch), strict=True):
@@ -217,7 +216,8 @@ def test_nothing_crosses_an_episodes_end_not_even_nan():
 
 
 @pytest.mark.parametrize(
-    ("flavour", "every"), [("nstep", slice(None)), ("monte_carlo", slice(0, None, 3)), rarely(("monte_carlo", slice(None)))]
+    ("flavour", "every"),
+    [("nstep", slice(None)), ("monte_carlo", slice(0, None, 3)), rarely(("monte_carlo", slice(None)))],
 )
 def test_coax_traces(flavour, every):
     for case in cases("coax_tracing")[every]:
@@ -293,7 +293,7 @@ def test_eager_equals_scan_and_vmap_equals_loop():
     for seed, steps in enumerate(seeds):
         state, outputs = init(tracer, steps), []
         for t in range(12):
-            state, batch, valid = tracer.add(state, **row(steps, t))
+            state, batch, valid = tracer.add(state, **at(steps, t))
             outputs.append((batch, valid))
         eager = state, stack(*outputs)
         scanned = alone(steps)
@@ -308,7 +308,7 @@ def test_no_recompilation_and_stable_types():
     add = jax.jit(tracer.add)
     state = init(tracer, steps)
     for t in range(4):
-        new, batch, _ = add(state, **row(steps, t))
+        new, batch, _ = add(state, **at(steps, t))
         assert jax.tree.map(lambda x: (x.shape, x.dtype), new) == jax.tree.map(lambda x: (x.shape, x.dtype), state)
         state = new
     assert add._cache_size() == 1
@@ -359,6 +359,7 @@ def test_feeds_a_buffer_inside_scan():
     assert_rows(stored, np.ones(36, bool), emitted)
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
     ("make", "message"),
     [
@@ -380,11 +381,12 @@ def test_construction_errors(make, message):
         make()
 
 
+@pytest.mark.versions
 def test_wrong_steps():
     tracer = jr.NStep(n=3, gamma=0.9, num_envs=2)
     steps = rollout(np.random.default_rng(0), 4, 2)
     state = init(tracer, steps)
-    step = row(steps, 0)
+    step = at(steps, 0)
     with pytest.raises(ValueError, match=r"leaf \.a: got float32\[2\], the tracer stores int32\[2\]"):
         tracer.add(state, **{**step, "a": step["a"].astype(np.float32)})
     with pytest.raises(ValueError, match=r"leaf \.r: leading axes \[3\] differ from \[2\]"):

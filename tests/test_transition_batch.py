@@ -27,6 +27,7 @@ def test_from_single():
     np.testing.assert_array_equal(single(logp=np.array([-1.0, -2.0])).logP, [[-1, -2]])
 
 
+@pytest.mark.versions
 @pytest.mark.parametrize(
     ("name", "value", "message"),
     [

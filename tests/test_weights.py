@@ -40,6 +40,7 @@ def test_traced_beta_and_vmap():
     np.testing.assert_array_equal(batched[1], [1, 1])
 
 
+@pytest.mark.versions
 def test_errors():
     with pytest.raises(ValueError, match="normalize='max': expected \"batch\""):
         jr.importance_weights(jnp.ones(2), 2, 1.0, normalize="max")  # pyright: ignore

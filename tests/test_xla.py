@@ -22,6 +22,8 @@ def test_materialize_changes_nothing_eager_jit_scan_and_vmap():
     check_same(lax.scan(lambda carry, x: (carry, materialize(*x)), 0, ARRAYS)[1], ARRAYS)
 
 
+@pytest.mark.hlo
+@pytest.mark.versions
 @pytest.mark.usefixtures("compiled_afresh")
 def test_xla_keeps_what_materialize_puts_in_its_way():
     """Should XLA:CPU learn to see through the loop, replay becomes several times slower; this would tell."""

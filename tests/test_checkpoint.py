@@ -30,7 +30,7 @@ from jaxreplay import checkpoint
 pytestmark = pytest.mark.versions
 X64 = jax.config.jax_enable_x64
 ONE = np.ones(1, np.int8)
-ALWAYS = ("replay, prioritized, Monte Carlo", "sequences, sharded", "pools")  # of the runs; the others: slow
+ALWAYS = ("sequences, sharded", "pools")  # of the runs; the others: slow
 
 
 class Pair(NamedTuple):

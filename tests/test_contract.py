@@ -49,8 +49,8 @@ class Case:
     """A buffer with a sampler, and programs that drive it, each compiled once."""
 
     def __init__(self, buffer, sampler):
-        self.make, shape = BUFFERS[buffer]
-        self.buffer = self.make(SAMPLERS[sampler]())
+        make, shape = BUFFERS[buffer]
+        self.buffer = make(SAMPLERS[sampler]())
         self.batch = lambda t: items(t, *shape)
         self.spec = jax.eval_shape(lambda: self.batch(0))
         self.batches = stack(*[self.batch(t) for t in range(STEPS)])
@@ -83,6 +83,7 @@ def make_case(buffer, sampler):
 PAIRS = [(buffer, sampler) for buffer in BUFFERS for sampler in SAMPLERS]
 # Samplers do not know what is stored: with these, others have the same buffer, and others the same sampler.
 RARE = [("sequence", "independent"), ("sequence", "global"), ("sharded", "uniform"), ("sharded", "independent")]
+RARE += [("sequence, strided", "uniform"), ("replay", "independent")]
 
 
 # Module scope: the tests of a case follow one another, so that a worker meets most of its programs again.

@@ -195,6 +195,35 @@ def test_sampling_law(capacity, stratified):
         assert groups_p_value(draws, groups, masses) > 1e-4
 
 
+def test_below_the_middle_levels_draws_are_made_of_fresh_bits():
+    """The first 24 bits choose a node half way down, the others a leaf below it, whatever the first have left over."""
+    tree = tree_of(np.tile([1.0, 3.0], 2048))  # 8, 64, 512 and 4096 nodes: half way are 64 nodes of 64 leaves
+    fine = np.random.default_rng(0).integers(0, 2**32, 64_000, np.uint32)
+    coarse = np.full_like(fine, 2**31 + 2**28)
+    draws = np.asarray(sum_tree.sample_with(tree, np.stack([coarse, fine]))[0])
+    assert set(draws // 64) == {36}
+    assert groups_p_value(draws - 36 * 64, np.arange(64), np.tile([1.0, 3.0], 32)) > 1e-4
+
+
+def test_what_is_promised_of_a_batch_with_repeated_indices_is_true(monkeypatch):
+    """Scatters are told that their indices are distinct; on a CPU a broken promise would not show."""
+    ascend, seen = sum_tree._ascend, []
+
+    def spy(levels, target, *rest):
+        seen.append(np.asarray(target))
+        return ascend(levels, target, *rest)
+
+    monkeypatch.setattr(sum_tree, "_ascend", spy)
+    indices = np.array([3, 3, 0, 7, 3, 0, -1, 9])
+    with jax.disable_jit():
+        sum_tree.update(sum_tree.init(8, track_minimum=True), indices, np.arange(8.0))
+    assert len(seen) == 2
+    for target in seen:
+        written = target[target < 8]
+        assert sorted(written) == [0, 3, 7]
+        np.testing.assert_array_equal(np.flatnonzero(target < 8), [3, 4, 5])  # the last of each
+
+
 def test_sampling_law_test_rejects_a_wrong_law():
     leaves = np.ones(1000)
     draws = np.random.default_rng(0).integers(0, 990, 400 * 1024)

@@ -2,7 +2,9 @@
 
 EQUIVALENT = {
     "sum_tree._fold: x.shape[-1] % 2 -> ((x.shape[-1]) // (2))": "of an even axis what is appended is empty",
-    "sum_tree._ascend: num_parents <= DENSE * node.size -> ((num_parents) < (DENSE * node.size))": "both ways are right",
+    "sum_tree._ascend: num_parents <= DENSE * node.size -> ((num_parents) < (DENSE * node.size))": (
+        "both ways are right"
+    ),
     "weights.importance_weights: 0.0 -> 1.0": "rows that were not drawn are masked in the line below",
     "weights.importance_weights: jnp.where(drawn, log_probability, jnp.inf) -> (log_probability)": (
         "it is 0 for rows that were not drawn, and at most 0 for the others"
@@ -10,7 +12,9 @@ EQUIVALENT = {
     "weights.effective_sample_size: 1.0 -> 3.0": "it divides weights that are all 0",
     "tracing._rollout: 1 -> 2 (#2)": "any negative start stands for none",
     "sequence_buffer.SequenceBuffer._read: "
-    "jnp.where(rows >= self.length, rows - self.length, rows) -> (rows - self.length)": "negative rows count from the end",
+    "jnp.where(rows >= self.length, rows - self.length, rows) -> (rows - self.length)": (
+        "negative rows count from the end"
+    ),
     "_items.check_like: True -> False": "the structures have been found equal, so the leaves are as many",
     "_queues.join: current == num_queues -> ((current) != (num_queues))": "any first guess leads to the same end",
     "_queues.join: (queue < num_queues) & (current == num_queues) -> (current == num_queues)": (

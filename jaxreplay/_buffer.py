@@ -203,7 +203,7 @@ def _sample_impl(
     slots, probabilities = materialize(*buffer.sampler.sample(state.sampler, key, batch_size, buffer._live(state)))
     weights = buffer.sampler.weights(state.sampler, probabilities, state.ring.size, beta, *_axis(axis_name))
     if axis_name is not None:
-        probabilities = probabilities / lax.psum(1, axis_name)
+        probabilities = probabilities / jnp.asarray(lax.psum(1, axis_name), jnp.float32)
     indices = ring.handles(state.ring, slots, buffer._num_slots)
     indices = jnp.where(indices >= 0, indices + _first_handle(state, axis_name), -1)
     items, mask = buffer._read(state, slots, fill=False)

@@ -223,6 +223,7 @@ class Prioritized:
             min_probability = jnp.where(mass > 0, smallest, evenly)
         if axis_name is not None:
             num_shards, size = lax.psum((1, size), axis_name)
+            num_shards = jnp.asarray(num_shards, jnp.float32)
             probabilities = probabilities / num_shards
             min_probability = None if min_probability is None else min_probability / num_shards
         return importance_weights(

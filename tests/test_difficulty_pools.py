@@ -169,7 +169,7 @@ configs = st.fixed_dictionaries(
 
 
 @pytest.mark.slow
-@settings(max_examples=16)
+@settings(max_examples=10)
 @given(config=configs, groups=st.integers(1, 24), rollouts=st.integers(1, 10), seed=st.integers(0, 2**31))
 def test_every_update_of_any_configuration_equals_the_twin(config, groups, rollouts, seed):
     check_against_twin(config, groups, rollouts, seed)
@@ -335,6 +335,7 @@ def run_dry(pools, env):
     return _pool_state.arrange(counts, jnp.stack([counts, counts], axis=1), pool, (), jnp.int32(0))
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("ratios", "dry"),
     [

@@ -12,6 +12,7 @@ from helpers import rarely
 
 import jaxreplay as jr
 
+pytestmark = pytest.mark.law
 WAYS = {
     time_limit.AS_TERMINATION: "as_termination",
     time_limit.ONE_GAMMA: "one_gamma",

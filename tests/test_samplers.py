@@ -32,6 +32,7 @@ def update(sampler, state, slots, td_errors, mask=None):
     return take_in(sampler, state, slots, td_errors, np.ones(slots.shape, bool) if mask is None else np.array(mask))
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(("start", "size"), [(0, 1), (0, 7), (3, 7), (8, 10)])
 def test_uniform_law_over_the_live_range(start, size):
     sampler = jr.Uniform()
@@ -109,6 +110,7 @@ def test_all_leaves_zero_draws_uniformly_with_weights_one(normalize):
     np.testing.assert_array_equal(weigh(sampler, state, probabilities, np.int32(8)), 1)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("stratified", [False, True])
 def test_prioritized_law_and_probabilities(stratified):
     sampler = jr.Prioritized(alpha=0.7, stratified=stratified)

@@ -142,6 +142,7 @@ def check_against_twin(config, rollouts, data, order, from_wrap):
         twin.update(ever.tolist(), priorities.tolist())
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("sampler", [jr.Uniform(), UNIT, jr.Prioritized(alpha=1.0, stratified=False)])
 @pytest.mark.parametrize("num_steps", [9, 23, 24])
 def test_law_of_the_draw(sampler, num_steps):

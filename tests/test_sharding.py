@@ -82,6 +82,7 @@ def test_eager_equals_scan_equals_vmap_and_all_is_laid_out_over_the_mesh():
     chex.assert_trees_all_equal(at(vmapped_samples, 0), samples)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("num_shards", "normalize"),
     [
@@ -143,6 +144,7 @@ def test_contents_law_and_weights_equal_the_twin(num_shards, normalize):
         assert chisquare(counts[law > 0], plain).pvalue < 1e-6
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("num_shards", [8, *map(rarely, [1, 2, 4])])
 @pytest.mark.parametrize("sampler", [jr.Uniform(), jr.Prioritized(beta=1.0, normalize=None)], ids=["uniform", "per"])
 def test_weighted_means_are_unbiased_with_uneven_shards(sampler, num_shards):

@@ -44,7 +44,8 @@ def test_sumtree_circular_overwrite():
 def all_capacities(fanout):
     """One to three levels, wholly and partly filled."""
     around_powers = {fanout**k + d for k in (1, 2, 3, 4) for d in (-1, 0, 1) if fanout**k + d < 5000}
-    return [*range(1, 71), *sorted(c for c in around_powers if c > 70)]
+    small = range(1, 71) if fanout in (2, sum_tree.DEFAULT_FANOUT) else range(1, 71, 6)
+    return [*small, *sorted(c for c in around_powers if c > 70)]
 
 
 def few_capacities(fanout):
@@ -105,9 +106,13 @@ def test_random_updates_match_twin(capacity, fanout, seed):
             assert np.all(twin.leaves[found] > 0)
 
 
+@pytest.mark.law
 @pytest.mark.parametrize(
     ("fanout", "updates"),
-    [(sum_tree.DEFAULT_FANOUT, 10**5), *(rarely((fanout, 10**6)) for fanout in FANOUTS)],
+    [
+        (sum_tree.DEFAULT_FANOUT, 10**5),
+        *(rarely((fanout, 10**6 if fanout == sum_tree.DEFAULT_FANOUT else 10**5)) for fanout in FANOUTS),
+    ],
 )
 def test_total_does_not_drift_in_many_updates(fanout, updates):
     capacity = 1000
@@ -178,6 +183,7 @@ def groups_p_value(draws, groups, masses):
     return stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue
 
 
+@pytest.mark.law
 @pytest.mark.parametrize("stratified", [False, True])
 @pytest.mark.parametrize("capacity", [10, 1000, 2**20])
 def test_sampling_law(capacity, stratified):
@@ -239,6 +245,7 @@ def test_stratified_draws_come_one_from_each_stratum(capacity):
         np.testing.assert_array_equal(draws, np.arange(capacity))
 
 
+@pytest.mark.law
 @pytest.mark.slow
 @pytest.mark.parametrize("sigma", [0, 2, 4])
 def test_sampling_law_at_2_24_leaves(sigma):
@@ -258,7 +265,8 @@ def test_sampling_law_at_2_24_leaves(sigma):
     counts, draws = np.asarray(counts, np.float64), batches * batch_size
     probability = leaves / leaves.sum(dtype=np.float64)
     expected = probability * draws
-    groups = np.argsort(np.argsort(leaves, kind="stable")) * 64 // capacity
+    groups = np.empty(capacity, np.int64)
+    groups[np.argsort(leaves, kind="stable")] = np.arange(capacity) * 64 // capacity
     mass = np.bincount(groups, probability, minlength=64)
     found = np.bincount(groups, counts, minlength=64)
     spread = np.sqrt(draws * mass * (1 - mass))

@@ -25,7 +25,10 @@ gc.set_threshold(100_000)  # tracing makes many objects and little garbage: coll
 
 
 def pytest_configure(config):
-    """All processes of one run share what they compile, which is most of the work, and no run sees another's."""
+    """All processes of one run share what they compile, which is most of the work.
+
+    No run sees another's, unless JAX_COMPILATION_CACHE_DIR names a folder for both.
+    """
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="jaxreplay-tests-")
         config.add_cleanup(folder.cleanup)

@@ -15,8 +15,8 @@ from jax.sharding import Mesh
 
 from jaxreplay import sum_tree
 
-QUICK = {"xla_backend_optimization_level": 0}  # LLVM's: nothing that is read off a compiled program comes after it
-run_once = functools.partial(jax.jit, compiler_options=QUICK)
+NO_LLVM_PASSES = {"xla_backend_optimization_level": 0}  # nothing that is read off a compiled program comes after them
+run_once = functools.partial(jax.jit, compiler_options=NO_LLVM_PASSES)
 
 
 def rarely(case):
@@ -87,7 +87,7 @@ def tree_of(leaves, **settings):
 
 def compiled(function, *arguments):
     """The program that a jitted function becomes for these arguments, which may be abstract."""
-    return function.lower(*arguments).compile(QUICK)
+    return function.lower(*arguments).compile(NO_LLVM_PASSES)
 
 
 def big_copies(hlo, num_elements):

@@ -468,7 +468,7 @@ def test_remap_to_another_list_of_tasks():
     ]
     stacked = stack(state, state)
     back = jax.vmap(lambda state: old.remap(state, "xjfebahygdcz", keys))(stacked)
-    chex.assert_trees_all_equal(jax.tree.map(lambda x: x[1], back), old.remap(state, "xjfebahygdcz", keys))
+    chex.assert_trees_all_equal(at(back, 1), old.remap(state, "xjfebahygdcz", keys))
     fewer = make((2,)).remap(state, "xjfebahygdcz", "ha")
     assert lists(make((2,)), fewer) == [{"normal": [1, 0], "easy": [], "hard": []}]  # no room in hard, a is the older
 

@@ -227,7 +227,9 @@ def _update_impl(
     slots = ring.slots(state.ring, indices - _first_handle(state, axis_name), buffer._num_slots)
     stored = slots < buffer._num_slots
     sampler = buffer.sampler.update(state.sampler, slots, td_errors, stored, *_axis(axis_name))
-    return dataclasses.replace(state, sampler=sampler)  # pyright: ignore[reportArgumentType]
+    # What is added next comes after the draws that these are the TD errors of.
+    changed = {"sampler": sampler, "ring": ring.after(state.ring, indices, td_errors)}
+    return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
 
 def _get_impl(buffer: Buffer[S], state: S, indices: jax.Array, axis_name: str | None = None) -> Any:

@@ -115,7 +115,7 @@ class ReplayBuffer(Buffer[ReplayState]):
         mask = self._check_batch(items, flags)
         _items.check_like(items, _items.stored_spec(state.storage), 1, 1, "the buffer")
         batch_size = jax.tree.leaves(items)[0].shape[0]
-        slots, count = ring.next_slots(state.ring, mask, batch_size, self.capacity)
+        slots, count = ring.next_slots(ring.after(state.ring, items), mask, batch_size, self.capacity)
         return ReplayState(
             storage=_items.write(state.storage, slots, items),
             ring=ring.advance(state.ring, count, self.capacity),

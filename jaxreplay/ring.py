@@ -7,11 +7,14 @@ least 10^9, insertions. Rings that share the int32 numbers, as the shards of a b
 takes: the handles of ring k start at k * period.
 """
 
-from typing import NamedTuple
+import dataclasses
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+
+from jaxreplay import _xla
 
 MAX_CAPACITY = 2**29
 
@@ -42,6 +45,11 @@ def init(capacity: int, num_rings: int = 1) -> Ring:
     """An empty ring, one of `num_rings` whose handles are to differ."""
     period = (2**31 - 1 - capacity) // num_rings // capacity * capacity
     return Ring(inserted=jnp.zeros((), jnp.int32), size=jnp.zeros((), jnp.int32), period=period)
+
+
+def after(ring: Ring, *others: Any) -> Ring:
+    """The same ring: what is written to its slots comes after all reads that `others` were computed from."""
+    return dataclasses.replace(ring, inserted=_xla.after(ring.inserted, *others))
 
 
 def live(ring: Ring) -> Live:

@@ -208,8 +208,10 @@ class SequenceBuffer(Buffer[SequenceState]):
         if ends is None:
             ends = jnp.zeros((num_steps, self.num_envs), bool)
 
-        slots, count = ring.next_slots(state.rows, None, num_steps, self.length)
-        rows = ring.advance(state.rows, count, self.length)
+        old_sequences = ring.after(state.ring, steps, ends)
+        old_rows = ring.after(state.rows, old_sequences.inserted)
+        slots, count = ring.next_slots(old_rows, None, num_steps, self.length)
+        rows = ring.advance(old_rows, count, self.length)
         new = (steps, ends if self.within_episode else None)
         storage, ends = _items.write((state.storage, state.ends), slots, new)
 
@@ -217,7 +219,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride
         wait = state.wait + completed * self.stride - num_steps
         drawable = jnp.maximum(rows.size + wait - self.sequence_length, 0) // self.stride
-        sequences = ring.advance(state.ring, completed * self.num_envs, self._num_slots)
+        sequences = ring.advance(old_sequences, completed * self.num_envs, self._num_slots)
 
         # The slots that change, by age (1 for the newest): those of the sequences completed, and the oldest slot, which
         # for a while may hold a sequence that is partly overwritten.

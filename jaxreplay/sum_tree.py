@@ -23,7 +23,7 @@ from jax import lax
 
 from jaxreplay._arguments import check_integer
 from jaxreplay._random import random_bits
-from jaxreplay._xla import materialize
+from jaxreplay._xla import after, materialize
 
 DEFAULT_FANOUT = 8  # measured: tests/benchmarks/README.md
 MAX_CAPACITY = 2**29
@@ -128,6 +128,8 @@ def update(
     written = (indices >= 0) & (indices < tree.capacity)
     if mask is not None:
         written &= mask
+    # The last update of the tree reads it before this one writes it.
+    indices = after(indices, total(tree), () if tree.minima is None else minimum(tree))
     indices, values, written = materialize(indices, values, written)
     sums, nowhere = tree.sums, tree.sums[-1].size
     target = jnp.where(written, indices, nowhere)
@@ -141,9 +143,6 @@ def update(
     minima = tree.minima
     if minima is not None:
         values = jnp.where(values > 0, values, jnp.inf)
-        # The minimum is never negative. That it is looked at makes the reads of the last update come before the writes
-        # of this one; otherwise XLA would copy the minima.
-        target = jnp.where(minimum(tree) < 0, 0, target)
         minima = _ascend(minima, target, values, leaf, tree.fanout, jnp.minimum)
     return dataclasses.replace(tree, sums=sums, minima=minima)
 

@@ -200,6 +200,79 @@ def test_temporary_memory_does_not_grow_with_the_length_of_streams(sampler, stri
     assert large < 1.1 * small + 4096
 
 
+def cycle(length):
+    """A cycle of "add", "sample" and "update" in which each sequence of `length` occurs once (de Bruijn)."""
+    letters = ["sample"] * length
+    seen = {tuple(letters)}
+    while len(seen) < 3**length:
+        last = tuple(letters[len(letters) - length + 1 :])
+        letters.append(next(x for x in ("update", "add", "sample") if (*last, x) not in seen))
+        seen.add((*last, letters[-1]))
+    return letters[: 3**length]
+
+
+def copies_of(buffer, order, seeds=0, same_items=False, **scan):
+    """Big copies, and temporary over storage bytes, of a scan whose steps are the operations in `order`."""
+    items = jnp.zeros((BATCH, 2) if isinstance(buffer, jr.ReplayBuffer) else (2, BATCH, 2))
+
+    def step(carry, key):
+        state, indices, td_errors = carry
+        for operation in order:
+            if operation == "add":
+                state = buffer.add(state, items if same_items else items + td_errors[0])
+            elif operation == "update":
+                state = buffer.update(state, indices, td_errors)
+            else:
+                drawn = buffer.sample(state, key, BATCH)
+                indices, td_errors = drawn.indices, td_errors + drawn.weights + drawn.items.reshape(BATCH, -1)[:, 0]
+        return (state, indices, td_errors), None
+
+    def run(state, key):
+        carry = state, jnp.zeros(BATCH, jnp.int32), jnp.zeros(BATCH)
+        return lax.scan(step, carry, jax.random.split(key, 4), **scan)[0]
+
+    state, key = jax.eval_shape(buffer.init, items), jax.random.key(0)
+    if seeds:
+        state, run, key = stacked(state, seeds), jax.vmap(run), jax.random.split(key, seeds)
+    program = compiled(jax.jit(run, donate_argnums=0), state, key)
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    copies = big_copies(program.as_text(), jax.tree.leaves(state.storage)[0].size // 32)
+    return copies, program.memory_analysis().temp_size_in_bytes / whole
+
+
+BUFFERS = {
+    "replay": lambda sampler: jr.ReplayBuffer(capacity=2**18, sampler=sampler),
+    "sequence": lambda sampler: jr.SequenceBuffer(
+        length=2**18 // BATCH, num_envs=BATCH, sequence_length=3, sampler=sampler, within_episode=True
+    ),
+}
+
+
+PAIRS_OF_OPERATIONS = often(
+    [("replay", "prioritized", 2, 0), ("replay", "uniform", 2, 0), ("sequence", "global", 2, 4)],
+    list(itertools.product(BUFFERS, SAMPLERS, (2,), (0, 4))),
+)
+FOURS_OF_OPERATIONS = [rarely(("replay", "prioritized", 4, 0)), rarely(("sequence", "prioritized", 4, 4))]
+
+
+@pytest.mark.parametrize(("buffer", "sampler", "length", "seeds"), PAIRS_OF_OPERATIONS + FOURS_OF_OPERATIONS)
+def test_no_copy_in_any_order_of_operations(buffer, sampler, length, seeds):
+    """All sequences of two, or of four, operations follow one another; what is drawn is used in what comes after it."""
+    copies, temporary = copies_of(BUFFERS[buffer](SAMPLERS[sampler]), cycle(length), seeds)
+    assert copies == []
+    assert temporary < 0.1
+
+
+@pytest.mark.parametrize("order", [["add", "sample", "update"], rarely(["sample", "update", "add"])], ids="-".join)
+@pytest.mark.parametrize("sampler", ["prioritized", rarely("uniform")])
+@pytest.mark.parametrize("buffer", ["replay", rarely("sequence")])
+def test_an_update_comes_between_draws_and_additions(buffer, sampler, order):
+    """Of two steps at once, with items that do not depend on what was drawn."""
+    copies, temporary = copies_of(BUFFERS[buffer](SAMPLERS[sampler]), order, same_items=True, unroll=2)
+    assert copies == []
+    assert temporary < 0.1
+
+
 @pytest.mark.parametrize("operation", ["add", "sample"])
 def test_uniform_sequences_cost_the_same_at_any_length(operation):
     def work(length):
@@ -214,14 +287,15 @@ def test_uniform_sequences_cost_the_same_at_any_length(operation):
 
 @pytest.mark.parametrize("seeds", ALONE_AND_SEEDS)
 def test_pools_of_a_million_tasks_are_not_copied(seeds):
-    """In a scan of draws and updates."""
+    """In a scan of draws and of two updates each."""
 
     def pool_bytes(num_tasks):
         pools = jr.DifficultyPools(tasks_per_env=(num_tasks // 2,) * 2, easy_threshold=0.9, hard_threshold=0.1)
 
         def step(state, key):
             tasks, _ = pools.sample(state, key, 64)
-            state, kept = pools.update(state, tasks, jax.random.bernoulli(key, 0.5, (64, 2)))
+            for _ in range(2):
+                state, kept = pools.update(state, tasks, jax.random.bernoulli(key, 0.5, (64, 2)))
             return state, (kept.sum(), pools.metrics(state))
 
         return temporary_bytes_of_scan(step, jax.eval_shape(pools.init), seeds)

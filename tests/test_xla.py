@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxreplay._xla import materialize
+from jaxreplay._xla import after, materialize
 
 ARRAYS = (jnp.arange(6.0).reshape(3, 2), jnp.arange(3, dtype=jnp.int32), jnp.array([True, False, True]))
 
@@ -34,3 +34,12 @@ def test_xla_keeps_what_materialize_puts_in_its_way():
 
     compiled = jax.jit(run).lower(jnp.ones(1000)).compile().as_text()
     assert "while(" in compiled or jax.default_backend() != "cpu"
+
+
+@pytest.mark.parametrize(
+    "other", [np.float32(np.nan), -np.ones(3), np.array([True]), np.zeros((2, 0)), np.complex64(1j), "key"]
+)
+def test_after_changes_nothing(other):
+    other = jax.random.split(jax.random.key(0)) if isinstance(other, str) else other
+    numbers = jnp.array([-1, 5], jnp.int32)
+    check_same([after(numbers, {"other": other})], [numbers])

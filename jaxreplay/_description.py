@@ -1,7 +1,7 @@
 """Configurations as JSON, and how one differs from another.
 
-A configuration is a frozen dataclass; a dict, list or tuple of them is described as well. A callable is described by
-its name alone, and a mesh by the sizes of its axes. `donate` does not matter to a state, and is left out.
+A configuration is a frozen dataclass; a dict, list, tuple or NamedTuple of them is described as well. A callable is
+described by its name alone, and a mesh by the sizes of its axes. `donate` does not matter to a state, and is left out.
 """
 
 import dataclasses
@@ -38,9 +38,9 @@ def describe(config: Any, where: str = "buffer") -> Any:
         return {"dtype": config.name}
     if isinstance(config, jax.sharding.Mesh):
         return {"mesh": dict(config.shape)}
-    if isinstance(config, list | tuple):
+    if isinstance(config, list | tuple) and not _is_named_tuple(config):
         return [describe(x, f"{where}[{i}]") for i, x in enumerate(config)]
-    if isinstance(config, dict) or _is_config(config):
+    if isinstance(config, dict) or _is_named_tuple(config) or _is_config(config):
         fields = {name: describe(x, _join(where, config, name)) for name, x in _fields(config).items()}
         return {"type": _name(type(config)), "fields": fields}
     if callable(config):
@@ -55,6 +55,7 @@ def describe(config: Any, where: str = "buffer") -> Any:
 def differences(saved: Any, given: Any, where: str = "buffer", owner: Any = None) -> Iterator[Difference]:
     """Where the configuration `given` is not the one of which `saved` is the description."""
     described = describe(given, where)
+    # Also a NamedTuple, which format 1 had as a list.
     if isinstance(given, list | tuple) and isinstance(saved, list) and len(saved) == len(given):
         for i, (x, y) in enumerate(zip(saved, given, strict=True)):
             yield from differences(x, y, f"{where}[{i}]", owner)
@@ -96,6 +97,10 @@ def _is_config(config: Any) -> bool:
     return dataclasses.is_dataclass(config) and not isinstance(config, type)
 
 
+def _is_named_tuple(config: Any) -> bool:
+    return isinstance(config, tuple) and hasattr(config, "_fields")
+
+
 def _is_typed(described: Any) -> TypeGuard[dict[str, Any]]:
     return isinstance(described, dict) and "fields" in described
 
@@ -103,6 +108,8 @@ def _is_typed(described: Any) -> TypeGuard[dict[str, Any]]:
 def _fields(config: Any) -> dict[str, Any]:
     if isinstance(config, dict):
         return {str(key): value for key, value in config.items()}
+    if _is_named_tuple(config):
+        return config._asdict()
     names = [field.name for field in dataclasses.fields(config) if field.compare and field.name != "donate"]
     return {name: getattr(config, name) for name in names}
 
@@ -110,6 +117,8 @@ def _fields(config: Any) -> dict[str, Any]:
 def _defaults(config: Any) -> dict[str, Any]:
     if isinstance(config, dict):
         return {}
+    if _is_named_tuple(config):
+        return config._field_defaults
     fields = dataclasses.fields(config)
     return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 

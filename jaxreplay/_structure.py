@@ -1,8 +1,8 @@
 """The Python structure of a pytree as JSON, from which it can be made again without an example.
 
 A node is a list that starts with its kind: ["none"], ["leaf", number], ["value", a Python number], ["dict", [[key,
-node], ...]], ["list", [node, ...]], ["tuple", [node, ...]], ["namedtuple", class, [node, ...]], or ["dataclass", class,
-{field: node}, {static field: value}]. Classes are named "module:qualname".
+node], ...]], ["list", [node, ...]], ["tuple", [node, ...]], ["namedtuple", class, {field: node}] (in format 1 a list by
+position), or ["dataclass", class, {field: node}, {static field: value}]. Classes are named "module:qualname".
 """
 
 import dataclasses
@@ -43,7 +43,7 @@ def record(tree: Any) -> tuple[list, list[tuple[str, Any]]]:
             return [cls.__name__, children((jax.tree_util.SequenceKey(i), x) for i, x in enumerate(node))]
         if _is_named_tuple(cls):
             pairs = [(jax.tree_util.GetAttrKey(field), getattr(node, field)) for field in cls._fields]
-            return ["namedtuple", _class_name(cls, name), children(pairs)]
+            return ["namedtuple", _class_name(cls, name), dict(zip(cls._fields, children(pairs), strict=True))]
         if isinstance(node, jax.Array | np.ndarray | np.generic):
             leaves.append((name, node))
             return ["leaf", len(leaves) - 1]
@@ -90,12 +90,22 @@ def rebuild(structure: list, leaves: Sequence[Any]) -> Any:
         return nodes if kind == "list" else tuple(nodes)
     cls = _find_class(rest[0])
     if kind == "namedtuple" and _is_named_tuple(cls):
-        return cls(*[rebuild(node, leaves) for node in rest[1]])
+        fields = _fields(cls, rest[1])
+        if set(fields) == set(cls._fields):
+            return cls(*[rebuild(fields[field], leaves) for field in cls._fields])
     if kind == "dataclass" and dataclasses.is_dataclass(cls):
         made = _make(cls, {field: rebuild(node, leaves) for field, node in rest[1].items()}, rest[2])
         if made is not None:
             return made
     raise ValueError(f"{rest[0]}: is not the {kind} that it was when saved; use the version of its module from then.")
+
+
+def _fields(cls: Any, recorded: dict[str, list] | list[list]) -> dict[Any, list]:
+    """The fields of a NamedTuple; those of format 1 have its names if they are as many."""
+    if isinstance(recorded, dict):
+        return recorded
+    names = getattr(cls, "_fields", ())
+    return dict(zip(names if len(names) == len(recorded) else range(len(recorded)), recorded, strict=True))
 
 
 def _is_named_tuple(cls: Any) -> bool:

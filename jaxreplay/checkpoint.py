@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxreplay import _description, _stored, _structure
 
-FORMAT = 1  # of the manifest; to be raised when what older versions wrote can no longer be read by the same code
+FORMAT = 2  # of the manifest; to be raised when older versions cannot read what is written now
 FOLDER = "checkpoint"  # of a checkpoint, before its number
 MANIFEST, ARRAYS = "manifest", "arrays"
 
@@ -98,7 +98,8 @@ def restore(path: str | os.PathLike, buffer: Any) -> Any:
     Raises:
       FileNotFoundError: there is no complete checkpoint.
       ValueError: `buffer` differs from what was saved (the message names the field), the checkpoint is damaged or
-        written by a newer version of this library, or a class of the state can no longer be imported.
+        written by a newer version of this library, or a class of the state can no longer be imported or has other
+        fields.
     """
     import orbax.checkpoint as ocp
     from etils import epath

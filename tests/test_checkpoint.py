@@ -306,6 +306,48 @@ def rewrite_manifest(path, change):
     file.write_text(json.dumps({"sha256": checkpoint._digest(content), "content": content}))
 
 
+def set_fields(monkeypatch, *names):
+    """The class `Pair` has these fields from now on."""
+    monkeypatch.setattr(sys.modules[__name__], "Pair", collections.namedtuple("Pair", names))
+
+
+OTHER_FIELDS = [("first", "other"), ("first",), (), ("first", "added", "second")]
+
+
+def test_namedtuples_are_restored_by_name(tmp_path, monkeypatch):
+    jr.save(tmp_path, Pair(1, 2), Pair(ONE, None))
+    set_fields(monkeypatch, "second", "first")
+    assert_same(jr.restore(tmp_path, Pair(first=1, second=2)), Pair(first=ONE, second=None))
+    with pytest.raises(ValueError, match=r"buffer\.second: saved 2, given 1; buffer\.first: saved 1, given 2"):
+        jr.restore(tmp_path, Pair(1, 2))
+    jr.save(tmp_path, None, Pair(ONE, None))
+    for names in OTHER_FIELDS:
+        set_fields(monkeypatch, *names)
+        with pytest.raises(ValueError, match=r"Pair: is not the namedtuple that it was when saved"):
+            jr.restore(tmp_path, None)
+
+
+def test_namedtuples_without_names_are_restored_by_position(tmp_path, monkeypatch):
+    """As format 1 had them."""
+    config, state = Pair(1, 2), {"x": Pair(ONE, None)}
+    jr.save(tmp_path, config, state)
+
+    def as_before(content):
+        node = content["structure"][1][0][1]
+        assert node[0] == "namedtuple"
+        node[2] = list(node[2].values())
+        content.update(format=1, buffer=list(content["buffer"]["fields"].values()))
+
+    rewrite_manifest(tmp_path, as_before)
+    assert_same(jr.restore(tmp_path, config), state)
+    with pytest.raises(ValueError, match=r"buffer\[1\]: saved 2, given 3"):
+        jr.restore(tmp_path, Pair(1, 3))
+    for names in OTHER_FIELDS[1:]:
+        set_fields(monkeypatch, *names)
+        with pytest.raises(ValueError, match=r"Pair: is not the namedtuple that it was when saved"):
+            jr.restore(tmp_path, config)
+
+
 def test_versions(tmp_path):
     jr.save(tmp_path, jr.Uniform(), {"x": Pair(jnp.arange(2), None)})
     rewrite_manifest(tmp_path, lambda content: content["buffer"]["fields"].clear())
@@ -317,7 +359,7 @@ def test_versions(tmp_path):
     with pytest.raises(ValueError, match="os:path: is not the namedtuple that it was"):
         jr.restore(tmp_path, jr.Uniform())
     rewrite_manifest(tmp_path, lambda content: content.update(format=checkpoint.FORMAT + 1, library="9.0"))
-    with pytest.raises(ValueError, match=r"has format 2, written by jaxreplay 9.0; .* up to 1; use a newer one"):
+    with pytest.raises(ValueError, match=r"has format 3, written by jaxreplay 9.0; .* up to 2; use a newer one"):
         jr.restore(tmp_path, jr.Uniform())
 
 

@@ -81,13 +81,22 @@ def pack(leaf: jax.Array) -> jax.Array:
     return leaf if leaf.dtype.name in PLAIN else _to_bits(leaf)
 
 
+def as_spec(record: dict[str, Any]) -> jax.ShapeDtypeStruct:
+    """Shape and dtype of the array that is described by `record`."""
+    if "key" in record:
+        dtype = jax.eval_shape(lambda: jax.random.key(0, impl=record["key"])).dtype
+    else:
+        dtype = jnp.dtype(record["dtype"])
+    return jax.ShapeDtypeStruct(tuple(record["shape"]), dtype)
+
+
 def stored_type(record: dict[str, Any]) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and dtype of an array as it is stored."""
-    shape = tuple(record["shape"])
+    spec = as_spec(record)
     if "key" in record:
-        data = jax.eval_shape(lambda: jax.random.key_data(jax.random.key(0, impl=record["key"])))
-        return shape + data.shape, np.dtype(data.dtype)
-    return shape, jnp.dtype(record["dtype"] if record["dtype"] in PLAIN else "uint8")
+        data = jax.eval_shape(jax.random.key_data, spec)
+        return data.shape, np.dtype(data.dtype)
+    return spec.shape, jnp.dtype(record["dtype"] if record["dtype"] in PLAIN else "uint8")
 
 
 def unpack(record: dict[str, Any], stored: jax.Array, sharding: NamedSharding | None) -> jax.Array:

@@ -1,23 +1,39 @@
-"""The Python structure of a pytree as JSON, from which it can be made again without an example.
+"""The Python structure of a pytree as JSON, from which it can be made again.
 
 A node is a list that starts with its kind: ["none"], ["leaf", number], ["value", a Python number], ["dict", [[key,
-node], ...]], ["list", [node, ...]], ["tuple", [node, ...]], ["namedtuple", class, {field: node}] (in format 1 a list by
-position), or ["dataclass", class, {field: node}, {static field: value}]. Classes are named "module:qualname".
+node], ...]] (so too "OrderedDict" and "FrozenDict"), ["list", [node, ...]], ["tuple", [node, ...]], ["namedtuple",
+class, {field: node}] (in format 1 a list by position), or ["dataclass", class, {field: node}, {static field: value}].
+Classes are named "module:qualname".
+
+Any other node is made again from one like it: ["other", qualname, {key: node}, {static field: value}, number]. Its keys
+are those in a path, and of its static fields (its auxiliary data, if it is no dataclass) those with plain values.
 """
 
+import collections
+import contextlib
 import dataclasses
 import functools
 import importlib
-from collections.abc import Sequence
-from typing import Any
+import itertools
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
+from flax.core import FrozenDict
 
-REMEDY = (
-    "a checkpoint can hold dicts, lists, tuples, NamedTuples and dataclasses registered as pytrees (such as "
-    "flax.struct.dataclass) that are importable; save the arrays in one of these, and make the rest anew"
-)
+from jaxreplay import _items, _stored
+
+DICTS = {cls.__name__: cls for cls in (dict, collections.OrderedDict, FrozenDict)}
+NUMBERS = {cls.__name__: cls for cls in (bool, int, float)}
+
+
+class Flat(NamedTuple):
+    """A node: its children, by key as in the text of a path, and what makes it again of these in the same order."""
+
+    children: dict[str, Any]
+    treedef: Any
 
 
 def record(tree: Any) -> tuple[list, list[tuple[str, Any]]]:
@@ -26,78 +42,148 @@ def record(tree: Any) -> tuple[list, list[tuple[str, Any]]]:
     Raises:
       ValueError: a node or leaf that cannot be recorded; the message names it.
     """
-    leaves = []
+    leaves, numbers = [], itertools.count()
 
-    def visit(node: Any, path: tuple) -> list:
-        def children(pairs):
-            return [visit(child, (*path, key)) for key, child in pairs]
-
-        cls, name = type(node), jax.tree_util.keystr(path) or "<root>"
+    def visit(node: Any, path: str) -> list:
+        cls, name = type(node), path or "<root>"
         if node is None:
             return ["none"]
-        if cls is dict:
-            if not all(type(key) is str for key in node) and not all(type(key) is int for key in node):
-                raise ValueError(f"{name}: a dict with keys {list(node)}; a checkpoint holds those with str or int.")
-            return ["dict", [[key, visit(x, (*path, jax.tree_util.DictKey(key)))] for key, x in node.items()]]
-        if cls is list or cls is tuple:
-            return [cls.__name__, children((jax.tree_util.SequenceKey(i), x) for i, x in enumerate(node))]
-        if _is_named_tuple(cls):
-            pairs = [(jax.tree_util.GetAttrKey(field), getattr(node, field)) for field in cls._fields]
-            return ["namedtuple", _class_name(cls, name), dict(zip(cls._fields, children(pairs), strict=True))]
         if isinstance(node, jax.Array | np.ndarray | np.generic):
             leaves.append((name, node))
             return ["leaf", len(leaves) - 1]
-        if cls in (bool, int, float):
+        if cls in NUMBERS.values():
             return ["value", node]
-        pairs, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
-        if treedef == jax.tree.structure(0):
-            raise ValueError(f"{name}: got a {cls.__qualname__}, expected an array; {REMEDY}.")
-        fields = [getattr(keys[0], "name", "") for keys, _ in pairs]
-        if not dataclasses.is_dataclass(cls) or "" in fields:
-            raise ValueError(f"{name}: a node of type {cls.__qualname__} cannot be recorded; {REMEDY}.")
-        recorded = _class_name(cls, name)
-        statics = {
-            field.name: _value(getattr(node, field.name), f"{name}.{field.name}")
-            for field in dataclasses.fields(cls)
-            if field.init and field.name not in fields
-        }
-        nodes = dict(zip(fields, children((keys[0], child) for keys, child in pairs), strict=True))
-        again = _make(cls, dict(zip(fields, [child for _, child in pairs], strict=True)), statics)
-        if again is None or jax.tree.structure(again, is_leaf=lambda x: x is not again) != treedef:
-            raise ValueError(f"{name}: a {cls.__qualname__} made again from its fields is not the same; {REMEDY}.")
-        return ["dataclass", recorded, nodes, statics]
+        if cls in DICTS.values() and not any(all(type(key) is kind for key in node) for kind in (str, int)):
+            raise ValueError(f"{name}: a dict with keys {list(node)}; a checkpoint holds those with str or int.")
+        flat = _flatten(node, name)
+        nodes = {key: visit(child, path + key) for key, child in flat.children.items()}
+        if cls in DICTS.values():
+            return [cls.__name__, [[key, nodes[_key_text(key)]] for key in node]]
+        if cls is list or cls is tuple:
+            return [cls.__name__, list(nodes.values())]
+        fields = {key.removeprefix("."): child for key, child in nodes.items()}
+        recorded = _importable(cls)
+        if recorded and _is_named_tuple(cls) and fields.keys() == set(cls._fields):  # not registered as something else
+            return ["namedtuple", recorded, fields]
+        statics, all_plain = _statics(node, flat)
+        if recorded and dataclasses.is_dataclass(cls) and all_plain:
+            again = _make(cls, dict(zip(fields, flat.children.values(), strict=True)), statics)
+            if again is not None and _flatten(again, name).treedef == flat.treedef:
+                return ["dataclass", recorded, fields, statics]
+        return ["other", cls.__qualname__, nodes, statics, next(numbers)]
 
-    return visit(tree, ()), leaves
+    return visit(tree, ""), leaves
 
 
-def rebuild(structure: list, leaves: Sequence[Any]) -> Any:
-    """The pytree of a recorded structure.
+def match(structure: list, records: Sequence[dict[str, Any]], like: Any) -> dict[int, Flat]:
+    """By number, the nodes of `like` that others are to be made from.
+
+    Where `like` is None or lacks a child, nothing is known; but such a node is complete, with all that is in it.
 
     Raises:
-      ValueError: a class that cannot be imported, or is no NamedTuple or dataclass.
+      ValueError: `like` lacks such a node, or is unlike what was saved; the message names what is missing or differs.
     """
-    kind, *rest = structure
-    if kind == "none":
-        return None
-    if kind == "leaf":
-        return leaves[rest[0]]
-    if kind == "value":
-        return rest[0]
-    if kind == "dict":
-        return {key: rebuild(node, leaves) for key, node in rest[0]}
+    found = {}
+
+    def visit(node: list, like: Any, path: str, complete: bool) -> None:
+        kind, *rest = node
+        children, given = _children(node), {}
+        if like is not None or complete:
+            saved, got = _saved_text(node, records), _text(like)
+            if saved != got and not _is_number_like(saved, got) and not _is_number_like(got, saved):
+                raise _unlike(path, saved, got)
+            if kind not in ("none", "leaf", "value"):
+                flat = _flatten(like, path)
+                given = flat.children
+                if kind == "other":
+                    found[rest[3]] = flat
+                if kind in ("dataclass", "other"):
+                    statics, _ = _statics(like, flat)
+                    for field, value in rest[2].items():
+                        got = repr(statics[field]) if field in statics else "no plain value"
+                        if repr(value) != got:
+                            raise _unlike(f"{path}, static {field}", repr(value), got)
+        elif kind == "other":
+            raise ValueError(
+                f"like: must have a {rest[0]} at {path or '<root>'}, of which a checkpoint holds little more than the "
+                "arrays; make one as for the saved state (arrays or jax.ShapeDtypeStruct), and give it there."
+            )
+        complete = complete or kind == "other"
+        for key in children | given:
+            if key not in children or (complete and key not in given):
+                saved = _saved_text(children[key], records) if key in children else "nothing"
+                raise _unlike(path + key, saved, _text(given[key]) if key in given else "nothing")
+            visit(children[key], given.get(key), path + key, complete)
+
+    visit(structure, like, "", False)
+    return found
+
+
+def rebuild(structure: list, leaves: Sequence[Any], nodes: Mapping[int, Flat]) -> Any:
+    """The pytree of a recorded structure, with the `nodes` that `match` found.
+
+    Raises:
+      ValueError: a class that cannot be imported, or is no longer the NamedTuple or dataclass that it was.
+    """
+
+    def visit(node: list) -> Any:
+        kind, *rest = node
+        if kind == "none":
+            return None
+        if kind == "leaf":
+            return leaves[rest[0]]
+        if kind == "value":
+            return rest[0]
+        if kind in DICTS:
+            made = {key: visit(child) for key, child in rest[0]}
+            return FrozenDict.tree_unflatten(tuple(made), made.values()) if kind == "FrozenDict" else DICTS[kind](made)
+        if kind in ("list", "tuple"):
+            made = [visit(child) for child in rest[0]]
+            return made if kind == "list" else tuple(made)
+        if kind == "other":
+            flat = nodes[rest[3]]
+            return jax.tree.unflatten(flat.treedef, [visit(rest[1][key]) for key in flat.children])
+        cls = _find_class(rest[0])
+        if kind == "namedtuple" and _is_named_tuple(cls):
+            fields = _fields(cls, rest[1])
+            if set(fields) == set(cls._fields):
+                return cls(*[visit(fields[field]) for field in cls._fields])
+        if kind == "dataclass" and dataclasses.is_dataclass(cls):
+            made = _make(cls, {field: visit(child) for field, child in rest[1].items()}, rest[2])
+            if made is not None:
+                return made
+        raise ValueError(
+            f"{rest[0]}: is not the {kind} that it was when saved; use the version of its module from then."
+        )
+
+    return visit(structure)
+
+
+def _flatten(node: Any, where: str) -> Flat:
+    """One level of a pytree."""
+    pairs, treedef = jax.tree_util.tree_flatten_with_path(node, is_leaf=lambda x: x is not node)
+    if treedef == jax.tree.structure(0):
+        raise ValueError(
+            f"{where}: got a {type(node).__qualname__}, expected an array, a Python number or a node of a pytree; save "
+            "the arrays alone, and make the rest anew."
+        )
+    children = {jax.tree_util.keystr(path): child for path, child in pairs}
+    if len(children) < len(pairs):
+        raise ValueError(f"{where}: two children of a {type(node).__qualname__} have the same key; give each its own.")
+    return Flat(children, treedef)
+
+
+def _children(node: list) -> dict[str, list]:
+    """The children of a recorded node, by key."""
+    kind, *rest = node
+    if kind in DICTS:
+        return {_key_text(key): child for key, child in rest[0]}
     if kind in ("list", "tuple"):
-        nodes = [rebuild(node, leaves) for node in rest[0]]
-        return nodes if kind == "list" else tuple(nodes)
-    cls = _find_class(rest[0])
-    if kind == "namedtuple" and _is_named_tuple(cls):
-        fields = _fields(cls, rest[1])
-        if set(fields) == set(cls._fields):
-            return cls(*[rebuild(fields[field], leaves) for field in cls._fields])
-    if kind == "dataclass" and dataclasses.is_dataclass(cls):
-        made = _make(cls, {field: rebuild(node, leaves) for field, node in rest[1].items()}, rest[2])
-        if made is not None:
-            return made
-    raise ValueError(f"{rest[0]}: is not the {kind} that it was when saved; use the version of its module from then.")
+        return {f"[{i}]": child for i, child in enumerate(rest[0])}
+    if kind in ("namedtuple", "dataclass"):
+        fields = rest[1] if isinstance(rest[1], dict) else _fields(_find_class(rest[0]), rest[1])
+        return {f".{field}": child for field, child in fields.items()}
+    return rest[1] if kind == "other" else {}
 
 
 def _fields(cls: Any, recorded: dict[str, list] | list[list]) -> dict[Any, list]:
@@ -106,6 +192,35 @@ def _fields(cls: Any, recorded: dict[str, list] | list[list]) -> dict[Any, list]
         return recorded
     names = getattr(cls, "_fields", ())
     return dict(zip(names if len(names) == len(recorded) else range(len(recorded)), recorded, strict=True))
+
+
+def _key_text(key: str | int) -> str:
+    return jax.tree_util.keystr((jax.tree_util.DictKey(key),))
+
+
+def _saved_text(node: list, records: Sequence[dict[str, Any]]) -> str:
+    """The type of a recorded node as `_text` has it."""
+    kind, *rest = node
+    if kind == "leaf":
+        return _text(_stored.as_spec(records[rest[0]]))
+    if kind in ("none", "value"):
+        return _text(rest[0] if rest else None)
+    return kind if kind in (*DICTS, "list", "tuple") else rest[0].rpartition(":")[2]
+
+
+def _text(node: Any) -> str:
+    if isinstance(node, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
+        return _items.describe(node.dtype, node.shape)
+    return "None" if node is None else type(node).__qualname__
+
+
+def _is_number_like(number: str, other: str) -> bool:
+    """Whether it is the text of a Python number, and the other that of an array which may stand for it."""
+    return number in NUMBERS and re.fullmatch(rf"{number}\d*\[\]", other) is not None
+
+
+def _unlike(path: str, saved: str, given: str) -> ValueError:
+    return ValueError(f"like{path}: saved {saved}, given {given}; make it as for the saved state, or leave it out.")
 
 
 def _is_named_tuple(cls: Any) -> bool:
@@ -120,15 +235,12 @@ def _make(cls: Any, children: dict[str, Any], statics: dict[str, Any]) -> Any:
         return None
 
 
-def _class_name(cls: type, where: str) -> str:
+def _importable(cls: type) -> str | None:
+    """The name of a class, if it is found by that."""
     name = f"{cls.__module__}:{cls.__qualname__}"
-    try:
-        found = _find_class(name)
-    except ValueError:
-        found = None
-    if found is not cls:
-        raise ValueError(f"{where}: {name} cannot be imported, so that it could not be restored; {REMEDY}.")
-    return name
+    with contextlib.suppress(ValueError):
+        return name if _find_class(name) is cls else None
+    return None
 
 
 def _find_class(name: str) -> Any:
@@ -139,17 +251,35 @@ def _find_class(name: str) -> Any:
         raise ValueError(f"{name}: a class of the saved state cannot be imported: {error}.") from error
 
 
-def _value(value: Any, where: str) -> Any:
-    """A static field's value as JSON; a tuple as a list."""
+def _statics(node: Any, flat: Flat) -> tuple[dict[str, Any], bool]:
+    """Static fields of a node by name, as JSON, where they are plain values; and whether all are."""
+    if dataclasses.is_dataclass(node) and all(key.startswith(".") for key in flat.children):
+        fields = [field.name for field in dataclasses.fields(node) if field.init]
+        statics = {name: getattr(node, name) for name in fields if f".{name}" not in flat.children}
+    else:
+        statics = {"data": flat.treedef.node_data()[1]}
+    values = {}
+    for name, value in statics.items():
+        with contextlib.suppress(TypeError):
+            values[name] = _value(value)
+    return values, len(values) == len(statics)
+
+
+def _value(value: Any) -> Any:
+    """A plain value as JSON; a tuple as a list.
+
+    Raises:
+      TypeError: it is not plain.
+    """
     if isinstance(value, np.bool_ | np.number):
         value = value.item()
     if value is None or type(value) in (bool, int, float, str):
         return value
     if type(value) is tuple:
-        return [_value(x, where) for x in value]
+        return [_value(x) for x in value]
     if isinstance(value, np.dtype) and jax.numpy.dtype(value.name) == value:
         return {"dtype": value.name}
-    raise ValueError(f"{where}: a static field that is a {type(value).__qualname__} cannot be recorded; {REMEDY}.")
+    raise TypeError(f"{type(value).__qualname__} cannot be recorded")
 
 
 def _from_value(value: Any) -> Any:

@@ -34,9 +34,10 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
         configurations and plain values. `restore` insists on the same one. A callable in it, such as a schedule, is
         known by its name alone.
       state: the configuration's state, or any pytree of arrays, such as {"replay": replay, "params": params, "key":
-        key}: then all of it is saved as one. It may be made of dicts, lists, tuples, None, NamedTuples (states of
-        optax), dataclasses that are pytrees (`flax.struct`, `chex`, `jax.tree_util.register_dataclass`), arrays,
-        typed PRNG keys and Python numbers.
+        key}: then all of it is saved as one. It may be made of dicts (also `OrderedDict` and Flax's `FrozenDict`),
+        lists, tuples, None, NamedTuples (states of optax), dataclasses that are pytrees (`flax.struct`, `chex`,
+        `jax.tree_util.register_dataclass`), arrays, typed PRNG keys and Python numbers. Of other nodes, such as
+        Flax's `TrainState`, which holds functions, the arrays are saved, and `restore` needs `like` to make them.
       wait: return when the checkpoint is complete. If False, return once `state` is copied (so that it may be donated)
         and write in the background. Then the function that is returned must be called before the next `save` to this
         path, and before the program ends.
@@ -85,7 +86,7 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
     return finish
 
 
-def restore(path: str | os.PathLike, buffer: Any) -> Any:
+def restore(path: str | os.PathLike, buffer: Any, like: Any = None) -> Any:
     """The state in the newest complete checkpoint at `path`, equal to the saved one bit for bit.
 
     Arrays that were sharded over a mesh are so again if `buffer` holds a mesh like it (as `Sharded` does), each
@@ -94,12 +95,18 @@ def restore(path: str | os.PathLike, buffer: Any) -> Any:
     Args:
       path: as given to `save`.
       buffer: the configuration given to `save`; `donate` may differ.
+      like: a pytree with new nodes in place of those that a checkpoint cannot make by itself: what is registered with
+        `jax.tree_util`, a dataclass with a function among its static fields (`TrainState`), or a class that cannot be
+        imported. For a saved {"replay": replay, "train": train_state}, it is {"train": TrainState.create(...)}, or what
+        `jax.eval_shape` makes of that; the rest may be left out, or be None. Static fields, such as functions, come
+        from `like`, and all arrays and Python numbers from the checkpoint.
 
     Raises:
       FileNotFoundError: there is no complete checkpoint.
-      ValueError: `buffer` differs from what was saved (the message names the field), the checkpoint is damaged or
-        written by a newer version of this library, or a class of the state can no longer be imported or has other
-        fields.
+      ValueError: `buffer` differs from what was saved (the message names the field), `like` lacks a node that is
+        needed or differs in a class, shape, dtype or plain static value (the message names it), the checkpoint is
+        damaged or written by a newer version of this library, or a class of the state can no longer be imported or
+        has other fields.
     """
     import orbax.checkpoint as ocp
     from etils import epath
@@ -117,6 +124,7 @@ def restore(path: str | os.PathLike, buffer: Any) -> Any:
             raise _damaged(path, f"cannot read its manifest: {_first_line(error)}") from error
     content = _checked(path, manifest, buffer)
     records, meshes = content["leaves"], list(_description.meshes(buffer))
+    nodes = _structure.match(content["structure"], records, like)
     shardings = [_stored.sharding_in(meshes, record) for record in records]
     folder, handler = epath.Path(_absolute(path)) / f"{FOLDER}_{number}" / ARRAYS, _handler()
     arrays = []
@@ -142,7 +150,7 @@ def restore(path: str | os.PathLike, buffer: Any) -> Any:
         if record["checksums"] != sums:
             raise _damaged(path, f"leaf {record['path']} has other bits than when it was saved")
     leaves = [_stored.unpack(*x) for x in zip(records, arrays, shardings, strict=True)]
-    return _structure.rebuild(content["structure"], leaves)
+    return _structure.rebuild(content["structure"], leaves, nodes)
 
 
 def _absolute(path: str | os.PathLike) -> str:

@@ -21,6 +21,8 @@ import numpy as np
 import optax
 import pytest
 from checkpoint_runs import FILLED, advance, assert_same, begin, digest, filled, runs, save_for_ever
+from flax.core import FrozenDict
+from flax.training.train_state import TrainState
 from helpers import rarely
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -66,15 +68,32 @@ class WithFunction:
 
 @jax.tree_util.register_pytree_node_class
 class Custom:
-    def __init__(self, x):
-        self.x = x
+    def __init__(self, x, size):
+        self.x, self.size = x, size
 
     def tree_flatten(self):
-        return (self.x,), None
+        return (self.x,), self.size
 
     @classmethod
-    def tree_unflatten(cls, _, children):
-        return cls(*children)
+    def tree_unflatten(cls, size, children):
+        return cls(*children, size)
+
+
+class Twins(Custom):
+    """Its children have the same key."""
+
+
+jax.tree_util.register_pytree_with_keys(
+    Twins, lambda node: ([(jax.tree_util.GetAttrKey("x"), node.x)] * 2, None), lambda _, children: Twins(children[0], 0)
+)
+
+
+class Named(NamedTuple):
+    x: Any
+    name: str
+
+
+jax.tree_util.register_pytree_node(Named, lambda node: ((node.x,), node.name), lambda name, x: Named(*x, name))
 
 
 def noise(tree, seed=0):
@@ -145,6 +164,7 @@ def test_all_of_a_run_comes_back_bit_for_bit(tmp_path, monkeypatch):
     step = (jnp.zeros(2), jnp.zeros(2, int), jnp.zeros(2), jnp.zeros(2, bool), jnp.zeros(2, bool), jnp.zeros(2))
     params = {"layer": [{"w": jnp.zeros((3, 2)), "b": jnp.zeros(2, jnp.bfloat16)}], "scale": jnp.zeros(())}
     optimizer = optax.chain(optax.clip(1.0), optax.adam(optax.linear_schedule(1e-3, 0.0, 10)))
+    parts = optax.multi_transform({"a": optimizer, "b": optax.set_to_zero()}, {"layer": "a", "scale": "b"})
     dtypes = ["bool", "int4", "uint4", "float8_e5m2", "complex64", "uint32", *(["uint64", "float64"] if X64 else [])]
     arrays = {
         "tracers": [tracer.init(*step) for tracer in config["tracers"]],
@@ -152,6 +172,9 @@ def test_all_of_a_run_comes_back_bit_for_bit(tmp_path, monkeypatch):
         "autoreset": config["autoreset"].init(Pair(jnp.zeros(2), None), jnp.zeros(3)),
         "params": params,
         "optimizer": optimizer.init(params),
+        "parts": jax.eval_shape(parts.init, params),
+        "frozen": FrozenDict({"b": params, "a": [jnp.zeros(1)]}),
+        "ordered": collections.OrderedDict(b=jnp.zeros(1), a=FrozenDict()),
         "key": jax.random.key(0),
         "empty": [{}, (), None, jnp.zeros((0, 3), jnp.uint8), jnp.zeros((2, 0), jnp.float8_e4m3fn)],
     }
@@ -340,6 +363,7 @@ def test_namedtuples_without_names_are_restored_by_position(tmp_path, monkeypatc
 
     rewrite_manifest(tmp_path, as_before)
     assert_same(jr.restore(tmp_path, config), state)
+    assert_same(jr.restore(tmp_path, config, like=state), state)
     with pytest.raises(ValueError, match=r"buffer\[1\]: saved 2, given 3"):
         jr.restore(tmp_path, Pair(1, 3))
     for names in OTHER_FIELDS[1:]:
@@ -452,12 +476,10 @@ def local_class():
 
 
 REFUSED = {
-    "custom node": (None, {"a": [Custom(ONE)]}, r"\['a'\]\[0\]: a node of type Custom cannot.*in one of these"),
-    "other dict": (None, {"a": collections.OrderedDict(b=ONE)}, r"\['a'\]: a node of type OrderedDict"),
     "keys": (None, {"a": {True: ONE}}, r"\['a'\]: a dict with keys \[True\]"),
-    "function": (None, {"a": WithFunction(ONE, noise)}, r"\['a'\]\.function: a static field that is a function"),
-    "local class": (None, {"a": local_class()(ONE)}, r"\['a'\]: .*local_class.<locals>.Local cannot be imported"),
+    "twins": (None, {"a": [Twins(ONE, 0)]}, r"\['a'\]\[0\]: two children of a Twins have the same key"),
     "text": (None, {"a": "text"}, r"\['a'\]: got a str, expected an array"),
+    "text in a node": (None, {"a": Custom("text", 0)}, r"\['a'\]\[<flat index 0>\]: got a str, expected an array"),
     "objects": (None, {"a": np.array([None])}, r"leaf \['a'\]: has dtype object, which JAX would not keep"),
     "configuration": ({"a": [object()]}, ONE, r"buffer\['a'\]\[0\]: got a object, which cannot be recorded"),
     "array": (jr.ReplayBuffer(capacity=1, sampler=ONE), ONE, r"buffer\.sampler: got a ndarray"),
@@ -470,6 +492,112 @@ def test_what_cannot_be_recorded_is_refused_before_anything_is_written(tmp_path,
     with pytest.raises(ValueError, match=message):
         jr.save(tmp_path / "run", config, state)
     assert not (tmp_path / "run").exists()
+
+
+def train_state():
+    variables = {"w": jnp.zeros((2, 3), jnp.float32), "b": [jnp.zeros(3, jnp.float32)]}
+    return TrainState.create(apply_fn=noise, params=FrozenDict(variables), tx=OPTIMIZER)
+
+
+OPTIMIZER = optax.inject_hyperparams(optax.adam)(learning_rate=1e-3)
+Local = local_class()
+OTHERS = {
+    "train": jax.eval_shape(train_state),
+    "function": WithFunction(jax.ShapeDtypeStruct((1,), jnp.int8), noise),
+    "custom": [Custom(jax.random.wrap_key_data(np.zeros((2, 2), np.uint32)), 3)],
+    "named": Named(jax.ShapeDtypeStruct((1,), jnp.int8), "name"),
+    "local": Local({"y": jax.ShapeDtypeStruct((), jnp.float32), "z": None}),
+    "default": collections.defaultdict(list, a=jax.ShapeDtypeStruct((2,), bool)),
+}
+
+
+@pytest.fixture(scope="module")
+def others(tmp_path_factory):
+    """A checkpoint with nodes that are made from those given to `restore`, and its state."""
+    path = tmp_path_factory.mktemp("others")
+    state = noise(OTHERS) | {"pair": Pair(jnp.arange(2), 5)}
+    jr.save(path, None, state)
+    return path, state
+
+
+def test_other_nodes_are_made_from_those_given(tmp_path, others):
+    path, state = others
+    assert_same(jr.restore(path, None, like=OTHERS), state)
+    assert_same(jr.restore(path, None, like=state), state)
+    assert_same(jr.restore(path, None, OTHERS | {"pair": None}), state)
+    step = state["train"].replace(step=5)
+    for saved, like in ((step, OTHERS["train"]), (state["train"], step)):
+        jr.save(tmp_path, None, saved)
+        restored = jr.restore(tmp_path, None, like=like)
+        assert_same(restored, saved)
+        assert restored.apply_fn is noise
+        assert restored.tx is OPTIMIZER
+
+
+def with_entry(key, change):
+    return lambda like: like | {key: change(like[key])}
+
+
+UNLIKE = {
+    "nothing": (lambda like: None, r"like: must have a Custom at \['custom'\]\[0\].*ShapeDtypeStruct.*give it there"),
+    "no entry": (
+        lambda like: {key: like[key] for key in like if key != "train"},
+        r"like: must have a TrainState at \['train'\], of which",
+    ),
+    "kind": (lambda like: [like], r"like: saved dict, given list; make it as for the saved state"),
+    "unknown": (lambda like: like | {"b": ONE}, r"like\['b'\]: saved nothing, given int8\[1\]"),
+    "class": (with_entry("custom", lambda x: [Pair(x, x)]), r"like\['custom'\]\[0\]: saved Custom, given Pair"),
+    "array": (with_entry("train", lambda x: ONE), r"like\['train'\]: saved TrainState, given int8\[1\]"),
+    "dict": (
+        with_entry("train", lambda x: x.replace(params=dict(x.params))),
+        r"like\['train'\]\.params: saved FrozenDict, given dict",
+    ),
+    "shape": (
+        with_entry("train", lambda x: x.replace(params=x.params.copy({"w": np.zeros((2, 4), np.float32)}))),
+        r"like\['train'\]\.params\['w'\]: saved float32\[2, 3\], given float32\[2, 4\]",
+    ),
+    "dtype": (
+        with_entry("function", lambda x: x.replace(x=np.zeros(1, np.uint8))),
+        r"like\['function'\]\.x: saved int8\[1\], given uint8\[1\]",
+    ),
+    "number": (with_entry("function", lambda x: x.replace(x=1)), r"\.x: saved int8\[1\], given int;"),
+    "number for a number": (lambda like: like | {"pair": Pair(None, 0.5)}, r"pair'\]\.second: saved int, given float"),
+    "key": (
+        with_entry("custom", lambda x: [Custom(jax.random.wrap_key_data(np.zeros((2, 4), np.uint32), impl="rbg"), 3)]),
+        r"saved key<fry>\[2\], given key<rbg>\[2\]",
+    ),
+    "fewer": (
+        with_entry("train", lambda x: x.replace(params=x.params.pop("b")[0])),
+        r"like\['train'\]\.params\['b'\]: saved list, given nothing",
+    ),
+    "more": (
+        with_entry("train", lambda x: x.replace(params=x.params.copy({"c": ONE}))),
+        r"like\['train'\]\.params\['c'\]: saved nothing, given int8\[1\]",
+    ),
+    "None": (with_entry("function", lambda x: x.replace(x=None)), r"\.x: saved int8\[1\], given None"),
+    "not None": (with_entry("local", lambda x: Local(x.x | {"z": 0})), r"\.x\['z'\]: saved None, given int"),
+    "static": (with_entry("custom", lambda x: [Custom(x[0].x, 4)]), r"\[0\], static data: saved 3, given 4"),
+    "name": (with_entry("named", lambda x: Named(x.x, "b")), r"\['named'\], static data: saved 'name', given 'b'"),
+    "static, not plain": (
+        with_entry("custom", lambda x: [Custom(x[0].x, noise)]),
+        r"\[0\], static data: saved 3, given no plain value",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_nodes_unlike_the_saved_ones_are_refused_by_path(others, name):
+    change, message = UNLIKE[name]
+    with pytest.raises(ValueError, match=message):
+        jr.restore(others[0], None, like=change(OTHERS))
+
+
+def test_static_fields_that_are_plain_agree_beside_a_function(tmp_path):
+    state = Flax(jnp.arange(2), name="a", settings=(1, noise))
+    jr.save(tmp_path, None, state)
+    assert_same(jr.restore(tmp_path, None, like=state), state)
+    with pytest.raises(ValueError, match=r"like, static name: saved 'a', given 'b'"):
+        jr.restore(tmp_path, None, like=state.replace(name="b"))
 
 
 def test_traced_values_are_refused(tmp_path):

@@ -11,7 +11,7 @@ import jaxreplay as jr
 
 beta = optax.linear_schedule(0.4, 1.0, 1_000)
 buffer = jr.ReplayBuffer(capacity=10_000, sampler=jr.Prioritized(alpha=0.6, beta=beta))
-true_weights = jnp.array([1.0, -2.0, 3.0, 0.5])
+true_weights = jnp.array([1.0, -2.0, 3.0, 0.5], jnp.float32)
 
 example = {"x": jax.ShapeDtypeStruct((32, 4), jnp.float32), "y": jax.ShapeDtypeStruct((32,), jnp.float32)}
 weights, replay = jnp.zeros(4), buffer.init(example)

@@ -1,0 +1,234 @@
+"""Every block of Python in README.md runs, with stand-ins for what it leaves to the user."""
+
+import io
+import itertools
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax import struct
+from helpers import leaves_of
+
+import jaxreplay as jr
+
+README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
+FENCES = list(re.finditer(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
+BLOCKS = [fence for fence in FENCES if fence[1] == "python"]
+IMPORTS = {"jax": jax, "jnp": jnp, "jr": jr, "optax": optax}  # by the first block, for all
+NUM_ENVS = 16
+
+
+def run(block, names, **numbers):
+    """The names that a block binds, run with `names` and with other numbers than README's; it makes use of them all."""
+    source = block[2]
+    for name in names:
+        assert re.search(rf"\b{name}\b", source), f"{name}: not in the block"
+    for number, (old, new) in numbers.items():
+        assert old in source, f"{number}={old}: not in the block"
+        source = source.replace(old, new)
+    first_line = README.count("\n", 0, block.start(2))  # so that errors name README's lines
+    namespace = {**IMPORTS, **names}
+    exec(compile("\n" * first_line + source, "README.md", "exec"), namespace)
+    return namespace
+
+
+def quickstart(block, monkeypatch):
+    monkeypatch.setattr("sys.stdout", printed := io.StringIO())
+    found = run(block, {})
+    assert found["buffer"].size(found["replay"]) == 10_000
+    assert found["loss"][-1] < 1e-6 < found["loss"][0]
+    assert "stored 10000 items" in printed.getvalue()
+    assert all(found[name] is module for name, module in IMPORTS.items())
+
+
+@struct.dataclass
+class Envs:
+    """Environments whose observations count their steps."""
+
+    obs: jax.Array
+
+
+def training_loop(block, monkeypatch):
+
+    def act(agent, obs, key):
+        return jax.random.randint(key, obs.shape, 0, 2, jnp.int32)
+
+    def step(env, action, key):
+        over = jnp.zeros(NUM_ENVS, bool)
+        return Envs(env.obs + 1), env.obs + action.astype(env.obs.dtype), over, over, env.obs + 1
+
+    def learn(agent, batch):
+        return agent + 1, batch.W * (1 + batch.S)
+
+    found = run(block, {"act": act, "step": step, "learn": learn}, length=("100_000", "6"), capacity=("2**17", "128"))
+    tracer, buffer = found["tracer"], found["buffer"]
+    obs, flags = jnp.zeros(NUM_ENVS), jnp.zeros(NUM_ENVS, bool)
+    one = obs, jnp.zeros(NUM_ENVS, jnp.int32), obs, flags, flags, obs
+    carry = jnp.zeros(()), Envs(obs), tracer.init(*one), buffer.init(tracer.spec(*one)), jax.random.key(0)
+    (agent, env, _, replay, _), rewards = found["train"](carry)
+    assert (agent, buffer.size(replay), replay.sampler.updates) == (6, (6 - 2) * NUM_ENVS, 6)
+    assert np.all(np.asarray(env.obs) == 6)
+    assert rewards.shape == (6, NUM_ENVS)
+    assert len(np.unique(leaves_of(replay.sampler.tree))) > 3  # 0, that of new items, and those of TD errors
+    assert carry[3].ring.size.is_deleted()  # the carry is donated
+
+
+def sequences(block, monkeypatch):
+    seen = []
+
+    def learn(agent, batch, mask):
+        seen.append((batch, mask))
+        return agent + 1, jnp.where(mask, jnp.arange(1.0, 33.0), jnp.nan)
+
+    draw = jr.SequenceBuffer.sample
+    weighted = jnp.arange(1.0, 33.0)  # of items that are new they would all be 1
+    monkeypatch.setattr(
+        jr.SequenceBuffer, "sample", lambda *args, **settings: draw(*args, **settings).replace(weights=weighted)
+    )
+    rng, shape = np.random.default_rng(0), (20, 4)
+    step = rng.random(shape) < 0.8
+    rows = {
+        "frame": rng.integers(1, 256, (*shape, 3, 2), np.uint8),
+        "action": rng.integers(0, 4, shape, np.int32),
+        "reward": rng.random(shape, np.float32),
+        "terminated": np.zeros(shape, bool),
+        "truncated": np.zeros(shape, bool),
+        "step": step,
+    }
+    names = {"rows": rows, "key": jax.random.key(0), "agent": 0, "learn": learn}
+    found = run(block, names, length=("20_000", "24"), num_envs=("num_envs=50", "num_envs=4"))
+    buffer, sample = found["buffer"], found["sample"]
+    ((batch, mask),) = seen
+    assert found["agent"] == 1
+    assert found["items"]["action"].shape == (32, 7)
+    assert found["stacks"].shape == (32, 4, 3, 2, 4)
+    assert batch.Rn.shape == mask.shape == (32,)
+    np.testing.assert_array_equal(mask, found["items"]["step"][:, 3])
+    assert 0 < mask.sum() < 32
+    np.testing.assert_array_equal(batch.W, weighted)
+    drawn, last = np.unique(np.asarray(sample.indices)[::-1], return_index=True)
+    td_errors = np.where(mask, 1.0 + np.arange(32), 0.0)[::-1][last]  # of each sequence, the last that was given
+    leaves = leaves_of(found["replay"].sampler.tree)
+    np.testing.assert_allclose(leaves[drawn % buffer._num_slots], (td_errors + 1e-6) ** 0.6, rtol=1e-5)
+    assert not np.array_equal(jax.random.key_data(found["key"]), jax.random.key_data(names["key"]))
+
+
+def pools(block, monkeypatch):
+    drawn, kept, logged = [], [], {}
+
+    def roll_out(policy, tasks):
+        drawn.append(np.asarray(tasks))
+        return (np.arange(8) < np.arange(64)[:, None] % 9).astype(np.float32)  # 0 to 8 of 8 are solved
+
+    def learn(policy, tasks, rewards, mask):
+        kept.append(np.asarray(mask))
+        return policy + 1
+
+    names = {"steps": 3, "key": jax.random.key(0), "policy": 0, "roll_out": roll_out, "learn": learn}
+    found = run(block, {**names, "log": logged.update})
+    assert found["policy"] == 3
+    assert np.isin(drawn, np.arange(19_500)).all()
+    assert all(len(np.intersect1d(a, b)) < 8 for a, b in itertools.pairwise(drawn))
+    np.testing.assert_array_equal(kept, [(np.arange(64) % 9 > 0) & (np.arange(64) % 9 < 8)] * 3)
+    assert 0 < logged["evicted_examples/math/easy"] < 1
+    assert {"filtered_rollouts/hard", "pool/code/normal"} <= logged.keys()
+    easy = drawn[0][np.arange(64) % 9 == 8]
+    assert np.all(found["pools"].pool_of(found["state"])[easy] == 1)
+
+
+def one_device_to_eight(block, monkeypatch):
+    found = run(block, {})
+    assert found["buffer"].num_shards == 8
+    assert found["buffer"].buffer.capacity == 2**20
+
+
+def several_processes(block, monkeypatch):
+    initialized = []
+    monkeypatch.setattr(jax.distributed, "initialize", lambda: initialized.append(True))
+    found = run(block, {"rows": {"id": np.arange(16)}}, capacity=("2**20", "64"))
+    assert initialized
+    replay, sharding = found["replay"], found["buffer"].items_sharding
+    assert found["buffer"].size(replay) == 16
+    assert found["rows"]["id"].sharding == sharding
+    np.testing.assert_array_equal(np.asarray(replay.storage["id"])[:, :2], np.arange(16).reshape(8, 2))
+
+
+def run_with_eight_shards(capacity):
+    """A run's configuration, and all there is to it."""
+    buffer = jr.Sharded(
+        jr.ReplayBuffer(capacity=capacity, sampler=jr.Prioritized()), jax.sharding.Mesh(jax.devices("cpu"), ("data",))
+    )
+    tracer = jr.NStep(n=3, gamma=0.99)
+    rows = {"id": jax.device_put(np.arange(16), buffer.items_sharding)}
+    one = np.zeros(1, np.float32)
+    tracing = tracer.init(one, one, one, one > 0, one > 0, one)
+    return buffer, tracer, buffer.add(buffer.init(rows), rows), tracing
+
+
+def checkpoints(block, monkeypatch):
+    buffer, tracer, replay, tracing = run_with_eight_shards(64)
+    state = {
+        "replay": replay,
+        "tracing": tracing,
+        "params": {"w": jnp.arange(3.0)},
+        "opt": (),
+        "key": jax.random.key(1),
+    }
+    waits, save = [], jr.save
+
+    def record(*arguments, wait=True):
+        waits.append(wait)
+        finish = save(*arguments, wait=wait)
+        return lambda: (finish(), waits.append("finished"))
+
+    monkeypatch.setattr(jr, "save", record)
+    found = run(block, {"buffer": buffer, "tracer": tracer, **state})
+    assert waits == [True, False, "finished"]
+    state["tracer"] = state.pop("tracing")
+    again = jr.restore("run/checkpoint", {"replay": buffer, "tracer": tracer})
+    for restored in (found["carry"], again):
+        assert jax.tree.structure(restored) == jax.tree.structure(state)
+        for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):
+            if jnp.issubdtype(a.dtype, jax.dtypes.prng_key):
+                a, b = jax.random.key_data(a), jax.random.key_data(b)
+            np.testing.assert_array_equal(a, b)
+
+
+def another_buffer(block, monkeypatch):
+    buffer, tracer, replay, tracing = run_with_eight_shards(64)
+    jr.save("run/checkpoint", {"replay": buffer, "tracer": tracer}, {"replay": replay, "tracer": tracing})
+    settings = []
+    monkeypatch.setattr(jax.config, "update", lambda *setting: settings.append(setting))  # devices are there already
+    found = run(block, {"tracer": tracer}, old=("2**20", "64"), new=("2**18", "8"))
+    assert settings == [("jax_num_cpu_devices", 8)]
+    replay = found["carry"]["replay"]
+    assert found["new"].size(replay) == 8
+    np.testing.assert_array_equal(replay.storage["id"], np.arange(1, 16, 2))  # the newer of the two in each shard
+
+
+COVERED = [
+    quickstart,
+    training_loop,
+    sequences,
+    pools,
+    one_device_to_eight,
+    several_processes,
+    checkpoints,
+    another_buffer,
+]
+
+
+def test_every_block_is_covered():
+    assert {fence[1] for fence in FENCES} == {"sh", "python"}
+    assert README.count("```") == 2 * len(FENCES)
+    assert len(BLOCKS) == len(COVERED), "each block of Python has a function here, in README's order"
+
+
+@pytest.mark.parametrize("check", COVERED, ids=lambda check: check.__name__)
+def test_block(check, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    check(BLOCKS[COVERED.index(check)], monkeypatch)

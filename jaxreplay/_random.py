@@ -10,6 +10,7 @@ def random_bits(key: jax.Array, size: int) -> jax.Array:
 
     `jax.random.bits` computes 64 bits for every 32 that it returns; here none are thrown away, which halves the work.
     As there, the two words of a key are the key of the cipher Threefry; for a key of another kind two random words are.
+    Under `jax.vmap` JAX makes other words of an `rbg` or `unsafe_rbg` key than it does alone.
     """
     words = jax.random.key_data(key)
     if words.shape != (2,):

@@ -147,9 +147,9 @@ def largest_leaf(capacity: int) -> float:
 class Prioritized:
     """Proportional prioritization, after Schaul et al. 2016 (Prioritized Experience Replay, sections 3.3 and 3.4).
 
-    An item is drawn with probability P(i) = p_i^alpha / sum_j p_j^alpha, where p = |td_error| + epsilon is its
-    priority; a new item has the largest priority seen so far, which starts at 1 and never falls. The weight of a draw
-    is (N P(i))^-beta.
+    An item is drawn with probability P(i) = p_i^alpha / sum_j p_j^alpha (in float32, see `jaxreplay.sum_tree.sample`),
+    where p = |td_error| + epsilon is its priority; a new item has the largest priority seen so far, which starts at 1
+    and never falls. The weight of a draw is (N P(i))^-beta.
 
     A TD error that is not finite changes nothing but the state's counter `rejected`. Positive values of p^alpha are
     kept within [2^-63, 2^63 / capacity], so that no sum overflows. When every p is 0 the draw is uniform and the
@@ -162,7 +162,9 @@ class Prioritized:
       epsilon: added to |td_error|, at least 0.
       normalize: divide the weights by the largest of the "batch", by the largest that any stored item can have
         ("global"), or by nothing (None).
-      stratified: draw once from each of batch_size equal parts of the total priority, instead of independently.
+      stratified: draw once from each of batch_size equal parts of the total priority, instead of independently. The
+        rows of the batch then lie in the order of the slots: permute them (`jax.random.permutation`) before they are
+        split into minibatches, or else each minibatch comes from one part of the buffer.
     """
 
     alpha: float = 0.6

@@ -171,6 +171,10 @@ def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
 def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool = False) -> tuple[jax.Array, jax.Array]:
     """Draw leaves in proportion to their values, with replacement.
 
+    The probability of leaf i is leaf_i / total to within 2^-22, the error of sums and prefixes in float32 (stratified:
+    the mean over the batch). So where some leaves are millions of times as large as others, the small ones may come
+    several times too often, or never. 2^24 equal leaves come within 0.1% of as often as they should.
+
     Args:
       tree: the tree; its total must be positive and finite for the law to hold.
       key: a PRNG key.

@@ -276,6 +276,54 @@ def test_sampling_law_at_2_24_leaves(sigma):
     assert ratio.mean() <= 1 + 4 * ratio.std() / np.sqrt(often.sum())
 
 
+@functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 3})  # it runs for long
+def over_all_values(tree, word, other):
+    """How often each leaf comes, float32 [capacity], if one word of a draw takes all of its 2^24 values."""
+
+    def count(counts, start):
+        values = (start + jnp.arange(2**18, dtype=jnp.uint32)) << 8
+        others = jnp.full_like(values, other)
+        bits = jnp.where(word == 0, jnp.stack([values, others]), jnp.stack([others, values]))
+        return counts.at[sum_tree.sample_with(tree, bits)[0]].add(1), None
+
+    starts = jnp.arange(0, 2**24, 2**18, dtype=jnp.uint32)
+    return lax.scan(count, jnp.zeros(tree.capacity, jnp.int32), starts)[0].astype(jnp.float32) / 2**24
+
+
+@pytest.mark.law
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["giant", "giant at the end", "lognormal 4", "lognormal 10", "equal", "2^24 equal"])
+def test_how_far_the_law_holds(kind):
+    """A leaf's probability is right to within 2^-22, and those of equal leaves to within 0.1%."""
+    number, normal = np.arange(4096), np.random.default_rng(0).standard_normal(4096)
+    leaves = {
+        "giant": lambda: np.where(number == 2000, 1e9, 1),
+        "giant at the end": lambda: np.where(number == 4095, 1e9, 1),
+        "lognormal 4": lambda: np.exp(4 * normal),
+        "lognormal 10": lambda: np.exp(10 * normal),
+        "equal": lambda: np.full(3000, 0.1),
+        "2^24 equal": lambda: np.full(2**24 - 5, 0.7),
+    }[kind]()
+    tree, law = tree_of(leaves), np.float32(leaves).astype(np.float64)
+    law /= law.sum()
+    levels_below = len(tree.sums) - 1
+    width = tree.fanout ** (levels_below - levels_below // 2)
+    block = np.arange(len(law)) // width
+    found, expected = (np.bincount(block, x) for x in (over_all_values(tree, 0, 0), law))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=2**-22)
+    if kind == "giant":
+        ratio = np.delete(found / expected, 2000 // width)
+        np.testing.assert_allclose([ratio.min(), ratio.max()], [0.93, 1.86], atol=0.01)
+    drawn = np.flatnonzero(found)
+    for b in {*drawn[[0, len(drawn) // 2, -1]], found.argmax()}:
+        coarse = int((found[:b].sum() + found[b] / 2) * 2**24)  # leads to the block
+        within = np.asarray(over_all_values(tree, 1, np.uint32(coarse << 8)), np.float64)[block == b]
+        assert within.sum() == 1
+        if "equal" in kind:
+            np.testing.assert_allclose(found[b] * within, law[block == b], rtol=1e-3)
+        np.testing.assert_allclose(found[b] * within, law[block == b], rtol=0, atol=2**-22)
+
+
 def test_labml_traces():
     for case in cases("labml_per"):
         capacity, alpha = case["capacity"], case["alpha"]

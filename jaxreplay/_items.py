@@ -10,9 +10,10 @@ from jax import lax
 
 @struct.dataclass
 class Bits:
-    """Storage of a narrow floating-point leaf (bfloat16, float8) as unsigned integers of the same width.
+    """Storage of a narrow leaf (bfloat16, float8, int4, ...) as unsigned integers of 8 bits or more.
 
-    XLA widens such operands of a scatter to float32 on the CPU, which would copy the whole storage twice a write.
+    XLA:CPU widens narrow floats that it scatters to float32, which would copy the whole storage twice a write, and
+    takes milliseconds over integers of less than a byte.
     """
 
     bits: jax.Array
@@ -104,13 +105,35 @@ def check_mask(mask: Any, shape: tuple[int, ...], name: str = "mask") -> jax.Arr
     return mask
 
 
+def width(dtype: Any) -> int:
+    """Bits of a number, without padding."""
+    return (jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo)(dtype).bits
+
+
+def to_bits(x: jax.Array) -> jax.Array:
+    """Numbers of real dtypes as unsigned integers of as many bits, or 8."""
+    bits = lax.bitcast_convert_type(x, f"uint{width(x.dtype)}")
+    return bits.astype(f"uint{max(8, width(x.dtype))}")
+
+
+def from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
+    """What `to_bits` was given."""
+    return lax.bitcast_convert_type(bits.astype(f"uint{width(dtype)}"), dtype)
+
+
+def _is_narrow(dtype: Any) -> bool:
+    if jnp.issubdtype(dtype, jnp.floating):
+        return dtype not in (jnp.float16, jnp.float32, jnp.float64)
+    return jnp.issubdtype(dtype, jnp.integer) and width(dtype) < 8
+
+
 def zeros(spec: Any, leading: tuple[int, ...], num_axes: int) -> Any:
     """Storage for items of `spec`: zeros whose `num_axes` leading axes are replaced by `leading`."""
 
     def leaf_zeros(leaf):
         shape = leading + leaf.shape[num_axes:]
-        if jnp.issubdtype(leaf.dtype, jnp.floating) and leaf.dtype not in (jnp.float16, jnp.float32, jnp.float64):
-            return Bits(jnp.zeros(shape, f"uint{8 * leaf.dtype.itemsize}"), leaf.dtype)
+        if _is_narrow(leaf.dtype):
+            return Bits(jnp.zeros(shape, f"uint{max(8, width(leaf.dtype))}"), leaf.dtype)
         return lax.full(shape, 0, leaf.dtype)  # unlike jnp.zeros, also makes arrays of PRNG keys
 
     return jax.tree.map(leaf_zeros, spec)
@@ -126,7 +149,7 @@ def write(storage: Any, slots: jax.Array, items: Any) -> Any:
 
     def leaf_write(stored, new):
         if isinstance(stored, Bits):
-            return Bits(leaf_write(stored.bits, lax.bitcast_convert_type(new, stored.bits.dtype)), stored.dtype)
+            return Bits(leaf_write(stored.bits, to_bits(new)), stored.dtype)
         return stored.at[slots].set(new, mode="drop", unique_indices=True)
 
     return jax.tree.map(leaf_write, storage, items, is_leaf=_is_bits)
@@ -137,7 +160,7 @@ def read(storage: Any, slots: jax.Array, *, fill: bool = False) -> Any:
 
     def leaf_read(stored):
         if isinstance(stored, Bits):
-            return lax.bitcast_convert_type(leaf_read(stored.bits), stored.dtype)
+            return from_bits(leaf_read(stored.bits), stored.dtype)
         if fill:
             return stored.at[slots].get(mode="fill", fill_value=0)
         return stored.at[slots].get(mode="promise_in_bounds")

@@ -3,7 +3,6 @@
 PRNG keys are held as their data, and dtypes that storage formats may not know (float8, int4, ...) as unsigned integers.
 """
 
-import functools
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -13,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from jaxreplay import _items
 
 PLAIN = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -133,18 +134,8 @@ def _is_key(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def _width(dtype: Any) -> int:
-    return (jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo)(dtype).bits
-
-
-@jax.jit
-def _to_bits(x: jax.Array) -> jax.Array:
-    return lax.bitcast_convert_type(x, f"uint{_width(x.dtype)}").astype(jnp.uint8)
-
-
-@functools.partial(jax.jit, static_argnums=1)
-def _from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
-    return lax.bitcast_convert_type(bits.astype(f"uint{_width(dtype)}"), dtype)
+_to_bits = jax.jit(_items.to_bits)
+_from_bits = jax.jit(_items.from_bits, static_argnums=1)
 
 
 @jax.jit

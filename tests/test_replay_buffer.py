@@ -44,6 +44,21 @@ def test_buffer_push_and_sample_shapes():
     np.testing.assert_array_equal(got["latent"], sample.items["latent"])
 
 
+def test_numbers_of_less_than_a_byte_come_back():
+    names = [
+        name for name in ("int2", "uint2", "int4", "uint4", "float4_e2m1fn", "float8_e8m0fnu") if hasattr(jnp, name)
+    ]
+    assert len(names) >= 2
+
+    items = {name: np.array([-1.0, 0.0, 1.0, -2.0]).astype(jnp.dtype(name)) for name in names}
+    buffer = jr.ReplayBuffer(capacity=4)
+    state = buffer.add(buffer.init(items), items)
+    got, drawn = buffer.get(state, numbers(0, 4)), buffer.sample(state, jax.random.key(0), 8).items
+    assert jax.tree.map(lambda x: x.dtype, drawn) == jax.tree.map(lambda x: x.dtype, items)
+    for name in names:
+        np.testing.assert_array_equal(*(np.asarray(x[name]).astype(np.float32) for x in (got, items)))
+
+
 @pytest.mark.parametrize("sampler", [jr.Uniform(), jr.Prioritized()])
 def test_empty_buffer_raises(sampler):
     buffer = jr.ReplayBuffer(capacity=4, sampler=sampler)

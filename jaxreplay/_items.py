@@ -168,9 +168,9 @@ def read(storage: Any, slots: jax.Array, *, fill: bool = False) -> Any:
     return jax.tree.map(leaf_read, storage, is_leaf=_is_bits)
 
 
-def merge_axes(storage: Any) -> Any:
-    """Storage whose first two axes are one, which costs nothing; to be read only."""
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), storage)
+def merge_axes(tree: Any) -> Any:
+    """`tree` with the first two axes of every leaf made one; free for a storage, which is then to be read only."""
+    return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), tree)
 
 
 def _is_bits(x: Any) -> bool:

@@ -120,7 +120,7 @@ def transitions(
         W=None if steps.w is None else at(steps.w, start_rows),
         extra_info=extra_info,
     )
-    return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), (batch, valid))
+    return _items.merge_axes((batch, valid))
 
 
 def _where_rows(condition: jax.Array, x: jax.Array) -> jax.Array:

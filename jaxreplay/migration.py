@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxreplay import ring, sum_tree
+from jaxreplay import _items, ring, sum_tree
 from jaxreplay._buffer import Buffer
 from jaxreplay.replay_buffer import ReplayBuffer, ReplayState
 from jaxreplay.samplers import Prioritized, PrioritizedState, Uniform, UniformState, largest_leaf
@@ -112,7 +112,7 @@ def _migrate_items(old: _Layout, state: ReplayState, new: _Layout) -> ReplayStat
 
     def move(x: np.ndarray) -> np.ndarray:
         moved = np.zeros((*source.shape, *x.shape[2:]), x.dtype)
-        moved[filled] = x.reshape(-1, *x.shape[2:])[source[filled]]
+        moved[filled] = _items.merge_axes(x)[source[filled]]
         return moved
 
     return ReplayState(

@@ -263,8 +263,9 @@ def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, eta: 
       ValueError: shapes or dtypes other than these.
     """
     td_errors = jnp.asarray(td_errors)
-    if td_errors.ndim != 2:
-        raise ValueError(f"td_errors: got {_items.describe(td_errors.dtype, td_errors.shape)}, expected [B, L].")
+    if td_errors.ndim != 2 or td_errors.shape[1] == 0:
+        found = _items.describe(td_errors.dtype, td_errors.shape)
+        raise ValueError(f"td_errors: got {found}, expected [B, L], L at least 1.")
     mask = jnp.ones(td_errors.shape, bool) if mask is None else _items.check_mask(mask, td_errors.shape)
     sizes = jnp.where(mask, jnp.abs(td_errors), 0)
     count = jnp.maximum(jnp.sum(mask, axis=1, dtype=jnp.int32), 1).astype(sizes.dtype)

@@ -350,6 +350,9 @@ def _rollout(tracer: NStep, steps: _windows.Steps, flush: bool) -> tuple[Transit
         pending = jnp.arange(length - tracer.n, length, dtype=jnp.int32)
         emitted = pending <= length - tracer._window
         starts = jnp.concatenate([starts, jnp.where(emitted, -1, pending)])
+    if length == 0:  # a row to read, without a step
+        order = jnp.zeros(1, jnp.int32)
+        steps = jax.tree.map(lambda leaf: lax.full((1, *leaf.shape[1:]), 0, leaf.dtype), steps)
     return _windows.transitions(steps, order, starts, starts >= 0, **_settings(tracer))
 
 
@@ -369,6 +372,6 @@ def _sequences(tracer: NStep, steps: _windows.Steps) -> tuple[TransitionBatch, j
 
     def by_sequence(leaf):
         leaf = leaf.reshape(length - tracer.n, batch_size, *leaf.shape[1:])
-        return leaf.swapaxes(0, 1).reshape(-1, *leaf.shape[2:])
+        return _items.merge_axes(leaf.swapaxes(0, 1))
 
     return jax.tree.map(by_sequence, found)

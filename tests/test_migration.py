@@ -156,6 +156,7 @@ def test_items_of_every_dtype_move():
         "half": np.arange(8, dtype=jnp.bfloat16),
         "flag": np.arange(8) % 3 == 0,
         "frame": np.arange(16, dtype=np.uint8).reshape(8, 2),
+        "nothing": np.zeros((8, 0, 2), np.uint8),
     }
     old, new = jr.ReplayBuffer(capacity=8), make(jr.ReplayBuffer(capacity=16), 4)
     state = jr.migrate(old, old.add(old.init(batch), batch), new)

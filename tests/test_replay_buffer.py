@@ -25,6 +25,7 @@ def test_buffer_push_and_sample_shapes():
         "latent": np.full((4, 3), 1.5, jnp.bfloat16),
         "reward": np.ones(4, np.float32),
         "key": jax.random.split(jax.random.key(0), 4),
+        "nothing": np.ones((4, 0, 2), np.uint8),
     }
     state = buffer.init(items)
     state = buffer.add(state, items)

@@ -257,6 +257,7 @@ def test_dtypes_and_structure_are_kept():
         "latent": np.full((4, 2, 3), 1.5, jnp.bfloat16),
         "carry": (np.ones((4, 2, 5), np.float32), np.ones((4, 2, 5), np.float32)),
         "key": jax.random.split(jax.random.key(0), (4, 2)),
+        "nothing": np.ones((4, 2, 3, 0), np.uint8),
     }
     buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3)
     state = buffer.add(buffer.init(jax.eval_shape(lambda: steps)), steps)
@@ -404,8 +405,9 @@ def test_wrong_arguments():
     stacked = jax.vmap(lambda _: buffer.init(steps))(np.arange(5))
     with pytest.raises(ValueError, match=r"length=8, num_envs=2: this state has leading axes \[5, 8\]; .* jax.vmap"):
         buffer.add(stacked, steps)
-    with pytest.raises(ValueError, match=r"td_errors: got float32\[3\], expected \[B, L\]"):
-        jr.sequence_priority(np.zeros(3, jnp.float32))
+    for shape in ((3,), (3, 0), (3, 2, 1)):
+        with pytest.raises(ValueError, match=r"td_errors: got float32\[3.*\], expected \[B, L\]"):
+            jr.sequence_priority(np.zeros(shape, jnp.float32))
     with pytest.raises(ValueError, match=r"k=4: must be an integer from 1 to 3, the number of frames in a stack"):
         jr.stack_frames(np.zeros((2, 3, 4), jnp.float32), np.zeros((2, 3), bool), 4)
     with pytest.raises(ValueError, match=r"ends: got bool\[2\], expected bool\[2, 3\]"):

@@ -381,6 +381,42 @@ def test_construction_errors(make, message):
         make()
 
 
+@pytest.mark.parametrize("next_action", [True, rarely(False)])
+def test_leaves_without_elements(next_action):
+    """What has an axis of size 0, such as an observation of which nothing is kept. Nothing is run."""
+    settings = {"n": 3, "gamma": 0.9, "next_action": next_action, "record_extra_info": True}
+    tracer = jr.NStep(**settings, num_envs=2)
+    steps = rollout(np.random.default_rng(0), 5, 2)
+    steps |= {"s": np.zeros((5, 2, 0)), "a": np.zeros((5, 2, 4, 0), np.int32), "s_next": np.zeros((5, 2, 0))}
+
+    def check(emitted, rows):
+        batch, valid = emitted
+        assert batch.S.shape == batch.S_next.shape == (rows, 0)
+        assert batch.A.shape == (rows, 4, 0)
+        assert batch.extra_info["actions"].shape == (rows, 3, 4, 0)
+        assert batch.Rn.shape == valid.shape == (rows,)
+
+    state = jax.eval_shape(lambda: init(tracer, steps))
+    state, *emitted = jax.eval_shape(lambda s, x: tracer.add(s, **x), state, at(steps, 0))
+    check(emitted, 2)
+    check(jax.eval_shape(tracer.flush, state)[1:], 6)
+    for flush in (False, True):
+        check(jax.eval_shape(lambda x, flush=flush: at_once(x, **settings, flush=flush), steps), 10 + 6 * flush)
+    sequences = jax.tree.map(lambda x: x.swapaxes(0, 1), [steps[k] for k in ("s", "a", "r", "terminated", "truncated")])
+    check(jax.eval_shape(lambda x: jr.sequence_transitions(*x, **settings), sequences), 2 * (5 - 3))
+
+
+def test_a_rollout_without_steps():
+    """Emits nothing; where its end is flushed, rows as of an empty tracer."""
+    steps = jax.tree.map(lambda x: x[:0], rollout(np.random.default_rng(0), 1, 2))
+    for next_action in (False, True):
+        spec, _ = jax.eval_shape(lambda x, a=next_action: at_once(x, n=3, gamma=0.9, next_action=a), steps)
+        assert (spec.batch_size, spec.S["x"].shape) == (0, (0, 2))
+    batch, valid = at_once(steps, n=3, gamma=0.9, next_action=True, flush=True)
+    assert (batch.batch_size, batch.S["x"].shape, valid.shape) == (6, (6, 2), (6,))
+    assert not valid.any()
+
+
 @pytest.mark.versions
 def test_wrong_steps():
     tracer = jr.NStep(n=3, gamma=0.9, num_envs=2)

@@ -163,6 +163,21 @@ class Buffer(abc.ABC, Generic[S]):
         return state.ring.size >= batch_size
 
 
+def check_returns(spec: Any) -> None:
+    """Raise a `ValueError` where `spec` is a `TransitionBatch` that has not one `In` and one `W` for each `Rn`."""
+    if not isinstance(spec, TransitionBatch):
+        return
+    if not hasattr(spec.Rn, "shape"):
+        raise ValueError(f"leaf .Rn: got {spec.Rn!r}, expected an array; store other items than transitions in a dict.")
+    for name in ("In", "W"):
+        for leaf in jax.tree.leaves(getattr(spec, name)):
+            if leaf.shape != spec.Rn.shape:
+                raise ValueError(
+                    f"leaf .{name}: got {_items.describe(leaf.dtype, leaf.shape)}, expected {list(spec.Rn.shape)}, the "
+                    "shape of leaf .Rn; squeeze the one that has an axis too many."
+                )
+
+
 def check_indices(indices: Any) -> jax.Array:
     indices = jnp.asarray(indices)
     if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):

@@ -9,7 +9,7 @@ from flax import struct
 
 from jaxreplay import _items, ring
 from jaxreplay._arguments import check_integer
-from jaxreplay._buffer import Buffer
+from jaxreplay._buffer import Buffer, check_returns
 from jaxreplay._xla import jitted
 from jaxreplay.samplers import Sampler, Uniform
 
@@ -57,7 +57,8 @@ class ReplayBuffer(Buffer[ReplayState]):
           items: pytree [B, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; values are ignored.
 
         Raises:
-          ValueError: no leaves, or leaves whose batch axes differ.
+          ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
+            shape than its `Rn`.
         """
         return self._init(items, 1)
 
@@ -94,6 +95,7 @@ class ReplayBuffer(Buffer[ReplayState]):
     def _init(self, items: Any, num_shards: int) -> ReplayState:
         spec = _items.as_spec(items)
         _items.leading_axes(spec, 1, "a batch of items")
+        check_returns(spec)
         return ReplayState(
             storage=_items.zeros(spec, (self.capacity,), 1),
             ring=ring.init(self.capacity, num_shards),

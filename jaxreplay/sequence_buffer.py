@@ -23,7 +23,7 @@ from jax import lax
 
 from jaxreplay import _items, ring
 from jaxreplay._arguments import check_integer
-from jaxreplay._buffer import Buffer
+from jaxreplay._buffer import Buffer, check_returns
 from jaxreplay._xla import jitted, materialize
 from jaxreplay.samplers import Sampler, Uniform
 
@@ -93,7 +93,8 @@ class SequenceBuffer(Buffer[SequenceState]):
             values are ignored.
 
         Raises:
-          ValueError: no leaves, or leading axes that differ or are not `num_envs`.
+          ValueError: no leaves, leading axes that differ or are not `num_envs`, or a `TransitionBatch` whose `In` or
+            `W` has another shape than its `Rn`.
         """
         return self._init(steps, 1)
 
@@ -137,6 +138,7 @@ class SequenceBuffer(Buffer[SequenceState]):
     def _init(self, items: Any, num_shards: int) -> SequenceState:
         spec = _items.as_spec(items)
         self._num_steps(spec)
+        check_returns(spec)
         leading = (self.length, self.num_envs)
         return SequenceState(
             storage=_items.zeros(spec, leading, 2),

@@ -82,7 +82,7 @@ class TransitionBatch:
             raise TypeError(f"logp={logp!r}: a log-propensity is a number at most 0.")
         if logp_next is not None and not _all_numbers(logp_next, lambda x: x <= 0):
             raise TypeError(f"logp_next={logp_next!r}: a log-propensity is a number at most 0, or None.")
-        if not _all_numbers(r, lambda x: x == x):
+        if not (np.ndim(r) == 0 and _all_numbers(r, lambda x: x == x)):
             raise TypeError(f"r={r!r}: a reward is a number and not NaN.")
         if not isinstance(done, bool | np.bool_):
             raise TypeError(f"done={done!r}: expected a bool.")

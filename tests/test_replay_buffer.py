@@ -365,6 +365,29 @@ def test_wrong_items(items, message):
 
 
 @pytest.mark.versions
+@pytest.mark.parametrize(
+    ("leaves", "message"),
+    [
+        ({"W": 1}, r"leaf \.W: got float32\[4, 1\], expected \[4\], the shape of leaf \.Rn; squeeze"),
+        ({"In": 1}, r"leaf \.In: got float32\[4, 1\], expected \[4\]"),
+        ({"Rn": 1}, r"leaf \.In: got float32\[4\], expected \[4, 1\]"),
+        ({"Rn": 1, "In": 1}, r"leaf \.W: got float32\[4\], expected \[4, 1\]"),
+        ({"Rn": None}, r"leaf \.Rn: got None, expected an array"),
+    ],
+)
+def test_transitions_have_one_weight_and_one_factor_a_return(leaves, message):
+    """Else the drawn weights would be broadcast to a matrix."""
+    x = np.arange(4, dtype=np.float32)
+    batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=x)
+    wrong = batch.replace(**{name: axes and x[:, None] for name, axes in leaves.items()})
+    with pytest.raises(ValueError, match=message):
+        jr.ReplayBuffer(capacity=8).init(wrong)
+    steps = jax.tree.map(lambda x: x[None], wrong)
+    with pytest.raises(ValueError, match=message.replace("[4", "[1, 4")):
+        jr.SequenceBuffer(length=8, num_envs=4, sequence_length=2).init(steps)
+
+
+@pytest.mark.versions
 def test_other_wrong_arguments():
     buffer = jr.ReplayBuffer(capacity=8)
     state = buffer.add(buffer.init(numbers(0, 2)), numbers(0, 2))

@@ -44,6 +44,7 @@ def test_from_single():
         ("done", None, r"done=None"),
         ("r", "1", r"r='1': a reward is a number"),
         ("r", float("nan"), r"r=nan"),
+        ("r", np.ones(2), r"r=array\(\[1\., 1\.\]\): a reward is a number"),
     ],
 )
 def test_from_single_type_errors(name, value, message):

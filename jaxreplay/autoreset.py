@@ -8,6 +8,8 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxreplay import _items
+
 
 @struct.dataclass
 class AutoresetState:
@@ -38,7 +40,7 @@ class NextStepAutoreset:
     Attributes:
       env_step: env_step(key, env_state, action) -> (obs, env_state, reward, terminated, truncated, final_obs), where
         `obs` and `env_state` are those after the reset if the episode ended, and `final_obs` is what the step led to
-        (read only then).
+        (read only then). The flags are bool [], or numbers, of which any but 0 is True.
     """
 
     env_step: Callable[[jax.Array, Any, Any], tuple[Any, Any, jax.Array, jax.Array, jax.Array, Any]]
@@ -53,11 +55,14 @@ class NextStepAutoreset:
         """Make a step, or start the next episode.
 
         Returns:
-          the new state, the observation, the reward, terminated, truncated, and whether this was a step, bool [].
+          the new state, the observation, the reward, and bool []: terminated, truncated, and whether this was a step.
+
+        Raises:
+          ValueError: `env_step` returns flags of another shape.
         """
         obs, env, reward, terminated, truncated, final_obs = self.env_step(key, state.env, action)
         stepped = ~state.waiting
-        terminated, truncated = terminated & stepped, truncated & stepped
+        terminated, truncated = _as_flag("terminated", terminated) & stepped, _as_flag("truncated", truncated) & stepped
         done = terminated | truncated
 
         def where(condition: jax.Array, x: Any, y: Any) -> Any:
@@ -66,3 +71,10 @@ class NextStepAutoreset:
         env, obs = where(stepped, (env, obs), (state.env, state.obs))
         reward = jnp.where(stepped, reward, jnp.zeros_like(reward))
         return AutoresetState(env, obs, done), where(done, final_obs, obs), reward, terminated, truncated, stepped
+
+
+def _as_flag(name: str, x: Any) -> jax.Array:
+    flag = jnp.asarray(x, bool)
+    if flag.shape != ():
+        raise ValueError(f"{name}: got {_items.describe(flag.dtype, flag.shape)}, expected bool[]; map with jax.vmap.")
+    return flag

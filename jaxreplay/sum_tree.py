@@ -21,6 +21,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
+from jaxreplay import _items
 from jaxreplay._arguments import check_integer
 from jaxreplay._random import random_bits
 from jaxreplay._xla import after, materialize
@@ -120,14 +121,14 @@ def update(
       unique_indices: promise that no index occurs twice, which saves the search for the last occurrence.
 
     Raises:
-      ValueError: more than 2**24 rows that may repeat.
+      ValueError: `mask` is not bool [B], or more than 2**24 rows that may repeat.
     """
     indices = jnp.asarray(indices, jnp.int32)
     values = jnp.broadcast_to(jnp.asarray(values, jnp.float32), indices.shape)
     values = jnp.where(values >= 0, values, jnp.inf)
     written = (indices >= 0) & (indices < tree.capacity)
     if mask is not None:
-        written &= mask
+        written &= _items.check_mask(mask, indices.shape)
     # The last update of the tree reads it before this one writes it.
     indices = after(indices, total(tree), () if tree.minima is None else minimum(tree))
     indices, values, written = materialize(indices, values, written)

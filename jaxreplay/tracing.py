@@ -113,8 +113,8 @@ class NStep:
           s: pytree [num_envs, ...], observations before the step.
           a: pytree [num_envs, ...], actions.
           r: number [num_envs], rewards.
-          terminated: bool [num_envs], whether the step reached a terminal state.
-          truncated: bool [num_envs], whether the episode was cut off at this step; without effect where terminated.
+          terminated: bool [num_envs] (of numbers any but 0 is True), whether the step reached a terminal state.
+          truncated: likewise, whether the episode was cut off at this step; without effect where terminated.
           s_next: pytree [num_envs, ...], observations after the step. At an episode's end this is the final
             observation of that episode, not the first one after the reset.
           logp: float [num_envs] or None, log-propensities of the actions.
@@ -280,7 +280,7 @@ def sequence_transitions(
       S: pytree [B, L, ...], observations; or anything that belongs to the rows, such as a recurrent network's values.
       A: pytree [B, L, ...], actions.
       R: number [B, L], rewards.
-      terminated, truncated: bool [B, L].
+      terminated, truncated: bool [B, L]; of numbers any but 0 is True.
       n, gamma, next_action, record_extra_info: as of `NStep`.
       mask: bool [B, L], whether the row holds a step; None for all.
       logP, W: float [B, L] or None.

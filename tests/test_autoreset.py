@@ -1,6 +1,8 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
+from helpers import rarely
 from jax import lax
 from streams import NUM_ENVS, as_rows, make_episodes
 
@@ -51,3 +53,41 @@ def test_next_step_autoreset_gives_a_row_to_every_final_observation():
     for name, x in expected.items():
         np.testing.assert_array_equal(got[name], x, err_msg=name)
         assert got[name].dtype == x.dtype
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("dtype", [jnp.int32, rarely(jnp.float32)])
+def test_flags_may_be_numbers(dtype):
+    """Episodes of two steps, the first of which is terminated and the others truncated; an observation is a number."""
+
+    def env_step(key, count, action):
+        count += 1
+        end = count % 2 == 0
+        obs = jnp.where(end, 10 * count, count)
+        terminated, truncated = ((end & ends).astype(dtype) * 2 for ends in (count == 2, count > 2))
+        return obs, count, 1.0, terminated, truncated, count
+
+    env = jr.NextStepAutoreset(env_step=env_step)
+    state, seen = env.init(jnp.int32(0), jnp.int32(0)), []
+    step = jax.jit(env.step)
+    for _ in range(6):
+        state, *found = step(jax.random.key(0), state, 0)
+        assert [x.dtype for x in found[2:]] == [bool] * 3
+        seen.append(tuple(x.item() for x in found))
+    assert seen == [
+        (1, 1.0, False, False, True),
+        (2, 1.0, True, False, True),
+        (20, 0.0, False, False, False),
+        (3, 1.0, False, False, True),
+        (4, 1.0, False, True, True),
+        (40, 0.0, False, False, False),
+    ]
+
+
+@pytest.mark.versions
+def test_flags_of_several_environments_are_refused():
+    env = jr.NextStepAutoreset(env_step=lambda key, state, action: (state, state, state, state > 0, state > 0, state))
+    for shape in ((3,), (1,)):
+        x = np.zeros(shape, np.float32)
+        with pytest.raises(ValueError, match=r"terminated: got bool\[\d\], expected bool\[\]; map with jax.vmap"):
+            jax.eval_shape(lambda x: env.step(jax.random.key(0), env.init(x, x), 0), x)

@@ -229,7 +229,10 @@ def _sample_impl(
         def spread(x):  # [B] over the shape of the items, [B] or [B, sequence_length]
             return jnp.broadcast_to(x.reshape(x.shape + (1,) * (items.Rn.ndim - 1)), items.Rn.shape)
 
-        W = spread(weights) if items.W is None else items.W * spread(weights)
+        W = spread(weights)
+        if items.W is not None:
+            stored = _items.as_float(items.W)
+            W = stored * W.astype(stored.dtype)
         items = dataclasses.replace(items, W=W, idx=spread(indices))
     return Sample(items, indices, probabilities, weights, mask)
 

@@ -43,6 +43,13 @@ def as_arrays(items: Any) -> Any:
     return jax.tree.map(jnp.asarray, items)
 
 
+def as_float(x: Any) -> jax.Array:
+    """Numbers in float32, or in their own dtype where that is wider, also where JAX promotes nothing."""
+    x = jnp.asarray(x)
+    is_wide = jnp.issubdtype(x.dtype, jnp.inexact) and x.dtype.itemsize >= 4
+    return x.astype(x.dtype if is_wide else jnp.float32)
+
+
 def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
     """The first `num_axes` sizes, which all leaves of `spec` share.
 

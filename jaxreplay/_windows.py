@@ -31,8 +31,7 @@ def as_steps(
     s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any, w: Any, mask: Any = None
 ) -> Steps:
     """Steps with rewards in float32 or wider and bool flags; all of them are steps if `mask` is None."""
-    r = jnp.asarray(r)
-    r = r.astype(jnp.promote_types(r.dtype, jnp.float32))
+    r = _items.as_float(r)
     terminated, truncated = jnp.asarray(terminated, bool), jnp.asarray(truncated, bool)
     s, a, s_next, logp, w = _items.as_arrays((s, a, s_next, logp, w))
     mask = jnp.ones(r.shape, bool) if mask is None else jnp.asarray(mask)

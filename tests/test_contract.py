@@ -194,7 +194,8 @@ def test_buffers_run_under_strict_settings(buffer, sampler):
 def test_tracers_run_under_strict_settings(next_action):
     tracer = jr.NStep(n=3, gamma=0.9, num_envs=2, next_action=next_action, record_extra_info=True)
     ids, flags = np.arange(2, dtype=np.float32), np.zeros(2, bool)
-    step = {"x": np.zeros((2, 3), np.float32)}, ids, ids, flags, flags, {"x": np.zeros((2, 3), np.float32)}, ids, ids
+    s = {"x": np.zeros((2, 3), np.float32)}
+    step = s, ids, ids.astype(np.int32) if next_action else ids, flags, flags, s, ids, ids
 
     def trace():
         state, *emitted = tracer.add(tracer.init(*step), *step, mask=~flags)
@@ -206,6 +207,15 @@ def test_tracers_run_under_strict_settings(next_action):
     *rows, logP, W = rollout
     jax.eval_shape(lambda: jr.n_step_transitions(*rows, logP=logP, W=W, flush=True, **options))
     jax.eval_shape(lambda: jr.sequence_transitions(*jax.tree.map(lambda x: x.swapaxes(0, 1), rows[:5]), **options))
+
+
+@pytest.mark.usefixtures("strict")
+@pytest.mark.parametrize("dtype", [np.int32, jax.numpy.bfloat16, np.float32])
+def test_weights_of_transitions_are_multiplied_under_strict_settings(dtype):
+    x, buffer = np.zeros(4, np.float32), jr.ReplayBuffer(capacity=4)
+    batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=x.astype(dtype))
+    drawn = jax.eval_shape(lambda key: buffer.sample(buffer.init(batch), key, 2), jax.random.key(0))
+    assert drawn.items.W.dtype == np.float32
 
 
 @pytest.mark.usefixtures("strict")

@@ -33,9 +33,41 @@ def as_steps(
     """Steps with rewards in float32 or wider and bool flags; all of them are steps if `mask` is None."""
     r = _items.as_float(r)
     terminated, truncated = jnp.asarray(terminated, bool), jnp.asarray(truncated, bool)
-    s, a, s_next, logp, w = _items.as_arrays((s, a, s_next, logp, w))
+    s, a, s_next = _items.as_arrays((s, a, s_next))
+    logp, w = (None if x is None else jnp.asarray(x) for x in (logp, w))
     mask = jnp.ones(r.shape, bool) if mask is None else jnp.asarray(mask)
     return Steps(s, a, r, terminated, truncated, s_next, logp, w, mask)
+
+
+def check_step(step: Steps) -> tuple[int, ...]:
+    """[num_envs] of a step of every environment, leaves [num_envs, ...].
+
+    Raises:
+      ValueError: leading axes that differ, or not one number (or flag) an environment; the message names the leaf.
+    """
+    return _check_axes(step, 1, "a step", "an environment", {})
+
+
+def check_steps(steps: Steps, what: str) -> tuple[int, ...]:
+    """The two leading axes of many steps, such as a rollout, whose arguments are called R, logP and W.
+
+    Raises:
+      ValueError: leading axes that differ, or not one number (or flag) a step; the message names the leaf.
+    """
+    return _check_axes(steps, 2, what, "a step", {"r": "R", "logp": "logP", "w": "W"})
+
+
+def _check_axes(steps: Steps, num_axes: int, what: str, each: str, names: dict[str, str]) -> tuple[int, ...]:
+    leading = _items.leading_axes(steps, num_axes, what)
+    for field in ("r", "terminated", "truncated", "logp", "w", "mask"):
+        leaf = getattr(steps, field)
+        if leaf is not None and leaf.shape != leading:
+            number = "number" if field in ("r", "logp", "w") else "flag"
+            raise ValueError(
+                f"{names.get(field, field)}: got {_items.describe(leaf.dtype, leaf.shape)}, expected {list(leading)}, "
+                f"one {number} {each}; {'squeeze' if leaf.shape[-1] == 1 else 'reduce'} the last axis."
+            )
+    return leading
 
 
 def transitions(

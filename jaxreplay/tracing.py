@@ -71,7 +71,7 @@ class NStep:
         """An empty tracer for steps like this one: arrays or `jax.ShapeDtypeStruct`, as `add` takes them.
 
         Raises:
-          ValueError: a leading axis is not `num_envs`.
+          ValueError: a leading axis is not `num_envs`, or there is more than one number or flag an environment.
         """
         spec = jax.eval_shape(_windows.as_steps, s, a, r, terminated, truncated, s_next, logp, w)
         self._check_leading(spec)
@@ -87,7 +87,7 @@ class NStep:
         """Shapes and dtypes of what `add` emits for steps like this one: what `ReplayBuffer.init` wants to know.
 
         Raises:
-          ValueError: a leading axis is not `num_envs`.
+          ValueError: a leading axis is not `num_envs`, or there is more than one number or flag an environment.
         """
         step = (s, a, r, terminated, truncated, s_next, logp, w)
         return jax.eval_shape(lambda *step: self.add(self.init(*step), *step)[1], *step)
@@ -127,7 +127,7 @@ class NStep:
           the new state; TransitionBatch [num_envs]; valid, bool [num_envs].
 
         Raises:
-          ValueError: a leaf differs from the one given to `init`; the message names it.
+          ValueError: a leaf differs from the one given to `init`, or is not as above; the message names it.
         """
         step = _windows.as_steps(s, a, r, terminated, truncated, s_next, logp, w, mask)
         self._check_leading(step)
@@ -147,7 +147,7 @@ class NStep:
         return self.n + self.next_action
 
     def _check_leading(self, step: Any) -> None:
-        (found,) = _items.leading_axes(step, 1, "a step")
+        (found,) = _windows.check_step(step)
         if found != self.num_envs:
             raise ValueError(f"num_envs={self.num_envs}: got a step with a leading axis of {found}.")
 
@@ -244,10 +244,11 @@ def n_step_transitions(
       TransitionBatch [T * num_envs] ([(T + n) * num_envs] with `flush`) and valid, a bool vector of that length.
 
     Raises:
-      ValueError: `n` or `gamma` out of range, or leaves whose leading axes differ.
+      ValueError: `n` or `gamma` out of range, leaves whose leading axes differ, or more than one number or flag a
+        step.
     """
     steps = _windows.as_steps(S, A, R, terminated, truncated, S_next, logP, W, mask)
-    length, num_envs = _items.leading_axes(steps, 2, "a rollout")
+    length, num_envs = _windows.check_steps(steps, "a rollout")
     _items.check_mask(steps.mask, (length, num_envs))
     tracer = NStep(n=n, gamma=gamma, num_envs=num_envs, next_action=next_action, record_extra_info=record_extra_info)
     return _rollout(tracer, steps, flush)
@@ -290,10 +291,11 @@ def sequence_transitions(
       row holds no step or, with `next_action`, no action follows.
 
     Raises:
-      ValueError: `n` or `gamma` out of range, leaves whose leading axes differ, or fewer than n + 1 rows.
+      ValueError: `n` or `gamma` out of range, leaves whose leading axes differ, more than one number or flag a step, or
+        fewer than n + 1 rows.
     """
     steps = _windows.as_steps(S, A, R, terminated, truncated, S, logP, W, mask)
-    shape = _items.leading_axes(steps, 2, "a batch of sequences")
+    shape = _windows.check_steps(steps, "a batch of sequences")
     _items.check_mask(steps.mask, shape)
     _check_window("n", n, gamma)
     if shape[1] <= n:

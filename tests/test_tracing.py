@@ -381,6 +381,49 @@ def test_construction_errors(make, message):
         make()
 
 
+@pytest.mark.versions
+@pytest.mark.parametrize("name", ["r", "terminated", "truncated", "logp", "w", "mask"])
+@pytest.mark.parametrize(("length", "num_envs"), [(5, 3), (1, 3), (5, 1)])
+def test_one_number_and_one_flag_a_step(name, length, num_envs):
+    """Also where further axes would be broadcast. Nothing is run."""
+    steps = rollout(np.random.default_rng(0), length, num_envs)
+    good = at(steps, 0)
+    tracer = jr.NStep(n=3, gamma=0.9, num_envs=num_envs)
+    monte_carlo = jr.MonteCarlo(gamma=0.9, max_length=3, num_envs=num_envs)
+    state = jax.eval_shape(lambda: init(tracer, steps))
+    number = "flag" if good[name].dtype == bool else "number"
+    rest = {"r": "R", "logp": "logP", "w": "W"}.get(name, name)
+    for axes, remedy in ((1, "squeeze"), (4, "reduce")):
+
+        def wrong(x, axes=axes):
+            return {**x, name: np.repeat(x[name][..., None], axes, axis=-1)}
+
+        message = (
+            rf"^{name}: got \w+\[{num_envs}, {axes}\], expected \[{num_envs}\], one {number} an environment; {remedy} "
+        )
+        for function in (tracer.add, monte_carlo.add):
+            with pytest.raises(ValueError, match=message):
+                jax.eval_shape(lambda s, x, function=function: function(s, **x), state, wrong(good))
+        for function in (tracer.init, tracer.spec, monte_carlo.init) if name != "mask" else ():
+            with pytest.raises(ValueError, match=message):
+                function(**first(wrong(steps)))
+        shape = rf"\[{length}, {num_envs}"
+        with pytest.raises(
+            ValueError, match=rf"^{rest}: got \w+{shape}, {axes}\], expected {shape}\], one {number} a step; "
+        ):
+            jax.eval_shape(lambda x: at_once(x, n=3, gamma=0.9), wrong(steps))
+        with pytest.raises(ValueError, match=rf"^{rest}: got .*, one {number} a step; {remedy} the last axis"):
+            jax.eval_shape(of_sequences, wrong(steps))
+
+
+def of_sequences(steps):
+    x = {**steps, "logP": steps["logp"], "W": steps["w"]}
+    names = ("r", "terminated", "truncated", "logP", "W", "mask")
+    R, terminated, truncated, *rest = (x[name] for name in names)
+    rest = dict(zip(names[3:], rest, strict=True))
+    return jr.sequence_transitions(x["s"], x["a"], R, terminated, truncated, **rest, n=2, gamma=0.9)
+
+
 @pytest.mark.parametrize("next_action", [True, rarely(False)])
 def test_leaves_without_elements(next_action):
     """What has an axis of size 0, such as an observation of which nothing is kept. Nothing is run."""

@@ -7,12 +7,13 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import jax
 import jax.core
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import lax
 
 from jaxreplay import _items, ring
-from jaxreplay._arguments import check_integer
-from jaxreplay._xla import jitted, materialize
+from jaxreplay._arguments import check_integer, check_number
+from jaxreplay._xla import jitted, materialize, on_host
 from jaxreplay.samplers import Sampler
 from jaxreplay.transition_batch import TransitionBatch
 
@@ -97,6 +98,16 @@ class Buffer(abc.ABC, Generic[S]):
     def _check_state(self, state: S) -> None:
         """Raise a `ValueError` where `state` is not one of this buffer's."""
 
+    def _check_sampler(self, state: S) -> None:
+        """Raise a `ValueError` where `state` has not the structure of the sampler's states."""
+        expected = jax.eval_shape(lambda: self.sampler.init(self._num_slots))
+        same = jax.tree.structure(expected) == jax.tree.structure(state.sampler)
+        if not same or jax.tree.map(jnp.shape, expected) != jax.tree.map(jnp.shape, state.sampler):
+            raise ValueError(
+                f"sampler={self.sampler!r}: this state is of another sampler, or of another size; use the buffer that "
+                "made it, or take it over with jaxreplay.migrate."
+            )
+
     @abc.abstractmethod
     def _live(self, state: S) -> ring.Live:
         """The slots that may be drawn."""
@@ -121,10 +132,11 @@ class Buffer(abc.ABC, Generic[S]):
           ValueError: `batch_size` is not a positive integer; or the buffer is empty and the call is eager (which waits
             for the buffer's size; under `jit` an empty buffer gives weights and probabilities 0 and indices -1).
         """
-        check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
+        batch_size = check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
+        check_beta(beta)
         drawn = _sample(self, state, key, batch_size, beta)
         size = state.ring.size  # read after the draw is under way, so that it need not wait for this
-        if not isinstance(size, jax.core.Tracer) and int(size) == 0:
+        if not isinstance(size, jax.core.Tracer) and on_host(size) == 0:
             raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
         return drawn
 
@@ -140,7 +152,7 @@ class Buffer(abc.ABC, Generic[S]):
         Raises:
           ValueError: shapes or dtypes other than these.
         """
-        return _update[self.donate](self, state, indices, td_errors)
+        return _update(self, state, _items.from_host(indices), td_errors)
 
     def get(self, state: S, indices: jax.Array) -> Any:
         """Items [B, ...] named by the handles `indices` (int [B]); zeros for items no longer stored.
@@ -148,7 +160,7 @@ class Buffer(abc.ABC, Generic[S]):
         Raises:
           ValueError: `indices` is not a vector of integers.
         """
-        return _get(self, state, indices)
+        return _get(self, state, _items.from_host(indices))
 
     def size(self, state: S) -> jax.Array:
         """Number of items that may be drawn, int32 []."""
@@ -156,11 +168,12 @@ class Buffer(abc.ABC, Generic[S]):
 
     def is_empty(self, state: S) -> jax.Array:
         """Whether nothing may be drawn, bool []."""
-        return state.ring.size == 0
+        return jnp.logical_not(ring.at_least(state.ring.size, 1))
 
     def can_sample(self, state: S, batch_size: int = 1) -> jax.Array:
         """Whether at least `batch_size` items may be drawn, bool []."""
-        return state.ring.size >= batch_size
+        batch_size = check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
+        return ring.at_least(state.ring.size, batch_size)
 
 
 def check_returns(spec: Any) -> None:
@@ -185,7 +198,20 @@ def check_indices(indices: Any) -> jax.Array:
             f"indices: got {_items.describe(indices.dtype, indices.shape)}, expected a vector of integers "
             "(Sample.indices)."
         )
-    return indices.astype(jnp.int32)
+    return _items.as_int32(indices)
+
+
+def check_beta(beta: Any) -> None:
+    """Raise a `ValueError` where `beta` of `sample` is neither None, nor a number in [0, 1], nor an array []."""
+    if callable(beta):
+        raise ValueError(f"beta={beta!r}: must be a number; a schedule is given to the sampler, as Prioritized(beta=).")
+    if isinstance(beta, jax.Array | np.ndarray):
+        if beta.ndim > 0 or not (jnp.issubdtype(beta.dtype, jnp.floating) or jnp.issubdtype(beta.dtype, jnp.integer)):
+            found = _items.describe(beta.dtype, beta.shape)
+            raise ValueError(f"beta: got {found}, expected one number for the whole batch, such as a float32[].")
+        beta = beta.item() if isinstance(beta, np.ndarray) else None  # what is on a device is not waited for
+    if beta is not None:
+        check_number("beta", beta, 0, 1, "it is an exponent of the importance weights")
 
 
 def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]:
@@ -257,6 +283,6 @@ def _get_impl(buffer: Buffer[S], state: S, indices: jax.Array, axis_name: str | 
     return buffer._read(state, slots, fill=True)[0]
 
 
-_sample = jax.jit(_sample_impl, static_argnums=(0, 3))
-_update = jitted(_update_impl)
-_get = jax.jit(_get_impl, static_argnums=0)
+_sample = jitted(_sample_impl, static=(0, 3))
+_update = jitted(_update_impl, donates=True)
+_get = jitted(_get_impl)

@@ -4,6 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import lax
 
@@ -41,6 +42,22 @@ def as_spec(items: Any) -> Any:
 def as_arrays(items: Any) -> Any:
     """`items` with every leaf an array, in JAX's canonical dtype."""
     return jax.tree.map(jnp.asarray, items)
+
+
+def as_int32(x: Any) -> Any:
+    """Integers as int32; those that do not fit are -1, where JAX would drop their upper bits. Others as they are."""
+    like = np if isinstance(x, np.ndarray) else jnp
+    x = like.asarray(x)
+    if not jnp.issubdtype(x.dtype, jnp.integer):
+        return x
+    if x.dtype.itemsize == 8:
+        x = like.where((x >= 0) & (x < 2**31), x, -1)
+    return x.astype(np.int32)
+
+
+def from_host(indices: Any) -> Any:
+    """Of a NumPy array `as_int32`, as long as JAX has not made it an array without its upper bits."""
+    return as_int32(indices) if isinstance(indices, np.ndarray) else indices
 
 
 def as_float(x: Any) -> jax.Array:
@@ -105,11 +122,16 @@ def check_mask(mask: Any, shape: tuple[int, ...], name: str = "mask") -> jax.Arr
       ValueError: another shape or dtype.
     """
     mask = jnp.asarray(mask)
+    check_flags(mask, shape, name)
+    return mask
+
+
+def check_flags(mask: Any, shape: tuple[int, ...], name: str) -> None:
+    """Raise a `ValueError` where an array is not bool of `shape`."""
     if mask.shape != shape or mask.dtype != jnp.bool_:
         raise ValueError(
             f"{name}: got {describe(mask.dtype, mask.shape)}, expected {describe('bool', shape)}, one flag a row."
         )
-    return mask
 
 
 def width(dtype: Any) -> int:

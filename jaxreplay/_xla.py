@@ -5,7 +5,9 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 
@@ -33,12 +35,12 @@ def after(numbers: jax.Array, *others: Any) -> jax.Array:
     more only the first element is looked at.
     """
 
-    def look_at(x: Any) -> jax.Array:
+    def look_at(x: jax.Array) -> jax.Array:
         x = jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jnp.asarray(x)
-        x = jnp.real(x if x.ndim < 2 else lax.slice(x, [0] * x.ndim, [1] * x.ndim))
-        return jnp.sum(x.astype(jnp.float32))
+        x = x if x.ndim == 1 else lax.slice(x, [0] * x.ndim, [1] * x.ndim)
+        return jnp.sum(jnp.real(x).astype(jnp.float32))
 
-    seen = [look_at(leaf) for leaf in (numbers, *jax.tree.leaves(others)) if leaf.size > 0]
+    seen = [look_at(leaf) for leaf in (jnp.ravel(numbers)[:1], *jax.tree.leaves(others)) if leaf.size > 0]
     never = jnp.minimum(functools.reduce(jnp.add, seen), -1.0) >= 0  # XLA does not see that this is False
     # Elsewhere nothing is left of it.
     return lax.platform_dependent(
@@ -49,10 +51,65 @@ def after(numbers: jax.Array, *others: Any) -> jax.Array:
     )
 
 
-def jitted(method: Callable[..., Any]) -> dict[bool, Callable[..., Any]]:
-    """`method(config, state, ...)` with the configuration static, by whether the state is donated."""
-    return {
-        False: jax.jit(method, static_argnums=0),
-        # keep_unused: a leaf that is replaced without being read is donated like the others.
-        True: jax.jit(method, static_argnums=0, donate_argnums=1, keep_unused=True),
-    }
+def jitted(method: Callable[..., Any], *, static: tuple[int, ...] = (0,), donates: bool = False) -> Callable[..., Any]:
+    """`method(config, state, ...)` as a program that is called from Python.
+
+    The configuration is static. With `donates` the state is donated if `config.donate`, unless the call is
+    differentiated, for which it must stay. Other arguments may be overwritten as soon as the call has returned.
+
+    Raises:
+      ValueError: the state was donated to an earlier call.
+    """
+    pure = jax.jit(method, static_argnums=static)
+    # keep_unused: a leaf that is replaced without being read is donated like the others.
+    donating = jax.jit(method, static_argnums=static, donate_argnums=1, keep_unused=True) if donates else pure
+
+    def call(config: Any, state: Any, *arguments: Any) -> Any:
+        arguments, program = own(arguments), pure
+        if donates and config.donate and not _is_differentiated((state, arguments)):
+            program = donating
+        try:
+            return program(config, state, *arguments)
+        except (RuntimeError, ValueError) as error:
+            if not any(map(_is_deleted, jax.tree.leaves(state))):
+                raise
+            raise ValueError(
+                "state: was donated to an earlier call and is gone; rebind it, as in state = buffer.add(state, items), "
+                "or make the buffer with donate=False."
+            ) from error
+
+    call.programs = pure, donating  # pyright: ignore[reportFunctionMemberAccess]
+    return call
+
+
+def own(arguments: Any) -> Any:
+    """The same pytree with copies of its NumPy arrays.
+
+    A program may read the arrays that it is given after the call has returned, when the caller may overwrite them.
+    """
+    leaves, treedef = jax.tree.flatten(arguments)
+    if np.ndarray not in map(type, leaves):
+        return arguments
+    return treedef.unflatten([leaf.copy() if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
+
+
+def on_host(x: jax.Array) -> np.ndarray:
+    """The values of an array, also where transfers that are not asked for are forbidden. Waits for the device."""
+    with jax.transfer_guard_device_to_host("allow"):
+        return np.asarray(x)
+
+
+def _is_deleted(x: Any) -> bool:
+    return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted()
+
+
+def _is_differentiated(arguments: Any) -> bool:
+    leaves = jax.tree.leaves(arguments)
+    if not any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, leaves))):  # fewer kinds than leaves
+        return False
+    for x in leaves:
+        while isinstance(x, jax.core.Tracer):
+            if hasattr(x, "tangent"):
+                return True
+            x = getattr(x, "val", None)  # what jax.vmap maps over
+    return False

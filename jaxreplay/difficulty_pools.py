@@ -17,10 +17,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay import _items, _pool_state, _queues, sum_tree
-from jaxreplay._arguments import check_integer, check_number
+from jaxreplay._arguments import check_integer, check_number, settle
 from jaxreplay._pool_state import PoolsState
 from jaxreplay._random import below, random_bits
-from jaxreplay._xla import jitted
+from jaxreplay._xla import jitted, on_host
 from jaxreplay.ring import saturating_add
 
 NORMAL, EASY, HARD = range(3)
@@ -48,8 +48,8 @@ class DifficultyPools:
       online_difficulty_filtering: do not keep groups whose mean reward is exactly 0 or 1, which say nothing about
         what to do better.
       env_names: names of the environments in the metrics; None: "0", "1", ...
-      donate: donate the state when `update` is called eagerly. A state is small beside a replay buffer's, so that by
-        default it is not.
+      donate: donate the state when `update` is called eagerly; it is then changed in place, at a cost that hardly grows
+        with the number of tasks.
     """
 
     tasks_per_env: Sequence[int]
@@ -60,7 +60,7 @@ class DifficultyPools:
     max_hard_pool_fraction: float = 0.4
     online_difficulty_filtering: bool = False
     env_names: Sequence[str] | None = None
-    donate: bool = False
+    donate: bool = True
 
     def __post_init__(self):
         for name in ("tasks_per_env", "env_ratios", "env_names"):
@@ -69,19 +69,26 @@ class DifficultyPools:
                 continue
             if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
                 raise ValueError(f"{name}={value!r}: must be a sequence, one entry for each environment.")
-            object.__setattr__(self, name, tuple(value))
+            settle(self, **{name: tuple(value)})
             if len(getattr(self, name)) != len(self.tasks_per_env):
                 raise ValueError(f"{name}={value}: must have one entry for each of {len(self.tasks_per_env)} envs.")
-        for i, count in enumerate(self.tasks_per_env):
+        tasks_per_env = tuple(
             check_integer(f"tasks_per_env[{i}]", count, 0, MAX_TASKS, "the number of an environment's tasks")
+            for i, count in enumerate(self.tasks_per_env)
+        )
+        settle(self, tasks_per_env=tasks_per_env)
         if not self.tasks_per_env or self.num_tasks > MAX_TASKS:
             raise ValueError(
                 f"tasks_per_env={self.tasks_per_env}: expected one number an environment, {MAX_TASKS} tasks at most."
             )
-        for i, ratio in enumerate(self.env_ratios or ()):
-            check_number(f"env_ratios[{i}]", ratio, 0, math.inf, "0 never draws the environment")
-        if self.env_ratios is not None and sum(self.env_ratios) == 0:
-            raise ValueError(f"env_ratios={self.env_ratios}: one of them must be positive.")
+        if self.env_ratios is not None:
+            env_ratios = tuple(
+                check_number(f"env_ratios[{i}]", ratio, 0, math.inf, "0 never draws the environment")
+                for i, ratio in enumerate(self.env_ratios)
+            )
+            settle(self, env_ratios=env_ratios)
+            if sum(env_ratios) == 0:
+                raise ValueError(f"env_ratios={env_ratios}: one of them must be positive.")
         if self.env_names is not None and len({*self.env_names}) < len(self.env_names):
             raise ValueError(f"env_names={self.env_names}: must differ from one another.")
         self._check_thresholds()
@@ -89,15 +96,18 @@ class DifficultyPools:
     def _check_thresholds(self) -> None:
         for name in ("easy_threshold", "hard_threshold"):
             if getattr(self, name) is not None:
-                check_number(name, getattr(self, name), -math.inf, math.inf, "or None")
+                threshold = check_number(name, getattr(self, name), -math.inf, math.inf, "or None")
+                settle(self, **{name: threshold})
         easy, hard = self.easy_threshold, self.hard_threshold
         if easy is not None and hard is not None and easy < hard:
             raise ValueError(
                 f"easy_threshold={easy}: must be at least hard_threshold={hard}; raise it, or lower the other."
             )
-        fractions = {name: getattr(self, name) for name in ("max_easy_pool_fraction", "max_hard_pool_fraction")}
-        for name, fraction in fractions.items():
-            check_number(name, fraction, 0, 1, "a part of an environment's tasks, below 1")
+        fractions = {
+            name: check_number(name, getattr(self, name), 0, 1, "a part of an environment's tasks, below 1")
+            for name in ("max_easy_pool_fraction", "max_hard_pool_fraction")
+        }
+        settle(self, **fractions)
         if sum(fractions.values()) >= 1:
             raise ValueError(
                 " + ".join(f"{name}={fraction}" for name, fraction in fractions.items())
@@ -147,9 +157,9 @@ class DifficultyPools:
           ValueError: `n` is not a positive integer; or there is no task to draw and the call is eager (which waits for
             the device; under `jit` see what is returned).
         """
-        check_integer("n", n, 1, 2**24, "the number of draws")
+        n = check_integer("n", n, 1, 2**24, "the number of draws")
         tasks, ok = _sample(self, state, key, n)
-        if not isinstance(ok, jax.core.Tracer) and not ok:
+        if not isinstance(ok, jax.core.Tracer) and not on_host(ok):
             raise ValueError(
                 "No environments left with examples. No environment with a positive ratio has a task in normal; "
                 "recycle moves parked tasks back."
@@ -165,8 +175,9 @@ class DifficultyPools:
         `rejected`.
 
         Args:
-          state: donated when called eagerly and `donate=True`.
-          tasks: int [G], the task of each group; one may occur more than once.
+          state: donated when called eagerly (unless `donate=False`).
+          tasks: int [G], the task of each group; one may occur more than once. Called eagerly, G and R are padded to
+            powers of two, so that few programs are compiled; under `jax.jit` each G and R compiles another.
           rewards: number [G, R], of each rollout.
           mask: bool [G], which groups, or [G, R], which rollouts there are; None: all. A group without rollouts does
             nothing.
@@ -178,7 +189,13 @@ class DifficultyPools:
         Raises:
           ValueError: shapes or dtypes other than these.
         """
-        return _update[self.donate](self, state, tasks, rewards, mask)
+        groups = tasks, rewards, mask
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, groups))):
+            return _update(self, state, *groups)
+        on_device = any(isinstance(x, jax.Array) for x in groups)
+        padded = _padded_on_device(*groups) if on_device else _padded(*groups, like=np)
+        state, kept = _update(self, state, *padded)
+        return state, kept[: len(tasks)]
 
     def pool_of(self, state: PoolsState) -> jax.Array:
         """Each task's pool, int32 [N]: 0 normal, 1 easy, 2 hard."""
@@ -295,10 +312,10 @@ def _sample_impl(pools: DifficultyPools, state: PoolsState, key: jax.Array, n: i
 
 
 def _update_impl(
-    pools: DifficultyPools, state: PoolsState, tasks: jax.Array, rewards: jax.Array, mask: jax.Array | None
+    pools: DifficultyPools, state: PoolsState, tasks: Any, rewards: Any, mask: Any
 ) -> tuple[PoolsState, jax.Array]:
     pools._check_state(state)
-    tasks, rewards, mask = _check_groups(tasks, rewards, mask)
+    tasks, rewards, mask = _groups(tasks, rewards, mask)
     rollouts = jnp.sum(mask, axis=1, dtype=jnp.int32)
     total = jnp.sum(rewards, axis=1, where=mask)
     known = (rollouts > 0) & (tasks >= 0) & (tasks < pools.num_tasks) & jnp.isfinite(total)
@@ -329,9 +346,9 @@ def _update_impl(
     return state, known & (filtered == NORMAL)
 
 
-def _check_groups(tasks: Any, rewards: Any, mask: Any) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Integers [G], float32 [G, R] and bool [G, R]."""
-    tasks, rewards = jnp.asarray(tasks), jnp.asarray(rewards)
+def _groups(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ...]:
+    """Integers [G], float32 [G, R] and bool [G, R], as arrays of NumPy or JAX, whichever `like` is."""
+    tasks, rewards = _items.as_int32(like.asarray(tasks)), like.asarray(rewards)
     if tasks.ndim != 1 or not jnp.issubdtype(tasks.dtype, jnp.integer):
         raise ValueError(f"tasks: got {_items.describe(tasks.dtype, tasks.shape)}, expected a vector of integers.")
     if rewards.ndim != 2 or rewards.shape[0] != tasks.size or jnp.issubdtype(rewards.dtype, jnp.complexfloating):
@@ -339,12 +356,18 @@ def _check_groups(tasks: Any, rewards: Any, mask: Any) -> tuple[jax.Array, jax.A
             f"rewards: got {_items.describe(rewards.dtype, rewards.shape)}, expected a row of numbers for each of the "
             f"{tasks.size} tasks; of one rollout a group, rewards[:, None]."
         )
-    if mask is None:
-        mask = jnp.ones(rewards.shape, bool)
-    mask = jnp.asarray(mask)
+    mask = like.asarray(like.ones(rewards.shape, bool) if mask is None else mask)
+    _items.check_flags(mask, tasks.shape if mask.ndim == 1 else rewards.shape, "mask")
     if mask.ndim == 1:
-        mask = jnp.broadcast_to(_items.check_mask(mask, tasks.shape)[:, None], rewards.shape)
-    return tasks, rewards.astype(jnp.float32), _items.check_mask(mask, rewards.shape)
+        mask = like.broadcast_to(mask[:, None], rewards.shape)
+    return tasks, rewards.astype(np.float32), mask
+
+
+def _padded(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ...]:
+    """`_groups` among others without rollouts: a power of two of groups, and of rollouts in each."""
+    groups = tasks, rewards, mask = _groups(tasks, rewards, mask, like)
+    padding = [(0, (1 << max(size - 1, 0).bit_length()) - size) for size in rewards.shape]
+    return tuple(like.pad(x, padding[: x.ndim]) for x in groups)
 
 
 def _order_impl(pools: DifficultyPools, state: PoolsState) -> jax.Array:
@@ -392,8 +415,9 @@ def _remap_impl(pools: DifficultyPools, state: PoolsState, source: jax.Array) ->
 
 
 _init = jax.jit(_init_impl, static_argnums=0)
-_sample = jax.jit(_sample_impl, static_argnums=(0, 3))
-_update = jitted(_update_impl)
+_sample = jitted(_sample_impl, static=(0, 3))
+_padded_on_device = jax.jit(_padded)
+_update = jitted(_update_impl, donates=True)
 _order = jax.jit(_order_impl, static_argnums=0)
 _metrics = jax.jit(_metrics_impl, static_argnums=0)
 _recycle = jax.jit(_recycle_impl, static_argnums=0)

@@ -8,10 +8,10 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay import _items, ring
-from jaxreplay._arguments import check_integer
+from jaxreplay._arguments import check_integer, settle
 from jaxreplay._buffer import Buffer, check_returns
 from jaxreplay._xla import jitted
-from jaxreplay.samplers import Sampler, Uniform
+from jaxreplay.samplers import Sampler, Uniform, check_sampler
 
 
 @struct.dataclass
@@ -48,7 +48,8 @@ class ReplayBuffer(Buffer[ReplayState]):
     donate: bool = True
 
     def __post_init__(self):
-        check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
+        capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
+        settle(self, capacity=capacity, sampler=check_sampler(self.sampler))
 
     def init(self, items: Any) -> ReplayState:
         """An empty buffer for items like these.
@@ -73,11 +74,11 @@ class ReplayBuffer(Buffer[ReplayState]):
         Raises:
           ValueError: wrong structure, shape, dtype or batch size; the message names the leaf.
         """
-        return _add[self.donate](self, state, items, mask)
+        return _add(self, state, items, mask)
 
     def is_full(self, state: ReplayState) -> jax.Array:
         """Whether the next insertion overwrites, bool []."""
-        return state.ring.size == self.capacity
+        return ring.at_least(state.ring.size, self.capacity)
 
     @property
     def _num_slots(self) -> int:
@@ -131,6 +132,7 @@ class ReplayBuffer(Buffer[ReplayState]):
                 f"capacity={self.capacity}: this state has a leading axis of {found}; use the buffer that made it, "
                 "and jax.vmap for a stack of states."
             )
+        self._check_sampler(state)
 
     def _live(self, state: ReplayState) -> ring.Live:
         return ring.live(state.ring)
@@ -139,4 +141,4 @@ class ReplayBuffer(Buffer[ReplayState]):
         return _items.read(state.storage, slots, fill=fill), None
 
 
-_add = jitted(ReplayBuffer._add)
+_add = jitted(ReplayBuffer._add, donates=True)

@@ -8,6 +8,7 @@ takes: the handles of ring k start at k * period.
 """
 
 import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -98,6 +99,12 @@ def slots(ring: Ring, handles: jax.Array, capacity: int) -> jax.Array:
     slot = ring.inserted % capacity - 1 - age
     slot = jnp.where(slot < 0, slot + capacity, slot)
     return jnp.where(stored, slot, capacity)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def at_least(count: jax.Array, bound: int) -> jax.Array:
+    """`count` (int32 [...]) >= `bound`, a number that is not sent to the device at each call."""
+    return count >= bound
 
 
 def saturating_add(count: jax.Array, more: jax.Array | int) -> jax.Array:

@@ -17,7 +17,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay import _items, sum_tree
-from jaxreplay._arguments import check_number
+from jaxreplay._arguments import check_number, settle
 from jaxreplay._random import below, random_bits
 from jaxreplay.ring import Live, saturating_add
 from jaxreplay.weights import Normalize, importance_weights
@@ -60,6 +60,18 @@ class Sampler(Protocol[S]):
     ) -> S:
         """Take in the TD errors (float [B]) of `slots` where `mask` (bool [B]) is True."""
         ...
+
+
+def check_sampler(sampler: Any) -> Any:
+    """`sampler`.
+
+    Raises:
+      ValueError: it is none.
+    """
+    methods = ("init", "insert", "sample", "weights", "update")
+    if isinstance(sampler, type) or not all(callable(getattr(sampler, method, None)) for method in methods):
+        raise ValueError(f"sampler={sampler!r}: must be a sampler, such as jr.Uniform() or jr.Prioritized().")
+    return sampler
 
 
 def _uniform_slots(bits: jax.Array, live: Live, capacity: int) -> jax.Array:
@@ -174,10 +186,14 @@ class Prioritized:
     stratified: bool = True
 
     def __post_init__(self):
-        check_number("alpha", self.alpha, 0, math.inf, "0.6 is usual")
-        if not callable(self.beta):
-            check_number("beta", self.beta, 0, 1, "or a schedule of the number of updates; a traced one goes to sample")
-        check_number("epsilon", self.epsilon, 0, math.inf, "1e-6 is usual")
+        alpha = check_number("alpha", self.alpha, 0, math.inf, "0.6 is usual")
+        beta = self.beta
+        if not callable(beta):
+            beta = check_number(
+                "beta", beta, 0, 1, "or a schedule of the number of updates; a traced one goes to sample"
+            )
+        epsilon = check_number("epsilon", self.epsilon, 0, math.inf, "1e-6 is usual")
+        settle(self, alpha=alpha, beta=beta, epsilon=epsilon)
         if self.normalize not in ("batch", "global", None):
             raise ValueError(f'normalize={self.normalize!r}: must be "batch", "global" or None.')
 

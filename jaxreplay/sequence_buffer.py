@@ -22,10 +22,10 @@ from flax import struct
 from jax import lax
 
 from jaxreplay import _items, ring
-from jaxreplay._arguments import check_integer
+from jaxreplay._arguments import check_integer, settle
 from jaxreplay._buffer import Buffer, check_returns
 from jaxreplay._xla import jitted, materialize
-from jaxreplay.samplers import Sampler, Uniform
+from jaxreplay.samplers import Sampler, Uniform, check_sampler
 
 
 @struct.dataclass
@@ -79,11 +79,19 @@ class SequenceBuffer(Buffer[SequenceState]):
     donate: bool = True
 
     def __post_init__(self):
-        check_integer("num_envs", self.num_envs, 1, ring.MAX_CAPACITY, "the number of streams")
-        longest = ring.MAX_CAPACITY // self.num_envs
-        check_integer("length", self.length, 1, longest, "the number of steps kept of each stream")
-        check_integer("sequence_length", self.sequence_length, 1, self.length, "at most length, the steps kept")
-        check_integer("stride", self.stride, 1, self.length, "the number of steps between starts")
+        num_envs = check_integer("num_envs", self.num_envs, 1, ring.MAX_CAPACITY, "the number of streams")
+        longest = ring.MAX_CAPACITY // num_envs
+        length = check_integer("length", self.length, 1, longest, "the number of steps kept of each stream")
+        settle(
+            self,
+            num_envs=num_envs,
+            length=length,
+            sequence_length=check_integer(
+                "sequence_length", self.sequence_length, 1, length, "at most length, the steps kept"
+            ),
+            stride=check_integer("stride", self.stride, 1, length, "the number of steps between starts"),
+            sampler=check_sampler(self.sampler),
+        )
 
     def init(self, steps: Any) -> SequenceState:
         """An empty buffer for steps like these.
@@ -111,11 +119,11 @@ class SequenceBuffer(Buffer[SequenceState]):
         Raises:
           ValueError: wrong structure, shape or dtype; the message names the leaf.
         """
-        return _add[self.donate](self, state, steps, ends)
+        return _add(self, state, steps, ends)
 
     def is_full(self, state: SequenceState) -> jax.Array:
         """Whether the next step overwrites, bool []."""
-        return state.rows.size == self.length
+        return ring.at_least(state.rows.size, self.length)
 
     @property
     def _num_starts(self) -> int:
@@ -165,6 +173,7 @@ class SequenceBuffer(Buffer[SequenceState]):
                 f"length={self.length}, num_envs={self.num_envs}: this state has leading axes {list(found)}; use the "
                 "buffer that made it, and jax.vmap for a stack of states."
             )
+        self._check_sampler(state)
 
     def _live(self, state: SequenceState) -> ring.Live:
         # The newest `size` of those that were completed.
@@ -288,7 +297,7 @@ def split_burn_in(items: Any, burn_in: int) -> tuple[Any, Any]:
       ValueError: `burn_in` is out of range, or leading axes differ.
     """
     _, length = _items.leading_axes(_items.as_spec(items), 2, "a batch of sequences")
-    check_integer("burn_in", burn_in, 0, length - 1, "less than the length of the sequences")
+    burn_in = check_integer("burn_in", burn_in, 0, length - 1, "less than the length of the sequences")
     return jax.tree.map(lambda x: x[:, :burn_in], items), jax.tree.map(lambda x: x[:, burn_in:], items)
 
 
@@ -310,7 +319,7 @@ def stack_frames(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
     frames = jnp.asarray(frames)
     (batch_size, length) = _items.leading_axes(frames, 2, "a batch of frames")
     ends = _items.check_mask(ends, (batch_size, length), "ends")
-    check_integer("k", k, 1, length, "the number of frames in a stack")
+    k = check_integer("k", k, 1, length, "the number of frames in a stack")
     kept = jnp.ones((batch_size, length - k + 1), bool)
     stack = []
     for lag in range(k):
@@ -322,4 +331,4 @@ def stack_frames(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
     return jnp.stack(stack, axis=-1)
 
 
-_add = jitted(SequenceBuffer._add)
+_add = jitted(SequenceBuffer._add, donates=True)

@@ -9,15 +9,14 @@ from typing import Any, Generic
 import jax
 import jax.core
 import jax.numpy as jnp
-import numpy as np
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxreplay import _buffer, _items
 from jaxreplay._arguments import check_integer
-from jaxreplay._buffer import Buffer, S, Sample
-from jaxreplay._xla import jitted
-from jaxreplay.ring import MAX_CAPACITY
+from jaxreplay._buffer import Buffer, S, Sample, check_beta
+from jaxreplay._xla import jitted, on_host
+from jaxreplay.ring import MAX_CAPACITY, at_least
 
 
 @dataclasses.dataclass(frozen=True)
@@ -60,6 +59,11 @@ class Sharded(Generic[S]):
         self.buffer._shard(self.num_shards)
 
     @property
+    def donate(self) -> bool:
+        """Whether eager calls donate the state."""
+        return self.buffer.donate
+
+    @property
     def num_shards(self) -> int:
         """D, the number of shards."""
         return self.mesh.shape[self.axis]
@@ -100,7 +104,7 @@ class Sharded(Generic[S]):
         """
         call = _signature(type(self.buffer)).bind(self.buffer, *args, **kwargs)
         call.apply_defaults()
-        return _add[self.buffer.donate](self, *call.args[1:])
+        return _add(self, *call.args[1:])
 
     def sample(self, state: S, key: jax.Array, batch_size: int, beta: Any = None) -> Sample:
         """Draw items with replacement, batch_size / D from each shard; otherwise as the buffer's `sample`.
@@ -111,13 +115,14 @@ class Sharded(Generic[S]):
         Raises:
           ValueError: `batch_size` is not a positive multiple of D; or all shards are empty and the call is eager.
         """
-        check_integer("batch_size", batch_size, 1, MAX_CAPACITY, "the number of draws")
+        batch_size = check_integer("batch_size", batch_size, 1, MAX_CAPACITY, "the number of draws")
+        check_beta(beta)
         drawn = _sample(self, state, key, batch_size, beta)
         size = state.ring.size
         if not isinstance(size, jax.core.Tracer):
             # Summed on the host: devices would do it after the draw. What other processes hold cannot be read here.
-            size = np.asarray(size).sum() if getattr(size, "is_fully_addressable", True) else self.size(state)
-            if int(size) == 0:
+            size = on_host(size).sum() if getattr(size, "is_fully_addressable", True) else self.size(state)
+            if size == 0:
                 raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
         return drawn
 
@@ -131,7 +136,7 @@ class Sharded(Generic[S]):
         Raises:
           ValueError: shapes or dtypes other than these.
         """
-        return _update[self.buffer.donate](self, state, indices, td_errors)
+        return _update(self, state, _items.from_host(indices), td_errors)
 
     def get(self, state: S, indices: jax.Array) -> Any:
         """Items [B, ...] named by handles (int [B]) in the rows in which they were drawn; zeros where not stored.
@@ -139,7 +144,7 @@ class Sharded(Generic[S]):
         Raises:
           ValueError: `indices` is not a vector of integers, of a length that is a multiple of D.
         """
-        return _get(self, state, indices)
+        return _get(self, state, _items.from_host(indices))
 
     def size(self, state: S) -> jax.Array:
         """Number of items that may be drawn, of all shards, int32 []."""
@@ -147,7 +152,7 @@ class Sharded(Generic[S]):
 
     def is_empty(self, state: S) -> jax.Array:
         """Whether nothing may be drawn, bool []."""
-        return self.size(state) == 0
+        return jnp.logical_not(at_least(self.size(state), 1))
 
     def is_full(self, state: S) -> jax.Array:
         """Whether the next insertion overwrites in every shard, bool []."""
@@ -155,7 +160,7 @@ class Sharded(Generic[S]):
 
     def can_sample(self, state: S, batch_size: int = 1) -> jax.Array:
         """Whether at least `batch_size` items may be drawn, of all shards, bool []."""
-        return self.size(state) >= batch_size
+        return at_least(self.size(state), check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items"))
 
     @property
     def _shard(self) -> Buffer[S]:
@@ -281,7 +286,7 @@ def _get_impl(sharded: Sharded[S], state: S, indices: jax.Array) -> Any:
 
 
 _init = jax.jit(_init_impl, static_argnums=(0, 1, 2))
-_add = jitted(_add_impl)
-_sample = jax.jit(_sample_impl, static_argnums=(0, 3))
-_update = jitted(_update_impl)
-_get = jax.jit(_get_impl, static_argnums=0)
+_add = jitted(_add_impl, donates=True)
+_sample = jitted(_sample_impl, static=(0, 3))
+_update = jitted(_update_impl, donates=True)
+_get = jitted(_get_impl)

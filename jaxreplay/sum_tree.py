@@ -63,8 +63,8 @@ def init(capacity: int, *, fanout: int = DEFAULT_FANOUT, track_minimum: bool = F
     Raises:
       ValueError: `capacity` or `fanout` is out of range.
     """
-    check_integer("capacity", capacity, 1, MAX_CAPACITY, "the number of leaves")
-    check_integer("fanout", fanout, 2, 1024, "the number of children of a node")
+    capacity = check_integer("capacity", capacity, 1, MAX_CAPACITY, "the number of leaves")
+    fanout = check_integer("fanout", fanout, 2, 1024, "the number of children of a node")
     nodes = [capacity]
     while nodes[0] > fanout:
         nodes.insert(0, -(-nodes[0] // fanout))

@@ -15,7 +15,8 @@ from flax import struct
 from jax import lax
 
 from jaxreplay import _items, _windows
-from jaxreplay._arguments import check_integer, check_number
+from jaxreplay._arguments import check_integer, check_number, settle
+from jaxreplay._xla import jitted, own
 from jaxreplay.transition_batch import TransitionBatch
 
 
@@ -62,8 +63,9 @@ class NStep:
     record_extra_info: bool = False
 
     def __post_init__(self):
-        _check_window("n", self.n, self.gamma)
-        check_integer("num_envs", self.num_envs, 1, 2**31 - 1, "the number of environments")
+        n, gamma = _check_window("n", self.n, self.gamma)
+        num_envs = check_integer("num_envs", self.num_envs, 1, 2**31 - 1, "the number of environments")
+        settle(self, n=n, gamma=gamma, num_envs=num_envs)
 
     def init(
         self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
@@ -129,10 +131,7 @@ class NStep:
         Raises:
           ValueError: a leaf differs from the one given to `init`, or is not as above; the message names it.
         """
-        step = _windows.as_steps(s, a, r, terminated, truncated, s_next, logp, w, mask)
-        self._check_leading(step)
-        _items.check_like(step, state.steps, 0, 1, "the tracer")
-        return _add(self, state, step)
+        return _add(self, state, (s, a, r, terminated, truncated, s_next, logp, w, mask))
 
     def flush(self, state: NStepState) -> tuple[NStepState, TransitionBatch, jax.Array]:
         """Emit what is pending, oldest first, as if every environment were truncated here.
@@ -171,8 +170,9 @@ class MonteCarlo:
     num_envs: int = 1
 
     def __post_init__(self):
-        _check_window("max_length", self.max_length, self.gamma)
-        _ = self._n_step
+        max_length, gamma = _check_window("max_length", self.max_length, self.gamma)
+        settle(self, max_length=max_length, gamma=gamma)
+        settle(self, num_envs=self._n_step.num_envs)
 
     @property
     def _n_step(self) -> NStep:
@@ -247,11 +247,8 @@ def n_step_transitions(
       ValueError: `n` or `gamma` out of range, leaves whose leading axes differ, or more than one number or flag a
         step.
     """
-    steps = _windows.as_steps(S, A, R, terminated, truncated, S_next, logP, W, mask)
-    length, num_envs = _windows.check_steps(steps, "a rollout")
-    _items.check_mask(steps.mask, (length, num_envs))
-    tracer = NStep(n=n, gamma=gamma, num_envs=num_envs, next_action=next_action, record_extra_info=record_extra_info)
-    return _rollout(tracer, steps, flush)
+    tracer = NStep(n=n, gamma=gamma, next_action=next_action, record_extra_info=record_extra_info)
+    return _rollout(tracer, own((S, A, R, terminated, truncated, S_next, logP, W, mask)), flush)
 
 
 def sequence_transitions(
@@ -294,19 +291,13 @@ def sequence_transitions(
       ValueError: `n` or `gamma` out of range, leaves whose leading axes differ, more than one number or flag a step, or
         fewer than n + 1 rows.
     """
-    steps = _windows.as_steps(S, A, R, terminated, truncated, S, logP, W, mask)
-    shape = _windows.check_steps(steps, "a batch of sequences")
-    _items.check_mask(steps.mask, shape)
-    _check_window("n", n, gamma)
-    if shape[1] <= n:
-        raise ValueError(f"n={n}: sequences of {shape[1]} rows; {n + 1} rows or more hold {n} steps and what follows.")
-    settings = NStep(n=n, gamma=gamma, next_action=next_action, record_extra_info=record_extra_info)
-    return _sequences(settings, steps)
+    tracer = NStep(n=n, gamma=gamma, next_action=next_action, record_extra_info=record_extra_info)
+    return _sequences(tracer, own((S, A, R, terminated, truncated, logP, W, mask)))
 
 
-def _check_window(name: str, n: int, gamma: float) -> None:
-    check_integer(name, n, 1, 2**31 - 1, "the number of steps in a window")
-    check_number("gamma", gamma, 0, 1, "it is a discount")
+def _check_window(name: str, n: int, gamma: float) -> tuple[int, float]:
+    n = check_integer(name, n, 1, 2**31 - 1, "the number of steps in a window")
+    return n, check_number("gamma", gamma, 0, 1, "it is a discount")
 
 
 def _settings(tracer: NStep) -> dict[str, Any]:
@@ -318,8 +309,11 @@ def _settings(tracer: NStep) -> dict[str, Any]:
     }
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _add(tracer: NStep, state: NStepState, step: _windows.Steps) -> tuple[NStepState, TransitionBatch, jax.Array]:
+@jitted
+def _add(tracer: NStep, state: NStepState, arguments: Any) -> tuple[NStepState, TransitionBatch, jax.Array]:
+    step = _windows.as_steps(*arguments)
+    tracer._check_leading(step)
+    _items.check_like(step, state.steps, 0, 1, "the tracer")
     window = tracer._window
     steps = jax.tree.map(
         lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, state.cursor, 0), state.steps, step
@@ -332,7 +326,7 @@ def _add(tracer: NStep, state: NStepState, step: _windows.Steps) -> tuple[NStepS
     return NStepState(steps, cursor, count), batch, valid
 
 
-@functools.partial(jax.jit, static_argnums=0)
+@jitted
 def _flush(tracer: NStep, state: NStepState) -> tuple[NStepState, TransitionBatch, jax.Array]:
     window = tracer._window
     order = (state.cursor + jnp.arange(window, dtype=jnp.int32)) % window
@@ -343,9 +337,11 @@ def _flush(tracer: NStep, state: NStepState) -> tuple[NStepState, TransitionBatc
     return jax.tree.map(jnp.zeros_like, state), batch, valid
 
 
-@functools.partial(jax.jit, static_argnums=(0, 2))
-def _rollout(tracer: NStep, steps: _windows.Steps, flush: bool) -> tuple[TransitionBatch, jax.Array]:
-    length = steps.r.shape[0]
+@functools.partial(jitted, static=(0, 2))
+def _rollout(tracer: NStep, arguments: Any, flush: bool) -> tuple[TransitionBatch, jax.Array]:
+    steps = _windows.as_steps(*arguments)
+    length, num_envs = _windows.check_steps(steps, "a rollout")
+    _items.check_mask(steps.mask, (length, num_envs))
     order = jnp.arange(length, dtype=jnp.int32)
     starts = order - (tracer._window - 1)
     if flush:
@@ -358,9 +354,15 @@ def _rollout(tracer: NStep, steps: _windows.Steps, flush: bool) -> tuple[Transit
     return _windows.transitions(steps, order, starts, starts >= 0, **_settings(tracer))
 
 
-@functools.partial(jax.jit, static_argnums=0)
-def _sequences(tracer: NStep, steps: _windows.Steps) -> tuple[TransitionBatch, jax.Array]:
-    batch_size, length = steps.r.shape
+@jitted
+def _sequences(tracer: NStep, arguments: Any) -> tuple[TransitionBatch, jax.Array]:
+    s, a, r, terminated, truncated, logp, w, mask = arguments
+    steps = _windows.as_steps(s, a, r, terminated, truncated, s, logp, w, mask)
+    batch_size, length = _windows.check_steps(steps, "a batch of sequences")
+    _items.check_mask(steps.mask, (batch_size, length))
+    n = tracer.n
+    if length <= n:
+        raise ValueError(f"n={n}: sequences of {length} rows; {n + 1} rows or more hold {n} steps and what follows.")
     is_step_next = jnp.pad(steps.mask[:, 1:], ((0, 0), (0, 1)))
     cut = steps.truncated & ~steps.terminated & is_step_next  # the final observation is lost
     steps = dataclasses.replace(steps, mask=steps.mask & ~cut)

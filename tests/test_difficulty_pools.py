@@ -219,24 +219,24 @@ def test_eager_equals_jit_equals_scan_and_vmap_equals_a_loop():
 
 
 def test_types_are_stable_and_nothing_recompiles():
-    pools, tasks, rewards = make((3, 4), donate=True), np.arange(2), np.ones((2, 2))
+    pools, tasks, rewards = make((3, 4)), np.arange(2), np.ones((2, 2))
     jax.block_until_ready(pools.sample(pools.update(pools.init(), tasks, rewards)[0], jax.random.key(0), 3))
     state, key = pools.init(), jax.random.key(1)
     before = types(state)
     with compilations() as compiled:
-        new, _ = make([3, 4], donate=True).update(state, tasks, rewards)  # an equal configuration
+        new, _ = make([3, 4]).update(state, tasks, rewards)  # an equal configuration
         pools.sample(new, key, 3)
     assert compiled == []
     assert types(new) == before
     assert state.pool.is_deleted()
-    kept = make((3, 4)).init()
-    update(make((3, 4)), kept, (0, SOLVED))
+    kept = pools.init()
+    update(make((3, 4), donate=False), kept, (0, SOLVED))
     assert not kept.pool.is_deleted()
-    assert hash(pools) == hash(make([3, 4], donate=True))
+    assert hash(pools) == hash(make([3, 4]))
 
 
 def test_order_holds_when_the_counters_wrap():
-    pools = make((4, 8))
+    pools = make((4, 8), donate=False)
     inputs = random_updates(np.random.default_rng(1), 12, 40, 8, 2)
     state = pools.init()
     state, _ = scan_updates(pools, state, *inputs)
@@ -386,7 +386,7 @@ def test_nothing_left_to_draw():
 
 
 def test_groups_without_rollouts_do_nothing():
-    pools = make((5,), online_difficulty_filtering=True)
+    pools = make((5,), online_difficulty_filtering=True, donate=False)
     state = pools.init()
     for mask in (np.zeros(2, bool), np.zeros((2, 3), bool)):
         new, kept = pools.update(state, np.array([1, 2]), np.ones((2, 3)), mask)

@@ -12,6 +12,8 @@ def random_bits(key: jax.Array, size: int) -> jax.Array:
     As there, the two words of a key are the key of the cipher Threefry; for a key of another kind two random words are.
     Under `jax.vmap` JAX makes other words of an `rbg` or `unsafe_rbg` key than it does alone.
     """
+    if jax.config.jax_debug_key_reuse:  # pyright: ignore[reportAttributeAccessIssue]
+        jax.random.bits(key)  # counts as the use of the key, which what is read from `key_data` does not
     words = jax.random.key_data(key)
     if words.shape != (2,):
         words = jax.random.bits(key, (2,), jnp.uint32)

@@ -195,7 +195,7 @@ class DifficultyPools:
         on_device = any(isinstance(x, jax.Array) for x in groups)
         padded = _padded_on_device(*groups) if on_device else _padded(*groups, like=np)
         state, kept = _update(self, state, *padded)
-        return state, kept[: len(tasks)]
+        return state, _first(kept, len(tasks))
 
     def pool_of(self, state: PoolsState) -> jax.Array:
         """Each task's pool, int32 [N]: 0 normal, 1 easy, 2 hard."""
@@ -216,7 +216,8 @@ class DifficultyPools:
 
     def reset_metrics(self, state: PoolsState) -> PoolsState:
         """Count groups and rollouts from now on."""
-        return dataclasses.replace(state, groups=jnp.zeros_like(state.groups), rollouts=jnp.zeros_like(state.rollouts))
+        groups, rollouts = _zeros_like((state.groups, state.rollouts))
+        return dataclasses.replace(state, groups=groups, rollouts=rollouts)
 
     def recycle(
         self, state: PoolsState, key: jax.Array, easy_fraction: float = 0.0, hard_fraction: float = 0.0
@@ -417,6 +418,8 @@ def _remap_impl(pools: DifficultyPools, state: PoolsState, source: jax.Array) ->
 _init = jax.jit(_init_impl, static_argnums=0)
 _sample = jitted(_sample_impl, static=(0, 3))
 _padded_on_device = jax.jit(_padded)
+_zeros_like = jax.jit(lambda tree: jax.tree.map(jnp.zeros_like, tree))
+_first = jax.jit(lambda x, n: x[:n], static_argnums=1)
 _update = jitted(_update_impl, donates=True)
 _order = jax.jit(_order_impl, static_argnums=0)
 _metrics = jax.jit(_metrics_impl, static_argnums=0)

@@ -15,9 +15,11 @@ O(batch * fanout * log(capacity)), as do `find` and `sample`.
 import dataclasses
 import functools
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import lax
 
@@ -28,6 +30,7 @@ from jaxreplay._xla import after, materialize
 
 DEFAULT_FANOUT = 8  # measured: tests/benchmarks/README.md
 MAX_CAPACITY = 2**29
+NONE = np.finfo(np.float32).max  # the minimum of no leaves: finite, as jax_debug_infs wants what programs return
 DENSE = 4  # a level of at most so many nodes a row of the batch is recomputed as a whole; measured
 
 
@@ -41,7 +44,8 @@ class SumTree:
     Attributes:
       sums: the levels from the roots to the leaves, float32 [num_nodes] each; every level below the roots is padded
         with 0 to a multiple of the fan-out.
-      minima: None, or the same with every node's smallest positive leaf, inf where there is none, in place of the sum.
+      minima: None, or the same with every node's smallest positive leaf in place of the sum, and the largest float32
+        where there is none.
       capacity: number of leaves (static).
       fanout: children per node (static).
     """
@@ -70,15 +74,17 @@ def init(capacity: int, *, fanout: int = DEFAULT_FANOUT, track_minimum: bool = F
         nodes.insert(0, -(-nodes[0] // fanout))
     sizes = [nodes[0], *(parents * fanout for parents in nodes[:-1])]
     sums = tuple(jnp.zeros(size, jnp.float32) for size in sizes)
-    minima = tuple(jnp.full(size, jnp.inf, jnp.float32) for size in sizes) if track_minimum else None
+    minima = tuple(jnp.full(size, NONE, jnp.float32) for size in sizes) if track_minimum else None
     return SumTree(sums, minima, capacity, fanout)
 
 
+@functools.partial(jax.jit, inline=True)
 def total(tree: SumTree) -> jax.Array:
     """Sum of the leaves, float32 []."""
     return _fold(tree.sums[0], jnp.add)
 
 
+@functools.partial(jax.jit, inline=True)
 def minimum(tree: SumTree) -> jax.Array:
     """Smallest positive leaf, float32 []; inf when there is none.
 
@@ -87,13 +93,18 @@ def minimum(tree: SumTree) -> jax.Array:
     """
     if tree.minima is None:
         raise ValueError("track_minimum=False: this tree keeps no minimum; make it with init(..., track_minimum=True).")
-    return _fold(tree.minima[0], jnp.minimum)
+    smallest = _fold(tree.minima[0], jnp.minimum)
+    return jnp.where(smallest < NONE, smallest, jnp.inf)
 
 
 @jax.jit
 def get(tree: SumTree, indices: jax.Array) -> jax.Array:
-    """Values of the leaves `indices` (int [...]), float32 [...]; 0 for an index outside [0, capacity)."""
-    indices = jnp.asarray(indices, jnp.int32)
+    """Values of the leaves `indices` (int [...]), float32 [...]; 0 for an index outside [0, capacity).
+
+    Raises:
+      ValueError: `indices` are no integers.
+    """
+    indices = _as_indices(indices)
     inside = (indices >= 0) & (indices < tree.capacity)
     leaves = tree.sums[-1].at[jnp.where(inside, indices, 0)].get(mode="promise_in_bounds")
     return jnp.where(inside, leaves, 0.0)
@@ -121,9 +132,9 @@ def update(
       unique_indices: promise that no index occurs twice, which saves the search for the last occurrence.
 
     Raises:
-      ValueError: `mask` is not bool [B], or more than 2**24 rows that may repeat.
+      ValueError: `indices` are no integers, `mask` is not bool [B], or more than 2**24 rows that may repeat.
     """
-    indices = jnp.asarray(indices, jnp.int32)
+    indices = _as_indices(indices)
     values = jnp.broadcast_to(jnp.asarray(values, jnp.float32), indices.shape)
     values = jnp.where(values >= 0, values, jnp.inf)
     written = (indices >= 0) & (indices < tree.capacity)
@@ -143,7 +154,7 @@ def update(
     sums = _ascend(sums, target, values, leaf, tree.fanout, jnp.add)
     minima = tree.minima
     if minima is not None:
-        values = jnp.where(values > 0, values, jnp.inf)
+        values = jnp.where(values > 0, values, NONE)
         minima = _ascend(minima, target, values, leaf, tree.fanout, jnp.minimum)
     return dataclasses.replace(tree, sums=sums, minima=minima)
 
@@ -214,6 +225,13 @@ def sample_with(tree: SumTree, bits: jax.Array, *, stratified: bool = False) -> 
         rest = low + fine * jnp.maximum(high - low, 0.0)
         node, _, value = _descend(below[half:], (node, rest, value), tree.fanout)
     return node, value
+
+
+def _as_indices(indices: Any) -> jax.Array:
+    indices = _items.as_int32(indices)
+    if indices.dtype != jnp.int32:
+        raise ValueError(f"indices: got {_items.describe(indices.dtype, indices.shape)}, expected integers.")
+    return jnp.asarray(indices)
 
 
 def _fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:

@@ -72,11 +72,11 @@ def check_tree(tree):
         np.testing.assert_allclose(parents, np.pad(sums, (0, len(parents) - len(sums))), rtol=1e-6)
     assert not np.any(tree.sums[-1][tree.capacity :])
     if tree.minima is not None:
-        np.testing.assert_array_equal(tree.minima[-1], np.where(tree.sums[-1] > 0, tree.sums[-1], np.inf))
+        np.testing.assert_array_equal(tree.minima[-1], np.where(tree.sums[-1] > 0, tree.sums[-1], sum_tree.NONE))
         for parents, children in itertools.pairwise(tree.minima):
             minima = children.reshape(-1, tree.fanout).min(axis=1)
             padding = (0, len(parents) - len(minima))
-            np.testing.assert_array_equal(parents, np.pad(minima, padding, constant_values=np.inf))
+            np.testing.assert_array_equal(parents, np.pad(minima, padding, constant_values=sum_tree.NONE))
 
 
 def tree_of(leaves, **settings):

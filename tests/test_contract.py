@@ -1,16 +1,19 @@
 """What every buffer with every sampler keeps, in one parametrised test each."""
 
+import contextlib
 import dataclasses
 import functools
 
 import chex
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import at, compilations, mesh, rarely, stack, types
 from jax import lax
 
 import jaxreplay as jr
+from jaxreplay import sum_tree
 
 pytestmark = pytest.mark.versions
 CONSTANT = 3
@@ -187,6 +190,54 @@ def strict():
 def test_buffers_run_under_strict_settings(buffer, sampler):
     """Traced anew, as the settings are a part of what programs are kept by."""
     jax.eval_shape(Case(buffer, sampler).run, jax.random.key(0))
+
+
+CHECKS = {
+    "transfers": lambda: jax.transfer_guard("disallow"),
+    "infs": lambda: jax.debug_infs(True),
+    "nans": lambda: jax.debug_nans(True),
+}
+
+
+@pytest.mark.parametrize("check", CHECKS)
+def test_eager_calls_run_under_checks_of_jax(check):
+    """The first time they do without: programs are compiled, and constants sent to the device."""
+    case = make_case("replay", "global")
+    pools, tracer = jr.DifficultyPools(tasks_per_env=(5, 9), easy_threshold=0.9), jr.NStep(n=2, gamma=0.9, num_envs=2)
+    numbers, flags = jnp.arange(2.0), jnp.zeros(2, bool)
+    step, handles = (numbers, numbers, numbers, flags, flags, numbers), jnp.arange(3)
+    tree, batch, key = sum_tree.init(4, track_minimum=True), jax.tree.map(jnp.asarray, case.batch(0)), jax.random.key(0)
+    states = [(case.buffer.init(batch), tracer.init(*step), pools.init()) for _ in range(2)]
+    groups, ones = (jnp.arange(3), jnp.ones((3, 2))), jnp.ones(3)
+    for i, (replay, tracing, state) in enumerate(states):
+        with CHECKS[check]() if i else contextlib.nullcontext():
+            replay, _ = case.step(replay, batch, key)
+            case.buffer.is_full(replay), case.buffer.is_empty(replay), case.buffer.can_sample(replay, 3)
+            case.buffer.get(replay, handles)
+            tracer.flush(tracer.add(tracing, *step)[0])
+            state, _ = pools.update(state, *groups)
+            pools.sample(state, key, 3), pools.metrics(state), pools.pool_of(state), pools.reset_metrics(state)
+            updated = sum_tree.update(tree, handles, ones)
+            sum_tree.total(updated), sum_tree.minimum(updated), sum_tree.find(updated, numbers)
+
+
+DRAWS = {
+    "buffer": lambda key: (buffer := jr.ReplayBuffer(capacity=2)).sample(buffer.init(np.ones(1)), key, 2),
+    "prioritized": lambda key: (buffer := jr.ReplayBuffer(capacity=2, sampler=jr.Prioritized())).sample(
+        buffer.init(np.ones(1)), key, 2
+    ),
+    "tree": lambda key: sum_tree.sample(sum_tree.init(2), key, 2),
+    "pools": lambda key: (pools := jr.DifficultyPools(tasks_per_env=(4,))).sample(pools.init(), key, 2),
+    "recycle": lambda key: (pools := jr.DifficultyPools(tasks_per_env=(4,))).recycle(pools.init(), key, 0.5),
+}
+
+
+@pytest.mark.parametrize("draw", DRAWS)
+def test_a_key_that_is_used_twice_is_noticed(draw):
+    with jax.debug_key_reuse(True):
+        jax.jit(DRAWS[draw]).trace(jax.random.key(0))
+        with pytest.raises(jax.errors.KeyReuseError):
+            jax.jit(lambda key: (DRAWS[draw](key), DRAWS[draw](key))).trace(jax.random.key(0))
 
 
 @pytest.mark.usefixtures("strict")

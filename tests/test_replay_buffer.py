@@ -215,6 +215,46 @@ def test_insertion_counter_wraps_without_effect(sampler):
         np.testing.assert_array_equal(stale.sampler.tree.sums[-1], late.sampler.tree.sums[-1])
 
 
+def test_handles_of_64_bits_do_not_wrap():
+    buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(), donate=False)
+    state = buffer.add(buffer.init(numbers(0, 4)), numbers(0, 4))
+    for handles in (np.array([2**32 + 3]), np.array([2**63 + 1], np.uint64), jnp.array([-(2**31) + 3])):
+        same = buffer.update(state, handles, np.array([50.0]))
+        np.testing.assert_array_equal(leaves_of(same.sampler.tree), leaves_of(state.sampler.tree))
+        assert buffer.get(state, handles) == 0
+    if jax.config.jax_enable_x64:
+        same = buffer.update(state, jnp.array([2**32 + 3]), np.array([50.0]))
+        np.testing.assert_array_equal(leaves_of(same.sampler.tree), leaves_of(state.sampler.tree))
+
+
+def refuse_beta(value, message):
+    buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized())
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(lambda: buffer.sample(buffer.init(numbers(0, 4)), jax.random.key(0), 4, beta=value))
+
+
+@pytest.mark.parametrize("beta", [np.nan, 7.0, -1, np.float32(1.5), np.array(2.0), True])
+def test_beta_of_a_draw_is_in_range(beta):
+    refuse_beta(beta, r"beta=.*: must be a number in \[0, 1\]")
+
+
+def test_beta_of_a_draw_is_one_number():
+    refuse_beta(lambda count: 0.5, "beta=.*: must be a number; a schedule is given to the sampler")
+    refuse_beta(np.ones(4), r"beta: got float64\[4\], expected one number for the whole batch")
+    refuse_beta(jnp.array(1j), r"beta: got complex.*\[\], expected one number")
+
+
+def test_a_state_of_another_sampler_is_refused():
+    samplers = [jr.Uniform(), jr.Prioritized(), jr.Prioritized(normalize="global")]
+    for sampler in samplers:
+        buffer = jr.ReplayBuffer(capacity=4, sampler=sampler)
+        for other in samplers:
+            if other != sampler:
+                state = jax.eval_shape(jr.ReplayBuffer(capacity=4, sampler=other).init, numbers(0, 4))
+                with pytest.raises(ValueError, match="this state is of another sampler"):
+                    jax.eval_shape(buffer.add, state, numbers(0, 4))
+
+
 def test_coax_traces():
     """coax gives every added item a priority of its own: here, an add of one item followed by an update."""
     for case in cases("coax_per"):

@@ -360,6 +360,16 @@ def test_construction_errors(arguments, message):
         sum_tree.init(**arguments)
 
 
+def test_indices_are_integers_of_any_width():
+    tree = sum_tree.init(4)
+    for function in (sum_tree.get, lambda tree, indices: sum_tree.update(tree, indices, np.ones(1))):
+        with pytest.raises(ValueError, match=r"indices: got float.*\[1\], expected integers"):
+            jax.eval_shape(function, tree, np.array([1.7]))
+    if jax.config.jax_enable_x64:
+        tree = sum_tree.update(tree, np.array([1, 2**32 + 2, 3 - 2**32]), np.ones(3))
+        np.testing.assert_array_equal(sum_tree.get(tree, np.array([1, 2, 3, 2**32 + 1])), [1, 0, 0, 0])
+
+
 def test_errors_of_the_functions():
     tree = sum_tree.init(4)
     with pytest.raises(ValueError, match="track_minimum=False: this tree keeps no minimum"):

@@ -4,7 +4,8 @@ import numpy as np
 import pytest
 from jax import lax
 
-from jaxreplay._xla import after, materialize
+import jaxreplay as jr
+from jaxreplay._xla import after, materialize, own
 
 ARRAYS = (jnp.arange(6.0).reshape(3, 2), jnp.arange(3, dtype=jnp.int32), jnp.array([True, False, True]))
 
@@ -43,3 +44,65 @@ def test_after_changes_nothing(other):
     other = jax.random.split(jax.random.key(0)) if isinstance(other, str) else other
     numbers = jnp.array([-1, 5], jnp.int32)
     check_same([after(numbers, {"other": other})], [numbers])
+
+
+def test_own_copies_numpy_arrays_alone():
+    given = {"numpy": np.ones(3), "jax": jnp.ones(3), "number": 1.0, "none": None}
+    owned = own(given)
+    assert not np.shares_memory(owned["numpy"], given["numpy"])
+    check_same([owned["numpy"]], [given["numpy"]])
+    assert [owned[name] is given[name] for name in ("jax", "number", "none")] == [True] * 3
+
+
+def test_numpy_arrays_may_be_overwritten_when_an_eager_call_has_returned():
+    """A program reads them where they are, and on the CPU it may do so later."""
+    buffer = jr.ReplayBuffer(capacity=2**18, sampler=jr.Prioritized())
+    items, td_errors = np.zeros((2**17, 32), np.float32), np.zeros(2**18, np.float32)
+    indices, state = np.arange(2**18), buffer.init(items)
+    for seen in range(1, 4):
+        items[:], td_errors[:], indices[:] = seen, seen, np.arange(2**18)
+        state = buffer.add(state, items)
+        items[:] = 7
+        state = buffer.update(state, indices, td_errors)
+        td_errors[:], indices[:] = 7, 0
+        assert state.sampler.max_priority < 4
+    assert np.all(np.asarray(state.storage[: 2**17]) == seen)
+
+
+@pytest.fixture
+def buffer_and_state():
+    buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized())
+    return buffer, buffer.add(buffer.init(np.ones((4, 2), np.float32)), np.ones((4, 2), np.float32))
+
+
+def test_a_state_that_was_donated_is_named(buffer_and_state):
+    buffer, gone = buffer_and_state
+    indices, ones = np.arange(4, dtype=np.int32), np.ones(4, np.float32)
+    state = buffer.update(gone, indices, ones)
+    for call in (
+        lambda: buffer.add(gone, np.ones((4, 2), np.float32)),
+        lambda: buffer.sample(gone, jax.random.key(0), 4),
+        lambda: buffer.update(gone, indices, ones),
+        lambda: buffer.get(gone, indices),
+    ):
+        with pytest.raises(ValueError, match="state: was donated to an earlier call and is gone; rebind it"):
+            call()
+    assert buffer.size(state) == 4
+
+
+def test_what_is_differentiated_is_not_donated(buffer_and_state):
+    """A derivative needs what the state was made of."""
+    buffer, state = buffer_and_state
+
+    def loss(scale, state):
+        drawn = buffer.sample(state, jax.random.key(0), 4)
+        state = buffer.update(state, drawn.indices, scale * drawn.items[:, 0])
+        return jnp.sum(scale * buffer.sample(state, jax.random.key(1), 4).weights), state
+
+    gradient, new = jax.grad(loss, has_aux=True)(2.0, state)
+    assert gradient == 4
+    assert new.sampler.max_priority > 2
+    assert not state.storage.is_deleted()
+    stacked = jax.tree.map(lambda x: jnp.stack([x]), state)
+    jax.vmap(lambda s: buffer.update(s, jnp.arange(4), jnp.ones(4)))(stacked)
+    assert stacked.storage.is_deleted()  # what is mapped is

@@ -1,0 +1,48 @@
+import dataclasses
+
+import numpy as np
+import pytest
+
+import jaxreplay as jr
+
+CONFIGS = {
+    "replay": lambda i, _: jr.ReplayBuffer(capacity=i(100)),
+    "sequence": lambda i, _: jr.SequenceBuffer(length=i(10), num_envs=i(100), sequence_length=i(3), stride=i(2)),
+    "prioritized": lambda _, f: jr.Prioritized(alpha=f(0.5), beta=f(0.25), epsilon=f(0.125)),
+    "tracer": lambda i, f: jr.NStep(n=i(3), gamma=f(0.5), num_envs=i(100)),
+    "returns": lambda i, f: jr.MonteCarlo(gamma=f(0.5), max_length=i(100), num_envs=i(2)),
+    "pools": lambda i, f: jr.DifficultyPools(
+        tasks_per_env=np.array([i(100), i(7)]),
+        env_ratios=[f(0.5), f(1.5)],
+        easy_threshold=f(0.75),
+        hard_threshold=f(0.25),
+        max_easy_pool_fraction=f(0.5),
+        max_hard_pool_fraction=f(0.25),
+    ),
+}
+
+
+def fields(config):
+    values = [getattr(config, field.name) for field in dataclasses.fields(config)]
+    return [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
+
+
+@pytest.mark.parametrize("kinds", [(np.int8, np.float16), (np.uint32, np.float32), (np.int64, np.float64)])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_numpy_numbers_are_as_good_as_python_ones(name, kinds):
+    """They would change dtypes, and numbers computed from narrow ones overflow."""
+    make = CONFIGS[name]
+    config = make(*kinds)
+    assert config == make(int, float)
+    assert hash(config) == hash(make(int, float))
+    assert not any(isinstance(value, np.generic) for value in fields(config))
+
+
+@pytest.mark.parametrize(
+    "sampler", [jr.Prioritized, None, "uniform", dataclasses.make_dataclass("Other", ["alpha"])(1)]
+)
+@pytest.mark.parametrize("make", [jr.ReplayBuffer, jr.SequenceBuffer])
+def test_what_is_no_sampler_is_refused_at_once(make, sampler):
+    sizes = {"capacity": 4} if make is jr.ReplayBuffer else {"length": 4, "num_envs": 1, "sequence_length": 2}
+    with pytest.raises(ValueError, match=r"sampler=.*: must be a sampler, such as jr.Uniform\(\)"):
+        make(sampler=sampler, **sizes)

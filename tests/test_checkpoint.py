@@ -482,7 +482,7 @@ REFUSED = {
     "text in a node": (None, {"a": Custom("text", 0)}, r"\['a'\]\[<flat index 0>\]: got a str, expected an array"),
     "objects": (None, {"a": np.array([None])}, r"leaf \['a'\]: has dtype object, which JAX would not keep"),
     "configuration": ({"a": [object()]}, ONE, r"buffer\['a'\]\[0\]: got a object, which cannot be recorded"),
-    "array": (jr.ReplayBuffer(capacity=1, sampler=ONE), ONE, r"buffer\.sampler: got a ndarray"),
+    "array": (jr.NextStepAutoreset(env_step=ONE), ONE, r"buffer\.env_step: got a ndarray"),
 }
 
 

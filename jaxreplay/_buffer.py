@@ -272,7 +272,7 @@ def _update_impl(
     stored = slots < buffer._num_slots
     sampler = buffer.sampler.update(state.sampler, slots, td_errors, stored, *_axis(axis_name))
     # What is added next comes after the draws that these are the TD errors of.
-    changed = {"sampler": sampler, "ring": ring.after(state.ring, indices, td_errors)}
+    changed = {"sampler": sampler, "ring": ring.after(state.ring, td_errors)}
     return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
 

@@ -1,6 +1,9 @@
-"""Number of kernels that a compiled scan runs a step, read off its HLO text."""
+"""What a compiled program does, read off its optimised HLO text."""
 
+import dataclasses
+import functools
 import re
+from collections.abc import Iterator
 
 # What moves no data, or is counted through the computations that it calls.
 _FREE = {
@@ -8,47 +11,125 @@ _FREE = {
     "iota", "partition-id", "replica-id", "opt-barrier", "async-done", "copy-done",
 }  # fmt: skip
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = .*?[\])}] ([a-z][a-z\-]*)\((.*)$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?[\])}]) ([a-z][a-z\-]*)\((.*)$")
 _TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
+_CONSTANT = re.compile(r" constant\((\d+)\)")
+_CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
+_ARRAY = re.compile(r"\b(pred|[a-z]+)(\d*)[a-z0-9]*\[([\d,]*)\]")
+_COLLECTIVES = {"all-reduce", "all-gather", "all-to-all", "collective-permute", "reduce-scatter"}
+
+
+@dataclasses.dataclass(frozen=True)
+class Instruction:
+    """An instruction that is run.
+
+    Attributes:
+      kind: its operation.
+      result: its type as text.
+      line: all of its text.
+      times: how often it is run; the body of a loop of unknown length is taken to be run once.
+      depth: number of loops around it.
+      trips: of a loop the number of passes, None where it is unknown.
+    """
+
+    kind: str
+    result: str
+    line: str
+    times: int
+    depth: int
+    trips: int | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Of the result, without padding."""
+        total = 0
+        for kind, bits, axes in _ARRAY.findall(self.result):
+            size = 1
+            for axis in filter(None, axes.split(",")):
+                size *= int(axis)
+            total += size * (1 if kind == "pred" else max(int(bits or 8) // 8, 1))
+        return total
+
+
+class Program:
+    """The instructions of a program, those in its loops as often as they are run."""
+
+    def __init__(self, text: str):
+        self._computations: dict[str, list[str]] = {}
+        entry = name = ""
+        for line in text.splitlines():
+            if found := _COMPUTATION.match(line):
+                name = found.group(1)
+                self._computations[name] = []
+                entry = name if line.startswith("ENTRY") else entry
+            elif name and line.startswith(" "):
+                self._computations[name].append(line)
+        self.instructions = list(self._run(entry, 1, 0))
+
+    @property
+    def kernels(self) -> int:
+        """Kernels that are launched, or on a CPU functions that are called."""
+        return sum(i.times for i in self.instructions if i.kind not in _FREE and i.kind != "while")
+
+    @property
+    def cycles(self) -> int:
+        """The sum of the compiler's own estimates; on a TPU most instructions have one, elsewhere none."""
+        return sum(i.times * int(found.group(1)) for i in self.instructions if (found := _CYCLES.search(i.line)))
+
+    @property
+    def loops(self) -> list[Instruction]:
+        return [i for i in self.instructions if i.kind == "while"]
+
+    @property
+    def collectives(self) -> list[Instruction]:
+        return [i for i in self.instructions if i.kind.removesuffix("-start") in _COLLECTIVES]
+
+    def copies(self, num_bytes: int) -> list[Instruction]:
+        """Copies of so many bytes or more."""
+        kinds = {"copy", "copy-start", "transpose"}
+        return [i for i in self.instructions if i.kind in kinds and i.num_bytes >= num_bytes]
+
+    def _run(self, name: str, times: int, depth: int) -> Iterator[Instruction]:
+        for line in self._computations.get(name, []):
+            found = _INSTRUCTION.match(line)
+            if not found:
+                continue
+            result, kind, _ = found.groups()
+            called = functools.partial(_called, line)
+            if kind == "while":
+                trips = self._trips(line)
+                yield Instruction(kind, result, line, times, depth, trips)
+                yield from self._run(called("body"), times * (trips or 1), depth + 1)
+                if trips is None:  # otherwise the condition is not run
+                    yield from self._run(called("condition"), times, depth + 1)
+            elif kind == "call" and "xla_cpu_small_call" not in line:  # such a call, loops and all, is one kernel
+                yield from self._run(called("to_apply"), times, depth)
+            elif kind == "conditional":
+                branches = re.search(r"branch_computations=\{(.*?)\}", line)
+                names = branches.group(1).replace("%", "").split(", ") if branches else []
+                names += [called("true_computation"), called("false_computation")]
+                longest = max(([*self._run(branch, times, depth)] for branch in names), key=len)
+                yield from longest
+            else:
+                yield Instruction(kind, result, line, times, depth)
+
+
+    def _trips(self, line: str) -> int | None:
+        """Passes of a loop; on a TPU they are not said, but a counter is compared with a constant."""
+        if known := _TRIPS.search(line):
+            return int(known.group(1))
+        condition = self._computations.get(_called(line, "condition"), [])
+        kinds = [found.group(2) for other in condition if (found := _INSTRUCTION.match(other))]
+        bounds = [int(found.group(1)) for other in condition if (found := _CONSTANT.search(other))]
+        counts = sorted(set(kinds) - {"parameter", "get-tuple-element"}) == ["compare", "constant"]
+        return bounds[0] if counts and len(bounds) == 1 and "direction=LT" in condition[-1] else None
+
+
+def _called(line: str, key: str) -> str:
+    found = re.search(rf"\b{key}=%?([\w.\-]+)", line)
+    return found.group(1) if found else ""
 
 
 def count_kernels(text: str, steps: int) -> float:
     """Kernels a step of a program that is one scan of `steps` steps; a loop of unknown length counts once."""
-    computations: dict[str, list[str]] = {}
-    entry = name = None
-    for line in text.splitlines():
-        if found := _COMPUTATION.match(line):
-            name = found.group(1)
-            computations[name] = []
-            entry = name if line.startswith("ENTRY") else entry
-        elif name and line.startswith(" "):
-            computations[name].append(line)
-
-    def called(key: str, line: str) -> str:
-        found = re.search(rf"{key}=%?([\w.\-]+)", line)
-        return found.group(1) if found else ""
-
-    def cost(name: str) -> float:
-        total = 0.0
-        for line in computations.get(name, []):
-            found = _INSTRUCTION.match(line)
-            if not found:
-                continue
-            kind = found.group(1)
-            if kind == "while":
-                # Where the number of trips is known the condition is not run.
-                trips = _TRIPS.search(line)
-                body = cost(called("body", line))
-                total += body * int(trips.group(1)) if trips else body + cost(called("condition", line))
-            elif kind == "call" and "xla_cpu_small_call" not in line:  # such a call, loops and all, is one kernel
-                total += cost(called("to_apply", line))
-            elif kind == "conditional":
-                branches = re.search(r"branch_computations=\{(.*?)\}", line)
-                names = branches.group(1).replace("%", "").split(", ") if branches else []
-                names += [called("true_computation", line), called("false_computation", line)]
-                total += max(cost(branch) for branch in names)
-            elif kind not in _FREE:
-                total += 1
-        return total
-
-    return round(cost(entry) / steps, 1) if entry else 0.0
+    return round(Program(text).kernels / steps, 1)

@@ -15,6 +15,7 @@ from jaxreplay import _items, ring
 from jaxreplay._arguments import check_integer, check_number
 from jaxreplay._xla import jitted, materialize, on_host
 from jaxreplay.samplers import Sampler
+from jaxreplay.sum_tree import SumTree
 from jaxreplay.transition_batch import TransitionBatch
 
 
@@ -100,9 +101,13 @@ class Buffer(abc.ABC, Generic[S]):
 
     def _check_sampler(self, state: S) -> None:
         """Raise a `ValueError` where `state` has not the structure of the sampler's states."""
-        expected = jax.eval_shape(lambda: self.sampler.init(self._num_slots))
-        same = jax.tree.structure(expected) == jax.tree.structure(state.sampler)
-        if not same or jax.tree.map(jnp.shape, expected) != jax.tree.map(jnp.shape, state.sampler):
+
+        def kind(state: Any) -> Any:  # a tree of another backend has another fan-out
+            leaves, treedef = jax.tree.flatten(state, is_leaf=lambda x: isinstance(x, SumTree))
+            trees = [(x.capacity, x.minima is None) if isinstance(x, SumTree) else jnp.shape(x) for x in leaves]
+            return treedef, trees
+
+        if kind(state.sampler) != kind(jax.eval_shape(lambda: self.sampler.init(self._num_slots))):
             raise ValueError(
                 f"sampler={self.sampler!r}: this state is of another sampler, or of another size; use the buffer that "
                 "made it, or take it over with jaxreplay.migrate."

@@ -44,6 +44,10 @@ class PoolsState:
     rollouts: jax.Array  # [E, 3]
     rejected: jax.Array  # []
 
+    def on_this_backend(self) -> "PoolsState":
+        """The same state with a tree as this backend wants it."""
+        return dataclasses.replace(self, normal=sum_tree.with_fanout(self.normal))
+
 
 def env_of(tasks: jax.Array, tasks_per_env: jax.Array) -> jax.Array:
     """Environment of each task (int32 [G]), int32 [G]."""

@@ -149,6 +149,10 @@ class PrioritizedState:
     updates: jax.Array  # []
     rejected: jax.Array  # []
 
+    def on_this_backend(self) -> "PrioritizedState":
+        """The same state with a tree as this backend wants it."""
+        return dataclasses.replace(self, tree=sum_tree.with_fanout(self.tree))
+
 
 def largest_leaf(capacity: int) -> float:
     """The largest priority^alpha that a tree of this capacity takes."""

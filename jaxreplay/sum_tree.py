@@ -28,9 +28,12 @@ from jaxreplay._arguments import check_integer
 from jaxreplay._random import random_bits
 from jaxreplay._xla import after, materialize
 
-DEFAULT_FANOUT = 8  # measured: tests/benchmarks/README.md
+# Measured on a CPU, and compiled for the others: tests/benchmarks/README.md.
+DEFAULT_FANOUTS = {"cpu": 8, "tpu": 128}
+DEFAULT_FANOUT = 64  # of all other backends
+WIDE = 64  # nodes of more children are read, added up and searched as rows of a matrix, as a TPU wants it
 MAX_CAPACITY = 2**29
-NONE = np.finfo(np.float32).max  # the minimum of no leaves: finite, as jax_debug_infs wants what programs return
+NONE = float(np.finfo(np.float32).max)  # the minimum of no leaves: finite, as jax_debug_infs wants what programs return
 DENSE = 4  # a level of at most so many nodes a row of the batch is recomputed as a whole; measured
 
 
@@ -56,26 +59,53 @@ class SumTree:
     fanout: int = struct.field(pytree_node=False)
 
 
-def init(capacity: int, *, fanout: int = DEFAULT_FANOUT, track_minimum: bool = False) -> SumTree:
+def default_fanout() -> int:
+    """The fan-out that suits the default backend of JAX."""
+    return DEFAULT_FANOUTS.get(jax.default_backend(), DEFAULT_FANOUT)
+
+
+def init(capacity: int, *, fanout: int | None = None, track_minimum: bool = False) -> SumTree:
     """A tree of `capacity` leaves, all 0.
 
     Args:
       capacity: number of leaves, 1 to 2**29.
-      fanout: children per node, 2 to 1024.
+      fanout: children per node, 2 to 1024; None for what suits the backend.
       track_minimum: also keep the smallest positive leaf, for `minimum`.
 
     Raises:
       ValueError: `capacity` or `fanout` is out of range.
     """
     capacity = check_integer("capacity", capacity, 1, MAX_CAPACITY, "the number of leaves")
+    fanout = default_fanout() if fanout is None else fanout
     fanout = check_integer("fanout", fanout, 2, 1024, "the number of children of a node")
-    nodes = [capacity]
-    while nodes[0] > fanout:
-        nodes.insert(0, -(-nodes[0] // fanout))
-    sizes = [nodes[0], *(parents * fanout for parents in nodes[:-1])]
+    sizes = _sizes(capacity, fanout)
     sums = tuple(jnp.zeros(size, jnp.float32) for size in sizes)
     minima = tuple(jnp.full(size, NONE, jnp.float32) for size in sizes) if track_minimum else None
     return SumTree(sums, minima, capacity, fanout)
+
+
+def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
+    """The same leaves in a tree of another fan-out; None for what suits the backend.
+
+    The levels may have leading axes, as in a stack of trees. Costs O(capacity).
+    """
+    fanout = default_fanout() if fanout is None else fanout
+    return tree if fanout == tree.fanout else _with_fanout(tree, fanout)
+
+
+@functools.partial(jax.jit, static_argnames="fanout")
+def _with_fanout(tree: SumTree, fanout: int) -> SumTree:
+    def built(leaves: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], empty: float):
+        levels = []
+        for size in reversed(_sizes(tree.capacity, fanout)):
+            nodes = leaves[..., : tree.capacity] if not levels else levels[0].reshape(*leaves.shape[:-1], -1, fanout)
+            nodes = _fold(nodes, combine) if levels else nodes
+            padding = [(0, 0)] * (nodes.ndim - 1) + [(0, size - nodes.shape[-1])]
+            levels.insert(0, jnp.pad(nodes, padding, constant_values=empty))
+        return tuple(levels)
+
+    minima = None if tree.minima is None else built(tree.minima[-1], jnp.minimum, NONE)
+    return SumTree(built(tree.sums[-1], jnp.add, 0.0), minima, tree.capacity, fanout)
 
 
 @functools.partial(jax.jit, inline=True)
@@ -175,7 +205,7 @@ def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
     """
     prefix = jnp.asarray(prefix, jnp.float32)
     roots, *below = tree.sums
-    leaf, _, _ = _descend(below, _choose_root(roots, jnp.maximum(prefix, 0.0).reshape(-1)), tree.fanout)
+    leaf, _, _ = _descend(below, _choose_root(roots, jnp.maximum(prefix, 0.0).reshape(-1), tree.fanout), tree.fanout)
     return leaf.reshape(prefix.shape)
 
 
@@ -218,7 +248,7 @@ def sample_with(tree: SumTree, bits: jax.Array, *, stratified: bool = False) -> 
     prefix = low + coarse * (high - low)
     roots, *below = tree.sums
     half = len(below) // 2
-    node, rest, value = _descend(below[:half], _choose_root(roots, prefix), tree.fanout)
+    node, rest, value = _descend(below[:half], _choose_root(roots, prefix, tree.fanout), tree.fanout)
     if below:
         offset = prefix - rest  # the mass to the left of the node
         low, high = jnp.maximum(low - offset, 0.0), jnp.minimum(high - offset, value)
@@ -234,8 +264,18 @@ def _as_indices(indices: Any) -> jax.Array:
     return jnp.asarray(indices)
 
 
+def _sizes(capacity: int, fanout: int) -> list[int]:
+    """Sizes of the levels, from the roots on."""
+    nodes = [capacity]
+    while nodes[0] > fanout:
+        nodes.insert(0, -(-nodes[0] // fanout))
+    return [nodes[0], *(parents * fanout for parents in nodes[:-1])]
+
+
 def _fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
     """Pairwise reduction of the last axis: a rounding error of O(log), and the same bits in every program."""
+    if x.shape[-1] > WIDE:
+        return jnp.sum(x, axis=-1) if combine is jnp.add else jnp.min(x, axis=-1)
     while x.shape[-1] > 1:
         half = x.shape[-1] // 2
         pairs = combine(x[..., :half], x[..., half : 2 * half])
@@ -245,6 +285,8 @@ def _fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) ->
 
 def _read_rows(array: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
     """The contiguous siblings of row [B], float32 [B, fanout]."""
+    if fanout > WIDE:
+        return array.reshape(-1, fanout).at[row].get(mode="promise_in_bounds")
     numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
     mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
     return lax.gather(array, (row * fanout)[:, None], numbers, (fanout,), mode=mode)
@@ -286,13 +328,30 @@ def _descend(levels: Sequence[jax.Array], found: Found, fanout: int) -> Found:
     for nodes in levels:
         node, prefix, _ = found
         rows = _read_rows(nodes, node, fanout)
-        child, prefix, value = _choose([rows[:, i] for i in range(fanout)], prefix)
+        if fanout > WIDE:
+            child, prefix, value = _choose_in_rows(rows, prefix)
+        else:
+            child, prefix, value = _choose([rows[:, i] for i in range(fanout)], prefix)
         found = materialize(node * fanout + child, prefix, value)
     return found
 
 
-def _choose_root(roots: jax.Array, prefix: jax.Array) -> Found:
+def _choose_root(roots: jax.Array, prefix: jax.Array, fanout: int) -> Found:
+    if fanout > WIDE:
+        return materialize(*_choose_in_rows(roots[None], prefix))
     return materialize(*_choose([roots[i] for i in range(roots.size)], prefix))
+
+
+def _choose_in_rows(rows: jax.Array, prefix: jax.Array) -> Found:
+    """`_choose` by the cumulative sums of rows [B, num_children], or [1, num_children] for all of prefix [B]."""
+    sums, positive, prefixes = jnp.cumsum(rows, axis=1), rows > 0, prefix[:, None]
+    numbers = lax.broadcasted_iota(jnp.int32, (prefix.size, rows.shape[1]), 1)
+    first = jnp.min(jnp.where(positive & (sums > prefixes), numbers, rows.shape[1]), axis=1)
+    last = jnp.max(jnp.where(positive, numbers[: rows.shape[0]], 0), axis=1)
+    child = jnp.where(first < rows.shape[1], first, last)
+    before = jnp.sum(jnp.where(numbers == child[:, None] - 1, sums, 0.0), axis=1)
+    value = jnp.sum(jnp.where(numbers == child[:, None], rows, 0.0), axis=1)
+    return child, jnp.maximum(prefix - before, 0.0), value
 
 
 def _choose(children: list[jax.Array], prefix: jax.Array) -> Found:

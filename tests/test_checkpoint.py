@@ -23,11 +23,11 @@ import pytest
 from checkpoint_runs import FILLED, advance, assert_same, begin, digest, filled, runs, save_for_ever
 from flax.core import FrozenDict
 from flax.training.train_state import TrainState
-from helpers import rarely
+from helpers import check_tree, leaves_of, rarely
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxreplay as jr
-from jaxreplay import checkpoint
+from jaxreplay import checkpoint, sum_tree
 
 pytestmark = pytest.mark.versions
 X64 = jax.config.jax_enable_x64
@@ -152,6 +152,30 @@ def test_states_of_buffers_come_back_bit_for_bit(tmp_path, kind, sampler):
     state = noise(state)
     jr.save(tmp_path / "run", buffer, state)
     assert_same(jr.restore(tmp_path / "run", buffer), state)
+
+
+@pytest.mark.parametrize("fanout", [64, 128])
+def test_states_of_another_backend_come_back_in_this_one_s_layout(tmp_path, monkeypatch, fanout):
+    buffer = jr.ReplayBuffer(capacity=150, sampler=jr.Prioritized(normalize="global"), donate=False)
+    pools = jr.DifficultyPools(tasks_per_env=(150,), easy_threshold=0.9, donate=False)
+    config, rows = {"replay": buffer, "pools": pools}, items(150)
+    replay, key = buffer.add(buffer.init(rows), rows), jax.random.key(0)
+    replay = buffer.update(replay, np.arange(150), np.random.default_rng(0).exponential(size=150))
+    own = sum_tree.init(150, fanout=8)
+    jr.save(tmp_path / "run", config, {"replay": replay, "pools": pools.init(), "tree": own})
+    monkeypatch.setattr(sum_tree, "default_fanout", lambda: fanout)
+    found = jr.restore(tmp_path / "run", config)
+    assert found["replay"].sampler.tree.fanout == found["pools"].normal.fanout == fanout
+    assert found["tree"].fanout == 8  # as its user has made it
+    handles, td_errors = np.array([3], np.int32), np.array([9.0], np.float32)
+    for change in (lambda state: state, lambda state: buffer.update(state, handles, td_errors)):
+        restored, saved = change(found["replay"]), change(replay)
+        check_tree(restored.sampler.tree)
+        leaves = leaves_of(saved.sampler.tree)
+        np.testing.assert_array_equal(leaves_of(restored.sampler.tree), leaves)
+        drawn = buffer.sample(restored, key, 64)
+        np.testing.assert_allclose(drawn.probabilities, leaves[drawn.indices] / leaves.sum(), rtol=1e-5)
+    np.testing.assert_array_equal(*(pools.sample(x, key, 20)[0] for x in (found["pools"], pools.init())))
 
 
 def test_all_of_a_run_comes_back_bit_for_bit(tmp_path, monkeypatch):

@@ -1,10 +1,11 @@
 import functools
+import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import cases, check_tree, leaves_of, rarely, run_once, stack, tree_of
+from helpers import at, cases, check_tree, leaves_of, rarely, run_once, stack, tree_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -14,7 +15,7 @@ from scipy import stats
 from jaxreplay import sum_tree
 
 pytestmark = pytest.mark.versions
-FANOUTS = (2, 3, 8, 16)
+FANOUTS = (2, 3, 8, 16, 64, 128)
 
 
 def test_sumtree_basic_total():
@@ -44,7 +45,7 @@ def test_sumtree_circular_overwrite():
 def all_capacities(fanout):
     """One to three levels, wholly and partly filled."""
     around_powers = {fanout**k + d for k in (1, 2, 3, 4) for d in (-1, 0, 1) if fanout**k + d < 5000}
-    small = range(1, 71) if fanout in (2, sum_tree.DEFAULT_FANOUT) else range(1, 71, 6)
+    small = range(1, 71) if fanout in (2, sum_tree.default_fanout()) else range(1, 71, 6)
     return [*small, *sorted(c for c in around_powers if c > 70)]
 
 
@@ -56,7 +57,7 @@ def few_capacities(fanout):
 @pytest.mark.parametrize(
     ("fanout", "capacities"),
     [
-        *((fanout, few_capacities(fanout)) for fanout in (3, sum_tree.DEFAULT_FANOUT)),
+        *((fanout, few_capacities(fanout)) for fanout in (3, sum_tree.default_fanout())),
         *(rarely((fanout, all_capacities(fanout))) for fanout in FANOUTS),
     ],
 )
@@ -86,7 +87,7 @@ def test_every_capacity_keeps_natural_order_and_finds_every_boundary(fanout, cap
 
 
 @settings(max_examples=40)
-@given(capacity=st.sampled_from([1, 9, 64, 65]), fanout=st.sampled_from([2, 3, 8]), seed=st.integers(0, 2**31 - 1))
+@given(capacity=st.sampled_from([1, 9, 64, 65]), fanout=st.sampled_from([2, 3, 8, 128]), seed=st.integers(0, 2**31 - 1))
 def test_random_updates_match_twin(capacity, fanout, seed):
     rng = np.random.default_rng(seed)
     tree, twin = sum_tree.init(capacity, fanout=fanout, track_minimum=True), TreeTwin(capacity)
@@ -110,8 +111,8 @@ def test_random_updates_match_twin(capacity, fanout, seed):
 @pytest.mark.parametrize(
     ("fanout", "updates"),
     [
-        (sum_tree.DEFAULT_FANOUT, 10**5),
-        *(rarely((fanout, 10**6 if fanout == sum_tree.DEFAULT_FANOUT else 10**5)) for fanout in FANOUTS),
+        (sum_tree.default_fanout(), 10**5),
+        *(rarely((fanout, 10**6 if fanout == sum_tree.default_fanout() else 10**5)) for fanout in FANOUTS),
     ],
 )
 def test_total_does_not_drift_in_many_updates(fanout, updates):
@@ -184,13 +185,18 @@ def groups_p_value(draws, groups, masses):
 
 
 @pytest.mark.law
-@pytest.mark.parametrize("stratified", [False, True])
-@pytest.mark.parametrize("capacity", [10, 1000, 2**20])
-def test_sampling_law(capacity, stratified):
+@pytest.mark.parametrize(
+    ("capacity", "stratified", "fanout"),
+    [
+        *itertools.product([10, 1000, 2**20], [False, True], [None]),
+        *map(rarely, [(1000, True, 128), (1000, False, 128), (2**20, False, 64)]),
+    ],
+)
+def test_sampling_law(capacity, stratified, fanout):
     rng = np.random.default_rng(capacity)
     leaves = rng.exponential(size=capacity).astype(np.float32)
     leaves[rng.random(capacity) < 0.1] = 0
-    tree = tree_of(leaves)
+    tree = tree_of(leaves, fanout=fanout)
     keys = jax.random.split(jax.random.key(7), 400)
     draws = jax.lax.map(lambda key: sum_tree.sample(tree, key, 1024, stratified=stratified)[0], keys)
     draws = np.asarray(draws).reshape(-1)
@@ -199,6 +205,19 @@ def test_sampling_law(capacity, stratified):
     for groups in (np.arange(capacity) * bins // capacity, np.arange(capacity) % bins):
         masses = np.bincount(groups, leaves.astype(np.float64), minlength=bins)
         assert groups_p_value(draws, groups, masses) > 1e-4
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 128), (128, 8)])
+def test_the_same_leaves_in_a_tree_of_another_fanout(before, after):
+    leaves = np.random.default_rng(0).exponential(size=150).astype(np.float32) * (np.arange(150) % 7 > 0)
+    tree = tree_of(leaves, fanout=before, track_minimum=True)
+    assert sum_tree.with_fanout(tree, before) is tree
+    stacked = sum_tree.with_fanout(stack(tree, tree_of(2 * leaves, fanout=before, track_minimum=True)), after)
+    for other, expected in ((sum_tree.with_fanout(tree, after), leaves), (at(stacked, 1), 2 * leaves)):
+        assert other.fanout == after
+        np.testing.assert_array_equal(leaves_of(other), expected)
+        np.testing.assert_array_equal(sum_tree.minimum(other), expected[expected > 0].min())
+        check_tree(other)
 
 
 def test_below_the_middle_levels_draws_are_made_of_fresh_bits():

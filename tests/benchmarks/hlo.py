@@ -113,7 +113,6 @@ class Program:
             else:
                 yield Instruction(kind, result, line, times, depth)
 
-
     def _trips(self, line: str) -> int | None:
         """Passes of a loop; on a TPU they are not said, but a counter is compared with a constant."""
         if known := _TRIPS.search(line):

@@ -67,7 +67,7 @@ def _best(run: Callable[[], Any], times: int = 5) -> float:
 
 def must_move(part: str, setting: Setting) -> int:
     """Bytes that a step of jaxreplay has to read or write in this part, whatever the program."""
-    fanout = sum_tree.DEFAULT_FANOUT
+    fanout = sum_tree.default_fanout()
     levels = len(jax.eval_shape(lambda: sum_tree.init(setting.capacity)).sums)
     read_path, write_path = levels * fanout * 4, levels * (fanout + 1) * 4
     if part in ("a", "h", "fanout"):

@@ -10,7 +10,7 @@ from settings import Setting
 from jaxreplay import sum_tree
 
 
-def tree_program(setting: Setting, fanout: int = sum_tree.DEFAULT_FANOUT) -> ScanProgram:
+def tree_program(setting: Setting, fanout: int | None = None) -> ScanProgram:
     """Sample and update jaxreplay's tree alone."""
 
     def step(carry, key):

@@ -196,7 +196,8 @@ def _flashbax(cell: Cell, target: str) -> Any:
         buffer = flashbax.make_item_buffer(**sizes)
     else:
         device = "tpu" if target.startswith("tpu") else "gpu"
-        buffer = flashbax.make_prioritised_item_buffer(**sizes, priority_exponent=0.6, device=device)
+        with unittest.mock.patch.object(jax, "devices", lambda *_: []):  # it asks whether the device is there
+            buffer = flashbax.make_prioritised_item_buffer(**sizes, priority_exponent=0.6, device=device)
 
     class Adapted:
         init = staticmethod(lambda items: buffer.init(jnp.zeros(items.shape[1:], items.dtype)))

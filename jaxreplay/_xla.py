@@ -16,11 +16,12 @@ def materialize(*arrays: jax.Array) -> Any:
 
     XLA:CPU fuses a cheap computation into each place that uses its result and repeats it there, even for every element
     of a gather: a replay step took several times as long. It drops `lax.optimization_barrier` before it fuses, but not
-    a loop; so there the arrays go twice round one. Elsewhere nothing is done: a barrier would only cost launches.
+    a loop; so there the arrays go twice round one.
     """
 
+    arrays = lax.optimization_barrier(arrays)
+
     def twice_round_a_loop(*arrays: jax.Array) -> Any:
-        arrays = lax.optimization_barrier(arrays)
         return lax.fori_loop(0, 2, lambda _, pair: (pair[1], pair[0]), (arrays, arrays))[0]
 
     return lax.platform_dependent(*arrays, cpu=twice_round_a_loop, default=lambda *arrays: arrays)

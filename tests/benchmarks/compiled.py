@@ -196,7 +196,7 @@ def _flashbax(cell: Cell, target: str) -> Any:
         buffer = flashbax.make_item_buffer(**sizes)
     else:
         device = "tpu" if target.startswith("tpu") else "gpu"
-        with unittest.mock.patch.object(jax, "devices", lambda *_: []):  # it asks whether the device is there
+        with unittest.mock.patch.object(jax, "devices", return_value=[]):  # it asks whether the device is there
             buffer = flashbax.make_prioritised_item_buffer(**sizes, priority_exponent=0.6, device=device)
 
     class Adapted:

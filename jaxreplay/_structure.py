@@ -150,8 +150,8 @@ def rebuild(structure: list, leaves: Sequence[Any], nodes: Mapping[int, Flat]) -
                 return cls(*[visit(fields[field]) for field in cls._fields])
         if kind == "dataclass" and dataclasses.is_dataclass(cls):
             made = _make(cls, {field: visit(child) for field, child in rest[1].items()}, rest[2])
-            if made is not None:
-                return made
+            if made is not None:  # a backend that it was not saved on may want another layout
+                return made.on_this_backend() if hasattr(made, "on_this_backend") else made
         raise ValueError(
             f"{rest[0]}: is not the {kind} that it was when saved; use the version of its module from then."
         )

@@ -150,13 +150,7 @@ def restore(path: str | os.PathLike, buffer: Any, like: Any = None) -> Any:
         if record["checksums"] != sums:
             raise _damaged(path, f"leaf {record['path']} has other bits than when it was saved")
     leaves = [_stored.unpack(*x) for x in zip(records, arrays, shardings, strict=True)]
-    state = _structure.rebuild(content["structure"], leaves, nodes)
-    # A backend that it was not saved on may want another layout of parts of it.
-    return jax.tree.map(
-        lambda x: x.on_this_backend() if hasattr(x, "on_this_backend") else x,
-        state,
-        is_leaf=lambda x: hasattr(x, "on_this_backend"),
-    )
+    return _structure.rebuild(content["structure"], leaves, nodes)
 
 
 def _absolute(path: str | os.PathLike) -> str:

@@ -165,6 +165,7 @@ def test_states_of_another_backend_come_back_in_this_one_s_layout(tmp_path, monk
     jr.save(tmp_path / "run", config, {"replay": replay, "pools": pools.init(), "tree": own})
     monkeypatch.setattr(sum_tree, "default_fanout", lambda: fanout)
     found = jr.restore(tmp_path / "run", config)
+    assert list(found) == ["replay", "pools", "tree"]
     assert found["replay"].sampler.tree.fanout == found["pools"].normal.fanout == fanout
     assert found["tree"].fanout == 8  # as its user has made it
     handles, td_errors = np.array([3], np.int32), np.array([9.0], np.float32)

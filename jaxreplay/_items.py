@@ -1,4 +1,4 @@
-"""Item pytrees: checks at trace time, and the storage they are written to and read from."""
+"""Item pytrees: checks at trace time, and their numbers as bits."""
 
 from typing import Any
 
@@ -17,7 +17,7 @@ class Bits:
     takes milliseconds over integers of less than a byte.
     """
 
-    bits: jax.Array
+    bits: Any  # as the storage of any leaf
     dtype: Any = struct.field(pytree_node=False)
 
     @property
@@ -150,57 +150,12 @@ def from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
     return lax.bitcast_convert_type(bits.astype(f"uint{width(dtype)}"), dtype)
 
 
-def _is_narrow(dtype: Any) -> bool:
+def is_narrow(dtype: Any) -> bool:
     if jnp.issubdtype(dtype, jnp.floating):
         return dtype not in (jnp.float16, jnp.float32, jnp.float64)
     return jnp.issubdtype(dtype, jnp.integer) and width(dtype) < 8
 
 
-def zeros(spec: Any, leading: tuple[int, ...], num_axes: int) -> Any:
-    """Storage for items of `spec`: zeros whose `num_axes` leading axes are replaced by `leading`."""
-
-    def leaf_zeros(leaf):
-        shape = leading + leaf.shape[num_axes:]
-        if _is_narrow(leaf.dtype):
-            return Bits(jnp.zeros(shape, f"uint{max(8, width(leaf.dtype))}"), leaf.dtype)
-        return lax.full(shape, 0, leaf.dtype)  # unlike jnp.zeros, also makes arrays of PRNG keys
-
-    return jax.tree.map(leaf_zeros, spec)
-
-
-def stored_spec(storage: Any) -> Any:
-    """Shapes and dtypes of what is stored."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), storage, is_leaf=_is_bits)
-
-
-def write(storage: Any, slots: jax.Array, items: Any) -> Any:
-    """Storage with `items` [B, ...] at `slots` [B], which are distinct; a slot out of range is dropped."""
-
-    def leaf_write(stored, new):
-        if isinstance(stored, Bits):
-            return Bits(leaf_write(stored.bits, to_bits(new)), stored.dtype)
-        return stored.at[slots].set(new, mode="drop", unique_indices=True)
-
-    return jax.tree.map(leaf_write, storage, items, is_leaf=_is_bits)
-
-
-def read(storage: Any, slots: jax.Array, *, fill: bool = False) -> Any:
-    """Items at `slots` [...], which are in range, or else read zeros with `fill`."""
-
-    def leaf_read(stored):
-        if isinstance(stored, Bits):
-            return from_bits(leaf_read(stored.bits), stored.dtype)
-        if fill:
-            return stored.at[slots].get(mode="fill", fill_value=0)
-        return stored.at[slots].get(mode="promise_in_bounds")
-
-    return jax.tree.map(leaf_read, storage, is_leaf=_is_bits)
-
-
 def merge_axes(tree: Any) -> Any:
-    """`tree` with the first two axes of every leaf made one; free for a storage, which is then to be read only."""
+    """`tree` with the first two axes of every leaf made one."""
     return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), tree)
-
-
-def _is_bits(x: Any) -> bool:
-    return isinstance(x, Bits)

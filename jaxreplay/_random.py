@@ -2,11 +2,11 @@
 
 import jax
 import jax.numpy as jnp
-from jax.extend.random import threefry_2x32
+from jax.extend.random import threefry2x32_p
 
 
-def random_bits(key: jax.Array, size: int) -> jax.Array:
-    """64 random bits for each of `size` draws, uint32 [2, size].
+def random_bits(key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
+    """64 random bits for each of `size` draws, two of uint32 [size].
 
     `jax.random.bits` computes 64 bits for every 32 that it returns; here none are thrown away, which halves the work.
     As there, the two words of a key are the key of the cipher Threefry; for a key of another kind two random words are.
@@ -17,11 +17,12 @@ def random_bits(key: jax.Array, size: int) -> jax.Array:
     words = jax.random.key_data(key)
     if words.shape != (2,):
         words = jax.random.bits(key, (2,), jnp.uint32)
-    return threefry_2x32((words[0], words[1]), jnp.arange(2 * size, dtype=jnp.uint32)).reshape(2, size)
+    count = jnp.arange(size, dtype=jnp.uint32)
+    return tuple(threefry2x32_p.bind(words[0], words[1], count, count + jnp.uint32(size)))
 
 
-def below(bits: jax.Array, bound: jax.Array) -> jax.Array:
-    """Integers in [0, bound), int32 [size]: `bits` (uint32 [2, size]) as a fraction, times `bound` (1 to 2^31 - 1).
+def below(bits: tuple[jax.Array, jax.Array], bound: jax.Array) -> jax.Array:
+    """Integers in [0, bound), int32 [size]: `bits` (two of uint32 [size]) as a fraction, times `bound` (1 to 2^31 - 1).
 
     The probability of each differs from 1 / bound by 2^-64 at most.
     """

@@ -12,19 +12,27 @@ from jax import lax
 
 
 def materialize(*arrays: jax.Array) -> Any:
-    """The same arrays, computed once, before anything is computed from them.
+    """The same arrays, on a CPU computed once, before anything is computed from them.
 
     XLA:CPU fuses a cheap computation into each place that uses its result and repeats it there, even for every element
     of a gather: a replay step took several times as long. It drops `lax.optimization_barrier` before it fuses, but not
-    a loop; so there the arrays go twice round one.
+    a loop; so there the arrays go twice round one. Elsewhere it would be a kernel more, and nothing is left of it.
     """
-
-    arrays = lax.optimization_barrier(arrays)
 
     def twice_round_a_loop(*arrays: jax.Array) -> Any:
         return lax.fori_loop(0, 2, lambda _, pair: (pair[1], pair[0]), (arrays, arrays))[0]
 
     return lax.platform_dependent(*arrays, cpu=twice_round_a_loop, default=lambda *arrays: arrays)
+
+
+def fence(*arrays: jax.Array) -> Any:
+    """The same arrays, on a CPU and a GPU computed before anything is computed from them.
+
+    What was read from an array for them is read once, and before what depends on them is written to it. Without this a
+    GPU's compiler may read it again after that, of a copy; a TPU's does not.
+    """
+    barrier = lambda *arrays: lax.optimization_barrier(arrays)  # noqa: E731
+    return lax.platform_dependent(*materialize(*arrays), cuda=barrier, rocm=barrier, default=lambda *arrays: arrays)
 
 
 def after(numbers: jax.Array, *others: Any) -> jax.Array:

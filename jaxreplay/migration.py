@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxreplay import _items, ring, sum_tree
+from jaxreplay import _items, _storage, ring, sum_tree
 from jaxreplay._buffer import Buffer
 from jaxreplay.replay_buffer import ReplayBuffer, ReplayState
 from jaxreplay.samplers import Prioritized, PrioritizedState, Uniform, UniformState, largest_leaf
@@ -54,7 +54,7 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     if not old.is_sharded:
         state = jax.tree.map(lambda x: x[None], state)
     migrate_kind = _migrate_items if isinstance(old.whole, ReplayBuffer) else _migrate_sequences
-    return migrate_kind(old, state, new)
+    return migrate_kind(old, state, new).on_this_backend()
 
 
 class _Layout:
@@ -116,7 +116,7 @@ def _migrate_items(old: _Layout, state: ReplayState, new: _Layout) -> ReplayStat
         return moved
 
     return ReplayState(
-        storage=jax.tree.map(lambda x: _move(x, move, new), state.storage),
+        storage=jax.tree.map(lambda x: _move(x, move, new), _storage.as_it_is(state.storage)),
         ring=new.ring(new_size[:, 0], new.shard.capacity, new.num_shards),
         sampler=_migrate_sampler(old, state.sampler, new, source),
     )
@@ -157,9 +157,10 @@ def _migrate_sequences(old: _Layout, state: SequenceState, new: _Layout) -> Sequ
     def every(value: int) -> np.ndarray:
         return np.full(new.num_shards, value, np.int32)
 
+    storage, ends = _storage.as_it_is((state.storage, state.ends))
     return SequenceState(
-        storage=jax.tree.map(lambda x: _move(x, move, new), state.storage),
-        ends=None if state.ends is None else _move(state.ends, move, new),
+        storage=jax.tree.map(lambda x: _move(x, move, new), storage),
+        ends=None if ends is None else _move(ends, move, new),
         rows=new.ring(every(num_rows), new.whole.length, 1),
         wait=new.place(every(wait)),
         ring=new.ring(every(num_starts * new.shard.num_envs), new.shard._num_slots, new.num_shards),
@@ -179,7 +180,7 @@ def _migrate_sampler(old: _Layout, state: Any, new: _Layout, source: np.ndarray)
         updates = int(_on_host(state.updates).max())
         rejected = min(int(_on_host(state.rejected).sum(dtype=np.int64)), 2**31 - 1)
     if isinstance(old_sampler, Prioritized) and old_sampler.alpha > 0:
-        leaves = _on_host(state.tree.sums[-1])[:, : old.shard._num_slots].reshape(-1)[source]
+        leaves = _on_host(sum_tree.leaves(state.tree)).reshape(-1)[source]
         if old_sampler.alpha != sampler.alpha:
             priorities = leaves.astype(np.float64) ** (1 / old_sampler.alpha)
             leaves = sampler._leaf(jnp.asarray(priorities, jnp.float32), capacity)

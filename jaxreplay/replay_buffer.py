@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay import _items, ring
+from jaxreplay import _items, _storage, ring
 from jaxreplay._arguments import check_integer, settle
 from jaxreplay._buffer import Buffer, check_returns
 from jaxreplay._xla import jitted
@@ -19,7 +19,7 @@ class ReplayState:
     """State of a `ReplayBuffer`.
 
     Attributes:
-      storage: the items, leaves [capacity, ...] (narrow floats as their bits, see `jaxreplay._items.Bits`).
+      storage: the items, leaves [capacity, ...] as the backend wants them (`jaxreplay._storage`).
       ring: cursor and fill.
       sampler: the sampler's state.
     """
@@ -27,6 +27,11 @@ class ReplayState:
     storage: Any  # [capacity, ...]
     ring: ring.Ring
     sampler: Any
+
+    def on_this_backend(self) -> "ReplayState":
+        """The same state with a storage as this backend wants it."""
+        storage = _storage.on_this_backend(self.storage, 1, self.ring.size.ndim)
+        return dataclasses.replace(self, storage=storage)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -98,7 +103,7 @@ class ReplayBuffer(Buffer[ReplayState]):
         _items.leading_axes(spec, 1, "a batch of items")
         check_returns(spec)
         return ReplayState(
-            storage=_items.zeros(spec, (self.capacity,), 1),
+            storage=_storage.zeros(spec, (self.capacity,), 1),
             ring=ring.init(self.capacity, num_shards),
             sampler=self.sampler.init(self.capacity),
         )
@@ -116,17 +121,17 @@ class ReplayBuffer(Buffer[ReplayState]):
         self._check_state(state)
         items = _items.as_arrays(items)
         mask = self._check_batch(items, flags)
-        _items.check_like(items, _items.stored_spec(state.storage), 1, 1, "the buffer")
+        _items.check_like(items, _storage.stored_spec(state.storage), 1, 1, "the buffer")
         batch_size = jax.tree.leaves(items)[0].shape[0]
         slots, count = ring.next_slots(ring.after(state.ring, items), mask, batch_size, self.capacity)
         return ReplayState(
-            storage=_items.write(state.storage, slots, items),
+            storage=_storage.write(state.storage, slots, items),
             ring=ring.advance(state.ring, count, self.capacity),
             sampler=self.sampler.insert(state.sampler, slots, jnp.ones(batch_size, bool)),
         )
 
     def _check_state(self, state: ReplayState) -> None:
-        found = jax.tree.leaves(state.storage)[0].shape[0]
+        (found,) = _storage.leading(state.storage, 1)
         if state.ring.size.shape != () or found != self.capacity:
             raise ValueError(
                 f"capacity={self.capacity}: this state has a leading axis of {found}; use the buffer that made it, "
@@ -138,7 +143,7 @@ class ReplayBuffer(Buffer[ReplayState]):
         return ring.live(state.ring)
 
     def _read(self, state: ReplayState, slots: jax.Array, fill: bool) -> tuple[Any, None]:
-        return _items.read(state.storage, slots, fill=fill), None
+        return _storage.read(state.storage, slots, fill=fill), None
 
 
 _add = jitted(ReplayBuffer._add, donates=True)

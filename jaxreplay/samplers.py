@@ -74,7 +74,7 @@ def check_sampler(sampler: Any) -> Any:
     return sampler
 
 
-def _uniform_slots(bits: jax.Array, live: Live, capacity: int) -> jax.Array:
+def _uniform_slots(bits: tuple[jax.Array, jax.Array], live: Live, capacity: int) -> jax.Array:
     slots = live.start + below(bits, jnp.maximum(live.size, 1))
     return jnp.where(slots >= capacity, slots - capacity, slots)
 

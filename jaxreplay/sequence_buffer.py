@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from jaxreplay import _items, ring
+from jaxreplay import _items, _storage, ring
 from jaxreplay._arguments import check_integer, settle
 from jaxreplay._buffer import Buffer, check_returns
 from jaxreplay._xla import jitted, materialize
@@ -33,8 +33,8 @@ class SequenceState:
     """State of a `SequenceBuffer`.
 
     Attributes:
-      storage: the steps, leaves [length, num_envs, ...] (narrow floats as their bits, see `jaxreplay._items.Bits`).
-      ends: bool [length, num_envs], which steps were the last of their episode; None unless `within_episode`.
+      storage: the steps, leaves [length, num_envs, ...] as the backend wants them (`jaxreplay._storage`).
+      ends: likewise, bool [length, num_envs], which steps were the last of their episode; None unless `within_episode`.
       rows: the rows of the storage: where the next step goes, and how many hold one.
       wait: int32 [], steps to come until the next sequence is complete, at least 1.
       ring: the complete sequences. Slot k * num_envs + env is that of environment env's sequence number k, modulo the
@@ -43,11 +43,16 @@ class SequenceState:
     """
 
     storage: Any  # [length, num_envs, ...]
-    ends: jax.Array | None  # [length, num_envs]
+    ends: Any  # [length, num_envs]
     rows: ring.Ring
     wait: jax.Array  # []
     ring: ring.Ring
     sampler: Any
+
+    def on_this_backend(self) -> "SequenceState":
+        """The same state with a storage as this backend wants it."""
+        storage, ends = _storage.on_this_backend((self.storage, self.ends), 2, self.wait.ndim)
+        return dataclasses.replace(self, storage=storage, ends=ends)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -149,8 +154,8 @@ class SequenceBuffer(Buffer[SequenceState]):
         check_returns(spec)
         leading = (self.length, self.num_envs)
         return SequenceState(
-            storage=_items.zeros(spec, leading, 2),
-            ends=jnp.zeros(leading, bool) if self.within_episode else None,
+            storage=_storage.zeros(spec, leading, 2),
+            ends=_storage.zeros(jax.ShapeDtypeStruct((), bool), leading, 0) if self.within_episode else None,
             rows=ring.init(self.length),
             wait=jnp.full((), self.sequence_length, jnp.int32),
             ring=ring.init(self._num_slots, num_shards),
@@ -167,7 +172,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         return num_steps
 
     def _check_state(self, state: SequenceState) -> None:
-        found = jax.tree.leaves(state.storage)[0].shape[:2]
+        found = _storage.leading(state.storage, 2)
         if state.ring.size.shape != () or found != (self.length, self.num_envs):
             raise ValueError(
                 f"length={self.length}, num_envs={self.num_envs}: this state has leading axes {list(found)}; use the "
@@ -195,7 +200,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         exists = jnp.broadcast_to((slots < self._num_slots)[:, None], rows.shape)
         at = jnp.where(exists, rows * self.num_envs + env[:, None], self.length * self.num_envs)
         (at,) = materialize(at)
-        items, ends = _items.read(_items.merge_axes((state.storage, state.ends)), at, fill=fill)
+        items, ends = _storage.read(_storage.merge_axes((state.storage, state.ends)), at, fill=fill)
         mask = exists
         if ends is not None:
             mask &= jnp.cumsum(ends, axis=1, dtype=jnp.int32) == ends.astype(jnp.int32)  # no end before
@@ -214,7 +219,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         self._check_state(state)
         steps = _items.as_arrays(items)
         ends = self._check_batch(steps, flags)
-        _items.check_like(steps, _items.stored_spec(state.storage), 2, 2, "the buffer")
+        _items.check_like(steps, _storage.stored_spec(state.storage), 2, 2, "the buffer")
         num_steps = self._num_steps(steps)
         if ends is None:
             ends = jnp.zeros((num_steps, self.num_envs), bool)
@@ -224,7 +229,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         slots, count = ring.next_slots(old_rows, None, num_steps, self.length)
         rows = ring.advance(old_rows, count, self.length)
         new = (steps, ends if self.within_episode else None)
-        storage, ends = _items.write((state.storage, state.ends), slots, new)
+        storage, ends = _storage.write((state.storage, state.ends), slots, new)
 
         # Sequences completed now, of each stream; then those that can be drawn.
         completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride

@@ -34,6 +34,7 @@ DEFAULT_FANOUT = 64  # of all other backends
 WIDE = 64  # nodes of more children are read, added up and searched as rows of a matrix, as a TPU wants it
 MAX_CAPACITY = 2**29
 NONE = float(np.finfo(np.float32).max)  # the minimum of no leaves: finite, as jax_debug_infs wants what programs return
+ALL_PAIRS = 512  # rows of a batch that are compared with each other for repeated indices
 DENSE = 4  # a level of at most so many nodes a row of the batch is recomputed as a whole; measured
 
 
@@ -45,8 +46,9 @@ class SumTree:
     """The nodes of a sum tree; make one with `init`.
 
     Attributes:
-      sums: the levels from the roots to the leaves, float32 [num_nodes] each; every level below the roots is padded
-        with 0 to a multiple of the fan-out.
+      sums: the levels from the roots to the leaves, float32 [num_nodes] each, or of a wide tree [rows, fanout] with
+        siblings in a row (the roots [1, num_roots]); every level below the roots is padded with 0 to a multiple of the
+        fan-out.
       minima: None, or the same with every node's smallest positive leaf in place of the sum, and the largest float32
         where there is none.
       capacity: number of leaves (static).
@@ -57,6 +59,11 @@ class SumTree:
     minima: tuple[jax.Array, ...] | None
     capacity: int = struct.field(pytree_node=False)
     fanout: int = struct.field(pytree_node=False)
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether siblings lie in a row of a matrix."""
+        return self.fanout > WIDE
 
 
 def default_fanout() -> int:
@@ -78,10 +85,21 @@ def init(capacity: int, *, fanout: int | None = None, track_minimum: bool = Fals
     capacity = check_integer("capacity", capacity, 1, MAX_CAPACITY, "the number of leaves")
     fanout = default_fanout() if fanout is None else fanout
     fanout = check_integer("fanout", fanout, 2, 1024, "the number of children of a node")
-    sizes = _sizes(capacity, fanout)
-    sums = tuple(jnp.zeros(size, jnp.float32) for size in sizes)
-    minima = tuple(jnp.full(size, NONE, jnp.float32) for size in sizes) if track_minimum else None
+    shapes = [_shape(size, fanout) for size in _sizes(capacity, fanout)]
+    sums = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
+    minima = tuple(jnp.full(shape, NONE, jnp.float32) for shape in shapes) if track_minimum else None
     return SumTree(sums, minima, capacity, fanout)
+
+
+def leaves(tree: SumTree) -> jax.Array:
+    """All leaves in order, float32 [capacity]; [..., capacity] where the levels have leading axes."""
+    return _leaves(tree, tree.sums)
+
+
+def _leaves(tree: SumTree, levels: tuple[jax.Array, ...]) -> jax.Array:
+    lowest = levels[-1]
+    lowest = lowest.reshape(*lowest.shape[:-2], -1) if tree.is_wide else lowest
+    return lowest[..., : tree.capacity]
 
 
 def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
@@ -95,23 +113,24 @@ def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
 
 @functools.partial(jax.jit, static_argnames="fanout")
 def _with_fanout(tree: SumTree, fanout: int) -> SumTree:
-    def built(leaves: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], empty: float):
-        levels = []
+    def built(nodes: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], empty: float):
+        levels, leading = [], nodes.shape[:-1]
         for size in reversed(_sizes(tree.capacity, fanout)):
-            nodes = leaves[..., : tree.capacity] if not levels else levels[0].reshape(*leaves.shape[:-1], -1, fanout)
-            nodes = _fold(nodes, combine) if levels else nodes
-            padding = [(0, 0)] * (nodes.ndim - 1) + [(0, size - nodes.shape[-1])]
-            levels.insert(0, jnp.pad(nodes, padding, constant_values=empty))
+            if levels:
+                nodes = _fold(levels[0].reshape(*leading, -1, fanout), combine, fanout)
+            padding = [(0, 0)] * len(leading) + [(0, size - nodes.shape[-1])]
+            nodes = jnp.pad(nodes, padding, constant_values=empty)
+            levels.insert(0, nodes.reshape(*leading, *_shape(size, fanout)))
         return tuple(levels)
 
-    minima = None if tree.minima is None else built(tree.minima[-1], jnp.minimum, NONE)
-    return SumTree(built(tree.sums[-1], jnp.add, 0.0), minima, tree.capacity, fanout)
+    minima = None if tree.minima is None else built(_leaves(tree, tree.minima), jnp.minimum, NONE)
+    return SumTree(built(leaves(tree), jnp.add, 0.0), minima, tree.capacity, fanout)
 
 
 @functools.partial(jax.jit, inline=True)
 def total(tree: SumTree) -> jax.Array:
     """Sum of the leaves, float32 []."""
-    return _fold(tree.sums[0], jnp.add)
+    return _fold_roots(tree, tree.sums[0], jnp.add)
 
 
 @functools.partial(jax.jit, inline=True)
@@ -123,7 +142,7 @@ def minimum(tree: SumTree) -> jax.Array:
     """
     if tree.minima is None:
         raise ValueError("track_minimum=False: this tree keeps no minimum; make it with init(..., track_minimum=True).")
-    smallest = _fold(tree.minima[0], jnp.minimum)
+    smallest = _fold_roots(tree, tree.minima[0], jnp.minimum)
     return jnp.where(smallest < NONE, smallest, jnp.inf)
 
 
@@ -136,8 +155,8 @@ def get(tree: SumTree, indices: jax.Array) -> jax.Array:
     """
     indices = _as_indices(indices)
     inside = (indices >= 0) & (indices < tree.capacity)
-    leaves = tree.sums[-1].at[jnp.where(inside, indices, 0)].get(mode="promise_in_bounds")
-    return jnp.where(inside, leaves, 0.0)
+    found = _at(tree.sums[-1], jnp.where(inside, indices, 0)).get(mode="promise_in_bounds", wrap_negative_indices=False)
+    return jnp.where(inside, found, 0.0)
 
 
 @functools.partial(jax.jit, static_argnames="unique_indices")
@@ -172,15 +191,14 @@ def update(
         written &= _items.check_mask(mask, indices.shape)
     # The last update of the tree reads it before this one writes it.
     indices = after(indices, total(tree), () if tree.minima is None else minimum(tree))
-    indices, values, written = materialize(indices, values, written)
     sums, nowhere = tree.sums, tree.sums[-1].size
-    target = jnp.where(written, indices, nowhere)
-    if not unique_indices:
-        leaves, last = _last_occurrence(sums[-1], target, values)
-        sums = (*sums[:-1], leaves)
-        target = jnp.where(last, target, nowhere)
+    target, values = materialize(jnp.where(written, indices, nowhere), values)
     # Rows that were not written climb from the first leaf: recomputing a sum that has not changed is harmless.
-    leaf = jnp.where(written, indices, 0)
+    leaf = jnp.where(target < nowhere, target, 0)
+    if not unique_indices:
+        lowest, last = _last_occurrence(sums[-1], target, values, tree.fanout)
+        sums = (*sums[:-1], lowest)
+        target = jnp.where(last, target, nowhere)
     sums = _ascend(sums, target, values, leaf, tree.fanout, jnp.add)
     minima = tree.minima
     if minima is not None:
@@ -205,7 +223,7 @@ def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
     """
     prefix = jnp.asarray(prefix, jnp.float32)
     roots, *below = tree.sums
-    leaf, _, _ = _descend(below, _choose_root(roots, jnp.maximum(prefix, 0.0).reshape(-1), tree.fanout), tree.fanout)
+    leaf, _, _ = _descend(below, _choose_root(roots, jnp.maximum(prefix, 0.0).reshape(-1)), tree.fanout)
     return leaf.reshape(prefix.shape)
 
 
@@ -232,23 +250,23 @@ def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool =
 
 
 @functools.partial(jax.jit, static_argnames="stratified")
-def sample_with(tree: SumTree, bits: jax.Array, *, stratified: bool = False) -> tuple[jax.Array, jax.Array]:
-    """`sample` with random bits, uint32 [2, batch_size], in place of a key.
+def sample_with(tree: SumTree, bits: Any, *, stratified: bool = False) -> tuple[jax.Array, jax.Array]:
+    """`sample` with random bits, two of uint32 [batch_size], in place of a key.
 
     One float32 uniform has 24 bits, too few to tell the leaves of a large tree apart; so the draw is made anew,
     conditional on the node and the stratum reached, half way down.
     """
-    mass, batch_size = total(tree), bits.shape[1]
-    coarse, fine = (bits >> 8).astype(jnp.float32) * 2.0**-24
+    coarse, fine = ((words >> 8).astype(jnp.float32) * 2.0**-24 for words in bits)
+    mass, batch_size = total(tree), coarse.size
     if stratified:
-        edges = mass * (jnp.arange(batch_size + 1, dtype=jnp.float32) / batch_size)
-        low, high = edges[:-1], edges[1:]
+        stratum = jnp.arange(batch_size, dtype=jnp.float32)
+        low, high = mass * (stratum / batch_size), mass * ((stratum + 1) / batch_size)
     else:
         low, high = jnp.zeros_like(coarse), jnp.full_like(coarse, mass)
     prefix = low + coarse * (high - low)
     roots, *below = tree.sums
     half = len(below) // 2
-    node, rest, value = _descend(below[:half], _choose_root(roots, prefix, tree.fanout), tree.fanout)
+    node, rest, value = _descend(below[:half], _choose_root(roots, prefix), tree.fanout)
     if below:
         offset = prefix - rest  # the mass to the left of the node
         low, high = jnp.maximum(low - offset, 0.0), jnp.minimum(high - offset, value)
@@ -264,6 +282,11 @@ def _as_indices(indices: Any) -> jax.Array:
     return jnp.asarray(indices)
 
 
+def _shape(size: int, fanout: int) -> tuple[int, ...]:
+    """Of a level of so many nodes."""
+    return (-(-size // fanout), min(size, fanout)) if fanout > WIDE else (size,)
+
+
 def _sizes(capacity: int, fanout: int) -> list[int]:
     """Sizes of the levels, from the roots on."""
     nodes = [capacity]
@@ -272,9 +295,9 @@ def _sizes(capacity: int, fanout: int) -> list[int]:
     return [nodes[0], *(parents * fanout for parents in nodes[:-1])]
 
 
-def _fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+def _fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], fanout: int) -> jax.Array:
     """Pairwise reduction of the last axis: a rounding error of O(log), and the same bits in every program."""
-    if x.shape[-1] > WIDE:
+    if fanout > WIDE:
         return jnp.sum(x, axis=-1) if combine is jnp.add else jnp.min(x, axis=-1)
     while x.shape[-1] > 1:
         half = x.shape[-1] // 2
@@ -283,13 +306,25 @@ def _fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) ->
     return x[..., 0]
 
 
-def _read_rows(array: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
+def _fold_roots(tree: SumTree, roots: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+    folded = _fold(roots, combine, tree.fanout)
+    return folded[..., 0] if tree.is_wide else folded
+
+
+def _at(nodes: jax.Array, index: jax.Array) -> Any:
+    """`nodes.at` of the nodes `index` of a level."""
+    if nodes.ndim == 1:
+        return nodes.at[index]
+    return nodes.at[lax.div(index, jnp.int32(nodes.shape[1])), lax.rem(index, jnp.int32(nodes.shape[1]))]
+
+
+def _read_rows(nodes: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
     """The contiguous siblings of row [B], float32 [B, fanout]."""
-    if fanout > WIDE:
-        return array.reshape(-1, fanout).at[row].get(mode="promise_in_bounds")
+    if nodes.ndim == 2:
+        return nodes.at[row].get(mode="promise_in_bounds", wrap_negative_indices=False)
     numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
     mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
-    return lax.gather(array, (row * fanout)[:, None], numbers, (fanout,), mode=mode)
+    return lax.gather(nodes, (row * fanout)[:, None], numbers, (fanout,), mode=mode)
 
 
 def _ascend(
@@ -301,20 +336,21 @@ def _ascend(
     combine: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> tuple[jax.Array, ...]:
     """`levels` with `values` [B] at `target` [B] of the leaves, and all ancestors of leaves `node` [B] recomputed."""
-    *above, leaves = levels
-    done = [leaves.at[target].set(values, mode="drop", unique_indices=True)]
-    sparse = True  # so far
+    *above, lowest = levels
+    written = _at(lowest, target).set(values, mode="drop", unique_indices=True, wrap_negative_indices=False)
+    done, sparse = [written], True  # so far
     for parents in reversed(above):
-        children, node = done[0], node // fanout
+        children, node = done[0], lax.div(node, jnp.int32(fanout))
         num_parents = children.size // fanout
         if num_parents <= DENSE * node.size:
-            value = _fold(children.reshape(num_parents, fanout), combine)
-            parents = jnp.concatenate([value, parents[num_parents:]])  # the rest is padding
+            value = _fold(children.reshape(num_parents, fanout), combine, fanout)
+            rest = parents.reshape(-1)[num_parents:]  # it is padding
+            parents = jnp.concatenate([value, rest]).reshape(parents.shape)
             if sparse:
                 (parents,), sparse = materialize(parents), False
         else:
-            value = _fold(_read_rows(children, node, fanout), combine)
-            parents = parents.at[node].set(value, mode="promise_in_bounds")
+            value = _fold(_read_rows(children, node, fanout), combine, fanout)
+            parents = _at(parents, node).set(value, mode="promise_in_bounds", wrap_negative_indices=False)
         done.insert(0, parents)
     return tuple(done)
 
@@ -328,7 +364,7 @@ def _descend(levels: Sequence[jax.Array], found: Found, fanout: int) -> Found:
     for nodes in levels:
         node, prefix, _ = found
         rows = _read_rows(nodes, node, fanout)
-        if fanout > WIDE:
+        if nodes.ndim == 2:
             child, prefix, value = _choose_in_rows(rows, prefix)
         else:
             child, prefix, value = _choose([rows[:, i] for i in range(fanout)], prefix)
@@ -336,21 +372,30 @@ def _descend(levels: Sequence[jax.Array], found: Found, fanout: int) -> Found:
     return found
 
 
-def _choose_root(roots: jax.Array, prefix: jax.Array, fanout: int) -> Found:
-    if fanout > WIDE:
-        return materialize(*_choose_in_rows(roots[None], prefix))
+def _choose_root(roots: jax.Array, prefix: jax.Array) -> Found:
+    if roots.ndim == 2:
+        return materialize(*_choose_in_rows(jnp.broadcast_to(roots, (prefix.size, roots.size)), prefix))
     return materialize(*_choose([roots[i] for i in range(roots.size)], prefix))
 
 
 def _choose_in_rows(rows: jax.Array, prefix: jax.Array) -> Found:
-    """`_choose` by the cumulative sums of rows [B, num_children], or [1, num_children] for all of prefix [B]."""
-    sums, positive, prefixes = jnp.cumsum(rows, axis=1), rows > 0, prefix[:, None]
-    numbers = lax.broadcasted_iota(jnp.int32, (prefix.size, rows.shape[1]), 1)
-    first = jnp.min(jnp.where(positive & (sums > prefixes), numbers, rows.shape[1]), axis=1)
-    last = jnp.max(jnp.where(positive, numbers[: rows.shape[0]], 0), axis=1)
-    child = jnp.where(first < rows.shape[1], first, last)
-    before = jnp.sum(jnp.where(numbers == child[:, None] - 1, sums, 0.0), axis=1)
-    value = jnp.sum(jnp.where(numbers == child[:, None], rows, 0.0), axis=1)
+    """`_choose` by the cumulative sums of rows [B, num_children].
+
+    One reduction finds the child of the lowest rank, with what is before it and in it: first the children that the
+    prefix falls in or before, in order, then those before it from the right, and last those of value 0.
+    """
+    size = rows.shape[1]
+    number = np.arange(size, dtype=np.int32)
+    sums = jnp.cumsum(rows, axis=1)
+    rank = jnp.where(sums > prefix[:, None], number, 2 * size - number)
+    rank = jnp.where(rows > 0, rank, 3 * size + number)
+
+    def lower(x: Any, y: Any) -> Any:
+        return [jnp.where(x[0] < y[0], a, b) for a, b in zip(x, y, strict=True)]
+
+    operands = (rank, jnp.broadcast_to(number, rows.shape), sums - rows, rows)
+    empty = (np.int32(4 * size), np.int32(0), np.float32(0), np.float32(0))
+    _, child, before, value = lax.reduce(operands, empty, lower, (1,))
     return child, jnp.maximum(prefix - before, 0.0), value
 
 
@@ -372,18 +417,25 @@ def _choose(children: list[jax.Array], prefix: jax.Array) -> Found:
     return chosen, prefix, jnp.broadcast_to(children[0], prefix.shape)
 
 
-def _last_occurrence(leaves: jax.Array, target: jax.Array, values: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _last_occurrence(
+    leaves: jax.Array, target: jax.Array, values: jax.Array, fanout: int
+) -> tuple[jax.Array, jax.Array]:
     """Which rows are the last of their `target`, bool [B], so that the order of a scatter does not matter.
 
-    The leaves themselves serve as scratch space (they are about to be overwritten): numbers below any leaf's, lower for
-    later rows, are combined there by a minimum, which has one result in any order. Neither a sort nor O(capacity)
-    scratch is needed.
+    A small batch of a wide tree is compared with itself, which is one kernel. Otherwise the leaves themselves serve as
+    scratch space (they are about to be overwritten): numbers below any leaf's, lower for later rows, are combined there
+    by a minimum, which has one result in any order. Neither a sort nor O(capacity) scratch is needed.
     """
     rows = target.shape[0]
     if rows > 2**24:
         raise ValueError(f"batch of {rows} rows: at most {2**24} rows may repeat indices; update in parts.")
+    if fanout >= WIDE and rows <= ALL_PAIRS:
+        row = jnp.arange(rows, dtype=jnp.int32)
+        later = row[None, :] > row[:, None]
+        return leaves, ~jnp.any((target[None, :] == target[:, None]) & later, axis=1)
     # The values are never less. That they are looked at makes whatever they were read from the tree for come before
     # this write; otherwise XLA would copy the leaves.
     number = jnp.minimum(values, -1.0 - jnp.arange(rows, dtype=jnp.float32))
-    leaves = leaves.at[target].min(number, mode="drop")
-    return leaves, leaves.at[target].get(mode="fill", fill_value=0.0) == number
+    leaves = _at(leaves, target).min(number, mode="drop", wrap_negative_indices=False)
+    seen = _at(leaves, target).get(mode="fill", fill_value=0.0, wrap_negative_indices=False)
+    return leaves, seen == number

@@ -60,12 +60,12 @@ def types(tree):
 
 def leaves_of(tree):
     """The leaves of a sum tree, on the host."""
-    return np.asarray(tree.sums[-1])[: tree.capacity]
+    return np.asarray(sum_tree.leaves(tree))
 
 
 def check_tree(tree):
     """Every node above the leaves is the sum (and the smallest positive leaf) of its children; padding is empty."""
-    tree = jax.tree.map(np.asarray, tree)
+    tree = jax.tree.map(lambda nodes: np.asarray(nodes).reshape(-1), tree)
     assert len(tree.sums[0]) <= tree.fanout
     for parents, children in itertools.pairwise(tree.sums):
         sums = children.reshape(-1, tree.fanout).sum(axis=1, dtype=np.float64)

@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxreplay import _items, ring
 from jaxreplay._arguments import check_integer, check_number
-from jaxreplay._xla import fence, jitted, on_host
+from jaxreplay._xla import jitted, materialize, on_host, read_once
 from jaxreplay.samplers import Sampler
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.transition_batch import TransitionBatch
@@ -246,13 +246,15 @@ def _sample_impl(
     buffer: Buffer[S], state: S, key: jax.Array, batch_size: int, beta: Any, axis_name: str | None = None
 ) -> Sample:
     buffer._check_state(state)
-    slots, probabilities = fence(*buffer.sampler.sample(state.sampler, key, batch_size, buffer._live(state)))
+    drawn = buffer.sampler.sample(state.sampler, key, batch_size, buffer._live(state))
+    slots, probabilities = read_once(materialize(*drawn))
     weights = buffer.sampler.weights(state.sampler, probabilities, state.ring.size, beta, *_axis(axis_name))
     if axis_name is not None:
         probabilities = probabilities / jnp.asarray(lax.psum(1, axis_name), jnp.float32)
     indices = ring.handles(state.ring, slots, buffer._num_slots)
     indices = jnp.where(indices >= 0, indices + _first_handle(state, axis_name), -1)
     items, mask = buffer._read(state, slots, fill=False)
+    items = read_once(items)
     if mask is not None:
         mask &= (indices >= 0)[:, None]
     if isinstance(items, TransitionBatch):

@@ -38,7 +38,7 @@ class Rows:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return self.leading + self.item
+        return self.rows.shape[:-2] + self.leading + self.item
 
     @property
     def dtype(self) -> Any:
@@ -177,37 +177,43 @@ def _num_rows(leading: tuple[int, ...], item: tuple[int, ...], dtype: Any) -> in
 def _merged(stored: Rows, slots: jax.Array, fill: Any) -> jax.Array:
     """`slots` of the first axis as places of single items, with an axis for each other one; `fill` if out of range."""
     others = math.prod(stored.leading[1:])
-    within = np.arange(others, dtype=np.int32).reshape(stored.leading[1:])
-    items = slots.reshape(*slots.shape, *[1] * within.ndim) * others + within
+    within = np.arange(others, dtype=np.int32).reshape(*[1] * slots.ndim, *stored.leading[1:])
+    slots = slots.reshape(*slots.shape, *[1] * (within.ndim - slots.ndim))
     inside = (slots >= 0) & (slots < stored.leading[0])
-    return jnp.where(inside.reshape(*slots.shape, *[1] * within.ndim), items, fill)
+    return jnp.where(inside, slots * others + within, fill)
 
 
-def _numbers(stored: Rows, items: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
-    """Rows and lanes, [B, stride], of items [B] that are packed; without an int32 that overflows."""
-    whole, rest = lax.div(items, np.int32(LANES)), lax.rem(items, np.int32(LANES))
-    number = (rest * stride)[:, None] + np.arange(stride, dtype=np.int32)
-    return (whole * stride)[:, None] + lax.div(number, np.int32(LANES)), lax.rem(number, np.int32(LANES))
+def _numbers(rows: jax.Array, items: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
+    """Rows and lanes, [..., stride], of items [...] that are packed."""
+    first_row, lane = jnp.zeros_like(items), items * stride
+    if rows.size > 2**30:  # int32 might overflow
+        first_row = lax.div(items, np.int32(LANES)) * stride
+        lane = lax.rem(items, np.int32(LANES)) * stride
+    number = _count(lane, stride)
+    return lax.div(number, np.int32(LANES)) + first_row[..., None], lax.rem(number, np.int32(LANES))
+
+
+def _count(start: jax.Array, size: int) -> jax.Array:
+    """[..., size], from `start` [...] on."""
+    return start[..., None] + np.arange(size, dtype=np.int32).reshape(*[1] * start.ndim, size)
 
 
 def _view(stored: Rows, items: jax.Array, stride: int) -> tuple[jax.Array, Any]:
-    """An array, and the indices in it of what items [B] hold, in order, as an array [B, ...]."""
+    """An array, and the indices in it of what items [...] hold, in order, as an array [..., ...]."""
     rows = stored.rows
     if stride % LANES:
-        return rows, _numbers(stored, items, stride)
+        return rows, _numbers(rows, items, stride)
     if stride % _tile(rows.dtype) == 0:
         return rows.reshape(-1, stride // LANES, LANES), (items,)
     each = stride // LANES
-    return rows, (items[:, None] * each + np.arange(each, dtype=np.int32),)
+    return rows, (_count(items * each, each),)
 
 
 def _write_rows(stored: Rows, slots: jax.Array, new: jax.Array) -> Rows:
-    beyond = math.prod(stored.leading)
-    items = _merged(stored, slots, beyond).reshape(-1)
     stride, size = _stride(stored.item, stored.dtype), math.prod(stored.item)
+    beyond = -(-stored.rows.size // stride)  # the last rows may have room for more items than there are
+    items = _merged(stored, slots, beyond).reshape(-1)
     array, at = _view(stored, items, stride)
-    if stride % LANES:  # the place after the last item may lie within the last row
-        at = (jnp.where((items < beyond)[:, None], at[0], array.shape[0]), at[1])
     numbers = jnp.pad(new.reshape(items.size, size), ((0, 0), (0, stride - size)))
     numbers = numbers.reshape(*at[0].shape, *array.shape[len(at) :])
     array = array.at[at].set(numbers, mode="drop", unique_indices=True, wrap_negative_indices=False)
@@ -216,9 +222,10 @@ def _write_rows(stored: Rows, slots: jax.Array, new: jax.Array) -> Rows:
 
 def _read_rows(stored: Rows, slots: jax.Array, fill: bool) -> jax.Array:
     items = _merged(stored, slots, 0)
-    array, at = _view(stored, items.reshape(-1), _stride(stored.item, stored.dtype))
+    stride = _stride(stored.item, stored.dtype)
+    array, at = _view(stored, items, stride)
     numbers = array.at[at].get(mode="promise_in_bounds", wrap_negative_indices=False)
-    numbers = numbers.reshape(items.size, -1)[:, : math.prod(stored.item)]
+    numbers = numbers.reshape(*items.shape, stride)[..., : math.prod(stored.item)]
     found = numbers.reshape(*items.shape, *stored.item)
     if not fill:
         return found

@@ -221,7 +221,7 @@ def _text(node: Any) -> str:
     if isinstance(node, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
         return _items.describe(node.dtype, node.shape)
     if isinstance(node, Rows):
-        return _items.describe(node.dtype, node.rows.shape[:-2] + node.shape)
+        return _items.describe(node.dtype, node.shape)
     if isinstance(node, SumTree):
         return f"SumTree of {node.capacity}"
     return "None" if node is None else type(node).__qualname__

@@ -25,14 +25,19 @@ def materialize(*arrays: jax.Array) -> Any:
     return lax.platform_dependent(*arrays, cpu=twice_round_a_loop, default=lambda *arrays: arrays)
 
 
-def fence(*arrays: jax.Array) -> Any:
-    """The same arrays, on a CPU and a GPU computed before anything is computed from them.
+def read_once(tree: Any) -> Any:
+    """The same pytree of arrays, on a GPU computed before anything is computed from them.
 
-    What was read from an array for them is read once, and before what depends on them is written to it. Without this a
-    GPU's compiler may read it again after that, of a copy; a TPU's does not.
+    What was read for them is read once, and before what depends on them is written. Without this a GPU's compiler may
+    read it in each kernel that uses it, and in one after the write of a copy; a TPU's does not.
     """
-    barrier = lambda *arrays: lax.optimization_barrier(arrays)  # noqa: E731
-    return lax.platform_dependent(*materialize(*arrays), cuda=barrier, rocm=barrier, default=lambda *arrays: arrays)
+    leaves, treedef = jax.tree.flatten(tree)
+
+    def barrier(*leaves: jax.Array) -> Any:
+        return lax.optimization_barrier(leaves)
+
+    leaves = lax.platform_dependent(*leaves, cuda=barrier, rocm=barrier, default=lambda *leaves: leaves)
+    return jax.tree.unflatten(treedef, leaves)
 
 
 def after(numbers: jax.Array, *others: Any) -> jax.Array:

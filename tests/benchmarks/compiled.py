@@ -1,338 +1,105 @@
 """What accelerators would run: programs compiled for a GPU or a TPU that this machine lacks, and read.
 
 `python tests/benchmarks/compiled.py` (extra `accelerators`) compiles each cell's operations, prints a table and writes
-`results/compiled.json` and `results/compiled.md`. Nothing is run: no time is measured. `--smoke` compiles few cells and
-writes nothing. The columns are explained in README.md.
+`results/compiled.json` and `results/compiled.md`. It fails where a bound does not hold. Nothing is run: no time is
+measured. `--smoke` compiles few cells and writes nothing. The columns are explained in README.md.
 """
 
 import argparse
 import collections
-import contextlib
-import dataclasses
-import functools
+import importlib.metadata
 import json
-import math
-import os
 import pathlib
 import sys
-import unittest.mock
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
-os.environ["XLA_FLAGS"] = "--xla_gpu_autotune_level=0"
-
-import jax
-import jax.numpy as jnp
-import numpy as np
 from hlo import Program
-from jax import lax
-from jax.experimental import topologies
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from programs import ITEMS, SAMPLERS, TARGETS, Cell, arrays_of, backend, compile_for
 
-import jaxreplay as jr
-from jaxreplay import sum_tree
-
-STEPS = 1000  # of a scan: what comes before and after it does not count
 RESULTS = pathlib.Path(__file__).parent / "results"
-H100 = """gpu_device_info {
-  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
-  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647
-  block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: 3352320000000 l2_cache_size: 52428800
-  clock_rate_ghz: 1.98 device_memory_size: 84942979072 shared_memory_per_block_optin: 232448
-  cuda_compute_capability { major: 9 minor: 0 } registers_per_core_limit: 65536 registers_per_block_limit: 65536
-}
-platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } device_description_str: "NVIDIA H100 80GB HBM3"
-"""
-TARGETS = {
-    "h100": lambda n: ("cuda", {"topology_name": "h100", "target_config": H100, "topology": f"1x1x{n}"}),
-    "tpu-v5e": lambda n: ("tpu", {"topology_name": "v5e:2x2" if n <= 4 else "v5e:2x4"}),
-    "tpu-v6e": lambda n: ("tpu", {"topology_name": "v6e:2x2" if n <= 4 else "v6e:2x4"}),
-}
-ITEMS = {
-    "5 floats": ((5,), np.float32),
-    "17 floats": ((17,), np.float32),
-    "64 bfloat16": ((64,), jnp.bfloat16),
-    "376 floats": ((376,), np.float32),
-    "84x84x4 bytes": ((84, 84, 4), np.uint8),
-    "64x64x3 bytes": ((64, 64, 3), np.uint8),
-    "10x10x4 floats": ((10, 10, 4), np.float32),
-}
-SAMPLERS = {
-    "uniform": jr.Uniform(),
-    "prioritized": jr.Prioritized(),
-    "global": jr.Prioritized(normalize="global"),
-}
-
-
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Cell:
-    """What is compiled.
-
-    Attributes:
-      kind: "replay", "sequence", "tracer", "pools", "sharded" (a `ReplayBuffer` over 8 devices) or "flashbax".
-      items: a key of ITEMS.
-      capacity: N, items, steps of all streams or tasks.
-      batch_size: B, items, sequences or groups.
-      seeds: buffers that are mapped over.
-      sampler: a key of SAMPLERS.
-    """
-
-    kind: str = "replay"
-    items: str = "5 floats"
-    capacity: int = 2**20
-    batch_size: int = 256
-    seeds: int = 1
-    sampler: str = "prioritized"
-
-    def __str__(self):
-        power = self.capacity.bit_length() - 1
-        name = f"{self.kind}, {self.sampler}, {self.items}, N=2^{power}, B={self.batch_size}"
-        return name + (f", {self.seeds} seeds" if self.seeds > 1 else "")
-
-    @property
-    def num_devices(self) -> int:
-        return 8 if self.kind == "sharded" else 1
-
-    @property
-    def payload(self) -> int:
-        """Bytes of what the user stores."""
-        shape, dtype = ITEMS[self.items]
-        return self.seeds * self.capacity * math.prod(shape) * np.dtype(dtype).itemsize
-
-
-SMOKE = [Cell(), Cell(sampler="uniform")]
 CELLS = [
-    *(Cell(sampler=sampler) for sampler in SAMPLERS),
+    *(Cell(sampler=sampler, orders=True) for sampler in SAMPLERS),
     *(Cell(capacity=2**power) for power in (14, 17, 22)),
     *(Cell(batch_size=batch_size) for batch_size in (32, 1024)),
     *(Cell(sampler=sampler, seeds=64, capacity=2**17) for sampler in ("uniform", "prioritized")),
-    *(Cell(items=items, capacity=2**15, sampler="uniform") for items in ITEMS),
-    Cell(items="84x84x4 bytes", capacity=2**15),
-    *(Cell(kind="sequence", sampler=sampler) for sampler in SAMPLERS),
-    Cell(kind="sequence", items="84x84x4 bytes", capacity=2**15),
+    *(Cell(items=items, capacity=2**16, sampler="uniform") for items in ITEMS),
+    *(Cell(items=items, capacity=2**17) for items in ("64 bfloat16", "84x84x4 bytes", "10x10x4 floats")),
+    Cell(items="376 floats", capacity=2**22),
+    *(Cell(kind="sequence", sampler=sampler, orders=sampler == "global") for sampler in SAMPLERS),
+    *(Cell(kind="sequence", items=items, capacity=2**16) for items in ("376 floats", "84x84x4 bytes")),
+    Cell(kind="sequence", seeds=64, capacity=2**17),
     Cell(kind="tracer", capacity=16, batch_size=16),
     Cell(kind="pools"),
-    Cell(kind="sharded"),
+    *(Cell(kind="sharded", sampler=sampler) for sampler in ("uniform", "prioritized")),
     *(Cell(kind="flashbax", sampler=sampler) for sampler in ("uniform", "prioritized")),
 ]
-
-
-@dataclasses.dataclass
-class Operations:
-    """The functions of a cell: `init() -> state`, the others `(state, *arguments) -> state, ...`.
-
-    `arguments` gives the abstract arguments of each operation after the state.
-    """
-
-    init: Callable[[], Any]
-    functions: dict[str, Callable[..., Any]]
-    arguments: dict[str, tuple[Any, ...]]
-
-
-def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
-    """What a user does with a buffer: each of its methods, and a step that has them all."""
-    if cell.kind == "tracer":
-        return _tracer(cell)
-    if cell.kind == "pools":
-        return _pools(cell)
-    shape, dtype = ITEMS[cell.items]
-    added = (1, 16) if cell.kind == "sequence" else (16,)
-    items = jax.ShapeDtypeStruct((*added, *shape), dtype)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    floats, handles = (jax.ShapeDtypeStruct((cell.batch_size,), kind) for kind in (jnp.float32, jnp.int32))
-    buffer = _buffer(cell, target, mesh)
-
-    def add(state, items):
-        return buffer.add(state, items)
-
-    def sample(state, key):
-        drawn = buffer.sample(state, key)
-        return state, drawn if hasattr(drawn, "items") else (drawn.experience, getattr(drawn, "indices", None))
-
-    def update(state, handles, td_errors):
-        return buffer.update(state, handles, td_errors)
-
-    def step(state, items, key):
-        state = buffer.add(state, items)
-        drawn = buffer.sample(state, key)
-        if cell.kind == "flashbax":
-            values, weights, handles = drawn.experience, getattr(drawn, "probabilities", 1.0), drawn.indices
-        else:
-            values, weights, handles = drawn.items, drawn.weights, drawn.indices
-        rows = values.reshape(cell.batch_size, -1)
-        return buffer.update(state, handles, weights + jnp.sum(rows[:, :4].astype(jnp.float32), axis=1)), rows[0, 0]
-
-    functions = {"add": add, "sample": sample, "update": update, "step": step}
-    arguments = {"add": (items,), "sample": (key,), "update": (handles, floats), "step": (items, key)}
-    return Operations(lambda: buffer.init(items), functions, arguments)
-
-
-class _Bound:
-    """A buffer that draws batches of one size."""
-
-    def __init__(self, buffer: Any, batch_size: int):
-        self.init, self.add, self.update = buffer.init, buffer.add, buffer.update
-        self.sample = lambda state, key: buffer.sample(state, key, batch_size)
-
-
-def _buffer(cell: Cell, target: str, mesh: Mesh) -> Any:
-    sampler = SAMPLERS[cell.sampler]
-    if cell.kind == "flashbax":
-        return _flashbax(cell, target)
-    if cell.kind == "sequence":
-        buffer = jr.SequenceBuffer(length=cell.capacity // 16, num_envs=16, sequence_length=5, sampler=sampler)
-    else:
-        buffer = jr.ReplayBuffer(capacity=cell.capacity, sampler=sampler)
-    return _Bound(jr.Sharded(buffer, mesh) if cell.kind == "sharded" else buffer, cell.batch_size)
-
-
-def _flashbax(cell: Cell, target: str) -> Any:
-    import flashbax
-
-    sizes = {"max_length": cell.capacity, "min_length": 1, "sample_batch_size": cell.batch_size, "add_batches": True}
-    if cell.sampler == "uniform":
-        buffer = flashbax.make_item_buffer(**sizes)
-    else:
-        device = "tpu" if target.startswith("tpu") else "gpu"
-        with unittest.mock.patch.object(jax, "devices", return_value=[]):  # it asks whether the device is there
-            buffer = flashbax.make_prioritised_item_buffer(**sizes, priority_exponent=0.6, device=device)
-
-    class Adapted:
-        init = staticmethod(lambda items: buffer.init(jnp.zeros(items.shape[1:], items.dtype)))
-        add, sample = staticmethod(buffer.add), staticmethod(buffer.sample)
-
-        @staticmethod
-        def update(state, handles, td_errors):
-            return buffer.set_priorities(state, handles, td_errors) if cell.sampler != "uniform" else state
-
-    return Adapted
-
-
-def _tracer(cell: Cell) -> Operations:
-    tracer = jr.NStep(n=3, gamma=0.99, num_envs=cell.batch_size)
-    floats = jax.ShapeDtypeStruct((cell.batch_size,), jnp.float32)
-    flags = jax.ShapeDtypeStruct((cell.batch_size,), jnp.bool_)
-    shape, dtype = ITEMS[cell.items]
-    observations = jax.ShapeDtypeStruct((cell.batch_size, *shape), dtype)
-    step = (observations, floats, floats, flags, flags, observations)
-
-    def add(state, *step):
-        state, *emitted = tracer.add(state, *step)
-        return state, emitted
-
-    return Operations(lambda: tracer.init(*step), {"add": add}, {"add": step})
-
-
-def _pools(cell: Cell) -> Operations:
-    pools = jr.DifficultyPools(tasks_per_env=(cell.capacity,), easy_threshold=0.9, hard_threshold=0.1)
-    key = jax.eval_shape(lambda: jax.random.key(0))
-    tasks = jax.ShapeDtypeStruct((cell.batch_size,), jnp.int32)
-    rewards = jax.ShapeDtypeStruct((cell.batch_size, 4), jnp.float32)
-
-    def sample(state, key):
-        return state, pools.sample(state, key, cell.batch_size)
-
-    def step(state, rewards, key):
-        state, kept = pools.update(state, pools.sample(state, key, cell.batch_size)[0], rewards)
-        return state, kept[0]
-
-    functions = {"sample": sample, "update": lambda *x: pools.update(*x), "step": step}
-    return Operations(pools.init, functions, {"sample": (key,), "update": (tasks, rewards), "step": (rewards, key)})
-
-
-@functools.cache
-def mesh_of(target: str, num_devices: int) -> Mesh:
-    """Devices that are not there."""
-    platform, topology = TARGETS[target](num_devices)
-    with _quiet():
-        devices = topologies.get_topology_desc(platform=platform, **topology).devices[:num_devices]
-    return Mesh(np.array(devices), ("data",))
-
-
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Without what libraries say about a machine that has no accelerator."""
-    error = os.dup(2)
-    with open(os.devnull, "w") as nothing:
-        os.dup2(nothing.fileno(), 2)
-        try:
-            yield
-        finally:
-            os.dup2(error, 2)
-
-
-def compile_for(target: str, cell: Cell) -> Iterator[tuple[str, Any, int]]:
-    """Each operation's name, its program with the state donated, and the steps that it makes."""
-    mesh = mesh_of(target, cell.num_devices)
-    made = operations(cell, target, mesh)
-    whole = (
-        SingleDeviceSharding(mesh.devices.flat[0]) if cell.num_devices == 1 else NamedSharding(mesh, PartitionSpec())
-    )
-    parts = whole if cell.num_devices == 1 else NamedSharding(mesh, PartitionSpec("data"))
-
-    def placed(tree, sharding):
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=sharding), tree)
-
-    def stacked(tree):
-        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((cell.seeds, *x.shape), x.dtype), tree)
-
-    state = jax.eval_shape(made.init)
-    for name, function in made.functions.items():
-        arguments = made.arguments[name]
-        if cell.seeds > 1:
-            function = jax.vmap(function)
-        if name == "step":
-            function = _scanned(function, cell.seeds)
-        args = [stacked(x) if cell.seeds > 1 else x for x in (state, *arguments)]
-        if name == "step":
-            args[-1] = arguments[-1]
-        args = [
-            placed(args[0], parts),
-            *(placed(x, parts if cell.kind == "sharded" and name != "sample" else whole) for x in args[1:]),
-        ]
-        if cell.kind == "sharded" and name == "step":
-            args[-1] = placed(arguments[-1], whole)
-        platform = "tpu" if target.startswith("tpu") else "cuda"
-        lowered = jax.jit(function, donate_argnums=0).trace(*args).lower(lowering_platforms=(platform,))
-        with _quiet():
-            yield name, lowered.compile(), STEPS if name == "step" else 1
-
-
-def _scanned(function: Callable[..., Any], seeds: int) -> Callable[..., Any]:
-    def run(state, items, key):
-        keys = jax.random.split(key, STEPS * seeds).reshape(STEPS, *([seeds] if seeds > 1 else []))
-        return lax.scan(lambda state, key: function(state, items, key), state, keys)
-
-    return run
+SMOKE = [Cell(), Cell(sampler="uniform"), Cell(kind="sequence", items="84x84x4 bytes", capacity=2**16)]
+# The most that a step may take: kernels on an H100, estimated cycles on a TPU v5e.
+MOST = {
+    ("h100", Cell(orders=True)): 26,
+    ("h100", Cell(seeds=64, capacity=2**17)): 30,
+    ("h100", Cell(kind="sequence")): 36,
+    ("h100", Cell(kind="tracer", capacity=16, batch_size=16)): 13,
+    ("h100", Cell(kind="pools")): 57,
+    ("tpu-v5e", Cell(orders=True)): 76_000,
+    ("tpu-v5e", Cell(sampler="uniform", orders=True)): 20_000,
+}
+MEGABYTE = 2**20
 
 
 def report(target: str, cell: Cell) -> list[dict[str, Any]]:
     """A row for each operation."""
     rows = []
+    arrays = arrays_of(target, cell)
+    num_bytes = [cell.seeds * x.size * x.dtype.itemsize // cell.num_devices for x in arrays]
+    at_least = cell.seeds * cell.capacity // cell.num_devices
+    large = {x for x in num_bytes if x >= at_least and cell.kind != "tracer"}
     for name, compiled, steps in compile_for(target, cell):
         program, memory = Program(compiled.as_text()), compiled.memory_analysis()
         inner = [loop for loop in program.loops if loop.depth == (steps > 1)]
-        copies = program.copies(cell.seeds * cell.capacity // cell.num_devices) if cell.kind != "tracer" else []
-        rows.append(
-            {
-                "target": target,
-                "cell": str(cell),
-                "operation": name,
-                "launches": round(program.kernels / steps, 1),
-                "cycles": round(program.cycles / steps),
-                "copies": [copy.result.split("{")[0] for copy in copies],
-                "row_loops": sum(1 for loop in inner if loop.trips is not None and loop.trips >= 16),
-                "unknown_loops": sum(1 for loop in inner if loop.trips is None),
-                "temporary_bytes": memory.temp_size_in_bytes,
-                "argument_bytes": memory.argument_size_in_bytes,
-                "payload_bytes": cell.payload // cell.num_devices,
-                "collectives": len([x for x in program.collectives if x.depth == (steps > 1)]),
-                "collective_bytes": sum(x.num_bytes for x in program.collectives if x.depth == (steps > 1)),
-            }
-        )
+        collectives = [x for x in program.collectives if x.depth == (steps > 1)]
+        row = {
+            "target": target,
+            "cell": str(cell),
+            "operation": name,
+            "launches": round(program.kernels / steps, 1),
+            "cycles": round(program.cycles / steps),
+            "copies": [copy.result.split("{")[0] for copy in program.copies(large)],
+            "moves": len(program.moves(large)),
+            "row_loops": sum(1 for loop in inner if loop.trips is not None and loop.trips >= 16),
+            "unknown_loops": sum(1 for loop in inner if loop.trips is None),
+            "temporary_bytes": memory.temp_size_in_bytes,
+            "argument_bytes": memory.argument_size_in_bytes,
+            "payload_bytes": cell.payload // cell.num_devices,
+            "collectives": len(collectives),
+            "collective_bytes": sum(x.num_bytes for x in collectives),
+        }
+        rows.append(row | {"missed": [] if cell.kind == "flashbax" else list(missed(target, cell, row))})
     return rows
+
+
+def missed(target: str, cell: Cell, row: dict[str, Any]) -> Iterator[str]:
+    """The bounds that do not hold."""
+    if row["copies"] or row["row_loops"]:
+        yield f"copies {row['copies']}, {row['row_loops']} loops over rows: expected none"
+    if row["unknown_loops"] > (cell.kind == "pools"):
+        yield f"{row['unknown_loops']} loops of unknown length"
+    if cell.kind not in ("tracer", "pools"):
+        # An item's own size, if it is small, is no more than that of its priority and its minimum.
+        most = row["payload_bytes"] * (1.25 if cell.item_bytes >= 64 else 1.6)
+        if row["argument_bytes"] > most:
+            yield f"arguments of {row['argument_bytes']} bytes: at most {most:.0f}"
+    # A TPU reads a row of 128 nodes for each draw, and a batch may be larger than 2% of a small storage.
+    floor = max(3.2 if row["operation"] == "orders" else 1.6, 0.1 * cell.seeds) * MEGABYTE
+    most = max(0.02 * row["payload_bytes"], 6 * cell.batch_bytes, floor)
+    if row["temporary_bytes"] > most and cell.kind != "tracer":
+        yield f"temporaries of {row['temporary_bytes']} bytes: at most {most:.0f}"
+    most = MOST.get((target, cell))
+    if most and row["operation"] == ("add" if cell.kind == "tracer" else "step"):
+        kind = "cycles" if target.startswith("tpu") else "launches"
+        if row[kind] > most:
+            yield f"{row[kind]} {kind}: at most {most}"
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
@@ -340,45 +107,54 @@ def markdown(rows: list[dict[str, Any]]) -> str:
     by_target = collections.defaultdict(list)
     for row in rows:
         by_target[row["target"]].append(row)
-    lines = [f"Compiled with jax {jax.__version__}; nothing was run."]
+    lines = [f"Compiled with jax {importlib.metadata.version('jax')}; nothing was run. README.md says what is counted."]
+    columns = ["cell", "operation", "launches", "cycles", "copies", "moves", "row loops", "unknown loops"]
+    columns += ["temporary bytes", "arguments / payload", "collectives (bytes)"]
     for target, found in by_target.items():
-        lines += ["", f"## {target}", ""]
-        lines.append(
-            "| cell | operation | launches | cycles | copies | row loops | unknown loops | temporary | arguments |"
-        )
-        lines.append("| --- | --- | --- | --- | --- | --- | --- | --- | --- |")
+        lines += ["", f"## {target}", "", f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
         for row in found:
-            ratio = row["argument_bytes"] / row["payload_bytes"]
-            cycles = f"{row['cycles']:,}" if row["cycles"] else "-"
-            lines.append(
-                f"| {row['cell']} | {row['operation']} | {row['launches']:g} | {cycles} | {len(row['copies'])} | "
-                f"{row['row_loops']} | {row['unknown_loops']} | {row['temporary_bytes']:,} | {ratio:.2f} |"
-            )
+            exchanged = f"{row['collectives']} ({row['collective_bytes']})" if row["collectives"] else "-"
+            cells = [
+                row["cell"],
+                row["operation"],
+                f"{row['launches']:g}",
+                f"{row['cycles']:,}" if row["cycles"] else "-",
+                f"{len(row['copies'])}",
+                f"{row['moves']}",
+                f"{row['row_loops']}",
+                f"{row['unknown_loops']}",
+                f"{row['temporary_bytes']:,}",
+                f"{row['argument_bytes'] / row['payload_bytes']:.2f}",
+                exchanged,
+            ]
+            lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines) + "\n"
 
 
-def main() -> None:
+def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--smoke", action="store_true", help="few cells")
-    parser.add_argument("--targets", nargs="+", default=list(TARGETS), choices=list(TARGETS))
+    parser.add_argument("--smoke", action="store_true", help="few cells, only of a TPU unless --targets says which")
+    parser.add_argument("--targets", nargs="+", choices=list(TARGETS))
     parser.add_argument("--match", default="", help="only cells whose name has this in it")
     parser.add_argument("--out", type=pathlib.Path, help=f"folder for the results, {RESULTS} if all is compiled")
     options = parser.parse_args()
+    targets = options.targets or (["tpu-v5e"] if options.smoke else list(TARGETS))
     rows = []
-    for target in options.targets:
-        backend = "tpu" if target.startswith("tpu") else "gpu"
-        fanout = sum_tree.DEFAULT_FANOUTS.get(backend, sum_tree.DEFAULT_FANOUT)  # what a backend chooses for itself
-        with unittest.mock.patch.object(sum_tree, "default_fanout", lambda fanout=fanout: fanout):
+    for target in targets:
+        with backend(target):
             for cell in SMOKE if options.smoke else CELLS:
                 if options.match in str(cell):
                     for row in report(target, cell):
                         rows.append(row)
                         print(json.dumps(row), flush=True)
-    out = options.out or (RESULTS if not options.smoke and not options.match else None)
-    if out:
+    is_all = not (options.smoke or options.match or options.targets)
+    if out := options.out or (RESULTS if is_all else None):
         (out / "compiled.json").write_text(json.dumps(rows, indent=1) + "\n")
         (out / "compiled.md").write_text(markdown(rows))
     print(markdown(rows))
+    wrong = [f"{row['target']}, {row['cell']}, {row['operation']}: {x}" for row in rows for x in row["missed"]]
+    print("\n".join(wrong))
+    return bool(wrong)
 
 
 if __name__ == "__main__":

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 # What moves no data, or is counted through the computations that it calls.
 _FREE = {
@@ -38,6 +38,11 @@ class Instruction:
     times: int
     depth: int
     trips: int | None = None
+
+    @property
+    def moves(self) -> bool:
+        """Whether it copies from one kind of memory to another."""
+        return self.kind == "copy-start" and self.result.count("S(1)") == 1
 
     @property
     def num_bytes(self) -> int:
@@ -84,10 +89,20 @@ class Program:
     def collectives(self) -> list[Instruction]:
         return [i for i in self.instructions if i.kind.removesuffix("-start") in _COLLECTIVES]
 
-    def copies(self, num_bytes: int) -> list[Instruction]:
-        """Copies of so many bytes or more."""
-        kinds = {"copy", "copy-start", "transpose"}
-        return [i for i in self.instructions if i.kind in kinds and i.num_bytes >= num_bytes]
+    def copies(self, sizes: Iterable[int]) -> list[Instruction]:
+        """Copies of arrays of about so many bytes, padded or not; without moves to another kind of memory."""
+        return [i for i in self._copies(sizes) if not i.moves]
+
+    def moves(self, sizes: Iterable[int]) -> list[Instruction]:
+        """Moves of arrays of about so many bytes between memories, which a TPU makes in the background."""
+        return [i for i in self._copies(sizes) if i.moves]
+
+    def _copies(self, sizes: Iterable[int]) -> list[Instruction]:
+        def about(copy: Instruction) -> bool:
+            num_bytes = copy.num_bytes / (2 if copy.kind == "copy-start" else 1)  # that has both ends
+            return any(0.9 * size <= num_bytes <= 1.7 * size for size in sizes)
+
+        return [i for i in self.instructions if i.kind in {"copy", "copy-start", "transpose"} and about(i)]
 
     def _run(self, name: str, times: int, depth: int) -> Iterator[Instruction]:
         for line in self._computations.get(name, []):

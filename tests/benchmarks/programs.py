@@ -1,0 +1,325 @@
+"""Programs of buffers and tracers, compiled for a GPU or a TPU that this machine lacks.
+
+Import this before jax: what it sets is read then.
+"""
+
+import contextlib
+import dataclasses
+import functools
+import math
+import os
+import unittest.mock
+from collections.abc import Callable, Iterator
+from typing import Any
+
+os.environ["JAX_PLATFORMS"] = "cpu"
+os.environ |= {"TPU_SKIP_MDS_QUERY": "1", "TPU_WORKER_HOSTNAMES": "localhost", "TPU_ACCELERATOR_TYPE": "v5litepod-4"}
+os.environ["XLA_FLAGS"] = "--xla_gpu_autotune_level=0"
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+from jax.experimental import topologies
+from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+
+import jaxreplay as jr
+from jaxreplay import _storage, sum_tree
+
+SEQUENCE_LENGTH = 5
+STEPS = 1000  # of a scan: what comes before and after it does not count
+H100 = """gpu_device_info {
+  threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
+  threads_per_core_limit: 2048 core_count: 132 fpus_per_core: 128 block_dim_limit_x: 2147483647
+  block_dim_limit_y: 65535 block_dim_limit_z: 65535 memory_bandwidth: 3352320000000 l2_cache_size: 52428800
+  clock_rate_ghz: 1.98 device_memory_size: 84942979072 shared_memory_per_block_optin: 232448
+  cuda_compute_capability { major: 9 minor: 0 } registers_per_core_limit: 65536 registers_per_block_limit: 65536
+}
+platform_name: "CUDA" dnn_version_info { major: 9 minor: 10 } device_description_str: "NVIDIA H100 80GB HBM3"
+"""
+TARGETS = {
+    "h100": lambda n: ("cuda", {"topology_name": "h100", "target_config": H100, "topology": f"1x1x{n}"}),
+    "tpu-v5e": lambda n: ("tpu", {"topology_name": "v5e:2x2" if n <= 4 else "v5e:2x4"}),
+    "tpu-v6e": lambda n: ("tpu", {"topology_name": "v6e:2x2" if n <= 4 else "v6e:2x4"}),
+}
+ITEMS = {
+    "5 floats": ((5,), np.float32),
+    "17 floats": ((17,), np.float32),
+    "64 bfloat16": ((64,), jnp.bfloat16),
+    "376 floats": ((376,), np.float32),
+    "84x84x4 bytes": ((84, 84, 4), np.uint8),
+    "64x64x3 bytes": ((64, 64, 3), np.uint8),
+    "10x10x4 floats": ((10, 10, 4), np.float32),
+}
+SAMPLERS = {
+    "uniform": jr.Uniform(),
+    "prioritized": jr.Prioritized(),
+    "global": jr.Prioritized(normalize="global"),
+}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Cell:
+    """What is compiled.
+
+    Attributes:
+      kind: "replay", "sequence", "tracer", "pools", "sharded" (a `ReplayBuffer` over 8 devices) or "flashbax".
+      items: a key of ITEMS.
+      capacity: N, items, steps of all streams or tasks.
+      batch_size: B, items, sequences or groups.
+      seeds: buffers that are mapped over.
+      sampler: a key of SAMPLERS.
+      orders: also a scan in which the operations follow each other in every order.
+    """
+
+    kind: str = "replay"
+    items: str = "5 floats"
+    capacity: int = 2**20
+    batch_size: int = 256
+    seeds: int = 1
+    sampler: str = "prioritized"
+    orders: bool = dataclasses.field(default=False, compare=False)
+
+    def __str__(self):
+        power = self.capacity.bit_length() - 1
+        name = f"{self.kind}, {self.sampler}, {self.items}, N=2^{power}, B={self.batch_size}"
+        return name + (f", {self.seeds} seeds" if self.seeds > 1 else "")
+
+    @property
+    def num_devices(self) -> int:
+        return 8 if self.kind == "sharded" else 1
+
+    @property
+    def item_bytes(self) -> int:
+        shape, dtype = ITEMS[self.items]
+        return math.prod(shape) * np.dtype(dtype).itemsize
+
+    @property
+    def batch_bytes(self) -> int:
+        """Bytes of what is drawn at a time."""
+        return self.seeds * self.batch_size * (SEQUENCE_LENGTH if self.kind == "sequence" else 1) * self.item_bytes
+
+    @property
+    def payload(self) -> int:
+        """Bytes of what the user stores."""
+        return self.seeds * self.capacity * self.item_bytes
+
+
+@dataclasses.dataclass
+class Operations:
+    """The functions of a cell: `init() -> state`, the others `(state, *arguments) -> state, ...`.
+
+    `arguments` gives the abstract arguments of each operation after the state.
+    """
+
+    init: Callable[[], Any]
+    functions: dict[str, Callable[..., Any]]
+    arguments: dict[str, tuple[Any, ...]]
+
+
+def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
+    """What a user does with a buffer: each of its methods, and a step that has them all."""
+    if cell.kind == "tracer":
+        return _tracer(cell)
+    if cell.kind == "pools":
+        return _pools(cell)
+    shape, dtype = ITEMS[cell.items]
+    added = (1, 16) if cell.kind == "sequence" else (16,)
+    items = jax.ShapeDtypeStruct((*added, *shape), dtype)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    floats, handles = (jax.ShapeDtypeStruct((cell.batch_size,), kind) for kind in (jnp.float32, jnp.int32))
+    buffer = _buffer(cell, target, mesh)
+
+    def add(state, items):
+        return buffer.add(state, items)
+
+    def sample(state, key):
+        drawn = buffer.sample(state, key)
+        return state, drawn if hasattr(drawn, "items") else (drawn.experience, getattr(drawn, "indices", None))
+
+    def update(state, handles, td_errors):
+        return buffer.update(state, handles, td_errors)
+
+    def step(state, items, key):
+        state = buffer.add(state, items)
+        drawn = buffer.sample(state, key)
+        if cell.kind == "flashbax":
+            values, weights = drawn.experience, getattr(drawn, "probabilities", 1.0)
+            handles = getattr(drawn, "indices", None)
+        else:
+            values, weights, handles = drawn.items, drawn.weights, drawn.indices
+        rows = values.reshape(cell.batch_size, -1)
+        return buffer.update(state, handles, weights + jnp.sum(rows[:, :4].astype(jnp.float32), axis=1)), rows[0, 0]
+
+    def orders(state, items, key):
+        handles, td_errors = jnp.zeros(cell.batch_size, jnp.int32), jnp.zeros(cell.batch_size)
+        for number, letter in enumerate("aasaussuu"):  # a cycle in which each pair occurs
+            if letter == "a":
+                state = buffer.add(state, items + jnp.mean(td_errors).astype(items.dtype))
+            elif letter == "u":
+                state, handles, td_errors = buffer.update(state, handles, td_errors), handles ^ 1, td_errors + 1
+            else:
+                drawn = buffer.sample(state, jax.random.fold_in(key, number))
+                rows = drawn.items.reshape(cell.batch_size, -1)
+                handles, td_errors = drawn.indices, td_errors + drawn.weights + rows[:, 0]
+        return state, jnp.mean(td_errors)
+
+    functions = {"add": add, "sample": sample, "update": update, "step": step, "orders": orders}
+    arguments = {"add": (items,), "sample": (key,), "update": (handles, floats)}
+    arguments |= {"step": (items, key), "orders": (items, key)}
+    functions = {name: x for name, x in functions.items() if name != "orders" or cell.orders}
+    return Operations(lambda: buffer.init(items), functions, arguments)
+
+
+class _Bound:
+    """A buffer that draws batches of one size."""
+
+    def __init__(self, buffer: Any, batch_size: int):
+        self.init, self.add, self.update = buffer.init, buffer.add, buffer.update
+        self.sample = lambda state, key: buffer.sample(state, key, batch_size)
+
+
+def _buffer(cell: Cell, target: str, mesh: Mesh) -> Any:
+    sampler = SAMPLERS[cell.sampler]
+    if cell.kind == "flashbax":
+        return _flashbax(cell, target)
+    if cell.kind == "sequence":
+        buffer = jr.SequenceBuffer(
+            length=cell.capacity // 16, num_envs=16, sequence_length=SEQUENCE_LENGTH, sampler=sampler
+        )
+    else:
+        buffer = jr.ReplayBuffer(capacity=cell.capacity, sampler=sampler)
+    return _Bound(jr.Sharded(buffer, mesh) if cell.kind == "sharded" else buffer, cell.batch_size)
+
+
+def _flashbax(cell: Cell, target: str) -> Any:
+    import flashbax
+
+    sizes = {"max_length": cell.capacity, "min_length": 1, "sample_batch_size": cell.batch_size, "add_batches": True}
+    if cell.sampler == "uniform":
+        buffer = flashbax.make_item_buffer(**sizes)
+    else:
+        device = "tpu" if target.startswith("tpu") else "gpu"
+        with unittest.mock.patch.object(jax, "devices", return_value=[]):  # it asks whether the device is there
+            buffer = flashbax.make_prioritised_item_buffer(**sizes, priority_exponent=0.6, device=device)
+
+    class Adapted:
+        init = staticmethod(lambda items: buffer.init(jnp.zeros(items.shape[1:], items.dtype)))
+        add, sample = staticmethod(buffer.add), staticmethod(buffer.sample)
+
+        @staticmethod
+        def update(state, handles, td_errors):
+            return buffer.set_priorities(state, handles, td_errors) if cell.sampler != "uniform" else state
+
+    return Adapted
+
+
+def _tracer(cell: Cell) -> Operations:
+    tracer = jr.NStep(n=3, gamma=0.99, num_envs=cell.batch_size)
+    floats = jax.ShapeDtypeStruct((cell.batch_size,), jnp.float32)
+    flags = jax.ShapeDtypeStruct((cell.batch_size,), jnp.bool_)
+    shape, dtype = ITEMS[cell.items]
+    observations = jax.ShapeDtypeStruct((cell.batch_size, *shape), dtype)
+    step = (observations, floats, floats, flags, flags, observations)
+
+    def add(state, *step):
+        state, *emitted = tracer.add(state, *step)
+        return state, emitted
+
+    return Operations(lambda: tracer.init(*step), {"add": add}, {"add": step})
+
+
+def _pools(cell: Cell) -> Operations:
+    pools = jr.DifficultyPools(tasks_per_env=(cell.capacity,), easy_threshold=0.9, hard_threshold=0.1)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    tasks = jax.ShapeDtypeStruct((cell.batch_size,), jnp.int32)
+    rewards = jax.ShapeDtypeStruct((cell.batch_size, 4), jnp.float32)
+
+    def sample(state, key):
+        return state, pools.sample(state, key, cell.batch_size)
+
+    def step(state, rewards, key):
+        state, kept = pools.update(state, pools.sample(state, key, cell.batch_size)[0], rewards)
+        return state, kept[0]
+
+    functions = {"sample": sample, "update": lambda *x: pools.update(*x), "step": step}
+    return Operations(pools.init, functions, {"sample": (key,), "update": (tasks, rewards), "step": (rewards, key)})
+
+
+@functools.cache
+def mesh_of(target: str, num_devices: int) -> Mesh:
+    """Devices that are not there."""
+    platform, topology = TARGETS[target](num_devices)
+    with _quiet():
+        devices = topologies.get_topology_desc(platform=platform, **topology).devices[:num_devices]
+    return Mesh(np.array(devices), ("data",))
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without what libraries say about a machine that has no accelerator."""
+    error = os.dup(2)
+    with open(os.devnull, "w") as nothing:
+        os.dup2(nothing.fileno(), 2)
+        try:
+            yield
+        finally:
+            os.dup2(error, 2)
+
+
+def arrays_of(target: str, cell: Cell) -> list[jax.ShapeDtypeStruct]:
+    """Shapes and dtypes of the arrays of its state."""
+    return jax.tree.leaves(jax.eval_shape(operations(cell, target, mesh_of(target, cell.num_devices)).init))
+
+
+def compile_for(target: str, cell: Cell) -> Iterator[tuple[str, Any, int]]:
+    """Each operation's name, its program with the state donated, and the steps that it makes."""
+    mesh = mesh_of(target, cell.num_devices)
+    made = operations(cell, target, mesh)
+    whole = (
+        SingleDeviceSharding(mesh.devices.flat[0]) if cell.num_devices == 1 else NamedSharding(mesh, PartitionSpec())
+    )
+    parts = whole if cell.num_devices == 1 else NamedSharding(mesh, PartitionSpec("data"))
+
+    def placed(x):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=parts if x.ndim else whole)
+
+    def stacked(tree):
+        return jax.tree.map(lambda x: jax.ShapeDtypeStruct((cell.seeds, *x.shape), x.dtype), tree)
+
+    state = jax.eval_shape(made.init)
+    for name, function in made.functions.items():
+        arguments = made.arguments[name]
+        if cell.seeds > 1:
+            function = jax.vmap(function)
+        in_scan = name in ("step", "orders")
+        if in_scan:
+            function = _scanned(function, cell.seeds)
+        args = [stacked(x) if cell.seeds > 1 else x for x in (state, *arguments)]
+        if in_scan:
+            args[-1] = arguments[-1]
+        args = jax.tree.map(placed, args)
+        platform = "tpu" if target.startswith("tpu") else "cuda"
+        lowered = jax.jit(function, donate_argnums=0).trace(*args).lower(lowering_platforms=(platform,))
+        with _quiet():
+            yield name, lowered.compile(), STEPS if in_scan else 1
+
+
+def _scanned(function: Callable[..., Any], seeds: int) -> Callable[..., Any]:
+    def run(state, items, key):
+        keys = jax.random.split(key, STEPS * seeds).reshape(STEPS, *([seeds] if seeds > 1 else []))
+        return lax.scan(lambda state, key: function(state, items, key), state, keys)
+
+    return run
+
+
+@contextlib.contextmanager
+def backend(target: str) -> Iterator[None]:
+    """As the target's backend wants it: storage and trees that are made meanwhile."""
+    name = "tpu" if target.startswith("tpu") else "gpu"
+    fanout, rows = sum_tree.DEFAULT_FANOUTS.get(name, sum_tree.DEFAULT_FANOUT), name in _storage.BACKENDS_OF_ROWS
+    with (
+        unittest.mock.patch.object(sum_tree, "default_fanout", return_value=fanout),
+        unittest.mock.patch.object(_storage, "stores_rows", return_value=rows),
+    ):
+        yield

@@ -1,0 +1,201 @@
+"""Storage as rows of 128 numbers, which a TPU wants, holds the same as storage as it is."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import at, rarely, stack
+from jax import lax
+from jax.sharding import Mesh
+
+import jaxreplay as jr
+from jaxreplay import _storage
+
+ITEMS = {
+    "numbers": ((), jnp.float32),
+    "flags": ((), jnp.bool_),
+    "vectors": ((5,), jnp.float32),
+    "halves": ((3, 7), jnp.bfloat16),
+    "rows": ((376,), jnp.float32),
+    "rows of bytes": ((9, 28), jnp.uint8),
+    "not quite rows": ((2, 70), jnp.int32),
+    "tiles": ((10, 10, 10), jnp.float32),
+    "tiles of bytes": ((64, 63), jnp.uint8),
+    "tiles of halves": ((2000,), jnp.float16),
+    "complex numbers": ((3,), jnp.complex64),
+    "four bits": ((6,), jnp.int4),
+}
+
+
+@pytest.fixture
+def as_rows(monkeypatch):
+    """Makes what is made in it be stored as rows, or as it is with False."""
+
+    def choose(rows):
+        monkeypatch.setattr(_storage, "stores_rows", lambda: rows)
+
+    choose(True)
+    return choose
+
+
+def some(rng, shape, dtype):
+    return jnp.asarray(rng.integers(0, 7 if dtype == jnp.int4 else 100, shape)).astype(dtype)
+
+
+def same(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        assert x.dtype == y.dtype
+        np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize(
+    ("kind", "leading"),
+    [
+        ("flags", (70,)),
+        ("halves", (35, 2)),
+        ("not quite rows", (70,)),
+        ("rows", (35, 2)),
+        ("tiles of bytes", (35, 2)),
+        *(rarely((kind, leading)) for kind in ITEMS for leading in ((70,), (35, 2))),
+    ],
+)
+def test_written_items_are_read_eager_jit_scan_and_vmap(as_rows, kind, leading):
+    shape, dtype = ITEMS[kind]
+    rng = np.random.default_rng(0)
+    slots = jnp.asarray(np.stack([rng.permutation(leading[0] + 3)[:9] for _ in range(6)]), jnp.int32)  # some dropped
+    new = some(rng, (6, 9, *leading[1:], *shape), dtype)
+    read_at = jnp.asarray(rng.integers(0, 70, (4, 6)), jnp.int32)
+    outside = jnp.asarray([0, 69, 70, 71, 5], jnp.int32)
+
+    def run(storage):
+        storage, _ = lax.scan(lambda s, x: (_storage.write(s, *x), None), storage, (slots, new))
+        return everything(storage)
+
+    def everything(storage):
+        merged = storage if len(leading) == 1 else _storage.merge_axes(storage)
+        return _storage.read(merged, read_at), _storage.read(merged, outside, fill=True)
+
+    spec = jax.ShapeDtypeStruct(shape, dtype)
+    as_rows(False)
+    plain = _storage.zeros(spec, leading, 0)
+    expected = run(plain)
+    as_rows(True)
+    storage = _storage.zeros(spec, leading, 0)
+    assert isinstance(storage.bits if hasattr(storage, "bits") else storage, _storage.Rows)
+    assert (storage.shape, storage.dtype) == (plain.shape, plain.dtype)
+    assert _storage.leading(storage, len(leading)) == leading
+    same(run(storage), expected)
+    eager = _storage.write(storage, slots[0], new[0])
+    same(_storage.as_it_is(eager), _storage.write(plain, slots[0], new[0]))
+    two = stack(storage, eager)
+    same(at(jax.jit(jax.vmap(run))(two), 0), expected)
+    # To another backend and back, also a stack of them.
+    as_rows(False)
+    unpacked = _storage.on_this_backend(two, len(leading), 1)
+    same(at(unpacked, 1), _storage.as_it_is(eager))
+    same(_storage.as_it_is(two), unpacked)
+    as_rows(True)
+    same(_storage.on_this_backend(unpacked, len(leading), 1), two)
+
+
+@pytest.mark.parametrize("kind", ITEMS)
+def test_rows_take_little_more_than_their_items(as_rows, kind):
+    shape, dtype = ITEMS[kind]
+    storage = _storage.zeros(jax.ShapeDtypeStruct(shape, dtype), (2**15,), 0)
+    payload = 2**15 * np.prod(shape, dtype=int) * max(np.dtype(dtype).itemsize, 1)
+    assert payload <= sum(x.nbytes for x in jax.tree.leaves(storage)) <= 1.25 * payload
+
+
+@pytest.mark.parametrize("stride", [5, 140, 409])
+def test_places_of_packed_items_do_not_overflow(stride):
+    num_items = 2**23 + 5
+    rows = jax.ShapeDtypeStruct((-(-num_items * stride // 128), 128), jnp.uint8)
+    items = np.array([0, 1, 127, 128, 2**20 + 77, num_items - 1])
+    row, lane = _storage._numbers(rows, jnp.asarray(items, jnp.int32), stride)
+    place = items[:, None] * stride + np.arange(stride)  # int64
+    np.testing.assert_array_equal(row, place // 128)
+    np.testing.assert_array_equal(lane, place % 128)
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype"), [((0,), jnp.float32), ((3, 0), jnp.int4), ((2,), jax.random.key(0).dtype)], ids=str
+)
+def test_what_cannot_be_rows_is_stored_as_it_is(as_rows, shape, dtype):
+    items = {"x": jnp.arange(4.0)}
+    is_key = jnp.issubdtype(dtype, jax.dtypes.prng_key)
+    items["y"] = jax.random.split(jax.random.key(3), (4, *shape)) if is_key else jnp.zeros((4, *shape), dtype)
+    buffer = jr.ReplayBuffer(capacity=6)
+    state = buffer.add(buffer.init(items), items)
+    assert not any(isinstance(x, _storage.Rows) for x in jax.tree.leaves(state.storage["y"], is_leaf=_storage._is_leaf))
+    found = buffer.get(state, np.arange(4))
+    same(*(jax.tree.map(lambda x: jax.random.key_data(x) if is_key else x, x["y"]) for x in (found, items)))
+    np.testing.assert_array_equal(found["x"], items["x"])
+
+
+@pytest.mark.parametrize("name", [rarely("items"), "sequences", rarely("sharded")])
+def test_buffers_draw_the_same_from_rows(as_rows, name):
+    """Also mapped, brought to another backend, and migrated to another size."""
+    steps = {"x": jnp.arange(4 * 6 * 3.0).reshape(4, 6, 3), "y": jnp.arange(24, dtype=jnp.bfloat16).reshape(4, 6)}
+    ends = jnp.arange(24).reshape(4, 6) % 5 == 0
+    sampler = jr.Prioritized()
+    sequences = jr.SequenceBuffer(length=7, num_envs=6, sequence_length=3, within_episode=True, sampler=sampler)
+    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
+    buffer, rows, flags = {
+        "items": (jr.ReplayBuffer(capacity=10, sampler=sampler), at(steps, 0), (jnp.arange(6) != 2,)),
+        "sequences": (sequences, steps, (ends,)),
+        "sharded": (jr.Sharded(sequences, mesh), steps, (ends,)),
+    }[name]
+    if name == "sharded":
+        larger = jr.Sharded(dataclasses.replace(sequences, length=9), mesh)
+    else:
+        larger = dataclasses.replace(buffer, **({"capacity": 12} if name == "items" else {"length": 9}))
+
+    def run(state):
+        key = jax.random.key(0)
+        for i in range(4):
+            state = buffer.add(state, rows, *flags)
+            drawn = buffer.sample(state, jax.random.fold_in(key, i), 8)
+            state = buffer.update(state, drawn.indices, drawn.weights * i)
+        return state, (drawn, buffer.get(state, drawn.indices))
+
+    jax.clear_caches()  # what is compiled does not say how it is stored
+    as_rows(False)
+    plain, expected = run(buffer.init(rows))
+    migrated = jr.migrate(buffer, plain, larger)
+    drawn = larger.sample(migrated, jax.random.key(5), 8)
+    jax.clear_caches()
+    as_rows(True)
+    state, found = run(buffer.init(rows))
+    assert jax.tree.structure(state) != jax.tree.structure(plain)
+    same(found, expected)
+    same(plain.on_this_backend(), state)
+    if name != "sharded":
+        _, mapped = jax.jit(jax.vmap(run))(stack(buffer.init(rows), buffer.init(rows)))
+        same(at(mapped, 1)[1], expected[1])
+        np.testing.assert_array_equal(at(mapped, 1)[0].indices, expected[0].indices)
+    again = jr.migrate(buffer, state, larger)
+    same(again, migrated.on_this_backend())
+    same(larger.sample(again, jax.random.key(5), 8), drawn)
+    as_rows(False)
+    same(state.on_this_backend(), plain)
+    jax.clear_caches()
+
+
+def test_a_checkpoint_of_another_backend_is_restored_as_rows_and_back(as_rows, tmp_path):
+    items = {"x": jnp.arange(60.0).reshape(12, 5), "y": jnp.arange(12, dtype=jnp.float8_e5m2)}
+    buffer = jr.ReplayBuffer(capacity=20, sampler=jr.Prioritized(), donate=False)
+    made = {}
+    for rows in (False, True):
+        as_rows(rows)
+        made[rows] = buffer.add(buffer.init(items), items)
+        jr.save(tmp_path / str(rows), buffer, made[rows])
+    for rows in (False, True):
+        as_rows(rows)
+        for like in (None, made[rows], jax.eval_shape(lambda state: state, made[rows])):
+            same(jr.restore(tmp_path / str(not rows), buffer, like), made[rows])
+        other = buffer.init({"x": jnp.zeros((1, 6)), "y": items["y"][:1]})
+        with pytest.raises(ValueError, match=r"like\.storage\['x'\]: saved float32\[20, 5\], given float32\[20, 6\]"):
+            jr.restore(tmp_path / str(not rows), buffer, other)

@@ -91,7 +91,8 @@ def missed(target: str, cell: Cell, row: dict[str, Any]) -> Iterator[str]:
         if row["argument_bytes"] > most:
             yield f"arguments of {row['argument_bytes']} bytes: at most {most:.0f}"
     # A TPU reads a row of 128 nodes for each draw, and a batch may be larger than 2% of a small storage.
-    floor = max(3.2 if row["operation"] == "orders" else 1.6, 0.1 * cell.seeds) * MEGABYTE
+    is_long = row["operation"] == "orders" or cell.kind == "pools"
+    floor = max(3.2 if is_long else 1.6, 0.1 * cell.seeds) * MEGABYTE
     most = max(0.02 * row["payload_bytes"], 6 * cell.batch_bytes, floor)
     if row["temporary_bytes"] > most and cell.kind != "tracer":
         yield f"temporaries of {row['temporary_bytes']} bytes: at most {most:.0f}"

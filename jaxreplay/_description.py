@@ -12,6 +12,8 @@ from typing import Any, NamedTuple, TypeGuard
 import jax
 import numpy as np
 
+from jaxreplay._names import stable_name
+
 
 class Difference(NamedTuple):
     """A field that differs, the values as text, and the outermost buffer, or else configuration, that it is in."""
@@ -55,11 +57,13 @@ def describe(config: Any, where: str = "buffer") -> Any:
 def differences(saved: Any, given: Any, where: str = "buffer", owner: Any = None) -> Iterator[Difference]:
     """Where the configuration `given` is not the one of which `saved` is the description."""
     described = describe(given, where)
+    if isinstance(saved, dict) and "name" in saved:
+        saved = {"name": stable_name(saved["name"])}
     # Also a NamedTuple, which format 1 had as a list.
     if isinstance(given, list | tuple) and isinstance(saved, list) and len(saved) == len(given):
         for i, (x, y) in enumerate(zip(saved, given, strict=True)):
             yield from differences(x, y, f"{where}[{i}]", owner)
-    elif _is_typed(saved) and _is_typed(described) and saved["type"] == described["type"]:
+    elif _is_typed(saved) and _is_typed(described) and stable_name(saved["type"]) == described["type"]:
         if _is_config(given) and not is_buffer(owner) and (owner is None or is_buffer(given)):
             owner = given
         fields, defaults = _fields(given), _defaults(given)
@@ -128,7 +132,7 @@ def _join(where: str, config: Any, name: str) -> str:
 
 
 def _name(named: Any) -> str:
-    return f"{named.__module__}.{named.__qualname__}"
+    return stable_name(f"{named.__module__}.{named.__qualname__}")
 
 
 def _text(described: Any) -> str:

@@ -3,7 +3,7 @@
 A node is a list that starts with its kind: ["none"], ["leaf", number], ["value", a Python number], ["dict", [[key,
 node], ...]] (so too "OrderedDict" and "FrozenDict"), ["list", [node, ...]], ["tuple", [node, ...]], ["namedtuple",
 class, {field: node}] (in format 1 a list by position), or ["dataclass", class, {field: node}, {static field: value}].
-Classes are named "module:qualname".
+Classes are named as in `jaxreplay._names`.
 
 Any other node is made again from one like it: ["other", qualname, {key: node}, {static field: value}, number]. Its keys
 are those in a path, and of its static fields (its auxiliary data, if it is no dataclass) those with plain values.
@@ -12,8 +12,6 @@ are those in a path, and of its static fields (its auxiliary data, if it is no d
 import collections
 import contextlib
 import dataclasses
-import functools
-import importlib
 import itertools
 import re
 from collections.abc import Mapping, Sequence
@@ -24,6 +22,7 @@ import numpy as np
 from flax.core import FrozenDict
 
 from jaxreplay import _items, _stored
+from jaxreplay._names import class_name, find_class
 from jaxreplay._storage import Rows
 from jaxreplay.sum_tree import SumTree
 
@@ -64,7 +63,7 @@ def record(tree: Any) -> tuple[list, list[tuple[str, Any]]]:
         if cls is list or cls is tuple:
             return [cls.__name__, list(nodes.values())]
         fields = {key.removeprefix("."): child for key, child in nodes.items()}
-        recorded = _importable(cls)
+        recorded = class_name(cls)
         if recorded and _is_named_tuple(cls) and fields.keys() == set(cls._fields):  # not registered as something else
             return ["namedtuple", recorded, fields]
         statics, all_plain = _statics(node, flat)
@@ -147,7 +146,7 @@ def rebuild(structure: list, leaves: Sequence[Any], nodes: Mapping[int, Flat]) -
         if kind == "other":
             flat = nodes[rest[3]]
             return jax.tree.unflatten(flat.treedef, [visit(rest[1][key]) for key in flat.children])
-        cls = _find_class(rest[0])
+        cls = find_class(rest[0])
         if kind == "namedtuple" and _is_named_tuple(cls):
             fields = _fields(cls, rest[1])
             if set(fields) == set(cls._fields):
@@ -185,7 +184,7 @@ def _children(node: list) -> dict[str, list]:
     if kind in ("list", "tuple"):
         return {f"[{i}]": child for i, child in enumerate(rest[0])}
     if kind in ("namedtuple", "dataclass"):
-        fields = rest[1] if isinstance(rest[1], dict) else _fields(_find_class(rest[0]), rest[1])
+        fields = rest[1] if isinstance(rest[1], dict) else _fields(find_class(rest[0]), rest[1])
         return {f".{field}": child for field, child in fields.items()}
     return rest[1] if kind == "other" else {}
 
@@ -229,7 +228,7 @@ def _text(node: Any) -> str:
 
 def _is_saved(node: list, *classes: type) -> bool:
     """Whether it is a recorded dataclass of these."""
-    return node[0] == "dataclass" and node[1] in [f"{cls.__module__}:{cls.__qualname__}" for cls in classes]
+    return node[0] == "dataclass" and find_class(node[1]) in classes
 
 
 def _is_number_like(number: str, other: str) -> bool:
@@ -251,22 +250,6 @@ def _make(cls: Any, children: dict[str, Any], statics: dict[str, Any]) -> Any:
         return cls(**children, **{field: _from_value(value) for field, value in statics.items()})
     except (TypeError, ValueError):
         return None
-
-
-def _importable(cls: type) -> str | None:
-    """The name of a class, if it is found by that."""
-    name = f"{cls.__module__}:{cls.__qualname__}"
-    with contextlib.suppress(ValueError):
-        return name if _find_class(name) is cls else None
-    return None
-
-
-def _find_class(name: str) -> Any:
-    module, _, qualname = name.partition(":")
-    try:
-        return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{name}: a class of the saved state cannot be imported: {error}.") from error
 
 
 def _statics(node: Any, flat: Flat) -> tuple[dict[str, Any], bool]:

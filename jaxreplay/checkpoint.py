@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxreplay import _description, _stored, _structure
 
-FORMAT = 2  # of the manifest; to be raised when older versions cannot read what is written now
+FORMAT = 3  # of the manifest; to be raised when older versions cannot read what is written now
 FOLDER = "checkpoint"  # of a checkpoint, before its number
 MANIFEST, ARRAYS = "manifest", "arrays"
 

@@ -6,11 +6,13 @@ import json
 import os
 import pathlib
 import random
+import re
 import shutil
 import signal
 import subprocess
 import sys
 import time
+import zipfile
 from typing import Any, NamedTuple
 
 import chex
@@ -177,6 +179,46 @@ def test_states_of_another_backend_come_back_in_this_one_s_layout(tmp_path, monk
         drawn = buffer.sample(restored, key, 64)
         np.testing.assert_allclose(drawn.probabilities, leaves[drawn.indices] / leaves.sum(), rtol=1e-5)
     np.testing.assert_array_equal(*(pools.sample(x, key, 20)[0] for x in (found["pools"], pools.init())))
+
+
+def test_a_checkpoint_of_format_1_is_restored(tmp_path):
+    """It names classes by the modules in which they lived then."""
+    with zipfile.ZipFile(pathlib.Path(__file__).parent / "vectors" / "checkpoint_format_1.zip") as vector:
+        vector.extractall(tmp_path / "run")
+    numbers, key = jnp.arange(8.0), jax.random.key(3)
+    config = {
+        "items": jr.ReplayBuffer(capacity=6, sampler=jr.Prioritized(normalize="global")),
+        "uniform": jr.ReplayBuffer(capacity=4),
+        "sequences": jr.SequenceBuffer(
+            length=5, num_envs=2, sequence_length=2, sampler=jr.Prioritized(), within_episode=True
+        ),
+        "pools": jr.DifficultyPools(tasks_per_env=(5, 2), easy_threshold=0.9, hard_threshold=0.1),
+        "tracer": jr.NStep(n=2, gamma=0.5, num_envs=2),
+    }
+    rows = {"x": numbers.reshape(4, 2), "half": numbers[:4].astype(jnp.bfloat16), "key": jax.random.split(key, 4)}
+    step = numbers[:2], numbers[:2], numbers[:2], numbers[:2] > 0, numbers[:2] > 5, numbers[:2]
+    steps = rows["x"][:, :, None]
+    tracer, transitions, _ = config["tracer"].add(config["tracer"].init(*step), *step)
+    made = {
+        "items": config["items"].add(config["items"].init(rows), rows),
+        "uniform": config["uniform"].add(config["uniform"].init(transitions), transitions),
+        "sequences": config["sequences"].add(config["sequences"].init(steps), steps, rows["x"] > 5),
+        "pools": config["pools"].update(config["pools"].init(), jnp.arange(3), jnp.ones((3, 2)))[0],
+        "tracer": tracer,
+    }
+    made["items"] = config["items"].update(made["items"], jnp.arange(4), numbers[:4])
+    found = jr.restore(tmp_path / "run", config)
+    trees = [x["items"].sampler.tree for x in (found, made)]
+    assert sum_tree.minimum(trees[0]) == sum_tree.minimum(trees[1])  # where there is none it was inf then
+    for x in (found, made):
+        tree = dataclasses.replace(x["items"].sampler.tree, minima=None)
+        x["items"] = dataclasses.replace(x["items"], sampler=dataclasses.replace(x["items"].sampler, tree=tree))
+    assert_same(found, made)
+    jr.save(tmp_path / "again", config, found)
+    (manifest,) = (tmp_path / "again").glob("*/manifest/metadata")
+    names = set(re.findall(r"jaxreplay[\w.]*:(\w+)", manifest.read_text()))
+    assert {"Bits", "Ring", "Steps", "PoolsState", "ReplayState", "SumTree"} <= names
+    assert "jaxreplay." not in manifest.read_text().partition('"structure"')[2]  # no module's name
 
 
 def test_all_of_a_run_comes_back_bit_for_bit(tmp_path, monkeypatch):
@@ -408,7 +450,7 @@ def test_versions(tmp_path):
     with pytest.raises(ValueError, match="os:path: is not the namedtuple that it was"):
         jr.restore(tmp_path, jr.Uniform())
     rewrite_manifest(tmp_path, lambda content: content.update(format=checkpoint.FORMAT + 1, library="9.0"))
-    with pytest.raises(ValueError, match=r"has format 3, written by jaxreplay 9.0; .* up to 2; use a newer one"):
+    with pytest.raises(ValueError, match=r"has format 4, written by jaxreplay 9.0; .* up to 3; use a newer one"):
         jr.restore(tmp_path, jr.Uniform())
 
 

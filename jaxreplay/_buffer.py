@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxreplay import _items, ring
 from jaxreplay._arguments import check_integer, check_number
-from jaxreplay._xla import jitted, materialize, on_host, read_once
+from jaxreplay._xla import jit_method, materialize, on_host, read_once
 from jaxreplay.samplers import Sampler
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.transition_batch import TransitionBatch
@@ -56,6 +56,7 @@ class Buffer(abc.ABC, Generic[S]):
 
     sampler: Sampler
     donate: bool
+    _axis_name: str | None  # of a shard: the mapped axis over all shards
 
     @abc.abstractmethod
     def init(self, items: Any, /) -> S:
@@ -75,12 +76,20 @@ class Buffer(abc.ABC, Generic[S]):
         """Size of the ring of slots."""
 
     @property
+    def _axis(self) -> tuple[str, ...]:
+        """The last argument of a sampler's methods, which a sampler for buffers without shards need not have."""
+        return () if self._axis_name is None else (self._axis_name,)
+
+    def _first_handle(self, state: S) -> jax.Array | int:
+        return 0 if self._axis_name is None else lax.axis_index(self._axis_name) * state.ring.period
+
+    @property
     @abc.abstractmethod
     def _shard_axis(self) -> int:
         """The axis of what `add` takes along which it is dealt out to shards."""
 
     @abc.abstractmethod
-    def _shard(self, num_shards: int) -> Self:
+    def _shard(self, num_shards: int, axis_name: str | None = None) -> Self:
         """The buffer that each of `num_shards` shards is; a `ValueError` where that cannot be."""
 
     @abc.abstractmethod
@@ -90,10 +99,6 @@ class Buffer(abc.ABC, Generic[S]):
     @abc.abstractmethod
     def _check_batch(self, items: Any, flags: Any) -> jax.Array | None:
         """Raise a `ValueError` where `items` or `flags` have wrong leading axes; the flags as an array."""
-
-    @abc.abstractmethod
-    def _add(self, state: S, items: Any, flags: jax.Array | None) -> S:
-        """`add`, traced."""
 
     @abc.abstractmethod
     def _check_state(self, state: S) -> None:
@@ -139,12 +144,32 @@ class Buffer(abc.ABC, Generic[S]):
         """
         batch_size = check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
         check_beta(beta)
-        drawn = _sample(self, state, key, batch_size, beta)
+        drawn = self._draw(state, key, batch_size, beta)
         size = state.ring.size  # read after the draw is under way, so that it need not wait for this
         if not isinstance(size, jax.core.Tracer) and on_host(size) == 0:
             raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
         return drawn
 
+    @jit_method(static=("batch_size",))
+    def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any) -> Sample:
+        # Arguments are checked while this is traced, so that calls of a kind seen before do not pay for it.
+        self._check_state(state)
+        drawn = self.sampler.sample(state.sampler, key, batch_size, self._live(state))
+        slots, probabilities = read_once(materialize(*drawn))
+        weights = self.sampler.weights(state.sampler, probabilities, state.ring.size, beta, *self._axis)
+        if self._axis_name is not None:
+            probabilities = probabilities / jnp.asarray(lax.psum(1, self._axis_name), jnp.float32)
+        indices = ring.handles(state.ring, slots, self._num_slots)
+        indices = jnp.where(indices >= 0, indices + self._first_handle(state), -1)
+        items, mask = self._read(state, slots, fill=False)
+        items = read_once(items)
+        if mask is not None:
+            mask &= (indices >= 0)[:, None]
+        if isinstance(items, TransitionBatch):
+            items = items.with_draw(weights, indices)
+        return Sample(items, indices, probabilities, weights, mask)
+
+    @jit_method(donates=True, handles="indices")
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
         """Tell the sampler the TD errors of items that were drawn. `Uniform` ignores them.
 
@@ -157,15 +182,26 @@ class Buffer(abc.ABC, Generic[S]):
         Raises:
           ValueError: shapes or dtypes other than these.
         """
-        return _update(self, state, _items.from_host(indices), td_errors)
+        self._check_state(state)
+        indices, td_errors = check_td_errors(indices, td_errors)
+        slots = ring.slots(state.ring, indices - self._first_handle(state), self._num_slots)
+        stored = slots < self._num_slots
+        sampler = self.sampler.update(state.sampler, slots, td_errors, stored, *self._axis)
+        # What is added next comes after the draws that these are the TD errors of.
+        changed = {"sampler": sampler, "ring": ring.after(state.ring, td_errors)}
+        return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
+    @jit_method(handles="indices")
     def get(self, state: S, indices: jax.Array) -> Any:
         """Items [B, ...] named by the handles `indices` (int [B]); zeros for items no longer stored.
 
         Raises:
           ValueError: `indices` is not a vector of integers.
         """
-        return _get(self, state, _items.from_host(indices))
+        self._check_state(state)
+        indices = check_indices(indices) - self._first_handle(state)
+        slots = ring.slots(state.ring, indices, self._num_slots)
+        return self._read(state, slots, fill=True)[0]
 
     def size(self, state: S) -> jax.Array:
         """Number of items that may be drawn, int32 []."""
@@ -227,69 +263,3 @@ def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]
             f"the {indices.shape[0]} indices."
         )
     return indices, td_errors
-
-
-def _first_handle(state: State, axis_name: str | None) -> jax.Array | int:
-    return 0 if axis_name is None else lax.axis_index(axis_name) * state.ring.period
-
-
-def _axis(axis_name: str | None) -> tuple[str, ...]:
-    """The last argument of a sampler's methods, which a sampler for buffers without shards need not have."""
-    return () if axis_name is None else (axis_name,)
-
-
-# Arguments are checked while these are traced, so that calls of a kind seen before do not pay for it. `axis_name` is
-# that of a mapped axis over the shards of a buffer, one of which `state` is.
-
-
-def _sample_impl(
-    buffer: Buffer[S], state: S, key: jax.Array, batch_size: int, beta: Any, axis_name: str | None = None
-) -> Sample:
-    buffer._check_state(state)
-    drawn = buffer.sampler.sample(state.sampler, key, batch_size, buffer._live(state))
-    slots, probabilities = read_once(materialize(*drawn))
-    weights = buffer.sampler.weights(state.sampler, probabilities, state.ring.size, beta, *_axis(axis_name))
-    if axis_name is not None:
-        probabilities = probabilities / jnp.asarray(lax.psum(1, axis_name), jnp.float32)
-    indices = ring.handles(state.ring, slots, buffer._num_slots)
-    indices = jnp.where(indices >= 0, indices + _first_handle(state, axis_name), -1)
-    items, mask = buffer._read(state, slots, fill=False)
-    items = read_once(items)
-    if mask is not None:
-        mask &= (indices >= 0)[:, None]
-    if isinstance(items, TransitionBatch):
-
-        def spread(x):  # [B] over the shape of the items, [B] or [B, sequence_length]
-            return jnp.broadcast_to(x.reshape(x.shape + (1,) * (items.Rn.ndim - 1)), items.Rn.shape)
-
-        W = spread(weights)
-        if items.W is not None:
-            stored = _items.as_float(items.W)
-            W = stored * W.astype(stored.dtype)
-        items = dataclasses.replace(items, W=W, idx=spread(indices))
-    return Sample(items, indices, probabilities, weights, mask)
-
-
-def _update_impl(
-    buffer: Buffer[S], state: S, indices: jax.Array, td_errors: jax.Array, axis_name: str | None = None
-) -> S:
-    buffer._check_state(state)
-    indices, td_errors = check_td_errors(indices, td_errors)
-    slots = ring.slots(state.ring, indices - _first_handle(state, axis_name), buffer._num_slots)
-    stored = slots < buffer._num_slots
-    sampler = buffer.sampler.update(state.sampler, slots, td_errors, stored, *_axis(axis_name))
-    # What is added next comes after the draws that these are the TD errors of.
-    changed = {"sampler": sampler, "ring": ring.after(state.ring, td_errors)}
-    return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
-
-
-def _get_impl(buffer: Buffer[S], state: S, indices: jax.Array, axis_name: str | None = None) -> Any:
-    buffer._check_state(state)
-    indices = check_indices(indices) - _first_handle(state, axis_name)
-    slots = ring.slots(state.ring, indices, buffer._num_slots)
-    return buffer._read(state, slots, fill=True)[0]
-
-
-_sample = jitted(_sample_impl, static=(0, 3))
-_update = jitted(_update_impl, donates=True)
-_get = jitted(_get_impl)

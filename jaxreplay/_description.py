@@ -114,8 +114,8 @@ def _fields(config: Any) -> dict[str, Any]:
         return {str(key): value for key, value in config.items()}
     if _is_named_tuple(config):
         return config._asdict()
-    names = [field.name for field in dataclasses.fields(config) if field.compare and field.name != "donate"]
-    return {name: getattr(config, name) for name in names}
+    names = [field.name for field in dataclasses.fields(config) if field.compare]
+    return {name: getattr(config, name) for name in names if name != "donate" and not name.startswith("_")}
 
 
 def _defaults(config: Any) -> dict[str, Any]:

@@ -1,14 +1,17 @@
 """What has to be said to the compiler."""
 
 import functools
+import inspect
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+
+from jaxreplay._items import as_int32
 
 
 def materialize(*arrays: jax.Array) -> Any:
@@ -64,35 +67,73 @@ def after(numbers: jax.Array, *others: Any) -> jax.Array:
     )
 
 
-def jitted(method: Callable[..., Any], *, static: tuple[int, ...] = (0,), donates: bool = False) -> Callable[..., Any]:
-    """`method(config, state, ...)` as a program that is called from Python.
+P = ParamSpec("P")
+R = TypeVar("R")
 
-    The configuration is static. With `donates` the state is donated if `config.donate`, unless the call is
-    differentiated, for which it must stay. Other arguments may be overwritten as soon as the call has returned.
 
-    Raises:
+def jit_method(
+    *, static: tuple[str, ...] = (), donates: bool = False, handles: str | None = None
+) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """A decorator: `method(self, state, ...)` as a program that is called from Python, with `self` static.
+
+    Args:
+      static: names of other arguments that are static.
+      donates: the state is donated if `self.donate`, unless the call is differentiated, for which it must stay.
+      handles: name of an argument that holds handles: one that is no int32 is -1, where JAX would drop its upper bits.
+
+    Other arguments may be overwritten as soon as the call has returned. The method's attribute `programs` has the pure
+    and the donating one, and `__wrapped__` is the body.
+
+    Raises (the method):
       ValueError: the state was donated to an earlier call.
     """
-    pure = jax.jit(method, static_argnums=static)
-    # keep_unused: a leaf that is replaced without being read is donated like the others.
-    donating = jax.jit(method, static_argnums=static, donate_argnums=1, keep_unused=True) if donates else pure
 
-    def call(config: Any, state: Any, *arguments: Any) -> Any:
-        arguments, program = own(arguments), pure
-        if donates and config.donate and not _is_differentiated((state, arguments)):
-            program = donating
-        try:
-            return program(config, state, *arguments)
-        except (RuntimeError, ValueError) as error:
-            if not any(map(_is_deleted, jax.tree.leaves(state))):
-                raise
-            raise ValueError(
-                "state: was donated to an earlier call and is gone; rebind it, as in state = buffer.add(state, items), "
-                "or make the buffer with donate=False."
-            ) from error
+    def decorate(method: Callable[P, R]) -> Callable[P, R]:
+        body: Any = method
+        signature = inspect.signature(body)
+        others = list(signature.parameters)[2:]
+        defaults = tuple(signature.parameters[name].default for name in others)
+        num_required = sum(default is inspect.Parameter.empty for default in defaults)
+        keyword_only = any(x.kind is x.KEYWORD_ONLY for x in signature.parameters.values())
+        at = others.index(handles) if handles else None
+        # Not the method itself: all arguments are by position, so that one program serves all ways to call it.
+        program = body
+        if keyword_only:
+            names = list(signature.parameters)
+            by_name: Any = lambda *arguments: body(**dict(zip(names, arguments, strict=True)))  # noqa: E731
+            program = functools.wraps(body)(by_name)
+            del program.__wrapped__  # or else jax.jit takes its signature
+        numbers = (0, *(2 + others.index(name) for name in static))
+        pure = jax.jit(program, static_argnums=numbers)
+        # keep_unused: a leaf that is replaced without being read is donated like the others.
+        donating = jax.jit(program, static_argnums=numbers, donate_argnums=1, keep_unused=True) if donates else pure
 
-    call.programs = pure, donating  # pyright: ignore[reportFunctionMemberAccess]
-    return call
+        @functools.wraps(body)
+        def call(self: Any, state: Any, *arguments: Any, **named: Any) -> Any:
+            if not (named or keyword_only) and num_required <= len(arguments) <= len(others):
+                arguments += defaults[len(arguments) :]
+            else:
+                bound = signature.bind(self, state, *arguments, **named).arguments
+                arguments = tuple(bound.get(name, default) for name, default in zip(others, defaults, strict=True))
+            if at is not None and isinstance(arguments[at], np.ndarray):
+                arguments = (*arguments[:at], as_int32(arguments[at]), *arguments[at + 1 :])
+            arguments, chosen = own(arguments), pure
+            if donates and self.donate and not _is_differentiated((state, arguments)):
+                chosen = donating
+            try:
+                return chosen(self, state, *arguments)
+            except (RuntimeError, ValueError) as error:
+                if not any(map(_is_deleted, jax.tree.leaves(state))):
+                    raise
+                raise ValueError(
+                    "state: was donated to an earlier call and is gone; rebind it, as in state = buffer.add(state, "
+                    "items), or make the buffer with donate=False."
+                ) from error
+
+        call.programs = pure, donating  # pyright: ignore[reportAttributeAccessIssue]
+        return call  # pyright: ignore[reportReturnType]
+
+    return decorate
 
 
 def own(arguments: Any) -> Any:

@@ -4,6 +4,7 @@ The difficulty pools of prime-rl (pull request 2667) as pure functions. A draw c
 """
 
 import dataclasses
+import functools
 import hashlib
 import json
 import math
@@ -20,7 +21,7 @@ from jaxreplay import _items, _pool_state, _queues, sum_tree
 from jaxreplay._arguments import check_integer, check_number, settle
 from jaxreplay._pool_state import PoolsState
 from jaxreplay._random import below, random_bits
-from jaxreplay._xla import jitted, on_host
+from jaxreplay._xla import jit_method, on_host
 from jaxreplay.ring import saturating_add
 
 NORMAL, EASY, HARD = range(3)
@@ -135,9 +136,11 @@ class DifficultyPools:
         """`tasks_per_env`, int32 [E], and `caps`, int32 [E, 2]."""
         return jnp.array(self.tasks_per_env, jnp.int32), jnp.array(self.caps, jnp.int32)
 
+    @functools.partial(jax.jit, static_argnums=0)
     def init(self) -> PoolsState:
         """All tasks in normal, in the order of their numbers."""
-        return _init(self)
+        pool = jnp.zeros(self.num_tasks, jnp.int32)
+        return _pool_state.arrange(*self._sizes, pool, (), jnp.zeros((), jnp.int32))
 
     def sample(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         """Draw tasks of normal, with replacement.
@@ -158,13 +161,28 @@ class DifficultyPools:
             the device; under `jit` see what is returned).
         """
         n = check_integer("n", n, 1, 2**24, "the number of draws")
-        tasks, ok = _sample(self, state, key, n)
+        tasks, ok = self._draw(state, key, n)
         if not isinstance(ok, jax.core.Tracer) and not on_host(ok):
             raise ValueError(
                 "No environments left with examples. No environment with a positive ratio has a task in normal; "
                 "recycle moves parked tasks back."
             )
         return tasks, ok
+
+    @jit_method(static=("n",))
+    def _draw(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+        self._check_state(state)
+        env_key, rank_key = jax.random.split(key)
+        normal, num_envs = state.sizes[:, 0], len(self.tasks_per_env)
+        ratios = np.asarray(self.tasks_per_env if self.env_ratios is None else self.env_ratios, np.float64)
+        ratios = jnp.asarray(ratios / max(ratios.max(), 1), jnp.float32)
+        envs = sum_tree.init(num_envs)
+        envs = sum_tree.update(envs, jnp.arange(num_envs), jnp.where(normal > 0, ratios, 0.0), unique_indices=True)
+        env, _ = sum_tree.sample_with(envs, random_bits(env_key, n))
+        rank = below(random_bits(rank_key, n), jnp.maximum(normal[env], 1))
+        rank += _queues.sum_before(normal)[env]
+        ok = sum_tree.total(envs) > 0
+        return jnp.where(ok, sum_tree.find(state.normal, rank), -1), ok
 
     def update(
         self, state: PoolsState, tasks: jax.Array, rewards: jax.Array, mask: jax.Array | None = None
@@ -191,20 +209,56 @@ class DifficultyPools:
         """
         groups = tasks, rewards, mask
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, groups))):
-            return _update(self, state, *groups)
+            return self._update(state, *groups)
         on_device = any(isinstance(x, jax.Array) for x in groups)
         padded = _padded_on_device(*groups) if on_device else _padded(*groups, like=np)
-        state, kept = _update(self, state, *padded)
+        state, kept = self._update(state, *padded)
         return state, _first(kept, len(tasks))
+
+    @jit_method(donates=True)
+    def _update(self, state: PoolsState, tasks: Any, rewards: Any, mask: Any) -> tuple[PoolsState, jax.Array]:
+        self._check_state(state)
+        tasks, rewards, mask = _groups(tasks, rewards, mask)
+        rollouts = jnp.sum(mask, axis=1, dtype=jnp.int32)
+        total = jnp.sum(rewards, axis=1, where=mask)
+        known = (rollouts > 0) & (tasks >= 0) & (tasks < self.num_tasks) & jnp.isfinite(total)
+        rejected = saturating_add(state.rejected, jnp.sum((rollouts > 0) & ~known, dtype=jnp.int32))
+        state = dataclasses.replace(state, rejected=rejected)
+        if self.num_tasks == 0 or rewards.size == 0:
+            return state, known
+        tasks = jnp.where(known, tasks, 0).astype(jnp.int32)
+        tasks_per_env, caps = self._sizes
+        env = _pool_state.env_of(tasks, tasks_per_env)
+
+        def total_at(threshold, otherwise):  # of a mean at the threshold; a division by `rollouts` need not be exact
+            totals = (otherwise if threshold is None else threshold) * np.arange(1, rewards.shape[1] + 1)
+            return jnp.asarray(totals, jnp.float32)[jnp.maximum(rollouts - 1, 0)]
+
+        easy, hard = total_at(self.easy_threshold, math.inf), total_at(self.hard_threshold, -math.inf)
+        label = jnp.where(total >= easy, EASY, jnp.where(total <= hard, HARD, NORMAL))
+        filtered = jnp.where(total == rollouts.astype(jnp.float32), EASY, jnp.where(total == 0, HARD, NORMAL))
+        if not self.online_difficulty_filtering:
+            filtered = jnp.zeros_like(filtered)
+
+        def count(counts, pool, more):
+            return saturating_add(counts, jnp.zeros_like(counts).at[env, pool].add(jnp.where(known, more, 0)))
+
+        groups, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts)
+        state = dataclasses.replace(state, groups=groups, rollouts=filtered_rollouts)
+        state = _pool_state.park(state, tasks_per_env, caps, tasks, env, jnp.where(known, label, NORMAL))
+        return state, known & (filtered == NORMAL)
 
     def pool_of(self, state: PoolsState) -> jax.Array:
         """Each task's pool, int32 [N]: 0 normal, 1 easy, 2 hard."""
         return state.pool.astype(jnp.int32)
 
+    @jit_method()
     def order(self, state: PoolsState) -> jax.Array:
         """Each task's place in its pool in order of entry, int32 [N]: 0 for the oldest. Costs O(N log N)."""
-        return _order(self, state)
+        self._check_state(state)
+        return _pool_state.order(state)
 
+    @jit_method()
     def metrics(self, state: PoolsState) -> dict[str, jax.Array]:
         """Shares, float32 [], 0 where nothing was counted, over all environments and for each, called `env`.
 
@@ -212,7 +266,20 @@ class DifficultyPools:
         `filtered_rollouts[/env]/easy`, `.../hard`: of their rollouts, those not kept because the mean was 1, or 0.
         `pool[/env]/easy`, `.../normal`, `.../hard`: of the tasks, those in the pool.
         """
-        return _metrics(self, state)
+        self._check_state(state)
+        names = self.env_names or tuple(map(str, range(len(self.tasks_per_env))))
+        shares = {}
+        for prefix, envs in (("", slice(None)), *((f"/{name}", slice(e, e + 1)) for e, name in enumerate(names))):
+            for metric, counts in (
+                ("evicted_examples", state.groups),
+                ("filtered_rollouts", state.rollouts),
+                ("pool", state.sizes),
+            ):
+                counts = jnp.sum(counts[envs].astype(jnp.float32), axis=0)
+                share = counts / jnp.maximum(jnp.sum(counts), 1.0)
+                shares |= {f"{metric}{prefix}/easy": share[EASY], f"{metric}{prefix}/hard": share[HARD]}
+            shares[f"pool{prefix}/normal"] = share[NORMAL]
+        return shares
 
     def reset_metrics(self, state: PoolsState) -> PoolsState:
         """Count groups and rollouts from now on."""
@@ -235,7 +302,18 @@ class DifficultyPools:
             check_number(name, fraction, 0, 1, "the part of the pool that goes back to normal")
         sizes = np.arange(max(self.tasks_per_env) + 1)
         counts = np.round(np.outer([0.0, easy_fraction, hard_fraction], sizes)).astype(np.int32)  # in float64
-        return _recycle(self, state, key, counts)
+        return self._recycle(state, key, counts)
+
+    @jit_method()
+    def _recycle(self, state: PoolsState, key: jax.Array, counts: Any) -> PoolsState:
+        """`counts`: int32 [3, ...], how many members of a pool of each size go back."""
+        self._check_state(state)
+        env, pool = _pool_state.pools_of(state)
+        at_random, _ = _pool_state.ranks(3 * env + pool, state.sizes.size, *random_bits(key, self.num_tasks))
+        returns = at_random < counts[pool, state.sizes[env, pool]]
+        keys = jnp.where(returns, pool, 0), _pool_state.order(state)
+        new = _pool_state.arrange(*self._sizes, jnp.where(returns, 0, pool), keys, state.rejected)
+        return dataclasses.replace(new, groups=state.groups, rollouts=state.rollouts)
 
     def remap(self, state: PoolsState, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable]) -> PoolsState:
         """The state for another list of tasks, or another configuration.
@@ -266,7 +344,18 @@ class DifficultyPools:
         for position, key in enumerate(old_keys):
             positions[key].append(position)
         source = [positions[key].popleft() if positions.get(key) else len(old_keys) for key in new_keys]
-        return _remap(self, state, np.asarray(source, np.int32))
+        return self._remap(state, np.asarray(source, np.int32))
+
+    @jit_method()
+    def _remap(self, state: PoolsState, source: Any) -> PoolsState:
+        """`source`: int32 [N], for each task its number in `state`, or as many as there are if it is new."""
+        env, pool = _pool_state.pools_of(state)
+
+        def of_source(values, otherwise):
+            return values.at[source].get(mode="fill", fill_value=otherwise)
+
+        keys = of_source(env, state.sizes.shape[0]), of_source(_pool_state.order(state), 0)
+        return _pool_state.arrange(*self._sizes, of_source(pool, NORMAL), keys, state.rejected)
 
     def _check_state(self, state: PoolsState) -> None:
         if state.pool.shape != (self.num_tasks,) or state.sizes.shape[0] != len(self.tasks_per_env):
@@ -290,61 +379,6 @@ def task_key(task: Mapping[str, Any], fields: Sequence[str]) -> str:
     if missing := [field for field in fields if field not in task] or not fields:
         raise ValueError(f"fields={fields!r}: not in the task: {missing}; it has {sorted(task)}; give at least one.")
     return hashlib.sha256(json.dumps([task[field] for field in fields], sort_keys=True).encode()).hexdigest()
-
-
-def _init_impl(pools: DifficultyPools) -> PoolsState:
-    pool = jnp.zeros(pools.num_tasks, jnp.int32)
-    return _pool_state.arrange(*pools._sizes, pool, (), jnp.zeros((), jnp.int32))
-
-
-def _sample_impl(pools: DifficultyPools, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-    pools._check_state(state)
-    env_key, rank_key = jax.random.split(key)
-    normal, num_envs = state.sizes[:, 0], len(pools.tasks_per_env)
-    ratios = np.asarray(pools.tasks_per_env if pools.env_ratios is None else pools.env_ratios, np.float64)
-    ratios = jnp.asarray(ratios / max(ratios.max(), 1), jnp.float32)
-    envs = sum_tree.init(num_envs)
-    envs = sum_tree.update(envs, jnp.arange(num_envs), jnp.where(normal > 0, ratios, 0.0), unique_indices=True)
-    env, _ = sum_tree.sample_with(envs, random_bits(env_key, n))
-    rank = below(random_bits(rank_key, n), jnp.maximum(normal[env], 1))
-    rank += _queues.sum_before(normal)[env]
-    ok = sum_tree.total(envs) > 0
-    return jnp.where(ok, sum_tree.find(state.normal, rank), -1), ok
-
-
-def _update_impl(
-    pools: DifficultyPools, state: PoolsState, tasks: Any, rewards: Any, mask: Any
-) -> tuple[PoolsState, jax.Array]:
-    pools._check_state(state)
-    tasks, rewards, mask = _groups(tasks, rewards, mask)
-    rollouts = jnp.sum(mask, axis=1, dtype=jnp.int32)
-    total = jnp.sum(rewards, axis=1, where=mask)
-    known = (rollouts > 0) & (tasks >= 0) & (tasks < pools.num_tasks) & jnp.isfinite(total)
-    rejected = saturating_add(state.rejected, jnp.sum((rollouts > 0) & ~known, dtype=jnp.int32))
-    state = dataclasses.replace(state, rejected=rejected)
-    if pools.num_tasks == 0 or rewards.size == 0:
-        return state, known
-    tasks = jnp.where(known, tasks, 0).astype(jnp.int32)
-    tasks_per_env, caps = pools._sizes
-    env = _pool_state.env_of(tasks, tasks_per_env)
-
-    def total_at(threshold, otherwise):  # of a mean at the threshold; a division by `rollouts` need not be exact
-        totals = (otherwise if threshold is None else threshold) * np.arange(1, rewards.shape[1] + 1)
-        return jnp.asarray(totals, jnp.float32)[jnp.maximum(rollouts - 1, 0)]
-
-    easy, hard = total_at(pools.easy_threshold, math.inf), total_at(pools.hard_threshold, -math.inf)
-    label = jnp.where(total >= easy, EASY, jnp.where(total <= hard, HARD, NORMAL))
-    filtered = jnp.where(total == rollouts.astype(jnp.float32), EASY, jnp.where(total == 0, HARD, NORMAL))
-    if not pools.online_difficulty_filtering:
-        filtered = jnp.zeros_like(filtered)
-
-    def count(counts, pool, more):
-        return saturating_add(counts, jnp.zeros_like(counts).at[env, pool].add(jnp.where(known, more, 0)))
-
-    groups, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts)
-    state = dataclasses.replace(state, groups=groups, rollouts=filtered_rollouts)
-    state = _pool_state.park(state, tasks_per_env, caps, tasks, env, jnp.where(known, label, NORMAL))
-    return state, known & (filtered == NORMAL)
 
 
 def _groups(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ...]:
@@ -371,57 +405,6 @@ def _padded(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, 
     return tuple(like.pad(x, padding[: x.ndim]) for x in groups)
 
 
-def _order_impl(pools: DifficultyPools, state: PoolsState) -> jax.Array:
-    pools._check_state(state)
-    return _pool_state.order(state)
-
-
-def _metrics_impl(pools: DifficultyPools, state: PoolsState) -> dict[str, jax.Array]:
-    pools._check_state(state)
-    names = pools.env_names or tuple(map(str, range(len(pools.tasks_per_env))))
-    shares = {}
-    for prefix, envs in (("", slice(None)), *((f"/{name}", slice(e, e + 1)) for e, name in enumerate(names))):
-        for metric, counts in (
-            ("evicted_examples", state.groups),
-            ("filtered_rollouts", state.rollouts),
-            ("pool", state.sizes),
-        ):
-            counts = jnp.sum(counts[envs].astype(jnp.float32), axis=0)
-            share = counts / jnp.maximum(jnp.sum(counts), 1.0)
-            shares |= {f"{metric}{prefix}/easy": share[EASY], f"{metric}{prefix}/hard": share[HARD]}
-        shares[f"pool{prefix}/normal"] = share[NORMAL]
-    return shares
-
-
-def _recycle_impl(pools: DifficultyPools, state: PoolsState, key: jax.Array, counts: jax.Array) -> PoolsState:
-    """`counts`: int32 [3, ...], how many members of a pool of each size go back."""
-    pools._check_state(state)
-    env, pool = _pool_state.pools_of(state)
-    at_random, _ = _pool_state.ranks(3 * env + pool, state.sizes.size, *random_bits(key, pools.num_tasks))
-    returns = at_random < counts[pool, state.sizes[env, pool]]
-    keys = jnp.where(returns, pool, 0), _pool_state.order(state)
-    new = _pool_state.arrange(*pools._sizes, jnp.where(returns, 0, pool), keys, state.rejected)
-    return dataclasses.replace(new, groups=state.groups, rollouts=state.rollouts)
-
-
-def _remap_impl(pools: DifficultyPools, state: PoolsState, source: jax.Array) -> PoolsState:
-    """`source`: int32 [N], for each task its number in `state`, or as many as there are if it is new."""
-    env, pool = _pool_state.pools_of(state)
-
-    def of_source(values, otherwise):
-        return values.at[source].get(mode="fill", fill_value=otherwise)
-
-    keys = of_source(env, state.sizes.shape[0]), of_source(_pool_state.order(state), 0)
-    return _pool_state.arrange(*pools._sizes, of_source(pool, NORMAL), keys, state.rejected)
-
-
-_init = jax.jit(_init_impl, static_argnums=0)
-_sample = jitted(_sample_impl, static=(0, 3))
 _padded_on_device = jax.jit(_padded)
 _zeros_like = jax.jit(lambda tree: jax.tree.map(jnp.zeros_like, tree))
 _first = jax.jit(lambda x, n: x[:n], static_argnums=1)
-_update = jitted(_update_impl, donates=True)
-_order = jax.jit(_order_impl, static_argnums=0)
-_metrics = jax.jit(_metrics_impl, static_argnums=0)
-_recycle = jax.jit(_recycle_impl, static_argnums=0)
-_remap = jax.jit(_remap_impl, static_argnums=0)

@@ -10,7 +10,7 @@ from flax import struct
 from jaxreplay import _items, _storage, ring
 from jaxreplay._arguments import check_integer, settle
 from jaxreplay._buffer import Buffer, check_returns
-from jaxreplay._xla import jitted
+from jaxreplay._xla import jit_method
 from jaxreplay.samplers import Sampler, Uniform, check_sampler
 
 
@@ -51,6 +51,7 @@ class ReplayBuffer(Buffer[ReplayState]):
     capacity: int
     sampler: Sampler = Uniform()
     donate: bool = True
+    _axis_name: str | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self):
         capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
@@ -68,6 +69,7 @@ class ReplayBuffer(Buffer[ReplayState]):
         """
         return self._init(items, 1)
 
+    @jit_method(donates=True)
     def add(self, state: ReplayState, items: Any, mask: jax.Array | None = None) -> ReplayState:
         """Insert a batch in order, overwriting the oldest items once the buffer is full.
 
@@ -79,7 +81,17 @@ class ReplayBuffer(Buffer[ReplayState]):
         Raises:
           ValueError: wrong structure, shape, dtype or batch size; the message names the leaf.
         """
-        return _add(self, state, items, mask)
+        self._check_state(state)
+        items = _items.as_arrays(items)
+        mask = self._check_batch(items, mask)
+        _items.check_like(items, _storage.stored_spec(state.storage), 1, 1, "the buffer")
+        batch_size = jax.tree.leaves(items)[0].shape[0]
+        slots, count = ring.next_slots(ring.after(state.ring, items), mask, batch_size, self.capacity)
+        return ReplayState(
+            storage=_storage.write(state.storage, slots, items),
+            ring=ring.advance(state.ring, count, self.capacity),
+            sampler=self.sampler.insert(state.sampler, slots, jnp.ones(batch_size, bool)),
+        )
 
     def is_full(self, state: ReplayState) -> jax.Array:
         """Whether the next insertion overwrites, bool []."""
@@ -93,10 +105,10 @@ class ReplayBuffer(Buffer[ReplayState]):
     def _shard_axis(self) -> int:
         return 0
 
-    def _shard(self, num_shards: int) -> "ReplayBuffer":
+    def _shard(self, num_shards: int, axis_name: str | None = None) -> "ReplayBuffer":
         if self.capacity % num_shards:
             raise ValueError(f"capacity={self.capacity}: must be a multiple of {num_shards}, the number of shards.")
-        return dataclasses.replace(self, capacity=self.capacity // num_shards)
+        return dataclasses.replace(self, capacity=self.capacity // num_shards, _axis_name=axis_name)
 
     def _init(self, items: Any, num_shards: int) -> ReplayState:
         spec = _items.as_spec(items)
@@ -117,19 +129,6 @@ class ReplayBuffer(Buffer[ReplayState]):
             )
         return None if flags is None else _items.check_mask(flags, (batch_size,))
 
-    def _add(self, state: ReplayState, items: Any, flags: jax.Array | None) -> ReplayState:
-        self._check_state(state)
-        items = _items.as_arrays(items)
-        mask = self._check_batch(items, flags)
-        _items.check_like(items, _storage.stored_spec(state.storage), 1, 1, "the buffer")
-        batch_size = jax.tree.leaves(items)[0].shape[0]
-        slots, count = ring.next_slots(ring.after(state.ring, items), mask, batch_size, self.capacity)
-        return ReplayState(
-            storage=_storage.write(state.storage, slots, items),
-            ring=ring.advance(state.ring, count, self.capacity),
-            sampler=self.sampler.insert(state.sampler, slots, jnp.ones(batch_size, bool)),
-        )
-
     def _check_state(self, state: ReplayState) -> None:
         (found,) = _storage.leading(state.storage, 1)
         if state.ring.size.shape != () or found != self.capacity:
@@ -144,6 +143,3 @@ class ReplayBuffer(Buffer[ReplayState]):
 
     def _read(self, state: ReplayState, slots: jax.Array, fill: bool) -> tuple[Any, None]:
         return _storage.read(state.storage, slots, fill=fill), None
-
-
-_add = jitted(ReplayBuffer._add, donates=True)

@@ -24,7 +24,7 @@ from jax import lax
 from jaxreplay import _items, _storage, ring
 from jaxreplay._arguments import check_integer, settle
 from jaxreplay._buffer import Buffer, check_returns
-from jaxreplay._xla import jitted, materialize
+from jaxreplay._xla import jit_method, materialize
 from jaxreplay.samplers import Sampler, Uniform, check_sampler
 
 
@@ -82,6 +82,7 @@ class SequenceBuffer(Buffer[SequenceState]):
     sampler: Sampler = Uniform()
     within_episode: bool = False
     donate: bool = True
+    _axis_name: str | None = dataclasses.field(default=None, repr=False)
 
     def __post_init__(self):
         num_envs = check_integer("num_envs", self.num_envs, 1, ring.MAX_CAPACITY, "the number of streams")
@@ -111,6 +112,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         """
         return self._init(steps, 1)
 
+    @jit_method(donates=True)
     def add(self, state: SequenceState, steps: Any, ends: jax.Array | None = None) -> SequenceState:
         """Append T steps to every stream, overwriting the oldest once the buffer is full.
 
@@ -124,7 +126,49 @@ class SequenceBuffer(Buffer[SequenceState]):
         Raises:
           ValueError: wrong structure, shape or dtype; the message names the leaf.
         """
-        return _add(self, state, steps, ends)
+        self._check_state(state)
+        steps = _items.as_arrays(steps)
+        ends = self._check_batch(steps, ends)
+        _items.check_like(steps, _storage.stored_spec(state.storage), 2, 2, "the buffer")
+        num_steps = self._num_steps(steps)
+        if ends is None:
+            ends = jnp.zeros((num_steps, self.num_envs), bool)
+
+        old_sequences = ring.after(state.ring, steps, ends)
+        old_rows = ring.after(state.rows, old_sequences.inserted)
+        slots, count = ring.next_slots(old_rows, None, num_steps, self.length)
+        rows = ring.advance(old_rows, count, self.length)
+        new = (steps, ends if self.within_episode else None)
+        storage, ends = _storage.write((state.storage, state.ends), slots, new)
+
+        # Sequences completed now, of each stream; then those that can be drawn.
+        completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride
+        wait = state.wait + completed * self.stride - num_steps
+        drawable = jnp.maximum(rows.size + wait - self.sequence_length, 0) // self.stride
+        sequences = ring.advance(old_sequences, completed * self.num_envs, self._num_slots)
+
+        # The slots that change, by age (1 for the newest): those of the sequences completed, and the oldest slot, which
+        # for a while may hold a sequence that is partly overwritten.
+        num_starts = self._num_starts
+        ages = range(1, min((num_steps - 1) // self.stride + 1, num_starts) + 1)
+        always_drawable = (self.length - self.sequence_length + 1) % self.stride == 0
+        if not always_drawable and len(ages) < num_starts:
+            ages = [*ages, num_starts]
+        age = jnp.asarray(ages, jnp.int32)
+        start = lax.div(sequences.inserted % self._num_slots, jnp.int32(self.num_envs)) - age
+        start = jnp.where(start < 0, start + num_starts, start)
+        changed = (age <= completed) | (age > drawable)
+        slots = start[:, None] * self.num_envs + jnp.arange(self.num_envs, dtype=jnp.int32)[None]
+        slots = jnp.where(changed[:, None], slots, self._num_slots)
+        drawable_slots = jnp.broadcast_to((age <= drawable)[:, None], slots.shape)
+        return SequenceState(
+            storage=storage,
+            ends=ends,
+            rows=rows,
+            wait=wait,
+            ring=dataclasses.replace(sequences, size=drawable * self.num_envs),
+            sampler=self.sampler.insert(state.sampler, slots.reshape(-1), drawable_slots.reshape(-1)),
+        )
 
     def is_full(self, state: SequenceState) -> jax.Array:
         """Whether the next step overwrites, bool []."""
@@ -143,10 +187,10 @@ class SequenceBuffer(Buffer[SequenceState]):
     def _shard_axis(self) -> int:
         return 1
 
-    def _shard(self, num_shards: int) -> "SequenceBuffer":
+    def _shard(self, num_shards: int, axis_name: str | None = None) -> "SequenceBuffer":
         if self.num_envs % num_shards:
             raise ValueError(f"num_envs={self.num_envs}: must be a multiple of {num_shards}, the number of shards.")
-        return dataclasses.replace(self, num_envs=self.num_envs // num_shards)
+        return dataclasses.replace(self, num_envs=self.num_envs // num_shards, _axis_name=axis_name)
 
     def _init(self, items: Any, num_shards: int) -> SequenceState:
         spec = _items.as_spec(items)
@@ -214,51 +258,6 @@ class SequenceBuffer(Buffer[SequenceState]):
                 "length."
             )
         return None if flags is None else _items.check_mask(flags, (num_steps, self.num_envs), "ends")
-
-    def _add(self, state: SequenceState, items: Any, flags: jax.Array | None) -> SequenceState:
-        self._check_state(state)
-        steps = _items.as_arrays(items)
-        ends = self._check_batch(steps, flags)
-        _items.check_like(steps, _storage.stored_spec(state.storage), 2, 2, "the buffer")
-        num_steps = self._num_steps(steps)
-        if ends is None:
-            ends = jnp.zeros((num_steps, self.num_envs), bool)
-
-        old_sequences = ring.after(state.ring, steps, ends)
-        old_rows = ring.after(state.rows, old_sequences.inserted)
-        slots, count = ring.next_slots(old_rows, None, num_steps, self.length)
-        rows = ring.advance(old_rows, count, self.length)
-        new = (steps, ends if self.within_episode else None)
-        storage, ends = _storage.write((state.storage, state.ends), slots, new)
-
-        # Sequences completed now, of each stream; then those that can be drawn.
-        completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride
-        wait = state.wait + completed * self.stride - num_steps
-        drawable = jnp.maximum(rows.size + wait - self.sequence_length, 0) // self.stride
-        sequences = ring.advance(old_sequences, completed * self.num_envs, self._num_slots)
-
-        # The slots that change, by age (1 for the newest): those of the sequences completed, and the oldest slot, which
-        # for a while may hold a sequence that is partly overwritten.
-        num_starts = self._num_starts
-        ages = range(1, min((num_steps - 1) // self.stride + 1, num_starts) + 1)
-        always_drawable = (self.length - self.sequence_length + 1) % self.stride == 0
-        if not always_drawable and len(ages) < num_starts:
-            ages = [*ages, num_starts]
-        age = jnp.asarray(ages, jnp.int32)
-        start = lax.div(sequences.inserted % self._num_slots, jnp.int32(self.num_envs)) - age
-        start = jnp.where(start < 0, start + num_starts, start)
-        changed = (age <= completed) | (age > drawable)
-        slots = start[:, None] * self.num_envs + jnp.arange(self.num_envs, dtype=jnp.int32)[None]
-        slots = jnp.where(changed[:, None], slots, self._num_slots)
-        drawable_slots = jnp.broadcast_to((age <= drawable)[:, None], slots.shape)
-        return SequenceState(
-            storage=storage,
-            ends=ends,
-            rows=rows,
-            wait=wait,
-            ring=dataclasses.replace(sequences, size=drawable * self.num_envs),
-            sampler=self.sampler.insert(state.sampler, slots.reshape(-1), drawable_slots.reshape(-1)),
-        )
 
 
 def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, eta: float = 0.9) -> jax.Array:
@@ -334,6 +333,3 @@ def stack_frames(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
         frame = frames[:, rows]
         stack.insert(0, jnp.where(kept.reshape(kept.shape + (1,) * (frame.ndim - 2)), frame, jnp.zeros_like(frame)))
     return jnp.stack(stack, axis=-1)
-
-
-_add = jitted(SequenceBuffer._add, donates=True)

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxreplay import _buffer, _items
+from jaxreplay import _items
 from jaxreplay._arguments import check_integer
-from jaxreplay._buffer import Buffer, S, Sample, check_beta
-from jaxreplay._xla import jitted, on_host
+from jaxreplay._buffer import Buffer, S, Sample, check_beta, check_indices, check_td_errors
+from jaxreplay._xla import jit_method, on_host
 from jaxreplay.ring import MAX_CAPACITY, at_least
 
 
@@ -104,7 +104,20 @@ class Sharded(Generic[S]):
         """
         call = _signature(type(self.buffer)).bind(self.buffer, *args, **kwargs)
         call.apply_defaults()
-        return _add(self, *call.args[1:])
+        return self._add(*call.args[1:])
+
+    @jit_method(donates=True)
+    def _add(self, state: S, items: Any, flags: Any) -> S:
+        self._check_state(state)
+        items = _items.as_arrays(items)
+        flags = self.buffer._check_batch(items, flags)
+        self._check_divides("batch", jax.tree.leaves(items)[0].shape[self.buffer._shard_axis])
+
+        def add(shards: S, items: Any, flags: Any) -> S:
+            return jax.vmap(lambda state: self._shard.add(state, items, flags))(shards)
+
+        parts = self._items_spec
+        return self._on_shards(add, (PartitionSpec(self.axis), parts, parts), state, items, flags)
 
     def sample(self, state: S, key: jax.Array, batch_size: int, beta: Any = None) -> Sample:
         """Draw items with replacement, batch_size / D from each shard; otherwise as the buffer's `sample`.
@@ -117,7 +130,7 @@ class Sharded(Generic[S]):
         """
         batch_size = check_integer("batch_size", batch_size, 1, MAX_CAPACITY, "the number of draws")
         check_beta(beta)
-        drawn = _sample(self, state, key, batch_size, beta)
+        drawn = self._draw(state, key, batch_size, beta)
         size = state.ring.size
         if not isinstance(size, jax.core.Tracer):
             # Summed on the host: devices would do it after the draw. What other processes hold cannot be read here.
@@ -126,6 +139,21 @@ class Sharded(Generic[S]):
                 raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
         return drawn
 
+    @jit_method(static=("batch_size",))
+    def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any) -> Sample:
+        self._check_state(state)
+        self._check_divides("batch_size", batch_size)
+
+        def draw(shards: S, key: jax.Array, beta: Any) -> Sample:
+            if self._axis_name is not None:
+                key = jax.random.fold_in(key, lax.axis_index(self._axis_name))
+            share = batch_size // self.num_shards
+            return _one(jax.vmap(lambda state: self._shard._draw(state, key, share, beta))(shards))
+
+        specs = (PartitionSpec(self.axis), PartitionSpec(), PartitionSpec())
+        return self._on_shards(draw, specs, state, key, beta)
+
+    @jit_method(donates=True, handles="indices")
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
         """Tell the samplers the TD errors of items that were drawn; otherwise as the buffer's `update`.
 
@@ -136,15 +164,30 @@ class Sharded(Generic[S]):
         Raises:
           ValueError: shapes or dtypes other than these.
         """
-        return _update(self, state, _items.from_host(indices), td_errors)
+        self._check_state(state)
+        indices, td_errors = check_td_errors(indices, td_errors)
+        self._check_divides("indices", indices.shape[0])
 
+        def update(shards: S, indices: jax.Array, td_errors: jax.Array) -> S:
+            return jax.vmap(lambda state: self._shard.update(state, indices, td_errors))(shards)
+
+        return self._on_shards(update, (PartitionSpec(self.axis),) * 3, state, indices, td_errors)
+
+    @jit_method(handles="indices")
     def get(self, state: S, indices: jax.Array) -> Any:
         """Items [B, ...] named by handles (int [B]) in the rows in which they were drawn; zeros where not stored.
 
         Raises:
           ValueError: `indices` is not a vector of integers, of a length that is a multiple of D.
         """
-        return _get(self, state, _items.from_host(indices))
+        self._check_state(state)
+        indices = check_indices(indices)
+        self._check_divides("indices", indices.shape[0])
+
+        def get(shards: S, indices: jax.Array) -> Any:
+            return _one(jax.vmap(lambda state: self._shard.get(state, indices))(shards))
+
+        return self._on_shards(get, (PartitionSpec(self.axis),) * 2, state, indices)
 
     def size(self, state: S) -> jax.Array:
         """Number of items that may be drawn, of all shards, int32 []."""
@@ -164,7 +207,7 @@ class Sharded(Generic[S]):
 
     @property
     def _shard(self) -> Buffer[S]:
-        return self.buffer._shard(self.num_shards)
+        return self.buffer._shard(self.num_shards, self._axis_name)
 
     @property
     def _axis_name(self) -> str | None:
@@ -231,62 +274,4 @@ def _init_impl(sharded: Sharded[S], treedef: Any, leaves: tuple[tuple[tuple[int,
     return sharded._on_shards(init, ())
 
 
-def _add_impl(sharded: Sharded[S], state: S, items: Any, flags: Any) -> S:
-    sharded._check_state(state)
-    items = _items.as_arrays(items)
-    flags = sharded.buffer._check_batch(items, flags)
-    sharded._check_divides("batch", jax.tree.leaves(items)[0].shape[sharded.buffer._shard_axis])
-
-    def add(shards: S, items: Any, flags: Any) -> S:
-        return jax.vmap(lambda state: sharded._shard._add(state, items, flags))(shards)
-
-    parts = sharded._items_spec
-    return sharded._on_shards(add, (PartitionSpec(sharded.axis), parts, parts), state, items, flags)
-
-
-def _sample_impl(sharded: Sharded[S], state: S, key: jax.Array, batch_size: int, beta: Any) -> Sample:
-    sharded._check_state(state)
-    sharded._check_divides("batch_size", batch_size)
-
-    buffer, axis_name, share = sharded._shard, sharded._axis_name, batch_size // sharded.num_shards
-
-    def sample(shards: S, key: jax.Array, beta: Any) -> Sample:
-        if axis_name is not None:
-            key = jax.random.fold_in(key, lax.axis_index(axis_name))
-        return _one(jax.vmap(lambda state: _buffer._sample_impl(buffer, state, key, share, beta, axis_name))(shards))
-
-    specs = (PartitionSpec(sharded.axis), PartitionSpec(), PartitionSpec())
-    return sharded._on_shards(sample, specs, state, key, beta)
-
-
-def _update_impl(sharded: Sharded[S], state: S, indices: jax.Array, td_errors: jax.Array) -> S:
-    sharded._check_state(state)
-    indices, td_errors = _buffer.check_td_errors(indices, td_errors)
-    sharded._check_divides("indices", indices.shape[0])
-
-    buffer, axis_name = sharded._shard, sharded._axis_name
-
-    def update(shards: S, indices: jax.Array, td_errors: jax.Array) -> S:
-        return jax.vmap(lambda state: _buffer._update_impl(buffer, state, indices, td_errors, axis_name))(shards)
-
-    return sharded._on_shards(update, (PartitionSpec(sharded.axis),) * 3, state, indices, td_errors)
-
-
-def _get_impl(sharded: Sharded[S], state: S, indices: jax.Array) -> Any:
-    sharded._check_state(state)
-    indices = _buffer.check_indices(indices)
-    sharded._check_divides("indices", indices.shape[0])
-
-    buffer, axis_name = sharded._shard, sharded._axis_name
-
-    def get(shards: S, indices: jax.Array) -> Any:
-        return _one(jax.vmap(lambda state: _buffer._get_impl(buffer, state, indices, axis_name))(shards))
-
-    return sharded._on_shards(get, (PartitionSpec(sharded.axis),) * 2, state, indices)
-
-
 _init = jax.jit(_init_impl, static_argnums=(0, 1, 2))
-_add = jitted(_add_impl, donates=True)
-_sample = jitted(_sample_impl, static=(0, 3))
-_update = jitted(_update_impl, donates=True)
-_get = jitted(_get_impl)

@@ -6,7 +6,6 @@ and only termination stops the bootstrap.
 """
 
 import dataclasses
-import functools
 from typing import Any
 
 import jax
@@ -16,7 +15,7 @@ from jax import lax
 
 from jaxreplay import _items, _windows
 from jaxreplay._arguments import check_integer, check_number, settle
-from jaxreplay._xla import jitted, own
+from jaxreplay._xla import jit_method, own
 from jaxreplay.transition_batch import TransitionBatch
 
 
@@ -94,6 +93,7 @@ class NStep:
         step = (s, a, r, terminated, truncated, s_next, logp, w)
         return jax.eval_shape(lambda *step: self.add(self.init(*step), *step)[1], *step)
 
+    @jit_method()
     def add(
         self,
         state: NStepState,
@@ -131,15 +131,87 @@ class NStep:
         Raises:
           ValueError: a leaf differs from the one given to `init`, or is not as above; the message names it.
         """
-        return _add(self, state, (s, a, r, terminated, truncated, s_next, logp, w, mask))
+        step = _windows.as_steps(s, a, r, terminated, truncated, s_next, logp, w, mask)
+        self._check_leading(step)
+        _items.check_like(step, state.steps, 0, 1, "the tracer")
+        window = self._window
+        steps = jax.tree.map(
+            lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, state.cursor, 0), state.steps, step
+        )
+        cursor = (state.cursor + 1) % window
+        count = jnp.minimum(state.count + 1, window)
+        order = (cursor + jnp.arange(window, dtype=jnp.int32)) % window
+        start, exists = jnp.zeros(1, jnp.int32), (count == window)[None]
+        batch, valid = _windows.transitions(steps, order, start, exists, **self._settings)
+        return NStepState(steps, cursor, count), batch, valid
 
+    @jit_method()
     def flush(self, state: NStepState) -> tuple[NStepState, TransitionBatch, jax.Array]:
         """Emit what is pending, oldest first, as if every environment were truncated here.
 
         Returns:
           an empty state; TransitionBatch [n * num_envs], time-major; valid, bool [n * num_envs].
         """
-        return _flush(self, state)
+        window = self._window
+        order = (state.cursor + jnp.arange(window, dtype=jnp.int32)) % window
+        starts = jnp.arange(window - self.n, window, dtype=jnp.int32)
+        # Row 0 is empty, or holds the step whose transition is already out.
+        pending = (starts >= window - state.count) & (starts > 0)
+        batch, valid = _windows.transitions(state.steps, order, starts, pending, **self._settings)
+        return jax.tree.map(jnp.zeros_like, state), batch, valid
+
+    @jit_method(static=("flush",))
+    def _rollout(self, arguments: Any, flush: bool) -> tuple[TransitionBatch, jax.Array]:
+        steps = _windows.as_steps(*arguments)
+        length, num_envs = _windows.check_steps(steps, "a rollout")
+        _items.check_mask(steps.mask, (length, num_envs))
+        order = jnp.arange(length, dtype=jnp.int32)
+        starts = order - (self._window - 1)
+        if flush:
+            pending = jnp.arange(length - self.n, length, dtype=jnp.int32)
+            emitted = pending <= length - self._window
+            starts = jnp.concatenate([starts, jnp.where(emitted, -1, pending)])
+        if length == 0:  # a row to read, without a step
+            order = jnp.zeros(1, jnp.int32)
+            steps = jax.tree.map(lambda leaf: lax.full((1, *leaf.shape[1:]), 0, leaf.dtype), steps)
+        return _windows.transitions(steps, order, starts, starts >= 0, **self._settings)
+
+    @jit_method()
+    def _sequences(self, arguments: Any) -> tuple[TransitionBatch, jax.Array]:
+        s, a, r, terminated, truncated, logp, w, mask = arguments
+        steps = _windows.as_steps(s, a, r, terminated, truncated, s, logp, w, mask)
+        batch_size, length = _windows.check_steps(steps, "a batch of sequences")
+        _items.check_mask(steps.mask, (batch_size, length))
+        n = self.n
+        if length <= n:
+            raise ValueError(
+                f"n={n}: sequences of {length} rows; {n + 1} rows or more hold {n} steps and what follows."
+            )
+        is_step_next = jnp.pad(steps.mask[:, 1:], ((0, 0), (0, 1)))
+        cut = steps.truncated & ~steps.terminated & is_step_next  # the final observation is lost
+        steps = dataclasses.replace(steps, mask=steps.mask & ~cut)
+        steps = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), steps)
+        rows = length if self.next_action else length - 1  # the last row's action may be a next one
+        s_next = jax.tree.map(lambda leaf: jnp.concatenate([leaf[1:], leaf[-1:]])[:rows], steps.s)
+        steps = dataclasses.replace(jax.tree.map(lambda leaf: leaf[:rows], steps), s_next=s_next)
+        starts = jnp.arange(length - self.n, dtype=jnp.int32)
+        order = jnp.arange(rows, dtype=jnp.int32)
+        found = _windows.transitions(steps, order, starts, starts >= 0, **self._settings)
+
+        def by_sequence(leaf):
+            leaf = leaf.reshape(length - self.n, batch_size, *leaf.shape[1:])
+            return _items.merge_axes(leaf.swapaxes(0, 1))
+
+        return jax.tree.map(by_sequence, found)
+
+    @property
+    def _settings(self) -> dict[str, Any]:
+        return {
+            "n": self.n,
+            "gamma": self.gamma,
+            "next_action": self.next_action,
+            "record_extra_info": self.record_extra_info,
+        }
 
     @property
     def _window(self) -> int:
@@ -248,7 +320,7 @@ def n_step_transitions(
         step.
     """
     tracer = NStep(n=n, gamma=gamma, next_action=next_action, record_extra_info=record_extra_info)
-    return _rollout(tracer, own((S, A, R, terminated, truncated, S_next, logP, W, mask)), flush)
+    return tracer._rollout(own((S, A, R, terminated, truncated, S_next, logP, W, mask)), flush)
 
 
 def sequence_transitions(
@@ -292,90 +364,9 @@ def sequence_transitions(
         fewer than n + 1 rows.
     """
     tracer = NStep(n=n, gamma=gamma, next_action=next_action, record_extra_info=record_extra_info)
-    return _sequences(tracer, own((S, A, R, terminated, truncated, logP, W, mask)))
+    return tracer._sequences(own((S, A, R, terminated, truncated, logP, W, mask)))
 
 
 def _check_window(name: str, n: int, gamma: float) -> tuple[int, float]:
     n = check_integer(name, n, 1, 2**31 - 1, "the number of steps in a window")
     return n, check_number("gamma", gamma, 0, 1, "it is a discount")
-
-
-def _settings(tracer: NStep) -> dict[str, Any]:
-    return {
-        "n": tracer.n,
-        "gamma": tracer.gamma,
-        "next_action": tracer.next_action,
-        "record_extra_info": tracer.record_extra_info,
-    }
-
-
-@jitted
-def _add(tracer: NStep, state: NStepState, arguments: Any) -> tuple[NStepState, TransitionBatch, jax.Array]:
-    step = _windows.as_steps(*arguments)
-    tracer._check_leading(step)
-    _items.check_like(step, state.steps, 0, 1, "the tracer")
-    window = tracer._window
-    steps = jax.tree.map(
-        lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, state.cursor, 0), state.steps, step
-    )
-    cursor = (state.cursor + 1) % window
-    count = jnp.minimum(state.count + 1, window)
-    order = (cursor + jnp.arange(window, dtype=jnp.int32)) % window
-    start, exists = jnp.zeros(1, jnp.int32), (count == window)[None]
-    batch, valid = _windows.transitions(steps, order, start, exists, **_settings(tracer))
-    return NStepState(steps, cursor, count), batch, valid
-
-
-@jitted
-def _flush(tracer: NStep, state: NStepState) -> tuple[NStepState, TransitionBatch, jax.Array]:
-    window = tracer._window
-    order = (state.cursor + jnp.arange(window, dtype=jnp.int32)) % window
-    starts = jnp.arange(window - tracer.n, window, dtype=jnp.int32)
-    # Row 0 is empty, or holds the step whose transition is already out.
-    pending = (starts >= window - state.count) & (starts > 0)
-    batch, valid = _windows.transitions(state.steps, order, starts, pending, **_settings(tracer))
-    return jax.tree.map(jnp.zeros_like, state), batch, valid
-
-
-@functools.partial(jitted, static=(0, 2))
-def _rollout(tracer: NStep, arguments: Any, flush: bool) -> tuple[TransitionBatch, jax.Array]:
-    steps = _windows.as_steps(*arguments)
-    length, num_envs = _windows.check_steps(steps, "a rollout")
-    _items.check_mask(steps.mask, (length, num_envs))
-    order = jnp.arange(length, dtype=jnp.int32)
-    starts = order - (tracer._window - 1)
-    if flush:
-        pending = jnp.arange(length - tracer.n, length, dtype=jnp.int32)
-        emitted = pending <= length - tracer._window
-        starts = jnp.concatenate([starts, jnp.where(emitted, -1, pending)])
-    if length == 0:  # a row to read, without a step
-        order = jnp.zeros(1, jnp.int32)
-        steps = jax.tree.map(lambda leaf: lax.full((1, *leaf.shape[1:]), 0, leaf.dtype), steps)
-    return _windows.transitions(steps, order, starts, starts >= 0, **_settings(tracer))
-
-
-@jitted
-def _sequences(tracer: NStep, arguments: Any) -> tuple[TransitionBatch, jax.Array]:
-    s, a, r, terminated, truncated, logp, w, mask = arguments
-    steps = _windows.as_steps(s, a, r, terminated, truncated, s, logp, w, mask)
-    batch_size, length = _windows.check_steps(steps, "a batch of sequences")
-    _items.check_mask(steps.mask, (batch_size, length))
-    n = tracer.n
-    if length <= n:
-        raise ValueError(f"n={n}: sequences of {length} rows; {n + 1} rows or more hold {n} steps and what follows.")
-    is_step_next = jnp.pad(steps.mask[:, 1:], ((0, 0), (0, 1)))
-    cut = steps.truncated & ~steps.terminated & is_step_next  # the final observation is lost
-    steps = dataclasses.replace(steps, mask=steps.mask & ~cut)
-    steps = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), steps)
-    rows = length if tracer.next_action else length - 1  # the last row's action may be a next one
-    s_next = jax.tree.map(lambda leaf: jnp.concatenate([leaf[1:], leaf[-1:]])[:rows], steps.s)
-    steps = dataclasses.replace(jax.tree.map(lambda leaf: leaf[:rows], steps), s_next=s_next)
-    starts = jnp.arange(length - tracer.n, dtype=jnp.int32)
-    order = jnp.arange(rows, dtype=jnp.int32)
-    found = _windows.transitions(steps, order, starts, starts >= 0, **_settings(tracer))
-
-    def by_sequence(leaf):
-        leaf = leaf.reshape(length - tracer.n, batch_size, *leaf.shape[1:])
-        return _items.merge_axes(leaf.swapaxes(0, 1))
-
-    return jax.tree.map(by_sequence, found)

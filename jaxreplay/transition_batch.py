@@ -1,5 +1,6 @@
 """TransitionBatch: what a reward tracer emits, a buffer stores and an agent learns from."""
 
+import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
@@ -7,6 +8,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+
+from jaxreplay._items import as_float
 
 
 @struct.dataclass
@@ -41,6 +44,18 @@ class TransitionBatch:
     W: Any = None
     idx: Any = None
     extra_info: Any = None
+
+    def with_draw(self, weights: jax.Array, handles: jax.Array) -> "TransitionBatch":
+        """The batch that was drawn with these weights and handles [B]: `W` is multiplied, `idx` is set."""
+
+        def spread(x: jax.Array) -> jax.Array:  # over [B] or [B, sequence_length]
+            return jnp.broadcast_to(x.reshape(x.shape + (1,) * (self.Rn.ndim - 1)), self.Rn.shape)
+
+        W = spread(weights)
+        if self.W is not None:
+            stored = as_float(self.W)
+            W = stored * W.astype(stored.dtype)
+        return dataclasses.replace(self, W=W, idx=spread(handles))  # pyright: ignore[reportArgumentType]
 
     @property
     def batch_size(self) -> int:

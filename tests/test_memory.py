@@ -10,7 +10,7 @@ from helpers import big_copies, compiled, rarely
 from jax import lax
 
 import jaxreplay as jr
-from jaxreplay import difficulty_pools, sum_tree
+from jaxreplay import sum_tree
 
 ROWS = 50_000  # items of 4 KiB and more: 205 MB and more of storage
 BATCH = 8
@@ -303,7 +303,7 @@ def test_an_eager_update_of_pools_copies_nothing_if_it_donates():
     def copied(donate):
         pools = jr.DifficultyPools(tasks_per_env=(2**20,), easy_threshold=0.9, donate=donate)
         groups = np.zeros(64, np.int32), np.zeros((64, 2), np.float32), None
-        program = compiled(difficulty_pools._update.programs[donate], pools, jax.eval_shape(pools.init), *groups)
+        program = compiled(jr.DifficultyPools._update.programs[donate], pools, jax.eval_shape(pools.init), *groups)
         memory = program.memory_analysis()
         return memory.temp_size_in_bytes + memory.output_size_in_bytes - memory.alias_size_in_bytes
 

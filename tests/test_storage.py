@@ -185,7 +185,8 @@ def test_buffers_draw_the_same_from_rows(as_rows, name):
 
 
 def test_a_checkpoint_of_another_backend_is_restored_as_rows_and_back(as_rows, tmp_path):
-    items = {"x": jnp.arange(60.0).reshape(12, 5), "y": jnp.arange(12, dtype=jnp.float8_e5m2)}
+    numbers = jnp.arange(60, dtype=jnp.float32)
+    items = {"x": numbers.reshape(12, 5), "y": jnp.arange(12, dtype=jnp.float8_e5m2)}
     buffer = jr.ReplayBuffer(capacity=20, sampler=jr.Prioritized(), donate=False)
     made = {}
     for rows in (False, True):
@@ -196,6 +197,6 @@ def test_a_checkpoint_of_another_backend_is_restored_as_rows_and_back(as_rows, t
         as_rows(rows)
         for like in (None, made[rows], jax.eval_shape(lambda state: state, made[rows])):
             same(jr.restore(tmp_path / str(not rows), buffer, like), made[rows])
-        other = buffer.init({"x": jnp.zeros((1, 6)), "y": items["y"][:1]})
+        other = buffer.init({"x": numbers[None, :6], "y": items["y"][:1]})
         with pytest.raises(ValueError, match=r"like\.storage\['x'\]: saved float32\[20, 5\], given float32\[20, 6\]"):
             jr.restore(tmp_path / str(not rows), buffer, other)

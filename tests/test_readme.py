@@ -1,4 +1,4 @@
-"""Every block of Python in README.md runs, with stand-ins for what it leaves to the user."""
+"""Every block of Python in README.md and examples/README.md runs, with stand-ins for what it leaves to the user."""
 
 import io
 import itertools
@@ -15,24 +15,27 @@ from helpers import leaves_of
 
 import jaxreplay as jr
 
-README = (pathlib.Path(__file__).parent.parent / "README.md").read_text()
-FENCES = list(re.finditer(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL))
-BLOCKS = [fence for fence in FENCES if fence[1] == "python"]
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "examples/README.md")}
+FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+FENCES = [(name, fence) for name, page in PAGES.items() for fence in FENCE.finditer(page)]
+BLOCKS = [(name, fence) for name, fence in FENCES if fence[1] == "python"]
 IMPORTS = {"jax": jax, "jnp": jnp, "jr": jr, "optax": optax}  # by the first block, for all
 NUM_ENVS = 16
 
 
 def run(block, names, **numbers):
-    """The names that a block binds, run with `names` and with other numbers than README's; it makes use of them all."""
-    source = block[2]
+    """The names that a block binds, run with `names` and other numbers than the page's; it makes use of them all."""
+    page, fence = block
+    source = fence[2]
     for name in names:
         assert re.search(rf"\b{name}\b", source), f"{name}: not in the block"
     for number, (old, new) in numbers.items():
         assert old in source, f"{number}={old}: not in the block"
         source = source.replace(old, new)
-    first_line = README.count("\n", 0, block.start(2))  # so that errors name README's lines
+    first_line = PAGES[page].count("\n", 0, fence.start(2))  # so that errors name the page's lines
     namespace = {**IMPORTS, **names}
-    exec(compile("\n" * first_line + source, "README.md", "exec"), namespace)
+    exec(compile("\n" * first_line + source, page, "exec"), namespace)
     return namespace
 
 
@@ -210,25 +213,40 @@ def another_buffer(block, monkeypatch):
     np.testing.assert_array_equal(replay.storage["id"], np.arange(1, 16, 2))  # the newer of the two in each shard
 
 
-COVERED = [
-    quickstart,
-    training_loop,
-    sequences,
-    pools,
-    one_device_to_eight,
-    several_processes,
-    checkpoints,
-    another_buffer,
-]
+COVERED = {
+    "README.md": [quickstart, training_loop],
+    "examples/README.md": [sequences, one_device_to_eight, several_processes, checkpoints, another_buffer, pools],
+}
+CHECKS = [(name, check) for name, checks in COVERED.items() for check in checks]
 
 
 def test_every_block_is_covered():
-    assert {fence[1] for fence in FENCES} == {"sh", "python"}
-    assert README.count("```") == 2 * len(FENCES)
-    assert len(BLOCKS) == len(COVERED), "each block of Python has a function here, in README's order"
+    assert {fence[1] for _, fence in FENCES} == {"sh", "python"}
+    for name, page in PAGES.items():
+        assert page.count("```") == 2 * sum(found == name for found, _ in FENCES)
+    names, covered = [name for name, _ in BLOCKS], [name for name, _ in CHECKS]
+    assert names == covered, "each block of Python has a function here, in its page's order"
 
 
-@pytest.mark.parametrize("check", COVERED, ids=lambda check: check.__name__)
-def test_block(check, monkeypatch, tmp_path):
+@pytest.mark.parametrize("number", range(len(CHECKS)), ids=[check.__name__ for _, check in CHECKS])
+def test_block(number, monkeypatch, tmp_path):
     monkeypatch.chdir(tmp_path)
-    check(BLOCKS[COVERED.index(check)], monkeypatch)
+    CHECKS[number][1](BLOCKS[number], monkeypatch)
+
+
+def anchors(page):
+    """What a link may name: headings in lower case, without punctuation, with hyphens in place of blanks."""
+    headings = re.findall(r"^#+ (.*)$", FENCE.sub("", page), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("name", [*PAGES, "tests/benchmarks/README.md"])
+def test_links(name):
+    page = (ROOT / name).read_text()
+    links = re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page))
+    assert links
+    for link in links:
+        path, _, anchor = link.partition("#")
+        target = (ROOT / name).parent / path if path else ROOT / name
+        assert target.exists(), link
+        assert not anchor or anchor in anchors(target.read_text()), link

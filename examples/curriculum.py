@@ -20,7 +20,7 @@ import numpy as np
 from arguments import Parser
 from flax import struct
 from matplotlib.figure import Figure
-from training import COLORS, interval
+from reporting import COLORS, interval
 
 import jaxreplay as jr
 

@@ -16,10 +16,9 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import optax
-import training
 from arguments import Parser, integer
 from flax import struct
-from training import Progress, run, summarize
+from reporting import Progress, run, summarize
 
 import jaxreplay as jr
 
@@ -129,20 +128,52 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
     return init, act, learn
 
 
+def make_loop(agent: tuple[Callable, Callable, Callable], config: Any) -> tuple[Callable, Callable]:
+    """Training in two parts, for all seeds: begin(keys) is the warmup, advance(state, times) the steps at these times.
+
+    Both give the new state, and what `act` returns at each step, [steps, seeds, ...].
+    """
+    init, act, learn = agent
+    init, act, learn = jax.vmap(init), jax.vmap(act, in_axes=(0, None)), jax.vmap(learn)
+    epsilon = optax.linear_schedule(1.0, config.epsilon, int(config.exploration * config.steps))
+
+    def begin(keys: jax.Array) -> tuple[Any, jax.Array]:
+        return jax.lax.scan(lambda state, _: act(state, 1.0), init(keys), length=config.warmup)
+
+    def step(state: Any, t: jax.Array) -> tuple[Any, jax.Array]:
+        state, returns = act(state, epsilon(t))
+        return learn(state), returns
+
+    return begin, lambda state, times: jax.lax.scan(step, state, times)
+
+
+def make_train(
+    agent: tuple[Callable, Callable, Callable], config: Any, report: Callable[[jax.Array], None]
+) -> Callable[[jax.Array], jax.Array]:
+    """A jitted function from one key a seed to what `act` returns at each step, [warmup + steps, seeds, ...].
+
+    `report` is traced with that of each interval.
+    """
+    begin, advance = make_loop(agent, config)
+
+    def interval(state: Any, times: jax.Array) -> tuple[Any, jax.Array]:
+        state, returns = advance(state, times)
+        report(returns)
+        return state, returns
+
+    def train(keys: jax.Array) -> jax.Array:
+        state, first = begin(keys)
+        times = jnp.arange(config.steps).reshape(config.intervals, -1)
+        _, returns = jax.lax.scan(interval, state, times)
+        return jnp.concatenate([first, returns.reshape(-1, *returns.shape[2:])])
+
+    return jax.jit(train)
+
+
 def make_buffer(per: bool, steps: int) -> jr.ReplayBuffer:
     """Replay that is prioritized or uniform; beta anneals to 1 in `steps` updates."""
     beta = optax.linear_schedule(0.4, 1.0, steps)
     return jr.ReplayBuffer(capacity=CAPACITY, sampler=jr.Prioritized(alpha=0.6, beta=beta) if per else jr.Uniform())
-
-
-def make_train(
-    config: Config, report: Callable, env: str = "CartPole-v1", **settings: Any
-) -> Callable[[jax.Array], jax.Array]:
-    """A function from one key a seed to the returns [steps, seeds, num_envs] of all episodes (see `act`).
-
-    `env` is the name of an environment of gymnax with discrete actions, `settings` what it is made with.
-    """
-    return training.make_train(make_agent(config, *gymnax.make(env, **settings)), config, report)
 
 
 def parse_args() -> tuple[argparse.Namespace, Config]:
@@ -164,7 +195,8 @@ def main() -> None:
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
     name = "prioritized" if args.per else "uniform"
     progress = Progress(config.steps * config.num_envs * args.seeds)
-    returns, timing = run(make_train(config, progress), keys, progress)
+    agent = make_agent(config, *gymnax.make("CartPole-v1"))
+    returns, timing = run(make_train(agent, config, progress), keys, progress)
 
     path, title = args.out / f"dqn_{name}.png", f"CartPole-v1, {args.n}-step double DQN, {name} replay"
     summarize(path, title, name, returns, timing, last_episodes=LAST_EPISODES, goal=SOLVED, ylim=(0, 520))

@@ -20,8 +20,9 @@ import jax
 import jax.numpy as jnp
 import optax
 from arguments import Parser
+from dqn import make_train
 from flax import struct
-from training import Progress, make_train, run, summarize
+from reporting import Progress, run, summarize
 
 import jaxreplay as jr
 

@@ -18,12 +18,13 @@ import time
 from pathlib import Path
 from typing import Any
 
+import gymnax
 import jax
 import numpy as np
 from arguments import Parser
-from dqn import LAST_EPISODES, Config, make_buffer, make_train
+from dqn import LAST_EPISODES, Config, make_agent, make_buffer, make_train
 from matplotlib.figure import Figure
-from training import COLORS, Progress, interval, learning_curves, run
+from reporting import COLORS, Progress, interval, learning_curves, run
 
 STEPS_IN_A_RETURN = (1, 3, 5)
 POINTS = 50  # of a learning curve
@@ -51,7 +52,8 @@ def train(name: str, law: str, n: int, args: argparse.Namespace) -> tuple[np.nda
     config = Config(buffer=buffer, steps=args.steps, n=n, exploration=task.exploration)
     progress = Progress(args.steps * config.num_envs * args.seeds, f"{name}, {law}, n={n}: ")
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    returns, _ = run(make_train(config, progress, task.env, **task.settings), keys, progress)
+    agent = make_agent(config, *gymnax.make(task.env, **task.settings))
+    returns, _ = run(make_train(agent, config, progress), keys, progress)
     env_steps, curves = learning_curves(returns, LAST_EPISODES, POINTS + 1)
     return env_steps[1:], curves[:, 1:]
 

@@ -19,10 +19,10 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import optax
-import training
 from arguments import Parser, integer
+from dqn import make_train
 from flax import struct
-from training import Progress, interval, learning_curves, plot, print_table, run
+from reporting import Progress, interval, learning_curves, plot, print_table, run
 
 import jaxreplay as jr
 
@@ -245,11 +245,6 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
     return init, act, learn
 
 
-def make_train(config: Config, report: Callable) -> Callable[[jax.Array], jax.Array]:
-    """A function from one key a seed to the returns [steps, seeds, rollout, num_envs] of all episodes (see `act`)."""
-    return training.make_train(make_agent(config), config, report)
-
-
 def num_parameters(config: Config) -> int:
     init, _, _ = make_agent(config)
     return sum(x.size for x in jax.tree.leaves(jax.eval_shape(init, jax.random.key(0)).params))
@@ -276,7 +271,8 @@ def main() -> None:
         config = Config(task=task, recurrent=name == "recurrent", steps=args.steps)
         total = config.steps * config.rollout * config.num_envs * args.seeds
         progress = Progress(total, f"{name}: ")
-        returns, timings[name] = run(make_train(config, progress), keys, progress)
+        returns, timings[name] = run(make_train(make_agent(config), config, progress), keys, progress)
+        # from [steps, seeds, rollout, num_envs]
         returns = returns.swapaxes(1, 2).reshape(-1, args.seeds, config.num_envs)
         env_steps, curves[name] = learning_curves(returns, LAST_EPISODES)
         timings[name] += f", {num_parameters(config):,} parameters"

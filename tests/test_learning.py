@@ -1,12 +1,14 @@
 """What agents learn with the package: gradients without bias, values under a time limit, Soft Actor-Critic."""
 
+from types import SimpleNamespace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import sac
 import scipy.stats
-import soft_actor_critic as sac
 import time_limit
 from helpers import rarely
 
@@ -112,29 +114,44 @@ def test_sac_loss_and_priorities():
     np.testing.assert_array_equal(sac.priorities(td_errors), [2, 3])
 
 
-def point_mass():
-    """Pays for being near 0, where actions push; cut off after 10 steps."""
+class PointMass:
+    """Pays for being near 0, where actions push; cut off after 10 steps. With the interface of gymnax."""
 
-    def reset(key):
+    num_actions = 1
+
+    def action_space(self, params):
+        return SimpleNamespace(high=2.0)
+
+    def reset(self, key, params):
         x = jax.random.uniform(key, (1,), jnp.float32, -1.0, 1.0)
-        return (x, jnp.int32(0)), x
+        return x, (x, jnp.int32(0))
 
-    def step(key, state, action):
+    def step(self, key, state, action, params):
         x, time = state
-        x = jnp.clip(x + 0.2 * action, -2.0, 2.0)
+        x = jnp.clip(x + 0.1 * action, -2.0, 2.0)
         reward, truncated = -jnp.sum(x**2), time == 9
-        start = reset(key)
-        state, obs = jax.tree.map(lambda a, b: jnp.where(truncated, a, b), start, ((x, time + 1), x))
-        return state, obs, reward, jnp.bool_(False), truncated, x
-
-    return sac.Environment(reset=reset, step=step, action_size=1)
+        start = self.reset(key, params)
+        obs, state = jax.tree.map(lambda a, b: jnp.where(truncated, a, b), start, (x, (x, time + 1)))
+        return obs, state, reward, jnp.bool_(False), truncated, {"final_observation": x}
 
 
-def test_sac_trainer_runs_with_per():
+def test_sac_trains():
+    config = sac.Config(steps=20, num_envs=2, capacity=64, warmup=10, intervals=2, batch_size=8, width=8)
+    reported = []
+    train = sac.make_train(sac.make_agent(config, PointMass(), None), config, lambda x: reported.append(x.shape))
+    returns = np.asarray(train(jax.random.split(jax.random.key(0), 3)))
+    assert set(reported) == {(10, 3, 2)}
+    ends = np.isfinite(returns).any(axis=(1, 2))
+    np.testing.assert_array_equal(np.flatnonzero(ends), [9, 19, 29])
+    assert np.isfinite(returns[ends]).all()
+    assert len(np.unique(returns[ends])) == 3 * 3 * 2  # seeds and environments differ
+
+
+def test_sac_learns_with_per():
     assert not sac.Config(steps=1).use_per
     assert sac.Config(steps=1).buffer.sampler == jr.Uniform()
     config = sac.Config(steps=40, use_per=True, num_envs=2, n=3, capacity=128, batch_size=16, width=16)
-    init, act, learn = sac.make_agent(config, point_mass())
+    init, act, learn = sac.make_agent(config, PointMass(), None)
 
     @jax.jit
     @jax.vmap

@@ -1,66 +1,18 @@
-"""What the examples have in common: training in a scan, a progress bar, learning curves, a table and a plot."""
+"""How the examples report: a progress bar, times, learning curves, a table and a plot.
+
+tqdm and matplotlib are imported where they are used, so that an agent can be imported without them.
+"""
 
 import functools
 import time
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
-from matplotlib.figure import Figure
-from tqdm import tqdm
 
 COLORS = ("tab:blue", "tab:orange", "tab:green")
-
-
-def make_train(
-    agent: tuple[Callable, Callable, Callable], config: Any, report: Callable
-) -> Callable[[jax.Array], jax.Array]:
-    """A jitted function from one key a seed to what `act` returns at each step, [warmup + steps, seeds, ...].
-
-    Args:
-      agent: pure functions of one seed: init(key) -> state; act(state, epsilon) -> state and the returns of the
-        episodes that ended, NaN where none did; learn(state) -> state.
-      config: `warmup` calls of `act` with random actions; `steps` calls, each followed by one of `learn`, in the part
-        `exploration` of which epsilon falls from 1 to `epsilon`; `intervals`, how often the mean return is reported.
-      report: called with the number of returns, that of episodes, and their mean return.
-    """
-    begin, advance = make_pieces(agent, config)
-
-    def interval(state: Any, times: jax.Array) -> tuple[Any, jax.Array]:
-        state, returns = advance(state, times)
-        jax.debug.callback(functools.partial(report, returns.size), *count_episodes(returns), ordered=True)
-        return state, returns
-
-    def train(keys: jax.Array) -> jax.Array:
-        state, first = begin(keys)
-        times = jnp.arange(config.steps).reshape(config.intervals, -1)
-        _, returns = jax.lax.scan(interval, state, times)
-        return jnp.concatenate([first, returns.reshape(-1, *returns.shape[2:])])
-
-    return jax.jit(train)
-
-
-def make_pieces(agent: tuple[Callable, Callable, Callable], config: Any) -> tuple[Callable, Callable]:
-    """What `make_train` is made of: begin(keys) and advance(state, times), the steps after the warmup at these times.
-
-    Both give the state of all seeds, and what `act` returns at each step.
-    """
-    init, act, learn = agent
-    init, act, learn = jax.vmap(init), jax.vmap(act, in_axes=(0, None)), jax.vmap(learn)
-    schedule = optax.linear_schedule(1.0, config.epsilon, int(config.exploration * config.steps))
-
-    def begin(keys: jax.Array) -> tuple[Any, jax.Array]:
-        return jax.lax.scan(lambda state, _: act(state, 1.0), init(keys), length=config.warmup)
-
-    def step(state: Any, t: jax.Array) -> tuple[Any, jax.Array]:
-        state, returns = act(state, schedule(t))
-        return learn(state), returns
-
-    return begin, lambda state, times: jax.lax.scan(step, state, times)
 
 
 def count_episodes(returns: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -70,13 +22,22 @@ def count_episodes(returns: jax.Array) -> tuple[jax.Array, jax.Array]:
 
 
 class Progress:
-    """A bar over the environment steps of all seeds, fed from inside the scan (see `make_train`)."""
+    """A bar over the environment steps of all seeds.
+
+    In a jitted function, call it with the `returns` of some steps, NaN where no episode ended: the compiled function
+    then moves the bar by them. Elsewhere call `update`.
+    """
 
     def __init__(self, total: int, name: str = "", **settings: Any):
+        from tqdm import tqdm
+
         self.name = name
         self.bar = tqdm(total=total, desc=f"{name}compiling", unit=" env steps", unit_scale=True, **settings)
 
-    def __call__(self, steps: int, episodes: jax.Array, mean_return: jax.Array) -> None:
+    def __call__(self, returns: jax.Array) -> None:
+        jax.debug.callback(functools.partial(self.update, returns.size), *count_episodes(returns), ordered=True)
+
+    def update(self, steps: int, episodes: jax.Array, mean_return: jax.Array) -> None:
         text = f"return {float(mean_return):.2f}" if int(episodes) > 0 else "training"
         self.bar.set_description(f"{self.name}{text}", refresh=False)
         self.bar.update(steps)
@@ -141,6 +102,8 @@ def plot(
     goal: tuple[float, str] | None = None,
 ) -> None:
     """Learning curves [seeds, points] of each agent, and a dashed line at the goal."""
+    from matplotlib.figure import Figure
+
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for (name, seeds), color in zip(curves.items(), COLORS, strict=False):

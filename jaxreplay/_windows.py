@@ -8,7 +8,7 @@ import numpy as np
 from flax import struct
 from jax import lax
 
-from jaxreplay import _items
+from jaxreplay._common import checks, layouts
 from jaxreplay.transition_batch import TransitionBatch
 
 
@@ -31,9 +31,9 @@ def as_steps(
     s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any, w: Any, mask: Any = None
 ) -> Steps:
     """Steps with rewards in float32 or wider and bool flags; all of them are steps if `mask` is None."""
-    r = _items.as_float(r)
+    r = checks.as_float(r)
     terminated, truncated = jnp.asarray(terminated, bool), jnp.asarray(truncated, bool)
-    s, a, s_next = _items.as_arrays((s, a, s_next))
+    s, a, s_next = checks.as_arrays((s, a, s_next))
     logp, w = (None if x is None else jnp.asarray(x) for x in (logp, w))
     mask = jnp.ones(r.shape, bool) if mask is None else jnp.asarray(mask)
     return Steps(s, a, r, terminated, truncated, s_next, logp, w, mask)
@@ -58,13 +58,13 @@ def check_steps(steps: Steps, what: str) -> tuple[int, ...]:
 
 
 def _check_axes(steps: Steps, num_axes: int, what: str, each: str, names: dict[str, str]) -> tuple[int, ...]:
-    leading = _items.leading_axes(steps, num_axes, what)
+    leading = checks.leading_axes(steps, num_axes, what)
     for field in ("r", "terminated", "truncated", "logp", "w", "mask"):
         leaf = getattr(steps, field)
         if leaf is not None and leaf.shape != leading:
             number = "number" if field in ("r", "logp", "w") else "flag"
             raise ValueError(
-                f"{names.get(field, field)}: got {_items.describe(leaf.dtype, leaf.shape)}, expected {list(leading)}, "
+                f"{names.get(field, field)}: got {checks.describe(leaf.dtype, leaf.shape)}, expected {list(leading)}, "
                 f"one {number} {each}; {'squeeze' if leaf.shape[-1] == 1 else 'reduce'} the last axis."
             )
     return leading
@@ -151,7 +151,7 @@ def transitions(
         W=None if steps.w is None else at(steps.w, start_rows),
         extra_info=extra_info,
     )
-    return _items.merge_axes((batch, valid))
+    return layouts.merge_axes((batch, valid))
 
 
 def _where_rows(condition: jax.Array, x: jax.Array) -> jax.Array:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay import _items
+from jaxreplay._common import checks
 
 
 @struct.dataclass
@@ -76,5 +76,5 @@ class NextStepAutoreset:
 def _as_flag(name: str, x: Any) -> jax.Array:
     flag = jnp.asarray(x, bool)
     if flag.shape != ():
-        raise ValueError(f"{name}: got {_items.describe(flag.dtype, flag.shape)}, expected bool[]; map with jax.vmap.")
+        raise ValueError(f"{name}: got {checks.describe(flag.dtype, flag.shape)}, expected bool[]; map with jax.vmap.")
     return flag

@@ -7,8 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxreplay import _items, _storage, ring, sum_tree
-from jaxreplay._buffer import Buffer
+from jaxreplay import ring, sum_tree
+from jaxreplay._common import layouts
+from jaxreplay.buffer import Buffer
 from jaxreplay.replay_buffer import ReplayBuffer, ReplayState
 from jaxreplay.samplers import Prioritized, PrioritizedState, Uniform, UniformState, largest_leaf
 from jaxreplay.sequence_buffer import SequenceBuffer, SequenceState
@@ -112,11 +113,11 @@ def _migrate_items(old: _Layout, state: ReplayState, new: _Layout) -> ReplayStat
 
     def move(x: np.ndarray) -> np.ndarray:
         moved = np.zeros((*source.shape, *x.shape[2:]), x.dtype)
-        moved[filled] = _items.merge_axes(x)[source[filled]]
+        moved[filled] = layouts.merge_axes(x)[source[filled]]
         return moved
 
     return ReplayState(
-        storage=jax.tree.map(lambda x: _move(x, move, new), _storage.as_it_is(state.storage)),
+        storage=jax.tree.map(lambda x: _move(x, move, new), layouts.as_it_is(state.storage)),
         ring=new.ring(new_size[:, 0], new.shard.capacity, new.num_shards),
         sampler=_migrate_sampler(old, state.sampler, new, source),
     )
@@ -157,7 +158,7 @@ def _migrate_sequences(old: _Layout, state: SequenceState, new: _Layout) -> Sequ
     def every(value: int) -> np.ndarray:
         return np.full(new.num_shards, value, np.int32)
 
-    storage, ends = _storage.as_it_is((state.storage, state.ends))
+    storage, ends = layouts.as_it_is((state.storage, state.ends))
     return SequenceState(
         storage=jax.tree.map(lambda x: _move(x, move, new), storage),
         ends=None if ends is None else _move(ends, move, new),

@@ -7,10 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay import _items, _storage, ring
-from jaxreplay._arguments import check_integer, settle
-from jaxreplay._buffer import Buffer, check_returns
-from jaxreplay._xla import jit_method
+from jaxreplay import ring
+from jaxreplay._common import checks, layouts
+from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.xla import jit_method
+from jaxreplay.buffer import Buffer, check_returns
 from jaxreplay.samplers import Sampler, Uniform, check_sampler
 
 
@@ -19,7 +20,7 @@ class ReplayState:
     """State of a `ReplayBuffer`.
 
     Attributes:
-      storage: the items, leaves [capacity, ...] as the backend wants them (`jaxreplay._storage`).
+      storage: the items, leaves [capacity, ...] as the backend wants them (`jaxreplay._common.layouts`).
       ring: cursor and fill.
       sampler: the sampler's state.
     """
@@ -30,7 +31,7 @@ class ReplayState:
 
     def on_this_backend(self) -> "ReplayState":
         """The same state with a storage as this backend wants it."""
-        storage = _storage.on_this_backend(self.storage, 1, self.ring.size.ndim)
+        storage = layouts.on_this_backend(self.storage, 1, self.ring.size.ndim)
         return dataclasses.replace(self, storage=storage)
 
 
@@ -82,13 +83,13 @@ class ReplayBuffer(Buffer[ReplayState]):
           ValueError: wrong structure, shape, dtype or batch size; the message names the leaf.
         """
         self._check_state(state)
-        items = _items.as_arrays(items)
+        items = checks.as_arrays(items)
         mask = self._check_batch(items, mask)
-        _items.check_like(items, _storage.stored_spec(state.storage), 1, 1, "the buffer")
+        checks.check_like(items, layouts.stored_spec(state.storage), 1, 1, "the buffer")
         batch_size = jax.tree.leaves(items)[0].shape[0]
         slots, count = ring.next_slots(ring.after(state.ring, items), mask, batch_size, self.capacity)
         return ReplayState(
-            storage=_storage.write(state.storage, slots, items),
+            storage=layouts.write(state.storage, slots, items),
             ring=ring.advance(state.ring, count, self.capacity),
             sampler=self.sampler.insert(state.sampler, slots, jnp.ones(batch_size, bool)),
         )
@@ -111,26 +112,26 @@ class ReplayBuffer(Buffer[ReplayState]):
         return dataclasses.replace(self, capacity=self.capacity // num_shards, _axis_name=axis_name)
 
     def _init(self, items: Any, num_shards: int) -> ReplayState:
-        spec = _items.as_spec(items)
-        _items.leading_axes(spec, 1, "a batch of items")
+        spec = checks.as_spec(items)
+        checks.leading_axes(spec, 1, "a batch of items")
         check_returns(spec)
         return ReplayState(
-            storage=_storage.zeros(spec, (self.capacity,), 1),
+            storage=layouts.zeros(spec, (self.capacity,), 1),
             ring=ring.init(self.capacity, num_shards),
             sampler=self.sampler.init(self.capacity),
         )
 
     def _check_batch(self, items: Any, flags: Any) -> jax.Array | None:
-        (batch_size,) = _items.leading_axes(items, 1, "a batch of items")
+        (batch_size,) = checks.leading_axes(items, 1, "a batch of items")
         if not 1 <= batch_size <= self.capacity:
             raise ValueError(
                 f"batch of {batch_size} items: expected 1 to capacity={self.capacity}; add it in parts, or raise "
                 "the capacity."
             )
-        return None if flags is None else _items.check_mask(flags, (batch_size,))
+        return None if flags is None else checks.check_mask(flags, (batch_size,))
 
     def _check_state(self, state: ReplayState) -> None:
-        (found,) = _storage.leading(state.storage, 1)
+        (found,) = layouts.leading(state.storage, 1)
         if state.ring.size.shape != () or found != self.capacity:
             raise ValueError(
                 f"capacity={self.capacity}: this state has a leading axis of {found}; use the buffer that made it, "
@@ -142,4 +143,4 @@ class ReplayBuffer(Buffer[ReplayState]):
         return ring.live(state.ring)
 
     def _read(self, state: ReplayState, slots: jax.Array, fill: bool) -> tuple[Any, None]:
-        return _storage.read(state.storage, slots, fill=fill), None
+        return layouts.read(state.storage, slots, fill=fill), None

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay import _xla
+from jaxreplay._common import xla
 
 MAX_CAPACITY = 2**29
 
@@ -50,7 +50,7 @@ def init(capacity: int, num_rings: int = 1) -> Ring:
 
 def after(ring: Ring, *others: Any) -> Ring:
     """The same ring: what is written to its slots comes after all reads that `others` were computed from."""
-    return dataclasses.replace(ring, inserted=_xla.after(ring.inserted, *others))
+    return dataclasses.replace(ring, inserted=xla.after(ring.inserted, *others))
 
 
 def live(ring: Ring) -> Live:

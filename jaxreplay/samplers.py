@@ -16,9 +16,10 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from jaxreplay import _items, sum_tree
-from jaxreplay._arguments import check_number, settle
-from jaxreplay._random import below, random_bits
+from jaxreplay import sum_tree
+from jaxreplay._common import checks
+from jaxreplay._common.checks import check_number, settle
+from jaxreplay._common.random import below, random_bits
 from jaxreplay.ring import Live, saturating_add
 from jaxreplay.weights import Normalize, importance_weights
 
@@ -211,7 +212,7 @@ class Prioritized:
 
     def insert(self, state: PrioritizedState, slots: jax.Array, drawable: jax.Array) -> PrioritizedState:
         leaf = self._leaf(state.max_priority, state.tree.capacity)
-        leaves = jnp.where(_items.check_mask(drawable, slots.shape, "drawable"), leaf, 0.0)
+        leaves = jnp.where(checks.check_mask(drawable, slots.shape, "drawable"), leaf, 0.0)
         return dataclasses.replace(state, tree=sum_tree.update(state.tree, slots, leaves, unique_indices=True))
 
     def sample(
@@ -267,7 +268,7 @@ class Prioritized:
     ) -> PrioritizedState:
         td_errors = jnp.abs(td_errors.astype(jnp.float32))
         finite = jnp.isfinite(td_errors)
-        accepted = _items.check_mask(mask, slots.shape) & finite
+        accepted = checks.check_mask(mask, slots.shape) & finite
         priorities = td_errors + self.epsilon
         largest = jnp.max(priorities, where=accepted, initial=0.0)
         if axis_name is not None:

@@ -21,10 +21,11 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from jaxreplay import _items, _storage, ring
-from jaxreplay._arguments import check_integer, settle
-from jaxreplay._buffer import Buffer, check_returns
-from jaxreplay._xla import jit_method, materialize
+from jaxreplay import ring
+from jaxreplay._common import checks, layouts
+from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.xla import jit_method, materialize
+from jaxreplay.buffer import Buffer, check_returns
 from jaxreplay.samplers import Sampler, Uniform, check_sampler
 
 
@@ -33,7 +34,7 @@ class SequenceState:
     """State of a `SequenceBuffer`.
 
     Attributes:
-      storage: the steps, leaves [length, num_envs, ...] as the backend wants them (`jaxreplay._storage`).
+      storage: the steps, leaves [length, num_envs, ...] as the backend wants them (`jaxreplay._common.layouts`).
       ends: likewise, bool [length, num_envs], which steps were the last of their episode; None unless `within_episode`.
       rows: the rows of the storage: where the next step goes, and how many hold one.
       wait: int32 [], steps to come until the next sequence is complete, at least 1.
@@ -51,7 +52,7 @@ class SequenceState:
 
     def on_this_backend(self) -> "SequenceState":
         """The same state with a storage as this backend wants it."""
-        storage, ends = _storage.on_this_backend((self.storage, self.ends), 2, self.wait.ndim)
+        storage, ends = layouts.on_this_backend((self.storage, self.ends), 2, self.wait.ndim)
         return dataclasses.replace(self, storage=storage, ends=ends)
 
 
@@ -127,9 +128,9 @@ class SequenceBuffer(Buffer[SequenceState]):
           ValueError: wrong structure, shape or dtype; the message names the leaf.
         """
         self._check_state(state)
-        steps = _items.as_arrays(steps)
+        steps = checks.as_arrays(steps)
         ends = self._check_batch(steps, ends)
-        _items.check_like(steps, _storage.stored_spec(state.storage), 2, 2, "the buffer")
+        checks.check_like(steps, layouts.stored_spec(state.storage), 2, 2, "the buffer")
         num_steps = self._num_steps(steps)
         if ends is None:
             ends = jnp.zeros((num_steps, self.num_envs), bool)
@@ -139,7 +140,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         slots, count = ring.next_slots(old_rows, None, num_steps, self.length)
         rows = ring.advance(old_rows, count, self.length)
         new = (steps, ends if self.within_episode else None)
-        storage, ends = _storage.write((state.storage, state.ends), slots, new)
+        storage, ends = layouts.write((state.storage, state.ends), slots, new)
 
         # Sequences completed now, of each stream; then those that can be drawn.
         completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride
@@ -193,13 +194,13 @@ class SequenceBuffer(Buffer[SequenceState]):
         return dataclasses.replace(self, num_envs=self.num_envs // num_shards, _axis_name=axis_name)
 
     def _init(self, items: Any, num_shards: int) -> SequenceState:
-        spec = _items.as_spec(items)
+        spec = checks.as_spec(items)
         self._num_steps(spec)
         check_returns(spec)
         leading = (self.length, self.num_envs)
         return SequenceState(
-            storage=_storage.zeros(spec, leading, 2),
-            ends=_storage.zeros(jax.ShapeDtypeStruct((), bool), leading, 0) if self.within_episode else None,
+            storage=layouts.zeros(spec, leading, 2),
+            ends=layouts.zeros(jax.ShapeDtypeStruct((), bool), leading, 0) if self.within_episode else None,
             rows=ring.init(self.length),
             wait=jnp.full((), self.sequence_length, jnp.int32),
             ring=ring.init(self._num_slots, num_shards),
@@ -207,7 +208,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         )
 
     def _num_steps(self, spec: Any) -> int:
-        num_steps, num_envs = _items.leading_axes(spec, 2, "a rollout")
+        num_steps, num_envs = checks.leading_axes(spec, 2, "a rollout")
         if num_envs != self.num_envs:
             raise ValueError(
                 f"num_envs={self.num_envs}: got steps with leading axes [{num_steps}, {num_envs}], expected "
@@ -216,7 +217,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         return num_steps
 
     def _check_state(self, state: SequenceState) -> None:
-        found = _storage.leading(state.storage, 2)
+        found = layouts.leading(state.storage, 2)
         if state.ring.size.shape != () or found != (self.length, self.num_envs):
             raise ValueError(
                 f"length={self.length}, num_envs={self.num_envs}: this state has leading axes {list(found)}; use the "
@@ -244,7 +245,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         exists = jnp.broadcast_to((slots < self._num_slots)[:, None], rows.shape)
         at = jnp.where(exists, rows * self.num_envs + env[:, None], self.length * self.num_envs)
         (at,) = materialize(at)
-        items, ends = _storage.read(_storage.merge_axes((state.storage, state.ends)), at, fill=fill)
+        items, ends = layouts.read(layouts.merge_axes((state.storage, state.ends)), at, fill=fill)
         mask = exists
         if ends is not None:
             mask &= jnp.cumsum(ends, axis=1, dtype=jnp.int32) == ends.astype(jnp.int32)  # no end before
@@ -257,79 +258,4 @@ class SequenceBuffer(Buffer[SequenceState]):
                 f"a rollout of {num_steps} steps: expected 1 to length={self.length}; add it in parts, or raise the "
                 "length."
             )
-        return None if flags is None else _items.check_mask(flags, (num_steps, self.num_envs), "ends")
-
-
-def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, eta: float = 0.9) -> jax.Array:
-    """The TD error by which a sequence is prioritized: eta * max |td_error| + (1 - eta) * mean |td_error|.
-
-    Kapturowski et al. 2019 (Recurrent Experience Replay in Distributed Reinforcement Learning, section 2.3). Give it to
-    `SequenceBuffer.update` as the sequences' TD errors.
-
-    Args:
-      td_errors: float [B, L], signed or not.
-      mask: bool [B, L], which of them count; None for all.
-      eta: weight of the maximum, 0 to 1.
-
-    Returns:
-      float [B]; 0 for a sequence in which none counts.
-
-    Raises:
-      ValueError: shapes or dtypes other than these.
-    """
-    td_errors = jnp.asarray(td_errors)
-    if td_errors.ndim != 2 or td_errors.shape[1] == 0:
-        found = _items.describe(td_errors.dtype, td_errors.shape)
-        raise ValueError(f"td_errors: got {found}, expected [B, L], L at least 1.")
-    mask = jnp.ones(td_errors.shape, bool) if mask is None else _items.check_mask(mask, td_errors.shape)
-    sizes = jnp.where(mask, jnp.abs(td_errors), 0)
-    count = jnp.maximum(jnp.sum(mask, axis=1, dtype=jnp.int32), 1).astype(sizes.dtype)
-    return eta * jnp.max(sizes, axis=1) + (1 - eta) * jnp.sum(sizes, axis=1) / count
-
-
-def split_burn_in(items: Any, burn_in: int) -> tuple[Any, Any]:
-    """The first `burn_in` steps of drawn sequences, and the steps after them.
-
-    On the first part a recurrent network is only unrolled, without a gradient, to make its state at the second out of
-    the one that was stored (Kapturowski et al. 2019, section 3).
-
-    Args:
-      items: pytree [B, L, ...], such as `Sample.items`, or a mask.
-      burn_in: 0 to L - 1.
-
-    Raises:
-      ValueError: `burn_in` is out of range, or leading axes differ.
-    """
-    _, length = _items.leading_axes(_items.as_spec(items), 2, "a batch of sequences")
-    burn_in = check_integer("burn_in", burn_in, 0, length - 1, "less than the length of the sequences")
-    return jax.tree.map(lambda x: x[:, :burn_in], items), jax.tree.map(lambda x: x[:, burn_in:], items)
-
-
-def stack_frames(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
-    """Stacks of the last `k` frames at every step of drawn sequences that has k - 1 steps before it.
-
-    Args:
-      frames: [B, L, ...], single frames.
-      ends: bool [B, L], True for the last row of an episode; those behind it belong to another one.
-      k: frames in a stack, 1 to L.
-
-    Returns:
-      [B, L - k + 1, ..., k] in the frames' dtype, the oldest frame first; frames from before the episode's start are
-      zero. Row i is the stack at step i + k - 1.
-
-    Raises:
-      ValueError: shapes or dtypes other than these.
-    """
-    frames = jnp.asarray(frames)
-    (batch_size, length) = _items.leading_axes(frames, 2, "a batch of frames")
-    ends = _items.check_mask(ends, (batch_size, length), "ends")
-    k = check_integer("k", k, 1, length, "the number of frames in a stack")
-    kept = jnp.ones((batch_size, length - k + 1), bool)
-    stack = []
-    for lag in range(k):
-        rows = slice(k - 1 - lag, length - lag)
-        if lag > 0:
-            kept &= ~ends[:, rows]
-        frame = frames[:, rows]
-        stack.insert(0, jnp.where(kept.reshape(kept.shape + (1,) * (frame.ndim - 2)), frame, jnp.zeros_like(frame)))
-    return jnp.stack(stack, axis=-1)
+        return None if flags is None else checks.check_mask(flags, (num_steps, self.num_envs), "ends")

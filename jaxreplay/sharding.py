@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxreplay import _items
-from jaxreplay._arguments import check_integer
-from jaxreplay._buffer import Buffer, S, Sample, check_beta, check_indices, check_td_errors
-from jaxreplay._xla import jit_method, on_host
+from jaxreplay._common import checks
+from jaxreplay._common.checks import check_integer
+from jaxreplay._common.xla import jit_method, on_host
+from jaxreplay.buffer import Buffer, S, Sample, check_beta, check_indices, check_td_errors
 from jaxreplay.ring import MAX_CAPACITY, at_least
 
 
@@ -91,7 +91,7 @@ class Sharded(Generic[S]):
         Raises:
           ValueError: as from the buffer's `init`; or the items cannot be dealt out evenly.
         """
-        spec = _items.as_spec(items)
+        spec = checks.as_spec(items)
         jax.eval_shape(lambda: self.buffer.init(spec))  # for its checks
         leaves, treedef = jax.tree.flatten(spec)
         return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
@@ -109,7 +109,7 @@ class Sharded(Generic[S]):
     @jit_method(donates=True)
     def _add(self, state: S, items: Any, flags: Any) -> S:
         self._check_state(state)
-        items = _items.as_arrays(items)
+        items = checks.as_arrays(items)
         flags = self.buffer._check_batch(items, flags)
         self._check_divides("batch", jax.tree.leaves(items)[0].shape[self.buffer._shard_axis])
 

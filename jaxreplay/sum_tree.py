@@ -28,10 +28,10 @@ import numpy as np
 from flax import struct
 from jax import lax
 
-from jaxreplay import _items
-from jaxreplay._arguments import check_integer
-from jaxreplay._random import random_bits
-from jaxreplay._xla import after, materialize
+from jaxreplay._common import checks
+from jaxreplay._common.checks import check_integer
+from jaxreplay._common.random import random_bits
+from jaxreplay._common.xla import after, materialize
 
 # Measured on a CPU, and compiled for the others: tests/benchmarks/README.md.
 DEFAULT_FANOUTS = {"cpu": 8, "tpu": 128}
@@ -193,7 +193,7 @@ def update(
     values = jnp.where(values >= 0, values, jnp.inf)
     written = (indices >= 0) & (indices < tree.capacity)
     if mask is not None:
-        written &= _items.check_mask(mask, indices.shape)
+        written &= checks.check_mask(mask, indices.shape)
     # The last update of the tree reads it before this one writes it.
     indices = after(indices, total(tree), () if tree.minima is None else minimum(tree))
     sums, nowhere = tree.sums, tree.sums[-1].size
@@ -281,9 +281,9 @@ def sample_with(tree: SumTree, bits: Any, *, stratified: bool = False) -> tuple[
 
 
 def _as_indices(indices: Any) -> jax.Array:
-    indices = _items.as_int32(indices)
+    indices = checks.as_int32(indices)
     if indices.dtype != jnp.int32:
-        raise ValueError(f"indices: got {_items.describe(indices.dtype, indices.shape)}, expected integers.")
+        raise ValueError(f"indices: got {checks.describe(indices.dtype, indices.shape)}, expected integers.")
     return jnp.asarray(indices)
 
 

@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from jaxreplay import _items, _windows
-from jaxreplay._arguments import check_integer, check_number, settle
-from jaxreplay._xla import jit_method, own
+from jaxreplay import _windows
+from jaxreplay._common import checks, layouts
+from jaxreplay._common.checks import check_integer, check_number, settle
+from jaxreplay._common.xla import jit_method, own
 from jaxreplay.transition_batch import TransitionBatch
 
 
@@ -133,7 +134,7 @@ class NStep:
         """
         step = _windows.as_steps(s, a, r, terminated, truncated, s_next, logp, w, mask)
         self._check_leading(step)
-        _items.check_like(step, state.steps, 0, 1, "the tracer")
+        checks.check_like(step, state.steps, 0, 1, "the tracer")
         window = self._window
         steps = jax.tree.map(
             lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, state.cursor, 0), state.steps, step
@@ -164,7 +165,7 @@ class NStep:
     def _rollout(self, arguments: Any, flush: bool) -> tuple[TransitionBatch, jax.Array]:
         steps = _windows.as_steps(*arguments)
         length, num_envs = _windows.check_steps(steps, "a rollout")
-        _items.check_mask(steps.mask, (length, num_envs))
+        checks.check_mask(steps.mask, (length, num_envs))
         order = jnp.arange(length, dtype=jnp.int32)
         starts = order - (self._window - 1)
         if flush:
@@ -181,7 +182,7 @@ class NStep:
         s, a, r, terminated, truncated, logp, w, mask = arguments
         steps = _windows.as_steps(s, a, r, terminated, truncated, s, logp, w, mask)
         batch_size, length = _windows.check_steps(steps, "a batch of sequences")
-        _items.check_mask(steps.mask, (batch_size, length))
+        checks.check_mask(steps.mask, (batch_size, length))
         n = self.n
         if length <= n:
             raise ValueError(
@@ -200,7 +201,7 @@ class NStep:
 
         def by_sequence(leaf):
             leaf = leaf.reshape(length - self.n, batch_size, *leaf.shape[1:])
-            return _items.merge_axes(leaf.swapaxes(0, 1))
+            return layouts.merge_axes(leaf.swapaxes(0, 1))
 
         return jax.tree.map(by_sequence, found)
 
@@ -321,50 +322,6 @@ def n_step_transitions(
     """
     tracer = NStep(n=n, gamma=gamma, next_action=next_action, record_extra_info=record_extra_info)
     return tracer._rollout(own((S, A, R, terminated, truncated, S_next, logP, W, mask)), flush)
-
-
-def sequence_transitions(
-    S: Any,
-    A: Any,
-    R: Any,
-    terminated: Any,
-    truncated: Any,
-    *,
-    n: int,
-    gamma: float,
-    mask: Any = None,
-    logP: Any = None,
-    W: Any = None,
-    next_action: bool = False,
-    record_extra_info: bool = False,
-) -> tuple[TransitionBatch, jax.Array]:
-    """The n-step transitions in sequences drawn from a `SequenceBuffer`, whose next observations are later rows.
-
-    Of L rows the first L - n start a transition, which is what `NStep` makes of the same steps; sequences of n + 1 rows
-    make one transition each. A truncated step needs its final observation: the row after it, where `mask` is False
-    (see `jaxreplay.sequence_buffer`). If that row holds a step instead, it belongs to the next episode and the final
-    observation is lost: then the windows that reach the truncated step end right before it, and bootstrap from the
-    observation that it started from, and it starts none itself.
-
-    Args:
-      S: pytree [B, L, ...], observations; or anything that belongs to the rows, such as a recurrent network's values.
-      A: pytree [B, L, ...], actions.
-      R: number [B, L], rewards.
-      terminated, truncated: bool [B, L]; of numbers any but 0 is True.
-      n, gamma, next_action, record_extra_info: as of `NStep`.
-      mask: bool [B, L], whether the row holds a step; None for all.
-      logP, W: float [B, L] or None.
-
-    Returns:
-      TransitionBatch [B * (L - n)], sequence after sequence, and valid, a bool vector of that length: False where the
-      row holds no step or, with `next_action`, no action follows.
-
-    Raises:
-      ValueError: `n` or `gamma` out of range, leaves whose leading axes differ, more than one number or flag a step, or
-        fewer than n + 1 rows.
-    """
-    tracer = NStep(n=n, gamma=gamma, next_action=next_action, record_extra_info=record_extra_info)
-    return tracer._sequences(own((S, A, R, terminated, truncated, logP, W, mask)))
 
 
 def _check_window(name: str, n: int, gamma: float) -> tuple[int, float]:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxreplay._items import as_float
+from jaxreplay._common.checks import as_float
 
 
 @struct.dataclass

@@ -36,13 +36,15 @@ CONCERNS = {
     "samplers": ["samplers", "replay_buffer", "contract", "sharding", "memory"],
     "weights": ["weights", "samplers", "replay_buffer", "sharding"],
     "_windows": ["tracing", "sequence_views", "sharding"],
+    "sequences": ["sequence_buffer", "sequence_views"],
     "tracing": ["tracing", "sequence_views", "transition_batch"],
     "sequence_buffer": ["sequence_buffer", "sequence_views", "contract", "sharding", "migration", "memory"],
-    "_items": ["replay_buffer", "sequence_buffer", "tracing", "contract", "sharding", "memory"],
-    "_buffer": ["replay_buffer", "sequence_buffer", "contract", "sharding", "memory"],
-    "difficulty_pools": ["difficulty_pools", "memory"],
-    "_pool_state": ["difficulty_pools", "memory"],
-    "_queues": ["queues", "difficulty_pools"],
+    "_common/checks": ["replay_buffer", "sequence_buffer", "tracing", "contract", "sharding", "memory"],
+    "_common/layouts": ["storage", "replay_buffer", "sequence_buffer", "memory"],
+    "buffer": ["replay_buffer", "sequence_buffer", "contract", "sharding", "memory"],
+    "difficulty_pools/__init__": ["difficulty_pools", "memory"],
+    "difficulty_pools/_parking": ["difficulty_pools", "memory"],
+    "difficulty_pools/_queues": ["queues", "difficulty_pools"],
 }
 
 COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}

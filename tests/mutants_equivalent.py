@@ -15,7 +15,7 @@ EQUIVALENT = {
     "jnp.where(rows >= self.length, rows - self.length, rows) -> (rows - self.length)": (
         "negative rows count from the end"
     ),
-    "_items.check_like: True -> False": "the structures have been found equal, so the leaves are as many",
+    "checks.check_like: True -> False": "the structures have been found equal, so the leaves are as many",
     "_queues.join: current == num_queues -> ((current) != (num_queues))": "any first guess leads to the same end",
     "_queues.join: (queue < num_queues) & (current == num_queues) -> (current == num_queues)": (
         "any first guess leads to the same end"

@@ -5,7 +5,7 @@ import numpy as np
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxreplay import _queues
+from jaxreplay.difficulty_pools import _queues
 
 LIMITS = (0, 1, 2, 5)
 join = jax.jit(_queues.join, static_argnums=1)

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxreplay._random import below, random_bits
+from jaxreplay._common.random import below, random_bits
 
 
 @pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey, lambda seed: jax.random.key(seed, impl="rbg")])

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh
 
 import jaxreplay as jr
-from jaxreplay import _storage
+from jaxreplay._common import layouts
 
 ITEMS = {
     "numbers": ((), jnp.float32),
@@ -34,7 +34,7 @@ def as_rows(monkeypatch):
     """Makes what is made in it be stored as rows, or as it is with False."""
 
     def choose(rows):
-        monkeypatch.setattr(_storage, "stores_rows", lambda: rows)
+        monkeypatch.setattr(layouts, "stores_rows", lambda: rows)
 
     choose(True)
     return choose
@@ -71,40 +71,40 @@ def test_written_items_are_read_eager_jit_scan_and_vmap(as_rows, kind, leading):
     outside = jnp.asarray([0, 69, 70, 71, 5], jnp.int32)
 
     def run(storage):
-        storage, _ = lax.scan(lambda s, x: (_storage.write(s, *x), None), storage, (slots, new))
+        storage, _ = lax.scan(lambda s, x: (layouts.write(s, *x), None), storage, (slots, new))
         return everything(storage)
 
     def everything(storage):
-        merged = storage if len(leading) == 1 else _storage.merge_axes(storage)
-        return _storage.read(merged, read_at), _storage.read(merged, outside, fill=True)
+        merged = storage if len(leading) == 1 else layouts.merge_axes(storage)
+        return layouts.read(merged, read_at), layouts.read(merged, outside, fill=True)
 
     spec = jax.ShapeDtypeStruct(shape, dtype)
     as_rows(False)
-    plain = _storage.zeros(spec, leading, 0)
+    plain = layouts.zeros(spec, leading, 0)
     expected = run(plain)
     as_rows(True)
-    storage = _storage.zeros(spec, leading, 0)
-    assert isinstance(storage.bits if hasattr(storage, "bits") else storage, _storage.Rows)
+    storage = layouts.zeros(spec, leading, 0)
+    assert isinstance(storage.bits if hasattr(storage, "bits") else storage, layouts.Rows)
     assert (storage.shape, storage.dtype) == (plain.shape, plain.dtype)
-    assert _storage.leading(storage, len(leading)) == leading
+    assert layouts.leading(storage, len(leading)) == leading
     same(run(storage), expected)
-    eager = _storage.write(storage, slots[0], new[0])
-    same(_storage.as_it_is(eager), _storage.write(plain, slots[0], new[0]))
+    eager = layouts.write(storage, slots[0], new[0])
+    same(layouts.as_it_is(eager), layouts.write(plain, slots[0], new[0]))
     two = stack(storage, eager)
     same(at(jax.jit(jax.vmap(run))(two), 0), expected)
     # To another backend and back, also a stack of them.
     as_rows(False)
-    unpacked = _storage.on_this_backend(two, len(leading), 1)
-    same(at(unpacked, 1), _storage.as_it_is(eager))
-    same(_storage.as_it_is(two), unpacked)
+    unpacked = layouts.on_this_backend(two, len(leading), 1)
+    same(at(unpacked, 1), layouts.as_it_is(eager))
+    same(layouts.as_it_is(two), unpacked)
     as_rows(True)
-    same(_storage.on_this_backend(unpacked, len(leading), 1), two)
+    same(layouts.on_this_backend(unpacked, len(leading), 1), two)
 
 
 @pytest.mark.parametrize("kind", ITEMS)
 def test_rows_take_little_more_than_their_items(as_rows, kind):
     shape, dtype = ITEMS[kind]
-    storage = _storage.zeros(jax.ShapeDtypeStruct(shape, dtype), (2**15,), 0)
+    storage = layouts.zeros(jax.ShapeDtypeStruct(shape, dtype), (2**15,), 0)
     payload = 2**15 * np.prod(shape, dtype=int) * max(np.dtype(dtype).itemsize, 1)
     assert payload <= sum(x.nbytes for x in jax.tree.leaves(storage)) <= 1.25 * payload
 
@@ -114,7 +114,7 @@ def test_places_of_packed_items_do_not_overflow(stride):
     num_items = 2**23 + 5
     rows = jax.ShapeDtypeStruct((-(-num_items * stride // 128), 128), jnp.uint8)
     items = np.array([0, 1, 127, 128, 2**20 + 77, num_items - 1])
-    row, lane = _storage._numbers(rows, jnp.asarray(items, jnp.int32), stride)
+    row, lane = layouts._numbers(rows, jnp.asarray(items, jnp.int32), stride)
     place = items[:, None] * stride + np.arange(stride)  # int64
     np.testing.assert_array_equal(row, place // 128)
     np.testing.assert_array_equal(lane, place % 128)
@@ -129,7 +129,7 @@ def test_what_cannot_be_rows_is_stored_as_it_is(as_rows, shape, dtype):
     items["y"] = jax.random.split(jax.random.key(3), (4, *shape)) if is_key else jnp.zeros((4, *shape), dtype)
     buffer = jr.ReplayBuffer(capacity=6)
     state = buffer.add(buffer.init(items), items)
-    assert not any(isinstance(x, _storage.Rows) for x in jax.tree.leaves(state.storage["y"], is_leaf=_storage._is_leaf))
+    assert not any(isinstance(x, layouts.Rows) for x in jax.tree.leaves(state.storage["y"], is_leaf=layouts._is_leaf))
     found = buffer.get(state, np.arange(4))
     same(*(jax.tree.map(lambda x: jax.random.key_data(x) if is_key else x, x["y"]) for x in (found, items)))
     np.testing.assert_array_equal(found["x"], items["x"])

@@ -5,7 +5,7 @@ import pytest
 from jax import lax
 
 import jaxreplay as jr
-from jaxreplay._xla import after, materialize, own
+from jaxreplay._common.xla import after, materialize, own
 
 ARRAYS = (jnp.arange(6.0).reshape(3, 2), jnp.arange(3, dtype=jnp.int32), jnp.array([True, False, True]))
 

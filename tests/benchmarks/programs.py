@@ -24,7 +24,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import jaxreplay as jr
-from jaxreplay import _storage, sum_tree
+from jaxreplay import sum_tree
+from jaxreplay._common import layouts
 
 SEQUENCE_LENGTH = 5
 STEPS = 1000  # of a scan: what comes before and after it does not count
@@ -317,9 +318,9 @@ def _scanned(function: Callable[..., Any], seeds: int) -> Callable[..., Any]:
 def backend(target: str) -> Iterator[None]:
     """As the target's backend wants it: storage and trees that are made meanwhile."""
     name = "tpu" if target.startswith("tpu") else "gpu"
-    fanout, rows = sum_tree.DEFAULT_FANOUTS.get(name, sum_tree.DEFAULT_FANOUT), name in _storage.BACKENDS_OF_ROWS
+    fanout, rows = sum_tree.DEFAULT_FANOUTS.get(name, sum_tree.DEFAULT_FANOUT), name in layouts.BACKENDS_OF_ROWS
     with (
         unittest.mock.patch.object(sum_tree, "default_fanout", return_value=fanout),
-        unittest.mock.patch.object(_storage, "stores_rows", return_value=rows),
+        unittest.mock.patch.object(layouts, "stores_rows", return_value=rows),
     ):
         yield

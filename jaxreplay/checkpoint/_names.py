@@ -4,12 +4,11 @@ import functools
 import importlib
 from typing import Any
 
-from jaxreplay._buffer import Sample
-from jaxreplay._items import Bits
-from jaxreplay._pool_state import PoolsState
-from jaxreplay._storage import Rows
+from jaxreplay._common.layouts import Bits, Rows
 from jaxreplay._windows import Steps
 from jaxreplay.autoreset import AutoresetState
+from jaxreplay.buffer import Sample
+from jaxreplay.difficulty_pools._parking import PoolsState
 from jaxreplay.replay_buffer import ReplayState
 from jaxreplay.ring import Ring
 from jaxreplay.samplers import PrioritizedState, UniformState

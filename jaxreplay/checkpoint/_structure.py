@@ -3,7 +3,7 @@
 A node is a list that starts with its kind: ["none"], ["leaf", number], ["value", a Python number], ["dict", [[key,
 node], ...]] (so too "OrderedDict" and "FrozenDict"), ["list", [node, ...]], ["tuple", [node, ...]], ["namedtuple",
 class, {field: node}] (in format 1 a list by position), or ["dataclass", class, {field: node}, {static field: value}].
-Classes are named as in `jaxreplay._names`.
+Classes are named as in `jaxreplay.checkpoint._names`.
 
 Any other node is made again from one like it: ["other", qualname, {key: node}, {static field: value}, number]. Its keys
 are those in a path, and of its static fields (its auxiliary data, if it is no dataclass) those with plain values.
@@ -21,9 +21,10 @@ import jax
 import numpy as np
 from flax.core import FrozenDict
 
-from jaxreplay import _items, _stored
-from jaxreplay._names import class_name, find_class
-from jaxreplay._storage import Rows
+from jaxreplay._common import checks
+from jaxreplay._common.layouts import Rows
+from jaxreplay.checkpoint import _stored
+from jaxreplay.checkpoint._names import class_name, find_class
 from jaxreplay.sum_tree import SumTree
 
 DICTS = {cls.__name__: cls for cls in (dict, collections.OrderedDict, FrozenDict)}
@@ -218,9 +219,9 @@ def _saved_text(node: list, records: Sequence[dict[str, Any]]) -> str:
 
 def _text(node: Any) -> str:
     if isinstance(node, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
-        return _items.describe(node.dtype, node.shape)
+        return checks.describe(node.dtype, node.shape)
     if isinstance(node, Rows):
-        return _items.describe(node.dtype, node.shape)
+        return checks.describe(node.dtype, node.shape)
     if isinstance(node, SumTree):
         return f"SumTree of {node.capacity}"
     return "None" if node is None else type(node).__qualname__

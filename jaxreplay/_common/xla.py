@@ -11,7 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxreplay._items import as_int32
+from jaxreplay._common.checks import as_int32
 
 
 def materialize(*arrays: jax.Array) -> Any:

@@ -1,28 +1,11 @@
-"""Item pytrees: checks at trace time, and their numbers as bits."""
+"""Checks of arguments, item pytrees and configurations, whose messages say what is wrong and what to do."""
 
+import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from flax import struct
-from jax import lax
-
-
-@struct.dataclass
-class Bits:
-    """Storage of a narrow leaf (bfloat16, float8, int4, ...) as unsigned integers of 8 bits or more.
-
-    XLA:CPU widens narrow floats that it scatters to float32, which would copy the whole storage twice a write, and
-    takes milliseconds over integers of less than a byte.
-    """
-
-    bits: Any  # as the storage of any leaf
-    dtype: Any = struct.field(pytree_node=False)
-
-    @property
-    def shape(self) -> tuple[int, ...]:
-        return self.bits.shape
 
 
 def describe(dtype: Any, shape: tuple[int, ...]) -> str:
@@ -134,28 +117,34 @@ def check_flags(mask: Any, shape: tuple[int, ...], name: str) -> None:
         )
 
 
-def width(dtype: Any) -> int:
-    """Bits of a number, without padding."""
-    return (jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo)(dtype).bits
+def check_integer(name: str, value: Any, low: int, high: int, meaning: str) -> int:
+    """`value`, which may be a NumPy integer, as a Python integer.
+
+    Raises:
+      ValueError: it is no integer in [low, high].
+    """
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= int(value) <= high:
+        raise ValueError(f"{name}={value!r}: must be an integer from {low} to {high}, {meaning}.")
+    return int(value)
 
 
-def to_bits(x: jax.Array) -> jax.Array:
-    """Numbers of real dtypes as unsigned integers of as many bits, or 8."""
-    bits = lax.bitcast_convert_type(x, f"uint{width(x.dtype)}")
-    return bits.astype(f"uint{max(8, width(x.dtype))}")
+def check_number(name: str, value: Any, low: float, high: float, remedy: str) -> float:
+    """`value`, which may be a NumPy number, as a Python number.
+
+    Raises:
+      ValueError: it is no finite number in [low, high].
+    """
+    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
+    if not (is_number and math.isfinite(value) and low <= value <= high):
+        if math.isfinite(high):
+            rule = f"a number in [{low:g}, {high:g}]"
+        else:
+            rule = f"a finite number of at least {low:g}" if math.isfinite(low) else "a finite number"
+        raise ValueError(f"{name}={value!r}: must be {rule}; {remedy}.")
+    return value.item() if isinstance(value, np.generic) else value
 
 
-def from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
-    """What `to_bits` was given."""
-    return lax.bitcast_convert_type(bits.astype(f"uint{width(dtype)}"), dtype)
-
-
-def is_narrow(dtype: Any) -> bool:
-    if jnp.issubdtype(dtype, jnp.floating):
-        return dtype not in (jnp.float16, jnp.float32, jnp.float64)
-    return jnp.issubdtype(dtype, jnp.integer) and width(dtype) < 8
-
-
-def merge_axes(tree: Any) -> Any:
-    """`tree` with the first two axes of every leaf made one."""
-    return jax.tree.map(lambda leaf: leaf.reshape(leaf.shape[0] * leaf.shape[1], *leaf.shape[2:]), tree)
+def settle(config: Any, **values: Any) -> None:
+    """Set fields of a frozen dataclass that is being made."""
+    for name, value in values.items():
+        object.__setattr__(config, name, value)

@@ -12,8 +12,9 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from jaxreplay import _queues, sum_tree
-from jaxreplay._xla import materialize
+from jaxreplay import sum_tree
+from jaxreplay._common.xla import materialize
+from jaxreplay.difficulty_pools import _queues
 
 
 @struct.dataclass

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, TypeGuard
 import jax
 import numpy as np
 
-from jaxreplay._names import stable_name
+from jaxreplay.checkpoint._names import stable_name
 
 
 class Difference(NamedTuple):

@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxreplay import _items
+from jaxreplay._common import layouts
 
 PLAIN = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -134,8 +134,8 @@ def _is_key(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-_to_bits = jax.jit(_items.to_bits)
-_from_bits = jax.jit(_items.from_bits, static_argnums=1)
+_to_bits = jax.jit(layouts.to_bits)
+_from_bits = jax.jit(layouts.from_bits, static_argnums=1)
 
 
 @jax.jit

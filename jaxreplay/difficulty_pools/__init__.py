@@ -17,11 +17,13 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay import _items, _pool_state, _queues, sum_tree
-from jaxreplay._arguments import check_integer, check_number, settle
-from jaxreplay._pool_state import PoolsState
-from jaxreplay._random import below, random_bits
-from jaxreplay._xla import jit_method, on_host
+from jaxreplay import sum_tree
+from jaxreplay._common import checks
+from jaxreplay._common.checks import check_integer, check_number, settle
+from jaxreplay._common.random import below, random_bits
+from jaxreplay._common.xla import jit_method, on_host
+from jaxreplay.difficulty_pools import _parking, _queues
+from jaxreplay.difficulty_pools._parking import PoolsState
 from jaxreplay.ring import saturating_add
 
 NORMAL, EASY, HARD = range(3)
@@ -140,7 +142,7 @@ class DifficultyPools:
     def init(self) -> PoolsState:
         """All tasks in normal, in the order of their numbers."""
         pool = jnp.zeros(self.num_tasks, jnp.int32)
-        return _pool_state.arrange(*self._sizes, pool, (), jnp.zeros((), jnp.int32))
+        return _parking.arrange(*self._sizes, pool, (), jnp.zeros((), jnp.int32))
 
     def sample(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         """Draw tasks of normal, with replacement.
@@ -228,7 +230,7 @@ class DifficultyPools:
             return state, known
         tasks = jnp.where(known, tasks, 0).astype(jnp.int32)
         tasks_per_env, caps = self._sizes
-        env = _pool_state.env_of(tasks, tasks_per_env)
+        env = _parking.env_of(tasks, tasks_per_env)
 
         def total_at(threshold, otherwise):  # of a mean at the threshold; a division by `rollouts` need not be exact
             totals = (otherwise if threshold is None else threshold) * np.arange(1, rewards.shape[1] + 1)
@@ -245,7 +247,7 @@ class DifficultyPools:
 
         groups, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts)
         state = dataclasses.replace(state, groups=groups, rollouts=filtered_rollouts)
-        state = _pool_state.park(state, tasks_per_env, caps, tasks, env, jnp.where(known, label, NORMAL))
+        state = _parking.park(state, tasks_per_env, caps, tasks, env, jnp.where(known, label, NORMAL))
         return state, known & (filtered == NORMAL)
 
     def pool_of(self, state: PoolsState) -> jax.Array:
@@ -256,7 +258,7 @@ class DifficultyPools:
     def order(self, state: PoolsState) -> jax.Array:
         """Each task's place in its pool in order of entry, int32 [N]: 0 for the oldest. Costs O(N log N)."""
         self._check_state(state)
-        return _pool_state.order(state)
+        return _parking.order(state)
 
     @jit_method()
     def metrics(self, state: PoolsState) -> dict[str, jax.Array]:
@@ -308,11 +310,11 @@ class DifficultyPools:
     def _recycle(self, state: PoolsState, key: jax.Array, counts: Any) -> PoolsState:
         """`counts`: int32 [3, ...], how many members of a pool of each size go back."""
         self._check_state(state)
-        env, pool = _pool_state.pools_of(state)
-        at_random, _ = _pool_state.ranks(3 * env + pool, state.sizes.size, *random_bits(key, self.num_tasks))
+        env, pool = _parking.pools_of(state)
+        at_random, _ = _parking.ranks(3 * env + pool, state.sizes.size, *random_bits(key, self.num_tasks))
         returns = at_random < counts[pool, state.sizes[env, pool]]
-        keys = jnp.where(returns, pool, 0), _pool_state.order(state)
-        new = _pool_state.arrange(*self._sizes, jnp.where(returns, 0, pool), keys, state.rejected)
+        keys = jnp.where(returns, pool, 0), _parking.order(state)
+        new = _parking.arrange(*self._sizes, jnp.where(returns, 0, pool), keys, state.rejected)
         return dataclasses.replace(new, groups=state.groups, rollouts=state.rollouts)
 
     def remap(self, state: PoolsState, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable]) -> PoolsState:
@@ -349,13 +351,13 @@ class DifficultyPools:
     @jit_method()
     def _remap(self, state: PoolsState, source: Any) -> PoolsState:
         """`source`: int32 [N], for each task its number in `state`, or as many as there are if it is new."""
-        env, pool = _pool_state.pools_of(state)
+        env, pool = _parking.pools_of(state)
 
         def of_source(values, otherwise):
             return values.at[source].get(mode="fill", fill_value=otherwise)
 
-        keys = of_source(env, state.sizes.shape[0]), of_source(_pool_state.order(state), 0)
-        return _pool_state.arrange(*self._sizes, of_source(pool, NORMAL), keys, state.rejected)
+        keys = of_source(env, state.sizes.shape[0]), of_source(_parking.order(state), 0)
+        return _parking.arrange(*self._sizes, of_source(pool, NORMAL), keys, state.rejected)
 
     def _check_state(self, state: PoolsState) -> None:
         if state.pool.shape != (self.num_tasks,) or state.sizes.shape[0] != len(self.tasks_per_env):
@@ -383,16 +385,16 @@ def task_key(task: Mapping[str, Any], fields: Sequence[str]) -> str:
 
 def _groups(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ...]:
     """Integers [G], float32 [G, R] and bool [G, R], as arrays of NumPy or JAX, whichever `like` is."""
-    tasks, rewards = _items.as_int32(like.asarray(tasks)), like.asarray(rewards)
+    tasks, rewards = checks.as_int32(like.asarray(tasks)), like.asarray(rewards)
     if tasks.ndim != 1 or not jnp.issubdtype(tasks.dtype, jnp.integer):
-        raise ValueError(f"tasks: got {_items.describe(tasks.dtype, tasks.shape)}, expected a vector of integers.")
+        raise ValueError(f"tasks: got {checks.describe(tasks.dtype, tasks.shape)}, expected a vector of integers.")
     if rewards.ndim != 2 or rewards.shape[0] != tasks.size or jnp.issubdtype(rewards.dtype, jnp.complexfloating):
         raise ValueError(
-            f"rewards: got {_items.describe(rewards.dtype, rewards.shape)}, expected a row of numbers for each of the "
+            f"rewards: got {checks.describe(rewards.dtype, rewards.shape)}, expected a row of numbers for each of the "
             f"{tasks.size} tasks; of one rollout a group, rewards[:, None]."
         )
     mask = like.asarray(like.ones(rewards.shape, bool) if mask is None else mask)
-    _items.check_flags(mask, tasks.shape if mask.ndim == 1 else rewards.shape, "mask")
+    checks.check_flags(mask, tasks.shape if mask.ndim == 1 else rewards.shape, "mask")
     if mask.ndim == 1:
         mask = like.broadcast_to(mask[:, None], rewards.shape)
     return tasks, rewards.astype(np.float32), mask

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay import _description, _stored, _structure
+from jaxreplay.checkpoint import _description, _stored, _structure
 
 FORMAT = 3  # of the manifest; to be raised when older versions cannot read what is written now
 FOLDER = "checkpoint"  # of a checkpoint, before its number

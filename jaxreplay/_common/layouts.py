@@ -15,11 +15,25 @@ import numpy as np
 from flax import struct
 from jax import lax
 
-from jaxreplay._items import Bits, from_bits, is_narrow, to_bits, width
-
 LANES = 128
 PADDING = 1.25  # an item is rounded up to whole rows where that makes it at most so many times as large
 BACKENDS_OF_ROWS = ("tpu",)
+
+
+@struct.dataclass
+class Bits:
+    """Storage of a narrow leaf (bfloat16, float8, int4, ...) as unsigned integers of 8 bits or more.
+
+    XLA:CPU widens narrow floats that it scatters to float32, which would copy the whole storage twice a write, and
+    takes milliseconds over integers of less than a byte.
+    """
+
+    bits: Any  # as the storage of any leaf
+    dtype: Any = struct.field(pytree_node=False)
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return self.bits.shape
 
 
 @struct.dataclass
@@ -257,3 +271,25 @@ def _as_rows(plain: jax.Array, num_axes: int, num_stacked: int) -> Rows:
     numbers = padded(plain.reshape(*stacked, num_items, size), stride - size).reshape(*stacked, num_items * stride)
     numbers = padded(numbers, num_rows * LANES - num_items * stride)
     return Rows(numbers.reshape(*stacked, num_rows, LANES), leading, item)
+
+
+def width(dtype: Any) -> int:
+    """Bits of a number, without padding."""
+    return (jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo)(dtype).bits
+
+
+def to_bits(x: jax.Array) -> jax.Array:
+    """Numbers of real dtypes as unsigned integers of as many bits, or 8."""
+    bits = lax.bitcast_convert_type(x, f"uint{width(x.dtype)}")
+    return bits.astype(f"uint{max(8, width(x.dtype))}")
+
+
+def from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
+    """What `to_bits` was given."""
+    return lax.bitcast_convert_type(bits.astype(f"uint{width(dtype)}"), dtype)
+
+
+def is_narrow(dtype: Any) -> bool:
+    if jnp.issubdtype(dtype, jnp.floating):
+        return dtype not in (jnp.float16, jnp.float32, jnp.float64)
+    return jnp.issubdtype(dtype, jnp.integer) and width(dtype) < 8

@@ -1,0 +1,131 @@
+"""What is made of drawn sequences: priorities, parts, frame stacks and transitions."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxreplay._common import checks
+from jaxreplay._common.checks import check_integer
+from jaxreplay._common.xla import own
+from jaxreplay.tracing import NStep
+from jaxreplay.transition_batch import TransitionBatch
+
+
+def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, eta: float = 0.9) -> jax.Array:
+    """The TD error by which a sequence is prioritized: eta * max |td_error| + (1 - eta) * mean |td_error|.
+
+    Kapturowski et al. 2019 (Recurrent Experience Replay in Distributed Reinforcement Learning, section 2.3). Give it to
+    `SequenceBuffer.update` as the sequences' TD errors.
+
+    Args:
+      td_errors: float [B, L], signed or not.
+      mask: bool [B, L], which of them count; None for all.
+      eta: weight of the maximum, 0 to 1.
+
+    Returns:
+      float [B]; 0 for a sequence in which none counts.
+
+    Raises:
+      ValueError: shapes or dtypes other than these.
+    """
+    td_errors = jnp.asarray(td_errors)
+    if td_errors.ndim != 2 or td_errors.shape[1] == 0:
+        found = checks.describe(td_errors.dtype, td_errors.shape)
+        raise ValueError(f"td_errors: got {found}, expected [B, L], L at least 1.")
+    mask = jnp.ones(td_errors.shape, bool) if mask is None else checks.check_mask(mask, td_errors.shape)
+    sizes = jnp.where(mask, jnp.abs(td_errors), 0)
+    count = jnp.maximum(jnp.sum(mask, axis=1, dtype=jnp.int32), 1).astype(sizes.dtype)
+    return eta * jnp.max(sizes, axis=1) + (1 - eta) * jnp.sum(sizes, axis=1) / count
+
+
+def split_burn_in(items: Any, burn_in: int) -> tuple[Any, Any]:
+    """The first `burn_in` steps of drawn sequences, and the steps after them.
+
+    On the first part a recurrent network is only unrolled, without a gradient, to make its state at the second out of
+    the one that was stored (Kapturowski et al. 2019, section 3).
+
+    Args:
+      items: pytree [B, L, ...], such as `Sample.items`, or a mask.
+      burn_in: 0 to L - 1.
+
+    Raises:
+      ValueError: `burn_in` is out of range, or leading axes differ.
+    """
+    _, length = checks.leading_axes(checks.as_spec(items), 2, "a batch of sequences")
+    burn_in = check_integer("burn_in", burn_in, 0, length - 1, "less than the length of the sequences")
+    return jax.tree.map(lambda x: x[:, :burn_in], items), jax.tree.map(lambda x: x[:, burn_in:], items)
+
+
+def stack_frames(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
+    """Stacks of the last `k` frames at every step of drawn sequences that has k - 1 steps before it.
+
+    Args:
+      frames: [B, L, ...], single frames.
+      ends: bool [B, L], True for the last row of an episode; those behind it belong to another one.
+      k: frames in a stack, 1 to L.
+
+    Returns:
+      [B, L - k + 1, ..., k] in the frames' dtype, the oldest frame first; frames from before the episode's start are
+      zero. Row i is the stack at step i + k - 1.
+
+    Raises:
+      ValueError: shapes or dtypes other than these.
+    """
+    frames = jnp.asarray(frames)
+    (batch_size, length) = checks.leading_axes(frames, 2, "a batch of frames")
+    ends = checks.check_mask(ends, (batch_size, length), "ends")
+    k = check_integer("k", k, 1, length, "the number of frames in a stack")
+    kept = jnp.ones((batch_size, length - k + 1), bool)
+    stack = []
+    for lag in range(k):
+        rows = slice(k - 1 - lag, length - lag)
+        if lag > 0:
+            kept &= ~ends[:, rows]
+        frame = frames[:, rows]
+        stack.insert(0, jnp.where(kept.reshape(kept.shape + (1,) * (frame.ndim - 2)), frame, jnp.zeros_like(frame)))
+    return jnp.stack(stack, axis=-1)
+
+
+def sequence_transitions(
+    S: Any,
+    A: Any,
+    R: Any,
+    terminated: Any,
+    truncated: Any,
+    *,
+    n: int,
+    gamma: float,
+    mask: Any = None,
+    logP: Any = None,
+    W: Any = None,
+    next_action: bool = False,
+    record_extra_info: bool = False,
+) -> tuple[TransitionBatch, jax.Array]:
+    """The n-step transitions in sequences drawn from a `SequenceBuffer`, whose next observations are later rows.
+
+    Of L rows the first L - n start a transition, which is what `NStep` makes of the same steps; sequences of n + 1 rows
+    make one transition each. A truncated step needs its final observation: the row after it, where `mask` is False
+    (see `jaxreplay.sequence_buffer`). If that row holds a step instead, it belongs to the next episode and the final
+    observation is lost: then the windows that reach the truncated step end right before it, and bootstrap from the
+    observation that it started from, and it starts none itself.
+
+    Args:
+      S: pytree [B, L, ...], observations; or anything that belongs to the rows, such as a recurrent network's values.
+      A: pytree [B, L, ...], actions.
+      R: number [B, L], rewards.
+      terminated, truncated: bool [B, L]; of numbers any but 0 is True.
+      n, gamma, next_action, record_extra_info: as of `NStep`.
+      mask: bool [B, L], whether the row holds a step; None for all.
+      logP, W: float [B, L] or None.
+
+    Returns:
+      TransitionBatch [B * (L - n)], sequence after sequence, and valid, a bool vector of that length: False where the
+      row holds no step or, with `next_action`, no action follows.
+
+    Raises:
+      ValueError: `n` or `gamma` out of range, leaves whose leading axes differ, more than one number or flag a step, or
+        fewer than n + 1 rows.
+    """
+    tracer = NStep(n=n, gamma=gamma, next_action=next_action, record_extra_info=record_extra_info)
+    return tracer._sequences(own((S, A, R, terminated, truncated, logP, W, mask)))

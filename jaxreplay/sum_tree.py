@@ -19,15 +19,15 @@ O(batch * fanout * log(capacity)), as do `find` and `sample`.
 
 import dataclasses
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jax import lax
 
+from jaxreplay import _levels
 from jaxreplay._common import checks
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.random import random_bits
@@ -36,14 +36,8 @@ from jaxreplay._common.xla import after, materialize
 # Measured on a CPU, and compiled for the others: tests/benchmarks/README.md.
 DEFAULT_FANOUTS = {"cpu": 8, "tpu": 128}
 DEFAULT_FANOUT = 64  # of all other backends
-WIDE = 64  # nodes of as many children are added up at once; of more they are rows of a matrix, as a TPU wants it
 MAX_CAPACITY = 2**29
 NONE = float(np.finfo(np.float32).max)  # the minimum of no leaves: finite, as jax_debug_infs wants what programs return
-ALL_PAIRS = 512  # rows of a batch that are compared with each other for repeated indices
-DENSE = 4  # a level of at most so many nodes a row of the batch is recomputed as a whole; measured
-
-
-Found = tuple[jax.Array, jax.Array, jax.Array]  # nodes, int32 [B]; what is left of the prefix there; their values
 
 
 @struct.dataclass
@@ -68,7 +62,7 @@ class SumTree:
     @property
     def is_wide(self) -> bool:
         """Whether siblings lie in a row of a matrix."""
-        return self.fanout > WIDE
+        return self.fanout > _levels.WIDE
 
 
 def default_fanout() -> int:
@@ -90,7 +84,7 @@ def init(capacity: int, *, fanout: int | None = None, track_minimum: bool = Fals
     capacity = check_integer("capacity", capacity, 1, MAX_CAPACITY, "the number of leaves")
     fanout = default_fanout() if fanout is None else fanout
     fanout = check_integer("fanout", fanout, 2, 1024, "the number of children of a node")
-    shapes = [_shape(size, fanout) for size in _sizes(capacity, fanout)]
+    shapes = [_levels.shape(size, fanout) for size in _levels.sizes(capacity, fanout)]
     sums = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
     minima = tuple(jnp.full(shape, NONE, jnp.float32) for shape in shapes) if track_minimum else None
     return SumTree(sums, minima, capacity, fanout)
@@ -120,12 +114,12 @@ def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
 def _with_fanout(tree: SumTree, fanout: int) -> SumTree:
     def built(nodes: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], empty: float):
         levels, leading = [], nodes.shape[:-1]
-        for size in reversed(_sizes(tree.capacity, fanout)):
+        for size in reversed(_levels.sizes(tree.capacity, fanout)):
             if levels:
-                nodes = _fold(levels[0].reshape(*leading, -1, fanout), combine, fanout >= WIDE)
+                nodes = _levels.fold(levels[0].reshape(*leading, -1, fanout), combine, fanout >= _levels.WIDE)
             padding = [(0, 0)] * len(leading) + [(0, size - nodes.shape[-1])]
             nodes = jnp.pad(nodes, padding, constant_values=empty)
-            levels.insert(0, nodes.reshape(*leading, *_shape(size, fanout)))
+            levels.insert(0, nodes.reshape(*leading, *_levels.shape(size, fanout)))
         return tuple(levels)
 
     minima = None if tree.minima is None else built(_leaves(tree, tree.minima), jnp.minimum, NONE)
@@ -160,7 +154,9 @@ def get(tree: SumTree, indices: jax.Array) -> jax.Array:
     """
     indices = _as_indices(indices)
     inside = (indices >= 0) & (indices < tree.capacity)
-    found = _at(tree.sums[-1], jnp.where(inside, indices, 0)).get(mode="promise_in_bounds", wrap_negative_indices=False)
+    found = _levels.at(tree.sums[-1], jnp.where(inside, indices, 0)).get(
+        mode="promise_in_bounds", wrap_negative_indices=False
+    )
     return jnp.where(inside, found, 0.0)
 
 
@@ -201,14 +197,14 @@ def update(
     # Rows that were not written climb from the first leaf: recomputing a sum that has not changed is harmless.
     leaf = jnp.where(target < nowhere, target, 0)
     if not unique_indices:
-        lowest, last = _last_occurrence(sums[-1], target, values, tree.fanout)
+        lowest, last = _levels.last_occurrence(sums[-1], target, values, tree.fanout)
         sums = (*sums[:-1], lowest)
         target = jnp.where(last, target, nowhere)
-    sums = _ascend(sums, target, values, leaf, tree.fanout, jnp.add)
+    sums = _levels.ascend(sums, target, values, leaf, tree.fanout, jnp.add)
     minima = tree.minima
     if minima is not None:
         values = jnp.where(values > 0, values, NONE)
-        minima = _ascend(minima, target, values, leaf, tree.fanout, jnp.minimum)
+        minima = _levels.ascend(minima, target, values, leaf, tree.fanout, jnp.minimum)
     return dataclasses.replace(tree, sums=sums, minima=minima)
 
 
@@ -228,7 +224,7 @@ def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
     """
     prefix = jnp.asarray(prefix, jnp.float32)
     roots, *below = tree.sums
-    leaf, _, _ = _descend(below, _choose_root(roots, jnp.maximum(prefix, 0.0).reshape(-1)), tree.fanout)
+    leaf, _, _ = _levels.descend(below, _levels.choose_root(roots, jnp.maximum(prefix, 0.0).reshape(-1)), tree.fanout)
     return leaf.reshape(prefix.shape)
 
 
@@ -271,12 +267,12 @@ def sample_with(tree: SumTree, bits: Any, *, stratified: bool = False) -> tuple[
     prefix = low + coarse * (high - low)
     roots, *below = tree.sums
     half = len(below) // 2
-    node, rest, value = _descend(below[:half], _choose_root(roots, prefix), tree.fanout)
+    node, rest, value = _levels.descend(below[:half], _levels.choose_root(roots, prefix), tree.fanout)
     if below:
         offset = prefix - rest  # the mass to the left of the node
         low, high = jnp.maximum(low - offset, 0.0), jnp.minimum(high - offset, value)
         rest = low + fine * jnp.maximum(high - low, 0.0)
-        node, _, value = _descend(below[half:], (node, rest, value), tree.fanout)
+        node, _, value = _levels.descend(below[half:], (node, rest, value), tree.fanout)
     return node, value
 
 
@@ -287,160 +283,6 @@ def _as_indices(indices: Any) -> jax.Array:
     return jnp.asarray(indices)
 
 
-def _shape(size: int, fanout: int) -> tuple[int, ...]:
-    """Of a level of so many nodes."""
-    return (-(-size // fanout), min(size, fanout)) if fanout > WIDE else (size,)
-
-
-def _sizes(capacity: int, fanout: int) -> list[int]:
-    """Sizes of the levels, from the roots on."""
-    nodes = [capacity]
-    while nodes[0] > fanout:
-        nodes.insert(0, -(-nodes[0] // fanout))
-    return [nodes[0], *(parents * fanout for parents in nodes[:-1])]
-
-
-def _fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], at_once: bool) -> jax.Array:
-    """The last axis reduced, if not at once by pairs: with a rounding error of O(log), and the same bits everywhere."""
-    if at_once:
-        return jnp.sum(x, axis=-1) if combine is jnp.add else jnp.min(x, axis=-1)
-    while x.shape[-1] > 1:
-        half = x.shape[-1] // 2
-        pairs = combine(x[..., :half], x[..., half : 2 * half])
-        x = jnp.concatenate([pairs, x[..., 2 * half :]], axis=-1) if x.shape[-1] % 2 else pairs
-    return x[..., 0]
-
-
 def _fold_roots(tree: SumTree, roots: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
-    folded = _fold(roots, combine, tree.is_wide)
+    folded = _levels.fold(roots, combine, tree.is_wide)
     return folded[..., 0] if tree.is_wide else folded
-
-
-def _at(nodes: jax.Array, index: jax.Array) -> Any:
-    """`nodes.at` of the nodes `index` of a level."""
-    if nodes.ndim == 1:
-        return nodes.at[index]
-    return nodes.at[lax.div(index, jnp.int32(nodes.shape[1])), lax.rem(index, jnp.int32(nodes.shape[1]))]
-
-
-def _read_rows(nodes: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
-    """The contiguous siblings of row [B], float32 [B, fanout]."""
-    if nodes.ndim == 2:
-        return nodes.at[row].get(mode="promise_in_bounds", wrap_negative_indices=False)
-    numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
-    mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
-    return lax.gather(nodes, (row * fanout)[:, None], numbers, (fanout,), mode=mode)
-
-
-def _ascend(
-    levels: tuple[jax.Array, ...],
-    target: jax.Array,
-    values: jax.Array,
-    node: jax.Array,
-    fanout: int,
-    combine: Callable[[jax.Array, jax.Array], jax.Array],
-) -> tuple[jax.Array, ...]:
-    """`levels` with `values` [B] at `target` [B] of the leaves, and all ancestors of leaves `node` [B] recomputed."""
-    *above, lowest = levels
-    written = _at(lowest, target).set(values, mode="drop", unique_indices=True, wrap_negative_indices=False)
-    done, sparse = [written], True  # so far
-    for parents in reversed(above):
-        children, node = done[0], lax.div(node, jnp.int32(fanout))
-        num_parents = children.size // fanout
-        if num_parents <= DENSE * node.size:
-            value = _fold(children.reshape(num_parents, fanout), combine, fanout >= WIDE)
-            rest = parents.reshape(-1)[num_parents:]  # it is padding
-            parents = jnp.concatenate([value, rest]).reshape(parents.shape)
-            if sparse:
-                (parents,), sparse = materialize(parents), False
-        else:
-            value = _fold(_read_rows(children, node, fanout), combine, fanout >= WIDE)
-            parents = _at(parents, node).set(value, mode="promise_in_bounds", wrap_negative_indices=False)
-        done.insert(0, parents)
-    return tuple(done)
-
-
-def _descend(levels: Sequence[jax.Array], found: Found, fanout: int) -> Found:
-    """Follow what is left of the prefixes from the nodes `found` down the levels below them.
-
-    All that is found at a level is materialized together, so that every read of the tree comes before any write that
-    depends on one of them; otherwise XLA would copy the tree.
-    """
-    for nodes in levels:
-        node, prefix, _ = found
-        rows = _read_rows(nodes, node, fanout)
-        if nodes.ndim == 2:
-            child, prefix, value = _choose_in_rows(rows, prefix)
-        else:
-            child, prefix, value = _choose([rows[:, i] for i in range(fanout)], prefix)
-        found = materialize(node * fanout + child, prefix, value)
-    return found
-
-
-def _choose_root(roots: jax.Array, prefix: jax.Array) -> Found:
-    if roots.ndim == 2:
-        return materialize(*_choose_in_rows(jnp.broadcast_to(roots, (prefix.size, roots.size)), prefix))
-    return materialize(*_choose([roots[i] for i in range(roots.size)], prefix))
-
-
-def _choose_in_rows(rows: jax.Array, prefix: jax.Array) -> Found:
-    """`_choose` by the cumulative sums of rows [B, num_children].
-
-    One reduction finds the child of the lowest rank, with what is before it and in it: first the children that the
-    prefix falls in or before, in order, then those before it from the right, and last those of value 0.
-    """
-    size = rows.shape[1]
-    number = np.arange(size, dtype=np.int32)
-    sums = jnp.cumsum(rows, axis=1)
-    rank = jnp.where(sums > prefix[:, None], number, 2 * size - number)
-    rank = jnp.where(rows > 0, rank, 3 * size + number)
-
-    def lower(x: Any, y: Any) -> Any:
-        return [jnp.where(x[0] < y[0], a, b) for a, b in zip(x, y, strict=True)]
-
-    operands = (rank, jnp.broadcast_to(number, rows.shape), sums - rows, rows)
-    empty = (np.int32(4 * size), np.int32(0), np.float32(0), np.float32(0))
-    _, child, before, value = lax.reduce(operands, empty, lower, (1,))
-    return child, jnp.maximum(prefix - before, 0.0), value
-
-
-def _choose(children: list[jax.Array], prefix: jax.Array) -> Found:
-    """The one of `children` (values in order, float32 [B] or []) in which `prefix` (float32 [B], not negative) falls.
-
-    It is found by halving, and is never one of value 0 where there is another.
-    """
-    chosen = jnp.zeros(prefix.shape, jnp.int32)
-    while len(children) > 1:
-        half = 1 << ((len(children) - 1).bit_length() - 1)
-        left, right = children[:half], children[half:]
-        left_sum, right_sum = functools.reduce(jnp.add, left), functools.reduce(jnp.add, right)
-        go_right = ~(prefix < left_sum) & (right_sum > 0)
-        chosen = 2 * chosen + go_right.astype(jnp.int32)
-        prefix = jnp.where(go_right, prefix - left_sum, prefix)
-        right = right + [jnp.zeros_like(left_sum)] * (half - len(right))
-        children = [jnp.where(go_right, b, a) for a, b in zip(left, right, strict=True)]
-    return chosen, prefix, jnp.broadcast_to(children[0], prefix.shape)
-
-
-def _last_occurrence(
-    leaves: jax.Array, target: jax.Array, values: jax.Array, fanout: int
-) -> tuple[jax.Array, jax.Array]:
-    """Which rows are the last of their `target`, bool [B], so that the order of a scatter does not matter.
-
-    A small batch of a wide tree is compared with itself, which is one kernel. Otherwise the leaves themselves serve as
-    scratch space (they are about to be overwritten): numbers below any leaf's, lower for later rows, are combined there
-    by a minimum, which has one result in any order. Neither a sort nor O(capacity) scratch is needed.
-    """
-    rows = target.shape[0]
-    if rows > 2**24:
-        raise ValueError(f"batch of {rows} rows: at most {2**24} rows may repeat indices; update in parts.")
-    if fanout >= WIDE and rows <= ALL_PAIRS:
-        row = jnp.arange(rows, dtype=jnp.int32)
-        later = row[None, :] > row[:, None]
-        return leaves, ~jnp.any((target[None, :] == target[:, None]) & later, axis=1)
-    # The values are never less. That they are looked at makes whatever they were read from the tree for come before
-    # this write; otherwise XLA would copy the leaves.
-    number = jnp.minimum(values, -1.0 - jnp.arange(rows, dtype=jnp.float32))
-    leaves = _at(leaves, target).min(number, mode="drop", wrap_negative_indices=False)
-    seen = _at(leaves, target).get(mode="fill", fill_value=0.0, wrap_negative_indices=False)
-    return leaves, seen == number

@@ -32,6 +32,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 # By module of the core, the test files that concern it: first those that are quick, or tell most.
 CONCERNS = {
     "sum_tree": ["sum_tree", "samplers", "replay_buffer", "memory"],
+    "_levels": ["sum_tree", "samplers", "replay_buffer", "memory"],
     "ring": ["ring", "replay_buffer", "sequence_buffer", "contract", "memory"],
     "samplers": ["samplers", "replay_buffer", "contract", "sharding", "memory"],
     "weights": ["weights", "samplers", "replay_buffer", "sharding"],

@@ -1,8 +1,8 @@
 """Mutants that change nothing that a user could see, by name, and why."""
 
 EQUIVALENT = {
-    "sum_tree._fold: x.shape[-1] % 2 -> ((x.shape[-1]) // (2))": "of an even axis what is appended is empty",
-    "sum_tree._ascend: num_parents <= DENSE * node.size -> ((num_parents) < (DENSE * node.size))": (
+    "_levels.fold: x.shape[-1] % 2 -> ((x.shape[-1]) // (2))": "of an even axis what is appended is empty",
+    "_levels.ascend: num_parents <= DENSE * node.size -> ((num_parents) < (DENSE * node.size))": (
         "both ways are right"
     ),
     "weights.importance_weights: 0.0 -> 1.0": "rows that were not drawn are masked in the line below",

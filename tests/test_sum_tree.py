@@ -12,7 +12,7 @@ from jax import lax
 from oracles import TreeTwin
 from scipy import stats
 
-from jaxreplay import sum_tree
+from jaxreplay import _levels, sum_tree
 
 pytestmark = pytest.mark.versions
 FANOUTS = (2, 3, 8, 16, 64, 128)
@@ -232,13 +232,13 @@ def test_below_the_middle_levels_draws_are_made_of_fresh_bits():
 
 def test_what_is_promised_of_a_batch_with_repeated_indices_is_true(monkeypatch):
     """Scatters are told that their indices are distinct; on a CPU a broken promise would not show."""
-    ascend, seen = sum_tree._ascend, []
+    ascend, seen = _levels.ascend, []
 
     def spy(levels, target, *rest):
         seen.append(np.asarray(target))
         return ascend(levels, target, *rest)
 
-    monkeypatch.setattr(sum_tree, "_ascend", spy)
+    monkeypatch.setattr(_levels, "ascend", spy)
     indices = np.array([3, 3, 0, 7, 3, 0, -1, 9])
     with jax.disable_jit():
         sum_tree.update(sum_tree.init(8, track_minimum=True), indices, np.arange(8.0))

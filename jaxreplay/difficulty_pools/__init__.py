@@ -18,11 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks
 from jaxreplay._common.checks import check_integer, check_number, settle
 from jaxreplay._common.random import below, random_bits
 from jaxreplay._common.xla import jit_method, on_host
-from jaxreplay.difficulty_pools import _parking, _queues
+from jaxreplay.difficulty_pools import _groups, _parking, _queues
 from jaxreplay.difficulty_pools._parking import PoolsState
 from jaxreplay.ring import saturating_add
 
@@ -213,14 +212,14 @@ class DifficultyPools:
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, groups))):
             return self._update(state, *groups)
         on_device = any(isinstance(x, jax.Array) for x in groups)
-        padded = _padded_on_device(*groups) if on_device else _padded(*groups, like=np)
+        padded = _groups.padded_on_device(*groups) if on_device else _groups.padded(*groups, like=np)
         state, kept = self._update(state, *padded)
-        return state, _first(kept, len(tasks))
+        return state, _groups.first(kept, len(tasks))
 
     @jit_method(donates=True)
     def _update(self, state: PoolsState, tasks: Any, rewards: Any, mask: Any) -> tuple[PoolsState, jax.Array]:
         self._check_state(state)
-        tasks, rewards, mask = _groups(tasks, rewards, mask)
+        tasks, rewards, mask = _groups.check(tasks, rewards, mask)
         rollouts = jnp.sum(mask, axis=1, dtype=jnp.int32)
         total = jnp.sum(rewards, axis=1, where=mask)
         known = (rollouts > 0) & (tasks >= 0) & (tasks < self.num_tasks) & jnp.isfinite(total)
@@ -383,30 +382,4 @@ def task_key(task: Mapping[str, Any], fields: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps([task[field] for field in fields], sort_keys=True).encode()).hexdigest()
 
 
-def _groups(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ...]:
-    """Integers [G], float32 [G, R] and bool [G, R], as arrays of NumPy or JAX, whichever `like` is."""
-    tasks, rewards = checks.as_int32(like.asarray(tasks)), like.asarray(rewards)
-    if tasks.ndim != 1 or not jnp.issubdtype(tasks.dtype, jnp.integer):
-        raise ValueError(f"tasks: got {checks.describe(tasks.dtype, tasks.shape)}, expected a vector of integers.")
-    if rewards.ndim != 2 or rewards.shape[0] != tasks.size or jnp.issubdtype(rewards.dtype, jnp.complexfloating):
-        raise ValueError(
-            f"rewards: got {checks.describe(rewards.dtype, rewards.shape)}, expected a row of numbers for each of the "
-            f"{tasks.size} tasks; of one rollout a group, rewards[:, None]."
-        )
-    mask = like.asarray(like.ones(rewards.shape, bool) if mask is None else mask)
-    checks.check_flags(mask, tasks.shape if mask.ndim == 1 else rewards.shape, "mask")
-    if mask.ndim == 1:
-        mask = like.broadcast_to(mask[:, None], rewards.shape)
-    return tasks, rewards.astype(np.float32), mask
-
-
-def _padded(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ...]:
-    """`_groups` among others without rollouts: a power of two of groups, and of rollouts in each."""
-    groups = tasks, rewards, mask = _groups(tasks, rewards, mask, like)
-    padding = [(0, (1 << max(size - 1, 0).bit_length()) - size) for size in rewards.shape]
-    return tuple(like.pad(x, padding[: x.ndim]) for x in groups)
-
-
-_padded_on_device = jax.jit(_padded)
 _zeros_like = jax.jit(lambda tree: jax.tree.map(jnp.zeros_like, tree))
-_first = jax.jit(lambda x, n: x[:n], static_argnums=1)

@@ -1,0 +1,37 @@
+"""Groups of rollouts as they are given to an update: checked, and padded so that few programs are compiled."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxreplay._common import checks
+
+
+def check(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ...]:
+    """Integers [G], float32 [G, R] and bool [G, R], as arrays of NumPy or JAX, whichever `like` is."""
+    tasks, rewards = checks.as_int32(like.asarray(tasks)), like.asarray(rewards)
+    if tasks.ndim != 1 or not jnp.issubdtype(tasks.dtype, jnp.integer):
+        raise ValueError(f"tasks: got {checks.describe(tasks.dtype, tasks.shape)}, expected a vector of integers.")
+    if rewards.ndim != 2 or rewards.shape[0] != tasks.size or jnp.issubdtype(rewards.dtype, jnp.complexfloating):
+        raise ValueError(
+            f"rewards: got {checks.describe(rewards.dtype, rewards.shape)}, expected a row of numbers for each of the "
+            f"{tasks.size} tasks; of one rollout a group, rewards[:, None]."
+        )
+    mask = like.asarray(like.ones(rewards.shape, bool) if mask is None else mask)
+    checks.check_flags(mask, tasks.shape if mask.ndim == 1 else rewards.shape, "mask")
+    if mask.ndim == 1:
+        mask = like.broadcast_to(mask[:, None], rewards.shape)
+    return tasks, rewards.astype(np.float32), mask
+
+
+def padded(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ...]:
+    """The same checked, among groups without rollouts: a power of two of groups, and of rollouts in each."""
+    groups = tasks, rewards, mask = check(tasks, rewards, mask, like)
+    padding = [(0, (1 << max(size - 1, 0).bit_length()) - size) for size in rewards.shape]
+    return tuple(like.pad(x, padding[: x.ndim]) for x in groups)
+
+
+padded_on_device = jax.jit(padded)
+first = jax.jit(lambda x, n: x[:n], static_argnums=1)

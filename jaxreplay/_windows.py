@@ -64,7 +64,7 @@ def _check_axes(steps: Steps, num_axes: int, what: str, each: str, names: dict[s
         if leaf is not None and leaf.shape != leading:
             number = "number" if field in ("r", "logp", "w") else "flag"
             raise ValueError(
-                f"{names.get(field, field)}: got {checks.describe(leaf.dtype, leaf.shape)}, expected {list(leading)}, "
+                f"{names.get(field, field)}: got {checks.type_text(leaf.dtype, leaf.shape)}, expected {list(leading)}, "
                 f"one {number} {each}; {'squeeze' if leaf.shape[-1] == 1 else 'reduce'} the last axis."
             )
     return leading

@@ -76,5 +76,5 @@ class NextStepAutoreset:
 def _as_flag(name: str, x: Any) -> jax.Array:
     flag = jnp.asarray(x, bool)
     if flag.shape != ():
-        raise ValueError(f"{name}: got {checks.describe(flag.dtype, flag.shape)}, expected bool[]; map with jax.vmap.")
+        raise ValueError(f"{name}: got {checks.type_text(flag.dtype, flag.shape)}, expected bool[]; map with jax.vmap.")
     return flag

@@ -228,8 +228,8 @@ def check_returns(spec: Any) -> None:
         for leaf in jax.tree.leaves(getattr(spec, name)):
             if leaf.shape != spec.Rn.shape:
                 raise ValueError(
-                    f"leaf .{name}: got {checks.describe(leaf.dtype, leaf.shape)}, expected {list(spec.Rn.shape)}, the "
-                    "shape of leaf .Rn; squeeze the one that has an axis too many."
+                    f"leaf .{name}: got {checks.type_text(leaf.dtype, leaf.shape)}, expected {list(spec.Rn.shape)}, "
+                    "the shape of leaf .Rn; squeeze the one that has an axis too many."
                 )
 
 
@@ -237,7 +237,7 @@ def check_indices(indices: Any) -> jax.Array:
     indices = jnp.asarray(indices)
     if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
         raise ValueError(
-            f"indices: got {checks.describe(indices.dtype, indices.shape)}, expected a vector of integers "
+            f"indices: got {checks.type_text(indices.dtype, indices.shape)}, expected a vector of integers "
             "(Sample.indices)."
         )
     return checks.as_int32(indices)
@@ -249,7 +249,7 @@ def check_beta(beta: Any) -> None:
         raise ValueError(f"beta={beta!r}: must be a number; a schedule is given to the sampler, as Prioritized(beta=).")
     if isinstance(beta, jax.Array | np.ndarray):
         if beta.ndim > 0 or not (jnp.issubdtype(beta.dtype, jnp.floating) or jnp.issubdtype(beta.dtype, jnp.integer)):
-            found = checks.describe(beta.dtype, beta.shape)
+            found = checks.type_text(beta.dtype, beta.shape)
             raise ValueError(f"beta: got {found}, expected one number for the whole batch, such as a float32[].")
         beta = beta.item() if isinstance(beta, np.ndarray) else None  # what is on a device is not waited for
     if beta is not None:
@@ -260,7 +260,7 @@ def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]
     indices, td_errors = check_indices(indices), jnp.asarray(td_errors)
     if td_errors.shape != indices.shape or not jnp.issubdtype(td_errors.dtype, jnp.number):
         raise ValueError(
-            f"td_errors: got {checks.describe(td_errors.dtype, td_errors.shape)}, expected one number for each of "
+            f"td_errors: got {checks.type_text(td_errors.dtype, td_errors.shape)}, expected one number for each of "
             f"the {indices.shape[0]} indices."
         )
     return indices, td_errors

@@ -27,18 +27,52 @@ S = TypeVar("S")
 
 
 class Sampler(Protocol[S]):
-    """What a buffer asks of its sampler. Implementations are frozen dataclasses; `S` is their state."""
+    """What a buffer asks of its sampler: the methods to write for a law of one's own.
+
+    A sampler is a frozen dataclass, and so is its state `S`, as a pytree. This one draws the newest slots alone:
+
+        @dataclasses.dataclass(frozen=True)
+        class Newest(jr.Uniform):
+            most: int = 1000
+
+            def sample(self, state, key, batch_size, live):
+                size = jnp.minimum(live.size, self.most)
+                start = (live.start + live.size - size) % state.capacity
+                return super().sample(state, key, batch_size, live._replace(start=start, size=size))
+
+    It is right for a `SequenceBuffer`, whose live slots are in order of age; see `jaxreplay.ring.Live`.
+    """
 
     def init(self, capacity: int) -> S:
-        """State for `capacity` empty slots."""
+        """The state for empty slots.
+
+        Args:
+          capacity: number of slots.
+        """
         ...
 
     def insert(self, state: S, slots: jax.Array, drawable: jax.Array) -> S:
-        """Note that `slots` (int32 [B], distinct) were written, and which of them may be drawn (bool [B])."""
+        """The state after slots were written.
+
+        Args:
+          state: the sampler's state.
+          slots: int32 [B], distinct.
+          drawable: bool [B], which of them may be drawn from now on.
+        """
         ...
 
     def sample(self, state: S, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
-        """Draw slots with replacement: int32 [batch_size] and their probabilities, 0 if nothing is live."""
+        """Draw slots with replacement.
+
+        Args:
+          state: the sampler's state.
+          key: a PRNG key.
+          batch_size: number of draws.
+          live: the slots that may be drawn.
+
+        Returns:
+          slots, int32 [batch_size], and their probabilities, float32 [batch_size]; 0 if no slot may be drawn.
+        """
         ...
 
     def weights(
@@ -49,17 +83,33 @@ class Sampler(Protocol[S]):
         beta: Any = None,
         axis_name: str | None = None,
     ) -> jax.Array:
-        """Weights, float32 [B], of draws that `sample` made with these probabilities from `size` items.
+        """Importance weights of draws.
 
-        With an axis they are those of the whole batch's law, by which an item is drawn with a D-th of its probability
-        in its shard, from the items of all shards.
+        Args:
+          state: the sampler's state.
+          probabilities: float32 [B], as `sample` returned them.
+          size: int32 [], number of slots that may be drawn.
+          beta: exponent that replaces the sampler's own, a number or float [].
+          axis_name: None, or a mapped axis over D shards. Then an item's probability in the whole batch is a D-th of
+            that in its shard, and the weights are those of the law over the items of all shards.
+
+        Returns:
+          float32 [B].
         """
         ...
 
     def update(
         self, state: S, slots: jax.Array, td_errors: jax.Array, mask: jax.Array, axis_name: str | None = None
     ) -> S:
-        """Take in the TD errors (float [B]) of `slots` where `mask` (bool [B]) is True."""
+        """The state after TD errors are known.
+
+        Args:
+          state: the sampler's state.
+          slots: int32 [B]; of one that occurs more than once the last occurrence counts.
+          td_errors: float [B], signed or not.
+          mask: bool [B], the rows that count.
+          axis_name: None, or a mapped axis over the shards of a buffer, of which this is one.
+        """
         ...
 
 

@@ -114,7 +114,7 @@ class Sharded(Generic[S]):
         self._check_divides("batch", jax.tree.leaves(items)[0].shape[self.buffer._shard_axis])
 
         def add(shards: S, items: Any, flags: Any) -> S:
-            return jax.vmap(lambda state: self._shard.add(state, items, flags))(shards)
+            return jax.vmap(lambda state: self._part.add(state, items, flags))(shards)
 
         parts = self._items_spec
         return self._on_shards(add, (PartitionSpec(self.axis), parts, parts), state, items, flags)
@@ -148,7 +148,7 @@ class Sharded(Generic[S]):
             if self._axis_name is not None:
                 key = jax.random.fold_in(key, lax.axis_index(self._axis_name))
             share = batch_size // self.num_shards
-            return _one(jax.vmap(lambda state: self._shard._draw(state, key, share, beta))(shards))
+            return _one(jax.vmap(lambda state: self._part._draw(state, key, share, beta))(shards))
 
         specs = (PartitionSpec(self.axis), PartitionSpec(), PartitionSpec())
         return self._on_shards(draw, specs, state, key, beta)
@@ -169,7 +169,7 @@ class Sharded(Generic[S]):
         self._check_divides("indices", indices.shape[0])
 
         def update(shards: S, indices: jax.Array, td_errors: jax.Array) -> S:
-            return jax.vmap(lambda state: self._shard.update(state, indices, td_errors))(shards)
+            return jax.vmap(lambda state: self._part.update(state, indices, td_errors))(shards)
 
         return self._on_shards(update, (PartitionSpec(self.axis),) * 3, state, indices, td_errors)
 
@@ -185,7 +185,7 @@ class Sharded(Generic[S]):
         self._check_divides("indices", indices.shape[0])
 
         def get(shards: S, indices: jax.Array) -> Any:
-            return _one(jax.vmap(lambda state: self._shard.get(state, indices))(shards))
+            return _one(jax.vmap(lambda state: self._part.get(state, indices))(shards))
 
         return self._on_shards(get, (PartitionSpec(self.axis),) * 2, state, indices)
 
@@ -199,14 +199,14 @@ class Sharded(Generic[S]):
 
     def is_full(self, state: S) -> jax.Array:
         """Whether the next insertion overwrites in every shard, bool []."""
-        return jnp.all(self._shard.is_full(state), axis=-1)
+        return jnp.all(self._part.is_full(state), axis=-1)
 
     def can_sample(self, state: S, batch_size: int = 1) -> jax.Array:
         """Whether at least `batch_size` items may be drawn, of all shards, bool []."""
         return at_least(self.size(state), check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items"))
 
     @property
-    def _shard(self) -> Buffer[S]:
+    def _part(self) -> Buffer[S]:
         return self.buffer._shard(self.num_shards, self._axis_name)
 
     @property
@@ -224,7 +224,7 @@ class Sharded(Generic[S]):
                 f"{self.num_shards} shards: this state has leading axes {list(state.ring.size.shape)}; use the buffer "
                 "that made it, and jax.vmap for a stack of states."
             )
-        self._shard._check_state(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state))
+        self._part._check_state(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state))
 
     def _check_divides(self, name: str, size: int) -> None:
         if size % self.num_shards:
@@ -269,7 +269,7 @@ def _init_impl(sharded: Sharded[S], treedef: Any, leaves: tuple[tuple[tuple[int,
     spec = jax.tree.unflatten(treedef, [part(*leaf) for leaf in leaves])
 
     def init() -> S:
-        return jax.tree.map(lambda x: x.reshape(1, *x.shape), sharded._shard._init(spec, sharded.num_shards))
+        return jax.tree.map(lambda x: x.reshape(1, *x.shape), sharded._part._init(spec, sharded.num_shards))
 
     return sharded._on_shards(init, ())
 

@@ -279,7 +279,7 @@ def sample_with(tree: SumTree, bits: Any, *, stratified: bool = False) -> tuple[
 def _as_indices(indices: Any) -> jax.Array:
     indices = checks.as_int32(indices)
     if indices.dtype != jnp.int32:
-        raise ValueError(f"indices: got {checks.describe(indices.dtype, indices.shape)}, expected integers.")
+        raise ValueError(f"indices: got {checks.type_text(indices.dtype, indices.shape)}, expected integers.")
     return jnp.asarray(indices)
 
 

@@ -35,37 +35,14 @@ class NStepState:
     count: jax.Array  # []
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NStep:
-    """Traces n-step transitions of `num_envs` environments that step in lockstep and reset by themselves.
+class _Tracer:
+    """What `NStep` and `MonteCarlo` do; those that inherit are frozen dataclasses."""
 
-    The transition that starts at step t is emitted by the `add` of step t + n - 1, whatever happens in between, so
-    every step is emitted once and in order, and nothing has to be flushed at an episode's end. Its window has m <= n
-    steps, the last of which is the first that is terminated or truncated:
-
-      Rn = sum_{k<m} gamma^k R_{t+k};  In = 0 if that step is terminated, else gamma^m;  S_next = its `s_next`.
-
-    Attributes:
-      n: longest window, at least 1.
-      gamma: discount in [0, 1].
-      num_envs: size of the leading axis of every argument.
-      next_action: also fill `A_next` and `logP_next` (SARSA), which takes one more step of latency. A truncated window
-        has no next action and is emitted as not valid.
-      record_extra_info: fill `extra_info` with the window itself: `states`, `actions`, `rewards`, `dones`,
-        `log_props`, `weights` (the last two None without `logp` and `w`), leaves [B, n, ...]; rows after the window's
-        end repeat its last step and have `dones` True.
-    """
-
-    n: int
+    n: Any
     gamma: float
-    num_envs: int = 1
+    num_envs: int
     next_action: bool = False
     record_extra_info: bool = False
-
-    def __post_init__(self):
-        n, gamma = _check_window("n", self.n, self.gamma)
-        num_envs = check_integer("num_envs", self.num_envs, 1, 2**31 - 1, "the number of environments")
-        settle(self, n=n, gamma=gamma, num_envs=num_envs)
 
     def init(
         self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
@@ -225,7 +202,40 @@ class NStep:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class MonteCarlo:
+class NStep(_Tracer):
+    """Traces n-step transitions of `num_envs` environments that step in lockstep and reset by themselves.
+
+    The transition that starts at step t is emitted by the `add` of step t + n - 1, whatever happens in between, so
+    every step is emitted once and in order, and nothing has to be flushed at an episode's end. Its window has m <= n
+    steps, the last of which is the first that is terminated or truncated:
+
+      Rn = sum_{k<m} gamma^k R_{t+k};  In = 0 if that step is terminated, else gamma^m;  S_next = its `s_next`.
+
+    Attributes:
+      n: longest window, at least 1.
+      gamma: discount in [0, 1].
+      num_envs: size of the leading axis of every argument.
+      next_action: also fill `A_next` and `logP_next` (SARSA), which takes one more step of latency. A truncated window
+        has no next action and is emitted as not valid.
+      record_extra_info: fill `extra_info` with the window itself: `states`, `actions`, `rewards`, `dones`,
+        `log_props`, `weights` (the last two None without `logp` and `w`), leaves [B, n, ...]; rows after the window's
+        end repeat its last step and have `dones` True.
+    """
+
+    n: int
+    gamma: float
+    num_envs: int = 1
+    next_action: bool = False
+    record_extra_info: bool = False
+
+    def __post_init__(self):
+        n, gamma = _check_window("n", self.n, self.gamma)
+        num_envs = check_integer("num_envs", self.num_envs, 1, 2**31 - 1, "the number of environments")
+        settle(self, n=n, gamma=gamma, num_envs=num_envs)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MonteCarlo(_Tracer):
     """Traces the discounted return to the end of the episode.
 
     This is `NStep` with n = `max_length`: In is 0 where the episode terminated, and the transition bootstraps where it
@@ -245,44 +255,11 @@ class MonteCarlo:
     def __post_init__(self):
         max_length, gamma = _check_window("max_length", self.max_length, self.gamma)
         settle(self, max_length=max_length, gamma=gamma)
-        settle(self, num_envs=self._n_step.num_envs)
+        settle(self, num_envs=check_integer("num_envs", self.num_envs, 1, 2**31 - 1, "the number of environments"))
 
     @property
-    def _n_step(self) -> NStep:
-        return NStep(n=self.max_length, gamma=self.gamma, num_envs=self.num_envs)
-
-    def init(
-        self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
-    ) -> NStepState:
-        """As `NStep.init`."""
-        return self._n_step.init(s, a, r, terminated, truncated, s_next, logp, w)
-
-    def spec(
-        self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
-    ) -> TransitionBatch:
-        """As `NStep.spec`."""
-        return self._n_step.spec(s, a, r, terminated, truncated, s_next, logp, w)
-
-    def add(
-        self,
-        state: NStepState,
-        s: Any,
-        a: Any,
-        r: Any,
-        terminated: Any,
-        truncated: Any,
-        s_next: Any,
-        logp: Any = None,
-        w: Any = None,
-        *,
-        mask: Any = None,
-    ) -> tuple[NStepState, TransitionBatch, jax.Array]:
-        """As `NStep.add`."""
-        return self._n_step.add(state, s, a, r, terminated, truncated, s_next, logp, w, mask=mask)
-
-    def flush(self, state: NStepState) -> tuple[NStepState, TransitionBatch, jax.Array]:
-        """As `NStep.flush`."""
-        return self._n_step.flush(state)
+    def n(self) -> int:
+        return self.max_length
 
 
 def n_step_transitions(

@@ -1,3 +1,6 @@
+import dataclasses
+import textwrap
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -224,3 +227,16 @@ def test_flags_that_are_no_flags():
             jax.eval_shape(sampler.insert, state, rows, flags)
         with pytest.raises(ValueError, match=r"mask: got .*, expected bool\[3\], one flag a row"):
             jax.eval_shape(sampler.update, state, rows, np.ones(3), flags)
+
+
+def test_a_sampler_of_one_s_own_as_its_protocol_shows_it():
+    example = jr.Sampler.__doc__.partition("        @")[2].partition("    It is right")[0]
+    names = {"dataclasses": dataclasses, "jnp": jnp, "jr": jr}
+    exec(textwrap.dedent("        @" + example), names)
+    buffer = jr.SequenceBuffer(length=10, num_envs=2, sequence_length=2, sampler=names["Newest"](most=4))
+    state = buffer.init(jnp.zeros((1, 2)))
+    for i in range(25):
+        state = buffer.add(state, jnp.full((1, 2), float(i)))
+    drawn = buffer.sample(state, jax.random.key(0), 200)
+    assert set(np.asarray(drawn.items[:, 0]).tolist()) == {22, 23}  # two starts of two streams
+    np.testing.assert_array_equal(drawn.probabilities, np.full(200, 0.25, np.float32))

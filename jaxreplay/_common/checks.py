@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 
-def describe(dtype: Any, shape: tuple[int, ...]) -> str:
+def type_text(dtype: Any, shape: tuple[int, ...]) -> str:
     """The text of an array's type in messages, such as float32[3, 2]."""
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
@@ -63,7 +63,7 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
     for path, leaf in leaves:
         if len(leaf.shape) < num_axes:
             raise ValueError(
-                f"{_name(path)}: got {describe(leaf.dtype, leaf.shape)}, {what} needs {num_axes} leading "
+                f"{_name(path)}: got {type_text(leaf.dtype, leaf.shape)}, {what} needs {num_axes} leading "
                 f"{'axis' if num_axes == 1 else 'axes'}; add a batch axis with x[None]."
             )
         if leaf.shape[:num_axes] != first:
@@ -93,8 +93,8 @@ def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owne
         shape, stored_shape = leaf.shape[num_axes:], like.shape[num_stored_axes:]
         if shape != stored_shape or leaf.dtype != like.dtype:
             raise ValueError(
-                f"{_name(path)}: got {describe(leaf.dtype, shape)}, "
-                f"{owner} stores {describe(like.dtype, stored_shape)}."
+                f"{_name(path)}: got {type_text(leaf.dtype, shape)}, "
+                f"{owner} stores {type_text(like.dtype, stored_shape)}."
             )
 
 
@@ -113,7 +113,7 @@ def check_flags(mask: Any, shape: tuple[int, ...], name: str) -> None:
     """Raise a `ValueError` where an array is not bool of `shape`."""
     if mask.shape != shape or mask.dtype != jnp.bool_:
         raise ValueError(
-            f"{name}: got {describe(mask.dtype, mask.shape)}, expected {describe('bool', shape)}, one flag a row."
+            f"{name}: got {type_text(mask.dtype, mask.shape)}, expected {type_text('bool', shape)}, one flag a row."
         )
 
 

@@ -53,7 +53,7 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
     described = _description.describe(buffer)
     structure, leaves = _structure.record(state)
     arrays = [_stored.as_array(leaf, name) for name, leaf in leaves]
-    records = [_stored.describe(array, name) for array, (name, _) in zip(arrays, leaves, strict=True)]
+    records = [_stored.header(array, name) for array, (name, _) in zip(arrays, leaves, strict=True)]
     arrays = [_stored.pack(array) for array in arrays]
     for record, sums in zip(records, _stored.checksums(arrays), strict=True):
         record["checksums"] = sums

@@ -49,7 +49,7 @@ def check_dtype(dtype: Any, name: str) -> None:
         )
 
 
-def describe(leaf: jax.Array, name: str) -> dict[str, Any]:
+def header(leaf: jax.Array, name: str) -> dict[str, Any]:
     """All but the values of an array, as JSON.
 
     Raises:

@@ -219,9 +219,9 @@ def _saved_text(node: list, records: Sequence[dict[str, Any]]) -> str:
 
 def _text(node: Any) -> str:
     if isinstance(node, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
-        return checks.describe(node.dtype, node.shape)
+        return checks.type_text(node.dtype, node.shape)
     if isinstance(node, Rows):
-        return checks.describe(node.dtype, node.shape)
+        return checks.type_text(node.dtype, node.shape)
     if isinstance(node, SumTree):
         return f"SumTree of {node.capacity}"
     return "None" if node is None else type(node).__qualname__

@@ -13,10 +13,10 @@ def check(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ..
     """Integers [G], float32 [G, R] and bool [G, R], as arrays of NumPy or JAX, whichever `like` is."""
     tasks, rewards = checks.as_int32(like.asarray(tasks)), like.asarray(rewards)
     if tasks.ndim != 1 or not jnp.issubdtype(tasks.dtype, jnp.integer):
-        raise ValueError(f"tasks: got {checks.describe(tasks.dtype, tasks.shape)}, expected a vector of integers.")
+        raise ValueError(f"tasks: got {checks.type_text(tasks.dtype, tasks.shape)}, expected a vector of integers.")
     if rewards.ndim != 2 or rewards.shape[0] != tasks.size or jnp.issubdtype(rewards.dtype, jnp.complexfloating):
         raise ValueError(
-            f"rewards: got {checks.describe(rewards.dtype, rewards.shape)}, expected a row of numbers for each of the "
+            f"rewards: got {checks.type_text(rewards.dtype, rewards.shape)}, expected a row of numbers for each of the "
             f"{tasks.size} tasks; of one rollout a group, rewards[:, None]."
         )
     mask = like.asarray(like.ones(rewards.shape, bool) if mask is None else mask)

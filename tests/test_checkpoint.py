@@ -185,7 +185,7 @@ def test_a_checkpoint_of_format_1_is_restored(tmp_path):
     """It names classes by the modules in which they lived then."""
     with zipfile.ZipFile(pathlib.Path(__file__).parent / "vectors" / "checkpoint_format_1.zip") as vector:
         vector.extractall(tmp_path / "run")
-    numbers, key = jnp.arange(8.0), jax.random.key(3)
+    numbers, key = jnp.arange(8, dtype=jnp.float32), jax.random.key(3)
     config = {
         "items": jr.ReplayBuffer(capacity=6, sampler=jr.Prioritized(normalize="global")),
         "uniform": jr.ReplayBuffer(capacity=4),

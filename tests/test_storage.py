@@ -161,12 +161,14 @@ def test_buffers_draw_the_same_from_rows(as_rows, name):
             state = buffer.update(state, drawn.indices, drawn.weights * i)
         return state, (drawn, buffer.get(state, drawn.indices))
 
-    jax.clear_caches()  # what is compiled does not say how it is stored
+    if name == "sharded":  # its `init` is compiled, and does not say how it stores
+        jax.clear_caches()
     as_rows(False)
     plain, expected = run(buffer.init(rows))
     migrated = jr.migrate(buffer, plain, larger)
     drawn = larger.sample(migrated, jax.random.key(5), 8)
-    jax.clear_caches()
+    if name == "sharded":
+        jax.clear_caches()
     as_rows(True)
     state, found = run(buffer.init(rows))
     assert jax.tree.structure(state) != jax.tree.structure(plain)
@@ -181,7 +183,8 @@ def test_buffers_draw_the_same_from_rows(as_rows, name):
     same(larger.sample(again, jax.random.key(5), 8), drawn)
     as_rows(False)
     same(state.on_this_backend(), plain)
-    jax.clear_caches()
+    if name == "sharded":
+        jax.clear_caches()
 
 
 def test_a_checkpoint_of_another_backend_is_restored_as_rows_and_back(as_rows, tmp_path):

@@ -135,6 +135,7 @@ class PointMass:
         return obs, state, reward, jnp.bool_(False), truncated, {"final_observation": x}
 
 
+@pytest.mark.slow
 def test_sac_trains():
     config = sac.Config(steps=20, num_envs=2, capacity=64, warmup=10, intervals=2, batch_size=8, width=8)
     reported = []

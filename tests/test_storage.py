@@ -55,8 +55,6 @@ def same(found, expected):
     ("kind", "leading"),
     [
         ("flags", (70,)),
-        ("halves", (35, 2)),
-        ("not quite rows", (70,)),
         ("rows", (35, 2)),
         ("tiles of bytes", (35, 2)),
         *(rarely((kind, leading)) for kind in ITEMS for leading in ((70,), (35, 2))),

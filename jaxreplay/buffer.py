@@ -7,13 +7,12 @@ from typing import Any, Generic, Protocol, Self, TypeVar
 import jax
 import jax.core
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax import lax
 
 from jaxreplay import ring
 from jaxreplay._common import checks
-from jaxreplay._common.checks import check_integer, check_number
+from jaxreplay._common.checks import check_integer
 from jaxreplay._common.xla import jit_method, materialize, on_host, read_once
 from jaxreplay.samplers import Sampler
 from jaxreplay.sum_tree import SumTree
@@ -144,7 +143,7 @@ class Buffer(abc.ABC, Generic[S]):
             for the buffer's size; under `jit` an empty buffer gives weights and probabilities 0 and indices -1).
         """
         batch_size = check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
-        check_beta(beta)
+        checks.check_beta(beta)
         drawn = self._draw(state, key, batch_size, beta)
         size = state.ring.size  # read after the draw is under way, so that it need not wait for this
         if not isinstance(size, jax.core.Tracer) and on_host(size) == 0:
@@ -184,7 +183,7 @@ class Buffer(abc.ABC, Generic[S]):
           ValueError: shapes or dtypes other than these.
         """
         self._check_state(state)
-        indices, td_errors = check_td_errors(indices, td_errors)
+        indices, td_errors = checks.check_td_errors(indices, td_errors)
         slots = ring.slots(state.ring, indices - self._first_handle(state), self._num_slots)
         stored = slots < self._num_slots
         sampler = self.sampler.update(state.sampler, slots, td_errors, stored, *self._axis)
@@ -200,7 +199,7 @@ class Buffer(abc.ABC, Generic[S]):
           ValueError: `indices` is not a vector of integers.
         """
         self._check_state(state)
-        indices = check_indices(indices) - self._first_handle(state)
+        indices = checks.check_indices(indices) - self._first_handle(state)
         slots = ring.slots(state.ring, indices, self._num_slots)
         return self._read(state, slots, fill=True)[0]
 
@@ -216,51 +215,3 @@ class Buffer(abc.ABC, Generic[S]):
         """Whether at least `batch_size` items may be drawn, bool []."""
         batch_size = check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
         return ring.at_least(state.ring.size, batch_size)
-
-
-def check_returns(spec: Any) -> None:
-    """Raise a `ValueError` where `spec` is a `TransitionBatch` that has not one `In` and one `W` for each `Rn`."""
-    if not isinstance(spec, TransitionBatch):
-        return
-    if not hasattr(spec.Rn, "shape"):
-        raise ValueError(f"leaf .Rn: got {spec.Rn!r}, expected an array; store other items than transitions in a dict.")
-    for name in ("In", "W"):
-        for leaf in jax.tree.leaves(getattr(spec, name)):
-            if leaf.shape != spec.Rn.shape:
-                raise ValueError(
-                    f"leaf .{name}: got {checks.type_text(leaf.dtype, leaf.shape)}, expected {list(spec.Rn.shape)}, "
-                    "the shape of leaf .Rn; squeeze the one that has an axis too many."
-                )
-
-
-def check_indices(indices: Any) -> jax.Array:
-    indices = jnp.asarray(indices)
-    if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
-        raise ValueError(
-            f"indices: got {checks.type_text(indices.dtype, indices.shape)}, expected a vector of integers "
-            "(Sample.indices)."
-        )
-    return checks.as_int32(indices)
-
-
-def check_beta(beta: Any) -> None:
-    """Raise a `ValueError` where `beta` of `sample` is neither None, nor a number in [0, 1], nor an array []."""
-    if callable(beta):
-        raise ValueError(f"beta={beta!r}: must be a number; a schedule is given to the sampler, as Prioritized(beta=).")
-    if isinstance(beta, jax.Array | np.ndarray):
-        if beta.ndim > 0 or not (jnp.issubdtype(beta.dtype, jnp.floating) or jnp.issubdtype(beta.dtype, jnp.integer)):
-            found = checks.type_text(beta.dtype, beta.shape)
-            raise ValueError(f"beta: got {found}, expected one number for the whole batch, such as a float32[].")
-        beta = beta.item() if isinstance(beta, np.ndarray) else None  # what is on a device is not waited for
-    if beta is not None:
-        check_number("beta", beta, 0, 1, "it is an exponent of the importance weights")
-
-
-def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]:
-    indices, td_errors = check_indices(indices), jnp.asarray(td_errors)
-    if td_errors.shape != indices.shape or not jnp.issubdtype(td_errors.dtype, jnp.number):
-        raise ValueError(
-            f"td_errors: got {checks.type_text(td_errors.dtype, td_errors.shape)}, expected one number for each of "
-            f"the {indices.shape[0]} indices."
-        )
-    return indices, td_errors

@@ -11,8 +11,9 @@ from jaxreplay import ring
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.xla import jit_method
-from jaxreplay.buffer import Buffer, check_returns
+from jaxreplay.buffer import Buffer
 from jaxreplay.samplers import Sampler, Uniform, check_sampler
+from jaxreplay.transition_batch import check_returns
 
 
 @struct.dataclass

@@ -15,7 +15,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxreplay._common import checks
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.xla import jit_method, on_host
-from jaxreplay.buffer import Buffer, S, Sample, check_beta, check_indices, check_td_errors
+from jaxreplay.buffer import Buffer, S, Sample
 from jaxreplay.ring import MAX_CAPACITY, at_least
 
 
@@ -129,7 +129,7 @@ class Sharded(Generic[S]):
           ValueError: `batch_size` is not a positive multiple of D; or all shards are empty and the call is eager.
         """
         batch_size = check_integer("batch_size", batch_size, 1, MAX_CAPACITY, "the number of draws")
-        check_beta(beta)
+        checks.check_beta(beta)
         drawn = self._draw(state, key, batch_size, beta)
         size = state.ring.size
         if not isinstance(size, jax.core.Tracer):
@@ -165,7 +165,7 @@ class Sharded(Generic[S]):
           ValueError: shapes or dtypes other than these.
         """
         self._check_state(state)
-        indices, td_errors = check_td_errors(indices, td_errors)
+        indices, td_errors = checks.check_td_errors(indices, td_errors)
         self._check_divides("indices", indices.shape[0])
 
         def update(shards: S, indices: jax.Array, td_errors: jax.Array) -> S:
@@ -181,7 +181,7 @@ class Sharded(Generic[S]):
           ValueError: `indices` is not a vector of integers, of a length that is a multiple of D.
         """
         self._check_state(state)
-        indices = check_indices(indices)
+        indices = checks.check_indices(indices)
         self._check_divides("indices", indices.shape[0])
 
         def get(shards: S, indices: jax.Array) -> Any:

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxreplay._common.checks import as_float
+from jaxreplay._common import checks
 
 
 @struct.dataclass
@@ -53,7 +53,7 @@ class TransitionBatch:
 
         W = spread(weights)
         if self.W is not None:
-            stored = as_float(self.W)
+            stored = checks.as_float(self.W)
             W = stored * W.astype(stored.dtype)
         return dataclasses.replace(self, W=W, idx=spread(handles))  # pyright: ignore[reportArgumentType]
 
@@ -139,3 +139,18 @@ def _all_numbers(x: Any, test) -> bool:
         return False
     x = np.asarray(x)
     return np.issubdtype(x.dtype, np.number) and bool(np.all(test(x)))
+
+
+def check_returns(spec: Any) -> None:
+    """Raise a `ValueError` where `spec` is a `TransitionBatch` that has not one `In` and one `W` for each `Rn`."""
+    if not isinstance(spec, TransitionBatch):
+        return
+    if not hasattr(spec.Rn, "shape"):
+        raise ValueError(f"leaf .Rn: got {spec.Rn!r}, expected an array; store other items than transitions in a dict.")
+    for name in ("In", "W"):
+        for leaf in jax.tree.leaves(getattr(spec, name)):
+            if leaf.shape != spec.Rn.shape:
+                raise ValueError(
+                    f"leaf .{name}: got {checks.type_text(leaf.dtype, leaf.shape)}, expected {list(spec.Rn.shape)}, "
+                    "the shape of leaf .Rn; squeeze the one that has an axis too many."
+                )

@@ -38,11 +38,6 @@ def as_int32(x: Any) -> Any:
     return x.astype(np.int32)
 
 
-def from_host(indices: Any) -> Any:
-    """Of a NumPy array `as_int32`, as long as JAX has not made it an array without its upper bits."""
-    return as_int32(indices) if isinstance(indices, np.ndarray) else indices
-
-
 def as_float(x: Any) -> jax.Array:
     """Numbers in float32, or in their own dtype where that is wider, also where JAX promotes nothing."""
     x = jnp.asarray(x)
@@ -148,3 +143,35 @@ def settle(config: Any, **values: Any) -> None:
     """Set fields of a frozen dataclass that is being made."""
     for name, value in values.items():
         object.__setattr__(config, name, value)
+
+
+def check_indices(indices: Any) -> jax.Array:
+    indices = jnp.asarray(indices)
+    if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
+        raise ValueError(
+            f"indices: got {type_text(indices.dtype, indices.shape)}, expected a vector of integers (Sample.indices)."
+        )
+    return as_int32(indices)
+
+
+def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]:
+    indices, td_errors = check_indices(indices), jnp.asarray(td_errors)
+    if td_errors.shape != indices.shape or not jnp.issubdtype(td_errors.dtype, jnp.number):
+        raise ValueError(
+            f"td_errors: got {type_text(td_errors.dtype, td_errors.shape)}, expected one number for each of "
+            f"the {indices.shape[0]} indices."
+        )
+    return indices, td_errors
+
+
+def check_beta(beta: Any) -> None:
+    """Raise a `ValueError` where `beta` of `sample` is neither None, nor a number in [0, 1], nor an array []."""
+    if callable(beta):
+        raise ValueError(f"beta={beta!r}: must be a number; a schedule is given to the sampler, as Prioritized(beta=).")
+    if isinstance(beta, jax.Array | np.ndarray):
+        if beta.ndim > 0 or not (jnp.issubdtype(beta.dtype, jnp.floating) or jnp.issubdtype(beta.dtype, jnp.integer)):
+            found = type_text(beta.dtype, beta.shape)
+            raise ValueError(f"beta: got {found}, expected one number for the whole batch, such as a float32[].")
+        beta = beta.item() if isinstance(beta, np.ndarray) else None  # what is on a device is not waited for
+    if beta is not None:
+        check_number("beta", beta, 0, 1, "it is an exponent of the importance weights")

@@ -1,4 +1,4 @@
-"""What the buffers have in common: draws, handles, updates, and the checks of their arguments."""
+"""What the buffers have in common: draws, handles and updates."""
 
 import abc
 import dataclasses

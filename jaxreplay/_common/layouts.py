@@ -7,6 +7,7 @@ numbers, the lanes of a TPU, which it takes as they are: `Rows`.
 
 import functools
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -124,37 +125,36 @@ def merge_axes(storage: Any) -> Any:
     def merged(leaf: Any) -> Any:
         if isinstance(leaf, Rows):
             return Rows(leaf.rows, (math.prod(leaf.leading[:2]), *leaf.leading[2:]), leaf.item)
-        if isinstance(leaf, Bits):
-            return Bits(merged(leaf.bits), leaf.dtype)
         return leaf.reshape(math.prod(leaf.shape[:2]), *leaf.shape[2:])
 
-    return jax.tree.map(merged, storage, is_leaf=_is_leaf)
+    return _map_arrays(merged, storage)
 
 
 def on_this_backend(storage: Any, num_axes: int, num_stacked: int) -> Any:
     """The same storage as this backend wants it; `num_stacked` axes are before its own `num_axes`."""
 
     def again(leaf: Any) -> Any:
-        if isinstance(leaf, Bits):
-            return Bits(again(leaf.bits), leaf.dtype)
-        plain = _as_it_is(leaf) if isinstance(leaf, Rows) else leaf
-        item = tuple(plain.shape[num_stacked + num_axes :])
-        if not _fits_rows(plain.dtype, item):
-            return plain
-        return leaf if isinstance(leaf, Rows) else _as_rows(plain, num_axes, num_stacked)
+        is_rows, wants_rows = isinstance(leaf, Rows), _fits_rows(leaf.dtype, leaf.shape[num_stacked + num_axes :])
+        if is_rows == wants_rows:
+            return leaf
+        return _as_it_is(leaf) if is_rows else _as_rows(leaf, num_axes, num_stacked)
 
-    return jax.tree.map(again, storage, is_leaf=_is_leaf)
+    return _map_arrays(again, storage)
 
 
 def as_it_is(storage: Any) -> Any:
     """The same storage, its leaves [*leading, *item] on every backend."""
 
-    def plain(leaf: Any) -> Any:
-        if isinstance(leaf, Bits):
-            return Bits(plain(leaf.bits), leaf.dtype)
-        return _as_it_is(leaf) if isinstance(leaf, Rows) else leaf
+    return _map_arrays(lambda leaf: _as_it_is(leaf) if isinstance(leaf, Rows) else leaf, storage)
 
-    return jax.tree.map(plain, storage, is_leaf=_is_leaf)
+
+def _map_arrays(function: Callable[[Any], Any], storage: Any) -> Any:
+    """`function` of each array or `Rows` of a storage, also where it holds the bits of a narrow leaf."""
+
+    def mapped(leaf: Any) -> Any:
+        return Bits(function(leaf.bits), leaf.dtype) if isinstance(leaf, Bits) else function(leaf)
+
+    return jax.tree.map(mapped, storage, is_leaf=_is_leaf)
 
 
 def _is_leaf(x: Any) -> bool:

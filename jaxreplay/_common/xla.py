@@ -1,4 +1,4 @@
-"""What has to be said to the compiler."""
+"""Hints for XLA, and methods as programs that are called from Python."""
 
 import functools
 import inspect
@@ -96,13 +96,14 @@ def jit_method(
         num_required = sum(default is inspect.Parameter.empty for default in defaults)
         keyword_only = any(x.kind is x.KEYWORD_ONLY for x in signature.parameters.values())
         at = others.index(handles) if handles else None
-        # Not the method itself: all arguments are by position, so that one program serves all ways to call it.
         program = body
-        if keyword_only:
-            names = list(signature.parameters)
-            by_name: Any = lambda *arguments: body(**dict(zip(names, arguments, strict=True)))  # noqa: E731
-            program = functools.wraps(body)(by_name)
-            del program.__wrapped__  # or else jax.jit takes its signature
+        if keyword_only:  # a program takes all arguments by position, so that one serves all ways to call the method
+
+            def by_position(*arguments: Any) -> Any:
+                return body(**dict(zip(signature.parameters, arguments, strict=True)))
+
+            by_position.__name__ = body.__name__  # in profiles
+            program = by_position
         numbers = (0, *(2 + others.index(name) for name in static))
         pure = jax.jit(program, static_argnums=numbers)
         # keep_unused: a leaf that is replaced without being read is donated like the others.

@@ -2,16 +2,15 @@
 
 import abc
 import dataclasses
-from typing import Any, Generic, Protocol, Self, TypeVar
+from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import jax
 import jax.core
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 
 from jaxreplay import ring
-from jaxreplay._common import checks
+from jaxreplay._common import checks, shards
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.xla import jit_method, materialize, on_host, read_once
 from jaxreplay.samplers import Sampler
@@ -57,13 +56,15 @@ class Buffer(abc.ABC, Generic[S]):
     sampler: Sampler
     donate: bool
     _axis_name: str | None  # of a shard: the mapped axis over all shards
+    _batch_axes: ClassVar[int]  # leading axes of what `add` takes; shards get equal parts of the last of them
+    _cut: ClassVar[str]  # the field that counts all shards
 
     @abc.abstractmethod
     def init(self, items: Any, /) -> S:
         """An empty buffer for items like these."""
 
     @abc.abstractmethod
-    def add(self, state: S, items: Any, flags: Any = None, /) -> S:
+    def add(self, state: S, items: Any, mask_or_ends: Any = None, /) -> S:
         """Insert a batch of items."""
 
     @abc.abstractmethod
@@ -77,28 +78,18 @@ class Buffer(abc.ABC, Generic[S]):
 
     @property
     def _axis(self) -> tuple[str, ...]:
-        """The last argument of a sampler's methods, which a sampler for buffers without shards need not have."""
+        """The last argument of a sampler's methods; a sampler for buffers without shards need not take it."""
         return () if self._axis_name is None else (self._axis_name,)
 
-    def _first_handle(self, state: S) -> jax.Array | int:
-        return 0 if self._axis_name is None else lax.axis_index(self._axis_name) * state.ring.period
+    def _handles(self, state: S, slots: jax.Array) -> jax.Array:
+        """Handles of the items in `slots` [B], which exist; -1 for an empty slot."""
+        handles = ring.handles(state.ring, slots, self._num_slots)
+        return jnp.where(handles >= 0, handles + ring.first_handle(state.ring, shards.index(self._axis_name)), -1)
 
-    @property
-    @abc.abstractmethod
-    def _shard_axis(self) -> int:
-        """The axis of what `add` takes along which it is dealt out to shards."""
-
-    @abc.abstractmethod
-    def _shard(self, num_shards: int, axis_name: str | None = None) -> Self:
-        """The buffer that each of `num_shards` shards is; a `ValueError` where that cannot be."""
-
-    @abc.abstractmethod
-    def _init(self, items: Any, num_shards: int) -> S:
-        """An empty state, for one of `num_shards` shards."""
-
-    @abc.abstractmethod
-    def _check_batch(self, items: Any, flags: Any) -> jax.Array | None:
-        """Raise a `ValueError` where `items` or `flags` have wrong leading axes; the flags as an array."""
+    def _slots(self, state: S, handles: jax.Array) -> jax.Array:
+        """Slots of the items that `handles` [B] name; `_num_slots` for an item that is no longer stored."""
+        handles = handles - ring.first_handle(state.ring, shards.index(self._axis_name))
+        return ring.slots(state.ring, handles, self._num_slots)
 
     @abc.abstractmethod
     def _check_state(self, state: S) -> None:
@@ -142,13 +133,7 @@ class Buffer(abc.ABC, Generic[S]):
           ValueError: `batch_size` is not a positive integer; or the buffer is empty and the call is eager (which waits
             for the buffer's size; under `jit` an empty buffer gives weights and probabilities 0 and indices -1).
         """
-        batch_size = check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
-        checks.check_beta(beta)
-        drawn = self._draw(state, key, batch_size, beta)
-        size = state.ring.size  # read after the draw is under way, so that it need not wait for this
-        if not isinstance(size, jax.core.Tracer) and on_host(size) == 0:
-            raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
-        return drawn
+        return draw(self, state, key, batch_size, beta)
 
     @jit_method(static=("batch_size",))
     def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any) -> Sample:
@@ -157,10 +142,8 @@ class Buffer(abc.ABC, Generic[S]):
         drawn = self.sampler.sample(state.sampler, key, batch_size, self._live(state))
         slots, probabilities = read_once(materialize(*drawn))
         weights = self.sampler.weights(state.sampler, probabilities, state.ring.size, beta, *self._axis)
-        if self._axis_name is not None:
-            probabilities = probabilities / jnp.asarray(lax.psum(1, self._axis_name), jnp.float32)
-        indices = ring.handles(state.ring, slots, self._num_slots)
-        indices = jnp.where(indices >= 0, indices + self._first_handle(state), -1)
+        probabilities = probabilities / shards.count(self._axis_name)
+        indices = self._handles(state, slots)
         items, mask = self._read(state, slots, fill=False)
         items = read_once(items)
         if mask is not None:
@@ -184,7 +167,7 @@ class Buffer(abc.ABC, Generic[S]):
         """
         self._check_state(state)
         indices, td_errors = checks.check_td_errors(indices, td_errors)
-        slots = ring.slots(state.ring, indices - self._first_handle(state), self._num_slots)
+        slots = self._slots(state, indices)
         stored = slots < self._num_slots
         sampler = self.sampler.update(state.sampler, slots, td_errors, stored, *self._axis)
         # What is added next comes after the draws that these are the TD errors of.
@@ -199,9 +182,7 @@ class Buffer(abc.ABC, Generic[S]):
           ValueError: `indices` is not a vector of integers.
         """
         self._check_state(state)
-        indices = checks.check_indices(indices) - self._first_handle(state)
-        slots = ring.slots(state.ring, indices, self._num_slots)
-        return self._read(state, slots, fill=True)[0]
+        return self._read(state, self._slots(state, checks.check_indices(indices)), fill=True)[0]
 
     def size(self, state: S) -> jax.Array:
         """Number of items that may be drawn, int32 []."""
@@ -215,3 +196,17 @@ class Buffer(abc.ABC, Generic[S]):
         """Whether at least `batch_size` items may be drawn, bool []."""
         batch_size = check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
         return ring.at_least(state.ring.size, batch_size)
+
+
+def draw(buffer: Any, state: Any, key: jax.Array, batch_size: int, beta: Any) -> Sample:
+    """`buffer._draw` with checked arguments, for `sample` of a buffer and of a sharded one."""
+    batch_size = check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
+    checks.check_beta(beta)
+    drawn = buffer._draw(state, key, batch_size, beta)
+    size = state.ring.size  # read after the draw is under way, so that it need not wait for this
+    if not isinstance(size, jax.core.Tracer):
+        # Summed on the host: devices would do it after the draw. What other processes hold cannot be read here.
+        size = on_host(size).sum() if getattr(size, "is_fully_addressable", True) else buffer.size(state)
+        if size == 0:
+            raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
+    return drawn

@@ -13,7 +13,7 @@ from jaxreplay.buffer import Buffer
 from jaxreplay.replay_buffer import ReplayBuffer, ReplayState
 from jaxreplay.samplers import Prioritized, PrioritizedState, Uniform, UniformState, largest_leaf
 from jaxreplay.sequence_buffer import SequenceBuffer, SequenceState
-from jaxreplay.sharding import Sharded
+from jaxreplay.sharding import Sharded, shard_of
 
 
 def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
@@ -65,7 +65,7 @@ class _Layout:
         self.is_sharded = isinstance(buffer, Sharded)
         self.whole: Any = buffer.buffer if self.is_sharded else buffer
         self.num_shards = buffer.num_shards if self.is_sharded else 1
-        self.shard: Any = self.whole._shard(self.num_shards) if isinstance(self.whole, Buffer) else None
+        self.shard: Any = shard_of(self.whole, self.num_shards) if isinstance(self.whole, Buffer) else None
         self._sharding = buffer.state_sharding if self.is_sharded else None
 
     def place(self, x: np.ndarray) -> jax.Array:

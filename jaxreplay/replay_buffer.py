@@ -1,7 +1,7 @@
 """ReplayBuffer: a ring of independent items."""
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -54,6 +54,8 @@ class ReplayBuffer(Buffer[ReplayState]):
     sampler: Sampler = Uniform()
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
+    _batch_axes: ClassVar[int] = 1
+    _cut: ClassVar[str] = "capacity"
 
     def __post_init__(self):
         capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
@@ -69,7 +71,14 @@ class ReplayBuffer(Buffer[ReplayState]):
           ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
             shape than its `Rn`.
         """
-        return self._init(items, 1)
+        spec = checks.as_spec(items)
+        checks.leading_axes(spec, 1, "a batch of items")
+        check_returns(spec)
+        return ReplayState(
+            storage=layouts.zeros(spec, (self.capacity,), 1),
+            ring=ring.init(self.capacity),
+            sampler=self.sampler.init(self.capacity),
+        )
 
     @jit_method(donates=True)
     def add(self, state: ReplayState, items: Any, mask: jax.Array | None = None) -> ReplayState:
@@ -85,9 +94,14 @@ class ReplayBuffer(Buffer[ReplayState]):
         """
         self._check_state(state)
         items = checks.as_arrays(items)
-        mask = self._check_batch(items, mask)
+        (batch_size,) = checks.leading_axes(items, 1, "a batch of items")
+        if not 1 <= batch_size <= self.capacity:
+            raise ValueError(
+                f"batch of {batch_size} items: expected 1 to capacity={self.capacity}; add it in parts, or raise "
+                "the capacity."
+            )
+        mask = None if mask is None else checks.check_mask(mask, (batch_size,))
         checks.check_like(items, layouts.stored_spec(state.storage), 1, 1, "the buffer")
-        batch_size = jax.tree.leaves(items)[0].shape[0]
         slots, count = ring.next_slots(ring.after(state.ring, items), mask, batch_size, self.capacity)
         return ReplayState(
             storage=layouts.write(state.storage, slots, items),
@@ -102,34 +116,6 @@ class ReplayBuffer(Buffer[ReplayState]):
     @property
     def _num_slots(self) -> int:
         return self.capacity
-
-    @property
-    def _shard_axis(self) -> int:
-        return 0
-
-    def _shard(self, num_shards: int, axis_name: str | None = None) -> "ReplayBuffer":
-        if self.capacity % num_shards:
-            raise ValueError(f"capacity={self.capacity}: must be a multiple of {num_shards}, the number of shards.")
-        return dataclasses.replace(self, capacity=self.capacity // num_shards, _axis_name=axis_name)
-
-    def _init(self, items: Any, num_shards: int) -> ReplayState:
-        spec = checks.as_spec(items)
-        checks.leading_axes(spec, 1, "a batch of items")
-        check_returns(spec)
-        return ReplayState(
-            storage=layouts.zeros(spec, (self.capacity,), 1),
-            ring=ring.init(self.capacity, num_shards),
-            sampler=self.sampler.init(self.capacity),
-        )
-
-    def _check_batch(self, items: Any, flags: Any) -> jax.Array | None:
-        (batch_size,) = checks.leading_axes(items, 1, "a batch of items")
-        if not 1 <= batch_size <= self.capacity:
-            raise ValueError(
-                f"batch of {batch_size} items: expected 1 to capacity={self.capacity}; add it in parts, or raise "
-                "the capacity."
-            )
-        return None if flags is None else checks.check_mask(flags, (batch_size,))
 
     def _check_state(self, state: ReplayState) -> None:
         (found,) = layouts.leading(state.storage, 1)

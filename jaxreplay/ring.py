@@ -48,6 +48,11 @@ def init(capacity: int, num_rings: int = 1) -> Ring:
     return Ring(inserted=jnp.zeros((), jnp.int32), size=jnp.zeros((), jnp.int32), period=period)
 
 
+def first_handle(ring: Ring, index: jax.Array | int) -> jax.Array | int:
+    """The first handle of ring number `index` of several whose handles differ."""
+    return index * ring.period
+
+
 def after(ring: Ring, *others: Any) -> Ring:
     """The same ring: what is written to its slots comes after all reads that `others` were computed from."""
     return dataclasses.replace(ring, inserted=xla.after(ring.inserted, *others))

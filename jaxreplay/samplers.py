@@ -14,10 +14,9 @@ from typing import Any, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks
+from jaxreplay._common import checks, shards
 from jaxreplay._common.checks import check_number, settle
 from jaxreplay._common.random import below, random_bits
 from jaxreplay.ring import Live, saturating_add
@@ -169,8 +168,8 @@ class Uniform:
     ) -> jax.Array:
         weight = jnp.ones((), jnp.float32)
         if axis_name is not None:
-            num_shards, all_items = lax.psum((1, size), axis_name)
-            weight = (num_shards * size).astype(jnp.float32) / jnp.maximum(all_items, 1).astype(jnp.float32)
+            share = shards.count(axis_name) * size
+            weight = share.astype(jnp.float32) / jnp.maximum(shards.total(size, axis_name), 1).astype(jnp.float32)
         return jnp.where(probabilities > 0, weight, 0.0)
 
     def update(
@@ -294,14 +293,11 @@ class Prioritized:
             smallest = sum_tree.minimum(state.tree) / jnp.where(mass > 0, mass, 1.0)
             evenly = jnp.where(size > 0, _uniform_probability(size), jnp.inf)
             min_probability = jnp.where(mass > 0, smallest, evenly)
-        if axis_name is not None:
-            num_shards, size = lax.psum((1, size), axis_name)
-            num_shards = jnp.asarray(num_shards, jnp.float32)
-            probabilities = probabilities / num_shards
-            min_probability = None if min_probability is None else min_probability / num_shards
+        num_shards = shards.count(axis_name)
+        min_probability = None if min_probability is None else min_probability / num_shards
         return importance_weights(
-            probabilities,
-            size,
+            probabilities / num_shards,
+            shards.total(size, axis_name),
             beta,
             normalize=self.normalize,
             min_probability=min_probability,
@@ -320,9 +316,7 @@ class Prioritized:
         finite = jnp.isfinite(td_errors)
         accepted = checks.check_mask(mask, slots.shape) & finite
         priorities = td_errors + self.epsilon
-        largest = jnp.max(priorities, where=accepted, initial=0.0)
-        if axis_name is not None:
-            largest = lax.pmax(largest, axis_name)
+        largest = shards.largest(jnp.max(priorities, where=accepted, initial=0.0), axis_name)
         leaves = self._leaf(priorities, state.tree.capacity)
         return dataclasses.replace(
             state,

@@ -14,7 +14,7 @@ such rows, those that are terminated or truncated.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -85,6 +85,8 @@ class SequenceBuffer(Buffer[SequenceState]):
     within_episode: bool = False
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
+    _batch_axes: ClassVar[int] = 2
+    _cut: ClassVar[str] = "num_envs"
 
     def __post_init__(self):
         num_envs = check_integer("num_envs", self.num_envs, 1, ring.MAX_CAPACITY, "the number of streams")
@@ -112,7 +114,18 @@ class SequenceBuffer(Buffer[SequenceState]):
           ValueError: no leaves, leading axes that differ or are not `num_envs`, or a `TransitionBatch` whose `In` or
             `W` has another shape than its `Rn`.
         """
-        return self._init(steps, 1)
+        spec = checks.as_spec(steps)
+        self._num_steps(spec)
+        check_returns(spec)
+        leading = (self.length, self.num_envs)
+        return SequenceState(
+            storage=layouts.zeros(spec, leading, 2),
+            ends=layouts.zeros(jax.ShapeDtypeStruct((), bool), leading, 0) if self.within_episode else None,
+            rows=ring.init(self.length),
+            wait=jnp.full((), self.sequence_length, jnp.int32),
+            ring=ring.init(self._num_slots),
+            sampler=self.sampler.init(self._num_slots),
+        )
 
     @jit_method(donates=True)
     def add(self, state: SequenceState, steps: Any, ends: jax.Array | None = None) -> SequenceState:
@@ -129,47 +142,28 @@ class SequenceBuffer(Buffer[SequenceState]):
           ValueError: wrong structure, shape or dtype; the message names the leaf.
         """
         self._check_state(state)
-        steps = checks.as_arrays(steps)
-        ends = self._check_batch(steps, ends)
-        checks.check_like(steps, layouts.stored_spec(state.storage), 2, 2, "the buffer")
-        num_steps = self._num_steps(steps)
-        if ends is None:
-            ends = jnp.zeros((num_steps, self.num_envs), bool)
-
+        steps, ends = self._check_rollout(state, steps, ends)
+        num_steps = ends.shape[0]
         old_sequences = ring.after(state.ring, steps, ends)
         old_rows = ring.after(state.rows, old_sequences.inserted)
-        slots, count = ring.next_slots(old_rows, None, num_steps, self.length)
+        at, count = ring.next_slots(old_rows, None, num_steps, self.length)
         rows = ring.advance(old_rows, count, self.length)
         new = (steps, ends if self.within_episode else None)
-        storage, ends = layouts.write((state.storage, state.ends), slots, new)
+        storage, ends = layouts.write((state.storage, state.ends), at, new)
 
-        # Sequences completed now, of each stream; then those that can be drawn.
+        # Sequences of each stream: completed by these steps, and drawable from now on.
         completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride
         wait = state.wait + completed * self.stride - num_steps
         drawable = jnp.maximum(rows.size + wait - self.sequence_length, 0) // self.stride
         sequences = ring.advance(old_sequences, completed * self.num_envs, self._num_slots)
-
-        # The slots that change, by age (1 for the newest): those of the sequences completed, and the oldest slot, which
-        # for a while may hold a sequence that is partly overwritten.
-        num_starts = self._num_starts
-        ages = range(1, min((num_steps - 1) // self.stride + 1, num_starts) + 1)
-        always_drawable = (self.length - self.sequence_length + 1) % self.stride == 0
-        if not always_drawable and len(ages) < num_starts:
-            ages = [*ages, num_starts]
-        age = jnp.asarray(ages, jnp.int32)
-        start = lax.div(sequences.inserted % self._num_slots, jnp.int32(self.num_envs)) - age
-        start = jnp.where(start < 0, start + num_starts, start)
-        changed = (age <= completed) | (age > drawable)
-        slots = start[:, None] * self.num_envs + jnp.arange(self.num_envs, dtype=jnp.int32)[None]
-        slots = jnp.where(changed[:, None], slots, self._num_slots)
-        drawable_slots = jnp.broadcast_to((age <= drawable)[:, None], slots.shape)
+        slots, is_drawable = self._changed_slots(sequences, num_steps, completed, drawable)
         return SequenceState(
             storage=storage,
             ends=ends,
             rows=rows,
             wait=wait,
             ring=dataclasses.replace(sequences, size=drawable * self.num_envs),
-            sampler=self.sampler.insert(state.sampler, slots.reshape(-1), drawable_slots.reshape(-1)),
+            sampler=self.sampler.insert(state.sampler, slots, is_drawable),
         )
 
     def is_full(self, state: SequenceState) -> jax.Array:
@@ -185,29 +179,6 @@ class SequenceBuffer(Buffer[SequenceState]):
     def _num_slots(self) -> int:
         return self._num_starts * self.num_envs
 
-    @property
-    def _shard_axis(self) -> int:
-        return 1
-
-    def _shard(self, num_shards: int, axis_name: str | None = None) -> "SequenceBuffer":
-        if self.num_envs % num_shards:
-            raise ValueError(f"num_envs={self.num_envs}: must be a multiple of {num_shards}, the number of shards.")
-        return dataclasses.replace(self, num_envs=self.num_envs // num_shards, _axis_name=axis_name)
-
-    def _init(self, items: Any, num_shards: int) -> SequenceState:
-        spec = checks.as_spec(items)
-        self._num_steps(spec)
-        check_returns(spec)
-        leading = (self.length, self.num_envs)
-        return SequenceState(
-            storage=layouts.zeros(spec, leading, 2),
-            ends=layouts.zeros(jax.ShapeDtypeStruct((), bool), leading, 0) if self.within_episode else None,
-            rows=ring.init(self.length),
-            wait=jnp.full((), self.sequence_length, jnp.int32),
-            ring=ring.init(self._num_slots, num_shards),
-            sampler=self.sampler.init(self._num_slots),
-        )
-
     def _num_steps(self, spec: Any) -> int:
         num_steps, num_envs = checks.leading_axes(spec, 2, "a rollout")
         if num_envs != self.num_envs:
@@ -216,6 +187,20 @@ class SequenceBuffer(Buffer[SequenceState]):
                 f"[T, {self.num_envs}]."
             )
         return num_steps
+
+    def _check_rollout(self, state: SequenceState, steps: Any, ends: Any) -> tuple[Any, jax.Array]:
+        """`steps` and `ends` as arrays; a `ValueError` where `add` cannot take them."""
+        steps = checks.as_arrays(steps)
+        num_steps = self._num_steps(steps)
+        if not 1 <= num_steps <= self.length:
+            raise ValueError(
+                f"a rollout of {num_steps} steps: expected 1 to length={self.length}; add it in parts, or raise the "
+                "length."
+            )
+        ends = jnp.zeros((num_steps, self.num_envs), bool) if ends is None else ends
+        ends = checks.check_mask(ends, (num_steps, self.num_envs), "ends")
+        checks.check_like(steps, layouts.stored_spec(state.storage), 2, 2, "the buffer")
+        return steps, ends
 
     def _check_state(self, state: SequenceState) -> None:
         found = layouts.leading(state.storage, 2)
@@ -231,16 +216,37 @@ class SequenceBuffer(Buffer[SequenceState]):
         start = (state.ring.inserted - state.ring.size) % self._num_slots
         return ring.Live(start=start, size=state.ring.size)
 
+    def _changed_slots(
+        self, sequences: ring.Ring, num_steps: int, completed: jax.Array, drawable: jax.Array
+    ) -> tuple[jax.Array, jax.Array]:
+        """Slots that change as steps are added, int32 [K * num_envs], and whether they are drawable from now on.
+
+        They are those of the sequences completed, and the oldest slot, which for a while may hold a sequence that is
+        partly overwritten. A slot that does not change after all is out of range.
+        """
+        num_starts = self._num_starts
+        ages = [*range(min((num_steps - 1) // self.stride + 1, num_starts))]
+        always_drawable = (self.length - self.sequence_length + 1) % self.stride == 0
+        if not always_drawable and len(ages) < num_starts:
+            ages.append(num_starts - 1)
+        age = jnp.asarray(ages, jnp.int32)
+        start = lax.div(sequences.inserted % self._num_slots, jnp.int32(self.num_envs)) - 1 - age
+        start = jnp.where(start < 0, start + num_starts, start)
+        slots = start[:, None] * self.num_envs + jnp.arange(self.num_envs, dtype=jnp.int32)[None]
+        changed = (age < completed) | (age >= drawable)
+        slots = jnp.where(changed[:, None], slots, self._num_slots)
+        return slots.reshape(-1), jnp.repeat(age < drawable, self.num_envs)
+
     def _first_rows(self, state: SequenceState, age: jax.Array) -> jax.Array:
-        """Rows of the first steps of the sequences that were completed `age` starts ago (1 for the newest)."""
-        row = state.rows.inserted % self.length + state.wait - self.sequence_length - age * self.stride
+        """Rows of the first steps of the sequences that were completed `age` starts ago (0 for the newest)."""
+        row = state.rows.inserted % self.length + state.wait - self.sequence_length - (age + 1) * self.stride
         return jnp.clip(jnp.where(row < 0, row + self.length, row), 0, self.length - 1)
 
     def _read(self, state: SequenceState, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array]:
         start = lax.div(slots, jnp.int32(self.num_envs))
         env = slots - start * self.num_envs
-        age = lax.div(state.ring.inserted % self._num_slots, jnp.int32(self.num_envs)) - start
-        age = jnp.where(age <= 0, age + self._num_starts, age)
+        age = lax.div(state.ring.inserted % self._num_slots, jnp.int32(self.num_envs)) - 1 - start
+        age = jnp.where(age < 0, age + self._num_starts, age)
         rows = self._first_rows(state, age)[:, None] + jnp.arange(self.sequence_length, dtype=jnp.int32)[None]
         rows = jnp.where(rows >= self.length, rows - self.length, rows)  # [B, sequence_length]
         exists = jnp.broadcast_to((slots < self._num_slots)[:, None], rows.shape)
@@ -251,12 +257,3 @@ class SequenceBuffer(Buffer[SequenceState]):
         if ends is not None:
             mask &= jnp.cumsum(ends, axis=1, dtype=jnp.int32) == ends.astype(jnp.int32)  # no end before
         return items, mask
-
-    def _check_batch(self, items: Any, flags: Any) -> jax.Array | None:
-        num_steps = self._num_steps(items)
-        if not 1 <= num_steps <= self.length:
-            raise ValueError(
-                f"a rollout of {num_steps} steps: expected 1 to length={self.length}; add it in parts, or raise the "
-                "length."
-            )
-        return None if flags is None else checks.check_mask(flags, (num_steps, self.num_envs), "ends")

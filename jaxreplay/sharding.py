@@ -4,19 +4,20 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Generic
+from typing import Any, Generic, overload
 
 import jax
-import jax.core
 import jax.numpy as jnp
-from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxreplay._common import checks
+from jaxreplay import ring
+from jaxreplay._common import checks, shards
 from jaxreplay._common.checks import check_integer
-from jaxreplay._common.xla import jit_method, on_host
-from jaxreplay.buffer import Buffer, S, Sample
-from jaxreplay.ring import MAX_CAPACITY, at_least
+from jaxreplay._common.xla import jit_method
+from jaxreplay.buffer import Buffer, S, Sample, draw
+from jaxreplay.replay_buffer import ReplayState
+from jaxreplay.ring import at_least
+from jaxreplay.sequence_buffer import SequenceState
 
 
 @dataclasses.dataclass(frozen=True)
@@ -56,7 +57,7 @@ class Sharded(Generic[S]):
             raise ValueError(f"mesh={self.mesh!r}: must be a jax.sharding.Mesh, as jax.make_mesh makes it.")
         if self.axis not in self.mesh.axis_names:
             raise ValueError(f"axis={self.axis!r}: must be one of the mesh's axes, {self.mesh.axis_names}.")
-        self.buffer._shard(self.num_shards)
+        shard_of(self.buffer, self.num_shards)
 
     @property
     def donate(self) -> bool:
@@ -96,28 +97,32 @@ class Sharded(Generic[S]):
         leaves, treedef = jax.tree.flatten(spec)
         return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
 
-    def add(self, *args: Any, **kwargs: Any) -> S:
-        """Insert a batch; the arguments are those of the buffer's `add`, and `mask` or `ends` are dealt out likewise.
+    @overload
+    def add(self: "Sharded[ReplayState]", state: ReplayState, items: Any, mask: Any = None) -> ReplayState: ...
+
+    @overload
+    def add(self: "Sharded[SequenceState]", state: SequenceState, steps: Any, ends: Any = None) -> SequenceState: ...
+
+    def add(self, *args: Any, **kwargs: Any) -> Any:
+        """Insert a batch, as the buffer's `add` does; `mask` or `ends` are dealt out like the items.
 
         Raises:
           ValueError: as from the buffer's `add`; or the batch cannot be dealt out evenly (pad and mask it).
         """
         call = _signature(type(self.buffer)).bind(self.buffer, *args, **kwargs)
         call.apply_defaults()
-        return self._add(*call.args[1:])
+        state, *arguments = call.args[1:]
+        return self._add(state, arguments)
 
     @jit_method(donates=True)
-    def _add(self, state: S, items: Any, flags: Any) -> S:
+    def _add(self, state: S, arguments: list[Any]) -> S:
         self._check_state(state)
-        items = checks.as_arrays(items)
-        flags = self.buffer._check_batch(items, flags)
-        self._check_divides("batch", jax.tree.leaves(items)[0].shape[self.buffer._shard_axis])
-
-        def add(shards: S, items: Any, flags: Any) -> S:
-            return jax.vmap(lambda state: self._part.add(state, items, flags))(shards)
-
-        parts = self._items_spec
-        return self._on_shards(add, (PartitionSpec(self.axis), parts, parts), state, items, flags)
+        arguments = checks.as_arrays(arguments)
+        spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
+        jax.eval_shape(self.buffer.add, jax.eval_shape(self.buffer.init, spec[0]), *spec)  # for its checks
+        self._check_divides("batch", jax.tree.leaves(arguments)[0].shape[self.buffer._batch_axes - 1])
+        parts = (self._items_spec,) * len(arguments)
+        return self._on_shards(self._part.add, parts, state, *arguments)
 
     def sample(self, state: S, key: jax.Array, batch_size: int, beta: Any = None) -> Sample:
         """Draw items with replacement, batch_size / D from each shard; otherwise as the buffer's `sample`.
@@ -128,30 +133,19 @@ class Sharded(Generic[S]):
         Raises:
           ValueError: `batch_size` is not a positive multiple of D; or all shards are empty and the call is eager.
         """
-        batch_size = check_integer("batch_size", batch_size, 1, MAX_CAPACITY, "the number of draws")
-        checks.check_beta(beta)
-        drawn = self._draw(state, key, batch_size, beta)
-        size = state.ring.size
-        if not isinstance(size, jax.core.Tracer):
-            # Summed on the host: devices would do it after the draw. What other processes hold cannot be read here.
-            size = on_host(size).sum() if getattr(size, "is_fully_addressable", True) else self.size(state)
-            if size == 0:
-                raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
-        return drawn
+        return draw(self, state, key, batch_size, beta)
 
     @jit_method(static=("batch_size",))
     def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any) -> Sample:
         self._check_state(state)
         self._check_divides("batch_size", batch_size)
 
-        def draw(shards: S, key: jax.Array, beta: Any) -> Sample:
+        def draw_share(state: S, key: jax.Array, beta: Any) -> Sample:
             if self._axis_name is not None:
-                key = jax.random.fold_in(key, lax.axis_index(self._axis_name))
-            share = batch_size // self.num_shards
-            return _one(jax.vmap(lambda state: self._part._draw(state, key, share, beta))(shards))
+                key = jax.random.fold_in(key, shards.index(self._axis_name))
+            return self._part._draw(state, key, batch_size // self.num_shards, beta)
 
-        specs = (PartitionSpec(self.axis), PartitionSpec(), PartitionSpec())
-        return self._on_shards(draw, specs, state, key, beta)
+        return self._on_shards(draw_share, (PartitionSpec(), PartitionSpec()), state, key, beta, rows=True)
 
     @jit_method(donates=True, handles="indices")
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
@@ -165,13 +159,9 @@ class Sharded(Generic[S]):
           ValueError: shapes or dtypes other than these.
         """
         self._check_state(state)
-        indices, td_errors = checks.check_td_errors(indices, td_errors)
-        self._check_divides("indices", indices.shape[0])
-
-        def update(shards: S, indices: jax.Array, td_errors: jax.Array) -> S:
-            return jax.vmap(lambda state: self._part.update(state, indices, td_errors))(shards)
-
-        return self._on_shards(update, (PartitionSpec(self.axis),) * 3, state, indices, td_errors)
+        rows = checks.check_td_errors(indices, td_errors)
+        self._check_divides("indices", rows[0].size)
+        return self._on_shards(self._part.update, (PartitionSpec(self.axis),) * 2, state, *rows)
 
     @jit_method(handles="indices")
     def get(self, state: S, indices: jax.Array) -> Any:
@@ -182,12 +172,8 @@ class Sharded(Generic[S]):
         """
         self._check_state(state)
         indices = checks.check_indices(indices)
-        self._check_divides("indices", indices.shape[0])
-
-        def get(shards: S, indices: jax.Array) -> Any:
-            return _one(jax.vmap(lambda state: self._part.get(state, indices))(shards))
-
-        return self._on_shards(get, (PartitionSpec(self.axis),) * 2, state, indices)
+        self._check_divides("indices", indices.size)
+        return self._on_shards(self._part.get, (PartitionSpec(self.axis),), state, indices, rows=True)
 
     def size(self, state: S) -> jax.Array:
         """Number of items that may be drawn, of all shards, int32 []."""
@@ -207,7 +193,8 @@ class Sharded(Generic[S]):
 
     @property
     def _part(self) -> Buffer[S]:
-        return self.buffer._shard(self.num_shards, self._axis_name)
+        """The buffer that each shard is."""
+        return shard_of(self.buffer, self.num_shards, self._axis_name)
 
     @property
     def _axis_name(self) -> str | None:
@@ -216,7 +203,7 @@ class Sharded(Generic[S]):
 
     @property
     def _items_spec(self) -> PartitionSpec:
-        return PartitionSpec(*[None] * self.buffer._shard_axis, self.axis)
+        return PartitionSpec(*[None] * (self.buffer._batch_axes - 1), self.axis)
 
     def _check_state(self, state: S) -> None:
         if state.ring.size.shape != (self.num_shards,):
@@ -233,7 +220,28 @@ class Sharded(Generic[S]):
                 f"{self.axis!r})."
             )
 
-    def _on_shards(self, function: Callable[..., Any], specs: tuple[PartitionSpec, ...], *arguments: Any) -> Any:
+    def _on_shards(
+        self,
+        method: Callable[..., Any],
+        specs: tuple[PartitionSpec, ...],
+        state: S,
+        *arguments: Any,
+        rows: bool = False,
+    ) -> Any:
+        """`method` of each shard's state and its part of the arguments, which are laid out by `specs`.
+
+        The method returns a state, or rows of a batch (`rows`).
+        """
+
+        def on_shard(shard: S, *arguments: Any) -> Any:
+            # A shard's state has a leading axis of 1 on its device. It is mapped over: where reshapes take it off and
+            # put it on again, XLA copies the whole storage.
+            result = jax.vmap(lambda state: method(state, *arguments))(shard)
+            return jax.tree.map(lambda x: x.reshape(x.shape[1:]), result) if rows else result
+
+        return self._map(on_shard, (PartitionSpec(self.axis), *specs), state, *arguments)
+
+    def _map(self, function: Callable[..., Any], specs: tuple[PartitionSpec, ...], *arguments: Any) -> Any:
         """`function` of each device's part of the arguments, which are laid out by `specs`."""
         if self.mesh.axis_types[self.mesh.axis_names.index(self.axis)] == AxisType.Explicit:
             layout = [NamedSharding(self.mesh, spec) for spec in specs]
@@ -245,33 +253,40 @@ class Sharded(Generic[S]):
         return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=PartitionSpec(self.axis))(*arguments)
 
 
+def shard_of(buffer: Buffer[S], num_shards: int, axis_name: str | None = None) -> Buffer[S]:
+    """The buffer that each of `num_shards` shards of `buffer` is.
+
+    Raises:
+      ValueError: it cannot be cut evenly.
+    """
+    size = getattr(buffer, buffer._cut)
+    if size % num_shards:
+        raise ValueError(f"{buffer._cut}={size}: must be a multiple of {num_shards}, the number of shards.")
+    config: Any = buffer
+    return dataclasses.replace(config, **{buffer._cut: size // num_shards}, _axis_name=axis_name)
+
+
 @functools.cache
 def _signature(kind: type[Buffer]) -> inspect.Signature:
     return inspect.signature(kind.add)
 
 
-# On its device a shard's state has a leading axis of 1. It is mapped over: where reshapes take it off and put it on
-# again, XLA copies the whole storage.
-
-
-def _one(drawn: Any) -> Any:
-    return jax.tree.map(lambda x: x.reshape(x.shape[1:]), drawn)
-
-
 def _init_impl(sharded: Sharded[S], treedef: Any, leaves: tuple[tuple[tuple[int, ...], Any], ...]) -> S:
-    axis = sharded.buffer._shard_axis
-    for shape, _ in leaves:
-        sharded._check_divides("batch", shape[axis])
+    spec = jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
+    axis = sharded.buffer._batch_axes - 1
+    sharded._check_divides("batch", leaves[0][0][axis])
 
-    def part(shape, dtype):
-        return jax.ShapeDtypeStruct((*shape[:axis], shape[axis] // sharded.num_shards, *shape[axis + 1 :]), dtype)
-
-    spec = jax.tree.unflatten(treedef, [part(*leaf) for leaf in leaves])
+    def part(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+        shape = (*x.shape[:axis], x.shape[axis] // sharded.num_shards, *x.shape[axis + 1 :])
+        return jax.ShapeDtypeStruct(shape, x.dtype)
 
     def init() -> S:
-        return jax.tree.map(lambda x: x.reshape(1, *x.shape), sharded._part._init(spec, sharded.num_shards))
+        shard = sharded._part
+        state: Any = shard.init(jax.tree.map(part, spec))
+        state = dataclasses.replace(state, ring=ring.init(shard._num_slots, sharded.num_shards))
+        return jax.tree.map(lambda x: x.reshape(1, *x.shape), state)
 
-    return sharded._on_shards(init, ())
+    return sharded._map(init, ())
 
 
 _init = jax.jit(_init_impl, static_argnums=(0, 1, 2))

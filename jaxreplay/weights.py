@@ -4,7 +4,8 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax import lax
+
+from jaxreplay._common import shards
 
 Normalize = Literal["batch", "global"] | None
 
@@ -51,8 +52,8 @@ def importance_weights(
         log_reference = jnp.min(jnp.where(drawn, log_probability, jnp.inf))
     else:
         log_reference = -jnp.log(jnp.maximum(jnp.asarray(size, jnp.float32), 1.0))
-    if normalize is not None and axis_name is not None:
-        log_reference = lax.pmin(log_reference, axis_name)
+    if normalize is not None:
+        log_reference = shards.smallest(log_reference, axis_name)
     exponent = -jnp.asarray(beta, jnp.float32) * jnp.where(drawn, log_probability - log_reference, 0.0)
     return jnp.where(drawn, jnp.exp(exponent), 0.0)
 

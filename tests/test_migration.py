@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 import jaxreplay as jr
 from jaxreplay import ring
+from jaxreplay.sharding import shard_of
 
 UNIFORM = jr.Uniform()
 PER = jr.Prioritized(alpha=0.7, epsilon=0.0)
@@ -29,7 +30,7 @@ def stacked(buffer, state):
         return [state], buffer
     state = jax.tree.map(np.asarray, state)
     shards = [at(state, k) for k in range(buffer.num_shards)]
-    return shards, buffer.buffer._shard(buffer.num_shards)
+    return shards, shard_of(buffer.buffer, buffer.num_shards)
 
 
 def contents(buffer, state):

@@ -1,5 +1,6 @@
 """Naive numpy twins: each does what a module of the package does, the plain way, in float64 and with Python loops."""
 
+import itertools
 import math
 
 import numpy as np
@@ -342,3 +343,41 @@ def time_limit_values(n, gamma, limit, first_reward, first_differs, *, as_termin
         count[observation[t]] += 1
     count = np.maximum(count, 1)
     return np.linalg.solve(np.eye(2) - bootstrap / count[:, None], returns / count)
+
+
+def permutation(bits, size):
+    """The numbers in their order, from the words of the rounds (two of uint32 [rounds])."""
+    order = list(range(size))
+    for high, low in zip(*(words.tolist() for words in bits), strict=True):
+        pivot = ((high << 32 | low) * size) >> 64
+        for place, number in enumerate(order):
+            partner = (pivot - number) % size
+            mix = max(number, partner) ^ low
+            for shift, factor in ((16, 0x21F0AAAD), (15, 0x735A2D97)):
+                mix = (mix ^ mix >> shift) * factor % 2**32
+            if mix >= 2**31:
+                order[place] = partner
+    return order
+
+
+def swap_or_not_distance(size, rounds):
+    """Total variation between the order of swap-or-not, its decisions independent, and a uniform one."""
+    orders = list(itertools.permutations(range(size)))
+    number_of = {order: i for i, order in enumerate(orders)}
+
+    def swapped(a, b):
+        names = {a: b, b: a}
+        return np.array([number_of[tuple(names.get(x, x) for x in order)] for order in orders])
+
+    swaps = [[swapped(x, (k - x) % size) for x in range(size) if x < (k - x) % size] for k in range(size)]
+    law = np.zeros(len(orders))
+    law[0] = 1
+    for _ in range(rounds):
+        after = []
+        for pairs in swaps:
+            one = law
+            for pair in pairs:
+                one = (one + one[pair]) / 2
+            after.append(one)
+        law = np.mean(after, axis=0)
+    return np.abs(law - 1 / len(orders)).sum() / 2

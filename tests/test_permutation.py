@@ -1,0 +1,238 @@
+import functools
+import itertools
+import math
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from helpers import mesh, rarely, run_once
+from jax import lax
+from jax.sharding import PartitionSpec
+from scipy import stats
+
+from jaxreplay._common.permutation import ROUNDS, permuted
+from jaxreplay._common.random import random_bits
+
+rbg_key = functools.partial(jax.random.key, impl="rbg")
+LEAST = 1e-6  # that any p-value may be
+SMALL = (2, 3, 4, 5, 6, 7, 8, 12, 16)
+LARGE = (2**20, 1_000_003)
+NUM_KEYS, CHUNK = 100_000, 10_000
+# Much is computed, so this is worth compiling well.
+fast = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 3})
+
+
+@fast
+def orders(keys, sizes, like):
+    """Orders [K, S, len(like)] for each of the keys and sizes; what is behind an order's end is of no meaning."""
+    places = jnp.arange(len(like), dtype=jnp.int32)
+    return jax.vmap(lambda key: jax.vmap(lambda size: permuted(key, places, size))(sizes))(keys)
+
+
+@functools.cache
+def long_orders(seed):
+    """Of three keys and each of the large sizes: {size: int [3, size]}; the key, the next, and one folded from it."""
+    keys = jnp.stack([jax.random.key(seed), jax.random.key(seed + 1), jax.random.fold_in(jax.random.key(seed), 0)])
+    found = np.asarray(orders(keys, jnp.array(LARGE, jnp.int32), jnp.zeros(max(LARGE)))).astype(np.int64)
+    return {size: found[:, i, :size] for i, size in enumerate(LARGE)}
+
+
+@functools.cache
+def short_orders(kind):
+    """Orders of many keys in a row: {size: int [NUM_KEYS, size]}."""
+    make = {"key": jax.random.key, "fold_in": functools.partial(jax.random.fold_in, jax.random.key(1))}[kind]
+    seeds = jnp.arange(NUM_KEYS, dtype=jnp.uint32).reshape(-1, CHUNK)
+    like = jnp.zeros(max(SMALL))
+    parts = [np.asarray(orders(jax.vmap(make)(part), jnp.array(SMALL, jnp.int32), like)) for part in seeds]
+    all_sizes = np.concatenate(parts).astype(np.int64)
+    return {size: all_sizes[:, i, :size] for i, size in enumerate(SMALL)}
+
+
+def p_value(values, num_bins):
+    """Of the hypothesis that each of `num_bins` values is equally likely."""
+    counts = np.bincount(values, minlength=num_bins)
+    assert len(counts) == num_bins
+    return stats.chisquare(counts).pvalue
+
+
+def ranks(orders):
+    """Numbers in [0, size!) of the orders [K, size], the same for the same order."""
+    size = orders.shape[1]
+    later_smaller = np.stack([(orders[:, i + 1 :] < orders[:, i : i + 1]).sum(axis=1) for i in range(size)])
+    return later_smaller.T @ np.array([math.factorial(size - 1 - i) for i in range(size)])
+
+
+def twin(key, size):
+    return oracles.permutation([np.asarray(words) for words in random_bits(key, ROUNDS)], size)
+
+
+def test_equals_the_twin():
+    key, sizes = jax.random.key(5), (1, 2, 3, 7, 64, 100)
+    found = np.asarray(orders(key[None], jnp.array(sizes, jnp.int32), jnp.zeros(100)))[0]
+    for numbers, size in zip(found, sizes, strict=True):
+        np.testing.assert_array_equal(numbers[:size], twin(key, size))
+
+
+def test_every_size_up_to_2000_gives_a_permutation():
+    sizes = jnp.arange(1, 2001, dtype=jnp.int32)
+    places = jnp.arange(2000, dtype=jnp.int32)
+    keys = jax.random.split(jax.random.key(0), 2000)
+    all_orders = np.asarray(fast(jax.vmap(permuted, (0, None, 0)))(keys, places, sizes))
+    for size, numbers in enumerate(all_orders, 1):
+        np.testing.assert_array_equal(np.sort(numbers[:size]), np.arange(size))
+        assert np.all(numbers[size:] == numbers[size - 1])
+
+
+@pytest.mark.parametrize("size", LARGE)
+def test_large_sizes_give_permutations(size):
+    for numbers in long_orders(0)[size]:
+        np.testing.assert_array_equal(np.sort(numbers), np.arange(size))
+
+
+@pytest.mark.parametrize("size", [2**29, 2**31 - 1])
+def test_the_largest_sizes(size):
+    places = np.random.default_rng(0).choice(size, 100_000, replace=False).astype(np.int32)
+    places[:2] = [0, size - 1]
+    numbers = np.asarray(fast(permuted)(jax.random.key(4), places, jnp.int32(size)))
+    assert numbers.min() >= 0
+    assert numbers.max() < size
+    assert len(np.unique(numbers)) == len(np.unique(places))
+    assert p_value(numbers.astype(np.int64) * 100 // size, 100) > LEAST
+
+
+def test_places_beyond_the_size_and_no_size():
+    places = jnp.array([-(2**31), -1, 0, 4, 5, 2**31 - 1], jnp.int32)
+    ask = run_once(permuted)
+    numbers = ask(jax.random.key(0), places, jnp.int32(5))
+    inside = ask(jax.random.key(0), jnp.array([0, 0, 0, 4, 4, 4], jnp.int32), jnp.int32(5))
+    np.testing.assert_array_equal(numbers, inside)
+    for size in (0, 1):
+        np.testing.assert_array_equal(ask(jax.random.key(0), places, jnp.int32(size)), np.zeros(6))
+
+
+@pytest.mark.parametrize("make", [jax.random.key, rarely(jax.random.PRNGKey), rarely(rbg_key)])
+def test_every_way_to_ask_gives_the_same_order(make):
+    size, places = jnp.int32(1000), jnp.arange(1000, dtype=jnp.int32)
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        eager = permuted(make(0), places, size)
+    assert eager.dtype == jnp.int32
+    np.testing.assert_array_equal(np.sort(eager), places)
+    np.testing.assert_array_equal(run_once(permuted)(make(0), places[17], size), eager[17])
+    batches = places.reshape(20, 2, 25)
+    scanned = lax.scan(lambda size, some: (size, permuted(make(0), some, size)), size, batches)[1]
+    np.testing.assert_array_equal(scanned.reshape(-1), eager)
+    assert np.mean(np.asarray(permuted(make(1), places, size)) == eager) < 0.02
+
+
+@pytest.mark.parametrize("make", [jax.random.PRNGKey, rbg_key])
+def test_other_kinds_of_key(make):
+    size, places = jnp.int32(1000), jnp.arange(1000, dtype=jnp.int32)
+    numbers = permuted(make(0), places, size)
+    np.testing.assert_array_equal(np.sort(numbers), places)
+    assert np.mean(np.asarray(permuted(make(1), places, size)) == np.asarray(numbers)) < 0.02
+
+
+def test_mapped_over_keys_places_and_sizes():
+    keys, sizes = jax.random.split(jax.random.key(0), 3), jnp.array([5, 60, 70], jnp.int32)
+    places = jnp.stack([jnp.arange(i, i + 5, dtype=jnp.int32) for i in range(3)])
+    mapped = run_once(jax.vmap(permuted))(keys, places, sizes)
+    for i in range(3):
+        np.testing.assert_array_equal(mapped[i], np.array(twin(keys[i], int(sizes[i])))[places[i]])
+
+
+def test_each_shard_has_a_key_of_its_own():
+    def one(size):
+        key = jax.random.fold_in(jax.random.key(0), lax.axis_index("data"))
+        return permuted(key, jnp.arange(7, dtype=jnp.int32), size)
+
+    mapped = run_once(jax.shard_map(one, mesh=mesh(2), in_specs=PartitionSpec(), out_specs=PartitionSpec("data")))
+    expected = [twin(jax.random.fold_in(jax.random.key(0), shard), 7) for shard in range(2)]
+    np.testing.assert_array_equal(mapped(jnp.int32(7)).reshape(2, 7), expected)
+
+
+@pytest.mark.hlo
+@pytest.mark.parametrize("platform", ["cuda", "tpu"])
+def test_no_loop_on_an_accelerator(platform):
+    arguments = (jax.random.key(0), jnp.zeros(256, jnp.int32), jnp.int32(9))
+    lowered = jax.jit(permuted).trace(*arguments).lower(lowering_platforms=(platform,))
+    assert "stablehlo.while" not in lowered.as_text()
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("size", [2, 3, 4, 5, rarely(6), rarely(7)])
+def test_rounds_are_enough(size):
+    assert oracles.swap_or_not_distance(size, ROUNDS) < 2e-10
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("size", SMALL)
+@pytest.mark.parametrize("kind", ["key", rarely("fold_in")])
+def test_law_of_one_and_of_two_numbers(kind, size):
+    found = short_orders(kind)[size]
+    for place in range(size):
+        assert p_value(found[:, place], size) > LEAST
+    for first, second in itertools.combinations(range(size), 2):
+        # Of the numbers other than the first one: which is it.
+        others = found[:, second] - (found[:, second] > found[:, first])
+        assert p_value(found[:, first] * (size - 1) + others, size * (size - 1)) > LEAST
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("size", [2, 3, 4, 5, 6])
+@pytest.mark.parametrize("kind", ["key", rarely("fold_in")])
+def test_law_of_whole_orders(kind, size):
+    assert p_value(ranks(short_orders(kind)[size]), math.factorial(size)) > LEAST
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("size", [2, 3, 4])
+@pytest.mark.parametrize("kind", ["key", rarely("fold_in")])
+def test_orders_of_neighbouring_keys_are_independent(kind, size):
+    number, count = ranks(short_orders(kind)[size]), math.factorial(size)
+    for distance in (1, 256):
+        blocks = number[: NUM_KEYS // 512 * 512].reshape(-1, 2, distance)
+        assert p_value((blocks[:, 0] * count + blocks[:, 1]).reshape(-1), count**2) > LEAST
+
+
+def cells(x, y, size, parts=16):
+    """Of which of parts x parts equal parts of [0, size)^2 each pair is."""
+    return x * parts // size * parts + y * parts // size
+
+
+def evenness(values, size):
+    """Two-sided p-value of the number of coincidences among `size` values in [0, size)."""
+    counts = np.bincount(values, minlength=size)
+    above = stats.chi2.sf(np.sum((counts - 1.0) ** 2), size - 1)
+    return 2 * min(above, 1 - above)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("size", LARGE)
+@pytest.mark.parametrize("seed", [0, *map(rarely, range(1, 10))])
+def test_law_of_a_long_order(seed, size):
+    """Neighbours, batches one after the other, and where a number is, tell nothing of each other."""
+    numbers, places = long_orders(seed)[size][0], np.arange(size)
+    assert p_value(cells(numbers, places, size), 256) > LEAST
+    assert evenness((numbers - places) % size, size) > LEAST
+    assert evenness((numbers + places) % size, size) > LEAST
+    for distance in (1, 2, 256):
+        later = np.roll(numbers, -distance)
+        assert p_value(cells(numbers, later, size), 256) > LEAST
+        assert p_value((later - numbers) % size * 256 // size, 256) > LEAST
+        assert evenness((later - numbers) % size, size) > LEAST
+        assert evenness((later + numbers) % size, size) > LEAST
+    batches = numbers[: 200 * 4096].reshape(200, 4096)
+    for batch in batches[::20]:
+        assert p_value(batch * 64 // size, 64) > LEAST
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("size", LARGE)
+@pytest.mark.parametrize("seed", [0, *map(rarely, range(1, 10))])
+def test_long_orders_of_neighbouring_keys_are_independent(seed, size):
+    numbers, *all_others = long_orders(seed)[size]
+    for others in all_others:
+        assert p_value(cells(numbers, others, size), 256) > LEAST
+        assert evenness((numbers - others) % size, size) > LEAST

@@ -89,15 +89,19 @@ def ascend(
     return tuple(done)
 
 
-def descend(levels: Sequence[jax.Array], found: Found, fanout: int) -> Found:
+def descend(levels: Sequence[jax.Array], found: Found, fanout: int, patches: Sequence[Any] = ()) -> Found:
     """Follow what is left of the prefixes from the nodes `found` down the levels below them.
+
+    `patches` are functions that set siblings [B, fanout] to what they count for, given the number of the first of them.
 
     All that is found at a level is materialized together, so that every read of the tree comes before any write that
     depends on one of them; otherwise XLA would copy the tree.
     """
-    for nodes in levels:
+    for level, nodes in enumerate(levels):
         node, prefix, _ = found
         rows = read_rows(nodes, node, fanout)
+        if patches:
+            rows = patches[level](rows, node * fanout)
         if nodes.ndim == 2:
             child, prefix, value = choose_in_rows(rows, prefix)
         else:

@@ -12,6 +12,7 @@ from flax import struct
 from jaxreplay import ring
 from jaxreplay._common import checks, shards
 from jaxreplay._common.checks import check_integer
+from jaxreplay._common.permutation import permuted
 from jaxreplay._common.xla import jit_method, materialize, on_host, read_once
 from jaxreplay.samplers import Sampler
 from jaxreplay.sum_tree import SumTree
@@ -24,10 +25,13 @@ class Sample:
 
     Attributes:
       items: leaves [batch, ...]; [batch, sequence_length, ...] from a `SequenceBuffer`.
-      indices: int32 [batch], the items' handles, to be given back to `update`; -1 where the buffer was empty.
-      probabilities: float32 [batch], with which each item was drawn; 0 where the buffer was empty.
-      weights: float32 [batch], importance-sampling weights; 0 where the buffer was empty.
+      indices: int32 [batch], the items' handles, to be given back to `update`; -1 for rows without an item, as all
+        rows from an empty buffer are.
+      probabilities: float32 [batch], with which each item was drawn; 0 for rows without an item.
+      weights: float32 [batch], importance-sampling weights; 0 for rows without an item.
       mask: None; from a `SequenceBuffer` bool [batch, sequence_length], which steps count.
+      age: int32 [batch], insertions since the item's, 0 for the newest; of a sequence the later ones of its stream. -1
+        for rows without an item.
     """
 
     items: Any
@@ -35,6 +39,7 @@ class Sample:
     probabilities: jax.Array  # [batch]
     weights: jax.Array  # [batch]
     mask: jax.Array | None = None  # [batch, sequence_length]
+    age: jax.Array | None = None  # [batch]
 
 
 class State(Protocol):
@@ -110,15 +115,21 @@ class Buffer(abc.ABC, Generic[S]):
             )
 
     @abc.abstractmethod
-    def _live(self, state: S) -> ring.Live:
-        """The slots that may be drawn."""
+    def _live(self, state: S, max_age: jax.Array | None = None) -> ring.Live:
+        """The slots that may be drawn; of these the ones with items younger than `max_age` (int32 [])."""
+
+    @abc.abstractmethod
+    def _ages(self, state: S, slots: jax.Array) -> jax.Array:
+        """`Sample.age` of the items in `slots` [B]."""
 
     @abc.abstractmethod
     def _read(self, state: S, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array | None]:
         """Items at `slots` [B], which exist, or else are zeros with `fill`; and `Sample.mask`."""
 
-    def sample(self, state: S, key: jax.Array, batch_size: int, beta: Any = None) -> Sample:
-        """Draw items with replacement.
+    def sample(
+        self, state: S, key: jax.Array, batch_size: int, beta: Any = None, max_age: jax.Array | int | None = None
+    ) -> Sample:
+        """Draw items by the sampler's law.
 
         Where the items are a `TransitionBatch`, its `W` is multiplied by the weights (or is the weights, if it was
         None) and its `idx` is the handles.
@@ -128,29 +139,82 @@ class Buffer(abc.ABC, Generic[S]):
           key: a PRNG key.
           batch_size: number of draws.
           beta: exponent of the importance weights, instead of the sampler's; a float, or a traced float [].
+          max_age: None, or draw only items of which `Sample.age` is less; an integer, or a traced int32 []. The law is
+            the sampler's, restricted to these, and so are probabilities and weights.
 
         Raises:
-          ValueError: `batch_size` is not a positive integer; or the buffer is empty and the call is eager (which waits
-            for the buffer's size; under `jit` an empty buffer gives weights and probabilities 0 and indices -1).
+          ValueError: `batch_size` or `max_age` is not a positive integer; or the buffer is empty and the call is eager
+            (which waits for the buffer's size; under `jit` an empty buffer gives weights and probabilities 0 and
+            indices -1).
         """
-        return draw(self, state, key, batch_size, beta)
+        batch_size = check_draw(batch_size, beta, max_age)
+        return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age))
 
     @jit_method(static=("batch_size",))
-    def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any) -> Sample:
+    def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
         # Arguments are checked while this is traced, so that calls of a kind seen before do not pay for it.
         self._check_state(state)
-        drawn = self.sampler.sample(state.sampler, key, batch_size, self._live(state))
+        sampler_state, live = state.sampler, self._live(state)
+        if max_age is not None:
+            live = self._live(state, jnp.clip(max_age, 0, 2**31 - 1).astype(jnp.int32))
+            sampler_state = self.sampler.restrict(state.sampler, live)
+        drawn = self.sampler.sample(sampler_state, key, batch_size, live)
         slots, probabilities = read_once(materialize(*drawn))
-        weights = self.sampler.weights(state.sampler, probabilities, state.ring.size, beta, *self._axis)
-        probabilities = probabilities / shards.count(self._axis_name)
-        indices = self._handles(state, slots)
+        weights = self.sampler.weights(sampler_state, probabilities, live.size, beta, *self._axis)
+        return self._sample_of(state, slots, probabilities / shards.count(self._axis_name), weights)
+
+    def epoch(self, state: S, key: jax.Array, step: jax.Array | int, batch_size: int) -> Sample:
+        """Batch number `step` of a pass over all drawable items, each of them once, in an order that `key` shuffles.
+
+        The order is computed and not stored, at O(batch_size) a call. A pass is one as long as the state stays: give
+        all its batches the same key and nothing added in between. `num_batches` tells how many there are. Weights are
+        1, whatever the sampler.
+
+        Args:
+          state: unchanged.
+          key: a PRNG key, one for a pass.
+          step: which batch, from 0 on; an integer, or a traced int32 [].
+          batch_size: number of rows. Those behind the pass's end have handle -1, probability and weight 0.
+
+        Raises:
+          ValueError: `batch_size` is not a positive integer, `step` is no integer or negative; or the buffer is empty
+            and the call is eager.
+        """
+        batch_size = check_draw(batch_size)
+        checks.check_count("step", step, 0, "the number of a batch")
+        return check_drawn(self, state, self._epoch(state, key, step, batch_size))
+
+    @jit_method(static=("batch_size",))
+    def _epoch(self, state: S, key: jax.Array, step: jax.Array | int, batch_size: int) -> Sample:
+        self._check_state(state)
+        live = self._live(state)
+        end = -(-live.size // batch_size)
+        step = jnp.where((step >= 0) & (step < end), step, end).astype(jnp.int32)
+        position = step * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
+        exists = position < live.size
+        slots = live.slots(permuted(key, jnp.where(exists, position, 0), live.size), self._num_slots)
+        slots, exists = read_once(materialize(slots, exists))
+        probability = 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32)
+        weights = exists.astype(jnp.float32)
+        return self._sample_of(state, slots, jnp.where(exists, probability, 0.0), weights)
+
+    def num_batches(self, state: S, batch_size: int) -> jax.Array:
+        """Number of batches of an `epoch`, int32 []."""
+        batch_size = check_draw(batch_size)
+        return -(-self.size(state) // batch_size)
+
+    def _sample_of(self, state: S, slots: jax.Array, probabilities: jax.Array, weights: jax.Array) -> Sample:
+        """The items at `slots` [B], which exist; rows of probability 0 are without an item."""
+        drawn = probabilities > 0
+        indices = jnp.where(drawn, self._handles(state, slots), -1)
+        age = jnp.where(indices >= 0, self._ages(state, slots), -1)
         items, mask = self._read(state, slots, fill=False)
         items = read_once(items)
         if mask is not None:
             mask &= (indices >= 0)[:, None]
         if isinstance(items, TransitionBatch):
             items = items.with_draw(weights, indices)
-        return Sample(items, indices, probabilities, weights, mask)
+        return Sample(items, indices, probabilities, weights, mask, age)
 
     @jit_method(donates=True, handles="indices")
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
@@ -198,12 +262,21 @@ class Buffer(abc.ABC, Generic[S]):
         return ring.at_least(state.ring.size, batch_size)
 
 
-def draw(buffer: Any, state: Any, key: jax.Array, batch_size: int, beta: Any) -> Sample:
-    """`buffer._draw` with checked arguments, for `sample` of a buffer and of a sharded one."""
+def check_draw(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
+    """`batch_size` as a Python integer; a `ValueError` where a draw cannot have these arguments."""
     batch_size = check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
     checks.check_beta(beta)
-    drawn = buffer._draw(state, key, batch_size, beta)
-    size = state.ring.size  # read after the draw is under way, so that it need not wait for this
+    if max_age is not None:
+        checks.check_count("max_age", max_age, 1, "how many of the newest items may be drawn")
+    return batch_size
+
+
+def check_drawn(buffer: Any, state: Any, drawn: Sample) -> Sample:
+    """`drawn`; raises a `ValueError` where the buffer, or all shards, are known to be empty.
+
+    The size is read after the draw is under way, so that the draw need not wait for this.
+    """
+    size = state.ring.size
     if not isinstance(size, jax.core.Tracer):
         # Summed on the host: devices would do it after the draw. What other processes hold cannot be read here.
         size = on_host(size).sum() if getattr(size, "is_fully_addressable", True) else buffer.size(state)

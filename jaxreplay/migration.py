@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxreplay import ring, sum_tree
+from jaxreplay import _episodes, ring, sum_tree
 from jaxreplay._common import layouts
 from jaxreplay.buffer import Buffer
 from jaxreplay.replay_buffer import ReplayBuffer, ReplayState
@@ -124,7 +124,7 @@ def _migrate_items(old: _Layout, state: ReplayState, new: _Layout) -> ReplayStat
 
 
 def _migrate_sequences(old: _Layout, state: SequenceState, new: _Layout) -> SequenceState:
-    for name in ("num_envs", "sequence_length", "stride", "within_episode"):
+    for name in ("num_envs", "sequence_length", "stride", "windows", "within_episode"):
         if getattr(old.whole, name) != getattr(new.whole, name):
             raise ValueError(
                 f"new_buffer.{name}={getattr(new.whole, name)!r}: must be that of old_buffer, "
@@ -154,6 +154,10 @@ def _migrate_sequences(old: _Layout, state: SequenceState, new: _Layout) -> Sequ
     slots = shard * old.shard._num_slots + start[:, None] * old.shard.num_envs + env
     source = np.full((new.num_shards, new.shard._num_starts, new.shard.num_envs), -1)
     source[:, :num_starts] = deal(slots, 1)
+    source, size = source.reshape(new.num_shards, -1), np.full(new.num_shards, num_starts * new.shard.num_envs)
+    windows = None
+    if state.windows is not None:
+        source, size, windows = _migrate_windows(old, state, new, rows - num_rows, num_rows)
 
     def every(value: int) -> np.ndarray:
         return np.full(new.num_shards, value, np.int32)
@@ -164,9 +168,40 @@ def _migrate_sequences(old: _Layout, state: SequenceState, new: _Layout) -> Sequ
         ends=None if ends is None else _move(ends, move, new),
         rows=new.ring(every(num_rows), new.whole.length, 1),
         wait=new.place(every(wait)),
-        ring=new.ring(every(num_starts * new.shard.num_envs), new.shard._num_slots, new.num_shards),
-        sampler=_migrate_sampler(old, state.sampler, new, source.reshape(new.num_shards, -1)),
+        ring=new.ring(size, new.shard._num_slots, new.num_shards),
+        sampler=_migrate_sampler(old, state.sampler, new, source),
+        windows=windows,
     )
+
+
+def _migrate_windows(
+    old: _Layout, state: SequenceState, new: _Layout, first_row: int, num_rows: int
+) -> tuple[np.ndarray, np.ndarray, _episodes.Windows]:
+    """Slots of the windows in the stacked old shards, [new shards, slots]; their number; and where they are now.
+
+    `num_rows` rows from `first_row` on, modulo the old length, are kept, and lie from row 0 on.
+    """
+    assert state.windows is not None
+    num_slots, num_envs = old.shard._num_slots, old.shard.num_envs
+    size, inserted = _on_host(state.ring.size)[:, None], _on_host(state.ring.inserted)[:, None]
+    position = np.arange(num_slots)
+    slot = (inserted - size + position) % num_slots
+    first = np.take_along_axis(_on_host(layouts.as_it_is(state.windows.first)), slot, axis=1)
+    shard = np.arange(old.num_shards)[:, None]
+    row, env = (first // num_envs - first_row) % old.whole.length, first % num_envs + shard * num_envs
+    kept = (position < size) & (row < num_rows)
+    slot, row, env = ((x + shard * 0)[kept] for x in (slot + shard * num_slots, row, env))
+    in_order = np.lexsort((env, row))
+
+    source = np.full((new.num_shards, new.shard._num_slots), -1)
+    moved, count = np.zeros(source.shape, np.int32), np.zeros(new.num_shards, np.int32)
+    for k in range(new.num_shards):
+        its = in_order[env[in_order] // new.shard.num_envs == k]
+        count[k] = its.size
+        source[k, : its.size] = slot[its]
+        moved[k, : its.size] = row[its] * new.shard.num_envs + env[its] % new.shard.num_envs
+    so_far = _on_host(state.windows.so_far).reshape(new.num_shards, new.shard.num_envs)
+    return source, count, _episodes.Windows(new.place(moved), new.place(so_far))
 
 
 def _migrate_sampler(old: _Layout, state: Any, new: _Layout, source: np.ndarray) -> Any:

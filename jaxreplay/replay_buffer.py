@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay import ring
-from jaxreplay._common import checks, layouts
+from jaxreplay._common import checks, layouts, shards
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.xla import jit_method
 from jaxreplay.buffer import Buffer
@@ -126,8 +126,14 @@ class ReplayBuffer(Buffer[ReplayState]):
             )
         self._check_sampler(state)
 
-    def _live(self, state: ReplayState) -> ring.Live:
-        return ring.live(state.ring)
+    def _live(self, state: ReplayState, max_age: jax.Array | None = None) -> ring.Live:
+        if max_age is None:
+            return ring.live(state.ring)
+        share = -(-max_age // shards.count(self._axis_name))
+        return ring.newest(state.ring, share, self.capacity)
+
+    def _ages(self, state: ReplayState, slots: jax.Array) -> jax.Array:
+        return ring.ages(state.ring, slots, self.capacity) * shards.count(self._axis_name)
 
     def _read(self, state: ReplayState, slots: jax.Array, fill: bool) -> tuple[Any, None]:
         return layouts.read(state.storage, slots, fill=fill), None

@@ -41,6 +41,11 @@ class Live(NamedTuple):
     start: jax.Array
     size: jax.Array
 
+    def slots(self, positions: jax.Array, capacity: int) -> jax.Array:
+        """The slots at `positions` (int32 [B], in [0, size)) among these, int32 [B]."""
+        slots = self.start + positions
+        return jnp.where(slots >= capacity, slots - capacity, slots)
+
 
 def init(capacity: int, num_rings: int = 1) -> Ring:
     """An empty ring, one of `num_rings` whose handles are to differ."""
@@ -61,6 +66,13 @@ def after(ring: Ring, *others: Any) -> Ring:
 def live(ring: Ring) -> Live:
     """All stored slots."""
     return Live(start=jnp.zeros_like(ring.size), size=ring.size)
+
+
+def newest(ring: Ring, count: jax.Array, capacity: int) -> Live:
+    """The slots of the newest `count` (int32 [], may be negative or more than are stored) insertions."""
+    size = jnp.clip(count, 0, ring.size)
+    start = ring.inserted % capacity - size
+    return Live(start=jnp.where(start < 0, start + capacity, start), size=size)
 
 
 def next_slots(ring: Ring, mask: jax.Array | None, batch_size: int, capacity: int) -> tuple[jax.Array, jax.Array]:
@@ -87,10 +99,15 @@ def advance(ring: Ring, count: jax.Array, capacity: int) -> Ring:
     return Ring(inserted=inserted, size=jnp.minimum(ring.size + count, capacity), period=ring.period)
 
 
+def ages(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:
+    """Insertions since those into `slots` (int32 [B], in range), int32 [B]; 0 for the newest."""
+    age = ring.inserted % capacity - 1 - slots
+    return jnp.where(age < 0, age + capacity, age)
+
+
 def handles(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:
     """Handles of the items in `slots` (int32 [B], in range), int32 [B]; -1 for an empty slot."""
-    age = ring.inserted % capacity - 1 - slots  # 0 for the newest
-    age = jnp.where(age < 0, age + capacity, age)
+    age = ages(ring, slots, capacity)
     handle = ring.inserted - 1 - age
     handle = jnp.where(handle < 0, handle + ring.period, handle)
     return jnp.where(age < ring.size, handle, -1)

@@ -17,7 +17,8 @@ from flax import struct
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, shards
-from jaxreplay._common.checks import check_number, settle
+from jaxreplay._common.checks import check_bool, check_number, settle
+from jaxreplay._common.permutation import permuted
 from jaxreplay._common.random import below, random_bits
 from jaxreplay.ring import Live, saturating_add
 from jaxreplay.weights import Normalize, importance_weights
@@ -61,7 +62,7 @@ class Sampler(Protocol[S]):
         ...
 
     def sample(self, state: S, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
-        """Draw slots with replacement.
+        """Draw slots.
 
         Args:
           state: the sampler's state.
@@ -70,7 +71,16 @@ class Sampler(Protocol[S]):
           live: the slots that may be drawn.
 
         Returns:
-          slots, int32 [batch_size], and their probabilities, float32 [batch_size]; 0 if no slot may be drawn.
+          slots, int32 [batch_size], and their probabilities, float32 [batch_size]; 0 for a row that draws no slot.
+        """
+        ...
+
+    def restrict(self, state: S, live: Live) -> S:
+        """The state for draws from `live` alone, a part of the slots that hold items, for `sample` and `weights`.
+
+        Args:
+          state: the sampler's state.
+          live: the slots that may be drawn; `sample` gets the same.
         """
         ...
 
@@ -125,8 +135,7 @@ def check_sampler(sampler: Any) -> Any:
 
 
 def _uniform_slots(bits: tuple[jax.Array, jax.Array], live: Live, capacity: int) -> jax.Array:
-    slots = live.start + below(bits, jnp.maximum(live.size, 1))
-    return jnp.where(slots >= capacity, slots - capacity, slots)
+    return live.slots(below(bits, jnp.maximum(live.size, 1)), capacity)
 
 
 def _uniform_probability(size: jax.Array) -> jax.Array:
@@ -146,7 +155,19 @@ class Uniform:
 
     Where the shards of a buffer hold different numbers of items, an item's weight is what makes the weighted law
     uniform over all of them: D * (items in its shard) / (items in all).
+
+    Attributes:
+      replacement: draw independently. False: the items of a batch differ; of a batch that is larger than the number of
+        items the last rows have handle -1, probability and weight 0.
     """
+
+    replacement: bool = True
+
+    def __post_init__(self):
+        settle(self, replacement=check_bool("replacement", self.replacement, "whether items may be drawn twice"))
+
+    def __repr__(self) -> str:
+        return "Uniform()" if self.replacement else "Uniform(replacement=False)"
 
     def init(self, capacity: int) -> UniformState:
         return UniformState(capacity)
@@ -155,8 +176,16 @@ class Uniform:
         return state
 
     def sample(self, state: UniformState, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
-        slots = _uniform_slots(random_bits(key, batch_size), live, state.capacity)
-        return slots, jnp.full(batch_size, _uniform_probability(live.size))
+        probability = jnp.full(batch_size, _uniform_probability(live.size))
+        if self.replacement:
+            return _uniform_slots(random_bits(key, batch_size), live, state.capacity), probability
+        rows = jnp.arange(batch_size, dtype=jnp.int32)
+        exists = rows < live.size
+        slots = live.slots(permuted(key, jnp.where(exists, rows, 0), live.size), state.capacity)
+        return slots, jnp.where(exists, probability, 0.0)
+
+    def restrict(self, state: UniformState, live: Live) -> UniformState:
+        return state
 
     def weights(
         self,
@@ -263,6 +292,9 @@ class Prioritized:
         leaf = self._leaf(state.max_priority, state.tree.capacity)
         leaves = jnp.where(checks.check_mask(drawable, slots.shape, "drawable"), leaf, 0.0)
         return dataclasses.replace(state, tree=sum_tree.update(state.tree, slots, leaves, unique_indices=True))
+
+    def restrict(self, state: PrioritizedState, live: Live) -> PrioritizedState:
+        return dataclasses.replace(state, tree=sum_tree.restrict(state.tree, live.start, live.size))
 
     def sample(
         self, state: PrioritizedState, key: jax.Array, batch_size: int, live: Live

@@ -14,14 +14,14 @@ such rows, those that are terminated or truncated.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from jaxreplay import ring
+from jaxreplay import _episodes, ring
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.xla import jit_method, materialize
@@ -36,12 +36,13 @@ class SequenceState:
 
     Attributes:
       storage: the steps, leaves [length, num_envs, ...] as the backend wants them (`jaxreplay._common.layouts`).
-      ends: likewise, bool [length, num_envs], which steps were the last of their episode; None unless `within_episode`.
+      ends: likewise, bool [length, num_envs], which steps were the last of their episode; None where not needed.
       rows: the rows of the storage: where the next step goes, and how many hold one.
       wait: int32 [], steps to come until the next sequence is complete, at least 1.
       ring: the complete sequences. Slot k * num_envs + env is that of environment env's sequence number k, modulo the
-        number of slots.
+        number of slots. With `windows`, only those that may be drawn, in the order in which they were completed.
       sampler: the sampler's state.
+      windows: where the sequences are that may be drawn; None if all may (`windows="any"`).
     """
 
     storage: Any  # [length, num_envs, ...]
@@ -50,11 +51,16 @@ class SequenceState:
     wait: jax.Array  # []
     ring: ring.Ring
     sampler: Any
+    windows: _episodes.Windows | None = None
 
     def on_this_backend(self) -> "SequenceState":
         """The same state with a storage as this backend wants it."""
         storage, ends = layouts.on_this_backend((self.storage, self.ends), 2, self.wait.ndim)
-        return dataclasses.replace(self, storage=storage, ends=ends)
+        windows = self.windows
+        if windows is not None:
+            first = layouts.on_this_backend(windows.first, 1, self.wait.ndim)
+            windows = dataclasses.replace(windows, first=first)
+        return dataclasses.replace(self, storage=storage, ends=ends, windows=windows)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -73,6 +79,11 @@ class SequenceBuffer(Buffer[SequenceState]):
       sequence_length: steps in a sequence, 1 to `length`.
       stride: steps from one start to the next, 1 to `length`.
       sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
+      windows: which sequences may be drawn: "any"; "inside", those without an end before their last row; or
+        "episodes", those whose first row is an episode's (the first ever added, or one behind an end), with the steps
+        behind the episode's end masked out. These may start anywhere, so that `stride` is 1. The sampler's law is that
+        over the sequences that may be drawn; `size` and `can_sample` count them. In streams with rows without a step,
+        as said at the head of this module, none of these sequences starts at such a row (if it has two rows or more).
       within_episode: mask out (`Sample.mask`) the steps behind the first end in a sequence.
       donate: donate the state when `add` or `update` is called eagerly.
     """
@@ -82,6 +93,7 @@ class SequenceBuffer(Buffer[SequenceState]):
     sequence_length: int
     stride: int = 1
     sampler: Sampler = Uniform()
+    windows: Literal["any", "inside", "episodes"] = "any"
     within_episode: bool = False
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
@@ -102,6 +114,12 @@ class SequenceBuffer(Buffer[SequenceState]):
             stride=check_integer("stride", self.stride, 1, length, "the number of steps between starts"),
             sampler=check_sampler(self.sampler),
         )
+        if self.windows not in ("any", "inside", "episodes"):
+            raise ValueError(f'windows={self.windows!r}: must be "any", "inside" or "episodes".')
+        if self.windows == "episodes" and self.stride > 1:
+            raise ValueError(
+                f'stride={self.stride}: must be 1 with windows="episodes", which start wherever an episode does.'
+            )
 
     def init(self, steps: Any) -> SequenceState:
         """An empty buffer for steps like these.
@@ -120,11 +138,12 @@ class SequenceBuffer(Buffer[SequenceState]):
         leading = (self.length, self.num_envs)
         return SequenceState(
             storage=layouts.zeros(spec, leading, 2),
-            ends=layouts.zeros(jax.ShapeDtypeStruct((), bool), leading, 0) if self.within_episode else None,
+            ends=layouts.zeros(jax.ShapeDtypeStruct((), bool), leading, 0) if self._keeps_ends else None,
             rows=ring.init(self.length),
             wait=jnp.full((), self.sequence_length, jnp.int32),
             ring=ring.init(self._num_slots),
             sampler=self.sampler.init(self._num_slots),
+            windows=None if self.windows == "any" else _episodes.init(self._num_slots, self.num_envs),
         )
 
     @jit_method(donates=True)
@@ -135,8 +154,8 @@ class SequenceBuffer(Buffer[SequenceState]):
           state: donated when called eagerly (see the class).
           steps: pytree [T, num_envs, ...] with the structure, shapes and dtypes given to `init`; 1 <= T <= length, and
             another T each time if need be (each compiles once).
-          ends: bool [T, num_envs], True for the last row of an episode; None for none. They are kept and made use of
-            `within_episode` alone.
+          ends: bool [T, num_envs], True for the last row of an episode; None for none. Without `windows` or
+            `within_episode` nothing is made of them.
 
         Raises:
           ValueError: wrong structure, shape or dtype; the message names the leaf.
@@ -145,25 +164,28 @@ class SequenceBuffer(Buffer[SequenceState]):
         steps, ends = self._check_rollout(state, steps, ends)
         num_steps = ends.shape[0]
         old_sequences = ring.after(state.ring, steps, ends)
-        old_rows = ring.after(state.rows, old_sequences.inserted)
-        at, count = ring.next_slots(old_rows, None, num_steps, self.length)
-        rows = ring.advance(old_rows, count, self.length)
-        new = (steps, ends if self.within_episode else None)
-        storage, ends = layouts.write((state.storage, state.ends), at, new)
-
-        # Sequences of each stream: completed by these steps, and drawable from now on.
-        completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride
+        completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride  # of each stream
         wait = state.wait + completed * self.stride - num_steps
-        drawable = jnp.maximum(rows.size + wait - self.sequence_length, 0) // self.stride
-        sequences = ring.advance(old_sequences, completed * self.num_envs, self._num_slots)
-        slots, is_drawable = self._changed_slots(sequences, num_steps, completed, drawable)
+        if state.windows is None:
+            stored = jnp.minimum(state.rows.size + num_steps, self.length)
+            drawable = jnp.maximum(stored + wait - self.sequence_length, 0) // self.stride
+            sequences = ring.advance(old_sequences, completed * self.num_envs, self._num_slots)
+            slots, is_drawable = self._changed_slots(sequences, num_steps, completed, drawable)
+            sequences, windows = dataclasses.replace(sequences, size=drawable * self.num_envs), None
+        else:
+            sequences, windows, slots, is_drawable = self._add_windows(state, old_sequences, ends)
+        old_rows = ring.after(state.rows, sequences.inserted)
+        at, count = ring.next_slots(old_rows, None, num_steps, self.length)
+        new = (steps, ends if self._keeps_ends else None)
+        storage, ends = layouts.write((state.storage, state.ends), at, new)
         return SequenceState(
             storage=storage,
             ends=ends,
-            rows=rows,
+            rows=ring.advance(old_rows, count, self.length),
             wait=wait,
-            ring=dataclasses.replace(sequences, size=drawable * self.num_envs),
+            ring=sequences,
             sampler=self.sampler.insert(state.sampler, slots, is_drawable),
+            windows=windows,
         )
 
     def is_full(self, state: SequenceState) -> jax.Array:
@@ -174,6 +196,10 @@ class SequenceBuffer(Buffer[SequenceState]):
     def _num_starts(self) -> int:
         """The most sequences of one stream that can be drawn at a time."""
         return (self.length - self.sequence_length) // self.stride + 1
+
+    @property
+    def _keeps_ends(self) -> bool:
+        return self.within_episode or self.windows == "episodes"
 
     @property
     def _num_slots(self) -> int:
@@ -211,10 +237,32 @@ class SequenceBuffer(Buffer[SequenceState]):
             )
         self._check_sampler(state)
 
-    def _live(self, state: SequenceState) -> ring.Live:
-        # The newest `size` of those that were completed.
-        start = (state.ring.inserted - state.ring.size) % self._num_slots
-        return ring.Live(start=start, size=state.ring.size)
+    def _live(self, state: SequenceState, max_age: jax.Array | None = None) -> ring.Live:
+        live = ring.newest(state.ring, state.ring.size, self._num_slots)  # of those that were completed
+        if max_age is None:
+            return live
+        if state.windows is None:
+            return ring.newest(state.ring, jnp.minimum(max_age, self._num_starts) * self.num_envs, self._num_slots)
+
+        def ages_at(position: jax.Array) -> jax.Array:
+            return self._ages(state, live.slots(position, self._num_slots))
+
+        older = _episodes.num_older(ages_at, live.size, self._num_slots, max_age)
+        return ring.newest(state.ring, live.size - older, self._num_slots)
+
+    def _ages(self, state: SequenceState, slots: jax.Array) -> jax.Array:
+        if state.windows is None:
+            return self._place(state, slots)[2]
+        row, _ = _episodes.first_rows(state.windows, slots, self.num_envs)
+        since = self._first_rows(state, jnp.zeros((), jnp.int32)) - row
+        return jnp.where(since < 0, since + self.length, since) // self.stride
+
+    def _place(self, state: SequenceState, slots: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """First row, stream and age of the sequences in `slots` [B], where `windows` is "any"."""
+        start = lax.div(slots, jnp.int32(self.num_envs))
+        age = lax.div(state.ring.inserted % self._num_slots, jnp.int32(self.num_envs)) - 1 - start
+        age = jnp.where(age < 0, age + self._num_starts, age)
+        return self._first_rows(state, age), slots - start * self.num_envs, age
 
     def _changed_slots(
         self, sequences: ring.Ring, num_steps: int, completed: jax.Array, drawable: jax.Array
@@ -237,17 +285,54 @@ class SequenceBuffer(Buffer[SequenceState]):
         slots = jnp.where(changed[:, None], slots, self._num_slots)
         return slots.reshape(-1), jnp.repeat(age < drawable, self.num_envs)
 
+    def _add_windows(
+        self, state: SequenceState, sequences: ring.Ring, ends: jax.Array
+    ) -> tuple[ring.Ring, _episodes.Windows, jax.Array, jax.Array]:
+        """Ring and windows behind new rows, the slots that change [K], and whether they are drawable from now on."""
+        windows, num_steps, num_envs, num_slots = state.windows, ends.shape[0], self.num_envs, self._num_slots
+        assert windows is not None
+        cursor = state.rows.inserted % self.length
+        # Windows that may be completed: their last and first rows, counted from the first new row.
+        last = state.wait - 1 + self.stride * jnp.arange((num_steps - 1) // self.stride + 1, dtype=jnp.int32)
+        first = last - self.sequence_length + 1
+        lengths, so_far = _episodes.episode_lengths(windows.so_far, ends, self.sequence_length)
+        if self.windows == "inside":
+            may_be_drawn = lengths[jnp.clip(last, 0, num_steps - 1)] >= self.sequence_length
+        else:
+            may_be_drawn = _episodes.follow_ends(ends, first, state.ends, state.rows, self.length)
+        may_be_drawn &= ((last < num_steps) & (first >= num_steps - self.length))[:, None]
+
+        most = min(last.size * num_envs, num_slots)
+        old, gone = _episodes.overwritten(windows, sequences, cursor, num_steps, self.length, most)
+        sequences = ring.after(sequences, gone)
+        new, count = ring.next_slots(sequences, may_be_drawn.reshape(-1), may_be_drawn.size, num_slots)
+        row = cursor + jnp.where(first < 0, first + self.length, first)
+        row = jnp.where(row >= self.length, row - self.length, row)
+        places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)
+        kept = layouts.write(windows.first, new, places.reshape(-1))
+        left = dataclasses.replace(sequences, size=sequences.size - jnp.sum(gone, dtype=jnp.int32))
+        # A slot that is left and entered at once is entered.
+        behind = old - sequences.inserted % num_slots
+        entered = jnp.where(behind < 0, behind + num_slots, behind) < count
+        old = jnp.where(gone & ~entered, old, num_slots)
+        return (
+            ring.advance(left, count, num_slots),
+            _episodes.Windows(kept, so_far),
+            jnp.concatenate([new, old]),
+            jnp.concatenate([jnp.ones(new.size, bool), jnp.zeros(old.size, bool)]),
+        )
+
     def _first_rows(self, state: SequenceState, age: jax.Array) -> jax.Array:
         """Rows of the first steps of the sequences that were completed `age` starts ago (0 for the newest)."""
         row = state.rows.inserted % self.length + state.wait - self.sequence_length - (age + 1) * self.stride
         return jnp.clip(jnp.where(row < 0, row + self.length, row), 0, self.length - 1)
 
     def _read(self, state: SequenceState, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array]:
-        start = lax.div(slots, jnp.int32(self.num_envs))
-        env = slots - start * self.num_envs
-        age = lax.div(state.ring.inserted % self._num_slots, jnp.int32(self.num_envs)) - 1 - start
-        age = jnp.where(age < 0, age + self._num_starts, age)
-        rows = self._first_rows(state, age)[:, None] + jnp.arange(self.sequence_length, dtype=jnp.int32)[None]
+        if state.windows is None:
+            first, env, _ = self._place(state, slots)
+        else:
+            first, env = _episodes.first_rows(state.windows, slots, self.num_envs)
+        rows = first[:, None] + jnp.arange(self.sequence_length, dtype=jnp.int32)[None]
         rows = jnp.where(rows >= self.length, rows - self.length, rows)  # [B, sequence_length]
         exists = jnp.broadcast_to((slots < self._num_slots)[:, None], rows.shape)
         at = jnp.where(exists, rows * self.num_envs + env[:, None], self.length * self.num_envs)

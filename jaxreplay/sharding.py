@@ -14,7 +14,7 @@ from jaxreplay import ring
 from jaxreplay._common import checks, shards
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.xla import jit_method
-from jaxreplay.buffer import Buffer, S, Sample, draw
+from jaxreplay.buffer import Buffer, S, Sample, check_draw, check_drawn
 from jaxreplay.replay_buffer import ReplayState
 from jaxreplay.ring import at_least
 from jaxreplay.sequence_buffer import SequenceState
@@ -124,28 +124,62 @@ class Sharded(Generic[S]):
         parts = (self._items_spec,) * len(arguments)
         return self._on_shards(self._part.add, parts, state, *arguments)
 
-    def sample(self, state: S, key: jax.Array, batch_size: int, beta: Any = None) -> Sample:
-        """Draw items with replacement, batch_size / D from each shard; otherwise as the buffer's `sample`.
+    def sample(
+        self, state: S, key: jax.Array, batch_size: int, beta: Any = None, max_age: jax.Array | int | None = None
+    ) -> Sample:
+        """Draw items by the sampler's law, batch_size / D from each shard; otherwise as the buffer's `sample`.
 
         Args:
           key: a PRNG key, the same in all processes.
+          max_age: of a `ReplayBuffer`'s items each shard draws from its newest max_age / D, rounded up, and
+            `Sample.age` is D times the number of later insertions into the item's shard.
 
         Raises:
           ValueError: `batch_size` is not a positive multiple of D; or all shards are empty and the call is eager.
         """
-        return draw(self, state, key, batch_size, beta)
+        batch_size = check_draw(batch_size, beta, max_age)
+        return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age))
 
     @jit_method(static=("batch_size",))
-    def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any) -> Sample:
+    def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
         self._check_state(state)
         self._check_divides("batch_size", batch_size)
+        share = batch_size // self.num_shards
 
-        def draw_share(state: S, key: jax.Array, beta: Any) -> Sample:
-            if self._axis_name is not None:
-                key = jax.random.fold_in(key, shards.index(self._axis_name))
-            return self._part._draw(state, key, batch_size // self.num_shards, beta)
+        def draw(state: S, key: jax.Array, beta: Any, max_age: Any) -> Sample:
+            return self._part._draw(state, self._shard_key(key), share, beta, max_age)
 
-        return self._on_shards(draw_share, (PartitionSpec(), PartitionSpec()), state, key, beta, rows=True)
+        return self._on_shards(draw, (PartitionSpec(),) * 3, state, key, beta, max_age, rows=True)
+
+    def epoch(self, state: S, key: jax.Array, step: jax.Array | int, batch_size: int) -> Sample:
+        """Batch number `step` of a pass over all drawable items; otherwise as the buffer's `epoch`.
+
+        Each shard passes over its own items, batch_size / D at a step. One that holds fewer than another has rows of
+        handle -1 before the pass ends.
+
+        Raises:
+          ValueError: as from the buffer's `epoch`; or `batch_size` is not a multiple of D.
+        """
+        batch_size = check_draw(batch_size)
+        checks.check_count("step", step, 0, "the number of a batch")
+        return check_drawn(self, state, self._epoch(state, key, step, batch_size))
+
+    @jit_method(static=("batch_size",))
+    def _epoch(self, state: S, key: jax.Array, step: jax.Array | int, batch_size: int) -> Sample:
+        self._check_state(state)
+        self._check_divides("batch_size", batch_size)
+        share = batch_size // self.num_shards
+
+        def epoch(state: S, key: jax.Array, step: jax.Array) -> Sample:
+            return self._part._epoch(state, self._shard_key(key), step, share)
+
+        return self._on_shards(epoch, (PartitionSpec(),) * 2, state, key, step, rows=True)
+
+    def num_batches(self, state: S, batch_size: int) -> jax.Array:
+        """Number of batches of an `epoch`, int32 []."""
+        batch_size = check_draw(batch_size)
+        self._check_divides("batch_size", batch_size)
+        return jnp.max(-(-state.ring.size // (batch_size // self.num_shards)), axis=-1)
 
     @jit_method(donates=True, handles="indices")
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
@@ -200,6 +234,9 @@ class Sharded(Generic[S]):
     def _axis_name(self) -> str | None:
         """The axis over which shards tell each other numbers; None where there is one shard."""
         return self.axis if self.num_shards > 1 else None
+
+    def _shard_key(self, key: jax.Array) -> jax.Array:
+        return key if self._axis_name is None else jax.random.fold_in(key, shards.index(self._axis_name))
 
     @property
     def _items_spec(self) -> PartitionSpec:

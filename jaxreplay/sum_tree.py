@@ -27,11 +27,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxreplay import _levels
+from jaxreplay import _levels, _restricted
 from jaxreplay._common import checks
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.xla import after, materialize
+from jaxreplay._restricted import Restricted
 
 # Measured on a CPU, and compiled for the others: tests/benchmarks/README.md.
 DEFAULT_FANOUTS = {"cpu": 8, "tpu": 128}
@@ -127,13 +128,14 @@ def _with_fanout(tree: SumTree, fanout: int) -> SumTree:
 
 
 @functools.partial(jax.jit, inline=True)
-def total(tree: SumTree) -> jax.Array:
+def total(tree: SumTree | Restricted) -> jax.Array:
     """Sum of the leaves, float32 []."""
-    return _fold_roots(tree, tree.sums[0], jnp.add)
+    tree, roots, _ = _sums(tree)
+    return _fold_roots(tree, roots, jnp.add)
 
 
 @functools.partial(jax.jit, inline=True)
-def minimum(tree: SumTree) -> jax.Array:
+def minimum(tree: SumTree | Restricted) -> jax.Array:
     """Smallest positive leaf, float32 []; inf when there is none.
 
     Raises:
@@ -141,7 +143,10 @@ def minimum(tree: SumTree) -> jax.Array:
     """
     if tree.minima is None:
         raise ValueError("track_minimum=False: this tree keeps no minimum; make it with init(..., track_minimum=True).")
-    smallest = _fold_roots(tree, tree.minima[0], jnp.minimum)
+    whole, roots = (tree, tree.minima[0]) if isinstance(tree, SumTree) else (tree.tree, tree.tree.minima[0])
+    if isinstance(tree, Restricted):
+        roots = _restricted.patches(tree, tree.minima, NONE)[0](roots, 0).reshape(roots.shape)
+    smallest = _fold_roots(whole, roots, jnp.minimum)
     return jnp.where(smallest < NONE, smallest, jnp.inf)
 
 
@@ -251,7 +256,7 @@ def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool =
 
 
 @functools.partial(jax.jit, static_argnames="stratified")
-def sample_with(tree: SumTree, bits: Any, *, stratified: bool = False) -> tuple[jax.Array, jax.Array]:
+def sample_with(tree: SumTree | Restricted, bits: Any, *, stratified: bool = False) -> tuple[jax.Array, jax.Array]:
     """`sample` with random bits, two of uint32 [batch_size], in place of a key.
 
     One float32 uniform has 24 bits, too few to tell the leaves of a large tree apart; so the draw is made anew,
@@ -265,15 +270,39 @@ def sample_with(tree: SumTree, bits: Any, *, stratified: bool = False) -> tuple[
     else:
         low, high = jnp.zeros_like(coarse), jnp.full_like(coarse, mass)
     prefix = low + coarse * (high - low)
-    roots, *below = tree.sums
+    tree, roots, patches = _sums(tree)
+    below = tree.sums[1:]
     half = len(below) // 2
-    node, rest, value = _levels.descend(below[:half], _levels.choose_root(roots, prefix), tree.fanout)
+    node, rest, value = _levels.descend(below[:half], _levels.choose_root(roots, prefix), tree.fanout, patches[:half])
     if below:
         offset = prefix - rest  # the mass to the left of the node
         low, high = jnp.maximum(low - offset, 0.0), jnp.minimum(high - offset, value)
         rest = low + fine * jnp.maximum(high - low, 0.0)
-        node, _, value = _levels.descend(below[half:], (node, rest, value), tree.fanout)
+        node, _, value = _levels.descend(below[half:], (node, rest, value), tree.fanout, patches[half:])
     return node, value
+
+
+@jax.jit
+def restrict(tree: SumTree, start: jax.Array, size: jax.Array) -> Restricted:
+    """The tree for draws from a run of its leaves alone, with the `total` and the `minimum` of that run.
+
+    Draws are as exact as from a tree that holds the run and nothing else. Costs O(fanout * log(capacity)).
+
+    Args:
+      tree: the tree.
+      start: int32 [], the run's first leaf; the run goes on at leaf 0 behind the last one.
+      size: int32 [], its number of leaves, 0 to the capacity.
+    """
+    return _restricted.restrict(tree, start, size, NONE)
+
+
+def _sums(tree: SumTree | Restricted) -> tuple[SumTree, jax.Array, list[Any]]:
+    """The tree, the roots that count, and what sets the nodes of each level below them to what they count for."""
+    if isinstance(tree, SumTree):
+        return tree, tree.sums[0], []
+    patches = _restricted.patches(tree, tree.sums, 0.0)
+    roots = tree.tree.sums[0]
+    return tree.tree, patches[0](roots, 0).reshape(roots.shape), patches[1:]
 
 
 def _as_indices(indices: Any) -> jax.Array:

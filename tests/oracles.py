@@ -153,20 +153,30 @@ def migrate_items(shards, num_shards, capacity):
 class SequenceTwin:
     """All steps ever added to each stream, and the starts of the sequences that can be drawn."""
 
-    def __init__(self, length, num_envs, sequence_length, stride):
+    def __init__(self, length, num_envs, sequence_length, stride, windows="any"):
+        self.windows = windows
         self.length, self.num_envs = length, num_envs
         self.sequence_length, self.stride = sequence_length, stride
         self.steps, self.ends = [], []  # of time: rows [num_envs]
         self.lost = 0  # the first steps that are stored no longer, whatever the length
-        self.priority = {}  # by handle, of all sequences ever completed
+        self.priority = {}  # by handle, of all sequences ever completed that could be drawn, in order
 
     def add(self, steps, ends):
         before = self.num_complete
         self.steps += list(steps)
         self.ends += list(ends)
         for start in range(before, self.num_complete):
-            for env in range(self.num_envs):
-                self.priority[start * self.num_envs + env] = 1.0
+            for handle in range(start * self.num_envs, (start + 1) * self.num_envs):
+                if self.may_be_drawn(handle):
+                    self.priority[handle] = 1.0
+
+    def may_be_drawn(self, handle):
+        times, env = self.times(handle), handle % self.num_envs
+        if self.windows != "any" and times[0] < len(self.steps) - self.length:
+            return False  # overwritten by the steps that complete it
+        if self.windows == "episodes":
+            return times[0] == 0 or self.ends[times[0] - 1][env]
+        return self.windows == "any" or not any(self.ends[t][env] for t in times[:-1])
 
     @property
     def num_complete(self):
@@ -176,8 +186,10 @@ class SequenceTwin:
     def handles(self):
         """The drawable ones: sequence number * num_envs + environment."""
         oldest = max(self.lost, len(self.steps) - self.length)
-        starts = [k for k in range(self.num_complete) if k * self.stride >= oldest]
-        return [k * self.num_envs + env for k in starts for env in range(self.num_envs)]
+        return [handle for handle in self.priority if self.times(handle)[0] >= oldest]
+
+    def age(self, handle):
+        return self.num_complete - 1 - handle // self.num_envs
 
     def update(self, handles, priorities):
         for handle, priority in zip(handles, priorities, strict=True):

@@ -37,15 +37,19 @@ def drawable(buffer, state):
     return np.asarray(handles_of(state.ring, slots, buffer._num_slots))
 
 
-# Length, environments, sequence length and stride; and two lengths of rollouts.
+# Length, environments, sequence length, stride and windows; and two lengths of rollouts.
 CONFIGS = [
-    ((1, 1, 1, 1), (1, 1)),
-    ((7, 3, 7, 1), (2, 7)),  # one sequence a stream
-    ((9, 2, 3, 2), (1, 4)),  # a slot that is partly overwritten
-    ((12, 1, 4, 4), (3, 12)),  # sequences side by side, a rollout that overwrites all
-    ((10, 4, 3, 4), (1, 10)),  # no slot partly overwritten; steps in no sequence
-    ((8, 5, 2, 3), (5, 2)),
-    ((5, 2, 1, 5), (1, 3)),  # the longest stride
+    ((1, 1, 1, 1, "any"), (1, 1)),
+    ((7, 3, 7, 1, "any"), (2, 7)),  # one sequence a stream
+    ((9, 2, 3, 2, "any"), (1, 4)),  # a slot that is partly overwritten
+    ((12, 1, 4, 4, "any"), (3, 12)),  # sequences side by side, a rollout that overwrites all
+    ((10, 4, 3, 4, "any"), (1, 10)),  # no slot partly overwritten; steps in no sequence
+    ((8, 5, 2, 3, "any"), (5, 2)),
+    ((5, 2, 1, 5, "any"), (1, 3)),  # the longest stride
+    ((9, 2, 3, 2, "inside"), (2, 9)),
+    ((8, 3, 2, 1, "inside"), (1, 5)),
+    ((7, 2, 3, 1, "episodes"), (1, 7)),
+    ((4, 3, 4, 1, "episodes"), (2, 3)),
 ]
 
 
@@ -54,7 +58,9 @@ def any_configuration(draw):
     length = draw(st.integers(1, 12))
     sequence_length = draw(st.integers(1, length))
     strides = [stride for stride in (1, 2, 3, sequence_length) if stride <= length]
-    config = length, draw(st.integers(1, 5)), sequence_length, draw(st.sampled_from(strides))
+    windows = draw(st.sampled_from(["any", "inside", "episodes"]))
+    stride = 1 if windows == "episodes" else draw(st.sampled_from(strides))
+    config = length, draw(st.integers(1, 5)), sequence_length, stride, windows
     return config, draw(st.tuples(st.integers(1, 12), st.integers(1, 12)))
 
 
@@ -79,7 +85,7 @@ def test_everything_visible_of_any_configuration_equals_the_twin(config, data, o
 
 
 def check_against_twin(config, rollouts, data, order, from_wrap):
-    length, num_envs, sequence_length, stride = config
+    length, num_envs, sequence_length, stride, windows = config
     buffer = jr.SequenceBuffer(
         length=length,
         num_envs=num_envs,
@@ -87,6 +93,7 @@ def check_against_twin(config, rollouts, data, order, from_wrap):
         stride=stride,
         sampler=UNIT,
         within_episode=True,
+        windows=windows,
     )
     twin = oracles.SequenceTwin(*config)
     state = buffer.init(stream(0, 1, num_envs))
@@ -106,8 +113,9 @@ def check_against_twin(config, rollouts, data, order, from_wrap):
         twin.add(steps, ends)
         time += rollout
 
-        handles = np.array(twin.handles, np.int64)
-        named = (handles + first) % period
+        # A sequence's handle is its number among those that could ever be drawn.
+        ever, handles = np.array([*twin.priority], np.int64), np.array(twin.handles, np.int64)
+        named = (np.searchsorted(ever, handles) + first) % period
         by_slot = drawable(buffer, state)
         assert set(by_slot[by_slot >= 0]) == set(named)
         assert buffer.size(state) == len(handles)
@@ -122,21 +130,25 @@ def check_against_twin(config, rollouts, data, order, from_wrap):
         np.testing.assert_array_equal(np.sort(live_slots), np.flatnonzero(by_slot >= 0))
 
         if len(handles):
-            sample = jax.tree.map(np.asarray, buffer.sample(state, jax.random.key(time), 6))
+            max_age = int(np.median([twin.age(handle) for handle in handles])) + 1
+            young = [handle for handle in twin.handles if twin.age(handle) < max_age]
+            sample = jax.tree.map(np.asarray, buffer.sample(state, jax.random.key(time), 6, None, max_age))
             for row in range(6):
-                handle = (int(sample.indices[row]) - first) % period
-                assert handle in twin.handles
+                handle = int(ever[(int(sample.indices[row]) - first) % period])
+                assert handle in young
+                assert sample.age[row] == twin.age(handle)
                 assert sample.items[row].tolist() == twin.sequence(handle)
                 assert sample.mask[row].tolist() == twin.mask(handle)
-                total = sum(twin.priority[h] for h in twin.handles)
+                total = sum(twin.priority[h] for h in young)
                 np.testing.assert_allclose(sample.probabilities[row], twin.priority[handle] / total, rtol=1e-5)
             np.testing.assert_array_equal(buffer.get(state, sample.indices), sample.items)
 
         # All that were ever complete, stale ones too, are updated: only what can be drawn changes.
-        ever = np.arange(max(0, twin.num_complete - 12) * num_envs, twin.num_complete * num_envs)[-20:]
+        number = np.arange(len(ever))[-20:]
+        ever = ever[-20:]
         priorities = 2.0 + ever % 7
         rows = np.full(20, -1), np.ones(20)
-        rows[0][: len(ever)], rows[1][: len(ever)] = (ever + first) % period, priorities
+        rows[0][: len(ever)], rows[1][: len(ever)] = (number + first) % period, priorities
         state = buffer.update(state, *rows)
         state = state.replace(sampler=state.sampler.replace(max_priority=jnp.float32(1)))
         twin.update(ever.tolist(), priorities.tolist())

@@ -139,6 +139,17 @@ def check_number(name: str, value: Any, low: float, high: float, remedy: str) ->
     return value.item() if isinstance(value, np.generic) else value
 
 
+def check_bool(name: str, value: Any, meaning: str) -> bool:
+    """`value`, which may be a NumPy bool, as a Python bool.
+
+    Raises:
+      ValueError: it is no bool.
+    """
+    if not isinstance(value, bool | np.bool_):
+        raise ValueError(f"{name}={value!r}: must be True or False, {meaning}.")
+    return bool(value)
+
+
 def settle(config: Any, **values: Any) -> None:
     """Set fields of a frozen dataclass that is being made."""
     for name, value in values.items():
@@ -162,6 +173,16 @@ def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]
             f"the {indices.shape[0]} indices."
         )
     return indices, td_errors
+
+
+def check_count(name: str, value: Any, low: int, meaning: str) -> None:
+    """Raise a `ValueError` where `value` is neither an integer of at least `low` nor an array [] of integers."""
+    if isinstance(value, jax.Array):
+        if value.ndim > 0 or not jnp.issubdtype(value.dtype, jnp.integer):
+            raise ValueError(f"{name}: got {type_text(value.dtype, value.shape)}, expected an int32[], {meaning}.")
+    else:
+        value = value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
+        check_integer(name, value, low, 2**31 - 1, meaning)
 
 
 def check_beta(beta: Any) -> None:

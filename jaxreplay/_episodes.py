@@ -1,0 +1,120 @@
+"""The windows of a `SequenceBuffer` that lie in one episode, or start one, as a ring of their own.
+
+As a window is completed it enters the ring if it may be drawn, with the place of its first row. Windows leave in the
+same order, when their first row is overwritten. So the slots of the ring are what may be drawn, without gaps: samplers,
+handles and epochs know nothing of episodes. A window is judged in O(1): by the length of its stream's episode so far,
+or by whether the row before it was an end.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+
+from jaxreplay import ring
+from jaxreplay._common import layouts
+
+PROBES = 64  # of a search, at a time
+
+
+@struct.dataclass
+class Windows:
+    """The windows that may be drawn.
+
+    Attributes:
+      first: by slot of the ring, int32 [num_slots] as the backend wants it: row * num_envs + env of the first row.
+      so_far: int32 [num_envs], rows of each stream's present episode, at most `sequence_length`; 0 behind an end.
+    """
+
+    first: Any  # [num_slots]
+    so_far: jax.Array  # [num_envs]
+
+
+def init(num_slots: int, num_envs: int) -> Windows:
+    spec = jax.ShapeDtypeStruct((), jnp.int32)
+    return Windows(layouts.zeros(spec, (num_slots,), 0), jnp.zeros(num_envs, jnp.int32))
+
+
+def first_rows(windows: Windows, slots: jax.Array, num_envs: int) -> tuple[jax.Array, jax.Array]:
+    """First row and stream of the windows in `slots` [B], int32 [B] each; 0 for a slot that does not exist."""
+    first = layouts.read(windows.first, slots, fill=True)
+    row = lax.div(first, jnp.int32(num_envs))
+    return row, first - row * num_envs
+
+
+def episode_lengths(so_far: jax.Array, ends: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+    """Rows of the present episode at each new row, itself included, int32 [T, num_envs]; and `so_far` behind them.
+
+    Args:
+      so_far: int32 [num_envs], before.
+      ends: bool [T, num_envs].
+      most: what counts are cut off at.
+    """
+    time = jnp.arange(ends.shape[0], dtype=jnp.int32)[:, None]
+    started = lax.cummax(jnp.where(ends, time + 1, -so_far), axis=0)  # the time at which the next row's episode did
+    started = jnp.concatenate([-so_far[None], started])
+    lengths = jnp.minimum(time + 1 - started[:-1], most)
+    return lengths, jnp.where(ends[-1], 0, lengths[-1])
+
+
+def follow_ends(ends: jax.Array, time: jax.Array, stored: Any, rows: ring.Ring, length: int) -> jax.Array:
+    """Whether the rows at `time` (int32 [K], of the new rows, negative before them) start an episode, [K, num_envs].
+
+    Args:
+      ends: bool [T, num_envs], of the new rows.
+      time: int32 [K].
+      stored: the storage of ends before these, bool [length, num_envs].
+      rows: its ring.
+      length: its length.
+    """
+    num_steps, num_envs = ends.shape
+    before = time - 1
+    row = rows.inserted % length + jnp.clip(before, -length, -1)
+    row = jnp.where(row < 0, row + length, row)
+    places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)
+    old = layouts.read(layouts.merge_axes(stored), places, fill=False)
+    old |= (-before > rows.size)[:, None]  # there was no row
+    new = ends[jnp.clip(before, 0, num_steps - 1)]
+    return jnp.where((before >= 0)[:, None], new, old)
+
+
+def overwritten(
+    windows: Windows, sequences: ring.Ring, cursor: jax.Array, num_steps: int, length: int, most: int
+) -> tuple[jax.Array, jax.Array]:
+    """The slots of the oldest `most` windows, and which of these lose their first row to `num_steps` new rows.
+
+    Args:
+      windows: before the rows are written.
+      sequences: their ring.
+      cursor: int32 [], the row that is written first.
+      num_steps: number of rows, at most `length`.
+      length: rows of the storage.
+      most: no more than this many can.
+
+    Returns:
+      slots, int32 [most], and bool [most].
+    """
+    num_envs, position = windows.so_far.size, jnp.arange(most, dtype=jnp.int32)
+    capacity = layouts.leading(windows.first, 1)[0]
+    slots = ring.newest(sequences, sequences.size, capacity).slots(position, capacity)
+    row, _ = first_rows(windows, slots, num_envs)
+    until = row - cursor
+    until = jnp.where(until < 0, until + length, until)
+    return slots, (position < sequences.size) & (until < num_steps)
+
+
+def num_older(ages_at: Any, size: jax.Array, capacity: int, max_age: jax.Array) -> jax.Array:
+    """How many of `size` windows in order of age, oldest first, have an age of `max_age` or more, int32 [].
+
+    `ages_at` are the ages at positions, int32 [PROBES] of each. It is asked O(log(capacity)) times.
+    """
+    count = jnp.zeros((), jnp.int32)
+    rounds = max(1, math.ceil(math.log(capacity, PROBES) - 1e-9))
+    for width in (PROBES**k for k in reversed(range(rounds))):
+        position = count + width * jnp.arange(1, PROBES + 1, dtype=jnp.int32) - 1
+        older = (position < size) & (ages_at(jnp.clip(position, 0, capacity - 1)) >= max_age)
+        count += width * jnp.sum(older, dtype=jnp.int32)
+    return count

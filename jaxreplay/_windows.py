@@ -1,6 +1,7 @@
 """Windows of n steps over time-major environment steps, and the transitions they make."""
 
-from typing import Any
+import functools
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +26,11 @@ class Steps:
     logp: jax.Array | None
     w: jax.Array | None
     mask: jax.Array  # whether there was a step
+
+    @property
+    def ends(self) -> jax.Array:
+        """Whether the step ends its episode."""
+        return self.terminated | self.truncated
 
 
 def as_steps(
@@ -70,6 +76,27 @@ def _check_axes(steps: Steps, num_axes: int, what: str, each: str, names: dict[s
     return leading
 
 
+class _Windows(NamedTuple):
+    """Times of the steps of K windows in every environment.
+
+    Attributes:
+      start: int32 [K, 1], time of the first step.
+      last: int32 [K, E], time of the last step.
+      stop: int32 [K, E], time of the last step before the stream breaks off: at an episode's end, before a missing
+        step, or at the last time.
+      length: int32 [K, E], number m of steps, at least 1.
+      times: int32 [K, n, E], times of the steps; the last one is repeated behind the window's end.
+      inside: bool [K, n, E], False for the repetitions.
+    """
+
+    start: jax.Array
+    last: jax.Array
+    stop: jax.Array
+    length: jax.Array
+    times: jax.Array
+    inside: jax.Array
+
+
 def transitions(
     steps: Steps,
     order: jax.Array,
@@ -84,76 +111,101 @@ def transitions(
     """Transitions whose windows open at given times.
 
     Args:
-      steps: leaves [T, num_envs, ...] in any order of rows.
+      steps: leaves [T, E, ...], E environments; rows in any order.
       order: int32 [T], the row of each time.
       starts: int32 [K], times; any value where `exists` is False.
       exists: bool [K].
-      n, gamma, next_action, record_extra_info: as of `jaxreplay.NStep`.
+      n, gamma, next_action, record_extra_info: see `jaxreplay.NStep`.
 
     Returns:
-      TransitionBatch [K * num_envs] and valid, bool [K * num_envs].
+      TransitionBatch [K * E] and valid, bool [K * E].
     """
-    last_time = order.shape[0] - 1
-    times = jnp.arange(last_time + 1, dtype=jnp.int32)[:, None]
-    starts = jnp.clip(starts, 0, last_time)[:, None]  # [K, 1]
-    ends, missing = (steps.terminated | steps.truncated)[order], ~steps.mask[order]  # [T, E]
-    stops = jnp.where(missing, times - 1, jnp.where(ends, times, last_time))
-    stops = lax.cummin(stops, axis=0, reverse=True)[starts[:, 0]]
-    last = jnp.clip(stops, starts, starts + n - 1)  # [K, E], time of the window's last step
-    length = last - starts + 1
-
-    def at(leaf, time):  # rows of a [T, E, ...] leaf at times [K, ..., E]
-        # Mapped over environments: indexed by them as well, those on several devices would exchange their steps.
-        by_env = jax.vmap(lambda column, rows: column[rows], in_axes=(1, -1), out_axes=time.ndim - 1)
-        return by_env(leaf, order[time])
-
-    terminated = at(steps.terminated, last)
-    # [K, n, E]: the steps of every window, the last one repeated behind its end.
-    lag = jnp.arange(n, dtype=jnp.int32)[None, :, None]
-    inside = jnp.minimum(starts[:, None] + lag, last[:, None])
-    in_window = lag < length[:, None]
-    dtype = steps.r.dtype
-    powers = jnp.asarray(np.float64(gamma) ** np.arange(n + 1), dtype)
-    rewards = jnp.where(in_window, at(steps.r, inside), 0)
-    Rn = jnp.sum(powers[None, :n, None] * rewards, axis=1)
-    In = jnp.where(terminated, 0, powers[length])
-
-    start_rows = jnp.broadcast_to(starts, last.shape)
-    valid = exists[:, None] & at(steps.mask, start_rows)
+    windows = _open_windows(steps, order, starts, n)
+    at = functools.partial(_at_times, order)
+    terminated = at(steps.terminated, windows.last)
+    rewards = jnp.where(windows.inside, at(steps.r, windows.times), 0)
+    Rn, In = _returns(rewards, windows.length, terminated, gamma)
+    first = jnp.broadcast_to(windows.start, windows.last.shape)
+    valid = exists[:, None] & at(steps.mask, first)
     A_next = logP_next = extra_info = None
     if next_action:
-        after = jnp.broadcast_to(jnp.minimum(starts + n, last_time), last.shape)
-        # No end and no missing step before or at start + n.
-        has_next = ~at(steps.terminated | steps.truncated, last) & (starts + n <= stops + 1) & at(steps.mask, after)
-        has_next &= starts + n <= last_time
+        A_next, logP_next, has_next = _next_actions(steps, order, windows, n)
         valid &= terminated | has_next
-        A_next, logP_next = jax.tree.map(lambda leaf: _where_rows(has_next, at(leaf, after)), (steps.a, steps.logp))
     if record_extra_info:
-        window = {
-            "states": steps.s,
-            "actions": steps.a,
-            "rewards": steps.r,
-            "log_props": steps.logp,
-            "weights": steps.w,
-        }
-        extra_info = jax.tree.map(lambda leaf: jnp.moveaxis(at(leaf, inside), 1, 2), window)
-        done = at(steps.terminated | steps.truncated, inside) | ~in_window
-        extra_info["dones"] = jnp.moveaxis(done, 1, 2)
+        extra_info = _extra_info(steps, order, windows)
     batch = TransitionBatch(
-        S=jax.tree.map(lambda leaf: at(leaf, start_rows), steps.s),
-        A=jax.tree.map(lambda leaf: at(leaf, start_rows), steps.a),
-        logP=None if steps.logp is None else at(steps.logp, start_rows),
+        S=jax.tree.map(lambda leaf: at(leaf, first), steps.s),
+        A=jax.tree.map(lambda leaf: at(leaf, first), steps.a),
+        logP=None if steps.logp is None else at(steps.logp, first),
         Rn=Rn,
         In=In,
-        S_next=jax.tree.map(lambda leaf: at(leaf, last), steps.s_next),
+        S_next=jax.tree.map(lambda leaf: at(leaf, windows.last), steps.s_next),
         A_next=A_next,
         logP_next=logP_next,
-        W=None if steps.w is None else at(steps.w, start_rows),
+        W=None if steps.w is None else at(steps.w, first),
         extra_info=extra_info,
     )
     return layouts.merge_axes((batch, valid))
 
 
+def _open_windows(steps: Steps, order: jax.Array, starts: jax.Array, n: int) -> _Windows:
+    """The windows of up to n steps that open at `starts` [K]."""
+    last_time = order.shape[0] - 1
+    times = jnp.arange(last_time + 1, dtype=jnp.int32)[:, None]
+    start = jnp.clip(starts, 0, last_time)[:, None]
+    ends, missing = steps.ends[order], ~steps.mask[order]  # [T, E]
+    stops = jnp.where(missing, times - 1, jnp.where(ends, times, last_time))
+    stop = lax.cummin(stops, axis=0, reverse=True)[start[:, 0]]
+    last = jnp.clip(stop, start, start + n - 1)
+    length = last - start + 1
+    lag = jnp.arange(n, dtype=jnp.int32)[None, :, None]
+    return _Windows(start, last, stop, length, jnp.minimum(start[:, None] + lag, last[:, None]), lag < length[:, None])
+
+
+def _at_times(order: jax.Array, leaf: jax.Array, times: jax.Array) -> jax.Array:
+    """The steps of `leaf` [T, E, ...] at `times` [K, ..., E], [K, ..., E, ...]."""
+    # Mapped over environments: with an index for them, those on several devices would exchange their steps.
+    by_env = jax.vmap(lambda column, rows: column[rows], in_axes=(1, -1), out_axes=times.ndim - 1)
+    return by_env(leaf, order[times])
+
+
+def _returns(rewards: jax.Array, length: jax.Array, terminated: jax.Array, gamma: float) -> tuple[jax.Array, jax.Array]:
+    """Partial returns and bootstrap factors, [K, E], of windows with `rewards` [K, n, E] (0 outside)."""
+    n = rewards.shape[1]
+    powers = jnp.asarray(np.float64(gamma) ** np.arange(n + 1), rewards.dtype)
+    Rn = jnp.sum(powers[None, :n, None] * rewards, axis=1)
+    return Rn, jnp.where(terminated, 0, powers[length])
+
+
+def _next_actions(steps: Steps, order: jax.Array, windows: _Windows, n: int) -> tuple[Any, jax.Array | None, jax.Array]:
+    """Actions and log-propensities after full windows, [K, E, ...], 0 where there is none; and where there is one."""
+    last_time = order.shape[0] - 1
+    at, start = functools.partial(_at_times, order), windows.start
+    after = jnp.broadcast_to(jnp.minimum(start + n, last_time), windows.last.shape)
+    # No end and no missing step before or at start + n.
+    has_next = ~at(steps.ends, windows.last) & (start + n <= windows.stop + 1) & at(steps.mask, after)
+    has_next &= start + n <= last_time
+    A_next, logP_next = jax.tree.map(lambda leaf: _where_rows(has_next, at(leaf, after)), (steps.a, steps.logp))
+    return A_next, logP_next, has_next
+
+
+def _extra_info(steps: Steps, order: jax.Array, windows: _Windows) -> dict[str, Any]:
+    """The steps of the windows themselves, leaves [K, E, n, ...]."""
+    at = functools.partial(_at_times, order)
+    window = {
+        "states": steps.s,
+        "actions": steps.a,
+        "rewards": steps.r,
+        "log_props": steps.logp,
+        "weights": steps.w,
+    }
+    extra_info = jax.tree.map(lambda leaf: jnp.moveaxis(at(leaf, windows.times), 1, 2), window)
+    dones = at(steps.ends, windows.times) | ~windows.inside
+    extra_info["dones"] = jnp.moveaxis(dones, 1, 2)
+    return extra_info
+
+
 def _where_rows(condition: jax.Array, x: jax.Array) -> jax.Array:
+    """`x` [K, E, ...], 0 where `condition` [K, E] is False."""
     condition = condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim))
     return jnp.where(condition, x, jnp.zeros_like(x))

@@ -16,8 +16,9 @@ EQUIVALENT = {
         "negative rows count from the end"
     ),
     "checks.check_like: True -> False": "the structures have been found equal, so the leaves are as many",
-    "_queues.join: current == num_queues -> ((current) != (num_queues))": "any first guess leads to the same end",
-    "_queues.join: (queue < num_queues) & (current == num_queues) -> (current == num_queues)": (
+    "difficulty_pools/_queues._joining_rows: current == num_queues -> ((current) != (num_queues))": (
         "any first guess leads to the same end"
     ),
+    "difficulty_pools/_queues._joining_rows: "
+    "(queue < num_queues) & (current == num_queues) -> (current == num_queues)": "any first guess leads to the same end",
 }

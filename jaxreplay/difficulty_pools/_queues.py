@@ -5,6 +5,7 @@ the queue longer than its limit, its oldest member leaves. Members of a queue ar
 at the start on, and those who join go on counting: number m leaves when number m + limit joins.
 """
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -38,6 +39,20 @@ class Joins(NamedTuple):
     left: jax.Array
 
 
+class _Turns(NamedTuple):
+    """What G rows find at their turns.
+
+    Attributes:
+      before: int32 [G, Q], how many earlier rows joined each queue.
+      last_queue: int32 [G], the queue that the row's item was last in, Q for none.
+      last_number: int32 [G], the item's number there.
+    """
+
+    before: jax.Array
+    last_queue: jax.Array
+    last_number: jax.Array
+
+
 def join(
     item: jax.Array,
     num_items: int,
@@ -49,10 +64,6 @@ def join(
 ) -> Joins:
     """Let the items join queues in order of their rows.
 
-    Whether a row's item is in a queue depends on the earlier rows that joined. So which rows join is computed from a
-    guess of it, again and again: each time the rows are right up to a later one at least, and once nothing changes all
-    are. One pass does where no item returns to the batch after it left a queue; G passes always do.
-
     Args:
       item: int32 [G], in [0, num_items); one may occur more than once.
       num_items: number of items there are.
@@ -63,40 +74,23 @@ def join(
       limit: int32 [Q].
     """
     num_rows, num_queues = item.size, size.size
-    rows = jnp.arange(num_rows, dtype=jnp.int32)
     wanted = queue[:, None] == jnp.arange(num_queues, dtype=jnp.int32)[None]  # [G, Q]
     by_item, first = _sort_by_item(item, num_items)
 
-    def at_turn(joins):
-        """Of each row: how many joined each queue before it; the queue its item was last in, Q for none; its number."""
+    def turns(joins: jax.Array) -> _Turns:
         before = sum_before((wanted & joins[:, None]).astype(jnp.int32))
         earlier = _last_before(joins, by_item, first)
         again = earlier >= 0
-        return (
-            before,
-            jnp.where(again, queue[earlier], current),
-            jnp.where(again, (_of(size, queue) + _of_row(before, queue))[earlier], place),
-        )
+        last_queue = jnp.where(again, queue[earlier], current)
+        last_number = jnp.where(again, (_of(size, queue) + _of_row(before, queue))[earlier], place)
+        return _Turns(before, last_queue, last_number)
 
-    def next_guess(guess):
-        joins, _ = guess
-        before, last_queue, last_number = at_turn(joins)
-        oldest = _of(size - limit, last_queue) + _of_row(before, last_queue)
-        inside = (last_queue < num_queues) & (last_number >= oldest)
-        new = (queue < num_queues) & ~inside
-        return new, jnp.any(new != joins)
-
-    guess = (queue < num_queues) & (current == num_queues)
-    joins, _ = lax.while_loop(lambda guess: guess[1], next_guess, (guess, jnp.array(True)))
-
-    before, last_queue, last_number = at_turn(joins)
+    joins = _joining_rows(turns, queue, current, size - limit)
+    before, last_queue, last_number = turns(joins)
     number = _of(size, queue) + _of_row(before, queue)
     joined = jnp.sum(wanted & joins[:, None], axis=0, dtype=jnp.int32)
     left = jnp.maximum(size + joined - limit, 0)
-
-    starts = sum_before(joined) - size
-    row_of = jnp.zeros(num_rows, jnp.int32)  # by queue and number, from `size` on: the row that joined
-    row_of = row_of.at[jnp.where(joins, _of(starts, queue) + number, num_rows)].set(rows, mode="drop")
+    row_of, starts = _rows_by_number(joins, queue, number, joined, size)
     leaver = number - _of(limit, queue)
     leaves = joins & (leaver >= 0)
     # An item that joins again had left: at the row that joined `limit` behind it.
@@ -113,6 +107,41 @@ def join(
         joined=joined,
         left=left,
     )
+
+
+def _joining_rows(
+    turns: Callable[[jax.Array], _Turns], queue: jax.Array, current: jax.Array, size_minus_limit: jax.Array
+) -> jax.Array:
+    """The rows that join a queue, bool [G], by fixed-point iteration.
+
+    Whether an item is in a queue at its turn depends on the earlier rows that join. Each pass recomputes all rows from
+    the last guess, and at least one more row from the start on becomes right; after a pass without changes all are.
+    One pass is enough if no item returns to the batch after it left a queue; G passes always are.
+    """
+    num_queues = size_minus_limit.size
+
+    def next_guess(guess):
+        joins, _ = guess
+        before, last_queue, last_number = turns(joins)
+        oldest = _of(size_minus_limit, last_queue) + _of_row(before, last_queue)
+        inside = (last_queue < num_queues) & (last_number >= oldest)
+        new = (queue < num_queues) & ~inside
+        return new, jnp.any(new != joins)
+
+    guess = (queue < num_queues) & (current == num_queues)
+    joins, _ = lax.while_loop(lambda guess: guess[1], next_guess, (guess, jnp.array(True)))
+    return joins
+
+
+def _rows_by_number(
+    joins: jax.Array, queue: jax.Array, number: jax.Array, joined: jax.Array, size: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """(row_of [G], starts [Q]), int32: row_of[starts[q] + m] is the row whose item joined queue q as number m."""
+    rows = jnp.arange(queue.size, dtype=jnp.int32)
+    starts = sum_before(joined) - size
+    row_of = jnp.zeros_like(rows)
+    row_of = row_of.at[jnp.where(joins, _of(starts, queue) + number, rows.size)].set(rows, mode="drop")
+    return row_of, starts
 
 
 def sum_before(x: jax.Array) -> jax.Array:

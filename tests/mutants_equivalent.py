@@ -10,15 +10,17 @@ EQUIVALENT = {
         "it is 0 for rows that were not drawn, and at most 0 for the others"
     ),
     "weights.effective_sample_size: 1.0 -> 3.0": "it divides weights that are all 0",
-    "tracing._rollout: 1 -> 2 (#2)": "any negative start stands for none",
+    "tracing._Tracer._rollout: 1 -> 2 (#2)": "any negative start stands for none",
     "sequence_buffer.SequenceBuffer._read: "
     "jnp.where(rows >= self.length, rows - self.length, rows) -> (rows - self.length)": (
         "negative rows count from the end"
     ),
-    "checks.check_like: True -> False": "the structures have been found equal, so the leaves are as many",
+    "_common/checks.check_like: True -> False": "the structures have been found equal, so the leaves are as many",
     "difficulty_pools/_queues._joining_rows: current == num_queues -> ((current) != (num_queues))": (
         "any first guess leads to the same end"
     ),
     "difficulty_pools/_queues._joining_rows: "
-    "(queue < num_queues) & (current == num_queues) -> (current == num_queues)": "any first guess leads to the same end",
+    "(queue < num_queues) & (current == num_queues) -> (current == num_queues)": (
+        "any first guess leads to the same end"
+    ),
 }

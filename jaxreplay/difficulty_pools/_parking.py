@@ -134,20 +134,12 @@ def park(
       label: int32 [G], the pool to go to, 0 for none.
     """
     num_envs, num_tasks = state.sizes.shape[0], state.pool.size
+    done = _join_queues(state, caps, tasks, env, label)
 
-    def queue_of(pool):
-        return jnp.where(pool > 0, 2 * env + pool - 1, 2 * num_envs)
-
-    size = state.sizes[:, 1:].reshape(-1)
-    limit = jnp.maximum(caps.reshape(-1), size)
-    pool = state.pool[tasks].astype(jnp.int32)
-    place = state.sizes[env, pool] - (state.entered[env, pool] - state.entry[tasks]).astype(jnp.int32)
-    done = _queues.join(tasks, num_tasks, queue_of(label), queue_of(pool), place, size, limit)
-
-    # Of the rings the members that leave are read, then those that stay are written in their places.
+    # The members that leave a ring are read first; then those that stay are written in their places.
     ring, start = jnp.maximum(label - 1, 0), _queues.sum_before(tasks_per_env)[env]
 
-    def slot(number):
+    def slot(number: jax.Array) -> jax.Array:
         return start + (state.heads[env, ring] + number) % tasks_per_env[env]
 
     leaver = jnp.where(
@@ -157,14 +149,10 @@ def park(
     )
     leaver, written = materialize(leaver, jnp.where(done.stays, slot(done.number), num_tasks))
 
-    # Tasks that end up where they were not: parked by their last row, or in normal since a row made them leave.
+    # Tasks whose pool or entry changes: those parked at the end, and those that left a ring and joined none again.
     moved = jnp.concatenate([jnp.where(done.stays, tasks, num_tasks), jnp.where(done.free, leaver, num_tasks)])
     pool = jnp.concatenate([label, jnp.zeros_like(label)])
-    returned = ((env[:, None] == jnp.arange(num_envs, dtype=jnp.int32)[None]) & done.leaves[:, None]).astype(jnp.int32)
-    returned_before = _queues.sum_before(returned)[jnp.arange(env.size), env]
-    joined_before = done.number - state.sizes[env, label]
-    entry = jnp.concatenate([joined_before, returned_before]).astype(jnp.uint32)
-    entry += jnp.concatenate([state.entered[env, label], state.entered[env, 0]])
+    entry = _entries(state, env, label, done)
 
     joined, left = done.joined.reshape(num_envs, 2), done.left.reshape(num_envs, 2)
     entries = jnp.concatenate([jnp.sum(left, axis=1, keepdims=True, dtype=jnp.int32), joined], axis=1)
@@ -179,3 +167,29 @@ def park(
         sizes=state.sizes + entries - exits,
         entered=state.entered + entries.astype(jnp.uint32),
     )
+
+
+def _join_queues(
+    state: PoolsState, caps: jax.Array, tasks: jax.Array, env: jax.Array, label: jax.Array
+) -> _queues.Joins:
+    """What the rows of `park` do to the queues; queue 2 * e + p - 1 is pool p of environment e."""
+    num_envs, num_tasks = state.sizes.shape[0], state.pool.size
+
+    def queue_of(pool: jax.Array) -> jax.Array:
+        return jnp.where(pool > 0, 2 * env + pool - 1, 2 * num_envs)
+
+    size = state.sizes[:, 1:].reshape(-1)
+    limit = jnp.maximum(caps.reshape(-1), size)
+    pool = state.pool[tasks].astype(jnp.int32)
+    place = state.sizes[env, pool] - (state.entered[env, pool] - state.entry[tasks]).astype(jnp.int32)
+    return _queues.join(tasks, num_tasks, queue_of(label), queue_of(pool), place, size, limit)
+
+
+def _entries(state: PoolsState, env: jax.Array, label: jax.Array, done: _queues.Joins) -> jax.Array:
+    """`PoolsState.entry` of each row's task in its pool, then of each row's leaver in normal, uint32 [2 * G]."""
+    envs = jnp.arange(state.sizes.shape[0], dtype=jnp.int32)[None]
+    returned = ((env[:, None] == envs) & done.leaves[:, None]).astype(jnp.int32)  # [G, E]
+    returned_before = _queues.sum_before(returned)[jnp.arange(env.size), env]
+    joined_before = done.number - state.sizes[env, label]
+    entry = jnp.concatenate([joined_before, returned_before]).astype(jnp.uint32)
+    return entry + jnp.concatenate([state.entered[env, label], state.entered[env, 0]])

@@ -91,31 +91,14 @@ def jit_method(
     def decorate(method: Callable[P, R]) -> Callable[P, R]:
         body: Any = method
         signature = inspect.signature(body)
-        others = list(signature.parameters)[2:]
-        defaults = tuple(signature.parameters[name].default for name in others)
-        num_required = sum(default is inspect.Parameter.empty for default in defaults)
-        keyword_only = any(x.kind is x.KEYWORD_ONLY for x in signature.parameters.values())
-        at = others.index(handles) if handles else None
-        program = body
-        if keyword_only:  # a program takes all arguments by position, so that one serves all ways to call the method
-
-            def by_position(*arguments: Any) -> Any:
-                return body(**dict(zip(signature.parameters, arguments, strict=True)))
-
-            by_position.__name__ = body.__name__  # in profiles
-            program = by_position
-        numbers = (0, *(2 + others.index(name) for name in static))
-        pure = jax.jit(program, static_argnums=numbers)
-        # keep_unused: a leaf that is replaced without being read is donated like the others.
-        donating = jax.jit(program, static_argnums=numbers, donate_argnums=1, keep_unused=True) if donates else pure
+        names = list(signature.parameters)[2:]
+        at = names.index(handles) if handles else None
+        by_position = _by_position(signature)
+        pure, donating = _programs(body, signature, static, donates)
 
         @functools.wraps(body)
         def call(self: Any, state: Any, *arguments: Any, **named: Any) -> Any:
-            if not (named or keyword_only) and num_required <= len(arguments) <= len(others):
-                arguments += defaults[len(arguments) :]
-            else:
-                bound = signature.bind(self, state, *arguments, **named).arguments
-                arguments = tuple(bound.get(name, default) for name, default in zip(others, defaults, strict=True))
+            arguments = by_position(self, state, arguments, named)
             if at is not None and isinstance(arguments[at], np.ndarray):
                 arguments = (*arguments[:at], as_int32(arguments[at]), *arguments[at + 1 :])
             arguments, chosen = own(arguments), pure
@@ -135,6 +118,42 @@ def jit_method(
         return call  # pyright: ignore[reportReturnType]
 
     return decorate
+
+
+def _by_position(signature: inspect.Signature) -> Callable[..., tuple[Any, ...]]:
+    """Makes a function that puts the arguments of a call after the state into a tuple, with defaults filled in."""
+    names = list(signature.parameters)[2:]
+    defaults = tuple(signature.parameters[name].default for name in names)
+    num_required = sum(default is inspect.Parameter.empty for default in defaults)
+    keyword_only = _has_keyword_only(signature)
+
+    def by_position(self: Any, state: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        if not (named or keyword_only) and num_required <= len(arguments) <= len(names):
+            return arguments + defaults[len(arguments) :]
+        bound = signature.bind(self, state, *arguments, **named).arguments
+        return tuple(bound.get(name, default) for name, default in zip(names, defaults, strict=True))
+
+    return by_position
+
+
+def _programs(body: Any, signature: inspect.Signature, static: tuple[str, ...], donates: bool) -> tuple[Any, Any]:
+    """The pure and the donating program of a method, one and the same unless `donates`."""
+    program, names = body, list(signature.parameters)
+    if _has_keyword_only(signature):  # a program takes all arguments by position, so one serves all ways to call
+
+        def program(*arguments: Any) -> Any:
+            return body(**dict(zip(names, arguments, strict=True)))
+
+        program.__name__ = body.__name__  # in profiles
+    numbers = (0, *map(names.index, static))
+    pure = jax.jit(program, static_argnums=numbers)
+    # keep_unused: a leaf that is replaced without being read is donated like the others.
+    donating = jax.jit(program, static_argnums=numbers, donate_argnums=1, keep_unused=True) if donates else pure
+    return pure, donating
+
+
+def _has_keyword_only(signature: inspect.Signature) -> bool:
+    return any(x.kind is x.KEYWORD_ONLY for x in signature.parameters.values())
 
 
 def own(arguments: Any) -> Any:

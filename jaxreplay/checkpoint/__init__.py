@@ -8,7 +8,7 @@ import hashlib
 import importlib.metadata
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -108,6 +108,21 @@ def restore(path: str | os.PathLike, buffer: Any, like: Any = None) -> Any:
         damaged or written by a newer version of this library, or a class of the state can no longer be imported or
         has other fields.
     """
+    number, manifest = _read_manifest(path)
+    content = _checked(path, manifest, buffer)
+    records, meshes = content["leaves"], list(_description.meshes(buffer))
+    nodes = _structure.match(content["structure"], records, like)
+    shardings = [_stored.sharding_in(meshes, record) for record in records]
+    arrays = _read_arrays(path, number, records, shardings)
+    for record, sums in zip(records, _stored.checksums(arrays), strict=True):
+        if record["checksums"] != sums:
+            raise _damaged(path, f"leaf {record['path']} has other bits than when it was saved")
+    leaves = [_stored.unpack(*x) for x in zip(records, arrays, shardings, strict=True)]
+    return _structure.rebuild(content["structure"], leaves, nodes)
+
+
+def _read_manifest(path: str | os.PathLike) -> tuple[int, Any]:
+    """The number of the newest complete checkpoint, and its manifest."""
     import orbax.checkpoint as ocp
     from etils import epath
 
@@ -119,17 +134,20 @@ def restore(path: str | os.PathLike, buffer: Any, like: Any = None) -> Any:
         if number < 0:
             raise FileNotFoundError(missing)
         try:
-            manifest = manager.restore(number, args=ocp.args.Composite(**{MANIFEST: ocp.args.JsonRestore()}))[MANIFEST]
-        except Exception as error:  # whatever is raised where a file is not what it was
+            restored = manager.restore(number, args=ocp.args.Composite(**{MANIFEST: ocp.args.JsonRestore()}))
+            return number, restored[MANIFEST]
+        except Exception as error:  # a damaged file raises errors of many kinds
             raise _damaged(path, f"cannot read its manifest: {_first_line(error)}") from error
-    content = _checked(path, manifest, buffer)
-    records, meshes = content["leaves"], list(_description.meshes(buffer))
-    nodes = _structure.match(content["structure"], records, like)
-    shardings = [_stored.sharding_in(meshes, record) for record in records]
+
+
+def _read_arrays(path: str | os.PathLike, number: int, records: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
+    """The arrays of a checkpoint as they are stored, in the order of their records."""
+    import orbax.checkpoint as ocp
+    from etils import epath
+
     folder, handler = epath.Path(_absolute(path)) / f"{FOLDER}_{number}" / ARRAYS, _handler()
     arrays = []
-    # One by one, so that the first array that cannot be read is the only one under way: to those left behind, an error
-    # would be an event loop that is closed, on a thread of the storage's.
+    # One at a time: if one of several reads fails, the others run into a closed event loop on a thread of the storage.
     for i, (record, sharding) in enumerate(zip(records, shardings, strict=True)):
         shape, dtype = _stored.stored_type(record)
         array = np.zeros(shape, dtype)
@@ -146,11 +164,7 @@ def restore(path: str | os.PathLike, buffer: Any, like: Any = None) -> Any:
         if array.shape != shape or array.dtype != dtype:
             raise _damaged(path, f"leaf {record['path']} is {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}")
         arrays.append(jnp.asarray(array))
-    for record, sums in zip(records, _stored.checksums(arrays), strict=True):
-        if record["checksums"] != sums:
-            raise _damaged(path, f"leaf {record['path']} has other bits than when it was saved")
-    leaves = [_stored.unpack(*x) for x in zip(records, arrays, shardings, strict=True)]
-    return _structure.rebuild(content["structure"], leaves, nodes)
+    return arrays
 
 
 def _absolute(path: str | os.PathLike) -> str:

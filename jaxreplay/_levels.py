@@ -1,6 +1,6 @@
-"""The levels of a sum tree: their shapes, the ascent after leaves were written, and the descent to a leaf.
+"""The levels of a sum tree: their shapes, the ascent after leaves are written, and the descent to a leaf.
 
-A level is an array of nodes, [num_nodes]; of a wide tree a matrix with the siblings in a row, as a TPU wants it.
+A level is an array of nodes, [num_nodes]. In a wide tree it is a matrix whose rows are siblings, which suits a TPU.
 """
 
 import functools
@@ -14,20 +14,20 @@ from jax import lax
 
 from jaxreplay._common.xla import materialize
 
-WIDE = 64  # nodes of as many children are added up at once; of more they are rows of a matrix, as a TPU wants it
-ALL_PAIRS = 512  # rows of a batch that are compared with each other for repeated indices
-DENSE = 4  # a level of at most so many nodes a row of the batch is recomputed as a whole; measured
+WIDE = 64  # from this fan-out on, siblings are reduced in one operation; above it, levels are matrices
+ALL_PAIRS = 512  # in batches of up to this many rows, all pairs are compared to find repeated indices
+DENSE = 4  # a level with at most this many parents per row of the batch is recomputed whole; measured
 
-Found = tuple[jax.Array, jax.Array, jax.Array]  # nodes, int32 [B]; what is left of the prefix there; their values
+Found = tuple[jax.Array, jax.Array, jax.Array]  # nodes, int32 [B]; the rest of each prefix there; the nodes' values
 
 
 def shape(size: int, fanout: int) -> tuple[int, ...]:
-    """Of a level of so many nodes."""
+    """Shape of a level of `size` nodes."""
     return (-(-size // fanout), min(size, fanout)) if fanout > WIDE else (size,)
 
 
 def sizes(capacity: int, fanout: int) -> list[int]:
-    """Sizes of the levels, from the roots on."""
+    """Numbers of nodes of the levels, with padding, from the roots down."""
     nodes = [capacity]
     while nodes[0] > fanout:
         nodes.insert(0, -(-nodes[0] // fanout))
@@ -35,7 +35,10 @@ def sizes(capacity: int, fanout: int) -> list[int]:
 
 
 def fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], at_once: bool) -> jax.Array:
-    """The last axis reduced, if not at once by pairs: with a rounding error of O(log), and the same bits everywhere."""
+    """The last axis reduced, [...]: in one operation if `at_once`, else pair by pair.
+
+    By pairs the rounding error is O(log size), and the bits are the same on every backend.
+    """
     if at_once:
         return jnp.sum(x, axis=-1) if combine is jnp.add else jnp.min(x, axis=-1)
     while x.shape[-1] > 1:
@@ -46,14 +49,14 @@ def fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], at_
 
 
 def at(nodes: jax.Array, index: jax.Array) -> Any:
-    """`nodes.at` of the nodes `index` of a level."""
+    """`nodes.at` for the nodes `index` [B] of a level."""
     if nodes.ndim == 1:
         return nodes.at[index]
     return nodes.at[lax.div(index, jnp.int32(nodes.shape[1])), lax.rem(index, jnp.int32(nodes.shape[1]))]
 
 
 def read_rows(nodes: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
-    """The contiguous siblings of row [B], float32 [B, fanout]."""
+    """The siblings in each `row` [B] of a level, float32 [B, fanout]."""
     if nodes.ndim == 2:
         return nodes.at[row].get(mode="promise_in_bounds", wrap_negative_indices=False)
     numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
@@ -69,17 +72,17 @@ def ascend(
     fanout: int,
     combine: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> tuple[jax.Array, ...]:
-    """`levels` with `values` [B] at `target` [B] of the leaves, and all ancestors of leaves `node` [B] recomputed."""
+    """`levels` with `values` [B] written to leaves `target` [B], and all ancestors of leaves `node` [B] recomputed."""
     *above, lowest = levels
     written = at(lowest, target).set(values, mode="drop", unique_indices=True, wrap_negative_indices=False)
-    done, sparse = [written], True  # so far
+    done, sparse = [written], True  # sparse: no level has been recomputed whole yet
     for parents in reversed(above):
         children, node = done[0], lax.div(node, jnp.int32(fanout))
         num_parents = children.size // fanout
         if num_parents <= DENSE * node.size:
             value = fold(children.reshape(num_parents, fanout), combine, fanout >= WIDE)
-            rest = parents.reshape(-1)[num_parents:]  # it is padding
-            parents = jnp.concatenate([value, rest]).reshape(parents.shape)
+            padding = parents.reshape(-1)[num_parents:]
+            parents = jnp.concatenate([value, padding]).reshape(parents.shape)
             if sparse:
                 (parents,), sparse = materialize(parents), False
         else:
@@ -90,12 +93,13 @@ def ascend(
 
 
 def descend(levels: Sequence[jax.Array], found: Found, fanout: int, patches: Sequence[Any] = ()) -> Found:
-    """Follow what is left of the prefixes from the nodes `found` down the levels below them.
+    """Follow the rest of each prefix from the nodes `found` down the `levels` below them.
 
-    `patches` are functions that set siblings [B, fanout] to what they count for, given the number of the first of them.
+    `patches` has a function for each level, or none. It sets siblings [B, fanout] to what they count for, given the
+    number of the first of them.
 
-    All that is found at a level is materialized together, so that every read of the tree comes before any write that
-    depends on one of them; otherwise XLA would copy the tree.
+    The results of a level are materialized together. Then every read of the tree comes before any write that depends
+    on one of them; otherwise XLA would copy the tree.
     """
     for level, nodes in enumerate(levels):
         node, prefix, _ = found
@@ -111,16 +115,17 @@ def descend(levels: Sequence[jax.Array], found: Found, fanout: int, patches: Seq
 
 
 def choose_root(roots: jax.Array, prefix: jax.Array) -> Found:
+    """The root in which each `prefix` [B] falls."""
     if roots.ndim == 2:
         return materialize(*choose_in_rows(jnp.broadcast_to(roots, (prefix.size, roots.size)), prefix))
     return materialize(*choose([roots[i] for i in range(roots.size)], prefix))
 
 
 def choose_in_rows(rows: jax.Array, prefix: jax.Array) -> Found:
-    """`choose` by the cumulative sums of rows [B, num_children].
+    """`choose` by the cumulative sums of `rows` [B, num_children].
 
-    One reduction finds the child of the lowest rank, with what is before it and in it: first the children that the
-    prefix falls in or before, in order, then those before it from the right, and last those of value 0.
+    One reduction finds the child of lowest rank, its value and the sum before it. The children that the prefix falls in
+    or before rank first, in order; then those before the prefix, from the right; last those of value 0.
     """
     size = rows.shape[1]
     number = np.arange(size, dtype=np.int32)
@@ -138,9 +143,9 @@ def choose_in_rows(rows: jax.Array, prefix: jax.Array) -> Found:
 
 
 def choose(children: list[jax.Array], prefix: jax.Array) -> Found:
-    """The one of `children` (values in order, float32 [B] or []) in which `prefix` (float32 [B], not negative) falls.
+    """The child in which `prefix` (float32 [B], not negative) falls, found by halving.
 
-    It is found by halving, and is never one of value 0 where there is another.
+    `children` are values in order, float32 [B] or []. A child of value 0 is chosen only if all are 0.
     """
     chosen = jnp.zeros(prefix.shape, jnp.int32)
     while len(children) > 1:
@@ -158,11 +163,12 @@ def choose(children: list[jax.Array], prefix: jax.Array) -> Found:
 def last_occurrence(
     leaves: jax.Array, target: jax.Array, values: jax.Array, fanout: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Which rows are the last of their `target`, bool [B], so that the order of a scatter does not matter.
+    """The leaves, perhaps used as scratch space, and the rows that are the last of their `target`, bool [B].
 
-    A small batch of a wide tree is compared with itself, which is one kernel. Otherwise the leaves themselves serve as
-    scratch space (they are about to be overwritten): numbers below any leaf's, lower for later rows, are combined there
-    by a minimum, which has one result in any order. Neither a sort nor O(capacity) scratch is needed.
+    With only these rows written, the order of a scatter does not matter. In a small batch of a wide tree all pairs are
+    compared, which is one kernel. Otherwise the leaves that are about to be overwritten serve as scratch space: a
+    scatter-minimum writes negative numbers to them, lower for later rows, and its result does not depend on the order.
+    This needs neither a sort nor O(capacity) scratch space.
     """
     rows = target.shape[0]
     if rows > 2**24:
@@ -171,8 +177,8 @@ def last_occurrence(
         row = jnp.arange(rows, dtype=jnp.int32)
         later = row[None, :] > row[:, None]
         return leaves, ~jnp.any((target[None, :] == target[:, None]) & later, axis=1)
-    # The values are never less. That they are looked at makes whatever they were read from the tree for come before
-    # this write; otherwise XLA would copy the leaves.
+    # No value is negative, so the minimum does not depend on them. But XLA then puts this write after all reads of the
+    # tree that the values were computed from; otherwise it would copy the leaves.
     number = jnp.minimum(values, -1.0 - jnp.arange(rows, dtype=jnp.float32))
     leaves = at(leaves, target).min(number, mode="drop", wrap_negative_indices=False)
     seen = at(leaves, target).get(mode="fill", fill_value=0.0, wrap_negative_indices=False)

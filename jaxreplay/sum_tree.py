@@ -1,20 +1,20 @@
 """Sum tree: a discrete distribution over `capacity` leaves that is cheap to change and to sample.
 
-The tree of Schaul et al. 2016 (Prioritized Experience Replay, appendix B.2.1) with a static fan-out and no
-stored differences: after leaves are written, every node above them becomes the sum of its children. The sums
-therefore never drift, and a bad leaf that is overwritten leaves no trace.
+This is the tree of Schaul et al. 2016 (Prioritized Experience Replay, appendix B.2.1) with a static fan-out and no
+stored differences. After leaves are written, every node above them is recomputed as the sum of its children. The sums
+therefore never drift, and a bad leaf leaves no trace once it is overwritten.
 
-There are at most `fanout` roots, and every level below has `fanout` children for each node of the level above, in
-order, so that parent and children are found by arithmetic alone and siblings are contiguous. Each level is an array of
-its own, and leaves keep their natural order.
+There are at most `fanout` roots. In every level below, each node of the level above has `fanout` children. Nodes are
+stored in order, so siblings are contiguous and arithmetic alone finds parents and children. Each level is a separate
+array, and leaves keep their natural order.
 
-The levels are unrolled, where a `lax.fori_loop` over levels of one array would be shorter. With 2^20 leaves and 256 of
-them drawn and written, the loop takes 35 kernels in place of 12 on an H100 and 76,000 estimated cycles in place of
-48,000 on a TPU v5e, as compiled for them: every pass counts, slices its levels' offsets, and computes rows of levels
-small enough to be recomputed as a whole. On a CPU it takes up to five times as long.
+The levels are unrolled, although a `lax.fori_loop` over levels in one array would be shorter. To draw and write 256 of
+2^20 leaves, the loop takes 35 kernels instead of 12 on an H100, and 76,000 estimated cycles instead of 48,000 on a TPU
+v5e (both read off the compiled programs). Each pass of it counts, slices the offsets of its level, and computes single
+rows even of levels small enough to be recomputed whole. On a CPU it takes up to five times as long.
 
-All functions are pure, jitted, and work under `jax.jit`, `lax.scan` and `jax.vmap`; `update` costs
-O(batch * fanout * log(capacity)), as do `find` and `sample`.
+All functions are pure, jitted, and work under `jax.jit`, `lax.scan` and `jax.vmap`. `update`, `find` and `sample` cost
+O(batch * fanout * log(capacity)).
 """
 
 import dataclasses
@@ -34,23 +34,23 @@ from jaxreplay._common.random import random_bits
 from jaxreplay._common.xla import after, materialize
 from jaxreplay._restricted import Restricted
 
-# Measured on a CPU, and compiled for the others: tests/benchmarks/README.md.
+# Measured on a CPU, estimated from compiled programs on the others: tests/benchmarks/README.md.
 DEFAULT_FANOUTS = {"cpu": 8, "tpu": 128}
-DEFAULT_FANOUT = 64  # of all other backends
+DEFAULT_FANOUT = 64  # on all other backends
 MAX_CAPACITY = 2**29
-NONE = float(np.finfo(np.float32).max)  # the minimum of no leaves: finite, as jax_debug_infs wants what programs return
+NONE = float(np.finfo(np.float32).max)  # the minimum of no leaves; finite, so it passes jax_debug_infs
 
 
 @struct.dataclass
 class SumTree:
-    """The nodes of a sum tree; make one with `init`.
+    """The nodes of a sum tree; `init` makes one.
 
     Attributes:
-      sums: the levels from the roots to the leaves, float32 [num_nodes] each, or of a wide tree [rows, fanout] with
-        siblings in a row (the roots [1, num_roots]); every level below the roots is padded with 0 to a multiple of the
-        fan-out.
-      minima: None, or the same with every node's smallest positive leaf in place of the sum, and the largest float32
-        where there is none.
+      sums: the levels from the roots to the leaves, float32 [num_nodes] each. In a wide tree siblings form the rows of
+        a matrix [rows, fanout] (the roots [1, num_roots]). Every level below the roots is padded with 0 to a multiple
+        of the fan-out.
+      minima: None, or levels of the same shapes with each node's smallest positive leaf, or the largest float32 where
+        there is none.
       capacity: number of leaves (static).
       fanout: children per node (static).
     """
@@ -62,12 +62,12 @@ class SumTree:
 
     @property
     def is_wide(self) -> bool:
-        """Whether siblings lie in a row of a matrix."""
+        """Whether siblings form the rows of a matrix."""
         return self.fanout > _levels.WIDE
 
 
 def default_fanout() -> int:
-    """The fan-out that suits the default backend of JAX."""
+    """The best fan-out on the default backend of JAX."""
     return DEFAULT_FANOUTS.get(jax.default_backend(), DEFAULT_FANOUT)
 
 
@@ -76,7 +76,7 @@ def init(capacity: int, *, fanout: int | None = None, track_minimum: bool = Fals
 
     Args:
       capacity: number of leaves, 1 to 2**29.
-      fanout: children per node, 2 to 1024; None for what suits the backend.
+      fanout: children per node, 2 to 1024; None for the best on this backend.
       track_minimum: also keep the smallest positive leaf, for `minimum`.
 
     Raises:
@@ -97,13 +97,14 @@ def leaves(tree: SumTree) -> jax.Array:
 
 
 def _leaves(tree: SumTree, levels: tuple[jax.Array, ...]) -> jax.Array:
+    """The lowest of `levels` without padding, [..., capacity]."""
     lowest = levels[-1]
     lowest = lowest.reshape(*lowest.shape[:-2], -1) if tree.is_wide else lowest
     return lowest[..., : tree.capacity]
 
 
 def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
-    """The same leaves in a tree of another fan-out; None for what suits the backend.
+    """The same leaves in a tree with another fan-out; None for the best on this backend.
 
     The levels may have leading axes, as in a stack of trees. Costs O(capacity).
     """
@@ -113,7 +114,7 @@ def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
 
 @functools.partial(jax.jit, static_argnames="fanout")
 def _with_fanout(tree: SumTree, fanout: int) -> SumTree:
-    def built(nodes: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], empty: float):
+    def build_levels(nodes: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], empty: float):
         levels, leading = [], nodes.shape[:-1]
         for size in reversed(_levels.sizes(tree.capacity, fanout)):
             if levels:
@@ -123,8 +124,8 @@ def _with_fanout(tree: SumTree, fanout: int) -> SumTree:
             levels.insert(0, nodes.reshape(*leading, *_levels.shape(size, fanout)))
         return tuple(levels)
 
-    minima = None if tree.minima is None else built(_leaves(tree, tree.minima), jnp.minimum, NONE)
-    return SumTree(built(leaves(tree), jnp.add, 0.0), minima, tree.capacity, fanout)
+    minima = None if tree.minima is None else build_levels(_leaves(tree, tree.minima), jnp.minimum, NONE)
+    return SumTree(build_levels(leaves(tree), jnp.add, 0.0), minima, tree.capacity, fanout)
 
 
 @functools.partial(jax.jit, inline=True)
@@ -155,7 +156,7 @@ def get(tree: SumTree, indices: jax.Array) -> jax.Array:
     """Values of the leaves `indices` (int [...]), float32 [...]; 0 for an index outside [0, capacity).
 
     Raises:
-      ValueError: `indices` are no integers.
+      ValueError: `indices` are not integers.
     """
     indices = _as_indices(indices)
     inside = (indices >= 0) & (indices < tree.capacity)
@@ -176,18 +177,18 @@ def update(
 ) -> SumTree:
     """Set leaves and recompute the sums above them.
 
-    Where an index occurs more than once the last occurrence wins, on every backend and in every run.
+    If an index occurs more than once, its last occurrence wins, on every backend and in every run.
 
     Args:
       tree: the tree.
       indices: int [B]; an index outside [0, capacity) is ignored.
-      values: float [B], not negative. Anything else, such as NaN, is stored as infinity: the total is infinite until
-        it is overwritten, and no trace is left then.
+      values: float [B], not negative. Anything else, such as NaN, is stored as infinity, and the total is infinite
+        until that leaf is overwritten.
       mask: bool [B]; rows where it is False are ignored.
       unique_indices: promise that no index occurs twice, which saves the search for the last occurrence.
 
     Raises:
-      ValueError: `indices` are no integers, `mask` is not bool [B], or more than 2**24 rows that may repeat.
+      ValueError: `indices` are not integers, `mask` is not bool [B], or more than 2**24 rows may repeat indices.
     """
     indices = _as_indices(indices)
     values = jnp.broadcast_to(jnp.asarray(values, jnp.float32), indices.shape)
@@ -195,11 +196,11 @@ def update(
     written = (indices >= 0) & (indices < tree.capacity)
     if mask is not None:
         written &= checks.check_mask(mask, indices.shape)
-    # The last update of the tree reads it before this one writes it.
+    # The roots depend on the whole previous update, so all its reads come before this write.
     indices = after(indices, total(tree), () if tree.minima is None else minimum(tree))
     sums, nowhere = tree.sums, tree.sums[-1].size
     target, values = materialize(jnp.where(written, indices, nowhere), values)
-    # Rows that were not written climb from the first leaf: recomputing a sum that has not changed is harmless.
+    # Rows that write nothing ascend from the first leaf: it is harmless to recompute a sum that has not changed.
     leaf = jnp.where(target < nowhere, target, 0)
     if not unique_indices:
         lowest, last = _levels.last_occurrence(sums[-1], target, values, tree.fanout)
@@ -217,8 +218,8 @@ def update(
 def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
     """First leaf whose inclusive cumulative sum exceeds `prefix`.
 
-    As long as the total is positive the leaf returned is never 0, whatever rounding does: a prefix below 0 finds the
-    first positive leaf, one at or above the total the last.
+    While the total is positive, the value of the leaf is never 0, in spite of rounding. A prefix below 0 finds the
+    first positive leaf, and one at or above the total finds the last.
 
     Args:
       tree: the tree.
@@ -228,8 +229,9 @@ def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
       int32 [...].
     """
     prefix = jnp.asarray(prefix, jnp.float32)
-    roots, *below = tree.sums
-    leaf, _, _ = _levels.descend(below, _levels.choose_root(roots, jnp.maximum(prefix, 0.0).reshape(-1)), tree.fanout)
+    roots, *lower_levels = tree.sums
+    root = _levels.choose_root(roots, jnp.maximum(prefix, 0.0).reshape(-1))
+    leaf, _, _ = _levels.descend(lower_levels, root, tree.fanout)
     return leaf.reshape(prefix.shape)
 
 
@@ -237,19 +239,20 @@ def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
 def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool = False) -> tuple[jax.Array, jax.Array]:
     """Draw leaves in proportion to their values, with replacement.
 
-    The probability of leaf i is leaf_i / total to within 2^-22, the error of sums and prefixes in float32 (stratified:
-    the mean over the batch). So where some leaves are millions of times as large as others, the small ones may come
-    several times too often, or never. 2^24 equal leaves come within 0.1% of as often as they should.
+    The probability of leaf i is leaf_i / total to within 2^-22, the error of sums and prefixes in float32 (if
+    stratified, the mean probability over the batch). If some leaves are millions of times larger than others, the small
+    ones may be drawn several times too often, or never. Each of 2^24 equal leaves is drawn as often as it should be to
+    within 0.1%.
 
     Args:
-      tree: the tree; its total must be positive and finite for the law to hold.
+      tree: the tree; the probabilities hold if its total is positive and finite.
       key: a PRNG key.
       batch_size: number of draws.
       stratified: draw once from each of `batch_size` equal parts of [0, total) (Schaul et al. 2016, appendix B.2.1)
         instead of independently.
 
     Returns:
-      the leaves' indices, int32 [batch_size], in ascending order of the strata if stratified; and their values,
+      the indices of the leaves, int32 [batch_size], in ascending order of the strata if stratified; and their values,
       float32 [batch_size].
     """
     return sample_with(tree, random_bits(key, batch_size), stratified=stratified)
@@ -257,10 +260,10 @@ def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool =
 
 @functools.partial(jax.jit, static_argnames="stratified")
 def sample_with(tree: SumTree | Restricted, bits: Any, *, stratified: bool = False) -> tuple[jax.Array, jax.Array]:
-    """`sample` with random bits, two of uint32 [batch_size], in place of a key.
+    """`sample` with random bits, two uint32 [batch_size], instead of a key.
 
-    One float32 uniform has 24 bits, too few to tell the leaves of a large tree apart; so the draw is made anew,
-    conditional on the node and the stratum reached, half way down.
+    One float32 uniform has 24 bits, too few to distinguish the leaves of a large tree. So a second uniform is drawn
+    halfway down, conditional on the node and the stratum reached.
     """
     coarse, fine = ((words >> 8).astype(jnp.float32) * 2.0**-24 for words in bits)
     mass, batch_size = total(tree), coarse.size
@@ -271,14 +274,14 @@ def sample_with(tree: SumTree | Restricted, bits: Any, *, stratified: bool = Fal
         low, high = jnp.zeros_like(coarse), jnp.full_like(coarse, mass)
     prefix = low + coarse * (high - low)
     tree, roots, patches = _sums(tree)
-    below = tree.sums[1:]
-    half = len(below) // 2
-    node, rest, value = _levels.descend(below[:half], _levels.choose_root(roots, prefix), tree.fanout, patches[:half])
-    if below:
+    lower_levels = tree.sums[1:]
+    half = len(lower_levels) // 2
+    node, rest, value = _levels.descend(lower_levels[:half], _levels.choose_root(roots, prefix), tree.fanout, patches[:half])
+    if lower_levels:
         offset = prefix - rest  # the mass to the left of the node
         low, high = jnp.maximum(low - offset, 0.0), jnp.minimum(high - offset, value)
         rest = low + fine * jnp.maximum(high - low, 0.0)
-        node, _, value = _levels.descend(below[half:], (node, rest, value), tree.fanout, patches[half:])
+        node, _, value = _levels.descend(lower_levels[half:], (node, rest, value), tree.fanout, patches[half:])
     return node, value
 
 
@@ -313,5 +316,6 @@ def _as_indices(indices: Any) -> jax.Array:
 
 
 def _fold_roots(tree: SumTree, roots: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+    """All roots combined, float32 []."""
     folded = _levels.fold(roots, combine, tree.is_wide)
     return folded[..., 0] if tree.is_wide else folded

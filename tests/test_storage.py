@@ -112,7 +112,7 @@ def test_places_of_packed_items_do_not_overflow(stride):
     num_items = 2**23 + 5
     rows = jax.ShapeDtypeStruct((-(-num_items * stride // 128), 128), jnp.uint8)
     items = np.array([0, 1, 127, 128, 2**20 + 77, num_items - 1])
-    row, lane = layouts._numbers(rows, jnp.asarray(items, jnp.int32), stride)
+    row, lane = layouts._rows_and_lanes(rows, jnp.asarray(items, jnp.int32), stride)
     place = items[:, None] * stride + np.arange(stride)  # int64
     np.testing.assert_array_equal(row, place // 128)
     np.testing.assert_array_equal(lane, place % 128)

@@ -1,8 +1,8 @@
-"""Storage of items: how a backend wants it laid out, and what is written to it and read from it.
+"""Storage of items: its layout on each backend, and how items are written and read.
 
-On a CPU and a GPU a leaf is stored as it is, [*leading, *item]. A TPU copies the whole of most such arrays at every
-call, as its layout of them is not the one that it gathers and scatters in. There a leaf is stored as rows of 128
-numbers, the lanes of a TPU, which it takes as they are: `Rows`.
+On a CPU and a GPU a leaf is stored as it is, [*leading, *item]. A TPU would copy most such arrays in full at every
+call, because it gathers and scatters in another layout than it stores. On a TPU a leaf is therefore stored as `Rows` of
+128 numbers, one for each lane, which need no copy.
 """
 
 import functools
@@ -17,7 +17,7 @@ from flax import struct
 from jax import lax
 
 LANES = 128
-PADDING = 1.25  # an item is rounded up to whole rows where that makes it at most so many times as large
+PADDING = 1.25  # an item is padded to whole rows if that makes it at most this many times larger
 BACKENDS_OF_ROWS = ("tpu",)
 
 
@@ -25,11 +25,11 @@ BACKENDS_OF_ROWS = ("tpu",)
 class Bits:
     """Storage of a narrow leaf (bfloat16, float8, int4, ...) as unsigned integers of 8 bits or more.
 
-    XLA:CPU widens narrow floats that it scatters to float32, which would copy the whole storage twice a write, and
-    takes milliseconds over integers of less than a byte.
+    XLA:CPU widens narrow floats to float32 before it scatters them, which would copy the whole storage twice per write.
+    With integers of less than a byte it takes milliseconds.
     """
 
-    bits: Any  # as the storage of any leaf
+    bits: Any  # stored like any other leaf
     dtype: Any = struct.field(pytree_node=False)
 
     @property
@@ -42,8 +42,8 @@ class Rows:
     """Storage of a leaf as rows of 128 numbers.
 
     Attributes:
-      rows: [num_rows, 128]; items one after the other, each `_stride` numbers after the last.
-      leading: the axes of the storage, such as (capacity,) (static).
+      rows: [num_rows, 128]; items in order, each `_stride` numbers after the one before.
+      leading: sizes of the storage's axes, such as (capacity,) (static).
       item: the shape of an item's leaf (static).
     """
 
@@ -61,7 +61,7 @@ class Rows:
 
 
 def stores_rows() -> bool:
-    """Whether the default backend of JAX wants storage as rows."""
+    """Whether the default backend of JAX stores leaves as `Rows`."""
     return jax.default_backend() in BACKENDS_OF_ROWS
 
 
@@ -73,26 +73,26 @@ def zeros(spec: Any, leading: tuple[int, ...], num_axes: int) -> Any:
         stored = f"uint{max(8, width(dtype))}" if is_narrow(dtype) else dtype
         if _fits_rows(leaf.dtype, item):
             rows = _num_rows(leading, item, stored)
-            made = Rows(jnp.zeros((rows, LANES), stored), leading, item)
+            stored_leaf = Rows(jnp.zeros((rows, LANES), stored), leading, item)
         else:
-            made = lax.full(leading + item, 0, stored)  # unlike jnp.zeros, also makes arrays of PRNG keys
-        return Bits(made, dtype) if is_narrow(dtype) else made
+            stored_leaf = lax.full(leading + item, 0, stored)  # unlike jnp.zeros, also makes arrays of PRNG keys
+        return Bits(stored_leaf, dtype) if is_narrow(dtype) else stored_leaf
 
     return jax.tree.map(leaf_zeros, spec)
 
 
 def stored_spec(storage: Any) -> Any:
-    """Shapes and dtypes of what is stored."""
+    """Shapes and dtypes of the leaves that are stored."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), storage, is_leaf=_is_leaf)
 
 
 def leading(storage: Any, num_axes: int) -> tuple[int, ...]:
-    """The first axes of a storage, as many."""
+    """Sizes of the first `num_axes` axes of a storage."""
     return jax.tree.leaves(stored_spec(storage))[0].shape[:num_axes]
 
 
 def write(storage: Any, slots: jax.Array, items: Any) -> Any:
-    """Storage with `items` [B, ...] at `slots` [B] of its first axis, distinct; one out of range is dropped."""
+    """Storage with `items` [B, ...] at distinct `slots` [B] of its first axis; those out of range are dropped."""
 
     def leaf_write(stored: Any, new: jax.Array) -> Any:
         if isinstance(stored, Bits):
@@ -105,7 +105,7 @@ def write(storage: Any, slots: jax.Array, items: Any) -> Any:
 
 
 def read(storage: Any, slots: jax.Array, *, fill: bool = False) -> Any:
-    """Items at `slots` [...] of the first axis, which are in range, or else read zeros with `fill`."""
+    """Items at `slots` [...] of the first axis, which are in range; with `fill`, others read zeros."""
 
     def leaf_read(stored: Any) -> jax.Array:
         if isinstance(stored, Bits):
@@ -120,7 +120,7 @@ def read(storage: Any, slots: jax.Array, *, fill: bool = False) -> Any:
 
 
 def merge_axes(storage: Any) -> Any:
-    """`storage` with its first two axes made one; free, and then to be read only."""
+    """`storage` with its first two axes merged. This is free, but the result may only be read."""
 
     def merged(leaf: Any) -> Any:
         if isinstance(leaf, Rows):
@@ -131,25 +131,25 @@ def merge_axes(storage: Any) -> Any:
 
 
 def on_this_backend(storage: Any, num_axes: int, num_stacked: int) -> Any:
-    """The same storage as this backend wants it; `num_stacked` axes are before its own `num_axes`."""
+    """The same storage in this backend's layout; `num_stacked` axes precede its own `num_axes`."""
 
-    def again(leaf: Any) -> Any:
+    def converted(leaf: Any) -> Any:
         is_rows, wants_rows = isinstance(leaf, Rows), _fits_rows(leaf.dtype, leaf.shape[num_stacked + num_axes :])
         if is_rows == wants_rows:
             return leaf
         return _as_it_is(leaf) if is_rows else _as_rows(leaf, num_axes, num_stacked)
 
-    return _map_arrays(again, storage)
+    return _map_arrays(converted, storage)
 
 
 def as_it_is(storage: Any) -> Any:
-    """The same storage, its leaves [*leading, *item] on every backend."""
+    """The same storage with leaves [*leading, *item], on every backend."""
 
     return _map_arrays(lambda leaf: _as_it_is(leaf) if isinstance(leaf, Rows) else leaf, storage)
 
 
 def _map_arrays(function: Callable[[Any], Any], storage: Any) -> Any:
-    """`function` of each array or `Rows` of a storage, also where it holds the bits of a narrow leaf."""
+    """`function` of each array or `Rows` of a storage, including those inside `Bits`."""
 
     def mapped(leaf: Any) -> Any:
         return Bits(function(leaf.bits), leaf.dtype) if isinstance(leaf, Bits) else function(leaf)
@@ -158,20 +158,22 @@ def _map_arrays(function: Callable[[Any], Any], storage: Any) -> Any:
 
 
 def _is_leaf(x: Any) -> bool:
+    """Whether `x` stores one leaf, although it is a pytree."""
     return isinstance(x, Bits | Rows)
 
 
 def _fits_rows(dtype: Any, item: tuple[int, ...]) -> bool:
+    """Whether this backend stores such a leaf as `Rows`; never PRNG keys or items without numbers."""
     return stores_rows() and math.prod(item) > 0 and not jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def _tile(dtype: Any) -> int:
-    """Numbers of a tile: 8 rows of 32 bits, or as many bytes of narrower ones."""
+    """How many numbers a tile holds: 8 rows of 32-bit numbers, or as many bytes of narrower ones."""
     return LANES * 8 * max(4 // np.dtype(dtype).itemsize, 1)
 
 
 def _stride(item: tuple[int, ...], dtype: Any) -> int:
-    """Numbers from one item to the next: whole tiles, or whole rows, or no more than it has."""
+    """Distance from one item to the next in numbers: whole tiles, else whole rows, else the item's size."""
     size = math.prod(item)
     for unit in (_tile(dtype), LANES):
         if -(-size // unit) * unit <= PADDING * size:
@@ -180,6 +182,7 @@ def _stride(item: tuple[int, ...], dtype: Any) -> int:
 
 
 def _num_rows(leading: tuple[int, ...], item: tuple[int, ...], dtype: Any) -> int:
+    """How many rows store all items."""
     stride, num_items = _stride(item, dtype), math.prod(leading)
     if stride % LANES == 0:
         return num_items * (stride // LANES)
@@ -188,8 +191,8 @@ def _num_rows(leading: tuple[int, ...], item: tuple[int, ...], dtype: Any) -> in
     return -(-rows // tile) * tile
 
 
-def _merged(stored: Rows, slots: jax.Array, fill: Any) -> jax.Array:
-    """`slots` of the first axis as places of single items, with an axis for each other one; `fill` if out of range."""
+def _item_numbers(stored: Rows, slots: jax.Array, fill: Any) -> jax.Array:
+    """Numbers of the items at `slots` [...] of the first axis, [..., *leading[1:]]; `fill` if out of range."""
     others = math.prod(stored.leading[1:])
     within = np.arange(others, dtype=np.int32).reshape(*[1] * slots.ndim, *stored.leading[1:])
     slots = slots.reshape(*slots.shape, *[1] * (within.ndim - slots.ndim))
@@ -197,36 +200,37 @@ def _merged(stored: Rows, slots: jax.Array, fill: Any) -> jax.Array:
     return jnp.where(inside, slots * others + within, fill)
 
 
-def _numbers(rows: jax.Array, items: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
-    """Rows and lanes, [..., stride], of items [...] that are packed."""
+def _rows_and_lanes(rows: jax.Array, items: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
+    """Rows and lanes, [..., stride], of items [...] that do not start at whole rows."""
     first_row, lane = jnp.zeros_like(items), items * stride
     if rows.size > 2**30:  # int32 might overflow
         first_row = lax.div(items, np.int32(LANES)) * stride
         lane = lax.rem(items, np.int32(LANES)) * stride
-    number = _count(lane, stride)
-    return lax.div(number, np.int32(LANES)) + first_row[..., None], lax.rem(number, np.int32(LANES))
+    lanes = _consecutive(lane, stride)
+    return lax.div(lanes, np.int32(LANES)) + first_row[..., None], lax.rem(lanes, np.int32(LANES))
 
 
-def _count(start: jax.Array, size: int) -> jax.Array:
-    """[..., size], from `start` [...] on."""
+def _consecutive(start: jax.Array, size: int) -> jax.Array:
+    """`size` consecutive integers from each `start` [...], [..., size]."""
     return start[..., None] + np.arange(size, dtype=np.int32).reshape(*[1] * start.ndim, size)
 
 
 def _view(stored: Rows, items: jax.Array, stride: int) -> tuple[jax.Array, Any]:
-    """An array, and the indices in it of what items [...] hold, in order, as an array [..., ...]."""
+    """A view of the rows, and the indices that gather the numbers of items [...] from it in order, [..., ...]."""
     rows = stored.rows
     if stride % LANES:
-        return rows, _numbers(rows, items, stride)
+        return rows, _rows_and_lanes(rows, items, stride)
     if stride % _tile(rows.dtype) == 0:
         return rows.reshape(-1, stride // LANES, LANES), (items,)
-    each = stride // LANES
-    return rows, (_count(items * each, each),)
+    rows_per_item = stride // LANES
+    return rows, (_consecutive(items * rows_per_item, rows_per_item),)
 
 
 def _write_rows(stored: Rows, slots: jax.Array, new: jax.Array) -> Rows:
+    """`stored` with `new` [B, ...] at `slots` [B]."""
     stride, size = _stride(stored.item, stored.dtype), math.prod(stored.item)
-    beyond = -(-stored.rows.size // stride)  # the last rows may have room for more items than there are
-    items = _merged(stored, slots, beyond).reshape(-1)
+    beyond = -(-stored.rows.size // stride)  # the padding of the last rows may have room for more items than exist
+    items = _item_numbers(stored, slots, beyond).reshape(-1)
     array, at = _view(stored, items, stride)
     numbers = jnp.pad(new.reshape(items.size, size), ((0, 0), (0, stride - size)))
     numbers = numbers.reshape(*at[0].shape, *array.shape[len(at) :])
@@ -235,7 +239,8 @@ def _write_rows(stored: Rows, slots: jax.Array, new: jax.Array) -> Rows:
 
 
 def _read_rows(stored: Rows, slots: jax.Array, fill: bool) -> jax.Array:
-    items = _merged(stored, slots, 0)
+    """Items at `slots` [...], [..., *leading[1:], *item]; with `fill`, zeros where out of range."""
+    items = _item_numbers(stored, slots, 0)
     stride = _stride(stored.item, stored.dtype)
     array, at = _view(stored, items, stride)
     numbers = array.at[at].get(mode="promise_in_bounds", wrap_negative_indices=False)
@@ -249,7 +254,7 @@ def _read_rows(stored: Rows, slots: jax.Array, fill: bool) -> jax.Array:
 
 @jax.jit
 def _as_it_is(stored: Rows) -> jax.Array:
-    """[*stacked, *leading, *item], where the rows may be [*stacked, num_rows, 128]."""
+    """The items as an array [*stacked, *leading, *item], from rows [*stacked, num_rows, 128]."""
     stacked, num_items = stored.rows.shape[:-2], math.prod(stored.leading)
     stride, size = _stride(stored.item, stored.dtype), math.prod(stored.item)
     numbers = stored.rows.reshape(*stacked, -1)[..., : num_items * stride]
@@ -259,6 +264,7 @@ def _as_it_is(stored: Rows) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=(1, 2))
 def _as_rows(plain: jax.Array, num_axes: int, num_stacked: int) -> Rows:
+    """The inverse of `_as_it_is`."""
     shape = plain.shape
     stacked, leading = shape[:num_stacked], tuple(shape[num_stacked : num_stacked + num_axes])
     item = tuple(shape[num_stacked + num_axes :])
@@ -274,22 +280,23 @@ def _as_rows(plain: jax.Array, num_axes: int, num_stacked: int) -> Rows:
 
 
 def width(dtype: Any) -> int:
-    """Bits of a number, without padding."""
+    """Bits per number, without padding."""
     return (jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo)(dtype).bits
 
 
 def to_bits(x: jax.Array) -> jax.Array:
-    """Numbers of real dtypes as unsigned integers of as many bits, or 8."""
+    """The bits of real numbers as unsigned integers of the same width, or 8 bits if that is more."""
     bits = lax.bitcast_convert_type(x, f"uint{width(x.dtype)}")
     return bits.astype(f"uint{max(8, width(x.dtype))}")
 
 
 def from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
-    """What `to_bits` was given."""
+    """The inverse of `to_bits`."""
     return lax.bitcast_convert_type(bits.astype(f"uint{width(dtype)}"), dtype)
 
 
 def is_narrow(dtype: Any) -> bool:
+    """Whether leaves of this dtype are stored as `Bits`."""
     if jnp.issubdtype(dtype, jnp.floating):
         return dtype not in (jnp.float16, jnp.float32, jnp.float64)
     return jnp.issubdtype(dtype, jnp.integer) and width(dtype) < 8

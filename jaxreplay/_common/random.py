@@ -6,14 +6,14 @@ from jax.extend.random import threefry2x32_p
 
 
 def random_bits(key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
-    """64 random bits for each of `size` draws, two of uint32 [size].
+    """64 random bits for each of `size` draws, two uint32 [size].
 
-    `jax.random.bits` computes 64 bits for every 32 that it returns; here none are thrown away, which halves the work.
-    As there, the two words of a key are the key of the cipher Threefry; for a key of another kind two random words are.
-    Under `jax.vmap` JAX makes other words of an `rbg` or `unsafe_rbg` key than it does alone.
+    `jax.random.bits` computes 64 bits for every 32 that it returns. This function returns all of them, which halves the
+    work. As in JAX, the two words of a key are the key of the Threefry cipher; a key of another kind is first turned
+    into two random words. For an `rbg` or `unsafe_rbg` key, JAX makes other words under `jax.vmap` than without it.
     """
     if jax.config.jax_debug_key_reuse:  # pyright: ignore[reportAttributeAccessIssue]
-        jax.random.bits(key)  # counts as the use of the key, which what is read from `key_data` does not
+        jax.random.bits(key)  # counts as a use of the key; reading `key_data` does not
     words = jax.random.key_data(key)
     if words.shape != (2,):
         words = jax.random.bits(key, (2,), jnp.uint32)
@@ -22,9 +22,9 @@ def random_bits(key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
 
 
 def below(bits: tuple[jax.Array, jax.Array], bound: jax.Array) -> jax.Array:
-    """Integers in [0, bound), int32 [size]: `bits` (two of uint32 [size]) as a fraction, times `bound` (1 to 2^31 - 1).
+    """Integers in [0, bound), int32 [size]: `bits` (two uint32 [size]) as a fraction, times `bound` (1 to 2^31 - 1).
 
-    The probability of each differs from 1 / bound by 2^-64 at most.
+    The probability of each integer is 1 / bound to within 2^-64.
     """
     bound = bound.astype(jnp.uint32)
     low = bits[0] * bound  # modulo 2^32

@@ -1,4 +1,4 @@
-"""Hints for XLA, and methods as programs that are called from Python."""
+"""Hints for XLA, and methods compiled to programs that are called from Python."""
 
 import functools
 import inspect
@@ -15,11 +15,12 @@ from jaxreplay._common.checks import as_int32
 
 
 def materialize(*arrays: jax.Array) -> Any:
-    """The same arrays, on a CPU computed once, before anything is computed from them.
+    """The same arrays; a CPU computes them once, before anything that depends on them.
 
-    XLA:CPU fuses a cheap computation into each place that uses its result and repeats it there, even for every element
-    of a gather: a replay step took several times as long. It drops `lax.optimization_barrier` before it fuses, but not
-    a loop; so there the arrays go twice round one. Elsewhere it would be a kernel more, and nothing is left of it.
+    XLA:CPU fuses a cheap computation into every operation that uses its result and repeats it there, even for each
+    element of a gather; a replay step took several times as long. It drops `lax.optimization_barrier` before it fuses,
+    but keeps loops, so on a CPU the arrays pass twice through a loop. Elsewhere a loop would cost another kernel, and
+    this function compiles to nothing.
     """
 
     def twice_round_a_loop(*arrays: jax.Array) -> Any:
@@ -29,10 +30,10 @@ def materialize(*arrays: jax.Array) -> Any:
 
 
 def read_once(tree: Any) -> Any:
-    """The same pytree of arrays, on a GPU computed before anything is computed from them.
+    """The same pytree of arrays; a GPU computes them before anything that depends on them.
 
-    What was read for them is read once, and before what depends on them is written. Without this a GPU's compiler may
-    read it in each kernel that uses it, and in one after the write of a copy; a TPU's does not.
+    Their inputs are then read once, and before any write that depends on them. Without this XLA:GPU may repeat the read
+    in each kernel that uses it, even after a write, for which it then makes a copy. XLA:TPU does not do this.
     """
     leaves, treedef = jax.tree.flatten(tree)
 
@@ -44,11 +45,11 @@ def read_once(tree: Any) -> Any:
 
 
 def after(numbers: jax.Array, *others: Any) -> jax.Array:
-    """`numbers` (int32), computed from `others` (pytrees of arrays) as well, on which they do not depend.
+    """`numbers` (int32), made to depend on `others` (pytrees of arrays), which do not change them.
 
-    XLA orders the reads and writes of an array by data alone; where two may come in any order, XLA:CPU copies the
-    array. A write at `numbers` comes after all reads that `others` were computed from. Of an array with two axes or
-    more only the first element is looked at.
+    XLA orders the reads and writes of an array by their data dependencies alone. If two may come in either order,
+    XLA:CPU copies the array. A write at `numbers` comes after all reads that `others` were computed from. Of an array
+    with two or more axes, only the first element is used.
     """
 
     def look_at(x: jax.Array) -> jax.Array:
@@ -57,8 +58,8 @@ def after(numbers: jax.Array, *others: Any) -> jax.Array:
         return jnp.sum(jnp.real(x).astype(jnp.float32))
 
     seen = [look_at(leaf) for leaf in (jnp.ravel(numbers)[:1], *jax.tree.leaves(others)) if leaf.size > 0]
-    never = jnp.minimum(functools.reduce(jnp.add, seen), -1.0) >= 0  # XLA does not see that this is False
-    # Elsewhere nothing is left of it.
+    never = jnp.minimum(functools.reduce(jnp.add, seen), -1.0) >= 0  # False, but XLA cannot tell
+    # On other backends this compiles to nothing.
     return lax.platform_dependent(
         numbers,
         never,
@@ -74,15 +75,16 @@ R = TypeVar("R")
 def jit_method(
     *, static: tuple[str, ...] = (), donates: bool = False, handles: str | None = None
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator: `method(self, state, ...)` as a program that is called from Python, with `self` static.
+    """A decorator that compiles `method(self, state, ...)`, with `self` static.
+
+    The caller may overwrite other arguments as soon as the call returns. The method's attribute `programs` holds the
+    pure and the donating program, and `__wrapped__` is its body.
 
     Args:
-      static: names of other arguments that are static.
-      donates: the state is donated if `self.donate`, unless the call is differentiated, for which it must stay.
-      handles: name of an argument that holds handles: one that is no int32 is -1, where JAX would drop its upper bits.
-
-    Other arguments may be overwritten as soon as the call has returned. The method's attribute `programs` has the pure
-    and the donating one, and `__wrapped__` is the body.
+      static: names of other static arguments.
+      donates: donate the state if `self.donate`, unless the call is differentiated and the state must stay.
+      handles: name of an argument with handles. A handle that does not fit int32 becomes -1; JAX would drop its upper
+        bits.
 
     Raises (the method):
       ValueError: the state was donated to an earlier call.
@@ -92,15 +94,16 @@ def jit_method(
         body: Any = method
         signature = inspect.signature(body)
         names = list(signature.parameters)[2:]
-        at = names.index(handles) if handles else None
+        handles_at = names.index(handles) if handles else None
         by_position = _by_position(signature)
         pure, donating = _programs(body, signature, static, donates)
 
         @functools.wraps(body)
         def call(self: Any, state: Any, *arguments: Any, **named: Any) -> Any:
             arguments = by_position(self, state, arguments, named)
-            if at is not None and isinstance(arguments[at], np.ndarray):
-                arguments = (*arguments[:at], as_int32(arguments[at]), *arguments[at + 1 :])
+            if handles_at is not None and isinstance(arguments[handles_at], np.ndarray):
+                cast = as_int32(arguments[handles_at])
+                arguments = (*arguments[:handles_at], cast, *arguments[handles_at + 1 :])
             arguments, chosen = own(arguments), pure
             if donates and self.donate and not _is_differentiated((state, arguments)):
                 chosen = donating
@@ -121,7 +124,7 @@ def jit_method(
 
 
 def _by_position(signature: inspect.Signature) -> Callable[..., tuple[Any, ...]]:
-    """Makes a function that puts the arguments of a call after the state into a tuple, with defaults filled in."""
+    """A function that returns the arguments of a call after the state in order, with defaults filled in."""
     names = list(signature.parameters)[2:]
     defaults = tuple(signature.parameters[name].default for name in names)
     num_required = sum(default is inspect.Parameter.empty for default in defaults)
@@ -137,9 +140,9 @@ def _by_position(signature: inspect.Signature) -> Callable[..., tuple[Any, ...]]
 
 
 def _programs(body: Any, signature: inspect.Signature, static: tuple[str, ...], donates: bool) -> tuple[Any, Any]:
-    """The pure and the donating program of a method, one and the same unless `donates`."""
+    """The pure and the donating program of a method; they are the same unless `donates`."""
     program, names = body, list(signature.parameters)
-    if _has_keyword_only(signature):  # a program takes all arguments by position, so one serves all ways to call
+    if _has_keyword_only(signature):  # a program takes all arguments by position, so one program serves every call
 
         def program(*arguments: Any) -> Any:
             return body(**dict(zip(names, arguments, strict=True)))
@@ -147,19 +150,20 @@ def _programs(body: Any, signature: inspect.Signature, static: tuple[str, ...], 
         program.__name__ = body.__name__  # in profiles
     numbers = (0, *map(names.index, static))
     pure = jax.jit(program, static_argnums=numbers)
-    # keep_unused: a leaf that is replaced without being read is donated like the others.
+    # keep_unused: also donate leaves that are replaced without being read.
     donating = jax.jit(program, static_argnums=numbers, donate_argnums=1, keep_unused=True) if donates else pure
     return pure, donating
 
 
 def _has_keyword_only(signature: inspect.Signature) -> bool:
+    """Whether an argument is keyword-only."""
     return any(x.kind is x.KEYWORD_ONLY for x in signature.parameters.values())
 
 
 def own(arguments: Any) -> Any:
     """The same pytree with copies of its NumPy arrays.
 
-    A program may read the arrays that it is given after the call has returned, when the caller may overwrite them.
+    A program may read its arguments after the call has returned, when the caller may already overwrite them.
     """
     leaves, treedef = jax.tree.flatten(arguments)
     if np.ndarray not in map(type, leaves):
@@ -168,22 +172,24 @@ def own(arguments: Any) -> Any:
 
 
 def on_host(x: jax.Array) -> np.ndarray:
-    """The values of an array, also where transfers that are not asked for are forbidden. Waits for the device."""
+    """The values of an array, even where implicit transfers are forbidden. Waits for the device."""
     with jax.transfer_guard_device_to_host("allow"):
         return np.asarray(x)
 
 
 def _is_deleted(x: Any) -> bool:
+    """Whether `x` is an array whose buffer has been donated or deleted."""
     return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted()
 
 
 def _is_differentiated(arguments: Any) -> bool:
+    """Whether an argument is traced by forward- or reverse-mode differentiation, also inside `jax.vmap`."""
     leaves = jax.tree.leaves(arguments)
-    if not any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, leaves))):  # fewer kinds than leaves
+    if not any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, leaves))):  # fewer types than leaves
         return False
     for x in leaves:
         while isinstance(x, jax.core.Tracer):
             if hasattr(x, "tangent"):
                 return True
-            x = getattr(x, "val", None)  # what jax.vmap maps over
+            x = getattr(x, "val", None)  # the value that jax.vmap maps over
     return False

@@ -1,4 +1,4 @@
-"""Windows of n steps over time-major environment steps, and the transitions they make."""
+"""Windows of n steps over time-major environment steps, and the transitions they yield."""
 
 import functools
 from typing import Any, NamedTuple
@@ -36,7 +36,7 @@ class Steps:
 def as_steps(
     s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any, w: Any, mask: Any = None
 ) -> Steps:
-    """Steps with rewards in float32 or wider and bool flags; all of them are steps if `mask` is None."""
+    """`Steps` with rewards in float32 or wider and bool flags; without `mask` every row holds a step."""
     r = checks.as_float(r)
     terminated, truncated = jnp.asarray(terminated, bool), jnp.asarray(truncated, bool)
     s, a, s_next = checks.as_arrays((s, a, s_next))
@@ -46,24 +46,25 @@ def as_steps(
 
 
 def check_step(step: Steps) -> tuple[int, ...]:
-    """[num_envs] of a step of every environment, leaves [num_envs, ...].
+    """The leading axis (num_envs,) of a step of every environment, leaves [num_envs, ...].
 
     Raises:
-      ValueError: leading axes that differ, or not one number (or flag) an environment; the message names the leaf.
+      ValueError: leading axes differ, or a leaf has not one number (or flag) per environment; the message names it.
     """
     return _check_axes(step, 1, "a step", "an environment", {})
 
 
 def check_steps(steps: Steps, what: str) -> tuple[int, ...]:
-    """The two leading axes of many steps, such as a rollout, whose arguments are called R, logP and W.
+    """The two leading axes of many steps, such as a rollout, where messages call the arguments R, logP and W.
 
     Raises:
-      ValueError: leading axes that differ, or not one number (or flag) a step; the message names the leaf.
+      ValueError: leading axes differ, or a leaf has not one number (or flag) per step; the message names it.
     """
     return _check_axes(steps, 2, what, "a step", {"r": "R", "logp": "logP", "w": "W"})
 
 
 def _check_axes(steps: Steps, num_axes: int, what: str, each: str, names: dict[str, str]) -> tuple[int, ...]:
+    """The leading axes that all leaves share; `names` are the names of arguments that differ from their fields."""
     leading = checks.leading_axes(steps, num_axes, what)
     for field in ("r", "terminated", "truncated", "logp", "w", "mask"):
         leaf = getattr(steps, field)
@@ -82,11 +83,11 @@ class _Windows(NamedTuple):
     Attributes:
       start: int32 [K, 1], time of the first step.
       last: int32 [K, E], time of the last step.
-      stop: int32 [K, E], time of the last step before the stream breaks off: at an episode's end, before a missing
-        step, or at the last time.
+      stop: int32 [K, E], time of the last step before the stream breaks: the end of the episode, the step before a
+        missing one, or the last time.
       length: int32 [K, E], number m of steps, at least 1.
-      times: int32 [K, n, E], times of the steps; the last one is repeated behind the window's end.
-      inside: bool [K, n, E], False for the repetitions.
+      times: int32 [K, n, E], times of the steps; after the window's end the last one is repeated.
+      inside: bool [K, n, E], False where it is repeated.
     """
 
     start: jax.Array
@@ -164,7 +165,7 @@ def _open_windows(steps: Steps, order: jax.Array, starts: jax.Array, n: int) -> 
 
 def _at_times(order: jax.Array, leaf: jax.Array, times: jax.Array) -> jax.Array:
     """The steps of `leaf` [T, E, ...] at `times` [K, ..., E], [K, ..., E, ...]."""
-    # Mapped over environments: with an index for them, those on several devices would exchange their steps.
+    # Mapped over environments: if they were indexed too, environments on several devices would exchange their steps.
     by_env = jax.vmap(lambda column, rows: column[rows], in_axes=(1, -1), out_axes=times.ndim - 1)
     return by_env(leaf, order[times])
 
@@ -178,11 +179,11 @@ def _returns(rewards: jax.Array, length: jax.Array, terminated: jax.Array, gamma
 
 
 def _next_actions(steps: Steps, order: jax.Array, windows: _Windows, n: int) -> tuple[Any, jax.Array | None, jax.Array]:
-    """Actions and log-propensities after full windows, [K, E, ...], 0 where there is none; and where there is one."""
+    """Next actions and their log-propensities, [K, E, ...], 0 where there is none; and where there is one, [K, E]."""
     last_time = order.shape[0] - 1
     at, start = functools.partial(_at_times, order), windows.start
     after = jnp.broadcast_to(jnp.minimum(start + n, last_time), windows.last.shape)
-    # No end and no missing step before or at start + n.
+    # No episode ends before start + n, and no step is missing up to and including it.
     has_next = ~at(steps.ends, windows.last) & (start + n <= windows.stop + 1) & at(steps.mask, after)
     has_next &= start + n <= last_time
     A_next, logP_next = jax.tree.map(lambda leaf: _where_rows(has_next, at(leaf, after)), (steps.a, steps.logp))
@@ -190,7 +191,7 @@ def _next_actions(steps: Steps, order: jax.Array, windows: _Windows, n: int) -> 
 
 
 def _extra_info(steps: Steps, order: jax.Array, windows: _Windows) -> dict[str, Any]:
-    """The steps of the windows themselves, leaves [K, E, n, ...]."""
+    """The steps of the windows, leaves [K, E, n, ...]."""
     at = functools.partial(_at_times, order)
     window = {
         "states": steps.s,

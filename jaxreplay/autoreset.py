@@ -1,4 +1,4 @@
-"""NextStepAutoreset: a row for the final observation, from environments that reset within the last step."""
+"""NextStepAutoreset: a separate row for the final observation, for environments that reset within the last step."""
 
 import dataclasses
 from collections.abc import Callable
@@ -13,12 +13,12 @@ from jaxreplay._common import checks
 
 @struct.dataclass
 class AutoresetState:
-    """State of one environment behind `NextStepAutoreset`.
+    """State of one environment in `NextStepAutoreset`.
 
     Attributes:
-      env: the environment's own state, that of the next episode where `waiting`.
-      obs: what the environment returned last: where `waiting` the next episode's first observation.
-      waiting: bool [], whether the episode has ended and the next call only starts the next one.
+      env: the environment's own state; already that of the next episode if `waiting`.
+      obs: the last observation that the environment returned; the first one of the next episode if `waiting`.
+      waiting: bool [], whether the episode has ended, so that the next call only starts the next one.
     """
 
     env: Any
@@ -28,25 +28,26 @@ class AutoresetState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NextStepAutoreset:
-    """Turns same-step autoreset into next-step autoreset: one environment, to be mapped by `jax.vmap`.
+    """Turns same-step autoreset into next-step autoreset for one environment; map it with `jax.vmap` for more.
 
-    An environment with same-step autoreset returns, with an episode's last reward, the first observation of the next
-    episode, and hands over the final observation aside (gymnax: `info["final_observation"]`). A stream of its steps
-    lacks that observation, from which a truncated episode bootstraps. Here the last step returns the final observation;
-    the call after it makes no step, ignores its action and returns the first observation, reward 0 and no flags, as
-    Gymnasium's vector environments do by default. An episode of T steps so takes T + 1 calls, and its T + 1
-    observations are the rows of a `SequenceBuffer`.
+    With same-step autoreset, the last step of an episode returns the first observation of the next one. The final
+    observation is passed separately (gymnax: `info["final_observation"]`). The stream of observations then lacks the
+    one that a truncated episode bootstraps from.
+
+    With next-step autoreset, the last step returns the final observation. The next call makes no step: it ignores its
+    action and returns the first observation, reward 0 and no flags. Gymnasium's vector environments do this by default.
+    An episode of T steps takes T + 1 calls, and its T + 1 observations are the rows of a `SequenceBuffer`.
 
     Attributes:
-      env_step: env_step(key, env_state, action) -> (obs, env_state, reward, terminated, truncated, final_obs), where
-        `obs` and `env_state` are those after the reset if the episode ended, and `final_obs` is what the step led to
-        (read only then). The flags are bool [], or numbers, of which any but 0 is True.
+      env_step: env_step(key, env_state, action) -> (obs, env_state, reward, terminated, truncated, final_obs). If the
+        episode ended, `obs` and `env_state` are those after the reset, and `final_obs` is the final observation;
+        otherwise `final_obs` is ignored. The flags are bool [] or numbers, where any number but 0 is True.
     """
 
     env_step: Callable[[jax.Array, Any, Any], tuple[Any, Any, jax.Array, jax.Array, jax.Array, Any]]
 
     def init(self, env_state: Any, obs: Any) -> AutoresetState:
-        """The state behind an environment that has just been reset to `obs`."""
+        """The state for an environment that has just been reset to `obs`."""
         return AutoresetState(env_state, obs, jnp.zeros((), bool))
 
     def step(
@@ -58,7 +59,7 @@ class NextStepAutoreset:
           the new state, the observation, the reward, and bool []: terminated, truncated, and whether this was a step.
 
         Raises:
-          ValueError: `env_step` returns flags of another shape.
+          ValueError: `env_step` returns flags that are not scalars.
         """
         obs, env, reward, terminated, truncated, final_obs = self.env_step(key, state.env, action)
         stepped = ~state.waiting
@@ -74,6 +75,7 @@ class NextStepAutoreset:
 
 
 def _as_flag(name: str, x: Any) -> jax.Array:
+    """`x` as bool []."""
     flag = jnp.asarray(x, bool)
     if flag.shape != ():
         raise ValueError(f"{name}: got {checks.type_text(flag.dtype, flag.shape)}, expected bool[]; map with jax.vmap.")

@@ -1,4 +1,4 @@
-"""What is made of drawn sequences: priorities, parts, frame stacks and transitions."""
+"""Priorities, burn-in, frame stacks and transitions of drawn sequences."""
 
 from typing import Any
 
@@ -13,21 +13,20 @@ from jaxreplay.transition_batch import TransitionBatch
 
 
 def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, eta: float = 0.9) -> jax.Array:
-    """The TD error by which a sequence is prioritized: eta * max |td_error| + (1 - eta) * mean |td_error|.
+    """One TD error per sequence, eta * max |td_error| + (1 - eta) * mean |td_error|, for `SequenceBuffer.update`.
 
-    Kapturowski et al. 2019 (Recurrent Experience Replay in Distributed Reinforcement Learning, section 2.3). Give it to
-    `SequenceBuffer.update` as the sequences' TD errors.
+    From Kapturowski et al. 2019 (Recurrent Experience Replay in Distributed Reinforcement Learning, section 2.3).
 
     Args:
       td_errors: float [B, L], signed or not.
-      mask: bool [B, L], which of them count; None for all.
+      mask: bool [B, L], which TD errors count; None for all.
       eta: weight of the maximum, 0 to 1.
 
     Returns:
-      float [B]; 0 for a sequence in which none counts.
+      float [B]; 0 for a sequence in which no TD error counts.
 
     Raises:
-      ValueError: shapes or dtypes other than these.
+      ValueError: other shapes or dtypes.
     """
     td_errors = jnp.asarray(td_errors)
     if td_errors.ndim != 2 or td_errors.shape[1] == 0:
@@ -42,8 +41,8 @@ def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, eta: 
 def split_burn_in(items: Any, burn_in: int) -> tuple[Any, Any]:
     """The first `burn_in` steps of drawn sequences, and the steps after them.
 
-    On the first part a recurrent network is only unrolled, without a gradient, to make its state at the second out of
-    the one that was stored (Kapturowski et al. 2019, section 3).
+    A recurrent network starts from its stored state and is unrolled over the first part without a gradient. The
+    resulting state is the initial state for the second part (Kapturowski et al. 2019, section 3).
 
     Args:
       items: pytree [B, L, ...], such as `Sample.items`, or a mask.
@@ -58,19 +57,19 @@ def split_burn_in(items: Any, burn_in: int) -> tuple[Any, Any]:
 
 
 def stack_frames(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
-    """Stacks of the last `k` frames at every step of drawn sequences that has k - 1 steps before it.
+    """Stacks of the last `k` frames, at every step of drawn sequences with at least k - 1 steps before it.
 
     Args:
       frames: [B, L, ...], single frames.
-      ends: bool [B, L], True for the last row of an episode; those behind it belong to another one.
-      k: frames in a stack, 1 to L.
+      ends: bool [B, L], True for the last row of an episode; later rows belong to another episode.
+      k: number of frames in a stack, 1 to L.
 
     Returns:
-      [B, L - k + 1, ..., k] in the frames' dtype, the oldest frame first; frames from before the episode's start are
+      [B, L - k + 1, ..., k] in the dtype of the frames, oldest frame first; frames from before the episode's start are
       zero. Row i is the stack at step i + k - 1.
 
     Raises:
-      ValueError: shapes or dtypes other than these.
+      ValueError: other shapes or dtypes.
     """
     frames = jnp.asarray(frames)
     (batch_size, length) = checks.leading_axes(frames, 2, "a batch of frames")
@@ -104,28 +103,30 @@ def sequence_transitions(
 ) -> tuple[TransitionBatch, jax.Array]:
     """The n-step transitions in sequences drawn from a `SequenceBuffer`, whose next observations are later rows.
 
-    Of L rows the first L - n start a transition, which is what `NStep` makes of the same steps; sequences of n + 1 rows
-    make one transition each. A truncated step needs its final observation: the row after it, where `mask` is False
-    (see `jaxreplay.sequence_buffer`). If that row holds a step instead, it belongs to the next episode and the final
-    observation is lost: then the windows that reach the truncated step end right before it, and bootstrap from the
-    observation that it started from, and it starts none itself.
+    The first L - n of L rows start a transition, the one that `NStep` traces from the same steps. A sequence of n + 1
+    rows yields one transition.
+
+    A truncated step needs its final observation: the row after it, where `mask` is False (see
+    `jaxreplay.sequence_buffer`). If that row holds a step instead, it belongs to the next episode, and the final
+    observation is missing. Then windows that reach the truncated step end right before it and bootstrap from the
+    observation that it started from. No transition starts at the truncated step itself.
 
     Args:
-      S: pytree [B, L, ...], observations; or anything that belongs to the rows, such as a recurrent network's values.
+      S: pytree [B, L, ...], observations; or other data of the rows, such as the values of a recurrent network.
       A: pytree [B, L, ...], actions.
       R: number [B, L], rewards.
-      terminated, truncated: bool [B, L]; of numbers any but 0 is True.
-      n, gamma, next_action, record_extra_info: as of `NStep`.
+      terminated, truncated: bool [B, L]; a number other than 0 is True.
+      n, gamma, next_action, record_extra_info: see `NStep`.
       mask: bool [B, L], whether the row holds a step; None for all.
       logP, W: float [B, L] or None.
 
     Returns:
-      TransitionBatch [B * (L - n)], sequence after sequence, and valid, a bool vector of that length: False where the
-      row holds no step or, with `next_action`, no action follows.
+      TransitionBatch [B * (L - n)], one sequence after the other, and valid, a bool vector of that length: False where
+      the row holds no step or, with `next_action`, no action follows.
 
     Raises:
-      ValueError: `n` or `gamma` out of range, leaves whose leading axes differ, more than one number or flag a step, or
-        fewer than n + 1 rows.
+      ValueError: `n` or `gamma` is out of range, leading axes differ, a leaf has more than one number or flag per step,
+        or there are fewer than n + 1 rows.
     """
     tracer = NStep(n=n, gamma=gamma, next_action=next_action, record_extra_info=record_extra_info)
     return tracer._sequences(own((S, A, R, terminated, truncated, logP, W, mask)))

@@ -1,8 +1,8 @@
 """Reward tracing: from a stream of steps to n-step transitions.
 
-A window of n steps opens at every step and closes early at the first step that ends its episode. Terminated and
-truncated are kept apart (Pardo et al. 2018, Time Limits in Reinforcement Learning, section 3): both close the window,
-and only termination stops the bootstrap.
+A window of n steps opens at every step and closes early at the first step that ends the episode. Terminated and
+truncated steps are distinguished (Pardo et al. 2018, Time Limits in Reinforcement Learning, section 3): both close the
+window, but only termination stops the bootstrap.
 """
 
 import dataclasses
@@ -22,12 +22,12 @@ from jaxreplay.transition_batch import TransitionBatch
 
 @struct.dataclass
 class NStepState:
-    """State of a tracer: a ring of the last steps.
+    """State of a tracer: a ring buffer of the last steps.
 
     Attributes:
       steps: leaves [window, num_envs, ...].
-      cursor: int32 [], the row that the next step goes to.
-      count: int32 [], rows that hold a step.
+      cursor: int32 [], the row that the next step is written to.
+      count: int32 [], the number of rows that hold a step.
     """
 
     steps: _windows.Steps
@@ -36,7 +36,7 @@ class NStepState:
 
 
 class _Tracer:
-    """What `NStep` and `MonteCarlo` do; those that inherit are frozen dataclasses."""
+    """Base class of `NStep` and `MonteCarlo`, which are frozen dataclasses."""
 
     n: Any
     gamma: float
@@ -47,10 +47,10 @@ class _Tracer:
     def init(
         self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
     ) -> NStepState:
-        """An empty tracer for steps like this one: arrays or `jax.ShapeDtypeStruct`, as `add` takes them.
+        """The state of an empty tracer for steps like this one: arrays or `jax.ShapeDtypeStruct`, as for `add`.
 
         Raises:
-          ValueError: a leading axis is not `num_envs`, or there is more than one number or flag an environment.
+          ValueError: a leading axis is not `num_envs`, or there is more than one number or flag per environment.
         """
         spec = jax.eval_shape(_windows.as_steps, s, a, r, terminated, truncated, s_next, logp, w)
         self._check_leading(spec)
@@ -63,10 +63,10 @@ class _Tracer:
     def spec(
         self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
     ) -> TransitionBatch:
-        """Shapes and dtypes of what `add` emits for steps like this one: what `ReplayBuffer.init` wants to know.
+        """Shapes and dtypes of what `add` emits for steps like this one; pass them to `ReplayBuffer.init`.
 
         Raises:
-          ValueError: a leading axis is not `num_envs`, or there is more than one number or flag an environment.
+          ValueError: a leading axis is not `num_envs`, or there is more than one number or flag per environment.
         """
         step = (s, a, r, terminated, truncated, s_next, logp, w)
         return jax.eval_shape(lambda *step: self.add(self.init(*step), *step)[1], *step)
@@ -86,28 +86,28 @@ class _Tracer:
         *,
         mask: Any = None,
     ) -> tuple[NStepState, TransitionBatch, jax.Array]:
-        """Take in one step of every environment; emit the transitions that started n - 1 steps ago.
+        """Add one step of every environment and emit the transitions that started n - 1 steps ago.
 
         Args:
-          state: the tracer's state.
+          state: the state of the tracer.
           s: pytree [num_envs, ...], observations before the step.
           a: pytree [num_envs, ...], actions.
           r: number [num_envs], rewards.
-          terminated: bool [num_envs] (of numbers any but 0 is True), whether the step reached a terminal state.
-          truncated: likewise, whether the episode was cut off at this step; without effect where terminated.
-          s_next: pytree [num_envs, ...], observations after the step. At an episode's end this is the final
-            observation of that episode, not the first one after the reset.
+          terminated: bool [num_envs] (a number other than 0 is True), whether the step reached a terminal state.
+          truncated: bool [num_envs] as well, whether the episode was cut off at this step; ignored where terminated.
+          s_next: pytree [num_envs, ...], observations after the step. At the end of an episode this is its final
+            observation, not the first one after the reset.
           logp: float [num_envs] or None, log-propensities of the actions.
-          w: float [num_envs] or None, weights; they become the transitions' `W`.
-          mask: bool [num_envs] or None, False for an environment that made no step: its arguments are ignored, it emits
-            nothing for this step later, and a window that is open ends before it, as if truncated. Gymnasium's vector
-            environments need this at the call after an episode's end, which only resets.
+          w: float [num_envs] or None, weights; they become `W` of the transitions.
+          mask: bool [num_envs] or None, False where an environment made no step. Its arguments are then ignored, no
+            transition starts at this step, and open windows end before it, as if truncated. Gymnasium's vector
+            environments need this for the call after the end of an episode, which only resets.
 
         Returns:
           the new state; TransitionBatch [num_envs]; valid, bool [num_envs].
 
         Raises:
-          ValueError: a leaf differs from the one given to `init`, or is not as above; the message names it.
+          ValueError: a leaf differs from the one passed to `init`, or is not as above; the message names it.
         """
         step = _windows.as_steps(s, a, r, terminated, truncated, s_next, logp, w, mask)
         self._check_leading(step)
@@ -125,7 +125,7 @@ class _Tracer:
 
     @jit_method()
     def flush(self, state: NStepState) -> tuple[NStepState, TransitionBatch, jax.Array]:
-        """Emit what is pending, oldest first, as if every environment were truncated here.
+        """Emit the pending transitions, oldest first, as if every environment were truncated here.
 
         Returns:
           an empty state; TransitionBatch [n * num_envs], time-major; valid, bool [n * num_envs].
@@ -133,13 +133,14 @@ class _Tracer:
         window = self._window
         order = (state.cursor + jnp.arange(window, dtype=jnp.int32)) % window
         starts = jnp.arange(window - self.n, window, dtype=jnp.int32)
-        # Row 0 is empty, or holds the step whose transition is already out.
+        # Row 0 is empty, or holds a step whose transition has been emitted.
         pending = (starts >= window - state.count) & (starts > 0)
         batch, valid = _windows.transitions(state.steps, order, starts, pending, **self._settings)
         return jax.tree.map(jnp.zeros_like, state), batch, valid
 
     @jit_method(static=("flush",))
     def _rollout(self, arguments: Any, flush: bool) -> tuple[TransitionBatch, jax.Array]:
+        """See `n_step_transitions`."""
         steps = _windows.as_steps(*arguments)
         length, num_envs = _windows.check_steps(steps, "a rollout")
         checks.check_mask(steps.mask, (length, num_envs))
@@ -149,13 +150,14 @@ class _Tracer:
             pending = jnp.arange(length - self.n, length, dtype=jnp.int32)
             emitted = pending <= length - self._window
             starts = jnp.concatenate([starts, jnp.where(emitted, -1, pending)])
-        if length == 0:  # a row to read, without a step
+        if length == 0:  # add a row to read, which holds no step
             order = jnp.zeros(1, jnp.int32)
             steps = jax.tree.map(lambda leaf: lax.full((1, *leaf.shape[1:]), 0, leaf.dtype), steps)
         return _windows.transitions(steps, order, starts, starts >= 0, **self._settings)
 
     @jit_method()
     def _sequences(self, arguments: Any) -> tuple[TransitionBatch, jax.Array]:
+        """See `jaxreplay.sequence_transitions`."""
         s, a, r, terminated, truncated, logp, w, mask = arguments
         steps = _windows.as_steps(s, a, r, terminated, truncated, s, logp, w, mask)
         batch_size, length = _windows.check_steps(steps, "a batch of sequences")
@@ -166,10 +168,10 @@ class _Tracer:
                 f"n={n}: sequences of {length} rows; {n + 1} rows or more hold {n} steps and what follows."
             )
         is_step_next = jnp.pad(steps.mask[:, 1:], ((0, 0), (0, 1)))
-        cut = steps.truncated & ~steps.terminated & is_step_next  # the final observation is lost
+        cut = steps.truncated & ~steps.terminated & is_step_next  # the final observation is missing
         steps = dataclasses.replace(steps, mask=steps.mask & ~cut)
         steps = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), steps)
-        rows = length if self.next_action else length - 1  # the last row's action may be a next one
+        rows = length if self.next_action else length - 1  # the action of the last row may be a next action
         s_next = jax.tree.map(lambda leaf: jnp.concatenate([leaf[1:], leaf[-1:]])[:rows], steps.s)
         steps = dataclasses.replace(jax.tree.map(lambda leaf: leaf[:rows], steps), s_next=s_next)
         starts = jnp.arange(length - self.n, dtype=jnp.int32)
@@ -184,6 +186,7 @@ class _Tracer:
 
     @property
     def _settings(self) -> dict[str, Any]:
+        """Arguments of `_windows.transitions`."""
         return {
             "n": self.n,
             "gamma": self.gamma,
@@ -193,6 +196,7 @@ class _Tracer:
 
     @property
     def _window(self) -> int:
+        """How many steps the state holds: a window and, with `next_action`, the step after it."""
         return self.n + self.next_action
 
     def _check_leading(self, step: Any) -> None:
@@ -203,23 +207,23 @@ class _Tracer:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NStep(_Tracer):
-    """Traces n-step transitions of `num_envs` environments that step in lockstep and reset by themselves.
+    """Traces n-step transitions of `num_envs` environments that step in lockstep and reset automatically.
 
-    The transition that starts at step t is emitted by the `add` of step t + n - 1, whatever happens in between, so
-    every step is emitted once and in order, and nothing has to be flushed at an episode's end. Its window has m <= n
-    steps, the last of which is the first that is terminated or truncated:
+    The call of `add` for step t + n - 1 always emits the transition that starts at step t. So every step is emitted
+    once and in order, and nothing needs to be flushed at the end of an episode. The window of the transition has m <= n
+    steps; a terminated or truncated step is its last one:
 
-      Rn = sum_{k<m} gamma^k R_{t+k};  In = 0 if that step is terminated, else gamma^m;  S_next = its `s_next`.
+      Rn = sum_{k<m} gamma^k R_{t+k};  In = 0 if the last step is terminated, else gamma^m;  S_next = its `s_next`.
 
     Attributes:
-      n: longest window, at least 1.
+      n: length of the longest window in steps, at least 1.
       gamma: discount in [0, 1].
       num_envs: size of the leading axis of every argument.
-      next_action: also fill `A_next` and `logP_next` (SARSA), which takes one more step of latency. A truncated window
-        has no next action and is emitted as not valid.
+      next_action: also fill `A_next` and `logP_next` (SARSA), which delays transitions by one more step. A truncated
+        window has no next action and is emitted as not valid.
       record_extra_info: fill `extra_info` with the window itself: `states`, `actions`, `rewards`, `dones`,
-        `log_props`, `weights` (the last two None without `logp` and `w`), leaves [B, n, ...]; rows after the window's
-        end repeat its last step and have `dones` True.
+        `log_props`, `weights` (the last two None without `logp` and `w`), leaves [B, n, ...]. Rows after the end of the
+        window repeat its last step and have `dones` True.
     """
 
     n: int
@@ -238,13 +242,13 @@ class NStep(_Tracer):
 class MonteCarlo(_Tracer):
     """Traces the discounted return to the end of the episode.
 
-    This is `NStep` with n = `max_length`: In is 0 where the episode terminated, and the transition bootstraps where it
-    was truncated or is longer than `max_length`. Transitions are emitted `max_length` - 1 steps after they start;
-    `flush` brings those that are pending.
+    This is `NStep` with n = `max_length`. `In` is 0 where the episode terminated; the transition bootstraps where the
+    episode was truncated or is longer than `max_length`. Transitions are emitted `max_length` - 1 steps after they
+    start; `flush` emits those that are pending.
 
     Attributes:
       gamma: discount in [0, 1].
-      max_length: longest return, in steps, at least 1.
+      max_length: length of the longest return in steps, at least 1.
       num_envs: size of the leading axis of every argument.
     """
 
@@ -281,20 +285,21 @@ def n_step_transitions(
 ) -> tuple[TransitionBatch, jax.Array]:
     """The transitions of a whole rollout in one vectorised pass.
 
-    The result is that of `NStep.add` step by step, concatenated: row t * num_envs + e is what step t of environment e
-    emits, so the first n - 1 steps emit nothing valid. With `flush` the n * num_envs rows of `NStep.flush` follow.
+    The result equals that of `NStep.add`, called step by step and concatenated. Row t * num_envs + e is what step t of
+    environment e emits, so the first n - 1 steps emit nothing valid. With `flush`, the n * num_envs rows of
+    `NStep.flush` follow.
 
     Args:
-      S, A, R, terminated, truncated, S_next, logP, W, mask: as `NStep.add` takes them, with a time axis in front:
+      S, A, R, terminated, truncated, S_next, logP, W, mask: as for `NStep.add`, with a leading time axis:
         [T, num_envs, ...].
-      n, gamma, next_action, record_extra_info: as of `NStep`.
-      flush: also emit what is pending at the end of the rollout, as if it were truncated there.
+      n, gamma, next_action, record_extra_info: see `NStep`.
+      flush: also emit the transitions that are pending at the end of the rollout, as if it were truncated there.
 
     Returns:
       TransitionBatch [T * num_envs] ([(T + n) * num_envs] with `flush`) and valid, a bool vector of that length.
 
     Raises:
-      ValueError: `n` or `gamma` out of range, leaves whose leading axes differ, or more than one number or flag a
+      ValueError: `n` or `gamma` is out of range, leading axes differ, or there is more than one number or flag per
         step.
     """
     tracer = NStep(n=n, gamma=gamma, next_action=next_action, record_extra_info=record_extra_info)

@@ -1,4 +1,4 @@
-"""TransitionBatch: what a reward tracer emits, a buffer stores and an agent learns from."""
+"""TransitionBatch: transitions that a reward tracer emits, a buffer stores and an agent learns from."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -14,10 +14,10 @@ from jaxreplay._common import checks
 
 @struct.dataclass
 class TransitionBatch:
-    """A batch of (possibly n-step) transitions, in the vocabulary of coax's reward tracing.
+    """A batch of one-step or n-step transitions, with the names of coax's reward tracing.
 
-    The bootstrapped target of row i is G = Rn + In * Q(S_next, A_next): `Rn` is the discounted sum of the m rewards in
-    the transition's window and `In` is gamma^m, or 0 when the episode terminated in the window.
+    The bootstrapped target of a row is G = Rn + In * Q(S_next, A_next). `Rn` is the discounted sum of the m rewards in
+    the transition's window. `In` is gamma^m, or 0 if the episode terminated in the window.
 
     Attributes:
       S: pytree [B, ...], states.
@@ -28,8 +28,8 @@ class TransitionBatch:
       S_next: pytree [B, ...], states to bootstrap from.
       A_next: pytree [B, ...] or None, actions to bootstrap from (SARSA).
       logP_next: float [B] or None, log-propensities of `A_next`.
-      W: float [B] or None, weights; a buffer multiplies its importance weights in.
-      idx: int32 [B] or None, handles; set by a buffer's `sample`.
+      W: float [B] or None, weights; a buffer multiplies them by its importance weights.
+      idx: int32 [B] or None, handles, set by `sample` of a buffer.
       extra_info: pytree or None.
     """
 
@@ -46,7 +46,7 @@ class TransitionBatch:
     extra_info: Any = None
 
     def with_draw(self, weights: jax.Array, handles: jax.Array) -> "TransitionBatch":
-        """The batch that was drawn with these weights and handles [B]: `W` is multiplied, `idx` is set."""
+        """The batch, drawn with these weights and handles [B]: multiplies `W` and sets `idx`."""
 
         def spread(x: jax.Array) -> jax.Array:  # over [B] or [B, sequence_length]
             return jnp.broadcast_to(x.reshape(x.shape + (1,) * (self.Rn.ndim - 1)), self.Rn.shape)
@@ -84,14 +84,14 @@ class TransitionBatch:
           s, a, s_next, a_next: state and action pytrees.
           logp, logp_next: log-propensities, at most 0.
           r: reward, or partial return of a window.
-          done: True when the target does not bootstrap, which makes `In` 0.
+          done: True if the target does not bootstrap; `In` is then 0.
           gamma: discount of the bootstrapped value in [0, 1], gamma^m for a window of m steps.
           w: weight, positive.
           idx: handle.
           extra_info: pytree.
 
         Raises:
-          TypeError: an argument is not what is said above.
+          TypeError: an argument is not as above.
         """
         if not _all_numbers(logp, lambda x: x <= 0):
             raise TypeError(f"logp={logp!r}: a log-propensity is a number at most 0.")
@@ -124,7 +124,7 @@ class TransitionBatch:
         )
 
     def to_singles(self, reverse: bool = False) -> Iterator["TransitionBatch"]:
-        """Iterate over the rows as batches of one, from the last row to the first if `reverse`."""
+        """Iterate over the rows as batches of one; from last to first if `reverse`."""
         rows = range(self.batch_size)
         for i in reversed(rows) if reverse else rows:
             yield jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], self)
@@ -135,6 +135,7 @@ class TransitionBatch:
 
 
 def _all_numbers(x: Any, test) -> bool:
+    """Whether `x` is a number or an array of numbers that all pass the test."""
     if isinstance(x, bool) or not isinstance(x, int | float | np.number | np.ndarray | jax.Array):
         return False
     x = np.asarray(x)
@@ -142,7 +143,7 @@ def _all_numbers(x: Any, test) -> bool:
 
 
 def check_returns(spec: Any) -> None:
-    """Raise a `ValueError` where `spec` is a `TransitionBatch` that has not one `In` and one `W` for each `Rn`."""
+    """Raise a `ValueError` if `spec` is a `TransitionBatch` with an `In` or `W` of another shape than `Rn`."""
     if not isinstance(spec, TransitionBatch):
         return
     if not hasattr(spec.Rn, "shape"):

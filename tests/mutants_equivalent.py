@@ -16,11 +16,11 @@ EQUIVALENT = {
         "negative rows count from the end"
     ),
     "_common/checks.check_like: True -> False": "the structures have been found equal, so the leaves are as many",
-    "difficulty_pools/_queues._joining_rows: current == num_queues -> ((current) != (num_queues))": (
+    "difficulty_pools/_queues._joining_rows: start_queue == num_queues -> ((start_queue) != (num_queues))": (
         "any first guess leads to the same end"
     ),
     "difficulty_pools/_queues._joining_rows: "
-    "(queue < num_queues) & (current == num_queues) -> (current == num_queues)": (
+    "(queue < num_queues) & (start_queue == num_queues) -> (start_queue == num_queues)": (
         "any first guess leads to the same end"
     ),
 }

@@ -1,6 +1,7 @@
-"""DifficultyPools: a curriculum that parks those tasks of a fixed list that are always or never solved.
+"""DifficultyPools: a curriculum over a fixed list of tasks that parks the tasks that are always or never solved.
 
-The difficulty pools of prime-rl (pull request 2667) as pure functions. A draw costs O(log N), a group of an update too.
+These are the difficulty pools of prime-rl (pull request 2667) as pure functions. Each draw and each group of an update
+cost O(log N).
 """
 
 import dataclasses
@@ -31,26 +32,25 @@ MAX_TASKS = 2**24  # the sum tree counts them in float32
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DifficultyPools:
-    """Which tasks to train on: those that are sometimes solved.
+    """Draws the tasks to train on: those that are sometimes solved.
 
-    A group is some rollouts of one task; the mean of their rewards labels it easy (`>= easy_threshold`), else hard
-    (`<= hard_threshold`), else normal. A task of normal whose group is labelled easy or hard moves to the end of that
-    pool, where it stays, whatever its rewards, until it is the oldest of more than floor(tasks of its environment *
-    the pool's fraction); then it is at the end of normal again. Normal never empties.
+    A group is a set of rollouts of one task. Their mean reward labels the group easy (`>= easy_threshold`), else hard
+    (`<= hard_threshold`), else normal. If a group of a task in normal is labelled easy or hard, the task moves to the
+    end of that pool and stays there, whatever its rewards. When the pool exceeds its cap, floor(tasks of the
+    environment * the pool's fraction), its oldest task moves back to the end of normal. Normal is never empty.
 
     Tasks are numbered 0 to N - 1, one environment after the other. Thresholds and rewards are compared in float32.
 
     Attributes:
       tasks_per_env: number of tasks of each environment; at most 2**24 in all.
-      env_ratios: how often each environment is drawn, in proportion; None: in proportion to its number of tasks.
-      easy_threshold: None labels nothing easy.
-      hard_threshold: None labels nothing hard.
-      max_easy_pool_fraction: of an environment's tasks that may be in easy, in [0, 1).
-      max_hard_pool_fraction: of an environment's tasks that may be in hard; the sum of both is below 1.
-      online_difficulty_filtering: do not keep groups whose mean reward is exactly 0 or 1, which say nothing about
-        what to do better.
+      env_ratios: relative frequencies at which environments are drawn; None: their numbers of tasks.
+      easy_threshold: None labels no group easy.
+      hard_threshold: None labels no group hard.
+      max_easy_pool_fraction: largest fraction of an environment's tasks in easy, in [0, 1).
+      max_hard_pool_fraction: the same for hard; the sum of both is below 1.
+      online_difficulty_filtering: drop groups whose mean reward is exactly 0 or 1, which carry no learning signal.
       env_names: names of the environments in the metrics; None: "0", "1", ...
-      donate: donate the state when `update` is called eagerly; it is then changed in place, at a cost that hardly grows
+      donate: donate the state when `update` is called eagerly. It is then changed in place, at a cost that hardly grows
         with the number of tasks.
     """
 
@@ -96,6 +96,7 @@ class DifficultyPools:
         self._check_thresholds()
 
     def _check_thresholds(self) -> None:
+        """Check thresholds and fractions, and convert them to Python numbers."""
         for name in ("easy_threshold", "hard_threshold"):
             if getattr(self, name) is not None:
                 threshold = check_number(name, getattr(self, name), -math.inf, math.inf, "or None")
@@ -127,8 +128,9 @@ class DifficultyPools:
         return tuple(self._caps_of(count) for count in self.tasks_per_env)
 
     def _caps_of(self, num_tasks: int) -> tuple[int, int]:
+        """How many of an environment's tasks may be in easy and in hard."""
         easy = min(math.floor(num_tasks * self.max_easy_pool_fraction), max(num_tasks - 1, 0))
-        # Fractions whose sum rounds to below 1 can still have floors that leave nothing.
+        # If the sum of the fractions rounds to below 1, their floors can still leave no task in normal.
         hard = min(math.floor(num_tasks * self.max_hard_pool_fraction), max(num_tasks - 1 - easy, 0))
         return easy, hard
 
@@ -144,10 +146,10 @@ class DifficultyPools:
         return _parking.arrange(*self._sizes, pool, (), jnp.zeros((), jnp.int32))
 
     def sample(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-        """Draw tasks of normal, with replacement.
+        """Draw tasks from normal, with replacement.
 
-        Each draw is of an environment, by `env_ratios` among those that have tasks in normal, then of one of these
-        tasks, all equally likely.
+        Each draw picks an environment by `env_ratios`, among those with tasks in normal, then one of these tasks
+        uniformly.
 
         Args:
           state: unchanged.
@@ -155,11 +157,11 @@ class DifficultyPools:
           n: number of draws.
 
         Returns:
-          tasks, int32 [n], -1 where there is none to draw; and whether there is one, bool [].
+          tasks, int32 [n], all -1 if there is no task to draw; and whether there is one, bool [].
 
         Raises:
-          ValueError: `n` is not a positive integer; or there is no task to draw and the call is eager (which waits for
-            the device; under `jit` see what is returned).
+          ValueError: `n` is not a positive integer; or there is no task to draw and the call is eager. An eager call
+            waits for the device to check this; under `jit` check the returned bool.
         """
         n = check_integer("n", n, 1, 2**24, "the number of draws")
         tasks, ok = self._draw(state, key, n)
@@ -188,25 +190,24 @@ class DifficultyPools:
     def update(
         self, state: PoolsState, tasks: jax.Array, rewards: jax.Array, mask: jax.Array | None = None
     ) -> tuple[PoolsState, jax.Array]:
-        """Take in groups of rollouts, in order.
+        """Process groups of rollouts in order.
 
-        A group whose task does not exist, or whose mean reward is not finite, changes nothing but the counter
-        `rejected`.
+        A group whose task does not exist or whose mean reward is not finite only increments the counter `rejected`.
 
         Args:
           state: donated when called eagerly (unless `donate=False`).
-          tasks: int [G], the task of each group; one may occur more than once. Called eagerly, G and R are padded to
-            powers of two, so that few programs are compiled; under `jax.jit` each G and R compiles another.
-          rewards: number [G, R], of each rollout.
-          mask: bool [G], which groups, or [G, R], which rollouts there are; None: all. A group without rollouts does
-            nothing.
+          tasks: int [G], the task of each group; a task may occur more than once. Eager calls pad G and R to powers of
+            two, so few programs are compiled; under `jax.jit` each new G or R compiles another program.
+          rewards: number [G, R], the reward of each rollout.
+          mask: bool [G], which groups exist, or [G, R], which rollouts exist; None: all. A group without rollouts has
+            no effect.
 
         Returns:
           the state, and which groups to train on, bool [G]: all that have rollouts and are not rejected, except those
           that `online_difficulty_filtering` drops.
 
         Raises:
-          ValueError: shapes or dtypes other than these.
+          ValueError: other shapes or dtypes.
         """
         groups = tasks, rewards, mask
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, groups))):
@@ -231,7 +232,7 @@ class DifficultyPools:
         tasks_per_env, caps = self._sizes
         env = _parking.env_of(tasks, tasks_per_env)
 
-        def total_at(threshold, otherwise):  # of a mean at the threshold; a division by `rollouts` need not be exact
+        def total_at(threshold, otherwise):  # the total at which the mean is the threshold; a division would round
             totals = (otherwise if threshold is None else threshold) * np.arange(1, rewards.shape[1] + 1)
             return jnp.asarray(totals, jnp.float32)[jnp.maximum(rollouts - 1, 0)]
 
@@ -255,17 +256,17 @@ class DifficultyPools:
 
     @jit_method()
     def order(self, state: PoolsState) -> jax.Array:
-        """Each task's place in its pool in order of entry, int32 [N]: 0 for the oldest. Costs O(N log N)."""
+        """Rank of each task in its pool by order of entry, int32 [N]: 0 for the oldest. Costs O(N log N)."""
         self._check_state(state)
         return _parking.order(state)
 
     @jit_method()
     def metrics(self, state: PoolsState) -> dict[str, jax.Array]:
-        """Shares, float32 [], 0 where nothing was counted, over all environments and for each, called `env`.
+        """Fractions, float32 [], over all environments and for each by its name `env`; 0 if nothing was counted.
 
-        `evicted_examples[/env]/easy`, `.../hard`: of the groups since `reset_metrics`, those labelled so.
-        `filtered_rollouts[/env]/easy`, `.../hard`: of their rollouts, those not kept because the mean was 1, or 0.
-        `pool[/env]/easy`, `.../normal`, `.../hard`: of the tasks, those in the pool.
+        `evicted_examples[/env]/easy`, `.../hard`: groups since `reset_metrics` with this label.
+        `filtered_rollouts[/env]/easy`, `.../hard`: rollouts since then that were dropped because the mean was 1, or 0.
+        `pool[/env]/easy`, `.../normal`, `.../hard`: tasks in the pool.
         """
         self._check_state(state)
         names = self.env_names or tuple(map(str, range(len(self.tasks_per_env))))
@@ -283,21 +284,21 @@ class DifficultyPools:
         return shares
 
     def reset_metrics(self, state: PoolsState) -> PoolsState:
-        """Count groups and rollouts from now on."""
+        """The state with the counts of groups and rollouts reset to 0."""
         groups, rollouts = _zeros_like((state.groups, state.rollouts))
         return dataclasses.replace(state, groups=groups, rollouts=rollouts)
 
     def recycle(
         self, state: PoolsState, key: jax.Array, easy_fraction: float = 0.0, hard_fraction: float = 0.0
     ) -> PoolsState:
-        """Move random members of the parked pools back to normal, and bring every pool under its cap.
+        """Move random tasks from easy and hard back to normal, and bring both pools under their caps.
 
-        For a run that is resumed: `state` may have been made with other thresholds, fractions or ratios. Of each pool
-        round(size * fraction) tasks move (a half to the even number), then the oldest of what is above the cap. They
-        enter normal the easy ones first, the oldest first. Costs O(N log N).
+        Use it when a run is resumed: `state` may come from other thresholds, fractions or ratios. From each pool
+        round(size * fraction) tasks move (halves round to even), then the oldest tasks above the cap. Easy tasks enter
+        normal first, each pool from its oldest. Costs O(N log N).
 
         Raises:
-          ValueError: a fraction is no number in [0, 1].
+          ValueError: a fraction is not a number in [0, 1].
         """
         for name, fraction in (("easy_fraction", easy_fraction), ("hard_fraction", hard_fraction)):
             check_number(name, fraction, 0, 1, "the part of the pool that goes back to normal")
@@ -307,7 +308,7 @@ class DifficultyPools:
 
     @jit_method()
     def _recycle(self, state: PoolsState, key: jax.Array, counts: Any) -> PoolsState:
-        """`counts`: int32 [3, ...], how many members of a pool of each size go back."""
+        """See `recycle`; counts: int32 [3, max size + 1], how many tasks move by pool and its size."""
         self._check_state(state)
         env, pool = _parking.pools_of(state)
         at_random, _ = _parking.ranks(3 * env + pool, state.sizes.size, *random_bits(key, self.num_tasks))
@@ -319,18 +320,17 @@ class DifficultyPools:
     def remap(self, state: PoolsState, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable]) -> PoolsState:
         """The state for another list of tasks, or another configuration.
 
-        A task keeps its pool and its place among the tasks of that pool, also where its environment is another. Tasks
-        that are new are in normal, behind those that were there. Then every pool is brought under its cap. Of a key
-        that occurs more than once the first old task is the first new one, and so on. The metrics start anew. Costs
-        O(N log N).
+        A task keeps its pool and its rank in it, even if its environment changes. New tasks enter normal after the old
+        ones. Then every pool is brought under its cap. If a key occurs more than once, its first old task becomes its
+        first new one, and so on. The metrics are reset. Costs O(N log N).
 
         Args:
-          state: made by any configuration, for tasks that have `old_keys`.
-          old_keys: a key for each task of `state`, such as `task_key` makes, known on the host.
+          state: from any configuration, for tasks with `old_keys`.
+          old_keys: a key for each task of `state`, such as one from `task_key`, known on the host.
           new_keys: a key for each task of this configuration.
 
         Raises:
-          ValueError: not one key for each task, or a stack of states.
+          ValueError: not one key per task, or a stack of states.
         """
         if state.pool.ndim != 1:
             raise ValueError(f"state: has tasks {list(state.pool.shape)}; use jax.vmap for a stack of states.")
@@ -349,7 +349,7 @@ class DifficultyPools:
 
     @jit_method()
     def _remap(self, state: PoolsState, source: Any) -> PoolsState:
-        """`source`: int32 [N], for each task its number in `state`, or as many as there are if it is new."""
+        """See `remap`; source: int32 [N], the number of each task in `state`, or the number of tasks there if new."""
         env, pool = _parking.pools_of(state)
 
         def of_source(values, otherwise):
@@ -359,6 +359,7 @@ class DifficultyPools:
         return _parking.arrange(*self._sizes, of_source(pool, NORMAL), keys, state.rejected)
 
     def _check_state(self, state: PoolsState) -> None:
+        """Raise a `ValueError` if `state` is for other numbers of tasks or environments."""
         if state.pool.shape != (self.num_tasks,) or state.sizes.shape[0] != len(self.tasks_per_env):
             raise ValueError(
                 f"tasks_per_env={self.tasks_per_env}: this state has tasks {list(state.pool.shape)} in "
@@ -368,14 +369,14 @@ class DifficultyPools:
 
 
 def task_key(task: Mapping[str, Any], fields: Sequence[str]) -> str:
-    """The SHA-256 digest, in hexadecimal, of some fields of a task's record, for `DifficultyPools.remap`.
+    """The hexadecimal SHA-256 digest of some fields of a task, as a key for `DifficultyPools.remap`.
 
     Args:
-      task: the record; values that JSON can hold.
-      fields: those that tell it from all others, in order, such as ("env", "prompt").
+      task: its fields by name; their values must be JSON-serializable.
+      fields: names of the fields that identify the task, in order, such as ("env", "prompt").
 
     Raises:
-      ValueError: no fields, or one that the record lacks.
+      ValueError: no fields, or one that the task lacks.
     """
     if missing := [field for field in fields if field not in task] or not fields:
         raise ValueError(f"fields={fields!r}: not in the task: {missing}; it has {sorted(task)}; give at least one.")

@@ -1,4 +1,4 @@
-"""Groups of rollouts as they are given to an update: checked, and padded so that few programs are compiled."""
+"""Checks and padding of the groups of rollouts in an update; with padding, few programs are compiled."""
 
 from typing import Any
 
@@ -10,7 +10,11 @@ from jaxreplay._common import checks
 
 
 def check(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ...]:
-    """Integers [G], float32 [G, R] and bool [G, R], as arrays of NumPy or JAX, whichever `like` is."""
+    """Tasks (integers [G]), rewards (float32 [G, R]) and mask (bool [G, R]) as arrays of `like`, NumPy or JAX.
+
+    Raises:
+      ValueError: other shapes or dtypes.
+    """
     tasks, rewards = checks.as_int32(like.asarray(tasks)), like.asarray(rewards)
     if tasks.ndim != 1 or not jnp.issubdtype(tasks.dtype, jnp.integer):
         raise ValueError(f"tasks: got {checks.type_text(tasks.dtype, tasks.shape)}, expected a vector of integers.")
@@ -27,7 +31,7 @@ def check(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ..
 
 
 def padded(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ...]:
-    """The same checked, among groups without rollouts: a power of two of groups, and of rollouts in each."""
+    """`check`, with G and R padded to powers of two by groups and rollouts that are masked out."""
     groups = tasks, rewards, mask = check(tasks, rewards, mask, like)
     padding = [(0, (1 << max(size - 1, 0).bit_length()) - size) for size in rewards.shape]
     return tuple(like.pad(x, padding[: x.ndim]) for x in groups)

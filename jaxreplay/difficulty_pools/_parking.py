@@ -1,7 +1,7 @@
-"""What `DifficultyPools` keeps: which pool each task is in, and since when.
+"""The state of `DifficultyPools`: the pool of each task, and when the task entered it.
 
-The tasks of normal are the leaves 1 of a sum tree, where the one of a given rank is found in O(log N). Easy and hard
-are first-in, first-out queues, kept in rings. `arrange` makes a state anew, `park` changes one.
+Tasks in normal are leaves of value 1 in a sum tree, which finds the task of a given rank in O(log N). Easy and hard are
+first-in, first-out queues, stored in ring buffers. `arrange` builds a state, and `park` updates one.
 """
 
 import dataclasses
@@ -23,15 +23,17 @@ class PoolsState:
 
     Attributes:
       pool: int8 [N], each task's pool: 0 normal, 1 easy, 2 hard.
-      entry: uint32 [N], how many entries into its pool came before the task's own, modulo 2^32.
-      normal: a leaf a task, 1 where it is in normal.
-      queues: int32 [2, N], the tasks in easy and in hard: a ring for each environment, in the places of its tasks.
-      heads: int32 [E, 2], where in these rings the oldest member is.
-      sizes: int32 [E, 3], tasks by pool.
-      entered: uint32 [E, 3], entries into each pool so far, modulo 2^32.
-      groups: int32 [E, 3], groups by label since the metrics were reset; stops at 2**31 - 1.
-      rollouts: int32 [E, 3], rollouts since then: 0 kept, 1 filtered as too easy, 2 as too hard; stops likewise.
-      rejected: int32 [], groups with a task that does not exist or a mean reward that is not finite; stops likewise.
+      entry: uint32 [N], how many tasks entered the task's pool before it did, modulo 2^32.
+      normal: a leaf for each task, 1 if it is in normal.
+      queues: int32 [2, N], the tasks in easy and in hard: each environment has a ring in the range of its task numbers.
+      heads: int32 [E, 2], slots of the oldest members in these rings.
+      sizes: int32 [E, 3], number of tasks in each pool.
+      entered: uint32 [E, 3], number of entries into each pool so far, modulo 2^32.
+      groups: int32 [E, 3], number of groups by label since the metrics were reset; stops at 2**31 - 1.
+      rollouts: int32 [E, 3], number of rollouts since then: 0 kept, 1 filtered as too easy, 2 as too hard; stops at
+        2**31 - 1.
+      rejected: int32 [], number of groups with a task that does not exist or a mean reward that is not finite; stops at
+        2**31 - 1.
     """
 
     pool: jax.Array  # [N]
@@ -46,7 +48,7 @@ class PoolsState:
     rejected: jax.Array  # []
 
     def on_this_backend(self) -> "PoolsState":
-        """The same state with a tree as this backend wants it."""
+        """The same state with the best tree for this backend."""
         return dataclasses.replace(self, normal=sum_tree.with_fanout(self.normal))
 
 
@@ -57,9 +59,9 @@ def env_of(tasks: jax.Array, tasks_per_env: jax.Array) -> jax.Array:
 
 
 def ranks(group: jax.Array, num_groups: int, *keys: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Place of each row within its group, by `keys`, then by its own number; and the size of each group.
+    """Rank of each row in its group, sorted by `keys`, then by row; and the size of each group.
 
-    `group` and the places are int32 [N], the keys integers [N], the sizes int32 [num_groups].
+    `group` and the ranks are int32 [N], the keys integers [N], the sizes int32 [num_groups].
     """
     rows = jnp.arange(group.size, dtype=jnp.int32)
     sizes = jnp.zeros(num_groups, jnp.int32).at[group].add(1)
@@ -75,9 +77,9 @@ def pools_of(state: PoolsState) -> tuple[jax.Array, jax.Array]:
 
 
 def order(state: PoolsState) -> jax.Array:
-    """Place of each task in its pool, in order of entry, int32 [N]."""
+    """Rank of each task in its pool by order of entry, int32 [N]."""
     env, pool = pools_of(state)
-    # Less the number of all entries so far, these are negative; as uint32 the oldest is the least.
+    # Entries minus all entries so far are negative; as uint32 the oldest is the smallest, even after an overflow.
     rank, _ = ranks(3 * env + pool, state.sizes.size, state.entry - state.entered[env, pool])
     return rank
 
@@ -85,13 +87,13 @@ def order(state: PoolsState) -> jax.Array:
 def arrange(
     tasks_per_env: jax.Array, caps: jax.Array, pool: jax.Array, keys: Sequence[jax.Array], rejected: jax.Array
 ) -> PoolsState:
-    """A state with its metrics at 0 and every pool under its cap: the oldest go to the end of normal.
+    """A state with its metrics at 0 and every pool under its cap: the oldest tasks above it go to the end of normal.
 
     Args:
       tasks_per_env: int32 [E].
       caps: int32 [E, 2], of easy and hard.
       pool: int32 [N], each task's pool.
-      keys: int [N] each, by which tasks enter their pool, one after the other.
+      keys: int [N] each; tasks enter their pool sorted by these keys.
       rejected: int32 [].
     """
     num_tasks, num_envs = pool.size, tasks_per_env.size
@@ -103,14 +105,14 @@ def arrange(
     pool, late = jnp.where(returns, 0, pool), jnp.where(returns, pool, 0)
     rank, sizes = ranks(3 * env + pool, 3 * num_envs, late, *keys)
     sizes = sizes.reshape(num_envs, 3)
-    ring = jnp.where(pool > 0, pool - 1, 2)  # there is no third
-    place = rank + _queues.sum_before(tasks_per_env)[env]
+    ring = jnp.where(pool > 0, pool - 1, 2)  # 2 is out of range: normal has no ring
+    slot = rank + _queues.sum_before(tasks_per_env)[env]
     normal = sum_tree.init(max(num_tasks, 1))
     return PoolsState(
         pool=pool.astype(jnp.int8),
         entry=rank.astype(jnp.uint32),
         normal=sum_tree.update(normal, tasks, pool == 0, unique_indices=True),
-        queues=jnp.zeros((2, num_tasks), jnp.int32).at[ring, place].set(tasks, mode="drop"),
+        queues=jnp.zeros((2, num_tasks), jnp.int32).at[ring, slot].set(tasks, mode="drop"),
         heads=jnp.zeros((num_envs, 2), jnp.int32),
         sizes=sizes,
         entered=sizes.astype(jnp.uint32),
@@ -123,20 +125,20 @@ def arrange(
 def park(
     state: PoolsState, tasks_per_env: jax.Array, caps: jax.Array, tasks: jax.Array, env: jax.Array, label: jax.Array
 ) -> PoolsState:
-    """Move tasks of normal to the pools that their labels name, in order; what is too much there goes back to normal.
+    """Move tasks in normal to the pools of their labels, in order; the oldest above a cap go back to normal.
 
     Args:
       state: its pools are under their caps; one that is above does not grow.
       tasks_per_env: int32 [E].
       caps: int32 [E, 2], of easy and hard.
-      tasks: int32 [G]; one may occur more than once.
-      env: int32 [G], their environments.
-      label: int32 [G], the pool to go to, 0 for none.
+      tasks: int32 [G]; a task may occur more than once.
+      env: int32 [G], environments of the tasks.
+      label: int32 [G], the pool to move to, 0 for none.
     """
     num_envs, num_tasks = state.sizes.shape[0], state.pool.size
     done = _join_queues(state, caps, tasks, env, label)
 
-    # The members that leave a ring are read first; then those that stay are written in their places.
+    # Members that leave a ring are read before tasks that stay are written over them.
     ring, start = jnp.maximum(label - 1, 0), _queues.sum_before(tasks_per_env)[env]
 
     def slot(number: jax.Array) -> jax.Array:
@@ -172,7 +174,7 @@ def park(
 def _join_queues(
     state: PoolsState, caps: jax.Array, tasks: jax.Array, env: jax.Array, label: jax.Array
 ) -> _queues.Joins:
-    """What the rows of `park` do to the queues; queue 2 * e + p - 1 is pool p of environment e."""
+    """The effect of the rows of `park` on the queues; queue 2 * e + p - 1 is pool p of environment e."""
     num_envs, num_tasks = state.sizes.shape[0], state.pool.size
 
     def queue_of(pool: jax.Array) -> jax.Array:
@@ -181,8 +183,8 @@ def _join_queues(
     size = state.sizes[:, 1:].reshape(-1)
     limit = jnp.maximum(caps.reshape(-1), size)
     pool = state.pool[tasks].astype(jnp.int32)
-    place = state.sizes[env, pool] - (state.entered[env, pool] - state.entry[tasks]).astype(jnp.int32)
-    return _queues.join(tasks, num_tasks, queue_of(label), queue_of(pool), place, size, limit)
+    number = state.sizes[env, pool] - (state.entered[env, pool] - state.entry[tasks]).astype(jnp.int32)
+    return _queues.join(tasks, num_tasks, queue_of(label), queue_of(pool), number, size, limit)
 
 
 def _entries(state: PoolsState, env: jax.Array, label: jax.Array, done: _queues.Joins) -> jax.Array:

@@ -1,8 +1,8 @@
-"""Bounded queues that many join in order, all at once: first in, first out.
+"""Bounded first-in, first-out queues that a whole batch of items joins at once, as if one after the other.
 
-A batch of rows is processed in order. The item of a row joins a queue unless it is in one at its turn; if that leaves
-the queue longer than its limit, its oldest member leaves. Members of a queue are numbered 0, 1, 2, ... from the oldest
-at the start on, and those who join go on counting: number m leaves when number m + limit joins.
+The rows of the batch have their turns in order. At its turn, the item of a row joins a queue unless it is in one. If
+the queue is then longer than its limit, its oldest member leaves. Members of a queue are numbered 0, 1, 2, ... from the
+oldest at the start, and those that join continue the count. So number m leaves when number m + limit joins.
 """
 
 from collections.abc import Callable
@@ -14,18 +14,18 @@ from jax import lax
 
 
 class Joins(NamedTuple):
-    """What a batch of G rows does to Q queues.
+    """The effect of a batch of G rows on Q queues.
 
     Attributes:
-      joins: bool [G], the rows whose item joins a queue.
-      number: int32 [G], its number there.
-      stays: bool [G], of these, those whose item is still there at the end.
-      leaves: bool [G], the rows at which the oldest member leaves the queue that is joined.
-      leaver: int32 [G], that member's number.
-      leaver_row: int32 [G], the row at which it had joined; where it was there from the start on, any.
-      free: bool [G], of these rows those whose leaver joins no queue again.
-      joined: int32 [Q], how many join each queue.
-      left: int32 [Q], how many leave it.
+      joins: bool [G], whether the row's item joins a queue.
+      number: int32 [G], the item's number there.
+      stays: bool [G], whether it joins and is still there at the end.
+      leaves: bool [G], whether it joins and the oldest member of that queue leaves.
+      leaver: int32 [G], the number of that member.
+      leaver_row: int32 [G], the row that the leaver joined at; undefined if it was a member from the start.
+      free: bool [G], whether a member leaves that joins no queue again.
+      joined: int32 [Q], how many items join each queue.
+      left: int32 [Q], how many members leave it.
     """
 
     joins: jax.Array
@@ -40,7 +40,7 @@ class Joins(NamedTuple):
 
 
 class _Turns(NamedTuple):
-    """What G rows find at their turns.
+    """What G rows encounter at their turns.
 
     Attributes:
       before: int32 [G, Q], how many earlier rows joined each queue.
@@ -57,21 +57,21 @@ def join(
     item: jax.Array,
     num_items: int,
     queue: jax.Array,
-    current: jax.Array,
-    place: jax.Array,
+    start_queue: jax.Array,
+    start_number: jax.Array,
     size: jax.Array,
     limit: jax.Array,
 ) -> Joins:
     """Let the items join queues in order of their rows.
 
     Args:
-      item: int32 [G], in [0, num_items); one may occur more than once.
-      num_items: number of items there are.
+      item: int32 [G], in [0, num_items); an item may occur more than once.
+      num_items: number of distinct items.
       queue: int32 [G], the queue to join, Q for none.
-      current: int32 [G], the queue that the item is in at the start, Q for none.
-      place: int32 [G], its number there.
-      size: int32 [Q], members at the start, no more than the limit.
-      limit: int32 [Q].
+      start_queue: int32 [G], the queue that the item is in at the start, Q for none.
+      start_number: int32 [G], the item's number there.
+      size: int32 [Q], number of members at the start, at most the limit.
+      limit: int32 [Q], largest number of members.
     """
     num_rows, num_queues = item.size, size.size
     wanted = queue[:, None] == jnp.arange(num_queues, dtype=jnp.int32)[None]  # [G, Q]
@@ -81,28 +81,28 @@ def join(
         before = sum_before((wanted & joins[:, None]).astype(jnp.int32))
         earlier = _last_before(joins, by_item, first)
         again = earlier >= 0
-        last_queue = jnp.where(again, queue[earlier], current)
-        last_number = jnp.where(again, (_of(size, queue) + _of_row(before, queue))[earlier], place)
+        last_queue = jnp.where(again, queue[earlier], start_queue)
+        last_number = jnp.where(again, (_at_queue(size, queue) + _at_own_queue(before, queue))[earlier], start_number)
         return _Turns(before, last_queue, last_number)
 
-    joins = _joining_rows(turns, queue, current, size - limit)
+    joins = _joining_rows(turns, queue, start_queue, size - limit)
     before, last_queue, last_number = turns(joins)
-    number = _of(size, queue) + _of_row(before, queue)
+    number = _at_queue(size, queue) + _at_own_queue(before, queue)
     joined = jnp.sum(wanted & joins[:, None], axis=0, dtype=jnp.int32)
     left = jnp.maximum(size + joined - limit, 0)
     row_of, starts = _rows_by_number(joins, queue, number, joined, size)
-    leaver = number - _of(limit, queue)
+    leaver = number - _at_queue(limit, queue)
     leaves = joins & (leaver >= 0)
-    # An item that joins again had left: at the row that joined `limit` behind it.
+    # An item that joins again has left before, at the row that joined `limit` numbers after it.
     back = joins & (last_queue < num_queues)
-    left_at = row_of.at[_of(starts + limit, last_queue) + last_number].get(mode="fill", fill_value=0)
+    left_at = row_of.at[_at_queue(starts + limit, last_queue) + last_number].get(mode="fill", fill_value=0)
     return Joins(
         joins=joins,
         number=number,
-        stays=joins & (number >= _of(left, queue)),
+        stays=joins & (number >= _at_queue(left, queue)),
         leaves=leaves,
         leaver=leaver,
-        leaver_row=row_of.at[_of(starts, queue) + leaver].get(mode="fill", fill_value=0),
+        leaver_row=row_of.at[_at_queue(starts, queue) + leaver].get(mode="fill", fill_value=0),
         free=leaves.at[jnp.where(back, left_at, num_rows)].set(False, mode="drop"),
         joined=joined,
         left=left,
@@ -110,25 +110,25 @@ def join(
 
 
 def _joining_rows(
-    turns: Callable[[jax.Array], _Turns], queue: jax.Array, current: jax.Array, size_minus_limit: jax.Array
+    turns: Callable[[jax.Array], _Turns], queue: jax.Array, start_queue: jax.Array, size_minus_limit: jax.Array
 ) -> jax.Array:
-    """The rows that join a queue, bool [G], by fixed-point iteration.
+    """Whether each row's item joins a queue, bool [G], by fixed-point iteration.
 
-    Whether an item is in a queue at its turn depends on the earlier rows that join. Each pass recomputes all rows from
-    the last guess, and at least one more row from the start on becomes right; after a pass without changes all are.
-    One pass is enough if no item returns to the batch after it left a queue; G passes always are.
+    This depends on which earlier rows join. Each pass recomputes all rows from the last guess. After it at least one
+    more row, counted from the first, is right; after a pass that changes nothing all are. One pass is enough if no item
+    returns to the batch after it left a queue; G passes are always enough.
     """
     num_queues = size_minus_limit.size
 
     def next_guess(guess):
         joins, _ = guess
         before, last_queue, last_number = turns(joins)
-        oldest = _of(size_minus_limit, last_queue) + _of_row(before, last_queue)
+        oldest = _at_queue(size_minus_limit, last_queue) + _at_own_queue(before, last_queue)
         inside = (last_queue < num_queues) & (last_number >= oldest)
         new = (queue < num_queues) & ~inside
         return new, jnp.any(new != joins)
 
-    guess = (queue < num_queues) & (current == num_queues)
+    guess = (queue < num_queues) & (start_queue == num_queues)
     joins, _ = lax.while_loop(lambda guess: guess[1], next_guess, (guess, jnp.array(True)))
     return joins
 
@@ -140,41 +140,41 @@ def _rows_by_number(
     rows = jnp.arange(queue.size, dtype=jnp.int32)
     starts = sum_before(joined) - size
     row_of = jnp.zeros_like(rows)
-    row_of = row_of.at[jnp.where(joins, _of(starts, queue) + number, rows.size)].set(rows, mode="drop")
+    row_of = row_of.at[jnp.where(joins, _at_queue(starts, queue) + number, rows.size)].set(rows, mode="drop")
     return row_of, starts
 
 
 def sum_before(x: jax.Array) -> jax.Array:
-    """Of each row of x (int32 [G, ...]) the sum of all earlier rows."""
+    """The sum of all rows of x (int32 [G, ...]) before each row."""
     return jnp.cumsum(x, axis=0, dtype=jnp.int32) - x
 
 
 def _sort_by_item(item: jax.Array, num_items: int) -> tuple[jax.Array, jax.Array]:
-    """Rows sorted by item, in order within one; and, of each place there, the first place with the same item."""
+    """Rows in stable order by item, int32 [G]; and for each place in it the first place with the same item."""
     place = jnp.arange(item.size, dtype=jnp.int32)
     if num_items * item.size <= 2**32:  # item and row in one number: XLA sorts one array much faster than two
         both = item.astype(jnp.uint32) * jnp.uint32(item.size) + place.astype(jnp.uint32)
         by_item = (lax.sort(both) % jnp.uint32(item.size)).astype(jnp.int32)
     else:
         by_item = jnp.argsort(item, stable=True).astype(jnp.int32)
-    of = item[by_item]
-    starts = jnp.concatenate([jnp.ones(1, bool), of[1:] != of[:-1]])
+    sorted_items = item[by_item]
+    starts = jnp.concatenate([jnp.ones(1, bool), sorted_items[1:] != sorted_items[:-1]])
     return by_item, lax.cummax(jnp.where(starts, place, 0))
 
 
 def _last_before(marked: jax.Array, by_item: jax.Array, first: jax.Array) -> jax.Array:
-    """Of each row the last earlier one of the same item that is marked, int32 [G]; -1 where there is none."""
+    """The last `marked` row before each row with the same item, int32 [G]; -1 where there is none."""
     place = jnp.arange(marked.size, dtype=jnp.int32)
     latest = lax.cummax(jnp.where(marked[by_item], place, -1))
     latest = jnp.concatenate([jnp.full(1, -1, jnp.int32), latest[:-1]])
     return jnp.zeros_like(place).at[by_item].set(jnp.where(latest >= first, by_item[latest], -1), unique_indices=True)
 
 
-def _of(x: jax.Array, queue: jax.Array) -> jax.Array:
-    """x [Q] at queue [G], 0 where that is Q."""
+def _at_queue(x: jax.Array, queue: jax.Array) -> jax.Array:
+    """`x` [Q] at `queue` [G]; 0 where the queue is Q."""
     return x.at[queue].get(mode="fill", fill_value=0)
 
 
-def _of_row(x: jax.Array, queue: jax.Array) -> jax.Array:
-    """x [G, Q] at the queue [G] of each row, 0 where that is Q."""
+def _at_own_queue(x: jax.Array, queue: jax.Array) -> jax.Array:
+    """`x` [G, Q] at each row's `queue` [G]; 0 where the queue is Q."""
     return x.at[jnp.arange(queue.size), queue].get(mode="fill", fill_value=0)

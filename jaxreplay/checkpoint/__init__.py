@@ -1,7 +1,7 @@
-"""Checkpoints: `save` writes a state and the configuration that it belongs to, `restore` brings it back bit for bit.
+"""Checkpoints: `save` writes a state and its configuration, and `restore` reads the state back bit for bit.
 
-A checkpoint is complete or not there at all: it is written beside the one before, which is deleted after that. Every
-array is read back against checksums of its bits, so that a damaged file is an error and never a wrong state.
+A checkpoint is either complete or absent: the previous one is deleted only after the new one is complete. When an array
+is read, it is compared with checksums of its bits. So a damaged file raises an error and never yields a wrong state.
 """
 
 import hashlib
@@ -17,36 +17,36 @@ import numpy as np
 
 from jaxreplay.checkpoint import _description, _stored, _structure
 
-FORMAT = 3  # of the manifest; to be raised when older versions cannot read what is written now
-FOLDER = "checkpoint"  # of a checkpoint, before its number
+FORMAT = 3  # of the manifest; raise it when older versions cannot read the new manifest
+FOLDER = "checkpoint"  # name of a checkpoint's folder, without its number
 MANIFEST, ARRAYS = "manifest", "arrays"
 
 
 def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True) -> Callable[[], None]:
-    """Write a checkpoint of `state`; the one before it is deleted once this one is complete.
+    """Write a checkpoint of `state`; the previous one is deleted once this one is complete.
 
-    A process that is killed while it saves leaves the checkpoint before it or the new one. With several processes, all
-    of them call this with the same path on a file system that they share.
+    If the process is killed while it saves, the previous checkpoint or the new one remains. With several processes, all
+    of them call this function with the same path on a shared file system.
 
     Args:
-      path: a folder for the checkpoint, and for nothing else; it need not exist.
+      path: a folder used only for the checkpoint; it need not exist.
       buffer: the configuration, such as a `ReplayBuffer`, `NStep` or `DifficultyPools`, or a dict, list or tuple of
-        configurations and plain values. `restore` insists on the same one. A callable in it, such as a schedule, is
-        known by its name alone.
-      state: the configuration's state, or any pytree of arrays, such as {"replay": replay, "params": params, "key":
-        key}: then all of it is saved as one. It may be made of dicts (also `OrderedDict` and Flax's `FrozenDict`),
+        configurations and plain values. `restore` requires the same one. A callable in it, such as a schedule, is
+        identified by its name alone.
+      state: the state of the configuration, or any pytree of arrays, such as {"replay": replay, "params": params,
+        "key": key}, which is saved as a whole. It may consist of dicts (also `OrderedDict` and Flax's `FrozenDict`),
         lists, tuples, None, NamedTuples (states of optax), dataclasses that are pytrees (`flax.struct`, `chex`,
-        `jax.tree_util.register_dataclass`), arrays, typed PRNG keys and Python numbers. Of other nodes, such as
-        Flax's `TrainState`, which holds functions, the arrays are saved, and `restore` needs `like` to make them.
-      wait: return when the checkpoint is complete. If False, return once `state` is copied (so that it may be donated)
-        and write in the background. Then the function that is returned must be called before the next `save` to this
-        path, and before the program ends.
+        `jax.tree_util.register_dataclass`), arrays, typed PRNG keys and Python numbers. For other nodes, such as
+        Flax's `TrainState`, which holds functions, only the arrays are saved, and `restore` needs `like` to build them.
+      wait: return when the checkpoint is complete. If False, return once `state` is copied (it may then be donated) and
+        write in the background. Call the returned function before the next `save` to this path, and before the program
+        ends.
 
     Returns:
-      a function that waits until the checkpoint is complete, and raises what went wrong while it was written.
+      a function that waits until the checkpoint is complete, and raises any error that occurred while it was written.
 
     Raises:
-      ValueError: traced values, or something in `buffer` or `state` that cannot be recorded; the message names it.
+      ValueError: values are traced, or a part of `buffer` or `state` cannot be recorded; the message names it.
     """
     import orbax.checkpoint as ocp
 
@@ -89,24 +89,24 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
 def restore(path: str | os.PathLike, buffer: Any, like: Any = None) -> Any:
     """The state in the newest complete checkpoint at `path`, equal to the saved one bit for bit.
 
-    Arrays that were sharded over a mesh are so again if `buffer` holds a mesh like it (as `Sharded` does), each
-    device reading its own part; all others come back on the default device. NumPy arrays come back as JAX arrays.
+    Arrays that were sharded over a mesh are sharded again if `buffer` holds a mesh with the same axes (as `Sharded`
+    does); each device then reads its own part. All other arrays are restored to the default device. NumPy arrays are
+    restored as JAX arrays.
 
     Args:
-      path: as given to `save`.
-      buffer: the configuration given to `save`; `donate` may differ.
-      like: a pytree with new nodes in place of those that a checkpoint cannot make by itself: what is registered with
-        `jax.tree_util`, a dataclass with a function among its static fields (`TrainState`), or a class that cannot be
-        imported. For a saved {"replay": replay, "train": train_state}, it is {"train": TrainState.create(...)}, or what
-        `jax.eval_shape` makes of that; the rest may be left out, or be None. Static fields, such as functions, come
-        from `like`, and all arrays and Python numbers from the checkpoint.
+      path: the path passed to `save`.
+      buffer: the configuration passed to `save`; `donate` may differ.
+      like: a pytree with new nodes for those that a checkpoint cannot build by itself: nodes registered with
+        `jax.tree_util`, dataclasses with a function among their static fields (`TrainState`), and classes that cannot
+        be imported. For a saved {"replay": replay, "train": train_state}, pass {"train": TrainState.create(...)}, or
+        its shapes from `jax.eval_shape`; the rest may be omitted or None. Static fields, such as functions, come from
+        `like`, and all arrays and Python numbers from the checkpoint.
 
     Raises:
       FileNotFoundError: there is no complete checkpoint.
-      ValueError: `buffer` differs from what was saved (the message names the field), `like` lacks a node that is
-        needed or differs in a class, shape, dtype or plain static value (the message names it), the checkpoint is
-        damaged or written by a newer version of this library, or a class of the state can no longer be imported or
-        has other fields.
+      ValueError: `buffer` differs from the saved one (the message names the field); `like` lacks a node that is needed
+        or differs in a class, shape, dtype or plain static value (the message names it); the checkpoint is damaged or
+        was written by a newer version of this library; or a class of the state cannot be imported or has other fields.
     """
     number, manifest = _read_manifest(path)
     content = _checked(path, manifest, buffer)
@@ -141,13 +141,13 @@ def _read_manifest(path: str | os.PathLike) -> tuple[int, Any]:
 
 
 def _read_arrays(path: str | os.PathLike, number: int, records: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    """The arrays of a checkpoint as they are stored, in the order of their records."""
+    """The stored form of the arrays of a checkpoint, in the order of their records."""
     import orbax.checkpoint as ocp
     from etils import epath
 
     folder, handler = epath.Path(_absolute(path)) / f"{FOLDER}_{number}" / ARRAYS, _handler()
     arrays = []
-    # One at a time: if one of several reads fails, the others run into a closed event loop on a thread of the storage.
+    # One read at a time: if one of several failed, the others would meet a closed event loop on a storage thread.
     for i, (record, sharding) in enumerate(zip(records, shardings, strict=True)):
         shape, dtype = _stored.stored_type(record)
         array = np.zeros(shape, dtype)
@@ -168,11 +168,13 @@ def _read_arrays(path: str | os.PathLike, number: int, records: Sequence[Any], s
 
 
 def _absolute(path: str | os.PathLike) -> str:
+    """The path as text, absolute unless it is a URL."""
     path = os.fspath(path)
     return path if "://" in path else os.path.abspath(path)
 
 
 def _manager(path: str | os.PathLike, create: bool) -> Any:
+    """Orbax's manager of the checkpoints at `path`; to write, `create` the folder and delete incomplete ones."""
     import orbax.checkpoint as ocp
 
     options = ocp.CheckpointManagerOptions(
@@ -184,7 +186,10 @@ def _manager(path: str | os.PathLike, create: bool) -> Any:
 
 
 def _handler() -> Any:
-    """What writes and reads the arrays; of replicas the first alone (to share them out, it would set a global mesh)."""
+    """Orbax's handler that writes and reads arrays.
+
+    Only the first replica writes: to share the work among replicas, the handler would set a global mesh.
+    """
     import orbax.checkpoint as ocp
 
     registry = ocp.type_handlers.create_type_handler_registry(
@@ -206,7 +211,11 @@ def _latest(manager: Any) -> int:
 
 
 def _checked(path: str | os.PathLike, manifest: Any, buffer: Any) -> dict[str, Any]:
-    """The content of a manifest that is whole, known and of this configuration."""
+    """The content of a manifest.
+
+    Raises:
+      ValueError: it is damaged, has a newer format, or belongs to another configuration.
+    """
     if not isinstance(manifest, dict) or _digest(manifest.get("content")) != manifest.get("sha256"):
         raise _damaged(path, "its manifest has changed")
     content = manifest["content"]
@@ -229,7 +238,7 @@ def _checked(path: str | os.PathLike, manifest: Any, buffer: Any) -> dict[str, A
 
 
 def _next_step(config: Any) -> str:
-    """What to do with the state of a configuration to use it with another one."""
+    """Advice, for a message, on how to use the state of `config` with another configuration."""
     if hasattr(config, "remap"):
         return ", then use remap or recycle of the new one"
     if hasattr(config, "can_sample"):
@@ -238,6 +247,7 @@ def _next_step(config: Any) -> str:
 
 
 def _check_processes_agree(content: dict[str, Any]) -> None:
+    """Raise a `ValueError` if processes save different states."""
     from jax.experimental import multihost_utils
 
     digest = np.frombuffer(bytes.fromhex(_digest({**content, "leaves": None})), np.uint32)
@@ -255,6 +265,7 @@ def _check_processes_agree(content: dict[str, Any]) -> None:
 
 
 def _digest(content: Any) -> str:
+    """The SHA-256 digest of JSON."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 

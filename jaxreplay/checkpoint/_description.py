@@ -1,7 +1,7 @@
-"""Configurations as JSON, and how one differs from another.
+"""Configurations as JSON, and the differences between two of them.
 
-A configuration is a frozen dataclass; a dict, list, tuple or NamedTuple of them is described as well. A callable is
-described by its name alone, and a mesh by the sizes of its axes. `donate` does not matter to a state, and is left out.
+A configuration is a frozen dataclass, or a dict, list, tuple or NamedTuple of them. A callable is described by its name
+alone, and a mesh by the sizes of its axes. `donate` does not affect the state and is omitted.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from jaxreplay.checkpoint._names import stable_name
 
 
 class Difference(NamedTuple):
-    """A field that differs, the values as text, and the outermost buffer, or else configuration, that it is in."""
+    """A field that differs, both values as text, and the outermost buffer (else configuration) that contains it."""
 
     where: str
     saved: str
@@ -25,10 +25,10 @@ class Difference(NamedTuple):
 
 
 def describe(config: Any, where: str = "buffer") -> Any:
-    """JSON of a configuration.
+    """JSON that describes a configuration.
 
     Raises:
-      ValueError: a value that cannot be recorded; the message names the field.
+      ValueError: a value cannot be recorded; the message names the field.
     """
     if isinstance(config, np.bool_ | np.number):
         config = config.item()
@@ -55,11 +55,11 @@ def describe(config: Any, where: str = "buffer") -> Any:
 
 
 def differences(saved: Any, given: Any, where: str = "buffer", owner: Any = None) -> Iterator[Difference]:
-    """Where the configuration `given` is not the one of which `saved` is the description."""
+    """The differences between the configuration `given` and the description `saved`."""
     described = describe(given, where)
     if isinstance(saved, dict) and "name" in saved:
         saved = {"name": stable_name(saved["name"])}
-    # Also a NamedTuple, which format 1 had as a list.
+    # This includes NamedTuples, which format 1 recorded as lists.
     if isinstance(given, list | tuple) and isinstance(saved, list) and len(saved) == len(given):
         for i, (x, y) in enumerate(zip(saved, given, strict=True)):
             yield from differences(x, y, f"{where}[{i}]", owner)
@@ -71,7 +71,7 @@ def differences(saved: Any, given: Any, where: str = "buffer", owner: Any = None
             inner = _join(where, given, name)
             if name not in fields:
                 yield Difference(inner, _text(saved["fields"][name]), "nothing", owner)
-            elif name in saved["fields"] or name in defaults:  # a field that was added since had its default
+            elif name in saved["fields"] or name in defaults:  # a field added since then had its default
                 value = saved["fields"][name] if name in saved["fields"] else describe(defaults[name], inner)
                 yield from differences(value, fields[name], inner, owner)
             else:
@@ -81,7 +81,7 @@ def differences(saved: Any, given: Any, where: str = "buffer", owner: Any = None
 
 
 def is_buffer(config: Any) -> bool:
-    """Whether its states can be used with another configuration, by `migrate`, or by `remap` and `recycle`."""
+    """Whether `migrate`, or `remap` and `recycle`, can convert the states of `config` to another configuration."""
     return hasattr(config, "can_sample") or hasattr(config, "remap")
 
 
@@ -110,6 +110,7 @@ def _is_typed(described: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def _fields(config: Any) -> dict[str, Any]:
+    """The fields that describe a configuration, by name."""
     if isinstance(config, dict):
         return {str(key): value for key, value in config.items()}
     if _is_named_tuple(config):
@@ -119,6 +120,7 @@ def _fields(config: Any) -> dict[str, Any]:
 
 
 def _defaults(config: Any) -> dict[str, Any]:
+    """Default values of fields, by name."""
     if isinstance(config, dict):
         return {}
     if _is_named_tuple(config):
@@ -128,14 +130,17 @@ def _defaults(config: Any) -> dict[str, Any]:
 
 
 def _join(where: str, config: Any, name: str) -> str:
+    """The path of a field in messages."""
     return f"{where}[{name!r}]" if isinstance(config, dict) else f"{where}.{name}"
 
 
 def _name(named: Any) -> str:
+    """The dotted name of a class or function."""
     return stable_name(f"{named.__module__}.{named.__qualname__}")
 
 
 def _text(described: Any) -> str:
+    """A description in messages."""
     if not isinstance(described, dict):
         return repr(described)
     (kind, value), *_ = described.items()

@@ -1,4 +1,4 @@
-"""The names by which checkpoints know classes: those of this package, wherever they live, and those of others."""
+"""The names of classes in checkpoints; those of this package do not depend on the module that defines them."""
 
 import functools
 import importlib
@@ -18,7 +18,7 @@ from jaxreplay.tracing import NStepState
 from jaxreplay.transition_batch import TransitionBatch
 
 PACKAGE = "jaxreplay"
-# A file format: names may be added, none may be changed.
+# Part of the file format: names may be added, but never changed.
 CLASSES = {
     "AutoresetState": AutoresetState,
     "Bits": Bits,
@@ -39,7 +39,7 @@ _NAMES = {cls: name for name, cls in CLASSES.items()}
 
 
 def class_name(cls: type) -> str | None:
-    """The name "module:qualname" of a class, if it is found by that; of one of this package "jaxreplay:name"."""
+    """The name "module:qualname" of a class, or "jaxreplay:name" for this package; None if it cannot be imported."""
     if cls in _NAMES:
         return f"{PACKAGE}:{_NAMES[cls]}"
     name = f"{cls.__module__}:{cls.__qualname__}"
@@ -50,13 +50,13 @@ def class_name(cls: type) -> str | None:
 
 
 def find_class(name: str) -> Any:
-    """The class of a name.
+    """The class with a name from `class_name`.
 
     Raises:
-      ValueError: there is none.
+      ValueError: it cannot be imported.
     """
     module, _, qualname = name.partition(":")
-    # Formats 1 and 2 had the modules in which this package's classes lived then.
+    # Formats 1 and 2 recorded the modules that defined this package's classes then.
     if module.partition(".")[0] == PACKAGE and qualname in CLASSES:
         return CLASSES[qualname]
     try:
@@ -66,6 +66,6 @@ def find_class(name: str) -> Any:
 
 
 def stable_name(name: str) -> str:
-    """A dotted name of a configuration's class or of a function; of one of this package without its module."""
+    """The dotted `name` of a class or function, without the module if it is from this package."""
     package, _, rest = name.partition(".")
     return f"{PACKAGE}.{rest.rpartition('.')[2]}" if package == PACKAGE else name

@@ -1,6 +1,7 @@
-"""Arrays in the form in which a checkpoint holds them, and checksums of their bits.
+"""The stored form of arrays in a checkpoint, and checksums of their bits.
 
-PRNG keys are held as their data, and dtypes that storage formats may not know (float8, int4, ...) as unsigned integers.
+PRNG keys are stored as their data, and dtypes that file formats may not support (float8, int4, ...) as unsigned
+integers.
 """
 
 from collections.abc import Iterable, Sequence
@@ -26,7 +27,7 @@ def as_array(leaf: Any, name: str) -> jax.Array:
     """The leaf as a JAX array.
 
     Raises:
-      ValueError: it is traced, or JAX would change its dtype.
+      ValueError: the leaf is traced, or JAX would change its dtype.
     """
     if isinstance(leaf, jax.core.Tracer):
         raise ValueError(f"leaf {name}: is traced; save runs on the host, so call it outside of jit, scan and vmap.")
@@ -36,7 +37,7 @@ def as_array(leaf: Any, name: str) -> jax.Array:
 
 
 def check_dtype(dtype: Any, name: str) -> None:
-    """Raise a `ValueError` where JAX would change the dtype."""
+    """Raise a `ValueError` if JAX would change the dtype."""
     try:
         is_number = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
         kept = is_number and jax.dtypes.canonicalize_dtype(dtype) == dtype
@@ -50,10 +51,10 @@ def check_dtype(dtype: Any, name: str) -> None:
 
 
 def header(leaf: jax.Array, name: str) -> dict[str, Any]:
-    """All but the values of an array, as JSON.
+    """JSON with everything about an array but its values.
 
     Raises:
-      ValueError: PRNG keys of an implementation without a name.
+      ValueError: the leaf holds PRNG keys of an implementation without a name.
     """
     record = {"path": name, "dtype": str(leaf.dtype), "shape": list(leaf.shape)}
     if _is_key(leaf.dtype):
@@ -68,7 +69,7 @@ def header(leaf: jax.Array, name: str) -> dict[str, Any]:
 
 
 def sharding_in(meshes: Iterable[Mesh], record: dict[str, Any]) -> NamedSharding | None:
-    """The sharding that the array had, on that of `meshes` which is like the array's; or None."""
+    """The sharding of the saved array on the first of `meshes` with the same axes; None if there is none."""
     for mesh in meshes:
         if record.get("mesh") == dict(mesh.shape):
             return NamedSharding(mesh, PartitionSpec(*(tuple(x) if isinstance(x, list) else x for x in record["spec"])))
@@ -76,14 +77,14 @@ def sharding_in(meshes: Iterable[Mesh], record: dict[str, Any]) -> NamedSharding
 
 
 def pack(leaf: jax.Array) -> jax.Array:
-    """The array as it is stored."""
+    """The stored form of an array."""
     if _is_key(leaf.dtype):
         return jax.random.key_data(leaf)
     return leaf if leaf.dtype.name in PLAIN else _to_bits(leaf)
 
 
 def as_spec(record: dict[str, Any]) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of the array that is described by `record`."""
+    """Shape and dtype of the array that `record` describes."""
     if "key" in record:
         dtype = jax.eval_shape(lambda: jax.random.key(0, impl=record["key"])).dtype
     else:
@@ -92,7 +93,7 @@ def as_spec(record: dict[str, Any]) -> jax.ShapeDtypeStruct:
 
 
 def stored_type(record: dict[str, Any]) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype of an array as it is stored."""
+    """Shape and dtype of the stored form of the array that `record` describes."""
     spec = as_spec(record)
     if "key" in record:
         data = jax.eval_shape(jax.random.key_data, spec)
@@ -101,7 +102,7 @@ def stored_type(record: dict[str, Any]) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def unpack(record: dict[str, Any], stored: jax.Array, sharding: NamedSharding | None) -> jax.Array:
-    """The array that is described by `record`."""
+    """The inverse of `pack`: the array that `record` describes, with its sharding."""
     if "key" in record:
         leaf = jax.random.wrap_key_data(stored, impl=record["key"])
     else:
@@ -112,9 +113,9 @@ def unpack(record: dict[str, Any], stored: jax.Array, sharding: NamedSharding | 
 
 
 def checksums(stored: Sequence[jax.Array]) -> list[list[int]]:
-    """Two 32-bit checksums of the bits and places in each array, whatever its sharding.
+    """Two 32-bit checksums for each array, of its bits and their positions; they do not depend on its sharding.
 
-    Of large arrays, or such as other processes have a part of, only the checksums leave the devices.
+    If an array is large or spans processes, only its checksums leave the devices.
     """
     found, groups = {}, {}
     for number, array in enumerate(stored):
@@ -140,7 +141,8 @@ _from_bits = jax.jit(layouts.from_bits, static_argnums=1)
 
 @jax.jit
 def _weakly_typed(x: jax.Array) -> jax.Array:
-    zero = jnp.asarray(np.zeros((), x.dtype).item())  # what is made of Python numbers is weakly typed
+    """`x` with a weak type, if JAX has one for its dtype."""
+    zero = jnp.asarray(np.zeros((), x.dtype).item())  # arrays made from Python numbers are weakly typed
     return jnp.broadcast_to(zero, x.shape).at[...].set(x) if zero.dtype == x.dtype else x
 
 
@@ -151,21 +153,21 @@ def _mix(x: Any) -> Any:
     return x ^ (x >> 16)
 
 
-def _pair(words: Any, place: Any) -> tuple[Any, Any]:
-    """What the checksums are the sums of, from uint32 words and the place of each."""
-    mixed = _mix(words ^ _mix(place))
+def _pair(words: Any, position: Any) -> tuple[Any, Any]:
+    """The summands of both checksums, from uint32 words and their positions."""
+    mixed = _mix(words ^ _mix(position))
     return mixed, _mix(mixed ^ np.uint32(0x9E3779B9))
 
 
 def _host_checksums(x: np.ndarray) -> list[int]:
-    """The same as on the device, which would have to compile it."""
+    """The checksums of `_device_checksums`, without compilation."""
     x = np.ascontiguousarray(x).reshape(-1)
     words = x.view(f"uint{8 * min(x.itemsize, 4)}").astype(np.uint32)
     return [int(np.sum(part, dtype=np.uint32)) for part in _pair(words, np.arange(words.size, dtype=np.uint32))]
 
 
 def _words(x: jax.Array) -> jax.Array:
-    """The bits of an array as uint32, with another axis where one does not hold them."""
+    """The bits of an array as uint32, with a further axis if a number needs several."""
     if x.dtype == jnp.bool_:
         return x.astype(jnp.uint32)
     if jnp.issubdtype(x.dtype, jnp.complexfloating):
@@ -177,15 +179,16 @@ def _words(x: jax.Array) -> jax.Array:
 
 @jax.jit
 def _device_checksums(stored: list[jax.Array]) -> jax.Array:
+    """Both checksums of each array, uint32 [len(stored), 2]."""
     sums = []
     for x in stored:
         words = _words(x)
-        place, stride = jnp.zeros(words.shape, jnp.uint32), 1
+        position, stride = jnp.zeros(words.shape, jnp.uint32), 1
         for axis in reversed(range(words.ndim)):
-            place += lax.broadcasted_iota(jnp.uint32, words.shape, axis) * np.uint32(stride % 2**32)
+            position += lax.broadcasted_iota(jnp.uint32, words.shape, axis) * np.uint32(stride % 2**32)
             stride *= words.shape[axis]
-        # One reduction for both: XLA:CPU keeps what two reductions share, which is larger than a storage of bytes.
+        # One reduction for both: with two, XLA:CPU stores their common input, which is larger than a storage of bytes.
         zeros, axes = (np.uint32(0), np.uint32(0)), tuple(range(words.ndim))
-        pair = lax.reduce(_pair(words, place), zeros, lambda x, y: (x[0] + y[0], x[1] + y[1]), axes)
+        pair = lax.reduce(_pair(words, position), zeros, lambda x, y: (x[0] + y[0], x[1] + y[1]), axes)
         sums.append(jnp.stack(pair))
     return jnp.stack(sums)

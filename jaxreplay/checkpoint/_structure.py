@@ -1,12 +1,13 @@
-"""The Python structure of a pytree as JSON, from which it can be made again.
+"""The Python structure of a pytree as JSON, from which the pytree can be rebuilt.
 
 A node is a list that starts with its kind: ["none"], ["leaf", number], ["value", a Python number], ["dict", [[key,
-node], ...]] (so too "OrderedDict" and "FrozenDict"), ["list", [node, ...]], ["tuple", [node, ...]], ["namedtuple",
-class, {field: node}] (in format 1 a list by position), or ["dataclass", class, {field: node}, {static field: value}].
-Classes are named as in `jaxreplay.checkpoint._names`.
+node], ...]] (or "OrderedDict" or "FrozenDict"), ["list", [node, ...]], ["tuple", [node, ...]], ["namedtuple", class,
+{field: node}] (a list by position in format 1), or ["dataclass", class, {field: node}, {static field: value}].
+`jaxreplay.checkpoint._names` names the classes.
 
-Any other node is made again from one like it: ["other", qualname, {key: node}, {static field: value}, number]. Its keys
-are those in a path, and of its static fields (its auxiliary data, if it is no dataclass) those with plain values.
+Any other node is rebuilt from one like it: ["other", qualname, {key: node}, {static field: value}, number]. Its keys
+are those in paths. Only static fields with plain values are recorded; the auxiliary data of a node that is not a
+dataclass counts as a static field.
 """
 
 import collections
@@ -32,7 +33,7 @@ NUMBERS = {cls.__name__: cls for cls in (bool, int, float)}
 
 
 class Flat(NamedTuple):
-    """A node: its children, by key as in the text of a path, and what makes it again of these in the same order."""
+    """One level of a pytree: its children by key, as in the text of a path, and the treedef that rebuilds it."""
 
     children: dict[str, Any]
     treedef: Any
@@ -42,7 +43,7 @@ def record(tree: Any) -> tuple[list, list[tuple[str, Any]]]:
     """JSON of the structure of `tree`, and its arrays, each with its path as text.
 
     Raises:
-      ValueError: a node or leaf that cannot be recorded; the message names it.
+      ValueError: a node or leaf cannot be recorded; the message names it.
     """
     leaves, numbers = [], itertools.count()
 
@@ -65,7 +66,7 @@ def record(tree: Any) -> tuple[list, list[tuple[str, Any]]]:
             return [cls.__name__, list(nodes.values())]
         fields = {key.removeprefix("."): child for key, child in nodes.items()}
         recorded = class_name(cls)
-        if recorded and _is_named_tuple(cls) and fields.keys() == set(cls._fields):  # not registered as something else
+        if recorded and _is_named_tuple(cls) and fields.keys() == set(cls._fields):  # not registered in another way
             return ["namedtuple", recorded, fields]
         statics, all_plain = _statics(node, flat)
         if recorded and dataclasses.is_dataclass(cls) and all_plain:
@@ -78,12 +79,12 @@ def record(tree: Any) -> tuple[list, list[tuple[str, Any]]]:
 
 
 def match(structure: list, records: Sequence[dict[str, Any]], like: Any) -> dict[int, Flat]:
-    """By number, the nodes of `like` that others are to be made from.
+    """The nodes of `like` that "other" nodes are rebuilt from, by their number.
 
-    Where `like` is None or lacks a child, nothing is known; but such a node is complete, with all that is in it.
+    `like` may be None or lack children, except in "other" nodes, which must be complete with everything below them.
 
     Raises:
-      ValueError: `like` lacks such a node, or is unlike what was saved; the message names what is missing or differs.
+      ValueError: `like` lacks such a node, or differs from what was saved; the message names the node.
     """
     found = {}
 
@@ -95,7 +96,7 @@ def match(structure: list, records: Sequence[dict[str, Any]], like: Any) -> dict
             if saved != got and not _is_number_like(saved, got) and not _is_number_like(got, saved):
                 raise _unlike(path, saved, got)
             if isinstance(like, Rows | SumTree) or _is_saved(node, Rows, SumTree):
-                return  # another backend lays it out in another way
+                return  # its layout depends on the backend
             if kind not in ("none", "leaf", "value"):
                 flat = _flatten(like, path)
                 given = flat.children
@@ -124,10 +125,10 @@ def match(structure: list, records: Sequence[dict[str, Any]], like: Any) -> dict
 
 
 def rebuild(structure: list, leaves: Sequence[Any], nodes: Mapping[int, Flat]) -> Any:
-    """The pytree of a recorded structure, with the `nodes` that `match` found.
+    """The pytree of a recorded structure, with the `nodes` from `match`.
 
     Raises:
-      ValueError: a class that cannot be imported, or is no longer the NamedTuple or dataclass that it was.
+      ValueError: a class cannot be imported, or is no longer the NamedTuple or dataclass that it was.
     """
 
     def visit(node: list) -> Any:
@@ -154,7 +155,7 @@ def rebuild(structure: list, leaves: Sequence[Any], nodes: Mapping[int, Flat]) -
                 return cls(*[visit(fields[field]) for field in cls._fields])
         if kind == "dataclass" and dataclasses.is_dataclass(cls):
             made = _make(cls, {field: visit(child) for field, child in rest[1].items()}, rest[2])
-            if made is not None:  # a backend that it was not saved on may want another layout
+            if made is not None:  # the backend that saved it may have used another layout
                 return made.on_this_backend() if hasattr(made, "on_this_backend") else made
         raise ValueError(
             f"{rest[0]}: is not the {kind} that it was when saved; use the version of its module from then."
@@ -191,7 +192,7 @@ def _children(node: list) -> dict[str, list]:
 
 
 def _fields(cls: Any, recorded: dict[str, list] | list[list]) -> dict[Any, list]:
-    """The fields of a NamedTuple; those of format 1 have its names if they are as many."""
+    """The fields of a NamedTuple by name; format 1 recorded a list, which is named only if the lengths match."""
     if isinstance(recorded, dict):
         return recorded
     names = getattr(cls, "_fields", ())
@@ -199,11 +200,12 @@ def _fields(cls: Any, recorded: dict[str, list] | list[list]) -> dict[Any, list]
 
 
 def _key_text(key: str | int) -> str:
+    """The text of a dict's key in a path."""
     return jax.tree_util.keystr((jax.tree_util.DictKey(key),))
 
 
 def _saved_text(node: list, records: Sequence[dict[str, Any]]) -> str:
-    """The type of a recorded node as `_text` has it."""
+    """The text of a recorded node's type, as from `_text`."""
     kind, *rest = node
     if kind == "leaf":
         return _text(_stored.as_spec(records[rest[0]]))
@@ -218,6 +220,7 @@ def _saved_text(node: list, records: Sequence[dict[str, Any]]) -> str:
 
 
 def _text(node: Any) -> str:
+    """The text of a node's type in messages."""
     if isinstance(node, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
         return checks.type_text(node.dtype, node.shape)
     if isinstance(node, Rows):
@@ -228,12 +231,12 @@ def _text(node: Any) -> str:
 
 
 def _is_saved(node: list, *classes: type) -> bool:
-    """Whether it is a recorded dataclass of these."""
+    """Whether `node` records a dataclass that is one of `classes`."""
     return node[0] == "dataclass" and find_class(node[1]) in classes
 
 
 def _is_number_like(number: str, other: str) -> bool:
-    """Whether it is the text of a Python number, and the other that of an array which may stand for it."""
+    """Whether `number` is the text of a Python number, and `other` that of an array that can replace it."""
     return number in NUMBERS and re.fullmatch(rf"{number}\d*\[\]", other) is not None
 
 
@@ -246,7 +249,7 @@ def _is_named_tuple(cls: Any) -> bool:
 
 
 def _make(cls: Any, children: dict[str, Any], statics: dict[str, Any]) -> Any:
-    """An instance, or None where the class does not take these fields."""
+    """An instance of the class, or None if it does not accept these fields."""
     try:
         return cls(**children, **{field: _from_value(value) for field, value in statics.items()})
     except (TypeError, ValueError):
@@ -254,7 +257,7 @@ def _make(cls: Any, children: dict[str, Any], statics: dict[str, Any]) -> Any:
 
 
 def _statics(node: Any, flat: Flat) -> tuple[dict[str, Any], bool]:
-    """Static fields of a node by name, as JSON, where they are plain values; and whether all are."""
+    """The static fields of a node that are plain values, as JSON by name; and whether all of them are plain."""
     if dataclasses.is_dataclass(node) and all(key.startswith(".") for key in flat.children):
         fields = [field.name for field in dataclasses.fields(node) if field.init]
         statics = {name: getattr(node, name) for name in fields if f".{name}" not in flat.children}
@@ -268,10 +271,10 @@ def _statics(node: Any, flat: Flat) -> tuple[dict[str, Any], bool]:
 
 
 def _value(value: Any) -> Any:
-    """A plain value as JSON; a tuple as a list.
+    """A plain value as JSON; a tuple becomes a list.
 
     Raises:
-      TypeError: it is not plain.
+      TypeError: the value is not plain.
     """
     if isinstance(value, np.bool_ | np.number):
         value = value.item()
@@ -285,6 +288,7 @@ def _value(value: Any) -> Any:
 
 
 def _from_value(value: Any) -> Any:
+    """The inverse of `_value`."""
     if isinstance(value, list):
         return tuple(map(_from_value, value))
     return jax.numpy.dtype(value["dtype"]) if isinstance(value, dict) else value

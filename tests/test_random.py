@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jaxreplay._common.random import below, random_bits
+from jaxreplay._common.random import random_bits, random_integers
 
 
 @pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey, lambda seed: jax.random.key(seed, impl="rbg")])
@@ -19,18 +19,18 @@ def test_bits_of_every_kind_of_key(make):
     np.testing.assert_array_equal(bits, random_bits(make(0), 1000))
 
 
-def test_below_is_the_fraction_times_the_bound():
+def test_random_integers_are_the_fraction_times_the_bound():
     rng = np.random.default_rng(0)
     bits = rng.integers(0, 2**32, (2, 4000), np.uint32)
     bits[:, :4] = [[0, 0, 2**32 - 1, 2**32 - 1], [0, 2**32 - 1, 0, 2**32 - 1]]
     for bound in (1, 2, 3, 1000, 2**20, 2**24 + 1, 2**29, 2**31 - 1):
         expected = [((int(high) << 32 | int(low)) * bound) >> 64 for high, low in bits.T]
-        np.testing.assert_array_equal(below(jnp.asarray(bits), jnp.int32(bound)), expected)
+        np.testing.assert_array_equal(random_integers(jnp.asarray(bits), jnp.int32(bound)), expected)
 
 
-def test_below_is_uniform_where_float32_is_not():
+def test_random_integers_are_uniform_where_float32_is_not():
     bound = 3 * 2**23  # more than float32 has steps in [0, 1)
-    draws = np.asarray(below(random_bits(jax.random.key(3), 600_000), jnp.int32(bound)))
+    draws = np.asarray(random_integers(random_bits(jax.random.key(3), 600_000), jnp.int32(bound)))
     assert draws.min() >= 0
     assert draws.max() < bound
     assert stats.chisquare(np.bincount(draws % 3, minlength=3)).pvalue > 1e-4

@@ -21,7 +21,7 @@ def random_bits(key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     return tuple(threefry2x32_p.bind(words[0], words[1], count, count + jnp.uint32(size)))
 
 
-def below(bits: tuple[jax.Array, jax.Array], bound: jax.Array) -> jax.Array:
+def random_integers(bits: tuple[jax.Array, jax.Array], bound: jax.Array) -> jax.Array:
     """Integers in [0, bound), int32 [size]: `bits` (two uint32 [size]) as a fraction, times `bound` (1 to 2^31 - 1).
 
     The probability of each integer is 1 / bound to within 2^-64.

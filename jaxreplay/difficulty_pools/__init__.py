@@ -20,7 +20,7 @@ import numpy as np
 
 from jaxreplay import sum_tree
 from jaxreplay._common.checks import check_integer, check_number, settle
-from jaxreplay._common.random import below, random_bits
+from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.xla import jit_method, on_host
 from jaxreplay.difficulty_pools import _groups, _parking, _queues
 from jaxreplay.difficulty_pools._parking import PoolsState
@@ -182,7 +182,7 @@ class DifficultyPools:
         envs = sum_tree.init(num_envs)
         envs = sum_tree.update(envs, jnp.arange(num_envs), jnp.where(normal > 0, ratios, 0.0), unique_indices=True)
         env, _ = sum_tree.sample_with(envs, random_bits(env_key, n))
-        rank = below(random_bits(rank_key, n), jnp.maximum(normal[env], 1))
+        rank = random_integers(random_bits(rank_key, n), jnp.maximum(normal[env], 1))
         rank += _queues.sum_before(normal)[env]
         ok = sum_tree.total(envs) > 0
         return jnp.where(ok, sum_tree.find(state.normal, rank), -1), ok

@@ -19,7 +19,7 @@ from jaxreplay import sum_tree
 from jaxreplay._common import checks, shards
 from jaxreplay._common.checks import check_bool, check_number, settle
 from jaxreplay._common.permutation import permuted
-from jaxreplay._common.random import below, random_bits
+from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay.ring import Live, saturating_add
 from jaxreplay.weights import Normalize, importance_weights
 
@@ -135,7 +135,7 @@ def check_sampler(sampler: Any) -> Any:
 
 
 def _uniform_slots(bits: tuple[jax.Array, jax.Array], live: Live, capacity: int) -> jax.Array:
-    return live.slots(below(bits, jnp.maximum(live.size, 1)), capacity)
+    return live.slots(random_integers(bits, jnp.maximum(live.size, 1)), capacity)
 
 
 def _uniform_probability(size: jax.Array) -> jax.Array:

@@ -158,7 +158,7 @@ def get(tree: SumTree, indices: jax.Array) -> jax.Array:
     Raises:
       ValueError: `indices` are not integers.
     """
-    indices = _as_indices(indices)
+    indices = checks.as_indices(indices)
     inside = (indices >= 0) & (indices < tree.capacity)
     found = _levels.at(tree.sums[-1], jnp.where(inside, indices, 0)).get(
         mode="promise_in_bounds", wrap_negative_indices=False
@@ -190,7 +190,7 @@ def update(
     Raises:
       ValueError: `indices` are not integers, `mask` is not bool [B], or more than 2**24 rows may repeat indices.
     """
-    indices = _as_indices(indices)
+    indices = checks.as_indices(indices)
     values = jnp.broadcast_to(jnp.asarray(values, jnp.float32), indices.shape)
     values = jnp.where(values >= 0, values, jnp.inf)
     written = (indices >= 0) & (indices < tree.capacity)
@@ -276,7 +276,9 @@ def sample_with(tree: SumTree | Restricted, bits: Any, *, stratified: bool = Fal
     tree, roots, patches = _sums(tree)
     lower_levels = tree.sums[1:]
     half = len(lower_levels) // 2
-    node, rest, value = _levels.descend(lower_levels[:half], _levels.choose_root(roots, prefix), tree.fanout, patches[:half])
+    node, rest, value = _levels.descend(
+        lower_levels[:half], _levels.choose_root(roots, prefix), tree.fanout, patches[:half]
+    )
     if lower_levels:
         offset = prefix - rest  # the mass to the left of the node
         low, high = jnp.maximum(low - offset, 0.0), jnp.minimum(high - offset, value)
@@ -306,13 +308,6 @@ def _sums(tree: SumTree | Restricted) -> tuple[SumTree, jax.Array, list[Any]]:
     patches = _restricted.patches(tree, tree.sums, 0.0)
     roots = tree.tree.sums[0]
     return tree.tree, patches[0](roots, 0).reshape(roots.shape), patches[1:]
-
-
-def _as_indices(indices: Any) -> jax.Array:
-    indices = checks.as_int32(indices)
-    if indices.dtype != jnp.int32:
-        raise ValueError(f"indices: got {checks.type_text(indices.dtype, indices.shape)}, expected integers.")
-    return jnp.asarray(indices)
 
 
 def _fold_roots(tree: SumTree, roots: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:

@@ -156,6 +156,18 @@ def settle(config: Any, **values: Any) -> None:
         object.__setattr__(config, name, value)
 
 
+def as_indices(indices: Any) -> jax.Array:
+    """Integers [...] as int32.
+
+    Raises:
+      ValueError: they are no integers.
+    """
+    indices = as_int32(indices)
+    if indices.dtype != jnp.int32:
+        raise ValueError(f"indices: got {type_text(indices.dtype, indices.shape)}, expected integers.")
+    return jnp.asarray(indices)
+
+
 def check_indices(indices: Any) -> jax.Array:
     indices = jnp.asarray(indices)
     if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):

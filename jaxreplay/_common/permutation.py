@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxreplay._common.random import below, random_bits
+from jaxreplay._common.random import random_bits, random_integers
 
 ROUNDS = 48
 
@@ -36,7 +36,7 @@ def permuted(key: jax.Array, positions: jax.Array, size: jax.Array) -> jax.Array
     """
     size = jnp.maximum(size, 1)
     bits = random_bits(key, ROUNDS)
-    pivots = below(bits, size).astype(jnp.uint32)  # by the first words alone, but for one in 2^32 / size
+    pivots = random_integers(bits, size).astype(jnp.uint32)  # by the first words alone, but for one in 2^32 / size
     numbers = jnp.clip(positions, 0, size - 1).astype(jnp.uint32)
     modulus = size.astype(jnp.uint32)
 

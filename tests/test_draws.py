@@ -1,0 +1,330 @@
+"""Draws of a part of what is stored: the newest, those of one episode, each once."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from helpers import at, items, leaves_of, mesh, rarely, tree_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chisquare
+
+import jaxreplay as jr
+from jaxreplay import sum_tree
+
+PER = functools.partial(jr.Prioritized, alpha=0.7, beta=0.6, epsilon=0.01)
+SAMPLERS = {
+    "uniform": jr.Uniform(),
+    "distinct": jr.Uniform(replacement=False),
+    "stratified": PER(),
+    "independent": PER(stratified=False, normalize=None),
+    "global": PER(normalize="global"),
+}
+
+
+def tagged(first, *shape):
+    return items(first + np.arange(np.prod(shape)).reshape(shape))
+
+
+def replay(sampler, num_added, num_shards=0, capacity=24):
+    """A buffer, its state after items 0, 1, ... were added by eights, and their priorities' leaves."""
+    buffer = jr.ReplayBuffer(capacity=capacity, sampler=sampler, donate=False)
+    buffer = jr.Sharded(buffer, mesh(num_shards)) if num_shards else buffer
+    state = buffer.init(tagged(0, 8))
+    for first in range(0, num_added, 8):
+        mask = first + np.arange(8) < num_added
+        state = buffer.add(state, tagged(first, 8), mask)
+    leaf = np.ones(num_added)
+    if isinstance(sampler, jr.Prioritized):
+        handles = np.arange(num_added)
+        if num_shards:
+            handles = handles // 8 * (8 // num_shards) + handles % (8 // num_shards)
+            handles += np.arange(num_added) % 8 // (8 // num_shards) * state.ring.period
+            order = np.argsort(np.arange(num_added) % 8 // (8 // num_shards), kind="stable")
+        else:
+            order = handles
+        td_errors = np.random.default_rng(0).exponential(size=num_added).astype(np.float32)
+        td_errors[::7] *= 30
+        state = buffer.update(state, handles[order], td_errors[order])
+        leaf = (td_errors.astype(np.float64) + 0.01) ** 0.7
+    return buffer, state, leaf
+
+
+@pytest.mark.law
+@pytest.mark.parametrize(
+    ("sampler", "num_added", "num_shards"),
+    [
+        ("uniform", 40, 0),
+        ("stratified", 40, 0),
+        ("global", 40, 2),
+        *map(rarely, [("independent", 19, 0), ("global", 21, 0), ("uniform", 40, 4), ("stratified", 24, 2)]),
+    ],
+)
+def test_law_of_the_newest_items(sampler, num_added, num_shards):
+    """Only those younger than `max_age`, by the law restricted to them, with the weights of that law."""
+    sampler = SAMPLERS[sampler]
+    buffer, state, leaf = replay(sampler, num_added, num_shards)
+    shards, batch_size = max(num_shards, 1), 16_000
+    ids = np.arange(num_added)
+    shard = ids % 8 // (8 // shards)
+    age = np.array([shards * np.sum((ids > i) & (shard == shard[i])) for i in ids])
+    stored = age < 24
+    sample = jax.jit(buffer.sample, static_argnums=2)
+    for max_age in (1, 6, 17, 24, 10_000):
+        drawn = jax.tree.map(np.asarray, sample(state, jax.random.key(max_age), batch_size, None, max_age))
+        may = stored & (age < max_age)
+        law = np.where(may, leaf, 0.0)
+        law /= np.array([law[shard == k].sum() for k in range(shards)])[shard] * shards
+        found = drawn.items["id"]
+        assert np.all(may[found])
+        np.testing.assert_array_equal(drawn.age, age[found])
+        np.testing.assert_allclose(drawn.probabilities, law[found], rtol=2e-5)
+        expected = np.ones(batch_size)
+        if isinstance(sampler, jr.Prioritized):
+            smallest = law[may].min()
+            expected = oracles.importance_weights(law[found], may.sum(), 0.6, sampler.normalize, smallest)
+        np.testing.assert_allclose(drawn.weights, expected, rtol=2e-5)
+        if may.sum() > 1:
+            assert chisquare(np.bincount(found, minlength=num_added)[may], batch_size * law[may]).pvalue > 1e-4
+
+
+@settings(max_examples=40)
+@given(
+    fanout=st.sampled_from([2, 8, 128]),
+    start=st.integers(0, 299),
+    size=st.integers(0, 300),
+    zeros=st.sampled_from([0.0, 0.5, 0.95]),
+)
+def test_a_restricted_tree_equals_a_tree_of_the_run_alone(fanout, start, size, zeros):
+    rng = np.random.default_rng(1000 * start + size)
+    leaves = (rng.lognormal(sigma=4, size=300) * (rng.random(300) >= zeros)).astype(np.float32)
+    run = (start + np.arange(size)) % 300
+    tree = sum_tree.restrict(tree_of(leaves, fanout=fanout, track_minimum=True), jnp.int32(start), jnp.int32(size))
+    np.testing.assert_allclose(sum_tree.total(tree), leaves[run].sum(dtype=np.float64), rtol=1e-5)
+    positive = leaves[run][leaves[run] > 0]
+    assert sum_tree.minimum(tree) == positive.min(initial=np.inf)
+    if len(positive):
+        for stratified in (False, True):
+            draws, values = sum_tree.sample(tree, jax.random.key(size), 64, stratified=stratified)
+            assert np.all(np.isin(draws, run[leaves[run] > 0]))
+            np.testing.assert_array_equal(values, leaves[draws])
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("power", [16, rarely(24)])
+def test_short_runs_of_large_trees_are_exact(power):
+    """As differences of prefix sums these would be noise: what is left out is 10^6 times as heavy."""
+    capacity, size, start = 2**power, 1000, 2**power - 300
+    leaves = np.full(capacity, 1e6, np.float32)
+    run = (start + np.arange(size)) % capacity
+    leaves[run] = np.random.default_rng(0).lognormal(size=size)
+    tree = sum_tree.restrict(tree_of(leaves), jnp.int32(start), jnp.int32(size))
+    mass = leaves[run].sum(dtype=np.float64)
+    np.testing.assert_allclose(sum_tree.total(tree), mass, rtol=1e-6)
+    for stratified in (False, True):
+        draws, _ = sum_tree.sample(tree, jax.random.key(0), 100_000, stratified=stratified)
+        counts = np.bincount((np.asarray(draws) - start) % capacity, minlength=size)
+        assert len(counts) == size
+        assert chisquare(counts, 100_000 * leaves[run] / mass).pvalue > (1e-3 if not stratified else 0.5)
+
+
+def test_nothing_is_young_enough_where_a_traced_bound_says_so():
+    for sampler in (jr.Uniform(), PER()):
+        buffer, state, _ = replay(sampler, 10)
+        drawn = jax.jit(buffer.sample, static_argnums=2)(state, jax.random.key(0), 4, None, jnp.int32(0))
+        for x, value in ((drawn.indices, -1), (drawn.age, -1), (drawn.weights, 0), (drawn.probabilities, 0)):
+            np.testing.assert_array_equal(x, np.full(4, value))
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("sampler", ["uniform", rarely("independent")])
+@pytest.mark.parametrize("windows", ["inside", "episodes"])
+def test_law_of_windows_in_episodes(windows, sampler):
+    """Each window that may be drawn is equally likely, also when windows were overwritten."""
+    sampler = jr.Uniform() if sampler == "uniform" else PER(alpha=0.0, stratified=False)
+    buffer = jr.SequenceBuffer(length=40, num_envs=3, sequence_length=4, windows=windows, sampler=sampler)
+    twin = oracles.SequenceTwin(40, 3, 4, 1, windows)
+    rng, state = np.random.default_rng(0), buffer.init(tagged(0, 1, 3))
+    for t in range(0, 95, 5):
+        ids, ends = tagged(3 * t, 5, 3), rng.random((5, 3)) < 0.2
+        state = buffer.add(state, ids, ends)
+        twin.add(ids["id"], ends)
+    drawn = jax.tree.map(np.asarray, buffer.sample(state, jax.random.key(0), 20_000))
+    sequences = {tuple(twin.sequence(handle)): twin.mask(handle) for handle in twin.handles}
+    assert buffer.size(state) == len(sequences) > 15
+    np.testing.assert_allclose(drawn.probabilities, 1 / len(sequences), rtol=1e-6)
+    np.testing.assert_allclose(drawn.weights, 1.0, rtol=1e-6)
+    found, rows, counts = np.unique(drawn.items["id"], axis=0, return_index=True, return_counts=True)
+    assert {
+        tuple(ids): drawn.mask[row].tolist() if windows == "episodes" else sequences[tuple(ids)]
+        for ids, row in zip(found.tolist(), rows, strict=True)
+    } == sequences
+    assert np.all(drawn.mask) or windows == "episodes"
+    assert chisquare(counts).pvalue > 1e-3
+
+
+@pytest.mark.law
+def test_draws_without_replacement_are_distinct_and_every_set_is_equally_likely():
+    buffer, state, _ = replay(SAMPLERS["distinct"], 30)
+    drawn = jax.vmap(lambda key: buffer.sample(state, key, 3))(jax.random.split(jax.random.key(0), 50_000))
+    ids = np.asarray(drawn.items["id"]) - 6
+    assert np.all((ids[:, 0] != ids[:, 1]) & (ids[:, 0] != ids[:, 2]) & (ids[:, 1] != ids[:, 2]))
+    for one, other in ((0, 1), (1, 2), (0, 2)):
+        counts = np.bincount(ids[:, one] * 24 + ids[:, other], minlength=24 * 24).reshape(24, 24)
+        assert chisquare(counts[~np.eye(24, dtype=bool)]).pvalue > 1e-3
+    np.testing.assert_array_equal(drawn.weights, 1.0)
+    np.testing.assert_allclose(drawn.probabilities, 1 / 24, rtol=1e-6)
+
+
+def test_rows_beyond_what_is_stored_are_empty():
+    x = np.zeros(8, np.float32)
+    batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x)
+    buffer = jr.ReplayBuffer(capacity=24, sampler=SAMPLERS["distinct"])
+    state = buffer.add(buffer.init(batch), batch)
+    drawn = buffer.sample(state, jax.random.key(0), 12)
+    assert sorted(np.asarray(drawn.indices)[:8].tolist()) == list(range(8))
+    for x in (drawn.indices, drawn.age, drawn.items.idx):
+        np.testing.assert_array_equal(x[8:], -1)
+    for x in (drawn.weights, drawn.probabilities, drawn.items.W):
+        np.testing.assert_array_equal(x[8:], 0)
+    np.testing.assert_array_equal(buffer.update(state, drawn.indices, np.ones(12)).ring.size, 8)
+
+    sequences = jr.SequenceBuffer(length=9, num_envs=2, sequence_length=3, stride=3, sampler=SAMPLERS["distinct"])
+    drawn = sequences.sample(sequences.add(sequences.init(tagged(0, 1, 2)), tagged(0, 9, 2)), jax.random.key(0), 8)
+    assert sorted(np.asarray(drawn.items["id"])[:6, 0].tolist()) == [0, 1, 6, 7, 12, 13]
+    np.testing.assert_array_equal(drawn.mask, np.arange(8)[:, None] < [[6, 6, 6]])
+
+
+def stream(t):
+    return tagged(6 * t, 2, 3), np.arange(6).reshape(2, 3) % 5 == t % 5
+
+
+SEQUENCES = functools.partial(jr.SequenceBuffer, length=7, num_envs=3, sequence_length=3, donate=False)
+BUFFERS = {
+    "replay": (jr.ReplayBuffer(capacity=8, sampler=PER(), donate=False), lambda t: (tagged(3 * t, 3),)),
+    "sequence": (SEQUENCES(stride=2, sampler=PER()), stream),
+    "inside": (SEQUENCES(windows="inside", sampler=SAMPLERS["distinct"]), stream),
+    "episodes": (SEQUENCES(windows="episodes", sampler=PER(normalize="global")), stream),
+    "sharded": (
+        jr.Sharded(jr.ReplayBuffer(capacity=8, sampler=PER(), donate=False), mesh(2)),
+        lambda t: (tagged(4 * t, 4),),
+    ),
+}
+
+
+def filled(name, steps):
+    buffer, batch = BUFFERS[name]
+    state = buffer.init(batch(0)[0])
+    for t in range(steps):
+        state = buffer.add(state, *batch(t))
+    return buffer, state
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+@pytest.mark.parametrize("steps", [rarely(4), 7])
+def test_an_epoch_has_every_item_once(name, steps):
+    buffer, state = filled(name, steps)
+    size = int(buffer.size(state))
+    assert size > 2
+    orders = []
+    for seed in (0, 1):
+        count = int(buffer.num_batches(state, 4))
+        drawn = [jax.tree.map(np.asarray, buffer.epoch(state, jax.random.key(seed), k, 4)) for k in range(count)]
+        indices = np.concatenate([x.indices for x in drawn])
+        found = indices[indices >= 0]
+        assert len(np.unique(found)) == len(found) == size
+        assert count == -(-size // 4) or name == "sharded"
+        for x in drawn:
+            np.testing.assert_array_equal(x.weights, x.indices >= 0)
+            np.testing.assert_allclose(x.probabilities > 0, x.indices >= 0)
+            here = x.indices >= 0
+            stored = jax.tree.map(np.asarray, buffer.get(state, x.indices))
+            np.testing.assert_array_equal(stored["id"][here], x.items["id"][here])
+        orders.append(found.tolist())
+    assert orders[0] != orders[1]
+    assert sorted(orders[0]) == sorted(orders[1])
+    for beyond in (count, 2**30, 2**31 - 1):
+        np.testing.assert_array_equal(buffer.epoch(state, jax.random.key(0), beyond, 4).indices, -1)
+    np.testing.assert_array_equal(
+        jax.jit(buffer.epoch, static_argnums=3)(state, jax.random.key(0), jnp.int32(-1), 4).indices, -1
+    )
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("name", ["inside", *map(rarely, ["replay", "sequence", "episodes", "sharded"])])
+def test_eager_equals_jit_equals_vmap(name):
+    buffer = BUFFERS[name][0]
+
+    def draws(state, key, bound):
+        one, other = jax.random.split(key)
+        young = buffer.sample(state, one, 4, None, bound)
+        return young, buffer.epoch(state, other, bound, 4), buffer.num_batches(state, 4)
+
+    states, keys, bounds = zip(
+        *((filled(name, t)[1], jax.random.key(t), jnp.int32(t - 2)) for t in (3, 4, 5)), strict=True
+    )
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), *states)
+    vmapped = jax.vmap(draws)(stacked, jnp.stack(keys), jnp.stack(bounds))
+    jitted = jax.jit(draws)
+    for i, arguments in enumerate(zip(states, keys, bounds, strict=True)):
+        eager = draws(*arguments)
+        chex.assert_trees_all_equal(eager, jitted(*arguments))
+        chex.assert_trees_all_equal(eager, at(vmapped, i))
+    assert jitted._cache_size() == 1
+
+
+@pytest.mark.parametrize("num_shards", [2, rarely(3)])
+@pytest.mark.parametrize("windows", ["inside", rarely("episodes")])
+def test_shards_have_the_windows_of_their_own_streams(windows, num_shards):
+    sampler = PER(alpha=1.0, epsilon=0.0)
+    buffer = jr.SequenceBuffer(length=9, num_envs=6, sequence_length=3, windows=windows, sampler=sampler)
+    sharded, twin = jr.Sharded(buffer, mesh(num_shards)), oracles.SequenceTwin(9, 6, 3, 1, windows)
+    state, rng = sharded.init(tagged(0, 1, 6)), np.random.default_rng(0)
+    for t in range(0, 24, 4):
+        ids, ends = tagged(6 * t, 4, 6), rng.random((4, 6)) < 0.25
+        state = sharded.add(state, ids, ends)
+        twin.add(ids["id"], ends)
+    assert sharded.size(state) == len(twin.handles)
+    drawn = jax.tree.map(np.asarray, sharded.sample(state, jax.random.key(0), 12, None, 4))
+    by_start = {twin.sequence(handle)[0]: handle for handle in twin.handles}
+    shard = np.repeat(np.arange(num_shards), 12 // num_shards)
+    for row in range(12):
+        handle = by_start[drawn.items["id"][row, 0]]
+        assert handle % 6 // (6 // num_shards) == shard[row]
+        assert drawn.age[row] == twin.age(handle) < 4
+        assert drawn.items["id"][row].tolist() == twin.sequence(handle)
+        assert drawn.mask[row].tolist() == twin.mask(handle)
+    state = sharded.update(state, drawn.indices, np.arange(12.0))
+    last = {handle: row for row, handle in enumerate(drawn.indices)}  # of those drawn twice the last counts
+    trees = [leaves_of(at(state.sampler.tree, k)) for k in range(num_shards)]
+    assert sorted(x for tree in trees for x in tree if x not in (0.0, 1.0)) == sorted(
+        row for row in last.values() if row > 1
+    )
+
+
+@pytest.mark.versions
+def test_wrong_arguments():
+    buffer, state, _ = replay(PER(), 10)
+    key = jax.random.key(0)
+    sequence = functools.partial(jr.SequenceBuffer, length=8, num_envs=2, sequence_length=2)
+    for call, message in (
+        (lambda: jr.Uniform(replacement=0), "replacement=0: must be True or False"),
+        (lambda: sequence(windows="whole"), 'windows=\'whole\': must be "any", "inside" or "episodes"'),
+        (lambda: sequence(windows="episodes", stride=2), 'stride=2: must be 1 with windows="episodes"'),
+        (lambda: buffer.sample(state, key, 4, max_age=0), "max_age=0: must be an integer from 1"),
+        (lambda: buffer.sample(state, key, 4, max_age=2.5), r"max_age=2\.5: must be an integer"),
+        (lambda: buffer.sample(state, key, 4, max_age=jnp.ones(2, jnp.int32)), r"max_age: got int32\[2\]"),
+        (lambda: buffer.sample(state, key, 4, max_age=jnp.float32(2)), r"max_age: got float32\[\]"),
+        (lambda: buffer.epoch(state, key, -1, 4), "step=-1: must be an integer from 0"),
+        (lambda: buffer.epoch(state, key, jnp.zeros(3, jnp.int32), 4), r"step: got int32\[3\]"),
+        (lambda: buffer.epoch(state, key, 0, 0), "batch_size=0: must be an integer from 1"),
+        (lambda: buffer.num_batches(state, 0), "batch_size=0: must be an integer from 1"),
+        (lambda: buffer.epoch(buffer.init(tagged(0, 8)), key, 0, 4), "cannot sample from an empty buffer"),
+        (lambda: BUFFERS["sharded"][0].epoch(filled("sharded", 3)[1], key, 0, 3), "batch_size=3: must be a multiple"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -12,6 +12,8 @@ from jaxreplay.difficulty_pools._parking import PoolsState as PoolsState
 from jaxreplay.migration import migrate as migrate
 from jaxreplay.replay_buffer import ReplayBuffer as ReplayBuffer
 from jaxreplay.replay_buffer import ReplayState as ReplayState
+from jaxreplay.reservoir_buffer import ReservoirBuffer as ReservoirBuffer
+from jaxreplay.reservoir_buffer import ReservoirState as ReservoirState
 from jaxreplay.samplers import Prioritized as Prioritized
 from jaxreplay.samplers import Sampler as Sampler
 from jaxreplay.samplers import Uniform as Uniform

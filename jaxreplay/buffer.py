@@ -56,7 +56,7 @@ S = TypeVar("S", bound=State)
 
 
 class Buffer(abc.ABC, Generic[S]):
-    """A buffer whose drawable items lie in a ring of slots; those that inherit are frozen dataclasses and final."""
+    """A buffer whose drawable items lie in slots, mostly a ring; what inherits is a frozen dataclass and final."""
 
     sampler: Sampler
     donate: bool
@@ -69,7 +69,7 @@ class Buffer(abc.ABC, Generic[S]):
         """An empty buffer for items like these."""
 
     @abc.abstractmethod
-    def add(self, state: S, items: Any, mask_or_ends: Any = None, /) -> S:
+    def add(self, state: S, items: Any, /, *args: Any, **kwargs: Any) -> S:
         """Insert a batch of items."""
 
     @abc.abstractmethod
@@ -234,8 +234,8 @@ class Buffer(abc.ABC, Generic[S]):
         slots = self._slots(state, indices)
         stored = slots < self._num_slots
         sampler = self.sampler.update(state.sampler, slots, td_errors, stored, *self._axis)
-        # What is added next comes after the draws that these are the TD errors of.
-        changed = {"sampler": sampler, "ring": ring.after(state.ring, td_errors)}
+        # What is added next comes after the draws that these are the TD errors of, and after all reads of handles.
+        changed = {"sampler": sampler, "ring": ring.after(state.ring, slots, td_errors)}
         return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
     @jit_method(handles="indices")

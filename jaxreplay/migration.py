@@ -9,11 +9,12 @@ from jax.experimental import multihost_utils
 
 from jaxreplay import _episodes, ring, sum_tree
 from jaxreplay._common import layouts
-from jaxreplay.buffer import Buffer
 from jaxreplay.replay_buffer import ReplayBuffer, ReplayState
 from jaxreplay.samplers import Prioritized, PrioritizedState, Uniform, UniformState, largest_leaf
 from jaxreplay.sequence_buffer import SequenceBuffer, SequenceState
 from jaxreplay.sharding import Sharded, shard_of
+
+KINDS = (ReplayBuffer, SequenceBuffer)
 
 
 def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
@@ -45,7 +46,7 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     """
     old, new = _Layout(old_buffer), _Layout(new_buffer)
     for layout, name in ((old, "old_buffer"), (new, "new_buffer")):
-        if type(layout.whole) not in (ReplayBuffer, SequenceBuffer):
+        if type(layout.whole) not in KINDS:
             raise ValueError(f"{name}={layout.whole!r}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one.")
         if type(layout.whole.sampler) not in (Uniform, Prioritized):
             raise ValueError(f"{name}.sampler={layout.whole.sampler!r}: must be Uniform or Prioritized.")
@@ -65,7 +66,7 @@ class _Layout:
         self.is_sharded = isinstance(buffer, Sharded)
         self.whole: Any = buffer.buffer if self.is_sharded else buffer
         self.num_shards = buffer.num_shards if self.is_sharded else 1
-        self.shard: Any = shard_of(self.whole, self.num_shards) if isinstance(self.whole, Buffer) else None
+        self.shard: Any = shard_of(self.whole, self.num_shards) if type(self.whole) in KINDS else None
         self._sharding = buffer.state_sharding if self.is_sharded else None
 
     def place(self, x: np.ndarray) -> jax.Array:

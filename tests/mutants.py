@@ -36,6 +36,7 @@ CONCERNS = {
     "ring": ["ring", "replay_buffer", "sequence_buffer", "contract", "memory"],
     "samplers": ["samplers", "replay_buffer", "contract", "sharding", "memory"],
     "weights": ["weights", "samplers", "replay_buffer", "sharding"],
+    "reservoir_buffer": ["reservoir_buffer", "contract"],
     "_windows": ["tracing", "sequence_views", "sharding"],
     "sequences": ["sequence_buffer", "sequence_views"],
     "tracing": ["tracing", "sequence_views", "transition_batch"],

@@ -1,5 +1,6 @@
 """Naive numpy twins: each does what a module of the package does, the plain way, in float64 and with Python loops."""
 
+import collections
 import itertools
 import math
 
@@ -100,6 +101,49 @@ class ReplayTwin:
     def min_probability(self):
         positive = [leaf for leaf in self.leaf.values() if leaf > 0]
         return min(positive) / sum(positive) if positive else 1 / len(self.stored)
+
+
+class ReservoirTwin(ReplayTwin):
+    """Algorithm R of Vitter 1985, item by item; of a slot that is taken twice in one call the handle changes once."""
+
+    def __init__(self, capacity, alpha=0.6, epsilon=1e-6, period=None):
+        super().__init__(capacity, alpha, epsilon, period=period)
+        self.count = 0
+
+    def add(self, items, draws, mask=None):
+        """`draws`: 64 random bits for each row, as an integer."""
+        stored, new = {handle % self.capacity: (handle, item) for handle, item in self.stored}, {}
+        for row, item in enumerate(items):
+            if mask is not None and not mask[row]:
+                continue
+            self.count = min(self.count + 1, 2**64 - 1)
+            filled = len(stored.keys() | new.keys())
+            slot = filled if filled < self.capacity else int(draws[row]) * self.count >> 64
+            if slot < self.capacity:
+                new[slot] = item
+        for slot, item in new.items():
+            handle = slot
+            if slot in stored:
+                handle = (stored[slot][0] + self.capacity) % self.period
+                del self.leaf[stored[slot][0]]
+            stored[slot] = handle, item
+            self.leaf[handle] = self._leaf(self.max_priority)
+        self.stored = list(stored.values())
+
+
+def reservoir_law(capacity, num_items):
+    """Probabilities of what algorithm R leaves in the slots: of tuples of numbers of items."""
+    law = {(): 1.0}
+    for item in range(num_items):
+        after = collections.defaultdict(float)
+        for slots, probability in law.items():
+            if len(slots) < capacity:
+                after[(*slots, item)] += probability
+                continue
+            for j in range(item + 1):
+                after[(*slots[:j], item, *slots[j + 1 :]) if j < capacity else slots] += probability / (item + 1)
+        law = after
+    return law
 
 
 class ShardedTwin:

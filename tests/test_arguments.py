@@ -7,6 +7,7 @@ import jaxreplay as jr
 
 CONFIGS = {
     "replay": lambda i, _: jr.ReplayBuffer(capacity=i(100)),
+    "reservoir": lambda i, _: jr.ReservoirBuffer(capacity=i(100)),
     "sequence": lambda i, _: jr.SequenceBuffer(length=i(10), num_envs=i(100), sequence_length=i(3), stride=i(2)),
     "prioritized": lambda _, f: jr.Prioritized(alpha=f(0.5), beta=f(0.25), epsilon=f(0.125)),
     "tracer": lambda i, f: jr.NStep(n=i(3), gamma=f(0.5), num_envs=i(100)),
@@ -41,8 +42,8 @@ def test_numpy_numbers_are_as_good_as_python_ones(name, kinds):
 @pytest.mark.parametrize(
     "sampler", [jr.Prioritized, None, "uniform", dataclasses.make_dataclass("Other", ["alpha"])(1)]
 )
-@pytest.mark.parametrize("make", [jr.ReplayBuffer, jr.SequenceBuffer])
+@pytest.mark.parametrize("make", [jr.ReplayBuffer, jr.ReservoirBuffer, jr.SequenceBuffer])
 def test_what_is_no_sampler_is_refused_at_once(make, sampler):
-    sizes = {"capacity": 4} if make is jr.ReplayBuffer else {"length": 4, "num_envs": 1, "sequence_length": 2}
+    sizes = {"length": 4, "num_envs": 1, "sequence_length": 2} if make is jr.SequenceBuffer else {"capacity": 4}
     with pytest.raises(ValueError, match=r"sampler=.*: must be a sampler, such as jr.Uniform\(\)"):
         make(sampler=sampler, **sizes)

@@ -42,6 +42,7 @@ def sharded_buffer(sampler):
 
 BUFFERS = {  # how to make one, and the shape of a batch
     "replay": (lambda sampler: jr.ReplayBuffer(capacity=12, sampler=sampler, donate=False), (5,)),
+    "reservoir": (lambda sampler: jr.ReservoirBuffer(capacity=7, sampler=sampler, donate=False), (5,)),
     "sequence": (sequence_buffer, (3, 3)),
     "sequence, strided": (functools.partial(sequence_buffer, stride=2, within_episode=True), (3, 3)),
     "sharded": (sharded_buffer, (4,)),
@@ -63,7 +64,8 @@ class Case:
 
     def step(self, state, batch, key):
         """A replay step: add, sample, update, for one seed."""
-        state = self.buffer.add(state, batch)
+        own_key = (jax.random.fold_in(key, 1),) if isinstance(self.buffer, jr.ReservoirBuffer) else ()
+        state = self.buffer.add(state, batch, *own_key)
         sample = self.buffer.sample(state, key, 8)
         state = self.buffer.update(state, sample.indices, jax.random.normal(key, (8,)))
         return state, sample
@@ -86,7 +88,8 @@ def make_case(buffer, sampler):
 PAIRS = [(buffer, sampler) for buffer in BUFFERS for sampler in SAMPLERS]
 # Samplers do not know what is stored: with these, others have the same buffer, and others the same sampler.
 RARE = [("sequence", "independent"), ("sequence", "global"), ("sharded", "uniform"), ("sharded", "independent")]
-RARE += [("sequence, strided", "uniform"), ("replay", "independent")]
+RARE += [("sequence, strided", "uniform"), ("replay", "independent"), ("reservoir", "independent")]
+RARE += [("reservoir", "global")]
 
 
 # Module scope: the tests of a case follow one another, so that a worker meets most of its programs again.
@@ -223,6 +226,7 @@ def test_eager_calls_run_under_checks_of_jax(check):
 
 DRAWS = {
     "buffer": lambda key: (buffer := jr.ReplayBuffer(capacity=2)).sample(buffer.init(np.ones(1)), key, 2),
+    "reservoir": lambda key: (buffer := jr.ReservoirBuffer(capacity=2)).add(buffer.init(np.ones(1)), np.ones(1), key),
     "prioritized": lambda key: (buffer := jr.ReplayBuffer(capacity=2, sampler=jr.Prioritized())).sample(
         buffer.init(np.ones(1)), key, 2
     ),

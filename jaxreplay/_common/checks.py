@@ -197,6 +197,18 @@ def check_count(name: str, value: Any, low: int, meaning: str) -> None:
         check_integer(name, value, low, 2**31 - 1, meaning)
 
 
+def check_key(key: Any) -> None:
+    """Raise a `ValueError` where `key` is no single PRNG key, of either kind that JAX has."""
+    found, is_key = repr(key), False
+    if isinstance(key, jax.Array | np.ndarray):
+        found = type_text(key.dtype, key.shape)
+        is_key = key.dtype == jnp.uint32 and key.ndim == 1
+        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
+            is_key = key.ndim == 0
+    if not is_key:
+        raise ValueError(f"key: got {found}, expected one PRNG key, such as jax.random.key(0).")
+
+
 def check_beta(beta: Any) -> None:
     """Raise a `ValueError` where `beta` of `sample` is neither None, nor a number in [0, 1], nor an array []."""
     if callable(beta):

@@ -32,6 +32,27 @@ def random_integers(bits: tuple[jax.Array, jax.Array], bound: jax.Array) -> jax.
     return (_high_product(bits[0], bound) + carry).astype(jnp.int32)
 
 
+def below_words(bits: tuple[jax.Array, jax.Array], bound: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Integers in [0, bound) as `below` makes them, for a bound of up to 64 bits.
+
+    Integers are pairs of uint32 [size], the upper half first. The probability of each differs from 1 / bound by 2^-64
+    at most.
+    """
+    high, low = bound
+    _, carry = _sum(_high_product(bits[1], low), bits[1] * high, bits[0] * low)
+    lower, carry = _sum(bits[0] * high, _high_product(bits[1], high), _high_product(bits[0], low), carry)
+    return _high_product(bits[0], high) + carry, lower
+
+
+def _sum(first: jax.Array, *others: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """A sum of uint32, modulo 2^32, and how often it passed that."""
+    carry = jnp.zeros_like(first)
+    for x in others:
+        first = first + x
+        carry += (first < x).astype(jnp.uint32)
+    return first, carry
+
+
 def _high_product(x: jax.Array, y: jax.Array) -> jax.Array:
     """The upper 32 of the 64 bits of x * y, all uint32."""
     x_low, x_high, y_low, y_high = x & 0xFFFF, x >> 16, y & 0xFFFF, y >> 16

@@ -10,6 +10,7 @@ from jaxreplay.autoreset import AutoresetState
 from jaxreplay.buffer import Sample
 from jaxreplay.difficulty_pools._parking import PoolsState
 from jaxreplay.replay_buffer import ReplayState
+from jaxreplay.reservoir_buffer import ReservoirState
 from jaxreplay.ring import Ring
 from jaxreplay.samplers import PrioritizedState, UniformState
 from jaxreplay.sequence_buffer import SequenceState
@@ -26,6 +27,7 @@ CLASSES = {
     "PoolsState": PoolsState,
     "PrioritizedState": PrioritizedState,
     "ReplayState": ReplayState,
+    "ReservoirState": ReservoirState,
     "Ring": Ring,
     "Rows": Rows,
     "Sample": Sample,

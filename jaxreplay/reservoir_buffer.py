@@ -1,0 +1,236 @@
+"""ReservoirBuffer: a uniform sample of all items that were ever added.
+
+**Law.** Vitter 1985 (Random Sampling with a Reservoir, algorithm R): the first `capacity` items fill slots in order.
+After that the k-th item of all draws j, uniform in [0, k), and takes slot j if there is one. A batch draws the j of all
+of its rows at once, and where several rows draw the same slot the last one gets it. That is what remains if they come
+one by one, so a batch has the law of its rows one after another.
+
+**Precision.** Items are counted with 64 bits; the count stops at 2^64 - 1. j is k times 64 random bits, taken for a
+fraction. So each slot is drawn with a probability that differs from 1 / k by 2^-64 at most. After 10^12 items that is a
+part of 2^-24 of it.
+
+**Handles.** Those of a slot's items are slot, slot + capacity, slot + 2 * capacity, ... modulo a period, the largest
+multiple of the capacity that leaves room for int32 sums. A handle is taken for a later item's only if it is kept until
+its slot has been overwritten period / capacity times, which is at least 10^9 / capacity. While N items are added, a
+slot is overwritten ln(N / capacity) times on average. So up to a capacity of 2^24 a handle is never mistaken: there are
+126 in a row that differ, and 28 overwrites in 2^64 items.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+
+from jaxreplay import ring
+from jaxreplay._common import checks, layouts
+from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.random import below_words, random_bits
+from jaxreplay._common.xla import after, jit_method, read_once
+from jaxreplay.buffer import Buffer
+from jaxreplay.samplers import Sampler, Uniform, check_sampler
+from jaxreplay.transition_batch import check_returns
+
+
+@struct.dataclass
+class ReservoirState:
+    """State of a `ReservoirBuffer`.
+
+    Attributes:
+      storage: the items, leaves [capacity, ...] as the backend wants them (`jaxreplay._common.layouts`).
+      ring: the fill: `size` slots hold an item, and `inserted`, equal to it, is the next empty slot.
+      sampler: the sampler's state.
+      handles: int32 [capacity], of the item in each slot; -1 for an empty slot.
+      count: uint32 [2], number of items ever added: count[0] * 2**32 + count[1]; stops at 2**64 - 1.
+    """
+
+    storage: Any  # [capacity, ...]
+    ring: ring.Ring
+    sampler: Any
+    handles: jax.Array  # [capacity]
+    count: jax.Array  # [2]
+
+    def on_this_backend(self) -> "ReservoirState":
+        """The same state with a storage as this backend wants it."""
+        storage = layouts.on_this_backend(self.storage, 1, self.ring.size.ndim)
+        return dataclasses.replace(self, storage=storage)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReservoirBuffer(Buffer[ReservoirState]):
+    """A uniform sample, without replacement, of all items that were ever added (Vitter 1985, algorithm R).
+
+    Each of N items is stored with probability min(1, capacity / N), and each set of `capacity` items with the same
+    probability: a memory of all of a run, where a `ReplayBuffer` keeps the newest items. Fictitious self-play learns an
+    average policy from it (Heinrich and Silver 2016, arXiv:1603.01121, section 3). Where an item lies says nothing
+    about its age.
+
+    The configuration is static and hashable; all arrays live in the `ReservoirState` that the methods take and return.
+    Called eagerly, `add` and `update` donate the state they are given: the storage is changed in place and the old
+    state must not be used again. Inside an outer `jax.jit` they are plain pure functions.
+
+    `Sharded` and `migrate` do not take it yet.
+
+    Attributes:
+      capacity: number of items kept, 1 to 2**29.
+      sampler: the law by which stored items are drawn, `Uniform()` or `Prioritized(...)`.
+      donate: donate the state when `add` or `update` is called eagerly.
+    """
+
+    capacity: int
+    sampler: Sampler = Uniform()
+    donate: bool = True
+    _axis_name: str | None = dataclasses.field(default=None, repr=False)
+
+    def __post_init__(self):
+        capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
+        settle(self, capacity=capacity, sampler=check_sampler(self.sampler))
+
+    def init(self, items: Any) -> ReservoirState:
+        """An empty buffer for items like these.
+
+        Args:
+          items: pytree [B, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; values are ignored.
+
+        Raises:
+          ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
+            shape than its `Rn`.
+        """
+        return self._init(items, 1)
+
+    @jit_method(donates=True)
+    def add(self, state: ReservoirState, items: Any, key: jax.Array, mask: jax.Array | None = None) -> ReservoirState:
+        """Add a batch, of which any part may come to be stored.
+
+        Args:
+          state: donated when called eagerly (see the class).
+          items: pytree [B, ...] with the structure, item shapes and dtypes given to `init`; 1 <= B <= 2**29, also more
+            than the capacity.
+          key: a PRNG key, a new one for each call: it chooses which items are stored, and where.
+          mask: bool [B]; rows where it is False are not added, and not counted.
+
+        Raises:
+          ValueError: wrong structure, shape, dtype or batch size (the message names the leaf), or no key.
+        """
+        self._check_state(state)
+        items = checks.as_arrays(items)
+        mask = self._check_batch(items, mask)
+        checks.check_like(items, layouts.stored_spec(state.storage), 1, 1, "the buffer")
+        checks.check_key(key)
+        batch_size = jax.tree.leaves(items)[0].shape[0]
+        number = jnp.arange(1, batch_size + 1, dtype=jnp.int32) if mask is None else jnp.cumsum(mask, dtype=jnp.int32)
+        fill = ring.after(state.ring, items)
+        slots = _draw_slots(fill.inserted, state.count, number, key, self.capacity)
+        handles, slots = self._claim(state, slots if mask is None else jnp.where(mask, slots, self.capacity))
+        size = jnp.minimum(fill.inserted + number[-1], self.capacity)
+        return ReservoirState(
+            storage=layouts.write(state.storage, slots, items),
+            ring=ring.Ring(inserted=size, size=size, period=fill.period),
+            sampler=self.sampler.insert(state.sampler, slots, jnp.ones(batch_size, bool)),
+            handles=handles,
+            count=jnp.stack(_plus(state.count, number[-1])),
+        )
+
+    def is_full(self, state: ReservoirState) -> jax.Array:
+        """Whether every slot holds an item, so that one that comes to be stored overwrites, bool []."""
+        return ring.at_least(state.ring.size, self.capacity)
+
+    def _claim(self, state: ReservoirState, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """All handles, with new ones in `slots` [B]; and `slots`, `capacity` where a later row has the same one.
+
+        The handles themselves serve as scratch space for that, as they are about to be overwritten: numbers below any
+        of theirs, lower for later rows, are combined by a minimum, which has one result in any order.
+        """
+        old = state.handles.at[slots].get(mode="fill", fill_value=-1, wrap_negative_indices=False)
+        new = jnp.where(old < 0, slots, old + self.capacity)
+        new = jnp.where(new < state.ring.period, new, slots)
+        # That `old` is looked at makes its read come before this write; otherwise XLA would copy the handles.
+        number = jnp.minimum(old, -2 - jnp.arange(slots.size, dtype=jnp.int32))
+        scratch = state.handles.at[slots].min(number, mode="drop", wrap_negative_indices=False)
+        lowest = scratch.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        slots = jnp.where(lowest == number, slots, self.capacity)
+        handles = scratch.at[slots].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
+        return handles, slots
+
+    def _handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
+        return read_once(state.handles.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False))
+
+    def _slots(self, state: ReservoirState, indices: jax.Array) -> jax.Array:
+        slots = lax.rem(jnp.maximum(indices, 0), jnp.int32(self.capacity))
+        return jnp.where((indices >= 0) & (self._handles(state, slots) == indices), slots, self.capacity)
+
+    @property
+    def _num_slots(self) -> int:
+        return self.capacity
+
+    @property
+    def _shard_axis(self) -> int:
+        return 0
+
+    def _shard(self, num_shards: int, axis_name: str | None = None) -> "ReservoirBuffer":
+        raise ValueError(
+            f"buffer={self!r}: a ReservoirBuffer cannot be cut into shards yet; use one for each device, in "
+            "jax.shard_map, or a ReplayBuffer."
+        )
+
+    def _init(self, items: Any, num_shards: int) -> ReservoirState:
+        spec = checks.as_spec(items)
+        checks.leading_axes(spec, 1, "a batch of items")
+        check_returns(spec)
+        return ReservoirState(
+            storage=layouts.zeros(spec, (self.capacity,), 1),
+            ring=ring.init(self.capacity, num_shards),
+            sampler=self.sampler.init(self.capacity),
+            handles=jnp.full(self.capacity, -1, jnp.int32),
+            count=jnp.zeros(2, jnp.uint32),
+        )
+
+    def _check_batch(self, items: Any, flags: Any) -> jax.Array | None:
+        (batch_size,) = checks.leading_axes(items, 1, "a batch of items")
+        if not 1 <= batch_size <= ring.MAX_CAPACITY:
+            raise ValueError(
+                f"batch of {batch_size} items: expected 1 to {ring.MAX_CAPACITY}; mask rows that are none."
+            )
+        return None if flags is None else checks.check_mask(flags, (batch_size,))
+
+    def _check_state(self, state: ReservoirState) -> None:
+        (found,) = layouts.leading(state.storage, 1)
+        if state.ring.size.shape != () or found != self.capacity:
+            raise ValueError(
+                f"capacity={self.capacity}: this state has a leading axis of {found}; use the buffer that made it, "
+                "and jax.vmap for a stack of states."
+            )
+        self._check_sampler(state)
+
+    def _live(self, state: ReservoirState) -> ring.Live:
+        return ring.live(state.ring)
+
+    def _read(self, state: ReservoirState, slots: jax.Array, fill: bool) -> tuple[Any, None]:
+        if not fill:
+            # What comes after the use of drawn items is then after the read of their handles too; otherwise XLA would
+            # copy the handles where an `add` follows.
+            slots = after(slots, self._handles(state, slots))
+        return layouts.read(state.storage, slots, fill=fill), None
+
+
+def _draw_slots(filled: jax.Array, count: jax.Array, number: jax.Array, key: jax.Array, capacity: int) -> jax.Array:
+    """Where algorithm R puts the items `number` (int32 [B], from 1) after the first `count` (uint32 [2]).
+
+    Returns:
+      int32 [B]: slots, of which `filled` (int32 []) were so before; `capacity` where the item is not stored.
+    """
+    upper, lower = below_words(random_bits(key, number.size), _plus(count, number))
+    drawn = jnp.where((upper == 0) & (lower < capacity), lower, capacity).astype(jnp.int32)
+    next_empty = filled + number - 1
+    return jnp.where(next_empty < capacity, next_empty, drawn)
+
+
+def _plus(count: jax.Array, more: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`count` (uint32 [2]) + `more` (int32 [...], not negative), two of uint32 [...], at most 2^64 - 1."""
+    lower = count[1] + more.astype(jnp.uint32)
+    upper = count[0] + (lower < count[1]).astype(jnp.uint32)
+    too_large = upper < count[0]
+    most = jnp.uint32(2**32 - 1)
+    return jnp.where(too_large, most, upper), jnp.where(too_large, most, lower)

@@ -1,0 +1,252 @@
+"""An average policy learned from a memory of all of a run: fictitious self-play of Kuhn poker.
+
+pip install -e '.[examples]'
+python examples/nfsp.py           # 16 seeds, a reservoir and two rings
+python examples/nfsp.py --short   # a few seconds, to see that it runs
+
+Neural fictitious self-play (Heinrich and Silver 2016, arXiv:1603.01121, section 3) with tables in place of networks.
+Each player learns a best response by Q-learning from a ring of recent transitions, and the average of all its best
+responses so far from a second memory, of its own best-response actions. It plays the average, and now and then its best
+response. In a zero-sum game the averages approach an equilibrium. How far off they are is the exploitability: what a
+best response would win from them a hand, mean of both players; here it is computed exactly.
+
+The second memory is what differs:
+
+- reservoir: `jr.ReservoirBuffer`, a uniform sample of all best responses (Vitter 1985, algorithm R).
+- ring: `jr.ReplayBuffer` of the same capacity: the newest best responses.
+- ring of all: `jr.ReplayBuffer` with room for all best responses, however long the run.
+"""
+
+import argparse
+import functools
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from arguments import Parser
+from flax import struct
+from matplotlib.figure import Figure
+from reporting import COLORS, interval
+from tqdm import tqdm
+
+import jaxreplay as jr
+
+HANDS = 32  # played at a time
+INTERVAL = 100  # steps between two measurements
+BATCH = 128
+CAPACITY = 2**12  # of the second memory
+RECENT = 2**12  # of the ring of transitions
+ANTICIPATION = 0.1  # probability of the best response instead of the average policy, in a hand
+EXPLORATION = 0.06  # of the best response, at first; it falls with the square root of the number of steps
+STEP_SIZE = 0.005  # of the values and of the average policy
+PASS, BET = 0, 1
+# Cards 0, 1, 2. Information sets: 0 to 2 by the first player's card; 3 to 5 likewise, after pass and bet; 6 to 8 by the
+# second player's card, after pass; 9 to 11 likewise, after bet.
+SETS = 12
+DEALS = np.array([(a, b) for a in range(3) for b in range(3) if a != b], np.int32)
+
+
+@struct.dataclass
+class Decision:
+    """What a player did and what followed for it; leads to the information set `then` unless discount is 0."""
+
+    where: Any  # int32 [B], information set
+    action: Any  # int32 [B]
+    reward: Any  # [B]
+    then: Any  # int32 [B]
+    discount: Any  # [B]
+
+
+@struct.dataclass
+class Players:
+    values: jax.Array  # [SETS, 2], of the actions, for the best responses
+    logits: jax.Array  # [SETS, 2], of the average policies
+    recent: Any  # memory of `Decision`
+    best: Any  # memory of (where, action)
+
+
+def payoff(cards: Any, first: Any, second: Any, third: Any) -> jax.Array:
+    """What the first player wins; `cards` [..., 2]. The third action counts after pass and bet."""
+    sign = jnp.where(cards[..., 0] > cards[..., 1], 1.0, -1.0)
+    after_pass = jnp.where(second == PASS, sign, jnp.where(third == PASS, -1.0, 2 * sign))
+    return jnp.where(first == PASS, after_pass, jnp.where(second == PASS, 1.0, 2 * sign))
+
+
+def play(policies: jax.Array, luck: jax.Array) -> tuple[Decision, jax.Array]:
+    """One hand, from `policies` [SETS, 2] and `luck` [4], uniform: 3 decisions [3], and which of them there were."""
+    cards = jnp.asarray(DEALS)[(luck[0] * len(DEALS)).astype(jnp.int32)]
+
+    def act(where: jax.Array, luck: jax.Array) -> jax.Array:
+        return (luck < policies[where, BET]).astype(jnp.int32)
+
+    first = act(cards[0], luck[1])
+    answer = 6 + 3 * first + cards[1]
+    second = act(answer, luck[2])
+    third = act(3 + cards[0], luck[3])
+    goes_on = (first == PASS) & (second == BET)
+    won = payoff(cards, first, second, third)
+    decisions = Decision(
+        where=jnp.stack([cards[0], answer, 3 + cards[0]]),
+        action=jnp.stack([first, second, third]),
+        reward=jnp.stack([jnp.where(goes_on, 0.0, won), -won, won]),
+        then=jnp.full(3, 3 + cards[0]),
+        discount=jnp.stack([goes_on, False, False]).astype(jnp.float32),
+    )
+    return decisions, jnp.stack([True, True, goes_on])
+
+
+def exploitability(policy: jax.Array) -> jax.Array:
+    """What best responses to a policy [SETS, 2] win from it in a hand, mean of both players."""
+    cards = jnp.stack(jnp.meshgrid(jnp.arange(3), jnp.arange(3), indexing="ij"), axis=-1)  # [3, 3, 2]
+    dealt = ~jnp.eye(3, dtype=bool) / 6.0
+    first, after_bet, after_pass, answer = policy[:3], policy[3:6], policy[6:9], policy[9:]
+
+    def wins(*actions: int) -> jax.Array:
+        return dealt * payoff(cards, *actions)  # [3, 3], by cards
+
+    # Of the first player, by its card: the value of each action against the second player's policy.
+    bets = wins(BET, PASS, PASS) @ answer[:, PASS] + wins(BET, BET, PASS) @ answer[:, BET]
+    thirds = jnp.stack([wins(PASS, BET, third) @ after_pass[:, BET] for third in (PASS, BET)])
+    passes = wins(PASS, PASS, PASS) @ after_pass[:, PASS] + thirds.max(axis=0)
+    # Of the second player, by its card, likewise.
+    third = after_bet[:, [BET]] * wins(PASS, BET, BET) + after_bet[:, [PASS]] * wins(PASS, BET, PASS)
+    answers = [(first[:, PASS] @ wins(PASS, PASS, PASS), first[:, PASS] @ third)]
+    answers += [tuple(first[:, BET] @ wins(BET, second, PASS) for second in (PASS, BET))]
+    return (jnp.maximum(bets, passes).sum() - sum(jnp.minimum(*both).sum() for both in answers)) / 2
+
+
+def play_hands(players: Players, exploration: jax.Array, key: jax.Array) -> tuple[Decision, jax.Array, jax.Array]:
+    """Decisions of HANDS hands [HANDS * 3]; which of them there were, and which of these were best responses."""
+    mode_key, play_key = jax.random.split(key)
+    greedy = jax.nn.one_hot(players.values.argmax(axis=1), 2)
+    best = (1 - exploration) * greedy + exploration / 2
+    is_best = jax.random.bernoulli(mode_key, ANTICIPATION, (HANDS, 2))  # of each player
+    by_set = jnp.repeat(is_best, SETS // 2, axis=1)[..., None]
+    policies = jnp.where(by_set, best, jax.nn.softmax(players.logits))
+    decisions, there_are = jax.vmap(play)(policies, jax.random.uniform(play_key, (HANDS, 4)))
+    responses = there_are & is_best[:, [0, 1, 0]]
+    return jax.tree.map(lambda x: x.reshape(-1), (decisions, there_are, responses))
+
+
+def learn(players: Players, recent: Decision, best: jr.Sample) -> Players:
+    """From what was drawn of both memories: Q-learning, and the likelihood of the best responses."""
+    target = recent.reward + recent.discount * players.values[recent.then].max(axis=1)
+    error = target - players.values[recent.where, recent.action]
+    where, action = best.items
+    slope = jax.nn.one_hot(action, 2) - jax.nn.softmax(players.logits)[where]  # of the log-likelihood
+    return players.replace(
+        values=players.values.at[recent.where, recent.action].add(STEP_SIZE * error),
+        logits=players.logits.at[where].add(STEP_SIZE * best.weights[:, None] * slope),  # weights: 0 if it was empty
+    )
+
+
+def make_trainer(memory: Any) -> tuple[Callable, Callable]:
+    """Functions of all seeds: `init(keys)`, and `train(players, keys, number)`.
+
+    The latter makes INTERVAL steps, the `number`-th so many, and also gives the exploitability [seeds] after them.
+    """
+    ring = jr.ReplayBuffer(capacity=RECENT)
+
+    def init(key: jax.Array) -> Players:
+        table = jnp.zeros((SETS, 2))
+        players = Players(values=table, logits=table, recent=None, best=None)
+        rows, *_ = jax.eval_shape(play_hands, players, jnp.zeros(()), key)
+        return players.replace(recent=ring.init(rows), best=memory.init((rows.where, rows.action)))
+
+    def step(exploration: jax.Array, players: Players, key: jax.Array) -> tuple[Players, None]:
+        play_key, add_key, recent_key, best_key = jax.random.split(key, 4)
+        rows, there_are, responses = play_hands(players, exploration, play_key)
+        recent = ring.add(players.recent, rows, there_are)
+        if isinstance(memory, jr.ReservoirBuffer):
+            best = memory.add(players.best, (rows.where, rows.action), add_key, responses)
+        else:
+            best = memory.add(players.best, (rows.where, rows.action), responses)
+        players = players.replace(recent=recent, best=best)
+        drawn = ring.sample(recent, recent_key, BATCH).items
+        return learn(players, drawn, memory.sample(best, best_key, BATCH)), None
+
+    def train(players: Players, key: jax.Array, number: jax.Array) -> tuple[Players, jax.Array]:
+        keys = jax.random.split(jax.random.fold_in(key, number), INTERVAL)
+        explore = functools.partial(step, EXPLORATION / jnp.sqrt(1.0 + number))
+        players, _ = jax.lax.scan(explore, players, keys)
+        return players, exploitability(jax.nn.softmax(players.logits))
+
+    return jax.jit(jax.vmap(init)), jax.jit(jax.vmap(train, in_axes=(0, 0, None)), donate_argnums=0)
+
+
+def run(memory: Any, keys: jax.Array, steps: int, bar: tqdm) -> np.ndarray:
+    """Exploitability [seeds, steps / INTERVAL]."""
+    init, train = make_trainer(memory)
+    players, curve = init(keys), []
+    for number in range(steps // INTERVAL):
+        players, found = train(players, keys, number)
+        curve.append(np.asarray(found))
+        bar.update()
+    return np.stack(curve, axis=1)
+
+
+def print_table(curves: dict[str, np.ndarray], steps: int) -> None:
+    num_seeds = len(next(iter(curves.values())))
+    print(
+        f"Kuhn poker, {steps:,} steps of {HANDS} hands, {num_seeds} seeds\n"
+        "exploitability of the average policies: mean over seeds [95% bootstrap interval]"
+    )
+    print(f"{'':14}{'at the end':>26}{'mean of the last half':>26}{'largest there':>26}")
+    for name, seeds in curves.items():
+        half = seeds[:, seeds.shape[1] // 2 :]
+        texts = []
+        for values in (seeds[:, -1], half.mean(axis=1), half.max(axis=1)):
+            texts.append("{:.4f} [{:.4f}, {:.4f}]".format(values.mean(), *interval(values)))
+        print(f"{name:14}" + "".join(f"{text:>26}" for text in texts))
+
+
+def plot(path: Path, curves: dict[str, np.ndarray], steps: int) -> None:
+    """Means as lines, smallest to largest faint."""
+    times = np.arange(1, steps // INTERVAL + 1) * INTERVAL
+    figure = Figure(figsize=(7, 4.5), layout="constrained")
+    axes = figure.subplots()
+    for (name, seeds), color in zip(curves.items(), COLORS, strict=True):
+        axes.fill_between(times, seeds.min(axis=0), seeds.max(axis=0), color=color, alpha=0.15, linewidth=0)
+        axes.plot(times, seeds.mean(axis=0), color=color, linewidth=2, label=f"{name}: mean of {len(seeds)} seeds")
+    axes.set(title="Fictitious self-play of Kuhn poker", xlabel=f"steps of {HANDS} hands", yscale="log")
+    axes.set_ylabel("exploitability of the average policies")
+    axes.legend()
+    figure.savefig(path, dpi=150)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser("Fictitious self-play of Kuhn poker, with a reservoir and with rings.")
+    parser.add_experiment(seeds=16, short="a tiny budget")
+    parser.add_count("steps", f"steps of {HANDS} hands, a multiple of {INTERVAL}", 20_000, 400)
+    args = parser.parse()
+    if args.steps % INTERVAL:
+        parser.error(f"argument --steps: {args.steps} is not a multiple of {INTERVAL}")
+    return args
+
+
+def main() -> None:
+    args = parse_args()
+    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
+    memories = {
+        "reservoir": jr.ReservoirBuffer(capacity=CAPACITY),
+        "ring": jr.ReplayBuffer(capacity=CAPACITY),
+        "ring of all": jr.ReplayBuffer(capacity=HANDS * args.steps // 2),  # of a hand there are 0.23 on average
+    }
+    curves, start = {}, time.perf_counter()
+    with tqdm(total=len(memories) * args.steps // INTERVAL, unit=f" x {INTERVAL} steps") as bar:
+        for name, memory in memories.items():
+            bar.set_description(name)
+            curves[name] = run(memory, keys, args.steps, bar)
+    print_table(curves, args.steps)
+    print(f"{time.perf_counter() - start:.0f} s with compiling")
+    path = args.out / "nfsp.png"
+    plot(path, curves, args.steps)
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

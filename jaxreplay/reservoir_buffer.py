@@ -12,8 +12,8 @@ part of 2^-24 of it.
 **Handles.** Those of a slot's items are slot, slot + capacity, slot + 2 * capacity, ... modulo a period, the largest
 multiple of the capacity that leaves room for int32 sums. A handle is taken for a later item's only if it is kept until
 its slot has been overwritten period / capacity times, which is at least 10^9 / capacity. While N items are added, a
-slot is overwritten ln(N / capacity) times on average. So up to a capacity of 2^24 a handle is never mistaken: there are
-126 in a row that differ, and 28 overwrites in 2^64 items.
+slot is overwritten ln(N / capacity) times on average. With a capacity of 2^24 that is 28 times in 2^64 items, and 126
+handles in a row differ; so up to there none is ever mistaken.
 """
 
 import dataclasses

@@ -132,7 +132,7 @@ def test_words_of_64_bits_are_multiplied_as_integers_are():
     [
         (5, PRIORITIZED, "fresh"),
         (3, PRIORITIZED, "handles wrap"),
-        (2, UNIFORM, "many items"),
+        rarely((2, UNIFORM, "many items")),
         rarely((1, UNIFORM, "fresh")),
     ],
 )
@@ -143,20 +143,20 @@ def test_random_operations_do_what_the_twin_does(capacity, sampler, start):
         oracles.ReservoirTwin(capacity, 0.7, period=period),
     )
     state, added, seen = buffer.init(items(numbers(0, 1))), 0, [-1, capacity, period - 1, 2**31 - 1]
-    for step in range(40):
+    for step in range(33):
         rows = (1, 4, 3 * capacity)[step % 3]
         ids, key = numbers(added, rows), jax.random.key(step)
         mask = None if rows == 1 else rng.random(rows) < 0.6
         added += rows
         state = buffer.add(state, items(ids), key, mask)
         twin.add(ids.tolist(), draws_of(key, rows), mask)
-        if step == 20 and start == "handles wrap":
-            late = period - 2 * capacity
+        if step == 12 and start == "handles wrap":
+            late = period - capacity
             shift = late - np.asarray(state.handles) // capacity * capacity
             twin.leaf = {h + shift[h % capacity]: leaf for h, leaf in twin.leaf.items()}
             twin.stored = [(h + shift[h % capacity], item) for h, item in twin.stored]
             state = state.replace(handles=state.handles + jnp.asarray(shift, jnp.int32))
-        if step == 20 and start == "many items":
+        if step == 12 and start == "many items":
             twin.count = 2**64 - 5
             state = state.replace(count=words(twin.count))
         seen = [*seen, *twin.handles]
@@ -286,6 +286,7 @@ def scanned_steps(buffer, order, seeds, same_items=False):
     return copies, program.memory_analysis().temp_size_in_bytes / whole
 
 
+SHORT = ["sample", "add", "sample", "update", "add"]
 # All pairs of operations follow one another.
 PAIRS = ["sample", "sample", "update", "update", "add", "update", "sample", "add", "add"]
 
@@ -295,8 +296,9 @@ PAIRS = ["sample", "sample", "update", "update", "add", "update", "sample", "add
 @pytest.mark.parametrize(
     ("sampler", "order", "same_items", "seeds"),
     [
-        (PRIORITIZED, PAIRS, False, 0),
+        (PRIORITIZED, SHORT, False, 0),
         (UNIFORM, ["sample", "update", "add"], True, 4),
+        rarely((PRIORITIZED, PAIRS, False, 0)),
         *(rarely((x, PAIRS, False, seeds)) for x in (UNIFORM, jr.Prioritized(normalize="global")) for seeds in (0, 4)),
         rarely((PRIORITIZED, ["sample", "update", "add"], True, 4)),
         rarely((PRIORITIZED, ["add", "sample", "update"], True, 0)),

@@ -54,7 +54,9 @@ def episode_lengths(so_far: jax.Array, ends: jax.Array, most: int) -> tuple[jax.
       most: what counts are cut off at.
     """
     time = jnp.arange(ends.shape[0], dtype=jnp.int32)[:, None]
-    started = lax.cummax(jnp.where(ends, time + 1, -so_far), axis=0)  # the time at which the next row's episode did
+    started = lax.cummax(
+        jnp.where(ends, time + 1, -so_far[None]), axis=0
+    )  # the time at which the next row's episode did
     started = jnp.concatenate([-so_far[None], started])
     lengths = jnp.minimum(time + 1 - started[:-1], most)
     return lengths, jnp.where(ends[-1], 0, lengths[-1])
@@ -74,7 +76,7 @@ def follow_ends(ends: jax.Array, time: jax.Array, stored: Any, rows: ring.Ring, 
     before = time - 1
     row = rows.inserted % length + jnp.clip(before, -length, -1)
     row = jnp.where(row < 0, row + length, row)
-    places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)
+    places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
     old = layouts.read(layouts.merge_axes(stored), places, fill=False)
     old |= (-before > rows.size)[:, None]  # there was no row
     new = ends[jnp.clip(before, 0, num_steps - 1)]

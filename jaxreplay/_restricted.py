@@ -74,7 +74,7 @@ def patches(restricted: Restricted, values: tuple[jax.Array, ...], empty: float)
 def _patch(
     restricted: Restricted, height: int, ends: jax.Array, values: jax.Array, empty: float, rows: jax.Array, first: Any
 ) -> jax.Array:
-    node = jnp.reshape(first, (-1, 1)) + jnp.arange(rows.shape[-1], dtype=jnp.int32)
+    node = jnp.reshape(first, (-1, 1)) + jnp.arange(rows.shape[-1], dtype=jnp.int32)[None]
     offset = node * restricted.tree.fanout**height - restricted.start
     offset = jnp.where(offset < 0, offset + restricted.capacity, offset)
     rows = jnp.where(offset < restricted.size, rows, empty)

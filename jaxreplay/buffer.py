@@ -69,7 +69,7 @@ class Buffer(abc.ABC, Generic[S]):
         """An empty buffer for items like these."""
 
     @abc.abstractmethod
-    def add(self, state: S, items: Any, /, *args: Any, **kwargs: Any) -> S:
+    def add(self, state: S, *args: Any, **kwargs: Any) -> S:
         """Insert a batch of items."""
 
     @abc.abstractmethod
@@ -86,15 +86,22 @@ class Buffer(abc.ABC, Generic[S]):
         """The last argument of a sampler's methods; a sampler for buffers without shards need not take it."""
         return () if self._axis_name is None else (self._axis_name,)
 
+    def _local_handles(self, state: S, slots: jax.Array) -> jax.Array:
+        """Handles, among those of one shard, of the items in `slots` [B], which exist; -1 for an empty slot."""
+        return ring.handles(state.ring, slots, self._num_slots)
+
+    def _local_slots(self, state: S, handles: jax.Array) -> jax.Array:
+        """Slots of the items that `handles` [B] name; `_num_slots` for an item that is no longer stored."""
+        return ring.slots(state.ring, handles, self._num_slots)
+
     def _handles(self, state: S, slots: jax.Array) -> jax.Array:
-        """Handles of the items in `slots` [B], which exist; -1 for an empty slot."""
-        handles = ring.handles(state.ring, slots, self._num_slots)
+        """`_local_handles` as all shards know them."""
+        handles = self._local_handles(state, slots)
         return jnp.where(handles >= 0, handles + ring.first_handle(state.ring, shards.index(self._axis_name)), -1)
 
     def _slots(self, state: S, handles: jax.Array) -> jax.Array:
-        """Slots of the items that `handles` [B] name; `_num_slots` for an item that is no longer stored."""
-        handles = handles - ring.first_handle(state.ring, shards.index(self._axis_name))
-        return ring.slots(state.ring, handles, self._num_slots)
+        """`_local_slots` of handles as all shards know them."""
+        return self._local_slots(state, handles - ring.first_handle(state.ring, shards.index(self._axis_name)))
 
     @abc.abstractmethod
     def _check_state(self, state: S) -> None:

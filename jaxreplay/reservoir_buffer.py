@@ -17,7 +17,7 @@ handles in a row differ; so up to there none is ever mistaken.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -27,7 +27,7 @@ from jax import lax
 from jaxreplay import ring
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, settle
-from jaxreplay._common.random import below_words, random_bits
+from jaxreplay._common.random import random_bits, random_integers64
 from jaxreplay._common.xla import after, jit_method, read_once
 from jaxreplay.buffer import Buffer
 from jaxreplay.samplers import Sampler, Uniform, check_sampler
@@ -71,7 +71,9 @@ class ReservoirBuffer(Buffer[ReservoirState]):
     Called eagerly, `add` and `update` donate the state they are given: the storage is changed in place and the old
     state must not be used again. Inside an outer `jax.jit` they are plain pure functions.
 
-    `Sharded` and `migrate` do not take it yet.
+    `Sharded` cuts it into reservoirs of equal size, each of the items dealt to it: with masks these may be of different
+    numbers. `Sample.age` is -1, as a reservoir keeps no order, and `sample` takes no `max_age`. `migrate` does not take
+    it.
 
     Attributes:
       capacity: number of items kept, 1 to 2**29.
@@ -83,6 +85,8 @@ class ReservoirBuffer(Buffer[ReservoirState]):
     sampler: Sampler = Uniform()
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
+    _batch_axes: ClassVar[int] = 1
+    _cut: ClassVar[str] = "capacity"
 
     def __post_init__(self):
         capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
@@ -98,7 +102,16 @@ class ReservoirBuffer(Buffer[ReservoirState]):
           ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
             shape than its `Rn`.
         """
-        return self._init(items, 1)
+        spec = checks.as_spec(items)
+        checks.leading_axes(spec, 1, "a batch of items")
+        check_returns(spec)
+        return ReservoirState(
+            storage=layouts.zeros(spec, (self.capacity,), 1),
+            ring=ring.init(self.capacity),
+            sampler=self.sampler.init(self.capacity),
+            handles=jnp.full(self.capacity, -1, jnp.int32),
+            count=jnp.zeros(2, jnp.uint32),
+        )
 
     @jit_method(donates=True)
     def add(self, state: ReservoirState, items: Any, key: jax.Array, mask: jax.Array | None = None) -> ReservoirState:
@@ -116,10 +129,14 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         """
         self._check_state(state)
         items = checks.as_arrays(items)
-        mask = self._check_batch(items, mask)
+        (batch_size,) = checks.leading_axes(items, 1, "a batch of items")
+        if not 1 <= batch_size <= ring.MAX_CAPACITY:
+            raise ValueError(
+                f"batch of {batch_size} items: expected 1 to {ring.MAX_CAPACITY}; mask rows that are none."
+            )
+        mask = None if mask is None else checks.check_mask(mask, (batch_size,))
         checks.check_like(items, layouts.stored_spec(state.storage), 1, 1, "the buffer")
         checks.check_key(key)
-        batch_size = jax.tree.leaves(items)[0].shape[0]
         number = jnp.arange(1, batch_size + 1, dtype=jnp.int32) if mask is None else jnp.cumsum(mask, dtype=jnp.int32)
         fill = ring.after(state.ring, items)
         slots = _draw_slots(fill.inserted, state.count, number, key, self.capacity)
@@ -154,46 +171,16 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         handles = scratch.at[slots].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
         return handles, slots
 
-    def _handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
+    def _local_handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
         return read_once(state.handles.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False))
 
-    def _slots(self, state: ReservoirState, indices: jax.Array) -> jax.Array:
-        slots = lax.rem(jnp.maximum(indices, 0), jnp.int32(self.capacity))
-        return jnp.where((indices >= 0) & (self._handles(state, slots) == indices), slots, self.capacity)
+    def _local_slots(self, state: ReservoirState, handles: jax.Array) -> jax.Array:
+        slots = lax.rem(jnp.maximum(handles, 0), jnp.int32(self.capacity))
+        return jnp.where((handles >= 0) & (self._local_handles(state, slots) == handles), slots, self.capacity)
 
     @property
     def _num_slots(self) -> int:
         return self.capacity
-
-    @property
-    def _shard_axis(self) -> int:
-        return 0
-
-    def _shard(self, num_shards: int, axis_name: str | None = None) -> "ReservoirBuffer":
-        raise ValueError(
-            f"buffer={self!r}: a ReservoirBuffer cannot be cut into shards yet; use one for each device, in "
-            "jax.shard_map, or a ReplayBuffer."
-        )
-
-    def _init(self, items: Any, num_shards: int) -> ReservoirState:
-        spec = checks.as_spec(items)
-        checks.leading_axes(spec, 1, "a batch of items")
-        check_returns(spec)
-        return ReservoirState(
-            storage=layouts.zeros(spec, (self.capacity,), 1),
-            ring=ring.init(self.capacity, num_shards),
-            sampler=self.sampler.init(self.capacity),
-            handles=jnp.full(self.capacity, -1, jnp.int32),
-            count=jnp.zeros(2, jnp.uint32),
-        )
-
-    def _check_batch(self, items: Any, flags: Any) -> jax.Array | None:
-        (batch_size,) = checks.leading_axes(items, 1, "a batch of items")
-        if not 1 <= batch_size <= ring.MAX_CAPACITY:
-            raise ValueError(
-                f"batch of {batch_size} items: expected 1 to {ring.MAX_CAPACITY}; mask rows that are none."
-            )
-        return None if flags is None else checks.check_mask(flags, (batch_size,))
 
     def _check_state(self, state: ReservoirState) -> None:
         (found,) = layouts.leading(state.storage, 1)
@@ -204,14 +191,19 @@ class ReservoirBuffer(Buffer[ReservoirState]):
             )
         self._check_sampler(state)
 
-    def _live(self, state: ReservoirState) -> ring.Live:
+    def _live(self, state: ReservoirState, max_age: jax.Array | None = None) -> ring.Live:
+        if max_age is not None:
+            raise ValueError("max_age: a ReservoirBuffer knows no ages; draw by age from a ReplayBuffer.")
         return ring.live(state.ring)
+
+    def _ages(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
+        return jnp.full(slots.shape, -1, jnp.int32)
 
     def _read(self, state: ReservoirState, slots: jax.Array, fill: bool) -> tuple[Any, None]:
         if not fill:
             # What comes after the use of drawn items is then after the read of their handles too; otherwise XLA would
             # copy the handles where an `add` follows.
-            slots = after(slots, self._handles(state, slots))
+            slots = after(slots, self._local_handles(state, slots))
         return layouts.read(state.storage, slots, fill=fill), None
 
 
@@ -221,7 +213,7 @@ def _draw_slots(filled: jax.Array, count: jax.Array, number: jax.Array, key: jax
     Returns:
       int32 [B]: slots, of which `filled` (int32 []) were so before; `capacity` where the item is not stored.
     """
-    upper, lower = below_words(random_bits(key, number.size), _plus(count, number))
+    upper, lower = random_integers64(random_bits(key, number.size), _plus(count, number))
     drawn = jnp.where((upper == 0) & (lower < capacity), lower, capacity).astype(jnp.int32)
     next_empty = filled + number - 1
     return jnp.where(next_empty < capacity, next_empty, drawn)

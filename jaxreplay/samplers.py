@@ -167,7 +167,7 @@ class Uniform:
         settle(self, replacement=check_bool("replacement", self.replacement, "whether items may be drawn twice"))
 
     def __repr__(self) -> str:
-        return "Uniform()" if self.replacement else "Uniform(replacement=False)"
+        return f"{type(self).__name__}({'' if self.replacement else 'replacement=False'})"
 
     def init(self, capacity: int) -> UniformState:
         return UniformState(capacity)

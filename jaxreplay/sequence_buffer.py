@@ -308,7 +308,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         new, count = ring.next_slots(sequences, may_be_drawn.reshape(-1), may_be_drawn.size, num_slots)
         row = cursor + jnp.where(first < 0, first + self.length, first)
         row = jnp.where(row >= self.length, row - self.length, row)
-        places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)
+        places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
         kept = layouts.write(windows.first, new, places.reshape(-1))
         left = dataclasses.replace(sequences, size=sequences.size - jnp.sum(gone, dtype=jnp.int32))
         # A slot that is left and entered at once is entered.

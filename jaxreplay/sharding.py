@@ -16,13 +16,14 @@ from jaxreplay._common.checks import check_integer
 from jaxreplay._common.xla import jit_method
 from jaxreplay.buffer import Buffer, S, Sample, check_draw, check_drawn
 from jaxreplay.replay_buffer import ReplayState
+from jaxreplay.reservoir_buffer import ReservoirState
 from jaxreplay.ring import at_least
 from jaxreplay.sequence_buffer import SequenceState
 
 
 @dataclasses.dataclass(frozen=True)
 class Sharded(Generic[S]):
-    """A `ReplayBuffer` or `SequenceBuffer` cut into D equal shards, one for each device along an axis of a mesh.
+    """A buffer cut into D equal shards, one for each device along an axis of a mesh.
 
     The methods are those of the buffer, on global arrays: `add` deals a batch out, the first D-th of its rows (of the
     streams, for a `SequenceBuffer`) to the first shard, and so on; of a drawn batch each D-th comes from its own shard.
@@ -40,8 +41,8 @@ class Sharded(Generic[S]):
     of the batch than it came from is ignored (`get`: zeros), as one is whose item has been overwritten.
 
     Attributes:
-      buffer: what to cut: its `capacity`, or `num_envs`, counts all shards and is a multiple of their number. Eager
-        calls donate the state if it does.
+      buffer: a `ReplayBuffer`, `ReservoirBuffer` or `SequenceBuffer`. Its `capacity`, or `num_envs`, counts all shards
+        and is a multiple of their number. Eager calls donate the state if it does.
       mesh: the devices; along its other axes, if it has any, every shard is repeated.
       axis: the name of the mesh axis that has a device for each shard.
     """
@@ -52,7 +53,7 @@ class Sharded(Generic[S]):
 
     def __post_init__(self):
         if not isinstance(self.buffer, Buffer):
-            raise ValueError(f"buffer={self.buffer!r}: must be a ReplayBuffer or a SequenceBuffer.")
+            raise ValueError(f"buffer={self.buffer!r}: must be a ReplayBuffer, ReservoirBuffer or SequenceBuffer.")
         if not isinstance(self.mesh, Mesh):
             raise ValueError(f"mesh={self.mesh!r}: must be a jax.sharding.Mesh, as jax.make_mesh makes it.")
         if self.axis not in self.mesh.axis_names:
@@ -101,28 +102,41 @@ class Sharded(Generic[S]):
     def add(self: "Sharded[ReplayState]", state: ReplayState, items: Any, mask: Any = None) -> ReplayState: ...
 
     @overload
+    def add(
+        self: "Sharded[ReservoirState]", state: ReservoirState, items: Any, key: jax.Array, mask: Any = None
+    ) -> ReservoirState: ...
+
+    @overload
     def add(self: "Sharded[SequenceState]", state: SequenceState, steps: Any, ends: Any = None) -> SequenceState: ...
 
     def add(self, *args: Any, **kwargs: Any) -> Any:
         """Insert a batch, as the buffer's `add` does; `mask` or `ends` are dealt out like the items.
 
+        Of a `key` each shard has its own.
+
         Raises:
           ValueError: as from the buffer's `add`; or the batch cannot be dealt out evenly (pad and mask it).
         """
-        call = _signature(type(self.buffer)).bind(self.buffer, *args, **kwargs)
-        call.apply_defaults()
-        state, *arguments = call.args[1:]
-        return self._add(state, arguments)
+        call = _signature(type(self.buffer)).bind(self.buffer, *args, **kwargs).arguments
+        del call["self"]
+        return self._add(call.pop("state"), dict(call))
 
     @jit_method(donates=True)
-    def _add(self, state: S, arguments: list[Any]) -> S:
+    def _add(self, state: S, arguments: dict[str, Any]) -> S:
         self._check_state(state)
         arguments = checks.as_arrays(arguments)
         spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
-        jax.eval_shape(self.buffer.add, jax.eval_shape(self.buffer.init, spec[0]), *spec)  # for its checks
-        self._check_divides("batch", jax.tree.leaves(arguments)[0].shape[self.buffer._batch_axes - 1])
-        parts = (self._items_spec,) * len(arguments)
-        return self._on_shards(self._part.add, parts, state, *arguments)
+        items = spec[next(name for name in ("items", "steps") if name in spec)]
+        jax.eval_shape(self.buffer.add, jax.eval_shape(self.buffer.init, items), **spec)  # for its checks
+        self._check_divides("batch", jax.tree.leaves(items)[0].shape[self.buffer._batch_axes - 1])
+
+        key = arguments.pop("key", None)
+
+        def add(state: S, key: jax.Array | None, arguments: Any) -> S:
+            own = {} if key is None else {"key": self._shard_key(key)}
+            return self._part.add(state, **arguments, **own)
+
+        return self._on_shards(add, (PartitionSpec(), self._items_spec), state, key, arguments)
 
     def sample(
         self, state: S, key: jax.Array, batch_size: int, beta: Any = None, max_age: jax.Array | int | None = None

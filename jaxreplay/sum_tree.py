@@ -146,7 +146,7 @@ def minimum(tree: SumTree | Restricted) -> jax.Array:
         raise ValueError("track_minimum=False: this tree keeps no minimum; make it with init(..., track_minimum=True).")
     whole, roots = (tree, tree.minima[0]) if isinstance(tree, SumTree) else (tree.tree, tree.tree.minima[0])
     if isinstance(tree, Restricted):
-        roots = _restricted.patches(tree, tree.minima, NONE)[0](roots, 0).reshape(roots.shape)
+        roots = _restricted.patches(tree, tree.minima, NONE)[0](roots.reshape(1, -1), 0).reshape(roots.shape)
     smallest = _fold_roots(whole, roots, jnp.minimum)
     return jnp.where(smallest < NONE, smallest, jnp.inf)
 
@@ -307,7 +307,7 @@ def _sums(tree: SumTree | Restricted) -> tuple[SumTree, jax.Array, list[Any]]:
         return tree, tree.sums[0], []
     patches = _restricted.patches(tree, tree.sums, 0.0)
     roots = tree.tree.sums[0]
-    return tree.tree, patches[0](roots, 0).reshape(roots.shape), patches[1:]
+    return tree.tree, patches[0](roots.reshape(1, -1), 0).reshape(roots.shape), patches[1:]
 
 
 def _fold_roots(tree: SumTree, roots: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:

@@ -45,6 +45,7 @@ BUFFERS = {  # how to make one, and the shape of a batch
     "reservoir": (lambda sampler: jr.ReservoirBuffer(capacity=7, sampler=sampler, donate=False), (5,)),
     "sequence": (sequence_buffer, (3, 3)),
     "sequence, strided": (functools.partial(sequence_buffer, stride=2, within_episode=True), (3, 3)),
+    "sequence, inside": (functools.partial(sequence_buffer, windows="inside"), (3, 3)),
     "sharded": (sharded_buffer, (4,)),
 }
 
@@ -89,7 +90,7 @@ PAIRS = [(buffer, sampler) for buffer in BUFFERS for sampler in SAMPLERS]
 # Samplers do not know what is stored: with these, others have the same buffer, and others the same sampler.
 RARE = [("sequence", "independent"), ("sequence", "global"), ("sharded", "uniform"), ("sharded", "independent")]
 RARE += [("sequence, strided", "uniform"), ("replay", "independent"), ("reservoir", "independent")]
-RARE += [("reservoir", "global")]
+RARE += [("reservoir", "global"), *(("sequence, inside", name) for name in SAMPLERS if name != "global")]
 
 
 # Module scope: the tests of a case follow one another, so that a worker meets most of its programs again.

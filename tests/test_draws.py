@@ -277,6 +277,20 @@ def test_eager_equals_jit_equals_vmap(name):
     assert jitted._cache_size() == 1
 
 
+@pytest.mark.parametrize("name", BUFFERS)
+def test_draws_run_under_strict_settings(name):
+    buffer, batch = BUFFERS[name]
+
+    def draw(state, key, bound):
+        one, other = jax.random.split(key)
+        state = buffer.add(state, *batch(0))
+        return buffer.sample(state, one, 4, None, bound), buffer.epoch(state, other, bound, 4)
+
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        state = jax.eval_shape(buffer.init, batch(0)[0])
+        jax.eval_shape(draw, state, jax.random.key(0), jnp.int32(2))
+
+
 @pytest.mark.parametrize("num_shards", [2, rarely(3)])
 @pytest.mark.parametrize("windows", ["inside", rarely("episodes")])
 def test_shards_have_the_windows_of_their_own_streams(windows, num_shards):

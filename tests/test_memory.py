@@ -1,5 +1,6 @@
 """No hidden copies: temporary memory and copies are read off the compiled programs, nothing is timed or allocated."""
 
+import dataclasses
 import itertools
 
 import jax
@@ -139,16 +140,45 @@ def test_no_copy_of_sequences(operation, sampler, seeds):
     check_operation(sequences(SAMPLERS[sampler], seeds), ITEMS, operation, seeds)
 
 
+WINDOWS = often([("inside", "prioritized", 8)], list(itertools.product(["inside", "episodes"], SAMPLERS, (0, 8))))
+
+
+@pytest.mark.parametrize(("windows", "sampler", "seeds"), WINDOWS)
+def test_no_copy_where_windows_know_episodes(windows, sampler, seeds):
+    buffer = sequences(SAMPLERS[sampler], seeds)
+    check_operation(dataclasses.replace(buffer, windows=windows), ITEMS, "step", seeds)
+
+
+@pytest.mark.parametrize(("sampler", "seeds"), often([("global", 8)], list(itertools.product(SAMPLERS, (0, 8)))))
+def test_no_copy_where_a_part_is_drawn(sampler, seeds):
+    """Restricted draws and epochs between an insertion and an update."""
+    buffer = jr.ReplayBuffer(capacity=ROWS // max(seeds, 1), sampler=SAMPLERS[sampler])
+
+    def draw(state, items, mask, key):
+        def step(state, key):
+            state = buffer.add(state, items, mask)
+            young = buffer.sample(state, key, BATCH, max_age=1000)
+            each = buffer.epoch(state, key, 3, BATCH)
+            td_errors = young.weights + young.items["reward"] + each.items["reward"]
+            return buffer.update(state, young.indices, td_errors), young.age
+
+        return lax.scan(step, state, jax.random.split(key, 10))
+
+    check_function(draw, abstract(buffer, ITEMS, seeds), ITEMS, seeds)
+
+
 @pytest.mark.parametrize("seeds", ALONE_AND_SEEDS)
 def test_no_copy_of_sequences_whatever_the_dtype(seeds):
     check_operation(sequences(jr.Uniform(), seeds), ITEMS_OF_ALL_DTYPES, "step", seeds)
 
 
 def check_operation(buffer, items, operation, seeds):
-    state = abstract(buffer, items, seeds)
+    check_function(operations(buffer)[operation], abstract(buffer, items, seeds), items, seeds)
+
+
+def check_function(function, state, items, seeds):
     mask = jax.ShapeDtypeStruct((BATCH,), jnp.bool_)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    function = operations(buffer)[operation]
     if seeds:
         function = jax.vmap(function, in_axes=(0, None, None, 0))
         key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), seeds))

@@ -188,23 +188,25 @@ def rows(first, num_steps):
 @given(
     config=st.sampled_from(  # each compiles
         [
-            ((5, 7), (0, 4), (PER, SAMPLERS[2])),
-            ((9, 5), (2, 0), (PER, PER)),
-            ((9, 12), (2, 4), (UNIFORM, PER)),
-            ((5, 12), (0, 1), (PER, UNIFORM)),
+            ((5, 7), (0, 4), (PER, SAMPLERS[2]), "episodes"),
+            ((9, 5), (2, 0), (PER, PER), "inside"),
+            ((9, 12), (2, 4), (UNIFORM, PER), "any"),
+            ((9, 5), (2, 0), (PER, PER), "any"),
+            ((5, 12), (0, 1), (PER, UNIFORM), "any"),
         ]
     ),
     rollouts=st.lists(st.sampled_from([1, 3]), min_size=1, max_size=8),
     later=st.lists(st.sampled_from([1, 3]), max_size=4),
 )
 def test_sequences_keep_their_starts_and_priorities(config, rollouts, later):
-    lengths, shards, samplers = config
-    settings = {"num_envs": 4, "sequence_length": 3, "stride": 2, "within_episode": True}
+    lengths, shards, samplers, windows = config
+    stride = 1 if windows == "episodes" else 2
+    settings = {"num_envs": 4, "sequence_length": 3, "stride": stride, "windows": windows, "within_episode": True}
     old, new = (
         make(jr.SequenceBuffer(length=length, sampler=sampler, **settings), num_shards)
         for length, num_shards, sampler in zip(lengths, shards, samplers, strict=True)
     )
-    twin = oracles.SequenceTwin(lengths[0], 4, 3, 2)
+    twin = oracles.SequenceTwin(lengths[0], 4, 3, stride, windows)
     rng = np.random.default_rng(sum(rollouts))
     state, time = old.init(rows(0, 1)), 0
 
@@ -236,7 +238,7 @@ def test_sequences_keep_their_starts_and_priorities(config, rollouts, later):
         found = sequences(buffer, state)
         assert len(found) == len(twin.handles) == buffer.size(state)
         for handle in twin.handles:
-            ids, mask, leaf = found[handle // 4 * 2, handle % 4]
+            ids, mask, leaf = found[handle // 4 * stride, handle % 4]
             assert (ids, mask) == (twin.sequence(handle), twin.mask(handle))
             np.testing.assert_allclose(leaf, leaves(handle), rtol=1e-5)
 
@@ -253,7 +255,7 @@ def test_sequences_keep_their_starts_and_priorities(config, rollouts, later):
     twin.length = lengths[1]
 
     def leaf_of(handle):
-        key = handle // 4 * 2, handle % 4
+        key = handle // 4 * stride, handle % 4
         if key not in before:  # completed later
             return 1.0 if samplers[1] == UNIFORM else max_priority ** samplers[1].alpha
         return expected_leaf(*samplers, before[key][2], max_priority)

@@ -3,13 +3,13 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from helpers import big_copies, check_tree, compiled, items, leaves_of, numbers, rarely
+from helpers import big_copies, check_tree, compiled, items, leaves_of, mesh, numbers, rarely, run_once
 from jax import lax
 from scipy import stats
 
 import jaxreplay as jr
 from jaxreplay import reservoir_buffer, ring
-from jaxreplay._common.random import below_words, random_bits
+from jaxreplay._common.random import random_bits, random_integers64
 
 bits_of = jax.jit(random_bits, static_argnums=1)
 slots_of = jax.jit(reservoir_buffer._draw_slots, static_argnums=4)
@@ -116,7 +116,7 @@ def test_words_of_64_bits_are_multiplied_as_integers_are():
     found, x, y = (
         [int(a) << 32 | int(b) for a, b in zip(*pair, strict=True)]
         for pair in (
-            np.asarray(below_words(tuple(jnp.asarray(halves[:2])), tuple(jnp.asarray(halves[2:])))),
+            np.asarray(random_integers64(tuple(jnp.asarray(halves[:2])), tuple(jnp.asarray(halves[2:])))),
             halves[:2],
             halves[2:],
         )
@@ -372,13 +372,39 @@ def test_wrong_arguments():
 
 
 def test_what_cannot_be_done_with_it_yet_is_refused():
-    buffer, mesh = jr.ReservoirBuffer(capacity=8), jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
-    with pytest.raises(
-        ValueError, match=r"buffer=ReservoirBuffer\(.*: a ReservoirBuffer cannot be cut into shards yet"
-    ):
-        jr.Sharded(buffer, mesh)
+    buffer = jr.ReservoirBuffer(capacity=8)
+    with pytest.raises(ValueError, match="max_age: a ReservoirBuffer knows no ages"):
+        buffer.sample(
+            buffer.add(buffer.init(numbers(0, 2)), numbers(0, 2), jax.random.key(0)), jax.random.key(0), 2, max_age=1
+        )
     state, ring_buffer = buffer.init(numbers(0, 2)), jr.ReplayBuffer(capacity=8)
     with pytest.raises(ValueError, match=r"old_buffer=ReservoirBuffer\(.*: must be a ReplayBuffer, a SequenceBuffer"):
         jr.migrate(buffer, state, buffer)
     with pytest.raises(ValueError, match=r"new_buffer=ReservoirBuffer\("):
         jr.migrate(ring_buffer, ring_buffer.init(numbers(0, 2)), buffer)
+
+
+@pytest.mark.law
+def test_each_shard_is_a_reservoir_of_what_is_dealt_to_it():
+    sharded = jr.Sharded(jr.ReservoirBuffer(capacity=4), mesh(2))
+
+    def run(key):
+        state = sharded.init(numbers(0, 4))
+        keys = jax.random.split(key, 4)
+        for t in range(3):
+            state = sharded.add(state, numbers(4 * t, 4), keys[t])
+        return state, sharded.sample(state, keys[3], 2)
+
+    states, drawn = run_once(jax.vmap(run))(jax.random.split(jax.random.key(0), 20_000))
+    stored = np.asarray(states.storage)  # [seeds, shards, slots]
+    for shard in (0, 1):
+        dealt = [4 * t + 2 * shard + i for t in range(3) for i in range(2)]
+        pairs = np.sort(stored[:, shard], axis=1)
+        counts = np.bincount(pairs[:, 0] * 12 + pairs[:, 1], minlength=144).reshape(12, 12)[np.ix_(dealt, dealt)]
+        assert counts.sum() == 20_000
+        assert stats.chisquare(counts[np.triu_indices(6, 1)]).pvalue > 1e-4
+    assert np.corrcoef(stored[:, 0, 0], stored[:, 1, 0] - 2)[0, 1] < 0.03  # shards draw for themselves
+    one = jax.tree.map(lambda x: x[0], states)
+    handles = jnp.asarray(drawn.indices[0])
+    np.testing.assert_array_equal(sharded.get(one, handles), drawn.items[0])
+    assert np.all(sharded.epoch(one, jax.random.key(0), 0, 4).indices >= 0)

@@ -32,8 +32,10 @@ def random_integers(bits: tuple[jax.Array, jax.Array], bound: jax.Array) -> jax.
     return (_high_product(bits[0], bound) + carry).astype(jnp.int32)
 
 
-def below_words(bits: tuple[jax.Array, jax.Array], bound: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Integers in [0, bound) as `below` makes them, for a bound of up to 64 bits.
+def random_integers64(
+    bits: tuple[jax.Array, jax.Array], bound: tuple[jax.Array, jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Integers in [0, bound) as `random_integers` makes them, for a bound of up to 64 bits.
 
     Integers are pairs of uint32 [size], the upper half first. The probability of each differs from 1 / bound by 2^-64
     at most.

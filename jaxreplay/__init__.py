@@ -14,8 +14,8 @@ from jaxreplay.replay_buffer import ReplayBuffer as ReplayBuffer
 from jaxreplay.replay_buffer import ReplayState as ReplayState
 from jaxreplay.reservoir_buffer import ReservoirBuffer as ReservoirBuffer
 from jaxreplay.reservoir_buffer import ReservoirState as ReservoirState
+from jaxreplay.sampler_protocol import Sampler as Sampler
 from jaxreplay.samplers import Prioritized as Prioritized
-from jaxreplay.samplers import Sampler as Sampler
 from jaxreplay.samplers import Uniform as Uniform
 from jaxreplay.sequence_buffer import SequenceBuffer as SequenceBuffer
 from jaxreplay.sequence_buffer import SequenceState as SequenceState

@@ -12,10 +12,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxreplay._common.layouts import ALL_PAIRS
 from jaxreplay._common.xla import materialize
 
 WIDE = 64  # from this fan-out on, siblings are reduced in one operation; above it, levels are matrices
-ALL_PAIRS = 512  # in batches of up to this many rows, all pairs are compared to find repeated indices
 DENSE = 4  # a level with at most this many parents per row of the batch is recomputed whole; measured
 
 Found = tuple[jax.Array, jax.Array, jax.Array]  # nodes, int32 [B]; the rest of each prefix there; the nodes' values
@@ -40,7 +40,8 @@ def fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], at_
     By pairs the rounding error is O(log size), and the bits are the same on every backend.
     """
     if at_once:
-        return jnp.sum(x, axis=-1) if combine is jnp.add else jnp.min(x, axis=-1)
+        reduce = jnp.sum if combine is jnp.add else jnp.min if combine is jnp.minimum else jnp.max
+        return reduce(x, axis=-1)
     while x.shape[-1] > 1:
         half = x.shape[-1] // 2
         pairs = combine(x[..., :half], x[..., half : 2 * half])
@@ -75,7 +76,18 @@ def ascend(
     """`levels` with `values` [B] written to leaves `target` [B], and all ancestors of leaves `node` [B] recomputed."""
     *above, lowest = levels
     written = at(lowest, target).set(values, mode="drop", unique_indices=True, wrap_negative_indices=False)
-    done, sparse = [written], True  # sparse: no level has been recomputed whole yet
+    return (*climb(above, written, node, fanout, combine), written)
+
+
+def climb(
+    above: Sequence[jax.Array],
+    lowest: jax.Array,
+    node: jax.Array,
+    fanout: int,
+    combine: Callable[[jax.Array, jax.Array], jax.Array],
+) -> tuple[jax.Array, ...]:
+    """The levels `above` the leaves `lowest` with all ancestors of leaves `node` [B] recomputed."""
+    done, sparse = [lowest], True  # sparse: no level has been recomputed whole yet
     for parents in reversed(above):
         children, node = done[0], lax.div(node, jnp.int32(fanout))
         num_parents = children.size // fanout
@@ -89,7 +101,7 @@ def ascend(
             value = fold(read_rows(children, node, fanout), combine, fanout >= WIDE)
             parents = at(parents, node).set(value, mode="promise_in_bounds", wrap_negative_indices=False)
         done.insert(0, parents)
-    return tuple(done)
+    return tuple(done[:-1])
 
 
 def descend(levels: Sequence[jax.Array], found: Found, fanout: int, patches: Sequence[Any] = ()) -> Found:

@@ -10,11 +10,11 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay import ring
-from jaxreplay._common import checks, shards
+from jaxreplay._common import checks, layouts, shards
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.xla import jit_method, materialize, on_host, read_once
-from jaxreplay.samplers import Sampler
+from jaxreplay.sampler_protocol import Sampler
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.transition_batch import TransitionBatch
 
@@ -51,6 +51,9 @@ class State(Protocol):
     @property
     def sampler(self) -> Any: ...
 
+    @property
+    def storage(self) -> Any: ...
+
 
 S = TypeVar("S", bound=State)
 
@@ -61,7 +64,7 @@ class Buffer(abc.ABC, Generic[S]):
     sampler: Sampler
     donate: bool
     _axis_name: str | None  # of a shard: the mapped axis over all shards
-    _batch_axes: ClassVar[int]  # leading axes of what `add` takes; shards get equal parts of the last of them
+    _stored_axes: ClassVar[int] = 1  # leading axes of the storage
     _cut: ClassVar[str]  # the field that counts all shards
 
     @abc.abstractmethod
@@ -80,6 +83,11 @@ class Buffer(abc.ABC, Generic[S]):
     @abc.abstractmethod
     def _num_slots(self) -> int:
         """Size of the ring of slots."""
+
+    @property
+    def _batch_axes(self) -> int:
+        """Leading axes of what `add` takes; shards get equal parts of the last of them."""
+        return self._stored_axes
 
     @property
     def _axis(self) -> tuple[str, ...]:
@@ -128,6 +136,16 @@ class Buffer(abc.ABC, Generic[S]):
     @abc.abstractmethod
     def _ages(self, state: S, slots: jax.Array) -> jax.Array:
         """`Sample.age` of the items in `slots` [B]."""
+
+    def _insert(self, state: S, slots: jax.Array, drawable: jax.Array, td_errors: jax.Array | None) -> Any:
+        """The sampler's state after `slots` were written; a sampler need not take what is not there."""
+        if td_errors is None and self._axis_name is None:
+            return self.sampler.insert(state.sampler, slots, drawable)
+        return self.sampler.insert(state.sampler, slots, drawable, td_errors, *self._axis)
+
+    def _places(self, state: S, slots: jax.Array) -> jax.Array:
+        """Where the items in `slots` [B] are stored, if the storage's leading axes are one; out of range if nowhere."""
+        return slots
 
     @abc.abstractmethod
     def _read(self, state: S, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array | None]:
@@ -244,6 +262,49 @@ class Buffer(abc.ABC, Generic[S]):
         # What is added next comes after the draws that these are the TD errors of, and after all reads of handles.
         changed = {"sampler": sampler, "ring": ring.after(state.ring, slots, td_errors)}
         return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
+
+    @jit_method(donates=True, handles="indices")
+    def set(self, state: S, indices: jax.Array, values: Any, mask: jax.Array | None = None) -> S:
+        """Write leaves of stored items in place, such as recurrent states that were computed anew.
+
+        Args:
+          state: donated when called eagerly (see the class).
+          indices: int [B], handles from `Sample.indices`. One whose item has been overwritten since is ignored. Of a
+            handle that occurs more than once the last occurrence counts.
+          values: a pytree of the items' structure, leaves [B, ...] ([B, sequence_length, ...] for a `SequenceBuffer`)
+            of the stored shapes and dtypes. None stands for a leaf, or a part of the tree, that is left alone.
+          mask: bool [B] ([B, sequence_length]); where it is False nothing is written. Where sequences overlap, the
+            later row of the batch counts.
+
+        Raises:
+          ValueError: wrong structure, shape or dtype; the message names the leaf.
+        """
+        self._check_state(state)
+        places = self._places(state, self._slots(state, checks.check_indices(indices)))
+        spec = layouts.stored_spec(state.storage)
+        values = checks.check_parts(checks.as_arrays(values), spec, places.shape, self._stored_axes, "the buffer")
+        if mask is not None:
+            places = jnp.where(
+                checks.check_mask(mask, places.shape), places, layouts.num_places(spec, self._stored_axes)
+            )
+        changed = {"storage": layouts.write_parts(state.storage, self._stored_axes, places, values)}
+        return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
+
+    def newest(self, state: S, n: int) -> jax.Array:
+        """Handles of the newest `n` insertions, int32 [n], oldest first; -1 where there are none.
+
+        Raises:
+          ValueError: `n` is not a positive integer.
+        """
+        return self._newest(state, check_integer("n", n, 1, ring.MAX_CAPACITY, "the number of insertions"))
+
+    @jit_method(static=("n",))
+    def _newest(self, state: S, n: int) -> jax.Array:
+        self._check_state(state)
+        live = ring.newest(state.ring, state.ring.size, self._num_slots)
+        position = live.size - n + jnp.arange(n, dtype=jnp.int32)
+        slots = live.slots(jnp.maximum(position, 0), self._num_slots)
+        return jnp.where(position >= 0, self._handles(state, slots), -1)
 
     @jit_method(handles="indices")
     def get(self, state: S, indices: jax.Array) -> Any:

@@ -227,8 +227,7 @@ def _migrate_sampler(old: _Layout, state: Any, new: _Layout, source: np.ndarray)
     leaves = np.where(source >= 0, leaves, 0.0)
 
     def tree(leaves: np.ndarray) -> sum_tree.SumTree:
-        empty = sum_tree.init(capacity, track_minimum=sampler.normalize == "global")
-        return sum_tree.update(empty, np.arange(capacity), leaves, unique_indices=True)
+        return sum_tree.update(sampler.tree(capacity), np.arange(capacity), leaves, unique_indices=True)
 
     def every(value: Any, dtype: Any) -> jax.Array:
         return new.place(np.full(new.num_shards, value, dtype))

@@ -1,6 +1,7 @@
 """ReplayBuffer: a ring of independent items."""
 
 import dataclasses
+import math
 from typing import Any, ClassVar
 
 import jax
@@ -12,8 +13,11 @@ from jaxreplay._common import checks, layouts, shards
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.xla import jit_method
 from jaxreplay.buffer import Buffer
-from jaxreplay.samplers import Sampler, Uniform, check_sampler
+from jaxreplay.sampler_protocol import Sampler, check_sampler
+from jaxreplay.samplers import Uniform
 from jaxreplay.transition_batch import check_returns
+
+WHAT = {1: "a batch of items", 2: "a rollout"}  # by number of leading axes
 
 
 @struct.dataclass
@@ -47,19 +51,22 @@ class ReplayBuffer(Buffer[ReplayState]):
     Attributes:
       capacity: number of items kept, 1 to 2**29.
       sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
+      axes: leading axes of what `init` and `add` take: 1 for [B, ...], 2 for rollouts [T, num_envs, ...], whose rows
+        are inserted in order of time.
       donate: donate the state when `add` or `update` is called eagerly.
     """
 
     capacity: int
     sampler: Sampler = Uniform()
+    axes: int = 1
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
-    _batch_axes: ClassVar[int] = 1
     _cut: ClassVar[str] = "capacity"
 
     def __post_init__(self):
         capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
-        settle(self, capacity=capacity, sampler=check_sampler(self.sampler))
+        axes = check_integer("axes", self.axes, 1, 2, "1 for batches, 2 for rollouts")
+        settle(self, capacity=capacity, sampler=check_sampler(self.sampler), axes=axes)
 
     def init(self, items: Any) -> ReplayState:
         """An empty buffer for items like these.
@@ -72,46 +79,64 @@ class ReplayBuffer(Buffer[ReplayState]):
             shape than its `Rn`.
         """
         spec = checks.as_spec(items)
-        checks.leading_axes(spec, 1, "a batch of items")
+        checks.leading_axes(spec, self.axes, WHAT[self.axes])
         check_returns(spec)
         return ReplayState(
-            storage=layouts.zeros(spec, (self.capacity,), 1),
+            storage=layouts.zeros(spec, (self.capacity,), self.axes),
             ring=ring.init(self.capacity),
             sampler=self.sampler.init(self.capacity),
         )
 
     @jit_method(donates=True)
-    def add(self, state: ReplayState, items: Any, mask: jax.Array | None = None) -> ReplayState:
+    def add(
+        self,
+        state: ReplayState,
+        items: Any,
+        mask: jax.Array | None = None,
+        td_errors: jax.Array | None = None,
+    ) -> ReplayState:
         """Insert a batch in order, overwriting the oldest items once the buffer is full.
 
         Args:
           state: donated when called eagerly (see the class).
           items: pytree [B, ...] with the structure, item shapes and dtypes given to `init`; 1 <= B <= capacity.
           mask: bool [B]; only rows where it is True are inserted.
+          td_errors: float [B], signed or not, what the sampler is told of the items; NaN for an item of which nothing
+            is known, as of all if this is None. `Uniform` ignores it.
+
+        With `axes=2`, [T, num_envs] takes the place of [B], and 1 <= T * num_envs <= capacity.
 
         Raises:
           ValueError: wrong structure, shape, dtype or batch size; the message names the leaf.
         """
         self._check_state(state)
         items = checks.as_arrays(items)
-        (batch_size,) = checks.leading_axes(items, 1, "a batch of items")
+        leading = checks.leading_axes(items, self.axes, WHAT[self.axes])
+        batch_size = math.prod(leading)
         if not 1 <= batch_size <= self.capacity:
             raise ValueError(
                 f"batch of {batch_size} items: expected 1 to capacity={self.capacity}; add it in parts, or raise "
                 "the capacity."
             )
-        mask = None if mask is None else checks.check_mask(mask, (batch_size,))
-        checks.check_like(items, layouts.stored_spec(state.storage), 1, 1, "the buffer")
+        mask = None if mask is None else checks.check_mask(mask, leading).reshape(-1)
+        if td_errors is not None:
+            td_errors = checks.check_insertion_errors(td_errors, leading, "an item")
+        checks.check_like(items, layouts.stored_spec(state.storage), self.axes, 1, "the buffer")
+        items = layouts.merge_axes(items) if self.axes == 2 else items
         slots, count = ring.next_slots(ring.after(state.ring, items), mask, batch_size, self.capacity)
         return ReplayState(
             storage=layouts.write(state.storage, slots, items),
             ring=ring.advance(state.ring, count, self.capacity),
-            sampler=self.sampler.insert(state.sampler, slots, jnp.ones(batch_size, bool)),
+            sampler=self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
         )
 
     def is_full(self, state: ReplayState) -> jax.Array:
         """Whether the next insertion overwrites, bool []."""
         return ring.at_least(state.ring.size, self.capacity)
+
+    @property
+    def _batch_axes(self) -> int:
+        return self.axes
 
     @property
     def _num_slots(self) -> int:

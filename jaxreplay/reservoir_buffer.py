@@ -30,7 +30,8 @@ from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.random import random_bits, random_integers64
 from jaxreplay._common.xla import after, jit_method, read_once
 from jaxreplay.buffer import Buffer
-from jaxreplay.samplers import Sampler, Uniform, check_sampler
+from jaxreplay.sampler_protocol import Sampler, check_sampler
+from jaxreplay.samplers import Uniform
 from jaxreplay.transition_batch import check_returns
 
 
@@ -85,7 +86,6 @@ class ReservoirBuffer(Buffer[ReservoirState]):
     sampler: Sampler = Uniform()
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
-    _batch_axes: ClassVar[int] = 1
     _cut: ClassVar[str] = "capacity"
 
     def __post_init__(self):
@@ -114,7 +114,14 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         )
 
     @jit_method(donates=True)
-    def add(self, state: ReservoirState, items: Any, key: jax.Array, mask: jax.Array | None = None) -> ReservoirState:
+    def add(
+        self,
+        state: ReservoirState,
+        items: Any,
+        key: jax.Array,
+        mask: jax.Array | None = None,
+        td_errors: jax.Array | None = None,
+    ) -> ReservoirState:
         """Add a batch, of which any part may come to be stored.
 
         Args:
@@ -123,6 +130,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
             than the capacity.
           key: a PRNG key, a new one for each call: it chooses which items are stored, and where.
           mask: bool [B]; rows where it is False are not added, and not counted.
+          td_errors: as of `ReplayBuffer.add`.
 
         Raises:
           ValueError: wrong structure, shape, dtype or batch size (the message names the leaf), or no key.
@@ -137,6 +145,8 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         mask = None if mask is None else checks.check_mask(mask, (batch_size,))
         checks.check_like(items, layouts.stored_spec(state.storage), 1, 1, "the buffer")
         checks.check_key(key)
+        if td_errors is not None:
+            td_errors = checks.check_insertion_errors(td_errors, (batch_size,), "an item")
         number = jnp.arange(1, batch_size + 1, dtype=jnp.int32) if mask is None else jnp.cumsum(mask, dtype=jnp.int32)
         fill = ring.after(state.ring, items)
         slots = _draw_slots(fill.inserted, state.count, number, key, self.capacity)
@@ -145,7 +155,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         return ReservoirState(
             storage=layouts.write(state.storage, slots, items),
             ring=ring.Ring(inserted=size, size=size, period=fill.period),
-            sampler=self.sampler.insert(state.sampler, slots, jnp.ones(batch_size, bool)),
+            sampler=self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
             handles=handles,
             count=jnp.stack(_plus(state.count, number[-1])),
         )
@@ -195,6 +205,14 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         if max_age is not None:
             raise ValueError("max_age: a ReservoirBuffer knows no ages; draw by age from a ReplayBuffer.")
         return ring.live(state.ring)
+
+    def newest(self, state: ReservoirState, n: int) -> jax.Array:
+        """Not for a reservoir, which keeps no order.
+
+        Raises:
+          ValueError: always.
+        """
+        raise ValueError("newest: a ReservoirBuffer keeps no order; use a ReplayBuffer.")
 
     def _ages(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
         return jnp.full(slots.shape, -1, jnp.int32)

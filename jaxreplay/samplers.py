@@ -1,15 +1,9 @@
-"""Samplers: the law by which a buffer draws its slots. `Uniform` and `Prioritized` are interchangeable.
-
-A sampler knows slots, probabilities and TD errors, and nothing of items. A slot outside [0, capacity) names no item:
-rows with such a slot are ignored. A buffer may be cut into D shards with a sampler's state each; a batch consists of
-as many draws from each. Then `weights` and `update` are called with the name of a mapped axis over the shards, and
-with what one shard knows of the rest.
-"""
+"""Samplers: the law by which a buffer draws its slots. `Uniform` and `Prioritized` are interchangeable."""
 
 import dataclasses
 import math
 from collections.abc import Callable
-from typing import Any, Protocol, TypeVar
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -22,116 +16,6 @@ from jaxreplay._common.permutation import permuted
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay.ring import Live, saturating_add
 from jaxreplay.weights import Normalize, importance_weights
-
-S = TypeVar("S")
-
-
-class Sampler(Protocol[S]):
-    """What a buffer asks of its sampler: the methods to write for a law of one's own.
-
-    A sampler is a frozen dataclass, and so is its state `S`, as a pytree. This one draws the newest slots alone:
-
-        @dataclasses.dataclass(frozen=True)
-        class Newest(jr.Uniform):
-            most: int = 1000
-
-            def sample(self, state, key, batch_size, live):
-                size = jnp.minimum(live.size, self.most)
-                start = (live.start + live.size - size) % state.capacity
-                return super().sample(state, key, batch_size, live._replace(start=start, size=size))
-
-    It is right for a `SequenceBuffer`, whose live slots are in order of age; see `jaxreplay.ring.Live`.
-    """
-
-    def init(self, capacity: int) -> S:
-        """The state for empty slots.
-
-        Args:
-          capacity: number of slots.
-        """
-        ...
-
-    def insert(self, state: S, slots: jax.Array, drawable: jax.Array) -> S:
-        """The state after slots were written.
-
-        Args:
-          state: the sampler's state.
-          slots: int32 [B], distinct.
-          drawable: bool [B], which of them may be drawn from now on.
-        """
-        ...
-
-    def sample(self, state: S, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
-        """Draw slots.
-
-        Args:
-          state: the sampler's state.
-          key: a PRNG key.
-          batch_size: number of draws.
-          live: the slots that may be drawn.
-
-        Returns:
-          slots, int32 [batch_size], and their probabilities, float32 [batch_size]; 0 for a row that draws no slot.
-        """
-        ...
-
-    def restrict(self, state: S, live: Live) -> S:
-        """The state for draws from `live` alone, a part of the slots that hold items, for `sample` and `weights`.
-
-        Args:
-          state: the sampler's state.
-          live: the slots that may be drawn; `sample` gets the same.
-        """
-        ...
-
-    def weights(
-        self,
-        state: S,
-        probabilities: jax.Array,
-        size: jax.Array,
-        beta: Any = None,
-        axis_name: str | None = None,
-    ) -> jax.Array:
-        """Importance weights of draws.
-
-        Args:
-          state: the sampler's state.
-          probabilities: float32 [B], as `sample` returned them.
-          size: int32 [], number of slots that may be drawn.
-          beta: exponent that replaces the sampler's own, a number or float [].
-          axis_name: None, or a mapped axis over D shards. Then an item's probability in the whole batch is a D-th of
-            that in its shard, and the weights are those of the law over the items of all shards.
-
-        Returns:
-          float32 [B].
-        """
-        ...
-
-    def update(
-        self, state: S, slots: jax.Array, td_errors: jax.Array, mask: jax.Array, axis_name: str | None = None
-    ) -> S:
-        """The state after TD errors are known.
-
-        Args:
-          state: the sampler's state.
-          slots: int32 [B]; of one that occurs more than once the last occurrence counts.
-          td_errors: float [B], signed or not.
-          mask: bool [B], the rows that count.
-          axis_name: None, or a mapped axis over the shards of a buffer, of which this is one.
-        """
-        ...
-
-
-def check_sampler(sampler: Any) -> Any:
-    """`sampler`.
-
-    Raises:
-      ValueError: it is none.
-    """
-    methods = ("init", "insert", "sample", "weights", "update")
-    if isinstance(sampler, type) or not all(callable(getattr(sampler, method, None)) for method in methods):
-        raise ValueError(f"sampler={sampler!r}: must be a sampler, such as jr.Uniform() or jr.Prioritized().")
-    return sampler
 
 
 def _uniform_slots(bits: tuple[jax.Array, jax.Array], live: Live, capacity: int) -> jax.Array:
@@ -172,7 +56,14 @@ class Uniform:
     def init(self, capacity: int) -> UniformState:
         return UniformState(capacity)
 
-    def insert(self, state: UniformState, slots: jax.Array, drawable: jax.Array) -> UniformState:
+    def insert(
+        self,
+        state: UniformState,
+        slots: jax.Array,
+        drawable: jax.Array,
+        td_errors: jax.Array | None = None,
+        axis_name: str | None = None,
+    ) -> UniformState:
         return state
 
     def sample(self, state: UniformState, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
@@ -243,8 +134,11 @@ class Prioritized:
     """Proportional prioritization, after Schaul et al. 2016 (Prioritized Experience Replay, sections 3.3 and 3.4).
 
     An item is drawn with probability P(i) = p_i^alpha / sum_j p_j^alpha (in float32, see `jaxreplay.sum_tree.sample`),
-    where p = |td_error| + epsilon is its priority; a new item has the largest priority seen so far, which starts at 1
-    and never falls. The weight of a draw is (N P(i))^-beta.
+    where p = max(|td_error|, floor) + epsilon is its priority. A new item has `max_priority`, or the priority of the TD
+    error that it was added with. The weight of a draw is (N P(i))^-beta.
+
+    LAP (Fujimoto et al. 2020, An Equivalence between Loss Functions and Non-Uniform Sampling in Experience Replay,
+    section 4.1) is `Prioritized(alpha=0.4, beta=0.0, epsilon=0.0, floor=1.0, max_priority="stored")` with a Huber loss.
 
     A TD error that is not finite changes nothing but the state's counter `rejected`. Positive values of p^alpha are
     kept within [2^-63, 2^63 / capacity], so that no sum overflows. When every p is 0 the draw is uniform and the
@@ -255,6 +149,9 @@ class Prioritized:
       beta: exponent of the weights in [0, 1], or a schedule that maps the number of `update` calls so far to it, such
         as `optax.linear_schedule(0.4, 1.0, 200_000)`.
       epsilon: added to |td_error|, at least 0.
+      floor: the least |td_error| that counts, at least 0.
+      max_priority: of new items, before alpha: the largest "ever" seen, which starts at 1 and never falls; the largest
+        "stored" at the time (1 if there is none), which costs a tree of maxima; or a number.
       normalize: divide the weights by the largest of the "batch", by the largest that any stored item can have
         ("global"), or by nothing (None).
       stratified: draw once from each of batch_size equal parts of the total priority, instead of independently. The
@@ -267,6 +164,8 @@ class Prioritized:
     epsilon: float = 1e-6
     normalize: Normalize = "batch"
     stratified: bool = True
+    floor: float = 0.0
+    max_priority: Literal["ever", "stored"] | float = "ever"
 
     def __post_init__(self):
         alpha = check_number("alpha", self.alpha, 0, math.inf, "0.6 is usual")
@@ -276,21 +175,46 @@ class Prioritized:
                 "beta", beta, 0, 1, "or a schedule of the number of updates; a traced one goes to sample"
             )
         epsilon = check_number("epsilon", self.epsilon, 0, math.inf, "1e-6 is usual")
-        settle(self, alpha=alpha, beta=beta, epsilon=epsilon)
+        floor = check_number("floor", self.floor, 0, math.inf, "1 is usual with a Huber loss, otherwise 0")
+        max_priority = self.max_priority
+        if max_priority not in ("ever", "stored"):
+            if isinstance(max_priority, str):
+                raise ValueError(f'max_priority={max_priority!r}: must be "ever", "stored" or a number.')
+            max_priority = check_number("max_priority", max_priority, 0, math.inf, '"ever" is usual')
+        settle(self, alpha=alpha, beta=beta, epsilon=epsilon, floor=floor, max_priority=max_priority)
         if self.normalize not in ("batch", "global", None):
             raise ValueError(f'normalize={self.normalize!r}: must be "batch", "global" or None.')
 
+    def tree(self, capacity: int) -> sum_tree.SumTree:
+        """A tree without priorities."""
+        return sum_tree.init(
+            capacity, track_minimum=self.normalize == "global", track_maximum=self.max_priority == "stored"
+        )
+
     def init(self, capacity: int) -> PrioritizedState:
         return PrioritizedState(
-            tree=sum_tree.init(capacity, track_minimum=self.normalize == "global"),
+            tree=self.tree(capacity),
             max_priority=jnp.ones((), jnp.float32),
             updates=jnp.zeros((), jnp.int32),
             rejected=jnp.zeros((), jnp.int32),
         )
 
-    def insert(self, state: PrioritizedState, slots: jax.Array, drawable: jax.Array) -> PrioritizedState:
-        leaf = self._leaf(state.max_priority, state.tree.capacity)
-        leaves = jnp.where(checks.check_mask(drawable, slots.shape, "drawable"), leaf, 0.0)
+    def insert(
+        self,
+        state: PrioritizedState,
+        slots: jax.Array,
+        drawable: jax.Array,
+        td_errors: jax.Array | None = None,
+        axis_name: str | None = None,
+    ) -> PrioritizedState:
+        capacity = state.tree.capacity
+        drawable = checks.check_mask(drawable, slots.shape, "drawable")
+        known, found = jnp.zeros(slots.shape, bool), jnp.zeros(slots.shape, jnp.float32)
+        if td_errors is not None:
+            told = drawable & (slots >= 0) & (slots < capacity) & ~jnp.isnan(td_errors)
+            state, found, known = self._learn(state, td_errors, told, axis_name)
+        leaves = jnp.where(known, found, self._new_leaf(state, jnp.max(found, where=known, initial=0.0), axis_name))
+        leaves = jnp.where(drawable, leaves, 0.0)
         return dataclasses.replace(state, tree=sum_tree.update(state.tree, slots, leaves, unique_indices=True))
 
     def restrict(self, state: PrioritizedState, live: Live) -> PrioritizedState:
@@ -344,19 +268,35 @@ class Prioritized:
         mask: jax.Array,
         axis_name: str | None = None,
     ) -> PrioritizedState:
+        state, leaves, accepted = self._learn(state, td_errors, checks.check_mask(mask, slots.shape), axis_name)
+        tree = sum_tree.update(state.tree, slots, leaves, accepted)
+        return dataclasses.replace(state, tree=tree, updates=saturating_add(state.updates, 1))
+
+    def _learn(
+        self, state: PrioritizedState, td_errors: jax.Array, mask: jax.Array, axis_name: str | None
+    ) -> tuple[PrioritizedState, jax.Array, jax.Array]:
+        """The state with the largest priority and the count of rejected TD errors of rows in `mask`; leaves; rows."""
         td_errors = jnp.abs(td_errors.astype(jnp.float32))
         finite = jnp.isfinite(td_errors)
-        accepted = checks.check_mask(mask, slots.shape) & finite
-        priorities = td_errors + self.epsilon
+        accepted = mask & finite
+        priorities = jnp.maximum(td_errors, self.floor) + self.epsilon
         largest = shards.largest(jnp.max(priorities, where=accepted, initial=0.0), axis_name)
-        leaves = self._leaf(priorities, state.tree.capacity)
-        return dataclasses.replace(
+        rejected = jnp.sum(mask & ~finite, dtype=jnp.int32)
+        state = dataclasses.replace(
             state,
-            tree=sum_tree.update(state.tree, slots, leaves, accepted),
             max_priority=jnp.maximum(state.max_priority, largest),
-            updates=saturating_add(state.updates, 1),
-            rejected=saturating_add(state.rejected, jnp.sum(mask & ~finite, dtype=jnp.int32)),
+            rejected=saturating_add(state.rejected, rejected),
         )
+        return state, self._leaf(priorities, state.tree.capacity), accepted
+
+    def _new_leaf(self, state: PrioritizedState, beside: jax.Array, axis_name: str | None) -> jax.Array:
+        """The leaf of an item of which nothing is known, float32 []; `beside` is the largest of those added with it."""
+        if self.max_priority == "ever":
+            return self._leaf(state.max_priority, state.tree.capacity)
+        if self.max_priority != "stored":
+            return self._leaf(jnp.float32(self.max_priority), state.tree.capacity)
+        largest = shards.largest(jnp.maximum(sum_tree.maximum(state.tree), beside), axis_name)
+        return jnp.where(largest > 0, largest, self._leaf(jnp.float32(1.0), state.tree.capacity))
 
     def _leaf(self, priority: jax.Array, capacity: int) -> jax.Array:
         # Within these bounds no sum overflows, and no sum, its reciprocal or a probability falls into the subnormal

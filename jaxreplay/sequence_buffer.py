@@ -26,7 +26,8 @@ from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.xla import jit_method, materialize
 from jaxreplay.buffer import Buffer
-from jaxreplay.samplers import Sampler, Uniform, check_sampler
+from jaxreplay.sampler_protocol import Sampler, check_sampler
+from jaxreplay.samplers import Uniform
 from jaxreplay.transition_batch import check_returns
 
 
@@ -97,7 +98,7 @@ class SequenceBuffer(Buffer[SequenceState]):
     within_episode: bool = False
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
-    _batch_axes: ClassVar[int] = 2
+    _stored_axes: ClassVar[int] = 2
     _cut: ClassVar[str] = "num_envs"
 
     def __post_init__(self):
@@ -147,7 +148,13 @@ class SequenceBuffer(Buffer[SequenceState]):
         )
 
     @jit_method(donates=True)
-    def add(self, state: SequenceState, steps: Any, ends: jax.Array | None = None) -> SequenceState:
+    def add(
+        self,
+        state: SequenceState,
+        steps: Any,
+        ends: jax.Array | None = None,
+        td_errors: jax.Array | None = None,
+    ) -> SequenceState:
         """Append T steps to every stream, overwriting the oldest once the buffer is full.
 
         Args:
@@ -156,6 +163,9 @@ class SequenceBuffer(Buffer[SequenceState]):
             another T each time if need be (each compiles once).
           ends: bool [T, num_envs], True for the last row of an episode; None for none. Without `windows` or
             `within_episode` nothing is made of them.
+          td_errors: float [K, num_envs] with K = `completed(T)`, signed or not: what the sampler is told of the
+            sequences that these steps complete, in order; NaN for one of which nothing is known, as of all if this is
+            None. If fewer are completed, the last rows are ignored. `Uniform` ignores all.
 
         Raises:
           ValueError: wrong structure, shape or dtype; the message names the leaf.
@@ -163,6 +173,9 @@ class SequenceBuffer(Buffer[SequenceState]):
         self._check_state(state)
         steps, ends = self._check_rollout(state, steps, ends)
         num_steps = ends.shape[0]
+        if td_errors is not None:
+            shape = self.completed(num_steps), self.num_envs
+            td_errors = checks.check_insertion_errors(td_errors, shape, "a sequence that is completed").reshape(shape)
         old_sequences = ring.after(state.ring, steps, ends)
         completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride  # of each stream
         wait = state.wait + completed * self.stride - num_steps
@@ -170,10 +183,13 @@ class SequenceBuffer(Buffer[SequenceState]):
             stored = jnp.minimum(state.rows.size + num_steps, self.length)
             drawable = jnp.maximum(stored + wait - self.sequence_length, 0) // self.stride
             sequences = ring.advance(old_sequences, completed * self.num_envs, self._num_slots)
-            slots, is_drawable = self._changed_slots(sequences, num_steps, completed, drawable)
+            slots, is_drawable, td_errors = self._changed_slots(sequences, num_steps, completed, drawable, td_errors)
             sequences, windows = dataclasses.replace(sequences, size=drawable * self.num_envs), None
         else:
             sequences, windows, slots, is_drawable = self._add_windows(state, old_sequences, ends)
+            if td_errors is not None:
+                left = jnp.full(slots.size - td_errors.size, jnp.nan, td_errors.dtype)
+                td_errors = jnp.concatenate([td_errors.reshape(-1), left])
         old_rows = ring.after(state.rows, sequences.inserted)
         at, count = ring.next_slots(old_rows, None, num_steps, self.length)
         new = (steps, ends if self._keeps_ends else None)
@@ -184,9 +200,13 @@ class SequenceBuffer(Buffer[SequenceState]):
             rows=ring.advance(old_rows, count, self.length),
             wait=wait,
             ring=sequences,
-            sampler=self.sampler.insert(state.sampler, slots, is_drawable),
+            sampler=self._insert(state, slots, is_drawable, td_errors),
             windows=windows,
         )
+
+    def completed(self, num_steps: int) -> int:
+        """The most sequences of a stream that `num_steps` more steps complete: the rows of `add(td_errors=)`."""
+        return (num_steps - 1) // self.stride + 1
 
     def is_full(self, state: SequenceState) -> jax.Array:
         """Whether the next step overwrites, bool []."""
@@ -265,15 +285,20 @@ class SequenceBuffer(Buffer[SequenceState]):
         return self._first_rows(state, age), slots - start * self.num_envs, age
 
     def _changed_slots(
-        self, sequences: ring.Ring, num_steps: int, completed: jax.Array, drawable: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Slots that change as steps are added, int32 [K * num_envs], and whether they are drawable from now on.
+        self,
+        sequences: ring.Ring,
+        num_steps: int,
+        completed: jax.Array,
+        drawable: jax.Array,
+        td_errors: jax.Array | None,
+    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
+        """Slots that change as steps are added, int32 [K * num_envs]; whether they are drawable now; their TD errors.
 
         They are those of the sequences completed, and the oldest slot, which for a while may hold a sequence that is
         partly overwritten. A slot that does not change after all is out of range.
         """
         num_starts = self._num_starts
-        ages = [*range(min((num_steps - 1) // self.stride + 1, num_starts))]
+        ages = [*range(min(self.completed(num_steps), num_starts))]
         always_drawable = (self.length - self.sequence_length + 1) % self.stride == 0
         if not always_drawable and len(ages) < num_starts:
             ages.append(num_starts - 1)
@@ -283,7 +308,10 @@ class SequenceBuffer(Buffer[SequenceState]):
         slots = start[:, None] * self.num_envs + jnp.arange(self.num_envs, dtype=jnp.int32)[None]
         changed = (age < completed) | (age >= drawable)
         slots = jnp.where(changed[:, None], slots, self._num_slots)
-        return slots.reshape(-1), jnp.repeat(age < drawable, self.num_envs)
+        if td_errors is not None:
+            row = completed - 1 - age
+            td_errors = jnp.where((row >= 0)[:, None], td_errors[jnp.maximum(row, 0)], jnp.nan).reshape(-1)
+        return slots.reshape(-1), jnp.repeat(age < drawable, self.num_envs), td_errors
 
     def _add_windows(
         self, state: SequenceState, sequences: ring.Ring, ends: jax.Array
@@ -293,7 +321,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         assert windows is not None
         cursor = state.rows.inserted % self.length
         # Windows that may be completed: their last and first rows, counted from the first new row.
-        last = state.wait - 1 + self.stride * jnp.arange((num_steps - 1) // self.stride + 1, dtype=jnp.int32)
+        last = state.wait - 1 + self.stride * jnp.arange(self.completed(num_steps), dtype=jnp.int32)
         first = last - self.sequence_length + 1
         lengths, so_far = _episodes.episode_lengths(windows.so_far, ends, self.sequence_length)
         if self.windows == "inside":
@@ -327,16 +355,19 @@ class SequenceBuffer(Buffer[SequenceState]):
         row = state.rows.inserted % self.length + state.wait - self.sequence_length - (age + 1) * self.stride
         return jnp.clip(jnp.where(row < 0, row + self.length, row), 0, self.length - 1)
 
-    def _read(self, state: SequenceState, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array]:
+    def _places(self, state: SequenceState, slots: jax.Array) -> jax.Array:
         if state.windows is None:
             first, env, _ = self._place(state, slots)
         else:
             first, env = _episodes.first_rows(state.windows, slots, self.num_envs)
         rows = first[:, None] + jnp.arange(self.sequence_length, dtype=jnp.int32)[None]
         rows = jnp.where(rows >= self.length, rows - self.length, rows)  # [B, sequence_length]
-        exists = jnp.broadcast_to((slots < self._num_slots)[:, None], rows.shape)
-        at = jnp.where(exists, rows * self.num_envs + env[:, None], self.length * self.num_envs)
-        (at,) = materialize(at)
+        exists = (slots < self._num_slots)[:, None]
+        return jnp.where(exists, rows * self.num_envs + env[:, None], self.length * self.num_envs)
+
+    def _read(self, state: SequenceState, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array]:
+        (at,) = materialize(self._places(state, slots))
+        exists = at < self.length * self.num_envs
         items, ends = layouts.read(layouts.merge_axes((state.storage, state.ends)), at, fill=fill)
         mask = exists
         if ends is not None:

@@ -99,15 +99,24 @@ class Sharded(Generic[S]):
         return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
 
     @overload
-    def add(self: "Sharded[ReplayState]", state: ReplayState, items: Any, mask: Any = None) -> ReplayState: ...
+    def add(
+        self: "Sharded[ReplayState]", state: ReplayState, items: Any, mask: Any = None, td_errors: Any = None
+    ) -> ReplayState: ...
 
     @overload
     def add(
-        self: "Sharded[ReservoirState]", state: ReservoirState, items: Any, key: jax.Array, mask: Any = None
+        self: "Sharded[ReservoirState]",
+        state: ReservoirState,
+        items: Any,
+        key: jax.Array,
+        mask: Any = None,
+        td_errors: Any = None,
     ) -> ReservoirState: ...
 
     @overload
-    def add(self: "Sharded[SequenceState]", state: SequenceState, steps: Any, ends: Any = None) -> SequenceState: ...
+    def add(
+        self: "Sharded[SequenceState]", state: SequenceState, steps: Any, ends: Any = None, td_errors: Any = None
+    ) -> SequenceState: ...
 
     def add(self, *args: Any, **kwargs: Any) -> Any:
         """Insert a batch, as the buffer's `add` does; `mask` or `ends` are dealt out like the items.
@@ -210,6 +219,41 @@ class Sharded(Generic[S]):
         rows = checks.check_td_errors(indices, td_errors)
         self._check_divides("indices", rows[0].size)
         return self._on_shards(self._part.update, (PartitionSpec(self.axis),) * 2, state, *rows)
+
+    @jit_method(donates=True, handles="indices")
+    def set(self, state: S, indices: jax.Array, values: Any, mask: jax.Array | None = None) -> S:
+        """Write leaves of stored items in place; otherwise as the buffer's `set`.
+
+        Args:
+          indices: int [B], the handles in the rows in which they were drawn; B a multiple of D.
+          values: leaves [B, ...], or None where one is left alone.
+          mask: bool, what is written.
+
+        Raises:
+          ValueError: as from the buffer's `set`.
+        """
+        self._check_state(state)
+        indices = checks.check_indices(indices)
+        self._check_divides("indices", indices.size)
+        arguments = indices, checks.as_arrays(values), None if mask is None else jnp.asarray(mask)
+        for leaf in jax.tree.leaves(arguments):
+            checks.check_rows(leaf, indices.size)
+        return self._on_shards(self._part.set, (PartitionSpec(self.axis),) * 3, state, *arguments)
+
+    def newest(self, state: S, n: int) -> jax.Array:
+        """Handles of the newest n / D insertions of each shard, int32 [n], in the rows of their shards.
+
+        Raises:
+          ValueError: `n` is not a positive multiple of D.
+        """
+        return self._newest(state, check_integer("n", n, 1, ring.MAX_CAPACITY, "the number of insertions"))
+
+    @jit_method(static=("n",))
+    def _newest(self, state: S, n: int) -> jax.Array:
+        self._check_state(state)
+        self._check_divides("n", n)
+        share = n // self.num_shards
+        return self._on_shards(lambda state: self._part._newest(state, share), (), state, rows=True)
 
     @jit_method(handles="indices")
     def get(self, state: S, indices: jax.Array) -> Any:

@@ -53,12 +53,14 @@ class SumTree:
         there is none.
       capacity: number of leaves (static).
       fanout: children per node (static).
+      maxima: None, or levels of the same shapes, but for the leaves, with each node's largest leaf.
     """
 
     sums: tuple[jax.Array, ...]
     minima: tuple[jax.Array, ...] | None
     capacity: int = struct.field(pytree_node=False)
     fanout: int = struct.field(pytree_node=False)
+    maxima: tuple[jax.Array, ...] | None = None
 
     @property
     def is_wide(self) -> bool:
@@ -71,13 +73,16 @@ def default_fanout() -> int:
     return DEFAULT_FANOUTS.get(jax.default_backend(), DEFAULT_FANOUT)
 
 
-def init(capacity: int, *, fanout: int | None = None, track_minimum: bool = False) -> SumTree:
+def init(
+    capacity: int, *, fanout: int | None = None, track_minimum: bool = False, track_maximum: bool = False
+) -> SumTree:
     """A tree of `capacity` leaves, all 0.
 
     Args:
       capacity: number of leaves, 1 to 2**29.
       fanout: children per node, 2 to 1024; None for the best on this backend.
       track_minimum: also keep the smallest positive leaf, for `minimum`.
+      track_maximum: also keep the largest leaf, for `maximum`.
 
     Raises:
       ValueError: `capacity` or `fanout` is out of range.
@@ -88,7 +93,8 @@ def init(capacity: int, *, fanout: int | None = None, track_minimum: bool = Fals
     shapes = [_levels.shape(size, fanout) for size in _levels.sizes(capacity, fanout)]
     sums = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
     minima = tuple(jnp.full(shape, NONE, jnp.float32) for shape in shapes) if track_minimum else None
-    return SumTree(sums, minima, capacity, fanout)
+    maxima = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes[:-1]) if track_maximum else None
+    return SumTree(sums, minima, capacity, fanout, maxima)
 
 
 def leaves(tree: SumTree) -> jax.Array:
@@ -125,7 +131,8 @@ def _with_fanout(tree: SumTree, fanout: int) -> SumTree:
         return tuple(levels)
 
     minima = None if tree.minima is None else build_levels(_leaves(tree, tree.minima), jnp.minimum, NONE)
-    return SumTree(build_levels(leaves(tree), jnp.add, 0.0), minima, tree.capacity, fanout)
+    maxima = None if tree.maxima is None else build_levels(leaves(tree), jnp.maximum, 0.0)[:-1]
+    return SumTree(build_levels(leaves(tree), jnp.add, 0.0), minima, tree.capacity, fanout, maxima)
 
 
 @functools.partial(jax.jit, inline=True)
@@ -149,6 +156,18 @@ def minimum(tree: SumTree | Restricted) -> jax.Array:
         roots = _restricted.patches(tree, tree.minima, NONE)[0](roots.reshape(1, -1), 0).reshape(roots.shape)
     smallest = _fold_roots(whole, roots, jnp.minimum)
     return jnp.where(smallest < NONE, smallest, jnp.inf)
+
+
+@functools.partial(jax.jit, inline=True)
+def maximum(tree: SumTree) -> jax.Array:
+    """Largest leaf, float32 [].
+
+    Raises:
+      ValueError: the tree was made without `track_maximum=True`.
+    """
+    if tree.maxima is None:
+        raise ValueError("track_maximum=False: this tree keeps no maximum; make it with init(..., track_maximum=True).")
+    return _fold_roots(tree, (*tree.maxima, tree.sums[-1])[0], jnp.maximum)
 
 
 @jax.jit
@@ -197,7 +216,8 @@ def update(
     if mask is not None:
         written &= checks.check_mask(mask, indices.shape)
     # The roots depend on the whole previous update, so all its reads come before this write.
-    indices = after(indices, total(tree), () if tree.minima is None else minimum(tree))
+    extremes = [() if tree.minima is None else minimum(tree), () if tree.maxima is None else maximum(tree)]
+    indices = after(indices, total(tree), extremes)
     sums, nowhere = tree.sums, tree.sums[-1].size
     target, values = materialize(jnp.where(written, indices, nowhere), values)
     # Rows that write nothing ascend from the first leaf: it is harmless to recompute a sum that has not changed.
@@ -211,7 +231,10 @@ def update(
     if minima is not None:
         values = jnp.where(values > 0, values, NONE)
         minima = _levels.ascend(minima, target, values, leaf, tree.fanout, jnp.minimum)
-    return dataclasses.replace(tree, sums=sums, minima=minima)
+    maxima = tree.maxima
+    if maxima is not None:
+        maxima = _levels.climb(maxima, sums[-1], leaf, tree.fanout, jnp.maximum)
+    return dataclasses.replace(tree, sums=sums, minima=minima, maxima=maxima)
 
 
 @jax.jit

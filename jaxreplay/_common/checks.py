@@ -93,6 +93,36 @@ def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owne
             )
 
 
+def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_axes: int, owner: str) -> list[Any]:
+    """The leaves of `values` for all leaves of `stored`, None for those of a part that is None.
+
+    Raises:
+      ValueError: nothing is given, or what is has another structure, leading axes, item shape or dtype; the message
+        names the leaf.
+    """
+
+    def of_part(value: Any, part: Any) -> Any:
+        return jax.tree.map(lambda _: value, part)
+
+    try:
+        parts = jax.tree.map(of_part, values, stored, is_leaf=lambda x: x is None)
+        found = jax.tree.structure(stored).flatten_up_to(parts)
+    except (ValueError, TypeError) as error:
+        got, expected = jax.tree.structure(values), jax.tree.structure(stored)
+        raise ValueError(
+            f"wrong structure: got {got}, {owner} stores {expected}; give None for what is left alone."
+        ) from error
+    if all(value is None for value in found):
+        raise ValueError("values: all are None; give at least one leaf that is to be written.")
+    for value, (path, like) in zip(found, jax.tree_util.tree_leaves_with_path(stored), strict=True):
+        expected = (*leading, *like.shape[num_stored_axes:])
+        if value is not None and (value.shape != expected or value.dtype != like.dtype):
+            raise ValueError(
+                f"{_name(path)}: got {type_text(value.dtype, value.shape)}, expected {type_text(like.dtype, expected)}."
+            )
+    return found
+
+
 def check_mask(mask: Any, shape: tuple[int, ...], name: str = "mask") -> jax.Array:
     """`mask` as a bool array of `shape`.
 
@@ -175,6 +205,23 @@ def check_indices(indices: Any) -> jax.Array:
             f"indices: got {type_text(indices.dtype, indices.shape)}, expected a vector of integers (Sample.indices)."
         )
     return as_int32(indices)
+
+
+def check_insertion_errors(td_errors: Any, shape: tuple[int, ...], each: str) -> jax.Array:
+    """TD errors that come with what is added, flat; a `ValueError` where they are not numbers of `shape`."""
+    td_errors = jnp.asarray(td_errors)
+    if td_errors.shape != shape or not jnp.issubdtype(td_errors.dtype, jnp.number):
+        raise ValueError(
+            f"td_errors: got {type_text(td_errors.dtype, td_errors.shape)}, expected {type_text('float', shape)}, "
+            f"one number {each}; NaN for one that is not known."
+        )
+    return as_float(td_errors).reshape(-1)
+
+
+def check_rows(leaf: jax.Array, size: int) -> None:
+    """Raise a `ValueError` where `leaf` has not `size` rows."""
+    if leaf.ndim == 0 or leaf.shape[0] != size:
+        raise ValueError(f"got {type_text(leaf.dtype, leaf.shape)}, expected a row for each of the {size} indices.")
 
 
 def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]:

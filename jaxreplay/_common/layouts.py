@@ -16,6 +16,7 @@ import numpy as np
 from flax import struct
 from jax import lax
 
+ALL_PAIRS = 512  # rows of a batch that are compared with each other for repeated slots
 LANES = 128
 PADDING = 1.25  # an item is padded to whole rows if that makes it at most this many times larger
 BACKENDS_OF_ROWS = ("tpu",)
@@ -102,6 +103,54 @@ def write(storage: Any, slots: jax.Array, items: Any) -> Any:
         return stored.at[slots].set(new, mode="drop", unique_indices=True)
 
     return jax.tree.map(leaf_write, storage, items, is_leaf=_is_leaf)
+
+
+def write_parts(storage: Any, num_axes: int, places: jax.Array, values: list[Any]) -> Any:
+    """Storage with `values`, [*places.shape, ...] of each leaf or None, written at `places` (int32).
+
+    Places count items along the `num_axes` leading axes, as if these were one. Of one that occurs more than once the
+    last is written; one out of range is dropped.
+    """
+    stored, treedef = jax.tree.flatten(storage, is_leaf=_is_leaf)
+    sizes = leading(storage, num_axes)
+    places = _last_of_each(places.reshape(-1), math.prod(sizes))
+    for i, value in enumerate(values):
+        if value is not None:
+            new = value.reshape(places.size, *stored[i].shape[num_axes:])
+            stored[i] = _split_axis(write(_merged(stored[i], num_axes), places, new), sizes)
+    return jax.tree.unflatten(treedef, stored)
+
+
+def num_places(storage: Any, num_axes: int) -> int:
+    """Number of items along the leading axes."""
+    return math.prod(leading(storage, num_axes))
+
+
+def _merged(storage: Any, num_axes: int) -> Any:
+    return merge_axes(storage) if num_axes == 2 else storage
+
+
+def _split_axis(storage: Any, leading: tuple[int, ...]) -> Any:
+    """`storage` with `leading` in place of its first axis: the inverse of `merge_axes`."""
+
+    def split(leaf: Any) -> Any:
+        if isinstance(leaf, Rows):
+            return Rows(leaf.rows, (*leading, *leaf.leading[1:]), leaf.item)
+        return leaf.reshape(*leading, *leaf.shape[1:])
+
+    return _map_arrays(split, storage)
+
+
+def _last_of_each(places: jax.Array, nowhere: int) -> jax.Array:
+    """`places` (int32 [B]) with `nowhere` in all rows but the last of each place. Costs O(B log B)."""
+    rows = jnp.arange(places.size, dtype=jnp.int32)
+    if places.size <= ALL_PAIRS:
+        last = ~jnp.any((places[None, :] == places[:, None]) & (rows[None, :] > rows[:, None]), axis=1)
+    else:
+        in_order, row = lax.sort((places, rows), num_keys=2)
+        ends_run = jnp.concatenate([in_order[1:] != in_order[:-1], jnp.ones(1, bool)])
+        last = jnp.zeros(places.size, bool).at[row].set(ends_run, unique_indices=True)
+    return jnp.where(last, places, nowhere)
 
 
 def read(storage: Any, slots: jax.Array, *, fill: bool = False) -> Any:

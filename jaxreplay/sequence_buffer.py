@@ -24,7 +24,7 @@ from jax import lax
 from jaxreplay import _episodes, ring
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, settle
-from jaxreplay._common.xla import jit_method, materialize
+from jaxreplay._common.xla import jit_method, materialize, read_once
 from jaxreplay.buffer import Buffer
 from jaxreplay.sampler_protocol import Sampler, check_sampler
 from jaxreplay.samplers import Uniform
@@ -334,6 +334,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         old, gone = _episodes.overwritten(windows, sequences, cursor, num_steps, self.length, most)
         sequences = ring.after(sequences, gone)
         new, count = ring.next_slots(sequences, may_be_drawn.reshape(-1), may_be_drawn.size, num_slots)
+        new, old, gone = read_once((new, old, gone))
         row = cursor + jnp.where(first < 0, first + self.length, first)
         row = jnp.where(row >= self.length, row - self.length, row)
         places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
@@ -359,7 +360,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         if state.windows is None:
             first, env, _ = self._place(state, slots)
         else:
-            first, env = _episodes.first_rows(state.windows, slots, self.num_envs)
+            first, env = read_once(_episodes.first_rows(state.windows, slots, self.num_envs))
         rows = first[:, None] + jnp.arange(self.sequence_length, dtype=jnp.int32)[None]
         rows = jnp.where(rows >= self.length, rows - self.length, rows)  # [B, sequence_length]
         exists = (slots < self._num_slots)[:, None]

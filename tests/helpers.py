@@ -71,6 +71,10 @@ def check_tree(tree):
         sums = children.reshape(-1, tree.fanout).sum(axis=1, dtype=np.float64)
         np.testing.assert_allclose(parents, np.pad(sums, (0, len(parents) - len(sums))), rtol=1e-6)
     assert not np.any(tree.sums[-1][tree.capacity :])
+    if tree.maxima is not None:
+        for parents, children in itertools.pairwise((*tree.maxima, tree.sums[-1])):
+            maxima = children.reshape(-1, tree.fanout).max(axis=1)
+            np.testing.assert_array_equal(parents, np.pad(maxima, (0, len(parents) - len(maxima))))
     if tree.minima is not None:
         np.testing.assert_array_equal(tree.minima[-1], np.where(tree.sums[-1] > 0, tree.sums[-1], sum_tree.NONE))
         for parents, children in itertools.pairwise(tree.minima):

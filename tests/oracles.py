@@ -44,19 +44,33 @@ def importance_weights(probabilities, size, beta, normalize="batch", min_probabi
 class ReplayTwin:
     """A list of (handle, item), newest last, and a dict of priorities."""
 
-    def __init__(self, capacity, alpha=0.6, epsilon=1e-6, first_handle=0, period=None):
+    def __init__(self, capacity, alpha=0.6, epsilon=1e-6, first_handle=0, period=None, floor=0.0, new_priority="ever"):
         self.capacity, self.alpha, self.epsilon = capacity, alpha, epsilon
+        self.floor, self.new_priority = floor, new_priority
         self.next_handle, self.period = first_handle, period
         self.stored = []
         self.leaf = {}
         self.max_priority, self.updates, self.rejected = 1.0, 0, 0
 
-    def add(self, items, mask=None):
+    def add(self, items, mask=None, td_errors=None):
+        mask = np.ones(len(items), bool) if mask is None else mask
+        td_errors = np.full(len(items), np.nan) if td_errors is None else td_errors
+        priorities = [
+            self._priority(td_error) if inserted else None for td_error, inserted in zip(td_errors, mask, strict=True)
+        ]
+        self.rejected += sum(bool(np.isinf(td_error)) for td_error in np.asarray(td_errors)[mask])
+        known = [priority for priority in priorities if priority is not None]
+        self.max_priority = max([self.max_priority, *known])
+        new = self._leaf(self.max_priority)
+        if self.new_priority == "stored":
+            new = max([*self.leaf.values(), *map(self._leaf, known)], default=0) or self._leaf(1.0)
+        elif self.new_priority != "ever":
+            new = self._leaf(self.new_priority)
         for row, item in enumerate(items):
-            if mask is not None and not mask[row]:
+            if not mask[row]:
                 continue
             self.stored.append((self.next_handle, item))
-            self.leaf[self.next_handle] = self._leaf(self.max_priority)
+            self.leaf[self.next_handle] = new if priorities[row] is None else self._leaf(priorities[row])
             self.next_handle += 1
             if self.period is not None:
                 self.next_handle %= self.period
@@ -72,9 +86,15 @@ class ReplayTwin:
             if not np.isfinite(td_error):
                 self.rejected += 1
                 continue
-            priority = float(np.float32(np.float32(abs(td_error)) + np.float32(self.epsilon)))
+            priority = self._priority(td_error)
             self.max_priority = max(self.max_priority, priority)
             self.leaf[handle] = self._leaf(priority)
+
+    def _priority(self, td_error):
+        """None where the TD error is not finite."""
+        if not np.isfinite(td_error):
+            return None
+        return float(max(np.float32(abs(td_error)), np.float32(self.floor)) + np.float32(self.epsilon))
 
     def _leaf(self, priority):
         largest = 2.0 ** (63 - (self.capacity - 1).bit_length())

@@ -264,8 +264,7 @@ def test_coax_traces():
         for op in case["ops"]:
             if op["op"] == "add":
                 for i, adv in zip(op["ids"], op["adv"], strict=True):
-                    state = buffer.add(state, numbers(i, 1))
-                    state = buffer.update(state, numbers(i, 1), np.array([adv]))
+                    state = buffer.add(state, numbers(i, 1), None, np.array([adv]))
             else:
                 rows = 8 - len(op["ids"])
                 ids = np.pad(op["ids"], (0, rows), constant_values=-1)

@@ -112,33 +112,29 @@ def write_parts(storage: Any, num_axes: int, places: jax.Array, values: list[Any
     last is written; one out of range is dropped.
     """
     stored, treedef = jax.tree.flatten(storage, is_leaf=_is_leaf)
-    sizes = leading(storage, num_axes)
+    sizes, batch_axes = leading(storage, num_axes), places.ndim
     places = _last_of_each(places.reshape(-1), math.prod(sizes))
+    # One index an axis: where the axes are made one and cut again, XLA:CPU copies the array.
+    others = jnp.int32(math.prod(sizes[1:]))
+    index = (places,) if num_axes == 1 else (lax.div(places, others), lax.rem(places, others))
+
+    def write_leaf(old: Any, new: jax.Array) -> Any:
+        if isinstance(old, Bits):
+            return Bits(write_leaf(old.bits, to_bits(new)), old.dtype)
+        if isinstance(old, Rows):
+            whole = Rows(old.rows, (math.prod(sizes),), old.item)
+            return Rows(_write_rows(whole, places, new).rows, old.leading, old.item)
+        return old.at[index].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
+
     for i, value in enumerate(values):
         if value is not None:
-            new = value.reshape(places.size, *stored[i].shape[num_axes:])
-            stored[i] = _split_axis(write(_merged(stored[i], num_axes), places, new), sizes)
+            stored[i] = write_leaf(stored[i], value.reshape(places.size, *value.shape[batch_axes:]))
     return jax.tree.unflatten(treedef, stored)
 
 
 def num_places(storage: Any, num_axes: int) -> int:
     """Number of items along the leading axes."""
     return math.prod(leading(storage, num_axes))
-
-
-def _merged(storage: Any, num_axes: int) -> Any:
-    return merge_axes(storage) if num_axes == 2 else storage
-
-
-def _split_axis(storage: Any, leading: tuple[int, ...]) -> Any:
-    """`storage` with `leading` in place of its first axis: the inverse of `merge_axes`."""
-
-    def split(leaf: Any) -> Any:
-        if isinstance(leaf, Rows):
-            return Rows(leaf.rows, (*leading, *leaf.leading[1:]), leaf.item)
-        return leaf.reshape(*leading, *leaf.shape[1:])
-
-    return _map_arrays(split, storage)
 
 
 def _last_of_each(places: jax.Array, nowhere: int) -> jax.Array:

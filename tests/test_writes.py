@@ -1,0 +1,389 @@
+"""What is written: priorities at insertion, handles of what was added, values written back, rollouts."""
+
+import dataclasses
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracles
+import pytest
+from helpers import at, big_copies, check_tree, compiled, items, leaves_of, mesh, rarely, stack
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxreplay as jr
+from jaxreplay import sum_tree
+
+PER = functools.partial(jr.Prioritized, alpha=0.7, epsilon=0.01)
+
+
+def ids(first, *shape):
+    return items(first + np.arange(np.prod(shape), dtype=np.int32).reshape(shape))
+
+
+number = st.sampled_from([0.0, 0.3, -2.0, 40.0, np.nan, np.inf, -np.inf])
+
+
+@settings(max_examples=40)
+@given(
+    config=st.sampled_from(
+        [
+            {"max_priority": "ever", "floor": 0.0, "epsilon": 0.0},
+            {"max_priority": "stored", "floor": 0.0, "epsilon": 0.01, "normalize": "global"},
+            {"max_priority": 2.5, "floor": 1.0, "epsilon": 0.0},
+        ]
+    ),
+    batches=st.lists(
+        st.tuples(
+            st.lists(number, min_size=3, max_size=3), st.lists(st.booleans(), min_size=3, max_size=3), st.booleans()
+        ),
+        max_size=8,
+    ),
+)
+def test_priorities_at_insertion_equal_the_twins(config, batches):
+    buffer = jr.ReplayBuffer(capacity=7, sampler=jr.Prioritized(**config))
+    twin = oracles.ReplayTwin(7, epsilon=config["epsilon"], floor=config["floor"], new_priority=config["max_priority"])
+    state = buffer.init(ids(0, 3))
+    for t, (td_errors, mask, later) in enumerate(batches):
+        td_errors, mask = np.array(td_errors, np.float32), np.array(mask)
+        state = buffer.add(state, ids(3 * t, 3), mask, td_errors)
+        twin.add(np.arange(3 * t, 3 * t + 3), mask, td_errors)
+        if later:
+            handles = np.array([0, 2, 5], np.int32)
+            state = buffer.update(state, handles, td_errors)
+            twin.update(handles.tolist(), td_errors.tolist())
+        np.testing.assert_allclose(leaves_of(state.sampler.tree), twin.leaves_by_slot(), rtol=1e-6)
+        check_tree(state.sampler.tree)
+        assert state.sampler.rejected == twin.rejected
+        assert state.sampler.updates == twin.updates
+        np.testing.assert_allclose(state.sampler.max_priority, twin.max_priority, rtol=1e-6)
+        named = np.array([-1] * 4 + twin.handles)[-4:]
+        np.testing.assert_array_equal(buffer.newest(state, 4), named)
+
+
+def streams(t, steps):
+    return ids(3 * t, steps, 3), (t + np.arange(3 * steps)).reshape(steps, 3) % 4 == 0
+
+
+@pytest.mark.parametrize(
+    ("windows", "stride"), [("any", 2), ("inside", 1), *map(rarely, [("any", 1), ("episodes", 1), ("inside", 2)])]
+)
+def test_sequences_get_their_priorities_as_they_are_completed(windows, stride):
+    """In one call what otherwise takes an insertion and an update of the newest."""
+    settings = {"num_envs": 3, "sequence_length": 3, "stride": stride, "windows": windows, "donate": False}
+    buffer = jr.SequenceBuffer(length=8, sampler=PER(), **settings)
+    one = two = buffer.init(streams(0, 1)[0])
+    twin, time, rng = oracles.SequenceTwin(8, 3, 3, stride, windows), 0, np.random.default_rng(0)
+    for steps in (1, 4, 2, 3, 8, 1, 1, 4):
+        rows, ends = streams(time, steps)
+        td_errors = rng.exponential(size=(buffer.completed(steps), 3)).astype(np.float32)
+        before, named = twin.num_complete, len(twin.priority)
+        twin.add(rows["id"], ends)
+        time += steps
+        one = buffer.add(one, rows, ends, td_errors)
+        two = buffer.add(two, rows, ends)
+        new = [handle for handle in twin.priority if handle // 3 >= before]
+        assert len(new) == len(twin.priority) - named
+        newest = buffer.newest(two, 24)
+        told = [td_errors[handle // 3 - before, handle % 3] for handle in new]
+        told = np.array([np.nan] * 24 + told, np.float32)[-24:]
+        fresh = ~np.isnan(told)
+        two = buffer.update(two, np.where(fresh, newest, -1), np.where(fresh, told, 0))
+        np.testing.assert_array_equal(leaves_of(one.sampler.tree), leaves_of(two.sampler.tree))
+        assert one.sampler.max_priority == two.sampler.max_priority
+        two = two.replace(sampler=one.sampler)  # and the counts of updates, which differ
+        sequences = np.asarray(buffer.get(two, newest)["id"])[np.asarray(newest) >= 0].tolist()
+        assert sequences == [twin.sequence(handle) for handle in twin.handles][-24:]
+
+
+@pytest.mark.parametrize("num_shards", [2, rarely(4)])
+@pytest.mark.parametrize("max_priority", ["ever", "stored"])
+def test_shards_share_the_largest_priority(num_shards, max_priority):
+    sharded = jr.Sharded(
+        jr.ReplayBuffer(capacity=16, sampler=PER(alpha=1.0, max_priority=max_priority)), mesh(num_shards)
+    )
+    td_errors = np.full(8, np.nan, np.float32)
+    td_errors[5] = 3.0
+    state = sharded.add(sharded.init(ids(0, 8)), ids(0, 8), td_errors=td_errors)
+    stored = np.asarray(state.sampler.tree.sums[-1])
+    np.testing.assert_allclose(stored[stored > 0], 3.01, rtol=1e-6)
+    newest = np.asarray(sharded.newest(state, 4)).reshape(num_shards, -1)
+    share = 8 // num_shards
+    expected = state.ring.period * np.arange(num_shards)[:, None] + np.arange(share)[-newest.shape[1] :]
+    np.testing.assert_array_equal(newest, expected)
+    state = sharded.update(state, newest.reshape(-1), np.full(4, 9.0, np.float32))
+    state = sharded.add(state, ids(8, 8))
+    assert np.asarray(state.sampler.tree.sums[-1]).max() == np.float32(9.01)
+    assert np.sum(np.asarray(state.sampler.tree.sums[-1]) == np.float32(9.01)) == 12
+
+
+def test_an_outlier_is_forgotten_once_overwritten():
+    td_errors = np.array([0.5, 100.0, 2.0], np.float32)
+    for max_priority, expected in (("stored", 2.0), ("ever", 100.0), (1.5, 1.5)):
+        buffer = jr.ReplayBuffer(capacity=3, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0, max_priority=max_priority))
+        state = buffer.add(buffer.init(ids(0, 3)), ids(0, 3), None, td_errors)
+        state = buffer.add(state, ids(3, 2), None, td_errors[[0, 0]])  # the outlier is overwritten
+        state = buffer.add(state, ids(5, 1))
+        assert leaves_of(state.sampler.tree)[2] == expected
+
+
+@pytest.mark.parametrize("alpha", [0.4, 1.0])
+def test_lap_with_a_huber_loss_has_the_gradient_of_pal(alpha):
+    """Fujimoto et al. 2020, section 4.2: LAP's expected gradient is that of the uniform loss PAL, scaled."""
+    td_errors = np.array([-3.0, 0.2, 0.7, 1.5, -0.1, 20.0], np.float32)
+    sampler = jr.Prioritized(alpha=alpha, beta=0.0, epsilon=0.0, floor=1.0, max_priority="stored")
+    buffer = jr.ReplayBuffer(capacity=6, sampler=sampler)
+    state = buffer.add(buffer.init(ids(0, 6)), ids(0, 6), None, td_errors)
+    priorities = np.maximum(np.abs(td_errors) ** alpha, 1.0)  # equation 7 of the paper
+    np.testing.assert_allclose(leaves_of(state.sampler.tree), priorities, rtol=1e-6)
+    drawn = buffer.sample(state, jax.random.key(0), 64)
+    np.testing.assert_array_equal(drawn.weights, 1.0)
+    law = np.zeros(6)
+    law[drawn.items["id"]] = drawn.probabilities
+    np.testing.assert_allclose(law, priorities / priorities.sum(), rtol=1e-5)
+
+    def pal(td_errors):  # equation 9, times its constant: quadratic up to 1, then a power
+        small = 0.5 * td_errors**2
+        return jnp.mean(jnp.where(jnp.abs(td_errors) <= 1, small, jnp.abs(td_errors) ** (1 + alpha) / (1 + alpha)))
+
+    expected = jax.grad(pal)(jnp.asarray(td_errors))
+    found = jax.grad(lambda x: jnp.sum(law * optax.huber_loss(x)))(jnp.asarray(td_errors))
+    np.testing.assert_allclose(found * priorities.mean(), expected, rtol=1e-5)
+
+
+def test_the_maximum_of_a_tree():
+    rng = np.random.default_rng(0)
+    for capacity, fanout in ((1, 2), (5, 8), (300, 8), (300, 128)):
+        tree = sum_tree.init(capacity, fanout=fanout, track_maximum=True, track_minimum=True)
+        leaves = np.zeros(capacity, np.float32)
+        for _ in range(6):
+            indices, values = rng.integers(capacity, size=9), rng.exponential(size=9).astype(np.float32)
+            tree = sum_tree.update(tree, indices, values)
+            for index, value in zip(indices, values, strict=True):
+                leaves[index] = value
+            assert sum_tree.maximum(tree) == leaves.max()
+            check_tree(tree)
+        other = sum_tree.with_fanout(tree, 64 if fanout == 8 else 8)
+        assert sum_tree.maximum(other) == leaves.max()
+        check_tree(other)
+    with pytest.raises(ValueError, match="track_maximum=False"):
+        sum_tree.maximum(sum_tree.init(3))
+
+
+def item_values(rng, *leading):
+    return {
+        "id": rng.integers(1000, size=leading).astype(np.int32),
+        "x": rng.normal(size=(*leading, 2)).astype(np.float32),
+    }
+
+
+@settings(max_examples=30)
+@given(
+    handles=st.lists(st.lists(st.integers(-2, 20), min_size=6, max_size=6), min_size=1, max_size=4),
+    given_leaves=st.sampled_from(["both", "id", "x"]),
+    masked=st.booleans(),
+)
+def test_items_written_back_equal_the_twins(handles, given_leaves, masked):
+    buffer, rng = jr.ReplayBuffer(capacity=9), np.random.default_rng(0)
+    state = buffer.init(item_values(rng, 4))
+    twin = {}
+    for t in range(4):
+        batch = item_values(rng, 4)
+        state = buffer.add(state, batch)
+        twin |= {4 * t + i: at(batch, i) for i in range(4)}
+    twin = {handle: item for handle, item in twin.items() if handle >= 16 - 9}
+    for rows in handles:
+        values = item_values(rng, 6)
+        values = {name: x if given_leaves in ("both", name) else None for name, x in values.items()}
+        mask = rng.random(6) < 0.6 if masked else None
+        state = buffer.set(state, np.array(rows), values, mask)
+        for row, handle in enumerate(rows):
+            if handle in twin and (mask is None or mask[row]):
+                twin[handle] |= {name: x[row] for name, x in values.items() if x is not None}
+    stored = buffer.get(state, np.array([*twin]))
+    chex.assert_trees_all_equal(jax.device_get(stored), jax.device_get(stack(*twin.values())))
+
+
+@pytest.mark.parametrize(
+    ("windows", "batch_size"), [("any", 5), ("inside", 300), *map(rarely, [("any", 300), ("episodes", 5)])]
+)
+def test_of_overlapping_sequences_the_later_row_is_written(windows, batch_size):
+    """Also where so many rows are written that repeated places are found by a sort."""
+    buffer = jr.SequenceBuffer(length=9, num_envs=2, sequence_length=3, windows=windows, donate=False)
+    rng, time = np.random.default_rng(1), 24
+    state = buffer.init(item_values(rng, 1, 2))
+    steps, ends = item_values(rng, time, 2), rng.random((time, 2)) < 0.2
+    steps["id"] = np.arange(2 * time, dtype=np.int32).reshape(time, 2)
+    for t in range(0, time, 3):
+        state = buffer.add(state, jax.tree.map(lambda x, t=t: x[t : t + 3], steps), ends[t : t + 3])
+    drawn = jax.tree.map(np.asarray, buffer.sample(state, jax.random.key(0), batch_size))
+    indices = np.where(np.arange(batch_size) % 5 == 4, -1, drawn.indices)
+    x = rng.normal(size=(batch_size, 3, 2)).astype(np.float32)
+    mask = rng.random((batch_size, 3)) < 0.7
+    expected = steps["x"].copy()
+    for row in range(batch_size):
+        for k in range(3):
+            if indices[row] >= 0 and mask[row, k]:
+                place = drawn.items["id"][row, k]
+                expected[place // 2, place % 2] = x[row, k]
+    state = jax.jit(buffer.set)(state, indices, {"id": None, "x": x}, mask)
+    np.testing.assert_array_equal(state.storage["id"], np.roll(steps["id"][-9:], time % 9, axis=0))
+    np.testing.assert_array_equal(state.storage["x"], np.roll(expected[-9:], time % 9, axis=0))
+
+
+def test_parts_of_a_transition_batch_are_written():
+    x = np.arange(4, dtype=np.float32)
+    batch = jr.TransitionBatch(S={"a": x, "b": x}, A=x, logP=None, Rn=x, In=x, S_next={"a": x, "b": x})
+    buffer = jr.ReplayBuffer(capacity=4)
+    state = buffer.add(buffer.init(batch), batch)
+    none = jax.tree.map(lambda _: None, batch)
+    values = dataclasses.replace(none, S={"a": -x, "b": None}, S_next=None, Rn=2 * x)
+    state = buffer.set(state, np.arange(4), values)
+    found = buffer.get(state, np.arange(4))
+    np.testing.assert_array_equal(found.S["a"], -x)
+    np.testing.assert_array_equal(found.Rn, 2 * x)
+    for leaf in (found.S["b"], found.S_next["a"], found.S_next["b"], found.In, found.A):
+        np.testing.assert_array_equal(leaf, x)
+
+
+def test_shards_write_their_own_items():
+    sharded = jr.Sharded(jr.ReplayBuffer(capacity=16), mesh(2))
+    state = sharded.init(ids(0, 8))
+    for t in range(3):
+        state = sharded.add(state, ids(8 * t, 8))
+    drawn = sharded.sample(state, jax.random.key(0), 12)
+    new = 1000 + np.asarray(drawn.items["id"])
+    state = sharded.set(state, drawn.indices, {"id": new, "x": None})
+    found = sharded.get(state, drawn.indices)
+    np.testing.assert_array_equal(found["id"], new)
+    np.testing.assert_array_equal(found["x"], drawn.items["x"])
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("kind", ["replay", "sequence"])
+def test_writes_agree_in_eager_calls_jit_and_vmap(kind):
+    if kind == "replay":
+        buffer = jr.ReplayBuffer(capacity=8, sampler=PER(max_priority="stored"), axes=2, donate=False)
+        add = {"td_errors": np.array([[0.5, np.nan, 3.0]], np.float32)}
+    else:
+        buffer = jr.SequenceBuffer(length=5, num_envs=3, sequence_length=2, sampler=PER(), donate=False)
+        add = {"ends": np.array([[True, False, False]]), "td_errors": np.array([[0.5, np.nan, 3.0]], np.float32)}
+
+    def write(state, batch, key):
+        state = buffer.add(state, batch, **add)
+        handles = buffer.newest(state, 4)
+        drawn = buffer.sample(state, key, 4)
+        state = buffer.set(state, drawn.indices, {"id": drawn.items["id"] + 1, "x": None})
+        return buffer.update(state, handles, jnp.arange(4.0)), handles
+
+    jitted, vmapped = jax.jit(write), jax.jit(jax.vmap(write))
+    states = [buffer.add(buffer.init(ids(0, 1, 3)), ids(0, 1, 3)) for _ in range(2)]
+    stacked = stack(*states)
+    for t in range(4):
+        batches, keys = [ids(6 * t, 1, 3), ids(6 * t + 3, 1, 3)], jax.random.split(jax.random.key(t), 2)
+        found = vmapped(stacked, stack(*batches), keys)
+        for seed in range(2):
+            eager = write(states[seed], batches[seed], keys[seed])
+            chex.assert_trees_all_equal(eager, jitted(states[seed], batches[seed], keys[seed]))
+            chex.assert_trees_all_equal(eager, at(found, seed))
+            states[seed] = eager[0]
+        stacked = found[0]
+    assert jitted._cache_size() == 1
+
+
+@pytest.mark.parametrize("num_shards", [0, 2])
+def test_a_rollout_is_inserted_in_order_of_time(num_shards):
+    flat, rollouts = (jr.ReplayBuffer(capacity=24, sampler=PER(), axes=axes) for axes in (1, 2))
+    if num_shards:
+        flat, rollouts = (jr.Sharded(buffer, mesh(num_shards)) for buffer in (flat, rollouts))
+    batch = ids(0, 3, 4)
+    mask = np.arange(12).reshape(3, 4) % 5 > 0
+    td_errors = np.where(mask, np.arange(12.0).reshape(3, 4), np.nan).astype(np.float32)
+    shards = max(num_shards, 1)
+
+    def in_order(x):  # by shard, then by time
+        return np.concatenate([part.reshape(12 // shards, *x.shape[2:]) for part in np.split(x, shards, axis=1)])
+
+    one = rollouts.add(rollouts.init(batch), batch, mask, td_errors)
+    two = flat.init(jax.tree.map(in_order, batch))
+    two = flat.add(two, jax.tree.map(in_order, batch), in_order(mask), in_order(td_errors))
+    chex.assert_trees_all_equal(jax.device_get(one), jax.device_get(two))
+
+
+@pytest.mark.hlo
+@pytest.mark.usefixtures("compiled_afresh")
+@pytest.mark.parametrize("kind", ["sequence", rarely("replay")])
+def test_nothing_is_copied_by_writes(kind):
+    frame = jax.ShapeDtypeStruct((1, 8, 64, 64), jnp.uint8)
+    batch = {"frame": frame, "carry": jax.ShapeDtypeStruct((1, 8, 128), jnp.float32)}
+    if kind == "replay":
+        buffer = jr.ReplayBuffer(capacity=50_000, sampler=PER(max_priority="stored"), axes=2)
+    else:
+        buffer = jr.SequenceBuffer(length=6_000, num_envs=8, sequence_length=4, sampler=PER())
+
+    def run(state, batch, key):
+        def step(state, key):
+            state = buffer.add(state, batch, td_errors=jnp.ones((1, 8)))
+            drawn = buffer.sample(state, key, 64)
+            carry = drawn.items["carry"] + drawn.items["frame"][..., 0, :1].astype(jnp.float32)
+            state = buffer.set(state, drawn.indices, {"frame": None, "carry": carry}, drawn.mask)
+            return buffer.update(state, drawn.indices, drawn.weights), buffer.newest(state, 8)
+
+        return jax.lax.scan(step, state, jax.random.split(key, 4))
+
+    state, key = jax.eval_shape(buffer.init, batch), jax.eval_shape(lambda: jax.random.key(0))
+    program = compiled(jax.jit(run, donate_argnums=0), state, batch, key)
+    assert program.memory_analysis().temp_size_in_bytes < 4e6  # of 230 MB
+    assert big_copies(program.as_text(), 100_000) == []
+
+
+@pytest.mark.versions
+def test_wrong_arguments():
+    replay = jr.ReplayBuffer(capacity=8, donate=False)
+    state = replay.add(replay.init(ids(0, 4)), ids(0, 4))
+    rollouts = jr.ReplayBuffer(capacity=8, axes=2, donate=False)
+    sequences = jr.SequenceBuffer(length=8, num_envs=3, sequence_length=2, stride=2, donate=False)
+    stepped = sequences.init(ids(0, 1, 3))
+    four = np.arange(4)
+    for call, message in (
+        (
+            lambda: jr.Prioritized(max_priority="newest"),
+            'max_priority=\'newest\': must be "ever", "stored" or a number',
+        ),
+        (lambda: jr.Prioritized(max_priority=-1), "max_priority=-1: must be a finite number of at least 0"),
+        (lambda: jr.Prioritized(floor=-1), "floor=-1: must be a finite number of at least 0"),
+        (lambda: jr.ReplayBuffer(capacity=8, axes=3), "axes=3: must be an integer from 1 to 2"),
+        (lambda: rollouts.init(items(np.zeros(4))), "a rollout needs 2 leading axes"),
+        (
+            lambda: rollouts.add(rollouts.init(ids(0, 1, 4)), ids(0, 3, 4)),
+            "batch of 12 items: expected 1 to capacity=8",
+        ),
+        (lambda: replay.add(state, ids(0, 4), None, np.ones(3)), r"td_errors: got float.*\[3\], expected float\[4\]"),
+        (lambda: replay.add(state, ids(0, 4), None, np.ones(4, bool)), r"td_errors: got bool\[4\]"),
+        (
+            lambda: sequences.add(stepped, ids(0, 4, 3), None, np.ones((4, 3))),
+            r"td_errors: got .* expected float\[2, 3\]",
+        ),
+        (lambda: replay.newest(state, 0), "n=0: must be an integer from 1"),
+        (lambda: replay.set(state, four, {"id": four, "y": four}), "wrong structure"),
+        (lambda: replay.set(state, four, {"id": four.astype(np.int32), "x": None, "y": None}), "wrong structure"),
+        (lambda: replay.set(state, four, {"id": None, "x": None}), "values: all are None"),
+        (
+            lambda: replay.set(state, four, {"id": four[:3].astype(np.int32), "x": None}),
+            r"leaf \['id'\]: got int32\[3\]",
+        ),
+        (
+            lambda: replay.set(state, four, {"id": four.astype(np.float32), "x": None}),
+            r"leaf \['id'\]: got float32\[4\]",
+        ),
+        (lambda: replay.set(state, np.ones(4), {"id": None, "x": None}), "indices: got float"),
+        (
+            lambda: replay.set(state, four, {"id": four.astype(np.int32), "x": None}, np.ones(3, bool)),
+            r"mask: got bool\[3\], expected bool\[4\]",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

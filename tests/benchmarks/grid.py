@@ -15,6 +15,7 @@ from settings import SEQUENCE_LENGTH, Setting
 import jaxreplay as jr
 
 PACKAGES = {"flashbax": "flashbax", "cpprb": "cpprb", "torchrl": "torchrl", "dopamine": "dopamine-rl", "brax": "brax"}
+PACKAGES |= {"rejax": "rejax", "jaxnasium": "jaxnasium", "memorax": "memorax"}
 HOST_LIBRARIES = {"cpprb", "torchrl", "dopamine"}
 BASE = "jaxreplay"
 FANOUTS = (2, 4, 8, 16, 32, 64, 128)

@@ -4,6 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
+from draws import PEERS
 from grid import BASE, PARTS
 from settings import power
 from sharded import QUARTILES
@@ -156,6 +157,31 @@ def _sharded(found: dict[str, Any]) -> Iterator[str]:
         yield f"More devices: skipped, {found['skipped']}."
 
 
+def _draws(found: dict[str, Any]) -> Iterator[str]:
+    def cell(name: str, figure: dict[str, Any], first: bool) -> str:
+        if "error" in figure:
+            return figure["error"].replace("|", "/")
+        text = spread(figure["us"])
+        if "ratio" not in figure or (first and name not in PEERS):
+            return text
+        ratio = f"{text}, x{number(figure['ratio']['median'])}"
+        return f"**{ratio}{FASTER}**" if name in PEERS and figure["ratio"]["median"] < 1 else ratio
+
+    yield (
+        f"{found['date']}. Draws of {found['batch_size']}, us; medians of {found['runs']} alternating runs "
+        "[10th-90th percentile]. xR is the growth since the smallest N; of another library its time over that of ours "
+        "that is named beside it. Memory is that of the compiled scan at the largest N."
+    )
+    sizes = list(next(iter(found["draws"].values())))
+    lines = []
+    for name, figures in found["draws"].items():
+        label = f"{name} (beside {PEERS[name]})" if name in PEERS else name
+        last = figures[sizes[-1]]
+        memory = [size(last.get("carry_bytes")), size(last.get("temporary_bytes"))]
+        lines.append([label, *(cell(name, figures[n], n == sizes[0]) for n in sizes), *memory])
+    yield table(["draw", *(f"N={power(int(n))}" for n in sizes), "arguments", "temporary"], lines)
+
+
 def render(result: dict[str, Any]) -> str:
     """The whole report."""
     add_per_seed(result["rows"])
@@ -176,6 +202,8 @@ def render(result: dict[str, Any]) -> str:
         text += ["## (e) End to end: the DQN of examples/dqn.py", _end_to_end(result["end_to_end"])]
     if result.get("sharded"):
         text += ["## (i) Sharded: on one device, and on more", *_sharded(result["sharded"])]
+    if result.get("draws"):
+        text += ["## (j) Draws alone, by capacity", *_draws(result["draws"])]
     if result["not_run"]:
         text += ["## Not run, out of time", "; ".join(result["not_run"]) + "."]
     if result["smoke"]:

@@ -1,6 +1,6 @@
 """Benchmark of jaxreplay beside other replay buffers.
 
-Run: python tests/benchmarks/run.py [--parts abcdefghi] [--peers flashbax ...] [--seconds S] [--smoke] [--out FOLDER]
+Run: python tests/benchmarks/run.py [--parts abcdefghij] [--peers flashbax ...] [--seconds S] [--smoke] [--out FOLDER]
 
 Prints tables; writes BACKEND.json, BACKEND.md and plots. What is measured, and how, is in the README beside this file.
 """
@@ -20,6 +20,7 @@ import signal
 import time
 import warnings
 
+import draws
 import end_to_end
 import jax
 import report
@@ -31,7 +32,8 @@ from tqdm import tqdm
 
 RESULTS = pathlib.Path(__file__).parent / "results"
 MODULES = {"torchrl": "torchrl._torchrl", "dopamine": "dopamine.jax.replay_memory.replay_buffer"}
-MODULES["brax"] = "brax.training.replay_buffers"
+MODULES |= {"brax": "brax.training.replay_buffers", "rejax": "rejax.buffers", "memorax": "memorax.buffers"}
+MODULES["jaxnasium"] = "jaxnasium.algorithms.core"
 
 
 def importable(names: list[str]) -> set[str]:
@@ -99,7 +101,7 @@ def run_group(group: Group, machine: Machine, runs: int, run_seconds: float) -> 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="abcdefghi", help="letters of the parts, or fanout (abcdefghi)")
+    parser.add_argument("--parts", default="abcdefghij", help="letters of the parts, or fanout (abcdefghij)")
     parser.add_argument("--peers", nargs="*", choices=list(PACKAGES), default=list(PACKAGES), help="all by default")
     parser.add_argument("--seconds", type=float, default=7200.0, help="start no cell after this long (7200)")
     parser.add_argument("--smoke", action="store_true", help="one tiny cell a part, to see that it runs")
@@ -107,7 +109,7 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     args.deadline = time.perf_counter() + args.seconds
     args.parts = ["fanout"] if args.parts == "fanout" else list(args.parts)
-    if unknown := set(args.parts) - {*PARTS, "e", "i"}:
+    if unknown := set(args.parts) - {*PARTS, *"eij"}:
         parser.error(f"argument --parts: no part {', '.join(sorted(unknown))}")
     if args.out is None and not args.smoke:
         args.out = RESULTS
@@ -115,9 +117,9 @@ def parse_args() -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace, todo: list[Group], machine: Machine, peers: set[str], result: dict) -> None:
-    """Measure (i), the groups, then (e), into `result`; cells that are late are only noted."""
+    """Measure (i), the groups, (j), then (e), into `result`; cells that are late are only noted."""
     run_seconds = 0.02 if args.smoke else 0.04
-    with tqdm(total=len(todo) + ("e" in args.parts) + ("i" in args.parts), unit="cell", smoothing=0) as bar:
+    with tqdm(total=len(todo) + sum(part in args.parts for part in "eij"), unit="cell", smoothing=0) as bar:
         if "i" in args.parts:
             # Its cells rank among themselves: it comes first, with a share of the time where there are other parts.
             share = 1.0 if args.parts == ["i"] else 0.15
@@ -131,6 +133,12 @@ def run(args: argparse.Namespace, todo: list[Group], machine: Machine, peers: se
             else:
                 bar.set_description(group.name)
                 result["rows"] += run_group(group, machine, result["runs"], run_seconds)
+            bar.update()
+        if "j" in args.parts and time.perf_counter() > args.deadline:
+            result["not_run"].append("j")
+        elif "j" in args.parts:
+            bar.set_description("j")
+            result["draws"] = draws.run(args.smoke, peers)
             bar.update()
         if "e" in args.parts:
             bar.set_description("e")
@@ -163,8 +171,9 @@ def main() -> None:
         "not_run": [],
         "end_to_end": None,
         "sharded": None,
+        "draws": None,
     }
-    todo = groups([part for part in args.parts if part not in "ei"], peers, args.smoke)
+    todo = groups([part for part in args.parts if part not in "eij"], peers, args.smoke)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(args, todo, machine, peers, result)

@@ -4,6 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
+from draws import PEERS
 from grid import BASE, peer
 from settings import power
 
@@ -49,6 +50,8 @@ def targets(result: dict[str, Any]) -> Iterator[Target]:
     if compiled and on_cpu:
         worst, row = max(compiled, key=lambda pair: pair[0])
         yield "(b) compiles in under 3 s", worst < 3, f"at most {worst:.1f} s, {_name(row)}"
+    if result.get("draws"):
+        yield from _draws(result["draws"]["draws"])
     libraries = (result["end_to_end"] or {}).get("libraries", {})
     if "flashbax" in libraries:
         ratio = libraries["flashbax"]["ratio"]
@@ -107,6 +110,18 @@ def _accelerator(rows: list[Row]) -> Iterator[Target]:
         row = max(frames, key=lambda row: row["libraries"][BASE]["over_limit"])
         over = row["libraries"][BASE]["over_limit"]
         yield "(b) within 2x of its limit for uint8 items", over <= 2, f"at most {over:.1f}x, {_name(row)}"
+
+
+def _draws(found: dict[str, Any]) -> Iterator[Target]:
+    for name in ("rejax", "memorax"):
+        if ratio := found.get(name, {}).get(str(2**17), {}).get("ratio"):
+            text = f"{ratio['median']:.1f}x [{ratio['p10']:.1f}-{ratio['p90']:.1f}]"
+            yield f"(j) at least 10x faster than {name}'s draw, N=2^17, B=256", ratio["median"] >= 10, text
+    growth = {n: x[str(2**20)]["ratio"]["median"] for n, x in found.items() if n not in PEERS and str(2**20) in x}
+    if growth:
+        above = [f"{name} {x:.2f}x" for name, x in growth.items() if x >= 2]
+        text = f"{', '.join(above) or 'none above'}; at most {max(growth.values()):.2f}x"
+        yield "(j) draws grow less than 2x from 2^12 to 2^20 items", not above, text
 
 
 def _memory(rows: list[Row]) -> Iterator[Target]:

@@ -1,0 +1,215 @@
+"""(j) Draws alone as the capacity grows, beside draws that cost O(N)."""
+
+import datetime
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import jax_buffers
+from harness import ScanProgram, measure
+from jax_buffers import ALPHA, BETA, Buffer
+from settings import Setting
+
+import jaxreplay as jr
+
+CAPACITIES = (2**12, 2**14, 2**17, 2**20)
+BATCH_SIZE = 256
+NUM_ENVS, ROWS, SEQUENCE_LENGTH = 16, 64, 16
+PEERS = {
+    "rejax": "without replacement",
+    "jaxnasium": "without replacement",
+    "memorax": "windows: episodes",
+    "flashbax": "uniform",
+    "flashbax trajectory": "windows: any",
+}
+
+
+def _end(items: dict[str, Any]) -> jax.Array:
+    """Which rows end an episode, one of 30."""
+    return items["reward"] > 0.97
+
+
+def _like(setting: Setting, *leading: int) -> Any:
+    return jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), setting.batch(*leading))
+
+
+def _ours(setting: Setting, sampler: Any = None, windows: str | None = None, recent: bool = False) -> Buffer:
+    """Our buffer; with windows that of sequences. `recent` draws the newest quarter."""
+    sampler, max_age = sampler or jr.Uniform(), setting.capacity // 4
+    if windows is None:
+        buffer, fill = jr.ReplayBuffer(capacity=setting.capacity, sampler=sampler), (NUM_ENVS * ROWS,)
+        add: Callable = buffer.add
+    else:
+        buffer, fill = _sequences(setting, sampler, windows), (ROWS, NUM_ENVS)
+        max_age //= NUM_ENVS
+
+        def add(state, items):
+            return buffer.add(state, items, _end(items))
+
+    def sample(state, key):
+        drawn = buffer.sample(state, key, setting.batch_size, max_age=max_age if recent else None)
+        return state, drawn.items, drawn.indices, drawn.weights
+
+    return _buffer(setting, lambda: buffer.init(_like(setting, *fill)), add, sample, fill)
+
+
+def _sequences(setting: Setting, sampler: Any, windows: Any) -> jr.SequenceBuffer:
+    return jr.SequenceBuffer(
+        length=setting.capacity // NUM_ENVS,
+        num_envs=NUM_ENVS,
+        sequence_length=SEQUENCE_LENGTH,
+        sampler=sampler,
+        windows=windows,
+    )
+
+
+def _buffer(setting: Setting, init: Callable, add: Callable, sample: Callable, fill: tuple[int, ...]) -> Buffer:
+    """A buffer without `update`."""
+    times = setting.capacity // (NUM_ENVS * ROWS)
+    return Buffer(init, add, sample, lambda state, handles, td_errors: state, added=fill, fill=(fill, times))
+
+
+def _epoch(setting: Setting) -> Buffer:
+    """Any batch of any pass."""
+    buffer, fill = jr.ReplayBuffer(capacity=setting.capacity), (NUM_ENVS * ROWS,)
+
+    def sample(state, key):
+        step = jax.random.key_data(key)[-1] % (setting.capacity // setting.batch_size)
+        drawn = buffer.epoch(state, key, step.astype(jnp.int32), setting.batch_size)
+        return state, drawn.items, drawn.indices, drawn.weights
+
+    return _buffer(setting, lambda: buffer.init(_like(setting, *fill)), buffer.add, sample, fill)
+
+
+def _rejax(setting: Setting) -> Buffer:
+    """Its draw has a probability for each item stored."""
+    from rejax.buffers import ReplayBuffer
+
+    def init():
+        return ReplayBuffer(size=setting.capacity, data=_like(setting, setting.capacity), index=0, full=False)
+
+    def sample(state, key):
+        return state, state.sample(setting.batch_size, key), None, jnp.ones(setting.batch_size)
+
+    return _buffer(setting, init, lambda state, items: state.extend(items), sample, (NUM_ENVS * ROWS,))
+
+
+def _jaxnasium(setting: Setting) -> Buffer:
+    """Its draw without replacement takes the largest of a random number for each item stored."""
+    from jaxnasium.algorithms.core import TransitionBuffer
+
+    def init():
+        return TransitionBuffer(setting.capacity, setting.batch_size, _like(setting, 1), vectorized_env=False)
+
+    def sample(state, key):
+        return state, state.sample(key, with_replacement=False), None, jnp.ones(setting.batch_size)
+
+    return _buffer(setting, init, lambda state, items: state.insert(items), sample, (NUM_ENVS * ROWS,))
+
+
+def _memorax(setting: Setting) -> Buffer:
+    """Its draw has a probability for each draw and each step stored of a stream."""
+    from memorax.buffers import make_episode_buffer
+
+    buffer = make_episode_buffer(
+        max_length=setting.capacity,
+        min_length=SEQUENCE_LENGTH,
+        sample_batch_size=setting.batch_size,
+        sample_sequence_length=SEQUENCE_LENGTH,
+        get_start_flags=lambda experience: experience["first"],
+        add_sequences=True,
+        add_batch_size=NUM_ENVS,
+    )
+
+    def flagged(items):
+        return items | {"first": _end(items)}
+
+    def init():
+        return buffer.init(flagged(jax.tree.map(lambda x: x[0], _like(setting, 1))))
+
+    def sample(state, key):
+        return state, buffer.sample(state, key).experience, None, jnp.ones(setting.batch_size)
+
+    return _buffer(setting, init, lambda state, items: buffer.add(state, flagged(items)), sample, (NUM_ENVS, ROWS))
+
+
+def _flashbax_trajectory(setting: Setting) -> Buffer:
+    import flashbax
+
+    buffer = flashbax.make_trajectory_buffer(
+        add_batch_size=NUM_ENVS,
+        sample_batch_size=setting.batch_size,
+        sample_sequence_length=SEQUENCE_LENGTH,
+        period=1,
+        min_length_time_axis=SEQUENCE_LENGTH,
+        max_length_time_axis=setting.capacity // NUM_ENVS,
+    )
+
+    def sample(state, key):
+        return state, buffer.sample(state, key).experience, None, jnp.ones(setting.batch_size)
+
+    def init():
+        return buffer.init(jax.tree.map(lambda x: x[0], _like(setting, 1)))
+
+    return _buffer(setting, init, buffer.add, sample, (NUM_ENVS, ROWS))
+
+
+PRIORITIZED = jr.Prioritized(alpha=ALPHA, beta=BETA)
+DRAWS: dict[str, Callable[[Setting], Buffer]] = {
+    "uniform": _ours,
+    "without replacement": functools.partial(_ours, sampler=jr.Uniform(replacement=False)),
+    "epoch": _epoch,
+    "uniform, max_age": functools.partial(_ours, recent=True),
+    "prioritized": functools.partial(_ours, sampler=PRIORITIZED),
+    "prioritized, max_age": functools.partial(_ours, sampler=PRIORITIZED, recent=True),
+    "windows: any": functools.partial(_ours, windows="any"),
+    "windows: inside": functools.partial(_ours, windows="inside"),
+    "windows: inside, max_age": functools.partial(_ours, windows="inside", recent=True),
+    "windows: episodes": functools.partial(_ours, windows="episodes"),
+    "rejax": _rejax,
+    "jaxnasium": _jaxnasium,
+    "memorax": _memorax,
+    "flashbax": functools.partial(jax_buffers.flashbax_item, uniform=True),
+    "flashbax trajectory": _flashbax_trajectory,
+}
+
+
+def _program(name: str, capacity: int, batch_size: int) -> ScanProgram:
+    """A draw a step; the batch stays in the carry.
+
+    Numbers of the state might change with the batch, though they never do. So what is computed from them is computed
+    at each draw, as between additions, and not once before the scan.
+    """
+    setting = Setting(capacity=capacity, batch_size=batch_size)
+    buffer = DRAWS[name](setting)
+
+    def step(carry, key):
+        state, items, _, _ = buffer.sample(carry[0], key)
+        never = items["reward"].reshape(-1)[0] < 0
+        return jax.tree.map(lambda x: x if x.ndim else jnp.where(never, jnp.zeros_like(x), x), state), items
+
+    state = buffer.full(setting)
+    spec = jax.eval_shape(step, (state, None), jax.random.key(0))[1]
+    return ScanProgram(step, (state, jax.tree.map(lambda x: jnp.zeros(x.shape, x.dtype), spec)))
+
+
+def run(smoke: bool, libraries: set[str]) -> dict[str, Any]:
+    """Figures by draw and capacity, all measured in turn; of others than `libraries` none.
+
+    Ratios of ours are to the smallest capacity, those of others to ours at the same.
+    """
+    runs, run_seconds = (2, 0.002) if smoke else (21, 0.04)
+    capacities, batch_size = ((2**10,), 32) if smoke else (CAPACITIES, BATCH_SIZE)
+    names = [name for name in DRAWS if name not in PEERS or name.split()[0] in libraries]
+    makers = {(name, n): functools.partial(_program, name, n, batch_size) for name in names for n in capacities}
+
+    def base(key: tuple[str, int]) -> tuple[str, int]:
+        name, capacity = key
+        return (PEERS[name], capacity) if name in PEERS else (name, capacities[0])
+
+    figures = measure(makers, base, runs, run_seconds)
+    draws = {name: {str(n): figures[name, n] for n in capacities} for name in names}
+    today = datetime.date.today().isoformat()
+    return {"date": today, "runs": runs, "batch_size": batch_size, "draws": draws}

@@ -28,6 +28,7 @@ from jaxreplay import sum_tree
 from jaxreplay._common import layouts
 
 SEQUENCE_LENGTH = 5
+MAX_AGE = 1000
 STEPS = 1000  # of a scan: what comes before and after it does not count
 H100 = """gpu_device_info {
   threads_per_block_limit: 1024 threads_per_warp: 32 shared_memory_per_block: 49152 shared_memory_per_core: 233472
@@ -54,6 +55,7 @@ ITEMS = {
 }
 SAMPLERS = {
     "uniform": jr.Uniform(),
+    "distinct": jr.Uniform(replacement=False),
     "prioritized": jr.Prioritized(),
     "global": jr.Prioritized(normalize="global"),
 }
@@ -70,6 +72,8 @@ class Cell:
       batch_size: B, items, sequences or groups.
       seeds: buffers that are mapped over.
       sampler: a key of SAMPLERS.
+      windows: of a sequence buffer.
+      draw: "sample", "max_age" (the newest MAX_AGE alone) or "epoch".
       orders: also a scan in which the operations follow each other in every order.
     """
 
@@ -79,11 +83,15 @@ class Cell:
     batch_size: int = 256
     seeds: int = 1
     sampler: str = "prioritized"
+    windows: str = "any"
+    draw: str = "sample"
     orders: bool = dataclasses.field(default=False, compare=False)
 
     def __str__(self):
         power = self.capacity.bit_length() - 1
         name = f"{self.kind}, {self.sampler}, {self.items}, N=2^{power}, B={self.batch_size}"
+        name += f", windows {self.windows}" if self.windows != "any" else ""
+        name += f", {self.draw}" if self.draw != "sample" else ""
         return name + (f", {self.seeds} seeds" if self.seeds > 1 else "")
 
     @property
@@ -168,16 +176,28 @@ def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
     functions = {"add": add, "sample": sample, "update": update, "step": step, "orders": orders}
     arguments = {"add": (items,), "sample": (key,), "update": (handles, floats)}
     arguments |= {"step": (items, key), "orders": (items, key)}
-    functions = {name: x for name, x in functions.items() if name != "orders" or cell.orders}
+    left_out = {*(() if cell.orders else ("orders",)), *(() if cell.draw == "sample" else ("add", "update"))}
+    functions = {name: x for name, x in functions.items() if name not in left_out}
     return Operations(lambda: buffer.init(items), functions, arguments)
 
 
 class _Bound:
-    """A buffer that draws batches of one size."""
+    """A buffer that draws as a cell says; with `windows`, episodes end where an item's first number is positive."""
 
-    def __init__(self, buffer: Any, batch_size: int):
+    def __init__(self, buffer: Any, cell: Cell):
         self.init, self.add, self.update = buffer.init, buffer.add, buffer.update
-        self.sample = lambda state, key: buffer.sample(state, key, batch_size)
+        if cell.windows != "any":
+            self.add = lambda state, items: buffer.add(state, items, items.reshape(*items.shape[:2], -1)[..., 0] > 0)
+        self.sample = {
+            "sample": lambda state, key: buffer.sample(state, key, cell.batch_size),
+            "max_age": lambda state, key: buffer.sample(state, key, cell.batch_size, max_age=MAX_AGE),
+            "epoch": lambda state, key: buffer.epoch(state, key, _number(key), cell.batch_size),
+        }[cell.draw]
+
+
+def _number(key: jax.Array) -> jax.Array:
+    """Some batch of an epoch."""
+    return (jax.random.key_data(key)[-1] % 8).astype(jnp.int32)
 
 
 def _buffer(cell: Cell, target: str, mesh: Mesh) -> Any:
@@ -186,11 +206,15 @@ def _buffer(cell: Cell, target: str, mesh: Mesh) -> Any:
         return _flashbax(cell, target)
     if cell.kind == "sequence":
         buffer = jr.SequenceBuffer(
-            length=cell.capacity // 16, num_envs=16, sequence_length=SEQUENCE_LENGTH, sampler=sampler
+            length=cell.capacity // 16,
+            num_envs=16,
+            sequence_length=SEQUENCE_LENGTH,
+            sampler=sampler,
+            windows=cell.windows,
         )
     else:
         buffer = jr.ReplayBuffer(capacity=cell.capacity, sampler=sampler)
-    return _Bound(jr.Sharded(buffer, mesh) if cell.kind == "sharded" else buffer, cell.batch_size)
+    return _Bound(jr.Sharded(buffer, mesh) if cell.kind == "sharded" else buffer, cell)
 
 
 def _flashbax(cell: Cell, target: str) -> Any:

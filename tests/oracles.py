@@ -55,9 +55,8 @@ class ReplayTwin:
     def add(self, items, mask=None, td_errors=None):
         mask = np.ones(len(items), bool) if mask is None else mask
         td_errors = np.full(len(items), np.nan) if td_errors is None else td_errors
-        priorities = [
-            self._priority(td_error) if inserted else None for td_error, inserted in zip(td_errors, mask, strict=True)
-        ]
+        rows = zip(td_errors, mask, strict=True)
+        priorities = [self._priority(td_error) if inserted else None for td_error, inserted in rows]
         self.rejected += sum(bool(np.isinf(td_error)) for td_error in np.asarray(td_errors)[mask])
         known = [priority for priority in priorities if priority is not None]
         self.max_priority = max([self.max_priority, *known])

@@ -82,7 +82,8 @@ class SequenceBuffer(Buffer[SequenceState]):
       sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
       windows: which sequences may be drawn: "any"; "inside", those without an end before their last row; or
         "episodes", those whose first row is an episode's (the first ever added, or one behind an end), with the steps
-        behind the episode's end masked out. These may start anywhere, so that `stride` is 1. The sampler's law is that
+        behind the episode's end masked out. These may start anywhere, so that `stride` is 1. An episode can be drawn
+        once `sequence_length` rows from its first on are stored, also if it is shorter. The sampler's law is that
         over the sequences that may be drawn; `size` and `can_sample` count them. In streams with rows without a step,
         as said at the head of this module, none of these sequences starts at such a row (if it has two rows or more).
       within_episode: mask out (`Sample.mask`) the steps behind the first end in a sequence.

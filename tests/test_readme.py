@@ -120,6 +120,91 @@ def sequences(block, monkeypatch):
     assert not np.array_equal(jax.random.key_data(found["key"]), jax.random.key_data(names["key"]))
 
 
+def newest_sequences_once(block, monkeypatch):
+    batches = []
+
+    def learn(agent, batch):
+        jax.debug.callback(lambda batch: batches.append(jax.tree.map(np.asarray, batch)), batch, ordered=True)
+        return agent + 1
+
+    found = run(block, {"learn": learn})
+    rows = jnp.arange(8 * 64 * 4).reshape(8, 64, 4)  # of 8 steps; a row's number
+    carry = 0, found["buffer"].init(rows[0]), jax.random.key(0)
+    (agent, _, _), ages = jax.jit(lambda carry: jax.lax.scan(found["train_step"], carry, rows))(carry)
+    assert agent == len(batches) == 8
+    for new, batch, age in zip(rows, batches, ages, strict=True):
+        newest = batch.items[:4]
+        np.testing.assert_array_equal(newest[np.argsort(newest[:, 0])], new.T)  # all of these steps, each once
+        np.testing.assert_array_equal(age[:4], 0)
+        assert len(np.unique(batch.indices[4:])) == (12 if batch is not batches[0] else 5)  # 4 of them, and -1
+        np.testing.assert_array_equal(batch.weights, batch.indices >= 0)
+    assert ages[-1, 4:].max() > 64  # the rest is not only the newest
+
+
+def recent_experience(block, monkeypatch):
+    buffer, num_updates = jr.ReplayBuffer(capacity=20_000), 500
+    replay = buffer.add(buffer.init(np.arange(20_000)), np.arange(20_000))
+
+    def learn(agent, sample):
+        return agent + 1
+
+    found = run(block, {"buffer": buffer, "learn": learn})
+    phase = jax.jit(lambda replay: found["update_phase"](0, replay, jax.random.key(0), num_updates))
+    updates, ages = phase(replay)
+    k = np.arange(1, num_updates + 1)
+    c_k = np.maximum(20_000 * 0.996 ** (1_000 * k / num_updates), 5_000)
+    assert (updates, ages.shape) == (num_updates, (num_updates, 256))
+    assert np.all((ages >= 0) & (ages < c_k[:, None]))
+    np.testing.assert_allclose(np.mean((ages + 0.5) / c_k[:, None]), 0.5, atol=0.01)  # uniform below it
+    assert c_k[0] > c_k[-1] == 5_000
+
+
+def staleness(block, monkeypatch):
+    buffer = jr.ReplayBuffer(capacity=2_000)
+    seen = []
+
+    def roll_out(policy, key):
+        return jnp.full(128, policy)
+
+    def learn(policy, made_by, staleness):
+        jax.debug.callback(lambda *drawn: seen.append(np.asarray(drawn)), jnp.full(64, policy), made_by, staleness)
+        return policy + 1
+
+    found = run(block, {"buffer": buffer, "roll_out": roll_out, "learn": learn})
+    carry = jnp.int32(0), buffer.init(roll_out(0, None))
+    (policy, _), means = jax.lax.scan(found["train_step"], carry, jax.random.split(jax.random.key(0), 20))
+    assert policy == len(means) == len(seen) == 20
+    now, made_by, stale = np.stack(seen, axis=1)
+    np.testing.assert_array_equal(stale, now - made_by)
+    assert set(stale.flat) == {0, 1, 2, 3}
+
+
+def epochs(block, monkeypatch):
+    def clone(policy, items, weights):
+        return policy.at[items["id"]].add(weights.astype(jnp.int32))
+
+    demonstrations = {"id": np.arange(1_000)}
+    buffer = jr.ReplayBuffer(capacity=1_000)
+    names = {"buffer": buffer, "demonstrations": demonstrations, "clone": clone}
+    found = run(block, {**names, "policy": jnp.zeros(1_000, jnp.int32), "key": jax.random.key(0)})
+    np.testing.assert_array_equal(found["policy"], 10)  # each item once in each epoch
+    assert found["indices"].shape == (10, found["num_batches"], 256) == (10, 4, 256)
+    orders = np.asarray(found["indices"]).reshape(10, -1)
+    np.testing.assert_array_equal(np.sort(orders)[:, 24:], np.broadcast_to(np.arange(1_000), (10, 1_000)))
+    assert len(np.unique(orders, axis=0)) == 10
+
+
+def without_replacement(block, monkeypatch):
+    def learn(agent, minibatch):
+        return agent + 1, jnp.sort(minibatch.items)
+
+    names = {"items": np.arange(3_000), "key": jax.random.key(0), "agent": 0, "learn": learn}
+    found = run(block, names)
+    assert (found["agent"], found["losses"].shape) == (4, (4, 256))
+    assert len(np.unique(found["losses"])) == 1_024
+    assert np.all(np.ptp(found["losses"], axis=1) > 2_000)  # each of them from all over the buffer
+
+
 def pools(block, monkeypatch):
     drawn, kept, logged = [], [], {}
 
@@ -215,7 +300,19 @@ def another_buffer(block, monkeypatch):
 
 COVERED = {
     "README.md": [quickstart, training_loop],
-    "examples/README.md": [sequences, one_device_to_eight, several_processes, checkpoints, another_buffer, pools],
+    "examples/README.md": [
+        sequences,
+        newest_sequences_once,
+        recent_experience,
+        staleness,
+        epochs,
+        without_replacement,
+        one_device_to_eight,
+        several_processes,
+        checkpoints,
+        another_buffer,
+        pools,
+    ],
 }
 CHECKS = [(name, check) for name, checks in COVERED.items() for check in checks]
 

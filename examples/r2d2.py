@@ -3,6 +3,7 @@
 pip install -e '.[examples]'
 python examples/r2d2.py                 # CartPole without velocities: both agents, 8 seeds each
 python examples/r2d2.py --task memory   # MemoryChain: the last action must repeat the bit that the first step showed
+python examples/r2d2.py --windows episodes  # learns whole episodes instead of overlapping sequences
 python examples/r2d2.py --short         # a few seconds, to see that it runs
 
 After Kapturowski et al. 2019 (Recurrent Experience Replay in Distributed Reinforcement Learning): overlapping
@@ -12,7 +13,7 @@ sequences, the recurrent state stored with every step, burn-in, and sequence pri
 import argparse
 import dataclasses
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import flax.linen as nn
 import gymnax
@@ -37,6 +38,7 @@ class Task:
       name: as in titles.
       best: the highest return.
       steps: updates that suffice for it.
+      longest: steps of the longest episode.
       make: () -> environment, parameters.
       see: what is seen of an observation.
     """
@@ -44,6 +46,7 @@ class Task:
     name: str
     best: float
     steps: int
+    longest: int
     make: Callable[[], tuple[Any, Any]]
     see: Callable[[jax.Array], jax.Array] = lambda obs: obs
 
@@ -58,10 +61,11 @@ TASKS = {
         name="CartPole without velocities",
         best=500.0,
         steps=4_000,
+        longest=500,
         make=lambda: gymnax.make("CartPole-v1"),
         see=lambda obs: obs[..., jnp.array([0, 2])],
     ),
-    "memory": Task(name="MemoryChain, 20 steps", best=1.0, steps=3_000, make=memory_chain),
+    "memory": Task(name="MemoryChain, 20 steps", best=1.0, steps=3_000, longest=21, make=memory_chain),
 }
 
 
@@ -77,6 +81,7 @@ class Config:
     warmup: int = 10  # steps before the first update
     intervals: int = 50  # progress reports
     length: int = 10_000  # steps kept of each environment
+    windows: Literal["any", "episodes"] = "any"
     sequence_length: int = 32
     stride: int = 8
     burn_in: int = 4
@@ -88,6 +93,14 @@ class Config:
     target_rate: float = 0.02
     epsilon: float = 0.02
     exploration: float = 0.3  # part of the steps in which epsilon falls from 1
+
+
+def whole_episodes(task: Task) -> dict[str, Any]:
+    """Settings to learn whole episodes; these start from the zero state, as stored, and need no burn-in."""
+    length = task.longest + Config.n  # the last n rows of a sequence start no transition
+    warmup = length // Config.rollout + 1  # steps until there is a sequence
+    sequences = {"sequence_length": length, "stride": 1, "burn_in": 0, "batch_size": 4}
+    return {"windows": "episodes", "warmup": warmup, **sequences}
 
 
 class Network(nn.Module):
@@ -144,6 +157,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         num_envs=config.num_envs,
         sequence_length=config.sequence_length,
         stride=config.stride,
+        windows=config.windows,
         sampler=jr.Prioritized(alpha=0.9, beta=0.6),
     )
 
@@ -189,7 +203,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
             return jnp.where(done, 0.0, total), jnp.where(done, total, jnp.nan)
 
         episode_return, returns = jax.lax.scan(count, state.episode_return, rows)
-        new = new.replace(buffer=buffer.add(state.buffer, rows), episode_return=episode_return)
+        new = new.replace(buffer=buffer.add(state.buffer, rows, ~rows["step"]), episode_return=episode_return)
         return new, returns
 
     def unroll(params: Any, carry: jax.Array, items: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -208,6 +222,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         key, sample_key = jax.random.split(state.key)
         sample = buffer.sample(state.buffer, sample_key, config.batch_size)
         before, items = jr.split_burn_in(sample.items, config.burn_in)
+        mask = items["step"] & sample.mask[:, config.burn_in :]  # of "episodes", not the next one's steps
 
         def values(params: Any) -> jax.Array:
             carry, _ = unroll(params, sample.items["carry"][:, 0], before)
@@ -224,7 +239,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
                 *flags,
                 n=config.n,
                 gamma=config.gamma,
-                mask=items["step"],
+                mask=mask,
             )
             rows = jnp.arange(batch.batch_size)
             following = jax.lax.stop_gradient(batch.S_next)
@@ -256,6 +271,7 @@ def parse_args() -> argparse.Namespace:
     defaults = ", ".join(f"{task.steps} for {name}" for name, task in TASKS.items())
     parser.add_argument("--steps", type=integer(1), help=f"updates per seed and agent ({defaults}; 50 if short)")
     parser.add_argument("--task", choices=TASKS, default="cartpole", help="the environment (cartpole)")
+    parser.add_argument("--windows", choices=("any", "episodes"), default="any", help="sequences that are drawn (any)")
     args = parser.parse()
     args.steps = args.steps or (50 if args.short else TASKS[args.task].steps)
     if args.steps % Config.intervals:
@@ -266,9 +282,10 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     task, keys = TASKS[args.task], jax.random.split(jax.random.key(args.seed), args.seeds)
+    settings = whole_episodes(task) if args.windows == "episodes" else {}
     curves, timings = {}, {}
     for name in ("recurrent", "feed-forward"):
-        config = Config(task=task, recurrent=name == "recurrent", steps=args.steps)
+        config = Config(task=task, recurrent=name == "recurrent", steps=args.steps, **settings)
         total = config.steps * config.rollout * config.num_envs * args.seeds
         progress = Progress(total, f"{name}: ")
         returns, timings[name] = run(make_train(make_agent(config), config, progress), keys, progress)
@@ -278,13 +295,14 @@ def main() -> None:
         timings[name] += f", {num_parameters(config):,} parameters"
 
     final = {name: curve[:, -1] for name, curve in curves.items()}
-    title = f"{task.name}: R2D2 and the same without memory"
+    whole = ", whole episodes" if args.windows == "episodes" else ""
+    title = f"{task.name}{whole}: R2D2 and the same without memory"
     print_table(f"{title}, {env_steps[-1]:,.0f} environment steps a seed", LAST_EPISODES, final)
     apart = interval(final["recurrent"])[0] > interval(final["feed-forward"])[1]
     print(f"the intervals {'do not overlap' if apart else 'overlap'}")
     for name, timing in timings.items():
         print(f"{name}: {timing}")
-    path = args.out / f"r2d2_{args.task}.png"
+    path = args.out / f"r2d2_{args.task}{'_episodes' if whole else ''}.png"
     ylabel = f"return, last {LAST_EPISODES} episodes"
     plot(path, title, env_steps, curves, ylabel=ylabel, goal=(task.best, "best possible"))
     print(f"wrote {path}")

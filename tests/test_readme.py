@@ -171,7 +171,7 @@ def staleness(block, monkeypatch):
         return policy + 1
 
     found = run(block, {"buffer": buffer, "roll_out": roll_out, "learn": learn})
-    carry = jnp.int32(0), buffer.init(roll_out(0, None))
+    carry = jnp.int32(0), buffer.init(roll_out(jnp.int32(0), None))
     (policy, _), means = jax.lax.scan(found["train_step"], carry, jax.random.split(jax.random.key(0), 20))
     assert policy == len(means) == len(seen) == 20
     now, made_by, stale = np.stack(seen, axis=1)

@@ -1,10 +1,10 @@
 """The arithmetic of a ring of slots: where the next item goes, what is stored, and which insertion a slot holds.
 
 Insertions are numbered 0, 1, 2, ... modulo the ring's period, the largest multiple of the capacity that leaves room
-for int32 sums. That number is the item's handle. As the period is a multiple of the capacity, `handle % capacity` is
-the slot also after the numbers wrap. A handle is taken for a later insertion's only if it is kept for `period`, at
-least 10^9, insertions. Rings that share the int32 numbers, as the shards of a buffer do, have as short a period as it
-takes: the handles of ring k start at k * period.
+for int32 sums. The number is the item's handle. The period is a multiple of the capacity, so `handle % capacity` is the
+slot even after the numbers wrap. A handle can be mistaken for a later insertion's only after `period` insertions, which
+are at least 10^9. The shards of a buffer share the int32 numbers. Their periods are shorter, and the handles of ring k
+start at k * period.
 """
 
 import dataclasses

@@ -1,9 +1,8 @@
 """What a buffer asks of its sampler.
 
-A sampler knows slots, probabilities and TD errors, and nothing of items. A slot outside [0, capacity) names no item:
-rows with such a slot are ignored. A buffer may be cut into D shards with a sampler's state each; a batch consists of
-as many draws from each. Then `insert`, `weights` and `update` are called with the name of a mapped axis over the
-shards, and with what one shard knows of the rest.
+A sampler knows slots, probabilities and TD errors, but no items. A slot outside [0, capacity) names no item, and its
+row is ignored. A buffer may be cut into D shards. Each shard has a sampler's state of its own and draws a D-th of the
+batch. Then `insert`, `weights` and `update` also get the name of a mapped axis over the shards.
 """
 
 from typing import Any, Protocol, TypeVar

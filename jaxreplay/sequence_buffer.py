@@ -1,16 +1,16 @@
 """SequenceBuffer: streams of steps, each stored once, and the sequences of consecutive steps that are drawn from them.
 
-Sequences are views: a step that lies in many of them is still stored once, and so is an observation that is the next
-one of the step before it or a part of several frame stacks. `stack_frames` and `jaxreplay.sequence_transitions` make
-these from a drawn sequence.
+Sequences are views. A step is stored once, however many sequences contain it. So is an observation that is also the
+next observation of the step before it, or part of several frame stacks. `jaxreplay.stack_frames` and
+`jaxreplay.sequence_transitions` make these from drawn sequences.
 
-**What to store.** A row holds an observation, the action that was taken there, and the reward and the flags that came
-of it; the next observation is that of the next row. So the last observation of an episode must be a row too, one
-without a step, or else a truncated episode has nothing to bootstrap from. Environments that reset at the call after an
-episode's end (next-step autoreset, the default of Gymnasium 1) give such rows by themselves; those that reset within
-the last step (same-step autoreset) do with `jaxreplay.NextStepAutoreset`. Store with each row whether it holds a step,
-e.g. as a leaf `step`. `ends` is True for the last row of an episode: here the rows without a step; in a stream without
-such rows, those that are terminated or truncated.
+**What to store.** A row holds an observation, the action taken there, and the reward and flags that followed. The next
+observation is that of the next row. The last observation of an episode therefore needs a row of its own, without a
+step; otherwise a truncated episode has nothing to bootstrap from. Environments that reset in the call after an
+episode's end (next-step autoreset, the default of Gymnasium 1) return such rows. Those that reset within the last step
+(same-step autoreset) return them through `jaxreplay.NextStepAutoreset`. Store with each row whether it holds a step,
+e.g. as a leaf `step`. `ends` is True for the last row of an episode. That is the row without a step, or, in a stream
+that has no such rows, the terminated or truncated row.
 """
 
 import dataclasses
@@ -69,10 +69,10 @@ class SequenceBuffer(Buffer[SequenceState]):
     """Replay of sequences of `sequence_length` consecutive steps from `num_envs` streams that advance together.
 
     A sequence starts at every `stride`-th step, counted from the first that was ever added. It can be drawn while all
-    of its steps are stored: from when its last step is added until its first is overwritten. None contains the place
-    where the newest step meets the oldest. What to store is said at the head of this module.
+    of its steps are stored: from the moment its last step is added until its first is overwritten. No sequence contains
+    the seam, where the newest step meets the oldest. The head of this module says what to store.
 
-    Handles, late updates, samplers and donation are those of `ReplayBuffer`; handles name sequences.
+    Handles, late updates, samplers and donation work as in `ReplayBuffer`. A handle names a sequence.
 
     Attributes:
       length: steps kept of each stream; length * num_envs is at most 2**29.
@@ -81,11 +81,11 @@ class SequenceBuffer(Buffer[SequenceState]):
       stride: steps from one start to the next, 1 to `length`.
       sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
       windows: which sequences may be drawn: "any"; "inside", those without an end before their last row; or
-        "episodes", those whose first row is an episode's (the first ever added, or one behind an end), with the steps
-        behind the episode's end masked out. These may start anywhere, so that `stride` is 1. An episode can be drawn
-        once `sequence_length` rows from its first on are stored, also if it is shorter. The sampler's law is that
-        over the sequences that may be drawn; `size` and `can_sample` count them. In streams with rows without a step,
-        as said at the head of this module, none of these sequences starts at such a row (if it has two rows or more).
+        "episodes", those that start with an episode's first row (the first row ever added, or one behind an end), with
+        the steps behind the episode's end masked out. An episode may start at any row, so `stride` must be 1; it can be
+        drawn once `sequence_length` rows from its first one are stored, even if it is shorter. The sampler's law is
+        over the sequences that may be drawn, and `size` and `can_sample` count them. With rows without a step stored as
+        the head of this module says, no such sequence of two rows or more starts at one.
       within_episode: mask out (`Sample.mask`) the steps behind the first end in a sequence.
       donate: donate the state when `add` or `update` is called eagerly.
     """

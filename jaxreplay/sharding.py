@@ -25,25 +25,25 @@ from jaxreplay.sequence_buffer import SequenceState
 class Sharded(Generic[S]):
     """A buffer cut into D equal shards, one for each device along an axis of a mesh.
 
-    The methods are those of the buffer, on global arrays: `add` deals a batch out, the first D-th of its rows (of the
-    streams, for a `SequenceBuffer`) to the first shard, and so on; of a drawn batch each D-th comes from its own shard.
-    Items never leave their device, so long as they are laid out as `items_sharding` says; what devices tell each other
-    are a few numbers a call. With one shard all is bit for bit as without. Works in `jax.jit`, `lax.scan` and
-    `jax.vmap`, and with the devices of several processes, where all of them make the same calls.
+    It has the buffer's methods, on global arrays. `add` gives the first D-th of the batch's rows (for a
+    `SequenceBuffer`, of its streams) to the first shard, and so on. Each D-th of a drawn batch comes from its own
+    shard. Items that are laid out as `items_sharding` says never leave their device; devices exchange a few numbers a
+    call. One shard gives bit for bit the results of the buffer alone. All of it works in `jax.jit`, `lax.scan` and
+    `jax.vmap`, and on the devices of several processes if all processes make the same calls.
 
     **Law.** A row of the batch is item i with probability P(i) = p_i / (D * total of p in its shard). The weights are
-    those of this law over all items: N is the number of items in all shards, and the largest weight of the batch, or
-    of all items, that of all shards. So shards may hold different numbers of items, of any priorities, and weighted
-    means are unbiased all the same. An empty shard's rows have handle -1, probability and weight 0. New items have the
-    largest priority seen in any shard.
+    those of this law over the items of all shards: N counts all of them, and the weights are divided by the largest
+    in any shard. Shards may hold different numbers of items with any priorities; weighted means stay unbiased. The
+    rows of an empty shard have handle -1, probability 0 and weight 0. New items have the largest priority of all
+    shards.
 
-    **Handles** name the shard too. `update` and `get` take them where `sample` left them: a row in another shard's D-th
-    of the batch than it came from is ignored (`get`: zeros), as one is whose item has been overwritten.
+    **Handles** also name the shard. Give them to `update`, `get` and `set` in the rows in which `sample` returned them.
+    A row that lies in another shard's part of the batch is ignored (`get`: zeros), like one whose item was overwritten.
 
     Attributes:
       buffer: a `ReplayBuffer`, `ReservoirBuffer` or `SequenceBuffer`. Its `capacity`, or `num_envs`, counts all shards
         and is a multiple of their number. Eager calls donate the state if it does.
-      mesh: the devices; along its other axes, if it has any, every shard is repeated.
+      mesh: the devices. Every shard is repeated along the mesh's other axes.
       axis: the name of the mesh axis that has a device for each shard.
     """
 

@@ -27,11 +27,11 @@ def importance_weights(
       probabilities: float [B], probability of each drawn item; 0 marks a row that holds no item.
       size: int [], N, the number of items drawn from.
       beta: float [], 0 (no correction) to 1 (full correction).
-      normalize: "batch" divides by the largest weight of the batch, which then is exactly 1; "global" by the largest
-        weight that any item can have, that of `min_probability`; None does not divide.
-      min_probability: float [], the smallest positive probability of any item; needed by "global" alone.
-      axis_name: a mapped axis (of `jax.shard_map` or `jax.vmap`) over which the batch is spread, of which these are a
-        part. The weight divided by is then the largest of all parts; `size` is that of the whole.
+      normalize: "batch" divides by the batch's largest weight, which becomes exactly 1. "global" divides by the largest
+        weight that any item can have, that of `min_probability`. None does not divide.
+      min_probability: float [], the smallest positive probability of any item; only "global" needs it.
+      axis_name: a mapped axis (of `jax.shard_map` or `jax.vmap`) along which the batch is split; these rows are one
+        part. The weights are divided by the largest of all parts, and `size` is that of the whole.
 
     Returns:
       float32 [B]; 0 where the probability is 0.

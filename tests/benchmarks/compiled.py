@@ -34,6 +34,8 @@ CELLS = [
     *(Cell(kind="sequence", windows="inside", sampler=sampler, orders=True) for sampler in ("uniform", "prioritized")),
     Cell(kind="sequence", windows="inside", sampler="uniform", draw="max_age"),
     Cell(kind="sequence", windows="episodes", sampler="uniform"),
+    *(Cell(kind=kind, writes=True) for kind in ("replay", "sequence")),
+    Cell(sampler="stored", writes=True),
     Cell(kind="tracer", capacity=16, batch_size=16),
     Cell(kind="pools"),
     *(Cell(kind="sharded", sampler=sampler) for sampler in ("uniform", "prioritized")),

@@ -58,6 +58,7 @@ SAMPLERS = {
     "distinct": jr.Uniform(replacement=False),
     "prioritized": jr.Prioritized(),
     "global": jr.Prioritized(normalize="global"),
+    "stored": jr.Prioritized(max_priority="stored"),
 }
 
 
@@ -74,6 +75,7 @@ class Cell:
       sampler: a key of SAMPLERS.
       windows: of a sequence buffer.
       draw: "sample", "max_age" (the newest MAX_AGE alone) or "epoch".
+      writes: TD errors come with what is added, and what was drawn is written back.
       orders: also a scan in which the operations follow each other in every order.
     """
 
@@ -85,6 +87,7 @@ class Cell:
     sampler: str = "prioritized"
     windows: str = "any"
     draw: str = "sample"
+    writes: bool = False
     orders: bool = dataclasses.field(default=False, compare=False)
 
     def __str__(self):
@@ -92,6 +95,7 @@ class Cell:
         name = f"{self.kind}, {self.sampler}, {self.items}, N=2^{power}, B={self.batch_size}"
         name += f", windows {self.windows}" if self.windows != "any" else ""
         name += f", {self.draw}" if self.draw != "sample" else ""
+        name += ", writes" if self.writes else ""
         return name + (f", {self.seeds} seeds" if self.seeds > 1 else "")
 
     @property
@@ -149,6 +153,9 @@ def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
     def update(state, handles, td_errors):
         return buffer.update(state, handles, td_errors)
 
+    def write(state, handles, values):
+        return buffer.set(state, handles, values)
+
     def step(state, items, key):
         state = buffer.add(state, items)
         drawn = buffer.sample(state, key)
@@ -157,6 +164,8 @@ def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
             handles = getattr(drawn, "indices", None)
         else:
             values, weights, handles = drawn.items, drawn.weights, drawn.indices
+        if cell.writes:
+            state = buffer.set(state, handles, values + jnp.ones((), values.dtype))
         rows = values.reshape(cell.batch_size, -1)
         return buffer.update(state, handles, weights + jnp.sum(rows[:, :4].astype(jnp.float32), axis=1)), rows[0, 0]
 
@@ -173,10 +182,13 @@ def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
                 handles, td_errors = drawn.indices, td_errors + drawn.weights + rows[:, 0]
         return state, jnp.mean(td_errors)
 
-    functions = {"add": add, "sample": sample, "update": update, "step": step, "orders": orders}
-    arguments = {"add": (items,), "sample": (key,), "update": (handles, floats)}
+    functions = {"add": add, "sample": sample, "update": update, "step": step, "orders": orders, "set": write}
+    drawn_axes = (SEQUENCE_LENGTH,) if cell.kind == "sequence" else ()
+    values = jax.ShapeDtypeStruct((cell.batch_size, *drawn_axes, *shape), dtype)
+    arguments = {"add": (items,), "sample": (key,), "update": (handles, floats), "set": (handles, values)}
     arguments |= {"step": (items, key), "orders": (items, key)}
-    left_out = {*(() if cell.orders else ("orders",)), *(() if cell.draw == "sample" else ("add", "update"))}
+    left_out = {"add", "update"} if cell.draw != "sample" else set()
+    left_out |= {*(() if cell.orders else ("orders",)), *(() if cell.writes else ("set",))}
     functions = {name: x for name, x in functions.items() if name not in left_out}
     return Operations(lambda: buffer.init(items), functions, arguments)
 
@@ -185,7 +197,9 @@ class _Bound:
     """A buffer that draws as a cell says; with `windows`, episodes end where an item's first number is positive."""
 
     def __init__(self, buffer: Any, cell: Cell):
-        self.init, self.add, self.update = buffer.init, buffer.add, buffer.update
+        self.init, self.add, self.update, self.set = buffer.init, buffer.add, buffer.update, buffer.set
+        if cell.writes:
+            self.add = lambda state, items: buffer.add(state, items, td_errors=items[..., 0])
         if cell.windows != "any":
             self.add = lambda state, items: buffer.add(state, items, items.reshape(*items.shape[:2], -1)[..., 0] > 0)
         self.sample = {

@@ -86,8 +86,8 @@ class _Windows(NamedTuple):
       stop: int32 [K, E], time of the last step before the stream breaks: the end of the episode, the step before a
         missing one, or the last time.
       length: int32 [K, E], number m of steps, at least 1.
-      times: int32 [K, n, E], times of the steps; after the window's end the last one is repeated.
-      inside: bool [K, n, E], False where it is repeated.
+      times: int32 [K, max_n, E], times of the steps; after the window's end the last one is repeated.
+      inside: bool [K, max_n, E], False where it is repeated.
     """
 
     start: jax.Array
@@ -104,8 +104,9 @@ def transitions(
     starts: jax.Array,
     exists: jax.Array,
     *,
-    n: int,
-    gamma: float,
+    n: int | jax.Array,
+    max_n: int,
+    gamma: float | jax.Array,
     next_action: bool,
     record_extra_info: bool,
 ) -> tuple[TransitionBatch, jax.Array]:
@@ -116,12 +117,14 @@ def transitions(
       order: int32 [T], the row of each time.
       starts: int32 [K], times; any value where `exists` is False.
       exists: bool [K].
-      n, gamma, next_action, record_extra_info: see `jaxreplay.NStep`.
+      n, gamma: see `jaxreplay.NStep`; numbers, or traced int32 [] and float [].
+      max_n: the largest `n`; `extra_info` has as many steps.
+      next_action, record_extra_info: see `jaxreplay.NStep`.
 
     Returns:
       TransitionBatch [K * E] and valid, bool [K * E].
     """
-    windows = _open_windows(steps, order, starts, n)
+    windows = _open_windows(steps, order, starts, n, max_n)
     at = functools.partial(_at_times, order)
     terminated = at(steps.terminated, windows.last)
     rewards = jnp.where(windows.inside, at(steps.r, windows.times), 0)
@@ -149,8 +152,8 @@ def transitions(
     return layouts.merge_axes((batch, valid))
 
 
-def _open_windows(steps: Steps, order: jax.Array, starts: jax.Array, n: int) -> _Windows:
-    """The windows of up to n steps that open at `starts` [K]."""
+def _open_windows(steps: Steps, order: jax.Array, starts: jax.Array, n: int | jax.Array, max_n: int) -> _Windows:
+    """The windows of up to n steps that open at `starts` [K], with `max_n` times."""
     last_time = order.shape[0] - 1
     times = jnp.arange(last_time + 1, dtype=jnp.int32)[:, None]
     start = jnp.clip(starts, 0, last_time)[:, None]
@@ -159,7 +162,7 @@ def _open_windows(steps: Steps, order: jax.Array, starts: jax.Array, n: int) -> 
     stop = lax.cummin(stops, axis=0, reverse=True)[start[:, 0]]
     last = jnp.clip(stop, start, start + n - 1)
     length = last - start + 1
-    lag = jnp.arange(n, dtype=jnp.int32)[None, :, None]
+    lag = jnp.arange(max_n, dtype=jnp.int32)[None, :, None]
     return _Windows(start, last, stop, length, jnp.minimum(start[:, None] + lag, last[:, None]), lag < length[:, None])
 
 
@@ -170,15 +173,27 @@ def _at_times(order: jax.Array, leaf: jax.Array, times: jax.Array) -> jax.Array:
     return by_env(leaf, order[times])
 
 
-def _returns(rewards: jax.Array, length: jax.Array, terminated: jax.Array, gamma: float) -> tuple[jax.Array, jax.Array]:
-    """Partial returns and bootstrap factors, [K, E], of windows with `rewards` [K, n, E] (0 outside)."""
-    n = rewards.shape[1]
-    powers = jnp.asarray(np.float64(gamma) ** np.arange(n + 1), rewards.dtype)
-    Rn = jnp.sum(powers[None, :n, None] * rewards, axis=1)
+def _returns(
+    rewards: jax.Array, length: jax.Array, terminated: jax.Array, gamma: float | jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Partial returns and bootstrap factors, [K, E], of windows with `rewards` [K, max_n, E] (0 outside)."""
+    max_n = rewards.shape[1]
+    powers = jnp.asarray(_powers(gamma, max_n + 1), rewards.dtype)
+    Rn = jnp.sum(powers[None, :max_n, None] * rewards, axis=1)
     return Rn, jnp.where(terminated, 0, powers[length])
 
 
-def _next_actions(steps: Steps, order: jax.Array, windows: _Windows, n: int) -> tuple[Any, jax.Array | None, jax.Array]:
+def _powers(gamma: float | jax.Array, count: int) -> Any:
+    """gamma^0, gamma^1, ..., gamma^(count - 1): of a number in float64, of a traced float [] in float32 or wider."""
+    if not isinstance(gamma, jax.Array):
+        return np.float64(gamma) ** np.arange(count)
+    gamma = checks.as_float(gamma)
+    return gamma ** jnp.arange(count, dtype=gamma.dtype)  # a product of products would round count times
+
+
+def _next_actions(
+    steps: Steps, order: jax.Array, windows: _Windows, n: int | jax.Array
+) -> tuple[Any, jax.Array | None, jax.Array]:
     """Next actions and their log-propensities, [K, E, ...], 0 where there is none; and where there is one, [K, E]."""
     last_time = order.shape[0] - 1
     at, start = functools.partial(_at_times, order), windows.start
@@ -191,7 +206,7 @@ def _next_actions(steps: Steps, order: jax.Array, windows: _Windows, n: int) -> 
 
 
 def _extra_info(steps: Steps, order: jax.Array, windows: _Windows) -> dict[str, Any]:
-    """The steps of the windows, leaves [K, E, n, ...]."""
+    """The steps of the windows, leaves [K, E, max_n, ...]."""
     at = functools.partial(_at_times, order)
     window = {
         "states": steps.s,

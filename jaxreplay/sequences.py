@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from jaxreplay._common import checks
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.xla import own
-from jaxreplay.tracing import NStep
+from jaxreplay.tracing import tracer_for
 from jaxreplay.transition_batch import TransitionBatch
 
 
@@ -93,13 +93,14 @@ def sequence_transitions(
     terminated: Any,
     truncated: Any,
     *,
-    n: int,
-    gamma: float,
+    n: int | jax.Array,
+    gamma: float | jax.Array,
     mask: Any = None,
     logP: Any = None,
     W: Any = None,
     next_action: bool = False,
     record_extra_info: bool = False,
+    max_n: int | None = None,
 ) -> tuple[TransitionBatch, jax.Array]:
     """The n-step transitions in sequences drawn from a `SequenceBuffer`, whose next observations are later rows.
 
@@ -111,22 +112,31 @@ def sequence_transitions(
     observation is missing. Then windows that reach the truncated step end right before it and bootstrap from the
     observation that it started from. No transition starts at the truncated step itself.
 
+    With `max_n`, `n` and `gamma` may be traced, to be annealed within one program: Schwarzer et al. 2023 (Bigger,
+    Better, Faster, section 3) let n fall from 10 to 3 and gamma rise from 0.97 to 0.997. Whatever `n` is, the first
+    L - max_n rows of a sequence start a transition, and each is the one that starts there with that `n` as a number.
+    Those that start at later rows, which a smaller `n` alone has room for, are left out.
+
     Args:
       S: pytree [B, L, ...], observations; or other data of the rows, such as the values of a recurrent network.
       A: pytree [B, L, ...], actions.
       R: number [B, L], rewards.
       terminated, truncated: bool [B, L]; a number other than 0 is True.
-      n, gamma, next_action, record_extra_info: see `NStep`.
+      n, gamma: see `NStep`; with `max_n` also an integer [] and a float [], clipped to [1, max_n] and [0, 1]. Powers of
+        an array `gamma` are computed in float32 or its wider dtype, those of a number in float64.
+      next_action, record_extra_info: see `NStep`; with `max_n`, `extra_info` has leaves [B, max_n, ...].
       mask: bool [B, L], whether the row holds a step; None for all.
       logP, W: float [B, L] or None.
+      max_n: None, or the largest `n`, a Python integer; it sets all shapes.
 
     Returns:
-      TransitionBatch [B * (L - n)], one sequence after the other, and valid, a bool vector of that length: False where
-      the row holds no step or, with `next_action`, no action follows.
+      TransitionBatch [B * (L - n)], with `max_n` [B * (L - max_n)], one sequence after the other, and valid, a bool
+      vector of that length: False where the row holds no step or, with `next_action`, no action follows.
 
     Raises:
-      ValueError: `n` or `gamma` is out of range, leading axes differ, a leaf has more than one number or flag per step,
-        or there are fewer than n + 1 rows.
+      ValueError: `n`, `gamma` or `max_n` is out of range, `n` or `gamma` is an array without `max_n`, leading axes
+        differ, a leaf has more than one number or flag per step, or there are fewer than n + 1 (max_n + 1) rows.
     """
-    tracer = NStep(n=n, gamma=gamma, next_action=next_action, record_extra_info=record_extra_info)
-    return tracer._sequences(own((S, A, R, terminated, truncated, logP, W, mask)))
+    settings = {"next_action": next_action, "record_extra_info": record_extra_info}
+    tracer, n_now, gamma_now = tracer_for(n, gamma, max_n, **settings)
+    return tracer._sequences(own((S, A, R, terminated, truncated, logP, W, mask)), n_now, gamma_now)

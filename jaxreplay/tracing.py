@@ -120,7 +120,7 @@ class _Tracer:
         count = jnp.minimum(state.count + 1, window)
         order = (cursor + jnp.arange(window, dtype=jnp.int32)) % window
         start, exists = jnp.zeros(1, jnp.int32), (count == window)[None]
-        batch, valid = _windows.transitions(steps, order, start, exists, **self._settings)
+        batch, valid = self._transitions(steps, order, start, exists)
         return NStepState(steps, cursor, count), batch, valid
 
     @jit_method()
@@ -135,12 +135,12 @@ class _Tracer:
         starts = jnp.arange(window - self.n, window, dtype=jnp.int32)
         # Row 0 is empty, or holds a step whose transition has been emitted.
         pending = (starts >= window - state.count) & (starts > 0)
-        batch, valid = _windows.transitions(state.steps, order, starts, pending, **self._settings)
+        batch, valid = self._transitions(state.steps, order, starts, pending)
         return jax.tree.map(jnp.zeros_like, state), batch, valid
 
     @jit_method(static=("flush",))
-    def _rollout(self, arguments: Any, flush: bool) -> tuple[TransitionBatch, jax.Array]:
-        """See `n_step_transitions`."""
+    def _rollout(self, arguments: Any, flush: bool, n: Any, gamma: Any) -> tuple[TransitionBatch, jax.Array]:
+        """See `n_step_transitions`; `n` and `gamma` as for `_transitions`."""
         steps = _windows.as_steps(*arguments)
         length, num_envs = _windows.check_steps(steps, "a rollout")
         checks.check_mask(steps.mask, (length, num_envs))
@@ -153,19 +153,19 @@ class _Tracer:
         if length == 0:  # add a row to read, which holds no step
             order = jnp.zeros(1, jnp.int32)
             steps = jax.tree.map(lambda leaf: lax.full((1, *leaf.shape[1:]), 0, leaf.dtype), steps)
-        return _windows.transitions(steps, order, starts, starts >= 0, **self._settings)
+        return self._transitions(steps, order, starts, starts >= 0, n, gamma)
 
     @jit_method()
-    def _sequences(self, arguments: Any) -> tuple[TransitionBatch, jax.Array]:
-        """See `jaxreplay.sequence_transitions`."""
+    def _sequences(self, arguments: Any, n: Any, gamma: Any) -> tuple[TransitionBatch, jax.Array]:
+        """See `jaxreplay.sequence_transitions`; `n` and `gamma` as for `_transitions`."""
         s, a, r, terminated, truncated, logp, w, mask = arguments
         steps = _windows.as_steps(s, a, r, terminated, truncated, s, logp, w, mask)
         batch_size, length = _windows.check_steps(steps, "a batch of sequences")
         checks.check_mask(steps.mask, (batch_size, length))
-        n = self.n
-        if length <= n:
+        if length <= self.n:
             raise ValueError(
-                f"n={n}: sequences of {length} rows; {n + 1} rows or more hold {n} steps and what follows."
+                f"{'n' if n is None else 'max_n'}={self.n}: sequences of {length} rows; {self.n + 1} rows or more hold "
+                f"{self.n} steps and what follows."
             )
         is_step_next = jnp.pad(steps.mask[:, 1:], ((0, 0), (0, 1)))
         cut = steps.truncated & ~steps.terminated & is_step_next  # the final observation is missing
@@ -176,7 +176,7 @@ class _Tracer:
         steps = dataclasses.replace(jax.tree.map(lambda leaf: leaf[:rows], steps), s_next=s_next)
         starts = jnp.arange(length - self.n, dtype=jnp.int32)
         order = jnp.arange(rows, dtype=jnp.int32)
-        found = _windows.transitions(steps, order, starts, starts >= 0, **self._settings)
+        found = self._transitions(steps, order, starts, starts >= 0, n, gamma)
 
         def by_sequence(leaf):
             leaf = leaf.reshape(length - self.n, batch_size, *leaf.shape[1:])
@@ -184,15 +184,30 @@ class _Tracer:
 
         return jax.tree.map(by_sequence, found)
 
-    @property
-    def _settings(self) -> dict[str, Any]:
-        """Arguments of `_windows.transitions`."""
-        return {
-            "n": self.n,
-            "gamma": self.gamma,
-            "next_action": self.next_action,
-            "record_extra_info": self.record_extra_info,
-        }
+    def _transitions(
+        self,
+        steps: _windows.Steps,
+        order: jax.Array,
+        starts: jax.Array,
+        exists: jax.Array,
+        n: jax.Array | None = None,
+        gamma: jax.Array | None = None,
+    ) -> tuple[TransitionBatch, jax.Array]:
+        """See `_windows.transitions`; integer `n` [] and float `gamma` [] stand for the tracer's own, clipped to range.
+
+        The tracer's `n` is then the largest.
+        """
+        return _windows.transitions(
+            steps,
+            order,
+            starts,
+            exists,
+            n=self.n if n is None else _clip(n, self.n),
+            max_n=self.n,
+            gamma=self.gamma if gamma is None else jnp.clip(gamma, 0, 1),
+            next_action=self.next_action,
+            record_extra_info=self.record_extra_info,
+        )
 
     @property
     def _window(self) -> int:
@@ -274,14 +289,15 @@ def n_step_transitions(
     truncated: Any,
     S_next: Any,
     *,
-    n: int,
-    gamma: float,
+    n: int | jax.Array,
+    gamma: float | jax.Array,
     logP: Any = None,
     W: Any = None,
     mask: Any = None,
     next_action: bool = False,
     record_extra_info: bool = False,
     flush: bool = False,
+    max_n: int | None = None,
 ) -> tuple[TransitionBatch, jax.Array]:
     """The transitions of a whole rollout in one vectorised pass.
 
@@ -294,16 +310,44 @@ def n_step_transitions(
         [T, num_envs, ...].
       n, gamma, next_action, record_extra_info: see `NStep`.
       flush: also emit the transitions that are pending at the end of the rollout, as if it were truncated there.
+      max_n: None, or the largest `n`; `n` and `gamma` may then be traced, see `jaxreplay.sequence_transitions`. There
+        are as many rows as with n = `max_n`, and each is for the same step as there.
 
     Returns:
       TransitionBatch [T * num_envs] ([(T + n) * num_envs] with `flush`) and valid, a bool vector of that length.
 
     Raises:
-      ValueError: `n` or `gamma` is out of range, leading axes differ, or there is more than one number or flag per
-        step.
+      ValueError: `n`, `gamma` or `max_n` is out of range, `n` or `gamma` is an array without `max_n`, leading axes
+        differ, or there is more than one number or flag per step.
     """
-    tracer = NStep(n=n, gamma=gamma, next_action=next_action, record_extra_info=record_extra_info)
-    return tracer._rollout(own((S, A, R, terminated, truncated, S_next, logP, W, mask)), flush)
+    settings = {"next_action": next_action, "record_extra_info": record_extra_info}
+    tracer, n_now, gamma_now = tracer_for(n, gamma, max_n, **settings)
+    rows = own((S, A, R, terminated, truncated, S_next, logP, W, mask))
+    return tracer._rollout(rows, flush, n_now, gamma_now)
+
+
+def tracer_for(n: Any, gamma: Any, max_n: Any, **settings: Any) -> tuple[NStep, Any, Any]:
+    """A tracer with these settings, and what stands for its `n` and `gamma`, or None; see `_Tracer._transitions`."""
+    if max_n is None:
+        for name, value in (("n", n), ("gamma", gamma)):
+            if isinstance(value, jax.Array):
+                raise ValueError(
+                    f"{name}={value!r}: must be a Python number, or an array where max_n is given; give max_n, the "
+                    "largest n."
+                )
+        return NStep(n=n, gamma=gamma, **settings), None, None
+    max_n = check_integer("max_n", max_n, 1, 2**31 - 1, "the largest number of steps in a window")
+    checks.check_count("n", n, 1, "at most max_n; or give a larger max_n", max_n)
+    if not isinstance(gamma, jax.Array):
+        return NStep(n=max_n, gamma=gamma, **settings), n, None
+    checks.check_one_number("gamma", gamma, 0, 1, "it is a discount")
+    return NStep(n=max_n, gamma=1.0, **settings), n, gamma
+
+
+def _clip(n: jax.Array, max_n: int) -> jax.Array:
+    """`n`, of any integer dtype, as int32 in [1, max_n]."""
+    n = n if n.dtype.itemsize >= 4 else n.astype(jnp.int32)  # a narrow dtype may not hold max_n
+    return jnp.clip(n, 1, max_n).astype(jnp.int32)
 
 
 def _check_window(name: str, n: int, gamma: float) -> tuple[int, float]:

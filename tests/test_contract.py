@@ -261,8 +261,17 @@ def test_tracers_run_under_strict_settings(next_action):
     rollout = jax.tree.map(lambda x: np.stack([x] * 5), step)
     options = {"n": 3, "gamma": 0.9, "next_action": next_action, "record_extra_info": True}
     *rows, logP, W = rollout
+    sequences = jax.tree.map(lambda x: x.swapaxes(0, 1), rows[:5])
     jax.eval_shape(lambda: jr.n_step_transitions(*rows, logP=logP, W=W, flush=True, **options))
-    jax.eval_shape(lambda: jr.sequence_transitions(*jax.tree.map(lambda x: x.swapaxes(0, 1), rows[:5]), **options))
+    jax.eval_shape(lambda: jr.sequence_transitions(*sequences, **options))
+
+    def annealed(n, gamma):
+        settings = options | {"n": n, "gamma": gamma, "max_n": 4}
+        by_time = jr.n_step_transitions(*rows, logP=logP, W=W, flush=True, **settings)
+        return by_time, jr.sequence_transitions(*sequences, **settings)
+
+    for n, gamma in ((np.int32(3), np.float32(0.9)), (np.int64(3), np.float16(0.9)), (np.uint8(3), 0.9)):
+        jax.eval_shape(annealed, n, gamma)
 
 
 @pytest.mark.usefixtures("strict")

@@ -3,7 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
+import oracles
 import pytest
+from helpers import compilations, rarely
+from jax import lax
 from streams import FLAGS, NUM_ENVS, as_rows, make_episodes
 
 import jaxreplay as jr
@@ -151,6 +154,136 @@ def test_transitions_of_sequences_are_those_of_rollouts(length, n, next_action):
         np.testing.assert_array_equal(x[valid], y[valid])
 
 
+MAX_N = 5
+
+
+def drawn_sequences(seed, batch_size, length):
+    """Random rows [B, L], with one for the final observation behind every end, as arguments by name."""
+    rng = np.random.default_rng(seed)
+    shape = (batch_size, length)
+    ends, mask = rng.random((2, *shape)) < 0.1, rng.random(shape) < 0.9
+    mask[:, 1:] &= ~ends.any(axis=0)[:, :-1]
+    return {
+        "S": rng.normal(size=(*shape, 2)).astype(np.float32),
+        "A": rng.integers(0, 5, shape, np.int32),
+        "R": rng.normal(size=shape).astype(np.float32),
+        "terminated": ends[0] & mask,
+        "truncated": ends[1] & mask & ~ends[0],
+        "mask": mask,
+        "logP": -rng.random(shape).astype(np.float32),
+    }
+
+
+def check_annealed(found, steps, n, gamma, **options):
+    """What a traced `n` and `gamma` give is what they give as numbers, row by row, but for the starts beyond L - MAX_N.
+
+    A longer sum may be added up in another order.
+    """
+    batch_size, length = steps["R"].shape
+
+    def at_starts(leaf):
+        return np.asarray(leaf).reshape(batch_size, length - n, *leaf.shape[1:])[:, : length - MAX_N]
+
+    expected = jax.tree.map(at_starts, jr.sequence_transitions(**steps, n=n, gamma=gamma, **options))
+    (batch, valid), (like, like_valid) = found, expected
+    valid = np.asarray(valid).reshape(batch_size, -1)
+    np.testing.assert_array_equal(valid, like_valid)
+    for name, value in vars(like).items():
+        got = jax.tree.map(lambda x: np.asarray(x).reshape(batch_size, -1, *x.shape[1:]), getattr(batch, name))
+        if name == "extra_info":
+            for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(value), strict=True):
+                assert x.shape[2] == MAX_N
+                np.testing.assert_array_equal(x[:, :, :n], y)
+            if got is not None:
+                assert np.all(got["dones"][:, :, n:])
+        elif name in ("Rn", "In"):
+            np.testing.assert_allclose(got, value, rtol=2e-6, atol=1e-6)
+        else:
+            jax.tree.map(np.testing.assert_array_equal, got, value)
+
+
+@pytest.mark.parametrize("next_action", [False, True])
+def test_a_traced_n_gives_what_the_number_gives(next_action):
+    """For every n, with one program, in `jit`; and what the twin gives."""
+    steps = drawn_sequences(0, 16, 9)
+    options = {"next_action": next_action, "record_extra_info": True}
+    run = jax.jit(lambda n, gamma: jr.sequence_transitions(**steps, n=n, gamma=gamma, max_n=MAX_N, **options))
+    for n in range(1, MAX_N + 1):
+        with compilations() as made:
+            batch, valid = run(jnp.int32(n), jnp.float32(GAMMA))
+        assert n == 1 or not made
+        check_annealed((batch, valid), steps, n, GAMMA, **options)
+        check_against_twin(batch, valid, steps, n, next_action)
+
+
+def check_against_twin(batch, valid, steps, n, next_action):
+    batch_size, length = steps["R"].shape
+    rows = [x.reshape(batch_size, length - MAX_N) for x in map(np.asarray, (valid, batch.Rn, batch.In))]
+    for b in range(batch_size):
+        names = {"r": "R", "terminated": "terminated", "truncated": "truncated", "mask": "mask"}
+        stream = {name: steps[arg][b, : length if next_action else length - 1] for name, arg in names.items()}
+        windows = oracles.n_step_emissions(stream, n, GAMMA, next_action)[0][n - 1 + next_action :]
+        for start, window in enumerate(windows[: length - MAX_N]):
+            found = [x[b, start] for x in rows]
+            assert found[0] == (window is not None)
+            if window is not None:
+                np.testing.assert_allclose(found[1:], window[2:], rtol=1e-5, atol=1e-6)
+
+
+def test_n_and_gamma_are_annealed_in_a_scan():
+    """n from 5 to 1 and gamma from 0.97 to 0.997, in one program; eager calls share one too."""
+    steps, ns = drawn_sequences(1, 8, 7), np.arange(MAX_N, 0, -1, dtype=np.int32)
+    gammas = 1 - np.geomspace(0.03, 0.003, MAX_N).astype(np.float32)
+
+    def step(_, annealed):
+        return None, jr.sequence_transitions(**steps, n=annealed[0], gamma=annealed[1], max_n=MAX_N)
+
+    scan = jax.jit(lambda *annealed: lax.scan(step, None, annealed)[1])
+    scanned = scan(ns, gammas)
+    with compilations() as made:
+        scan(ns[::-1], gammas)
+    assert not made
+    for i, (n, gamma) in enumerate(zip(ns, gammas, strict=True)):
+        check_annealed(jax.tree.map(lambda x, i=i: x[i], scanned), steps, int(n), float(gamma))
+    jr.sequence_transitions(**steps, n=1, gamma=jnp.float32(0.97), max_n=MAX_N)
+    with compilations() as made:
+        found = jr.sequence_transitions(**steps, n=3, gamma=jnp.float32(GAMMA), max_n=MAX_N)
+    assert not made
+    check_annealed(found, steps, 3, GAMMA)
+
+
+def test_each_seed_has_its_own_n():
+    steps, ns = drawn_sequences(2, 4, 7), np.arange(1, MAX_N + 1, dtype=np.int32)
+    mapped = jax.vmap(lambda n: jr.sequence_transitions(**steps, n=n, gamma=GAMMA, max_n=MAX_N, next_action=True))(ns)
+    for n in ns:
+        check_annealed(jax.tree.map(lambda x, n=n: x[n - 1], mapped), steps, int(n), GAMMA, next_action=True)
+
+
+@pytest.mark.parametrize("dtype", [np.int32, rarely(np.uint8), np.int8])
+def test_a_traced_n_out_of_range_is_clipped(dtype):
+    steps = drawn_sequences(3, 4, 7)
+    run = jax.jit(lambda n, gamma: jr.sequence_transitions(**steps, n=n, gamma=gamma, max_n=MAX_N))
+    for n, kept in ((0, 1), (-7, 1), (MAX_N + 1, MAX_N), (127, MAX_N)):
+        if n >= 0 or dtype != np.uint8:
+            check_annealed(run(dtype(n), np.float32(GAMMA)), steps, kept, GAMMA)
+    for gamma in (-0.5, 1.5):
+        check_annealed(run(dtype(2), np.float32(gamma)), steps, 2, min(max(gamma, 0.0), 1.0))
+    # A narrow dtype may not hold max_n.
+    many, _ = jr.sequence_transitions(*[np.zeros((1, 301))] * 5, n=jnp.asarray(3, dtype), gamma=GAMMA, max_n=300)
+    np.testing.assert_allclose(many.In, GAMMA**3, rtol=1e-6)
+
+
+@pytest.mark.parametrize("gamma", [0.997, 0.97, 0.5, 0.0, 1.0])
+def test_powers_of_a_traced_gamma(gamma):
+    """To within float32's last place, where 50 products would be several off."""
+    zeros, flags = np.zeros((1, 51), np.float32), np.zeros((1, 51), bool)
+    run = jax.jit(lambda n, g: jr.sequence_transitions(zeros, zeros, zeros, flags, flags, n=n, gamma=g, max_n=50)[0].In)
+    powers = np.array([run(np.int32(n), np.float32(gamma))[0] for n in range(1, 51)])
+    assert powers.dtype == np.float32
+    expected = np.float64(np.float32(gamma)) ** np.arange(1, 51)
+    np.testing.assert_allclose(powers, expected, rtol=1.2e-7, atol=1e-38)
+
+
 def test_transitions_of_one_sequence_under_vmap():
     rng = np.random.default_rng(5)
     S, R = rng.normal(size=(2, 4, 6)).astype(np.float32)
@@ -176,8 +309,19 @@ def test_wrong_arguments_of_sequence_transitions():
             {"n": 1, "gamma": 0.9, "mask": jnp.ones((2, 3), jnp.float32)},
             r"mask: got float32\[2, 3\], expected bool\[2, 3\]",
         ),
+        ({"n": jnp.int32(1), "gamma": 0.9}, "n=Array.*: must be a Python number, or an array where max_n is given"),
+        ({"n": 1, "gamma": jnp.float32(0.9)}, "gamma=Array.*: must be a Python number, .* give max_n, the largest n"),
+        ({"n": 3, "gamma": 0.9, "max_n": 2}, "n=3: must be an integer from 1 to 2, at most max_n"),
+        ({"n": 1, "gamma": 0.9, "max_n": 3}, "max_n=3: sequences of 3 rows; 4 rows or more"),
+        ({"n": 1, "gamma": 0.9, "max_n": jnp.int32(2)}, "max_n=.*: must be an integer"),
+        ({"n": jnp.ones(2, jnp.int32), "gamma": 0.9, "max_n": 2}, r"n: got int32\[2\], expected an int32\[\]"),
+        ({"n": jnp.float32(1), "gamma": 0.9, "max_n": 2}, r"n: got float32\[\], expected an int32\[\]"),
+        ({"n": 1, "gamma": jnp.ones(2), "max_n": 2}, r"gamma: got float\d+\[2\], expected one number"),
+        ({"n": 1, "gamma": np.float32(2), "max_n": 2}, r"gamma=.*: must be a number in \[0, 1\]; it is a discount"),
     ):
         with pytest.raises(ValueError, match=message):
             jr.sequence_transitions(x, x, x, flags, flags, **options)
+    with pytest.raises(ValueError, match=r"n=.*int32\[\].*: must be a Python number"):
+        jax.eval_shape(lambda n: jr.sequence_transitions(x, x, x, flags, flags, n=n, gamma=0.9), jnp.int32(1))
     with pytest.raises(ValueError, match="leading axes"):
         jr.sequence_transitions(x, x[:1], x, flags, flags, n=1, gamma=0.9)

@@ -454,6 +454,16 @@ def test_leaves_without_elements(next_action):
     check(jax.eval_shape(lambda x: jr.sequence_transitions(*x, **settings), sequences), 2 * (5 - 3))
 
 
+@pytest.mark.parametrize("next_action", [False, True])
+def test_a_traced_n_gives_the_transitions_of_the_number(next_action):
+    """Each start's transition is the one that the number gives; what a smaller n need not wait for is not truncated."""
+    steps, max_n = rollout(np.random.default_rng(3), 12, 3, gap_rate=0.1), 4
+    run = jax.jit(lambda n, gamma: at_once(steps, n=n, gamma=gamma, max_n=max_n, next_action=next_action, flush=True))
+    for n in range(1, max_n + 1):
+        rows = expected_rows(steps, n, 0.9, next_action)
+        assert_rows(*run(np.int32(n), np.float32(0.9)), sorted(rows, key=lambda row: row["A"]))  # in order of starts
+
+
 def test_a_rollout_without_steps():
     """Emits nothing; where its end is flushed, rows as of an empty tracer."""
     steps = jax.tree.map(lambda x: x[:0], rollout(np.random.default_rng(0), 1, 2))

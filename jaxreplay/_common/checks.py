@@ -234,14 +234,14 @@ def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]
     return indices, td_errors
 
 
-def check_count(name: str, value: Any, low: int, meaning: str) -> None:
-    """Raise a `ValueError` where `value` is neither an integer of at least `low` nor an array [] of integers."""
+def check_count(name: str, value: Any, low: int, meaning: str, high: int = 2**31 - 1) -> None:
+    """Raise a `ValueError` where `value` is neither an integer in [low, high] nor an array [] of integers."""
     if isinstance(value, jax.Array):
         if value.ndim > 0 or not jnp.issubdtype(value.dtype, jnp.integer):
             raise ValueError(f"{name}: got {type_text(value.dtype, value.shape)}, expected an int32[], {meaning}.")
     else:
         value = value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
-        check_integer(name, value, low, 2**31 - 1, meaning)
+        check_integer(name, value, low, high, meaning)
 
 
 def check_key(key: Any) -> None:
@@ -260,10 +260,18 @@ def check_beta(beta: Any) -> None:
     """Raise a `ValueError` where `beta` of `sample` is neither None, nor a number in [0, 1], nor an array []."""
     if callable(beta):
         raise ValueError(f"beta={beta!r}: must be a number; a schedule is given to the sampler, as Prioritized(beta=).")
-    if isinstance(beta, jax.Array | np.ndarray):
-        if beta.ndim > 0 or not (jnp.issubdtype(beta.dtype, jnp.floating) or jnp.issubdtype(beta.dtype, jnp.integer)):
-            found = type_text(beta.dtype, beta.shape)
-            raise ValueError(f"beta: got {found}, expected one number for the whole batch, such as a float32[].")
-        beta = beta.item() if isinstance(beta, np.ndarray) else None  # what is on a device is not waited for
     if beta is not None:
-        check_number("beta", beta, 0, 1, "it is an exponent of the importance weights")
+        check_one_number("beta", beta, 0, 1, "it is an exponent of the importance weights")
+
+
+def check_one_number(name: str, value: Any, low: float, high: float, remedy: str) -> None:
+    """Raise a `ValueError` where `value` is neither a number in [low, high] nor an array [] of real numbers."""
+    if isinstance(value, jax.Array | np.ndarray):
+        is_real = jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
+        if value.ndim > 0 or not is_real:
+            found = type_text(value.dtype, value.shape)
+            raise ValueError(f"{name}: got {found}, expected one number for the whole batch, such as a float32[].")
+        if isinstance(value, jax.Array):  # what is on a device is not waited for
+            return
+        value = value.item()
+    check_number(name, value, low, high, remedy)

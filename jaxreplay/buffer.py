@@ -120,7 +120,10 @@ class Buffer(abc.ABC, Generic[S]):
 
         def kind(state: Any) -> Any:  # a tree of another backend has another fan-out
             leaves, treedef = jax.tree.flatten(state, is_leaf=lambda x: isinstance(x, SumTree))
-            trees = [(x.capacity, x.minima is None) if isinstance(x, SumTree) else jnp.shape(x) for x in leaves]
+            trees = [
+                (x.capacity, x.minima is None, x.maxima is None) if isinstance(x, SumTree) else jnp.shape(x)
+                for x in leaves
+            ]
             return treedef, trees
 
         if kind(state.sampler) != kind(jax.eval_shape(lambda: self.sampler.init(self._num_slots))):

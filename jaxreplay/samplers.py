@@ -227,11 +227,11 @@ class Prioritized:
         weighted = mass > 0
         by_priority, leaves = sum_tree.sample_with(state.tree, bits, stratified=self.stratified)
         evenly = _uniform_slots(bits, live, state.tree.capacity)
-        probabilities = leaves / jnp.where(weighted, mass, 1.0)
-        return (
-            jnp.where(weighted, by_priority, evenly),
-            jnp.where(weighted, probabilities, _uniform_probability(live.size)),
-        )
+        # One division, not two: XLA:CPU runs a program on several threads if it begins with ten operations that do not
+        # depend on each other, and to wake a thread takes longer than such a draw.
+        stored = jnp.where(live.size > 0, 1.0, 0.0)
+        whole = jnp.where(weighted, mass, jnp.maximum(live.size, 1).astype(jnp.float32))
+        return jnp.where(weighted, by_priority, evenly), jnp.where(weighted, leaves, stored) / whole
 
     def weights(
         self,

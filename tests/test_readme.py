@@ -205,6 +205,150 @@ def without_replacement(block, monkeypatch):
     assert np.all(np.ptp(found["losses"], axis=1) > 2_000)  # each of them from all over the buffer
 
 
+def leaves_of_slots(buffer, replay):
+    """What `Prioritized` has stored of each slot: priority^alpha."""
+    return np.asarray(leaves_of(replay.sampler.tree))[: buffer.capacity]
+
+
+def priorities_from_actors(block, monkeypatch):
+    rng, q_values, num_envs = np.random.default_rng(0), np.float32([[1, 2], [3, 5], [8, 4], [2, 9]]), 3
+    tracer, buffer = jr.NStep(n=2, gamma=0.5, num_envs=num_envs), jr.ReplayBuffer(capacity=64, sampler=jr.Prioritized())
+    found = run(block, {"tracer": tracer, "buffer": buffer})
+    insert, expected = jax.jit(found["insert"]), []
+    obs = rng.integers(0, 4, (10, num_envs), np.int32)
+    action, reward = rng.integers(0, 2, (9, num_envs), np.int32), rng.random((9, num_envs), np.float32)
+    never = np.zeros(num_envs, bool)
+    seen = [{"obs": x, "q": q_values[x]} for x in obs]
+    tracing = tracer.init(seen[0], action[0], reward[0], never, never, seen[0])
+    spec = tracer.spec(seen[0], action[0], reward[0], never, never, seen[0])
+    replay = buffer.init(spec.replace(S=spec.S["obs"], S_next=spec.S_next["obs"]))
+    for t in range(9):
+        tracing, replay = insert(tracing, replay, seen[t], action[t], reward[t], never, never, seen[t + 1])
+    for t in range(8):
+        target = reward[t] + 0.5 * reward[t + 1] + 0.25 * q_values[obs[t + 2]].max(axis=1)
+        expected.extend(target - q_values[obs[t], action[t]])
+    np.testing.assert_array_equal(replay.storage.S[:24], obs[:8].reshape(-1))
+    np.testing.assert_allclose(
+        leaves_of_slots(buffer, replay)[:24], (np.abs(expected) + 1e-6) ** 0.6, rtol=1e-4, atol=1e-5
+    )
+
+
+class Verdict:
+    """A future of the rewards of `rows`."""
+
+    def __init__(self, rows):
+        self.rows = rows
+
+    def result(self):
+        return self.rows["tokens"][:, 0].astype(np.float32)
+
+
+def later_rewards(block, monkeypatch):
+    batches = []
+
+    def learn(policy, items):
+        batches.append(jax.tree.map(np.asarray, items))
+        return policy + 1
+
+    tokens = np.arange(1, 1 + 8 * 64 * 2).reshape(8, 64, 2)
+    rollouts = [{"tokens": x, "reward": np.full(64, -1, np.float32)} for x in tokens]
+    names = {"rollouts": rollouts, "judge": Verdict, "learn": learn, "policy": 0, "key": jax.random.key(0)}
+    found = run(block, names, capacity=("4_096", "350"))  # so that items are overwritten
+    assert found["policy"] == len(batches) == 5
+    for number, items in enumerate(batches):
+        np.testing.assert_array_equal(items["reward"], items["tokens"][:, 0])  # none without its reward
+        rollout = items["tokens"][:, 0] // 128
+        assert rollout.max() == number
+    assert rollout.min() == 2  # of 8 rollouts of 64, 350 are kept
+    known = leaves_of_slots(found["buffer"], found["replay"])
+    np.testing.assert_array_equal(np.sort(known), np.repeat([0.0, 1.0], [3 * 64, 350 - 3 * 64]))
+
+
+def lap(block, monkeypatch):
+    items = np.linspace(-4.0, 4.0, 512, dtype=np.float32)
+    seen = []
+
+    def find_td_errors(params, batch):
+        return batch - params
+
+    def descend(params, grads):
+        return params - grads
+
+    found = run(block, {"find_td_errors": find_td_errors, "descend": descend}, capacity=("1_000_000", "1024"))
+    buffer, params = found["buffer"], jnp.float32(0.5)
+    replay = buffer.add(buffer.init(items), items)
+    for key in jax.random.split(jax.random.key(0), 3):
+        drawn = buffer.sample(replay, key, 256)
+        seen.append(drawn.items)
+        np.testing.assert_array_equal(drawn.weights, 1)
+        before = params
+        (params, replay), td_errors = jax.jit(found["train_step"])((params, replay), key)
+        np.testing.assert_array_equal(td_errors, seen[-1] - before)
+        np.testing.assert_allclose(params, before + np.clip(td_errors, -1, 1).mean(), rtol=1e-5)
+        leaves = leaves_of_slots(buffer, replay)[np.asarray(drawn.indices)]
+        np.testing.assert_allclose(leaves, np.maximum(np.abs(td_errors), 1) ** 0.4, rtol=1e-5)
+    largest = leaves_of_slots(buffer, replay).max()
+    replay = buffer.add(replay, items[:1])
+    np.testing.assert_array_equal(leaves_of_slots(buffer, replay)[512], largest)
+
+
+def rollouts(block, monkeypatch):
+    tracer, no = jr.NStep(n=3, gamma=0.9, num_envs=4), jnp.zeros(4, bool)
+
+    def roll_out(agent, env, tracing, key):
+        def step(carry, _):
+            obs, tracing = carry
+            tracing, batch, valid = tracer.add(tracing, obs, obs % 2, jnp.ones(4), no, no, obs + 10)
+            return (obs + 10, tracing), (batch, valid)
+
+        (env, tracing), (batch, valid) = jax.lax.scan(step, (env, tracing), length=32)
+        return env, tracing, batch, valid
+
+    def learn(agent, batch):
+        return agent + 1, batch.Rn
+
+    found = run(block, {"roll_out": roll_out, "learn": learn}, capacity=("2**17", "512"))
+    env = jnp.arange(4)
+    tracing = tracer.init(env, env, jnp.ones(4), no, no, env)
+    spec = jax.eval_shape(roll_out, 0, env, tracing, None)[2]
+    assert spec.Rn.shape == (32, 4)
+    carry, keys = (0, env, tracing, found["buffer"].init(spec)), jax.random.split(jax.random.key(0), 3)
+    (agent, env, _, replay), ages = jax.lax.scan(found["train_step"], carry, keys)
+    assert (agent, ages.shape, found["buffer"].size(replay)) == (3, (3, 256), (3 * 32 - 2) * 4)
+    order = np.arange(4) + 10 * np.arange(3 * 32 - 2)[:, None]  # of time
+    np.testing.assert_array_equal(replay.storage.S[: order.size], order.reshape(-1))
+
+
+def host_loop(block, monkeypatch):
+    tracer, buffer, one = jr.NStep(n=3, gamma=0.9, num_envs=4), jr.ReplayBuffer(capacity=64), np.ones(4, np.float32)
+    acted, calls, no = [], [], np.zeros(4, bool)
+
+    def act(agent, obs):
+        acted.append(int(agent))
+        return obs % 2
+
+    def step_envs(action):
+        obs = acted[-1] + 10 * np.arange(4)
+        np.testing.assert_array_equal(action, obs % 2)
+        return obs + 1, (obs, action, one, no, no, obs + 1)
+
+    def learn(agent, batch):
+        calls.append(None)
+        return agent + 1, batch.W
+
+    obs = 10 * np.arange(4)
+    row = obs, obs, one, no, no, obs
+    carry = jnp.zeros((), int), tracer.init(*row), buffer.init(tracer.spec(*row)), jax.random.key(0)
+    names = {"tracer": tracer, "buffer": buffer, "act": act, "step_envs": step_envs, "learn": learn}
+    found = run(block, {**names, "obs": obs, "carry": carry}, steps=("100_000", "12"))
+    replay = found["carry"][2]
+    assert acted == list(range(12))
+    assert len(calls) == 1  # compiled once
+    assert carry[2].ring.size.is_deleted()  # the carry is donated
+    assert buffer.size(replay) == 4 * 10
+    np.testing.assert_array_equal(replay.storage.S[:40], (np.arange(10)[:, None] + obs).reshape(-1))
+
+
 def pools(block, monkeypatch):
     drawn, kept, logged = [], [], {}
 
@@ -307,6 +451,11 @@ COVERED = {
         staleness,
         epochs,
         without_replacement,
+        priorities_from_actors,
+        later_rewards,
+        lap,
+        rollouts,
+        host_loop,
         one_device_to_eight,
         several_processes,
         checkpoints,

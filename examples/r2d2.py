@@ -4,6 +4,7 @@ pip install -e '.[examples]'
 python examples/r2d2.py                 # CartPole without velocities: both agents, 8 seeds each
 python examples/r2d2.py --task memory   # MemoryChain: the last action must repeat the bit that the first step showed
 python examples/r2d2.py --windows episodes  # learns whole episodes instead of overlapping sequences
+python examples/r2d2.py --refresh       # writes recurrent states that the learner computes back into the buffer
 python examples/r2d2.py --short         # a few seconds, to see that it runs
 
 After Kapturowski et al. 2019 (Recurrent Experience Replay in Distributed Reinforcement Learning): overlapping
@@ -85,6 +86,7 @@ class Config:
     sequence_length: int = 32
     stride: int = 8
     burn_in: int = 4
+    refresh: bool = False  # write recurrent states back, so that the stored ones do not age
     batch_size: int = 32
     n: int = 3
     gamma: float = 0.99
@@ -206,16 +208,19 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         new = new.replace(buffer=buffer.add(state.buffer, rows, ~rows["step"]), episode_return=episode_return)
         return new, returns
 
-    def unroll(params: Any, carry: jax.Array, items: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-        """Values [B, L, num_actions] along sequences, from the state `carry` [B, units] at their first step."""
+    def unroll(params: Any, carry: jax.Array, items: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """The state behind sequences, the states [B, L, units] at their steps, and values [B, L, num_actions].
 
-        def step(carry: jax.Array, row: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
-            carry, q = network.apply(params, carry, row["obs"])
-            return jnp.where(row["step"][:, None], carry, 0.0), q
+        `carry` [B, units] is the state at their first step.
+        """
+
+        def step(carry: jax.Array, row: dict[str, jax.Array]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
+            new, q = network.apply(params, carry, row["obs"])
+            return jnp.where(row["step"][:, None], new, 0.0), (carry, q)
 
         by_time = {name: items[name].swapaxes(0, 1) for name in ("obs", "step")}
-        carry, q = jax.lax.scan(step, carry, by_time)
-        return carry, q.swapaxes(0, 1)
+        carry, (carries, q) = jax.lax.scan(step, carry, by_time)
+        return carry, carries.swapaxes(0, 1), q.swapaxes(0, 1)
 
     def learn(state: State) -> State:
         """One update from one batch of sequences."""
@@ -224,16 +229,18 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         before, items = jr.split_burn_in(sample.items, config.burn_in)
         mask = items["step"] & sample.mask[:, config.burn_in :]  # of "episodes", not the next one's steps
 
-        def values(params: Any) -> jax.Array:
-            carry, _ = unroll(params, sample.items["carry"][:, 0], before)
-            return unroll(params, jax.lax.stop_gradient(carry), items)[1]
+        def values(params: Any) -> tuple[jax.Array, jax.Array]:
+            carry, _, _ = unroll(params, sample.items["carry"][:, 0], before)
+            _, carries, q = unroll(params, jax.lax.stop_gradient(carry), items)
+            return carries, q
 
-        target_values = values(state.target_params)
+        _, target_values = values(state.target_params)
 
-        def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
+        def loss_fn(params: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
             flags = items["terminated"], items["truncated"]
+            carries, q = values(params)
             batch, valid = jr.sequence_transitions(
-                {"q": values(params), "target": target_values},
+                {"q": q, "target": target_values},
                 items["action"],
                 items["reward"],
                 *flags,
@@ -248,13 +255,18 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
             td_errors = jnp.where(valid, target - batch.S["q"][rows, batch.A], 0.0)
             td_errors, valid = (x.reshape(config.batch_size, -1) for x in (td_errors, valid))
             losses = jnp.sum(optax.huber_loss(td_errors), axis=1) / jnp.maximum(jnp.sum(valid, axis=1), 1)
-            return jnp.mean(sample.weights * losses), jr.sequence_priority(td_errors, valid)
+            return jnp.mean(sample.weights * losses), (jr.sequence_priority(td_errors, valid), carries)
 
-        grads, priorities = jax.grad(loss_fn, has_aux=True)(state.params)
+        grads, (priorities, carries) = jax.grad(loss_fn, has_aux=True)(state.params)
         updates, opt = optimizer.update(grads, state.opt)
         params = optax.apply_updates(state.params, updates)
         target_params = optax.incremental_update(params, state.target_params, config.target_rate)
         buffer_state = buffer.update(state.buffer, sample.indices, priorities)
+        if config.refresh:  # states behind burn-in; those in it may still be off, as they follow from a stored one
+            behind = jnp.arange(config.sequence_length) >= config.burn_in
+            fresh = sample.items["carry"].at[:, config.burn_in :].set(carries)
+            leaves = {name: fresh if name == "carry" else None for name in sample.items}
+            buffer_state = buffer.set(buffer_state, sample.indices, leaves, mask=sample.mask & behind)
         return state.replace(buffer=buffer_state, params=params, target_params=target_params, opt=opt, key=key)
 
     return init, act, learn
@@ -272,10 +284,13 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--steps", type=integer(1), help=f"updates per seed and agent ({defaults}; 50 if short)")
     parser.add_argument("--task", choices=TASKS, default="cartpole", help="the environment (cartpole)")
     parser.add_argument("--windows", choices=("any", "episodes"), default="any", help="sequences that are drawn (any)")
+    parser.add_argument("--refresh", action="store_true", help="write recurrent states back into the buffer")
     args = parser.parse()
     args.steps = args.steps or (50 if args.short else TASKS[args.task].steps)
     if args.steps % Config.intervals:
         parser.error(f"argument --steps: {args.steps} is not a multiple of {Config.intervals}")
+    if args.refresh and args.windows == "episodes":
+        parser.error("argument --refresh: whole episodes start from the zero state, which does not age")
     return args
 
 
@@ -285,7 +300,7 @@ def main() -> None:
     settings = whole_episodes(task) if args.windows == "episodes" else {}
     curves, timings = {}, {}
     for name in ("recurrent", "feed-forward"):
-        config = Config(task=task, recurrent=name == "recurrent", steps=args.steps, **settings)
+        config = Config(task=task, recurrent=name == "recurrent", steps=args.steps, refresh=args.refresh, **settings)
         total = config.steps * config.rollout * config.num_envs * args.seeds
         progress = Progress(total, f"{name}: ")
         returns, timings[name] = run(make_train(make_agent(config), config, progress), keys, progress)
@@ -295,14 +310,15 @@ def main() -> None:
         timings[name] += f", {num_parameters(config):,} parameters"
 
     final = {name: curve[:, -1] for name, curve in curves.items()}
-    whole = ", whole episodes" if args.windows == "episodes" else ""
-    title = f"{task.name}{whole}: R2D2 and the same without memory"
+    variant = "_episodes" if args.windows == "episodes" else "_refresh" if args.refresh else ""
+    what = {"_episodes": ", whole episodes", "_refresh": ", states refreshed", "": ""}[variant]
+    title = f"{task.name}{what}: R2D2 and the same without memory"
     print_table(f"{title}, {env_steps[-1]:,.0f} environment steps a seed", LAST_EPISODES, final)
     apart = interval(final["recurrent"])[0] > interval(final["feed-forward"])[1]
     print(f"the intervals {'do not overlap' if apart else 'overlap'}")
     for name, timing in timings.items():
         print(f"{name}: {timing}")
-    path = args.out / f"r2d2_{args.task}{'_episodes' if whole else ''}.png"
+    path = args.out / f"r2d2_{args.task}{variant}.png"
     ylabel = f"return, last {LAST_EPISODES} episodes"
     plot(path, title, env_steps, curves, ylabel=ylabel, goal=(task.best, "best possible"))
     print(f"wrote {path}")

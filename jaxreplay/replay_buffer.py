@@ -45,15 +45,15 @@ class ReplayBuffer(Buffer[ReplayState]):
     """Replay of independent items; the oldest is overwritten first.
 
     The configuration is static and hashable; all arrays live in the `ReplayState` that the methods take and return.
-    Called eagerly, `add` and `update` donate the state they are given: the storage is changed in place and the old
-    state must not be used again. Inside an outer `jax.jit` they are plain pure functions.
+    Called eagerly, `add`, `update` and `set` donate the state they are given: the storage is changed in place and the
+    old state must not be used again. Inside an outer `jax.jit` they are plain pure functions.
 
     Attributes:
       capacity: number of items kept, 1 to 2**29.
       sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
       axes: leading axes of what `init` and `add` take: 1 for [B, ...], 2 for rollouts [T, num_envs, ...], whose rows
         are inserted in order of time.
-      donate: donate the state when `add` or `update` is called eagerly.
+      donate: donate the state when `add`, `update` or `set` is called eagerly.
     """
 
     capacity: int

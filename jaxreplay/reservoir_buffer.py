@@ -69,8 +69,8 @@ class ReservoirBuffer(Buffer[ReservoirState]):
     about its age.
 
     The configuration is static and hashable; all arrays live in the `ReservoirState` that the methods take and return.
-    Called eagerly, `add` and `update` donate the state they are given: the storage is changed in place and the old
-    state must not be used again. Inside an outer `jax.jit` they are plain pure functions.
+    Called eagerly, `add`, `update` and `set` donate the state they are given: the storage is changed in place and the
+    old state must not be used again. Inside an outer `jax.jit` they are plain pure functions.
 
     `Sharded` cuts it into reservoirs of equal size, each of the items dealt to it: with masks these may be of different
     numbers. `Sample.age` is -1, as a reservoir keeps no order, and `sample` takes no `max_age`. `migrate` does not take
@@ -79,7 +79,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
     Attributes:
       capacity: number of items kept, 1 to 2**29.
       sampler: the law by which stored items are drawn, `Uniform()` or `Prioritized(...)`.
-      donate: donate the state when `add` or `update` is called eagerly.
+      donate: donate the state when `add`, `update` or `set` is called eagerly.
     """
 
     capacity: int

@@ -87,7 +87,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         over the sequences that may be drawn, and `size` and `can_sample` count them. With rows without a step stored as
         the head of this module says, no such sequence of two rows or more starts at one.
       within_episode: mask out (`Sample.mask`) the steps behind the first end in a sequence.
-      donate: donate the state when `add` or `update` is called eagerly.
+      donate: donate the state when `add`, `update` or `set` is called eagerly.
     """
 
     length: int

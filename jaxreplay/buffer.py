@@ -115,6 +115,17 @@ class Buffer(abc.ABC, Generic[S]):
     def _check_state(self, state: S) -> None:
         """Raise a `ValueError` where `state` is not one of this buffer's."""
 
+    def _check_leading(self, state: S, *fields: str) -> None:
+        """Raise a `ValueError` where the storage has not the sizes in `fields`, or the sampler's state is another's."""
+        found, expected = layouts.leading(state.storage, len(fields)), tuple(getattr(self, field) for field in fields)
+        if state.ring.size.shape != () or found != expected:
+            names = ", ".join(f"{field}={size}" for field, size in zip(fields, expected, strict=True))
+            axes = f"a leading axis of {found[0]}" if len(found) == 1 else f"leading axes {list(found)}"
+            raise ValueError(
+                f"{names}: this state has {axes}; use the buffer that made it, and jax.vmap for a stack of states."
+            )
+        self._check_sampler(state)
+
     def _check_sampler(self, state: S) -> None:
         """Raise a `ValueError` where `state` has not the structure of the sampler's states."""
 

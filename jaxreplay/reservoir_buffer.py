@@ -193,13 +193,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         return self.capacity
 
     def _check_state(self, state: ReservoirState) -> None:
-        (found,) = layouts.leading(state.storage, 1)
-        if state.ring.size.shape != () or found != self.capacity:
-            raise ValueError(
-                f"capacity={self.capacity}: this state has a leading axis of {found}; use the buffer that made it, "
-                "and jax.vmap for a stack of states."
-            )
-        self._check_sampler(state)
+        self._check_leading(state, "capacity")
 
     def _live(self, state: ReservoirState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is not None:

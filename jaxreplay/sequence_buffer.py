@@ -250,13 +250,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         return steps, ends
 
     def _check_state(self, state: SequenceState) -> None:
-        found = layouts.leading(state.storage, 2)
-        if state.ring.size.shape != () or found != (self.length, self.num_envs):
-            raise ValueError(
-                f"length={self.length}, num_envs={self.num_envs}: this state has leading axes {list(found)}; use the "
-                "buffer that made it, and jax.vmap for a stack of states."
-            )
-        self._check_sampler(state)
+        self._check_leading(state, "length", "num_envs")
 
     def _live(self, state: SequenceState, max_age: jax.Array | None = None) -> ring.Live:
         live = ring.newest(state.ring, state.ring.size, self._num_slots)  # of those that were completed

@@ -1,5 +1,6 @@
 """jaxreplay: experience replay that lives on the accelerator, as pure functions."""
 
+from jaxreplay import datasets as datasets
 from jaxreplay import sum_tree as sum_tree
 from jaxreplay.autoreset import AutoresetState as AutoresetState
 from jaxreplay.autoreset import NextStepAutoreset as NextStepAutoreset

@@ -456,3 +456,71 @@ def swap_or_not_distance(size, rounds):
             after.append(one)
         law = np.mean(after, axis=0)
     return np.abs(law - 1 / len(orders)).sum() / 2
+
+
+class Dataset:
+    """Episodes laid end to end: what rows and transitions they make, step by step."""
+
+    def __init__(self, observations, actions, rewards, terminals, timeouts, next_observations):
+        self.observations, self.actions, self.rewards = observations, actions, rewards
+        self.terminals, self.timeouts, self.next_observations = terminals, timeouts, next_observations
+
+    def rows(self):
+        rows, episode = [], []
+        for t in range(len(self.rewards)):
+            episode.append(t)
+            if self.is_last(t):
+                rows += self._episode_rows(episode)
+                episode = []
+        return rows
+
+    def is_last(self, t):
+        return bool(self.terminals[t] or self.timeouts[t] or t == len(self.rewards) - 1)
+
+    def has_next(self, t):
+        """Whether a transition may start at step `t`."""
+        return self.next_observations is not None or not self.is_last(t) or bool(self.terminals[t])
+
+    def transitions(self, n, gamma):
+        """By step: observation, Rn, In, and the observation to bootstrap from."""
+        found = {}
+        for start in filter(self.has_next, range(len(self.rewards))):
+            Rn, m, t = 0.0, 0, start
+            while True:
+                Rn, m = Rn + gamma**m * self.rewards[t], m + 1
+                if m == n or self.is_last(t) or not self.has_next(t + 1):
+                    break
+                t += 1
+            found[start] = _at(self.observations, start), Rn, 0.0 if self.terminals[t] else gamma**m, self._following(t)
+        return found
+
+    def _following(self, t):
+        if self.next_observations is not None:
+            return _at(self.next_observations, t)
+        return _at(self.observations, t if self.terminals[t] else t + 1)
+
+    def _episode_rows(self, episode):
+        steps = [t for t in episode if self.has_next(t)]
+        if not steps:
+            return []
+        rows = []
+        for t in steps:
+            terminated = bool(self.terminals[t])
+            rows.append(_row(_at(self.observations, t), self.actions[t], self.rewards[t], terminated, True))
+            rows[-1]["truncated"] = t == steps[-1] and not terminated
+        return [*rows, _row(self._following(steps[-1]), 0, 0, False, False)]
+
+
+def _row(observation, action, reward, terminated, step):
+    return {
+        "observation": observation,
+        "action": action,
+        "reward": reward,
+        "terminated": terminated,
+        "truncated": False,
+        "step": step,
+    }
+
+
+def _at(tree, t):
+    return {name: x[t] for name, x in tree.items()}

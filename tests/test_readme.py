@@ -120,6 +120,20 @@ def sequences(block, monkeypatch):
     assert not np.array_equal(jax.random.key_data(found["key"]), jax.random.key_data(names["key"]))
 
 
+def data_sets(block, monkeypatch):
+    count = 30
+    x, last = np.arange(count, dtype=np.float32), np.arange(count) % 7 == 6
+    names = {"observations": x, "actions": x, "rewards": x, "terminals": last & (x > 15), "timeouts": last}
+    found = run(block, {**names, "next_observations": x + 1, "key": jax.random.key(0)})
+    every, batch, valid = found["every"], found["batch"], np.asarray(found["valid"])
+    np.testing.assert_array_equal(every.A, x)
+    assert found["buffer"].is_full(found["replay"])
+    rows = np.asarray(batch.A).astype(int)[valid]
+    assert set(rows) == set(range(count))  # with the last two
+    for name in ("S", "A", "Rn", "In", "S_next"):
+        np.testing.assert_array_equal(np.asarray(getattr(batch, name))[valid], getattr(every, name)[rows])
+
+
 def newest_sequences_once(block, monkeypatch):
     batches = []
 
@@ -446,6 +460,7 @@ COVERED = {
     "README.md": [quickstart, training_loop],
     "examples/README.md": [
         sequences,
+        data_sets,
         newest_sequences_once,
         recent_experience,
         staleness,

@@ -1,18 +1,17 @@
 """Minari data sets: as rows, drawn from buffers, and written from buffers, which gives what was put in.
 
-They are recorded here. These tests need the extra `datasets`.
+They are recorded here.
 """
 
+import gymnasium
 import jax
+import minari
 import numpy as np
 import pytest
 
 import jaxreplay as jr
 
-gymnasium = pytest.importorskip("gymnasium")
-minari = pytest.importorskip("minari")
-
-pytestmark = pytest.mark.filterwarnings("ignore::UserWarning", "ignore::DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore::UserWarning")  # of what describes a data set
 NAMES = ("observations", "actions", "rewards", "terminations", "truncations")
 
 

@@ -11,6 +11,7 @@ from jaxreplay.difficulty_pools import DifficultyPools as DifficultyPools
 from jaxreplay.difficulty_pools import task_key as task_key
 from jaxreplay.difficulty_pools._parking import PoolsState as PoolsState
 from jaxreplay.migration import migrate as migrate
+from jaxreplay.mixture import Mixture as Mixture
 from jaxreplay.replay_buffer import ReplayBuffer as ReplayBuffer
 from jaxreplay.replay_buffer import ReplayState as ReplayState
 from jaxreplay.reservoir_buffer import ReservoirBuffer as ReservoirBuffer

@@ -354,14 +354,20 @@ def check_draw(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
 
 
 def check_drawn(buffer: Any, state: Any, drawn: Sample) -> Sample:
-    """`drawn`; raises a `ValueError` where the buffer, or all shards, are known to be empty.
+    """`drawn`; raises a `ValueError` where the buffer, or all shards, are known to be empty."""
+    if is_known_empty(buffer, state):
+        raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
+    return drawn
 
-    The size is read after the draw is under way, so that the draw need not wait for this.
+
+def is_known_empty(buffer: Any, state: Any) -> bool:
+    """Whether the buffer, or all shards, are empty; False under `jit`.
+
+    Ask after a draw is under way, so that the draw need not wait for this.
     """
     size = state.ring.size
-    if not isinstance(size, jax.core.Tracer):
-        # Summed on the host: devices would do it after the draw. What other processes hold cannot be read here.
-        size = on_host(size).sum() if getattr(size, "is_fully_addressable", True) else buffer.size(state)
-        if size == 0:
-            raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
-    return drawn
+    if isinstance(size, jax.core.Tracer):
+        return False
+    # Summed on the host: devices would do it after the draw. What other processes hold cannot be read here.
+    size = on_host(size).sum() if getattr(size, "is_fully_addressable", True) else buffer.size(state)
+    return bool(size == 0)

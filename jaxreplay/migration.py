@@ -47,7 +47,10 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     old, new = _Layout(old_buffer), _Layout(new_buffer)
     for layout, name in ((old, "old_buffer"), (new, "new_buffer")):
         if type(layout.whole) not in KINDS:
-            raise ValueError(f"{name}={layout.whole!r}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one.")
+            raise ValueError(
+                f"{name}={layout.whole!r}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one; the buffers of "
+                "a Mixture are migrated one by one."
+            )
         if type(layout.whole.sampler) not in (Uniform, Prioritized):
             raise ValueError(f"{name}.sampler={layout.whole.sampler!r}: must be Uniform or Prioritized.")
     if type(old.whole) is not type(new.whole):

@@ -1,0 +1,425 @@
+"""Mixture: one batch from several buffers, in fixed shares.
+
+**Weights.** Write s_k for the share of source k, n_k for its rows in a batch of B, and N_k for its items, of which one
+draw is item i with probability P_k(i). With `weights="joint"` a row has the weight
+
+    (s_k B / n_k) (N_k P_k(i))^-beta.
+
+With beta = 1 its expectation under P_k makes of a sum over n_k rows s_k B times the plain mean over source k. So the
+mean over the batch of weight times value estimates sum_k s_k (mean over the items of source k) without bias. The second
+factor is the importance weight of the source's own sampler (Schaul et al. 2016, section 3.4), not normalized. A smaller
+beta leaves a part of the bias that priorities are there for. The first factor is what the rounding of s_k B to whole
+rows is corrected by. Nobody wants that bias, so beta does not apply to it: for any beta, the mean estimates the mixture
+by shares of what each source's own weights would estimate.
+"""
+
+import dataclasses
+import functools
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxreplay import ring
+from jaxreplay._common import checks, layouts
+from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.xla import jit_method, materialize, read_once
+from jaxreplay.buffer import Buffer, Sample, check_draw, is_known_empty
+from jaxreplay.sequence_buffer import SequenceBuffer
+from jaxreplay.sharding import Sharded
+from jaxreplay.transition_batch import TransitionBatch
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Mixture:
+    """Draws each batch from several buffers, its sources, a fixed number of rows from each.
+
+    It has a buffer's methods. The state is the tuple of the buffers' states: `buffers[0].get(state[0], ...)` and all
+    else that one of them can do works on its part. RLPD (Ball et al. 2023, Efficient Online Reinforcement Learning with
+    Offline Data, arXiv:2302.02948, section 4.1) learns from batches of which half is from a data set, and half from the
+    agent's own buffer.
+
+    **Rows.** A batch of B rows has `counts(B)` rows from each source, in the order of the buffers. Give handles to
+    `update`, `get` and `set` in the rows in which they were drawn: handles of two sources may be equal numbers, and the
+    row tells which one is meant.
+
+    **Empty sources.** The rows of a source that is empty have handle -1, probability 0 and weight 0.
+
+    Called eagerly, `update` and `set` donate the state if all buffers donate theirs. `add` donates that of its buffer
+    if that buffer does.
+
+    Attributes:
+      buffers: any of `ReplayBuffer`, `ReservoirBuffer`, or `Sharded` of these; or instead of them `SequenceBuffer`, or
+        `Sharded` of these, with one `sequence_length`. The states hold items of one structure, shape and dtype.
+      shares: a positive number for each buffer; kept as parts of 1. None: equal ones.
+      weights: "own": those that each source's buffer gives its rows; where they are normalized, each source's by
+        itself. "joint": importance weights for the mixture, by `shares`, of the uniform laws over each source's items
+        (see the head of the module). With beta=1 and `normalize=None` weighted means over the batch are unbiased. They
+        are normalized as the samplers say that have a `normalize`, which must agree: "batch" divides by the largest of
+        the whole batch, which becomes 1, and None by nothing, as where no sampler has one. An empty source's share is
+        then missing from the mean.
+    """
+
+    buffers: tuple[Buffer[Any] | Sharded[Any], ...]
+    shares: tuple[float, ...] | None = None
+    weights: Literal["own", "joint"] = "own"
+
+    def __post_init__(self):
+        settle(self, buffers=_check_buffers(self.buffers))
+        settle(self, shares=_check_shares(self.shares, len(self.buffers)))
+        if self.weights not in ("own", "joint"):
+            raise ValueError(f'weights={self.weights!r}: must be "own" or "joint".')
+        if self.weights == "joint":
+            _normalization(self.buffers)
+
+    @property
+    def donate(self) -> bool:
+        """Whether eager calls of `update` and `set` donate the state."""
+        return all(buffer.donate for buffer in self.buffers)
+
+    def counts(self, batch_size: int) -> tuple[int, ...]:
+        """Rows of a batch from each source: by largest remainders, of equal ones the earlier buffer's first.
+
+        Each is its share of `batch_size`, rounded up or down. It may be 0.
+
+        Raises:
+          ValueError: `batch_size` is no integer, or negative.
+        """
+        batch_size = check_integer("batch_size", batch_size, 0, ring.MAX_CAPACITY, "the number of rows")
+        # Shares such as 1 / 3 are not exact as floats; rounding would decide between remainders that are equal.
+        exact = [Fraction(share).limit_denominator(10**9) for share in self.shares or ()]
+        quotas = [share * batch_size / sum(exact) for share in exact]
+        counts = [math.floor(quota) for quota in quotas]
+        by_remainder = sorted(range(len(counts)), key=lambda k: counts[k] - quotas[k])
+        for k in by_remainder[: batch_size - sum(counts)]:
+            counts[k] += 1
+        return tuple(counts)
+
+    def init(self, items: Any) -> tuple[Any, ...]:
+        """Empty buffers for items like these.
+
+        Args:
+          items: pytree of arrays or `jax.ShapeDtypeStruct`, as `add` of the first buffer takes them; values are
+            ignored. Other buffers may be given other numbers of rows, or streams.
+
+        Raises:
+          ValueError: as from the first buffer's `init`.
+        """
+        spec = checks.as_spec(items)
+        first = self.buffers[0].init(spec)
+        num_axes = _whole(self.buffers[0])._batch_axes
+
+        def state(buffer: Buffer[Any] | Sharded[Any]) -> Any:
+            leading = _leading(buffer)
+            return buffer.init(
+                jax.tree.map(lambda x: jax.ShapeDtypeStruct(leading + x.shape[num_axes:], x.dtype), spec)
+            )
+
+        return (first, *map(state, self.buffers[1:]))
+
+    def add(self, state: tuple[Any, ...], source: int, items: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """Insert a batch of items into one buffer; the others stay as they are.
+
+        Args:
+          state: that of the buffer is donated when called eagerly, if the buffer donates.
+          source: which buffer, from 0 on; a Python integer.
+          items: as `add` of that buffer takes them.
+          *args: further arguments of that buffer's `add`, as `mask`, or the `key` of a `ReservoirBuffer`.
+          **kwargs: likewise.
+
+        Raises:
+          ValueError: there is no such source, or as from the buffer's `add`.
+        """
+        self._check_length(state)
+        last = len(self.buffers) - 1
+        source = check_integer("source", source, 0, last, "the place of a buffer among buffers, static")
+        add: Any = self.buffers[source].add
+        return (*state[:source], add(state[source], items, *args, **kwargs), *state[source + 1 :])
+
+    def sample(
+        self,
+        state: tuple[Any, ...],
+        key: jax.Array,
+        batch_size: int,
+        beta: Any = None,
+        max_age: jax.Array | int | None = None,
+    ) -> Sample:
+        """Draw `counts(batch_size)` rows from the sources, in the order of the buffers, by each one's law.
+
+        Source k of K draws with `jax.random.split(key, K)[k]`. Probabilities and ages are those within a row's source.
+        Where the items are a `TransitionBatch`, its `W` and `idx` are as from the buffers, with the mixture's weights.
+
+        Args:
+          state: unchanged.
+          key: a PRNG key.
+          batch_size: number of draws.
+          beta: exponent of the importance weights, instead of those of the samplers; a float, or a traced float [].
+          max_age: None, or draw from each source only items of which `Sample.age` is less; an integer, or a traced
+            int32 []. N_k then counts these.
+
+        Raises:
+          ValueError: `batch_size` or `max_age` is not a positive integer; the sources store items that differ; the rows
+            of a `Sharded` source are no multiple of its shards; or all sources are empty and the call is eager.
+        """
+        batch_size = check_draw(batch_size, beta, max_age)
+        drawn = self._draw(state, key, batch_size, beta, max_age)
+        if all(map(is_known_empty, self.buffers, state)):
+            raise ValueError("cannot sample from a mixture of empty buffers; add items first (see can_sample).")
+        return drawn
+
+    @jit_method(static=("batch_size",))
+    def _draw(self, state: tuple[Any, ...], key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
+        self._check_state(state)
+        buffers, keys = self.buffers, jax.random.split(key, len(self.buffers))
+        if self.weights == "joint":
+            buffers = tuple(map(_without_normalization, buffers))
+        parts = self._parts("batch_size", batch_size)
+        drawn = [buffers[k]._draw(state[k], keys[k], rows.stop - rows.start, beta, max_age) for k, rows in parts]
+        if self.weights == "joint":
+            drawn = self._weigh(drawn, [k for k, _ in parts], batch_size)
+        return jax.tree.map(lambda *rows: jnp.concatenate(rows), *drawn)
+
+    def _weigh(self, drawn: list[Sample], sources: list[int], batch_size: int) -> list[Sample]:
+        """Draws from `sources`, of which weights are not normalized, with those of the mixture."""
+        shares, normalize = self.shares or (), _normalization(self.buffers)
+        scales = [shares[k] * batch_size / x.indices.size for k, x in zip(sources, drawn, strict=True)]
+        # Computed once, so that the largest is found again.
+        weights = read_once(materialize(*[x.weights for x in drawn]))
+        weights = [x * scale for x, scale in zip(weights, scales, strict=True)]
+        largest = jnp.ones((), jnp.float32)
+        if normalize == "batch":
+            largest = functools.reduce(jnp.maximum, map(jnp.max, weights))
+            largest = jnp.where(largest > 0, largest, 1.0)
+            # A product with the reciprocal: what XLA makes of a quotient depends on jax.vmap.
+            weights = [jnp.where(x == largest, 1.0, x * (1.0 / largest)) for x in weights]
+
+        def weighed(x: Sample, weights: jax.Array, scale: float) -> Sample:
+            changed: dict[str, Any] = {"weights": weights}
+            if isinstance(x.items, TransitionBatch):
+                W: Any = x.items.W
+                W = W * scale * (1.0 / largest).astype(W.dtype)
+                changed["items"] = dataclasses.replace(x.items, W=W)  # pyright: ignore[reportArgumentType]
+            return dataclasses.replace(x, **changed)  # pyright: ignore[reportArgumentType]
+
+        return list(map(weighed, drawn, weights, scales))
+
+    @jit_method(donates=True, handles="indices")
+    def update(self, state: tuple[Any, ...], indices: jax.Array, td_errors: jax.Array) -> tuple[Any, ...]:
+        """Tell each source's sampler the TD errors of the items that were drawn from it.
+
+        Args:
+          state: donated when called eagerly (see the class).
+          indices: int [B], handles from `Sample.indices`, in the rows in which they were drawn. One whose item has been
+            overwritten since is ignored. Of a handle that occurs more than once in the rows of a source the last
+            occurrence counts.
+          td_errors: float [B], signed or not.
+
+        Raises:
+          ValueError: shapes or dtypes other than these.
+        """
+        self._check_state(state)
+        indices, td_errors = checks.check_td_errors(indices, td_errors)
+        states = list(state)
+        for k, rows in self._parts("indices", indices.size):
+            states[k] = self.buffers[k].update(state[k], indices[rows], td_errors[rows])
+        return tuple(states)
+
+    @jit_method(donates=True, handles="indices")
+    def set(
+        self, state: tuple[Any, ...], indices: jax.Array, values: Any, mask: jax.Array | None = None
+    ) -> tuple[Any, ...]:
+        """Write leaves of stored items in place, as `set` of the buffers does.
+
+        Args:
+          state: donated when called eagerly (see the class).
+          indices: int [B], handles, in the rows in which they were drawn.
+          values: a pytree of the items' structure, leaves [B, ...], or None where one is left alone.
+          mask: bool [B] ([B, sequence_length]); where it is False nothing is written.
+
+        Raises:
+          ValueError: as from the buffers' `set`.
+        """
+        self._check_state(state)
+        indices = checks.check_indices(indices)
+        arguments = checks.as_arrays(values), None if mask is None else jnp.asarray(mask)
+        for leaf in jax.tree.leaves(arguments):
+            checks.check_rows(leaf, indices.size)
+        states = list(state)
+        for k, rows in self._parts("indices", indices.size):
+            its = jax.tree.map(lambda x, rows=rows: x[rows], arguments)
+            states[k] = self.buffers[k].set(state[k], indices[rows], *its)
+        return tuple(states)
+
+    @jit_method(handles="indices")
+    def get(self, state: tuple[Any, ...], indices: jax.Array) -> Any:
+        """Items [B, ...] named by handles (int [B]) in the rows in which they were drawn; zeros where not stored.
+
+        Raises:
+          ValueError: `indices` is not a vector of integers.
+        """
+        self._check_state(state)
+        indices = checks.check_indices(indices)
+        parts = self._parts("indices", indices.size)
+        items = [self.buffers[k].get(state[k], indices[rows]) for k, rows in parts]
+        return jax.tree.map(lambda *rows: jnp.concatenate(rows), *items)
+
+    def sizes(self, state: tuple[Any, ...]) -> tuple[jax.Array, ...]:
+        """Number of items that may be drawn from each source, int32 [] each."""
+        self._check_length(state)
+        return tuple(buffer.size(part) for buffer, part in zip(self.buffers, state, strict=True))
+
+    def size(self, state: tuple[Any, ...]) -> jax.Array:
+        """Number of items that may be drawn, of all sources, int32 []; at most 2**31 - 1."""
+        return _total(self.sizes(state))
+
+    def is_empty(self, state: tuple[Any, ...]) -> jax.Array:
+        """Whether nothing may be drawn, from no source, bool []."""
+        return jnp.logical_not(ring.at_least(self.size(state), 1))
+
+    def is_full(self, state: tuple[Any, ...]) -> jax.Array:
+        """Whether the next insertion overwrites in every source, bool []."""
+        self._check_length(state)
+        full = [buffer.is_full(part) for buffer, part in zip(self.buffers, state, strict=True)]
+        return functools.reduce(jnp.logical_and, full)
+
+    def can_sample(self, state: tuple[Any, ...], batch_size: int = 1) -> jax.Array:
+        """Whether at least `batch_size` items may be drawn, of all sources, bool []; `sizes` tells of each."""
+        batch_size = check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
+        return ring.at_least(self.size(state), batch_size)
+
+    def _parts(self, name: str, num_rows: int) -> list[tuple[int, slice]]:
+        """The sources that have rows in a batch, and these rows."""
+        parts, start = [], 0
+        for k, count in enumerate(self.counts(num_rows)):
+            buffer = self.buffers[k]
+            if isinstance(buffer, Sharded) and count % buffer.num_shards:
+                raise ValueError(
+                    f"{name}={num_rows}: of these rows buffers[{k}] gets {count}, which must be a multiple of "
+                    f"{buffer.num_shards}, the number of its shards; change the batch size or the shares."
+                )
+            if count > 0:
+                parts.append((k, slice(start, start + count)))
+            start += count
+        return parts or [(0, slice(0, 0))]
+
+    def _check_length(self, state: Any) -> None:
+        if not isinstance(state, tuple) or len(state) != len(self.buffers):
+            found = f"{type(state).__name__} of {len(state)}" if isinstance(state, tuple | list) else type(state)
+            raise ValueError(f"state: got {found}, expected a tuple of {len(self.buffers)} states, one a buffer.")
+
+    def _check_state(self, state: Any) -> None:
+        """Raise a `ValueError` where `state` is not one of this mixture's, or its parts store other items."""
+        self._check_length(state)
+        specs = []
+        for buffer, part in zip(self.buffers, state, strict=True):
+            buffer._check_state(part)
+            specs.append(_items_spec(buffer, part))
+        for k, spec in enumerate(specs):
+            try:
+                checks.check_like(spec, specs[0], 0, 0, "buffers[0]")
+            except ValueError as error:
+                raise ValueError(f"buffers[{k}] stores other items than buffers[0]: {error}") from error
+
+
+@jax.jit
+def _total(sizes: tuple[jax.Array, ...]) -> jax.Array:
+    return functools.reduce(ring.saturating_add, sizes)
+
+
+def _whole(buffer: Buffer[Any] | Sharded[Any]) -> Buffer[Any]:
+    """The buffer that is sharded, or not."""
+    return buffer.buffer if isinstance(buffer, Sharded) else buffer
+
+
+def _leading(buffer: Buffer[Any] | Sharded[Any]) -> tuple[int, ...]:
+    """Leading axes that what `init` takes may have."""
+    num_shards = buffer.num_shards if isinstance(buffer, Sharded) else 1
+    whole = _whole(buffer)
+    last = whole.num_envs if isinstance(whole, SequenceBuffer) else num_shards
+    return (*[1] * (whole._batch_axes - 1), last)
+
+
+def _items_spec(buffer: Buffer[Any] | Sharded[Any], state: Any) -> Any:
+    """Shapes and dtypes of an item."""
+    num_axes = _whole(buffer)._stored_axes
+    storage = state.storage
+    if isinstance(buffer, Sharded):
+        storage = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), storage)
+    spec = layouts.stored_spec(storage)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[num_axes:], x.dtype), spec)
+
+
+def _check_buffers(buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...]:
+    """`buffers` as a tuple; a `ValueError` where they are none, or their draws have other shapes."""
+    if not isinstance(buffers, tuple | list) or not buffers:
+        raise ValueError(f"buffers={buffers!r}: must be a tuple of at least one buffer, such as (online, offline).")
+    lengths = []
+    for k, buffer in enumerate(buffers):
+        if not isinstance(buffer, Buffer | Sharded):
+            raise ValueError(
+                f"buffers[{k}]={buffer!r}: must be a ReplayBuffer, ReservoirBuffer, SequenceBuffer or Sharded of one; "
+                "the buffers of another Mixture are given one by one."
+            )
+        whole = _whole(buffer)
+        lengths.append(whole.sequence_length if isinstance(whole, SequenceBuffer) else None)
+        if lengths[k] != lengths[0]:
+            drawn = ["items" if x is None else f"sequences of {x} steps" for x in (lengths[k], lengths[0])]
+            raise ValueError(
+                f"buffers[{k}]={buffer!r}: gives {drawn[0]} and buffers[0] {drawn[1]}; all rows of a batch must be of "
+                "one kind, so take buffers of items alone, or SequenceBuffers of one sequence_length."
+            )
+    return tuple(buffers)
+
+
+def _check_shares(shares: Any, num_buffers: int) -> tuple[float, ...]:
+    """Shares as parts of 1; a `ValueError` where they are not a positive number for each buffer."""
+    if shares is None:
+        return (1 / num_buffers,) * num_buffers
+    if not isinstance(shares, Sequence | np.ndarray) or len(shares) != num_buffers:
+        raise ValueError(
+            f"shares={shares!r}: must be one positive number for each of the {num_buffers} buffers, or None for equal "
+            "shares."
+        )
+    numbers = [
+        float(checks.check_number(f"shares[{k}]", share, 0, math.inf, "leave out a buffer that is to have no share"))
+        for k, share in enumerate(shares)
+    ]
+    for k, number in enumerate(numbers):
+        if number == 0:
+            raise ValueError(f"shares[{k}]={shares[k]!r}: must be positive; leave out a buffer that is to have none.")
+    parts = [number / max(numbers) for number in numbers]  # whose sum is finite
+    return tuple(part / math.fsum(parts) for part in parts)
+
+
+def _normalization(buffers: Sequence[Buffer[Any] | Sharded[Any]]) -> Literal["batch"] | None:
+    """What joint weights are divided by; a `ValueError` where the samplers do not agree."""
+    rules = {}
+    for k, buffer in enumerate(buffers):
+        sampler = _whole(buffer).sampler
+        if hasattr(sampler, "normalize"):
+            rules.setdefault(getattr(sampler, "normalize", None), k)
+    for rule, k in rules.items():
+        if rule not in ("batch", None):
+            raise ValueError(
+                f'weights="joint": the sampler of buffers[{k}] has normalize={rule!r}; must be "batch" or None, which '
+                "have a meaning for a batch of several sources."
+            )
+    if len(rules) > 1:
+        raise ValueError(
+            f'weights="joint": the samplers of buffers {sorted(rules.values())} have normalize={list(rules)}; they '
+            'must be the same, as the batch is normalized as a whole: all "batch", or all None.'
+        )
+    return next(iter(rules), None)
+
+
+def _without_normalization(buffer: Any) -> Any:
+    """The same buffer, whose weights are not normalized; it has the same states."""
+    if isinstance(buffer, Sharded):
+        return dataclasses.replace(buffer, buffer=_without_normalization(buffer.buffer))
+    if getattr(buffer.sampler, "normalize", None) is None:
+        return buffer
+    return dataclasses.replace(buffer, sampler=dataclasses.replace(buffer.sampler, normalize=None))

@@ -1,0 +1,547 @@
+"""Batches from several buffers: rows, handles and weights of each source, against a naive twin."""
+
+import dataclasses
+import functools
+from fractions import Fraction
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from helpers import at, big_copies, compiled, items, mesh, numbers, rarely, run_once, stack
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from scipy.stats import chi2
+
+import jaxreplay as jr
+
+PER = functools.partial(jr.Prioritized, alpha=0.7, beta=0.6, epsilon=0.01)
+REPLAY = functools.partial(jr.ReplayBuffer, donate=False)
+SEQUENCE = functools.partial(jr.SequenceBuffer, sequence_length=3, donate=False)
+FIRST = (0, 1000, 2000)  # numbers of the items of each source: their source can be told
+
+
+def td_errors_of(ids):
+    return (1.0 + np.asarray(ids) * 7 % 13).astype(np.float32)
+
+
+def once(function, *arguments):
+    """The result of one program, on the host: calls one by one would be as many programs."""
+    return jax.device_get(run_once(function)(*arguments))
+
+
+def leaf_of(buffer, ids):
+    per = isinstance(buffer.sampler, jr.Prioritized)
+    return (td_errors_of(ids).astype(np.float64) + 0.01) ** 0.7 if per else np.ones(len(ids))
+
+
+def filled(mixture, counts):
+    """A state with so many items in each source."""
+    state = mixture.init(items(numbers(0, 1)))
+    for k, buffer in enumerate(mixture.buffers):
+        ids = numbers(FIRST[k], buffer.capacity)
+        state = mixture.add(state, k, items(ids), np.arange(buffer.capacity) < counts[k], td_errors_of(ids))
+    return state
+
+
+class Twin:
+    """What a mixture of buffers should give, from the leaves of the items in each source."""
+
+    def __init__(self, mixture, leaves):
+        self.mixture, self.leaves = mixture, leaves
+
+    @staticmethod
+    def counts(parts, batch_size):
+        quotas = [Fraction(part, sum(parts)) * batch_size for part in parts]
+        counts = [quota.numerator // quota.denominator for quota in quotas]
+        while sum(counts) < batch_size:
+            left = [quota - count for quota, count in zip(quotas, counts, strict=True)]
+            counts[left.index(max(left))] += 1
+        return tuple(counts)
+
+    def probabilities(self, k, ids):
+        mass = sum(self.leaves[k].values())
+        return np.array([self.leaves[k][i] / mass if self.leaves[k] else 0.0 for i in ids], np.float64)
+
+    def weights(self, drawn_by_source, beta, normalize, kind):
+        """For the ids that were drawn from each source, empty where it has no rows; zeros for an empty source."""
+        batch_size = sum(len(ids) for ids in drawn_by_source)
+        found = []
+        for k, ids in enumerate(drawn_by_source):
+            uniform = isinstance(self.mixture.buffers[k].sampler, jr.Uniform)
+            if not len(ids) or not self.leaves[k]:
+                found.append(np.zeros(len(ids)))
+                continue
+            own = "batch" if kind == "own" and normalize == "batch" and not uniform else None
+            exponent = 0.0 if uniform else beta
+            w = oracles.importance_weights(self.probabilities(k, ids), len(self.leaves[k]), exponent, own)
+            found.append(w if kind == "own" else w * self.mixture.shares[k] * batch_size / len(ids))
+        found = np.concatenate(found)
+        return found / found.max() if kind == "joint" and normalize == "batch" else found
+
+
+@settings(max_examples=60)
+@given(parts=st.lists(st.integers(1, 1000), min_size=1, max_size=4), batch_size=st.integers(0, 3000))
+def test_counts_are_by_largest_remainders(parts, batch_size):
+    mixture = jr.Mixture(buffers=(REPLAY(capacity=1),) * len(parts), shares=[0.1 * part for part in parts])
+    counts = mixture.counts(batch_size)
+    assert counts == Twin.counts(parts, batch_size)
+    assert sum(counts) == batch_size
+    assert mixture.shares == pytest.approx([part / sum(parts) for part in parts])
+
+
+def test_counts_that_are_known():
+    def counts(batch_size, *shares):
+        return jr.Mixture(buffers=(REPLAY(capacity=1),) * len(shares), shares=shares).counts(batch_size)
+
+    assert counts(256, 0.5, 0.5) == (128, 128)
+    assert counts(3, 1, 1) == (2, 1)  # of equal remainders the earlier buffer's first
+    assert counts(5, 0.1, 0.9) == (1, 4)
+    assert counts(10, 0.15, 0.85) == (2, 8)
+    assert counts(10, 0.85, 0.15) == (9, 1)
+    assert counts(8, 1, 1, 1) == (3, 3, 2)
+    assert counts(4, 1, 99) == (0, 4)
+    assert counts(2**29, 1e-300, 1e300) == (0, 2**29)
+    assert jr.Mixture(buffers=(REPLAY(capacity=1),) * 2) == jr.Mixture(
+        buffers=[REPLAY(capacity=1)] * 2, shares=np.array([3, 3])
+    )
+
+
+BUFFERS = {
+    "prioritized": lambda normalize: (
+        REPLAY(capacity=12, sampler=PER(normalize=normalize)),
+        REPLAY(capacity=9, sampler=PER(normalize=normalize, stratified=False)),
+    ),
+    "uniform, prioritized": lambda normalize: (
+        REPLAY(capacity=9),
+        REPLAY(capacity=12, sampler=PER(normalize=normalize)),
+        REPLAY(capacity=40),
+    ),
+    "uniform": lambda _: (REPLAY(capacity=9), REPLAY(capacity=40)),
+}
+SHARES = {2: (1, 2), 3: (2, 5, 1)}
+CASES = [
+    ("uniform, prioritized", "joint", "batch"),
+    rarely(("uniform, prioritized", "own", "batch")),
+    rarely(("prioritized", "joint", "batch")),
+    rarely(("uniform, prioritized", "joint", None)),
+    rarely(("prioritized", "joint", None)),
+    rarely(("prioritized", "own", None)),
+    rarely(("uniform", "joint", None)),
+    rarely(("uniform", "own", None)),
+]
+
+
+@pytest.mark.parametrize(("name", "kind", "normalize"), CASES)
+def test_rows_handles_and_weights_of_each_source(name, kind, normalize):
+    buffers = BUFFERS[name](normalize)
+    mixture = jr.Mixture(buffers=buffers, shares=SHARES[len(buffers)], weights=kind)
+
+    @run_once
+    def draw(counts, beta):
+        state = filled(mixture, counts)
+        sample = mixture.sample(state, jax.random.key(3), 13, beta)
+        return sample, mixture.get(state, sample.indices)["id"], mixture.sizes(state)
+
+    for counts in ((9, 9, 12), (0, 4, 3), (2, 0, 1)):
+        counts = counts[: len(buffers)]
+        ids_of = [numbers(FIRST[k], count).tolist() for k, count in enumerate(counts)]
+        leaves = [dict(zip(x, leaf_of(b, np.array(x)), strict=True)) for x, b in zip(ids_of, buffers, strict=True)]
+        twin = Twin(mixture, leaves)
+        for beta in (0.6, 1.0):
+            drawn, found, sizes = jax.device_get(draw(counts, beta))
+            assert sizes == counts
+            ids, first = [], 0
+            for k, count in enumerate(Twin.counts(SHARES[len(buffers)], 13)):
+                its = at(drawn, slice(first, first + count))
+                first += count
+                ids.append(its.items["id"])
+                if counts[k]:
+                    np.testing.assert_array_equal(its.indices, ids[k] - FIRST[k])
+                    np.testing.assert_array_equal(its.age, counts[k] - 1 - its.indices)
+                    np.testing.assert_allclose(its.probabilities, twin.probabilities(k, ids[k]), rtol=1e-5)
+                else:
+                    for x, value in ((its.indices, -1), (its.weights, 0), (its.age, -1), (its.probabilities, 0)):
+                        np.testing.assert_array_equal(x, np.full(count, value))
+            np.testing.assert_allclose(drawn.weights, twin.weights(ids, beta, normalize, kind), rtol=1e-5)
+            if kind == "joint" and normalize == "batch":
+                assert drawn.weights.max() == 1
+            np.testing.assert_array_equal(found, np.where(drawn.indices >= 0, drawn.items["id"], 0))
+
+
+def pair(num_added=6):
+    """Two prioritized sources, whose handles are the same numbers, and a state."""
+    mixture = jr.Mixture(buffers=(REPLAY(capacity=8, sampler=PER(normalize=None)),) * 2)
+    return mixture, filled(mixture, (num_added, num_added))
+
+
+def test_each_source_draws_as_its_buffer_would():
+    """With the samplers' own beta, as none is given."""
+
+    def draws():
+        mixture, state = pair()
+        keys = jax.random.split(jax.random.key(0), 2)
+        parts = [buffer.sample(state[k], keys[k], (4, 3)[k], max_age=4) for k, buffer in enumerate(mixture.buffers)]
+        joined = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+        return mixture.sample(state, jax.random.key(0), 7, max_age=4), joined
+
+    drawn, joined = once(draws)
+    chex.assert_trees_all_equal(drawn, joined)
+    assert drawn.age.max() < 4
+
+
+def test_update_set_and_get_reach_their_own_source_alone():
+    handles = np.array([1, 4, 1, 2, 4], np.int32)  # 3 of the first, 2 of the second
+    errors = np.array([10.0, 20.0, 30.0, 40.0, np.nan], np.float32)
+    everything = np.concatenate([numbers(0, 6)] * 2)
+
+    def calls():
+        mixture, state = pair()
+        written = mixture.set(
+            state, handles, {"id": -numbers(1, 5), "x": None}, np.array([True, True, False, False, True])
+        )
+        late = mixture.add(state, 1, items(numbers(2000, 8)))  # overwrites all of the second source
+        parts = ((handles[:3], errors[:3]), (handles[3:], errors[3:]))
+        return {
+            "state": state,
+            "updated": mixture.update(state, handles, errors),
+            "separately": tuple(mixture.buffers[k].update(state[k], *part) for k, part in enumerate(parts)),
+            "got": mixture.get(state, handles)["id"],
+            "before": mixture.get(state, everything),
+            "after": mixture.get(written, everything),
+            "one": mixture.update(state, handles[:1], errors[:1]),
+            "none": mixture.get(state, handles[:0])["x"],
+            "far": mixture.get(state, np.array([2**32 + 1, 1]))["id"],
+            "late": (late, mixture.update(late, handles, errors)),
+        }
+
+    found = once(calls)
+    chex.assert_trees_all_equal(found["updated"], found["separately"])
+    assert [int(part.sampler.rejected) for part in found["updated"]] == [0, 1]
+    np.testing.assert_array_equal(found["got"], [1, 4, 1, 1002, 1004])
+    np.testing.assert_array_equal(found["after"]["id"], [0, -1, 2, 3, -2, 5, 1000, 1001, 1002, 1003, -5, 1005])
+    np.testing.assert_array_equal(found["after"]["x"], found["before"]["x"])
+    chex.assert_trees_all_equal(found["one"][1], found["state"][1])  # one row is the first source's
+    assert found["one"][0].sampler.updates == 1
+    assert found["none"].shape == (0, 2)
+    np.testing.assert_array_equal(found["far"], [0, 1001])
+    before, after = found["late"]
+    chex.assert_trees_all_equal(after[1].sampler.tree, before[1].sampler.tree)
+    assert not np.array_equal(after[0].sampler.tree.sums[-1], before[0].sampler.tree.sums[-1])
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("stratified", [False, rarely(True)])
+def test_the_joint_weighted_mean_is_unbiased(stratified):
+    """Of batches whose rows are shares that were rounded: 4 and 3 of 7 for 0.62 and 0.38; of every item's indicator."""
+    num_batches, per = 10_000, PER(normalize=None, beta=1.0, stratified=stratified)
+    means = {}
+    for kind in ("joint", "own") if stratified else ("joint",):
+        buffers = (REPLAY(capacity=8, sampler=per), REPLAY(capacity=4, sampler=per))
+        mixture = jr.Mixture(buffers=buffers, shares=(0.62, 0.38), weights=kind)
+        assert mixture.counts(7) == (4, 3)
+
+        def mean_of(key, state, mixture=mixture):
+            drawn = mixture.sample(state, key, 7)
+            return jnp.zeros(12).at[drawn.items["id"] % 992].add(drawn.weights) / 7
+
+        def run(keys, mixture=mixture, mean_of=mean_of):
+            return jax.vmap(mean_of, (0, None))(keys, filled(mixture, (8, 4)))
+
+        means[kind] = once(run, jax.random.split(jax.random.key(1), num_batches))
+    law = np.concatenate([np.full(8, 0.62 / 8), np.full(4, 0.38 / 4)])
+
+    def pvalue(found):
+        error = found.mean(axis=0, dtype=np.float64) - law
+        covariance = np.cov(found.T.astype(np.float64)) / num_batches
+        return chi2.sf(error @ np.linalg.pinv(covariance, rcond=1e-6) @ error, 12)
+
+    assert pvalue(means["joint"]) > 1e-3
+    if stratified:
+        assert pvalue(means["own"]) < 1e-9  # those follow the rows: the test can tell
+
+
+@pytest.mark.parametrize(("kind", "stored"), [("joint", True), rarely(("joint", False)), rarely(("own", True))])
+def test_transitions_carry_the_weights_of_the_mixture(kind, stored):
+    buffers = REPLAY(capacity=6, sampler=PER(beta=1.0)), REPLAY(capacity=6)
+    mixture = jr.Mixture(buffers=buffers, shares=(2, 1), weights=kind)
+    ids = np.arange(6, dtype=np.float32)
+
+    def draw():
+        W = 2 + ids if stored else None
+        batch = jr.TransitionBatch(S=ids, A=ids, logP=None, Rn=ids, In=ids, S_next=ids, W=W)
+        state = mixture.init(batch)
+        for k in range(2):
+            state = mixture.add(state, k, batch, td_errors=ids)
+        return mixture.sample(state, jax.random.key(0), 8)
+
+    drawn = once(draw)
+    assert len(np.unique(drawn.weights)) > 2
+    np.testing.assert_array_equal(drawn.items.idx, drawn.indices)
+    np.testing.assert_allclose(drawn.items.W, (2 + drawn.items.S if stored else 1) * drawn.weights, rtol=1e-6)
+
+
+def test_mixtures_of_sequences():
+    buffers = SEQUENCE(length=8, num_envs=2, sampler=PER()), SEQUENCE(length=10, num_envs=1)
+    mixture = jr.Mixture(buffers=buffers, shares=(3, 2), weights="joint")
+    steps = items(numbers(0, 12).reshape(6, 2))
+
+    def calls():
+        state = mixture.add(mixture.init(jax.eval_shape(lambda: steps)), 0, steps)
+        state = mixture.add(state, 1, items(numbers(1000, 7).reshape(7, 1)), ends=np.zeros((7, 1), bool))
+        drawn = mixture.sample(state, jax.random.key(0), 10)
+        values = {"id": None, "x": jnp.zeros_like(drawn.items["x"])}
+        zero = mixture.get(mixture.set(state, drawn.indices, values, drawn.mask), drawn.indices)
+        return drawn, mixture.get(state, drawn.indices), zero, mixture.size(state)
+
+    drawn, got, zero, size = once(calls)
+    assert (drawn.items["x"].shape, drawn.mask.shape) == ((10, 3, 2), (10, 3))
+    source = drawn.items["id"][:, 0] // 1000
+    np.testing.assert_array_equal(source, [0] * 6 + [1] * 4)
+    step = np.where(source == 0, 2, 1)
+    np.testing.assert_array_equal(np.diff(drawn.items["id"]), np.stack([step, step], axis=1))
+    assert (size, drawn.weights.max()) == (8 + 5, 1)
+    chex.assert_trees_all_equal(got, drawn.items)
+    assert not np.any(zero["x"])
+
+
+def run(mixture, key):
+    """Three replay steps of a seed: both sources grow."""
+
+    def step(state, x):
+        t, key = x
+        ids = 4 * t + jnp.arange(4, dtype=jnp.int32)
+        state = mixture.add(state, 0, {"id": ids})
+        state = mixture.add(state, 1, {"id": ids + 1000}, mask=ids % 3 > 0)
+        sample = mixture.sample(state, key, 7)
+        return mixture.update(state, sample.indices, jax.random.normal(key, (7,), jnp.float32)), sample
+
+    xs = jnp.arange(3, dtype=jnp.int32), jax.random.split(key, 3)
+    return step, mixture.init({"id": numbers(0, 4)}), xs
+
+
+MIXTURE = jr.Mixture(buffers=(REPLAY(capacity=8, sampler=PER()), REPLAY(capacity=6)), weights="joint")
+
+
+@pytest.mark.parametrize("how", ["vmap", rarely("eager")])
+def test_a_scan_equals_vmap_and_eager_calls(how):
+    def scanned(key):
+        step, state, xs = run(MIXTURE, key)
+        return jax.lax.scan(step, state, xs)
+
+    keys, scan = jax.random.split(jax.random.key(0), 2), jax.jit(scanned)
+    alone = [jax.device_get(scan(key)) for key in keys]
+    if how == "vmap":
+        chex.assert_trees_all_equal(jax.jit(jax.vmap(scanned))(keys), stack(*alone))
+        return
+    step, state, xs = run(MIXTURE, keys[0])
+    samples = []
+    for t in range(3):
+        state, sample = step(state, at(xs, t))
+        samples.append(jax.device_get(sample))
+    chex.assert_trees_all_equal((state, stack(*samples)), alone[0])
+
+
+@pytest.mark.parametrize("kind", ["joint", rarely("own")])
+def test_strict_settings(kind):
+    mixture = dataclasses.replace(MIXTURE, weights=kind)
+    batch = jr.TransitionBatch(*[np.zeros(4, np.float32)] * 6, W=np.ones(4, np.float16))
+    with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+        step, state, xs = run(mixture, jax.random.key(0))
+        jax.eval_shape(step, state, at(xs, 0))
+        drawn = jax.eval_shape(lambda: mixture.sample(mixture.init(batch), jax.random.key(0), 5))
+    assert drawn.items.W.dtype == np.float32
+
+
+def test_empty_mixtures():
+    mixture = jr.Mixture(buffers=(REPLAY(capacity=8),) * 2)
+    empty = mixture.init(items(numbers(0, 1)))
+    state = filled(mixture, (1, 1))
+    with pytest.raises(ValueError, match="cannot sample from a mixture of empty buffers; add items first"):
+        mixture.sample(empty, jax.random.key(0), 4)
+    drawn = once(lambda empty: mixture.sample(empty, jax.random.key(0), 4), empty)
+    np.testing.assert_array_equal(drawn.indices, [-1] * 4)
+    np.testing.assert_array_equal(drawn.weights, [0.0] * 4)
+    assert (mixture.is_empty(empty), mixture.is_empty(state)) == (True, False)
+    assert (mixture.can_sample(state, 2), mixture.can_sample(state, 3)) == (True, False)
+    full = mixture.add(state, 0, items(numbers(0, 8)))
+    assert not mixture.is_full(full)
+    assert mixture.is_full(mixture.add(full, 1, items(numbers(0, 8))))
+    rest = mixture.sample(mixture.add(empty, 1, items(numbers(0, 8))), jax.random.key(0), 4)
+    np.testing.assert_array_equal(rest.indices[:2], [-1, -1])
+    assert np.all(np.asarray(rest.weights) == [0, 0, 1, 1])
+
+
+def test_donation():
+    buffers = (jr.ReplayBuffer(capacity=4),) * 2
+    mixture = jr.Mixture(buffers=buffers)
+    state = mixture.init(items(numbers(0, 1)))
+    added = mixture.add(state, 1, items(numbers(0, 2)))
+    assert [part.storage["id"].is_deleted() for part in state] == [False, True]
+    sample = mixture.sample(added, jax.random.key(0), 2)
+    updated = mixture.update(added, sample.indices, np.ones(2))
+    mixture.set(updated, sample.indices, sample.items)
+    for old in (added, updated):
+        assert all(part.storage["id"].is_deleted() for part in old)
+    with pytest.raises(ValueError, match="state: was donated to an earlier call and is gone"):
+        mixture.update(added, sample.indices, np.ones(2))
+    partly = jr.Mixture(buffers=(buffers[0], REPLAY(capacity=4)))
+    assert (mixture.donate, partly.donate) == (True, False)
+    state = partly.init(items(numbers(0, 1)))
+    partly.update(state, np.zeros(2, np.int32), np.ones(2))
+    assert not state[0].storage["id"].is_deleted()
+
+
+def shards_and_a_reservoir():
+    sharded = jr.Sharded(REPLAY(capacity=8, sampler=PER()), mesh(2))
+    return jr.Mixture(buffers=(sharded, jr.ReservoirBuffer(capacity=6, donate=False)), shares=(2, 1), weights="joint")
+
+
+@pytest.mark.slow  # all of it is also what the buffers' own tests check
+def test_shards_and_reservoirs_as_sources():
+    mixture = shards_and_a_reservoir()
+    sharded = mixture.buffers[0]
+
+    def calls():
+        state = mixture.init(items(numbers(0, 2)))
+        state = mixture.add(state, 0, items(numbers(0, 8)), td_errors=td_errors_of(numbers(0, 8)))
+        state = mixture.add(state, 1, items(numbers(1000, 9)), jax.random.key(0))
+        drawn = mixture.sample(state, jax.random.key(1), 6)
+        updated = mixture.update(state, drawn.indices, np.arange(6, dtype=np.float32))
+        alone = sharded.update(state[0], drawn.indices[:4], np.arange(4, dtype=np.float32))
+        return drawn, mixture.get(updated, drawn.indices), updated[0], alone, mixture.size(state)
+
+    drawn, got, updated, alone, size = once(calls)
+    np.testing.assert_array_equal(drawn.items["id"] // 1000, [0, 0, 0, 0, 1, 1])
+    leaf = leaf_of(sharded.buffer, numbers(0, 8))
+    law = leaf / np.repeat(leaf.reshape(2, 4).sum(axis=1), 4) / 2
+    np.testing.assert_allclose(drawn.probabilities[:4], law[drawn.items["id"][:4]], rtol=1e-5)
+    weights = np.append((8 * law[drawn.items["id"][:4]]) ** -0.6, [1, 1])
+    np.testing.assert_allclose(drawn.weights, weights / weights.max(), rtol=1e-5)
+    chex.assert_trees_all_equal(updated, alone)
+    chex.assert_trees_all_equal(got, drawn.items)
+    assert size == 8 + 6
+
+
+def test_rows_that_shards_and_reservoirs_refuse():
+    mixture = shards_and_a_reservoir()
+    state = jax.eval_shape(lambda: mixture.init(items(numbers(0, 2))))
+
+    with pytest.raises(ValueError, match=r"batch_size=4: of these rows buffers\[0\] gets 3, .* multiple of 2"):
+        jax.eval_shape(lambda state: mixture.sample(state, jax.random.key(0), 4), state)
+    with pytest.raises(ValueError, match=r"indices=4: of these rows buffers\[0\] gets 3"):
+        jax.eval_shape(lambda state: mixture.update(state, np.zeros(4, np.int32), np.zeros(4)), state)
+    with pytest.raises(ValueError, match="max_age: a ReservoirBuffer knows no ages"):
+        jax.eval_shape(lambda state: mixture.sample(state, jax.random.key(0), 6, max_age=3), state)
+
+
+def test_saved_and_restored(tmp_path):
+    sharded = jr.Sharded(REPLAY(capacity=8), mesh(2))
+    mixture = jr.Mixture(buffers=(sharded, REPLAY(capacity=6)), shares=(1, 3))
+    state = mixture.init(numbers(0, 2))
+    state = mixture.add(mixture.add(state, 0, numbers(0, 4)), 1, numbers(9, 3))
+    jr.save(tmp_path / "run", {"replay": mixture}, {"replay": state})
+    restored = jr.restore(tmp_path / "run", {"replay": dataclasses.replace(mixture)})["replay"]
+    assert jax.tree.structure(restored) == jax.tree.structure(state)
+    chex.assert_trees_all_equal(restored, state)
+    assert restored[0].ring.size.sharding == state[0].ring.size.sharding
+    other = dataclasses.replace(mixture, buffers=(sharded, REPLAY(capacity=7)))
+    with pytest.raises(ValueError, match=r"buffer\['replay'\]\.buffers\[1\]\.capacity: saved 6, given 7"):
+        jr.restore(tmp_path / "run", {"replay": other})
+    with pytest.raises(ValueError, match=r"old_buffer=.*: must be .* Mixture are migrated one by one"):
+        jr.migrate(mixture, state, other)
+
+
+def test_configurations_are_hashable_and_frozen():
+    one, two = (jr.Mixture(buffers=BUFFERS["prioritized"](None), shares=shares) for shares in ((1, 3), (0.25, 0.75)))
+    assert one == two
+    assert hash(one) == hash(two)
+    assert one != dataclasses.replace(one, weights="joint")
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        one.shares = (1.0, 1.0)
+    assert all(type(share) is float for share in one.shares)
+
+
+SMALL = REPLAY(capacity=4)
+SHORT = SEQUENCE(length=8, num_envs=1)
+PAIR = (SMALL, SMALL)
+GLOBAL = (SMALL, REPLAY(capacity=4, sampler=PER(normalize="global")))
+REFUSED = {
+    r"buffers=\(\): must be a tuple of at least one buffer": {"buffers": ()},
+    r"buffers=ReplayBuffer\(.*\): must be a tuple": {"buffers": SMALL},
+    r"buffers\[1\]=3: must be a ReplayBuffer": {"buffers": (SMALL, 3)},
+    r"buffers\[0\]=Mixture.*: .* another Mixture are given one by one": {"buffers": (jr.Mixture(buffers=PAIR),)},
+    r"buffers\[1\]=SequenceBuffer.*: gives sequences of 3 steps and buffers\[0\] items": {"buffers": (SMALL, SHORT)},
+    r"buffers\[1\]=.*: gives sequences of 2 steps and buffers\[0\] sequences of 3 steps": {
+        "buffers": (SHORT, dataclasses.replace(SHORT, sequence_length=2))
+    },
+    r"shares=\(1,\): must be one positive number for each of the 2 buffers": {"buffers": PAIR, "shares": (1,)},
+    r"shares=0.5: must be one positive number": {"buffers": PAIR, "shares": 0.5},
+    r"shares\[1\]=0: must be positive; leave out": {"buffers": PAIR, "shares": (1, 0)},
+    r"shares\[0\]=-1: must be a finite number of at least 0; leave out": {"buffers": PAIR, "shares": (-1, 1)},
+    r"shares\[0\]=nan: must be a finite number": {"buffers": PAIR, "shares": (np.nan, 1)},
+    r'weights=\'both\': must be "own" or "joint"': {"buffers": PAIR, "weights": "both"},
+    r'weights="joint": the sampler of buffers\[1\] has normalize=\'global\'; must be "batch" or None': {
+        "buffers": GLOBAL,
+        "weights": "joint",
+    },
+    r'weights="joint": the samplers of buffers \[0, 2\] have normalize=\[\'batch\', None\]; they must be the same': {
+        "buffers": (REPLAY(capacity=4, sampler=PER()), SMALL, REPLAY(capacity=4, sampler=PER(normalize=None))),
+        "weights": "joint",
+    },
+}
+
+
+@pytest.mark.parametrize("message", REFUSED)
+def test_configurations_that_are_refused(message):
+    with pytest.raises(ValueError, match=message):
+        jr.Mixture(**REFUSED[message])
+
+
+def test_calls_that_are_refused():
+    mixture = jr.Mixture(buffers=(REPLAY(capacity=8),) * 2)
+    state = mixture.init(items(numbers(0, 1)))
+    with pytest.raises(ValueError, match="source=2: must be an integer from 0 to 1, the place of a buffer"):
+        mixture.add(state, 2, items(numbers(0, 1)))
+    with pytest.raises(ValueError, match=r"source=.*: must be an integer from 0 to 1"):
+        jax.jit(mixture.add)(state, 1, items(numbers(0, 1)))
+    with pytest.raises(ValueError, match=r"leaf \['x'\]: got float32\[3\], the buffer stores float32\[2\]"):
+        mixture.add(state, 0, {"id": np.zeros(1, np.int32), "x": np.zeros((1, 3), np.float32)})
+    with pytest.raises(ValueError, match="state: got tuple of 1, expected a tuple of 2 states"):
+        mixture.sample(state[:1], jax.random.key(0), 2)
+    others = mixture.buffers[1].init({"id": np.zeros(1, np.int32), "x": np.zeros((1, 3), np.float32)})
+    message = r"buffers\[1\] stores other items than buffers\[0\]: leaf \['x'\]: got float32\[3\], buffers\[0\] stores"
+    with pytest.raises(ValueError, match=message):
+        mixture.sample((state[0], others), jax.random.key(0), 2)
+    others = mixture.buffers[1].init({"id": np.zeros(1, np.int32)})
+    with pytest.raises(ValueError, match=r"buffers\[1\] stores other items.* wrong structure: missing \['x'\]"):
+        mixture.update((state[0], others), np.zeros(2, np.int32), np.zeros(2))
+    with pytest.raises(ValueError, match="batch_size=0: must be an integer from 1"):
+        mixture.sample(state, jax.random.key(0), 0)
+    with pytest.raises(ValueError, match=r"td_errors: got .* one number for each of the 3 indices"):
+        mixture.update(state, np.zeros(3, np.int32), np.zeros(2))
+    with pytest.raises(ValueError, match=r"got int32\[2\], expected a row for each of the 3 indices"):
+        mixture.set(state, np.zeros(3, np.int32), {"id": np.zeros(2, np.int32), "x": None})
+    with pytest.raises(ValueError, match="capacity=8: this state has a leading axis of 9"):
+        mixture.get((state[0], REPLAY(capacity=9).init(items(numbers(0, 1)))), np.zeros(2, np.int32))
+
+
+@pytest.mark.slow
+@pytest.mark.hlo
+@pytest.mark.usefixtures("compiled_afresh")
+def test_a_training_step_copies_no_storage():
+    """The first source grows; the other is a data set, which is only drawn from and updated."""
+    num_items = 4096
+    mixture = jr.Mixture(buffers=(REPLAY(capacity=num_items, sampler=PER()),) * 2, weights="joint")
+    state = jax.eval_shape(mixture.init, {"x": jax.ShapeDtypeStruct((1, 8), jnp.float32)})
+
+    def step(state, key):
+        state = mixture.add(state, 0, {"x": jax.random.normal(key, (4, 8), jnp.float32)})
+        sample = mixture.sample(state, key, 8)
+        return mixture.update(state, sample.indices, jnp.sum(sample.items["x"], axis=1)), sample.weights
+
+    scan = jax.jit(lambda state, keys: jax.lax.scan(step, state, keys), donate_argnums=0)
+    program = compiled(scan, state, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 5)))
+    assert big_copies(program.as_text(), num_items) == []

@@ -363,6 +363,28 @@ def host_loop(block, monkeypatch):
     np.testing.assert_array_equal(replay.storage.S[:40], (np.arange(10)[:, None] + obs).reshape(-1))
 
 
+def half_online(block, monkeypatch):
+    batches = []
+
+    def act(agent, key):
+        return -agent * jnp.ones(8, jnp.int32)  # the agent's own: the numbers of its versions, from -1 on
+
+    def learn(agent, sample):
+        jax.debug.callback(lambda items: batches.append(np.asarray(items)), sample.items, ordered=True)
+        return agent + 1, jnp.ones(256)
+
+    found = run(block, {"data": jnp.arange(5_000), "act": act, "learn": learn}, small=("50_000", "5_000"))
+    carry = jnp.int32(1), found["replay"]
+    (agent, replay), sizes = jax.lax.scan(found["train_step"], carry, jax.random.split(jax.random.key(0), 5))
+    assert agent == 6
+    np.testing.assert_array_equal(sizes, 5_000 + 8 * np.arange(1, 6))
+    assert found["buffer"].sizes(replay) == (40, 5_000)
+    for step, batch in enumerate(batches):
+        assert set(batch[:128]) <= set(range(-step - 1, 0))
+        assert np.all(batch[128:] >= 0)
+    assert set(batches[4][:128]) == {-1, -2, -3, -4, -5}
+
+
 def pools(block, monkeypatch):
     drawn, kept, logged = [], [], {}
 
@@ -471,6 +493,7 @@ COVERED = {
         lap,
         rollouts,
         host_loop,
+        half_online,
         one_device_to_eight,
         several_processes,
         checkpoints,

@@ -39,6 +39,7 @@ CONCERNS = {
     "ring": ["ring", "replay_buffer", "sequence_buffer", "contract", "memory"],
     "samplers": ["samplers", "replay_buffer", "draws", "writes", "contract", "sharding", "memory"],
     "weights": ["weights", "samplers", "replay_buffer", "sharding"],
+    "mixture": ["mixture", "contract"],
     "reservoir_buffer": ["reservoir_buffer", "contract"],
     "_windows": ["tracing", "sequence_views", "sharding"],
     "sequences": ["sequence_buffer", "sequence_views"],

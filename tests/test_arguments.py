@@ -9,6 +9,7 @@ CONFIGS = {
     "replay": lambda i, _: jr.ReplayBuffer(capacity=i(100)),
     "reservoir": lambda i, _: jr.ReservoirBuffer(capacity=i(100)),
     "sequence": lambda i, _: jr.SequenceBuffer(length=i(10), num_envs=i(100), sequence_length=i(3), stride=i(2)),
+    "mixture": lambda _, f: jr.Mixture(buffers=(jr.ReplayBuffer(capacity=9),) * 2, shares=np.array([f(1), f(3)])),
     "prioritized": lambda _, f: jr.Prioritized(alpha=f(0.5), beta=f(0.25), epsilon=f(0.125)),
     "tracer": lambda i, f: jr.NStep(n=i(3), gamma=f(0.5), num_envs=i(100)),
     "returns": lambda i, f: jr.MonteCarlo(gamma=f(0.5), max_length=i(100), num_envs=i(2)),

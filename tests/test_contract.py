@@ -233,6 +233,9 @@ DRAWS = {
     "prioritized": lambda key: (buffer := jr.ReplayBuffer(capacity=2, sampler=jr.Prioritized())).sample(
         buffer.init(np.ones(1)), key, 2
     ),
+    "mixture": lambda key: (buffer := jr.Mixture(buffers=(jr.ReplayBuffer(capacity=2),) * 2)).sample(
+        buffer.init(np.ones(1)), key, 2
+    ),
     "tree": lambda key: sum_tree.sample(sum_tree.init(2), key, 2),
     "pools": lambda key: (pools := jr.DifficultyPools(tasks_per_env=(4,))).sample(pools.init(), key, 2),
     "recycle": lambda key: (pools := jr.DifficultyPools(tasks_per_env=(4,))).recycle(pools.init(), key, 0.5),

@@ -1,16 +1,17 @@
 """Mixture: one batch from several buffers, in fixed shares.
 
-**Weights.** Write s_k for the share of source k, n_k for its rows in a batch of B, and N_k for its items, of which one
-draw is item i with probability P_k(i). With `weights="joint"` a row has the weight
+**Weights.** Let s_k be the share of source k, n_k the number of its rows in a batch of B, and N_k the number of its
+items. A draw from it is item i with probability P_k(i). With `weights="joint"` a row has the weight
 
     (s_k B / n_k) (N_k P_k(i))^-beta.
 
-With beta = 1 its expectation under P_k makes of a sum over n_k rows s_k B times the plain mean over source k. So the
-mean over the batch of weight times value estimates sum_k s_k (mean over the items of source k) without bias. The second
-factor is the importance weight of the source's own sampler (Schaul et al. 2016, section 3.4), not normalized. A smaller
-beta leaves a part of the bias that priorities are there for. The first factor is what the rounding of s_k B to whole
-rows is corrected by. Nobody wants that bias, so beta does not apply to it: for any beta, the mean estimates the mixture
-by shares of what each source's own weights would estimate.
+With beta = 1 the weighted values f of the n_k rows have the expected sum s_k B (mean of f over source k). So the mean
+over the batch estimates sum_k s_k (mean of f over source k) without bias, unless a source has no rows or no items.
+
+The second factor is the importance weight of the source's own sampler (Schaul et al. 2016, section 3.4), not
+normalized; for `Uniform` it is 1. A smaller beta keeps a part of what priorities do. The first factor corrects the
+rounding of s_k B to whole rows. Nobody wants that bias, so beta does not apply to it. For any beta the mean estimates
+the mixture, by shares, of what each source's own weights estimate.
 """
 
 import dataclasses
@@ -38,10 +39,10 @@ from jaxreplay.transition_batch import TransitionBatch
 class Mixture:
     """Draws each batch from several buffers, its sources, a fixed number of rows from each.
 
-    It has a buffer's methods. The state is the tuple of the buffers' states: `buffers[0].get(state[0], ...)` and all
-    else that one of them can do works on its part. RLPD (Ball et al. 2023, Efficient Online Reinforcement Learning with
-    Offline Data, arXiv:2302.02948, section 4.1) learns from batches of which half is from a data set, and half from the
-    agent's own buffer.
+    It has a buffer's methods, other than `epoch`, `num_batches` and `newest`. The state is the tuple of the buffers'
+    states, so `buffers[k].epoch(state[k], ...)` and all else that a buffer can do works on its part. RLPD (Ball et al.
+    2023, Efficient Online Reinforcement Learning with Offline Data, arXiv:2302.02948, section 4.1) learns from batches
+    of which half is from a data set, and half from the agent's own buffer.
 
     **Rows.** A batch of B rows has `counts(B)` rows from each source, in the order of the buffers. Give handles to
     `update`, `get` and `set` in the rows in which they were drawn: handles of two sources may be equal numbers, and the
@@ -60,8 +61,8 @@ class Mixture:
         itself. "joint": importance weights for the mixture, by `shares`, of the uniform laws over each source's items
         (see the head of the module). With beta=1 and `normalize=None` weighted means over the batch are unbiased. They
         are normalized as the samplers say that have a `normalize`, which must agree: "batch" divides by the largest of
-        the whole batch, which becomes 1, and None by nothing, as where no sampler has one. An empty source's share is
-        then missing from the mean.
+        the whole batch, which becomes 1, and None by nothing, as where no sampler has one. "global" is refused. The
+        share of a source without items, or without rows in the batch, is missing from the mean.
     """
 
     buffers: tuple[Buffer[Any] | Sharded[Any], ...]
@@ -391,8 +392,8 @@ def _check_shares(shares: Any, num_buffers: int) -> tuple[float, ...]:
     for k, number in enumerate(numbers):
         if number == 0:
             raise ValueError(f"shares[{k}]={shares[k]!r}: must be positive; leave out a buffer that is to have none.")
-    parts = [number / max(numbers) for number in numbers]  # whose sum is finite
-    return tuple(part / math.fsum(parts) for part in parts)
+    total = sum(map(Fraction, numbers))  # which as a float might overflow
+    return tuple(float(Fraction(number) / total) for number in numbers)
 
 
 def _normalization(buffers: Sequence[Buffer[Any] | Sharded[Any]]) -> Literal["batch"] | None:

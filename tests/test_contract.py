@@ -90,7 +90,12 @@ PAIRS = [(buffer, sampler) for buffer in BUFFERS for sampler in SAMPLERS]
 # Samplers do not know what is stored: with these, others have the same buffer, and others the same sampler.
 RARE = [("sequence", "independent"), ("sequence", "global"), ("sharded", "uniform"), ("sharded", "independent")]
 RARE += [("sequence, strided", "uniform"), ("replay", "independent"), ("reservoir", "independent")]
-RARE += [("reservoir", "global"), *(("sequence, inside", name) for name in SAMPLERS if name != "global")]
+RARE += [
+    ("reservoir", "global"),
+    ("reservoir", "uniform"),
+    ("sequence, strided", "independent"),
+    *(("sequence, inside", name) for name in SAMPLERS if name != "global"),
+]
 
 
 # Module scope: the tests of a case follow one another, so that a worker meets most of its programs again.

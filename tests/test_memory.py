@@ -48,12 +48,10 @@ OPERATIONS_OF_SAMPLERS = often(
 )
 LEARNING = ["weights used", "weights logged", "weights ignored"]
 LEARNING_OF_SAMPLERS = often(
-    [("uniform", LEARNING[0], 8), ("prioritized", LEARNING[2], 0), ("global", LEARNING[0], 8)],
+    [("uniform", LEARNING[0], 8), ("global", LEARNING[0], 8)],
     list(itertools.product(SAMPLERS, LEARNING, (0, 8))),
 )
-STRIDES_OF_SAMPLERS = often(
-    [("prioritized", 3, 0), ("global", 1, 8)], list(itertools.product(SAMPLERS, (1, 3), (0, 8)))
-)
+STRIDES_OF_SAMPLERS = often([("global", 1, 8)], list(itertools.product(SAMPLERS, (1, 3), (0, 8))))
 ALONE_AND_SEEDS = [0, rarely(8)]
 
 
@@ -275,7 +273,7 @@ BUFFERS = {
 
 
 PAIRS_OF_OPERATIONS = often(
-    [("replay", "prioritized", 2, 0), ("replay", "uniform", 2, 0), ("sequence", "global", 2, 4)],
+    [("sequence", "global", 2, 4)],
     list(itertools.product(BUFFERS, SAMPLERS, (2,), (0, 4))),
 )
 MORE_OPERATIONS = [rarely(("replay", "prioritized", 4, 0)), rarely(("sequence", "prioritized", 3, 4))]

@@ -191,7 +191,6 @@ def rows(first, num_steps):
             ((5, 7), (0, 4), (PER, SAMPLERS[2]), "episodes"),
             ((9, 5), (2, 0), (PER, PER), "inside"),
             ((9, 12), (2, 4), (UNIFORM, PER), "any"),
-            ((5, 12), (0, 1), (PER, UNIFORM), "any"),
         ]
     ),
     rollouts=st.lists(st.sampled_from([1, 3]), min_size=1, max_size=8),

@@ -85,7 +85,7 @@ def test_every_size_up_to_2000_gives_a_permutation():
         assert np.all(numbers[size:] == numbers[size - 1])
 
 
-@pytest.mark.parametrize("size", LARGE)
+@pytest.mark.parametrize("size", [LARGE[0], *map(rarely, LARGE[1:])])
 def test_large_sizes_give_permutations(size):
     for numbers in long_orders(0)[size]:
         np.testing.assert_array_equal(np.sort(numbers), np.arange(size))
@@ -209,7 +209,7 @@ def evenness(values, size):
 
 
 @pytest.mark.law
-@pytest.mark.parametrize("size", LARGE)
+@pytest.mark.parametrize("size", [LARGE[0], *map(rarely, LARGE[1:])])
 @pytest.mark.parametrize("seed", [0, *map(rarely, range(1, 10))])
 def test_law_of_a_long_order(seed, size):
     """Neighbours, batches one after the other, and where a number is, tell nothing of each other."""
@@ -229,7 +229,7 @@ def test_law_of_a_long_order(seed, size):
 
 
 @pytest.mark.law
-@pytest.mark.parametrize("size", LARGE)
+@pytest.mark.parametrize("size", [LARGE[0], *map(rarely, LARGE[1:])])
 @pytest.mark.parametrize("seed", [0, *map(rarely, range(1, 10))])
 def test_long_orders_of_neighbouring_keys_are_independent(seed, size):
     numbers, *all_others = long_orders(seed)[size]

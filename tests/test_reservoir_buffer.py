@@ -44,7 +44,7 @@ MASKS = {
 
 
 @pytest.mark.law
-@pytest.mark.parametrize("name", MASKS)
+@pytest.mark.parametrize("name", [rarely(x) if x in ("in threes", "all at once") else x for x in MASKS])
 def test_what_is_stored_has_the_law_of_algorithm_r(name):
     """The joint law of all slots: so of each slot, of pairs of items and of what the sample is."""
     mask, capacity, num_seeds = MASKS[name], 3, 40_000
@@ -131,7 +131,7 @@ def test_words_of_64_bits_are_multiplied_as_integers_are():
     ("capacity", "sampler", "start"),
     [
         (5, PRIORITIZED, "fresh"),
-        (3, PRIORITIZED, "handles wrap"),
+        rarely((3, PRIORITIZED, "handles wrap")),
         rarely((2, UNIFORM, "many items")),
         rarely((1, UNIFORM, "fresh")),
     ],
@@ -296,7 +296,7 @@ PAIRS = ["sample", "sample", "update", "update", "add", "update", "sample", "add
 @pytest.mark.parametrize(
     ("sampler", "order", "same_items", "seeds"),
     [
-        (PRIORITIZED, SHORT, False, 0),
+        rarely((PRIORITIZED, SHORT, False, 0)),
         (UNIFORM, ["sample", "update", "add"], True, 4),
         rarely((PRIORITIZED, PAIRS, False, 0)),
         *(rarely((x, PAIRS, False, seeds)) for x in (UNIFORM, jr.Prioritized(normalize="global")) for seeds in (0, 4)),

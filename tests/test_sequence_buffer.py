@@ -39,17 +39,12 @@ def drawable(buffer, state):
 
 # Length, environments, sequence length, stride and windows; and two lengths of rollouts.
 CONFIGS = [
-    ((1, 1, 1, 1, "any"), (1, 1)),
     ((7, 3, 7, 1, "any"), (2, 7)),  # one sequence a stream
     ((9, 2, 3, 2, "any"), (1, 4)),  # a slot that is partly overwritten
     ((12, 1, 4, 4, "any"), (3, 12)),  # sequences side by side, a rollout that overwrites all
-    ((10, 4, 3, 4, "any"), (1, 10)),  # no slot partly overwritten; steps in no sequence
-    ((8, 5, 2, 3, "any"), (5, 2)),
     ((5, 2, 1, 5, "any"), (1, 3)),  # the longest stride
     ((9, 2, 3, 2, "inside"), (2, 9)),
-    ((8, 3, 2, 1, "inside"), (1, 5)),
     ((7, 2, 3, 1, "episodes"), (1, 7)),
-    ((4, 3, 4, 1, "episodes"), (2, 3)),
 ]
 
 
@@ -155,8 +150,8 @@ def check_against_twin(config, rollouts, data, order, from_wrap):
 
 
 @pytest.mark.law
-@pytest.mark.parametrize("sampler", [jr.Uniform(), UNIT, jr.Prioritized(alpha=1.0, stratified=False)])
-@pytest.mark.parametrize("num_steps", [9, 23, 24])
+@pytest.mark.parametrize("sampler", [jr.Uniform(), UNIT, rarely(jr.Prioritized(alpha=1.0, stratified=False))])
+@pytest.mark.parametrize("num_steps", [rarely(9), 23, 24])
 def test_law_of_the_draw(sampler, num_steps):
     """Partly filled, and after the wrap with and without a slot that is partly overwritten."""
     buffer = jr.SequenceBuffer(length=14, num_envs=3, sequence_length=4, stride=3, sampler=sampler)

@@ -120,7 +120,7 @@ def test_atari_style_transitions_from_single_frames(final_rows):
 
 
 @pytest.mark.parametrize("next_action", [False, True])
-@pytest.mark.parametrize(("length", "n"), [(2, 1), (9, 3), (9, 8)])
+@pytest.mark.parametrize(("length", "n"), [(9, 3), rarely((2, 1)), rarely((9, 8))])
 def test_transitions_of_sequences_are_those_of_rollouts(length, n, next_action):
     rng = np.random.default_rng(length * n)
     batch_size = 40

@@ -86,8 +86,8 @@ def test_eager_equals_scan_equals_vmap_and_all_is_laid_out_over_the_mesh():
 @pytest.mark.parametrize(
     ("num_shards", "normalize"),
     [
-        *[(2, "batch"), (4, "global")],
-        *map(rarely, [(1, None), (8, None), (4, None), (4, "batch"), (8, "global")]),
+        (4, "global"),
+        *map(rarely, [(1, None), (2, "batch"), (8, None), (4, None), (4, "batch"), (8, "global")]),
     ],
 )
 def test_contents_law_and_weights_equal_the_twin(num_shards, normalize):
@@ -174,7 +174,7 @@ def test_weighted_means_are_unbiased_with_uneven_shards(sampler, num_shards):
         assert len(np.unique(np.asarray(sample.weights))) > 1
 
 
-@pytest.mark.parametrize("num_shards", [2, 4])
+@pytest.mark.parametrize("num_shards", [2, rarely(4)])
 def test_sequences_are_those_of_the_shards_own_streams(num_shards):
     buffer, _ = BUFFERS["sequence"]
     sharded = jr.Sharded(buffer, mesh(num_shards))
@@ -287,7 +287,7 @@ def test_any_mesh_will_do(kind):
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("name", ["sequence", *map(rarely, ["replay", "uniform"])])
+@pytest.mark.parametrize("name", ["uniform", *map(rarely, ["replay", "sequence"])])
 def test_buffers_run_in_the_users_own_shard_map(name):
     """One buffer a device, that knows nothing of the others, with JAX's checks of what varies between them."""
     buffer, batch = BUFFERS[name]
@@ -328,7 +328,7 @@ def test_tracing_environments_that_lie_on_several_devices_exchanges_nothing():
 @pytest.mark.hlo
 @pytest.mark.versions
 @pytest.mark.usefixtures("compiled_afresh")
-@pytest.mark.parametrize("name", ["replay", "sequence"])
+@pytest.mark.parametrize("name", [rarely("replay"), "sequence"])
 @pytest.mark.parametrize("num_shards", [4, rarely(2), rarely(8)])
 def test_only_numbers_are_exchanged_and_nothing_is_copied(num_shards, name):
     sampler = jr.Prioritized(normalize="global")

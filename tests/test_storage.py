@@ -56,7 +56,6 @@ def same(found, expected):
     [
         ("flags", (70,)),
         ("rows", (35, 2)),
-        ("tiles of bytes", (35, 2)),
         *(rarely((kind, leading)) for kind in ITEMS for leading in ((70,), (35, 2))),
     ],
 )

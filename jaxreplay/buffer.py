@@ -231,7 +231,8 @@ class Buffer(abc.ABC, Generic[S]):
         step = jnp.where((step >= 0) & (step < end), step, end).astype(jnp.int32)
         position = step * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         exists = position < live.size
-        slots = live.slots(permuted(key, jnp.where(exists, position, 0), live.size), self._num_slots)
+        order = jax.random.clone(key)  # all batches of a pass have the same key, which is not its reuse by mistake
+        slots = live.slots(permuted(order, jnp.where(exists, position, 0), live.size), self._num_slots)
         slots, exists = read_once(materialize(slots, exists))
         probability = 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32)
         weights = exists.astype(jnp.float32)

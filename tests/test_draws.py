@@ -262,6 +262,17 @@ def test_an_epoch_has_every_item_once(name, steps):
     )
 
 
+def test_the_key_of_an_epoch_may_be_used_again():
+    """Which the check for reused keys must not take for a mistake."""
+    buffer, state = filled("replay", 4)
+    with jax.debug_key_reuse(True):
+        jax.jit(lambda key: [buffer.epoch(state, key, step, 4).indices for step in range(2)])(jax.random.key(0))
+        steps = jnp.arange(2)
+        jax.jit(lambda key: jax.lax.map(lambda step: buffer.epoch(state, key, step, 4).indices, steps))(
+            jax.random.key(0)
+        )
+
+
 @pytest.mark.versions
 @pytest.mark.parametrize("name", ["inside", *map(rarely, ["replay", "sequence", "episodes", "sharded"])])
 def test_eager_equals_jit_equals_vmap(name):

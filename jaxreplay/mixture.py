@@ -17,20 +17,26 @@ the mixture, by shares, of what each source's own weights estimate.
 import dataclasses
 import functools
 import math
-from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jaxreplay import ring
-from jaxreplay._common import checks, layouts
+from jaxreplay._common import checks
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.xla import jit_method, materialize, read_once
+from jaxreplay._sources import (
+    check_buffers,
+    check_shares,
+    items_spec,
+    leading_of,
+    normalization_of,
+    unsharded,
+    without_normalization,
+)
 from jaxreplay.buffer import Buffer, Sample, check_draw, is_known_empty
-from jaxreplay.sequence_buffer import SequenceBuffer
 from jaxreplay.sharding import Sharded
 from jaxreplay.transition_batch import TransitionBatch
 
@@ -70,12 +76,12 @@ class Mixture:
     weights: Literal["own", "joint"] = "own"
 
     def __post_init__(self):
-        settle(self, buffers=_check_buffers(self.buffers))
-        settle(self, shares=_check_shares(self.shares, len(self.buffers)))
+        settle(self, buffers=check_buffers(self.buffers))
+        settle(self, shares=check_shares(self.shares, len(self.buffers)))
         if self.weights not in ("own", "joint"):
             raise ValueError(f'weights={self.weights!r}: must be "own" or "joint".')
         if self.weights == "joint":
-            _normalization(self.buffers)
+            normalization_of(self.buffers)
 
     @property
     def donate(self) -> bool:
@@ -112,10 +118,10 @@ class Mixture:
         """
         spec = checks.as_spec(items)
         first = self.buffers[0].init(spec)
-        num_axes = _whole(self.buffers[0])._batch_axes
+        num_axes = unsharded(self.buffers[0])._batch_axes
 
         def state(buffer: Buffer[Any] | Sharded[Any]) -> Any:
-            leading = _leading(buffer)
+            leading = leading_of(buffer)
             return buffer.init(
                 jax.tree.map(lambda x: jax.ShapeDtypeStruct(leading + x.shape[num_axes:], x.dtype), spec)
             )
@@ -177,7 +183,7 @@ class Mixture:
         self._check_state(state)
         buffers, keys = self.buffers, jax.random.split(key, len(self.buffers))
         if self.weights == "joint":
-            buffers = tuple(map(_without_normalization, buffers))
+            buffers = tuple(map(without_normalization, buffers))
         parts = self._parts("batch_size", batch_size)
         drawn = [buffers[k]._draw(state[k], keys[k], rows.stop - rows.start, beta, max_age) for k, rows in parts]
         if self.weights == "joint":
@@ -186,7 +192,7 @@ class Mixture:
 
     def _weigh(self, drawn: list[Sample], sources: list[int], batch_size: int) -> list[Sample]:
         """Draws from `sources`, of which weights are not normalized, with those of the mixture."""
-        shares, normalize = self.shares or (), _normalization(self.buffers)
+        shares, normalize = self.shares or (), normalization_of(self.buffers)
         scales = [shares[k] * batch_size / x.indices.size for k, x in zip(sources, drawn, strict=True)]
         # Computed once, so that the largest is found again.
         weights = read_once(materialize(*[x.weights for x in drawn]))
@@ -318,7 +324,7 @@ class Mixture:
         specs = []
         for buffer, part in zip(self.buffers, state, strict=True):
             buffer._check_state(part)
-            specs.append(_items_spec(buffer, part))
+            specs.append(items_spec(buffer, part))
         for k, spec in enumerate(specs):
             try:
                 checks.check_like(spec, specs[0], 0, 0, "buffers[0]")
@@ -329,98 +335,3 @@ class Mixture:
 @jax.jit
 def _total(sizes: tuple[jax.Array, ...]) -> jax.Array:
     return functools.reduce(ring.saturating_add, sizes)
-
-
-def _whole(buffer: Buffer[Any] | Sharded[Any]) -> Buffer[Any]:
-    """The buffer that is sharded, or not."""
-    return buffer.buffer if isinstance(buffer, Sharded) else buffer
-
-
-def _leading(buffer: Buffer[Any] | Sharded[Any]) -> tuple[int, ...]:
-    """Leading axes that what `init` takes may have."""
-    num_shards = buffer.num_shards if isinstance(buffer, Sharded) else 1
-    whole = _whole(buffer)
-    last = whole.num_envs if isinstance(whole, SequenceBuffer) else num_shards
-    return (*[1] * (whole._batch_axes - 1), last)
-
-
-def _items_spec(buffer: Buffer[Any] | Sharded[Any], state: Any) -> Any:
-    """Shapes and dtypes of an item."""
-    num_axes = _whole(buffer)._stored_axes
-    storage = state.storage
-    if isinstance(buffer, Sharded):
-        storage = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), storage)
-    spec = layouts.stored_spec(storage)
-    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[num_axes:], x.dtype), spec)
-
-
-def _check_buffers(buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...]:
-    """`buffers` as a tuple; a `ValueError` where they are none, or their draws have other shapes."""
-    if not isinstance(buffers, tuple | list) or not buffers:
-        raise ValueError(f"buffers={buffers!r}: must be a tuple of at least one buffer, such as (online, offline).")
-    lengths = []
-    for k, buffer in enumerate(buffers):
-        if not isinstance(buffer, Buffer | Sharded):
-            raise ValueError(
-                f"buffers[{k}]={buffer!r}: must be a ReplayBuffer, ReservoirBuffer, SequenceBuffer or Sharded of one; "
-                "the buffers of another Mixture are given one by one."
-            )
-        whole = _whole(buffer)
-        lengths.append(whole.sequence_length if isinstance(whole, SequenceBuffer) else None)
-        if lengths[k] != lengths[0]:
-            drawn = ["items" if x is None else f"sequences of {x} steps" for x in (lengths[k], lengths[0])]
-            raise ValueError(
-                f"buffers[{k}]={buffer!r}: gives {drawn[0]} and buffers[0] {drawn[1]}; all rows of a batch must be of "
-                "one kind, so take buffers of items alone, or SequenceBuffers of one sequence_length."
-            )
-    return tuple(buffers)
-
-
-def _check_shares(shares: Any, num_buffers: int) -> tuple[float, ...]:
-    """Shares as parts of 1; a `ValueError` where they are not a positive number for each buffer."""
-    if shares is None:
-        return (1 / num_buffers,) * num_buffers
-    if not isinstance(shares, Sequence | np.ndarray) or len(shares) != num_buffers:
-        raise ValueError(
-            f"shares={shares!r}: must be one positive number for each of the {num_buffers} buffers, or None for equal "
-            "shares."
-        )
-    numbers = [
-        float(checks.check_number(f"shares[{k}]", share, 0, math.inf, "leave out a buffer that is to have no share"))
-        for k, share in enumerate(shares)
-    ]
-    for k, number in enumerate(numbers):
-        if number == 0:
-            raise ValueError(f"shares[{k}]={shares[k]!r}: must be positive; leave out a buffer that is to have none.")
-    total = sum(map(Fraction, numbers))  # which as a float might overflow
-    return tuple(float(Fraction(number) / total) for number in numbers)
-
-
-def _normalization(buffers: Sequence[Buffer[Any] | Sharded[Any]]) -> Literal["batch"] | None:
-    """What joint weights are divided by; a `ValueError` where the samplers do not agree."""
-    rules = {}
-    for k, buffer in enumerate(buffers):
-        sampler = _whole(buffer).sampler
-        if hasattr(sampler, "normalize"):
-            rules.setdefault(getattr(sampler, "normalize", None), k)
-    for rule, k in rules.items():
-        if rule not in ("batch", None):
-            raise ValueError(
-                f'weights="joint": the sampler of buffers[{k}] has normalize={rule!r}; must be "batch" or None, which '
-                "have a meaning for a batch of several sources."
-            )
-    if len(rules) > 1:
-        raise ValueError(
-            f'weights="joint": the samplers of buffers {sorted(rules.values())} have normalize={list(rules)}; they '
-            'must be the same, as the batch is normalized as a whole: all "batch", or all None.'
-        )
-    return next(iter(rules), None)
-
-
-def _without_normalization(buffer: Any) -> Any:
-    """The same buffer, whose weights are not normalized; it has the same states."""
-    if isinstance(buffer, Sharded):
-        return dataclasses.replace(buffer, buffer=_without_normalization(buffer.buffer))
-    if getattr(buffer.sampler, "normalize", None) is None:
-        return buffer
-    return dataclasses.replace(buffer, sampler=dataclasses.replace(buffer.sampler, normalize=None))

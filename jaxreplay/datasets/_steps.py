@@ -1,0 +1,88 @@
+"""Steps: recorded data as rows of a `SequenceBuffer`."""
+
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxreplay._common import checks
+from jaxreplay._common.checks import check_integer
+
+NAMES = ("observation", "action", "reward", "terminated", "truncated", "step")
+
+
+class Steps(NamedTuple):
+    """A data set as `SequenceBuffer.add` takes it: `buffer.add(buffer.init(steps.rows), *steps)`.
+
+    Attributes:
+      rows: dict of NumPy arrays [T, 1, ...] in the dtypes of the data. `observation` and `action` are pytrees,
+        `reward` [T, 1] is a number, and `terminated`, `truncated` and `step` [T, 1] are bool. Where `step` is False,
+        action and reward are 0 and the observation is the last one of its episode.
+      ends: bool [T, 1], True for the last row of an episode.
+    """
+
+    rows: dict[str, Any]
+    ends: np.ndarray  # [T, 1]
+
+    def padded(self, sequence_length: int) -> "Steps":
+        """The same with more rows without a step at the end of the last episode, so that no step is left undrawn.
+
+        A sequence can be drawn once all of its rows are stored. Without these rows the last steps of the data set would
+        start no sequence. There are `sequence_length` - 2 of them; they repeat the last observation.
+
+        Raises:
+          ValueError: `sequence_length` is no positive integer.
+        """
+        length = check_integer("sequence_length", sequence_length, 1, 2**31 - 1, "the rows of a sequence")
+        count = max(length - 2, 0)
+
+        def pad(x: np.ndarray, mode: Any) -> np.ndarray:
+            return np.pad(x, [(0, count)] + [(0, 0)] * (x.ndim - 1), mode)
+
+        rows = jax.tree.map(lambda x: pad(x, "constant"), self.rows)
+        rows["observation"] = jax.tree.map(lambda x: pad(x, "edge"), self.rows["observation"])
+        ends = pad(self.ends, "constant")
+        ends[[len(self.ends) - 1, -1]] = ends[[-1, len(self.ends) - 1]]
+        return Steps(rows, ends)
+
+
+def make_steps(observation: Any, action: Any, reward: Any, terminated: Any, step: Any, ends: Any) -> Steps:
+    """`Steps` of rows [T, ...]; a step is truncated if no step of its episode follows and it is not terminated."""
+    truncated = step & ~np.append(step[1:], False) & ~terminated
+    values = observation, action, reward, terminated, truncated, step
+    return Steps(*jax.tree.map(lambda x: x[:, None], (dict(zip(NAMES, values, strict=True)), ends)))
+
+
+def as_numbers(tree: Any) -> Any:
+    """`tree` with NumPy arrays for leaves, a list being one too; a `ValueError` where one is not made of numbers."""
+
+    def as_numbers(path: Any, leaf: Any) -> np.ndarray:
+        array = np.asarray(leaf)
+        if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == np.bool_):
+            raise ValueError(
+                f"leaf {jax.tree_util.keystr(path)}: got {array.dtype}, expected numbers or bools; leave it out, or "
+                "encode it as numbers."
+            )
+        return array
+
+    return jax.tree_util.tree_map_with_path(as_numbers, tree, is_leaf=lambda x: isinstance(x, list))
+
+
+def check_not_empty(count: int) -> None:
+    if count == 0:
+        raise ValueError("no step has a next observation; give more steps, or next_observations.")
+
+
+def check_rows(rows: Any) -> dict[str, Any]:
+    """The leaves of `Steps` in `rows`."""
+    missing = [name for name in NAMES if not isinstance(rows, dict) or name not in rows]
+    if missing:
+        raise ValueError(f"rows: no {', '.join(missing)}; expected a dict of {', '.join(NAMES)}.")
+    rows = {name: rows[name] for name in NAMES}
+    leading = checks.leading_axes(rows, 2, "a data set")
+    for name in NAMES[2:]:
+        if rows[name].shape != leading:
+            found = checks.type_text(rows[name].dtype, rows[name].shape)
+            raise ValueError(f"leaf [{name!r}]: got {found}, expected {list(leading)}, one for each row.")
+    return rows

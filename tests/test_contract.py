@@ -88,7 +88,14 @@ def make_case(buffer, sampler):
 
 PAIRS = [(buffer, sampler) for buffer in BUFFERS for sampler in SAMPLERS]
 # Samplers do not know what is stored: with these, others have the same buffer, and others the same sampler.
-RARE = [("sequence", "independent"), ("sequence", "global"), ("sharded", "uniform"), ("sharded", "independent")]
+RARE = [
+    ("sharded", "global"),
+    ("sequence, strided", "global"),
+    ("sequence", "independent"),
+    ("sequence", "global"),
+    ("sharded", "uniform"),
+    ("sharded", "independent"),
+]
 RARE += [("sequence, strided", "uniform"), ("replay", "independent"), ("reservoir", "independent")]
 RARE += [
     ("reservoir", "global"),

@@ -148,6 +148,7 @@ def test_sac_trains():
     assert len(np.unique(returns[ends])) == 3 * 3 * 2  # seeds and environments differ
 
 
+@pytest.mark.slow
 def test_sac_learns_with_per():
     assert not sac.Config(steps=1).use_per
     assert sac.Config(steps=1).buffer.sampler == jr.Uniform()

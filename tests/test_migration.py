@@ -77,7 +77,7 @@ def test_items_and_priorities_equal_the_twins(layouts, masks, td_errors):
 
 
 @pytest.mark.slow
-@settings(max_examples=60)
+@settings(max_examples=30)
 @given(
     old=st.tuples(st.sampled_from([8, 16]), st.sampled_from([0, 2, 4]), st.sampled_from(SAMPLERS[:3])),
     new=st.tuples(st.sampled_from([8, 16, 24]), st.sampled_from([0, 1, 2, 4]), st.sampled_from(SAMPLERS)),

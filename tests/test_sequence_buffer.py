@@ -73,7 +73,7 @@ def test_everything_visible_equals_the_twin_after_every_add(config, data, order,
 
 
 @pytest.mark.slow
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(config=any_configuration(), **what_is_added)
 def test_everything_visible_of_any_configuration_equals_the_twin(config, data, order, from_wrap):
     check_against_twin(*config, data, order, from_wrap)
@@ -201,7 +201,7 @@ def test_sequences_are_those_of_flashbax():
     assert shifted > 0
 
 
-@pytest.mark.parametrize("rollout", [1, 2, 5, 7])
+@pytest.mark.parametrize("rollout", [2, 7, rarely(1), rarely(5)])
 def test_no_sequence_straddles_the_cursor(rollout):
     """In a scan that goes round the ring several times, all steps of every sequence follow one another."""
     buffer = jr.SequenceBuffer(length=7, num_envs=2, sequence_length=3, stride=2, sampler=jr.Prioritized())

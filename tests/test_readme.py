@@ -373,7 +373,9 @@ def half_online(block, monkeypatch):
         jax.debug.callback(lambda items: batches.append(np.asarray(items)), sample.items, ordered=True)
         return agent + 1, jnp.ones(256)
 
-    found = run(block, {"data": jnp.arange(5_000), "act": act, "learn": learn}, small=("50_000", "5_000"))
+    found = run(
+        block, {"data": jnp.arange(5_000, dtype=jnp.int32), "act": act, "learn": learn}, small=("50_000", "5_000")
+    )
     carry = jnp.int32(1), found["replay"]
     (agent, replay), sizes = jax.lax.scan(found["train_step"], carry, jax.random.split(jax.random.key(0), 5))
     assert agent == 6

@@ -54,9 +54,8 @@ def episode_lengths(so_far: jax.Array, ends: jax.Array, most: int) -> tuple[jax.
       most: what counts are cut off at.
     """
     time = jnp.arange(ends.shape[0], dtype=jnp.int32)[:, None]
-    started = lax.cummax(
-        jnp.where(ends, time + 1, -so_far[None]), axis=0
-    )  # the time at which the next row's episode did
+    # When the episode of the row behind each one started.
+    started = lax.cummax(jnp.where(ends, time + 1, -so_far[None]), axis=0)
     started = jnp.concatenate([-so_far[None], started])
     lengths = jnp.minimum(time + 1 - started[:-1], most)
     return lengths, jnp.where(ends[-1], 0, lengths[-1])

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxreplay._common.layouts import ALL_PAIRS
+from jaxreplay._common.repeats import ALL_PAIRS, last_by_pairs
 from jaxreplay._common.xla import materialize
 
 WIDE = 64  # from this fan-out on, siblings are reduced in one operation; above it, levels are matrices
@@ -186,9 +186,7 @@ def last_occurrence(
     if rows > 2**24:
         raise ValueError(f"batch of {rows} rows: at most {2**24} rows may repeat indices; update in parts.")
     if fanout >= WIDE and rows <= ALL_PAIRS:
-        row = jnp.arange(rows, dtype=jnp.int32)
-        later = row[None, :] > row[:, None]
-        return leaves, ~jnp.any((target[None, :] == target[:, None]) & later, axis=1)
+        return leaves, last_by_pairs(target)
     # No value is negative, so the minimum does not depend on them. But XLA then puts this write after all reads of the
     # tree that the values were computed from; otherwise it would copy the leaves.
     number = jnp.minimum(values, -1.0 - jnp.arange(rows, dtype=jnp.float32))

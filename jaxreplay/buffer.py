@@ -193,8 +193,10 @@ class Buffer(abc.ABC, Generic[S]):
     def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
         # Arguments are checked while this is traced, so that calls of a kind seen before do not pay for it.
         self._check_state(state)
-        sampler_state, live = state.sampler, self._live(state)
-        if max_age is not None:
+        sampler_state = state.sampler
+        if max_age is None:
+            live = self._live(state)
+        else:
             live = self._live(state, jnp.clip(max_age, 0, 2**31 - 1).astype(jnp.int32))
             sampler_state = self.sampler.restrict(state.sampler, live)
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)

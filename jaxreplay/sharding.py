@@ -126,26 +126,24 @@ class Sharded(Generic[S]):
         Raises:
           ValueError: as from the buffer's `add`; or the batch cannot be dealt out evenly (pad and mask it).
         """
-        call = _signature(type(self.buffer)).bind(self.buffer, *args, **kwargs).arguments
-        del call["self"]
-        return self._add(call.pop("state"), dict(call))
+        _, state, items, *others = _signature(type(self.buffer)).bind(self.buffer, *args, **kwargs).arguments.items()
+        return self._add(state[1], items[1], dict(others))
 
     @jit_method(donates=True)
-    def _add(self, state: S, arguments: dict[str, Any]) -> S:
+    def _add(self, state: S, items: Any, others: dict[str, Any]) -> S:
         self._check_state(state)
-        arguments = checks.as_arrays(arguments)
-        spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), arguments)
-        items = spec[next(name for name in ("items", "steps") if name in spec)]
-        jax.eval_shape(self.buffer.add, jax.eval_shape(self.buffer.init, items), **spec)  # for its checks
+        items, others = checks.as_arrays((items, others))
+        spec, others_spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (items, others))
+        jax.eval_shape(self.buffer.add, jax.eval_shape(self.buffer.init, spec), spec, **others_spec)  # for its checks
         self._check_divides("batch", jax.tree.leaves(items)[0].shape[self.buffer._batch_axes - 1])
+        key = others.pop("key", None)
 
-        key = arguments.pop("key", None)
-
-        def add(state: S, key: jax.Array | None, arguments: Any) -> S:
+        def add(state: S, key: jax.Array | None, items: Any, others: dict[str, Any]) -> S:
             own = {} if key is None else {"key": self._shard_key(key)}
-            return self._part.add(state, **arguments, **own)
+            return self._part.add(state, items, **others, **own)
 
-        return self._on_shards(add, (PartitionSpec(), self._items_spec), state, key, arguments)
+        specs = PartitionSpec(), self._items_spec, self._items_spec
+        return self._on_shards(add, specs, state, key, items, others)
 
     def sample(
         self, state: S, key: jax.Array, batch_size: int, beta: Any = None, max_age: jax.Array | int | None = None

@@ -138,7 +138,7 @@ def _with_fanout(tree: SumTree, fanout: int) -> SumTree:
 @functools.partial(jax.jit, inline=True)
 def total(tree: SumTree | Restricted) -> jax.Array:
     """Sum of the leaves, float32 []."""
-    tree, roots, _ = _sums(tree)
+    tree, roots, _ = _counted(tree, "sums", 0.0)
     return _fold_roots(tree, roots, jnp.add)
 
 
@@ -151,10 +151,8 @@ def minimum(tree: SumTree | Restricted) -> jax.Array:
     """
     if tree.minima is None:
         raise ValueError("track_minimum=False: this tree keeps no minimum; make it with init(..., track_minimum=True).")
-    whole, roots = (tree, tree.minima[0]) if isinstance(tree, SumTree) else (tree.tree, tree.tree.minima[0])
-    if isinstance(tree, Restricted):
-        roots = _restricted.patches(tree, tree.minima, NONE)[0](roots.reshape(1, -1), 0).reshape(roots.shape)
-    smallest = _fold_roots(whole, roots, jnp.minimum)
+    tree, roots, _ = _counted(tree, "minima", NONE)
+    smallest = _fold_roots(tree, roots, jnp.minimum)
     return jnp.where(smallest < NONE, smallest, jnp.inf)
 
 
@@ -296,7 +294,7 @@ def sample_with(tree: SumTree | Restricted, bits: Any, *, stratified: bool = Fal
     else:
         low, high = jnp.zeros_like(coarse), jnp.full_like(coarse, mass)
     prefix = low + coarse * (high - low)
-    tree, roots, patches = _sums(tree)
+    tree, roots, patches = _counted(tree, "sums", 0.0)
     lower_levels = tree.sums[1:]
     half = len(lower_levels) // 2
     node, rest, value = _levels.descend(
@@ -324,12 +322,12 @@ def restrict(tree: SumTree, start: jax.Array, size: jax.Array) -> Restricted:
     return _restricted.restrict(tree, start, size, NONE)
 
 
-def _sums(tree: SumTree | Restricted) -> tuple[SumTree, jax.Array, list[Any]]:
-    """The tree, the roots that count, and what sets the nodes of each level below them to what they count for."""
+def _counted(tree: SumTree | Restricted, name: str, empty: float) -> tuple[SumTree, jax.Array, list[Any]]:
+    """The tree, the roots of its levels `name` as far as they count, and what does so to each level below them."""
     if isinstance(tree, SumTree):
-        return tree, tree.sums[0], []
-    patches = _restricted.patches(tree, tree.sums, 0.0)
-    roots = tree.tree.sums[0]
+        return tree, getattr(tree, name)[0], []
+    patches = _restricted.patches(tree, getattr(tree, name), empty)
+    roots = getattr(tree.tree, name)[0]
     return tree.tree, patches[0](roots.reshape(1, -1), 0).reshape(roots.shape), patches[1:]
 
 

@@ -36,6 +36,7 @@ CONCERNS = {
     "_restricted": ["draws", "sum_tree", "memory"],
     "_episodes": ["sequence_buffer", "draws", "writes", "migration", "memory"],
     "_common/permutation": ["permutation", "draws"],
+    "_common/repeats": ["writes", "sum_tree"],
     "ring": ["ring", "replay_buffer", "sequence_buffer", "contract", "memory"],
     "samplers": ["samplers", "replay_buffer", "draws", "writes", "contract", "sharding", "memory"],
     "weights": ["weights", "samplers", "replay_buffer", "sharding"],

@@ -16,7 +16,8 @@ import numpy as np
 from flax import struct
 from jax import lax
 
-ALL_PAIRS = 512  # rows of a batch that are compared with each other for repeated slots
+from jaxreplay._common.repeats import last_of_each
+
 LANES = 128
 PADDING = 1.25  # an item is padded to whole rows if that makes it at most this many times larger
 BACKENDS_OF_ROWS = ("tpu",)
@@ -113,7 +114,8 @@ def write_parts(storage: Any, num_axes: int, places: jax.Array, values: list[Any
     """
     stored, treedef = jax.tree.flatten(storage, is_leaf=_is_leaf)
     sizes, batch_axes = leading(storage, num_axes), places.ndim
-    places = _last_of_each(places.reshape(-1), math.prod(sizes))
+    places = places.reshape(-1)
+    places = jnp.where(last_of_each(places), places, math.prod(sizes))
     # One index an axis: where the axes are made one and cut again, XLA:CPU copies the array.
     others = jnp.int32(math.prod(sizes[1:]))
     index = (places,) if num_axes == 1 else (lax.div(places, others), lax.rem(places, others))
@@ -135,18 +137,6 @@ def write_parts(storage: Any, num_axes: int, places: jax.Array, values: list[Any
 def num_places(storage: Any, num_axes: int) -> int:
     """Number of items along the leading axes."""
     return math.prod(leading(storage, num_axes))
-
-
-def _last_of_each(places: jax.Array, nowhere: int) -> jax.Array:
-    """`places` (int32 [B]) with `nowhere` in all rows but the last of each place. Costs O(B log B)."""
-    rows = jnp.arange(places.size, dtype=jnp.int32)
-    if places.size <= ALL_PAIRS:
-        last = ~jnp.any((places[None, :] == places[:, None]) & (rows[None, :] > rows[:, None]), axis=1)
-    else:
-        in_order, row = lax.sort((places, rows), num_keys=2)
-        ends_run = jnp.concatenate([in_order[1:] != in_order[:-1], jnp.ones(1, bool)])
-        last = jnp.zeros(places.size, bool).at[row].set(ends_run, unique_indices=True)
-    return jnp.where(last, places, nowhere)
 
 
 def read(storage: Any, slots: jax.Array, *, fill: bool = False) -> Any:

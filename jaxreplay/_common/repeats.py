@@ -1,0 +1,23 @@
+"""Rows of a batch that repeat a number: the last of them counts, whatever the order of a scatter."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+ALL_PAIRS = 512  # in batches of up to this many rows, all pairs are compared
+
+
+def last_by_pairs(numbers: jax.Array) -> jax.Array:
+    """Whether each row is the last of its number (int32 [B]), bool [B], by comparing all pairs: one kernel."""
+    row = jnp.arange(numbers.size, dtype=jnp.int32)
+    later = row[None, :] > row[:, None]
+    return ~jnp.any((numbers[None, :] == numbers[:, None]) & later, axis=1)
+
+
+def last_of_each(numbers: jax.Array) -> jax.Array:
+    """`last_by_pairs` for batches of any size: by a sort where there are many rows."""
+    if numbers.size <= ALL_PAIRS:
+        return last_by_pairs(numbers)
+    in_order, row = lax.sort((numbers, jnp.arange(numbers.size, dtype=jnp.int32)), num_keys=2)
+    ends_run = jnp.concatenate([in_order[1:] != in_order[:-1], jnp.ones(1, bool)])
+    return jnp.zeros(numbers.size, bool).at[row].set(ends_run, unique_indices=True)

@@ -59,7 +59,6 @@ class Case:
         self.batch = lambda t: items(t, *shape)
         self.spec = jax.eval_shape(lambda: self.batch(0))
         self.batches = stack(*[self.batch(t) for t in range(STEPS)])
-        self.step_jitted = jax.jit(self.step)
         self.scan = jax.jit(self.run)
         self.vmapped = jax.jit(jax.vmap(self.run))
 
@@ -91,6 +90,7 @@ PAIRS = [(buffer, sampler) for buffer in BUFFERS for sampler in SAMPLERS]
 RARE = [
     ("sharded", "global"),
     ("sequence, strided", "global"),
+    ("sequence", "uniform"),
     ("sequence", "independent"),
     ("sequence", "global"),
     ("sharded", "uniform"),
@@ -122,30 +122,24 @@ def test_init_takes_arrays_and_abstract_values_alike(case):
 def test_shapes_and_dtypes_are_stable_and_nothing_recompiles(case):
     state = case.buffer.init(case.spec)
     first = types(state)
-    for t in range(4):
-        state, _ = case.step_jitted(state, case.batch(t), jax.random.key(t))
-        assert types(state) == first
-    assert case.step_jitted._cache_size() == 1
-    state = case.buffer.init(case.spec)
     batch, key = case.batch(0), jax.random.key(0)
     state, _ = case.step(state, batch, key)
+    assert types(state) == first
     with compilations() as compiled:
         state, _ = case.step(state, batch, key)
         assert compiled == []
+        assert types(state) == first
         jax.jit(lambda x: x + CONSTANT)(1.0)
         assert len(compiled) > 0  # the listener does hear
 
 
-def test_eager_equals_jit_equals_scan(case):
+def test_eager_calls_equal_a_scan(case):
     state, samples = case.scanned
-    eager = jitted = case.buffer.init(case.spec)
+    eager = case.buffer.init(case.spec)
     for t, key in enumerate(jax.random.split(jax.random.key(0), STEPS)):
         eager, eager_sample = case.step(eager, case.batch(t), key)
-        jitted, jitted_sample = case.step_jitted(jitted, case.batch(t), key)
-        chex.assert_trees_all_equal(eager_sample, jitted_sample)
         chex.assert_trees_all_equal(eager_sample, at(samples, t))
     chex.assert_trees_all_equal(eager, state)
-    chex.assert_trees_all_equal(jitted, state)
 
 
 def test_vmap_over_seeds_equals_a_loop_bit_for_bit(case):
@@ -156,7 +150,7 @@ def test_vmap_over_seeds_equals_a_loop_bit_for_bit(case):
 
 
 @pytest.mark.parametrize(
-    ("buffer", "sampler"), [p if p[1] == "prioritized" and p not in RARE else rarely(p) for p in PAIRS]
+    ("buffer", "sampler"), [p if p == ("replay", "prioritized") else rarely(p) for p in PAIRS]
 )
 def test_one_seed_under_vmap_is_the_seed_alone(buffer, sampler):
     case, keys = make_case(buffer, sampler), jax.random.split(jax.random.key(2), 1)

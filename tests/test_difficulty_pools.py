@@ -66,7 +66,7 @@ def make(tasks_per_env=(10,), easy=0.9, hard=0.1, caps=(0.5, 0.4), **settings):
     )
 
 
-@pytest.mark.parametrize("case", [*CASES[::2], *map(rarely, CASES[1::2])])
+@pytest.mark.parametrize("case", [*CASES[::3], *(rarely(case) for i, case in enumerate(CASES) if i % 3)])
 def test_published_traces(case):
     names, counts = list(case["envs"]), list(case["envs"].values())
     first = dict(zip(names, np.cumsum([0, *counts]), strict=False))
@@ -261,7 +261,7 @@ def test_means_are_compared_as_in_float64():
     rewards = np.array([[i < solved for i in range(most)] for solved, _ in groups])
     mask = np.array([[i < rollouts for i in range(most)] for _, rollouts in groups])
     tasks = np.arange(len(groups))
-    for threshold in (0.1, 0.29, 1 / 3, 0.7):
+    for threshold in (0.29, 1 / 3):
         pools = make((len(groups) * 10,), easy=threshold, hard=threshold)
         state, _ = pools.update(pools.init(), tasks, rewards, mask)
         labels = [1 if solved / rollouts >= threshold else 2 for solved, rollouts in groups]
@@ -339,11 +339,9 @@ def run_dry(pools, env):
 @pytest.mark.parametrize(
     ("ratios", "dry"),
     [
-        *[(None, None), ((2.0, 0.5, 1.5), 2), ((1, 0, 3), 0)],
-        *map(
-            rarely,
-            [(None, 0), ((1, 0, 3), None), (None, 2), ((2.0, 0.5, 1.5), None), ((2.0, 0.5, 1.5), 0), ((1, 0, 3), 2)],
-        ),
+        *[((2.0, 0.5, 1.5), 2), (None, None)],
+        *map(rarely, [(None, 0), (None, 2), ((2.0, 0.5, 1.5), None), ((2.0, 0.5, 1.5), 0)]),
+        *(rarely(((1, 0, 3), dry)) for dry in (None, 0, 2)),
     ],
 )
 def test_law_of_the_draw(ratios, dry):

@@ -6,7 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
-from helpers import at, check_tree, items, mesh
+from helpers import at, check_tree, items, mesh, rarely
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -60,8 +60,6 @@ LAYOUTS = [  # capacity, number of shards and sampler; old and new
     ((8, 0, UNIFORM), (16, 2, PER)),
     ((16, 2, PER), (8, 4, PER)),
     ((16, 4, GLOBAL), (24, 0, PER)),
-    ((8, 0, PER), (24, 1, GLOBAL)),
-    ((16, 2, PER), (16, 2, FLAT)),
     ((8, 4, GLOBAL), (8, 0, UNIFORM)),
 ]
 what_is_stored = {
@@ -70,7 +68,7 @@ what_is_stored = {
 }
 
 
-@settings(max_examples=40)
+@settings(max_examples=25)
 @given(layouts=st.sampled_from(LAYOUTS), **what_is_stored)
 def test_items_and_priorities_equal_the_twins(layouts, masks, td_errors):
     check_against_twin(*layouts, masks, td_errors)
@@ -184,15 +182,15 @@ def rows(first, num_steps):
     return items(100 * np.arange(first, first + num_steps)[:, None] + np.arange(4))
 
 
-@settings(max_examples=25)
+@pytest.mark.parametrize(
+    "config",
+    [
+        ((5, 7), (0, 4), (PER, SAMPLERS[2]), "episodes"),
+        *map(rarely, [(((9, 5), (2, 0), (PER, PER), "inside"),), (((9, 12), (2, 4), (UNIFORM, PER), "any"),)]),
+    ],
+)
+@settings(max_examples=10)
 @given(
-    config=st.sampled_from(  # each compiles
-        [
-            ((5, 7), (0, 4), (PER, SAMPLERS[2]), "episodes"),
-            ((9, 5), (2, 0), (PER, PER), "inside"),
-            ((9, 12), (2, 4), (UNIFORM, PER), "any"),
-        ]
-    ),
     rollouts=st.lists(st.sampled_from([1, 3]), min_size=1, max_size=8),
     later=st.lists(st.sampled_from([1, 3]), max_size=4),
 )

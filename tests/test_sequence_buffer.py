@@ -41,10 +41,12 @@ def drawable(buffer, state):
 CONFIGS = [
     ((7, 3, 7, 1, "any"), (2, 7)),  # one sequence a stream
     ((9, 2, 3, 2, "any"), (1, 4)),  # a slot that is partly overwritten
-    ((12, 1, 4, 4, "any"), (3, 12)),  # sequences side by side, a rollout that overwrites all
-    ((5, 2, 1, 5, "any"), (1, 3)),  # the longest stride
     ((9, 2, 3, 2, "inside"), (2, 9)),
     ((7, 2, 3, 1, "episodes"), (1, 7)),
+]
+MORE_CONFIGS = [
+    ((12, 1, 4, 4, "any"), (3, 12)),  # sequences side by side, a rollout that overwrites all
+    ((5, 2, 1, 5, "any"), (1, 3)),  # the longest stride
 ]
 
 
@@ -66,7 +68,7 @@ what_is_added = {
 }
 
 
-@settings(max_examples=40)
+@settings(max_examples=30)
 @given(config=st.sampled_from(CONFIGS), **what_is_added)
 def test_everything_visible_equals_the_twin_after_every_add(config, data, order, from_wrap):
     check_against_twin(*config, data, order, from_wrap)
@@ -74,7 +76,7 @@ def test_everything_visible_equals_the_twin_after_every_add(config, data, order,
 
 @pytest.mark.slow
 @settings(max_examples=25)
-@given(config=any_configuration(), **what_is_added)
+@given(config=st.one_of(st.sampled_from(MORE_CONFIGS), any_configuration()), **what_is_added)
 def test_everything_visible_of_any_configuration_equals_the_twin(config, data, order, from_wrap):
     check_against_twin(*config, data, order, from_wrap)
 

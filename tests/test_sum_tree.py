@@ -57,7 +57,7 @@ def few_capacities(fanout):
 @pytest.mark.parametrize(
     ("fanout", "capacities"),
     [
-        *((fanout, few_capacities(fanout)) for fanout in (3, sum_tree.default_fanout())),
+        (sum_tree.default_fanout(), few_capacities(sum_tree.default_fanout())),
         *(rarely((fanout, all_capacities(fanout))) for fanout in FANOUTS),
     ],
 )
@@ -87,7 +87,7 @@ def test_every_capacity_keeps_natural_order_and_finds_every_boundary(fanout, cap
 
 
 @settings(max_examples=40)
-@given(capacity=st.sampled_from([1, 9, 64, 65]), fanout=st.sampled_from([2, 3, 8, 128]), seed=st.integers(0, 2**31 - 1))
+@given(capacity=st.sampled_from([9, 65]), fanout=st.sampled_from([2, 8]), seed=st.integers(0, 2**31 - 1))
 def test_random_updates_match_twin(capacity, fanout, seed):
     rng = np.random.default_rng(seed)
     tree, twin = sum_tree.init(capacity, fanout=fanout, track_minimum=True), TreeTwin(capacity)

@@ -17,6 +17,7 @@ from jaxreplay import sum_tree
 
 NO_LLVM_PASSES = {"xla_backend_optimization_level": 0}  # nothing that is read off a compiled program comes after them
 run_once = functools.partial(jax.jit, compiler_options=NO_LLVM_PASSES)
+run_for_long = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 3})
 
 
 def rarely(case):

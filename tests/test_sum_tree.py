@@ -1,11 +1,10 @@
-import functools
 import itertools
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import at, cases, check_tree, leaves_of, rarely, run_once, stack, tree_of
+from helpers import at, cases, check_tree, leaves_of, rarely, run_for_long, run_once, stack, tree_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -45,7 +44,7 @@ def test_sumtree_circular_overwrite():
 def all_capacities(fanout):
     """One to three levels, wholly and partly filled."""
     around_powers = {fanout**k + d for k in (1, 2, 3, 4) for d in (-1, 0, 1) if fanout**k + d < 5000}
-    small = range(1, 71) if fanout in (2, sum_tree.default_fanout()) else range(1, 71, 6)
+    small = range(1, 71, 3 if fanout in (2, sum_tree.default_fanout()) else 12)
     return [*small, *sorted(c for c in around_powers if c > 70)]
 
 
@@ -112,7 +111,7 @@ def test_random_updates_match_twin(capacity, fanout, seed):
     ("fanout", "updates"),
     [
         (sum_tree.default_fanout(), 10**5),
-        *(rarely((fanout, 10**6 if fanout == sum_tree.default_fanout() else 10**5)) for fanout in FANOUTS),
+        *map(rarely, [(sum_tree.default_fanout(), 5 * 10**5), (2, 10**5), (128, 10**5)]),
     ],
 )
 def test_total_does_not_drift_in_many_updates(fanout, updates):
@@ -124,7 +123,7 @@ def test_total_does_not_drift_in_many_updates(fanout, updates):
         values = jnp.exp(3 * jax.random.normal(value_key, (4,), jnp.float32))
         return sum_tree.update(tree, indices, values), None
 
-    @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 3})  # it runs for long
+    @run_for_long
     def run(tree):
         return lax.scan(lambda t, i: step(t, jax.random.fold_in(jax.random.key(0), i)), tree, jnp.arange(updates))[0]
 
@@ -266,19 +265,18 @@ def test_stratified_draws_come_one_from_each_stratum(capacity):
 
 @pytest.mark.law
 @pytest.mark.slow
-@pytest.mark.parametrize("sigma", [0, 2, 4])
+@pytest.mark.parametrize("sigma", [0, 4])
 def test_sampling_law_at_2_24_leaves(sigma):
     capacity, batches, batch_size = 2**24, 256, 2**16
     rng = np.random.default_rng(sigma)
     leaves = np.exp(sigma * rng.standard_normal(capacity)).astype(np.float32)
     tree = tree_of(leaves)
 
-    @jax.jit
     def draw(counts, key):
         draws, _ = sum_tree.sample(tree, key, batch_size)
         return counts.at[draws].add(1), None
 
-    counts, _ = jax.jit(lambda keys: lax.scan(draw, jnp.zeros(capacity, jnp.int32), keys))(
+    counts, _ = run_for_long(lambda keys: lax.scan(draw, jnp.zeros(capacity, jnp.int32), keys))(
         jax.random.split(jax.random.key(1), batches)
     )
     counts, draws = np.asarray(counts, np.float64), batches * batch_size
@@ -295,7 +293,7 @@ def test_sampling_law_at_2_24_leaves(sigma):
     assert ratio.mean() <= 1 + 4 * ratio.std() / np.sqrt(often.sum())
 
 
-@functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 3})  # it runs for long
+@run_for_long
 def over_all_values(tree, word, other):
     """How often each leaf comes, float32 [capacity], if one word of a draw takes all of its 2^24 values."""
 

@@ -26,6 +26,7 @@ import jax.numpy as jnp
 from jaxreplay import ring
 from jaxreplay._common import checks
 from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.eager import few_drawn_of_all, few_told
 from jaxreplay._common.xla import jit_method, materialize, read_once
 from jaxreplay._sources import (
     check_buffers,
@@ -178,7 +179,7 @@ class Mixture:
             raise ValueError("cannot sample from a mixture of empty buffers; add items first (see can_sample).")
         return drawn
 
-    @jit_method(static=("batch_size",))
+    @jit_method(static=("batch_size",), brief=few_drawn_of_all)
     def _draw(self, state: tuple[Any, ...], key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
         self._check_state(state)
         buffers, keys = self.buffers, jax.random.split(key, len(self.buffers))
@@ -214,7 +215,7 @@ class Mixture:
 
         return list(map(weighed, drawn, weights, scales))
 
-    @jit_method(donates=True, handles="indices")
+    @jit_method(donates=True, handles="indices", brief=few_told)
     def update(self, state: tuple[Any, ...], indices: jax.Array, td_errors: jax.Array) -> tuple[Any, ...]:
         """Tell each source's sampler the TD errors of the items that were drawn from it.
 

@@ -11,6 +11,7 @@ from flax import struct
 from jaxreplay import ring
 from jaxreplay._common import checks, layouts, shards
 from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.eager import few_added
 from jaxreplay._common.xla import jit_method
 from jaxreplay.buffer import Buffer
 from jaxreplay.sampler_protocol import Sampler, check_sampler
@@ -87,7 +88,7 @@ class ReplayBuffer(Buffer[ReplayState]):
             sampler=self.sampler.init(self.capacity),
         )
 
-    @jit_method(donates=True)
+    @jit_method(donates=True, brief=few_added)
     def add(
         self,
         state: ReplayState,

@@ -27,6 +27,7 @@ from jax import lax
 from jaxreplay import ring
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.eager import few_added
 from jaxreplay._common.random import random_bits, random_integers64
 from jaxreplay._common.xla import after, jit_method, read_once
 from jaxreplay.buffer import Buffer
@@ -113,7 +114,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
             count=jnp.zeros(2, jnp.uint32),
         )
 
-    @jit_method(donates=True)
+    @jit_method(donates=True, brief=few_added)
     def add(
         self,
         state: ReservoirState,

@@ -24,6 +24,7 @@ from jax import lax
 from jaxreplay import _episodes, ring
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.eager import few_added
 from jaxreplay._common.xla import jit_method, materialize, read_once
 from jaxreplay.buffer import Buffer
 from jaxreplay.sampler_protocol import Sampler, check_sampler
@@ -148,7 +149,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             windows=None if self.windows == "any" else _episodes.init(self._num_slots, self.num_envs),
         )
 
-    @jit_method(donates=True)
+    @jit_method(donates=True, brief=few_added)
     def add(
         self,
         state: SequenceState,
@@ -221,6 +222,10 @@ class SequenceBuffer(Buffer[SequenceState]):
     @property
     def _keeps_ends(self) -> bool:
         return self.within_episode or self.windows == "episodes"
+
+    @property
+    def _share(self) -> float:
+        return self.sequence_length / (self.length * self.num_envs)
 
     @property
     def _num_slots(self) -> int:

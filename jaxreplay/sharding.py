@@ -183,16 +183,16 @@ class Sharded(Generic[S]):
         """
         batch_size = check_draw(batch_size)
         checks.check_count("step", step, 0, "the number of a batch")
-        return check_drawn(self, state, self._epoch(state, key, step, batch_size))
+        return check_drawn(self, state, self._epoch(state, key, batch_size, step))
 
     @jit_method(static=("batch_size",))
-    def _epoch(self, state: S, key: jax.Array, step: jax.Array | int, batch_size: int) -> Sample:
+    def _epoch(self, state: S, key: jax.Array, batch_size: int, step: jax.Array | int) -> Sample:
         self._check_state(state)
         self._check_divides("batch_size", batch_size)
         share = batch_size // self.num_shards
 
         def epoch(state: S, key: jax.Array, step: jax.Array) -> Sample:
-            return self._part._epoch(state, self._shard_key(key), step, share)
+            return self._part._epoch(state, self._shard_key(key), share, step)
 
         return self._on_shards(epoch, (PartitionSpec(),) * 2, state, key, step, rows=True)
 

@@ -12,6 +12,7 @@ import numpy as np
 from jax import lax
 
 from jaxreplay._common.checks import as_int32
+from jaxreplay._common.eager import ON_ONE_THREAD, is_tracing
 
 
 def materialize(*arrays: jax.Array) -> Any:
@@ -73,18 +74,23 @@ R = TypeVar("R")
 
 
 def jit_method(
-    *, static: tuple[str, ...] = (), donates: bool = False, handles: str | None = None
+    *,
+    static: tuple[str, ...] = (),
+    donates: bool = False,
+    handles: str | None = None,
+    brief: Callable[..., bool] = lambda *arguments: False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator that compiles `method(self, state, ...)`, with `self` static.
 
     The caller may overwrite other arguments as soon as the call returns. The method's attribute `programs` holds the
-    pure and the donating program, and `__wrapped__` is its body.
+    pure and the donating program, `programs_on_one_thread` those of `brief` calls, and `__wrapped__` is its body.
 
     Args:
       static: names of other static arguments.
       donates: donate the state if `self.donate`, unless the call is differentiated and the state must stay.
       handles: name of an argument with handles. A handle that does not fit int32 becomes -1; JAX would drop its upper
         bits.
+      brief: of a call's `self`, state and other arguments, whether a CPU should run it on one thread, if it is eager.
 
     Raises (the method):
       ValueError: the state was donated to an earlier call.
@@ -96,7 +102,8 @@ def jit_method(
         names = list(signature.parameters)[2:]
         handles_at = names.index(handles) if handles else None
         by_position = _by_position(signature)
-        pure, donating = _programs(body, signature, static, donates)
+        programs = _programs(body, signature, static, donates)
+        programs_on_one_thread = _programs(body, signature, static, donates, compiler_options=ON_ONE_THREAD)
 
         @functools.wraps(body)
         def call(self: Any, state: Any, *arguments: Any, **named: Any) -> Any:
@@ -104,9 +111,12 @@ def jit_method(
             if handles_at is not None and isinstance(arguments[handles_at], np.ndarray):
                 cast = as_int32(arguments[handles_at])
                 arguments = (*arguments[:handles_at], cast, *arguments[handles_at + 1 :])
-            arguments, chosen = own(arguments), pure
-            if donates and self.donate and not _is_differentiated((state, arguments)):
-                chosen = donating
+            arguments = own(arguments)
+            pure, donating = programs
+            if not is_tracing() and brief(self, state, *arguments):
+                pure, donating = programs_on_one_thread
+            donate = donates and self.donate and not _is_differentiated((state, arguments))
+            chosen = donating if donate else pure
             try:
                 return chosen(self, state, *arguments)
             except (RuntimeError, ValueError) as error:
@@ -117,7 +127,8 @@ def jit_method(
                     "items), or make the buffer with donate=False."
                 ) from error
 
-        call.programs = pure, donating  # pyright: ignore[reportAttributeAccessIssue]
+        call.programs = programs  # pyright: ignore[reportAttributeAccessIssue]
+        call.programs_on_one_thread = programs_on_one_thread  # pyright: ignore[reportAttributeAccessIssue]
         return call  # pyright: ignore[reportReturnType]
 
     return decorate
@@ -139,7 +150,9 @@ def _by_position(signature: inspect.Signature) -> Callable[..., tuple[Any, ...]]
     return by_position
 
 
-def _programs(body: Any, signature: inspect.Signature, static: tuple[str, ...], donates: bool) -> tuple[Any, Any]:
+def _programs(
+    body: Any, signature: inspect.Signature, static: tuple[str, ...], donates: bool, **options: Any
+) -> tuple[Any, Any]:
     """The pure and the donating program of a method; they are the same unless `donates`."""
     program, names = body, list(signature.parameters)
     if _has_keyword_only(signature):  # a program takes all arguments by position, so one program serves every call
@@ -149,10 +162,10 @@ def _programs(body: Any, signature: inspect.Signature, static: tuple[str, ...], 
 
         program.__name__ = body.__name__  # in profiles
     numbers = (0, *map(names.index, static))
-    pure = jax.jit(program, static_argnums=numbers)
+    pure = jax.jit(program, static_argnums=numbers, **options)
     # keep_unused: also donate leaves that are replaced without being read.
-    donating = jax.jit(program, static_argnums=numbers, donate_argnums=1, keep_unused=True) if donates else pure
-    return pure, donating
+    donated = {"donate_argnums": 1, "keep_unused": True}
+    return pure, jax.jit(program, static_argnums=numbers, **donated, **options) if donates else pure
 
 
 def _has_keyword_only(signature: inspect.Signature) -> bool:

@@ -20,6 +20,7 @@ import numpy as np
 
 from jaxreplay import sum_tree
 from jaxreplay._common.checks import check_integer, check_number, settle
+from jaxreplay._common.eager import few_rows
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.xla import jit_method, on_host
 from jaxreplay.difficulty_pools import _groups, _parking, _queues
@@ -172,7 +173,7 @@ class DifficultyPools:
             )
         return tasks, ok
 
-    @jit_method(static=("n",))
+    @jit_method(static=("n",), brief=lambda self, state, key, n: few_rows(n))
     def _draw(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         self._check_state(state)
         env_key, rank_key = jax.random.split(key)
@@ -217,7 +218,7 @@ class DifficultyPools:
         state, kept = self._update(state, *padded)
         return state, _groups.first(kept, len(tasks))
 
-    @jit_method(donates=True)
+    @jit_method(donates=True, brief=lambda self, state, tasks, *groups: few_rows(np.size(tasks)))
     def _update(self, state: PoolsState, tasks: Any, rewards: Any, mask: Any) -> tuple[PoolsState, jax.Array]:
         self._check_state(state)
         tasks, rewards, mask = _groups.check(tasks, rewards, mask)

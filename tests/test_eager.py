@@ -36,7 +36,6 @@ def test_which_calls_are_brief():
     sequences = jr.SequenceBuffer(length=100, num_envs=2, sequence_length=20)
     steps = sequences.init(large[:1, :2])  # rows of 84 * 4 numbers
     assert eager.few_added(pictures, state, {"x": small})
-    assert eager.few_added(pictures, state, {"x": [1.0, 2.0]})
     assert not eager.few_added(pictures, state, large)
     assert not eager.few_added(pictures, state, np.zeros(5000, np.int8))
     assert eager.few_drawn(pictures, state, KEY, 2**20 // (84 * 84 * 4))
@@ -46,6 +45,13 @@ def test_which_calls_are_brief():
     assert not eager.few_named(sequences, steps, np.arange(rows + 1))
     assert eager.few_told(pictures, state, jnp.arange(4096), None)
     assert not eager.few_told(pictures, state, jnp.arange(4097), None)
+
+
+def test_wrong_arguments_are_left_to_the_program():
+    for brief, arguments in ((eager.few_drawn, (None, 8)), (eager.few_added, ("x",)), (eager.few_added, ())):
+        assert not eager.on_one_thread(brief, jr.ReplayBuffer(capacity=4), None, *arguments)
+    assert eager.on_one_thread(lambda x: x, True)
+    assert not eager.on_one_thread(lambda x: x, False)
 
 
 def test_what_is_a_part_of_another_program_has_no_options_of_its_own():

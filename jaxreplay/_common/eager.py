@@ -6,6 +6,7 @@ choose, by the same options.
 """
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -26,6 +27,14 @@ def is_tracing() -> bool:
     return _current_trace(convention="flax") != NOT_TRACING
 
 
+def on_one_thread(brief: Callable[..., bool], *arguments: Any) -> bool:
+    """Whether a call is eager and `brief`."""
+    try:
+        return not is_tracing() and brief(*arguments)
+    except (AttributeError, TypeError, ValueError):
+        return False  # the program tells what is wrong with its arguments
+
+
 def few_rows(count: int) -> bool:
     """Whether so many paths through a tree are few."""
     return count * PATH_BYTES <= FEW_BYTES
@@ -39,8 +48,8 @@ def few_items(buffer: Any, state: Any, count: int) -> bool:
 
 def few_added(buffer: Any, state: Any, items: Any, *rest: Any) -> bool:
     """Of the arguments of `add`."""
-    leaves = [np.asarray(x) if isinstance(x, (list, tuple, int, float)) else x for x in jax.tree.leaves(items)]
-    count = math.prod(leaves[0].shape[: buffer._batch_axes]) if leaves else 0
+    leaves = jax.tree.leaves(items)
+    count = math.prod(leaves[0].shape[: buffer._batch_axes])
     return few_rows(count) and sum(leaf.nbytes for leaf in leaves) <= FEW_BYTES
 
 

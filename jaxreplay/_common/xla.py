@@ -12,7 +12,7 @@ import numpy as np
 from jax import lax
 
 from jaxreplay._common.checks import as_int32
-from jaxreplay._common.eager import ON_ONE_THREAD, is_tracing
+from jaxreplay._common.eager import ON_ONE_THREAD, on_one_thread
 
 
 def materialize(*arrays: jax.Array) -> Any:
@@ -113,7 +113,7 @@ def jit_method(
                 arguments = (*arguments[:handles_at], cast, *arguments[handles_at + 1 :])
             arguments = own(arguments)
             pure, donating = programs
-            if not is_tracing() and brief(self, state, *arguments):
+            if on_one_thread(brief, self, state, *arguments):
                 pure, donating = programs_on_one_thread
             donate = donates and self.donate and not _is_differentiated((state, arguments))
             chosen = donating if donate else pure

@@ -48,7 +48,7 @@ def test_which_calls_are_brief():
 
 
 def test_wrong_arguments_are_left_to_the_program():
-    for brief, arguments in ((eager.few_drawn, (None, 8)), (eager.few_added, ("x",)), (eager.few_added, ())):
+    for brief, arguments in ((eager.few_drawn, (None, 8)), (eager.few_added, ("x",)), (eager.few_added, ((),))):
         assert not eager.on_one_thread(brief, jr.ReplayBuffer(capacity=4), None, *arguments)
     assert eager.on_one_thread(lambda x: x, True)
     assert not eager.on_one_thread(lambda x: x, False)

@@ -31,7 +31,7 @@ def on_one_thread(brief: Callable[..., bool], *arguments: Any) -> bool:
     """Whether a call is eager and `brief`."""
     try:
         return not is_tracing() and brief(*arguments)
-    except (AttributeError, TypeError, ValueError):
+    except (AttributeError, LookupError, TypeError, ValueError):
         return False  # the program tells what is wrong with its arguments
 
 

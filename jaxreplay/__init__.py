@@ -10,6 +10,8 @@ from jaxreplay.checkpoint import save as save
 from jaxreplay.difficulty_pools import DifficultyPools as DifficultyPools
 from jaxreplay.difficulty_pools import task_key as task_key
 from jaxreplay.difficulty_pools._parking import PoolsState as PoolsState
+from jaxreplay.footprint import Memory as Memory
+from jaxreplay.footprint import memory as memory
 from jaxreplay.migration import migrate as migrate
 from jaxreplay.mixture import Mixture as Mixture
 from jaxreplay.replay_buffer import ReplayBuffer as ReplayBuffer

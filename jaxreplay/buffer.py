@@ -67,6 +67,8 @@ class Buffer(abc.ABC, Generic[S]):
     _axis_name: str | None  # of a shard: the mapped axis over all shards
     _stored_axes: ClassVar[int] = 1  # leading axes of the storage
     _cut: ClassVar[str]  # the field that counts all shards
+    _size_field: ClassVar[str] = "capacity"  # the field that memory grows with
+    _stores_once: ClassVar[str | None] = None  # a buffer that does not store an observation twice, if this one does
 
     @abc.abstractmethod
     def init(self, items: Any, /) -> S:
@@ -84,6 +86,10 @@ class Buffer(abc.ABC, Generic[S]):
     @abc.abstractmethod
     def _num_slots(self) -> int:
         """Size of the ring of slots."""
+
+    def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
+        """For `jaxreplay.memory`: a prefix for names of leaves, the abstract state on a device, number of devices."""
+        return [("", jax.eval_shape(self.init, items), 1)]
 
     @property
     def _share(self) -> float:

@@ -23,7 +23,7 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxreplay import ring
+from jaxreplay import footprint, ring
 from jaxreplay._common import checks
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.eager import few_drawn_of_all, few_told
@@ -118,16 +118,27 @@ class Mixture:
           ValueError: as from the first buffer's `init`.
         """
         spec = checks.as_spec(items)
-        first = self.buffers[0].init(spec)
+        jax.eval_shape(self.buffers[0].init, spec)  # for its checks
+        footprint.check(self, spec)
+        return tuple(buffer.init(its) for buffer, its in zip(self.buffers, self._specs(spec), strict=True))
+
+    def _specs(self, spec: Any) -> list[Any]:
+        """What each buffer's `init` takes, where the first one's takes `spec`."""
         num_axes = unsharded(self.buffers[0])._batch_axes
 
-        def state(buffer: Buffer[Any] | Sharded[Any]) -> Any:
+        def its(buffer: Buffer[Any] | Sharded[Any]) -> Any:
             leading = leading_of(buffer)
-            return buffer.init(
-                jax.tree.map(lambda x: jax.ShapeDtypeStruct(leading + x.shape[num_axes:], x.dtype), spec)
-            )
+            return jax.tree.map(lambda x: jax.ShapeDtypeStruct(leading + x.shape[num_axes:], x.dtype), spec)
 
-        return (first, *map(state, self.buffers[1:]))
+        return [spec, *map(its, self.buffers[1:])]
+
+    def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
+        """See `Buffer._device_states`."""
+        return [
+            (f"buffers[{k}]{prefix}", state, num_devices)
+            for k, spec in enumerate(self._specs(items))
+            for prefix, state, num_devices in self.buffers[k]._device_states(spec)
+        ]
 
     def add(self, state: tuple[Any, ...], source: int, items: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Insert a batch of items into one buffer; the others stay as they are.

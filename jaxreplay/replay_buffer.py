@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay import ring
+from jaxreplay import footprint, ring
 from jaxreplay._common import checks, layouts, shards
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.eager import few_added
@@ -35,9 +35,9 @@ class ReplayState:
     ring: ring.Ring
     sampler: Any
 
-    def on_this_backend(self) -> "ReplayState":
-        """The same state with a storage as this backend wants it."""
-        storage = layouts.on_this_backend(self.storage, 1, self.ring.size.ndim)
+    def on_this_backend(self, backend: str | None = None) -> "ReplayState":
+        """The same state with a storage as this backend, or `backend`, wants it."""
+        storage = layouts.on_this_backend(self.storage, 1, self.ring.size.ndim, backend)
         return dataclasses.replace(self, storage=storage)
 
 
@@ -63,6 +63,7 @@ class ReplayBuffer(Buffer[ReplayState]):
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
     _cut: ClassVar[str] = "capacity"
+    _stores_once: ClassVar[str | None] = "SequenceBuffer"
 
     def __post_init__(self):
         capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
@@ -77,11 +78,12 @@ class ReplayBuffer(Buffer[ReplayState]):
 
         Raises:
           ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
-            shape than its `Rn`.
+            shape than its `Rn`; or the state does not fit the device.
         """
         spec = checks.as_spec(items)
         checks.leading_axes(spec, self.axes, WHAT[self.axes])
         check_returns(spec)
+        footprint.check(self, spec)
         return ReplayState(
             storage=layouts.zeros(spec, (self.capacity,), self.axes),
             ring=ring.init(self.capacity),

@@ -24,7 +24,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from jaxreplay import ring
+from jaxreplay import footprint, ring
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.eager import few_added
@@ -54,9 +54,9 @@ class ReservoirState:
     handles: jax.Array  # [capacity]
     count: jax.Array  # [2]
 
-    def on_this_backend(self) -> "ReservoirState":
-        """The same state with a storage as this backend wants it."""
-        storage = layouts.on_this_backend(self.storage, 1, self.ring.size.ndim)
+    def on_this_backend(self, backend: str | None = None) -> "ReservoirState":
+        """The same state with a storage as this backend, or `backend`, wants it."""
+        storage = layouts.on_this_backend(self.storage, 1, self.ring.size.ndim, backend)
         return dataclasses.replace(self, storage=storage)
 
 
@@ -101,11 +101,12 @@ class ReservoirBuffer(Buffer[ReservoirState]):
 
         Raises:
           ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
-            shape than its `Rn`.
+            shape than its `Rn`; or the state does not fit the device.
         """
         spec = checks.as_spec(items)
         checks.leading_axes(spec, 1, "a batch of items")
         check_returns(spec)
+        footprint.check(self, spec)
         return ReservoirState(
             storage=layouts.zeros(spec, (self.capacity,), 1),
             ring=ring.init(self.capacity),

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from jaxreplay import _episodes, ring
+from jaxreplay import _episodes, footprint, ring
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.eager import few_added
@@ -55,12 +55,12 @@ class SequenceState:
     sampler: Any
     windows: _episodes.Windows | None = None
 
-    def on_this_backend(self) -> "SequenceState":
-        """The same state with a storage as this backend wants it."""
-        storage, ends = layouts.on_this_backend((self.storage, self.ends), 2, self.wait.ndim)
+    def on_this_backend(self, backend: str | None = None) -> "SequenceState":
+        """The same state with a storage as this backend, or `backend`, wants it."""
+        storage, ends = layouts.on_this_backend((self.storage, self.ends), 2, self.wait.ndim, backend)
         windows = self.windows
         if windows is not None:
-            first = layouts.on_this_backend(windows.first, 1, self.wait.ndim)
+            first = layouts.on_this_backend(windows.first, 1, self.wait.ndim, backend)
             windows = dataclasses.replace(windows, first=first)
         return dataclasses.replace(self, storage=storage, ends=ends, windows=windows)
 
@@ -102,6 +102,7 @@ class SequenceBuffer(Buffer[SequenceState]):
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
     _stored_axes: ClassVar[int] = 2
     _cut: ClassVar[str] = "num_envs"
+    _size_field: ClassVar[str] = "length"
 
     def __post_init__(self):
         num_envs = check_integer("num_envs", self.num_envs, 1, ring.MAX_CAPACITY, "the number of streams")
@@ -133,11 +134,12 @@ class SequenceBuffer(Buffer[SequenceState]):
 
         Raises:
           ValueError: no leaves, leading axes that differ or are not `num_envs`, or a `TransitionBatch` whose `In` or
-            `W` has another shape than its `Rn`.
+            `W` has another shape than its `Rn`; or the state does not fit the device.
         """
         spec = checks.as_spec(steps)
         self._num_steps(spec)
         check_returns(spec)
+        footprint.check(self, spec)
         leading = (self.length, self.num_envs)
         return SequenceState(
             storage=layouts.zeros(spec, leading, 2),

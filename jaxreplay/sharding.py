@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxreplay import ring
+from jaxreplay import footprint, ring
 from jaxreplay._common import checks, shards
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.xla import jit_method
@@ -95,6 +95,7 @@ class Sharded(Generic[S]):
         """
         spec = checks.as_spec(items)
         jax.eval_shape(lambda: self.buffer.init(spec))  # for its checks
+        footprint.check(self, spec)
         leaves, treedef = jax.tree.flatten(spec)
         return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
 
@@ -291,6 +292,22 @@ class Sharded(Generic[S]):
         """The axis over which shards tell each other numbers; None where there is one shard."""
         return self.axis if self.num_shards > 1 else None
 
+    def _part_spec(self, spec: Any) -> Any:
+        """What the `init` of a shard takes, where that of the whole takes `spec`."""
+        axis = self.buffer._batch_axes - 1
+        self._check_divides("batch", jax.tree.leaves(spec)[0].shape[axis])
+
+        def part(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            shape = (*x.shape[:axis], x.shape[axis] // self.num_shards, *x.shape[axis + 1 :])
+            return jax.ShapeDtypeStruct(shape, x.dtype)
+
+        return jax.tree.map(part, spec)
+
+    def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
+        """See `Buffer._device_states`; every device of the mesh holds a shard."""
+        jax.eval_shape(self.buffer.init, items)  # for its checks
+        return [("", jax.eval_shape(self._part.init, self._part_spec(items)), self.mesh.size)]
+
     def _shard_key(self, key: jax.Array) -> jax.Array:
         return key if self._axis_name is None else jax.random.fold_in(key, shards.index(self._axis_name))
 
@@ -365,17 +382,11 @@ def _signature(kind: type[Buffer]) -> inspect.Signature:
 
 
 def _init_impl(sharded: Sharded[S], treedef: Any, leaves: tuple[tuple[tuple[int, ...], Any], ...]) -> S:
-    spec = jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves])
-    axis = sharded.buffer._batch_axes - 1
-    sharded._check_divides("batch", leaves[0][0][axis])
-
-    def part(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        shape = (*x.shape[:axis], x.shape[axis] // sharded.num_shards, *x.shape[axis + 1 :])
-        return jax.ShapeDtypeStruct(shape, x.dtype)
+    spec = sharded._part_spec(jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves]))
 
     def init() -> S:
         shard = sharded._part
-        state: Any = shard.init(jax.tree.map(part, spec))
+        state: Any = shard.init(spec)
         state = dataclasses.replace(state, ring=ring.init(shard._num_slots, sharded.num_shards))
         return jax.tree.map(lambda x: x.reshape(1, *x.shape), state)
 

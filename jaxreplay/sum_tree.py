@@ -68,9 +68,9 @@ class SumTree:
         return self.fanout > _levels.WIDE
 
 
-def default_fanout() -> int:
-    """The best fan-out on the default backend of JAX."""
-    return DEFAULT_FANOUTS.get(jax.default_backend(), DEFAULT_FANOUT)
+def default_fanout(backend: str | None = None) -> int:
+    """The best fan-out on a backend, or on the default one of JAX."""
+    return DEFAULT_FANOUTS.get(backend or jax.default_backend(), DEFAULT_FANOUT)
 
 
 def init(

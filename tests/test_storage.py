@@ -35,7 +35,7 @@ def as_rows(monkeypatch):
     """Makes what is made in it be stored as rows, or as it is with False."""
 
     def choose(rows):
-        monkeypatch.setattr(layouts, "stores_rows", lambda: rows)
+        monkeypatch.setattr(layouts, "stores_rows", lambda backend=None: rows)
 
     choose(True)
     return choose
@@ -127,7 +127,7 @@ def test_what_cannot_be_rows_is_stored_as_it_is(as_rows, shape, dtype):
     items["y"] = jax.random.split(jax.random.key(3), (4, *shape)) if is_key else jnp.zeros((4, *shape), dtype)
     buffer = jr.ReplayBuffer(capacity=6)
     state = buffer.add(buffer.init(items), items)
-    assert not any(isinstance(x, layouts.Rows) for x in jax.tree.leaves(state.storage["y"], is_leaf=layouts._is_leaf))
+    assert not any(isinstance(x, layouts.Rows) for x in jax.tree.leaves(state.storage["y"], is_leaf=layouts.is_leaf))
     found = buffer.get(state, np.arange(4))
     same(*(jax.tree.map(lambda x: jax.random.key_data(x) if is_key else x, x["y"]) for x in (found, items)))
     np.testing.assert_array_equal(found["x"], items["x"])

@@ -62,9 +62,9 @@ class Rows:
         return self.rows.dtype
 
 
-def stores_rows() -> bool:
-    """Whether the default backend of JAX stores leaves as `Rows`."""
-    return jax.default_backend() in BACKENDS_OF_ROWS
+def stores_rows(backend: str | None = None) -> bool:
+    """Whether a backend, or the default one of JAX, stores leaves as `Rows`."""
+    return (backend or jax.default_backend()) in BACKENDS_OF_ROWS
 
 
 def zeros(spec: Any, leading: tuple[int, ...], num_axes: int) -> Any:
@@ -85,7 +85,7 @@ def zeros(spec: Any, leading: tuple[int, ...], num_axes: int) -> Any:
 
 def stored_spec(storage: Any) -> Any:
     """Shapes and dtypes of the leaves that are stored."""
-    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), storage, is_leaf=_is_leaf)
+    return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), storage, is_leaf=is_leaf)
 
 
 def leading(storage: Any, num_axes: int) -> tuple[int, ...]:
@@ -103,7 +103,7 @@ def write(storage: Any, slots: jax.Array, items: Any) -> Any:
             return _write_rows(stored, slots, new)
         return stored.at[slots].set(new, mode="drop", unique_indices=True)
 
-    return jax.tree.map(leaf_write, storage, items, is_leaf=_is_leaf)
+    return jax.tree.map(leaf_write, storage, items, is_leaf=is_leaf)
 
 
 def write_parts(storage: Any, num_axes: int, places: jax.Array, values: list[Any]) -> Any:
@@ -112,7 +112,7 @@ def write_parts(storage: Any, num_axes: int, places: jax.Array, values: list[Any
     Places count items along the `num_axes` leading axes, as if these were one. Of one that occurs more than once the
     last is written; one out of range is dropped.
     """
-    stored, treedef = jax.tree.flatten(storage, is_leaf=_is_leaf)
+    stored, treedef = jax.tree.flatten(storage, is_leaf=is_leaf)
     sizes, batch_axes = leading(storage, num_axes), places.ndim
     places = places.reshape(-1)
     places = jnp.where(last_of_each(places), places, math.prod(sizes))
@@ -151,7 +151,7 @@ def read(storage: Any, slots: jax.Array, *, fill: bool = False) -> Any:
             return stored.at[slots].get(mode="fill", fill_value=0)
         return stored.at[slots].get(mode="promise_in_bounds")
 
-    return jax.tree.map(leaf_read, storage, is_leaf=_is_leaf)
+    return jax.tree.map(leaf_read, storage, is_leaf=is_leaf)
 
 
 def merge_axes(storage: Any) -> Any:
@@ -165,11 +165,12 @@ def merge_axes(storage: Any) -> Any:
     return _map_arrays(merged, storage)
 
 
-def on_this_backend(storage: Any, num_axes: int, num_stacked: int) -> Any:
-    """The same storage in this backend's layout; `num_stacked` axes precede its own `num_axes`."""
+def on_this_backend(storage: Any, num_axes: int, num_stacked: int, backend: str | None = None) -> Any:
+    """The same storage in this backend's layout, or `backend`'s; `num_stacked` axes precede its own `num_axes`."""
 
     def converted(leaf: Any) -> Any:
-        is_rows, wants_rows = isinstance(leaf, Rows), _fits_rows(leaf.dtype, leaf.shape[num_stacked + num_axes :])
+        item = leaf.shape[num_stacked + num_axes :]
+        is_rows, wants_rows = isinstance(leaf, Rows), _fits_rows(leaf.dtype, item, backend)
         if is_rows == wants_rows:
             return leaf
         return _as_it_is(leaf) if is_rows else _as_rows(leaf, num_axes, num_stacked)
@@ -189,17 +190,17 @@ def _map_arrays(function: Callable[[Any], Any], storage: Any) -> Any:
     def mapped(leaf: Any) -> Any:
         return Bits(function(leaf.bits), leaf.dtype) if isinstance(leaf, Bits) else function(leaf)
 
-    return jax.tree.map(mapped, storage, is_leaf=_is_leaf)
+    return jax.tree.map(mapped, storage, is_leaf=is_leaf)
 
 
-def _is_leaf(x: Any) -> bool:
+def is_leaf(x: Any) -> bool:
     """Whether `x` stores one leaf, although it is a pytree."""
     return isinstance(x, Bits | Rows)
 
 
-def _fits_rows(dtype: Any, item: tuple[int, ...]) -> bool:
-    """Whether this backend stores such a leaf as `Rows`; never PRNG keys or items without numbers."""
-    return stores_rows() and math.prod(item) > 0 and not jnp.issubdtype(dtype, jax.dtypes.prng_key)
+def _fits_rows(dtype: Any, item: tuple[int, ...], backend: str | None = None) -> bool:
+    """Whether a backend stores such a leaf as `Rows`; never PRNG keys or items without numbers."""
+    return stores_rows(backend) and math.prod(item) > 0 and not jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def _tile(dtype: Any) -> int:

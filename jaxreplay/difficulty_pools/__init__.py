@@ -146,6 +146,12 @@ class DifficultyPools:
         pool = jnp.zeros(self.num_tasks, jnp.int32)
         return _parking.arrange(*self._sizes, pool, (), jnp.zeros((), jnp.int32))
 
+    def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
+        """See `jaxreplay.buffer.Buffer._device_states`."""
+        if items is not None:
+            raise ValueError("items: DifficultyPools store tasks by their numbers alone; leave it out.")
+        return [("", jax.eval_shape(self.init), 1)]
+
     def sample(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         """Draw tasks from normal, with replacement.
 

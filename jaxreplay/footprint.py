@@ -1,0 +1,231 @@
+"""What a state takes of a device's memory, computed before anything is allocated.
+
+**Padding.** A CPU and a GPU store an array's numbers and nothing else. A TPU stores arrays in tiles: of up to 1,024
+numbers where there is one axis, else of up to 8 rows of 128 numbers along the two axes that are padded least. What is
+computed here equals the argument sizes of programs that XLA compiled for a TPU v5e (recorded in the tests).
+"""
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from jaxreplay import sum_tree
+from jaxreplay._common import layouts
+from jaxreplay._common.checks import as_spec, type_text
+from jaxreplay.sum_tree import SumTree
+
+BACKENDS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
+TILED = ("tpu",)
+LANES, SUBLANES, WORD = 128, 8, 4  # of a TPU's tile; bytes of a word
+STACKS = range(2, 9)  # sizes of an axis that probably stacks frames
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes that a state takes on a device, padding included. `print` shows them as a table.
+
+    If a `Mixture` has sources on several devices and sources on one, they are those of the device that has both.
+
+    Attributes:
+      backend: "cpu", "gpu", "tpu", or another name of a backend of JAX.
+      num_devices: number of devices that hold as much.
+      leaves: bytes of the stored items, by the path of the leaf, such as "['obs']".
+      stored: shape and dtype, by the path of the leaf, of the items on a device without padding.
+      tree: bytes of the sum trees.
+      other: bytes of everything else: counters, flags, handles, queues.
+    """
+
+    backend: str
+    num_devices: int
+    leaves: dict[str, int]
+    stored: dict[str, jax.ShapeDtypeStruct]
+    tree: int
+    other: int
+
+    @property
+    def total(self) -> int:
+        """Bytes on a device."""
+        return sum(self.leaves.values()) + self.tree + self.other
+
+    def __str__(self) -> str:
+        devices = f"{self.num_devices} devices, each" if self.num_devices > 1 else "1 device"
+        rows = [(f"{self.backend}, {devices}", "", "bytes")]
+        for path, num_bytes in self.leaves.items():
+            rows.append((path, _type_of(self.stored[path]), f"{num_bytes:,}"))
+        rows += [("sum trees", "", f"{self.tree:,}"), ("other", "", f"{self.other:,}")]
+        rows.append(("total", short(self.total), f"{self.total:,}"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
+
+
+def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Memory:
+    """What the state of a buffer takes on each device. Nothing is allocated.
+
+    A stack of states, as `jax.vmap` makes one for several seeds, takes as many times as much.
+
+    Args:
+      buffer: a `ReplayBuffer`, `ReservoirBuffer`, `SequenceBuffer`, `Mixture`, `Sharded` or `DifficultyPools`.
+      items: as `buffer.init` takes them, arrays or `jax.ShapeDtypeStruct`; None for `DifficultyPools`.
+      backend: "cpu", "gpu" or "tpu", which need not be there; None for the default one of JAX.
+
+    Raises:
+      ValueError: there is no such backend, or as from the buffer's `init`.
+    """
+    if not hasattr(buffer, "_device_states") or isinstance(buffer, type):
+        raise ValueError(f"buffer={buffer!r}: must be a buffer, a Mixture, Sharded of a buffer, or DifficultyPools.")
+    if backend is not None and backend not in BACKENDS:
+        raise ValueError(f"backend={backend!r}: must be one of {', '.join(BACKENDS)}, or None for this machine's.")
+    kind = jax.default_backend() if backend is None else BACKENDS[backend]
+    leaves, stored, tree, other, num_devices = {}, {}, 0, 0, 1
+    for prefix, state, devices in buffer._device_states(None if items is None else as_spec(items)):
+        state = jax.eval_shape(lambda state=state: _on_backend(_zeros(state), kind))
+        for path, leaf in _stored(getattr(state, "storage", ())):
+            leaves[prefix + path] = _bytes(leaf, kind)
+            stored[prefix + path] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+        in_storage = _bytes(getattr(state, "storage", ()), kind)
+        in_trees = _bytes([x for x in jax.tree.leaves(state, is_leaf=_is_tree) if _is_tree(x)], kind)
+        tree, other = tree + in_trees, other + _bytes(state, kind) - in_storage - in_trees
+        num_devices = max(num_devices, devices)
+    return Memory(backend=kind, num_devices=num_devices, leaves=leaves, stored=stored, tree=tree, other=other)
+
+
+def check(buffer: Any, items: Any) -> None:
+    """Check that what an eager `init` is about to allocate fits the device, where the device tells its size.
+
+    Raises:
+      ValueError: it does not; the message names the largest leaf and what to do.
+    """
+    device = _device_of(buffer)
+    limit = bytes_limit(device)
+    if limit is None or isinstance(jnp.zeros(()), jax.core.Tracer):
+        return
+    found = memory(buffer, items)
+    if found.total > limit:
+        raise ValueError(_too_large(buffer, found, limit, device))
+
+
+def bytes_limit(device: Any) -> int | None:
+    """Bytes that JAX may allocate on a device; None if unknown, as on a CPU."""
+    try:
+        return (device.memory_stats() or {}).get("bytes_limit")
+    except (NotImplementedError, jax.errors.JaxRuntimeError):
+        return None
+
+
+def device_bytes(shape: tuple[int, ...], itemsize: int, backend: str) -> int:
+    """Bytes of an array on a device of `backend`."""
+    size = math.prod(shape)
+    if backend not in TILED or size == 0:
+        return size * itemsize
+    packed = max(WORD // itemsize, 1)  # numbers in a word
+    if len(shape) < 2:
+        tile = min(1024, max(_power(size), LANES * packed))
+        return -(-size // tile) * tile * itemsize
+
+    def padded(row_axis: int, lane_axis: int) -> int:
+        rows, lanes = shape[row_axis], shape[lane_axis]
+        tile = min(SUBLANES, max(_power(rows), packed))
+        return size // (rows * lanes) * (-(-rows // tile) * tile) * (-(-lanes // LANES) * LANES) * itemsize
+
+    return min(padded(*axes) for axes in itertools.permutations(range(len(shape)), 2))
+
+
+def short(num_bytes: float) -> str:
+    """Bytes in three digits, as 28.3 GB; a GB is 10^9 bytes."""
+    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:#.3g}".rstrip(".") + f" {unit}"
+    return f"{num_bytes} bytes"
+
+
+def _power(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _type_of(leaf: jax.ShapeDtypeStruct) -> str:
+    return type_text(leaf.dtype, leaf.shape)
+
+
+def _is_tree(x: Any) -> bool:
+    return isinstance(x, SumTree)
+
+
+def _zeros(spec: Any) -> Any:
+    """Arrays like these, to be traced."""
+    return jax.tree.map(lambda x: jax.lax.full(x.shape, 0, x.dtype), spec)
+
+
+def _on_backend(state: Any, backend: str) -> Any:
+    """The state as `init` would make it on a backend; trees with a fan-out that was asked for keep it."""
+
+    def converted(tree: Any) -> Any:
+        is_default = _is_tree(tree) and tree.fanout == sum_tree.default_fanout()
+        return sum_tree.with_fanout(tree, sum_tree.default_fanout(backend)) if is_default else tree
+
+    if hasattr(state, "storage"):
+        state = state.on_this_backend(backend)
+    return jax.tree.map(converted, state, is_leaf=_is_tree)
+
+
+def _stored(storage: Any) -> list[tuple[str, Any]]:
+    """Path and storage of each leaf of the items."""
+    leaves = jax.tree_util.tree_leaves_with_path(storage, is_leaf=layouts.is_leaf)
+    return [(jax.tree_util.keystr(path) or "<root>", leaf) for path, leaf in leaves]
+
+
+def _bytes(tree: Any, backend: str) -> int:
+    """Bytes of the arrays of a pytree."""
+
+    def array_bytes(x: Any) -> int:
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x = jax.eval_shape(jax.random.key_data, x)
+        return device_bytes(x.shape, np.dtype(x.dtype).itemsize, backend)
+
+    return sum(map(array_bytes, jax.tree.leaves(tree)))
+
+
+def _device_of(buffer: Any) -> Any:
+    """A device that `init` allocates on."""
+    if hasattr(buffer, "mesh"):
+        return buffer.mesh.local_devices[0]
+    device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    return jax.local_devices(backend=device)[0] if device is None or isinstance(device, str) else device
+
+
+def _too_large(buffer: Any, found: Memory, limit: int, device: Any) -> str:
+    """What is wrong, and what to do."""
+    largest = max(found.leaves, key=lambda path: found.leaves[path])
+    remedies = []
+    whole = getattr(buffer, "buffer", buffer)
+    if name := getattr(whole, "_size_field", None):
+        size = getattr(whole, name)
+        fits = int(size * limit / found.total)
+        remedies.append(f"lower {name}={size} to {fits - fits % 10 ** max(len(str(fits)) - 3, 0)}")
+    if (kind := getattr(whole, "_stores_once", None)) and (once := _bytes_once(found, largest)) < found.total:
+        remedies.append(f"store each observation or frame once in a {kind}, which takes about {short(once)}")
+    if hasattr(whole, "buffers"):
+        remedies.append("lower the sizes of its buffers")
+    if whole is buffer:
+        remedies.append("spread it over several devices with jr.Sharded")
+    return (
+        f"{type(buffer).__name__}: its state takes {short(found.total)}, and {device.device_kind} has {short(limit)}. "
+        f"The largest leaf is {largest}, {_type_of(found.stored[largest])}, of {short(found.leaves[largest])}; "
+        f"{', or '.join(remedies)}. See jr.memory."
+    )
+
+
+def _bytes_once(found: Memory, largest: str) -> float:
+    """What is left if leaves like the largest one, and frames that it stacks, are stored once."""
+    leaf = found.stored[largest]
+    alike = [path for path, x in found.stored.items() if (x.shape, x.dtype) == (leaf.shape, leaf.dtype)]
+    item = leaf.shape[1:]
+    stacked = next((n for n in (item[-1:] + item[:1]) if n in STACKS), 1) if len(item) == 3 else 1
+    repeated = len(alike) if len(item) > 0 else 1
+    return found.total - found.leaves[largest] * (repeated - 1 / stacked)

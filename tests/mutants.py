@@ -39,6 +39,7 @@ CONCERNS = {
     "_common/repeats": ["writes", "sum_tree"],
     "ring": ["ring", "replay_buffer", "sequence_buffer", "contract", "memory"],
     "samplers": ["samplers", "replay_buffer", "draws", "writes", "contract", "sharding", "memory"],
+    "footprint": ["footprint"],
     "weights": ["weights", "samplers", "replay_buffer", "sharding"],
     "mixture": ["mixture", "contract"],
     "_sources": ["mixture"],
@@ -55,6 +56,9 @@ CONCERNS = {
     "buffer": ["draws", "writes", "replay_buffer", "sequence_buffer", "contract", "sharding", "memory"],
     "difficulty_pools/__init__": ["difficulty_pools", "memory"],
     "difficulty_pools/_parking": ["difficulty_pools", "memory"],
+    "difficulty_pools/_checks": ["difficulty_pools"],
+    "difficulty_pools/_draws": ["difficulty_pools"],
+    "difficulty_pools/_moves": ["difficulty_pools"],
     "difficulty_pools/_queues": ["queues", "difficulty_pools"],
 }
 

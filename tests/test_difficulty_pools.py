@@ -18,7 +18,7 @@ from oracles import PoolsTwin
 from scipy import stats
 
 import jaxreplay as jr
-from jaxreplay.difficulty_pools import _parking
+from jaxreplay.difficulty_pools import _draws, _parking
 
 CASES = cases("pools")
 SOLVED, FAILED, MIXED = [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]
@@ -28,8 +28,12 @@ def lists(pools, state):
     """Of each environment the tasks of normal, easy and hard in order of entry; checks that the state is valid."""
     pool, order = np.asarray(pools.pool_of(state)), np.asarray(pools.order(state))
     state = jax.tree.map(np.asarray, state)
-    np.testing.assert_array_equal(leaves_of(state.normal)[: pools.num_tasks], pool == 0)
-    check_tree(state.normal)
+    drawn = [weight > 0 for weight in (pools.pool_weights[i] for i in (1, 0, 2))]
+    for number, tree in enumerate(state.trees):
+        assert (tree is not None) == drawn[number]
+        if tree is not None:
+            np.testing.assert_array_equal(leaves_of(tree)[: pools.num_tasks], pool == number)
+            check_tree(tree)
     found, first = [], 0
     for e, (count, caps) in enumerate(zip(pools.tasks_per_env, pools.caps, strict=True)):
         tasks = np.arange(first, first + count)
@@ -38,12 +42,12 @@ def lists(pools, state):
             members = tasks[pool[tasks] == number]
             assert sorted(order[members]) == list(range(len(members)))
             env[name] = members[np.argsort(order[members])].tolist()
-            if number > 0:
+            if not drawn[number]:
                 ring, head = state.queues[number - 1, first : first + count], int(state.heads[e, number - 1])
                 assert [int(ring[(head + i) % count]) for i in range(len(members))] == env[name]
                 assert len(members) <= caps[number - 1]
         assert state.sizes[e].tolist() == [len(env[name]) for name in PoolsTwin.POOLS]
-        assert env["normal"] or count == 0
+        assert any(members and drawn[number] for number, members in enumerate(env.values())) or count == 0
         found.append(env)
         first += count
     return found
@@ -145,8 +149,11 @@ CONFIGS = {  # with the numbers of groups and of rollouts
     "hard alone": ({"tasks_per_env": [13], "easy": None, "online_difficulty_filtering": True}, 16, 2),
     "neither": ({"tasks_per_env": [4, 4], "easy": None, "hard": None}, 8, 2),
     "no room": ({"tasks_per_env": [6, 17], "caps": (0.0, 0.1)}, 12, 5),
+    "hard drawn": ({"tasks_per_env": [1, 30, 2, 20], "caps": (0.29, 0.0), "pool_weights": (0, 1, 0.5)}, 24, 4),
+    "easy drawn": ({"tasks_per_env": [5, 9], "easy": 0.6, "caps": (1.0, 0.3), "pool_weights": (0.1, 1, 0)}, 8, 2),
+    "both drawn": ({"tasks_per_env": [1, 7, 12], "pool_weights": (0.2, 1, 0.2)}, 16, 2),
 }
-RARE_CONFIGS = ("large caps", "filtered", "easy alone", "neither", "no room")
+RARE_CONFIGS = ("large caps", "filtered", "easy alone", "neither", "no room", "easy drawn", "both drawn")
 
 
 @pytest.mark.parametrize("name", [rarely(name) if name in RARE_CONFIGS else name for name in CONFIGS])
@@ -164,6 +171,7 @@ configs = st.fixed_dictionaries(
         "hard": st.sampled_from([None, 0.0, 0.1, 0.3, 0.5]),
         "caps": st.tuples(shares, shares).filter(lambda caps: sum(caps) < 1),
         "online_difficulty_filtering": st.booleans(),
+        "pool_weights": st.sampled_from([(0, 1, 0), (0.2, 1, 0.2), (0.5, 2, 0), (0, 1, 3)]),
     }
 )
 
@@ -368,6 +376,66 @@ def test_law_of_the_draw(ratios, dry):
         assert stats.chi2_contingency(pairs.reshape(2, 2)).pvalue > 1e-4  # draws do not depend on one another
 
 
+@pytest.mark.law
+@pytest.mark.parametrize("weights", [(0.2, 1, 0.2), *map(rarely, [((0, 2, 1.5),), ((3, 0.5, 0),)])])
+def test_law_of_the_draw_with_pool_weights(weights):
+    """Environment by its ratio, then task by the weight of its pool; also where normal, or an environment, is empty."""
+    draws, config = 60_000, {"tasks_per_env": (6, 20, 0, 14, 1), "caps": (0.6, 0.3), "pool_weights": weights}
+    pools, twin = make(**config, env_ratios=(2, 1, 5, 0.5, 0)), PoolsTwin(easy=0.9, hard=0.1, **config)
+    groups = [(task, SOLVED) for task in (*range(6), 7, 9, 11, 30)] + [(task, FAILED) for task in (8, 31, 32, 10, 11)]
+    state, _ = update(pools, pools.init(), *groups)
+    twin.update(groups)
+    assert lists(pools, state) == twin.pools
+    expected = twin.law((2, 1, 0, 0.5, 0))
+    tasks, ok = pools.sample(state, jax.random.key(3), draws)
+    assert ok
+    counts, drawable = np.bincount(tasks, minlength=41), expected > 0
+    assert np.all(counts[~drawable] == 0)
+    assert stats.chisquare(counts[drawable], draws * expected[drawable]).pvalue > 1e-4
+    in_pool = np.asarray(pools.pool_of(state))[np.asarray(tasks)] > 0
+    pairs = np.bincount(2 * in_pool[::2] + in_pool[1::2], minlength=4).reshape(2, 2)
+    assert stats.chi2_contingency(pairs).pvalue > 1e-4  # draws do not depend on one another
+
+
+@pytest.mark.law
+def test_a_pool_with_a_tiny_part_of_the_mass_is_drawn_as_often_as_it_should_be():
+    masses = np.array([[1e5, 4.0, 1e-5], [1e-5, 0, 1e5], [4, 1e5, 1e-5]], np.float32)
+    draws = 2**20
+    pool = jax.jit(_draws._draw_pool)(masses * 1.0, jnp.arange(3 * draws, dtype=jnp.int32) // draws, jax.random.key(0))
+    counts = np.stack([np.bincount(x, minlength=3) for x in np.asarray(pool).reshape(3, draws)])
+    assert np.argmax(counts, axis=1).tolist() == [0, 2, 1]
+    assert np.all(abs(counts[[0, 2], [1, 0]] - draws * 4e-5) < 4 * np.sqrt(draws * 4e-5))
+    assert np.all(counts[masses <= 1e-5] <= 1)
+
+
+@pytest.mark.slow
+def test_with_weights_a_pool_is_that_of_the_latest_group():
+    """As in prime-rl's sampler of weighted pools, which keeps of each task the mean of its latest group."""
+    pools, latest, rng = make((40,), easy=0.75, hard=0.25, pool_weights=(0.2, 1, 0.2)), {}, np.random.default_rng(0)
+    inputs = random_updates(rng, 40, 20, 7, 4)
+    _, (found, *_) = scan_updates(pools, pools.init(), *inputs)
+    for t, (tasks, rewards, mask) in enumerate(zip(*inputs, strict=True)):
+        for task, group, exists in zip(tasks, rewards, mask, strict=True):
+            if 0 <= task < 40 and exists.any() and np.all(np.isfinite(group[exists])):
+                latest[task] = group[exists].mean()
+        means = np.array([latest.get(task, 0.5) for task in range(40)])
+        np.testing.assert_array_equal(found[t], np.where(means >= 0.75, 1, np.where(means <= 0.25, 2, 0)))
+
+
+@pytest.mark.slow
+def test_weights_are_changed_by_recycle_and_remap():
+    parked, weighted = make((10,), donate=False), make((10,), pool_weights=(0, 1, 0.5), donate=False)
+    state, _ = update(parked, parked.init(), *[(task, SOLVED) for task in (1, 4)], *[(task, FAILED) for task in (0, 7)])
+    with pytest.raises(ValueError, match=r"pool_weights=\(0.0, 1.0, 0.5\): in this state other pools"):
+        weighted.sample(state, jax.random.key(0), 3)
+    expected = lists(parked, state)
+    for taken in (weighted.recycle(state, jax.random.key(0)), weighted.remap(state, range(10), range(10))):
+        assert lists(weighted, taken) == expected
+        moved, _ = update(weighted, taken, (7, MIXED), (1, MIXED), (0, SOLVED))
+        assert lists(weighted, moved) == [{"normal": [2, 3, 5, 6, 8, 9, 7], "easy": [1, 4, 0], "hard": []}]
+    assert lists(parked, parked.recycle(taken, jax.random.key(0))) == expected
+
+
 def test_nothing_left_to_draw():
     for pools, state in (
         (make((4,)), run_dry(make((4,)), 0)),
@@ -544,6 +612,14 @@ def test_a_restored_state_goes_on_like_an_uninterrupted_one():
         ({"hard": "0.2"}, r"hard_threshold='0.2'"),
         ({"caps": (1.0, 0.0)}, r"max_easy_pool_fraction=1.0 \+ max_hard_pool_fraction=0.0: must be below 1"),
         ({"caps": (0.7, 0.3)}, "must be below 1 together"),
+        ({"caps": (1.0, 0.3), "pool_weights": (0, 1, 1)}, "must be below 1 together"),
+        ({"pool_weights": 0.2}, r"pool_weights=0.2: must be a sequence, one entry for each pool"),
+        ({"pool_weights": None}, "pool_weights=None: must be a sequence"),
+        ({"pool_weights": (0.2, 1)}, r"pool_weights=\(0.2, 1\): must have three entries, \(easy, normal, hard\)"),
+        ({"pool_weights": (0, 1, -0.1)}, r"pool_weights\[2\]=-0.1: must be a number in \[0, 1e\+06\]"),
+        ({"pool_weights": (math.nan, 1, 0)}, r"pool_weights\[0\]=nan"),
+        ({"pool_weights": (1, 0, 1)}, "normal's must be positive"),
+        ({"pool_weights": (0, 1, 1e-7)}, "at least a millionth of it"),
         ({"caps": (0.6, 0.6)}, "must be below 1 together"),
         ({"caps": (-0.1, 0.3)}, r"max_easy_pool_fraction=-0.1: must be a number in \[0, 1\]"),
         ({"caps": (0.1, 1.3)}, r"max_hard_pool_fraction=1.3"),
@@ -553,6 +629,8 @@ def test_construction_errors(settings, message):
     with pytest.raises(ValueError, match=message):
         make(**settings)
     assert make(easy=0.5, hard=0.5).easy_threshold == 0.5
+    assert make(caps=(1.0, 0.9), pool_weights=[0.2, 1, 0]).pool_weights == (0.2, 1.0, 0.0)
+    assert make((7,), caps=(1.0, 0.9), pool_weights=(0.2, 1, 0)).caps == ((7, 6),)
 
 
 @pytest.mark.versions

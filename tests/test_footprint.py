@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import mesh
+from helpers import mesh, rarely
 
 import jaxreplay as jr
 from jaxreplay import footprint, sum_tree
@@ -73,7 +73,7 @@ def test_bytes_of_arrays_are_those_of_compiled_programs():
         assert footprint.device_bytes(shape, np.dtype(dtype).itemsize, "gpu") == np.zeros(shape, dtype).nbytes
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", [rarely(case) if case in ("mixture", "pools") else case for case in CASES])
 def test_what_is_told_is_what_init_makes(case, monkeypatch):
     buffer, items = CASES[case]
     found = jr.memory(buffer, items)
@@ -169,7 +169,7 @@ def test_what_does_not_fit_is_an_error_before_anything_is_allocated():
         (
             jr.Mixture(buffers=(jr.ReplayBuffer(capacity=2**22), jr.ReplayBuffer(capacity=2**22))),
             pair,
-            r"Mixture: its state takes 20.1 GB.*buffers\[0\]\['next_obs'\].*; lower the sizes of its buffers, or spread",
+            r"Mixture: its state takes 20.1 GB.*buffers\[0\]\['next_obs'\].*; lower the sizes of its buffers",
         ),
     ):
         with pytest.raises(ValueError, match=message):

@@ -1,16 +1,23 @@
-"""DifficultyPools: a curriculum over a fixed list of tasks that parks the tasks that are always or never solved.
+"""DifficultyPools: a curriculum over a fixed list of tasks that draws those always or never solved less often, or not.
 
-These are the difficulty pools of prime-rl (pull request 2667) as pure functions. Each draw and each group of an update
-cost O(log N).
+These are the difficulty pools of prime-rl as pure functions: those of pull request 2667, which park tasks, and with
+`pool_weights` those of pull request 3261, which draw them less often. Each draw and each group of an update cost
+O(log N).
+
+**prime-rl's second pools** do without caps, queues and filters: a task's pool is that of its latest group, and each
+draw is of any task, in proportion to the weight of its pool; a task without a group has weight 1. This is what
+
+    DifficultyPools(tasks_per_env=(N,), easy_threshold=..., hard_threshold=..., pool_weights=(0.2, 1, 0.2))
+
+does (tested). Two things differ. There a task is easy above a threshold, and here at it too. There environments are no
+part of the pools; here, with several, each is drawn by `env_ratios`, however many of its tasks are easy or hard.
 """
 
 import dataclasses
 import functools
-import hashlib
-import json
 import math
 from collections import defaultdict, deque
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Sequence
 from typing import Any
 
 import jax
@@ -18,17 +25,16 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay import sum_tree
-from jaxreplay._common.checks import check_integer, check_number, settle
+from jaxreplay._common.checks import check_integer, check_number
 from jaxreplay._common.eager import few_rows
-from jaxreplay._common.random import random_bits, random_integers
+from jaxreplay._common.random import random_bits
 from jaxreplay._common.xla import jit_method, on_host
-from jaxreplay.difficulty_pools import _groups, _parking, _queues
+from jaxreplay.difficulty_pools import _checks, _draws, _groups, _moves, _parking
+from jaxreplay.difficulty_pools._keys import task_key as task_key
 from jaxreplay.difficulty_pools._parking import PoolsState
 from jaxreplay.ring import saturating_add
 
 NORMAL, EASY, HARD = range(3)
-MAX_TASKS = 2**24  # the sum tree counts them in float32
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -40,6 +46,11 @@ class DifficultyPools:
     end of that pool and stays there, whatever its rewards. When the pool exceeds its cap, floor(tasks of the
     environment * the pool's fraction), its oldest task moves back to the end of normal. Normal is never empty.
 
+    **Pool weights.** All this holds for a pool of weight 0. Easy or hard with a positive weight parks nothing and has
+    no cap. Its tasks are drawn as well, each with that weight, where a task in normal has normal's. A group of such a
+    task moves it to the end of the pool of its label, if that is another one: also to normal, or to one that parks. So
+    the task is where its latest group says.
+
     Tasks are numbered 0 to N - 1, one environment after the other. Thresholds and rewards are compared in float32.
 
     Attributes:
@@ -47,9 +58,11 @@ class DifficultyPools:
       env_ratios: relative frequencies at which environments are drawn; None: their numbers of tasks.
       easy_threshold: None labels no group easy.
       hard_threshold: None labels no group hard.
-      max_easy_pool_fraction: largest fraction of an environment's tasks in easy, in [0, 1).
-      max_hard_pool_fraction: the same for hard; the sum of both is below 1.
+      max_easy_pool_fraction: largest fraction of an environment's tasks in easy, in [0, 1), if its weight is 0.
+      max_hard_pool_fraction: the same for hard; the sum of both is below 1, if both have weight 0.
       online_difficulty_filtering: drop groups whose mean reward is exactly 0 or 1, which carry no learning signal.
+      pool_weights: how often a task in easy, in normal and in hard is drawn, relative to one another; 0 for a pool that
+        parks its tasks. That of normal is positive.
       env_names: names of the environments in the metrics; None: "0", "1", ...
       donate: donate the state when `update` is called eagerly. It is then changed in place, at a cost that hardly grows
         with the number of tasks.
@@ -62,61 +75,14 @@ class DifficultyPools:
     max_easy_pool_fraction: float = 0.5
     max_hard_pool_fraction: float = 0.4
     online_difficulty_filtering: bool = False
+    pool_weights: Sequence[float] = (0.0, 1.0, 0.0)
     env_names: Sequence[str] | None = None
     donate: bool = True
 
     def __post_init__(self):
-        for name in ("tasks_per_env", "env_ratios", "env_names"):
-            value = getattr(self, name)
-            if value is None:
-                continue
-            if isinstance(value, str | bytes) or not hasattr(value, "__iter__"):
-                raise ValueError(f"{name}={value!r}: must be a sequence, one entry for each environment.")
-            settle(self, **{name: tuple(value)})
-            if len(getattr(self, name)) != len(self.tasks_per_env):
-                raise ValueError(f"{name}={value}: must have one entry for each of {len(self.tasks_per_env)} envs.")
-        tasks_per_env = tuple(
-            check_integer(f"tasks_per_env[{i}]", count, 0, MAX_TASKS, "the number of an environment's tasks")
-            for i, count in enumerate(self.tasks_per_env)
-        )
-        settle(self, tasks_per_env=tasks_per_env)
-        if not self.tasks_per_env or self.num_tasks > MAX_TASKS:
-            raise ValueError(
-                f"tasks_per_env={self.tasks_per_env}: expected one number an environment, {MAX_TASKS} tasks at most."
-            )
-        if self.env_ratios is not None:
-            env_ratios = tuple(
-                check_number(f"env_ratios[{i}]", ratio, 0, math.inf, "0 never draws the environment")
-                for i, ratio in enumerate(self.env_ratios)
-            )
-            settle(self, env_ratios=env_ratios)
-            if sum(env_ratios) == 0:
-                raise ValueError(f"env_ratios={env_ratios}: one of them must be positive.")
-        if self.env_names is not None and len({*self.env_names}) < len(self.env_names):
-            raise ValueError(f"env_names={self.env_names}: must differ from one another.")
-        self._check_thresholds()
-
-    def _check_thresholds(self) -> None:
-        """Check thresholds and fractions, and convert them to Python numbers."""
-        for name in ("easy_threshold", "hard_threshold"):
-            if getattr(self, name) is not None:
-                threshold = check_number(name, getattr(self, name), -math.inf, math.inf, "or None")
-                settle(self, **{name: threshold})
-        easy, hard = self.easy_threshold, self.hard_threshold
-        if easy is not None and hard is not None and easy < hard:
-            raise ValueError(
-                f"easy_threshold={easy}: must be at least hard_threshold={hard}; raise it, or lower the other."
-            )
-        fractions = {
-            name: check_number(name, getattr(self, name), 0, 1, "a part of an environment's tasks, below 1")
-            for name in ("max_easy_pool_fraction", "max_hard_pool_fraction")
-        }
-        settle(self, **fractions)
-        if sum(fractions.values()) >= 1:
-            raise ValueError(
-                " + ".join(f"{name}={fraction}" for name, fraction in fractions.items())
-                + ": must be below 1 together, so that tasks are left in normal; lower one of them."
-            )
+        _checks.check_envs(self)
+        _checks.check_weights(self)
+        _checks.check_thresholds(self)
 
     @property
     def num_tasks(self) -> int:
@@ -124,15 +90,23 @@ class DifficultyPools:
         return sum(self.tasks_per_env)
 
     @property
+    def _drawn(self) -> tuple[bool, bool, bool]:
+        """Whether tasks are drawn from normal, easy and hard."""
+        easy, _, hard = self.pool_weights
+        return True, easy > 0, hard > 0
+
+    @property
     def caps(self) -> tuple[tuple[int, int], ...]:
-        """How many tasks may be in easy and in hard, for each environment."""
+        """How many tasks may be in easy and in hard, for each environment: all, in a pool that parks none."""
         return tuple(self._caps_of(count) for count in self.tasks_per_env)
 
     def _caps_of(self, num_tasks: int) -> tuple[int, int]:
         """How many of an environment's tasks may be in easy and in hard."""
-        easy = min(math.floor(num_tasks * self.max_easy_pool_fraction), max(num_tasks - 1, 0))
+        room = max(num_tasks - 1, 0)
         # If the sum of the fractions rounds to below 1, their floors can still leave no task in normal.
-        hard = min(math.floor(num_tasks * self.max_hard_pool_fraction), max(num_tasks - 1 - easy, 0))
+        easy = num_tasks if self._drawn[EASY] else min(math.floor(num_tasks * self.max_easy_pool_fraction), room)
+        room = room if self._drawn[EASY] else max(room - easy, 0)
+        hard = num_tasks if self._drawn[HARD] else min(math.floor(num_tasks * self.max_hard_pool_fraction), room)
         return easy, hard
 
     @property
@@ -144,7 +118,7 @@ class DifficultyPools:
     def init(self) -> PoolsState:
         """All tasks in normal, in the order of their numbers."""
         pool = jnp.zeros(self.num_tasks, jnp.int32)
-        return _parking.arrange(*self._sizes, pool, (), jnp.zeros((), jnp.int32))
+        return _parking.arrange(*self._sizes, pool, (), jnp.zeros((), jnp.int32), self._drawn)
 
     def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
         """See `jaxreplay.buffer.Buffer._device_states`."""
@@ -153,10 +127,10 @@ class DifficultyPools:
         return [("", jax.eval_shape(self.init), 1)]
 
     def sample(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-        """Draw tasks from normal, with replacement.
+        """Draw tasks from normal, and from other pools with a positive weight, with replacement.
 
-        Each draw picks an environment by `env_ratios`, among those with tasks in normal, then one of these tasks
-        uniformly.
+        Each draw picks an environment by `env_ratios`, among those with tasks in these pools, then one of these tasks
+        in proportion to its pool's weight.
 
         Args:
           state: unchanged.
@@ -182,17 +156,9 @@ class DifficultyPools:
     @jit_method(static=("n",), brief=lambda self, state, key, n: few_rows(n))
     def _draw(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         self._check_state(state)
-        env_key, rank_key = jax.random.split(key)
-        normal, num_envs = state.sizes[:, 0], len(self.tasks_per_env)
         ratios = np.asarray(self.tasks_per_env if self.env_ratios is None else self.env_ratios, np.float64)
-        ratios = jnp.asarray(ratios / max(ratios.max(), 1), jnp.float32)
-        envs = sum_tree.init(num_envs)
-        envs = sum_tree.update(envs, jnp.arange(num_envs), jnp.where(normal > 0, ratios, 0.0), unique_indices=True)
-        env, _ = sum_tree.sample_with(envs, random_bits(env_key, n))
-        rank = random_integers(random_bits(rank_key, n), jnp.maximum(normal[env], 1))
-        rank += _queues.sum_before(normal)[env]
-        ok = sum_tree.total(envs) > 0
-        return jnp.where(ok, sum_tree.find(state.normal, rank), -1), ok
+        easy, normal, hard = self.pool_weights
+        return _draws.draw(state, ratios, (normal, easy, hard), key, n)
 
     def update(
         self, state: PoolsState, tasks: jax.Array, rewards: jax.Array, mask: jax.Array | None = None
@@ -254,7 +220,10 @@ class DifficultyPools:
 
         groups, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts)
         state = dataclasses.replace(state, groups=groups, rollouts=filtered_rollouts)
-        state = _parking.park(state, tasks_per_env, caps, tasks, env, jnp.where(known, label, NORMAL))
+        if any(self._drawn[1:]):
+            state = _moves.move(state, tasks_per_env, caps, tasks, env, label, known)
+        else:
+            state = _parking.park(state, tasks_per_env, caps, tasks, env, jnp.where(known, label, NORMAL))
         return state, known & (filtered == NORMAL)
 
     def pool_of(self, state: PoolsState) -> jax.Array:
@@ -300,7 +269,7 @@ class DifficultyPools:
     ) -> PoolsState:
         """Move random tasks from easy and hard back to normal, and bring both pools under their caps.
 
-        Use it when a run is resumed: `state` may come from other thresholds, fractions or ratios. From each pool
+        Use it when a run is resumed: `state` may come from other thresholds, fractions or weights. From each pool
         round(size * fraction) tasks move (halves round to even), then the oldest tasks above the cap. Easy tasks enter
         normal first, each pool from its oldest. Costs O(N log N).
 
@@ -316,12 +285,12 @@ class DifficultyPools:
     @jit_method()
     def _recycle(self, state: PoolsState, key: jax.Array, counts: Any) -> PoolsState:
         """See `recycle`; counts: int32 [3, max size + 1], how many tasks move by pool and its size."""
-        self._check_state(state)
+        self._check_sizes(state)
         env, pool = _parking.pools_of(state)
         at_random, _ = _parking.ranks(3 * env + pool, state.sizes.size, *random_bits(key, self.num_tasks))
         returns = at_random < counts[pool, state.sizes[env, pool]]
         keys = jnp.where(returns, pool, 0), _parking.order(state)
-        new = _parking.arrange(*self._sizes, jnp.where(returns, 0, pool), keys, state.rejected)
+        new = _parking.arrange(*self._sizes, jnp.where(returns, 0, pool), keys, state.rejected, self._drawn)
         return dataclasses.replace(new, groups=state.groups, rollouts=state.rollouts)
 
     def remap(self, state: PoolsState, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable]) -> PoolsState:
@@ -363,9 +332,18 @@ class DifficultyPools:
             return values.at[source].get(mode="fill", fill_value=otherwise)
 
         keys = of_source(env, state.sizes.shape[0]), of_source(_parking.order(state), 0)
-        return _parking.arrange(*self._sizes, of_source(pool, NORMAL), keys, state.rejected)
+        return _parking.arrange(*self._sizes, of_source(pool, NORMAL), keys, state.rejected, self._drawn)
 
     def _check_state(self, state: PoolsState) -> None:
+        """Raise a `ValueError` if `state` is for other tasks, environments or pools to draw from."""
+        self._check_sizes(state)
+        if state.drawn != self._drawn:
+            raise ValueError(
+                f"pool_weights={self.pool_weights}: in this state other pools have a weight of 0; take it over with "
+                "recycle."
+            )
+
+    def _check_sizes(self, state: PoolsState) -> None:
         """Raise a `ValueError` if `state` is for other numbers of tasks or environments."""
         if state.pool.shape != (self.num_tasks,) or state.sizes.shape[0] != len(self.tasks_per_env):
             raise ValueError(
@@ -373,21 +351,6 @@ class DifficultyPools:
                 f"{state.sizes.shape[0]} environments; use the configuration that made it, remap for other tasks, and "
                 "jax.vmap for a stack of states."
             )
-
-
-def task_key(task: Mapping[str, Any], fields: Sequence[str]) -> str:
-    """The hexadecimal SHA-256 digest of some fields of a task, as a key for `DifficultyPools.remap`.
-
-    Args:
-      task: its fields by name; their values must be JSON-serializable.
-      fields: names of the fields that identify the task, in order, such as ("env", "prompt").
-
-    Raises:
-      ValueError: no fields, or one that the task lacks.
-    """
-    if missing := [field for field in fields if field not in task] or not fields:
-        raise ValueError(f"fields={fields!r}: not in the task: {missing}; it has {sorted(task)}; give at least one.")
-    return hashlib.sha256(json.dumps([task[field] for field in fields], sort_keys=True).encode()).hexdigest()
 
 
 _zeros_like = jax.jit(lambda tree: jax.tree.map(jnp.zeros_like, tree))

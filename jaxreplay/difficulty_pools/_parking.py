@@ -1,10 +1,12 @@
 """The state of `DifficultyPools`: the pool of each task, and when the task entered it.
 
-Tasks in normal are leaves of value 1 in a sum tree, which finds the task of a given rank in O(log N). Easy and hard are
-first-in, first-out queues, stored in ring buffers. `arrange` builds a state, and `park` updates one.
+Tasks in normal are leaves of value 1 in a sum tree, which finds the task of a given rank in O(log N). So are those of
+easy or hard, if tasks are drawn from there. Otherwise these are first-in, first-out queues, stored in ring buffers.
+`arrange` builds a state, and `park` updates one of which easy and hard are queues (`_moves` has the other update).
 """
 
 import dataclasses
+import functools
 from collections.abc import Sequence
 
 import jax
@@ -34,6 +36,8 @@ class PoolsState:
         2**31 - 1.
       rejected: int32 [], number of groups with a task that does not exist or a mean reward that is not finite; stops at
         2**31 - 1.
+      easy: None, or a leaf for each task, 1 if it is in easy and tasks are drawn from there.
+      hard: the same for hard.
     """
 
     pool: jax.Array  # [N]
@@ -46,10 +50,23 @@ class PoolsState:
     groups: jax.Array  # [E, 3]
     rollouts: jax.Array  # [E, 3]
     rejected: jax.Array  # []
+    easy: sum_tree.SumTree | None = None
+    hard: sum_tree.SumTree | None = None
+
+    @property
+    def trees(self) -> tuple[sum_tree.SumTree | None, ...]:
+        """Of normal, easy and hard; None where no task is drawn from."""
+        return self.normal, self.easy, self.hard
+
+    @property
+    def drawn(self) -> tuple[bool, ...]:
+        """Whether tasks are drawn from normal, easy and hard."""
+        return tuple(tree is not None for tree in self.trees)
 
     def on_this_backend(self) -> "PoolsState":
-        """The same state with the best tree for this backend."""
-        return dataclasses.replace(self, normal=sum_tree.with_fanout(self.normal))
+        """The same state with the best trees for this backend."""
+        trees = [tree and sum_tree.with_fanout(tree) for tree in self.trees]
+        return dataclasses.replace(self, normal=trees[0], easy=trees[1], hard=trees[2])
 
 
 def env_of(tasks: jax.Array, tasks_per_env: jax.Array) -> jax.Array:
@@ -85,7 +102,12 @@ def order(state: PoolsState) -> jax.Array:
 
 
 def arrange(
-    tasks_per_env: jax.Array, caps: jax.Array, pool: jax.Array, keys: Sequence[jax.Array], rejected: jax.Array
+    tasks_per_env: jax.Array,
+    caps: jax.Array,
+    pool: jax.Array,
+    keys: Sequence[jax.Array],
+    rejected: jax.Array,
+    drawn: tuple[bool, ...] = (True, False, False),
 ) -> PoolsState:
     """A state with its metrics at 0 and every pool under its cap: the oldest tasks above it go to the end of normal.
 
@@ -95,6 +117,7 @@ def arrange(
       pool: int32 [N], each task's pool.
       keys: int [N] each; tasks enter their pool sorted by these keys.
       rejected: int32 [].
+      drawn: whether tasks are drawn from normal, easy and hard.
     """
     num_tasks, num_envs = pool.size, tasks_per_env.size
     tasks = jnp.arange(num_tasks, dtype=jnp.int32)
@@ -107,11 +130,16 @@ def arrange(
     sizes = sizes.reshape(num_envs, 3)
     ring = jnp.where(pool > 0, pool - 1, 2)  # 2 is out of range: normal has no ring
     slot = rank + _queues.sum_before(tasks_per_env)[env]
-    normal = sum_tree.init(max(num_tasks, 1))
+
+    def tree_of(number: int) -> sum_tree.SumTree:
+        return sum_tree.update(sum_tree.init(max(num_tasks, 1)), tasks, pool == number, unique_indices=True)
+
     return PoolsState(
         pool=pool.astype(jnp.int8),
         entry=rank.astype(jnp.uint32),
-        normal=sum_tree.update(normal, tasks, pool == 0, unique_indices=True),
+        normal=tree_of(0),
+        easy=tree_of(1) if drawn[1] else None,
+        hard=tree_of(2) if drawn[2] else None,
         queues=jnp.zeros((2, num_tasks), jnp.int32).at[ring, slot].set(tasks, mode="drop"),
         heads=jnp.zeros((num_envs, 2), jnp.int32),
         sizes=sizes,
@@ -136,20 +164,10 @@ def park(
       label: int32 [G], the pool to move to, 0 for none.
     """
     num_envs, num_tasks = state.sizes.shape[0], state.pool.size
-    done = _join_queues(state, caps, tasks, env, label)
-
+    done = join_queues(state, caps, tasks, env, label)
     # Members that leave a ring are read before tasks that stay are written over them.
-    ring, start = jnp.maximum(label - 1, 0), _queues.sum_before(tasks_per_env)[env]
-
-    def slot(number: jax.Array) -> jax.Array:
-        return start + (state.heads[env, ring] + number) % tasks_per_env[env]
-
-    leaver = jnp.where(
-        done.leaver < state.sizes[env, label],
-        state.queues[ring, jnp.where(done.leaves, slot(done.leaver), 0)],
-        tasks[done.leaver_row],
-    )
-    leaver, written = materialize(leaver, jnp.where(done.stays, slot(done.number), num_tasks))
+    leaver, written = materialize(*leavers_and_slots(state, tasks_per_env, tasks, env, label, done))
+    ring = jnp.maximum(label - 1, 0)
 
     # Tasks whose pool or entry changes: those parked at the end, and those that left a ring and joined none again.
     moved = jnp.concatenate([jnp.where(done.stays, tasks, num_tasks), jnp.where(done.free, leaver, num_tasks)])
@@ -171,20 +189,44 @@ def park(
     )
 
 
-def _join_queues(
+def join_queues(
     state: PoolsState, caps: jax.Array, tasks: jax.Array, env: jax.Array, label: jax.Array
 ) -> _queues.Joins:
-    """The effect of the rows of `park` on the queues; queue 2 * e + p - 1 is pool p of environment e."""
+    """The effect of the rows of `park` on the queues; queue 2 * e + p - 1 is pool p of environment e.
+
+    Labels that are no queue's, and tasks in a pool that is none, join and leave nothing.
+    """
     num_envs, num_tasks = state.sizes.shape[0], state.pool.size
 
     def queue_of(pool: jax.Array) -> jax.Array:
-        return jnp.where(pool > 0, 2 * env + pool - 1, 2 * num_envs)
+        is_queue = functools.reduce(jnp.logical_and, [pool != p for p in (1, 2) if state.drawn[p]], pool > 0)
+        return jnp.where(is_queue, 2 * env + pool - 1, 2 * num_envs)
 
     size = state.sizes[:, 1:].reshape(-1)
     limit = jnp.maximum(caps.reshape(-1), size)
     pool = state.pool[tasks].astype(jnp.int32)
     number = state.sizes[env, pool] - (state.entered[env, pool] - state.entry[tasks]).astype(jnp.int32)
     return _queues.join(tasks, num_tasks, queue_of(label), queue_of(pool), number, size, limit)
+
+
+def leavers_and_slots(
+    state: PoolsState, tasks_per_env: jax.Array, tasks: jax.Array, env: jax.Array, label: jax.Array, done: _queues.Joins
+) -> tuple[jax.Array, jax.Array]:
+    """The task that leaves at each row's turn, and where in its ring the row's task is written; int32 [G] both.
+
+    The former is undefined where none leaves; the latter is N where the task does not stay in a queue.
+    """
+    ring, start = jnp.maximum(label - 1, 0), _queues.sum_before(tasks_per_env)[env]
+
+    def slot(number: jax.Array) -> jax.Array:
+        return start + (state.heads[env, ring] + number) % tasks_per_env[env]
+
+    leaver = jnp.where(
+        done.leaver < state.sizes[env, label],
+        state.queues[ring, jnp.where(done.leaves, slot(done.leaver), 0)],
+        tasks[done.leaver_row],
+    )
+    return leaver, jnp.where(done.stays, slot(done.number), state.pool.size)
 
 
 def _entries(state: PoolsState, env: jax.Array, label: jax.Array, done: _queues.Joins) -> jax.Array:

@@ -17,6 +17,7 @@ class Joins(NamedTuple):
     """The effect of a batch of G rows on Q queues.
 
     Attributes:
+      inside: bool [G], whether the row's item is in a queue at its turn.
       joins: bool [G], whether the row's item joins a queue.
       number: int32 [G], the item's number there.
       stays: bool [G], whether it joins and is still there at the end.
@@ -28,6 +29,7 @@ class Joins(NamedTuple):
       left: int32 [Q], how many members leave it.
     """
 
+    inside: jax.Array
     joins: jax.Array
     number: jax.Array
     stays: jax.Array
@@ -75,18 +77,18 @@ def join(
     """
     num_rows, num_queues = item.size, size.size
     wanted = queue[:, None] == jnp.arange(num_queues, dtype=jnp.int32)[None]  # [G, Q]
-    by_item, first = _sort_by_item(item, num_items)
+    by_item, first = sort_by_item(item, num_items)
 
     def turns(joins: jax.Array) -> _Turns:
         before = sum_before((wanted & joins[:, None]).astype(jnp.int32))
-        earlier = _last_before(joins, by_item, first)
+        earlier = last_before(joins, by_item, first)
         again = earlier >= 0
         last_queue = jnp.where(again, queue[earlier], start_queue)
         last_number = jnp.where(again, (_at_queue(size, queue) + _at_own_queue(before, queue))[earlier], start_number)
         return _Turns(before, last_queue, last_number)
 
     joins = _joining_rows(turns, queue, start_queue, size - limit)
-    before, last_queue, last_number = turns(joins)
+    before, last_queue, last_number = turn = turns(joins)
     number = _at_queue(size, queue) + _at_own_queue(before, queue)
     joined = jnp.sum(wanted & joins[:, None], axis=0, dtype=jnp.int32)
     left = jnp.maximum(size + joined - limit, 0)
@@ -97,6 +99,7 @@ def join(
     back = joins & (last_queue < num_queues)
     left_at = row_of.at[_at_queue(starts + limit, last_queue) + last_number].get(mode="fill", fill_value=0)
     return Joins(
+        inside=_inside(turn, size - limit),
         joins=joins,
         number=number,
         stays=joins & (number >= _at_queue(left, queue)),
@@ -122,15 +125,19 @@ def _joining_rows(
 
     def next_guess(guess):
         joins, _ = guess
-        before, last_queue, last_number = turns(joins)
-        oldest = _at_queue(size_minus_limit, last_queue) + _at_own_queue(before, last_queue)
-        inside = (last_queue < num_queues) & (last_number >= oldest)
-        new = (queue < num_queues) & ~inside
+        new = (queue < num_queues) & ~_inside(turns(joins), size_minus_limit)
         return new, jnp.any(new != joins)
 
     guess = (queue < num_queues) & (start_queue == num_queues)
     joins, _ = lax.while_loop(lambda guess: guess[1], next_guess, (guess, jnp.array(True)))
     return joins
+
+
+def _inside(turn: _Turns, size_minus_limit: jax.Array) -> jax.Array:
+    """Whether each row's item is in a queue at its turn, bool [G]."""
+    before, last_queue, last_number = turn
+    oldest = _at_queue(size_minus_limit, last_queue) + _at_own_queue(before, last_queue)
+    return (last_queue < size_minus_limit.size) & (last_number >= oldest)
 
 
 def _rows_by_number(
@@ -149,7 +156,7 @@ def sum_before(x: jax.Array) -> jax.Array:
     return jnp.cumsum(x, axis=0, dtype=jnp.int32) - x
 
 
-def _sort_by_item(item: jax.Array, num_items: int) -> tuple[jax.Array, jax.Array]:
+def sort_by_item(item: jax.Array, num_items: int) -> tuple[jax.Array, jax.Array]:
     """Rows in stable order by item, int32 [G]; and for each place in it the first place with the same item."""
     place = jnp.arange(item.size, dtype=jnp.int32)
     if num_items * item.size <= 2**32:  # item and row in one number: XLA sorts one array much faster than two
@@ -162,7 +169,7 @@ def _sort_by_item(item: jax.Array, num_items: int) -> tuple[jax.Array, jax.Array
     return by_item, lax.cummax(jnp.where(starts, place, 0))
 
 
-def _last_before(marked: jax.Array, by_item: jax.Array, first: jax.Array) -> jax.Array:
+def last_before(marked: jax.Array, by_item: jax.Array, first: jax.Array) -> jax.Array:
     """The last `marked` row before each row with the same item, int32 [G]; -1 where there is none."""
     place = jnp.arange(marked.size, dtype=jnp.int32)
     latest = lax.cummax(jnp.where(marked[by_item], place, -1))

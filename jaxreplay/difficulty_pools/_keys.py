@@ -1,0 +1,21 @@
+"""Keys of tasks, by which `DifficultyPools.remap` matches them."""
+
+import hashlib
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+
+def task_key(task: Mapping[str, Any], fields: Sequence[str]) -> str:
+    """The hexadecimal SHA-256 digest of some fields of a task, as a key for `DifficultyPools.remap`.
+
+    Args:
+      task: its fields by name; their values must be JSON-serializable.
+      fields: names of the fields that identify the task, in order, such as ("env", "prompt").
+
+    Raises:
+      ValueError: no fields, or one that the task lacks.
+    """
+    if missing := [field for field in fields if field not in task] or not fields:
+        raise ValueError(f"fields={fields!r}: not in the task: {missing}; it has {sorted(task)}; give at least one.")
+    return hashlib.sha256(json.dumps([task[field] for field in fields], sort_keys=True).encode()).hexdigest()

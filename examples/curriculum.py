@@ -1,7 +1,7 @@
 """A curriculum over 200 tasks: a simulated solver that learns from the tasks it sometimes solves.
 
 pip install -e '.[examples]'
-python examples/curriculum.py           # all tasks; with difficulty pools; with pools that are recycled now and then
+python examples/curriculum.py           # all tasks; difficulty pools; those recycled now and then; pools with weights
 python examples/curriculum.py --short   # a few seconds, to see that it runs
 
 The solver solves a task of difficulty d with probability sigmoid(skill - d), with one skill for each of two
@@ -51,6 +51,7 @@ CURRICULA = {
     "all tasks": Curriculum(pools=ALL_TASKS),
     "pools": Curriculum(pools=WITH_POOLS),
     "pools, recycled": Curriculum(pools=WITH_POOLS, recycled=0.5),
+    "pool weights": Curriculum(pools=dataclasses.replace(WITH_POOLS, pool_weights=(0.2, 1, 0.2))),
 }
 
 
@@ -130,21 +131,21 @@ def print_table(logs: dict[str, Log], steps: int) -> None:
 
 
 def plot(path: Path, logs: dict[str, Log], steps: int) -> None:
-    """Pool shares with and without recycling, and skills."""
+    """Pool shares, and skills."""
     updates = np.arange(1, steps + 1)
-    figure = Figure(figsize=(12, 4), layout="constrained")
-    axes = figure.subplots(1, 3)
-    for panel, name in zip(axes, ("pools", "pools, recycled"), strict=False):
+    figure = Figure(figsize=(14, 3.8), layout="constrained")
+    axes = figure.subplots(1, 4)
+    for panel, name in zip(axes, ("pools", "pools, recycled", "pool weights"), strict=False):
         panel.stackplot(updates, logs[name].shares.mean(axis=0).T, labels=POOLS, colors=POOLS.values())
         panel.set(title=name, xlabel="updates", ylabel="share of the tasks", xlim=(0, steps), ylim=(0, 1))
     axes[0].legend(loc="upper right", framealpha=1)
-    for (name, log), color in zip(logs.items(), COLORS, strict=True):
-        axes[2].plot(updates, log.skill.T, color=color, alpha=0.2, linewidth=0.6)
-        axes[2].plot(updates, log.skill.mean(axis=0), color=color, linewidth=2.5, label=name)
-    axes[2].set(
+    for (name, log), color in zip(logs.items(), (*COLORS, "tab:red"), strict=True):
+        axes[3].plot(updates, log.skill.T, color=color, alpha=0.2, linewidth=0.6)
+        axes[3].plot(updates, log.skill.mean(axis=0), color=color, linewidth=2.5, label=name)
+    axes[3].set(
         title=f"skill, {len(log.skill)} seeds and their mean", xlabel="updates", ylabel="skill", xlim=(0, steps)
     )
-    axes[2].legend()
+    axes[3].legend()
     figure.savefig(path, dpi=150)
 
 

@@ -242,6 +242,9 @@ DRAWS = {
     ),
     "tree": lambda key: sum_tree.sample(sum_tree.init(2), key, 2),
     "pools": lambda key: (pools := jr.DifficultyPools(tasks_per_env=(4,))).sample(pools.init(), key, 2),
+    "weighted pools": lambda key: (pools := jr.DifficultyPools(tasks_per_env=(4,), pool_weights=(1, 1, 0))).sample(
+        pools.init(), key, 2
+    ),
     "recycle": lambda key: (pools := jr.DifficultyPools(tasks_per_env=(4,))).recycle(pools.init(), key, 0.5),
 }
 
@@ -293,8 +296,10 @@ def test_weights_of_transitions_are_multiplied_under_strict_settings(dtype):
 
 
 @pytest.mark.usefixtures("strict")
-def test_pools_run_under_strict_settings():
-    pools = jr.DifficultyPools(tasks_per_env=(5, 9), easy_threshold=0.9, hard_threshold=0.1, env_ratios=(1, 2))
+@pytest.mark.parametrize("weights", [(0, 1, 0), (0, 1, 0.2), (0.2, 1, 0.2)])
+def test_pools_run_under_strict_settings(weights):
+    settings = {"easy_threshold": 0.9, "hard_threshold": 0.1, "env_ratios": (1, 2), "pool_weights": weights}
+    pools = jr.DifficultyPools(tasks_per_env=(5, 9), **settings)
 
     def run(key):
         state = pools.init()

@@ -208,8 +208,9 @@ def check_against_twin(config, groups, rollouts, seed):
     assert lists(pools, state) == twin.pools
 
 
-def test_eager_equals_jit_equals_scan_and_vmap_equals_a_loop():
-    pools = make((5, 9), online_difficulty_filtering=True)
+@pytest.mark.parametrize("weights", [(0, 1, 0), *map(rarely, [((0.2, 1, 0.2),), ((0, 1, 3),)])])
+def test_eager_equals_jit_equals_scan_and_vmap_equals_a_loop(weights):
+    pools = make((5, 9), online_difficulty_filtering=True, pool_weights=weights)
     inputs = [random_updates(np.random.default_rng(seed), 14, 12, 6, 4) for seed in range(3)]
     inputs = stack(*inputs)
     states = jax.vmap(lambda _: pools.init())(np.arange(3))
@@ -583,8 +584,9 @@ def test_task_keys():
         jr.task_key(task, ())
 
 
-def test_a_restored_state_goes_on_like_an_uninterrupted_one():
-    pools = make((5, 9), online_difficulty_filtering=True)
+@pytest.mark.parametrize("weights", [(0, 1, 0), *map(rarely, [((0.2, 1, 0.2),), ((0, 1, 3),)])])
+def test_a_restored_state_goes_on_like_an_uninterrupted_one(weights):
+    pools = make((5, 9), online_difficulty_filtering=True, pool_weights=weights)
     first, second = (random_updates(np.random.default_rng(seed), 14, 100, 5, 4) for seed in range(2))
     state, _ = scan_updates(pools, pools.init(), *first)
     restored = flax.serialization.from_bytes(pools.init(), flax.serialization.to_bytes(state))

@@ -28,7 +28,7 @@ def draw(
         rank = _draw_rank(state.sizes[:, 0], env, rank_key)
         return jnp.where(ok, sum_tree.find(state.normal, rank), -1), ok
     env_key, pool_key, rank_key = jax.random.split(key, 3)
-    masses = state.sizes.astype(jnp.float32) * jnp.asarray(weights, jnp.float32)  # [E, 3]
+    masses = state.sizes.astype(jnp.float32) * jnp.asarray([weights], jnp.float32)  # [E, 3]
     env, ok = _draw_env(jnp.any(masses > 0, axis=1), ratios, env_key, n)
     pool = _draw_pool(masses, env, pool_key)
     rank = _draw_rank(state.sizes, env, rank_key, pool)

@@ -59,7 +59,9 @@ def move(
 
     num_pools = state.sizes.size
     pool = 3 * at + to
-    into = ((pool[:, None] == jnp.arange(num_pools, dtype=jnp.int32)) & moves[:, None]).astype(jnp.int32)  # [., 3 * E]
+    into = ((pool[:, None] == jnp.arange(num_pools, dtype=jnp.int32)[None]) & moves[:, None]).astype(
+        jnp.int32
+    )  # [., 3 * E]
     number = jnp.take_along_axis(_queues.sum_before(into), pool[:, None], axis=1)[:, 0]
     entry = state.entered.reshape(-1)[pool] + number.astype(jnp.uint32)
     entries = jnp.sum(into, axis=0, dtype=jnp.int32).reshape(state.sizes.shape)

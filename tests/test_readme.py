@@ -5,13 +5,14 @@ import itertools
 import pathlib
 import re
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 from flax import struct
-from helpers import leaves_of
+from helpers import at, leaves_of
 
 import jaxreplay as jr
 
@@ -410,6 +411,47 @@ def pools(block, monkeypatch):
     assert np.all(found["pools"].pool_of(found["state"])[easy] == 1)
 
 
+def own_sampler(block, monkeypatch):
+    found = run(block, {}, length=("1_000", "12"), num_envs=("16", "2"), sequence_length=("=8", "=3"))
+    curious = found["buffer"].sampler
+    buffers = found["buffer"], jr.ReplayBuffer(capacity=20, sampler=curious)
+
+    def learn(buffer, rows, key):
+        """The number of visits of each slot, and what was drawn, in a scan; each row is twice as bad as the last."""
+
+        def step(replay, x):
+            rows, key = x
+            replay = buffer.add(replay, rows)
+            drawn = buffer.sample(replay, key, 4)
+            seen = replay.sampler.visits[drawn.indices % buffer._num_slots]
+            newest = buffer.sample(replay, key, 4, max_age=1)
+            return buffer.update(replay, drawn.indices, 2.0**drawn.age), (drawn, seen, newest)
+
+        return jax.lax.scan(step, buffer.init(jax.tree.map(lambda x: x[0], rows)), (rows, jax.random.split(key, 30)))
+
+    for buffer in buffers:
+        ids = jnp.arange(60.0).reshape(30, *((1, 2) if buffer is buffers[0] else (2,)))
+        keys = jax.random.split(jax.random.key(0), 2)
+        replay, (drawn, seen, newest) = jax.jit(jax.vmap(lambda key, b=buffer, x=ids: learn(b, x, key)))(keys)
+        exists = np.asarray(drawn.indices) >= 0
+        assert exists.sum() >= 2 * 27 * 4
+        np.testing.assert_array_equal(np.asarray(drawn.probabilities) > 0, exists)
+        np.testing.assert_array_equal(drawn.weights, exists)
+        assert np.all(np.asarray(newest.age)[exists] == 0)
+        assert np.mean(np.asarray(seen)[exists] == 0) > 0.4  # of uniform draws about a fifth
+        capacity = replay.sampler.visits.shape[1]
+        leaves, visits = leaves_of(replay.sampler.tree), np.asarray(replay.sampler.visits)
+        assert visits.max() > 1
+        np.testing.assert_allclose(leaves[(visits == 0) & (leaves > 0)], 1e4)
+        expected = 1e4 * 0.7 ** visits[0].astype(float)  # and an error's part, from 1 to 2^20 to the power of 0.7
+        assert np.all((leaves[0] >= 0.999 * expected) | (leaves[0] == 0))
+        assert capacity == buffer._num_slots
+        alone = jax.jit(lambda key, b=buffer, x=ids: learn(b, x, key))(keys[1])
+        chex.assert_trees_all_close(at((replay, drawn), 1), (alone[0], alone[1][0]), rtol=1e-5)
+    with pytest.raises(ValueError, match="empty buffer"):
+        buffers[1].sample(buffers[1].init(jnp.zeros(1)), jax.random.key(0), 2)
+
+
 def one_device_to_eight(block, monkeypatch):
     found = run(block, {})
     assert found["buffer"].num_shards == 8
@@ -496,6 +538,7 @@ COVERED = {
         rollouts,
         host_loop,
         half_online,
+        own_sampler,
         one_device_to_eight,
         several_processes,
         checkpoints,

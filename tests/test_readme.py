@@ -446,8 +446,8 @@ def own_sampler(block, monkeypatch):
         expected = 1e4 * 0.7 ** visits[0].astype(float)  # and an error's part, from 1 to 2^20 to the power of 0.7
         assert np.all((leaves[0] >= 0.999 * expected) | (leaves[0] == 0))
         assert capacity == buffer._num_slots
-        alone = jax.jit(lambda key, b=buffer, x=ids: learn(b, x, key))(keys[1])
-        chex.assert_trees_all_close(at((replay, drawn), 1), (alone[0], alone[1][0]), rtol=1e-5)
+    alone = jax.jit(lambda key: learn(buffer, ids, key))(keys[1])
+    chex.assert_trees_all_close(at((replay, drawn), 1), (alone[0], alone[1][0]), rtol=1e-5)
     with pytest.raises(ValueError, match="empty buffer"):
         buffers[1].sample(buffers[1].init(jnp.zeros(1)), jax.random.key(0), 2)
 

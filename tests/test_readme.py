@@ -388,6 +388,25 @@ def half_online(block, monkeypatch):
     assert set(batches[4][:128]) == {-1, -2, -3, -4, -5}
 
 
+def beyond_the_device(block, monkeypatch):
+    """With another device of the CPU for an accelerator."""
+    host, accelerator = jax.devices("cpu")[:2]
+    learned = []
+
+    def learn(agent, batch):
+        assert batch["x"].devices() == {accelerator}
+        learned.append(batch["x"].shape)
+        return agent + 1, jax.jit(jnp.abs)(batch["x"])
+
+    buffer, rows = jr.ReplayBuffer(capacity=64, sampler=jr.Prioritized()), {"x": jnp.arange(1.0, 9.0)}
+    names = {"buffer": buffer, "rows": rows, "key": jax.random.key(0), "agent": 0, "learn": learn}
+    replay = run(block, names, accelerator=("jax.devices()[0]", "jax.devices()[1]"), draws=("10", "3"))["replay"]
+    assert learned == [(256,)] * 3
+    assert all(x.devices() == {host} and x.committed for x in jax.tree.leaves(replay))
+    assert buffer.size(replay) == 24
+    assert replay.sampler.max_priority == pytest.approx(8.0)
+
+
 def pools(block, monkeypatch):
     drawn, kept, logged = [], [], {}
 
@@ -543,6 +562,7 @@ COVERED = {
         several_processes,
         checkpoints,
         another_buffer,
+        beyond_the_device,
         pools,
     ],
 }

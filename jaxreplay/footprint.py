@@ -87,7 +87,7 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
         state = jax.eval_shape(lambda state=state: _on_backend(_zeros(state), kind))
         for path, leaf in _stored(getattr(state, "storage", ())):
             leaves[prefix + path] = _bytes(leaf, kind)
-            stored[prefix + path] = jax.ShapeDtypeStruct(leaf.shape, leaf.dtype)
+            stored[prefix + path] = jax.ShapeDtypeStruct(leaf.shape[state.ring.size.ndim :], leaf.dtype)
         in_storage = _bytes(getattr(state, "storage", ()), kind)
         in_trees = _bytes([x for x in jax.tree.leaves(state, is_leaf=_is_tree) if _is_tree(x)], kind)
         tree, other = tree + in_trees, other + _bytes(state, kind) - in_storage - in_trees

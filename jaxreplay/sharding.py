@@ -306,7 +306,9 @@ class Sharded(Generic[S]):
     def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
         """See `Buffer._device_states`; every device of the mesh holds a shard."""
         jax.eval_shape(self.buffer.init, items)  # for its checks
-        return [("", jax.eval_shape(self._part.init, self._part_spec(items)), self.mesh.size)]
+        shard = jax.eval_shape(self._part.init, self._part_spec(items))
+        shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), shard)
+        return [("", shard, self.mesh.size)]
 
     def _shard_key(self, key: jax.Array) -> jax.Array:
         return key if self._axis_name is None else jax.random.fold_in(key, shards.index(self._axis_name))

@@ -127,6 +127,7 @@ def test_shards_take_their_parts():
     on_first = [x.addressable_shards[0].data for x in jax.tree.leaves(state)]
     assert found.total == sum(x.nbytes for x in on_first)
     assert found.num_devices == 2
+    assert found.stored["['obs']"].shape == (8, 3, 5)
     assert "2 devices, each" in str(found)
     mixed = jr.Mixture(buffers=(sharded, dataclasses.replace(whole, num_envs=2)))
     assert jr.memory(mixed, transitions(1, 6)).num_devices == 2

@@ -7,6 +7,7 @@ from jaxreplay.autoreset import NextStepAutoreset as NextStepAutoreset
 from jaxreplay.buffer import Sample as Sample
 from jaxreplay.checkpoint import restore as restore
 from jaxreplay.checkpoint import save as save
+from jaxreplay.diagnostics import diagnostics as diagnostics
 from jaxreplay.difficulty_pools import DifficultyPools as DifficultyPools
 from jaxreplay.difficulty_pools import task_key as task_key
 from jaxreplay.difficulty_pools._parking import PoolsState as PoolsState

@@ -287,6 +287,7 @@ class Buffer(abc.ABC, Generic[S]):
         indices, td_errors = checks.check_td_errors(indices, td_errors)
         slots = self._slots(state, indices)
         stored = slots < self._num_slots
+        slots = jnp.where(indices >= 0, slots, -1)
         sampler = self.sampler.update(state.sampler, slots, td_errors, stored, *self._axis)
         # What is added next comes after the draws that these are the TD errors of, and after all reads of handles.
         changed = {"sampler": sampler, "ring": ring.after(state.ring, slots, td_errors)}

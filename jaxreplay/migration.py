@@ -13,6 +13,7 @@ from jaxreplay.replay_buffer import ReplayBuffer, ReplayState
 from jaxreplay.samplers import Prioritized, PrioritizedState, Uniform, UniformState, largest_leaf
 from jaxreplay.sequence_buffer import SequenceBuffer, SequenceState
 from jaxreplay.sharding import Sharded, shard_of
+from jaxreplay.update_counts import UpdateCounts
 
 KINDS = (ReplayBuffer, SequenceBuffer)
 
@@ -212,8 +213,9 @@ def _migrate_sampler(old: _Layout, state: Any, new: _Layout, source: np.ndarray)
     """The new sampler's state; `source` [new shards, slots]: slots of the stacked old shards, -1 where none is."""
     sampler, old_sampler = new.whole.sampler, old.whole.sampler
     capacity = new.shard._num_slots
+    counts = _migrate_counts(state.counts, new, source) if sampler.count_updates else None
     if isinstance(sampler, Uniform):
-        return UniformState(capacity)
+        return UniformState(capacity, counts)
     max_priority, updates, rejected = 1.0, 0, 0
     if isinstance(old_sampler, Prioritized):
         max_priority = float(_on_host(state.max_priority).max())
@@ -242,4 +244,15 @@ def _migrate_sampler(old: _Layout, state: Any, new: _Layout, source: np.ndarray)
         max_priority=every(max_priority, np.float32),
         updates=every(updates, np.int32),
         rejected=new.place(counted_once),
+        counts=counts,
     )
+
+
+def _migrate_counts(counts: UpdateCounts | None, new: _Layout, source: np.ndarray) -> UpdateCounts:
+    """The counts of the items that are kept, all 0 if nothing was counted; `source` as of `_migrate_sampler`."""
+    of_slots, late = np.zeros(source.shape, np.int32), 0
+    if counts is not None:
+        of_slots = np.where(source >= 0, _on_host(counts.of_slots).reshape(-1)[source], 0).astype(np.int32)
+        late = min(int(_on_host(counts.late).sum(dtype=np.int64)), 2**31 - 1)
+    counted_once = np.where(np.arange(new.num_shards) == 0, late, 0).astype(np.int32)
+    return UpdateCounts(new.place(of_slots), new.place(counted_once))

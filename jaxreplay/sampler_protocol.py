@@ -111,7 +111,8 @@ class Sampler(Protocol[S]):
 
         Args:
           state: the sampler's state.
-          slots: int32 [B]; of one that occurs more than once the last occurrence counts.
+          slots: int32 [B]; of one that occurs more than once the last occurrence counts. -1 for a row that never named
+            an item, the number of slots for one whose item is no longer stored.
           td_errors: float [B], signed or not.
           mask: bool [B], the rows that count.
           axis_name: None, or a mapped axis over the shards of a buffer, of which this is one.

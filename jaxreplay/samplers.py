@@ -9,12 +9,13 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay import sum_tree
+from jaxreplay import sum_tree, update_counts
 from jaxreplay._common import checks, shards
 from jaxreplay._common.checks import check_bool, check_number, settle
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay.ring import Live, saturating_add
+from jaxreplay.update_counts import UpdateCounts
 from jaxreplay.weights import Normalize, importance_weights
 
 
@@ -28,14 +29,20 @@ def _uniform_probability(size: jax.Array) -> jax.Array:
 
 @struct.dataclass
 class UniformState:
-    """State of `Uniform`: nothing but the static number of slots."""
+    """State of `Uniform`: the static number of slots, and counts if they are asked for.
+
+    Attributes:
+      capacity: number of slots (static).
+      counts: None without `count_updates`.
+    """
 
     capacity: int = struct.field(pytree_node=False)
+    counts: UpdateCounts | None = None
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Uniform:
-    """Every stored item is equally likely; all weights are 1 and `update` does nothing.
+    """Every stored item is equally likely; all weights are 1 and `update` does nothing, unless it counts.
 
     Where the shards of a buffer hold different numbers of items, an item's weight is what makes the weighted law
     uniform over all of them: D * (items in its shard) / (items in all).
@@ -43,18 +50,27 @@ class Uniform:
     Attributes:
       replacement: draw independently. False: the items of a batch differ; of a batch that is larger than the number of
         items the last rows have handle -1, probability and weight 0.
+      count_updates: count in the state how often each item came back in `update`, and how many came back too late
+        (`jaxreplay.diagnostics` tells); 4 bytes an item.
     """
 
     replacement: bool = True
+    count_updates: bool = False
 
     def __post_init__(self):
-        settle(self, replacement=check_bool("replacement", self.replacement, "whether items may be drawn twice"))
+        settle(
+            self,
+            replacement=check_bool("replacement", self.replacement, "whether items may be drawn twice"),
+            count_updates=check_bool("count_updates", self.count_updates, "whether to count what comes back"),
+        )
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({'' if self.replacement else 'replacement=False'})"
+        shown = [] if self.replacement else ["replacement=False"]
+        shown += ["count_updates=True"] if self.count_updates else []
+        return f"{type(self).__name__}({', '.join(shown)})"
 
     def init(self, capacity: int) -> UniformState:
-        return UniformState(capacity)
+        return UniformState(capacity, update_counts.init(capacity) if self.count_updates else None)
 
     def insert(
         self,
@@ -64,7 +80,7 @@ class Uniform:
         td_errors: jax.Array | None = None,
         axis_name: str | None = None,
     ) -> UniformState:
-        return state
+        return dataclasses.replace(state, counts=update_counts.insert(state.counts, slots))
 
     def sample(self, state: UniformState, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
         probability = jnp.full(batch_size, _uniform_probability(live.size))
@@ -100,7 +116,7 @@ class Uniform:
         mask: jax.Array,
         axis_name: str | None = None,
     ) -> UniformState:
-        return state
+        return dataclasses.replace(state, counts=update_counts.update(state.counts, slots))
 
 
 @struct.dataclass
@@ -112,12 +128,14 @@ class PrioritizedState:
       max_priority: float32 [], the largest priority so far, before alpha; at least 1.
       updates: int32 [], calls of `update` so far; stops at 2**31 - 1.
       rejected: int32 [], non-finite TD errors that were refused; stops at 2**31 - 1.
+      counts: None without `count_updates`.
     """
 
     tree: sum_tree.SumTree
     max_priority: jax.Array  # []
     updates: jax.Array  # []
     rejected: jax.Array  # []
+    counts: UpdateCounts | None = None
 
     def on_this_backend(self) -> "PrioritizedState":
         """The same state with a tree as this backend wants it."""
@@ -157,6 +175,8 @@ class Prioritized:
       stratified: draw once from each of batch_size equal parts of the total priority, instead of independently. The
         rows of the batch then lie in the order of the slots: permute them (`jax.random.permutation`) before they are
         split into minibatches, or else each minibatch comes from one part of the buffer.
+      count_updates: count in the state how often each item came back in `update`, and how many came back too late
+        (`jaxreplay.diagnostics` tells); 4 bytes an item.
     """
 
     alpha: float = 0.6
@@ -166,6 +186,7 @@ class Prioritized:
     stratified: bool = True
     floor: float = 0.0
     max_priority: Literal["ever", "stored"] | float = "ever"
+    count_updates: bool = False
 
     def __post_init__(self):
         alpha = check_number("alpha", self.alpha, 0, math.inf, "0.6 is usual")
@@ -182,6 +203,7 @@ class Prioritized:
                 raise ValueError(f'max_priority={max_priority!r}: must be "ever", "stored" or a number.')
             max_priority = check_number("max_priority", max_priority, 0, math.inf, '"ever" is usual')
         settle(self, alpha=alpha, beta=beta, epsilon=epsilon, floor=floor, max_priority=max_priority)
+        settle(self, count_updates=check_bool("count_updates", self.count_updates, "whether to count what comes back"))
         if self.normalize not in ("batch", "global", None):
             raise ValueError(f'normalize={self.normalize!r}: must be "batch", "global" or None.')
 
@@ -197,6 +219,7 @@ class Prioritized:
             max_priority=jnp.ones((), jnp.float32),
             updates=jnp.zeros((), jnp.int32),
             rejected=jnp.zeros((), jnp.int32),
+            counts=update_counts.init(capacity) if self.count_updates else None,
         )
 
     def insert(
@@ -215,7 +238,8 @@ class Prioritized:
             state, found, known = self._learn(state, td_errors, told, axis_name)
         leaves = jnp.where(known, found, self._new_leaf(state, jnp.max(found, where=known, initial=0.0), axis_name))
         leaves = jnp.where(drawable, leaves, 0.0)
-        return dataclasses.replace(state, tree=sum_tree.update(state.tree, slots, leaves, unique_indices=True))
+        tree = sum_tree.update(state.tree, slots, leaves, unique_indices=True)
+        return dataclasses.replace(state, tree=tree, counts=update_counts.insert(state.counts, slots))
 
     def restrict(self, state: PrioritizedState, live: Live) -> PrioritizedState:
         return dataclasses.replace(state, tree=sum_tree.restrict(state.tree, live.start, live.size))
@@ -270,7 +294,8 @@ class Prioritized:
     ) -> PrioritizedState:
         state, leaves, accepted = self._learn(state, td_errors, checks.check_mask(mask, slots.shape), axis_name)
         tree = sum_tree.update(state.tree, slots, leaves, accepted)
-        return dataclasses.replace(state, tree=tree, updates=saturating_add(state.updates, 1))
+        counts = update_counts.update(state.counts, slots)
+        return dataclasses.replace(state, tree=tree, updates=saturating_add(state.updates, 1), counts=counts)
 
     def _learn(
         self, state: PrioritizedState, td_errors: jax.Array, mask: jax.Array, axis_name: str | None

@@ -544,3 +544,40 @@ def _row(observation, action, reward, terminated, step):
 
 def _at(tree, t):
     return {name: x[t] for name, x in tree.items()}
+
+
+def quantile(values, tenths):
+    """The smallest value that `tenths` / 10 of the values do not exceed."""
+    values = sorted(values)
+    return float(values[-(-len(values) * tenths // 10) - 1]) if values else 0.0
+
+
+def top_mass(masses, items, part):
+    """Mass of the first `part` of the items, where each row stands for a mass and a share of the items."""
+    mass, left = 0.0, part
+    for of_row, share in zip(masses, items, strict=True):
+        taken = min(1.0, left / share) if share > 0 else 1.0
+        mass, left = mass + taken * of_row, left - taken * share
+    return mass
+
+
+def diagnostics(probabilities, ages, priorities, size):
+    """Of draws, with what is known of each: estimates from the most probable down."""
+    order = np.argsort(-np.asarray(probabilities, np.float64), kind="stable")
+    items = [1 / (len(order) * size * float(probabilities[i])) for i in order]
+    masses = [1 / len(order)] * len(order)
+    found = {f"top_{int(100 * part)}pct_mass": top_mass(masses, items, part) for part in (0.01, 0.1)}
+    for name, tenths in (("q10", 1), ("q50", 5), ("q90", 9)):
+        found[f"draws/age_{name}"] = quantile(ages, tenths)
+        found[f"draws/priority_{name}"] = quantile(priorities, tenths)
+    return found
+
+
+def thorough_diagnostics(priorities, alpha):
+    """Of all priorities."""
+    law = sorted((np.asarray(priorities, np.float64) ** alpha).tolist(), reverse=True)
+    law = [p / sum(law) for p in law]
+    found = {f"top_{int(100 * part)}pct_mass": top_mass(law, [1 / len(law)] * len(law), part) for part in (0.01, 0.1)}
+    found["stored/priority_max"] = max(priorities)
+    found["stored/priority_zero"] = float(np.mean(np.asarray(priorities) == 0))
+    return found | {f"stored/priority_q{t}0": quantile(priorities, t) for t in (1, 5, 9)}

@@ -24,6 +24,7 @@ SAMPLERS = {
     "prioritized": functools.partial(jr.Prioritized, alpha=0.7),
     "independent": functools.partial(jr.Prioritized, stratified=False, normalize=None, beta=1.0),
     "global": functools.partial(jr.Prioritized, normalize="global"),
+    "counting": functools.partial(jr.Prioritized, count_updates=True),
 }
 
 
@@ -102,6 +103,7 @@ RARE += [
     ("reservoir", "uniform"),
     ("sequence, strided", "independent"),
     *(("sequence, inside", name) for name in SAMPLERS if name != "global"),
+    *((name, "counting") for name in BUFFERS),
 ]
 
 

@@ -17,6 +17,7 @@ from jaxreplay.sequence_buffer import SequenceState
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.tracing import NStepState
 from jaxreplay.transition_batch import TransitionBatch
+from jaxreplay.update_counts import UpdateCounts
 
 PACKAGE = "jaxreplay"
 # Part of the file format: names may be added, but never changed.
@@ -36,6 +37,7 @@ CLASSES = {
     "SumTree": SumTree,
     "TransitionBatch": TransitionBatch,
     "UniformState": UniformState,
+    "UpdateCounts": UpdateCounts,
 }
 _NAMES = {cls: name for name, cls in CLASSES.items()}
 

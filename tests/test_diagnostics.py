@@ -1,0 +1,280 @@
+import collections
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from helpers import at, mesh, rarely
+
+import jaxreplay as jr
+
+pytestmark = pytest.mark.versions
+CAPACITY, ALPHA = 40, 0.7
+
+
+def items(count, first=0):
+    return {"id": np.arange(first, first + count, dtype=np.int32)}
+
+
+def run(buffer, **settings):
+    """A state after 60 insertions and updates, of which some come too late; and what was counted meanwhile."""
+    state, rng = buffer.init(items(10)), np.random.default_rng(0)
+    priorities, counts, rejected, late = {}, collections.Counter(), 0, 0
+    for first in range(0, 60, 10):
+        largest = max([1.0, *priorities.values()])
+        priorities |= dict.fromkeys(range(first, first + 10), largest)
+        state = buffer.add(state, items(10, first))
+        handles = rng.integers(-1, first + 10, 12).astype(np.int32)
+        td_errors = np.where(rng.random(12) < 0.2, np.nan, rng.exponential(size=12) ** 3).astype(np.float32)
+        state = buffer.update(state, handles, td_errors)
+        for handle, td_error in zip(handles.tolist(), td_errors.tolist(), strict=True):
+            if 0 <= handle < first + 10 - CAPACITY:
+                late += 1
+            elif handle >= 0:
+                counts[handle] += 1
+                rejected += np.isnan(td_error)
+                if not np.isnan(td_error):
+                    priorities[handle] = abs(td_error) + 1e-6
+    live = range(60 - CAPACITY, 60)
+    return state, [priorities[i] for i in live], [counts[i] for i in live], rejected, late
+
+
+@pytest.fixture(scope="module")
+def filled():
+    sampler = jr.Prioritized(alpha=ALPHA, beta=lambda updates: updates / 10, count_updates=True)
+    buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler, donate=False)
+    return buffer, *run(buffer)
+
+
+def assert_close(found, expected):
+    for name, value in expected.items():
+        np.testing.assert_allclose(found[name], value, rtol=2e-4, err_msg=name)
+
+
+def test_numbers_that_need_no_draws(filled):
+    buffer, state, priorities, _, rejected, late = filled
+    found = jr.diagnostics(buffer, state)
+    assert all(x.shape == () and x.dtype == jnp.float32 for x in found.values())
+    total = sum(p**ALPHA for p in priorities)
+    largest = float(state.sampler.max_priority)
+    assert rejected > 0 < late
+    expected = {"size": 40, "fill": 1, "drawable": 1, "beta": 0.6, "updates": 6, "rejected": rejected, "late": late}
+    expected |= {"total_priority": total, "max_priority": largest}
+    assert found.keys() == expected.keys()
+    assert_close(found, expected)
+
+
+@pytest.mark.parametrize("batch_size", [60, rarely(600)])  # ranked by pairs, and by a sort
+def test_draws_match_the_twin(filled, batch_size):
+    buffer, state, priorities, _, _, _ = filled
+    sample = buffer.sample(state, jax.random.key(1), batch_size)
+    found = jr.diagnostics(buffer, state, sample=sample)
+    ages = np.asarray(sample.age)
+    drawn = [priorities[-1 - age] for age in ages]
+    expected = oracles.diagnostics(np.asarray(sample.probabilities), ages, drawn, CAPACITY)
+    expected["draws/effective_sample_size"] = np.sum(sample.weights) ** 2 / np.sum(np.asarray(sample.weights) ** 2)
+    assert_close(found, expected)
+
+
+@pytest.mark.slow
+def test_draws_are_those_of_a_batch(filled):
+    buffer, state, *_ = filled
+    drawn = jr.diagnostics(buffer, state, jax.random.key(2), batch_size=60)
+    key, _ = jax.random.split(jax.random.key(2))
+    own = jr.diagnostics(buffer, state, sample=buffer.sample(state, key, 60))
+    assert drawn.keys() == {*own, "never_updated"}
+    assert_close(drawn, own)
+
+
+def test_all_items_match_the_twin(filled):
+    buffer, state, priorities, counts, _, _ = filled
+    found = jr.diagnostics(buffer, state, thorough=True)
+    expected = oracles.thorough_diagnostics(priorities, ALPHA)
+    expected |= {"never_updated": np.mean(np.array(counts) == 0), "updates_per_item": np.mean(counts)}
+    assert_close(found, expected)
+    np.testing.assert_array_equal(np.roll(state.sampler.counts.of_slots, -(60 % CAPACITY)), counts)
+
+
+@pytest.mark.parametrize("buffer", [jr.ReplayBuffer, rarely(jr.ReservoirBuffer)])
+def test_uniform_counts_too(buffer):
+    buffer = buffer(capacity=CAPACITY, sampler=jr.Uniform(count_updates=True), donate=False)
+    if isinstance(buffer, jr.ReplayBuffer):
+        state, _, counts, _, late = run(buffer)
+        np.testing.assert_array_equal(np.roll(state.sampler.counts.of_slots, -(60 % CAPACITY)), counts)
+        assert state.sampler.counts.late == late
+        wider = jr.ReplayBuffer(capacity=2 * CAPACITY, sampler=jr.Prioritized(count_updates=True))
+        moved = jr.migrate(buffer, state, wider).sampler.counts
+        np.testing.assert_array_equal(moved.of_slots, counts + [0] * CAPACITY)
+        assert moved.late == late
+        return
+    state = buffer.add(buffer.init(items(30)), items(30), jax.random.key(0))
+    state = buffer.update(state, jnp.array([3, 3, 5, -1, 700]), jnp.ones(5))
+    old = buffer.sample(state, jax.random.key(0), 100).indices
+    state = buffer.add(state, items(200), jax.random.key(1))
+    state = buffer.update(state, old, jnp.ones(100))
+    found = jr.diagnostics(buffer, state, thorough=True)
+    still = int(np.sum(np.isin(old, state.handles)))
+    assert (found["late"], found["updates_per_item"] * CAPACITY) == (1 + 100 - still, still)
+    assert found["kept"] == np.float32(40 / 230)
+
+
+def sequence_buffer(sampler):
+    return jr.SequenceBuffer(length=12, num_envs=2, sequence_length=3, windows="inside", sampler=sampler, donate=False)
+
+
+BUFFERS = {
+    "sequence": sequence_buffer,
+    "sharded": lambda sampler: jr.Sharded(jr.ReplayBuffer(capacity=12, sampler=sampler, donate=False), mesh(2)),
+    "mixture": lambda sampler: jr.Mixture(
+        buffers=(jr.ReplayBuffer(capacity=6), jr.ReplayBuffer(capacity=12, sampler=sampler, donate=False))
+    ),
+    "one shard": lambda sampler: jr.Sharded(jr.ReplayBuffer(capacity=12, sampler=sampler, donate=False), mesh(1)),
+}
+SAMPLERS = {
+    "prioritized": jr.Prioritized(count_updates=True),
+    "zero": jr.Prioritized(epsilon=0.0, alpha=0.0),
+    "uniform": jr.Uniform(replacement=False),
+}
+ALWAYS = ("mixture", "prioritized")
+PAIRS = [(buffer, sampler) for buffer in BUFFERS for sampler in SAMPLERS]
+
+
+def filled_with(buffer, skewed=True):
+    if isinstance(buffer, jr.SequenceBuffer):
+        rows = np.arange(40.0, dtype=np.float32).reshape(20, 2)
+        ends = rows % 7 == 0
+        states = [buffer.init(rows)]
+        for k in range(0, 20, 10):
+            states.append(buffer.add(states[-1], rows[k : k + 10], ends[k : k + 10]))
+        state = states[-1]
+    elif isinstance(buffer, jr.Mixture):
+        state = buffer.add(buffer.add(buffer.init(items(4)), 0, items(4)), 1, items(8))
+    else:
+        state = buffer.add(buffer.init(items(8)), items(8))
+    if skewed:
+        drawn = buffer.sample(state, jax.random.key(3), 8)
+        some = jnp.where(jnp.arange(8) % 3 == 0, drawn.indices, -1)
+        state = buffer.update(state, some, jnp.arange(8.0) ** 3)
+    return state
+
+
+@pytest.mark.parametrize(("kind", "sampler"), [pair if pair == ALWAYS else rarely(pair) for pair in PAIRS])
+def test_every_buffer(kind, sampler):
+    buffer = BUFFERS[kind](SAMPLERS[sampler])
+    example = np.zeros((10, 2), np.float32) if kind == "sequence" else items(8)
+    look = jax.jit(lambda state: jr.diagnostics(buffer, state, jax.random.key(0), batch_size=50, thorough=True))
+    empty, found = look(buffer.init(example)), look(filled_with(buffer))
+    assert all(np.isfinite(x) for x in (*empty.values(), *found.values()))
+    assert empty.keys() == found.keys()
+    prefix = "1/" if kind == "mixture" else ""
+    assert empty[f"{prefix}size"] == empty[f"{prefix}fill"] == empty[f"{prefix}drawable"] == 0
+    assert found["size"] == buffer.size(filled_with(buffer))
+    if kind == "mixture":
+        assert found["size"] == found["0/size"] + found["1/size"] == 12
+        np.testing.assert_allclose(found["0/top_10pct_mass"], 0.1, rtol=1e-6)
+    if sampler == "prioritized":
+        assert 0 < found[f"{prefix}never_updated"] < 1
+        assert found[f"{prefix}top_10pct_mass"] > 0.15
+    if kind == "sequence":
+        complete = 2 * (12 - 3 + 1)
+        assert (found["fill"], found["drawable"]) == (1, found["size"] / complete)
+        assert found["drawable"] < 1
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["sequence", "sharded", "mixture"])
+def test_estimates_are_near_what_they_estimate(kind):
+    buffer = BUFFERS[kind](SAMPLERS["prioritized"])
+    state, prefix = filled_with(buffer), "1/" if kind == "mixture" else ""
+    drawn = jr.diagnostics(buffer, state, jax.random.key(0), batch_size=400)
+    exact = jr.diagnostics(buffer, state, thorough=True)
+    for name in ("top_1pct_mass", "top_10pct_mass", "never_updated"):
+        np.testing.assert_allclose(drawn[prefix + name], exact[prefix + name], atol=0.1)
+
+
+@pytest.mark.parametrize("kind", BUFFERS)
+def test_names_and_types_do_not_depend_on_values(kind):
+    for sampler in SAMPLERS.values():
+        buffer = BUFFERS[kind](sampler)
+        example = np.zeros((10, 2), np.float32) if kind == "sequence" else items(8)
+
+        def look(key, buffer=buffer, example=example):
+            state = buffer.init(example)
+            with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
+                return jr.diagnostics(buffer, state, key, thorough=True)
+
+        found = jax.eval_shape(look, jax.random.key(0))
+        assert all((x.shape, x.dtype, x.weak_type) == ((), jnp.float32, False) for x in found.values())
+
+
+@pytest.mark.slow
+def test_the_numbers_of_one_shard_are_those_of_the_buffer():
+    sharded = BUFFERS["one shard"](SAMPLERS["prioritized"])
+    alone, key = sharded.buffer, jax.random.key(7)
+    for options in ({"key": key}, {"thorough": True}):
+        one, other = (jr.diagnostics(x, filled_with(x), **options) for x in (sharded, alone))
+        assert one.keys() == other.keys()
+        assert_close(one, {name: x for name, x in other.items() if name != "never_updated"})
+
+
+@pytest.mark.slow
+def test_vmap_equals_a_loop(filled):
+    buffer, state, *_ = filled
+    look = functools.partial(jr.diagnostics, buffer, batch_size=60)
+    other = buffer.update(state, np.arange(20, 60), np.arange(40.0))
+    stacked = jax.tree.map(lambda *x: jnp.stack(x), state, other)
+    keys = jax.random.split(jax.random.key(0), 2)
+    found = jax.vmap(look)(stacked, keys)
+    for i, one in enumerate((state, other)):
+        assert_close(at(found, i), look(one, keys[i]))
+    assert found["top_10pct_mass"][0] != found["top_10pct_mass"][1]
+
+
+def test_pools():
+    pools = jr.DifficultyPools(tasks_per_env=(5, 9), easy_threshold=0.9, donate=False)
+    state, _ = pools.update(pools.init(), jnp.array([0, 99]), jnp.ones((2, 3)))
+    found = jr.diagnostics(pools, state)
+    assert found.keys() == {*pools.metrics(state), "rejected"}
+    assert (found["rejected"], found["pool/easy"]) == (1, np.float32(1 / 14))
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("stratified", [True, False])
+def test_the_mass_of_the_top_is_estimated_within_its_error(stratified):
+    sampler = jr.Prioritized(alpha=1.0, epsilon=0.0, stratified=stratified)
+    buffer = jr.ReplayBuffer(capacity=5_000, sampler=sampler, donate=False)
+    td_errors = np.random.default_rng(0).pareto(1.1, 5_000).astype(np.float32)
+    state = buffer.add(buffer.init(items(5_000)), items(5_000), td_errors=td_errors)
+    keys = jax.random.split(jax.random.key(0), 400)
+    found = jax.jit(jax.vmap(lambda key: jr.diagnostics(buffer, state, key, batch_size=128)))(keys)
+    in_order = np.sort(td_errors.astype(np.float64))[::-1]
+    for name, count in (("top_1pct_mass", 50), ("top_10pct_mass", 500)):
+        exact = in_order[:count].sum() / in_order.sum()
+        assert 0.3 < exact < 0.9
+        errors = np.asarray(found[name]) - exact
+        assert np.std(errors) < 0.5 / np.sqrt(128)
+        assert abs(np.mean(errors)) < 0.01
+
+
+def test_wrong_arguments():
+    buffer = jr.ReplayBuffer(capacity=4)
+    state, key = buffer.add(buffer.init(items(4)), items(4)), jax.random.key(0)
+    sample = buffer.sample(state, key, 2)
+    for message, arguments in {
+        "key and sample: got both": {"key": key, "sample": sample},
+        "sample: got a dict": {"sample": {}},
+        "batch_size=0": {"batch_size": 0},
+        "thorough=1": {"thorough": 1},
+        "key": {"key": 3},
+    }.items():
+        with pytest.raises(ValueError, match=message):
+            jr.diagnostics(buffer, state, **arguments)
+    with pytest.raises(ValueError, match="must be a buffer"):
+        jr.diagnostics(jr.Uniform(), state)
+    with pytest.raises(ValueError, match="capacity=5"):
+        jr.diagnostics(jr.ReplayBuffer(capacity=5), state)
+    with pytest.raises(ValueError, match="count_updates=2"):
+        jr.Prioritized(count_updates=2)
+    assert repr(jr.Uniform(count_updates=True)) == "Uniform(count_updates=True)"

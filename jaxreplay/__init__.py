@@ -2,6 +2,7 @@
 
 from jaxreplay import datasets as datasets
 from jaxreplay import sum_tree as sum_tree
+from jaxreplay._report import plot as plot
 from jaxreplay.autoreset import AutoresetState as AutoresetState
 from jaxreplay.autoreset import NextStepAutoreset as NextStepAutoreset
 from jaxreplay.buffer import Sample as Sample

@@ -142,29 +142,54 @@ def _read_manifest(path: str | os.PathLike) -> tuple[int, Any]:
 
 def _read_arrays(path: str | os.PathLike, number: int, records: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
     """The stored form of the arrays of a checkpoint, in the order of their records."""
+    handler = _handler()
+    # One read at a time: if one of several failed, the others would meet a closed event loop on a storage thread.
+    return [
+        jnp.asarray(_read_array(path, number, handler, i, record, sharding))
+        for i, (record, sharding) in enumerate(zip(records, shardings, strict=True))
+    ]
+
+
+def _read_array(path: str | os.PathLike, number: int, handler: Any, i: int, record: Any, sharding: Any = None) -> Any:
+    """The stored form of array `i`: of NumPy without a sharding."""
     import orbax.checkpoint as ocp
     from etils import epath
 
-    folder, handler = epath.Path(_absolute(path)) / f"{FOLDER}_{number}" / ARRAYS, _handler()
-    arrays = []
-    # One read at a time: if one of several failed, the others would meet a closed event loop on a storage thread.
-    for i, (record, sharding) in enumerate(zip(records, shardings, strict=True)):
-        shape, dtype = _stored.stored_type(record)
-        array = np.zeros(shape, dtype)
-        if array.size > 0:
-            how = ocp.RestoreArgs(restore_type=np.ndarray)
-            if sharding is not None:
-                how = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=shape)
-            item = {str(i): jax.ShapeDtypeStruct(shape, dtype)}
-            args = ocp.args.PyTreeRestore(item, restore_args={str(i): how}, partial_restore=True)
-            try:
-                array = handler.restore(folder, args=args)[str(i)]
-            except Exception as error:
-                raise _damaged(path, f"cannot read leaf {record['path']}: {_first_line(error)}") from error
-        if array.shape != shape or array.dtype != dtype:
-            raise _damaged(path, f"leaf {record['path']} is {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}")
-        arrays.append(jnp.asarray(array))
-    return arrays
+    shape, dtype = _stored.stored_type(record)
+    array = np.zeros(shape, dtype)
+    if array.size > 0:
+        how = ocp.RestoreArgs(restore_type=np.ndarray)
+        if sharding is not None:
+            how = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=shape)
+        item = {str(i): jax.ShapeDtypeStruct(shape, dtype)}
+        args = ocp.args.PyTreeRestore(item, restore_args={str(i): how}, partial_restore=True)
+        try:
+            array = handler.restore(epath.Path(_absolute(path)) / f"{FOLDER}_{number}" / ARRAYS, args=args)[str(i)]
+        except Exception as error:
+            raise _damaged(path, f"cannot read leaf {record['path']}: {_first_line(error)}") from error
+    if array.shape != shape or array.dtype != dtype:
+        raise _damaged(path, f"leaf {record['path']} is {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}")
+    return array
+
+
+def open_saved(path: str | os.PathLike) -> tuple[dict[str, Any], Callable[[int], np.ndarray]]:
+    """What a checkpoint says of itself, without a configuration; and a function that reads one of its arrays.
+
+    Raises:
+      FileNotFoundError: there is no complete checkpoint.
+      ValueError: it is damaged, or has a newer format. The function: the array is damaged.
+    """
+    number, manifest = _read_manifest(path)
+    content, handler = _intact(path, manifest), _handler()
+
+    def read(i: int) -> np.ndarray:
+        record = content["leaves"][i]
+        array = np.asarray(_read_array(path, number, handler, i, record))
+        if record["checksums"] != _stored.host_checksums(array):
+            raise _damaged(path, f"leaf {record['path']} has other bits than when it was saved")
+        return array
+
+    return content, read
 
 
 def _absolute(path: str | os.PathLike) -> str:
@@ -210,11 +235,11 @@ def _latest(manager: Any) -> int:
     return number
 
 
-def _checked(path: str | os.PathLike, manifest: Any, buffer: Any) -> dict[str, Any]:
+def _intact(path: str | os.PathLike, manifest: Any) -> dict[str, Any]:
     """The content of a manifest.
 
     Raises:
-      ValueError: it is damaged, has a newer format, or belongs to another configuration.
+      ValueError: it is damaged, or has a newer format.
     """
     if not isinstance(manifest, dict) or _digest(manifest.get("content")) != manifest.get("sha256"):
         raise _damaged(path, "its manifest has changed")
@@ -224,6 +249,16 @@ def _checked(path: str | os.PathLike, manifest: Any, buffer: Any) -> dict[str, A
             f"{os.fspath(path)}: has format {content['format']}, written by jaxreplay {content['library']}; this "
             f"version knows formats up to {FORMAT}; use a newer one."
         )
+    return content
+
+
+def _checked(path: str | os.PathLike, manifest: Any, buffer: Any) -> dict[str, Any]:
+    """The content of a manifest.
+
+    Raises:
+      ValueError: it is damaged, has a newer format, or belongs to another configuration.
+    """
+    content = _intact(path, manifest)
     if different := list(_description.differences(content["buffer"], buffer)):
         listed = "; ".join(f"{x.where}: saved {x.saved}, given {x.given}" for x in different[:5])
         more = f" (and {len(different) - 5} more)" if len(different) > 5 else ""

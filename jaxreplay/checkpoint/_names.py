@@ -5,6 +5,7 @@ import importlib
 from typing import Any
 
 from jaxreplay._common.layouts import Bits, Rows
+from jaxreplay._episodes import Windows
 from jaxreplay._windows import Steps
 from jaxreplay.autoreset import AutoresetState
 from jaxreplay.buffer import Sample
@@ -38,6 +39,7 @@ CLASSES = {
     "TransitionBatch": TransitionBatch,
     "UniformState": UniformState,
     "UpdateCounts": UpdateCounts,
+    "Windows": Windows,
 }
 _NAMES = {cls: name for name, cls in CLASSES.items()}
 

@@ -21,6 +21,7 @@ PLAIN = {
     *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
 }
 SMALL = 2**16  # bytes; the checksums of smaller arrays are computed on the host
+CHUNK = 2**20  # words that the host looks at together
 
 
 def as_array(leaf: Any, name: str) -> jax.Array:
@@ -120,7 +121,7 @@ def checksums(stored: Sequence[jax.Array]) -> list[list[int]]:
     found, groups = {}, {}
     for number, array in enumerate(stored):
         if array.is_fully_addressable and array.nbytes <= SMALL:
-            found[number] = _host_checksums(np.asarray(array))
+            found[number] = host_checksums(np.asarray(array))
         else:
             sharding = array.sharding
             devices = np.asarray(sharding.mesh.devices).flat if isinstance(sharding, NamedSharding) else [sharding]
@@ -159,11 +160,16 @@ def _pair(words: Any, position: Any) -> tuple[Any, Any]:
     return mixed, _mix(mixed ^ np.uint32(0x9E3779B9))
 
 
-def _host_checksums(x: np.ndarray) -> list[int]:
+def host_checksums(x: np.ndarray) -> list[int]:
     """The checksums of `_device_checksums`, without compilation."""
     x = np.ascontiguousarray(x).reshape(-1)
-    words = x.view(f"uint{8 * min(x.itemsize, 4)}").astype(np.uint32)
-    return [int(np.sum(part, dtype=np.uint32)) for part in _pair(words, np.arange(words.size, dtype=np.uint32))]
+    words = x.view(f"uint{8 * min(x.itemsize, 4)}")
+    sums = np.zeros(2, np.uint32)
+    for first in range(0, words.size, CHUNK):
+        part = words[first : first + CHUNK].astype(np.uint32)
+        position = np.arange(first, first + part.size, dtype=np.int64).astype(np.uint32)
+        sums += np.array([np.sum(y, dtype=np.uint32) for y in _pair(part, position)])
+    return sums.tolist()
 
 
 def _words(x: jax.Array) -> jax.Array:

@@ -8,6 +8,7 @@ import os
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 
 from jaxreplay._report import _figures, _page, _saved, _text, _views
@@ -68,7 +69,12 @@ def _with_numbers(buffer: Any, state: Any) -> Any:
         return {key: _with_numbers(x, state[key]) if key in state else x for key, x in buffer.items()}
     if isinstance(buffer, list | tuple) and not hasattr(buffer, "_fields") and isinstance(state, list | tuple):
         return [_with_numbers(x, y) for x, y in zip(buffer, state, strict=False)]
-    changed = {}
+    return _replaced(buffer, state)
+
+
+def _replaced(buffer: Any, state: Any) -> Any:
+    """`_with_numbers` of one configuration."""
+    changed: dict[str, Any] = {}
     if hasattr(buffer, "buffers"):
         changed["buffers"] = tuple(_with_numbers(x, y) for x, y in zip(buffer.buffers, state, strict=True))
     if hasattr(buffer, "mesh"):

@@ -97,11 +97,11 @@ def _log_bins(x: np.ndarray, most: int = 50) -> np.ndarray:
 
 
 def _priorities(view: View, ax: Any) -> str:
-    positive = view.priorities[view.priorities > 0]  # pyright: ignore[reportOptionalSubscript]
+    positive = view.priorities[view.priorities > 0]
     bins = _log_bins(positive)
-    law = view.law[view.priorities > 0]  # pyright: ignore
+    law = view.law[view.priorities > 0]
     drawn = np.histogram(positive, bins, weights=law)[0]
-    stored = np.histogram(positive, bins)[0] / view.priorities.size  # pyright: ignore[reportOptionalMemberAccess]
+    stored = np.histogram(positive, bins)[0] / view.priorities.size
     ax.stairs(stored, bins, fill=True, color=ACCENT, alpha=0.85, label="stored")
     ax.stairs(drawn, bins, color=SECOND, linewidth=1.6, label="drawn")
     ax.set(xscale="log", xlabel=f"priority {view.power}", ylabel="share of items", title="Priorities")
@@ -112,8 +112,8 @@ def _priorities(view: View, ax: Any) -> str:
 
 
 def _ages(view: View, ax: Any) -> str:
-    keep = view.priorities > 0  # pyright: ignore[reportOptionalOperand]
-    x, y = view.ages[keep], view.priorities[keep]  # pyright: ignore[reportOptionalSubscript]
+    keep = view.priorities > 0
+    x, y = view.ages[keep], view.priorities[keep]
     edges = np.linspace(0, x.max() + 1, 41)
     bins = _log_bins(y, 30)
     counts = np.histogram2d(x, y, (edges, bins))[0]
@@ -137,7 +137,7 @@ def _ages(view: View, ax: Any) -> str:
 
 
 def _mass(view: View, ax: Any) -> str:
-    in_order = np.sort(view.law)[::-1]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    in_order = np.sort(view.law)[::-1]
     share = np.arange(in_order.size + 1) / in_order.size
     mass = np.concatenate([[0.0], np.cumsum(in_order)])
     points = np.unique(np.linspace(0, in_order.size, 400).astype(int))
@@ -154,8 +154,6 @@ def _mass(view: View, ax: Any) -> str:
 
 def _weights(view: View, ax: Any) -> str:
     weights, law = view.weights, view.law
-    assert weights is not None
-    assert law is not None
     keep = law > 0
     order = np.argsort(weights[keep])
     above = np.searchsorted(np.cumsum(law[keep][order]), 0.995)
@@ -172,7 +170,7 @@ def _weights(view: View, ax: Any) -> str:
 
 
 def _returns(view: View, ax: Any) -> str:
-    what, numbers = view.returns  # pyright: ignore[reportGeneralTypeIssues]
+    what, numbers = view.returns
     distinct = np.unique(numbers)
     if distinct.size <= 12:
         counts = [np.mean(numbers == x) for x in distinct]
@@ -189,7 +187,6 @@ def _returns(view: View, ax: Any) -> str:
 
 def _episodes(view: View, ax: Any) -> str:
     lengths = view.episodes
-    assert lengths is not None
     edges = np.histogram_bin_edges(lengths, bins=min(40, int(np.ptp(lengths)) + 1))
     ax.hist(lengths, edges, color=ACCENT, alpha=0.85)
     ax.axvline(lengths.mean(), color=SECOND, linewidth=1.6, label=f"mean {lengths.mean():.4g}")
@@ -200,7 +197,6 @@ def _episodes(view: View, ax: Any) -> str:
 
 def _updates(view: View, ax: Any) -> str:
     counts = view.updates
-    assert counts is not None
     most = int(max(np.percentile(counts, 99.5), 5))
     shares = np.bincount(np.minimum(counts, most + 1), minlength=most + 2) / counts.size
     color = [SECOND] + [ACCENT] * most + [SOFT]
@@ -211,7 +207,7 @@ def _updates(view: View, ax: Any) -> str:
 
 
 def _pools(view: View, ax: Any) -> str:
-    names, sizes = view.pools  # pyright: ignore[reportGeneralTypeIssues]
+    names, sizes = view.pools
     names, sizes = names[:MOST_ENVS], sizes[:MOST_ENVS]
     shares = sizes / np.maximum(sizes.sum(axis=1, keepdims=True), 1)
     left = np.zeros(len(names))
@@ -226,7 +222,7 @@ def _pools(view: View, ax: Any) -> str:
     ax.grid(axis="y", visible=False)
     ax.set_title("Pools", pad=20)
     ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.1, handlelength=1.2)
-    more = f" The first {MOST_ENVS} of {len(view.pools[0])}." if len(view.pools[0]) > MOST_ENVS else ""  # pyright: ignore
+    more = f" The first {MOST_ENVS} of {len(view.pools[0])}." if len(view.pools[0]) > MOST_ENVS else ""
     return f"Tasks of each environment by pool.{more}"
 
 

@@ -4,7 +4,7 @@ import html
 
 from jaxreplay._report._figures import Picture, data_uri
 from jaxreplay._report._saved import Saved
-from jaxreplay._report._text import numbers_of, quantiles, type_text
+from jaxreplay._report._text import numbers_of, quantiles, short, type_text
 from jaxreplay._report._views import View
 
 STYLE = """
@@ -23,13 +23,14 @@ section { background: #fff; border: 1px solid var(--line); border-radius: .7rem;
 dt { color: var(--soft); font-size: .78rem; line-height: 1.25; }
 dd { margin: .1rem 0 0; font-size: .95rem; font-variant-numeric: tabular-nums; overflow-wrap: anywhere; }
 .figures { display: flex; flex-wrap: wrap; gap: 1rem; margin-top: 1rem; }
-figure { flex: 1 1 18rem; min-width: 0; max-width: 32rem; margin: 0; }
+figure { flex: 1 1 21rem; min-width: 0; max-width: 32rem; margin: 0; }
 figure img { width: 100%; height: auto; display: block; }
 figcaption { color: var(--soft); font-size: .85rem; padding: .1rem .3rem 0; }
 .scroll { overflow-x: auto; }
 table { border-collapse: collapse; font-size: .85rem; width: 100%; }
 th, td { text-align: left; padding: .25rem .8rem .25rem 0; border-bottom: 1px solid var(--line); vertical-align: top; }
 td.n, th.n { text-align: right; font-variant-numeric: tabular-nums; white-space: nowrap; }
+td { overflow-wrap: anywhere; }
 th { color: var(--soft); font-weight: normal; }
 code { font-size: .92em; overflow-wrap: anywhere; }
 """
@@ -78,7 +79,7 @@ def _section(view: View, pictures: dict[str, Picture]) -> str:
         )
         parts.append(f'<div class="figures">{figures}</div>')
     if numbers := numbers_of(view):
-        rows = [(what, *(f"{x:.4g}" for x in quantiles(x).values())) for what, x, _ in numbers]
+        rows = [(what, *map(short, quantiles(x).values())) for what, x, _ in numbers]
         parts.append(f"<h3>Quantiles over the items</h3>{_table(('', 'min', '10%', '50%', '90%', 'max'), rows, 1)}")
     if view.leaves:
         rows = [(path, type_text(dtype, shape), f"{nbytes:,}") for path, dtype, shape, nbytes in view.leaves]

@@ -30,7 +30,7 @@ def _view(view: View) -> list[str]:
         lines += ["  an item", _table(rows, 4)]
     for what, numbers, log in numbers_of(view):
         lines.append(f"  {what}")
-        lines.append("    " + "  ".join(f"{n}: {x:.4g}" for n, x in quantiles(numbers).items()))
+        lines.append("    " + "  ".join(f"{n}: {short(x)}" for n, x in quantiles(numbers).items()))
         lines.append("    " + bars(numbers, log))
     if view.pools is not None:
         rows = [("environment", "normal", "easy", "hard")]
@@ -50,7 +50,7 @@ def numbers_of(view: View) -> list[tuple[str, np.ndarray, bool]]:
     found = [
         (f"priority {view.power}", view.priorities, True),
         ("age", view.ages, False),
-        (f"weight at {view.beta}", view.weights, False),
+        ("weight", view.weights, False),
         ("updates an item", view.updates, False),
         *([] if view.returns is None else [(*view.returns, False)]),
         ("episode length", view.episodes, False),
@@ -62,6 +62,11 @@ def quantiles(numbers: np.ndarray) -> dict[str, float]:
     """Quantiles by name."""
     names = ("min", "10%", "50%", "90%", "max")
     return dict(zip(names, np.quantile(numbers, QUANTILES, method="inverted_cdf").tolist(), strict=True))
+
+
+def short(x: float) -> str:
+    """A number in few figures."""
+    return f"{x:,.0f}" if x == round(x) and abs(x) < 1e9 else f"{x:.4g}"
 
 
 def bars(numbers: np.ndarray, log: bool, width: int = 40) -> str:

@@ -53,21 +53,21 @@ class View:
     facts: dict[str, str]
     leaves: list[tuple[str, str, tuple[int, ...], int]]
     power: str = "p"
-    priorities: np.ndarray | None = None
-    law: np.ndarray | None = None
-    weights: np.ndarray | None = None
+    priorities: Any = None
+    law: Any = None
+    weights: Any = None
     beta: str = ""
-    ages: np.ndarray | None = None
-    returns: tuple[str, np.ndarray] | None = None
-    episodes: np.ndarray | None = None
-    updates: np.ndarray | None = None
-    pools: tuple[list[str], np.ndarray] | None = None
+    ages: Any = None
+    returns: Any = None
+    episodes: Any = None
+    updates: Any = None
+    pools: Any = None
 
 
 def views(saved: Saved) -> list[View]:
     """All buffers and pools in a state."""
     return [
-        (_pools if isinstance(state, PoolsState) else _buffer)(name, state, config)
+        (_pools if _is(state, PoolsState) else _buffer)(name, state, config)
         for name, state, config in _find(saved.state, saved.config, "", saved.config)
     ]
 
@@ -83,6 +83,11 @@ def others(saved: Saved) -> list[tuple[str, int, int]]:
             leaves = [_saved.shape_of(leaf) for _, leaf in _saved.items_of(child)]
             found.append((str(name), len(leaves), sum(nbytes for _, _, nbytes in leaves)))
     return found
+
+
+def _is(state: Any, kind: type) -> bool:
+    """Whether `state`, whose arrays are leaves of a report, is of this kind."""
+    return isinstance(state, kind)
 
 
 def _children(tree: Any) -> list[Any]:
@@ -151,7 +156,7 @@ def _buffer(name: str, state: Any, config: Any) -> View:
     lead = state.ring.size.shape
     live, inserted, size = _live(state)
     leaves = [(path, *_saved.shape_of(leaf)) for path, leaf in _saved.items_of(state.storage)]
-    axes = len(lead) + (2 if isinstance(state, SequenceState) else 1)
+    axes = len(lead) + (2 if _is(state, SequenceState) else 1)
     view = View(
         name,
         kind,
@@ -162,28 +167,28 @@ def _buffer(name: str, state: Any, config: Any) -> View:
     if len(lead) > (1 if kind.startswith("Sharded") else 0):
         view.settings["stacked"] = f"{lead[0]} states"
     capacity = live.size
-    what = "sequences that may be drawn" if isinstance(state, SequenceState) else "items"
+    what = "sequences that may be drawn" if _is(state, SequenceState) else "items"
     view.facts[what] = f"{size.sum():,} of {capacity:,} ({size.sum() / capacity:.0%})"
-    if isinstance(state, SequenceState):
+    if _is(state, SequenceState):
         rows, most = state.rows.size.read().sum(), leaves[0][1][len(lead)] * max(int(np.prod(lead)), 1)
         view.facts["rows of each stream"] = f"{rows:,} of {most:,} ({rows / most:.0%})"
     view.facts["bytes"] = f"{sum(_saved.shape_of(x)[2] for _, x in _saved.items_of(state)):,}"
     _add_sampler(view, state.sampler, sampler.get("fields", {}), live)
     view.ages = _ages(state, fields, live, inserted)
     view.returns = _returns(state, live, len(lead))
-    view.episodes = _episodes(state, len(lead)) if isinstance(state, SequenceState) else None
+    view.episodes = _episodes(state, len(lead)) if _is(state, SequenceState) else None
     return view
 
 
 def _live(state: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Which slots hold what may be drawn, [stack, slots]; insertions and sizes, [stack]."""
     inserted, size = (x.read().reshape(-1).astype(np.int64) for x in (state.ring.inserted, state.ring.size))
-    if isinstance(state.sampler, PrioritizedState):
+    if _is(state.sampler, PrioritizedState):
         slots = state.sampler.tree.capacity
     else:
         slots = getattr(state.sampler, "capacity", None) or int(size.max(initial=1))
     slot, start = np.arange(slots), np.zeros_like(size)
-    if isinstance(state, SequenceState):
+    if _is(state, SequenceState):
         start = inserted % slots - size
     return (slot - start[:, None]) % slots < size[:, None], inserted, size
 
@@ -194,7 +199,7 @@ def _add_sampler(view: View, state: Any, fields: dict[str, Any], live: np.ndarra
         view.updates = counts.of_slots.read().reshape(live.shape)[live]
         view.facts["late updates"] = f"{counts.late.read().sum():,}"
         view.facts["never updated"] = f"{np.mean(view.updates == 0) if view.updates.size else 0:.1%}"
-    if not isinstance(state, PrioritizedState):
+    if not _is(state, PrioritizedState):
         return
     alpha, beta = fields.get("alpha"), fields.get("beta")
     leaves = state.tree.sums[-1].read().astype(np.float64)
@@ -215,6 +220,7 @@ def _add_sampler(view: View, state: Any, fields: dict[str, Any], live: np.ndarra
         exponent = beta if isinstance(beta, float) else 0.4
         view.weights = np.where(positive, np.where(positive, view.law, 1.0) / view.law[positive].min(), np.inf)
         view.weights = view.weights**-exponent
+    view.facts["beta"] = view.beta.removeprefix("beta = ")
     view.facts |= {
         "largest priority ever": f"{state.max_priority.read().max():.4g}",
         "updates": f"{state.updates.read().max():,}",
@@ -229,11 +235,11 @@ def _add_sampler(view: View, state: Any, fields: dict[str, Any], live: np.ndarra
 
 
 def _ages(state: Any, fields: dict[str, Any], live: np.ndarray, inserted: np.ndarray) -> np.ndarray | None:
-    if isinstance(state, ReservoirState):
+    if _is(state, ReservoirState):
         return None
     num_slots = live.shape[1]
     age = (inserted[:, None] - 1 - np.arange(num_slots)) % num_slots
-    if isinstance(state, SequenceState):
+    if _is(state, SequenceState):
         num_envs = _saved.shape_of(_saved.items_of(state.storage)[0][1])[0][len(state.ring.size.shape) + 1]
         if state.windows is None:
             age = age // num_envs
@@ -249,7 +255,7 @@ def _ages(state: Any, fields: dict[str, Any], live: np.ndarray, inserted: np.nda
 
 def _returns(state: Any, live: np.ndarray, stacked: int) -> tuple[str, np.ndarray] | None:
     """Numbers of the leaf that is known to hold returns or rewards."""
-    axes = stacked + (2 if isinstance(state, SequenceState) else 1)
+    axes = stacked + (2 if _is(state, SequenceState) else 1)
     named = {path.rpartition(".")[2].lower(): leaf for path, leaf in _saved.items_of(state.storage)}
     for name, what in RETURNS.items():
         if name not in named:
@@ -257,7 +263,7 @@ def _returns(state: Any, live: np.ndarray, stacked: int) -> tuple[str, np.ndarra
         shape, dtype, _ = _saved.shape_of(named[name])
         if len(shape) == axes and ("float" in dtype or "int" in dtype):
             numbers = _saved.values(named[name]).astype(np.float64)
-            if isinstance(state, SequenceState):
+            if _is(state, SequenceState):
                 numbers = numbers.reshape(-1, *shape[-2:])
                 rows = state.rows.size.read().reshape(-1)
                 numbers = np.concatenate([x[:n].reshape(-1) for x, n in zip(numbers, rows, strict=True)])
@@ -316,8 +322,3 @@ def _pools(name: str, state: Any, config: Any) -> View:
 def thin(numbers: np.ndarray) -> np.ndarray:
     """At most MOST of the numbers, evenly spaced."""
     return numbers[:: -(-numbers.size // MOST)] if numbers.size > MOST else numbers
-
-
-def leaf_bytes(view: View) -> int:
-    """Bytes of the storage."""
-    return sum(nbytes for *_, nbytes in view.leaves)

@@ -194,7 +194,7 @@ def test_estimates_are_near_what_they_estimate(kind):
         np.testing.assert_allclose(drawn[prefix + name], exact[prefix + name], atol=0.1)
 
 
-@pytest.mark.parametrize("kind", BUFFERS)
+@pytest.mark.parametrize("kind", ["mixture", "sequence", rarely("sharded")])
 def test_names_and_types_do_not_depend_on_values(kind):
     for sampler in SAMPLERS.values():
         buffer = BUFFERS[kind](sampler)
@@ -241,7 +241,7 @@ def test_pools():
 
 
 @pytest.mark.law
-@pytest.mark.parametrize("stratified", [True, False])
+@pytest.mark.parametrize("stratified", [True, rarely(False)])
 def test_the_mass_of_the_top_is_estimated_within_its_error(stratified):
     sampler = jr.Prioritized(alpha=1.0, epsilon=0.0, stratified=stratified)
     buffer = jr.ReplayBuffer(capacity=5_000, sampler=sampler, donate=False)

@@ -561,15 +561,17 @@ def top_mass(masses, items, part):
     return mass
 
 
-def diagnostics(probabilities, ages, priorities, size):
-    """Of draws, with what is known of each: estimates from the most probable down."""
-    order = np.argsort(-np.asarray(probabilities, np.float64), kind="stable")
-    items = [1 / (len(order) * size * float(probabilities[i])) for i in order]
-    masses = [1 / len(order)] * len(order)
-    found = {f"top_{int(100 * part)}pct_mass": top_mass(masses, items, part) for part in (0.01, 0.1)}
-    for name, tenths in (("q10", 1), ("q50", 5), ("q90", 9)):
-        found[f"draws/age_{name}"] = quantile(ages, tenths)
-        found[f"draws/priority_{name}"] = quantile(priorities, tenths)
+def diagnostics(probabilities, ages, priorities, size, every):
+    """Of draws, with what is known of each: estimates at every so many draws, from the most probable down."""
+    probabilities = np.asarray(probabilities, np.float64)
+    items = 1 / (len(probabilities) * size * probabilities)
+    curve = {(items[probabilities >= p].sum(), np.mean(probabilities >= p)) for p in probabilities[::every]}
+    x, y = zip(*sorted({(0.0, 0.0), *curve}), strict=True)
+    found = {f"top_{int(100 * part)}pct_mass": np.interp(part, x, y) for part in (0.01, 0.1)}
+    for what, values in (("age", ages), ("priority", priorities)):
+        for tenths in (1, 5, 9):
+            below = [x for x in values[::every] if x <= quantile(values, tenths)]
+            found[f"draws/{what}_q{tenths}0"] = max(below)
     return found
 
 

@@ -66,14 +66,15 @@ def test_numbers_that_need_no_draws(filled):
     assert_close(found, expected)
 
 
-@pytest.mark.parametrize("batch_size", [60, rarely(600)])  # ranked by pairs, and by a sort
+@pytest.mark.parametrize("batch_size", [60, rarely(600)])  # all compared with all, and with some
 def test_draws_match_the_twin(filled, batch_size):
     buffer, state, priorities, _, _, _ = filled
     sample = buffer.sample(state, jax.random.key(1), batch_size)
     found = jr.diagnostics(buffer, state, sample=sample)
     ages = np.asarray(sample.age)
     drawn = [priorities[-1 - age] for age in ages]
-    expected = oracles.diagnostics(np.asarray(sample.probabilities), ages, drawn, CAPACITY)
+    every = 1 if batch_size == 60 else 9
+    expected = oracles.diagnostics(np.asarray(sample.probabilities), ages, drawn, CAPACITY, every)
     expected["draws/effective_sample_size"] = np.sum(sample.weights) ** 2 / np.sum(np.asarray(sample.weights) ** 2)
     assert_close(found, expected)
 

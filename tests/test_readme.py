@@ -15,6 +15,7 @@ from flax import struct
 from helpers import at, leaves_of
 
 import jaxreplay as jr
+from jaxreplay.__main__ import main as report
 
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "examples/README.md")}
@@ -471,6 +472,26 @@ def own_sampler(block, monkeypatch):
         buffers[1].sample(buffers[1].init(jnp.zeros(1)), jax.random.key(0), 2)
 
 
+def looking_inside(block, monkeypatch):
+    monkeypatch.setattr("sys.stdout", printed := io.StringIO())
+    monkeypatch.setattr(jr, "plot", lambda buffer, state: plotted.append((buffer, state)))  # tested by itself
+    plotted, items = [], {"x": jnp.arange(1_000.0)}
+
+    def learn(agent, sample):
+        return agent + 1, sample.items["x"]
+
+    names = {"items": items, "learn": learn, "agent": jnp.int32(0), "key": jax.random.key(0)}
+    found = run(block, names, steps=("key, 1_000", "key, 20"))
+    logged = found["logged"]
+    assert found["agent"] == 20
+    np.testing.assert_array_equal(logged["updates"], np.arange(20))
+    assert logged["top_10pct_mass"][0] < 0.15 < logged["top_10pct_mass"][-1]
+    assert "'draws/age_q50'" in printed.getvalue()
+    assert plotted == [(found["buffer"], found["replay"])]
+    assert report(["run/checkpoint"]) == 0
+    assert "replay: ReplayBuffer" in printed.getvalue()
+
+
 def one_device_to_eight(block, monkeypatch):
     found = run(block, {})
     assert found["buffer"].num_shards == 8
@@ -558,6 +579,7 @@ COVERED = {
         host_loop,
         half_online,
         own_sampler,
+        looking_inside,
         one_device_to_eight,
         several_processes,
         checkpoints,

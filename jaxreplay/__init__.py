@@ -14,6 +14,7 @@ from jaxreplay.difficulty_pools import task_key as task_key
 from jaxreplay.difficulty_pools._parking import PoolsState as PoolsState
 from jaxreplay.footprint import Memory as Memory
 from jaxreplay.footprint import memory as memory
+from jaxreplay.goals import hindsight as hindsight
 from jaxreplay.migration import migrate as migrate
 from jaxreplay.mixture import Mixture as Mixture
 from jaxreplay.replay_buffer import ReplayBuffer as ReplayBuffer

@@ -6,6 +6,7 @@ handles and epochs know nothing of episodes. A window is judged in O(1): by the 
 or by whether the row before it was an end.
 """
 
+import dataclasses
 import math
 from typing import Any
 
@@ -16,6 +17,7 @@ from jax import lax
 
 from jaxreplay import ring
 from jaxreplay._common import layouts
+from jaxreplay._common.xla import read_once
 
 PROBES = 64  # of a search, at a time
 
@@ -43,6 +45,58 @@ def first_rows(windows: Windows, slots: jax.Array, num_envs: int) -> tuple[jax.A
     first = layouts.read(windows.first, slots, fill=True)
     row = lax.div(first, jnp.int32(num_envs))
     return row, first - row * num_envs
+
+
+def enter(
+    state: Any,
+    sequences: ring.Ring,
+    ends: jax.Array,
+    last: jax.Array,
+    kind: str,
+    sequence_length: int,
+    length: int,
+    num_slots: int,
+) -> tuple[ring.Ring, Windows, jax.Array, jax.Array]:
+    """Ring and windows behind new rows, the slots that change [K], and whether they are drawable from now on.
+
+    Args:
+      state: that of the buffer, before the rows are written.
+      sequences: its ring of windows.
+      ends: bool [T, num_envs], of the new rows.
+      last: int32 [...], last rows of the windows that may be completed, counted from the first new row.
+      kind: "inside" or "episodes".
+      sequence_length, length, num_slots: of the buffer.
+    """
+    windows, (num_steps, num_envs) = state.windows, ends.shape
+    cursor = state.rows.inserted % length
+    first = last - sequence_length + 1
+    lengths, so_far = episode_lengths(windows.so_far, ends, sequence_length)
+    if kind == "inside":
+        may_be_drawn = lengths[jnp.clip(last, 0, num_steps - 1)] >= sequence_length
+    else:
+        may_be_drawn = follow_ends(ends, first, state.ends, state.rows, length)
+    may_be_drawn &= ((last < num_steps) & (first >= num_steps - length))[:, None]
+
+    most = min(last.size * num_envs, num_slots)
+    old, gone = overwritten(windows, sequences, cursor, num_steps, length, most)
+    sequences = ring.after(sequences, gone)
+    new, count = ring.next_slots(sequences, may_be_drawn.reshape(-1), may_be_drawn.size, num_slots)
+    new, old, gone = read_once((new, old, gone))
+    row = cursor + jnp.where(first < 0, first + length, first)
+    row = jnp.where(row >= length, row - length, row)
+    places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
+    kept = layouts.write(windows.first, new, places.reshape(-1))
+    left = dataclasses.replace(sequences, size=sequences.size - jnp.sum(gone, dtype=jnp.int32))
+    # A slot that is left and entered at once is entered.
+    behind = old - sequences.inserted % num_slots
+    entered = jnp.where(behind < 0, behind + num_slots, behind) < count
+    old = jnp.where(gone & ~entered, old, num_slots)
+    return (
+        ring.advance(left, count, num_slots),
+        Windows(kept, so_far),
+        jnp.concatenate([new, old]),
+        jnp.concatenate([jnp.ones(new.size, bool), jnp.zeros(old.size, bool)]),
+    )
 
 
 def episode_lengths(so_far: jax.Array, ends: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:

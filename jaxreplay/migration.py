@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import multihost_utils
 
-from jaxreplay import _episodes, ring, sum_tree
+from jaxreplay import _episodes, _later, ring, sum_tree
 from jaxreplay._common import layouts
 from jaxreplay.replay_buffer import ReplayBuffer, ReplayState
 from jaxreplay.samplers import Prioritized, PrioritizedState, Uniform, UniformState, largest_leaf
@@ -129,7 +129,7 @@ def _migrate_items(old: _Layout, state: ReplayState, new: _Layout) -> ReplayStat
 
 
 def _migrate_sequences(old: _Layout, state: SequenceState, new: _Layout) -> SequenceState:
-    for name in ("num_envs", "sequence_length", "stride", "windows", "within_episode"):
+    for name in ("num_envs", "sequence_length", "stride", "windows", "within_episode", "hindsight"):
         if getattr(old.whole, name) != getattr(new.whole, name):
             raise ValueError(
                 f"new_buffer.{name}={getattr(new.whole, name)!r}: must be that of old_buffer, "
@@ -167,7 +167,11 @@ def _migrate_sequences(old: _Layout, state: SequenceState, new: _Layout) -> Sequ
     def every(value: int) -> np.ndarray:
         return np.full(new.num_shards, value, np.int32)
 
-    storage, ends = layouts.as_it_is((state.storage, state.ends))
+    storage, ends, old_episodes = layouts.as_it_is((state.storage, state.ends, state.episodes))
+    episodes = None
+    if old_episodes is not None:
+        now = _on_host(old_episodes.now).reshape(new.num_shards, new.shard.num_envs)
+        episodes = _later.Episodes(_move(old_episodes.number, move, new), new.place(now))
     return SequenceState(
         storage=jax.tree.map(lambda x: _move(x, move, new), storage),
         ends=None if ends is None else _move(ends, move, new),
@@ -176,6 +180,7 @@ def _migrate_sequences(old: _Layout, state: SequenceState, new: _Layout) -> Sequ
         ring=new.ring(size, new.shard._num_slots, new.num_shards),
         sampler=_migrate_sampler(old, state.sampler, new, source),
         windows=windows,
+        episodes=episodes,
     )
 
 

@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from jaxreplay import _episodes, footprint, ring
+from jaxreplay import _episodes, _later, footprint, ring
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.eager import few_added
@@ -45,6 +45,7 @@ class SequenceState:
         number of slots. With `windows`, only those that may be drawn, in the order in which they were completed.
       sampler: the sampler's state.
       windows: where the sequences are that may be drawn; None if all may (`windows="any"`).
+      episodes: the number of each row's episode; None without `hindsight`.
     """
 
     storage: Any  # [length, num_envs, ...]
@@ -54,15 +55,19 @@ class SequenceState:
     ring: ring.Ring
     sampler: Any
     windows: _episodes.Windows | None = None
+    episodes: _later.Episodes | None = None
 
     def on_this_backend(self, backend: str | None = None) -> "SequenceState":
         """The same state with a storage as this backend, or `backend`, wants it."""
         storage, ends = layouts.on_this_backend((self.storage, self.ends), 2, self.wait.ndim, backend)
-        windows = self.windows
+        windows, episodes = self.windows, self.episodes
         if windows is not None:
             first = layouts.on_this_backend(windows.first, 1, self.wait.ndim, backend)
             windows = dataclasses.replace(windows, first=first)
-        return dataclasses.replace(self, storage=storage, ends=ends, windows=windows)
+        if episodes is not None:
+            number = layouts.on_this_backend(episodes.number, 2, self.wait.ndim, backend)
+            episodes = dataclasses.replace(episodes, number=number)
+        return dataclasses.replace(self, storage=storage, ends=ends, windows=windows, episodes=episodes)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -88,6 +93,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         over the sequences that may be drawn, and `size` and `can_sample` count them. With rows without a step stored as
         the head of this module says, no such sequence of two rows or more starts at one.
       within_episode: mask out (`Sample.mask`) the steps behind the first end in a sequence.
+      hindsight: store the number of each row's episode (4 bytes a row), which `later` needs.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
     """
 
@@ -98,6 +104,7 @@ class SequenceBuffer(Buffer[SequenceState]):
     sampler: Sampler = Uniform()
     windows: Literal["any", "inside", "episodes"] = "any"
     within_episode: bool = False
+    hindsight: bool = False
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
     _stored_axes: ClassVar[int] = 2
@@ -118,6 +125,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             stride=check_integer("stride", self.stride, 1, length, "the number of steps between starts"),
             sampler=check_sampler(self.sampler),
         )
+        settle(self, hindsight=checks.check_bool("hindsight", self.hindsight, "whether `later` is to be asked"))
         if self.windows not in ("any", "inside", "episodes"):
             raise ValueError(f'windows={self.windows!r}: must be "any", "inside" or "episodes".')
         if self.windows == "episodes" and self.stride > 1:
@@ -149,6 +157,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             ring=ring.init(self._num_slots),
             sampler=self.sampler.init(self._num_slots),
             windows=None if self.windows == "any" else _episodes.init(self._num_slots, self.num_envs),
+            episodes=_later.init(self.length, self.num_envs) if self.hindsight else None,
         )
 
     @jit_method(donates=True, brief=few_added)
@@ -165,8 +174,8 @@ class SequenceBuffer(Buffer[SequenceState]):
           state: donated when called eagerly (see the class).
           steps: pytree [T, num_envs, ...] with the structure, shapes and dtypes given to `init`; 1 <= T <= length, and
             another T each time if need be (each compiles once).
-          ends: bool [T, num_envs], True for the last row of an episode; None for none. Without `windows` or
-            `within_episode` nothing is made of them.
+          ends: bool [T, num_envs], True for the last row of an episode; None for none. Without `windows`,
+            `within_episode` or `hindsight` nothing is made of them.
           td_errors: float [K, num_envs] with K = `completed(T)`, signed or not: what the sampler is told of the
             sequences that these steps complete, in order; NaN for one of which nothing is known, as of all if this is
             None. If fewer are completed, the last rows are ignored. `Uniform` ignores all.
@@ -190,13 +199,17 @@ class SequenceBuffer(Buffer[SequenceState]):
             slots, is_drawable, td_errors = self._changed_slots(sequences, num_steps, completed, drawable, td_errors)
             sequences, windows = dataclasses.replace(sequences, size=drawable * self.num_envs), None
         else:
-            sequences, windows, slots, is_drawable = self._add_windows(state, old_sequences, ends)
+            last = state.wait - 1 + self.stride * jnp.arange(self.completed(num_steps), dtype=jnp.int32)
+            sizes = self.sequence_length, self.length, self._num_slots
+            added = _episodes.enter(state, old_sequences, ends, last, self.windows, *sizes)
+            sequences, windows, slots, is_drawable = added
             if td_errors is not None:
                 left = jnp.full(slots.size - td_errors.size, jnp.nan, td_errors.dtype)
                 td_errors = jnp.concatenate([td_errors.reshape(-1), left])
         old_rows = ring.after(state.rows, sequences.inserted)
         at, count = ring.next_slots(old_rows, None, num_steps, self.length)
         new = (steps, ends if self._keeps_ends else None)
+        episodes = None if state.episodes is None else _later.append(state.episodes, ends, at)
         storage, ends = layouts.write((state.storage, state.ends), at, new)
         return SequenceState(
             storage=storage,
@@ -206,11 +219,59 @@ class SequenceBuffer(Buffer[SequenceState]):
             ring=sequences,
             sampler=self._insert(state, slots, is_drawable, td_errors),
             windows=windows,
+            episodes=episodes,
         )
 
     def completed(self, num_steps: int) -> int:
         """The most sequences of a stream that `num_steps` more steps complete: the rows of `add(td_errors=)`."""
         return (num_steps - 1) // self.stride + 1
+
+    def later(
+        self,
+        state: SequenceState,
+        key: jax.Array,
+        indices: jax.Array,
+        law: Literal["uniform", "geometric", "last"] = "uniform",
+        gamma: jax.Array | float = 0.99,
+    ) -> tuple[Any, jax.Array]:
+        """A later row of the same episode for the first row of each sequence, at O(log(length)); needs `hindsight`.
+
+        Of an episode's rows those count that are stored, up to the one that `add(ends=)` flagged, or the newest. "last"
+        and "uniform" are the strategies "final" and "future" of hindsight experience replay (Andrychowicz et al. 2017,
+        arXiv:1707.01495, section 4.5). "geometric" is the discounted law of C-learning (Eysenbach et al. 2021,
+        arXiv:2011.08909) and of contrastive RL (Eysenbach et al. 2022, arXiv:2206.07568, section 3).
+
+        Args:
+          state: unchanged.
+          key: a PRNG key; "last" makes no use of it.
+          indices: int [B], handles from `Sample.indices`.
+          law: of the number k of steps: "uniform"; "geometric", in proportion to gamma^(k-1); or "last".
+          gamma: of "geometric", in [0, 1]; a number, or a traced float [].
+
+        Returns:
+          items, leaves [B, ...], one row each; and steps, int32 [B], how many rows later it is. Where no later row of
+          the episode is stored, steps is 0 and the item the first row itself; where the sequence is not, also zeros.
+
+        Raises:
+          ValueError: the buffer is without `hindsight`, there is no such `law`, `gamma` is out of range, or `indices`
+            is not a vector of integers.
+        """
+        return self._draw_later(state, key, indices, law, _later.checked(self, law, gamma))
+
+    @jit_method(static=("law",), handles="indices")
+    def _draw_later(
+        self, state: SequenceState, key: jax.Array, indices: jax.Array, law: str, log_gamma: Any
+    ) -> tuple[Any, jax.Array]:
+        self._check_state(state)
+        number = _later.stored(state.episodes)
+        slots = self._slots(state, checks.check_indices(indices))
+        row, env = materialize(*self._starts(state, slots))
+        exists, sizes = slots < self._num_slots, (self.length, self.num_envs)
+        count = _later.num_later(number, row, env, state.rows.inserted % self.length, *sizes)
+        steps = _later.draw(key, jnp.where(exists, count, 0), law, log_gamma, self.length)
+        at = jnp.where(exists, _later.place(row, env, steps, *sizes), self.length * self.num_envs)
+        at, steps = read_once(materialize(at, steps))
+        return layouts.read(layouts.merge_axes(state.storage), at, fill=True), steps
 
     def is_full(self, state: SequenceState) -> jax.Array:
         """Whether the next step overwrites, bool []."""
@@ -315,54 +376,19 @@ class SequenceBuffer(Buffer[SequenceState]):
             td_errors = jnp.where((row >= 0)[:, None], td_errors[jnp.maximum(row, 0)], jnp.nan).reshape(-1)
         return slots.reshape(-1), jnp.repeat(age < drawable, self.num_envs), td_errors
 
-    def _add_windows(
-        self, state: SequenceState, sequences: ring.Ring, ends: jax.Array
-    ) -> tuple[ring.Ring, _episodes.Windows, jax.Array, jax.Array]:
-        """Ring and windows behind new rows, the slots that change [K], and whether they are drawable from now on."""
-        windows, num_steps, num_envs, num_slots = state.windows, ends.shape[0], self.num_envs, self._num_slots
-        assert windows is not None
-        cursor = state.rows.inserted % self.length
-        # Windows that may be completed: their last and first rows, counted from the first new row.
-        last = state.wait - 1 + self.stride * jnp.arange(self.completed(num_steps), dtype=jnp.int32)
-        first = last - self.sequence_length + 1
-        lengths, so_far = _episodes.episode_lengths(windows.so_far, ends, self.sequence_length)
-        if self.windows == "inside":
-            may_be_drawn = lengths[jnp.clip(last, 0, num_steps - 1)] >= self.sequence_length
-        else:
-            may_be_drawn = _episodes.follow_ends(ends, first, state.ends, state.rows, self.length)
-        may_be_drawn &= ((last < num_steps) & (first >= num_steps - self.length))[:, None]
-
-        most = min(last.size * num_envs, num_slots)
-        old, gone = _episodes.overwritten(windows, sequences, cursor, num_steps, self.length, most)
-        sequences = ring.after(sequences, gone)
-        new, count = ring.next_slots(sequences, may_be_drawn.reshape(-1), may_be_drawn.size, num_slots)
-        new, old, gone = read_once((new, old, gone))
-        row = cursor + jnp.where(first < 0, first + self.length, first)
-        row = jnp.where(row >= self.length, row - self.length, row)
-        places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
-        kept = layouts.write(windows.first, new, places.reshape(-1))
-        left = dataclasses.replace(sequences, size=sequences.size - jnp.sum(gone, dtype=jnp.int32))
-        # A slot that is left and entered at once is entered.
-        behind = old - sequences.inserted % num_slots
-        entered = jnp.where(behind < 0, behind + num_slots, behind) < count
-        old = jnp.where(gone & ~entered, old, num_slots)
-        return (
-            ring.advance(left, count, num_slots),
-            _episodes.Windows(kept, so_far),
-            jnp.concatenate([new, old]),
-            jnp.concatenate([jnp.ones(new.size, bool), jnp.zeros(old.size, bool)]),
-        )
-
     def _first_rows(self, state: SequenceState, age: jax.Array) -> jax.Array:
         """Rows of the first steps of the sequences that were completed `age` starts ago (0 for the newest)."""
         row = state.rows.inserted % self.length + state.wait - self.sequence_length - (age + 1) * self.stride
         return jnp.clip(jnp.where(row < 0, row + self.length, row), 0, self.length - 1)
 
-    def _places(self, state: SequenceState, slots: jax.Array) -> jax.Array:
+    def _starts(self, state: SequenceState, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """First row and stream of the sequences in `slots` [B], int32 [B] each; any for a slot that does not exist."""
         if state.windows is None:
-            first, env, _ = self._place(state, slots)
-        else:
-            first, env = read_once(_episodes.first_rows(state.windows, slots, self.num_envs))
+            return self._place(state, slots)[:2]
+        return read_once(_episodes.first_rows(state.windows, slots, self.num_envs))
+
+    def _places(self, state: SequenceState, slots: jax.Array) -> jax.Array:
+        first, env = self._starts(state, slots)
         rows = first[:, None] + jnp.arange(self.sequence_length, dtype=jnp.int32)[None]
         rows = jnp.where(rows >= self.length, rows - self.length, rows)  # [B, sequence_length]
         exists = (slots < self._num_slots)[:, None]

@@ -4,20 +4,19 @@ import dataclasses
 import functools
 import inspect
 from collections.abc import Callable
-from typing import Any, Generic, overload
+from typing import Any, Generic, cast, overload
 
 import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxreplay import footprint, ring
+from jaxreplay import _later, footprint, ring
 from jaxreplay._common import checks, shards
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.xla import jit_method
 from jaxreplay.buffer import Buffer, S, Sample, check_draw, check_drawn
 from jaxreplay.replay_buffer import ReplayState
 from jaxreplay.reservoir_buffer import ReservoirState
-from jaxreplay.ring import at_least
 from jaxreplay.sequence_buffer import SequenceState
 
 
@@ -251,8 +250,7 @@ class Sharded(Generic[S]):
     def _newest(self, state: S, n: int) -> jax.Array:
         self._check_state(state)
         self._check_divides("n", n)
-        share = n // self.num_shards
-        return self._on_shards(lambda state: self._part._newest(state, share), (), state, rows=True)
+        return self._on_shards(lambda state: self._part._newest(state, n // self.num_shards), (), state, rows=True)
 
     @jit_method(handles="indices")
     def get(self, state: S, indices: jax.Array) -> Any:
@@ -266,13 +264,28 @@ class Sharded(Generic[S]):
         self._check_divides("indices", indices.size)
         return self._on_shards(self._part.get, (PartitionSpec(self.axis),), state, indices, rows=True)
 
+    def later(self, state: S, key: jax.Array, indices: jax.Array, law: Any = "uniform", gamma: Any = 0.99) -> Any:
+        """As `SequenceBuffer.later`, of handles (int [B]) in the rows in which they were drawn; B a multiple of D."""
+        return self._draw_later(state, key, indices, law, _later.checked(self.buffer, law, gamma))
+
+    @jit_method(static=("law",), handles="indices")
+    def _draw_later(self, state: S, key: jax.Array, indices: jax.Array, law: str, log_gamma: Any) -> Any:
+        self._check_state(state)
+        self._check_divides("indices", checks.check_indices(indices).size)
+
+        def later(state: S, key: jax.Array, *others: Any) -> Any:
+            return cast(Any, self._part)._draw_later(state, self._shard_key(key), others[0], law, others[1])
+
+        specs = PartitionSpec(), PartitionSpec(self.axis), PartitionSpec()
+        return self._on_shards(later, specs, state, key, indices, log_gamma, rows=True)
+
     def size(self, state: S) -> jax.Array:
         """Number of items that may be drawn, of all shards, int32 []."""
         return jnp.sum(state.ring.size, axis=-1, dtype=jnp.int32)
 
     def is_empty(self, state: S) -> jax.Array:
         """Whether nothing may be drawn, bool []."""
-        return jnp.logical_not(at_least(self.size(state), 1))
+        return jnp.logical_not(ring.at_least(self.size(state), 1))
 
     def is_full(self, state: S) -> jax.Array:
         """Whether the next insertion overwrites in every shard, bool []."""
@@ -280,7 +293,8 @@ class Sharded(Generic[S]):
 
     def can_sample(self, state: S, batch_size: int = 1) -> jax.Array:
         """Whether at least `batch_size` items may be drawn, of all shards, bool []."""
-        return at_least(self.size(state), check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items"))
+        batch_size = check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
+        return ring.at_least(self.size(state), batch_size)
 
     @property
     def _part(self) -> Buffer[S]:

@@ -1,0 +1,120 @@
+"""Goals in hindsight: what was reached is taken for what was meant."""
+
+import dataclasses
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxreplay._common import checks
+
+Path = str | tuple[str, ...]
+
+
+def hindsight(
+    key: jax.Array,
+    rows: Any,
+    goals: Any,
+    reward: Callable[[Any, Any], Any],
+    *,
+    share: jax.Array | float = 0.8,
+    mask: jax.Array | None = None,
+    terminated: Callable[[Any, Any], Any] | None = None,
+    achieved: Path = "achieved_goal",
+    goal: Path = "desired_goal",
+) -> tuple[Any, jax.Array]:
+    """Drawn sequences of which a random part has other goals, and the rewards that go with them.
+
+    From Andrychowicz et al. 2017 (Hindsight Experience Replay, arXiv:1707.01495, algorithm 1). There each transition is
+    stored with its own goal and k others, so that k / (k + 1) of a batch have others: `share` is 0.8 for the paper's
+    k = 4 (section 4.5). Here the others are drawn with the batch, such as by `SequenceBuffer.later`:
+
+        sample = buffer.sample(replay, key, 256)
+        later, steps = buffer.later(replay, later_key, sample.indices)
+        rows, _ = jr.hindsight(goal_key, sample.items, later["achieved_goal"], reward, mask=steps > 0)
+
+    What an action led to is in the next row, so the reward of row t is that of what row t + 1 has achieved. That of the
+    last row is not known and stays; `sequence_transitions` makes no use of it, and takes `rows` as they are.
+
+    Args:
+      key: a PRNG key.
+      rows: sequences, leaves [B, L, ...], L at least 2, with a leaf `reward` [B, L] and, if the argument `terminated`
+        is given, a leaf `terminated` [B, L]. `Sample.items` of a `SequenceBuffer` are such rows.
+      goals: what takes the place of a sequence's goal, leaves [B, ...], shapes and dtypes as those of a row's goal.
+      reward: a function of what was achieved and of the goal, of one row each, to the reward [].
+      share: probability with which a sequence gets its other goal; a number in [0, 1], or a traced float [].
+      mask: bool [B], which sequences may; None for all.
+      terminated: a function of the same arguments to whether the episode ends there, bool [], where that depends on
+        the goal; None where it does not.
+      achieved, goal: where they are in `rows`: a name, or several that lead there, as ("observation", "desired_goal").
+
+    Returns:
+      rows as given, but with other goals in all rows, and rewards and flags in all but the last row, of the sequences
+      that have another goal; and which these are, bool [B].
+
+    Raises:
+      ValueError: `rows` lack a leaf or leading axes differ, the goals are not like the rows' goals, `reward` or
+        `terminated` does not return one number, or `share` is out of range.
+    """
+    rows, goals = checks.as_arrays((rows, goals))
+    checks.check_one_number("share", share, 0, 1, "it is a probability")
+    batch_size, length = checks.leading_axes(rows, 2, "a batch of sequences")
+    if length < 2:
+        raise ValueError("rows: got sequences of 1 row, expected 2 or more; what an action led to is in the next row.")
+    meant, reached = _find(rows, goal, "goal"), _find(rows, achieved, "achieved")
+    checks.check_like(goals, meant, 1, 2, "`goals`: a row")
+    if checks.leading_axes(goals, 1, "goals") != (batch_size,):
+        raise ValueError(
+            f"goals: got {checks.leading_axes(goals, 1, 'goals')[0]}, expected {batch_size}, one a sequence."
+        )
+    relabelled = jax.random.bernoulli(key, jnp.asarray(share, jnp.float32), (batch_size,))
+    if mask is not None:
+        relabelled &= checks.check_mask(mask, (batch_size,))
+    everywhere = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (batch_size, length, *x.shape[1:])), goals)
+    changed = {"reward": reward} if terminated is None else {"reward": reward, "terminated": terminated}
+    result = _put(rows, goal, _select(relabelled, everywhere, meant))
+    for name, function in changed.items():
+        old = _find(rows, name, name)
+        followed = jax.vmap(jax.vmap(function))(*jax.tree.map(lambda x: x[:, 1:], (reached, everywhere)))
+        result = _put(result, name, _select(relabelled, _behind(name, followed, old), old))
+    return result, relabelled
+
+
+def _behind(name: str, followed: Any, old: jax.Array) -> jax.Array:
+    """What a function returned for all rows but the last, and the last row's as it was, in one dtype."""
+    found = jax.tree.leaves(followed)
+    if len(found) != 1 or found[0].shape != (old.shape[0], old.shape[1] - 1) or old.ndim != 2:
+        shapes = [list(x.shape[2:]) for x in found]
+        raise ValueError(
+            f"{name}: the function returned arrays of shapes {shapes} for rows of {list(old.shape[2:])}, expected one "
+            "number, []; it is given one row's achieved and desired goal."
+        )
+    return jnp.concatenate([found[0].astype(old.dtype), old[:, -1:]], axis=1)
+
+
+def _select(chosen: jax.Array, new: Any, old: Any) -> Any:
+    """Leaves [B, ...], of the new where `chosen` [B]."""
+    return jax.tree.map(lambda x, y: jnp.where(chosen.reshape(-1, *[1] * (x.ndim - 1)), x, y), new, old)
+
+
+def _find(rows: Any, path: Path, name: str) -> Any:
+    """What a path leads to; a `ValueError` where it leads nowhere."""
+    found = rows
+    for part in (path,) if isinstance(path, str) else path:
+        inside = found if isinstance(found, Mapping) else getattr(found, "__dict__", {})
+        if part not in inside:
+            raise ValueError(f"{name}={path!r}: {part!r} is not in the rows; there are {sorted(inside)}.")
+        found = inside[part]
+    return found
+
+
+def _put(rows: Any, path: Path, value: Any) -> Any:
+    """`rows` with something else where a path leads."""
+    part, *rest = (path,) if isinstance(path, str) else path
+    inner = (
+        value if not rest else _put(rows[part] if isinstance(rows, Mapping) else getattr(rows, part), (*rest,), value)
+    )
+    if isinstance(rows, Mapping):
+        return type(rows)({**rows, part: inner})  # pyright: ignore[reportCallIssue]
+    return dataclasses.replace(rows, **{part: inner})

@@ -266,9 +266,37 @@ class SequenceTwin:
     def sequence(self, handle):
         return [self.steps[t][handle % self.num_envs] for t in self.times(handle)]
 
+    def num_later(self, time, env):
+        """Rows behind that at `time` of the same episode."""
+        count = 0
+        while not self.ends[time + count][env] and time + count + 1 < len(self.steps):
+            count += 1
+        return count
+
     def mask(self, handle):
         ends = [self.ends[t][handle % self.num_envs] for t in self.times(handle)]
         return [not any(ends[:i]) for i in range(self.sequence_length)]
+
+
+def later_law(law, count, gamma):
+    """Probabilities of 1 to `count` steps."""
+    steps = np.arange(1, count + 1)
+    mass = {"uniform": steps * 0.0 + 1, "geometric": np.float64(gamma) ** (steps - 1), "last": steps == count}[law]
+    return mass / mass.sum()
+
+
+def hindsight(rows, goals, relabelled, reward, terminated=None):
+    """Drawn sequences, leaves [B, L, ...], row by row with the goals of those that are `relabelled`."""
+    rows = {name: np.array(x) for name, x in rows.items()}
+    for sequence in np.flatnonzero(relabelled):
+        goal = goals[sequence]
+        for t in range(rows["reward"].shape[1] - 1):
+            achieved = rows["achieved_goal"][sequence, t + 1]
+            rows["reward"][sequence, t] = reward(achieved, goal)
+            if terminated is not None:
+                rows["terminated"][sequence, t] = terminated(achieved, goal)
+        rows["desired_goal"][sequence] = goal
+    return rows
 
 
 def stack_frames(frames, ends, k):

@@ -149,7 +149,8 @@ def test_states_of_buffers_come_back_bit_for_bit(tmp_path, kind, sampler):
         buffer = jr.ReplayBuffer(capacity=6, sampler=SAMPLERS[sampler])
         state = buffer.init(items(2))
     else:
-        buffer = jr.SequenceBuffer(length=6, num_envs=2, sequence_length=3, sampler=SAMPLERS[sampler], windows=kind)
+        settings = {"length": 6, "num_envs": 2, "sequence_length": 3, "hindsight": kind == "inside"}
+        buffer = jr.SequenceBuffer(**settings, sampler=SAMPLERS[sampler], windows=kind)
         state = buffer.init(items(1, 2))
     state = noise(state)
     jr.save(tmp_path / "run", buffer, state)

@@ -233,6 +233,7 @@ def test_eager_calls_run_under_checks_of_jax(check):
             sum_tree.total(updated), sum_tree.minimum(updated), sum_tree.find(updated, numbers)
 
 
+GOALS = {name: np.ones((2, 3)) for name in ("achieved_goal", "desired_goal", "reward")}
 DRAWS = {
     "buffer": lambda key: (buffer := jr.ReplayBuffer(capacity=2)).sample(buffer.init(np.ones(1)), key, 2),
     "reservoir": lambda key: (buffer := jr.ReservoirBuffer(capacity=2)).add(buffer.init(np.ones(1)), np.ones(1), key),
@@ -242,6 +243,10 @@ DRAWS = {
     "mixture": lambda key: (buffer := jr.Mixture(buffers=(jr.ReplayBuffer(capacity=2),) * 2)).sample(
         buffer.init(np.ones(1)), key, 2
     ),
+    "later": lambda key: (buffer := jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, hindsight=True)).later(
+        buffer.init(np.ones((1, 1))), key, np.zeros(2, np.int32)
+    ),
+    "hindsight": lambda key: jr.hindsight(key, GOALS, np.ones(2), lambda achieved, goal: achieved - goal),
     "tree": lambda key: sum_tree.sample(sum_tree.init(2), key, 2),
     "pools": lambda key: (pools := jr.DifficultyPools(tasks_per_env=(4,))).sample(pools.init(), key, 2),
     "weighted pools": lambda key: (pools := jr.DifficultyPools(tasks_per_env=(4,), pool_weights=(1, 1, 0))).sample(
@@ -324,6 +329,11 @@ def test_functions_run_under_strict_settings():
         drawn = jr.sum_tree.sample(tree, key, 4, stratified=True), jr.sum_tree.find(tree, x)
         read = jr.sum_tree.get(tree, np.zeros((2, 3), np.int32)), jr.sum_tree.minimum(tree), jr.sum_tree.total(tree)
         weights = jr.importance_weights(x[0], 10, 0.5), jr.effective_sample_size(x)
+        buffer = jr.SequenceBuffer(length=4, num_envs=5, sequence_length=2, hindsight=True)
+        replay = buffer.add(buffer.init(x), x, flags)
+        for gamma in (0.9, np.float32(0.9), jnp.float32(0.9), jnp.bfloat16(0.9)):
+            buffer.later(replay, key, np.arange(3), "geometric", gamma)
+        jr.hindsight(key, GOALS, np.ones(2), lambda achieved, goal: achieved - goal, share=np.float32(0.5))
         return drawn, read, weights, jr.sequence_priority(x, ~flags), jr.stack_frames(x, flags, 3)
 
     jax.eval_shape(run, jax.random.key(0))

@@ -147,6 +147,22 @@ def test_no_copy_where_windows_know_episodes(windows, sampler, seeds):
     check_operation(dataclasses.replace(buffer, windows=windows), ITEMS, "step", seeds)
 
 
+@pytest.mark.parametrize("seeds", ALONE_AND_SEEDS)
+def test_no_copy_where_later_rows_are_drawn(seeds):
+    buffer = dataclasses.replace(sequences(jr.Uniform(), seeds), hindsight=True)
+
+    def draw(state, items, mask, key):
+        def step(state, key):
+            state = buffer.add(state, jax.tree.map(lambda x: x[None], items), mask[None])
+            drawn = buffer.sample(state, key, BATCH)
+            later, steps = buffer.later(state, jax.random.fold_in(key, 1), drawn.indices, "geometric")
+            return buffer.update(state, drawn.indices, drawn.weights + later["reward"]), steps
+
+        return lax.scan(step, state, jax.random.split(key, 10))
+
+    check_function(draw, abstract(buffer, ITEMS, seeds), ITEMS, seeds)
+
+
 @pytest.mark.parametrize(("sampler", "seeds"), often([("global", 8)], list(itertools.product(SAMPLERS, (0, 8)))))
 def test_no_copy_where_a_part_is_drawn(sampler, seeds):
     """Restricted draws and epochs between an insertion and an update."""

@@ -203,8 +203,14 @@ def test_wrong_arguments(long):
         (lambda: buffer.later(plain.init(rows(0, 1, 2)), key, handles), "this state is of a buffer without it"),
         (lambda: buffer.later(state, key, handles, "first"), 'law=\'first\': must be "uniform", "geometric" or'),
         (lambda: buffer.later(state, key, handles, "geometric", 1.5), r"gamma=1.5: must be a number in \[0, 1\]"),
-        (lambda: buffer.later(state, key, handles, "geometric", jnp.ones(3)), r"gamma: got float32\[3\], expected one"),
-        (lambda: buffer.later(state, key, handles * 1.0), r"indices: got float32\[3\], expected a vector of integers"),
+        (
+            lambda: buffer.later(state, key, handles, "geometric", jnp.ones(3, jnp.float32)),
+            r"gamma: got float32\[3\], expected one",
+        ),
+        (
+            lambda: buffer.later(state, key, handles.astype(np.float32)),
+            r"indices: got float32\[3\], expected a vector of integers",
+        ),
         (lambda: jr.migrate(plain, plain.init(rows(0, 1, 2)), buffer), "new_buffer.hindsight=True: must be that of"),
     ):
         with pytest.raises(ValueError, match=message):

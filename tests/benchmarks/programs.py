@@ -67,14 +67,15 @@ class Cell:
     """What is compiled.
 
     Attributes:
-      kind: "replay", "sequence", "tracer", "pools", "sharded" (a `ReplayBuffer` over 8 devices) or "flashbax".
+      kind: "replay", "sequence", "reservoir", "mixture" (of two `ReplayBuffer`, half the capacity each), "tracer", "pools",
+        "sharded" (a `ReplayBuffer` over 8 devices) or "flashbax".
       items: a key of ITEMS.
       capacity: N, items, steps of all streams or tasks.
       batch_size: B, items, sequences or groups.
       seeds: buffers that are mapped over.
       sampler: a key of SAMPLERS.
       windows: of a sequence buffer.
-      draw: "sample", "max_age" (the newest MAX_AGE alone) or "epoch".
+      draw: "sample", "max_age" (the newest MAX_AGE alone), "epoch" or "later" (sequences and a later row of each).
       writes: TD errors come with what is added, and what was drawn is written back.
       orders: also a scan in which the operations follow each other in every order.
     """
@@ -200,13 +201,25 @@ class _Bound:
         self.init, self.add, self.update, self.set = buffer.init, buffer.add, buffer.update, buffer.set
         if cell.writes:
             self.add = lambda state, items: buffer.add(state, items, td_errors=items[..., 0])
+        if cell.kind == "reservoir":
+            self.add = lambda state, items: buffer.add(state, items, jax.random.key(state.ring.inserted))
+        if cell.kind == "mixture":
+            self.add = lambda state, items: buffer.add(state, 0, items)
         if cell.windows != "any":
             self.add = lambda state, items: buffer.add(state, items, items.reshape(*items.shape[:2], -1)[..., 0] > 0)
         self.sample = {
             "sample": lambda state, key: buffer.sample(state, key, cell.batch_size),
             "max_age": lambda state, key: buffer.sample(state, key, cell.batch_size, max_age=MAX_AGE),
             "epoch": lambda state, key: buffer.epoch(state, key, _number(key), cell.batch_size),
+            "later": lambda state, key: _with_later(buffer, state, key, cell.batch_size),
         }[cell.draw]
+
+
+def _with_later(buffer: Any, state: Any, key: jax.Array, batch_size: int) -> Any:
+    """A batch whose weights depend on a later row of each sequence."""
+    drawn = buffer.sample(state, key, batch_size)
+    later, steps = buffer.later(state, jax.random.fold_in(key, 1), drawn.indices, "geometric")
+    return dataclasses.replace(drawn, weights=drawn.weights + later[:, 0] + steps)
 
 
 def _number(key: jax.Array) -> jax.Array:
@@ -225,7 +238,12 @@ def _buffer(cell: Cell, target: str, mesh: Mesh) -> Any:
             sequence_length=SEQUENCE_LENGTH,
             sampler=sampler,
             windows=cell.windows,
+            hindsight=cell.draw == "later",
         )
+    elif cell.kind == "reservoir":
+        buffer = jr.ReservoirBuffer(capacity=cell.capacity, sampler=sampler)
+    elif cell.kind == "mixture":
+        buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=cell.capacity // 2, sampler=sampler),) * 2)
     else:
         buffer = jr.ReplayBuffer(capacity=cell.capacity, sampler=sampler)
     return _Bound(jr.Sharded(buffer, mesh) if cell.kind == "sharded" else buffer, cell)

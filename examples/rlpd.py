@@ -1,0 +1,204 @@
+"""Online learning with a small data set beside it: half of every batch from each (RLPD).
+
+pip install -e '.[examples]'
+python examples/rlpd.py           # online, from the data alone, and from both, 8 seeds of each at once
+python examples/rlpd.py --short   # a few seconds, to see that it runs
+
+The agent of `sac.py` on MountainCarContinuous-v0. A car that is too weak to drive up a hill has to swing up. It is
+rewarded at the top alone, and pays for its actions before: an agent that has not seen the top yet learns to stand
+still. The data are 4 episodes of pushes at random, each for 10 steps, some of which get there. Ball et al. 2023
+(Efficient Online Reinforcement Learning with Offline Data, arXiv:2302.02948, section 4.1) draw half of each batch from
+the agent's own buffer and half from the data, which `jr.Mixture` does. Of their other advice, layer normalization,
+ensembles and many updates a step, nothing is done here.
+"""
+
+import argparse
+import dataclasses
+import time
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import sac
+from arguments import Parser
+from reporting import interval, plot
+from tqdm import tqdm
+
+import jaxreplay as jr
+
+SOLVED = 90
+HORIZON = 999  # steps after which the environment cuts an episode off
+VARIANTS = {"online": "online", "data alone": "data", "half and half": "both"}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Replay:
+    """An agent's own transitions and those of a data set; batches come from either or from both."""
+
+    own: jr.ReplayBuffer
+    data: jr.ReplayBuffer
+    source: str  # "online", "data" or "both"
+
+    @property
+    def mixture(self) -> jr.Mixture:
+        return jr.Mixture(buffers=(self.own, self.data), shares=(0.5, 0.5))
+
+    def init(self, items: Any) -> Any:
+        return self.mixture.init(items)
+
+    def add(self, state: Any, items: Any, mask: jax.Array) -> Any:
+        return self.mixture.add(state, 0, items, mask=mask)
+
+    def sample(self, state: Any, key: jax.Array, batch_size: int) -> jr.Sample:
+        if self.source == "both":
+            return self.mixture.sample(state, key, batch_size)
+        number = 0 if self.source == "online" else 1
+        return (self.own, self.data)[number].sample(state[number], key, batch_size)
+
+    def update(self, state: Any, indices: jax.Array, td_errors: jax.Array) -> Any:
+        return state  # all draws are uniform
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(sac.Config):
+    """Static settings. A step steps one environment and makes one update."""
+
+    source: str = "both"
+    episodes: int = 4  # of the data
+    num_envs: int = 1
+    capacity: int = 2**15
+    interval: int = 1_000  # steps between two tests
+    tests: int = 8  # episodes of a test
+
+    @property
+    def buffer(self) -> Any:
+        data = jr.ReplayBuffer(capacity=self.episodes * HORIZON)
+        return Replay(own=jr.ReplayBuffer(capacity=self.capacity), data=data, source=self.source)
+
+
+def make_env() -> tuple[Any, Any]:
+    """MountainCarContinuous-v0, with observations of about the same size."""
+    from gymnax.environments.classic_control.continuous_mountain_car import ContinuousMountainCar
+
+    class Scaled(ContinuousMountainCar):
+        def get_obs(self, state: Any, params: Any = None, key: Any = None) -> jax.Array:
+            return jnp.array([(state.position + 0.3) / 0.9, state.velocity / 0.07]).squeeze()
+
+    env = Scaled()
+    return env, env.default_params
+
+
+def drive_at_random(env: Any, params: Any, key: jax.Array, config: Config) -> tuple[Any, jax.Array, jax.Array]:
+    """Episodes of pushes at random, each for 10 steps: transitions, which of them there were, and mean return."""
+
+    def step(carry: Any, time_and_key: Any) -> Any:
+        obs, state, push, over = carry
+        t, key = time_and_key
+        push_key, env_key = jax.random.split(key)
+        push = jnp.where(t % 10 == 0, jax.random.uniform(push_key, (1,), minval=-1.0, maxval=1.0), push)
+        next_obs, state, reward, terminated, truncated, info = env.step(env_key, state, push, params)
+        row = (obs, push, reward, terminated, truncated, info["final_observation"])
+        return (next_obs, state, push, over | terminated | truncated), (row, ~over)
+
+    def episode(key: jax.Array) -> Any:
+        reset_key, step_key = jax.random.split(key)
+        obs, state = env.reset(reset_key, params)
+        times = jnp.arange(HORIZON), jax.random.split(step_key, HORIZON)
+        return jax.lax.scan(step, (obs, state, jnp.zeros(1), False), times)[1]
+
+    rows, mask = jax.vmap(episode, out_axes=1)(jax.random.split(key, config.episodes))  # [HORIZON, episodes, ...]
+    batch, valid = jr.n_step_transitions(*rows, n=1, gamma=config.gamma, mask=mask)
+    return batch, valid, jnp.sum(jnp.where(mask, rows[2], 0.0)) / config.episodes
+
+
+def make_trainer(config: Config) -> tuple[Callable, Callable]:
+    """Of all seeds: `init(keys) -> states, returns of the data`; `train(states) -> states, returns of a test`."""
+    env, params = make_env()
+    init_agent, act, learn = sac.make_agent(config, env, params)
+    small = dataclasses.replace(config, num_envs=config.tests, capacity=config.tests)
+    init_test, act_in_test, _ = sac.make_agent(small, env, params)
+
+    def init(key: jax.Array) -> tuple[sac.State, jax.Array]:
+        agent_key, data_key = jax.random.split(key)
+        state = init_agent(agent_key)
+        data, mask, mean_return = drive_at_random(env, params, data_key, config)
+        state = state.replace(buffer=config.buffer.mixture.add(state.buffer, 1, data, mask=mask))
+        if config.source != "data":
+            state, _ = jax.lax.scan(lambda state, _: act(state, 1.0), state, length=config.warmup)
+        return state, mean_return
+
+    def test(networks: sac.Networks, key: jax.Array) -> jax.Array:
+        state = init_test(key).replace(networks=networks)
+        _, returns = jax.lax.scan(lambda state, _: act_in_test(state, 0.0), state, length=HORIZON)
+        first = jnp.argmax(~jnp.isnan(returns), axis=0)
+        return jnp.mean(jnp.take_along_axis(returns, first[None], axis=0))
+
+    def train(state: sac.State) -> tuple[sac.State, jax.Array]:
+        def step(state: sac.State, _: None) -> tuple[sac.State, None]:
+            if config.source != "data":
+                state, _ = act(state, 0.0)
+            return learn(state), None
+
+        state, _ = jax.lax.scan(step, state, length=config.interval)
+        key, test_key = jax.random.split(state.key)
+        return state.replace(key=key), test(state.networks, test_key)
+
+    return jax.jit(jax.vmap(init)), jax.jit(jax.vmap(train), donate_argnums=0)
+
+
+def run(config: Config, keys: jax.Array, bar: tqdm) -> tuple[np.ndarray, np.ndarray]:
+    """Mean returns of tests [seeds, steps / interval], and those of the data [seeds]."""
+    init, train = make_trainer(config)
+    states, of_data = init(keys)
+    curve = []
+    for _ in range(config.steps // config.interval):
+        states, found = train(states)
+        curve.append(np.asarray(found))
+        bar.set_postfix_str(f"return {curve[-1].mean():.0f}", refresh=False)
+        bar.update(config.interval * len(keys))
+    return np.stack(curve, axis=1), np.asarray(of_data)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser("Soft Actor-Critic online, from a small data set, and from both, several seeds at once.")
+    parser.add_experiment(seeds=8)
+    parser.add_count("steps", "updates per seed, and environment steps but for the data alone", 12_000, 200)
+    args = parser.parse()
+    args.interval = 100 if args.short else Config.interval
+    if args.steps % args.interval:
+        parser.error(f"argument --steps: {args.steps} is not a multiple of {args.interval}")
+    return args
+
+
+def main() -> None:
+    args = parse_args()
+    keys, start = jax.random.split(jax.random.key(args.seed), args.seeds), time.perf_counter()
+    curves, of_data = {}, np.zeros(args.seeds)
+    with tqdm(total=len(VARIANTS) * args.steps * args.seeds, unit=" updates", unit_scale=True) as bar:
+        for name, source in VARIANTS.items():
+            bar.set_description(name)
+            config = Config(steps=args.steps, source=source, interval=args.interval)
+            curves[name], of_data = run(config, keys, bar)
+    print(
+        f"MountainCarContinuous-v0, {args.steps:,} steps, {args.seeds} seeds; return of the data "
+        "{:.0f} [{:.0f}, {:.0f}]".format(of_data.mean(), *interval(of_data))
+        + f"\nreturn of {Config.tests} test episodes: mean over seeds [95% bootstrap interval]"
+    )
+    print(f"{'':14}{'mean of the last half':>26}{'at the end':>26}{f'seeds above {SOLVED} at the end':>28}")
+    for name, seeds in curves.items():
+        texts = []
+        for values in (seeds[:, seeds.shape[1] // 2 :].mean(axis=1), seeds[:, -1]):
+            texts.append("{:.0f} [{:.0f}, {:.0f}]".format(values.mean(), *interval(values)))
+        print(f"{name:14}{texts[0]:>26}{texts[1]:>26}{np.sum(seeds[:, -1] >= SOLVED):>28}")
+    print(f"{time.perf_counter() - start:.0f} s with compiling")
+    path = args.out / "rlpd.png"
+    times = args.interval * np.arange(1, args.steps // args.interval + 1)
+    title, ylabel = "MountainCarContinuous-v0, Soft Actor-Critic", f"return of {Config.tests} test episodes"
+    plot(path, title, times, curves, ylabel=ylabel, goal=(SOLVED, f"return {SOLVED}"))
+    print(f"wrote {path}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,7 +1,7 @@
 """Goals in hindsight: bits are flipped until they equal a goal, with a reward only where they do.
 
 pip install -e '.[examples]'
-python examples/her.py           # 8 to 40 bits, with hindsight and without, 8 seeds of each at once
+python examples/her.py           # 8 to 30 bits, with hindsight and without, 8 seeds of each at once
 python examples/her.py --short   # a few seconds, to see that it runs
 
 The experiment of Andrychowicz et al. 2017 (Hindsight Experience Replay, arXiv:1707.01495, section 3.1 and figure 1). A
@@ -47,7 +47,7 @@ class Config:
     length: int = 2**13  # rows kept of each environment
     warmup: int = 50  # steps with random actions before the first update
     interval: int = 500  # steps between two tests
-    batch_size: int = 256
+    batch_size: int = 128
     gamma: float = 0.98
     epsilon: float = 0.1  # share of random actions; it falls from 1 in the first half
     width: int = 256
@@ -253,7 +253,7 @@ def plot(path: Path, curves: dict[str, dict[int, np.ndarray]], env_steps: np.nda
 def parse_args() -> argparse.Namespace:
     parser = Parser("Bit flipping with goals in hindsight and without, several seeds at once.")
     parser.add_experiment(seeds=8, short="a tiny budget, and 8 bits alone")
-    parser.add_count("steps", "environment steps per seed", 128_000, 8_000)
+    parser.add_count("steps", "environment steps per seed", 80_000, 8_000)
     args = parser.parse()
     per_interval = Config.interval * Config.num_envs
     if args.steps % per_interval:
@@ -264,7 +264,7 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     keys, start = jax.random.split(jax.random.key(args.seed), args.seeds), time.perf_counter()
-    all_bits = (8,) if args.short else (8, 13, 20, 40)
+    all_bits = (8,) if args.short else (8, 13, 20, 30)
     curves: dict[str, dict[int, np.ndarray]] = {name: {} for name in VARIANTS}
     print(
         f"Bit flipping, {args.steps:,} environment steps and {args.seeds} seeds each\n"

@@ -6,7 +6,7 @@ python examples/rlpd.py --short   # a few seconds, to see that it runs
 
 The agent of `sac.py` on MountainCarContinuous-v0. A car that is too weak to drive up a hill has to swing up. It is
 rewarded at the top alone, and pays for its actions before: an agent that has not seen the top yet learns to stand
-still. The data are 4 episodes of pushes at random, each for 10 steps, some of which get there. Ball et al. 2023
+still. The data are 2 episodes of pushes at random, each for 10 steps, some of which get there. Ball et al. 2023
 (Efficient Online Reinforcement Learning with Offline Data, arXiv:2302.02948, section 4.1) draw half of each batch from
 the agent's own buffer and half from the data, which `jr.Mixture` does. Of their other advice, layer normalization,
 ensembles and many updates a step, nothing is done here.
@@ -66,9 +66,11 @@ class Config(sac.Config):
     """Static settings. A step steps one environment and makes one update."""
 
     source: str = "both"
-    episodes: int = 4  # of the data
+    episodes: int = 2  # of the data
     num_envs: int = 1
-    capacity: int = 2**15
+    capacity: int = 2**14
+    learning_rate: float = 3e-4
+    target_rate: float = 0.005
     interval: int = 1_000  # steps between two tests
     tests: int = 8  # episodes of a test
 
@@ -164,7 +166,7 @@ def run(config: Config, keys: jax.Array, bar: tqdm) -> tuple[np.ndarray, np.ndar
 def parse_args() -> argparse.Namespace:
     parser = Parser("Soft Actor-Critic online, from a small data set, and from both, several seeds at once.")
     parser.add_experiment(seeds=8)
-    parser.add_count("steps", "updates per seed, and environment steps but for the data alone", 12_000, 200)
+    parser.add_count("steps", "updates per seed, and environment steps but for the data alone", 10_000, 200)
     args = parser.parse()
     args.interval = 100 if args.short else Config.interval
     if args.steps % args.interval:

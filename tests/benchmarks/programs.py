@@ -67,7 +67,7 @@ class Cell:
     """What is compiled.
 
     Attributes:
-      kind: "replay", "sequence", "reservoir", "mixture" (of two `ReplayBuffer`, half the capacity each), "tracer", "pools",
+      kind: "replay", "sequence", "reservoir", "mixture" (of two `ReplayBuffer`), "tracer", "pools",
         "sharded" (a `ReplayBuffer` over 8 devices) or "flashbax".
       items: a key of ITEMS.
       capacity: N, items, steps of all streams or tasks.

@@ -492,6 +492,34 @@ def looking_inside(block, monkeypatch):
     assert "replay: ReplayBuffer" in printed.getvalue()
 
 
+def goals(block, monkeypatch):
+    ends = jnp.arange(16)[None] % 4 == jnp.arange(20)[:, None] % 4  # episodes of three steps and a row without one
+
+    def act(agent, env, key):
+        place = jnp.full((1, 16), env, jnp.float32)[..., None]
+        over = ends[env % 20][None]
+        rows = dict.fromkeys(("observation", "achieved_goal", "action"), place) | {"step": ~over}
+        rows |= {"desired_goal": -jnp.ones((1, 16, 1)), "reward": -jnp.ones((1, 16))}
+        return env + 1, rows | {"terminated": jnp.zeros((1, 16), bool), "truncated": ends[(env + 1) % 20][None]}, over
+
+    def learn(agent, batch, mask):
+        return agent.append((batch, mask)) or agent
+
+    found = run(block, {"act": act, "learn": learn}, length=("100_000", "8"))
+    buffer = found["buffer"]
+    replay, env = buffer.init(act(None, 0, None)[1]), 0
+    for env in range(10):
+        replay = buffer.add(replay, *act(None, env, None)[1:])
+    (((batch, valid),), env, replay), mean = found["train_step"](([], 10, replay), jax.random.key(0))
+    goal, place = np.asarray(batch.S["desired_goal"][:, 0]), np.asarray(batch.S["achieved_goal"][:, 0])
+    new = goal >= 0
+    assert np.all(valid)
+    assert 0.7 < new.mean() < 0.9
+    assert 1 <= mean <= 3
+    assert np.all((goal > place)[new] & (goal <= place + 3)[new])
+    np.testing.assert_array_equal(batch.Rn, np.where(new & (goal == place + 1), 0.0, -1.0))
+
+
 def one_device_to_eight(block, monkeypatch):
     found = run(block, {})
     assert found["buffer"].num_shards == 8
@@ -580,6 +608,7 @@ COVERED = {
         half_online,
         own_sampler,
         looking_inside,
+        goals,
         one_device_to_eight,
         several_processes,
         checkpoints,

@@ -5,10 +5,11 @@ import functools
 from collections.abc import Callable
 from typing import Any
 
+import hindsight
 import jax
 import jax.numpy as jnp
 import jax_buffers
-from harness import ScanProgram, measure
+from harness import LoopProgram, ScanProgram, measure
 from jax_buffers import ALPHA, BETA, Buffer
 from settings import Setting
 
@@ -24,6 +25,8 @@ PEERS = {
     "flashbax": "uniform",
     "flashbax trajectory": "windows: any",
 }
+BASELINES = {"later by a matrix": "later", "later on the host": "later", "two draws": "mixture"}  # written plainly here
+BESIDE = PEERS | BASELINES
 
 
 def _end(items: dict[str, Any]) -> jax.Array:
@@ -55,13 +58,16 @@ def _ours(setting: Setting, sampler: Any = None, windows: str | None = None, rec
     return _buffer(setting, lambda: buffer.init(_like(setting, *fill)), add, sample, fill)
 
 
-def _sequences(setting: Setting, sampler: Any, windows: Any) -> jr.SequenceBuffer:
+def _sequences(
+    setting: Setting, sampler: Any, windows: Any, sequence_length: int = SEQUENCE_LENGTH, hindsight: bool = False
+) -> jr.SequenceBuffer:
     return jr.SequenceBuffer(
         length=setting.capacity // NUM_ENVS,
         num_envs=NUM_ENVS,
-        sequence_length=SEQUENCE_LENGTH,
+        sequence_length=sequence_length,
         sampler=sampler,
         windows=windows,
+        hindsight=hindsight,
     )
 
 
@@ -156,6 +162,55 @@ def _flashbax_trajectory(setting: Setting) -> Buffer:
     return _buffer(setting, init, buffer.add, sample, (NUM_ENVS, ROWS))
 
 
+def _later(setting: Setting) -> Buffer:
+    """Pairs of rows in one episode, and a later row of it."""
+    buffer, fill = _sequences(setting, jr.Uniform(), "inside", 2, hindsight=True), (ROWS, NUM_ENVS)
+
+    def sample(state, key):
+        drawn = buffer.sample(state, key, setting.batch_size)
+        later, _ = buffer.later(state, jax.random.fold_in(key, 1), drawn.indices, "geometric", hindsight.GAMMA)
+        return state, drawn.items | {f"later {name}": x for name, x in later.items()}, drawn.indices, drawn.weights
+
+    def add(state, items):
+        return buffer.add(state, items, _end(items))
+
+    return _buffer(setting, lambda: buffer.init(_like(setting, *fill)), add, sample, fill)
+
+
+def _later_by_matrix(setting: Setting) -> Buffer:
+    """As many rows, of a few trajectories."""
+    length = min(hindsight.TRAJECTORY, setting.batch_size)
+    buffer, fill = _sequences(setting, jr.Uniform(), "any", length), (ROWS, NUM_ENVS)
+
+    def sample(state, key):
+        drawn = buffer.sample(state, key, setting.batch_size // length)
+        found = hindsight.relabel_by_matrix(jax.random.fold_in(key, 1), drawn.items, _end(drawn.items))
+        return state, found, drawn.indices, drawn.weights
+
+    return _buffer(setting, lambda: buffer.init(_like(setting, *fill)), buffer.add, sample, fill)
+
+
+def _halves(setting: Setting, mixture: bool) -> Buffer:
+    """Half of a batch from each of two buffers: by a `Mixture`, or by two calls and a concatenation."""
+    part, fill = jr.ReplayBuffer(capacity=setting.capacity // 2), (NUM_ENVS * ROWS,)
+    both = jr.Mixture(buffers=(part, part))
+
+    def add(state, items):
+        first, second = jax.tree.map(lambda x: x[::2], items), jax.tree.map(lambda x: x[1::2], items)
+        return both.add(both.add(state, 0, first), 1, second)
+
+    def sample(state, key):
+        if mixture:
+            drawn = both.sample(state, key, setting.batch_size)
+        else:
+            keys = jax.random.split(key)
+            parts = [part.sample(x, k, setting.batch_size // 2) for x, k in zip(state, keys, strict=True)]
+            drawn = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
+        return state, drawn.items, drawn.indices, drawn.weights
+
+    return _buffer(setting, lambda: both.init(_like(setting, *fill)), add, sample, fill)
+
+
 PRIORITIZED = jr.Prioritized(alpha=ALPHA, beta=BETA)
 DRAWS: dict[str, Callable[[Setting], Buffer]] = {
     "uniform": _ours,
@@ -168,6 +223,10 @@ DRAWS: dict[str, Callable[[Setting], Buffer]] = {
     "windows: inside": functools.partial(_ours, windows="inside"),
     "windows: inside, max_age": functools.partial(_ours, windows="inside", recent=True),
     "windows: episodes": functools.partial(_ours, windows="episodes"),
+    "later": _later,
+    "later by a matrix": _later_by_matrix,
+    "mixture": functools.partial(_halves, mixture=True),
+    "two draws": functools.partial(_halves, mixture=False),
     "rejax": _rejax,
     "jaxnasium": _jaxnasium,
     "memorax": _memorax,
@@ -176,13 +235,15 @@ DRAWS: dict[str, Callable[[Setting], Buffer]] = {
 }
 
 
-def _program(name: str, capacity: int, batch_size: int) -> ScanProgram:
+def _program(name: str, capacity: int, batch_size: int) -> ScanProgram | LoopProgram:
     """A draw a step; the batch stays in the carry.
 
     Numbers of the state might change with the batch, though they never do. So what is computed from them is computed
     at each draw, as between additions, and not once before the scan.
     """
     setting = Setting(capacity=capacity, batch_size=batch_size)
+    if name == "later on the host":
+        return hindsight.host_program(setting, _end)
     buffer = DRAWS[name](setting)
 
     def step(carry, key):
@@ -198,16 +259,16 @@ def _program(name: str, capacity: int, batch_size: int) -> ScanProgram:
 def run(smoke: bool, libraries: set[str]) -> dict[str, Any]:
     """Figures by draw and capacity, all measured in turn; of others than `libraries` none.
 
-    Ratios of ours are to the smallest capacity, those of others to ours at the same.
+    Ratios of ours are to the smallest capacity, those of others and of baselines to ours at the same.
     """
     runs, run_seconds = (2, 0.002) if smoke else (21, 0.04)
     capacities, batch_size = ((2**10,), 32) if smoke else (CAPACITIES, BATCH_SIZE)
-    names = [name for name in DRAWS if name not in PEERS or name.split()[0] in libraries]
+    names = [name for name in DRAWS if name not in PEERS or name.split()[0] in libraries] + ["later on the host"]
     makers = {(name, n): functools.partial(_program, name, n, batch_size) for name in names for n in capacities}
 
     def base(key: tuple[str, int]) -> tuple[str, int]:
         name, capacity = key
-        return (PEERS[name], capacity) if name in PEERS else (name, capacities[0])
+        return (BESIDE[name], capacity) if name in BESIDE else (name, capacities[0])
 
     figures = measure(makers, base, runs, run_seconds)
     draws = {name: {str(n): figures[name, n] for n in capacities} for name in names}

@@ -4,7 +4,7 @@ import re
 from collections.abc import Iterator
 from typing import Any
 
-from draws import PEERS
+from draws import BESIDE
 from grid import BASE, PARTS
 from settings import power
 from sharded import QUARTILES
@@ -162,20 +162,20 @@ def _draws(found: dict[str, Any]) -> Iterator[str]:
         if "error" in figure:
             return figure["error"].replace("|", "/")
         text = spread(figure["us"])
-        if "ratio" not in figure or (first and name not in PEERS):
+        if "ratio" not in figure or (first and name not in BESIDE):
             return text
         ratio = f"{text}, x{number(figure['ratio']['median'])}"
-        return f"**{ratio}{FASTER}**" if name in PEERS and figure["ratio"]["median"] < 1 else ratio
+        return f"**{ratio}{FASTER}**" if name in BESIDE and figure["ratio"]["median"] < 1 else ratio
 
     yield (
         f"{found['date']}. Draws of {found['batch_size']}, us; medians of {found['runs']} alternating runs "
-        "[10th-90th percentile]. xR is the growth since the smallest N; of another library its time over that of ours "
+        "[10th-90th percentile]. xR is the growth since the smallest N; of another way its time over that of ours "
         "that is named beside it. Memory is that of the compiled scan at the largest N."
     )
     sizes = list(next(iter(found["draws"].values())))
     lines = []
     for name, figures in found["draws"].items():
-        label = f"{name} (beside {PEERS[name]})" if name in PEERS else name
+        label = f"{name} (beside {BESIDE[name]})" if name in BESIDE else name
         last = figures[sizes[-1]]
         memory = [size(last.get("carry_bytes")), size(last.get("temporary_bytes"))]
         lines.append([label, *(cell(name, figures[n], n == sizes[0]) for n in sizes), *memory])

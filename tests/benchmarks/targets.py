@@ -4,7 +4,7 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from draws import PEERS
+from draws import BESIDE
 from grid import BASE, peer
 from settings import power
 
@@ -117,7 +117,7 @@ def _draws(found: dict[str, Any]) -> Iterator[Target]:
         if ratio := found.get(name, {}).get(str(2**17), {}).get("ratio"):
             text = f"{ratio['median']:.1f}x [{ratio['p10']:.1f}-{ratio['p90']:.1f}]"
             yield f"(j) at least 10x faster than {name}'s draw, N=2^17, B=256", ratio["median"] >= 10, text
-    growth = {n: x[str(2**20)]["ratio"]["median"] for n, x in found.items() if n not in PEERS and str(2**20) in x}
+    growth = {n: x[str(2**20)]["ratio"]["median"] for n, x in found.items() if n not in BESIDE and str(2**20) in x}
     if growth:
         above = [f"{name} {x:.2f}x" for name, x in growth.items() if x >= 2]
         text = f"{', '.join(above) or 'none above'}; at most {max(growth.values()):.2f}x"

@@ -93,7 +93,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         over the sequences that may be drawn, and `size` and `can_sample` count them. With rows without a step stored as
         the head of this module says, no such sequence of two rows or more starts at one.
       within_episode: mask out (`Sample.mask`) the steps behind the first end in a sequence.
-      hindsight: store the number of each row's episode (4 bytes a row), which `later` needs.
+      hindsight: store the number of each row's episode (4 bytes a row), which `later` needs or is faster with.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
     """
 
@@ -234,7 +234,10 @@ class SequenceBuffer(Buffer[SequenceState]):
         law: Literal["uniform", "geometric", "last"] = "uniform",
         gamma: jax.Array | float = 0.99,
     ) -> tuple[Any, jax.Array]:
-        """A later row of the same episode for the first row of each sequence, at O(log(length)); needs `hindsight`.
+        """A later row of the same episode for the first row of each sequence.
+
+        With `hindsight` it costs O(log(length)) a row. Without it, numbers of episodes are counted anew at each call,
+        from the flags that `within_episode` and windows="episodes" store: simple, but at O(length * num_envs).
 
         Of an episode's rows those count that are stored, up to the one that `add(ends=)` flagged, or the newest. "last"
         and "uniform" are the strategies "final" and "future" of hindsight experience replay (Andrychowicz et al. 2017,
@@ -253,8 +256,8 @@ class SequenceBuffer(Buffer[SequenceState]):
           the episode is stored, steps is 0 and the item the first row itself; where the sequence is not, also zeros.
 
         Raises:
-          ValueError: the buffer is without `hindsight`, there is no such `law`, `gamma` is out of range, or `indices`
-            is not a vector of integers.
+          ValueError: the buffer stores no ends of episodes, there is no such `law`, `gamma` is out of range, or
+            `indices` is not a vector of integers.
         """
         return self._draw_later(state, key, indices, law, _later.checked(self, law, gamma))
 
@@ -263,7 +266,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         self, state: SequenceState, key: jax.Array, indices: jax.Array, law: str, log_gamma: Any
     ) -> tuple[Any, jax.Array]:
         self._check_state(state)
-        number = _later.stored(state.episodes)
+        number = _later.stored(state, self.length)
         slots = self._slots(state, checks.check_indices(indices))
         row, env = materialize(*self._starts(state, slots))
         exists, sizes = slots < self._num_slots, (self.length, self.num_envs)

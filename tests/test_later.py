@@ -57,6 +57,28 @@ CONFIGS = [
 ]
 
 
+@pytest.mark.parametrize("windows", ["episodes", rarely("any")])
+def test_numbers_counted_anew_give_the_same_rows(windows):
+    """Before and after rows are overwritten."""
+    settings = {"windows": windows, "within_episode": windows == "any", "donate": False}
+    stores, counts_anew = (
+        jr.SequenceBuffer(length=7, num_envs=3, sequence_length=2, hindsight=hindsight, **settings)
+        for hindsight in (True, False)
+    )
+    rng, one, two = np.random.default_rng(0), stores.init(rows(0, 1, 3)), counts_anew.init(rows(0, 1, 3))
+    for t in range(6):
+        new, ends = rows(3 * t, 3, 3), rng.random((3, 3)) < 0.3
+        one, two = stores.add(one, new, ends), counts_anew.add(two, new, ends)
+        drawn = stores.sample(one, jax.random.key(t), BATCH).indices
+        for law in ("last", "uniform"):
+            found, expected = (
+                later(buffer, state, jax.random.key(t), drawn, law)
+                for buffer, state in ((counts_anew, two), (stores, one))
+            )
+            jax.tree.map(np.testing.assert_array_equal, found, expected)
+    assert np.any(np.asarray(expected[1]) > 0)
+
+
 @pytest.mark.parametrize("config", CONFIGS)
 def test_later_rows_are_those_of_the_twin_after_every_add(config):
     """Also where numbers of rows and of episodes wrap, and where handles are of what is no longer stored."""

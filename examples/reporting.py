@@ -100,6 +100,7 @@ def plot(
     ylabel: str,
     ylim: tuple[float, float] | None = None,
     goal: tuple[float, str] | None = None,
+    xlabel: str = "environment steps per seed",
 ) -> None:
     """Learning curves [seeds, points] of each agent, and a dashed line at the goal."""
     from matplotlib.figure import Figure
@@ -112,7 +113,7 @@ def plot(
         axes.plot(env_steps, seeds.mean(axis=0), color=color, linewidth=2.5, label=label)
     if goal is not None:
         axes.axhline(goal[0], color="gray", linestyle="--", linewidth=1, label=goal[1])
-    axes.set(title=title, xlabel="environment steps per seed", ylabel=ylabel, xlim=(0, env_steps[-1]), ylim=ylim)
+    axes.set(title=title, xlabel=xlabel, ylabel=ylabel, xlim=(0, env_steps[-1]), ylim=ylim)
     axes.xaxis.set_major_formatter("{x:,.0f}")
     axes.legend()
     figure.savefig(path, dpi=150)

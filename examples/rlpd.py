@@ -165,7 +165,7 @@ def run(config: Config, keys: jax.Array, bar: tqdm) -> tuple[np.ndarray, np.ndar
 
 def parse_args() -> argparse.Namespace:
     parser = Parser("Soft Actor-Critic online, from a small data set, and from both, several seeds at once.")
-    parser.add_experiment(seeds=8)
+    parser.add_experiment(seeds=8, short="a tiny budget, and half and half alone; it does not learn")
     parser.add_count("steps", "updates per seed, and environment steps but for the data alone", 10_000, 200)
     args = parser.parse()
     args.interval = 100 if args.short else Config.interval
@@ -178,8 +178,9 @@ def main() -> None:
     args = parse_args()
     keys, start = jax.random.split(jax.random.key(args.seed), args.seeds), time.perf_counter()
     curves, of_data = {}, np.zeros(args.seeds)
-    with tqdm(total=len(VARIANTS) * args.steps * args.seeds, unit=" updates", unit_scale=True) as bar:
-        for name, source in VARIANTS.items():
+    variants = {"half and half": "both"} if args.short else VARIANTS
+    with tqdm(total=len(variants) * args.steps * args.seeds, unit=" updates", unit_scale=True) as bar:
+        for name, source in variants.items():
             bar.set_description(name)
             config = Config(steps=args.steps, source=source, interval=args.interval)
             curves[name], of_data = run(config, keys, bar)
@@ -194,11 +195,17 @@ def main() -> None:
         for values in (seeds[:, seeds.shape[1] // 2 :].mean(axis=1), seeds[:, -1]):
             texts.append("{:.0f} [{:.0f}, {:.0f}]".format(values.mean(), *interval(values)))
         print(f"{name:14}{texts[0]:>26}{texts[1]:>26}{np.sum(seeds[:, -1] >= SOLVED):>28}")
+    if not args.short:
+        less = {name: curves["half and half"][:, -1] - curves[name][:, -1] for name in ("online", "data alone")}
+        for name, values in less.items():
+            low, high = interval(values)
+            print(f"half and half less {name}, at the end: {values.mean():.0f} [{low:.0f}, {high:.0f}]")
     print(f"{time.perf_counter() - start:.0f} s with compiling")
     path = args.out / "rlpd.png"
     times = args.interval * np.arange(1, args.steps // args.interval + 1)
     title, ylabel = "MountainCarContinuous-v0, Soft Actor-Critic", f"return of {Config.tests} test episodes"
-    plot(path, title, times, curves, ylabel=ylabel, goal=(SOLVED, f"return {SOLVED}"))
+    xlabel = "updates per seed, and as many environment steps (with the data alone none)"
+    plot(path, title, times, curves, ylabel=ylabel, goal=(SOLVED, f"return {SOLVED}"), xlabel=xlabel)
     print(f"wrote {path}")
 
 

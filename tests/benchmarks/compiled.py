@@ -103,8 +103,9 @@ def missed(target: str, cell: Cell, row: dict[str, Any]) -> Iterator[str]:
         most = row["payload_bytes"] * (1.25 if cell.item_bytes >= 64 else 1.6)
         if row["argument_bytes"] > most:
             yield f"arguments of {row['argument_bytes']} bytes: at most {most:.0f}"
-    # A TPU reads a row of 128 nodes for each draw, and a batch may be larger than 2% of a small storage.
-    is_long = row["operation"] == "orders" or cell.kind == "pools"
+    # A TPU reads a row of 128 nodes for each draw, and a batch may be larger than 2% of a small storage. A mixture has
+    # two trees.
+    is_long = row["operation"] == "orders" or cell.kind in ("pools", "mixture")
     # The 48 rounds of a permutation are unrolled; their random words take 34 kB each there.
     permutes = cell.draw == "epoch" or cell.sampler == "distinct"
     has_more = cell.draw in ("max_age", "later") or cell.windows != "any" or cell.writes

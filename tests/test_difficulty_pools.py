@@ -398,15 +398,16 @@ def test_law_of_the_draw_with_pool_weights(weights):
     assert stats.chi2_contingency(pairs).pvalue > 1e-4  # draws do not depend on one another
 
 
-@pytest.mark.law
-def test_a_pool_with_a_tiny_part_of_the_mass_is_drawn_as_often_as_it_should_be():
-    masses = np.array([[1e5, 4.0, 1e-5], [1e-5, 0, 1e5], [4, 1e5, 1e-5]], np.float32)
-    draws = 2**20
-    pool = jax.jit(_draws._draw_pool)(masses * 1.0, jnp.arange(3 * draws, dtype=jnp.int32) // draws, jax.random.key(0))
-    counts = np.stack([np.bincount(x, minlength=3) for x in np.asarray(pool).reshape(3, draws)])
-    assert np.argmax(counts, axis=1).tolist() == [0, 2, 1]
-    assert np.all(abs(counts[[0, 2], [1, 0]] - draws * 4e-5) < 4 * np.sqrt(draws * 4e-5))
-    assert np.all(counts[masses <= 1e-5] <= 1)
+def test_a_pool_with_a_tiny_part_of_the_mass_is_drawn_as_often_as_it_should_be(monkeypatch):
+    """Of 2^-26 of all draws; with the first 24 random bits 0, as in 2^-24 of them, it is a quarter."""
+    fine = jnp.arange(3 * 2**10, dtype=jnp.uint32) << 22  # each value as often
+    env, tiny = jnp.arange(3 * 2**10, dtype=jnp.int32) // 2**10, 2.0**-26
+    masses = np.array([[1, 0, tiny], [tiny, 1, 0], [0, tiny, 1]], np.float32)
+    for coarse, drawn in ((0, 2**8), (2**8, 0), (2**32 - 1, 0)):
+        monkeypatch.setattr(_draws, "random_bits", lambda key, n, x=coarse: (jnp.full(n, x, jnp.uint32), fine))
+        pool = np.asarray(_draws._draw_pool(masses, env, jax.random.key(0))).reshape(3, -1)
+        counts = [np.bincount(row, minlength=3)[np.argsort(mass)] for row, mass in zip(pool, masses, strict=True)]
+        np.testing.assert_array_equal(counts, [[0, drawn, 2**10 - drawn]] * 3)
 
 
 @pytest.mark.slow

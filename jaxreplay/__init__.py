@@ -39,3 +39,5 @@ from jaxreplay.tracing import n_step_transitions as n_step_transitions
 from jaxreplay.transition_batch import TransitionBatch as TransitionBatch
 from jaxreplay.weights import effective_sample_size as effective_sample_size
 from jaxreplay.weights import importance_weights as importance_weights
+
+__version__ = "0.1.0"

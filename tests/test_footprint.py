@@ -119,6 +119,15 @@ def test_parts_and_their_table():
         found.tree = 0
 
 
+def test_a_tree_whose_fanout_was_asked_for_keeps_it():
+    class Narrow(jr.Uniform):
+        def init(self, capacity):
+            return sum_tree.init(capacity, fanout=2)
+
+    found = [jr.memory(jr.ReplayBuffer(capacity=64, sampler=Narrow()), FRAMES, backend=name) for name in ("cpu", "gpu")]
+    assert [x.tree for x in found] == [4 * (2 + 4 + 8 + 16 + 32 + 64)] * 2
+
+
 def test_shards_take_their_parts():
     whole = jr.SequenceBuffer(length=8, num_envs=6, sequence_length=3, sampler=jr.Prioritized())
     sharded = jr.Sharded(whole, mesh(2))
@@ -160,6 +169,7 @@ def test_what_does_not_fit_is_an_error_before_anything_is_allocated():
     large = jr.ReplayBuffer(capacity=2**23)
     for bad, items, message in (
         (large, pair, "SequenceBuffer, which takes about 10.1 GB"),
+        (jr.ReplayBuffer(capacity=2**29), {"obs": struct("float32", 8, 8)}, r"to 499000000, or spread it"),
         (jr.ReservoirBuffer(capacity=10**6), FRAMES, r"to 566000, or spread it over several devices"),
         (
             jr.SequenceBuffer(length=10**5, num_envs=10, sequence_length=4),

@@ -27,7 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from arguments import Parser
+from arguments import Parser, integer
 from flax import struct
 from matplotlib.figure import Figure
 from reporting import COLORS, interval
@@ -254,7 +254,9 @@ def parse_args() -> argparse.Namespace:
     parser = Parser("Bit flipping with goals in hindsight and without, several seeds at once.")
     parser.add_experiment(seeds=8, short="a tiny budget, and 8 bits alone")
     parser.add_count("steps", "environment steps per seed", 80_000, 8_000)
+    parser.add_argument("--bits", type=integer(2, 100), nargs="+", help="numbers of bits (8 13 20 30; 8 if short)")
     args = parser.parse()
+    args.bits = sorted(set(args.bits or ((8,) if args.short else (8, 13, 20, 30))))
     per_interval = Config.interval * Config.num_envs
     if args.steps % per_interval:
         parser.error(f"argument --steps: {args.steps} is not a multiple of {per_interval}")
@@ -264,15 +266,14 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     keys, start = jax.random.split(jax.random.key(args.seed), args.seeds), time.perf_counter()
-    all_bits = (8,) if args.short else (8, 13, 20, 30)
     curves: dict[str, dict[int, np.ndarray]] = {name: {} for name in VARIANTS}
     print(
         f"Bit flipping, {args.steps:,} environment steps and {args.seeds} seeds each\n"
         f"share of {Config.tests} goals reached without random actions: mean over seeds [95% bootstrap interval]\n"
         "bits" + "".join(f"{name:>24}" for name in VARIANTS)
     )
-    with tqdm(total=len(all_bits) * 2 * args.steps * args.seeds, unit=" env steps", unit_scale=True) as bar:
-        for bits in all_bits:
+    with tqdm(total=len(args.bits) * 2 * args.steps * args.seeds, unit=" env steps", unit_scale=True) as bar:
+        for bits in args.bits:
             for name, share in VARIANTS.items():
                 bar.set_description(f"{bits} bits, {name}")
                 curves[name][bits] = run(Config(bits=bits), share, keys, args.steps // Config.num_envs, bar)

@@ -166,7 +166,7 @@ def run(config: Config, keys: jax.Array, bar: tqdm) -> tuple[np.ndarray, np.ndar
 def parse_args() -> argparse.Namespace:
     parser = Parser("Soft Actor-Critic online, from a small data set, and from both, several seeds at once.")
     parser.add_experiment(seeds=8, short="a tiny budget, and half and half alone; it does not learn")
-    parser.add_count("steps", "updates per seed, and environment steps but for the data alone", 10_000, 200)
+    parser.add_count("steps", "updates per seed, and environment steps but for the data alone", 10_000, 100)
     args = parser.parse()
     args.interval = 100 if args.short else Config.interval
     if args.steps % args.interval:

@@ -153,7 +153,7 @@ CONFIGS = {  # with the numbers of groups and of rollouts
     "easy drawn": ({"tasks_per_env": [5, 9], "easy": 0.6, "caps": (1.0, 0.3), "pool_weights": (0.1, 1, 0)}, 8, 2),
     "both drawn": ({"tasks_per_env": [1, 7, 12], "pool_weights": (0.2, 1, 0.2)}, 16, 2),
 }
-RARE_CONFIGS = ("large caps", "filtered", "easy alone", "neither", "no room", "easy drawn", "both drawn")
+RARE_CONFIGS = set(CONFIGS) - {"one task", "hard drawn"}
 
 
 @pytest.mark.parametrize("name", [rarely(name) if name in RARE_CONFIGS else name for name in CONFIGS])
@@ -270,7 +270,7 @@ def test_means_are_compared_as_in_float64():
     rewards = np.array([[i < solved for i in range(most)] for solved, _ in groups])
     mask = np.array([[i < rollouts for i in range(most)] for _, rollouts in groups])
     tasks = np.arange(len(groups))
-    for threshold in (0.29, 1 / 3):
+    for threshold in (0.29,):
         pools = make((len(groups) * 10,), easy=threshold, hard=threshold)
         state, _ = pools.update(pools.init(), tasks, rewards, mask)
         labels = [1 if solved / rollouts >= threshold else 2 for solved, rollouts in groups]
@@ -290,7 +290,7 @@ def fractions_at_the_edge(rng, num_tasks):
     return easy, hard if easy + hard < 1 else float(np.nextafter(hard, 0))
 
 
-@pytest.mark.parametrize("most", [200, rarely(2000)])
+@pytest.mark.parametrize("most", [rarely(200), rarely(2000)])
 def test_normal_never_empties(most):
     """Every size from 1 to `most`, caps at the edge of float64, all tasks solved, all failed, and at random."""
     rng = np.random.default_rng(0)
@@ -348,8 +348,8 @@ def run_dry(pools, env):
 @pytest.mark.parametrize(
     ("ratios", "dry"),
     [
-        *[((2.0, 0.5, 1.5), 2), (None, None)],
-        *map(rarely, [(None, 0), (None, 2), ((2.0, 0.5, 1.5), None), ((2.0, 0.5, 1.5), 0)]),
+        ((2.0, 0.5, 1.5), 2),
+        *map(rarely, [(None, None), (None, 0), (None, 2), ((2.0, 0.5, 1.5), None), ((2.0, 0.5, 1.5), 0)]),
         *(rarely(((1, 0, 3), dry)) for dry in (None, 0, 2)),
     ],
 )
@@ -438,20 +438,27 @@ def test_weights_are_changed_by_recycle_and_remap():
     assert lists(parked, parked.recycle(taken, jax.random.key(0))) == expected
 
 
-def test_nothing_left_to_draw():
-    for pools, state in (
-        (make((4,)), run_dry(make((4,)), 0)),
-        (make((0, 3), env_ratios=(1, 0)), make((0, 3)).init()),
-        (make((0,)), make((0,)).init()),
-    ):
-        with pytest.raises(ValueError, match=r"No environments left with examples\..*recycle"):
-            pools.sample(state, jax.random.key(0), 3)
-        tasks, ok = jax.jit(lambda state, key, pools=pools: pools.sample(state, key, 3))(state, jax.random.key(0))
-        assert tasks.tolist() == [-1, -1, -1]
-        assert not ok
-        state, kept = pools.update(state, tasks, np.ones((3, 2)))
-        assert not np.any(kept)
-        assert state.rejected == 3
+@pytest.mark.parametrize("case", ["parked", rarely("a ratio of 0"), rarely("no tasks")])
+def test_nothing_left_to_draw(case):
+    pools, state = {
+        "parked": lambda: (make((4,)), run_dry(make((4,)), 0)),
+        "a ratio of 0": lambda: (make((0, 3), env_ratios=(1, 0)), make((0, 3)).init()),
+        "no tasks": lambda: (make((0,)), make((0,)).init()),
+    }[case]()
+    with pytest.raises(ValueError, match=r"No environments left with examples\..*recycle"):
+        pools.sample(state, jax.random.key(0), 3)
+    tasks, ok = jax.jit(lambda state, key: pools.sample(state, key, 3))(state, jax.random.key(0))
+    assert tasks.tolist() == [-1, -1, -1]
+    assert not ok
+    state, kept = pools.update(state, tasks, np.ones((3, 2)))
+    assert not np.any(kept)
+    assert state.rejected == 3
+
+
+@pytest.mark.slow
+def test_no_tasks_at_all():
+    pools = make((0,))
+    state = pools.init()
     assert {name: float(value) for name, value in pools.metrics(state).items() if value != 0} == {}
     lists(pools, pools.recycle(pools.remap(state, [], []), jax.random.key(0), 0.5, 0.5))
 
@@ -516,6 +523,7 @@ def test_recycle_draws_all_members_alike():
     assert 1e-4 < stats.chi2.sf(statistic, 9) < 1 - 1e-4
 
 
+@pytest.mark.slow
 def test_a_state_over_its_caps_is_brought_under_them():
     wide, narrow = make((20, 7), caps=(0.6, 0.3)), make((20, 7), caps=(0.2, 0.15))
     twin = PoolsTwin((20, 7), easy=0.9, hard=0.1, caps=(0.2, 0.15))

@@ -50,7 +50,7 @@ def check(twin, first, found):
 
 CONFIGS = [
     (9, 2, 3, 2, "any"),
-    (7, 3, 3, 1, "episodes"),
+    rarely(((7, 3, 3, 1, "episodes"),)),
     rarely(((9, 2, 3, 2, "inside"),)),
     rarely(((1, 2, 1, 1, "any"),)),
     rarely(((33, 1, 2, 1, "inside"),)),

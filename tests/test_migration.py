@@ -58,9 +58,7 @@ def expected_leaf(old, new, leaf, max_priority):
 GLOBAL, FLAT = SAMPLERS[2:]
 LAYOUTS = [  # capacity, number of shards and sampler; old and new
     ((8, 0, UNIFORM), (16, 2, PER)),
-    ((16, 2, PER), (8, 4, PER)),
     ((16, 4, GLOBAL), (24, 0, PER)),
-    ((8, 4, GLOBAL), (8, 0, UNIFORM)),
 ]
 what_is_stored = {
     "masks": st.lists(st.lists(st.booleans(), min_size=8, max_size=8), max_size=5),

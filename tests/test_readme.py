@@ -499,7 +499,7 @@ def goals(block, monkeypatch):
         place = jnp.full((1, 16), env, jnp.float32)[..., None]
         over = ends[env % 20][None]
         rows = dict.fromkeys(("observation", "achieved_goal", "action"), place) | {"step": ~over}
-        rows |= {"desired_goal": -jnp.ones((1, 16, 1)), "reward": -jnp.ones((1, 16))}
+        rows |= {"desired_goal": -jnp.ones((1, 16, 1), jnp.float32), "reward": -jnp.ones((1, 16), jnp.float32)}
         return env + 1, rows | {"terminated": jnp.zeros((1, 16), bool), "truncated": ends[(env + 1) % 20][None]}, over
 
     def learn(agent, batch, mask):

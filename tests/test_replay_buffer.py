@@ -358,7 +358,7 @@ class AgainstTwin(RuleBasedStateMachine):
 
 
 TestAgainstTwin = AgainstTwin.TestCase
-TestAgainstTwin.settings = settings(max_examples=40, stateful_step_count=40, deadline=None)
+TestAgainstTwin.settings = settings(max_examples=20, stateful_step_count=40, deadline=None)
 
 
 ITEMS = {"obs": np.zeros((2, 4), np.uint8), "reward": np.zeros(2, np.float32)}

@@ -384,6 +384,7 @@ def test_what_cannot_be_done_with_it_yet_is_refused():
         jr.migrate(ring_buffer, ring_buffer.init(numbers(0, 2)), buffer)
 
 
+@pytest.mark.slow
 @pytest.mark.law
 def test_each_shard_is_a_reservoir_of_what_is_dealt_to_it():
     sharded = jr.Sharded(jr.ReservoirBuffer(capacity=4), mesh(2))

@@ -7,7 +7,7 @@ import numpy as np
 import optax
 import oracles
 import pytest
-from helpers import cases, leaves_of
+from helpers import cases, leaves_of, rarely
 from scipy import stats
 
 import jaxreplay as jr
@@ -85,7 +85,7 @@ def test_non_finite_td_errors_are_rejected():
     assert stale.rejected == 4
 
 
-@pytest.mark.parametrize("alpha", [0.0, 0.6, 3.0])
+@pytest.mark.parametrize("alpha", [3.0, *map(rarely, [0.0, 0.6])])
 def test_extreme_td_errors_keep_every_sum_finite(alpha):
     sampler = jr.Prioritized(alpha=alpha, epsilon=0.0, normalize="global")
     largest, smallest = np.finfo(np.float32).max, np.finfo(np.float32).tiny

@@ -123,7 +123,7 @@ def at_once(steps, **arguments):
 
 
 @pytest.mark.parametrize("next_action", [False, True])
-@pytest.mark.parametrize("n", [1, 3, *map(rarely, (2, 5, 8))])
+@pytest.mark.parametrize("n", [3, *map(rarely, (1, 2, 5, 8))])
 def test_add_rollout_and_twin_agree_on_random_rollouts(n, next_action):
     """32 rollouts for each n and setting, half of them with steps masked out."""
     rng = np.random.default_rng(100 * n + next_action)

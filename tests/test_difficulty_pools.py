@@ -94,6 +94,7 @@ def test_published_traces(case):
         state = pools.reset_metrics(state)
 
 
+@pytest.mark.slow
 def test_examples_of_first_in_first_out():
     pools = make((5,), hard=None)
     state = pools.init()
@@ -244,6 +245,7 @@ def test_types_are_stable_and_nothing_recompiles():
     assert hash(pools) == hash(make([3, 4]))
 
 
+@pytest.mark.slow
 def test_order_holds_when_the_counters_wrap():
     pools = make((4, 8), donate=False)
     inputs = random_updates(np.random.default_rng(1), 12, 40, 8, 2)
@@ -479,6 +481,7 @@ def test_eager_updates_are_padded_to_powers_of_two():
         chex.assert_trees_all_equal(got, expected)
 
 
+@pytest.mark.slow
 def test_groups_without_rollouts_do_nothing():
     pools = make((5,), online_difficulty_filtering=True, donate=False)
     state = pools.init()
@@ -511,6 +514,7 @@ def test_recycle_returns_as_many_as_python_rounds_to(fraction):
     chex.assert_trees_all_equal(pools.recycle(state, key, fraction).groups, state.groups)
 
 
+@pytest.mark.slow
 def test_recycle_draws_all_members_alike():
     pools = make((20,))
     state, _ = update(pools, pools.init(), *[(task, SOLVED) for task in range(10)])

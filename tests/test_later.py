@@ -184,7 +184,7 @@ def test_a_buffer_under_vmap_is_the_buffer_alone(long):
         jax.tree.map(lambda x, y, k=k: np.testing.assert_array_equal(x[k], y), both, alone)
 
 
-@pytest.mark.parametrize("num_shards", [2, rarely(1)])
+@pytest.mark.parametrize("num_shards", [rarely(2), rarely(1)])
 def test_shards_have_the_episodes_of_their_own_streams(num_shards):
     buffer = jr.SequenceBuffer(length=9, num_envs=4, sequence_length=2, hindsight=True, donate=False)
     sharded, twin = jr.Sharded(buffer, mesh(num_shards)), oracles.SequenceTwin(9, 4, 2, 1)

@@ -48,7 +48,7 @@ OPERATIONS_OF_SAMPLERS = often(
 )
 LEARNING = ["weights used", "weights logged", "weights ignored"]
 LEARNING_OF_SAMPLERS = often(
-    [("global", LEARNING[0], 8)],
+    [],
     list(itertools.product(SAMPLERS, LEARNING, (0, 8))),
 )
 STRIDES_OF_SAMPLERS = often([("global", 1, 8)], list(itertools.product(SAMPLERS, (1, 3), (0, 8))))

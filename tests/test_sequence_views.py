@@ -69,7 +69,7 @@ def view(items):
     )
 
 
-@pytest.mark.parametrize("final_rows", [True, False])
+@pytest.mark.parametrize("final_rows", [True, rarely(False)])
 def test_atari_style_transitions_from_single_frames(final_rows):
     """At terminations, truncations, resets and the ring's seam: all that can be drawn, after every add."""
     num_rows = 100

@@ -268,7 +268,7 @@ def test_weights_and_handles_go_into_a_transition_batch():
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("kind", [AxisType.Explicit, rarely(AxisType.Auto)], ids=str)
+@pytest.mark.parametrize("kind", list(map(rarely, [AxisType.Explicit, AxisType.Auto])), ids=str)
 def test_any_mesh_will_do(kind):
     """Axes of both kinds, beside another axis, and arguments wherever they lie."""
     buffer, batch = BUFFERS["sequence"]

@@ -51,13 +51,9 @@ def gradient(items):
     return jnp.mean(error[..., None] * x, axis=-2)
 
 
-@pytest.mark.parametrize(
-    ("make", "stratified"),
-    [
-        (independent_items, True),
-        *map(rarely, [(independent_items, False), (sequences, False), (sequences, True)]),
-    ],
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("stratified", [False, True])
+@pytest.mark.parametrize("make", [independent_items, sequences])
 def test_weighted_gradient_is_unbiased(make, stratified):
     buffer, state, stored = make(jr.Prioritized(alpha=0.7, normalize=None, stratified=stratified))
     sample = buffer.sample(state, jax.random.key(0), 2_000)

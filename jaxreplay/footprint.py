@@ -114,7 +114,7 @@ def bytes_limit(device: Any) -> int | None:
     """Bytes that JAX may allocate on a device; None if unknown, as on a CPU."""
     try:
         return (device.memory_stats() or {}).get("bytes_limit")
-    except (NotImplementedError, jax.errors.JaxRuntimeError):
+    except (NotImplementedError, jax.errors.JaxRuntimeError):  # how a device without statistics answers
         return None
 
 

@@ -11,7 +11,7 @@ import jaxreplay as jr
 from jaxreplay import footprint, sum_tree
 from jaxreplay._common import layouts
 
-GUIDE = (pathlib.Path(__file__).parent.parent / "examples" / "README.md").read_text()
+GUIDE = (pathlib.Path(__file__).parent.parent / ".docs/pages/guides/sequences.md").read_text()
 # Argument sizes of programs that XLA compiled for a TPU v5e: dtype, shape, bytes.
 ON_TPU = [
     *(("int32", shape, 512) for shape in ((), (1,), (8,), (1, 3), (4, 1))),

@@ -1,4 +1,4 @@
-"""Every block of Python in README.md and examples/README.md runs, with stand-ins for what it leaves to the user."""
+"""Every block of Python in README.md and in the documentation runs, with stand-ins for what is left to the user."""
 
 import io
 import itertools
@@ -18,7 +18,9 @@ import jaxreplay as jr
 from jaxreplay.__main__ import main as report
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = {name: (ROOT / name).read_text() for name in ("README.md", "examples/README.md")}
+DOCS = ".docs/pages/"
+NAMES = ["README.md", "examples/README.md", *(str(x.relative_to(ROOT)) for x in sorted(ROOT.glob(DOCS + "**/*.md")))]
+PAGES = {name: (ROOT / name).read_text() for name in NAMES}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCES = [(name, fence) for name, page in PAGES.items() for fence in FENCE.finditer(page)]
 BLOCKS = [(name, fence) for name, fence in FENCES if fence[1] == "python"]
@@ -80,6 +82,37 @@ def training_loop(block, monkeypatch):
     assert rewards.shape == (6, NUM_ENVS)
     assert len(np.unique(leaves_of(replay.sampler.tree))) > 3  # 0, that of new items, and those of TD errors
     assert carry[3].ring.size.is_deleted()  # the carry is donated
+
+
+def first_carry(block, monkeypatch):
+    tracer, obs, flags = (
+        jr.NStep(n=3, gamma=0.99, num_envs=NUM_ENVS),
+        jnp.zeros((NUM_ENVS, 4)),
+        jnp.zeros(NUM_ENVS, bool),
+    )
+    one = {"obs": obs, "action": flags, "reward": obs[:, 0], "terminated": flags, "truncated": flags, "final_obs": obs}
+    names = {**one, "tracer": tracer, "buffer": jr.ReplayBuffer(capacity=64), "agent": 0, "env": 1}
+    *_, tracing, replay, _ = run(block, names)["carry"]
+    assert tracing.steps.s.shape == (3, NUM_ENVS, 4)
+    assert replay.storage.S.shape == (64, 4)
+
+
+def when_ready(block, monkeypatch):
+    buffer = jr.ReplayBuffer(capacity=16, sampler=jr.Prioritized())
+    found = run(block, {"buffer": buffer, "learn": lambda agent, x: (agent + 1, x)}, ready=("10_000", "8"))
+    replay, advance = buffer.init(jnp.zeros(4)), jax.jit(found["learn_when_ready"])
+    for count in (4, 8):
+        replay = buffer.add(replay, jnp.arange(1.0, 5.0))
+        agent, replay = advance(0, replay, buffer.sample(replay, jax.random.key(count), 256))
+        assert (agent, len(np.unique(leaves_of_slots(buffer, replay)))) == ((0, 2) if count == 4 else (1, 5))
+
+
+def several_updates(block, monkeypatch):
+    buffer = jr.ReplayBuffer(capacity=16, sampler=jr.Prioritized())
+    found = run(block, {"buffer": buffer, "learn": lambda agent, x: (agent + 1, x)})
+    replay = buffer.add(buffer.init(jnp.zeros(4)), jnp.arange(1.0, 5.0))
+    (agent, replay), ages = jax.jit(found["updates"])(0, replay, jax.random.key(0))
+    assert (agent, ages.shape, replay.sampler.updates) == (4, (4,), 4)
 
 
 def sequences(block, monkeypatch):
@@ -590,48 +623,55 @@ def another_buffer(block, monkeypatch):
     np.testing.assert_array_equal(replay.storage["id"], np.arange(1, 16, 2))  # the newer of the two in each shard
 
 
-COVERED = {
+def repeats(page, number):
+    """The block is one that another page has, where it runs."""
+
+    def check(block, monkeypatch):
+        assert block[1][2] == [fence[2] for name, fence in BLOCKS if name == page][number]
+
+    return check
+
+
+COVERED = {  # a function for each block of Python, in the page's order
     "README.md": [quickstart, training_loop],
-    "examples/README.md": [
-        sequences,
-        data_sets,
-        newest_sequences_once,
-        recent_experience,
-        staleness,
-        epochs,
-        without_replacement,
-        priorities_from_actors,
-        later_rewards,
-        lap,
-        rollouts,
-        host_loop,
-        half_online,
-        own_sampler,
-        looking_inside,
-        goals,
-        one_device_to_eight,
-        several_processes,
-        checkpoints,
-        another_buffer,
-        beyond_the_device,
-        pools,
-    ],
+    "index.md": [repeats("README.md", 0)],
+    "guides/checkpoints.md": [checkpoints, another_buffer],
+    "guides/datasets.md": [data_sets],
+    "guides/devices.md": [one_device_to_eight, several_processes],
+    "guides/diagnostics.md": [looking_inside],
+    "guides/draws.md": [newest_sequences_once, recent_experience, staleness, epochs, without_replacement],
+    "guides/goals.md": [goals],
+    "guides/host.md": [host_loop],
+    "guides/memory.md": [beyond_the_device],
+    "guides/mixtures.md": [half_online],
+    "guides/own_sampler.md": [own_sampler],
+    "guides/pools.md": [pools],
+    "guides/priorities.md": [lap, priorities_from_actors],
+    "guides/scan.md": [repeats("README.md", 1), first_carry, when_ready, several_updates],
+    "guides/sequences.md": [sequences],
+    "guides/writes.md": [rollouts, later_rewards],
 }
-CHECKS = [(name, check) for name, checks in COVERED.items() for check in checks]
+CHECKS = {
+    f"{page}-{number}": (name, number, check)
+    for page, checks in COVERED.items()
+    for number, check in enumerate(checks)
+    for name in [page if page == "README.md" else DOCS + page]
+}
 
 
 def test_every_block_is_covered():
-    assert {fence[1] for _, fence in FENCES} == {"sh", "python"}
+    assert {fence[1] for _, fence in FENCES} <= {"sh", "python"}
     for name, page in PAGES.items():
-        assert page.count("```") == 2 * sum(found == name for found, _ in FENCES)
-    names, covered = [name for name, _ in BLOCKS], [name for name, _ in CHECKS]
-    assert names == covered, "each block of Python has a function here, in its page's order"
+        assert page.count("```") == 2 * sum(found == name for found, _ in FENCES), name
+        checked = sum(name == covered for covered, _, _ in CHECKS.values())
+        assert sum(found == name for found, _ in BLOCKS) == checked, f"{name}: a function for each block of Python"
 
 
-@pytest.mark.parametrize("number", range(len(CHECKS)), ids=[check.__name__ for _, check in CHECKS])
-def test_block(number, monkeypatch, tmp_path):
+@pytest.mark.parametrize("case", CHECKS)
+def test_block(case, monkeypatch, tmp_path):
+    name, number, check = CHECKS[case]
     monkeypatch.chdir(tmp_path)
-    CHECKS[number][1](BLOCKS[number], monkeypatch)
+    check([block for block in BLOCKS if block[0] == name][number], monkeypatch)
 
 
 def anchors(page):
@@ -643,9 +683,9 @@ def anchors(page):
 @pytest.mark.parametrize("name", [*PAGES, "tests/benchmarks/README.md"])
 def test_links(name):
     page = (ROOT / name).read_text()
-    links = re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page))
-    assert links
-    for link in links:
+    for link in re.findall(r"\]\(([^)\s]+)\)", FENCE.sub("", page)):
+        if link.startswith("https://"):
+            continue
         path, _, anchor = link.partition("#")
         target = (ROOT / name).parent / path if path else ROOT / name
         assert target.exists(), link

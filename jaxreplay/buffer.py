@@ -33,6 +33,14 @@ class Sample:
       mask: None; from a `SequenceBuffer` bool [batch, sequence_length], which steps count.
       age: int32 [batch], insertions since the item's, 0 for the newest; of a sequence the later ones of its stream. -1
         for rows without an item.
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4)
+      >>> items = jnp.array([10, 20, 30, 40])
+      >>> state = buffer.add(buffer.init(items[:1]), items[:1])
+      >>> sample = buffer.sample(state, jax.random.key(0), batch_size=2)
+      >>> sample.items.tolist(), sample.indices.tolist(), sample.probabilities.tolist(), sample.weights.tolist()
+      ([10, 10], [0, 0], [1.0, 1.0], [1.0, 1.0])
     """
 
     items: Any
@@ -197,6 +205,16 @@ class Buffer(abc.ABC, Generic[S]):
           ValueError: `batch_size` or `max_age` is not a positive integer; or the buffer is empty and the call is eager
             (which waits for the buffer's size; under `jit` an empty buffer gives weights and probabilities 0 and
             indices -1).
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(alpha=1.0, beta=1.0, epsilon=0.0))
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.init(items), items, td_errors=jnp.array([1.0, 0.0, 0.0, 3.0]))
+          >>> sample = buffer.sample(state, jax.random.key(0), batch_size=4)
+          >>> sample.items.tolist()  # in proportion to the TD errors: 20 and 30 have priority 0
+          [10, 40, 40, 40]
+          >>> [round(weight, 2) for weight in sample.weights.tolist()]
+          [1.0, 0.33, 0.33, 0.33]
         """
         batch_size = check_draw(batch_size, beta, max_age)
         return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age))
@@ -232,6 +250,14 @@ class Buffer(abc.ABC, Generic[S]):
         Raises:
           ValueError: `batch_size` is not a positive integer, `step` is no integer or negative; or the buffer is empty
             and the call is eager.
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> first, second = (buffer.epoch(state, jax.random.key(0), step, batch_size=2) for step in range(2))
+          >>> sorted(first.items.tolist() + second.items[:1].tolist()), second.weights.tolist()
+          ([10, 20, 30], [1.0, 0.0])
         """
         batch_size = check_draw(batch_size)
         checks.check_count("step", step, 0, "the number of a batch")
@@ -253,7 +279,14 @@ class Buffer(abc.ABC, Generic[S]):
         return self._sample_of(state, slots, jnp.where(exists, probability, 0.0), weights)
 
     def num_batches(self, state: S, batch_size: int) -> jax.Array:
-        """Number of batches of an `epoch`, int32 []."""
+        """Number of batches of an `epoch`, int32 [].
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> int(buffer.num_batches(buffer.add(buffer.init(items), items), batch_size=2))
+          2
+        """
         batch_size = check_draw(batch_size)
         return -(-self.size(state) // batch_size)
 
@@ -282,6 +315,14 @@ class Buffer(abc.ABC, Generic[S]):
 
         Raises:
           ValueError: shapes or dtypes other than these.
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> state = buffer.update(state, buffer.newest(state, 4), jnp.array([0.0, 0.0, -2.0, 0.0]))
+          >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
+          [30, 30, 30, 30]
         """
         self._check_state(state)
         indices, td_errors = checks.check_td_errors(indices, td_errors)
@@ -308,6 +349,15 @@ class Buffer(abc.ABC, Generic[S]):
 
         Raises:
           ValueError: wrong structure, shape or dtype; the message names the leaf.
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> handles = buffer.newest(state, 3)
+          >>> state = buffer.set(state, handles, items + 1, mask=jnp.array([True, False, True]))
+          >>> buffer.get(state, handles).tolist()
+          [11, 20, 31]
         """
         self._check_state(state)
         places = self._places(state, self._slots(state, checks.check_indices(indices)))
@@ -325,6 +375,13 @@ class Buffer(abc.ABC, Generic[S]):
 
         Raises:
           ValueError: `n` is not a positive integer.
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> buffer.newest(state, 4).tolist()
+          [-1, 0, 1, 2]
         """
         return self._newest(state, check_integer("n", n, 1, ring.MAX_CAPACITY, "the number of insertions"))
 
@@ -342,20 +399,50 @@ class Buffer(abc.ABC, Generic[S]):
 
         Raises:
           ValueError: `indices` is not a vector of integers.
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> handles = buffer.newest(state, 3)
+          >>> state = buffer.add(state, items + 5)  # overwrites 10 and 20; no handle names another item instead
+          >>> buffer.get(state, handles).tolist()
+          [0, 0, 30]
         """
         self._check_state(state)
         return self._read(state, self._slots(state, checks.check_indices(indices)), fill=True)[0]
 
     def size(self, state: S) -> jax.Array:
-        """Number of items that may be drawn, int32 []."""
+        """Number of items that may be drawn, int32 [].
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> int(buffer.size(buffer.add(buffer.init(items), items)))
+          3
+        """
         return state.ring.size
 
     def is_empty(self, state: S) -> jax.Array:
-        """Whether nothing may be drawn, bool []."""
+        """Whether nothing may be drawn, bool [].
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> bool(buffer.is_empty(buffer.init(jnp.array([10, 20, 30]))))  # `init` ignores the values
+          True
+        """
         return jnp.logical_not(ring.at_least(state.ring.size, 1))
 
     def can_sample(self, state: S, batch_size: int = 1) -> jax.Array:
-        """Whether at least `batch_size` items may be drawn, bool []."""
+        """Whether at least `batch_size` items may be drawn, bool [].
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> bool(buffer.can_sample(state, 3)), bool(buffer.can_sample(state, 4))
+          (True, False)
+        """
         batch_size = check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
         return ring.at_least(state.ring.size, batch_size)
 

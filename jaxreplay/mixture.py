@@ -70,6 +70,14 @@ class Mixture:
         are normalized as the samplers say that have a `normalize`, which must agree: "batch" divides by the largest of
         the whole batch, which becomes 1, and None by nothing, as where no sampler has one. "global" is refused. The
         share of a source without items, or without rows in the batch, is missing from the mean.
+
+    Examples:
+      >>> online, offline = jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)
+      >>> buffer = jr.Mixture(buffers=(online, offline), shares=(0.25, 0.75))
+      >>> items = jnp.array([10, 20, 30])
+      >>> state = buffer.add(buffer.add(buffer.init(items), 0, items), 1, items + 500)
+      >>> (buffer.sample(state, jax.random.key(0), batch_size=4).items > 500).tolist()
+      [False, True, True, True]
     """
 
     buffers: tuple[Buffer[Any] | Sharded[Any], ...]
@@ -96,6 +104,11 @@ class Mixture:
 
         Raises:
           ValueError: `batch_size` is no integer, or negative.
+
+        Examples:
+          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
+          >>> buffer.counts(5)
+          (3, 2)
         """
         batch_size = check_integer("batch_size", batch_size, 0, ring.MAX_CAPACITY, "the number of rows")
         # Shares such as 1 / 3 are not exact as floats; rounding would decide between remainders that are equal.
@@ -116,6 +129,11 @@ class Mixture:
 
         Raises:
           ValueError: as from the first buffer's `init`.
+
+        Examples:
+          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
+          >>> [type(state).__name__ for state in buffer.init(jnp.array([10, 20, 30]))]
+          ['ReplayState', 'ReplayState']
         """
         spec = checks.as_spec(items)
         jax.eval_shape(self.buffers[0].init, spec)  # for its checks
@@ -152,6 +170,13 @@ class Mixture:
 
         Raises:
           ValueError: there is no such source, or as from the buffer's `add`.
+
+        Examples:
+          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), 1, items)  # to the second source
+          >>> [int(size) for size in buffer.sizes(state)]
+          [0, 3]
         """
         self._check_length(state)
         last = len(self.buffers) - 1
@@ -183,6 +208,13 @@ class Mixture:
         Raises:
           ValueError: `batch_size` or `max_age` is not a positive integer; the sources store items that differ; the rows
             of a `Sharded` source are no multiple of its shards; or all sources are empty and the call is eager.
+
+        Examples:
+          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), 1, items)
+          >>> buffer.sample(state, jax.random.key(0), batch_size=4).weights.tolist()  # rows of a source that is empty
+          [0.0, 0.0, 1.0, 1.0]
         """
         batch_size = check_draw(batch_size, beta, max_age)
         drawn = self._draw(state, key, batch_size, beta, max_age)
@@ -239,6 +271,15 @@ class Mixture:
 
         Raises:
           ValueError: shapes or dtypes other than these.
+
+        Examples:
+          >>> part = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
+          >>> buffer, items = jr.Mixture(buffers=(part, part)), jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.add(buffer.init(items), 0, items), 1, items)
+          >>> sample = buffer.sample(state, jax.random.key(0), batch_size=4)
+          >>> state = buffer.update(state, sample.indices, jnp.array([0.0, 0.0, 5.0, 5.0]))
+          >>> [float(source.sampler.max_priority) for source in state]
+          [1.0, 5.0]
         """
         self._check_state(state)
         indices, td_errors = checks.check_td_errors(indices, td_errors)
@@ -261,6 +302,14 @@ class Mixture:
 
         Raises:
           ValueError: as from the buffers' `set`.
+
+        Examples:
+          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.add(buffer.init(items), 0, items), 1, items)
+          >>> state = buffer.set(state, jnp.array([0, 0]), jnp.array([11, 12]))  # handle 0 of each source
+          >>> buffer.get(state, jnp.array([0, 1, 0, 1])).tolist()
+          [11, 20, 12, 20]
         """
         self._check_state(state)
         indices = checks.check_indices(indices)
@@ -279,6 +328,13 @@ class Mixture:
 
         Raises:
           ValueError: `indices` is not a vector of integers.
+
+        Examples:
+          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.add(buffer.init(items), 0, items), 1, items + 5)
+          >>> buffer.get(state, jnp.array([0, 1, 0, 1])).tolist()  # the row tells which source is meant
+          [10, 20, 15, 25]
         """
         self._check_state(state)
         indices = checks.check_indices(indices)
@@ -287,26 +343,62 @@ class Mixture:
         return jax.tree.map(lambda *rows: jnp.concatenate(rows), *items)
 
     def sizes(self, state: tuple[Any, ...]) -> tuple[jax.Array, ...]:
-        """Number of items that may be drawn from each source, int32 [] each."""
+        """Number of items that may be drawn from each source, int32 [] each.
+
+        Examples:
+          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
+          >>> items = jnp.array([10, 20, 30])
+          >>> [int(size) for size in buffer.sizes(buffer.add(buffer.init(items), 0, items))]
+          [3, 0]
+        """
         self._check_length(state)
         return tuple(buffer.size(part) for buffer, part in zip(self.buffers, state, strict=True))
 
     def size(self, state: tuple[Any, ...]) -> jax.Array:
-        """Number of items that may be drawn, of all sources, int32 []; at most 2**31 - 1."""
+        """Number of items that may be drawn, of all sources, int32 []; at most 2**31 - 1.
+
+        Examples:
+          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
+          >>> items = jnp.array([10, 20, 30])
+          >>> int(buffer.size(buffer.add(buffer.add(buffer.init(items), 0, items), 1, items)))
+          6
+        """
         return _total(self.sizes(state))
 
     def is_empty(self, state: tuple[Any, ...]) -> jax.Array:
-        """Whether nothing may be drawn, from no source, bool []."""
+        """Whether nothing may be drawn, from no source, bool [].
+
+        Examples:
+          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
+          >>> items = jnp.array([10, 20, 30])
+          >>> bool(buffer.is_empty(buffer.add(buffer.init(items), 1, items)))  # one of two is
+          False
+        """
         return jnp.logical_not(ring.at_least(self.size(state), 1))
 
     def is_full(self, state: tuple[Any, ...]) -> jax.Array:
-        """Whether the next insertion overwrites in every source, bool []."""
+        """Whether the next insertion overwrites in every source, bool [].
+
+        Examples:
+          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> bool(buffer.is_full(buffer.add(buffer.init(items), 0, items)))  # one of two
+          False
+        """
         self._check_length(state)
         full = [buffer.is_full(part) for buffer, part in zip(self.buffers, state, strict=True)]
         return functools.reduce(jnp.logical_and, full)
 
     def can_sample(self, state: tuple[Any, ...], batch_size: int = 1) -> jax.Array:
-        """Whether at least `batch_size` items may be drawn, of all sources, bool []; `sizes` tells of each."""
+        """Whether at least `batch_size` items may be drawn, of all sources, bool []; `sizes` tells of each.
+
+        Examples:
+          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), 1, items)
+          >>> bool(buffer.can_sample(state, 3)), bool(buffer.can_sample(state, 4))
+          (True, False)
+        """
         batch_size = check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
         return ring.at_least(self.size(state), batch_size)
 

@@ -29,6 +29,13 @@ class ReplayState:
       storage: the items, leaves [capacity, ...] as the backend wants them (`jaxreplay._common.layouts`).
       ring: cursor and fill.
       sampler: the sampler's state.
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4)
+      >>> items = jnp.array([10, 20, 30])
+      >>> state = buffer.add(buffer.init(items), items)
+      >>> isinstance(state, jr.ReplayState), int(state.ring.size)
+      (True, 3)
     """
 
     storage: Any  # [capacity, ...]
@@ -36,7 +43,14 @@ class ReplayState:
     sampler: Any
 
     def on_this_backend(self, backend: str | None = None) -> "ReplayState":
-        """The same state with a storage as this backend, or `backend`, wants it."""
+        """The same state with a storage as this backend, or `backend`, wants it.
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> state = buffer.init({"x": jnp.zeros((3, 2))})
+          >>> state.on_this_backend("cpu").storage["x"].shape
+          (4, 2)
+        """
         storage = layouts.on_this_backend(self.storage, 1, self.ring.size.ndim, backend)
         return dataclasses.replace(self, storage=storage)
 
@@ -55,6 +69,14 @@ class ReplayBuffer(Buffer[ReplayState]):
       axes: leading axes of what `init` and `add` take: 1 for [B, ...], 2 for rollouts [T, num_envs, ...], whose rows
         are inserted in order of time.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4)
+      >>> items = jnp.array([10, 20, 30])
+      >>> state = buffer.add(buffer.init(items), items)
+      >>> state = buffer.add(state, items + 5)
+      >>> buffer.get(state, buffer.newest(state, 4)).tolist()  # the oldest, 10 and 20, are overwritten
+      [30, 15, 25, 35]
     """
 
     capacity: int
@@ -79,6 +101,13 @@ class ReplayBuffer(Buffer[ReplayState]):
         Raises:
           ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
             shape than its `Rn`; or the state does not fit the device.
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> rows = {"obs": jax.ShapeDtypeStruct((3, 2), jnp.uint8), "reward": jax.ShapeDtypeStruct((3,), jnp.float32)}
+          >>> state = buffer.init(rows)  # rows [3, ...] as `add` takes them
+          >>> int(buffer.size(state)), buffer.get(state, jnp.array([0]))["obs"].dtype
+          (0, dtype('uint8'))
         """
         spec = checks.as_spec(items)
         checks.leading_axes(spec, self.axes, WHAT[self.axes])
@@ -111,6 +140,13 @@ class ReplayBuffer(Buffer[ReplayState]):
 
         Raises:
           ValueError: wrong structure, shape, dtype or batch size; the message names the leaf.
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), items, mask=jnp.array([True, False, True]))
+          >>> buffer.get(state, buffer.newest(state, 3)).tolist()  # two are stored
+          [0, 10, 30]
         """
         self._check_state(state)
         items = checks.as_arrays(items)
@@ -134,7 +170,15 @@ class ReplayBuffer(Buffer[ReplayState]):
         )
 
     def is_full(self, state: ReplayState) -> jax.Array:
-        """Whether the next insertion overwrites, bool []."""
+        """Whether the next insertion overwrites, bool [].
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> bool(buffer.is_full(state)), bool(buffer.is_full(buffer.add(state, items)))
+          (False, True)
+        """
         return ring.at_least(state.ring.size, self.capacity)
 
     @property

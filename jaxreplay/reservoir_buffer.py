@@ -46,6 +46,13 @@ class ReservoirState:
       sampler: the sampler's state.
       handles: int32 [capacity], of the item in each slot; -1 for an empty slot.
       count: uint32 [2], number of items ever added: count[0] * 2**32 + count[1]; stops at 2**64 - 1.
+
+    Examples:
+      >>> buffer = jr.ReservoirBuffer(capacity=4)
+      >>> items = jnp.array([10, 20, 30])
+      >>> state = buffer.add(buffer.init(items), items, jax.random.key(0))
+      >>> isinstance(state, jr.ReservoirState), state.count.tolist()
+      (True, [0, 3])
     """
 
     storage: Any  # [capacity, ...]
@@ -55,7 +62,14 @@ class ReservoirState:
     count: jax.Array  # [2]
 
     def on_this_backend(self, backend: str | None = None) -> "ReservoirState":
-        """The same state with a storage as this backend, or `backend`, wants it."""
+        """The same state with a storage as this backend, or `backend`, wants it.
+
+        Examples:
+          >>> buffer = jr.ReservoirBuffer(capacity=4)
+          >>> state = buffer.init({"x": jnp.zeros((3, 2))})
+          >>> state.on_this_backend("cpu").storage["x"].shape
+          (4, 2)
+        """
         storage = layouts.on_this_backend(self.storage, 1, self.ring.size.ndim, backend)
         return dataclasses.replace(self, storage=storage)
 
@@ -81,6 +95,16 @@ class ReservoirBuffer(Buffer[ReservoirState]):
       capacity: number of items kept, 1 to 2**29.
       sampler: the law by which stored items are drawn, `Uniform()` or `Prioritized(...)`.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
+
+    Examples:
+      >>> buffer = jr.ReservoirBuffer(capacity=4)
+      >>> items = jnp.array([10, 20, 30])
+      >>> state = buffer.init(items)
+      >>> for number in range(50):  # a new key for each call
+      ...     state = buffer.add(state, items + 100 * number, jax.random.fold_in(jax.random.key(0), number))
+      >>> sample = buffer.sample(state, jax.random.key(0), batch_size=4)
+      >>> max(sample.items.tolist()) < 4900  # of all that was added; a ring would hold the last four
+      True
     """
 
     capacity: int
@@ -102,6 +126,12 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         Raises:
           ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
             shape than its `Rn`; or the state does not fit the device.
+
+        Examples:
+          >>> buffer = jr.ReservoirBuffer(capacity=4)
+          >>> state = buffer.init({"x": jax.ShapeDtypeStruct((3, 2), jnp.float32)})
+          >>> int(buffer.size(state))
+          0
         """
         spec = checks.as_spec(items)
         checks.leading_axes(spec, 1, "a batch of items")
@@ -136,6 +166,15 @@ class ReservoirBuffer(Buffer[ReservoirState]):
 
         Raises:
           ValueError: wrong structure, shape, dtype or batch size (the message names the leaf), or no key.
+
+        Examples:
+          >>> buffer = jr.ReservoirBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.init(items)
+          >>> for number in range(3):  # a new key for each call
+          ...     state = buffer.add(state, items, jax.random.fold_in(jax.random.key(0), number))
+          >>> int(buffer.size(state)), state.count.tolist()  # stored, and ever added
+          (4, [0, 9])
         """
         self._check_state(state)
         items = checks.as_arrays(items)
@@ -163,7 +202,14 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         )
 
     def is_full(self, state: ReservoirState) -> jax.Array:
-        """Whether every slot holds an item, so that one that comes to be stored overwrites, bool []."""
+        """Whether every slot holds an item, so that one that comes to be stored overwrites, bool [].
+
+        Examples:
+          >>> buffer = jr.ReservoirBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> bool(buffer.is_full(buffer.add(buffer.init(items), items, jax.random.key(0))))
+          False
+        """
         return ring.at_least(state.ring.size, self.capacity)
 
     def _claim(self, state: ReservoirState, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -207,6 +253,13 @@ class ReservoirBuffer(Buffer[ReservoirState]):
 
         Raises:
           ValueError: always.
+
+        Examples:
+          >>> buffer = jr.ReservoirBuffer(capacity=4)
+          >>> buffer.newest(buffer.init(jnp.array([10, 20, 30])), 1)
+          Traceback (most recent call last):
+            ...
+          ValueError: newest: a ReservoirBuffer keeps no order; use a ReplayBuffer.
         """
         raise ValueError("newest: a ReservoirBuffer keeps no order; use a ReplayBuffer.")
 

@@ -17,18 +17,23 @@ S = TypeVar("S")
 class Sampler(Protocol[S]):
     """What a buffer asks of its sampler: the methods to write for a law of one's own.
 
-    A sampler is a frozen dataclass, and so is its state `S`, as a pytree. This one draws the newest slots alone:
-
-        @dataclasses.dataclass(frozen=True)
-        class Newest(jr.Uniform):
-            most: int = 1000
-
-            def sample(self, state, key, batch_size, live):
-                size = jnp.minimum(live.size, self.most)
-                start = (live.start + live.size - size) % state.capacity
-                return super().sample(state, key, batch_size, live._replace(start=start, size=size))
-
+    A sampler is a frozen dataclass, and so is its state `S`, as a pytree. The one below draws the newest slots alone.
     It is right for a `SequenceBuffer`, whose live slots are in order of age; see `jaxreplay.ring.Live`.
+
+    Examples:
+      >>> import dataclasses
+      >>> @dataclasses.dataclass(frozen=True)
+      ... class Newest(jr.Uniform):
+      ...     most: int = 1000
+      ...     def sample(self, state, key, batch_size, live):
+      ...         size = jnp.minimum(live.size, self.most)
+      ...         start = (live.start + live.size - size) % state.capacity
+      ...         return super().sample(state, key, batch_size, live._replace(start=start, size=size))
+      >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, sampler=Newest(most=1))
+      >>> steps = jnp.array([[1], [2], [3]])
+      >>> state = buffer.add(buffer.init(steps), steps)
+      >>> buffer.sample(state, jax.random.key(0), batch_size=2).items.tolist()
+      [[2, 3], [2, 3]]
     """
 
     def init(self, capacity: int) -> S:
@@ -36,6 +41,10 @@ class Sampler(Protocol[S]):
 
         Args:
           capacity: number of slots.
+
+        Examples:
+          >>> jr.Uniform().init(4)
+          UniformState(capacity=4, counts=None)
         """
         ...
 
@@ -55,6 +64,12 @@ class Sampler(Protocol[S]):
           drawable: bool [B], which of them may be drawn from now on.
           td_errors: None, or float [B], what is known of the items; NaN for one of which nothing is.
           axis_name: None, or a mapped axis over the shards of a buffer, of which this is one.
+
+        Examples:
+          >>> sampler = jr.Prioritized(epsilon=0.0)
+          >>> state = jax.jit(sampler.insert)(sampler.init(4), jnp.array([0, 1]), jnp.array([True, False]))
+          >>> jr.sum_tree.leaves(state.tree).tolist()  # a new item has the largest priority so far, at first 1
+          [1.0, 0.0, 0.0, 0.0]
         """
         ...
 
@@ -69,6 +84,14 @@ class Sampler(Protocol[S]):
 
         Returns:
           slots, int32 [batch_size], and their probabilities, float32 [batch_size]; 0 for a row that draws no slot.
+
+        Examples:
+          >>> live = jr.ring.Live(start=jnp.int32(3), size=jnp.int32(2))  # slots 3 and 0
+          >>> sampler = jr.Uniform()
+          >>> draw = jax.jit(sampler.sample, static_argnums=2)
+          >>> slots, probabilities = draw(sampler.init(4), jax.random.key(0), 2, live)
+          >>> set(slots.tolist()) <= {0, 3}, probabilities.tolist()
+          (True, [0.5, 0.5])
         """
         ...
 
@@ -78,6 +101,13 @@ class Sampler(Protocol[S]):
         Args:
           state: the sampler's state.
           live: the slots that may be drawn; `sample` gets the same.
+
+        Examples:
+          >>> sampler = jr.Prioritized(epsilon=0.0)
+          >>> state = jax.jit(sampler.insert)(sampler.init(4), jnp.array([0, 1]), jnp.array([True, True]))
+          >>> live = jr.ring.Live(start=jnp.int32(3), size=jnp.int32(2))  # slots 3 and 0
+          >>> float(jr.sum_tree.total(sampler.restrict(state, live).tree))
+          1.0
         """
         ...
 
@@ -101,6 +131,12 @@ class Sampler(Protocol[S]):
 
         Returns:
           float32 [B].
+
+        Examples:
+          >>> sampler = jr.Prioritized(beta=1.0, normalize=None)
+          >>> weights = jax.jit(sampler.weights)(sampler.init(4), jnp.array([0.5, 0.25, 0.0]), size=4)
+          >>> [round(weight, 3) for weight in weights.tolist()]  # 1 / (N P)
+          [0.5, 1.0, 0.0]
         """
         ...
 
@@ -116,6 +152,14 @@ class Sampler(Protocol[S]):
           td_errors: float [B], signed or not.
           mask: bool [B], the rows that count.
           axis_name: None, or a mapped axis over the shards of a buffer, of which this is one.
+
+        Examples:
+          >>> sampler = jr.Prioritized(epsilon=0.0)
+          >>> state = jax.jit(sampler.insert)(sampler.init(4), jnp.array([0, 1]), jnp.array([True, True]))
+          >>> td_errors = jnp.array([-4.0, jnp.nan])
+          >>> state = jax.jit(sampler.update)(state, jnp.array([0, 1]), td_errors, mask=jnp.array([True, True]))
+          >>> float(state.max_priority), int(state.rejected), float(state.tree.sums[-1][1])  # NaN changes nothing
+          (4.0, 1, 1.0)
         """
         ...
 

@@ -52,6 +52,13 @@ class Uniform:
         items the last rows have handle -1, probability and weight 0.
       count_updates: count in the state how often each item came back in `update`, and how many came back too late
         (`jaxreplay.diagnostics` tells); 4 bytes an item.
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Uniform(replacement=False))
+      >>> items = jnp.array([10, 20, 30, 40])
+      >>> state = buffer.add(buffer.init(items), items)
+      >>> sorted(buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist())
+      [10, 20, 30, 40]
     """
 
     replacement: bool = True
@@ -177,6 +184,13 @@ class Prioritized:
         split into minibatches, or else each minibatch comes from one part of the buffer.
       count_updates: count in the state how often each item came back in `update`, and how many came back too late
         (`jaxreplay.diagnostics` tells); 4 bytes an item.
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
+      >>> items = jnp.array([10, 20, 30, 40])
+      >>> state = buffer.add(buffer.init(items), items, td_errors=jnp.array([0.0, 0.0, -2.0, 0.0]))
+      >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
+      [30, 30, 30, 30]
     """
 
     alpha: float = 0.6
@@ -208,7 +222,13 @@ class Prioritized:
             raise ValueError(f'normalize={self.normalize!r}: must be "batch", "global" or None.')
 
     def tree(self, capacity: int) -> sum_tree.SumTree:
-        """A tree without priorities."""
+        """A tree without priorities.
+
+        Examples:
+          >>> tree = jr.Prioritized().tree(4)
+          >>> tree.capacity, float(jr.sum_tree.total(tree))
+          (4, 0.0)
+        """
         return sum_tree.init(
             capacity, track_minimum=self.normalize == "global", track_maximum=self.max_priority == "stored"
         )

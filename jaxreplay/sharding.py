@@ -44,6 +44,14 @@ class Sharded(Generic[S]):
         and is a multiple of their number. Eager calls donate the state if it does.
       mesh: the devices. Every shard is repeated along the mesh's other axes.
       axis: the name of the mesh axis that has a device for each shard.
+
+    Examples:
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+      >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+      >>> items = jnp.array([10, 20, 30, 40])
+      >>> state = buffer.add(buffer.init(items), items)  # 10 and 20 to the first device
+      >>> (buffer.sample(state, jax.random.key(0), batch_size=4).items > 20).tolist()
+      [False, False, True, True]
     """
 
     buffer: Buffer[S]
@@ -91,6 +99,12 @@ class Sharded(Generic[S]):
 
         Raises:
           ValueError: as from the buffer's `init`; or the items cannot be dealt out evenly.
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> buffer.init(jnp.array([10, 20, 30, 40])).storage.shape  # a leading axis for the shards
+          (2, 2)
         """
         spec = checks.as_spec(items)
         jax.eval_shape(lambda: self.buffer.init(spec))  # for its checks
@@ -125,6 +139,13 @@ class Sharded(Generic[S]):
 
         Raises:
           ValueError: as from the buffer's `add`; or the batch cannot be dealt out evenly (pad and mask it).
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> buffer.add(buffer.init(items), items).storage.tolist()  # the first half of the rows on the first device
+          [[10, 20], [30, 40]]
         """
         _, state, items, *others = _signature(type(self.buffer)).bind(self.buffer, *args, **kwargs).arguments.items()
         return self._add(state[1], items[1], dict(others))
@@ -157,6 +178,14 @@ class Sharded(Generic[S]):
 
         Raises:
           ValueError: `batch_size` is not a positive multiple of D; or all shards are empty and the call is eager.
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> buffer.sample(state, jax.random.key(0), batch_size=4).probabilities.tolist()
+          [0.25, 0.25, 0.25, 0.25]
         """
         batch_size = check_draw(batch_size, beta, max_age)
         return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age))
@@ -180,6 +209,14 @@ class Sharded(Generic[S]):
 
         Raises:
           ValueError: as from the buffer's `epoch`; or `batch_size` is not a multiple of D.
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> sorted(buffer.epoch(state, jax.random.key(0), 0, batch_size=4).items.tolist())
+          [10, 20, 30, 40]
         """
         batch_size = check_draw(batch_size)
         checks.check_count("step", step, 0, "the number of a batch")
@@ -197,7 +234,15 @@ class Sharded(Generic[S]):
         return self._on_shards(epoch, (PartitionSpec(),) * 2, state, key, step, rows=True)
 
     def num_batches(self, state: S, batch_size: int) -> jax.Array:
-        """Number of batches of an `epoch`, int32 []."""
+        """Number of batches of an `epoch`, int32 [].
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> int(buffer.num_batches(buffer.add(buffer.init(items), items), batch_size=2))
+          2
+        """
         batch_size = check_draw(batch_size)
         self._check_divides("batch_size", batch_size)
         return jnp.max(-(-state.ring.size // (batch_size // self.num_shards)), axis=-1)
@@ -212,6 +257,15 @@ class Sharded(Generic[S]):
 
         Raises:
           ValueError: shapes or dtypes other than these.
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0)), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> state = buffer.update(state, buffer.newest(state, 4), jnp.array([0.0, 2.0, 2.0, 0.0]))
+          >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
+          [20, 20, 30, 30]
         """
         self._check_state(state)
         rows = checks.check_td_errors(indices, td_errors)
@@ -229,6 +283,15 @@ class Sharded(Generic[S]):
 
         Raises:
           ValueError: as from the buffer's `set`.
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> state = buffer.set(state, buffer.newest(state, 4), items + 1)
+          >>> state.storage.tolist()
+          [[11, 21], [31, 41]]
         """
         self._check_state(state)
         indices = checks.check_indices(indices)
@@ -243,6 +306,14 @@ class Sharded(Generic[S]):
 
         Raises:
           ValueError: `n` is not a positive multiple of D.
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> buffer.get(state, buffer.newest(state, 2)).tolist()  # the newest of each shard
+          [20, 40]
         """
         return self._newest(state, check_integer("n", n, 1, ring.MAX_CAPACITY, "the number of insertions"))
 
@@ -258,6 +329,15 @@ class Sharded(Generic[S]):
 
         Raises:
           ValueError: `indices` is not a vector of integers, of a length that is a multiple of D.
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> handles = buffer.newest(state, 2)
+          >>> buffer.get(state, handles[::-1]).tolist()  # in the other shard's rows they are ignored
+          [0, 0]
         """
         self._check_state(state)
         indices = checks.check_indices(indices)
@@ -265,7 +345,17 @@ class Sharded(Generic[S]):
         return self._on_shards(self._part.get, (PartitionSpec(self.axis),), state, indices, rows=True)
 
     def later(self, state: S, key: jax.Array, indices: jax.Array, law: Any = "uniform", gamma: Any = 0.99) -> Any:
-        """As `SequenceBuffer.later`, of handles (int [B]) in the rows in which they were drawn; B a multiple of D."""
+        """As `SequenceBuffer.later`, of handles (int [B]) in the rows in which they were drawn; B a multiple of D.
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2, hindsight=True), mesh)
+          >>> steps = jnp.array([[1, 5], [2, 6], [3, 7]])
+          >>> state = buffer.add(buffer.init(steps), steps, ends=steps % 4 == 3)
+          >>> items, count = buffer.later(state, jax.random.key(0), buffer.newest(state, 2), law="last")
+          >>> items.tolist(), count.tolist()
+          ([3, 7], [1, 1])
+        """
         return self._draw_later(state, key, indices, law, _later.checked(self.buffer, law, gamma))
 
     @jit_method(static=("law",), handles="indices")
@@ -280,19 +370,51 @@ class Sharded(Generic[S]):
         return self._on_shards(later, specs, state, key, indices, log_gamma, rows=True)
 
     def size(self, state: S) -> jax.Array:
-        """Number of items that may be drawn, of all shards, int32 []."""
+        """Number of items that may be drawn, of all shards, int32 [].
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> int(buffer.size(buffer.add(buffer.init(items), items, mask=items > 10)))
+          3
+        """
         return jnp.sum(state.ring.size, axis=-1, dtype=jnp.int32)
 
     def is_empty(self, state: S) -> jax.Array:
-        """Whether nothing may be drawn, bool []."""
+        """Whether nothing may be drawn, bool [].
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> bool(buffer.is_empty(buffer.init(jnp.array([10, 20, 30, 40]))))
+          True
+        """
         return jnp.logical_not(ring.at_least(self.size(state), 1))
 
     def is_full(self, state: S) -> jax.Array:
-        """Whether the next insertion overwrites in every shard, bool []."""
+        """Whether the next insertion overwrites in every shard, bool [].
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> bool(buffer.is_full(buffer.add(buffer.init(items), items, mask=items > 10)))  # the first shard has room
+          False
+        """
         return jnp.all(self._part.is_full(state), axis=-1)
 
     def can_sample(self, state: S, batch_size: int = 1) -> jax.Array:
-        """Whether at least `batch_size` items may be drawn, of all shards, bool []."""
+        """Whether at least `batch_size` items may be drawn, of all shards, bool [].
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.init(items), items, mask=items > 10)
+          >>> bool(buffer.can_sample(state, 3)), bool(buffer.can_sample(state, 4))
+          (True, False)
+        """
         batch_size = check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
         return ring.at_least(self.size(state), batch_size)
 

@@ -54,6 +54,11 @@ class SumTree:
       capacity: number of leaves (static).
       fanout: children per node (static).
       maxima: None, or levels of the same shapes, but for the leaves, with each node's largest leaf.
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.arange(4), jnp.array([1.0, 2.0, 3.0, 4.0]))
+      >>> float(jr.sum_tree.total(tree)), jr.sum_tree.leaves(tree).tolist()
+      (10.0, [1.0, 2.0, 3.0, 4.0])
     """
 
     sums: tuple[jax.Array, ...]
@@ -69,7 +74,12 @@ class SumTree:
 
 
 def default_fanout(backend: str | None = None) -> int:
-    """The best fan-out on a backend, or on the default one of JAX."""
+    """The best fan-out on a backend, or on the default one of JAX.
+
+    Examples:
+      >>> jr.sum_tree.default_fanout("cpu"), jr.sum_tree.default_fanout("gpu"), jr.sum_tree.default_fanout("tpu")
+      (8, 64, 128)
+    """
     return DEFAULT_FANOUTS.get(backend or jax.default_backend(), DEFAULT_FANOUT)
 
 
@@ -86,6 +96,11 @@ def init(
 
     Raises:
       ValueError: `capacity` or `fanout` is out of range.
+
+    Examples:
+      >>> tree = jr.sum_tree.init(100, fanout=8)
+      >>> [level.size for level in tree.sums]  # 100 leaves and padding; 13 nodes and padding; 2 roots
+      [2, 16, 104]
     """
     capacity = check_integer("capacity", capacity, 1, MAX_CAPACITY, "the number of leaves")
     fanout = default_fanout() if fanout is None else fanout
@@ -98,7 +113,13 @@ def init(
 
 
 def leaves(tree: SumTree) -> jax.Array:
-    """All leaves in order, float32 [capacity]; [..., capacity] where the levels have leading axes."""
+    """All leaves in order, float32 [capacity]; [..., capacity] where the levels have leading axes.
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([3, 1]), jnp.array([5.0, 7.0]))
+      >>> jr.sum_tree.leaves(tree).tolist()
+      [0.0, 7.0, 0.0, 5.0]
+    """
     return _leaves(tree, tree.sums)
 
 
@@ -113,6 +134,11 @@ def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
     """The same leaves in a tree with another fan-out; None for the best on this backend.
 
     The levels may have leading axes, as in a stack of trees. Costs O(capacity).
+
+    Examples:
+      >>> tree = jr.sum_tree.with_fanout(jr.sum_tree.init(100, fanout=8), 64)
+      >>> [level.size for level in tree.sums]
+      [2, 128]
     """
     fanout = default_fanout() if fanout is None else fanout
     return tree if fanout == tree.fanout else _with_fanout(tree, fanout)
@@ -137,7 +163,13 @@ def _with_fanout(tree: SumTree, fanout: int) -> SumTree:
 
 @functools.partial(jax.jit, inline=True)
 def total(tree: SumTree | Restricted) -> jax.Array:
-    """Sum of the leaves, float32 []."""
+    """Sum of the leaves, float32 [].
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([3, 1]), jnp.array([5.0, 7.0]))
+      >>> float(jr.sum_tree.total(tree))
+      12.0
+    """
     tree, roots, _ = _counted(tree, "sums", 0.0)
     return _fold_roots(tree, roots, jnp.add)
 
@@ -148,6 +180,12 @@ def minimum(tree: SumTree | Restricted) -> jax.Array:
 
     Raises:
       ValueError: the tree was made without `track_minimum=True`.
+
+    Examples:
+      >>> tree = jr.sum_tree.init(4, track_minimum=True)
+      >>> tree = jr.sum_tree.update(tree, jnp.array([3, 1]), jnp.array([5.0, 7.0]))
+      >>> float(jr.sum_tree.minimum(tree))  # leaves of value 0 do not count
+      5.0
     """
     if tree.minima is None:
         raise ValueError("track_minimum=False: this tree keeps no minimum; make it with init(..., track_minimum=True).")
@@ -162,6 +200,12 @@ def maximum(tree: SumTree) -> jax.Array:
 
     Raises:
       ValueError: the tree was made without `track_maximum=True`.
+
+    Examples:
+      >>> tree = jr.sum_tree.init(4, track_maximum=True)
+      >>> tree = jr.sum_tree.update(tree, jnp.array([3, 1]), jnp.array([5.0, 7.0]))
+      >>> float(jr.sum_tree.maximum(tree))
+      7.0
     """
     if tree.maxima is None:
         raise ValueError("track_maximum=False: this tree keeps no maximum; make it with init(..., track_maximum=True).")
@@ -174,6 +218,11 @@ def get(tree: SumTree, indices: jax.Array) -> jax.Array:
 
     Raises:
       ValueError: `indices` are not integers.
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([3, 1]), jnp.array([5.0, 7.0]))
+      >>> jr.sum_tree.get(tree, jnp.array([1, 9])).tolist()  # there is no leaf 9
+      [7.0, 0.0]
     """
     indices = checks.as_indices(indices)
     inside = (indices >= 0) & (indices < tree.capacity)
@@ -206,6 +255,11 @@ def update(
 
     Raises:
       ValueError: `indices` are not integers, `mask` is not bool [B], or more than 2**24 rows may repeat indices.
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([2, 2]), jnp.array([jnp.nan, 1.0]))
+      >>> float(jr.sum_tree.total(tree))  # the last occurrence of leaf 2
+      1.0
     """
     indices = checks.as_indices(indices)
     values = jnp.broadcast_to(jnp.asarray(values, jnp.float32), indices.shape)
@@ -248,6 +302,11 @@ def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
 
     Returns:
       int32 [...].
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.arange(4), jnp.array([1.0, 2.0, 3.0, 4.0]))
+      >>> jr.sum_tree.find(tree, jnp.array([0.0, 0.5, 1.0, 2.5, 3.0, 7.0])).tolist()
+      [0, 0, 1, 1, 2, 3]
     """
     prefix = jnp.asarray(prefix, jnp.float32)
     roots, *lower_levels = tree.sums
@@ -275,6 +334,12 @@ def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool =
     Returns:
       the indices of the leaves, int32 [batch_size], in ascending order of the strata if stratified; and their values,
       float32 [batch_size].
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([3, 1]), jnp.array([1.0, 3.0]))
+      >>> indices, values = jr.sum_tree.sample(tree, jax.random.key(0), 4, stratified=True)
+      >>> indices.tolist(), values.tolist()  # leaf 1 has three quarters of the total
+      ([1, 1, 1, 3], [3.0, 3.0, 3.0, 1.0])
     """
     return sample_with(tree, random_bits(key, batch_size), stratified=stratified)
 
@@ -285,6 +350,12 @@ def sample_with(tree: SumTree | Restricted, bits: Any, *, stratified: bool = Fal
 
     One float32 uniform has 24 bits, too few to distinguish the leaves of a large tree. So a second uniform is drawn
     halfway down, conditional on the node and the stratum reached.
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([3, 1]), jnp.array([1.0, 3.0]))
+      >>> bits = jnp.array([[0, 2**31, 2**32 - 1]] * 2, jnp.uint32)  # uniforms 0, a half, and almost 1
+      >>> jr.sum_tree.sample_with(tree, tuple(bits))[0].tolist()
+      [1, 1, 3]
     """
     coarse, fine = ((words >> 8).astype(jnp.float32) * 2.0**-24 for words in bits)
     mass, batch_size = total(tree), coarse.size
@@ -318,6 +389,12 @@ def restrict(tree: SumTree, start: jax.Array, size: jax.Array) -> Restricted:
       tree: the tree.
       start: int32 [], the run's first leaf; the run goes on at leaf 0 behind the last one.
       size: int32 [], its number of leaves, 0 to the capacity.
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.arange(4), jnp.array([1.0, 2.0, 3.0, 4.0]))
+      >>> run = jr.sum_tree.restrict(tree, start=3, size=2)  # leaves 3 and 0
+      >>> float(jr.sum_tree.total(run))
+      5.0
     """
     return _restricted.restrict(tree, start, size, NONE)
 

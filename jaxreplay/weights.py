@@ -38,6 +38,11 @@ def importance_weights(
 
     Raises:
       ValueError: `normalize` is none of the three, or "global" comes without `min_probability`.
+
+    Examples:
+      >>> weights = jr.importance_weights(jnp.array([0.5, 0.25, 0.0]), size=4, beta=1.0)
+      >>> [round(weight, 3) for weight in weights.tolist()]  # the last row is without an item
+      [0.5, 1.0, 0.0]
     """
     if normalize not in ("batch", "global", None):
         raise ValueError(f'normalize={normalize!r}: expected "batch", "global" or None.')
@@ -66,6 +71,10 @@ def effective_sample_size(weights: jax.Array) -> jax.Array:
 
     Returns:
       float32 [...], between 1 and B; 0 where all weights are 0.
+
+    Examples:
+      >>> float(jr.effective_sample_size(jnp.array([1.0, 1.0, 0.0, 0.0])))
+      2.0
     """
     weights = jnp.asarray(weights, jnp.float32)
     largest = jnp.max(weights, axis=-1, keepdims=True)

@@ -19,6 +19,12 @@ class AutoresetState:
       env: the environment's own state; already that of the next episode if `waiting`.
       obs: the last observation that the environment returned; the first one of the next episode if `waiting`.
       waiting: bool [], whether the episode has ended, so that the next call only starts the next one.
+
+    Examples:
+      >>> env = jr.NextStepAutoreset(env_step=lambda key, state, action: (state, state, 1.0, False, False, state))
+      >>> state = env.init(env_state=0, obs=jnp.zeros(2))
+      >>> isinstance(state, jr.AutoresetState), bool(state.waiting)
+      (True, False)
     """
 
     env: Any
@@ -42,12 +48,30 @@ class NextStepAutoreset:
       env_step: env_step(key, env_state, action) -> (obs, env_state, reward, terminated, truncated, final_obs). If the
         episode ended, `obs` and `env_state` are those after the reset, and `final_obs` is the final observation;
         otherwise `final_obs` is ignored. The flags are bool [] or numbers, where any number but 0 is True.
+
+    Examples:
+      >>> def env_step(key, place, action):  # ends at place 2, and resets itself within that step
+      ...     done, after = place == 1, jnp.where(place == 1, 0, place + 1)
+      ...     return after, after, 1.0, done, False, place + 1
+      >>> env, key = jr.NextStepAutoreset(env_step=env_step), jax.random.key(0)
+      >>> state, rows = env.init(jnp.int32(0), jnp.int32(0)), []
+      >>> for _ in range(4):
+      ...     state, obs, reward, terminated, truncated, step = env.step(key, state, None)
+      ...     rows.append((int(obs), float(reward), bool(terminated), bool(step)))
+      >>> rows  # the final observation, 2, has a row, and the call behind it makes no step
+      [(1, 1.0, False, True), (2, 1.0, True, True), (0, 0.0, False, False), (1, 1.0, False, True)]
     """
 
     env_step: Callable[[jax.Array, Any, Any], tuple[Any, Any, jax.Array, jax.Array, jax.Array, Any]]
 
     def init(self, env_state: Any, obs: Any) -> AutoresetState:
-        """The state for an environment that has just been reset to `obs`."""
+        """The state for an environment that has just been reset to `obs`.
+
+        Examples:
+          >>> env = jr.NextStepAutoreset(env_step=lambda key, state, action: (state, state, 1.0, False, False, state))
+          >>> env.init(env_state=0, obs=jnp.zeros(2)).obs.tolist()
+          [0.0, 0.0]
+        """
         return AutoresetState(env_state, obs, jnp.zeros((), bool))
 
     def step(
@@ -60,6 +84,14 @@ class NextStepAutoreset:
 
         Raises:
           ValueError: `env_step` returns flags that are not scalars.
+
+        Examples:
+          >>> env_step = lambda key, state, action: (0, 0, 1.0, True, False, 9)  # episodes of one step
+          >>> env = jr.NextStepAutoreset(env_step=env_step)
+          >>> state = env.init(env_state=0, obs=0)
+          >>> state, obs, reward, terminated, truncated, step = env.step(jax.random.key(0), state, None)
+          >>> int(obs), bool(terminated), bool(state.waiting)  # the final observation; the next call starts an episode
+          (9, True, True)
         """
         obs, env, reward, terminated, truncated, final_obs = self.env_step(key, state.env, action)
         stepped = ~state.waiting

@@ -56,6 +56,15 @@ def hindsight(
     Raises:
       ValueError: `rows` lack a leaf or leading axes differ, the goals are not like the rows' goals, `reward` or
         `terminated` does not return one number, or `share` is out of range.
+
+    Examples:
+      >>> rows = {"achieved_goal": jnp.array([[1, 2]]), "desired_goal": jnp.array([[5, 5]])}
+      >>> rows["reward"] = jnp.array([[-1, -1]])
+      >>> def reward(achieved, goal):
+      ...     return jnp.where(achieved == goal, 0, -1)
+      >>> new, _ = jr.hindsight(jax.random.key(0), rows, jnp.array([2]), reward, share=1.0)
+      >>> new["desired_goal"].tolist(), new["reward"].tolist()  # the action of the first row led to 2, now the goal
+      ([[2, 2]], [[0, -1]])
     """
     rows, goals = checks.as_arrays((rows, goals))
     checks.check_one_number("share", share, 0, 1, "it is a probability")

@@ -46,6 +46,13 @@ class SequenceState:
       sampler: the sampler's state.
       windows: where the sequences are that may be drawn; None if all may (`windows="any"`).
       episodes: the number of each row's episode; None without `hindsight`.
+
+    Examples:
+      >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
+      >>> steps = jnp.array([[1], [2], [3]])
+      >>> state = buffer.add(buffer.init(steps), steps)
+      >>> int(state.rows.size), int(state.ring.size)  # 3 steps, and the 2 sequences that they hold
+      (3, 2)
     """
 
     storage: Any  # [length, num_envs, ...]
@@ -58,7 +65,14 @@ class SequenceState:
     episodes: _later.Episodes | None = None
 
     def on_this_backend(self, backend: str | None = None) -> "SequenceState":
-        """The same state with a storage as this backend, or `backend`, wants it."""
+        """The same state with a storage as this backend, or `backend`, wants it.
+
+        Examples:
+          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
+          >>> state = buffer.init({"x": jnp.zeros((3, 1, 2))})
+          >>> state.on_this_backend("cpu").storage["x"].shape
+          (4, 1, 2)
+        """
         storage, ends = layouts.on_this_backend((self.storage, self.ends), 2, self.wait.ndim, backend)
         windows, episodes = self.windows, self.episodes
         if windows is not None:
@@ -95,6 +109,14 @@ class SequenceBuffer(Buffer[SequenceState]):
       within_episode: mask out (`Sample.mask`) the steps behind the first end in a sequence.
       hindsight: store the number of each row's episode (4 bytes a row), which `later` needs or is faster with.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
+
+    Examples:
+      >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
+      >>> steps = jnp.array([[1], [2], [3]])  # [T, num_envs]
+      >>> state = buffer.add(buffer.init(steps), steps)
+      >>> state = buffer.add(state, steps + 3)  # overwrites 1 and 2
+      >>> buffer.get(state, buffer.newest(state, 3)).tolist()  # what may be drawn
+      [[3, 4], [4, 5], [5, 6]]
     """
 
     length: int
@@ -143,6 +165,12 @@ class SequenceBuffer(Buffer[SequenceState]):
         Raises:
           ValueError: no leaves, leading axes that differ or are not `num_envs`, or a `TransitionBatch` whose `In` or
             `W` has another shape than its `Rn`; or the state does not fit the device.
+
+        Examples:
+          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
+          >>> state = buffer.init({"obs": jax.ShapeDtypeStruct((3, 1, 2), jnp.uint8)})  # any T
+          >>> int(buffer.size(state))
+          0
         """
         spec = checks.as_spec(steps)
         self._num_steps(spec)
@@ -182,6 +210,13 @@ class SequenceBuffer(Buffer[SequenceState]):
 
         Raises:
           ValueError: wrong structure, shape or dtype; the message names the leaf.
+
+        Examples:
+          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, windows="inside")
+          >>> steps = jnp.array([[1], [2], [3]])
+          >>> state = buffer.add(buffer.init(steps), steps, ends=jnp.array([[False], [True], [False]]))
+          >>> buffer.sample(state, jax.random.key(0), batch_size=2).items.tolist()  # 3 belongs to the next episode
+          [[1, 2], [1, 2]]
         """
         self._check_state(state)
         steps, ends = self._check_rollout(state, steps, ends)
@@ -223,7 +258,13 @@ class SequenceBuffer(Buffer[SequenceState]):
         )
 
     def completed(self, num_steps: int) -> int:
-        """The most sequences of a stream that `num_steps` more steps complete: the rows of `add(td_errors=)`."""
+        """The most sequences of a stream that `num_steps` more steps complete: the rows of `add(td_errors=)`.
+
+        Examples:
+          >>> buffer = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=4, stride=2)
+          >>> buffer.completed(3)
+          2
+        """
         return (num_steps - 1) // self.stride + 1
 
     def later(
@@ -258,6 +299,14 @@ class SequenceBuffer(Buffer[SequenceState]):
         Raises:
           ValueError: the buffer stores no ends of episodes, there is no such `law`, `gamma` is out of range, or
             `indices` is not a vector of integers.
+
+        Examples:
+          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, hindsight=True)
+          >>> steps = jnp.array([[1], [2], [3]])
+          >>> state = buffer.add(buffer.init(steps), steps, ends=jnp.array([[False], [False], [True]]))
+          >>> items, count = buffer.later(state, jax.random.key(0), buffer.newest(state, 2), law="last")
+          >>> items.tolist(), count.tolist()  # from rows 1 and 2 to the last of their episode
+          ([3, 3], [2, 1])
         """
         return self._draw_later(state, key, indices, law, _later.checked(self, law, gamma))
 
@@ -277,7 +326,15 @@ class SequenceBuffer(Buffer[SequenceState]):
         return layouts.read(layouts.merge_axes(state.storage), at, fill=True), steps
 
     def is_full(self, state: SequenceState) -> jax.Array:
-        """Whether the next step overwrites, bool []."""
+        """Whether the next step overwrites, bool [].
+
+        Examples:
+          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
+          >>> steps = jnp.array([[1], [2], [3]])
+          >>> state = buffer.add(buffer.init(steps), steps)
+          >>> bool(buffer.is_full(state)), bool(buffer.is_full(buffer.add(state, steps)))
+          (False, True)
+        """
         return ring.at_least(state.rows.size, self.length)
 
     @property

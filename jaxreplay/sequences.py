@@ -27,6 +27,12 @@ def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, eta: 
 
     Raises:
       ValueError: other shapes or dtypes.
+
+    Examples:
+      >>> td_errors = jnp.array([[1.0, -3.0, 2.0]])
+      >>> priority = jr.sequence_priority(td_errors, eta=0.9)  # 0.9 * 3 + 0.1 * 2
+      >>> round(float(priority[0]), 3)
+      2.9
     """
     td_errors = jnp.asarray(td_errors)
     if td_errors.ndim != 2 or td_errors.shape[1] == 0:
@@ -50,6 +56,11 @@ def split_burn_in(items: Any, burn_in: int) -> tuple[Any, Any]:
 
     Raises:
       ValueError: `burn_in` is out of range, or leading axes differ.
+
+    Examples:
+      >>> first, rest = jr.split_burn_in(jnp.array([[1, 2, 3, 4]]), burn_in=1)
+      >>> first.tolist(), rest.tolist()
+      ([[1]], [[2, 3, 4]])
     """
     _, length = checks.leading_axes(checks.as_spec(items), 2, "a batch of sequences")
     burn_in = check_integer("burn_in", burn_in, 0, length - 1, "less than the length of the sequences")
@@ -70,6 +81,11 @@ def stack_frames(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
 
     Raises:
       ValueError: other shapes or dtypes.
+
+    Examples:
+      >>> frames, ends = jnp.array([[1, 2, 3, 4]]), jnp.array([[False, True, False, False]])
+      >>> jr.stack_frames(frames, ends, k=2).tolist()  # 3 is the first of its episode
+      [[[1, 2], [0, 3], [3, 4]]]
     """
     frames = jnp.asarray(frames)
     (batch_size, length) = checks.leading_axes(frames, 2, "a batch of frames")
@@ -136,6 +152,12 @@ def sequence_transitions(
     Raises:
       ValueError: `n`, `gamma` or `max_n` is out of range, `n` or `gamma` is an array without `max_n`, leading axes
         differ, a leaf has more than one number or flag per step, or there are fewer than n + 1 (max_n + 1) rows.
+
+    Examples:
+      >>> rows, no = jnp.array([[1.0, 2.0, 3.0, 4.0]]), jnp.array([[False] * 4])
+      >>> batch, valid = jr.sequence_transitions(rows, rows, rows, no, no, n=2, gamma=0.5)
+      >>> batch.S.tolist(), batch.Rn.tolist(), batch.In.tolist(), batch.S_next.tolist()
+      ([1.0, 2.0], [2.0, 3.5], [0.25, 0.25], [3.0, 4.0])
     """
     settings = {"next_action": next_action, "record_extra_info": record_extra_info}
     tracer, n_now, gamma_now = tracer_for(n, gamma, max_n, **settings)

@@ -28,6 +28,12 @@ class NStepState:
       steps: leaves [window, num_envs, ...].
       cursor: int32 [], the row that the next step is written to.
       count: int32 [], the number of rows that hold a step.
+
+    Examples:
+      >>> obs, no = jnp.array([1.0]), jnp.array([False])
+      >>> state = jr.NStep(n=2, gamma=0.5).init(obs, obs, obs, no, no, obs)
+      >>> isinstance(state, jr.NStepState), int(state.count)
+      (True, 0)
     """
 
     steps: _windows.Steps
@@ -51,6 +57,12 @@ class _Tracer:
 
         Raises:
           ValueError: a leading axis is not `num_envs`, or there is more than one number or flag per environment.
+
+        Examples:
+          >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+          >>> state = tracer.init(obs, obs, obs, no, no, obs)  # s, a, r, terminated, truncated, s_next
+          >>> state.steps.r.shape
+          (2, 1)
         """
         spec = jax.eval_shape(_windows.as_steps, s, a, r, terminated, truncated, s_next, logp, w)
         self._check_leading(spec)
@@ -67,6 +79,12 @@ class _Tracer:
 
         Raises:
           ValueError: a leading axis is not `num_envs`, or there is more than one number or flag per environment.
+
+        Examples:
+          >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+          >>> state = jr.ReplayBuffer(capacity=4).init(tracer.spec(obs, obs, obs, no, no, obs))
+          >>> state.storage.Rn.shape
+          (4,)
         """
         step = (s, a, r, terminated, truncated, s_next, logp, w)
         return jax.eval_shape(lambda *step: self.add(self.init(*step), *step)[1], *step)
@@ -108,6 +126,16 @@ class _Tracer:
 
         Raises:
           ValueError: a leaf differs from the one passed to `init`, or is not as above; the message names it.
+
+        Examples:
+          >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+          >>> state = tracer.init(obs, obs, obs, no, no, obs)
+          >>> state, _, valid = tracer.add(state, obs, obs, obs, no, no, obs + 1)  # the window is still open
+          >>> bool(valid[0])
+          False
+          >>> state, batch, valid = tracer.add(state, obs + 1, obs, obs, ~no, no, obs + 2)  # the second step terminates
+          >>> bool(valid[0]), float(batch.Rn[0]), float(batch.In[0])
+          (True, 1.5, 0.0)
         """
         step = _windows.as_steps(s, a, r, terminated, truncated, s_next, logp, w, mask)
         self._check_leading(step)
@@ -129,6 +157,13 @@ class _Tracer:
 
         Returns:
           an empty state; TransitionBatch [n * num_envs], time-major; valid, bool [n * num_envs].
+
+        Examples:
+          >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+          >>> state, _, _ = tracer.add(tracer.init(obs, obs, obs, no, no, obs), obs, obs, obs, no, no, obs + 1)
+          >>> state, batch, valid = tracer.flush(state)
+          >>> valid.tolist(), float(batch.In[1])  # the step that is pending, as a window of one step
+          ([False, True], 0.5)
         """
         window = self._window
         order = (state.cursor + jnp.arange(window, dtype=jnp.int32)) % window
@@ -239,6 +274,14 @@ class NStep(_Tracer):
       record_extra_info: fill `extra_info` with the window itself: `states`, `actions`, `rewards`, `dones`,
         `log_props`, `weights` (the last two None without `logp` and `w`), leaves [B, n, ...]. Rows after the end of the
         window repeat its last step and have `dones` True.
+
+    Examples:
+      >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+      >>> state = tracer.init(obs, obs, obs, no, no, obs)
+      >>> state, _, _ = tracer.add(state, obs, obs, obs, no, no, obs + 1)
+      >>> state, batch, valid = tracer.add(state, obs + 1, obs, obs, no, ~no, obs + 2)  # cut off by a time limit
+      >>> float(batch.Rn[0]), float(batch.In[0]), float(batch.S_next[0])  # target: Rn + In * Q(S_next, ...)
+      (1.5, 0.25, 3.0)
     """
 
     n: int
@@ -265,6 +308,14 @@ class MonteCarlo(_Tracer):
       gamma: discount in [0, 1].
       max_length: length of the longest return in steps, at least 1.
       num_envs: size of the leading axis of every argument.
+
+    Examples:
+      >>> tracer, obs, no = jr.MonteCarlo(gamma=0.5, max_length=2), jnp.array([1.0]), jnp.array([False])
+      >>> state = tracer.init(obs, obs, obs, no, no, obs)
+      >>> state, _, _ = tracer.add(state, obs, obs, obs, no, no, obs + 1)
+      >>> state, batch, valid = tracer.add(state, obs + 1, obs, obs, ~no, no, obs + 2)  # terminated
+      >>> float(batch.Rn[0]), float(batch.In[0])  # the return 1 + 0.5 * 1, and no bootstrap
+      (1.5, 0.0)
     """
 
     gamma: float
@@ -319,6 +370,15 @@ def n_step_transitions(
     Raises:
       ValueError: `n`, `gamma` or `max_n` is out of range, `n` or `gamma` is an array without `max_n`, leading axes
         differ, or there is more than one number or flag per step.
+
+    Examples:
+      >>> rewards, no = jnp.array([[1.0], [1.0], [1.0]]), jnp.array([[False]] * 3)  # [T, num_envs]
+      >>> obs, following = jnp.array([[0.0], [1.0], [2.0]]), jnp.array([[1.0], [2.0], [3.0]])
+      >>> batch, valid = jr.n_step_transitions(obs, obs, rewards, no, no, following, n=2, gamma=0.5)
+      >>> valid.tolist()  # the first step emits nothing
+      [False, True, True]
+      >>> batch.S.tolist()[1:], batch.Rn.tolist()[1:], batch.S_next.tolist()[1:]
+      ([0.0, 1.0], [1.5, 1.5], [2.0, 3.0])
     """
     settings = {"next_action": next_action, "record_extra_info": record_extra_info}
     tracer, n_now, gamma_now = tracer_for(n, gamma, max_n, **settings)

@@ -31,6 +31,12 @@ class TransitionBatch:
       W: float [B] or None, weights; a buffer multiplies them by its importance weights.
       idx: int32 [B] or None, handles, set by `sample` of a buffer.
       extra_info: pytree or None.
+
+    Examples:
+      >>> x = jnp.array([1.0, 2.0])
+      >>> batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=jnp.array([0.5, 0.0]), S_next=x + 1)
+      >>> (batch.Rn + batch.In * 10.0 * batch.S_next).tolist()  # where Q(s) = 10 s; the second ends there
+      [11.0, 2.0]
     """
 
     S: Any
@@ -46,7 +52,15 @@ class TransitionBatch:
     extra_info: Any = None
 
     def with_draw(self, weights: jax.Array, handles: jax.Array) -> "TransitionBatch":
-        """The batch, drawn with these weights and handles [B]: multiplies `W` and sets `idx`."""
+        """The batch, drawn with these weights and handles [B]: multiplies `W` and sets `idx`.
+
+        Examples:
+          >>> x = jnp.array([1.0, 2.0])
+          >>> batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=jnp.array([2.0, 2.0]))
+          >>> drawn = batch.with_draw(weights=jnp.array([1.0, 0.5]), handles=jnp.array([7, 8]))
+          >>> drawn.W.tolist(), drawn.idx.tolist()
+          ([2.0, 1.0], [7, 8])
+        """
 
         def spread(x: jax.Array) -> jax.Array:  # over [B] or [B, sequence_length]
             return jnp.broadcast_to(x.reshape(x.shape + (1,) * (self.Rn.ndim - 1)), self.Rn.shape)
@@ -92,6 +106,11 @@ class TransitionBatch:
 
         Raises:
           TypeError: an argument is not as above.
+
+        Examples:
+          >>> batch = jr.TransitionBatch.from_single(s=1.0, a=0, logp=-0.5, r=2.0, done=False, gamma=0.5, s_next=3.0)
+          >>> batch.batch_size, batch.Rn.tolist(), batch.In.tolist()
+          (1, [2.0], [0.5])
         """
         if not _all_numbers(logp, lambda x: x <= 0):
             raise TypeError(f"logp={logp!r}: a log-propensity is a number at most 0.")
@@ -124,13 +143,27 @@ class TransitionBatch:
         )
 
     def to_singles(self, reverse: bool = False) -> Iterator["TransitionBatch"]:
-        """Iterate over the rows as batches of one; from last to first if `reverse`."""
+        """Iterate over the rows as batches of one; from last to first if `reverse`.
+
+        Examples:
+          >>> x = jnp.array([1.0, 2.0])
+          >>> batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x)
+          >>> [single.S.tolist() for single in batch.to_singles(reverse=True)]
+          [[2.0], [1.0]]
+        """
         rows = range(self.batch_size)
         for i in reversed(rows) if reverse else rows:
             yield jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], self)
 
     def copy(self, deep: bool = False) -> "TransitionBatch":
-        """A new batch with the same leaves, or with copies of them if `deep`."""
+        """A new batch with the same leaves, or with copies of them if `deep`.
+
+        Examples:
+          >>> x = jnp.array([1.0, 2.0])
+          >>> batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x)
+          >>> batch.copy().Rn is batch.Rn, batch.copy(deep=True).Rn is batch.Rn
+          (True, False)
+        """
         return jax.tree.map(lambda leaf: leaf.copy() if deep else leaf, self)
 
 

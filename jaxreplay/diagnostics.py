@@ -101,6 +101,13 @@ def diagnostics(
 
     Raises:
       ValueError: not such a buffer, or a state of another; both a key and a sample.
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4)
+      >>> items = jnp.array([10, 20, 30])
+      >>> numbers = jr.diagnostics(buffer, buffer.add(buffer.init(items), items))
+      >>> float(numbers["size"]), float(numbers["fill"])
+      (3.0, 0.75)
     """
     batch_size = check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
     thorough = check_bool("thorough", thorough, "whether to look at all items, in O(N log N)")

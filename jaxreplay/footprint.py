@@ -39,6 +39,12 @@ class Memory:
       stored: shape and dtype, by the path of the leaf, of the items on a device without padding.
       tree: bytes of the sum trees.
       other: bytes of everything else: counters, flags, handles, queues.
+
+    Examples:
+      >>> frames = {"obs": jax.ShapeDtypeStruct((1, 84, 84), jnp.uint8)}
+      >>> found = jr.memory(jr.ReplayBuffer(capacity=1000), frames, backend="cpu")
+      >>> found.leaves, found.tree
+      ({"['obs']": 7056000}, 0)
     """
 
     backend: str
@@ -76,6 +82,16 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
 
     Raises:
       ValueError: there is no such backend, or as from the buffer's `init`.
+
+    Examples:
+      >>> rows = {"obs": jax.ShapeDtypeStruct((1, 17), jnp.float32), "reward": jax.ShapeDtypeStruct((1,), jnp.float32)}
+      >>> print(jr.memory(jr.ReplayBuffer(capacity=1000), rows, backend="gpu"))
+      gpu, 1 device                      bytes
+      ['obs']        float32[1000, 17]  68,000
+      ['reward']     float32[1000]       4,000
+      sum trees                              0
+      other                                  8
+      total          72.0 kB            72,008
     """
     if not hasattr(buffer, "_device_states") or isinstance(buffer, type):
         raise ValueError(f"buffer={buffer!r}: must be a buffer, a Mixture, Sharded of a buffer, or DifficultyPools.")

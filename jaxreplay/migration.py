@@ -44,6 +44,13 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     Raises:
       ValueError: the buffers differ in anything else (the message names it), or a sampler is neither `Uniform` nor
         `Prioritized`.
+
+    Examples:
+      >>> old, new = jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=2, sampler=jr.Prioritized())
+      >>> items = jnp.array([10, 20, 30])
+      >>> state = jr.migrate(old, old.add(old.init(items), items), new)
+      >>> new.get(state, new.newest(state, 2)).tolist()  # the newest, as there is no room for all
+      [20, 30]
     """
     old, new = _Layout(old_buffer), _Layout(new_buffer)
     for layout, name in ((old, "old_buffer"), (new, "new_buffer")):

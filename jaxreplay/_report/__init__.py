@@ -36,6 +36,13 @@ def plot(buffer: Any, state: Any) -> Figures:
     Raises:
       ImportError: matplotlib is not installed; the extra `plots` brings it.
       ValueError: values are traced, or a part of `buffer` cannot be described.
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
+      >>> items = jnp.array([10, 20, 30, 40])
+      >>> figures = jr.plot(buffer, buffer.add(buffer.init(items), items))  # figures["mass"] is one of matplotlib
+      >>> sorted(figures)
+      ['ages', 'mass', 'priorities', 'weights']
     """
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
         raise ValueError("state: is traced; plot runs on the host, so call it outside of jit, scan and vmap.")

@@ -47,6 +47,12 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
 
     Raises:
       ValueError: values are traced, or a part of `buffer` or `state` cannot be recorded; the message names it.
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4)
+      >>> state = buffer.init(jnp.array([10, 20, 30]))
+      >>> finish = jr.save("run/checkpoint", {"replay": buffer}, {"replay": state, "steps": 7}, wait=False)
+      >>> finish()  # before the next save, and before the program ends
     """
     import orbax.checkpoint as ocp
 
@@ -107,6 +113,14 @@ def restore(path: str | os.PathLike, buffer: Any, like: Any = None) -> Any:
       ValueError: `buffer` differs from the saved one (the message names the field); `like` lacks a node that is needed
         or differs in a class, shape, dtype or plain static value (the message names it); the checkpoint is damaged or
         was written by a newer version of this library; or a class of the state cannot be imported or has other fields.
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4)
+      >>> items = jnp.array([10, 20, 30])
+      >>> _ = jr.save("run/checkpoint", buffer, buffer.add(buffer.init(items), items))
+      >>> state = jr.restore("run/checkpoint", buffer)
+      >>> buffer.get(state, buffer.newest(state, 3)).tolist()
+      [10, 20, 30]
     """
     number, manifest = _read_manifest(path)
     content = _checked(path, manifest, buffer)

@@ -54,6 +54,12 @@ def from_arrays(
     Raises:
       ValueError: leading axes differ; a leaf is not made of numbers; there is more than one reward or flag per step; no
         step is left; or, inside an episode, a next observation is not the observation of the next step.
+
+    Examples:
+      >>> x = jnp.array([1.0, 2.0, 3.0])
+      >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0], next_observations=x + 1)
+      >>> steps.rows["observation"][:, 0].tolist(), steps.rows["step"][:, 0].tolist()  # 4 has no step
+      ([1.0, 2.0, 3.0, 4.0], [True, True, True, False])
     """
     arrays = as_numbers({"observations": observations, "actions": actions, "rewards": rewards})
     flags = as_numbers({"terminals": terminals, "timeouts": timeouts})
@@ -94,6 +100,13 @@ def from_ogbench(path: str | os.PathLike[str]) -> Steps:
 
     Raises:
       ValueError: the file lacks one of the three arrays, or `from_arrays` refuses them.
+
+    Examples:
+      >>> import numpy as np
+      >>> x = np.array([1.0, 2.0, 3.0])
+      >>> np.savez("walk.npz", observations=x, actions=x, terminals=[0, 0, 1])
+      >>> jr.datasets.from_ogbench("walk.npz").rows["step"][:, 0].tolist()
+      [True, True, False]
     """
     names = ("observations", "actions", "terminals")
     with np.load(path) as file:
@@ -124,6 +137,13 @@ def transitions(rows: dict[str, Any], ends: Any, n: int = 1, gamma: float = 0.99
 
     Raises:
       ValueError: `rows` lacks a leaf, shapes or dtypes are not as above, or `n` or `gamma` is out of range.
+
+    Examples:
+      >>> x = jnp.array([1.0, 2.0, 3.0])
+      >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0], next_observations=x + 1)
+      >>> batch = jr.datasets.transitions(*steps, n=2, gamma=0.5)
+      >>> batch.Rn.tolist(), batch.In.tolist()  # windows end with the terminated step
+      ([2.0, 3.5, 3.0], [0.25, 0.0, 0.0])
     """
     rows = check_rows(rows)
     length, num_envs = checks.leading_axes(rows, 2, "a data set")

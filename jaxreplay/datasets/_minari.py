@@ -30,6 +30,15 @@ def from_minari(dataset: Any) -> Steps:
     Raises:
       ValueError: `dataset` is none, a leaf is not made of numbers (as of a space `Text`), an episode has not one
         observation more than actions, or no step is left.
+
+    Examples:
+      >>> import numpy as np
+      >>> x = np.array([1.0, 2.0, 3.0], np.float32)
+      >>> rows = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0])
+      >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
+      >>> dataset = jr.datasets.to_minari(buffer, buffer.add(buffer.init(rows.rows), *rows), "walk/made-v0")
+      >>> jr.datasets.from_minari(dataset).rows["reward"][:, 0].tolist()
+      [1.0, 2.0, 3.0, 0.0]
     """
     if not hasattr(dataset, "iterate_episodes"):
         raise ValueError(f"dataset={dataset!r}: must be a minari.MinariDataset; load one with minari.load_dataset.")
@@ -74,6 +83,15 @@ def to_minari(
       ImportError: the extra `datasets` is not installed.
       ValueError: `buffer` is no `SequenceBuffer`, the rows lack a leaf or have leaves in other containers than dicts
         and tuples, no step is stored that has a next observation, or the name is taken.
+
+    Examples:
+      >>> import numpy as np
+      >>> x = np.array([1.0, 2.0, 3.0], np.float32)
+      >>> rows = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0])
+      >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
+      >>> dataset = jr.datasets.to_minari(buffer, buffer.add(buffer.init(rows.rows), *rows), "walk/made-v0")
+      >>> dataset.total_episodes, dataset.total_steps
+      (1, 3)
     """
     if not isinstance(buffer, SequenceBuffer):
         raise ValueError(f"buffer={buffer!r}: must be a SequenceBuffer; jaxreplay.migrate makes one of a Sharded.")

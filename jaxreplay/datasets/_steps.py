@@ -20,6 +20,13 @@ class Steps(NamedTuple):
         `reward` [T, 1] is a number, and `terminated`, `truncated` and `step` [T, 1] are bool. Where `step` is False,
         action and reward are 0 and the observation is the last one of its episode.
       ends: bool [T, 1], True for the last row of an episode.
+
+    Examples:
+      >>> x = jnp.array([1.0, 2.0, 3.0])
+      >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0])
+      >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
+      >>> int(buffer.size(buffer.add(buffer.init(steps.rows), *steps)))
+      3
     """
 
     rows: dict[str, Any]
@@ -33,6 +40,12 @@ class Steps(NamedTuple):
 
         Raises:
           ValueError: `sequence_length` is no positive integer.
+
+        Examples:
+          >>> x = jnp.array([1.0, 2.0, 3.0])
+          >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0])
+          >>> steps.padded(4).rows["step"][:, 0].tolist()  # each of the three steps now starts a sequence of 4 rows
+          [True, True, True, False, False, False]
         """
         length = check_integer("sequence_length", sequence_length, 1, 2**31 - 1, "the rows of a sequence")
         count = max(length - 2, 0)

@@ -66,6 +66,12 @@ class DifficultyPools:
       env_names: names of the environments in the metrics; None: "0", "1", ...
       donate: donate the state when `update` is called eagerly. It is then changed in place, at a cost that hardly grows
         with the number of tasks.
+
+    Examples:
+      >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+      >>> state, kept = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 1.0]]))
+      >>> pools.pool_of(state).tolist()  # task 0 is always solved, and parked in easy
+      [1, 0, 0, 0]
     """
 
     tasks_per_env: Sequence[int]
@@ -116,7 +122,13 @@ class DifficultyPools:
 
     @functools.partial(jax.jit, static_argnums=0)
     def init(self) -> PoolsState:
-        """All tasks in normal, in the order of their numbers."""
+        """All tasks in normal, in the order of their numbers.
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> pools.pool_of(pools.init()).tolist()
+          [0, 0, 0, 0]
+        """
         pool = jnp.zeros(self.num_tasks, jnp.int32)
         return _parking.arrange(*self._sizes, pool, (), jnp.zeros((), jnp.int32), self._drawn)
 
@@ -143,6 +155,13 @@ class DifficultyPools:
         Raises:
           ValueError: `n` is not a positive integer; or there is no task to draw and the call is eager. An eager call
             waits for the device to check this; under `jit` check the returned bool.
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 0.0]]))
+          >>> tasks, ok = pools.sample(state, jax.random.key(0), 16)
+          >>> sorted(set(tasks.tolist())), bool(ok)  # 0 is parked in easy and 1 in hard
+          ([2, 3], True)
         """
         n = check_integer("n", n, 1, 2**24, "the number of draws")
         tasks, ok = self._draw(state, key, n)
@@ -181,6 +200,13 @@ class DifficultyPools:
 
         Raises:
           ValueError: other shapes or dtypes.
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> rewards = jnp.array([[jnp.nan, 1.0], [0.0, 0.0]])
+          >>> state, kept = pools.update(pools.init(), jnp.array([0, 1]), rewards)
+          >>> kept.tolist(), int(state.rejected), pools.pool_of(state).tolist()  # NaN is refused; task 1 is hard
+          ([False, True], 1, [0, 2, 0, 0])
         """
         groups = tasks, rewards, mask
         if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, groups))):
@@ -227,12 +253,26 @@ class DifficultyPools:
         return state, known & (filtered == NORMAL)
 
     def pool_of(self, state: PoolsState) -> jax.Array:
-        """Each task's pool, int32 [N]: 0 normal, 1 easy, 2 hard."""
+        """Each task's pool, int32 [N]: 0 normal, 1 easy, 2 hard.
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 0.0]]))
+          >>> pools.pool_of(state).tolist()
+          [1, 2, 0, 0]
+        """
         return state.pool.astype(jnp.int32)
 
     @jit_method()
     def order(self, state: PoolsState) -> jax.Array:
-        """Rank of each task in its pool by order of entry, int32 [N]: 0 for the oldest. Costs O(N log N)."""
+        """Rank of each task in its pool by order of entry, int32 [N]: 0 for the oldest. Costs O(N log N).
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> state, _ = pools.update(pools.init(), jnp.array([1, 0]), jnp.array([[1.0, 1.0], [1.0, 1.0]]))
+          >>> pools.order(state).tolist()  # task 1 entered easy before task 0 did
+          [1, 0, 0, 1]
+        """
         self._check_state(state)
         return _parking.order(state)
 
@@ -243,6 +283,13 @@ class DifficultyPools:
         `evicted_examples[/env]/easy`, `.../hard`: groups since `reset_metrics` with this label.
         `filtered_rollouts[/env]/easy`, `.../hard`: rollouts since then that were dropped because the mean was 1, or 0.
         `pool[/env]/easy`, `.../normal`, `.../hard`: tasks in the pool.
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 1.0]]))
+          >>> numbers = pools.metrics(state)
+          >>> float(numbers["pool/easy"]), float(numbers["evicted_examples/easy"])
+          (0.25, 0.5)
         """
         self._check_state(state)
         names = self.env_names or tuple(map(str, range(len(self.tasks_per_env))))
@@ -260,7 +307,14 @@ class DifficultyPools:
         return shares
 
     def reset_metrics(self, state: PoolsState) -> PoolsState:
-        """The state with the counts of groups and rollouts reset to 0."""
+        """The state with the counts of groups and rollouts reset to 0.
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 1.0]]))
+          >>> float(pools.metrics(pools.reset_metrics(state))["evicted_examples/easy"])
+          0.0
+        """
         groups, rollouts = _zeros_like((state.groups, state.rollouts))
         return dataclasses.replace(state, groups=groups, rollouts=rollouts)
 
@@ -275,6 +329,13 @@ class DifficultyPools:
 
         Raises:
           ValueError: a fraction is not a number in [0, 1].
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 0.0]]))
+          >>> state = pools.recycle(state, jax.random.key(0), hard_fraction=1.0)  # task 1 gets another chance
+          >>> pools.pool_of(state).tolist()
+          [1, 0, 0, 0]
         """
         for name, fraction in (("easy_fraction", easy_fraction), ("hard_fraction", hard_fraction)):
             check_number(name, fraction, 0, 1, "the part of the pool that goes back to normal")
@@ -307,6 +368,12 @@ class DifficultyPools:
 
         Raises:
           ValueError: not one key per task, or a stack of states.
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 0.0]]))
+          >>> pools.pool_of(pools.remap(state, old_keys="abcd", new_keys="dcba")).tolist()
+          [0, 0, 2, 1]
         """
         if state.pool.ndim != 1:
             raise ValueError(f"state: has tasks {list(state.pool.shape)}; use jax.vmap for a stack of states.")

@@ -15,6 +15,12 @@ def task_key(task: Mapping[str, Any], fields: Sequence[str]) -> str:
 
     Raises:
       ValueError: no fields, or one that the task lacks.
+
+    Examples:
+      >>> old = {"prompt": "2 + 2", "env": "math", "number": 7}
+      >>> new = {"env": "math", "prompt": "2 + 2", "number": 12}
+      >>> jr.task_key(old, ("env", "prompt")) == jr.task_key(new, ("env", "prompt"))
+      True
     """
     if missing := [field for field in fields if field not in task] or not fields:
         raise ValueError(f"fields={fields!r}: not in the task: {missing}; it has {sorted(task)}; give at least one.")

@@ -38,6 +38,12 @@ class PoolsState:
         2**31 - 1.
       easy: None, or a leaf for each task, 1 if it is in easy and tasks are drawn from there.
       hard: the same for hard.
+
+    Examples:
+      >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+      >>> state = pools.init()
+      >>> isinstance(state, jr.PoolsState), state.sizes.tolist()  # of normal, easy and hard
+      (True, [[4, 0, 0]])
     """
 
     pool: jax.Array  # [N]
@@ -64,7 +70,13 @@ class PoolsState:
         return tuple(tree is not None for tree in self.trees)
 
     def on_this_backend(self) -> "PoolsState":
-        """The same state with the best trees for this backend."""
+        """The same state with the best trees for this backend.
+
+        Examples:
+          >>> state = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1).init()
+          >>> state.on_this_backend().normal.fanout == jr.sum_tree.default_fanout()
+          True
+        """
         trees = [tree and sum_tree.with_fanout(tree) for tree in self.trees]
         return dataclasses.replace(self, normal=trees[0], easy=trees[1], hard=trees[2])
 

@@ -1,0 +1,115 @@
+"""Every public callable has a docstring with an example, and every example gives the result that it shows."""
+
+import ast
+import doctest
+import inspect
+import pathlib
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from helpers import rarely
+
+import jaxreplay as jr
+from jaxreplay import datasets, sum_tree
+
+GIVEN = {"jax": jax, "jnp": jnp, "jr": jr}  # what an example need not import
+
+
+def exported(module):
+    """What a module defines, or imports under the same name (`x as x`), without an underscore."""
+    names = []
+    for node in ast.parse(pathlib.Path(module.__file__).read_text()).body:
+        if isinstance(node, ast.ImportFrom):
+            names += [alias.name for alias in node.names if alias.asname == alias.name]
+        elif isinstance(node, ast.FunctionDef | ast.ClassDef):
+            names.append(node.name)
+    return {name: getattr(module, name) for name in names if not name.startswith("_")}
+
+
+def methods(cls):
+    """The public methods of a class that are not from another package."""
+    found = {name: getattr(cls, name) for name in dir(cls) if not name.startswith("_")}
+    return {
+        name: method
+        for name, method in found.items()
+        if callable(method) and str(getattr(method, "__module__", "")).startswith("jaxreplay")
+    }
+
+
+def documented(cls, name):
+    """The method whose docstring is that of a class's method: its own, an inherited one, or that of the protocol."""
+    for base in (*cls.__mro__, jr.Sampler):
+        method = base.__dict__.get(name)
+        if method is not None and inspect.unwrap(getattr(method, "__func__", method)).__doc__:
+            return f"{base.__name__}.{name}", getattr(base, name)
+    return f"{cls.__name__}.{name}", getattr(cls, name)
+
+
+def public_callables():
+    """By the name of what holds the docstring, so that an inherited one is there once."""
+    found = {}
+    for prefix, module in (("", jr), ("sum_tree.", sum_tree), ("datasets.", datasets)):
+        for name, value in exported(module).items():
+            if inspect.ismodule(value):
+                continue
+            found[prefix + name] = value
+            if inspect.isclass(value):
+                found |= dict(documented(value, method) for method in methods(value))
+    return found
+
+
+CALLABLES = public_callables()
+
+
+def test_all_public_callables_are_found():
+    assert {"ReplayBuffer", "ReplayBuffer.add", "Buffer.sample", "Mixture.sample", "Sharded.update"} <= CALLABLES.keys()
+    assert {
+        "Sampler.insert",
+        "_Tracer.add",
+        "sum_tree.find",
+        "datasets.from_arrays",
+        "Steps.padded",
+    } <= CALLABLES.keys()
+    assert {"ReservoirBuffer.newest", "TransitionBatch.from_single", "plot", "diagnostics"} <= CALLABLES.keys()
+    assert not {"Prioritized.insert", "ReplayBuffer.sample", "datasets.make_steps", "NStep.add"} & CALLABLES.keys()
+    assert "Prioritized.tree" in CALLABLES
+    assert len(CALLABLES) >= 120
+
+
+def run(docstring, name):
+    """What the examples of a docstring print, where it is not what they show."""
+    test = doctest.DocTestParser().get_doctest(docstring, dict(GIVEN), name, name, 0)
+    wrong = []
+    doctest.DocTestRunner(verbose=False).run(test, out=wrong.append)
+    return "".join(wrong)
+
+
+DEAR = {"plot", "migrate", "MonteCarlo", "Mixture.update", "SequenceBuffer.later"}
+DEAR |= {"DifficultyPools.recycle", "DifficultyPools.remap"}
+CASES = [rarely(name) if name in DEAR or name.startswith("Sharded.") else name for name in CALLABLES]
+
+
+@pytest.mark.parametrize("name", CALLABLES)
+def test_there_is_an_example(name):
+    docstring = inspect.getdoc(CALLABLES[name])
+    assert docstring, f"{name}: no docstring"
+    sections = re.findall(r"^(Args|Returns|Raises|Attributes|Examples):$", docstring, re.MULTILINE)
+    assert sections[-1:] == ["Examples"], f"{name}: its docstring does not end with examples"
+    examples = doctest.DocTestParser().get_examples(docstring.partition("\nExamples:\n")[2])
+    assert any(example.want or example.exc_msg for example in examples) or name == "save", f"{name}: shows no result"
+
+
+@pytest.mark.filterwarnings("ignore::UserWarning:minari")  # of what describes a data set and is left out
+@pytest.mark.parametrize("name", CASES)
+def test_example(name, monkeypatch, tmp_path):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
+    assert not (wrong := run(inspect.getdoc(CALLABLES[name]), name)), wrong
+
+
+def test_a_wrong_example_is_noticed():
+    assert run(">>> 1 + 1\n2", "right") == ""
+    assert "Expected" in run(">>> 1 + 1\n3", "wrong")
+    assert "ZeroDivisionError" in run(">>> 1 / 0", "raises")

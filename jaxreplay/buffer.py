@@ -14,7 +14,7 @@ from jaxreplay._common import checks, layouts, shards
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.eager import few_drawn, few_named, few_rows, few_told
 from jaxreplay._common.permutation import permuted
-from jaxreplay._common.xla import jit_method, materialize, on_host, read_once
+from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
 from jaxreplay.sampler_protocol import Sampler
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.transition_batch import TransitionBatch
@@ -421,8 +421,9 @@ class Buffer(abc.ABC, Generic[S]):
           >>> int(buffer.size(buffer.add(buffer.init(items), items)))
           3
         """
-        return state.ring.size
+        return alive(state.ring.size)
 
+    @reads_state
     def is_empty(self, state: S) -> jax.Array:
         """Whether nothing may be drawn, bool [].
 
@@ -433,6 +434,7 @@ class Buffer(abc.ABC, Generic[S]):
         """
         return jnp.logical_not(ring.at_least(state.ring.size, 1))
 
+    @reads_state
     def can_sample(self, state: S, batch_size: int = 1) -> jax.Array:
         """Whether at least `batch_size` items may be drawn, bool [].
 

@@ -25,7 +25,7 @@ from jax import lax
 from jaxreplay import ring, sum_tree
 from jaxreplay._common.checks import check_bool, check_integer, check_key
 from jaxreplay._common.random import random_bits, random_integers
-from jaxreplay._common.xla import materialize, read_once
+from jaxreplay._common.xla import materialize, read_once, reads_state
 from jaxreplay.buffer import Buffer, Sample
 from jaxreplay.difficulty_pools import DifficultyPools
 from jaxreplay.mixture import Mixture
@@ -43,6 +43,7 @@ PIVOTS, MOST_PIVOTS = 64, 256
 Numbers = dict[str, jax.Array]
 
 
+@reads_state
 def diagnostics(
     buffer: Any,
     state: Any,

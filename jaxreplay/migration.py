@@ -9,6 +9,7 @@ from jax.experimental import multihost_utils
 
 from jaxreplay import _episodes, _later, ring, sum_tree
 from jaxreplay._common import layouts
+from jaxreplay._common.xla import reads_state
 from jaxreplay.replay_buffer import ReplayBuffer, ReplayState
 from jaxreplay.samplers import Prioritized, PrioritizedState, Uniform, UniformState, largest_leaf
 from jaxreplay.sequence_buffer import SequenceBuffer, SequenceState
@@ -18,6 +19,7 @@ from jaxreplay.update_counts import UpdateCounts
 KINDS = (ReplayBuffer, SequenceBuffer)
 
 
+@reads_state
 def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     """The live items of `state` and their priorities, as a state of `new_buffer`.
 

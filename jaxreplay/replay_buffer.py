@@ -12,7 +12,7 @@ from jaxreplay import footprint, ring
 from jaxreplay._common import checks, layouts, shards
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.eager import few_added
-from jaxreplay._common.xla import jit_method
+from jaxreplay._common.xla import jit_method, reads_state
 from jaxreplay.buffer import Buffer
 from jaxreplay.sampler_protocol import Sampler, check_sampler
 from jaxreplay.samplers import Uniform
@@ -169,6 +169,7 @@ class ReplayBuffer(Buffer[ReplayState]):
             sampler=self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
         )
 
+    @reads_state
     def is_full(self, state: ReplayState) -> jax.Array:
         """Whether the next insertion overwrites, bool [].
 

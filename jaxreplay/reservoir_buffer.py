@@ -29,7 +29,7 @@ from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.eager import few_added
 from jaxreplay._common.random import random_bits, random_integers64
-from jaxreplay._common.xla import after, jit_method, read_once
+from jaxreplay._common.xla import after, jit_method, read_once, reads_state
 from jaxreplay.buffer import Buffer
 from jaxreplay.sampler_protocol import Sampler, check_sampler
 from jaxreplay.samplers import Uniform
@@ -201,6 +201,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
             count=jnp.stack(_plus(state.count, number[-1])),
         )
 
+    @reads_state
     def is_full(self, state: ReservoirState) -> jax.Array:
         """Whether every slot holds an item, so that one that comes to be stored overwrites, bool [].
 

@@ -25,7 +25,7 @@ from jaxreplay import _episodes, _later, footprint, ring
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.eager import few_added
-from jaxreplay._common.xla import jit_method, materialize, read_once
+from jaxreplay._common.xla import jit_method, materialize, read_once, reads_state
 from jaxreplay.buffer import Buffer
 from jaxreplay.sampler_protocol import Sampler, check_sampler
 from jaxreplay.samplers import Uniform
@@ -325,6 +325,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         at, steps = read_once(materialize(at, steps))
         return layouts.read(layouts.merge_axes(state.storage), at, fill=True), steps
 
+    @reads_state
     def is_full(self, state: SequenceState) -> jax.Array:
         """Whether the next step overwrites, bool [].
 
@@ -357,9 +358,10 @@ class SequenceBuffer(Buffer[SequenceState]):
     def _num_steps(self, spec: Any) -> int:
         num_steps, num_envs = checks.leading_axes(spec, 2, "a rollout")
         if num_envs != self.num_envs:
+            remedy = "; exchange them with jax.numpy.swapaxes(x, 0, 1)" if num_steps == self.num_envs else ""
             raise ValueError(
                 f"num_envs={self.num_envs}: got steps with leading axes [{num_steps}, {num_envs}], expected "
-                f"[T, {self.num_envs}]."
+                f"[T, {self.num_envs}]{remedy}."
             )
         return num_steps
 

@@ -13,7 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxreplay import _later, footprint, ring
 from jaxreplay._common import checks, shards
 from jaxreplay._common.checks import check_integer
-from jaxreplay._common.xla import jit_method
+from jaxreplay._common.xla import alive, jit_method
 from jaxreplay.buffer import Buffer, S, Sample, check_draw, check_drawn
 from jaxreplay.replay_buffer import ReplayState
 from jaxreplay.reservoir_buffer import ReservoirState
@@ -245,7 +245,7 @@ class Sharded(Generic[S]):
         """
         batch_size = check_draw(batch_size)
         self._check_divides("batch_size", batch_size)
-        return jnp.max(-(-state.ring.size // (batch_size // self.num_shards)), axis=-1)
+        return jnp.max(-(-alive(state.ring.size) // (batch_size // self.num_shards)), axis=-1)
 
     @jit_method(donates=True, handles="indices")
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
@@ -379,7 +379,7 @@ class Sharded(Generic[S]):
           >>> int(buffer.size(buffer.add(buffer.init(items), items, mask=items > 10)))
           3
         """
-        return jnp.sum(state.ring.size, axis=-1, dtype=jnp.int32)
+        return jnp.sum(alive(state.ring.size), axis=-1, dtype=jnp.int32)
 
     def is_empty(self, state: S) -> jax.Array:
         """Whether nothing may be drawn, bool [].

@@ -397,10 +397,17 @@ def test_wrong_arguments():
     for steps, message in (
         (
             {"x": np.zeros((1, 3, 4), jnp.float32)},
-            r"num_envs=2: got steps with leading axes \[1, 3\], expected \[T, 2\]",
+            r"num_envs=2: got steps with leading axes \[1, 3\], expected \[T, 2\]\.",
         ),
+        ({"x": np.zeros((2, 3, 4), jnp.float32)}, r"expected \[T, 2\]; exchange them with jax.numpy.swapaxes\(x, 0, 1"),
+        ({"x": np.zeros((1, 2), jnp.float32)}, r"float32\[4\]; if it lacks a leading axis, add that with x\[None\]"),
+        ({"x": np.zeros((1, 2, 3, 4), jnp.float32)}, "if init was given an item without its leading axes, give it x"),
+        ({"x": np.zeros((), jnp.float32)}, r"2 leading axes; add both to a single item with x\[None, None\]\."),
         ({"x": np.zeros((1, 2, 5), jnp.float32)}, r"leaf \['x'\]: got float32\[5\], the buffer stores float32\[4\]"),
-        ({"x": np.zeros(2, jnp.float32)}, r"leaf \['x'\]: got float32\[2\], a rollout needs 2 leading axes"),
+        (
+            {"x": np.zeros(2, jnp.float32)},
+            r"leaf \['x'\]: got float32\[2\], a rollout needs 2 leading axes; add the first with x",
+        ),
         ({"y": np.zeros((1, 2, 4), jnp.float32)}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
         ({"x": np.zeros((9, 2, 4), jnp.float32)}, "a rollout of 9 steps: expected 1 to length=8; add it in parts"),
         ({"x": np.zeros((0, 2, 4), jnp.float32)}, "a rollout of 0 steps"),

@@ -75,7 +75,7 @@ def buffer_and_state():
     return buffer, buffer.add(buffer.init(np.ones((4, 2), np.float32)), np.ones((4, 2), np.float32))
 
 
-def test_a_state_that_was_donated_is_named(buffer_and_state):
+def test_a_state_that_was_donated_is_named(buffer_and_state, tmp_path):
     buffer, gone = buffer_and_state
     indices, ones = np.arange(4, dtype=np.int32), np.ones(4, np.float32)
     state = buffer.update(gone, indices, ones)
@@ -84,6 +84,15 @@ def test_a_state_that_was_donated_is_named(buffer_and_state):
         lambda: buffer.sample(gone, jax.random.key(0), 4),
         lambda: buffer.update(gone, indices, ones),
         lambda: buffer.get(gone, indices),
+        lambda: buffer.size(gone),
+        lambda: buffer.is_empty(gone),
+        lambda: buffer.is_full(gone),
+        lambda: buffer.can_sample(gone),
+        lambda: buffer.num_batches(gone, 2),
+        lambda: jr.save(tmp_path, buffer, {"replay": gone}),
+        lambda: jr.diagnostics(buffer, gone),
+        lambda: jr.migrate(buffer, gone, buffer),
+        lambda: jr.plot(buffer, gone),
     ):
         with pytest.raises(ValueError, match="state: was donated to an earlier call and is gone; rebind it"):
             call()

@@ -59,7 +59,7 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
         if len(leaf.shape) < num_axes:
             raise ValueError(
                 f"{_name(path)}: got {type_text(leaf.dtype, leaf.shape)}, {what} needs {num_axes} leading "
-                f"{'axis' if num_axes == 1 else 'axes'}; add a batch axis with x[None]."
+                f"{'axis' if num_axes == 1 else 'axes'}; add {_missing_axes(leaves, num_axes)}."
             )
         if leaf.shape[:num_axes] != first:
             raise ValueError(
@@ -67,6 +67,16 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
                 "those of the first leaf."
             )
     return first
+
+
+def _missing_axes(leaves: list[tuple[Any, Any]], num_axes: int) -> str:
+    """What to add to leaves of which one has fewer than `num_axes` axes, which all have the same leading axes."""
+    if num_axes == 1:
+        return "a batch axis with x[None]"
+    # A number without an axis, beside any other leaf, is a single item's.
+    if min(len(leaf.shape) for _, leaf in leaves) == 0:
+        return "both to a single item with x[None, None]"
+    return "the first with x[None], or, to a single item, both with x[None, None]"
 
 
 def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owner: str) -> None:
@@ -89,8 +99,19 @@ def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owne
         if shape != stored_shape or leaf.dtype != like.dtype:
             raise ValueError(
                 f"{_name(path)}: got {type_text(leaf.dtype, shape)}, "
-                f"{owner} stores {type_text(like.dtype, stored_shape)}."
+                f"{owner} stores {type_text(like.dtype, stored_shape)}{_axes_remedy(shape, stored_shape)}."
             )
+
+
+def _axes_remedy(shape: tuple[int, ...], stored: tuple[int, ...]) -> str:
+    """What may have been forgotten where an item has `shape` and the stored ones have another."""
+    longer, shorter = (shape, stored) if len(shape) > len(stored) else (stored, shape)
+    more = longer[: len(longer) - len(shorter)]
+    if longer != more + shorter or set(more) <= {1}:
+        return ""
+    if longer is stored:
+        return "; if it lacks a leading axis, add that with x[None]"
+    return "; if init was given an item without its leading axes, give it x[None]"
 
 
 def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_axes: int, owner: str) -> list[Any]:

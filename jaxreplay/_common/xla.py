@@ -73,6 +73,36 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
+def explain_donated(state: Any, error: Exception | None) -> None:
+    """Raise a `ValueError` where an array of `state` has been donated; `error` is what came of it."""
+    if any(map(_is_deleted, jax.tree.leaves(state))):
+        raise ValueError(
+            "state: was donated to an earlier call and is gone; rebind it, as in state = buffer.add(state, items), or "
+            "make the buffer with donate=False."
+        ) from error
+
+
+def alive(x: jax.Array) -> jax.Array:
+    """`x`, a part of a state; a `ValueError` where the state was donated."""
+    if _is_deleted(x):
+        explain_donated(x, None)
+    return x
+
+
+def reads_state(function: Callable[P, R]) -> Callable[P, R]:
+    """A decorator of a function of a state, among others: one that was donated raises a `ValueError` that says so."""
+
+    @functools.wraps(function)
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        try:
+            return function(*arguments, **named)
+        except (RuntimeError, ValueError) as error:
+            explain_donated((arguments, named), error)
+            raise
+
+    return call
+
+
 def jit_method(
     *,
     static: tuple[str, ...] = (),
@@ -120,12 +150,8 @@ def jit_method(
             try:
                 return chosen(self, state, *arguments)
             except (RuntimeError, ValueError) as error:
-                if not any(map(_is_deleted, jax.tree.leaves(state))):
-                    raise
-                raise ValueError(
-                    "state: was donated to an earlier call and is gone; rebind it, as in state = buffer.add(state, "
-                    "items), or make the buffer with donate=False."
-                ) from error
+                explain_donated(state, error)
+                raise
 
         call.programs = programs  # pyright: ignore[reportAttributeAccessIssue]
         call.programs_on_one_thread = programs_on_one_thread  # pyright: ignore[reportAttributeAccessIssue]

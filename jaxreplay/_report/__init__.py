@@ -11,6 +11,7 @@ import jax
 import jax.core
 import numpy as np
 
+from jaxreplay._common.xla import reads_state
 from jaxreplay._report import _figures, _page, _saved, _text, _views
 from jaxreplay._report._saved import Saved
 from jaxreplay.checkpoint import _description
@@ -18,6 +19,7 @@ from jaxreplay.checkpoint import _description
 Figures = _figures.Figures
 
 
+@reads_state
 def plot(buffer: Any, state: Any) -> Figures:
     """Figures of a state, which a notebook shows: priorities, ages, cumulative mass, weights, returns, and the like.
 

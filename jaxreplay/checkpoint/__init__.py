@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from jaxreplay._common.xla import reads_state
 from jaxreplay.checkpoint import _description, _stored, _structure
 
 FORMAT = 3  # of the manifest; raise it when older versions cannot read the new manifest
@@ -22,6 +23,7 @@ FOLDER = "checkpoint"  # name of a checkpoint's folder, without its number
 MANIFEST, ARRAYS = "manifest", "arrays"
 
 
+@reads_state
 def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True) -> Callable[[], None]:
     """Write a checkpoint of `state`; the previous one is deleted once this one is complete.
 

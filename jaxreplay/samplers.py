@@ -165,6 +165,10 @@ class Prioritized:
     LAP (Fujimoto et al. 2020, An Equivalence between Loss Functions and Non-Uniform Sampling in Experience Replay,
     section 4.1) is `Prioritized(alpha=0.4, beta=0.0, epsilon=0.0, floor=1.0, max_priority="stored")` with a Huber loss.
 
+    All settings are static but beta, which `sample` takes for a call. For an alpha that is traced, as in a sweep under
+    `jax.vmap`, use `Prioritized(alpha=1, epsilon=0)` and give `update` (|td_error| + epsilon) ** alpha: the law is the
+    same.
+
     A TD error that is not finite changes nothing but the state's counter `rejected`. Positive values of p^alpha are
     kept within [2^-63, 2^63 / capacity], so that no sum overflows. When every p is 0 the draw is uniform and the
     weights are 1.
@@ -203,18 +207,20 @@ class Prioritized:
     count_updates: bool = False
 
     def __post_init__(self):
-        alpha = check_number("alpha", self.alpha, 0, math.inf, "0.6 is usual")
+        traced = "use alpha=1 and epsilon=0, and give update (|td_error| + epsilon) ** alpha, which may be traced"
+        alpha = check_number("alpha", self.alpha, 0, math.inf, "0.6 is usual", traced)
         beta = self.beta
         if not callable(beta):
             beta = check_number(
-                "beta", beta, 0, 1, "or a schedule of the number of updates; a traced one goes to sample"
+                "beta", beta, 0, 1, "or a schedule of the number of updates", "sample(beta=) takes a traced one"
             )
         epsilon = check_number("epsilon", self.epsilon, 0, math.inf, "1e-6 is usual")
         floor = check_number("floor", self.floor, 0, math.inf, "1 is usual with a Huber loss, otherwise 0")
         max_priority = self.max_priority
-        if max_priority not in ("ever", "stored"):
-            if isinstance(max_priority, str):
+        if isinstance(max_priority, str):
+            if max_priority not in ("ever", "stored"):
                 raise ValueError(f'max_priority={max_priority!r}: must be "ever", "stored" or a number.')
+        else:
             max_priority = check_number("max_priority", max_priority, 0, math.inf, '"ever" is usual')
         settle(self, alpha=alpha, beta=beta, epsilon=epsilon, floor=floor, max_priority=max_priority)
         settle(self, count_updates=check_bool("count_updates", self.count_updates, "whether to count what comes back"))

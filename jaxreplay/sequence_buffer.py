@@ -25,7 +25,7 @@ from jaxreplay import _episodes, _later, footprint, ring
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.eager import few_added
-from jaxreplay._common.xla import jit_method, materialize, read_once, reads_state
+from jaxreplay._common.xla import alive, jit_method, materialize, read_once, reads_state
 from jaxreplay.buffer import Buffer
 from jaxreplay.sampler_protocol import Sampler, check_sampler
 from jaxreplay.samplers import Uniform
@@ -337,6 +337,10 @@ class SequenceBuffer(Buffer[SequenceState]):
           (False, True)
         """
         return ring.at_least(state.rows.size, self.length)
+
+    def stored_steps(self, state: SequenceState) -> jax.Array:
+        """Number of steps stored, of all streams, int32 []; `size` is the number of sequences that may be drawn."""
+        return alive(state.rows.size) * self.num_envs
 
     @property
     def _num_starts(self) -> int:

@@ -128,7 +128,7 @@ def sequence_transitions(
     observation is missing. Then windows that reach the truncated step end right before it and bootstrap from the
     observation that it started from. No transition starts at the truncated step itself.
 
-    With `max_n`, `n` and `gamma` may be traced, to be annealed within one program: Schwarzer et al. 2023 (Bigger,
+    With `max_n`, `n` may be traced as `gamma` may, to be annealed within one program: Schwarzer et al. 2023 (Bigger,
     Better, Faster, section 3) let n fall from 10 to 3 and gamma rise from 0.97 to 0.997. Whatever `n` is, the first
     L - max_n rows of a sequence start a transition, and each is the one that starts there with that `n` as a number.
     Those that start at later rows, which a smaller `n` alone has room for, are left out.
@@ -138,8 +138,9 @@ def sequence_transitions(
       A: pytree [B, L, ...], actions.
       R: number [B, L], rewards.
       terminated, truncated: bool [B, L]; a number other than 0 is True.
-      n, gamma: see `NStep`; with `max_n` also an integer [] and a float [], clipped to [1, max_n] and [0, 1]. Powers of
-        an array `gamma` are computed in float32 or its wider dtype, those of a number in float64.
+      n: see `NStep`; with `max_n` also a traced integer [], clipped to [1, max_n].
+      gamma: discount in [0, 1], a number, or a traced float [], which is clipped. Powers of an array are computed in
+        float32 or its wider dtype, those of a number in float64.
       next_action, record_extra_info: see `NStep`; with `max_n`, `extra_info` has leaves [B, max_n, ...].
       mask: bool [B, L], whether the row holds a step; None for all.
       logP, W: float [B, L] or None.
@@ -150,8 +151,8 @@ def sequence_transitions(
       vector of that length: False where the row holds no step or, with `next_action`, no action follows.
 
     Raises:
-      ValueError: `n`, `gamma` or `max_n` is out of range, `n` or `gamma` is an array without `max_n`, leading axes
-        differ, a leaf has more than one number or flag per step, or there are fewer than n + 1 (max_n + 1) rows.
+      ValueError: `n`, `gamma` or `max_n` is out of range, `n` is traced without `max_n`, leading axes differ, a leaf
+        has more than one number or flag per step, or there are fewer than n + 1 (max_n + 1) rows.
 
     Examples:
       >>> rows, no = jnp.array([[1.0, 2.0, 3.0, 4.0]]), jnp.array([[False] * 4])

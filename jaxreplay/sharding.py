@@ -381,6 +381,10 @@ class Sharded(Generic[S]):
         """
         return jnp.sum(alive(state.ring.size), axis=-1, dtype=jnp.int32)
 
+    def stored_steps(self, state: S) -> jax.Array:
+        """As `SequenceBuffer.stored_steps`, of all shards, int32 []."""
+        return jnp.sum(cast(Any, self._part).stored_steps(state), axis=-1, dtype=jnp.int32)
+
     def is_empty(self, state: S) -> jax.Array:
         """Whether nothing may be drawn, bool [].
 

@@ -45,7 +45,7 @@ class _Tracer:
     """Base class of `NStep` and `MonteCarlo`, which are frozen dataclasses."""
 
     n: Any
-    gamma: float
+    gamma: float | None
     num_envs: int
     next_action: bool = False
     record_extra_info: bool = False
@@ -87,7 +87,7 @@ class _Tracer:
           (4,)
         """
         step = (s, a, r, terminated, truncated, s_next, logp, w)
-        return jax.eval_shape(lambda *step: self.add(self.init(*step), *step)[1], *step)
+        return jax.eval_shape(lambda *step: self.add(self.init(*step), *step, gamma=1.0)[1], *step)
 
     @jit_method()
     def add(
@@ -103,6 +103,7 @@ class _Tracer:
         w: Any = None,
         *,
         mask: Any = None,
+        gamma: Any = None,
     ) -> tuple[NStepState, TransitionBatch, jax.Array]:
         """Add one step of every environment and emit the transitions that started n - 1 steps ago.
 
@@ -120,12 +121,15 @@ class _Tracer:
           mask: bool [num_envs] or None, False where an environment made no step. Its arguments are then ignored, no
             transition starts at this step, and open windows end before it, as if truncated. Gymnasium's vector
             environments need this for the call after the end of an episode, which only resets.
+          gamma: the discount of what is emitted now, instead of the tracer's: a float, or a traced float [], clipped to
+            [0, 1]. Its powers are computed in float32 or its wider dtype, those of the tracer's in float64.
 
         Returns:
           the new state; TransitionBatch [num_envs]; valid, bool [num_envs].
 
         Raises:
-          ValueError: a leaf differs from the one passed to `init`, or is not as above; the message names it.
+          ValueError: a leaf differs from the one passed to `init`, or is not as above; the message names it. Or there
+            is no discount.
 
         Examples:
           >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
@@ -148,12 +152,16 @@ class _Tracer:
         count = jnp.minimum(state.count + 1, window)
         order = (cursor + jnp.arange(window, dtype=jnp.int32)) % window
         start, exists = jnp.zeros(1, jnp.int32), (count == window)[None]
-        batch, valid = self._transitions(steps, order, start, exists)
+        batch, valid = self._transitions(steps, order, start, exists, gamma=self._discount(gamma))
         return NStepState(steps, cursor, count), batch, valid
 
     @jit_method()
-    def flush(self, state: NStepState) -> tuple[NStepState, TransitionBatch, jax.Array]:
+    def flush(self, state: NStepState, *, gamma: Any = None) -> tuple[NStepState, TransitionBatch, jax.Array]:
         """Emit the pending transitions, oldest first, as if every environment were truncated here.
+
+        Args:
+          state: the state of the tracer.
+          gamma: as for `add`.
 
         Returns:
           an empty state; TransitionBatch [n * num_envs], time-major; valid, bool [n * num_envs].
@@ -170,7 +178,7 @@ class _Tracer:
         starts = jnp.arange(window - self.n, window, dtype=jnp.int32)
         # Row 0 is empty, or holds a step whose transition has been emitted.
         pending = (starts >= window - state.count) & (starts > 0)
-        batch, valid = self._transitions(state.steps, order, starts, pending)
+        batch, valid = self._transitions(state.steps, order, starts, pending, gamma=self._discount(gamma))
         return jax.tree.map(jnp.zeros_like, state), batch, valid
 
     @jit_method(static=("flush",))
@@ -232,6 +240,7 @@ class _Tracer:
 
         The tracer's `n` is then the largest.
         """
+        own: Any = self.gamma
         return _windows.transitions(
             steps,
             order,
@@ -239,10 +248,18 @@ class _Tracer:
             exists,
             n=self.n if n is None else _clip(n, self.n),
             max_n=self.n,
-            gamma=self.gamma if gamma is None else jnp.clip(gamma, 0, 1),
+            gamma=own if gamma is None else jnp.clip(gamma, 0, 1),
             next_action=self.next_action,
             record_extra_info=self.record_extra_info,
         )
+
+    def _discount(self, gamma: Any) -> Any:
+        """`gamma` of a call; None for the tracer's own."""
+        if gamma is None and self.gamma is None:
+            raise ValueError("gamma=None: the tracer has none; give it to each call, as add(..., gamma=0.99).")
+        if gamma is not None:
+            checks.check_one_number("gamma", gamma, 0, 1, "it is a discount")
+        return gamma
 
     @property
     def _window(self) -> int:
@@ -267,7 +284,7 @@ class NStep(_Tracer):
 
     Attributes:
       n: length of the longest window in steps, at least 1.
-      gamma: discount in [0, 1].
+      gamma: discount in [0, 1]; None if `add` and `flush` are given one, which may be traced and mapped by `jax.vmap`.
       num_envs: size of the leading axis of every argument.
       next_action: also fill `A_next` and `logP_next` (SARSA), which delays transitions by one more step. A truncated
         window has no next action and is emitted as not valid.
@@ -285,7 +302,7 @@ class NStep(_Tracer):
     """
 
     n: int
-    gamma: float
+    gamma: float | None
     num_envs: int = 1
     next_action: bool = False
     record_extra_info: bool = False
@@ -305,7 +322,7 @@ class MonteCarlo(_Tracer):
     start; `flush` emits those that are pending.
 
     Attributes:
-      gamma: discount in [0, 1].
+      gamma: discount in [0, 1], or None, as in `NStep`.
       max_length: length of the longest return in steps, at least 1.
       num_envs: size of the leading axis of every argument.
 
@@ -318,7 +335,7 @@ class MonteCarlo(_Tracer):
       (1.5, 0.0)
     """
 
-    gamma: float
+    gamma: float | None
     max_length: int
     num_envs: int = 1
 
@@ -359,17 +376,18 @@ def n_step_transitions(
     Args:
       S, A, R, terminated, truncated, S_next, logP, W, mask: as for `NStep.add`, with a leading time axis:
         [T, num_envs, ...].
-      n, gamma, next_action, record_extra_info: see `NStep`.
+      n, next_action, record_extra_info: see `NStep`.
+      gamma: discount in [0, 1], a number, or a traced float [], which is clipped.
       flush: also emit the transitions that are pending at the end of the rollout, as if it were truncated there.
-      max_n: None, or the largest `n`; `n` and `gamma` may then be traced, see `jaxreplay.sequence_transitions`. There
-        are as many rows as with n = `max_n`, and each is for the same step as there.
+      max_n: None, or the largest `n`, which may then be traced; see `jaxreplay.sequence_transitions`. There are as many
+        rows as with n = `max_n`, and each is for the same step as there.
 
     Returns:
       TransitionBatch [T * num_envs] ([(T + n) * num_envs] with `flush`) and valid, a bool vector of that length.
 
     Raises:
-      ValueError: `n`, `gamma` or `max_n` is out of range, `n` or `gamma` is an array without `max_n`, leading axes
-        differ, or there is more than one number or flag per step.
+      ValueError: `n`, `gamma` or `max_n` is out of range, `n` is traced without `max_n`, leading axes differ, or there
+        is more than one number or flag per step.
 
     Examples:
       >>> rewards, no = jnp.array([[1.0], [1.0], [1.0]]), jnp.array([[False]] * 3)  # [T, num_envs]
@@ -388,20 +406,15 @@ def n_step_transitions(
 
 def tracer_for(n: Any, gamma: Any, max_n: Any, **settings: Any) -> tuple[NStep, Any, Any]:
     """A tracer with these settings, and what stands for its `n` and `gamma`, or None; see `_Tracer._transitions`."""
+    gamma_now = None
+    if isinstance(gamma, jax.Array):
+        checks.check_one_number("gamma", gamma, 0, 1, "it is a discount")
+        gamma, gamma_now = 1.0, gamma
     if max_n is None:
-        for name, value in (("n", n), ("gamma", gamma)):
-            if isinstance(value, jax.Array):
-                raise ValueError(
-                    f"{name}={value!r}: must be a Python number, or an array where max_n is given; give max_n, the "
-                    "largest n."
-                )
-        return NStep(n=n, gamma=gamma, **settings), None, None
+        return NStep(n=n, gamma=gamma, **settings), None, gamma_now
     max_n = check_integer("max_n", max_n, 1, 2**31 - 1, "the largest number of steps in a window")
     checks.check_count("n", n, 1, "at most max_n; or give a larger max_n", max_n)
-    if not isinstance(gamma, jax.Array):
-        return NStep(n=max_n, gamma=gamma, **settings), n, None
-    checks.check_one_number("gamma", gamma, 0, 1, "it is a discount")
-    return NStep(n=max_n, gamma=1.0, **settings), n, gamma
+    return NStep(n=max_n, gamma=gamma, **settings), n, gamma_now
 
 
 def _clip(n: jax.Array, max_n: int) -> jax.Array:
@@ -410,6 +423,10 @@ def _clip(n: jax.Array, max_n: int) -> jax.Array:
     return jnp.clip(n, 1, max_n).astype(jnp.int32)
 
 
-def _check_window(name: str, n: int, gamma: float) -> tuple[int, float]:
-    n = check_integer(name, n, 1, 2**31 - 1, "the number of steps in a window")
-    return n, check_number("gamma", gamma, 0, 1, "it is a discount")
+def _check_window(name: str, n: int, gamma: float | None) -> tuple[int, float | None]:
+    traced = "n_step_transitions and sequence_transitions take a traced n where max_n is given"
+    n = check_integer(name, n, 1, 2**31 - 1, "the number of steps in a window", traced)
+    if gamma is None:
+        return n, None
+    traced = "make the tracer with gamma=None and give it to add and flush, or to n_step_transitions"
+    return n, check_number("gamma", gamma, 0, 1, "it is a discount", traced)

@@ -1,5 +1,7 @@
 import dataclasses
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
@@ -29,15 +31,37 @@ def fields(config):
     return [x for value in values for x in (value if isinstance(value, tuple) else (value,))]
 
 
-@pytest.mark.parametrize("kinds", [(np.int8, np.float16), (np.uint32, np.float32), (np.int64, np.float64)])
+NUMPY = (np.int8, np.float16), (np.uint32, np.float32), (np.int64, np.float64)
+JAX = (jnp.int8, jnp.float16), (jnp.int32, jnp.float32)
+
+
+@pytest.mark.parametrize("kinds", [*NUMPY, *JAX])
 @pytest.mark.parametrize("name", CONFIGS)
-def test_numpy_numbers_are_as_good_as_python_ones(name, kinds):
+def test_other_numbers_are_as_good_as_python_ones(name, kinds):
     """They would change dtypes, and numbers computed from narrow ones overflow."""
     make = CONFIGS[name]
     config = make(*kinds)
     assert config == make(int, float)
     assert hash(config) == hash(make(int, float))
-    assert not any(isinstance(value, np.generic) for value in fields(config))
+    assert not any(isinstance(value, np.generic | jax.Array) for value in fields(config))
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (
+            lambda x: jr.NStep(n=1, gamma=x),
+            r"gamma=.*: is traced, .*; make the tracer with gamma=None and give it to add",
+        ),
+        (lambda x: jr.Prioritized(alpha=x), r"alpha=.*: is traced, .*; use alpha=1 and epsilon=0, and give update \("),
+        (lambda x: jr.Prioritized(beta=x), r"beta=.*: is traced, .*; sample\(beta=\) takes a traced one"),
+        (lambda x: jr.ReplayBuffer(capacity=x), "capacity=.*: is traced, .*; give it from outside of jit"),
+    ],
+)
+def test_what_must_not_be_traced_says_what_else_to_do(make, message):
+    with pytest.raises(ValueError, match=message):
+        jax.eval_shape(make, 0.5)
+    assert jax.eval_shape(lambda: jr.ReplayBuffer(capacity=np.array(3)).init(jnp.ones(2))).storage.shape == (3,)
 
 
 @pytest.mark.parametrize(

@@ -374,7 +374,7 @@ def replaced(**leaves):
     [
         (
             replaced(reward=np.zeros((2, 2), np.float32)),
-            r"leaf \['reward'\]: got float32\[2\], the buffer stores float32\[\]; if init was given an item without its",
+            r"leaf \['reward'\]: got float32\[2\], the buffer stores float32\[\]; if init was given an item",
         ),
         (replaced(reward=np.zeros((2, 1), np.float32)), r"got float32\[1\], the buffer stores float32\[\]\."),
         (replaced(reward=np.zeros(2, bool)), r"leaf \['reward'\]: got bool\[\], the buffer stores float32\[\]"),

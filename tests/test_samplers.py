@@ -76,6 +76,28 @@ def test_leaves_and_maximum_priority():
     np.testing.assert_allclose(leaves_of(state.tree), [0.5, 0.5, 2, 1, 1, 0], rtol=1e-6)
 
 
+def test_alpha_may_be_traced_where_priorities_are_raised_before():
+    """Priorities to the power of alpha with alpha 1 have the law of the priorities with that alpha."""
+    alphas, epsilon, beta = np.array([0.0, 0.4], np.float32), 0.01, 0.5
+    ids, td_errors = np.arange(12, dtype=np.int32), np.linspace(-2, 3, 12, dtype=np.float32)
+
+    def run(sampler, told):
+        buffer = jr.ReplayBuffer(capacity=16, sampler=sampler, donate=False)
+        state = buffer.add(buffer.init(ids), ids)
+        state = buffer.update(state, jnp.arange(12), told)
+        state = buffer.add(state, ids[:2])  # with the largest priority
+        sample = buffer.sample(state, jax.random.key(3), 64)
+        return sample.items, sample.probabilities, sample.weights
+
+    raised = jr.Prioritized(alpha=1, epsilon=0, beta=beta)
+    items, *swept = jax.jit(jax.vmap(lambda alpha: run(raised, (abs(td_errors) + epsilon) ** alpha)))(alphas)
+    np.testing.assert_allclose(swept[0][0], 1 / 14, rtol=1e-5)
+    like, *expected = jax.jit(lambda: run(jr.Prioritized(alpha=alphas[1], epsilon=epsilon, beta=beta), td_errors))()
+    np.testing.assert_array_equal(items[1], like)
+    for x, y in zip(swept, expected, strict=True):
+        np.testing.assert_allclose(x[1], y, rtol=1e-5)
+
+
 def test_non_finite_td_errors_are_rejected():
     sampler = jr.Prioritized(alpha=1.0, epsilon=0.0, normalize="global")
     state = update(sampler, filled(sampler, 4), [0, 1, 2, 3, 0], [1.0, np.nan, np.inf, -np.inf, np.nan])
@@ -208,7 +230,7 @@ def test_labml_traces():
         ({"alpha": float("nan")}, r"alpha=nan"),
         ({"alpha": "0.6"}, r"alpha='0.6'"),
         ({"beta": 1.5}, r"beta=1.5: must be a number in \[0, 1\]; or a schedule"),
-        ({"beta": jnp.float32(0.5)}, r"beta=Array\(0.5, .*\): must be a number .* a traced one goes to sample"),
+        ({"beta": jnp.ones(2)}, r"beta=Array.*: must be a number in \[0, 1\]"),
         ({"epsilon": -1e-6}, r"epsilon=-1e-06: must be a finite number of at least 0"),
         ({"epsilon": float("inf")}, r"epsilon=inf"),
         ({"normalize": "max"}, r"normalize='max': must be \"batch\", \"global\" or None"),

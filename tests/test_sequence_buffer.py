@@ -118,6 +118,7 @@ def check_against_twin(config, rollouts, data, order, from_wrap):
         assert buffer.size(state) == len(handles)
         assert buffer.is_empty(state) == (len(handles) == 0)
         assert buffer.is_full(state) == (time >= length)
+        assert buffer.stored_steps(state) == min(time, length) * num_envs
         assert buffer.can_sample(state, 2) == (len(handles) >= 2)
         leaves = leaves_of(state.sampler.tree)
         expected = {name: twin.priority[handle] for name, handle in zip(named, handles, strict=True)}

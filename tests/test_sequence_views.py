@@ -309,11 +309,9 @@ def test_wrong_arguments_of_sequence_transitions():
             {"n": 1, "gamma": 0.9, "mask": jnp.ones((2, 3), jnp.float32)},
             r"mask: got float32\[2, 3\], expected bool\[2, 3\]",
         ),
-        ({"n": jnp.int32(1), "gamma": 0.9}, "n=Array.*: must be a Python number, or an array where max_n is given"),
-        ({"n": 1, "gamma": jnp.float32(0.9)}, "gamma=Array.*: must be a Python number, .* give max_n, the largest n"),
         ({"n": 3, "gamma": 0.9, "max_n": 2}, "n=3: must be an integer from 1 to 2, at most max_n"),
         ({"n": 1, "gamma": 0.9, "max_n": 3}, "max_n=3: sequences of 3 rows; 4 rows or more"),
-        ({"n": 1, "gamma": 0.9, "max_n": jnp.int32(2)}, "max_n=.*: must be an integer"),
+        ({"n": 1, "gamma": 0.9, "max_n": 2.0}, "max_n=.*: must be an integer"),
         ({"n": jnp.ones(2, jnp.int32), "gamma": 0.9, "max_n": 2}, r"n: got int32\[2\], expected an int32\[\]"),
         ({"n": jnp.float32(1), "gamma": 0.9, "max_n": 2}, r"n: got float32\[\], expected an int32\[\]"),
         ({"n": 1, "gamma": jnp.ones(2), "max_n": 2}, r"gamma: got float\d+\[2\], expected one number"),
@@ -321,7 +319,7 @@ def test_wrong_arguments_of_sequence_transitions():
     ):
         with pytest.raises(ValueError, match=message):
             jr.sequence_transitions(x, x, x, flags, flags, **options)
-    with pytest.raises(ValueError, match=r"n=.*int32\[\].*: must be a Python number"):
+    with pytest.raises(ValueError, match=r"n=.*int32\[\].*: is traced, .* a traced n where max_n is given"):
         jax.eval_shape(lambda n: jr.sequence_transitions(x, x, x, flags, flags, n=n, gamma=0.9), jnp.int32(1))
     with pytest.raises(ValueError, match="leading axes"):
         jr.sequence_transitions(x, x[:1], x, flags, flags, n=1, gamma=0.9)

@@ -187,6 +187,7 @@ def test_sequences_are_those_of_the_shards_own_streams(num_shards):
         state = sharded.add(state, items(ids), ends=ends)
         twin.add(ids, ends)
         assert sharded.size(state) == len(twin.handles)
+        assert sharded.stored_steps(state) == min(3 * t + 3, 8) * 8
         sample = sharded.sample(state, jax.random.key(t), 16)
         handles = np.asarray(sample.indices)
         shard, local = handles // state.ring.period, handles % state.ring.period

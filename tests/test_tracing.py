@@ -464,6 +464,48 @@ def test_a_traced_n_gives_the_transitions_of_the_number(next_action):
         assert_rows(*run(np.int32(n), np.float32(0.9)), sorted(rows, key=lambda row: row["A"]))  # in order of starts
 
 
+@pytest.mark.versions
+@pytest.mark.parametrize("make", [lambda **x: jr.NStep(n=3, **x), rarely(lambda **x: jr.MonteCarlo(max_length=3, **x))])
+def test_a_discount_that_is_mapped_gives_what_the_number_gives(make):
+    """Of the calls and of a whole rollout, in one program, as where an agent's gamma is a leaf of a pytree."""
+    gammas, steps = np.array([0.0, 0.9], np.float32), rollout(np.random.default_rng(6), 9, 2, gap_rate=0.1)
+    tracer = make(gamma=None, num_envs=2)
+
+    def run(tracer, gamma):
+        given = {} if gamma is None else {"gamma": gamma}
+
+        def step(state, x):
+            state, *emitted = tracer.add(state, **x, **given)
+            return state, emitted
+
+        state, emitted = lax.scan(step, init(tracer, steps), steps)
+        rows = flatten(emitted), [*tracer.flush(state, **given)[1:]]
+        return jax.tree.map(lambda *x: jnp.concatenate(x), *rows)
+
+    one_by_one = jax.jit(jax.vmap(lambda gamma: run(tracer, gamma)))(gammas)
+    whole = jax.vmap(lambda gamma: [*at_once(steps, n=3, gamma=gamma, flush=True)])(gammas)
+    for k, gamma in enumerate(gammas):
+        expected = jax.jit(lambda gamma=gamma: run(make(gamma=gamma, num_envs=2), None))()
+        for found in (at(one_by_one, k), at(whole, k)):
+            (batch, valid), (like, like_valid) = found, expected
+            np.testing.assert_array_equal(valid, like_valid)
+            for x, y in zip(jax.tree.leaves(batch), jax.tree.leaves(like), strict=True):
+                np.testing.assert_allclose(x[valid], y[valid], rtol=1e-6, atol=1e-7)
+
+
+def test_a_tracer_without_a_discount_asks_for_one():
+    steps = rollout(np.random.default_rng(0), 1, 2)
+    tracer = jr.NStep(n=2, gamma=None, num_envs=2)
+    state, spec = init(tracer, steps), tracer.spec(**first(steps))
+    emitted = jax.eval_shape(lambda: tracer.add(state, **at(steps, 0), gamma=0.9))[1]
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), emitted) == jax.tree.map(lambda x: (x.shape, x.dtype), spec)
+    for call in (lambda: tracer.add(state, **at(steps, 0)), lambda: tracer.flush(state)):
+        with pytest.raises(ValueError, match=r"gamma=None: the tracer has none; give it to each call"):
+            call()
+    with pytest.raises(ValueError, match=r"gamma: got float32\[2\], expected one number"):
+        tracer.flush(state, gamma=np.ones(2, np.float32))
+
+
 def test_a_rollout_without_steps():
     """Emits nothing; where its end is flushed, rows as of an empty tracer."""
     steps = jax.tree.map(lambda x: x[:0], rollout(np.random.default_rng(0), 1, 2))

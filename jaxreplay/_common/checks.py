@@ -4,8 +4,11 @@ import math
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
+
+STATIC = "give it from outside of jit, or as a static argument"  # what to do with a traced number
 
 
 def type_text(dtype: Any, shape: tuple[int, ...]) -> str:
@@ -163,31 +166,45 @@ def check_flags(mask: Any, shape: tuple[int, ...], name: str) -> None:
         )
 
 
-def check_integer(name: str, value: Any, low: int, high: int, meaning: str) -> int:
-    """`value`, which may be a NumPy integer, as a Python integer.
+def check_integer(name: str, value: Any, low: int, high: int, meaning: str, traced: str = STATIC) -> int:
+    """`value`, which may be an integer of NumPy or JAX, as a Python integer.
 
     Raises:
-      ValueError: it is no integer in [low, high].
+      ValueError: it is no integer in [low, high], or is traced; `traced` says what to do then.
     """
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= int(value) <= high:
+    number = value if type(value) is int else _python_number(name, value, traced)
+    if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
         raise ValueError(f"{name}={value!r}: must be an integer from {low} to {high}, {meaning}.")
-    return int(value)
+    return number
 
 
-def check_number(name: str, value: Any, low: float, high: float, remedy: str) -> float:
-    """`value`, which may be a NumPy number, as a Python number.
+def check_number(name: str, value: Any, low: float, high: float, remedy: str, traced: str = STATIC) -> float:
+    """`value`, which may be a number of NumPy or JAX, as a Python number.
 
     Raises:
-      ValueError: it is no finite number in [low, high].
+      ValueError: it is no finite number in [low, high], or is traced; `traced` says what to do then.
     """
-    is_number = isinstance(value, int | float | np.integer | np.floating) and not isinstance(value, bool)
-    if not (is_number and math.isfinite(value) and low <= value <= high):
+    number = _python_number(name, value, traced)
+    is_number = isinstance(number, int | float) and not isinstance(number, bool)
+    if not (is_number and math.isfinite(number) and low <= number <= high):
         if math.isfinite(high):
             rule = f"a number in [{low:g}, {high:g}]"
         else:
             rule = f"a finite number of at least {low:g}" if math.isfinite(low) else "a finite number"
         raise ValueError(f"{name}={value!r}: must be {rule}; {remedy}.")
-    return value.item() if isinstance(value, np.generic) else value
+    return number
+
+
+def _python_number(name: str, value: Any, traced: str) -> Any:
+    """A number of NumPy or JAX, or an array [] of one, as a Python number; what is none, as it is."""
+    if isinstance(value, jax.core.Tracer):
+        raise ValueError(f"{name}={value!r}: is traced, and must be known when the program is compiled; {traced}.")
+    if isinstance(value, np.generic | np.ndarray | jax.Array) and value.shape == ():
+        for kind, number in ((jnp.integer, int), (jnp.floating, float)):
+            if jnp.issubdtype(value.dtype, kind):
+                with jax.transfer_guard_device_to_host("allow"):
+                    return number(value)
+    return value
 
 
 def check_bool(name: str, value: Any, meaning: str) -> bool:

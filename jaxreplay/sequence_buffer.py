@@ -339,7 +339,15 @@ class SequenceBuffer(Buffer[SequenceState]):
         return ring.at_least(state.rows.size, self.length)
 
     def stored_steps(self, state: SequenceState) -> jax.Array:
-        """Number of steps stored, of all streams, int32 []; `size` is the number of sequences that may be drawn."""
+        """Number of steps stored, of all streams, int32 []; `size` is the number of sequences that may be drawn.
+
+        Examples:
+          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
+          >>> steps = jnp.array([[1], [2], [3]])
+          >>> state = buffer.add(buffer.init(steps), steps)
+          >>> int(buffer.stored_steps(state)), int(buffer.size(state))
+          (3, 2)
+        """
         return alive(state.rows.size) * self.num_envs
 
     @property

@@ -382,7 +382,15 @@ class Sharded(Generic[S]):
         return jnp.sum(alive(state.ring.size), axis=-1, dtype=jnp.int32)
 
     def stored_steps(self, state: S) -> jax.Array:
-        """As `SequenceBuffer.stored_steps`, of all shards, int32 []."""
+        """As `SequenceBuffer.stored_steps`, of all shards, int32 [].
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2), mesh)
+          >>> steps = jnp.zeros((3, 2))
+          >>> int(buffer.stored_steps(buffer.add(buffer.init(steps), steps)))
+          6
+        """
         return jnp.sum(cast(Any, self._part).stored_steps(state), axis=-1, dtype=jnp.int32)
 
     def is_empty(self, state: S) -> jax.Array:

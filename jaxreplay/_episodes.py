@@ -1,9 +1,14 @@
-"""The windows of a `SequenceBuffer` that lie in one episode, or start one, as a ring of their own.
+"""The windows of a `SequenceBuffer` that may be drawn where not all may, as a ring of their own.
 
 As a window is completed it enters the ring if it may be drawn, with the place of its first row. Windows leave in the
 same order, when their first row is overwritten. So the slots of the ring are what may be drawn, without gaps: samplers,
-handles and epochs know nothing of episodes. A window is judged in O(1): by the length of its stream's episode so far,
-or by whether the row before it was an end.
+handles and epochs know nothing of episodes. A window is judged in O(1): by the number of rows that its stream has had
+without a break, which is the end of an episode or a row that may not be drawn; or by whether the row before it was an
+end.
+
+**Flags.** Of each row there is a flag whether it is the last of its episode. Where rows may be told that may not be
+drawn, flags are numbers: 0, 1 for the last row of an episode, or `GAP`. Such a row is an episode by itself: the row
+behind it starts one, and the one before it is not continued.
 """
 
 import dataclasses
@@ -20,6 +25,7 @@ from jaxreplay._common import layouts
 from jaxreplay._common.xla import read_once
 
 PROBES = 64  # of a search, at a time
+GAP = 2  # the flag of a row that may not be drawn
 
 
 @struct.dataclass
@@ -28,7 +34,7 @@ class Windows:
 
     Attributes:
       first: by slot of the ring, int32 [num_slots] as the backend wants it: row * num_envs + env of the first row.
-      so_far: int32 [num_envs], rows of each stream's present episode, at most `sequence_length`; 0 behind an end.
+      so_far: int32 [num_envs], rows of each stream behind its last break, at most `sequence_length`.
     """
 
     first: Any  # [num_slots]
@@ -38,6 +44,28 @@ class Windows:
 def init(num_slots: int, num_envs: int) -> Windows:
     spec = jax.ShapeDtypeStruct((), jnp.int32)
     return Windows(layouts.zeros(spec, (num_slots,), 0), jnp.zeros(num_envs, jnp.int32))
+
+
+def flags_of(ends: jax.Array, drawable: jax.Array | None) -> jax.Array:
+    """Flags as numbers, uint8 [T, num_envs], of the last rows of episodes and of rows that may be drawn (None: all)."""
+    flags = ends.astype(jnp.uint8)
+    return flags if drawable is None else jnp.where(drawable, flags, jnp.uint8(GAP))
+
+
+def is_end(flags: jax.Array) -> jax.Array:
+    """Whether the row behind is of another episode, bool [...]."""
+    return flags if flags.dtype == jnp.bool_ else flags > 0
+
+
+def is_gap(flags: jax.Array) -> jax.Array:
+    """Whether the row may not be drawn, bool [...]."""
+    return jnp.zeros(flags.shape, bool) if flags.dtype == jnp.bool_ else flags == GAP
+
+
+def counted(flags: jax.Array) -> jax.Array:
+    """Which rows of sequences with `flags` [B, L] lie in the episode that the first row does, bool [B, L]."""
+    end = is_end(flags)
+    return (jnp.cumsum(end, axis=1, dtype=jnp.int32) == end.astype(jnp.int32)) & ~is_gap(flags)
 
 
 def first_rows(windows: Windows, slots: jax.Array, num_envs: int) -> tuple[jax.Array, jax.Array]:
@@ -62,19 +90,20 @@ def enter(
     Args:
       state: that of the buffer, before the rows are written.
       sequences: its ring of windows.
-      ends: bool [T, num_envs], of the new rows.
+      ends: [T, num_envs], flags of the new rows.
       last: int32 [...], last rows of the windows that may be completed, counted from the first new row.
-      kind: "inside" or "episodes".
+      kind: "any", "inside" or "episodes".
       sequence_length, length, num_slots: of the buffer.
     """
     windows, (num_steps, num_envs) = state.windows, ends.shape
     cursor = state.rows.inserted % length
     first = last - sequence_length + 1
-    lengths, so_far = episode_lengths(windows.so_far, ends, sequence_length)
-    if kind == "inside":
-        may_be_drawn = lengths[jnp.clip(last, 0, num_steps - 1)] >= sequence_length
+    lengths, so_far = episode_lengths(windows.so_far, is_gap(ends) if kind == "any" else is_end(ends), sequence_length)
+    if kind == "episodes":
+        may_be_drawn = start_episodes(ends, first, state.ends, state.rows, length)
     else:
-        may_be_drawn = follow_ends(ends, first, state.ends, state.rows, length)
+        lengths = jnp.where(is_gap(ends), 0, lengths)
+        may_be_drawn = lengths[jnp.clip(last, 0, num_steps - 1)] >= sequence_length
     may_be_drawn &= ((last < num_steps) & (first >= num_steps - length))[:, None]
 
     most = min(last.size * num_envs, num_slots)
@@ -104,7 +133,7 @@ def episode_lengths(so_far: jax.Array, ends: jax.Array, most: int) -> tuple[jax.
 
     Args:
       so_far: int32 [num_envs], before.
-      ends: bool [T, num_envs].
+      ends: bool [T, num_envs], True for the last row of an episode, or whatever else breaks a stream behind it.
       most: what counts are cut off at.
     """
     time = jnp.arange(ends.shape[0], dtype=jnp.int32)[:, None]
@@ -115,25 +144,28 @@ def episode_lengths(so_far: jax.Array, ends: jax.Array, most: int) -> tuple[jax.
     return lengths, jnp.where(ends[-1], 0, lengths[-1])
 
 
-def follow_ends(ends: jax.Array, time: jax.Array, stored: Any, rows: ring.Ring, length: int) -> jax.Array:
+def start_episodes(flags: jax.Array, time: jax.Array, stored: Any, rows: ring.Ring, length: int) -> jax.Array:
     """Whether the rows at `time` (int32 [K], of the new rows, negative before them) start an episode, [K, num_envs].
 
     Args:
-      ends: bool [T, num_envs], of the new rows.
+      flags: [T, num_envs], of the new rows.
       time: int32 [K].
-      stored: the storage of ends before these, bool [length, num_envs].
+      stored: the storage of flags before these, [length, num_envs].
       rows: its ring.
       length: its length.
     """
-    num_steps, num_envs = ends.shape
+    num_steps, num_envs = flags.shape
+
+    def flags_at(time: jax.Array) -> jax.Array:
+        row = rows.inserted % length + jnp.clip(time, -length, -1)
+        row = jnp.where(row < 0, row + length, row)
+        places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
+        old = layouts.read(layouts.merge_axes(stored), places, fill=False)
+        return jnp.where((time >= 0)[:, None], flags[jnp.clip(time, 0, num_steps - 1)], old)
+
     before = time - 1
-    row = rows.inserted % length + jnp.clip(before, -length, -1)
-    row = jnp.where(row < 0, row + length, row)
-    places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
-    old = layouts.read(layouts.merge_axes(stored), places, fill=False)
-    old |= (-before > rows.size)[:, None]  # there was no row
-    new = ends[jnp.clip(before, 0, num_steps - 1)]
-    return jnp.where((before >= 0)[:, None], new, old)
+    found = is_end(flags_at(before)) | (-before > rows.size)[:, None]  # or there was no row
+    return found if flags.dtype == jnp.bool_ else found & ~is_gap(flags_at(time))
 
 
 def overwritten(

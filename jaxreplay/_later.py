@@ -14,6 +14,7 @@ from flax import struct
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.xla import materialize
+from jaxreplay._episodes import is_end
 
 LAWS = ("uniform", "geometric", "last")
 DIGIT = 2**10  # steps are drawn digit by digit: one float32 has too few bits for many of them
@@ -38,9 +39,9 @@ def init(length: int, num_envs: int) -> Episodes:
 
 
 def append(episodes: Episodes, ends: jax.Array, at: jax.Array) -> Episodes:
-    """The numbers with those of new rows, `ends` [T, num_envs] of them, written at the rows `at` [T]."""
+    """The numbers with those of new rows, written at the rows `at` [T]; `ends` [T, num_envs] are their flags."""
     behind = episodes.now[None] + jnp.cumsum(ends, axis=0, dtype=jnp.int32)
-    return Episodes(layouts.write(episodes.number, at, behind - ends.astype(jnp.int32)), behind[-1])
+    return Episodes(layouts.write(episodes.number, at, behind - is_end(ends).astype(jnp.int32)), behind[-1])
 
 
 def stored(state: Any, length: int) -> Any:
@@ -51,7 +52,7 @@ def stored(state: Any, length: int) -> Any:
         raise ValueError("hindsight=True: this state is of a buffer without it; use the buffer that made it.")
     cursor = state.rows.inserted % length
     ends = jnp.roll(layouts.as_it_is(state.ends), -cursor, axis=0).astype(jnp.int32)
-    return materialize(jnp.roll(jnp.cumsum(ends, axis=0) - ends, cursor, axis=0))[0]
+    return materialize(jnp.roll(jnp.cumsum(ends, axis=0) - jnp.minimum(ends, 1), cursor, axis=0))[0]
 
 
 def num_later(number: Any, row: jax.Array, env: jax.Array, cursor: jax.Array, length: int, num_envs: int) -> jax.Array:

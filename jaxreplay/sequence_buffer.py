@@ -21,7 +21,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from jaxreplay import _episodes, _later, footprint, ring
+from jaxreplay import _episodes, _every_window, _later, footprint, ring
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.eager import few_added
@@ -38,13 +38,15 @@ class SequenceState:
 
     Attributes:
       storage: the steps, leaves [length, num_envs, ...] as the backend wants them (`jaxreplay._common.layouts`).
-      ends: likewise, bool [length, num_envs], which steps were the last of their episode; None where not needed.
+      ends: likewise, bool [length, num_envs], which steps were the last of their episode; with `gaps` uint8, the flags
+        of `jaxreplay._episodes`; None where not needed.
       rows: the rows of the storage: where the next step goes, and how many hold one.
       wait: int32 [], steps to come until the next sequence is complete, at least 1.
       ring: the complete sequences. Slot k * num_envs + env is that of environment env's sequence number k, modulo the
-        number of slots. With `windows`, only those that may be drawn, in the order in which they were completed.
+        number of slots. With `windows` or `gaps`, only those that may be drawn, in the order in which they were
+        completed.
       sampler: the sampler's state.
-      windows: where the sequences are that may be drawn; None if all may (`windows="any"`).
+      windows: where the sequences are that may be drawn; None if all may (`windows="any"` without `gaps`).
       episodes: the number of each row's episode; None without `hindsight`.
 
     Examples:
@@ -106,6 +108,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         drawn once `sequence_length` rows from its first one are stored, even if it is shorter. The sampler's law is
         over the sequences that may be drawn, and `size` and `can_sample` count them. With rows without a step stored as
         the head of this module says, no such sequence of two rows or more starts at one.
+      gaps: let `add` be told of rows that may not be drawn (`drawable`); costs 4 bytes a sequence with windows="any".
       within_episode: mask out (`Sample.mask`) the steps behind the first end in a sequence.
       hindsight: store the number of each row's episode (4 bytes a row), which `later` needs or is faster with.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
@@ -125,6 +128,7 @@ class SequenceBuffer(Buffer[SequenceState]):
     stride: int = 1
     sampler: Sampler = Uniform()
     windows: Literal["any", "inside", "episodes"] = "any"
+    gaps: bool = False
     within_episode: bool = False
     hindsight: bool = False
     donate: bool = True
@@ -148,6 +152,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             sampler=check_sampler(self.sampler),
         )
         settle(self, hindsight=checks.check_bool("hindsight", self.hindsight, "whether `later` is to be asked"))
+        settle(self, gaps=checks.check_bool("gaps", self.gaps, "whether `add` is told of rows that may not be drawn"))
         if self.windows not in ("any", "inside", "episodes"):
             raise ValueError(f'windows={self.windows!r}: must be "any", "inside" or "episodes".')
         if self.windows == "episodes" and self.stride > 1:
@@ -176,15 +181,15 @@ class SequenceBuffer(Buffer[SequenceState]):
         self._num_steps(spec)
         check_returns(spec)
         footprint.check(self, spec)
-        leading = (self.length, self.num_envs)
+        leading, flag = (self.length, self.num_envs), jax.ShapeDtypeStruct((), jnp.uint8 if self.gaps else bool)
         return SequenceState(
             storage=layouts.zeros(spec, leading, 2),
-            ends=layouts.zeros(jax.ShapeDtypeStruct((), bool), leading, 0) if self._keeps_ends else None,
+            ends=layouts.zeros(flag, leading, 0) if self._keeps_ends else None,
             rows=ring.init(self.length),
             wait=jnp.full((), self.sequence_length, jnp.int32),
             ring=ring.init(self._num_slots),
             sampler=self.sampler.init(self._num_slots),
-            windows=None if self.windows == "any" else _episodes.init(self._num_slots, self.num_envs),
+            windows=None if self.windows == "any" and not self.gaps else _episodes.init(self._num_slots, self.num_envs),
             episodes=_later.init(self.length, self.num_envs) if self.hindsight else None,
         )
 
@@ -195,6 +200,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         steps: Any,
         ends: jax.Array | None = None,
         td_errors: jax.Array | None = None,
+        drawable: jax.Array | None = None,
     ) -> SequenceState:
         """Append T steps to every stream, overwriting the oldest once the buffer is full.
 
@@ -207,6 +213,10 @@ class SequenceBuffer(Buffer[SequenceState]):
           td_errors: float [K, num_envs] with K = `completed(T)`, signed or not: what the sampler is told of the
             sequences that these steps complete, in order; NaN for one of which nothing is known, as of all if this is
             None. If fewer are completed, the last rows are ignored. `Uniform` ignores all.
+          drawable: bool [T, num_envs], False for a row that may not be drawn, such as one that pads a rollout or that
+            an environment was reset in; None for none. Needs `gaps`. No sequence that is drawn contains such a row, or
+            starts at it; with windows="episodes" it may come behind the episode's end, masked out. It is an episode by
+            itself: the row before it is the last stored of its episode, and the row behind it starts one.
 
         Raises:
           ValueError: wrong structure, shape or dtype; the message names the leaf.
@@ -219,7 +229,7 @@ class SequenceBuffer(Buffer[SequenceState]):
           [[1, 2], [1, 2]]
         """
         self._check_state(state)
-        steps, ends = self._check_rollout(state, steps, ends)
+        steps, ends = self._check_rollout(state, steps, ends, drawable)
         num_steps = ends.shape[0]
         if td_errors is not None:
             shape = self.completed(num_steps), self.num_envs
@@ -231,7 +241,8 @@ class SequenceBuffer(Buffer[SequenceState]):
             stored = jnp.minimum(state.rows.size + num_steps, self.length)
             drawable = jnp.maximum(stored + wait - self.sequence_length, 0) // self.stride
             sequences = ring.advance(old_sequences, completed * self.num_envs, self._num_slots)
-            slots, is_drawable, td_errors = self._changed_slots(sequences, num_steps, completed, drawable, td_errors)
+            changed = _every_window.changed_slots(self, sequences, num_steps, completed, drawable, td_errors)
+            slots, is_drawable, td_errors = changed
             sequences, windows = dataclasses.replace(sequences, size=drawable * self.num_envs), None
         else:
             last = state.wait - 1 + self.stride * jnp.arange(self.completed(num_steps), dtype=jnp.int32)
@@ -377,8 +388,8 @@ class SequenceBuffer(Buffer[SequenceState]):
             )
         return num_steps
 
-    def _check_rollout(self, state: SequenceState, steps: Any, ends: Any) -> tuple[Any, jax.Array]:
-        """`steps` and `ends` as arrays; a `ValueError` where `add` cannot take them."""
+    def _check_rollout(self, state: SequenceState, steps: Any, ends: Any, drawable: Any) -> tuple[Any, jax.Array]:
+        """`steps` as arrays, and their flags; a `ValueError` where `add` cannot take these arguments."""
         steps = checks.as_arrays(steps)
         num_steps = self._num_steps(steps)
         if not 1 <= num_steps <= self.length:
@@ -389,7 +400,13 @@ class SequenceBuffer(Buffer[SequenceState]):
         ends = jnp.zeros((num_steps, self.num_envs), bool) if ends is None else ends
         ends = checks.check_mask(ends, (num_steps, self.num_envs), "ends")
         checks.check_like(steps, layouts.stored_spec(state.storage), 2, 2, "the buffer")
-        return steps, ends
+        if drawable is not None:
+            drawable = checks.check_mask(drawable, (num_steps, self.num_envs), "drawable")
+            if not self.gaps:
+                raise ValueError(
+                    "drawable: gaps=False: make the buffer with gaps=True to tell rows that may not be drawn."
+                )
+        return steps, _episodes.flags_of(ends, drawable) if self.gaps else ends
 
     def _check_state(self, state: SequenceState) -> None:
         self._check_leading(state, "length", "num_envs")
@@ -421,35 +438,6 @@ class SequenceBuffer(Buffer[SequenceState]):
         age = jnp.where(age < 0, age + self._num_starts, age)
         return self._first_rows(state, age), slots - start * self.num_envs, age
 
-    def _changed_slots(
-        self,
-        sequences: ring.Ring,
-        num_steps: int,
-        completed: jax.Array,
-        drawable: jax.Array,
-        td_errors: jax.Array | None,
-    ) -> tuple[jax.Array, jax.Array, jax.Array | None]:
-        """Slots that change as steps are added, int32 [K * num_envs]; whether they are drawable now; their TD errors.
-
-        They are those of the sequences completed, and the oldest slot, which for a while may hold a sequence that is
-        partly overwritten. A slot that does not change after all is out of range.
-        """
-        num_starts = self._num_starts
-        ages = [*range(min(self.completed(num_steps), num_starts))]
-        always_drawable = (self.length - self.sequence_length + 1) % self.stride == 0
-        if not always_drawable and len(ages) < num_starts:
-            ages.append(num_starts - 1)
-        age = jnp.asarray(ages, jnp.int32)
-        start = lax.div(sequences.inserted % self._num_slots, jnp.int32(self.num_envs)) - 1 - age
-        start = jnp.where(start < 0, start + num_starts, start)
-        slots = start[:, None] * self.num_envs + jnp.arange(self.num_envs, dtype=jnp.int32)[None]
-        changed = (age < completed) | (age >= drawable)
-        slots = jnp.where(changed[:, None], slots, self._num_slots)
-        if td_errors is not None:
-            row = completed - 1 - age
-            td_errors = jnp.where((row >= 0)[:, None], td_errors[jnp.maximum(row, 0)], jnp.nan).reshape(-1)
-        return slots.reshape(-1), jnp.repeat(age < drawable, self.num_envs), td_errors
-
     def _first_rows(self, state: SequenceState, age: jax.Array) -> jax.Array:
         """Rows of the first steps of the sequences that were completed `age` starts ago (0 for the newest)."""
         row = state.rows.inserted % self.length + state.wait - self.sequence_length - (age + 1) * self.stride
@@ -474,5 +462,5 @@ class SequenceBuffer(Buffer[SequenceState]):
         items, ends = layouts.read(layouts.merge_axes((state.storage, state.ends)), at, fill=fill)
         mask = exists
         if ends is not None:
-            mask &= jnp.cumsum(ends, axis=1, dtype=jnp.int32) == ends.astype(jnp.int32)  # no end before
+            mask &= _episodes.counted(ends)
         return items, mask

@@ -129,7 +129,12 @@ class Sharded(Generic[S]):
 
     @overload
     def add(
-        self: "Sharded[SequenceState]", state: SequenceState, steps: Any, ends: Any = None, td_errors: Any = None
+        self: "Sharded[SequenceState]",
+        state: SequenceState,
+        steps: Any,
+        ends: Any = None,
+        td_errors: Any = None,
+        drawable: Any = None,
     ) -> SequenceState: ...
 
     def add(self, *args: Any, **kwargs: Any) -> Any:

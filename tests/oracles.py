@@ -216,18 +216,20 @@ def migrate_items(shards, num_shards, capacity):
 class SequenceTwin:
     """All steps ever added to each stream, and the starts of the sequences that can be drawn."""
 
-    def __init__(self, length, num_envs, sequence_length, stride, windows="any"):
-        self.windows = windows
+    def __init__(self, length, num_envs, sequence_length, stride, windows="any", gaps=False):
+        self.windows, self.every = windows, windows == "any" and not gaps
         self.length, self.num_envs = length, num_envs
         self.sequence_length, self.stride = sequence_length, stride
-        self.steps, self.ends = [], []  # of time: rows [num_envs]
+        self.steps, self.ends, self.gaps = [], [], []  # of time: rows [num_envs]
         self.lost = 0  # the first steps that are stored no longer, whatever the length
         self.priority = {}  # by handle, of all sequences ever completed that could be drawn, in order
 
-    def add(self, steps, ends):
+    def add(self, steps, ends, drawable=None):
         before = self.num_complete
+        gaps = np.zeros_like(ends) if drawable is None else ~drawable
         self.steps += list(steps)
-        self.ends += list(ends)
+        self.ends += list(ends | gaps)
+        self.gaps += list(gaps)
         for start in range(before, self.num_complete):
             for handle in range(start * self.num_envs, (start + 1) * self.num_envs):
                 if self.may_be_drawn(handle):
@@ -235,8 +237,10 @@ class SequenceTwin:
 
     def may_be_drawn(self, handle):
         times, env = self.times(handle), handle % self.num_envs
-        if self.windows != "any" and times[0] < len(self.steps) - self.length:
+        if not self.every and times[0] < len(self.steps) - self.length:
             return False  # overwritten by the steps that complete it
+        if self.gaps[times[0]][env] or (self.windows != "episodes" and any(self.gaps[t][env] for t in times)):
+            return False
         if self.windows == "episodes":
             return times[0] == 0 or self.ends[times[0] - 1][env]
         return self.windows == "any" or not any(self.ends[t][env] for t in times[:-1])
@@ -270,12 +274,14 @@ class SequenceTwin:
         """Rows behind that at `time` of the same episode."""
         count = 0
         while not self.ends[time + count][env] and time + count + 1 < len(self.steps):
+            if self.gaps[time + count + 1][env]:
+                break
             count += 1
         return count
 
     def mask(self, handle):
-        ends = [self.ends[t][handle % self.num_envs] for t in self.times(handle)]
-        return [not any(ends[:i]) for i in range(self.sequence_length)]
+        ends, gaps = ([x[t][handle % self.num_envs] for t in self.times(handle)] for x in (self.ends, self.gaps))
+        return [not any(ends[:i]) and not gaps[i] for i in range(self.sequence_length)]
 
 
 def later_law(law, count, gamma):

@@ -42,11 +42,14 @@ CONFIGS = [
     ((7, 3, 7, 1, "any"), (2, 7)),  # one sequence a stream
     ((9, 2, 3, 2, "any"), (1, 4)),  # a slot that is partly overwritten
     ((9, 2, 3, 2, "inside"), (2, 9)),
-    ((7, 2, 3, 1, "episodes"), (1, 7)),
+    ((7, 2, 3, 1, "episodes", True), (1, 7)),
+    ((7, 2, 2, 2, "any", True), (1, 5)),  # rows that may not be drawn
 ]
 MORE_CONFIGS = [
     ((12, 1, 4, 4, "any"), (3, 12)),  # sequences side by side, a rollout that overwrites all
     ((5, 2, 1, 5, "any"), (1, 3)),  # the longest stride
+    ((7, 2, 3, 1, "episodes"), (1, 7)),
+    ((8, 2, 1, 1, "inside", True), (2, 3)),  # sequences of one row
 ]
 
 
@@ -57,7 +60,7 @@ def any_configuration(draw):
     strides = [stride for stride in (1, 2, 3, sequence_length) if stride <= length]
     windows = draw(st.sampled_from(["any", "inside", "episodes"]))
     stride = 1 if windows == "episodes" else draw(st.sampled_from(strides))
-    config = length, draw(st.integers(1, 5)), sequence_length, stride, windows
+    config = length, draw(st.integers(1, 5)), sequence_length, stride, windows, draw(st.booleans())
     return config, draw(st.tuples(st.integers(1, 12), st.integers(1, 12)))
 
 
@@ -82,7 +85,7 @@ def test_everything_visible_of_any_configuration_equals_the_twin(config, data, o
 
 
 def check_against_twin(config, rollouts, data, order, from_wrap):
-    length, num_envs, sequence_length, stride, windows = config
+    length, num_envs, sequence_length, stride, windows, *gaps = config
     buffer = jr.SequenceBuffer(
         length=length,
         num_envs=num_envs,
@@ -91,6 +94,7 @@ def check_against_twin(config, rollouts, data, order, from_wrap):
         sampler=UNIT,
         within_episode=True,
         windows=windows,
+        gaps=any(gaps),
     )
     twin = oracles.SequenceTwin(*config)
     state = buffer.init(stream(0, 1, num_envs))
@@ -105,9 +109,12 @@ def check_against_twin(config, rollouts, data, order, from_wrap):
         rollout = min(rollouts[rollout], length)
         flags = data.draw(st.lists(st.booleans(), min_size=rollout * num_envs, max_size=rollout * num_envs))
         ends = np.array(flags).reshape(rollout, num_envs)
-        steps = stream(time, rollout, num_envs)
-        state = buffer.add(state, steps, ends)
-        twin.add(steps, ends)
+        steps, told = stream(time, rollout, num_envs), None
+        if any(gaps) and rollout > 1:  # also adds that tell of none
+            flags = data.draw(st.lists(st.booleans(), min_size=rollout * num_envs, max_size=rollout * num_envs))
+            told = np.array(flags).reshape(rollout, num_envs)
+        state = buffer.add(state, steps, ends, None, told)
+        twin.add(steps, ends, told)
         time += rollout
 
         # A sequence's handle is its number among those that could ever be drawn.

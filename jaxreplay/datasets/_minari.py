@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common import checks, layouts
+from jaxreplay._episodes import GAP
 from jaxreplay.datasets._steps import NAMES, Steps, as_numbers, check_not_empty, check_rows, make_steps
 from jaxreplay.sequence_buffer import SequenceBuffer, SequenceState
 
@@ -147,12 +148,16 @@ def _stored_rows(state: SequenceState) -> tuple[dict[str, Any], np.ndarray]:
         return np.asarray(leaf)[order]
 
     stored = layouts.as_it_is((storage, state.ends))
-    rows, ends = jax.tree.map(read, stored, is_leaf=lambda x: isinstance(x, layouts.Bits))
+    rows, flags = jax.tree.map(read, stored, is_leaf=lambda x: isinstance(x, layouts.Bits))
     terminated, truncated, step = (rows[name] != 0 for name in NAMES[3:])
     is_step_next = np.concatenate([step[1:], np.zeros_like(step[:1])])
     is_last = ~step | (terminated | truncated) & is_step_next
     is_last[-1:] = True
-    return rows, is_last if ends is None else is_last | ends
+    if flags is None:
+        return rows, is_last
+    gap = flags == GAP  # no step of an episode, which ends before it
+    is_last[:-1] |= gap[1:]
+    return {**rows, "step": step & ~gap}, is_last | (flags > 0)
 
 
 def _episodes(rows: dict[str, Any], ends: np.ndarray) -> Iterator[dict[str, Any]]:

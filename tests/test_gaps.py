@@ -1,0 +1,138 @@
+"""Rows that may not be drawn, in all that a `SequenceBuffer` is given to."""
+
+import dataclasses
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+from helpers import at, mesh, rarely
+from jax import lax
+
+import jaxreplay as jr
+
+KEY, ROLLOUTS, T, ENVS = jax.random.key(0), 6, 3, 4
+SIZES = {"length": 9, "num_envs": ENVS, "sequence_length": 2, "donate": False}
+RNG = np.random.default_rng(0)
+STEPS = np.arange(ROLLOUTS * T * ENVS, dtype=np.int32).reshape(ROLLOUTS, T, ENVS)
+ENDS, GAPS = RNG.random((2, ROLLOUTS, T, ENVS)) < [[[[0.2]]], [[[0.15]]]]
+
+
+def fill(buffer, gaps):
+    def step(state, x):
+        state = buffer.add(state, x[0], ends=x[1], drawable=~x[2])
+        sample = buffer.sample(state, KEY, 8)
+        return buffer.update(state, sample.indices, 1.0 + sample.items[:, 0] % 7), sample
+
+    return lax.scan(step, buffer.init(STEPS[0]), (STEPS, ENDS, gaps))
+
+
+def twin_of(buffer, gaps=GAPS):
+    whole = getattr(buffer, "buffer", buffer)
+    twin = oracles.SequenceTwin(whole.length, ENVS, whole.sequence_length, whole.stride, whole.windows, True)
+    for steps, ends, its in zip(STEPS, ENDS, gaps, strict=True):
+        twin.add(steps, ends, ~its)
+    return twin
+
+
+def drawable(buffer, state):
+    """All sequences that may be drawn, by a pass over them, and their masks."""
+    found = {}
+    for batch in range(int(buffer.num_batches(state, 8))):
+        sample = jax.device_get(buffer.epoch(state, KEY, batch, 8))
+        for index, steps, mask in zip(sample.indices, sample.items, sample.mask, strict=True):
+            if index >= 0:
+                assert tuple(steps) not in found
+                found[tuple(steps.tolist())] = mask.tolist()
+    return found
+
+
+def expected(twin, masked):
+    return {tuple(twin.sequence(h)): twin.mask(h) if masked else [True] * twin.sequence_length for h in twin.handles}
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("sampler", [jr.Prioritized(), rarely(jr.Uniform())])
+def test_eager_calls_a_scan_and_vmap_agree_and_no_such_row_is_drawn(sampler):
+    buffer = jr.SequenceBuffer(gaps=True, sampler=sampler, **SIZES)
+    gaps = np.stack([GAPS, np.zeros_like(GAPS)])
+    together = jax.device_get(jax.jit(jax.vmap(lambda gaps: fill(buffer, gaps)))(gaps))
+    state = buffer.init(STEPS[0])
+    for t in range(ROLLOUTS):
+        state = buffer.add(state, STEPS[t], ends=ENDS[t], drawable=~GAPS[t])
+        sample = buffer.sample(state, KEY, 8)
+        chex.assert_trees_all_equal(jax.device_get(sample), at(at(together[1], 0), t))
+        state = buffer.update(state, sample.indices, 1.0 + sample.items[:, 0] % 7)
+    chex.assert_trees_all_equal(jax.device_get(state), at(together[0], 0))
+    for seed in range(2):
+        assert drawable(buffer, at(together[0], seed)) == expected(twin_of(buffer, gaps[seed]), False)
+
+
+def test_where_no_row_is_told_of_all_may_be_drawn():
+    buffer, twin = jr.SequenceBuffer(gaps=True, **SIZES), oracles.SequenceTwin(9, ENVS, 2, 1)
+    state = buffer.init(STEPS[0])
+    for steps, ends in zip(STEPS, ENDS, strict=True):
+        state = buffer.add(state, steps, ends)
+        twin.add(steps, ends)
+    assert {tuple(twin.sequence(h)) for h in twin.handles} == drawable(buffer, state).keys()
+
+
+@pytest.mark.parametrize("windows", ["episodes", rarely("any"), rarely("inside")])
+def test_shards_other_buffers_and_files_keep_what_may_be_drawn(windows, tmp_path):
+    buffer = jr.SequenceBuffer(gaps=True, windows=windows, within_episode=True, **SIZES)
+    sharded = jr.Sharded(buffer, mesh(2))
+    found = expected(twin_of(buffer), True)
+    state, _ = jax.jit(lambda: fill(sharded, GAPS))()
+    assert drawable(sharded, state) == found
+    jr.save(tmp_path, sharded, state)
+    chex.assert_trees_all_equal(jr.restore(tmp_path, sharded), state)
+    longer = dataclasses.replace(buffer, length=12)
+    moved = jr.migrate(sharded, state, longer)
+    assert drawable(longer, moved) == found
+    twin = twin_of(longer)
+    twin.lost = ROLLOUTS * T - buffer.length
+    more = np.arange(1000, 1000 + T * ENVS, dtype=np.int32).reshape(T, ENVS), ENDS[0], ~GAPS[0]
+    twin.add(*more)
+    assert drawable(longer, longer.add(moved, *more[:2], None, more[2])) == expected(twin, True)
+
+
+@pytest.mark.parametrize("settings", [{"hindsight": True}, rarely({"within_episode": True})])
+def test_no_later_row_lies_behind_one_that_may_not_be_drawn(settings):
+    buffer = jr.SequenceBuffer(gaps=True, **settings, **SIZES)
+    twin = twin_of(buffer)
+    state, _ = jax.jit(lambda: fill(buffer, GAPS))()
+    sample = buffer.sample(state, KEY, 8)
+    items, steps = buffer.later(state, KEY, sample.indices, "last")
+    for first, item, count in zip(np.asarray(sample.items[:, 0]), items, steps, strict=True):
+        time, env = divmod(int(first), ENVS)
+        assert count == twin.num_later(time, env)
+        assert item == first + count * ENVS
+
+
+def test_td_errors_and_mixtures_know_of_such_rows():
+    buffer = jr.SequenceBuffer(gaps=True, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0), **SIZES)
+    mixture = jr.Mixture(buffers=(buffer, buffer))
+    state = mixture.init(STEPS[0])
+    td_errors = np.arange(1.0, 1 + T * ENVS, dtype=np.float32).reshape(T, ENVS)
+    drawable = np.ones((T, ENVS), bool)
+    drawable[1, 0] = False
+    state = mixture.add(state, 1, STEPS[0], td_errors=td_errors, drawable=drawable)
+    assert mixture.sizes(state) == (0, 2 * ENVS - 2)
+    # Row k is of the k-th sequence that these steps complete: of the steps k and k + 1.
+    sample = mixture.buffers[1].sample(state[1], KEY, 64)
+    of_sequence = td_errors[sample.items[:, 0] // ENVS, sample.items[:, 0] % ENVS]
+    np.testing.assert_allclose(sample.probabilities, of_sequence / td_errors[:2, 1:].sum(), rtol=1e-6)
+
+
+def test_a_buffer_is_not_told_of_such_rows_by_mistake():
+    buffer = jr.SequenceBuffer(**SIZES)
+    state = buffer.init(STEPS[0])
+    with pytest.raises(ValueError, match="drawable: gaps=False: make the buffer with gaps=True to tell rows"):
+        buffer.add(state, STEPS[0], drawable=~GAPS[0])
+    buffer = dataclasses.replace(buffer, gaps=True)
+    with pytest.raises(ValueError, match=r"drawable: got bool\[4\], expected bool\[3, 4\]"):
+        buffer.add(buffer.init(STEPS[0]), STEPS[0], drawable=jnp.ones(4, bool))
+    with pytest.raises(ValueError, match="gaps=1: must be True or False"):
+        dataclasses.replace(buffer, gaps=1)

@@ -5,6 +5,8 @@ from jaxreplay import sum_tree as sum_tree
 from jaxreplay._report import plot as plot
 from jaxreplay.autoreset import AutoresetState as AutoresetState
 from jaxreplay.autoreset import NextStepAutoreset as NextStepAutoreset
+from jaxreplay.binding import Bound as Bound
+from jaxreplay.binding import bind as bind
 from jaxreplay.buffer import Sample as Sample
 from jaxreplay.checkpoint import restore as restore
 from jaxreplay.checkpoint import save as save

@@ -34,6 +34,7 @@ CELLS = [
     *(Cell(kind="sequence", windows="inside", sampler=sampler, orders=True) for sampler in ("uniform", "prioritized")),
     Cell(kind="sequence", windows="inside", sampler="uniform", draw="max_age"),
     Cell(kind="sequence", windows="episodes", sampler="uniform"),
+    *(Cell(kind="sequence", windows=windows, gaps=True, sampler="uniform") for windows in ("any", "episodes")),
     *(Cell(kind=kind, writes=True) for kind in ("replay", "sequence")),
     Cell(sampler="stored", writes=True),
     *(Cell(kind="sequence", windows=windows, sampler="uniform", draw="later") for windows in ("any", "inside")),
@@ -108,7 +109,7 @@ def missed(target: str, cell: Cell, row: dict[str, Any]) -> Iterator[str]:
     is_long = row["operation"] == "orders" or cell.kind in ("pools", "mixture")
     # The 48 rounds of a permutation are unrolled; their random words take 34 kB each there.
     permutes = cell.draw == "epoch" or cell.sampler == "distinct"
-    has_more = cell.draw in ("max_age", "later") or cell.windows != "any" or cell.writes
+    has_more = cell.draw in ("max_age", "later") or cell.windows != "any" or cell.gaps or cell.writes
     floor = max(4.2 if permutes else 3.2 if is_long else 1.6, 0.1 * cell.seeds) * (1.2 if has_more else 1) * MEGABYTE
     most = max(0.02 * row["payload_bytes"], 6 * cell.batch_bytes, floor)
     if row["temporary_bytes"] > most and cell.kind != "tracer":

@@ -75,6 +75,7 @@ class Cell:
       seeds: buffers that are mapped over.
       sampler: a key of SAMPLERS.
       windows: of a sequence buffer.
+      gaps: of a sequence buffer that is told of rows that may not be drawn.
       draw: "sample", "max_age" (the newest MAX_AGE alone), "epoch" or "later" (sequences and a later row of each).
       writes: TD errors come with what is added, and what was drawn is written back.
       orders: also a scan in which the operations follow each other in every order.
@@ -87,6 +88,7 @@ class Cell:
     seeds: int = 1
     sampler: str = "prioritized"
     windows: str = "any"
+    gaps: bool = False
     draw: str = "sample"
     writes: bool = False
     orders: bool = dataclasses.field(default=False, compare=False)
@@ -95,6 +97,7 @@ class Cell:
         power = self.capacity.bit_length() - 1
         name = f"{self.kind}, {self.sampler}, {self.items}, N=2^{power}, B={self.batch_size}"
         name += f", windows {self.windows}" if self.windows != "any" else ""
+        name += ", gaps" if self.gaps else ""
         name += f", {self.draw}" if self.draw != "sample" else ""
         name += ", writes" if self.writes else ""
         return name + (f", {self.seeds} seeds" if self.seeds > 1 else "")
@@ -195,7 +198,11 @@ def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
 
 
 class _Bound:
-    """A buffer that draws as a cell says; with `windows`, episodes end where an item's first number is positive."""
+    """A buffer that draws as a cell says.
+
+    With `windows`, episodes end where an item's first number is positive. With `gaps`, where it is above 2 the row may
+    not be drawn.
+    """
 
     def __init__(self, buffer: Any, cell: Cell):
         self.init, self.add, self.update, self.set = buffer.init, buffer.add, buffer.update, buffer.set
@@ -206,13 +213,21 @@ class _Bound:
         if cell.kind == "mixture":
             self.add = lambda state, items: buffer.add(state, 0, items)
         if cell.windows != "any":
-            self.add = lambda state, items: buffer.add(state, items, items.reshape(*items.shape[:2], -1)[..., 0] > 0)
+            self.add = lambda state, items: buffer.add(state, items, _first_numbers(items) > 0)
+        if cell.gaps:
+            self.add = lambda state, items: buffer.add(
+                state, items, _first_numbers(items) > 0, drawable=_first_numbers(items) <= 2
+            )
         self.sample = {
             "sample": lambda state, key: buffer.sample(state, key, cell.batch_size),
             "max_age": lambda state, key: buffer.sample(state, key, cell.batch_size, max_age=MAX_AGE),
             "epoch": lambda state, key: buffer.epoch(state, key, _number(key), cell.batch_size),
             "later": lambda state, key: _with_later(buffer, state, key, cell.batch_size),
         }[cell.draw]
+
+
+def _first_numbers(items: jax.Array) -> jax.Array:
+    return items.reshape(*items.shape[:2], -1)[..., 0]
 
 
 def _with_later(buffer: Any, state: Any, key: jax.Array, batch_size: int) -> Any:
@@ -238,6 +253,7 @@ def _buffer(cell: Cell, target: str, mesh: Mesh) -> Any:
             sequence_length=SEQUENCE_LENGTH,
             sampler=sampler,
             windows=cell.windows,
+            gaps=cell.gaps,
             hindsight=cell.draw == "later",
         )
     elif cell.kind == "reservoir":

@@ -25,6 +25,13 @@ class Bound(Generic[C]):
     Attributes:
       config: the configuration (static), such as a `ReplayBuffer`, `NStep` or `DifficultyPools`.
       state: its state. `jaxreplay.save`, `diagnostics` and the like take both: (path, x.config, x.state).
+
+    Examples:
+      >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+      >>> tracing = jr.bind(tracer, tracer.init(obs, obs, obs, no, no, obs))
+      >>> tracing, batch, valid = tracing.add(obs, obs, obs, no, no, obs + 1)
+      >>> isinstance(tracing, jr.Bound), tracing.n, int(tracing.state.count)
+      (True, 2, 1)
     """
 
     config: C = struct.field(pytree_node=False)
@@ -117,7 +124,7 @@ def bind(config: Any, state: Any) -> Any:
     Raises (its methods):
       as those of the configuration; AttributeError where it has no such attribute.
 
-    Example:
+    Examples:
       >>> buffer = jr.ReplayBuffer(capacity=100)
       >>> replay = jr.bind(buffer, buffer.init({"x": jnp.zeros((4, 2))}))
       >>> replay = replay.add({"x": jnp.ones((4, 2))})

@@ -111,14 +111,14 @@ def enter(
     sequences = ring.after(sequences, gone)
     new, count = ring.next_slots(sequences, may_be_drawn.reshape(-1), may_be_drawn.size, num_slots)
     new, old, gone = read_once((new, old, gone))
-    row = cursor + jnp.where(first < 0, first + length, first)
-    row = jnp.where(row >= length, row - length, row)
+    row = cursor + ring.wrap_negative(first, length)
+    row = ring.wrap_excess(row, length)
     places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
     kept = layouts.write(windows.first, new, places.reshape(-1))
     left = dataclasses.replace(sequences, size=sequences.size - jnp.sum(gone, dtype=jnp.int32))
     # A slot that is left and entered at once is entered.
     behind = old - sequences.inserted % num_slots
-    entered = jnp.where(behind < 0, behind + num_slots, behind) < count
+    entered = ring.wrap_negative(behind, num_slots) < count
     old = jnp.where(gone & ~entered, old, num_slots)
     return (
         ring.advance(left, count, num_slots),
@@ -158,7 +158,7 @@ def start_episodes(flags: jax.Array, time: jax.Array, stored: Any, rows: ring.Ri
 
     def flags_at(time: jax.Array) -> jax.Array:
         row = rows.inserted % length + jnp.clip(time, -length, -1)
-        row = jnp.where(row < 0, row + length, row)
+        row = ring.wrap_negative(row, length)
         places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
         old = layouts.read(layouts.merge_axes(stored), places, fill=False)
         return jnp.where((time >= 0)[:, None], flags[jnp.clip(time, 0, num_steps - 1)], old)
@@ -189,7 +189,7 @@ def overwritten(
     slots = ring.newest(sequences, sequences.size, capacity).slots(position, capacity)
     row, _ = first_rows(windows, slots, num_envs)
     until = row - cursor
-    until = jnp.where(until < 0, until + length, until)
+    until = ring.wrap_negative(until, length)
     return slots, (position < sequences.size) & (until < num_steps)
 
 

@@ -37,7 +37,7 @@ def changed_slots(
         ages.append(num_starts - 1)
     age = jnp.asarray(ages, jnp.int32)
     start = lax.div(sequences.inserted % num_slots, jnp.int32(num_envs)) - 1 - age
-    start = jnp.where(start < 0, start + num_starts, start)
+    start = ring.wrap_negative(start, num_starts)
     slots = start[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
     changed = (age < completed) | (age >= drawable)
     slots = jnp.where(changed[:, None], slots, num_slots)

@@ -11,6 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
+from jaxreplay import ring
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.xla import materialize
@@ -65,7 +66,7 @@ def num_later(number: Any, row: jax.Array, env: jax.Array, cursor: jax.Array, le
       length, num_envs: of the storage.
     """
     number, room = layouts.merge_axes(number), cursor - 1 - row
-    room = jnp.where(room < 0, room + length, room)  # to the newest row
+    room = ring.wrap_negative(room, length)  # to the newest row
 
     def number_at(steps: jax.Array) -> jax.Array:
         return layouts.read(number, place(row, env, steps, length, num_envs))
@@ -80,7 +81,7 @@ def num_later(number: Any, row: jax.Array, env: jax.Array, cursor: jax.Array, le
 def place(row: jax.Array, env: jax.Array, steps: jax.Array, length: int, num_envs: int) -> jax.Array:
     """Where the row that is `steps` (at most `length`) later is stored, if the storage's two axes are one."""
     row = row + steps
-    return jnp.where(row >= length, row - length, row) * num_envs + env
+    return ring.wrap_excess(row, length) * num_envs + env
 
 
 def checked(buffer: Any, law: Any, gamma: Any) -> jax.Array | float:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from jaxreplay import _levels
+from jaxreplay import _levels, ring
 from jaxreplay._common.xla import materialize
 
 Combine = Callable[[jax.Array, jax.Array], jax.Array]
@@ -49,7 +49,7 @@ class Restricted:
 def restrict(tree: Any, start: jax.Array, size: jax.Array, none: float) -> Restricted:
     """The tree with `size` leaves from `start` on; `none` is the minimum of no leaves."""
     behind = start + size
-    ends = [jnp.stack([start, jnp.where(behind >= tree.capacity, behind - tree.capacity, behind)])]
+    ends = [jnp.stack([start, ring.wrap_excess(behind, tree.capacity)])]
     for _ in tree.sums[1:]:
         ends.insert(0, lax.div(ends[0], jnp.int32(tree.fanout)))
     bare = Restricted(tree, start, size, tuple(ends), (), None)
@@ -76,7 +76,7 @@ def _patch(
 ) -> jax.Array:
     node = jnp.reshape(first, (-1, 1)) + jnp.arange(rows.shape[-1], dtype=jnp.int32)[None]
     offset = node * restricted.tree.fanout**height - restricted.start
-    offset = jnp.where(offset < 0, offset + restricted.capacity, offset)
+    offset = ring.wrap_negative(offset, restricted.capacity)
     rows = jnp.where(offset < restricted.size, rows, empty)
     rows = jnp.where(node == ends[0], values[0], rows)
     return jnp.where(node == ends[1], values[1], rows)

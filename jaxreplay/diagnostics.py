@@ -316,7 +316,7 @@ def _live(buffer: Any, state: Any) -> jax.Array:
     """Which slots hold what may be drawn, bool [num_slots]."""
     start, size = buffer._live(state)
     offset = jnp.arange(buffer._num_slots, dtype=jnp.int32) - start
-    return jnp.where(offset < 0, offset + buffer._num_slots, offset) < size
+    return ring.wrap_negative(offset, buffer._num_slots) < size
 
 
 def _all_items(shards: _Shards) -> Numbers:

@@ -44,7 +44,17 @@ class Live(NamedTuple):
     def slots(self, positions: jax.Array, capacity: int) -> jax.Array:
         """The slots at `positions` (int32 [B], in [0, size)) among these, int32 [B]."""
         slots = self.start + positions
-        return jnp.where(slots >= capacity, slots - capacity, slots)
+        return wrap_excess(slots, capacity)
+
+
+def wrap_negative(x: jax.Array, n: int) -> jax.Array:
+    """`x` modulo `n`, for an int32 `x` in [-n, n): a comparison costs less than a division."""
+    return jnp.where(x < 0, x + n, x)
+
+
+def wrap_excess(x: jax.Array, n: int) -> jax.Array:
+    """`x` modulo `n`, for an int32 `x` in [0, 2 n)."""
+    return jnp.where(x >= n, x - n, x)
 
 
 def init(capacity: int, num_rings: int = 1) -> Ring:
@@ -72,7 +82,7 @@ def newest(ring: Ring, count: jax.Array, capacity: int) -> Live:
     """The slots of the newest `count` (int32 [], may be negative or more than are stored) insertions."""
     size = jnp.clip(count, 0, ring.size)
     start = ring.inserted % capacity - size
-    return Live(start=jnp.where(start < 0, start + capacity, start), size=size)
+    return Live(start=wrap_negative(start, capacity), size=size)
 
 
 def next_slots(ring: Ring, mask: jax.Array | None, batch_size: int, capacity: int) -> tuple[jax.Array, jax.Array]:
@@ -88,7 +98,7 @@ def next_slots(ring: Ring, mask: jax.Array | None, batch_size: int, capacity: in
         rows = jnp.cumsum(mask, dtype=jnp.int32) - 1
         count = rows[-1] + 1
     slots = ring.inserted % capacity + rows
-    slots = jnp.where(slots >= capacity, slots - capacity, slots)
+    slots = wrap_excess(slots, capacity)
     return slots if mask is None else jnp.where(mask, slots, capacity), count
 
 
@@ -102,24 +112,24 @@ def advance(ring: Ring, count: jax.Array, capacity: int) -> Ring:
 def ages(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:
     """Insertions since those into `slots` (int32 [B], in range), int32 [B]; 0 for the newest."""
     age = ring.inserted % capacity - 1 - slots
-    return jnp.where(age < 0, age + capacity, age)
+    return wrap_negative(age, capacity)
 
 
 def handles(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:
     """Handles of the items in `slots` (int32 [B], in range), int32 [B]; -1 for an empty slot."""
     age = ages(ring, slots, capacity)
     handle = ring.inserted - 1 - age
-    handle = jnp.where(handle < 0, handle + ring.period, handle)
+    handle = wrap_negative(handle, ring.period)
     return jnp.where(age < ring.size, handle, -1)
 
 
 def slots(ring: Ring, handles: jax.Array, capacity: int) -> jax.Array:
     """Slots of the items that `handles` (int32 [B]) name, int32 [B]; `capacity` where the item is no longer stored."""
     age = ring.inserted - 1 - handles
-    age = jnp.where(age < 0, age + ring.period, age)
+    age = wrap_negative(age, ring.period)
     stored = (handles >= 0) & (handles < ring.period) & (age < ring.size)
     slot = ring.inserted % capacity - 1 - age
-    slot = jnp.where(slot < 0, slot + capacity, slot)
+    slot = wrap_negative(slot, capacity)
     return jnp.where(stored, slot, capacity)
 
 

@@ -429,19 +429,19 @@ class SequenceBuffer(Buffer[SequenceState]):
             return self._place(state, slots)[2]
         row, _ = _episodes.first_rows(state.windows, slots, self.num_envs)
         since = self._first_rows(state, jnp.zeros((), jnp.int32)) - row
-        return jnp.where(since < 0, since + self.length, since) // self.stride
+        return ring.wrap_negative(since, self.length) // self.stride
 
     def _place(self, state: SequenceState, slots: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """First row, stream and age of the sequences in `slots` [B], where `windows` is "any"."""
         start = lax.div(slots, jnp.int32(self.num_envs))
         age = lax.div(state.ring.inserted % self._num_slots, jnp.int32(self.num_envs)) - 1 - start
-        age = jnp.where(age < 0, age + self._num_starts, age)
+        age = ring.wrap_negative(age, self._num_starts)
         return self._first_rows(state, age), slots - start * self.num_envs, age
 
     def _first_rows(self, state: SequenceState, age: jax.Array) -> jax.Array:
         """Rows of the first steps of the sequences that were completed `age` starts ago (0 for the newest)."""
         row = state.rows.inserted % self.length + state.wait - self.sequence_length - (age + 1) * self.stride
-        return jnp.clip(jnp.where(row < 0, row + self.length, row), 0, self.length - 1)
+        return jnp.clip(ring.wrap_negative(row, self.length), 0, self.length - 1)
 
     def _starts(self, state: SequenceState, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
         """First row and stream of the sequences in `slots` [B], int32 [B] each; any for a slot that does not exist."""
@@ -452,7 +452,7 @@ class SequenceBuffer(Buffer[SequenceState]):
     def _places(self, state: SequenceState, slots: jax.Array) -> jax.Array:
         first, env = self._starts(state, slots)
         rows = first[:, None] + jnp.arange(self.sequence_length, dtype=jnp.int32)[None]
-        rows = jnp.where(rows >= self.length, rows - self.length, rows)  # [B, sequence_length]
+        rows = ring.wrap_excess(rows, self.length)  # [B, sequence_length]
         exists = (slots < self._num_slots)[:, None]
         return jnp.where(exists, rows * self.num_envs + env[:, None], self.length * self.num_envs)
 

@@ -45,7 +45,7 @@ class ReservoirState:
       ring: the fill: `size` slots hold an item, and `inserted`, equal to it, is the next empty slot.
       sampler: the sampler's state.
       handles: int32 [capacity], of the item in each slot; -1 for an empty slot.
-      count: uint32 [2], number of items ever added: count[0] * 2**32 + count[1]; stops at 2**64 - 1.
+      count: uint32 [2], number of items ever added: `count[0] * 2**32 + count[1]`; stops at `2**64 - 1`.
 
     Examples:
       >>> buffer = jr.ReservoirBuffer(capacity=4)

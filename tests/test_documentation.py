@@ -1,5 +1,6 @@
 """Every block of Python in README.md and in the documentation runs, with stand-ins for what is left to the user."""
 
+import importlib.util
 import io
 import itertools
 import pathlib
@@ -12,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 from flax import struct
-from helpers import at, leaves_of
+from helpers import at, leaves_of, run_once
 
 import jaxreplay as jr
 from jaxreplay.__main__ import main as report
@@ -59,7 +60,8 @@ class Envs:
     obs: jax.Array
 
 
-def training_loop(block, monkeypatch):
+def stand_ins():
+    """For what the training loops leave to the user."""
 
     def act(agent, obs, key):
         return jax.random.randint(key, obs.shape, 0, 2, jnp.int32)
@@ -71,6 +73,11 @@ def training_loop(block, monkeypatch):
     def learn(agent, batch):
         return agent + 1, batch.W * (1 + batch.S)
 
+    return act, step, learn
+
+
+def training_loop(block, monkeypatch):
+    act, step, learn = stand_ins()
     found = run(block, {"act": act, "step": step, "learn": learn}, length=("100_000", "6"), capacity=("2**17", "128"))
     tracer, buffer = found["tracer"], found["buffer"]
     obs, flags = jnp.zeros(NUM_ENVS), jnp.zeros(NUM_ENVS, bool)
@@ -398,6 +405,69 @@ def host_loop(block, monkeypatch):
     np.testing.assert_array_equal(replay.storage.S[:40], (np.arange(10)[:, None] + obs).reshape(-1))
 
 
+class Host:
+    """An environment of Gymnasium, or a vector of them. Observations count its steps; every fifth is truncated."""
+
+    observation_space = action_space = None
+
+    def __init__(self, *num_envs):
+        self.shape, self.steps = num_envs, 0
+
+    def reset(self, seed=None):
+        return np.full((*self.shape, 4), self.steps, np.float32), {}
+
+    def step(self, action):
+        assert np.shape(action) == self.shape
+        self.steps += 1
+        flags = np.full(self.shape, self.steps % 5 == 0)
+        return self.reset()[0], np.full(self.shape, 0.5), ~flags & False, flags, {}
+
+
+def gymnasium(block, monkeypatch):
+    def learn(batch):
+        learned.append(batch)
+        return batch.Rn
+
+    learned, envs = [], Host(8)
+    names = {"np": np, "envs": envs, "act": lambda obs: np.zeros(8, np.int32), "learn": learn, "key": jax.random.key(0)}
+    found = run(block, names, steps=("range(100_000)", "range(12)"), wait=("1_000", "10"))
+    assert envs.steps == 12
+    assert found["buffer"].size(found["replay"]) == 9 * 8  # of 12 calls two only reset, and the last step waits
+    assert len(learned) == found["replay"].sampler.updates == 2
+    np.testing.assert_array_equal(learned[0].In.max(), np.float32(0.99))  # a window cut short bootstraps with gamma^m
+    assert set(np.asarray(learned[1].S[:, 0])) <= set(range(10))
+
+
+def elsewhere(*modules, **names):
+    """A program of another library. It runs where that is installed, as in the benchmark's environment."""
+
+    def check(block, monkeypatch):
+        compile(block[1][2], block[0], "exec")
+        if all(importlib.util.find_spec(module) for module in modules):
+            run(block, names, steps=("range(100_000)", "range(120)"), wait=("1_000", "100"))
+
+    return check
+
+
+def flat_buffer(block, monkeypatch):
+    """The loop as it was with flashbax, where that is installed."""
+    compile(block[1][2], block[0], "exec")
+    if not importlib.util.find_spec("flashbax"):
+        return
+    act, step, _ = stand_ins()
+
+    def learn(agent, first, next_obs, weights):
+        return agent + 1, weights * (1 + first["obs"] + next_obs)
+
+    found = run(block, {"act": act, "step": step, "learn": learn}, capacity=("2**17", "2**10"))
+    obs, buffer = jnp.zeros(NUM_ENVS), found["buffer"]
+    one = {"obs": obs[0], "action": jnp.int32(0), "reward": obs[0], "done": obs[0] > 0}
+    carry = jnp.zeros(()), Envs(obs), buffer.init(one), jax.random.key(0)
+    (agent, env, _, _), rewards = run_once(lambda carry: jax.lax.scan(found["train_step"], carry, length=4))(carry)
+    assert (agent, rewards.shape) == (4, (4, NUM_ENVS))
+    assert np.all(np.asarray(env.obs) == 4)
+
+
 def half_online(block, monkeypatch):
     batches = []
 
@@ -623,15 +693,18 @@ def another_buffer(block, monkeypatch):
     np.testing.assert_array_equal(replay.storage["id"], np.arange(1, 16, 2))  # the newer of the two in each shard
 
 
-def repeats(page, number):
-    """The block is one that another page has, where it runs."""
+def repeats(page, number, old="", new=""):
+    """The block is one that another page has, where it runs, but for one change."""
 
     def check(block, monkeypatch):
-        assert block[1][2] == [fence[2] for name, fence in BLOCKS if name == page][number]
+        source = [fence[2] for name, fence in BLOCKS if name == page][number]
+        assert old in source
+        assert block[1][2] == source.replace(old, new)
 
     return check
 
 
+HOST_LOOP = repeats(DOCS + "guides/host.md", 1)
 COVERED = {  # a function for each block of Python, in the page's order
     "README.md": [quickstart, training_loop],
     "index.md": [repeats("README.md", 0)],
@@ -641,7 +714,15 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/diagnostics.md": [looking_inside],
     "guides/draws.md": [newest_sequences_once, recent_experience, staleness, epochs, without_replacement],
     "guides/goals.md": [goals],
-    "guides/host.md": [host_loop],
+    "coming_from/coax.md": [elsewhere("coax"), HOST_LOOP],
+    "coming_from/cpprb.md": [
+        elsewhere("cpprb", env=Host(), act=lambda obs: np.int32(0), learn=lambda batch: batch["rew"][:, 0]),
+        HOST_LOOP,
+    ],
+    "coming_from/flashbax.md": [flat_buffer, repeats("README.md", 1, "n=3", "n=1")],
+    "coming_from/stable_baselines3.md": [elsewhere("stable_baselines3"), HOST_LOOP],
+    "coming_from/torchrl.md": [elsewhere("torchrl"), HOST_LOOP],
+    "guides/host.md": [host_loop, gymnasium],
     "guides/memory.md": [beyond_the_device],
     "guides/mixtures.md": [half_online],
     "guides/own_sampler.md": [own_sampler],

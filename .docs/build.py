@@ -1,0 +1,184 @@
+"""Build the site into build/docs/site: `python .docs/build.py` (with the extra `docs`).
+
+Pages are plain Markdown with relative links, so that they also read well on a code host. For the site they are gathered
+in build/docs/pages:
+
+- A file outside of `pages` that a page links to comes along: a program as a page, anything else as it is.
+- A link marked `<!-- included -->`, to a section of such a page, becomes what stands in that section.
+- A name in code, such as `jr.NStep`, becomes a link to its entry in the reference.
+- A folder in the navigation becomes all of its pages.
+
+Then the site is built, where every warning is an error, and every link and every public name is looked up in it.
+"""
+
+import functools
+import html
+import os
+import pathlib
+import posixpath
+import re
+import shutil
+import subprocess
+import sys
+
+ROOT = pathlib.Path(__file__).parent.parent
+PAGES = ".docs/pages/"
+OUT = ROOT / "build/docs"
+FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
+LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(#[^)\s]*)?\)")
+INCLUDED = re.compile(r"^\[[^\]]*\]\(([^)\s#]+)#([^)\s]+)\) <!-- included -->$", re.MULTILINE)
+NAMED = re.compile(r"(^#.*|!?\[[^\]]*\]\([^)]*\))|`jr\.([\w.]+)[^`]*`", re.MULTILINE)
+ENTRY = re.compile(r"^::: jaxreplay\.(\S+)$", re.MULTILINE)
+MOVED = {  # where a file of the repository, or a section of it, is in the site, if not under its own name
+    "README.md": "index.md",
+    "README.md#what-there-is": "reference/index.md",
+    "README.md#beside-other-libraries": "comparison.md",
+    ".github/CHANGELOG.md": "changelog.md",
+    ".github/CONTRIBUTING.md": "contributing.md",
+}
+
+
+def place_of(path: str, anchor: str = "") -> str:
+    """Where `path`, a file of the repository, is in the site; with the anchor."""
+    if path + anchor in MOVED:
+        return MOVED[path + anchor]
+    page = re.sub(r"\.py$", ".md", path.removeprefix(PAGES))
+    return MOVED.get(path, page) + anchor
+
+
+@functools.cache
+def text_of(path: str) -> str:
+    text = (ROOT / path).read_text()
+    return f"# {path}\n\n```python\n{text}```\n" if path.endswith(".py") else text
+
+
+def resolved(path: str, base: str) -> str:
+    """The file of the repository that `path` is, in a link of the page `base`; the page itself if it is empty."""
+    return posixpath.normpath(posixpath.join(posixpath.dirname(base), path)) if path else base
+
+
+def section(path: str, anchor: str) -> str:
+    """What stands under a heading of a page."""
+    for part in re.split(r"^#+ ", text_of(path), flags=re.MULTILINE):
+        heading, _, text = part.partition("\n")
+        if re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") == anchor:
+            return text
+    raise SystemExit(f"{path} has no section {anchor}")
+
+
+def sources(path: str) -> list[tuple[str, str]]:
+    """Parts of a page, its fences apart, each with the page that its links start from."""
+    parts, end, text = [], 0, text_of(path)
+    for found in INCLUDED.finditer(text):
+        other = resolved(found[1], path)
+        parts += [(path, text[end : found.start()]), (other, section(other, found[2]))]
+        end = found.end()
+    parts.append((path, text[end:]))
+    return [(base, part) for base, text in parts for part in FENCE.split(text)]
+
+
+def links(path: str) -> set[str]:
+    """The files of the repository that a page links to."""
+    parts = [(base, part) for base, part in sources(path) if not part.startswith("```")]
+    return {resolved(link[1], base) for base, part in parts for link in LINK.finditer(part)}
+
+
+def gathered() -> set[str]:
+    """All files of the site: the pages, what the navigation names, and what these link to in turn."""
+    pages = {str(x.relative_to(ROOT)) for x in (ROOT / PAGES).rglob("*") if x.is_file()}
+    named = re.findall(r"^ +- (\S+\.md)$", (ROOT / ".docs/mkdocs.yml").read_text(), re.MULTILINE)
+    waiting = pages | {name for name in named if (ROOT / name).exists()} | {x for x in MOVED if x.startswith(".github")}
+    found = set()
+    while waiting:
+        found.add(path := waiting.pop())
+        if path.endswith(".md"):
+            waiting |= links(path) - found - {"README.md"}
+    return found
+
+
+def reference() -> dict[str, str]:
+    """The page of every public name."""
+    pages = sorted((ROOT / PAGES / "reference").glob("*.md"))
+    return {name: f"reference/{page.name}" for page in pages for name in ENTRY.findall(page.read_text())}
+
+
+def staged(path: str, entries: dict[str, str]) -> str:
+    """A page as the site's builder takes it."""
+    here = posixpath.dirname(place_of(path)) or "."
+
+    def link(base, found):
+        if not found[1]:
+            return found[0]
+        place, _, anchor = place_of(resolved(found[1], base), found[2] or "").partition("#")
+        return f"]({posixpath.relpath(place, here)}{'#' + anchor if anchor else ''})"
+
+    def name(found):
+        entry = next((x for x in (found[2], (found[2] or "").rpartition(".")[0]) if x in entries), None)
+        if entry is None:
+            return found[0]
+        return f"[{found[0]}]({posixpath.relpath(entries[entry], here)}#jaxreplay.{found[2]})"
+
+    text = ""
+    for base, part in sources(path):
+        if not part.startswith("```"):
+            part = LINK.sub(functools.partial(link, base), part)
+            part = part if place_of(path) in entries.values() else NAMED.sub(name, part)
+        text += part
+    return text
+
+
+def stage() -> None:
+    shutil.rmtree(OUT, ignore_errors=True)
+    entries = reference()
+    for path in gathered():
+        target = OUT / "pages" / place_of(path)
+        target.parent.mkdir(parents=True, exist_ok=True)
+        if path.endswith((".md", ".py")):
+            target.write_text(staged(path, entries))
+        else:
+            shutil.copyfile(ROOT / path, target)
+
+    def pages_of(found):
+        pages = sorted((OUT / "pages" / found[2]).glob("*.md"), key=lambda x: (x.name != "index.md", x.name))
+        lines = [f"\n      - {found[2]}{page.name}" for page in pages]
+        return f"  - {found[1]}:{''.join(lines)}\n" if lines else ""
+
+    settings = (ROOT / ".docs/mkdocs.yml").read_text()
+    settings = re.sub(r"^  - (.*): (\w+/)( #.*)?\n", pages_of, settings, flags=re.MULTILINE)
+    (OUT / "mkdocs.yml").write_text(settings)
+
+
+def check() -> list[str]:
+    """What is wrong with the site: public names without an entry in the reference, and links that lead nowhere."""
+    site = OUT / "site"
+    pages = {page: page.read_text() for page in site.rglob("*.html")}
+    ids = {page: {html.unescape(x) for x in re.findall(r'\bid="([^"]+)"', text)} for page, text in pages.items()}
+    entries = {x for page, found in ids.items() if page.is_relative_to(site / "reference") for x in found}
+    public = re.findall(r" as (\w+)$", (ROOT / "jaxreplay/__init__.py").read_text(), re.MULTILINE)
+    wrong = [f"{name}: no entry in the reference" for name in public if f"jaxreplay.{name}" not in entries]
+    for page, text in pages.items():
+        for address in re.findall(r'\b(?:href|src)="([^"]*)"', text):
+            path, _, anchor = html.unescape(address).partition("#")
+            if re.match(r"https?:|data:|/", path) and page.name != "404.html":
+                if not address.startswith("https://"):
+                    wrong.append(f"{page.relative_to(site)}: {address}")
+                continue
+            target = (page.parent / path.partition("?")[0]).resolve() if path else page
+            target = target / "index.html" if target.is_dir() else target
+            there = target.exists() and (not anchor or anchor in ids.get(target, {anchor}))
+            if not there and page.name != "404.html":
+                wrong.append(f"{page.relative_to(site)}: {address}")
+    return sorted(set(wrong))
+
+
+def main() -> None:
+    stage()
+    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", str(OUT / "mkdocs.yml")]
+    if subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}).returncode:
+        raise SystemExit("the site was not built: see above")
+    if wrong := check():
+        raise SystemExit("\n".join(wrong))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,70 @@
+"""The figures of the documentation's page of speed are those of the benchmark's files."""
+
+import json
+import math
+import pathlib
+
+ROOT = pathlib.Path(__file__).parent.parent
+RESULTS = ROOT / "tests/benchmarks/results"
+PEERS = "flashbax", "cpprb", "torchrl"
+PARTS = {
+    "bc": "prioritized step in a scan, 1 to 64 seeds",
+    "f": "uniform step in a scan",
+    "g": "prioritized sequences in a scan",
+    "d": "prioritized step, called from Python",
+    "a": "sum tree alone",
+}
+DRAWS = {
+    "replay, uniform": "flashbax, uniform",
+    "replay, prioritized": "flashbax, prioritized",
+    "sequence, prioritized": None,
+    "pools, prioritized": None,
+}
+SIZE = "5 floats, N=2^20, B=256"
+
+
+def replay_steps(cpu):
+    """Part b: microseconds of a step, and beside them the other library's time over ours."""
+    one = {"part": "b", "batch_size": 256, "num_added": 16, "seeds": 1, "items": "vector"}
+    for row in sorted(cpu["rows"], key=lambda row: row["capacity"]):
+        if all(row[name] == value for name, value in one.items()):
+            cells = [f"2^{row['capacity'].bit_length() - 1}", f"{row['libraries']['jaxreplay']['us']['median']:.0f}"]
+            for peer in PEERS:
+                found = row["libraries"][peer]
+                cells.append(f"{found['us']['median']:.0f} ({found['ratio']['median']:.1f}x)")
+            yield cells
+
+
+def ratios(cpu):
+    """Geometric means over the cells of a part."""
+    for parts, name in PARTS.items():
+        cells = [name]
+        for peer in PEERS:
+            found = [row["libraries"].get(peer, {}).get("ratio") for row in cpu["rows"] if row["part"] in parts]
+            found = [math.log(ratio["median"]) for ratio in found if ratio]
+            cells.append(f"{math.exp(sum(found) / len(found)):.2f} ({len(found)})" if found else "-")
+        yield cells
+
+
+def compiled_steps(compiled):
+    """Launches on an H100 and estimated cycles on a TPU v5e, of a step and of the same step with flashbax."""
+    found = {(x["target"], x["cell"]): x for x in compiled if x["operation"] == "step"}
+    for ours, theirs in DRAWS.items():
+        cells = [ours]
+        for target, unit in (("h100", "launches"), ("tpu-v5e", "cycles")):
+            for cell in (ours, theirs):
+                cells.append(f"{found[target, f'{cell}, {SIZE}'][unit]:,.0f}" if cell else "-")
+        yield cells
+
+
+def test_speed_page():
+    page = (ROOT / ".docs/pages/speed.md").read_text()
+    cpu, compiled = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("cpu", "compiled"))
+    tables = [list(replay_steps(cpu)), list(ratios(cpu)), list(compiled_steps(compiled))]
+    assert [len(table) for table in tables] == [4, len(PARTS), len(DRAWS)]
+    for table in tables:
+        assert "\n".join(f"| {' | '.join(cells)} |" for cells in table) in page
+    assert f"{cpu['date']}, jax {cpu['versions']['jax']}, {cpu['cores']} cores" in page
+    assert f"{cpu['end_to_end']['libraries']['flashbax']['ratio']['median']:.2f} times as fast" in page
+    for peer in PEERS:
+        assert f"{peer} {cpu['versions'][peer]}" in page

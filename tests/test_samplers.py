@@ -1,5 +1,4 @@
-import dataclasses
-import textwrap
+import doctest
 
 import jax
 import jax.numpy as jnp
@@ -252,9 +251,9 @@ def test_flags_that_are_no_flags():
 
 
 def test_a_sampler_of_one_s_own_as_its_protocol_shows_it():
-    example = jr.Sampler.__doc__.partition("        @")[2].partition("    It is right")[0]
-    names = {"dataclasses": dataclasses, "jnp": jnp, "jr": jr}
-    exec(textwrap.dedent("        @" + example), names)
+    names = {"jnp": jnp, "jr": jr}
+    for example in doctest.DocTestParser().get_examples(jr.Sampler.__doc__)[:2]:
+        exec(example.source, names)
     buffer = jr.SequenceBuffer(length=10, num_envs=2, sequence_length=2, sampler=names["Newest"](most=4))
     state = buffer.init(jnp.zeros((1, 2)))
     for i in range(25):

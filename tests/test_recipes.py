@@ -1,0 +1,226 @@
+"""Every recipe of the documentation runs as it stands, some for fewer steps, and learns what it says."""
+
+import pathlib
+import re
+import subprocess
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import leaves_of, rarely
+
+ROOT = pathlib.Path(__file__).parent.parent
+FOLDER = ROOT / ".docs/pages/recipes"
+PARTS = re.compile(r"^## (.*?)\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
+BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+PAGES = [page.read_text() for page in sorted(FOLDER.glob("*.md"))]
+SOURCES = {part[1]: BLOCK.findall(part[0]) for page in PAGES for part in PARTS.finditer(page)}
+ON_THE_WAY = 0.99 ** np.arange(4, -1, -1)  # values of the corridor's cells
+
+
+def run(recipe, **numbers):
+    """The names that a recipe binds, run with other numbers than the page's."""
+    (source,) = SOURCES[recipe]
+    for old, new in numbers.values():
+        assert source.count(old) == 1, f"{old}: not once in the recipe"
+        source = source.replace(old, new)
+    names = {}
+    exec(compile(source, recipe, "exec"), names)
+    return names
+
+
+def dqn():
+    found = run("DQN")
+    np.testing.assert_allclose(found["q"](found["params"], found["walk"]).max(axis=1), ON_THE_WAY, atol=0.02)
+    assert found["losses"][-100:].mean() < 1e-3
+    assert found["replay"].rows.size == 3_000  # each frame once
+    assert found["replay"].storage["frame"].dtype == np.uint8
+
+
+def rainbow():
+    found = run("Rainbow")
+    np.testing.assert_allclose(found["values"], ON_THE_WAY, atol=0.03)
+    sampler = found["replay"].sampler
+    assert (sampler.updates, sampler.rejected) == (3_000, 0)
+    assert found["sampler"].beta(sampler.updates) == 1
+    leaves = leaves_of(sampler.tree)[: int(found["buffer"].size(found["replay"]))]
+    assert np.median(leaves) < 0.3 * leaves.max()  # what is known well is drawn less often
+
+
+def sac():
+    found = run("SAC")
+    rewards, replay = found["rewards"], found["replay"]
+    assert rewards[:500].mean() < -0.5 < -0.1 < rewards[-500:].mean()
+    assert found["buffer"].size(replay) == 4 * 5_000
+    stored = found["buffer"].get(replay, found["buffer"].newest(replay, 4 * 5_000))
+    np.testing.assert_array_equal(stored.In, np.float32(0.99))  # truncated or not
+    assert np.mean(stored.S == 1.5) > 1 / 60  # episodes start there, and none of them is followed by the next
+    assert not np.any(stored.S_next == 1.5)
+
+
+def lap():
+    found = run("TD3 with LAP")
+    left, right = found["act"](found["params"]["actor"], jnp.array([-1.0, 1.0]), 0.0)
+    assert (left > 0.9) & (right < -0.9)
+    replay = found["replay"]
+    leaves = leaves_of(replay.sampler.tree)[: int(found["buffer"].size(replay))]
+    assert leaves.size == 24_000
+    assert leaves.min() == 1  # no priority below the floor
+    assert np.mean(leaves == 1) > 0.5
+    assert leaves.max() > 1.2
+
+
+def r2d2():
+    found = run("R2D2")
+    rewards, (_, _, replay), buffer = found["rewards"], found["carry"], found["buffer"]
+    assert rewards[:10].mean() < 0.6 < 0.8 < rewards[-10:].mean()
+    assert buffer.size(replay) == 8 * ((10_000 - 80) // 40 + 1)
+    sample = buffer.sample(replay, jax.random.key(0), 256)
+    over = np.asarray(sample.items["terminated"])
+    np.testing.assert_array_equal(sample.mask, np.cumsum(over, axis=1) - over == 0)
+    assert 0.5 < np.mean(sample.mask) < 0.9
+    np.testing.assert_array_equal(sample.weights, 1)
+    assert len(np.unique(sample.probabilities)) > 100
+
+
+def dreamer():
+    found = run("DreamerV3")
+    errors, buffer = found["errors"], found["buffer"]
+    assert errors[-1] < 0.01 < 0.1 < errors[0]
+    assert found["num_updates"] * 16 * 64 == 32 * 4 * 64
+    _, (params, replay) = found["carry"]
+    newest = buffer.sample(replay, jax.random.key(0), 4, max_age=1)
+    assert len(set(newest.indices.tolist())) == 4
+    np.testing.assert_array_equal(newest.age, 0)
+
+    def is_fresh(replay):  # whether the stored states are those of an unroll from the first of them
+        items = buffer.get(replay, newest.indices)
+        latent, stored = items["latent"][:, 0], []
+        for t in range(64):
+            stored.append(latent)
+            latent, _ = found["cell"](params, latent, items["obs"][:, t])
+        return np.allclose(np.stack(stored, axis=1), items["latent"], atol=1e-6)
+
+    assert not is_fresh(replay)
+    (_, fresh), _ = found["learn"]((params, replay), newest)
+    assert is_fresh(fresh)
+
+
+def qmix():
+    found = run("QMIX")
+    params, first = found["params"], int(found["first"])
+    assert found["payoffs"][first, *params["q"][1 + first].argmax(axis=-1)] == 8
+    assert found["errors"][-1] < 1e-3 < found["errors"][0]
+    buffer, replay = found["buffer"], found["replay"]
+    assert buffer.is_full(replay)
+    episodes = buffer.sample(replay, jax.random.key(0), 256).items
+    np.testing.assert_array_equal(episodes["state"][:, 1], 1 + episodes["actions"][:, 0, 0])  # of one episode
+
+
+def cloning():
+    found = run("Behaviour cloning by epochs")
+    rows, exists = np.asarray(found["rows"]), np.asarray(found["weights"]) > 0
+    assert rows.shape == (10, found["num_batches"], 256) == (10, 4, 256)
+    for order, there in zip(rows, exists, strict=True):
+        np.testing.assert_array_equal(np.sort(order[there]), np.arange(1_000))
+    assert len({tuple(order.ravel()) for order in rows}) == 10
+    errors = found["errors"].mean(axis=1)
+    assert np.all(np.diff(errors) < 0)
+    assert errors[-1] < 0.15 < 0.4 < errors[0]
+    chosen = (found["obs"] @ found["params"]).argmax(axis=1)
+    assert np.mean(chosen == found["demonstrations"]["action"]) > 0.98
+
+
+def rlpd():
+    found = run("RLPD")
+    values = found["params"].min(axis=0).max(axis=-1)
+    np.testing.assert_allclose(values[:49], 0.99 ** np.arange(48, -1, -1), atol=0.03)
+    assert found["buffer"].counts(20 * 256) == (2_560, 2_560)
+    places = found["places"][-1]  # their mean in each of the 20 batches of a step
+    np.testing.assert_allclose(places, places.mean(), atol=3)  # of one source alone they would be off by twice that
+    online, offline = (
+        buffer.sample(state, jax.random.key(0), 256).items.S.mean()
+        for buffer, state in zip(found["buffer"].buffers, found["replay"], strict=True)
+    )
+    assert offline - online > 10
+    np.testing.assert_allclose(places.mean(), (online + offline) / 2, atol=2)
+
+
+def reached(found):
+    """The share of goals that the greedy policy reaches."""
+    bits = found["bits"]
+    state, goal = jax.random.bernoulli(jax.random.key(1), 0.5, (2, 200, bits))
+    for _ in range(bits):
+        action = jnp.argmax(found["q"](found["params"], state, goal), axis=1)
+        flip = (jnp.arange(bits) == action[:, None]) & jnp.any(state != goal, axis=1)[:, None]
+        state = state ^ flip
+    return jnp.mean(jnp.all(state == goal, axis=1))
+
+
+def her():
+    assert reached(run("HER")) > 0.95
+    assert reached(run("HER", share=('"share": 0.8', '"share": 0.0'))) < 0.05
+
+
+def nfsp():
+    found = run("NFSP")
+    _, _, ring, reservoir = found["carry"]
+    np.testing.assert_allclose(found["policies"][-2_000:].mean(axis=0), [0.25, 0.5, 0.25], atol=0.05)
+    num_best = int(reservoir.count[1])
+    assert abs(num_best - 0.1 * 128 * 20_000) < 5 * (0.09 * 128 * 20_000) ** 0.5
+    assert found["everything"].is_full(reservoir)
+    assert found["newest"].is_full(ring)
+
+
+def groups():
+    found = run("Groups of rollouts of a language model")
+    assert found["solved"].mean() > 0.9
+    staleness, bound = np.asarray(found["staleness"]), found["bound"]
+    assert staleness.max() == bound - 1  # all that the bound allows, and nothing older
+    assert set(np.unique(staleness[100])) == set(range(bound))
+    assert found["rewards"][-50:].mean() > 0.5 > found["rewards"][:50].mean()
+    stored = found["buffer"].sample(found["replay"], jax.random.key(0), 256).items["rewards"].mean(axis=1)
+    assert np.all((stored > 0) & (stored < 1))  # a group that says nothing is not stored
+
+
+CHECKS = {
+    "DQN": dqn,
+    "Rainbow": rainbow,
+    "SAC": sac,
+    "TD3 with LAP": lap,
+    "R2D2": r2d2,
+    "DreamerV3": dreamer,
+    "QMIX": qmix,
+    "Behaviour cloning by epochs": cloning,
+    "RLPD": rlpd,
+    "HER": her,
+    "NFSP": nfsp,
+    "Groups of rollouts of a language model": groups,
+}
+QUICK = {"Behaviour cloning by epochs", "RLPD"}
+
+
+@pytest.mark.parametrize("recipe", [name if name in QUICK else rarely(name) for name in CHECKS])
+def test_recipe(recipe, capsys):
+    CHECKS[recipe]()
+    assert capsys.readouterr().out  # it tells what it learned
+
+
+def test_every_recipe_is_checked():
+    assert SOURCES.keys() == CHECKS.keys()
+    assert all(len(sources) == 1 for sources in SOURCES.values())
+    index = (FOLDER / "index.md").read_text()
+    for recipe in SOURCES:
+        assert f"#{recipe.lower().replace(' ', '-')})" in index
+
+
+def test_command():
+    """The command of the index takes a recipe from its page."""
+    (command,) = re.findall(r"^python3 .*$", (FOLDER / "index.md").read_text(), re.MULTILINE)
+    install, _, extract = command.partition("sed")
+    assert install.endswith("pip install -q -e . && ")
+    assert extract.endswith(" | .venv/bin/python -")
+    extract = "sed" + extract.removesuffix(" | .venv/bin/python -")
+    found = subprocess.run(["sh", "-c", extract], cwd=ROOT, check=True, capture_output=True, text=True).stdout
+    assert found == SOURCES["SAC"][0]

@@ -2,11 +2,11 @@
 
 import dataclasses
 import math
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import optax
 from flax import struct
 
 from jaxreplay import sum_tree, update_counts
@@ -175,8 +175,8 @@ class Prioritized:
 
     Attributes:
       alpha: exponent of the priorities, at least 0; 0 draws uniformly.
-      beta: exponent of the weights in [0, 1], or a schedule that maps the number of `update` calls so far to it, such
-        as `optax.linear_schedule(0.4, 1.0, 200_000)`.
+      beta: exponent of the weights in [0, 1], or an `optax.Schedule` that maps the number of `update` calls so far, an
+        int32 [], to it, such as `optax.linear_schedule(0.4, 1.0, 200_000)`.
       epsilon: added to |td_error|, at least 0.
       floor: the least |td_error| that counts, at least 0.
       max_priority: of new items, before alpha: the largest "ever" seen, which starts at 1 and never falls; the largest
@@ -198,7 +198,7 @@ class Prioritized:
     """
 
     alpha: float = 0.6
-    beta: float | Callable[[jax.Array], Any] = 0.4
+    beta: float | optax.Schedule = 0.4
     epsilon: float = 1e-6
     normalize: Normalize = "batch"
     stratified: bool = True

@@ -239,11 +239,11 @@ class SequenceBuffer(Buffer[SequenceState]):
         wait = state.wait + completed * self.stride - num_steps
         if state.windows is None:
             stored = jnp.minimum(state.rows.size + num_steps, self.length)
-            drawable = jnp.maximum(stored + wait - self.sequence_length, 0) // self.stride
+            num_drawable = jnp.maximum(stored + wait - self.sequence_length, 0) // self.stride
             sequences = ring.advance(old_sequences, completed * self.num_envs, self._num_slots)
-            changed = _every_window.changed_slots(self, sequences, num_steps, completed, drawable, td_errors)
+            changed = _every_window.changed_slots(self, sequences, num_steps, completed, num_drawable, td_errors)
             slots, is_drawable, td_errors = changed
-            sequences, windows = dataclasses.replace(sequences, size=drawable * self.num_envs), None
+            sequences, windows = dataclasses.replace(sequences, size=num_drawable * self.num_envs), None
         else:
             last = state.wait - 1 + self.stride * jnp.arange(self.completed(num_steps), dtype=jnp.int32)
             sizes = self.sequence_length, self.length, self._num_slots

@@ -1,0 +1,359 @@
+"""testing: what every buffer and every sampler keeps, as checks to run in the tests of one's own.
+
+`check_buffer` and `check_sampler` compile a few small programs and run them. What does not hold is an `AssertionError`
+that begins with the rule. Import this module by itself, `from jaxreplay import testing`: it needs chex.
+"""
+
+import contextlib
+import copy
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax import lax
+
+from jaxreplay._common import checks
+from jaxreplay.ring import Live
+from jaxreplay.sampler_protocol import check_sampler as check_methods
+from jaxreplay.transition_batch import TransitionBatch
+
+STEPS, DRAWS = 4, 4096
+CONFIG = "a configuration is frozen, hashable, and equal to its copies"
+ABSTRACT = "init takes arrays and jax.ShapeDtypeStruct alike, and ignores values"
+STABLE = "add, update, insert keep the structure, shapes and dtypes of the state"
+TRACED = "new values are no reason to trace a program again"
+MODES = "calls by themselves, in jit, in lax.scan and in jax.vmap give the same"
+PURE = "a state is not changed in place"
+DONATED = "add donates its state if donate=True, and only then"
+TYPES = "a batch has int32 handles, float32 probabilities and weights, and items in their own dtypes"
+RANGES = "probabilities are in [0, 1]; weights are finite and at least 0; without an item all are 0, and the handle -1"
+EMPTY = "an empty buffer draws no item: handles -1, probabilities and weights 0"
+HANDLES = "a handle names one insertion: get gives its item, or zeros once it is no longer stored"
+LATE = "an update of what is no longer stored is ignored"
+LAW = "what is drawn comes as often as its probability says"
+LIVE = "slots are drawn from the live ones alone"
+IGNORED = "a slot out of range, or a row that the mask leaves out, changes nothing"
+LAST = "of a slot that is updated twice the last row counts"
+FINITE = "a TD error that is not finite leaves a law"
+
+
+def check_buffer(
+    buffer: Any,
+    items: Any,
+    *,
+    key: jax.Array | None = None,
+    batch_size: int = 8,
+    add: Callable[[Any, Any, jax.Array], Any] | None = None,
+) -> None:
+    """Check that a buffer keeps what the buffers of this package keep.
+
+    A buffer of one's own need not inherit from anything. It has `init(items)`, `add(state, items)`, `sample(state, key,
+    batch_size)`, `update(state, indices, td_errors)` and `get(state, indices)`; a field `donate` is looked at if there
+    is one. A `Mixture` is checked by its buffers: its handles alone do not name items.
+
+    Args:
+      buffer: the configuration; no larger than a few hundred items, so that they are overwritten.
+      items: what `init` takes, as arrays or `jax.ShapeDtypeStruct`; made of numbers. Values are random.
+      key: a PRNG key for all that is random; None for key 0.
+      batch_size: rows of the batches that are drawn.
+      add: add(state, items, key) in place of the buffer's, for one that takes more arguments.
+
+    Raises:
+      AssertionError: a rule does not hold; the message begins with it.
+
+    Examples:
+      >>> from jaxreplay import testing
+      >>> testing.check_buffer(jr.ReplayBuffer(capacity=12), {"x": jnp.zeros((5, 3))})
+      >>> testing.check_buffer(jr.ReplayBuffer(capacity=12, sampler=[]), jnp.zeros(5))
+      Traceback (most recent call last):
+      ValueError: sampler=[]: must be a sampler, such as jr.Uniform() or jr.Prioritized().
+    """
+    spec, key = checks.as_spec(items), jax.random.key(0) if key is None else key
+    _check_config(buffer)
+    runs = _Runs(buffer, spec, batch_size, add or _adder(buffer))
+    with _rule(ABSTRACT):
+        chex.assert_trees_all_equal(*jax.device_get((buffer.init(spec), buffer.init(_values(key, spec)))))
+    with _rule(STABLE):
+        state = jax.eval_shape(lambda: buffer.init(spec))
+        after, _ = jax.eval_shape(runs.step, state, key)
+        assert jax.tree.structure(after) == jax.tree.structure(state), "the structure differs"
+        chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
+    runs.check_donation(key)
+    runs.check_draws(runs.check_modes(key), key)
+
+
+def check_sampler(sampler: Any, *, key: jax.Array | None = None, capacity: int = 13, batch_size: int = 8) -> None:
+    """Check that a sampler keeps what a buffer expects of it; see `jaxreplay.Sampler`.
+
+    Args:
+      sampler: the configuration. `restrict` and `td_errors` of `insert` are looked at if they are there.
+      key: a PRNG key for all that is random; None for key 0.
+      capacity: number of slots, at least 4.
+      batch_size: rows of the batches that are drawn, at most `capacity` - 2.
+
+    Raises:
+      AssertionError: a rule does not hold; the message begins with it.
+      ValueError: it has not the methods of a sampler.
+
+    Examples:
+      >>> from jaxreplay import testing
+      >>> testing.check_sampler(jr.Prioritized(alpha=0.7))
+    """
+    key, most = jax.random.key(0) if key is None else key, min(batch_size, capacity - 2)
+    _check_config(check_methods(sampler))
+    start, size = jnp.int32(0), jnp.int32(capacity - 1)
+    slots, drawable = jnp.arange(capacity, dtype=jnp.int32), jnp.arange(capacity) < capacity - 1
+    insert, update = jax.jit(sampler.insert), jax.jit(sampler.update)
+
+    def run(key: jax.Array) -> Any:
+        def learn(state: Any, key: jax.Array) -> tuple[Any, None]:
+            told = jax.random.normal(key, (most,))
+            return sampler.update(state, slots[1 : most + 1], told, jnp.ones(most, bool)), None
+
+        state = sampler.insert(sampler.init(capacity), slots, drawable)
+        return lax.scan(learn, state, jax.random.split(key, 2))[0]
+
+    def draw(state: Any, key: jax.Array, live: Live, count: int) -> Any:
+        drawn, probabilities = sampler.sample(state, key, count, live)
+        return drawn, probabilities, sampler.weights(state, probabilities, live.size)
+
+    jitted, keys = jax.jit(run), jax.random.split(key, 2)
+    with _rule(STABLE):
+        empty = sampler.init(capacity)
+        chex.assert_trees_all_equal_shapes_and_dtypes(jax.eval_shape(run, key), empty)
+    with _rule(MODES):
+        mapped = jax.jit(jax.vmap(run))(keys)
+        for i in range(2):
+            _same(jax.tree.map(lambda x, i=i: x[i], jax.device_get(mapped)), jitted(keys[i]))
+    draw, state = jax.jit(draw, static_argnums=3), jitted(key)
+    before = jax.device_get(state)
+    few, many = (draw(state, key, Live(start, size), count) for count in (most, DRAWS))
+    _check_rows(few[0], few[1], few[2], most)
+    many = jax.device_get(many)
+    with _rule(PURE):
+        chex.assert_trees_all_equal(jax.device_get(state), before)
+    with _rule(LIVE):
+        assert np.all(many[0][many[1] > 0] < capacity - 1), "a slot that is not drawable was drawn"
+        nothing = draw(empty, key, Live(start, jnp.int32(0)), DRAWS)
+        np.testing.assert_array_equal(nothing[1], 0)
+        np.testing.assert_array_equal(nothing[2], 0)
+    _check_law(*many[:2])
+    if hasattr(sampler, "restrict"):
+        live = Live(jnp.int32(2), size - 2)
+        drawn, probabilities, _ = jax.device_get(draw(jax.jit(sampler.restrict)(state, live), key, live, DRAWS))
+        with _rule(LIVE):
+            taken = drawn[probabilities > 0]
+            assert np.all((taken >= 2) & (taken < capacity - 1)), "a slot that restrict leaves out was drawn"
+        _check_law(drawn, probabilities)
+
+    def law(state: Any) -> Any:
+        return jax.device_get(draw(state, key, Live(start, size), DRAWS)[:2])
+
+    def told(first: int, second: int, td_errors: tuple[float, float], mask: tuple[bool, bool]) -> Any:
+        rows = jnp.array([first, second], jnp.int32), jnp.array(td_errors, jnp.float32), jnp.array(mask)
+        return law(update(state, *rows))
+
+    with _rule(IGNORED):
+        _same(told(-1, capacity, (3.0, 3.0), (False, False)), many[:2])
+        _same(told(1, 2, (3.0, 3.0), (False, False)), many[:2])
+        _same(law(insert(state, jnp.full(capacity, capacity, jnp.int32), drawable)), many[:2])
+    with _rule(LAST):
+        _same(told(1, 1, (9.0, 2.0), (True, True)), told(2, 1, (9.0, 2.0), (False, True)))
+    wrong = told(1, 2, (np.nan, np.inf), (True, True))
+    with _rule(FINITE):
+        assert np.all(np.isfinite(wrong[1])), "probabilities are not finite"
+        _check_law(*wrong)
+
+
+@dataclasses.dataclass
+class _Runs:
+    """Programs that drive a buffer."""
+
+    buffer: Any
+    spec: Any
+    batch_size: int
+    add: Callable[[Any, Any, jax.Array], Any]
+    traced: int = 0
+
+    def step(self, state: Any, key: jax.Array) -> tuple[Any, Any]:
+        self.traced += 1
+        state = self.add(state, _values(key, self.spec), key)
+        sample = self.buffer.sample(state, key, self.batch_size)
+        return self.buffer.update(state, sample.indices, _td_errors(key, self.batch_size)), sample
+
+    def scan(self, keys: jax.Array) -> tuple[Any, Any]:
+        return lax.scan(self.step, self.buffer.init(self.spec), keys)
+
+    def check_modes(self, key: jax.Array) -> Any:
+        """A state in which something is stored."""
+        keys = jax.random.split(key, (2, STEPS))
+        step, state, new = jax.jit(self.step), self.buffer.init(self.spec), self.buffer.init(self.spec)
+        with _rule(MODES):
+            scanned, samples = jax.device_get(jax.jit(self.scan)(keys[0]))
+            mapped = jax.device_get(jax.jit(jax.vmap(self.scan))(keys))
+            _same(jax.tree.map(lambda x: x[0], mapped), (scanned, samples))
+        self.traced = 0
+        for t in range(STEPS):
+            with _rule(MODES):
+                new, sample = step(new, keys[0, t])
+                _same(sample, jax.tree.map(lambda x, t=t: x[t], samples))
+                state = self.add(state, _values(keys[0, t], self.spec), keys[0, t])
+            if np.any(jax.device_get(sample.indices) >= 0):  # an eager draw from an empty buffer is an error
+                before = jax.device_get(state)
+                with _rule(MODES):
+                    _same(self.buffer.sample(state, keys[0, t], self.batch_size), sample)
+                with _rule(PURE):
+                    chex.assert_trees_all_equal(jax.device_get(state), before)
+            with _rule(MODES):
+                state = self.buffer.update(state, sample.indices, _td_errors(keys[0, t], self.batch_size))
+        with _rule(MODES):
+            _same(state, new)
+            _same(state, scanned)
+        with _rule(TRACED):
+            assert self.traced == 1, f"{self.traced} programs for {STEPS} batches of one kind"
+        return new
+
+    def check_draws(self, state: Any, key: jax.Array) -> None:
+        """Check draws, handles and late updates."""
+        step, get, draw = jax.jit(self.step), self.buffer.get, jax.jit(self.buffer.sample, static_argnums=2)
+        with _rule(EMPTY):
+            nothing = jax.device_get(draw(self.buffer.init(self.spec), key, DRAWS))
+            np.testing.assert_array_equal(nothing.indices, -1)
+            np.testing.assert_array_equal([nothing.probabilities, nothing.weights], 0)
+        sample = jax.device_get(self.buffer.sample(state, key, self.batch_size))
+        _check_rows(sample.indices, sample.probabilities, sample.weights, self.batch_size)
+        is_traced = isinstance(sample.items, TransitionBatch)  # W and idx are those of the draw
+        with _rule(TYPES):
+            for leaf, stored in zip(jax.tree.leaves(sample.items), jax.tree.leaves(self.spec), strict=not is_traced):
+                assert is_traced or leaf.dtype == stored.dtype, f"{leaf.dtype} items, {stored.dtype} were added"
+                chex.assert_axis_dimension(leaf, 0, self.batch_size)
+        many = jax.device_get(draw(state, key, DRAWS))
+        _check_rows(many.indices, many.probabilities, many.weights, DRAWS)
+        _check_law(many.indices, many.probabilities)
+        old, gone = sample.items, np.zeros(self.batch_size, bool)
+        if is_traced:
+            old = jax.device_get(get(state, sample.indices))
+        with _rule(HANDLES):
+            _same(get(state, sample.indices), old)
+            for k in jax.random.split(key, 4 * STEPS):
+                state, _ = step(state, k)
+                now = jax.device_get(get(state, sample.indices))
+                same = _rows(lambda x, y: np.array_equal(x, y), now, old)
+                gone = _rows(lambda x, _: not np.any(x), now, old)
+                assert np.all(same | gone), f"rows {np.flatnonzero(~(same | gone))} are other items"
+        with _rule(LATE):
+            before = jax.device_get(draw(state, key, DRAWS).probabilities)
+            late = np.where(gone, sample.indices, -1).astype(np.int32)
+            state = self.buffer.update(state, late, 100 * np.ones(self.batch_size, np.float32))
+            _same(draw(state, key, DRAWS).probabilities, before)
+
+    def check_donation(self, key: jax.Array) -> None:
+        if not hasattr(self.buffer, "donate"):
+            return
+        with _rule(DONATED):
+            state = self.buffer.init(self.spec)
+            before = jax.device_get(jax.tree.map(jnp.copy, state))
+            self.add(state, _values(key, self.spec), key)
+            deleted = [x.is_deleted() for x in jax.tree.leaves(state)]
+            assert any(deleted) == bool(self.buffer.donate), f"donate={self.buffer.donate}, {sum(deleted)} leaves gone"
+            if not self.buffer.donate:
+                chex.assert_trees_all_equal(jax.device_get(state), before)
+
+
+@contextlib.contextmanager
+def _rule(text: str) -> Iterator[None]:
+    """Whatever goes wrong inside is an `AssertionError` that begins with `text`."""
+    try:
+        yield
+    except Exception as error:
+        detail = str(error).removeprefix("[Chex] ")
+        raise AssertionError(f"{text}: {detail}" if detail else text) from error
+
+
+def _check_config(config: Any) -> None:
+    with _rule(CONFIG):
+        assert hash(config) == hash(copy.copy(config)), "hashes differ"
+        assert config == copy.copy(config), "not equal"
+        name = next(iter(field.name for field in dataclasses.fields(config)), "anything")
+        try:
+            setattr(config, name, None)
+        except (AttributeError, TypeError):  # as a FrozenInstanceError is
+            return
+        raise AssertionError(f"field {name} can be set")
+
+
+def _check_rows(indices: Any, probabilities: Any, weights: Any, batch_size: int) -> None:
+    with _rule(TYPES):
+        chex.assert_shape((indices, probabilities, weights), (batch_size,))
+        chex.assert_type([indices, probabilities, weights], [jnp.int32, jnp.float32, jnp.float32])
+    with _rule(RANGES):
+        indices, probabilities, weights = map(np.asarray, (indices, probabilities, weights))
+        assert np.all((probabilities >= 0) & (probabilities <= 1 + 1e-5)), f"probabilities {probabilities}"
+        assert np.all(np.isfinite(weights) & (weights >= 0)), f"weights {weights}"
+        assert not np.any(weights[probabilities == 0]), f"weights {weights} of probabilities {probabilities}"
+
+
+def _check_law(drawn: Any, probabilities: Any) -> None:
+    """Pearson's test of how often each was drawn, at five standard deviations after Wilson and Hilferty (1931)."""
+    with _rule(LAW):
+        drawn, probabilities = (np.asarray(x)[np.asarray(probabilities) > 0] for x in (drawn, probabilities))
+        names, first, counts = np.unique(drawn, return_index=True, return_counts=True)
+        each = probabilities[first].astype(np.float64)
+        np.testing.assert_allclose(probabilities, each[np.searchsorted(names, drawn)], rtol=1e-5)
+        rest = 1 - each.sum()
+        assert abs(rest) < 1e-3 or rest > 0, f"the probabilities of what was drawn sum to {each.sum()}"
+        expected = counts.sum() * np.append(each, max(rest, 0))
+        counts = np.append(counts, 0)[expected > 0]
+        expected = expected[expected > 0]
+        statistic, free = np.sum((counts - expected) ** 2 / np.maximum(expected, 1)), max(len(counts) - 1, 1)
+        most = free * (1 - 2 / (9 * free) + 5 * np.sqrt(2 / (9 * free))) ** 3
+        assert statistic <= most, f"chi-square of {statistic:.1f} with {free} degrees of freedom, at most {most:.1f}"
+
+
+def _same(found: Any, expected: Any) -> None:
+    """Integers and flags are equal, floats close."""
+    found, expected = jax.device_get((found, expected))
+    chex.assert_trees_all_equal_shapes_and_dtypes(found, expected)
+    chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
+
+
+def _rows(test: Callable[[Any, Any], bool], found: Any, expected: Any) -> np.ndarray:
+    """In which rows the `test` of leaves holds for all of them, bool [B]."""
+    leaves = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
+    return np.all([[test(*row) for row in zip(x, y, strict=True)] for x, y in leaves], axis=0, keepdims=True)[0]
+
+
+def _values(key: jax.Array, spec: Any) -> Any:
+    """Random items like `spec`; no number is 0, so that none is taken for what is no longer stored."""
+    leaves, treedef = jax.tree.flatten(spec)
+    return treedef.unflatten(_draw_values(key, tuple((x.shape, x.dtype) for x in leaves)))
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _draw_values(key: jax.Array, types: tuple[tuple[tuple[int, ...], Any], ...]) -> list[jax.Array]:
+    def values(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+        if dtype == jnp.bool_:
+            return jax.random.bernoulli(key, shape=shape)
+        if jnp.issubdtype(dtype, jnp.integer):
+            return jax.random.randint(key, shape, 1, 100, jnp.int32).astype(dtype)
+        return jax.random.normal(key, shape).astype(dtype)
+
+    return [values(k, *x) for k, x in zip(jax.random.split(key, len(types)), types, strict=True)]
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def _td_errors(key: jax.Array, count: int) -> jax.Array:
+    return jax.random.normal(jax.random.fold_in(key, 1), (count,))
+
+
+def _adder(buffer: Any) -> Callable[[Any, Any, jax.Array], Any]:
+    """`add` of a state, items and a key, which is given to a buffer that asks for one."""
+    if "key" in inspect.signature(getattr(buffer, "buffer", buffer).add).parameters:
+        return lambda state, items, key: buffer.add(state, items, jax.random.fold_in(key, 2))
+    return lambda state, items, key: buffer.add(state, items)

@@ -1,0 +1,282 @@
+"""The checks for buffers and samplers of one's own: ours pass, and what breaks a rule is told which one."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import mesh, rarely
+
+import jaxreplay as jr
+from jaxreplay import sum_tree, testing
+
+PER = jr.Prioritized(alpha=0.7)
+ITEMS = {"x": jnp.zeros((4, 2)), "frame": jax.ShapeDtypeStruct((4, 3), jnp.uint8)}
+STEPS = jax.tree.map(lambda x: jax.ShapeDtypeStruct((3, *x.shape), x.dtype), ITEMS)
+
+
+def sequences(**settings):
+    return jr.SequenceBuffer(length=9, num_envs=4, sequence_length=4, sampler=PER, **settings)
+
+
+BUFFERS = {
+    "replay": (jr.ReplayBuffer(capacity=10, sampler=PER), ITEMS),
+    "uniform": (jr.ReplayBuffer(capacity=10, donate=False), ITEMS),
+    "reservoir": (jr.ReservoirBuffer(capacity=7, sampler=PER), ITEMS),
+    "sequence": (sequences(), STEPS),
+    "gaps": (sequences(gaps=True), STEPS),
+    "sharded": (jr.Sharded(jr.ReplayBuffer(capacity=12, sampler=PER), mesh(2)), ITEMS),
+}
+
+
+@pytest.mark.parametrize("name", [*map(rarely, BUFFERS)])
+def test_our_buffers_pass(name):
+    testing.check_buffer(*BUFFERS[name])
+
+
+@pytest.mark.slow
+def test_a_buffer_of_transitions_passes():
+    x, flags = jnp.zeros((4, 2)), jnp.zeros(4, bool)
+    spec = jr.NStep(n=2, gamma=0.9, num_envs=4).spec(x, x[:, 0], x[:, 0], flags, flags, x)
+    testing.check_buffer(jr.ReplayBuffer(capacity=10, sampler=PER), spec)
+
+
+SAMPLERS = {
+    "uniform": jr.Uniform(),
+    "distinct": jr.Uniform(replacement=False),
+    "prioritized": PER,
+    "every setting": jr.Prioritized(
+        normalize="global", stratified=False, max_priority="stored", count_updates=True, floor=0.5
+    ),
+}
+
+
+@pytest.mark.parametrize("name", [name if name == "uniform" else rarely(name) for name in SAMPLERS])
+def test_our_samplers_pass(name):
+    testing.check_sampler(SAMPLERS[name])
+
+
+def config(**settings):
+    return dataclasses.dataclass(**{"frozen": True, "kw_only": True, **settings})
+
+
+@dataclasses.dataclass(eq=False)
+class NotFrozen:
+    sampler: object = PER
+
+
+@config()
+class Small(jr.ReplayBuffer):
+    """A buffer to be broken."""
+
+    capacity: int = 10
+    donate: bool = False
+
+
+@config()
+class StoresAtInit(Small):
+    def init(self, items):
+        state = super().init(items)
+        values = [x for x in jax.tree.leaves(items) if isinstance(x, jax.Array)]
+        return state.replace(ring=state.ring.replace(size=state.ring.size + len(values)))
+
+
+@config()
+class Widens(Small):
+    def add(self, state, items, mask=None):
+        state = super().add(state, items, mask)
+        return state.replace(ring=state.ring.replace(size=state.ring.size.astype(jnp.float32)))
+
+
+@config()
+class IsWeaklyTyped(Small):
+    def init(self, items):
+        state = super().init(items)
+        return state.replace(ring=state.ring.replace(size=jnp.asarray(0)))  # as a Python number is, and add's is not
+
+
+CALLS = []
+
+
+@config()
+class CountsCalls(Small):
+    def add(self, state, items, mask=None):
+        CALLS.append(0)
+        return super().add(state, jax.tree.map(lambda x: x + len(CALLS) % 5, items), mask)
+
+
+@config()
+class GivesAway(Small):
+    donate: bool = True
+
+    def add(self, state, items, mask=None):
+        return Small().add(state, items, mask)
+
+
+@config()
+class DrawsInPlace(Small):
+    def sample(self, state, key, batch_size, beta=None, max_age=None):
+        sample = super().sample(state, key, batch_size)
+        if not isinstance(state.storage["x"], jax.core.Tracer):
+            state.storage["x"] = state.storage["x"] + 1
+        return sample
+
+
+@config()
+class DrawsFloats(Small):
+    def sample(self, state, key, batch_size, beta=None, max_age=None):
+        sample = super().sample(state, key, batch_size)
+        return sample.replace(items=jax.tree.map(lambda x: x.astype(jnp.float32), sample.items))
+
+
+@config()
+class WeighsByRoot(Small):
+    def sample(self, state, key, batch_size, beta=None, max_age=None):
+        sample = super().sample(state, key, batch_size)
+        return sample.replace(weights=jnp.sqrt(sample.probabilities - 0.2))
+
+
+@config()
+class DrawsNothing(Small):
+    def sample(self, state, key, batch_size, beta=None, max_age=None):
+        sample = super().sample(state, key, batch_size)
+        return sample.replace(indices=jnp.maximum(sample.indices, 0))
+
+
+@config()
+class Misreports(Small):
+    sampler: object = PER
+
+    def sample(self, state, key, batch_size, beta=None, max_age=None):
+        sample = super().sample(state, key, batch_size)
+        evenly = 1.0 / jnp.maximum(self.size(state), 1).astype(jnp.float32)
+        return sample.replace(probabilities=jnp.where(sample.indices >= 0, evenly, 0.0))
+
+
+@config()
+class NamesSlots(Small):
+    def sample(self, state, key, batch_size, beta=None, max_age=None):
+        sample = super().sample(state, key, batch_size)
+        return sample.replace(indices=jnp.where(sample.indices >= 0, sample.indices % self.capacity, -1))
+
+    def get(self, state, indices):
+        return jax.tree.map(lambda x: x[indices], state.storage)
+
+
+@config()
+class UpdatesSlots(Small):
+    sampler: object = PER
+
+    def update(self, state, indices, td_errors):
+        slots = jnp.where(indices >= 0, indices % self.capacity, self.capacity)
+        there = jnp.ones(slots.shape, bool)
+        return state.replace(sampler=self.sampler.update(state.sampler, slots, jnp.asarray(td_errors), there))
+
+
+BROKEN_BUFFERS = {
+    testing.CONFIG: NotFrozen(),
+    testing.ABSTRACT: StoresAtInit(),
+    testing.STABLE: Widens(),
+    testing.DONATED: GivesAway(),
+    testing.TRACED: IsWeaklyTyped(),
+    testing.MODES: CountsCalls(),
+    testing.PURE: DrawsInPlace(),
+    testing.EMPTY: DrawsNothing(),
+    testing.TYPES: DrawsFloats(),
+    testing.RANGES: WeighsByRoot(),
+    testing.LAW: Misreports(),
+    testing.HANDLES: NamesSlots(),
+    testing.LATE: UpdatesSlots(),
+}
+QUICK = (testing.CONFIG, testing.ABSTRACT, testing.STABLE)  # what nothing is compiled for, or little
+
+
+@pytest.mark.parametrize(
+    "rule", [rule if rule in QUICK else rarely(rule) for rule in BROKEN_BUFFERS], ids=lambda rule: rule[:12]
+)
+def test_a_buffer_that_breaks_a_rule_is_told_which(rule):
+    with pytest.raises(AssertionError) as error:
+        testing.check_buffer(BROKEN_BUFFERS[rule], ITEMS)
+    assert str(error.value).startswith(rule)
+
+
+@config()
+class HasHiddenCounter(jr.Prioritized):
+    def update(self, state, slots, td_errors, mask, axis_name=None):
+        CALLS.append(0)
+        return super().update(state, slots, td_errors * len(CALLS), mask)
+
+
+@config()
+class Forgets(jr.Prioritized):
+    def sample(self, state, key, batch_size, live):
+        return super().sample(state, key, batch_size, live)[0], jnp.full(batch_size, 1.0 / live.size)
+
+
+@config()
+class DrawsAll(jr.Uniform):
+    def sample(self, state, key, batch_size, live):
+        return super().sample(state, key, batch_size, live._replace(size=jnp.int32(state.capacity)))
+
+
+@config()
+class HasNoMask(jr.Prioritized):
+    def update(self, state, slots, td_errors, mask, axis_name=None):
+        return super().update(state, slots, td_errors, jnp.ones_like(mask))
+
+
+@config()
+class FirstCounts(jr.Prioritized):
+    def update(self, state, slots, td_errors, mask, axis_name=None):
+        return super().update(state, slots[::-1], td_errors[::-1], mask[::-1])
+
+
+@config()
+class TakesAll(jr.Prioritized):
+    def update(self, state, slots, td_errors, mask, axis_name=None):
+        taken = jnp.where(mask, slots, state.tree.capacity)
+        return state.replace(tree=sum_tree.update(state.tree, taken, jnp.abs(td_errors)))
+
+
+@config()
+class WeighsByInts(jr.Uniform):
+    def weights(self, state, probabilities, size, beta=None, axis_name=None):
+        return (probabilities > 0).astype(jnp.int32)
+
+
+BROKEN_SAMPLERS = {
+    testing.CONFIG: type("Open", (jr.Uniform,), {"__setattr__": lambda self, name, value: None})(),
+    testing.MODES: HasHiddenCounter(),
+    testing.TYPES: WeighsByInts(),
+    testing.LAW: Forgets(),
+    testing.LIVE: DrawsAll(),
+    testing.IGNORED: HasNoMask(),
+    testing.LAST: FirstCounts(),
+    testing.FINITE: TakesAll(),
+}
+
+
+@pytest.mark.parametrize(
+    "rule",
+    [rule if rule in (testing.TYPES, testing.LIVE) else rarely(rule) for rule in BROKEN_SAMPLERS],
+    ids=lambda rule: rule[:12],
+)
+def test_a_sampler_that_breaks_a_rule_is_told_which(rule):
+    with pytest.raises(AssertionError) as error:
+        testing.check_sampler(BROKEN_SAMPLERS[rule])
+    assert str(error.value).startswith(rule)
+
+
+def test_what_is_no_sampler_and_a_law_that_is_not_quite_right():
+    with pytest.raises(ValueError, match="must be a sampler"):
+        testing.check_sampler(object())
+    rng = np.random.default_rng(0)
+    law = np.array([0.1, 0.2, 0.7])
+    drawn = rng.choice(3, testing.DRAWS, p=law)
+    testing._check_law(drawn, law[drawn].astype(np.float32))
+    wrong = np.array([0.1, 0.25, 0.65], np.float32)
+    with pytest.raises(AssertionError, match="comes as often as its probability says: chi-square"):
+        testing._check_law(drawn, wrong[drawn])
+    with pytest.raises(AssertionError, match=r"sum to 1\.5"):
+        testing._check_law(drawn, np.full(drawn.size, 0.5))

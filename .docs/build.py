@@ -28,6 +28,7 @@ FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(#[^)\s]*)?\)")
 INCLUDED = re.compile(r"^\[[^\]]*\]\(([^)\s#]+)#([^)\s]+)\) <!-- included -->$", re.MULTILINE)
 NAMED = re.compile(r"(^#.*|!?\[[^\]]*\]\([^)]*\))|`jr\.([\w.]+)[^`]*`", re.MULTILINE)
+NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 ENTRY = re.compile(r"^::: jaxreplay\.(\S+)$", re.MULTILINE)
 MOVED = {  # where a file of the repository, or a section of it, is in the site, if not under its own name
     "README.md": "index.md",
@@ -50,6 +51,11 @@ def place_of(path: str, anchor: str = "") -> str:
 def text_of(path: str) -> str:
     text = (ROOT / path).read_text()
     return f"# {path}\n\n```python\n{text}```\n" if path.endswith(".py") else text
+
+
+def is_searched(path: str) -> bool:
+    """Whether a page is for the site's search: not programs, and not tables of figures."""
+    return path.endswith(".md") and "/results/" not in path
 
 
 def resolved(path: str, base: str) -> str:
@@ -134,7 +140,7 @@ def stage() -> None:
         target = OUT / "pages" / place_of(path)
         target.parent.mkdir(parents=True, exist_ok=True)
         if path.endswith((".md", ".py")):
-            target.write_text(staged(path, entries))
+            target.write_text(("" if is_searched(path) else NOT_SEARCHED) + staged(path, entries))
         else:
             shutil.copyfile(ROOT / path, target)
 

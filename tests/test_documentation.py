@@ -7,6 +7,7 @@ import pathlib
 import re
 
 import chex
+import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -406,6 +407,43 @@ def host_loop(block, monkeypatch):
     np.testing.assert_array_equal(replay.storage.S[:40], (np.arange(10)[:, None] + obs).reshape(-1))
 
 
+def both_ends(block, monkeypatch):
+    found = run(block, {})
+    batch, table = found["batch"], re.findall(r"^\| (\d) \|.*\| ([\d.]+) \| ([\d.]+) \|", PAGES[block[0]], re.MULTILINE)
+    rows = np.stack([batch.S, batch.Rn, batch.In], axis=-1)[found["valid"]]
+    np.testing.assert_array_equal(rows, np.array(table, float))
+    np.testing.assert_array_equal(batch.S_next[found["valid"]][3:], 5)
+
+
+def same_step(block, monkeypatch):
+    tracer, mode = jr.NStep(n=1, gamma=0.9, num_envs=2), gym.vector.AutoresetMode.SAME_STEP
+    envs = gym.make_vec("CartPole-v1", 2, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
+    obs, _ = envs.reset(seed=0)
+    action, one, no = np.ones(2, np.int32), np.ones(2, np.float32), np.zeros(2, bool)
+    names = {"np": np, "envs": envs, "tracer": tracer, "action": action}
+    tracing, ended = tracer.init(obs, action, one, no, no, obs), 0
+    for _ in range(12):
+        found = run(block, {**names, "obs": obs, "tracing": tracing})
+        obs, tracing, batch = found["next_obs"], found["tracing"], found["batch"]
+        over = found["terminated"]
+        ended += over.sum()
+        np.testing.assert_array_equal(np.abs(batch.S_next[:, 2]) > 12 / 180 * np.pi * (1 + 1e-6), over)  # it has fallen
+        np.testing.assert_array_equal(batch.In, np.where(over, 0, np.float32(0.9)))
+    assert ended > 1
+
+
+def several_seeds(block, monkeypatch):
+    obs, no = jnp.zeros((2, 4)), jnp.zeros(2, bool)
+    names = {"one_step": (obs, no, obs[:, 0], no, no, obs), "init_agent": jax.random.bits, "reset": jax.random.bits}
+    names |= {"tracer": jr.NStep(n=3, gamma=0.9, num_envs=2), "buffer": jr.ReplayBuffer(capacity=16)}
+    monkeypatch.setattr("sys.stdout", printed := io.StringIO())
+    found = run(block, {**names, "train": lambda carry: (carry, carry[0])})
+    assert len(np.unique(found["rewards"])) == 8
+    assert found["carry"][3].storage.S.shape == (8, 16, 4)
+    assert found["replay_of_seed_3"].storage.S.shape == (16, 4)
+    assert printed.getvalue() == "0\n"
+
+
 class Host:
     """An environment of Gymnasium, or a vector of them. Observations count its steps; every fifth is truncated."""
 
@@ -730,7 +768,9 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/pools.md": [pools],
     "guides/priorities.md": [lap, priorities_from_actors],
     "guides/scan.md": [repeats("README.md", 1), first_carry, when_ready, several_updates],
+    "guides/seeds.md": [several_seeds],
     "guides/sequences.md": [sequences],
+    "guides/truncation.md": [both_ends, same_step],
     "guides/writes.md": [rollouts, later_rewards],
 }
 CHECKS = {

@@ -124,6 +124,13 @@ def several_updates(block, monkeypatch):
     assert (agent, ages.shape, replay.sampler.updates) == (4, (4,), 4)
 
 
+def one_object(block, monkeypatch):
+    buffer, items = jr.ReplayBuffer(capacity=16, sampler=jr.Prioritized()), jnp.arange(1.0, 5.0)
+    names = {"buffer": buffer, "items": items, "key": jax.random.key(0), "td_errors": lambda items: items}
+    replay = run(block, names)["replay"]
+    assert (replay.size(), replay.state.sampler.updates) == (4, 1)
+
+
 def sequences(block, monkeypatch):
     seen = []
 
@@ -767,7 +774,7 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/own_sampler.md": [own_sampler],
     "guides/pools.md": [pools],
     "guides/priorities.md": [lap, priorities_from_actors],
-    "guides/scan.md": [repeats("README.md", 1), first_carry, when_ready, several_updates],
+    "guides/scan.md": [repeats("README.md", 1), first_carry, when_ready, several_updates, one_object],
     "guides/seeds.md": [several_seeds],
     "guides/sequences.md": [sequences],
     "guides/truncation.md": [both_ends, same_step],

@@ -160,7 +160,7 @@ def reached(found):
 
 def her():
     assert reached(run("HER")) > 0.95
-    assert reached(run("HER", share=('"share": 0.8', '"share": 0.0'))) < 0.05
+    assert reached(run("HER", share=('"share": 0.8', '"share": 0.0'), steps=("3_000", "1_000"))) < 0.05
 
 
 def nfsp():

@@ -34,6 +34,8 @@ MOVED = {  # where a file of the repository, or a section of it, is in the site,
     "README.md": "index.md",
     "README.md#what-there-is": "reference/index.md",
     "README.md#beside-other-libraries": "comparison.md",
+    "examples/README.md": "programs.md",
+    "tests/benchmarks/README.md": "benchmark.md",
     ".github/CHANGELOG.md": "changelog.md",
     ".github/CONTRIBUTING.md": "contributing.md",
 }
@@ -90,10 +92,9 @@ def links(path: str) -> set[str]:
 
 
 def gathered() -> set[str]:
-    """All files of the site: the pages, what the navigation names, and what these link to in turn."""
+    """All files of the site: the pages, those that are moved there, and what these link to in turn."""
     pages = {str(x.relative_to(ROOT)) for x in (ROOT / PAGES).rglob("*") if x.is_file()}
-    named = re.findall(r"^ +- (\S+\.md)$", (ROOT / ".docs/mkdocs.yml").read_text(), re.MULTILINE)
-    waiting = pages | {name for name in named if (ROOT / name).exists()} | {x for x in MOVED if x.startswith(".github")}
+    waiting = pages | {path for path in MOVED if "#" not in path} - {"README.md"}
     found = set()
     while waiting:
         found.add(path := waiting.pop())

@@ -99,7 +99,10 @@ def gathered() -> set[str]:
     while waiting:
         found.add(path := waiting.pop())
         if path.endswith(".md"):
-            waiting |= links(path) - found - {"README.md"}
+            linked = links(path)
+            if missing := [link for link in linked if not (ROOT / link).is_file()]:
+                raise SystemExit(f"{path} links to {', '.join(missing)}: no file of the repository")
+            waiting |= linked - found - {"README.md"}
     return found
 
 
@@ -180,9 +183,12 @@ def check() -> list[str]:
 
 def main() -> None:
     stage()
-    command = [sys.executable, "-m", "mkdocs", "build", "--quiet", "--strict", "--config-file", str(OUT / "mkdocs.yml")]
-    if subprocess.run(command, cwd=ROOT, env={**os.environ, "NO_MKDOCS_2_WARNING": "1"}).returncode:
-        raise SystemExit("the site was not built: see above")
+    # Not `--quiet`: with it warnings are not counted, and none is an error.
+    command = [sys.executable, "-m", "mkdocs", "build", "--strict", "--config-file", str(OUT / "mkdocs.yml")]
+    quiet = {"cwd": ROOT, "env": {**os.environ, "NO_MKDOCS_2_WARNING": "1"}, "capture_output": True, "text": True}
+    built = subprocess.run(command, **quiet)
+    if built.returncode:
+        raise SystemExit(built.stdout + built.stderr)
     if wrong := check():
         raise SystemExit("\n".join(wrong))
 

@@ -7,7 +7,6 @@ import pathlib
 import re
 
 import chex
-import gymnasium as gym
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -423,6 +422,8 @@ def both_ends(block, monkeypatch):
 
 
 def same_step(block, monkeypatch):
+    import gymnasium as gym
+
     tracer, mode = jr.NStep(n=1, gamma=0.9, num_envs=2), gym.vector.AutoresetMode.SAME_STEP
     envs = gym.make_vec("CartPole-v1", 2, vectorization_mode="sync", vector_kwargs={"autoreset_mode": mode})
     obs, _ = envs.reset(seed=0)

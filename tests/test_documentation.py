@@ -328,6 +328,19 @@ def later_rewards(block, monkeypatch):
     np.testing.assert_array_equal(np.sort(known), np.repeat([0.0, 1.0], [3 * 64, 350 - 3 * 64]))
 
 
+def prioritized(block, monkeypatch):
+    def learn(agent, items, weights):
+        return agent + 1, weights * items
+
+    found = run(block, {"learn": learn}, capacity=("2**17", "512"))
+    buffer = found["buffer"]
+    replay = buffer.add(buffer.init(jnp.zeros(512)), jnp.arange(1.0, 513.0))
+    step = run_once(lambda carry: jax.lax.scan(found["train_step"], carry, jax.random.split(jax.random.key(0), 4)))
+    (agent, replay), sizes = step((0, replay))
+    assert (agent, replay.sampler.updates) == (4, 4)
+    assert 256 == sizes[0] > sizes[3] > 50  # at first all are drawn alike
+
+
 def lap(block, monkeypatch):
     items = np.linspace(-4.0, 4.0, 512, dtype=np.float32)
     seen = []
@@ -774,7 +787,7 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/mixtures.md": [half_online],
     "guides/own_sampler.md": [own_sampler],
     "guides/pools.md": [pools],
-    "guides/priorities.md": [lap, priorities_from_actors],
+    "guides/priorities.md": [prioritized, lap, priorities_from_actors],
     "guides/scan.md": [repeats("README.md", 1), first_carry, when_ready, several_updates, one_object],
     "guides/seeds.md": [several_seeds],
     "guides/sequences.md": [sequences],

@@ -552,6 +552,12 @@ def half_online(block, monkeypatch):
     assert set(batches[4][:128]) == {-1, -2, -3, -4, -5}
 
 
+def bytes_of_a_state(block, monkeypatch):
+    monkeypatch.setattr("sys.stdout", printed := io.StringIO())
+    run(block, {})
+    assert printed.getvalue() in [fence[2] for name, fence in FENCES if (name, fence[1]) == (block[0], "text")]
+
+
 def beyond_the_device(block, monkeypatch):
     """With another device of the CPU for an accelerator."""
     host, accelerator = jax.devices("cpu")[:2]
@@ -783,7 +789,7 @@ COVERED = {  # a function for each block of Python, in the page's order
     "coming_from/stable_baselines3.md": [elsewhere("stable_baselines3"), HOST_LOOP],
     "coming_from/torchrl.md": [elsewhere("torchrl"), HOST_LOOP],
     "guides/host.md": [host_loop, gymnasium],
-    "guides/memory.md": [beyond_the_device],
+    "guides/memory.md": [bytes_of_a_state, beyond_the_device],
     "guides/mixtures.md": [half_online],
     "guides/own_sampler.md": [own_sampler],
     "guides/pools.md": [pools],
@@ -803,7 +809,7 @@ CHECKS = {
 
 
 def test_every_block_is_covered():
-    assert {fence[1] for _, fence in FENCES} <= {"sh", "python"}
+    assert {fence[1] for _, fence in FENCES} <= {"sh", "python", "text"}
     for name, page in PAGES.items():
         assert page.count("```") == 2 * sum(found == name for found, _ in FENCES), name
         checked = sum(name == covered for covered, _, _ in CHECKS.values())

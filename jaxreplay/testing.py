@@ -70,9 +70,9 @@ def check_buffer(
     Examples:
       >>> from jaxreplay import testing
       >>> testing.check_buffer(jr.ReplayBuffer(capacity=12), {"x": jnp.zeros((5, 3))})
-      >>> testing.check_buffer(jr.ReplayBuffer(capacity=12, sampler=[]), jnp.zeros(5))
+      >>> testing.check_buffer([], {"x": jnp.zeros((5, 3))})
       Traceback (most recent call last):
-      ValueError: sampler=[]: must be a sampler, such as jr.Uniform() or jr.Prioritized().
+      AssertionError: a configuration is frozen, hashable, and equal to its copies: unhashable type: 'list'
     """
     spec, key = checks.as_spec(items), jax.random.key(0) if key is None else key
     _check_config(buffer)
@@ -104,6 +104,9 @@ def check_sampler(sampler: Any, *, key: jax.Array | None = None, capacity: int =
     Examples:
       >>> from jaxreplay import testing
       >>> testing.check_sampler(jr.Prioritized(alpha=0.7))
+      >>> testing.check_sampler(None)
+      Traceback (most recent call last):
+      ValueError: sampler=None: must be a sampler, such as jr.Uniform() or jr.Prioritized().
     """
     key, most = jax.random.key(0) if key is None else key, min(batch_size, capacity - 2)
     _check_config(check_methods(sampler))

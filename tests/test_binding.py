@@ -114,6 +114,7 @@ class AgentState(TrainState):
     replay: jr.Bound
 
 
+@pytest.mark.slow  # the guide's first block does the same
 def test_a_train_state_holds_a_buffer_and_is_saved_whole(tmp_path):
     """Its functions, and the buffer's configuration, come from one that is made anew."""
     buffer = jr.ReplayBuffer(capacity=8, sampler=PER)

@@ -12,7 +12,7 @@ import pytest
 from helpers import rarely
 
 import jaxreplay as jr
-from jaxreplay import datasets, sum_tree
+from jaxreplay import datasets, sum_tree, testing
 
 GIVEN = {"jax": jax, "jnp": jnp, "jr": jr}  # what an example need not import
 
@@ -50,7 +50,7 @@ def documented(cls, name):
 def public_callables():
     """By the name of what holds the docstring, so that an inherited one is there once."""
     found = {}
-    for prefix, module in (("", jr), ("sum_tree.", sum_tree), ("datasets.", datasets)):
+    for prefix, module in (("", jr), ("sum_tree.", sum_tree), ("datasets.", datasets), ("testing.", testing)):
         for name, value in exported(module).items():
             if inspect.ismodule(value):
                 continue
@@ -87,6 +87,7 @@ def run(docstring, name):
 
 
 DEAR = {"plot", "migrate", "MonteCarlo", "Mixture.update", "SequenceBuffer.later"}
+DEAR |= {"testing.check_buffer", "testing.check_sampler"}
 DEAR |= {"DifficultyPools.recycle", "DifficultyPools.remap"}
 CASES = [rarely(name) if name in DEAR or name.startswith("Sharded.") else name for name in CALLABLES]
 

@@ -771,6 +771,73 @@ def repeats(page, number, old="", new=""):
 
 
 HOST_LOOP = repeats(DOCS + "guides/host.md", 1)
+
+
+def one_object(block, monkeypatch):
+    items = {"obs": jnp.arange(16.0).reshape(4, 4), "action": jnp.array([0, 1, 0, 1], jnp.int32)}
+    found = run(block, {"items": items}, capacity=("10_000", "16"))
+    agent = found["agent"]
+    assert (agent.step, agent.replay.size(), agent.replay.state.sampler.updates) == (1, 4, 1)
+    assert found["train_step"](agent, items, jax.random.key(2)).replay.size() == 8
+
+
+def a_traced_discount(block, monkeypatch):
+    obs, flags = jnp.zeros((6, 8)), jnp.zeros((6, 8), bool)
+    found = run(block, {"steps": (obs, obs, obs + 1, flags, flags, obs)})["of_each"]
+    assert found.shape == (3, 6, 8)
+    for gamma, returns in zip((0.9, 0.99, 0.999), found, strict=True):
+        np.testing.assert_allclose(returns[2:], 1 + gamma + gamma**2, rtol=1e-6)
+
+
+@struct.dataclass
+class Corridor:
+    """With the interface of gymnax 0.0.9: ends at place 3, or after the limit; starts anew from 0."""
+
+    time: jax.Array
+    place: jax.Array
+
+    def step_env(self, key, state, action, params):
+        state = Corridor(state.time + 1, state.place + action)
+        done = (state.place >= 3) | (state.time >= params.max_steps_in_episode)
+        return state.place, state, 1.0, done, {}
+
+    def reset_env(self, key, params):
+        return jnp.int32(0), Corridor(jnp.int32(0), jnp.int32(0))
+
+
+@struct.dataclass
+class CorridorParams:
+    max_steps_in_episode: int = 5
+
+
+def one_done(block, monkeypatch):
+    env, params = Corridor(0, 0), CorridorParams()
+    env_step = run(block, {"env": env, "env_params": params})["env_step"]
+
+    def step(state, action):
+        obs, state, _, *rest = env_step(jax.random.key(0), state, action)
+        return state, (obs, *rest)
+
+    actions = jnp.array([1, 1, 1, 0, 0, 0, 0, 0, 1, 0, 1, 0, 1], jnp.int32)
+    _, (obs, terminated, truncated, final_obs) = jax.lax.scan(step, env.reset_env(None, params)[1], actions)
+    assert np.flatnonzero(terminated).tolist() == [2, 12]  # the last one is also at the limit
+    assert np.flatnonzero(truncated).tolist() == [7]
+    assert obs.tolist() == [1, 2, 0, 0, 0, 0, 0, 0, 1, 1, 2, 2, 0]
+    assert final_obs[np.array([2, 7, 12])].tolist() == [3, 0, 3]
+    autoreset = jr.NextStepAutoreset(env_step=env_step)
+    state = autoreset.init(env.reset_env(None, params)[1], jnp.int32(0))
+    assert autoreset.step(jax.random.key(0), state, jnp.int32(1))[1] == 1
+
+
+def rows_that_may_not_be_drawn(block, monkeypatch):
+    obs, flags = np.arange(16.0, dtype=np.float32).reshape(2, 8), np.zeros((2, 8), bool)
+    rollout = {"obs": obs, "done": flags, "was_reset": obs == 3}
+    found = run(
+        block, {"rollout": rollout}, length=("1_000", "4"), sequence_length=("sequence_length=16", "sequence_length=2")
+    )
+    assert found["buffer"].size(found["replay"]) == 7
+
+
 COVERED = {  # a function for each block of Python, in the page's order
     "README.md": [quickstart, training_loop],
     "index.md": [repeats("README.md", 0)],
@@ -793,6 +860,7 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/mixtures.md": [half_online],
     "guides/own_sampler.md": [own_sampler],
     "guides/pools.md": [pools],
+    "guides/porting.md": [one_object, a_traced_discount, one_done, rows_that_may_not_be_drawn],
     "guides/priorities.md": [prioritized, lap, priorities_from_actors],
     "guides/scan.md": [repeats("README.md", 1), first_carry, when_ready, several_updates, one_object],
     "guides/seeds.md": [several_seeds],

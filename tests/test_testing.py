@@ -9,7 +9,7 @@ import pytest
 from helpers import mesh, rarely
 
 import jaxreplay as jr
-from jaxreplay import sum_tree, testing
+from jaxreplay import testing
 
 PER = jr.Prioritized(alpha=0.7)
 ITEMS = {"x": jnp.zeros((4, 2)), "frame": jax.ShapeDtypeStruct((4, 3), jnp.uint8)}
@@ -134,7 +134,8 @@ class DrawsFloats(Small):
 class WeighsByRoot(Small):
     def sample(self, state, key, batch_size, beta=None, max_age=None):
         sample = super().sample(state, key, batch_size)
-        return sample.replace(weights=jnp.sqrt(sample.probabilities - 0.2))
+        drawn = sample.probabilities > 0
+        return sample.replace(weights=jnp.where(drawn, jnp.sqrt(sample.probabilities - 0.2), 0.0))
 
 
 @config()
@@ -211,7 +212,8 @@ class HasHiddenCounter(jr.Prioritized):
 @config()
 class Forgets(jr.Prioritized):
     def sample(self, state, key, batch_size, live):
-        return super().sample(state, key, batch_size, live)[0], jnp.full(batch_size, 1.0 / live.size)
+        evenly = jnp.where(live.size > 0, 1.0 / jnp.maximum(live.size, 1), 0.0)
+        return super().sample(state, key, batch_size, live)[0], jnp.full(batch_size, evenly, jnp.float32)
 
 
 @config()
@@ -235,8 +237,12 @@ class FirstCounts(jr.Prioritized):
 @config()
 class TakesAll(jr.Prioritized):
     def update(self, state, slots, td_errors, mask, axis_name=None):
-        taken = jnp.where(mask, slots, state.tree.capacity)
-        return state.replace(tree=sum_tree.update(state.tree, taken, jnp.abs(td_errors)))
+        state = super().update(state, slots, td_errors, mask)
+        return state.replace(max_priority=jnp.where(jnp.isfinite(jnp.sum(td_errors)), state.max_priority, jnp.inf))
+
+    def sample(self, state, key, batch_size, live):
+        slots, probabilities = super().sample(state, key, batch_size, live)
+        return slots, probabilities * (state.max_priority / state.max_priority)
 
 
 @config()

@@ -39,7 +39,7 @@ LATE = "an update of what is no longer stored is ignored"
 LAW = "what is drawn comes as often as its probability says"
 LIVE = "slots are drawn from the live ones alone"
 IGNORED = "a slot out of range, or a row that the mask leaves out, changes nothing"
-LAST = "of a slot that is updated twice the last row counts"
+LAST = "of a slot that is updated twice the TD error of the last row counts"
 FINITE = "a TD error that is not finite leaves a law"
 
 
@@ -167,7 +167,7 @@ def check_sampler(sampler: Any, *, key: jax.Array | None = None, capacity: int =
         _same(told(1, 2, (3.0, 3.0), (False, False)), many[:2])
         _same(law(insert(state, jnp.full(capacity, capacity, jnp.int32), drawable)), many[:2])
     with _rule(LAST):
-        _same(told(1, 1, (9.0, 2.0), (True, True)), told(2, 1, (9.0, 2.0), (False, True)))
+        _same(told(1, 1, (9.0, 2.0), (True, True)), told(1, 1, (0.5, 2.0), (True, True)))
     wrong = told(1, 2, (np.nan, np.inf), (True, True))
     with _rule(FINITE):
         assert np.all(np.isfinite(wrong[1])), "probabilities are not finite"

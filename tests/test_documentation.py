@@ -16,6 +16,7 @@ from flax import struct
 from helpers import at, leaves_of, run_once
 
 import jaxreplay as jr
+from jaxreplay import testing
 from jaxreplay.__main__ import main as report
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -603,6 +604,7 @@ def pools(block, monkeypatch):
 def own_sampler(block, monkeypatch):
     found = run(block, {}, length=("1_000", "12"), num_envs=("16", "2"), sequence_length=("=8", "=3"))
     curious = found["buffer"].sampler
+    testing.check_sampler(curious)
     buffers = found["buffer"], jr.ReplayBuffer(capacity=20, sampler=curious)
 
     def learn(buffer, rows, key):

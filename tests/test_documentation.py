@@ -775,7 +775,7 @@ def repeats(page, number, old="", new=""):
 HOST_LOOP = repeats(DOCS + "guides/host.md", 1)
 
 
-def one_object(block, monkeypatch):
+def object_in_a_train_state(block, monkeypatch):
     items = {"obs": jnp.arange(16.0).reshape(4, 4), "action": jnp.array([0, 1, 0, 1], jnp.int32)}
     found = run(block, {"items": items}, capacity=("10_000", "16"))
     agent = found["agent"]
@@ -862,7 +862,7 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/mixtures.md": [half_online],
     "guides/own_sampler.md": [own_sampler],
     "guides/pools.md": [pools],
-    "guides/porting.md": [one_object, a_traced_discount, one_done, rows_that_may_not_be_drawn],
+    "guides/porting.md": [object_in_a_train_state, a_traced_discount, one_done, rows_that_may_not_be_drawn],
     "guides/priorities.md": [prioritized, lap, priorities_from_actors],
     "guides/scan.md": [repeats("README.md", 1), first_carry, when_ready, several_updates, one_object],
     "guides/seeds.md": [several_seeds],

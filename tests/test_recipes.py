@@ -166,7 +166,8 @@ def her():
 def nfsp():
     found = run("NFSP")
     _, _, ring, reservoir = found["carry"]
-    np.testing.assert_allclose(found["policies"][-2_000:].mean(axis=0), [0.25, 0.5, 0.25], atol=0.05)
+    policies = np.asarray(found["policies"][10_000:])  # with a ring in place of the reservoir, off by 0.5 at times
+    np.testing.assert_allclose(policies, np.broadcast_to([0.25, 0.5, 0.25], policies.shape), atol=0.1)
     num_best = int(reservoir.count[1])
     assert abs(num_best - 0.1 * 128 * 20_000) < 5 * (0.09 * 128 * 20_000) ** 0.5
     assert found["everything"].is_full(reservoir)

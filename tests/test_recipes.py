@@ -100,7 +100,7 @@ def dreamer():
         for t in range(64):
             stored.append(latent)
             latent, _ = found["cell"](params, latent, items["obs"][:, t])
-        return np.allclose(np.stack(stored, axis=1), items["latent"], atol=1e-6)
+        return np.abs(np.stack(stored, axis=1) - items["latent"]).max() < 1e-4
 
     assert not is_fresh(replay)
     (_, fresh), _ = found["learn"]((params, replay), newest)

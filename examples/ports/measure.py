@@ -1,0 +1,186 @@
+"""What the ports measure: an agent as its authors wrote it beside the same agent on jaxreplay.
+
+python examples/ports/measure.py --table   # the tables of .docs/pages/ports.md, made from results/*.json
+python examples/ports/measure.py --write   # write them into the page
+
+A training function takes keys [seeds] and gives the return of each seed [seeds]. A script compares functions with
+`compare`, counts the lines of its adapter with `count_lines`, and writes what it found with `write`.
+"""
+
+import datetime
+import importlib.metadata
+import inspect
+import io
+import json
+import os
+import platform
+import sys
+import textwrap
+import time
+import tokenize
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import jax
+import numpy as np
+
+HERE = Path(__file__).resolve().parent
+sys.path.append(str(HERE.parent))  # the modules that the examples share
+from arguments import Parser  # noqa: E402
+from reporting import interval  # noqa: E402
+
+RESULTS = HERE / "results"
+PAGE = HERE.parent.parent / ".docs" / "pages" / "ports.md"
+BEGIN, END = "<!-- tables: begin -->\n", "<!-- tables: end -->"
+LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+
+
+def parser(description: str, seeds: int = 8) -> Parser:
+    """The command line of a port: --seeds, --seed, --out, --short and --check."""
+    result = Parser(description)
+    result.add_experiment(seeds=seeds)
+    result.add_argument("--check", action="store_true", help="only show what is right now that was not")
+    return result
+
+
+def count_lines(*parts: Any) -> int:
+    """Lines of code in the source of these classes and functions, without blank lines, comments and docstrings."""
+    total = 0
+    for part in parts:
+        source, lines, statement = textwrap.dedent(inspect.getsource(part)), set(), []
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
+            if token.type not in LAYOUT:
+                statement.append(token)
+            elif token.type == tokenize.NEWLINE:
+                if [each.type for each in statement] != [tokenize.STRING]:
+                    lines |= {line for each in statement for line in range(each.start[0], each.end[0] + 1)}
+                statement = []
+        total += len(lines)
+    return total
+
+
+def compile_one(train: Callable, *args: Any) -> dict[str, Any]:
+    """A training function, compiled; the seconds that took, and the bytes that a run takes of the device."""
+    start = time.perf_counter()
+    program = jax.jit(train).lower(*args).compile()
+    seconds = time.perf_counter() - start
+    sizes = program.memory_analysis()
+    kinds = {"temporaries": "temp", "arguments": "argument", "outputs": "output"}
+    memory = {kind: int(getattr(sizes, f"{name}_size_in_bytes")) for kind, name in kinds.items()}
+    return {"program": program, "compile_seconds": seconds, "memory_bytes": memory}
+
+
+def compare(original: Callable, port: Callable, *args: Any, rounds: int, returns: bool = True) -> dict[str, Any]:
+    """One row of results: both training functions compiled, then run in turn, `rounds` times each.
+
+    Each goes first in half of the rounds. Before the first round each runs once, unless there is but one round.
+    `returns=False` says that these runs are too short for what they return to mean anything.
+    """
+    compiled = {name: compile_one(train, *args) for name, train in (("original", original), ("port", port))}
+    seconds: dict[str, list[float]] = {name: [] for name in compiled}
+    found = {}
+    for turn in range(rounds + (rounds > 1)):
+        for name in list(compiled)[:: -1 if turn % 2 else 1]:
+            start = time.perf_counter()
+            found[name] = np.asarray(jax.block_until_ready(compiled[name]["program"](*args)))
+            seconds[name].append(round(time.perf_counter() - start, 4))
+    row = {key: {name: compiled[name][key] for name in compiled} for key in ("compile_seconds", "memory_bytes")}
+    row["seconds"] = {name: times[len(times) - rounds :] for name, times in seconds.items()}
+    row["returns"] = {name: [round(float(x), 3) for x in values] for name, values in found.items()} if returns else None
+    return row
+
+
+def show(row: dict[str, Any]) -> None:
+    """Print a row as one line of the table."""
+    print("  ".join(f"{name}: {text}" for name, text in zip(COLUMNS[1:], cells(row), strict=True)), flush=True)
+
+
+def write(out: Path, name: str, packages: Sequence[str], **found: Any) -> None:
+    """Write what a port found, with `rows` and `checks` among it, to `out`/`name`.json."""
+    about = {
+        "date": datetime.date.today().isoformat(),
+        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "versions": {package: importlib.metadata.version(package) for package in ("jax", "jaxreplay", *packages)},
+        "python": platform.python_version(),
+        "device": f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores",
+    }
+    path = out / f"{name}.json"
+    path.write_text(json.dumps({**about, **found}, indent=1) + "\n")
+    print(f"wrote {path}")
+
+
+COLUMNS = (
+    "agent",
+    "port",
+    "task",
+    "lines",
+    "time of a run: port / original",
+    "temporaries, MB",
+    "time to compile: port / original",
+    "return, original",
+    "return, port",
+)
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """A row of the first table, without its first cell."""
+    original, port = (np.array(row["seconds"][name]) for name in ("original", "port"))
+    ratios = port / original
+    spread = f" [{ratios.min():.3g}, {ratios.max():.3g}]" if len(ratios) > 1 else ""
+    memory = [row["memory_bytes"][name]["temporaries"] / 1e6 for name in ("original", "port")]
+    compiled = row["compile_seconds"]["port"] / row["compile_seconds"]["original"]
+    returns = ["", ""]
+    if row["returns"] is not None:
+        values = [np.array(row["returns"][name]) for name in ("original", "port")]
+        returns = ["{:.1f} [{:.1f}, {:.1f}]".format(x.mean(), *interval(x)) for x in values]
+    speed = [f"{np.median(ratios):.2g}{spread}", " → ".join(f"{x:.3g}" for x in memory), f"{compiled:.2f}"]
+    return [row["port"], row["task"], str(row["lines"]), *speed, *returns]
+
+
+def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
+    lines = [columns, ["---"] * len(columns), *rows]
+    return "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def tables() -> str:
+    """The tables of the page: what was measured, what is right now, and with which versions."""
+    files = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    measured = [[found["agent"], *cells(row)] for found in files.values() for row in found["rows"]]
+    checks = [
+        [found["agent"], check["what"], check["original"], check["port"]]
+        for found in files.values()
+        for check in found["checks"]
+    ]
+    versions = [
+        [
+            f"`{found['command']}`",
+            found["date"],
+            ", ".join(" ".join(item) for item in found["versions"].items()),
+            f"{found['device']}, Python {found['python']}",
+        ]
+        for found in files.values()
+    ]
+    return "\n".join(
+        [
+            markdown(COLUMNS, measured),
+            markdown(("agent", "what", "original", "port"), checks),
+            markdown(("command", "date", "versions", "device"), versions),
+        ]
+    )
+
+
+def main() -> None:
+    line = Parser("Tables of what the ports found.")
+    line.add_argument("--table", action="store_true", help="print the tables (the default)")
+    line.add_argument("--write", action="store_true", help=f"write them into {PAGE.name}")
+    args = line.parse()
+    if not args.write:
+        print(tables(), end="")
+        return
+    before, rest = PAGE.read_text().split(BEGIN)
+    PAGE.write_text(before + BEGIN + tables() + END + rest.split(END)[1])
+
+
+if __name__ == "__main__":
+    main()

@@ -33,13 +33,15 @@ from reporting import interval  # noqa: E402
 RESULTS = HERE / "results"
 PAGE = HERE.parent.parent / ".docs" / "pages" / "ports.md"
 BEGIN, END = "<!-- tables: begin -->\n", "<!-- tables: end -->"
+MEASURED = ("compile_seconds", "memory_bytes")
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
 
 def parser(description: str, seeds: int = 8) -> Parser:
-    """The command line of a port: --seeds, --seed, --out, --short and --check."""
+    """The command line of a port: --seeds, --seed, --out, --short, and --speed or --check."""
     result = Parser(description)
     result.add_experiment(seeds=seeds)
+    result.add_argument("--speed", action="store_true", help="only time short runs, with buffers of several sizes")
     result.add_argument("--check", action="store_true", help="only show what is right now that was not")
     return result
 
@@ -64,7 +66,7 @@ def compile_one(train: Callable, *args: Any) -> dict[str, Any]:
     """A training function, compiled; the seconds that took, and the bytes that a run takes of the device."""
     start = time.perf_counter()
     program = jax.jit(train).lower(*args).compile()
-    seconds = time.perf_counter() - start
+    seconds = round(time.perf_counter() - start, 2)
     sizes = program.memory_analysis()
     kinds = {"temporaries": "temp", "arguments": "argument", "outputs": "output"}
     memory = {kind: int(getattr(sizes, f"{name}_size_in_bytes")) for kind, name in kinds.items()}
@@ -72,23 +74,35 @@ def compile_one(train: Callable, *args: Any) -> dict[str, Any]:
 
 
 def compare(original: Callable, port: Callable, *args: Any, rounds: int, returns: bool = True) -> dict[str, Any]:
-    """One row of results: both training functions compiled, then run in turn, `rounds` times each.
+    """`compare_all` for a single port."""
+    return compare_all(original, {"port": port}, *args, rounds=rounds, returns=returns)["port"]
 
-    Each goes first in half of the rounds. Before the first round each runs once, unless there is but one round.
+
+def compare_all(
+    original: Callable, ports: dict[str, Callable], *args: Any, rounds: int, returns: bool = True
+) -> dict[str, dict[str, Any]]:
+    """A row of results for each port: all training functions compiled, then run in turn, `rounds` times each.
+
+    Every other round goes backwards. Before the first round each runs once, unless there is but one round.
     `returns=False` says that these runs are too short for what they return to mean anything.
     """
-    compiled = {name: compile_one(train, *args) for name, train in (("original", original), ("port", port))}
+    compiled = {name: compile_one(train, *args) for name, train in {"": original, **ports}.items()}
     seconds: dict[str, list[float]] = {name: [] for name in compiled}
     found = {}
     for turn in range(rounds + (rounds > 1)):
         for name in list(compiled)[:: -1 if turn % 2 else 1]:
             start = time.perf_counter()
-            found[name] = np.asarray(jax.block_until_ready(compiled[name]["program"](*args)))
+            values = np.asarray(jax.block_until_ready(compiled[name]["program"](*args)))
             seconds[name].append(round(time.perf_counter() - start, 4))
-    row = {key: {name: compiled[name][key] for name in compiled} for key in ("compile_seconds", "memory_bytes")}
-    row["seconds"] = {name: times[len(times) - rounds :] for name, times in seconds.items()}
-    row["returns"] = {name: [round(float(x), 3) for x in values] for name, values in found.items()} if returns else None
-    return row
+            found[name] = [round(float(x), 3) for x in values]
+
+    def row(port: str) -> dict[str, Any]:
+        names = {"original": "", "port": port}
+        kept = {key: {of: compiled[name][key] for of, name in names.items()} for key in MEASURED}
+        kept["seconds"] = {of: seconds[name][-rounds:] for of, name in names.items()}
+        return {**kept, "returns": {of: found[name] for of, name in names.items()} if returns else None}
+
+    return {port: row(port) for port in ports}
 
 
 def show(row: dict[str, Any]) -> None:
@@ -97,7 +111,7 @@ def show(row: dict[str, Any]) -> None:
 
 
 def write(out: Path, name: str, packages: Sequence[str], **found: Any) -> None:
-    """Write what a port found, with `rows` and `checks` among it, to `out`/`name`.json."""
+    """Write what a port found to `out`/`name`.json: its `agent`, and the rows of `rows` or of `checks`, or of both."""
     about = {
         "date": datetime.date.today().isoformat(),
         "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
@@ -146,11 +160,11 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def tables() -> str:
     """The tables of the page: what was measured, what is right now, and with which versions."""
     files = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
-    measured = [[found["agent"], *cells(row)] for found in files.values() for row in found["rows"]]
+    measured = [[found["agent"], *cells(row)] for found in files.values() for row in found.get("rows", [])]
     checks = [
         [found["agent"], check["what"], check["original"], check["port"]]
         for found in files.values()
-        for check in found["checks"]
+        for check in found.get("checks", [])
     ]
     versions = [
         [

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import measure
 from flax import struct
 from gymnax.wrappers.purerl import GymnaxWrapper
 from rejax.algos.algorithm import register_init
@@ -13,6 +14,8 @@ from rejax.compat import create
 import jaxreplay as jr
 
 PACKAGES = ("rejax", "gymnax", "flax", "optax")
+CAPACITIES = (50_000, 131_072, 1_000_000)  # the second is rejax's default
+LAST = 4  # a seed's return is the mean of so many evaluations
 NEVER = 2**31 - 1
 
 
@@ -65,14 +68,56 @@ class KeepsEnds(GymnaxWrapper):
         return obs, Ended(state, final_obs, terminated, done & ~terminated), reward, done, info
 
 
-def trainer(algorithm: Any, env: str, last: int, keep_ends: bool = False, **settings: Any) -> Callable:
+def make(algorithm: Any, env: Any, params: Any, **settings: Any) -> Any:
+    """An algorithm of rejax, or a port of one, whose environment keeps its ends."""
+    env = env if algorithm.__module__.startswith("rejax.") else KeepsEnds(env)
+    return algorithm.create(env=env, env_params=params, **settings)
+
+
+def trainer(algorithm: Any, env: str, settings: dict[str, Any]) -> Callable:
     """A function from keys [seeds] to returns [seeds]: means of the last evaluations, of 128 episodes each."""
-    task, params = create(env)
-    task = KeepsEnds(task) if keep_ends else task
-    algo = algorithm.create(env=task, env_params=params, **settings)
+    algo = make(algorithm, *create(env), **settings)
 
     def train(key: jax.Array) -> jax.Array:
         _, (_, returns) = algo.train(key)
-        return returns[-last:].mean()
+        return returns[-LAST:].mean()
 
     return jax.vmap(train)
+
+
+def rows(task: str, original: Any, ports: dict[str, Any], env: str, settings: dict[str, Any], *args: Any, **how: Any):
+    """Rows of results of all ports, and prints them."""
+    trainers = {name: trainer(port, env, settings) for name, (port, _) in ports.items()}
+    found = measure.compare_all(trainer(original, env, settings), trainers, *args, **how)
+    found = [{"port": name, "task": task, "lines": ports[name][1], **row} for name, row in found.items()]
+    for row in found:
+        measure.show(row)
+    return found
+
+
+def run(
+    name: str,
+    original: Any,
+    ports: dict[str, tuple[Any, int]],
+    env: str,
+    settings: dict[str, Any],
+    short: dict[str, Any],
+    speed: dict[str, Any],
+) -> None:
+    """What `rejax_dqn.py` and `rejax_sac.py` do: returns of all seeds, or with --speed times of short runs.
+
+    `ports` has classes and the number of their lines, `short` and `speed` other settings for such runs.
+    """
+    args = measure.parser(f"rejax's {name}, as it is and on jaxreplay.").parse()
+    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
+    if args.speed:
+        found = []
+        for capacity in CAPACITIES[: 1 if args.short else None]:
+            changed = {**settings, **speed, "buffer_size": capacity}
+            task = f"{env}, {capacity:,} items, {changed['total_timesteps']:,} steps"
+            found += rows(task, original, ports, env, changed, keys[:1], rounds=5, returns=False)
+    else:
+        changed = {**settings, **(short if args.short else {})}
+        found = rows(env, original, ports, env, changed, keys, rounds=1)
+    file = f"rejax_{name.lower()}{'_speed' if args.speed else ''}"
+    measure.write(args.out, file, PACKAGES, agent=f"rejax {name}", rows=found)

@@ -19,12 +19,11 @@ from flax import struct
 from rejax import DQN
 from rejax.algos.algorithm import register_init
 from rejax.buffers import ReplayBuffer
-from rejax_adapter import PACKAGES, Ended, KeepsEnds, OnReplayBuffer, Replay, trainer
+from rejax_adapter import Ended, KeepsEnds, OnReplayBuffer, Replay, run
 
 import jaxreplay as jr
 
 TASK = "CartPole-v1"
-LAST = 4  # a seed's return is the mean of so many evaluations
 SETTINGS = {
     "agent": "DuelingQNetwork",
     "num_envs": 10,
@@ -105,45 +104,14 @@ class PrioritizedDQN(DQN):
         return ts.replace(q_ts=ts.q_ts.apply_gradients(grads=grads), replay_buffer=replay)
 
 
-LINES = {
-    "buffer only": measure.count_lines(Replay, OnReplayBuffer, PortedDQN),
-    "3-step, prioritized, truncation": measure.count_lines(
-        Replay, Ended, KeepsEnds, Batch, TracedReplay, PrioritizedDQN
+PORTS = {
+    "buffer only": (PortedDQN, measure.count_lines(Replay, OnReplayBuffer, PortedDQN)),
+    "3-step, prioritized, truncation": (
+        PrioritizedDQN,
+        measure.count_lines(Replay, Ended, KeepsEnds, Batch, TracedReplay, PrioritizedDQN),
     ),
 }
 
-
-def trainers(**settings: Any) -> list[Any]:
-    """The original, and the ports by name."""
-    settings = {**SETTINGS, **settings}
-    ports = [trainer(PortedDQN, TASK, LAST, **settings), trainer(PrioritizedDQN, TASK, LAST, True, **settings)]
-    return [trainer(DQN, TASK, LAST, **settings), dict(zip(LINES, ports, strict=True))]
-
-
-def rows(task: str, *args: Any, **how: Any) -> list[dict[str, Any]]:
-    found = [
-        {"port": port, "task": task, "lines": LINES[port], **row}
-        for port, row in measure.compare_all(*args, **how).items()
-    ]
-    for row in found:
-        measure.show(row)
-    return found
-
-
-def main() -> None:
-    args = measure.parser("rejax's DQN, as it is and on jaxreplay.").parse()
-    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    if args.speed:
-        found = []
-        for capacity in (50_000,) if args.short else (50_000, 131_072, 1_000_000):
-            short = trainers(buffer_size=capacity, total_timesteps=2_500, fill_buffer=500)
-            found += rows(f"{TASK}, {capacity:,} items, 2,500 steps", *short, keys[:1], rounds=5, returns=False)
-        measure.write(args.out, "rejax_dqn_speed", PACKAGES, agent="rejax DQN", rows=found)
-        return
-    steps = {"total_timesteps": 2_500, "fill_buffer": 500} if args.short else {}
-    found = rows(TASK, *trainers(**steps), keys, rounds=1)
-    measure.write(args.out, "rejax_dqn", PACKAGES, agent="rejax DQN", rows=found)
-
-
 if __name__ == "__main__":
-    main()
+    few = {"total_timesteps": 2_500, "fill_buffer": 500}
+    run("DQN", DQN, PORTS, TASK, SETTINGS, short=few, speed=few)

@@ -1,0 +1,144 @@
+"""What the ports of rejax have right and rejax has not, and what it has right: by numbers, from rejax's own code."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from gymnax.environments import environment, spaces
+from rejax.buffers import Minibatch, ReplayBuffer
+from rejax_adapter import make
+
+LIMIT, STEPS, NUM_ENVS, GAMMA = 5, 40, 2, 0.9
+PHASES = 10
+
+
+@struct.dataclass
+class State:
+    time: jax.Array
+    phase: jax.Array
+
+
+class Clock(environment.Environment):
+    """Goes round a clock of 10 hours, from any hour. Each step is rewarded with 1; the time limit alone ends it.
+
+    So the value of each hour is 1 / (1 - gamma).
+    """
+
+    default_params = environment.EnvParams(max_steps_in_episode=LIMIT)
+
+    def step_env(self, key: Any, state: State, action: Any, params: Any) -> tuple:
+        state = State(state.time + 1, (state.phase + 1) % PHASES)
+        return self.get_obs(state), state, jnp.float32(1.0), self.is_terminal(state, params), {}
+
+    def reset_env(self, key: Any, params: Any) -> tuple:
+        state = State(jnp.int32(0), jax.random.randint(key, (), 0, PHASES))
+        return self.get_obs(state), state
+
+    def get_obs(self, state: State, params: Any = None, key: Any = None) -> jax.Array:
+        return jax.nn.one_hot(state.phase, PHASES)
+
+    def is_terminal(self, state: State, params: Any) -> jax.Array:
+        return state.time >= params.max_steps_in_episode
+
+    def action_space(self, params: Any) -> spaces.Discrete:
+        return spaces.Discrete(2)
+
+    def observation_space(self, params: Any) -> spaces.Box:
+        return spaces.Box(0.0, 1.0, (PHASES,))
+
+
+def collected(algorithm: Any, *extra: Any) -> list[Any]:
+    """What the algorithm's own code hands to its buffer in STEPS steps: leaves [STEPS, NUM_ENVS, ...]."""
+    algo = make(algorithm, Clock(), Clock.default_params, num_envs=NUM_ENVS, buffer_size=64, gamma=GAMMA)
+    _, found = jax.lax.scan(
+        lambda ts, _: algo.collect_transitions(ts, *extra), algo.init_state(jax.random.key(0)), length=STEPS
+    )
+    return [np.asarray(leaf) for leaf in found]
+
+
+def time_limits(original: Any, port: Any, *extra: Any) -> list[dict[str, str]]:
+    """Of the rows that reach the time limit."""
+    rows = Minibatch(*collected(original, *extra))
+    ported = collected(port, *extra)
+    if len(ported) == len(rows):
+        done, next_obs = Minibatch(*ported).done, Minibatch(*ported).next_obs
+    else:
+        done, next_obs = ported[3], ported[5]
+    limit = np.zeros((STEPS, NUM_ENVS), bool)
+    limit[LIMIT - 1 :: LIMIT] = True
+    right = np.roll(rows.obs, 1, axis=-1)  # the next hour
+
+    def row(what: str, original: np.ndarray, port: np.ndarray, among: np.ndarray) -> dict[str, str]:
+        counts = [f"{np.sum(wrong & among)} of {among.sum()}" for wrong in (original, port)]
+        return {"what": what, "original": counts[0], "port": counts[1]}
+
+    strays = [np.any(np.asarray(x) != right, axis=-1) for x in (rows.next_obs, next_obs)]
+    return [
+        row("time limits told the learner as terminations", rows.done, done.astype(bool), limit),
+        row("rows at a time limit whose next observation is of the next episode", *strays, limit),
+        row("other rows with a wrong next observation, or one of another environment", *strays, ~limit),
+    ]
+
+
+def values(original: Any, port: Any) -> dict[str, str]:
+    """What the agents learn of the clock."""
+
+    def learned(algorithm: Any) -> str:
+        settings = {"batch_size": 64, "buffer_size": 2_000, "fill_buffer": 100, "num_epochs": 5, "polyak": 0.95}
+        times = {"total_timesteps": 6_000, "eval_freq": 6_000, "skip_initial_evaluation": True}
+        algo = make(
+            algorithm,
+            Clock(),
+            Clock.default_params,
+            num_envs=NUM_ENVS,
+            gamma=GAMMA,
+            learning_rate=1e-3,
+            **settings,
+            **times,
+        )
+        ts, _ = jax.jit(algo.train)(jax.random.key(0))
+        found = algo.agent.apply(ts.q_ts.params, jnp.eye(PHASES)).max(axis=1)
+        return f"{found.min():.2f} to {found.max():.2f}"
+
+    what = f"values that are all {1 / (1 - GAMMA):.0f}, as learned under a time limit of {LIMIT} steps"
+    return {"what": what, "original": learned(original), "port": learned(port)}
+
+
+def rows_never_stored(port: Any) -> dict[str, str]:
+    """Draws from a buffer with fewer rows than the batch; what rejax's `ReplayBuffer.sample` warns of."""
+    stored, batch_size = 10, 64
+    algo = make(port, Clock(), Clock.default_params, num_envs=stored, buffer_size=500)
+    space = algo.obs_space, algo.action_space
+    rows = ReplayBuffer.empty(stored, *space).data._replace(reward=jnp.ones(stored))
+    drawn = ReplayBuffer.empty(500, *space).extend(rows).sample(batch_size, jax.random.key(0))
+    replay = algo.initialize_replay_buffer(jax.random.key(0))["replay_buffer"]
+    for _ in range(3):  # 3-step transitions are known 2 steps later
+        replay = replay.extend((rows.obs, rows.action, rows.reward, rows.done, rows.done, rows.next_obs))
+    ported = replay.sample(batch_size, jax.random.key(0))
+    counts = [int(np.sum(np.asarray(x) == 0)) for x in (drawn.reward, ported.reward)]
+    what = f"rows never stored in a batch of {batch_size} drawn from {stored} rows"
+    return {"what": what, "original": str(counts[0]), "port": str(counts[1])}
+
+
+def windows(port: Any) -> dict[str, str]:
+    """The port's n-step transitions beside those made here, window by window."""
+    algo = make(port, Clock(), Clock.default_params, num_envs=NUM_ENVS, buffer_size=STEPS * NUM_ENVS, gamma=GAMMA)
+    step = jax.jit(lambda ts: algo.collect_transitions(ts, 1.0))
+    ts = algo.init_state(jax.random.key(0))
+    for _ in range(STEPS):
+        ts, steps = step(ts)
+        ts = ts.replace(replay_buffer=ts.replay_buffer.extend(steps))
+    buffer, state = ts.replay_buffer.buffer, ts.replay_buffer.state
+    found = buffer.get(state, buffer.newest(state, int(buffer.size(state))))
+    obs = np.argmax(collected(port, 1.0)[0], axis=-1)
+    wrong = 0
+    for row in range(len(found.Rn)):
+        t, e = divmod(row, NUM_ENVS)
+        m = min(algo.n, LIMIT - t % LIMIT)
+        expected = obs[t, e], sum(GAMMA**k for k in range(m)), GAMMA**m, (obs[t, e] + m) % PHASES
+        got = np.argmax(found.S[row]), found.Rn[row], found.In[row], np.argmax(found.S_next[row])
+        wrong += not np.allclose(expected, got, rtol=1e-6)
+    what = f"{algo.n}-step transitions that differ from those made by hand"
+    return {"what": what, "original": "has none", "port": f"{wrong} of {len(found.Rn)}"}

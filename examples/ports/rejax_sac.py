@@ -1,0 +1,52 @@
+"""rejax's SAC, as it is and on jaxreplay: Pendulum-v1 with the settings that rejax's repository gives for it.
+
+pip install -e . rejax==0.1.3 gymnax==0.0.9
+python examples/ports/rejax_sac.py           # 8 seeds, minutes on two CPU cores
+python examples/ports/rejax_sac.py --speed   # time of short runs, with buffers of several sizes
+python examples/ports/rejax_sac.py --short   # a minute, most of it to compile
+
+Runs with jax 0.10.2. Pendulum ends at its time limit alone, which is no termination to the second port, `EndedSAC`.
+"""
+
+from typing import Any
+
+import measure
+from rejax import SAC
+from rejax_adapter import Ended, KeepsEnds, OnReplayBuffer, Replay, run
+
+TASK = "Pendulum-v1"
+SETTINGS = {
+    "agent_kwargs": {"activation": "swish"},
+    "num_envs": 1,
+    "buffer_size": 10_000,
+    "fill_buffer": 256,
+    "batch_size": 256,
+    "learning_rate": 0.01,
+    "num_epochs": 1,
+    "total_timesteps": 10_000,
+    "eval_freq": 500,
+    "polyak": 0.98,
+    "normalize_observations": True,
+    "skip_initial_evaluation": True,
+}
+
+
+class PortedSAC(OnReplayBuffer, SAC):
+    """The same agent on another buffer."""
+
+
+class EndedSAC(PortedSAC):
+    """Bootstraps from the final observation at a time limit; its environment is in `KeepsEnds`."""
+
+    def collect_transitions(self, ts: Any) -> tuple[Any, Any]:
+        ts, step = super().collect_transitions(ts)
+        return ts, step._replace(next_obs=ts.env_state.obs, done=ts.env_state.terminated)
+
+
+PORTS = {
+    "buffer only": (PortedSAC, measure.count_lines(Replay, OnReplayBuffer, PortedSAC)),
+    "truncation": (EndedSAC, measure.count_lines(Replay, OnReplayBuffer, PortedSAC, Ended, KeepsEnds, EndedSAC)),
+}
+
+if __name__ == "__main__":
+    run("SAC", SAC, PORTS, TASK, SETTINGS, short={"total_timesteps": 1_000}, speed={"total_timesteps": 1_000})

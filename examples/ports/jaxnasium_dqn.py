@@ -1,152 +1,96 @@
-"""jaxnasium's DQN, as it is and on jaxreplay: CartPole-v1 with jaxnasium's default settings.
+"""jaxnasium's DQN, as it is and on jaxreplay: CartPole-v1 with jaxnasium's default settings, but fewer steps.
 
 pip install -e . 'jaxnasium[algs]==0.1.1'
-python examples/ports/jaxnasium_dqn.py           # 8 seeds, minutes on two CPU cores
-python examples/ports/jaxnasium_dqn.py --speed   # time of short runs, with buffers of several sizes
-python examples/ports/jaxnasium_dqn.py --check   # what is right now that was not
-python examples/ports/jaxnasium_dqn.py --short   # a minute, most of it to compile
+python examples/ports/jaxnasium_dqn.py                 # 8 seeds, minutes on two CPU cores
+python examples/ports/jaxnasium_dqn.py --prioritized   # the same with prioritized buffers
+python examples/ports/jaxnasium_dqn.py --speed         # time of short runs, with prioritized buffers of several sizes
+python examples/ports/jaxnasium_dqn.py --check         # what is right now that was not
+python examples/ports/jaxnasium_dqn.py --short         # a minute, most of it to compile
 
-Runs with jax 0.10.2. `Replay` takes the place of jaxnasium's two buffers, uniform and prioritized, and draws by the
-same law. No agent of jaxnasium uses its prioritized buffer, so `PrioritizedDQN` is one that does. `TracedReplay` gives
-it 3-step transitions that bootstrap at a time limit.
+Runs with jax 0.10.2. `Replay` takes the place of jaxnasium's two buffers, uniform and prioritized. No agent of
+jaxnasium uses its prioritized buffer, so `PrioritizedDQN` is one that does. `TracedReplay` gives it 3-step transitions
+that bootstrap at a time limit.
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any
-from unittest.mock import patch
 
-import equinox as eqx
 import jax
 import jax.numpy as jnp
 import jaxnasium as jym
-from jaxnasium._environment import ORIGINAL_OBSERVATION_KEY
-from jaxnasium.algorithms import DQN, dqn
-from jaxnasium.algorithms.core import Transition
-from jaxnasium.algorithms.dqn import DQNAgent
+import jaxnasium_checks
+import measure
+from jaxnasium.algorithms import DQN
+from jaxnasium.algorithms.core import PrioritizedTransitionBuffer
+from jaxnasium_adapter import KeepsFinal, PrioritizedDQN, Replay, TracedReplay, with_buffer
 
 import jaxreplay as jr
 
 TASK = "CartPole-v1"
-FINAL = "final_observation"
+PACKAGES = ("jaxnasium", "equinox", "optax")
+CAPACITIES = (50_000, 131_072, 1_000_000)  # the first is jaxnasium's default
+GAMMA = 0.99
+ON_ITS_OWN = with_buffer(PrioritizedDQN, PrioritizedTransitionBuffer)
+BUFFER_LINES = measure.count_lines(Replay, with_buffer)
+TRACED_LINES = BUFFER_LINES + measure.count_lines(TracedReplay, KeepsFinal)
+UNIFORM = {"buffer only": (with_buffer(DQN, functools.partial(Replay, sampler=jr.Uniform())), BUFFER_LINES)}
+PRIORITIZED = {
+    "buffer only": (with_buffer(PrioritizedDQN, functools.partial(Replay, sampler=jr.Prioritized())), BUFFER_LINES),
+    "3-step, truncation": (with_buffer(PrioritizedDQN, functools.partial(TracedReplay, gamma=GAMMA)), TRACED_LINES),
+}
 
 
-class Replay(eqx.Module):
-    """A buffer with the methods of jaxnasium's; a row whose next observation is not in the buffer is not drawn."""
+def trainer(algorithm: type[DQN], **settings: Any) -> Callable:
+    """A function from keys [seeds] to returns [seeds]: means over the last tenth of training.
 
-    buffer: Any = eqx.field(static=True)
-    batch_size: int = eqx.field(static=True)
-    state: Any
-
-    def __init__(self, max_size: int, sample_batch_size: int, data_sample: Transition, sampler: Any):
-        num_envs = data_sample.reward.shape[1]
-        settings = {"length": max_size // num_envs, "num_envs": num_envs, "windows": "inside", "sampler": sampler}
-        self.buffer, self.batch_size = jr.SequenceBuffer(sequence_length=2, **settings), sample_batch_size
-        self.state = self.buffer.init(data_sample)
-
-    def insert(self, rows: Transition) -> "Replay":
-        return eqx.tree_at(lambda x: x.state, self, self.buffer.add(self.state, rows, ends=rows.truncated))
-
-    def sample(self, key: jax.Array, with_next_obs: bool = True) -> Transition:
-        found = self.buffer.sample(self.state, key, self.batch_size)
-        first = jax.tree.map(lambda leaf: leaf[:, 0], found.items)
-        next_obs = found.items.observation[:, 1]
-        return first.replace(next_observation=next_obs, PER_weight=found.weights, PER_index=found.indices)
-
-    def update_priorities(self, indices: jax.Array, td_errors: jax.Array) -> "Replay":
-        return eqx.tree_at(lambda x: x.state, self, self.buffer.update(self.state, indices, td_errors))
-
-
-class KeepsFinal(jym.Wrapper):
-    """Keeps the observation that a step led to, also where the environment has reset itself, under another name."""
-
-    def step(self, key: jax.Array, state: Any, action: Any) -> tuple:
-        timestep, state = self._env.step(key, state, action)
-        timestep.info[FINAL] = timestep.info[ORIGINAL_OBSERVATION_KEY]
-        return timestep, state
-
-
-class TracedReplay(Replay):
-    """Stores the prioritized n-step transitions of what it is given; the environment is in `KeepsFinal`."""
-
-    tracer: jr.NStep = eqx.field(static=True)
-    tracing: jr.NStepState
-
-    def __init__(self, max_size: int, sample_batch_size: int, data_sample: Transition, gamma: float, n: int = 3):
-        self.tracer = jr.NStep(n=n, gamma=gamma, num_envs=data_sample.reward.shape[1])
-        self.tracing = self.tracer.init(*jax.tree.map(lambda leaf: leaf[0], self.steps(data_sample)))
-        self.buffer = jr.ReplayBuffer(capacity=max_size, sampler=jr.Prioritized(), axes=2)
-        self.state = self.buffer.init(jax.eval_shape(self.trace, data_sample)[1][0])
-        self.batch_size = sample_batch_size
-
-    def steps(self, rows: Transition) -> tuple:
-        return rows.observation, rows.action, rows.reward, rows.terminated, rows.truncated, rows.info[FINAL]
-
-    def trace(self, rows: Transition) -> tuple[jr.NStepState, tuple[jr.TransitionBatch, jax.Array]]:
-        def add(tracing: jr.NStepState, step: tuple) -> tuple:
-            tracing, *found = self.tracer.add(tracing, *step)
-            return tracing, tuple(found)
-
-        return jax.lax.scan(add, self.tracing, self.steps(rows))
-
-    def insert(self, rows: Transition) -> "TracedReplay":
-        tracing, (batch, valid) = self.trace(rows)
-        state = self.buffer.add(self.state, batch, mask=valid)
-        return eqx.tree_at(lambda x: (x.tracing, x.state), self, (tracing, state))
-
-    def sample(self, key: jax.Array, with_next_obs: bool = True) -> Transition:
-        found = self.buffer.sample(self.state, key, self.batch_size).items
-        terminated = 1 - found.In / self.tracer.gamma  # what jaxnasium's target multiplies by gamma is 1 less this
-        row = Transition(found.S, found.A, found.Rn, terminated, terminated, next_observation=found.S_next)
-        return row.replace(PER_weight=found.W, PER_index=found.idx)
-
-
-def learn(agent: DQNAgent, batch: Transition) -> tuple[DQNAgent, jax.Array]:
-    """jaxnasium's own update, of weighted errors: a target that is nearer has the gradient of a smaller weight."""
-    values = jnp.max(jax.vmap(agent.critic_target)(batch.next_observation), axis=1)
-    taken = jnp.take_along_axis(jax.vmap(agent.critic)(batch.observation), batch.action[:, None], axis=1)[:, 0]
-    td_errors = batch.reward + (1 - batch.terminated) * agent.trainer.gamma * values - taken
-    target = taken + batch.PER_weight * td_errors
-    return agent.update_params(batch.replace(reward=target, terminated=jnp.ones_like(target))), td_errors
-
-
-class PrioritizedDQN(DQN):
-    """jaxnasium's DQN with a prioritized buffer, its own or `Replay`."""
-
-    def train_iteration(self, runner_state: tuple, train_iter: Any, *, env: Any) -> tuple:
-        agent, buffer, *rollout_state = runner_state
-        (env_state, obs, key), rows = self._collect_rollout(agent, tuple(rollout_state), env)
-        buffer, agent = buffer.insert(rows), agent.update_normalizer(rows)
-
-        def update(carry: tuple, key: jax.Array) -> tuple[tuple, None]:
-            agent, buffer = carry
-            batch = buffer.sample(key, with_next_obs=True)
-            agent, td_errors = learn(agent, batch.normalize(agent.normalizer))
-            return (agent, buffer.update_priorities(batch.PER_index, td_errors)), None
-
-        key, update_key = jax.random.split(key)
-        keys = jax.random.split(update_key, self.num_updates)
-        (agent, buffer), _ = jax.lax.scan(update, (agent, buffer), keys)
-        return (agent, buffer, env_state, obs, key), rows.info
-
-
-def with_buffer(algorithm: type[DQN], buffer: Any) -> type[DQN]:
-    """The algorithm, with another class of buffer in the place of jaxnasium's."""
-
-    class WithBuffer(algorithm):
-        def train(self, *args: Any) -> tuple:
-            with patch.object(dqn, "TransitionBuffer", buffer):
-                return super().train(*args)
-
-    return WithBuffer
-
-
-def trainer(algorithm: type[DQN], env: Any = None, **settings: Any) -> Callable:
-    """A function from keys [seeds] to returns [seeds]: means of the last tenth of the training episodes."""
-    env = jym.make(TASK)
-    algo = algorithm(log_function=None, **settings)
+    Seeds train one after the other: on two cores jaxlib 0.10.2 waits forever in a batch of jaxnasium's initial weights.
+    """
+    env = KeepsFinal(jym.make(TASK))
+    algo = algorithm(log_function=None, gamma=GAMMA, **settings)
 
     def train(key: jax.Array) -> jax.Array:
-        _, returns = algo.train(key, KeepsFinal(env))
-        return jnp.nanmean(returns[-len(returns) // 10 :])
+        _, returns = algo.train(key, env)
+        return jnp.nanmean(returns[-(len(returns) // 10) :])
 
-    return jax.vmap(train)
+    return lambda keys: jax.lax.map(train, keys)
+
+
+def rows(task: str, original: Any, ports: dict[str, Any], keys: jax.Array, settings: dict, **how: Any) -> list[dict]:
+    """Rows of results of all ports; prints them."""
+    trainers = {name: trainer(port, **settings) for name, (port, _) in ports.items()}
+    found = measure.compare_all(trainer(original, **settings), trainers, keys, **how)
+    found = [{"port": name, "task": task, "lines": ports[name][1], **row} for name, row in found.items()]
+    for row in found:
+        measure.show(row)
+    return found
+
+
+def main() -> None:
+    parser = measure.parser("jaxnasium's DQN, as it is and on jaxreplay.")
+    parser.add_argument("--prioritized", action="store_true", help="with prioritized buffers")
+    args = parser.parse()
+    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
+    name, agent = "jaxnasium_dqn", "jaxnasium DQN"
+    if args.check:
+        checks = jaxnasium_checks.all_of_them()
+        measure.write(args.out, f"{name}_checks", PACKAGES, agent=f"{agent}, prioritized", checks=checks)
+        return
+    if args.speed:
+        found, short = [], {"total_timesteps": 5_120, "warmup_steps": 1_024}
+        for capacity in CAPACITIES[: 1 if args.short else None]:
+            settings = {**short, "replay_buffer_size": capacity}
+            task = f"{TASK}, {capacity:,} items, 5,120 steps"
+            found += rows(task, ON_ITS_OWN, PRIORITIZED, keys[:1], settings, rounds=3, returns=False)
+        measure.write(args.out, f"{name}_prioritized_speed", PACKAGES, agent=f"{agent}, prioritized", rows=found)
+        return
+    settings = {"total_timesteps": 5_120 if args.short else 20_480}
+    if args.prioritized:
+        name, agent = f"{name}_prioritized", f"{agent}, prioritized"
+    original, ports = (ON_ITS_OWN, PRIORITIZED) if args.prioritized else (DQN, UNIFORM)
+    found = rows(TASK, original, ports, keys, settings, rounds=1)
+    measure.write(args.out, name, PACKAGES, agent=agent, rows=found)
+
+
+if __name__ == "__main__":
+    main()

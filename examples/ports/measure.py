@@ -121,6 +121,8 @@ def write(out: Path, name: str, packages: Sequence[str], **found: Any) -> None:
     }
     path = out / f"{name}.json"
     path.write_text(json.dumps({**about, **found}, indent=1) + "\n")
+    for check in found.get("checks", []):
+        print("  ".join(f"{name}: {text}" for name, text in check.items()))
     print(f"wrote {path}")
 
 

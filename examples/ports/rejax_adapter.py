@@ -102,22 +102,26 @@ def run(
     env: str,
     settings: dict[str, Any],
     short: dict[str, Any],
-    speed: dict[str, Any],
+    check: Callable,
 ) -> None:
-    """What `rejax_dqn.py` and `rejax_sac.py` do: returns of all seeds, or with --speed times of short runs.
+    """What `rejax_dqn.py` and `rejax_sac.py` do: returns of all seeds; with --speed, times of short runs.
 
-    `ports` has classes and the number of their lines, `short` and `speed` other settings for such runs.
+    `ports` has classes and the number of their lines, `short` other settings for short runs. `check` gives what --check
+    shows.
     """
     args = measure.parser(f"rejax's {name}, as it is and on jaxreplay.").parse()
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
+    file, agent = f"rejax_{name.lower()}", f"rejax {name}"
+    if args.check:
+        measure.write(args.out, f"{file}_checks", PACKAGES, agent=agent, checks=check())
+        return
     if args.speed:
-        found = []
+        found, file = [], f"{file}_speed"
         for capacity in CAPACITIES[: 1 if args.short else None]:
-            changed = {**settings, **speed, "buffer_size": capacity}
+            changed = {**settings, **short, "buffer_size": capacity}
             task = f"{env}, {capacity:,} items, {changed['total_timesteps']:,} steps"
             found += rows(task, original, ports, env, changed, keys[:1], rounds=5, returns=False)
     else:
         changed = {**settings, **(short if args.short else {})}
         found = rows(env, original, ports, env, changed, keys, rounds=1)
-    file = f"rejax_{name.lower()}{'_speed' if args.speed else ''}"
-    measure.write(args.out, file, PACKAGES, agent=f"rejax {name}", rows=found)
+    measure.write(args.out, file, PACKAGES, agent=agent, rows=found)

@@ -77,7 +77,7 @@ def time_limits(original: Any, port: Any, *extra: Any) -> list[dict[str, str]]:
     strays = [np.any(np.asarray(x) != right, axis=-1) for x in (rows.next_obs, next_obs)]
     return [
         row("time limits told the learner as terminations", rows.done, done.astype(bool), limit),
-        row("rows at a time limit whose next observation is of the next episode", *strays, limit),
+        row("rows at a time limit whose next observation is not the one that was reached", *strays, limit),
         row("other rows with a wrong next observation, or one of another environment", *strays, ~limit),
     ]
 

@@ -1,7 +1,9 @@
-"""rejax's DQN, as it is and on jaxreplay: CartPole-v1 with the settings that rejax's repository gives for it.
+"""rejax's DQN, as it is and on jaxreplay: CartPole-v1 with the settings that rejax's repository gives for it,
+but half of the steps.
 
 pip install -e . rejax==0.1.3 gymnax==0.0.9
-python examples/ports/rejax_dqn.py           # 8 seeds, half an hour on two CPU cores
+python examples/ports/rejax_dqn.py           # 8 seeds, five minutes on two CPU cores
+python examples/ports/rejax_dqn.py --speed   # time of short runs, with buffers of several sizes
 python examples/ports/rejax_dqn.py --check   # what is right now that was not
 python examples/ports/rejax_dqn.py --short   # a minute, most of it to compile
 
@@ -15,6 +17,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import measure
+import rejax_checks
 from flax import struct
 from rejax import DQN
 from rejax.algos.algorithm import register_init
@@ -112,6 +115,13 @@ PORTS = {
     ),
 }
 
+
+def check() -> list[dict[str, str]]:
+    limits = rejax_checks.time_limits(DQN, PrioritizedDQN, 1.0)
+    rest = rejax_checks.windows(PrioritizedDQN), rejax_checks.rows_never_stored(PrioritizedDQN)
+    return [*limits, rejax_checks.values(DQN, PrioritizedDQN), *rest]
+
+
 if __name__ == "__main__":
     few = {"total_timesteps": 2_500, "fill_buffer": 500}
-    run("DQN", DQN, PORTS, TASK, SETTINGS, short=few, speed=few)
+    run("DQN", DQN, PORTS, TASK, SETTINGS, short=few, check=check)

@@ -3,6 +3,7 @@
 pip install -e . rejax==0.1.3 gymnax==0.0.9
 python examples/ports/rejax_sac.py           # 8 seeds, minutes on two CPU cores
 python examples/ports/rejax_sac.py --speed   # time of short runs, with buffers of several sizes
+python examples/ports/rejax_sac.py --check   # what is right now that was not
 python examples/ports/rejax_sac.py --short   # a minute, most of it to compile
 
 Runs with jax 0.10.2. Pendulum ends at its time limit alone, which is no termination to the second port, `EndedSAC`.
@@ -11,6 +12,7 @@ Runs with jax 0.10.2. Pendulum ends at its time limit alone, which is no termina
 from typing import Any
 
 import measure
+import rejax_checks
 from rejax import SAC
 from rejax_adapter import Ended, KeepsEnds, OnReplayBuffer, Replay, run
 
@@ -49,4 +51,5 @@ PORTS = {
 }
 
 if __name__ == "__main__":
-    run("SAC", SAC, PORTS, TASK, SETTINGS, short={"total_timesteps": 1_000}, speed={"total_timesteps": 1_000})
+    few = {"total_timesteps": 1_000}
+    run("SAC", SAC, PORTS, TASK, SETTINGS, short=few, check=lambda: rejax_checks.time_limits(SAC, EndedSAC))

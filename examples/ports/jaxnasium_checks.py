@@ -1,0 +1,114 @@
+"""What the ports of jaxnasium have right and its buffers have not, and what these have right: by numbers, from both."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jaxnasium.algorithms.core import PrioritizedTransitionBuffer, Transition
+from jaxnasium_adapter import FINAL, Replay, TracedReplay
+
+import jaxreplay as jr
+
+LIMIT, NUM_ENVS, STEPS, LENGTH, BATCH_SIZE = 5, 2, 47, 32, 24
+
+
+def stream() -> Transition:
+    """Steps [STEPS, NUM_ENVS] of episodes that end at a time limit alone; an observation is one more than the last."""
+    t, env = np.arange(STEPS)[:, None], np.arange(NUM_ENVS)[None]
+    obs = (1000 * env + 100 * (t // LIMIT) + t % LIMIT).astype(np.float32)
+    cut = np.broadcast_to(t % LIMIT == LIMIT - 1, obs.shape)
+    leaves = obs[..., None], np.zeros(obs.shape, np.int32), np.ones(obs.shape, np.float32), np.zeros_like(cut), cut
+    return Transition(*map(jnp.asarray, leaves), info={FINAL: jnp.asarray(obs[..., None] + 1)})
+
+
+def filled(buffer: Any, **settings: Any) -> Any:
+    """A buffer that has wrapped, filled row by row."""
+    rows = stream()
+    result = buffer(max_size=LENGTH * NUM_ENVS, sample_batch_size=BATCH_SIZE, data_sample=rows, **settings)
+    insert = jax.jit(lambda buffer, row: buffer.insert(row))
+    for t in range(STEPS):
+        result = insert(result, jax.tree.map(lambda leaf, t=t: leaf[t : t + 1], rows))
+    return result
+
+
+def next_observations() -> list[dict[str, str]]:
+    """Of the steps that are drawn: which are, and whether what follows is what followed."""
+    newest = np.asarray(stream().observation)[-LENGTH : 1 - 3]  # with 3 steps, those before are in the buffer
+    wrong, limits, stored = [], [], newest[newest % 100 == LIMIT - 1]
+    ways = (
+        (PrioritizedTransitionBuffer, {}, 1),
+        (Replay, {"sampler": jr.Prioritized()}, 1),
+        (TracedReplay, {"gamma": 0.9}, 3),
+    )
+    for buffer, settings, n in ways:
+        replay = filled(buffer, **settings)
+        keys = jax.random.split(jax.random.key(0), 200)
+        drawn = jax.jit(jax.vmap(lambda key, replay=replay: replay.sample(key, with_next_obs=True)))(keys)
+        obs, after = (np.asarray(x).ravel() for x in (drawn.observation, drawn.next_observation))
+        steps = np.minimum(n, LIMIT - obs % 100)  # a window ends with its episode
+        wrong.append(f"{np.sum(after != obs + steps)} of {len(obs)}")
+        limits.append(np.isin(stored, obs).sum())
+    count = len(stored)
+    last = "steps that reach the time limit, and are drawn at all"
+    return [
+        {
+            "what": "drawn steps with a wrong next observation, from a ring that has wrapped",
+            "original": wrong[0],
+            "port": f"{wrong[1]}; 3-step {wrong[2]}",
+        },
+        {
+            "what": last,
+            "original": f"{limits[0]} of {count}",
+            "port": f"{limits[1]} of {count}; 3-step {limits[2]} of {count}",
+        },
+    ]
+
+
+def filled_with(errors: np.ndarray, batch_size: int) -> tuple[Any, Any]:
+    """jaxnasium's prioritized buffer and the port's, of items numbered from 0 with these TD errors; beta is 1."""
+    count = len(errors)
+    numbers, no = jnp.arange(count + 1, dtype=jnp.float32)[:, None], jnp.zeros((count + 1, 1), bool)
+    rows = Transition(numbers[..., None], no.astype(jnp.int32), numbers, no, no)
+    sizes = {"max_size": 2 * count, "sample_batch_size": batch_size, "data_sample": rows}
+    original = PrioritizedTransitionBuffer(**sizes, alpha=0.6, beta=1.0).insert(rows)
+    original = original.update_priorities(jnp.arange(count), jnp.asarray(errors))
+    port = Replay(**sizes, sampler=jr.Prioritized(alpha=0.6, beta=1.0)).insert(rows)
+    return original, port.update_priorities(port.buffer.newest(port.state, count), jnp.asarray(errors))
+
+
+def weighted_means() -> dict[str, str]:
+    """What the weights are for: with beta = 1, a weighted mean over a batch is that of all items."""
+    count, batch_size = 500, 256
+    errors = np.random.default_rng(0).lognormal(sigma=2.0, size=count).astype(np.float32)
+    values = jnp.asarray(errors**0.3)
+    keys = jax.random.split(jax.random.key(0), 4_000)
+
+    def estimate(replay: Any) -> str:
+        def one(key: jax.Array) -> jax.Array:
+            batch = replay.sample(key, with_next_obs=True)
+            found = values[batch.reward.astype(jnp.int32)]
+            return jnp.sum(batch.PER_weight * found) / jnp.sum(batch.PER_weight)
+
+        means = np.asarray(jax.jit(lambda keys: jax.lax.map(one, keys))(keys))
+        return f"{means.mean():.3f} ± {2 * means.std() / np.sqrt(len(means)):.3f}"
+
+    original, port = filled_with(errors, batch_size)
+    what = f"a mean that is {np.mean(values):.3f}, from weighted batches of {batch_size} of {count} items"
+    return {"what": what, "original": estimate(original), "port": estimate(port)}
+
+
+def after_nan() -> dict[str, str]:
+    """The weights of a batch once a single TD error was NaN."""
+    errors, batch_size = np.ones(500, np.float32), 256
+    errors[7] = np.nan
+    found = []
+    for replay in filled_with(errors, batch_size):
+        batch = replay.sample(jax.random.key(0), with_next_obs=True)
+        found.append(int(np.sum(np.isnan(np.asarray(batch.PER_weight)))))
+    what = f"weights that are NaN in a batch of {batch_size}, after one TD error that was NaN"
+    return {"what": what, "original": str(found[0]), "port": str(found[1])}
+
+
+def all_of_them() -> list[dict[str, str]]:
+    return [*next_observations(), weighted_means(), after_nan()]

@@ -3,7 +3,7 @@
 pip install -e . 'jaxnasium[algs]==0.1.1'
 python examples/ports/jaxnasium_dqn.py                 # 8 seeds, minutes on two CPU cores
 python examples/ports/jaxnasium_dqn.py --prioritized   # the same with prioritized buffers
-python examples/ports/jaxnasium_dqn.py --speed         # time of short runs, with prioritized buffers of several sizes
+python examples/ports/jaxnasium_dqn.py --speed         # time of short runs, with buffers of two sizes
 python examples/ports/jaxnasium_dqn.py --check         # what is right now that was not
 python examples/ports/jaxnasium_dqn.py --short         # a minute, most of it to compile
 
@@ -29,7 +29,7 @@ import jaxreplay as jr
 
 TASK = "CartPole-v1"
 PACKAGES = ("jaxnasium", "equinox", "optax")
-CAPACITIES = (50_000, 131_072, 1_000_000)  # the first is jaxnasium's default
+CAPACITIES = (50_000, 1_000_000)  # the first is jaxnasium's default
 GAMMA = 0.99
 ON_ITS_OWN = with_buffer(PrioritizedDQN, PrioritizedTransitionBuffer)
 BUFFER_LINES = measure.count_lines(Replay, with_buffer)
@@ -77,14 +77,16 @@ def main() -> None:
         measure.write(args.out, f"{name}_checks", PACKAGES, agent=f"{agent}, prioritized", checks=checks)
         return
     if args.speed:
-        found, short = [], {"total_timesteps": 5_120, "warmup_steps": 1_024}
-        for capacity in CAPACITIES[: 1 if args.short else None]:
-            settings = {**short, "replay_buffer_size": capacity}
-            task = f"{TASK}, {capacity:,} items, 5,120 steps"
-            found += rows(task, ON_ITS_OWN, PRIORITIZED, keys[:1], settings, rounds=3, returns=False)
-        measure.write(args.out, f"{name}_prioritized_speed", PACKAGES, agent=f"{agent}, prioritized", rows=found)
+        for of, original, ports in (("", DQN, UNIFORM), ("prioritized", ON_ITS_OWN, PRIORITIZED)):
+            found, title = [], f"{agent}{of and ', '}{of}"
+            for capacity in CAPACITIES[: 1 if args.short else None]:
+                settings = {"total_timesteps": 5_120, "warmup_steps": 1_024, "replay_buffer_size": capacity}
+                task = f"{TASK}, {capacity:,} items, 5,120 steps"
+                found += rows(task, original, ports, keys[:1], settings, rounds=3, returns=False)
+            measure.write(args.out, f"{name}{of and '_'}{of}_speed", PACKAGES, agent=title, rows=found)
         return
-    settings = {"total_timesteps": 5_120 if args.short else 20_480}
+    steps = 15_360 if args.prioritized else 20_480
+    settings = {"total_timesteps": 5_120 if args.short else steps}
     if args.prioritized:
         name, agent = f"{name}_prioritized", f"{agent}, prioritized"
     original, ports = (ON_ITS_OWN, PRIORITIZED) if args.prioritized else (DQN, UNIFORM)

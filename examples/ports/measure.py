@@ -14,6 +14,7 @@ import io
 import json
 import os
 import platform
+import re
 import sys
 import textwrap
 import time
@@ -106,15 +107,17 @@ def compare_all(
 
 
 def show(row: dict[str, Any]) -> None:
-    """Print a row as one line of the table."""
-    print("  ".join(f"{name}: {text}" for name, text in zip(COLUMNS[1:], cells(row), strict=True)), flush=True)
+    """Print a row as it stands in the tables."""
+    for columns, cells in ((RETURNS, returns(row)), (SPEED, speed(row))):
+        if cells is not None:
+            print("  ".join(f"{name}: {text}" for name, text in zip(columns[1:], cells, strict=True)), flush=True)
 
 
 def write(out: Path, name: str, packages: Sequence[str], **found: Any) -> None:
     """Write what a port found to `out`/`name`.json: its `agent`, and the rows of `rows` or of `checks`, or of both."""
     about = {
         "date": datetime.date.today().isoformat(),
-        "command": " ".join([Path(sys.argv[0]).name, *sys.argv[1:]]),
+        "command": re.sub(r" --out \S+", "", " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])),
         "versions": {package: importlib.metadata.version(package) for package in ("jax", "jaxreplay", *packages)},
         "python": platform.python_version(),
         "device": f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores",
@@ -126,32 +129,36 @@ def write(out: Path, name: str, packages: Sequence[str], **found: Any) -> None:
     print(f"wrote {path}")
 
 
-COLUMNS = (
+RETURNS = ("agent", "port", "task", "lines", "return, original", "return, port")
+SPEED = (
     "agent",
     "port",
     "task",
-    "lines",
-    "time of a run: port / original",
-    "temporaries, original → port, MB",
-    "time to compile: port / original",
-    "return, original",
-    "return, port",
+    "time of a run, port / original",
+    "temporaries, MB",
+    "time to compile, port / original",
 )
 
 
-def cells(row: dict[str, Any]) -> list[str]:
-    """A row of the first table, without its first cell. Fewer rounds than 3 tell nothing of the time."""
+def returns(row: dict[str, Any]) -> list[str] | None:
+    """A row of the table of returns, without its first cell; None if its runs were too short."""
+    if row["returns"] is None:
+        return None
+    values = [np.array(row["returns"][name]) for name in ("original", "port")]
+    means = ["{:.1f} [{:.1f}, {:.1f}]".format(x.mean(), *interval(x)) for x in values]
+    return [row["port"], row["task"], str(row["lines"]), *means]
+
+
+def speed(row: dict[str, Any]) -> list[str] | None:
+    """A row of the table of speed, without its first cell; None if it ran so few times that they tell nothing."""
     original, port = (np.array(row["seconds"][name]) for name in ("original", "port"))
+    if len(original) < 3:
+        return None
     ratios = port / original
-    speed = f"{np.median(ratios):.2g} [{ratios.min():.2g}, {ratios.max():.2g}]" if len(ratios) > 2 else ""
-    memory = [row["memory_bytes"][name]["temporaries"] / 1e6 for name in ("original", "port")]
+    memory = " → ".join(f"{row['memory_bytes'][name]['temporaries'] / 1e6:.3g}" for name in ("original", "port"))
     compiled = row["compile_seconds"]["port"] / row["compile_seconds"]["original"]
-    returns = ["", ""]
-    if row["returns"] is not None:
-        values = [np.array(row["returns"][name]) for name in ("original", "port")]
-        returns = ["{:.1f} [{:.1f}, {:.1f}]".format(x.mean(), *interval(x)) for x in values]
-    figures = [speed, " → ".join(f"{x:.3g}" for x in memory), f"{compiled:.2f}"]
-    return [row["port"], row["task"], str(row["lines"]), *figures, *returns]
+    run = f"{np.median(ratios):.2g} [{ratios.min():.2g}, {ratios.max():.2g}]"
+    return [row["port"], row["task"], run, memory, f"{compiled:.2f}"]
 
 
 def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
@@ -162,7 +169,8 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 def tables() -> str:
     """The tables of the page: what was measured, what is right now, and with which versions."""
     files = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
-    measured = [[found["agent"], *cells(row)] for found in files.values() for row in found.get("rows", [])]
+    rows = [(found["agent"], row) for found in files.values() for row in found.get("rows", [])]
+    measured = [[[agent, *cells] for agent, row in rows if (cells := of(row))] for of in (returns, speed)]
     checks = [
         [found["agent"], check["what"], check["original"], check["port"]]
         for found in files.values()
@@ -179,7 +187,8 @@ def tables() -> str:
     ]
     return "\n".join(
         [
-            markdown(COLUMNS, measured),
+            markdown(RETURNS, measured[0]),
+            markdown(SPEED, measured[1]),
             markdown(("agent", "what", "original", "port"), checks),
             markdown(("command", "date", "versions", "device"), versions),
         ]

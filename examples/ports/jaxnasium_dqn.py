@@ -79,18 +79,17 @@ def main() -> None:
     if args.speed:
         for of, original, ports in (("", DQN, UNIFORM), ("prioritized", ON_ITS_OWN, PRIORITIZED)):
             found, title = [], f"{agent}{of and ', '}{of}"
-            for capacity in CAPACITIES[: 1 if args.short else None]:
+            for capacity in CAPACITIES[: 2 if of and not args.short else 1]:
                 settings = {"total_timesteps": 5_120, "warmup_steps": 1_024, "replay_buffer_size": capacity}
                 task = f"{TASK}, {capacity:,} items, 5,120 steps"
                 found += rows(task, original, ports, keys[:1], settings, rounds=3, returns=False)
-            measure.write(args.out, f"{name}{of and '_'}{of}_speed", PACKAGES, agent=title, rows=found)
+                measure.write(args.out, f"{name}{of and '_'}{of}_speed", PACKAGES, agent=title, rows=found)
         return
-    steps = 15_360 if args.prioritized else 20_480
-    settings = {"total_timesteps": 5_120 if args.short else steps}
+    steps = 5_120 if args.short else 10_240 if args.prioritized else 20_480
     if args.prioritized:
         name, agent = f"{name}_prioritized", f"{agent}, prioritized"
     original, ports = (ON_ITS_OWN, PRIORITIZED) if args.prioritized else (DQN, UNIFORM)
-    found = rows(TASK, original, ports, keys, settings, rounds=1)
+    found = rows(f"{TASK}, {steps:,} steps", original, ports, keys, {"total_timesteps": steps}, rounds=1)
     measure.write(args.out, name, PACKAGES, agent=agent, rows=found)
 
 

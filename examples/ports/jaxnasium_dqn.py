@@ -77,7 +77,7 @@ def main() -> None:
         measure.write(args.out, f"{name}_checks", PACKAGES, agent=f"{agent}, prioritized", checks=checks)
         return
     if args.speed:
-        for of, original, ports in (("", DQN, UNIFORM), ("prioritized", ON_ITS_OWN, PRIORITIZED)):
+        for of, original, ports in (("prioritized", ON_ITS_OWN, PRIORITIZED), ("", DQN, UNIFORM)):
             found, title = [], f"{agent}{of and ', '}{of}"
             for capacity in CAPACITIES[: 2 if of and not args.short else 1]:
                 settings = {"total_timesteps": 5_120, "warmup_steps": 1_024, "replay_buffer_size": capacity}

@@ -1,0 +1,160 @@
+"""memorax's R2D2, as it is and on jaxreplay: CartPole without velocities.
+
+pip install -e . memorax==1.0.1
+python examples/ports/memorax_r2d2.py           # 8 seeds of all, a quarter of an hour on two CPU cores
+python examples/ports/memorax_r2d2.py --speed   # times of short runs, with buffers of several sizes
+python examples/ports/memorax_r2d2.py --check   # what is right now that was not
+python examples/ports/memorax_r2d2.py --short   # to see that it runs
+
+Runs with jax 0.12.0. There are two ports. `sequence_buffer` changes the buffer and nothing else. `PortedR2D2` also
+starts from the recurrent state that was stored, learns from n-step transitions that bootstrap at a time limit, and has
+the paper's priorities (Kapturowski et al. 2019, section 2.3).
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import measure
+import memorax_checks
+import optax
+from memorax.algorithms import R2D2, R2D2Config
+from memorax.buffers import make_prioritised_episode_buffer
+from memorax.buffers.episode_buffer import get_full_start_flags
+from memorax.environments import environment
+from memorax.networks import MLP, RNN, FeatureExtractor, Network, heads
+from memorax.utils import Transition
+from memorax_adapter import BufferState, KeepsFinal, PortedR2D2, Rows, make_rows, sequence_buffer
+
+TASK, UNITS = "CartPole-v1", Rows.units
+SETTINGS = {
+    "num_envs": 16,
+    "num_eval_envs": 1,
+    "learning_rate": 1e-3,
+    "buffer_size": 100_000,
+    "batch_size": 32,
+    "burn_in_length": 4,
+    "sequence_length": 20,
+    "n_step": 3,
+    "gamma": 0.99,
+    "tau": 0.02,
+    "target_network_frequency": 1,
+    "start_e": 1.0,
+    "end_e": 0.05,
+    "exploration_fraction": 0.25,
+    "learning_starts": 4_096,
+    "train_frequency": 64,
+}
+original_buffer = functools.partial(make_prioritised_episode_buffer, min_length=1, add_sequences=True)
+
+
+def make_agent(agent: type[R2D2], make_buffer: Callable, steps: int, settings: dict[str, Any]) -> R2D2:
+    config = R2D2Config(name="R2D2", **settings)
+    env, env_params = environment.make(f"gymnax::{TASK}")
+    see = nn.Sequential((lambda obs: obs[..., ::2], MLP(features=(UNITS,))))  # no velocities
+    # Flax's default is orthogonal: on few cores, several batched QR factorizations at a time can wait for each other
+    # forever.
+    cell = nn.GRUCell(UNITS, recurrent_kernel_init=nn.initializers.lecun_normal())
+    buffer = make_buffer(
+        max_length=config.buffer_size,
+        sample_batch_size=config.batch_size,
+        sample_sequence_length=config.burn_in_length + config.sequence_length,
+        add_batch_size=config.num_envs,
+        priority_exponent=config.priority_exponent,
+    )
+    return agent(
+        cfg=config,
+        env=KeepsFinal(env) if agent is PortedR2D2 else env,
+        env_params=env_params,
+        q_network=Network(FeatureExtractor(see), RNN(cell), heads.DiscreteQNetwork(env.action_space(env_params).n)),
+        optimizer=optax.chain(optax.clip_by_global_norm(10.0), optax.adam(config.learning_rate)),
+        buffer=buffer,
+        epsilon_schedule=optax.linear_schedule(config.start_e, config.end_e, int(config.exploration_fraction * steps)),
+        beta_schedule=optax.linear_schedule(config.importance_sampling_exponent, 1.0, steps),
+    )
+
+
+def make_train(agent: R2D2, steps: int) -> Callable:
+    """keys [seeds] -> mean return of the episodes that end in the last tenth of the run [seeds]."""
+
+    def train(key: jax.Array) -> jax.Array:
+        key, state = agent.init(key)
+        key, state = agent.warmup(key, state, agent.cfg.learning_starts)
+        _, _, steps_made = agent.train(key, state, steps)
+        rows = Transition(reward=steps_made.reward, done=steps_made.done)
+        returns = jax.tree.map(lambda x: x.reshape(-1, agent.cfg.num_envs), rows).episode_returns
+        return jnp.nanmean(returns[-(len(returns) // 10) :])
+
+    return jax.vmap(train)
+
+
+BUFFER = measure.count_lines(BufferState, make_rows, sequence_buffer)
+AGENT = measure.count_lines(make_rows, KeepsFinal, Rows, PortedR2D2)
+PORTS = {
+    "buffer only": (R2D2, sequence_buffer, BUFFER),
+    "stored states, n-step with truncation, priorities": (PortedR2D2, Rows, AGENT),
+}
+NOTES = [
+    "At each `add` memorax's buffer sets the priority of the row before the new one to zero, so that soon the newest row "
+    "of each stream alone has one. A ring that is not full then draws the first sequence of each stream, ever again, and "
+    "a full one the sequence that starts at the newest row and goes on across the seam with the oldest.",
+    "On `SequenceBuffer` all stored sequences are drawn, a priority lasts as long as its sequence, and an observation is "
+    "stored once. memorax's rows and n-step targets are right, but to it a time limit is a termination; the second port "
+    "bootstraps there.",
+    "The original may start sequences at any row here (`get_full_start_flags`); its default is episodes' first rows.",
+]
+ORIGINAL = functools.partial(original_buffer, get_start_flags=get_full_start_flags)
+
+
+def compare(keys: jax.Array, steps: int, settings: dict[str, Any], **kwargs: Any) -> list[dict[str, Any]]:
+    """A row of results for each port."""
+
+    def train(agent: type[R2D2], make_buffer: Callable) -> Callable:
+        return make_train(make_agent(agent, make_buffer, steps, settings), steps)
+
+    ports = {name: train(agent, make_buffer) for name, (agent, make_buffer, _) in PORTS.items()}
+    found = measure.compare_all(train(R2D2, ORIGINAL), ports, keys, **kwargs)
+    task = f"{TASK} without velocities, {settings['buffer_size']:,} steps stored, {steps:,} made"
+    rows = [{"port": name, "task": task, "lines": PORTS[name][2], **row} for name, row in found.items()]
+    for row in rows:
+        measure.show(row)
+    return rows
+
+
+def learned_value(agent: type[R2D2], make_buffer: Callable) -> str:
+    """The mean value that is learned where each step is rewarded with 1 and a limit of 5 steps ends all episodes."""
+    learner = make_agent(agent, make_buffer, 32_000, {**SETTINGS, "gamma": 0.9, "tau": 0.1, "buffer_size": 10_000})
+    learner = learner.replace(env_params=learner.env_params.replace(max_steps_in_episode=5))
+    key, state = learner.warmup(*learner.init(jax.random.key(0)), 1_024)
+    return f"{learner.train(key, state, 32_000)[2].info['losses/q_value'][-1]:.1f}"
+
+
+def main() -> None:
+    args = measure.parser("memorax's R2D2, as it is and on jaxreplay.").parse()
+    name, about = "memorax_r2d2", {"agent": "memorax R2D2"}
+    packages = "memorax", "flashbax", "gymnax", "flax"
+    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
+    few = 1_280 if args.short else 12_800
+    if args.check:
+        checks = memorax_checks.check(ORIGINAL, sequence_buffer)
+        values = {name: learned_value(agent, make_buffer) for name, (agent, make_buffer, _) in PORTS.items()}
+        what = "mean value, 10 if the task went on, that is learned under a limit of 5 steps"
+        ported = ", ".join(f"{name}: {value}" for name, value in values.items())
+        checks.append({"what": what, "original": learned_value(R2D2, ORIGINAL), "port": ported})
+        measure.write(args.out, f"{name}_checks", packages, **about, checks=checks)
+    elif args.speed:
+        sizes = (10_000,) if args.short else (10_000, 100_000, 1_000_000)
+        rows = []
+        for size in sizes:
+            rows += compare(keys[:1], few, {**SETTINGS, "buffer_size": size}, rounds=5, returns=False)
+        measure.write(args.out, f"{name}_speed", packages, **about, rows=rows)
+    else:
+        rows = compare(keys, few if args.short else 200_000, SETTINGS, rounds=1)
+        measure.write(args.out, name, packages, **about, notes=NOTES, rows=rows)
+
+
+if __name__ == "__main__":
+    main()

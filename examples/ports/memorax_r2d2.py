@@ -98,12 +98,12 @@ PORTS = {
     "stored states, n-step with truncation, priorities": (PortedR2D2, Rows, AGENT),
 }
 NOTES = [
-    "At each `add` memorax's buffer sets the priority of the row before the new one to zero, so that soon the newest row "
-    "of each stream alone has one. A ring that is not full then draws the first sequence of each stream, ever again, and "
-    "a full one the sequence that starts at the newest row and goes on across the seam with the oldest.",
-    "On `SequenceBuffer` all stored sequences are drawn, a priority lasts as long as its sequence, and an observation is "
-    "stored once. memorax's rows and n-step targets are right, but to it a time limit is a termination; the second port "
-    "bootstraps there.",
+    "At each `add` memorax's buffer sets the priority of the row before the new one to zero, so that soon the newest "
+    "row of each stream alone has one. A ring that is not full then draws the first sequence of each stream, ever "
+    "again, and a full one the sequence that starts at the newest row and goes on across the seam with the oldest.",
+    "On `SequenceBuffer` all stored sequences are drawn, a priority lasts as long as its sequence, and an observation "
+    "is stored once. memorax's rows and n-step targets are right, but to it a time limit is a termination; the second "
+    "port bootstraps there.",
     "The original may start sequences at any row here (`get_full_start_flags`); its default is episodes' first rows.",
 ]
 ORIGINAL = functools.partial(original_buffer, get_start_flags=get_full_start_flags)
@@ -137,7 +137,7 @@ def main() -> None:
     name, about = "memorax_r2d2", {"agent": "memorax R2D2"}
     packages = "memorax", "flashbax", "gymnax", "flax"
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    few = 1_280 if args.short else 12_800
+    few = 1_280 if args.short else 6_400
     if args.check:
         checks = memorax_checks.check(ORIGINAL, sequence_buffer)
         values = {name: learned_value(agent, make_buffer) for name, (agent, make_buffer, _) in PORTS.items()}

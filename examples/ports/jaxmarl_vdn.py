@@ -28,7 +28,6 @@ from jaxmarl.wrappers.baselines import MPELogWrapper
 from jaxmarl_adapter import adapt, n_step_buffer, one_step_buffer
 from omegaconf import OmegaConf
 
-
 NOTES = [
     "`vdn_ff.py` tells flashbax's flat buffer that a rollout of 16 steps in 32 environments is one step of 512. So the "
     "row that it takes for the next one is 16 steps later: of the same environment, but in three of five cases of "

@@ -150,7 +150,7 @@ def main() -> None:
     if args.check:
         measure.write(args.out, f"{name}_checks", packages, **about, checks=check(module, config))
         return
-    steps = 20_000 if args.short else 100_000 if args.speed else 500_000
+    steps = 20_000 if args.short else 50_000 if args.speed else 500_000
     deeper = {"NUM_LAYERS": 3, "NUM_EPOCHS": 4}
     rows = []
     for changed in ({}, deeper):

@@ -102,7 +102,7 @@ def check(original: Callable, port: Callable) -> list[dict[str, str]]:
     rows = [
         both(f"different sequences in {draws} from a ring half full, which has {stored[0]}", different, part),
         both(f"different sequences in {draws} from a full ring, which has {stored[1]}", different, full),
-        both("of these, draws that go across the seam, from the newest row to the oldest", across_the_seam),
+        both("draws from it that go across the seam, from the newest row to the oldest", across_the_seam),
         both("draws of sequences with a priority of a million, one row after they were told", told),
         both("drawn rows that differ from those added", altered),
     ]

@@ -87,8 +87,8 @@ def run(docstring, name):
 
 
 DEAR = {"plot", "migrate", "MonteCarlo", "Mixture.update", "SequenceBuffer.later"}
-DEAR |= {"testing.check_buffer", "testing.check_sampler"}
-DEAR |= {"DifficultyPools.recycle", "DifficultyPools.remap"}
+DEAR |= {"testing.check_buffer", "testing.check_sampler", "datasets.from_minari", "hindsight", "restore"}
+DEAR |= {"DifficultyPools.recycle", "DifficultyPools.remap", "DifficultyPools", "Sharded", "ReservoirBuffer"}
 CASES = [rarely(name) if name in DEAR or name.startswith("Sharded.") else name for name in CALLABLES]
 
 

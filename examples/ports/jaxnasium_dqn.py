@@ -44,7 +44,7 @@ PRIORITIZED = {
 def trainer(algorithm: type[DQN], **settings: Any) -> Callable:
     """A function from keys [seeds] to returns [seeds]: means over the last tenth of training.
 
-    Seeds train one after the other: on two cores jaxlib 0.10.2 waits forever in a batch of jaxnasium's initial weights.
+    Seeds train one after the other: under `jax.vmap` jaxnasium's own program gave no result either (jax 0.10.2, a CPU).
     """
     env = KeepsFinal(jym.make(TASK))
     algo = algorithm(log_function=None, gamma=GAMMA, **settings)

@@ -42,7 +42,7 @@ PRIORITIZED = {
 
 
 def trainer(algorithm: type[DQN], **settings: Any) -> Callable:
-    """A function from keys [seeds] to returns [seeds]: means over the last tenth of training.
+    """A function from keys [seeds] to returns [seeds]: means over the last quarter of training.
 
     Seeds train one after the other: under `jax.vmap` jaxnasium's own program gave no result either (jax 0.10.2, a CPU).
     """
@@ -51,7 +51,7 @@ def trainer(algorithm: type[DQN], **settings: Any) -> Callable:
 
     def train(key: jax.Array) -> jax.Array:
         _, returns = algo.train(key, env)
-        return jnp.nanmean(returns[-(len(returns) // 10) :])
+        return jnp.nanmean(returns[-(len(returns) // 4) :])
 
     return lambda keys: jax.lax.map(train, keys)
 
@@ -85,7 +85,7 @@ def main() -> None:
                 found += rows(task, original, ports, keys[:1], settings, rounds=3, returns=False)
                 measure.write(args.out, f"{name}{of and '_'}{of}_speed", PACKAGES, agent=title, rows=found)
         return
-    steps = 5_120 if args.short else 10_240 if args.prioritized else 20_480
+    steps = 5_120 if args.short else 20_480
     if args.prioritized:
         name, agent = f"{name}_prioritized", f"{agent}, prioritized"
     original, ports = (ON_ITS_OWN, PRIORITIZED) if args.prioritized else (DQN, UNIFORM)

@@ -329,7 +329,7 @@ def test_uniform_sequences_cost_the_same_at_any_length(operation):
 
 
 POOL_WEIGHTS = [(0, 1, 0), (0.2, 1, 0.2)]
-WEIGHTS_AND_SEEDS = often([(POOL_WEIGHTS[0], 0)], list(itertools.product(POOL_WEIGHTS, (0, 8))))
+WEIGHTS_AND_SEEDS = often([], list(itertools.product(POOL_WEIGHTS, (0, 8))))
 
 
 @pytest.mark.parametrize(("weights", "seeds"), WEIGHTS_AND_SEEDS)

@@ -199,7 +199,7 @@ CHECKS = {
     "NFSP": nfsp,
     "Groups of rollouts of a language model": groups,
 }
-QUICK = {"Behaviour cloning by epochs", "RLPD"}
+QUICK = {"Behaviour cloning by epochs"}
 
 
 @pytest.mark.parametrize("recipe", [name if name in QUICK else rarely(name) for name in CHECKS])

@@ -133,7 +133,7 @@ def test_what_cannot_be_rows_is_stored_as_it_is(as_rows, shape, dtype):
     np.testing.assert_array_equal(found["x"], items["x"])
 
 
-@pytest.mark.parametrize("name", [rarely("items"), "sequences", rarely("sharded")])
+@pytest.mark.parametrize("name", [*map(rarely, ["items", "sequences", "sharded"])])
 def test_buffers_draw_the_same_from_rows(as_rows, name):
     """Also mapped, brought to another backend, and migrated to another size."""
     steps = {"x": jnp.arange(4 * 6 * 3.0).reshape(4, 6, 3), "y": jnp.arange(24, dtype=jnp.bfloat16).reshape(4, 6)}

@@ -350,8 +350,7 @@ def run_dry(pools, env):
 @pytest.mark.parametrize(
     ("ratios", "dry"),
     [
-        ((2.0, 0.5, 1.5), 2),
-        *map(rarely, [(None, None), (None, 0), (None, 2), ((2.0, 0.5, 1.5), None), ((2.0, 0.5, 1.5), 0)]),
+        *map(rarely, [(None, None), (None, 0), (None, 2), *(((2.0, 0.5, 1.5), dry) for dry in (None, 0, 2))]),
         *(rarely(((1, 0, 3), dry)) for dry in (None, 0, 2)),
     ],
 )

@@ -126,6 +126,7 @@ class Page(html.parser.HTMLParser):
         self.text += data
 
 
+@pytest.mark.slow
 def test_a_page_holds_all_of_its_pictures(saved, tmp_path, capsys):
     path, *_ = saved
     assert main([str(path), "--out", str(tmp_path / "report.html")]) == 0

@@ -174,7 +174,7 @@ def test_weighted_means_are_unbiased_with_uneven_shards(sampler, num_shards):
         assert len(np.unique(np.asarray(sample.weights))) > 1
 
 
-@pytest.mark.parametrize("num_shards", [2, rarely(4)])
+@pytest.mark.parametrize("num_shards", [*map(rarely, [2, 4])])
 def test_sequences_are_those_of_the_shards_own_streams(num_shards):
     buffer, _ = BUFFERS["sequence"]
     sharded = jr.Sharded(buffer, mesh(num_shards))

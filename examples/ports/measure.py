@@ -4,7 +4,7 @@ python examples/ports/measure.py --table   # the tables of .docs/pages/ports.md,
 python examples/ports/measure.py --write   # write them into the page
 
 A training function takes keys [seeds] and gives the return of each seed [seeds]. A script compares functions with
-`compare`, counts the lines of its adapter with `count_lines`, and writes what it found with `write`.
+`compare_all`, counts the lines of its adapter with `count_lines`, and writes what it found with `write`.
 """
 
 import datetime
@@ -27,7 +27,8 @@ import jax
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent))  # the modules that the examples share
+sys.path.append(str(HERE.parent))
+# The modules that the examples share are found by that path alone, so they are imported behind it.
 from arguments import Parser  # noqa: E402
 from reporting import interval  # noqa: E402
 
@@ -72,11 +73,6 @@ def compile_one(train: Callable, *args: Any) -> dict[str, Any]:
     kinds = {"temporaries": "temp", "arguments": "argument", "outputs": "output"}
     memory = {kind: int(getattr(sizes, f"{name}_size_in_bytes")) for kind, name in kinds.items()}
     return {"program": program, "compile_seconds": seconds, "memory_bytes": memory}
-
-
-def compare(original: Callable, port: Callable, *args: Any, rounds: int, returns: bool = True) -> dict[str, Any]:
-    """`compare_all` for a single port."""
-    return compare_all(original, {"port": port}, *args, rounds=rounds, returns=returns)["port"]
 
 
 def compare_all(

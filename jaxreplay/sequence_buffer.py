@@ -100,7 +100,8 @@ class SequenceBuffer(Buffer[SequenceState]):
       length: steps kept of each stream; length * num_envs is at most 2**29.
       num_envs: number of streams.
       sequence_length: steps in a sequence, 1 to `length`.
-      stride: steps from one start to the next, 1 to `length`.
+      stride: steps from one start to the next, 1 to length - sequence_length + 1, so that of `length` steps there is
+        always one that starts a whole sequence.
       sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
       windows: which sequences may be drawn: "any"; "inside", those without an end before their last row; or
         "episodes", those that start with an episode's first row (the first row ever added, or one behind an end), with
@@ -151,6 +152,13 @@ class SequenceBuffer(Buffer[SequenceState]):
             stride=check_integer("stride", self.stride, 1, length, "the number of steps between starts"),
             sampler=check_sampler(self.sampler),
         )
+        room = length - self.sequence_length + 1
+        if room < self.stride:
+            raise ValueError(
+                f"length={length}, sequence_length={self.sequence_length}, stride={self.stride}: length must be at "
+                "least sequence_length + stride - 1, or the buffer would at times hold no whole sequence; raise length "
+                f"to {self.sequence_length + self.stride - 1}, or lower stride to {room}."
+            )
         settle(self, hindsight=checks.check_bool("hindsight", self.hindsight, "whether `later` is to be asked"))
         settle(self, gaps=checks.check_bool("gaps", self.gaps, "whether `add` is told of rows that may not be drawn"))
         if self.windows not in ("any", "inside", "episodes"):
@@ -239,7 +247,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         wait = state.wait + completed * self.stride - num_steps
         if state.windows is None:
             stored = jnp.minimum(state.rows.size + num_steps, self.length)
-            num_drawable = jnp.maximum(stored + wait - self.sequence_length, 0) // self.stride
+            num_drawable = (stored + wait - self.sequence_length) // self.stride
             sequences = ring.advance(old_sequences, completed * self.num_envs, self._num_slots)
             changed = _every_window.changed_slots(self, sequences, num_steps, completed, num_drawable, td_errors)
             slots, is_drawable, td_errors = changed

@@ -227,7 +227,7 @@ class Buffer(abc.ABC, Generic[S]):
         if max_age is None:
             live = self._live(state)
         else:
-            live = self._live(state, jnp.clip(max_age, 0, 2**31 - 1).astype(jnp.int32))
+            live = self._live(state, checks.as_count(max_age))
             sampler_state = self.sampler.restrict(state.sampler, live)
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)
         slots, probabilities = read_once(materialize(*drawn))
@@ -268,7 +268,8 @@ class Buffer(abc.ABC, Generic[S]):
         self._check_state(state)
         live = self._live(state)
         end = -(-live.size // batch_size)
-        step = jnp.where((step >= 0) & (step < end), step, end).astype(jnp.int32)
+        step = checks.as_int32(step)
+        step = jnp.where((step >= 0) & (step < end), step, end)
         position = step * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         exists = position < live.size
         order = jax.random.clone(key)  # all batches of a pass have the same key, which is not its reuse by mistake

@@ -62,7 +62,7 @@ def diagnostics(
       items stored (of the complete sequences) the share that may be drawn. `kept`: of all items ever added to a
       `ReservoirBuffer` the share that is stored.
     - With `Prioritized`: `total_priority`, the sum of p^alpha; `max_priority`, the largest p ever, as of the state;
-      `beta`, the present one; `updates`, calls of `update`; `rejected`, TD errors that were refused.
+      `beta`, the present one; `updates`, those that named a stored item; `rejected`, TD errors that were refused.
     - With `count_updates=True`: `late`, rows of updates that were ignored, as their item was no longer stored.
 
     With a `key` or a `sample`, estimates from draws:

@@ -100,7 +100,8 @@ class SequenceBuffer(Buffer[SequenceState]):
       length: steps kept of each stream; length * num_envs is at most 2**29.
       num_envs: number of streams.
       sequence_length: steps in a sequence, 1 to `length`.
-      stride: steps from one start to the next, 1 to `length`.
+      stride: steps from one start to the next, 1 to length - sequence_length + 1, so that of `length` steps there is
+        always one that starts a whole sequence.
       sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
       windows: which sequences may be drawn: "any"; "inside", those without an end before their last row; or
         "episodes", those that start with an episode's first row (the first row ever added, or one behind an end), with
@@ -110,7 +111,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         the head of this module says, no such sequence of two rows or more starts at one.
       gaps: let `add` be told of rows that may not be drawn (`drawable`); costs 4 bytes a sequence with windows="any".
       within_episode: mask out (`Sample.mask`) the steps behind the first end in a sequence.
-      hindsight: store the number of each row's episode (4 bytes a row), which `later` needs or is faster with.
+      hindsight: store the number of each row's episode (4 bytes a row), which `later` needs.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
 
     Examples:
@@ -151,6 +152,13 @@ class SequenceBuffer(Buffer[SequenceState]):
             stride=check_integer("stride", self.stride, 1, length, "the number of steps between starts"),
             sampler=check_sampler(self.sampler),
         )
+        room = length - self.sequence_length + 1
+        if room < self.stride:
+            raise ValueError(
+                f"length={length}, sequence_length={self.sequence_length}, stride={self.stride}: length must be at "
+                "least sequence_length + stride - 1, or the buffer would at times hold no whole sequence; raise length "
+                f"to {self.sequence_length + self.stride - 1}, or lower stride to {room}."
+            )
         settle(self, hindsight=checks.check_bool("hindsight", self.hindsight, "whether `later` is to be asked"))
         settle(self, gaps=checks.check_bool("gaps", self.gaps, "whether `add` is told of rows that may not be drawn"))
         if self.windows not in ("any", "inside", "episodes"):
@@ -239,7 +247,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         wait = state.wait + completed * self.stride - num_steps
         if state.windows is None:
             stored = jnp.minimum(state.rows.size + num_steps, self.length)
-            num_drawable = jnp.maximum(stored + wait - self.sequence_length, 0) // self.stride
+            num_drawable = (stored + wait - self.sequence_length) // self.stride
             sequences = ring.advance(old_sequences, completed * self.num_envs, self._num_slots)
             changed = _every_window.changed_slots(self, sequences, num_steps, completed, num_drawable, td_errors)
             slots, is_drawable, td_errors = changed
@@ -288,13 +296,11 @@ class SequenceBuffer(Buffer[SequenceState]):
     ) -> tuple[Any, jax.Array]:
         """A later row of the same episode for the first row of each sequence.
 
-        With `hindsight` it costs O(log(length)) a row. Without it, numbers of episodes are counted anew at each call,
-        from the flags that `within_episode` and windows="episodes" store: simple, but at O(length * num_envs).
-
-        Of an episode's rows those count that are stored, up to the one that `add(ends=)` flagged, or the newest. "last"
-        and "uniform" are the strategies "final" and "future" of hindsight experience replay (Andrychowicz et al. 2017,
-        arXiv:1707.01495, section 4.5). "geometric" is the discounted law of C-learning (Eysenbach et al. 2021,
-        arXiv:2011.08909) and of contrastive RL (Eysenbach et al. 2022, arXiv:2206.07568, section 3).
+        Needs `hindsight`, and costs O(log(length)) a row. Of an episode's rows those count that are stored, up to the
+        one that `add(ends=)` flagged, or the newest. "last" and "uniform" are the strategies "final" and "future" of
+        hindsight experience replay (Andrychowicz et al. 2017, arXiv:1707.01495, section 4.5). "geometric" is the
+        discounted law of C-learning (Eysenbach et al. 2021, arXiv:2011.08909) and of contrastive RL (Eysenbach et al.
+        2022, arXiv:2206.07568, section 3).
 
         Args:
           state: unchanged.
@@ -308,8 +314,8 @@ class SequenceBuffer(Buffer[SequenceState]):
           the episode is stored, steps is 0 and the item the first row itself; where the sequence is not, also zeros.
 
         Raises:
-          ValueError: the buffer stores no ends of episodes, there is no such `law`, `gamma` is out of range, or
-            `indices` is not a vector of integers.
+          ValueError: the buffer is without `hindsight`, there is no such `law`, `gamma` is out of range, or `indices`
+            is not a vector of integers.
 
         Examples:
           >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, hindsight=True)
@@ -326,11 +332,12 @@ class SequenceBuffer(Buffer[SequenceState]):
         self, state: SequenceState, key: jax.Array, indices: jax.Array, law: str, log_gamma: Any
     ) -> tuple[Any, jax.Array]:
         self._check_state(state)
-        number = _later.stored(state, self.length)
+        if state.episodes is None:
+            raise ValueError("hindsight=True: this state is of a buffer without it; use the buffer that made it.")
         slots = self._slots(state, checks.check_indices(indices))
         row, env = materialize(*self._starts(state, slots))
         exists, sizes = slots < self._num_slots, (self.length, self.num_envs)
-        count = _later.num_later(number, row, env, state.rows.inserted % self.length, *sizes)
+        count = _later.num_later(state.episodes.number, row, env, state.rows.inserted % self.length, *sizes)
         steps = _later.draw(key, jnp.where(exists, count, 0), law, log_gamma, self.length)
         at = jnp.where(exists, _later.place(row, env, steps, *sizes), self.length * self.num_envs)
         at, steps = read_once(materialize(at, steps))

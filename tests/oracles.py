@@ -78,7 +78,7 @@ class ReplayTwin:
                 del self.leaf[old]
 
     def update(self, handles, td_errors):
-        self.updates += 1
+        self.updates += any(handle in self.leaf for handle in handles)
         for handle, td_error in zip(handles, td_errors, strict=True):
             if handle not in self.leaf:
                 continue

@@ -57,28 +57,6 @@ CONFIGS = [
 ]
 
 
-@pytest.mark.parametrize("windows", ["episodes", rarely("any")])
-def test_numbers_counted_anew_give_the_same_rows(windows):
-    """Before and after rows are overwritten."""
-    settings = {"windows": windows, "within_episode": windows == "any", "donate": False}
-    stores, counts_anew = (
-        jr.SequenceBuffer(length=7, num_envs=3, sequence_length=2, hindsight=hindsight, **settings)
-        for hindsight in (True, False)
-    )
-    rng, one, two = np.random.default_rng(0), stores.init(rows(0, 1, 3)), counts_anew.init(rows(0, 1, 3))
-    for t in range(6):
-        new, ends = rows(3 * t, 3, 3), rng.random((3, 3)) < 0.3
-        one, two = stores.add(one, new, ends), counts_anew.add(two, new, ends)
-        drawn = stores.sample(one, jax.random.key(t), BATCH).indices
-        for law in ("last", "uniform"):
-            found, expected = (
-                later(buffer, state, jax.random.key(t), drawn, law)
-                for buffer, state in ((counts_anew, two), (stores, one))
-            )
-            jax.tree.map(np.testing.assert_array_equal, found, expected)
-    assert np.any(np.asarray(expected[1]) > 0)
-
-
 @pytest.mark.parametrize("config", CONFIGS)
 def test_later_rows_are_those_of_the_twin_after_every_add(config):
     """Also where numbers of rows and of episodes wrap, and where handles are of what is no longer stored."""
@@ -140,8 +118,13 @@ def test_law(long, law, gamma):
         observed = np.bincount(found, minlength=count + 1)[1:]
         assert observed.sum() == 8_000
         assert len(observed) == count
+        expected = 8_000 * oracles.later_law(law, count, gamma)
+        # The test's law is that of large counts: cells that expect few, the last of a law that falls, are one.
+        own = max(1, np.sum(expected >= 10) - 1)
+        observed, expected = (np.append(x[:own], x[own:].sum()) for x in (observed, expected))
         if count > 1:
-            assert chisquare(observed, 8_000 * oracles.later_law(law, count, gamma)).pvalue > 1e-3
+            assert min(expected) >= 10
+            assert chisquare(observed, expected).pvalue > 1e-3
 
 
 GAMMAS = (0.0, 0.5, 0.99, 0.9999, 1 - 1e-6, 1 - 1e-9, 1.0)
@@ -213,7 +196,9 @@ def test_shards_have_the_episodes_of_their_own_streams(num_shards):
 @pytest.mark.versions
 def test_wrong_arguments(long):
     buffer, state, handles, _ = long
-    plain = jr.SequenceBuffer(length=80, num_envs=2, sequence_length=2)
+    plain, flagged = (
+        jr.SequenceBuffer(length=80, num_envs=2, sequence_length=2, within_episode=within) for within in (False, True)
+    )
     items, key = jr.ReplayBuffer(capacity=4), jax.random.key(0)
     for call, message in (
         (
@@ -221,6 +206,7 @@ def test_wrong_arguments(long):
             "hindsight=1: must be True or",
         ),
         (lambda: plain.later(state, key, handles), "`later` needs a SequenceBuffer with hindsight=True"),
+        (lambda: flagged.later(state, key, handles), "`later` needs a SequenceBuffer with hindsight=True"),
         (lambda: jr.Sharded(items, mesh(1)).later(state, key, handles), "buffer=ReplayBuffer.* with hindsight=True"),
         (lambda: buffer.later(plain.init(rows(0, 1, 2)), key, handles), "this state is of a buffer without it"),
         (lambda: buffer.later(state, key, handles, "first"), 'law=\'first\': must be "uniform", "geometric" or'),

@@ -6,7 +6,8 @@ import numpy as np
 import optax
 import oracles
 import pytest
-from helpers import cases, leaves_of, rarely
+from helpers import cases, leaves_of, mesh, rarely
+from jax import lax
 from scipy import stats
 
 import jaxreplay as jr
@@ -169,6 +170,43 @@ def test_beta_anneals_toward_one():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     overridden = weigh(sampler, state, probabilities, np.int32(2), np.float32(0.5))
     np.testing.assert_allclose(overridden, [0.5, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_shards", [0, 4])
+def test_only_an_update_that_names_a_stored_item_advances_a_schedule(num_shards):
+    """On a shard as on any other, whoever holds the item; alike by itself, in a scan and under vmap."""
+    sampler = jr.Prioritized(alpha=1.0, beta=optax.linear_schedule(0.0, 1.0, 10), normalize=None)
+    buffer, rows = jr.ReplayBuffer(capacity=8, sampler=sampler, donate=False), np.arange(8)
+    buffer = jr.Sharded(buffer, mesh(num_shards)) if num_shards else buffer
+    old = buffer.add(buffer.init(rows), rows)
+    state = buffer.add(old, rows)
+    stored, gone, none = buffer.newest(state, 8), buffer.newest(old, 8), np.full(8, -1)
+    calls = {  # by what is told, handles and TD errors; whether it counts
+        "nothing": (none, 1.0, False),
+        "late": (gone, 1.0, False),
+        "one": (np.where(rows == 5, stored, -1), 1.0, True),
+        "all": (stored, 1.0, True),
+        "all zero": (stored, 0.0, True),
+        "refused": (np.where(rows == 2, stored, gone), np.nan, True),
+    }
+    handles, td_errors, counts = (np.array([call[k] for call in calls.values()]) for k in range(3))
+    td_errors = np.repeat(td_errors[:, None], 8, axis=1).astype(np.float32)
+    before = state.sampler.updates
+    for told, numbers, is_counted in zip(handles, td_errors, counts, strict=True):
+        after = buffer.update(state, told, numbers).sampler.updates
+        np.testing.assert_array_equal(after, before + is_counted)
+
+    def step(state, told):
+        state = buffer.update(state, *told)
+        return state, state.sampler.updates
+
+    one_by_one = lax.scan(step, state, (handles, td_errors))[1]
+    each = jax.vmap(lambda *told: step(state, told)[1])(handles, td_errors)
+    for found, expected in ((one_by_one, np.cumsum(counts)), (each, counts)):
+        for of_shard in np.asarray(found).reshape(len(calls), -1).T:
+            np.testing.assert_array_equal(of_shard, expected)
+    drawn = buffer.sample(buffer.update(state, stored, 1.0 + rows), jax.random.key(0), 8)
+    np.testing.assert_allclose(drawn.weights, (8 * drawn.probabilities) ** -0.1, rtol=1e-6)
 
 
 def test_counters_stop_at_the_largest_int32():

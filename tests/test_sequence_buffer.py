@@ -1,3 +1,6 @@
+import itertools
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -57,7 +60,7 @@ MORE_CONFIGS = [
 def any_configuration(draw):
     length = draw(st.integers(1, 12))
     sequence_length = draw(st.integers(1, length))
-    strides = [stride for stride in (1, 2, 3, sequence_length) if stride <= length]
+    strides = [stride for stride in (1, 2, 3, sequence_length) if stride <= length - sequence_length + 1]
     windows = draw(st.sampled_from(["any", "inside", "episodes"]))
     stride = 1 if windows == "episodes" else draw(st.sampled_from(strides))
     config = length, draw(st.integers(1, 5)), sequence_length, stride, windows, draw(st.booleans())
@@ -236,6 +239,48 @@ def test_no_sequence_straddles_the_cursor(rollout):
     assert np.all((now - 7 <= starts) & (starts + 3 <= now))
 
 
+def test_a_buffer_is_refused_that_would_at_times_hold_no_whole_sequence():
+    """Of all small configurations: those for which it is so of some number of rows, and no others."""
+    refused, made = [], []
+    for length, sequence_length, stride in itertools.product(range(1, 11), repeat=3):
+        if max(sequence_length, stride) > length:
+            continue
+        holds_one = [
+            any(start % stride == 0 for start in range(max(0, rows - length), rows - sequence_length + 1))
+            for rows in range(sequence_length, 4 * length + 1)
+        ]
+        sizes = {"length": length, "num_envs": 2, "sequence_length": sequence_length}
+        if all(holds_one):
+            made.append(jr.SequenceBuffer(**sizes, stride=stride))
+            continue
+        with pytest.raises(ValueError, match="would at times hold no whole sequence") as error:
+            jr.SequenceBuffer(**sizes, stride=stride)
+        for name in ("length", "stride"):  # either remedy is one, and no more than needed
+            value = int(re.search(rf"(?:raise|lower) {name} to (\d+)", str(error.value))[1])
+            sizes_then = {**sizes, "stride": stride, name: value}
+            made.append(jr.SequenceBuffer(**sizes_then))
+            with pytest.raises(ValueError, match="would at times"):
+                jr.SequenceBuffer(**{**sizes_then, name: value + (1 if name == "stride" else -1)})
+        refused.append(sizes)
+    assert len(refused) > 100
+    assert len(made) > 400
+
+
+@pytest.mark.parametrize(("length", "sequence_length", "stride"), [(13, 9, 5), *map(rarely, [(17, 13, 5), (8, 4, 3)])])
+def test_a_full_buffer_always_has_a_sequence_to_draw(length, sequence_length, stride):
+    """After every row of several rounds, also where the slots are more than the sequences that may be drawn."""
+    buffer = jr.SequenceBuffer(length=length, num_envs=2, sequence_length=sequence_length, stride=stride)
+
+    def step(state, time):
+        state = buffer.add(state, time + stream(0, 1, 2))
+        return state, (buffer.size(state), buffer.sample(state, jax.random.key(0), 3).weights)
+
+    _, (size, weights) = lax.scan(step, filled(buffer, 0), jnp.arange(4 * length))
+    started = np.arange(1, 4 * length + 1) >= sequence_length
+    np.testing.assert_array_equal(np.asarray(size) >= 2, started)
+    np.testing.assert_array_equal(weights, np.broadcast_to(started[:, None], (4 * length, 3)))
+
+
 def test_rollouts_may_be_cut_anywhere():
     """The state is the same whatever rollouts a stream comes in."""
     buffer = jr.SequenceBuffer(length=9, num_envs=2, sequence_length=4, stride=2, sampler=jr.Prioritized())
@@ -391,6 +436,11 @@ def test_stacks_equal_the_twins(length, k, frame_shape):
         ({"sequence_length": 0}, "sequence_length=0: must be"),
         ({"stride": 0}, "stride=0: must be an integer from 1 to 8"),
         ({"stride": 9}, "stride=9: must be an integer from 1 to 8"),
+        (
+            {"stride": 7},
+            "length=8, sequence_length=3, stride=7: length must be at least sequence_length .* raise length to 9, or "
+            "lower stride to 6",
+        ),
     ],
 )
 def test_construction_errors(settings, message):

@@ -36,9 +36,16 @@ def as_int32(x: Any) -> Any:
     x = like.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.integer):
         return x
-    if x.dtype.itemsize == 8:
-        x = like.where((x >= 0) & (x < 2**31), x, -1)
-    return x.astype(np.int32)
+    cast = x.astype(np.int32)
+    if jnp.iinfo(x.dtype).max < 2**31:
+        return cast
+    return like.where((x >= 0) & (x <= 2**31 - 1), cast, np.int32(-1))
+
+
+def as_count(x: Any) -> jax.Array:
+    """An integer [] as int32, clipped to [0, 2**31 - 1]."""
+    x = jnp.asarray(x)
+    return jnp.clip(x, 0, min(jnp.iinfo(x.dtype).max, 2**31 - 1)).astype(jnp.int32)
 
 
 def as_float(x: Any) -> jax.Array:

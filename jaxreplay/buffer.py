@@ -17,7 +17,7 @@ from jaxreplay._common.permutation import permuted
 from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
 from jaxreplay.sampler_protocol import Sampler
 from jaxreplay.sum_tree import SumTree
-from jaxreplay.transition_batch import TransitionBatch
+from jaxreplay.transition_batch import TransitionBatch, without_valid, written
 
 
 @struct.dataclass
@@ -345,8 +345,8 @@ class Buffer(abc.ABC, Generic[S]):
             handle that occurs more than once the last occurrence counts.
           values: a pytree of the items' structure, leaves [B, ...] ([B, sequence_length, ...] for a `SequenceBuffer`)
             of the stored shapes and dtypes. None stands for a leaf, or a part of the tree, that is left alone.
-          mask: bool [B] ([B, sequence_length]); where it is False nothing is written. Where sequences overlap, the
-            later row of the batch counts.
+          mask: bool [B] ([B, sequence_length]); where it is False nothing is written, and neither where a
+            `TransitionBatch` is not `valid`. Where sequences overlap, the later row of the batch counts.
 
         Raises:
           ValueError: wrong structure, shape or dtype; the message names the leaf.
@@ -363,11 +363,11 @@ class Buffer(abc.ABC, Generic[S]):
         self._check_state(state)
         places = self._places(state, self._slots(state, checks.check_indices(indices)))
         spec = layouts.stored_spec(state.storage)
-        values = checks.check_parts(checks.as_arrays(values), spec, places.shape, self._stored_axes, "the buffer")
+        values, valid = without_valid(checks.as_arrays(values))
+        values = checks.check_parts(values, spec, places.shape, self._stored_axes, "the buffer")
+        mask = written(mask, valid, places.shape)
         if mask is not None:
-            places = jnp.where(
-                checks.check_mask(mask, places.shape), places, layouts.num_places(spec, self._stored_axes)
-            )
+            places = jnp.where(mask, places, layouts.num_places(spec, self._stored_axes))
         changed = {"storage": layouts.write_parts(state.storage, self._stored_axes, places, values)}
         return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 

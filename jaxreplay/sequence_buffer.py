@@ -29,7 +29,7 @@ from jaxreplay._common.xla import alive, jit_method, materialize, read_once, rea
 from jaxreplay.buffer import Buffer
 from jaxreplay.sampler_protocol import Sampler, check_sampler
 from jaxreplay.samplers import Uniform
-from jaxreplay.transition_batch import check_returns
+from jaxreplay.transition_batch import check_returns, without_valid
 
 
 @struct.dataclass
@@ -185,7 +185,7 @@ class SequenceBuffer(Buffer[SequenceState]):
           >>> int(buffer.size(state))
           0
         """
-        spec = checks.as_spec(steps)
+        spec, _ = without_valid(checks.as_spec(steps))
         self._num_steps(spec)
         check_returns(spec)
         footprint.check(self, spec)
@@ -215,7 +215,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         Args:
           state: donated when called eagerly (see the class).
           steps: pytree [T, num_envs, ...] with the structure, shapes and dtypes given to `init`; 1 <= T <= length, and
-            another T each time if need be (each compiles once).
+            another T each time if need be (each compiles once). No `TransitionBatch` of which rows may not be `valid`.
           ends: bool [T, num_envs], True for the last row of an episode; None for none. Without `windows`,
             `within_episode` or `hindsight` nothing is made of them.
           td_errors: float [K, num_envs] with K = `completed(T)`, signed or not: what the sampler is told of the
@@ -397,7 +397,14 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def _check_rollout(self, state: SequenceState, steps: Any, ends: Any, drawable: Any) -> tuple[Any, jax.Array]:
         """`steps` as arrays, and their flags; a `ValueError` where `add` cannot take these arguments."""
-        steps = checks.as_arrays(steps)
+        steps, valid = without_valid(checks.as_arrays(steps))
+        for name in valid:
+            raise ValueError(
+                f"{name}: a SequenceBuffer stores every row, also those that are no transitions; store the steps "
+                "themselves, and make transitions of what is drawn with sequence_transitions. Or give "
+                "dataclasses.replace(batch, valid=None), with drawable=batch.valid (needs gaps=True) unless all rows "
+                "are transitions."
+            )
         num_steps = self._num_steps(steps)
         if not 1 <= num_steps <= self.length:
             raise ValueError(

@@ -337,15 +337,19 @@ def n_step_window(steps, start, n, gamma, end):
 
 
 def n_step_emissions(steps, n, gamma, next_action):
-    """For one environment: the window that each step emits, then those that a flush emits; None for nothing."""
-    length, latency = len(steps["r"]), n - 1 + next_action
+    """For one environment: the window that each step emits, then those that a flush emits; None for nothing.
 
-    def emit(start, now):
+    `gamma` is a number, or has one for each step and one for the flush.
+    """
+    length, latency = len(steps["r"]), n - 1 + next_action
+    gammas = np.broadcast_to(gamma, length + 1)
+
+    def emit(start, now, gamma):
         window = n_step_window(steps, start, n, gamma, now + 1)
         return window if not next_action or _has_sarsa_target(window, steps, n, now) else None
 
-    emitted = [emit(now - latency, now) for now in range(length)]
-    flushed = [emit(start, length - 1) for start in range(max(0, length - latency), length)]
+    emitted = [emit(now - latency, now, gammas[now]) for now in range(length)]
+    flushed = [emit(start, length - 1, gammas[-1]) for start in range(max(0, length - latency), length)]
     return emitted, flushed
 
 

@@ -377,11 +377,11 @@ def rollouts(block, monkeypatch):
     def roll_out(agent, env, tracing, key):
         def step(carry, _):
             obs, tracing = carry
-            tracing, batch, valid = tracer.add(tracing, obs, obs % 2, jnp.ones(4), no, no, obs + 10)
-            return (obs + 10, tracing), (batch, valid)
+            tracing, batch, _ = tracer.add(tracing, obs, obs % 2, jnp.ones(4), no, no, obs + 10)
+            return (obs + 10, tracing), batch
 
-        (env, tracing), (batch, valid) = jax.lax.scan(step, (env, tracing), length=32)
-        return env, tracing, batch, valid
+        (env, tracing), batch = jax.lax.scan(step, (env, tracing), length=32)
+        return env, tracing, batch
 
     def learn(agent, batch):
         return agent + 1, batch.Rn

@@ -535,7 +535,112 @@ def test_wrong_steps():
         tracer.add(state, **{**step, "mask": np.ones(3, bool)})
     with pytest.raises(ValueError, match=r"leaf \.mask: got int32\[2\], the tracer stores bool\[2\]"):
         tracer.add(state, **{**step, "mask": np.ones(2, np.int32)})
+    with pytest.raises(ValueError, match=r"leaf \.R: leading axes \[3, 2\] differ from \[4, 2\]"):
+        at_once({**steps, "r": np.zeros((3, 2), np.float32)}, n=3, gamma=0.9)
     with pytest.raises(ValueError, match=r"mask: got int32\[4, 2\], expected bool\[4, 2\]"):
         at_once({**steps, "mask": np.ones((4, 2), np.int32)}, n=3, gamma=0.9)
     with pytest.raises(ValueError, match=r"needs 2 leading axes"):
         jr.n_step_transitions(*[np.zeros(3)] * 6, n=2, gamma=0.9)
+
+
+NOT_REAL = {
+    "None": lambda x: None,
+    r"complex64\[.*\]": lambda x: x.astype(np.complex64),
+    r"key<fry>\[.*\]": lambda x: jax.random.split(jax.random.key(0), x.shape),
+    "a dict": lambda x: {"agent": x},
+}
+
+
+OPTIONAL = ("logp", "w", "mask")
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        (name, found)
+        for name in ("r", "terminated", "truncated", *OPTIONAL)
+        for found in NOT_REAL
+        if found != "None" or name not in OPTIONAL
+    ],
+)
+def test_what_is_no_number_and_no_flag_is_named(name, found):
+    """By the name that the call has for it. Nothing is run."""
+    steps = rollout(np.random.default_rng(0), 5, 2)
+    many, one = ({**x, name: NOT_REAL[found](x[name])} for x in (steps, at(steps, 0)))
+    tracer, kind = jr.NStep(n=3, gamma=0.9, num_envs=2), "flag" if steps[name].dtype == bool else "real number"
+    state = init(tracer, steps)
+
+    def refused(function, message):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            jax.eval_shape(function)
+
+    refused(lambda: tracer.add(state, **one), f"{name}: got {found}, expected one {kind} an environment")
+    if name != "mask":
+        one.pop("mask")
+        for function in (tracer.init, tracer.spec):
+            refused(lambda function=function: function(**one), f"{name}: got {found}, expected one {kind} an environ")
+    upper = {"r": "R", "logp": "logP", "w": "W"}.get(name, name)
+    for function in (lambda: at_once(many, n=3, gamma=0.9), lambda: of_sequences(many)):
+        refused(function, f"{upper}: got {found}, expected one {kind} a step")
+
+
+@pytest.mark.versions
+def test_arguments_that_are_missing_are_named_with_the_call():
+    steps = rollout(np.random.default_rng(0), 5, 2)
+    tracer = jr.NStep(n=3, gamma=0.9, num_envs=2)
+    one = [at(steps, 0)[name] for name in ("s", "a", "r", "terminated", "truncated")]
+    for call, message in (
+        (lambda: tracer.add(init(tracer, steps), *one), r"add\(\) missing 1 required .*: 's_next'"),
+        (lambda: tracer.init(*one), r"init\(\) missing 1 required .*: 's_next'"),
+        (lambda: tracer.spec(*one), r"spec\(\) missing 1 required .*: 's_next'"),
+        (lambda: tracer.flush(), r"flush\(\) missing 1 required .*: 'state'"),
+        (lambda: jr.ReplayBuffer(capacity=4).add(None), r"ReplayBuffer\.add\(\): missing a required argument: 'items'"),
+        (lambda: jr.ReplayBuffer(capacity=4).update(None, one=1), r"Buffer\.update\(\): .*"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()
+
+
+@pytest.mark.versions
+def test_the_state_of_another_tracer_is_refused():
+    """It would give windows of another length, or of nothing."""
+    steps = rollout(np.random.default_rng(0), 5, 2)
+    one, tracer = first(steps), jr.NStep(n=3, gamma=0.9, num_envs=2)
+    stack_of_two = jax.vmap(lambda _: tracer.init(**one))(np.arange(2))
+    for state, found in (
+        (jr.NStep(n=2, gamma=0.9, num_envs=2).init(**one), r"one of \[2, 2\] steps"),
+        (jr.NStep(n=3, gamma=0.9, num_envs=2, next_action=True).init(**one), r"one of \[4, 2\] steps"),
+        (stack_of_two, r"one of \[2, 3, 2\] steps"),
+        (jr.ReplayBuffer(capacity=4).init(one), "ReplayState"),
+        (None, "NoneType"),
+    ):
+        for call in (lambda state=state: tracer.add(state, **one), lambda state=state: tracer.flush(state)):
+            with pytest.raises(ValueError, match=rf"^state: got {found}, expected one of \[3, 2\] steps, as this"):
+                call()
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gamma": None}, r"gamma=None: must be a number in \[0, 1\], or a traced float \[\]"),
+        ({"flush": 1}, "flush=1: must be True or False"),
+        ({"next_action": 1}, "next_action=1: must be True or False"),
+        ({"record_extra_info": None}, "record_extra_info=None: must be True or False"),
+    ],
+)
+def test_settings_of_a_rollout_are_checked(settings, message):
+    """Without a discount all returns would be NaN."""
+    with pytest.raises(ValueError, match=message):
+        at_once(rollout(np.random.default_rng(0), 5, 2), **{"n": 3, "gamma": 0.9, **settings})
+
+
+@pytest.mark.parametrize("gamma", [1.5, -0.1, np.nan, "0.9", True])
+def test_the_discount_of_a_call_is_in_range(gamma):
+    steps = rollout(np.random.default_rng(0), 1, 2)
+    tracer = jr.NStep(n=2, gamma=0.5, num_envs=2)
+    state = init(tracer, steps)
+    for call in (lambda: tracer.add(state, **at(steps, 0), gamma=gamma), lambda: tracer.flush(state, gamma=gamma)):
+        with pytest.raises(ValueError, match=rf"gamma={gamma!r}: must be a number in \[0, 1\]; it is a discount"):
+            call()

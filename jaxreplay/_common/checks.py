@@ -55,6 +55,18 @@ def as_float(x: Any) -> jax.Array:
     return x.astype(x.dtype if is_wide else jnp.float32)
 
 
+def as_real(name: str, x: Any, expected: str) -> jax.Array:
+    """`x` as an array; a `ValueError` that says what is `expected` where it is not made of real numbers or flags."""
+    try:
+        array = jnp.asarray(x)
+    except (TypeError, ValueError) as error:
+        found = "None" if x is None else f"a {type(x).__name__}"
+        raise ValueError(f"{name}: got {found}, expected {expected}.") from error
+    if array.dtype != jnp.bool_ and not any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer)):
+        raise ValueError(f"{name}: got {type_text(array.dtype, array.shape)}, expected {expected}.")
+    return array
+
+
 def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
     """The first `num_axes` sizes, which all leaves of `spec` share.
 
@@ -97,8 +109,10 @@ def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owne
     """
     got, expected = jax.tree.structure(spec), jax.tree.structure(stored)
     if got != expected:
-        have = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(spec)}
-        want = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(stored)}
+        have, want = (
+            {jax.tree_util.keystr(path) or "<root>" for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+            for tree in (spec, stored)
+        )
         missing, extra = sorted(want - have), sorted(have - want)
         detail = "".join(
             f" {word} {', '.join(names)};" for word, names in (("missing", missing), ("unexpected", extra)) if names

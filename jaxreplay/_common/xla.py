@@ -131,7 +131,7 @@ def jit_method(
         signature = inspect.signature(body)
         names = list(signature.parameters)[2:]
         handles_at = names.index(handles) if handles else None
-        by_position = _by_position(signature)
+        by_position = _by_position(signature, body.__qualname__)
         programs = _programs(body, signature, static, donates)
         programs_on_one_thread = _programs(body, signature, static, donates, compiler_options=ON_ONE_THREAD)
 
@@ -160,7 +160,7 @@ def jit_method(
     return decorate
 
 
-def _by_position(signature: inspect.Signature) -> Callable[..., tuple[Any, ...]]:
+def _by_position(signature: inspect.Signature, method: str) -> Callable[..., tuple[Any, ...]]:
     """A function that returns the arguments of a call after the state in order, with defaults filled in."""
     names = list(signature.parameters)[2:]
     defaults = tuple(signature.parameters[name].default for name in names)
@@ -170,7 +170,10 @@ def _by_position(signature: inspect.Signature) -> Callable[..., tuple[Any, ...]]
     def by_position(self: Any, state: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         if not (named or keyword_only) and num_required <= len(arguments) <= len(names):
             return arguments + defaults[len(arguments) :]
-        bound = signature.bind(self, state, *arguments, **named).arguments
+        try:
+            bound = signature.bind(self, state, *arguments, **named).arguments
+        except TypeError as error:
+            raise TypeError(f"{method}(): {error}") from None
         return tuple(bound.get(name, default) for name, default in zip(names, defaults, strict=True))
 
     return by_position

@@ -41,6 +41,7 @@ CONCERNS = {
     "samplers": ["samplers", "replay_buffer", "draws", "writes", "contract", "sharding", "memory"],
     "footprint": ["footprint"],
     "weights": ["weights", "samplers", "replay_buffer", "sharding"],
+    "_common/meshes": ["meshes"],
     "mixture": ["mixture", "contract"],
     "_sources": ["mixture"],
     "datasets/__init__": ["datasets", "minari"],

@@ -24,6 +24,7 @@ from jax import lax
 
 from jaxreplay import ring, sum_tree
 from jaxreplay._common.checks import check_bool, check_integer, check_key
+from jaxreplay._common.meshes import over_any_mesh
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.xla import materialize, read_once, reads_state
 from jaxreplay.buffer import Buffer, Sample
@@ -126,7 +127,11 @@ def diagnostics(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 5))
-def _program(
+def _program(buffer: Any, *arguments: Any) -> Numbers:
+    return over_any_mesh(functools.partial(_numbers, buffer))(*arguments)
+
+
+def _numbers(
     buffer: Any, state: Any, key: jax.Array | None, sample: Sample | None, batch_size: int, thorough: bool
 ) -> Numbers:
     buffer._check_state(state)

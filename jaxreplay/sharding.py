@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxreplay import _later, footprint, ring
 from jaxreplay._common import checks, shards
 from jaxreplay._common.checks import check_integer
+from jaxreplay._common.meshes import mesh_here
 from jaxreplay._common.xla import alive, jit_method
 from jaxreplay.buffer import Buffer, S, Sample, check_draw, check_drawn
 from jaxreplay.replay_buffer import ReplayState
@@ -508,14 +509,15 @@ class Sharded(Generic[S]):
 
     def _map(self, function: Callable[..., Any], specs: tuple[PartitionSpec, ...], *arguments: Any) -> Any:
         """`function` of each device's part of the arguments, which are laid out by `specs`."""
-        if self.mesh.axis_types[self.mesh.axis_names.index(self.axis)] == AxisType.Explicit:
-            layout = [NamedSharding(self.mesh, spec) for spec in specs]
+        mesh = mesh_here(self.mesh)
+        if mesh.axis_types[mesh.axis_names.index(self.axis)] == AxisType.Explicit:
+            layout = [NamedSharding(mesh, spec) for spec in specs]
             arguments = tuple(jax.tree.map(jnp.asarray, arguments))
             arguments = tuple(
                 jax.tree.map(lambda x, s=s: jax.sharding.reshard(x, s), a)
                 for a, s in zip(arguments, layout, strict=True)
             )
-        return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=PartitionSpec(self.axis))(*arguments)
+        return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(self.axis))(*arguments)
 
 
 def shard_of(buffer: Buffer[S], num_shards: int, axis_name: str | None = None) -> Buffer[S]:

@@ -698,6 +698,19 @@ def one_device_to_eight(block, monkeypatch):
     assert found["buffer"].buffer.capacity == 2**20
 
 
+def explicit_axes(block, monkeypatch):
+    tracer, obs, no = jr.NStep(n=3, gamma=0.99, num_envs=8), np.zeros((8, 2), np.float32), np.zeros(8, bool)
+    mesh = jax.sharding.Mesh(
+        jax.devices("cpu"), ("data",), axis_types=(jax.sharding.AxisType.Explicit,)
+    )  # that of jax.make_mesh, on any JAX
+    step = obs, no, obs[:, 0], no, no, obs
+    tracing = run(block, {"mesh": mesh, "tracer": tracer, "step": step})["tracing"]
+    rows = jax.device_put(step, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")))
+    tracing, batch, _ = tracer.add(tracing, *rows)
+    assert {part.data.shape for part in tracing.steps.s.addressable_shards} == {(3, 1, 2)}
+    assert {part.data.shape for part in batch.S.addressable_shards} == {(1, 2)}
+
+
 def several_processes(block, monkeypatch):
     initialized = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda: initialized.append(True))
@@ -846,7 +859,7 @@ COVERED = {  # a function for each block of Python, in the page's order
     "index.md": [repeats("README.md", 0)],
     "guides/checkpoints.md": [checkpoints, another_buffer],
     "guides/datasets.md": [data_sets],
-    "guides/devices.md": [one_device_to_eight, several_processes],
+    "guides/devices.md": [one_device_to_eight, explicit_axes, several_processes],
     "guides/diagnostics.md": [looking_inside],
     "guides/draws.md": [newest_sequences_once, recent_experience, staleness, epochs, without_replacement],
     "guides/goals.md": [goals],

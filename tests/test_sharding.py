@@ -314,7 +314,8 @@ def test_buffers_run_in_the_users_own_shard_map(name):
 def test_tracing_environments_that_lie_on_several_devices_exchanges_nothing():
     tracer = jr.NStep(n=3, gamma=0.9, num_envs=8)
     layout = NamedSharding(mesh(4), PartitionSpec("data"))
-    step = [np.zeros((8, 5)), np.zeros(8), np.zeros(8), np.zeros(8, bool), np.zeros(8, bool), np.zeros((8, 5))]
+    obs, flags = np.zeros((8, 5), np.float32), np.zeros(8, bool)
+    step = [obs, obs[:, 0], obs[:, 0], flags, flags, obs]
     envs = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=layout), step)
     by_time = NamedSharding(layout.mesh, PartitionSpec(None, "data"))
     everywhere = NamedSharding(layout.mesh, PartitionSpec())

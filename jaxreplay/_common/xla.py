@@ -13,6 +13,7 @@ from jax import lax
 
 from jaxreplay._common.checks import as_int32
 from jaxreplay._common.eager import ON_ONE_THREAD, on_one_thread
+from jaxreplay._common.meshes import over_any_mesh
 
 
 def materialize(*arrays: jax.Array) -> Any:
@@ -183,13 +184,16 @@ def _programs(
     body: Any, signature: inspect.Signature, static: tuple[str, ...], donates: bool, **options: Any
 ) -> tuple[Any, Any]:
     """The pure and the donating program of a method; they are the same unless `donates`."""
-    program, names = body, list(signature.parameters)
-    if _has_keyword_only(signature):  # a program takes all arguments by position, so one program serves every call
+    names = list(signature.parameters)
 
-        def program(*arguments: Any) -> Any:
-            return body(**dict(zip(names, arguments, strict=True)))
+    def program(self: Any, *arguments: Any) -> Any:  # all by position, so one program serves every call
+        def method(*arguments: Any) -> Any:
+            return body(self, **dict(zip(names[1:], arguments, strict=True)))
 
-        program.__name__ = body.__name__  # in profiles
+        # What has a mesh of its own lays out its arrays itself.
+        return (method if hasattr(self, "mesh") else over_any_mesh(method))(*arguments)
+
+    program.__name__ = body.__name__  # in profiles
     numbers = (0, *map(names.index, static))
     pure = jax.jit(program, static_argnums=numbers, **options)
     # keep_unused: also donate leaves that are replaced without being read.

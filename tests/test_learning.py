@@ -76,8 +76,8 @@ def test_weighted_gradient_is_unbiased(make, stratified):
         covariance = np.cov(gradients.T) / len(gradients)
         return scipy.stats.chi2.sf(difference @ np.linalg.solve(covariance, difference), len(difference))
 
-    unbiased, partly_corrected = weighted_gradients(jax.random.split(seeds.key(1), 20_000))
-    assert p_value(unbiased) > 1e-3
+    unbiased, partly_corrected = weighted_gradients(jax.random.split(seeds.key(1), 30_000))
+    assert p_value(unbiased) > 1e-4
     assert p_value(partly_corrected) < 1e-12  # so the test can tell
 
 

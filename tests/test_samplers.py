@@ -44,6 +44,8 @@ def test_uniform_law_over_the_live_range(start, size):
     inside = (start + np.arange(size)) % 10
     assert counts[inside].sum() == 20_000
     assert size == 1 or stats.chisquare(counts[inside]).pvalue > 1e-4
+    first, second = ((np.asarray(slots) - start) % 10).reshape(-1, 2).T  # neither tells of the other
+    assert size == 1 or stats.chisquare(np.bincount(first * size + second, minlength=size**2)).pvalue > 1e-4
     np.testing.assert_allclose(probabilities, 1 / size, rtol=1e-6)
 
 
@@ -150,6 +152,9 @@ def test_prioritized_law_and_probabilities(stratified):
     assert stats.chisquare(counts, law * len(slots)).pvalue > 1e-4
     edges = np.searchsorted(np.cumsum(law), (np.arange(100_000) + 0.5) / 100_000)
     assert (np.mean(np.abs(edges - np.asarray(slots)) <= 1) > 0.999) == stratified
+    first, second = (np.asarray(slots) > np.median(slots)).reshape(-1, 2).T
+    pairs = np.bincount(2 * first + second, minlength=4).reshape(2, 2)
+    assert (stats.chi2_contingency(pairs).pvalue > 1e-4) != stratified  # independent draws tell nothing of each other
 
 
 def test_alpha_zero_is_uniform():

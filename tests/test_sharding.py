@@ -115,7 +115,7 @@ def test_contents_law_and_weights_equal_the_twin(num_shards, normalize):
     assert not sharded.can_sample(state, twin.size + 1)
     assert sharded.is_full(state) == all(len(shard.stored) == 24 // num_shards for shard in twin.shards)
     empty = num_shards > 2
-    batch_size = 32_000
+    batch_size = 48_000
     sample = sharded.sample(state, seeds.key(7), batch_size)
     handles, weights, probabilities = (np.asarray(x) for x in (sample.indices, sample.weights, sample.probabilities))
     share = batch_size // num_shards
@@ -138,7 +138,7 @@ def test_contents_law_and_weights_equal_the_twin(num_shards, normalize):
 
     counts = np.bincount(rows, minlength=len(every))
     assert np.all(counts[law == 0] == 0)
-    assert chisquare(counts[law > 0], batch_size * law[law > 0]).pvalue > 1e-3
+    assert chisquare(counts[law > 0], batch_size * law[law > 0]).pvalue > 1e-4
     if num_shards > 1:  # the test can tell: the law is not that of one tree over all items
         leaves = np.concatenate([list(shard.leaf.values()) for shard in twin.shards])
         plain = (leaves / leaves.sum())[law > 0] * drawn.sum()
@@ -165,12 +165,12 @@ def test_weighted_means_are_unbiased_with_uneven_shards(sampler, num_shards):
         sample = sharded.sample(state, key, 64)
         return jnp.mean(sample.weights * sample.items["x"][:, 0] ** 2), jnp.mean(sample.weights)
 
-    squares, ones = jax.jit(jax.vmap(estimate))(jax.random.split(seeds.key(1), 2_000))
+    squares, ones = jax.jit(jax.vmap(estimate))(jax.random.split(seeds.key(1), 3_000))
     for estimates, truth in ((squares, np.mean(every.astype(float) ** 2)), (ones, 1.0)):
         estimates = np.asarray(estimates, np.float64)
         error = estimates.mean() - truth
         deviation = estimates.std() / np.sqrt(len(estimates))
-        assert abs(error) < 1e-5 * truth or 2 * norm.sf(abs(error) / deviation) > 1e-3
+        assert abs(error) < 1e-5 * truth or 2 * norm.sf(abs(error) / deviation) > 1e-4
     if isinstance(sampler, jr.Uniform) and num_shards in (2, 4):
         assert len(np.unique(np.asarray(sample.weights))) > 1
 

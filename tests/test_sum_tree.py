@@ -268,7 +268,7 @@ def test_stratified_draws_come_one_from_each_stratum(capacity):
 @pytest.mark.slow
 @pytest.mark.parametrize("sigma", [0, 4])
 def test_sampling_law_at_2_24_leaves(sigma):
-    capacity, batches, batch_size = 2**24, 256, 2**16
+    capacity, batches, batch_size = 2**24, 400, 2**16
     rng = seeds.rng(sigma)
     leaves = np.exp(sigma * rng.standard_normal(capacity)).astype(np.float32)
     tree = tree_of(leaves)
@@ -288,7 +288,7 @@ def test_sampling_law_at_2_24_leaves(sigma):
     mass = np.bincount(groups, probability, minlength=64)
     found = np.bincount(groups, counts, minlength=64)
     spread = np.sqrt(draws * mass * (1 - mass))
-    assert np.all(np.abs(found - draws * mass) <= 4 * spread)
+    assert np.all(np.abs(found - draws * mass) <= 5 * spread)  # of 64 groups one in 25,000 seeds is not
     often = expected >= 0.9
     ratio = (counts[often] - expected[often]) ** 2 / expected[often]
     assert ratio.mean() <= 1 + 4 * ratio.std() / np.sqrt(often.sum())

@@ -280,7 +280,7 @@ def test_what_is_no_sampler_and_a_law_that_is_not_quite_right():
         testing.check_sampler(object())
     rng = seeds.rng(0)
     law = np.array([0.1, 0.2, 0.7])
-    drawn = rng.choice(3, testing.DRAWS, p=law)
+    drawn = rng.choice(3, 2 * testing.DRAWS, p=law)
     testing._check_law(drawn, law[drawn].astype(np.float32))
     wrong = np.array([0.1, 0.25, 0.65], np.float32)
     with pytest.raises(AssertionError, match="comes as often as its probability says: chi-square"):

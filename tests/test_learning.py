@@ -83,7 +83,7 @@ def test_weighted_gradient_is_unbiased(make, stratified):
 
 @pytest.mark.parametrize("n", [rarely(1), rarely(3)])
 def test_values_under_a_time_limit(n):
-    values = time_limit.learn_all(n, updates=10_000)
+    values = time_limit.learn_all(n, updates=10_000, seed=int(seeds.rng(n).integers(2**31)))
     for env, first_differs in enumerate(time_limit.ENVIRONMENTS.values()):
         right = [100, 99 - time_limit.FEE] if first_differs else [100]
         np.testing.assert_allclose(values[env, time_limit.RIGHT, : len(right)], right, rtol=0.02)

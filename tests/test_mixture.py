@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import seeds
 from helpers import at, big_copies, compiled, items, mesh, numbers, rarely, run_once, stack
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -236,7 +237,7 @@ def test_update_set_and_get_reach_their_own_source_alone():
 @pytest.mark.parametrize("stratified", [False, rarely(True)])
 def test_the_joint_weighted_mean_is_unbiased(stratified):
     """Of batches whose rows are shares that were rounded: 4 and 3 of 7 for 0.62 and 0.38; of every item's indicator."""
-    num_batches, per = 10_000, PER(normalize=None, beta=1.0, stratified=stratified)
+    num_batches, per = 15_000, PER(normalize=None, beta=1.0, stratified=stratified)
     means = {}
     for kind in ("joint", "own") if stratified else ("joint",):
         buffers = (REPLAY(capacity=8, sampler=per), REPLAY(capacity=4, sampler=per))
@@ -250,7 +251,7 @@ def test_the_joint_weighted_mean_is_unbiased(stratified):
         def run(keys, mixture=mixture, mean_of=mean_of):
             return jax.vmap(mean_of, (0, None))(keys, filled(mixture, (8, 4)))
 
-        means[kind] = once(run, jax.random.split(jax.random.key(1), num_batches))
+        means[kind] = once(run, jax.random.split(seeds.key(1), num_batches))
     law = np.concatenate([np.full(8, 0.62 / 8), np.full(4, 0.38 / 4)])
 
     def pvalue(found):
@@ -258,7 +259,7 @@ def test_the_joint_weighted_mean_is_unbiased(stratified):
         covariance = np.cov(found.T.astype(np.float64)) / num_batches
         return chi2.sf(error @ np.linalg.pinv(covariance, rcond=1e-6) @ error, 12)
 
-    assert pvalue(means["joint"]) > 1e-3
+    assert pvalue(means["joint"]) > 1e-4
     if stratified:
         assert pvalue(means["own"]) < 1e-9  # those follow the rows: the test can tell
 

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import seeds
 from helpers import cases, leaves_of, numbers
 from hypothesis import settings
 from hypothesis import strategies as st
@@ -79,7 +80,7 @@ def test_priorities_bias_sampling():
     buffer = jr.ReplayBuffer(capacity=100, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0))
     state = buffer.add(buffer.init(numbers(0, 100)), numbers(0, 100))
     state = buffer.update(state, numbers(0, 100), np.where(np.arange(100) == 0, 100.0, 0.01))
-    draws = jax.vmap(lambda key: buffer.sample(state, key, 8).items)(jax.random.split(jax.random.key(0), 200))
+    draws = jax.vmap(lambda key: buffer.sample(state, key, 8).items)(jax.random.split(seeds.key(0), 200))
     assert 1400 <= (draws == 0).sum() <= 1600
 
 

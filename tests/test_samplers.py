@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import oracles
 import pytest
+import seeds
 from helpers import cases, leaves_of, mesh, rarely
 from jax import lax
 from scipy import stats
@@ -39,11 +40,13 @@ def update(sampler, state, slots, td_errors, mask=None):
 @pytest.mark.parametrize(("start", "size"), [(0, 1), (0, 7), (3, 7), (8, 10)])
 def test_uniform_law_over_the_live_range(start, size):
     sampler = jr.Uniform()
-    slots, probabilities = draw(sampler, sampler.init(10), jax.random.key(0), 20_000, live(size, start))
+    slots, probabilities = draw(sampler, sampler.init(10), seeds.key(0), 20_000, live(size, start))
     counts = np.bincount(slots, minlength=10)
     inside = (start + np.arange(size)) % 10
     assert counts[inside].sum() == 20_000
     assert size == 1 or stats.chisquare(counts[inside]).pvalue > 1e-4
+    first, second = ((np.asarray(slots) - start) % 10).reshape(-1, 2).T  # neither tells of the other
+    assert size == 1 or stats.chisquare(np.bincount(first * size + second, minlength=size**2)).pvalue > 1e-4
     np.testing.assert_allclose(probabilities, 1 / size, rtol=1e-6)
 
 
@@ -115,7 +118,7 @@ def test_extreme_td_errors_keep_every_sum_finite(alpha):
     for td_error in (largest, smallest, np.float32(1e-30)):
         state = update(sampler, filled(sampler, 100), np.arange(100), np.full(100, td_error))
         assert 0 < total(state.tree) < np.inf
-        slots, probabilities = draw(sampler, state, jax.random.key(0), 1000, live(100))
+        slots, probabilities = draw(sampler, state, seeds.key(0), 1000, live(100))
         assert len(np.unique(slots)) > 95
         np.testing.assert_allclose(probabilities, 0.01, rtol=1e-5)
         np.testing.assert_allclose(weigh(sampler, state, probabilities, np.int32(100)), 1, rtol=1e-5)
@@ -130,7 +133,7 @@ def test_all_leaves_zero_draws_uniformly_with_weights_one(normalize):
     sampler = jr.Prioritized(epsilon=0.0, normalize=normalize)
     state = update(sampler, filled(sampler, 8), np.arange(8), np.zeros(8))
     assert total(state.tree) == 0
-    slots, probabilities = draw(sampler, state, jax.random.key(0), 8000, live(8))
+    slots, probabilities = draw(sampler, state, seeds.key(0), 8000, live(8))
     assert stats.chisquare(np.bincount(slots, minlength=8)).pvalue > 1e-4
     np.testing.assert_array_equal(probabilities, 1 / 8)
     np.testing.assert_array_equal(weigh(sampler, state, probabilities, np.int32(8)), 1)
@@ -140,16 +143,19 @@ def test_all_leaves_zero_draws_uniformly_with_weights_one(normalize):
 @pytest.mark.parametrize("stratified", [False, True])
 def test_prioritized_law_and_probabilities(stratified):
     sampler = jr.Prioritized(alpha=0.7, stratified=stratified)
-    td_errors = np.random.default_rng(0).exponential(size=50)
+    td_errors = seeds.rng(0).exponential(size=50)
     state = update(sampler, filled(sampler, 50), np.arange(50), td_errors)
     law = (td_errors + 1e-6) ** 0.7
     law /= law.sum()
-    slots, probabilities = draw(sampler, state, jax.random.key(3), 100_000, live(50))
+    slots, probabilities = draw(sampler, state, seeds.key(3), 100_000, live(50))
     np.testing.assert_allclose(probabilities, law[np.asarray(slots)], rtol=1e-5)
     counts = np.bincount(slots, minlength=50)
     assert stats.chisquare(counts, law * len(slots)).pvalue > 1e-4
     edges = np.searchsorted(np.cumsum(law), (np.arange(100_000) + 0.5) / 100_000)
     assert (np.mean(np.abs(edges - np.asarray(slots)) <= 1) > 0.999) == stratified
+    first, second = (np.asarray(slots) > np.median(slots)).reshape(-1, 2).T
+    pairs = np.bincount(2 * first + second, minlength=4).reshape(2, 2)
+    assert (stats.chi2_contingency(pairs).pvalue > 1e-4) != stratified  # independent draws tell nothing of each other
 
 
 def test_alpha_zero_is_uniform():

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import seeds
 from helpers import at, mesh, rarely
 
 import jaxreplay as jr
@@ -20,7 +21,7 @@ def items(count, first=0):
 
 def run(buffer, **settings):
     """A state after 60 insertions and updates, of which some come too late; and what was counted meanwhile."""
-    state, rng = buffer.init(items(10)), np.random.default_rng(0)
+    state, rng = buffer.init(items(10)), seeds.rng(0)
     priorities, counts, rejected, late = {}, collections.Counter(), 0, 0
     for first in range(0, 60, 10):
         largest = max([1.0, *priorities.values()])
@@ -246,9 +247,9 @@ def test_pools():
 def test_the_mass_of_the_top_is_estimated_within_its_error(stratified):
     sampler = jr.Prioritized(alpha=1.0, epsilon=0.0, stratified=stratified)
     buffer = jr.ReplayBuffer(capacity=5_000, sampler=sampler, donate=False)
-    td_errors = np.random.default_rng(0).pareto(1.1, 5_000).astype(np.float32)
+    td_errors = seeds.rng(0).pareto(1.1, 5_000).astype(np.float32)
     state = buffer.add(buffer.init(items(5_000)), items(5_000), td_errors=td_errors)
-    keys = jax.random.split(jax.random.key(0), 400)
+    keys = jax.random.split(seeds.key(0), 400)
     found = jax.jit(jax.vmap(lambda key: jr.diagnostics(buffer, state, key, batch_size=128)))(keys)
     in_order = np.sort(td_errors.astype(np.float64))[::-1]
     for name, count in (("top_1pct_mass", 50), ("top_10pct_mass", 500)):

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import seeds
 from flax import struct
 
 import jaxreplay as jr
@@ -19,7 +20,7 @@ def reached(achieved, goal):
 
 
 def sequences(batch_size=64, length=4, size=2):
-    rng = np.random.default_rng(0)
+    rng = seeds.rng(0)
     goals = rng.integers(0, 2, (3, batch_size, length, size)).astype(np.int32)
     return {
         "achieved_goal": goals[0],
@@ -52,7 +53,7 @@ def test_sequences_are_those_of_the_twin(terminated):
 def test_share_is_that_of_the_batch():
     rows, goals = sequences(batch_size=20_000, length=2)
     for share in (0.0, 0.25, 0.8, 1.0):
-        _, relabelled = hindsight(jax.random.key(1), rows, goals, reward, share=share)
+        _, relabelled = hindsight(seeds.key(1), rows, goals, reward, share=share)
         assert abs(np.mean(relabelled) - share) <= 4 * np.sqrt(share * (1 - share) / 20_000)
 
 

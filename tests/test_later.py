@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import seeds
 from helpers import mesh, rarely, stack
 from scipy.stats import chisquare
 
@@ -65,7 +66,7 @@ def test_numbers_counted_anew_give_the_same_rows(windows):
         jr.SequenceBuffer(length=7, num_envs=3, sequence_length=2, hindsight=hindsight, **settings)
         for hindsight in (True, False)
     )
-    rng, one, two = np.random.default_rng(0), stores.init(rows(0, 1, 3)), counts_anew.init(rows(0, 1, 3))
+    rng, one, two = seeds.rng(0), stores.init(rows(0, 1, 3)), counts_anew.init(rows(0, 1, 3))
     for t in range(6):
         new, ends = rows(3 * t, 3, 3), rng.random((3, 3)) < 0.3
         one, two = stores.add(one, new, ends), counts_anew.add(two, new, ends)
@@ -92,7 +93,7 @@ def test_later_rows_are_those_of_the_twin_after_every_add(config):
         hindsight=True,
         donate=False,
     )
-    twin, rng = oracles.SequenceTwin(*config), np.random.default_rng(length)
+    twin, rng = oracles.SequenceTwin(*config), seeds.rng(length)
     state = buffer.init(rows(0, 1, num_envs))
     first_row = ring.init(length).period - 2 * length
     state = state.replace(rows=state.rows.replace(inserted=jnp.int32(first_row)))
@@ -120,7 +121,7 @@ def test_later_rows_are_those_of_the_twin_after_every_add(config):
 def long():
     """A buffer with overwritten rows, its state, handles of three sequences, and how many later rows each has."""
     buffer = jr.SequenceBuffer(length=80, num_envs=2, sequence_length=2, hindsight=True, donate=False)
-    twin, rng = oracles.SequenceTwin(80, 2, 2, 1), np.random.default_rng(0)
+    twin, rng = oracles.SequenceTwin(80, 2, 2, 1), seeds.rng(0)
     state = buffer.init(rows(0, 1, 2))
     for _ in range(5):
         state = grown(buffer, state, twin, 30, rng, end=0.02)
@@ -135,7 +136,7 @@ def long():
 @pytest.mark.parametrize(("law", "gamma"), [("uniform", 0.9), ("geometric", 0.8), ("geometric", 0.9999)])
 def test_law(long, law, gamma):
     buffer, state, handles, most = long
-    _, steps = later(buffer, state, jax.random.key(1), np.repeat(handles, 8_000), law, jnp.float32(gamma))
+    _, steps = later(buffer, state, seeds.key(1), np.repeat(handles, 8_000), law, jnp.float32(gamma))
     for found, count in zip(np.asarray(steps).reshape(3, -1), most, strict=True):
         observed = np.bincount(found, minlength=count + 1)[1:]
         assert observed.sum() == 8_000
@@ -155,7 +156,7 @@ def test_geometric_law_is_exact(count):
     num_digits, num_words = 1 + (count > _later.DIGIT), 2**17
     words = (np.arange(num_words, dtype=np.uint32) * np.uint32(2**32 // num_words) + np.uint32(2**14))[None]
     if num_digits == 2:
-        low = np.random.default_rng(0).permutation(words[0])
+        low = seeds.rng(0).permutation(words[0])
         words = np.stack([words[0], low])
     geometric = jax.jit(_later.geometric)
     for gamma in GAMMAS:
@@ -188,7 +189,7 @@ def test_a_buffer_under_vmap_is_the_buffer_alone(long):
 def test_shards_have_the_episodes_of_their_own_streams(num_shards):
     buffer = jr.SequenceBuffer(length=9, num_envs=4, sequence_length=2, hindsight=True, donate=False)
     sharded, twin = jr.Sharded(buffer, mesh(num_shards)), oracles.SequenceTwin(9, 4, 2, 1)
-    state, rng = sharded.init(rows(0, 1, 4)), np.random.default_rng(0)
+    state, rng = sharded.init(rows(0, 1, 4)), seeds.rng(0)
     for _ in range(6):
         state = grown(sharded, state, twin, 4, rng)
     drawn = sharded.sample(state, jax.random.key(0), BATCH)

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import seeds
 from helpers import at, big_copies, compiled, items, mesh, numbers, rarely, run_once, stack
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -250,7 +251,7 @@ def test_the_joint_weighted_mean_is_unbiased(stratified):
         def run(keys, mixture=mixture, mean_of=mean_of):
             return jax.vmap(mean_of, (0, None))(keys, filled(mixture, (8, 4)))
 
-        means[kind] = once(run, jax.random.split(jax.random.key(1), num_batches))
+        means[kind] = once(run, jax.random.split(seeds.key(1), num_batches))
     law = np.concatenate([np.full(8, 0.62 / 8), np.full(4, 0.38 / 4)])
 
     def pvalue(found):

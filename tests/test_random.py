@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import seeds
 from scipy import stats
 
 from jaxreplay._common.random import random_bits, random_integers
@@ -20,7 +21,7 @@ def test_bits_of_every_kind_of_key(make):
 
 
 def test_random_integers_are_the_fraction_times_the_bound():
-    rng = np.random.default_rng(0)
+    rng = seeds.rng(0)
     bits = rng.integers(0, 2**32, (2, 4000), np.uint32)
     bits[:, :4] = [[0, 0, 2**32 - 1, 2**32 - 1], [0, 2**32 - 1, 0, 2**32 - 1]]
     for bound in (1, 2, 3, 1000, 2**20, 2**24 + 1, 2**29, 2**31 - 1):

@@ -6,6 +6,7 @@ import numpy as np
 import optax
 import oracles
 import pytest
+import seeds
 from helpers import cases, leaves_of, rarely
 from scipy import stats
 
@@ -38,7 +39,7 @@ def update(sampler, state, slots, td_errors, mask=None):
 @pytest.mark.parametrize(("start", "size"), [(0, 1), (0, 7), (3, 7), (8, 10)])
 def test_uniform_law_over_the_live_range(start, size):
     sampler = jr.Uniform()
-    slots, probabilities = draw(sampler, sampler.init(10), jax.random.key(0), 20_000, live(size, start))
+    slots, probabilities = draw(sampler, sampler.init(10), seeds.key(0), 20_000, live(size, start))
     counts = np.bincount(slots, minlength=10)
     inside = (start + np.arange(size)) % 10
     assert counts[inside].sum() == 20_000
@@ -139,11 +140,11 @@ def test_all_leaves_zero_draws_uniformly_with_weights_one(normalize):
 @pytest.mark.parametrize("stratified", [False, True])
 def test_prioritized_law_and_probabilities(stratified):
     sampler = jr.Prioritized(alpha=0.7, stratified=stratified)
-    td_errors = np.random.default_rng(0).exponential(size=50)
+    td_errors = seeds.rng(0).exponential(size=50)
     state = update(sampler, filled(sampler, 50), np.arange(50), td_errors)
     law = (td_errors + 1e-6) ** 0.7
     law /= law.sum()
-    slots, probabilities = draw(sampler, state, jax.random.key(3), 100_000, live(50))
+    slots, probabilities = draw(sampler, state, seeds.key(3), 100_000, live(50))
     np.testing.assert_allclose(probabilities, law[np.asarray(slots)], rtol=1e-5)
     counts = np.bincount(slots, minlength=50)
     assert stats.chisquare(counts, law * len(slots)).pvalue > 1e-4

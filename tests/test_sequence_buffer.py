@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import seeds
 from helpers import cases, leaves_of, rarely
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -173,7 +174,7 @@ def test_law_of_the_draw(sampler, num_steps):
         weights = 1.0 + np.arange(len(handles)) % 4
         state = buffer.update(state, handles, weights)
     draw = jax.jit(jax.vmap(lambda key: buffer.sample(state, key, 10)))
-    sample = jax.tree.map(np.asarray, draw(jax.random.split(jax.random.key(num_steps), 3000)))
+    sample = jax.tree.map(np.asarray, draw(jax.random.split(seeds.key(num_steps), 3000)))
     counts = np.array([(sample.indices == handle).sum() for handle in handles])
     assert counts.sum() == 30_000
     law = weights / weights.sum()
@@ -368,7 +369,7 @@ def test_split_burn_in():
     [(1, 1, ()), (4, 1, (2, 3)), (5, 5, ()), (9, 4, (2, 3)), *[rarely((9, k, ())) for k in range(1, 10)]],
 )
 def test_stacks_equal_the_twins(length, k, frame_shape):
-    rng = np.random.default_rng(k)
+    rng = seeds.rng(k)
     frames = np.arange(1, 1 + 2 * length * int(np.prod(frame_shape))).astype(np.uint8)
     frames = frames.reshape(2, length, *frame_shape)
     for rate in (0.0, 0.1, 0.3, 0.6, 1.0):

@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import seeds
 from helpers import at, big_copies, collectives, compiled, items, mesh, rarely, run_once
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
@@ -96,7 +97,7 @@ def test_contents_law_and_weights_equal_the_twin(num_shards, normalize):
     sharded = jr.Sharded(jr.ReplayBuffer(capacity=24, sampler=sampler), mesh(num_shards))
     state = sharded.init(ITEMS)
     twin = oracles.ShardedTwin(num_shards, 24, 0.7, 0.0, state.ring.period)
-    rng = np.random.default_rng(num_shards)
+    rng = seeds.rng(num_shards)
     for t in range(9):
         ids, mask = np.arange(8 * t, 8 * t + 8), rng.random(8) < 0.8
         if num_shards > 2:
@@ -104,7 +105,7 @@ def test_contents_law_and_weights_equal_the_twin(num_shards, normalize):
         state = sharded.add(state, items(ids), mask)
         twin.add(ids, mask)
         assert sharded.size(state) == twin.size
-        sample = sharded.sample(state, jax.random.key(t), 40)
+        sample = sharded.sample(state, seeds.key(t), 40)
         handles = np.asarray(sample.indices)
         td_errors = np.where(rng.random(40) < 0.1, 0.0, rng.exponential(size=40) * 3).astype(np.float32)
         state = sharded.update(state, sample.indices, td_errors)
@@ -115,7 +116,7 @@ def test_contents_law_and_weights_equal_the_twin(num_shards, normalize):
     assert sharded.is_full(state) == all(len(shard.stored) == 24 // num_shards for shard in twin.shards)
     empty = num_shards > 2
     batch_size = 32_000
-    sample = sharded.sample(state, jax.random.key(7), batch_size)
+    sample = sharded.sample(state, seeds.key(7), batch_size)
     handles, weights, probabilities = (np.asarray(x) for x in (sample.indices, sample.weights, sample.probabilities))
     share = batch_size // num_shards
     drawn = np.arange(batch_size) < batch_size - share * empty
@@ -156,7 +157,7 @@ def test_weighted_means_are_unbiased_with_uneven_shards(sampler, num_shards):
     size = int(sharded.size(state))
     assert size == 20
     every = np.array([8 * t + row for t in range(4) for row in range(5)])
-    sample = sharded.sample(state, jax.random.key(0), 64)
+    sample = sharded.sample(state, seeds.key(0), 64)
     td_errors = np.asarray(sample.items["id"] % 7 + 1.0)
     state = sharded.update(state, sample.indices, td_errors)
 
@@ -164,7 +165,7 @@ def test_weighted_means_are_unbiased_with_uneven_shards(sampler, num_shards):
         sample = sharded.sample(state, key, 64)
         return jnp.mean(sample.weights * sample.items["x"][:, 0] ** 2), jnp.mean(sample.weights)
 
-    squares, ones = jax.jit(jax.vmap(estimate))(jax.random.split(jax.random.key(1), 2_000))
+    squares, ones = jax.jit(jax.vmap(estimate))(jax.random.split(seeds.key(1), 2_000))
     for estimates, truth in ((squares, np.mean(every.astype(float) ** 2)), (ones, 1.0)):
         estimates = np.asarray(estimates, np.float64)
         error = estimates.mean() - truth
@@ -179,7 +180,7 @@ def test_sequences_are_those_of_the_shards_own_streams(num_shards):
     buffer, _ = BUFFERS["sequence"]
     sharded = jr.Sharded(buffer, mesh(num_shards))
     state = sharded.init(items(np.zeros((1, 8))))
-    rng = np.random.default_rng(0)
+    rng = seeds.rng(0)
     twin = oracles.SequenceTwin(8, 8, 3, 2)
     envs = 8 // num_shards
     for t in range(7):

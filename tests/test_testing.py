@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import seeds
 from helpers import mesh, rarely
 
 import jaxreplay as jr
@@ -277,7 +278,7 @@ def test_a_sampler_that_breaks_a_rule_is_told_which(rule):
 def test_what_is_no_sampler_and_a_law_that_is_not_quite_right():
     with pytest.raises(ValueError, match="must be a sampler"):
         testing.check_sampler(object())
-    rng = np.random.default_rng(0)
+    rng = seeds.rng(0)
     law = np.array([0.1, 0.2, 0.7])
     drawn = rng.choice(3, testing.DRAWS, p=law)
     testing._check_law(drawn, law[drawn].astype(np.float32))

@@ -81,13 +81,13 @@ def test_sequences_get_their_priorities_as_they_are_completed(windows, stride):
     for steps in (1, 4, 1, 4, 8, 1, 1, 4):
         rows, ends = streams(time, steps)
         td_errors = rng.exponential(size=(buffer.completed(steps), 3)).astype(np.float32)
-        before, named = twin.num_complete, len(twin.priority)
+        before, named = twin.num_complete, len(twin.ever)
         twin.add(rows["id"], ends)
         time += steps
         one = buffer.add(one, rows, ends, td_errors)
         two = buffer.add(two, rows, ends)
-        new = [handle for handle in twin.priority if handle // 3 >= before]
-        assert len(new) == len(twin.priority) - named
+        new = [handle for handle in twin.ever if handle // 3 >= before]
+        assert len(new) == len(twin.ever) - named
         newest = buffer.newest(two, 24)
         told = [td_errors[handle // 3 - before, handle % 3] for handle in new]
         told = np.array([np.nan] * 24 + told, np.float32)[-24:]

@@ -321,7 +321,7 @@ class SequenceTwin(Priorities):
     def __init__(self, length, num_envs, sequence_length, stride, windows="any", gaps=False, **names_and_law):
         self.first, self.period = (names_and_law.pop(name, 0) for name in ("first", "period"))
         super().__init__(((length - sequence_length) // stride + 1) * num_envs, **names_and_law)
-        self.windows, self.every = windows, windows == "any" and not gaps
+        self.windows, self.every, self.within_episode = windows, windows == "any" and not gaps, True
         self.length, self.num_envs = length, num_envs
         self.sequence_length, self.stride = sequence_length, stride
         self.steps, self.ends, self.gaps = [], [], []  # of time: rows [num_envs]
@@ -405,6 +405,8 @@ class SequenceTwin(Priorities):
         return count
 
     def mask(self, handle):
+        if not self.within_episode:
+            return [True] * self.sequence_length
         ends, gaps = ([x[t][handle % self.num_envs] for t in self.times(handle)] for x in (self.ends, self.gaps))
         return [not any(ends[:i]) and not gaps[i] for i in range(self.sequence_length)]
 

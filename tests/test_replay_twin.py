@@ -2,7 +2,6 @@
 
 import jax.numpy as jnp
 import numpy as np
-import optax
 import oracles
 import pytest
 import seeds
@@ -10,22 +9,6 @@ import twins
 from helpers import items, mesh, numbers, rarely
 
 import jaxreplay as jr
-
-
-def PER(alpha=0.6, **settings):
-    return jr.Prioritized(**{"alpha": alpha, "beta": 0.7, "epsilon": 0.01, **settings})
-
-
-SAMPLERS = {
-    "uniform": jr.Uniform(),
-    "distinct": jr.Uniform(replacement=False, count_updates=True),
-    "batch": PER(count_updates=True),
-    "global": PER(normalize="global", stratified=False, epsilon=0.0),
-    "plain": PER(1.0, normalize=None, max_priority="stored", beta=optax.linear_schedule(0.4, 1.0, 50)),
-    "number": PER(0.0, max_priority=2.0, floor=0.5),
-    "floor": PER(1.0, max_priority=0.0, floor=1.0, epsilon=0.0, normalize="global"),
-    "stored global": PER(normalize="global", max_priority="stored", epsilon=0.0, stratified=False),
-}
 
 
 def batches(sizes):
@@ -46,7 +29,7 @@ def batches(sizes):
 
 
 def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", near_wrap=False, seed=seeds.SEED):
-    buffer = jr.ReplayBuffer(capacity=capacity, sampler=SAMPLERS[sampler])
+    buffer = jr.ReplayBuffer(capacity=capacity, sampler=twins.SAMPLERS[sampler])
     buffer = buffer if num_shards == 1 else jr.Sharded(buffer, mesh(num_shards))
     state, share = buffer.init(items(numbers(0, num_shards))), capacity // num_shards
     period = state.ring.period
@@ -54,42 +37,12 @@ def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", near_wrap=Fal
     state = state.replace(ring=state.ring.replace(inserted=jnp.full_like(state.ring.inserted, first)))
 
     def make_twin():
-        law = twins.law_of(SAMPLERS[sampler])
+        law = twins.law_of(twins.SAMPLERS[sampler])
         shards = [oracles.ReplayTwin(share, first_handle=first, period=period, **law) for _ in range(num_shards)]
-        return oracles.ShardedTwin(shards, period, SAMPLERS[sampler], age_step=num_shards)
+        return oracles.ShardedTwin(shards, period, twins.SAMPLERS[sampler], age_step=num_shards)
 
     names, settings = ("replay", capacity, sampler, num_shards, mode), {"mode": mode, "seed": seed}
     return twins.Run(buffer, state, make_twin, batches(sizes), *names, num_newest=(share + 2) * num_shards, **settings)
-
-
-LEAST = {
-    "updates of stored items": 200,
-    "updates of stale items": 50,
-    "of an item twice": 10,
-    "rows without a name": 80,
-    "updates of nothing": 5,
-    "rows set": 80,
-    "rows not set": 30,
-    "sets of nothing": 50,
-    "rows masked": 100,
-    "on a full buffer": 70,
-    "young draws": 40,
-    "items of whole passes": 100,
-}
-LEAST_PRIORITIZED = LEAST | {
-    "TD errors refused": 40,
-    "draws with unequal priorities": 80,
-    "different weights": 80,
-    "draws of several items": 80,
-    "rows told of": 100,
-}
-
-
-def least(sampler):
-    if isinstance(SAMPLERS[sampler], jr.Uniform):
-        return LEAST
-    equal = {"draws with unequal priorities": 0, "different weights": 0}
-    return LEAST_PRIORITIZED | (equal if SAMPLERS[sampler].alpha == 0 else {})
 
 
 @pytest.mark.parametrize(
@@ -98,8 +51,8 @@ def least(sampler):
         (7, "batch", 1, True),
         (8, "stored global", 2, True),
         (6, "distinct", 2, False),
-        *map(rarely, [(7, name, 1, True) for name in SAMPLERS]),
-        *map(rarely, [(12, name, 4, True) for name in SAMPLERS]),
+        *map(rarely, [(7, name, 1, True) for name in twins.SAMPLERS]),
+        *map(rarely, [(12, name, 4, True) for name in twins.SAMPLERS]),
         rarely((40, "global", 1, False)),
         rarely((300, "plain", 1, True)),
     ],
@@ -107,12 +60,12 @@ def least(sampler):
 def test_a_replay_buffer_does_what_its_twin_does(capacity, sampler, num_shards, near_wrap):
     sizes = [(capacity, True, True), (2 * num_shards, False, False)]
     run = random_run(capacity, sampler, sizes, num_shards, near_wrap=near_wrap)
-    twins.check_happened(run.run(40), least(sampler))
+    twins.check_happened(run.run(40), twins.least(sampler))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["jit", "eager", "vmap"])
-@pytest.mark.parametrize("sampler", SAMPLERS)
+@pytest.mark.parametrize("sampler", twins.SAMPLERS)
 @pytest.mark.parametrize(("capacity", "num_shards"), [(1, 1), (5, 1), (33, 1), (12, 2)])
 def test_long_runs_with_a_new_seed(capacity, num_shards, sampler, mode):
     """Of batches of all sizes."""
@@ -121,4 +74,4 @@ def test_long_runs_with_a_new_seed(capacity, num_shards, sampler, mode):
     run = random_run(capacity, sampler, sizes, num_shards, mode, seed=seeds.fresh())
     happened = run.run(200)
     of_one = {"young draws": 0, "draws with unequal priorities": 0, "different weights": 0, "draws of several items": 0}
-    twins.check_happened(happened, {"items of whole passes": 20} | of_one if capacity == 1 else least(sampler))
+    twins.check_happened(happened, {"items of whole passes": 20} | of_one if capacity == 1 else twins.least(sampler))

@@ -10,6 +10,7 @@ import functools
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
 import seeds
 from helpers import at, check_tree, leaves_of, stack
@@ -20,6 +21,22 @@ from jaxreplay._common.random import random_bits
 DRAWS, TOLD, SET, PASS = 8, 8, 4, 4  # rows of a draw, an update, a set and a batch of an epoch
 BETA = 0.75
 bits_of = jax.jit(random_bits, static_argnums=1)
+
+
+def PER(alpha=0.6, **settings):
+    return jr.Prioritized(**{"alpha": alpha, "beta": 0.7, "epsilon": 0.01, **settings})
+
+
+SAMPLERS = {
+    "uniform": jr.Uniform(),
+    "distinct": jr.Uniform(replacement=False, count_updates=True),
+    "batch": PER(count_updates=True),
+    "global": PER(normalize="global", stratified=False, epsilon=0.0),
+    "plain": PER(1.0, normalize=None, max_priority="stored", beta=optax.linear_schedule(0.4, 1.0, 50)),
+    "number": PER(0.0, max_priority=2.0, floor=0.5),
+    "floor": PER(1.0, max_priority=0.0, floor=1.0, epsilon=0.0, normalize="global"),
+    "stored global": PER(normalize="global", max_priority="stored", epsilon=0.0, stratified=False),
+}
 
 
 def unsharded(buffer):
@@ -267,6 +284,10 @@ def look(buffer, num_newest, state, given):
         "can_sample": jnp.stack([buffer.can_sample(state, count) for count in COUNTS]),
         "sample": buffer.sample(state, first, DRAWS),
     }
+    if hasattr(unsharded(buffer), "stored_steps"):
+        seen["stored_steps"] = buffer.stored_steps(state)
+    if getattr(unsharded(buffer), "hindsight", False):
+        seen |= {law: buffer.later(state, first, given["read"], law) for law in ("last", "uniform")}
     if num_newest:
         seen["newest"] = buffer.newest(state, num_newest)
         seen["young"] = buffer.sample(state, second, DRAWS, BETA, given["max_age"])
@@ -302,10 +323,10 @@ class Run:
 
     def given(self, lane, number):
         length = getattr(unsharded(self.buffer), "sequence_length", None)
-        before = lane.twin.size
+        full = all(shard.is_full for shard in lane.twin.shards)
         given = {"add": self.add(lane, number)}
         lane.happened["steps"] += 1
-        lane.happened["on a full buffer"] += before > 0 and all(shard.is_full for shard in lane.twin.shards)
+        lane.happened["on a full buffer"] += full
         lane.remember()
         given["update"] = lane.update()
         given["set"] = lane.set(length)
@@ -363,3 +384,33 @@ def check_happened(happened, least):
         if happened[name] < count * happened["steps"] / 100
     }
     assert not short, f"happened less often than it should: {short}; all: {dict(happened)}"
+
+
+LEAST = {
+    "updates of stored items": 200,
+    "updates of stale items": 40,
+    "of an item twice": 10,
+    "rows without a name": 60,
+    "updates of nothing": 5,
+    "rows set": 80,
+    "rows not set": 25,
+    "sets of nothing": 50,
+    "rows masked": 60,
+    "on a full buffer": 70,
+    "young draws": 40,
+    "items of whole passes": 100,
+}
+LEAST_PRIORITIZED = LEAST | {
+    "TD errors refused": 30,
+    "draws with unequal priorities": 80,
+    "different weights": 80,
+    "draws of several items": 80,
+    "rows told of": 60,
+}
+
+
+def least(sampler):
+    if isinstance(SAMPLERS[sampler], jr.Uniform):
+        return LEAST
+    equal = {"draws with unequal priorities": 0, "different weights": 0}
+    return LEAST_PRIORITIZED | (equal if SAMPLERS[sampler].alpha == 0 else {})

@@ -1,5 +1,7 @@
 """A ReplayBuffer, alone and sharded, does in random operations what its twin does."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import oracles
@@ -28,21 +30,31 @@ def batches(sizes):
     return add
 
 
+def twin_of(buffer, state):
+    whole, num_shards = twins.unsharded(buffer), twins.num_shards(buffer)
+    law, period = twins.law_of(whole.sampler), state.ring.period
+    first, share = int(state.ring.inserted.reshape(-1)[0]), whole.capacity // num_shards
+    shards = [oracles.ReplayTwin(share, first_handle=first, period=period, **law) for _ in range(num_shards)]
+    return oracles.ShardedTwin(shards, period, whole.sampler, age_step=num_shards)
+
+
 def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", near_wrap=False, seed=seeds.SEED):
     buffer = jr.ReplayBuffer(capacity=capacity, sampler=twins.SAMPLERS[sampler])
     buffer = buffer if num_shards == 1 else jr.Sharded(buffer, mesh(num_shards))
     state, share = buffer.init(items(numbers(0, num_shards))), capacity // num_shards
-    period = state.ring.period
-    first = period - 3 * share if near_wrap else 0
+    first = state.ring.period - 3 * share if near_wrap else 0
     state = state.replace(ring=state.ring.replace(inserted=jnp.full_like(state.ring.inserted, first)))
 
-    def make_twin():
-        law = twins.law_of(twins.SAMPLERS[sampler])
-        shards = [oracles.ReplayTwin(share, first_handle=first, period=period, **law) for _ in range(num_shards)]
-        return oracles.ShardedTwin(shards, period, twins.SAMPLERS[sampler], age_step=num_shards)
-
     names, settings = ("replay", capacity, sampler, num_shards, mode), {"mode": mode, "seed": seed}
-    return twins.Run(buffer, state, make_twin, batches(sizes), *names, num_newest=(share + 2) * num_shards, **settings)
+    return twins.Run(
+        buffer,
+        state,
+        functools.partial(twin_of, buffer, state),
+        batches(sizes),
+        *names,
+        num_newest=(share + 2) * num_shards,
+        **settings,
+    )
 
 
 @pytest.mark.parametrize(

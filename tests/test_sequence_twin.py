@@ -1,5 +1,7 @@
 """A SequenceBuffer, alone and sharded, does in random operations what its twin does."""
 
+import functools
+
 import jax.numpy as jnp
 import numpy as np
 import oracles
@@ -61,10 +63,20 @@ def rollouts(buffer, sizes):
     return add
 
 
+def twin_of(buffer, state):
+    whole, num_shards = twins.unsharded(buffer), twins.num_shards(buffer)
+    names = {"first": int(state.ring.inserted.reshape(-1)[0]), "period": state.ring.period}
+    kind = whole.length, whole.num_envs // num_shards, whole.sequence_length, whole.stride, whole.windows, whole.gaps
+    shards = [oracles.SequenceTwin(*kind, **names, **twins.law_of(whole.sampler)) for _ in range(num_shards)]
+    for shard in shards:
+        shard.within_episode = whole.within_episode or whole.windows == "episodes"
+    return oracles.ShardedTwin(shards, state.ring.period, whole.sampler)
+
+
 def random_run(config, sampler, sizes, num_shards=1, mode="jit", seed=seeds.SEED):
     """Counters are about to wrap."""
     buffer = jr.SequenceBuffer(sampler=twins.SAMPLERS[sampler], **config)
-    whole, num_envs = buffer, buffer.num_envs // num_shards
+    whole = buffer
     buffer = buffer if num_shards == 1 else jr.Sharded(buffer, mesh(num_shards))
     state = buffer.init(items(np.zeros((1, whole.num_envs), np.int32)))
     slots = whole._num_slots // num_shards
@@ -77,16 +89,9 @@ def random_run(config, sampler, sizes, num_shards=1, mode="jit", seed=seeds.SEED
         now = jnp.full_like(state.episodes.now, 2**31 - 3)
         state = state.replace(episodes=state.episodes.replace(now=now))
 
-    def make_twin():
-        names_and_law = {"first": first, "period": state.ring.period, **twins.law_of(whole.sampler)}
-        kind = whole.length, num_envs, whole.sequence_length, whole.stride, whole.windows, whole.gaps
-        shards = [oracles.SequenceTwin(*kind, **names_and_law) for _ in range(num_shards)]
-        for shard in shards:
-            shard.within_episode = whole.within_episode or whole.windows == "episodes"
-        return oracles.ShardedTwin(shards, state.ring.period, whole.sampler)
-
     names, settings = ("sequence", config, sampler, num_shards, mode), {"mode": mode, "seed": seed, "lane": Lane}
     num_newest = (slots + 2) * num_shards
+    make_twin = functools.partial(twin_of, buffer, state)
     return twins.Run(buffer, state, make_twin, rollouts(buffer, sizes), *names, num_newest=num_newest, **settings)
 
 

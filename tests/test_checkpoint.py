@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
+import seeds
 from checkpoint_runs import FILLED, advance, assert_same, begin, digest, filled, runs, save_for_ever
 from flax.core import FrozenDict
 from flax.training.train_state import TrainState
@@ -100,7 +101,7 @@ jax.tree_util.register_pytree_node(Named, lambda node: ((node.x,), node.name), l
 
 def noise(tree, seed=0):
     """The same tree with random bits everywhere."""
-    rng = np.random.default_rng(seed)
+    rng = seeds.rng(seed)
 
     def leaf_noise(leaf):
         if jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
@@ -163,7 +164,7 @@ def test_states_of_another_backend_come_back_in_this_one_s_layout(tmp_path, monk
     pools = jr.DifficultyPools(tasks_per_env=(150,), easy_threshold=0.9, donate=False)
     config, rows = {"replay": buffer, "pools": pools}, items(150)
     replay, key = buffer.add(buffer.init(rows), rows), jax.random.key(0)
-    replay = buffer.update(replay, np.arange(150), np.random.default_rng(0).exponential(size=150))
+    replay = buffer.update(replay, np.arange(150), seeds.rng(0).exponential(size=150))
     own = sum_tree.init(150, fanout=8)
     jr.save(tmp_path / "run", config, {"replay": replay, "pools": pools.init(), "tree": own})
     monkeypatch.setattr(sum_tree, "default_fanout", lambda: fanout)

@@ -7,6 +7,7 @@ import jax
 import numpy as np
 import oracles
 import pytest
+import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +20,7 @@ SEQUENCES = jr.SequenceBuffer(length=NUM_ROWS, num_envs=1, sequence_length=N + 1
 def random_data(endings, with_next, seed=0):
     """Steps whose action is their number; `endings`: 0 if the episode goes on, 1 terminated, 2 timed out, 3 both."""
     endings, count = np.asarray(endings), len(endings)
-    rng = np.random.default_rng(seed)
+    rng = seeds.rng(seed)
     terminals, timeouts = endings % 2 == 1, endings >= 2
     observations = {"x": rng.normal(size=(count, 2)).astype(np.float32), "id": np.arange(count, dtype=np.uint8)}
     following = jax.tree.map(lambda x: np.concatenate([x[1:], x[:1]]), observations)

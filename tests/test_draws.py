@@ -153,7 +153,7 @@ def test_nothing_is_young_enough_where_a_traced_bound_says_so():
 @pytest.mark.parametrize("sampler", ["uniform", rarely("independent")])
 @pytest.mark.parametrize("windows", ["inside", "episodes", "gaps"])
 def test_law_of_windows_in_episodes(windows, sampler):
-    """Each window that may be drawn is equally likely, also when windows were overwritten; and of the young ones each."""
+    """Each window that may be drawn is equally likely, also when some were overwritten; and of the young ones each."""
     sampler = jr.Uniform() if sampler == "uniform" else PER(alpha=0.0, stratified=False)
     gaps = windows == "gaps"
     windows = "any" if gaps else windows

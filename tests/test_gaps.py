@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import seeds
 from helpers import at, mesh, rarely
 from jax import lax
 
@@ -15,7 +16,7 @@ import jaxreplay as jr
 
 KEY, ROLLOUTS, T, ENVS = jax.random.key(0), 6, 3, 4
 SIZES = {"length": 9, "num_envs": ENVS, "sequence_length": 2, "donate": False}
-RNG = np.random.default_rng(0)
+RNG = seeds.rng(0)
 STEPS = np.arange(ROLLOUTS * T * ENVS, dtype=np.int32).reshape(ROLLOUTS, T, ENVS)
 ENDS, GAPS = RNG.random((2, ROLLOUTS, T, ENVS)) < [[[[0.2]]], [[[0.15]]]]
 

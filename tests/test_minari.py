@@ -8,6 +8,7 @@ import jax
 import minari
 import numpy as np
 import pytest
+import seeds
 from helpers import rarely
 
 import jaxreplay as jr
@@ -38,7 +39,7 @@ def record(name, num_episodes, **settings):
 
 def nested():
     """Two episodes with nested observations and actions, the second of one step."""
-    rng, space, episodes = np.random.default_rng(0), gymnasium.spaces, []
+    rng, space, episodes = seeds.rng(0), gymnasium.spaces, []
     for length in (4, 1):
         episodes.append(
             minari.data_collector.EpisodeBuffer(

@@ -7,9 +7,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import cases, leaves_of, rarely
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from helpers import cases, rarely
 from jax import lax
 from scipy.stats import chisquare
 
@@ -39,128 +37,6 @@ def drawable(buffer, state):
     """Handles that can be drawn, by slot; -1 for the other slots."""
     slots = np.arange(buffer._num_slots)
     return np.asarray(handles_of(state.ring, slots, buffer._num_slots))
-
-
-# Length, environments, sequence length, stride and windows; and two lengths of rollouts.
-CONFIGS = [
-    ((7, 3, 7, 1, "any"), (2, 7)),  # one sequence a stream
-    ((9, 2, 3, 2, "any"), (1, 4)),  # a slot that is partly overwritten
-    ((9, 2, 3, 2, "inside"), (2, 9)),
-    ((7, 2, 3, 1, "episodes", True), (1, 7)),
-    ((7, 2, 2, 2, "any", True), (1, 5)),  # rows that may not be drawn
-]
-MORE_CONFIGS = [
-    ((12, 1, 4, 4, "any"), (3, 12)),  # sequences side by side, a rollout that overwrites all
-    ((5, 2, 1, 5, "any"), (1, 3)),  # the longest stride
-    ((7, 2, 3, 1, "episodes"), (1, 7)),
-    ((8, 2, 1, 1, "inside", True), (2, 3)),  # sequences of one row
-]
-
-
-@st.composite
-def any_configuration(draw):
-    length = draw(st.integers(1, 12))
-    sequence_length = draw(st.integers(1, length))
-    strides = [stride for stride in (1, 2, 3, sequence_length) if stride <= length - sequence_length + 1]
-    windows = draw(st.sampled_from(["any", "inside", "episodes"]))
-    stride = 1 if windows == "episodes" else draw(st.sampled_from(strides))
-    config = length, draw(st.integers(1, 5)), sequence_length, stride, windows, draw(st.booleans())
-    return config, draw(st.tuples(st.integers(1, 12), st.integers(1, 12)))
-
-
-what_is_added = {
-    "data": st.data(),
-    "order": st.lists(st.sampled_from([0, 1]), min_size=1, max_size=10),
-    "from_wrap": st.integers(0, 3),
-}
-
-
-@settings(max_examples=30)
-@given(config=st.sampled_from(CONFIGS), **what_is_added)
-def test_everything_visible_equals_the_twin_after_every_add(config, data, order, from_wrap):
-    check_against_twin(*config, data, order, from_wrap)
-
-
-@pytest.mark.slow
-@settings(max_examples=25)
-@given(config=st.one_of(st.sampled_from(MORE_CONFIGS), any_configuration()), **what_is_added)
-def test_everything_visible_of_any_configuration_equals_the_twin(config, data, order, from_wrap):
-    check_against_twin(*config, data, order, from_wrap)
-
-
-def check_against_twin(config, rollouts, data, order, from_wrap):
-    length, num_envs, sequence_length, stride, windows, *gaps = config
-    buffer = jr.SequenceBuffer(
-        length=length,
-        num_envs=num_envs,
-        sequence_length=sequence_length,
-        stride=stride,
-        sampler=UNIT,
-        within_episode=True,
-        windows=windows,
-        gaps=any(gaps),
-    )
-    twin = oracles.SequenceTwin(*config)
-    state = buffer.init(stream(0, 1, num_envs))
-    slots, period = buffer._num_slots, ring.init(buffer._num_slots).period
-    first = (period - from_wrap * slots) % period  # the counters are about to wrap
-    first_row = (ring.init(length).period - from_wrap * length) % ring.init(length).period
-    state = state.replace(
-        ring=state.ring.replace(inserted=jnp.int32(first)), rows=state.rows.replace(inserted=jnp.int32(first_row))
-    )
-    time = 0
-    for rollout in order:
-        rollout = min(rollouts[rollout], length)
-        flags = data.draw(st.lists(st.booleans(), min_size=rollout * num_envs, max_size=rollout * num_envs))
-        ends = np.array(flags).reshape(rollout, num_envs)
-        steps, told = stream(time, rollout, num_envs), None
-        if any(gaps) and rollout > 1:  # also adds that tell of none
-            flags = data.draw(st.lists(st.booleans(), min_size=rollout * num_envs, max_size=rollout * num_envs))
-            told = np.array(flags).reshape(rollout, num_envs)
-        state = buffer.add(state, steps, ends, None, told)
-        twin.add(steps, ends, told)
-        time += rollout
-
-        # A sequence's handle is its number among those that could ever be drawn.
-        ever, handles = np.array([*twin.priority], np.int64), np.array(twin.handles, np.int64)
-        named = (np.searchsorted(ever, handles) + first) % period
-        by_slot = drawable(buffer, state)
-        assert set(by_slot[by_slot >= 0]) == set(named)
-        assert buffer.size(state) == len(handles)
-        assert buffer.is_empty(state) == (len(handles) == 0)
-        assert buffer.is_full(state) == (time >= length)
-        assert buffer.stored_steps(state) == min(time, length) * num_envs
-        assert buffer.can_sample(state, 2) == (len(handles) >= 2)
-        leaves = leaves_of(state.sampler.tree)
-        expected = {name: twin.priority[handle] for name, handle in zip(named, handles, strict=True)}
-        np.testing.assert_array_equal(leaves, [expected.get(name, 0.0) for name in by_slot])
-        live = buffer._live(state)
-        live_slots = (int(live.start) + np.arange(int(live.size))) % slots
-        np.testing.assert_array_equal(np.sort(live_slots), np.flatnonzero(by_slot >= 0))
-
-        if len(handles):
-            max_age = int(np.median([twin.age(handle) for handle in handles])) + 1
-            young = [handle for handle in twin.handles if twin.age(handle) < max_age]
-            sample = jax.tree.map(np.asarray, buffer.sample(state, jax.random.key(time), 6, None, max_age))
-            for row in range(6):
-                handle = int(ever[(int(sample.indices[row]) - first) % period])
-                assert handle in young
-                assert sample.age[row] == twin.age(handle)
-                assert sample.items[row].tolist() == twin.sequence(handle)
-                assert sample.mask[row].tolist() == twin.mask(handle)
-                total = sum(twin.priority[h] for h in young)
-                np.testing.assert_allclose(sample.probabilities[row], twin.priority[handle] / total, rtol=1e-5)
-            np.testing.assert_array_equal(buffer.get(state, sample.indices), sample.items)
-
-        # All that were ever complete, stale ones too, are updated: only what can be drawn changes.
-        number = np.arange(len(ever))[-20:]
-        ever = ever[-20:]
-        priorities = 2.0 + ever % 7
-        rows = np.full(20, -1), np.ones(20)
-        rows[0][: len(ever)], rows[1][: len(ever)] = (number + first) % period, priorities
-        state = buffer.update(state, *rows)
-        state = state.replace(sampler=state.sampler.replace(max_priority=jnp.float32(1)))
-        twin.update(ever.tolist(), priorities.tolist())
 
 
 @pytest.mark.law

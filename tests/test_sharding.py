@@ -96,7 +96,8 @@ def test_contents_law_and_weights_equal_the_twin(num_shards, normalize):
     sampler = jr.Prioritized(alpha=0.7, beta=0.6, epsilon=0.0, normalize=normalize, stratified=num_shards == 2)
     sharded = jr.Sharded(jr.ReplayBuffer(capacity=24, sampler=sampler), mesh(num_shards))
     state = sharded.init(ITEMS)
-    twin = oracles.ShardedTwin(num_shards, 24, 0.7, 0.0, state.ring.period)
+    shards = [oracles.ReplayTwin(24 // num_shards, 0.7, 0.0) for _ in range(num_shards)]
+    twin = oracles.ShardedTwin(shards, state.ring.period, sampler)
     rng = seeds.rng(num_shards)
     for t in range(9):
         ids, mask = np.arange(8 * t, 8 * t + 8), rng.random(8) < 0.8
@@ -125,13 +126,13 @@ def test_contents_law_and_weights_equal_the_twin(num_shards, normalize):
     assert np.all((probabilities > 0) == drawn)
 
     every = np.array(twin.handles)
-    law = np.array([twin.probability(handle) for handle in every])
+    law = np.array([probability for its in twin.draw_law() for probability in its.values()])
     row = {handle: i for i, handle in enumerate(every)}
     rows = np.array([row[handle] for handle in handles[drawn]])
     assert np.all(handles[drawn] // twin.period == np.flatnonzero(drawn) // share)  # each from its own shard
     np.testing.assert_array_equal(sample.items["id"][drawn], [twin.item(handle) for handle in handles[drawn]])
     np.testing.assert_allclose(probabilities[drawn], law[rows], rtol=1e-5)
-    expected = oracles.importance_weights(law[rows], twin.size, 0.6, normalize, twin.min_probability)
+    expected = oracles.importance_weights(law[rows], twin.size, 0.6, normalize, law[law > 0].min())
     np.testing.assert_allclose(weights[drawn], expected, rtol=1e-5)
     if normalize == "batch":
         assert weights.max() == 1.0

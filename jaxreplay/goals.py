@@ -67,6 +67,7 @@ def hindsight(
       ([[2, 2]], [[0, -1]])
     """
     rows, goals = checks.as_arrays((rows, goals))
+    checks.check_key(key)
     checks.check_one_number("share", share, 0, 1, "it is a probability")
     batch_size, length = checks.leading_axes(rows, 2, "a batch of sequences")
     if length < 2:

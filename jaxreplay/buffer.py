@@ -167,6 +167,10 @@ class Buffer(abc.ABC, Generic[S]):
     def _live(self, state: S, max_age: jax.Array | None = None) -> ring.Live:
         """The slots that may be drawn; of these the ones with items younger than `max_age` (int32 [])."""
 
+    def _why_empty(self, state: S) -> str:
+        """What is wrong with a draw from a buffer, or shards of it, that has nothing to draw; and what to do."""
+        return "cannot sample from an empty buffer; add items first (see can_sample)."
+
     @abc.abstractmethod
     def _ages(self, state: S, slots: jax.Array) -> jax.Array:
         """`Sample.age` of the items in `slots` [B]."""
@@ -202,9 +206,9 @@ class Buffer(abc.ABC, Generic[S]):
             the sampler's, restricted to these, and so are probabilities and weights.
 
         Raises:
-          ValueError: `batch_size` or `max_age` is not a positive integer; or the buffer is empty and the call is eager
-            (which waits for the buffer's size; under `jit` an empty buffer gives weights and probabilities 0 and
-            indices -1).
+          ValueError: `batch_size` or `max_age` is not a positive integer, or `key` no PRNG key; or the buffer is empty
+            and the call is eager (which waits for the buffer's size; under `jit` an empty buffer gives weights and
+            probabilities 0 and indices -1).
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(alpha=1.0, beta=1.0, epsilon=0.0))
@@ -223,6 +227,7 @@ class Buffer(abc.ABC, Generic[S]):
     def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
         # Arguments are checked while this is traced, so that calls of a kind seen before do not pay for it.
         self._check_state(state)
+        checks.check_key(key)
         sampler_state = state.sampler
         if max_age is None:
             live = self._live(state)
@@ -248,8 +253,8 @@ class Buffer(abc.ABC, Generic[S]):
           batch_size: number of rows. Those behind the pass's end have handle -1, probability and weight 0.
 
         Raises:
-          ValueError: `batch_size` is not a positive integer, `step` is no integer or negative; or the buffer is empty
-            and the call is eager.
+          ValueError: `batch_size` is not a positive integer, `step` is no integer or negative, or `key` no PRNG key; or
+            the buffer is empty and the call is eager.
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -266,6 +271,7 @@ class Buffer(abc.ABC, Generic[S]):
     @jit_method(static=("batch_size",), brief=few_drawn)
     def _epoch(self, state: S, key: jax.Array, batch_size: int, step: jax.Array | int) -> Sample:
         self._check_state(state)
+        checks.check_key(key)
         live = self._live(state)
         end = -(-live.size // batch_size)
         step = checks.as_int32(step)
@@ -462,7 +468,8 @@ def check_draw(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
 def check_drawn(buffer: Any, state: Any, drawn: Sample) -> Sample:
     """`drawn`; raises a `ValueError` where the buffer, or all shards, are known to be empty."""
     if is_known_empty(buffer, state):
-        raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
+        whole = getattr(buffer, "buffer", buffer)  # of which a `Sharded` holds parts
+        raise ValueError(whole._why_empty(state))
     return drawn
 
 

@@ -137,8 +137,8 @@ class Mixture:
         """
         spec = checks.as_spec(items)
         jax.eval_shape(self.buffers[0].init, spec)  # for its checks
-        footprint.check(self, spec)
-        return tuple(buffer.init(its) for buffer, its in zip(self.buffers, self._specs(spec), strict=True))
+        with footprint.room(self, spec):
+            return tuple(buffer.init(its) for buffer, its in zip(self.buffers, self._specs(spec), strict=True))
 
     def _specs(self, spec: Any) -> list[Any]:
         """What each buffer's `init` takes, where the first one's takes `spec`."""
@@ -225,6 +225,7 @@ class Mixture:
     @jit_method(static=("batch_size",), brief=few_drawn_of_all)
     def _draw(self, state: tuple[Any, ...], key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
         self._check_state(state)
+        checks.check_key(key)
         buffers, keys = self.buffers, jax.random.split(key, len(self.buffers))
         if self.weights == "joint":
             buffers = tuple(map(without_normalization, buffers))

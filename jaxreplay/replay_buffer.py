@@ -113,12 +113,12 @@ class ReplayBuffer(Buffer[ReplayState]):
         spec, _ = without_valid(checks.as_spec(items))
         checks.leading_axes(spec, self.axes, WHAT[self.axes])
         check_returns(spec)
-        footprint.check(self, spec)
-        return ReplayState(
-            storage=layouts.zeros(spec, (self.capacity,), self.axes),
-            ring=ring.init(self.capacity),
-            sampler=self.sampler.init(self.capacity),
-        )
+        with footprint.room(self, spec):
+            return ReplayState(
+                storage=layouts.zeros(spec, (self.capacity,), self.axes),
+                ring=ring.init(self.capacity),
+                sampler=self.sampler.init(self.capacity),
+            )
 
     @jit_method(donates=True, brief=few_added)
     def add(

@@ -136,14 +136,14 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         spec, _ = without_valid(checks.as_spec(items))
         checks.leading_axes(spec, 1, "a batch of items")
         check_returns(spec)
-        footprint.check(self, spec)
-        return ReservoirState(
-            storage=layouts.zeros(spec, (self.capacity,), 1),
-            ring=ring.init(self.capacity),
-            sampler=self.sampler.init(self.capacity),
-            handles=jnp.full(self.capacity, -1, jnp.int32),
-            count=jnp.zeros(2, jnp.uint32),
-        )
+        with footprint.room(self, spec):
+            return ReservoirState(
+                storage=layouts.zeros(spec, (self.capacity,), 1),
+                ring=ring.init(self.capacity),
+                sampler=self.sampler.init(self.capacity),
+                handles=jnp.full(self.capacity, -1, jnp.int32),
+                count=jnp.zeros(2, jnp.uint32),
+            )
 
     @jit_method(donates=True, brief=few_added)
     def add(

@@ -341,7 +341,7 @@ class Prioritized:
         finite = jnp.isfinite(td_errors)
         accepted = mask & finite
         priorities = jnp.maximum(td_errors, self.floor) + self.epsilon
-        # The maximum also tells whether there is a row: no other reduction is needed, and no message to other shards.
+        # The maximum also tells whether there is a row, so that takes no reduction and no exchange of its own.
         told = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
         largest = shards.largest(jnp.max(told, initial=-1.0), axis_name)
         rejected = jnp.sum(mask & ~finite, dtype=jnp.int32)

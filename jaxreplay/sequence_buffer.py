@@ -25,7 +25,7 @@ from jaxreplay import _episodes, _every_window, _later, footprint, ring
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.eager import few_added
-from jaxreplay._common.xla import alive, jit_method, materialize, read_once, reads_state
+from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
 from jaxreplay.buffer import Buffer
 from jaxreplay.sampler_protocol import Sampler, check_sampler
 from jaxreplay.samplers import Uniform
@@ -188,18 +188,19 @@ class SequenceBuffer(Buffer[SequenceState]):
         spec, _ = without_valid(checks.as_spec(steps))
         self._num_steps(spec)
         check_returns(spec)
-        footprint.check(self, spec)
         leading, flag = (self.length, self.num_envs), jax.ShapeDtypeStruct((), jnp.uint8 if self.gaps else bool)
-        return SequenceState(
-            storage=layouts.zeros(spec, leading, 2),
-            ends=layouts.zeros(flag, leading, 0) if self._keeps_ends else None,
-            rows=ring.init(self.length),
-            wait=jnp.full((), self.sequence_length, jnp.int32),
-            ring=ring.init(self._num_slots),
-            sampler=self.sampler.init(self._num_slots),
-            windows=None if self.windows == "any" and not self.gaps else _episodes.init(self._num_slots, self.num_envs),
-            episodes=_later.init(self.length, self.num_envs) if self.hindsight else None,
-        )
+        has_windows = self.windows != "any" or self.gaps
+        with footprint.room(self, spec):
+            return SequenceState(
+                storage=layouts.zeros(spec, leading, 2),
+                ends=layouts.zeros(flag, leading, 0) if self._keeps_ends else None,
+                rows=ring.init(self.length),
+                wait=jnp.full((), self.sequence_length, jnp.int32),
+                ring=ring.init(self._num_slots),
+                sampler=self.sampler.init(self._num_slots),
+                windows=_episodes.init(self._num_slots, self.num_envs) if has_windows else None,
+                episodes=_later.init(self.length, self.num_envs) if self.hindsight else None,
+            )
 
     @jit_method(donates=True, brief=few_added)
     def add(
@@ -368,6 +369,18 @@ class SequenceBuffer(Buffer[SequenceState]):
         """
         return alive(state.rows.size) * self.num_envs
 
+    def _why_empty(self, state: SequenceState) -> str:
+        stored = int(on_host(jnp.max(state.rows.size)))
+        if stored == 0:
+            return super()._why_empty(state)
+        if stored < self.sequence_length:
+            return (
+                f"cannot sample: a sequence takes sequence_length={self.sequence_length} steps, and the buffer has "
+                f"{stored} of each stream; add {self.sequence_length - stored} more first (see can_sample)."
+            )
+        rule = f"windows={self.windows!r}" + ", gaps=True" * self.gaps
+        return f"cannot sample: none of the sequences stored may be drawn ({rule}); add steps until one may."
+
     @property
     def _num_starts(self) -> int:
         """The most sequences of one stream that can be drawn at a time."""
@@ -385,10 +398,20 @@ class SequenceBuffer(Buffer[SequenceState]):
     def _num_slots(self) -> int:
         return self._num_starts * self.num_envs
 
-    def _num_steps(self, spec: Any) -> int:
-        num_steps, num_envs = checks.leading_axes(spec, 2, "a rollout")
+    def _num_steps(self, spec: Any, stored: Any = None) -> int:
+        """T of steps [T, num_envs, ...], which are like what is `stored` [length, num_envs, ...], if that is known."""
+        num_steps, num_envs = checks.leading_axes(spec, 2, "a rollout", self.num_envs)
         if num_envs != self.num_envs:
-            remedy = "; exchange them with jax.numpy.swapaxes(x, 0, 1)" if num_steps == self.num_envs else ""
+            remedies = {}  # by the number of axes that they take for leading ones
+            if num_steps == self.num_envs:
+                remedies |= {1: "add the first to a single step with x[None]"}
+                remedies |= {2: "exchange them with jax.numpy.swapaxes(x, 0, 1)"}
+            elif self.num_envs == 1:
+                remedies |= {1: "add the second with x[:, None]"}
+            items = [x.shape[2:] for x in jax.tree.leaves(stored)]
+            found = [x.shape for x in jax.tree.leaves(spec)]
+            remedies = [text for k, text in remedies.items() if not items or items == [x[k:] for x in found]]
+            remedy = f"; {', or '.join(remedies)}" if remedies else ""
             raise ValueError(
                 f"num_envs={self.num_envs}: got steps with leading axes [{num_steps}, {num_envs}], expected "
                 f"[T, {self.num_envs}]{remedy}."
@@ -405,7 +428,8 @@ class SequenceBuffer(Buffer[SequenceState]):
                 "dataclasses.replace(batch, valid=None), with drawable=batch.valid (needs gaps=True) unless all rows "
                 "are transitions."
             )
-        num_steps = self._num_steps(steps)
+        stored = layouts.stored_spec(state.storage)
+        num_steps = self._num_steps(steps, stored)
         if not 1 <= num_steps <= self.length:
             raise ValueError(
                 f"a rollout of {num_steps} steps: expected 1 to length={self.length}; add it in parts, or raise the "
@@ -413,7 +437,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             )
         ends = jnp.zeros((num_steps, self.num_envs), bool) if ends is None else ends
         ends = checks.check_mask(ends, (num_steps, self.num_envs), "ends")
-        checks.check_like(steps, layouts.stored_spec(state.storage), 2, 2, "the buffer")
+        checks.check_like(steps, stored, 2, 2, "the buffer")
         if drawable is not None:
             drawable = checks.check_mask(drawable, (num_steps, self.num_envs), "drawable")
             if not self.gaps:

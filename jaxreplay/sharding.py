@@ -109,9 +109,9 @@ class Sharded(Generic[S]):
         """
         spec = checks.as_spec(items)
         jax.eval_shape(lambda: self.buffer.init(spec))  # for its checks
-        footprint.check(self, spec)
         leaves, treedef = jax.tree.flatten(spec)
-        return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+        with footprint.room(self, spec):
+            return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
 
     @overload
     def add(
@@ -465,6 +465,7 @@ class Sharded(Generic[S]):
         return [("", shard, self.mesh.size)]
 
     def _shard_key(self, key: jax.Array) -> jax.Array:
+        checks.check_key(key)
         return key if self._axis_name is None else jax.random.fold_in(key, shards.index(self._axis_name))
 
     @property

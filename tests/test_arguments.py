@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import leaves_of, rarely
+from helpers import leaves_of, mesh, rarely
 
 import jaxreplay as jr
 
@@ -63,6 +63,33 @@ def test_what_must_not_be_traced_says_what_else_to_do(make, message):
     with pytest.raises(ValueError, match=message):
         jax.eval_shape(make, 0.5)
     assert jax.eval_shape(lambda: jr.ReplayBuffer(capacity=np.array(3)).init(jnp.ones(2))).storage.shape == (3,)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("key", [0, None, np.float32(0.5), "two keys", "a vector of them"])
+def test_what_is_no_key_is_refused_as_such(key):
+    key = {"two keys": jax.random.split(jax.random.key(0)), "a vector of them": jax.random.key(0)[None]}.get(key, key)
+    buffer, steps = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2, hindsight=True), jnp.zeros((3, 2))
+    prioritized, pools = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized()), jr.DifficultyPools(tasks_per_env=(4,))
+    sharded, mixture = jr.Sharded(buffer, mesh(2)), jr.Mixture(buffers=(buffer, buffer))
+    state, items = buffer.add(buffer.init(steps), steps), jnp.zeros(3)
+    leaf = prioritized.add(prioritized.init(items), items)
+    tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.arange(3), jnp.ones(3))
+    for call in (
+        lambda: buffer.sample(state, key, 2),
+        lambda: jax.jit(lambda: buffer.sample(state, key, 2))(),
+        lambda: prioritized.sample(leaf, key, 2),
+        lambda: buffer.epoch(state, key, 0, 2),
+        lambda: buffer.later(state, key, buffer.newest(state, 2)),
+        lambda: sharded.sample(sharded.add(sharded.init(steps), steps), key, 2),
+        lambda: mixture.sample((state, state), key, 2),
+        lambda: jr.ReservoirBuffer(capacity=4).add(jr.ReservoirBuffer(capacity=4).init(items), items, key),
+        lambda: pools.sample(pools.init(), key, 2),
+        lambda: jr.sum_tree.sample(tree, key, 2),
+        lambda: jr.hindsight(key, {"achieved_goal": steps, "desired_goal": steps}, items, lambda a, d: a),
+    ):
+        with pytest.raises(ValueError, match=r"key: got .*, expected one PRNG key, such as jax.random.key\(0\)\."):
+            call()
 
 
 @pytest.mark.parametrize(

@@ -171,9 +171,13 @@ def test_rollouts_may_be_cut_anywhere():
 @pytest.mark.parametrize("sampler", [jr.Uniform(), jr.Prioritized()])
 def test_until_a_sequence_is_complete_nothing_can_be_drawn(sampler):
     buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3, sampler=sampler)
+    with pytest.raises(ValueError, match="cannot sample from an empty buffer; add items first"):
+        buffer.sample(filled(buffer, 0), jax.random.key(0), 4)
     state = filled(buffer, 2)
-    with pytest.raises(ValueError, match="cannot sample from an empty buffer"):
-        buffer.sample(state, jax.random.key(0), 4)
+    message = "sequence_length=3 steps, and the buffer has 2 of each stream; add 1 more first"
+    for draw in (buffer.sample, lambda state, key, count: buffer.epoch(state, key, 0, count)):
+        with pytest.raises(ValueError, match=f"cannot sample: a sequence takes {message}"):
+            draw(state, jax.random.key(0), 4)
     sample = jax.jit(lambda s: buffer.sample(s, jax.random.key(0), 4))(state)
     np.testing.assert_array_equal(sample.indices, -1)
     np.testing.assert_array_equal(sample.weights, 0)
@@ -181,6 +185,16 @@ def test_until_a_sequence_is_complete_nothing_can_be_drawn(sampler):
     state = buffer.add(buffer.update(state, sample.indices, np.ones(4)), stream(2, 1, 2))
     assert buffer.size(state) == 2
     assert np.all(buffer.sample(state, jax.random.key(0), 4).mask)
+
+
+def test_a_draw_where_no_sequence_may_be_drawn_says_so():
+    ends = np.array([[False], [True], [False], [True]])
+    for kind, rule in (({"windows": "inside"}, "windows='inside'"), ({"gaps": True}, "windows='any', gaps=True")):
+        buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=3, **kind)
+        told = {"ends": ends} if "windows" in kind else {"drawable": ~ends}
+        state = buffer.add(buffer.init(stream(0, 1, 1)), stream(0, 4, 1), **told)
+        with pytest.raises(ValueError, match=rf"none of the sequences stored may be drawn \({rule}\); add steps until"):
+            buffer.sample(state, jax.random.key(0), 4)
 
 
 def test_ends_mask_only_within_episodes():
@@ -337,7 +351,11 @@ def test_wrong_arguments():
         ({"x": np.zeros((2, 3, 4), jnp.float32)}, r"expected \[T, 2\]; exchange them with jax.numpy.swapaxes\(x, 0, 1"),
         ({"x": np.zeros((1, 2), jnp.float32)}, r"float32\[4\]; if it lacks a leading axis, add that with x\[None\]"),
         ({"x": np.zeros((1, 2, 3, 4), jnp.float32)}, "if init was given an item without its leading axes, give it x"),
-        ({"x": np.zeros((), jnp.float32)}, r"2 leading axes; add both to a single item with x\[None, None\]\."),
+        (
+            {"x": np.zeros((), jnp.float32)},
+            r"2 leading axes; for a single item, give init jnp.broadcast_to\(x, \(1, 2, \*x.shape\)\)\.",
+        ),
+        ({"x": np.zeros((2, 4), jnp.float32)}, r"expected \[T, 2\]; add the first to a single step with x\[None\]\."),
         ({"x": np.zeros((1, 2, 5), jnp.float32)}, r"leaf \['x'\]: got float32\[5\], the buffer stores float32\[4\]"),
         (
             {"x": np.zeros(2, jnp.float32)},
@@ -352,6 +370,11 @@ def test_wrong_arguments():
     steps = {"x": np.zeros((3, 2, 4), jnp.float32)}
     with pytest.raises(ValueError, match=r"ends: got bool\[3\], expected bool\[3, 2\]"):
         buffer.add(state, steps, np.zeros(3, bool))
+    one, other = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=3), np.zeros((5, 4), np.float32)
+    with pytest.raises(
+        ValueError, match=r"leading axes \[5, 4\], expected \[T, 1\]; add the second with x\[:, None\]\."
+    ):
+        one.add(one.init(np.zeros((1, 1, 4), np.float32)), other)
     with pytest.raises(ValueError, match=r"num_envs=2: got steps with leading axes \[1, 3\]"):
         buffer.init({"x": np.zeros((1, 3, 4), jnp.float32)})
     stacked = jax.vmap(lambda _: buffer.init(steps))(np.arange(5))
@@ -364,3 +387,24 @@ def test_wrong_arguments():
         jr.stack_frames(np.zeros((2, 3, 4), jnp.float32), np.zeros((2, 3), bool), 4)
     with pytest.raises(ValueError, match=r"ends: got bool\[2\], expected bool\[2, 3\]"):
         jr.stack_frames(np.zeros((2, 3, 4), jnp.float32), np.zeros(2, bool), 2)
+
+
+@pytest.mark.parametrize("with_reward", [True, False])
+@pytest.mark.parametrize(
+    ("num_envs", "leading"), [(1, ()), (4, ()), (1, (5,)), (4, (4,)), (1, (1, 5)), (4, (4, 5))], ids=str
+)
+def test_what_init_advises_is_right(num_envs, leading, with_reward):
+    """Of steps that lack the time, the streams or both, or have them exchanged: at least one piece of its advice."""
+    buffer = jr.SequenceBuffer(length=8, num_envs=num_envs, sequence_length=3)
+    items = {"obs": (3,)} | ({"reward": ()} if with_reward else {})
+    steps = {name: jnp.zeros((*leading, *shape)) for name, shape in items.items()}
+    with pytest.raises(ValueError, match=r"num_envs=|needs 2 leading axes") as error:
+        buffer.init(steps)
+    advice = re.findall(r"x\[[^]]*\]|jax\.numpy\.swapaxes\(.*?\)|jnp\.broadcast_to\(.*\)\)", str(error.value))
+    right = []
+    for text in advice:
+        changed = {name: eval(text, {"jax": jax, "jnp": jnp, "x": x}) for name, x in steps.items()}
+        right.append(all(changed[name].shape[1:] == (num_envs, *shape) for name, shape in items.items()))
+        if right[-1]:
+            assert buffer.stored_steps(buffer.add(buffer.init(changed), changed)) > 0
+    assert any(right), advice

@@ -67,8 +67,14 @@ def as_real(name: str, x: Any, expected: str) -> jax.Array:
     return array
 
 
-def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
+def leading_axes(spec: Any, num_axes: int, what: str, last: int | None = None) -> tuple[int, ...]:
     """The first `num_axes` sizes, which all leaves of `spec` share.
+
+    Args:
+      spec: pytree of arrays, or of their types.
+      num_axes: 1 or 2.
+      what: what `spec` is, for messages.
+      last: None, or the size that the second has to be, for messages.
 
     Raises:
       ValueError: no leaves, a leaf has too few axes, or two leaves differ.
@@ -81,7 +87,7 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
         if len(leaf.shape) < num_axes:
             raise ValueError(
                 f"{_name(path)}: got {type_text(leaf.dtype, leaf.shape)}, {what} needs {num_axes} leading "
-                f"{'axis' if num_axes == 1 else 'axes'}; add {_missing_axes(leaves, num_axes)}."
+                f"{'axis' if num_axes == 1 else 'axes'}; {_missing_axes([x for _, x in leaves], num_axes, last)}."
             )
         if leaf.shape[:num_axes] != first:
             raise ValueError(
@@ -91,14 +97,20 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
     return first
 
 
-def _missing_axes(leaves: list[tuple[Any, Any]], num_axes: int) -> str:
-    """What to add to leaves of which one has fewer than `num_axes` axes, which all have the same leading axes."""
+def _missing_axes(leaves: list[Any], num_axes: int, last: int | None) -> str:
+    """What to do with leaves of which one has fewer than `num_axes` axes, of which the second has to be `last`."""
     if num_axes == 1:
-        return "a batch axis with x[None]"
-    # A number without an axis, beside any other leaf, is a single item's.
-    if min(len(leaf.shape) for _, leaf in leaves) == 0:
-        return "both to a single item with x[None, None]"
-    return "the first with x[None], or, to a single item, both with x[None, None]"
+        return "add a batch axis with x[None]"
+    both = "add both to a single item with x[None, None]"
+    if last is not None and last > 1:
+        both = f"for a single item, give init jnp.broadcast_to(x, (1, {last}, *x.shape))"
+    if min(len(leaf.shape) for leaf in leaves) == 0:  # it is a single item's, whatever the others are
+        return both
+    sizes = {leaf.shape[0] for leaf in leaves}
+    if len(sizes) > 1 or (last not in (None, 1) and sizes != {last}):
+        return both
+    one = "add the second with x[:, None]" if last == 1 else "add the first with x[None]"
+    return f"{one}, or {both}"
 
 
 def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owner: str) -> None:

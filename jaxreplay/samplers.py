@@ -44,8 +44,8 @@ class UniformState:
 class Uniform:
     """Every stored item is equally likely; all weights are 1 and `update` does nothing, unless it counts.
 
-    Where the shards of a buffer hold different numbers of items, an item's weight is what makes the weighted law
-    uniform over all of them: D * (items in its shard) / (items in all).
+    Where a buffer is cut into shards, an item's weight makes the weighted law uniform over the items of all:
+    (items in its shard / items in all) * (rows of the batch / rows of its shard that hold an item).
 
     Attributes:
       replacement: draw independently. False: the items of a batch differ; of a batch that is larger than the number of
@@ -111,7 +111,8 @@ class Uniform:
     ) -> jax.Array:
         weight = jnp.ones((), jnp.float32)
         if axis_name is not None:
-            share = shards.count(axis_name) * size
+            # Items times rows, by the rows that hold an item: without replacement these are no more than the items.
+            share = shards.count(axis_name) * (size if self.replacement else jnp.maximum(size, probabilities.size))
             weight = share.astype(jnp.float32) / jnp.maximum(shards.total(size, axis_name), 1).astype(jnp.float32)
         return jnp.where(probabilities > 0, weight, 0.0)
 

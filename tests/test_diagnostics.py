@@ -211,6 +211,21 @@ def test_names_and_types_do_not_depend_on_values(kind):
         assert all((x.shape, x.dtype, x.weak_type) == ((), jnp.float32, False) for x in found.values())
 
 
+@pytest.mark.parametrize("counts", [(1, 15), *(rarely((counts,)) for counts in ((8, 8), (0, 12), (3, 15)))])
+def test_the_mass_of_shards_with_fewer_items_than_rows(counts):
+    """Known exactly, as all items are drawn: those of the smaller shard are the more probable ones."""
+    sampler = jr.Uniform(replacement=False)
+    buffer = jr.Sharded(jr.ReplayBuffer(capacity=32, sampler=sampler, donate=False), mesh(2))
+    place = np.arange(32) % 16
+    state = buffer.add(buffer.init(items(32)), items(32), place < np.repeat(counts, 16))
+    found = jr.diagnostics(buffer, state, sample=buffer.sample(state, jax.random.key(0), 32))
+    law = np.concatenate([np.full(count, 1 / count) for count in sorted(counts) if count])
+    law = law / law.sum()
+    curve = np.concatenate([[0.0], np.cumsum(law)])
+    for name, part in (("top_1pct_mass", 0.01), ("top_10pct_mass", 0.1)):
+        assert float(found[name]) == pytest.approx(np.interp(part * len(law), np.arange(len(curve)), curve), rel=1e-4)
+
+
 @pytest.mark.slow
 def test_the_numbers_of_one_shard_are_those_of_the_buffer():
     sharded = BUFFERS["one shard"](SAMPLERS["prioritized"])

@@ -176,6 +176,46 @@ def test_weighted_means_are_unbiased_with_uneven_shards(sampler, num_shards):
         assert len(np.unique(np.asarray(sample.weights))) > 1
 
 
+@pytest.mark.law
+@pytest.mark.parametrize("num_shards", [2, *map(rarely, [1, 4])])
+def test_draws_without_replacement_from_shards_with_fewer_items_than_rows(num_shards):
+    """Every item of such a shard is drawn, so that the weighted sums are known exactly."""
+    buffer = jr.ReplayBuffer(capacity=32, sampler=jr.Uniform(replacement=False), donate=False)
+    sharded = jr.Sharded(buffer, mesh(num_shards))
+    capacity, rows = 32 // num_shards, 16 // num_shards
+
+    @run_once
+    def draw(counts, max_age):
+        mask = (np.arange(32) % capacity) < jnp.repeat(counts, capacity, total_repeat_length=32)
+        state = sharded.add(sharded.init(items(np.arange(32))), items(np.arange(32)), mask)
+        return sharded.sample(state, jax.random.key(0), 16, max_age=max_age)
+
+    for counts in [(2, 8, 0, 5), (8, 2, 1, 1), (0, 3, 8, 8), (1, 1, 1, 1), (8, 8, 8, 8)]:
+        counts = np.array(counts[:num_shards])
+        for max_age, live in ((100, counts), (3 * num_shards, np.minimum(counts, 3))):
+            sample = jax.device_get(draw(counts, max_age))
+            held = np.minimum(live, rows)  # rows of each shard that hold an item
+            of_shard = (sample.indices >= 0).reshape(num_shards, rows)
+            np.testing.assert_array_equal(of_shard, np.arange(rows) < held[:, None])
+            drawn = sample.items["id"][sample.indices >= 0]
+            assert len(set(drawn)) == len(drawn) == held.sum()
+            weight = 1.0 if num_shards == 1 else live * 16 / (live.sum() * np.maximum(held, 1))
+            expected = np.where(of_shard, np.reshape(weight, (-1, 1)), 0.0)
+            np.testing.assert_allclose(sample.weights.reshape(num_shards, rows), expected, rtol=1e-6)
+            if num_shards > 1:  # each shard counts as its items do, and the mean of the weights is 1
+                np.testing.assert_allclose(expected.sum(axis=1), 16 * live / live.sum(), rtol=1e-12)
+
+
+def test_the_weighted_mean_of_two_items_beside_eight():
+    sharded = jr.Sharded(jr.ReplayBuffer(capacity=16, sampler=jr.Uniform(replacement=False)), mesh(2))
+    values = np.where(np.arange(16) < 8, 100.0, 1.0).astype(np.float32)
+    state = sharded.add(sharded.init(values), values, mask=np.arange(16) >= 6)
+    sample = sharded.sample(state, jax.random.key(0), 8)
+    weighted = np.asarray(sample.weights * sample.items)
+    assert np.mean(weighted) == pytest.approx(20.8)
+    assert np.sum(weighted) / np.sum(sample.weights) == pytest.approx(20.8)
+
+
 @pytest.mark.parametrize("num_shards", [*map(rarely, [2, 4])])
 def test_sequences_are_those_of_the_shards_own_streams(num_shards):
     buffer, _ = BUFFERS["sequence"]

@@ -2,6 +2,7 @@
 
 import importlib.util
 import sys
+import types
 
 import jax
 import numpy as np
@@ -96,7 +97,8 @@ def test_transitions_fill_a_replay_buffer():
     """Of whole episodes: n is more than the data have steps."""
     n = 20
     data, twin = random_data([0, 0, 1, 0, 2, 2, 0, 0, 0, 3, 0, 0], with_next=False)
-    batch = jr.datasets.transitions(*jr.datasets.from_arrays(**data), n=n, gamma=GAMMA)
+    rows, ends = jr.datasets.from_arrays(**data)
+    batch = jr.datasets.transitions({**rows, "return of the episode": np.zeros(3)}, ends, n=n, gamma=GAMMA)
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch))
     assert batch.S["id"].dtype == np.uint8
     check_transitions(batch, np.ones(batch.batch_size, bool), twin, n)
@@ -118,6 +120,7 @@ def test_padding_leaves_no_step_undrawn():
     assert episodes["step"][:, 0].all()
     assert len(steps.ends) - length == np.flatnonzero(plain.rows["step"])[-1]  # the last start, and no more
     assert plain.padded(2).ends.shape == plain.padded(1).ends.shape == plain.ends.shape
+    assert plain.padded(100).ends.shape == (len(plain.ends) + 98, 1)
 
 
 def test_the_seam_of_a_buffer_that_is_too_short():
@@ -206,6 +209,8 @@ def test_wrong_rows():
             jr.datasets.transitions(wrong, ends)
     with pytest.raises(ValueError, match=r"dataset='cartpole-v0': must be a minari.MinariDataset; load one"):
         jr.datasets.from_minari("cartpole-v0")
+    with pytest.raises(ValueError, match="no step has a next observation"):
+        jr.datasets.from_minari(types.SimpleNamespace(iterate_episodes=lambda: iter(())))
     with pytest.raises(ValueError, match="sequence_length=0: must be an integer"):
         jr.datasets.Steps(rows, x > 0).padded(0)
 

@@ -51,7 +51,7 @@ def run(name, buffer, key):
     return lax.scan(step, (bound.state, bound), (jnp.arange(STEPS, dtype=jnp.int32), keys))
 
 
-@pytest.mark.parametrize("name", [*map(rarely, BUFFERS)])
+@pytest.mark.parametrize("name", [name if name == "reservoir" else rarely(name) for name in BUFFERS])
 def test_a_bound_buffer_in_jit_scan_and_vmap_is_the_buffer(name):
     buffer = BUFFERS[name]
     (state, bound), (samples, others) = jax.jit(jax.vmap(lambda key: run(name, buffer, key)))(jax.random.split(KEY, 2))

@@ -80,7 +80,6 @@ def test_draws_match_the_twin(filled, batch_size):
     assert_close(found, expected)
 
 
-@pytest.mark.slow
 def test_draws_are_those_of_a_batch(filled):
     buffer, state, *_ = filled
     drawn = jr.diagnostics(buffer, state, jax.random.key(2), batch_size=60)
@@ -236,7 +235,6 @@ def test_the_numbers_of_one_shard_are_those_of_the_buffer():
         assert_close(one, {name: x for name, x in other.items() if name != "never_updated"})
 
 
-@pytest.mark.slow
 def test_vmap_equals_a_loop(filled):
     buffer, state, *_ = filled
     look = functools.partial(jr.diagnostics, buffer, batch_size=60)

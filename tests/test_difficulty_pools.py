@@ -246,7 +246,6 @@ def test_types_are_stable_and_nothing_recompiles():
     assert hash(pools) == hash(make([3, 4]))
 
 
-@pytest.mark.slow
 def test_order_holds_when_the_counters_wrap():
     pools = make((4, 8), donate=False)
     inputs = random_updates(seeds.rng(1), 12, 40, 8, 2)
@@ -351,7 +350,8 @@ def run_dry(pools, env):
 @pytest.mark.parametrize(
     ("ratios", "dry"),
     [
-        *map(rarely, [(None, None), (None, 0), (None, 2), *(((2.0, 0.5, 1.5), dry) for dry in (None, 0, 2))]),
+        ((2.0, 0.5, 1.5), 0),
+        *map(rarely, [(None, None), (None, 0), (None, 2), ((2.0, 0.5, 1.5), None), ((2.0, 0.5, 1.5), 2)]),
         *(rarely(((1, 0, 3), dry)) for dry in (None, 0, 2)),
     ],
 )
@@ -412,7 +412,6 @@ def test_a_pool_with_a_tiny_part_of_the_mass_is_drawn_as_often_as_it_should_be(m
         np.testing.assert_array_equal(counts, [[0, drawn, 2**10 - drawn]] * 3)
 
 
-@pytest.mark.slow
 def test_with_weights_a_pool_is_that_of_the_latest_group():
     """As in prime-rl's sampler of weighted pools, which keeps of each task the mean of its latest group."""
     pools, latest, rng = make((40,), easy=0.75, hard=0.25, pool_weights=(0.2, 1, 0.2)), {}, seeds.rng(0)
@@ -457,7 +456,6 @@ def test_nothing_left_to_draw(case):
     assert state.rejected == 3
 
 
-@pytest.mark.slow
 def test_no_tasks_at_all():
     pools = make((0,))
     state = pools.init()
@@ -481,7 +479,6 @@ def test_eager_updates_are_padded_to_powers_of_two():
         chex.assert_trees_all_equal(got, expected)
 
 
-@pytest.mark.slow
 def test_groups_without_rollouts_do_nothing():
     pools = make((5,), online_difficulty_filtering=True, donate=False)
     state = pools.init()
@@ -514,7 +511,6 @@ def test_recycle_returns_as_many_as_python_rounds_to(fraction):
     chex.assert_trees_all_equal(pools.recycle(state, key, fraction).groups, state.groups)
 
 
-@pytest.mark.slow
 def test_recycle_draws_all_members_alike():
     pools = make((20,))
     state, _ = update(pools, pools.init(), *[(task, SOLVED) for task in range(10)])

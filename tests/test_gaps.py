@@ -71,7 +71,6 @@ def test_eager_calls_a_scan_and_vmap_agree_and_no_such_row_is_drawn(sampler):
         assert drawable(buffer, at(together[0], seed)) == expected(twin_of(buffer, gaps[seed]), False)
 
 
-@pytest.mark.slow
 def test_where_no_row_is_told_of_all_may_be_drawn():
     buffer, twin = jr.SequenceBuffer(gaps=True, **SIZES), oracles.SequenceTwin(9, ENVS, 2, 1)
     state = buffer.init(STEPS[0])

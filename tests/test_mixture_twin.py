@@ -39,8 +39,14 @@ class Twin:
         self.shards, self.age_step = [shard for source in sources for shard in source.shards], 1
 
     def parts(self, num_rows):
-        stops = np.cumsum((0, *self.mixture.counts(num_rows)))
-        return [slice(start, stop) for start, stop in itertools.pairwise(stops)]
+        """By largest remainders, of equal ones the earlier."""
+        quotas = [round(share * num_rows, 9) for share in self.mixture.shares]
+        counts = [int(quota) for quota in quotas]
+        while sum(counts) < num_rows:
+            left = [quota - count for quota, count in zip(quotas, counts, strict=True)]
+            counts[int(np.argmax(left))] += 1
+        stops = np.cumsum((0, *counts))
+        return [slice(int(start), int(stop)) for start, stop in itertools.pairwise(stops)]
 
     def rows(self, names):
         parts = zip(self.sources, self.parts(len(names)), strict=True)
@@ -192,7 +198,7 @@ def test_a_mixture_does_what_its_twin_does(name, weights):
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["jit", "eager", "vmap"])
-@pytest.mark.parametrize("weights", ["own", "joint"])
 @pytest.mark.parametrize("name", NAMES)
-def test_long_runs_with_a_new_seed(name, weights, mode):
-    twins.check_happened(random_run(name, weights, mode, seeds.fresh()).run(150), least(name))
+def test_long_runs_with_a_new_seed(name, mode):
+    weights = str(seeds.rng("weights", name, mode, seed=seeds.fresh()).choice(["own", "joint"]))
+    twins.check_happened(random_run(name, weights, mode, seeds.fresh()).run(120), least(name))

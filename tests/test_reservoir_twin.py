@@ -84,18 +84,18 @@ def least(sampler):
     ],
 )
 def test_a_reservoir_does_what_its_twin_does(capacity, sampler, num_shards):
-    happened = random_run(capacity, sampler, [(2 * num_shards, True), (4 * num_shards, False)], num_shards).run(40)
+    happened = random_run(capacity, sampler, [(6 * num_shards, True), (3 * num_shards, False)], num_shards).run(40)
     twins.check_happened(happened, least(sampler))
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("mode", ["jit", "eager", "vmap"])
-@pytest.mark.parametrize("sampler", ["distinct", "batch", "stored global"])
-@pytest.mark.parametrize(
-    ("capacity", "num_shards", "many"), [(1, 1, False), (5, 1, True), (33, 1, False), (12, 2, False)]
-)
-def test_long_runs_with_a_new_seed(capacity, num_shards, many, sampler, mode):
+@pytest.mark.parametrize("many", [False, True])
+def test_long_runs_with_a_new_seed(many, mode):
     """Also of batches that are larger than the buffer."""
+    rng = seeds.rng("sizes", int(many), mode, seed=seeds.fresh())
+    num_shards, sampler = int(rng.integers(1, 3)), str(rng.choice(list(twins.SAMPLERS)))
+    capacity = num_shards * int(rng.integers(1, 20))
     sizes = [(rows * num_shards, told) for rows in (1, 3, 2 * capacity) for told in (True, False)]
     run = random_run(capacity, sampler, sizes, num_shards, mode, many, seeds.fresh())
-    twins.check_happened(run.run(200), {"rows masked": 100, "items of whole passes": 20})
+    twins.check_happened(run.run(150), {"rows masked": 100, "updates of stored items": 50})

@@ -79,7 +79,6 @@ def test_leaves_and_maximum_priority():
     np.testing.assert_allclose(leaves_of(state.tree), [0.5, 0.5, 2, 1, 1, 0], rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_alpha_may_be_traced_where_priorities_are_raised_before():
     """Priorities to the power of alpha with alpha 1 have the law of the priorities with that alpha."""
     alphas, epsilon, beta = np.array([0.0, 0.4], np.float32), 0.01, 0.5

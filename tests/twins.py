@@ -30,7 +30,7 @@ def PER(alpha=0.6, **settings):
 SAMPLERS = {
     "uniform": jr.Uniform(),
     "distinct": jr.Uniform(replacement=False, count_updates=True),
-    "batch": PER(count_updates=True),
+    "batch": PER(count_updates=True, floor=0.2),
     "global": PER(normalize="global", stratified=False, epsilon=0.0),
     "plain": PER(1.0, normalize=None, max_priority="stored", beta=optax.linear_schedule(0.4, 1.0, 50)),
     "number": PER(0.0, max_priority=2.0, floor=0.5),

@@ -282,11 +282,11 @@ def _draws(shards: _Shards, sample: Sample) -> Numbers:
 
 def _ranked(x: jax.Array, *columns: jax.Array) -> list[jax.Array]:
     """Some of `x` [B]; how many rows are not below each, int32; and the sums of their `columns`, float32 [B] each."""
-    x, *columns = read_once(materialize(x, *columns))
+    x, *sums = read_once(materialize(x, *columns))
     at = x[:: max(x.size // max(PIVOTS, min(x.size // 16, MOST_PIVOTS)), 1)]
     not_below = x[:, None] >= at[None]  # [of, than]
     # One reduction, which takes a CPU 2 us and not 12, as this loop it vectorizes.
-    operands = [not_below.astype(jnp.int32), *[jnp.where(not_below, column[:, None], 0.0) for column in columns]]
+    operands = [not_below.astype(jnp.int32), *[jnp.where(not_below, column[:, None], 0.0) for column in sums]]
     zeros = [np.zeros((), operand.dtype) for operand in operands]
     return [at, *lax.reduce(operands, zeros, lambda x, y: [a + b for a, b in zip(x, y, strict=True)], (0,))]
 

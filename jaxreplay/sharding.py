@@ -138,7 +138,7 @@ class Sharded(Generic[S]):
         drawable: Any = None,
     ) -> SequenceState: ...
 
-    def add(self, *args: Any, **kwargs: Any) -> Any:
+    def add(self, state: Any, *args: Any, **kwargs: Any) -> Any:
         """Insert a batch, as the buffer's `add` does; `mask` or `ends` are dealt out like the items.
 
         Of a `key` each shard has its own.
@@ -153,8 +153,9 @@ class Sharded(Generic[S]):
           >>> buffer.add(buffer.init(items), items).storage.tolist()  # the first half of the rows on the first device
           [[10, 20], [30, 40]]
         """
-        _, state, items, *others = _signature(type(self.buffer)).bind(self.buffer, *args, **kwargs).arguments.items()
-        return self._add(state[1], items[1], dict(others))
+        given = _signature(type(self.buffer)).bind(self.buffer, state, *args, **kwargs)
+        _, _, (_, items), *others = given.arguments.items()
+        return self._add(state, items, dict(others))
 
     @jit_method(donates=True)
     def _add(self, state: S, items: Any, others: dict[str, Any]) -> S:

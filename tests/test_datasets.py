@@ -121,6 +121,11 @@ def test_padding_leaves_no_step_undrawn():
     assert len(steps.ends) - length == np.flatnonzero(plain.rows["step"])[-1]  # the last start, and no more
     assert plain.padded(2).ends.shape == plain.padded(1).ends.shape == plain.ends.shape
     assert plain.padded(100).ends.shape == (len(plain.ends) + 98, 1)
+    old, new = plain.rows, steps.rows  # the last row of the last episode is now the last that was added
+    np.testing.assert_array_equal(steps.ends, np.append(plain.ends[:-1], [[False], [False], [False], [True]], axis=0))
+    np.testing.assert_array_equal(new["step"], np.append(old["step"], np.zeros((3, 1), bool), axis=0))
+    for x, padded in zip(*(jax.tree.leaves(rows["observation"]) for rows in (old, new)), strict=True):
+        np.testing.assert_array_equal(padded, np.append(x, x[[-1] * 3], axis=0))
 
 
 def test_the_seam_of_a_buffer_that_is_too_short():

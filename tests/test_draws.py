@@ -153,7 +153,7 @@ def test_nothing_is_young_enough_where_a_traced_bound_says_so():
 @pytest.mark.parametrize("sampler", ["uniform", rarely("independent")])
 @pytest.mark.parametrize("windows", ["inside", "episodes", "gaps"])
 def test_law_of_windows_in_episodes(windows, sampler):
-    """Each window that may be drawn is equally likely, also when windows were overwritten; and of the young ones each."""
+    """Each window that may be drawn is equally likely, also where some were overwritten; so is each young one."""
     sampler = jr.Uniform() if sampler == "uniform" else PER(alpha=0.0, stratified=False)
     gaps = windows == "gaps"
     windows = "any" if gaps else windows
@@ -186,7 +186,7 @@ def test_law_of_windows_in_episodes(windows, sampler):
 def test_draws_without_replacement_are_distinct_and_every_set_is_equally_likely():
     """Of a batch, and of the last batch of an epoch."""
     buffer, state, _ = replay(SAMPLERS["distinct"], 30)
-    keys = jax.random.split(seeds.key(0), 75_000)
+    keys = jax.random.split(seeds.key(0), 65_000)
     for draw in (lambda key: buffer.sample(state, key, 3), lambda key: buffer.epoch(state, key, 7, 3)):
         drawn = jax.vmap(draw)(keys)
         ids = np.asarray(drawn.items["id"]) - 6

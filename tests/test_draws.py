@@ -77,7 +77,7 @@ def test_law_of_the_newest_items(sampler, num_added, num_shards):
     """Only those younger than `max_age`, by the law restricted to them, with the weights of that law."""
     sampler = SAMPLERS[sampler]
     buffer, state, leaf = replay(sampler, num_added, num_shards)
-    shards, batch_size = max(num_shards, 1), 16_000
+    shards, batch_size = max(num_shards, 1), 20_000
     ids = np.arange(num_added)
     shard = ids % 8 // (8 // shards)
     age = np.array([shards * np.sum((ids > i) & (shard == shard[i])) for i in ids])
@@ -98,7 +98,7 @@ def test_law_of_the_newest_items(sampler, num_added, num_shards):
             expected = oracles.importance_weights(law[found], may.sum(), 0.6, sampler.normalize, smallest)
         np.testing.assert_allclose(drawn.weights, expected, rtol=2e-5)
         if may.sum() > 1:
-            assert chisquare(np.bincount(found, minlength=num_added)[may], batch_size * law[may]).pvalue > 1e-4
+            assert chisquare(np.bincount(found, minlength=num_added)[may], batch_size * law[may]).pvalue > 2e-5
 
 
 @settings(max_examples=30)
@@ -153,7 +153,7 @@ def test_nothing_is_young_enough_where_a_traced_bound_says_so():
 @pytest.mark.parametrize("sampler", ["uniform", rarely("independent")])
 @pytest.mark.parametrize("windows", ["inside", "episodes", "gaps"])
 def test_law_of_windows_in_episodes(windows, sampler):
-    """Each window that may be drawn is equally likely, also when some were overwritten; and of the young ones each."""
+    """Each window that may be drawn is equally likely, also where some were overwritten; so is each young one."""
     sampler = jr.Uniform() if sampler == "uniform" else PER(alpha=0.0, stratified=False)
     gaps = windows == "gaps"
     windows = "any" if gaps else windows
@@ -186,7 +186,7 @@ def test_law_of_windows_in_episodes(windows, sampler):
 def test_draws_without_replacement_are_distinct_and_every_set_is_equally_likely():
     """Of a batch, and of the last batch of an epoch."""
     buffer, state, _ = replay(SAMPLERS["distinct"], 30)
-    keys = jax.random.split(seeds.key(0), 75_000)
+    keys = jax.random.split(seeds.key(0), 65_000)
     for draw in (lambda key: buffer.sample(state, key, 3), lambda key: buffer.epoch(state, key, 7, 3)):
         drawn = jax.vmap(draw)(keys)
         ids = np.asarray(drawn.items["id"]) - 6

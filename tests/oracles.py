@@ -179,7 +179,7 @@ class ReservoirTwin(ReplayTwin):
 
     def __init__(self, capacity, alpha=0.6, epsilon=1e-6, period=None, **settings):
         super().__init__(capacity, alpha, epsilon, period=period, **settings)
-        self.count = 0
+        self.count, self.taken_again = 0, 0  # slots, within one call
 
     def add(self, items, draws, mask=None, td_errors=None):
         self.insert(self.store(items, draws, mask, td_errors))
@@ -193,6 +193,7 @@ class ReservoirTwin(ReplayTwin):
             self.count = min(self.count + 1, 2**64 - 1)
             filled = len(stored.keys() | rows.keys())
             slot = filled if filled < self.capacity else int(draws[row]) * self.count >> 64
+            self.taken_again += slot in rows
             if slot < self.capacity:
                 rows[slot] = row
         new = {}

@@ -465,6 +465,13 @@ def test_a_traced_n_gives_the_transitions_of_the_number(next_action):
         assert_rows(*run(np.int32(n), np.float32(0.9)), sorted(rows, key=lambda row: row["A"]))  # in order of starts
 
 
+def test_a_traced_n_may_be_of_a_dtype_that_cannot_hold_max_n():
+    steps = rollout(np.random.default_rng(3), 5, 1)
+    batch, valid = at_once(steps, n=jnp.int8(2), gamma=0.9, max_n=200, flush=True)
+    rows = expected_rows(steps, 2, 0.9, False)
+    assert_rows(batch, valid, sorted(rows, key=lambda row: row["A"]))
+
+
 @pytest.mark.versions
 @pytest.mark.parametrize("make", [lambda **x: jr.NStep(n=3, **x), rarely(lambda **x: jr.MonteCarlo(max_length=3, **x))])
 def test_a_discount_that_is_mapped_gives_what_the_number_gives(make):

@@ -63,7 +63,7 @@ def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", near_wrap=Fal
         (7, "batch", 1, True),
         (8, "stored global", 2, True),
         (6, "distinct", 2, False),
-        *map(rarely, [(7, name, 1, True) for name in twins.SAMPLERS]),
+        *map(rarely, [(9, name, 1, True) for name in twins.SAMPLERS]),
         *map(rarely, [(12, name, 4, True) for name in twins.SAMPLERS]),
         rarely((40, "global", 1, False)),
         rarely((300, "plain", 1, True)),

@@ -397,7 +397,7 @@ LEAST = {
     "updates of nothing": 5,
     "rows set": 80,
     "rows not set": 25,
-    "sets of nothing": 50,
+    "sets of nothing": 30,
     "rows masked": 60,
     "on a full buffer": 70,
     "young draws": 40,

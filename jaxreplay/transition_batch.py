@@ -10,6 +10,7 @@ import numpy as np
 from flax import struct
 
 from jaxreplay._common import checks
+from jaxreplay._common.xla import on_copies
 
 
 @struct.dataclass
@@ -77,6 +78,7 @@ class TransitionBatch:
         return self.Rn.shape[0]
 
     @classmethod
+    @on_copies
     def from_single(
         cls,
         s: Any,

@@ -26,7 +26,7 @@ from jaxreplay import ring, sum_tree
 from jaxreplay._common.checks import check_bool, check_integer, check_key
 from jaxreplay._common.meshes import over_any_mesh
 from jaxreplay._common.random import random_bits, random_integers
-from jaxreplay._common.xla import materialize, read_once, reads_state
+from jaxreplay._common.xla import materialize, own, read_once, reads_state
 from jaxreplay._sources import fills_rows
 from jaxreplay.buffer import Buffer, Sample
 from jaxreplay.difficulty_pools import DifficultyPools
@@ -123,7 +123,7 @@ def diagnostics(
     if not isinstance(buffer, Buffer | Sharded | Mixture | DifficultyPools):
         raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay, or DifficultyPools.")
     if sample is not None:  # its items are not looked at
-        sample = Sample(None, sample.indices, sample.probabilities, sample.weights, None, sample.age)
+        sample = own(Sample(None, sample.indices, sample.probabilities, sample.weights, None, sample.age))
     return _program(buffer, state, key, sample, batch_size, thorough)
 
 

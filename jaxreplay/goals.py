@@ -8,10 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxreplay._common import checks
+from jaxreplay._common.xla import on_copies
 
 Path = str | tuple[str, ...]
 
 
+@on_copies
 def hindsight(
     key: jax.Array,
     rows: Any,

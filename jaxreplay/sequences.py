@@ -7,11 +7,12 @@ import jax.numpy as jnp
 
 from jaxreplay._common import checks
 from jaxreplay._common.checks import check_integer
-from jaxreplay._common.xla import own
+from jaxreplay._common.xla import on_copies, own
 from jaxreplay.tracing import tracer_for
 from jaxreplay.transition_batch import TransitionBatch
 
 
+@on_copies
 def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, eta: float = 0.9) -> jax.Array:
     """One TD error per sequence, eta * max |td_error| + (1 - eta) * mean |td_error|, for `SequenceBuffer.update`.
 
@@ -67,6 +68,7 @@ def split_burn_in(items: Any, burn_in: int) -> tuple[Any, Any]:
     return jax.tree.map(lambda x: x[:, :burn_in], items), jax.tree.map(lambda x: x[:, burn_in:], items)
 
 
+@on_copies
 def stack_frames(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
     """Stacks of the last `k` frames, at every step of drawn sequences with at least k - 1 steps before it.
 

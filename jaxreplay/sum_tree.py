@@ -31,7 +31,7 @@ from jaxreplay import _levels, _restricted
 from jaxreplay._common import checks
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.random import random_bits
-from jaxreplay._common.xla import after, materialize
+from jaxreplay._common.xla import after, materialize, on_copies
 from jaxreplay._restricted import Restricted
 
 # Measured on a CPU, estimated from compiled programs on the others: tests/benchmarks/README.md.
@@ -212,6 +212,7 @@ def maximum(tree: SumTree) -> jax.Array:
     return _fold_roots(tree, (*tree.maxima, tree.sums[-1])[0], jnp.maximum)
 
 
+@on_copies
 @jax.jit
 def get(tree: SumTree, indices: jax.Array) -> jax.Array:
     """Values of the leaves `indices` (int [...]), float32 [...]; 0 for an index outside [0, capacity).
@@ -232,6 +233,7 @@ def get(tree: SumTree, indices: jax.Array) -> jax.Array:
     return jnp.where(inside, found, 0.0)
 
 
+@on_copies
 @functools.partial(jax.jit, static_argnames="unique_indices")
 def update(
     tree: SumTree,
@@ -289,6 +291,7 @@ def update(
     return dataclasses.replace(tree, sums=sums, minima=minima, maxima=maxima)
 
 
+@on_copies
 @jax.jit
 def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
     """First leaf whose inclusive cumulative sum exceeds `prefix`.

@@ -12,7 +12,7 @@ import numpy as np
 from flax import struct
 
 from jaxreplay._common import checks
-from jaxreplay._common.xla import on_host
+from jaxreplay._common.xla import on_copies, on_host
 
 
 @struct.dataclass
@@ -84,6 +84,7 @@ class TransitionBatch:
         return self.Rn.shape[0]
 
     @classmethod
+    @on_copies
     def from_single(
         cls,
         s: Any,

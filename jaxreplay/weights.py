@@ -6,10 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxreplay._common import shards
+from jaxreplay._common.xla import on_copies
 
 Normalize = Literal["batch", "global"] | None
 
 
+@on_copies
 def importance_weights(
     probabilities: jax.Array,
     size: jax.Array | int,
@@ -63,6 +65,7 @@ def importance_weights(
     return jnp.where(drawn, jnp.exp(exponent), 0.0)
 
 
+@on_copies
 def effective_sample_size(weights: jax.Array) -> jax.Array:
     """Number of equally weighted draws worth as much as these: (sum w)^2 / sum w^2 (Kish 1965, section 11.7).
 

@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common import checks
+from jaxreplay._common.xla import on_copies
 
 
 def check(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ...]:
@@ -37,5 +38,5 @@ def padded(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, .
     return tuple(like.pad(x, padding[: x.ndim]) for x in groups)
 
 
-padded_on_device = jax.jit(padded)
+padded_on_device = on_copies(jax.jit(padded))
 first = jax.jit(lambda x, n: x[:n], static_argnums=1)

@@ -66,7 +66,7 @@ def test_numbers_counted_anew_give_the_same_rows(windows):
         jr.SequenceBuffer(length=7, num_envs=3, sequence_length=2, hindsight=hindsight, **settings)
         for hindsight in (True, False)
     )
-    rng, one, two = seeds.rng(0), stores.init(rows(0, 1, 3)), counts_anew.init(rows(0, 1, 3))
+    rng, one, two = np.random.default_rng(0), stores.init(rows(0, 1, 3)), counts_anew.init(rows(0, 1, 3))
     for t in range(6):
         new, ends = rows(3 * t, 3, 3), rng.random((3, 3)) < 0.3
         one, two = stores.add(one, new, ends), counts_anew.add(two, new, ends)

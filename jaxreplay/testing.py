@@ -238,6 +238,9 @@ class _Runs:
                 chex.assert_axis_dimension(leaf, 0, self.batch_size)
         many = jax.device_get(draw(state, key, DRAWS))
         _check_rows(many.indices, many.probabilities, many.weights, DRAWS)
+        with _rule(RANGES):
+            named = many.indices[many.probabilities == 0]
+            assert np.all(named == -1), f"handles {named} of rows without an item"
         _check_law(many.indices, many.probabilities)
         old, gone = sample.items, np.zeros(self.batch_size, bool)
         if is_traced:

@@ -1,6 +1,20 @@
 """Mutants that change nothing that a user could see, by name, and why."""
 
+BESIDE = "of a slot that does not exist nothing is kept, whatever is read there"
+NONE_NEGATIVE = "no slot is negative"
 EQUIVALENT = {
+    "reservoir_buffer.ReservoirBuffer._claim: 1 -> 2": BESIDE,
+    "reservoir_buffer.ReservoirBuffer._claim: 2 -> 3": "any numbers below those of handles are",
+    "reservoir_buffer.ReservoirBuffer._claim: 0 -> 1 (#2)": BESIDE,
+    "reservoir_buffer.ReservoirBuffer._claim: True -> False": "it is a promise",
+    "reservoir_buffer.ReservoirBuffer._claim: False -> True": NONE_NEGATIVE,
+    "reservoir_buffer.ReservoirBuffer._claim: False -> True (#2)": NONE_NEGATIVE,
+    "reservoir_buffer.ReservoirBuffer._claim: False -> True (#3)": NONE_NEGATIVE,
+    "reservoir_buffer.ReservoirBuffer._claim: False -> True (#4)": NONE_NEGATIVE,
+    "testing._check_rows: "
+    "indices, probabilities, weights = map(np.asarray, (indices, probabilities, weights)) -> pass": (
+        "JAX's arrays compare and index as NumPy's do"
+    ),
     "_levels.fold: x.shape[-1] % 2 -> ((x.shape[-1]) // (2))": "of an even axis what is appended is empty",
     "_levels.ascend: num_parents <= DENSE * node.size -> ((num_parents) < (DENSE * node.size))": (
         "both ways are right"

@@ -193,6 +193,33 @@ def check_same(buffer, state, twin, seen):
 # --- handles
 
 
+def test_slots_are_claimed_by_the_last_row_that_draws_them():
+    """One call for each thing that a slot may hold: the first item of all, none, one whose handle wraps."""
+    capacity = 5
+    period = ring.init(capacity).period
+    state = jr.ReservoirBuffer(capacity=capacity).init(numbers(0, 1))
+    before = np.array([0, 6, -1, period - 2, 14], np.int32)
+
+    @jax.jit
+    def claim(handles, slots):
+        return jr.ReservoirBuffer(capacity=capacity)._claim(state.replace(handles=jnp.asarray(handles)), slots)
+
+    several = jax.jit(jax.vmap(claim))
+    for slots, handles, kept in (
+        ([0, 5, 1, 2, 3], [5, 11, 2, 3, 14], [0, 5, 1, 2, 3]),  # 5: not stored
+        ([2, 4, 2, 5, 2], [0, 6, 2, period - 2, 19], [5, 4, 5, 5, 2]),
+        ([3, 3, 0, 0, 3], [5, 6, -1, 3, 14], [5, 5, 5, 0, 3]),
+        ([5, 5, 5, 5, 5], before, [5, 5, 5, 5, 5]),
+    ):
+        slots = np.array(slots, np.int32)
+        for found in (claim(before, slots), several(before[None], slots[None])):
+            np.testing.assert_array_equal(found[0].reshape(-1), handles)
+            np.testing.assert_array_equal(found[1].reshape(-1), kept)
+    # The wrapped handle of slot 0 is the period itself.
+    wrapped, _ = claim(np.array([period - capacity, 1, 2, 3, 4], np.int32), np.array([5, 5, 0, 5, 5], np.int32))
+    np.testing.assert_array_equal(wrapped, [0, 1, 2, 3, 4])
+
+
 def test_a_late_update_does_not_fall_on_the_item_that_took_the_slot():
     buffer = jr.ReservoirBuffer(capacity=2, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0), donate=False)
     old = buffer.add(buffer.init(numbers(0, 2)), numbers(0, 2), jax.random.key(0))

@@ -39,6 +39,30 @@ def drawable(buffer, state):
     return np.asarray(handles_of(state.ring, slots, buffer._num_slots))
 
 
+@pytest.mark.parametrize(("rate", "gaps"), [(0.0, False), (0.3, True), rarely((0.3, False))])
+def test_sequences_start_with_the_episodes_whatever_rollouts_they_come_in(rate, gaps):
+    """The first row of all starts one, also if it is complete only later; a row at a time, and several."""
+    config = 7, 2, 3, 1, "episodes"
+    names = ("length", "num_envs", "sequence_length", "stride", "windows")
+    buffer, twin = (
+        jr.SequenceBuffer(**dict(zip(names, config, strict=True)), gaps=gaps),
+        oracles.SequenceTwin(*config, gaps),
+    )
+    state, rng, seen = buffer.init(stream(0, 1, 2)), seeds.rng(1), 0
+    for rollout in [1, 2, 1, 5, 1, 1, 1, 2, 5, 2, 2, 1, 1, 5, 5]:
+        steps, told = stream(len(twin.steps), rollout, 2), None
+        ends = rng.random(steps.shape) < rate
+        if gaps and rate > 0:
+            told = rng.random(steps.shape) > 0.2
+        state = buffer.add(state, steps, ends, None, told)
+        twin.add(steps, ends, told)
+        slots = drawable(buffer, state)
+        found = np.asarray(buffer.get(state, np.resize(slots, buffer._num_slots)))[slots >= 0]
+        assert sorted(found.tolist()) == sorted(twin.sequence(handle) for handle in twin.handles)
+        seen += len(found)
+    assert seen == 4 if rate == 0 else seen > 30, seen
+
+
 @pytest.mark.law
 @pytest.mark.parametrize("sampler", [jr.Uniform(), UNIT, rarely(jr.Prioritized(alpha=1.0, stratified=False))])
 @pytest.mark.parametrize("num_steps", [rarely(9), 23, 24])

@@ -1,6 +1,7 @@
 """The checks for buffers and samplers of one's own: ours pass, and what breaks a rule is told which one."""
 
 import dataclasses
+import functools
 
 import jax
 import jax.numpy as jnp
@@ -41,6 +42,115 @@ def test_a_buffer_of_transitions_passes():
     x, flags = jnp.zeros((4, 2)), jnp.zeros(4, bool)
     spec = jr.NStep(n=2, gamma=0.9, num_envs=4).spec(x, x[:, 0], x[:, 0], flags, flags, x)
     testing.check_buffer(jr.ReplayBuffer(capacity=10, sampler=PER), spec)
+
+
+@dataclasses.dataclass(frozen=True)
+class Own:
+    """A buffer that inherits from nothing, draws evenly, and has something in all that `Sample` may hold."""
+
+    capacity: int = 6
+    keeps_handles: bool = False
+
+    def init(self, items):
+        storage = jax.tree.map(lambda x: jnp.zeros((self.capacity, *x.shape[1:]), x.dtype), items)
+        return {"storage": storage, "count": jnp.zeros((), jnp.int32)}
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def add(self, state, items, key):
+        size = jax.tree.leaves(items)[0].shape[0]
+        at = (state["count"] + jnp.arange(size, dtype=jnp.int32)) % self.capacity
+        storage = jax.tree.map(lambda x, new: x.at[at].set(new), state["storage"], items)
+        return {"storage": storage, "count": state["count"] + size}
+
+    @functools.partial(jax.jit, static_argnums=(0, 3))
+    def sample(self, state, key, batch_size):
+        """Every third row is without an item."""
+        size = jnp.minimum(state["count"], self.capacity)
+        drawn = (jnp.arange(batch_size) % 3 > 0) & (size > 0)
+        ages = jax.random.randint(key, (batch_size,), 0, jnp.maximum(size, 1), jnp.int32)
+        named = drawn | (self.keeps_handles & (size > 0))
+        indices = jnp.where(named, state["count"] - 1 - ages, -1)
+        probabilities = jnp.where(drawn, 1.0 / jnp.maximum(size, 1), 0.0).astype(jnp.float32)
+        weights = drawn.astype(jnp.float32)
+        items = self.get(state, indices).replace(W=weights, idx=indices)
+        return jr.Sample(items, indices, probabilities, weights)
+
+    def update(self, state, indices, td_errors):
+        return state
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def get(self, state, indices):
+        stored = (indices >= 0) & (indices >= state["count"] - self.capacity)
+
+        def read(x):
+            found = x[indices % self.capacity]
+            return jnp.where(stored.reshape(-1, *[1] * (found.ndim - 1)), found, 0).astype(x.dtype)
+
+        return jax.tree.map(read, state["storage"])
+
+
+ROWS = jr.TransitionBatch(S=jnp.zeros((4, 2)), A=jnp.zeros(4, bool), logP=None, Rn=jnp.zeros(4), In=jnp.zeros(4),
+                          S_next=jnp.zeros((4, 2)))  # fmt: skip
+
+
+@pytest.mark.parametrize("keeps_handles", [False, True])
+def test_a_buffer_of_ones_own_passes_unless_rows_without_an_item_name_one(keeps_handles):
+    buffer = Own(keeps_handles=keeps_handles)
+    if not keeps_handles:
+        testing.check_buffer(buffer, ROWS)
+        return
+    with pytest.raises(AssertionError) as error:
+        testing.check_buffer(buffer, ROWS)
+    assert str(error.value).startswith(f"{testing.RANGES}: handles [")
+
+
+def test_an_add_that_keeps_its_state_is_not_taken_for_one_that_donates_it():
+    key = jax.random.key(0)
+    for buffer in (Small(), jr.ReplayBuffer(capacity=10)):
+        testing._Runs(buffer, ITEMS, 4, testing._adder(buffer)).check_donation(key)
+    runs = testing._Runs(Small(), ITEMS, 4, testing._adder(jr.ReplayBuffer(capacity=10)))
+    with pytest.raises(AssertionError, match=f"{testing.DONATED}: donate=False, [1-9] leaves gone"):
+        runs.check_donation(key)
+
+
+P, W = [0.0, 0.5, 1.0, 1.0], [0.0, 2.0, 0.0, 1e30]  # what a draw may tell
+
+
+@pytest.mark.parametrize(
+    ("rule", "changed"),
+    [
+        (None, {}),
+        (None, {"probabilities": [0.0, 1 + 5e-6, 1e-38, 1.0]}),
+        (testing.TYPES, {"indices": np.zeros(3, np.int32)}),
+        (testing.TYPES, {"probabilities": np.zeros((4, 1), np.float32)}),
+        (testing.TYPES, {"weights": np.zeros((), np.float32)}),
+        (testing.TYPES, {"indices": np.zeros(4, np.int64)}),
+        (testing.TYPES, {"indices": np.zeros(4, np.float32)}),
+        (testing.TYPES, {"probabilities": np.zeros(4, np.float16)}),
+        (testing.TYPES, {"weights": np.zeros(4, np.int32)}),
+        (testing.RANGES, {"probabilities": [0.0, -1e-6, 1.0, 1.0]}),
+        (testing.RANGES, {"probabilities": [0.0, 1 + 1e-4, 1.0, 1.0]}),
+        (testing.RANGES, {"probabilities": [0.0, 2.0, 1.0, 1.0]}),
+        (testing.RANGES, {"probabilities": [0.0, np.nan, 1.0, 1.0]}),
+        (testing.RANGES, {"weights": [0.0, np.nan, 1.0, 1.0]}),
+        (testing.RANGES, {"weights": [0.0, np.inf, 1.0, 1.0]}),
+        (testing.RANGES, {"weights": [0.0, -1e-6, 1.0, 1.0]}),
+        (testing.RANGES, {"weights": [1e-6, 1.0, 1.0, 1.0]}),
+    ],
+)
+def test_the_rows_of_a_draw_are_checked_one_by_one(rule, changed):
+    rows = {"indices": np.arange(4, dtype=np.int32), "probabilities": P, "weights": W, **changed}
+    rows = {name: np.array(x, np.float32) if isinstance(x, list) else x for name, x in rows.items()}
+    for like in (np.asarray, jnp.asarray):
+        if rows["indices"].dtype == np.int64 and like is jnp.asarray:
+            continue
+        given = {name: like(x) for name, x in rows.items()}
+        if rule is None:
+            testing._check_rows(**given, batch_size=4)
+            continue
+        with pytest.raises(AssertionError) as error:
+            testing._check_rows(**given, batch_size=4)
+        assert str(error.value).startswith(rule)
 
 
 SAMPLERS = {
@@ -191,7 +301,7 @@ BROKEN_BUFFERS = {
     testing.HANDLES: NamesSlots(),
     testing.LATE: UpdatesSlots(),
 }
-QUICK = (testing.CONFIG, testing.ABSTRACT, testing.STABLE)  # what nothing is compiled for, or little
+QUICK = (testing.CONFIG, testing.ABSTRACT, testing.STABLE, testing.DONATED)  # what nothing is compiled for, or little
 
 
 @pytest.mark.parametrize(
@@ -266,7 +376,7 @@ BROKEN_SAMPLERS = {
 
 @pytest.mark.parametrize(
     "rule",
-    [rule if rule in (testing.TYPES, testing.LIVE) else rarely(rule) for rule in BROKEN_SAMPLERS],
+    [rule if rule in (testing.CONFIG, testing.TYPES, testing.LIVE) else rarely(rule) for rule in BROKEN_SAMPLERS],
     ids=lambda rule: rule[:12],
 )
 def test_a_sampler_that_breaks_a_rule_is_told_which(rule):

@@ -367,7 +367,8 @@ def sample_with(tree: SumTree | Restricted, bits: Any, *, stratified: bool = Fal
         low, high = mass * (stratum / batch_size), mass * ((stratum + 1) / batch_size)
     else:
         low, high = jnp.zeros_like(coarse), jnp.full_like(coarse, mass)
-    prefix = low + coarse * (high - low)
+    # Computed once: what names a leaf and what reads its value must not round the prefix differently.
+    low, high, prefix = materialize(low, high, low + coarse * (high - low))
     tree, roots, patches = _counted(tree, "sums", 0.0)
     lower_levels = tree.sums[1:]
     half = len(lower_levels) // 2
@@ -377,7 +378,7 @@ def sample_with(tree: SumTree | Restricted, bits: Any, *, stratified: bool = Fal
     if lower_levels:
         offset = prefix - rest  # the mass to the left of the node
         low, high = jnp.maximum(low - offset, 0.0), jnp.minimum(high - offset, value)
-        rest = low + fine * jnp.maximum(high - low, 0.0)
+        (rest,) = materialize(low + fine * jnp.maximum(high - low, 0.0))
         node, _, value = _levels.descend(lower_levels[half:], (node, rest, value), tree.fanout, patches[half:])
     return node, value
 

@@ -33,6 +33,8 @@ def pytest_configure(config):
     No run sees another's, unless JAX_COMPILATION_CACHE_DIR names a folder for both.
     """
     seeds.fresh()  # before there are workers
+    if seeds.GIVEN is not None:  # before the plugin of hypothesis reads it; state machines take it too
+        config.option.hypothesis_seed = seeds.GIVEN
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="jaxreplay-tests-")
         config.add_cleanup(folder.cleanup)
@@ -59,8 +61,6 @@ def pytest_collection_modifyitems(config, items):
     for item in items:
         name = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
         only_slow[name] = only_slow.get(name, True) and item.get_closest_marker("slow") is not None
-        if seeds.GIVEN is not None and hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
-            hypothesis.seed(seeds.SEED)(item.obj)
 
 
 def pytest_terminal_summary(terminalreporter):

@@ -13,7 +13,7 @@ import numpy as np
 import optax
 import pytest
 import seeds
-from helpers import at, check_tree, leaves_of, stack
+from helpers import at, check_tree, leaves_of
 
 import jaxreplay as jr
 from jaxreplay._common.random import random_bits
@@ -37,6 +37,11 @@ SAMPLERS = {
     "floor": PER(1.0, max_priority=0.0, floor=1.0, epsilon=0.0, normalize="global"),
     "stored global": PER(normalize="global", max_priority="stored", epsilon=0.0, stratified=False),
 }
+
+
+def stack(*trees):
+    """On a new leading axis; keys too."""
+    return jax.tree.map(lambda *x: (jnp if isinstance(x[0], jax.Array) else np).stack(x), *trees)
 
 
 def unsharded(buffer):

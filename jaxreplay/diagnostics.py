@@ -253,17 +253,16 @@ def _draws(shards: _Shards, sample: Sample) -> Numbers:
     probabilities, drawn = sample.probabilities, sample.indices >= 0
     num_rows = jnp.sum(drawn, dtype=jnp.int32)
     filled = jnp.sum(shards.sizes > 0).astype(jnp.float32)
-    # Rows of a shard without items draw nothing. Each of the others is as much of the law.
-    part = 1.0 / jnp.maximum(num_rows, 1).astype(jnp.float32)
-    parts = []
-    if shards.is_sharded and not fills_rows(shards.whole.sampler):
+    # Rows of a shard without items draw nothing, and the others are all of the law.
+    rows, parts = num_rows.astype(jnp.float32), []
+    if shards.is_sharded and not fills_rows(shards.whole.sampler):  # each shard is as much of the law
         held = jnp.sum(drawn.reshape(shards.num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
-        part = jnp.repeat(1.0 / jnp.maximum(held * filled, 1.0), drawn.size // shards.num_shards)
-        parts = [jnp.where(drawn, part, 0.0)]
-    share = part * filled / (jnp.maximum(jnp.sum(shards.sizes), 1.0) * shards.num_shards)
+        rows = jnp.repeat(held * filled, drawn.size // shards.num_shards)
+        parts = [jnp.where(drawn, 1.0 / jnp.where(drawn, rows, 1.0), 0.0)]
+    share = filled / (rows * jnp.sum(shards.sizes) * shards.num_shards)
     items = jnp.where(drawn, share / jnp.where(drawn, probabilities, 1.0), 0.0)  # share that each row stands for
     at, not_below, upper, *mass = _ranked(probabilities, items, *parts)
-    mass = mass[0] if mass else not_below.astype(jnp.float32) * part
+    mass = mass[0] if mass else not_below.astype(jnp.float32) / jnp.maximum(num_rows, 1).astype(jnp.float32)
     found = {name: _at(top, upper, mass) for name, top in TOPS.items()}
     found["draws/effective_sample_size"] = effective_sample_size(sample.weights)
     if isinstance(shards.whole.sampler, Prioritized):
@@ -271,11 +270,11 @@ def _draws(shards: _Shards, sample: Sample) -> Numbers:
         leaves, alone = at * shards.totals()[0], not_below
         if shards.is_sharded:
             rows = jnp.repeat(shards.totals() * shards.num_shards, drawn.size // shards.num_shards)
-            leaves, alone = _ranked(probabilities * rows)
+            leaves, alone, _ = _ranked(probabilities * rows, jnp.zeros_like(items))
         for name, leaf in _quantiles(leaves, alone, num_rows).items():
             found[f"draws/priority_{name}"] = _priority(shards, leaf)
     if sample.age is not None and not isinstance(shards.whole, ReservoirBuffer):
-        ages, alone = _ranked(sample.age)
+        ages, alone, _ = _ranked(sample.age, jnp.zeros_like(items))
         found |= {f"draws/age_{name}": age for name, age in _quantiles(ages, alone, num_rows).items()}
     return found
 

@@ -176,7 +176,7 @@ def test_a_full_buffer_always_has_a_sequence_to_draw(length, sequence_length, st
         state = buffer.add(state, time + stream(0, 1, 2))
         return state, (buffer.size(state), buffer.sample(state, jax.random.key(0), 3).weights)
 
-    _, (size, weights) = lax.scan(step, filled(buffer, 0), jnp.arange(4 * length))
+    _, (size, weights) = lax.scan(step, filled(buffer, 0), np.arange(4 * length, dtype=np.int32))
     started = np.arange(1, 4 * length + 1) >= sequence_length
     np.testing.assert_array_equal(np.asarray(size) >= 2, started)
     np.testing.assert_array_equal(weights, np.broadcast_to(started[:, None], (4 * length, 3)))

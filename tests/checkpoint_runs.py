@@ -18,6 +18,7 @@ import optax
 from helpers import mesh
 
 import jaxreplay as jr
+from jaxreplay import checkpoint
 
 STEPS = 1000
 NUM_ENVS = 4
@@ -170,6 +171,14 @@ def advance(name, carry):
     return _advance(name, carry)
 
 
+def rewrite_manifest(path, change):
+    """Change what a checkpoint says of itself, as one may who knows that its digest has no key."""
+    (file,) = path.glob("*/manifest.json")
+    content = json.loads(file.read_text())["content"]
+    change(content)
+    file.write_bytes(checkpoint._manifest.to_bytes(content))
+
+
 FILLED = jr.ReplayBuffer(capacity=2**17)
 
 
@@ -192,7 +201,6 @@ def save_for_ever(path, first, connection):
 
 
 def main():
-    imported = [name for name in sys.modules if name.startswith("orbax.checkpoint")]
     jax.config.update("jax_num_cpu_devices", 8)
     folder = pathlib.Path(sys.argv[1])
     digests = {}
@@ -202,6 +210,7 @@ def main():
         carry = advance(name, jr.restore(path, config))
         jr.save(path, config, carry)
         digests[name] = digest(carry)
+    imported = [name for name in sys.modules if name.partition(".")[0] in ("orbax", "tensorstore")]
     sys.stdout.write(json.dumps({"imported": imported, "digests": digests}))
 
 

@@ -1,0 +1,50 @@
+"""What the processes of one program (`jax.distributed`) tell one another about a checkpoint."""
+
+from collections.abc import Callable, Sequence
+
+import jax
+import numpy as np
+
+FAILED = -2  # no checkpoint has this number
+
+
+def gather(numbers: Sequence[int]) -> np.ndarray:
+    """The numbers below 2^32 that each process gives, as many in each, uint32 [processes, numbers]."""
+    from jax.experimental import multihost_utils
+
+    return np.asarray(multihost_utils.process_allgather(np.array(numbers, np.uint32))).reshape(-1, len(numbers))
+
+
+def on_first(function: Callable[[], int]) -> int:
+    """What `function` returns on the first process; all get it, and where it fails all raise an error.
+
+    Raises:
+      OSError: it failed.
+    """
+    if jax.process_count() == 1:
+        return function()
+    number, error = FAILED, None
+    if jax.process_index() == 0:
+        try:
+            number = function()
+        except OSError as raised:
+            error = raised
+    number = int(gather([number - FAILED])[0, 0]) + FAILED
+    if number == FAILED:
+        raise error or OSError("the first process could not read or write the checkpoint; its error says why.")
+    return number
+
+
+def add_up(numbers: Sequence[int], error: BaseException | None) -> list[int]:
+    """The sums over all processes, of which only one gives more than 0; all raise an error where one has an `error`.
+
+    Raises:
+      OSError: another process has an error.
+    """
+    found = gather([error is not None, *numbers])
+    if error is not None:
+        raise error
+    if np.any(found[:, 0]):
+        failed = np.flatnonzero(found[:, 0]).tolist()
+        raise OSError(f"processes {failed} could not write their part of the checkpoint; their errors say why.")
+    return found[:, 1:].sum(axis=0, dtype=np.uint32).tolist()

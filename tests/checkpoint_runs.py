@@ -22,6 +22,7 @@ from jaxreplay import checkpoint
 
 STEPS = 1000
 NUM_ENVS = 4
+MANIFEST = "*/manifest/data.json"  # of a checkpoint
 
 
 class Run(NamedTuple):
@@ -173,10 +174,10 @@ def advance(name, carry):
 
 def rewrite_manifest(path, change):
     """Change what a checkpoint says of itself, as one may who knows that its digest has no key."""
-    (file,) = path.glob("*/manifest.json")
+    (file,) = path.glob(MANIFEST)
     content = json.loads(file.read_text())["content"]
     change(content)
-    file.write_bytes(checkpoint._manifest.to_bytes(content))
+    file.write_text(json.dumps(checkpoint._manifest.seal(content)))
 
 
 FILLED = jr.ReplayBuffer(capacity=2**17)

@@ -308,7 +308,7 @@ def test_damage_is_an_error_and_never_a_wrong_state(tmp_path):
 
     def flipped(fifths, content):
         at = len(content) * fifths // 5
-        return content[:at] + bytes([content[at] ^ 1 << fifths]) + content[at + 1 :]
+        return content[:at] + bytes([content[at] ^ 1 << fifths]) + content[at + 1 :] if content else b"x"
 
     damages = [lambda content: content[: len(content) // 2], lambda content: b"", lambda content: None]
     damages += [functools.partial(flipped, fifths) for fifths in range(1, 5)]
@@ -327,7 +327,7 @@ def test_damage_is_an_error_and_never_a_wrong_state(tmp_path):
             except (ValueError, FileNotFoundError) as error:
                 outcomes[file].append(str(error))
             file.write_bytes(content)
-    (manifest,) = (file for file in outcomes if file.name == "manifest.json")
+    (manifest,) = (file for file in outcomes if file.name == "data.json")
     data = max(outcomes, key=lambda file: file.stat().st_size)
     assert data.stat().st_size > 4000  # random bits, which do not compress
     for file in (manifest, data):

@@ -207,7 +207,7 @@ def test_no_module_of_the_package_is_named_in_a_file(tmp_path):
         "mixture": config["mixture"].init(rows[0]),
     }
     jr.save(tmp_path, config, state)
-    (manifest,) = tmp_path.glob("*/manifest.json")
+    (manifest,) = tmp_path.glob("*/manifest/data.json")
     assert "jaxreplay:Episodes" in manifest.read_text()
     assert "jaxreplay." not in json.dumps(json.loads(manifest.read_text())["content"]["structure"])
     assert_same(jr.restore(tmp_path, config), state)
@@ -308,7 +308,7 @@ def test_deep_nesting_is_refused(tmp_path):
     with pytest.raises(ValueError, match="more than 100 nodes within one another"):
         jr.restore(tmp_path, None)
     for depth, message in ((500, "more than 400 levels deep"), (10**6, "cannot read its manifest")):
-        (file,) = tmp_path.glob("*/manifest.json")
+        (file,) = tmp_path.glob("*/manifest/data.json")
         buffer = "[" * depth + "]" * depth
         with contextlib.suppress(RecursionError):
             content = json.loads(f'{{"format": 1, "buffer": {buffer}, "structure": ["none"], "leaves": []}}')

@@ -120,7 +120,8 @@ def _leaf(i: int, record: dict[str, Any], read: Callable[[int], np.ndarray]) -> 
     shape, dtype = _leaves.stored_type(record)
 
     def value() -> np.ndarray:
-        return read(i) if dtype.isbuiltin == 1 else read(i).astype(np.float32)
+        array = read(i)
+        return array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
 
     return Leaf(tuple(record["shape"]), record["dtype"], math.prod(shape) * dtype.itemsize, value)
 

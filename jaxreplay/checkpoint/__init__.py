@@ -5,14 +5,13 @@ is read, it is compared with checksums of its bits. So a damaged file raises an 
 """
 
 import concurrent.futures
-import contextlib
-import functools
 import os
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import NamedSharding
 
 from jaxreplay._common.xla import reads_state
 from jaxreplay.checkpoint import _description, _files, _leaves, _manifest, _processes, _structure
@@ -59,83 +58,20 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
     structure, leaves = _structure.record(state)
     arrays = [_leaves.as_array(leaf, name) for name, leaf in leaves]
     records = [_leaves.header(array, name, meshes) for array, (name, _) in zip(arrays, leaves, strict=True)]
-    parts = [_leaves.parts(array) for array in arrays]
-    if jax.process_count() > 1:
-        _check_processes_agree(described, structure, records, parts)
-    own = [part.data for x in parts for part in x if part.process == jax.process_index()]
-    places = [[[part.process, *map(list, part.box)] for part in x] for x in parts]
-    del state, leaves, arrays, parts  # what is donated now is not held up to the end
-
-    def manifest(checksums: Iterable[int]) -> bytes:
-        each = iter(checksums)
-        for record, parts in zip(records, places, strict=True):
-            record["parts"] = [[*part, next(each)] for part in parts]
-        return _manifest.to_bytes(_manifest.make(described, structure, records))
-
-    _processes.on_first(lambda: os.makedirs(folder, exist_ok=True) or 0)
-    blocks = _leaves.on_host(own) if wait else [block.copy() for block in _leaves.on_host(own)]
-    if jax.process_count() > 1:
-        finish = _save_together(folder, [process for x in places for process, *_ in x], blocks, manifest, wait)
-    else:
-        finish = _later(functools.partial(_save_alone, folder, blocks, manifest), wait)
-    if wait:
-        finish()
-    return finish
-
-
-def _save_alone(folder: str, blocks: Iterable[np.ndarray], manifest: Callable[[Iterable[int]], bytes]) -> None:
-    """Write a checkpoint of one process, after all others that are being written there."""
-    with _files.locked(folder):
-        number = _files.begin(folder)
-        try:
-            _files.commit(folder, number, manifest(_files.write(folder, number, 0, blocks)))
-        except BaseException:
-            _files.discard(folder, number)
-            raise
-
-
-def _save_together(
-    folder: str,
-    writers: Sequence[int],
-    blocks: Iterable[np.ndarray],
-    manifest: Callable[[Iterable[int]], bytes],
-    wait: bool,
-) -> Callable[[], None]:
-    """Write this process's part of a checkpoint; the function that is returned completes it, on all processes."""
-    process = jax.process_index()
-    number = _processes.on_first(lambda: _files.begin(folder))
-    written = _later(lambda: _files.write(folder, number, process, blocks), wait)
-
-    def commit(checksums: Iterable[int]) -> int:
-        return _files.commit(folder, number, manifest(checksums))
-
-    @functools.cache
-    def finish() -> None:
-        own, error = iter(()), None
-        try:
-            own = iter(written())
-        except Exception as raised:
-            error = raised
-        sums = [next(own, 0) if writer == process else 0 for writer in writers]
-        try:
-            sums = _processes.add_up(sums, error)
-            _processes.on_first(lambda: commit(sums))
-        except OSError:
-            if process == 0:
-                _files.discard(folder, number)
-            raise
-
-    return finish
-
-
-def _later(function: Callable[[], Any], wait: bool) -> Callable[[], Any]:
-    """What returns the result of `function`, or raises its error; unless `wait`, a thread computes it meanwhile."""
-    if wait:
-        return functools.cache(function)
-    with_one_thread = concurrent.futures.ThreadPoolExecutor(1)
-    result = with_one_thread.submit(function).result
-    with_one_thread.shutdown(wait=False)
-    return result
+    stored = [_leaves.pack(array) for array in arrays]
+    del state, leaves, arrays  # what is donated now is not held up to the end
+    _record_parts(described, structure, records, [_leaves.parts(x) for x in stored])
+    if not wait:
+        stored = [x.copy() if isinstance(x, np.ndarray) else x for x in stored]
+    manifest = _manifest.seal(_manifest.make(described, structure, records))
+    written = _files.begin(folder, {str(i): x for i, x in enumerate(stored) if x.size > 0}, manifest)
+    if not wait:
+        with_one_thread = concurrent.futures.ThreadPoolExecutor(1)
+        finish = with_one_thread.submit(written).result
+        with_one_thread.shutdown(wait=False)
+        return finish
+    written()
+    return lambda: None
 
 
 def restore(path: str | os.PathLike, buffer: Any, like: Any = None, *, allow: Allowed = ()) -> Any:
@@ -175,9 +111,9 @@ def restore(path: str | os.PathLike, buffer: Any, like: Any = None, *, allow: Al
       [10, 20, 30]
     """
     allowed = check_allow(allow)
-    folder, number, content, arrays = _open(path)
+    folder, number, content = _open(path)
     try:
-        return _rebuilt(folder, content, arrays, buffer, like, allowed)
+        return _rebuilt(folder, number, content, buffer, like, allowed)
     except ValueError:
         if jax.process_count() > 1 or _files.newest(folder) == number:
             raise
@@ -191,32 +127,29 @@ def open_saved(path: str | os.PathLike) -> tuple[dict[str, Any], Callable[[int],
       FileNotFoundError: there is no complete checkpoint.
       ValueError: it is damaged, or has another format. The function: the array is damaged.
     """
-    folder, _, content, arrays = _open(path)
+    folder, number, content = _open(path)
 
     def read(i: int) -> np.ndarray:
-        with _damage_in(folder):
-            return arrays.read(i)
+        return _leaves.numbers(content["leaves"][i], _read(folder, number, content["leaves"], {i: None})[0])
 
     return content, read
 
 
-def _open(path: str | os.PathLike) -> tuple[str, int, dict[str, Any], _leaves.Blocks]:
-    """The folder and number of the newest complete checkpoint, its content, and its arrays, which are not yet read."""
+def _open(path: str | os.PathLike) -> tuple[str, int, dict[str, Any]]:
+    """The folder and number of the newest complete checkpoint, and its content."""
     folder = _files.absolute(path)
     number = _processes.on_first(lambda: _files.newest(folder))
     if number < 0:
         raise FileNotFoundError(f"{os.fspath(path)}: no complete checkpoint there; save one, or look for its folder.")
     try:
-        return folder, number, *_manifest.read(folder, number)
+        return folder, number, _manifest.read(folder, number)
     except ValueError:
         if jax.process_count() > 1 or _files.newest(folder) == number:
             raise
     return _open(path)  # another process has meanwhile replaced the checkpoint
 
 
-def _rebuilt(
-    folder: str, content: dict[str, Any], arrays: _leaves.Blocks, buffer: Any, like: Any, allow: Iterable[Any]
-) -> Any:
+def _rebuilt(folder: str, number: int, content: dict[str, Any], buffer: Any, like: Any, allow: Iterable[Any]) -> Any:
     """The state that was saved."""
     if different := list(_description.differences(content["buffer"], buffer)):
         listed = "; ".join(f"{x.where}: saved {x.saved}, given {x.given}" for x in different[:5])
@@ -228,18 +161,34 @@ def _rebuilt(
     structure, records, meshes = content["structure"], content["leaves"], dict(_description.meshes(buffer))
     nodes = _structure.match(structure, records, like)
     classes = _structure.classes(structure, nodes, allow)
-    with _damage_in(folder):
-        leaves = [arrays.array(i, _leaves.sharding_in(meshes, record)) for i, record in enumerate(records)]
+    shardings = [_leaves.sharding_in(meshes, record) for record in records]
+    stored = _read(folder, number, records, dict(enumerate(shardings)))
+    leaves = [_leaves.unpack(*x) for x in zip(records, stored, shardings, strict=True)]
     return _structure.rebuild(structure, leaves, nodes, classes)
 
 
-@contextlib.contextmanager
-def _damage_in(folder: str) -> Iterator[None]:
-    """An error while arrays are read is a `ValueError` that the checkpoint is damaged."""
+def _read(
+    folder: str, number: int, records: Sequence[dict[str, Any]], wanted: Mapping[int, NamedSharding | None]
+) -> list[jax.Array | np.ndarray]:
+    """The stored form of some arrays: on the host, unless they have a sharding.
+
+    Raises:
+      ValueError: they cannot be read, or are not those that were saved.
+    """
+    types = {i: _leaves.stored_type(records[i]) for i in wanted}
+    items = {
+        str(i): np.ndarray if sharding is None else jax.ShapeDtypeStruct(*types[i], sharding=sharding)
+        for i, sharding in wanted.items()
+        if 0 not in types[i][0]
+    }
     try:
-        yield
-    except (KeyError, OSError, ValueError) as error:
+        found = _files.load(folder, number, {_files.ARRAYS: items})[_files.ARRAYS] if items else {}
+        stored = [found[str(i)] if str(i) in items else np.zeros(*types[i]) for i in wanted]
+        for i, array in zip(wanted, stored, strict=True):
+            _leaves.check_bits(records[i], array)
+    except (KeyError, ValueError) as error:
         raise _manifest.damaged(folder, str(error)) from error
+    return stored
 
 
 def _next_step(config: Any) -> str:
@@ -251,23 +200,30 @@ def _next_step(config: Any) -> str:
     return ""
 
 
-def _check_processes_agree(
+def _record_parts(
     described: Any, structure: list, records: Sequence[dict[str, Any]], parts: Sequence[Sequence[_leaves.Part]]
 ) -> None:
-    """Raise a `ValueError` if processes save different states."""
-    digest = bytes.fromhex(_manifest.digest([described, structure, records]))
-    if _differ([int(x) for x in np.frombuffer(digest, np.uint32)]):
+    """Add the parts of each array, and their checksums, to its record.
+
+    Raises:
+      ValueError: processes save different states.
+    """
+    for record, own in zip(records, parts, strict=True):
+        record["parts"] = [[*map(list, part.box), 0] for part in own]
+    digest = np.frombuffer(bytes.fromhex(_manifest.digest([described, structure, records])), np.uint32)
+    if _differ(_processes.gather(digest)):
         raise ValueError("buffer or state: their structure differs from process to process; give the same to all.")
-    copies = [[part.data for part in x if part.is_copy] for x in parts]  # each process has all of the array
-    sums = [sum(map(_files.checksum, _leaves.on_host(x))) for x in copies]
-    if different := _differ(sums):
-        raise ValueError(
-            f"leaf {records[different[0]]['path']}: differs from process to process; make one global array of it, so "
-            "that each process's part is saved."
-        )
+    sums = iter(_processes.gather([_leaves.checksum(part.data) for own in parts for part in own]).T)
+    for record, own in zip(records, parts, strict=True):
+        for entry, part, found in zip(record["parts"], own, sums, strict=False):
+            if isinstance(part.data, np.ndarray) and _differ(found):  # each process has all of the array
+                raise ValueError(
+                    f"leaf {record['path']}: differs from process to process; make one global array of it, so that "
+                    "each process's part is saved."
+                )
+            entry[2] = int(found[part.process])
 
 
-def _differ(numbers: Sequence[int]) -> list[int]:
-    """Indices of the numbers that differ from process to process."""
-    found = _processes.gather(numbers)
-    return np.flatnonzero(np.any(found != found[0], axis=0)).tolist()
+def _differ(found: np.ndarray) -> bool:
+    """Whether one process has found something else than the first."""
+    return bool(np.any(found != found[0]))

@@ -1,35 +1,36 @@
-"""The arrays of a checkpoint: what is recorded of each, and the blocks that it is stored in.
+"""The arrays of a checkpoint: what is recorded of each, how it is stored, and checksums of its parts.
 
-An array is stored as the bytes that NumPy has of it, in one block for each part that a device holds. The blocks of a
-process follow one another in its file, in the order of the arrays.
+PRNG keys are stored as their data, and dtypes that file formats may not support (float8, int4, ...) as unsigned
+integers. A part is what a device holds.
 """
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
+import zlib
+from collections.abc import Mapping
 from typing import Any, NamedTuple
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from jaxreplay._common import xla
-from jaxreplay.checkpoint import _files
+from jaxreplay._common import layouts, xla
 
+PLAIN = {
+    *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
+    *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
+}
+CHUNK = 2**24  # bytes that a checksum takes in at a time
 Box = tuple[tuple[int, ...], tuple[int, ...]]  # of a part: its first index and its shape
 
 
 class Part(NamedTuple):
-    """A part of an array, and the process that writes it.
-
-    The data are None on other processes, unless each of them has its own copy.
-    """
+    """A part of an array, and the process that has it; the data are None on other processes."""
 
     process: int
     box: Box
-    data: jax.Array | None
-    is_copy: bool = False
+    data: Any
 
 
 def as_array(leaf: Any, name: str) -> jax.Array:
@@ -88,25 +89,38 @@ def sharding_in(meshes: Mapping[str, Mesh], record: dict[str, Any]) -> NamedShar
     return NamedSharding(meshes[record["mesh"]], spec)
 
 
-def parts(leaf: jax.Array) -> list[Part]:
+def pack(leaf: jax.Array) -> jax.Array | np.ndarray:
+    """The stored form of an array: on the host, unless it is sharded."""
+    if _is_key(leaf.dtype):
+        leaf = jax.random.key_data(leaf)
+    elif leaf.dtype.name not in PLAIN:
+        leaf = _to_bits(leaf)
+    if len(leaf.sharding.device_set) == 1 or (jax.process_count() > 1 and leaf.is_fully_addressable):
+        return _on_host(leaf)
+    shards = [_alone(shard.data) for shard in leaf.addressable_shards]  # so that `leaf` keeps no copy on the host
+    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
+
+
+def parts(stored: jax.Array | np.ndarray) -> list[Part]:
     """The parts of an array, in the same order on all processes; of copies only the first."""
-    leaf = _data(leaf)
-    if leaf.size == 0:
+    if stored.size == 0:
         return []
-    if jax.process_count() > 1 and leaf.is_fully_addressable:  # each process has one, and they are equal
-        return [Part(0, ((0,) * leaf.ndim, leaf.shape), leaf, is_copy=True)]
-    shards = [shard for shard in leaf.global_shards if shard.replica_id == 0]
-    found = [Part(x.device.process_index, _box(x.index, leaf.shape), x.data) for x in shards]
+    if isinstance(stored, np.ndarray):
+        return [Part(0, ((0,) * stored.ndim, stored.shape), stored)]
+    shards = [shard for shard in stored.global_shards if shard.replica_id == 0]
+    found = [Part(x.device.process_index, _box(x.index, stored.shape), x.data) for x in shards]
     return sorted(found, key=lambda part: part.box)  # each process has its own order
 
 
-def on_host(arrays: list[Any]) -> Iterator[np.ndarray]:
-    """The numbers of each array in turn; it is taken from the list, so that neither stays in memory."""
-    while arrays:
-        array = arrays.pop(0)
-        if isinstance(array.sharding, SingleDeviceSharding):  # an array keeps its copy on the host, so have another one
-            array = jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
-        yield xla.on_host(array)
+def checksum(part: Any) -> int:
+    """The CRC-32 of the bytes of a part; 0 for one that another process has."""
+    if part is None:
+        return 0
+    raw: Any = np.ascontiguousarray(_on_host(part) if isinstance(part, jax.Array) else part)
+    raw, found = raw.reshape(-1).view(np.uint8), 0
+    for first in range(0, raw.size, CHUNK):
+        found = zlib.crc32(memoryview(raw[first : first + CHUNK]), found)
+    return found
 
 
 def as_spec(record: dict[str, Any]) -> jax.ShapeDtypeStruct:
@@ -119,97 +133,74 @@ def as_spec(record: dict[str, Any]) -> jax.ShapeDtypeStruct:
 
 
 def stored_type(record: dict[str, Any]) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype of the stored numbers of the array that `record` describes."""
-    spec = jax.eval_shape(_data, as_spec(record))
-    return spec.shape, np.dtype(spec.dtype)
+    """Shape and dtype of the stored form of the array that `record` describes."""
+    spec = as_spec(record)
+    if "key" in record:
+        spec = jax.eval_shape(jax.random.key_data, spec)
+    return spec.shape, np.dtype(spec.dtype if "key" in record or spec.dtype.name in PLAIN else "uint8")
 
 
-class Blocks:
-    """The arrays of a checkpoint, which are read when they are asked for.
+def check_parts(record: dict[str, Any]) -> None:
+    """Raise a `ValueError` if the parts do not make up the array."""
+    shape, _ = stored_type(record)
+    for start, part, _ in record["parts"]:
+        inside = len(start) == len(part) == len(shape) and all(
+            first >= 0 and 0 < count <= whole - first for first, count, whole in zip(start, part, shape, strict=True)
+        )
+        if not inside:
+            raise ValueError(f"leaf {record['path']} has a part {part} at {start} of {list(shape)}")
+    if (stored := sum(math.prod(part) for _, part, _ in record["parts"])) != math.prod(shape):
+        raise ValueError(f"leaf {record['path']} has {stored} of {math.prod(shape)} numbers")
 
-    Raises:
-      ValueError: what the records claim is not what is on disk; nothing of that size has been allocated.
-      OSError: a file is not there.
-    """
 
-    def __init__(self, records: Sequence[dict[str, Any]], path: str, number: int):
-        self._records, self._path, self._number = records, path, number
-        self._types = [stored_type(record) for record in records]
-        self._offsets: list[list[int]] = []
-        ends: dict[int, int] = {}
-        for record, (shape, dtype) in zip(records, self._types, strict=True):
-            self._offsets.append([])
-            for process, start, part, _ in record["parts"]:
-                inside = len(start) == len(part) == len(shape) and all(
-                    first >= 0 and 0 < count <= whole - first
-                    for first, count, whole in zip(start, part, shape, strict=True)
-                )
-                if not inside:
-                    raise ValueError(f"leaf {record['path']} has a part {part} at {start} of {list(shape)}")
-                offset = ends.get(process, 0)
-                self._offsets[-1].append(offset)
-                ends[process] = offset + math.prod(part) * dtype.itemsize
-            stored = sum(math.prod(part) for _, _, part, _ in record["parts"])
-            if stored != math.prod(shape):
-                raise ValueError(f"leaf {record['path']} has {stored} of {math.prod(shape)} numbers")
-        for process, end in ends.items():
-            if (found := _files.size(path, number, process)) != end:
-                raise ValueError(f"the file of process {process} has {found} bytes, not {end}")
-
-    def read(self, i: int, box: Box | None = None) -> np.ndarray:
-        """The stored numbers of array `i`, or a part of it, on the host.
-
-        Raises:
-          ValueError: they are not those that were saved.
-        """
-        record, (shape, dtype) = self._records[i], self._types[i]
-        for part, offset in zip(record["parts"], self._offsets[i], strict=True):
-            if (box or ((0,) * len(shape), shape)) == (tuple(part[1]), tuple(part[2])):
-                return self._block(record["path"], part, offset, dtype)
-        whole = np.zeros(shape, dtype)
-        for part, offset in zip(record["parts"], self._offsets[i], strict=True):
-            whole[_slices(part[1], part[2])] = self._block(record["path"], part, offset, dtype)
-        return whole if box is None else whole[_slices(*box)]
-
-    def array(self, i: int, sharding: NamedSharding | None) -> jax.Array:
-        """Array `i`, of which each device reads its own part.
-
-        Raises:
-          ValueError: its numbers are not those that were saved.
-        """
-        record, (shape, _) = self._records[i], self._types[i]
-        if sharding is None:
-            stored = jnp.asarray(self.read(i))
+def check_bits(record: dict[str, Any], stored: jax.Array | np.ndarray) -> None:
+    """Raise a `ValueError` if the parts of an array here are not those that were saved."""
+    shape, dtype = stored_type(record)
+    same = stored.shape == shape and stored.dtype == dtype
+    sharded = [] if isinstance(stored, np.ndarray) else stored.addressable_shards
+    here = {_box(shard.index, shape): shard.data for shard in sharded}  # of copies one
+    for start, count, expected in record["parts"] if same else ():
+        if isinstance(stored, np.ndarray):
+            part = stored[tuple(slice(first, first + size) for first, size in zip(start, count, strict=True))]
         else:
-            read: dict[Box, np.ndarray] = {}  # by each device of those that hold copies
+            part = here.pop((tuple(start), tuple(count)), None)
+        same = same and (part is None or checksum(part) == expected)
+    if not same or here:
+        raise ValueError(f"leaf {record['path']} has other bits than when it was saved")
 
-            def part(index: Any) -> np.ndarray:
-                box = _box(index, shape)
-                if box not in read:
-                    read[box] = self.read(i, box)
-                return read[box]
 
-            stored = jax.make_array_from_callback(shape, sharding, part)
-        leaf = jax.random.wrap_key_data(stored, impl=record["key"]) if "key" in record else stored
-        if record.get("weak"):
-            leaf = _weakly_typed(leaf)
-        return leaf if sharding is None else jax.device_put(leaf, sharding)
+def numbers(record: dict[str, Any], stored: np.ndarray) -> np.ndarray:
+    """The numbers of an array on the host, of PRNG keys their data."""
+    return stored if "key" in record else xla.on_host(unpack(record, stored, None))
 
-    def _block(self, name: str, part: Sequence[Any], offset: int, dtype: np.dtype) -> np.ndarray:
-        process, _, shape, checksum = part
-        block, found = _files.read(self._path, self._number, process, offset, shape, dtype)
-        if found != checksum:
-            raise ValueError(f"leaf {name} has other bits than when it was saved")
-        return block
+
+def unpack(record: dict[str, Any], stored: jax.Array | np.ndarray, sharding: NamedSharding | None) -> jax.Array:
+    """The array that `record` describes, with its sharding."""
+    leaf = jnp.asarray(stored)
+    if "key" in record:
+        leaf = jax.random.wrap_key_data(leaf, impl=record["key"])
+    elif record["dtype"] not in PLAIN:
+        leaf = _from_bits(leaf, jnp.dtype(record["dtype"]))
+    if record.get("weak"):
+        leaf = _weakly_typed(leaf)
+    return leaf if sharding is None else jax.device_put(leaf, sharding)
 
 
 def _is_key(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
-def _data(leaf: Any) -> Any:
-    """The numbers that are stored of an array."""
-    return jax.random.key_data(leaf) if _is_key(leaf.dtype) else leaf
+_to_bits = jax.jit(layouts.to_bits)
+_from_bits = jax.jit(layouts.from_bits, static_argnums=1)
+
+
+def _alone(array: jax.Array) -> jax.Array:
+    """The same array of one device, as an object that may keep a copy on the host."""
+    return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
+
+
+def _on_host(array: jax.Array) -> np.ndarray:
+    return xla.on_host(_alone(array) if len(array.sharding.device_set) == 1 else array)
 
 
 def _places(mesh: Any) -> tuple[Any, ...]:
@@ -220,10 +211,6 @@ def _places(mesh: Any) -> tuple[Any, ...]:
 def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
     bounds = [x.indices(size)[:2] for x, size in zip(index, shape, strict=True)]
     return tuple(first for first, _ in bounds), tuple(end - first for first, end in bounds)
-
-
-def _slices(start: Sequence[int], shape: Sequence[int]) -> tuple[slice, ...]:
-    return tuple(slice(first, first + size) for first, size in zip(start, shape, strict=True))
 
 
 @jax.jit

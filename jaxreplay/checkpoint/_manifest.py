@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: JSON that says what the blocks of bytes beside it are, with a digest of itself."""
+"""The manifest of a checkpoint: JSON that says what the arrays beside it are, with a digest of itself."""
 
 import hashlib
 import importlib.metadata
@@ -23,21 +23,21 @@ def make(described: Any, structure: list, records: Sequence[dict[str, Any]]) -> 
     }
 
 
-def to_bytes(content: dict[str, Any]) -> bytes:
+def seal(content: dict[str, Any]) -> dict[str, Any]:
     """A manifest with this content."""
-    return json.dumps({"sha256": digest(content), "content": content}).encode()
+    return {"sha256": digest(content), "content": content}
 
 
-def read(path: str, number: int) -> tuple[dict[str, Any], _leaves.Blocks]:
-    """What a checkpoint says of itself, and its arrays, of which none is read yet.
+def read(path: str, number: int) -> dict[str, Any]:
+    """What a checkpoint says of itself.
 
     Raises:
       ValueError: it is damaged, has a newer format, or claims other sizes than are on disk.
     """
     try:
-        manifest = json.loads(_files.read_manifest(path, number))
-    except (OSError, ValueError, RecursionError) as error:
-        raise damaged(path, f"cannot read its manifest: {type(error).__name__}: {error}") from error
+        manifest = _files.load(path, number, {_files.MANIFEST: None})[_files.MANIFEST]
+    except (KeyError, ValueError) as error:
+        raise damaged(path, f"cannot read its manifest: {error}") from error
     content = manifest.get("content") if isinstance(manifest, dict) else None
     if not isinstance(content, dict) or digest(content) != manifest.get("sha256"):
         raise damaged(path, "its manifest has changed")
@@ -56,9 +56,13 @@ def read(path: str, number: int) -> tuple[dict[str, Any], _leaves.Blocks]:
         if "key" not in record:
             _leaves.check_dtype(record["dtype"], record["path"])
     try:
-        return content, _leaves.Blocks(content["leaves"], path, number)
+        for record in content["leaves"]:
+            _leaves.check_parts(record)
+        types = {str(i): _leaves.stored_type(record) for i, record in enumerate(content["leaves"])}
+        _files.check_sizes(path, number, {name: x for name, x in types.items() if 0 not in x[0]})
     except (OSError, ValueError) as error:
         raise damaged(path, str(error)) from error
+    return content
 
 
 def digest(content: Any) -> str:
@@ -96,7 +100,7 @@ def _are_sizes(x: Any) -> bool:
 
 
 def _is_part(x: Any) -> bool:
-    return isinstance(x, list) and len(x) == 4 and _are_sizes([x[0], x[3]]) and _are_sizes(x[1]) and _are_sizes(x[2])
+    return isinstance(x, list) and len(x) == 3 and _are_sizes(x[0]) and _are_sizes(x[1]) and _are_sizes([x[2]])
 
 
 def _is_spec(x: Any) -> bool:

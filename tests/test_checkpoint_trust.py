@@ -8,6 +8,7 @@ import shutil
 import sys
 import tracemalloc
 import types
+import zlib
 from typing import Any, NamedTuple
 
 import flax.struct
@@ -230,19 +231,20 @@ TREE = ("structure", 1, 1, 1)
 CLAIMS = {
     "shape": (claims(("leaves", 0, "shape"), [HUGE]), "has 2 of 1099511627776 numbers"),
     "shape and part": (
-        lambda content: content["leaves"][0].update(shape=[HUGE], parts=[[0, [0], [HUGE], 0]]),
-        "the file of process 0 has 64 bytes, not 4398046511160",
+        lambda content: content["leaves"][0].update(shape=[HUGE], parts=[[[0], [HUGE], 0]]),
+        r"array 0 is not of shape \[1099511627776\]",
     ),
-    "dtype": (claims(("leaves", 0, "dtype"), "complex64"), "the file of process 0 has 64 bytes, not 72"),
+    "dtype": (claims(("leaves", 0, "dtype"), "complex64"), "array 0 has 8 bytes on disk, not 16"),
+    "dtype of the same size": (claims(("leaves", 0, "dtype"), "int32"), "leaf .'a'. has other bits"),
     "no dtype": (claims(("leaves", 0, "dtype"), "object"), "dtype object, which JAX would not keep"),
     "many parts": (
         lambda content: content["leaves"][0]["parts"].extend(content["leaves"][0]["parts"] * 3),
         "has 8 of 2",
     ),
-    "a part outside": (claims(("leaves", 0, "parts", 0, 1), [1]), r"a part \[2\] at \[1\] of \[2\]"),
-    "a part with fewer axes": (claims(("leaves", 0, "parts", 0, 2), []), r"a part \[\] at \[0\] of \[2\]"),
+    "a part outside": (claims(("leaves", 0, "parts", 0, 0), [1]), r"a part \[2\] at \[1\] of \[2\]"),
+    "a part with fewer axes": (claims(("leaves", 0, "parts", 0, 1), []), r"a part \[\] at \[0\] of \[2\]"),
     "part": (claims(("leaves", 0, "parts", 0), [0]), "describes no array"),
-    "another file": (claims(("leaves", 0, "parts", 0, 0), 1), "No such file"),
+    "another array": (lambda content: content["leaves"].reverse(), "is not of shape"),
     "axes": (claims(("leaves", 0, "shape"), [2] + [1] * 99), "leaf .* has a part"),
     "negative": (claims(("leaves", 0, "shape"), [-2]), "describes no array"),
     "leaves twice": (lambda content: content["leaves"].append(content["leaves"][0]), "each of 5 leaves once"),
@@ -283,17 +285,73 @@ def test_what_is_claimed_is_compared_with_the_disk_before_memory_is_taken(tmp_pa
         tracemalloc.stop()
 
 
-def test_files_of_other_sizes_are_refused(tmp_path, small):
-    path, state = small
-    shutil.copytree(path, tmp_path / "run")
-    (file,) = (tmp_path / "run").glob("*/arrays_0")
-    content = file.read_bytes()
-    for other in (content[:-1], content + b"x", b""):
-        file.write_bytes(other)
-        with pytest.raises(ValueError, match=f"process 0 has {len(other)} bytes, not 64; use a copy"):
-            jr.restore(tmp_path / "run", None)
-    file.write_bytes(content)
-    assert_same(jr.restore(tmp_path / "run", None), state)
+def described(**changes):
+    """A change of what Zarr says of array 0."""
+
+    def change(arrays):
+        file = arrays / "0" / ".zarray"
+        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
+
+    return change
+
+
+def compressed(arrays):
+    """What takes a thousand times its size in memory."""
+    described(compressor={"id": "zlib", "level": 9})(arrays)
+    (arrays / "0" / "0").write_bytes(zlib.compress(bytes(2**20), 9))
+
+
+FILES = {
+    "shorter": (lambda arrays: (arrays / "0" / "0").write_bytes(bytes(7)), "array 0 has 7 bytes on disk, not 8"),
+    "longer": (lambda arrays: (arrays / "0" / "0").write_bytes(bytes(9)), "array 0 has 9 bytes on disk, not 8"),
+    "no part": (lambda arrays: (arrays / "0" / "0").unlink(), "array 0 has 0 bytes on disk, not 8"),
+    "another part": (lambda arrays: (arrays / "0" / "0").rename(arrays / "0" / "1"), "damaged"),
+    "no array": (lambda arrays: shutil.rmtree(arrays / "0"), "files of other arrays than the 4 expected"),
+    "another array": (lambda arrays: (arrays / "9").mkdir(), "files of other arrays than the 4 expected"),
+    "another format": (lambda arrays: (arrays / "0" / "zarr.json").write_text("{}"), "has other files than its parts"),
+    "a database": (lambda arrays: (arrays / "manifest.ocdbt").write_text(""), "files of other arrays"),
+    "compression": (compressed, r"array 0 is not of shape \[2\] without compression"),
+    "filters": (described(filters=[{"id": "delta"}]), "without compression"),
+    "shape": (described(shape=[HUGE]), r"is not of shape \[2\]"),
+    "no shape": (lambda arrays: (arrays / "0" / ".zarray").write_text("[]"), r"is not of shape \[2\]"),
+    "a large part": (described(chunks=[HUGE]), "array 0 has 8 bytes on disk, not 8"),
+    "no size of a part": (described(chunks=["2"]), "array 0 has parts of shape"),
+    "dtype": (described(dtype="<i4"), "leaf .'a'. has other bits"),
+    "a larger dtype": (described(dtype="<c16"), "damaged"),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_files_are_compared_with_what_is_expected_before_memory_is_taken(tmp_path, small, name):
+    change, message = FILES[name]
+    shutil.copytree(small[0], tmp_path / "run")
+    (arrays,) = (tmp_path / "run").glob("*/arrays")
+    change(arrays)
+    with pytest.raises(ValueError, match=message):
+        jr.restore(tmp_path / "run", None)
+    assert_same(jr.restore(small[0], None), small[1])
+
+
+NOTES = {
+    "format": ("arrays/_METADATA", '{"tree_metadata": {}, "use_ocdbt": true, "use_zarr3": true}', "is damaged"),
+    "nested": ("arrays/_METADATA", "[" * 10**6, "is damaged"),
+    "handlers": ("_CHECKPOINT_METADATA", '{"item_handlers": {"manifest": "os:system", "arrays": "UN.Pair"}}', None),
+    "handler": ("_CHECKPOINT_METADATA", '{"item_handlers": "UN.Pair"}', None),
+    "no notes": ("_CHECKPOINT_METADATA", "[]", "is damaged"),
+}
+
+
+@pytest.mark.parametrize("name", NOTES)
+def test_nothing_that_orbax_notes_is_trusted(tmp_path, small, unimported, name):
+    file, text, message = NOTES[name]
+    shutil.copytree(small[0], tmp_path / "run")
+    (file,) = (tmp_path / "run").glob(f"*/{file}")
+    file.write_text(text.replace("UN", unimported))
+    if message is None:
+        assert_same(jr.restore(tmp_path / "run", None), small[1])
+        return
+    with pytest.raises(ValueError, match=message):
+        jr.restore(tmp_path / "run", None)
 
 
 def test_deep_nesting_is_refused(tmp_path):

@@ -43,7 +43,12 @@ pytestmark = pytest.mark.versions
 X64 = jax.config.jax_enable_x64
 HERE = sys.modules[__name__]
 ONE = np.ones(1, np.int8)
-ALWAYS = ("sequences, sharded", "pools")  # of the runs; the others: slow
+ALWAYS = (
+    "sequences, sharded",
+    "pools",
+    "windows inside, gaps, hindsight",
+    "mixture with a reservoir",
+)  # of the runs; the others: slow
 
 
 class Pair(NamedTuple):

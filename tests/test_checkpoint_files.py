@@ -21,6 +21,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 import jaxreplay as jr
 from jaxreplay.checkpoint import _files, _leaves, _manifest, _processes
 
+pytestmark = pytest.mark.versions
 X64 = jax.config.jax_enable_x64
 WITHIN = 120  # seconds; what takes longer hangs
 

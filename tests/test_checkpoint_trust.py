@@ -24,6 +24,7 @@ from jaxreplay import checkpoint
 from jaxreplay.__main__ import main
 from jaxreplay.checkpoint._names import CLASSES
 
+pytestmark = pytest.mark.versions
 HERE = sys.modules[__name__]
 made = []
 

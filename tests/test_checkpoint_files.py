@@ -349,6 +349,11 @@ def test_where_the_first_process_fails_all_do(tmp_path, two, monkeypatch, name):
     assert_same(jr.restore(tmp_path, None), full(1))
 
 
+def test_numbers_are_gathered_as_they_are():
+    assert _processes.gather([0, 2**32 - 1, 7]).tolist() == [[0, 2**32 - 1, 7]]
+    assert _processes.gather([]).shape == (1, 0)
+
+
 def test_processes_with_nothing_to_restore(tmp_path, two):
     assert [type(error) for error in two(lambda index: jr.restore(tmp_path, None))] == [FileNotFoundError] * 2
 

@@ -126,7 +126,6 @@ class Page(html.parser.HTMLParser):
         self.text += data
 
 
-@pytest.mark.slow
 def test_a_page_holds_all_of_its_pictures(saved, tmp_path, capsys):
     path, *_ = saved
     assert main([str(path), "--out", str(tmp_path / "report.html")]) == 0
@@ -234,7 +233,10 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("name", [*map(rarely, OTHERS)])
+ALWAYS = ("windows", "sharded", "narrow", "reservoir", "no priorities", "nothing", "mixture", "empty")
+
+
+@pytest.mark.parametrize("name", [name if name in ALWAYS else rarely(name) for name in OTHERS])
 def test_other_states(tmp_path, name):
     config, state = OTHERS[name]()
     assert list(jr.plot(config, state)) == EXPECTED[name]

@@ -19,7 +19,18 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from checkpoint_runs import FILLED, advance, assert_same, begin, digest, filled, rewrite_manifest, runs, save_for_ever
+from checkpoint_runs import (
+    FILLED,
+    advance,
+    assert_same,
+    begin,
+    digest,
+    filled,
+    numbers_in,
+    rewrite_manifest,
+    runs,
+    save_for_ever,
+)
 from flax.core import FrozenDict
 from flax.training.train_state import TrainState
 from helpers import check_tree, leaves_of, rarely
@@ -32,7 +43,12 @@ pytestmark = pytest.mark.versions
 X64 = jax.config.jax_enable_x64
 HERE = sys.modules[__name__]
 ONE = np.ones(1, np.int8)
-ALWAYS = ("sequences, sharded", "pools")  # of the runs; the others: slow
+ALWAYS = (
+    "sequences, sharded",
+    "pools",
+    "windows inside, gaps, hindsight",
+    "mixture with a reservoir",
+)  # of the runs; the others: slow
 
 
 class Pair(NamedTuple):
@@ -253,10 +269,6 @@ def test_runs_resumed_in_another_process_end_as_if_not_interrupted(tmp_path, alw
     assert "Warning" not in child.stderr
 
 
-def numbers(state):
-    return {int(x) for leaf in jax.tree.leaves(state) for x in np.unique(np.asarray(leaf))}
-
-
 @pytest.mark.slow
 def test_killed_at_any_moment_leaves_the_old_checkpoint_or_the_new_one(tmp_path, children):
     rng = random.Random(0)
@@ -283,13 +295,13 @@ def test_killed_at_any_moment_leaves_the_old_checkpoint_or_the_new_one(tmp_path,
         entries = os.listdir(path)
         seen["unfinished"] += begun > ended
         seen["left over"] += any("tmp" in entry for entry in entries)
-        (restored,) = numbers(jr.restore(path, FILLED))
+        (restored,) = numbers_in(jr.restore(path, FILLED))
         assert ended <= restored <= begun
         seen["new"] += restored > ended
         number = begun + 1
         jr.save(path, FILLED, filled(number))
         assert len(os.listdir(path)) == 1
-        assert numbers(jr.restore(path, FILLED)) == {number}
+        assert numbers_in(jr.restore(path, FILLED)) == {number}
         number += 1
     assert seen["unfinished"] >= kills // 2
     assert seen["left over"] >= 3, seen

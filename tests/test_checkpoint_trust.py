@@ -2,6 +2,7 @@
 
 import contextlib
 import importlib
+import importlib.metadata
 import json
 import pathlib
 import shutil
@@ -25,6 +26,7 @@ from jaxreplay import checkpoint
 from jaxreplay.__main__ import main
 from jaxreplay.checkpoint._names import CLASSES
 
+pytestmark = pytest.mark.versions
 HERE = sys.modules[__name__]
 made = []
 
@@ -237,6 +239,7 @@ CLAIMS = {
     "dtype": (claims(("leaves", 0, "dtype"), "complex64"), "array 0 has 8 bytes on disk, not 16"),
     "dtype of the same size": (claims(("leaves", 0, "dtype"), "int32"), "leaf .'a'. has other bits"),
     "no dtype": (claims(("leaves", 0, "dtype"), "object"), "dtype object, which JAX would not keep"),
+    "unknown dtype": (claims(("leaves", 0, "dtype"), "float3"), "dtype float3, which JAX would not keep"),
     "many parts": (
         lambda content: content["leaves"][0]["parts"].extend(content["leaves"][0]["parts"] * 3),
         "has 8 of 2",
@@ -352,6 +355,45 @@ def test_nothing_that_orbax_notes_is_trusted(tmp_path, small, unimported, name):
         return
     with pytest.raises(ValueError, match=message):
         jr.restore(tmp_path / "run", None)
+
+
+def test_parts_that_do_not_belong_together_are_refused(tmp_path):
+    buffer = jr.ReplayBuffer(capacity=4)
+    jr.save(tmp_path, buffer, buffer.init(jnp.zeros(1)))
+
+    def swap(content):
+        fields = content["structure"][2]
+        fields["ring"], fields["sampler"] = fields["sampler"], fields["ring"]
+
+    rewrite_manifest(tmp_path, swap)
+    with pytest.raises(ValueError, match="jaxreplay:ReplayState: is not the dataclass that it was"):
+        jr.restore(tmp_path, buffer)
+
+
+def test_a_manifest_that_is_something_else_is_damaged(tmp_path):
+    jr.save(tmp_path, None, jnp.ones(1))
+    (file,) = tmp_path.glob("*/manifest.json")
+    for text in ("[]", "{}", '{"sha256": "0", "content": {}}', '{"content": 1}', "\xff"):
+        file.write_text(text)
+        with pytest.raises(ValueError, match=r"is damaged: (its manifest has changed|cannot read its manifest)"):
+            jr.restore(tmp_path, None)
+
+
+def test_what_wrote_it_is_said_where_it_is_not_installed(tmp_path, monkeypatch):
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    jr.save(tmp_path, None, jnp.ones(1))
+    assert checkpoint.open_saved(tmp_path)[0]["library"] == "unknown"
+
+
+def test_the_report_refuses_a_state_with_other_fields(tmp_path, capsys):
+    buffer = jr.ReplayBuffer(capacity=4)
+    jr.save(tmp_path, buffer, buffer.init(jnp.zeros(1)))
+    rewrite_manifest(tmp_path, lambda content: content["structure"].__setitem__(1, "jaxreplay:Ring"))
+    assert main([str(tmp_path)]) == 2
+    assert "jaxreplay:Ring: has other fields than when it was saved" in capsys.readouterr().err
 
 
 def test_deep_nesting_is_refused(tmp_path):

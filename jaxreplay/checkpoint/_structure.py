@@ -182,8 +182,8 @@ def classes(structure: list, nodes: Mapping[str, Flat], allow: Iterable[Any]) ->
         modules = sorted({name.partition(":")[0].partition(".")[0] for name in refused.values()})
         raise ValueError(
             f"{'; '.join(listed[:5])}{more}: restore makes no objects of classes that only the file names. Pass like= "
-            "with a new node at the same place, such as optimizer.init(params); or, to have them made with values from "
-            f"the file, allow=({', '.join(modules)},) after importing these modules."
+            "with a new node at the same place, such as optimizer.init(params) or buffer.init(items); or, to have them "
+            f"made with values from the file, allow=({', '.join(modules)},) after importing these modules."
         )
     return found
 

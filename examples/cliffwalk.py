@@ -29,6 +29,7 @@ import numpy as np
 from arguments import Parser
 from flax import struct
 from matplotlib.figure import Figure
+from reporting import legend_below
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -195,7 +196,7 @@ def plot(path: Path, results: dict[str, dict[str, np.ndarray]], sizes: np.ndarra
             axes.plot(sizes, updates.min(axis=1), color=COLORS[name], alpha=0.35, linewidth=0.8)
             axes.plot(sizes, updates.max(axis=1), color=COLORS[name], alpha=0.35, linewidth=0.8)
         axes.set(title=f"Blind Cliffwalk, {title}", xscale="log", yscale="log", xlabel="transitions in the buffer")
-        axes.legend()
+        legend_below(axes)
     figure.axes[0].set_ylabel("updates until the values are learned")
     figure.savefig(path, dpi=150)
 

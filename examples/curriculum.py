@@ -20,7 +20,7 @@ import numpy as np
 from arguments import Parser
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import COLORS, interval
+from reporting import COLORS, interval, legend_below
 
 import jaxreplay as jr
 
@@ -138,14 +138,14 @@ def plot(path: Path, logs: dict[str, Log], steps: int) -> None:
     for panel, name in zip(axes, ("pools", "pools, recycled", "pool weights"), strict=False):
         panel.stackplot(updates, logs[name].shares.mean(axis=0).T, labels=POOLS, colors=POOLS.values())
         panel.set(title=name, xlabel="updates", ylabel="share of the tasks", xlim=(0, steps), ylim=(0, 1))
-    axes[0].legend(loc="upper right", framealpha=1)
+    legend_below(axes[0], ncols=3)
     for (name, log), color in zip(logs.items(), (*COLORS, "tab:red"), strict=True):
         axes[3].plot(updates, log.skill.T, color=color, alpha=0.2, linewidth=0.6)
         axes[3].plot(updates, log.skill.mean(axis=0), color=color, linewidth=2.5, label=name)
     axes[3].set(
         title=f"skill, {len(log.skill)} seeds and their mean", xlabel="updates", ylabel="skill", xlim=(0, steps)
     )
-    axes[3].legend()
+    legend_below(axes[3])
     figure.savefig(path, dpi=150)
 
 

@@ -98,8 +98,8 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
         action = jnp.where(jax.random.uniform(explore_key, greedy.shape) < epsilon, random, greedy)
 
         env_state, obs, step = step_envs(env_key, state.env, state.obs, action)
-        tracer_state, batch, valid = tracer.add(state.tracer, *step)
-        buffer_state = buffer.add(state.buffer, batch, mask=valid)
+        tracer_state, batch, _ = tracer.add(state.tracer, *step)
+        buffer_state = buffer.add(state.buffer, batch)
 
         _, _, reward, terminated, truncated, _ = step
         done, total = terminated | truncated, state.episode_return + reward

@@ -79,8 +79,8 @@ def train(steps: int, warmup: int, seed: int, n: int = 3) -> deque:
         step = (obs, action, reward.astype(np.float32), terminated, truncated, next_obs)
         if t == 0:
             tracer_state, buffer_state = tracer.init(*step), buffer.init(tracer.spec(*step))
-        tracer_state, batch, valid = tracer.add(tracer_state, *step, mask=~resets)
-        buffer_state = buffer.add(buffer_state, batch, mask=valid)
+        tracer_state, batch, _ = tracer.add(tracer_state, *step, mask=~resets)
+        buffer_state = buffer.add(buffer_state, batch)
 
         running += reward
         done = terminated | truncated

@@ -30,7 +30,7 @@ import optax
 from arguments import Parser, integer
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import COLORS, interval
+from reporting import COLORS, interval, legend_below
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -239,14 +239,14 @@ def plot(path: Path, curves: dict[str, dict[int, np.ndarray]], env_steps: np.nda
     seeds = final.shape[1]
     left.set(title="Flipping bits until they equal a goal", xlabel="number of bits")
     left.set(ylabel=f"goals reached after training, mean of {seeds} seeds", ylim=(-0.03, 1.03))
-    left.legend(loc="center right")
+    legend_below(left)
     by_bits = next(iter(curves.values()))
     for number, (bits, found) in enumerate(by_bits.items()):
         shade = (0.12, 0.47, 0.71, 1 - 0.8 * number / len(by_bits))
         right.plot(env_steps, found.mean(axis=0), color=shade, linewidth=2, label=f"{bits} bits")
     right.set(title=f"During training, with {next(iter(curves))}", xlabel="environment steps per seed")
     right.xaxis.set_major_formatter("{x:,.0f}")
-    right.legend(loc="lower right")
+    legend_below(right, ncols=4)
     figure.savefig(path, dpi=150)
 
 

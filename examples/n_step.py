@@ -81,7 +81,7 @@ def plot(path: Path, env_steps: np.ndarray, curves: dict[str, dict[str, dict[int
                 axes.fill_between(env_steps, low, high, color=color, alpha=0.1, linewidth=0)
         axes.set(title=name, xlabel="environment steps per seed", ylabel=f"return, last {LAST_EPISODES} episodes")
         axes.xaxis.set_major_formatter("{x:,.0f}")
-    figure.axes[-1].legend()
+    figure.legend(*figure.axes[-1].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)
     figure.savefig(path, dpi=150)
 
 

@@ -30,7 +30,7 @@ import numpy as np
 from arguments import Parser
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import COLORS, interval
+from reporting import COLORS, interval, legend_below
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -214,7 +214,7 @@ def plot(path: Path, curves: dict[str, np.ndarray], steps: int) -> None:
         axes.plot(times, seeds.mean(axis=0), color=color, linewidth=2, label=f"{name}: mean of {len(seeds)} seeds")
     axes.set(title="Fictitious self-play of Kuhn poker", xlabel=f"steps of {HANDS} hands", yscale="log")
     axes.set_ylabel("exploitability of the average policies")
-    axes.legend()
+    legend_below(axes)
     figure.savefig(path, dpi=150)
 
 

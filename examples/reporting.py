@@ -91,6 +91,11 @@ def print_table(title: str, last_episodes: int, final: dict[str, np.ndarray]) ->
     print("mean" + "".join(f"{text:>{width}}" for text in means))
 
 
+def legend_below(axes: Any, ncols: int = 2) -> None:
+    """A legend under the axis label, where no curve can lie behind it; for a figure with constrained layout."""
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=ncols, frameon=False)
+
+
 def plot(
     path: Path,
     title: str,
@@ -115,7 +120,7 @@ def plot(
         axes.axhline(goal[0], color="gray", linestyle="--", linewidth=1, label=goal[1])
     axes.set(title=title, xlabel=xlabel, ylabel=ylabel, xlim=(0, env_steps[-1]), ylim=ylim)
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.legend()
+    legend_below(axes)
     figure.savefig(path, dpi=150)
 
 

@@ -92,8 +92,8 @@ def make_env() -> tuple[Any, Any]:
     return env, env.default_params
 
 
-def drive_at_random(env: Any, params: Any, key: jax.Array, config: Config) -> tuple[Any, jax.Array, jax.Array]:
-    """Episodes of pushes at random, each for 10 steps: transitions, which of them there were, and mean return."""
+def drive_at_random(env: Any, params: Any, key: jax.Array, config: Config) -> tuple[Any, jax.Array]:
+    """Episodes of pushes at random, each for 10 steps: their transitions, and the mean return."""
 
     def step(carry: Any, time_and_key: Any) -> Any:
         obs, state, push, over = carry
@@ -111,8 +111,8 @@ def drive_at_random(env: Any, params: Any, key: jax.Array, config: Config) -> tu
         return jax.lax.scan(step, (obs, state, jnp.zeros(1), False), times)[1]
 
     rows, mask = jax.vmap(episode, out_axes=1)(jax.random.split(key, config.episodes))  # [HORIZON, episodes, ...]
-    batch, valid = jr.n_step_transitions(*rows, n=1, gamma=config.gamma, mask=mask)
-    return batch, valid, jnp.sum(jnp.where(mask, rows[2], 0.0)) / config.episodes
+    batch, _ = jr.n_step_transitions(*rows, n=1, gamma=config.gamma, mask=mask)
+    return batch, jnp.sum(jnp.where(mask, rows[2], 0.0)) / config.episodes
 
 
 def make_trainer(config: Config) -> tuple[Callable, Callable]:
@@ -125,8 +125,8 @@ def make_trainer(config: Config) -> tuple[Callable, Callable]:
     def init(key: jax.Array) -> tuple[sac.State, jax.Array]:
         agent_key, data_key = jax.random.split(key)
         state = init_agent(agent_key)
-        data, mask, mean_return = drive_at_random(env, params, data_key, config)
-        state = state.replace(buffer=config.buffer.mixture.add(state.buffer, 1, data, mask=mask))
+        data, mean_return = drive_at_random(env, params, data_key, config)
+        state = state.replace(buffer=config.buffer.mixture.add(state.buffer, 1, data))
         if config.source != "data":
             state, _ = jax.lax.scan(lambda state, _: act(state, 1.0), state, length=config.warmup)
         return state, mean_return

@@ -142,8 +142,8 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
         random = jax.random.uniform(action_key, action.shape, action.dtype, minval=-1.0, maxval=1.0)
         explore = jax.random.uniform(explore_key, (config.num_envs, 1)) < epsilon
         env_state, obs, step = step_envs(env_key, state.env, state.obs, jnp.where(explore, random, action))
-        tracer_state, batch, valid = tracer.add(state.tracer, *step)
-        buffer_state = buffer.add(state.buffer, batch, mask=valid)
+        tracer_state, batch, _ = tracer.add(state.tracer, *step)
+        buffer_state = buffer.add(state.buffer, batch)
 
         _, _, reward, terminated, truncated, _ = step
         done, total = terminated | truncated, state.episode_return + reward

@@ -62,9 +62,9 @@ def learn(n: int, updates: int, way: jax.Array, first_differs: jax.Array, key: j
 
     def update(state: State, t: jax.Array) -> tuple[State, None]:
         key, sample_key = jax.random.split(state.key)
-        tracer_state, batch, valid = tracer.add(state.tracer, *env_step(t))
+        tracer_state, batch, _ = tracer.add(state.tracer, *env_step(t))
         batch = batch.replace(In=jnp.where((way == ONE_GAMMA) & (batch.In > 0), GAMMA, batch.In))
-        buffer_state = buffer.add(state.buffer, batch, mask=valid)
+        buffer_state = buffer.add(state.buffer, batch)
         sample = buffer.sample(buffer_state, sample_key, BATCH)
         batch, weights = sample.items, sample.weights
         td_errors = batch.Rn + batch.In * state.values[batch.S_next] - state.values[batch.S]

@@ -14,7 +14,6 @@ from flax import struct
 from jaxreplay import ring
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.random import random_bits, random_integers
-from jaxreplay._common.xla import materialize
 from jaxreplay._episodes import is_end
 
 LAWS = ("uniform", "geometric", "last")
@@ -43,17 +42,6 @@ def append(episodes: Episodes, ends: jax.Array, at: jax.Array) -> Episodes:
     """The numbers with those of new rows, written at the rows `at` [T]; `ends` [T, num_envs] are their flags."""
     behind = episodes.now[None] + jnp.cumsum(ends, axis=0, dtype=jnp.int32)
     return Episodes(layouts.write(episodes.number, at, behind - is_end(ends).astype(jnp.int32)), behind[-1])
-
-
-def stored(state: Any, length: int) -> Any:
-    """The numbers; without them those of the flags that are stored, counted from the oldest row, at O(storage)."""
-    if state.episodes is not None:
-        return state.episodes.number
-    if state.ends is None:
-        raise ValueError("hindsight=True: this state is of a buffer without it; use the buffer that made it.")
-    cursor = state.rows.inserted % length
-    ends = jnp.roll(layouts.as_it_is(state.ends), -cursor, axis=0).astype(jnp.int32)
-    return materialize(jnp.roll(jnp.cumsum(ends, axis=0) - jnp.minimum(ends, 1), cursor, axis=0))[0]
 
 
 def num_later(number: Any, row: jax.Array, env: jax.Array, cursor: jax.Array, length: int, num_envs: int) -> jax.Array:
@@ -88,10 +76,10 @@ def checked(buffer: Any, law: Any, gamma: Any) -> jax.Array | float:
     """log(gamma), of a number in float64; not so close to 0 or to minus infinity that quotients of it fail.
 
     Raises:
-      ValueError: `buffer` stores neither numbers of episodes nor flags, there is no such `law`, or `gamma` is neither a
-        number in [0, 1] nor an array [] of real numbers.
+      ValueError: `buffer` stores no numbers of episodes, there is no such `law`, or `gamma` is neither a number in
+        [0, 1] nor an array [] of real numbers.
     """
-    if not (getattr(buffer, "hindsight", False) or getattr(buffer, "_keeps_ends", False)):
+    if not getattr(buffer, "hindsight", False):
         raise ValueError(
             f"buffer={buffer!r}: `later` needs a SequenceBuffer with hindsight=True, which stores the number of each "
             "row's episode."

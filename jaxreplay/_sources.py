@@ -7,10 +7,12 @@ from fractions import Fraction
 from typing import Any, Literal
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common import checks, layouts
 from jaxreplay.buffer import Buffer
+from jaxreplay.samplers import Prioritized, Uniform
 from jaxreplay.sequence_buffer import SequenceBuffer
 from jaxreplay.sharding import Sharded
 
@@ -99,6 +101,21 @@ def normalization_of(buffers: Sequence[Buffer[Any] | Sharded[Any]]) -> Literal["
             'must be the same, as the batch is normalized as a whole: all "batch", or all None.'
         )
     return next(iter(rules), None)
+
+
+def num_rows(buffer: Buffer[Any] | Sharded[Any], probabilities: jax.Array) -> Any:
+    """Over how many rows of a draw the weighted mean estimates the mean over the buffer's items; at least 1.
+
+    Of those of `probabilities` [B] the rows that hold an item; for shards, whose weights count the others, all.
+    """
+    if fills_rows(unsharded(buffer).sampler) or (isinstance(buffer, Sharded) and buffer.num_shards > 1):
+        return probabilities.size
+    return jnp.maximum(jnp.sum(probabilities > 0, dtype=jnp.int32), 1).astype(jnp.float32)
+
+
+def fills_rows(sampler: Any) -> bool:
+    """Whether every row of a draw holds an item, if there is one; of a sampler of one's own that is not known."""
+    return type(sampler) is Prioritized or (type(sampler) is Uniform and sampler.replacement)
 
 
 def without_normalization(buffer: Any) -> Any:

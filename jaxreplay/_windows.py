@@ -1,5 +1,6 @@
 """Windows of n steps over time-major environment steps, and the transitions they yield."""
 
+import dataclasses
 import functools
 from typing import Any, NamedTuple
 
@@ -33,15 +34,54 @@ class Steps:
         return self.terminated | self.truncated
 
 
+class _Rollout(NamedTuple):
+    """Arguments of a function that takes many steps, by the names that messages call them."""
+
+    S: Any
+    A: Any
+    R: Any
+    terminated: Any
+    truncated: Any
+    S_next: Any
+    logP: Any
+    W: Any
+    mask: Any
+
+
+STEP = "an environment"  # what has one reward and one flag of each kind
+ROWS = "a step"
+NUMBERS = ("r", "logp", "w")  # fields of numbers; the others hold flags, or anything
+
+
 def as_steps(
-    s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any, w: Any, mask: Any = None
+    s: Any,
+    a: Any,
+    r: Any,
+    terminated: Any,
+    truncated: Any,
+    s_next: Any,
+    logp: Any,
+    w: Any,
+    mask: Any = None,
+    each: str = STEP,
 ) -> Steps:
-    """`Steps` with rewards in float32 or wider and bool flags; without `mask` every row holds a step."""
-    r = checks.as_float(r)
-    terminated, truncated = jnp.asarray(terminated, bool), jnp.asarray(truncated, bool)
+    """`Steps` with rewards in float32 or wider and bool flags; without `mask` every row holds a step.
+
+    Raises:
+      ValueError: what should be numbers or flags is not; the message names it as `NStep.add` does, or with ROWS as
+        `n_step_transitions` does.
+    """
+
+    def numbers(field: str, x: Any) -> jax.Array:
+        return checks.as_real(_name(field, each), x, f"one {'real number' if field in NUMBERS else 'flag'} {each}")
+
+    r = checks.as_float(numbers("r", r))
+    terminated, truncated = (
+        numbers(field, x).astype(bool) for field, x in (("terminated", terminated), ("truncated", truncated))
+    )
     s, a, s_next = checks.as_arrays((s, a, s_next))
-    logp, w = (None if x is None else jnp.asarray(x) for x in (logp, w))
-    mask = jnp.ones(r.shape, bool) if mask is None else jnp.asarray(mask)
+    logp, w = (None if x is None else numbers(field, x) for field, x in (("logp", logp), ("w", w)))
+    mask = jnp.ones(r.shape, bool) if mask is None else numbers("mask", mask)
     return Steps(s, a, r, terminated, truncated, s_next, logp, w, mask)
 
 
@@ -51,7 +91,7 @@ def check_step(step: Steps) -> tuple[int, ...]:
     Raises:
       ValueError: leading axes differ, or a leaf has not one number (or flag) per environment; the message names it.
     """
-    return _check_axes(step, 1, "a step", "an environment", {})
+    return _check_axes(step, 1, "a step", STEP)
 
 
 def check_steps(steps: Steps, what: str) -> tuple[int, ...]:
@@ -60,18 +100,25 @@ def check_steps(steps: Steps, what: str) -> tuple[int, ...]:
     Raises:
       ValueError: leading axes differ, or a leaf has not one number (or flag) per step; the message names it.
     """
-    return _check_axes(steps, 2, what, "a step", {"r": "R", "logp": "logP", "w": "W"})
+    return _check_axes(steps, 2, what, ROWS)
 
 
-def _check_axes(steps: Steps, num_axes: int, what: str, each: str, names: dict[str, str]) -> tuple[int, ...]:
-    """The leading axes that all leaves share; `names` are the names of arguments that differ from their fields."""
-    leading = checks.leading_axes(steps, num_axes, what)
+def _name(field: str, each: str) -> str:
+    """What messages call a field of `Steps`."""
+    fields = [x.name for x in dataclasses.fields(Steps)]
+    return _Rollout._fields[fields.index(field)] if each == ROWS else field
+
+
+def _check_axes(steps: Steps, num_axes: int, what: str, each: str) -> tuple[int, ...]:
+    """The leading axes that all leaves share."""
+    named = steps if each == STEP else _Rollout(*[getattr(steps, x.name) for x in dataclasses.fields(Steps)])
+    leading = checks.leading_axes(named, num_axes, what)
     for field in ("r", "terminated", "truncated", "logp", "w", "mask"):
         leaf = getattr(steps, field)
         if leaf is not None and leaf.shape != leading:
-            number = "number" if field in ("r", "logp", "w") else "flag"
+            number = "number" if field in NUMBERS else "flag"
             raise ValueError(
-                f"{names.get(field, field)}: got {checks.type_text(leaf.dtype, leaf.shape)}, expected {list(leading)}, "
+                f"{_name(field, each)}: got {checks.type_text(leaf.dtype, leaf.shape)}, expected {list(leading)}, "
                 f"one {number} {each}; {'squeeze' if leaf.shape[-1] == 1 else 'reduce'} the last axis."
             )
     return leading
@@ -109,7 +156,7 @@ def transitions(
     gamma: float | jax.Array,
     next_action: bool,
     record_extra_info: bool,
-) -> tuple[TransitionBatch, jax.Array]:
+) -> TransitionBatch:
     """Transitions whose windows open at given times.
 
     Args:
@@ -122,7 +169,7 @@ def transitions(
       next_action, record_extra_info: see `jaxreplay.NStep`.
 
     Returns:
-      TransitionBatch [K * E] and valid, bool [K * E].
+      TransitionBatch [K * E], with `valid`.
     """
     windows = _open_windows(steps, order, starts, n, max_n)
     at = functools.partial(_at_times, order)
@@ -148,8 +195,9 @@ def transitions(
         logP_next=logP_next,
         W=None if steps.w is None else at(steps.w, first),
         extra_info=extra_info,
+        valid=valid,
     )
-    return layouts.merge_axes((batch, valid))
+    return layouts.merge_axes(batch)
 
 
 def _open_windows(steps: Steps, order: jax.Array, starts: jax.Array, n: int | jax.Array, max_n: int) -> _Windows:

@@ -10,6 +10,8 @@ from flax import struct
 
 from jaxreplay._common import checks
 
+RETURNED = ("obs", "env_state", "reward", "terminated", "truncated", "final_obs")
+
 
 @struct.dataclass
 class AutoresetState:
@@ -64,6 +66,10 @@ class NextStepAutoreset:
 
     env_step: Callable[[jax.Array, Any, Any], tuple[Any, Any, jax.Array, jax.Array, jax.Array, Any]]
 
+    def __post_init__(self):
+        if not callable(self.env_step):
+            raise ValueError(f"env_step={self.env_step!r}: must be a function of a key, a state and an action.")
+
     def init(self, env_state: Any, obs: Any) -> AutoresetState:
         """The state for an environment that has just been reset to `obs`.
 
@@ -83,7 +89,8 @@ class NextStepAutoreset:
           the new state, the observation, the reward, and bool []: terminated, truncated, and whether this was a step.
 
         Raises:
-          ValueError: `env_step` returns flags that are not scalars.
+          ValueError: `state` is not of `init`; or what `env_step` returns is not as above: flags that are not scalars,
+            or observations or states that differ in structure or shapes from those in `state`.
 
         Examples:
           >>> env_step = lambda key, state, action: (0, 0, 1.0, True, False, 9)  # episodes of one step
@@ -93,7 +100,20 @@ class NextStepAutoreset:
           >>> int(obs), bool(terminated), bool(state.waiting)  # the final observation; the next call starts an episode
           (9, True, True)
         """
-        obs, env, reward, terminated, truncated, final_obs = self.env_step(key, state.env, action)
+        if not isinstance(state, AutoresetState):
+            raise ValueError(f"state: got a {type(state).__name__}, expected an AutoresetState, as init makes it.")
+        returned = self.env_step(key, state.env, action)
+        if not isinstance(returned, tuple | list) or len(returned) != len(RETURNED):
+            count = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
+            raise ValueError(f"env_step: returned a {type(returned).__name__}{count}, expected {', '.join(RETURNED)}.")
+        obs, env, reward, terminated, truncated, final_obs = returned
+        for name, found, like in (
+            ("obs", obs, state.obs),
+            ("env_state", env, state.env),
+            ("final_obs", final_obs, obs),
+        ):
+            _check_alike(name, found, like)
+        reward = checks.as_real("reward", reward, "a real number")
         stepped = ~state.waiting
         terminated, truncated = _as_flag("terminated", terminated) & stepped, _as_flag("truncated", truncated) & stepped
         done = terminated | truncated
@@ -108,7 +128,22 @@ class NextStepAutoreset:
 
 def _as_flag(name: str, x: Any) -> jax.Array:
     """`x` as bool []."""
-    flag = jnp.asarray(x, bool)
+    flag = checks.as_real(name, x, "bool[]").astype(bool)
     if flag.shape != ():
         raise ValueError(f"{name}: got {checks.type_text(flag.dtype, flag.shape)}, expected bool[]; map with jax.vmap.")
     return flag
+
+
+def _check_alike(name: str, found: Any, like: Any) -> None:
+    """Raise a `ValueError` where two pytrees differ in their structure, or in the shape of a leaf."""
+    got, expected = (
+        {jax.tree_util.keystr(path) or "<root>": jnp.shape(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
+        for tree in (found, like)
+    )
+    if got != expected:
+        other = "obs" if name == "final_obs" else "the state before"
+        got, expected = (
+            {path: shape for path, shape in these.items() if those.get(path) != shape}
+            for these, those in ((got, expected), (expected, got))
+        )
+        raise ValueError(f"env_step: {name} has leaves of shapes {got}, where {other} has {expected}.")

@@ -2,7 +2,7 @@
 
 import functools
 import inspect
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Generic, Self, TypeVar, get_args, get_origin, overload
 
 import jax
 from flax import struct
@@ -21,6 +21,11 @@ class Bound(Generic[C]):
     It has the methods of the configuration, without their argument `state`. What they return is the same, with a new
     `Bound` in place of a new state: `NStep.add` returns one, the transitions and `valid`; `DifficultyPools.update`
     returns one, and `kept`. It is immutable, as the state is. What donates the state does so here too, so rebind it.
+
+    **Methods that return a state** are those of which the annotations say so: the result's is that of the argument
+    `state`, or a tuple that begins with it. An annotation says nothing if it is missing, or names no class of its own
+    (`Any`, `tuple`, `dict`), or if the state is a single array. Then `add`, `update` and `set` return a state, alone or
+    as the first of a tuple, and no other method does.
 
     Attributes:
       config: the configuration (static), such as a `ReplayBuffer`, `NStep` or `DifficultyPools`.
@@ -44,12 +49,14 @@ class Bound(Generic[C]):
         return functools.partial(self._call, name) if _takes_state(type(self.config), name) else found
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
-        result, structure = getattr(self.config, name)(self.state, *args, **kwargs), jax.tree.structure(self.state)
-        if jax.tree.structure(result) == structure:
-            return self.replace(state=result)  # pyright: ignore[reportAttributeAccessIssue]
-        if isinstance(result, tuple) and result and jax.tree.structure(result[0]) == structure:
+        result: Any = getattr(self.config, name)(self.state, *args, **kwargs)
+        is_array = jax.tree_util.treedef_is_leaf(jax.tree.structure(self.state))
+        gives = None if is_array else _annotated(type(self.config), name)
+        if gives is None and name in ("add", "update", "set"):
+            gives = "first" if isinstance(result, tuple) and not isinstance(self.state, tuple) else "whole"
+        if gives == "first":
             return self.replace(state=result[0]), *result[1:]  # pyright: ignore[reportAttributeAccessIssue]
-        return result
+        return self.replace(state=result) if gives == "whole" else result  # pyright: ignore[reportAttributeAccessIssue]
 
 
 @struct.dataclass
@@ -142,3 +149,22 @@ def _takes_state(kind: type, name: str) -> bool:
     """Whether an attribute of a class of configurations is a method of a state."""
     method = getattr(kind, name, None)
     return callable(method) and [*inspect.signature(method).parameters][1:2] == ["state"]
+
+
+@functools.cache
+def _annotated(kind: type, name: str) -> str | None:
+    """What the annotations of a method say of its result: it is a state ("whole"), begins with one ("first"), neither
+    ("none"), or they say nothing (None)."""
+    try:
+        method = inspect.signature(getattr(kind, name), eval_str=True)
+    except NameError:  # known to type checkers alone
+        return None
+    state, result = method.parameters["state"].annotation, method.return_annotation
+    if not isinstance(state, TypeVar):
+        of = get_origin(state) or state
+        if not isinstance(of, type) or of.__module__ in ("builtins", "typing", "inspect"):
+            return None
+    if result == state:
+        return "whole"
+    parts = get_args(result) if get_origin(result) is tuple else ()
+    return "first" if parts[:1] == (state,) else "none"

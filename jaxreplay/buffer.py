@@ -17,7 +17,7 @@ from jaxreplay._common.permutation import permuted
 from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
 from jaxreplay.sampler_protocol import Sampler
 from jaxreplay.sum_tree import SumTree
-from jaxreplay.transition_batch import TransitionBatch
+from jaxreplay.transition_batch import TransitionBatch, without_valid, written
 
 
 @struct.dataclass
@@ -167,6 +167,10 @@ class Buffer(abc.ABC, Generic[S]):
     def _live(self, state: S, max_age: jax.Array | None = None) -> ring.Live:
         """The slots that may be drawn; of these the ones with items younger than `max_age` (int32 [])."""
 
+    def _why_empty(self, state: S) -> str:
+        """What is wrong with a draw from a buffer, or shards of it, that has nothing to draw; and what to do."""
+        return "cannot sample from an empty buffer; add items first (see can_sample)."
+
     @abc.abstractmethod
     def _ages(self, state: S, slots: jax.Array) -> jax.Array:
         """`Sample.age` of the items in `slots` [B]."""
@@ -202,9 +206,9 @@ class Buffer(abc.ABC, Generic[S]):
             the sampler's, restricted to these, and so are probabilities and weights.
 
         Raises:
-          ValueError: `batch_size` or `max_age` is not a positive integer; or the buffer is empty and the call is eager
-            (which waits for the buffer's size; under `jit` an empty buffer gives weights and probabilities 0 and
-            indices -1).
+          ValueError: `batch_size` or `max_age` is not a positive integer, or `key` no PRNG key; or the buffer is empty
+            and the call is eager (which waits for the buffer's size; under `jit` an empty buffer gives weights and
+            probabilities 0 and indices -1).
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(alpha=1.0, beta=1.0, epsilon=0.0))
@@ -223,11 +227,12 @@ class Buffer(abc.ABC, Generic[S]):
     def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
         # Arguments are checked while this is traced, so that calls of a kind seen before do not pay for it.
         self._check_state(state)
+        checks.check_key(key)
         sampler_state = state.sampler
         if max_age is None:
             live = self._live(state)
         else:
-            live = self._live(state, jnp.clip(max_age, 0, 2**31 - 1).astype(jnp.int32))
+            live = self._live(state, checks.as_count(max_age))
             sampler_state = self.sampler.restrict(state.sampler, live)
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)
         slots, probabilities = read_once(materialize(*drawn))
@@ -248,8 +253,8 @@ class Buffer(abc.ABC, Generic[S]):
           batch_size: number of rows. Those behind the pass's end have handle -1, probability and weight 0.
 
         Raises:
-          ValueError: `batch_size` is not a positive integer, `step` is no integer or negative; or the buffer is empty
-            and the call is eager.
+          ValueError: `batch_size` is not a positive integer, `step` is no integer or negative, or `key` no PRNG key; or
+            the buffer is empty and the call is eager.
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -266,9 +271,11 @@ class Buffer(abc.ABC, Generic[S]):
     @jit_method(static=("batch_size",), brief=few_drawn)
     def _epoch(self, state: S, key: jax.Array, batch_size: int, step: jax.Array | int) -> Sample:
         self._check_state(state)
+        checks.check_key(key)
         live = self._live(state)
         end = -(-live.size // batch_size)
-        step = jnp.where((step >= 0) & (step < end), step, end).astype(jnp.int32)
+        step = checks.as_int32(step)
+        step = jnp.where((step >= 0) & (step < end), step, end)
         position = step * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         exists = position < live.size
         order = jax.random.clone(key)  # all batches of a pass have the same key, which is not its reuse by mistake
@@ -344,8 +351,8 @@ class Buffer(abc.ABC, Generic[S]):
             handle that occurs more than once the last occurrence counts.
           values: a pytree of the items' structure, leaves [B, ...] ([B, sequence_length, ...] for a `SequenceBuffer`)
             of the stored shapes and dtypes. None stands for a leaf, or a part of the tree, that is left alone.
-          mask: bool [B] ([B, sequence_length]); where it is False nothing is written. Where sequences overlap, the
-            later row of the batch counts.
+          mask: bool [B] ([B, sequence_length]); where it is False nothing is written, and neither where a
+            `TransitionBatch` is not `valid`. Where sequences overlap, the later row of the batch counts.
 
         Raises:
           ValueError: wrong structure, shape or dtype; the message names the leaf.
@@ -362,11 +369,11 @@ class Buffer(abc.ABC, Generic[S]):
         self._check_state(state)
         places = self._places(state, self._slots(state, checks.check_indices(indices)))
         spec = layouts.stored_spec(state.storage)
-        values = checks.check_parts(checks.as_arrays(values), spec, places.shape, self._stored_axes, "the buffer")
+        values, valid = without_valid(checks.as_arrays(values))
+        values = checks.check_parts(values, spec, places.shape, self._stored_axes, "the buffer")
+        mask = written(mask, valid, places.shape)
         if mask is not None:
-            places = jnp.where(
-                checks.check_mask(mask, places.shape), places, layouts.num_places(spec, self._stored_axes)
-            )
+            places = jnp.where(mask, places, layouts.num_places(spec, self._stored_axes))
         changed = {"storage": layouts.write_parts(state.storage, self._stored_axes, places, values)}
         return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
@@ -461,7 +468,8 @@ def check_draw(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
 def check_drawn(buffer: Any, state: Any, drawn: Sample) -> Sample:
     """`drawn`; raises a `ValueError` where the buffer, or all shards, are known to be empty."""
     if is_known_empty(buffer, state):
-        raise ValueError("cannot sample from an empty buffer; add items first (see can_sample).")
+        whole = getattr(buffer, "buffer", buffer)  # of which a `Sharded` holds parts
+        raise ValueError(whole._why_empty(state))
     return drawn
 
 

@@ -24,8 +24,10 @@ from jax import lax
 
 from jaxreplay import ring, sum_tree
 from jaxreplay._common.checks import check_bool, check_integer, check_key
+from jaxreplay._common.meshes import over_any_mesh
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.xla import materialize, read_once, reads_state
+from jaxreplay._sources import fills_rows
 from jaxreplay.buffer import Buffer, Sample
 from jaxreplay.difficulty_pools import DifficultyPools
 from jaxreplay.mixture import Mixture
@@ -62,7 +64,7 @@ def diagnostics(
       items stored (of the complete sequences) the share that may be drawn. `kept`: of all items ever added to a
       `ReservoirBuffer` the share that is stored.
     - With `Prioritized`: `total_priority`, the sum of p^alpha; `max_priority`, the largest p ever, as of the state;
-      `beta`, the present one; `updates`, calls of `update`; `rejected`, TD errors that were refused.
+      `beta`, the present one; `updates`, those that named a stored item; `rejected`, TD errors that were refused.
     - With `count_updates=True`: `late`, rows of updates that were ignored, as their item was no longer stored.
 
     With a `key` or a `sample`, estimates from draws:
@@ -126,7 +128,11 @@ def diagnostics(
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 5))
-def _program(
+def _program(buffer: Any, *arguments: Any) -> Numbers:
+    return over_any_mesh(functools.partial(_numbers, buffer))(*arguments)
+
+
+def _numbers(
     buffer: Any, state: Any, key: jax.Array | None, sample: Sample | None, batch_size: int, thorough: bool
 ) -> Numbers:
     buffer._check_state(state)
@@ -247,38 +253,42 @@ def _draws(shards: _Shards, sample: Sample) -> Numbers:
     probabilities, drawn = sample.probabilities, sample.indices >= 0
     num_rows = jnp.sum(drawn, dtype=jnp.int32)
     filled = jnp.sum(shards.sizes > 0).astype(jnp.float32)
-    # Rows of a shard without items draw nothing, and the others are all of the law.
-    share = filled / (num_rows.astype(jnp.float32) * jnp.sum(shards.sizes) * shards.num_shards)
+    # Rows of a shard without items draw nothing. Each of the others is as much of the law.
+    part = 1.0 / jnp.maximum(num_rows, 1).astype(jnp.float32)
+    parts = []
+    if shards.is_sharded and not fills_rows(shards.whole.sampler):
+        held = jnp.sum(drawn.reshape(shards.num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
+        part = jnp.repeat(1.0 / jnp.maximum(held * filled, 1.0), drawn.size // shards.num_shards)
+        parts = [jnp.where(drawn, part, 0.0)]
+    share = part * filled / (jnp.maximum(jnp.sum(shards.sizes), 1.0) * shards.num_shards)
     items = jnp.where(drawn, share / jnp.where(drawn, probabilities, 1.0), 0.0)  # share that each row stands for
-    at, not_below, upper = _ranked(probabilities, items)
-    mass = not_below.astype(jnp.float32) / jnp.maximum(num_rows, 1).astype(jnp.float32)
-    found = {name: _at(part, upper, mass) for name, part in TOPS.items()}
+    at, not_below, upper, *mass = _ranked(probabilities, items, *parts)
+    mass = mass[0] if mass else not_below.astype(jnp.float32) * part
+    found = {name: _at(top, upper, mass) for name, top in TOPS.items()}
     found["draws/effective_sample_size"] = effective_sample_size(sample.weights)
     if isinstance(shards.whole.sampler, Prioritized):
         # Of a shard's rows, p^alpha is their probability times the total. In one shard the order is the same.
         leaves, alone = at * shards.totals()[0], not_below
         if shards.is_sharded:
             rows = jnp.repeat(shards.totals() * shards.num_shards, drawn.size // shards.num_shards)
-            leaves, alone, _ = _ranked(probabilities * rows, jnp.zeros_like(items))
+            leaves, alone = _ranked(probabilities * rows)
         for name, leaf in _quantiles(leaves, alone, num_rows).items():
             found[f"draws/priority_{name}"] = _priority(shards, leaf)
     if sample.age is not None and not isinstance(shards.whole, ReservoirBuffer):
-        ages, alone, _ = _ranked(sample.age, jnp.zeros_like(items))
+        ages, alone = _ranked(sample.age)
         found |= {f"draws/age_{name}": age for name, age in _quantiles(ages, alone, num_rows).items()}
     return found
 
 
-def _ranked(x: jax.Array, items: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """Some of `x` [B]; how many rows are not below each, int32; and the sum of their `items` [B], float32."""
-    x, items = read_once(materialize(x, items))
+def _ranked(x: jax.Array, *columns: jax.Array) -> list[jax.Array]:
+    """Some of `x` [B]; how many rows are not below each, int32; and the sums of their `columns`, float32 [B] each."""
+    x, *sums = read_once(materialize(x, *columns))
     at = x[:: max(x.size // max(PIVOTS, min(x.size // 16, MOST_PIVOTS)), 1)]
     not_below = x[:, None] >= at[None]  # [of, than]
     # One reduction, which takes a CPU 2 us and not 12, as this loop it vectorizes.
-    operands = not_below.astype(jnp.int32), jnp.where(not_below, items[:, None], 0.0)
-    count, share = lax.reduce(
-        operands, (np.int32(0), np.float32(0)), lambda x, y: (x[0] + y[0], x[1] + y[1]), dimensions=(0,)
-    )
-    return at, count, share
+    operands = [not_below.astype(jnp.int32), *[jnp.where(not_below, column[:, None], 0.0) for column in sums]]
+    zeros = [np.zeros((), operand.dtype) for operand in operands]
+    return [at, *lax.reduce(operands, zeros, lambda x, y: [a + b for a, b in zip(x, y, strict=True)], (0,))]
 
 
 def _quantiles(x: jax.Array, not_below: jax.Array, num_rows: jax.Array) -> Numbers:

@@ -5,9 +5,13 @@ numbers where there is one axis, else of up to 8 rows of 128 numbers along the t
 computed here equals the argument sizes of programs that XLA compiled for a TPU v5e (recorded in the tests).
 """
 
+import contextlib
 import dataclasses
+import inspect
 import itertools
 import math
+import os
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -97,6 +101,11 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
         raise ValueError(f"buffer={buffer!r}: must be a buffer, a Mixture, Sharded of a buffer, or DifficultyPools.")
     if backend is not None and backend not in BACKENDS:
         raise ValueError(f"backend={backend!r}: must be one of {', '.join(BACKENDS)}, or None for this machine's.")
+    if items is None and inspect.signature(buffer.init).parameters:
+        raise ValueError(
+            f"items: what a {type(buffer).__name__} takes depends on what it stores; give what its init takes, such as "
+            "arrays or jax.ShapeDtypeStruct."
+        )
     kind = jax.default_backend() if backend is None else BACKENDS[backend]
     leaves, stored, tree, other, num_devices = {}, {}, 0, 0, 1
     for prefix, state, devices in buffer._device_states(None if items is None else as_spec(items)):
@@ -111,19 +120,26 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
     return Memory(backend=kind, num_devices=num_devices, leaves=leaves, stored=stored, tree=tree, other=other)
 
 
-def check(buffer: Any, items: Any) -> None:
-    """Check that what an eager `init` is about to allocate fits the device, where the device tells its size.
+@contextlib.contextmanager
+def room(buffer: Any, items: Any) -> Iterator[None]:
+    """Around what an eager `init` allocates. Where the device tells its size, that is looked at before.
 
     Raises:
-      ValueError: it does not; the message names the largest leaf and what to do.
+      ValueError: there is no room; the message names the largest leaf and what to do.
     """
     device = _device_of(buffer)
     limit = bytes_limit(device)
-    if limit is None or isinstance(jnp.zeros(()), jax.core.Tracer):
-        return
-    found = memory(buffer, items)
-    if found.total > limit:
-        raise ValueError(_too_large(buffer, found, limit, device))
+    if limit is not None and not isinstance(jnp.zeros(()), jax.core.Tracer):
+        found = memory(buffer, items)
+        if found.total > limit:
+            raise ValueError(_too_large(buffer, found, limit, device))
+    try:
+        yield
+    except jax.errors.JaxRuntimeError as error:
+        if "RESOURCE_EXHAUSTED" not in str(error):
+            raise
+        found = memory(buffer, items)
+        raise ValueError(_too_large(buffer, found, limit or _free_bytes(found.num_devices), device)) from error
 
 
 def bytes_limit(device: Any) -> int | None:
@@ -131,6 +147,14 @@ def bytes_limit(device: Any) -> int | None:
     try:
         return (device.memory_stats() or {}).get("bytes_limit")
     except (NotImplementedError, jax.errors.JaxRuntimeError):  # how a device without statistics answers
+        return None
+
+
+def _free_bytes(num_devices: int) -> int | None:
+    """Free bytes of the host's memory for each of `num_devices` that share it; None if unknown."""
+    try:
+        return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // num_devices
+    except (AttributeError, OSError, ValueError):  # not every system tells
         return None
 
 
@@ -154,7 +178,7 @@ def device_bytes(shape: tuple[int, ...], itemsize: int, backend: str) -> int:
 
 def short(num_bytes: float) -> str:
     """Bytes in three digits, as 28.3 GB; a GB is 10^9 bytes."""
-    for unit, size in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= size:
             return f"{num_bytes / size:#.3g}".rstrip(".") + f" {unit}"
     return f"{num_bytes} bytes"
@@ -215,33 +239,38 @@ def _device_of(buffer: Any) -> Any:
     return jax.local_devices(backend=device)[0] if device is None or isinstance(device, str) else device
 
 
-def _too_large(buffer: Any, found: Memory, limit: int, device: Any) -> str:
-    """What is wrong, and what to do."""
+def _too_large(buffer: Any, found: Memory, limit: int | None, device: Any) -> str:
+    """What is wrong, and what to do. `limit` None: it is not known how much room there is."""
     largest = max(found.leaves, key=lambda path: found.leaves[path])
+    is_host = bytes_limit(device) is None
+    has = "no room left for it"
+    if limit is not None and limit < found.total:
+        has = short(limit) + " free" * is_host
     remedies = []
     whole = getattr(buffer, "buffer", buffer)
     if name := getattr(whole, "_size_field", None):
         size = getattr(whole, name)
-        fits = int(size * limit / found.total)
-        remedies.append(f"lower {name}={size} to {fits - fits % 10 ** max(len(str(fits)) - 3, 0)}")
+        fits = int(size * (limit or 0) / found.total)
+        to = f" to {fits - fits % 10 ** max(len(str(fits)) - 3, 0)}" if 0 < fits < size else ""
+        remedies.append(f"lower {name}={size}{to}")
     if (kind := getattr(whole, "_stores_once", None)) and (once := _bytes_once(found, largest)) < found.total:
         remedies.append(f"store each observation or frame once in a {kind}, which takes about {short(once)}")
     if hasattr(whole, "buffers"):
         remedies.append("lower the sizes of its buffers")
-    if whole is buffer:
+    if whole is buffer and not is_host:
         remedies.append("spread it over several devices with jr.Sharded")
     return (
-        f"{type(buffer).__name__}: its state takes {short(found.total)}, and {device.device_kind} has {short(limit)}. "
+        f"{type(buffer).__name__}: its state takes {short(found.total)}, and {device.device_kind} has {has}. "
         f"The largest leaf is {largest}, {_type_of(found.stored[largest])}, of {short(found.leaves[largest])}; "
         f"{', or '.join(remedies)}. See jr.memory."
     )
 
 
-def _bytes_once(found: Memory, largest: str) -> float:
+def _bytes_once(found: Memory, largest: str) -> int:
     """What is left if leaves like the largest one, and frames that it stacks, are stored once."""
     leaf = found.stored[largest]
     alike = [path for path, x in found.stored.items() if (x.shape, x.dtype) == (leaf.shape, leaf.dtype)]
     item = leaf.shape[1:]
     stacked = next((n for n in (item[-1:] + item[:1]) if n in STACKS), 1) if len(item) == 3 else 1
     repeated = len(alike) if len(item) > 0 else 1
-    return found.total - found.leaves[largest] * (repeated - 1 / stacked)
+    return found.total - found.leaves[largest] * (repeated * stacked - 1) // stacked

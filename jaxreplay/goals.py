@@ -66,17 +66,24 @@ def hindsight(
       >>> new["desired_goal"].tolist(), new["reward"].tolist()  # the action of the first row led to 2, now the goal
       ([[2, 2]], [[0, -1]])
     """
+    checks.check_key(key)
+    for name, function in {"reward": reward, "terminated": terminated}.items():
+        if not callable(function) and (function is not None or name == "reward"):
+            raise ValueError(f"{name}={function!r}: must be a function of what was achieved and of the goal.")
     rows, goals = checks.as_arrays((rows, goals))
+    checks.check_key(key)
     checks.check_one_number("share", share, 0, 1, "it is a probability")
     batch_size, length = checks.leading_axes(rows, 2, "a batch of sequences")
     if length < 2:
         raise ValueError("rows: got sequences of 1 row, expected 2 or more; what an action led to is in the next row.")
     meant, reached = _find(rows, goal, "goal"), _find(rows, achieved, "achieved")
-    checks.check_like(goals, meant, 1, 2, "`goals`: a row")
-    if checks.leading_axes(goals, 1, "goals") != (batch_size,):
-        raise ValueError(
-            f"goals: got {checks.leading_axes(goals, 1, 'goals')[0]}, expected {batch_size}, one a sequence."
-        )
+    try:
+        checks.check_like(goals, meant, 1, 2, "each row")
+    except ValueError as error:
+        raise ValueError(f"goals: {error}") from error
+    (num_goals,) = checks.leading_axes(goals, 1, "goals")
+    if num_goals != batch_size:
+        raise ValueError(f"goals: got {num_goals}, expected {batch_size}, one a sequence.")
     relabelled = jax.random.bernoulli(key, jnp.asarray(share, jnp.float32), (batch_size,))
     if mask is not None:
         relabelled &= checks.check_mask(mask, (batch_size,))
@@ -109,12 +116,18 @@ def _select(chosen: jax.Array, new: Any, old: Any) -> Any:
 
 def _find(rows: Any, path: Path, name: str) -> Any:
     """What a path leads to; a `ValueError` where it leads nowhere."""
-    found = rows
-    for part in (path,) if isinstance(path, str) else path:
+    found, parts = rows, (path,) if isinstance(path, str) else path
+    if not (isinstance(parts, tuple) and parts and all(isinstance(part, str) for part in parts)):
+        raise ValueError(
+            f"{name}={path!r}: must be the name of a leaf in the rows, or a tuple of those that lead there."
+        )
+    for part in parts:
         inside = found if isinstance(found, Mapping) else getattr(found, "__dict__", {})
         if part not in inside:
             raise ValueError(f"{name}={path!r}: {part!r} is not in the rows; there are {sorted(inside)}.")
         found = inside[part]
+    if found is None:
+        raise ValueError(f"{name}={path!r}: the rows hold None there, expected arrays [B, L, ...].")
     return found
 
 

@@ -161,7 +161,7 @@ def _migrate_sequences(old: _Layout, state: SequenceState, new: _Layout) -> Sequ
         return moved
 
     # Slots of the sequences, oldest first, in the old shards, then in the new.
-    num_starts = max(num_rows + wait - new.whole.sequence_length, 0) // new.whole.stride
+    num_starts = (num_rows + wait - new.whole.sequence_length) // new.whole.stride
     start = (sequences // old.shard.num_envs - num_starts + np.arange(num_starts)) % old.shard._num_starts
     env = np.arange(old.shard.num_envs)
     shard = np.arange(old.num_shards)[:, None, None]

@@ -1,12 +1,13 @@
 """Mixture: one batch from several buffers, in fixed shares.
 
-**Weights.** Let s_k be the share of source k, n_k the number of its rows in a batch of B, and N_k the number of its
-items. A draw from it is item i with probability P_k(i). With `weights="joint"` a row has the weight
+**Weights.** Let s_k be the share of source k, n_k the number of its rows in a batch of B that hold an item, and N_k the
+number of its items. A draw from it is item i with probability P_k(i). With `weights="joint"` a row has the weight
 
     (s_k B / n_k) (N_k P_k(i))^-beta.
 
 With beta = 1 the weighted values f of the n_k rows have the expected sum s_k B (mean of f over source k). So the mean
-over the batch estimates sum_k s_k (mean of f over source k) without bias, unless a source has no rows or no items.
+over the batch estimates sum_k s_k (mean of f over source k) without bias, unless a source has no rows or no items. The
+weights of a `Sharded` source already count shards that fill fewer of their rows, or none; so there n_k are all rows.
 
 The second factor is the importance weight of the source's own sampler (Schaul et al. 2016, section 3.4), not
 normalized; for `Uniform` it is 1. A smaller beta keeps a part of what priorities do. The first factor corrects the
@@ -34,6 +35,7 @@ from jaxreplay._sources import (
     items_spec,
     leading_of,
     normalization_of,
+    num_rows,
     unsharded,
     without_normalization,
 )
@@ -137,8 +139,8 @@ class Mixture:
         """
         spec = checks.as_spec(items)
         jax.eval_shape(self.buffers[0].init, spec)  # for its checks
-        footprint.check(self, spec)
-        return tuple(buffer.init(its) for buffer, its in zip(self.buffers, self._specs(spec), strict=True))
+        with footprint.room(self, spec):
+            return tuple(buffer.init(its) for buffer, its in zip(self.buffers, self._specs(spec), strict=True))
 
     def _specs(self, spec: Any) -> list[Any]:
         """What each buffer's `init` takes, where the first one's takes `spec`."""
@@ -225,6 +227,7 @@ class Mixture:
     @jit_method(static=("batch_size",), brief=few_drawn_of_all)
     def _draw(self, state: tuple[Any, ...], key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
         self._check_state(state)
+        checks.check_key(key)
         buffers, keys = self.buffers, jax.random.split(key, len(self.buffers))
         if self.weights == "joint":
             buffers = tuple(map(without_normalization, buffers))
@@ -237,7 +240,8 @@ class Mixture:
     def _weigh(self, drawn: list[Sample], sources: list[int], batch_size: int) -> list[Sample]:
         """Draws from `sources`, of which weights are not normalized, with those of the mixture."""
         shares, normalize = self.shares or (), normalization_of(self.buffers)
-        scales = [shares[k] * batch_size / x.indices.size for k, x in zip(sources, drawn, strict=True)]
+        rows = [num_rows(self.buffers[k], x.probabilities) for k, x in zip(sources, drawn, strict=True)]
+        scales = [jnp.asarray(shares[k] * batch_size / n, jnp.float32) for k, n in zip(sources, rows, strict=True)]
         # Computed once, so that the largest is found again.
         weights = read_once(materialize(*[x.weights for x in drawn]))
         weights = [x * scale for x, scale in zip(weights, scales, strict=True)]
@@ -248,11 +252,11 @@ class Mixture:
             # A product with the reciprocal: what XLA makes of a quotient depends on jax.vmap.
             weights = [jnp.where(x == largest, 1.0, x * (1.0 / largest)) for x in weights]
 
-        def weighed(x: Sample, weights: jax.Array, scale: float) -> Sample:
+        def weighed(x: Sample, weights: jax.Array, scale: jax.Array) -> Sample:
             changed: dict[str, Any] = {"weights": weights}
             if isinstance(x.items, TransitionBatch):
                 W: Any = x.items.W
-                W = W * scale * (1.0 / largest).astype(W.dtype)
+                W = W * (scale * (1.0 / largest)).astype(W.dtype)
                 changed["items"] = dataclasses.replace(x.items, W=W)  # pyright: ignore[reportArgumentType]
             return dataclasses.replace(x, **changed)  # pyright: ignore[reportArgumentType]
 

@@ -16,7 +16,7 @@ from jaxreplay._common.xla import jit_method, reads_state
 from jaxreplay.buffer import Buffer
 from jaxreplay.sampler_protocol import Sampler, check_sampler
 from jaxreplay.samplers import Uniform
-from jaxreplay.transition_batch import check_returns
+from jaxreplay.transition_batch import check_returns, without_valid, written
 
 WHAT = {1: "a batch of items", 2: "a rollout"}  # by number of leading axes
 
@@ -96,7 +96,8 @@ class ReplayBuffer(Buffer[ReplayState]):
         """An empty buffer for items like these.
 
         Args:
-          items: pytree [B, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; values are ignored.
+          items: pytree [B, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; values are ignored, and
+            `TransitionBatch.valid` is not stored.
 
         Raises:
           ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
@@ -109,15 +110,15 @@ class ReplayBuffer(Buffer[ReplayState]):
           >>> int(buffer.size(state)), buffer.get(state, jnp.array([0]))["obs"].dtype
           (0, dtype('uint8'))
         """
-        spec = checks.as_spec(items)
+        spec, _ = without_valid(checks.as_spec(items))
         checks.leading_axes(spec, self.axes, WHAT[self.axes])
         check_returns(spec)
-        footprint.check(self, spec)
-        return ReplayState(
-            storage=layouts.zeros(spec, (self.capacity,), self.axes),
-            ring=ring.init(self.capacity),
-            sampler=self.sampler.init(self.capacity),
-        )
+        with footprint.room(self, spec):
+            return ReplayState(
+                storage=layouts.zeros(spec, (self.capacity,), self.axes),
+                ring=ring.init(self.capacity),
+                sampler=self.sampler.init(self.capacity),
+            )
 
     @jit_method(donates=True, brief=few_added)
     def add(
@@ -132,7 +133,8 @@ class ReplayBuffer(Buffer[ReplayState]):
         Args:
           state: donated when called eagerly (see the class).
           items: pytree [B, ...] with the structure, item shapes and dtypes given to `init`; 1 <= B <= capacity.
-          mask: bool [B]; only rows where it is True are inserted.
+          mask: bool [B]; only rows where it is True are inserted, None for all. Of a `TransitionBatch`, which may be a
+            part of the items, only rows that are `valid`.
           td_errors: float [B], signed or not, what the sampler is told of the items; NaN for an item of which nothing
             is known, as of all if this is None. `Uniform` ignores it.
 
@@ -149,7 +151,7 @@ class ReplayBuffer(Buffer[ReplayState]):
           [0, 10, 30]
         """
         self._check_state(state)
-        items = checks.as_arrays(items)
+        items, valid = without_valid(checks.as_arrays(items))
         leading = checks.leading_axes(items, self.axes, WHAT[self.axes])
         batch_size = math.prod(leading)
         if not 1 <= batch_size <= self.capacity:
@@ -157,7 +159,8 @@ class ReplayBuffer(Buffer[ReplayState]):
                 f"batch of {batch_size} items: expected 1 to capacity={self.capacity}; add it in parts, or raise "
                 "the capacity."
             )
-        mask = None if mask is None else checks.check_mask(mask, leading).reshape(-1)
+        mask = written(mask, valid, leading)
+        mask = None if mask is None else mask.reshape(-1)
         if td_errors is not None:
             td_errors = checks.check_insertion_errors(td_errors, leading, "an item")
         checks.check_like(items, layouts.stored_spec(state.storage), self.axes, 1, "the buffer")

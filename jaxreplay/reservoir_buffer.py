@@ -33,7 +33,7 @@ from jaxreplay._common.xla import after, jit_method, read_once, reads_state
 from jaxreplay.buffer import Buffer
 from jaxreplay.sampler_protocol import Sampler, check_sampler
 from jaxreplay.samplers import Uniform
-from jaxreplay.transition_batch import check_returns
+from jaxreplay.transition_batch import check_returns, without_valid, written
 
 
 @struct.dataclass
@@ -133,17 +133,17 @@ class ReservoirBuffer(Buffer[ReservoirState]):
           >>> int(buffer.size(state))
           0
         """
-        spec = checks.as_spec(items)
+        spec, _ = without_valid(checks.as_spec(items))
         checks.leading_axes(spec, 1, "a batch of items")
         check_returns(spec)
-        footprint.check(self, spec)
-        return ReservoirState(
-            storage=layouts.zeros(spec, (self.capacity,), 1),
-            ring=ring.init(self.capacity),
-            sampler=self.sampler.init(self.capacity),
-            handles=jnp.full(self.capacity, -1, jnp.int32),
-            count=jnp.zeros(2, jnp.uint32),
-        )
+        with footprint.room(self, spec):
+            return ReservoirState(
+                storage=layouts.zeros(spec, (self.capacity,), 1),
+                ring=ring.init(self.capacity),
+                sampler=self.sampler.init(self.capacity),
+                handles=jnp.full(self.capacity, -1, jnp.int32),
+                count=jnp.zeros(2, jnp.uint32),
+            )
 
     @jit_method(donates=True, brief=few_added)
     def add(
@@ -161,7 +161,8 @@ class ReservoirBuffer(Buffer[ReservoirState]):
           items: pytree [B, ...] with the structure, item shapes and dtypes given to `init`; 1 <= B <= 2**29, also more
             than the capacity.
           key: a PRNG key, a new one for each call: it chooses which items are stored, and where.
-          mask: bool [B]; rows where it is False are not added, and not counted.
+          mask: bool [B]; rows where it is False are not added, and not counted. Of a `TransitionBatch`, nor are those
+            that are not `valid`.
           td_errors: as of `ReplayBuffer.add`.
 
         Raises:
@@ -177,13 +178,13 @@ class ReservoirBuffer(Buffer[ReservoirState]):
           (4, [0, 9])
         """
         self._check_state(state)
-        items = checks.as_arrays(items)
+        items, valid = without_valid(checks.as_arrays(items))
         (batch_size,) = checks.leading_axes(items, 1, "a batch of items")
         if not 1 <= batch_size <= ring.MAX_CAPACITY:
             raise ValueError(
                 f"batch of {batch_size} items: expected 1 to {ring.MAX_CAPACITY}; mask rows that are none."
             )
-        mask = None if mask is None else checks.check_mask(mask, (batch_size,))
+        mask = written(mask, valid, (batch_size,))
         checks.check_like(items, layouts.stored_spec(state.storage), 1, 1, "the buffer")
         checks.check_key(key)
         if td_errors is not None:

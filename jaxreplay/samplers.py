@@ -44,8 +44,8 @@ class UniformState:
 class Uniform:
     """Every stored item is equally likely; all weights are 1 and `update` does nothing, unless it counts.
 
-    Where the shards of a buffer hold different numbers of items, an item's weight is what makes the weighted law
-    uniform over all of them: D * (items in its shard) / (items in all).
+    Where a buffer is cut into shards, an item's weight makes the weighted law uniform over the items of all:
+    (items in its shard / items in all) * (rows of the batch / rows of its shard that hold an item).
 
     Attributes:
       replacement: draw independently. False: the items of a batch differ; of a batch that is larger than the number of
@@ -111,7 +111,8 @@ class Uniform:
     ) -> jax.Array:
         weight = jnp.ones((), jnp.float32)
         if axis_name is not None:
-            share = shards.count(axis_name) * size
+            # Items times rows, by the rows that hold an item: without replacement these are no more than the items.
+            share = shards.count(axis_name) * (size if self.replacement else jnp.maximum(size, probabilities.size))
             weight = share.astype(jnp.float32) / jnp.maximum(shards.total(size, axis_name), 1).astype(jnp.float32)
         return jnp.where(probabilities > 0, weight, 0.0)
 
@@ -133,7 +134,7 @@ class PrioritizedState:
     Attributes:
       tree: a leaf per slot, priority^alpha; 0 where nothing may be drawn.
       max_priority: float32 [], the largest priority so far, before alpha; at least 1.
-      updates: int32 [], calls of `update` so far; stops at 2**31 - 1.
+      updates: int32 [], calls of `update` so far that named a stored item; stops at 2**31 - 1.
       rejected: int32 [], non-finite TD errors that were refused; stops at 2**31 - 1.
       counts: None without `count_updates`.
     """
@@ -176,7 +177,8 @@ class Prioritized:
     Attributes:
       alpha: exponent of the priorities, at least 0; 0 draws uniformly.
       beta: exponent of the weights in [0, 1], or an `optax.Schedule` that maps the number of `update` calls so far, an
-        int32 [], to it, such as `optax.linear_schedule(0.4, 1.0, 200_000)`.
+        int32 [], to it, such as `optax.linear_schedule(0.4, 1.0, 200_000)`. A call that names no stored item, as in a
+        step where nothing was drawn, does not count.
       epsilon: added to |td_error|, at least 0.
       floor: the least |td_error| that counts, at least 0.
       max_priority: of new items, before alpha: the largest "ever" seen, which starts at 1 and never falls; the largest
@@ -261,7 +263,7 @@ class Prioritized:
         known, found = jnp.zeros(slots.shape, bool), jnp.zeros(slots.shape, jnp.float32)
         if td_errors is not None:
             told = drawable & (slots >= 0) & (slots < capacity) & ~jnp.isnan(td_errors)
-            state, found, known = self._learn(state, td_errors, told, axis_name)
+            state, found, known, _ = self._learn(state, td_errors, told, axis_name)
         leaves = jnp.where(known, found, self._new_leaf(state, jnp.max(found, where=known, initial=0.0), axis_name))
         leaves = jnp.where(drawable, leaves, 0.0)
         tree = sum_tree.update(state.tree, slots, leaves, unique_indices=True)
@@ -318,27 +320,38 @@ class Prioritized:
         mask: jax.Array,
         axis_name: str | None = None,
     ) -> PrioritizedState:
-        state, leaves, accepted = self._learn(state, td_errors, checks.check_mask(mask, slots.shape), axis_name)
-        tree = sum_tree.update(state.tree, slots, leaves, accepted)
-        counts = update_counts.update(state.counts, slots)
-        return dataclasses.replace(state, tree=tree, updates=saturating_add(state.updates, 1), counts=counts)
+        mask = checks.check_mask(mask, slots.shape)
+        state, leaves, accepted, is_update = self._learn(state, td_errors, mask, axis_name)
+        return dataclasses.replace(
+            state,
+            tree=sum_tree.update(state.tree, slots, leaves, accepted),
+            updates=saturating_add(state.updates, is_update.astype(jnp.int32)),
+            counts=update_counts.update(state.counts, slots),
+        )
 
     def _learn(
         self, state: PrioritizedState, td_errors: jax.Array, mask: jax.Array, axis_name: str | None
-    ) -> tuple[PrioritizedState, jax.Array, jax.Array]:
-        """The state with the largest priority and the count of rejected TD errors of rows in `mask`; leaves; rows."""
+    ) -> tuple[PrioritizedState, jax.Array, jax.Array, jax.Array]:
+        """What TD errors of the rows in `mask` change.
+
+        Returns:
+          the state with the largest priority and the count of those that are rejected; leaves, float32 [B]; which rows
+          have one, bool [B]; whether a row of any shard is in `mask`, bool [].
+        """
         td_errors = jnp.abs(td_errors.astype(jnp.float32))
         finite = jnp.isfinite(td_errors)
         accepted = mask & finite
         priorities = jnp.maximum(td_errors, self.floor) + self.epsilon
-        largest = shards.largest(jnp.max(priorities, where=accepted, initial=0.0), axis_name)
+        # The maximum also tells whether there is a row, so that takes no reduction and no exchange of its own.
+        told = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
+        largest = shards.largest(jnp.max(told, initial=-1.0), axis_name)
         rejected = jnp.sum(mask & ~finite, dtype=jnp.int32)
         state = dataclasses.replace(
             state,
             max_priority=jnp.maximum(state.max_priority, largest),
             rejected=saturating_add(state.rejected, rejected),
         )
-        return state, self._leaf(priorities, state.tree.capacity), accepted
+        return state, self._leaf(priorities, state.tree.capacity), accepted, largest >= 0
 
     def _new_leaf(self, state: PrioritizedState, beside: jax.Array, axis_name: str | None) -> jax.Array:
         """The leaf of an item of which nothing is known, float32 []; `beside` is the largest of those added with it."""

@@ -25,11 +25,11 @@ from jaxreplay import _episodes, _every_window, _later, footprint, ring
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.eager import few_added
-from jaxreplay._common.xla import alive, jit_method, materialize, read_once, reads_state
+from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
 from jaxreplay.buffer import Buffer
 from jaxreplay.sampler_protocol import Sampler, check_sampler
 from jaxreplay.samplers import Uniform
-from jaxreplay.transition_batch import check_returns
+from jaxreplay.transition_batch import check_returns, without_valid
 
 
 @struct.dataclass
@@ -100,7 +100,8 @@ class SequenceBuffer(Buffer[SequenceState]):
       length: steps kept of each stream; length * num_envs is at most 2**29.
       num_envs: number of streams.
       sequence_length: steps in a sequence, 1 to `length`.
-      stride: steps from one start to the next, 1 to `length`.
+      stride: steps from one start to the next, 1 to length - sequence_length + 1, so that of `length` steps there is
+        always one that starts a whole sequence.
       sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
       windows: which sequences may be drawn: "any"; "inside", those without an end before their last row; or
         "episodes", those that start with an episode's first row (the first row ever added, or one behind an end), with
@@ -110,7 +111,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         the head of this module says, no such sequence of two rows or more starts at one.
       gaps: let `add` be told of rows that may not be drawn (`drawable`); costs 4 bytes a sequence with windows="any".
       within_episode: mask out (`Sample.mask`) the steps behind the first end in a sequence.
-      hindsight: store the number of each row's episode (4 bytes a row), which `later` needs or is faster with.
+      hindsight: store the number of each row's episode (4 bytes a row), which `later` needs.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
 
     Examples:
@@ -151,6 +152,13 @@ class SequenceBuffer(Buffer[SequenceState]):
             stride=check_integer("stride", self.stride, 1, length, "the number of steps between starts"),
             sampler=check_sampler(self.sampler),
         )
+        room = length - self.sequence_length + 1
+        if room < self.stride:
+            raise ValueError(
+                f"length={length}, sequence_length={self.sequence_length}, stride={self.stride}: length must be at "
+                "least sequence_length + stride - 1, or the buffer would at times hold no whole sequence; raise length "
+                f"to {self.sequence_length + self.stride - 1}, or lower stride to {room}."
+            )
         settle(self, hindsight=checks.check_bool("hindsight", self.hindsight, "whether `later` is to be asked"))
         settle(self, gaps=checks.check_bool("gaps", self.gaps, "whether `add` is told of rows that may not be drawn"))
         if self.windows not in ("any", "inside", "episodes"):
@@ -177,21 +185,22 @@ class SequenceBuffer(Buffer[SequenceState]):
           >>> int(buffer.size(state))
           0
         """
-        spec = checks.as_spec(steps)
+        spec, _ = without_valid(checks.as_spec(steps))
         self._num_steps(spec)
         check_returns(spec)
-        footprint.check(self, spec)
         leading, flag = (self.length, self.num_envs), jax.ShapeDtypeStruct((), jnp.uint8 if self.gaps else bool)
-        return SequenceState(
-            storage=layouts.zeros(spec, leading, 2),
-            ends=layouts.zeros(flag, leading, 0) if self._keeps_ends else None,
-            rows=ring.init(self.length),
-            wait=jnp.full((), self.sequence_length, jnp.int32),
-            ring=ring.init(self._num_slots),
-            sampler=self.sampler.init(self._num_slots),
-            windows=None if self.windows == "any" and not self.gaps else _episodes.init(self._num_slots, self.num_envs),
-            episodes=_later.init(self.length, self.num_envs) if self.hindsight else None,
-        )
+        has_windows = self.windows != "any" or self.gaps
+        with footprint.room(self, spec):
+            return SequenceState(
+                storage=layouts.zeros(spec, leading, 2),
+                ends=layouts.zeros(flag, leading, 0) if self._keeps_ends else None,
+                rows=ring.init(self.length),
+                wait=jnp.full((), self.sequence_length, jnp.int32),
+                ring=ring.init(self._num_slots),
+                sampler=self.sampler.init(self._num_slots),
+                windows=_episodes.init(self._num_slots, self.num_envs) if has_windows else None,
+                episodes=_later.init(self.length, self.num_envs) if self.hindsight else None,
+            )
 
     @jit_method(donates=True, brief=few_added)
     def add(
@@ -207,7 +216,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         Args:
           state: donated when called eagerly (see the class).
           steps: pytree [T, num_envs, ...] with the structure, shapes and dtypes given to `init`; 1 <= T <= length, and
-            another T each time if need be (each compiles once).
+            another T each time if need be (each compiles once). No `TransitionBatch` of which rows may not be `valid`.
           ends: bool [T, num_envs], True for the last row of an episode; None for none. Without `windows`,
             `within_episode` or `hindsight` nothing is made of them.
           td_errors: float [K, num_envs] with K = `completed(T)`, signed or not: what the sampler is told of the
@@ -239,7 +248,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         wait = state.wait + completed * self.stride - num_steps
         if state.windows is None:
             stored = jnp.minimum(state.rows.size + num_steps, self.length)
-            num_drawable = jnp.maximum(stored + wait - self.sequence_length, 0) // self.stride
+            num_drawable = (stored + wait - self.sequence_length) // self.stride
             sequences = ring.advance(old_sequences, completed * self.num_envs, self._num_slots)
             changed = _every_window.changed_slots(self, sequences, num_steps, completed, num_drawable, td_errors)
             slots, is_drawable, td_errors = changed
@@ -288,13 +297,11 @@ class SequenceBuffer(Buffer[SequenceState]):
     ) -> tuple[Any, jax.Array]:
         """A later row of the same episode for the first row of each sequence.
 
-        With `hindsight` it costs O(log(length)) a row. Without it, numbers of episodes are counted anew at each call,
-        from the flags that `within_episode` and windows="episodes" store: simple, but at O(length * num_envs).
-
-        Of an episode's rows those count that are stored, up to the one that `add(ends=)` flagged, or the newest. "last"
-        and "uniform" are the strategies "final" and "future" of hindsight experience replay (Andrychowicz et al. 2017,
-        arXiv:1707.01495, section 4.5). "geometric" is the discounted law of C-learning (Eysenbach et al. 2021,
-        arXiv:2011.08909) and of contrastive RL (Eysenbach et al. 2022, arXiv:2206.07568, section 3).
+        Needs `hindsight`, and costs O(log(length)) a row. Of an episode's rows those count that are stored, up to the
+        one that `add(ends=)` flagged, or the newest. "last" and "uniform" are the strategies "final" and "future" of
+        hindsight experience replay (Andrychowicz et al. 2017, arXiv:1707.01495, section 4.5). "geometric" is the
+        discounted law of C-learning (Eysenbach et al. 2021, arXiv:2011.08909) and of contrastive RL (Eysenbach et al.
+        2022, arXiv:2206.07568, section 3).
 
         Args:
           state: unchanged.
@@ -308,8 +315,8 @@ class SequenceBuffer(Buffer[SequenceState]):
           the episode is stored, steps is 0 and the item the first row itself; where the sequence is not, also zeros.
 
         Raises:
-          ValueError: the buffer stores no ends of episodes, there is no such `law`, `gamma` is out of range, or
-            `indices` is not a vector of integers.
+          ValueError: the buffer is without `hindsight`, there is no such `law`, `gamma` is out of range, or `indices`
+            is not a vector of integers.
 
         Examples:
           >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, hindsight=True)
@@ -326,11 +333,12 @@ class SequenceBuffer(Buffer[SequenceState]):
         self, state: SequenceState, key: jax.Array, indices: jax.Array, law: str, log_gamma: Any
     ) -> tuple[Any, jax.Array]:
         self._check_state(state)
-        number = _later.stored(state, self.length)
+        if state.episodes is None:
+            raise ValueError("hindsight=True: this state is of a buffer without it; use the buffer that made it.")
         slots = self._slots(state, checks.check_indices(indices))
         row, env = materialize(*self._starts(state, slots))
         exists, sizes = slots < self._num_slots, (self.length, self.num_envs)
-        count = _later.num_later(number, row, env, state.rows.inserted % self.length, *sizes)
+        count = _later.num_later(state.episodes.number, row, env, state.rows.inserted % self.length, *sizes)
         steps = _later.draw(key, jnp.where(exists, count, 0), law, log_gamma, self.length)
         at = jnp.where(exists, _later.place(row, env, steps, *sizes), self.length * self.num_envs)
         at, steps = read_once(materialize(at, steps))
@@ -361,6 +369,18 @@ class SequenceBuffer(Buffer[SequenceState]):
         """
         return alive(state.rows.size) * self.num_envs
 
+    def _why_empty(self, state: SequenceState) -> str:
+        stored = int(on_host(jnp.max(state.rows.size)))
+        if stored == 0:
+            return super()._why_empty(state)
+        if stored < self.sequence_length:
+            return (
+                f"cannot sample: a sequence takes sequence_length={self.sequence_length} steps, and the buffer has "
+                f"{stored} of each stream; add {self.sequence_length - stored} more first (see can_sample)."
+            )
+        rule = f"windows={self.windows!r}" + ", gaps=True" * self.gaps
+        return f"cannot sample: none of the sequences stored may be drawn ({rule}); add steps until one may."
+
     @property
     def _num_starts(self) -> int:
         """The most sequences of one stream that can be drawn at a time."""
@@ -378,10 +398,20 @@ class SequenceBuffer(Buffer[SequenceState]):
     def _num_slots(self) -> int:
         return self._num_starts * self.num_envs
 
-    def _num_steps(self, spec: Any) -> int:
-        num_steps, num_envs = checks.leading_axes(spec, 2, "a rollout")
+    def _num_steps(self, spec: Any, stored: Any = None) -> int:
+        """T of steps [T, num_envs, ...], which are like what is `stored` [length, num_envs, ...], if that is known."""
+        num_steps, num_envs = checks.leading_axes(spec, 2, "a rollout", self.num_envs)
         if num_envs != self.num_envs:
-            remedy = "; exchange them with jax.numpy.swapaxes(x, 0, 1)" if num_steps == self.num_envs else ""
+            remedies = {}  # by the number of axes that they take for leading ones
+            if num_steps == self.num_envs:
+                remedies |= {1: "add the first to a single step with x[None]"}
+                remedies |= {2: "exchange them with jax.numpy.swapaxes(x, 0, 1)"}
+            elif self.num_envs == 1:
+                remedies |= {1: "add the second with x[:, None]"}
+            items = [x.shape[2:] for x in jax.tree.leaves(stored)]
+            found = [x.shape for x in jax.tree.leaves(spec)]
+            remedies = [text for k, text in remedies.items() if not items or items == [x[k:] for x in found]]
+            remedy = f"; {', or '.join(remedies)}" if remedies else ""
             raise ValueError(
                 f"num_envs={self.num_envs}: got steps with leading axes [{num_steps}, {num_envs}], expected "
                 f"[T, {self.num_envs}]{remedy}."
@@ -390,8 +420,16 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def _check_rollout(self, state: SequenceState, steps: Any, ends: Any, drawable: Any) -> tuple[Any, jax.Array]:
         """`steps` as arrays, and their flags; a `ValueError` where `add` cannot take these arguments."""
-        steps = checks.as_arrays(steps)
-        num_steps = self._num_steps(steps)
+        steps, valid = without_valid(checks.as_arrays(steps))
+        for name in valid:
+            raise ValueError(
+                f"{name}: a SequenceBuffer stores every row, also those that are no transitions; store the steps "
+                "themselves, and make transitions of what is drawn with sequence_transitions. Or give "
+                "dataclasses.replace(batch, valid=None), with drawable=batch.valid (needs gaps=True) unless all rows "
+                "are transitions."
+            )
+        stored = layouts.stored_spec(state.storage)
+        num_steps = self._num_steps(steps, stored)
         if not 1 <= num_steps <= self.length:
             raise ValueError(
                 f"a rollout of {num_steps} steps: expected 1 to length={self.length}; add it in parts, or raise the "
@@ -399,7 +437,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             )
         ends = jnp.zeros((num_steps, self.num_envs), bool) if ends is None else ends
         ends = checks.check_mask(ends, (num_steps, self.num_envs), "ends")
-        checks.check_like(steps, layouts.stored_spec(state.storage), 2, 2, "the buffer")
+        checks.check_like(steps, stored, 2, 2, "the buffer")
         if drawable is not None:
             drawable = checks.check_mask(drawable, (num_steps, self.num_envs), "drawable")
             if not self.gaps:

@@ -147,8 +147,8 @@ def sequence_transitions(
       max_n: None, or the largest `n`, a Python integer; it sets all shapes.
 
     Returns:
-      TransitionBatch [B * (L - n)], with `max_n` [B * (L - max_n)], one sequence after the other, and valid, a bool
-      vector of that length: False where the row holds no step or, with `next_action`, no action follows.
+      TransitionBatch [B * (L - n)], with `max_n` [B * (L - max_n)], one sequence after the other, and valid, its
+      `valid`, a bool vector of that length: False where the row holds no step, or no action follows (`next_action`).
 
     Raises:
       ValueError: `n`, `gamma` or `max_n` is out of range, `n` is traced without `max_n`, leading axes differ, a leaf
@@ -162,4 +162,5 @@ def sequence_transitions(
     """
     settings = {"next_action": next_action, "record_extra_info": record_extra_info}
     tracer, n_now, gamma_now = tracer_for(n, gamma, max_n, **settings)
-    return tracer._sequences(own((S, A, R, terminated, truncated, logP, W, mask)), n_now, gamma_now)
+    batch = tracer._sequences(own((S, A, R, terminated, truncated, logP, W, mask)), n_now, gamma_now)
+    return batch, batch.valid

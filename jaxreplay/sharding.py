@@ -13,6 +13,7 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxreplay import _later, footprint, ring
 from jaxreplay._common import checks, shards
 from jaxreplay._common.checks import check_integer
+from jaxreplay._common.meshes import mesh_here
 from jaxreplay._common.xla import alive, jit_method
 from jaxreplay.buffer import Buffer, S, Sample, check_draw, check_drawn
 from jaxreplay.replay_buffer import ReplayState
@@ -108,9 +109,9 @@ class Sharded(Generic[S]):
         """
         spec = checks.as_spec(items)
         jax.eval_shape(lambda: self.buffer.init(spec))  # for its checks
-        footprint.check(self, spec)
         leaves, treedef = jax.tree.flatten(spec)
-        return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+        with footprint.room(self, spec):
+            return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
 
     @overload
     def add(
@@ -137,7 +138,7 @@ class Sharded(Generic[S]):
         drawable: Any = None,
     ) -> SequenceState: ...
 
-    def add(self, *args: Any, **kwargs: Any) -> Any:
+    def add(self, state: Any, *args: Any, **kwargs: Any) -> Any:
         """Insert a batch, as the buffer's `add` does; `mask` or `ends` are dealt out like the items.
 
         Of a `key` each shard has its own.
@@ -152,8 +153,9 @@ class Sharded(Generic[S]):
           >>> buffer.add(buffer.init(items), items).storage.tolist()  # the first half of the rows on the first device
           [[10, 20], [30, 40]]
         """
-        _, state, items, *others = _signature(type(self.buffer)).bind(self.buffer, *args, **kwargs).arguments.items()
-        return self._add(state[1], items[1], dict(others))
+        given = _signature(type(self.buffer)).bind(self.buffer, state, *args, **kwargs)
+        _, _, (_, items), *others = given.arguments.items()
+        return self._add(state, items, dict(others))
 
     @jit_method(donates=True)
     def _add(self, state: S, items: Any, others: dict[str, Any]) -> S:
@@ -464,6 +466,7 @@ class Sharded(Generic[S]):
         return [("", shard, self.mesh.size)]
 
     def _shard_key(self, key: jax.Array) -> jax.Array:
+        checks.check_key(key)
         return key if self._axis_name is None else jax.random.fold_in(key, shards.index(self._axis_name))
 
     @property
@@ -508,14 +511,15 @@ class Sharded(Generic[S]):
 
     def _map(self, function: Callable[..., Any], specs: tuple[PartitionSpec, ...], *arguments: Any) -> Any:
         """`function` of each device's part of the arguments, which are laid out by `specs`."""
-        if self.mesh.axis_types[self.mesh.axis_names.index(self.axis)] == AxisType.Explicit:
-            layout = [NamedSharding(self.mesh, spec) for spec in specs]
+        mesh = mesh_here(self.mesh)
+        if mesh.axis_types[mesh.axis_names.index(self.axis)] == AxisType.Explicit:
+            layout = [NamedSharding(mesh, spec) for spec in specs]
             arguments = tuple(jax.tree.map(jnp.asarray, arguments))
             arguments = tuple(
                 jax.tree.map(lambda x, s=s: jax.sharding.reshard(x, s), a)
                 for a, s in zip(arguments, layout, strict=True)
             )
-        return jax.shard_map(function, mesh=self.mesh, in_specs=specs, out_specs=PartitionSpec(self.axis))(*arguments)
+        return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(self.axis))(*arguments)
 
 
 def shard_of(buffer: Buffer[S], num_shards: int, axis_name: str | None = None) -> Buffer[S]:

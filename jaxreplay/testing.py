@@ -21,7 +21,7 @@ from jax import lax
 from jaxreplay._common import checks
 from jaxreplay.ring import Live
 from jaxreplay.sampler_protocol import check_sampler as check_methods
-from jaxreplay.transition_batch import TransitionBatch
+from jaxreplay.transition_batch import TransitionBatch, without_valid
 
 STEPS, DRAWS = 4, 4096
 CONFIG = "a configuration is frozen, hashable, and equal to its copies"
@@ -74,7 +74,7 @@ def check_buffer(
       Traceback (most recent call last):
       AssertionError: a configuration is frozen, hashable, and equal to its copies: unhashable type: 'list'
     """
-    spec, key = checks.as_spec(items), jax.random.key(0) if key is None else key
+    spec, key = without_valid(checks.as_spec(items))[0], jax.random.key(0) if key is None else key
     _check_config(buffer)
     runs = _Runs(buffer, spec, batch_size, add or _adder(buffer))
     with _rule(ABSTRACT):

@@ -56,7 +56,7 @@ class _Tracer:
         """The state of an empty tracer for steps like this one: arrays or `jax.ShapeDtypeStruct`, as for `add`.
 
         Raises:
-          ValueError: a leading axis is not `num_envs`, or there is more than one number or flag per environment.
+          ValueError: a leading axis is not `num_envs`, or there is not one number or flag per environment.
 
         Examples:
           >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
@@ -89,7 +89,6 @@ class _Tracer:
         step = (s, a, r, terminated, truncated, s_next, logp, w)
         return jax.eval_shape(lambda *step: self.add(self.init(*step), *step, gamma=1.0)[1], *step)
 
-    @jit_method()
     def add(
         self,
         state: NStepState,
@@ -121,15 +120,16 @@ class _Tracer:
           mask: bool [num_envs] or None, False where an environment made no step. Its arguments are then ignored, no
             transition starts at this step, and open windows end before it, as if truncated. Gymnasium's vector
             environments need this for the call after the end of an episode, which only resets.
-          gamma: the discount of what is emitted now, instead of the tracer's: a float, or a traced float [], clipped to
-            [0, 1]. Its powers are computed in float32 or its wider dtype, those of the tracer's in float64.
+          gamma: the discount of what is emitted now, instead of the tracer's: a float in [0, 1], or a traced float [],
+            which is clipped. Its powers are computed in float32 or its wider dtype, those of the tracer's in float64.
 
         Returns:
-          the new state; TransitionBatch [num_envs]; valid, bool [num_envs].
+          the new state; TransitionBatch [num_envs]; valid, its `valid`, bool [num_envs]: False for a row that is no
+          transition, which `add` of a buffer leaves out.
 
         Raises:
           ValueError: a leaf differs from the one passed to `init`, or is not as above; the message names it. Or there
-            is no discount.
+            is no discount, or one out of range; or the state is another tracer's.
 
         Examples:
           >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
@@ -141,7 +141,14 @@ class _Tracer:
           >>> bool(valid[0]), float(batch.Rn[0]), float(batch.In[0])
           (True, 1.5, 0.0)
         """
-        step = _windows.as_steps(s, a, r, terminated, truncated, s_next, logp, w, mask)
+        step = s, a, r, terminated, truncated, s_next, logp, w, mask
+        state, batch = self._add(state, step, self._discount(gamma))
+        return state, batch, batch.valid
+
+    @jit_method()
+    def _add(self, state: NStepState, arguments: Any, gamma: Any) -> tuple[NStepState, TransitionBatch]:
+        self._check_state(state)
+        step = _windows.as_steps(*arguments)
         self._check_leading(step)
         checks.check_like(step, state.steps, 0, 1, "the tracer")
         window = self._window
@@ -152,10 +159,9 @@ class _Tracer:
         count = jnp.minimum(state.count + 1, window)
         order = (cursor + jnp.arange(window, dtype=jnp.int32)) % window
         start, exists = jnp.zeros(1, jnp.int32), (count == window)[None]
-        batch, valid = self._transitions(steps, order, start, exists, gamma=self._discount(gamma))
-        return NStepState(steps, cursor, count), batch, valid
+        batch = self._transitions(steps, order, start, exists, gamma=gamma)
+        return NStepState(steps, cursor, count), batch
 
-    @jit_method()
     def flush(self, state: NStepState, *, gamma: Any = None) -> tuple[NStepState, TransitionBatch, jax.Array]:
         """Emit the pending transitions, oldest first, as if every environment were truncated here.
 
@@ -164,7 +170,10 @@ class _Tracer:
           gamma: as for `add`.
 
         Returns:
-          an empty state; TransitionBatch [n * num_envs], time-major; valid, bool [n * num_envs].
+          an empty state; TransitionBatch [n * num_envs], time-major; valid, its `valid`, bool [n * num_envs].
+
+        Raises:
+          ValueError: there is no discount, or one out of range; or the state is another tracer's.
 
         Examples:
           >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
@@ -173,18 +182,24 @@ class _Tracer:
           >>> valid.tolist(), float(batch.In[1])  # the step that is pending, as a window of one step
           ([False, True], 0.5)
         """
+        state, batch = self._flush(state, self._discount(gamma))
+        return state, batch, batch.valid
+
+    @jit_method()
+    def _flush(self, state: NStepState, gamma: Any) -> tuple[NStepState, TransitionBatch]:
+        self._check_state(state)
         window = self._window
         order = (state.cursor + jnp.arange(window, dtype=jnp.int32)) % window
         starts = jnp.arange(window - self.n, window, dtype=jnp.int32)
         # Row 0 is empty, or holds a step whose transition has been emitted.
         pending = (starts >= window - state.count) & (starts > 0)
-        batch, valid = self._transitions(state.steps, order, starts, pending, gamma=self._discount(gamma))
-        return jax.tree.map(jnp.zeros_like, state), batch, valid
+        batch = self._transitions(state.steps, order, starts, pending, gamma=gamma)
+        return jax.tree.map(jnp.zeros_like, state), batch
 
     @jit_method(static=("flush",))
-    def _rollout(self, arguments: Any, flush: bool, n: Any, gamma: Any) -> tuple[TransitionBatch, jax.Array]:
+    def _rollout(self, arguments: Any, flush: bool, n: Any, gamma: Any) -> TransitionBatch:
         """See `n_step_transitions`; `n` and `gamma` as for `_transitions`."""
-        steps = _windows.as_steps(*arguments)
+        steps = _windows.as_steps(*arguments, each=_windows.ROWS)
         length, num_envs = _windows.check_steps(steps, "a rollout")
         checks.check_mask(steps.mask, (length, num_envs))
         order = jnp.arange(length, dtype=jnp.int32)
@@ -199,10 +214,10 @@ class _Tracer:
         return self._transitions(steps, order, starts, starts >= 0, n, gamma)
 
     @jit_method()
-    def _sequences(self, arguments: Any, n: Any, gamma: Any) -> tuple[TransitionBatch, jax.Array]:
+    def _sequences(self, arguments: Any, n: Any, gamma: Any) -> TransitionBatch:
         """See `jaxreplay.sequence_transitions`; `n` and `gamma` as for `_transitions`."""
         s, a, r, terminated, truncated, logp, w, mask = arguments
-        steps = _windows.as_steps(s, a, r, terminated, truncated, s, logp, w, mask)
+        steps = _windows.as_steps(s, a, r, terminated, truncated, s, logp, w, mask, _windows.ROWS)
         batch_size, length = _windows.check_steps(steps, "a batch of sequences")
         checks.check_mask(steps.mask, (batch_size, length))
         if length <= self.n:
@@ -235,7 +250,7 @@ class _Tracer:
         exists: jax.Array,
         n: jax.Array | None = None,
         gamma: jax.Array | None = None,
-    ) -> tuple[TransitionBatch, jax.Array]:
+    ) -> TransitionBatch:
         """See `_windows.transitions`; integer `n` [] and float `gamma` [] stand for the tracer's own, clipped to range.
 
         The tracer's `n` is then the largest.
@@ -265,6 +280,16 @@ class _Tracer:
     def _window(self) -> int:
         """How many steps the state holds: a window and, with `next_action`, the step after it."""
         return self.n + self.next_action
+
+    def _check_state(self, state: Any) -> None:
+        expected = [self._window, self.num_envs]
+        found = list(state.steps.mask.shape) if isinstance(state, NStepState) else None
+        if found != expected:
+            got = f"one of {found} steps" if found else type(state).__name__
+            raise ValueError(
+                f"state: got {got}, expected one of {expected} steps, as this tracer's init makes it; use jax.vmap for "
+                "a stack of states."
+            )
 
     def _check_leading(self, step: Any) -> None:
         (found,) = _windows.check_step(step)
@@ -310,7 +335,9 @@ class NStep(_Tracer):
     def __post_init__(self):
         n, gamma = _check_window("n", self.n, self.gamma)
         num_envs = check_integer("num_envs", self.num_envs, 1, 2**31 - 1, "the number of environments")
-        settle(self, n=n, gamma=gamma, num_envs=num_envs)
+        next_action = checks.check_bool("next_action", self.next_action, "whether to fill A_next")
+        extra = checks.check_bool("record_extra_info", self.record_extra_info, "whether to fill extra_info")
+        settle(self, n=n, gamma=gamma, num_envs=num_envs, next_action=next_action, record_extra_info=extra)
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -383,7 +410,8 @@ def n_step_transitions(
         rows as with n = `max_n`, and each is for the same step as there.
 
     Returns:
-      TransitionBatch [T * num_envs] ([(T + n) * num_envs] with `flush`) and valid, a bool vector of that length.
+      TransitionBatch [T * num_envs] ([(T + n) * num_envs] with `flush`) and valid, its `valid`, a bool vector of that
+      length.
 
     Raises:
       ValueError: `n`, `gamma` or `max_n` is out of range, `n` is traced without `max_n`, leading axes differ, or there
@@ -400,13 +428,17 @@ def n_step_transitions(
     """
     settings = {"next_action": next_action, "record_extra_info": record_extra_info}
     tracer, n_now, gamma_now = tracer_for(n, gamma, max_n, **settings)
+    flush = checks.check_bool("flush", flush, "whether to emit what is pending")
     rows = own((S, A, R, terminated, truncated, S_next, logP, W, mask))
-    return tracer._rollout(rows, flush, n_now, gamma_now)
+    batch = tracer._rollout(rows, flush, n_now, gamma_now)
+    return batch, batch.valid
 
 
 def tracer_for(n: Any, gamma: Any, max_n: Any, **settings: Any) -> tuple[NStep, Any, Any]:
     """A tracer with these settings, and what stands for its `n` and `gamma`, or None; see `_Tracer._transitions`."""
     gamma_now = None
+    if gamma is None:
+        raise ValueError("gamma=None: must be a number in [0, 1], or a traced float []; it is a discount.")
     if isinstance(gamma, jax.Array):
         checks.check_one_number("gamma", gamma, 0, 1, "it is a discount")
         gamma, gamma_now = 1.0, gamma

@@ -1,15 +1,18 @@
 """TransitionBatch: transitions that a reward tracer emits, a buffer stores and an agent learns from."""
 
 import dataclasses
+import functools
 from collections.abc import Iterator
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
 from jaxreplay._common import checks
+from jaxreplay._common.xla import on_host
 
 
 @struct.dataclass
@@ -31,6 +34,9 @@ class TransitionBatch:
       W: float [B] or None, weights; a buffer multiplies them by its importance weights.
       idx: int32 [B] or None, handles, set by `sample` of a buffer.
       extra_info: pytree or None.
+      valid: bool [B] or None, which rows are transitions; None for all. A tracer sets it. `add` and `set` of a buffer
+        write only rows where it is True. It is not stored: what is drawn has None. A mean over rows that has
+        `where=batch.valid` is right for both.
 
     Examples:
       >>> x = jnp.array([1.0, 2.0])
@@ -50,6 +56,7 @@ class TransitionBatch:
     W: Any = None
     idx: Any = None
     extra_info: Any = None
+    valid: Any = None
 
     def with_draw(self, weights: jax.Array, handles: jax.Array) -> "TransitionBatch":
         """The batch, drawn with these weights and handles [B]: multiplies `W` and sets `idx`.
@@ -143,17 +150,31 @@ class TransitionBatch:
         )
 
     def to_singles(self, reverse: bool = False) -> Iterator["TransitionBatch"]:
-        """Iterate over the rows as batches of one; from last to first if `reverse`.
+        """Iterate over the transitions as batches of one; from last to first if `reverse`.
+
+        Rows that are not valid are left out, and what comes has `valid` None.
+
+        Raises:
+          ValueError: `valid` is traced.
 
         Examples:
-          >>> x = jnp.array([1.0, 2.0])
-          >>> batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x)
+          >>> x = jnp.array([1.0, 2.0, 3.0])
+          >>> batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, valid=x > 1)
           >>> [single.S.tolist() for single in batch.to_singles(reverse=True)]
-          [[2.0], [1.0]]
+          [[3.0], [2.0]]
         """
         rows = range(self.batch_size)
+        if isinstance(self.valid, jax.core.Tracer):
+            raise ValueError(
+                "valid: is traced, so the number of transitions is not known; call to_singles outside of jit, or of "
+                "dataclasses.replace(batch, valid=None) for all rows."
+            )
+        if self.valid is not None:
+            valid = on_host(self.valid)
+            rows = [i for i in rows if valid[i]]
+        batch = dataclasses.replace(self, valid=None)  # pyright: ignore[reportArgumentType]
         for i in reversed(rows) if reverse else rows:
-            yield jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], self)
+            yield jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], batch)
 
     def copy(self, deep: bool = False) -> "TransitionBatch":
         """A new batch with the same leaves, or with copies of them if `deep`.
@@ -188,3 +209,40 @@ def check_returns(spec: Any) -> None:
                     f"leaf .{name}: got {checks.type_text(leaf.dtype, leaf.shape)}, expected {list(spec.Rn.shape)}, "
                     "the shape of leaf .Rn; squeeze the one that has an axis too many."
                 )
+
+
+def without_valid(items: Any) -> tuple[Any, dict[str, Any]]:
+    """`items` with `valid=None` in every `TransitionBatch`, and what these were, by the names of their leaves."""
+    found = {}
+
+    def visit(path: Any, node: Any) -> Any:
+        if not isinstance(node, TransitionBatch):
+            return node
+        if node.valid is not None:
+            found[f"leaf {jax.tree_util.keystr(path)}.valid"] = node.valid
+        node = dataclasses.replace(node, valid=None)  # pyright: ignore[reportArgumentType]
+        return jax.tree_util.tree_map_with_path(
+            lambda inner, x: visit((*path, *inner), x), node, is_leaf=lambda x: _is_batch(x) and x is not node
+        )
+
+    return jax.tree_util.tree_map_with_path(visit, items, is_leaf=_is_batch), found
+
+
+def _is_batch(x: Any) -> bool:
+    return isinstance(x, TransitionBatch)
+
+
+def written(mask: Any, valid: dict[str, Any], shape: tuple[int, ...]) -> jax.Array | None:
+    """Which rows are written, bool of `shape`: those where `mask` and all that `without_valid` found are True.
+
+    Returns:
+      None for all, where there is neither.
+
+    Raises:
+      ValueError: one of them has another shape or dtype; the message names it.
+    """
+    flags = [checks.check_mask(flag, shape, name) for name, flag in valid.items()]
+    if mask is not None:
+        flags.append(checks.check_mask(mask, shape))
+    # The logical and, as a selection: XLA drops one between an array and itself, as in add(batch, mask=batch.valid).
+    return functools.reduce(lambda x, y: jnp.where(x, y, x), flags) if flags else None

@@ -79,8 +79,8 @@ def init_traced(config):
 
 def step_traced(config, carry, key):
     keys = jax.random.split(key)
-    tracer, batch, valid = config["tracer"].add(carry["tracer"], *environment_step(keys[0]))
-    replay = config["replay"].add(carry["replay"], batch, mask=valid)
+    tracer, batch, _ = config["tracer"].add(carry["tracer"], *environment_step(keys[0]))
+    replay = config["replay"].add(carry["replay"], batch)
     return {"tracer": tracer, "replay": learn(config["replay"], replay, keys[1])}
 
 

@@ -8,6 +8,7 @@ import tempfile
 import hypothesis
 import jax
 import pytest
+import seeds
 from jax.experimental.compilation_cache import compilation_cache
 
 # Compiling is nearly all of the suite's work. LLVM's optimisation and XLA's newer code generators double it, and change
@@ -19,7 +20,9 @@ QUICK = (
 )
 os.environ.setdefault("XLA_FLAGS", QUICK)
 jax.config.update("jax_num_cpu_devices", 8)  # to be shards
-hypothesis.settings.register_profile("suite", deadline=None, derandomize=True, print_blob=True)
+hypothesis.settings.register_profile(
+    "suite", deadline=None, derandomize=seeds.GIVEN is None, database=None, print_blob=True
+)
 hypothesis.settings.load_profile("suite")
 gc.set_threshold(100_000)  # tracing makes many objects and little garbage: collecting took a tenth of its time
 
@@ -29,6 +32,7 @@ def pytest_configure(config):
 
     No run sees another's, unless JAX_COMPILATION_CACHE_DIR names a folder for both.
     """
+    seeds.fresh()  # before there are workers
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
         folder = tempfile.TemporaryDirectory(prefix="jaxreplay-tests-")
         config.add_cleanup(folder.cleanup)
@@ -40,6 +44,35 @@ def pytest_configure(config):
     }.items():
         os.environ[name.upper()] = str(value)
         jax.config.update(name, value)
+
+
+def pytest_report_header():
+    return seeds.text()
+
+
+ONLY_SLOW = pytest.StashKey[dict[str, bool]]()  # by test function that was collected
+
+
+@pytest.hookimpl(tryfirst=True)  # before any are deselected
+def pytest_collection_modifyitems(config, items):
+    only_slow = config.stash.setdefault(ONLY_SLOW, {})
+    for item in items:
+        name = f"{item.path.name}::{getattr(item, 'originalname', item.name)}"
+        only_slow[name] = only_slow.get(name, True) and item.get_closest_marker("slow") is not None
+        if seeds.GIVEN is not None and hypothesis.is_hypothesis_test(getattr(item, "obj", None)):
+            hypothesis.seed(seeds.SEED)(item.obj)
+
+
+def pytest_terminal_summary(terminalreporter):
+    """With -q there is no header."""
+    if terminalreporter.stats.get("failed"):
+        terminalreporter.write_line(seeds.text())
+
+
+@pytest.fixture(scope="session")
+def only_slow(pytestconfig):
+    """By "file::function", of all that were collected: whether none of its cases runs by default."""
+    return pytestconfig.stash[ONLY_SLOW]
 
 
 @pytest.fixture

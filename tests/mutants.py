@@ -1,8 +1,9 @@
-"""What the tests would not notice: small changes to the package's core, and which of them no test fails for.
+"""What the tests would not notice: small changes to the package, and which of them no test fails for.
 
-`python tests/mutants.py` chooses changes by a seed, runs for each the test files that concern its module, and prints
-which were killed (a test failed), survived (with the change) or timed out. `--out FILE` records it; `--against FILE`
-names those that were killed in a record and are not now. Takes half an hour on two cores.
+`python tests/mutants.py` chooses changes by a seed, runs for each the default tests that concern it, and prints which
+were killed (a test failed), survived (with the change) or timed out. Which tests concern a line is read off one run of
+the suite under coverage (`--concerns FOLDER` keeps it for the next time; needs pytest-cov). `--out FILE` records the
+outcomes; `--against FILE` names those that were killed in a record and are not now. Takes an hour on two cores.
 """
 
 import argparse
@@ -12,6 +13,8 @@ import concurrent.futures
 import contextlib
 import dataclasses
 import difflib
+import functools
+import itertools
 import json
 import multiprocessing
 import os
@@ -25,42 +28,10 @@ import sys
 import tempfile
 import time
 
+import mutants_concerns
 from mutants_equivalent import EQUIVALENT
 
 ROOT = pathlib.Path(__file__).parent.parent
-
-# By module of the core, the test files that concern it: first those that are quick, or tell most.
-CONCERNS = {
-    "sum_tree": ["sum_tree", "samplers", "replay_buffer", "memory"],
-    "_levels": ["sum_tree", "samplers", "replay_buffer", "memory"],
-    "_restricted": ["draws", "sum_tree", "memory"],
-    "_episodes": ["sequence_buffer", "draws", "writes", "migration", "memory"],
-    "_common/permutation": ["permutation", "draws"],
-    "_common/repeats": ["writes", "sum_tree"],
-    "ring": ["ring", "replay_buffer", "sequence_buffer", "contract", "memory"],
-    "samplers": ["samplers", "replay_buffer", "draws", "writes", "contract", "sharding", "memory"],
-    "footprint": ["footprint"],
-    "weights": ["weights", "samplers", "replay_buffer", "sharding"],
-    "mixture": ["mixture", "contract"],
-    "_sources": ["mixture"],
-    "datasets/__init__": ["datasets", "minari"],
-    "datasets/_steps": ["datasets", "minari"],
-    "datasets/_minari": ["minari"],
-    "reservoir_buffer": ["reservoir_buffer", "contract"],
-    "_windows": ["tracing", "sequence_views", "sharding"],
-    "sequences": ["sequence_buffer", "sequence_views"],
-    "tracing": ["tracing", "sequence_views", "transition_batch"],
-    "sequence_buffer": ["sequence_buffer", "sequence_views", "contract", "sharding", "migration", "memory"],
-    "_common/checks": ["replay_buffer", "sequence_buffer", "tracing", "contract", "sharding", "memory"],
-    "_common/layouts": ["storage", "writes", "replay_buffer", "sequence_buffer", "memory"],
-    "buffer": ["draws", "writes", "replay_buffer", "sequence_buffer", "contract", "sharding", "memory"],
-    "difficulty_pools/__init__": ["difficulty_pools", "memory"],
-    "difficulty_pools/_parking": ["difficulty_pools", "memory"],
-    "difficulty_pools/_checks": ["difficulty_pools"],
-    "difficulty_pools/_draws": ["difficulty_pools"],
-    "difficulty_pools/_moves": ["difficulty_pools"],
-    "difficulty_pools/_queues": ["queues", "difficulty_pools"],
-}
 
 COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "!=", ast.NotEq: "=="}
 COMPARISONS |= {ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in"}
@@ -101,6 +72,7 @@ class Mutant:
     kind: str
     start: tuple[int, int]
     end: tuple[int, int]
+    function_lines: tuple[int, ...]
     before: str
     after: str
     occurrence: int  # of the same change in the function, from 1
@@ -112,13 +84,16 @@ class Mutant:
         return f"{self.module}.{self.function}: {_one_line(self.before)} -> {_one_line(self.after)}{number}"
 
     def apply(self, source):
-        lines = source.splitlines(keepends=True)
-        offsets = [0]
-        for line in lines:
-            offsets.append(offsets[-1] + len(line.encode()))
-        raw = source.encode()
+        raw, offsets = _offsets(source)
         first, last = (offsets[line - 1] + column for line, column in (self.start, self.end))
         return (raw[:first] + self.after.encode() + raw[last:]).decode()
+
+
+@functools.cache
+def _offsets(source):
+    """The source as bytes, and where its lines begin."""
+    raw = source.encode()
+    return raw, [0, *itertools.accumulate(map(len, raw.splitlines(keepends=True)))]
 
 
 def _one_line(text):
@@ -130,7 +105,7 @@ class Finder(ast.NodeVisitor):
 
     def __init__(self, module, source):
         self.module, self.source, self.path, self.found = module, source, [], []
-        self.bound, self.seen = set(), collections.Counter()
+        self.bound, self.seen, self.lines = set(), collections.Counter(), ()
         self.visit(ast.parse(source))
 
     def mutant(self, kind, node, after):
@@ -143,10 +118,12 @@ class Finder(ast.NodeVisitor):
         start, end = (node.lineno, node.col_offset), (node.end_lineno, node.end_col_offset)
         self.seen[function, before, after] += 1
         occurrence = self.seen[function, before, after]
-        self.found.append(Mutant(self.module, function, kind, start, end, before, after, occurrence))
+        self.found.append(Mutant(self.module, function, kind, start, end, self.lines, before, after, occurrence))
 
     def text(self, node):
-        return ast.get_source_segment(self.source, node)
+        raw, offsets = _offsets(self.source)
+        first, last = offsets[node.lineno - 1] + node.col_offset, offsets[node.end_lineno - 1] + node.end_col_offset
+        return raw[first:last].decode()
 
     def visit_ClassDef(self, node):
         if any(self.text(base).startswith("Protocol") for base in node.bases):
@@ -161,13 +138,14 @@ class Finder(ast.NodeVisitor):
         if any("abstractmethod" in self.text(decorator) for decorator in node.decorator_list):
             return
         outside, self.bound = self.bound, {argument.arg for argument in [*node.args.args, *node.args.kwonlyargs]}
+        outer, self.lines = self.lines, tuple(range(node.lineno, node.end_lineno + 1))
         self.path.append(node.name)
         for child in node.body:
             is_docstring = isinstance(child, ast.Expr) and isinstance(child.value, ast.Constant)
             if not is_docstring:
                 self.visit(child)
         self.path.pop()
-        self.bound = outside
+        self.bound, self.lines = outside, outer
 
     def visit_Raise(self, node):
         pass
@@ -262,54 +240,54 @@ class Finder(ast.NodeVisitor):
         self.generic_visit(node)
 
 
+def modules_of(package):
+    return [str(file.relative_to(package).with_suffix("")) for file in sorted(package.rglob("*.py"))]
+
+
 def choose(package, modules, number, seed):
-    """`number` mutants, as many of each module, and in a module of each kind, as there are."""
-    chosen = []
-    for position, module in enumerate(modules):
+    """`number` mutants in rounds: in each, one of every module, and in a module the kinds take turns."""
+    queues = []
+    for module in modules:
         rng = random.Random(f"{seed} {module}")
         by_kind = collections.defaultdict(list)
         for mutant in Finder(module, (package / f"{module}.py").read_text()).found:
             by_kind[mutant.kind].append(mutant)
-        queues = [rng.sample(of_kind, len(of_kind)) for _, of_kind in sorted(by_kind.items())]
-        share = number * (position + 1) // len(modules) - number * position // len(modules)
-        while share and any(queues):
-            for queue in queues:
-                if queue and share:
-                    chosen.append(queue.pop())
-                    share -= 1
-    return chosen
+        of_kinds = [rng.sample(of_kind, len(of_kind)) for _, of_kind in sorted(by_kind.items())]
+        queues.append([m for turn in itertools.zip_longest(*of_kinds) for m in turn if m is not None])
+    rounds = itertools.chain.from_iterable(itertools.zip_longest(*queues))
+    return sorted(itertools.islice((m for m in rounds if m is not None), number), key=lambda m: m.module)
 
 
-def run_tests(root, package_root, files, log, seconds):
+def run_tests(root, package_root, tests, log, seconds):
     """In a process of its own, which may take `seconds` of processor time: exit with 0 if all tests pass."""
     os.setsid()
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
+    os.chdir(root)
     sys.path.insert(0, str(package_root))
+    os.environ["PYTHONPATH"] = str(package_root)  # of processes that tests start
     with open(log, "w") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
         import pytest
 
         options = ["-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(root), "--tb=line"]
-        status = pytest.main([*options, "-c", str(root / "pyproject.toml"), "-m", "not slow", *files])
+        status = pytest.main([*options, "-c", str(root / "pyproject.toml"), "-m", "not slow", *tests])
         out.flush()
         os._exit(int(status))
 
 
-def run_one(context, root, package, mutant, timeout):
-    """(outcome, the test that told, seconds) of a mutant, or of the package as it is where `mutant` is None."""
+def run_one(context, root, package, mutant, tests, timeout):
+    """(outcome, the test that told, seconds) of a mutant."""
+    if not tests:
+        return "survived", None, 0.0
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
         copy = pathlib.Path(folder) / "jaxreplay"
         shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        names = dict.fromkeys(name for names in CONCERNS.values() for name in names)
-        if mutant is not None:
-            names = CONCERNS[mutant.module]
-            file = copy / f"{mutant.module}.py"
-            file.write_text(mutant.apply(file.read_text()))
-        files = [str(root / "tests" / f"test_{name}.py") for name in names]
+        file = copy / f"{mutant.module}.py"
+        file.write_text(mutant.apply(file.read_text()))
         log = pathlib.Path(folder) / "log"
         begin = time.monotonic()
-        process = context.Process(target=run_tests, args=(root, pathlib.Path(folder), files, log, timeout))
+        process = context.Process(target=run_tests, args=(root, pathlib.Path(folder), tests, log, timeout))
         process.start()
         process.join(10 * timeout)
         seconds = time.monotonic() - begin
@@ -318,12 +296,12 @@ def run_one(context, root, package, mutant, timeout):
         process.join()
         if process.exitcode in (-signal.SIGKILL, -signal.SIGXCPU):
             return "timed out", None, seconds
-        output = log.read_text(errors="replace") if log.exists() else ""
-        told = re.search(r"^(?:FAILED|ERROR) (?:.*tests/)?(\S+)", output, re.MULTILINE)
         if process.exitcode == 0:
             return "survived", None, seconds
-        if mutant is None:
-            raise SystemExit(f"the tests fail without a mutant:\n{output}")
+        output = log.read_text(errors="replace") if log.exists() else ""
+        if "no tests ran" in output and "rror" not in output:
+            raise RuntimeError(f"{mutant.name}: no test was run:\n{output}")
+        told = re.search(r"^(?:FAILED|ERROR) (?:.*tests/)?(\S+)", output, re.MULTILINE)
         return "killed", told.group(1) if told else f"exit {process.exitcode}", seconds
 
 
@@ -335,10 +313,11 @@ def show(mutant, source):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--number", type=int, default=156)
-    parser.add_argument("--modules", nargs="+", default=list(CONCERNS), choices=list(CONCERNS))
-    parser.add_argument("--root", type=pathlib.Path, default=ROOT, help="the checkout whose tests are run")
-    parser.add_argument("--package", type=pathlib.Path, default=ROOT / "jaxreplay")
+    parser.add_argument("--number", type=int, default=420)
+    parser.add_argument("--modules", nargs="+", default=modules_of(ROOT / "jaxreplay"))
+    parser.add_argument(
+        "--concerns", type=pathlib.Path, help="a folder for the run under coverage, used if it is there"
+    )
     parser.add_argument("--processes", type=int, default=os.cpu_count())
     parser.add_argument("--timeout", type=int, default=300, help="seconds of processor time for the tests of a mutant")
     parser.add_argument("--only", type=pathlib.Path, help="a record: only what survived or timed out there")
@@ -346,24 +325,28 @@ def main():
     parser.add_argument("--out", type=pathlib.Path)
     arguments = parser.parse_args()
 
-    cache = tempfile.TemporaryDirectory(prefix="mutants-cache-")
+    cache, kept = (tempfile.TemporaryDirectory(prefix=f"mutants-{name}-") for name in ("cache", "concerns"))
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache.name)
+    package = ROOT / "jaxreplay"
+    folder = arguments.concerns or pathlib.Path(kept.name)
+    if not (folder / "times.xml").exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        mutants_concerns.record(ROOT, folder)
+    concerns = mutants_concerns.Concerns(ROOT, folder)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["jax", "flax", "optax", "chex", "scipy.stats", "pytest"])
-    root, package = arguments.root.resolve(), arguments.package.resolve()
+    context.set_forkserver_preload(["jax", "flax", "optax", "chex", "scipy.stats", "pytest", "orbax.checkpoint.v1"])
     chosen = choose(package, arguments.modules, arguments.number, arguments.seed)
     if arguments.only:
         before = json.loads(arguments.only.read_text())
-        chosen = [m for m in chosen if before.get(m.name, {}).get("outcome") != "killed"]
-    jobs = [None, *chosen]
+        chosen = [m for m in chosen if before.get(m.name, {}).get("outcome") in ("survived", "timed out")]
     record = {}
     with concurrent.futures.ThreadPoolExecutor(arguments.processes) as pool:
-        futures = [pool.submit(run_one, context, root, package, job, arguments.timeout) for job in jobs]
-        for job, future in zip(jobs, futures, strict=True):
-            outcome, told, seconds = future.result()
-            if job is None:
-                print(f"without a mutant the tests pass in {seconds:.0f} s", flush=True)
-                continue
+
+        def run(mutant):
+            tests = concerns.tests(mutant.module, mutant.start[0], mutant.function_lines)
+            return run_one(context, ROOT, package, mutant, tests, arguments.timeout)
+
+        for job, (outcome, told, seconds) in zip(chosen, pool.map(run, chosen), strict=True):
             if outcome == "survived" and job.name in EQUIVALENT:
                 outcome, told = "equivalent", EQUIVALENT[job.name]
             record[job.name] = {"kind": job.kind, "outcome": outcome, "told": told, "seconds": round(seconds)}
@@ -379,7 +362,7 @@ def main():
     for module, counts in by_module.items():
         told = sum(counts.values()) - counts["equivalent"]
         caught = counts["killed"] + counts["timed out"]
-        print(f"{module:17} {caught} of {told} caught, {dict(counts)}")
+        print(f"{module:28} {caught} of {told} caught, {dict(counts)}")
     if arguments.against:
         for name, entry in json.loads(arguments.against.read_text()).items():
             now = record.get(name, {}).get("outcome", "gone")

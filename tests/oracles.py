@@ -41,47 +41,42 @@ def importance_weights(probabilities, size, beta, normalize="batch", min_probabi
     return weights
 
 
-class ReplayTwin:
-    """A list of (handle, item), newest last, and a dict of priorities."""
+class Priorities:
+    """What `Prioritized` knows of stored items: leaves by handle. What inherits tells the handles that are stored."""
 
-    def __init__(self, capacity, alpha=0.6, epsilon=1e-6, first_handle=0, period=None, floor=0.0, new_priority="ever"):
-        self.capacity, self.alpha, self.epsilon = capacity, alpha, epsilon
+    def __init__(self, capacity, alpha=0.6, epsilon=1e-6, floor=0.0, new_priority="ever"):
+        self.num_slots, self.alpha, self.epsilon = capacity, alpha, epsilon
         self.floor, self.new_priority = floor, new_priority
-        self.next_handle, self.period = first_handle, period
-        self.stored = []
-        self.leaf = {}
+        self.leaf, self.counts, self.late = {}, {}, 0
         self.max_priority, self.updates, self.rejected = 1.0, 0, 0
 
-    def add(self, items, mask=None, td_errors=None):
-        mask = np.ones(len(items), bool) if mask is None else mask
-        td_errors = np.full(len(items), np.nan) if td_errors is None else td_errors
-        rows = zip(td_errors, mask, strict=True)
-        priorities = [self._priority(td_error) if inserted else None for td_error, inserted in rows]
-        self.rejected += sum(bool(np.isinf(td_error)) for td_error in np.asarray(td_errors)[mask])
-        known = [priority for priority in priorities if priority is not None]
+    def insert(self, td_errors, beside=(), leaves=()):
+        """`td_errors` by handle, NaN for nothing; what other shards are told in this call, and their leaves before."""
+        priorities = {handle: self._priority(td_error) for handle, td_error in td_errors.items()}
+        self.rejected += sum(bool(np.isinf(td_error)) for td_error in td_errors.values())
+        known = [*(x for x in priorities.values() if x is not None), *beside]
         self.max_priority = max([self.max_priority, *known])
         new = self._leaf(self.max_priority)
         if self.new_priority == "stored":
-            new = max([*self.leaf.values(), *map(self._leaf, known)], default=0) or self._leaf(1.0)
+            new = max([*self.leaf.values(), *leaves, *map(self._leaf, known)], default=0) or self._leaf(1.0)
         elif self.new_priority != "ever":
             new = self._leaf(self.new_priority)
-        for row, item in enumerate(items):
-            if not mask[row]:
-                continue
-            self.stored.append((self.next_handle, item))
-            self.leaf[self.next_handle] = new if priorities[row] is None else self._leaf(priorities[row])
-            self.next_handle += 1
-            if self.period is not None:
-                self.next_handle %= self.period
-            if len(self.stored) > self.capacity:
-                old, _ = self.stored.pop(0)
-                del self.leaf[old]
+        self.leaf |= {handle: new if x is None else self._leaf(x) for handle, x in priorities.items()}
+        self.leaf = {handle: self.leaf[handle] for handle in self.handles}
+        self.counts = {handle: 0 if handle in td_errors else self.counts[handle] for handle in self.handles}
+
+    def known(self, td_errors):
+        """Priorities that are known of new items, for other shards."""
+        return [x for x in map(self._priority, td_errors.values()) if x is not None]
 
     def update(self, handles, td_errors):
-        self.updates += 1
+        """An update of which no row names a stored item is none."""
+        self.updates += any(handle in self.leaf for handle in handles)
         for handle, td_error in zip(handles, td_errors, strict=True):
             if handle not in self.leaf:
+                self.late += handle is None or handle >= 0
                 continue
+            self.counts[handle] += 1
             if not np.isfinite(td_error):
                 self.rejected += 1
                 continue
@@ -96,58 +91,121 @@ class ReplayTwin:
         return float(max(np.float32(abs(td_error)), np.float32(self.floor)) + np.float32(self.epsilon))
 
     def _leaf(self, priority):
-        largest = 2.0 ** (63 - (self.capacity - 1).bit_length())
-        return min(max(priority**self.alpha, 2.0**-63), largest) if priority > 0 else 0.0
+        largest = 2.0 ** (63 - (self.num_slots - 1).bit_length())
+        return min(max(priority**self.alpha, 2.0**-63), largest) if priority > 0 or self.alpha == 0 else 0.0
+
+    def slot(self, handle):
+        return handle % self.num_slots
+
+    def by_slot(self, values):
+        """Numbers by handle as numbers by slot."""
+        found = np.zeros(self.num_slots)
+        for handle, value in values.items():
+            found[self.slot(handle)] = value
+        return found
+
+    def leaves_by_slot(self):
+        return self.by_slot(self.leaf)
+
+    def name(self, handle):
+        """The number by which the buffer names a stored item, among those of its shard."""
+        return handle
+
+    def by_name(self):
+        """Handles by name."""
+        return {self.name(handle): handle for handle in self.leaf}
+
+    def young(self, max_age=None):
+        """Handles, oldest first."""
+        return [handle for handle in self.handles if max_age is None or self.age(handle) < max_age]
+
+    def probability(self, handle):
+        total = sum(self.leaf.values())
+        return self.leaf[handle] / total if total > 0 else 1 / len(self.leaf)
+
+    @property
+    def min_probability(self):
+        positive = [leaf for leaf in self.leaf.values() if leaf > 0]
+        return min(positive) / sum(positive) if positive else 1 / len(self.leaf)
+
+
+class ReplayTwin(Priorities):
+    """A list of (handle, item), newest last."""
+
+    def __init__(self, capacity, alpha=0.6, epsilon=1e-6, first_handle=0, period=None, floor=0.0, new_priority="ever"):
+        super().__init__(capacity, alpha, epsilon, floor, new_priority)
+        self.capacity = capacity
+        self.next_handle, self.period = first_handle, period
+        self.stored = []
+
+    def add(self, items, mask=None, td_errors=None):
+        self.insert(self.store(items, mask, td_errors))
+
+    def store(self, items, mask=None, td_errors=None):
+        """The TD errors of what is new."""
+        new = {}
+        for row, item in enumerate(items):
+            if mask is not None and not mask[row]:
+                continue
+            self.stored.append((self.next_handle, item))
+            new[self.next_handle] = np.nan if td_errors is None else td_errors[row]
+            self.next_handle += 1
+            if self.period is not None:
+                self.next_handle %= self.period
+        self.stored = self.stored[-self.capacity :]
+        return new
 
     @property
     def handles(self):
         return [handle for handle, _ in self.stored]
 
+    @property
+    def is_full(self):
+        return len(self.stored) == self.capacity
+
     def item(self, handle):
         return dict(self.stored)[handle]
 
-    def leaves_by_slot(self):
-        leaves = np.zeros(self.capacity)
-        for handle, leaf in self.leaf.items():
-            leaves[handle % self.capacity] = leaf
-        return leaves
+    def items(self, handle):
+        """All that is drawn with it."""
+        return [self.item(handle)]
 
-    def probability(self, handle):
-        total = sum(self.leaf.values())
-        return self.leaf[handle] / total if total > 0 else 1 / len(self.stored)
-
-    @property
-    def min_probability(self):
-        positive = [leaf for leaf in self.leaf.values() if leaf > 0]
-        return min(positive) / sum(positive) if positive else 1 / len(self.stored)
+    def age(self, handle):
+        return len(self.stored) - 1 - self.handles.index(handle)
 
 
 class ReservoirTwin(ReplayTwin):
     """Algorithm R of Vitter 1985, item by item; of a slot that is taken twice in one call the handle changes once."""
 
-    def __init__(self, capacity, alpha=0.6, epsilon=1e-6, period=None):
-        super().__init__(capacity, alpha, epsilon, period=period)
-        self.count = 0
+    def __init__(self, capacity, alpha=0.6, epsilon=1e-6, period=None, **settings):
+        super().__init__(capacity, alpha, epsilon, period=period, **settings)
+        self.count, self.taken_again = 0, 0  # slots, within one call
 
-    def add(self, items, draws, mask=None):
+    def add(self, items, draws, mask=None, td_errors=None):
+        self.insert(self.store(items, draws, mask, td_errors))
+
+    def store(self, items, draws, mask=None, td_errors=None):
         """`draws`: 64 random bits for each row, as an integer."""
-        stored, new = {handle % self.capacity: (handle, item) for handle, item in self.stored}, {}
-        for row, item in enumerate(items):
+        stored, rows = {handle % self.capacity: (handle, item) for handle, item in self.stored}, {}
+        for row in range(len(items)):
             if mask is not None and not mask[row]:
                 continue
             self.count = min(self.count + 1, 2**64 - 1)
-            filled = len(stored.keys() | new.keys())
+            filled = len(stored.keys() | rows.keys())
             slot = filled if filled < self.capacity else int(draws[row]) * self.count >> 64
+            self.taken_again += slot in rows
             if slot < self.capacity:
-                new[slot] = item
-        for slot, item in new.items():
-            handle = slot
-            if slot in stored:
-                handle = (stored[slot][0] + self.capacity) % self.period
-                del self.leaf[stored[slot][0]]
-            stored[slot] = handle, item
-            self.leaf[handle] = self._leaf(self.max_priority)
+                rows[slot] = row
+        new = {}
+        for slot, row in rows.items():
+            handle = (stored[slot][0] + self.capacity) % self.period if slot in stored else slot
+            stored[slot] = handle, items[row]
+            new[handle] = np.nan if td_errors is None else td_errors[row]
         self.stored = list(stored.values())
+        return new
+
+    def age(self, handle):
+        return -1
 
 
 def reservoir_law(capacity, num_items):
@@ -166,40 +224,85 @@ def reservoir_law(capacity, num_items):
 
 
 class ShardedTwin:
-    """A list of twins, the first for the first part of every batch; the handles of twin k start at k * period."""
+    """Twins of shards, the first for the first part of every batch; the names of twin k's items start at k * period.
 
-    def __init__(self, num_shards, capacity, alpha, epsilon, period):
-        self.shards = [ReplayTwin(capacity // num_shards, alpha, epsilon) for _ in range(num_shards)]
-        self.period = period
+    One shard alone is the buffer itself. Between two items of a shard `age_step` were added to the buffer.
+    """
 
-    def add(self, items, mask):
-        parts = zip(np.split(items, len(self.shards)), np.split(mask, len(self.shards)), strict=True)
-        for twin, (part, flags) in zip(self.shards, parts, strict=True):
-            twin.add(list(part), flags)
+    def __init__(self, shards, period, sampler=None, age_step=1):
+        self.shards, self.period, self.sampler, self.age_step = shards, period, sampler, age_step
 
-    def update(self, handles, td_errors):
-        for k, (twin, part) in enumerate(zip(self.shards, np.split(handles, len(self.shards)), strict=True)):
-            twin.update(part - k * self.period, np.split(td_errors, len(self.shards))[k])
+    def add(self, *arguments, axis=0):
+        """What the shards' twins `store`, arrays or None, each cut along an axis."""
+        num_shards = len(self.shards)
+        parts = [[None] * num_shards if x is None else np.split(x, num_shards, axis) for x in arguments]
+        new = [twin.store(*own) for twin, own in zip(self.shards, zip(*parts, strict=True), strict=True)]
+        beside = [x for twin, its in zip(self.shards, new, strict=True) for x in twin.known(its)]
+        leaves = [leaf for twin in self.shards for leaf in twin.leaf.values()]
+        for twin, its in zip(self.shards, new, strict=True):
+            twin.insert(its, beside, leaves)
+        return new
+
+    def rows(self, names):
+        """For each row its shard's twin, and the handle there; None for what is not stored there, -1 for no name."""
+        by_name, share = [twin.by_name() for twin in self.shards], len(names) // len(self.shards)
+        own = [(row // share, int(name)) for row, name in enumerate(names)]
+        return [(self.shards[k], by_name[k].get(name - k * self.period) if name >= 0 else -1) for k, name in own]
+
+    def update(self, names, td_errors):
+        rows, updates = self.rows(names), max(twin.updates for twin in self.shards)
+        updates += any(handle in twin.leaf for twin, handle in rows)
+        share = len(names) // len(self.shards)
+        for k, twin in enumerate(self.shards):
+            own = slice(k * share, (k + 1) * share)
+            twin.update([handle for _, handle in rows[own]], td_errors[own])
         for twin in self.shards:
             twin.max_priority = max(other.max_priority for other in self.shards)
+            twin.updates = updates
 
-    @property
-    def size(self):
-        return sum(len(twin.stored) for twin in self.shards)
-
-    def item(self, handle):
-        return self.shards[handle // self.period].item(handle % self.period)
+    def names(self, shard, handles):
+        return [shard * self.period + self.shards[shard].name(handle) for handle in handles]
 
     @property
     def handles(self):
-        return [k * self.period + handle for k, twin in enumerate(self.shards) for handle in twin.handles]
-
-    def probability(self, handle):
-        return self.shards[handle // self.period].probability(handle % self.period) / len(self.shards)
+        return [name for k, twin in enumerate(self.shards) for name in self.names(k, twin.handles)]
 
     @property
-    def min_probability(self):
-        return min(twin.min_probability for twin in self.shards if twin.stored) / len(self.shards)
+    def size(self):
+        return sum(len(twin.handles) for twin in self.shards)
+
+    def item(self, name):
+        return self.shards[name // self.period].item(name % self.period)
+
+    def draw_law(self, max_age=None):
+        """For each shard the probabilities by handle, in the whole batch, of what may be drawn."""
+        laws = []
+        for twin in self.shards:
+            handles = twin.young(max_age and -(-max_age // self.age_step))
+            leaves = [1.0] * len(handles)
+            if hasattr(self.sampler, "alpha") and any(twin.leaf[handle] for handle in handles):
+                leaves = [twin.leaf[handle] for handle in handles]
+            masses = zip(handles, leaves, strict=True)
+            laws.append({handle: leaf / sum(leaves) / len(self.shards) for handle, leaf in masses})
+        return laws
+
+    def draw_weights(self, laws, drawn, batch_size, beta=None, normalize=...):
+        """Weights of rows `drawn`, pairs of a shard's number and a handle, by `draw_law`."""
+        sizes = [len(law) for law in laws]
+        if not hasattr(self.sampler, "alpha"):
+            share = [
+                batch_size / len(laws) if self.sampler.replacement else sum(k == d for k, _ in drawn)
+                for d in range(len(laws))
+            ]
+            if len(laws) == 1:
+                return np.ones(len(drawn))
+            return np.array([sizes[k] * batch_size / (sum(sizes) * share[k]) for k, _ in drawn])
+        if beta is None:
+            beta = self.sampler.beta
+            beta = float(beta(self.shards[0].updates)) if callable(beta) else beta
+        least = min(p for law in laws for p in law.values() if p > 0)
+        normalize = self.sampler.normalize if normalize is ... else normalize
+        return importance_weights([laws[k][handle] for k, handle in drawn], sum(sizes), beta, normalize, least)
 
 
 def migrate_items(shards, num_shards, capacity):
@@ -213,27 +316,38 @@ def migrate_items(shards, num_shards, capacity):
     return new
 
 
-class SequenceTwin:
+class SequenceTwin(Priorities):
     """All steps ever added to each stream, and the starts of the sequences that can be drawn."""
 
-    def __init__(self, length, num_envs, sequence_length, stride, windows="any", gaps=False):
-        self.windows, self.every = windows, windows == "any" and not gaps
+    def __init__(self, length, num_envs, sequence_length, stride, windows="any", gaps=False, **names_and_law):
+        self.first, self.period = (names_and_law.pop(name, 0) for name in ("first", "period"))
+        super().__init__(((length - sequence_length) // stride + 1) * num_envs, **names_and_law)
+        self.windows, self.every, self.within_episode = windows, windows == "any" and not gaps, True
         self.length, self.num_envs = length, num_envs
         self.sequence_length, self.stride = sequence_length, stride
         self.steps, self.ends, self.gaps = [], [], []  # of time: rows [num_envs]
         self.lost = 0  # the first steps that are stored no longer, whatever the length
-        self.priority = {}  # by handle, of all sequences ever completed that could be drawn, in order
+        self.ever = {}  # by handle: the number among all sequences ever completed that could be drawn
 
     def add(self, steps, ends, drawable=None):
-        before = self.num_complete
+        self.insert(self.store(steps, ends, None, drawable))
+
+    def store(self, steps, ends=None, td_errors=None, drawable=None):
+        """The TD errors of the sequences that can be drawn from now on."""
+        before, new = self.num_complete, {}
+        ends = np.zeros(steps.shape[:2], bool) if ends is None else ends
         gaps = np.zeros_like(ends) if drawable is None else ~drawable
         self.steps += list(steps)
         self.ends += list(ends | gaps)
         self.gaps += list(gaps)
         for start in range(before, self.num_complete):
             for handle in range(start * self.num_envs, (start + 1) * self.num_envs):
-                if self.may_be_drawn(handle):
-                    self.priority[handle] = 1.0
+                if not self.may_be_drawn(handle):
+                    continue
+                self.ever[handle] = len(self.ever)
+                if self.is_stored(handle):
+                    new[handle] = np.nan if td_errors is None else td_errors[start - before, handle % self.num_envs]
+        return new
 
     def may_be_drawn(self, handle):
         times, env = self.times(handle), handle % self.num_envs
@@ -247,21 +361,29 @@ class SequenceTwin:
 
     @property
     def num_complete(self):
-        return len([t for t in range(0, len(self.steps), self.stride) if t + self.sequence_length <= len(self.steps)])
+        return max(0, len(self.steps) - self.sequence_length + self.stride) // self.stride
+
+    def is_stored(self, handle):
+        return self.times(handle)[0] >= max(self.lost, len(self.steps) - self.length)
 
     @property
     def handles(self):
         """The drawable ones: sequence number * num_envs + environment."""
-        oldest = max(self.lost, len(self.steps) - self.length)
-        return [handle for handle in self.priority if self.times(handle)[0] >= oldest]
+        return [handle for handle in self.ever if self.is_stored(handle)]
+
+    @property
+    def is_full(self):
+        return len(self.steps) >= self.length
+
+    def name(self, handle):
+        number = self.first + self.ever[handle]
+        return number % self.period if self.period else number
+
+    def slot(self, handle):
+        return self.name(handle) % self.num_slots
 
     def age(self, handle):
         return self.num_complete - 1 - handle // self.num_envs
-
-    def update(self, handles, priorities):
-        for handle, priority in zip(handles, priorities, strict=True):
-            if handle in self.handles:
-                self.priority[handle] = priority
 
     def times(self, handle):
         start = handle // self.num_envs * self.stride
@@ -269,6 +391,10 @@ class SequenceTwin:
 
     def sequence(self, handle):
         return [self.steps[t][handle % self.num_envs] for t in self.times(handle)]
+
+    def items(self, handle):
+        """All that is drawn with it."""
+        return self.sequence(handle)
 
     def num_later(self, time, env):
         """Rows behind that at `time` of the same episode."""
@@ -280,6 +406,8 @@ class SequenceTwin:
         return count
 
     def mask(self, handle):
+        if not self.within_episode:
+            return [True] * self.sequence_length
         ends, gaps = ([x[t][handle % self.num_envs] for t in self.times(handle)] for x in (self.ends, self.gaps))
         return [not any(ends[:i]) and not gaps[i] for i in range(self.sequence_length)]
 
@@ -337,15 +465,19 @@ def n_step_window(steps, start, n, gamma, end):
 
 
 def n_step_emissions(steps, n, gamma, next_action):
-    """For one environment: the window that each step emits, then those that a flush emits; None for nothing."""
-    length, latency = len(steps["r"]), n - 1 + next_action
+    """For one environment: the window that each step emits, then those that a flush emits; None for nothing.
 
-    def emit(start, now):
+    `gamma` is a number, or has one for each step and one for the flush.
+    """
+    length, latency = len(steps["r"]), n - 1 + next_action
+    gammas = np.broadcast_to(gamma, length + 1)
+
+    def emit(start, now, gamma):
         window = n_step_window(steps, start, n, gamma, now + 1)
         return window if not next_action or _has_sarsa_target(window, steps, n, now) else None
 
-    emitted = [emit(now - latency, now) for now in range(length)]
-    flushed = [emit(start, length - 1) for start in range(max(0, length - latency), length)]
+    emitted = [emit(now - latency, now, gammas[now]) for now in range(length)]
+    flushed = [emit(start, length - 1, gammas[-1]) for start in range(max(0, length - latency), length)]
     return emitted, flushed
 
 

@@ -1,6 +1,7 @@
 """Streams of episodes, as environments with either kind of autoreset give them."""
 
 import numpy as np
+import seeds
 
 NUM_ENVS = 3
 FLAGS = ("terminated", "truncated")
@@ -8,7 +9,7 @@ FLAGS = ("terminated", "truncated")
 
 def make_episodes(seed, num_steps):
     """For each environment: episodes of random lengths and endings, `num_steps` steps or more in all."""
-    rng = np.random.default_rng(seed)
+    rng = seeds.rng(seed)
     streams = []
     for env in range(NUM_ENVS):
         episodes, count = [], 0

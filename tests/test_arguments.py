@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import leaves_of, mesh, rarely
 
 import jaxreplay as jr
 
@@ -64,6 +65,33 @@ def test_what_must_not_be_traced_says_what_else_to_do(make, message):
     assert jax.eval_shape(lambda: jr.ReplayBuffer(capacity=np.array(3)).init(jnp.ones(2))).storage.shape == (3,)
 
 
+@pytest.mark.versions
+@pytest.mark.parametrize("key", [0, None, np.float32(0.5), "two keys", "a vector of them"])
+def test_what_is_no_key_is_refused_as_such(key):
+    key = {"two keys": jax.random.split(jax.random.key(0)), "a vector of them": jax.random.key(0)[None]}.get(key, key)
+    buffer, steps = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2, hindsight=True), jnp.zeros((3, 2))
+    prioritized, pools = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized()), jr.DifficultyPools(tasks_per_env=(4,))
+    sharded, mixture = jr.Sharded(buffer, mesh(2)), jr.Mixture(buffers=(buffer, buffer))
+    state, items = buffer.add(buffer.init(steps), steps), jnp.zeros(3)
+    leaf = prioritized.add(prioritized.init(items), items)
+    tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.arange(3), jnp.ones(3))
+    for call in (
+        lambda: buffer.sample(state, key, 2),
+        lambda: jax.jit(lambda: buffer.sample(state, key, 2))(),
+        lambda: prioritized.sample(leaf, key, 2),
+        lambda: buffer.epoch(state, key, 0, 2),
+        lambda: buffer.later(state, key, buffer.newest(state, 2)),
+        lambda: sharded.sample(sharded.add(sharded.init(steps), steps), key, 2),
+        lambda: mixture.sample((state, state), key, 2),
+        lambda: jr.ReservoirBuffer(capacity=4).add(jr.ReservoirBuffer(capacity=4).init(items), items, key),
+        lambda: pools.sample(pools.init(), key, 2),
+        lambda: jr.sum_tree.sample(tree, key, 2),
+        lambda: jr.hindsight(key, {"achieved_goal": steps, "desired_goal": steps}, items, lambda a, d: a),
+    ):
+        with pytest.raises(ValueError, match=r"key: got .*, expected one PRNG key, such as jax.random.key\(0\)\."):
+            call()
+
+
 @pytest.mark.parametrize(
     "sampler", [jr.Prioritized, None, "uniform", dataclasses.make_dataclass("Other", ["alpha"])(1)]
 )
@@ -72,3 +100,78 @@ def test_what_is_no_sampler_is_refused_at_once(make, sampler):
     sizes = {"length": 4, "num_envs": 1, "sequence_length": 2} if make is jr.SequenceBuffer else {"capacity": 4}
     with pytest.raises(ValueError, match=r"sampler=.*: must be a sampler, such as jr.Uniform\(\)"):
         make(sampler=sampler, **sizes)
+
+
+def integers(values, kind, like):
+    """Of `values` those that fit `kind`, as a vector of `like`; None where JAX has no such type."""
+    info = np.iinfo(kind)
+    if like is jnp and info.bits == 64 and not jax.config.jax_enable_x64:
+        return None
+    return like.asarray(np.array([x for x in values if info.min <= x <= info.max], kind))
+
+
+KINDS = ["int8", "uint32", "uint64", *map(rarely, ["int16", "int32", "int64", "uint8", "uint16"])]
+MANY = [*range(-3, 6), 100, 127, 128, 255, 2**15 - 1, 2**16 - 1, 2**31 - 1, 2**31, 2**31 + 3, 2**32 - 1]
+MANY += [2**32, 2**32 + 3, 2**63 - 1, 2**63, 2**63 + 3, 2**64 - 1, -128, -(2**31), -(2**63), -(2**31) + 3]
+BUFFER = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(), donate=False)
+
+
+def stored():
+    """Items 10, 20, ..., of which handles 2 to 5 are stored."""
+    state = BUFFER.init(10 * np.arange(3))
+    return BUFFER.add(BUFFER.add(state, 10 * np.arange(1, 4)), 10 * np.arange(4, 7))
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("like", [np, jnp])
+@pytest.mark.parametrize("kind", KINDS)
+def test_handles_of_any_integers_are_the_numbers_that_they_are(kind, like):
+    """None wraps to one that is stored, and none fails."""
+    state, handles = stored(), integers(MANY, kind, like)
+    if handles is None:
+        return
+    values = np.asarray(handles).astype(object)
+    expected = [10 * (x + 1) if 2 <= x <= 5 else 0 for x in values]
+    assert sum(map(bool, expected)) == 4
+    np.testing.assert_array_equal(BUFFER.get(state, handles), expected)
+    told = np.where(expected, 2.0, np.nan)  # refused, and counted, where it names an item
+    updated, written = BUFFER.update(state, handles, told), BUFFER.set(state, handles, jnp.arange(1, told.size + 1))
+    assert updated.sampler.rejected == 0
+    assert np.all(leaves_of(updated.sampler.tree) > 1.4)
+    order = [list(values).index(x) + 1 for x in range(2, 6)]
+    np.testing.assert_array_equal(BUFFER.get(written, BUFFER.newest(written, 4)), order)
+    if like is jnp:  # of a NumPy array a program of one's own has already dropped what does not fit
+        np.testing.assert_array_equal(jax.jit(BUFFER.get)(state, handles), expected)
+        mapped = jax.vmap(BUFFER.get, in_axes=(None, 0))(state, handles[:, None])
+        np.testing.assert_array_equal(mapped[:, 0], expected)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("like", [np, jnp])
+@pytest.mark.parametrize("kind", KINDS)
+def test_ages_and_steps_of_any_integers_are_the_numbers_that_they_are(kind, like):
+    state, key = stored(), jax.random.key(0)
+    passes = {step: BUFFER.epoch(state, key, step, 2).indices for step in range(2)}
+    numbers = integers(MANY, kind, like)
+    if numbers is None:
+        return
+
+    def draws(number):
+        return BUFFER.sample(state, key, 64, None, number).age, BUFFER.epoch(state, key, number, 2).indices
+
+    jitted, seen = jax.jit(draws), set()
+    for value, number in zip(np.asarray(numbers).tolist(), numbers, strict=True):
+        if like is np and not 1 <= value < 2**31:  # refused, where the value is at hand
+            with pytest.raises(ValueError, match=r"max_age=.*: must be an integer from 1 to 2147483647"):
+                draws(number)
+            continue
+        for ages, indices in (draws(number), jitted(number)):
+            np.testing.assert_array_equal(np.unique(ages), np.arange(min(value, 4)) if value > 0 else [-1])
+            np.testing.assert_array_equal(indices, passes.get(value, [-1, -1]))
+        seen.add(value)
+    assert {1, 2, 3, 127} < seen
+    if like is jnp:
+        ages, indices = jax.vmap(draws)(numbers)
+        for value, found, rows in zip(np.asarray(numbers).tolist(), ages, indices, strict=True):
+            np.testing.assert_array_equal(np.unique(found), np.arange(min(value, 4)) if value > 0 else [-1])
+            np.testing.assert_array_equal(rows, passes.get(value, [-1, -1]))

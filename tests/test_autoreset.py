@@ -91,3 +91,38 @@ def test_flags_of_several_environments_are_refused():
         x = np.zeros(shape, np.float32)
         with pytest.raises(ValueError, match=r"terminated: got bool\[\d\], expected bool\[\]; map with jax.vmap"):
             jax.eval_shape(lambda x: env.step(jax.random.key(0), env.init(x, x), 0), x)
+
+
+STEP = {"obs": 0.0, "env_state": 0.0, "reward": 1.0, "terminated": False, "truncated": False, "final_obs": 0.0}
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"obs": None}, r"env_step: obs has leaves of shapes \{\}, where the state before has \{'<root>': \(\)\}"),
+        ({"obs": np.zeros(3)}, r"env_step: obs has leaves of shapes \{'<root>': \(3,\)\}, where the state before"),
+        ({"env_state": {"a": 0.0}}, r"env_step: env_state has leaves of shapes \{\"\['a'\]\": \(\)\}, where the state"),
+        ({"final_obs": np.zeros(3)}, r"env_step: final_obs has leaves of shapes .*\(3,\).*, where obs has"),
+        ({"reward": None}, "reward: got None, expected a real number"),
+        ({"reward": {"agent": 1.0}}, "reward: got a dict, expected a real number"),
+        ({"terminated": None}, r"terminated: got None, expected bool\[\]"),
+        ({"terminated": {"agent": False}}, r"terminated: got a dict, expected bool\[\]"),
+        ({"truncated": "False"}, r"truncated: got a str, expected bool\[\]"),
+    ],
+)
+def test_what_an_environment_returns_is_named(changed, message):
+    env = jr.NextStepAutoreset(env_step=lambda key, state, action: tuple((STEP | changed).values()))
+    with pytest.raises(ValueError, match=message):
+        env.step(jax.random.key(0), env.init(0.0, 0.0), None)
+
+
+def test_what_is_no_environment():
+    with pytest.raises(ValueError, match="env_step=None: must be a function of a key, a state and an action"):
+        jr.NextStepAutoreset(env_step=None)
+    for returned, found in ((tuple(STEP.values())[:5], "a tuple of 5"), (None, "a NoneType")):
+        env = jr.NextStepAutoreset(env_step=lambda key, state, action, returned=returned: returned)
+        with pytest.raises(ValueError, match=f"env_step: returned {found}, expected obs, env_state, reward, term"):
+            env.step(jax.random.key(0), env.init(0.0, 0.0), None)
+    with pytest.raises(ValueError, match="state: got a NoneType, expected an AutoresetState"):
+        env.step(jax.random.key(0), None, None)

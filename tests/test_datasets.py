@@ -2,11 +2,13 @@
 
 import importlib.util
 import sys
+import types
 
 import jax
 import numpy as np
 import oracles
 import pytest
+import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -19,7 +21,7 @@ SEQUENCES = jr.SequenceBuffer(length=NUM_ROWS, num_envs=1, sequence_length=N + 1
 def random_data(endings, with_next, seed=0):
     """Steps whose action is their number; `endings`: 0 if the episode goes on, 1 terminated, 2 timed out, 3 both."""
     endings, count = np.asarray(endings), len(endings)
-    rng = np.random.default_rng(seed)
+    rng = seeds.rng(seed)
     terminals, timeouts = endings % 2 == 1, endings >= 2
     observations = {"x": rng.normal(size=(count, 2)).astype(np.float32), "id": np.arange(count, dtype=np.uint8)}
     following = jax.tree.map(lambda x: np.concatenate([x[1:], x[:1]]), observations)
@@ -95,7 +97,8 @@ def test_transitions_fill_a_replay_buffer():
     """Of whole episodes: n is more than the data have steps."""
     n = 20
     data, twin = random_data([0, 0, 1, 0, 2, 2, 0, 0, 0, 3, 0, 0], with_next=False)
-    batch = jr.datasets.transitions(*jr.datasets.from_arrays(**data), n=n, gamma=GAMMA)
+    rows, ends = jr.datasets.from_arrays(**data)
+    batch = jr.datasets.transitions({**rows, "return of the episode": np.zeros(3)}, ends, n=n, gamma=GAMMA)
     assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch))
     assert batch.S["id"].dtype == np.uint8
     check_transitions(batch, np.ones(batch.batch_size, bool), twin, n)
@@ -117,6 +120,12 @@ def test_padding_leaves_no_step_undrawn():
     assert episodes["step"][:, 0].all()
     assert len(steps.ends) - length == np.flatnonzero(plain.rows["step"])[-1]  # the last start, and no more
     assert plain.padded(2).ends.shape == plain.padded(1).ends.shape == plain.ends.shape
+    assert plain.padded(100).ends.shape == (len(plain.ends) + 98, 1)
+    old, new = plain.rows, steps.rows  # the last row of the last episode is now the last that was added
+    np.testing.assert_array_equal(steps.ends, np.append(plain.ends[:-1], [[False], [False], [False], [True]], axis=0))
+    np.testing.assert_array_equal(new["step"], np.append(old["step"], np.zeros((3, 1), bool), axis=0))
+    for x, padded in zip(*(jax.tree.leaves(rows["observation"]) for rows in (old, new)), strict=True):
+        np.testing.assert_array_equal(padded, np.append(x, x[[-1] * 3], axis=0))
 
 
 def test_the_seam_of_a_buffer_that_is_too_short():
@@ -205,6 +214,8 @@ def test_wrong_rows():
             jr.datasets.transitions(wrong, ends)
     with pytest.raises(ValueError, match=r"dataset='cartpole-v0': must be a minari.MinariDataset; load one"):
         jr.datasets.from_minari("cartpole-v0")
+    with pytest.raises(ValueError, match="no step has a next observation"):
+        jr.datasets.from_minari(types.SimpleNamespace(iterate_episodes=lambda: iter(())))
     with pytest.raises(ValueError, match="sequence_length=0: must be an integer"):
         jr.datasets.Steps(rows, x > 0).padded(0)
 

@@ -86,7 +86,7 @@ def training_loop(block, monkeypatch):
     one = obs, jnp.zeros(NUM_ENVS, jnp.int32), obs, flags, flags, obs
     carry = jnp.zeros(()), Envs(obs), tracer.init(*one), buffer.init(tracer.spec(*one)), jax.random.key(0)
     (agent, env, _, replay, _), rewards = found["train"](carry)
-    assert (agent, buffer.size(replay), replay.sampler.updates) == (6, (6 - 2) * NUM_ENVS, 6)
+    assert (agent, buffer.size(replay), replay.sampler.updates) == (6, (6 - 2) * NUM_ENVS, 6 - 2)
     assert np.all(np.asarray(env.obs) == 6)
     assert rewards.shape == (6, NUM_ENVS)
     assert len(np.unique(leaves_of(replay.sampler.tree))) > 3  # 0, that of new items, and those of TD errors
@@ -113,7 +113,8 @@ def when_ready(block, monkeypatch):
     for count in (4, 8):
         replay = buffer.add(replay, jnp.arange(1.0, 5.0))
         agent, replay = advance(0, replay, buffer.sample(replay, jax.random.key(count), 256))
-        assert (agent, len(np.unique(leaves_of_slots(buffer, replay)))) == ((0, 2) if count == 4 else (1, 5))
+        found = agent, len(np.unique(leaves_of_slots(buffer, replay))), replay.sampler.updates
+        assert found == ((0, 2, 0) if count == 4 else (1, 5, 1))
 
 
 def several_updates(block, monkeypatch):
@@ -376,11 +377,11 @@ def rollouts(block, monkeypatch):
     def roll_out(agent, env, tracing, key):
         def step(carry, _):
             obs, tracing = carry
-            tracing, batch, valid = tracer.add(tracing, obs, obs % 2, jnp.ones(4), no, no, obs + 10)
-            return (obs + 10, tracing), (batch, valid)
+            tracing, batch, _ = tracer.add(tracing, obs, obs % 2, jnp.ones(4), no, no, obs + 10)
+            return (obs + 10, tracing), batch
 
-        (env, tracing), (batch, valid) = jax.lax.scan(step, (env, tracing), length=32)
-        return env, tracing, batch, valid
+        (env, tracing), batch = jax.lax.scan(step, (env, tracing), length=32)
+        return env, tracing, batch
 
     def learn(agent, batch):
         return agent + 1, batch.Rn
@@ -697,6 +698,19 @@ def one_device_to_eight(block, monkeypatch):
     assert found["buffer"].buffer.capacity == 2**20
 
 
+def explicit_axes(block, monkeypatch):
+    tracer, obs, no = jr.NStep(n=3, gamma=0.99, num_envs=8), np.zeros((8, 2), np.float32), np.zeros(8, bool)
+    mesh = jax.sharding.Mesh(
+        jax.devices("cpu"), ("data",), axis_types=(jax.sharding.AxisType.Explicit,)
+    )  # that of jax.make_mesh, on any JAX
+    step = obs, no, obs[:, 0], no, no, obs
+    tracing = run(block, {"mesh": mesh, "tracer": tracer, "step": step})["tracing"]
+    rows = jax.device_put(step, jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec("data")))
+    tracing, batch, _ = tracer.add(tracing, *rows)
+    assert {part.data.shape for part in tracing.steps.s.addressable_shards} == {(3, 1, 2)}
+    assert {part.data.shape for part in batch.S.addressable_shards} == {(1, 2)}
+
+
 def several_processes(block, monkeypatch):
     initialized = []
     monkeypatch.setattr(jax.distributed, "initialize", lambda: initialized.append(True))
@@ -846,7 +860,7 @@ COVERED = {  # a function for each block of Python, in the page's order
     "index.md": [repeats("README.md", 0)],
     "guides/checkpoints.md": [checkpoints, another_buffer],
     "guides/datasets.md": [data_sets],
-    "guides/devices.md": [one_device_to_eight, several_processes],
+    "guides/devices.md": [one_device_to_eight, explicit_axes, several_processes],
     "guides/diagnostics.md": [looking_inside],
     "guides/draws.md": [newest_sequences_once, recent_experience, staleness, epochs, without_replacement],
     "guides/goals.md": [goals],

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import seeds
 from helpers import at, items, leaves_of, mesh, rarely, tree_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -47,7 +48,7 @@ def replay(sampler, num_added, num_shards=0, capacity=24):
             order = np.argsort(np.arange(num_added) % 8 // (8 // num_shards), kind="stable")
         else:
             order = handles
-        td_errors = np.random.default_rng(0).exponential(size=num_added).astype(np.float32)
+        td_errors = seeds.rng(0).exponential(size=num_added).astype(np.float32)
         td_errors[::7] *= 30
         state = buffer.update(state, handles[order], td_errors[order])
         leaf = (td_errors.astype(np.float64) + 0.01) ** 0.7
@@ -76,14 +77,14 @@ def test_law_of_the_newest_items(sampler, num_added, num_shards):
     """Only those younger than `max_age`, by the law restricted to them, with the weights of that law."""
     sampler = SAMPLERS[sampler]
     buffer, state, leaf = replay(sampler, num_added, num_shards)
-    shards, batch_size = max(num_shards, 1), 16_000
+    shards, batch_size = max(num_shards, 1), 20_000
     ids = np.arange(num_added)
     shard = ids % 8 // (8 // shards)
     age = np.array([shards * np.sum((ids > i) & (shard == shard[i])) for i in ids])
     stored = age < 24
     sample = jax.jit(buffer.sample, static_argnums=2)
     for max_age in (1, 6, 17, 24, 10_000):
-        drawn = jax.tree.map(np.asarray, sample(state, jax.random.key(max_age), batch_size, None, max_age))
+        drawn = jax.tree.map(np.asarray, sample(state, seeds.key(max_age), batch_size, None, max_age))
         may = stored & (age < max_age)
         law = np.where(may, leaf, 0.0)
         law /= np.array([law[shard == k].sum() for k in range(shards)])[shard] * shards
@@ -97,7 +98,7 @@ def test_law_of_the_newest_items(sampler, num_added, num_shards):
             expected = oracles.importance_weights(law[found], may.sum(), 0.6, sampler.normalize, smallest)
         np.testing.assert_allclose(drawn.weights, expected, rtol=2e-5)
         if may.sum() > 1:
-            assert chisquare(np.bincount(found, minlength=num_added)[may], batch_size * law[may]).pvalue > 1e-4
+            assert chisquare(np.bincount(found, minlength=num_added)[may], batch_size * law[may]).pvalue > 2e-5
 
 
 @settings(max_examples=30)
@@ -108,7 +109,7 @@ def test_law_of_the_newest_items(sampler, num_added, num_shards):
     zeros=st.sampled_from([0.0, 0.5, 0.95]),
 )
 def test_a_restricted_tree_equals_a_tree_of_the_run_alone(fanout, start, size, zeros):
-    rng = np.random.default_rng(1000 * start + size)
+    rng = seeds.rng(1000 * start + size)
     leaves = (rng.lognormal(sigma=4, size=300) * (rng.random(300) >= zeros)).astype(np.float32)
     run = (start + np.arange(size)) % 300
     tree = sum_tree.restrict(tree_of(leaves, fanout=fanout, track_minimum=True), jnp.int32(start), jnp.int32(size))
@@ -129,15 +130,15 @@ def test_short_runs_of_large_trees_are_exact(power):
     capacity, size, start = 2**power, 1000, 2**power - 300
     leaves = np.full(capacity, 1e6, np.float32)
     run = (start + np.arange(size)) % capacity
-    leaves[run] = np.random.default_rng(0).lognormal(size=size)
+    leaves[run] = seeds.rng(0).lognormal(size=size)
     tree = sum_tree.restrict(tree_of(leaves), jnp.int32(start), jnp.int32(size))
     mass = leaves[run].sum(dtype=np.float64)
     np.testing.assert_allclose(sum_tree.total(tree), mass, rtol=1e-6)
     for stratified in (False, True):
-        draws, _ = sum_tree.sample(tree, jax.random.key(0), 100_000, stratified=stratified)
+        draws, _ = sum_tree.sample(tree, seeds.key(0), 150_000, stratified=stratified)
         counts = np.bincount((np.asarray(draws) - start) % capacity, minlength=size)
         assert len(counts) == size
-        assert chisquare(counts, 100_000 * leaves[run] / mass).pvalue > (1e-3 if not stratified else 0.5)
+        assert chisquare(counts, 150_000 * leaves[run] / mass).pvalue > (1e-4 if not stratified else 0.5)
 
 
 def test_nothing_is_young_enough_where_a_traced_bound_says_so():
@@ -150,42 +151,51 @@ def test_nothing_is_young_enough_where_a_traced_bound_says_so():
 
 @pytest.mark.law
 @pytest.mark.parametrize("sampler", ["uniform", rarely("independent")])
-@pytest.mark.parametrize("windows", ["inside", "episodes"])
+@pytest.mark.parametrize("windows", ["inside", "episodes", "gaps"])
 def test_law_of_windows_in_episodes(windows, sampler):
-    """Each window that may be drawn is equally likely, also when windows were overwritten."""
+    """Each window that may be drawn is equally likely, also where some were overwritten; so is each young one."""
     sampler = jr.Uniform() if sampler == "uniform" else PER(alpha=0.0, stratified=False)
-    buffer = jr.SequenceBuffer(length=40, num_envs=3, sequence_length=4, windows=windows, sampler=sampler)
-    twin = oracles.SequenceTwin(40, 3, 4, 1, windows)
-    rng, state = np.random.default_rng(0), buffer.init(tagged(0, 1, 3))
+    gaps = windows == "gaps"
+    windows = "any" if gaps else windows
+    buffer = jr.SequenceBuffer(length=40, num_envs=3, sequence_length=4, windows=windows, gaps=gaps, sampler=sampler)
+    twin = oracles.SequenceTwin(40, 3, 4, 1, windows, gaps)
+    rng, state = seeds.rng(0), buffer.init(tagged(0, 1, 3))
     for t in range(0, 95, 5):
-        ids, ends = tagged(3 * t, 5, 3), rng.random((5, 3)) < 0.2
-        state = buffer.add(state, ids, ends)
-        twin.add(ids["id"], ends)
-    drawn = jax.tree.map(np.asarray, buffer.sample(state, jax.random.key(0), 20_000))
-    sequences = {tuple(twin.sequence(handle)): twin.mask(handle) for handle in twin.handles}
-    assert buffer.size(state) == len(sequences) > 15
-    np.testing.assert_allclose(drawn.probabilities, 1 / len(sequences), rtol=1e-6)
-    np.testing.assert_allclose(drawn.weights, 1.0, rtol=1e-6)
-    found, rows, counts = np.unique(drawn.items["id"], axis=0, return_index=True, return_counts=True)
-    assert {
-        tuple(ids): drawn.mask[row].tolist() if windows == "episodes" else sequences[tuple(ids)]
-        for ids, row in zip(found.tolist(), rows, strict=True)
-    } == sequences
-    assert np.all(drawn.mask) or windows == "episodes"
-    assert chisquare(counts).pvalue > 1e-3
+        ids, ends = tagged(3 * t, 5, 3), rng.permutation(15).reshape(5, 3) < 3
+        drawable = rng.permutation(15).reshape(5, 3) >= 2 if gaps else None
+        state = buffer.add(state, ids, ends, drawable=drawable)
+        twin.add(ids["id"], ends, drawable)
+    assert buffer.size(state) == len(twin.handles) > 15
+    for max_age in (12, 10_000):
+        drawn = jax.tree.map(np.asarray, buffer.sample(state, seeds.key(max_age), 30_000, max_age=max_age))
+        young = [handle for handle in twin.handles if twin.age(handle) < max_age]
+        sequences = {tuple(twin.sequence(handle)): twin.mask(handle) for handle in young}
+        assert len(sequences) > 5
+        np.testing.assert_allclose(drawn.probabilities, 1 / len(sequences), rtol=1e-6)
+        np.testing.assert_allclose(drawn.weights, 1.0, rtol=1e-6)
+        found, rows, counts = np.unique(drawn.items["id"], axis=0, return_index=True, return_counts=True)
+        assert {
+            tuple(ids): drawn.mask[row].tolist() if windows == "episodes" else sequences[tuple(ids)]
+            for ids, row in zip(found.tolist(), rows, strict=True)
+        } == sequences
+        assert np.all(drawn.mask) or windows == "episodes"
+        assert chisquare(counts).pvalue > 1e-4
 
 
 @pytest.mark.law
 def test_draws_without_replacement_are_distinct_and_every_set_is_equally_likely():
+    """Of a batch, and of the last batch of an epoch."""
     buffer, state, _ = replay(SAMPLERS["distinct"], 30)
-    drawn = jax.vmap(lambda key: buffer.sample(state, key, 3))(jax.random.split(jax.random.key(0), 50_000))
-    ids = np.asarray(drawn.items["id"]) - 6
-    assert np.all((ids[:, 0] != ids[:, 1]) & (ids[:, 0] != ids[:, 2]) & (ids[:, 1] != ids[:, 2]))
-    for one, other in ((0, 1), (1, 2), (0, 2)):
-        counts = np.bincount(ids[:, one] * 24 + ids[:, other], minlength=24 * 24).reshape(24, 24)
-        assert chisquare(counts[~np.eye(24, dtype=bool)]).pvalue > 1e-3
-    np.testing.assert_array_equal(drawn.weights, 1.0)
-    np.testing.assert_allclose(drawn.probabilities, 1 / 24, rtol=1e-6)
+    keys = jax.random.split(seeds.key(0), 65_000)
+    for draw in (lambda key: buffer.sample(state, key, 3), lambda key: buffer.epoch(state, key, 7, 3)):
+        drawn = jax.vmap(draw)(keys)
+        ids = np.asarray(drawn.items["id"]) - 6
+        assert np.all((ids[:, 0] != ids[:, 1]) & (ids[:, 0] != ids[:, 2]) & (ids[:, 1] != ids[:, 2]))
+        for one, other in ((0, 1), (1, 2), (0, 2)):
+            counts = np.bincount(ids[:, one] * 24 + ids[:, other], minlength=24 * 24).reshape(24, 24)
+            assert chisquare(counts[~np.eye(24, dtype=bool)]).pvalue > 1e-4
+        np.testing.assert_array_equal(drawn.weights, 1.0)
+        np.testing.assert_allclose(drawn.probabilities, 1 / 24, rtol=1e-6)
 
 
 def test_rows_beyond_what_is_stored_are_empty():
@@ -316,7 +326,7 @@ def test_shards_have_the_windows_of_their_own_streams(windows, num_shards):
     sampler = PER(alpha=1.0, epsilon=0.0)
     buffer = jr.SequenceBuffer(length=9, num_envs=6, sequence_length=3, windows=windows, sampler=sampler)
     sharded, twin = jr.Sharded(buffer, mesh(num_shards)), oracles.SequenceTwin(9, 6, 3, 1, windows)
-    state, rng = sharded.init(tagged(0, 1, 6)), np.random.default_rng(0)
+    state, rng = sharded.init(tagged(0, 1, 6)), seeds.rng(0)
     for t in range(0, 24, 4):
         ids, ends = tagged(6 * t, 4, 6), rng.random((4, 6)) < 0.25
         state = sharded.add(state, ids, ends)

@@ -187,13 +187,46 @@ def test_what_does_not_fit_is_an_error_before_anything_is_allocated():
             bad.init(items)
 
 
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    ("free", "has", "fits"), [(1002 * 10**9, "1.00 TB free", " to 2500"), (None, "no room left for it", "")]
+)
+def test_a_cpu_without_room_says_what_would_fit(free, has, fits, monkeypatch):
+    """It does not tell its size before. What is asked for here is more than any system can address."""
+    monkeypatch.setattr(footprint, "_free_bytes", lambda num_devices: free)
+    large = jr.ReplayBuffer(capacity=2**29)
+    streams = jr.SequenceBuffer(length=2**29, num_envs=1, sequence_length=2)
+    for bad, name, leading in (
+        (large, "ReplayBuffer", (1,)),
+        (jr.ReservoirBuffer(capacity=2**29), "ReservoirBuffer", (1,)),
+        (streams, "SequenceBuffer", (1, 1)),
+        (jr.Sharded(large, mesh(1)), "Sharded", (1,)),
+        (jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), large)), "ReplayBuffer", (1,)),
+    ):
+        with pytest.raises(ValueError, match=f"^{name}: its state takes .* TB, and cpu has {has}") as error:
+            bad.init({"x": struct("float32", *leading, 10**8)})
+        size = "length" if bad is streams else "capacity"
+        assert f"The largest leaf is ['x'], float32[{2**29}, " in str(error.value)
+        assert str(error.value).endswith(f"; lower {size}={2**29}{fits}. See jr.memory.")
+        assert "RESOURCE_EXHAUSTED" in str(error.value.__cause__)
+
+
+def test_other_errors_of_an_init_are_as_they_are(monkeypatch):
+    def fails(*_):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+    monkeypatch.setattr(layouts, "zeros", fails)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        jr.ReplayBuffer(capacity=4).init(FRAMES)
+
+
 def test_arguments():
     buffer = jr.ReplayBuffer(capacity=4)
     for call, message in (
         (lambda: jr.memory(jr.Uniform(), FRAMES), r"buffer=Uniform\(\): must be a buffer"),
         (lambda: jr.memory(jr.ReplayBuffer, FRAMES), "must be a buffer"),
         (lambda: jr.memory(buffer, FRAMES, backend="h100"), "backend='h100': must be one of cpu, gpu, cuda"),
-        (lambda: jr.memory(buffer), "holds no arrays"),
+        (lambda: jr.memory(buffer), "items: what a ReplayBuffer takes depends on what it stores; give what its init"),
         (lambda: jr.memory(CASES["pools"][0], FRAMES), "items: DifficultyPools"),
     ):
         with pytest.raises(ValueError, match=message):

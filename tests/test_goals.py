@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import seeds
 from flax import struct
 
 import jaxreplay as jr
@@ -19,7 +20,7 @@ def reached(achieved, goal):
 
 
 def sequences(batch_size=64, length=4, size=2):
-    rng = np.random.default_rng(0)
+    rng = seeds.rng(0)
     goals = rng.integers(0, 2, (3, batch_size, length, size)).astype(np.int32)
     return {
         "achieved_goal": goals[0],
@@ -52,7 +53,7 @@ def test_sequences_are_those_of_the_twin(terminated):
 def test_share_is_that_of_the_batch():
     rows, goals = sequences(batch_size=20_000, length=2)
     for share in (0.0, 0.25, 0.8, 1.0):
-        _, relabelled = hindsight(jax.random.key(1), rows, goals, reward, share=share)
+        _, relabelled = hindsight(seeds.key(1), rows, goals, reward, share=share)
         assert abs(np.mean(relabelled) - share) <= 4 * np.sqrt(share * (1 - share) / 20_000)
 
 
@@ -142,8 +143,8 @@ def test_wrong_arguments():
         ({"rows": {}}, "a batch of sequences holds no arrays"),
         ({"rows": jax.tree.map(lambda x: x[:, :1], rows)}, "sequences of 1 row, expected 2 or more"),
         ({"goals": goals[:2]}, "goals: got 2, expected 3, one a sequence"),
-        ({"goals": goals[:, :1]}, r"got int32\[1\], `goals`: a row stores int32\[2\]"),
-        ({"goals": goals * 1.0}, r"got float\d+\[2\], `goals`: a row stores int32\[2\]"),
+        ({"goals": goals[:, :1]}, r"goals: leaf <root>: got int32\[1\], each row stores int32\[2\]"),
+        ({"goals": goals * 1.0}, r"goals: leaf <root>: got float\d+\[2\], each row stores int32\[2\]"),
         ({"goal": "goal"}, "goal='goal': 'goal' is not in the rows; there are .*'achieved_goal'"),
         ({"achieved": ("reward", "x")}, "achieved=.*'x' is not in the rows"),
         ({"rows": {name: x for name, x in rows.items() if name != "reward"}}, "reward='reward': 'reward' is not in"),
@@ -153,8 +154,15 @@ def test_wrong_arguments():
         ),
         ({"terminated": lambda achieved, goal: (1, 2)}, r"terminated: the function returned .* \[\[\], \[\]\]"),
         ({"share": 1.5}, r"share=1.5: must be a number in \[0, 1\]"),
+        ({"goals": None}, r"goals: wrong structure: missing <root>;"),
+        ({"goal": ()}, r"goal=\(\): must be the name of a leaf in the rows, or a tuple"),
+        ({"achieved": None}, r"achieved=None: must be the name of a leaf"),
+        ({"rows": {**rows, "achieved_goal": None}}, "achieved='achieved_goal': the rows hold None there"),
+        ({"reward": None}, "reward=None: must be a function of what was achieved and of the goal"),
+        ({"terminated": True}, "terminated=True: must be a function"),
+        ({"key": 0}, "key: got 0, expected one PRNG key"),
         ({"mask": np.ones(2, bool)}, r"mask: got bool\[2\], expected bool\[3\]"),
     ):
-        arguments = {"rows": rows, "goals": goals, "reward": reward} | changed
+        arguments = {"key": key, "rows": rows, "goals": goals, "reward": reward} | changed
         with pytest.raises(ValueError, match=message):
-            jr.hindsight(key, **arguments)
+            jr.hindsight(**arguments)

@@ -9,6 +9,7 @@ import oracles
 import pytest
 import sac
 import scipy.stats
+import seeds
 import time_limit
 from helpers import rarely
 
@@ -25,7 +26,7 @@ WAYS = {
 
 def independent_items(sampler):
     """A buffer of 300 items that has overwritten 100 of 400, its state, and the items in it."""
-    items = np.random.default_rng(0).normal(size=(400, 4)).astype(np.float32)
+    items = seeds.rng(0).normal(size=(400, 4)).astype(np.float32)
     buffer = jr.ReplayBuffer(capacity=300, sampler=sampler)
     state = buffer.init(items[:200])
     for part in (items[:200], items[200:]):
@@ -35,7 +36,7 @@ def independent_items(sampler):
 
 def sequences(sampler):
     """The same of a buffer of sequences of 3 steps."""
-    steps = np.random.default_rng(1).normal(size=(120, 3, 4)).astype(np.float32)
+    steps = seeds.rng(1).normal(size=(120, 3, 4)).astype(np.float32)
     buffer = jr.SequenceBuffer(length=80, num_envs=3, sequence_length=3, sampler=sampler)
     state = buffer.init(steps[:60])
     for part in (steps[:60], steps[60:]):
@@ -56,7 +57,7 @@ def gradient(items):
 @pytest.mark.parametrize("make", [independent_items, sequences])
 def test_weighted_gradient_is_unbiased(make, stratified):
     buffer, state, stored = make(jr.Prioritized(alpha=0.7, normalize=None, stratified=stratified))
-    sample = buffer.sample(state, jax.random.key(0), 2_000)
+    sample = buffer.sample(state, seeds.key(0), 2_000)
     first = sample.items.reshape(len(sample.items), -1, 4)[:, 0]
     state = buffer.update(state, sample.indices, jnp.exp(first[:, 0] + first[:, 3]))  # priorities tell of the gradient
     expected = np.mean(gradient(stored.astype(np.float64)), axis=0)
@@ -75,14 +76,14 @@ def test_weighted_gradient_is_unbiased(make, stratified):
         covariance = np.cov(gradients.T) / len(gradients)
         return scipy.stats.chi2.sf(difference @ np.linalg.solve(covariance, difference), len(difference))
 
-    unbiased, partly_corrected = weighted_gradients(jax.random.split(jax.random.key(1), 20_000))
-    assert p_value(unbiased) > 1e-3
+    unbiased, partly_corrected = weighted_gradients(jax.random.split(seeds.key(1), 30_000))
+    assert p_value(unbiased) > 1e-4
     assert p_value(partly_corrected) < 1e-12  # so the test can tell
 
 
 @pytest.mark.parametrize("n", [rarely(1), rarely(3)])
 def test_values_under_a_time_limit(n):
-    values = time_limit.learn_all(n, updates=10_000)
+    values = time_limit.learn_all(n, updates=10_000, seed=int(seeds.rng(n).integers(2**31)))
     for env, first_differs in enumerate(time_limit.ENVIRONMENTS.values()):
         right = [100, 99 - time_limit.FEE] if first_differs else [100]
         np.testing.assert_allclose(values[env, time_limit.RIGHT, : len(right)], right, rtol=0.02)
@@ -135,7 +136,7 @@ def test_sac_trains():
     config = sac.Config(steps=20, num_envs=2, capacity=64, warmup=10, intervals=2, batch_size=8, width=8)
     reported = []
     train = sac.make_train(sac.make_agent(config, PointMass(), None), config, lambda x: reported.append(x.shape))
-    returns = np.asarray(train(jax.random.split(jax.random.key(0), 3)))
+    returns = np.asarray(train(jax.random.split(seeds.key(0), 3)))
     assert set(reported) == {(10, 3, 2)}
     ends = np.isfinite(returns).any(axis=(1, 2))
     np.testing.assert_array_equal(np.flatnonzero(ends), [9, 19, 29])
@@ -156,11 +157,11 @@ def test_sac_learns_with_per():
         before, _ = jax.lax.scan(lambda state, _: act(state, 1.0), init(key), length=20)
         return before, *jax.lax.scan(lambda state, _: act(learn(state), 0.0), before, length=config.steps)
 
-    before, after, returns = train(jax.random.split(jax.random.key(0), 2))
+    before, after, returns = train(jax.random.split(seeds.key(0), 2))
     assert np.isfinite(returns).sum() == 2 * 2 * 4  # an episode in 10 steps, of each seed and environment
 
     def draw(buffer_state, beta=None):
-        return jax.vmap(lambda state: config.buffer.sample(state, jax.random.key(1), 64, beta=beta))(buffer_state)
+        return jax.vmap(lambda state: config.buffer.sample(state, seeds.key(1), 64, beta=beta))(buffer_state)
 
     # priorities move away from that of new items
     assert np.unique(draw(before.buffer).probabilities).size == 1

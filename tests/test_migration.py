@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import seeds
 from helpers import at, check_tree, items, mesh, rarely
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -201,7 +202,7 @@ def test_sequences_keep_their_starts_and_priorities(config, rollouts, later):
         for length, num_shards, sampler in zip(lengths, shards, samplers, strict=True)
     )
     twin = oracles.SequenceTwin(lengths[0], 4, 3, stride, windows)
-    rng = np.random.default_rng(sum(rollouts))
+    rng = seeds.rng(sum(rollouts))
     state, time = old.init(rows(0, 1)), 0
 
     def advance(buffer, state, num_steps):

@@ -8,6 +8,7 @@ import jax
 import minari
 import numpy as np
 import pytest
+import seeds
 from helpers import rarely
 
 import jaxreplay as jr
@@ -38,7 +39,7 @@ def record(name, num_episodes, **settings):
 
 def nested():
     """Two episodes with nested observations and actions, the second of one step."""
-    rng, space, episodes = np.random.default_rng(0), gymnasium.spaces, []
+    rng, space, episodes = seeds.rng(0), gymnasium.spaces, []
     for length in (4, 1):
         episodes.append(
             minari.data_collector.EpisodeBuffer(
@@ -169,6 +170,25 @@ def test_streams_without_rows_for_the_last_observations():
         jr.datasets.to_minari(buffer, buffer.init({"observation": x}), "mine/none-v0")
     with pytest.raises(ValueError, match="leaf observation: in a list; Minari stores dicts and tuples of arrays"):
         jr.datasets.to_minari(buffer, buffer.init({**rows, "observation": [x]}), "mine/none-v0")
+
+
+def test_spaces_hold_all_arrays_like_the_rows():
+    """Without an environment to ask, nested ones too; they have no bounds but those of the dtype."""
+    space, flag = gymnasium.spaces, np.array([0, 0, 1], bool)
+    images, rest = np.zeros((3, 1, 2, 4), np.uint8), (np.zeros((3, 1, 5), np.float32), np.zeros((3, 1, 6), bool))
+    flags = {"terminated": flag & ~flag, "truncated": flag & ~flag, "step": ~flag}
+    rows = {"observation": {"image": images, "rest": rest}, "action": np.zeros((3, 1), np.int32)}
+    rows |= {name: x[:, None] for name, x in {"reward": flag * 1.0, **flags}.items()}
+    buffer, state = filled(jr.datasets.Steps(rows, flag[:, None]))
+    found = jr.datasets.to_minari(buffer, state, "mine/spaces-v0")
+    assert found.observation_space == space.Dict(
+        image=space.Box(0, 255, (2, 4), np.uint8),
+        rest=space.Tuple([space.Box(-np.inf, np.inf, (5,), np.float32), space.MultiBinary((6,))]),
+    )
+    assert found.action_space == space.Box(-(2**31), 2**31 - 1, (), np.int32)
+    other = buffer.init(rows | {"observation": {"image": [images]}})
+    with pytest.raises(ValueError, match=r"leaf observation\['image'\]: in a list"):
+        jr.datasets.to_minari(buffer, other, "mine/none-v0")
 
 
 def test_what_no_buffer_can_hold():

@@ -2,6 +2,7 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -33,7 +34,7 @@ def plainly(items, queue, members):
 @settings(max_examples=60)
 @given(seed=st.integers(0, 2**31), num_items=st.integers(1, 20))
 def test_joining_all_at_once_equals_one_after_the_other(seed, num_items):
-    rng, num_queues = np.random.default_rng(seed), len(LIMITS)
+    rng, num_queues = seeds.rng(seed), len(LIMITS)
     items, queue = rng.integers(0, num_items, 24), rng.integers(0, num_queues + 1, 24)
     sizes = [int(rng.integers(0, limit + 1)) for limit in LIMITS]
     there = rng.permutation(num_items)

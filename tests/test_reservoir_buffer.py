@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import seeds
 from helpers import big_copies, check_tree, compiled, items, leaves_of, mesh, numbers, rarely, run_once
 from jax import lax
 from scipy import stats
@@ -58,7 +59,7 @@ def test_what_is_stored_has_the_law_of_algorithm_r(name):
 
         return lax.scan(step, buffer.init(ids[0]), (np.arange(len(ids)), ids, mask))[0]
 
-    state = jax.jit(jax.vmap(run))(jax.random.split(jax.random.key(1), num_seeds))
+    state = jax.jit(jax.vmap(run))(jax.random.split(seeds.key(1), num_seeds))
     assert np.all(np.asarray(state.count) == [0, 9])
     law = oracles.reservoir_law(capacity, 9)
     found = np.asarray(state.storage) @ [100, 10, 1]
@@ -81,18 +82,17 @@ COUNTS = [2**31 - 2**16, 2**32 - 2**16, 2**33 + 12345, rarely(2**30), rarely(2**
 @pytest.mark.law
 @pytest.mark.parametrize("count", COUNTS)
 def test_the_law_holds_for_billions_of_items(count):
-    """2^17 rows, which begin below a power of two and end above it."""
-    capacity, rows = 2**29, 2**17
-    slots = np.asarray(slots_of(jnp.int32(capacity), words(count), numbers(1, rows), jax.random.key(5), capacity))
+    """Many rows, which begin below a power of two and end above it."""
+    capacity, rows = 2**29, 3 * 2**16
+    slots = np.asarray(slots_of(jnp.int32(capacity), words(count), numbers(1, rows), seeds.key(5), capacity))
     chance = capacity / (count + 1.0 + np.arange(rows))
     bins = np.bincount(np.minimum(slots, capacity) // (capacity // 16), minlength=17)
     expected = np.append(np.full(16, chance.sum() / 16), (1 - chance).sum())
     assert stats.chisquare(bins, expected).pvalue > 1e-4
     stored = slots < capacity
-    halves = [stored[part].sum() for part in (slice(0, rows // 2), slice(rows // 2, rows))]
-    assert (
-        stats.chisquare(halves, [chance[: rows // 2].sum(), chance[rows // 2 :].sum()], sum_check=False).pvalue > 1e-4
-    )
+    halves, mean = stored.reshape(2, -1).sum(axis=1), chance.reshape(2, -1).sum(axis=1)
+    spread = (chance * (1 - chance)).reshape(2, -1).sum(axis=1)
+    assert stats.chi2.sf(np.sum((halves - mean) ** 2 / spread), 2) > 1e-4
     assert stats.chisquare(np.bincount(slots[stored] % 3, minlength=3)).pvalue > 1e-4
 
 
@@ -110,7 +110,7 @@ def test_draws_are_exact_whatever_the_count(count):
 
 
 def test_words_of_64_bits_are_multiplied_as_integers_are():
-    halves = np.random.default_rng(0).integers(0, 2**32, (4, 1000), np.uint32)
+    halves = seeds.rng(0).integers(0, 2**32, (4, 1000), np.uint32)
     edges = np.array([0, 1, 2**16, 2**31, 2**32 - 1], np.uint32)
     halves[:, :625] = np.stack(np.meshgrid(*[edges] * 4), axis=-1).reshape(625, 4).T
     found, x, y = (
@@ -137,7 +137,7 @@ def test_words_of_64_bits_are_multiplied_as_integers_are():
     ],
 )
 def test_random_operations_do_what_the_twin_does(capacity, sampler, start):
-    rng, period = np.random.default_rng(capacity), ring.init(capacity).period
+    rng, period = seeds.rng(capacity), ring.init(capacity).period
     buffer, twin = (
         jr.ReservoirBuffer(capacity=capacity, sampler=sampler),
         oracles.ReservoirTwin(capacity, 0.7, period=period),
@@ -396,7 +396,7 @@ def test_each_shard_is_a_reservoir_of_what_is_dealt_to_it():
             state = sharded.add(state, numbers(4 * t, 4), keys[t])
         return state, sharded.sample(state, keys[3], 2)
 
-    states, drawn = run_once(jax.vmap(run))(jax.random.split(jax.random.key(0), 20_000))
+    states, drawn = run_once(jax.vmap(run))(jax.random.split(seeds.key(0), 20_000))
     stored = np.asarray(states.storage)  # [seeds, shards, slots]
     for shard in (0, 1):
         dealt = [4 * t + 2 * shard + i for t in range(3) for i in range(2)]
@@ -408,4 +408,4 @@ def test_each_shard_is_a_reservoir_of_what_is_dealt_to_it():
     one = jax.tree.map(lambda x: x[0], states)
     handles = jnp.asarray(drawn.indices[0])
     np.testing.assert_array_equal(sharded.get(one, handles), drawn.items[0])
-    assert np.all(sharded.epoch(one, jax.random.key(0), 0, 4).indices >= 0)
+    assert np.all(sharded.epoch(one, seeds.key(0), 0, 4).indices >= 0)

@@ -6,7 +6,9 @@ import numpy as np
 import optax
 import oracles
 import pytest
-from helpers import cases, leaves_of, rarely
+import seeds
+from helpers import cases, leaves_of, mesh, rarely
+from jax import lax
 from scipy import stats
 
 import jaxreplay as jr
@@ -38,11 +40,13 @@ def update(sampler, state, slots, td_errors, mask=None):
 @pytest.mark.parametrize(("start", "size"), [(0, 1), (0, 7), (3, 7), (8, 10)])
 def test_uniform_law_over_the_live_range(start, size):
     sampler = jr.Uniform()
-    slots, probabilities = draw(sampler, sampler.init(10), jax.random.key(0), 20_000, live(size, start))
+    slots, probabilities = draw(sampler, sampler.init(10), seeds.key(0), 20_000, live(size, start))
     counts = np.bincount(slots, minlength=10)
     inside = (start + np.arange(size)) % 10
     assert counts[inside].sum() == 20_000
     assert size == 1 or stats.chisquare(counts[inside]).pvalue > 1e-4
+    first, second = ((np.asarray(slots) - start) % 10).reshape(-1, 2).T  # neither tells of the other
+    assert size == 1 or stats.chisquare(np.bincount(first * size + second, minlength=size**2)).pvalue > 1e-4
     np.testing.assert_allclose(probabilities, 1 / size, rtol=1e-6)
 
 
@@ -75,7 +79,6 @@ def test_leaves_and_maximum_priority():
     np.testing.assert_allclose(leaves_of(state.tree), [0.5, 0.5, 2, 1, 1, 0], rtol=1e-6)
 
 
-@pytest.mark.slow
 def test_alpha_may_be_traced_where_priorities_are_raised_before():
     """Priorities to the power of alpha with alpha 1 have the law of the priorities with that alpha."""
     alphas, epsilon, beta = np.array([0.0, 0.4], np.float32), 0.01, 0.5
@@ -114,7 +117,7 @@ def test_extreme_td_errors_keep_every_sum_finite(alpha):
     for td_error in (largest, smallest, np.float32(1e-30)):
         state = update(sampler, filled(sampler, 100), np.arange(100), np.full(100, td_error))
         assert 0 < total(state.tree) < np.inf
-        slots, probabilities = draw(sampler, state, jax.random.key(0), 1000, live(100))
+        slots, probabilities = draw(sampler, state, seeds.key(0), 1000, live(100))
         assert len(np.unique(slots)) > 95
         np.testing.assert_allclose(probabilities, 0.01, rtol=1e-5)
         np.testing.assert_allclose(weigh(sampler, state, probabilities, np.int32(100)), 1, rtol=1e-5)
@@ -129,7 +132,7 @@ def test_all_leaves_zero_draws_uniformly_with_weights_one(normalize):
     sampler = jr.Prioritized(epsilon=0.0, normalize=normalize)
     state = update(sampler, filled(sampler, 8), np.arange(8), np.zeros(8))
     assert total(state.tree) == 0
-    slots, probabilities = draw(sampler, state, jax.random.key(0), 8000, live(8))
+    slots, probabilities = draw(sampler, state, seeds.key(0), 8000, live(8))
     assert stats.chisquare(np.bincount(slots, minlength=8)).pvalue > 1e-4
     np.testing.assert_array_equal(probabilities, 1 / 8)
     np.testing.assert_array_equal(weigh(sampler, state, probabilities, np.int32(8)), 1)
@@ -139,16 +142,19 @@ def test_all_leaves_zero_draws_uniformly_with_weights_one(normalize):
 @pytest.mark.parametrize("stratified", [False, True])
 def test_prioritized_law_and_probabilities(stratified):
     sampler = jr.Prioritized(alpha=0.7, stratified=stratified)
-    td_errors = np.random.default_rng(0).exponential(size=50)
+    td_errors = seeds.rng(0).exponential(size=50)
     state = update(sampler, filled(sampler, 50), np.arange(50), td_errors)
     law = (td_errors + 1e-6) ** 0.7
     law /= law.sum()
-    slots, probabilities = draw(sampler, state, jax.random.key(3), 100_000, live(50))
+    slots, probabilities = draw(sampler, state, seeds.key(3), 100_000, live(50))
     np.testing.assert_allclose(probabilities, law[np.asarray(slots)], rtol=1e-5)
     counts = np.bincount(slots, minlength=50)
     assert stats.chisquare(counts, law * len(slots)).pvalue > 1e-4
     edges = np.searchsorted(np.cumsum(law), (np.arange(100_000) + 0.5) / 100_000)
     assert (np.mean(np.abs(edges - np.asarray(slots)) <= 1) > 0.999) == stratified
+    first, second = (np.asarray(slots) > np.median(slots)).reshape(-1, 2).T
+    pairs = np.bincount(2 * first + second, minlength=4).reshape(2, 2)
+    assert (stats.chi2_contingency(pairs).pvalue > 1e-4) != stratified  # independent draws tell nothing of each other
 
 
 def test_alpha_zero_is_uniform():
@@ -169,6 +175,43 @@ def test_beta_anneals_toward_one():
     np.testing.assert_allclose(found, expected, rtol=1e-5)
     overridden = weigh(sampler, state, probabilities, np.int32(2), np.float32(0.5))
     np.testing.assert_allclose(overridden, [0.5, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_shards", [0, 4])
+def test_only_an_update_that_names_a_stored_item_advances_a_schedule(num_shards):
+    """On a shard as on any other, whoever holds the item; alike by itself, in a scan and under vmap."""
+    sampler = jr.Prioritized(alpha=1.0, beta=optax.linear_schedule(0.0, 1.0, 10), normalize=None)
+    buffer, rows = jr.ReplayBuffer(capacity=8, sampler=sampler, donate=False), np.arange(8)
+    buffer = jr.Sharded(buffer, mesh(num_shards)) if num_shards else buffer
+    old = buffer.add(buffer.init(rows), rows)
+    state = buffer.add(old, rows)
+    stored, gone, none = buffer.newest(state, 8), buffer.newest(old, 8), np.full(8, -1)
+    calls = {  # by what is told, handles and TD errors; whether it counts
+        "nothing": (none, 1.0, False),
+        "late": (gone, 1.0, False),
+        "one": (np.where(rows == 5, stored, -1), 1.0, True),
+        "all": (stored, 1.0, True),
+        "all zero": (stored, 0.0, True),
+        "refused": (np.where(rows == 2, stored, gone), np.nan, True),
+    }
+    handles, td_errors, counts = (np.array([call[k] for call in calls.values()]) for k in range(3))
+    td_errors = np.repeat(td_errors[:, None], 8, axis=1).astype(np.float32)
+    before = state.sampler.updates
+    for told, numbers, is_counted in zip(handles, td_errors, counts, strict=True):
+        after = buffer.update(state, told, numbers).sampler.updates
+        np.testing.assert_array_equal(after, before + is_counted)
+
+    def step(state, told):
+        state = buffer.update(state, *told)
+        return state, state.sampler.updates
+
+    one_by_one = lax.scan(step, state, (handles, td_errors))[1]
+    each = jax.vmap(lambda *told: step(state, told)[1])(handles, td_errors)
+    for found, expected in ((one_by_one, np.cumsum(counts)), (each, counts)):
+        for of_shard in np.asarray(found).reshape(len(calls), -1).T:
+            np.testing.assert_array_equal(of_shard, expected)
+    drawn = buffer.sample(buffer.update(state, stored, 1.0 + rows), jax.random.key(0), 8)
+    np.testing.assert_allclose(drawn.weights, (8 * drawn.probabilities) ** -0.1, rtol=1e-6)
 
 
 def test_counters_stop_at_the_largest_int32():

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import seeds
 from helpers import compilations, rarely
 from jax import lax
 from streams import FLAGS, NUM_ENVS, as_rows, make_episodes
@@ -122,7 +123,7 @@ def test_atari_style_transitions_from_single_frames(final_rows):
 @pytest.mark.parametrize("next_action", [False, True])
 @pytest.mark.parametrize(("length", "n"), [(9, 3), rarely((2, 1)), rarely((9, 8))])
 def test_transitions_of_sequences_are_those_of_rollouts(length, n, next_action):
-    rng = np.random.default_rng(length * n)
+    rng = seeds.rng(length * n)
     batch_size = 40
     terminated, truncated = rng.random((2, batch_size, length)) < 0.15
     mask = rng.random((batch_size, length)) < 0.8
@@ -159,7 +160,7 @@ MAX_N = 5
 
 def drawn_sequences(seed, batch_size, length):
     """Random rows [B, L], with one for the final observation behind every end, as arguments by name."""
-    rng = np.random.default_rng(seed)
+    rng = seeds.rng(seed)
     shape = (batch_size, length)
     ends, mask = rng.random((2, *shape)) < 0.1, rng.random(shape) < 0.9
     mask[:, 1:] &= ~ends.any(axis=0)[:, :-1]
@@ -285,7 +286,7 @@ def test_powers_of_a_traced_gamma(gamma):
 
 
 def test_transitions_of_one_sequence_under_vmap():
-    rng = np.random.default_rng(5)
+    rng = seeds.rng(5)
     S, R = rng.normal(size=(2, 4, 6)).astype(np.float32)
     flags = rng.random((2, 4, 6)) < 0.2
 

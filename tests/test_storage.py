@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import seeds
 from helpers import at, rarely, stack
 from jax import lax
 from jax.sharding import Mesh
@@ -62,7 +63,7 @@ def same(found, expected):
 )
 def test_written_items_are_read_eager_jit_scan_and_vmap(as_rows, kind, leading):
     shape, dtype = ITEMS[kind]
-    rng = np.random.default_rng(0)
+    rng = seeds.rng(0)
     slots = jnp.asarray(np.stack([rng.permutation(leading[0] + 3)[:9] for _ in range(6)]), jnp.int32)  # some dropped
     new = some(rng, (6, 9, *leading[1:], *shape), dtype)
     read_at = jnp.asarray(rng.integers(0, 70, (4, 6)), jnp.int32)

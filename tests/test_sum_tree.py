@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+import seeds
 from helpers import at, cases, check_tree, leaves_of, rarely, run_for_long, run_once, stack, tree_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -69,7 +70,7 @@ def test_every_capacity_keeps_natural_order_and_finds_every_boundary(fanout, cap
         return leaves, sum_tree.total(tree), sum_tree.minimum(tree), sum_tree.find(tree, prefixes)
 
     for capacity in capacities:
-        rng = np.random.default_rng(capacity)
+        rng = seeds.rng(capacity)
         twin = TreeTwin(capacity)
         twin.leaves[:] = rng.integers(0, 4, capacity)  # integers: sums and boundaries are exact
         twin.leaves[rng.integers(capacity)] = 2
@@ -88,7 +89,7 @@ def test_every_capacity_keeps_natural_order_and_finds_every_boundary(fanout, cap
 @settings(max_examples=40)
 @given(capacity=st.sampled_from([9, 65]), fanout=st.sampled_from([2, 8]), seed=st.integers(0, 2**31 - 1))
 def test_random_updates_match_twin(capacity, fanout, seed):
-    rng = np.random.default_rng(seed)
+    rng = seeds.rng(seed)
     tree, twin = sum_tree.init(capacity, fanout=fanout, track_minimum=True), TreeTwin(capacity)
     for _ in range(4):
         indices = rng.integers(-2, capacity + 2, 16)
@@ -124,10 +125,10 @@ def test_total_does_not_drift_in_many_updates(fanout, updates):
         return sum_tree.update(tree, indices, values), None
 
     @run_for_long
-    def run(tree):
-        return lax.scan(lambda t, i: step(t, jax.random.fold_in(jax.random.key(0), i)), tree, jnp.arange(updates))[0]
+    def run(tree, key):
+        return lax.scan(lambda t, i: step(t, jax.random.fold_in(key, i)), tree, jnp.arange(updates))[0]
 
-    tree = run(sum_tree.init(capacity, fanout=fanout))
+    tree = run(sum_tree.init(capacity, fanout=fanout), seeds.key(0))
     exact = leaves_of(tree).astype(np.float64).sum()
     assert abs(float(sum_tree.total(tree)) - exact) <= 1e-6 * exact
     empty = sum_tree.update(tree, np.arange(capacity), np.zeros(capacity))
@@ -147,7 +148,7 @@ def test_overwritten_poison_leaves_no_trace():
 
 
 def test_last_duplicate_wins_eager_jit_scan_and_vmap():
-    rng = np.random.default_rng(0)
+    rng = seeds.rng(0)
     indices, values = rng.integers(0, 10, (5, 200)), rng.random((5, 200)).astype(np.float32)
     indices[:, ::7] = -1
     twins = []
@@ -192,11 +193,11 @@ def groups_p_value(draws, groups, masses):
     ],
 )
 def test_sampling_law(capacity, stratified, fanout):
-    rng = np.random.default_rng(capacity)
+    rng = seeds.rng(capacity)
     leaves = rng.exponential(size=capacity).astype(np.float32)
     leaves[rng.random(capacity) < 0.1] = 0
     tree = tree_of(leaves, fanout=fanout)
-    keys = jax.random.split(jax.random.key(7), 400)
+    keys = jax.random.split(seeds.key(7), 400)
     draws = jax.lax.map(lambda key: sum_tree.sample(tree, key, 1024, stratified=stratified)[0], keys)
     draws = np.asarray(draws).reshape(-1)
     assert np.all(leaves[draws] > 0)
@@ -208,7 +209,7 @@ def test_sampling_law(capacity, stratified, fanout):
 
 @pytest.mark.parametrize(("before", "after"), [(2, 128), (128, 8)])
 def test_the_same_leaves_in_a_tree_of_another_fanout(before, after):
-    leaves = np.random.default_rng(0).exponential(size=150).astype(np.float32) * (np.arange(150) % 7 > 0)
+    leaves = seeds.rng(0).exponential(size=150).astype(np.float32) * (np.arange(150) % 7 > 0)
     tree = tree_of(leaves, fanout=before, track_minimum=True)
     assert sum_tree.with_fanout(tree, before) is tree
     stacked = sum_tree.with_fanout(stack(tree, tree_of(2 * leaves, fanout=before, track_minimum=True)), after)
@@ -222,7 +223,7 @@ def test_the_same_leaves_in_a_tree_of_another_fanout(before, after):
 def test_below_the_middle_levels_draws_are_made_of_fresh_bits():
     """The first 24 bits choose a node half way down, the others a leaf below it, whatever the first have left over."""
     tree = tree_of(np.tile([1.0, 3.0], 2048))  # 8, 64, 512 and 4096 nodes: half way are 64 nodes of 64 leaves
-    fine = np.random.default_rng(0).integers(0, 2**32, 64_000, np.uint32)
+    fine = seeds.rng(0).integers(0, 2**32, 64_000, np.uint32)
     coarse = np.full_like(fine, 2**31 + 2**28)
     draws = np.asarray(sum_tree.sample_with(tree, np.stack([coarse, fine]))[0])
     assert set(draws // 64) == {36}
@@ -250,7 +251,7 @@ def test_what_is_promised_of_a_batch_with_repeated_indices_is_true(monkeypatch):
 
 def test_sampling_law_test_rejects_a_wrong_law():
     leaves = np.ones(1000)
-    draws = np.random.default_rng(0).integers(0, 990, 400 * 1024)
+    draws = seeds.rng(0).integers(0, 990, 400 * 1024)
     assert groups_p_value(draws, np.arange(1000), leaves) < 1e-4
 
 
@@ -267,8 +268,8 @@ def test_stratified_draws_come_one_from_each_stratum(capacity):
 @pytest.mark.slow
 @pytest.mark.parametrize("sigma", [0, 4])
 def test_sampling_law_at_2_24_leaves(sigma):
-    capacity, batches, batch_size = 2**24, 256, 2**16
-    rng = np.random.default_rng(sigma)
+    capacity, batches, batch_size = 2**24, 400, 2**16
+    rng = seeds.rng(sigma)
     leaves = np.exp(sigma * rng.standard_normal(capacity)).astype(np.float32)
     tree = tree_of(leaves)
 
@@ -277,7 +278,7 @@ def test_sampling_law_at_2_24_leaves(sigma):
         return counts.at[draws].add(1), None
 
     counts, _ = run_for_long(lambda keys: lax.scan(draw, jnp.zeros(capacity, jnp.int32), keys))(
-        jax.random.split(jax.random.key(1), batches)
+        jax.random.split(seeds.key(1), batches)
     )
     counts, draws = np.asarray(counts, np.float64), batches * batch_size
     probability = leaves / leaves.sum(dtype=np.float64)
@@ -287,7 +288,7 @@ def test_sampling_law_at_2_24_leaves(sigma):
     mass = np.bincount(groups, probability, minlength=64)
     found = np.bincount(groups, counts, minlength=64)
     spread = np.sqrt(draws * mass * (1 - mass))
-    assert np.all(np.abs(found - draws * mass) <= 4 * spread)
+    assert np.all(np.abs(found - draws * mass) <= 5 * spread)  # of 64 groups one in 25,000 seeds is not
     often = expected >= 0.9
     ratio = (counts[often] - expected[often]) ** 2 / expected[often]
     assert ratio.mean() <= 1 + 4 * ratio.std() / np.sqrt(often.sum())
@@ -312,7 +313,7 @@ def over_all_values(tree, word, other):
 @pytest.mark.parametrize("kind", ["giant", "giant at the end", "lognormal 4", "lognormal 10", "equal", "2^24 equal"])
 def test_how_far_the_law_holds(kind):
     """A leaf's probability is right to within 2^-22, and those of equal leaves to within 0.1%."""
-    number, normal = np.arange(4096), np.random.default_rng(0).standard_normal(4096)
+    number, normal = np.arange(4096), seeds.rng(0).standard_normal(4096)
     leaves = {
         "giant": lambda: np.where(number == 2000, 1e9, 1),
         "giant at the end": lambda: np.where(number == 4095, 1e9, 1),

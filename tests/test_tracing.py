@@ -5,6 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import seeds
 from helpers import at, cases, rarely, stack
 from jax import lax
 
@@ -126,7 +127,7 @@ def at_once(steps, **arguments):
 @pytest.mark.parametrize("n", [3, *map(rarely, (1, 2, 5, 8))])
 def test_add_rollout_and_twin_agree_on_random_rollouts(n, next_action):
     """32 rollouts for each n and setting, half of them with steps masked out."""
-    rng = np.random.default_rng(100 * n + next_action)
+    rng = seeds.rng(100 * n + next_action)
     settings = {"n": n, "gamma": 0.9, "next_action": next_action}
     tracer = jr.NStep(**settings, num_envs=3)
     for length in (1, n, n + 1, 25):
@@ -141,7 +142,7 @@ def test_add_rollout_and_twin_agree_on_random_rollouts(n, next_action):
 
 
 def test_without_flush_the_rollout_is_what_add_emits():
-    steps = rollout(np.random.default_rng(0), 20, 2)
+    steps = rollout(seeds.rng(0), 20, 2)
     (batch, valid), _ = add_and_flush(jr.NStep(n=3, gamma=0.9, num_envs=2), steps)
     got, got_valid = at_once(steps, n=3, gamma=0.9)
     assert got.batch_size == 40
@@ -180,7 +181,7 @@ def test_worked_example_of_terminated_and_truncated():
 
 def test_a_masked_row_is_no_step():
     """A window before it ends as if truncated, what starts with it is not emitted, and its values do not matter."""
-    steps = rollout(np.random.default_rng(0), 6, 1, end_rate=0)
+    steps = rollout(seeds.rng(0), 6, 1, end_rate=0)
     steps["mask"][3] = False
     steps["r"][:, 0] = [1, 2, 4, np.nan, 8, 16]
     steps["terminated"][3] = True
@@ -193,7 +194,7 @@ def test_a_masked_row_is_no_step():
 
 
 def test_spec_is_what_add_emits():
-    steps = rollout(np.random.default_rng(0), 4, 2)
+    steps = rollout(seeds.rng(0), 4, 2)
     for arguments in ({"next_action": True}, {"record_extra_info": True}, {}):
         tracer = jr.NStep(n=3, gamma=0.9, num_envs=2, **arguments)
         _, batch, _ = tracer.add(init(tracer, steps), **at(steps, 0))
@@ -206,7 +207,7 @@ def test_spec_is_what_add_emits():
 
 
 def test_nothing_crosses_an_episodes_end_not_even_nan():
-    steps = rollout(np.random.default_rng(0), 12, 1, end_rate=0)
+    steps = rollout(seeds.rng(0), 12, 1, end_rate=0)
     steps["terminated"][5] = True
     steps["r"][6:] = np.nan
     (batch, valid), _ = add_and_flush(jr.NStep(n=4, gamma=0.9), steps)
@@ -261,7 +262,7 @@ def test_coax_traces(flavour, every):
 
 
 def test_monte_carlo_is_n_step_with_n_max_length():
-    steps = rollout(np.random.default_rng(1), 30, 2)
+    steps = rollout(seeds.rng(1), 30, 2)
     monte_carlo = jr.MonteCarlo(gamma=0.8, max_length=6, num_envs=2)
     a, b = (add_and_flush(t, steps) for t in (monte_carlo, jr.NStep(n=6, gamma=0.8, num_envs=2)))
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
@@ -269,7 +270,7 @@ def test_monte_carlo_is_n_step_with_n_max_length():
 
 
 def test_monte_carlo_return_to_the_end():
-    steps = rollout(np.random.default_rng(1), 3, 1, end_rate=0)
+    steps = rollout(seeds.rng(1), 3, 1, end_rate=0)
     steps["r"][:, 0], steps["terminated"][2] = [1, 2, 4], True
     _, (rest, valid) = add_and_flush(jr.MonteCarlo(gamma=0.5, max_length=10), steps)
     np.testing.assert_array_equal(rest.Rn[valid], [3, 4, 4])
@@ -277,7 +278,7 @@ def test_monte_carlo_return_to_the_end():
 
 
 def test_one_step_is_the_step_itself():
-    steps = rollout(np.random.default_rng(2), 10, 2)
+    steps = rollout(seeds.rng(2), 10, 2)
     (batch, valid), (_, pending) = add_and_flush(jr.NStep(n=1, gamma=0.9, num_envs=2), steps)
     assert valid.all()
     assert not pending.any()
@@ -288,7 +289,7 @@ def test_one_step_is_the_step_itself():
 
 def test_eager_equals_scan_and_vmap_equals_loop():
     tracer = jr.NStep(n=3, gamma=0.9, num_envs=2, next_action=True, record_extra_info=True)
-    seeds = [rollout(np.random.default_rng(seed), 12, 2) for seed in range(4)]
+    seeds = [rollout(seeds.rng(seed), 12, 2) for seed in range(4)]
 
     def run(steps):
         return scan_add(tracer, init(tracer, steps), steps)
@@ -309,7 +310,7 @@ def test_eager_equals_scan_and_vmap_equals_loop():
 
 def test_no_recompilation_and_stable_types():
     tracer = jr.NStep(n=3, gamma=0.9, num_envs=2)
-    steps = rollout(np.random.default_rng(0), 4, 2)
+    steps = rollout(seeds.rng(0), 4, 2)
     add = jax.jit(tracer.add)
     state = init(tracer, steps)
     for t in range(4):
@@ -336,7 +337,7 @@ def test_rewards_of_any_number_type_and_flags_as_numbers(dtype):
 
 
 def test_extra_info_holds_the_window():
-    steps = rollout(np.random.default_rng(0), 6, 1, end_rate=0)
+    steps = rollout(seeds.rng(0), 6, 1, end_rate=0)
     steps["truncated"][3] = True
     (batch, valid), _ = add_and_flush(jr.NStep(n=3, gamma=0.9, record_extra_info=True), steps)
     info = jax.tree.map(lambda leaf: np.asarray(leaf)[valid], batch.extra_info)
@@ -349,7 +350,7 @@ def test_extra_info_holds_the_window():
 
 def test_feeds_a_buffer_inside_scan():
     tracer, buffer = jr.NStep(n=3, gamma=0.9, num_envs=2), jr.ReplayBuffer(capacity=64, sampler=jr.Prioritized())
-    steps = rollout(np.random.default_rng(3), 20, 2)
+    steps = rollout(seeds.rng(3), 20, 2)
     example = tracer.spec(**first(steps))
 
     def step(carry, x):
@@ -391,7 +392,7 @@ def test_construction_errors(make, message):
 @pytest.mark.parametrize(("length", "num_envs"), [(5, 3), (1, 3), (5, 1)])
 def test_one_number_and_one_flag_a_step(name, length, num_envs):
     """Also where further axes would be broadcast. Nothing is run."""
-    steps = rollout(np.random.default_rng(0), length, num_envs)
+    steps = rollout(seeds.rng(0), length, num_envs)
     good = at(steps, 0)
     tracer = jr.NStep(n=3, gamma=0.9, num_envs=num_envs)
     monte_carlo = jr.MonteCarlo(gamma=0.9, max_length=3, num_envs=num_envs)
@@ -434,7 +435,7 @@ def test_leaves_without_elements(next_action):
     """What has an axis of size 0, such as an observation of which nothing is kept. Nothing is run."""
     settings = {"n": 3, "gamma": 0.9, "next_action": next_action, "record_extra_info": True}
     tracer = jr.NStep(**settings, num_envs=2)
-    steps = rollout(np.random.default_rng(0), 5, 2)
+    steps = rollout(seeds.rng(0), 5, 2)
     steps |= {"s": np.zeros((5, 2, 0)), "a": np.zeros((5, 2, 4, 0), np.int32), "s_next": np.zeros((5, 2, 0))}
 
     def check(emitted, rows):
@@ -457,18 +458,25 @@ def test_leaves_without_elements(next_action):
 @pytest.mark.parametrize("next_action", [False, True])
 def test_a_traced_n_gives_the_transitions_of_the_number(next_action):
     """Each start's transition is the one that the number gives; what a smaller n need not wait for is not truncated."""
-    steps, max_n = rollout(np.random.default_rng(3), 12, 3, gap_rate=0.1), 4
+    steps, max_n = rollout(seeds.rng(3), 12, 3, gap_rate=0.1), 4
     run = jax.jit(lambda n, gamma: at_once(steps, n=n, gamma=gamma, max_n=max_n, next_action=next_action, flush=True))
     for n in range(1, max_n + 1):
         rows = expected_rows(steps, n, 0.9, next_action)
         assert_rows(*run(np.int32(n), np.float32(0.9)), sorted(rows, key=lambda row: row["A"]))  # in order of starts
 
 
+def test_a_traced_n_may_be_of_a_dtype_that_cannot_hold_max_n():
+    steps = rollout(np.random.default_rng(3), 5, 1)
+    batch, valid = at_once(steps, n=jnp.int8(2), gamma=0.9, max_n=200, flush=True)
+    rows = expected_rows(steps, 2, 0.9, False)
+    assert_rows(batch, valid, sorted(rows, key=lambda row: row["A"]))
+
+
 @pytest.mark.versions
 @pytest.mark.parametrize("make", [lambda **x: jr.NStep(n=3, **x), rarely(lambda **x: jr.MonteCarlo(max_length=3, **x))])
 def test_a_discount_that_is_mapped_gives_what_the_number_gives(make):
     """Of the calls and of a whole rollout, in one program, as where an agent's gamma is a leaf of a pytree."""
-    gammas, steps = np.array([0.0, 0.9], np.float32), rollout(np.random.default_rng(6), 9, 2, gap_rate=0.1)
+    gammas, steps = np.array([0.0, 0.9], np.float32), rollout(seeds.rng(6), 9, 2, gap_rate=0.1)
     tracer = make(gamma=None, num_envs=2)
 
     def run(tracer, gamma):
@@ -494,7 +502,7 @@ def test_a_discount_that_is_mapped_gives_what_the_number_gives(make):
 
 
 def test_a_tracer_without_a_discount_asks_for_one():
-    steps = rollout(np.random.default_rng(0), 1, 2)
+    steps = rollout(seeds.rng(0), 1, 2)
     tracer = jr.NStep(n=2, gamma=None, num_envs=2)
     state, spec = init(tracer, steps), tracer.spec(**first(steps))
     emitted = jax.eval_shape(lambda: tracer.add(state, **at(steps, 0), gamma=0.9))[1]
@@ -508,7 +516,7 @@ def test_a_tracer_without_a_discount_asks_for_one():
 
 def test_a_rollout_without_steps():
     """Emits nothing; where its end is flushed, rows as of an empty tracer."""
-    steps = jax.tree.map(lambda x: x[:0], rollout(np.random.default_rng(0), 1, 2))
+    steps = jax.tree.map(lambda x: x[:0], rollout(seeds.rng(0), 1, 2))
     for next_action in (False, True):
         spec, _ = jax.eval_shape(lambda x, a=next_action: at_once(x, n=3, gamma=0.9, next_action=a), steps)
         assert (spec.batch_size, spec.S["x"].shape) == (0, (0, 2))
@@ -520,7 +528,7 @@ def test_a_rollout_without_steps():
 @pytest.mark.versions
 def test_wrong_steps():
     tracer = jr.NStep(n=3, gamma=0.9, num_envs=2)
-    steps = rollout(np.random.default_rng(0), 4, 2)
+    steps = rollout(seeds.rng(0), 4, 2)
     state = init(tracer, steps)
     step = at(steps, 0)
     with pytest.raises(ValueError, match=r"leaf \.a: got float32\[2\], the tracer stores int32\[2\]"):
@@ -530,12 +538,117 @@ def test_wrong_steps():
     with pytest.raises(ValueError, match=r"wrong structure: missing \.logp;"):
         tracer.add(state, **{**step, "logp": None})
     with pytest.raises(ValueError, match="num_envs=2: got a step with a leading axis of 4"):
-        tracer.init(**first(jax.tree.map(lambda x: x[:, [0] * 4], rollout(np.random.default_rng(0), 4, 4))))
+        tracer.init(**first(jax.tree.map(lambda x: x[:, [0] * 4], rollout(seeds.rng(0), 4, 4))))
     with pytest.raises(ValueError, match=r"leaf \.mask: leading axes \[3\] differ from \[2\]"):
         tracer.add(state, **{**step, "mask": np.ones(3, bool)})
     with pytest.raises(ValueError, match=r"leaf \.mask: got int32\[2\], the tracer stores bool\[2\]"):
         tracer.add(state, **{**step, "mask": np.ones(2, np.int32)})
+    with pytest.raises(ValueError, match=r"leaf \.R: leading axes \[3, 2\] differ from \[4, 2\]"):
+        at_once({**steps, "r": np.zeros((3, 2), np.float32)}, n=3, gamma=0.9)
     with pytest.raises(ValueError, match=r"mask: got int32\[4, 2\], expected bool\[4, 2\]"):
         at_once({**steps, "mask": np.ones((4, 2), np.int32)}, n=3, gamma=0.9)
     with pytest.raises(ValueError, match=r"needs 2 leading axes"):
         jr.n_step_transitions(*[np.zeros(3)] * 6, n=2, gamma=0.9)
+
+
+NOT_REAL = {
+    "None": lambda x: None,
+    r"complex64\[.*\]": lambda x: x.astype(np.complex64),
+    r"key<fry>\[.*\]": lambda x: jax.random.split(jax.random.key(0), x.shape),
+    "a dict": lambda x: {"agent": x},
+}
+
+
+OPTIONAL = ("logp", "w", "mask")
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        (name, found)
+        for name in ("r", "terminated", "truncated", *OPTIONAL)
+        for found in NOT_REAL
+        if found != "None" or name not in OPTIONAL
+    ],
+)
+def test_what_is_no_number_and_no_flag_is_named(name, found):
+    """By the name that the call has for it. Nothing is run."""
+    steps = rollout(np.random.default_rng(0), 5, 2)
+    many, one = ({**x, name: NOT_REAL[found](x[name])} for x in (steps, at(steps, 0)))
+    tracer, kind = jr.NStep(n=3, gamma=0.9, num_envs=2), "flag" if steps[name].dtype == bool else "real number"
+    state = init(tracer, steps)
+
+    def refused(function, message):
+        with pytest.raises(ValueError, match=f"^{message}"):
+            jax.eval_shape(function)
+
+    refused(lambda: tracer.add(state, **one), f"{name}: got {found}, expected one {kind} an environment")
+    if name != "mask":
+        one.pop("mask")
+        for function in (tracer.init, tracer.spec):
+            refused(lambda function=function: function(**one), f"{name}: got {found}, expected one {kind} an environ")
+    upper = {"r": "R", "logp": "logP", "w": "W"}.get(name, name)
+    for function in (lambda: at_once(many, n=3, gamma=0.9), lambda: of_sequences(many)):
+        refused(function, f"{upper}: got {found}, expected one {kind} a step")
+
+
+@pytest.mark.versions
+def test_arguments_that_are_missing_are_named_with_the_call():
+    steps = rollout(np.random.default_rng(0), 5, 2)
+    tracer = jr.NStep(n=3, gamma=0.9, num_envs=2)
+    one = [at(steps, 0)[name] for name in ("s", "a", "r", "terminated", "truncated")]
+    for call, message in (
+        (lambda: tracer.add(init(tracer, steps), *one), r"add\(\) missing 1 required .*: 's_next'"),
+        (lambda: tracer.init(*one), r"init\(\) missing 1 required .*: 's_next'"),
+        (lambda: tracer.spec(*one), r"spec\(\) missing 1 required .*: 's_next'"),
+        (lambda: tracer.flush(), r"flush\(\) missing 1 required .*: 'state'"),
+        (lambda: jr.ReplayBuffer(capacity=4).add(None), r"ReplayBuffer\.add\(\): missing a required argument: 'items'"),
+        (lambda: jr.ReplayBuffer(capacity=4).update(None, one=1), r"Buffer\.update\(\): .*"),
+    ):
+        with pytest.raises(TypeError, match=message):
+            call()
+
+
+@pytest.mark.versions
+def test_the_state_of_another_tracer_is_refused():
+    """It would give windows of another length, or of nothing."""
+    steps = rollout(np.random.default_rng(0), 5, 2)
+    one, tracer = first(steps), jr.NStep(n=3, gamma=0.9, num_envs=2)
+    stack_of_two = jax.vmap(lambda _: tracer.init(**one))(np.arange(2))
+    for state, found in (
+        (jr.NStep(n=2, gamma=0.9, num_envs=2).init(**one), r"one of \[2, 2\] steps"),
+        (jr.NStep(n=3, gamma=0.9, num_envs=2, next_action=True).init(**one), r"one of \[4, 2\] steps"),
+        (stack_of_two, r"one of \[2, 3, 2\] steps"),
+        (jr.ReplayBuffer(capacity=4).init(one), "ReplayState"),
+        (None, "NoneType"),
+    ):
+        for call in (lambda state=state: tracer.add(state, **one), lambda state=state: tracer.flush(state)):
+            with pytest.raises(ValueError, match=rf"^state: got {found}, expected one of \[3, 2\] steps, as this"):
+                call()
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"gamma": None}, r"gamma=None: must be a number in \[0, 1\], or a traced float \[\]"),
+        ({"flush": 1}, "flush=1: must be True or False"),
+        ({"next_action": 1}, "next_action=1: must be True or False"),
+        ({"record_extra_info": None}, "record_extra_info=None: must be True or False"),
+    ],
+)
+def test_settings_of_a_rollout_are_checked(settings, message):
+    """Without a discount all returns would be NaN."""
+    with pytest.raises(ValueError, match=message):
+        at_once(rollout(np.random.default_rng(0), 5, 2), **{"n": 3, "gamma": 0.9, **settings})
+
+
+@pytest.mark.parametrize("gamma", [1.5, -0.1, np.nan, "0.9", True])
+def test_the_discount_of_a_call_is_in_range(gamma):
+    steps = rollout(np.random.default_rng(0), 1, 2)
+    tracer = jr.NStep(n=2, gamma=0.5, num_envs=2)
+    state = init(tracer, steps)
+    for call in (lambda: tracer.add(state, **at(steps, 0), gamma=gamma), lambda: tracer.flush(state, gamma=gamma)):
+        with pytest.raises(ValueError, match=rf"gamma={gamma!r}: must be a number in \[0, 1\]; it is a discount"):
+            call()

@@ -3,6 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
+import seeds
 
 import jaxreplay as jr
 
@@ -10,7 +11,7 @@ import jaxreplay as jr
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("normalize", ["batch", "global", None])
 def test_matches_twin(normalize, beta):
-    probabilities = np.random.default_rng(0).dirichlet(np.ones(50)).astype(np.float32)
+    probabilities = seeds.rng(0).dirichlet(np.ones(50)).astype(np.float32)
     smallest = probabilities.min() / 3
     got = jr.importance_weights(probabilities, 80, beta, normalize=normalize, min_probability=smallest)
     expected = oracles.importance_weights(probabilities, 80, beta, normalize, smallest)

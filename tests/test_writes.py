@@ -10,6 +10,7 @@ import numpy as np
 import optax
 import oracles
 import pytest
+import seeds
 from helpers import at, big_copies, check_tree, compiled, items, leaves_of, mesh, rarely, stack
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -76,17 +77,17 @@ def test_sequences_get_their_priorities_as_they_are_completed(windows, stride):
     settings = {"num_envs": 3, "sequence_length": 3, "stride": stride, "windows": windows, "donate": False}
     buffer = jr.SequenceBuffer(length=8, sampler=PER(), **settings)
     one = two = buffer.init(streams(0, 1)[0])
-    twin, time, rng = oracles.SequenceTwin(8, 3, 3, stride, windows), 0, np.random.default_rng(0)
+    twin, time, rng = oracles.SequenceTwin(8, 3, 3, stride, windows), 0, seeds.rng(0)
     for steps in (1, 4, 1, 4, 8, 1, 1, 4):
         rows, ends = streams(time, steps)
         td_errors = rng.exponential(size=(buffer.completed(steps), 3)).astype(np.float32)
-        before, named = twin.num_complete, len(twin.priority)
+        before, named = twin.num_complete, len(twin.ever)
         twin.add(rows["id"], ends)
         time += steps
         one = buffer.add(one, rows, ends, td_errors)
         two = buffer.add(two, rows, ends)
-        new = [handle for handle in twin.priority if handle // 3 >= before]
-        assert len(new) == len(twin.priority) - named
+        new = [handle for handle in twin.ever if handle // 3 >= before]
+        assert len(new) == len(twin.ever) - named
         newest = buffer.newest(two, 24)
         told = [td_errors[handle // 3 - before, handle % 3] for handle in new]
         told = np.array([np.nan] * 24 + told, np.float32)[-24:]
@@ -155,7 +156,7 @@ def test_lap_with_a_huber_loss_has_the_gradient_of_pal(alpha):
 
 
 def test_the_maximum_of_a_tree():
-    rng = np.random.default_rng(0)
+    rng = seeds.rng(0)
     for capacity, fanout in ((1, 2), (5, 8), (300, 8), (300, 128)):
         tree = sum_tree.init(capacity, fanout=fanout, track_maximum=True, track_minimum=True)
         leaves = np.zeros(capacity, np.float32)
@@ -187,7 +188,7 @@ def item_values(rng, *leading):
     masked=st.booleans(),
 )
 def test_items_written_back_equal_the_twins(handles, given_leaves, masked):
-    buffer, rng = jr.ReplayBuffer(capacity=9), np.random.default_rng(0)
+    buffer, rng = jr.ReplayBuffer(capacity=9), seeds.rng(0)
     state = buffer.init(item_values(rng, 4))
     twin = {}
     for t in range(4):
@@ -213,7 +214,7 @@ def test_items_written_back_equal_the_twins(handles, given_leaves, masked):
 def test_of_overlapping_sequences_the_later_row_is_written(windows, batch_size):
     """Also where so many rows are written that repeated places are found by a sort."""
     buffer = jr.SequenceBuffer(length=9, num_envs=2, sequence_length=3, windows=windows, donate=False)
-    rng, time = np.random.default_rng(1), 24
+    rng, time = seeds.rng(1), 24
     state = buffer.init(item_values(rng, 1, 2))
     steps, ends = item_values(rng, time, 2), rng.random((time, 2)) < 0.2
     steps["id"] = np.arange(2 * time, dtype=np.int32).reshape(time, 2)

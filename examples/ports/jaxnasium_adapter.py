@@ -62,22 +62,21 @@ class TracedReplay(Replay):
         self.tracer = jr.NStep(n=n, gamma=gamma, num_envs=data_sample.reward.shape[1])
         self.tracing = self.tracer.init(*jax.tree.map(lambda leaf: leaf[0], self.steps(data_sample)))
         self.buffer = jr.ReplayBuffer(capacity=max_size, sampler=jr.Prioritized(), axes=2)
-        self.state = self.buffer.init(jax.eval_shape(lambda rows: self.trace(rows), data_sample)[1][0])
+        self.state = self.buffer.init(jax.eval_shape(lambda rows: self.trace(rows), data_sample)[1])
         self.batch_size = sample_batch_size
 
     def steps(self, rows: Transition) -> tuple:
         return rows.observation, rows.action, rows.reward, rows.terminated, rows.truncated, rows.info[FINAL]
 
-    def trace(self, rows: Transition) -> tuple[jr.NStepState, tuple[jr.TransitionBatch, jax.Array]]:
+    def trace(self, rows: Transition) -> tuple[jr.NStepState, jr.TransitionBatch]:
         def add(tracing: jr.NStepState, step: tuple) -> tuple:
-            tracing, *found = self.tracer.add(tracing, *step)
-            return tracing, tuple(found)
+            return self.tracer.add(tracing, *step)[:2]
 
         return jax.lax.scan(add, self.tracing, self.steps(rows))
 
     def insert(self, rows: Transition) -> "TracedReplay":
-        tracing, (batch, valid) = self.trace(rows)
-        state = self.buffer.add(self.state, batch, mask=valid)
+        tracing, batch = self.trace(rows)
+        state = self.buffer.add(self.state, batch)
         return eqx.tree_at(lambda x: (x.tracing, x.state), self, (tracing, state))
 
     def sample(self, key: jax.Array, with_next_obs: bool = True) -> Transition:

@@ -65,8 +65,8 @@ class TracedReplay(Replay):
     tracing: jr.NStepState
 
     def extend(self, step: tuple) -> "TracedReplay":
-        tracing, batch, valid = self.tracer.add(self.tracing, *step)
-        return self.replace(tracing=tracing, state=self.buffer.add(self.state, batch, mask=valid))
+        tracing, batch, _ = self.tracer.add(self.tracing, *step)
+        return self.replace(tracing=tracing, state=self.buffer.add(self.state, batch))
 
     def sample(self, num: int, rng: jax.Array) -> Batch:
         found = super().sample(num, rng)

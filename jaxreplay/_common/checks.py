@@ -36,9 +36,16 @@ def as_int32(x: Any) -> Any:
     x = like.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.integer):
         return x
-    if x.dtype.itemsize == 8:
-        x = like.where((x >= 0) & (x < 2**31), x, -1)
-    return x.astype(np.int32)
+    cast = x.astype(np.int32)
+    if jnp.iinfo(x.dtype).max < 2**31:
+        return cast
+    return like.where((x >= 0) & (x <= 2**31 - 1), cast, np.int32(-1))
+
+
+def as_count(x: Any) -> jax.Array:
+    """An integer [] as int32, clipped to [0, 2**31 - 1]."""
+    x = jnp.asarray(x)
+    return jnp.clip(x, 0, min(jnp.iinfo(x.dtype).max, 2**31 - 1)).astype(jnp.int32)
 
 
 def as_float(x: Any) -> jax.Array:
@@ -48,8 +55,26 @@ def as_float(x: Any) -> jax.Array:
     return x.astype(x.dtype if is_wide else jnp.float32)
 
 
-def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
+def as_real(name: str, x: Any, expected: str) -> jax.Array:
+    """`x` as an array; a `ValueError` that says what is `expected` where it is not made of real numbers or flags."""
+    try:
+        array = jnp.asarray(x)
+    except (TypeError, ValueError) as error:
+        found = "None" if x is None else f"a {type(x).__name__}"
+        raise ValueError(f"{name}: got {found}, expected {expected}.") from error
+    if array.dtype != jnp.bool_ and not any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer)):
+        raise ValueError(f"{name}: got {type_text(array.dtype, array.shape)}, expected {expected}.")
+    return array
+
+
+def leading_axes(spec: Any, num_axes: int, what: str, last: int | None = None) -> tuple[int, ...]:
     """The first `num_axes` sizes, which all leaves of `spec` share.
+
+    Args:
+      spec: pytree of arrays, or of their types.
+      num_axes: 1 or 2.
+      what: what `spec` is, for messages.
+      last: None, or the size that the second has to be, for messages.
 
     Raises:
       ValueError: no leaves, a leaf has too few axes, or two leaves differ.
@@ -62,7 +87,7 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
         if len(leaf.shape) < num_axes:
             raise ValueError(
                 f"{_name(path)}: got {type_text(leaf.dtype, leaf.shape)}, {what} needs {num_axes} leading "
-                f"{'axis' if num_axes == 1 else 'axes'}; add {_missing_axes(leaves, num_axes)}."
+                f"{'axis' if num_axes == 1 else 'axes'}; {_missing_axes([x for _, x in leaves], num_axes, last)}."
             )
         if leaf.shape[:num_axes] != first:
             raise ValueError(
@@ -72,14 +97,20 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
     return first
 
 
-def _missing_axes(leaves: list[tuple[Any, Any]], num_axes: int) -> str:
-    """What to add to leaves of which one has fewer than `num_axes` axes, which all have the same leading axes."""
+def _missing_axes(leaves: list[Any], num_axes: int, last: int | None) -> str:
+    """What to do with leaves of which one has fewer than `num_axes` axes, of which the second has to be `last`."""
     if num_axes == 1:
-        return "a batch axis with x[None]"
-    # A number without an axis, beside any other leaf, is a single item's.
-    if min(len(leaf.shape) for _, leaf in leaves) == 0:
-        return "both to a single item with x[None, None]"
-    return "the first with x[None], or, to a single item, both with x[None, None]"
+        return "add a batch axis with x[None]"
+    both = "add both to a single item with x[None, None]"
+    if last is not None and last > 1:
+        both = f"for a single item, give init jnp.broadcast_to(x, (1, {last}, *x.shape))"
+    if min(len(leaf.shape) for leaf in leaves) == 0:  # it is a single item's, whatever the others are
+        return both
+    sizes = {leaf.shape[0] for leaf in leaves}
+    if len(sizes) > 1 or (last not in (None, 1) and sizes != {last}):
+        return both
+    one = "add the second with x[:, None]" if last == 1 else "add the first with x[None]"
+    return f"{one}, or {both}"
 
 
 def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owner: str) -> None:
@@ -90,8 +121,10 @@ def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owne
     """
     got, expected = jax.tree.structure(spec), jax.tree.structure(stored)
     if got != expected:
-        have = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(spec)}
-        want = {jax.tree_util.keystr(path) for path, _ in jax.tree_util.tree_leaves_with_path(stored)}
+        have, want = (
+            {jax.tree_util.keystr(path) or "<root>" for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+            for tree in (spec, stored)
+        )
         missing, extra = sorted(want - have), sorted(have - want)
         detail = "".join(
             f" {word} {', '.join(names)};" for word, names in (("missing", missing), ("unexpected", extra)) if names

@@ -4,6 +4,8 @@ import jax
 import jax.numpy as jnp
 from jax.extend.random import threefry2x32_p
 
+from jaxreplay._common.checks import check_key
+
 
 def random_bits(key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     """64 random bits for each of `size` draws, two uint32 [size].
@@ -11,7 +13,11 @@ def random_bits(key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     `jax.random.bits` computes 64 bits for every 32 that it returns. This function returns all of them, which halves the
     work. As in JAX, the two words of a key are the key of the Threefry cipher; a key of another kind is first turned
     into two random words. For an `rbg` or `unsafe_rbg` key, JAX makes other words under `jax.vmap` than without it.
+
+    Raises:
+      ValueError: `key` is no PRNG key.
     """
+    check_key(key)
     if jax.config.jax_debug_key_reuse:  # pyright: ignore[reportAttributeAccessIssue]
         jax.random.bits(key)  # counts as a use of the key; reading `key_data` does not
     words = jax.random.key_data(key)

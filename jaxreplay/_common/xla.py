@@ -13,6 +13,7 @@ from jax import lax
 
 from jaxreplay._common.checks import as_int32
 from jaxreplay._common.eager import ON_ONE_THREAD, on_one_thread
+from jaxreplay._common.meshes import over_any_mesh
 
 
 def materialize(*arrays: jax.Array) -> Any:
@@ -131,7 +132,7 @@ def jit_method(
         signature = inspect.signature(body)
         names = list(signature.parameters)[2:]
         handles_at = names.index(handles) if handles else None
-        by_position = _by_position(signature)
+        by_position = _by_position(signature, body.__qualname__)
         programs = _programs(body, signature, static, donates)
         programs_on_one_thread = _programs(body, signature, static, donates, compiler_options=ON_ONE_THREAD)
 
@@ -160,7 +161,7 @@ def jit_method(
     return decorate
 
 
-def _by_position(signature: inspect.Signature) -> Callable[..., tuple[Any, ...]]:
+def _by_position(signature: inspect.Signature, method: str) -> Callable[..., tuple[Any, ...]]:
     """A function that returns the arguments of a call after the state in order, with defaults filled in."""
     names = list(signature.parameters)[2:]
     defaults = tuple(signature.parameters[name].default for name in names)
@@ -170,7 +171,10 @@ def _by_position(signature: inspect.Signature) -> Callable[..., tuple[Any, ...]]
     def by_position(self: Any, state: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
         if not (named or keyword_only) and num_required <= len(arguments) <= len(names):
             return arguments + defaults[len(arguments) :]
-        bound = signature.bind(self, state, *arguments, **named).arguments
+        try:
+            bound = signature.bind(self, state, *arguments, **named).arguments
+        except TypeError as error:
+            raise TypeError(f"{method}(): {error}") from None
         return tuple(bound.get(name, default) for name, default in zip(names, defaults, strict=True))
 
     return by_position
@@ -180,13 +184,16 @@ def _programs(
     body: Any, signature: inspect.Signature, static: tuple[str, ...], donates: bool, **options: Any
 ) -> tuple[Any, Any]:
     """The pure and the donating program of a method; they are the same unless `donates`."""
-    program, names = body, list(signature.parameters)
-    if _has_keyword_only(signature):  # a program takes all arguments by position, so one program serves every call
+    names = list(signature.parameters)
 
-        def program(*arguments: Any) -> Any:
-            return body(**dict(zip(names, arguments, strict=True)))
+    def program(self: Any, *arguments: Any) -> Any:  # all by position, so one program serves every call
+        def method(*arguments: Any) -> Any:
+            return body(self, **dict(zip(names[1:], arguments, strict=True)))
 
-        program.__name__ = body.__name__  # in profiles
+        # What has a mesh of its own lays out its arrays itself.
+        return (method if hasattr(self, "mesh") else over_any_mesh(method))(*arguments)
+
+    program.__name__ = body.__name__  # in profiles
     numbers = (0, *map(names.index, static))
     pure = jax.jit(program, static_argnums=numbers, **options)
     # keep_unused: also donate leaves that are replaced without being read.

@@ -96,6 +96,15 @@ def _log_bins(x: np.ndarray, most: int = 50) -> np.ndarray:
     return np.logspace(low, high, most + 1)
 
 
+def _legend(ax: Any) -> None:
+    """A legend between the title and the data."""
+    count = len(ax.get_legend_handles_labels()[1])
+    ncols = 3 if count <= 3 else 2
+    rows = -(-count // ncols)
+    ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=ncols, borderaxespad=0.1, handlelength=1.2)
+    ax.set_title(ax.get_title(loc="left"), pad=4 + 16 * rows)
+
+
 def _priorities(view: View, ax: Any) -> str:
     positive = view.priorities[view.priorities > 0]
     bins = _log_bins(positive)
@@ -105,7 +114,7 @@ def _priorities(view: View, ax: Any) -> str:
     ax.stairs(stored, bins, fill=True, color=ACCENT, alpha=0.85, label="stored")
     ax.stairs(drawn, bins, color=SECOND, linewidth=1.6, label="drawn")
     ax.set(xscale="log", xlabel=f"priority {view.power}", ylabel="share of items", title="Priorities")
-    ax.legend(loc="best")
+    _legend(ax)
     zero = np.mean(view.priorities == 0)
     none = f" Not shown: {zero:.1%} of priority 0, which are never drawn." if zero else ""
     return f"How often each priority is stored, and how often it is drawn.{none}"
@@ -132,7 +141,7 @@ def _ages(view: View, ax: Any) -> str:
     bar.ax.set_ylim(1, None)
     ax.set(yscale="log", xlabel="age (insertions since)", ylabel=f"priority {view.power}", title="Age and priority")
     ax.grid(False)
-    ax.legend(loc="best")
+    _legend(ax)
     return "Priorities of items by age, the newest at the left. A high edge at the left: items not yet learned from."
 
 
@@ -148,7 +157,7 @@ def _mass(view: View, ax: Any) -> str:
         ax.plot([part], [at], marker, color=SECOND, markersize=5, label=f"top {part:.0%}: {at:.1%}")
     ax.set(xlabel="share of items, most probable first", ylabel="share of draws", title="Cumulative mass")
     ax.set(xlim=(-0.02, 1.02), ylim=(0, 1.03))
-    ax.legend(loc="lower right")
+    _legend(ax)
     return "Which share of the draws falls on how large a share of the items."
 
 
@@ -165,7 +174,7 @@ def _weights(view: View, ax: Any) -> str:
     ax.axvline(mean, color=SECOND, linewidth=1.6, label=f"mean {mean:.2g}")
     ax.locator_params(axis="x", nbins=6)
     ax.set(xlabel="weight; 1: of the least probable item", ylabel="share of draws", title="Importance weights")
-    ax.legend(loc="best")
+    _legend(ax)
     return f"Weights of draws at {view.beta}. A large batch is worth {share:.0%} of its size."
 
 
@@ -180,8 +189,9 @@ def _returns(view: View, ax: Any) -> str:
         counts, bins = np.histogram(numbers, 50)
         ax.stairs(counts / numbers.size, bins, fill=True, color=ACCENT, alpha=0.85)
         ax.axvline(numbers.mean(), color=SECOND, linewidth=1.6, label=f"mean {numbers.mean():.3g}")
-        ax.legend(loc="best")
     ax.set(xlabel=what, ylabel="share", title="Returns" if "return" in what else "Rewards")
+    if distinct.size > 12:
+        _legend(ax)
     return f"Mean {numbers.mean():.4g}, standard deviation {numbers.std():.4g}, of what is stored."
 
 
@@ -191,7 +201,7 @@ def _episodes(view: View, ax: Any) -> str:
     ax.hist(lengths, edges, color=ACCENT, alpha=0.85)
     ax.axvline(lengths.mean(), color=SECOND, linewidth=1.6, label=f"mean {lengths.mean():.4g}")
     ax.set(xlabel="rows", ylabel="episodes", title="Episode lengths")
-    ax.legend(loc="best")
+    _legend(ax)
     return f"{lengths.size:,} episodes of which all rows are stored, {lengths.min():,} to {lengths.max():,} rows long."
 
 
@@ -220,8 +230,8 @@ def _pools(view: View, ax: Any) -> str:
     ax.figure.set_size_inches(SIZE[0], max(1.6, 1.1 + 0.24 * len(names)))
     ax.set(xlabel="share of tasks", xlim=(0, 1))
     ax.grid(axis="y", visible=False)
-    ax.set_title("Pools", pad=20)
-    ax.legend(loc="lower left", bbox_to_anchor=(0, 1.0), ncols=3, borderaxespad=0.1, handlelength=1.2)
+    ax.set_title("Pools")
+    _legend(ax)
     more = f" The first {MOST_ENVS} of {len(view.pools[0])}." if len(view.pools[0]) > MOST_ENVS else ""
     return f"Tasks of each environment by pool.{more}"
 

@@ -25,7 +25,7 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay._common.checks import check_integer, check_number
+from jaxreplay._common.checks import check_integer, check_key, check_number
 from jaxreplay._common.eager import few_rows
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.xla import jit_method, on_host
@@ -175,6 +175,7 @@ class DifficultyPools:
     @jit_method(static=("n",), brief=lambda self, state, key, n: few_rows(n))
     def _draw(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         self._check_state(state)
+        check_key(key)
         ratios = np.asarray(self.tasks_per_env if self.env_ratios is None else self.env_ratios, np.float64)
         easy, normal, hard = self.pool_weights
         return _draws.draw(state, ratios, (normal, easy, hard), key, n)

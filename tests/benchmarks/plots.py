@@ -128,5 +128,5 @@ def _dqn(result: dict[str, Any]) -> Figure | None:
         axes.plot(steps, curves.mean(axis=0), color=COLOURS[name], linewidth=2.2, label=label)
     axes.set(title="CartPole-v1, prioritized 3-step double DQN", xlabel="environment steps a seed", ylabel="return")
     axes.xaxis.set_major_formatter("{x:,.0f}")
-    axes.legend(loc="lower right", title="final return [95% interval], training time", fontsize=8)
+    figure.legend(loc="outside lower center", title="final return [95% interval], training time", fontsize=8)
     return figure

@@ -296,8 +296,8 @@ def _tracer(cell: Cell) -> Operations:
     step = (observations, floats, floats, flags, flags, observations)
 
     def add(state, *step):
-        state, *emitted = tracer.add(state, *step)
-        return state, emitted
+        state, batch, _ = tracer.add(state, *step)  # the last is a part of the batch; a program would copy it
+        return state, batch
 
     return Operations(lambda: tracer.init(*step), {"add": add}, {"add": step})
 

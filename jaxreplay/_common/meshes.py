@@ -1,0 +1,75 @@
+"""Programs of arrays that lie over a mesh with explicit axes, as `jax.make_mesh` makes it.
+
+The layout of such an array is part of its type, and most operations that join two layouts are errors. Within a program
+of this package the axes are automatic: XLA lays out what is computed. Only results have a layout by type again.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+
+# JAX 0.7.0 has none. There arguments over explicit axes stay as they are.
+_use_mesh: Any = getattr(jax.sharding, "use_abstract_mesh", None)
+
+
+def over_any_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of a state and other arguments that may be traced with arrays over any mesh.
+
+    If an argument lies over explicit axes, so do the results. A state lies as the one that was given. Leaves [k B, ...]
+    lie along their first axis as arguments [B, ...] do. All else is whole on each device.
+    """
+
+    @functools.wraps(function)
+    def call(state: Any, *arguments: Any) -> Any:
+        leaves = jax.tree.leaves((state, arguments))
+        mesh = next((mesh for mesh in map(_explicit_mesh, leaves) if mesh is not None), None)
+        if mesh is None or _use_mesh is None:
+            return function(state, *arguments)
+        types = dict(zip(mesh.axis_names, mesh.axis_types, strict=True))
+        automatic = mesh.update_axis_types({name: AxisType.Auto for name in types if types[name] == AxisType.Explicit})
+        of_rows = {x.shape[0]: spec[:1] for x in leaves if any((spec := _spec(x))[:1]) and x.shape[0]}
+
+        def within(x: Any) -> Any:
+            return x if _explicit_mesh(x) is None else _laid_out(x, automatic, ())
+
+        def as_given(result: Any) -> Any:
+            if jax.tree.structure(result) == jax.tree.structure(state):
+                return jax.tree.map(lambda x, old: _laid_out(x, mesh, _spec(old)), result, state)
+            if type(result) is tuple:
+                return tuple(map(as_given, result))
+            return jax.tree.map(as_rows, result)
+
+        def as_rows(x: jax.Array) -> jax.Array:
+            fitting = (spec for count, spec in of_rows.items() if x.ndim and x.shape[0] % count == 0)
+            return _laid_out(x, mesh, next(fitting, ()))
+
+        with _use_mesh(automatic):
+            result = function(*jax.tree.map(within, (state, *arguments)))
+        return as_given(result)
+
+    return call
+
+
+def mesh_here(mesh: Mesh) -> Mesh | AbstractMesh:
+    """`mesh`; where `over_any_mesh` has made its axes automatic, what it is there."""
+    here = jax.sharding.get_abstract_mesh()
+    is_automatic = here.axis_names == mesh.axis_names and AxisType.Explicit not in here.axis_types
+    return here if is_automatic and AxisType.Explicit in mesh.axis_types else mesh
+
+
+def _explicit_mesh(x: Any) -> AbstractMesh | None:
+    """The mesh over whose explicit axes an array lies, if it does."""
+    mesh = jax.typeof(x).sharding.mesh if isinstance(x, jax.Array) else None
+    return mesh if mesh is not None and AxisType.Explicit in mesh.axis_types else None
+
+
+def _spec(x: Any) -> tuple[Any, ...]:
+    """How an array lies over explicit axes."""
+    return () if _explicit_mesh(x) is None else tuple(jax.typeof(x).sharding.spec)
+
+
+def _laid_out(x: jax.Array, mesh: AbstractMesh, spec: tuple[Any, ...]) -> jax.Array:
+    return jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(*spec)))

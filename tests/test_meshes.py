@@ -1,0 +1,270 @@
+"""Arrays that lie over a mesh with explicit axes, as `jax.make_mesh` makes it: the results are those of any other."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import collectives, compiled, items, mesh, numbers, rarely, stack
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+import jaxreplay as jr
+
+KEY, ROWS = jax.random.key(0), PartitionSpec("data")
+EXPLICIT = Mesh(np.array(jax.devices("cpu")[:4]), ("data",), axis_types=(AxisType.Explicit,))
+PER = jr.Prioritized(alpha=0.7, count_updates=True)
+REPLAY = jr.ReplayBuffer(capacity=16, sampler=PER, donate=False)
+BUFFERS = {
+    "replay": REPLAY,
+    "reservoir": jr.ReservoirBuffer(capacity=16, donate=False),
+    "sequence": jr.SequenceBuffer(
+        length=8, num_envs=8, sequence_length=2, sampler=PER, windows="episodes", hindsight=True, donate=False
+    ),
+    "distinct": jr.ReplayBuffer(capacity=16, sampler=jr.Uniform(replacement=False), donate=False),
+}
+
+
+def over(tree, spec=ROWS):
+    """The same arrays, over the devices of the explicit mesh."""
+    return jax.device_put(tree, NamedSharding(EXPLICIT, spec))
+
+
+def specs(tree):
+    """How each leaf lies over the explicit mesh, without what follows of its axes that lie nowhere."""
+
+    def spec(x):
+        assert x.sharding.mesh.axis_types == (AxisType.Explicit,)
+        named = [i for i, name in enumerate(x.sharding.spec) if name is not None]
+        return tuple(x.sharding.spec)[: named[-1] + 1] if named else ()
+
+    return {spec(x) for x in jax.tree.leaves(tree)}
+
+
+def assert_same(found, expected):
+    found, expected = jax.device_get((found, expected))
+    jax.tree.map(functools.partial(np.testing.assert_allclose, rtol=1e-6), found, expected)
+
+
+def batch_of(name):
+    rows = items(numbers(0, 8))
+    return jax.tree.map(lambda x: np.stack([x] * 3), rows) if name == "sequence" else rows
+
+
+def add(name, buffer, state, rows, *more):
+    return buffer.add(state, rows, *((KEY,) if name == "reservoir" else ()), *more)
+
+
+def use(name, state, rows, flags, handles, td_errors, values):
+    """What a buffer gives for rows that lie somewhere."""
+    buffer = BUFFERS[name]
+    state = add(name, buffer, state, rows, flags)
+    drawn = buffer.sample(state, KEY, 8)
+    updated = buffer.update(state, handles, td_errors)
+    written = buffer.set(state, handles, values)
+    more = buffer.later(state, KEY, handles) if name == "sequence" else buffer.epoch(state, KEY, 0, 8)
+    return state, updated, written, drawn, buffer.get(state, handles), more
+
+
+@pytest.mark.parametrize("name", ["replay", *map(rarely, ["reservoir", "sequence", "distinct"])])
+@pytest.mark.parametrize("transform", [jax.jit, rarely(lambda function: function)], ids=["jit", "eager"])
+def test_a_buffer_takes_rows_over_a_mesh(name, transform):
+    buffer, rows = BUFFERS[name], batch_of(name)
+    by_stream = name == "sequence"
+    flags = np.arange(24).reshape(3, 8) % 5 == 0 if by_stream else np.arange(8) % 3 > 0
+    state = add(name, buffer, buffer.init(rows), rows)
+    handles = np.asarray(buffer.sample(state, KEY, 8).indices)
+    values = buffer.get(state, handles[::-1])
+    others = handles, np.arange(8, dtype=np.float32), values
+    function = transform(functools.partial(use, name))
+    expected = function(state, rows, flags, *others)
+    lies = PartitionSpec(None, "data") if by_stream else ROWS
+    found = function(state, over(rows, lies), over(flags, lies), *over(others))
+    assert_same(found, expected)
+    *states, drawn, got, more = found
+    assert specs(states) == specs(drawn) == {()}  # whole on each device
+    assert specs(got) == {("data",)}  # as the handles lie
+    assert specs(more) == ({("data",)} if by_stream else {()})
+
+
+def test_seeds_over_a_mesh():
+    """Under `jax.vmap` over explicit axes each device has its seeds, and their states."""
+
+    def step(state, key, rows):
+        state = REPLAY.add(state, rows)
+        drawn = REPLAY.sample(state, key, 4)
+        return REPLAY.update(state, drawn.indices, drawn.weights), drawn
+
+    states = stack(*[REPLAY.add(REPLAY.init(batch_of("replay")), batch_of("replay"))] * 4)
+    given = states, jax.random.split(KEY, 4), stack(*[batch_of("replay")] * 4)
+    mapped = jax.jit(jax.vmap(step))
+    found = mapped(*over(given))
+    assert_same(found, mapped(*given))
+    assert specs(found) == {("data",)}
+
+
+def mixture(of_mesh):
+    sharded = jr.Sharded(jr.ReplayBuffer(capacity=16, sampler=jr.Prioritized(), donate=False), of_mesh)
+    return jr.Mixture(buffers=(sharded, jr.ReplayBuffer(capacity=16, donate=False)), weights="joint")
+
+
+@pytest.mark.parametrize("transform", [jax.jit, rarely(lambda function: function)], ids=["jit", "eager"])
+def test_a_mixture_of_shards_and_a_plain_source(transform):
+    def use(of_mesh, rows, handles, td_errors):
+        buffer = mixture(of_mesh)
+        state = buffer.add(buffer.add(buffer.init(rows), 0, rows, td_errors=td_errors), 1, rows)
+        drawn = buffer.sample(state, KEY, 8)
+        updated = buffer.update(state, handles, td_errors)
+        written = buffer.set(state, drawn.indices, drawn.items)
+        numbers = jr.diagnostics(buffer, state, sample=drawn)
+        return updated, written, drawn, buffer.get(state, drawn.indices), buffer.get(state, handles), numbers
+
+    rows, td_errors = batch_of("replay"), np.arange(8, dtype=np.float32)
+    empty = mixture(mesh(4)).init(rows)
+    period = empty[0].ring.period
+    handles = np.array([0, period, 2 * period, 3 * period + 1, 0, 3, 5, 7], np.int32)
+    expected = transform(functools.partial(use, mesh(4)))(rows, handles, td_errors)
+    found = transform(functools.partial(use, EXPLICIT))(over(rows), *over((handles, td_errors)))
+    assert_same(found, expected)
+    (updated, plain), written, drawn, *got, looked = found
+    assert specs((updated, written[0], drawn, got)) == {("data",)}
+    assert specs((plain, written[1], looked)) == {()}
+    assert np.all(np.asarray(got[1]["id"]) == [0, 2, 4, 7, 0, 3, 5, 7])
+
+
+def test_a_mixtures_rows_that_no_mesh_divides_are_whole():
+    rows = batch_of("replay")
+    buffer = jr.Mixture(buffers=mixture(EXPLICIT).buffers, shares=(4, 1))
+    state = buffer.init(rows)
+    state = buffer.add(buffer.add(state, 0, rows), 1, rows)
+    drawn = buffer.sample(state, KEY, 5)
+    assert specs(drawn) == {()}
+    assert_same(buffer.get(state, drawn.indices), drawn.items)
+
+
+@pytest.mark.parametrize("name", ["replay", *map(rarely, ["reservoir", "sequence", "distinct"])])
+def test_diagnostics_of_shards(name):
+    """With a key, with a sample and of all items: eager and under jit, those of a mesh with automatic axes."""
+    found = []
+    for of_mesh in (mesh(4), EXPLICIT):
+        buffer, rows = jr.Sharded(BUFFERS[name], of_mesh), batch_of(name)
+        state = add(name, buffer, buffer.init(rows), rows)
+        drawn = buffer.sample(state, KEY, 16)
+        state = buffer.update(state, drawn.indices, np.arange(16, dtype=np.float32))
+        looks = [
+            jr.diagnostics(buffer, state),
+            jr.diagnostics(buffer, state, KEY, thorough=True),
+            jr.diagnostics(buffer, state, sample=drawn),
+            jax.jit(functools.partial(jr.diagnostics, buffer, thorough=True))(state, KEY),
+            jax.jit(lambda state, drawn, buffer=buffer: jr.diagnostics(buffer, state, sample=drawn))(state, drawn),
+        ]
+        assert looks[1].keys() == looks[3].keys()
+        found.append(looks)
+    assert_same(found[1], found[0])
+    assert specs(found[1]) == {()}
+    assert found[1][1]["size"] > 0
+
+
+OBS, NUMBERS = np.ones((8, 5), np.float32), np.arange(8, dtype=np.float32)
+STEP = [OBS, NUMBERS, NUMBERS, NUMBERS == 5, NUMBERS == 3, 2 * OBS]
+TRACERS = {
+    "nstep": jr.NStep(n=3, gamma=0.9, num_envs=8),
+    "sarsa": jr.NStep(n=2, gamma=0.9, num_envs=8, next_action=True, record_extra_info=True),
+    "monte carlo": jr.MonteCarlo(gamma=0.9, max_length=2, num_envs=8),
+}
+
+
+@pytest.mark.parametrize("name", ["nstep", *map(rarely, ["sarsa", "monte carlo"])])
+def test_tracers_of_environments_over_a_mesh(name):
+    tracer = TRACERS[name]
+    state = tracer.init(*STEP)
+    laid_out = jax.tree.map(lambda x: over(x, PartitionSpec(None, "data") if x.ndim > 1 else PartitionSpec()), state)
+    given, there = [state], [laid_out]
+    for _ in range(4):
+        state, *transitions = tracer.add(state, *STEP)
+        laid_out, *others = tracer.add(laid_out, *over(STEP))
+        given.append((state, transitions))
+        there.append((laid_out, others))
+        assert specs(others) == {("data",)}
+        assert specs(laid_out.steps) == {(None, "data")}
+    assert_same(there, given)
+    assert np.sum(there[-1][1][1]) >= 7  # four steps were enough for a transition of each environment
+    assert_same(tracer.flush(laid_out), tracer.flush(state))
+    state, *others = tracer.add(tracer.init(*over(STEP)), *over(STEP))  # a state that lies nowhere
+    assert_same((state, others), given[1])
+    assert specs(state) == {()}
+
+
+@pytest.mark.hlo
+@pytest.mark.usefixtures("compiled_afresh")
+def test_tracing_over_explicit_axes_exchanges_nothing():
+    tracer = TRACERS["nstep"]
+
+    def laid_out(x, spec):
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=NamedSharding(EXPLICIT, spec))
+
+    by_time, everywhere = PartitionSpec(None, "data"), PartitionSpec()
+    state = jax.tree.map(lambda x: laid_out(x, by_time if x.ndim > 1 else everywhere), tracer.init(*STEP))
+    program = compiled(jax.jit(tracer.add), state, *[laid_out(x, ROWS) for x in STEP])
+    assert collectives(program.as_text()) == []
+
+
+def test_transitions_of_sequences_over_a_mesh():
+    rows = [np.arange(48, dtype=np.float32).reshape(8, 6)] * 3 + [np.zeros((8, 6), bool)] * 2
+    look = functools.partial(jr.sequence_transitions, n=2, gamma=0.9)
+    found = look(*over(rows))
+    assert_same(found, look(*rows))
+    assert specs(found) == {("data",)}
+    by_time = [x.T for x in rows]
+    look = functools.partial(jr.n_step_transitions, n=2, gamma=0.9, flush=True)
+    found = look(*over([*by_time, by_time[0]], PartitionSpec(None, "data")))
+    assert_same(found, look(*by_time, by_time[0]))
+    assert specs(found) == {()}  # each device has some of every time's rows
+
+
+@pytest.mark.parametrize("weights", [(0.0, 1.0, 0.0), rarely(((0.2, 1.0, 0.2),))])
+def test_pools_take_groups_over_a_mesh(weights):
+    pools = jr.DifficultyPools(tasks_per_env=(16,), easy_threshold=0.9, pool_weights=weights, donate=False)
+    groups = np.arange(8, dtype=np.int32), (np.arange(32).reshape(8, 4) % 3 > 0).astype(np.float32)
+    for update in (pools.update, jax.jit(pools.update)):
+        state, kept = update(pools.init(), *over(groups))
+        assert_same((state, kept), pools.update(pools.init(), *groups))
+        assert specs(state) == {()}
+    assert_same(pools.sample(state, KEY, 4), pools.sample(pools.update(pools.init(), *groups)[0], KEY, 4))
+
+
+def test_moving_shards_off_a_mesh_and_back():
+    rows = batch_of("replay")
+    sharded = jr.Sharded(REPLAY, EXPLICIT)
+    state = sharded.update(sharded.add(sharded.init(rows), rows), np.zeros(8, np.int32), np.ones(8, np.float32))
+    plain = jr.migrate(sharded, state, REPLAY)
+    assert sorted(np.asarray(REPLAY.get(plain, REPLAY.newest(plain, 8))["id"])) == list(range(8))
+    back = jr.migrate(REPLAY, plain, sharded)
+    assert specs(back) == {("data",)}
+    chex.assert_trees_all_equal(
+        sharded.get(back, sharded.newest(back, 8)), sharded.get(state, sharded.newest(state, 8))
+    )
+    bound = jr.bind(sharded, back)
+    assert specs(bound.add(rows).state) == {("data",)}
+    assert int(bound.size()) == 8
+    assert np.all(np.asarray(bound.epoch(KEY, 0, 8).weights) == 1)
+
+
+def test_a_program_that_runs_on_a_mesh_by_set_mesh():
+    """There also what `init` makes lies over the mesh, and a scan may carry it."""
+
+    def train(rows, keys):
+        def step(state, key):
+            state = REPLAY.add(state, rows)
+            drawn = REPLAY.sample(state, key, 4)
+            return REPLAY.update(state, drawn.indices, drawn.weights), drawn.weights
+
+        return jax.lax.scan(step, REPLAY.init(rows), keys)
+
+    rows, keys = batch_of("replay"), jax.random.split(KEY, 3)
+    expected = jax.jit(train)(rows, keys)
+    with jax.set_mesh(EXPLICIT):
+        found = jax.jit(train)(over(rows), keys)
+    assert_same(found, expected)
+    assert jnp.all(found[1] > 0)

@@ -1,0 +1,194 @@
+"""DifficultyPools do in random operations what their twin does: updates, recycling, other lists of tasks."""
+
+import collections
+
+import jax
+import numpy as np
+import pytest
+import seeds
+from helpers import rarely
+from oracles import PoolsTwin
+from test_difficulty_pools import lists, make, random_updates
+
+GROUPS, ROLLOUTS = 12, 3
+KINDS = ["update"] * 14 + ["recycle"] * 3 + ["remap"] * 2 + ["reset"]
+
+
+class CountingTwin(PoolsTwin):
+    """Counts what moves where."""
+
+    def __init__(self, happened, config):
+        super().__init__(**{"easy": 0.9, "hard": 0.1} | config)
+        self.happened = happened
+
+    def where(self):
+        return {task: name for env in self.pools for name, tasks in env.items() for task in tasks}
+
+    def _update_group(self, task, rewards):
+        before = self.where().get(task)
+        kept = super()._update_group(task, rewards)
+        after = self.where().get(task)
+        if rewards:
+            self.happened["groups of unknown tasks"] += before is None
+            self.happened["groups that are not finite"] += not np.all(np.isfinite(rewards))
+            self.happened["groups filtered"] += not kept and before is not None and bool(np.all(np.isfinite(rewards)))
+        if before != after:
+            self.happened[f"{before} to {after}"] += 1
+            self.happened["out of a pool that is drawn from"] += before != "normal"
+        return kept
+
+    def _bring_under_cap(self, env, label):
+        before = len(self.pools[env][label])
+        super()._bring_under_cap(env, label)
+        self.happened["evicted by a cap"] += before - len(self.pools[env][label])
+
+    def remap(self, other, old_keys, new_keys):
+        """Take over the tasks of another twin."""
+        places, found = collections.defaultdict(collections.deque), {}
+        where = {
+            task: (env, rank, name)
+            for env, pools in enumerate(other.pools)
+            for name, tasks in pools.items()
+            for rank, task in enumerate(tasks)
+        }
+        for task, key in enumerate(old_keys):
+            places[key].append(where[task])
+        for task, key in enumerate(new_keys):
+            found[task] = places[key].popleft() if places[key] else (len(other.pools), 0, "normal")
+        for pools in self.pools:
+            tasks = sorted(task for of in pools.values() for task in of)
+            for name in self.POOLS:
+                pools[name] = sorted((t for t in tasks if found[t][2] == name), key=lambda t: (*found[t][:2], t))
+        self.happened["tasks remapped"] += sum(env < len(other.pools) for env, *_ in found.values())
+        self.happened["tasks remapped that are parked"] += sum(name != "normal" for *_, name in found.values())
+        self.happened["new tasks"] += sum(env == len(other.pools) for env, *_ in found.values())
+        self.bring_under_caps()
+        self.reset_metrics()
+
+    def recycle(self, after):
+        """Take over which tasks went back, as a key has chosen them; where they go is checked by the caller."""
+        for pools, new in zip(self.pools, after, strict=True):
+            for name in ("easy", "hard"):
+                returned = [task for task in pools[name] if task not in new[name]]
+                pools[name] = [task for task in pools[name] if task in new[name]]
+                pools["normal"] += returned
+                self.happened["recycled"] += len(returned)
+
+
+def random_run(configs, num_operations, *names, seed=seeds.SEED):
+    """Operations on pools that change from one of two configurations to the other and back."""
+    rng, happened = seeds.rng("pools", *names, seed=seed), collections.Counter()
+    both = [make(**config) for config in configs]
+    which, kinds = 0, []
+    pools, config = both[0], configs[0]
+    state, twin, keys, rejected = pools.init(), CountingTwin(happened, config), list(range(pools.num_tasks)), 0
+    for number in range(num_operations):
+        kinds = kinds or rng.permutation(KINDS).tolist()
+        kind = kinds.pop()
+        happened[kind] += 1
+        if kind == "update":
+            (tasks,), (rewards,), (mask,) = random_updates(rng, pools.num_tasks, 1, GROUPS, ROLLOUTS)
+            if rng.random() < 0.3:
+                rewards[rng.integers(GROUPS)] = rng.choice([np.nan, np.inf])
+            given = [rewards[g][mask[g]].tolist() for g in range(GROUPS)]
+            expected = twin.update(list(zip(tasks.tolist(), given, strict=True)))
+            state, kept = pools.update(state, tasks, rewards, mask)
+            np.testing.assert_array_equal(kept, expected)
+            known = [
+                0 <= task < pools.num_tasks and np.all(np.isfinite(x)) for task, x in zip(tasks, given, strict=True)
+            ]
+            rejected += sum(len(x) > 0 and not good for x, good in zip(given, known, strict=True))
+            happened["rows of a task that came before"] += GROUPS - len(set(tasks.tolist()))
+            happened["groups without rollouts"] += sum(not x for x in given)
+        elif kind == "recycle":
+            parts = {"easy": float(rng.choice([0, 0.3, 0.5, 1])), "hard": float(rng.choice([0, 0.3, 0.5, 1]))}
+            before = [{name: len(tasks) for name, tasks in env.items()} for env in twin.pools]
+            state = pools.recycle(state, jax.random.key(number), parts["easy"], parts["hard"])
+            after = lists(pools, state)
+            for env, sizes in zip(after, before, strict=True):
+                assert all(sizes[name] - len(env[name]) == round(sizes[name] * part) for name, part in parts.items())
+            twin.recycle(after)
+        elif kind == "remap":
+            which = which if happened["remap"] % 3 == 0 else 1 - which  # now and then the same one
+            old, pools, config = twin, both[which], configs[which]
+            new_keys = rng.choice(max(len(keys), pools.num_tasks) + 5, pools.num_tasks).tolist()  # some twice
+            twin = CountingTwin(happened, config)
+            twin.remap(old, keys, new_keys)
+            state, keys = pools.remap(state, keys, new_keys), new_keys
+        else:
+            state = pools.reset_metrics(state)
+            twin.reset_metrics()
+        assert lists(pools, state) == twin.pools  # with all that the state must keep
+        assert state.rejected == rejected
+        metrics = pools.metrics(state)
+        expected = twin.metrics([str(e) for e in range(len(pools.tasks_per_env))])
+        assert expected.keys() <= metrics.keys()
+        for name, value in metrics.items():
+            np.testing.assert_allclose(value, expected.get(name, 0), atol=1e-6, err_msg=name)
+        check_draw(pools, twin, pools.sample(state, jax.random.key(number), 16))
+    return happened
+
+
+def check_draw(pools, twin, drawn):
+    tasks, ok = drawn
+    assert ok
+    law = twin.law(pools.env_ratios or pools.tasks_per_env)
+    assert np.all(law[np.asarray(tasks)] > 0)
+
+
+LEAST = {  # in a hundred operations
+    "normal to easy": 25,
+    "normal to hard": 20,
+    "evicted by a cap": 20,
+    "recycled": 10,
+    "groups of unknown tasks": 10,
+    "groups that are not finite": 8,
+    "groups without rollouts": 20,
+    "groups filtered": 20,
+    "rows of a task that came before": 60,
+    "tasks remapped": 40,
+    "tasks remapped that are parked": 8,
+    "new tasks": 20,
+    "reset": 1,
+}
+WEIGHTED = {"easy to normal": 5, "hard to normal": 5, "easy to hard": 3, "hard to easy": 3}  # in a long run
+PAIRS = {  # of configurations
+    "parked": (
+        {"tasks_per_env": [1, 12, 2, 9], "caps": (0.29, 0.2), "online_difficulty_filtering": True},
+        {"tasks_per_env": [6, 11], "caps": (0.1, 0.5), "easy": 0.6, "hard": 0.3},
+    ),
+    "parked or drawn": (
+        {"tasks_per_env": [1, 12, 2, 9], "caps": (0.29, 0.2), "pool_weights": (0, 1, 0.5)},
+        {
+            "tasks_per_env": [6, 11],
+            "caps": (0.1, 0.3),
+            "pool_weights": (0.2, 1, 0),
+            "online_difficulty_filtering": True,
+        },
+    ),
+    "parked or both drawn": (
+        {"tasks_per_env": [20], "caps": (0.2, 0.2), "online_difficulty_filtering": True},
+        {"tasks_per_env": [7, 12], "caps": (0.1, 0.3), "pool_weights": (0.2, 1, 3)},
+    ),
+}
+
+
+def check_happened(happened, num_operations, least):
+    short = {name: (happened[name], x) for name, x in least.items() if happened[name] < x * num_operations / 100}
+    assert not short, f"happened less often than it should: {short}; all: {dict(happened)}"
+
+
+def least(name):
+    return LEAST | ({} if name == "parked" else {"out of a pool that is drawn from": 2})
+
+
+@pytest.mark.parametrize("name", ["parked", *map(rarely, ["parked or drawn", "parked or both drawn"])])
+def test_pools_do_what_their_twin_does(name):
+    check_happened(random_run(PAIRS[name], 60, name), 60, least(name))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", PAIRS)
+def test_long_runs_with_a_new_seed(name):
+    more = {} if name == "parked" else WEIGHTED
+    check_happened(random_run(PAIRS[name], 600, name, seed=seeds.fresh()), 600, least(name) | more)

@@ -1,0 +1,103 @@
+"""A ReservoirBuffer, alone and sharded, does in random operations what its twin does."""
+
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import seeds
+import twins
+from helpers import items, mesh, numbers, rarely
+
+import jaxreplay as jr
+
+
+class Lane(twins.Lane):
+    def check_shard(self, buffer, state, shard):
+        super().check_shard(buffer, state, shard)
+        assert state.ring.inserted == len(shard.handles)
+        stored = {handle % shard.capacity: handle for handle in shard.handles}
+        assert state.handles.tolist() == [stored.get(slot, -1) for slot in range(shard.capacity)]
+        assert [int(x) for x in state.count] == [shard.count >> 32, shard.count % 2**32]
+
+
+def batches(sizes, num_shards):
+    """Turns of masked batches with TD errors, and of whole ones without."""
+
+    def add(lane, number):
+        rows, told = sizes[number % len(sizes)]
+        rng, ids, key = lane.rng, numbers(1 + lane.happened["rows added"], rows), int(lane.rng.integers(2**31))
+        key = jax.random.key(key)
+        own = [key] if num_shards == 1 else [jax.random.fold_in(key, k) for k in range(num_shards)]
+        draws = np.array([bits for one in own for bits in twins.draws_of(one, rows // num_shards)], object)
+        mask = rng.random(rows) < rng.choice([0.0, 0.5, 1.0]) if told else None
+        errors = twins.td_errors(rng, rows, nan=0.4) if told else None
+        new = lane.twin.add(twins.records(ids), draws, mask, errors)
+        lane.happened["rows added"] += rows
+        lane.happened["rows stored"] += sum(map(len, new))
+        lane.happened["slots taken again"] = sum(shard.taken_again for shard in lane.twin.shards)
+        lane.happened["rows masked"] += 0 if mask is None else int(np.sum(~mask))
+        lane.happened["rows told of"] += sum(bool(np.isfinite(x)) for its in new for x in its.values())
+        return items(ids), key, mask, errors
+
+    return add
+
+
+def twin_of(buffer, state):
+    whole, num_shards = twins.unsharded(buffer), twins.num_shards(buffer)
+    law, period = twins.law_of(whole.sampler), state.ring.period
+    shards = [oracles.ReservoirTwin(whole.capacity // num_shards, period=period, **law) for _ in range(num_shards)]
+    for shard in shards:
+        shard.count = int(state.count.reshape(-1)[1])
+    return oracles.ShardedTwin(shards, period, whole.sampler)
+
+
+def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", many=False, seed=seeds.SEED):
+    """`many`: the count of items is about to reach 2^32, as if those so far had all been masked."""
+    buffer = jr.ReservoirBuffer(capacity=capacity, sampler=twins.SAMPLERS[sampler])
+    buffer = buffer if num_shards == 1 else jr.Sharded(buffer, mesh(num_shards))
+    state = buffer.init(items(numbers(0, num_shards)))
+    state = state.replace(count=state.count.at[..., 1].set(jnp.uint32(2**32 - 20 if many else 0)))
+    names, settings = (
+        ("reservoir", capacity, sampler, num_shards, mode),
+        {"mode": mode, "seed": seed, "lane": Lane, "ages": False},
+    )
+    return twins.Run(
+        buffer, state, functools.partial(twin_of, buffer, state), batches(sizes, num_shards), *names, **settings
+    )
+
+
+def least(sampler):
+    """No draws by age; the longer a run, the less of what is added comes to be stored."""
+    changed = {"rows stored": 60, "rows masked": 25, "updates of stale items": 10, "rows told of": 10, "young draws": 0}
+    changed["slots taken again"] = 10
+    return twins.least(sampler) | changed
+
+
+@pytest.mark.parametrize(
+    ("capacity", "sampler", "num_shards"),
+    [
+        (16, "global", 1),
+        (16, "plain", 2),
+        *map(rarely, [(14, name, 1) for name in twins.SAMPLERS]),
+        *map(rarely, [(20, name, 2) for name in twins.SAMPLERS]),
+    ],
+)
+def test_a_reservoir_does_what_its_twin_does(capacity, sampler, num_shards):
+    happened = random_run(capacity, sampler, [(48, True), (2 * num_shards, False)], num_shards).run(40)
+    twins.check_happened(happened, least(sampler))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["jit", "eager", "vmap"])
+@pytest.mark.parametrize("many", [False, True])
+def test_long_runs_with_a_new_seed(many, mode):
+    """Also of batches that are larger than the buffer."""
+    rng = seeds.rng("sizes", int(many), mode, seed=seeds.fresh())
+    num_shards, sampler = int(rng.integers(1, 3)), str(rng.choice(list(twins.SAMPLERS)))
+    capacity = num_shards * int(rng.integers(1, 20))
+    sizes = [(rows * num_shards, told) for rows in (1, 3, 2 * capacity) for told in (True, False)]
+    run = random_run(capacity, sampler, sizes, num_shards, mode, many, seeds.fresh())
+    twins.check_happened(run.run(150), {"rows masked": 100, "updates of stored items": 50})

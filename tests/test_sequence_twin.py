@@ -1,0 +1,173 @@
+"""A SequenceBuffer, alone and sharded, does in random operations what its twin does."""
+
+import functools
+
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import seeds
+import twins
+from helpers import items, mesh, rarely
+
+import jaxreplay as jr
+
+
+class Lane(twins.Lane):
+    def check_shard(self, buffer, state, shard):
+        super().check_shard(buffer, state, shard)
+        assert state.rows.size == min(len(shard.steps), shard.length)
+
+    def check_seen(self, seen, given):
+        super().check_seen(seen, given)
+        rows = [min(len(shard.steps), shard.length) * shard.num_envs for shard in self.twin.shards]
+        assert seen["stored_steps"] == sum(rows)
+        if "last" in seen:
+            self.check_later(given["read"], *seen["last"], last=True)
+            self.check_later(given["read"], *seen["uniform"], last=False)
+
+    def check_later(self, names, found, steps, last):
+        expected = []
+        for row, (shard, handle) in enumerate(self.twin.rows(names)):
+            if handle not in shard.leaf:
+                assert steps[row] == 0
+                expected.append(None)
+                continue
+            time, env = shard.times(handle)[0], handle % shard.num_envs
+            most = shard.num_later(time, env)
+            assert steps[row] == most if last else min(1, most) <= steps[row] <= most
+            expected.append([shard.steps[time + steps[row]][env]])
+            self.happened["later rows"] += most > 0
+        twins.check_items(found, expected)
+
+
+def rollouts(buffer, sizes):
+    """Turns of rollouts whose ends, gaps and TD errors are told, and of rollouts without."""
+    whole, shape = twins.unsharded(buffer), (twins.unsharded(buffer).num_envs,)
+
+    def add(lane, number):
+        steps, told = sizes[number % len(sizes)]
+        rng, ids = lane.rng, 1 + lane.happened["rows added"] + np.arange(steps * shape[0], dtype=np.int32)
+        ids, ends, errors, drawable = ids.reshape(steps, *shape), None, None, None
+        if told:
+            ends = rng.random(ids.shape) < rng.choice([0.2, 0.5])
+            errors = twins.td_errors(rng, (whole.completed(steps), *shape), nan=0.4)
+            drawable = rng.random(ids.shape) < 0.8 if whole.gaps else None
+        new = lane.twin.add(twins.records(ids), ends, errors, drawable, axis=1)
+        lane.happened["rows added"] += ids.size
+        lane.happened["rows told of"] += sum(bool(np.isfinite(x)) for its in new for x in its.values())
+        lane.happened["gaps"] += 0 if drawable is None else int(np.sum(~drawable))
+        lane.happened["sequences completed"] += sum(map(len, new))
+        return items(ids), ends, errors, drawable
+
+    return add
+
+
+def twin_of(buffer, state):
+    whole, num_shards = twins.unsharded(buffer), twins.num_shards(buffer)
+    names = {"first": int(state.ring.inserted.reshape(-1)[0]), "period": state.ring.period}
+    kind = whole.length, whole.num_envs // num_shards, whole.sequence_length, whole.stride, whole.windows, whole.gaps
+    shards = [oracles.SequenceTwin(*kind, **names, **twins.law_of(whole.sampler)) for _ in range(num_shards)]
+    for shard in shards:
+        shard.within_episode = whole.within_episode or whole.windows == "episodes"
+    return oracles.ShardedTwin(shards, state.ring.period, whole.sampler)
+
+
+def random_run(config, sampler, sizes, num_shards=1, mode="jit", seed=seeds.SEED):
+    """Counters are about to wrap."""
+    buffer = jr.SequenceBuffer(sampler=twins.SAMPLERS[sampler], **config)
+    whole = buffer
+    buffer = buffer if num_shards == 1 else jr.Sharded(buffer, mesh(num_shards))
+    state = buffer.init(items(np.zeros((1, whole.num_envs), np.int32)))
+    slots = whole._num_slots // num_shards
+    first, first_row = (x.period - 3 * n for x, n in ((state.ring, slots), (state.rows, whole.length)))
+    state = state.replace(
+        ring=state.ring.replace(inserted=jnp.full_like(state.ring.inserted, first)),
+        rows=state.rows.replace(inserted=jnp.full_like(state.rows.inserted, first_row)),
+    )
+    if whole.hindsight:
+        now = jnp.full_like(state.episodes.now, 2**31 - 3)
+        state = state.replace(episodes=state.episodes.replace(now=now))
+
+    names, settings = ("sequence", config, sampler, num_shards, mode), {"mode": mode, "seed": seed, "lane": Lane}
+    num_newest = (slots + 2) * num_shards
+    make_twin = functools.partial(twin_of, buffer, state)
+    return twins.Run(buffer, state, make_twin, rollouts(buffer, sizes), *names, num_newest=num_newest, **settings)
+
+
+def config(length, num_envs, sequence_length, stride=1, windows="any", **flags):
+    names = ("length", "num_envs", "sequence_length", "stride", "windows")
+    return dict(zip(names, (length, num_envs, sequence_length, stride, windows), strict=True)) | flags
+
+
+CONFIGS = {
+    "strided": config(11, 2, 3, 2, within_episode=True),  # a slot that is partly overwritten
+    "episodes": config(12, 4, 3, windows="episodes", gaps=True, hindsight=True),
+    "inside": config(10, 4, 2, 2, "inside", gaps=True),
+    "any with gaps": config(9, 2, 3, 2, gaps=True, within_episode=True, hindsight=True),
+    "episodes without gaps": config(9, 3, 4, windows="episodes"),
+    "inside without gaps": config(12, 2, 4, windows="inside", hindsight=True),
+    "one sequence": config(4, 2, 4, within_episode=True),
+    "side by side": config(12, 2, 4, 4),
+    "of one row": config(8, 2, 1, windows="inside", gaps=True),
+    "of one row, far apart": config(5, 2, 1, 5),
+}
+
+
+def least(name, sampler):
+    kind = CONFIGS[name]
+    found = twins.least(sampler) | {"rows masked": 0, "sequences completed": 200}
+    found |= {"gaps": 80} if kind.get("gaps") else {}
+    found |= {"later rows": 80} if kind.get("hindsight") else {}
+    if kind["windows"] == "episodes" or kind.get("within_episode"):
+        found["steps masked out"] = 50
+    if kind["windows"] != "any" or kind.get("gaps"):
+        found |= {"updates of stored items": 100, "young draws": 20, "rows set": 40, "sequences completed": 100}
+        found |= {"items of whole passes": 50} | {
+            name: 20 for name in ("rows told of", "different weights") if name in found
+        }
+    return found
+
+
+@pytest.mark.parametrize(
+    ("name", "sampler", "num_shards"),
+    [
+        ("strided", "batch", 1),
+        ("episodes", "plain", 1),
+        ("inside", "stored global", 2),
+        *map(rarely, [(name, "global", 1) for name in CONFIGS]),
+        *map(rarely, [("strided", sampler, 2) for sampler in twins.SAMPLERS]),
+    ],
+)
+def test_a_sequence_buffer_does_what_its_twin_does(name, sampler, num_shards):
+    sizes = [(1, True), (4, True), (3, False)]
+    happened = random_run(CONFIGS[name], sampler, sizes, num_shards).run(40)
+    twins.check_happened(happened, least(name, sampler))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("mode", ["jit", "eager", "vmap"])
+@pytest.mark.parametrize("name", CONFIGS)
+def test_long_runs_with_a_new_seed(name, mode):
+    """Of rollouts up to the longest, which overwrites all."""
+    rng, length = seeds.rng("samplers", name, mode, seed=seeds.fresh()), CONFIGS[name]["length"]
+    sizes = [(size, told) for size in (1, 2, 5, length) if size <= length for told in (True, False)]
+    sampler, num_shards = str(rng.choice(list(twins.SAMPLERS))), int(rng.integers(1, 3))
+    num_shards = num_shards if CONFIGS[name]["num_envs"] % num_shards == 0 else 1
+    happened = random_run(CONFIGS[name], sampler, sizes, num_shards, mode, seeds.fresh()).run(120)
+    twins.check_happened(happened, {"updates of stored items": 30, "rows told of": 5, "on a full buffer": 60})
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", range(12))
+def test_any_configuration(number):
+    rng = seeds.rng("configurations", number, seed=seeds.fresh())
+    sequence_length, windows = int(rng.integers(1, 6)), rng.choice(["any", "inside", "episodes"])
+    stride = 1 if windows == "episodes" else int(rng.integers(1, 5))
+    length = sequence_length + stride - 1 + int(rng.integers(0, 9))
+    flags = {name: bool(rng.integers(2)) for name in ("gaps", "within_episode", "hindsight")}
+    kind = config(length, int(rng.integers(1, 6)), sequence_length, stride, str(windows), **flags)
+    sizes = [(int(size), bool(told)) for size in rng.integers(1, length + 1, 3) for told in (True, False)]
+    sampler = rng.choice(list(twins.SAMPLERS))
+    happened = random_run(kind, sampler, sizes, seed=seeds.fresh()).run(120)
+    twins.check_happened(happened, {"steps": 100, "on a full buffer": 50})

@@ -1,0 +1,328 @@
+"""Tracers do in random calls what their twin does: one by one, of whole rollouts, and of sequences of rows."""
+
+import collections
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import seeds
+from helpers import at, rarely, run_once
+
+import jaxreplay as jr
+
+FLAGS = ("r", "terminated", "truncated", "mask")
+ARGUMENTS = ("s", "a", "r", "terminated", "truncated", "s_next")
+WHOLE = (0, 6, 11)  # lengths of segments that are also traced at once
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Case:
+    """What is traced. A `gamma` of None is another traced one for each call."""
+
+    n: int
+    gamma: float | None = 0.9
+    num_envs: int = 3
+    next_action: bool = False
+    record_extra_info: bool = False
+    monte_carlo: bool = False
+
+    @property
+    def tracer(self):
+        if self.monte_carlo:
+            return jr.MonteCarlo(gamma=self.gamma, max_length=self.n, num_envs=self.num_envs)
+        return jr.NStep(**{x.name: getattr(self, x.name) for x in dataclasses.fields(self) if x.name != "monte_carlo"})
+
+    @property
+    def settings(self):
+        return {"n": self.n, "next_action": self.next_action, "record_extra_info": self.record_extra_info}
+
+
+def make_steps(rng, length, num_envs, first):
+    """Steps of random environments, each with its own number, from `first` on; those that are none are of NaN."""
+    shape = length, num_envs
+    end_rates, gap_rate = rng.choice([0.0, 0.1, 0.5, 0.9], 2, p=[0.4, 0.3, 0.2, 0.1]), rng.choice([0.0, 0.1, 0.4])
+    ids = first + np.arange(length * num_envs, dtype=np.float32).reshape(shape)
+    mask = rng.random(shape) >= gap_rate
+    x = np.where(mask, ids, np.nan).astype(np.float32)
+    return {
+        "s": {"x": np.stack([x, -x], axis=-1)},
+        "a": ids.astype(np.int32),
+        "r": np.where(mask, rng.standard_normal(shape), np.nan).astype(np.float32),
+        "terminated": rng.random(shape) < end_rates[0],
+        "truncated": rng.random(shape) < end_rates[1],
+        "s_next": {"x": np.stack([x + 0.5, -x], axis=-1)},  # also at an episode's end: not the next one's first
+        "logp": -x / 64,
+        "w": x / 32,
+        "mask": mask,
+    }
+
+
+def stream_of(steps, env):
+    return {name: steps[name][:, env] for name in FLAGS}
+
+
+def kind_of(stream, window, n, end):
+    """How a window ends, of the steps before time `end`."""
+    start, last, *_ = window
+    if stream["terminated"][last]:
+        return "both" if stream["truncated"][last] else "terminated"
+    if stream["truncated"][last]:
+        return "truncated"
+    if last == start + n - 1:
+        return "full"
+    return "flushed" if last + 1 == end else "cut by the mask"
+
+
+def count(happened, stream, window, n, end):
+    if window is None:
+        return
+    start, last, *_ = window
+    happened["transitions"] += 1
+    happened[kind_of(stream, window, n, end)] += 1
+    ended = stream["terminated"][last] or stream["truncated"][last]
+    happened["shorter than n"] += last < start + n - 1
+    happened["of one step"] += last == start
+    happened["behind an end"] += start > 0 and bool(stream["terminated"][start - 1] or stream["truncated"][start - 1])
+    happened["adjacent ends"] += ended and start == last and happened_before(stream, start)
+
+
+def happened_before(stream, start):
+    return start > 0 and bool(stream["mask"][start - 1] & (stream["terminated"] | stream["truncated"])[start - 1])
+
+
+def check_row(case, batch, row, steps, env, window):
+    """Row `row` of a batch against its window in environment `env`."""
+    start, last, Rn, In = window
+    times = np.minimum(np.arange(start, start + case.n), last)
+    np.testing.assert_array_equal(batch.S["x"][row], steps["s"]["x"][start, env])
+    np.testing.assert_array_equal(batch.S_next["x"][row], steps["s_next"]["x"][last, env])
+    assert batch.A[row] == steps["a"][start, env]
+    assert batch.logP[row] == steps["logp"][start, env]
+    assert batch.W[row] == steps["w"][start, env]
+    np.testing.assert_allclose([batch.Rn[row], batch.In[row]], [Rn, In], rtol=2e-5, atol=2e-6)
+    if case.next_action:
+        bootstraps = not steps["terminated"][last, env]
+        assert batch.A_next[row] == (steps["a"][start + case.n, env] if bootstraps else 0)
+        assert batch.logP_next[row] == (steps["logp"][start + case.n, env] if bootstraps else 0)
+    if case.record_extra_info:
+        info = jax.tree.map(lambda x: x[row], batch.extra_info)
+        np.testing.assert_array_equal(info["states"]["x"], steps["s"]["x"][times, env])
+        for name, field in {"actions": "a", "rewards": "r", "log_props": "logp", "weights": "w"}.items():
+            np.testing.assert_array_equal(info[name], steps[field][times, env])
+        ends = (steps["terminated"] | steps["truncated"])[times, env]
+        np.testing.assert_array_equal(info["dones"], ends | (np.arange(start, start + case.n) > last))
+
+
+def check_rows(case, emitted, windows, steps):
+    """(batch, valid), time-major, against windows: a list for each time, of one for each environment or None."""
+    batch, valid = jax.tree.map(np.asarray, emitted)
+    assert batch.batch_size == len(windows) * case.num_envs
+    np.testing.assert_array_equal(valid, [window is not None for at_time in windows for window in at_time])
+    np.testing.assert_array_equal(batch.valid, valid)
+    for row, (window, env) in enumerate((w, env) for at_time in windows for env, w in enumerate(at_time)):
+        if window is not None:
+            check_row(case, batch, row, steps, env, window)
+
+
+def flat(*emitted):
+    return jax.tree.map(lambda *x: np.concatenate([*map(np.asarray, x)]), *emitted)
+
+
+def random_run(case, num_segments, *names, seed=seeds.SEED):
+    """Segments of random lengths, each ended by a flush; returns how often things happened."""
+    rng, tracer = seeds.rng("tracer", *names, seed=seed), case.tracer
+    happened, state, first = collections.Counter(), None, 1
+    for _ in range(num_segments):
+        length = int(rng.choice([*WHOLE, int(rng.integers(1, 3 * case.n + 2))]))
+        steps = make_steps(rng, length, case.num_envs, first)
+        first += length * case.num_envs
+        gammas = np.full(length + 1, case.gamma)
+        if case.gamma is None:  # one for all calls now and then
+            gammas = rng.choice([0.0, 0.5, 0.97, 1.0], rng.choice([1, length + 1])).astype(np.float32)
+            gammas = np.broadcast_to(gammas, length + 1)
+        given = [{"gamma": jnp.float32(x)} if case.gamma is None else {} for x in gammas]
+        if state is None:
+            like = make_steps(rng, 1, case.num_envs, 0)
+            state = tracer.init(**{name: x for name, x in at(like, 0).items() if name != "mask"})
+        emitted = []
+        for t in range(length):
+            step = at(steps, t)
+            if np.all(step["mask"]) and t % 2:
+                step.pop("mask")  # None: all are steps
+            state, *found = tracer.add(state, **step, **given[t])
+            emitted.append(found)
+        state, *found = tracer.flush(state, **given[length])
+        assert int(state.count) == 0
+        happened["flushes of nothing"] += (length == 0) * case.num_envs
+        # The flush has n rows an environment, and those of fewer pending steps come last.
+        streams = [stream_of(steps, env) for env in range(case.num_envs)]
+        windows = [oracles.n_step_emissions(stream, case.n, gammas, case.next_action) for stream in streams]
+        for stream, (by_step, by_flush) in zip(streams, windows, strict=True):
+            for now, window in enumerate(by_step):
+                count(happened, stream, window, case.n, now + 1)
+            for window in by_flush:
+                count(happened, stream, window, case.n, length)
+            happened["steps that are none"] += int(np.sum(~stream["mask"]))
+            starts = int(np.sum(stream["mask"]))
+            happened["without a next action"] += starts - sum(x is not None for x in (*by_step, *by_flush))
+        by_step, by_flush = ([[*x] for x in zip(*parts, strict=True)] for parts in zip(*windows, strict=True))
+        if length:
+            check_rows(case, flat(*emitted), by_step, steps)
+        pad = [[None] * case.num_envs] * (case.n - len(by_flush[-case.n :]))
+        check_rows(case, found, pad + by_flush[-case.n :], steps)
+        assert all(window is None for at_time in by_flush[: -case.n] for window in at_time)
+        if length in WHOLE and len(set(gammas)) == 1:
+            gamma = case.gamma if case.gamma is not None else jnp.float32(gammas[0])
+            check_rows(case, traced_at_once(case, steps, gamma), by_step + pad + by_flush[-case.n :], steps)
+            happened["rollouts at once"] += case.num_envs
+    return happened
+
+
+def traced_at_once(case, steps, gamma):
+    rest = {"logP": steps["logp"], "W": steps["w"], "mask": steps["mask"]}
+    return jr.n_step_transitions(*[steps[name] for name in ARGUMENTS], **rest, **case.settings, gamma=gamma, flush=True)
+
+
+def check_happened(happened, num_streams, least):
+    short = {name: (happened[name], x) for name, x in least.items() if happened[name] < x * num_streams / 100}
+    assert not short, f"happened less often than it should: {short}; all: {dict(happened)}"
+
+
+LEAST = {  # in a hundred segments of an environment
+    "transitions": 80,
+    "terminated": 20,
+    "truncated": 25,
+    "both": 1,
+    "cut by the mask": 13,
+    "full": 14,
+    "flushed": 17,
+    "shorter than n": 27,
+    "of one step": 20,
+    "behind an end": 10,
+    "adjacent ends": 6,
+    "flushes of nothing": 3,
+    "steps that are none": 30,
+    "rollouts at once": 15,
+}
+
+
+def least(case):
+    """A window of one step is full; with a next action only whole windows are emitted, and those that terminate."""
+    never = set()
+    if case.n == 1:
+        never = {"cut by the mask", "flushed", "shorter than n"}
+    if case.next_action:
+        never |= {"truncated", "cut by the mask", "flushed"}
+    found = {name: x for name, x in LEAST.items() if name not in never}
+    return found | ({"without a next action": 60} if case.next_action else {})
+
+
+CASES = [
+    Case(n=3),
+    Case(n=4, gamma=None, num_envs=2, next_action=True, record_extra_info=True),
+    rarely(Case(n=5, gamma=0.5, monte_carlo=True)),
+]
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_a_tracer_does_what_its_twin_does(case):
+    check_happened(random_run(case, 40, str(case)), 40 * case.num_envs, least(case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("num_envs", [1, 4])
+@pytest.mark.parametrize("gamma", [None, 0.9])
+@pytest.mark.parametrize("next_action", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 7])
+def test_long_runs_with_a_new_seed(n, next_action, gamma, num_envs):
+    case = Case(n=n, gamma=gamma, num_envs=num_envs, next_action=next_action, record_extra_info=True)
+    happened = random_run(case, 200, str(case), seed=seeds.fresh())
+    check_happened(happened, 200 * num_envs, least(case))
+
+
+def make_rows(rng, batch_size, length, first):
+    """Sequences [B, L] of rows as a SequenceBuffer draws them: some truncated steps lack the row behind them."""
+    steps = make_steps(rng, length, batch_size, first)
+    mask = steps["mask"]
+    if length > 1:  # most rows behind an end hold no step, as final observations do
+        ends = steps["terminated"] | steps["truncated"]
+        mask[1:] &= ~(ends[:-1] & (rng.random(ends[1:].shape) < 0.7))
+    steps["s"]["x"] = np.where(np.isnan(steps["s"]["x"]), -1e3, steps["s"]["x"])  # observations are there anyhow
+    return {name: jax.tree.map(lambda x: x.swapaxes(0, 1), x) for name, x in steps.items()}
+
+
+def traced_of_sequences(case, max_n, rows, n, gamma):
+    rest = {"logP": rows["logp"], "W": rows["w"], "mask": rows["mask"], "max_n": max_n}
+    settings = {**case.settings, "n": case.n if n is None else n, "gamma": case.gamma if gamma is None else gamma}
+    return jr.sequence_transitions(*[rows[name] for name in ARGUMENTS[:-1]], **rest, **settings)
+
+
+def random_sequences(case, max_n, num_batches, *names, seed=seeds.SEED):
+    """With `max_n`, n and gamma are traced."""
+    rng, happened = seeds.rng("sequences", *names, seed=seed), collections.Counter()
+    batch_size, length = 6, (max_n or case.n) + 6
+    run = run_once(lambda *x: traced_of_sequences(case, max_n, *x))
+    for number in range(num_batches):
+        rows = make_rows(rng, batch_size, length, 1 + number * batch_size * length)
+        n, gamma, given = case.n, case.gamma, (None, None)
+        if max_n:
+            n, gamma = int(rng.integers(1, max_n + 1)), float(np.float32(rng.choice([0.0, 0.9, 1.0])))
+            given = jnp.int32(n), jnp.float32(gamma)
+        batch, valid = jax.tree.map(np.asarray, run(rows, *given))
+        num_starts = length - (max_n or n)
+        assert batch.batch_size == batch_size * num_starts
+        np.testing.assert_array_equal(batch.valid, valid)
+        for b in range(batch_size):
+            steps = {name: jax.tree.map(lambda x, b=b: x[b][:, None], x) for name, x in rows.items()}
+            is_step_next = np.append(steps["mask"][1:, 0], False)[:, None]
+            cut = steps["truncated"] & ~steps["terminated"] & is_step_next & steps["mask"]
+            happened["without a final observation"] += int(np.sum(cut))
+            steps["mask"] = steps["mask"] & ~cut
+            steps["s_next"] = {"x": np.concatenate([steps["s"]["x"][1:], steps["s"]["x"][-1:]])}
+            stream = stream_of(steps, 0)
+            usable = stream if case.next_action else {name: x[:-1] for name, x in stream.items()}
+            emitted, _ = oracles.n_step_emissions(usable, n, gamma, case.next_action)
+            windows = emitted[n - 1 + case.next_action :][:num_starts]
+            for start, window in enumerate(windows):
+                row = b * num_starts + start
+                assert valid[row] == (window is not None)
+                count(happened, stream, window, n, length)
+                if window is not None:
+                    check_row(dataclasses.replace(case, n=n, record_extra_info=not max_n), batch, row, steps, 0, window)
+        happened["batches"] += 1
+    return happened
+
+
+OF_SEQUENCES = {  # in a hundred batches
+    "transitions": 450,
+    "terminated": 90,
+    "cut by the mask": 100,
+    "full": 140,
+    "shorter than n": 150,
+    "of one step": 130,
+    "without a final observation": 25,
+}
+
+
+@pytest.mark.parametrize(("next_action", "max_n"), [(False, None), *map(rarely, [(True, None), (False, 5), (True, 5)])])
+def test_sequences_of_rows_do_what_the_twin_does(next_action, max_n):
+    case = Case(n=3, next_action=next_action, record_extra_info=True)
+    happened = random_sequences(case, max_n, 20, str(case), str(max_n))
+    check_happened(happened, 20, of_sequences(case))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("max_n", [None, 6])
+@pytest.mark.parametrize("next_action", [False, True])
+@pytest.mark.parametrize("n", [1, 2, 5])
+def test_many_sequences_with_a_new_seed(n, next_action, max_n):
+    case = Case(n=n, gamma=0.97, next_action=next_action, record_extra_info=True)
+    happened = random_sequences(case, max_n, 200, str(case), str(max_n), seed=seeds.fresh())
+    check_happened(happened, 200, of_sequences(case) if n > 1 or max_n else {"transitions": 450})
+
+
+def of_sequences(case):
+    return {name: x for name, x in OF_SEQUENCES.items() if not (case.next_action and name == "cut by the mask")}

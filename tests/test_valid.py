@@ -1,0 +1,283 @@
+"""Rows of a tracer's batch that are no transitions: no buffer stores them, with or without the mask."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import at, mesh, rarely, run_once
+from jax import lax
+
+import jaxreplay as jr
+from jaxreplay import testing
+
+NUM_ENVS, LENGTH = 4, 12
+TRACER = jr.NStep(n=3, gamma=0.9, num_envs=NUM_ENVS)
+PRIORITIZED = jr.Prioritized(alpha=0.7)
+FORMS = {"mask": lambda valid: {"mask": valid}, "forgotten": lambda valid: {}}
+
+
+def steps(seed):
+    """Of environments that end often and make no step now and then, as `add` takes them; observations are unique."""
+    rng = np.random.default_rng(seed)
+    obs = np.arange(1, 1 + LENGTH * NUM_ENVS, dtype=np.float32).reshape(LENGTH, NUM_ENVS)
+    ends = rng.random((2, LENGTH, NUM_ENVS)) < 0.15
+    arguments = {"s": obs, "a": obs.astype(np.int32), "r": obs, "terminated": ends[0], "truncated": ends[1]}
+    return arguments | {"s_next": obs + 0.5, "w": obs / 4, "mask": rng.random((LENGTH, NUM_ENVS)) < 0.8}
+
+
+def spec():
+    return TRACER.spec(**{name: x[0] for name, x in steps(0).items() if name != "mask"})
+
+
+def empty_tracer():
+    return TRACER.init(**{name: x[0] for name, x in steps(0).items() if name != "mask"})
+
+
+def whole(rows, **arguments):
+    names = ("s", "a", "r", "terminated", "truncated", "s_next")
+    return jr.n_step_transitions(*[rows[name] for name in names], W=rows["w"], mask=rows["mask"], **arguments)
+
+
+def traced(seed=0):
+    """[LENGTH, NUM_ENVS, ...] of all that the tracer emits; on the host."""
+    batch, _ = whole(steps(seed), n=3, gamma=0.9)
+    return jax.tree.map(lambda x: np.asarray(x).reshape(LENGTH, NUM_ENVS, *x.shape[1:]), batch)
+
+
+def some():
+    """What the tracer emits at a step, with a row that is no transition."""
+    return dataclasses.replace(at(traced(), 5), valid=np.array([True, False, True, True]))
+
+
+def with_key(buffer):
+    return lambda state, batch, t, **mask: buffer.add(state, batch, jax.random.fold_in(jax.random.key(0), t), **mask)
+
+
+def without_key(buffer):
+    return lambda state, batch, t, **mask: buffer.add(state, batch, **mask)
+
+
+def of_second(buffer):
+    return lambda state, batch, t, **mask: buffer.add(state, 1, batch, **mask)
+
+
+REPLAY, RESERVOIR = jr.ReplayBuffer(capacity=24, sampler=PRIORITIZED), jr.ReservoirBuffer(capacity=8)
+BUFFERS = {
+    "replay": (REPLAY, without_key),
+    "reservoir": (RESERVOIR, with_key),
+    "sharded": (jr.Sharded(REPLAY, mesh(2)), without_key),
+    "mixture": (jr.Mixture(buffers=(jr.ReplayBuffer(capacity=8), REPLAY)), of_second),
+}
+
+
+def assert_equal(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for a, b in zip(*map(jax.tree.leaves, (found, expected)), strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("name", ["replay", "reservoir", "sharded", *map(rarely, ["mixture"])])
+def test_a_run_with_the_mask_forgotten_is_the_run_with_it(name):
+    """Bit for bit: the states after each step, in a scan, under vmap and in calls by themselves."""
+    buffer, adds = BUFFERS[name]
+    add, example, seeds = adds(buffer), spec(), jax.tree.map(lambda *x: np.stack(x), steps(0), steps(1))
+
+    def run(form, rows):
+        def step(carry, x):
+            t, tracing, replay = carry
+            tracing, batch, valid = TRACER.add(tracing, **x)
+            replay = add(replay, batch, t, **FORMS[form](valid))
+            return (t + 1, tracing, replay), None
+
+        return lax.scan(step, (jnp.int32(0), empty_tracer(), buffer.init(example)), rows)[0][2]
+
+    mapped = {form: run_once(jax.vmap(lambda rows, form=form: run(form, rows)))(seeds) for form in FORMS}
+    assert_equal(mapped["forgotten"], mapped["mask"])
+    scanned = run_once(lambda rows: run("forgotten", rows))(steps(0))
+    assert_equal(scanned, at(mapped["mask"], 0))
+    tracing, replay, emitted = empty_tracer(), buffer.init(example), 0
+    for t in range(LENGTH):
+        tracing, batch, valid = TRACER.add(tracing, **at(steps(0), t))
+        np.testing.assert_array_equal(batch.valid, valid)
+        replay, emitted = add(replay, batch, np.int32(t)), emitted + int(valid.sum())
+    assert_equal(replay, scanned)
+    assert 0 < emitted < (LENGTH - 2) * NUM_ENVS  # rows of open windows are left out, and others
+    if name == "replay":
+        assert int(replay.ring.inserted) == emitted
+        assert np.all(np.asarray(buffer.get(replay, buffer.newest(replay, 24)).S) > 0)
+
+
+def test_all_that_traces_says_what_is_valid():
+    rows = steps(0)
+    one = at(rows, 0)
+    sarsa = jr.NStep(n=3, gamma=0.9, num_envs=NUM_ENVS, next_action=True)
+    returns = jr.MonteCarlo(gamma=0.9, max_length=3, num_envs=NUM_ENVS)
+    first = {name: x for name, x in one.items() if name != "mask"}
+    sequences = [x.swapaxes(0, 1) for x in (rows[name] for name in ("s", "a", "r", "terminated", "truncated"))]
+    emitted = [
+        whole(rows, n=3, gamma=0.9, flush=True),
+        whole(rows, n=2, gamma=0.9, max_n=3),
+        jr.sequence_transitions(*sequences, n=3, gamma=0.9, mask=rows["mask"].swapaxes(0, 1)),
+    ]
+    for tracer in (TRACER, sarsa, returns):
+        state = tracer.init(**first)
+        assert tracer.spec(**first).valid == jax.ShapeDtypeStruct((NUM_ENVS,), bool)
+        for t in range(4):
+            state, *found = tracer.add(state, **at(rows, t))
+            emitted.append(found)
+        emitted.append(tracer.flush(state)[1:])
+    for batch, valid in emitted:
+        assert (batch.valid.dtype, batch.valid.shape) == (bool, batch.Rn.shape)
+        np.testing.assert_array_equal(batch.valid, valid)
+    assert any(np.any(valid) for _, valid in emitted)
+    assert all(not np.all(valid) for _, valid in emitted[:1])
+
+
+@pytest.mark.parametrize("buffer", [REPLAY, RESERVOIR, BUFFERS["sharded"][0], BUFFERS["mixture"][0]])
+def test_it_is_not_stored(buffer):
+    """A buffer made for a batch with it is the buffer made for a batch without it."""
+    with_it, without = some(), dataclasses.replace(some(), valid=None)
+    assert_equal(buffer.init(with_it), buffer.init(without))
+    assert jr.memory(buffer, with_it) == jr.memory(buffer, without)
+    assert jr.memory(buffer, jax.eval_shape(lambda: with_it)) == jr.memory(buffer, without)
+
+
+def test_what_is_drawn_has_none_and_one_loss_is_right_for_both():
+    batch = some()
+    buffer = jr.ReplayBuffer(capacity=8, donate=False)
+    state = buffer.add(buffer.init(batch), batch)
+    sample, handles = buffer.sample(state, jax.random.key(0), 16), buffer.newest(state, 4)
+    epoch = buffer.epoch(state, jax.random.key(0), 0, 4)
+    assert sample.items.valid is buffer.get(state, handles).valid is epoch.items.valid is None
+    rows = buffer.get(state, handles[-int(batch.valid.sum()) :])
+
+    def loss(batch):
+        return jnp.mean(batch.Rn + batch.In, where=batch.valid)
+
+    np.testing.assert_allclose(loss(rows), loss(batch), rtol=1e-6)
+
+
+@pytest.mark.versions
+def test_a_mask_narrows_it():
+    buffer, batch = jr.ReplayBuffer(capacity=8, donate=False), some()
+    every = np.array([list(np.binary_repr(i, NUM_ENVS)) for i in range(2**NUM_ENVS)]) == "1"
+    state = buffer.init(batch)
+
+    @run_once
+    def stored(valid, mask):
+        new = buffer.add(state, dataclasses.replace(batch, valid=valid), mask=mask)
+        return new.ring.size, new.storage.S
+
+    for valid in every[[0, 5, 6, 15]]:
+        for mask in every:
+            size, S = stored(valid, mask)
+            assert size == np.sum(valid & mask)
+            np.testing.assert_array_equal(S[:size], batch.S[valid & mask])
+
+
+def test_rollouts():
+    """With `axes=2`, as a scan stacks what a tracer emits."""
+    buffer, batch = jr.ReplayBuffer(capacity=64, axes=2), traced()
+    state = buffer.add(buffer.init(batch), batch)
+    assert int(buffer.size(state)) == batch.valid.sum()
+    np.testing.assert_array_equal(state.storage.S[: batch.valid.sum()], batch.S[batch.valid])
+
+
+@pytest.mark.parametrize("depth", ["beside", "two", "inside"])
+def test_at_any_depth(depth):
+    batch, extra = some(), np.arange(NUM_ENVS, dtype=np.int32)
+    second = dataclasses.replace(batch, valid=np.array([True, True, False, True]))
+    items, valid = {
+        "beside": ({"batch": batch, "extra": [extra]}, batch.valid),
+        "two": ({"batches": (batch, second), "extra": [extra]}, batch.valid & second.valid),
+        "inside": ({"extra": [extra], "batch": dataclasses.replace(second, S=(batch,))}, batch.valid & second.valid),
+    }[depth]
+    assert 0 < valid.sum() < NUM_ENVS
+    buffer = jr.ReplayBuffer(capacity=8, donate=False)
+    state = buffer.add(buffer.init(items), items)
+    assert int(buffer.size(state)) == valid.sum()
+    np.testing.assert_array_equal(state.storage["extra"][0][: valid.sum()], extra[valid])
+    bare = jax.tree.map(lambda x: x, state.storage)  # no leaf more than what is stored
+    assert len(jax.tree.leaves(bare)) == len(jax.tree.leaves(items)) - (1 if depth == "beside" else 2)
+    assert_equal(buffer.add(buffer.init(items), items, mask=valid), state)
+
+
+def test_bound():
+    batch = some()
+    replay = jr.bind(REPLAY, REPLAY.init(batch)).add(batch)
+    assert int(replay.size()) == batch.valid.sum()
+
+
+def test_set_leaves_other_rows_alone():
+    buffer, batch = jr.ReplayBuffer(capacity=8, donate=False), some()
+    stored = dataclasses.replace(batch, valid=None)
+    state = buffer.add(buffer.init(stored), stored)
+    handles, mask = buffer.newest(state, NUM_ENVS), np.array([True, True, False, True])
+    new = dataclasses.replace(batch, S=-batch.S, A=None, W=None)
+    assert 0 < (batch.valid & mask).sum() < batch.valid.sum()
+    for given, written in (({}, batch.valid), ({"mask": mask}, batch.valid & mask)):
+        state_after = buffer.set(state, handles, new, **given)
+        np.testing.assert_array_equal(
+            buffer.get(state_after, handles).S, np.where(written, -batch.S, batch.S), strict=False
+        )
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(("axes", "found"), [((2,), r"bool\[2\]"), ((NUM_ENVS, 1), r"bool\[4, 1\]"), (None, "float32")])
+def test_one_flag_a_row(axes, found):
+    batch = some()
+    wrong = np.ones(NUM_ENVS, np.float32) if axes is None else np.ones(axes, bool)
+    items = {"x": dataclasses.replace(batch, valid=wrong)}
+    message = rf"leaf \['x'\]\.valid: got {found}.*, expected bool\[4\], one flag a row" if axes != (2,) else "leaf"
+    for buffer in (REPLAY, RESERVOIR):
+        state = jax.eval_shape(buffer.init, {"x": batch})
+        add = without_key(buffer) if buffer is REPLAY else with_key(buffer)
+        with pytest.raises(ValueError, match=message):
+            jax.eval_shape(lambda s, x, add=add: add(s, x, 0), state, items)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("wrap", [lambda buffer: buffer, rarely(lambda buffer: jr.Sharded(buffer, mesh(2)))])
+def test_a_sequence_buffer_says_what_to_do_instead(wrap):
+    """While it is traced, also of a batch of which all rows are valid; and what it says works."""
+    batch = traced()
+    buffer = jr.SequenceBuffer(length=16, num_envs=NUM_ENVS, sequence_length=2, gaps=True)
+    sequences, plain = wrap(buffer), dataclasses.replace(batch, valid=None)
+    assert_equal(sequences.init(batch), sequences.init(plain))
+    state = sequences.init(batch)
+    for items, leaf in ((batch, r"leaf \.valid"), ({"x": batch}, r"leaf \['x'\]\.valid")):
+        with pytest.raises(ValueError, match=rf"^{leaf}: a SequenceBuffer stores every row, .* sequence_transitions"):
+            jax.eval_shape(sequences.add, jax.eval_shape(sequences.init, items), items)
+    state = sequences.add(state, plain, drawable=batch.valid)
+    both = batch.valid[1:] & batch.valid[:-1]
+    assert 0 < both.sum() < both.size
+    assert int(sequences.size(state)) == both.sum()
+
+
+def test_singles_are_transitions():
+    batch = some()
+    for given in (batch, jax.tree.map(jnp.asarray, batch)):
+        for reverse in (False, True):
+            singles = [*given.to_singles(reverse=reverse)]
+            order = np.flatnonzero(batch.valid)[:: -1 if reverse else 1]
+            assert [float(x.S[0]) for x in singles] == batch.S[order].tolist()
+            assert all(x.valid is None and x.batch_size == 1 for x in singles)
+    with pytest.raises(ValueError, match=r"valid: is traced, .* dataclasses\.replace\(batch, valid=None\)"):
+        jax.eval_shape(lambda batch: [*batch.to_singles()], batch)
+    plain = dataclasses.replace(batch, valid=None)
+    assert len(jax.eval_shape(lambda batch: [*batch.to_singles()], plain)) == NUM_ENVS
+    assert jr.TransitionBatch.from_single(s=1.0, a=0, logp=0, r=0.0, done=False, gamma=1.0, s_next=1.0).valid is None
+    assert batch.copy(deep=True).valid.tolist() == batch.valid.tolist()
+
+
+def test_a_saved_batch_keeps_it(tmp_path):
+    batch = jax.tree.map(jnp.asarray, some())
+    jr.save(tmp_path, REPLAY, {"batch": batch})
+    assert_equal(jr.restore(tmp_path, REPLAY)["batch"], batch)
+
+
+def test_checks_of_ones_own_buffer_take_a_tracers_spec():
+    testing.check_buffer(jr.ReplayBuffer(capacity=12), spec())

@@ -1,0 +1,419 @@
+"""What the random tests of all buffers share: random operations on a buffer and on its twin, compared after each step.
+
+A step adds items, updates and sets some, and draws. A test may run steps jitted, eagerly, or of several lanes at once
+under `jax.vmap`, each lane with a twin of its own.
+"""
+
+import collections
+import functools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+import seeds
+from helpers import at, check_tree, leaves_of, stack
+
+import jaxreplay as jr
+from jaxreplay._common.random import random_bits
+
+DRAWS, TOLD, SET, PASS = 8, 8, 4, 4  # rows of a draw, an update, a set and a batch of an epoch
+BETA = 0.75
+bits_of = jax.jit(random_bits, static_argnums=1)
+
+
+def PER(alpha=0.6, **settings):
+    return jr.Prioritized(**{"alpha": alpha, "beta": 0.7, "epsilon": 0.01, **settings})
+
+
+SAMPLERS = {
+    "uniform": jr.Uniform(),
+    "distinct": jr.Uniform(replacement=False, count_updates=True),
+    "batch": PER(count_updates=True, floor=0.2),
+    "global": PER(normalize="global", stratified=False, epsilon=0.0),
+    "plain": PER(1.0, normalize=None, max_priority="stored", beta=optax.linear_schedule(0.4, 1.0, 50)),
+    "number": PER(0.0, max_priority=2.0, floor=0.5),
+    "floor": PER(1.0, max_priority=0.0, floor=1.0, epsilon=0.0, normalize="global"),
+    "stored global": PER(normalize="global", max_priority="stored", epsilon=0.0, stratified=False),
+}
+
+
+def unsharded(buffer):
+    return getattr(buffer, "buffer", buffer)
+
+
+def num_shards(buffer):
+    return getattr(buffer, "num_shards", 1)
+
+
+def law_of(sampler):
+    """What a twin is told of the sampler."""
+    names = {"alpha": "alpha", "epsilon": "epsilon", "floor": "floor", "max_priority": "new_priority"}
+    return {mine: getattr(sampler, name) for name, mine in names.items() if hasattr(sampler, name)}
+
+
+def draws_of(key, size):
+    """The random bits of an `add`, 64 of each row as a Python integer."""
+    upper, lower = (np.asarray(x).tolist() for x in bits_of(key, size))
+    return [high << 32 | low for high, low in zip(upper, lower, strict=True)]
+
+
+def td_errors(rng, shape, *, nan=0.15, extreme=0.0):
+    """Of either sign, 0 and large ones among them, and some that are not finite."""
+    values = rng.normal(size=shape) * rng.choice([0.1, 1.0, 5.0], shape)
+    values = np.where(rng.random(shape) < 0.1, rng.choice([0.0, -0.0], shape), values)
+    values = np.where(rng.random(shape) < extreme, rng.choice([1e30, 1e-30, 3e38, 1e-45], shape), values)
+    return np.where(rng.random(shape) < nan, rng.choice([np.nan, np.inf, -np.inf], shape), values).astype(np.float32)
+
+
+def records(ids):
+    """For a twin: items that may be changed, for the numbers `ids` [...]."""
+    found = np.empty(ids.shape, object)
+    found.reshape(-1)[:] = [{"id": int(i), "x": float(i)} for i in ids.reshape(-1)]
+    return found
+
+
+def check_items(got, expected):
+    """`got` [B, ...], and lists of records; None for one that is no longer stored."""
+    shape = got["id"].shape
+    for row, its in enumerate(expected):
+        blank = [{"id": 0, "x": 0.0}] * int(np.prod(shape[1:]))
+        its = blank if its is None else its
+        np.testing.assert_array_equal(got["id"][row].reshape(-1), [record["id"] for record in its])
+        x = np.array([record["x"] for record in its], np.float32)
+        np.testing.assert_array_equal(got["x"][row].reshape(-1, 2), np.stack([x, -x], axis=1))
+
+
+class Lane:
+    """A twin, what has been seen of its buffer's names, and what has happened."""
+
+    def __init__(self, twin, rng):
+        self.twin, self.rng, self.happened = twin, rng, collections.Counter()
+        self.seen = [[] for _ in twin.shards]
+        self.drawn = np.full(DRAWS, -1)
+
+    def names(self, count, stored=0.5):
+        """Names for rows of a call: stored, as drawn last, stale, none, impossible or some other shard's, and again."""
+        share, twin, rng = count // len(self.twin.shards), self.twin, self.rng
+        found = []
+        for row in range(count):
+            shard = row // share
+            own = twin.names(shard, twin.shards[shard].handles)
+            kind, start = rng.random(), stored
+            if kind < start and own:
+                found.append(rng.choice(own))
+            elif kind < start + 0.1:
+                found.append(self.drawn[row % len(self.drawn)])
+            elif kind < start + 0.2 and self.seen[shard]:
+                found.append(rng.choice(self.seen[shard]))
+            elif kind < start + 0.3:
+                found.append(rng.choice([-1, -(2**31), 2**31 - 1, (shard + 1) * twin.period - 1, 0, twin.period]))
+            else:
+                found.append(found[-1] if row % share else -1)
+        return np.array(found).clip(-(2**31), 2**31 - 1).astype(np.int32)
+
+    def remember(self):
+        for shard, twin in enumerate(self.twin.shards):
+            self.seen[shard] = (self.seen[shard] + self.twin.names(shard, twin.handles))[-60:]
+
+    def count_update(self, names, errors):
+        rows = self.twin.rows(names)
+        stored = [(id(twin), handle) for twin, handle in rows if handle in twin.leaf]
+        self.happened["updates of stored items"] += len(set(stored))
+        self.happened["of an item twice"] += len(stored) - len(set(stored))
+        self.happened["updates of stale items"] += sum(handle is None for _, handle in rows)
+        self.happened["rows without a name"] += sum(handle == -1 for _, handle in rows)
+        refused = [h in twin.leaf and not np.isfinite(x) for (twin, h), x in zip(rows, errors, strict=True)]
+        self.happened["TD errors refused"] += sum(refused)
+        self.happened["updates of nothing"] += not stored
+
+    def update(self):
+        names, errors = self.names(TOLD), td_errors(self.rng, TOLD)
+        if self.happened["steps"] % 7 == 4:
+            names[:] = -1
+        self.count_update(names, errors)
+        self.twin.update(names, errors)
+        return names, errors
+
+    def set(self, length):
+        """Of one leaf, for some rows; `length` of sequences, None for items."""
+        names, shape = self.names(SET), (SET,) if length is None else (SET, length)
+        mask = self.rng.random(shape) < 0.7
+        values = self.rng.integers(-1000, 1000, shape).astype(np.float32)
+        for row, (twin, handle) in enumerate(self.twin.rows(names)):
+            if handle not in twin.leaf:
+                self.happened["sets of nothing"] += 1
+                continue
+            for record, value, flag in zip(
+                twin.items(handle), *(np.ravel(x[row]) for x in (values, mask)), strict=True
+            ):
+                if flag:
+                    record["x"] = float(value)
+                self.happened["rows set" if flag else "rows not set"] += 1
+        return names, {"id": None, "x": np.stack([values, -values], axis=-1)}, mask
+
+    # --- what is compared
+
+    def check_draw(self, sample, max_age=None, beta=None, normalize=..., weights=True):
+        """A draw: names, items, ages, masks, probabilities and weights, and where the rows lie in the law."""
+        twin, batch_size = self.twin, len(sample.indices)
+        laws, share = twin.draw_law(max_age), batch_size // len(twin.shards)
+        drawn, of_row = [], []
+        for row, (name, (shard, handle)) in enumerate(zip(sample.indices, twin.rows(sample.indices), strict=True)):
+            k = row // share
+            exists = len(laws[k]) > 0
+            if not getattr(twin.sampler, "replacement", True):
+                exists = row % share < len(laws[k])
+            assert (name >= 0) == exists, f"row {row} has the handle {name}, of shard {k} with {len(laws[k])} items"
+            if not exists:
+                assert (sample.probabilities[row], sample.weights[row], sample.age[row]) == (0, 0, -1)
+                assert sample.mask is None or not sample.mask[row].any()
+                self.happened["rows of no item"] += 1
+                continue
+            assert handle in laws[k], f"row {row} has the handle {name}, which may not be drawn"
+            assert laws[k][handle] > 0, f"row {row} has the handle {name}, of probability 0"
+            assert sample.age[row] == shard.age(handle) * twin.age_step
+            if sample.mask is not None:
+                np.testing.assert_array_equal(sample.mask[row], shard.mask(handle))
+                self.happened["steps masked out"] += int(np.sum(~sample.mask[row]))
+            drawn.append((k, handle))
+            of_row.append(row)
+        check_items(at(sample.items, of_row), [twin.shards[k].items(handle) for k, handle in drawn])
+        probabilities = [laws[k][handle] for k, handle in drawn]
+        np.testing.assert_allclose(sample.probabilities[of_row], probabilities, rtol=1e-5)
+        if drawn and weights:
+            expected = twin.draw_weights(laws, drawn, batch_size, beta, normalize)
+            np.testing.assert_allclose(sample.weights[of_row], expected, rtol=2e-5)
+            self.happened["different weights"] += len(set(np.float32(expected))) > 1
+        for k, law in enumerate(laws):
+            rows = [(row % share, handle) for row, (d, handle) in zip(of_row, drawn, strict=True) if d == k]
+            if not getattr(twin.sampler, "replacement", True):
+                assert len({handle for _, handle in rows}) == len(rows)
+            if (
+                getattr(twin.sampler, "stratified", False)
+                and max_age is None
+                and any(map(twin.shards[k].leaf.get, law))
+            ):
+                behind = np.cumsum(twin.shards[k].leaves_by_slot()) / sum(twin.shards[k].leaf.values())
+                for row, handle in rows:
+                    end = behind[twin.shards[k].slot(handle)]
+                    assert row / share - 1e-5 <= end, f"row {row} is from before its stratum"
+                    assert (row + 1) / share + 1e-5 >= end - law[handle] * len(laws), f"row {row} is from behind"
+            self.happened["draws with unequal priorities"] += len({round(np.log(p), 3) for p in law.values() if p}) > 1
+            self.happened["draws of several items"] += len({handle for _, handle in rows}) > 1
+        self.happened["young draws"] += max_age is not None and any(
+            0 < len(law) < len(shard.handles) for law, shard in zip(laws, twin.shards, strict=True)
+        )
+        return drawn
+
+    def check_pass(self, batches):
+        """All batches of an epoch, and one behind its end; leaves [K, B, ...]."""
+        twin, found = self.twin, [[] for _ in self.twin.shards]
+        share = batches.indices.shape[1] // len(twin.shards)
+        for step in range(batches.indices.shape[0]):
+            batch = at(batches, step)
+            for row, (name, (shard, handle)) in enumerate(zip(batch.indices, twin.rows(batch.indices), strict=True)):
+                k = row // share
+                exists = step * share + row % share < len(shard.handles)
+                assert (name >= 0) == exists
+                assert batch.weights[row] == exists
+                np.testing.assert_allclose(batch.probabilities[row], exists / max(1, len(shard.handles)), rtol=1e-6)
+                if exists:
+                    found[k].append(handle)
+                    check_items(at(batch.items, [row]), [shard.items(handle)])
+        for shard, handles in zip(twin.shards, found, strict=True):
+            assert sorted(handles) == sorted(shard.handles)
+        self.happened["items of whole passes"] += twin.size
+
+    def check_sampler(self, shard, state):
+        """A shard's counters and leaves."""
+        if shard.counts and state.counts is not None:
+            np.testing.assert_array_equal(state.counts.of_slots, shard.by_slot(shard.counts))
+            assert state.counts.late == shard.late
+        if hasattr(state, "tree"):
+            check_tree(state.tree)
+            np.testing.assert_allclose(leaves_of(state.tree), shard.leaves_by_slot(), rtol=5e-6)
+            np.testing.assert_allclose(state.max_priority, shard.max_priority, rtol=1e-6)
+            assert (state.updates, state.rejected) == (shard.updates, shard.rejected)
+
+    def check_state(self, buffer, state):
+        for k, shard in enumerate(self.twin.shards):
+            own = at(state, k) if isinstance(buffer, jr.Sharded) else state
+            self.check_sampler(shard, own.sampler)
+            self.check_shard(buffer, own, shard)
+
+    def check_shard(self, buffer, state, shard):
+        assert state.ring.size == len(shard.handles)
+
+    def check_seen(self, seen, given):
+        """What was read off the buffer after a step."""
+        twin = self.twin
+        assert seen["size"] == twin.size
+        assert seen["is_empty"] == (twin.size == 0)
+        assert seen["is_full"] == all(shard.is_full for shard in twin.shards)
+        assert seen["can_sample"].tolist() == [twin.size >= count for count in COUNTS]
+        if "newest" in seen:
+            own = len(seen["newest"]) // len(twin.shards)
+            for k, part in enumerate(np.split(seen["newest"], len(twin.shards))):
+                assert part.tolist() == ([-1] * own + twin.names(k, twin.shards[k].handles))[-own:]
+        rows = [(shard, handle) for shard, handle in twin.rows(given["read"])]
+        check_items(seen["read"], [shard.items(h) if h in shard.leaf else None for shard, h in rows])
+        self.check_draw(seen["sample"])
+        self.drawn = np.asarray(seen["sample"].indices)
+        if "young" in seen:
+            self.check_draw(seen["young"], given["max_age"], BETA)
+
+
+COUNTS = (0, 1, 2, 5)
+
+
+def change(buffer, state, given):
+    state = buffer.add(state, *given["add"])
+    state = buffer.update(state, *given["update"])
+    return buffer.set(state, *given["set"])
+
+
+def look(buffer, num_newest, ages, state, given):
+    first, second = jax.random.split(given["key"])
+    seen = {
+        "read": buffer.get(state, given["read"]),
+        "size": buffer.size(state),
+        "is_empty": buffer.is_empty(state),
+        "is_full": buffer.is_full(state),
+        "can_sample": jnp.stack([buffer.can_sample(state, count) for count in COUNTS]),
+        "sample": buffer.sample(state, first, DRAWS),
+    }
+    if hasattr(unsharded(buffer), "stored_steps"):
+        seen["stored_steps"] = buffer.stored_steps(state)
+    if getattr(unsharded(buffer), "hindsight", False):
+        seen |= {law: buffer.later(state, first, given["read"], law) for law in ("last", "uniform")}
+    if num_newest:
+        seen["newest"] = buffer.newest(state, num_newest)
+    if ages:
+        seen["young"] = buffer.sample(state, second, DRAWS, BETA, given["max_age"])
+    return seen
+
+
+def whole_pass(buffer, num_batches, state, key):
+    return jax.lax.map(lambda step: buffer.epoch(state, key, step, PASS), jnp.arange(num_batches))
+
+
+class Run:
+    """Steps of one configuration; `mode` is "jit", "eager" or "vmap".
+
+    Attributes:
+      buffer, state: the buffer, and an empty state.
+      make_twin: makes the twin of a lane.
+      add: of a lane and a step's number the arguments of `add`, behind the state; it tells the twin of them.
+      num_newest: how many names `newest` is asked for; 0 where there is no order.
+      ages: whether there is one to draw by.
+    """
+
+    def __init__(
+        self, buffer, state, make_twin, add, *names, mode="jit", num_newest=0, ages=True, seed=seeds.SEED, lane=Lane
+    ):
+        self.buffer, self.add, self.mode, self.names, self.seed = buffer, add, mode, names, seed
+        num_lanes = 3 if mode == "vmap" else 1
+        self.lanes = [lane(make_twin(), seeds.rng(*map(str, names), k, seed=seed)) for k in range(num_lanes)]
+        self.state = jax.tree.map(lambda x: jnp.stack([x] * num_lanes), state) if mode == "vmap" else state
+        capacity = max(shard.num_slots for shard in self.lanes[0].twin.shards)
+        num_batches = -(-capacity // (PASS // num_shards(buffer))) + 1
+        wrap = {"jit": jax.jit, "vmap": lambda f: jax.jit(jax.vmap(f)), "eager": lambda f: f}[mode]
+        self.change = wrap(functools.partial(change, buffer))
+        self.look = wrap(functools.partial(look, buffer, num_newest, ages))
+        self.whole_pass = wrap(functools.partial(whole_pass, buffer, num_batches))
+
+    def given(self, lane, number):
+        length = getattr(unsharded(self.buffer), "sequence_length", None)
+        full = all(shard.is_full for shard in lane.twin.shards)
+        given = {"add": self.add(lane, number)}
+        lane.happened["steps"] += 1
+        lane.happened["on a full buffer"] += full
+        lane.remember()
+        given["update"] = lane.update()
+        given["set"] = lane.set(length)
+        looked = {
+            "read": lane.names(DRAWS, 0.4),
+            "max_age": np.int32(
+                lane.rng.integers(1, 2 + max([1, *map(lane_oldest, lane.twin.shards)]) * lane.twin.age_step)
+            ),
+            "key": jax.random.key_data(jax.random.key(int(lane.rng.integers(2**31)))),
+        }
+        return given, looked
+
+    def step(self, number):
+        given, looked = zip(*(self.given(lane, number) for lane in self.lanes), strict=True)
+        stacked = (stack(*x) if self.mode == "vmap" else x[0] for x in (given, looked))
+        given, asked = stacked
+        asked = asked | {"key": jax.random.wrap_key_data(asked["key"])}
+        self.state = self.change(self.state, given)
+        state, lanes = jax.device_get(self.state), self.lanes
+        of_lane = (lambda tree, k: at(tree, k)) if self.mode == "vmap" else (lambda tree, k: tree)
+        for k, lane in enumerate(lanes):
+            lane.check_state(self.buffer, of_lane(state, k))
+        if self.mode == "eager" and lanes[0].twin.size == 0:
+            with pytest.raises(ValueError, match="empty"):
+                self.look(self.state, asked)
+            return
+        seen = jax.device_get(self.look(self.state, asked))
+        for k, lane in enumerate(lanes):
+            lane.check_seen(of_lane(seen, k), looked[k])
+        if number % 4 == 3 and hasattr(self.buffer, "epoch"):
+            batches = jax.device_get(self.whole_pass(self.state, asked["key"]))
+            for k, lane in enumerate(lanes):
+                lane.check_pass(of_lane(batches, k))
+
+    def run(self, num_steps):
+        """What happened in the first lane, by name."""
+        for number in range(num_steps):
+            try:
+                self.step(number)
+            except BaseException as error:
+                error.add_note(f"step {number} of {self.names} ({self.mode}), JAXREPLAY_SEED={self.seed}")
+                raise
+        return self.lanes[0].happened
+
+
+def lane_oldest(shard):
+    return max((shard.age(handle) for handle in shard.handles), default=0)
+
+
+def check_happened(happened, least):
+    """That each thing in `least` happened as often, in a hundred steps."""
+    short = {
+        name: (happened[name], count)
+        for name, count in least.items()
+        if happened[name] < count * happened["steps"] / 100
+    }
+    assert not short, f"happened less often than it should: {short}; all: {dict(happened)}"
+
+
+LEAST = {
+    "updates of stored items": 200,
+    "updates of stale items": 40,
+    "of an item twice": 10,
+    "rows without a name": 60,
+    "updates of nothing": 5,
+    "rows set": 80,
+    "rows not set": 25,
+    "sets of nothing": 50,
+    "rows masked": 60,
+    "on a full buffer": 70,
+    "young draws": 40,
+    "items of whole passes": 100,
+}
+LEAST_PRIORITIZED = LEAST | {
+    "TD errors refused": 30,
+    "draws with unequal priorities": 80,
+    "different weights": 80,
+    "draws of several items": 80,
+    "rows told of": 60,
+}
+
+
+def least(sampler):
+    if isinstance(SAMPLERS[sampler], jr.Uniform):
+        return LEAST
+    equal = {"draws with unequal priorities": 0, "different weights": 0}
+    return LEAST_PRIORITIZED | (equal if SAMPLERS[sampler].alpha == 0 else {})

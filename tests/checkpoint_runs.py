@@ -191,6 +191,18 @@ def filled(number):
     return {name: jnp.full(*x) for name, *x in zip(names, shapes, [number] * 3, dtypes, strict=True)}
 
 
+def numbers_in(state):
+    """The numbers of all leaves."""
+    return {int(x) for leaf in jax.tree.leaves(state) for x in np.unique(np.asarray(leaf))}
+
+
+def save_several(path, first, count):
+    """Save states of `count` growing numbers."""
+    jax.config.update("jax_platforms", "cpu")
+    for number in range(first, first + count):
+        jr.save(path, None, filled(number % 256))
+
+
 def save_for_ever(path, first, connection):
     """Save states of growing numbers until killed, and say when each save begins and ends."""
     jax.config.update("jax_platforms", "cpu")

@@ -349,7 +349,7 @@ def main():
     cache = tempfile.TemporaryDirectory(prefix="mutants-cache-")
     os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache.name)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["jax", "flax", "optax", "chex", "scipy.stats", "pytest"])
+    context.set_forkserver_preload(["jax", "flax", "optax", "chex", "scipy.stats", "pytest", "orbax.checkpoint"])
     root, package = arguments.root.resolve(), arguments.package.resolve()
     chosen = choose(package, arguments.modules, arguments.number, arguments.seed)
     if arguments.only:

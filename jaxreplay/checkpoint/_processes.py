@@ -14,7 +14,8 @@ def gather(numbers: Sequence[int]) -> np.ndarray:
         return np.array([numbers], np.uint32)
     from jax.experimental import multihost_utils
 
-    return np.asarray(multihost_utils.process_allgather(np.array(numbers, np.uint32))).reshape(-1, len(numbers))
+    found = multihost_utils.process_allgather(np.array([0, *numbers], np.uint32))  # never of no numbers
+    return np.asarray(found).reshape(-1, 1 + len(numbers))[:, 1:]
 
 
 def on_first(function: Callable[[], int]) -> int:

@@ -23,8 +23,8 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
     """Write a checkpoint of `state`; the previous one is deleted once this one is complete.
 
     If the process is killed while it saves, the previous checkpoint or the new one remains. Threads and programs that
-    save to one path take turns. With several processes of `jax.distributed`, all of them call this function, and the
-    one that it returns, with the same path on a shared file system.
+    save to one path take turns. With several processes of `jax.distributed`, all of them call this function with the
+    same path on a shared file system, and wait before one goes on to `restore`.
 
     Args:
       path: a folder used only for the checkpoint; it need not exist.
@@ -37,8 +37,8 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
         `jax.tree_util.register_dataclass`), arrays, typed PRNG keys and Python numbers. For other nodes, such as
         Flax's `TrainState`, which holds functions, only the arrays are saved, and `restore` needs `like` to build them.
       wait: return when the checkpoint is complete. If False, return once `state` is copied (it may then be donated) and
-        write in the background; of several processes the first completes the checkpoint when all call the returned
-        function. Call it before the next `save` to this path, and before the program ends.
+        write in the background. A further `save` waits until that is done. Call the returned function before the
+        program ends.
 
     Returns:
       a function that waits until the checkpoint is complete, and raises any error that occurred while it was written.
@@ -211,7 +211,7 @@ def _record_parts(
     for record, own in zip(records, parts, strict=True):
         record["parts"] = [[*map(list, part.box), 0] for part in own]
     digest = np.frombuffer(bytes.fromhex(_manifest.digest([described, structure, records])), np.uint32)
-    if _differ(_processes.gather(digest)):
+    if _differ(_processes.gather(digest.tolist())):
         raise ValueError("buffer or state: their structure differs from process to process; give the same to all.")
     sums = iter(_processes.gather([_leaves.checksum(part.data) for own in parts for part in own]).T)
     for record, own in zip(records, parts, strict=True):

@@ -93,7 +93,7 @@ def load(path: str, number: int, items: dict[str, Any]) -> dict[str, Any]:
         with _orbax, _options():
             return ocp.load_checkpointables(_complete(path, number), items)
     except Exception as error:  # a damaged file raises errors of many kinds
-        raise ValueError(_first_line(error)) from error
+        raise ValueError(_first_line(error.__cause__ or error)) from error
 
 
 def check_sizes(path: str, number: int, expected: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> None:
@@ -209,7 +209,7 @@ def _delete_others(path: str, number: int) -> None:
             shutil.rmtree(os.path.join(path, name), ignore_errors=True)  # one that is being read may stay until later
 
 
-def _first_line(error: Exception) -> str:
+def _first_line(error: BaseException) -> str:
     return f"{type(error).__name__}: {error}".partition("\n")[0][:300]
 
 

@@ -169,7 +169,7 @@ def check_bits(record: dict[str, Any], stored: jax.Array | np.ndarray) -> None:
         raise ValueError(f"leaf {record['path']} has other bits than when it was saved")
 
 
-def numbers(record: dict[str, Any], stored: np.ndarray) -> np.ndarray:
+def numbers(record: dict[str, Any], stored: Any) -> np.ndarray:
     """The numbers of an array on the host, of PRNG keys their data."""
     return stored if "key" in record else xla.on_host(unpack(record, stored, None))
 

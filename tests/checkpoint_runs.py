@@ -260,6 +260,7 @@ def save_for_ever(path, first, connection):
 def main():
     jax.config.update("jax_num_cpu_devices", 8)
     folder = pathlib.Path(sys.argv[1])
+    imported = [name for name in sys.modules if name.partition(".")[0] in ("orbax", "tensorstore")]
     digests = {}
     for path in sorted(folder.iterdir()):
         name = path.name
@@ -267,7 +268,6 @@ def main():
         carry = advance(name, jr.restore(path, config))
         jr.save(path, config, carry)
         digests[name] = digest(carry)
-    imported = [name for name in sys.modules if name.partition(".")[0] in ("orbax", "tensorstore")]
     sys.stdout.write(json.dumps({"imported": imported, "digests": digests}))
 
 

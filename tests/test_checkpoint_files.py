@@ -6,7 +6,9 @@ import errno
 import fcntl
 import functools
 import itertools
+import logging
 import os
+import resource
 import shutil
 import threading
 import zlib
@@ -89,6 +91,7 @@ def test_threads_that_save_to_one_path_take_turns_and_readers_see_whole_states(t
             done.set()
 
     assert in_threads(save_all, read) == [None] * 2
+    assert seen
     assert all(len(numbers) == 1 for numbers in seen)
     assert entries(tmp_path) == ["checkpoint_24"]
     (last,) = numbers_in(jr.restore(tmp_path, None))
@@ -192,6 +195,32 @@ def test_a_write_that_fails_leaves_the_previous_checkpoint_and_nothing_else(tmp_
     jr.save(tmp_path, None, full(3))
     assert_same(jr.restore(tmp_path, None), full(3))
     assert entries(tmp_path) == ["checkpoint_1"]
+
+
+@pytest.mark.parametrize("wait", [True, False])
+def test_arrays_that_cannot_be_written_leave_the_previous_checkpoint_and_no_filter_of_logs(tmp_path, wait):
+    first, second = (
+        jnp.full(3000, number) for number in (1, 2)
+    )  # of several the others would meet a closed event loop
+    jr.save(tmp_path, None, first)
+    limits, filters = resource.getrlimit(resource.RLIMIT_FSIZE), [*logging.getLogger("absl").filters]
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))  # as with a full disk: the manifest still fits
+    try:
+        with pytest.raises(OSError, match="File too large"):
+            jr.save(tmp_path, None, second, wait=wait)()
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+    assert logging.getLogger("absl").filters == filters
+    assert entries(tmp_path) == ["checkpoint_0"]
+    assert_same(jr.restore(tmp_path, None), first)
+
+
+def test_saving_and_restoring_log_no_warning(tmp_path, caplog):
+    jr.save(tmp_path, None, full(1))
+    jr.save(tmp_path, None, full(2), wait=False)()
+    assert_same(jr.restore(tmp_path, None), full(2))
+    logging.getLogger("absl").warning("another")
+    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == ["another"]
 
 
 def test_what_others_left_is_deleted_and_what_is_not_ours_is_not(tmp_path):

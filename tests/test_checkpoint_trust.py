@@ -372,7 +372,7 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path):
 
 def test_a_manifest_that_is_something_else_is_damaged(tmp_path):
     jr.save(tmp_path, None, jnp.ones(1))
-    (file,) = tmp_path.glob("*/manifest.json")
+    (file,) = tmp_path.glob("*/manifest/data.json")
     for text in ("[]", "{}", '{"sha256": "0", "content": {}}', '{"content": 1}', "\xff"):
         file.write_text(text)
         with pytest.raises(ValueError, match=r"is damaged: (its manifest has changed|cannot read its manifest)"):

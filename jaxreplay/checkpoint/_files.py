@@ -210,7 +210,7 @@ def _delete_others(path: str, number: int) -> None:
 
 
 def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+    return f"{type(error).__name__}: {error}".partition("\n")[0][:1000]  # the cause comes after paths
 
 
 def _is_file(file: int, name: str) -> bool:

@@ -266,7 +266,7 @@ def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, monkeypatch, w
 
     monkeypatch.setattr(_files, "load", replace_once)
     assert_same(jr.restore(tmp_path, None), full(2))
-    assert next(calls) == when + 3
+    assert next(calls) == when + 4
 
 
 # --- several processes of one program, played by threads

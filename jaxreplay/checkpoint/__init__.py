@@ -175,17 +175,17 @@ def _read(
     Raises:
       ValueError: they cannot be read, or are not those that were saved.
     """
-    types = {i: _leaves.stored_type(records[i]) for i in wanted}
-    items = {
-        str(i): np.ndarray if sharding is None else jax.ShapeDtypeStruct(*types[i], sharding=sharding)
-        for i, sharding in wanted.items()
-        if 0 not in types[i][0]
-    }
+    stored = []
     try:
-        found = _files.load(folder, number, {_files.ARRAYS: items})[_files.ARRAYS] if items else {}
-        stored = [found[str(i)] if str(i) in items else np.zeros(*types[i]) for i in wanted]
-        for i, array in zip(wanted, stored, strict=True):
+        for i, sharding in wanted.items():  # if one of several failed, the others would meet a closed event loop
+            shape, dtype = _leaves.stored_type(records[i])
+            how = np.ndarray if sharding is None else jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+            if 0 in shape:
+                array = np.zeros(shape, dtype)
+            else:
+                array = _files.load(folder, number, {_files.ARRAYS: {str(i): how}})[_files.ARRAYS][str(i)]
             _leaves.check_bits(records[i], array)
+            stored.append(array)
     except (KeyError, ValueError) as error:
         raise _manifest.damaged(folder, str(error)) from error
     return stored

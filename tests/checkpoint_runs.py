@@ -18,9 +18,11 @@ import optax
 from helpers import mesh
 
 import jaxreplay as jr
+from jaxreplay import checkpoint
 
 STEPS = 1000
 NUM_ENVS = 4
+MANIFEST = "*/manifest/data.json"  # of a checkpoint
 
 
 class Run(NamedTuple):
@@ -98,6 +100,34 @@ def step_sequence(config, carry, key):
     return {"replay": learn(config["replay"], replay, keys[2])}
 
 
+def step_windows(config, carry, key):
+    """`step_sequence` with rows that may not be drawn."""
+    keys = jax.random.split(key, 4)
+    ends, drawable = jax.random.bernoulli(keys[1], jnp.array([0.1, 0.8])[:, None, None], (2, 1, NUM_ENVS))
+    replay = config["replay"].add(carry["replay"], rows(keys[0]), ends, drawable=drawable)
+    return {"replay": learn(config["replay"], replay, keys[2])}
+
+
+def values(key):
+    return {"value": jax.random.normal(key, (NUM_ENVS, 3))}
+
+
+def init_mixture(config):
+    return {"replay": config["replay"].init(jax.eval_shape(values, jax.random.key(0)))}
+
+
+def step_mixture(config, carry, key):
+    keys = jax.random.split(key, 3)
+    replay = config["replay"].add(carry["replay"], 0, values(keys[0]))
+    replay = config["replay"].add(replay, 1, values(keys[0]), keys[1])
+    return {"replay": learn(config["replay"], replay, keys[2])}
+
+
+def step_reservoir(config, carry, key):
+    keys = jax.random.split(key, 3)
+    return {"replay": learn(config["replay"], config["replay"].add(carry["replay"], values(keys[0]), keys[1]), keys[2])}
+
+
 def init_pools(config):
     return {"pools": config["pools"].init()}
 
@@ -121,12 +151,23 @@ def sequence_run(sampler, num_shards=0):
     return Run({"replay": in_shards(buffer, num_shards)}, init_sequence, step_sequence)
 
 
+def windows_run(windows, sampler):
+    settings = {"length": 20, "num_envs": NUM_ENVS, "sequence_length": 4, "sampler": sampler}
+    buffer = jr.SequenceBuffer(**settings, windows=windows, gaps=True, hindsight=True)
+    return Run({"replay": buffer}, init_sequence, step_windows)
+
+
 def in_shards(buffer, num_shards):
     return jr.Sharded(buffer, mesh(num_shards)) if num_shards else buffer
 
 
 PRIORITIZED = jr.Prioritized(beta=optax.linear_schedule(0.4, 1.0, 2 * STEPS), normalize="global")
 N_STEP = jr.NStep(n=3, gamma=0.9, num_envs=NUM_ENVS)
+
+
+MIXTURE = jr.Mixture(
+    buffers=(jr.ReplayBuffer(capacity=52, sampler=PRIORITIZED), jr.ReservoirBuffer(capacity=20, sampler=PRIORITIZED))
+)
 
 
 @functools.cache
@@ -141,6 +182,11 @@ def runs():
         "replay, sharded": replay_run(PRIORITIZED, N_STEP, 4),
         "sequences, sharded": sequence_run(PRIORITIZED, 2),
         "sequences, prioritized": sequence_run(PRIORITIZED),
+        "windows inside, gaps, hindsight": windows_run("inside", PRIORITIZED),
+        "windows of episodes, gaps, hindsight": windows_run("episodes", PRIORITIZED),
+        "windows inside, uniform": windows_run("inside", jr.Uniform()),
+        "mixture with a reservoir": Run({"replay": MIXTURE}, init_mixture, step_mixture),
+        "reservoir": Run({"replay": MIXTURE.buffers[1]}, init_mixture, step_reservoir),
         "pools": Run(
             {"pools": jr.DifficultyPools(tasks_per_env=(30, 20), easy_threshold=1.0, hard_threshold=0.0)},
             init_pools,
@@ -170,6 +216,14 @@ def advance(name, carry):
     return _advance(name, carry)
 
 
+def rewrite_manifest(path, change):
+    """Change what a checkpoint says of itself, as one may who knows that its digest has no key."""
+    (file,) = path.glob(MANIFEST)
+    content = json.loads(file.read_text())["content"]
+    change(content)
+    file.write_text(json.dumps(checkpoint._manifest.seal(content)))
+
+
 FILLED = jr.ReplayBuffer(capacity=2**17)
 
 
@@ -179,6 +233,18 @@ def filled(number):
     shapes = [(), (2**16,), (4, 2**12)]
     dtypes = [jnp.int32, jnp.uint8, jnp.float32]
     return {name: jnp.full(*x) for name, *x in zip(names, shapes, [number] * 3, dtypes, strict=True)}
+
+
+def numbers_in(state):
+    """The numbers of all leaves."""
+    return {int(x) for leaf in jax.tree.leaves(state) for x in np.unique(np.asarray(leaf))}
+
+
+def save_several(path, first, count):
+    """Save states of `count` growing numbers."""
+    jax.config.update("jax_platforms", "cpu")
+    for number in range(first, first + count):
+        jr.save(path, None, filled(number % 256))
 
 
 def save_for_ever(path, first, connection):
@@ -192,9 +258,9 @@ def save_for_ever(path, first, connection):
 
 
 def main():
-    imported = [name for name in sys.modules if name.startswith("orbax.checkpoint")]
     jax.config.update("jax_num_cpu_devices", 8)
     folder = pathlib.Path(sys.argv[1])
+    imported = [name for name in sys.modules if name.partition(".")[0] in ("orbax", "tensorstore")]
     digests = {}
     for path in sorted(folder.iterdir()):
         name = path.name

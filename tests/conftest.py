@@ -89,5 +89,5 @@ def compiled_afresh():
 def children():
     """Makes processes that start quickly."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["orbax.checkpoint", "optax", "pytest", "jaxreplay"])
+    context.set_forkserver_preload(["orbax.checkpoint.v1", "optax", "pytest", "jaxreplay"])
     return context

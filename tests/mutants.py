@@ -334,7 +334,7 @@ def main():
         mutants_concerns.record(ROOT, folder)
     concerns = mutants_concerns.Concerns(ROOT, folder)
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["jax", "flax", "optax", "chex", "scipy.stats", "pytest", "orbax.checkpoint"])
+    context.set_forkserver_preload(["jax", "flax", "optax", "chex", "scipy.stats", "pytest", "orbax.checkpoint.v1"])
     chosen = choose(package, arguments.modules, arguments.number, arguments.seed)
     if arguments.only:
         before = json.loads(arguments.only.read_text())

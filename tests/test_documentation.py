@@ -736,11 +736,12 @@ def run_with_eight_shards(capacity):
 
 def checkpoints(block, monkeypatch):
     buffer, tracer, replay, tracing = run_with_eight_shards(64)
+    optimizer = optax.adam(1e-3)
     state = {
         "replay": replay,
         "tracing": tracing,
         "params": {"w": jnp.arange(3.0)},
-        "opt": (),
+        "opt": optimizer.init({"w": jnp.arange(3.0)}),
         "key": jax.random.key(1),
     }
     waits, save = [], jr.save
@@ -751,10 +752,10 @@ def checkpoints(block, monkeypatch):
         return lambda: (finish(), waits.append("finished"))
 
     monkeypatch.setattr(jr, "save", record)
-    found = run(block, {"buffer": buffer, "tracer": tracer, **state})
+    found = run(block, {"buffer": buffer, "tracer": tracer, "optimizer": optimizer, **state})
     assert waits == [True, False, "finished"]
     state["tracer"] = state.pop("tracing")
-    again = jr.restore("run/checkpoint", {"replay": buffer, "tracer": tracer})
+    again = jr.restore("run/checkpoint", {"replay": buffer, "tracer": tracer}, allow=optax)
     for restored in (found["carry"], again):
         assert jax.tree.structure(restored) == jax.tree.structure(state)
         for a, b in zip(jax.tree.leaves(restored), jax.tree.leaves(state), strict=True):

@@ -1,6 +1,7 @@
 """What `plot` and `python -m jaxreplay` show is what is stored."""
 
 import base64
+import collections
 import html.parser
 import re
 import subprocess
@@ -17,6 +18,7 @@ from helpers import mesh, rarely
 import jaxreplay as jr
 from jaxreplay import _report
 from jaxreplay.__main__ import main
+from jaxreplay._common.layouts import Bits, Rows
 
 CAPACITY, NUM_ENVS, LENGTH = 40, 2, 12
 
@@ -126,7 +128,6 @@ class Page(html.parser.HTMLParser):
         self.text += data
 
 
-@pytest.mark.slow
 def test_a_page_holds_all_of_its_pictures(saved, tmp_path, capsys):
     path, *_ = saved
     assert main([str(path), "--out", str(tmp_path / "report.html")]) == 0
@@ -234,7 +235,10 @@ EXPECTED = {
 }
 
 
-@pytest.mark.parametrize("name", [name if name == "empty" else rarely(name) for name in OTHERS])
+ALWAYS = ("windows", "sharded", "narrow", "reservoir", "no priorities", "nothing", "mixture", "empty")
+
+
+@pytest.mark.parametrize("name", [name if name in ALWAYS else rarely(name) for name in OTHERS])
 def test_other_states(tmp_path, name):
     config, state = OTHERS[name]()
     assert list(jr.plot(config, state)) == EXPECTED[name]
@@ -252,6 +256,43 @@ def test_other_states(tmp_path, name):
     if name == "narrow":
         (view,) = _report._views.views(_report._saved.from_checkpoint(tmp_path / "run"))
         assert view.returns[1].tolist() == [0, 1, 2, 3]
+
+
+def test_a_saved_tree_is_read_as_it_is(tmp_path):
+    """Lists, tuples, nodes of any class as dicts, stacked rows, narrow numbers and keys; and its size."""
+    rows = np.arange(3 * 8 * 128, dtype=np.float32).reshape(3, 8, 128)
+    state = {
+        "pair": (jnp.ones(1), [jnp.arange(3, dtype=jnp.int4)]),
+        "other": collections.defaultdict(list, a=jnp.zeros((2, 2), jnp.bfloat16), b=None),
+        "rows": Rows(jnp.asarray(rows), (2, 4), (128,)),
+        "bits": Bits(jnp.array([1, 255], jnp.uint8), jnp.dtype("int8")),
+        "key": jax.random.split(jax.random.key(0), 2),
+        "number": 3,
+    }
+    jr.save(tmp_path, None, state)
+    seen = _report._saved.from_checkpoint(tmp_path)
+    sizes = [4, 3, 8, rows.nbytes, 2, 16]
+    assert seen.facts["arrays"] == "6"
+    assert seen.facts["bytes"] == f"{sum(sizes):,}"
+    live = _report._saved.from_state({name: value for name, value in state.items() if name != "number"})
+    (one, (narrow,)), other, stored = seen.state["pair"], seen.state["other"], seen.state["rows"]
+    assert type(seen.state["pair"]) is tuple
+    assert type(seen.state["pair"][1]) is list
+    assert list(other) == ["a", "b"]
+    assert seen.state["number"] == 3
+    found = [one, narrow, other["a"], stored, seen.state["bits"], seen.state["key"]]
+    same = [live["pair"][0], live["pair"][1][0], live["other"]["a"], live["rows"], live["bits"], live["key"]]
+    assert [_report._saved.shape_of(x) for x in found] == [_report._saved.shape_of(x) for x in same[:5]] + [
+        ((2,), "key", 16)
+    ]
+    assert [_report._saved.shape_of(x)[2] for x in same] == sizes
+    assert _report._saved.shape_of(stored) == ((3, 2, 4, 128), "float32", rows.nbytes)
+    assert narrow.read().dtype == np.float32
+    assert narrow.read().tolist() == [0, 1, 2]
+    np.testing.assert_array_equal(_report._saved.values(stored), rows.reshape(3, 2, 4, 128))
+    assert _report._saved.values(seen.state["bits"]).tolist() == [1, -1]
+    paths = [path for path, _ in _report._saved.items_of(seen.state)]
+    assert sorted(paths) == ["bits", "key", "other.a", "pair.0", "pair.1.0", "rows"]
 
 
 @pytest.mark.slow

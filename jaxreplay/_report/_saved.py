@@ -1,6 +1,7 @@
 """States as trees that a report can read: of live arrays, or of a checkpoint's, which are read when they are needed."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable
 from typing import Any
@@ -12,8 +13,8 @@ import numpy as np
 from jaxreplay import checkpoint
 from jaxreplay._common import layouts
 from jaxreplay._common.layouts import Bits, Rows
-from jaxreplay.checkpoint import _stored
-from jaxreplay.checkpoint._names import CLASSES, PACKAGE
+from jaxreplay.checkpoint import _leaves, _structure
+from jaxreplay.checkpoint._names import own_class
 
 
 @dataclasses.dataclass(frozen=True)
@@ -116,19 +117,17 @@ def items_of(tree: Any, path: str = "") -> list[tuple[str, Any]]:
 
 
 def _leaf(i: int, record: dict[str, Any], read: Callable[[int], np.ndarray]) -> Leaf:
-    shape, dtype = _stored.stored_type(record)
+    shape, dtype = _leaves.stored_type(record)
 
     def value() -> np.ndarray:
         array = read(i)
-        if "key" in record or record["dtype"] in _stored.PLAIN:
-            return array
-        return np.asarray(_stored.unpack(record, jnp.asarray(array), None).astype(jnp.float32))
+        return array if array.dtype.isbuiltin == 1 else array.astype(np.float32)
 
-    return Leaf(tuple(record["shape"]), record["dtype"], int(np.prod(shape)) * dtype.itemsize, value)
+    return Leaf(tuple(record["shape"]), record["dtype"], math.prod(shape) * dtype.itemsize, value)
 
 
 def _visit(node: list, leaves: list[Leaf]) -> Any:
-    """A recorded structure: states of this package as they are, other dataclasses and the like as dicts."""
+    """A recorded structure: states of this package as they are, of other classes, which are not looked for, dicts."""
     kind, *rest = node
     if kind in ("none", "value"):
         return rest[0] if rest else None
@@ -138,17 +137,11 @@ def _visit(node: list, leaves: list[Leaf]) -> Any:
         children = [_visit(child, leaves) for child in rest[0]]
         return children if kind == "list" else tuple(children)
     if kind in ("namedtuple", "dataclass", "other"):
-        named = rest[1] if isinstance(rest[1], dict) else dict(enumerate(rest[1]))
-        children = {str(key).strip(".[]'"): _visit(child, leaves) for key, child in named.items()}
-        module, _, name = rest[0].partition(":")
-        if kind == "dataclass" and module.partition(".")[0] == PACKAGE and name in CLASSES:
-            statics = {key: _static(value) for key, value in rest[2].items()}
-            return CLASSES[name](**children, **statics)
-        return children
+        children = {key.strip(".[]'"): _visit(child, leaves) for key, child in rest[1].items()}
+        cls = own_class(rest[0]) if kind == "dataclass" else None
+        if cls is None:
+            return children
+        if (made := _structure.make(cls, children, rest[2])) is None:
+            raise ValueError(f"{rest[0]}: has other fields than when it was saved; use the version that saved it.")
+        return made
     return {key: _visit(child, leaves) for key, child in rest[0]}  # a dict of some kind
-
-
-def _static(value: Any) -> Any:
-    if isinstance(value, list):
-        return tuple(map(_static, value))
-    return jnp.dtype(value["dtype"]) if isinstance(value, dict) else value

@@ -4,31 +4,27 @@ A checkpoint is either complete or absent: the previous one is deleted only afte
 is read, it is compared with checksums of its bits. So a damaged file raises an error and never yields a wrong state.
 """
 
-import hashlib
-import importlib.metadata
-import json
+import concurrent.futures
 import os
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding
 
 from jaxreplay._common.xla import reads_state
-from jaxreplay.checkpoint import _description, _stored, _structure
-
-FORMAT = 3  # of the manifest; raise it when older versions cannot read the new manifest
-FOLDER = "checkpoint"  # name of a checkpoint's folder, without its number
-MANIFEST, ARRAYS = "manifest", "arrays"
+from jaxreplay.checkpoint import _description, _files, _leaves, _manifest, _processes, _structure
+from jaxreplay.checkpoint._names import Allowed, check_allow
 
 
 @reads_state
 def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True) -> Callable[[], None]:
     """Write a checkpoint of `state`; the previous one is deleted once this one is complete.
 
-    If the process is killed while it saves, the previous checkpoint or the new one remains. With several processes, all
-    of them call this function with the same path on a shared file system.
+    If the process is killed while it saves, the previous checkpoint or the new one remains. Threads and programs that
+    save to one path take turns. With several processes of `jax.distributed`, all of them call this function with the
+    same path on a shared file system, and wait before one goes on to `restore`.
 
     Args:
       path: a folder used only for the checkpoint; it need not exist.
@@ -41,14 +37,15 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
         `jax.tree_util.register_dataclass`), arrays, typed PRNG keys and Python numbers. For other nodes, such as
         Flax's `TrainState`, which holds functions, only the arrays are saved, and `restore` needs `like` to build them.
       wait: return when the checkpoint is complete. If False, return once `state` is copied (it may then be donated) and
-        write in the background. Call the returned function before the next `save` to this path, and before the program
-        ends.
+        write in the background. A further `save` waits until that is done. Call the returned function before the
+        program ends.
 
     Returns:
       a function that waits until the checkpoint is complete, and raises any error that occurred while it was written.
 
     Raises:
       ValueError: values are traced, or a part of `buffer` or `state` cannot be recorded; the message names it.
+      OSError: the folder cannot be made or written; the previous checkpoint remains.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -56,65 +53,54 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
       >>> finish = jr.save("run/checkpoint", {"replay": buffer}, {"replay": state, "steps": 7}, wait=False)
       >>> finish()  # before the next save, and before the program ends
     """
-    import orbax.checkpoint as ocp
-
-    described = _description.describe(buffer)
+    folder = _files.absolute(path)
+    described, meshes = _description.describe(buffer), dict(_description.meshes(buffer))
     structure, leaves = _structure.record(state)
-    arrays = [_stored.as_array(leaf, name) for name, leaf in leaves]
-    records = [_stored.header(array, name) for array, (name, _) in zip(arrays, leaves, strict=True)]
-    arrays = [_stored.pack(array) for array in arrays]
-    for record, sums in zip(records, _stored.checksums(arrays), strict=True):
-        record["checksums"] = sums
-    content = {
-        "format": FORMAT,
-        "library": _library_version(),
-        "buffer": described,
-        "structure": structure,
-        "leaves": records,
-    }
-    if jax.process_count() > 1:
-        _check_processes_agree(content)
-        arrays = [np.asarray(array) if array.is_fully_addressable else array for array in arrays]
-    items: dict[str, Any] = {MANIFEST: ocp.args.JsonSave({"sha256": _digest(content), "content": content})}
-    stored = {str(i): array for i, array in enumerate(arrays) if array.size > 0}
-    if stored:
-        items[ARRAYS] = ocp.args.PyTreeSave(stored)
-    manager = _manager(path, create=True)
-    number = _latest(manager) + 1
-    manager.save(number, args=ocp.args.Composite(**items), force=True)
-
-    def finish() -> None:
-        try:
-            manager.wait_until_finished()
-        finally:
-            manager.close()
-
-    if wait:
-        finish()
-    return finish
+    arrays = [_leaves.as_array(leaf, name) for name, leaf in leaves]
+    records = [_leaves.header(array, name, meshes) for array, (name, _) in zip(arrays, leaves, strict=True)]
+    stored = [_leaves.pack(array) for array in arrays]
+    del state, leaves, arrays  # what is donated now is not held up to the end
+    _record_parts(described, structure, records, [_leaves.parts(x) for x in stored])
+    if not wait:
+        stored = [x.copy() if isinstance(x, np.ndarray) else x for x in stored]
+    manifest = _manifest.seal(_manifest.make(described, structure, records))
+    written = _files.begin(folder, {str(i): x for i, x in enumerate(stored) if x.size > 0}, manifest)
+    if not wait:
+        with_one_thread = concurrent.futures.ThreadPoolExecutor(1)
+        finish = with_one_thread.submit(written).result
+        with_one_thread.shutdown(wait=False)
+        return finish
+    written()
+    return lambda: None
 
 
-def restore(path: str | os.PathLike, buffer: Any, like: Any = None) -> Any:
+def restore(path: str | os.PathLike, buffer: Any, like: Any = None, *, allow: Allowed = ()) -> Any:
     """The state in the newest complete checkpoint at `path`, equal to the saved one bit for bit.
 
-    Arrays that were sharded over a mesh are sharded again if `buffer` holds a mesh with the same axes (as `Sharded`
-    does); each device then reads its own part. All other arrays are restored to the default device. NumPy arrays are
-    restored as JAX arrays.
+    Nothing is imported because a checkpoint names it. Classes come from this package, from `like` and from `allow`.
+
+    Arrays that were sharded over a mesh of the configuration are sharded again over the mesh in the same place of
+    `buffer` (as `Sharded` holds one); each device then reads its own part. All other arrays are restored to the default
+    device. NumPy arrays are restored as JAX arrays.
 
     Args:
       path: the path passed to `save`.
       buffer: the configuration passed to `save`; `donate` may differ.
-      like: a pytree with new nodes for those that a checkpoint cannot build by itself: nodes registered with
-        `jax.tree_util`, dataclasses with a function among their static fields (`TrainState`), and classes that cannot
-        be imported. For a saved {"replay": replay, "train": train_state}, pass {"train": TrainState.create(...)}, or
-        its shapes from `jax.eval_shape`; the rest may be omitted or None. Static fields, such as functions, come from
-        `like`, and all arrays and Python numbers from the checkpoint.
+      like: a pytree with new nodes for those that a checkpoint cannot build by itself: NamedTuples and dataclasses of
+        other packages (states of optax), nodes registered with `jax.tree_util`, and dataclasses with a function among
+        their static fields (`TrainState`). For a saved {"replay": replay, "params": params, "opt": opt}, pass {"opt":
+        optimizer.init(params)}, or its shapes from `jax.eval_shape`; the rest may be omitted or None. Static fields
+        that are functions come from `like`, and all arrays and Python numbers from the checkpoint.
+      allow: modules and classes, such as (optax, Settings), or one of them. Their NamedTuples and dataclasses are also
+        built without `like`, with values from the checkpoint. A module stands for all modules inside it that are
+        already imported.
 
     Raises:
       FileNotFoundError: there is no complete checkpoint.
       ValueError: `buffer` differs from the saved one (the message names the field); `like` lacks a node that is needed
-        or differs in a class, shape, dtype or plain static value (the message names it); the checkpoint is damaged or
-        was written by a newer version of this library; or a class of the state cannot be imported or has other fields.
+        or differs in a class, shape, dtype or plain static value (the message names it); the checkpoint names a class
+        that is neither in `like` nor allowed (the message says what to pass), or one that has other fields now; it is
+        damaged, claims other sizes than it has on disk, or was written by a newer version of this library.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -124,68 +110,14 @@ def restore(path: str | os.PathLike, buffer: Any, like: Any = None) -> Any:
       >>> buffer.get(state, buffer.newest(state, 3)).tolist()
       [10, 20, 30]
     """
-    number, manifest = _read_manifest(path)
-    content = _checked(path, manifest, buffer)
-    records, meshes = content["leaves"], list(_description.meshes(buffer))
-    nodes = _structure.match(content["structure"], records, like)
-    shardings = [_stored.sharding_in(meshes, record) for record in records]
-    arrays = _read_arrays(path, number, records, shardings)
-    for record, sums in zip(records, _stored.checksums(arrays), strict=True):
-        if record["checksums"] != sums:
-            raise _damaged(path, f"leaf {record['path']} has other bits than when it was saved")
-    leaves = [_stored.unpack(*x) for x in zip(records, arrays, shardings, strict=True)]
-    return _structure.rebuild(content["structure"], leaves, nodes)
-
-
-def _read_manifest(path: str | os.PathLike) -> tuple[int, Any]:
-    """The number of the newest complete checkpoint, and its manifest."""
-    import orbax.checkpoint as ocp
-    from etils import epath
-
-    missing = f"{os.fspath(path)}: no complete checkpoint there; save one, or look for its folder."
-    if not epath.Path(_absolute(path)).is_dir():
-        raise FileNotFoundError(missing)
-    with _manager(path, create=False) as manager:
-        number = _latest(manager)
-        if number < 0:
-            raise FileNotFoundError(missing)
-        try:
-            restored = manager.restore(number, args=ocp.args.Composite(**{MANIFEST: ocp.args.JsonRestore()}))
-            return number, restored[MANIFEST]
-        except Exception as error:  # a damaged file raises errors of many kinds
-            raise _damaged(path, f"cannot read its manifest: {_first_line(error)}") from error
-
-
-def _read_arrays(path: str | os.PathLike, number: int, records: Sequence[Any], shardings: Sequence[Any]) -> list[Any]:
-    """The stored form of the arrays of a checkpoint, in the order of their records."""
-    handler = _handler()
-    # One read at a time: if one of several failed, the others would meet a closed event loop on a storage thread.
-    return [
-        jnp.asarray(_read_array(path, number, handler, i, record, sharding))
-        for i, (record, sharding) in enumerate(zip(records, shardings, strict=True))
-    ]
-
-
-def _read_array(path: str | os.PathLike, number: int, handler: Any, i: int, record: Any, sharding: Any = None) -> Any:
-    """The stored form of array `i`: of NumPy without a sharding."""
-    import orbax.checkpoint as ocp
-    from etils import epath
-
-    shape, dtype = _stored.stored_type(record)
-    array = np.zeros(shape, dtype)
-    if array.size > 0:
-        how = ocp.RestoreArgs(restore_type=np.ndarray)
-        if sharding is not None:
-            how = ocp.ArrayRestoreArgs(sharding=sharding, global_shape=shape)
-        item = {str(i): jax.ShapeDtypeStruct(shape, dtype)}
-        args = ocp.args.PyTreeRestore(item, restore_args={str(i): how}, partial_restore=True)
-        try:
-            array = handler.restore(epath.Path(_absolute(path)) / f"{FOLDER}_{number}" / ARRAYS, args=args)[str(i)]
-        except Exception as error:
-            raise _damaged(path, f"cannot read leaf {record['path']}: {_first_line(error)}") from error
-    if array.shape != shape or array.dtype != dtype:
-        raise _damaged(path, f"leaf {record['path']} is {array.dtype}{list(array.shape)}, not {dtype}{list(shape)}")
-    return array
+    allowed = check_allow(allow)
+    folder, number, content = _open(path)
+    try:
+        return _rebuilt(folder, number, content, buffer, like, allowed)
+    except ValueError:
+        if jax.process_count() > 1 or _files.newest(folder) == number:
+            raise
+    return restore(path, buffer, like, allow=allowed)  # another process has meanwhile replaced the checkpoint
 
 
 def open_saved(path: str | os.PathLike) -> tuple[dict[str, Any], Callable[[int], np.ndarray]]:
@@ -193,99 +125,70 @@ def open_saved(path: str | os.PathLike) -> tuple[dict[str, Any], Callable[[int],
 
     Raises:
       FileNotFoundError: there is no complete checkpoint.
-      ValueError: it is damaged, or has a newer format. The function: the array is damaged.
+      ValueError: it is damaged, or has another format. The function: the array is damaged.
     """
-    number, manifest = _read_manifest(path)
-    content, handler = _intact(path, manifest), _handler()
+    folder, number, content = _open(path)
 
     def read(i: int) -> np.ndarray:
-        record = content["leaves"][i]
-        array = np.asarray(_read_array(path, number, handler, i, record))
-        if record["checksums"] != _stored.host_checksums(array):
-            raise _damaged(path, f"leaf {record['path']} has other bits than when it was saved")
-        return array
+        return _leaves.numbers(content["leaves"][i], _read(folder, number, content["leaves"], {i: None})[0])
 
     return content, read
 
 
-def _absolute(path: str | os.PathLike) -> str:
-    """The path as text, absolute unless it is a URL."""
-    path = os.fspath(path)
-    return path if "://" in path else os.path.abspath(path)
+def _open(path: str | os.PathLike) -> tuple[str, int, dict[str, Any]]:
+    """The folder and number of the newest complete checkpoint, and its content."""
+    folder = _files.absolute(path)
+    number = _processes.on_first(lambda: _files.newest(folder))
+    if number < 0:
+        raise FileNotFoundError(f"{os.fspath(path)}: no complete checkpoint there; save one, or look for its folder.")
+    try:
+        return folder, number, _manifest.read(folder, number)
+    except ValueError:
+        if jax.process_count() > 1 or _files.newest(folder) == number:
+            raise
+    return _open(path)  # another process has meanwhile replaced the checkpoint
 
 
-def _manager(path: str | os.PathLike, create: bool) -> Any:
-    """Orbax's manager of the checkpoints at `path`; to write, `create` the folder and delete incomplete ones."""
-    import orbax.checkpoint as ocp
-
-    options = ocp.CheckpointManagerOptions(
-        max_to_keep=1, step_prefix=FOLDER, create=create, cleanup_tmp_directories=create
-    )
-    registry = ocp.handlers.DefaultCheckpointHandlerRegistry()
-    registry.add(ARRAYS, ocp.args.PyTreeSave, _handler())
-    return ocp.CheckpointManager(_absolute(path), options=options, handler_registry=registry)
-
-
-def _handler() -> Any:
-    """Orbax's handler that writes and reads arrays.
-
-    Only the first replica writes: to share the work among replicas, the handler would set a global mesh.
-    """
-    import orbax.checkpoint as ocp
-
-    registry = ocp.type_handlers.create_type_handler_registry(
-        (jax.Array, ocp.type_handlers.ArrayHandler(use_replica_parallel=False)),
-        (np.ndarray, ocp.type_handlers.NumpyHandler()),
-    )
-    return ocp.PyTreeCheckpointHandler(type_handler_registry=registry)
-
-
-def _latest(manager: Any) -> int:
-    """Number of the newest complete checkpoint, -1 if there is none; the same on all processes."""
-    number = manager.latest_step()
-    number = -1 if number is None else number
-    if jax.process_count() > 1:
-        from jax.experimental import multihost_utils
-
-        number = int(multihost_utils.broadcast_one_to_all(np.int32(number)))
-    return number
-
-
-def _intact(path: str | os.PathLike, manifest: Any) -> dict[str, Any]:
-    """The content of a manifest.
-
-    Raises:
-      ValueError: it is damaged, or has a newer format.
-    """
-    if not isinstance(manifest, dict) or _digest(manifest.get("content")) != manifest.get("sha256"):
-        raise _damaged(path, "its manifest has changed")
-    content = manifest["content"]
-    if content["format"] > FORMAT:
-        raise ValueError(
-            f"{os.fspath(path)}: has format {content['format']}, written by jaxreplay {content['library']}; this "
-            f"version knows formats up to {FORMAT}; use a newer one."
-        )
-    return content
-
-
-def _checked(path: str | os.PathLike, manifest: Any, buffer: Any) -> dict[str, Any]:
-    """The content of a manifest.
-
-    Raises:
-      ValueError: it is damaged, has a newer format, or belongs to another configuration.
-    """
-    content = _intact(path, manifest)
+def _rebuilt(folder: str, number: int, content: dict[str, Any], buffer: Any, like: Any, allow: Iterable[Any]) -> Any:
+    """The state that was saved."""
     if different := list(_description.differences(content["buffer"], buffer)):
         listed = "; ".join(f"{x.where}: saved {x.saved}, given {x.given}" for x in different[:5])
         more = f" (and {len(different) - 5} more)" if len(different) > 5 else ""
         raise ValueError(
-            f"{os.fspath(path)}: saved with another configuration: {listed}{more}. Restore with the saved "
+            f"{folder}: saved with another configuration: {listed}{more}. Restore with the saved "
             f"configuration{_next_step(different[0].owner)}."
         )
-    for record in content["leaves"]:
-        if "key" not in record:
-            _stored.check_dtype(record["dtype"], record["path"])
-    return content
+    structure, records, meshes = content["structure"], content["leaves"], dict(_description.meshes(buffer))
+    nodes = _structure.match(structure, records, like)
+    classes = _structure.classes(structure, nodes, allow)
+    shardings = [_leaves.sharding_in(meshes, record) for record in records]
+    stored = _read(folder, number, records, dict(enumerate(shardings)))
+    leaves = [_leaves.unpack(*x) for x in zip(records, stored, shardings, strict=True)]
+    return _structure.rebuild(structure, leaves, nodes, classes)
+
+
+def _read(
+    folder: str, number: int, records: Sequence[dict[str, Any]], wanted: Mapping[int, NamedSharding | None]
+) -> list[jax.Array | np.ndarray]:
+    """The stored form of some arrays: on the host, unless they have a sharding.
+
+    Raises:
+      ValueError: they cannot be read, or are not those that were saved.
+    """
+    stored = []
+    try:
+        for i, sharding in wanted.items():  # if one of several failed, the others would meet a closed event loop
+            shape, dtype = _leaves.stored_type(records[i])
+            how = np.ndarray if sharding is None else jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+            if 0 in shape:
+                array = np.zeros(shape, dtype)
+            else:
+                array = _files.load(folder, number, {_files.ARRAYS: {str(i): how}})[_files.ARRAYS][str(i)]
+            _leaves.check_bits(records[i], array)
+            stored.append(array)
+    except (KeyError, ValueError) as error:
+        raise _manifest.damaged(folder, str(error)) from error
+    return stored
 
 
 def _next_step(config: Any) -> str:
@@ -297,39 +200,30 @@ def _next_step(config: Any) -> str:
     return ""
 
 
-def _check_processes_agree(content: dict[str, Any]) -> None:
-    """Raise a `ValueError` if processes save different states."""
-    from jax.experimental import multihost_utils
+def _record_parts(
+    described: Any, structure: list, records: Sequence[dict[str, Any]], parts: Sequence[Sequence[_leaves.Part]]
+) -> None:
+    """Add the parts of each array, and their checksums, to its record.
 
-    digest = np.frombuffer(bytes.fromhex(_digest({**content, "leaves": None})), np.uint32)
-    sums = [np.array(record["checksums"], np.uint32) for record in content["leaves"]]
-    found = multihost_utils.process_allgather(np.concatenate([digest, *sums]))
-    differs = np.any(found != found[0], axis=0)
-    for number, record in enumerate(content["leaves"]):
-        if np.any(differs[digest.size + 2 * number :][:2]):
-            raise ValueError(
-                f"leaf {record['path']}: differs from process to process; make one global array of it, so that each "
-                "process's part is saved."
-            )
-    if np.any(differs):
+    Raises:
+      ValueError: processes save different states.
+    """
+    for record, own in zip(records, parts, strict=True):
+        record["parts"] = [[*map(list, part.box), 0] for part in own]
+    digest = np.frombuffer(bytes.fromhex(_manifest.digest([described, structure, records])), np.uint32)
+    if _differ(_processes.gather(digest.tolist())):
         raise ValueError("buffer or state: their structure differs from process to process; give the same to all.")
+    sums = iter(_processes.gather([_leaves.checksum(part.data) for own in parts for part in own]).T)
+    for record, own in zip(records, parts, strict=True):
+        for entry, part, found in zip(record["parts"], own, sums, strict=False):
+            if isinstance(part.data, np.ndarray) and _differ(found):  # each process has all of the array
+                raise ValueError(
+                    f"leaf {record['path']}: differs from process to process; make one global array of it, so that "
+                    "each process's part is saved."
+                )
+            entry[2] = int(found[part.process])
 
 
-def _digest(content: Any) -> str:
-    """The SHA-256 digest of JSON."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
-
-
-def _library_version() -> str:
-    try:
-        return importlib.metadata.version("jaxreplay")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
-
-
-def _damaged(path: str | os.PathLike, what: str) -> ValueError:
-    return ValueError(f"{os.fspath(path)}: the checkpoint is damaged: {what}; use a copy of it.")
-
-
-def _first_line(error: Exception) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0][:300]
+def _differ(found: np.ndarray) -> bool:
+    """Whether one process has found something else than the first."""
+    return bool(np.any(found != found[0]))

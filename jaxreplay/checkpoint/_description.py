@@ -54,13 +54,27 @@ def describe(config: Any, where: str = "buffer") -> Any:
     )
 
 
+def check(described: Any) -> None:
+    """Raise a `ValueError` if JSON does not describe a configuration."""
+    todo = [described]
+    while todo:
+        match todo.pop():
+            case None | bool() | int() | float() | str() | {"name": str()} | {"dtype": str()} | {"mesh": {}}:
+                pass
+            case [*children]:
+                todo += children
+            case {"type": str(), "fields": {**children}}:
+                todo += children.values()
+            case other:
+                raise ValueError(f"{str(other)[:40]} describes no configuration")
+
+
 def differences(saved: Any, given: Any, where: str = "buffer", owner: Any = None) -> Iterator[Difference]:
     """The differences between the configuration `given` and the description `saved`."""
     described = describe(given, where)
     if isinstance(saved, dict) and "name" in saved:
         saved = {"name": stable_name(saved["name"])}
-    # This includes NamedTuples, which format 1 recorded as lists.
-    if isinstance(given, list | tuple) and isinstance(saved, list) and len(saved) == len(given):
+    if isinstance(described, list) and isinstance(saved, list) and len(saved) == len(described):
         for i, (x, y) in enumerate(zip(saved, given, strict=True)):
             yield from differences(x, y, f"{where}[{i}]", owner)
     elif _is_typed(saved) and _is_typed(described) and stable_name(saved["type"]) == described["type"]:
@@ -85,16 +99,16 @@ def is_buffer(config: Any) -> bool:
     return hasattr(config, "can_sample") or hasattr(config, "remap")
 
 
-def meshes(config: Any) -> Iterator[jax.sharding.Mesh]:
-    """All meshes in a configuration."""
+def meshes(config: Any, where: str = "buffer") -> Iterator[tuple[str, jax.sharding.Mesh]]:
+    """All meshes in a configuration, each with the name of its field."""
     if isinstance(config, jax.sharding.Mesh):
-        yield config
-    elif isinstance(config, dict) or _is_config(config):
-        for value in _fields(config).values():
-            yield from meshes(value)
+        yield where, config
+    elif isinstance(config, dict) or _is_named_tuple(config) or _is_config(config):
+        for name, value in _fields(config).items():
+            yield from meshes(value, _join(where, config, name))
     elif isinstance(config, list | tuple):
-        for value in config:
-            yield from meshes(value)
+        for i, value in enumerate(config):
+            yield from meshes(value, f"{where}[{i}]")
 
 
 def _is_config(config: Any) -> bool:

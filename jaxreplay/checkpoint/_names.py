@@ -1,14 +1,19 @@
-"""The names of classes in checkpoints; those of this package do not depend on the module that defines them."""
+"""The names of classes in checkpoints, and which classes a checkpoint may name."""
 
-import functools
-import importlib
+import sys
+import types
+from collections.abc import Iterable
 from typing import Any
 
 from jaxreplay._common.layouts import Bits, Rows
 from jaxreplay._episodes import Windows
+from jaxreplay._later import Episodes
+from jaxreplay._restricted import Restricted
 from jaxreplay._windows import Steps
 from jaxreplay.autoreset import AutoresetState
+from jaxreplay.binding import Bound, BoundBuffer
 from jaxreplay.buffer import Sample
+from jaxreplay.datasets import Steps as DataSteps
 from jaxreplay.difficulty_pools._parking import PoolsState
 from jaxreplay.replay_buffer import ReplayState
 from jaxreplay.reservoir_buffer import ReservoirState
@@ -21,15 +26,20 @@ from jaxreplay.transition_batch import TransitionBatch
 from jaxreplay.update_counts import UpdateCounts
 
 PACKAGE = "jaxreplay"
-# Part of the file format: names may be added, but never changed.
-CLASSES = {
+# Part of the file format: names may be added, but never changed. They do not depend on the modules that define classes.
+CLASSES: dict[str, type] = {
     "AutoresetState": AutoresetState,
     "Bits": Bits,
+    "Bound": Bound,
+    "BoundBuffer": BoundBuffer,
+    "DataSteps": DataSteps,
+    "Episodes": Episodes,
     "NStepState": NStepState,
     "PoolsState": PoolsState,
     "PrioritizedState": PrioritizedState,
     "ReplayState": ReplayState,
     "ReservoirState": ReservoirState,
+    "Restricted": Restricted,
     "Ring": Ring,
     "Rows": Rows,
     "Sample": Sample,
@@ -42,36 +52,60 @@ CLASSES = {
     "Windows": Windows,
 }
 _NAMES = {cls: name for name, cls in CLASSES.items()}
+Allowed = type | types.ModuleType | Iterable[type | types.ModuleType]
 
 
 def class_name(cls: type) -> str | None:
-    """The name "module:qualname" of a class, or "jaxreplay:name" for this package; None if it cannot be imported."""
+    """The name of a class: "jaxreplay:name", or "module:qualname"; None if it cannot be found by one."""
     if cls in _NAMES:
         return f"{PACKAGE}:{_NAMES[cls]}"
-    name = f"{cls.__module__}:{cls.__qualname__}"
-    try:
-        return name if find_class(name) is cls else None
-    except ValueError:
+    if cls.__module__.partition(".")[0] == PACKAGE:
         return None
+    return f"{cls.__module__}:{cls.__qualname__}" if _found(cls.__module__, cls.__qualname__) is cls else None
 
 
-def find_class(name: str) -> Any:
-    """The class with a name from `class_name`.
+def own_class(name: str) -> type | None:
+    """The class of this package that has a name."""
+    package, _, rest = name.partition(":")
+    return CLASSES.get(rest) if package == PACKAGE else None
+
+
+def check_allow(allow: Allowed) -> list[type | types.ModuleType]:
+    """What is allowed, as a list.
 
     Raises:
-      ValueError: it cannot be imported.
+      ValueError: it is neither modules nor classes.
     """
+    listed = [allow] if isinstance(allow, type | types.ModuleType) else list(allow)
+    for given in listed:
+        if not isinstance(given, type | types.ModuleType):
+            raise ValueError(f"allow: got {allow!r}; expected modules and classes, such as allow=(optax, Settings).")
+    return listed
+
+
+def allowed_class(name: str, allow: Iterable[type | types.ModuleType]) -> type | None:
+    """The class that has a name, if `allow` holds it or a module that it is in; nothing is imported."""
     module, _, qualname = name.partition(":")
-    # Formats 1 and 2 recorded the modules that defined this package's classes then.
-    if module.partition(".")[0] == PACKAGE and qualname in CLASSES:
-        return CLASSES[qualname]
-    try:
-        return functools.reduce(getattr, qualname.split("."), importlib.import_module(module))
-    except (ImportError, AttributeError) as error:
-        raise ValueError(f"{name}: a class of the saved state cannot be imported: {error}.") from error
+    for given in allow:
+        found: type | None = None
+        if isinstance(given, type):
+            found = given
+        elif f"{module}.".startswith(f"{given.__name__}."):
+            found = _found(module, qualname)
+        if found is not None and class_name(found) == name:
+            return found
+    return None
 
 
 def stable_name(name: str) -> str:
     """The dotted `name` of a class or function, without the module if it is from this package."""
     package, _, rest = name.partition(".")
     return f"{PACKAGE}.{rest.rpartition('.')[2]}" if package == PACKAGE else name
+
+
+def _found(module: str, qualname: str) -> Any:
+    """The class of a module that is imported already; nothing is run, as a module's own `__getattr__` might."""
+    found: Any = sys.modules.get(module)
+    for name in qualname.split("."):
+        found = getattr(found, "__dict__", {}).get(name)
+    return found if isinstance(found, type) else None

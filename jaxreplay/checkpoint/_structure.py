@@ -2,40 +2,42 @@
 
 A node is a list that starts with its kind: ["none"], ["leaf", number], ["value", a Python number], ["dict", [[key,
 node], ...]] (or "OrderedDict" or "FrozenDict"), ["list", [node, ...]], ["tuple", [node, ...]], ["namedtuple", class,
-{field: node}] (a list by position in format 1), or ["dataclass", class, {field: node}, {static field: value}].
-`jaxreplay.checkpoint._names` names the classes.
+{field: node}], or ["dataclass", class, {field: node}, {static field: value}]. `jaxreplay.checkpoint._names` names the
+classes.
 
-Any other node is rebuilt from one like it: ["other", qualname, {key: node}, {static field: value}, number]. Its keys
-are those in paths. Only static fields with plain values are recorded; the auxiliary data of a node that is not a
-dataclass counts as a static field.
+Any other node is rebuilt from one like it: ["other", qualname, {key: node}, {static field: value}]. Its keys are those
+in paths. Only static fields with plain values are recorded; the auxiliary data of a node that is not a dataclass counts
+as a static field.
 """
 
 import collections
 import contextlib
 import dataclasses
-import itertools
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 from flax.core import FrozenDict
 
-from jaxreplay._common import checks
+from jaxreplay import _levels
+from jaxreplay._common import checks, layouts
 from jaxreplay._common.layouts import Rows
-from jaxreplay.checkpoint import _stored
-from jaxreplay.checkpoint._names import class_name, find_class
-from jaxreplay.sum_tree import SumTree
+from jaxreplay.checkpoint import _leaves
+from jaxreplay.checkpoint._names import allowed_class, class_name, own_class
+from jaxreplay.sum_tree import MAX_CAPACITY, SumTree
 
 DICTS = {cls.__name__: cls for cls in (dict, collections.OrderedDict, FrozenDict)}
 NUMBERS = {cls.__name__: cls for cls in (bool, int, float)}
+MAX_DEPTH = 100  # of nodes within one another
 
 
 class Flat(NamedTuple):
-    """One level of a pytree: its children by key, as in the text of a path, and the treedef that rebuilds it."""
+    """One level of a pytree: its children by key, as in the text of a path, its class, and what rebuilds it."""
 
     children: dict[str, Any]
+    cls: type
     treedef: Any
 
 
@@ -45,10 +47,14 @@ def record(tree: Any) -> tuple[list, list[tuple[str, Any]]]:
     Raises:
       ValueError: a node or leaf cannot be recorded; the message names it.
     """
-    leaves, numbers = [], itertools.count()
+    leaves = []
 
-    def visit(node: Any, path: str) -> list:
+    def visit(node: Any, path: str, depth: int) -> list:
         cls, name = type(node), path or "<root>"
+        if depth > MAX_DEPTH:
+            raise ValueError(
+                f"{name}: more than {MAX_DEPTH} nodes within one another, of which a checkpoint has no more."
+            )
         if node is None:
             return ["none"]
         if isinstance(node, jax.Array | np.ndarray | np.generic):
@@ -59,7 +65,7 @@ def record(tree: Any) -> tuple[list, list[tuple[str, Any]]]:
         if cls in DICTS.values() and not any(all(type(key) is kind for key in node) for kind in (str, int)):
             raise ValueError(f"{name}: a dict with keys {list(node)}; a checkpoint holds those with str or int.")
         flat = _flatten(node, name)
-        nodes = {key: visit(child, path + key) for key, child in flat.children.items()}
+        nodes = {key: visit(child, path + key, depth + 1) for key, child in flat.children.items()}
         if cls in DICTS.values():
             return [cls.__name__, [[key, nodes[_key_text(key)]] for key in node]]
         if cls is list or cls is tuple:
@@ -70,16 +76,44 @@ def record(tree: Any) -> tuple[list, list[tuple[str, Any]]]:
             return ["namedtuple", recorded, fields]
         statics, all_plain = _statics(node, flat)
         if recorded and dataclasses.is_dataclass(cls) and all_plain:
-            again = _make(cls, dict(zip(fields, flat.children.values(), strict=True)), statics)
+            again = make(cls, dict(zip(fields, flat.children.values(), strict=True)), statics)
             if again is not None and _flatten(again, name).treedef == flat.treedef:
                 return ["dataclass", recorded, fields, statics]
-        return ["other", cls.__qualname__, nodes, statics, next(numbers)]
+        return ["other", cls.__qualname__, nodes, statics]
 
-    return visit(tree, ""), leaves
+    return visit(tree, "", 0), leaves
 
 
-def match(structure: list, records: Sequence[dict[str, Any]], like: Any) -> dict[int, Flat]:
-    """The nodes of `like` that "other" nodes are rebuilt from, by their number.
+def check(structure: Any, num_leaves: int) -> None:
+    """Raise a `ValueError` if JSON is not a structure with this many leaves."""
+    todo, numbers = [(structure, 0)], []
+    while todo:
+        node, depth = todo.pop()
+        match node:
+            case ["none"] | ["value", bool() | int() | float()]:
+                children = []
+            case ["leaf", int(number)]:
+                numbers.append(number)
+                children = []
+            case ["list" | "tuple", [*children]]:
+                pass
+            case [str(kind), [*pairs]] if kind in DICTS and all(map(_is_pair, pairs)):
+                children = [child for _, child in pairs]
+            case ["dataclass", "jaxreplay:SumTree" | "jaxreplay:Rows", _, _] if not _has_sizes(*node[1:]):
+                raise ValueError(f"{str(node)[:40]} has no sizes")
+            case ["namedtuple", str(), {**fields}] | ["dataclass" | "other", str(), {**fields}, {}]:
+                children = [*fields.values()]
+            case _:
+                raise ValueError(f"{str(node)[:40]} is no node")
+        if depth > MAX_DEPTH:
+            raise ValueError(f"it has more than {MAX_DEPTH} nodes within one another")
+        todo += [(child, depth + 1) for child in children]
+    if sorted(numbers) != [*range(num_leaves)]:
+        raise ValueError(f"its nodes do not have each of {num_leaves} leaves once")
+
+
+def match(structure: list, records: Sequence[dict[str, Any]], like: Any) -> dict[str, Flat]:
+    """The nodes of `like` by their path, of the kinds that it can give a class to.
 
     `like` may be None or lack children, except in "other" nodes, which must be complete with everything below them.
 
@@ -100,8 +134,8 @@ def match(structure: list, records: Sequence[dict[str, Any]], like: Any) -> dict
             if kind not in ("none", "leaf", "value"):
                 flat = _flatten(like, path)
                 given = flat.children
-                if kind == "other":
-                    found[rest[3]] = flat
+                if kind in ("namedtuple", "dataclass", "other"):
+                    found[path] = flat
                 if kind in ("dataclass", "other"):
                     statics, _ = _statics(like, flat)
                     for field, value in rest[2].items():
@@ -124,14 +158,44 @@ def match(structure: list, records: Sequence[dict[str, Any]], like: Any) -> dict
     return found
 
 
-def rebuild(structure: list, leaves: Sequence[Any], nodes: Mapping[int, Flat]) -> Any:
-    """The pytree of a recorded structure, with the `nodes` from `match`.
+def classes(structure: list, nodes: Mapping[str, Flat], allow: Iterable[Any]) -> dict[str, type]:
+    """The class of each NamedTuple and dataclass by its path: of this package, of the `nodes` from `match`, or allowed.
 
     Raises:
-      ValueError: a class cannot be imported, or is no longer the NamedTuple or dataclass that it was.
+      ValueError: another class is named; the message says what to pass for it.
+    """
+    found, refused = {}, {}
+
+    def visit(node: list, path: str) -> None:
+        if node[0] in ("namedtuple", "dataclass"):
+            cls = own_class(node[1]) or (nodes[path].cls if path in nodes else allowed_class(node[1], allow))
+            if cls is None:
+                refused[path] = node[1]
+            found[path] = cls
+        for key, child in _children(node).items():
+            visit(child, path + key)
+
+    visit(structure, "")
+    if refused:
+        listed = [f"{name.replace(':', '.')} at {path or '<root>'}" for path, name in refused.items()]
+        more = f" (and {len(listed) - 5} more)" if len(listed) > 5 else ""
+        modules = sorted({name.partition(":")[0].partition(".")[0] for name in refused.values()})
+        raise ValueError(
+            f"{'; '.join(listed[:5])}{more}: restore makes no objects of classes that only the file names. Pass like= "
+            "with a new node at the same place, such as optimizer.init(params) or buffer.init(items); or, to have them "
+            f"made with values from the file, allow=({', '.join(modules)},) after importing these modules."
+        )
+    return found
+
+
+def rebuild(structure: list, leaves: Sequence[Any], nodes: Mapping[str, Flat], classes: Mapping[str, type]) -> Any:
+    """The pytree of a recorded structure, with the `nodes` from `match` and their `classes`.
+
+    Raises:
+      ValueError: a class is no longer the NamedTuple or dataclass that it was.
     """
 
-    def visit(node: list) -> Any:
+    def visit(node: list, path: str) -> Any:
         kind, *rest = node
         if kind == "none":
             return None
@@ -139,29 +203,29 @@ def rebuild(structure: list, leaves: Sequence[Any], nodes: Mapping[int, Flat]) -
             return leaves[rest[0]]
         if kind == "value":
             return rest[0]
+        children = {key: visit(child, path + key) for key, child in _children(node).items()}
         if kind in DICTS:
-            made = {key: visit(child) for key, child in rest[0]}
+            made = dict(zip([key for key, _ in rest[0]], children.values(), strict=True))
             return FrozenDict.tree_unflatten(tuple(made), made.values()) if kind == "FrozenDict" else DICTS[kind](made)
         if kind in ("list", "tuple"):
-            made = [visit(child) for child in rest[0]]
-            return made if kind == "list" else tuple(made)
+            return [*children.values()] if kind == "list" else tuple(children.values())
         if kind == "other":
-            flat = nodes[rest[3]]
-            return jax.tree.unflatten(flat.treedef, [visit(rest[1][key]) for key in flat.children])
-        cls = find_class(rest[0])
-        if kind == "namedtuple" and _is_named_tuple(cls):
-            fields = _fields(cls, rest[1])
-            if set(fields) == set(cls._fields):
-                return cls(*[visit(fields[field]) for field in cls._fields])
+            return jax.tree.unflatten(nodes[path].treedef, [children[key] for key in nodes[path].children])
+        cls, fields = classes[path], {key.removeprefix("."): child for key, child in children.items()}
+        if kind == "namedtuple" and _is_named_tuple(cls) and set(fields) == set(cls._fields):
+            return cls(**fields)
         if kind == "dataclass" and dataclasses.is_dataclass(cls):
-            made = _make(cls, {field: visit(child) for field, child in rest[1].items()}, rest[2])
+            made = make(cls, fields, rest[2])
             if made is not None:  # the backend that saved it may have used another layout
-                return made.on_this_backend() if hasattr(made, "on_this_backend") else made
+                try:
+                    return made.on_this_backend() if hasattr(made, "on_this_backend") else made
+                except (AttributeError, TypeError):  # parts that do not belong together
+                    pass
         raise ValueError(
             f"{rest[0]}: is not the {kind} that it was when saved; use the version of its module from then."
         )
 
-    return visit(structure)
+    return visit(structure, "")
 
 
 def _flatten(node: Any, where: str) -> Flat:
@@ -175,7 +239,7 @@ def _flatten(node: Any, where: str) -> Flat:
     children = {jax.tree_util.keystr(path): child for path, child in pairs}
     if len(children) < len(pairs):
         raise ValueError(f"{where}: two children of a {type(node).__qualname__} have the same key; give each its own.")
-    return Flat(children, treedef)
+    return Flat(children, type(node), treedef)
 
 
 def _children(node: list) -> dict[str, list]:
@@ -186,17 +250,8 @@ def _children(node: list) -> dict[str, list]:
     if kind in ("list", "tuple"):
         return {f"[{i}]": child for i, child in enumerate(rest[0])}
     if kind in ("namedtuple", "dataclass"):
-        fields = rest[1] if isinstance(rest[1], dict) else _fields(find_class(rest[0]), rest[1])
-        return {f".{field}": child for field, child in fields.items()}
+        return {f".{field}": child for field, child in rest[1].items()}
     return rest[1] if kind == "other" else {}
-
-
-def _fields(cls: Any, recorded: dict[str, list] | list[list]) -> dict[Any, list]:
-    """The fields of a NamedTuple by name; format 1 recorded a list, which is named only if the lengths match."""
-    if isinstance(recorded, dict):
-        return recorded
-    names = getattr(cls, "_fields", ())
-    return dict(zip(names if len(names) == len(recorded) else range(len(recorded)), recorded, strict=True))
 
 
 def _key_text(key: str | int) -> str:
@@ -208,15 +263,18 @@ def _saved_text(node: list, records: Sequence[dict[str, Any]]) -> str:
     """The text of a recorded node's type, as from `_text`."""
     kind, *rest = node
     if kind == "leaf":
-        return _text(_stored.as_spec(records[rest[0]]))
+        return _text(_leaves.as_spec(records[rest[0]]))
     if kind in ("none", "value"):
         return _text(rest[0] if rest else None)
     if _is_saved(node, Rows):
-        rows = _stored.as_spec(records[rest[1]["rows"][1]])
+        rows = _leaves.as_spec(records[rest[1]["rows"][1]])
         return _text(Rows(rows, tuple(rest[2]["leading"]), tuple(rest[2]["item"])))
     if _is_saved(node, SumTree):
         return f"SumTree of {rest[2]['capacity']}"
-    return kind if kind in (*DICTS, "list", "tuple") else rest[0].rpartition(":")[2]
+    if kind in (*DICTS, "list", "tuple"):
+        return kind
+    cls = own_class(rest[0])
+    return cls.__qualname__ if cls else rest[0].rpartition(":")[2]
 
 
 def _text(node: Any) -> str:
@@ -232,7 +290,7 @@ def _text(node: Any) -> str:
 
 def _is_saved(node: list, *classes: type) -> bool:
     """Whether `node` records a dataclass that is one of `classes`."""
-    return node[0] == "dataclass" and find_class(node[1]) in classes
+    return node[0] == "dataclass" and own_class(node[1]) in classes
 
 
 def _is_number_like(number: str, other: str) -> bool:
@@ -248,11 +306,38 @@ def _is_named_tuple(cls: Any) -> bool:
     return isinstance(cls, type) and issubclass(cls, tuple) and hasattr(cls, "_fields")
 
 
-def _make(cls: Any, children: dict[str, Any], statics: dict[str, Any]) -> Any:
-    """An instance of the class, or None if it does not accept these fields."""
+def _is_pair(pair: Any) -> bool:
+    """Whether JSON is a dict's key and a node."""
+    return isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str | int)
+
+
+def _has_sizes(name: str, fields: Any, statics: Any) -> bool:
+    """Whether a recorded tree, or recorded rows, has the static sizes that `_fits` compares."""
+    match fields, statics:
+        case {"sums": ["tuple", _]}, {"capacity": int(capacity), "fanout": int(fanout)}:
+            return name == "jaxreplay:SumTree" and 0 < capacity <= MAX_CAPACITY and 2 <= fanout <= 1024
+        case {"rows": ["leaf", _]}, {"leading": [*leading], "item": [*item]}:
+            return name == "jaxreplay:Rows" and all(type(size) is int and size >= 0 for size in leading + item)
+    return False
+
+
+def _fits(made: Any) -> bool:
+    """Whether the arrays of a tree, or of rows, are those of its static sizes, by which others are allocated."""
+    if isinstance(made, SumTree):
+        shapes = [_levels.shape(size, made.fanout) for size in _levels.sizes(made.capacity, made.fanout)]
+        pairs = zip(map(np.shape, made.sums), shapes, strict=True)
+        return all(found[max(len(found) - len(shape), 0) :] == shape for found, shape in pairs)
+    if isinstance(made, Rows):
+        return made.rows.shape[-2:] == (layouts._num_rows(made.leading, made.item, made.dtype), layouts.LANES)
+    return True
+
+
+def make(cls: Any, children: dict[str, Any], statics: dict[str, Any]) -> Any:
+    """An instance of the class, or None if these fields are not those of one."""
     try:
-        return cls(**children, **{field: _from_value(value) for field, value in statics.items()})
-    except (TypeError, ValueError):
+        made = cls(**children, **{field: _from_value(value) for field, value in statics.items()})
+        return made if _fits(made) else None
+    except (AttributeError, KeyError, TypeError, ValueError):
         return None
 
 

@@ -31,6 +31,7 @@ REASONS = {
     "test_mixture.py::test_shards_and_reservoirs_as_sources": "the twin of a mixture with shards checks the same",
     "test_mixture.py::test_a_training_step_copies_no_storage": SETTINGS,
     "test_mixture_twin.py::test_long_runs_with_a_new_seed": LONG,
+    "test_pools_twin.py::test_long_runs_with_a_new_seed": LONG,
     "test_replay_twin.py::test_long_runs_with_a_new_seed": LONG,
     "test_replay_twin.py::test_a_buffer_of_one_item": LONG,
     "test_report.py::test_figures_of_a_buffer": "other tests draw figures",
@@ -46,6 +47,8 @@ REASONS = {
     "test_sum_tree.py::test_how_far_the_law_holds": DEAR,
     "test_testing.py::test_our_buffers_pass": SETTINGS,
     "test_testing.py::test_a_buffer_of_transitions_passes": SETTINGS,
+    "test_tracing_twin.py::test_long_runs_with_a_new_seed": LONG,
+    "test_tracing_twin.py::test_many_sequences_with_a_new_seed": LONG,
     "test_two_processes.py::test_two_processes_one_of_them_killed_and_both_resumed_equal_one_process": DEAR,
 }
 

@@ -289,14 +289,14 @@ def test_one_step_is_the_step_itself():
 
 def test_eager_equals_scan_and_vmap_equals_loop():
     tracer = jr.NStep(n=3, gamma=0.9, num_envs=2, next_action=True, record_extra_info=True)
-    seeds = [rollout(seeds.rng(seed), 12, 2) for seed in range(4)]
+    rollouts = [rollout(seeds.rng(seed), 12, 2) for seed in range(4)]
 
     def run(steps):
         return scan_add(tracer, init(tracer, steps), steps)
 
-    vmapped = jax.jit(jax.vmap(run))(stack(*seeds))
+    vmapped = jax.jit(jax.vmap(run))(stack(*rollouts))
     alone = jax.jit(run)
-    for seed, steps in enumerate(seeds):
+    for seed, steps in enumerate(rollouts):
         state, outputs = init(tracer, steps), []
         for t in range(12):
             state, batch, valid = tracer.add(state, **at(steps, t))

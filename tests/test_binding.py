@@ -221,6 +221,10 @@ def test_calls_pass_on_all_their_arguments():
     assert replay.sample(key=KEY, batch_size=2, beta=1.0, max_age=1).items["id"].tolist() == [7, 7]
     assert np.ptp(replay.sample(KEY, 8, 0.0).weights) == 0
     assert replay.epoch(KEY, batch_size=3, step=1).indices.tolist().count(-1) == 2
+    assert replay.num_batches(3) == 2
+    told = replay.update(replay.newest(2), np.array([9.0, 90.0], np.float32))
+    assert told.state.sampler.updates == 1
+    assert told.state.sampler.max_priority > 89
     reservoir = jr.bind(BUFFERS["reservoir"], BUFFERS["reservoir"].init(items(numbers(0, 4))))
     assert reservoir.add(items(numbers(0, 4)), key=KEY, mask=np.arange(4) > 2).size() == 1
     sharded = jr.bind(BUFFERS["sharded"], BUFFERS["sharded"].init(items(numbers(0, 4))))

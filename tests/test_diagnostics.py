@@ -210,19 +210,49 @@ def test_names_and_types_do_not_depend_on_values(kind):
         assert all((x.shape, x.dtype, x.weak_type) == ((), jnp.float32, False) for x in found.values())
 
 
-@pytest.mark.parametrize("counts", [(1, 15), *(rarely((counts,)) for counts in ((8, 8), (0, 12), (3, 15)))])
-def test_the_mass_of_shards_with_fewer_items_than_rows(counts):
+def half_filled(counts, **sampler):
+    """Shards that hold so many of the items from 0 and from 20 on, whose TD errors are known; and a draw of 60."""
+    buffer = jr.Sharded(jr.ReplayBuffer(capacity=40, donate=False, **sampler), mesh(2))
+    td_errors = (1.0 + np.arange(40) * 7 % 11).astype(np.float32) ** 2
+    place = np.arange(40) % 20
+    state = buffer.add(buffer.init(items(40)), items(40), place < np.repeat(counts, 20), td_errors=td_errors)
+    return buffer, state, buffer.sample(state, jax.random.key(0), 60), td_errors
+
+
+@pytest.mark.parametrize("counts", [(7, 20), (0, 12)])
+def test_draws_from_shards_match_the_twin(counts):
+    """Of shards with different items, one of them empty: probabilities tell no order of priorities."""
+    buffer, state, sample, td_errors = half_filled(counts, sampler=jr.Prioritized(alpha=ALPHA, normalize=None))
+    found = jr.diagnostics(buffer, state, sample=sample)
+    drawn = sample.indices >= 0
+    assert drawn.sum() == 30 * np.count_nonzero(counts)
+    law = np.asarray(sample.probabilities)[drawn] * 2 / np.count_nonzero(counts)
+    priorities = td_errors[np.asarray(sample.items["id"])[drawn]] + 1e-6
+    expected = oracles.diagnostics(law, np.asarray(sample.age)[drawn], priorities, sum(counts), 1)
+    weights = np.asarray(sample.weights, np.float64)
+    expected["draws/effective_sample_size"] = weights.sum() ** 2 / np.sum(weights**2)
+    assert_close(found, expected)
+    assert len(np.unique(priorities)) > 5
+
+
+def test_the_mass_of_shards_with_fewer_items_than_rows():
     """Known exactly, as all items are drawn: those of the smaller shard are the more probable ones."""
-    sampler = jr.Uniform(replacement=False)
-    buffer = jr.Sharded(jr.ReplayBuffer(capacity=32, sampler=sampler, donate=False), mesh(2))
-    place = np.arange(32) % 16
-    state = buffer.add(buffer.init(items(32)), items(32), place < np.repeat(counts, 16))
-    found = jr.diagnostics(buffer, state, sample=buffer.sample(state, jax.random.key(0), 32))
-    law = np.concatenate([np.full(count, 1 / count) for count in sorted(counts) if count])
-    law = law / law.sum()
-    curve = np.concatenate([[0.0], np.cumsum(law)])
-    for name, part in (("top_1pct_mass", 0.01), ("top_10pct_mass", 0.1)):
-        assert float(found[name]) == pytest.approx(np.interp(part * len(law), np.arange(len(curve)), curve), rel=1e-4)
+    for counts in ((1, 15), (8, 8), (0, 12), (3, 20)):
+        buffer, state, sample, _ = half_filled(counts, sampler=jr.Uniform(replacement=False))
+        found = jr.diagnostics(buffer, state, sample=sample)
+        law = np.concatenate([np.full(count, 1 / count) for count in sorted(counts) if count])
+        curve = np.concatenate([[0.0], np.cumsum(law / law.sum())])
+        for name, part in (("top_1pct_mass", 0.01), ("top_10pct_mass", 0.1)):
+            expected = np.interp(part * len(law), np.arange(len(curve)), curve)
+            assert float(found[name]) == pytest.approx(expected, rel=1e-4)
+
+
+def test_a_reservoir_has_no_ages():
+    buffer = jr.ReservoirBuffer(capacity=8, donate=False)
+    state = buffer.add(buffer.init(items(8)), items(8), jax.random.key(0))
+    found = jr.diagnostics(buffer, state, sample=buffer.sample(state, jax.random.key(0), 8))
+    assert found["draws/effective_sample_size"] == 8
+    assert not any("age" in name for name in found)
 
 
 @pytest.mark.slow

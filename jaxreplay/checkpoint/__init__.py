@@ -23,8 +23,8 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
     """Write a checkpoint of `state`; the previous one is deleted once this one is complete.
 
     If the process is killed while it saves, the previous checkpoint or the new one remains. Threads and programs that
-    save to one path take turns. With several processes of `jax.distributed`, all of them call this function with the
-    same path on a shared file system, and wait before one goes on to `restore`.
+    save to one path take turns. With several processes of `jax.distributed`, all of them call this function, and the
+    one that it returns, with the same path on a shared file system. They do so before one of them calls `restore`.
 
     Args:
       path: a folder used only for the checkpoint; it need not exist.
@@ -37,8 +37,8 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
         `jax.tree_util.register_dataclass`), arrays, typed PRNG keys and Python numbers. For other nodes, such as
         Flax's `TrainState`, which holds functions, only the arrays are saved, and `restore` needs `like` to build them.
       wait: return when the checkpoint is complete. If False, return once `state` is copied (it may then be donated) and
-        write in the background. A further `save` waits until that is done. Call the returned function before the
-        program ends.
+        write in the background. A further `save` waits until that is done. Call the returned function before `restore`
+        and before the program ends.
 
     Returns:
       a function that waits until the checkpoint is complete, and raises any error that occurred while it was written.
@@ -51,7 +51,7 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
       >>> buffer = jr.ReplayBuffer(capacity=4)
       >>> state = buffer.init(jnp.array([10, 20, 30]))
       >>> finish = jr.save("run/checkpoint", {"replay": buffer}, {"replay": state, "steps": 7}, wait=False)
-      >>> finish()  # before the next save, and before the program ends
+      >>> finish()  # before restore, and before the program ends
     """
     folder = _files.absolute(path)
     described, meshes = _description.describe(buffer), dict(_description.meshes(buffer))

@@ -246,6 +246,7 @@ def test_types_are_stable_and_nothing_recompiles():
     assert hash(pools) == hash(make([3, 4]))
 
 
+@pytest.mark.slow
 def test_order_holds_when_the_counters_wrap():
     pools = make((4, 8), donate=False)
     inputs = random_updates(seeds.rng(1), 12, 40, 8, 2)
@@ -479,6 +480,7 @@ def test_eager_updates_are_padded_to_powers_of_two():
         chex.assert_trees_all_equal(got, expected)
 
 
+@pytest.mark.slow
 def test_groups_without_rollouts_do_nothing():
     pools = make((5,), online_difficulty_filtering=True, donate=False)
     state = pools.init()
@@ -511,6 +513,7 @@ def test_recycle_returns_as_many_as_python_rounds_to(fraction):
     chex.assert_trees_all_equal(pools.recycle(state, key, fraction).groups, state.groups)
 
 
+@pytest.mark.slow
 def test_recycle_draws_all_members_alike():
     pools = make((20,))
     state, _ = update(pools, pools.init(), *[(task, SOLVED) for task in range(10)])
@@ -543,6 +546,7 @@ def test_a_state_over_its_caps_is_brought_under_them():
     assert over.sizes[0].tolist()[1:] == [0, 20]
 
 
+@pytest.mark.slow
 def test_remap_to_another_list_of_tasks():
     old = make((4, 6), caps=(0.5, 0.3))
     state, _ = update(old, old.init(), (5, SOLVED), (0, FAILED), (4, SOLVED), (1, SOLVED), (7, FAILED), (9, SOLVED))

@@ -79,7 +79,7 @@ def assert_equal(found, expected):
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("name", ["replay", "reservoir", "sharded", *map(rarely, ["mixture"])])
+@pytest.mark.parametrize("name", ["replay", "reservoir", *map(rarely, ["sharded", "mixture"])])
 def test_a_run_with_the_mask_forgotten_is_the_run_with_it(name):
     """Bit for bit: the states after each step, in a scan, under vmap and in calls by themselves."""
     buffer, adds = BUFFERS[name]
@@ -279,5 +279,6 @@ def test_a_saved_batch_keeps_it(tmp_path):
     assert_equal(jr.restore(tmp_path, REPLAY)["batch"], batch)
 
 
+@pytest.mark.slow
 def test_checks_of_ones_own_buffer_take_a_tracers_spec():
     testing.check_buffer(jr.ReplayBuffer(capacity=12), spec())

@@ -258,7 +258,7 @@ def _draws(shards: _Shards, sample: Sample) -> Numbers:
     if shards.is_sharded and not fills_rows(shards.whole.sampler):  # each shard is as much of the law
         held = jnp.sum(drawn.reshape(shards.num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
         rows = jnp.repeat(held * filled, drawn.size // shards.num_shards)
-        parts = [jnp.where(drawn, 1.0 / jnp.where(drawn, rows, 1.0), 0.0)]
+        parts = [jnp.where(drawn, 1.0 / rows, 0.0)]
     share = filled / (rows * jnp.sum(shards.sizes) * shards.num_shards)
     items = jnp.where(drawn, share / jnp.where(drawn, probabilities, 1.0), 0.0)  # share that each row stands for
     at, not_below, upper, *mass = _ranked(probabilities, items, *parts)

@@ -217,7 +217,7 @@ def test_transitions_of_sequences_over_a_mesh():
     assert_same(found, look(*rows))
     assert specs(found) == {("data",)}
     by_time = [x.T for x in rows]
-    look = functools.partial(jr.n_step_transitions, n=2, gamma=0.9, flush=True)
+    look = functools.partial(jr.n_step_transitions, n=2, gamma=0.9)
     found = look(*over([*by_time, by_time[0]], PartitionSpec(None, "data")))
     assert_same(found, look(*by_time, by_time[0]))
     assert specs(found) == {()}  # each device has some of every time's rows

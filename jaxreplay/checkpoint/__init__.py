@@ -25,7 +25,7 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
     If the process is killed while it saves, the previous checkpoint or the new one remains. Threads and programs that
     save to one path take turns. With several processes of `jax.distributed`, all of them call this function, and the
     one that it returns, with the same path on a shared file system. They do so before one of them calls `restore`.
-    One that cannot write its part raises at once; the others raise when Orbax no longer waits for it, minutes later. The
+    One that cannot write its part raises at once, the others when Orbax no longer waits for it, minutes later; the
     previous checkpoint remains.
 
     Args:

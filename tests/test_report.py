@@ -262,7 +262,7 @@ def test_a_saved_tree_is_read_as_it_is(tmp_path):
     """Lists, tuples, nodes of any class as dicts, stacked rows, narrow numbers and keys; and its size."""
     rows = np.arange(3 * 8 * 128, dtype=np.float32).reshape(3, 8, 128)
     state = {
-        "pair": (jnp.ones(1), [jnp.arange(3, dtype=jnp.int4)]),
+        "pair": (jnp.ones(1, jnp.float32), [jnp.arange(3, dtype=jnp.int4)]),
         "other": collections.defaultdict(list, a=jnp.zeros((2, 2), jnp.bfloat16), b=None),
         "rows": Rows(jnp.asarray(rows), (2, 4), (128,)),
         "bits": Bits(jnp.array([1, 255], jnp.uint8), jnp.dtype("int8")),

@@ -48,8 +48,8 @@ class Replay:
     def init(self, items: Any) -> Any:
         return self.mixture.init(items)
 
-    def add(self, state: Any, items: Any, mask: jax.Array) -> Any:
-        return self.mixture.add(state, 0, items, mask=mask)
+    def add(self, state: Any, items: Any) -> Any:
+        return self.mixture.add(state, 0, items)
 
     def sample(self, state: Any, key: jax.Array, batch_size: int) -> jr.Sample:
         if self.source == "both":

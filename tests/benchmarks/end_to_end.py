@@ -46,11 +46,11 @@ class FlashbaxBuffer:
         return flashbax_item_buffer(self.capacity, self.batch_size)
 
     def init(self, items: Any) -> FlashbaxState:
-        item = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), items)
+        item = jax.tree.map(lambda x: jnp.zeros(x.shape[1:], x.dtype), items.replace(valid=None))
         return FlashbaxState(self._buffer.init(item), jnp.int32(0))
 
-    def add(self, state: FlashbaxState, items: Any, mask: jax.Array) -> FlashbaxState:
-        return state.replace(buffer=self._buffer.add(state.buffer, items))
+    def add(self, state: FlashbaxState, items: Any) -> FlashbaxState:
+        return state.replace(buffer=self._buffer.add(state.buffer, items.replace(valid=None)))
 
     def sample(self, state: FlashbaxState, key: jax.Array, batch_size: int) -> jr.Sample:
         assert batch_size == self.batch_size

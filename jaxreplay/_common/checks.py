@@ -58,10 +58,12 @@ def as_float(x: Any) -> jax.Array:
 def as_real(name: str, x: Any, expected: str) -> jax.Array:
     """`x` as an array; a `ValueError` that says what is `expected` where it is not made of real numbers or flags."""
     try:
-        array = jnp.asarray(x)
-    except (TypeError, ValueError) as error:
+        array = None if isinstance(x, dict) else jnp.asarray(x)  # JAX 0.7 takes any dict of flags for True
+    except (TypeError, ValueError):
+        array = None
+    if array is None:
         found = "None" if x is None else f"a {type(x).__name__}"
-        raise ValueError(f"{name}: got {found}, expected {expected}.") from error
+        raise ValueError(f"{name}: got {found}, expected {expected}.")
     if array.dtype != jnp.bool_ and not any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer)):
         raise ValueError(f"{name}: got {type_text(array.dtype, array.shape)}, expected {expected}.")
     return array

@@ -9,6 +9,7 @@ import itertools
 import json
 import pathlib
 import sys
+import time
 from typing import NamedTuple
 
 import jax
@@ -241,10 +242,11 @@ def numbers_in(state):
 
 
 def save_several(path, first, count):
-    """Save states of `count` growing numbers."""
+    """Save states of `count` growing numbers, with pauses in which others can read."""
     jax.config.update("jax_platforms", "cpu")
     for number in range(first, first + count):
         jr.save(path, None, filled(number % 256))
+        time.sleep(0.2)
 
 
 def save_for_ever(path, first, connection):

@@ -142,7 +142,7 @@ def test_a_saved_state_is_still_donated_in_place(tmp_path):
 def test_processes_that_save_to_one_path_take_turns(tmp_path, children):
     started = []
     for first in (100, 200):
-        process = children.Process(target=save_several, args=(tmp_path, first, 10))
+        process = children.Process(target=save_several, args=(tmp_path, first, 20))
         process.start()
         started.append(process)
     seen = []
@@ -154,8 +154,8 @@ def test_processes_that_save_to_one_path_take_turns(tmp_path, children):
     assert [process.exitcode for process in started] == [0, 0]
     assert len(set(map(tuple, seen))) > 3
     assert all(len(numbers) == 1 for numbers in seen)
-    assert entries(tmp_path) == ["checkpoint_19"]
-    assert numbers_in(jr.restore(tmp_path, None)) in ({109}, {209})
+    assert entries(tmp_path) == ["checkpoint_39"]
+    assert numbers_in(jr.restore(tmp_path, None)) in ({119}, {219})
 
 
 # --- what fails, and what was left over

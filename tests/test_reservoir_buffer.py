@@ -154,6 +154,7 @@ def test_random_operations_do_what_the_twin_does(capacity, sampler, start):
             late = period - capacity
             shift = late - np.asarray(state.handles) // capacity * capacity
             twin.leaf = {h + shift[h % capacity]: leaf for h, leaf in twin.leaf.items()}
+            twin.counts = {h + shift[h % capacity]: count for h, count in twin.counts.items()}
             twin.stored = [(h + shift[h % capacity], item) for h, item in twin.stored]
             state = state.replace(handles=state.handles + jnp.asarray(shift, jnp.int32))
         if step == 12 and start == "many items":

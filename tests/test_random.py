@@ -21,6 +21,13 @@ def test_bits_of_every_kind_of_key(make):
     np.testing.assert_array_equal(bits, random_bits(make(seed), 1000))
 
 
+def test_bits_are_those_that_jax_draws_without_counters_of_64_bits():
+    key = seeds.key(7)
+    with jax.threefry_partitionable(False):
+        expected = jax.random.bits(key, (2 * 501,))
+    np.testing.assert_array_equal(np.concatenate(random_bits(key, 501)), expected)
+
+
 def test_random_integers_are_the_fraction_times_the_bound():
     rng = seeds.rng(0)
     bits = rng.integers(0, 2**32, (2, 4000), np.uint32)

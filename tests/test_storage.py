@@ -1,6 +1,7 @@
 """Storage as rows of 128 numbers, which a TPU wants, holds the same as storage as it is."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax
@@ -57,7 +58,7 @@ def same(found, expected):
     ("kind", "leading"),
     [
         ("flags", (70,)),
-        rarely(("rows", (35, 2))),
+        ("rows", (35, 2)),  # padded to whole rows
         *(rarely((kind, leading)) for kind, leading in zip(ITEMS, itertools.cycle([(70,), (35, 2)]), strict=False)),
     ],
 )
@@ -98,6 +99,34 @@ def test_written_items_are_read_eager_jit_scan_and_vmap(as_rows, kind, leading):
     same(layouts.as_it_is(two), unpacked)
     as_rows(True)
     same(layouts.on_this_backend(unpacked, len(leading), 1), two)
+
+
+@pytest.mark.parametrize(
+    ("kind", "leading"), [("halves", (7,)), ("rows of bytes", (5, 3)), *map(rarely, [("four bits", (5, 3))])]
+)
+def test_parts_of_each_layout_are_written_in_turn(as_rows, kind, leading):
+    """Of two leaves one is left alone; of a place that is named again the last is written."""
+    shape, dtype = ITEMS[kind]
+    rng, num_places = seeds.rng(1), int(np.prod(leading))
+    old, new = (np.asarray(some(rng, (n, *shape), dtype)) for n in (num_places, 12))
+    places = rng.integers(-2, num_places + 2, 12)
+    expected = old.copy()
+    for place, value in zip(places, new, strict=True):
+        if 0 <= place < num_places:
+            expected[place] = value
+    assert len(set(places)) < 12
+    spec = jax.ShapeDtypeStruct(shape, dtype)
+    for rows in (False, True):
+        as_rows(rows)
+        storage = layouts.zeros({"a": spec, "b": spec}, leading, 0)
+        both = {name: jnp.asarray(old).reshape(*leading, *shape) for name in "ab"}
+        storage = layouts.write(storage, jnp.arange(leading[0]), both)
+        write = functools.partial(layouts.write_parts, num_axes=len(leading))
+        for function in (write, jax.jit(write)):
+            given = [None, jnp.asarray(new).reshape(4, 3, *shape)]
+            written = function(storage, places=jnp.asarray(places, jnp.int32).reshape(4, 3), values=given)
+            found = layouts.read(written, jnp.arange(leading[0]))
+            same(found, both | {"b": jnp.asarray(expected).reshape(*leading, *shape)})
 
 
 @pytest.mark.parametrize("kind", ITEMS)

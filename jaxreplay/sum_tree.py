@@ -322,7 +322,7 @@ def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
 def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool = False) -> tuple[jax.Array, jax.Array]:
     """Draw leaves in proportion to their values, with replacement.
 
-    The probability of leaf i is leaf_i / total to within 2^-22, the error of sums and prefixes in float32 (if
+    The probability of leaf i is leaf_i / total to within 2^-21, the error of sums and prefixes in float32 (if
     stratified, the mean probability over the batch). If some leaves are millions of times larger than others, the small
     ones may be drawn several times too often, or never. Each of 2^24 equal leaves is drawn as often as it should be to
     within 0.1%.

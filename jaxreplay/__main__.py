@@ -12,7 +12,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument("checkpoint", help="the path that was given to jr.save")
     parser.add_argument("--out", metavar="FILE.html", help="write a page with figures there (extra `plots`)")
     options = parser.parse_args(arguments)
-    from jaxreplay._report import of_checkpoint  # behind the arguments, as JAX takes a while to import
+    from jaxreplay.inspection._report import of_checkpoint  # behind the arguments, as JAX takes a while to import
 
     try:
         report = of_checkpoint(options.checkpoint, html=options.out is not None)

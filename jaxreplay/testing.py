@@ -19,9 +19,10 @@ import numpy as np
 from jax import lax
 
 from jaxreplay._common import checks
-from jaxreplay.ring import Live
-from jaxreplay.sampler_protocol import check_sampler as check_methods
-from jaxreplay.transition_batch import TransitionBatch, without_valid
+from jaxreplay._common.ring import Live
+from jaxreplay.samplers._protocol import check_sampler as check_methods
+from jaxreplay.transitions import TransitionBatch
+from jaxreplay.transitions._batch import without_valid
 
 STEPS, DRAWS = 4, 4096
 CONFIG = "a configuration is frozen, hashable, and equal to its copies"

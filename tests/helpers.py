@@ -14,6 +14,7 @@ import pytest
 from jax.sharding import Mesh
 
 from jaxreplay import sum_tree
+from jaxreplay.sum_tree import _tree
 
 NO_LLVM_PASSES = {"xla_backend_optimization_level": 0}  # nothing that is read off a compiled program comes after them
 run_once = functools.partial(jax.jit, compiler_options=NO_LLVM_PASSES)
@@ -77,11 +78,11 @@ def check_tree(tree):
             maxima = children.reshape(-1, tree.fanout).max(axis=1)
             np.testing.assert_array_equal(parents, np.pad(maxima, (0, len(parents) - len(maxima))))
     if tree.minima is not None:
-        np.testing.assert_array_equal(tree.minima[-1], np.where(tree.sums[-1] > 0, tree.sums[-1], sum_tree.NONE))
+        np.testing.assert_array_equal(tree.minima[-1], np.where(tree.sums[-1] > 0, tree.sums[-1], _tree.NONE))
         for parents, children in itertools.pairwise(tree.minima):
             minima = children.reshape(-1, tree.fanout).min(axis=1)
             padding = (0, len(parents) - len(minima))
-            np.testing.assert_array_equal(parents, np.pad(minima, padding, constant_values=sum_tree.NONE))
+            np.testing.assert_array_equal(parents, np.pad(minima, padding, constant_values=_tree.NONE))
 
 
 def tree_of(leaves, **settings):

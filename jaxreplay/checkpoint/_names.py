@@ -6,24 +6,18 @@ from collections.abc import Iterable
 from typing import Any
 
 from jaxreplay._common.layouts import Bits, Rows
-from jaxreplay._episodes import Windows
-from jaxreplay._later import Episodes
-from jaxreplay._restricted import Restricted
-from jaxreplay._windows import Steps
-from jaxreplay.autoreset import AutoresetState
-from jaxreplay.binding import Bound, BoundBuffer
-from jaxreplay.buffer import Sample
+from jaxreplay._common.ring import Ring
+from jaxreplay.buffers import Bound, ReplayState, ReservoirState, Sample, SequenceState
+from jaxreplay.buffers._bound import BoundBuffer
+from jaxreplay.buffers._later_steps import Episodes
+from jaxreplay.buffers._some_sequences import Windows
 from jaxreplay.datasets import Steps as DataSteps
-from jaxreplay.difficulty_pools._parking import PoolsState
-from jaxreplay.replay_buffer import ReplayState
-from jaxreplay.reservoir_buffer import ReservoirState
-from jaxreplay.ring import Ring
-from jaxreplay.samplers import PrioritizedState, UniformState
-from jaxreplay.sequence_buffer import SequenceState
+from jaxreplay.difficulty_pools import PoolsState
+from jaxreplay.samplers import PrioritizedState, UniformState, UpdateCounts
 from jaxreplay.sum_tree import SumTree
-from jaxreplay.tracing import NStepState
-from jaxreplay.transition_batch import TransitionBatch
-from jaxreplay.update_counts import UpdateCounts
+from jaxreplay.sum_tree._range import Restricted
+from jaxreplay.transitions import AutoresetState, NStepState, TransitionBatch
+from jaxreplay.transitions._windows import Steps
 
 PACKAGE = "jaxreplay"
 # Part of the file format: names may be added, but never changed. They do not depend on the modules that define classes.

@@ -21,12 +21,12 @@ import jax
 import numpy as np
 from flax.core import FrozenDict
 
-from jaxreplay import _levels
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.layouts import Rows
 from jaxreplay.checkpoint import _leaves
 from jaxreplay.checkpoint._names import allowed_class, class_name, own_class
-from jaxreplay.sum_tree import MAX_CAPACITY, SumTree
+from jaxreplay.sum_tree import SumTree, _levels
+from jaxreplay.sum_tree._tree import MAX_CAPACITY
 
 DICTS = {cls.__name__: cls for cls in (dict, collections.OrderedDict, FrozenDict)}
 NUMBERS = {cls.__name__: cls for cls in (bool, int, float)}

@@ -9,9 +9,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common import checks, layouts
-from jaxreplay._episodes import GAP
+from jaxreplay.buffers import SequenceBuffer, SequenceState
+from jaxreplay.buffers._some_sequences import GAP
 from jaxreplay.datasets._steps import NAMES, Steps, as_numbers, check_not_empty, check_rows, make_steps
-from jaxreplay.sequence_buffer import SequenceBuffer, SequenceState
 
 
 def from_minari(dataset: Any) -> Steps:

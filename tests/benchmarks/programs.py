@@ -24,8 +24,8 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import jaxreplay as jr
-from jaxreplay import sum_tree
 from jaxreplay._common import layouts
+from jaxreplay.sum_tree import _tree
 
 SEQUENCE_LENGTH = 5
 MAX_AGE = 1000
@@ -390,9 +390,9 @@ def _scanned(function: Callable[..., Any], seeds: int) -> Callable[..., Any]:
 def backend(target: str) -> Iterator[None]:
     """As the target's backend wants it: storage and trees that are made meanwhile."""
     name = "tpu" if target.startswith("tpu") else "gpu"
-    fanout, rows = sum_tree.DEFAULT_FANOUTS.get(name, sum_tree.DEFAULT_FANOUT), name in layouts.BACKENDS_OF_ROWS
+    fanout, rows = _tree.DEFAULT_FANOUTS.get(name, _tree.DEFAULT_FANOUT), name in layouts.BACKENDS_OF_ROWS
     with (
-        unittest.mock.patch.object(sum_tree, "default_fanout", return_value=fanout),
+        unittest.mock.patch.object(_tree, "default_fanout", return_value=fanout),
         unittest.mock.patch.object(layouts, "stores_rows", return_value=rows),
     ):
         yield

@@ -1,0 +1,159 @@
+"""The arithmetic of a ring of slots: where the next item goes, what is stored, and which insertion a slot holds.
+
+Insertions are numbered 0, 1, 2, ... modulo the ring's period, the largest multiple of the capacity that leaves room
+for int32 sums. The number is the item's handle. The period is a multiple of the capacity, so `handle % capacity` is the
+slot even after the numbers wrap. A handle can be mistaken for a later insertion's only after `period` insertions, which
+are at least 10^9. The shards of a buffer share the int32 numbers. Their periods are shorter, and the handles of ring k
+start at k * period.
+"""
+
+import dataclasses
+import functools
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxreplay._common import xla
+
+MAX_CAPACITY = 2**29
+
+
+@struct.dataclass
+class Ring:
+    """Cursor and fill of a ring.
+
+    Attributes:
+      inserted: int32 [], the handle that the next insertion gets.
+      size: int32 [], number of slots that hold an item.
+      period: number of distinct handles (static).
+    """
+
+    inserted: jax.Array  # []
+    size: jax.Array  # []
+    period: int = struct.field(pytree_node=False)
+
+
+class Live(NamedTuple):
+    """The slots that may be drawn: `size` of them from `start` on, modulo the capacity.
+
+    Attributes:
+      start: int32 [], the first slot.
+      size: int32 [], number of slots.
+
+    Examples:
+      >>> live = jr.Live(start=jnp.int32(3), size=jnp.int32(2))
+      >>> live.slots(jnp.array([0, 1]), capacity=4).tolist()
+      [3, 0]
+    """
+
+    start: jax.Array
+    size: jax.Array
+
+    def slots(self, positions: jax.Array, capacity: int) -> jax.Array:
+        """The slots at `positions` (int32 [B], in [0, size)) of this range, int32 [B].
+
+        Examples:
+          >>> jr.Live(start=jnp.int32(0), size=jnp.int32(4)).slots(jnp.array([2]), capacity=4).tolist()
+          [2]
+        """
+        slots = self.start + positions
+        return wrap_excess(slots, capacity)
+
+
+def wrap_negative(x: jax.Array, n: int) -> jax.Array:
+    """`x` modulo `n`, for an int32 `x` in [-n, n): a comparison costs less than a division."""
+    return jnp.where(x < 0, x + n, x)
+
+
+def wrap_excess(x: jax.Array, n: int) -> jax.Array:
+    """`x` modulo `n`, for an int32 `x` in [0, 2 n)."""
+    return jnp.where(x >= n, x - n, x)
+
+
+def init(capacity: int, num_rings: int = 1) -> Ring:
+    """An empty ring, one of `num_rings` whose handles are to differ."""
+    period = (2**31 - 1 - capacity) // num_rings // capacity * capacity
+    return Ring(inserted=jnp.zeros((), jnp.int32), size=jnp.zeros((), jnp.int32), period=period)
+
+
+def first_handle(ring: Ring, index: jax.Array | int) -> jax.Array | int:
+    """The first handle of ring number `index` of several whose handles differ."""
+    return index * ring.period
+
+
+def after(ring: Ring, *others: Any) -> Ring:
+    """The same ring: what is written to its slots comes after all reads that `others` were computed from."""
+    return dataclasses.replace(ring, inserted=xla.after(ring.inserted, *others))
+
+
+def live(ring: Ring) -> Live:
+    """All stored slots."""
+    return Live(start=jnp.zeros_like(ring.size), size=ring.size)
+
+
+def newest(ring: Ring, count: jax.Array, capacity: int) -> Live:
+    """The slots of the newest `count` (int32 [], may be negative or more than are stored) insertions."""
+    size = jnp.clip(count, 0, ring.size)
+    start = ring.inserted % capacity - size
+    return Live(start=wrap_negative(start, capacity), size=size)
+
+
+def next_slots(ring: Ring, mask: jax.Array | None, batch_size: int, capacity: int) -> tuple[jax.Array, jax.Array]:
+    """Slots for a batch whose rows with a True mask are inserted in order.
+
+    Returns:
+      slots, int32 [B], `capacity` (a slot that does not exist) where the mask is False; and the number of insertions,
+      int32 [].
+    """
+    rows = jnp.arange(batch_size, dtype=jnp.int32)
+    count = jnp.asarray(batch_size, jnp.int32)
+    if mask is not None:
+        rows = jnp.cumsum(mask, dtype=jnp.int32) - 1
+        count = rows[-1] + 1
+    slots = ring.inserted % capacity + rows
+    slots = wrap_excess(slots, capacity)
+    return slots if mask is None else jnp.where(mask, slots, capacity), count
+
+
+def advance(ring: Ring, count: jax.Array, capacity: int) -> Ring:
+    """The ring after `count` insertions, at most its period."""
+    room = ring.period - count
+    inserted = jnp.where(ring.inserted >= room, ring.inserted - room, ring.inserted + count)
+    return Ring(inserted=inserted, size=jnp.minimum(ring.size + count, capacity), period=ring.period)
+
+
+def ages(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:
+    """Insertions since those into `slots` (int32 [B], in range), int32 [B]; 0 for the newest."""
+    age = ring.inserted % capacity - 1 - slots
+    return wrap_negative(age, capacity)
+
+
+def handles(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:
+    """Handles of the items in `slots` (int32 [B], in range), int32 [B]; -1 for an empty slot."""
+    age = ages(ring, slots, capacity)
+    handle = ring.inserted - 1 - age
+    handle = wrap_negative(handle, ring.period)
+    return jnp.where(age < ring.size, handle, -1)
+
+
+def slots(ring: Ring, handles: jax.Array, capacity: int) -> jax.Array:
+    """Slots of the items that `handles` (int32 [B]) name, int32 [B]; `capacity` where the item is no longer stored."""
+    age = ring.inserted - 1 - handles
+    age = wrap_negative(age, ring.period)
+    stored = (handles >= 0) & (handles < ring.period) & (age < ring.size)
+    slot = ring.inserted % capacity - 1 - age
+    slot = wrap_negative(slot, capacity)
+    return jnp.where(stored, slot, capacity)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def at_least(count: jax.Array, bound: int) -> jax.Array:
+    """`count` (int32 [...]) >= `bound`, a number that is not sent to the device at each call."""
+    return count >= bound
+
+
+def saturating_add(count: jax.Array, more: jax.Array | int) -> jax.Array:
+    """`count` + `more`, int32, both not negative; at most 2**31 - 1."""
+    return count + jnp.minimum(more, 2**31 - 1 - count)

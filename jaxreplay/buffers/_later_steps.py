@@ -1,0 +1,130 @@
+"""Later steps of an episode: how many of them a `SequenceBuffer` stores, and which one is drawn.
+
+When a row is written nobody knows where its episode will end. So each row has the number of its episode, which never
+falls along a stream. The last stored row of the same number is then found by bisection.
+"""
+
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxreplay._common import checks, layouts, ring
+from jaxreplay._common.random import random_bits, random_integers
+from jaxreplay.buffers._some_sequences import is_end
+
+LAWS = ("uniform", "geometric", "last")
+DIGIT = 2**10  # steps are drawn digit by digit: one float32 has too few bits for many of them
+
+
+@struct.dataclass
+class Episodes:
+    """The numbers of the episodes, counted in each stream, modulo 2^32.
+
+    Attributes:
+      number: int32 [length, num_envs] as the backend wants it, of each row's episode.
+      now: int32 [num_envs], of the next row's.
+    """
+
+    number: Any  # [length, num_envs]
+    now: jax.Array  # [num_envs]
+
+
+def init(length: int, num_envs: int) -> Episodes:
+    spec = jax.ShapeDtypeStruct((), jnp.int32)
+    return Episodes(layouts.zeros(spec, (length, num_envs), 0), jnp.zeros(num_envs, jnp.int32))
+
+
+def append(episodes: Episodes, ends: jax.Array, at: jax.Array) -> Episodes:
+    """The numbers with those of new rows, written at the rows `at` [T]; `ends` [T, num_envs] are their flags."""
+    behind = episodes.now[None] + jnp.cumsum(ends, axis=0, dtype=jnp.int32)
+    return Episodes(layouts.write(episodes.number, at, behind - is_end(ends).astype(jnp.int32)), behind[-1])
+
+
+def num_later(number: Any, row: jax.Array, env: jax.Array, cursor: jax.Array, length: int, num_envs: int) -> jax.Array:
+    """How many later rows of the same episode are stored, int32 [B].
+
+    Args:
+      number: that of `Episodes`.
+      row, env: int32 [B], of rows that are stored.
+      cursor: int32 [], the row that is written next.
+      length, num_envs: of the storage.
+    """
+    number, room = layouts.merge_axes(number), cursor - 1 - row
+    room = ring.wrap_negative(room, length)  # to the newest row
+
+    def number_at(steps: jax.Array) -> jax.Array:
+        return layouts.read(number, place(row, env, steps, length, num_envs))
+
+    own, count = number_at(jnp.zeros_like(row)), jnp.zeros_like(row)
+    for bit in reversed(range((length - 1).bit_length())):  # unrolled: on a GPU it is one kernel
+        more = count + 2**bit
+        count = jnp.where((more <= room) & (number_at(jnp.minimum(more, room)) == own), more, count)
+    return count
+
+
+def place(row: jax.Array, env: jax.Array, steps: jax.Array, length: int, num_envs: int) -> jax.Array:
+    """Where the row that is `steps` (at most `length`) later is stored, if the storage's two axes are one."""
+    row = row + steps
+    return ring.wrap_excess(row, length) * num_envs + env
+
+
+def checked(buffer: Any, law: Any, gamma: Any) -> jax.Array | float:
+    """log(gamma), of a number in float64; not so close to 0 or to minus infinity that quotients of it fail.
+
+    Raises:
+      ValueError: `buffer` stores no numbers of episodes, there is no such `law`, or `gamma` is neither a number in
+        [0, 1] nor an array [] of real numbers.
+    """
+    if not getattr(buffer, "hindsight", False):
+        raise ValueError(
+            f"buffer={buffer!r}: `later` needs a SequenceBuffer with hindsight=True, which stores the number of each "
+            "row's episode."
+        )
+    if law not in LAWS:
+        raise ValueError(f'law={law!r}: must be "uniform", "geometric" or "last".')
+    checks.check_one_number("gamma", gamma, 0, 1, "it is a discount")
+    if isinstance(gamma, jax.Array):
+        return jnp.clip(jnp.log(checks.as_float(gamma)), -80.0, -1e-20)
+    return min(max(math.log(gamma), -80.0), -1e-20) if gamma > 0 else -80.0
+
+
+def draw(key: jax.Array, count: jax.Array, law: str, log_gamma: Any, length: int) -> jax.Array:
+    """One of 1 to `count` steps by a law of `LAWS`, int32 [B]; 0 where `count` (int32 [B], below `length`) is 0."""
+    if law == "last":
+        return count
+    if law == "uniform":
+        steps = 1 + random_integers(random_bits(key, count.size), jnp.maximum(count, 1))
+    else:
+        num_digits = max(1, math.ceil(math.log(length, DIGIT) - 1e-9))
+        words = jnp.stack(random_bits(key, -(-num_digits // 2) * count.size)).reshape(-1, count.size)
+        steps = 1 + geometric(words[:num_digits], jnp.maximum(count, 1), jnp.asarray(log_gamma, jnp.float32))
+    return jnp.where(count > 0, steps, 0)
+
+
+def geometric(words: jax.Array, count: jax.Array, log_gamma: jax.Array) -> jax.Array:
+    """Numbers in [0, count) with probabilities in proportion to gamma^k, int32 [B].
+
+    The first word chooses a block of DIGIT^(n - 1) numbers, the next a smaller block in it, the last a number: each by
+    the inverse of the law's distribution function, in a form whose relative error is that of a float32 for any gamma.
+
+    Args:
+      words: uint32 [n, B], random; `count` is at most DIGIT^n.
+      count: int32 [B], at least 1.
+      log_gamma: float32 [], negative.
+    """
+    found = jnp.zeros_like(count)
+    for power, word in reversed([*enumerate(words[::-1])]):
+        block = DIGIT**power
+        below, above = ((x.astype(jnp.float32) + 0.5) * 2.0**-32 for x in (word, ~word))  # u and 1 - u
+        exponent = count.astype(jnp.float32) * log_gamma
+        fallen = below * jnp.expm1(exponent)  # gamma^x - 1
+        # Of a gamma^x that is small its own digits count, else those of its distance from 1.
+        log = jnp.where(fallen < -0.5, jnp.log(above + below * jnp.exp(exponent)), jnp.log1p(fallen))
+        digit = (log / (log_gamma * block)).astype(jnp.int32)
+        digit = jnp.clip(digit, 0, (count - 1) // block)
+        found += digit * block
+        count = jnp.minimum(count - digit * block, block)
+    return found

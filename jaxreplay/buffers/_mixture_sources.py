@@ -1,0 +1,127 @@
+"""The sources of a `Mixture`: what it asks of its buffers, and what it reads off them."""
+
+import dataclasses
+import math
+from collections.abc import Sequence
+from fractions import Fraction
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxreplay._common import checks, layouts
+from jaxreplay.buffers._base import Buffer
+from jaxreplay.buffers._sequence import SequenceBuffer
+from jaxreplay.buffers._sharded import Sharded
+from jaxreplay.samplers import Prioritized, Uniform
+
+
+def unsharded(buffer: Buffer[Any] | Sharded[Any]) -> Buffer[Any]:
+    """The buffer that is sharded, or not."""
+    return buffer.buffer if isinstance(buffer, Sharded) else buffer
+
+
+def leading_of(buffer: Buffer[Any] | Sharded[Any]) -> tuple[int, ...]:
+    """Leading axes that what `init` takes may have."""
+    num_shards = buffer.num_shards if isinstance(buffer, Sharded) else 1
+    whole = unsharded(buffer)
+    last = whole.num_envs if isinstance(whole, SequenceBuffer) else num_shards
+    return (*[1] * (whole._batch_axes - 1), last)
+
+
+def items_spec(buffer: Buffer[Any] | Sharded[Any], state: Any) -> Any:
+    """Shapes and dtypes of an item."""
+    num_axes = unsharded(buffer)._stored_axes
+    storage = state.storage
+    if isinstance(buffer, Sharded):
+        storage = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), storage)
+    spec = layouts.stored_spec(storage)
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[num_axes:], x.dtype), spec)
+
+
+def check_buffers(buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...]:
+    """`buffers` as a tuple; a `ValueError` where they are none, or their draws have other shapes."""
+    if not isinstance(buffers, tuple | list) or not buffers:
+        raise ValueError(f"buffers={buffers!r}: must be a tuple of at least one buffer, such as (online, offline).")
+    lengths = []
+    for k, buffer in enumerate(buffers):
+        if not isinstance(buffer, Buffer | Sharded):
+            raise ValueError(
+                f"buffers[{k}]={buffer!r}: must be a ReplayBuffer, ReservoirBuffer, SequenceBuffer or Sharded of one; "
+                "the buffers of another Mixture are given one by one."
+            )
+        whole = unsharded(buffer)
+        lengths.append(whole.sequence_length if isinstance(whole, SequenceBuffer) else None)
+        if lengths[k] != lengths[0]:
+            drawn = ["items" if x is None else f"sequences of {x} steps" for x in (lengths[k], lengths[0])]
+            raise ValueError(
+                f"buffers[{k}]={buffer!r}: gives {drawn[0]} and buffers[0] {drawn[1]}; all rows of a batch must be of "
+                "one kind, so take buffers of items alone, or SequenceBuffers of one sequence_length."
+            )
+    return tuple(buffers)
+
+
+def check_shares(shares: Any, num_buffers: int) -> tuple[float, ...]:
+    """Shares as parts of 1; a `ValueError` where they are not a positive number for each buffer."""
+    if shares is None:
+        return (1 / num_buffers,) * num_buffers
+    if not isinstance(shares, Sequence | np.ndarray) or len(shares) != num_buffers:
+        raise ValueError(
+            f"shares={shares!r}: must be one positive number for each of the {num_buffers} buffers, or None for equal "
+            "shares."
+        )
+    numbers = [
+        float(checks.check_number(f"shares[{k}]", share, 0, math.inf, "leave out a buffer that is to have no share"))
+        for k, share in enumerate(shares)
+    ]
+    for k, number in enumerate(numbers):
+        if number == 0:
+            raise ValueError(f"shares[{k}]={shares[k]!r}: must be positive; leave out a buffer that is to have none.")
+    total = sum(map(Fraction, numbers))  # which as a float might overflow
+    return tuple(float(Fraction(number) / total) for number in numbers)
+
+
+def normalization_of(buffers: Sequence[Buffer[Any] | Sharded[Any]]) -> Literal["batch"] | None:
+    """What joint weights are divided by; a `ValueError` where the samplers do not agree."""
+    rules = {}
+    for k, buffer in enumerate(buffers):
+        sampler = unsharded(buffer).sampler
+        if hasattr(sampler, "normalize"):
+            rules.setdefault(getattr(sampler, "normalize", None), k)
+    for rule, k in rules.items():
+        if rule not in ("batch", None):
+            raise ValueError(
+                f'weights="joint": the sampler of buffers[{k}] has normalize={rule!r}; must be "batch" or None, which '
+                "have a meaning for a batch of several sources."
+            )
+    if len(rules) > 1:
+        raise ValueError(
+            f'weights="joint": the samplers of buffers {sorted(rules.values())} have normalize={list(rules)}; they '
+            'must be the same, as the batch is normalized as a whole: all "batch", or all None.'
+        )
+    return next(iter(rules), None)
+
+
+def num_rows(buffer: Buffer[Any] | Sharded[Any], probabilities: jax.Array) -> Any:
+    """Over how many rows of a draw the weighted mean estimates the mean over the buffer's items; at least 1.
+
+    Of those of `probabilities` [B] the rows that hold an item; for shards, whose weights count the others, all.
+    """
+    if fills_rows(unsharded(buffer).sampler) or (isinstance(buffer, Sharded) and buffer.num_shards > 1):
+        return probabilities.size
+    return jnp.maximum(jnp.sum(probabilities > 0, dtype=jnp.int32), 1).astype(jnp.float32)
+
+
+def fills_rows(sampler: Any) -> bool:
+    """Whether every row of a draw holds an item, if there is one; of a sampler of one's own that is not known."""
+    return type(sampler) is Prioritized or (type(sampler) is Uniform and sampler.replacement)
+
+
+def without_normalization(buffer: Any) -> Any:
+    """The same buffer, whose weights are not normalized; it has the same states."""
+    if isinstance(buffer, Sharded):
+        return dataclasses.replace(buffer, buffer=without_normalization(buffer.buffer))
+    if getattr(buffer.sampler, "normalize", None) is None:
+        return buffer
+    return dataclasses.replace(buffer, sampler=dataclasses.replace(buffer.sampler, normalize=None))

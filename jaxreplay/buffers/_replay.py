@@ -1,0 +1,209 @@
+"""ReplayBuffer: a ring of independent items."""
+
+import dataclasses
+import math
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxreplay._common import checks, layouts, ring, shards
+from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.eager import few_added
+from jaxreplay._common.xla import jit_method, reads_state
+from jaxreplay.buffers import _memory
+from jaxreplay.buffers._base import Buffer
+from jaxreplay.samplers import Sampler, Uniform
+from jaxreplay.samplers._protocol import check_sampler
+from jaxreplay.transitions._batch import check_returns, without_valid, written
+
+WHAT = {1: "a batch of items", 2: "a rollout"}  # by number of leading axes
+
+
+@struct.dataclass
+class ReplayState:
+    """State of a `ReplayBuffer`.
+
+    Attributes:
+      storage: the items, leaves [capacity, ...] as the backend wants them (`jaxreplay._common.layouts`).
+      ring: cursor and fill.
+      sampler: the sampler's state.
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4)
+      >>> items = jnp.array([10, 20, 30])
+      >>> state = buffer.add(buffer.init(items), items)
+      >>> isinstance(state, jr.ReplayState), int(state.ring.size)
+      (True, 3)
+    """
+
+    storage: Any  # [capacity, ...]
+    ring: ring.Ring
+    sampler: Any
+
+    def on_this_backend(self, backend: str | None = None) -> "ReplayState":
+        """The same state with a storage as this backend, or `backend`, wants it.
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> state = buffer.init({"x": jnp.zeros((3, 2))})
+          >>> state.on_this_backend("cpu").storage["x"].shape
+          (4, 2)
+        """
+        storage = layouts.on_this_backend(self.storage, 1, self.ring.size.ndim, backend)
+        return dataclasses.replace(self, storage=storage)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReplayBuffer(Buffer[ReplayState]):
+    """Replay of independent items; the oldest is overwritten first.
+
+    The configuration is static and hashable; all arrays live in the `ReplayState` that the methods take and return.
+    Called eagerly, `add`, `update` and `set` donate the state they are given: the storage is changed in place and the
+    old state must not be used again. Inside an outer `jax.jit` they are plain pure functions.
+
+    Attributes:
+      capacity: number of items kept, 1 to 2**29.
+      sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
+      axes: leading axes of what `init` and `add` take: 1 for [B, ...], 2 for rollouts [T, num_envs, ...], whose rows
+        are inserted in order of time.
+      donate: donate the state when `add`, `update` or `set` is called eagerly.
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4)
+      >>> items = jnp.array([10, 20, 30])
+      >>> state = buffer.add(buffer.init(items), items)
+      >>> state = buffer.add(state, items + 5)
+      >>> buffer.get(state, buffer.newest(state, 4)).tolist()  # the oldest, 10 and 20, are overwritten
+      [30, 15, 25, 35]
+    """
+
+    capacity: int
+    sampler: Sampler = Uniform()
+    axes: int = 1
+    donate: bool = True
+    _axis_name: str | None = dataclasses.field(default=None, repr=False)
+    _cut: ClassVar[str] = "capacity"
+    _stores_once: ClassVar[str | None] = "SequenceBuffer"
+
+    def __post_init__(self):
+        capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
+        axes = check_integer("axes", self.axes, 1, 2, "1 for batches, 2 for rollouts")
+        settle(self, capacity=capacity, sampler=check_sampler(self.sampler), axes=axes)
+
+    def init(self, items: Any) -> ReplayState:
+        """An empty buffer for items like these.
+
+        Args:
+          items: pytree [B, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; values are ignored, and
+            `TransitionBatch.valid` is not stored.
+
+        Raises:
+          ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
+            shape than its `Rn`; or the state does not fit the device.
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> rows = {"obs": jax.ShapeDtypeStruct((3, 2), jnp.uint8), "reward": jax.ShapeDtypeStruct((3,), jnp.float32)}
+          >>> state = buffer.init(rows)  # rows [3, ...] as `add` takes them
+          >>> int(buffer.size(state)), buffer.get(state, jnp.array([0]))["obs"].dtype
+          (0, dtype('uint8'))
+        """
+        spec, _ = without_valid(checks.as_spec(items))
+        checks.leading_axes(spec, self.axes, WHAT[self.axes])
+        check_returns(spec)
+        with _memory.room(self, spec):
+            return ReplayState(
+                storage=layouts.zeros(spec, (self.capacity,), self.axes),
+                ring=ring.init(self.capacity),
+                sampler=self.sampler.init(self.capacity),
+            )
+
+    @jit_method(donates=True, brief=few_added)
+    def add(
+        self,
+        state: ReplayState,
+        items: Any,
+        mask: jax.Array | None = None,
+        td_errors: jax.Array | None = None,
+    ) -> ReplayState:
+        """Insert a batch in order, overwriting the oldest items once the buffer is full.
+
+        Args:
+          state: donated when called eagerly (see the class).
+          items: pytree [B, ...] with the structure, item shapes and dtypes given to `init`; 1 <= B <= capacity.
+          mask: bool [B]; only rows where it is True are inserted, None for all. Of a `TransitionBatch`, which may be a
+            part of the items, only rows that are `valid`.
+          td_errors: float [B], signed or not, what the sampler is told of the items; NaN for an item of which nothing
+            is known, as of all if this is None. `Uniform` ignores it.
+
+        With `axes=2`, [T, num_envs] takes the place of [B], and 1 <= T * num_envs <= capacity.
+
+        Raises:
+          ValueError: wrong structure, shape, dtype or batch size; the message names the leaf.
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), items, mask=jnp.array([True, False, True]))
+          >>> buffer.get(state, buffer.newest(state, 3)).tolist()  # two are stored
+          [0, 10, 30]
+        """
+        self._check_state(state)
+        items, valid = without_valid(checks.as_arrays(items))
+        leading = checks.leading_axes(items, self.axes, WHAT[self.axes])
+        batch_size = math.prod(leading)
+        if not 1 <= batch_size <= self.capacity:
+            raise ValueError(
+                f"batch of {batch_size} items: expected 1 to capacity={self.capacity}; add it in parts, or raise "
+                "the capacity."
+            )
+        mask = written(mask, valid, leading)
+        mask = None if mask is None else mask.reshape(-1)
+        if td_errors is not None:
+            td_errors = checks.check_insertion_errors(td_errors, leading, "an item")
+        checks.check_like(items, layouts.stored_spec(state.storage), self.axes, 1, "the buffer")
+        items = layouts.merge_axes(items) if self.axes == 2 else items
+        slots, count = ring.next_slots(ring.after(state.ring, items), mask, batch_size, self.capacity)
+        return ReplayState(
+            storage=layouts.write(state.storage, slots, items),
+            ring=ring.advance(state.ring, count, self.capacity),
+            sampler=self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
+        )
+
+    @reads_state
+    def is_full(self, state: ReplayState) -> jax.Array:
+        """Whether the next insertion overwrites, bool [].
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> bool(buffer.is_full(state)), bool(buffer.is_full(buffer.add(state, items)))
+          (False, True)
+        """
+        return ring.at_least(state.ring.size, self.capacity)
+
+    @property
+    def _batch_axes(self) -> int:
+        return self.axes
+
+    @property
+    def _num_slots(self) -> int:
+        return self.capacity
+
+    def _check_state(self, state: ReplayState) -> None:
+        self._check_leading(state, "capacity")
+
+    def _live(self, state: ReplayState, max_age: jax.Array | None = None) -> ring.Live:
+        if max_age is None:
+            return ring.live(state.ring)
+        share = -(-max_age // shards.count(self._axis_name))
+        return ring.newest(state.ring, share, self.capacity)
+
+    def _ages(self, state: ReplayState, slots: jax.Array) -> jax.Array:
+        return ring.ages(state.ring, slots, self.capacity) * shards.count(self._axis_name)
+
+    def _read(self, state: ReplayState, slots: jax.Array, fill: bool) -> tuple[Any, None]:
+        return layouts.read(state.storage, slots, fill=fill), None

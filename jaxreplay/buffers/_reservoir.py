@@ -1,0 +1,297 @@
+"""ReservoirBuffer: a uniform sample of all items that were ever added.
+
+**Law.** Vitter 1985 (Random Sampling with a Reservoir, algorithm R): the first `capacity` items fill slots in order.
+After that the k-th item of all draws j, uniform in [0, k), and takes slot j if there is one. A batch draws the j of all
+of its rows at once, and where several rows draw the same slot the last one gets it. That is what remains if they come
+one by one, so a batch has the law of its rows one after another.
+
+**Precision.** Items are counted with 64 bits; the count stops at 2^64 - 1. j is k times 64 random bits, taken for a
+fraction. So each slot is drawn with a probability that differs from 1 / k by 2^-64 at most. After 10^12 items that is a
+part of 2^-24 of it.
+
+**Handles.** Those of a slot's items are slot, slot + capacity, slot + 2 * capacity, ... modulo a period, the largest
+multiple of the capacity that leaves room for int32 sums. A handle is taken for a later item's only if it is kept until
+its slot has been overwritten period / capacity times, which is at least 10^9 / capacity. While N items are added, a
+slot is overwritten ln(N / capacity) times on average. With a capacity of 2^24 that is 28 times in 2^64 items, and 126
+handles in a row differ; so up to there none is ever mistaken.
+"""
+
+import dataclasses
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+
+from jaxreplay._common import checks, layouts, ring
+from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.eager import few_added
+from jaxreplay._common.random import random_bits, random_integers64
+from jaxreplay._common.xla import after, jit_method, read_once, reads_state
+from jaxreplay.buffers import _memory
+from jaxreplay.buffers._base import Buffer
+from jaxreplay.samplers import Sampler, Uniform
+from jaxreplay.samplers._protocol import check_sampler
+from jaxreplay.transitions._batch import check_returns, without_valid, written
+
+
+@struct.dataclass
+class ReservoirState:
+    """State of a `ReservoirBuffer`.
+
+    Attributes:
+      storage: the items, leaves [capacity, ...] as the backend wants them (`jaxreplay._common.layouts`).
+      ring: the fill: `size` slots hold an item, and `inserted`, equal to it, is the next empty slot.
+      sampler: the sampler's state.
+      handles: int32 [capacity], of the item in each slot; -1 for an empty slot.
+      count: uint32 [2], number of items ever added: `count[0] * 2**32 + count[1]`; stops at `2**64 - 1`.
+
+    Examples:
+      >>> buffer = jr.ReservoirBuffer(capacity=4)
+      >>> items = jnp.array([10, 20, 30])
+      >>> state = buffer.add(buffer.init(items), items, jax.random.key(0))
+      >>> isinstance(state, jr.ReservoirState), state.count.tolist()
+      (True, [0, 3])
+    """
+
+    storage: Any  # [capacity, ...]
+    ring: ring.Ring
+    sampler: Any
+    handles: jax.Array  # [capacity]
+    count: jax.Array  # [2]
+
+    def on_this_backend(self, backend: str | None = None) -> "ReservoirState":
+        """The same state with a storage as this backend, or `backend`, wants it.
+
+        Examples:
+          >>> buffer = jr.ReservoirBuffer(capacity=4)
+          >>> state = buffer.init({"x": jnp.zeros((3, 2))})
+          >>> state.on_this_backend("cpu").storage["x"].shape
+          (4, 2)
+        """
+        storage = layouts.on_this_backend(self.storage, 1, self.ring.size.ndim, backend)
+        return dataclasses.replace(self, storage=storage)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class ReservoirBuffer(Buffer[ReservoirState]):
+    """A uniform sample, without replacement, of all items that were ever added (Vitter 1985, algorithm R).
+
+    Each of N items is stored with probability min(1, capacity / N), and each set of `capacity` items with the same
+    probability: a memory of all of a run, where a `ReplayBuffer` keeps the newest items. Fictitious self-play learns an
+    average policy from it (Heinrich and Silver 2016, arXiv:1603.01121, section 3). Where an item lies says nothing
+    about its age.
+
+    The configuration is static and hashable; all arrays live in the `ReservoirState` that the methods take and return.
+    Called eagerly, `add`, `update` and `set` donate the state they are given: the storage is changed in place and the
+    old state must not be used again. Inside an outer `jax.jit` they are plain pure functions.
+
+    `Sharded` cuts it into reservoirs of equal size, each of the items dealt to it: with masks these may be of different
+    numbers. `Sample.age` is -1, as a reservoir keeps no order, and `sample` takes no `max_age`. `migrate` does not take
+    it.
+
+    Attributes:
+      capacity: number of items kept, 1 to 2**29.
+      sampler: the law by which stored items are drawn, `Uniform()` or `Prioritized(...)`.
+      donate: donate the state when `add`, `update` or `set` is called eagerly.
+
+    Examples:
+      >>> buffer = jr.ReservoirBuffer(capacity=4)
+      >>> items = jnp.array([10, 20, 30])
+      >>> state = buffer.init(items)
+      >>> for number in range(50):  # a new key for each call
+      ...     state = buffer.add(state, items + 100 * number, jax.random.fold_in(jax.random.key(0), number))
+      >>> sample = buffer.sample(state, jax.random.key(0), batch_size=4)
+      >>> max(sample.items.tolist()) < 4900  # of all that was added; a ring would hold the last four
+      True
+    """
+
+    capacity: int
+    sampler: Sampler = Uniform()
+    donate: bool = True
+    _axis_name: str | None = dataclasses.field(default=None, repr=False)
+    _cut: ClassVar[str] = "capacity"
+
+    def __post_init__(self):
+        capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
+        settle(self, capacity=capacity, sampler=check_sampler(self.sampler))
+
+    def init(self, items: Any) -> ReservoirState:
+        """An empty buffer for items like these.
+
+        Args:
+          items: pytree [B, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; values are ignored.
+
+        Raises:
+          ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
+            shape than its `Rn`; or the state does not fit the device.
+
+        Examples:
+          >>> buffer = jr.ReservoirBuffer(capacity=4)
+          >>> state = buffer.init({"x": jax.ShapeDtypeStruct((3, 2), jnp.float32)})
+          >>> int(buffer.size(state))
+          0
+        """
+        spec, _ = without_valid(checks.as_spec(items))
+        checks.leading_axes(spec, 1, "a batch of items")
+        check_returns(spec)
+        with _memory.room(self, spec):
+            return ReservoirState(
+                storage=layouts.zeros(spec, (self.capacity,), 1),
+                ring=ring.init(self.capacity),
+                sampler=self.sampler.init(self.capacity),
+                handles=jnp.full(self.capacity, -1, jnp.int32),
+                count=jnp.zeros(2, jnp.uint32),
+            )
+
+    @jit_method(donates=True, brief=few_added)
+    def add(
+        self,
+        state: ReservoirState,
+        items: Any,
+        key: jax.Array,
+        mask: jax.Array | None = None,
+        td_errors: jax.Array | None = None,
+    ) -> ReservoirState:
+        """Add a batch, of which any part may come to be stored.
+
+        Args:
+          state: donated when called eagerly (see the class).
+          items: pytree [B, ...] with the structure, item shapes and dtypes given to `init`; 1 <= B <= 2**29, also more
+            than the capacity.
+          key: a PRNG key, a new one for each call: it chooses which items are stored, and where.
+          mask: bool [B]; rows where it is False are not added, and not counted. Of a `TransitionBatch`, nor are those
+            that are not `valid`.
+          td_errors: as of `ReplayBuffer.add`.
+
+        Raises:
+          ValueError: wrong structure, shape, dtype or batch size (the message names the leaf), or no key.
+
+        Examples:
+          >>> buffer = jr.ReservoirBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.init(items)
+          >>> for number in range(3):  # a new key for each call
+          ...     state = buffer.add(state, items, jax.random.fold_in(jax.random.key(0), number))
+          >>> int(buffer.size(state)), state.count.tolist()  # stored, and ever added
+          (4, [0, 9])
+        """
+        self._check_state(state)
+        items, valid = without_valid(checks.as_arrays(items))
+        (batch_size,) = checks.leading_axes(items, 1, "a batch of items")
+        if not 1 <= batch_size <= ring.MAX_CAPACITY:
+            raise ValueError(
+                f"batch of {batch_size} items: expected 1 to {ring.MAX_CAPACITY}; mask rows that are none."
+            )
+        mask = written(mask, valid, (batch_size,))
+        checks.check_like(items, layouts.stored_spec(state.storage), 1, 1, "the buffer")
+        checks.check_key(key)
+        if td_errors is not None:
+            td_errors = checks.check_insertion_errors(td_errors, (batch_size,), "an item")
+        number = jnp.arange(1, batch_size + 1, dtype=jnp.int32) if mask is None else jnp.cumsum(mask, dtype=jnp.int32)
+        fill = ring.after(state.ring, items)
+        slots = _draw_slots(fill.inserted, state.count, number, key, self.capacity)
+        handles, slots = self._claim(state, slots if mask is None else jnp.where(mask, slots, self.capacity))
+        size = jnp.minimum(fill.inserted + number[-1], self.capacity)
+        return ReservoirState(
+            storage=layouts.write(state.storage, slots, items),
+            ring=ring.Ring(inserted=size, size=size, period=fill.period),
+            sampler=self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
+            handles=handles,
+            count=jnp.stack(_plus(state.count, number[-1])),
+        )
+
+    @reads_state
+    def is_full(self, state: ReservoirState) -> jax.Array:
+        """Whether every slot holds an item, so that one that comes to be stored overwrites, bool [].
+
+        Examples:
+          >>> buffer = jr.ReservoirBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> bool(buffer.is_full(buffer.add(buffer.init(items), items, jax.random.key(0))))
+          False
+        """
+        return ring.at_least(state.ring.size, self.capacity)
+
+    def _claim(self, state: ReservoirState, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """All handles, with new ones in `slots` [B]; and `slots`, `capacity` where a later row has the same one.
+
+        The handles themselves serve as scratch space for that, as they are about to be overwritten: numbers below any
+        of theirs, lower for later rows, are combined by a minimum, which has one result in any order.
+        """
+        old = state.handles.at[slots].get(mode="fill", fill_value=-1, wrap_negative_indices=False)
+        new = jnp.where(old < 0, slots, old + self.capacity)
+        new = jnp.where(new < state.ring.period, new, slots)
+        # That `old` is looked at makes its read come before this write; otherwise XLA would copy the handles.
+        number = jnp.minimum(old, -2 - jnp.arange(slots.size, dtype=jnp.int32))
+        scratch = state.handles.at[slots].min(number, mode="drop", wrap_negative_indices=False)
+        lowest = scratch.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False)
+        slots = jnp.where(lowest == number, slots, self.capacity)
+        handles = scratch.at[slots].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
+        return handles, slots
+
+    def _local_handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
+        return read_once(state.handles.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False))
+
+    def _local_slots(self, state: ReservoirState, handles: jax.Array) -> jax.Array:
+        slots = lax.rem(jnp.maximum(handles, 0), jnp.int32(self.capacity))
+        return jnp.where((handles >= 0) & (self._local_handles(state, slots) == handles), slots, self.capacity)
+
+    @property
+    def _num_slots(self) -> int:
+        return self.capacity
+
+    def _check_state(self, state: ReservoirState) -> None:
+        self._check_leading(state, "capacity")
+
+    def _live(self, state: ReservoirState, max_age: jax.Array | None = None) -> ring.Live:
+        if max_age is not None:
+            raise ValueError("max_age: a ReservoirBuffer knows no ages; draw by age from a ReplayBuffer.")
+        return ring.live(state.ring)
+
+    def newest(self, state: ReservoirState, n: int) -> jax.Array:
+        """Not for a reservoir, which keeps no order.
+
+        Raises:
+          ValueError: always.
+
+        Examples:
+          >>> buffer = jr.ReservoirBuffer(capacity=4)
+          >>> buffer.newest(buffer.init(jnp.array([10, 20, 30])), 1)
+          Traceback (most recent call last):
+            ...
+          ValueError: newest: a ReservoirBuffer keeps no order; use a ReplayBuffer.
+        """
+        raise ValueError("newest: a ReservoirBuffer keeps no order; use a ReplayBuffer.")
+
+    def _ages(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
+        return jnp.full(slots.shape, -1, jnp.int32)
+
+    def _read(self, state: ReservoirState, slots: jax.Array, fill: bool) -> tuple[Any, None]:
+        if not fill:
+            # What comes after the use of drawn items is then after the read of their handles too; otherwise XLA would
+            # copy the handles where an `add` follows.
+            slots = after(slots, self._local_handles(state, slots))
+        return layouts.read(state.storage, slots, fill=fill), None
+
+
+def _draw_slots(filled: jax.Array, count: jax.Array, number: jax.Array, key: jax.Array, capacity: int) -> jax.Array:
+    """Where algorithm R puts the items `number` (int32 [B], from 1) after the first `count` (uint32 [2]).
+
+    Returns:
+      int32 [B]: slots, of which `filled` (int32 []) were so before; `capacity` where the item is not stored.
+    """
+    upper, lower = random_integers64(random_bits(key, number.size), _plus(count, number))
+    drawn = jnp.where((upper == 0) & (lower < capacity), lower, capacity).astype(jnp.int32)
+    next_empty = filled + number - 1
+    return jnp.where(next_empty < capacity, next_empty, drawn)
+
+
+def _plus(count: jax.Array, more: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """`count` (uint32 [2]) + `more` (int32 [...], not negative), two of uint32 [...], at most 2^64 - 1."""
+    lower = count[1] + more.astype(jnp.uint32)
+    upper = count[0] + (lower < count[1]).astype(jnp.uint32)
+    too_large = upper < count[0]
+    most = jnp.uint32(2**32 - 1)
+    return jnp.where(too_large, most, upper), jnp.where(too_large, most, lower)

@@ -1,0 +1,504 @@
+"""SequenceBuffer: streams of steps, each stored once, and the sequences of consecutive steps that are drawn from them.
+
+Sequences are views. A step is stored once, however many sequences contain it. So is an observation that is also the
+next observation of the step before it, or part of several frame stacks. `jaxreplay.stack_frames` and
+`jaxreplay.sequence_transitions` make these from drawn sequences.
+"""
+
+import dataclasses
+from typing import Any, ClassVar, Literal
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+
+from jaxreplay._common import checks, layouts, ring
+from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.eager import few_added
+from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
+from jaxreplay.buffers import _all_sequences, _later_steps, _memory, _some_sequences
+from jaxreplay.buffers._base import Buffer
+from jaxreplay.samplers import Sampler, Uniform
+from jaxreplay.samplers._protocol import check_sampler
+from jaxreplay.transitions._batch import check_returns, without_valid
+
+
+@struct.dataclass
+class SequenceState:
+    """State of a `SequenceBuffer`.
+
+    Attributes:
+      storage: the steps, leaves [length, num_envs, ...] as the backend wants them (`jaxreplay._common.layouts`).
+      ends: likewise, bool [length, num_envs], which steps were the last of their episode; with `gaps` uint8, the flags
+        of `jaxreplay.buffers._some_sequences`; None where not needed.
+      rows: the rows of the storage: where the next step goes, and how many hold one.
+      wait: int32 [], steps to come until the next sequence is complete, at least 1.
+      ring: the complete sequences. Slot k * num_envs + env is that of environment env's sequence number k, modulo the
+        number of slots. With `windows` or `gaps`, only those that may be drawn, in the order in which they were
+        completed.
+      sampler: the sampler's state.
+      windows: where the sequences are that may be drawn; None if all may (`windows="any"` without `gaps`).
+      episodes: the number of each row's episode; None without `hindsight`.
+
+    Examples:
+      >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
+      >>> steps = jnp.array([[1], [2], [3]])
+      >>> state = buffer.add(buffer.init(steps), steps)
+      >>> int(state.rows.size), int(state.ring.size)  # 3 steps, and the 2 sequences that they hold
+      (3, 2)
+    """
+
+    storage: Any  # [length, num_envs, ...]
+    ends: Any  # [length, num_envs]
+    rows: ring.Ring
+    wait: jax.Array  # []
+    ring: ring.Ring
+    sampler: Any
+    windows: _some_sequences.Windows | None = None
+    episodes: _later_steps.Episodes | None = None
+
+    def on_this_backend(self, backend: str | None = None) -> "SequenceState":
+        """The same state with a storage as this backend, or `backend`, wants it.
+
+        Examples:
+          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
+          >>> state = buffer.init({"x": jnp.zeros((3, 1, 2))})
+          >>> state.on_this_backend("cpu").storage["x"].shape
+          (4, 1, 2)
+        """
+        storage, ends = layouts.on_this_backend((self.storage, self.ends), 2, self.wait.ndim, backend)
+        windows, episodes = self.windows, self.episodes
+        if windows is not None:
+            first = layouts.on_this_backend(windows.first, 1, self.wait.ndim, backend)
+            windows = dataclasses.replace(windows, first=first)
+        if episodes is not None:
+            number = layouts.on_this_backend(episodes.number, 2, self.wait.ndim, backend)
+            episodes = dataclasses.replace(episodes, number=number)
+        return dataclasses.replace(self, storage=storage, ends=ends, windows=windows, episodes=episodes)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class SequenceBuffer(Buffer[SequenceState]):
+    """Replay of sequences of `sequence_length` consecutive steps from `num_envs` streams that advance together.
+
+    A sequence starts at every `stride`-th step, counted from the first that was ever added. It can be drawn while all
+    of its steps are stored: from the moment its last step is added until its first is overwritten. No sequence contains
+    the seam, where the newest step meets the oldest.
+
+    **What to store.** A row holds an observation, the action taken there, and the reward and flags that followed. The
+    next observation is that of the next row. The last observation of an episode therefore needs a row of its own,
+    without a step; otherwise a truncated episode has nothing to bootstrap from. Environments that reset in the call
+    after an episode's end (next-step autoreset, the default of Gymnasium 1) return such rows. Those that reset within
+    the last step (same-step autoreset) return them through `jaxreplay.NextStepAutoreset`. Store with each row whether
+    it holds a step, e.g. as a leaf `step`. `ends` is True for the last row of an episode. That is the row without a
+    step, or, in a stream that has no such rows, the terminated or truncated row.
+
+    Handles, late updates, samplers and donation work as in `ReplayBuffer`. A handle names a sequence.
+
+    Attributes:
+      length: steps kept of each stream; length * num_envs is at most 2**29.
+      num_envs: number of streams.
+      sequence_length: steps in a sequence, 1 to `length`.
+      stride: steps from one start to the next, 1 to length - sequence_length + 1, so that of `length` steps there is
+        always one that starts a whole sequence.
+      sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
+      windows: which sequences may be drawn: "any"; "inside", those without an end before their last row; or
+        "episodes", those that start with an episode's first row (the first row ever added, or one behind an end), with
+        the steps behind the episode's end masked out. An episode may start at any row, so `stride` must be 1; it can be
+        drawn once `sequence_length` rows from its first one are stored, even if it is shorter. The sampler's law is
+        over the sequences that may be drawn, and `size` and `can_sample` count them. With rows without a step stored as
+        said above, no such sequence of two rows or more starts at one.
+      gaps: let `add` be told of rows that may not be drawn (`drawable`); costs 4 bytes a sequence with windows="any".
+      within_episode: mask out (`Sample.mask`) the steps behind the first end in a sequence.
+      hindsight: store the number of each row's episode (4 bytes a row), which `later` needs.
+      donate: donate the state when `add`, `update` or `set` is called eagerly.
+
+    Examples:
+      >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
+      >>> steps = jnp.array([[1], [2], [3]])  # [T, num_envs]
+      >>> state = buffer.add(buffer.init(steps), steps)
+      >>> state = buffer.add(state, steps + 3)  # overwrites 1 and 2
+      >>> buffer.get(state, buffer.newest(state, 3)).tolist()  # what may be drawn
+      [[3, 4], [4, 5], [5, 6]]
+    """
+
+    length: int
+    num_envs: int
+    sequence_length: int
+    stride: int = 1
+    sampler: Sampler = Uniform()
+    windows: Literal["any", "inside", "episodes"] = "any"
+    gaps: bool = False
+    within_episode: bool = False
+    hindsight: bool = False
+    donate: bool = True
+    _axis_name: str | None = dataclasses.field(default=None, repr=False)
+    _stored_axes: ClassVar[int] = 2
+    _cut: ClassVar[str] = "num_envs"
+    _size_field: ClassVar[str] = "length"
+
+    def __post_init__(self):
+        num_envs = check_integer("num_envs", self.num_envs, 1, ring.MAX_CAPACITY, "the number of streams")
+        longest = ring.MAX_CAPACITY // num_envs
+        length = check_integer("length", self.length, 1, longest, "the number of steps kept of each stream")
+        settle(
+            self,
+            num_envs=num_envs,
+            length=length,
+            sequence_length=check_integer(
+                "sequence_length", self.sequence_length, 1, length, "at most length, the steps kept"
+            ),
+            stride=check_integer("stride", self.stride, 1, length, "the number of steps between starts"),
+            sampler=check_sampler(self.sampler),
+        )
+        room = length - self.sequence_length + 1
+        if room < self.stride:
+            raise ValueError(
+                f"length={length}, sequence_length={self.sequence_length}, stride={self.stride}: length must be at "
+                "least sequence_length + stride - 1, or the buffer would at times hold no whole sequence; raise length "
+                f"to {self.sequence_length + self.stride - 1}, or lower stride to {room}."
+            )
+        settle(self, hindsight=checks.check_bool("hindsight", self.hindsight, "whether `later` is to be asked"))
+        settle(self, gaps=checks.check_bool("gaps", self.gaps, "whether `add` is told of rows that may not be drawn"))
+        if self.windows not in ("any", "inside", "episodes"):
+            raise ValueError(f'windows={self.windows!r}: must be "any", "inside" or "episodes".')
+        if self.windows == "episodes" and self.stride > 1:
+            raise ValueError(
+                f'stride={self.stride}: must be 1 with windows="episodes", which start wherever an episode does.'
+            )
+
+    def init(self, steps: Any) -> SequenceState:
+        """An empty buffer for steps like these.
+
+        Args:
+          steps: pytree [T, num_envs, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; T and the
+            values are ignored.
+
+        Raises:
+          ValueError: no leaves, leading axes that differ or are not `num_envs`, or a `TransitionBatch` whose `In` or
+            `W` has another shape than its `Rn`; or the state does not fit the device.
+
+        Examples:
+          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
+          >>> state = buffer.init({"obs": jax.ShapeDtypeStruct((3, 1, 2), jnp.uint8)})  # any T
+          >>> int(buffer.size(state))
+          0
+        """
+        spec, _ = without_valid(checks.as_spec(steps))
+        self._num_steps(spec)
+        check_returns(spec)
+        leading, flag = (self.length, self.num_envs), jax.ShapeDtypeStruct((), jnp.uint8 if self.gaps else bool)
+        has_windows = self.windows != "any" or self.gaps
+        with _memory.room(self, spec):
+            return SequenceState(
+                storage=layouts.zeros(spec, leading, 2),
+                ends=layouts.zeros(flag, leading, 0) if self._keeps_ends else None,
+                rows=ring.init(self.length),
+                wait=jnp.full((), self.sequence_length, jnp.int32),
+                ring=ring.init(self._num_slots),
+                sampler=self.sampler.init(self._num_slots),
+                windows=_some_sequences.init(self._num_slots, self.num_envs) if has_windows else None,
+                episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
+            )
+
+    @jit_method(donates=True, brief=few_added)
+    def add(
+        self,
+        state: SequenceState,
+        steps: Any,
+        ends: jax.Array | None = None,
+        td_errors: jax.Array | None = None,
+        drawable: jax.Array | None = None,
+    ) -> SequenceState:
+        """Append T steps to every stream, overwriting the oldest once the buffer is full.
+
+        Args:
+          state: donated when called eagerly (see the class).
+          steps: pytree [T, num_envs, ...] with the structure, shapes and dtypes given to `init`; 1 <= T <= length, and
+            another T each time if need be (each compiles once). No `TransitionBatch` of which rows may not be `valid`.
+          ends: bool [T, num_envs], True for the last row of an episode; None for none. Without `windows`,
+            `within_episode` or `hindsight` nothing is made of them.
+          td_errors: float [K, num_envs] with K = `completed(T)`, signed or not: what the sampler is told of the
+            sequences that these steps complete, in order; NaN for one of which nothing is known, as of all if this is
+            None. If fewer are completed, the last rows are ignored. `Uniform` ignores all.
+          drawable: bool [T, num_envs], False for a row that may not be drawn, such as one that pads a rollout or that
+            an environment was reset in; None for none. Needs `gaps`. No sequence that is drawn contains such a row, or
+            starts at it; with windows="episodes" it may come behind the episode's end, masked out. It is an episode by
+            itself: the row before it is the last stored of its episode, and the row behind it starts one.
+
+        Raises:
+          ValueError: wrong structure, shape or dtype; the message names the leaf.
+
+        Examples:
+          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, windows="inside")
+          >>> steps = jnp.array([[1], [2], [3]])
+          >>> state = buffer.add(buffer.init(steps), steps, ends=jnp.array([[False], [True], [False]]))
+          >>> buffer.sample(state, jax.random.key(0), batch_size=2).items.tolist()  # 3 belongs to the next episode
+          [[1, 2], [1, 2]]
+        """
+        self._check_state(state)
+        steps, ends = self._check_rollout(state, steps, ends, drawable)
+        num_steps = ends.shape[0]
+        if td_errors is not None:
+            shape = self.completed(num_steps), self.num_envs
+            td_errors = checks.check_insertion_errors(td_errors, shape, "a sequence that is completed").reshape(shape)
+        old_sequences = ring.after(state.ring, steps, ends)
+        completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride  # of each stream
+        wait = state.wait + completed * self.stride - num_steps
+        if state.windows is None:
+            stored = jnp.minimum(state.rows.size + num_steps, self.length)
+            num_drawable = (stored + wait - self.sequence_length) // self.stride
+            sequences = ring.advance(old_sequences, completed * self.num_envs, self._num_slots)
+            changed = _all_sequences.changed_slots(self, sequences, num_steps, completed, num_drawable, td_errors)
+            slots, is_drawable, td_errors = changed
+            sequences, windows = dataclasses.replace(sequences, size=num_drawable * self.num_envs), None
+        else:
+            last = state.wait - 1 + self.stride * jnp.arange(self.completed(num_steps), dtype=jnp.int32)
+            sizes = self.sequence_length, self.length, self._num_slots
+            added = _some_sequences.enter(state, old_sequences, ends, last, self.windows, *sizes)
+            sequences, windows, slots, is_drawable = added
+            if td_errors is not None:
+                left = jnp.full(slots.size - td_errors.size, jnp.nan, td_errors.dtype)
+                td_errors = jnp.concatenate([td_errors.reshape(-1), left])
+        old_rows = ring.after(state.rows, sequences.inserted)
+        at, count = ring.next_slots(old_rows, None, num_steps, self.length)
+        new = (steps, ends if self._keeps_ends else None)
+        episodes = None if state.episodes is None else _later_steps.append(state.episodes, ends, at)
+        storage, ends = layouts.write((state.storage, state.ends), at, new)
+        return SequenceState(
+            storage=storage,
+            ends=ends,
+            rows=ring.advance(old_rows, count, self.length),
+            wait=wait,
+            ring=sequences,
+            sampler=self._insert(state, slots, is_drawable, td_errors),
+            windows=windows,
+            episodes=episodes,
+        )
+
+    def completed(self, num_steps: int) -> int:
+        """The most sequences of a stream that `num_steps` more steps complete: the rows of `add(td_errors=)`.
+
+        Examples:
+          >>> buffer = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=4, stride=2)
+          >>> buffer.completed(3)
+          2
+        """
+        return (num_steps - 1) // self.stride + 1
+
+    def later(
+        self,
+        state: SequenceState,
+        key: jax.Array,
+        indices: jax.Array,
+        law: Literal["uniform", "geometric", "last"] = "uniform",
+        gamma: jax.Array | float = 0.99,
+    ) -> tuple[Any, jax.Array]:
+        """A later row of the same episode for the first row of each sequence.
+
+        Needs `hindsight`, and costs O(log(length)) a row. Of an episode's rows those count that are stored, up to the
+        one that `add(ends=)` flagged, or the newest. "last" and "uniform" are the strategies "final" and "future" of
+        hindsight experience replay (Andrychowicz et al. 2017, arXiv:1707.01495, section 4.5). "geometric" is the
+        discounted law of C-learning (Eysenbach et al. 2021, arXiv:2011.08909) and of contrastive RL (Eysenbach et al.
+        2022, arXiv:2206.07568, section 3).
+
+        Args:
+          state: unchanged.
+          key: a PRNG key; "last" makes no use of it.
+          indices: int [B], handles from `Sample.indices`.
+          law: of the number k of steps: "uniform"; "geometric", in proportion to gamma^(k-1); or "last".
+          gamma: of "geometric", in [0, 1]; a number, or a traced float [].
+
+        Returns:
+          items, leaves [B, ...], one row each; and steps, int32 [B], how many rows later it is. Where no later row of
+          the episode is stored, steps is 0 and the item the first row itself; where the sequence is not, also zeros.
+
+        Raises:
+          ValueError: the buffer is without `hindsight`, there is no such `law`, `gamma` is out of range, or `indices`
+            is not a vector of integers.
+
+        Examples:
+          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, hindsight=True)
+          >>> steps = jnp.array([[1], [2], [3]])
+          >>> state = buffer.add(buffer.init(steps), steps, ends=jnp.array([[False], [False], [True]]))
+          >>> items, count = buffer.later(state, jax.random.key(0), buffer.newest(state, 2), law="last")
+          >>> items.tolist(), count.tolist()  # from rows 1 and 2 to the last of their episode
+          ([3, 3], [2, 1])
+        """
+        return self._draw_later(state, key, indices, law, _later_steps.checked(self, law, gamma))
+
+    @jit_method(static=("law",), handles="indices")
+    def _draw_later(
+        self, state: SequenceState, key: jax.Array, indices: jax.Array, law: str, log_gamma: Any
+    ) -> tuple[Any, jax.Array]:
+        self._check_state(state)
+        if state.episodes is None:
+            raise ValueError("hindsight=True: this state is of a buffer without it; use the buffer that made it.")
+        slots = self._slots(state, checks.check_indices(indices))
+        row, env = materialize(*self._starts(state, slots))
+        exists, sizes = slots < self._num_slots, (self.length, self.num_envs)
+        count = _later_steps.num_later(state.episodes.number, row, env, state.rows.inserted % self.length, *sizes)
+        steps = _later_steps.draw(key, jnp.where(exists, count, 0), law, log_gamma, self.length)
+        at = jnp.where(exists, _later_steps.place(row, env, steps, *sizes), self.length * self.num_envs)
+        at, steps = read_once(materialize(at, steps))
+        return layouts.read(layouts.merge_axes(state.storage), at, fill=True), steps
+
+    @reads_state
+    def is_full(self, state: SequenceState) -> jax.Array:
+        """Whether the next step overwrites, bool [].
+
+        Examples:
+          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
+          >>> steps = jnp.array([[1], [2], [3]])
+          >>> state = buffer.add(buffer.init(steps), steps)
+          >>> bool(buffer.is_full(state)), bool(buffer.is_full(buffer.add(state, steps)))
+          (False, True)
+        """
+        return ring.at_least(state.rows.size, self.length)
+
+    def stored_steps(self, state: SequenceState) -> jax.Array:
+        """Number of steps stored, of all streams, int32 []; `size` is the number of sequences that may be drawn.
+
+        Examples:
+          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
+          >>> steps = jnp.array([[1], [2], [3]])
+          >>> state = buffer.add(buffer.init(steps), steps)
+          >>> int(buffer.stored_steps(state)), int(buffer.size(state))
+          (3, 2)
+        """
+        return alive(state.rows.size) * self.num_envs
+
+    def _why_empty(self, state: SequenceState) -> str:
+        stored = int(on_host(jnp.max(state.rows.size)))
+        if stored == 0:
+            return super()._why_empty(state)
+        if stored < self.sequence_length:
+            return (
+                f"cannot sample: a sequence takes sequence_length={self.sequence_length} steps, and the buffer has "
+                f"{stored} of each stream; add {self.sequence_length - stored} more first (see can_sample)."
+            )
+        rule = f"windows={self.windows!r}" + ", gaps=True" * self.gaps
+        return f"cannot sample: none of the sequences stored may be drawn ({rule}); add steps until one may."
+
+    @property
+    def _num_starts(self) -> int:
+        """The most sequences of one stream that can be drawn at a time."""
+        return (self.length - self.sequence_length) // self.stride + 1
+
+    @property
+    def _keeps_ends(self) -> bool:
+        return self.within_episode or self.windows == "episodes"
+
+    @property
+    def _share(self) -> float:
+        return self.sequence_length / (self.length * self.num_envs)
+
+    @property
+    def _num_slots(self) -> int:
+        return self._num_starts * self.num_envs
+
+    def _num_steps(self, spec: Any, stored: Any = None) -> int:
+        """T of steps [T, num_envs, ...], which are like what is `stored` [length, num_envs, ...], if that is known."""
+        num_steps, num_envs = checks.leading_axes(spec, 2, "a rollout", self.num_envs)
+        if num_envs != self.num_envs:
+            remedies = {}  # by the number of axes that they take for leading ones
+            if num_steps == self.num_envs:
+                remedies |= {1: "add the first to a single step with x[None]"}
+                remedies |= {2: "exchange them with jax.numpy.swapaxes(x, 0, 1)"}
+            elif self.num_envs == 1:
+                remedies |= {1: "add the second with x[:, None]"}
+            items = [x.shape[2:] for x in jax.tree.leaves(stored)]
+            found = [x.shape for x in jax.tree.leaves(spec)]
+            remedies = [text for k, text in remedies.items() if not items or items == [x[k:] for x in found]]
+            remedy = f"; {', or '.join(remedies)}" if remedies else ""
+            raise ValueError(
+                f"num_envs={self.num_envs}: got steps with leading axes [{num_steps}, {num_envs}], expected "
+                f"[T, {self.num_envs}]{remedy}."
+            )
+        return num_steps
+
+    def _check_rollout(self, state: SequenceState, steps: Any, ends: Any, drawable: Any) -> tuple[Any, jax.Array]:
+        """`steps` as arrays, and their flags; a `ValueError` where `add` cannot take these arguments."""
+        steps, valid = without_valid(checks.as_arrays(steps))
+        for name in valid:
+            raise ValueError(
+                f"{name}: a SequenceBuffer stores every row, also those that are no transitions; store the steps "
+                "themselves, and make transitions of what is drawn with sequence_transitions. Or give "
+                "dataclasses.replace(batch, valid=None), with drawable=batch.valid (needs gaps=True) unless all rows "
+                "are transitions."
+            )
+        stored = layouts.stored_spec(state.storage)
+        num_steps = self._num_steps(steps, stored)
+        if not 1 <= num_steps <= self.length:
+            raise ValueError(
+                f"a rollout of {num_steps} steps: expected 1 to length={self.length}; add it in parts, or raise the "
+                "length."
+            )
+        ends = jnp.zeros((num_steps, self.num_envs), bool) if ends is None else ends
+        ends = checks.check_mask(ends, (num_steps, self.num_envs), "ends")
+        checks.check_like(steps, stored, 2, 2, "the buffer")
+        if drawable is not None:
+            drawable = checks.check_mask(drawable, (num_steps, self.num_envs), "drawable")
+            if not self.gaps:
+                raise ValueError(
+                    "drawable: gaps=False: make the buffer with gaps=True to tell rows that may not be drawn."
+                )
+        return steps, _some_sequences.flags_of(ends, drawable) if self.gaps else ends
+
+    def _check_state(self, state: SequenceState) -> None:
+        self._check_leading(state, "length", "num_envs")
+
+    def _live(self, state: SequenceState, max_age: jax.Array | None = None) -> ring.Live:
+        live = ring.newest(state.ring, state.ring.size, self._num_slots)  # of those that were completed
+        if max_age is None:
+            return live
+        if state.windows is None:
+            return ring.newest(state.ring, jnp.minimum(max_age, self._num_starts) * self.num_envs, self._num_slots)
+
+        def ages_at(position: jax.Array) -> jax.Array:
+            return self._ages(state, live.slots(position, self._num_slots))
+
+        older = _some_sequences.num_older(ages_at, live.size, self._num_slots, max_age)
+        return ring.newest(state.ring, live.size - older, self._num_slots)
+
+    def _ages(self, state: SequenceState, slots: jax.Array) -> jax.Array:
+        if state.windows is None:
+            return self._place(state, slots)[2]
+        row, _ = _some_sequences.first_rows(state.windows, slots, self.num_envs)
+        since = self._first_rows(state, jnp.zeros((), jnp.int32)) - row
+        return ring.wrap_negative(since, self.length) // self.stride
+
+    def _place(self, state: SequenceState, slots: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """First row, stream and age of the sequences in `slots` [B], where `windows` is "any"."""
+        start = lax.div(slots, jnp.int32(self.num_envs))
+        age = lax.div(state.ring.inserted % self._num_slots, jnp.int32(self.num_envs)) - 1 - start
+        age = ring.wrap_negative(age, self._num_starts)
+        return self._first_rows(state, age), slots - start * self.num_envs, age
+
+    def _first_rows(self, state: SequenceState, age: jax.Array) -> jax.Array:
+        """Rows of the first steps of the sequences that were completed `age` starts ago (0 for the newest)."""
+        row = state.rows.inserted % self.length + state.wait - self.sequence_length - (age + 1) * self.stride
+        return jnp.clip(ring.wrap_negative(row, self.length), 0, self.length - 1)
+
+    def _starts(self, state: SequenceState, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """First row and stream of the sequences in `slots` [B], int32 [B] each; any for a slot that does not exist."""
+        if state.windows is None:
+            return self._place(state, slots)[:2]
+        return read_once(_some_sequences.first_rows(state.windows, slots, self.num_envs))
+
+    def _places(self, state: SequenceState, slots: jax.Array) -> jax.Array:
+        first, env = self._starts(state, slots)
+        rows = first[:, None] + jnp.arange(self.sequence_length, dtype=jnp.int32)[None]
+        rows = ring.wrap_excess(rows, self.length)  # [B, sequence_length]
+        exists = (slots < self._num_slots)[:, None]
+        return jnp.where(exists, rows * self.num_envs + env[:, None], self.length * self.num_envs)
+
+    def _read(self, state: SequenceState, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array]:
+        (at,) = materialize(self._places(state, slots))
+        exists = at < self.length * self.num_envs
+        items, ends = layouts.read(layouts.merge_axes((state.storage, state.ends)), at, fill=fill)
+        mask = exists
+        if ends is not None:
+            mask &= _some_sequences.counted(ends)
+        return items, mask

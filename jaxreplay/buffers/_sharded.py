@@ -1,0 +1,555 @@
+"""Sharded: a buffer whose items lie spread over the devices of a mesh."""
+
+import dataclasses
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Generic, cast, overload
+
+import jax
+import jax.numpy as jnp
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
+
+from jaxreplay._common import checks, ring, shards
+from jaxreplay._common.checks import check_integer
+from jaxreplay._common.meshes import mesh_here
+from jaxreplay._common.xla import alive, jit_method
+from jaxreplay.buffers import _later_steps, _memory
+from jaxreplay.buffers._base import Buffer, S, Sample, check_draw, check_drawn
+from jaxreplay.buffers._replay import ReplayState
+from jaxreplay.buffers._reservoir import ReservoirState
+from jaxreplay.buffers._sequence import SequenceState
+
+
+@dataclasses.dataclass(frozen=True)
+class Sharded(Generic[S]):
+    """A buffer cut into D equal shards, one for each device along an axis of a mesh.
+
+    It has the buffer's methods, on global arrays. `add` gives the first D-th of the batch's rows (for a
+    `SequenceBuffer`, of its streams) to the first shard, and so on. Each D-th of a drawn batch comes from its own
+    shard. Items that are laid out as `items_sharding` says never leave their device; devices exchange a few numbers a
+    call. One shard gives bit for bit the results of the buffer alone. All of it works in `jax.jit`, `lax.scan` and
+    `jax.vmap`, and on the devices of several processes if all processes make the same calls.
+
+    **Law.** A row of the batch is item i with probability P(i) = p_i / (D * total of p in its shard). The weights are
+    those of this law over the items of all shards: N counts all of them, and the weights are divided by the largest
+    in any shard. Shards may hold different numbers of items with any priorities; weighted means stay unbiased. The
+    rows of an empty shard have handle -1, probability 0 and weight 0. New items have the largest priority of all
+    shards.
+
+    **Handles** also name the shard. Give them to `update`, `get` and `set` in the rows in which `sample` returned them.
+    A row that lies in another shard's part of the batch is ignored (`get`: zeros), like one whose item was overwritten.
+
+    Attributes:
+      buffer: a `ReplayBuffer`, `ReservoirBuffer` or `SequenceBuffer`. Its `capacity`, or `num_envs`, counts all shards
+        and is a multiple of their number. Eager calls donate the state if it does.
+      mesh: the devices. Every shard is repeated along the mesh's other axes.
+      axis: the name of the mesh axis that has a device for each shard.
+
+    Examples:
+      >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+      >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+      >>> items = jnp.array([10, 20, 30, 40])
+      >>> state = buffer.add(buffer.init(items), items)  # 10 and 20 to the first device
+      >>> (buffer.sample(state, jax.random.key(0), batch_size=4).items > 20).tolist()
+      [False, False, True, True]
+    """
+
+    buffer: Buffer[S]
+    mesh: Mesh
+    axis: str = "data"
+
+    def __post_init__(self):
+        if not isinstance(self.buffer, Buffer):
+            raise ValueError(f"buffer={self.buffer!r}: must be a ReplayBuffer, ReservoirBuffer or SequenceBuffer.")
+        if not isinstance(self.mesh, Mesh):
+            raise ValueError(f"mesh={self.mesh!r}: must be a jax.sharding.Mesh, as jax.make_mesh makes it.")
+        if self.axis not in self.mesh.axis_names:
+            raise ValueError(f"axis={self.axis!r}: must be one of the mesh's axes, {self.mesh.axis_names}.")
+        shard_of(self.buffer, self.num_shards)
+
+    @property
+    def donate(self) -> bool:
+        """Whether eager calls donate the state."""
+        return self.buffer.donate
+
+    @property
+    def num_shards(self) -> int:
+        """D, the number of shards."""
+        return self.mesh.shape[self.axis]
+
+    @property
+    def items_sharding(self) -> NamedSharding:
+        """How to lay out what `add` takes, so that nothing is moved.
+
+        With several processes `jax.make_array_from_process_local_data(buffer.items_sharding, rows)` makes the global
+        array of the rows that each has.
+        """
+        return NamedSharding(self.mesh, self._items_spec)
+
+    @property
+    def state_sharding(self) -> NamedSharding:
+        """How all leaves of a state lie, and rows of a drawn batch."""
+        return NamedSharding(self.mesh, PartitionSpec(self.axis))
+
+    def init(self, items: Any) -> S:
+        """An empty buffer, laid out over the mesh: the buffer's state whose leaves have a leading axis [D].
+
+        Args:
+          items: as the buffer's `init` takes them, of all shards.
+
+        Raises:
+          ValueError: as from the buffer's `init`; or the items cannot be dealt out evenly.
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> buffer.init(jnp.array([10, 20, 30, 40])).storage.shape  # a leading axis for the shards
+          (2, 2)
+        """
+        spec = checks.as_spec(items)
+        jax.eval_shape(lambda: self.buffer.init(spec))  # for its checks
+        leaves, treedef = jax.tree.flatten(spec)
+        with _memory.room(self, spec):
+            return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+
+    @overload
+    def add(
+        self: "Sharded[ReplayState]", state: ReplayState, items: Any, mask: Any = None, td_errors: Any = None
+    ) -> ReplayState: ...
+
+    @overload
+    def add(
+        self: "Sharded[ReservoirState]",
+        state: ReservoirState,
+        items: Any,
+        key: jax.Array,
+        mask: Any = None,
+        td_errors: Any = None,
+    ) -> ReservoirState: ...
+
+    @overload
+    def add(
+        self: "Sharded[SequenceState]",
+        state: SequenceState,
+        steps: Any,
+        ends: Any = None,
+        td_errors: Any = None,
+        drawable: Any = None,
+    ) -> SequenceState: ...
+
+    def add(self, state: Any, *args: Any, **kwargs: Any) -> Any:
+        """Insert a batch, as the buffer's `add` does; `mask` or `ends` are dealt out like the items.
+
+        Of a `key` each shard has its own.
+
+        Raises:
+          ValueError: as from the buffer's `add`; or the batch cannot be dealt out evenly (pad and mask it).
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> buffer.add(buffer.init(items), items).storage.tolist()  # the first half of the rows on the first device
+          [[10, 20], [30, 40]]
+        """
+        given = _signature(type(self.buffer)).bind(self.buffer, state, *args, **kwargs)
+        _, _, (_, items), *others = given.arguments.items()
+        return self._add(state, items, dict(others))
+
+    @jit_method(donates=True)
+    def _add(self, state: S, items: Any, others: dict[str, Any]) -> S:
+        self._check_state(state)
+        items, others = checks.as_arrays((items, others))
+        spec, others_spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (items, others))
+        jax.eval_shape(self.buffer.add, jax.eval_shape(self.buffer.init, spec), spec, **others_spec)  # for its checks
+        self._check_divides("batch", jax.tree.leaves(items)[0].shape[self.buffer._batch_axes - 1])
+        key = others.pop("key", None)
+
+        def add(state: S, key: jax.Array | None, items: Any, others: dict[str, Any]) -> S:
+            own = {} if key is None else {"key": self._shard_key(key)}
+            return self._part.add(state, items, **others, **own)
+
+        specs = PartitionSpec(), self._items_spec, self._items_spec
+        return self._on_shards(add, specs, state, key, items, others)
+
+    def sample(
+        self, state: S, key: jax.Array, batch_size: int, beta: Any = None, max_age: jax.Array | int | None = None
+    ) -> Sample:
+        """Draw items by the sampler's law, batch_size / D from each shard; otherwise as the buffer's `sample`.
+
+        Args:
+          key: a PRNG key, the same in all processes.
+          max_age: of a `ReplayBuffer`'s items each shard draws from its newest max_age / D, rounded up, and
+            `Sample.age` is D times the number of later insertions into the item's shard.
+
+        Raises:
+          ValueError: `batch_size` is not a positive multiple of D; or all shards are empty and the call is eager.
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> buffer.sample(state, jax.random.key(0), batch_size=4).probabilities.tolist()
+          [0.25, 0.25, 0.25, 0.25]
+        """
+        batch_size = check_draw(batch_size, beta, max_age)
+        return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age))
+
+    @jit_method(static=("batch_size",))
+    def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
+        self._check_state(state)
+        self._check_divides("batch_size", batch_size)
+        share = batch_size // self.num_shards
+
+        def draw(state: S, key: jax.Array, beta: Any, max_age: Any) -> Sample:
+            return self._part._draw(state, self._shard_key(key), share, beta, max_age)
+
+        return self._on_shards(draw, (PartitionSpec(),) * 3, state, key, beta, max_age, rows=True)
+
+    def epoch(self, state: S, key: jax.Array, step: jax.Array | int, batch_size: int) -> Sample:
+        """Batch number `step` of a pass over all drawable items; otherwise as the buffer's `epoch`.
+
+        Each shard passes over its own items, batch_size / D at a step. One that holds fewer than another has rows of
+        handle -1 before the pass ends.
+
+        Raises:
+          ValueError: as from the buffer's `epoch`; or `batch_size` is not a multiple of D.
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> sorted(buffer.epoch(state, jax.random.key(0), 0, batch_size=4).items.tolist())
+          [10, 20, 30, 40]
+        """
+        batch_size = check_draw(batch_size)
+        checks.check_count("step", step, 0, "the number of a batch")
+        return check_drawn(self, state, self._epoch(state, key, batch_size, step))
+
+    @jit_method(static=("batch_size",))
+    def _epoch(self, state: S, key: jax.Array, batch_size: int, step: jax.Array | int) -> Sample:
+        self._check_state(state)
+        self._check_divides("batch_size", batch_size)
+        share = batch_size // self.num_shards
+
+        def epoch(state: S, key: jax.Array, step: jax.Array) -> Sample:
+            return self._part._epoch(state, self._shard_key(key), share, step)
+
+        return self._on_shards(epoch, (PartitionSpec(),) * 2, state, key, step, rows=True)
+
+    def num_batches(self, state: S, batch_size: int) -> jax.Array:
+        """Number of batches of an `epoch`, int32 [].
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> int(buffer.num_batches(buffer.add(buffer.init(items), items), batch_size=2))
+          2
+        """
+        batch_size = check_draw(batch_size)
+        self._check_divides("batch_size", batch_size)
+        return jnp.max(-(-alive(state.ring.size) // (batch_size // self.num_shards)), axis=-1)
+
+    @jit_method(donates=True, handles="indices")
+    def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
+        """Tell the samplers the TD errors of items that were drawn; otherwise as the buffer's `update`.
+
+        Args:
+          indices: int [B], the handles in the rows in which they were drawn; B a multiple of D.
+          td_errors: float [B], signed or not.
+
+        Raises:
+          ValueError: shapes or dtypes other than these.
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0)), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> state = buffer.update(state, buffer.newest(state, 4), jnp.array([0.0, 2.0, 2.0, 0.0]))
+          >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
+          [20, 20, 30, 30]
+        """
+        self._check_state(state)
+        rows = checks.check_td_errors(indices, td_errors)
+        self._check_divides("indices", rows[0].size)
+        return self._on_shards(self._part.update, (PartitionSpec(self.axis),) * 2, state, *rows)
+
+    @jit_method(donates=True, handles="indices")
+    def set(self, state: S, indices: jax.Array, values: Any, mask: jax.Array | None = None) -> S:
+        """Write leaves of stored items in place; otherwise as the buffer's `set`.
+
+        Args:
+          indices: int [B], the handles in the rows in which they were drawn; B a multiple of D.
+          values: leaves [B, ...], or None where one is left alone.
+          mask: bool, what is written.
+
+        Raises:
+          ValueError: as from the buffer's `set`.
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> state = buffer.set(state, buffer.newest(state, 4), items + 1)
+          >>> state.storage.tolist()
+          [[11, 21], [31, 41]]
+        """
+        self._check_state(state)
+        indices = checks.check_indices(indices)
+        self._check_divides("indices", indices.size)
+        arguments = indices, checks.as_arrays(values), None if mask is None else jnp.asarray(mask)
+        for leaf in jax.tree.leaves(arguments):
+            checks.check_rows(leaf, indices.size)
+        return self._on_shards(self._part.set, (PartitionSpec(self.axis),) * 3, state, *arguments)
+
+    def newest(self, state: S, n: int) -> jax.Array:
+        """Handles of the newest n / D insertions of each shard, int32 [n], in the rows of their shards.
+
+        Raises:
+          ValueError: `n` is not a positive multiple of D.
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> buffer.get(state, buffer.newest(state, 2)).tolist()  # the newest of each shard
+          [20, 40]
+        """
+        return self._newest(state, check_integer("n", n, 1, ring.MAX_CAPACITY, "the number of insertions"))
+
+    @jit_method(static=("n",))
+    def _newest(self, state: S, n: int) -> jax.Array:
+        self._check_state(state)
+        self._check_divides("n", n)
+        return self._on_shards(lambda state: self._part._newest(state, n // self.num_shards), (), state, rows=True)
+
+    @jit_method(handles="indices")
+    def get(self, state: S, indices: jax.Array) -> Any:
+        """Items [B, ...] named by handles (int [B]) in the rows in which they were drawn; zeros where not stored.
+
+        Raises:
+          ValueError: `indices` is not a vector of integers, of a length that is a multiple of D.
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> handles = buffer.newest(state, 2)
+          >>> buffer.get(state, handles[::-1]).tolist()  # in the other shard's rows they are ignored
+          [0, 0]
+        """
+        self._check_state(state)
+        indices = checks.check_indices(indices)
+        self._check_divides("indices", indices.size)
+        return self._on_shards(self._part.get, (PartitionSpec(self.axis),), state, indices, rows=True)
+
+    def later(self, state: S, key: jax.Array, indices: jax.Array, law: Any = "uniform", gamma: Any = 0.99) -> Any:
+        """As `SequenceBuffer.later`, of handles (int [B]) in the rows in which they were drawn; B a multiple of D.
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2, hindsight=True), mesh)
+          >>> steps = jnp.array([[1, 5], [2, 6], [3, 7]])
+          >>> state = buffer.add(buffer.init(steps), steps, ends=steps % 4 == 3)
+          >>> items, count = buffer.later(state, jax.random.key(0), buffer.newest(state, 2), law="last")
+          >>> items.tolist(), count.tolist()
+          ([3, 7], [1, 1])
+        """
+        return self._draw_later(state, key, indices, law, _later_steps.checked(self.buffer, law, gamma))
+
+    @jit_method(static=("law",), handles="indices")
+    def _draw_later(self, state: S, key: jax.Array, indices: jax.Array, law: str, log_gamma: Any) -> Any:
+        self._check_state(state)
+        self._check_divides("indices", checks.check_indices(indices).size)
+
+        def later(state: S, key: jax.Array, *others: Any) -> Any:
+            return cast(Any, self._part)._draw_later(state, self._shard_key(key), others[0], law, others[1])
+
+        specs = PartitionSpec(), PartitionSpec(self.axis), PartitionSpec()
+        return self._on_shards(later, specs, state, key, indices, log_gamma, rows=True)
+
+    def size(self, state: S) -> jax.Array:
+        """Number of items that may be drawn, of all shards, int32 [].
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> int(buffer.size(buffer.add(buffer.init(items), items, mask=items > 10)))
+          3
+        """
+        return jnp.sum(alive(state.ring.size), axis=-1, dtype=jnp.int32)
+
+    def stored_steps(self, state: S) -> jax.Array:
+        """As `SequenceBuffer.stored_steps`, of all shards, int32 [].
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2), mesh)
+          >>> steps = jnp.zeros((3, 2))
+          >>> int(buffer.stored_steps(buffer.add(buffer.init(steps), steps)))
+          6
+        """
+        return jnp.sum(cast(Any, self._part).stored_steps(state), axis=-1, dtype=jnp.int32)
+
+    def is_empty(self, state: S) -> jax.Array:
+        """Whether nothing may be drawn, bool [].
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> bool(buffer.is_empty(buffer.init(jnp.array([10, 20, 30, 40]))))
+          True
+        """
+        return jnp.logical_not(ring.at_least(self.size(state), 1))
+
+    def is_full(self, state: S) -> jax.Array:
+        """Whether the next insertion overwrites in every shard, bool [].
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> bool(buffer.is_full(buffer.add(buffer.init(items), items, mask=items > 10)))  # the first shard has room
+          False
+        """
+        return jnp.all(self._part.is_full(state), axis=-1)
+
+    def can_sample(self, state: S, batch_size: int = 1) -> jax.Array:
+        """Whether at least `batch_size` items may be drawn, of all shards, bool [].
+
+        Examples:
+          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
+          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.init(items), items, mask=items > 10)
+          >>> bool(buffer.can_sample(state, 3)), bool(buffer.can_sample(state, 4))
+          (True, False)
+        """
+        batch_size = check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
+        return ring.at_least(self.size(state), batch_size)
+
+    @property
+    def _part(self) -> Buffer[S]:
+        """The buffer that each shard is."""
+        return shard_of(self.buffer, self.num_shards, self._axis_name)
+
+    @property
+    def _axis_name(self) -> str | None:
+        """The axis over which shards tell each other numbers; None where there is one shard."""
+        return self.axis if self.num_shards > 1 else None
+
+    def _part_spec(self, spec: Any) -> Any:
+        """What the `init` of a shard takes, where that of the whole takes `spec`."""
+        axis = self.buffer._batch_axes - 1
+        self._check_divides("batch", jax.tree.leaves(spec)[0].shape[axis])
+
+        def part(x: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+            shape = (*x.shape[:axis], x.shape[axis] // self.num_shards, *x.shape[axis + 1 :])
+            return jax.ShapeDtypeStruct(shape, x.dtype)
+
+        return jax.tree.map(part, spec)
+
+    def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
+        """See `Buffer._device_states`; every device of the mesh holds a shard."""
+        jax.eval_shape(self.buffer.init, items)  # for its checks
+        shard = jax.eval_shape(self._part.init, self._part_spec(items))
+        shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), shard)
+        return [("", shard, self.mesh.size)]
+
+    def _shard_key(self, key: jax.Array) -> jax.Array:
+        checks.check_key(key)
+        return key if self._axis_name is None else jax.random.fold_in(key, shards.index(self._axis_name))
+
+    @property
+    def _items_spec(self) -> PartitionSpec:
+        return PartitionSpec(*[None] * (self.buffer._batch_axes - 1), self.axis)
+
+    def _check_state(self, state: S) -> None:
+        if state.ring.size.shape != (self.num_shards,):
+            raise ValueError(
+                f"{self.num_shards} shards: this state has leading axes {list(state.ring.size.shape)}; use the buffer "
+                "that made it, and jax.vmap for a stack of states."
+            )
+        self._part._check_state(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state))
+
+    def _check_divides(self, name: str, size: int) -> None:
+        if size % self.num_shards:
+            raise ValueError(
+                f"{name}={size}: must be a multiple of {self.num_shards}, the number of shards (mesh axis "
+                f"{self.axis!r})."
+            )
+
+    def _on_shards(
+        self,
+        method: Callable[..., Any],
+        specs: tuple[PartitionSpec, ...],
+        state: S,
+        *arguments: Any,
+        rows: bool = False,
+    ) -> Any:
+        """`method` of each shard's state and its part of the arguments, which are laid out by `specs`.
+
+        The method returns a state, or rows of a batch (`rows`).
+        """
+
+        def on_shard(shard: S, *arguments: Any) -> Any:
+            # A shard's state has a leading axis of 1 on its device. It is mapped over: where reshapes take it off and
+            # put it on again, XLA copies the whole storage.
+            result = jax.vmap(lambda state: method(state, *arguments))(shard)
+            return jax.tree.map(lambda x: x.reshape(x.shape[1:]), result) if rows else result
+
+        return self._map(on_shard, (PartitionSpec(self.axis), *specs), state, *arguments)
+
+    def _map(self, function: Callable[..., Any], specs: tuple[PartitionSpec, ...], *arguments: Any) -> Any:
+        """`function` of each device's part of the arguments, which are laid out by `specs`."""
+        mesh = mesh_here(self.mesh)
+        if mesh.axis_types[mesh.axis_names.index(self.axis)] == AxisType.Explicit:
+            layout = [NamedSharding(mesh, spec) for spec in specs]
+            arguments = tuple(jax.tree.map(jnp.asarray, arguments))
+            arguments = tuple(
+                jax.tree.map(lambda x, s=s: jax.sharding.reshard(x, s), a)
+                for a, s in zip(arguments, layout, strict=True)
+            )
+        return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(self.axis))(*arguments)
+
+
+def shard_of(buffer: Buffer[S], num_shards: int, axis_name: str | None = None) -> Buffer[S]:
+    """The buffer that each of `num_shards` shards of `buffer` is.
+
+    Raises:
+      ValueError: it cannot be cut evenly.
+    """
+    size = getattr(buffer, buffer._cut)
+    if size % num_shards:
+        raise ValueError(f"{buffer._cut}={size}: must be a multiple of {num_shards}, the number of shards.")
+    config: Any = buffer
+    return dataclasses.replace(config, **{buffer._cut: size // num_shards}, _axis_name=axis_name)
+
+
+@functools.cache
+def _signature(kind: type[Buffer]) -> inspect.Signature:
+    return inspect.signature(kind.add)
+
+
+def _init_impl(sharded: Sharded[S], treedef: Any, leaves: tuple[tuple[tuple[int, ...], Any], ...]) -> S:
+    spec = sharded._part_spec(jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves]))
+
+    def init() -> S:
+        shard = sharded._part
+        state: Any = shard.init(spec)
+        state = dataclasses.replace(state, ring=ring.init(shard._num_slots, sharded.num_shards))
+        return jax.tree.map(lambda x: x.reshape(1, *x.shape), state)
+
+    return sharded._map(init, ())
+
+
+_init = jax.jit(_init_impl, static_argnums=(0, 1, 2))

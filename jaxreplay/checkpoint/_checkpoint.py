@@ -1,0 +1,231 @@
+"""Checkpoints: `save` writes a state and its configuration, and `restore` reads the state back bit for bit.
+
+A checkpoint is either complete or absent: the previous one is deleted only after the new one is complete. When an array
+is read, it is compared with checksums of its bits. So a damaged file raises an error and never yields a wrong state.
+"""
+
+import concurrent.futures
+import os
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import jax
+import numpy as np
+from jax.sharding import NamedSharding
+
+from jaxreplay._common.xla import reads_state
+from jaxreplay.checkpoint import _description, _files, _leaves, _manifest, _processes, _structure
+from jaxreplay.checkpoint._names import Allowed, check_allow
+
+
+@reads_state
+def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True) -> Callable[[], None]:
+    """Write a checkpoint of `state`; the previous one is deleted once this one is complete.
+
+    If the process is killed while it saves, the previous checkpoint or the new one remains. Threads and programs that
+    save to one path take turns. With several processes of `jax.distributed`, all of them call this function, and the
+    one that it returns, with the same path on a shared file system. They do so before one of them calls `restore`.
+    One that cannot write its part raises at once, the others when Orbax no longer waits for it, minutes later; the
+    previous checkpoint remains.
+
+    Args:
+      path: a folder used only for the checkpoint; it need not exist.
+      buffer: the configuration, such as a `ReplayBuffer`, `NStep` or `DifficultyPools`, or a dict, list or tuple of
+        configurations and plain values. `restore` requires the same one. A callable in it, such as a schedule, is
+        identified by its name alone.
+      state: the state of the configuration, or any pytree of arrays, such as {"replay": replay, "params": params,
+        "key": key}, which is saved as a whole. It may consist of dicts (also `OrderedDict` and Flax's `FrozenDict`),
+        lists, tuples, None, NamedTuples (states of optax), dataclasses that are pytrees (`flax.struct`, `chex`,
+        `jax.tree_util.register_dataclass`), arrays, typed PRNG keys and Python numbers. For other nodes, such as
+        Flax's `TrainState`, which holds functions, only the arrays are saved, and `restore` needs `like` to build them.
+      wait: return when the checkpoint is complete. If False, return once `state` is copied (it may then be donated) and
+        write in the background. A further `save` waits until that is done. Call the returned function before `restore`
+        and before the program ends.
+
+    Returns:
+      a function that waits until the checkpoint is complete, and raises any error that occurred while it was written.
+
+    Raises:
+      ValueError: values are traced, or a part of `buffer` or `state` cannot be recorded; the message names it.
+      OSError: the folder cannot be made or written; the previous checkpoint remains.
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4)
+      >>> state = buffer.init(jnp.array([10, 20, 30]))
+      >>> finish = jr.save("run/checkpoint", {"replay": buffer}, {"replay": state, "steps": 7}, wait=False)
+      >>> finish()  # before restore, and before the program ends
+    """
+    folder = _files.absolute(path)
+    described, meshes = _description.describe(buffer), dict(_description.meshes(buffer))
+    structure, leaves = _structure.record(state)
+    arrays = [_leaves.as_array(leaf, name) for name, leaf in leaves]
+    records = [_leaves.header(array, name, meshes) for array, (name, _) in zip(arrays, leaves, strict=True)]
+    stored = [_leaves.pack(array) for array in arrays]
+    del state, leaves, arrays  # what is donated now is not held up to the end
+    _record_parts(described, structure, records, [_leaves.parts(x) for x in stored])
+    if not wait:
+        stored = [x.copy() if isinstance(x, np.ndarray) else x for x in stored]
+    manifest = _manifest.seal(_manifest.make(described, structure, records))
+    written = _files.begin(folder, {str(i): x for i, x in enumerate(stored) if x.size > 0}, manifest)
+    if not wait:
+        with_one_thread = concurrent.futures.ThreadPoolExecutor(1)
+        finish = with_one_thread.submit(written).result
+        with_one_thread.shutdown(wait=False)
+        return finish
+    written()
+    return lambda: None
+
+
+def restore(path: str | os.PathLike, buffer: Any, like: Any = None, *, allow: Allowed = ()) -> Any:
+    """The state in the newest complete checkpoint at `path`, equal to the saved one bit for bit.
+
+    Nothing is imported because a checkpoint names it. Classes come from this package, from `like` and from `allow`.
+
+    Arrays that were sharded over a mesh of the configuration are sharded again over the mesh in the same place of
+    `buffer` (as `Sharded` holds one); each device then reads its own part. All other arrays are restored to the default
+    device. NumPy arrays are restored as JAX arrays.
+
+    Args:
+      path: the path passed to `save`.
+      buffer: the configuration passed to `save`; `donate` may differ.
+      like: a pytree with new nodes for those that a checkpoint cannot build by itself: NamedTuples and dataclasses of
+        other packages (states of optax), nodes registered with `jax.tree_util`, and dataclasses with a function among
+        their static fields (`TrainState`). For a saved {"replay": replay, "params": params, "opt": opt}, pass {"opt":
+        optimizer.init(params)}, or its shapes from `jax.eval_shape`; the rest may be omitted or None. Static fields
+        that are functions come from `like`, and all arrays and Python numbers from the checkpoint.
+      allow: modules and classes, such as (optax, Settings), or one of them. Their NamedTuples and dataclasses are also
+        built without `like`, with values from the checkpoint. A module stands for all modules inside it that are
+        already imported.
+
+    Raises:
+      FileNotFoundError: there is no complete checkpoint.
+      ValueError: `buffer` differs from the saved one (the message names the field); `like` lacks a node that is needed
+        or differs in a class, shape, dtype or plain static value (the message names it); the checkpoint names a class
+        that is neither in `like` nor allowed (the message says what to pass), or one that has other fields now; it is
+        damaged, claims other sizes than it has on disk, or was written by a newer version of this library.
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4)
+      >>> items = jnp.array([10, 20, 30])
+      >>> _ = jr.save("run/checkpoint", buffer, buffer.add(buffer.init(items), items))
+      >>> state = jr.restore("run/checkpoint", buffer)
+      >>> buffer.get(state, buffer.newest(state, 3)).tolist()
+      [10, 20, 30]
+    """
+    allowed = check_allow(allow)
+    folder, number, content = _open(path)
+    try:
+        return _rebuilt(folder, number, content, buffer, like, allowed)
+    except ValueError:
+        if jax.process_count() > 1 or _files.newest(folder) == number:
+            raise
+    return restore(path, buffer, like, allow=allowed)  # another process has meanwhile replaced the checkpoint
+
+
+def open_saved(path: str | os.PathLike) -> tuple[dict[str, Any], Callable[[int], np.ndarray]]:
+    """What a checkpoint says of itself, without a configuration; and a function that reads one of its arrays.
+
+    Raises:
+      FileNotFoundError: there is no complete checkpoint.
+      ValueError: it is damaged, or has another format. The function: the array is damaged.
+    """
+    folder, number, content = _open(path)
+
+    def read(i: int) -> np.ndarray:
+        return _leaves.numbers(content["leaves"][i], _read(folder, number, content["leaves"], {i: None})[0])
+
+    return content, read
+
+
+def _open(path: str | os.PathLike) -> tuple[str, int, dict[str, Any]]:
+    """The folder and number of the newest complete checkpoint, and its content."""
+    folder = _files.absolute(path)
+    number = _processes.on_first(lambda: _files.newest(folder))
+    if number < 0:
+        raise FileNotFoundError(f"{os.fspath(path)}: no complete checkpoint there; save one, or look for its folder.")
+    try:
+        return folder, number, _manifest.read(folder, number)
+    except ValueError:
+        if jax.process_count() > 1 or _files.newest(folder) == number:
+            raise
+    return _open(path)  # another process has meanwhile replaced the checkpoint
+
+
+def _rebuilt(folder: str, number: int, content: dict[str, Any], buffer: Any, like: Any, allow: Iterable[Any]) -> Any:
+    """The state that was saved."""
+    if different := list(_description.differences(content["buffer"], buffer)):
+        listed = "; ".join(f"{x.where}: saved {x.saved}, given {x.given}" for x in different[:5])
+        more = f" (and {len(different) - 5} more)" if len(different) > 5 else ""
+        raise ValueError(
+            f"{folder}: saved with another configuration: {listed}{more}. Restore with the saved "
+            f"configuration{_next_step(different[0].owner)}."
+        )
+    structure, records, meshes = content["structure"], content["leaves"], dict(_description.meshes(buffer))
+    nodes = _structure.match(structure, records, like)
+    classes = _structure.classes(structure, nodes, allow)
+    shardings = [_leaves.sharding_in(meshes, record) for record in records]
+    stored = _read(folder, number, records, dict(enumerate(shardings)))
+    leaves = [_leaves.unpack(*x) for x in zip(records, stored, shardings, strict=True)]
+    return _structure.rebuild(structure, leaves, nodes, classes)
+
+
+def _read(
+    folder: str, number: int, records: Sequence[dict[str, Any]], wanted: Mapping[int, NamedSharding | None]
+) -> list[jax.Array | np.ndarray]:
+    """The stored form of some arrays: on the host, unless they have a sharding.
+
+    Raises:
+      ValueError: they cannot be read, or are not those that were saved.
+    """
+    stored = []
+    try:
+        for i, sharding in wanted.items():  # if one of several failed, the others would meet a closed event loop
+            shape, dtype = _leaves.stored_type(records[i])
+            how = np.ndarray if sharding is None else jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+            if 0 in shape:
+                array = np.zeros(shape, dtype)
+            else:
+                array = _files.load(folder, number, {_files.ARRAYS: {str(i): how}})[_files.ARRAYS][str(i)]
+            _leaves.check_bits(records[i], array)
+            stored.append(array)
+    except (KeyError, ValueError) as error:
+        raise _manifest.damaged(folder, str(error)) from error
+    return stored
+
+
+def _next_step(config: Any) -> str:
+    """Advice, for a message, on how to use the state of `config` with another configuration."""
+    if hasattr(config, "remap"):
+        return ", then use remap or recycle of the new one"
+    if hasattr(config, "can_sample"):
+        return ", then use jr.migrate(old_buffer, state, new_buffer)"
+    return ""
+
+
+def _record_parts(
+    described: Any, structure: list, records: Sequence[dict[str, Any]], parts: Sequence[Sequence[_leaves.Part]]
+) -> None:
+    """Add the parts of each array, and their checksums, to its record.
+
+    Raises:
+      ValueError: processes save different states.
+    """
+    for record, own in zip(records, parts, strict=True):
+        record["parts"] = [[*map(list, part.box), 0] for part in own]
+    digest = np.frombuffer(bytes.fromhex(_manifest.digest([described, structure, records])), np.uint32)
+    if _differ(_processes.gather(digest.tolist())):
+        raise ValueError("buffer or state: their structure differs from process to process; give the same to all.")
+    sums = iter(_processes.gather([_leaves.checksum(part.data) for own in parts for part in own]).T)
+    for record, own in zip(records, parts, strict=True):
+        for entry, part, found in zip(record["parts"], own, sums, strict=False):
+            if isinstance(part.data, np.ndarray) and _differ(found):  # each process has all of the array
+                raise ValueError(
+                    f"leaf {record['path']}: differs from process to process; make one global array of it, so that "
+                    "each process's part is saved."
+                )
+            entry[2] = int(found[part.process])
+
+
+def _differ(found: np.ndarray) -> bool:
+    """Whether one process has found something else than the first."""
+    return bool(np.any(found != found[0]))

@@ -1,0 +1,279 @@
+"""migrate: what a buffer holds, in a buffer of another capacity, sampler or number of shards."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental import multihost_utils
+
+from jaxreplay import sum_tree
+from jaxreplay._common import layouts, ring
+from jaxreplay._common.xla import reads_state
+from jaxreplay.buffers import (
+    ReplayBuffer,
+    ReplayState,
+    SequenceBuffer,
+    SequenceState,
+    Sharded,
+    _later_steps,
+    _some_sequences,
+)
+from jaxreplay.buffers._sharded import shard_of
+from jaxreplay.samplers import Prioritized, PrioritizedState, Uniform, UniformState, UpdateCounts
+from jaxreplay.samplers._prioritized import largest_leaf
+
+KINDS = (ReplayBuffer, SequenceBuffer)
+
+
+@reads_state
+def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
+    """The live items of `state` and their priorities, as a state of `new_buffer`.
+
+    Items keep their order of age; where there is no room for all, the newest are kept. Items of a `ReplayBuffer` are
+    dealt out evenly to the new shards; of items from several shards those are taken for equally old that are followed
+    by equally many in their shard, and among these those of the first shard for the oldest. Streams of a
+    `SequenceBuffer` keep their numbers, and sequences their starts.
+
+    Priorities, before alpha, are kept, and so are the largest priority and the number of updates (which a schedule of
+    beta counts). Where there are none, from `Uniform` or with alpha 0, all are the largest. Handles are new: late
+    updates with those of the old state must not be made.
+
+    This is done on the host, leaf by leaf. With several processes each of them calls it, and has a copy of the leaf.
+
+    Args:
+      old_buffer: `ReplayBuffer`, `SequenceBuffer`, or `Sharded` of one.
+      state: its state; unchanged, and not donated.
+      new_buffer: a buffer of the same kind. Its `capacity` or `length`, sampler, number of shards and devices may
+        differ, and nothing else that shapes the state.
+
+    Returns:
+      a state of `new_buffer`, in arrays of its own.
+
+    Raises:
+      ValueError: the buffers differ in anything else (the message names it), or a sampler is neither `Uniform` nor
+        `Prioritized`.
+
+    Examples:
+      >>> old, new = jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=2, sampler=jr.Prioritized())
+      >>> items = jnp.array([10, 20, 30])
+      >>> state = jr.migrate(old, old.add(old.init(items), items), new)
+      >>> new.get(state, new.newest(state, 2)).tolist()  # the newest, as there is no room for all
+      [20, 30]
+    """
+    old, new = _Layout(old_buffer), _Layout(new_buffer)
+    for layout, name in ((old, "old_buffer"), (new, "new_buffer")):
+        if type(layout.whole) not in KINDS:
+            raise ValueError(
+                f"{name}={layout.whole!r}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one; the buffers of "
+                "a Mixture are migrated one by one."
+            )
+        if type(layout.whole.sampler) not in (Uniform, Prioritized):
+            raise ValueError(f"{name}.sampler={layout.whole.sampler!r}: must be Uniform or Prioritized.")
+    if type(old.whole) is not type(new.whole):
+        raise ValueError(f"new_buffer={new.whole!r}: must be a {type(old.whole).__name__}, as old_buffer is.")
+    old_buffer._check_state(state)
+    if not old.is_sharded:
+        state = jax.tree.map(lambda x: x[None], state)
+    migrate_kind = _migrate_items if isinstance(old.whole, ReplayBuffer) else _migrate_sequences
+    return migrate_kind(old, state, new).on_this_backend()
+
+
+class _Layout:
+    """How the states of a buffer, sharded or not, lie: as the stack of those of its shards."""
+
+    def __init__(self, buffer: Any):
+        self.is_sharded = isinstance(buffer, Sharded)
+        self.whole: Any = buffer.buffer if self.is_sharded else buffer
+        self.num_shards = buffer.num_shards if self.is_sharded else 1
+        self.shard: Any = shard_of(self.whole, self.num_shards) if type(self.whole) in KINDS else None
+        self._sharding = buffer.state_sharding if self.is_sharded else None
+
+    def place(self, x: np.ndarray) -> jax.Array:
+        """A leaf [num_shards, ...] where the states' leaves are."""
+        if self._sharding is None:
+            return jnp.asarray(x[0])
+        return jax.make_array_from_callback(x.shape, self._sharding, lambda index: x[index])
+
+    def ring(self, size: np.ndarray, slots: int, num_rings: int) -> ring.Ring:
+        """Rings of `slots` whose `size` [num_shards] items lie from slot 0 on."""
+        size = size.astype(np.int32)
+        return ring.Ring(self.place(size), self.place(size), ring.init(slots, num_rings).period)
+
+
+def _on_host(x: jax.Array) -> np.ndarray:
+    if not x.is_fully_addressable:
+        x = multihost_utils.process_allgather(x, tiled=True)
+    return np.asarray(x)
+
+
+def _move(x: jax.Array, move: Any, new: _Layout) -> jax.Array:
+    """A leaf of the old storage, moved by `move` (of numpy arrays) to the new; also one of PRNG keys."""
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        moved = _move(jax.random.key_data(x), move, new)
+        return jax.random.wrap_key_data(moved, impl=jax.random.key_impl(x))
+    return new.place(move(_on_host(x)))
+
+
+def _migrate_items(old: _Layout, state: ReplayState, new: _Layout) -> ReplayState:
+    size, inserted = _on_host(state.ring.size), _on_host(state.ring.inserted)
+    # Of all items, newest first: where they lie, shard by shard.
+    capacity = old.shard.capacity
+    age, shard = np.divmod(np.arange(old.whole.capacity), old.num_shards)
+    shard = old.num_shards - 1 - shard
+    live = age < size[shard]
+    newest_first = (shard * capacity + (inserted[shard] % capacity - 1 - age) % capacity)[live]
+    newest_first = newest_first[: new.whole.capacity]
+    # Of the new shards' slots: whose item they get.
+    shard = np.arange(new.num_shards)[:, None]
+    new_size = (len(newest_first) + shard) // new.num_shards
+    age = new_size - 1 - np.arange(new.shard.capacity)
+    filled = age >= 0
+    rank = np.where(filled, age * new.num_shards + new.num_shards - 1 - shard, 0)
+    source = np.where(filled, newest_first[rank] if len(newest_first) else 0, -1)
+
+    def move(x: np.ndarray) -> np.ndarray:
+        moved = np.zeros((*source.shape, *x.shape[2:]), x.dtype)
+        moved[filled] = layouts.merge_axes(x)[source[filled]]
+        return moved
+
+    return ReplayState(
+        storage=jax.tree.map(lambda x: _move(x, move, new), layouts.as_it_is(state.storage)),
+        ring=new.ring(new_size[:, 0], new.shard.capacity, new.num_shards),
+        sampler=_migrate_sampler(old, state.sampler, new, source),
+    )
+
+
+def _migrate_sequences(old: _Layout, state: SequenceState, new: _Layout) -> SequenceState:
+    for name in ("num_envs", "sequence_length", "stride", "windows", "gaps", "within_episode", "hindsight"):
+        if getattr(old.whole, name) != getattr(new.whole, name):
+            raise ValueError(
+                f"new_buffer.{name}={getattr(new.whole, name)!r}: must be that of old_buffer, "
+                f"{getattr(old.whole, name)!r}."
+            )
+    rows, sequences, wait = (int(_on_host(x)[0]) for x in (state.rows.inserted, state.ring.inserted, state.wait))
+    num_rows = min(int(_on_host(state.rows.size)[0]), new.whole.length)
+    old_rows = (rows - num_rows + np.arange(num_rows)) % old.whole.length
+
+    def deal(x: np.ndarray, axis: int) -> np.ndarray:
+        """[old shards, n, old streams a shard, ...] to [new shards, n, new streams a shard, ...]."""
+        x = np.moveaxis(x, 0, axis)
+        x = x.reshape(x.shape[0], new.num_shards, new.shard.num_envs, *x.shape[3:])
+        return np.moveaxis(x, 1, 0)
+
+    def move(x: np.ndarray) -> np.ndarray:
+        kept = deal(x[:, old_rows], 1)
+        moved = np.zeros((new.num_shards, new.whole.length, *kept.shape[2:]), x.dtype)
+        moved[:, :num_rows] = kept
+        return moved
+
+    # Slots of the sequences, oldest first, in the old shards, then in the new.
+    num_starts = (num_rows + wait - new.whole.sequence_length) // new.whole.stride
+    start = (sequences // old.shard.num_envs - num_starts + np.arange(num_starts)) % old.shard._num_starts
+    env = np.arange(old.shard.num_envs)
+    shard = np.arange(old.num_shards)[:, None, None]
+    slots = shard * old.shard._num_slots + start[:, None] * old.shard.num_envs + env
+    source = np.full((new.num_shards, new.shard._num_starts, new.shard.num_envs), -1)
+    source[:, :num_starts] = deal(slots, 1)
+    source, size = source.reshape(new.num_shards, -1), np.full(new.num_shards, num_starts * new.shard.num_envs)
+    windows = None
+    if state.windows is not None:
+        source, size, windows = _migrate_windows(old, state, new, rows - num_rows, num_rows)
+
+    def every(value: int) -> np.ndarray:
+        return np.full(new.num_shards, value, np.int32)
+
+    storage, ends, old_episodes = layouts.as_it_is((state.storage, state.ends, state.episodes))
+    episodes = None
+    if old_episodes is not None:
+        now = _on_host(old_episodes.now).reshape(new.num_shards, new.shard.num_envs)
+        episodes = _later_steps.Episodes(_move(old_episodes.number, move, new), new.place(now))
+    return SequenceState(
+        storage=jax.tree.map(lambda x: _move(x, move, new), storage),
+        ends=None if ends is None else _move(ends, move, new),
+        rows=new.ring(every(num_rows), new.whole.length, 1),
+        wait=new.place(every(wait)),
+        ring=new.ring(size, new.shard._num_slots, new.num_shards),
+        sampler=_migrate_sampler(old, state.sampler, new, source),
+        windows=windows,
+        episodes=episodes,
+    )
+
+
+def _migrate_windows(
+    old: _Layout, state: SequenceState, new: _Layout, first_row: int, num_rows: int
+) -> tuple[np.ndarray, np.ndarray, _some_sequences.Windows]:
+    """Slots of the windows in the stacked old shards, [new shards, slots]; their number; and where they are now.
+
+    `num_rows` rows from `first_row` on, modulo the old length, are kept, and lie from row 0 on.
+    """
+    assert state.windows is not None
+    num_slots, num_envs = old.shard._num_slots, old.shard.num_envs
+    size, inserted = _on_host(state.ring.size)[:, None], _on_host(state.ring.inserted)[:, None]
+    position = np.arange(num_slots)
+    slot = (inserted - size + position) % num_slots
+    first = np.take_along_axis(_on_host(layouts.as_it_is(state.windows.first)), slot, axis=1)
+    shard = np.arange(old.num_shards)[:, None]
+    row, env = (first // num_envs - first_row) % old.whole.length, first % num_envs + shard * num_envs
+    kept = (position < size) & (row < num_rows)
+    slot, row, env = ((x + shard * 0)[kept] for x in (slot + shard * num_slots, row, env))
+    in_order = np.lexsort((env, row))
+
+    source = np.full((new.num_shards, new.shard._num_slots), -1)
+    moved, count = np.zeros(source.shape, np.int32), np.zeros(new.num_shards, np.int32)
+    for k in range(new.num_shards):
+        its = in_order[env[in_order] // new.shard.num_envs == k]
+        count[k] = its.size
+        source[k, : its.size] = slot[its]
+        moved[k, : its.size] = row[its] * new.shard.num_envs + env[its] % new.shard.num_envs
+    so_far = _on_host(state.windows.so_far).reshape(new.num_shards, new.shard.num_envs)
+    return source, count, _some_sequences.Windows(new.place(moved), new.place(so_far))
+
+
+def _migrate_sampler(old: _Layout, state: Any, new: _Layout, source: np.ndarray) -> Any:
+    """The new sampler's state; `source` [new shards, slots]: slots of the stacked old shards, -1 where none is."""
+    sampler, old_sampler = new.whole.sampler, old.whole.sampler
+    capacity = new.shard._num_slots
+    counts = _migrate_counts(state.counts, new, source) if sampler.count_updates else None
+    if isinstance(sampler, Uniform):
+        return UniformState(capacity, counts)
+    max_priority, updates, rejected = 1.0, 0, 0
+    if isinstance(old_sampler, Prioritized):
+        max_priority = float(_on_host(state.max_priority).max())
+        updates = int(_on_host(state.updates).max())
+        rejected = min(int(_on_host(state.rejected).sum(dtype=np.int64)), 2**31 - 1)
+    if isinstance(old_sampler, Prioritized) and old_sampler.alpha > 0:
+        leaves = _on_host(sum_tree.leaves(state.tree)).reshape(-1)[source]
+        if old_sampler.alpha != sampler.alpha:
+            priorities = leaves.astype(np.float64) ** (1 / old_sampler.alpha)
+            leaves = sampler._leaf(jnp.asarray(priorities, jnp.float32), capacity)
+        leaves = np.minimum(leaves, largest_leaf(capacity))
+    else:
+        leaves = sampler._leaf(jnp.full((), max_priority, jnp.float32), capacity)
+    leaves = np.where(source >= 0, leaves, 0.0)
+
+    def tree(leaves: np.ndarray) -> sum_tree.SumTree:
+        return sum_tree.update(sampler.tree(capacity), np.arange(capacity), leaves, unique_indices=True)
+
+    def every(value: Any, dtype: Any) -> jax.Array:
+        return new.place(np.full(new.num_shards, value, dtype))
+
+    trees = [tree(shard) for shard in leaves]
+    counted_once = np.where(np.arange(new.num_shards) == 0, rejected, 0).astype(np.int32)
+    return PrioritizedState(
+        tree=jax.tree.map(lambda *x: new.place(np.stack(x)), *trees),
+        max_priority=every(max_priority, np.float32),
+        updates=every(updates, np.int32),
+        rejected=new.place(counted_once),
+        counts=counts,
+    )
+
+
+def _migrate_counts(counts: UpdateCounts | None, new: _Layout, source: np.ndarray) -> UpdateCounts:
+    """The counts of the items that are kept, all 0 if nothing was counted; `source` as of `_migrate_sampler`."""
+    of_slots, late = np.zeros(source.shape, np.int32), 0
+    if counts is not None:
+        of_slots = np.where(source >= 0, _on_host(counts.of_slots).reshape(-1)[source], 0).astype(np.int32)
+        late = min(int(_on_host(counts.late).sum(dtype=np.int64)), 2**31 - 1)
+    counted_once = np.where(np.arange(new.num_shards) == 0, late, 0).astype(np.int32)
+    return UpdateCounts(new.place(of_slots), new.place(counted_once))

@@ -1,0 +1,202 @@
+"""Recorded data as the rows of a `SequenceBuffer` or as transitions, and the rows of a buffer as recorded data.
+
+The rows are those that `jaxreplay.SequenceBuffer` asks for: each observation once, and one row without a step for the
+last observation of an episode. A data set is one stream, so the buffer has `num_envs=1`.
+
+The formats are those of D4RL (Fu et al. 2020, arXiv:2004.07219), OGBench (Park et al. 2024, arXiv:2410.20092) and
+Minari (Farama Foundation, https://minari.farama.org). Importing this module imports none of their packages.
+"""
+
+import os
+from typing import Any
+
+import jax
+import numpy as np
+
+from jaxreplay._common import checks
+from jaxreplay._common.checks import check_integer
+from jaxreplay.datasets._minari import from_minari as from_minari
+from jaxreplay.datasets._minari import to_minari as to_minari
+from jaxreplay.datasets._steps import NAMES, as_numbers, check_not_empty, check_rows, make_steps
+from jaxreplay.datasets._steps import Steps as Steps
+from jaxreplay.transitions import TransitionBatch, n_step_transitions
+
+
+def from_arrays(
+    observations: Any, actions: Any, rewards: Any, terminals: Any, timeouts: Any, next_observations: Any = None
+) -> Steps:
+    """Rows of a data set of N steps, episodes laid end to end, as in D4RL.
+
+    An episode ends where it was terminated or timed out. The data end behind step N - 1; if this step is neither, its
+    episode is truncated there. The last step of a truncated episode has `truncated` True.
+
+    Without `next_observations` the last observation of an episode is not in the data:
+
+    - *Truncated*: there is nothing to bootstrap from behind the last step. Its row becomes the row without a step, and
+      its action and reward are left out; the step before it is then the truncated one. An episode of one such step is
+      left out altogether.
+    - *Terminated*: nothing is bootstrapped from there. The row without a step repeats the last observation. Nothing
+      else should be learned of it, such as a model of the environment.
+
+    Args:
+      observations: pytree [N, ...], before each step.
+      actions: pytree [N, ...].
+      rewards: number [N].
+      terminals: bool [N] (a number other than 0 is True), whether the environment terminated.
+      timeouts: bool [N] as well, whether the episode was cut off; ignored where terminated.
+      next_observations: like `observations`, after each step and before any reset; or None.
+
+    Returns:
+      `Steps`, in new arrays: N rows and one more for each episode, or for each terminated one without
+      `next_observations`.
+
+    Raises:
+      ValueError: leading axes differ; a leaf is not made of numbers; there is more than one reward or flag per step; no
+        step is left; or, inside an episode, a next observation is not the observation of the next step.
+
+    Examples:
+      >>> x = jnp.array([1.0, 2.0, 3.0])
+      >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0], next_observations=x + 1)
+      >>> steps.rows["observation"][:, 0].tolist(), steps.rows["step"][:, 0].tolist()  # 4 has no step
+      ([1.0, 2.0, 3.0, 4.0], [True, True, True, False])
+    """
+    arrays = as_numbers({"observations": observations, "actions": actions, "rewards": rewards})
+    flags = as_numbers({"terminals": terminals, "timeouts": timeouts})
+    (num_steps,) = checks.leading_axes(arrays | flags, 1, "a data set")
+    for name in ("rewards", "terminals", "timeouts"):
+        _check_one_each(name, (arrays | flags)[name])
+    terminated, last = flags["terminals"] != 0, (flags["terminals"] != 0) | (flags["timeouts"] != 0)
+    last[-1:] = True
+    repeats = 1 + last.astype(np.intp)  # a row for each step, and one for the last observation
+    if next_observations is None:
+        is_missing = last & ~terminated
+        is_first = np.concatenate([last[:1] | True, last[:-1]])
+        repeats = np.where(is_missing, np.where(is_first, 0, 1), repeats)
+    source = np.repeat(np.arange(num_steps), repeats)  # the step that a row is made of
+    check_not_empty(len(source))
+    ends = last[source] & (np.append(source[1:], num_steps) != source)
+    observation = jax.tree.map(lambda x: x[source], arrays["observations"])
+    if next_observations is not None:
+        following = _next_observations(next_observations, arrays["observations"], last)
+        observation = jax.tree.map(lambda x, after: _replace(x, ends, after[last]), observation, following)
+    action, reward = jax.tree.map(lambda x: _replace(x[source], ends, 0), (arrays["actions"], arrays["rewards"]))
+    return make_steps(observation, action, reward, terminated[source] & ~ends, ~ends, ends)
+
+
+def from_ogbench(path: str | os.PathLike[str]) -> Steps:
+    """Rows of an OGBench data set, a file `.npz` of `observations`, `actions` and `terminals`, [N, ...] each.
+
+    `terminals` marks the last row of an episode, which holds its last observation and no step. All episodes are
+    truncated. The file has no rewards; all are 0, to be computed from the observations and a goal. For the rewards of a
+    single task give what `ogbench.make_env_and_datasets` returns to `from_arrays`, with terminals = 1 - `masks`,
+    timeouts = `terminals`, and `next_observations`.
+
+    Args:
+      path: the file.
+
+    Returns:
+      `Steps`: the N rows of the file, less episodes without a step.
+
+    Raises:
+      ValueError: the file lacks one of the three arrays, or `from_arrays` refuses them.
+
+    Examples:
+      >>> import numpy as np
+      >>> x = np.array([1.0, 2.0, 3.0])
+      >>> np.savez("walk.npz", observations=x, actions=x, terminals=[0, 0, 1])
+      >>> jr.datasets.from_ogbench("walk.npz").rows["step"][:, 0].tolist()
+      [True, True, False]
+    """
+    names = ("observations", "actions", "terminals")
+    with np.load(path) as file:
+        missing = [name for name in names if name not in file]
+        if missing:
+            raise ValueError(f"path={os.fspath(path)!r}: no {', '.join(missing)}, but {', '.join(file.files)}.")
+        observations, actions, terminals = (file[name] for name in names)
+    nothing = np.zeros(terminals.shape, np.float32)
+    return from_arrays(observations, actions, nothing, nothing, terminals)
+
+
+def transitions(rows: dict[str, Any], ends: Any, n: int = 1, gamma: float = 0.99) -> TransitionBatch:
+    """All n-step transitions of a data set, for a `ReplayBuffer`: `transitions(*steps, n=3, gamma=0.99)`.
+
+    They are those of `jaxreplay.n_step_transitions`, in order of time. A step that is the last row of its episode, or
+    of the data, has no next observation. Unless it was terminated, it is left out, and windows end before it.
+
+    Args:
+      rows: dict of arrays [T, num_envs, ...], as of `Steps`; other leaves than those of `Steps` are ignored.
+      ends: bool [T, num_envs], True for the last row of an episode.
+      n: see `NStep`.
+      gamma: see `NStep`.
+
+    Returns:
+      TransitionBatch [M] of NumPy arrays, M the number of steps that have a next observation or were terminated. S, A
+      and S_next have the dtypes of the rows. `Rn` and `In` have those that JAX computes with, and `In` is 0 where the
+      window ends with a terminated step.
+
+    Raises:
+      ValueError: `rows` lacks a leaf, shapes or dtypes are not as above, or `n` or `gamma` is out of range.
+
+    Examples:
+      >>> x = jnp.array([1.0, 2.0, 3.0])
+      >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0], next_observations=x + 1)
+      >>> batch = jr.datasets.transitions(*steps, n=2, gamma=0.5)
+      >>> batch.Rn.tolist(), batch.In.tolist()  # windows end with the terminated step
+      ([2.0, 3.5, 3.0], [0.25, 0.0, 0.0])
+    """
+    rows = check_rows(rows)
+    length, num_envs = checks.leading_axes(rows, 2, "a data set")
+    ends = np.asarray(checks.check_mask(ends, (length, num_envs), "ends"))
+    terminated, truncated, step = (np.asarray(rows[name]) != 0 for name in NAMES[3:])
+    num_rows = check_integer("T * num_envs", length * num_envs, 0, 2**31 - 1, "the rows; give them in parts")
+    at = np.arange(num_rows, dtype=np.int32).reshape(length, num_envs)  # stands for what is in a row
+    is_last = ends.copy()
+    is_last[-1:] = True
+    has_next = step & (~is_last | terminated)
+    after = np.where(is_last, at, np.concatenate([at[1:], at[-1:]]))
+    traced = n_step_transitions(
+        at, at, rows["reward"], terminated, truncated, after, n=n, gamma=gamma, mask=has_next, flush=True
+    )
+    batch, valid = jax.tree.map(np.asarray, traced)
+
+    def gather(leaf: Any, index: np.ndarray) -> Any:
+        return np.asarray(leaf).reshape(num_rows, *leaf.shape[2:])[index]
+
+    start, last = batch.S[valid], batch.S_next[valid]
+    return TransitionBatch(
+        S=jax.tree.map(lambda leaf: gather(leaf, start), rows["observation"]),
+        A=jax.tree.map(lambda leaf: gather(leaf, start), rows["action"]),
+        logP=None,
+        Rn=batch.Rn[valid],
+        In=batch.In[valid],
+        S_next=jax.tree.map(lambda leaf: gather(leaf, last), rows["observation"]),
+    )
+
+
+def _check_one_each(name: str, x: np.ndarray) -> None:
+    if x.ndim != 1:
+        raise ValueError(f"{name}: got {checks.type_text(x.dtype, x.shape)}, expected one for each step, [N].")
+
+
+def _replace(x: np.ndarray, where: np.ndarray, value: Any) -> np.ndarray:
+    """`x` itself, which is a copy, with `value` in the rows `where`."""
+    x[where] = value
+    return x
+
+
+def _next_observations(following: Any, observations: Any, last: np.ndarray) -> Any:
+    """`following` as arrays; a `ValueError` where it is not like `observations`, one step later."""
+    following = as_numbers(following)
+    checks.check_like(checks.as_spec(following), checks.as_spec(observations), 1, 1, "the data set")
+    for after, now in zip(jax.tree.leaves(following), jax.tree.leaves(observations), strict=True):
+        if len(after) != len(now):
+            raise ValueError(f"next_observations: got {len(after)} rows, expected {len(now)}, one for each step.")
+        is_equal = (after[:-1] == now[1:]) | ((after[:-1] != after[:-1]) & (now[1:] != now[1:]))
+        differs = ~is_equal.all(axis=tuple(range(1, is_equal.ndim))) & ~last[:-1]
+        if differs.any():
+            t = int(np.flatnonzero(differs)[0])
+            raise ValueError(
+                f"next_observations[{t}] differs from observations[{t + 1}], of the same episode; mark step {t} in "
+                "timeouts if an episode ends there, or leave next_observations out."
+            )
+    return following

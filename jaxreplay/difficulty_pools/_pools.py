@@ -1,0 +1,424 @@
+"""DifficultyPools: a curriculum over a fixed list of tasks that draws those always or never solved less often, or not.
+
+These are the difficulty pools of prime-rl as pure functions: those of pull request 2667, which park tasks, and with
+`pool_weights` those of pull request 3261, which draw them less often. Each draw and each group of an update cost
+O(log N).
+
+**prime-rl's second pools** do without caps, queues and filters: a task's pool is that of its latest group, and each
+draw is of any task, in proportion to the weight of its pool; a task without a group has weight 1. This is what
+
+    DifficultyPools(tasks_per_env=(N,), easy_threshold=..., hard_threshold=..., pool_weights=(0.2, 1, 0.2))
+
+does (tested). Two things differ. There a task is easy above a threshold, and here at it too. There environments are no
+part of the pools; here, with several, each is drawn by `env_ratios`, however many of its tasks are easy or hard.
+"""
+
+import dataclasses
+import functools
+import math
+from collections import defaultdict, deque
+from collections.abc import Hashable, Sequence
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from jaxreplay._common.checks import check_integer, check_key, check_number
+from jaxreplay._common.eager import few_rows
+from jaxreplay._common.random import random_bits
+from jaxreplay._common.ring import saturating_add
+from jaxreplay._common.xla import jit_method, on_host
+from jaxreplay.difficulty_pools import _checks, _draws, _groups, _moves, _parking
+from jaxreplay.difficulty_pools._keys import task_key as task_key
+from jaxreplay.difficulty_pools._parking import PoolsState
+
+NORMAL, EASY, HARD = range(3)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class DifficultyPools:
+    """Draws the tasks to train on: those that are sometimes solved.
+
+    A group is a set of rollouts of one task. Their mean reward labels the group easy (`>= easy_threshold`), else hard
+    (`<= hard_threshold`), else normal. If a group of a task in normal is labelled easy or hard, the task moves to the
+    end of that pool and stays there, whatever its rewards. When the pool exceeds its cap, floor(tasks of the
+    environment * the pool's fraction), its oldest task moves back to the end of normal. Normal is never empty.
+
+    **Pool weights.** All this holds for a pool of weight 0. Easy or hard with a positive weight parks nothing and has
+    no cap. Its tasks are drawn as well, each with that weight, where a task in normal has normal's. A group of such a
+    task moves it to the end of the pool of its label, if that is another one: also to normal, or to one that parks. So
+    the task is where its latest group says.
+
+    Tasks are numbered 0 to N - 1, one environment after the other. Thresholds and rewards are compared in float32.
+
+    Attributes:
+      tasks_per_env: number of tasks of each environment; at most 2**24 in all.
+      env_ratios: relative frequencies at which environments are drawn; None: their numbers of tasks.
+      easy_threshold: None labels no group easy.
+      hard_threshold: None labels no group hard.
+      max_easy_pool_fraction: largest fraction of an environment's tasks in easy, in [0, 1), if its weight is 0.
+      max_hard_pool_fraction: the same for hard; the sum of both is below 1, if both have weight 0.
+      online_difficulty_filtering: drop groups whose mean reward is exactly 0 or 1, which carry no learning signal.
+      pool_weights: how often a task in easy, in normal and in hard is drawn, relative to one another; 0 for a pool that
+        parks its tasks. That of normal is positive.
+      env_names: names of the environments in the metrics; None: "0", "1", ...
+      donate: donate the state when `update` is called eagerly. It is then changed in place, at a cost that hardly grows
+        with the number of tasks.
+
+    Examples:
+      >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+      >>> state, kept = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 1.0]]))
+      >>> pools.pool_of(state).tolist()  # task 0 is always solved, and parked in easy
+      [1, 0, 0, 0]
+    """
+
+    tasks_per_env: Sequence[int]
+    env_ratios: Sequence[float] | None = None
+    easy_threshold: float | None = None
+    hard_threshold: float | None = None
+    max_easy_pool_fraction: float = 0.5
+    max_hard_pool_fraction: float = 0.4
+    online_difficulty_filtering: bool = False
+    pool_weights: Sequence[float] = (0.0, 1.0, 0.0)
+    env_names: Sequence[str] | None = None
+    donate: bool = True
+
+    def __post_init__(self):
+        _checks.check_envs(self)
+        _checks.check_weights(self)
+        _checks.check_thresholds(self)
+
+    @property
+    def num_tasks(self) -> int:
+        """N, the number of tasks."""
+        return sum(self.tasks_per_env)
+
+    @property
+    def _drawn(self) -> tuple[bool, bool, bool]:
+        """Whether tasks are drawn from normal, easy and hard."""
+        easy, _, hard = self.pool_weights
+        return True, easy > 0, hard > 0
+
+    @property
+    def caps(self) -> tuple[tuple[int, int], ...]:
+        """How many tasks may be in easy and in hard, for each environment: all, in a pool that parks none."""
+        return tuple(self._caps_of(count) for count in self.tasks_per_env)
+
+    def _caps_of(self, num_tasks: int) -> tuple[int, int]:
+        """How many of an environment's tasks may be in easy and in hard."""
+        room = max(num_tasks - 1, 0)
+        # If the sum of the fractions rounds to below 1, their floors can still leave no task in normal.
+        easy = num_tasks if self._drawn[EASY] else min(math.floor(num_tasks * self.max_easy_pool_fraction), room)
+        room = room if self._drawn[EASY] else max(room - easy, 0)
+        hard = num_tasks if self._drawn[HARD] else min(math.floor(num_tasks * self.max_hard_pool_fraction), room)
+        return easy, hard
+
+    @property
+    def _sizes(self) -> tuple[jax.Array, jax.Array]:
+        """`tasks_per_env`, int32 [E], and `caps`, int32 [E, 2]."""
+        return jnp.array(self.tasks_per_env, jnp.int32), jnp.array(self.caps, jnp.int32)
+
+    @functools.partial(jax.jit, static_argnums=0)
+    def init(self) -> PoolsState:
+        """All tasks in normal, in the order of their numbers.
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> pools.pool_of(pools.init()).tolist()
+          [0, 0, 0, 0]
+        """
+        pool = jnp.zeros(self.num_tasks, jnp.int32)
+        return _parking.arrange(*self._sizes, pool, (), jnp.zeros((), jnp.int32), self._drawn)
+
+    def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
+        """See `Buffer._device_states`."""
+        if items is not None:
+            raise ValueError("items: DifficultyPools store tasks by their numbers alone; leave it out.")
+        return [("", jax.eval_shape(self.init), 1)]
+
+    def sample(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+        """Draw tasks from normal, and from other pools with a positive weight, with replacement.
+
+        Each draw picks an environment by `env_ratios`, among those with tasks in these pools, then one of these tasks
+        in proportion to its pool's weight.
+
+        Args:
+          state: unchanged.
+          key: a PRNG key.
+          n: number of draws.
+
+        Returns:
+          tasks, int32 [n], all -1 if there is no task to draw; and whether there is one, bool [].
+
+        Raises:
+          ValueError: `n` is not a positive integer; or there is no task to draw and the call is eager. An eager call
+            waits for the device to check this; under `jit` check the returned bool.
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 0.0]]))
+          >>> tasks, ok = pools.sample(state, jax.random.key(0), 16)
+          >>> sorted(set(tasks.tolist())), bool(ok)  # 0 is parked in easy and 1 in hard
+          ([2, 3], True)
+        """
+        n = check_integer("n", n, 1, 2**24, "the number of draws")
+        tasks, ok = self._draw(state, key, n)
+        if not isinstance(ok, jax.core.Tracer) and not on_host(ok):
+            raise ValueError(
+                "No environments left with examples. No environment with a positive ratio has a task in normal; "
+                "recycle moves parked tasks back."
+            )
+        return tasks, ok
+
+    @jit_method(static=("n",), brief=lambda self, state, key, n: few_rows(n))
+    def _draw(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+        self._check_state(state)
+        check_key(key)
+        ratios = np.asarray(self.tasks_per_env if self.env_ratios is None else self.env_ratios, np.float64)
+        easy, normal, hard = self.pool_weights
+        return _draws.draw(state, ratios, (normal, easy, hard), key, n)
+
+    def update(
+        self, state: PoolsState, tasks: jax.Array, rewards: jax.Array, mask: jax.Array | None = None
+    ) -> tuple[PoolsState, jax.Array]:
+        """Process groups of rollouts in order.
+
+        A group whose task does not exist or whose mean reward is not finite only increments the counter `rejected`.
+
+        Args:
+          state: donated when called eagerly (unless `donate=False`).
+          tasks: int [G], the task of each group; a task may occur more than once. Eager calls pad G and R to powers of
+            two, so few programs are compiled; under `jax.jit` each new G or R compiles another program.
+          rewards: number [G, R], the reward of each rollout.
+          mask: bool [G], which groups exist, or [G, R], which rollouts exist; None: all. A group without rollouts has
+            no effect.
+
+        Returns:
+          the state, and which groups to train on, bool [G]: all that have rollouts and are not rejected, except those
+          that `online_difficulty_filtering` drops.
+
+        Raises:
+          ValueError: other shapes or dtypes.
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> rewards = jnp.array([[jnp.nan, 1.0], [0.0, 0.0]])
+          >>> state, kept = pools.update(pools.init(), jnp.array([0, 1]), rewards)
+          >>> kept.tolist(), int(state.rejected), pools.pool_of(state).tolist()  # NaN is refused; task 1 is hard
+          ([False, True], 1, [0, 2, 0, 0])
+        """
+        groups = tasks, rewards, mask
+        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, groups))):
+            return self._update(state, *groups)
+        on_device = any(isinstance(x, jax.Array) for x in groups)
+        padded = _groups.padded_on_device(*groups) if on_device else _groups.padded(*groups, like=np)
+        state, kept = self._update(state, *padded)
+        return state, _groups.first(kept, len(tasks))
+
+    @jit_method(donates=True, brief=lambda self, state, tasks, *groups: few_rows(np.size(tasks)))
+    def _update(self, state: PoolsState, tasks: Any, rewards: Any, mask: Any) -> tuple[PoolsState, jax.Array]:
+        self._check_state(state)
+        tasks, rewards, mask = _groups.check(tasks, rewards, mask)
+        rollouts = jnp.sum(mask, axis=1, dtype=jnp.int32)
+        total = jnp.sum(rewards, axis=1, where=mask)
+        known = (rollouts > 0) & (tasks >= 0) & (tasks < self.num_tasks) & jnp.isfinite(total)
+        rejected = saturating_add(state.rejected, jnp.sum((rollouts > 0) & ~known, dtype=jnp.int32))
+        state = dataclasses.replace(state, rejected=rejected)
+        if self.num_tasks == 0 or rewards.size == 0:
+            return state, known
+        tasks = jnp.where(known, tasks, 0).astype(jnp.int32)
+        tasks_per_env, caps = self._sizes
+        env = _parking.env_of(tasks, tasks_per_env)
+
+        def total_at(threshold, otherwise):  # the total at which the mean is the threshold; a division would round
+            totals = (otherwise if threshold is None else threshold) * np.arange(1, rewards.shape[1] + 1)
+            return jnp.asarray(totals, jnp.float32)[jnp.maximum(rollouts - 1, 0)]
+
+        easy, hard = total_at(self.easy_threshold, math.inf), total_at(self.hard_threshold, -math.inf)
+        label = jnp.where(total >= easy, EASY, jnp.where(total <= hard, HARD, NORMAL))
+        filtered = jnp.where(total == rollouts.astype(jnp.float32), EASY, jnp.where(total == 0, HARD, NORMAL))
+        if not self.online_difficulty_filtering:
+            filtered = jnp.zeros_like(filtered)
+
+        def count(counts, pool, more):
+            return saturating_add(counts, jnp.zeros_like(counts).at[env, pool].add(jnp.where(known, more, 0)))
+
+        groups, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts)
+        state = dataclasses.replace(state, groups=groups, rollouts=filtered_rollouts)
+        if any(self._drawn[1:]):
+            state = _moves.move(state, tasks_per_env, caps, tasks, env, label, known)
+        else:
+            state = _parking.park(state, tasks_per_env, caps, tasks, env, jnp.where(known, label, NORMAL))
+        return state, known & (filtered == NORMAL)
+
+    def pool_of(self, state: PoolsState) -> jax.Array:
+        """Each task's pool, int32 [N]: 0 normal, 1 easy, 2 hard.
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 0.0]]))
+          >>> pools.pool_of(state).tolist()
+          [1, 2, 0, 0]
+        """
+        return state.pool.astype(jnp.int32)
+
+    @jit_method()
+    def order(self, state: PoolsState) -> jax.Array:
+        """Rank of each task in its pool by order of entry, int32 [N]: 0 for the oldest. Costs O(N log N).
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> state, _ = pools.update(pools.init(), jnp.array([1, 0]), jnp.array([[1.0, 1.0], [1.0, 1.0]]))
+          >>> pools.order(state).tolist()  # task 1 entered easy before task 0 did
+          [1, 0, 0, 1]
+        """
+        self._check_state(state)
+        return _parking.order(state)
+
+    @jit_method()
+    def metrics(self, state: PoolsState) -> dict[str, jax.Array]:
+        """Fractions, float32 [], over all environments and for each by its name `env`; 0 if nothing was counted.
+
+        `evicted_examples[/env]/easy`, `.../hard`: groups since `reset_metrics` with this label.
+        `filtered_rollouts[/env]/easy`, `.../hard`: rollouts since then that were dropped because the mean was 1, or 0.
+        `pool[/env]/easy`, `.../normal`, `.../hard`: tasks in the pool.
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 1.0]]))
+          >>> numbers = pools.metrics(state)
+          >>> float(numbers["pool/easy"]), float(numbers["evicted_examples/easy"])
+          (0.25, 0.5)
+        """
+        self._check_state(state)
+        names = self.env_names or tuple(map(str, range(len(self.tasks_per_env))))
+        shares = {}
+        for prefix, envs in (("", slice(None)), *((f"/{name}", slice(e, e + 1)) for e, name in enumerate(names))):
+            for metric, counts in (
+                ("evicted_examples", state.groups),
+                ("filtered_rollouts", state.rollouts),
+                ("pool", state.sizes),
+            ):
+                counts = jnp.sum(counts[envs].astype(jnp.float32), axis=0)
+                share = counts / jnp.maximum(jnp.sum(counts), 1.0)
+                shares |= {f"{metric}{prefix}/easy": share[EASY], f"{metric}{prefix}/hard": share[HARD]}
+            shares[f"pool{prefix}/normal"] = share[NORMAL]
+        return shares
+
+    def reset_metrics(self, state: PoolsState) -> PoolsState:
+        """The state with the counts of groups and rollouts reset to 0.
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 1.0]]))
+          >>> float(pools.metrics(pools.reset_metrics(state))["evicted_examples/easy"])
+          0.0
+        """
+        groups, rollouts = _zeros_like((state.groups, state.rollouts))
+        return dataclasses.replace(state, groups=groups, rollouts=rollouts)
+
+    def recycle(
+        self, state: PoolsState, key: jax.Array, easy_fraction: float = 0.0, hard_fraction: float = 0.0
+    ) -> PoolsState:
+        """Move random tasks from easy and hard back to normal, and bring both pools under their caps.
+
+        Use it when a run is resumed: `state` may come from other thresholds, fractions or weights. From each pool
+        round(size * fraction) tasks move (halves round to even), then the oldest tasks above the cap. Easy tasks enter
+        normal first, each pool from its oldest. Costs O(N log N).
+
+        Raises:
+          ValueError: a fraction is not a number in [0, 1].
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 0.0]]))
+          >>> state = pools.recycle(state, jax.random.key(0), hard_fraction=1.0)  # task 1 gets another chance
+          >>> pools.pool_of(state).tolist()
+          [1, 0, 0, 0]
+        """
+        for name, fraction in (("easy_fraction", easy_fraction), ("hard_fraction", hard_fraction)):
+            check_number(name, fraction, 0, 1, "the part of the pool that goes back to normal")
+        sizes = np.arange(max(self.tasks_per_env) + 1)
+        counts = np.round(np.outer([0.0, easy_fraction, hard_fraction], sizes)).astype(np.int32)  # in float64
+        return self._recycle(state, key, counts)
+
+    @jit_method()
+    def _recycle(self, state: PoolsState, key: jax.Array, counts: Any) -> PoolsState:
+        """See `recycle`; counts: int32 [3, max size + 1], how many tasks move by pool and its size."""
+        self._check_sizes(state)
+        env, pool = _parking.pools_of(state)
+        at_random, _ = _parking.ranks(3 * env + pool, state.sizes.size, *random_bits(key, self.num_tasks))
+        returns = at_random < counts[pool, state.sizes[env, pool]]
+        keys = jnp.where(returns, pool, 0), _parking.order(state)
+        new = _parking.arrange(*self._sizes, jnp.where(returns, 0, pool), keys, state.rejected, self._drawn)
+        return dataclasses.replace(new, groups=state.groups, rollouts=state.rollouts)
+
+    def remap(self, state: PoolsState, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable]) -> PoolsState:
+        """The state for another list of tasks, or another configuration.
+
+        A task keeps its pool and its rank in it, even if its environment changes. New tasks enter normal after the old
+        ones. Then every pool is brought under its cap. If a key occurs more than once, its first old task becomes its
+        first new one, and so on. The metrics are reset. Costs O(N log N).
+
+        Args:
+          state: from any configuration, for tasks with `old_keys`.
+          old_keys: a key for each task of `state`, such as one from `task_key`, known on the host.
+          new_keys: a key for each task of this configuration.
+
+        Raises:
+          ValueError: not one key per task, or a stack of states.
+
+        Examples:
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 0.0]]))
+          >>> pools.pool_of(pools.remap(state, old_keys="abcd", new_keys="dcba")).tolist()
+          [0, 0, 2, 1]
+        """
+        if state.pool.ndim != 1:
+            raise ValueError(f"state: has tasks {list(state.pool.shape)}; use jax.vmap for a stack of states.")
+        old_keys, new_keys = list(old_keys), list(new_keys)
+        for name, keys, expected in (
+            ("old_keys", old_keys, state.pool.size),
+            ("new_keys", new_keys, self.num_tasks),
+        ):
+            if len(keys) != expected:
+                raise ValueError(f"{name}: got {len(keys)} keys for {expected} tasks; give one for each, in order.")
+        positions = defaultdict(deque)
+        for position, key in enumerate(old_keys):
+            positions[key].append(position)
+        source = [positions[key].popleft() if positions.get(key) else len(old_keys) for key in new_keys]
+        return self._remap(state, np.asarray(source, np.int32))
+
+    @jit_method()
+    def _remap(self, state: PoolsState, source: Any) -> PoolsState:
+        """See `remap`; source: int32 [N], the number of each task in `state`, or the number of tasks there if new."""
+        env, pool = _parking.pools_of(state)
+
+        def of_source(values, otherwise):
+            return values.at[source].get(mode="fill", fill_value=otherwise)
+
+        keys = of_source(env, state.sizes.shape[0]), of_source(_parking.order(state), 0)
+        return _parking.arrange(*self._sizes, of_source(pool, NORMAL), keys, state.rejected, self._drawn)
+
+    def _check_state(self, state: PoolsState) -> None:
+        """Raise a `ValueError` if `state` is for other tasks, environments or pools to draw from."""
+        self._check_sizes(state)
+        if state.drawn != self._drawn:
+            raise ValueError(
+                f"pool_weights={self.pool_weights}: in this state other pools have a weight of 0; take it over with "
+                "recycle."
+            )
+
+    def _check_sizes(self, state: PoolsState) -> None:
+        """Raise a `ValueError` if `state` is for other numbers of tasks or environments."""
+        if state.pool.shape != (self.num_tasks,) or state.sizes.shape[0] != len(self.tasks_per_env):
+            raise ValueError(
+                f"tasks_per_env={self.tasks_per_env}: this state has tasks {list(state.pool.shape)} in "
+                f"{state.sizes.shape[0]} environments; use the configuration that made it, remap for other tasks, and "
+                "jax.vmap for a stack of states."
+            )
+
+
+_zeros_like = jax.jit(lambda tree: jax.tree.map(jnp.zeros_like, tree))

@@ -1,0 +1,10 @@
+"""Samplers: the law by which a buffer draws its slots."""
+
+from jaxreplay.samplers._prioritized import Prioritized as Prioritized
+from jaxreplay.samplers._prioritized import PrioritizedState as PrioritizedState
+from jaxreplay.samplers._protocol import Sampler as Sampler
+from jaxreplay.samplers._uniform import Uniform as Uniform
+from jaxreplay.samplers._uniform import UniformState as UniformState
+from jaxreplay.samplers._update_counts import UpdateCounts as UpdateCounts
+from jaxreplay.samplers._weights import effective_sample_size as effective_sample_size
+from jaxreplay.samplers._weights import importance_weights as importance_weights

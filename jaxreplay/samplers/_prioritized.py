@@ -1,0 +1,273 @@
+"""Prioritized: items are drawn in proportion to a power of their priority."""
+
+import dataclasses
+import math
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import optax
+from flax import struct
+
+from jaxreplay import sum_tree
+from jaxreplay._common import checks, shards
+from jaxreplay._common.checks import check_bool, check_number, settle
+from jaxreplay._common.random import random_bits
+from jaxreplay._common.ring import Live, saturating_add
+from jaxreplay.samplers import _update_counts
+from jaxreplay.samplers._uniform import uniform_probability, uniform_slots
+from jaxreplay.samplers._update_counts import UpdateCounts
+from jaxreplay.samplers._weights import Normalize, importance_weights
+
+
+@struct.dataclass
+class PrioritizedState:
+    """State of `Prioritized`.
+
+    Attributes:
+      tree: a leaf per slot, priority^alpha; 0 where nothing may be drawn.
+      max_priority: float32 [], the largest priority so far, before alpha; at least 1.
+      updates: int32 [], calls of `update` so far that named a stored item; stops at 2**31 - 1.
+      rejected: int32 [], non-finite TD errors that were refused; stops at 2**31 - 1.
+      counts: None without `count_updates`.
+
+    Examples:
+      >>> state = jr.Prioritized().init(4)
+      >>> isinstance(state, jr.PrioritizedState), float(state.max_priority), int(state.updates)
+      (True, 1.0, 0)
+    """
+
+    tree: sum_tree.SumTree
+    max_priority: jax.Array  # []
+    updates: jax.Array  # []
+    rejected: jax.Array  # []
+    counts: UpdateCounts | None = None
+
+    def on_this_backend(self) -> "PrioritizedState":
+        """The same state with a tree as this backend wants it.
+
+        Examples:
+          >>> state = jr.Prioritized().init(4)
+          >>> state.on_this_backend().tree.fanout == jr.sum_tree.default_fanout()
+          True
+        """
+        return dataclasses.replace(self, tree=sum_tree.with_fanout(self.tree))
+
+
+def largest_leaf(capacity: int) -> float:
+    """The largest priority^alpha that a tree of this capacity takes."""
+    return 2.0 ** (63 - (capacity - 1).bit_length())
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Prioritized:
+    """Proportional prioritization, after Schaul et al. 2016 (Prioritized Experience Replay, sections 3.3 and 3.4).
+
+    An item is drawn with probability P(i) = p_i^alpha / sum_j p_j^alpha (in float32, see `jaxreplay.sum_tree.sample`),
+    where p = max(|td_error|, floor) + epsilon is its priority. A new item has `max_priority`, or the priority of the TD
+    error that it was added with. The weight of a draw is (N P(i))^-beta.
+
+    LAP (Fujimoto et al. 2020, An Equivalence between Loss Functions and Non-Uniform Sampling in Experience Replay,
+    section 4.1) is `Prioritized(alpha=0.4, beta=0.0, epsilon=0.0, floor=1.0, max_priority="stored")` with a Huber loss.
+
+    All settings are static but beta, which `sample` takes for a call. For an alpha that is traced, as in a sweep under
+    `jax.vmap`, use `Prioritized(alpha=1, epsilon=0)` and give `update` (|td_error| + epsilon) ** alpha: the law is the
+    same.
+
+    A TD error that is not finite changes nothing but the state's counter `rejected`. Positive values of p^alpha are
+    kept within [2^-63, 2^63 / capacity], so that no sum overflows. When every p is 0 the draw is uniform and the
+    weights are 1.
+
+    Attributes:
+      alpha: exponent of the priorities, at least 0; 0 draws uniformly.
+      beta: exponent of the weights in [0, 1], or an `optax.Schedule` that maps the number of `update` calls so far, an
+        int32 [], to it, such as `optax.linear_schedule(0.4, 1.0, 200_000)`. A call that names no stored item, as in a
+        step where nothing was drawn, does not count.
+      epsilon: added to |td_error|, at least 0.
+      floor: the least |td_error| that counts, at least 0.
+      max_priority: of new items, before alpha: the largest "ever" seen, which starts at 1 and never falls; the largest
+        "stored" at the time (1 if there is none), which costs a tree of maxima; or a number.
+      normalize: divide the weights by the largest of the "batch", by the largest that any stored item can have
+        ("global"), or by nothing (None).
+      stratified: draw once from each of batch_size equal parts of the total priority, instead of independently. The
+        rows of the batch then lie in the order of the slots: permute them (`jax.random.permutation`) before they are
+        split into minibatches, or else each minibatch comes from one part of the buffer.
+      count_updates: count in the state how often each item came back in `update`, and how many came back too late
+        (`jaxreplay.diagnostics` tells); 4 bytes an item.
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
+      >>> items = jnp.array([10, 20, 30, 40])
+      >>> state = buffer.add(buffer.init(items), items, td_errors=jnp.array([0.0, 0.0, -2.0, 0.0]))
+      >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
+      [30, 30, 30, 30]
+    """
+
+    alpha: float = 0.6
+    beta: float | optax.Schedule = 0.4
+    epsilon: float = 1e-6
+    normalize: Normalize = "batch"
+    stratified: bool = True
+    floor: float = 0.0
+    max_priority: Literal["ever", "stored"] | float = "ever"
+    count_updates: bool = False
+
+    def __post_init__(self):
+        traced = "use alpha=1 and epsilon=0, and give update (|td_error| + epsilon) ** alpha, which may be traced"
+        alpha = check_number("alpha", self.alpha, 0, math.inf, "0.6 is usual", traced)
+        beta = self.beta
+        if not callable(beta):
+            beta = check_number(
+                "beta", beta, 0, 1, "or a schedule of the number of updates", "sample(beta=) takes a traced one"
+            )
+        epsilon = check_number("epsilon", self.epsilon, 0, math.inf, "1e-6 is usual")
+        floor = check_number("floor", self.floor, 0, math.inf, "1 is usual with a Huber loss, otherwise 0")
+        max_priority = self.max_priority
+        if isinstance(max_priority, str):
+            if max_priority not in ("ever", "stored"):
+                raise ValueError(f'max_priority={max_priority!r}: must be "ever", "stored" or a number.')
+        else:
+            max_priority = check_number("max_priority", max_priority, 0, math.inf, '"ever" is usual')
+        settle(self, alpha=alpha, beta=beta, epsilon=epsilon, floor=floor, max_priority=max_priority)
+        settle(self, count_updates=check_bool("count_updates", self.count_updates, "whether to count what comes back"))
+        if self.normalize not in ("batch", "global", None):
+            raise ValueError(f'normalize={self.normalize!r}: must be "batch", "global" or None.')
+
+    def tree(self, capacity: int) -> sum_tree.SumTree:
+        """A tree without priorities.
+
+        Examples:
+          >>> tree = jr.Prioritized().tree(4)
+          >>> tree.capacity, float(jr.sum_tree.total(tree))
+          (4, 0.0)
+        """
+        return sum_tree.init(
+            capacity, track_minimum=self.normalize == "global", track_maximum=self.max_priority == "stored"
+        )
+
+    def init(self, capacity: int) -> PrioritizedState:
+        return PrioritizedState(
+            tree=self.tree(capacity),
+            max_priority=jnp.ones((), jnp.float32),
+            updates=jnp.zeros((), jnp.int32),
+            rejected=jnp.zeros((), jnp.int32),
+            counts=_update_counts.init(capacity) if self.count_updates else None,
+        )
+
+    def insert(
+        self,
+        state: PrioritizedState,
+        slots: jax.Array,
+        drawable: jax.Array,
+        td_errors: jax.Array | None = None,
+        axis_name: str | None = None,
+    ) -> PrioritizedState:
+        capacity = state.tree.capacity
+        drawable = checks.check_mask(drawable, slots.shape, "drawable")
+        known, found = jnp.zeros(slots.shape, bool), jnp.zeros(slots.shape, jnp.float32)
+        if td_errors is not None:
+            told = drawable & (slots >= 0) & (slots < capacity) & ~jnp.isnan(td_errors)
+            state, found, known, _ = self._learn(state, td_errors, told, axis_name)
+        leaves = jnp.where(known, found, self._new_leaf(state, jnp.max(found, where=known, initial=0.0), axis_name))
+        leaves = jnp.where(drawable, leaves, 0.0)
+        tree = sum_tree.update(state.tree, slots, leaves, unique_indices=True)
+        return dataclasses.replace(state, tree=tree, counts=_update_counts.insert(state.counts, slots))
+
+    def restrict(self, state: PrioritizedState, live: Live) -> PrioritizedState:
+        return dataclasses.replace(state, tree=sum_tree.restrict(state.tree, live.start, live.size))
+
+    def sample(
+        self, state: PrioritizedState, key: jax.Array, batch_size: int, live: Live
+    ) -> tuple[jax.Array, jax.Array]:
+        mass, bits = sum_tree.total(state.tree), random_bits(key, batch_size)
+        weighted = mass > 0
+        by_priority, leaves = sum_tree.sample_with(state.tree, bits, stratified=self.stratified)
+        evenly = uniform_slots(bits, live, state.tree.capacity)
+        # One division, not two: XLA:CPU runs a program on several threads if it begins with ten operations that do not
+        # depend on each other, and to wake a thread takes longer than such a draw.
+        stored = jnp.where(live.size > 0, 1.0, 0.0)
+        whole = jnp.where(weighted, mass, jnp.maximum(live.size, 1).astype(jnp.float32))
+        return jnp.where(weighted, by_priority, evenly), jnp.where(weighted, leaves, stored) / whole
+
+    def weights(
+        self,
+        state: PrioritizedState,
+        probabilities: jax.Array,
+        size: jax.Array,
+        beta: Any = None,
+        axis_name: str | None = None,
+    ) -> jax.Array:
+        if beta is None:
+            beta = self.beta(state.updates) if callable(self.beta) else self.beta
+        min_probability = None
+        if self.normalize == "global":
+            mass = sum_tree.total(state.tree)
+            smallest = sum_tree.minimum(state.tree) / jnp.where(mass > 0, mass, 1.0)
+            evenly = jnp.where(size > 0, uniform_probability(size), jnp.inf)
+            min_probability = jnp.where(mass > 0, smallest, evenly)
+        num_shards = shards.count(axis_name)
+        min_probability = None if min_probability is None else min_probability / num_shards
+        return importance_weights(
+            probabilities / num_shards,
+            shards.total(size, axis_name),
+            beta,
+            normalize=self.normalize,
+            min_probability=min_probability,
+            axis_name=axis_name,
+        )
+
+    def update(
+        self,
+        state: PrioritizedState,
+        slots: jax.Array,
+        td_errors: jax.Array,
+        mask: jax.Array,
+        axis_name: str | None = None,
+    ) -> PrioritizedState:
+        mask = checks.check_mask(mask, slots.shape)
+        state, leaves, accepted, is_update = self._learn(state, td_errors, mask, axis_name)
+        return dataclasses.replace(
+            state,
+            tree=sum_tree.update(state.tree, slots, leaves, accepted),
+            updates=saturating_add(state.updates, is_update.astype(jnp.int32)),
+            counts=_update_counts.update(state.counts, slots),
+        )
+
+    def _learn(
+        self, state: PrioritizedState, td_errors: jax.Array, mask: jax.Array, axis_name: str | None
+    ) -> tuple[PrioritizedState, jax.Array, jax.Array, jax.Array]:
+        """What TD errors of the rows in `mask` change.
+
+        Returns:
+          the state with the largest priority and the count of those that are rejected; leaves, float32 [B]; which rows
+          have one, bool [B]; whether a row of any shard is in `mask`, bool [].
+        """
+        td_errors = jnp.abs(td_errors.astype(jnp.float32))
+        finite = jnp.isfinite(td_errors)
+        accepted = mask & finite
+        priorities = jnp.maximum(td_errors, self.floor) + self.epsilon
+        # The maximum also tells whether there is a row, so that takes no reduction and no exchange of its own.
+        told = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
+        largest = shards.largest(jnp.max(told, initial=-1.0), axis_name)
+        rejected = jnp.sum(mask & ~finite, dtype=jnp.int32)
+        state = dataclasses.replace(
+            state,
+            max_priority=jnp.maximum(state.max_priority, largest),
+            rejected=saturating_add(state.rejected, rejected),
+        )
+        return state, self._leaf(priorities, state.tree.capacity), accepted, largest >= 0
+
+    def _new_leaf(self, state: PrioritizedState, beside: jax.Array, axis_name: str | None) -> jax.Array:
+        """The leaf of an item of which nothing is known, float32 []; `beside` is the largest of those added with it."""
+        if self.max_priority == "ever":
+            return self._leaf(state.max_priority, state.tree.capacity)
+        if self.max_priority != "stored":
+            return self._leaf(jnp.float32(self.max_priority), state.tree.capacity)
+        largest = shards.largest(jnp.maximum(sum_tree.maximum(state.tree), beside), axis_name)
+        return jnp.where(largest > 0, largest, self._leaf(jnp.float32(1.0), state.tree.capacity))
+
+    def _leaf(self, priority: jax.Array, capacity: int) -> jax.Array:
+        # Within these bounds no sum overflows, and no sum, its reciprocal or a probability falls into the subnormal
+        # range, which XLA flushes to 0.
+        leaf = jnp.clip(priority**self.alpha, 2.0**-63, largest_leaf(capacity))
+        return jnp.where((priority > 0) | (self.alpha == 0), leaf, 0.0)

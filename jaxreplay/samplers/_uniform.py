@@ -1,0 +1,131 @@
+"""Uniform: every stored item is equally likely."""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxreplay._common import shards
+from jaxreplay._common.checks import check_bool, settle
+from jaxreplay._common.permutation import permuted
+from jaxreplay._common.random import random_bits, random_integers
+from jaxreplay._common.ring import Live
+from jaxreplay.samplers import _update_counts
+from jaxreplay.samplers._update_counts import UpdateCounts
+
+
+def uniform_slots(bits: tuple[jax.Array, jax.Array], live: Live, capacity: int) -> jax.Array:
+    """Live slots, each equally likely, int32 [B]; `bits` are two uint32 [B]."""
+    return live.slots(random_integers(bits, jnp.maximum(live.size, 1)), capacity)
+
+
+def uniform_probability(size: jax.Array) -> jax.Array:
+    """The probability of each of `size` slots, float32; 0 if there are none."""
+    return jnp.where(size > 0, 1.0 / jnp.maximum(size, 1).astype(jnp.float32), 0.0)
+
+
+@struct.dataclass
+class UniformState:
+    """State of `Uniform`: the static number of slots, and counts if they are asked for.
+
+    Attributes:
+      capacity: number of slots (static).
+      counts: None without `count_updates`.
+
+    Examples:
+      >>> state = jr.Uniform().init(4)
+      >>> isinstance(state, jr.UniformState), state.capacity
+      (True, 4)
+    """
+
+    capacity: int = struct.field(pytree_node=False)
+    counts: UpdateCounts | None = None
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Uniform:
+    """Every stored item is equally likely; all weights are 1 and `update` does nothing, unless it counts.
+
+    Where a buffer is cut into shards, an item's weight makes the weighted law uniform over the items of all:
+    (items in its shard / items in all) * (rows of the batch / rows of its shard that hold an item).
+
+    Attributes:
+      replacement: draw independently. False: the items of a batch differ; of a batch that is larger than the number of
+        items the last rows have handle -1, probability and weight 0.
+      count_updates: count in the state how often each item came back in `update`, and how many came back too late
+        (`jaxreplay.diagnostics` tells); 4 bytes an item.
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Uniform(replacement=False))
+      >>> items = jnp.array([10, 20, 30, 40])
+      >>> state = buffer.add(buffer.init(items), items)
+      >>> sorted(buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist())
+      [10, 20, 30, 40]
+    """
+
+    replacement: bool = True
+    count_updates: bool = False
+
+    def __post_init__(self):
+        settle(
+            self,
+            replacement=check_bool("replacement", self.replacement, "whether items may be drawn twice"),
+            count_updates=check_bool("count_updates", self.count_updates, "whether to count what comes back"),
+        )
+
+    def __repr__(self) -> str:
+        shown = [] if self.replacement else ["replacement=False"]
+        shown += ["count_updates=True"] if self.count_updates else []
+        return f"{type(self).__name__}({', '.join(shown)})"
+
+    def init(self, capacity: int) -> UniformState:
+        return UniformState(capacity, _update_counts.init(capacity) if self.count_updates else None)
+
+    def insert(
+        self,
+        state: UniformState,
+        slots: jax.Array,
+        drawable: jax.Array,
+        td_errors: jax.Array | None = None,
+        axis_name: str | None = None,
+    ) -> UniformState:
+        return dataclasses.replace(state, counts=_update_counts.insert(state.counts, slots))
+
+    def sample(self, state: UniformState, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
+        probability = jnp.full(batch_size, uniform_probability(live.size))
+        if self.replacement:
+            return uniform_slots(random_bits(key, batch_size), live, state.capacity), probability
+        rows = jnp.arange(batch_size, dtype=jnp.int32)
+        exists = rows < live.size
+        slots = live.slots(permuted(key, jnp.where(exists, rows, 0), live.size), state.capacity)
+        return slots, jnp.where(exists, probability, 0.0)
+
+    def restrict(self, state: UniformState, live: Live) -> UniformState:
+        return state
+
+    def weights(
+        self,
+        state: UniformState,
+        probabilities: jax.Array,
+        size: jax.Array,
+        beta: Any = None,
+        axis_name: str | None = None,
+    ) -> jax.Array:
+        weight = jnp.ones((), jnp.float32)
+        if axis_name is not None:
+            # Items times rows, by the rows that hold an item: without replacement these are no more than the items.
+            share = shards.count(axis_name) * (size if self.replacement else jnp.maximum(size, probabilities.size))
+            weight = share.astype(jnp.float32) / jnp.maximum(shards.total(size, axis_name), 1).astype(jnp.float32)
+        return jnp.where(probabilities > 0, weight, 0.0)
+
+    def update(
+        self,
+        state: UniformState,
+        slots: jax.Array,
+        td_errors: jax.Array,
+        mask: jax.Array,
+        axis_name: str | None = None,
+    ) -> UniformState:
+        return dataclasses.replace(state, counts=_update_counts.update(state.counts, slots))

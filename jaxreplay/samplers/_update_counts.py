@@ -1,0 +1,60 @@
+"""UpdateCounts: how often the items of a buffer came back in `update`, and how often one came back too late.
+
+`sample` leaves the state unchanged, so draws cannot be counted. An agent gives back what it has learned from, and that
+is counted here: once for each row of a batch, also if the row's TD error is refused.
+"""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxreplay._common.ring import saturating_add
+
+MOST = 2**30  # a count does not grow beyond this and one batch
+
+
+@struct.dataclass
+class UpdateCounts:
+    """Counts of a sampler with `count_updates=True`.
+
+    Attributes:
+      of_slots: int32 [capacity], rows of updates since the item in each slot was inserted; stops behind 2**30.
+      late: int32 [], rows of updates that were ignored, as their item was no longer stored; stops at 2**31 - 1.
+    """
+
+    of_slots: jax.Array  # [capacity]
+    late: jax.Array  # []
+
+
+def init(capacity: int) -> UpdateCounts:
+    return UpdateCounts(of_slots=jnp.zeros(capacity, jnp.int32), late=jnp.zeros((), jnp.int32))
+
+
+def insert(counts: UpdateCounts | None, slots: jax.Array) -> UpdateCounts | None:
+    """The counts after `slots` (int32 [B], distinct where in range) were written."""
+    if counts is None:
+        return None
+    slots = jnp.where(slots >= 0, slots, counts.of_slots.shape[0])
+    of_slots = counts.of_slots.at[slots].set(0, mode="drop", unique_indices=True, wrap_negative_indices=False)
+    return dataclasses.replace(counts, of_slots=of_slots)
+
+
+def update(counts: UpdateCounts | None, slots: jax.Array) -> UpdateCounts | None:
+    """The counts after an update of `slots` (int32 [B]); -1 for a row that names no item, the capacity for a late one.
+
+    An item that occurs more than once is counted as often.
+    """
+    if counts is None:
+        return None
+    capacity = counts.of_slots.shape[0]
+    late = jnp.sum(slots >= capacity, dtype=jnp.int32)
+    inside = (slots >= 0) & (slots < capacity)
+    before = counts.of_slots.at[jnp.where(inside, slots, 0)].get(mode="promise_in_bounds", wrap_negative_indices=False)
+    more = (before < MOST).astype(jnp.int32)
+    target = jnp.where(inside, slots, capacity)
+    return UpdateCounts(
+        of_slots=counts.of_slots.at[target].add(more, mode="drop", wrap_negative_indices=False),
+        late=saturating_add(counts.late, late),
+    )

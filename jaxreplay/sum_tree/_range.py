@@ -1,0 +1,100 @@
+"""A sum tree of which a run of leaves counts alone, such as the newest.
+
+The run starts at any leaf, goes round behind the last one and on at the first. A node whose leaves are all in the run
+keeps its sum, one without any has sum 0. At most two nodes of a level are neither, those with the run's ends; their
+sums are computed anew, from the leaves up, O(fanout * log(capacity)) in all. Nothing is the difference of two prefix
+sums. So short runs are as exact as the tree is.
+"""
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+
+from jaxreplay._common import ring
+from jaxreplay._common.xla import materialize
+from jaxreplay.sum_tree import _levels
+
+Combine = Callable[[jax.Array, jax.Array], jax.Array]
+
+
+@struct.dataclass
+class Restricted:
+    """A tree whose `total`, `minimum` and draws are those of a run of its leaves; made by `sum_tree.restrict`.
+
+    Attributes:
+      tree: the `SumTree`.
+      start: int32 [], the run's first leaf.
+      size: int32 [], number of leaves in the run, at most the capacity.
+      ends: of each level, from the roots on, the nodes with the run's first leaf and the leaf behind it, int32 [2].
+      sums: their sums over the run, float32 [2] a level.
+      minima: their smallest positive leaves in the run, float32 [2] a level; None if the tree has no minima.
+    """
+
+    tree: Any
+    start: jax.Array
+    size: jax.Array
+    ends: tuple[jax.Array, ...]
+    sums: tuple[jax.Array, ...]
+    minima: tuple[jax.Array, ...] | None
+
+    @property
+    def capacity(self) -> int:
+        return self.tree.capacity
+
+
+def restrict(tree: Any, start: jax.Array, size: jax.Array, none: float) -> Restricted:
+    """The tree with `size` leaves from `start` on; `none` is the minimum of no leaves."""
+    behind = start + size
+    ends = [jnp.stack([start, ring.wrap_excess(behind, tree.capacity)])]
+    for _ in tree.sums[1:]:
+        ends.insert(0, lax.div(ends[0], jnp.int32(tree.fanout)))
+    bare = Restricted(tree, start, size, tuple(ends), (), None)
+    sums = _sums_at_ends(bare, tree.sums, jnp.add, 0.0)
+    minima = None if tree.minima is None else _sums_at_ends(bare, tree.minima, jnp.minimum, none)
+    return Restricted(tree, start, size, tuple(ends), sums, minima)
+
+
+def patches(restricted: Restricted, values: tuple[jax.Array, ...], empty: float) -> list[Callable[..., jax.Array]]:
+    """A function for each level, from the roots on, that sets nodes to what they are in the run.
+
+    It takes the nodes, float32 [B, num_siblings], and the number of the first of each row, int32 [B]. `values` are
+    those at the run's ends, `empty` that of nodes without a leaf in the run.
+    """
+    depth = len(restricted.ends)
+    return [
+        functools.partial(_patch, restricted, depth - 1 - level, restricted.ends[level], values[level], empty)
+        for level in range(depth)
+    ]
+
+
+def _patch(
+    restricted: Restricted, height: int, ends: jax.Array, values: jax.Array, empty: float, rows: jax.Array, first: Any
+) -> jax.Array:
+    node = jnp.reshape(first, (-1, 1)) + jnp.arange(rows.shape[-1], dtype=jnp.int32)[None]
+    offset = node * restricted.tree.fanout**height - restricted.start
+    offset = ring.wrap_negative(offset, restricted.capacity)
+    rows = jnp.where(offset < restricted.size, rows, empty)
+    rows = jnp.where(node == ends[0], values[0], rows)
+    return jnp.where(node == ends[1], values[1], rows)
+
+
+def _sums_at_ends(
+    restricted: Restricted, levels: tuple[jax.Array, ...], combine: Combine, empty: float
+) -> tuple[jax.Array, ...]:
+    fanout, ends = restricted.tree.fanout, restricted.ends
+    leaves = _levels.at(levels[-1], ends[-1]).get(mode="promise_in_bounds", wrap_negative_indices=False)
+    inside = jnp.stack([restricted.size > 0, restricted.size == restricted.capacity])
+    (value,) = materialize(jnp.where(inside, leaves, empty))
+    values = [value]
+    for level in range(len(levels) - 1, 0, -1):
+        rows = _levels.read_rows(levels[level], ends[level - 1], fanout)
+        height = len(levels) - 1 - level
+        rows = _patch(restricted, height, ends[level], values[0], empty, rows, ends[level - 1] * fanout)
+        (value,) = materialize(_levels.fold(rows, combine, fanout >= _levels.WIDE))
+        values.insert(0, value)
+    return tuple(values)

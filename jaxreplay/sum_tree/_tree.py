@@ -1,0 +1,418 @@
+"""Sum tree: a discrete distribution over `capacity` leaves that is cheap to change and to sample.
+
+This is the tree of Schaul et al. 2016 (Prioritized Experience Replay, appendix B.2.1) with a static fan-out and no
+stored differences. After leaves are written, every node above them is recomputed as the sum of its children. The sums
+therefore never drift, and a bad leaf leaves no trace once it is overwritten.
+
+There are at most `fanout` roots. In every level below, each node of the level above has `fanout` children. Nodes are
+stored in order, so siblings are contiguous and arithmetic alone finds parents and children. Each level is a separate
+array, and leaves keep their natural order.
+
+The levels are unrolled, although a `lax.fori_loop` over levels in one array would be shorter. To draw and write 256 of
+2^20 leaves, the loop takes 35 kernels instead of 12 on an H100, and 76,000 estimated cycles instead of 48,000 on a TPU
+v5e (both read off the compiled programs). Each pass of it counts, slices the offsets of its level, and computes single
+rows even of levels small enough to be recomputed whole. On a CPU it takes up to five times as long.
+
+All functions are pure, jitted, and work under `jax.jit`, `lax.scan` and `jax.vmap`. `update`, `find` and `sample` cost
+O(batch * fanout * log(capacity)).
+"""
+
+import dataclasses
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxreplay._common import checks
+from jaxreplay._common.checks import check_integer
+from jaxreplay._common.random import random_bits
+from jaxreplay._common.xla import after, materialize, on_copies
+from jaxreplay.sum_tree import _levels, _range
+from jaxreplay.sum_tree._range import Restricted
+
+# Measured on a CPU, estimated from compiled programs on the others: tests/benchmarks/README.md.
+DEFAULT_FANOUTS = {"cpu": 8, "tpu": 128}
+DEFAULT_FANOUT = 64  # on all other backends
+MAX_CAPACITY = 2**29
+NONE = float(np.finfo(np.float32).max)  # the minimum of no leaves; finite, so it passes jax_debug_infs
+
+
+@struct.dataclass
+class SumTree:
+    """The nodes of a sum tree; `init` makes one.
+
+    Attributes:
+      sums: the levels from the roots to the leaves, float32 [num_nodes] each. In a wide tree siblings form the rows of
+        a matrix [rows, fanout] (the roots [1, num_roots]). Every level below the roots is padded with 0 to a multiple
+        of the fan-out.
+      minima: None, or levels of the same shapes with each node's smallest positive leaf, or the largest float32 where
+        there is none.
+      capacity: number of leaves (static).
+      fanout: children per node (static).
+      maxima: None, or levels of the same shapes, but for the leaves, with each node's largest leaf.
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.arange(4), jnp.array([1.0, 2.0, 3.0, 4.0]))
+      >>> float(jr.sum_tree.total(tree)), jr.sum_tree.leaves(tree).tolist()
+      (10.0, [1.0, 2.0, 3.0, 4.0])
+    """
+
+    sums: tuple[jax.Array, ...]
+    minima: tuple[jax.Array, ...] | None
+    capacity: int = struct.field(pytree_node=False)
+    fanout: int = struct.field(pytree_node=False)
+    maxima: tuple[jax.Array, ...] | None = None
+
+    @property
+    def is_wide(self) -> bool:
+        """Whether siblings form the rows of a matrix."""
+        return self.fanout > _levels.WIDE
+
+
+def default_fanout(backend: str | None = None) -> int:
+    """The best fan-out on a backend, or on the default one of JAX.
+
+    Examples:
+      >>> jr.sum_tree.default_fanout("cpu"), jr.sum_tree.default_fanout("gpu"), jr.sum_tree.default_fanout("tpu")
+      (8, 64, 128)
+    """
+    return DEFAULT_FANOUTS.get(backend or jax.default_backend(), DEFAULT_FANOUT)
+
+
+def init(
+    capacity: int, *, fanout: int | None = None, track_minimum: bool = False, track_maximum: bool = False
+) -> SumTree:
+    """A tree of `capacity` leaves, all 0.
+
+    Args:
+      capacity: number of leaves, 1 to 2**29.
+      fanout: children per node, 2 to 1024; None for the best on this backend.
+      track_minimum: also keep the smallest positive leaf, for `minimum`.
+      track_maximum: also keep the largest leaf, for `maximum`.
+
+    Raises:
+      ValueError: `capacity` or `fanout` is out of range.
+
+    Examples:
+      >>> tree = jr.sum_tree.init(100, fanout=8)
+      >>> [level.size for level in tree.sums]  # 100 leaves and padding; 13 nodes and padding; 2 roots
+      [2, 16, 104]
+    """
+    capacity = check_integer("capacity", capacity, 1, MAX_CAPACITY, "the number of leaves")
+    fanout = default_fanout() if fanout is None else fanout
+    fanout = check_integer("fanout", fanout, 2, 1024, "the number of children of a node")
+    shapes = [_levels.shape(size, fanout) for size in _levels.sizes(capacity, fanout)]
+    sums = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
+    minima = tuple(jnp.full(shape, NONE, jnp.float32) for shape in shapes) if track_minimum else None
+    maxima = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes[:-1]) if track_maximum else None
+    return SumTree(sums, minima, capacity, fanout, maxima)
+
+
+def leaves(tree: SumTree) -> jax.Array:
+    """All leaves in order, float32 [capacity]; [..., capacity] where the levels have leading axes.
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([3, 1]), jnp.array([5.0, 7.0]))
+      >>> jr.sum_tree.leaves(tree).tolist()
+      [0.0, 7.0, 0.0, 5.0]
+    """
+    return _leaves(tree, tree.sums)
+
+
+def _leaves(tree: SumTree, levels: tuple[jax.Array, ...]) -> jax.Array:
+    """The lowest of `levels` without padding, [..., capacity]."""
+    lowest = levels[-1]
+    lowest = lowest.reshape(*lowest.shape[:-2], -1) if tree.is_wide else lowest
+    return lowest[..., : tree.capacity]
+
+
+def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
+    """The same leaves in a tree with another fan-out; None for the best on this backend.
+
+    The levels may have leading axes, as in a stack of trees. Costs O(capacity).
+
+    Examples:
+      >>> tree = jr.sum_tree.with_fanout(jr.sum_tree.init(100, fanout=8), 64)
+      >>> [level.size for level in tree.sums]
+      [2, 128]
+    """
+    fanout = default_fanout() if fanout is None else fanout
+    return tree if fanout == tree.fanout else _with_fanout(tree, fanout)
+
+
+@functools.partial(jax.jit, static_argnames="fanout")
+def _with_fanout(tree: SumTree, fanout: int) -> SumTree:
+    def build_levels(nodes: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], empty: float):
+        levels, leading = [], nodes.shape[:-1]
+        for size in reversed(_levels.sizes(tree.capacity, fanout)):
+            if levels:
+                nodes = _levels.fold(levels[0].reshape(*leading, -1, fanout), combine, fanout >= _levels.WIDE)
+            padding = [(0, 0)] * len(leading) + [(0, size - nodes.shape[-1])]
+            nodes = jnp.pad(nodes, padding, constant_values=empty)
+            levels.insert(0, nodes.reshape(*leading, *_levels.shape(size, fanout)))
+        return tuple(levels)
+
+    minima = None if tree.minima is None else build_levels(_leaves(tree, tree.minima), jnp.minimum, NONE)
+    maxima = None if tree.maxima is None else build_levels(leaves(tree), jnp.maximum, 0.0)[:-1]
+    return SumTree(build_levels(leaves(tree), jnp.add, 0.0), minima, tree.capacity, fanout, maxima)
+
+
+@functools.partial(jax.jit, inline=True)
+def total(tree: SumTree | Restricted) -> jax.Array:
+    """Sum of the leaves, float32 [].
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([3, 1]), jnp.array([5.0, 7.0]))
+      >>> float(jr.sum_tree.total(tree))
+      12.0
+    """
+    tree, roots, _ = _counted(tree, "sums", 0.0)
+    return _fold_roots(tree, roots, jnp.add)
+
+
+@functools.partial(jax.jit, inline=True)
+def minimum(tree: SumTree | Restricted) -> jax.Array:
+    """Smallest positive leaf, float32 []; inf when there is none.
+
+    Raises:
+      ValueError: the tree was made without `track_minimum=True`.
+
+    Examples:
+      >>> tree = jr.sum_tree.init(4, track_minimum=True)
+      >>> tree = jr.sum_tree.update(tree, jnp.array([3, 1]), jnp.array([5.0, 7.0]))
+      >>> float(jr.sum_tree.minimum(tree))  # leaves of value 0 do not count
+      5.0
+    """
+    if tree.minima is None:
+        raise ValueError("track_minimum=False: this tree keeps no minimum; make it with init(..., track_minimum=True).")
+    tree, roots, _ = _counted(tree, "minima", NONE)
+    smallest = _fold_roots(tree, roots, jnp.minimum)
+    return jnp.where(smallest < NONE, smallest, jnp.inf)
+
+
+@functools.partial(jax.jit, inline=True)
+def maximum(tree: SumTree) -> jax.Array:
+    """Largest leaf, float32 [].
+
+    Raises:
+      ValueError: the tree was made without `track_maximum=True`.
+
+    Examples:
+      >>> tree = jr.sum_tree.init(4, track_maximum=True)
+      >>> tree = jr.sum_tree.update(tree, jnp.array([3, 1]), jnp.array([5.0, 7.0]))
+      >>> float(jr.sum_tree.maximum(tree))
+      7.0
+    """
+    if tree.maxima is None:
+        raise ValueError("track_maximum=False: this tree keeps no maximum; make it with init(..., track_maximum=True).")
+    return _fold_roots(tree, (*tree.maxima, tree.sums[-1])[0], jnp.maximum)
+
+
+@on_copies
+@jax.jit
+def get(tree: SumTree, indices: jax.Array) -> jax.Array:
+    """Values of the leaves `indices` (int [...]), float32 [...]; 0 for an index outside [0, capacity).
+
+    Raises:
+      ValueError: `indices` are not integers.
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([3, 1]), jnp.array([5.0, 7.0]))
+      >>> jr.sum_tree.get(tree, jnp.array([1, 9])).tolist()  # there is no leaf 9
+      [7.0, 0.0]
+    """
+    indices = checks.as_indices(indices)
+    inside = (indices >= 0) & (indices < tree.capacity)
+    found = _levels.at(tree.sums[-1], jnp.where(inside, indices, 0)).get(
+        mode="promise_in_bounds", wrap_negative_indices=False
+    )
+    return jnp.where(inside, found, 0.0)
+
+
+@on_copies
+@functools.partial(jax.jit, static_argnames="unique_indices")
+def update(
+    tree: SumTree,
+    indices: jax.Array,
+    values: jax.Array,
+    mask: jax.Array | None = None,
+    *,
+    unique_indices: bool = False,
+) -> SumTree:
+    """Set leaves and recompute the sums above them.
+
+    If an index occurs more than once, its last occurrence wins, on every backend and in every run.
+
+    Args:
+      tree: the tree.
+      indices: int [B]; an index outside [0, capacity) is ignored.
+      values: float [B], not negative. Anything else, such as NaN, is stored as infinity, and the total is infinite
+        until that leaf is overwritten.
+      mask: bool [B]; rows where it is False are ignored.
+      unique_indices: promise that no index occurs twice, which saves the search for the last occurrence.
+
+    Raises:
+      ValueError: `indices` are not integers, `mask` is not bool [B], or more than 2**24 rows may repeat indices.
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([2, 2]), jnp.array([jnp.nan, 1.0]))
+      >>> float(jr.sum_tree.total(tree))  # the last occurrence of leaf 2
+      1.0
+    """
+    indices = checks.as_indices(indices)
+    values = jnp.broadcast_to(jnp.asarray(values, jnp.float32), indices.shape)
+    values = jnp.where(values >= 0, values, jnp.inf)
+    written = (indices >= 0) & (indices < tree.capacity)
+    if mask is not None:
+        written &= checks.check_mask(mask, indices.shape)
+    # The roots depend on the whole previous update, so all its reads come before this write.
+    extremes = [() if tree.minima is None else minimum(tree), () if tree.maxima is None else maximum(tree)]
+    indices = after(indices, total(tree), extremes)
+    sums, nowhere = tree.sums, tree.sums[-1].size
+    target, values = materialize(jnp.where(written, indices, nowhere), values)
+    # Rows that write nothing ascend from the first leaf: it is harmless to recompute a sum that has not changed.
+    leaf = jnp.where(target < nowhere, target, 0)
+    if not unique_indices:
+        lowest, last = _levels.last_occurrence(sums[-1], target, values, tree.fanout)
+        sums = (*sums[:-1], lowest)
+        target = jnp.where(last, target, nowhere)
+    sums = _levels.ascend(sums, target, values, leaf, tree.fanout, jnp.add)
+    minima = tree.minima
+    if minima is not None:
+        values = jnp.where(values > 0, values, NONE)
+        minima = _levels.ascend(minima, target, values, leaf, tree.fanout, jnp.minimum)
+    maxima = tree.maxima
+    if maxima is not None:
+        maxima = _levels.climb(maxima, sums[-1], leaf, tree.fanout, jnp.maximum)
+    return dataclasses.replace(tree, sums=sums, minima=minima, maxima=maxima)
+
+
+@on_copies
+@jax.jit
+def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
+    """First leaf whose inclusive cumulative sum exceeds `prefix`.
+
+    While the total is positive, the value of the leaf is never 0, in spite of rounding. A prefix below 0 finds the
+    first positive leaf, and one at or above the total finds the last.
+
+    Args:
+      tree: the tree.
+      prefix: float [...], in [0, total).
+
+    Returns:
+      int32 [...].
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.arange(4), jnp.array([1.0, 2.0, 3.0, 4.0]))
+      >>> jr.sum_tree.find(tree, jnp.array([0.0, 0.5, 1.0, 2.5, 3.0, 7.0])).tolist()
+      [0, 0, 1, 1, 2, 3]
+    """
+    prefix = jnp.asarray(prefix, jnp.float32)
+    roots, *lower_levels = tree.sums
+    root = _levels.choose_root(roots, jnp.maximum(prefix, 0.0).reshape(-1))
+    leaf, _, _ = _levels.descend(lower_levels, root, tree.fanout)
+    return leaf.reshape(prefix.shape)
+
+
+@functools.partial(jax.jit, static_argnames=("batch_size", "stratified"))
+def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool = False) -> tuple[jax.Array, jax.Array]:
+    """Draw leaves in proportion to their values, with replacement.
+
+    The probability of leaf i is leaf_i / total to within 2^-21, the error of sums and prefixes in float32 (if
+    stratified, the mean probability over the batch). If some leaves are millions of times larger than others, the small
+    ones may be drawn several times too often, or never. Each of 2^24 equal leaves is drawn as often as it should be to
+    within 0.1%.
+
+    Args:
+      tree: the tree; the probabilities hold if its total is positive and finite.
+      key: a PRNG key.
+      batch_size: number of draws.
+      stratified: draw once from each of `batch_size` equal parts of [0, total) (Schaul et al. 2016, appendix B.2.1)
+        instead of independently.
+
+    Returns:
+      the indices of the leaves, int32 [batch_size], in ascending order of the strata if stratified; and their values,
+      float32 [batch_size].
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([3, 1]), jnp.array([1.0, 3.0]))
+      >>> indices, values = jr.sum_tree.sample(tree, jax.random.key(0), 4, stratified=True)
+      >>> indices.tolist(), values.tolist()  # leaf 1 has three quarters of the total
+      ([1, 1, 1, 3], [3.0, 3.0, 3.0, 1.0])
+    """
+    return sample_with(tree, random_bits(key, batch_size), stratified=stratified)
+
+
+@functools.partial(jax.jit, static_argnames="stratified")
+def sample_with(tree: SumTree | Restricted, bits: Any, *, stratified: bool = False) -> tuple[jax.Array, jax.Array]:
+    """`sample` with random bits, two uint32 [batch_size], instead of a key.
+
+    One float32 uniform has 24 bits, too few to distinguish the leaves of a large tree. So a second uniform is drawn
+    halfway down, conditional on the node and the stratum reached.
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([3, 1]), jnp.array([1.0, 3.0]))
+      >>> bits = jnp.array([[0, 2**31, 2**32 - 1]] * 2, jnp.uint32)  # uniforms 0, a half, and almost 1
+      >>> jr.sum_tree.sample_with(tree, tuple(bits))[0].tolist()
+      [1, 1, 3]
+    """
+    coarse, fine = ((words >> 8).astype(jnp.float32) * 2.0**-24 for words in bits)
+    mass, batch_size = total(tree), coarse.size
+    if stratified:
+        stratum = jnp.arange(batch_size, dtype=jnp.float32)
+        low, high = mass * (stratum / batch_size), mass * ((stratum + 1) / batch_size)
+    else:
+        low, high = jnp.zeros_like(coarse), jnp.full_like(coarse, mass)
+    # Computed once: what names a leaf and what reads its value must not round the prefix differently.
+    low, high, prefix = materialize(low, high, low + coarse * (high - low))
+    tree, roots, patches = _counted(tree, "sums", 0.0)
+    lower_levels = tree.sums[1:]
+    half = len(lower_levels) // 2
+    node, rest, value = _levels.descend(
+        lower_levels[:half], _levels.choose_root(roots, prefix), tree.fanout, patches[:half]
+    )
+    if lower_levels:
+        offset = prefix - rest  # the mass to the left of the node
+        low, high = jnp.maximum(low - offset, 0.0), jnp.minimum(high - offset, value)
+        (rest,) = materialize(low + fine * jnp.maximum(high - low, 0.0))
+        node, _, value = _levels.descend(lower_levels[half:], (node, rest, value), tree.fanout, patches[half:])
+    return node, value
+
+
+@jax.jit
+def restrict(tree: SumTree, start: jax.Array, size: jax.Array) -> Restricted:
+    """The tree for draws from a run of its leaves alone, with the `total` and the `minimum` of that run.
+
+    Draws are as exact as from a tree that holds the run and nothing else. Costs O(fanout * log(capacity)).
+
+    Args:
+      tree: the tree.
+      start: int32 [], the run's first leaf; the run goes on at leaf 0 behind the last one.
+      size: int32 [], its number of leaves, 0 to the capacity.
+
+    Examples:
+      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.arange(4), jnp.array([1.0, 2.0, 3.0, 4.0]))
+      >>> run = jr.sum_tree.restrict(tree, start=3, size=2)  # leaves 3 and 0
+      >>> float(jr.sum_tree.total(run))
+      5.0
+    """
+    return _range.restrict(tree, start, size, NONE)
+
+
+def _counted(tree: SumTree | Restricted, name: str, empty: float) -> tuple[SumTree, jax.Array, list[Any]]:
+    """The tree, the roots of its levels `name` as far as they count, and what does so to each level below them."""
+    if isinstance(tree, SumTree):
+        return tree, getattr(tree, name)[0], []
+    patches = _range.patches(tree, getattr(tree, name), empty)
+    roots = getattr(tree.tree, name)[0]
+    return tree.tree, patches[0](roots.reshape(1, -1), 0).reshape(roots.shape), patches[1:]
+
+
+def _fold_roots(tree: SumTree, roots: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+    """All roots combined, float32 []."""
+    folded = _levels.fold(roots, combine, tree.is_wide)
+    return folded[..., 0] if tree.is_wide else folded

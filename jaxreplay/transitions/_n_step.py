@@ -1,0 +1,464 @@
+"""Reward tracing: from a stream of steps to n-step transitions.
+
+A window of n steps opens at every step and closes early at the first step that ends the episode. Terminated and
+truncated steps are distinguished (Pardo et al. 2018, Time Limits in Reinforcement Learning, section 3): both close the
+window, but only termination stops the bootstrap.
+"""
+
+import dataclasses
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+
+from jaxreplay._common import checks, layouts
+from jaxreplay._common.checks import check_integer, check_number, settle
+from jaxreplay._common.xla import jit_method, own
+from jaxreplay.transitions import _windows
+from jaxreplay.transitions._batch import TransitionBatch
+
+
+@struct.dataclass
+class NStepState:
+    """State of a tracer: a ring buffer of the last steps.
+
+    Attributes:
+      steps: leaves [window, num_envs, ...].
+      cursor: int32 [], the row that the next step is written to.
+      count: int32 [], the number of rows that hold a step.
+
+    Examples:
+      >>> obs, no = jnp.array([1.0]), jnp.array([False])
+      >>> state = jr.NStep(n=2, gamma=0.5).init(obs, obs, obs, no, no, obs)
+      >>> isinstance(state, jr.NStepState), int(state.count)
+      (True, 0)
+    """
+
+    steps: _windows.Steps
+    cursor: jax.Array  # []
+    count: jax.Array  # []
+
+
+class _Tracer:
+    """Base class of `NStep` and `MonteCarlo`, which are frozen dataclasses."""
+
+    n: Any
+    gamma: float | None
+    num_envs: int
+    next_action: bool = False
+    record_extra_info: bool = False
+
+    def init(
+        self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
+    ) -> NStepState:
+        """The state of an empty tracer for steps like this one: arrays or `jax.ShapeDtypeStruct`, as for `add`.
+
+        Raises:
+          ValueError: a leading axis is not `num_envs`, or there is not one number or flag per environment.
+
+        Examples:
+          >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+          >>> state = tracer.init(obs, obs, obs, no, no, obs)  # s, a, r, terminated, truncated, s_next
+          >>> state.steps.r.shape
+          (2, 1)
+        """
+        spec = jax.eval_shape(_windows.as_steps, s, a, r, terminated, truncated, s_next, logp, w)
+        self._check_leading(spec)
+        return NStepState(
+            steps=jax.tree.map(lambda leaf: lax.full((self._window, *leaf.shape), 0, leaf.dtype), spec),
+            cursor=jnp.zeros((), jnp.int32),
+            count=jnp.zeros((), jnp.int32),
+        )
+
+    def spec(
+        self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
+    ) -> TransitionBatch:
+        """Shapes and dtypes of what `add` emits for steps like this one; pass them to `ReplayBuffer.init`.
+
+        Raises:
+          ValueError: a leading axis is not `num_envs`, or there is more than one number or flag per environment.
+
+        Examples:
+          >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+          >>> state = jr.ReplayBuffer(capacity=4).init(tracer.spec(obs, obs, obs, no, no, obs))
+          >>> state.storage.Rn.shape
+          (4,)
+        """
+        step = (s, a, r, terminated, truncated, s_next, logp, w)
+        return jax.eval_shape(lambda *step: self.add(self.init(*step), *step, gamma=1.0)[1], *step)
+
+    def add(
+        self,
+        state: NStepState,
+        s: Any,
+        a: Any,
+        r: Any,
+        terminated: Any,
+        truncated: Any,
+        s_next: Any,
+        logp: Any = None,
+        w: Any = None,
+        *,
+        mask: Any = None,
+        gamma: Any = None,
+    ) -> tuple[NStepState, TransitionBatch, jax.Array]:
+        """Add one step of every environment and emit the transitions that started n - 1 steps ago.
+
+        Args:
+          state: the state of the tracer.
+          s: pytree [num_envs, ...], observations before the step.
+          a: pytree [num_envs, ...], actions.
+          r: number [num_envs], rewards.
+          terminated: bool [num_envs] (a number other than 0 is True), whether the step reached a terminal state.
+          truncated: bool [num_envs] as well, whether the episode was cut off at this step; ignored where terminated.
+          s_next: pytree [num_envs, ...], observations after the step. At the end of an episode this is its final
+            observation, not the first one after the reset.
+          logp: float [num_envs] or None, log-propensities of the actions.
+          w: float [num_envs] or None, weights; they become `W` of the transitions.
+          mask: bool [num_envs] or None, False where an environment made no step. Its arguments are then ignored, no
+            transition starts at this step, and open windows end before it, as if truncated. Gymnasium's vector
+            environments need this for the call after the end of an episode, which only resets.
+          gamma: the discount of what is emitted now, instead of the tracer's: a float in [0, 1], or a traced float [],
+            which is clipped. Its powers are computed in float32 or its wider dtype, those of the tracer's in float64.
+
+        Returns:
+          the new state; TransitionBatch [num_envs]; valid, its `valid`, bool [num_envs]: False for a row that is no
+          transition, which `add` of a buffer leaves out.
+
+        Raises:
+          ValueError: a leaf differs from the one passed to `init`, or is not as above; the message names it. Or there
+            is no discount, or one out of range; or the state is another tracer's.
+
+        Examples:
+          >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+          >>> state = tracer.init(obs, obs, obs, no, no, obs)
+          >>> state, _, valid = tracer.add(state, obs, obs, obs, no, no, obs + 1)  # the window is still open
+          >>> bool(valid[0])
+          False
+          >>> state, batch, valid = tracer.add(state, obs + 1, obs, obs, ~no, no, obs + 2)  # the second step terminates
+          >>> bool(valid[0]), float(batch.Rn[0]), float(batch.In[0])
+          (True, 1.5, 0.0)
+        """
+        step = s, a, r, terminated, truncated, s_next, logp, w, mask
+        state, batch = self._add(state, step, self._discount(gamma))
+        return state, batch, batch.valid
+
+    @jit_method()
+    def _add(self, state: NStepState, arguments: Any, gamma: Any) -> tuple[NStepState, TransitionBatch]:
+        self._check_state(state)
+        step = _windows.as_steps(*arguments)
+        self._check_leading(step)
+        checks.check_like(step, state.steps, 0, 1, "the tracer")
+        window = self._window
+        steps = jax.tree.map(
+            lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, state.cursor, 0), state.steps, step
+        )
+        cursor = (state.cursor + 1) % window
+        count = jnp.minimum(state.count + 1, window)
+        order = (cursor + jnp.arange(window, dtype=jnp.int32)) % window
+        start, exists = jnp.zeros(1, jnp.int32), (count == window)[None]
+        batch = self._transitions(steps, order, start, exists, gamma=gamma)
+        return NStepState(steps, cursor, count), batch
+
+    def flush(self, state: NStepState, *, gamma: Any = None) -> tuple[NStepState, TransitionBatch, jax.Array]:
+        """Emit the pending transitions, oldest first, as if every environment were truncated here.
+
+        Args:
+          state: the state of the tracer.
+          gamma: as for `add`.
+
+        Returns:
+          an empty state; TransitionBatch [n * num_envs], time-major; valid, its `valid`, bool [n * num_envs].
+
+        Raises:
+          ValueError: there is no discount, or one out of range; or the state is another tracer's.
+
+        Examples:
+          >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+          >>> state, _, _ = tracer.add(tracer.init(obs, obs, obs, no, no, obs), obs, obs, obs, no, no, obs + 1)
+          >>> state, batch, valid = tracer.flush(state)
+          >>> valid.tolist(), float(batch.In[1])  # the step that is pending, as a window of one step
+          ([False, True], 0.5)
+        """
+        state, batch = self._flush(state, self._discount(gamma))
+        return state, batch, batch.valid
+
+    @jit_method()
+    def _flush(self, state: NStepState, gamma: Any) -> tuple[NStepState, TransitionBatch]:
+        self._check_state(state)
+        window = self._window
+        order = (state.cursor + jnp.arange(window, dtype=jnp.int32)) % window
+        starts = jnp.arange(window - self.n, window, dtype=jnp.int32)
+        # Row 0 is empty, or holds a step whose transition has been emitted.
+        pending = (starts >= window - state.count) & (starts > 0)
+        batch = self._transitions(state.steps, order, starts, pending, gamma=gamma)
+        return jax.tree.map(jnp.zeros_like, state), batch
+
+    @jit_method(static=("flush",))
+    def _rollout(self, arguments: Any, flush: bool, n: Any, gamma: Any) -> TransitionBatch:
+        """See `n_step_transitions`; `n` and `gamma` as for `_transitions`."""
+        steps = _windows.as_steps(*arguments, each=_windows.ROWS)
+        length, num_envs = _windows.check_steps(steps, "a rollout")
+        checks.check_mask(steps.mask, (length, num_envs))
+        order = jnp.arange(length, dtype=jnp.int32)
+        starts = order - (self._window - 1)
+        if flush:
+            pending = jnp.arange(length - self.n, length, dtype=jnp.int32)
+            emitted = pending <= length - self._window
+            starts = jnp.concatenate([starts, jnp.where(emitted, -1, pending)])
+        if length == 0:  # add a row to read, which holds no step
+            order = jnp.zeros(1, jnp.int32)
+            steps = jax.tree.map(lambda leaf: lax.full((1, *leaf.shape[1:]), 0, leaf.dtype), steps)
+        return self._transitions(steps, order, starts, starts >= 0, n, gamma)
+
+    @jit_method()
+    def _sequences(self, arguments: Any, n: Any, gamma: Any) -> TransitionBatch:
+        """See `jaxreplay.sequence_transitions`; `n` and `gamma` as for `_transitions`."""
+        s, a, r, terminated, truncated, logp, w, mask = arguments
+        steps = _windows.as_steps(s, a, r, terminated, truncated, s, logp, w, mask, _windows.ROWS)
+        batch_size, length = _windows.check_steps(steps, "a batch of sequences")
+        checks.check_mask(steps.mask, (batch_size, length))
+        if length <= self.n:
+            raise ValueError(
+                f"{'n' if n is None else 'max_n'}={self.n}: sequences of {length} rows; {self.n + 1} rows or more hold "
+                f"{self.n} steps and what follows."
+            )
+        is_step_next = jnp.pad(steps.mask[:, 1:], ((0, 0), (0, 1)))
+        cut = steps.truncated & ~steps.terminated & is_step_next  # the final observation is missing
+        steps = dataclasses.replace(steps, mask=steps.mask & ~cut)
+        steps = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), steps)
+        rows = length if self.next_action else length - 1  # the action of the last row may be a next action
+        s_next = jax.tree.map(lambda leaf: jnp.concatenate([leaf[1:], leaf[-1:]])[:rows], steps.s)
+        steps = dataclasses.replace(jax.tree.map(lambda leaf: leaf[:rows], steps), s_next=s_next)
+        starts = jnp.arange(length - self.n, dtype=jnp.int32)
+        order = jnp.arange(rows, dtype=jnp.int32)
+        found = self._transitions(steps, order, starts, starts >= 0, n, gamma)
+
+        def by_sequence(leaf):
+            leaf = leaf.reshape(length - self.n, batch_size, *leaf.shape[1:])
+            return layouts.merge_axes(leaf.swapaxes(0, 1))
+
+        return jax.tree.map(by_sequence, found)
+
+    def _transitions(
+        self,
+        steps: _windows.Steps,
+        order: jax.Array,
+        starts: jax.Array,
+        exists: jax.Array,
+        n: jax.Array | None = None,
+        gamma: jax.Array | None = None,
+    ) -> TransitionBatch:
+        """See `_windows.transitions`; integer `n` [] and float `gamma` [] stand for the tracer's own, clipped to range.
+
+        The tracer's `n` is then the largest.
+        """
+        own: Any = self.gamma
+        return _windows.transitions(
+            steps,
+            order,
+            starts,
+            exists,
+            n=self.n if n is None else _clip(n, self.n),
+            max_n=self.n,
+            gamma=own if gamma is None else jnp.clip(gamma, 0, 1),
+            next_action=self.next_action,
+            record_extra_info=self.record_extra_info,
+        )
+
+    def _discount(self, gamma: Any) -> Any:
+        """`gamma` of a call; None for the tracer's own."""
+        if gamma is None and self.gamma is None:
+            raise ValueError("gamma=None: the tracer has none; give it to each call, as add(..., gamma=0.99).")
+        if gamma is not None:
+            checks.check_one_number("gamma", gamma, 0, 1, "it is a discount")
+        return gamma
+
+    @property
+    def _window(self) -> int:
+        """How many steps the state holds: a window and, with `next_action`, the step after it."""
+        return self.n + self.next_action
+
+    def _check_state(self, state: Any) -> None:
+        expected = [self._window, self.num_envs]
+        found = list(state.steps.mask.shape) if isinstance(state, NStepState) else None
+        if found != expected:
+            got = f"one of {found} steps" if found else type(state).__name__
+            raise ValueError(
+                f"state: got {got}, expected one of {expected} steps, as this tracer's init makes it; use jax.vmap for "
+                "a stack of states."
+            )
+
+    def _check_leading(self, step: Any) -> None:
+        (found,) = _windows.check_step(step)
+        if found != self.num_envs:
+            raise ValueError(f"num_envs={self.num_envs}: got a step with a leading axis of {found}.")
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class NStep(_Tracer):
+    """Traces n-step transitions of `num_envs` environments that step in lockstep and reset automatically.
+
+    The call of `add` for step t + n - 1 always emits the transition that starts at step t. So every step is emitted
+    once and in order, and nothing needs to be flushed at the end of an episode. The window of the transition has m <= n
+    steps; a terminated or truncated step is its last one:
+
+      Rn = sum_{k<m} gamma^k R_{t+k};  In = 0 if the last step is terminated, else gamma^m;  S_next = its `s_next`.
+
+    Attributes:
+      n: length of the longest window in steps, at least 1.
+      gamma: discount in [0, 1]; None if `add` and `flush` are given one, which may be traced and mapped by `jax.vmap`.
+      num_envs: size of the leading axis of every argument.
+      next_action: also fill `A_next` and `logP_next` (SARSA), which delays transitions by one more step. A truncated
+        window has no next action and is emitted as not valid.
+      record_extra_info: fill `extra_info` with the window itself: `states`, `actions`, `rewards`, `dones`,
+        `log_props`, `weights` (the last two None without `logp` and `w`), leaves [B, n, ...]. Rows after the end of the
+        window repeat its last step and have `dones` True.
+
+    Examples:
+      >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+      >>> state = tracer.init(obs, obs, obs, no, no, obs)
+      >>> state, _, _ = tracer.add(state, obs, obs, obs, no, no, obs + 1)
+      >>> state, batch, valid = tracer.add(state, obs + 1, obs, obs, no, ~no, obs + 2)  # cut off by a time limit
+      >>> float(batch.Rn[0]), float(batch.In[0]), float(batch.S_next[0])  # target: Rn + In * Q(S_next, ...)
+      (1.5, 0.25, 3.0)
+    """
+
+    n: int
+    gamma: float | None
+    num_envs: int = 1
+    next_action: bool = False
+    record_extra_info: bool = False
+
+    def __post_init__(self):
+        n, gamma = _check_window("n", self.n, self.gamma)
+        num_envs = check_integer("num_envs", self.num_envs, 1, 2**31 - 1, "the number of environments")
+        next_action = checks.check_bool("next_action", self.next_action, "whether to fill A_next")
+        extra = checks.check_bool("record_extra_info", self.record_extra_info, "whether to fill extra_info")
+        settle(self, n=n, gamma=gamma, num_envs=num_envs, next_action=next_action, record_extra_info=extra)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class MonteCarlo(_Tracer):
+    """Traces the discounted return to the end of the episode.
+
+    This is `NStep` with n = `max_length`. `In` is 0 where the episode terminated; the transition bootstraps where the
+    episode was truncated or is longer than `max_length`. Transitions are emitted `max_length` - 1 steps after they
+    start; `flush` emits those that are pending.
+
+    Attributes:
+      gamma: discount in [0, 1], or None, as in `NStep`.
+      max_length: length of the longest return in steps, at least 1.
+      num_envs: size of the leading axis of every argument.
+
+    Examples:
+      >>> tracer, obs, no = jr.MonteCarlo(gamma=0.5, max_length=2), jnp.array([1.0]), jnp.array([False])
+      >>> state = tracer.init(obs, obs, obs, no, no, obs)
+      >>> state, _, _ = tracer.add(state, obs, obs, obs, no, no, obs + 1)
+      >>> state, batch, valid = tracer.add(state, obs + 1, obs, obs, ~no, no, obs + 2)  # terminated
+      >>> float(batch.Rn[0]), float(batch.In[0])  # the return 1 + 0.5 * 1, and no bootstrap
+      (1.5, 0.0)
+    """
+
+    gamma: float | None
+    max_length: int
+    num_envs: int = 1
+
+    def __post_init__(self):
+        max_length, gamma = _check_window("max_length", self.max_length, self.gamma)
+        settle(self, max_length=max_length, gamma=gamma)
+        settle(self, num_envs=check_integer("num_envs", self.num_envs, 1, 2**31 - 1, "the number of environments"))
+
+    @property
+    def n(self) -> int:
+        return self.max_length
+
+
+def n_step_transitions(
+    S: Any,
+    A: Any,
+    R: Any,
+    terminated: Any,
+    truncated: Any,
+    S_next: Any,
+    *,
+    n: int | jax.Array,
+    gamma: float | jax.Array,
+    logP: Any = None,
+    W: Any = None,
+    mask: Any = None,
+    next_action: bool = False,
+    record_extra_info: bool = False,
+    flush: bool = False,
+    max_n: int | None = None,
+) -> tuple[TransitionBatch, jax.Array]:
+    """The transitions of a whole rollout in one vectorised pass.
+
+    The result equals that of `NStep.add`, called step by step and concatenated. Row t * num_envs + e is what step t of
+    environment e emits, so the first n - 1 steps emit nothing valid. With `flush`, the n * num_envs rows of
+    `NStep.flush` follow.
+
+    Args:
+      S, A, R, terminated, truncated, S_next, logP, W, mask: as for `NStep.add`, with a leading time axis:
+        [T, num_envs, ...].
+      n, next_action, record_extra_info: see `NStep`.
+      gamma: discount in [0, 1], a number, or a traced float [], which is clipped.
+      flush: also emit the transitions that are pending at the end of the rollout, as if it were truncated there.
+      max_n: None, or the largest `n`, which may then be traced; see `jaxreplay.sequence_transitions`. There are as many
+        rows as with n = `max_n`, and each is for the same step as there.
+
+    Returns:
+      TransitionBatch [T * num_envs] ([(T + n) * num_envs] with `flush`) and valid, its `valid`, a bool vector of that
+      length.
+
+    Raises:
+      ValueError: `n`, `gamma` or `max_n` is out of range, `n` is traced without `max_n`, leading axes differ, or there
+        is more than one number or flag per step.
+
+    Examples:
+      >>> rewards, no = jnp.array([[1.0], [1.0], [1.0]]), jnp.array([[False]] * 3)  # [T, num_envs]
+      >>> obs, following = jnp.array([[0.0], [1.0], [2.0]]), jnp.array([[1.0], [2.0], [3.0]])
+      >>> batch, valid = jr.n_step_transitions(obs, obs, rewards, no, no, following, n=2, gamma=0.5)
+      >>> valid.tolist()  # the first step emits nothing
+      [False, True, True]
+      >>> batch.S.tolist()[1:], batch.Rn.tolist()[1:], batch.S_next.tolist()[1:]
+      ([0.0, 1.0], [1.5, 1.5], [2.0, 3.0])
+    """
+    settings = {"next_action": next_action, "record_extra_info": record_extra_info}
+    tracer, n_now, gamma_now = tracer_for(n, gamma, max_n, **settings)
+    flush = checks.check_bool("flush", flush, "whether to emit what is pending")
+    rows = own((S, A, R, terminated, truncated, S_next, logP, W, mask))
+    batch = tracer._rollout(rows, flush, n_now, gamma_now)
+    return batch, batch.valid
+
+
+def tracer_for(n: Any, gamma: Any, max_n: Any, **settings: Any) -> tuple[NStep, Any, Any]:
+    """A tracer with these settings, and what stands for its `n` and `gamma`, or None; see `_Tracer._transitions`."""
+    gamma_now = None
+    if gamma is None:
+        raise ValueError("gamma=None: must be a number in [0, 1], or a traced float []; it is a discount.")
+    if isinstance(gamma, jax.Array):
+        checks.check_one_number("gamma", gamma, 0, 1, "it is a discount")
+        gamma, gamma_now = 1.0, gamma
+    if max_n is None:
+        return NStep(n=n, gamma=gamma, **settings), None, gamma_now
+    max_n = check_integer("max_n", max_n, 1, 2**31 - 1, "the largest number of steps in a window")
+    checks.check_count("n", n, 1, "at most max_n; or give a larger max_n", max_n)
+    return NStep(n=max_n, gamma=gamma, **settings), n, gamma_now
+
+
+def _clip(n: jax.Array, max_n: int) -> jax.Array:
+    """`n`, of any integer dtype, as int32 in [1, max_n]."""
+    n = n if n.dtype.itemsize >= 4 else n.astype(jnp.int32)  # a narrow dtype may not hold max_n
+    return jnp.clip(n, 1, max_n).astype(jnp.int32)
+
+
+def _check_window(name: str, n: int, gamma: float | None) -> tuple[int, float | None]:
+    traced = "n_step_transitions and sequence_transitions take a traced n where max_n is given"
+    n = check_integer(name, n, 1, 2**31 - 1, "the number of steps in a window", traced)
+    if gamma is None:
+        return n, None
+    traced = "make the tracer with gamma=None and give it to add and flush, or to n_step_transitions"
+    return n, check_number("gamma", gamma, 0, 1, "it is a discount", traced)

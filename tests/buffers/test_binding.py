@@ -1,0 +1,263 @@
+import dataclasses
+import pickle
+
+import chex
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import pytest
+from flax.training.train_state import TrainState
+from helpers import at, items, mesh, numbers, rarely
+from jax import lax
+
+import jaxreplay as jr
+from jaxreplay.buffers import _bound
+
+KEY, STEPS = jax.random.key(0), 4
+PER = jr.Prioritized(alpha=0.7)
+BUFFERS = {
+    "replay": jr.ReplayBuffer(capacity=10, sampler=PER, donate=False),
+    "reservoir": jr.ReservoirBuffer(capacity=10, donate=False),
+    "sequence": jr.SequenceBuffer(length=6, num_envs=4, sequence_length=2, sampler=PER, donate=False),
+    "mixture": jr.Mixture(buffers=(jr.ReplayBuffer(capacity=10, donate=False),) * 2),
+    "sharded": jr.Sharded(jr.ReplayBuffer(capacity=10, sampler=PER, donate=False), mesh(2)),
+}
+
+
+def arguments(name, t, key):
+    ids = 4 * t + jnp.arange(4, dtype=jnp.int32)
+    return {
+        "sequence": (items(ids[None]),),
+        "reservoir": (items(ids), key),
+        "mixture": (1, items(ids)),
+    }.get(name, (items(ids),))
+
+
+def run(name, buffer, key):
+    """A scan of the buffer and its state, and of both as one."""
+    first = arguments(name, 0, key)[name == "mixture"]
+    bound = jr.bind(buffer, buffer.init(first))
+    keys = jax.random.split(key, STEPS)
+
+    def step(carry, x):
+        state, bound = carry
+        t, key = x
+        state, bound = (f(*arguments(name, t, key)) for f in (lambda *a: buffer.add(state, *a), bound.add))
+        sample, other = buffer.sample(state, key, 4), bound.sample(key, 4)
+        td_errors = jnp.cos(jnp.arange(4.0, dtype=jnp.float32))
+        state, bound = buffer.update(state, sample.indices, td_errors), bound.update(other.indices, td_errors)
+        return (state, bound), (sample, other)
+
+    return lax.scan(step, (bound.state, bound), (jnp.arange(STEPS, dtype=jnp.int32), keys))
+
+
+@pytest.mark.parametrize("name", [name if name == "reservoir" else rarely(name) for name in BUFFERS])
+def test_a_bound_buffer_in_jit_scan_and_vmap_is_the_buffer(name):
+    buffer = BUFFERS[name]
+    (state, bound), (samples, others) = jax.jit(jax.vmap(lambda key: run(name, buffer, key)))(jax.random.split(KEY, 2))
+    chex.assert_trees_all_equal(bound.state, state)
+    chex.assert_trees_all_equal(others, samples)
+    one = at(bound, 0)
+    assert one.config is buffer
+    handles = others.indices[0, -1]
+    chex.assert_trees_all_equal(one.get(handles), buffer.get(one.state, handles))
+    for method in ("size", "is_empty", "is_full", "can_sample"):
+        assert getattr(one, method)() == getattr(buffer, method)(one.state)
+    if name != "mixture":
+        assert one.num_batches(4) == buffer.num_batches(one.state, 4)
+        if name != "reservoir":  # which keeps no order
+            chex.assert_trees_all_equal(one.newest(2), buffer.newest(one.state, 2))
+        chex.assert_trees_all_equal(one.epoch(KEY, 0, 4), buffer.epoch(one.state, KEY, 0, 4))
+    else:
+        assert one.sizes() == buffer.sizes(one.state)
+
+
+def test_eager_calls_donate_as_the_buffer_does():
+    buffer = jr.ReplayBuffer(capacity=4)
+    gone = jr.bind(buffer, buffer.init(items(numbers(0, 2))))
+    replay = gone.add(items(numbers(0, 2))).set(np.array([0, 1]), {"id": numbers(5, 2), "x": None})
+    assert isinstance(replay, jr.Bound)
+    assert replay.get(np.arange(2))["id"].tolist() == [5, 6]
+    with pytest.raises(ValueError, match="state: was donated to an earlier call and is gone"):
+        gone.size()
+    kept = jr.bind(jr.ReplayBuffer(capacity=4, donate=False), replay.state)
+    kept.add(items(numbers(0, 2)))
+    assert kept.size() == 2
+
+
+def test_what_else_a_configuration_can_do():
+    tracer, ones, flags = jr.NStep(n=2, gamma=0.9, num_envs=3), jnp.ones(3), jnp.zeros(3, bool)
+    step = ones, ones, ones, flags, flags, ones
+    tracing, batch, valid = jr.bind(tracer, tracer.init(*step)).add(*step)
+    assert isinstance(tracing, jr.Bound)
+    assert tracing.state.count == 1
+    assert (batch.batch_size, valid.tolist(), tracing.n) == (3, [False] * 3, 2)
+    assert tracing.spec(*step).S.shape == (3,)  # takes no state
+    emptied, *flushed = tracing.flush()
+    assert emptied.state.count == 0
+    chex.assert_trees_all_equal(flushed, [*tracer.flush(tracing.state)[1:]])
+    pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9)
+    bound, kept = jr.bind(pools, pools.init()).update(np.arange(2), np.ones((2, 3)))
+    tasks, ok = bound.sample(KEY, n=2)
+    assert (bound.pool_of().tolist(), kept.tolist(), tasks.shape, ok) == ([1, 1, 0, 0], [True] * 2, (2,), True)
+    assert bound.reset_metrics().state.rejected == bound.state.rejected
+    sequences = jr.SequenceBuffer(length=6, num_envs=2, sequence_length=2, hindsight=True)
+    replay = jr.bind(sequences, sequences.init(np.zeros((1, 2)))).add(np.zeros((3, 2)))
+    assert (replay.completed(3), replay.stored_steps()) == (3, 6)
+    assert replay.later(KEY, replay.newest(2))[1].tolist() == [1, 1]
+    with pytest.raises(AttributeError, match="'SequenceBuffer' object has no attribute 'push'"):
+        replay.push(1)
+    chex.assert_trees_all_equal(pickle.loads(pickle.dumps(replay)).state, replay.state)
+
+
+@dataclasses.dataclass(frozen=True)
+class Counter:
+    """A configuration whose state is a single array, with annotations that tell it from nothing else."""
+
+    def add(self, state: jax.Array, x: jax.Array) -> jax.Array:
+        return state + x
+
+    def update(self, state: jax.Array, x: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return state * x, x
+
+    def size(self, state: jax.Array) -> jax.Array:
+        return state // 2
+
+    def parts(self, state: jax.Array) -> tuple[jax.Array, jax.Array]:
+        return state, -state
+
+
+class Bare:
+    """The same, of any state, without annotations."""
+
+    def add(self, state, x):
+        return jax.tree.map(lambda y: y + x, state)
+
+    def update(self, state, x):
+        return jax.tree.map(lambda y: y * x, state), x
+
+    def push(self, state, x):
+        return state
+
+    def like(self, state):
+        return state
+
+
+@pytest.mark.parametrize("transform", [lambda function: function, jax.jit], ids=["eager", "jit"])
+def test_a_state_that_is_a_single_array(transform):
+    @transform
+    def use(x):
+        bound = jr.bind(Counter(), jnp.int32(5)).add(x)
+        other, rest = bound.update(2 * x)
+        bare = jr.bind(Bare(), jnp.int32(5)).add(x)
+        scaled, _ = bare.update(x)
+        return bound, bound.size(), bound.parts(), other, rest, bare, scaled, bare.push(x), bare.like()
+
+    bound, size, parts, other, rest, bare, scaled, pushed, like = use(jnp.int32(3))
+    assert [type(x) for x in (bound, other, bare, scaled)] == [jr.Bound] * 4
+    assert (bound.state, other.state, rest, bare.state, scaled.state) == (8, 16 * 3, 6, 8, 24)
+    assert (size, parts, pushed, like) == (4, (8, -8), 8, 8)  # no states, though they look like one
+
+
+def test_states_that_are_containers():
+    """Their annotations tell no state from what else a method returns."""
+    for state in ({"x": 1, "y": 2}, [1, 2]):
+        bound = jr.bind(Bare(), state)
+        assert bound.like() == bound.push(0) == state
+        assert jax.tree.leaves(bound.add(1)) == [2, 3]
+        other, rest = bound.update(3)
+        assert (jax.tree.leaves(other), rest, type(other)) == ([3, 6], 3, jr.Bound)
+
+
+def test_methods_that_return_states_by_their_annotations():
+    """As many as say so, of all configurations; a state may come back with another structure."""
+    states = {"add", "update", "set"}
+    for config, expected in {
+        jr.ReplayBuffer: states,
+        jr.ReservoirBuffer: states,
+        jr.SequenceBuffer: states,
+        jr.DifficultyPools: {"update", "recycle", "remap", "reset_metrics"},
+        jr.NStep: {"add", "flush"},
+        jr.MonteCarlo: {"add", "flush"},
+        jr.Uniform: {"insert", "restrict", "update"},
+        jr.Prioritized: {"insert", "restrict", "update"},
+    }.items():
+        methods = {name for name in dir(config) if name[0] != "_" and _bound._takes_state(config, name)}
+        found = {name for name in methods if _bound._annotated(config, name) in ("whole", "first")}
+        assert found == expected, config
+    for config in (jr.Mixture, jr.Sharded):
+        methods = {name for name in dir(config) if name[0] != "_" and _bound._takes_state(config, name)}
+        assert states <= methods
+        found = {name for name in methods - states if _bound._annotated(config, name) in ("whole", "first")}
+        assert found == set()
+    pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9)
+    drawn = dataclasses.replace(pools, pool_weights=(0.5, 1.0, 0.0))
+    bound = jr.bind(drawn, pools.init()).recycle(KEY)
+    assert isinstance(bound, jr.Bound)
+    assert bound.state.drawn != pools.init().drawn
+
+
+def test_a_mixtures_sizes_are_no_state():
+    mixture = BUFFERS["mixture"]
+    bound = jr.bind(mixture, mixture.init(items(numbers(0, 2)))).add(0, items(numbers(0, 2)))
+    assert isinstance(bound, jr.Bound)
+    assert bound.sizes() == (2, 0)
+    one = jr.Mixture(buffers=mixture.buffers[:1])  # of one source, sizes has the structure of a ring's field
+    assert jr.bind(one, one.init(items(numbers(0, 2)))).sizes() == (0,)
+
+
+def test_calls_pass_on_all_their_arguments():
+    """By position and by name; `add` of each buffer takes others."""
+    replay = jr.bind(BUFFERS["replay"], BUFFERS["replay"].init(items(numbers(0, 4))))
+    replay = replay.add(items(numbers(0, 4)), mask=np.arange(4) > 0, td_errors=np.array([1.0, np.nan, 0.0, 8.0]))
+    assert replay.size() == 3
+    assert replay.state.sampler.max_priority > 8
+    replay = replay.add(items(numbers(4, 4)), np.arange(4) > 2)
+    assert replay.get(replay.newest(4))["id"].tolist() == [1, 2, 3, 7]
+    kept = replay.set(replay.newest(2), {"id": numbers(50, 2), "x": None}, mask=np.array([False, True]))
+    assert kept.get(kept.newest(2))["id"].tolist() == [3, 51]
+    assert replay.sample(key=KEY, batch_size=2, beta=1.0, max_age=1).items["id"].tolist() == [7, 7]
+    assert np.ptp(replay.sample(KEY, 8, 0.0).weights) == 0
+    assert replay.epoch(KEY, batch_size=3, step=1).indices.tolist().count(-1) == 2
+    assert replay.num_batches(3) == 2
+    told = replay.update(replay.newest(2), np.array([9.0, 90.0], np.float32))
+    assert told.state.sampler.updates == 1
+    assert told.state.sampler.max_priority > 89
+    reservoir = jr.bind(BUFFERS["reservoir"], BUFFERS["reservoir"].init(items(numbers(0, 4))))
+    assert reservoir.add(items(numbers(0, 4)), key=KEY, mask=np.arange(4) > 2).size() == 1
+    sharded = jr.bind(BUFFERS["sharded"], BUFFERS["sharded"].init(items(numbers(0, 4))))
+    assert isinstance(sharded.add(items(numbers(0, 4)), mask=np.arange(4) > 2), jr.Bound)
+    assert sharded.add(items(numbers(0, 4)), mask=np.arange(4) > 2).can_sample(batch_size=1)
+
+
+class AgentState(TrainState):
+    replay: jr.Bound
+
+
+@pytest.mark.slow  # the guide's first block does the same
+def test_a_train_state_holds_a_buffer_and_is_saved_whole(tmp_path):
+    """Its functions, and the buffer's configuration, come from one that is made anew."""
+    buffer = jr.ReplayBuffer(capacity=8, sampler=PER)
+    model = nn.Dense(1)
+
+    def create(key):
+        replay = jr.bind(buffer, buffer.init(jnp.zeros((1, 3))))
+        return AgentState.create(
+            apply_fn=model.apply, params=model.init(key, jnp.zeros((1, 3))), tx=optax.adam(1e-2), replay=replay
+        )
+
+    @jax.jit
+    def train(agent, key):
+        agent = agent.replace(replay=agent.replay.add(jax.random.normal(key, (4, 3))))
+        sample = agent.replay.sample(key, 4)
+        grads = jax.grad(lambda params: jnp.mean(sample.weights * agent.apply_fn(params, sample.items)[:, 0] ** 2))
+        return agent.apply_gradients(grads=grads(agent.params))
+
+    agent = train(create(KEY), KEY)
+    jr.save(tmp_path, buffer, agent)
+    restored = jr.restore(tmp_path, buffer, like=jax.eval_shape(create, KEY))
+    chex.assert_trees_all_equal(jax.tree.leaves(restored), jax.tree.leaves(agent))
+    assert restored.replay.config == buffer
+    chex.assert_trees_all_equal(train(restored, KEY).params, train(agent, KEY).params)

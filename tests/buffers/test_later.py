@@ -1,0 +1,227 @@
+"""Later steps of an episode."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import seeds
+from helpers import mesh, rarely, stack
+from scipy.stats import chisquare
+
+import jaxreplay as jr
+from jaxreplay._common import ring
+from jaxreplay.buffers import _later_steps
+
+BATCH = 32
+later = jax.jit(lambda buffer, *x: buffer.later(*x), static_argnums=(0, 4))
+
+
+def rows(first, num_steps, num_envs):
+    """Rows that say where they are: 10 * time + environment + 1."""
+    time = np.arange(first, first + num_steps, dtype=np.int32)[:, None]
+    return {"id": 10 * time + np.arange(num_envs, dtype=np.int32) + 1}
+
+
+def grown(buffer, state, twin, num_steps, rng, end=0.15):
+    """The state and its twin after more rows, whose episodes end at random."""
+    num_envs = twin.num_envs
+    new, ends = rows(len(twin.steps), num_steps, num_envs), rng.random((num_steps, num_envs)) < end
+    twin.add(new["id"], ends)
+    return buffer.add(state, new, ends)
+
+
+def place(ids):
+    return (np.asarray(ids) - 1) // 10, (np.asarray(ids) - 1) % 10
+
+
+def counts(twin, ids):
+    """How many later rows there are behind those of first rows."""
+    return np.array([twin.num_later(*x) for x in zip(*place(ids), strict=True)])
+
+
+def check(twin, first, found):
+    """What was found is `steps` later; returns `steps`."""
+    items, steps = jax.tree.map(np.asarray, found)
+    np.testing.assert_array_equal(items["id"], first + 10 * steps)
+    most = counts(twin, first)
+    assert np.all(steps <= most)
+    np.testing.assert_array_equal(steps > 0, most > 0)
+    return steps
+
+
+CONFIGS = [
+    (9, 2, 3, 2, "any"),
+    rarely(((7, 3, 3, 1, "episodes"),)),
+    rarely(((9, 2, 3, 2, "inside"),)),
+    rarely(((1, 2, 1, 1, "any"),)),
+    rarely(((33, 1, 2, 1, "inside"),)),
+]
+
+
+@pytest.mark.parametrize("config", CONFIGS)
+def test_later_rows_are_those_of_the_twin_after_every_add(config):
+    """Also where numbers of rows and of episodes wrap, and where handles are of what is no longer stored."""
+    length, num_envs, sequence_length, stride, windows = config
+    buffer = jr.SequenceBuffer(
+        length=length,
+        num_envs=num_envs,
+        sequence_length=sequence_length,
+        stride=stride,
+        windows=windows,
+        hindsight=True,
+        donate=False,
+    )
+    twin, rng = oracles.SequenceTwin(*config), seeds.rng(length)
+    state = buffer.init(rows(0, 1, num_envs))
+    first_row = ring.init(length).period - 2 * length
+    state = state.replace(rows=state.rows.replace(inserted=jnp.int32(first_row)))
+    state = state.replace(episodes=state.episodes.replace(now=jnp.full(num_envs, 2**31 - 3, jnp.int32)))
+    old, found_later = np.full(BATCH, -1), 0
+    for t in range(20):
+        state = grown(buffer, state, twin, (1, min(4, length))[t % 3 == 2], rng)
+        if not buffer.can_sample(state):
+            continue
+        drawn = buffer.sample(state, jax.random.key(t), BATCH)
+        ids = np.asarray(drawn.items["id"][:, 0])
+        last = check(twin, ids, later(buffer, state, jax.random.key(t), drawn.indices, "last"))
+        np.testing.assert_array_equal(last, counts(twin, ids))
+        found_later += np.sum(last > 0)
+        check(twin, ids, later(buffer, state, jax.random.key(t), drawn.indices, "geometric"))
+        items, steps = later(buffer, state, jax.random.key(t), old, "last")
+        stored = np.asarray(buffer.get(state, old)["id"][:, 0])
+        np.testing.assert_array_equal(np.asarray(items["id"]), stored + 10 * np.asarray(steps))
+        assert not np.any(np.asarray(steps)[stored == 0])
+        old = np.where(rng.random(BATCH) < 0.3, drawn.indices, old)
+    assert found_later > 0 or length == 1
+
+
+@pytest.fixture(scope="module")
+def long():
+    """A buffer with overwritten rows, its state, handles of three sequences, and how many later rows each has."""
+    buffer = jr.SequenceBuffer(length=80, num_envs=2, sequence_length=2, hindsight=True, donate=False)
+    twin, rng = oracles.SequenceTwin(80, 2, 2, 1), seeds.rng(0)
+    state = buffer.init(rows(0, 1, 2))
+    for _ in range(5):
+        state = grown(buffer, state, twin, 30, rng, end=0.02)
+    handles = buffer.newest(state, 158)
+    most = counts(twin, buffer.get(state, handles)["id"][:, 0])
+    chosen = [int(np.argmax(most == count)) for count in (1, 5, max(most))]
+    assert max(most) > 20
+    return buffer, state, np.asarray(handles)[chosen], most[chosen]
+
+
+@pytest.mark.law
+@pytest.mark.parametrize(("law", "gamma"), [("uniform", 0.9), ("geometric", 0.8), ("geometric", 0.9999)])
+def test_law(long, law, gamma):
+    buffer, state, handles, most = long
+    _, steps = later(buffer, state, seeds.key(1), np.repeat(handles, 8_000), law, jnp.float32(gamma))
+    for found, count in zip(np.asarray(steps).reshape(3, -1), most, strict=True):
+        observed = np.bincount(found, minlength=count + 1)[1:]
+        assert observed.sum() == 8_000
+        assert len(observed) == count
+        expected = 8_000 * oracles.later_law(law, count, gamma)
+        # The test's law is that of large counts: cells that expect few, the last of a law that falls, are one.
+        own = max(1, np.sum(expected >= 10) - 1)
+        observed, expected = (np.append(x[:own], x[own:].sum()) for x in (observed, expected))
+        if count > 1:
+            assert min(expected) >= 10
+            assert chisquare(observed, expected).pvalue > 1e-3
+
+
+GAMMAS = (0.0, 0.5, 0.99, 0.9999, 1 - 1e-6, 1 - 1e-9, 1.0)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("count", [1, 2, 1000, rarely(3000), rarely(2**20)])
+def test_geometric_law_is_exact(count):
+    """Of evenly spaced words each number gets its share, to a word; of two digits, with some noise."""
+    buffer = jr.SequenceBuffer(length=2, num_envs=1, sequence_length=1, hindsight=True)
+    num_digits, num_words = 1 + (count > _later_steps.DIGIT), 2**17
+    words = (np.arange(num_words, dtype=np.uint32) * np.uint32(2**32 // num_words) + np.uint32(2**14))[None]
+    if num_digits == 2:
+        low = seeds.rng(0).permutation(words[0])
+        words = np.stack([words[0], low])
+    geometric = jax.jit(_later_steps.geometric)
+    for gamma in GAMMAS:
+        log_gamma = jnp.float32(_later_steps.checked(buffer, "geometric", gamma))
+        found = np.asarray(geometric(words, np.full(num_words, count, np.int32), log_gamma))
+        assert found.min() >= 0
+        assert found.max() < count
+        law = num_words * oracles.later_law("geometric", count, gamma)
+        if num_digits == 1:
+            assert np.abs(np.bincount(found, minlength=count) - law).max() < 1.3
+        else:  # in bins of about equal mass
+            bins = np.minimum(50 * np.cumsum(law) / num_words, 49).astype(int)
+            expected, observed = np.bincount(bins, law), np.bincount(bins[found], minlength=bins[-1] + 1)
+            kept = expected > 10
+            assert observed[~kept].sum() <= 10 * np.sum(~kept) + 50
+            np.testing.assert_allclose(observed[kept], expected[kept], atol=5 * np.sqrt(expected[kept].max()))
+
+
+def test_a_buffer_under_vmap_is_the_buffer_alone(long):
+    buffer, state, handles, _ = long
+    states, keys = stack(state, state), jax.random.split(jax.random.key(3), 2)
+    handles = np.stack([handles, handles[::-1]])
+    both = jax.jit(jax.vmap(buffer.later))(states, keys, handles)
+    for k in range(2):
+        alone = later(buffer, state, keys[k], handles[k], "uniform")
+        jax.tree.map(lambda x, y, k=k: np.testing.assert_array_equal(x[k], y), both, alone)
+
+
+@pytest.mark.parametrize("num_shards", [rarely(2), rarely(1)])
+def test_shards_have_the_episodes_of_their_own_streams(num_shards):
+    buffer = jr.SequenceBuffer(length=9, num_envs=4, sequence_length=2, hindsight=True, donate=False)
+    sharded, twin = jr.Sharded(buffer, mesh(num_shards)), oracles.SequenceTwin(9, 4, 2, 1)
+    state, rng = sharded.init(rows(0, 1, 4)), seeds.rng(0)
+    for _ in range(6):
+        state = grown(sharded, state, twin, 4, rng)
+    drawn = sharded.sample(state, jax.random.key(0), BATCH)
+    ids = np.asarray(drawn.items["id"][:, 0])
+    check(twin, ids, later(sharded, state, jax.random.key(0), drawn.indices, "geometric"))
+    items, steps = later(sharded, state, jax.random.key(0), drawn.indices[::-1], "geometric")
+    others = np.arange(BATCH) * num_shards // BATCH != (BATCH - 1 - np.arange(BATCH)) * num_shards // BATCH
+    assert not np.any(np.asarray(items["id"])[others])
+    assert not np.any(np.asarray(steps)[others])
+
+    # In a buffer of another length, without shards.
+    new = jr.SequenceBuffer(length=7, num_envs=4, sequence_length=2, hindsight=True, donate=False)
+    state = jr.migrate(sharded, state, new)
+    for _ in range(2):
+        drawn = new.sample(state, jax.random.key(0), BATCH)
+        ids = np.asarray(drawn.items["id"][:, 0])
+        last = check(twin, ids, later(new, state, jax.random.key(0), drawn.indices, "last"))
+        np.testing.assert_array_equal(last, counts(twin, ids))
+        state = grown(new, state, twin, 4, rng)
+
+
+@pytest.mark.versions
+def test_wrong_arguments(long):
+    buffer, state, handles, _ = long
+    plain, flagged = (
+        jr.SequenceBuffer(length=80, num_envs=2, sequence_length=2, within_episode=within) for within in (False, True)
+    )
+    items, key = jr.ReplayBuffer(capacity=4), jax.random.key(0)
+    for call, message in (
+        (
+            lambda: jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, hindsight=1),
+            "hindsight=1: must be True or",
+        ),
+        (lambda: plain.later(state, key, handles), "`later` needs a SequenceBuffer with hindsight=True"),
+        (lambda: flagged.later(state, key, handles), "`later` needs a SequenceBuffer with hindsight=True"),
+        (lambda: jr.Sharded(items, mesh(1)).later(state, key, handles), "buffer=ReplayBuffer.* with hindsight=True"),
+        (lambda: buffer.later(plain.init(rows(0, 1, 2)), key, handles), "this state is of a buffer without it"),
+        (lambda: buffer.later(state, key, handles, "first"), 'law=\'first\': must be "uniform", "geometric" or'),
+        (lambda: buffer.later(state, key, handles, "geometric", 1.5), r"gamma=1.5: must be a number in \[0, 1\]"),
+        (
+            lambda: buffer.later(state, key, handles, "geometric", jnp.ones(3, jnp.float32)),
+            r"gamma: got float32\[3\], expected one",
+        ),
+        (
+            lambda: buffer.later(state, key, handles.astype(np.float32)),
+            r"indices: got float32\[3\], expected a vector of integers",
+        ),
+        (lambda: jr.migrate(plain, plain.init(rows(0, 1, 2)), buffer), "new_buffer.hindsight=True: must be that of"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

@@ -1,0 +1,283 @@
+import dataclasses
+import pathlib
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import mesh, rarely
+
+import jaxreplay as jr
+from jaxreplay import sum_tree
+from jaxreplay._common import layouts
+from jaxreplay.buffers import _memory
+from jaxreplay.sum_tree import _tree
+
+GUIDE = (pathlib.Path(__file__).parents[2] / ".docs/pages/guides/sequences.md").read_text()
+# Argument sizes of programs that XLA compiled for a TPU v5e: dtype, shape, bytes.
+ON_TPU = [
+    *(("int32", shape, 512) for shape in ((), (1,), (8,), (1, 3), (4, 1))),
+    *(("float32", (n,), size) for n, size in ((64, 512), (200, 1024), (600, 4096), (1000, 4096), (5000, 20480))),
+    *(("uint8", (n,), size) for n, size in ((5, 512), (128, 512), (300, 512), (5000, 5120), (10000, 10240))),
+    *(("uint32", shape, size) for shape, size in (((20, 2), 1024), ((1000, 2), 8192), ((1000, 4, 2), 32768))),
+    *(("float32", (n, 128), size) for n, size in ((3, 2048), (9, 8192), (12, 8192), (64, 32768))),
+    *(("uint8", (n, 128), size) for n, size in ((1, 512), (3, 512), (9, 2048), (33, 5120), (64, 8192))),
+    *(("float32", shape, size) for shape, size in (((1, 64), 512), ((17, 64), 12288), ((130, 5), 8192))),
+    *(("float32", shape, size) for shape, size in (((3, 9, 128), 18432), ((3, 2, 5), 3072), ((8, 64, 128), 262144))),
+    *(("int32", (n, 5000), size) for n, size in ((2, 40960), (4, 81920))),
+    ("bool", (), 512),
+    ("bool", (70, 128), 9216),
+    ("bfloat16", (700,), 2048),
+    ("bfloat16", (5, 128), 2048),
+    ("bfloat16", (33, 128), 10240),
+    ("complex64", (100, 128), 106496),
+    ("uint8", (3, 33, 128), 15360),
+]
+
+
+def struct(dtype, *shape):
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def transitions(*leading, size=5):
+    return {
+        "obs": struct("float32", *leading, size),
+        "key": jax.eval_shape(lambda: jax.random.split(jax.random.key(0), leading)),
+        "half": struct("bfloat16", *leading, 3),
+        "done": struct("bool", *leading),
+    }
+
+
+CASES = {
+    "uniform": (jr.ReplayBuffer(capacity=300), transitions(4)),
+    "prioritized": (jr.ReplayBuffer(capacity=5000, sampler=jr.Prioritized(normalize="global")), transitions(4)),
+    "reservoir": (jr.ReservoirBuffer(capacity=70, sampler=jr.Prioritized(max_priority="stored")), transitions(4)),
+    "windows": (
+        jr.SequenceBuffer(length=40, num_envs=3, sequence_length=4, windows="inside", sampler=jr.Prioritized()),
+        transitions(1, 3),
+    ),
+    "mixture": (
+        jr.Mixture(buffers=(jr.ReplayBuffer(capacity=10), jr.ReplayBuffer(capacity=90, sampler=jr.Prioritized()))),
+        transitions(4),
+    ),
+    "pools": (jr.DifficultyPools(tasks_per_env=(70, 50)), None),
+}
+
+
+def init(buffer, items):
+    """`init`, traced anew."""
+    return type(buffer).init.__wrapped__(buffer) if items is None else buffer.init(items)
+
+
+def test_bytes_of_arrays_are_those_of_compiled_programs():
+    for dtype, shape, size in ON_TPU:
+        assert _memory.device_bytes(shape, np.dtype(dtype).itemsize, "tpu") == size, (dtype, shape)
+        assert _memory.device_bytes(shape, np.dtype(dtype).itemsize, "gpu") == np.zeros(shape, dtype).nbytes
+
+
+@pytest.mark.parametrize("case", [rarely(case) if case in ("mixture", "pools") else case for case in CASES])
+def test_what_is_told_is_what_init_makes(case, monkeypatch):
+    buffer, items = CASES[case]
+    found = jr.memory(buffer, items)
+    state = init(buffer, items)
+    assert found.total == sum(x.nbytes for x in jax.tree.leaves(state))
+    assert (found.backend, found.num_devices) == (jax.default_backend(), 1)
+    # What another backend makes, of other trees and rows, is told without it.
+    told = {backend: jr.memory(buffer, items, backend=backend) for backend in ("gpu", "cuda", "tpu")}
+    for backend in ("gpu", "tpu"):
+        kind, rows = sum_tree.default_fanout(backend), layouts.stores_rows(backend)
+        with monkeypatch.context() as patch:
+            patch.setattr(_tree, "default_fanout", lambda backend=None, kind=kind: kind)
+            patch.setattr(layouts, "stores_rows", lambda backend=None, rows=rows: rows)
+            made = jax.eval_shape(lambda: init(buffer, items))
+        made = jax.tree.leaves(jax.tree.map(key_data, made))
+        sizes = [_memory.device_bytes(x.shape, x.dtype.itemsize, backend) for x in made]
+        assert told[backend].total == sum(sizes)
+    assert told["cuda"] == told["gpu"]
+
+
+def key_data(x):
+    return jax.eval_shape(jax.random.key_data, x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x
+
+
+def test_parts_and_their_table():
+    buffer, items = CASES["prioritized"]
+    found = jr.memory(buffer, items, backend="gpu")
+    assert found.leaves == {"['done']": 5_000, "['half']": 30_000, "['key']": 40_000, "['obs']": 100_000}
+    assert (found.stored["['obs']"].shape, found.stored["['half']"].dtype) == ((5000, 5), jnp.bfloat16)
+    assert found.tree == 2 * 4 * (2 + 2 * 64 + 79 * 64)  # sums and minima, of 2, 79 and 5,000 nodes and padding
+    assert found.total == sum(found.leaves.values()) + found.tree + found.other
+    first, *_, last = lines = str(found).splitlines()
+    assert first.split() == ["gpu,", "1", "device", "bytes"]
+    assert last.split() == ["total", "217", "kB", "216,508"]
+    assert "['half']       bfloat16[5000, 3]   30,000" in lines
+    assert len({len(line) for line in lines}) == 1
+    mixed = jr.memory(*CASES["mixture"])
+    assert next(iter(mixed.leaves)) == "buffers[0]['done']"
+    alone = [jr.memory(buffer, transitions(1)) for buffer in CASES["mixture"][0].buffers]
+    assert mixed.total == sum(found.total for found in alone)
+    assert mixed.tree == alone[1].tree > 0 == alone[0].tree
+    with pytest.raises(dataclasses.FrozenInstanceError):
+        found.tree = 0
+
+
+def test_a_tree_whose_fanout_was_asked_for_keeps_it():
+    class Narrow(jr.Uniform):
+        def init(self, capacity):
+            return sum_tree.init(capacity, fanout=2)
+
+    found = [jr.memory(jr.ReplayBuffer(capacity=64, sampler=Narrow()), FRAMES, backend=name) for name in ("cpu", "gpu")]
+    assert [x.tree for x in found] == [4 * (2 + 4 + 8 + 16 + 32 + 64)] * 2
+
+
+def test_shards_take_their_parts():
+    whole = jr.SequenceBuffer(length=8, num_envs=6, sequence_length=3, sampler=jr.Prioritized())
+    sharded = jr.Sharded(whole, mesh(2))
+    found = jr.memory(sharded, transitions(1, 6))
+    state = sharded.init(transitions(1, 6))
+    on_first = [x.addressable_shards[0].data for x in jax.tree.leaves(state)]
+    assert found.total == sum(x.nbytes for x in on_first)
+    assert found.num_devices == 2
+    assert found.stored["['obs']"].shape == (8, 3, 5)
+    assert "2 devices, each" in str(found)
+    mixed = jr.Mixture(buffers=(sharded, dataclasses.replace(whole, num_envs=2)))
+    assert jr.memory(mixed, transitions(1, 6)).num_devices == 2
+    with pytest.raises(ValueError, match="must be a multiple of 2"):
+        jr.memory(jr.Sharded(jr.ReplayBuffer(capacity=4), mesh(2)), transitions(3))
+
+
+FRAMES = {"obs": struct("uint8", 8, 84, 84, 4), "action": struct("int32", 8)}
+
+
+@pytest.fixture
+def small_device(monkeypatch):
+    """A device of 16 GB."""
+    monkeypatch.setattr(_memory, "bytes_limit", lambda device: 16 * 10**9)
+
+
+@pytest.mark.usefixtures("small_device")
+def test_what_does_not_fit_is_an_error_before_anything_is_allocated():
+    buffer = jr.ReplayBuffer(capacity=10**6)
+    with pytest.raises(ValueError, match="lower capacity") as error:
+        buffer.init(FRAMES)
+    assert str(error.value) == (
+        "ReplayBuffer: its state takes 28.2 GB, and cpu has 16.0 GB. The largest leaf is ['obs'], uint8[1000000, 84, "
+        "84, 4], of 28.2 GB; lower capacity=1000000 to 566000, or store each observation or frame once in a "
+        "SequenceBuffer, which takes about 7.06 GB, or spread it over several devices with jr.Sharded. See jr.memory."
+    )
+    jax.eval_shape(buffer.init, FRAMES)  # nothing is allocated
+    assert 0.998 * 16e9 < jr.memory(jr.ReplayBuffer(capacity=566_000), FRAMES).total < 16e9
+    pair = {"obs": struct("float32", 8, 300), "next_obs": struct("float32", 8, 300)}
+    large = jr.ReplayBuffer(capacity=2**23)
+    for bad, items, message in (
+        (large, pair, "SequenceBuffer, which takes about 10.1 GB"),
+        (jr.ReplayBuffer(capacity=2**29), {"obs": struct("float32", 8, 8)}, r"to 499000000, or spread it"),
+        (jr.ReservoirBuffer(capacity=10**6), FRAMES, r"to 566000, or spread it over several devices"),
+        (
+            jr.SequenceBuffer(length=10**5, num_envs=10, sequence_length=4),
+            {"frame": struct("uint8", 1, 10, 200, 200)},
+            r"lower length=100000 to 39900, or spread",
+        ),
+        (jr.Sharded(large, mesh(1)), pair, "Sharded: its state takes 20.1 GB.*lower capacity=8388608 to 66"),
+        (
+            jr.Mixture(buffers=(jr.ReplayBuffer(capacity=2**22), jr.ReplayBuffer(capacity=2**22))),
+            pair,
+            r"Mixture: its state takes 20.1 GB.*buffers\[0\]\['next_obs'\].*; lower the sizes of its buffers",
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            bad.init(items)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    ("free", "has", "fits"), [(1002 * 10**9, "1.00 TB free", " to 2500"), (None, "no room left for it", "")]
+)
+def test_a_cpu_without_room_says_what_would_fit(free, has, fits, monkeypatch):
+    """It does not tell its size before. What is asked for here is more than any system can address."""
+    monkeypatch.setattr(_memory, "_free_bytes", lambda num_devices: free)
+    large = jr.ReplayBuffer(capacity=2**29)
+    streams = jr.SequenceBuffer(length=2**29, num_envs=1, sequence_length=2)
+    for bad, name, leading in (
+        (large, "ReplayBuffer", (1,)),
+        (jr.ReservoirBuffer(capacity=2**29), "ReservoirBuffer", (1,)),
+        (streams, "SequenceBuffer", (1, 1)),
+        (jr.Sharded(large, mesh(1)), "Sharded", (1,)),
+        (jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), large)), "ReplayBuffer", (1,)),
+    ):
+        with pytest.raises(ValueError, match=f"^{name}: its state takes .* TB, and cpu has {has}") as error:
+            bad.init({"x": struct("float32", *leading, 10**8)})
+        size = "length" if bad is streams else "capacity"
+        assert f"The largest leaf is ['x'], float32[{2**29}, " in str(error.value)
+        assert str(error.value).endswith(f"; lower {size}={2**29}{fits}. See jr.memory.")
+        assert "RESOURCE_EXHAUSTED" in str(error.value.__cause__)
+
+
+def test_other_errors_of_an_init_are_as_they_are(monkeypatch):
+    def fails(*_):
+        raise jax.errors.JaxRuntimeError("INTERNAL: something else")
+
+    monkeypatch.setattr(layouts, "zeros", fails)
+    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
+        jr.ReplayBuffer(capacity=4).init(FRAMES)
+
+
+def test_arguments():
+    buffer = jr.ReplayBuffer(capacity=4)
+    for call, message in (
+        (lambda: jr.memory(jr.Uniform(), FRAMES), r"buffer=Uniform\(\): must be a buffer"),
+        (lambda: jr.memory(jr.ReplayBuffer, FRAMES), "must be a buffer"),
+        (lambda: jr.memory(buffer, FRAMES, backend="h100"), "backend='h100': must be one of cpu, gpu, cuda"),
+        (lambda: jr.memory(buffer), "items: what a ReplayBuffer takes depends on what it stores; give what its init"),
+        (lambda: jr.memory(CASES["pools"][0], FRAMES), "items: DifficultyPools"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()
+    assert _memory.bytes_limit(jax.devices("cpu")[0]) is None
+
+
+def frames(*leading, stack=()):
+    flags = {name: struct("bool", *leading) for name in ("terminated", "truncated", "step")}
+    rest = {"action": struct("int32", *leading), "reward": struct("float32", *leading)}
+    return {"frame": struct("uint8", *leading, 84, 84, *stack), **rest, **flags}
+
+
+def rows(*leading, pairs):
+    flags = {name: struct("bool", *leading) for name in ("terminated", "truncated", "step")}
+    observations = {name: struct("float32", *leading, 300) for name in ("obs", "next_obs")[: 1 + pairs]}
+    return observations | {"action": struct("float32", *leading, 30), "reward": struct("float32", *leading)} | flags
+
+
+def stacks(*leading):
+    x = struct("uint8", *leading, 84, 84, 4)
+    return jr.TransitionBatch(S=x, A=struct("int32", *leading), logP=None, Rn=struct("float32", *leading),
+                              In=struct("float32", *leading), S_next=x)  # fmt: skip
+
+
+PRIORITIZED = jr.Prioritized()
+TABLE = {
+    "`SequenceBuffer`, single frames": (
+        jr.SequenceBuffer(length=20_000, num_envs=50, sequence_length=7, sampler=PRIORITIZED),
+        frames(1, 50),
+    ),
+    "`ReplayBuffer`, 3-step transitions of stacks of 4": (
+        jr.ReplayBuffer(capacity=10**6, sampler=PRIORITIZED),
+        stacks(1),
+    ),
+    "`ReplayBuffer`, sequences of 80 steps, one every 40": (
+        jr.ReplayBuffer(capacity=25_000, sampler=PRIORITIZED),
+        frames(1, 80),
+    ),
+    "`SequenceBuffer`, single rows": (
+        jr.SequenceBuffer(length=1024, num_envs=4096, sequence_length=4),
+        rows(1, 4096, pairs=False),
+    ),
+    "`ReplayBuffer`, `obs` and `next_obs`": (jr.ReplayBuffer(capacity=4096 * 1024), rows(4096, pairs=True)),
+}
+
+
+@pytest.mark.parametrize("row", TABLE)
+def test_the_guide_has_these_bytes(row):
+    sizes = [_memory.short(jr.memory(*TABLE[row], backend=backend).total) for backend in ("gpu", "tpu")]
+    line = next(line for line in GUIDE.splitlines() if line.startswith(f"| {row}"))
+    assert [cell.strip() for cell in line.split("|")[2:4]] == sizes

@@ -1,0 +1,440 @@
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import seeds
+from helpers import big_copies, check_tree, compiled, items, leaves_of, mesh, numbers, rarely, run_once
+from jax import lax
+from scipy import stats
+
+import jaxreplay as jr
+from jaxreplay._common import ring
+from jaxreplay._common.random import random_bits, random_integers64
+from jaxreplay.buffers import _reservoir
+
+bits_of = jax.jit(random_bits, static_argnums=1)
+slots_of = jax.jit(_reservoir._draw_slots, static_argnums=4)
+UNIFORM, PRIORITIZED = jr.Uniform(), jr.Prioritized(alpha=0.7)
+
+
+def words(number):
+    return jnp.array([number >> 32, number % 2**32], jnp.uint32)
+
+
+def count_of(state):
+    upper, lower = np.asarray(state.count).tolist()
+    return upper << 32 | lower
+
+
+def draws_of(key, size):
+    """The random bits of an `add`, 64 of each row as a Python integer."""
+    upper, lower = (np.asarray(x).tolist() for x in bits_of(key, size))
+    return [high << 32 | low for high, low in zip(upper, lower, strict=True)]
+
+
+# --- the law
+
+
+MASKS = {
+    "one by one": np.ones((9, 1), bool),
+    "in threes": np.ones((3, 3), bool),
+    "all at once": np.ones((1, 9), bool),
+    "fives, the first over the capacity": np.arange(10).reshape(2, 5) < 9,
+    "masked": np.array([[0, 1, 1, 0, 0, 1, 1], [0] * 7, [1, 0, 0, 1, 1, 1, 1]], bool),
+}
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("name", [rarely(x) if x in ("in threes", "all at once") else x for x in MASKS])
+def test_what_is_stored_has_the_law_of_algorithm_r(name):
+    """The joint law of all slots: so of each slot, of pairs of items and of what the sample is."""
+    mask, capacity, num_seeds = MASKS[name], 3, 40_000
+    ids = np.where(mask, np.cumsum(mask).reshape(mask.shape) - 1, 99)
+    buffer = jr.ReservoirBuffer(capacity=capacity)
+
+    def run(key):
+        def step(state, batch):
+            number, ids, mask = batch
+            return buffer.add(state, ids, jax.random.fold_in(key, number), mask), None
+
+        return lax.scan(step, buffer.init(ids[0]), (np.arange(len(ids)), ids, mask))[0]
+
+    state = jax.jit(jax.vmap(run))(jax.random.split(seeds.key(1), num_seeds))
+    assert np.all(np.asarray(state.count) == [0, 9])
+    law = oracles.reservoir_law(capacity, 9)
+    found = np.asarray(state.storage) @ [100, 10, 1]
+    expected = {slots[0] * 100 + slots[1] * 10 + slots[2]: num_seeds * p for slots, p in law.items()}
+    counts = np.bincount(found, minlength=1000)
+    assert counts[list(expected)].sum() == num_seeds
+    assert min(expected.values()) > 20
+    assert stats.chisquare(counts[list(expected)], list(expected.values())).pvalue > 1e-4
+    # Each set of three items is equally likely, and each pair, each item.
+    sets = {tuple(sorted(slots)) for slots in law}
+    sorted_ids = np.sort(np.asarray(state.storage), axis=1) @ [100, 10, 1]
+    counts = [np.sum(sorted_ids == 100 * a + 10 * b + c) for a, b, c in sets]
+    assert len(sets) == 84
+    assert stats.chisquare(counts).pvalue > 1e-4
+
+
+COUNTS = [2**31 - 2**16, 2**32 - 2**16, 2**33 + 12345, rarely(2**30), rarely(2**40)]
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("count", COUNTS)
+def test_the_law_holds_for_billions_of_items(count):
+    """Many rows, which begin below a power of two and end above it."""
+    capacity, rows = 2**29, 3 * 2**16
+    slots = np.asarray(slots_of(jnp.int32(capacity), words(count), numbers(1, rows), seeds.key(5), capacity))
+    chance = capacity / (count + 1.0 + np.arange(rows))
+    bins = np.bincount(np.minimum(slots, capacity) // (capacity // 16), minlength=17)
+    expected = np.append(np.full(16, chance.sum() / 16), (1 - chance).sum())
+    assert stats.chisquare(bins, expected).pvalue > 1e-4
+    stored = slots < capacity
+    halves, mean = stored.reshape(2, -1).sum(axis=1), chance.reshape(2, -1).sum(axis=1)
+    spread = (chance * (1 - chance)).reshape(2, -1).sum(axis=1)
+    assert stats.chi2.sf(np.sum((halves - mean) ** 2 / spread), 2) > 1e-4
+    assert stats.chisquare(np.bincount(slots[stored] % 3, minlength=3)).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("count", [0, 5, 2**31 - 1000, 2**32 - 1000, 2**63 - 7, 2**64 - 1000])
+def test_draws_are_exact_whatever_the_count(count):
+    """Compared with integers of any length; at the end the count stops."""
+    capacity, rows, key = 2**29, 2_000, jax.random.key(count % 1001)
+    full = jnp.int32(min(count, capacity))
+    slots = slots_of(full, words(count), numbers(1, rows), key, capacity)
+    expected = []
+    for row, bits in enumerate(draws_of(key, rows)):
+        slot = bits * min(count + row + 1, 2**64 - 1) >> 64
+        expected.append(row + count if row + count < capacity else min(slot, capacity))
+    np.testing.assert_array_equal(slots, expected)
+
+
+def test_words_of_64_bits_are_multiplied_as_integers_are():
+    halves = seeds.rng(0).integers(0, 2**32, (4, 1000), np.uint32)
+    edges = np.array([0, 1, 2**16, 2**31, 2**32 - 1], np.uint32)
+    halves[:, :625] = np.stack(np.meshgrid(*[edges] * 4), axis=-1).reshape(625, 4).T
+    found, x, y = (
+        [int(a) << 32 | int(b) for a, b in zip(*pair, strict=True)]
+        for pair in (
+            np.asarray(random_integers64(tuple(jnp.asarray(halves[:2])), tuple(jnp.asarray(halves[2:])))),
+            halves[:2],
+            halves[2:],
+        )
+    )
+    assert found == [a * b >> 64 for a, b in zip(x, y, strict=True)]
+
+
+# --- against the twin
+
+
+@pytest.mark.parametrize(
+    ("capacity", "sampler", "start"),
+    [
+        (5, PRIORITIZED, "fresh"),
+        rarely((3, PRIORITIZED, "handles wrap")),
+        rarely((2, UNIFORM, "many items")),
+        rarely((1, UNIFORM, "fresh")),
+    ],
+)
+def test_random_operations_do_what_the_twin_does(capacity, sampler, start):
+    rng, period = seeds.rng(capacity), ring.init(capacity).period
+    buffer, twin = (
+        jr.ReservoirBuffer(capacity=capacity, sampler=sampler),
+        oracles.ReservoirTwin(capacity, 0.7, period=period),
+    )
+    state, added, seen = buffer.init(items(numbers(0, 1))), 0, [-1, capacity, period - 1, 2**31 - 1]
+    for step in range(33):
+        rows = (1, 4, 3 * capacity)[step % 3]
+        ids, key = numbers(added, rows), jax.random.key(step)
+        mask = None if rows == 1 else rng.random(rows) < 0.6
+        added += rows
+        state = buffer.add(state, items(ids), key, mask)
+        twin.add(ids.tolist(), draws_of(key, rows), mask)
+        if step == 12 and start == "handles wrap":
+            late = period - capacity
+            shift = late - np.asarray(state.handles) // capacity * capacity
+            twin.leaf = {h + shift[h % capacity]: leaf for h, leaf in twin.leaf.items()}
+            twin.counts = {h + shift[h % capacity]: count for h, count in twin.counts.items()}
+            twin.stored = [(h + shift[h % capacity], item) for h, item in twin.stored]
+            state = state.replace(handles=state.handles + jnp.asarray(shift, jnp.int32))
+        if step == 12 and start == "many items":
+            twin.count = 2**64 - 5
+            state = state.replace(count=words(twin.count))
+        seen = [*seen, *twin.handles]
+        handles = rng.choice(seen, 6)
+        td_errors = rng.choice([0.0, 0.5, 3.0, np.nan], 6)
+        state = buffer.update(state, handles, td_errors)
+        twin.update(handles.tolist(), td_errors)
+        check_same(buffer, state, twin, seen)
+        drawn = buffer.sample(state, key, 8)
+        indices = np.asarray(drawn.indices).tolist()
+        np.testing.assert_array_equal(drawn.items["id"], [twin.item(h) for h in indices])
+        if sampler is PRIORITIZED:
+            np.testing.assert_allclose(drawn.probabilities, [twin.probability(h) for h in indices], rtol=1e-5)
+    assert start != "handles wrap" or min(twin.handles) < 100
+
+
+def check_same(buffer, state, twin, seen):
+    """All that is visible, and what stale handles give."""
+    assert (buffer.size(state), count_of(state)) == (len(twin.stored), twin.count)
+    assert bool(buffer.is_full(state)) == (len(twin.stored) == twin.capacity)
+    handles = sorted(twin.handles)
+    assert sorted(h for h in np.asarray(state.handles).tolist() if h >= 0) == handles
+    asked = (handles + seen[:4] + seen[::-1])[:40]
+    asked += [-1] * (40 - len(asked))
+    expected = [twin.item(h) if h in handles else 0 for h in asked]
+    np.testing.assert_array_equal(buffer.get(state, np.array(asked))["id"], expected)
+    np.testing.assert_array_equal(buffer.get(state, np.array(asked))["x"][:, 1], -np.array(expected))
+    if isinstance(buffer.sampler, jr.Prioritized):
+        np.testing.assert_allclose(leaves_of(state.sampler.tree), twin.leaves_by_slot(), rtol=1e-5)
+        assert state.sampler.rejected == twin.rejected
+        check_tree(state.sampler.tree)
+
+
+# --- handles
+
+
+def test_slots_are_claimed_by_the_last_row_that_draws_them():
+    """One call for each thing that a slot may hold: the first item of all, none, one whose handle wraps."""
+    capacity = 5
+    period = ring.init(capacity).period
+    state = jr.ReservoirBuffer(capacity=capacity).init(numbers(0, 1))
+    before = np.array([0, 6, -1, period - 2, 14], np.int32)
+
+    @jax.jit
+    def claim(handles, slots):
+        return jr.ReservoirBuffer(capacity=capacity)._claim(state.replace(handles=jnp.asarray(handles)), slots)
+
+    several = jax.jit(jax.vmap(claim))
+    for slots, handles, kept in (
+        ([0, 5, 1, 2, 3], [5, 11, 2, 3, 14], [0, 5, 1, 2, 3]),  # 5: not stored
+        ([2, 4, 2, 5, 2], [0, 6, 2, period - 2, 19], [5, 4, 5, 5, 2]),
+        ([3, 3, 0, 0, 3], [5, 6, -1, 3, 14], [5, 5, 5, 0, 3]),
+        ([5, 5, 5, 5, 5], before, [5, 5, 5, 5, 5]),
+    ):
+        slots = np.array(slots, np.int32)
+        for found in (claim(before, slots), several(before[None], slots[None])):
+            np.testing.assert_array_equal(found[0].reshape(-1), handles)
+            np.testing.assert_array_equal(found[1].reshape(-1), kept)
+    # The wrapped handle of slot 0 is the period itself.
+    wrapped, _ = claim(np.array([period - capacity, 1, 2, 3, 4], np.int32), np.array([5, 5, 0, 5, 5], np.int32))
+    np.testing.assert_array_equal(wrapped, [0, 1, 2, 3, 4])
+
+
+def test_a_late_update_does_not_fall_on_the_item_that_took_the_slot():
+    buffer = jr.ReservoirBuffer(capacity=2, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0), donate=False)
+    old = buffer.add(buffer.init(numbers(0, 2)), numbers(0, 2), jax.random.key(0))
+    first = buffer.sample(old, jax.random.key(1), 8).indices
+    new = old
+    for i in range(20):
+        new = buffer.add(new, numbers(10 * i, 6), jax.random.key(i))
+    np.testing.assert_array_equal(np.sort(np.unique(first)), [0, 1])
+    assert np.all(np.asarray(new.handles) > 1)
+    late = buffer.update(new, first, np.full(8, 50.0))
+    np.testing.assert_array_equal(leaves_of(late.sampler.tree), leaves_of(new.sampler.tree))
+    np.testing.assert_array_equal(buffer.get(new, first), 0)
+    again = buffer.update(new, buffer.sample(new, jax.random.key(2), 8).indices, np.full(8, 50.0))
+    assert np.any(leaves_of(again.sampler.tree) == 50)
+
+
+def test_an_empty_buffer_has_no_handles():
+    buffer = jr.ReservoirBuffer(capacity=4, sampler=PRIORITIZED, donate=False)
+    state = buffer.init(numbers(0, 3))
+    with pytest.raises(ValueError, match="cannot sample from an empty buffer"):
+        buffer.sample(state, jax.random.key(0), 2)
+    state = buffer.add(state, numbers(1, 3), jax.random.key(0), np.zeros(3, bool))
+    assert buffer.is_empty(state)
+    assert not buffer.can_sample(state)
+    assert count_of(state) == 0
+    drawn = jax.jit(lambda s: buffer.sample(s, jax.random.key(0), 2))(state)
+    np.testing.assert_array_equal(drawn.indices, -1)
+    np.testing.assert_array_equal(drawn.weights, 0)
+    np.testing.assert_array_equal(buffer.get(state, numbers(-1, 6)), 0)
+
+
+def test_transitions_carry_weights_and_handles():
+    x = np.arange(4.0)
+    batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x)
+    buffer = jr.ReservoirBuffer(capacity=8)
+    drawn = buffer.sample(buffer.add(buffer.init(batch), batch, jax.random.key(0)), jax.random.key(1), 16)
+    np.testing.assert_array_equal(drawn.items.idx, drawn.indices)
+    np.testing.assert_array_equal(drawn.items.S, drawn.indices)
+    np.testing.assert_array_equal(drawn.items.W, 1)
+
+
+# --- memory, and what it costs
+
+
+@pytest.mark.parametrize("sampler", [UNIFORM, PRIORITIZED], ids=["uniform", "prioritized"])
+def test_eager_calls_donate_and_keep_the_storage_in_place(sampler):
+    batch, key = np.ones((4, 1000)), jax.random.key(0)
+    buffer = jr.ReservoirBuffer(capacity=100, sampler=sampler)
+    state = buffer.init(batch)
+    for call in (lambda s: buffer.add(s, batch, key), lambda s: buffer.update(s, numbers(0, 4), np.ones(4))):
+        places = [x.unsafe_buffer_pointer() for x in (state.storage, state.handles)]
+        new = call(state)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+        assert [x.unsafe_buffer_pointer() for x in (new.storage, new.handles)] == places
+        with pytest.raises(ValueError, match="state: was donated to an earlier call"):
+            call(state)
+        state = new
+    keeping = jr.ReservoirBuffer(capacity=100, sampler=sampler, donate=False)
+    keeping.add(state, batch, key)
+    assert not state.storage.is_deleted()
+
+
+def scanned_steps(buffer, order, seeds, same_items=False):
+    """Big copies, and temporary over all bytes of the state, of a scan whose steps are the operations in `order`."""
+    batch = jnp.zeros((8, 2))
+
+    def step(carry, key):
+        state, indices, td_errors = carry
+        for operation in order:
+            key, own_key = jax.random.split(key)
+            if operation == "add":
+                new = batch if same_items else batch + td_errors[0]
+                state = buffer.add(state, new, own_key, jax.random.bernoulli(key, 0.5, (8,)))
+            elif operation == "update":
+                state = buffer.update(state, indices, td_errors)
+            else:
+                drawn = buffer.sample(state, own_key, 8)
+                indices, td_errors = drawn.indices, td_errors + drawn.weights + drawn.items[:, 0]
+        return (state, indices, td_errors), None
+
+    def run(state, key):
+        return lax.scan(step, (state, jnp.zeros(8, jnp.int32), jnp.zeros(8)), jax.random.split(key, 4))[0]
+
+    state, key = jax.eval_shape(buffer.init, batch), jax.random.key(0)
+    if seeds:
+        state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype), state)
+        run, key = jax.vmap(run), jax.random.split(key, seeds)
+    program = compiled(jax.jit(run, donate_argnums=0), state, key)
+    whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    copies = big_copies(program.as_text(), buffer.capacity // 32)
+    return copies, program.memory_analysis().temp_size_in_bytes / whole
+
+
+SHORT = ["sample", "add", "sample", "update", "add"]
+# All pairs of operations follow one another.
+PAIRS = ["sample", "sample", "update", "update", "add", "update", "sample", "add", "add"]
+
+
+@pytest.mark.hlo
+@pytest.mark.usefixtures("compiled_afresh")
+@pytest.mark.parametrize(
+    ("sampler", "order", "same_items", "seeds"),
+    [
+        rarely((PRIORITIZED, SHORT, False, 0)),
+        (UNIFORM, ["sample", "update", "add"], True, 4),
+        rarely((PRIORITIZED, PAIRS, False, 0)),
+        *(rarely((x, PAIRS, False, seeds)) for x in (UNIFORM, jr.Prioritized(normalize="global")) for seeds in (0, 4)),
+        rarely((PRIORITIZED, ["sample", "update", "add"], True, 4)),
+        rarely((PRIORITIZED, ["add", "sample", "update"], True, 0)),
+    ],
+)
+def test_a_scan_copies_neither_storage_nor_handles(sampler, order, same_items, seeds):
+    copies, temporary = scanned_steps(jr.ReservoirBuffer(capacity=2**18, sampler=sampler), order, seeds, same_items)
+    assert copies == []
+    assert temporary < 0.01
+
+
+@pytest.mark.hlo
+@pytest.mark.usefixtures("compiled_afresh")
+def test_an_addition_costs_the_same_at_any_capacity_and_loops_over_nothing():
+    def program(capacity):
+        buffer = jr.ReservoirBuffer(capacity=capacity)
+        arguments = np.zeros(64, np.float32), jax.random.key(0), np.zeros(64, bool)
+        state = jax.eval_shape(buffer.init, arguments[0])
+        add = jax.jit(lambda *x: buffer.add(*x), donate_argnums=0)
+        traced = str(add.trace(state, *arguments).jaxpr)
+        assert not any(f" {loop}[" in traced for loop in ("while", "scan", "sort"))
+        return compiled(add, state, *arguments)
+
+    small, large = program(2**10), program(2**20)
+    assert small.cost_analysis()["flops"] == large.cost_analysis()["flops"] > 0
+    assert large.memory_analysis().temp_size_in_bytes <= small.memory_analysis().temp_size_in_bytes + 1024
+
+
+# --- checkpoints, and what is refused
+
+
+def test_a_saved_state_goes_on_as_it_would_have(tmp_path):
+    buffer = jr.ReservoirBuffer(capacity=5, sampler=PRIORITIZED, donate=False)
+    state = buffer.add(buffer.init(items(numbers(0, 9))), items(numbers(0, 9)), jax.random.key(0))
+    state = state.replace(count=words(2**32 - 3))
+    jr.save(tmp_path / "run", buffer, state)
+    (manifest,) = (tmp_path / "run").glob("*/manifest/data.json")
+    assert "jaxreplay:ReservoirState" in manifest.read_text()
+    restored = jr.restore(tmp_path / "run", buffer)
+    ends = [buffer.add(s, items(numbers(9, 9)), jax.random.key(1)) for s in (state, restored)]
+    for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
+        np.testing.assert_array_equal(a, b)
+    with pytest.raises(ValueError, match=r"buffer.capacity: saved 5, given 6"):
+        jr.restore(tmp_path / "run", jr.ReservoirBuffer(capacity=6, sampler=PRIORITIZED))
+
+
+@pytest.mark.versions
+def test_wrong_arguments():
+    buffer, key = jr.ReservoirBuffer(capacity=8), jax.random.key(0)
+    state = buffer.init({"x": np.zeros((2, 3))})
+    rows = {"x": np.zeros((2, 3))}
+    for wrong, message in [
+        ({"x": np.zeros((2, 4))}, r"leaf \['x'\]: got float\d+\[4\], the buffer stores float\d+\[3\]"),
+        ({"x": np.zeros((0, 3))}, r"batch of 0 items: expected 1 to 536870912"),
+        ({"y": rows["x"]}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
+    ]:
+        with pytest.raises(ValueError, match=message):
+            buffer.add(state, wrong, key)
+    with pytest.raises(ValueError, match=r"mask: got bool\[3\], expected bool\[2\], one flag a row"):
+        buffer.add(state, rows, key, np.ones(3, bool))
+    for wrong in (np.ones(2, bool), jax.random.split(key), jnp.uint32(3), 0, None):
+        with pytest.raises(ValueError, match=r"key: got .*, expected one PRNG key, such as jax.random.key\(0\)"):
+            buffer.add(state, rows, wrong)
+    assert buffer.size(buffer.add(state, rows, jax.random.PRNGKey(0))) == 2
+    stacked = jax.vmap(lambda _: buffer.init(rows))(np.arange(3))
+    with pytest.raises(ValueError, match=r"capacity=8: this state has a leading axis of 3; .* jax.vmap"):
+        buffer.add(stacked, rows, key)
+    for capacity in (0, 2**29 + 1, 1e6):
+        with pytest.raises(ValueError, match=r"capacity=.*: must be an integer from 1 to 536870912"):
+            jr.ReservoirBuffer(capacity=capacity)
+
+
+def test_what_cannot_be_done_with_it_yet_is_refused():
+    buffer = jr.ReservoirBuffer(capacity=8)
+    with pytest.raises(ValueError, match="max_age: a ReservoirBuffer knows no ages"):
+        buffer.sample(
+            buffer.add(buffer.init(numbers(0, 2)), numbers(0, 2), jax.random.key(0)), jax.random.key(0), 2, max_age=1
+        )
+    state, ring_buffer = buffer.init(numbers(0, 2)), jr.ReplayBuffer(capacity=8)
+    with pytest.raises(ValueError, match=r"old_buffer=ReservoirBuffer\(.*: must be a ReplayBuffer, a SequenceBuffer"):
+        jr.migrate(buffer, state, buffer)
+    with pytest.raises(ValueError, match=r"new_buffer=ReservoirBuffer\("):
+        jr.migrate(ring_buffer, ring_buffer.init(numbers(0, 2)), buffer)
+
+
+@pytest.mark.slow
+@pytest.mark.law
+def test_each_shard_is_a_reservoir_of_what_is_dealt_to_it():
+    sharded = jr.Sharded(jr.ReservoirBuffer(capacity=4), mesh(2))
+
+    def run(key):
+        state = sharded.init(numbers(0, 4))
+        keys = jax.random.split(key, 4)
+        for t in range(3):
+            state = sharded.add(state, numbers(4 * t, 4), keys[t])
+        return state, sharded.sample(state, keys[3], 2)
+
+    states, drawn = run_once(jax.vmap(run))(jax.random.split(seeds.key(0), 20_000))
+    stored = np.asarray(states.storage)  # [seeds, shards, slots]
+    for shard in (0, 1):
+        dealt = [4 * t + 2 * shard + i for t in range(3) for i in range(2)]
+        pairs = np.sort(stored[:, shard], axis=1)
+        counts = np.bincount(pairs[:, 0] * 12 + pairs[:, 1], minlength=144).reshape(12, 12)[np.ix_(dealt, dealt)]
+        assert counts.sum() == 20_000
+        assert stats.chisquare(counts[np.triu_indices(6, 1)]).pvalue > 1e-4
+    assert np.corrcoef(stored[:, 0, 0], stored[:, 1, 0] - 2)[0, 1] < 0.03  # shards draw for themselves
+    one = jax.tree.map(lambda x: x[0], states)
+    handles = jnp.asarray(drawn.indices[0])
+    np.testing.assert_array_equal(sharded.get(one, handles), drawn.items[0])
+    assert np.all(sharded.epoch(one, seeds.key(0), 0, 4).indices >= 0)

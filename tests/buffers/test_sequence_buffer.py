@@ -1,0 +1,434 @@
+import itertools
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import seeds
+from helpers import cases, rarely
+from jax import lax
+from scipy.stats import chisquare
+
+import jaxreplay as jr
+from jaxreplay._common import ring
+
+UNIT = jr.Prioritized(alpha=1.0, epsilon=0.0, beta=1.0)  # leaves are TD errors
+
+
+def stream(first, num_steps, num_envs):
+    """Steps that say where they come from: 1000 * environment + time."""
+    times = np.arange(first, first + num_steps, dtype=np.int32)
+    return times[:, None] + 1000 * np.arange(num_envs, dtype=np.int32)
+
+
+def filled(buffer, num_steps, rollout=1):
+    state = buffer.init(stream(0, 1, buffer.num_envs))
+    for t in range(0, num_steps, rollout):
+        state = buffer.add(state, stream(t, min(rollout, num_steps - t), buffer.num_envs))
+    return state
+
+
+handles_of = jax.jit(ring.handles, static_argnums=2)
+
+
+def drawable(buffer, state):
+    """Handles that can be drawn, by slot; -1 for the other slots."""
+    slots = np.arange(buffer._num_slots)
+    return np.asarray(handles_of(state.ring, slots, buffer._num_slots))
+
+
+@pytest.mark.parametrize(("rate", "gaps"), [(0.0, False), (0.3, True), rarely((0.3, False))])
+def test_sequences_start_with_the_episodes_whatever_rollouts_they_come_in(rate, gaps):
+    """The first row of all starts one, also if it is complete only later; a row at a time, and several."""
+    config = 7, 2, 3, 1, "episodes"
+    names = ("length", "num_envs", "sequence_length", "stride", "windows")
+    buffer, twin = (
+        jr.SequenceBuffer(**dict(zip(names, config, strict=True)), gaps=gaps),
+        oracles.SequenceTwin(*config, gaps),
+    )
+    state, rng, seen = buffer.init(stream(0, 1, 2)), seeds.rng(1), 0
+    for rollout in [1, 2, 1, 5, 1, 1, 1, 2, 5, 2, 2, 1, 1, 5, 5]:
+        steps, told = stream(len(twin.steps), rollout, 2), None
+        ends = rng.random(steps.shape) < rate
+        if gaps and rate > 0:
+            told = rng.random(steps.shape) > 0.2
+        state = buffer.add(state, steps, ends, None, told)
+        twin.add(steps, ends, told)
+        slots = drawable(buffer, state)
+        found = np.asarray(buffer.get(state, np.resize(slots, buffer._num_slots)))[slots >= 0]
+        assert sorted(found.tolist()) == sorted(twin.sequence(handle) for handle in twin.handles)
+        seen += len(found)
+    assert seen == 4 if rate == 0 else seen > 30, seen
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("sampler", [jr.Uniform(), UNIT, rarely(jr.Prioritized(alpha=1.0, stratified=False))])
+@pytest.mark.parametrize("num_steps", [rarely(9), 23, 24])
+def test_law_of_the_draw(sampler, num_steps):
+    """Partly filled, and after the wrap with and without a slot that is partly overwritten."""
+    buffer = jr.SequenceBuffer(length=14, num_envs=3, sequence_length=4, stride=3, sampler=sampler)
+    state = filled(buffer, num_steps, rollout=3)
+    slots = drawable(buffer, state)
+    handles = np.sort(slots[slots >= 0])
+    weights = np.ones(len(handles))
+    if sampler != jr.Uniform():
+        weights = 1.0 + np.arange(len(handles)) % 4
+        state = buffer.update(state, handles, weights)
+    draw = jax.jit(jax.vmap(lambda key: buffer.sample(state, key, 10)))
+    sample = jax.tree.map(np.asarray, draw(jax.random.split(seeds.key(num_steps), 4500)))
+    counts = np.array([(sample.indices == handle).sum() for handle in handles])
+    assert counts.sum() == 45_000
+    law = weights / weights.sum()
+    assert chisquare(counts, 45_000 * law).pvalue > 1e-4
+    np.testing.assert_allclose(sample.probabilities, law[np.searchsorted(handles, sample.indices)], rtol=1e-5)
+    assert np.all(sample.mask)
+
+
+@pytest.mark.parametrize("some", [slice(0, None, 2), rarely(slice(1, None, 2))], ids=["even", "odd"])
+def test_sequences_are_those_of_flashbax(some):
+    """While the ring is not wrapped the same; after that flashbax counts strides from the oldest step still stored.
+
+    Its starts so move against the stream by the steps that were overwritten, modulo the stride, and are ours wherever
+    that is 0; here a start stays one for as long as it is stored, which is what a priority and a handle need.
+    """
+    shifted = 0
+    for case in cases("flashbax_trajectory")[some]:
+        num_envs, stride, length = case["num_envs"], case["stride"], case["length"]
+        buffer = jr.SequenceBuffer(
+            length=length, num_envs=num_envs, sequence_length=case["sequence_length"], stride=stride
+        )
+        state, time = filled(buffer, 0), 0
+        for rollout, drawn in zip(case["rollouts"], case["drawn"], strict=True):
+            state = buffer.add(state, stream(time, rollout, num_envs))
+            time += rollout
+            handles = drawable(buffer, state)
+            ours = {tuple(steps) for steps in np.asarray(buffer.get(state, handles[handles >= 0])).tolist()}
+            theirs = {tuple(1000 * env + t for t in times) for env, *times in drawn}
+            overwritten = max(0, time - length)
+            if overwritten % stride == 0:
+                assert ours == theirs
+            else:
+                assert {steps[0] % 1000 % stride for steps in theirs} == {overwritten % stride}
+                shifted += 1
+            assert all(steps[0] % 1000 % stride == 0 for steps in ours)
+    assert shifted > 0
+
+
+@pytest.mark.parametrize("rollout", [2, 7, rarely(1), rarely(5)])
+def test_no_sequence_straddles_the_cursor(rollout):
+    """In a scan that goes round the ring several times, all steps of every sequence follow one another."""
+    buffer = jr.SequenceBuffer(length=7, num_envs=2, sequence_length=3, stride=2, sampler=jr.Prioritized())
+
+    def step(carry, key):
+        state, time = carry
+        state = buffer.add(state, time + stream(0, rollout, 2))
+        sample = buffer.sample(state, key, 16)
+        state = buffer.update(state, sample.indices, jax.random.normal(key, (16,)))
+        return (state, time + rollout), (time + rollout, sample)
+
+    carry = filled(buffer, 0), jnp.int32(0)
+    _, (times, samples) = lax.scan(step, carry, jax.random.split(jax.random.key(0), 40))
+    drawn = samples.weights > 0
+    assert np.all(drawn[-30:])
+    steps = np.asarray(samples.items)
+    assert np.all(np.diff(steps, axis=-1)[drawn] == 1)
+    starts = (steps[..., 0] % 1000)[drawn]
+    assert np.all(starts % 2 == 0)
+    now = np.broadcast_to(np.asarray(times)[:, None], drawn.shape)[drawn]
+    assert np.all((now - 7 <= starts) & (starts + 3 <= now))
+
+
+def test_a_buffer_is_refused_that_would_at_times_hold_no_whole_sequence():
+    """Of all small configurations: those for which it is so of some number of rows, and no others."""
+    refused, made = [], []
+    for length, sequence_length, stride in itertools.product(range(1, 11), repeat=3):
+        if max(sequence_length, stride) > length:
+            continue
+        holds_one = [
+            any(start % stride == 0 for start in range(max(0, rows - length), rows - sequence_length + 1))
+            for rows in range(sequence_length, 4 * length + 1)
+        ]
+        sizes = {"length": length, "num_envs": 2, "sequence_length": sequence_length}
+        if all(holds_one):
+            made.append(jr.SequenceBuffer(**sizes, stride=stride))
+            continue
+        with pytest.raises(ValueError, match="would at times hold no whole sequence") as error:
+            jr.SequenceBuffer(**sizes, stride=stride)
+        for name in ("length", "stride"):  # either remedy is one, and no more than needed
+            value = int(re.search(rf"(?:raise|lower) {name} to (\d+)", str(error.value))[1])
+            sizes_then = {**sizes, "stride": stride, name: value}
+            made.append(jr.SequenceBuffer(**sizes_then))
+            with pytest.raises(ValueError, match="would at times"):
+                jr.SequenceBuffer(**{**sizes_then, name: value + (1 if name == "stride" else -1)})
+        refused.append(sizes)
+    assert len(refused) > 100
+    assert len(made) > 400
+
+
+@pytest.mark.parametrize(("length", "sequence_length", "stride"), [(13, 9, 5), *map(rarely, [(17, 13, 5), (8, 4, 3)])])
+def test_a_full_buffer_always_has_a_sequence_to_draw(length, sequence_length, stride):
+    """After every row of several rounds, also where the slots are more than the sequences that may be drawn."""
+    buffer = jr.SequenceBuffer(length=length, num_envs=2, sequence_length=sequence_length, stride=stride)
+
+    def step(state, time):
+        state = buffer.add(state, time + stream(0, 1, 2))
+        return state, (buffer.size(state), buffer.sample(state, jax.random.key(0), 3).weights)
+
+    _, (size, weights) = lax.scan(step, filled(buffer, 0), np.arange(4 * length, dtype=np.int32))
+    started = np.arange(1, 4 * length + 1) >= sequence_length
+    np.testing.assert_array_equal(np.asarray(size) >= 2, started)
+    np.testing.assert_array_equal(weights, np.broadcast_to(started[:, None], (4 * length, 3)))
+
+
+def test_rollouts_may_be_cut_anywhere():
+    """The state is the same whatever rollouts a stream comes in."""
+    buffer = jr.SequenceBuffer(length=9, num_envs=2, sequence_length=4, stride=2, sampler=jr.Prioritized())
+    one_by_one = filled(buffer, 31)
+    for rollout in (2, 3, 5, 9):
+        in_parts = filled(buffer, 31, rollout)
+        for x, y in zip(jax.tree.leaves(in_parts), jax.tree.leaves(one_by_one), strict=True):
+            np.testing.assert_array_equal(x, y)
+
+
+@pytest.mark.parametrize("sampler", [jr.Uniform(), jr.Prioritized()])
+def test_until_a_sequence_is_complete_nothing_can_be_drawn(sampler):
+    buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3, sampler=sampler)
+    with pytest.raises(ValueError, match="cannot sample from an empty buffer; add items first"):
+        buffer.sample(filled(buffer, 0), jax.random.key(0), 4)
+    state = filled(buffer, 2)
+    message = "sequence_length=3 steps, and the buffer has 2 of each stream; add 1 more first"
+    for draw in (buffer.sample, lambda state, key, count: buffer.epoch(state, key, 0, count)):
+        with pytest.raises(ValueError, match=f"cannot sample: a sequence takes {message}"):
+            draw(state, jax.random.key(0), 4)
+    sample = jax.jit(lambda s: buffer.sample(s, jax.random.key(0), 4))(state)
+    np.testing.assert_array_equal(sample.indices, -1)
+    np.testing.assert_array_equal(sample.weights, 0)
+    assert not np.any(sample.mask)
+    state = buffer.add(buffer.update(state, sample.indices, np.ones(4)), stream(2, 1, 2))
+    assert buffer.size(state) == 2
+    assert np.all(buffer.sample(state, jax.random.key(0), 4).mask)
+
+
+def test_a_draw_where_no_sequence_may_be_drawn_says_so():
+    ends = np.array([[False], [True], [False], [True]])
+    for kind, rule in (({"windows": "inside"}, "windows='inside'"), ({"gaps": True}, "windows='any', gaps=True")):
+        buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=3, **kind)
+        told = {"ends": ends} if "windows" in kind else {"drawable": ~ends}
+        state = buffer.add(buffer.init(stream(0, 1, 1)), stream(0, 4, 1), **told)
+        with pytest.raises(ValueError, match=rf"none of the sequences stored may be drawn \({rule}\); add steps until"):
+            buffer.sample(state, jax.random.key(0), 4)
+
+
+def test_ends_mask_only_within_episodes():
+    ends = np.array([[False], [True], [False], [False]])
+    for within, expected in ((True, [True, True, False, False]), (False, [True] * 4)):
+        buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=4, within_episode=within)
+        state = buffer.add(buffer.init(stream(0, 1, 1)), stream(0, 4, 1), ends)
+        assert buffer.sample(state, jax.random.key(0), 1).mask.tolist() == [expected]
+
+
+def test_dtypes_and_structure_are_kept():
+    steps = {
+        "frame": np.ones((4, 2, 8, 8), jnp.uint8),
+        "latent": np.full((4, 2, 3), 1.5, jnp.bfloat16),
+        "carry": (np.ones((4, 2, 5), np.float32), np.ones((4, 2, 5), np.float32)),
+        "key": jax.random.split(jax.random.key(0), (4, 2)),
+        "nothing": np.ones((4, 2, 3, 0), np.uint8),
+    }
+    buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3)
+    state = buffer.add(buffer.init(jax.eval_shape(lambda: steps)), steps)
+    sample = buffer.sample(state, jax.random.key(1), 5)
+    for got, given_leaf in zip(jax.tree.leaves(sample.items), jax.tree.leaves(steps), strict=True):
+        assert got.shape == (5, 3, *given_leaf.shape[2:])
+        assert got.dtype == given_leaf.dtype
+    assert np.all(sample.items["latent"] == 1.5)
+    start, env = sample.indices // 2, sample.indices % 2
+    expected = steps["key"][start[:, None] + np.arange(3), env[:, None]]
+    assert jnp.all(jax.random.key_data(sample.items["key"]) == jax.random.key_data(expected))
+
+
+def test_transition_batches_carry_weights_and_handles_at_every_step():
+    x = np.arange(6.0).reshape(3, 2)
+    batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=np.full((3, 2), 2.0))
+    buffer = jr.SequenceBuffer(length=3, num_envs=2, sequence_length=2, sampler=UNIT)
+    state = buffer.add(buffer.init(batch), batch)
+    state = buffer.update(state, np.arange(4), np.arange(1.0, 5.0))
+    sample = buffer.sample(state, jax.random.key(0), 6)
+    np.testing.assert_allclose(sample.items.W, np.repeat(2 * sample.weights[:, None], 2, axis=1))
+    np.testing.assert_array_equal(sample.items.idx, np.repeat(sample.indices[:, None], 2, axis=1))
+
+
+def test_storage_costs_one_observation_a_step():
+    """A million 84x84 frames, of which stacks of 4 and 3-step transitions are drawn, cost 7 GB."""
+    num_envs, length = 64, 2**20 // 64
+    steps = {
+        "frame": jax.ShapeDtypeStruct((1, num_envs, 84, 84), jnp.uint8),
+        "action": jax.ShapeDtypeStruct((1, num_envs), jnp.int32),
+        "reward": jax.ShapeDtypeStruct((1, num_envs), jnp.float32),
+        "terminated": jax.ShapeDtypeStruct((1, num_envs), jnp.bool_),
+        "truncated": jax.ShapeDtypeStruct((1, num_envs), jnp.bool_),
+        "step": jax.ShapeDtypeStruct((1, num_envs), jnp.bool_),
+    }
+    buffer = jr.SequenceBuffer(
+        length=length, num_envs=num_envs, sequence_length=7, sampler=jr.Prioritized(), within_episode=True
+    )
+    state = jax.eval_shape(buffer.init, steps)
+    total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
+    scalars = 4 + 4 + 1 + 1 + 1
+    assert total / 2**20 <= 1.02 * 84 * 84 + scalars
+    assert total < 7.5e9
+
+
+def test_eager_calls_donate_and_keep_the_storage_in_place():
+    steps = np.ones((2, 3, 100))
+    buffer = jr.SequenceBuffer(length=50, num_envs=3, sequence_length=2, sampler=jr.Prioritized())
+    state = buffer.init(steps)
+    place = state.storage.unsafe_buffer_pointer()
+    for call in (lambda s: buffer.add(s, steps), lambda s: buffer.update(s, np.arange(4), np.ones(4))):
+        new = call(state)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+        assert new.storage.unsafe_buffer_pointer() == place
+        state = new
+    keeping = jr.SequenceBuffer(length=50, num_envs=3, sequence_length=2, donate=False)
+    state = keeping.init(steps)
+    keeping.add(state, steps)
+    assert keeping.size(state) == 0
+
+
+def test_sequence_priority():
+    td_errors = np.array([[1.0, -3.0, 2.0], [4.0, np.nan, 0.0], [5.0, 5.0, 5.0]])
+    mask = np.array([[True, True, True], [True, False, True], [False, False, False]])
+    priority = jr.sequence_priority(td_errors, mask)
+    np.testing.assert_allclose(priority, [0.9 * 3 + 0.1 * 2, 0.9 * 4 + 0.1 * 2, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(jr.sequence_priority(td_errors[:1]), [2.9], rtol=1e-6)
+    np.testing.assert_allclose(jr.sequence_priority(td_errors, mask, eta=0.0), [2.0, 2.0, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(jr.sequence_priority(td_errors, mask, eta=1.0), [3.0, 4.0, 0.0], rtol=1e-6)
+    assert not np.isfinite(jr.sequence_priority(td_errors)[1])  # which the sampler refuses
+    by_row = jax.vmap(lambda x, m: jr.sequence_priority(x[None], m[None])[0])(td_errors, mask)
+    np.testing.assert_array_equal(by_row, priority)
+
+
+def test_split_burn_in():
+    items = {"x": np.arange(12).reshape(2, 6), "y": np.zeros((2, 6, 3))}
+    first, rest = jr.split_burn_in(items, 2)
+    np.testing.assert_array_equal(first["x"], [[0, 1], [6, 7]])
+    np.testing.assert_array_equal(rest["x"], [[2, 3, 4, 5], [8, 9, 10, 11]])
+    assert rest["y"].shape == (2, 4, 3)
+    none, everything = jr.split_burn_in(items, 0)
+    assert none["y"].shape == (2, 0, 3)
+    np.testing.assert_array_equal(everything["x"], items["x"])
+    with pytest.raises(ValueError, match="burn_in=6: must be an integer from 0 to 5, less than the length"):
+        jr.split_burn_in(items, 6)
+
+
+@pytest.mark.parametrize(
+    ("length", "k", "frame_shape"),
+    [(1, 1, ()), (4, 1, (2, 3)), (5, 5, ()), (9, 4, (2, 3)), *[rarely((9, k, ())) for k in range(1, 10)]],
+)
+def test_stacks_equal_the_twins(length, k, frame_shape):
+    rng = seeds.rng(k)
+    frames = np.arange(1, 1 + 2 * length * int(np.prod(frame_shape))).astype(np.uint8)
+    frames = frames.reshape(2, length, *frame_shape)
+    for rate in (0.0, 0.1, 0.3, 0.6, 1.0):
+        ends = rng.random((2, length)) < rate
+        expected = np.stack([oracles.stack_frames(frames[row], ends[row], k) for row in range(2)])
+        for function in (jr.stack_frames, jax.jit(jr.stack_frames, static_argnums=2)):
+            stacks = function(frames, ends, k)
+            assert stacks.dtype == np.uint8
+            np.testing.assert_array_equal(stacks, expected)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"length": 0}, "length=0: must be an integer from 1 to 268435456"),
+        ({"length": 2**29}, r"length=536870912: must be an integer from 1 to 268435456, the number of steps kept"),
+        ({"num_envs": 0}, "num_envs=0: must be an integer from 1 to 536870912, the number of streams"),
+        ({"sequence_length": 9}, "sequence_length=9: must be an integer from 1 to 8, at most length"),
+        ({"sequence_length": 0}, "sequence_length=0: must be"),
+        ({"stride": 0}, "stride=0: must be an integer from 1 to 8"),
+        ({"stride": 9}, "stride=9: must be an integer from 1 to 8"),
+        (
+            {"stride": 7},
+            "length=8, sequence_length=3, stride=7: length must be at least sequence_length .* raise length to 9, or "
+            "lower stride to 6",
+        ),
+    ],
+)
+def test_construction_errors(settings, message):
+    with pytest.raises(ValueError, match=message):
+        jr.SequenceBuffer(**{"length": 8, "num_envs": 2, "sequence_length": 3, **settings})
+
+
+@pytest.mark.versions
+def test_wrong_arguments():
+    buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3)
+    state = buffer.init({"x": np.zeros((1, 2, 4), jnp.float32)})
+    for steps, message in (
+        (
+            {"x": np.zeros((1, 3, 4), jnp.float32)},
+            r"num_envs=2: got steps with leading axes \[1, 3\], expected \[T, 2\]\.",
+        ),
+        ({"x": np.zeros((2, 3, 4), jnp.float32)}, r"expected \[T, 2\]; exchange them with jax.numpy.swapaxes\(x, 0, 1"),
+        ({"x": np.zeros((1, 2), jnp.float32)}, r"float32\[4\]; if it lacks a leading axis, add that with x\[None\]"),
+        ({"x": np.zeros((1, 2, 3, 4), jnp.float32)}, "if init was given an item without its leading axes, give it x"),
+        (
+            {"x": np.zeros((), jnp.float32)},
+            r"2 leading axes; for a single item, give init jnp.broadcast_to\(x, \(1, 2, \*x.shape\)\)\.",
+        ),
+        ({"x": np.zeros((2, 4), jnp.float32)}, r"expected \[T, 2\]; add the first to a single step with x\[None\]\."),
+        ({"x": np.zeros((1, 2, 5), jnp.float32)}, r"leaf \['x'\]: got float32\[5\], the buffer stores float32\[4\]"),
+        (
+            {"x": np.zeros(2, jnp.float32)},
+            r"leaf \['x'\]: got float32\[2\], a rollout needs 2 leading axes; add the first with x",
+        ),
+        ({"y": np.zeros((1, 2, 4), jnp.float32)}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
+        ({"x": np.zeros((9, 2, 4), jnp.float32)}, "a rollout of 9 steps: expected 1 to length=8; add it in parts"),
+        ({"x": np.zeros((0, 2, 4), jnp.float32)}, "a rollout of 0 steps"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            buffer.add(state, steps)
+    steps = {"x": np.zeros((3, 2, 4), jnp.float32)}
+    with pytest.raises(ValueError, match=r"ends: got bool\[3\], expected bool\[3, 2\]"):
+        buffer.add(state, steps, np.zeros(3, bool))
+    one, other = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=3), np.zeros((5, 4), np.float32)
+    with pytest.raises(
+        ValueError, match=r"leading axes \[5, 4\], expected \[T, 1\]; add the second with x\[:, None\]\."
+    ):
+        one.add(one.init(np.zeros((1, 1, 4), np.float32)), other)
+    with pytest.raises(ValueError, match=r"num_envs=2: got steps with leading axes \[1, 3\]"):
+        buffer.init({"x": np.zeros((1, 3, 4), jnp.float32)})
+    stacked = jax.vmap(lambda _: buffer.init(steps))(np.arange(5))
+    with pytest.raises(ValueError, match=r"length=8, num_envs=2: this state has leading axes \[5, 8\]; .* jax.vmap"):
+        buffer.add(stacked, steps)
+    for shape in ((3,), (3, 0), (3, 2, 1)):
+        with pytest.raises(ValueError, match=r"td_errors: got float32\[3.*\], expected \[B, L\]"):
+            jr.sequence_priority(np.zeros(shape, jnp.float32))
+    with pytest.raises(ValueError, match=r"k=4: must be an integer from 1 to 3, the number of frames in a stack"):
+        jr.stack_frames(np.zeros((2, 3, 4), jnp.float32), np.zeros((2, 3), bool), 4)
+    with pytest.raises(ValueError, match=r"ends: got bool\[2\], expected bool\[2, 3\]"):
+        jr.stack_frames(np.zeros((2, 3, 4), jnp.float32), np.zeros(2, bool), 2)
+
+
+@pytest.mark.parametrize("with_reward", [True, False])
+@pytest.mark.parametrize(
+    ("num_envs", "leading"), [(1, ()), (4, ()), (1, (5,)), (4, (4,)), (1, (1, 5)), (4, (4, 5))], ids=str
+)
+def test_what_init_advises_is_right(num_envs, leading, with_reward):
+    """Of steps that lack the time, the streams or both, or have them exchanged: at least one piece of its advice."""
+    buffer = jr.SequenceBuffer(length=8, num_envs=num_envs, sequence_length=3)
+    items = {"obs": (3,)} | ({"reward": ()} if with_reward else {})
+    steps = {name: jnp.zeros((*leading, *shape)) for name, shape in items.items()}
+    with pytest.raises(ValueError, match=r"num_envs=|needs 2 leading axes") as error:
+        buffer.init(steps)
+    advice = re.findall(r"x\[[^]]*\]|jax\.numpy\.swapaxes\(.*?\)|jnp\.broadcast_to\(.*\)\)", str(error.value))
+    right = []
+    for text in advice:
+        changed = {name: eval(text, {"jax": jax, "jnp": jnp, "x": x}) for name, x in steps.items()}
+        right.append(all(changed[name].shape[1:] == (num_envs, *shape) for name, shape in items.items()))
+        if right[-1]:
+            assert buffer.stored_steps(buffer.add(buffer.init(changed), changed)) > 0
+    assert any(right), advice

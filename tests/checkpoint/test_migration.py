@@ -1,0 +1,293 @@
+import functools
+from itertools import chain
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import seeds
+from helpers import at, check_tree, items, mesh, rarely
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxreplay as jr
+from jaxreplay._common import ring
+from jaxreplay.buffers._sharded import shard_of
+
+UNIFORM = jr.Uniform()
+PER = jr.Prioritized(alpha=0.7, epsilon=0.0)
+SAMPLERS = [UNIFORM, PER, jr.Prioritized(alpha=0.4, epsilon=0.0, normalize="global"), jr.Prioritized(alpha=0.0)]
+
+
+def make(buffer, num_shards):
+    """The buffer in `num_shards` shards; 0 for one that is not sharded."""
+    return jr.Sharded(buffer, mesh(num_shards)) if num_shards else buffer
+
+
+def stacked(buffer, state):
+    """The shards' states, and the buffer that each is one of."""
+    if not isinstance(buffer, jr.Sharded):
+        return [state], buffer
+    state = jax.tree.map(np.asarray, state)
+    shards = [at(state, k) for k in range(buffer.num_shards)]
+    return shards, shard_of(buffer.buffer, buffer.num_shards)
+
+
+def contents(buffer, state):
+    """Of every shard, oldest first: pairs (id, leaf)."""
+    shards, shard = stacked(buffer, state)
+    found = []
+    for one in shards:
+        size, inserted = int(one.ring.size), int(one.ring.inserted)
+        slots = (inserted - size + np.arange(size)) % shard.capacity
+        ids = np.asarray(one.storage["id"])[slots]
+        np.testing.assert_array_equal(np.asarray(one.storage["x"])[slots], np.stack([ids, -ids], 1))
+        leaves = np.ones(size) if shard.sampler == UNIFORM else np.asarray(one.sampler.tree.sums[-1])[slots]
+        found.append(list(zip(ids.tolist(), leaves.tolist(), strict=True)))
+    return found
+
+
+def expected_leaf(old, new, leaf, max_priority):
+    if isinstance(new, jr.Uniform):
+        return 1.0
+    if isinstance(old, jr.Uniform) or old.alpha == 0:
+        return max_priority**new.alpha
+    return (leaf ** (1 / old.alpha)) ** new.alpha if leaf > 0 or new.alpha == 0 else 0.0
+
+
+GLOBAL, FLAT = SAMPLERS[2:]
+LAYOUTS = [  # capacity, number of shards and sampler; old and new
+    ((8, 0, UNIFORM), (16, 2, PER)),
+    ((16, 4, GLOBAL), (24, 0, PER)),
+]
+what_is_stored = {
+    "masks": st.lists(st.lists(st.booleans(), min_size=8, max_size=8), max_size=5),
+    "td_errors": st.lists(st.sampled_from([0.0, 0.1, 3.0, -20.0]), min_size=8, max_size=8),
+}
+
+
+@settings(max_examples=25)
+@given(layouts=st.sampled_from(LAYOUTS), **what_is_stored)
+def test_items_and_priorities_equal_the_twins(layouts, masks, td_errors):
+    check_against_twin(*layouts, masks, td_errors)
+
+
+@pytest.mark.slow
+@settings(max_examples=30)
+@given(
+    old=st.tuples(st.sampled_from([8, 16]), st.sampled_from([0, 2, 4]), st.sampled_from(SAMPLERS[:3])),
+    new=st.tuples(st.sampled_from([8, 16, 24]), st.sampled_from([0, 1, 2, 4]), st.sampled_from(SAMPLERS)),
+    **what_is_stored,
+)
+def test_items_and_priorities_of_any_layout_equal_the_twins(old, new, masks, td_errors):
+    check_against_twin(old, new, masks, td_errors)
+
+
+def check_against_twin(old, new, masks, td_errors):
+    old_buffer, new_buffer = (
+        make(jr.ReplayBuffer(capacity=capacity, sampler=sampler), num_shards)
+        for capacity, num_shards, sampler in (old, new)
+    )
+    state = old_buffer.init(items(np.zeros(8)))
+    for t, mask in enumerate(masks):
+        state = old_buffer.add(state, items(8 * t + np.arange(8)), np.array(mask))
+    if masks and any(masks[-1]):
+        sample = old_buffer.sample(state, jax.random.key(0), 8)
+        state = old_buffer.update(state, sample.indices, np.array(td_errors, np.float32))
+    before = contents(old_buffer, state)
+    max_priority = 1.0 if old[2] == UNIFORM else float(np.max(state.sampler.max_priority))
+
+    found = jr.migrate(old_buffer, state, new_buffer)
+    expected = oracles.migrate_items(before, max(new[1], 1), new[0])
+    after = contents(new_buffer, found)
+    assert [[i for i, _ in shard] for shard in after] == [[i for i, _ in shard] for shard in expected]
+    for (_, leaf), (_, old_leaf) in zip(chain(*after), chain(*expected), strict=True):
+        np.testing.assert_allclose(leaf, expected_leaf(old[2], new[2], old_leaf, max_priority), rtol=1e-5)
+    assert contents(old_buffer, state) == before
+    if new[2] == UNIFORM:
+        return
+    updates = 0 if old[2] == UNIFORM else int(np.max(state.sampler.updates))
+    for shard in stacked(new_buffer, found)[0]:
+        check_tree(shard.sampler.tree)
+        assert shard.sampler.max_priority == max_priority
+        assert shard.sampler.updates == updates
+    if old[2] != UNIFORM and old[2].alpha == new[2].alpha:
+        assert set(chain(*after)) <= set(chain(*before))  # to the bit
+
+
+def test_a_migrated_state_is_one_of_the_new_buffer():
+    """Same types and layout as `init` gives, and it goes on: the next items overwrite the oldest."""
+    old, new = make(jr.ReplayBuffer(capacity=16, sampler=PER), 4), make(jr.ReplayBuffer(capacity=8, sampler=PER), 2)
+    state = old.init(items(np.zeros(8)))
+    for t in range(3):
+        state = old.add(state, items(8 * t + np.arange(8)))
+    state = jr.migrate(old, state, new)
+    fresh = new.init(items(np.zeros(8)))
+    assert jax.tree.structure(state) == jax.tree.structure(fresh)
+    for found, like in zip(jax.tree.leaves(state), jax.tree.leaves(fresh), strict=True):
+        assert (found.shape, found.dtype, found.sharding) == (like.shape, like.dtype, like.sharding)
+    state = new.add(state, items(100 + np.arange(4)))
+    assert [[i for i, _ in shard] for shard in contents(new, state)] == [[17, 21, 100, 101], [19, 23, 102, 103]]
+    sample = new.sample(state, jax.random.key(0), 64)
+    np.testing.assert_array_equal(new.get(state, sample.indices)["id"], sample.items["id"])
+    state = new.update(state, sample.indices, np.ones(64))
+    assert np.all(np.asarray(state.sampler.updates) == 1)
+
+
+def test_same_configuration_keeps_the_law_and_every_count():
+    buffer = jr.ReplayBuffer(capacity=8, sampler=PER)
+    state = buffer.init(items(np.zeros(8)))
+    for t in range(3):
+        state = buffer.add(state, items(8 * t + np.arange(5)))
+        state = buffer.update(state, np.arange(3), np.array([1.0, np.nan, 5.0]))
+    for other in (buffer, make(buffer, 4)):
+        found = jr.migrate(other, jr.migrate(buffer, state, other), buffer)
+        assert contents(buffer, found) == contents(buffer, state)
+        for name in ("max_priority", "updates", "rejected"):
+            assert getattr(found.sampler, name) == getattr(state.sampler, name)
+
+
+def test_items_of_every_dtype_move():
+    batch = {
+        "key": jax.random.split(jax.random.key(0), 8),
+        "half": np.arange(8, dtype=jnp.bfloat16),
+        "flag": np.arange(8) % 3 == 0,
+        "frame": np.arange(16, dtype=np.uint8).reshape(8, 2),
+        "nothing": np.zeros((8, 0, 2), np.uint8),
+    }
+    old, new = jr.ReplayBuffer(capacity=8), make(jr.ReplayBuffer(capacity=16), 4)
+    state = jr.migrate(old, old.add(old.init(batch), batch), new)
+    period = state.ring.period
+    every = np.array([shard * period + i for shard in range(4) for i in range(2)])
+    found = new.get(state, every)
+    order = np.array([shard + 4 * i for shard in range(4) for i in range(2)])
+    for name, x in found.items():
+        expected = batch[name][order]
+        if name == "key":
+            x, expected = jax.random.key_data(x), jax.random.key_data(expected)
+        assert x.dtype == expected.dtype
+        np.testing.assert_array_equal(np.asarray(x), np.asarray(expected))
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def every_sequence(buffer, state):
+    """Handles (-1 for none), items and masks of all slots."""
+    slots = np.arange(buffer._num_slots, dtype=np.int32)
+    return ring.handles(state.ring, slots, buffer._num_slots), *buffer._read(state, slots, fill=False)
+
+
+def rows(first, num_steps):
+    return items(100 * np.arange(first, first + num_steps)[:, None] + np.arange(4))
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        ((5, 7), (0, 4), (PER, SAMPLERS[2]), "episodes"),
+        *map(rarely, [(((9, 5), (2, 0), (PER, PER), "inside"),), (((9, 12), (2, 4), (UNIFORM, PER), "any"),)]),
+    ],
+)
+@settings(max_examples=10)
+@given(
+    rollouts=st.lists(st.sampled_from([1, 3]), min_size=1, max_size=8),
+    later=st.lists(st.sampled_from([1, 3]), max_size=4),
+)
+def test_sequences_keep_their_starts_and_priorities(config, rollouts, later):
+    lengths, shards, samplers, windows = config
+    stride = 1 if windows == "episodes" else 2
+    settings = {"num_envs": 4, "sequence_length": 3, "stride": stride, "windows": windows, "within_episode": True}
+    old, new = (
+        make(jr.SequenceBuffer(length=length, sampler=sampler, **settings), num_shards)
+        for length, num_shards, sampler in zip(lengths, shards, samplers, strict=True)
+    )
+    twin = oracles.SequenceTwin(lengths[0], 4, 3, stride, windows)
+    rng = seeds.rng(sum(rollouts))
+    state, time = old.init(rows(0, 1)), 0
+
+    def advance(buffer, state, num_steps):
+        ends = rng.random((num_steps, 4)) < 0.2
+        twin.add(np.asarray(rows(time, num_steps)["id"]), ends)
+        return buffer.add(state, rows(time, num_steps), ends), time + num_steps
+
+    def sequences(buffer, state):
+        """What each drawable sequence holds, and its leaf, by (first step, environment)."""
+        found = {}
+        states, shard = stacked(buffer, state)
+        for one in states:
+            handles, drawn, mask = jax.tree.map(np.asarray, every_sequence(shard, one))
+            tree = None if shard.sampler == UNIFORM else np.asarray(one.sampler.tree.sums[-1])
+            for slot in np.flatnonzero(handles >= 0):
+                ids = drawn["id"][slot].tolist()
+                found[ids[0] // 100, ids[0] % 100] = (
+                    ids,
+                    mask[slot].tolist(),
+                    1.0 if tree is None else float(tree[slot]),
+                )
+            if tree is not None:
+                check_tree(one.sampler.tree)
+                assert np.all(tree[: shard._num_slots][handles < 0] == 0)
+        return found
+
+    def check(buffer, state, leaves):
+        found = sequences(buffer, state)
+        assert len(found) == len(twin.handles) == buffer.size(state)
+        for handle in twin.handles:
+            ids, mask, leaf = found[handle // 4 * stride, handle % 4]
+            assert (ids, mask) == (twin.sequence(handle), twin.mask(handle))
+            np.testing.assert_allclose(leaf, leaves(handle), rtol=1e-5)
+
+    for num_steps in rollouts:
+        state, time = advance(old, state, num_steps)
+    if twin.handles:
+        sample = old.sample(state, jax.random.key(0), 8)
+        state = old.update(state, sample.indices, np.arange(8.0))
+    before = sequences(old, state)
+    max_priority = 1.0 if samplers[0] == UNIFORM else float(np.max(state.sampler.max_priority))
+
+    state = jr.migrate(old, state, new)
+    twin.lost = max(twin.lost, len(twin.steps) - min(lengths))
+    twin.length = lengths[1]
+
+    def leaf_of(handle):
+        key = handle // 4 * stride, handle % 4
+        if key not in before:  # completed later
+            return 1.0 if samplers[1] == UNIFORM else max_priority ** samplers[1].alpha
+        return expected_leaf(*samplers, before[key][2], max_priority)
+
+    check(new, state, leaf_of)
+    for num_steps in later:
+        state, time = advance(new, state, num_steps)
+        check(new, state, leaf_of)
+
+
+class Other(jr.Uniform):
+    """A sampler of somebody else."""
+
+
+@pytest.mark.versions
+def test_errors_name_what_differs():
+    replay = jr.ReplayBuffer(capacity=8)
+    sequence = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3)
+    state = replay.init(items(np.zeros(4)))
+    stepped = sequence.init(items(np.zeros((1, 2))))
+    for call, message in (
+        (lambda: jr.migrate(jr.Uniform(), state, replay), r"old_buffer=Uniform\(\): must be a ReplayBuffer"),
+        (lambda: jr.migrate(replay, state, sequence), "must be a ReplayBuffer, as old_buffer is"),
+        (lambda: jr.migrate(jr.ReplayBuffer(capacity=4), state, replay), "capacity=4: this state has"),
+        (lambda: jr.migrate(make(replay, 2), state, replay), "2 shards: this state has"),
+        (lambda: jr.migrate(replay, state, jr.ReplayBuffer(capacity=8, sampler=Other())), "new_buffer.sampler=.*Other"),
+        *(
+            (
+                lambda setting=setting: jr.migrate(
+                    sequence,
+                    stepped,
+                    jr.SequenceBuffer(**{"length": 8, "num_envs": 2, "sequence_length": 3} | setting),
+                ),
+                f"new_buffer.{next(iter(setting))}=",
+            )
+            for setting in ({"num_envs": 4}, {"sequence_length": 2}, {"stride": 2}, {"within_episode": True})
+        ),
+    ):
+        with pytest.raises(ValueError, match=message):
+            call()

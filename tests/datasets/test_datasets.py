@@ -1,0 +1,239 @@
+"""Recorded data as rows and as transitions: what is drawn is what the data hold, transition by transition."""
+
+import importlib.util
+import pathlib
+import sys
+import types
+
+import jax
+import numpy as np
+import oracles
+import pytest
+import seeds
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+import jaxreplay as jr
+
+GAMMA, N, NUM_ROWS = 0.9, 3, 40
+SEQUENCES = jr.SequenceBuffer(length=NUM_ROWS, num_envs=1, sequence_length=N + 1, donate=False)
+
+
+def random_data(endings, with_next, seed=0):
+    """Steps whose action is their number; `endings`: 0 if the episode goes on, 1 terminated, 2 timed out, 3 both."""
+    endings, count = np.asarray(endings), len(endings)
+    rng = seeds.rng(seed)
+    terminals, timeouts = endings % 2 == 1, endings >= 2
+    observations = {"x": rng.normal(size=(count, 2)).astype(np.float32), "id": np.arange(count, dtype=np.uint8)}
+    following = jax.tree.map(lambda x: np.concatenate([x[1:], x[:1]]), observations)
+    last = terminals | timeouts | (np.arange(count) == count - 1)
+    following = {"x": np.where(last[:, None], 9 + following["x"], following["x"]), "id": following["id"] + 100 * last}
+    following = jax.tree.map(lambda x, like: x.astype(like.dtype), following, observations)
+    data = {
+        "observations": observations,
+        "actions": np.arange(count, dtype=np.int32),
+        "rewards": rng.integers(1, 9, count).astype(np.float32),
+        "terminals": terminals,
+        "timeouts": timeouts,
+        "next_observations": following if with_next else None,
+    }
+    return data, oracles.Dataset(**data)
+
+
+def check_transitions(batch, valid, twin, n, only=None):
+    """They are those of the twin, by action; all of them, or all of `only`."""
+    expected, found = twin.transitions(n, GAMMA), set()
+    batch = jax.tree.map(np.asarray, batch)
+    for row in np.flatnonzero(valid):
+        step = int(batch.A[row])
+        obs, Rn, In, following = expected[step]
+        for name, value in obs.items():
+            np.testing.assert_array_equal(batch.S[name][row], value)
+        np.testing.assert_allclose([batch.Rn[row], batch.In[row]], [Rn, In], rtol=1e-6)
+        if In > 0:
+            for name, value in following.items():
+                np.testing.assert_array_equal(batch.S_next[name][row], value)
+        found.add(step)
+    assert found == (set(expected) if only is None else only)
+
+
+def view(items, n=N):
+    names = ("observation", "action", "reward", "terminated", "truncated")
+    return jr.sequence_transitions(*[items[name] for name in names], n=n, gamma=GAMMA, mask=items["step"])
+
+
+def check_rows(steps, twin):
+    expected = twin.rows()
+    assert len(expected) == len(steps.ends)
+    for t, row in enumerate(expected):
+        found = jax.tree.map(lambda x, t=t: x[t, 0], steps.rows)
+        assert all(np.array_equal(found["observation"][name], row["observation"][name]) for name in ("x", "id"))
+        assert {name: found[name] for name in row if name != "observation"} == {
+            name: value for name, value in row.items() if name != "observation"
+        }
+        assert steps.ends[t, 0] == (not row["step"])
+
+
+@settings(max_examples=40)
+@given(st.lists(st.sampled_from([0, 0, 0, 1, 2, 3]), min_size=1, max_size=18), st.booleans())
+def test_what_is_drawn_is_the_data(endings, with_next):
+    """Rows equal the twin's, and all draws of a buffer and all transitions equal those of a plain loop."""
+    data, twin = random_data(endings, with_next)
+    if not twin.rows():
+        with pytest.raises(ValueError, match="no step has a next observation; give more steps, or next_observations"):
+            jr.datasets.from_arrays(**data)
+        return
+    steps = jr.datasets.from_arrays(**data)
+    check_rows(steps, twin)
+    padded = steps.padded(NUM_ROWS - len(steps.ends) + 2)  # one shape for all examples
+    state = SEQUENCES.add(SEQUENCES.init(padded.rows), *padded)
+    items = SEQUENCES.get(state, np.arange(NUM_ROWS - N, dtype=np.int32))
+    check_transitions(*view(items), twin, N)
+    batch = jr.datasets.transitions(*padded, n=N, gamma=GAMMA)
+    assert np.all(np.diff(batch.A) > 0)
+    check_transitions(batch, np.ones(batch.batch_size, bool), twin, N)
+
+
+def test_transitions_fill_a_replay_buffer():
+    """Of whole episodes: n is more than the data have steps."""
+    n = 20
+    data, twin = random_data([0, 0, 1, 0, 2, 2, 0, 0, 0, 3, 0, 0], with_next=False)
+    rows, ends = jr.datasets.from_arrays(**data)
+    batch = jr.datasets.transitions({**rows, "return of the episode": np.zeros(3)}, ends, n=n, gamma=GAMMA)
+    assert all(isinstance(leaf, np.ndarray) for leaf in jax.tree.leaves(batch))
+    assert batch.S["id"].dtype == np.uint8
+    check_transitions(batch, np.ones(batch.batch_size, bool), twin, n)
+    buffer = jr.ReplayBuffer(capacity=batch.batch_size)
+    state = buffer.add(buffer.init(batch), batch)
+    check_transitions(buffer.get(state, np.arange(batch.batch_size)), np.ones(batch.batch_size, bool), twin, n)
+
+
+def test_padding_leaves_no_step_undrawn():
+    """And sequences that start with an episode start with each, and with no row that was added."""
+    data, _ = random_data([0, 0, 2, 0, 1, 0, 0], True)
+    plain, length = jr.datasets.from_arrays(**data), 5
+    steps = plain.padded(length)
+    buffer = jr.SequenceBuffer(length=len(steps.ends), num_envs=1, sequence_length=length, windows="episodes")
+    state = buffer.add(buffer.init(steps.rows), *steps)
+    assert buffer.size(state) == 3
+    episodes = buffer.get(state, np.arange(3))
+    np.testing.assert_array_equal(episodes["action"][:, 0], [0, 3, 5])
+    assert episodes["step"][:, 0].all()
+    assert len(steps.ends) - length == np.flatnonzero(plain.rows["step"])[-1]  # the last start, and no more
+    assert plain.padded(2).ends.shape == plain.padded(1).ends.shape == plain.ends.shape
+    assert plain.padded(100).ends.shape == (len(plain.ends) + 98, 1)
+    old, new = plain.rows, steps.rows  # the last row of the last episode is now the last that was added
+    np.testing.assert_array_equal(steps.ends, np.append(plain.ends[:-1], [[False], [False], [False], [True]], axis=0))
+    np.testing.assert_array_equal(new["step"], np.append(old["step"], np.zeros((3, 1), bool), axis=0))
+    for x, padded in zip(*(jax.tree.leaves(rows["observation"]) for rows in (old, new)), strict=True):
+        np.testing.assert_array_equal(padded, np.append(x, x[[-1] * 3], axis=0))
+
+
+def test_the_seam_of_a_buffer_that_is_too_short():
+    """Added in parts to a buffer with fewer rows: what is stored is drawn, and nothing across the seam."""
+    data, twin = random_data([0, 0, 1, 0, 2, 0] * 4, True)
+    steps = jr.datasets.from_arrays(**data)
+    buffer = jr.SequenceBuffer(length=15, num_envs=1, sequence_length=2)
+    state, count = buffer.init(steps.rows), len(steps.ends)
+    for start in range(0, count, 11):
+        state = buffer.add(state, *jax.tree.map(lambda x, start=start: x[start : start + 11], steps))
+    items = buffer.get(state, np.arange(count - 15, count - 1, dtype=np.int32))
+    stored = {row["action"] for row in twin.rows()[-15:] if row["step"]}
+    check_transitions(*view(items, n=1), twin, 1, only=stored)
+
+
+def test_steps_without_rows_of_their_own_for_the_last_observation():
+    """Of rows whose ends hold steps: a terminated one is kept, a truncated one has nothing to bootstrap from."""
+    x = np.arange(6, dtype=np.float32)[:, None]
+    flags = np.zeros((3, 6, 1), bool)
+    flags[0, 2], flags[1, 4], flags[2] = True, True, True  # terminated, truncated, step
+    names = ("observation", "action", "reward", "terminated", "truncated", "step")
+    rows = dict(zip(names, (x, x, 1 + x, *flags), strict=True))
+    batch = jr.datasets.transitions(rows, flags[0] | flags[1], n=2, gamma=0.5)
+    np.testing.assert_array_equal(batch.A, [0, 1, 2, 3])  # not 4, which is cut off, nor 5, where the data end
+    np.testing.assert_array_equal(batch.Rn, [2, 3.5, 3, 4])
+    np.testing.assert_array_equal(batch.In, [0.25, 0, 0, 0.5])
+    np.testing.assert_array_equal(batch.S_next, [2, 2, 2, 4])
+
+
+def test_ogbench(tmp_path):
+    """The last row of an episode has no step, and its action is no action."""
+    path, terminals = tmp_path / "pointmaze-navigate-v0.npz", np.array([0, 0, 1, 1, 0, 1, 0, 0], np.float32)
+    arrays = {"observations": np.arange(16.0).reshape(8, 2), "actions": 1 + np.arange(8, dtype=np.float32)[:, None]}
+    np.savez(path, terminals=terminals, qpos=terminals, **arrays)
+    rows, ends = jr.datasets.from_ogbench(path)
+    np.testing.assert_array_equal(rows["observation"][:, 0], arrays["observations"][[0, 1, 2, 4, 5, 6, 7]])
+    np.testing.assert_array_equal(rows["action"][:, 0, 0], [1, 2, 0, 5, 0, 7, 0])
+    np.testing.assert_array_equal(rows["step"][:, 0], [1, 1, 0, 1, 0, 1, 0])
+    np.testing.assert_array_equal(rows["truncated"][:, 0], [0, 1, 0, 1, 0, 1, 0])
+    assert not rows["terminated"].any()
+    assert not rows["reward"].any()
+    np.testing.assert_array_equal(ends, ~rows["step"])
+    np.savez(path, observations=terminals, qpos=terminals)
+    with pytest.raises(ValueError, match=r"path=.*: no actions, terminals, but observations, qpos"):
+        jr.datasets.from_ogbench(str(path))
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"rewards": np.zeros(4)}, r"leaf \['rewards'\]: leading axes \[4\] differ from \[5\]"),
+        ({"rewards": np.zeros((5, 1))}, r"rewards: got float64\[5, 1\], expected one for each step, \[N\]"),
+        ({"timeouts": np.zeros((5, 2))}, r"timeouts: got float64\[5, 2\], expected one for each step, \[N\]"),
+        ({"actions": np.array(["left"] * 5)}, r"leaf \['actions'\]: got <U4, expected numbers or bools"),
+        ({"next_observations": np.zeros(5)}, r"next_observations\[0\] differs from observations\[1\].*timeouts"),
+        ({"next_observations": np.arange(1.0, 7)}, r"next_observations: got 6 rows, expected 5, one for each step"),
+        ({"next_observations": np.zeros((5, 2))}, r"leaf <root>: got float\d+\[2\], the data set stores float\d+\[\]"),
+    ],
+)
+def test_wrong_arrays(changes, message):
+    flat = np.zeros(5)
+    data = {"observations": np.arange(5.0), "actions": flat, "rewards": flat, "terminals": flat, "timeouts": flat}
+    with pytest.raises(ValueError, match=message):
+        jr.datasets.from_arrays(**data | changes)
+
+
+def test_next_observations_may_hold_nan():
+    x = np.array([0.0, np.nan, 2.0])
+    rows, _ = jr.datasets.from_arrays(x, x, x, x == 5, x == 5, np.array([np.nan, 2.0, 3.0]))
+    np.testing.assert_array_equal(rows["observation"][:, 0], [0, np.nan, 2, 3])
+
+
+def test_wrong_rows():
+    x = np.zeros((3, 1))
+    rows = dict.fromkeys(("observation", "action", "reward", "terminated", "truncated", "step"), x)
+    for wrong, ends, message in (
+        ({"observation": x}, x > 0, "rows: no action, reward, terminated, truncated, step; expected a dict of"),
+        (
+            rows | {"reward": np.zeros((3, 1, 1))},
+            x > 0,
+            r"leaf \['reward'\]: got float64\[3, 1, 1\], expected \[3, 1\]",
+        ),
+        (rows, x, r"ends: got float\d+\[3, 1\], expected bool\[3, 1\]"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            jr.datasets.transitions(wrong, ends)
+    with pytest.raises(ValueError, match=r"dataset='cartpole-v0': must be a minari.MinariDataset; load one"):
+        jr.datasets.from_minari("cartpole-v0")
+    with pytest.raises(ValueError, match="no step has a next observation"):
+        jr.datasets.from_minari(types.SimpleNamespace(iterate_episodes=lambda: iter(())))
+    with pytest.raises(ValueError, match="sequence_length=0: must be an integer"):
+        jr.datasets.Steps(rows, x > 0).padded(0)
+
+
+def test_importing_the_module_imports_no_package_of_a_data_set(monkeypatch):
+    for name in ("minari", "h5py", "gymnasium", "PIL"):
+        monkeypatch.setitem(sys.modules, name, None)  # importing it is an error
+    for file in pathlib.Path(jr.datasets.__file__).parent.glob("*.py"):
+        spec = importlib.util.spec_from_file_location(f"copy_of_{file.stem}", file)
+        spec.loader.exec_module(importlib.util.module_from_spec(spec))
+
+
+def test_what_is_not_installed_is_named(monkeypatch):
+    steps = jr.datasets.from_arrays(**random_data([0, 1], True)[0])
+    state = SEQUENCES.init(steps.rows)
+    monkeypatch.setitem(sys.modules, "gymnasium", None)
+    with pytest.raises(ImportError, match=r"to_minari needs gymnasium; install the extra .*jaxreplay\[datasets\]"):
+        jr.datasets.to_minari(SEQUENCES, state, "a-v0")
+    with pytest.raises(ValueError, match=r"must be a SequenceBuffer; jaxreplay.migrate makes one of a Sharded"):
+        jr.datasets.to_minari(jr.ReplayBuffer(capacity=3), state, "a-v0")  # pyright: ignore[reportArgumentType]

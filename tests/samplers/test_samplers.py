@@ -1,0 +1,307 @@
+import doctest
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+import oracles
+import pytest
+import seeds
+from helpers import cases, leaves_of, mesh, rarely
+from jax import lax
+from scipy import stats
+
+import jaxreplay as jr
+from jaxreplay import sum_tree
+from jaxreplay._common.ring import Live
+
+# The methods, jitted: each shape compiles once, not each operation of it.
+insert = jax.jit(lambda sampler, *arguments: sampler.insert(*arguments), static_argnums=0)
+draw = jax.jit(lambda sampler, *arguments: sampler.sample(*arguments), static_argnums=(0, 3))
+weigh = jax.jit(lambda sampler, *arguments: sampler.weights(*arguments), static_argnums=0)
+take_in = jax.jit(lambda sampler, *arguments: sampler.update(*arguments), static_argnums=0)
+total, minimum = jax.jit(sum_tree.total), jax.jit(sum_tree.minimum)
+
+
+def live(size, start=0):
+    return Live(start=np.int32(start), size=np.int32(size))
+
+
+def filled(sampler, capacity):
+    return insert(sampler, sampler.init(capacity), np.arange(capacity), np.ones(capacity, bool))
+
+
+def update(sampler, state, slots, td_errors, mask=None):
+    slots, td_errors = np.asarray(slots, np.int32), np.asarray(td_errors, np.float32)
+    return take_in(sampler, state, slots, td_errors, np.ones(slots.shape, bool) if mask is None else np.array(mask))
+
+
+@pytest.mark.law
+@pytest.mark.parametrize(("start", "size"), [(0, 1), (0, 7), (3, 7), (8, 10)])
+def test_uniform_law_over_the_live_range(start, size):
+    sampler = jr.Uniform()
+    slots, probabilities = draw(sampler, sampler.init(10), seeds.key(0), 20_000, live(size, start))
+    counts = np.bincount(slots, minlength=10)
+    inside = (start + np.arange(size)) % 10
+    assert counts[inside].sum() == 20_000
+    assert size == 1 or stats.chisquare(counts[inside]).pvalue > 1e-4
+    first, second = ((np.asarray(slots) - start) % 10).reshape(-1, 2).T  # neither tells of the other
+    assert size == 1 or stats.chisquare(np.bincount(first * size + second, minlength=size**2)).pvalue > 1e-4
+    np.testing.assert_allclose(probabilities, 1 / size, rtol=1e-6)
+
+
+@pytest.mark.parametrize("sampler", [jr.Uniform(), jr.Prioritized(), jr.Prioritized(normalize="global")])
+def test_nothing_live(sampler):
+    state = sampler.init(10)
+    _, probabilities = draw(sampler, state, jax.random.key(0), 4, live(0))
+    assert np.all(np.asarray(probabilities) == 0)
+    assert np.all(np.asarray(weigh(sampler, state, probabilities, np.int32(0))) == 0)
+
+
+def test_uniform_update_and_insert_do_nothing():
+    sampler = jr.Uniform()
+    state = filled(sampler, 4)
+    assert update(sampler, state, [0], [5.0]) == state == sampler.init(4)
+
+
+def test_leaves_and_maximum_priority():
+    sampler = jr.Prioritized(alpha=0.5, epsilon=0.25)
+    state = filled(sampler, 6)
+    np.testing.assert_array_equal(leaves_of(state.tree), 1)
+    state = update(sampler, state, [0, 1, 2, 9], [-8.75, 0.0, 3.75, 100.0], np.array([True, True, True, False]))
+    np.testing.assert_allclose(leaves_of(state.tree), [3, 0.5, 2, 1, 1, 1], rtol=1e-6)
+    assert state.max_priority == 9
+    state = update(sampler, state, [0], [0.0])
+    assert state.max_priority == 9  # never falls
+    state = insert(sampler, state, np.array([5]), np.array([True]))
+    np.testing.assert_allclose(leaves_of(state.tree), [0.5, 0.5, 2, 1, 1, 3], rtol=1e-6)
+    state = insert(sampler, state, np.array([5, 6]), np.array([False, True]))
+    np.testing.assert_allclose(leaves_of(state.tree), [0.5, 0.5, 2, 1, 1, 0], rtol=1e-6)
+
+
+def test_alpha_may_be_traced_where_priorities_are_raised_before():
+    """Priorities to the power of alpha with alpha 1 have the law of the priorities with that alpha."""
+    alphas, epsilon, beta = np.array([0.0, 0.4], np.float32), 0.01, 0.5
+    ids, td_errors = np.arange(12, dtype=np.int32), np.linspace(-2, 3, 12, dtype=np.float32)
+
+    def run(sampler, told):
+        buffer = jr.ReplayBuffer(capacity=16, sampler=sampler, donate=False)
+        state = buffer.add(buffer.init(ids), ids)
+        state = buffer.update(state, jnp.arange(12), told)
+        state = buffer.add(state, ids[:2])  # with the largest priority
+        sample = buffer.sample(state, jax.random.key(3), 64)
+        return sample.items, sample.probabilities, sample.weights
+
+    raised = jr.Prioritized(alpha=1, epsilon=0, beta=beta)
+    items, *swept = jax.jit(jax.vmap(lambda alpha: run(raised, (abs(td_errors) + epsilon) ** alpha)))(alphas)
+    np.testing.assert_allclose(swept[0][0], 1 / 14, rtol=1e-5)
+    like, *expected = jax.jit(lambda: run(jr.Prioritized(alpha=alphas[1], epsilon=epsilon, beta=beta), td_errors))()
+    np.testing.assert_array_equal(items[1], like)
+    for x, y in zip(swept, expected, strict=True):
+        np.testing.assert_allclose(x[1], y, rtol=1e-5)
+
+
+def test_non_finite_td_errors_are_rejected():
+    sampler = jr.Prioritized(alpha=1.0, epsilon=0.0, normalize="global")
+    state = update(sampler, filled(sampler, 4), [0, 1, 2, 3, 0], [1.0, np.nan, np.inf, -np.inf, np.nan])
+    np.testing.assert_array_equal(leaves_of(state.tree), 1)
+    assert (state.rejected, state.updates, state.max_priority) == (4, 1, 1)
+    stale = update(sampler, state, [0], [np.nan], np.array([False]))
+    assert stale.rejected == 4
+
+
+@pytest.mark.parametrize("alpha", [3.0, *map(rarely, [0.0, 0.6])])
+def test_extreme_td_errors_keep_every_sum_finite(alpha):
+    sampler = jr.Prioritized(alpha=alpha, epsilon=0.0, normalize="global")
+    largest, smallest = np.finfo(np.float32).max, np.finfo(np.float32).tiny
+    for td_error in (largest, smallest, np.float32(1e-30)):
+        state = update(sampler, filled(sampler, 100), np.arange(100), np.full(100, td_error))
+        assert 0 < total(state.tree) < np.inf
+        slots, probabilities = draw(sampler, state, seeds.key(0), 1000, live(100))
+        assert len(np.unique(slots)) > 95
+        np.testing.assert_allclose(probabilities, 0.01, rtol=1e-5)
+        np.testing.assert_allclose(weigh(sampler, state, probabilities, np.int32(100)), 1, rtol=1e-5)
+    state = update(sampler, state, [0, 1], [largest, smallest])
+    weights = weigh(sampler, state, leaves_of(state.tree) / total(state.tree), 100)
+    assert np.all(np.isfinite(weights))
+    assert weights.max() == 1
+
+
+@pytest.mark.parametrize("normalize", ["batch", "global", None])
+def test_all_leaves_zero_draws_uniformly_with_weights_one(normalize):
+    sampler = jr.Prioritized(epsilon=0.0, normalize=normalize)
+    state = update(sampler, filled(sampler, 8), np.arange(8), np.zeros(8))
+    assert total(state.tree) == 0
+    slots, probabilities = draw(sampler, state, seeds.key(0), 8000, live(8))
+    assert stats.chisquare(np.bincount(slots, minlength=8)).pvalue > 1e-4
+    np.testing.assert_array_equal(probabilities, 1 / 8)
+    np.testing.assert_array_equal(weigh(sampler, state, probabilities, np.int32(8)), 1)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("stratified", [False, True])
+def test_prioritized_law_and_probabilities(stratified):
+    sampler = jr.Prioritized(alpha=0.7, stratified=stratified)
+    td_errors = seeds.rng(0).exponential(size=50)
+    state = update(sampler, filled(sampler, 50), np.arange(50), td_errors)
+    law = (td_errors + 1e-6) ** 0.7
+    law /= law.sum()
+    slots, probabilities = draw(sampler, state, seeds.key(3), 100_000, live(50))
+    np.testing.assert_allclose(probabilities, law[np.asarray(slots)], rtol=1e-5)
+    counts = np.bincount(slots, minlength=50)
+    assert stats.chisquare(counts, law * len(slots)).pvalue > 1e-4
+    edges = np.searchsorted(np.cumsum(law), (np.arange(100_000) + 0.5) / 100_000)
+    assert (np.mean(np.abs(edges - np.asarray(slots)) <= 1) > 0.999) == stratified
+    first, second = (np.asarray(slots) > np.median(slots)).reshape(-1, 2).T
+    pairs = np.bincount(2 * first + second, minlength=4).reshape(2, 2)
+    assert (stats.chi2_contingency(pairs).pvalue > 1e-4) != stratified  # independent draws tell nothing of each other
+
+
+def test_alpha_zero_is_uniform():
+    sampler = jr.Prioritized(alpha=0.0, epsilon=0.0)
+    state = update(sampler, filled(sampler, 5), np.arange(5), [0, 1, 2, 3, 1e9])
+    np.testing.assert_array_equal(leaves_of(state.tree), 1)
+
+
+def test_beta_anneals_toward_one():
+    sampler = jr.Prioritized(alpha=1.0, epsilon=0.0, beta=optax.linear_schedule(0.4, 1.0, 10))
+    state = update(sampler, filled(sampler, 2), [0, 1], [1.0, 0.25])
+    probabilities = np.array([0.8, 0.2])
+    found = []
+    for _ in range(12):
+        found.append(float(weigh(sampler, state, probabilities, np.int32(2))[0]))
+        state = update(sampler, state, [0], [1.0])
+    expected = 4.0 ** -np.minimum(0.4 + 0.06 * (1 + np.arange(12)), 1.0)
+    np.testing.assert_allclose(found, expected, rtol=1e-5)
+    overridden = weigh(sampler, state, probabilities, np.int32(2), np.float32(0.5))
+    np.testing.assert_allclose(overridden, [0.5, 1], rtol=1e-6)
+
+
+@pytest.mark.parametrize("num_shards", [0, 4])
+def test_only_an_update_that_names_a_stored_item_advances_a_schedule(num_shards):
+    """On a shard as on any other, whoever holds the item; alike by itself, in a scan and under vmap."""
+    sampler = jr.Prioritized(alpha=1.0, beta=optax.linear_schedule(0.0, 1.0, 10), normalize=None)
+    buffer, rows = jr.ReplayBuffer(capacity=8, sampler=sampler, donate=False), np.arange(8)
+    buffer = jr.Sharded(buffer, mesh(num_shards)) if num_shards else buffer
+    old = buffer.add(buffer.init(rows), rows)
+    state = buffer.add(old, rows)
+    stored, gone, none = buffer.newest(state, 8), buffer.newest(old, 8), np.full(8, -1)
+    calls = {  # by what is told, handles and TD errors; whether it counts
+        "nothing": (none, 1.0, False),
+        "late": (gone, 1.0, False),
+        "one": (np.where(rows == 5, stored, -1), 1.0, True),
+        "all": (stored, 1.0, True),
+        "all zero": (stored, 0.0, True),
+        "refused": (np.where(rows == 2, stored, gone), np.nan, True),
+    }
+    handles, td_errors, counts = (np.array([call[k] for call in calls.values()]) for k in range(3))
+    td_errors = np.repeat(td_errors[:, None], 8, axis=1).astype(np.float32)
+    before = state.sampler.updates
+    for told, numbers, is_counted in zip(handles, td_errors, counts, strict=True):
+        after = buffer.update(state, told, numbers).sampler.updates
+        np.testing.assert_array_equal(after, before + is_counted)
+
+    def step(state, told):
+        state = buffer.update(state, *told)
+        return state, state.sampler.updates
+
+    one_by_one = lax.scan(step, state, (handles, td_errors))[1]
+    each = jax.vmap(lambda *told: step(state, told)[1])(handles, td_errors)
+    for found, expected in ((one_by_one, np.cumsum(counts)), (each, counts)):
+        for of_shard in np.asarray(found).reshape(len(calls), -1).T:
+            np.testing.assert_array_equal(of_shard, expected)
+    drawn = buffer.sample(buffer.update(state, stored, 1.0 + rows), jax.random.key(0), 8)
+    np.testing.assert_allclose(drawn.weights, (8 * drawn.probabilities) ** -0.1, rtol=1e-6)
+
+
+def test_counters_stop_at_the_largest_int32():
+    sampler = jr.Prioritized(beta=lambda count: jnp.where(count > 0, 1.0, 0.0))
+    state = filled(sampler, 2).replace(updates=np.int32(2**31 - 2), rejected=np.int32(2**31 - 2))
+    for _ in range(3):
+        state = update(sampler, state, [0, 1], [np.nan, np.nan])
+    assert (state.updates, state.rejected) == (2**31 - 1, 2**31 - 1)
+    np.testing.assert_array_equal(weigh(sampler, state, np.array([0.5, 0.25]), np.int32(2)), [0.5, 1])
+
+
+@pytest.mark.parametrize("normalize", ["batch", "global", None])
+def test_weights_match_twin(normalize):
+    sampler = jr.Prioritized(alpha=1.0, epsilon=0.0, normalize=normalize, beta=0.5)
+    td_errors = np.array([1.0, 2.0, 3.0, 0.5, 4.0])
+    state = update(sampler, filled(sampler, 5), np.arange(5), td_errors)
+    slots, probabilities = draw(sampler, state, jax.random.key(0), 3, live(5))
+    law = td_errors / td_errors.sum()
+    expected = oracles.importance_weights(law[np.asarray(slots)], 5, 0.5, normalize, law.min())
+    np.testing.assert_allclose(weigh(sampler, state, probabilities, np.int32(5)), expected, rtol=1e-5)
+
+
+def test_labml_traces():
+    """labml's buffer: no epsilon, independent draws, weights divided by the largest over all stored items."""
+    for case in cases("labml_per"):
+        capacity = case["capacity"]
+        sampler = jr.Prioritized(alpha=case["alpha"], epsilon=0.0, normalize="global", stratified=False)
+        state, cursor = sampler.init(capacity), 0
+        for op in case["ops"]:
+            if op["op"] == "add":
+                for _ in range(op["count"]):
+                    state = insert(sampler, state, np.array([cursor]), np.array([True]))
+                    cursor = (cursor + 1) % capacity
+            else:
+                rows = 8 - len(op["idx"])
+                state = update(
+                    sampler,
+                    state,
+                    np.pad(op["idx"], (0, rows)),
+                    np.pad(op["priority"], (0, rows)),
+                    np.arange(8) < len(op["idx"]),
+                )
+            assert cursor == op["next_idx"]
+            np.testing.assert_allclose(leaves_of(state.tree), op["leaves"], rtol=1e-5)
+            np.testing.assert_allclose(total(state.tree), op["total"], rtol=1e-5)
+            np.testing.assert_allclose(minimum(state.tree), op["min"], rtol=1e-5)
+            np.testing.assert_allclose(state.max_priority, op["max_priority"], rtol=1e-5)
+            if "weights_all" in op:
+                stored = leaves_of(state.tree)
+                weights = weigh(sampler, state, stored / stored.sum(), np.int32(op["size"]), op["beta"])
+                np.testing.assert_allclose(weights[: op["size"]], op["weights_all"], rtol=1e-5)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"alpha": -0.1}, r"alpha=-0.1: must be a finite number of at least 0; 0.6 is usual"),
+        ({"alpha": float("nan")}, r"alpha=nan"),
+        ({"alpha": "0.6"}, r"alpha='0.6'"),
+        ({"beta": 1.5}, r"beta=1.5: must be a number in \[0, 1\]; or a schedule"),
+        ({"beta": jnp.ones(2)}, r"beta=Array.*: must be a number in \[0, 1\]"),
+        ({"epsilon": -1e-6}, r"epsilon=-1e-06: must be a finite number of at least 0"),
+        ({"epsilon": float("inf")}, r"epsilon=inf"),
+        ({"normalize": "max"}, r"normalize='max': must be \"batch\", \"global\" or None"),
+    ],
+)
+def test_construction_errors(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        jr.Prioritized(**arguments)
+
+
+def test_flags_that_are_no_flags():
+    sampler, rows = jr.Prioritized(), np.arange(3)
+    state = jax.eval_shape(lambda: sampler.init(4))
+    for flags in (np.full(3, 2), np.ones(3, np.float32), np.ones((3, 1), bool)):
+        with pytest.raises(ValueError, match=r"drawable: got .*, expected bool\[3\], one flag a row"):
+            jax.eval_shape(sampler.insert, state, rows, flags)
+        with pytest.raises(ValueError, match=r"mask: got .*, expected bool\[3\], one flag a row"):
+            jax.eval_shape(sampler.update, state, rows, np.ones(3), flags)
+
+
+def test_a_sampler_of_one_s_own_as_its_protocol_shows_it():
+    names = {"jnp": jnp, "jr": jr}
+    for example in doctest.DocTestParser().get_examples(jr.Sampler.__doc__)[:2]:
+        exec(example.source, names)
+    buffer = jr.SequenceBuffer(length=10, num_envs=2, sequence_length=2, sampler=names["Newest"](most=4))
+    state = buffer.init(jnp.zeros((1, 2)))
+    for i in range(25):
+        state = buffer.add(state, jnp.full((1, 2), float(i)))
+    drawn = buffer.sample(state, jax.random.key(0), 200)
+    assert set(np.asarray(drawn.items[:, 0]).tolist()) == {22, 23}  # two starts of two streams
+    np.testing.assert_array_equal(drawn.probabilities, np.full(200, 0.25, np.float32))

@@ -1,0 +1,405 @@
+import itertools
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import seeds
+from helpers import at, cases, check_tree, leaves_of, rarely, run_for_long, run_once, stack, tree_of
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from jax import lax
+from oracles import TreeTwin
+from scipy import stats
+
+from jaxreplay import sum_tree
+from jaxreplay.sum_tree import _levels
+
+pytestmark = pytest.mark.versions
+FANOUTS = (2, 3, 8, 16, 64, 128)
+
+
+def test_sumtree_basic_total():
+    assert sum_tree.total(tree_of([1, 2, 3, 4])) == 10
+
+
+def test_sumtree_get_returns_correct_leaf():
+    tree = tree_of([1, 2, 3, 4])
+    prefixes = np.array([0, 0.5, 1, 2.5, 3, 7])
+    np.testing.assert_array_equal(sum_tree.find(tree, prefixes), [0, 0, 1, 1, 2, 3])
+    np.testing.assert_array_equal(sum_tree.get(tree, np.array([3, 0, 4, -1])), [4, 1, 0, 0])
+
+
+def test_sumtree_update_propagates():
+    tree = sum_tree.update(tree_of(np.ones(4)), np.array([0]), np.array([5.0]))
+    assert sum_tree.total(tree) == 8
+
+
+def test_sumtree_circular_overwrite():
+    tree = sum_tree.init(3)
+    for write, value in enumerate([1.0, 2.0, 3.0, 10.0]):
+        tree = sum_tree.update(tree, np.array([write % 3]), np.array([value]))
+    np.testing.assert_array_equal(leaves_of(tree), [10, 2, 3])
+    assert sum_tree.total(tree) == 15
+
+
+def all_capacities(fanout):
+    """One to three levels, wholly and partly filled."""
+    around_powers = {fanout**k + d for k in (1, 2, 3, 4) for d in (-1, 0, 1) if fanout**k + d < 5000}
+    small = range(1, 71, 3 if fanout in (2, sum_tree.default_fanout()) else 12)
+    return [*small, *sorted(c for c in around_powers if c > 70)]
+
+
+def few_capacities(fanout):
+    around_powers = {fanout**k + d for k in (1, 2, 3) for d in (-1, 0, 1) if fanout**k + d < 600}
+    return sorted({*range(1, min(fanout + 3, 12)), *around_powers})
+
+
+@pytest.mark.parametrize(
+    ("fanout", "capacities"),
+    [
+        (sum_tree.default_fanout(), few_capacities(sum_tree.default_fanout())),
+        *(rarely((fanout, all_capacities(fanout))) for fanout in FANOUTS),
+    ],
+)
+def test_every_capacity_keeps_natural_order_and_finds_every_boundary(fanout, capacities):
+    @run_once  # one program a capacity, which runs once
+    def probe(leaves, prefixes):
+        tree = sum_tree.init(leaves.size, fanout=fanout, track_minimum=True)
+        tree = sum_tree.update(tree, jnp.arange(leaves.size), leaves, unique_indices=True)
+        leaves = sum_tree.get(tree, jnp.arange(tree.capacity))
+        return leaves, sum_tree.total(tree), sum_tree.minimum(tree), sum_tree.find(tree, prefixes)
+
+    for capacity in capacities:
+        rng = seeds.rng(capacity)
+        twin = TreeTwin(capacity)
+        twin.leaves[:] = rng.integers(0, 4, capacity)  # integers: sums and boundaries are exact
+        twin.leaves[rng.integers(capacity)] = 2
+        boundaries = np.unique(np.cumsum(twin.leaves))[-60:]
+        prefixes = np.concatenate([[0, -1, twin.total, np.inf, 2 * twin.total], boundaries]).astype(np.float32)
+        prefixes = np.concatenate([prefixes, np.nextafter(prefixes, np.float32(np.inf)), np.nextafter(prefixes, 0)])
+        prefixes = np.concatenate([prefixes, np.full(195 - len(prefixes), np.nan, np.float32)])
+        leaves, total, minimum, found = map(np.asarray, probe(twin.leaves, prefixes))
+        np.testing.assert_array_equal(leaves, twin.leaves)
+        assert (total, minimum) == (twin.total, twin.minimum)
+        assert np.all(leaves[found] > 0), capacity
+        exact = ~np.isnan(prefixes)
+        np.testing.assert_array_equal(found[exact], [twin.find(p) for p in prefixes[exact]])
+
+
+@settings(max_examples=40)
+@given(capacity=st.sampled_from([9, 65]), fanout=st.sampled_from([2, 8]), seed=st.integers(0, 2**31 - 1))
+def test_random_updates_match_twin(capacity, fanout, seed):
+    rng = seeds.rng(seed)
+    tree, twin = sum_tree.init(capacity, fanout=fanout, track_minimum=True), TreeTwin(capacity)
+    for _ in range(4):
+        indices = rng.integers(-2, capacity + 2, 16)
+        values = (rng.random(16) * 10.0 ** rng.integers(-6, 6, 16) * (rng.random(16) < 0.7)).astype(np.float32)
+        mask = rng.random(16) < 0.8
+        tree = sum_tree.update(tree, indices, values, mask)
+        twin.update(indices, values, mask)
+        np.testing.assert_array_equal(leaves_of(tree), twin.leaves)
+        np.testing.assert_allclose(sum_tree.total(tree), twin.total, rtol=1e-6)
+        assert sum_tree.minimum(tree) == np.float32(twin.minimum)
+        check_tree(tree)
+        if twin.total > 0:
+            prefixes = np.concatenate([rng.random(60) * 1.1, [0, 1, np.nextafter(1, 2), 2]]) * twin.total
+            found = np.asarray(sum_tree.find(tree, prefixes.astype(np.float32)))
+            assert np.all(twin.leaves[found] > 0)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize(
+    ("fanout", "updates"),
+    [
+        (sum_tree.default_fanout(), 10**5),
+        *map(rarely, [(sum_tree.default_fanout(), 5 * 10**5), (2, 10**5), (128, 10**5)]),
+    ],
+)
+def test_total_does_not_drift_in_many_updates(fanout, updates):
+    capacity = 1000
+
+    def step(tree, key):
+        index_key, value_key = jax.random.split(key)
+        indices = jax.random.randint(index_key, (4,), 0, capacity)
+        values = jnp.exp(3 * jax.random.normal(value_key, (4,), jnp.float32))
+        return sum_tree.update(tree, indices, values), None
+
+    @run_for_long
+    def run(tree, key):
+        return lax.scan(lambda t, i: step(t, jax.random.fold_in(key, i)), tree, jnp.arange(updates))[0]
+
+    tree = run(sum_tree.init(capacity, fanout=fanout), seeds.key(0))
+    exact = leaves_of(tree).astype(np.float64).sum()
+    assert abs(float(sum_tree.total(tree)) - exact) <= 1e-6 * exact
+    empty = sum_tree.update(tree, np.arange(capacity), np.zeros(capacity))
+    assert sum_tree.total(empty) == 0
+    assert all(np.all(np.asarray(nodes) == 0) for nodes in empty.sums)
+
+
+def test_overwritten_poison_leaves_no_trace():
+    clean = tree_of(np.arange(1, 101), track_minimum=True)
+    for poison in (np.nan, np.inf, -np.inf, 1e38, 1e17):
+        bad = sum_tree.update(clean, np.arange(0, 100, 3), np.full(34, poison))
+        mended = sum_tree.update(bad, np.arange(100), np.arange(1.0, 101.0))
+        for a, b in zip(jax.tree.leaves(mended), jax.tree.leaves(clean), strict=True):
+            np.testing.assert_array_equal(a, b)
+    tree = sum_tree.update(tree_of([1, 1e17]), np.array([1]), np.array([1.0]))
+    assert sum_tree.total(tree) == 2
+
+
+def test_last_duplicate_wins_eager_jit_scan_and_vmap():
+    rng = seeds.rng(0)
+    indices, values = rng.integers(0, 10, (5, 200)), rng.random((5, 200)).astype(np.float32)
+    indices[:, ::7] = -1
+    twins = []
+    for i, v in zip(indices, values, strict=True):
+        twin = TreeTwin(10)
+        twin.update(i, v)
+        twins.append(twin.leaves)
+    expected = np.stack(twins).astype(np.float32)
+    tree = sum_tree.init(10)
+    eager = [sum_tree.update(tree, i, v) for i, v in zip(indices, values, strict=True)]
+    np.testing.assert_array_equal(np.stack([leaves_of(t) for t in eager]), expected)
+    batched = jax.vmap(sum_tree.update, in_axes=(None, 0, 0))(tree, indices, values)
+    _, scanned = lax.scan(lambda t, x: (t, sum_tree.update(t, *x)), tree, (indices, values))
+    for array, (batched_nodes, scanned_nodes) in enumerate(zip(batched.sums, scanned.sums, strict=True)):
+        np.testing.assert_array_equal(batched_nodes, np.stack([t.sums[array] for t in eager]))
+        np.testing.assert_array_equal(scanned_nodes, batched_nodes)
+
+
+def test_functions_take_any_shape_and_are_vmappable():
+    tree = tree_of([1, 2, 3, 4])
+    assert sum_tree.find(tree, 2.5) == 1
+    assert sum_tree.find(tree, np.ones((2, 3))).shape == (2, 3)
+    assert sum_tree.get(tree, np.zeros((2, 3), int)).shape == (2, 3)
+    stacked = stack(tree, tree_of([4, 3, 2, 1]))
+    np.testing.assert_array_equal(jax.vmap(sum_tree.find)(stacked, np.array([3.5, 3.5])), [2, 0])
+    np.testing.assert_array_equal(sum_tree.total(stacked), [10, 10])
+    assert jax.eval_shape(lambda: sum_tree.init(9)).sums[-1].dtype == jnp.float32
+
+
+def groups_p_value(draws, groups, masses):
+    counts = np.bincount(groups[draws], minlength=len(masses))
+    expected = masses / masses.sum() * len(draws)
+    return stats.chisquare(counts[expected > 0], expected[expected > 0]).pvalue
+
+
+@pytest.mark.law
+@pytest.mark.parametrize(
+    ("capacity", "stratified", "fanout"),
+    [
+        *itertools.product([10, 1000, 2**20], [False, True], [None]),
+        *map(rarely, [(1000, True, 128), (1000, False, 128), (2**20, False, 64)]),
+    ],
+)
+def test_sampling_law(capacity, stratified, fanout):
+    rng = seeds.rng(capacity)
+    leaves = rng.exponential(size=capacity).astype(np.float32)
+    leaves[rng.random(capacity) < 0.1] = 0
+    tree = tree_of(leaves, fanout=fanout)
+    keys = jax.random.split(seeds.key(7), 400)
+    draws = jax.lax.map(lambda key: sum_tree.sample(tree, key, 1024, stratified=stratified)[0], keys)
+    draws = np.asarray(draws).reshape(-1)
+    assert np.all(leaves[draws] > 0)
+    bins = min(capacity, 1000)
+    for groups in (np.arange(capacity) * bins // capacity, np.arange(capacity) % bins):
+        masses = np.bincount(groups, leaves.astype(np.float64), minlength=bins)
+        assert groups_p_value(draws, groups, masses) > 1e-4
+
+
+@pytest.mark.parametrize(("before", "after"), [(2, 128), (128, 8)])
+def test_the_same_leaves_in_a_tree_of_another_fanout(before, after):
+    leaves = seeds.rng(0).exponential(size=150).astype(np.float32) * (np.arange(150) % 7 > 0)
+    tree = tree_of(leaves, fanout=before, track_minimum=True)
+    assert sum_tree.with_fanout(tree, before) is tree
+    stacked = sum_tree.with_fanout(stack(tree, tree_of(2 * leaves, fanout=before, track_minimum=True)), after)
+    for other, expected in ((sum_tree.with_fanout(tree, after), leaves), (at(stacked, 1), 2 * leaves)):
+        assert other.fanout == after
+        np.testing.assert_array_equal(leaves_of(other), expected)
+        np.testing.assert_array_equal(sum_tree.minimum(other), expected[expected > 0].min())
+        check_tree(other)
+
+
+def test_below_the_middle_levels_draws_are_made_of_fresh_bits():
+    """The first 24 bits choose a node half way down, the others a leaf below it, whatever the first have left over."""
+    tree = tree_of(np.tile([1.0, 3.0], 2048))  # 8, 64, 512 and 4096 nodes: half way are 64 nodes of 64 leaves
+    fine = seeds.rng(0).integers(0, 2**32, 64_000, np.uint32)
+    coarse = np.full_like(fine, 2**31 + 2**28)
+    draws = np.asarray(sum_tree.sample_with(tree, np.stack([coarse, fine]))[0])
+    assert set(draws // 64) == {36}
+    assert groups_p_value(draws - 36 * 64, np.arange(64), np.tile([1.0, 3.0], 32)) > 1e-4
+
+
+def test_what_is_promised_of_a_batch_with_repeated_indices_is_true(monkeypatch):
+    """Scatters are told that their indices are distinct; on a CPU a broken promise would not show."""
+    ascend, seen = _levels.ascend, []
+
+    def spy(levels, target, *rest):
+        seen.append(np.asarray(target))
+        return ascend(levels, target, *rest)
+
+    monkeypatch.setattr(_levels, "ascend", spy)
+    indices = np.array([3, 3, 0, 7, 3, 0, -1, 9])
+    with jax.disable_jit():
+        sum_tree.update(sum_tree.init(8, track_minimum=True), indices, np.arange(8.0))
+    assert len(seen) == 2
+    for target in seen:
+        written = target[target < 8]
+        assert sorted(written) == [0, 3, 7]
+        np.testing.assert_array_equal(np.flatnonzero(target < 8), [3, 4, 5])  # the last of each
+
+
+def test_sampling_law_test_rejects_a_wrong_law():
+    leaves = np.ones(1000)
+    draws = seeds.rng(0).integers(0, 990, 400 * 1024)
+    assert groups_p_value(draws, np.arange(1000), leaves) < 1e-4
+
+
+@pytest.mark.parametrize("capacity", [1, 7, 64, 256, 1000])
+def test_stratified_draws_come_one_from_each_stratum(capacity):
+    tree = tree_of(np.ones(capacity))
+    for seed in range(5):
+        draws, values = sum_tree.sample(tree, jax.random.key(seed), capacity, stratified=True)
+        np.testing.assert_array_equal(values, 1)
+        np.testing.assert_array_equal(draws, np.arange(capacity))
+
+
+@pytest.mark.law
+@pytest.mark.slow
+@pytest.mark.parametrize("sigma", [0, 4])
+def test_sampling_law_at_2_24_leaves(sigma):
+    capacity, batches, batch_size = 2**24, 400, 2**16
+    rng = seeds.rng(sigma)
+    leaves = np.exp(sigma * rng.standard_normal(capacity)).astype(np.float32)
+    tree = tree_of(leaves)
+
+    def draw(counts, key):
+        draws, _ = sum_tree.sample(tree, key, batch_size)
+        return counts.at[draws].add(1), None
+
+    counts, _ = run_for_long(lambda keys: lax.scan(draw, jnp.zeros(capacity, jnp.int32), keys))(
+        jax.random.split(seeds.key(1), batches)
+    )
+    counts, draws = np.asarray(counts, np.float64), batches * batch_size
+    probability = leaves / leaves.sum(dtype=np.float64)
+    expected = probability * draws
+    groups = np.empty(capacity, np.int64)
+    groups[np.argsort(leaves, kind="stable")] = np.arange(capacity) * 64 // capacity
+    mass = np.bincount(groups, probability, minlength=64)
+    found = np.bincount(groups, counts, minlength=64)
+    spread = np.sqrt(draws * mass * (1 - mass))
+    assert np.all(np.abs(found - draws * mass) <= 5 * spread)  # of 64 groups one in 25,000 seeds is not
+    often = expected >= 0.9
+    ratio = (counts[often] - expected[often]) ** 2 / expected[often]
+    assert ratio.mean() <= 1 + 4 * ratio.std() / np.sqrt(often.sum())
+
+
+@run_for_long
+def over_all_values(tree, word, other):
+    """How often each leaf comes, float32 [capacity], if one word of a draw takes all of its 2^24 values."""
+
+    def count(counts, start):
+        values = (start + jnp.arange(2**18, dtype=jnp.uint32)) << 8
+        others = jnp.full_like(values, other)
+        bits = jnp.where(word == 0, jnp.stack([values, others]), jnp.stack([others, values]))
+        return counts.at[sum_tree.sample_with(tree, bits)[0]].add(1), None
+
+    starts = jnp.arange(0, 2**24, 2**18, dtype=jnp.uint32)
+    return lax.scan(count, jnp.zeros(tree.capacity, jnp.int32), starts)[0].astype(jnp.float32) / 2**24
+
+
+@pytest.mark.law
+@pytest.mark.slow
+@pytest.mark.parametrize("kind", ["giant", "giant at the end", "lognormal 4", "lognormal 10", "equal", "2^24 equal"])
+def test_how_far_the_law_holds(kind):
+    """A leaf's probability is right to within 2^-21, and those of equal leaves to within 0.1%.
+
+    It is within 2^-22 unless one leaf has nearly all of the total: then each sum above it is rounded at that size.
+    """
+    number, normal = np.arange(4096), seeds.rng(0).standard_normal(4096)
+    leaves = {
+        "giant": lambda: np.where(number == 2000, 1e9, 1),
+        "giant at the end": lambda: np.where(number == 4095, 1e9, 1),
+        "lognormal 4": lambda: np.exp(4 * normal),
+        "lognormal 10": lambda: np.exp(10 * normal),
+        "equal": lambda: np.full(3000, 0.1),
+        "2^24 equal": lambda: np.full(2**24 - 5, 0.7),
+    }[kind]()
+    tree, law = tree_of(leaves), np.float32(leaves).astype(np.float64)
+    law /= law.sum()
+    atol = 2**-21 if kind == "lognormal 10" else 2**-22
+    levels_below = len(tree.sums) - 1
+    width = tree.fanout ** (levels_below - levels_below // 2)
+    block = np.arange(len(law)) // width
+    found, expected = (np.bincount(block, x) for x in (over_all_values(tree, 0, 0), law))
+    np.testing.assert_allclose(found, expected, rtol=0, atol=atol)
+    if kind == "giant":
+        ratio = np.delete(found / expected, 2000 // width)
+        np.testing.assert_allclose([ratio.min(), ratio.max()], [0.93, 1.86], atol=0.01)
+    drawn = np.flatnonzero(found)
+    for b in {*drawn[[0, len(drawn) // 2, -1]], found.argmax()}:
+        coarse = int((found[:b].sum() + found[b] / 2) * 2**24)  # leads to the block
+        within = np.asarray(over_all_values(tree, 1, np.uint32(coarse << 8)), np.float64)[block == b]
+        assert within.sum() == 1
+        if "equal" in kind:
+            np.testing.assert_allclose(found[b] * within, law[block == b], rtol=1e-3)
+        np.testing.assert_allclose(found[b] * within, law[block == b], rtol=0, atol=atol)
+
+
+def test_labml_traces():
+    for case in cases("labml_per"):
+        capacity, alpha = case["capacity"], case["alpha"]
+        tree, max_priority, cursor = sum_tree.init(capacity, track_minimum=True), 1.0, 0
+        for op in case["ops"]:
+            if op["op"] == "add":
+                slots = (cursor + np.arange(op["count"])) % capacity
+                values, cursor = np.full(op["count"], max_priority**alpha), (cursor + op["count"]) % capacity
+            else:
+                slots, values = np.array(op["idx"]), np.array(op["priority"]) ** alpha
+                max_priority = max(max_priority, *op["priority"])
+            rows = 8 - len(slots)
+            slots, values = np.pad(slots, (0, rows), constant_values=-1), np.pad(values, (0, rows))
+            tree = sum_tree.update(tree, slots, values)
+            np.testing.assert_allclose(leaves_of(tree), op["leaves"], rtol=1e-5)
+            np.testing.assert_allclose(sum_tree.total(tree), op["total"], rtol=1e-5)
+            np.testing.assert_allclose(sum_tree.minimum(tree), op["min"], rtol=1e-5)
+            fractions, found = zip(*op["find"], strict=True)
+            prefixes = (np.array(fractions) * op["total"]).astype(np.float32)
+            np.testing.assert_array_equal(sum_tree.find(tree, prefixes), found)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"capacity": 0}, r"capacity=0: must be an integer from 1 to 536870912, the number of leaves"),
+        ({"capacity": 2**29 + 1}, r"capacity=536870913"),
+        ({"capacity": 1e3}, r"capacity=1000\.0: must be an integer"),
+        ({"capacity": 4, "fanout": 1}, r"fanout=1: must be an integer from 2 to 1024, the number of children"),
+    ],
+)
+def test_construction_errors(arguments, message):
+    with pytest.raises(ValueError, match=message):
+        sum_tree.init(**arguments)
+
+
+def test_indices_are_integers_of_any_width():
+    tree = sum_tree.init(4)
+    for function in (sum_tree.get, lambda tree, indices: sum_tree.update(tree, indices, np.ones(1))):
+        with pytest.raises(ValueError, match=r"indices: got float.*\[1\], expected integers"):
+            jax.eval_shape(function, tree, np.array([1.7]))
+    if jax.config.jax_enable_x64:
+        tree = sum_tree.update(tree, np.array([1, 2**32 + 2, 3 - 2**32]), np.ones(3))
+        np.testing.assert_array_equal(sum_tree.get(tree, np.array([1, 2, 3, 2**32 + 1])), [1, 0, 0, 0])
+
+
+def test_errors_of_the_functions():
+    tree = sum_tree.init(4)
+    with pytest.raises(ValueError, match="track_minimum=False: this tree keeps no minimum"):
+        sum_tree.minimum(tree)
+    rows = jax.ShapeDtypeStruct((2**24 + 1,), jnp.int32)
+    with pytest.raises(ValueError, match="batch of 16777217 rows"):
+        jax.eval_shape(sum_tree.update, tree, rows, rows)
+    for mask in (np.full(3, 2), np.ones(3, np.float32), np.ones((3, 1), bool), np.True_):
+        with pytest.raises(ValueError, match=r"mask: got .*, expected bool\[3\], one flag a row"):
+            jax.eval_shape(sum_tree.update, tree, np.arange(3), np.ones(3), mask)

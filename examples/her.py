@@ -144,7 +144,7 @@ def make_trainer(config: Config) -> tuple[Callable, Callable]:
         action = act(state.params, state.env, action_key, epsilon)
         env, row = step_envs(env_key, state.env, action)
         rows = jax.tree.map(lambda x: x[None], row)
-        return state.replace(env=env, buffer=buffer.add(state.buffer, rows, ~rows["step"]), key=key)
+        return state.replace(env=env, buffer=buffer.add(state.buffer, rows, ends=~rows["step"]), key=key)
 
     def learn(state: State, share: jax.Array) -> State:
         key, sample_key, later_key, goal_key = jax.random.split(state.key, 4)

@@ -91,7 +91,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
 
     def step_envs(key: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple[Any, jax.Array, dict]:
         keys = jax.random.split(key, config.num_envs)
-        env_state, next_obs, reward, terminated, truncated, step = jax.vmap(env_rows.step)(keys, env_state, action)
+        env_state, next_obs, reward, terminated, truncated, step = jax.vmap(env_rows.step)(env_state, action, keys)
         row = {"obs": obs, "action": action, "reward": reward, "step": step}
         return env_state, next_obs, row | {"terminated": terminated, "truncated": truncated}
 

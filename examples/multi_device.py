@@ -93,7 +93,7 @@ def train(args: argparse.Namespace, process: int = 0, coordinator: str | None = 
     import dqn
 
     mesh = Mesh(jax.devices()[: args.devices], ("data",))
-    buffer = jr.Sharded(dqn.make_buffer(args.per, args.learning_steps), mesh)
+    buffer = jr.Sharded(buffer=dqn.make_buffer(args.per, args.learning_steps), mesh=mesh)
     config = dqn.Config(buffer=buffer, steps=args.learning_steps, num_envs=args.num_envs)
     run = {"config": config, "seed": args.seed, "seeds": args.seeds}  # what a checkpoint belongs to
 

@@ -160,11 +160,11 @@ def make_trainer(memory: Any) -> tuple[Callable, Callable]:
     def step(exploration: jax.Array, players: Players, key: jax.Array) -> tuple[Players, None]:
         play_key, add_key, recent_key, best_key = jax.random.split(key, 4)
         rows, there_are, responses = play_hands(players, exploration, play_key)
-        recent = ring.add(players.recent, rows, there_are)
+        recent = ring.add(players.recent, rows, mask=there_are)
         if isinstance(memory, jr.ReservoirBuffer):
-            best = memory.add(players.best, (rows.where, rows.action), add_key, responses)
+            best = memory.add(players.best, (rows.where, rows.action), add_key, mask=responses)
         else:
-            best = memory.add(players.best, (rows.where, rows.action), responses)
+            best = memory.add(players.best, (rows.where, rows.action), mask=responses)
         players = players.replace(recent=recent, best=best)
         drawn = ring.sample(recent, recent_key, BATCH).items
         return learn(players, drawn, memory.sample(best, best_key, BATCH)), None

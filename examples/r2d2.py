@@ -178,7 +178,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         explore = jax.random.uniform(explore_key, (config.num_envs,)) < epsilon
         action = jnp.where(explore, random, jnp.argmax(q, axis=-1))
         env_keys = jax.random.split(env_key, config.num_envs)
-        new_env, obs, reward, terminated, truncated, step = jax.vmap(env_rows.step)(env_keys, state.env, action)
+        new_env, obs, reward, terminated, truncated, step = jax.vmap(env_rows.step)(state.env, action, env_keys)
         row = {"obs": state.obs, "carry": state.carry, "action": action, "reward": reward}
         row |= {"terminated": terminated, "truncated": truncated, "step": step}
         carry = jnp.where(step[:, None], carry, 0.0)  # the row without a step was the episode's last
@@ -205,7 +205,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
             return jnp.where(done, 0.0, total), jnp.where(done, total, jnp.nan)
 
         episode_return, returns = jax.lax.scan(count, state.episode_return, rows)
-        new = new.replace(buffer=buffer.add(state.buffer, rows, ~rows["step"]), episode_return=episode_return)
+        new = new.replace(buffer=buffer.add(state.buffer, rows, ends=~rows["step"]), episode_return=episode_return)
         return new, returns
 
     def unroll(params: Any, carry: jax.Array, items: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:

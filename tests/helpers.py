@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 
+import jaxreplay as jr
 from jaxreplay import sum_tree
 from jaxreplay.sum_tree import _tree
 
@@ -33,6 +34,10 @@ def cases(name):
 
 def mesh(num_shards, devices=None):
     return Mesh(np.array((devices or jax.devices("cpu"))[:num_shards]), ("data",))
+
+
+def over_devices(buffer, num_shards):
+    return jr.Sharded(buffer=buffer, mesh=mesh(num_shards))
 
 
 def numbers(first, count):

@@ -322,7 +322,7 @@ class SequenceTwin(Priorities):
     def __init__(self, length, num_envs, sequence_length, stride, windows="any", gaps=False, **names_and_law):
         self.first, self.period = (names_and_law.pop(name, 0) for name in ("first", "period"))
         super().__init__(((length - sequence_length) // stride + 1) * num_envs, **names_and_law)
-        self.windows, self.every, self.within_episode = windows, windows == "any" and not gaps, True
+        self.windows, self.every = windows, windows in ("any", "cut") and not gaps
         self.length, self.num_envs = length, num_envs
         self.sequence_length, self.stride = sequence_length, stride
         self.steps, self.ends, self.gaps = [], [], []  # of time: rows [num_envs]
@@ -357,7 +357,7 @@ class SequenceTwin(Priorities):
             return False
         if self.windows == "episodes":
             return times[0] == 0 or self.ends[times[0] - 1][env]
-        return self.windows == "any" or not any(self.ends[t][env] for t in times[:-1])
+        return self.windows in ("any", "cut") or not any(self.ends[t][env] for t in times[:-1])
 
     @property
     def num_complete(self):
@@ -406,7 +406,7 @@ class SequenceTwin(Priorities):
         return count
 
     def mask(self, handle):
-        if not self.within_episode:
+        if self.windows == "any":
             return [True] * self.sequence_length
         ends, gaps = ([x[t][handle % self.num_envs] for t in self.times(handle)] for x in (self.ends, self.gaps))
         return [not any(ends[:i]) and not gaps[i] for i in range(self.sequence_length)]

@@ -725,7 +725,8 @@ def several_processes(block, monkeypatch):
 def run_with_eight_shards(capacity):
     """A run's configuration, and all there is to it."""
     buffer = jr.Sharded(
-        jr.ReplayBuffer(capacity=capacity, sampler=jr.Prioritized()), jax.sharding.Mesh(jax.devices("cpu"), ("data",))
+        buffer=jr.ReplayBuffer(capacity=capacity, sampler=jr.Prioritized()),
+        mesh=jax.sharding.Mesh(jax.devices("cpu"), ("data",)),
     )
     tracer = jr.NStep(n=3, gamma=0.99)
     rows = {"id": jax.device_put(np.arange(16), buffer.items_sharding)}
@@ -843,7 +844,7 @@ def one_done(block, monkeypatch):
     assert final_obs[np.array([2, 7, 12])].tolist() == [3, 0, 3]
     autoreset = jr.NextStepAutoreset(env_step=env_step)
     state = autoreset.init(env.reset_env(None, params)[1], jnp.int32(0))
-    assert autoreset.step(jax.random.key(0), state, jnp.int32(1))[1] == 1
+    assert autoreset.step(state, jnp.int32(1), jax.random.key(0))[1] == 1
 
 
 def rows_that_may_not_be_drawn(block, monkeypatch):

@@ -88,8 +88,8 @@ def temporary_bytes_of_scan(step, state, seeds):
 def operations(buffer):
     def extend(state, items, mask):
         if isinstance(buffer, jr.SequenceBuffer):  # the batch is a step of so many streams
-            return buffer.add(state, jax.tree.map(lambda x: x[None], items), mask[None])
-        return buffer.add(state, items, mask)
+            return buffer.add(state, jax.tree.map(lambda x: x[None], items), ends=mask[None])
+        return buffer.add(state, items, mask=mask)
 
     def add(state, items, mask, key):
         return extend(state, items, mask)
@@ -130,7 +130,7 @@ def test_no_copy_whatever_the_dtype(seeds):
 
 def sequences(sampler, seeds):
     length = 5 * ROWS // max(seeds, 1) // BATCH  # as many sequences apart from one another
-    return jr.SequenceBuffer(length=length, num_envs=BATCH, sequence_length=5, sampler=sampler, within_episode=True)
+    return jr.SequenceBuffer(length=length, num_envs=BATCH, sequence_length=5, sampler=sampler, windows="cut")
 
 
 @pytest.mark.parametrize(
@@ -156,9 +156,9 @@ def test_no_copy_where_later_rows_are_drawn(seeds):
 
     def draw(state, items, mask, key):
         def step(state, key):
-            state = buffer.add(state, jax.tree.map(lambda x: x[None], items), mask[None])
+            state = buffer.add(state, jax.tree.map(lambda x: x[None], items), ends=mask[None])
             drawn = buffer.sample(state, key, BATCH)
-            later, steps = buffer.later(state, jax.random.fold_in(key, 1), drawn.indices, "geometric")
+            later, steps = buffer.later(state, jax.random.fold_in(key, 1), drawn.indices, law="geometric")
             return buffer.update(state, drawn.indices, drawn.weights + later["reward"]), steps
 
         return lax.scan(step, state, jax.random.split(key, 10))
@@ -173,9 +173,9 @@ def test_no_copy_where_a_part_is_drawn(sampler, seeds):
 
     def draw(state, items, mask, key):
         def step(state, key):
-            state = buffer.add(state, items, mask)
+            state = buffer.add(state, items, mask=mask)
             young = buffer.sample(state, key, BATCH, max_age=1000)
-            each = buffer.epoch(state, key, 3, BATCH)
+            each = buffer.epoch(state, key, BATCH, step=3)
             td_errors = young.weights + young.items["reward"] + each.items["reward"]
             return buffer.update(state, young.indices, td_errors), young.age
 
@@ -230,7 +230,7 @@ def test_temporary_memory_does_not_grow_with_capacity(sampler, learn, seeds):
 
 @pytest.mark.parametrize(("sampler", "stride", "seeds"), STRIDES_OF_SAMPLERS)
 def test_temporary_memory_does_not_grow_with_the_length_of_streams(sampler, stride, seeds):
-    sizes = {"num_envs": BATCH, "sequence_length": 4, "stride": stride, "within_episode": True}
+    sizes = {"num_envs": BATCH, "sequence_length": 4, "stride": stride, "windows": "cut"}
     small, large = (
         temporary_bytes(
             jr.SequenceBuffer(length=length, sampler=SAMPLERS[sampler], **sizes),
@@ -286,7 +286,7 @@ def copies_of(buffer, order, seeds=0, same_items=False, **scan):
 BUFFERS = {
     "replay": lambda sampler: jr.ReplayBuffer(capacity=2**18, sampler=sampler),
     "sequence": lambda sampler: jr.SequenceBuffer(
-        length=2**18 // BATCH, num_envs=BATCH, sequence_length=3, sampler=sampler, within_episode=True
+        length=2**18 // BATCH, num_envs=BATCH, sequence_length=3, sampler=sampler, windows="cut"
     ),
 }
 

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import mesh, rarely
+from helpers import over_devices, rarely
 
 import jaxreplay as jr
 from jaxreplay import testing
@@ -28,7 +28,7 @@ BUFFERS = {
     "reservoir": (jr.ReservoirBuffer(capacity=7, sampler=PER), ITEMS),
     "sequence": (sequences(), STEPS),
     "gaps": (sequences(gaps=True), STEPS),
-    "sharded": (jr.Sharded(jr.ReplayBuffer(capacity=12, sampler=PER), mesh(2)), ITEMS),
+    "sharded": (over_devices(jr.ReplayBuffer(capacity=12, sampler=PER), 2), ITEMS),
 }
 
 
@@ -195,8 +195,8 @@ class StoresAtInit(Small):
 
 @config()
 class Widens(Small):
-    def add(self, state, items, mask=None):
-        state = super().add(state, items, mask)
+    def add(self, state, items, *, mask=None):
+        state = super().add(state, items, mask=mask)
         return state.replace(ring=state.ring.replace(size=state.ring.size.astype(jnp.float32)))
 
 
@@ -212,22 +212,22 @@ CALLS = []
 
 @config()
 class CountsCalls(Small):
-    def add(self, state, items, mask=None):
+    def add(self, state, items, *, mask=None):
         CALLS.append(0)
-        return super().add(state, jax.tree.map(lambda x: x + len(CALLS) % 5, items), mask)
+        return super().add(state, jax.tree.map(lambda x: x + len(CALLS) % 5, items), mask=mask)
 
 
 @config()
 class GivesAway(Small):
     donate: bool = True
 
-    def add(self, state, items, mask=None):
-        return Small().add(state, items, mask)
+    def add(self, state, items, *, mask=None):
+        return Small().add(state, items, mask=mask)
 
 
 @config()
 class DrawsInPlace(Small):
-    def sample(self, state, key, batch_size, beta=None, max_age=None):
+    def sample(self, state, key, batch_size, *, beta=None, max_age=None):
         sample = super().sample(state, key, batch_size)
         if not isinstance(state.storage["x"], jax.core.Tracer):
             state.storage["x"] = state.storage["x"] + 1
@@ -236,14 +236,14 @@ class DrawsInPlace(Small):
 
 @config()
 class DrawsFloats(Small):
-    def sample(self, state, key, batch_size, beta=None, max_age=None):
+    def sample(self, state, key, batch_size, *, beta=None, max_age=None):
         sample = super().sample(state, key, batch_size)
         return sample.replace(items=jax.tree.map(lambda x: x.astype(jnp.float32), sample.items))
 
 
 @config()
 class WeighsByRoot(Small):
-    def sample(self, state, key, batch_size, beta=None, max_age=None):
+    def sample(self, state, key, batch_size, *, beta=None, max_age=None):
         sample = super().sample(state, key, batch_size)
         drawn = sample.probabilities > 0
         return sample.replace(weights=jnp.where(drawn, jnp.sqrt(sample.probabilities - 0.2), 0.0))
@@ -251,7 +251,7 @@ class WeighsByRoot(Small):
 
 @config()
 class DrawsNothing(Small):
-    def sample(self, state, key, batch_size, beta=None, max_age=None):
+    def sample(self, state, key, batch_size, *, beta=None, max_age=None):
         sample = super().sample(state, key, batch_size)
         return sample.replace(indices=jnp.maximum(sample.indices, 0))
 
@@ -260,7 +260,7 @@ class DrawsNothing(Small):
 class Misreports(Small):
     sampler: object = PER
 
-    def sample(self, state, key, batch_size, beta=None, max_age=None):
+    def sample(self, state, key, batch_size, *, beta=None, max_age=None):
         sample = super().sample(state, key, batch_size)
         evenly = 1.0 / jnp.maximum(self.size(state), 1).astype(jnp.float32)
         return sample.replace(probabilities=jnp.where(sample.indices >= 0, evenly, 0.0))
@@ -268,7 +268,7 @@ class Misreports(Small):
 
 @config()
 class NamesSlots(Small):
-    def sample(self, state, key, batch_size, beta=None, max_age=None):
+    def sample(self, state, key, batch_size, *, beta=None, max_age=None):
         sample = super().sample(state, key, batch_size)
         return sample.replace(indices=jnp.where(sample.indices >= 0, sample.indices % self.capacity, -1))
 
@@ -315,7 +315,7 @@ def test_a_buffer_that_breaks_a_rule_is_told_which(rule):
 
 @config()
 class HasHiddenCounter(jr.Prioritized):
-    def update(self, state, slots, td_errors, mask, axis_name=None):
+    def update(self, state, slots, td_errors, mask, *, axis_name=None):
         CALLS.append(0)
         return super().update(state, slots, td_errors * len(CALLS), mask)
 
@@ -335,19 +335,19 @@ class DrawsAll(jr.Uniform):
 
 @config()
 class HasNoMask(jr.Prioritized):
-    def update(self, state, slots, td_errors, mask, axis_name=None):
+    def update(self, state, slots, td_errors, mask, *, axis_name=None):
         return super().update(state, slots, td_errors, jnp.ones_like(mask))
 
 
 @config()
 class FirstCounts(jr.Prioritized):
-    def update(self, state, slots, td_errors, mask, axis_name=None):
+    def update(self, state, slots, td_errors, mask, *, axis_name=None):
         return super().update(state, slots[::-1], td_errors[::-1], mask[::-1])
 
 
 @config()
 class TakesAll(jr.Prioritized):
-    def update(self, state, slots, td_errors, mask, axis_name=None):
+    def update(self, state, slots, td_errors, mask, *, axis_name=None):
         state = super().update(state, slots, td_errors, mask)
         return state.replace(max_priority=jnp.where(jnp.isfinite(jnp.sum(td_errors)), state.max_priority, jnp.inf))
 
@@ -358,7 +358,7 @@ class TakesAll(jr.Prioritized):
 
 @config()
 class WeighsByInts(jr.Uniform):
-    def weights(self, state, probabilities, size, beta=None, axis_name=None):
+    def weights(self, state, probabilities, size, *, beta=None, axis_name=None):
         return (probabilities > 0).astype(jnp.int32)
 
 

@@ -274,9 +274,11 @@ COUNTS = (0, 1, 2, 5)
 
 
 def change(buffer, state, given):
-    state = buffer.add(state, *given["add"])
+    items, named = given["add"]
+    state = buffer.add(state, *items, **named)
     state = buffer.update(state, *given["update"])
-    return buffer.set(state, *given["set"])
+    indices, values, mask = given["set"]
+    return buffer.set(state, indices, values, mask=mask)
 
 
 def look(buffer, num_newest, ages, state, given):
@@ -292,16 +294,16 @@ def look(buffer, num_newest, ages, state, given):
     if hasattr(unsharded(buffer), "stored_steps"):
         seen["stored_steps"] = buffer.stored_steps(state)
     if getattr(unsharded(buffer), "hindsight", False):
-        seen |= {law: buffer.later(state, first, given["read"], law) for law in ("last", "uniform")}
+        seen |= {law: buffer.later(state, first, given["read"], law=law) for law in ("last", "uniform")}
     if num_newest:
         seen["newest"] = buffer.newest(state, num_newest)
     if ages:
-        seen["young"] = buffer.sample(state, second, DRAWS, BETA, given["max_age"])
+        seen["young"] = buffer.sample(state, second, DRAWS, beta=BETA, max_age=given["max_age"])
     return seen
 
 
 def whole_pass(buffer, num_batches, state, key):
-    return jax.lax.map(lambda step: buffer.epoch(state, key, step, PASS), jnp.arange(num_batches))
+    return jax.lax.map(lambda step: buffer.epoch(state, key, PASS, step=step), jnp.arange(num_batches))
 
 
 class Run:
@@ -310,7 +312,8 @@ class Run:
     Attributes:
       buffer, state: the buffer, and an empty state.
       make_twin: makes the twin of a lane.
-      add: of a lane and a step's number the arguments of `add`, behind the state; it tells the twin of them.
+      add: of a lane and a step's number the arguments of `add` after the state, by position and by name; it gives them
+        to the twin too.
       num_newest: how many names `newest` is asked for; 0 where there is no order.
       ages: whether there is one to draw by.
     """

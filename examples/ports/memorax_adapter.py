@@ -90,7 +90,7 @@ class KeepsFinal(GymnaxWrapper):
         return obs, self.rows(params).init(state, obs)
 
     def step(self, key: jax.Array, state: Any, action: jax.Array, params: Any) -> tuple:
-        state, obs, reward, terminated, truncated, step = self.rows(params).step(key, state, action)
+        state, obs, reward, terminated, truncated, step = self.rows(params).step(state, action, key)
         return obs, state, reward, ~step, {"terminated": terminated, "truncated": truncated}
 
 

@@ -165,17 +165,20 @@ def _by_position(signature: inspect.Signature, method: str) -> Callable[..., tup
     """A function that returns the arguments of a call after the state in order, with defaults filled in."""
     names = list(signature.parameters)[2:]
     defaults = tuple(signature.parameters[name].default for name in names)
-    num_required = sum(default is inspect.Parameter.empty for default in defaults)
-    keyword_only = _has_keyword_only(signature)
+    places = {name: place for place, name in enumerate(names)}
+    num_positional = sum(signature.parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY for name in names)
 
     def by_position(self: Any, state: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        if not (named or keyword_only) and num_required <= len(arguments) <= len(names):
-            return arguments + defaults[len(arguments) :]
-        try:
-            bound = signature.bind(self, state, *arguments, **named).arguments
-        except TypeError as error:
-            raise TypeError(f"{method}(): {error}") from None
-        return tuple(bound.get(name, default) for name, default in zip(names, defaults, strict=True))
+        values = [*arguments, *defaults[len(arguments) :]]
+        fit = len(arguments) <= num_positional and all(places.get(name, -1) >= len(arguments) for name in named)
+        for name, value in named.items() if fit else ():
+            values[places[name]] = value
+        if not fit or any(value is inspect.Parameter.empty for value in values):
+            try:
+                signature.bind(self, state, *arguments, **named)  # tells what is wrong
+            except TypeError as error:
+                raise TypeError(f"{method}(): {error}") from None
+        return tuple(values)
 
     return by_position
 
@@ -199,11 +202,6 @@ def _programs(
     # keep_unused: also donate leaves that are replaced without being read.
     donated = {"donate_argnums": 1, "keep_unused": True}
     return pure, jax.jit(program, static_argnums=numbers, **donated, **options) if donates else pure
-
-
-def _has_keyword_only(signature: inspect.Signature) -> bool:
-    """Whether an argument is keyword-only."""
-    return any(x.kind is x.KEYWORD_ONLY for x in signature.parameters.values())
 
 
 def own(arguments: Any) -> Any:

@@ -110,9 +110,9 @@ class Buffer(abc.ABC, Generic[S]):
         return self._stored_axes
 
     @property
-    def _axis(self) -> tuple[str, ...]:
-        """The last argument of a sampler's methods; a sampler for buffers without shards need not take it."""
-        return () if self._axis_name is None else (self._axis_name,)
+    def _axis(self) -> dict[str, Any]:
+        """An argument of a sampler's methods; a sampler for buffers without shards need not take it."""
+        return {} if self._axis_name is None else {"axis_name": self._axis_name}
 
     def _local_handles(self, state: S, slots: jax.Array) -> jax.Array:
         """Handles, among those of one shard, of the items in `slots` [B], which exist; -1 for an empty slot."""
@@ -177,9 +177,8 @@ class Buffer(abc.ABC, Generic[S]):
 
     def _insert(self, state: S, slots: jax.Array, drawable: jax.Array, td_errors: jax.Array | None) -> Any:
         """The sampler's state after `slots` were written; a sampler need not take what is not there."""
-        if td_errors is None and self._axis_name is None:
-            return self.sampler.insert(state.sampler, slots, drawable)
-        return self.sampler.insert(state.sampler, slots, drawable, td_errors, *self._axis)
+        named: Any = {} if td_errors is None else {"td_errors": td_errors}
+        return self.sampler.insert(state.sampler, slots, drawable, **named, **self._axis)
 
     def _places(self, state: S, slots: jax.Array) -> jax.Array:
         """Where the items in `slots` [B] are stored, if the storage's leading axes are one; out of range if nowhere."""
@@ -190,7 +189,7 @@ class Buffer(abc.ABC, Generic[S]):
         """Items at `slots` [B], which exist, or else are zeros with `fill`; and `Sample.mask`."""
 
     def sample(
-        self, state: S, key: jax.Array, batch_size: int, beta: Any = None, max_age: jax.Array | int | None = None
+        self, state: S, key: jax.Array, batch_size: int, *, beta: Any = None, max_age: jax.Array | int | None = None
     ) -> Sample:
         """Draw items by the sampler's law.
 
@@ -236,10 +235,10 @@ class Buffer(abc.ABC, Generic[S]):
             sampler_state = self.sampler.restrict(state.sampler, live)
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)
         slots, probabilities = read_once(materialize(*drawn))
-        weights = self.sampler.weights(sampler_state, probabilities, live.size, beta, *self._axis)
+        weights = self.sampler.weights(sampler_state, probabilities, live.size, beta=beta, **self._axis)
         return self._sample_of(state, slots, probabilities / shards.count(self._axis_name), weights)
 
-    def epoch(self, state: S, key: jax.Array, step: jax.Array | int, batch_size: int) -> Sample:
+    def epoch(self, state: S, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
         """Batch number `step` of a pass over all drawable items, each of them once, in an order that `key` shuffles.
 
         The order is computed and not stored, at O(batch_size) a call. A pass is one as long as the state stays: give
@@ -260,7 +259,7 @@ class Buffer(abc.ABC, Generic[S]):
           >>> buffer = jr.ReplayBuffer(capacity=4)
           >>> items = jnp.array([10, 20, 30])
           >>> state = buffer.add(buffer.init(items), items)
-          >>> first, second = (buffer.epoch(state, jax.random.key(0), step, batch_size=2) for step in range(2))
+          >>> first, second = (buffer.epoch(state, jax.random.key(0), batch_size=2, step=step) for step in range(2))
           >>> sorted(first.items.tolist() + second.items[:1].tolist()), second.weights.tolist()
           ([10, 20, 30], [1.0, 0.0])
         """
@@ -336,13 +335,13 @@ class Buffer(abc.ABC, Generic[S]):
         slots = self._slots(state, indices)
         stored = slots < self._num_slots
         slots = jnp.where(indices >= 0, slots, -1)
-        sampler = self.sampler.update(state.sampler, slots, td_errors, stored, *self._axis)
+        sampler = self.sampler.update(state.sampler, slots, td_errors, stored, **self._axis)
         # What is added next comes after the draws that these are the TD errors of, and after all reads of handles.
         changed = {"sampler": sampler, "ring": ring.after(state.ring, slots, td_errors)}
         return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
     @jit_method(donates=True, handles="indices", brief=few_named)
-    def set(self, state: S, indices: jax.Array, values: Any, mask: jax.Array | None = None) -> S:
+    def set(self, state: S, indices: jax.Array, values: Any, *, mask: jax.Array | None = None) -> S:
         """Write leaves of stored items in place, such as recurrent states that were computed anew.
 
         Args:

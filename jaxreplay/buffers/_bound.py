@@ -69,16 +69,16 @@ class BoundBuffer(Bound[C]):
     def update(self, indices: jax.Array, td_errors: jax.Array) -> Self:
         return self._call("update", indices, td_errors)
 
-    def set(self, indices: jax.Array, values: Any, mask: jax.Array | None = None) -> Self:
-        return self._call("set", indices, values, mask)
+    def set(self, indices: jax.Array, values: Any, *, mask: jax.Array | None = None) -> Self:
+        return self._call("set", indices, values, mask=mask)
 
     def sample(
-        self, key: jax.Array, batch_size: int, beta: Any = None, max_age: jax.Array | int | None = None
+        self, key: jax.Array, batch_size: int, *, beta: Any = None, max_age: jax.Array | int | None = None
     ) -> Sample:
-        return self._call("sample", key, batch_size, beta, max_age)
+        return self._call("sample", key, batch_size, beta=beta, max_age=max_age)
 
-    def epoch(self, key: jax.Array, step: jax.Array | int, batch_size: int) -> Sample:
-        return self._call("epoch", key, step, batch_size)
+    def epoch(self, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
+        return self._call("epoch", key, batch_size, step=step)
 
     def num_batches(self, batch_size: int) -> jax.Array:
         return self._call("num_batches", batch_size)

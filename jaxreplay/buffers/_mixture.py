@@ -191,6 +191,7 @@ class Mixture:
         state: tuple[Any, ...],
         key: jax.Array,
         batch_size: int,
+        *,
         beta: Any = None,
         max_age: jax.Array | int | None = None,
     ) -> Sample:
@@ -294,7 +295,7 @@ class Mixture:
 
     @jit_method(donates=True, handles="indices")
     def set(
-        self, state: tuple[Any, ...], indices: jax.Array, values: Any, mask: jax.Array | None = None
+        self, state: tuple[Any, ...], indices: jax.Array, values: Any, *, mask: jax.Array | None = None
     ) -> tuple[Any, ...]:
         """Write leaves of stored items in place, as `set` of the buffers does.
 
@@ -322,8 +323,8 @@ class Mixture:
             checks.check_rows(leaf, indices.size)
         states = list(state)
         for k, rows in self._parts("indices", indices.size):
-            its = jax.tree.map(lambda x, rows=rows: x[rows], arguments)
-            states[k] = self.buffers[k].set(state[k], indices[rows], *its)
+            own_values, own_mask = jax.tree.map(lambda x, rows=rows: x[rows], arguments)
+            states[k] = self.buffers[k].set(state[k], indices[rows], own_values, mask=own_mask)
         return tuple(states)
 
     @jit_method(handles="indices")

@@ -125,6 +125,7 @@ class ReplayBuffer(Buffer[ReplayState]):
         self,
         state: ReplayState,
         items: Any,
+        *,
         mask: jax.Array | None = None,
         td_errors: jax.Array | None = None,
     ) -> ReplayState:

@@ -151,6 +151,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         state: ReservoirState,
         items: Any,
         key: jax.Array,
+        *,
         mask: jax.Array | None = None,
         td_errors: jax.Array | None = None,
     ) -> ReservoirState:

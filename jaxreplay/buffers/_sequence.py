@@ -38,7 +38,7 @@ class SequenceState:
         number of slots. With `windows` or `gaps`, only those that may be drawn, in the order in which they were
         completed.
       sampler: the sampler's state.
-      windows: where the sequences are that may be drawn; None if all may (`windows="any"` without `gaps`).
+      windows: where the sequences are that may be drawn; None if all may (windows "any" and "cut", without `gaps`).
       episodes: the number of each row's episode; None without `hindsight`.
 
     Examples:
@@ -103,14 +103,17 @@ class SequenceBuffer(Buffer[SequenceState]):
       stride: steps from one start to the next, 1 to length - sequence_length + 1, so that of `length` steps there is
         always one that starts a whole sequence.
       sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
-      windows: which sequences may be drawn: "any"; "inside", those without an end before their last row; or
-        "episodes", those that start with an episode's first row (the first row ever added, or one behind an end), with
-        the steps behind the episode's end masked out. An episode may start at any row, so `stride` must be 1; it can be
-        drawn once `sequence_length` rows from its first one are stored, even if it is shorter. The sampler's law is
-        over the sequences that may be drawn, and `size` and `can_sample` count them. With rows without a step stored as
-        said above, no such sequence of two rows or more starts at one.
-      gaps: let `add` be told of rows that may not be drawn (`drawable`); costs 4 bytes a sequence with windows="any".
-      within_episode: mask out (`Sample.mask`) the steps behind the first end in a sequence.
+      windows: which sequences may be drawn, and what `Sample.mask` leaves out.
+        "any": all, whole.
+        "cut": all. The steps after a sequence's first end are masked out.
+        "inside": sequences without an end before their last row.
+        "episodes": sequences that start with an episode's first row (the first row ever added, or the row after an
+        end). The steps after the episode's end are masked out. An episode may start at any row, so `stride` must be 1.
+        It can be drawn once `sequence_length` rows from its first one are stored, even if it is shorter.
+        The sampler's law is over the sequences that may be drawn, and `size` and `can_sample` count them. If rows
+        without a step are stored as said above, no sequence of "inside" or "episodes" with two rows or more starts at
+        one.
+      gaps: allow `add(drawable=)`; costs 4 bytes a sequence with "any" and "cut".
       hindsight: store the number of each row's episode (4 bytes a row), which `later` needs.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
 
@@ -128,9 +131,8 @@ class SequenceBuffer(Buffer[SequenceState]):
     sequence_length: int
     stride: int = 1
     sampler: Sampler = Uniform()
-    windows: Literal["any", "inside", "episodes"] = "any"
+    windows: Literal["any", "cut", "inside", "episodes"] = "any"
     gaps: bool = False
-    within_episode: bool = False
     hindsight: bool = False
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
@@ -161,8 +163,8 @@ class SequenceBuffer(Buffer[SequenceState]):
             )
         settle(self, hindsight=checks.check_bool("hindsight", self.hindsight, "whether `later` is to be asked"))
         settle(self, gaps=checks.check_bool("gaps", self.gaps, "whether `add` is told of rows that may not be drawn"))
-        if self.windows not in ("any", "inside", "episodes"):
-            raise ValueError(f'windows={self.windows!r}: must be "any", "inside" or "episodes".')
+        if self.windows not in ("any", "cut", "inside", "episodes"):
+            raise ValueError(f'windows={self.windows!r}: must be "any", "cut", "inside" or "episodes".')
         if self.windows == "episodes" and self.stride > 1:
             raise ValueError(
                 f'stride={self.stride}: must be 1 with windows="episodes", which start wherever an episode does.'
@@ -189,7 +191,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         self._num_steps(spec)
         check_returns(spec)
         leading, flag = (self.length, self.num_envs), jax.ShapeDtypeStruct((), jnp.uint8 if self.gaps else bool)
-        has_windows = self.windows != "any" or self.gaps
+        has_windows = self.windows in ("inside", "episodes") or self.gaps
         with _memory.room(self, spec):
             return SequenceState(
                 storage=layouts.zeros(spec, leading, 2),
@@ -207,6 +209,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         self,
         state: SequenceState,
         steps: Any,
+        *,
         ends: jax.Array | None = None,
         td_errors: jax.Array | None = None,
         drawable: jax.Array | None = None,
@@ -217,8 +220,8 @@ class SequenceBuffer(Buffer[SequenceState]):
           state: donated when called eagerly (see the class).
           steps: pytree [T, num_envs, ...] with the structure, shapes and dtypes given to `init`; 1 <= T <= length, and
             another T each time if need be (each compiles once). No `TransitionBatch` of which rows may not be `valid`.
-          ends: bool [T, num_envs], True for the last row of an episode; None for none. Without `windows`,
-            `within_episode` or `hindsight` nothing is made of them.
+          ends: bool [T, num_envs], True for the last row of an episode; None for none. Ignored with windows="any"
+            without `hindsight`.
           td_errors: float [K, num_envs] with K = `completed(T)`, signed or not: what the sampler is told of the
             sequences that these steps complete, in order; NaN for one of which nothing is known, as of all if this is
             None. If fewer are completed, the last rows are ignored. `Uniform` ignores all.
@@ -292,6 +295,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         state: SequenceState,
         key: jax.Array,
         indices: jax.Array,
+        *,
         law: Literal["uniform", "geometric", "last"] = "uniform",
         gamma: jax.Array | float = 0.99,
     ) -> tuple[Any, jax.Array]:
@@ -388,7 +392,7 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     @property
     def _keeps_ends(self) -> bool:
-        return self.within_episode or self.windows == "episodes"
+        return self.windows in ("cut", "episodes")
 
     @property
     def _share(self) -> float:

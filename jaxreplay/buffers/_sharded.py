@@ -21,7 +21,7 @@ from jaxreplay.buffers._reservoir import ReservoirState
 from jaxreplay.buffers._sequence import SequenceState
 
 
-@dataclasses.dataclass(frozen=True)
+@dataclasses.dataclass(frozen=True, kw_only=True)
 class Sharded(Generic[S]):
     """A buffer cut into D equal shards, one for each device along an axis of a mesh.
 
@@ -48,7 +48,7 @@ class Sharded(Generic[S]):
 
     Examples:
       >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-      >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+      >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
       >>> items = jnp.array([10, 20, 30, 40])
       >>> state = buffer.add(buffer.init(items), items)  # 10 and 20 to the first device
       >>> (buffer.sample(state, jax.random.key(0), batch_size=4).items > 20).tolist()
@@ -103,7 +103,7 @@ class Sharded(Generic[S]):
 
         Examples:
           >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
           >>> buffer.init(jnp.array([10, 20, 30, 40])).storage.shape  # a leading axis for the shards
           (2, 2)
         """
@@ -115,7 +115,7 @@ class Sharded(Generic[S]):
 
     @overload
     def add(
-        self: "Sharded[ReplayState]", state: ReplayState, items: Any, mask: Any = None, td_errors: Any = None
+        self: "Sharded[ReplayState]", state: ReplayState, items: Any, *, mask: Any = None, td_errors: Any = None
     ) -> ReplayState: ...
 
     @overload
@@ -124,6 +124,7 @@ class Sharded(Generic[S]):
         state: ReservoirState,
         items: Any,
         key: jax.Array,
+        *,
         mask: Any = None,
         td_errors: Any = None,
     ) -> ReservoirState: ...
@@ -133,6 +134,7 @@ class Sharded(Generic[S]):
         self: "Sharded[SequenceState]",
         state: SequenceState,
         steps: Any,
+        *,
         ends: Any = None,
         td_errors: Any = None,
         drawable: Any = None,
@@ -148,7 +150,7 @@ class Sharded(Generic[S]):
 
         Examples:
           >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
           >>> items = jnp.array([10, 20, 30, 40])
           >>> buffer.add(buffer.init(items), items).storage.tolist()  # the first half of the rows on the first device
           [[10, 20], [30, 40]]
@@ -174,7 +176,7 @@ class Sharded(Generic[S]):
         return self._on_shards(add, specs, state, key, items, others)
 
     def sample(
-        self, state: S, key: jax.Array, batch_size: int, beta: Any = None, max_age: jax.Array | int | None = None
+        self, state: S, key: jax.Array, batch_size: int, *, beta: Any = None, max_age: jax.Array | int | None = None
     ) -> Sample:
         """Draw items by the sampler's law, batch_size / D from each shard; otherwise as the buffer's `sample`.
 
@@ -188,7 +190,7 @@ class Sharded(Generic[S]):
 
         Examples:
           >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
           >>> items = jnp.array([10, 20, 30, 40])
           >>> state = buffer.add(buffer.init(items), items)
           >>> buffer.sample(state, jax.random.key(0), batch_size=4).probabilities.tolist()
@@ -208,7 +210,7 @@ class Sharded(Generic[S]):
 
         return self._on_shards(draw, (PartitionSpec(),) * 3, state, key, beta, max_age, rows=True)
 
-    def epoch(self, state: S, key: jax.Array, step: jax.Array | int, batch_size: int) -> Sample:
+    def epoch(self, state: S, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
         """Batch number `step` of a pass over all drawable items; otherwise as the buffer's `epoch`.
 
         Each shard passes over its own items, batch_size / D at a step. One that holds fewer than another has rows of
@@ -219,10 +221,10 @@ class Sharded(Generic[S]):
 
         Examples:
           >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
           >>> items = jnp.array([10, 20, 30, 40])
           >>> state = buffer.add(buffer.init(items), items)
-          >>> sorted(buffer.epoch(state, jax.random.key(0), 0, batch_size=4).items.tolist())
+          >>> sorted(buffer.epoch(state, jax.random.key(0), batch_size=4, step=0).items.tolist())
           [10, 20, 30, 40]
         """
         batch_size = check_draw(batch_size)
@@ -245,7 +247,7 @@ class Sharded(Generic[S]):
 
         Examples:
           >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
           >>> items = jnp.array([10, 20, 30, 40])
           >>> int(buffer.num_batches(buffer.add(buffer.init(items), items), batch_size=2))
           2
@@ -267,7 +269,7 @@ class Sharded(Generic[S]):
 
         Examples:
           >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0)), mesh)
+          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0)), mesh=mesh)
           >>> items = jnp.array([10, 20, 30, 40])
           >>> state = buffer.add(buffer.init(items), items)
           >>> state = buffer.update(state, buffer.newest(state, 4), jnp.array([0.0, 2.0, 2.0, 0.0]))
@@ -280,7 +282,7 @@ class Sharded(Generic[S]):
         return self._on_shards(self._part.update, (PartitionSpec(self.axis),) * 2, state, *rows)
 
     @jit_method(donates=True, handles="indices")
-    def set(self, state: S, indices: jax.Array, values: Any, mask: jax.Array | None = None) -> S:
+    def set(self, state: S, indices: jax.Array, values: Any, *, mask: jax.Array | None = None) -> S:
         """Write leaves of stored items in place; otherwise as the buffer's `set`.
 
         Args:
@@ -293,7 +295,7 @@ class Sharded(Generic[S]):
 
         Examples:
           >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
           >>> items = jnp.array([10, 20, 30, 40])
           >>> state = buffer.add(buffer.init(items), items)
           >>> state = buffer.set(state, buffer.newest(state, 4), items + 1)
@@ -306,7 +308,11 @@ class Sharded(Generic[S]):
         arguments = indices, checks.as_arrays(values), None if mask is None else jnp.asarray(mask)
         for leaf in jax.tree.leaves(arguments):
             checks.check_rows(leaf, indices.size)
-        return self._on_shards(self._part.set, (PartitionSpec(self.axis),) * 3, state, *arguments)
+
+        def write(state: S, indices: jax.Array, values: Any, mask: jax.Array | None) -> S:
+            return self._part.set(state, indices, values, mask=mask)
+
+        return self._on_shards(write, (PartitionSpec(self.axis),) * 3, state, *arguments)
 
     def newest(self, state: S, n: int) -> jax.Array:
         """Handles of the newest n / D insertions of each shard, int32 [n], in the rows of their shards.
@@ -316,7 +322,7 @@ class Sharded(Generic[S]):
 
         Examples:
           >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
           >>> items = jnp.array([10, 20, 30, 40])
           >>> state = buffer.add(buffer.init(items), items)
           >>> buffer.get(state, buffer.newest(state, 2)).tolist()  # the newest of each shard
@@ -339,7 +345,7 @@ class Sharded(Generic[S]):
 
         Examples:
           >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
           >>> items = jnp.array([10, 20, 30, 40])
           >>> state = buffer.add(buffer.init(items), items)
           >>> handles = buffer.newest(state, 2)
@@ -351,12 +357,13 @@ class Sharded(Generic[S]):
         self._check_divides("indices", indices.size)
         return self._on_shards(self._part.get, (PartitionSpec(self.axis),), state, indices, rows=True)
 
-    def later(self, state: S, key: jax.Array, indices: jax.Array, law: Any = "uniform", gamma: Any = 0.99) -> Any:
+    def later(self, state: S, key: jax.Array, indices: jax.Array, *, law: Any = "uniform", gamma: Any = 0.99) -> Any:
         """As `SequenceBuffer.later`, of handles (int [B]) in the rows in which they were drawn; B a multiple of D.
 
         Examples:
           >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2, hindsight=True), mesh)
+          >>> whole = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2, hindsight=True)
+          >>> buffer = jr.Sharded(buffer=whole, mesh=mesh)
           >>> steps = jnp.array([[1, 5], [2, 6], [3, 7]])
           >>> state = buffer.add(buffer.init(steps), steps, ends=steps % 4 == 3)
           >>> items, count = buffer.later(state, jax.random.key(0), buffer.newest(state, 2), law="last")
@@ -381,7 +388,7 @@ class Sharded(Generic[S]):
 
         Examples:
           >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
           >>> items = jnp.array([10, 20, 30, 40])
           >>> int(buffer.size(buffer.add(buffer.init(items), items, mask=items > 10)))
           3
@@ -393,7 +400,7 @@ class Sharded(Generic[S]):
 
         Examples:
           >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2), mesh)
+          >>> buffer = jr.Sharded(buffer=jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2), mesh=mesh)
           >>> steps = jnp.zeros((3, 2))
           >>> int(buffer.stored_steps(buffer.add(buffer.init(steps), steps)))
           6
@@ -405,7 +412,7 @@ class Sharded(Generic[S]):
 
         Examples:
           >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
           >>> bool(buffer.is_empty(buffer.init(jnp.array([10, 20, 30, 40]))))
           True
         """
@@ -416,7 +423,7 @@ class Sharded(Generic[S]):
 
         Examples:
           >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
           >>> items = jnp.array([10, 20, 30, 40])
           >>> bool(buffer.is_full(buffer.add(buffer.init(items), items, mask=items > 10)))  # the first shard has room
           False
@@ -428,7 +435,7 @@ class Sharded(Generic[S]):
 
         Examples:
           >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
           >>> items = jnp.array([10, 20, 30, 40])
           >>> state = buffer.add(buffer.init(items), items, mask=items > 10)
           >>> bool(buffer.can_sample(state, 3)), bool(buffer.can_sample(state, 4))

@@ -91,13 +91,14 @@ def enter(
       sequences: its ring of windows.
       ends: [T, num_envs], flags of the new rows.
       last: int32 [...], last rows of the windows that may be completed, counted from the first new row.
-      kind: "any", "inside" or "episodes".
+      kind: `SequenceBuffer.windows`.
       sequence_length, length, num_slots: of the buffer.
     """
     windows, (num_steps, num_envs) = state.windows, ends.shape
     cursor = state.rows.inserted % length
     first = last - sequence_length + 1
-    lengths, so_far = episode_lengths(windows.so_far, is_gap(ends) if kind == "any" else is_end(ends), sequence_length)
+    breaks = is_gap(ends) if kind in ("any", "cut") else is_end(ends)
+    lengths, so_far = episode_lengths(windows.so_far, breaks, sequence_length)
     if kind == "episodes":
         may_be_drawn = start_episodes(ends, first, state.ends, state.rows, length)
     else:

@@ -76,7 +76,7 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
     return lambda: None
 
 
-def restore(path: str | os.PathLike, buffer: Any, like: Any = None, *, allow: Allowed = ()) -> Any:
+def restore(path: str | os.PathLike, buffer: Any, *, like: Any = None, allow: Allowed = ()) -> Any:
     """The state in the newest complete checkpoint at `path`, equal to the saved one bit for bit.
 
     Nothing is imported because a checkpoint names it. Classes come from this package, from `like` and from `allow`.
@@ -119,7 +119,7 @@ def restore(path: str | os.PathLike, buffer: Any, like: Any = None, *, allow: Al
     except ValueError:
         if jax.process_count() > 1 or _files.newest(folder) == number:
             raise
-    return restore(path, buffer, like, allow=allowed)  # another process has meanwhile replaced the checkpoint
+    return restore(path, buffer, like=like, allow=allowed)  # another process has meanwhile replaced the checkpoint
 
 
 def open_saved(path: str | os.PathLike) -> tuple[dict[str, Any], Callable[[int], np.ndarray]]:

@@ -145,7 +145,7 @@ def _migrate_items(old: _Layout, state: ReplayState, new: _Layout) -> ReplayStat
 
 
 def _migrate_sequences(old: _Layout, state: SequenceState, new: _Layout) -> SequenceState:
-    for name in ("num_envs", "sequence_length", "stride", "windows", "gaps", "within_episode", "hindsight"):
+    for name in ("num_envs", "sequence_length", "stride", "windows", "gaps", "hindsight"):
         if getattr(old.whole, name) != getattr(new.whole, name):
             raise ValueError(
                 f"new_buffer.{name}={getattr(new.whole, name)!r}: must be that of old_buffer, "

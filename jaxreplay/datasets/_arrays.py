@@ -117,7 +117,7 @@ def from_ogbench(path: str | os.PathLike[str]) -> Steps:
     return from_arrays(observations, actions, nothing, nothing, terminals)
 
 
-def transitions(rows: dict[str, Any], ends: Any, n: int = 1, gamma: float = 0.99) -> TransitionBatch:
+def transitions(rows: dict[str, Any], ends: Any, *, n: int = 1, gamma: float = 0.99) -> TransitionBatch:
     """All n-step transitions of a data set, for a `ReplayBuffer`: `transitions(*steps, n=3, gamma=0.99)`.
 
     They are those of `jaxreplay.n_step_transitions`, in order of time. A step that is the last row of its episode, or

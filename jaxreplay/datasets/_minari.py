@@ -37,7 +37,8 @@ def from_minari(dataset: Any) -> Steps:
       >>> x = np.array([1.0, 2.0, 3.0], np.float32)
       >>> rows = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0])
       >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
-      >>> dataset = jr.datasets.to_minari(buffer, buffer.add(buffer.init(rows.rows), *rows), "walk/made-v0")
+      >>> state = buffer.add(buffer.init(rows.rows), rows.rows, ends=rows.ends)
+      >>> dataset = jr.datasets.to_minari(buffer, state, "walk/made-v0")
       >>> jr.datasets.from_minari(dataset).rows["reward"][:, 0].tolist()
       [1.0, 2.0, 3.0, 0.0]
     """
@@ -90,7 +91,8 @@ def to_minari(
       >>> x = np.array([1.0, 2.0, 3.0], np.float32)
       >>> rows = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0])
       >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
-      >>> dataset = jr.datasets.to_minari(buffer, buffer.add(buffer.init(rows.rows), *rows), "walk/made-v0")
+      >>> state = buffer.add(buffer.init(rows.rows), rows.rows, ends=rows.ends)
+      >>> dataset = jr.datasets.to_minari(buffer, state, "walk/made-v0")
       >>> dataset.total_episodes, dataset.total_steps
       (1, 3)
     """

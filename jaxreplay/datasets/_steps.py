@@ -13,7 +13,7 @@ NAMES = ("observation", "action", "reward", "terminated", "truncated", "step")
 
 
 class Steps(NamedTuple):
-    """A data set as `SequenceBuffer.add` takes it: `buffer.add(buffer.init(steps.rows), *steps)`.
+    """A data set as `SequenceBuffer.add` takes it: `buffer.add(state, steps.rows, ends=steps.ends)`.
 
     Attributes:
       rows: dict of NumPy arrays [T, 1, ...] in the dtypes of the data. `observation` and `action` are pytrees,
@@ -25,7 +25,7 @@ class Steps(NamedTuple):
       >>> x = jnp.array([1.0, 2.0, 3.0])
       >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0])
       >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
-      >>> int(buffer.size(buffer.add(buffer.init(steps.rows), *steps)))
+      >>> int(buffer.size(buffer.add(buffer.init(steps.rows), steps.rows, ends=steps.ends)))
       3
     """
 

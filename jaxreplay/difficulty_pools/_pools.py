@@ -181,7 +181,7 @@ class DifficultyPools:
         return _draws.draw(state, ratios, (normal, easy, hard), key, n)
 
     def update(
-        self, state: PoolsState, tasks: jax.Array, rewards: jax.Array, mask: jax.Array | None = None
+        self, state: PoolsState, tasks: jax.Array, rewards: jax.Array, *, mask: jax.Array | None = None
     ) -> tuple[PoolsState, jax.Array]:
         """Process groups of rollouts in order.
 
@@ -320,7 +320,7 @@ class DifficultyPools:
         return dataclasses.replace(state, groups=groups, rollouts=rollouts)
 
     def recycle(
-        self, state: PoolsState, key: jax.Array, easy_fraction: float = 0.0, hard_fraction: float = 0.0
+        self, state: PoolsState, key: jax.Array, *, easy_fraction: float = 0.0, hard_fraction: float = 0.0
     ) -> PoolsState:
         """Move random tasks from easy and hard back to normal, and bring both pools under their caps.
 

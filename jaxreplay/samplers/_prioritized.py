@@ -159,6 +159,7 @@ class Prioritized:
         state: PrioritizedState,
         slots: jax.Array,
         drawable: jax.Array,
+        *,
         td_errors: jax.Array | None = None,
         axis_name: str | None = None,
     ) -> PrioritizedState:
@@ -194,6 +195,7 @@ class Prioritized:
         state: PrioritizedState,
         probabilities: jax.Array,
         size: jax.Array,
+        *,
         beta: Any = None,
         axis_name: str | None = None,
     ) -> jax.Array:
@@ -222,13 +224,14 @@ class Prioritized:
         slots: jax.Array,
         td_errors: jax.Array,
         mask: jax.Array,
+        *,
         axis_name: str | None = None,
     ) -> PrioritizedState:
         mask = checks.check_mask(mask, slots.shape)
         state, leaves, accepted, is_update = self._learn(state, td_errors, mask, axis_name)
         return dataclasses.replace(
             state,
-            tree=sum_tree.update(state.tree, slots, leaves, accepted),
+            tree=sum_tree.update(state.tree, slots, leaves, mask=accepted),
             updates=saturating_add(state.updates, is_update.astype(jnp.int32)),
             counts=_update_counts.update(state.counts, slots),
         )

@@ -53,6 +53,7 @@ class Sampler(Protocol[S]):
         state: S,
         slots: jax.Array,
         drawable: jax.Array,
+        *,
         td_errors: jax.Array | None = None,
         axis_name: str | None = None,
     ) -> S:
@@ -116,6 +117,7 @@ class Sampler(Protocol[S]):
         state: S,
         probabilities: jax.Array,
         size: jax.Array,
+        *,
         beta: Any = None,
         axis_name: str | None = None,
     ) -> jax.Array:
@@ -141,7 +143,7 @@ class Sampler(Protocol[S]):
         ...
 
     def update(
-        self, state: S, slots: jax.Array, td_errors: jax.Array, mask: jax.Array, axis_name: str | None = None
+        self, state: S, slots: jax.Array, td_errors: jax.Array, mask: jax.Array, *, axis_name: str | None = None
     ) -> S:
         """The state after TD errors are known.
 

@@ -88,6 +88,7 @@ class Uniform:
         state: UniformState,
         slots: jax.Array,
         drawable: jax.Array,
+        *,
         td_errors: jax.Array | None = None,
         axis_name: str | None = None,
     ) -> UniformState:
@@ -110,6 +111,7 @@ class Uniform:
         state: UniformState,
         probabilities: jax.Array,
         size: jax.Array,
+        *,
         beta: Any = None,
         axis_name: str | None = None,
     ) -> jax.Array:
@@ -126,6 +128,7 @@ class Uniform:
         slots: jax.Array,
         td_errors: jax.Array,
         mask: jax.Array,
+        *,
         axis_name: str | None = None,
     ) -> UniformState:
         return dataclasses.replace(state, counts=_update_counts.update(state.counts, slots))

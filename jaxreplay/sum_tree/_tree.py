@@ -239,8 +239,8 @@ def update(
     tree: SumTree,
     indices: jax.Array,
     values: jax.Array,
-    mask: jax.Array | None = None,
     *,
+    mask: jax.Array | None = None,
     unique_indices: bool = False,
 ) -> SumTree:
     """Set leaves and recompute the sums above them.

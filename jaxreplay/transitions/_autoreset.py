@@ -58,7 +58,7 @@ class NextStepAutoreset:
       >>> env, key = jr.NextStepAutoreset(env_step=env_step), jax.random.key(0)
       >>> state, rows = env.init(jnp.int32(0), jnp.int32(0)), []
       >>> for _ in range(4):
-      ...     state, obs, reward, terminated, truncated, step = env.step(key, state, None)
+      ...     state, obs, reward, terminated, truncated, step = env.step(state, None, key)
       ...     rows.append((int(obs), float(reward), bool(terminated), bool(step)))
       >>> rows  # the final observation, 2, has a row, and the call behind it makes no step
       [(1, 1.0, False, True), (2, 1.0, True, True), (0, 0.0, False, False), (1, 1.0, False, True)]
@@ -81,9 +81,14 @@ class NextStepAutoreset:
         return AutoresetState(env_state, obs, jnp.zeros((), bool))
 
     def step(
-        self, key: jax.Array, state: AutoresetState, action: Any
+        self, state: AutoresetState, action: Any, key: jax.Array
     ) -> tuple[AutoresetState, Any, jax.Array, jax.Array, jax.Array, jax.Array]:
         """Make a step, or start the next episode.
+
+        Args:
+          state: the state from `init` or the last call.
+          action: passed to `env_step`.
+          key: a PRNG key, passed to `env_step`.
 
         Returns:
           the new state, the observation, the reward, and bool []: terminated, truncated, and whether this was a step.
@@ -96,7 +101,7 @@ class NextStepAutoreset:
           >>> env_step = lambda key, state, action: (0, 0, 1.0, True, False, 9)  # episodes of one step
           >>> env = jr.NextStepAutoreset(env_step=env_step)
           >>> state = env.init(env_state=0, obs=0)
-          >>> state, obs, reward, terminated, truncated, step = env.step(jax.random.key(0), state, None)
+          >>> state, obs, reward, terminated, truncated, step = env.step(state, None, jax.random.key(0))
           >>> int(obs), bool(terminated), bool(state.waiting)  # the final observation; the next call starts an episode
           (9, True, True)
         """

@@ -13,7 +13,7 @@ from jaxreplay.transitions._n_step import tracer_for
 
 
 @on_copies
-def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, eta: float = 0.9) -> jax.Array:
+def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, *, eta: float = 0.9) -> jax.Array:
     """One TD error per sequence, eta * max |td_error| + (1 - eta) * mean |td_error|, for `SequenceBuffer.update`.
 
     From Kapturowski et al. 2019 (Recurrent Experience Replay in Distributed Reinforcement Learning, section 2.3).

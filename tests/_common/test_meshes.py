@@ -52,8 +52,9 @@ def batch_of(name):
     return jax.tree.map(lambda x: np.stack([x] * 3), rows) if name == "sequence" else rows
 
 
-def add(name, buffer, state, rows, *more):
-    return buffer.add(state, rows, *((KEY,) if name == "reservoir" else ()), *more)
+def add(name, buffer, state, rows, flags=None):
+    named = {"ends" if name == "sequence" else "mask": flags}
+    return buffer.add(state, rows, *((KEY,) if name == "reservoir" else ()), **named)
 
 
 def use(name, state, rows, flags, handles, td_errors, values):
@@ -63,7 +64,7 @@ def use(name, state, rows, flags, handles, td_errors, values):
     drawn = buffer.sample(state, KEY, 8)
     updated = buffer.update(state, handles, td_errors)
     written = buffer.set(state, handles, values)
-    more = buffer.later(state, KEY, handles) if name == "sequence" else buffer.epoch(state, KEY, 0, 8)
+    more = buffer.later(state, KEY, handles) if name == "sequence" else buffer.epoch(state, KEY, 8, step=0)
     return state, updated, written, drawn, buffer.get(state, handles), more
 
 
@@ -105,7 +106,7 @@ def test_seeds_over_a_mesh():
 
 
 def mixture(of_mesh):
-    sharded = jr.Sharded(jr.ReplayBuffer(capacity=16, sampler=jr.Prioritized(), donate=False), of_mesh)
+    sharded = jr.Sharded(buffer=jr.ReplayBuffer(capacity=16, sampler=jr.Prioritized(), donate=False), mesh=of_mesh)
     return jr.Mixture(buffers=(sharded, jr.ReplayBuffer(capacity=16, donate=False)), weights="joint")
 
 
@@ -148,7 +149,7 @@ def test_diagnostics_of_shards(name):
     """With a key, with a sample and of all items: eager and under jit, those of a mesh with automatic axes."""
     found = []
     for of_mesh in (mesh(4), EXPLICIT):
-        buffer, rows = jr.Sharded(BUFFERS[name], of_mesh), batch_of(name)
+        buffer, rows = jr.Sharded(buffer=BUFFERS[name], mesh=of_mesh), batch_of(name)
         state = add(name, buffer, buffer.init(rows), rows)
         drawn = buffer.sample(state, KEY, 16)
         state = buffer.update(state, drawn.indices, np.arange(16, dtype=np.float32))
@@ -236,7 +237,7 @@ def test_pools_take_groups_over_a_mesh(weights):
 
 def test_moving_shards_off_a_mesh_and_back():
     rows = batch_of("replay")
-    sharded = jr.Sharded(REPLAY, EXPLICIT)
+    sharded = jr.Sharded(buffer=REPLAY, mesh=EXPLICIT)
     state = sharded.update(sharded.add(sharded.init(rows), rows), np.zeros(8, np.int32), np.ones(8, np.float32))
     plain = jr.migrate(sharded, state, REPLAY)
     assert sorted(np.asarray(REPLAY.get(plain, REPLAY.newest(plain, 8))["id"])) == list(range(8))
@@ -248,7 +249,7 @@ def test_moving_shards_off_a_mesh_and_back():
     bound = jr.bind(sharded, back)
     assert specs(bound.add(rows).state) == {("data",)}
     assert int(bound.size()) == 8
-    assert np.all(np.asarray(bound.epoch(KEY, 0, 8).weights) == 1)
+    assert np.all(np.asarray(bound.epoch(KEY, 8, step=0).weights) == 1)
 
 
 def test_a_program_that_runs_on_a_mesh_by_set_mesh():

@@ -169,22 +169,22 @@ def test_buffers_draw_the_same_from_rows(as_rows, name):
     steps = {"x": jnp.arange(4 * 6 * 3.0).reshape(4, 6, 3), "y": jnp.arange(24, dtype=jnp.bfloat16).reshape(4, 6)}
     ends = jnp.arange(24).reshape(4, 6) % 5 == 0
     sampler = jr.Prioritized()
-    sequences = jr.SequenceBuffer(length=7, num_envs=6, sequence_length=3, within_episode=True, sampler=sampler)
+    sequences = jr.SequenceBuffer(length=7, num_envs=6, sequence_length=3, windows="cut", sampler=sampler)
     mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
     buffer, rows, flags = {
-        "items": (jr.ReplayBuffer(capacity=10, sampler=sampler), at(steps, 0), (jnp.arange(6) != 2,)),
-        "sequences": (sequences, steps, (ends,)),
-        "sharded": (jr.Sharded(sequences, mesh), steps, (ends,)),
+        "items": (jr.ReplayBuffer(capacity=10, sampler=sampler), at(steps, 0), {"mask": jnp.arange(6) != 2}),
+        "sequences": (sequences, steps, {"ends": ends}),
+        "sharded": (jr.Sharded(buffer=sequences, mesh=mesh), steps, {"ends": ends}),
     }[name]
     if name == "sharded":
-        larger = jr.Sharded(dataclasses.replace(sequences, length=9), mesh)
+        larger = jr.Sharded(buffer=dataclasses.replace(sequences, length=9), mesh=mesh)
     else:
         larger = dataclasses.replace(buffer, **({"capacity": 12} if name == "items" else {"length": 9}))
 
     def run(state):
         key = jax.random.key(0)
         for i in range(4):
-            state = buffer.add(state, rows, *flags)
+            state = buffer.add(state, rows, **flags)
             drawn = buffer.sample(state, jax.random.fold_in(key, i), 8)
             state = buffer.update(state, drawn.indices, drawn.weights * i)
         return state, (drawn, buffer.get(state, drawn.indices))
@@ -227,7 +227,7 @@ def test_a_checkpoint_of_another_backend_is_restored_as_rows_and_back(as_rows, t
     for rows in (False, True):
         as_rows(rows)
         for like in (None, made[rows], jax.eval_shape(lambda state: state, made[rows])):
-            same(jr.restore(tmp_path / str(not rows), buffer, like), made[rows])
+            same(jr.restore(tmp_path / str(not rows), buffer, like=like), made[rows])
         other = buffer.init({"x": numbers[None, :6], "y": items["y"][:1]})
         with pytest.raises(ValueError, match=r"like\.storage\['x'\]: saved float32\[20, 5\], given float32\[20, 6\]"):
-            jr.restore(tmp_path / str(not rows), buffer, other)
+            jr.restore(tmp_path / str(not rows), buffer, like=other)

@@ -49,7 +49,7 @@ def _ours(setting: Setting, sampler: Any = None, windows: str | None = None, rec
         max_age //= NUM_ENVS
 
         def add(state, items):
-            return buffer.add(state, items, _end(items))
+            return buffer.add(state, items, ends=_end(items))
 
     def sample(state, key):
         drawn = buffer.sample(state, key, setting.batch_size, max_age=max_age if recent else None)
@@ -83,7 +83,7 @@ def _epoch(setting: Setting) -> Buffer:
 
     def sample(state, key):
         step = jax.random.key_data(key)[-1] % (setting.capacity // setting.batch_size)
-        drawn = buffer.epoch(state, key, step.astype(jnp.int32), setting.batch_size)
+        drawn = buffer.epoch(state, key, setting.batch_size, step=step.astype(jnp.int32))
         return state, drawn.items, drawn.indices, drawn.weights
 
     return _buffer(setting, lambda: buffer.init(_like(setting, *fill)), buffer.add, sample, fill)
@@ -168,11 +168,13 @@ def _later(setting: Setting) -> Buffer:
 
     def sample(state, key):
         drawn = buffer.sample(state, key, setting.batch_size)
-        later, _ = buffer.later(state, jax.random.fold_in(key, 1), drawn.indices, "geometric", hindsight.GAMMA)
+        later, _ = buffer.later(
+            state, jax.random.fold_in(key, 1), drawn.indices, law="geometric", gamma=hindsight.GAMMA
+        )
         return state, drawn.items | {f"later {name}": x for name, x in later.items()}, drawn.indices, drawn.weights
 
     def add(state, items):
-        return buffer.add(state, items, _end(items))
+        return buffer.add(state, items, ends=_end(items))
 
     return _buffer(setting, lambda: buffer.init(_like(setting, *fill)), add, sample, fill)
 

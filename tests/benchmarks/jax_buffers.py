@@ -87,7 +87,7 @@ def _jaxreplay(
 ) -> Buffer:
     shardings = None
     if mesh is not None:
-        buffer = jr.Sharded(buffer, mesh)
+        buffer = jr.Sharded(buffer=buffer, mesh=mesh)
         shardings = buffer.items_sharding, buffer.state_sharding
 
     def sample(state, key):

@@ -213,15 +213,15 @@ class _Bound:
         if cell.kind == "mixture":
             self.add = lambda state, items: buffer.add(state, 0, items)
         if cell.windows != "any":
-            self.add = lambda state, items: buffer.add(state, items, _first_numbers(items) > 0)
+            self.add = lambda state, items: buffer.add(state, items, ends=_first_numbers(items) > 0)
         if cell.gaps:
             self.add = lambda state, items: buffer.add(
-                state, items, _first_numbers(items) > 0, drawable=_first_numbers(items) <= 2
+                state, items, ends=_first_numbers(items) > 0, drawable=_first_numbers(items) <= 2
             )
         self.sample = {
             "sample": lambda state, key: buffer.sample(state, key, cell.batch_size),
             "max_age": lambda state, key: buffer.sample(state, key, cell.batch_size, max_age=MAX_AGE),
-            "epoch": lambda state, key: buffer.epoch(state, key, _number(key), cell.batch_size),
+            "epoch": lambda state, key: buffer.epoch(state, key, cell.batch_size, step=_number(key)),
             "later": lambda state, key: _with_later(buffer, state, key, cell.batch_size),
         }[cell.draw]
 
@@ -233,7 +233,7 @@ def _first_numbers(items: jax.Array) -> jax.Array:
 def _with_later(buffer: Any, state: Any, key: jax.Array, batch_size: int) -> Any:
     """A batch whose weights depend on a later row of each sequence."""
     drawn = buffer.sample(state, key, batch_size)
-    later, steps = buffer.later(state, jax.random.fold_in(key, 1), drawn.indices, "geometric")
+    later, steps = buffer.later(state, jax.random.fold_in(key, 1), drawn.indices, law="geometric")
     return dataclasses.replace(drawn, weights=drawn.weights + later[:, 0] + steps)
 
 
@@ -262,7 +262,7 @@ def _buffer(cell: Cell, target: str, mesh: Mesh) -> Any:
         buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=cell.capacity // 2, sampler=sampler),) * 2)
     else:
         buffer = jr.ReplayBuffer(capacity=cell.capacity, sampler=sampler)
-    return _Bound(jr.Sharded(buffer, mesh) if cell.kind == "sharded" else buffer, cell)
+    return _Bound(jr.Sharded(buffer=buffer, mesh=mesh) if cell.kind == "sharded" else buffer, cell)
 
 
 def _flashbax(cell: Cell, target: str) -> Any:

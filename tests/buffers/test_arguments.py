@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import leaves_of, mesh, rarely
+from helpers import leaves_of, over_devices, rarely
 
 import jaxreplay as jr
 
@@ -71,7 +71,7 @@ def test_what_is_no_key_is_refused_as_such(key):
     key = {"two keys": jax.random.split(jax.random.key(0)), "a vector of them": jax.random.key(0)[None]}.get(key, key)
     buffer, steps = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2, hindsight=True), jnp.zeros((3, 2))
     prioritized, pools = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized()), jr.DifficultyPools(tasks_per_env=(4,))
-    sharded, mixture = jr.Sharded(buffer, mesh(2)), jr.Mixture(buffers=(buffer, buffer))
+    sharded, mixture = over_devices(buffer, 2), jr.Mixture(buffers=(buffer, buffer))
     state, items = buffer.add(buffer.init(steps), steps), jnp.zeros(3)
     leaf = prioritized.add(prioritized.init(items), items)
     tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.arange(3), jnp.ones(3))
@@ -79,7 +79,7 @@ def test_what_is_no_key_is_refused_as_such(key):
         lambda: buffer.sample(state, key, 2),
         lambda: jax.jit(lambda: buffer.sample(state, key, 2))(),
         lambda: prioritized.sample(leaf, key, 2),
-        lambda: buffer.epoch(state, key, 0, 2),
+        lambda: buffer.epoch(state, key, 2, step=0),
         lambda: buffer.later(state, key, buffer.newest(state, 2)),
         lambda: sharded.sample(sharded.add(sharded.init(steps), steps), key, 2),
         lambda: mixture.sample((state, state), key, 2),
@@ -151,13 +151,13 @@ def test_handles_of_any_integers_are_the_numbers_that_they_are(kind, like):
 @pytest.mark.parametrize("kind", KINDS)
 def test_ages_and_steps_of_any_integers_are_the_numbers_that_they_are(kind, like):
     state, key = stored(), jax.random.key(0)
-    passes = {step: BUFFER.epoch(state, key, step, 2).indices for step in range(2)}
+    passes = {step: BUFFER.epoch(state, key, 2, step=step).indices for step in range(2)}
     numbers = integers(MANY, kind, like)
     if numbers is None:
         return
 
     def draws(number):
-        return BUFFER.sample(state, key, 64, None, number).age, BUFFER.epoch(state, key, number, 2).indices
+        return BUFFER.sample(state, key, 64, max_age=number).age, BUFFER.epoch(state, key, 2, step=number).indices
 
     jitted, seen = jax.jit(draws), set()
     for value, number in zip(np.asarray(numbers).tolist(), numbers, strict=True):

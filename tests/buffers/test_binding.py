@@ -9,7 +9,7 @@ import numpy as np
 import optax
 import pytest
 from flax.training.train_state import TrainState
-from helpers import at, items, mesh, numbers, rarely
+from helpers import at, items, numbers, over_devices, rarely
 from jax import lax
 
 import jaxreplay as jr
@@ -22,7 +22,7 @@ BUFFERS = {
     "reservoir": jr.ReservoirBuffer(capacity=10, donate=False),
     "sequence": jr.SequenceBuffer(length=6, num_envs=4, sequence_length=2, sampler=PER, donate=False),
     "mixture": jr.Mixture(buffers=(jr.ReplayBuffer(capacity=10, donate=False),) * 2),
-    "sharded": jr.Sharded(jr.ReplayBuffer(capacity=10, sampler=PER, donate=False), mesh(2)),
+    "sharded": over_devices(jr.ReplayBuffer(capacity=10, sampler=PER, donate=False), 2),
 }
 
 
@@ -69,7 +69,7 @@ def test_a_bound_buffer_in_jit_scan_and_vmap_is_the_buffer(name):
         assert one.num_batches(4) == buffer.num_batches(one.state, 4)
         if name != "reservoir":  # which keeps no order
             chex.assert_trees_all_equal(one.newest(2), buffer.newest(one.state, 2))
-        chex.assert_trees_all_equal(one.epoch(KEY, 0, 4), buffer.epoch(one.state, KEY, 0, 4))
+        chex.assert_trees_all_equal(one.epoch(KEY, 4, step=0), buffer.epoch(one.state, KEY, 4, step=0))
     else:
         assert one.sizes() == buffer.sizes(one.state)
 
@@ -214,12 +214,12 @@ def test_calls_pass_on_all_their_arguments():
     replay = replay.add(items(numbers(0, 4)), mask=np.arange(4) > 0, td_errors=np.array([1.0, np.nan, 0.0, 8.0]))
     assert replay.size() == 3
     assert replay.state.sampler.max_priority > 8
-    replay = replay.add(items(numbers(4, 4)), np.arange(4) > 2)
+    replay = replay.add(items(numbers(4, 4)), mask=np.arange(4) > 2)
     assert replay.get(replay.newest(4))["id"].tolist() == [1, 2, 3, 7]
     kept = replay.set(replay.newest(2), {"id": numbers(50, 2), "x": None}, mask=np.array([False, True]))
     assert kept.get(kept.newest(2))["id"].tolist() == [3, 51]
     assert replay.sample(key=KEY, batch_size=2, beta=1.0, max_age=1).items["id"].tolist() == [7, 7]
-    assert np.ptp(replay.sample(KEY, 8, 0.0).weights) == 0
+    assert np.ptp(replay.sample(KEY, 8, beta=0.0).weights) == 0
     assert replay.epoch(KEY, batch_size=3, step=1).indices.tolist().count(-1) == 2
     assert replay.num_batches(3) == 2
     told = replay.update(replay.newest(2), np.array([9.0, 90.0], np.float32))

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import at, compilations, mesh, rarely, stack, types
+from helpers import at, compilations, over_devices, rarely, stack, types
 from jax import lax
 
 import jaxreplay as jr
@@ -38,14 +38,14 @@ def sequence_buffer(sampler, **settings):
 
 
 def sharded_buffer(sampler):
-    return jr.Sharded(jr.ReplayBuffer(capacity=10, sampler=sampler, donate=False), mesh(2))
+    return over_devices(jr.ReplayBuffer(capacity=10, sampler=sampler, donate=False), 2)
 
 
 BUFFERS = {  # how to make one, and the shape of a batch
     "replay": (lambda sampler: jr.ReplayBuffer(capacity=12, sampler=sampler, donate=False), (5,)),
     "reservoir": (lambda sampler: jr.ReservoirBuffer(capacity=7, sampler=sampler, donate=False), (5,)),
     "sequence": (sequence_buffer, (3, 3)),
-    "sequence, strided": (functools.partial(sequence_buffer, stride=2, within_episode=True), (3, 3)),
+    "sequence, strided": (functools.partial(sequence_buffer, stride=2, windows="cut"), (3, 3)),
     "sequence, inside": (functools.partial(sequence_buffer, windows="inside"), (3, 3)),
     "sharded": (sharded_buffer, (4,)),
 }
@@ -254,7 +254,9 @@ DRAWS = {
     "weighted pools": lambda key: (pools := jr.DifficultyPools(tasks_per_env=(4,), pool_weights=(1, 1, 0))).sample(
         pools.init(), key, 2
     ),
-    "recycle": lambda key: (pools := jr.DifficultyPools(tasks_per_env=(4,))).recycle(pools.init(), key, 0.5),
+    "recycle": lambda key: (pools := jr.DifficultyPools(tasks_per_env=(4,))).recycle(
+        pools.init(), key, easy_fraction=0.5
+    ),
 }
 
 
@@ -313,8 +315,8 @@ def test_pools_run_under_strict_settings(weights):
     def run(key):
         state = pools.init()
         tasks, ok = pools.sample(state, key, 4)
-        state, kept = pools.update(state, tasks, np.ones((4, 3), np.float32), np.ones(4, bool))
-        state = pools.recycle(state, key, 0.5, 0.5)
+        state, kept = pools.update(state, tasks, np.ones((4, 3), np.float32), mask=np.ones(4, bool))
+        state = pools.recycle(state, key, easy_fraction=0.5, hard_fraction=0.5)
         state = pools.remap(state, range(14), range(14))
         return pools.reset_metrics(state), ok, kept, pools.pool_of(state), pools.order(state), pools.metrics(state)
 
@@ -327,14 +329,14 @@ def test_functions_run_under_strict_settings():
 
     def run(key):
         tree = jr.sum_tree.init(100, track_minimum=True)
-        tree = jr.sum_tree.update(tree, np.arange(4, dtype=np.int32), np.ones(4, np.float32), np.ones(4, bool))
+        tree = jr.sum_tree.update(tree, np.arange(4, dtype=np.int32), np.ones(4, np.float32), mask=np.ones(4, bool))
         drawn = jr.sum_tree.sample(tree, key, 4, stratified=True), jr.sum_tree.find(tree, x)
         read = jr.sum_tree.get(tree, np.zeros((2, 3), np.int32)), jr.sum_tree.minimum(tree), jr.sum_tree.total(tree)
         weights = jr.importance_weights(x[0], 10, 0.5), jr.effective_sample_size(x)
         buffer = jr.SequenceBuffer(length=4, num_envs=5, sequence_length=2, hindsight=True)
-        replay = buffer.add(buffer.init(x), x, flags)
+        replay = buffer.add(buffer.init(x), x, ends=flags)
         for gamma in (0.9, np.float32(0.9), jnp.float32(0.9), jnp.bfloat16(0.9)):
-            buffer.later(replay, key, np.arange(3), "geometric", gamma)
+            buffer.later(replay, key, np.arange(3), law="geometric", gamma=gamma)
         jr.hindsight(key, GOALS, np.ones(2), lambda achieved, goal: achieved - goal, share=np.float32(0.5))
         return drawn, read, weights, jr.sequence_priority(x, ~flags), jr.stack_frames(x, flags, 3)
 

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import mesh, rarely
+from helpers import over_devices, rarely
 from jax import lax
 
 import jaxreplay as jr
@@ -75,7 +75,7 @@ CALLS = {
         jr.ReservoirBuffer(capacity=2 * B, donate=False), lambda buffer, state, x: buffer.add(state, x, KEY).storage
     ),
     "shards": with_state(
-        jr.Sharded(jr.ReplayBuffer(capacity=B, donate=False), mesh(2)),
+        over_devices(jr.ReplayBuffer(capacity=B, donate=False), 2),
         lambda buffer, state, x: buffer.add(state, x).storage,
     ),
     "mixture": lambda x: MIXTURE.add(MIXTURE.init(np.zeros((B, 32), np.float32)), 1, x)[1].storage,

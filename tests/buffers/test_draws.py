@@ -9,7 +9,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, items, leaves_of, mesh, rarely, tree_of
+from helpers import at, items, leaves_of, over_devices, rarely, tree_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -34,11 +34,11 @@ def tagged(first, *shape):
 def replay(sampler, num_added, num_shards=0, capacity=24):
     """A buffer, its state after items 0, 1, ... were added by eights, and their priorities' leaves."""
     buffer = jr.ReplayBuffer(capacity=capacity, sampler=sampler, donate=False)
-    buffer = jr.Sharded(buffer, mesh(num_shards)) if num_shards else buffer
+    buffer = over_devices(buffer, num_shards) if num_shards else buffer
     state = buffer.init(tagged(0, 8))
     for first in range(0, num_added, 8):
         mask = first + np.arange(8) < num_added
-        state = buffer.add(state, tagged(first, 8), mask)
+        state = buffer.add(state, tagged(first, 8), mask=mask)
     leaf = np.ones(num_added)
     if isinstance(sampler, jr.Prioritized):
         handles = np.arange(num_added)
@@ -84,7 +84,7 @@ def test_law_of_the_newest_items(sampler, num_added, num_shards):
     stored = age < 24
     sample = jax.jit(buffer.sample, static_argnums=2)
     for max_age in (1, 6, 17, 24, 10_000):
-        drawn = jax.tree.map(np.asarray, sample(state, seeds.key(max_age), batch_size, None, max_age))
+        drawn = jax.tree.map(np.asarray, sample(state, seeds.key(max_age), batch_size, max_age=max_age))
         may = stored & (age < max_age)
         law = np.where(may, leaf, 0.0)
         law /= np.array([law[shard == k].sum() for k in range(shards)])[shard] * shards
@@ -144,7 +144,7 @@ def test_short_runs_of_large_trees_are_exact(power):
 def test_nothing_is_young_enough_where_a_traced_bound_says_so():
     for sampler in (jr.Uniform(), PER()):
         buffer, state, _ = replay(sampler, 10)
-        drawn = jax.jit(buffer.sample, static_argnums=2)(state, jax.random.key(0), 4, None, jnp.int32(0))
+        drawn = jax.jit(buffer.sample, static_argnums=2)(state, jax.random.key(0), 4, max_age=jnp.int32(0))
         for x, value in ((drawn.indices, -1), (drawn.age, -1), (drawn.weights, 0), (drawn.probabilities, 0)):
             np.testing.assert_array_equal(x, np.full(4, value))
 
@@ -163,7 +163,7 @@ def test_law_of_windows_in_episodes(windows, sampler):
     for t in range(0, 95, 5):
         ids, ends = tagged(3 * t, 5, 3), rng.permutation(15).reshape(5, 3) < 3
         drawable = rng.permutation(15).reshape(5, 3) >= 2 if gaps else None
-        state = buffer.add(state, ids, ends, drawable=drawable)
+        state = buffer.add(state, ids, ends=ends, drawable=drawable)
         twin.add(ids["id"], ends, drawable)
     assert buffer.size(state) == len(twin.handles) > 15
     for max_age in (12, 10_000):
@@ -187,7 +187,7 @@ def test_draws_without_replacement_are_distinct_and_every_set_is_equally_likely(
     """Of a batch, and of the last batch of an epoch."""
     buffer, state, _ = replay(SAMPLERS["distinct"], 30)
     keys = jax.random.split(seeds.key(0), 65_000)
-    for draw in (lambda key: buffer.sample(state, key, 3), lambda key: buffer.epoch(state, key, 7, 3)):
+    for draw in (lambda key: buffer.sample(state, key, 3), lambda key: buffer.epoch(state, key, 3, step=7)):
         drawn = jax.vmap(draw)(keys)
         ids = np.asarray(drawn.items["id"]) - 6
         assert np.all((ids[:, 0] != ids[:, 1]) & (ids[:, 0] != ids[:, 2]) & (ids[:, 1] != ids[:, 2]))
@@ -218,18 +218,18 @@ def test_rows_beyond_what_is_stored_are_empty():
 
 
 def stream(t):
-    return tagged(6 * t, 2, 3), np.arange(6).reshape(2, 3) % 5 == t % 5
+    return tagged(6 * t, 2, 3), {"ends": np.arange(6).reshape(2, 3) % 5 == t % 5}
 
 
 SEQUENCES = functools.partial(jr.SequenceBuffer, length=7, num_envs=3, sequence_length=3, donate=False)
 BUFFERS = {
-    "replay": (jr.ReplayBuffer(capacity=8, sampler=PER(), donate=False), lambda t: (tagged(3 * t, 3),)),
+    "replay": (jr.ReplayBuffer(capacity=8, sampler=PER(), donate=False), lambda t: (tagged(3 * t, 3), {})),
     "sequence": (SEQUENCES(stride=2, sampler=PER()), stream),
     "inside": (SEQUENCES(windows="inside", sampler=SAMPLERS["distinct"]), stream),
     "episodes": (SEQUENCES(windows="episodes", sampler=PER(normalize="global")), stream),
     "sharded": (
-        jr.Sharded(jr.ReplayBuffer(capacity=8, sampler=PER(), donate=False), mesh(2)),
-        lambda t: (tagged(4 * t, 4),),
+        over_devices(jr.ReplayBuffer(capacity=8, sampler=PER(), donate=False), 2),
+        lambda t: (tagged(4 * t, 4), {}),
     ),
 }
 
@@ -238,7 +238,8 @@ def filled(name, steps):
     buffer, batch = BUFFERS[name]
     state = buffer.init(batch(0)[0])
     for t in range(steps):
-        state = buffer.add(state, *batch(t))
+        rows, named = batch(t)
+        state = buffer.add(state, rows, **named)
     return buffer, state
 
 
@@ -251,7 +252,7 @@ def test_an_epoch_has_every_item_once(name, steps):
     orders = []
     for seed in (0, 1):
         count = int(buffer.num_batches(state, 4))
-        drawn = [jax.tree.map(np.asarray, buffer.epoch(state, jax.random.key(seed), k, 4)) for k in range(count)]
+        drawn = [jax.tree.map(np.asarray, buffer.epoch(state, jax.random.key(seed), 4, step=k)) for k in range(count)]
         indices = np.concatenate([x.indices for x in drawn])
         found = indices[indices >= 0]
         assert len(np.unique(found)) == len(found) == size
@@ -266,19 +267,18 @@ def test_an_epoch_has_every_item_once(name, steps):
     assert orders[0] != orders[1]
     assert sorted(orders[0]) == sorted(orders[1])
     for beyond in (count, 2**30, 2**31 - 1):
-        np.testing.assert_array_equal(buffer.epoch(state, jax.random.key(0), beyond, 4).indices, -1)
-    np.testing.assert_array_equal(
-        jax.jit(buffer.epoch, static_argnums=3)(state, jax.random.key(0), jnp.int32(-1), 4).indices, -1
-    )
+        np.testing.assert_array_equal(buffer.epoch(state, jax.random.key(0), 4, step=beyond).indices, -1)
+    before = jax.jit(lambda step: buffer.epoch(state, jax.random.key(0), 4, step=step).indices)(jnp.int32(-1))
+    np.testing.assert_array_equal(before, -1)
 
 
 def test_the_key_of_an_epoch_may_be_used_again():
     """Which the check for reused keys must not take for a mistake."""
     buffer, state = filled("replay", 4)
     with jax.debug_key_reuse(True):
-        jax.jit(lambda key: [buffer.epoch(state, key, step, 4).indices for step in range(2)])(jax.random.key(0))
+        jax.jit(lambda key: [buffer.epoch(state, key, 4, step=step).indices for step in range(2)])(jax.random.key(0))
         steps = jnp.arange(2)
-        jax.jit(lambda key: jax.lax.map(lambda step: buffer.epoch(state, key, step, 4).indices, steps))(
+        jax.jit(lambda key: jax.lax.map(lambda step: buffer.epoch(state, key, 4, step=step).indices, steps))(
             jax.random.key(0)
         )
 
@@ -290,8 +290,8 @@ def test_eager_equals_jit_equals_vmap(name):
 
     def draws(state, key, bound):
         one, other = jax.random.split(key)
-        young = buffer.sample(state, one, 4, None, bound)
-        return young, buffer.epoch(state, other, bound, 4), buffer.num_batches(state, 4)
+        young = buffer.sample(state, one, 4, max_age=bound)
+        return young, buffer.epoch(state, other, 4, step=bound), buffer.num_batches(state, 4)
 
     states, keys, bounds = zip(
         *((filled(name, t)[1], jax.random.key(t), jnp.int32(t - 2)) for t in (3, 4, 5)), strict=True
@@ -312,8 +312,9 @@ def test_draws_run_under_strict_settings(name):
 
     def draw(state, key, bound):
         one, other = jax.random.split(key)
-        state = buffer.add(state, *batch(0))
-        return buffer.sample(state, one, 4, None, bound), buffer.epoch(state, other, bound, 4)
+        rows, named = batch(0)
+        state = buffer.add(state, rows, **named)
+        return buffer.sample(state, one, 4, max_age=bound), buffer.epoch(state, other, 4, step=bound)
 
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         state = jax.eval_shape(buffer.init, batch(0)[0])
@@ -325,14 +326,14 @@ def test_draws_run_under_strict_settings(name):
 def test_shards_have_the_windows_of_their_own_streams(windows, num_shards):
     sampler = PER(alpha=1.0, epsilon=0.0)
     buffer = jr.SequenceBuffer(length=9, num_envs=6, sequence_length=3, windows=windows, sampler=sampler)
-    sharded, twin = jr.Sharded(buffer, mesh(num_shards)), oracles.SequenceTwin(9, 6, 3, 1, windows)
+    sharded, twin = over_devices(buffer, num_shards), oracles.SequenceTwin(9, 6, 3, 1, windows)
     state, rng = sharded.init(tagged(0, 1, 6)), seeds.rng(0)
     for t in range(0, 24, 4):
         ids, ends = tagged(6 * t, 4, 6), rng.random((4, 6)) < 0.25
-        state = sharded.add(state, ids, ends)
+        state = sharded.add(state, ids, ends=ends)
         twin.add(ids["id"], ends)
     assert sharded.size(state) == len(twin.handles)
-    drawn = jax.tree.map(np.asarray, sharded.sample(state, jax.random.key(0), 12, None, 4))
+    drawn = jax.tree.map(np.asarray, sharded.sample(state, jax.random.key(0), 12, max_age=4))
     by_start = {twin.sequence(handle)[0]: handle for handle in twin.handles}
     shard = np.repeat(np.arange(num_shards), 12 // num_shards)
     for row in range(12):
@@ -362,12 +363,15 @@ def test_wrong_arguments():
         (lambda: buffer.sample(state, key, 4, max_age=2.5), r"max_age=2\.5: must be an integer"),
         (lambda: buffer.sample(state, key, 4, max_age=jnp.ones(2, jnp.int32)), r"max_age: got int32\[2\]"),
         (lambda: buffer.sample(state, key, 4, max_age=jnp.float32(2)), r"max_age: got float32\[\]"),
-        (lambda: buffer.epoch(state, key, -1, 4), "step=-1: must be an integer from 0"),
-        (lambda: buffer.epoch(state, key, jnp.zeros(3, jnp.int32), 4), r"step: got int32\[3\]"),
-        (lambda: buffer.epoch(state, key, 0, 0), "batch_size=0: must be an integer from 1"),
+        (lambda: buffer.epoch(state, key, 4, step=-1), "step=-1: must be an integer from 0"),
+        (lambda: buffer.epoch(state, key, 4, step=jnp.zeros(3, jnp.int32)), r"step: got int32\[3\]"),
+        (lambda: buffer.epoch(state, key, 0, step=0), "batch_size=0: must be an integer from 1"),
         (lambda: buffer.num_batches(state, 0), "batch_size=0: must be an integer from 1"),
-        (lambda: buffer.epoch(buffer.init(tagged(0, 8)), key, 0, 4), "cannot sample from an empty buffer"),
-        (lambda: BUFFERS["sharded"][0].epoch(filled("sharded", 3)[1], key, 0, 3), "batch_size=3: must be a multiple"),
+        (lambda: buffer.epoch(buffer.init(tagged(0, 8)), key, 4, step=0), "cannot sample from an empty buffer"),
+        (
+            lambda: BUFFERS["sharded"][0].epoch(filled("sharded", 3)[1], key, 3, step=0),
+            "batch_size=3: must be a multiple",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             call()

@@ -9,7 +9,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, mesh, rarely
+from helpers import at, over_devices, rarely
 from jax import lax
 
 import jaxreplay as jr
@@ -42,7 +42,7 @@ def drawable(buffer, state):
     """All sequences that may be drawn, by a pass over them, and their masks."""
     found = {}
     for batch in range(int(buffer.num_batches(state, 8))):
-        sample = jax.device_get(buffer.epoch(state, KEY, batch, 8))
+        sample = jax.device_get(buffer.epoch(state, KEY, 8, step=batch))
         for index, steps, mask in zip(sample.indices, sample.items, sample.mask, strict=True):
             if index >= 0:
                 assert tuple(steps) not in found
@@ -75,15 +75,15 @@ def test_where_no_row_is_told_of_all_may_be_drawn():
     buffer, twin = jr.SequenceBuffer(gaps=True, **SIZES), oracles.SequenceTwin(9, ENVS, 2, 1)
     state = buffer.init(STEPS[0])
     for steps, ends in zip(STEPS, ENDS, strict=True):
-        state = buffer.add(state, steps, ends)
+        state = buffer.add(state, steps, ends=ends)
         twin.add(steps, ends)
     assert {tuple(twin.sequence(h)) for h in twin.handles} == drawable(buffer, state).keys()
 
 
-@pytest.mark.parametrize("windows", [rarely("episodes"), rarely("any"), rarely("inside")])
+@pytest.mark.parametrize("windows", [rarely("episodes"), rarely("cut"), rarely("inside")])
 def test_shards_other_buffers_and_files_keep_what_may_be_drawn(windows, tmp_path):
-    buffer = jr.SequenceBuffer(gaps=True, windows=windows, within_episode=True, **SIZES)
-    sharded = jr.Sharded(buffer, mesh(2))
+    buffer = jr.SequenceBuffer(gaps=True, windows=windows, **SIZES)
+    sharded = over_devices(buffer, 2)
     found = expected(twin_of(buffer), True)
     state, _ = jax.jit(lambda: fill(sharded, GAPS))()
     assert drawable(sharded, state) == found
@@ -96,7 +96,7 @@ def test_shards_other_buffers_and_files_keep_what_may_be_drawn(windows, tmp_path
     twin.lost = ROLLOUTS * T - buffer.length
     more = np.arange(1000, 1000 + T * ENVS, dtype=np.int32).reshape(T, ENVS), ENDS[0], ~GAPS[0]
     twin.add(*more)
-    assert drawable(longer, longer.add(moved, *more[:2], None, more[2])) == expected(twin, True)
+    assert drawable(longer, longer.add(moved, more[0], ends=more[1], drawable=more[2])) == expected(twin, True)
 
 
 def test_no_later_row_lies_behind_one_that_may_not_be_drawn():
@@ -104,7 +104,7 @@ def test_no_later_row_lies_behind_one_that_may_not_be_drawn():
     twin = twin_of(buffer)
     state, _ = jax.jit(lambda: fill(buffer, GAPS))()
     sample = buffer.sample(state, KEY, 8)
-    items, steps = buffer.later(state, KEY, sample.indices, "last")
+    items, steps = buffer.later(state, KEY, sample.indices, law="last")
     for first, item, count in zip(np.asarray(sample.items[:, 0]), items, steps, strict=True):
         time, env = divmod(int(first), ENVS)
         assert count == twin.num_later(time, env)

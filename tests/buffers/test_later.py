@@ -1,12 +1,14 @@
 """Later steps of an episode."""
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import mesh, rarely, stack
+from helpers import over_devices, rarely, stack
 from scipy.stats import chisquare
 
 import jaxreplay as jr
@@ -14,7 +16,11 @@ from jaxreplay._common import ring
 from jaxreplay.buffers import _later_steps
 
 BATCH = 32
-later = jax.jit(lambda buffer, *x: buffer.later(*x), static_argnums=(0, 4))
+
+
+@functools.partial(jax.jit, static_argnums=(0, 4))
+def later(buffer, state, key, indices, law, gamma=0.99):
+    return buffer.later(state, key, indices, law=law, gamma=gamma)
 
 
 def rows(first, num_steps, num_envs):
@@ -28,7 +34,7 @@ def grown(buffer, state, twin, num_steps, rng, end=0.15):
     num_envs = twin.num_envs
     new, ends = rows(len(twin.steps), num_steps, num_envs), rng.random((num_steps, num_envs)) < end
     twin.add(new["id"], ends)
-    return buffer.add(state, new, ends)
+    return buffer.add(state, new, ends=ends)
 
 
 def place(ids):
@@ -172,7 +178,7 @@ def test_a_buffer_under_vmap_is_the_buffer_alone(long):
 @pytest.mark.parametrize("num_shards", [rarely(2), rarely(1)])
 def test_shards_have_the_episodes_of_their_own_streams(num_shards):
     buffer = jr.SequenceBuffer(length=9, num_envs=4, sequence_length=2, hindsight=True, donate=False)
-    sharded, twin = jr.Sharded(buffer, mesh(num_shards)), oracles.SequenceTwin(9, 4, 2, 1)
+    sharded, twin = over_devices(buffer, num_shards), oracles.SequenceTwin(9, 4, 2, 1)
     state, rng = sharded.init(rows(0, 1, 4)), seeds.rng(0)
     for _ in range(6):
         state = grown(sharded, state, twin, 4, rng)
@@ -199,7 +205,7 @@ def test_shards_have_the_episodes_of_their_own_streams(num_shards):
 def test_wrong_arguments(long):
     buffer, state, handles, _ = long
     plain, flagged = (
-        jr.SequenceBuffer(length=80, num_envs=2, sequence_length=2, within_episode=within) for within in (False, True)
+        jr.SequenceBuffer(length=80, num_envs=2, sequence_length=2, windows=windows) for windows in ("any", "cut")
     )
     items, key = jr.ReplayBuffer(capacity=4), jax.random.key(0)
     for call, message in (
@@ -209,12 +215,18 @@ def test_wrong_arguments(long):
         ),
         (lambda: plain.later(state, key, handles), "`later` needs a SequenceBuffer with hindsight=True"),
         (lambda: flagged.later(state, key, handles), "`later` needs a SequenceBuffer with hindsight=True"),
-        (lambda: jr.Sharded(items, mesh(1)).later(state, key, handles), "buffer=ReplayBuffer.* with hindsight=True"),
-        (lambda: buffer.later(plain.init(rows(0, 1, 2)), key, handles), "this state is of a buffer without it"),
-        (lambda: buffer.later(state, key, handles, "first"), 'law=\'first\': must be "uniform", "geometric" or'),
-        (lambda: buffer.later(state, key, handles, "geometric", 1.5), r"gamma=1.5: must be a number in \[0, 1\]"),
         (
-            lambda: buffer.later(state, key, handles, "geometric", jnp.ones(3, jnp.float32)),
+            lambda: over_devices(items, 1).later(state, key, handles),
+            "buffer=ReplayBuffer.* with hindsight=True",
+        ),
+        (lambda: buffer.later(plain.init(rows(0, 1, 2)), key, handles), "this state is of a buffer without it"),
+        (lambda: buffer.later(state, key, handles, law="first"), 'law=\'first\': must be "uniform", "geometric" or'),
+        (
+            lambda: buffer.later(state, key, handles, law="geometric", gamma=1.5),
+            r"gamma=1.5: must be a number in \[0, 1\]",
+        ),
+        (
+            lambda: buffer.later(state, key, handles, law="geometric", gamma=jnp.ones(3, jnp.float32)),
             r"gamma: got float32\[3\], expected one",
         ),
         (

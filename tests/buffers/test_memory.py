@@ -5,7 +5,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import mesh, rarely
+from helpers import over_devices, rarely
 
 import jaxreplay as jr
 from jaxreplay import sum_tree
@@ -132,7 +132,7 @@ def test_a_tree_whose_fanout_was_asked_for_keeps_it():
 
 def test_shards_take_their_parts():
     whole = jr.SequenceBuffer(length=8, num_envs=6, sequence_length=3, sampler=jr.Prioritized())
-    sharded = jr.Sharded(whole, mesh(2))
+    sharded = over_devices(whole, 2)
     found = jr.memory(sharded, transitions(1, 6))
     state = sharded.init(transitions(1, 6))
     on_first = [x.addressable_shards[0].data for x in jax.tree.leaves(state)]
@@ -143,7 +143,7 @@ def test_shards_take_their_parts():
     mixed = jr.Mixture(buffers=(sharded, dataclasses.replace(whole, num_envs=2)))
     assert jr.memory(mixed, transitions(1, 6)).num_devices == 2
     with pytest.raises(ValueError, match="must be a multiple of 2"):
-        jr.memory(jr.Sharded(jr.ReplayBuffer(capacity=4), mesh(2)), transitions(3))
+        jr.memory(over_devices(jr.ReplayBuffer(capacity=4), 2), transitions(3))
 
 
 FRAMES = {"obs": struct("uint8", 8, 84, 84, 4), "action": struct("int32", 8)}
@@ -178,7 +178,11 @@ def test_what_does_not_fit_is_an_error_before_anything_is_allocated():
             {"frame": struct("uint8", 1, 10, 200, 200)},
             r"lower length=100000 to 39900, or spread",
         ),
-        (jr.Sharded(large, mesh(1)), pair, "Sharded: its state takes 20.1 GB.*lower capacity=8388608 to 66"),
+        (
+            over_devices(large, 1),
+            pair,
+            "Sharded: its state takes 20.1 GB.*lower capacity=8388608 to 66",
+        ),
         (
             jr.Mixture(buffers=(jr.ReplayBuffer(capacity=2**22), jr.ReplayBuffer(capacity=2**22))),
             pair,
@@ -202,7 +206,7 @@ def test_a_cpu_without_room_says_what_would_fit(free, has, fits, monkeypatch):
         (large, "ReplayBuffer", (1,)),
         (jr.ReservoirBuffer(capacity=2**29), "ReservoirBuffer", (1,)),
         (streams, "SequenceBuffer", (1, 1)),
-        (jr.Sharded(large, mesh(1)), "Sharded", (1,)),
+        (over_devices(large, 1), "Sharded", (1,)),
         (jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), large)), "ReplayBuffer", (1,)),
     ):
         with pytest.raises(ValueError, match=f"^{name}: its state takes .* TB, and cpu has {has}") as error:

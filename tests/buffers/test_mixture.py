@@ -11,7 +11,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, big_copies, compiled, items, mesh, numbers, rarely, run_once, stack
+from helpers import at, big_copies, compiled, items, numbers, over_devices, rarely, run_once, stack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
@@ -43,7 +43,9 @@ def filled(mixture, counts):
     state = mixture.init(items(numbers(0, 1)))
     for k, buffer in enumerate(mixture.buffers):
         ids = numbers(FIRST[k], buffer.capacity)
-        state = mixture.add(state, k, items(ids), np.arange(buffer.capacity) < counts[k], td_errors_of(ids))
+        state = mixture.add(
+            state, k, items(ids), mask=np.arange(buffer.capacity) < counts[k], td_errors=td_errors_of(ids)
+        )
     return state
 
 
@@ -143,7 +145,7 @@ def test_rows_handles_and_weights_of_each_source(name, kind, normalize):
     @run_once
     def draw(counts, beta):
         state = filled(mixture, counts)
-        sample = mixture.sample(state, jax.random.key(3), 13, beta)
+        sample = mixture.sample(state, jax.random.key(3), 13, beta=beta)
         return sample, mixture.get(state, sample.indices)["id"], mixture.sizes(state)
 
     for counts in ((9, 9, 12), (0, 4, 3), (2, 0, 1)):
@@ -201,7 +203,7 @@ def test_update_set_and_get_reach_their_own_source_alone():
     def calls():
         mixture, state = pair()
         written = mixture.set(
-            state, handles, {"id": -numbers(1, 5), "x": None}, np.array([True, True, False, False, True])
+            state, handles, {"id": -numbers(1, 5), "x": None}, mask=np.array([True, True, False, False, True])
         )
         late = mixture.add(state, 1, items(numbers(2000, 8)))  # overwrites all of the second source
         parts = ((handles[:3], errors[:3]), (handles[3:], errors[3:]))
@@ -268,7 +270,7 @@ DISTINCT = jr.Uniform(replacement=False)
 
 
 @pytest.mark.parametrize(
-    "first", [lambda buffer: buffer, lambda buffer: jr.Sharded(buffer, mesh(1))], ids=["plain", "one shard"]
+    "first", [lambda buffer: buffer, lambda buffer: over_devices(buffer, 1)], ids=["plain", "one shard"]
 )
 def test_the_joint_weighted_mean_of_few_distinct_items(first):
     buffer = REPLAY(capacity=8, sampler=DISTINCT)
@@ -299,8 +301,8 @@ def test_joint_weights_where_rows_hold_no_item(normalize):
     """
     buffers = (
         REPLAY(capacity=8, sampler=DISTINCT),
-        jr.Sharded(REPLAY(capacity=16, sampler=DISTINCT), mesh(2)),
-        jr.Sharded(REPLAY(capacity=16), mesh(2)),
+        over_devices(REPLAY(capacity=16, sampler=DISTINCT), 2),
+        over_devices(REPLAY(capacity=16), 2),
         REPLAY(capacity=8, sampler=Halves()),
         REPLAY(capacity=8, sampler=PER(beta=1.0, normalize=normalize)),
     )
@@ -313,7 +315,7 @@ def test_joint_weights_where_rows_hold_no_item(normalize):
         for k, count in enumerate(counts):  # of each shard
             capacity = getattr(buffers[k], "buffer", buffers[k]).capacity
             shard, place = np.divmod(np.arange(capacity), capacity // len(count))
-            state = mixture.add(state, k, items(numbers(0, capacity)), place < count[shard])
+            state = mixture.add(state, k, items(numbers(0, capacity)), mask=place < count[shard])
         return mixture.sample(state, jax.random.key(0), batch_size, max_age=max_age)
 
     for counts in ((1,), (2, 8), (0, 5), (4,), (3,)), ((8,), (8, 8), (3, 1), (8,), (8,)):
@@ -365,7 +367,7 @@ def test_mixtures_of_sequences():
         state = mixture.add(state, 1, items(numbers(1000, 7).reshape(7, 1)), ends=np.zeros((7, 1), bool))
         drawn = mixture.sample(state, jax.random.key(0), 10)
         values = {"id": None, "x": jnp.zeros_like(drawn.items["x"])}
-        zero = mixture.get(mixture.set(state, drawn.indices, values, drawn.mask), drawn.indices)
+        zero = mixture.get(mixture.set(state, drawn.indices, values, mask=drawn.mask), drawn.indices)
         return drawn, mixture.get(state, drawn.indices), zero, mixture.size(state)
 
     drawn, got, zero, size = once(calls)
@@ -467,7 +469,7 @@ def test_donation():
 
 
 def shards_and_a_reservoir():
-    sharded = jr.Sharded(REPLAY(capacity=8, sampler=PER()), mesh(2))
+    sharded = over_devices(REPLAY(capacity=8, sampler=PER()), 2)
     return jr.Mixture(buffers=(sharded, jr.ReservoirBuffer(capacity=6, donate=False)), shares=(2, 1), weights="joint")
 
 
@@ -510,7 +512,7 @@ def test_rows_that_shards_and_reservoirs_refuse():
 
 
 def test_saved_and_restored(tmp_path):
-    sharded = jr.Sharded(REPLAY(capacity=8), mesh(2))
+    sharded = over_devices(REPLAY(capacity=8), 2)
     mixture = jr.Mixture(buffers=(sharded, REPLAY(capacity=6)), shares=(1, 3))
     state = mixture.init(numbers(0, 2))
     state = mixture.add(mixture.add(state, 0, numbers(0, 4)), 1, numbers(9, 3))

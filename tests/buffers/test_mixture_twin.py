@@ -9,7 +9,7 @@ import test_replay_twin as replay
 import test_reservoir_twin as reservoir
 import test_sequence_twin as sequence
 import twins
-from helpers import at, items, mesh, numbers, rarely
+from helpers import at, items, numbers, over_devices, rarely
 
 import jaxreplay as jr
 
@@ -23,8 +23,8 @@ class EachSource:
             self.sequence_length = first.sequence_length
 
     def add(self, state, *arguments):
-        for k, own in enumerate(arguments):
-            state = self.mixture.add(state, k, *own)
+        for k, (own, named) in enumerate(arguments):
+            state = self.mixture.add(state, k, *own, **named)
         return state
 
     def __getattr__(self, name):
@@ -111,7 +111,7 @@ REPLAY, RESERVOIR, SEQUENCE = jr.ReplayBuffer, jr.ReservoirBuffer, jr.SequenceBu
 
 
 def sharded(buffer):
-    return jr.Sharded(buffer, mesh(2))
+    return over_devices(buffer, 2)
 
 
 def mixtures():
@@ -128,7 +128,7 @@ def mixtures():
         "sequences": (
             (
                 SEQUENCE(length=9, **streams, sampler=per(), windows="episodes"),
-                SEQUENCE(length=10, **streams, stride=2, sampler=DISTINCT, within_episode=True),
+                SEQUENCE(length=10, **streams, stride=2, sampler=DISTINCT, windows="cut"),
             ),
             (2, 3),
         ),
@@ -161,7 +161,7 @@ def random_run(name, weights, mode="jit", seed=seeds.SEED):
         return Twin(mixture, sources)
 
     def add(lane, number):
-        return tuple(add(own, number) for add, own in zip(adds, lane.parts, strict=True))
+        return tuple(add(own, number) for add, own in zip(adds, lane.parts, strict=True)), {}
 
     names, settings = ("mixture", name, weights, mode), {"mode": mode, "seed": seed, "lane": Lane, "ages": ages}
     return twins.Run(EachSource(mixture), state, make_twin, add, *names, **settings)

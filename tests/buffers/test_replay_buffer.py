@@ -119,10 +119,10 @@ def test_size_predicates():
 def test_masked_rows_leave_no_gap():
     buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(alpha=1.0))
     state = buffer.init(numbers(0, 3))
-    state = buffer.add(state, numbers(0, 3), np.array([True, False, True]))
-    state = buffer.add(state, numbers(10, 3), np.zeros(3, bool))
+    state = buffer.add(state, numbers(0, 3), mask=np.array([True, False, True]))
+    state = buffer.add(state, numbers(10, 3), mask=np.zeros(3, bool))
     assert buffer.size(state) == 2
-    state = buffer.add(state, numbers(20, 3), np.array([False, True, True]))
+    state = buffer.add(state, numbers(20, 3), mask=np.array([False, True, True]))
     np.testing.assert_array_equal(state.storage, [0, 2, 21, 22])
     np.testing.assert_array_equal(buffer.get(state, numbers(0, 5)), [0, 2, 21, 22, 0])
 
@@ -198,7 +198,7 @@ def test_insertion_counter_wraps_without_effect(sampler):
     late = fresh.replace(ring=fresh.ring.replace(inserted=jnp.int32(offset)))
     for step in range(12):
         mask = np.arange(4) % 3 != step % 3
-        fresh, late = (buffer.add(s, numbers(10 * step, 4), mask) for s in (fresh, late))
+        fresh, late = (buffer.add(s, numbers(10 * step, 4), mask=mask) for s in (fresh, late))
         a, b = (buffer.sample(s, jax.random.key(step), 8) for s in (fresh, late))
         np.testing.assert_array_equal(b.indices, (np.asarray(a.indices, np.int64) + offset) % ring.init(6).period)
         for name in ("items", "weights", "probabilities"):
@@ -262,7 +262,7 @@ def test_coax_traces():
         for op in case["ops"]:
             if op["op"] == "add":
                 for i, adv in zip(op["ids"], op["adv"], strict=True):
-                    state = buffer.add(state, numbers(i, 1), None, np.array([adv]))
+                    state = buffer.add(state, numbers(i, 1), td_errors=np.array([adv]))
             else:
                 rows = 8 - len(op["ids"])
                 ids = np.pad(op["ids"], (0, rows), constant_values=-1)
@@ -349,7 +349,7 @@ def test_other_wrong_arguments():
     key = jax.random.key(0)
     for mask in (np.ones(3, bool), np.ones((2, 1), bool), np.ones(2)):
         with pytest.raises(ValueError, match=r"mask: got .*, expected bool\[2\], one flag a row"):
-            buffer.add(state, numbers(0, 2), mask)
+            buffer.add(state, numbers(0, 2), mask=mask)
     with pytest.raises(ValueError, match="batch_size=0: must be an integer from 1 to 536870912, the number of draws"):
         buffer.sample(state, key, 0)
     for indices in (np.zeros(2), np.zeros((2, 1), np.int32), jnp.int32(1)):

@@ -8,7 +8,7 @@ import oracles
 import pytest
 import seeds
 import twins
-from helpers import items, mesh, numbers, rarely
+from helpers import items, numbers, over_devices, rarely
 
 import jaxreplay as jr
 
@@ -25,7 +25,7 @@ def batches(sizes):
         lane.happened["rows added"] += rows
         lane.happened["rows masked"] += 0 if mask is None else int(np.sum(~mask))
         lane.happened["rows told of"] += 0 if errors is None else int(np.sum(np.isfinite(errors)))
-        return items(ids), mask, errors
+        return (items(ids),), {"mask": mask, "td_errors": errors}
 
     return add
 
@@ -40,7 +40,7 @@ def twin_of(buffer, state):
 
 def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", near_wrap=False, seed=seeds.SEED):
     buffer = jr.ReplayBuffer(capacity=capacity, sampler=twins.SAMPLERS[sampler])
-    buffer = buffer if num_shards == 1 else jr.Sharded(buffer, mesh(num_shards))
+    buffer = buffer if num_shards == 1 else over_devices(buffer, num_shards)
     state, share = buffer.init(items(numbers(0, num_shards))), capacity // num_shards
     first = state.ring.period - 3 * share if near_wrap else 0
     state = state.replace(ring=state.ring.replace(inserted=jnp.full_like(state.ring.inserted, first)))

@@ -4,7 +4,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import big_copies, check_tree, compiled, items, leaves_of, mesh, numbers, rarely, run_once
+from helpers import big_copies, check_tree, compiled, items, leaves_of, numbers, over_devices, rarely, run_once
 from jax import lax
 from scipy import stats
 
@@ -56,7 +56,7 @@ def test_what_is_stored_has_the_law_of_algorithm_r(name):
     def run(key):
         def step(state, batch):
             number, ids, mask = batch
-            return buffer.add(state, ids, jax.random.fold_in(key, number), mask), None
+            return buffer.add(state, ids, jax.random.fold_in(key, number), mask=mask), None
 
         return lax.scan(step, buffer.init(ids[0]), (np.arange(len(ids)), ids, mask))[0]
 
@@ -149,7 +149,7 @@ def test_random_operations_do_what_the_twin_does(capacity, sampler, start):
         ids, key = numbers(added, rows), jax.random.key(step)
         mask = None if rows == 1 else rng.random(rows) < 0.6
         added += rows
-        state = buffer.add(state, items(ids), key, mask)
+        state = buffer.add(state, items(ids), key, mask=mask)
         twin.add(ids.tolist(), draws_of(key, rows), mask)
         if step == 12 and start == "handles wrap":
             late = period - capacity
@@ -243,7 +243,7 @@ def test_an_empty_buffer_has_no_handles():
     state = buffer.init(numbers(0, 3))
     with pytest.raises(ValueError, match="cannot sample from an empty buffer"):
         buffer.sample(state, jax.random.key(0), 2)
-    state = buffer.add(state, numbers(1, 3), jax.random.key(0), np.zeros(3, bool))
+    state = buffer.add(state, numbers(1, 3), jax.random.key(0), mask=np.zeros(3, bool))
     assert buffer.is_empty(state)
     assert not buffer.can_sample(state)
     assert count_of(state) == 0
@@ -294,7 +294,7 @@ def scanned_steps(buffer, order, seeds, same_items=False):
             key, own_key = jax.random.split(key)
             if operation == "add":
                 new = batch if same_items else batch + td_errors[0]
-                state = buffer.add(state, new, own_key, jax.random.bernoulli(key, 0.5, (8,)))
+                state = buffer.add(state, new, own_key, mask=jax.random.bernoulli(key, 0.5, (8,)))
             elif operation == "update":
                 state = buffer.update(state, indices, td_errors)
             else:
@@ -346,7 +346,7 @@ def test_an_addition_costs_the_same_at_any_capacity_and_loops_over_nothing():
         buffer = jr.ReservoirBuffer(capacity=capacity)
         arguments = np.zeros(64, np.float32), jax.random.key(0), np.zeros(64, bool)
         state = jax.eval_shape(buffer.init, arguments[0])
-        add = jax.jit(lambda *x: buffer.add(*x), donate_argnums=0)
+        add = jax.jit(lambda *x: buffer.add(*x[:-1], mask=x[-1]), donate_argnums=0)
         traced = str(add.trace(state, *arguments).jaxpr)
         assert not any(f" {loop}[" in traced for loop in ("while", "scan", "sort"))
         return compiled(add, state, *arguments)
@@ -387,7 +387,7 @@ def test_wrong_arguments():
         with pytest.raises(ValueError, match=message):
             buffer.add(state, wrong, key)
     with pytest.raises(ValueError, match=r"mask: got bool\[3\], expected bool\[2\], one flag a row"):
-        buffer.add(state, rows, key, np.ones(3, bool))
+        buffer.add(state, rows, key, mask=np.ones(3, bool))
     for wrong in (np.ones(2, bool), jax.random.split(key), jnp.uint32(3), 0, None):
         with pytest.raises(ValueError, match=r"key: got .*, expected one PRNG key, such as jax.random.key\(0\)"):
             buffer.add(state, rows, wrong)
@@ -416,7 +416,7 @@ def test_what_cannot_be_done_with_it_yet_is_refused():
 @pytest.mark.slow
 @pytest.mark.law
 def test_each_shard_is_a_reservoir_of_what_is_dealt_to_it():
-    sharded = jr.Sharded(jr.ReservoirBuffer(capacity=4), mesh(2))
+    sharded = over_devices(jr.ReservoirBuffer(capacity=4), 2)
 
     def run(key):
         state = sharded.init(numbers(0, 4))
@@ -437,4 +437,4 @@ def test_each_shard_is_a_reservoir_of_what_is_dealt_to_it():
     one = jax.tree.map(lambda x: x[0], states)
     handles = jnp.asarray(drawn.indices[0])
     np.testing.assert_array_equal(sharded.get(one, handles), drawn.items[0])
-    assert np.all(sharded.epoch(one, seeds.key(0), 0, 4).indices >= 0)
+    assert np.all(sharded.epoch(one, seeds.key(0), 4, step=0).indices >= 0)

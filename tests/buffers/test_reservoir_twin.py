@@ -9,7 +9,7 @@ import oracles
 import pytest
 import seeds
 import twins
-from helpers import items, mesh, numbers, rarely
+from helpers import items, numbers, over_devices, rarely
 
 import jaxreplay as jr
 
@@ -40,7 +40,7 @@ def batches(sizes, num_shards):
         lane.happened["slots taken again"] = sum(shard.taken_again for shard in lane.twin.shards)
         lane.happened["rows masked"] += 0 if mask is None else int(np.sum(~mask))
         lane.happened["rows told of"] += sum(bool(np.isfinite(x)) for its in new for x in its.values())
-        return items(ids), key, mask, errors
+        return (items(ids), key), {"mask": mask, "td_errors": errors}
 
     return add
 
@@ -57,7 +57,7 @@ def twin_of(buffer, state):
 def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", many=False, seed=seeds.SEED):
     """`many`: the count of items is about to reach 2^32, as if those so far had all been masked."""
     buffer = jr.ReservoirBuffer(capacity=capacity, sampler=twins.SAMPLERS[sampler])
-    buffer = buffer if num_shards == 1 else jr.Sharded(buffer, mesh(num_shards))
+    buffer = buffer if num_shards == 1 else over_devices(buffer, num_shards)
     state = buffer.init(items(numbers(0, num_shards)))
     state = state.replace(count=state.count.at[..., 1].set(jnp.uint32(2**32 - 20 if many else 0)))
     names, settings = (

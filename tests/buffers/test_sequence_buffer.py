@@ -54,7 +54,7 @@ def test_sequences_start_with_the_episodes_whatever_rollouts_they_come_in(rate, 
         ends = rng.random(steps.shape) < rate
         if gaps and rate > 0:
             told = rng.random(steps.shape) > 0.2
-        state = buffer.add(state, steps, ends, None, told)
+        state = buffer.add(state, steps, ends=ends, drawable=told)
         twin.add(steps, ends, told)
         slots = drawable(buffer, state)
         found = np.asarray(buffer.get(state, np.resize(slots, buffer._num_slots)))[slots >= 0]
@@ -199,7 +199,7 @@ def test_until_a_sequence_is_complete_nothing_can_be_drawn(sampler):
         buffer.sample(filled(buffer, 0), jax.random.key(0), 4)
     state = filled(buffer, 2)
     message = "sequence_length=3 steps, and the buffer has 2 of each stream; add 1 more first"
-    for draw in (buffer.sample, lambda state, key, count: buffer.epoch(state, key, 0, count)):
+    for draw in (buffer.sample, lambda state, key, count: buffer.epoch(state, key, count, step=0)):
         with pytest.raises(ValueError, match=f"cannot sample: a sequence takes {message}"):
             draw(state, jax.random.key(0), 4)
     sample = jax.jit(lambda s: buffer.sample(s, jax.random.key(0), 4))(state)
@@ -221,11 +221,11 @@ def test_a_draw_where_no_sequence_may_be_drawn_says_so():
             buffer.sample(state, jax.random.key(0), 4)
 
 
-def test_ends_mask_only_within_episodes():
+def test_only_what_is_cut_is_masked():
     ends = np.array([[False], [True], [False], [False]])
-    for within, expected in ((True, [True, True, False, False]), (False, [True] * 4)):
-        buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=4, within_episode=within)
-        state = buffer.add(buffer.init(stream(0, 1, 1)), stream(0, 4, 1), ends)
+    for windows, expected in (("cut", [True, True, False, False]), ("any", [True] * 4)):
+        buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=4, windows=windows)
+        state = buffer.add(buffer.init(stream(0, 1, 1)), stream(0, 4, 1), ends=ends)
         assert buffer.sample(state, jax.random.key(0), 1).mask.tolist() == [expected]
 
 
@@ -272,7 +272,7 @@ def test_storage_costs_one_observation_a_step():
         "step": jax.ShapeDtypeStruct((1, num_envs), jnp.bool_),
     }
     buffer = jr.SequenceBuffer(
-        length=length, num_envs=num_envs, sequence_length=7, sampler=jr.Prioritized(), within_episode=True
+        length=length, num_envs=num_envs, sequence_length=7, sampler=jr.Prioritized(), windows="cut"
     )
     state = jax.eval_shape(buffer.init, steps)
     total = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
@@ -393,7 +393,7 @@ def test_wrong_arguments():
             buffer.add(state, steps)
     steps = {"x": np.zeros((3, 2, 4), jnp.float32)}
     with pytest.raises(ValueError, match=r"ends: got bool\[3\], expected bool\[3, 2\]"):
-        buffer.add(state, steps, np.zeros(3, bool))
+        buffer.add(state, steps, ends=np.zeros(3, bool))
     one, other = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=3), np.zeros((5, 4), np.float32)
     with pytest.raises(
         ValueError, match=r"leading axes \[5, 4\], expected \[T, 1\]; add the second with x\[:, None\]\."

@@ -8,7 +8,7 @@ import oracles
 import pytest
 import seeds
 import twins
-from helpers import items, mesh, rarely
+from helpers import items, over_devices, rarely
 
 import jaxreplay as jr
 
@@ -58,7 +58,7 @@ def rollouts(buffer, sizes):
         lane.happened["rows told of"] += sum(bool(np.isfinite(x)) for its in new for x in its.values())
         lane.happened["gaps"] += 0 if drawable is None else int(np.sum(~drawable))
         lane.happened["sequences completed"] += sum(map(len, new))
-        return items(ids), ends, errors, drawable
+        return (items(ids),), {"ends": ends, "td_errors": errors, "drawable": drawable}
 
     return add
 
@@ -68,8 +68,6 @@ def twin_of(buffer, state):
     names = {"first": int(state.ring.inserted.reshape(-1)[0]), "period": state.ring.period}
     kind = whole.length, whole.num_envs // num_shards, whole.sequence_length, whole.stride, whole.windows, whole.gaps
     shards = [oracles.SequenceTwin(*kind, **names, **twins.law_of(whole.sampler)) for _ in range(num_shards)]
-    for shard in shards:
-        shard.within_episode = whole.within_episode or whole.windows == "episodes"
     return oracles.ShardedTwin(shards, state.ring.period, whole.sampler)
 
 
@@ -77,7 +75,7 @@ def random_run(config, sampler, sizes, num_shards=1, mode="jit", seed=seeds.SEED
     """Counters are about to wrap."""
     buffer = jr.SequenceBuffer(sampler=twins.SAMPLERS[sampler], **config)
     whole = buffer
-    buffer = buffer if num_shards == 1 else jr.Sharded(buffer, mesh(num_shards))
+    buffer = buffer if num_shards == 1 else over_devices(buffer, num_shards)
     state = buffer.init(items(np.zeros((1, whole.num_envs), np.int32)))
     slots = whole._num_slots // num_shards
     first, first_row = (x.period - 3 * n for x, n in ((state.ring, slots), (state.rows, whole.length)))
@@ -101,13 +99,13 @@ def config(length, num_envs, sequence_length, stride=1, windows="any", **flags):
 
 
 CONFIGS = {
-    "strided": config(11, 2, 3, 2, within_episode=True),  # a slot that is partly overwritten
+    "strided": config(11, 2, 3, 2, windows="cut"),  # a slot that is partly overwritten
     "episodes": config(12, 4, 3, windows="episodes", gaps=True, hindsight=True),
     "inside": config(10, 4, 2, 2, "inside", gaps=True),
-    "any with gaps": config(9, 2, 3, 2, gaps=True, within_episode=True, hindsight=True),
+    "cut with gaps": config(9, 2, 3, 2, gaps=True, windows="cut", hindsight=True),
     "episodes without gaps": config(9, 3, 4, windows="episodes"),
     "inside without gaps": config(12, 2, 4, windows="inside", hindsight=True),
-    "one sequence": config(4, 2, 4, within_episode=True),
+    "one sequence": config(4, 2, 4, windows="cut"),
     "side by side": config(12, 2, 4, 4),
     "of one row": config(8, 2, 1, windows="inside", gaps=True),
     "of one row, far apart": config(5, 2, 1, 5),
@@ -117,7 +115,7 @@ CONFIGS = {
 # Where fewer can happen: of one sequence an environment none is younger than another, and long strides complete few.
 ONE_EACH = {"updates of stored items": 120, "young draws": 0, "items of whole passes": 50}
 FEWER = {
-    "any with gaps": {"gaps": 40},
+    "cut with gaps": {"gaps": 40},
     "one sequence": ONE_EACH | {"sequences completed": 150},
     "side by side": {"rows told of": 25, "sequences completed": 100},
     "of one row": {"gaps": 40},
@@ -130,9 +128,9 @@ def least(name, sampler):
     found = twins.least(sampler) | {"rows masked": 0, "sequences completed": 200}
     found |= {"gaps": 80} if kind.get("gaps") else {}
     found |= {"later rows": 80} if kind.get("hindsight") else {}
-    if kind["windows"] == "episodes" or kind.get("within_episode"):
+    if kind["windows"] in ("episodes", "cut"):
         found["steps masked out"] = 50
-    if kind["windows"] != "any" or kind.get("gaps"):
+    if kind["windows"] in ("inside", "episodes") or kind.get("gaps"):
         found |= {"updates of stored items": 100, "young draws": 20, "rows set": 40, "sequences completed": 100}
         found |= {"items of whole passes": 50} | {
             name: 20 for name in ("rows told of", "different weights") if name in found
@@ -173,10 +171,10 @@ def test_long_runs_with_a_new_seed(name, mode):
 @pytest.mark.parametrize("number", range(12))
 def test_any_configuration(number):
     rng = seeds.rng("configurations", number, seed=seeds.fresh())
-    sequence_length, windows = int(rng.integers(1, 6)), rng.choice(["any", "inside", "episodes"])
+    sequence_length, windows = int(rng.integers(1, 6)), rng.choice(["any", "cut", "inside", "episodes"])
     stride = 1 if windows == "episodes" else int(rng.integers(1, 5))
     length = sequence_length + stride - 1 + int(rng.integers(0, 9))
-    flags = {name: bool(rng.integers(2)) for name in ("gaps", "within_episode", "hindsight")}
+    flags = {name: bool(rng.integers(2)) for name in ("gaps", "hindsight")}
     kind = config(length, int(rng.integers(1, 6)), sequence_length, stride, str(windows), **flags)
     sizes = [(int(size), bool(told)) for size in rng.integers(1, length + 1, 3) for told in (True, False)]
     sampler = rng.choice(list(twins.SAMPLERS))

@@ -7,7 +7,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, big_copies, collectives, compiled, items, mesh, rarely, run_once
+from helpers import at, big_copies, collectives, compiled, items, mesh, over_devices, rarely, run_once
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from scipy.stats import chisquare, norm
@@ -30,7 +30,7 @@ BUFFERS = {
             sequence_length=3,
             stride=2,
             sampler=jr.Prioritized(alpha=0.7, beta=0.6, epsilon=0.01, normalize="global"),
-            within_episode=True,
+            windows="cut",
         ),
         lambda t: items(100 * (3 * t + np.arange(3, dtype=np.int32)[:, None]) + np.arange(8, dtype=np.int32)),
     ),
@@ -56,7 +56,7 @@ def run(buffer, batch, key, steps=6, state=None):
 @pytest.mark.parametrize("name", ["uniform", *map(rarely, ["replay", "sequence"])])
 def test_one_shard_is_the_buffer_bit_for_bit_in_jit_and_vmap(name):
     buffer, batch = BUFFERS[name]
-    sharded = jr.Sharded(buffer, mesh(1, jax.devices()))
+    sharded = jr.Sharded(buffer=buffer, mesh=mesh(1, jax.devices()))
     keys = jax.random.split(jax.random.key(0), 3)
     for transform, given, axis in ((lambda f: f, keys[0], 0), (jax.vmap, keys, 1)):
         expected, samples = run_once(transform(functools.partial(run, buffer, batch)))(given)
@@ -68,7 +68,7 @@ def test_one_shard_is_the_buffer_bit_for_bit_in_jit_and_vmap(name):
 def test_eager_equals_scan_equals_vmap_and_all_is_laid_out_over_the_mesh():
     """Of sequences; the contract of all buffers says so of items."""
     buffer, batch = BUFFERS["sequence"]
-    sharded = jr.Sharded(buffer, mesh(4))
+    sharded = over_devices(buffer, 4)
     keys = jax.random.split(jax.random.key(0), 2)
     expected, samples = jax.jit(functools.partial(run, sharded, batch))(keys[0])
     state = sharded.init(jax.eval_shape(batch, 0))
@@ -94,7 +94,7 @@ def test_eager_equals_scan_equals_vmap_and_all_is_laid_out_over_the_mesh():
 def test_contents_law_and_weights_equal_the_twin(num_shards, normalize):
     """With shards of different sizes, one of them empty, and with priorities 0."""
     sampler = jr.Prioritized(alpha=0.7, beta=0.6, epsilon=0.0, normalize=normalize, stratified=num_shards == 2)
-    sharded = jr.Sharded(jr.ReplayBuffer(capacity=24, sampler=sampler), mesh(num_shards))
+    sharded = over_devices(jr.ReplayBuffer(capacity=24, sampler=sampler), num_shards)
     state = sharded.init(ITEMS)
     shards = [oracles.ReplayTwin(24 // num_shards, 0.7, 0.0) for _ in range(num_shards)]
     twin = oracles.ShardedTwin(shards, state.ring.period, sampler)
@@ -103,7 +103,7 @@ def test_contents_law_and_weights_equal_the_twin(num_shards, normalize):
         ids, mask = np.arange(8 * t, 8 * t + 8), rng.random(8) < 0.8
         if num_shards > 2:
             mask[-8 // num_shards :] = False  # the last shard stays empty
-        state = sharded.add(state, items(ids), mask)
+        state = sharded.add(state, items(ids), mask=mask)
         twin.add(ids, mask)
         assert sharded.size(state) == twin.size
         sample = sharded.sample(state, seeds.key(t), 40)
@@ -151,11 +151,11 @@ def test_contents_law_and_weights_equal_the_twin(num_shards, normalize):
 @pytest.mark.parametrize("num_shards", [8, *map(rarely, [1, 2, 4])])
 @pytest.mark.parametrize("sampler", [jr.Uniform(), jr.Prioritized(beta=1.0, normalize=None)], ids=["uniform", "per"])
 def test_weighted_means_are_unbiased_with_uneven_shards(sampler, num_shards):
-    sharded = jr.Sharded(jr.ReplayBuffer(capacity=64, sampler=sampler), mesh(num_shards))
+    sharded = over_devices(jr.ReplayBuffer(capacity=64, sampler=sampler), num_shards)
     mask = np.arange(8) < 5  # with 8 shards three are empty
     state = sharded.init(ITEMS)
     for t in range(4):
-        state = sharded.add(state, items(8 * t + np.arange(8)), mask)
+        state = sharded.add(state, items(8 * t + np.arange(8)), mask=mask)
     size = int(sharded.size(state))
     assert size == 20
     every = np.array([8 * t + row for t in range(4) for row in range(5)])
@@ -182,13 +182,13 @@ def test_weighted_means_are_unbiased_with_uneven_shards(sampler, num_shards):
 def test_draws_without_replacement_from_shards_with_fewer_items_than_rows(num_shards):
     """Every item of such a shard is drawn, so that the weighted sums are known exactly."""
     buffer = jr.ReplayBuffer(capacity=32, sampler=jr.Uniform(replacement=False), donate=False)
-    sharded = jr.Sharded(buffer, mesh(num_shards))
+    sharded = over_devices(buffer, num_shards)
     capacity, rows = 32 // num_shards, 16 // num_shards
 
     @run_once
     def draw(counts, max_age):
         mask = (np.arange(32) % capacity) < jnp.repeat(counts, capacity, total_repeat_length=32)
-        state = sharded.add(sharded.init(items(np.arange(32))), items(np.arange(32)), mask)
+        state = sharded.add(sharded.init(items(np.arange(32))), items(np.arange(32)), mask=mask)
         return sharded.sample(state, jax.random.key(0), 16, max_age=max_age)
 
     for counts in [(2, 8, 0, 5), (8, 2, 1, 1), (0, 3, 8, 8), (1, 1, 1, 1), (8, 8, 8, 8)]:
@@ -208,7 +208,7 @@ def test_draws_without_replacement_from_shards_with_fewer_items_than_rows(num_sh
 
 
 def test_the_weighted_mean_of_two_items_beside_eight():
-    sharded = jr.Sharded(jr.ReplayBuffer(capacity=16, sampler=jr.Uniform(replacement=False)), mesh(2))
+    sharded = over_devices(jr.ReplayBuffer(capacity=16, sampler=jr.Uniform(replacement=False)), 2)
     values = np.where(np.arange(16) < 8, 100.0, 1.0).astype(np.float32)
     state = sharded.add(sharded.init(values), values, mask=np.arange(16) >= 6)
     sample = sharded.sample(state, jax.random.key(0), 8)
@@ -220,10 +220,10 @@ def test_the_weighted_mean_of_two_items_beside_eight():
 @pytest.mark.parametrize("num_shards", [*map(rarely, [2, 4])])
 def test_sequences_are_those_of_the_shards_own_streams(num_shards):
     buffer, _ = BUFFERS["sequence"]
-    sharded = jr.Sharded(buffer, mesh(num_shards))
+    sharded = over_devices(buffer, num_shards)
     state = sharded.init(items(np.zeros((1, 8))))
     rng = seeds.rng(0)
-    twin = oracles.SequenceTwin(8, 8, 3, 2)
+    twin = oracles.SequenceTwin(8, 8, 3, 2, "cut")
     envs = 8 // num_shards
     for t in range(7):
         ids, ends = 100 * (3 * t + np.arange(3)[:, None]) + np.arange(8), rng.random((3, 8)) < 0.2
@@ -244,7 +244,7 @@ def test_sequences_are_those_of_the_shards_own_streams(num_shards):
 
 
 def test_an_empty_buffer():
-    sharded = jr.Sharded(BUFFERS["replay"][0], mesh(4))
+    sharded = over_devices(BUFFERS["replay"][0], 4)
     state = sharded.init(ITEMS)
     assert sharded.is_empty(state)
     with pytest.raises(ValueError, match="empty buffer"):
@@ -256,7 +256,7 @@ def test_an_empty_buffer():
 
 
 def test_handles_return_to_their_shard_and_no_other():
-    sharded = jr.Sharded(jr.ReplayBuffer(capacity=8, sampler=PRIORITIZED, donate=False), mesh(4))
+    sharded = over_devices(jr.ReplayBuffer(capacity=8, sampler=PRIORITIZED, donate=False), 4)
     state = sharded.add(sharded.init(ITEMS), items(np.arange(8)))
     period = state.ring.period
     own = np.arange(4).repeat(2) * period + np.arange(8) % 2
@@ -284,7 +284,7 @@ def test_handles_return_to_their_shard_and_no_other():
 
 
 def test_handles_stay_distinct_when_counters_wrap():
-    sharded = jr.Sharded(BUFFERS["replay"][0], mesh(8))
+    sharded = over_devices(BUFFERS["replay"][0], 8)
     state = sharded.init(ITEMS)
     period = state.ring.period
     assert period % 3 == 0
@@ -304,7 +304,7 @@ def test_weights_and_handles_go_into_a_transition_batch():
     batch = jr.TransitionBatch(
         S=np.zeros((8, 2)), A=np.zeros(8), logP=None, Rn=np.arange(8.0), In=np.ones(8), S_next=np.zeros((8, 2))
     )
-    sharded = jr.Sharded(jr.ReplayBuffer(capacity=16, sampler=PRIORITIZED), mesh(4))
+    sharded = over_devices(jr.ReplayBuffer(capacity=16, sampler=PRIORITIZED), 4)
     state = sharded.add(sharded.init(batch), batch)
     sample = sharded.sample(state, jax.random.key(0), 8)
     np.testing.assert_array_equal(sample.items.W, sample.weights)
@@ -317,14 +317,14 @@ def test_any_mesh_will_do(kind):
     """Axes of both kinds, beside another axis, and arguments wherever they lie."""
     buffer, batch = BUFFERS["sequence"]
     devices = np.array(jax.devices("cpu")).reshape(4, 2)
-    expected, samples = run_once(functools.partial(run, jr.Sharded(buffer, mesh(2)), batch))(jax.random.key(0))
-    sharded = jr.Sharded(buffer, Mesh(devices, ("model", "seed"), axis_types=(kind,) * 2), "seed")
+    expected, samples = run_once(functools.partial(run, over_devices(buffer, 2), batch))(jax.random.key(0))
+    sharded = jr.Sharded(buffer=buffer, mesh=Mesh(devices, ("model", "seed"), axis_types=(kind,) * 2), axis="seed")
     found, found_samples = run_once(functools.partial(run, sharded, batch))(jax.random.key(0))
     chex.assert_trees_all_close(jax.device_get((found, found_samples)), jax.device_get((expected, samples)), rtol=1e-6)
     state = sharded.init(jax.eval_shape(batch, 0))
     for layout in (PartitionSpec(), PartitionSpec(None, "seed"), PartitionSpec(None, "model")):
         rows = jax.device_put(batch(0), NamedSharding(sharded.mesh, layout))
-        state = sharded.add(state, rows, np.zeros((3, 8), bool))
+        state = sharded.add(state, rows, ends=np.zeros((3, 8), bool))
         sample = sharded.sample(state, jax.random.key(1), 4, beta=jnp.float32(0.5))
         state = sharded.update(state, np.asarray(sample.indices), np.ones(4))
     assert sharded.size(state) == 24
@@ -383,7 +383,7 @@ def test_only_numbers_are_exchanged_and_nothing_is_copied(num_shards, name):
     else:
         buffer = jr.SequenceBuffer(length=6_250, num_envs=8, sequence_length=3, sampler=sampler)
         spec = jax.ShapeDtypeStruct((1, 8, 4096), jnp.uint8)
-    sharded = jr.Sharded(buffer, mesh(num_shards))
+    sharded = over_devices(buffer, num_shards)
 
     def train(state, batch, key):
         def step(state, key):
@@ -411,7 +411,7 @@ def test_only_numbers_are_exchanged_and_nothing_is_copied(num_shards, name):
 
 
 def test_eager_calls_change_the_state_in_place():
-    sharded = jr.Sharded(BUFFERS["replay"][0], mesh(4))
+    sharded = over_devices(BUFFERS["replay"][0], 4)
     state = sharded.add(sharded.init(ITEMS), items(np.arange(8)))
 
     def places(state):
@@ -430,7 +430,7 @@ def test_eager_calls_change_the_state_in_place():
 def test_each_device_holds_one_part_of_the_state():
     whole = sum(x.nbytes for x in jax.tree.leaves(BUFFERS["uniform"][0].init(ITEMS).storage))
     for num_shards in (1, 2, 4, 8):
-        state = jr.Sharded(BUFFERS["uniform"][0], mesh(num_shards)).init(ITEMS)
+        state = over_devices(BUFFERS["uniform"][0], num_shards).init(ITEMS)
         for device in jax.devices("cpu")[:num_shards]:
             held = [
                 s.data.nbytes
@@ -442,7 +442,7 @@ def test_each_device_holds_one_part_of_the_state():
 
 
 def test_items_sharding_is_what_add_wants():
-    sharded = jr.Sharded(BUFFERS["sequence"][0], mesh(4))
+    sharded = over_devices(BUFFERS["sequence"][0], 4)
     rows = jax.device_put(np.arange(24).reshape(3, 8), sharded.items_sharding)
     assert [shard.data.shape for shard in rows.addressable_shards] == [(3, 2)] * 4
 
@@ -452,15 +452,21 @@ def test_errors_name_what_is_wrong():
     buffer, steps = BUFFERS["replay"][0], BUFFERS["sequence"][0]
     four = mesh(4)
     for make, message in (
-        (lambda: jr.Sharded(jr.Uniform(), four), "buffer=Uniform"),
-        (lambda: jr.Sharded(buffer, jax.devices("cpu")), "must be a jax.sharding.Mesh"),
-        (lambda: jr.Sharded(buffer, four, "model"), r"axis='model': must be one of the mesh's axes, \('data',\)"),
-        (lambda: jr.Sharded(jr.ReplayBuffer(capacity=10), four), "capacity=10: must be a multiple of 4"),
-        (lambda: jr.Sharded(jr.SequenceBuffer(length=8, num_envs=6, sequence_length=2), four), "num_envs=6: must be"),
+        (lambda: jr.Sharded(buffer=jr.Uniform(), mesh=four), "buffer=Uniform"),
+        (lambda: jr.Sharded(buffer=buffer, mesh=jax.devices("cpu")), "must be a jax.sharding.Mesh"),
+        (
+            lambda: jr.Sharded(buffer=buffer, mesh=four, axis="model"),
+            r"axis='model': must be one of the mesh's axes, \('data',\)",
+        ),
+        (lambda: jr.Sharded(buffer=jr.ReplayBuffer(capacity=10), mesh=four), "capacity=10: must be a multiple of 4"),
+        (
+            lambda: jr.Sharded(buffer=jr.SequenceBuffer(length=8, num_envs=6, sequence_length=2), mesh=four),
+            "num_envs=6: must be",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             make()
-    sharded, sequences = jr.Sharded(buffer, four), jr.Sharded(steps, four)
+    sharded, sequences = jr.Sharded(buffer=buffer, mesh=four), jr.Sharded(buffer=steps, mesh=four)
     state, sequence_state = sharded.init(ITEMS), sequences.init(items(np.zeros((1, 8))))
     state = sharded.add(state, items(np.arange(8)))
     for call, message in (
@@ -470,7 +476,7 @@ def test_errors_name_what_is_wrong():
         (lambda: sharded.add(state, items(np.arange(6))), "batch=6: must be a multiple of 4"),
         (lambda: sharded.add(state, items(np.arange(32))), "batch of 32 items: expected 1 to capacity=24"),
         (
-            lambda: sharded.add(state, items(np.arange(8)), np.ones(7, bool)),
+            lambda: sharded.add(state, items(np.arange(8)), mask=np.ones(7, bool)),
             r"mask: got bool\[7\], expected bool\[8\]",
         ),
         (lambda: sharded.add(state, {"id": np.arange(8)}), "wrong structure: missing"),
@@ -480,7 +486,10 @@ def test_errors_name_what_is_wrong():
         (lambda: sharded.update(state, np.arange(6), np.ones(6)), "indices=6: must be a multiple of 4"),
         (lambda: sharded.update(state, np.arange(8), np.ones(4)), "td_errors: got float"),
         (lambda: sharded.get(state, np.ones(8)), "indices: got float"),
-        (lambda: jr.Sharded(buffer, mesh(2)).sample(state, jax.random.key(0), 8), r"2 shards: this state has .* \[4\]"),
+        (
+            lambda: over_devices(buffer, 2).sample(state, jax.random.key(0), 8),
+            r"2 shards: this state has .* \[4\]",
+        ),
         (lambda: buffer.sample(state, jax.random.key(0), 8), "capacity=24: this state has a leading axis of 4"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -11,7 +11,7 @@ import optax
 import oracles
 import pytest
 import seeds
-from helpers import at, big_copies, check_tree, compiled, items, leaves_of, mesh, rarely, stack
+from helpers import at, big_copies, check_tree, compiled, items, leaves_of, over_devices, rarely, stack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -50,7 +50,7 @@ def test_priorities_at_insertion_equal_the_twins(config, batches):
     state = buffer.init(ids(0, 3))
     for t, (td_errors, mask, later) in enumerate(batches):
         td_errors, mask = np.array(td_errors, np.float32), np.array(mask)
-        state = buffer.add(state, ids(3 * t, 3), mask, td_errors)
+        state = buffer.add(state, ids(3 * t, 3), mask=mask, td_errors=td_errors)
         twin.add(np.arange(3 * t, 3 * t + 3), mask, td_errors)
         if later:
             handles = np.array([0, 2, 5], np.int32)
@@ -84,8 +84,8 @@ def test_sequences_get_their_priorities_as_they_are_completed(windows, stride):
         before, named = twin.num_complete, len(twin.ever)
         twin.add(rows["id"], ends)
         time += steps
-        one = buffer.add(one, rows, ends, td_errors)
-        two = buffer.add(two, rows, ends)
+        one = buffer.add(one, rows, ends=ends, td_errors=td_errors)
+        two = buffer.add(two, rows, ends=ends)
         new = [handle for handle in twin.ever if handle // 3 >= before]
         assert len(new) == len(twin.ever) - named
         newest = buffer.newest(two, 24)
@@ -103,9 +103,7 @@ def test_sequences_get_their_priorities_as_they_are_completed(windows, stride):
 @pytest.mark.parametrize("num_shards", [2, rarely(4)])
 @pytest.mark.parametrize("max_priority", ["ever", "stored"])
 def test_shards_share_the_largest_priority(num_shards, max_priority):
-    sharded = jr.Sharded(
-        jr.ReplayBuffer(capacity=16, sampler=PER(alpha=1.0, max_priority=max_priority)), mesh(num_shards)
-    )
+    sharded = over_devices(jr.ReplayBuffer(capacity=16, sampler=PER(alpha=1.0, max_priority=max_priority)), num_shards)
     td_errors = np.full(8, np.nan, np.float32)
     td_errors[5] = 3.0
     state = sharded.add(sharded.init(ids(0, 8)), ids(0, 8), td_errors=td_errors)
@@ -125,8 +123,8 @@ def test_an_outlier_is_forgotten_once_overwritten():
     td_errors = np.array([0.5, 100.0, 2.0], np.float32)
     for max_priority, expected in (("stored", 2.0), ("ever", 100.0), (1.5, 1.5)):
         buffer = jr.ReplayBuffer(capacity=3, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0, max_priority=max_priority))
-        state = buffer.add(buffer.init(ids(0, 3)), ids(0, 3), None, td_errors)
-        state = buffer.add(state, ids(3, 2), None, td_errors[[0, 0]])  # the outlier is overwritten
+        state = buffer.add(buffer.init(ids(0, 3)), ids(0, 3), td_errors=td_errors)
+        state = buffer.add(state, ids(3, 2), td_errors=td_errors[[0, 0]])  # the outlier is overwritten
         state = buffer.add(state, ids(5, 1))
         assert leaves_of(state.sampler.tree)[2] == expected
 
@@ -137,7 +135,7 @@ def test_lap_with_a_huber_loss_has_the_gradient_of_pal(alpha):
     td_errors = np.array([-3.0, 0.2, 0.7, 1.5, -0.1, 20.0], np.float32)
     sampler = jr.Prioritized(alpha=alpha, beta=0.0, epsilon=0.0, floor=1.0, max_priority="stored")
     buffer = jr.ReplayBuffer(capacity=6, sampler=sampler)
-    state = buffer.add(buffer.init(ids(0, 6)), ids(0, 6), None, td_errors)
+    state = buffer.add(buffer.init(ids(0, 6)), ids(0, 6), td_errors=td_errors)
     priorities = np.maximum(np.abs(td_errors) ** alpha, 1.0)  # equation 7 of the paper
     np.testing.assert_allclose(leaves_of(state.sampler.tree), priorities, rtol=1e-6)
     drawn = buffer.sample(state, jax.random.key(0), 64)
@@ -200,7 +198,7 @@ def test_items_written_back_equal_the_twins(handles, given_leaves, masked):
         values = item_values(rng, 6)
         values = {name: x if given_leaves in ("both", name) else None for name, x in values.items()}
         mask = rng.random(6) < 0.6 if masked else None
-        state = buffer.set(state, np.array(rows), values, mask)
+        state = buffer.set(state, np.array(rows), values, mask=mask)
         for row, handle in enumerate(rows):
             if handle in twin and (mask is None or mask[row]):
                 twin[handle] |= {name: x[row] for name, x in values.items() if x is not None}
@@ -219,7 +217,7 @@ def test_of_overlapping_sequences_the_later_row_is_written(windows, batch_size):
     steps, ends = item_values(rng, time, 2), rng.random((time, 2)) < 0.2
     steps["id"] = np.arange(2 * time, dtype=np.int32).reshape(time, 2)
     for t in range(0, time, 3):
-        state = buffer.add(state, jax.tree.map(lambda x, t=t: x[t : t + 3], steps), ends[t : t + 3])
+        state = buffer.add(state, jax.tree.map(lambda x, t=t: x[t : t + 3], steps), ends=ends[t : t + 3])
     drawn = jax.tree.map(np.asarray, buffer.sample(state, jax.random.key(0), batch_size))
     indices = np.where(np.arange(batch_size) % 5 == 4, -1, drawn.indices)
     x = rng.normal(size=(batch_size, 3, 2)).astype(np.float32)
@@ -230,7 +228,7 @@ def test_of_overlapping_sequences_the_later_row_is_written(windows, batch_size):
             if indices[row] >= 0 and mask[row, k]:
                 place = drawn.items["id"][row, k]
                 expected[place // 2, place % 2] = x[row, k]
-    state = jax.jit(buffer.set)(state, indices, {"id": None, "x": x}, mask)
+    state = jax.jit(buffer.set)(state, indices, {"id": None, "x": x}, mask=mask)
     np.testing.assert_array_equal(state.storage["id"], np.roll(steps["id"][-9:], time % 9, axis=0))
     np.testing.assert_array_equal(state.storage["x"], np.roll(expected[-9:], time % 9, axis=0))
 
@@ -251,7 +249,7 @@ def test_parts_of_a_transition_batch_are_written():
 
 
 def test_shards_write_their_own_items():
-    sharded = jr.Sharded(jr.ReplayBuffer(capacity=16), mesh(2))
+    sharded = over_devices(jr.ReplayBuffer(capacity=16), 2)
     state = sharded.init(ids(0, 8))
     for t in range(3):
         state = sharded.add(state, ids(8 * t, 8))
@@ -299,7 +297,7 @@ def test_writes_agree_in_eager_calls_jit_and_vmap(kind):
 def test_a_rollout_is_inserted_in_order_of_time(num_shards):
     flat, rollouts = (jr.ReplayBuffer(capacity=24, sampler=PER(), axes=axes) for axes in (1, 2))
     if num_shards:
-        flat, rollouts = (jr.Sharded(buffer, mesh(num_shards)) for buffer in (flat, rollouts))
+        flat, rollouts = (over_devices(buffer, num_shards) for buffer in (flat, rollouts))
     batch = ids(0, 3, 4)
     mask = np.arange(12).reshape(3, 4) % 5 > 0
     td_errors = np.where(mask, np.arange(12.0).reshape(3, 4), np.nan).astype(np.float32)
@@ -308,9 +306,9 @@ def test_a_rollout_is_inserted_in_order_of_time(num_shards):
     def in_order(x):  # by shard, then by time
         return np.concatenate([part.reshape(12 // shards, *x.shape[2:]) for part in np.split(x, shards, axis=1)])
 
-    one = rollouts.add(rollouts.init(batch), batch, mask, td_errors)
+    one = rollouts.add(rollouts.init(batch), batch, mask=mask, td_errors=td_errors)
     two = flat.init(jax.tree.map(in_order, batch))
-    two = flat.add(two, jax.tree.map(in_order, batch), in_order(mask), in_order(td_errors))
+    two = flat.add(two, jax.tree.map(in_order, batch), mask=in_order(mask), td_errors=in_order(td_errors))
     chex.assert_trees_all_equal(jax.device_get(one), jax.device_get(two))
 
 
@@ -330,7 +328,7 @@ def test_nothing_is_copied_by_writes(kind):
             state = buffer.add(state, batch, td_errors=jnp.ones((1, 8)))
             drawn = buffer.sample(state, key, 64)
             carry = drawn.items["carry"] + drawn.items["frame"][..., 0, :1].astype(jnp.float32)
-            state = buffer.set(state, drawn.indices, {"frame": None, "carry": carry}, drawn.mask)
+            state = buffer.set(state, drawn.indices, {"frame": None, "carry": carry}, mask=drawn.mask)
             return buffer.update(state, drawn.indices, drawn.weights), buffer.newest(state, 8)
 
         return jax.lax.scan(step, state, jax.random.split(key, 4))
@@ -362,10 +360,13 @@ def test_wrong_arguments():
             lambda: rollouts.add(rollouts.init(ids(0, 1, 4)), ids(0, 3, 4)),
             "batch of 12 items: expected 1 to capacity=8",
         ),
-        (lambda: replay.add(state, ids(0, 4), None, np.ones(3)), r"td_errors: got float.*\[3\], expected float\[4\]"),
-        (lambda: replay.add(state, ids(0, 4), None, np.ones(4, bool)), r"td_errors: got bool\[4\]"),
         (
-            lambda: sequences.add(stepped, ids(0, 4, 3), None, np.ones((4, 3))),
+            lambda: replay.add(state, ids(0, 4), td_errors=np.ones(3)),
+            r"td_errors: got float.*\[3\], expected float\[4\]",
+        ),
+        (lambda: replay.add(state, ids(0, 4), td_errors=np.ones(4, bool)), r"td_errors: got bool\[4\]"),
+        (
+            lambda: sequences.add(stepped, ids(0, 4, 3), td_errors=np.ones((4, 3))),
             r"td_errors: got .* expected float\[2, 3\]",
         ),
         (lambda: replay.newest(state, 0), "n=0: must be an integer from 1"),
@@ -382,7 +383,7 @@ def test_wrong_arguments():
         ),
         (lambda: replay.set(state, np.ones(4), {"id": None, "x": None}), "indices: got float"),
         (
-            lambda: replay.set(state, four, {"id": four.astype(np.int32), "x": None}, np.ones(3, bool)),
+            lambda: replay.set(state, four, {"id": four.astype(np.int32), "x": None}, mask=np.ones(3, bool)),
             r"mask: got bool\[3\], expected bool\[4\]",
         ),
     ):

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from helpers import mesh
+from helpers import over_devices
 
 import jaxreplay as jr
 from jaxreplay import checkpoint
@@ -97,7 +97,7 @@ def init_sequence(config):
 def step_sequence(config, carry, key):
     keys = jax.random.split(key, 3)
     ends = jax.random.bernoulli(keys[1], 0.1, (1, NUM_ENVS))
-    replay = config["replay"].add(carry["replay"], rows(keys[0]), ends)
+    replay = config["replay"].add(carry["replay"], rows(keys[0]), ends=ends)
     return {"replay": learn(config["replay"], replay, keys[2])}
 
 
@@ -105,7 +105,7 @@ def step_windows(config, carry, key):
     """`step_sequence` with rows that may not be drawn."""
     keys = jax.random.split(key, 4)
     ends, drawable = jax.random.bernoulli(keys[1], jnp.array([0.1, 0.8])[:, None, None], (2, 1, NUM_ENVS))
-    replay = config["replay"].add(carry["replay"], rows(keys[0]), ends, drawable=drawable)
+    replay = config["replay"].add(carry["replay"], rows(keys[0]), ends=ends, drawable=drawable)
     return {"replay": learn(config["replay"], replay, keys[2])}
 
 
@@ -147,7 +147,7 @@ def replay_run(sampler, tracer, num_shards=0):
 
 def sequence_run(sampler, num_shards=0):
     buffer = jr.SequenceBuffer(
-        length=20, num_envs=NUM_ENVS, sequence_length=4, stride=2, sampler=sampler, within_episode=True
+        length=20, num_envs=NUM_ENVS, sequence_length=4, stride=2, sampler=sampler, windows="cut"
     )
     return Run({"replay": in_shards(buffer, num_shards)}, init_sequence, step_sequence)
 
@@ -159,7 +159,7 @@ def windows_run(windows, sampler):
 
 
 def in_shards(buffer, num_shards):
-    return jr.Sharded(buffer, mesh(num_shards)) if num_shards else buffer
+    return over_devices(buffer, num_shards) if num_shards else buffer
 
 
 PRIORITIZED = jr.Prioritized(beta=optax.linear_schedule(0.4, 1.0, 2 * STEPS), normalize="global")

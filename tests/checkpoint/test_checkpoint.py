@@ -528,7 +528,7 @@ def test_other_nodes_are_made_from_those_given(tmp_path, others):
     path, state = others
     assert_same(jr.restore(path, None, like=OTHERS, allow=Pair), state)
     assert_same(jr.restore(path, None, like=state), state)
-    assert_same(jr.restore(path, None, OTHERS | {"pair": None}, allow=[HERE]), state)
+    assert_same(jr.restore(path, None, like=OTHERS | {"pair": None}, allow=[HERE]), state)
     step = state["train"].replace(step=5)
     for saved, like in ((step, OTHERS["train"]), (state["train"], step)):
         jr.save(tmp_path, None, saved)
@@ -658,7 +658,7 @@ def test_sharded_arrays_come_back_sharded(tmp_path):
     } | {"f8": jax.device_put(values["x"].astype(jnp.float8_e4m3fn), NamedSharding(mesh, PartitionSpec("data")))}
     state["weak"] = jax.device_put(jnp.asarray(2.5), NamedSharding(mesh, PartitionSpec()))
     state["alone"] = jnp.arange(3)
-    config = jr.Sharded(jr.ReplayBuffer(capacity=24), mesh)
+    config = jr.Sharded(buffer=jr.ReplayBuffer(capacity=24), mesh=mesh)
     jr.save(tmp_path, config, state)
     restored = jr.restore(tmp_path, config)
     assert_same(restored, state)

@@ -355,7 +355,7 @@ def test_arrays_on_two_meshes_come_back_each_on_its_own(tmp_path):
     meshes = [Mesh(devices[:4], ("data",)), Mesh(devices[4:], ("data",))]
     elsewhere = Mesh(devices[[0, 1, 4, 5]], ("data",))
     buffer = jr.ReplayBuffer(capacity=8)
-    one, other = (jr.Sharded(buffer, mesh) for mesh in meshes)
+    one, other = (jr.Sharded(buffer=buffer, mesh=mesh) for mesh in meshes)
     x = jnp.arange(8.0)
     state = {
         "one": one.add(one.init(x), x),
@@ -446,7 +446,7 @@ def test_bytes_beyond_one_chunk_are_checked():
 
 def test_a_mesh_with_other_types_of_axes_is_the_same_place(tmp_path):
     mesh = Mesh(np.array(jax.devices("cpu")[:2]), ("data",))
-    config = jr.Sharded(jr.ReplayBuffer(capacity=4), mesh)
+    config = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
     explicit = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Explicit,), devices=jax.devices("cpu")[:2])
     jr.save(tmp_path, config, jax.device_put(np.arange(4), on(explicit, "data")))
     restored = jr.restore(tmp_path, dataclasses.replace(config))

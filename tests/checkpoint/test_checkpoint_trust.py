@@ -148,12 +148,12 @@ def test_an_agent_comes_back_with_like(tmp_path):
     state = {"train": train, "params": params, "opt": optimizer.init(params)}
     jr.save(tmp_path, None, state)
     like = jax.eval_shape(lambda: state)
-    assert_same(jr.restore(tmp_path, None, like), state)
+    assert_same(jr.restore(tmp_path, None, like=like), state)
     with pytest.raises(ValueError, match=r"like: must have a TrainState at \['train'\]"):
-        jr.restore(tmp_path, None, {"opt": like["opt"]})
+        jr.restore(tmp_path, None, like={"opt": like["opt"]})
     with pytest.raises(ValueError, match=r"at \['opt'\]\[0\].*such as .*init\(params\) or .*allow=\(optax,\)"):
-        jr.restore(tmp_path, None, {"train": like["train"]})
-    assert_same(jr.restore(tmp_path, None, {"train": like["train"]}, allow=optax), state)
+        jr.restore(tmp_path, None, like={"train": like["train"]})
+    assert_same(jr.restore(tmp_path, None, like={"train": like["train"]}, allow=optax), state)
 
 
 def modules():

@@ -7,7 +7,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, check_tree, items, mesh, rarely
+from helpers import at, check_tree, items, over_devices, rarely
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -22,7 +22,7 @@ SAMPLERS = [UNIFORM, PER, jr.Prioritized(alpha=0.4, epsilon=0.0, normalize="glob
 
 def make(buffer, num_shards):
     """The buffer in `num_shards` shards; 0 for one that is not sharded."""
-    return jr.Sharded(buffer, mesh(num_shards)) if num_shards else buffer
+    return over_devices(buffer, num_shards) if num_shards else buffer
 
 
 def stacked(buffer, state):
@@ -91,7 +91,7 @@ def check_against_twin(old, new, masks, td_errors):
     )
     state = old_buffer.init(items(np.zeros(8)))
     for t, mask in enumerate(masks):
-        state = old_buffer.add(state, items(8 * t + np.arange(8)), np.array(mask))
+        state = old_buffer.add(state, items(8 * t + np.arange(8)), mask=np.array(mask))
     if masks and any(masks[-1]):
         sample = old_buffer.sample(state, jax.random.key(0), 8)
         state = old_buffer.update(state, sample.indices, np.array(td_errors, np.float32))
@@ -185,7 +185,7 @@ def rows(first, num_steps):
     "config",
     [
         ((5, 7), (0, 4), (PER, SAMPLERS[2]), "episodes"),
-        *map(rarely, [(((9, 5), (2, 0), (PER, PER), "inside"),), (((9, 12), (2, 4), (UNIFORM, PER), "any"),)]),
+        *map(rarely, [(((9, 5), (2, 0), (PER, PER), "inside"),), (((9, 12), (2, 4), (UNIFORM, PER), "cut"),)]),
     ],
 )
 @settings(max_examples=10)
@@ -196,7 +196,7 @@ def rows(first, num_steps):
 def test_sequences_keep_their_starts_and_priorities(config, rollouts, later):
     lengths, shards, samplers, windows = config
     stride = 1 if windows == "episodes" else 2
-    settings = {"num_envs": 4, "sequence_length": 3, "stride": stride, "windows": windows, "within_episode": True}
+    settings = {"num_envs": 4, "sequence_length": 3, "stride": stride, "windows": windows}
     old, new = (
         make(jr.SequenceBuffer(length=length, sampler=sampler, **settings), num_shards)
         for length, num_shards, sampler in zip(lengths, shards, samplers, strict=True)
@@ -208,7 +208,7 @@ def test_sequences_keep_their_starts_and_priorities(config, rollouts, later):
     def advance(buffer, state, num_steps):
         ends = rng.random((num_steps, 4)) < 0.2
         twin.add(np.asarray(rows(time, num_steps)["id"]), ends)
-        return buffer.add(state, rows(time, num_steps), ends), time + num_steps
+        return buffer.add(state, rows(time, num_steps), ends=ends), time + num_steps
 
     def sequences(buffer, state):
         """What each drawable sequence holds, and its leaf, by (first step, environment)."""
@@ -286,7 +286,7 @@ def test_errors_name_what_differs():
                 ),
                 f"new_buffer.{next(iter(setting))}=",
             )
-            for setting in ({"num_envs": 4}, {"sequence_length": 2}, {"stride": 2}, {"within_episode": True})
+            for setting in ({"num_envs": 4}, {"sequence_length": 2}, {"stride": 2}, {"windows": "cut"})
         ),
     ):
         with pytest.raises(ValueError, match=message):

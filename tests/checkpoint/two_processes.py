@@ -6,7 +6,7 @@ import socket
 
 import jax
 import numpy as np
-from helpers import mesh
+from helpers import over_devices
 from jax.experimental import multihost_utils
 
 import jaxreplay as jr
@@ -19,7 +19,7 @@ def buffers():
     sampler = jr.Prioritized(alpha=0.7, beta=0.5, normalize="global")
     replay = jr.ReplayBuffer(capacity=64, sampler=sampler)
     sequence = jr.SequenceBuffer(length=6, num_envs=NUM_ENVS, sequence_length=3, sampler=sampler)
-    return {"replay": jr.Sharded(replay, mesh(4)), "sequence": jr.Sharded(sequence, mesh(4))}
+    return {"replay": over_devices(replay, 4), "sequence": over_devices(sequence, 4)}
 
 
 def own_rows(buffer, step, time_axis):
@@ -70,7 +70,7 @@ def allgather(x):
 def migrated(path, new_capacity):
     """The replay state of the checkpoint, migrated; by all processes together."""
     configs = buffers()
-    new = jr.Sharded(jr.ReplayBuffer(capacity=new_capacity), configs["replay"].mesh)
+    new = jr.Sharded(buffer=jr.ReplayBuffer(capacity=new_capacity), mesh=configs["replay"].mesh)
     state = jr.migrate(configs["replay"], jr.restore(path, configs)["states"]["replay"], new)
     return jax.tree.map(on_host, state)
 

@@ -86,7 +86,7 @@ def test_what_is_drawn_is_the_data(endings, with_next):
     steps = jr.datasets.from_arrays(**data)
     check_rows(steps, twin)
     padded = steps.padded(NUM_ROWS - len(steps.ends) + 2)  # one shape for all examples
-    state = SEQUENCES.add(SEQUENCES.init(padded.rows), *padded)
+    state = SEQUENCES.add(SEQUENCES.init(padded.rows), padded.rows, ends=padded.ends)
     items = SEQUENCES.get(state, np.arange(NUM_ROWS - N, dtype=np.int32))
     check_transitions(*view(items), twin, N)
     batch = jr.datasets.transitions(*padded, n=N, gamma=GAMMA)
@@ -114,7 +114,7 @@ def test_padding_leaves_no_step_undrawn():
     plain, length = jr.datasets.from_arrays(**data), 5
     steps = plain.padded(length)
     buffer = jr.SequenceBuffer(length=len(steps.ends), num_envs=1, sequence_length=length, windows="episodes")
-    state = buffer.add(buffer.init(steps.rows), *steps)
+    state = buffer.add(buffer.init(steps.rows), steps.rows, ends=steps.ends)
     assert buffer.size(state) == 3
     episodes = buffer.get(state, np.arange(3))
     np.testing.assert_array_equal(episodes["action"][:, 0], [0, 3, 5])
@@ -136,7 +136,8 @@ def test_the_seam_of_a_buffer_that_is_too_short():
     buffer = jr.SequenceBuffer(length=15, num_envs=1, sequence_length=2)
     state, count = buffer.init(steps.rows), len(steps.ends)
     for start in range(0, count, 11):
-        state = buffer.add(state, *jax.tree.map(lambda x, start=start: x[start : start + 11], steps))
+        part = jax.tree.map(lambda x, start=start: x[start : start + 11], steps)
+        state = buffer.add(state, part.rows, ends=part.ends)
     items = buffer.get(state, np.arange(count - 15, count - 1, dtype=np.int32))
     stored = {row["action"] for row in twin.rows()[-15:] if row["step"]}
     check_transitions(*view(items, n=1), twin, 1, only=stored)

@@ -86,7 +86,7 @@ def check_equal(found, expected):
 
 def filled(steps, **settings):
     buffer = jr.SequenceBuffer(length=len(steps.ends), num_envs=1, sequence_length=2, **settings)
-    return buffer, buffer.add(buffer.init(steps.rows), *steps)
+    return buffer, buffer.add(buffer.init(steps.rows), steps.rows, ends=steps.ends)
 
 
 @pytest.mark.parametrize("name", [name if i == 0 else rarely(name) for i, name in enumerate(DATASETS)])
@@ -136,7 +136,7 @@ def test_a_buffer_with_a_seam_and_two_streams():
     state = buffer.init(steps.rows)
     for start in (0, 9, 18):  # 24 of the rows: the last episode is not over
         part = jax.tree.map(lambda x, start=start: x[start : min(start + 9, 24)], steps)
-        state = buffer.add(state, *part)
+        state = buffer.add(state, part.rows, ends=part.ends)
     found = jr.datasets.to_minari(
         buffer, state, "mine/seam-v0", description="a seam", action_space=gymnasium.spaces.Box(0, 20, ())
     )

@@ -82,7 +82,7 @@ def test_published_traces(case):
         groups = [(first[env] + task, rewards) for env, task, rewards in update["groups"]]
         mask = np.arange(most) < len(groups)
         tasks, rewards = zip(*groups, *[(0, [0.0] * 4)] * (most - len(groups)), strict=True)
-        state, kept = pools.update(state, np.array(tasks), np.array(rewards), mask)
+        state, kept = pools.update(state, np.array(tasks), np.array(rewards), mask=mask)
         found = dict(zip(names, lists(pools, state), strict=True))
         for env, expected in update["state"].items():
             members = {name: [task - first[env] for task in of] for name, of in found[env].items()}
@@ -125,7 +125,8 @@ def scan_updates(pools, state, *inputs):
     """The last state; after each update pools, order, what was kept and metrics."""
 
     def step(state, x):
-        state, kept = pools.update(state, *x)
+        tasks, rewards, mask = x
+        state, kept = pools.update(state, tasks, rewards, mask=mask)
         return pools.reset_metrics(state), (pools.pool_of(state), pools.order(state), kept, pools.metrics(state))
 
     return lax.scan(step, state, inputs)
@@ -223,7 +224,8 @@ def test_eager_equals_jit_equals_scan_and_vmap_equals_a_loop(weights):
         chex.assert_trees_all_equal(at(jax.device_get(vmapped), seed), jax.device_get(alone))
         state, kept = pools.init(), []
         for t in range(12):
-            state, keep = pools.update(state, *at(one, t))
+            tasks, rewards, mask = at(one, t)
+            state, keep = pools.update(state, tasks, rewards, mask=mask)
             state = pools.reset_metrics(state)
             kept.append(keep)
         chex.assert_trees_all_equal((state, np.stack(kept)), (alone[0], alone[1][2]))
@@ -275,7 +277,7 @@ def test_means_are_compared_as_in_float64():
     tasks = np.arange(len(groups))
     for threshold in (0.29,):
         pools = make((len(groups) * 10,), easy=threshold, hard=threshold)
-        state, _ = pools.update(pools.init(), tasks, rewards, mask)
+        state, _ = pools.update(pools.init(), tasks, rewards, mask=mask)
         labels = [1 if solved / rollouts >= threshold else 2 for solved, rollouts in groups]
         np.testing.assert_array_equal(pools.pool_of(state)[: len(groups)], labels)
     pools = make((10,), easy=0.9, hard=-0.9)
@@ -461,7 +463,7 @@ def test_no_tasks_at_all():
     pools = make((0,))
     state = pools.init()
     assert {name: float(value) for name, value in pools.metrics(state).items() if value != 0} == {}
-    lists(pools, pools.recycle(pools.remap(state, [], []), jax.random.key(0), 0.5, 0.5))
+    lists(pools, pools.recycle(pools.remap(state, [], []), jax.random.key(0), easy_fraction=0.5, hard_fraction=0.5))
 
 
 def test_eager_updates_are_padded_to_powers_of_two():
@@ -469,13 +471,17 @@ def test_eager_updates_are_padded_to_powers_of_two():
     rng = seeds.rng(0)
     pools = make((40,), donate=False)
     state, _ = pools.update(pools.init(), np.arange(5), np.ones((5, 3)))
-    jitted = jax.jit(pools.update)
+
+    def update(state, tasks, rewards, mask):
+        return pools.update(state, tasks, rewards, mask=mask)
+
+    jitted = jax.jit(update)
     for tasks, rollouts, on_device in [(5, 4, False), (7, 3, False), (6, 3, True)]:
         groups = rng.integers(0, 40, tasks), rng.integers(0, 2, (tasks, rollouts)) * 1.0, rng.random(tasks) < 0.8
         expected = jitted(state, *groups)
         groups = jax.tree.map(jnp.asarray, groups) if on_device else groups
         with compilations() as compiled:
-            got = jax.block_until_ready(pools.update(state, *groups))
+            got = jax.block_until_ready(update(state, *groups))
         assert len(compiled) <= (tasks != 5) + on_device  # which of the groups were kept; the padding itself
         chex.assert_trees_all_equal(got, expected)
 
@@ -485,7 +491,7 @@ def test_groups_without_rollouts_do_nothing():
     pools = make((5,), online_difficulty_filtering=True, donate=False)
     state = pools.init()
     for mask in (np.zeros(2, bool), np.zeros((2, 3), bool)):
-        new, kept = pools.update(state, np.array([1, 2]), np.ones((2, 3)), mask)
+        new, kept = pools.update(state, np.array([1, 2]), np.ones((2, 3)), mask=mask)
         chex.assert_trees_all_equal(new, state)
         assert not np.any(kept)
     new, kept = pools.update(state, np.zeros(0, np.int32), np.zeros((0, 3)))
@@ -503,14 +509,17 @@ def test_recycle_returns_as_many_as_python_rounds_to(fraction):
     tasks = np.arange(pools.num_tasks)
     rewards = seeds.rng(0).choice([0.0, 1.0], (pools.num_tasks, 1)) * np.ones(2)
     state, _ = pools.update(pools.init(), tasks, rewards)
-    before, after = lists(pools, state), lists(pools, pools.recycle(state, key, fraction, 1 - fraction))
+    before, after = (
+        lists(pools, state),
+        lists(pools, pools.recycle(state, key, easy_fraction=fraction, hard_fraction=1 - fraction)),
+    )
     for old, new in zip(before, after, strict=True):
         for name, part in (("easy", fraction), ("hard", 1 - fraction)):
             assert len(old[name]) - len(new[name]) == round(len(old[name]) * part)
             assert new[name] == [task for task in old[name] if task in new[name]]
         returned = [task for name in ("easy", "hard") for task in old[name] if task not in new[name]]
         assert new["normal"] == old["normal"] + returned
-    chex.assert_trees_all_equal(pools.recycle(state, key, fraction).groups, state.groups)
+    chex.assert_trees_all_equal(pools.recycle(state, key, easy_fraction=fraction).groups, state.groups)
 
 
 @pytest.mark.slow
@@ -518,7 +527,7 @@ def test_recycle_draws_all_members_alike():
     pools = make((20,))
     state, _ = update(pools, pools.init(), *[(task, SOLVED) for task in range(10)])
     keys = jax.random.split(seeds.key(0), 4000)
-    pool = jax.vmap(lambda key: pools.pool_of(pools.recycle(state, key, 0.3)))(keys)
+    pool = jax.vmap(lambda key: pools.pool_of(pools.recycle(state, key, easy_fraction=0.3)))(keys)
     returned = np.asarray(pool)[:, :10] == 0
     assert np.all(returned.sum(axis=1) == 3)
     # Without replacement the counts are less spread than a multinomial's, by (10 - 3) / (10 - 1).
@@ -657,8 +666,14 @@ def test_argument_errors():
         (lambda: pools.update(state, tasks * 1.0, rewards), r"tasks: got float32\[2\]"),
         (lambda: pools.update(state, tasks, rewards[0]), r"rewards: got float32\[3\].*rewards\[:, None\]"),
         (lambda: pools.update(state, tasks, np.ones((3, 2))), r"rewards: got float32\[3, 2\]"),
-        (lambda: pools.update(state, tasks, rewards, np.ones(3, bool)), r"mask: got bool\[3\], expected bool\[2\]"),
-        (lambda: pools.update(state, tasks, rewards, rewards), r"mask: got float32\[2, 3\], expected bool\[2, 3\]"),
+        (
+            lambda: pools.update(state, tasks, rewards, mask=np.ones(3, bool)),
+            r"mask: got bool\[3\], expected bool\[2\]",
+        ),
+        (
+            lambda: pools.update(state, tasks, rewards, mask=rewards),
+            r"mask: got float32\[2, 3\], expected bool\[2, 3\]",
+        ),
         (lambda: make((4, 2)).update(state, tasks, rewards), r"tasks_per_env=\(4, 2\): this state has tasks \[5\]"),
         (lambda: make((5,)).sample(state, key, 1), "in 2 environments"),
         (lambda: pools.sample(jax.tree.map(lambda x: x[None], state), key, 1), "jax.vmap for a stack"),
@@ -668,8 +683,8 @@ def test_argument_errors():
             r"tasks \[1, 5\]; use jax.vmap",
         ),
         (lambda: pools.sample(state, key, 0), r"n=0: must be an integer from 1"),
-        (lambda: pools.recycle(state, key, 1.5), r"easy_fraction=1.5: must be a number in \[0, 1\]"),
-        (lambda: pools.recycle(state, key, 0.5, -1), r"hard_fraction=-1"),
+        (lambda: pools.recycle(state, key, easy_fraction=1.5), r"easy_fraction=1.5: must be a number in \[0, 1\]"),
+        (lambda: pools.recycle(state, key, easy_fraction=0.5, hard_fraction=-1), r"hard_fraction=-1"),
     ):
         with pytest.raises(ValueError, match=message.replace("int32", "int(32|64)").replace("float32", "float(32|64)")):
             call()

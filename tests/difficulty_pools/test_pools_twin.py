@@ -92,7 +92,7 @@ def random_run(configs, num_operations, *names, seed=seeds.SEED):
                 rewards[rng.integers(GROUPS)] = rng.choice([np.nan, np.inf])
             given = [rewards[g][mask[g]].tolist() for g in range(GROUPS)]
             expected = twin.update(list(zip(tasks.tolist(), given, strict=True)))
-            state, kept = pools.update(state, tasks, rewards, mask)
+            state, kept = pools.update(state, tasks, rewards, mask=mask)
             np.testing.assert_array_equal(kept, expected)
             known = [
                 0 <= task < pools.num_tasks and np.all(np.isfinite(x)) for task, x in zip(tasks, given, strict=True)
@@ -103,7 +103,9 @@ def random_run(configs, num_operations, *names, seed=seeds.SEED):
         elif kind == "recycle":
             parts = {"easy": float(rng.choice([0, 0.3, 0.5, 1])), "hard": float(rng.choice([0, 0.3, 0.5, 1]))}
             before = [{name: len(tasks) for name, tasks in env.items()} for env in twin.pools]
-            state = pools.recycle(state, jax.random.key(number), parts["easy"], parts["hard"])
+            state = pools.recycle(
+                state, jax.random.key(number), easy_fraction=parts["easy"], hard_fraction=parts["hard"]
+            )
             after = lists(pools, state)
             for env, sizes in zip(after, before, strict=True):
                 assert all(sizes[name] - len(env[name]) == round(sizes[name] * part) for name, part in parts.items())

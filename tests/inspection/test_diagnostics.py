@@ -7,7 +7,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, mesh, rarely
+from helpers import at, over_devices, rarely
 
 import jaxreplay as jr
 
@@ -127,11 +127,11 @@ def sequence_buffer(sampler):
 
 BUFFERS = {
     "sequence": sequence_buffer,
-    "sharded": lambda sampler: jr.Sharded(jr.ReplayBuffer(capacity=12, sampler=sampler, donate=False), mesh(2)),
+    "sharded": lambda sampler: over_devices(jr.ReplayBuffer(capacity=12, sampler=sampler, donate=False), 2),
     "mixture": lambda sampler: jr.Mixture(
         buffers=(jr.ReplayBuffer(capacity=6), jr.ReplayBuffer(capacity=12, sampler=sampler, donate=False))
     ),
-    "one shard": lambda sampler: jr.Sharded(jr.ReplayBuffer(capacity=12, sampler=sampler, donate=False), mesh(1)),
+    "one shard": lambda sampler: over_devices(jr.ReplayBuffer(capacity=12, sampler=sampler, donate=False), 1),
 }
 SAMPLERS = {
     "prioritized": jr.Prioritized(count_updates=True),
@@ -148,7 +148,7 @@ def filled_with(buffer, skewed=True):
         ends = rows % 7 == 0
         states = [buffer.init(rows)]
         for k in range(0, 20, 10):
-            states.append(buffer.add(states[-1], rows[k : k + 10], ends[k : k + 10]))
+            states.append(buffer.add(states[-1], rows[k : k + 10], ends=ends[k : k + 10]))
         state = states[-1]
     elif isinstance(buffer, jr.Mixture):
         state = buffer.add(buffer.add(buffer.init(items(4)), 0, items(4)), 1, items(8))
@@ -212,10 +212,10 @@ def test_names_and_types_do_not_depend_on_values(kind):
 
 def half_filled(counts, **sampler):
     """Shards that hold so many of the items from 0 and from 20 on, whose TD errors are known; and a draw of 60."""
-    buffer = jr.Sharded(jr.ReplayBuffer(capacity=40, donate=False, **sampler), mesh(2))
+    buffer = over_devices(jr.ReplayBuffer(capacity=40, donate=False, **sampler), 2)
     td_errors = (1.0 + np.arange(40) * 7 % 11).astype(np.float32) ** 2
     place = np.arange(40) % 20
-    state = buffer.add(buffer.init(items(40)), items(40), place < np.repeat(counts, 20), td_errors=td_errors)
+    state = buffer.add(buffer.init(items(40)), items(40), mask=place < np.repeat(counts, 20), td_errors=td_errors)
     return buffer, state, buffer.sample(state, jax.random.key(0), 60), td_errors
 
 

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from helpers import mesh, rarely
+from helpers import over_devices, rarely
 
 import jaxreplay as jr
 from jaxreplay.__main__ import main
@@ -48,7 +48,7 @@ def streams_run(**settings):
     state = buffer.init(rows)
     for first in (0, 10):
         part = slice(first, first + 10)
-        state = buffer.add(state, {"reward": rows["reward"][part]}, ends[part])
+        state = buffer.add(state, {"reward": rows["reward"][part]}, ends=ends[part])
     return buffer, state
 
 
@@ -56,7 +56,7 @@ def streams_run(**settings):
 def saved(tmp_path_factory):
     """A run of which the report knows nothing but the checkpoint, and what was saved."""
     buffer, replay, priorities = replay_run()
-    streams, steps = streams_run(within_episode=True)
+    streams, steps = streams_run(windows="cut")
     pools = jr.DifficultyPools(tasks_per_env=(5, 2), env_names=("<math>", "code"))
     config = {"replay": buffer, "streams": streams, "pools": pools}
     state = {"replay": replay, "streams": steps, "pools": pools.init(), "optimizer": (jnp.zeros(3), [jnp.ones(2)])}
@@ -204,7 +204,7 @@ OTHERS = {
     ),
     "windows": lambda: streams_run(windows="inside", sampler=jr.Prioritized()),
     "sharded": lambda: (
-        buffer := jr.Sharded(jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized()), mesh(2)),
+        buffer := over_devices(jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized()), 2),
         buffer.add(buffer.init({"reward": jnp.zeros(4)}), {"reward": jnp.arange(4.0)}),
     ),
     "mixture": lambda: (

@@ -7,7 +7,7 @@ import optax
 import oracles
 import pytest
 import seeds
-from helpers import cases, leaves_of, mesh, rarely
+from helpers import cases, leaves_of, over_devices, rarely
 from jax import lax
 from scipy import stats
 
@@ -18,7 +18,7 @@ from jaxreplay._common.ring import Live
 # The methods, jitted: each shape compiles once, not each operation of it.
 insert = jax.jit(lambda sampler, *arguments: sampler.insert(*arguments), static_argnums=0)
 draw = jax.jit(lambda sampler, *arguments: sampler.sample(*arguments), static_argnums=(0, 3))
-weigh = jax.jit(lambda sampler, *arguments: sampler.weights(*arguments), static_argnums=0)
+weigh = jax.jit(lambda sampler, *arguments, **named: sampler.weights(*arguments, **named), static_argnums=0)
 take_in = jax.jit(lambda sampler, *arguments: sampler.update(*arguments), static_argnums=0)
 total, minimum = jax.jit(sum_tree.total), jax.jit(sum_tree.minimum)
 
@@ -173,7 +173,7 @@ def test_beta_anneals_toward_one():
         state = update(sampler, state, [0], [1.0])
     expected = 4.0 ** -np.minimum(0.4 + 0.06 * (1 + np.arange(12)), 1.0)
     np.testing.assert_allclose(found, expected, rtol=1e-5)
-    overridden = weigh(sampler, state, probabilities, np.int32(2), np.float32(0.5))
+    overridden = weigh(sampler, state, probabilities, np.int32(2), beta=np.float32(0.5))
     np.testing.assert_allclose(overridden, [0.5, 1], rtol=1e-6)
 
 
@@ -182,7 +182,7 @@ def test_only_an_update_that_names_a_stored_item_advances_a_schedule(num_shards)
     """On a shard as on any other, whoever holds the item; alike by itself, in a scan and under vmap."""
     sampler = jr.Prioritized(alpha=1.0, beta=optax.linear_schedule(0.0, 1.0, 10), normalize=None)
     buffer, rows = jr.ReplayBuffer(capacity=8, sampler=sampler, donate=False), np.arange(8)
-    buffer = jr.Sharded(buffer, mesh(num_shards)) if num_shards else buffer
+    buffer = over_devices(buffer, num_shards) if num_shards else buffer
     old = buffer.add(buffer.init(rows), rows)
     state = buffer.add(old, rows)
     stored, gone, none = buffer.newest(state, 8), buffer.newest(old, 8), np.full(8, -1)
@@ -261,7 +261,7 @@ def test_labml_traces():
             np.testing.assert_allclose(state.max_priority, op["max_priority"], rtol=1e-5)
             if "weights_all" in op:
                 stored = leaves_of(state.tree)
-                weights = weigh(sampler, state, stored / stored.sum(), np.int32(op["size"]), op["beta"])
+                weights = weigh(sampler, state, stored / stored.sum(), np.int32(op["size"]), beta=op["beta"])
                 np.testing.assert_allclose(weights[: op["size"]], op["weights_all"], rtol=1e-5)
 
 

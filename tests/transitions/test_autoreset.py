@@ -37,7 +37,7 @@ def test_next_step_autoreset_gives_a_row_to_every_final_observation():
         state, obs = carry
         time, index = state.env
         action = table["action"][time, index]
-        state, next_obs, reward, terminated, truncated, step = env.step(key, state, action)
+        state, next_obs, reward, terminated, truncated, step = env.step(state, action, key)
         action = jnp.where(step, action, 0)
         new = {"frame": obs, "action": action, "reward": reward, "terminated": terminated}
         return (state, next_obs), {**new, "truncated": truncated, "step": step}
@@ -71,7 +71,7 @@ def test_flags_may_be_numbers(dtype):
     state, seen = env.init(jnp.int32(0), jnp.int32(0)), []
     step = jax.jit(env.step)
     for _ in range(6):
-        state, *found = step(jax.random.key(0), state, 0)
+        state, *found = step(state, 0, jax.random.key(0))
         assert [x.dtype for x in found[2:]] == [bool] * 3
         seen.append(tuple(x.item() for x in found))
     assert seen == [
@@ -90,7 +90,7 @@ def test_flags_of_several_environments_are_refused():
     for shape in ((3,), (1,)):
         x = np.zeros(shape, np.float32)
         with pytest.raises(ValueError, match=r"terminated: got bool\[\d\], expected bool\[\]; map with jax.vmap"):
-            jax.eval_shape(lambda x: env.step(jax.random.key(0), env.init(x, x), 0), x)
+            jax.eval_shape(lambda x: env.step(env.init(x, x), 0, jax.random.key(0)), x)
 
 
 STEP = {"obs": 0.0, "env_state": 0.0, "reward": 1.0, "terminated": False, "truncated": False, "final_obs": 0.0}
@@ -114,7 +114,7 @@ STEP = {"obs": 0.0, "env_state": 0.0, "reward": 1.0, "terminated": False, "trunc
 def test_what_an_environment_returns_is_named(changed, message):
     env = jr.NextStepAutoreset(env_step=lambda key, state, action: tuple((STEP | changed).values()))
     with pytest.raises(ValueError, match=message):
-        env.step(jax.random.key(0), env.init(0.0, 0.0), None)
+        env.step(env.init(0.0, 0.0), None, jax.random.key(0))
 
 
 def test_what_is_no_environment():
@@ -123,6 +123,6 @@ def test_what_is_no_environment():
     for returned, found in ((tuple(STEP.values())[:5], "a tuple of 5"), (None, "a NoneType")):
         env = jr.NextStepAutoreset(env_step=lambda key, state, action, returned=returned: returned)
         with pytest.raises(ValueError, match=f"env_step: returned {found}, expected obs, env_state, reward, term"):
-            env.step(jax.random.key(0), env.init(0.0, 0.0), None)
+            env.step(env.init(0.0, 0.0), None, jax.random.key(0))
     with pytest.raises(ValueError, match="state: got a NoneType, expected an AutoresetState"):
-        env.step(jax.random.key(0), None, None)
+        env.step(None, None, jax.random.key(0))

@@ -100,7 +100,7 @@ def test_transitions_have_the_new_goals_and_end_where_these_are_reached():
     ends = (place + 1) % 10 == 0  # episodes of 9 steps, and a row of the last observation
     steps = {"place": place, "goal": np.full_like(place, -1), "reward": -np.ones((num_rows, 1), np.float32)}
     steps |= {"action": place, "terminated": np.zeros_like(ends), "truncated": (place + 2) % 10 == 0, "step": ~ends}
-    replay = buffer.add(buffer.init(steps), steps, ends)
+    replay = buffer.add(buffer.init(steps), steps, ends=ends)
 
     @jax.jit
     def draw(replay, key):

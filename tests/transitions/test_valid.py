@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import at, mesh, rarely, run_once
+from helpers import at, over_devices, rarely, run_once
 from jax import lax
 
 import jaxreplay as jr
@@ -67,7 +67,7 @@ REPLAY, RESERVOIR = jr.ReplayBuffer(capacity=24, sampler=PRIORITIZED), jr.Reserv
 BUFFERS = {
     "replay": (REPLAY, without_key),
     "reservoir": (RESERVOIR, with_key),
-    "sharded": (jr.Sharded(REPLAY, mesh(2)), without_key),
+    "sharded": (over_devices(REPLAY, 2), without_key),
     "mixture": (jr.Mixture(buffers=(jr.ReplayBuffer(capacity=8), REPLAY)), of_second),
 }
 
@@ -150,7 +150,7 @@ def test_what_is_drawn_has_none_and_one_loss_is_right_for_both():
     buffer = jr.ReplayBuffer(capacity=8, donate=False)
     state = buffer.add(buffer.init(batch), batch)
     sample, handles = buffer.sample(state, jax.random.key(0), 16), buffer.newest(state, 4)
-    epoch = buffer.epoch(state, jax.random.key(0), 0, 4)
+    epoch = buffer.epoch(state, jax.random.key(0), 4, step=0)
     assert sample.items.valid is buffer.get(state, handles).valid is epoch.items.valid is None
     rows = buffer.get(state, handles[-int(batch.valid.sum()) :])
 
@@ -240,7 +240,7 @@ def test_one_flag_a_row(axes, found):
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("wrap", [lambda buffer: buffer, rarely(lambda buffer: jr.Sharded(buffer, mesh(2)))])
+@pytest.mark.parametrize("wrap", [lambda buffer: buffer, rarely(lambda buffer: over_devices(buffer, 2))])
 def test_a_sequence_buffer_says_what_to_do_instead(wrap):
     """While it is traced, also of a batch of which all rows are valid; and what it says works."""
     batch = traced()

@@ -13,7 +13,7 @@ from flax import struct
 
 from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.random import random_bits, random_integers
-from jaxreplay.buffers._some_sequences import is_end
+from jaxreplay.buffers._episode_flags import is_end
 
 LAWS = ("uniform", "geometric", "last")
 DIGIT = 2**10  # steps are drawn digit by digit: one float32 has too few bits for many of them

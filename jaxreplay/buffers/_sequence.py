@@ -11,14 +11,14 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 
 from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.eager import few_added
 from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
-from jaxreplay.buffers import _all_sequences, _later_steps, _memory, _some_sequences
+from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _memory
 from jaxreplay.buffers._base import Buffer
+from jaxreplay.buffers._episode_flags import flags_of, in_first_episode
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._protocol import check_sampler
 from jaxreplay.transitions._batch import check_returns, without_valid
@@ -31,7 +31,7 @@ class SequenceState:
     Attributes:
       storage: the steps, leaves [length, num_envs, ...] as the backend wants them (`jaxreplay._common.layouts`).
       ends: likewise, bool [length, num_envs], which steps were the last of their episode; with `gaps` uint8, the flags
-        of `jaxreplay.buffers._some_sequences`; None where not needed.
+        of `jaxreplay.buffers._episode_flags`; None where not needed.
       rows: the rows of the storage: where the next step goes, and how many hold one.
       wait: int32 [], steps to come until the next sequence is complete, at least 1.
       ring: the complete sequences. Slot k * num_envs + env is that of environment env's sequence number k, modulo the
@@ -55,7 +55,7 @@ class SequenceState:
     wait: jax.Array  # []
     ring: ring.Ring
     sampler: Any
-    windows: _some_sequences.Windows | None = None
+    windows: _chosen_sequences.ChosenSequences | None = None
     episodes: _later_steps.Episodes | None = None
 
     def on_this_backend(self, backend: str | None = None) -> "SequenceState":
@@ -191,7 +191,6 @@ class SequenceBuffer(Buffer[SequenceState]):
         self._num_steps(spec)
         check_returns(spec)
         leading, flag = (self.length, self.num_envs), jax.ShapeDtypeStruct((), jnp.uint8 if self.gaps else bool)
-        has_windows = self.windows in ("inside", "episodes") or self.gaps
         with _memory.room(self, spec):
             return SequenceState(
                 storage=layouts.zeros(spec, leading, 2),
@@ -200,7 +199,7 @@ class SequenceBuffer(Buffer[SequenceState]):
                 wait=jnp.full((), self.sequence_length, jnp.int32),
                 ring=ring.init(self._num_slots),
                 sampler=self.sampler.init(self._num_slots),
-                windows=_some_sequences.init(self._num_slots, self.num_envs) if has_windows else None,
+                windows=self._drawable.init(self),
                 episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
             )
 
@@ -241,43 +240,27 @@ class SequenceBuffer(Buffer[SequenceState]):
           [[1, 2], [1, 2]]
         """
         self._check_state(state)
-        steps, ends = self._check_rollout(state, steps, ends, drawable)
-        num_steps = ends.shape[0]
+        steps, flags = self._check_rollout(state, steps, ends, drawable)
+        num_steps = flags.shape[0]
         if td_errors is not None:
             shape = self.completed(num_steps), self.num_envs
             td_errors = checks.check_insertion_errors(td_errors, shape, "a sequence that is completed").reshape(shape)
-        old_sequences = ring.after(state.ring, steps, ends)
         completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride  # of each stream
         wait = state.wait + completed * self.stride - num_steps
-        if state.windows is None:
-            stored = jnp.minimum(state.rows.size + num_steps, self.length)
-            num_drawable = (stored + wait - self.sequence_length) // self.stride
-            sequences = ring.advance(old_sequences, completed * self.num_envs, self._num_slots)
-            changed = _all_sequences.changed_slots(self, sequences, num_steps, completed, num_drawable, td_errors)
-            slots, is_drawable, td_errors = changed
-            sequences, windows = dataclasses.replace(sequences, size=num_drawable * self.num_envs), None
-        else:
-            last = state.wait - 1 + self.stride * jnp.arange(self.completed(num_steps), dtype=jnp.int32)
-            sizes = self.sequence_length, self.length, self._num_slots
-            added = _some_sequences.enter(state, old_sequences, ends, last, self.windows, *sizes)
-            sequences, windows, slots, is_drawable = added
-            if td_errors is not None:
-                left = jnp.full(slots.size - td_errors.size, jnp.nan, td_errors.dtype)
-                td_errors = jnp.concatenate([td_errors.reshape(-1), left])
-        old_rows = ring.after(state.rows, sequences.inserted)
-        at, count = ring.next_slots(old_rows, None, num_steps, self.length)
-        new = (steps, ends if self._keeps_ends else None)
-        episodes = None if state.episodes is None else _later_steps.append(state.episodes, ends, at)
-        storage, ends = layouts.write((state.storage, state.ends), at, new)
+        sequences = ring.after(state.ring, steps, flags)
+        change = self._drawable.advance(self, state, sequences, flags, wait, td_errors)
+        rows = ring.after(state.rows, change.ring.inserted)
+        at, count = ring.next_slots(rows, None, num_steps, self.length)
+        storage, ends = layouts.write((state.storage, state.ends), at, (steps, flags if self._keeps_ends else None))
         return SequenceState(
             storage=storage,
             ends=ends,
-            rows=ring.advance(old_rows, count, self.length),
+            rows=ring.advance(rows, count, self.length),
             wait=wait,
-            ring=sequences,
-            sampler=self._insert(state, slots, is_drawable, td_errors),
-            windows=windows,
-            episodes=episodes,
+            ring=change.ring,
+            sampler=self._insert(state, change.slots, change.drawable, change.td_errors),
+            windows=change.windows,
+            episodes=None if state.episodes is None else _later_steps.append(state.episodes, flags, at),
         )
 
     def completed(self, num_steps: int) -> int:
@@ -340,7 +323,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         if state.episodes is None:
             raise ValueError("hindsight=True: this state is of a buffer without it; use the buffer that made it.")
         slots = self._slots(state, checks.check_indices(indices))
-        row, env = materialize(*self._starts(state, slots))
+        row, env = materialize(*self._drawable.starts(self, state, slots))
         exists, sizes = slots < self._num_slots, (self.length, self.num_envs)
         count = _later_steps.num_later(state.episodes.number, row, env, state.rows.inserted % self.length, *sizes)
         steps = _later_steps.draw(key, jnp.where(exists, count, 0), law, log_gamma, self.length)
@@ -389,6 +372,11 @@ class SequenceBuffer(Buffer[SequenceState]):
     def _num_starts(self) -> int:
         """The most sequences of one stream that can be drawn at a time."""
         return (self.length - self.sequence_length) // self.stride + 1
+
+    @property
+    def _drawable(self) -> Any:
+        """The module that keeps the sequences that may be drawn."""
+        return _chosen_sequences if self.gaps or self.windows in ("inside", "episodes") else _every_sequence
 
     @property
     def _keeps_ends(self) -> bool:
@@ -448,51 +436,27 @@ class SequenceBuffer(Buffer[SequenceState]):
                 raise ValueError(
                     "drawable: gaps=False: make the buffer with gaps=True to tell rows that may not be drawn."
                 )
-        return steps, _some_sequences.flags_of(ends, drawable) if self.gaps else ends
+        return steps, flags_of(ends, drawable) if self.gaps else ends
 
     def _check_state(self, state: SequenceState) -> None:
         self._check_leading(state, "length", "num_envs")
+        found, expected = (state.windows, state.ends), (self._drawable is _chosen_sequences, self._keeps_ends)
+        if tuple(x is not None for x in found) != expected:
+            raise ValueError(
+                f"windows={self.windows!r}, gaps={self.gaps}: this state is of a buffer with other windows or gaps; "
+                "use the buffer that made it."
+            )
 
     def _live(self, state: SequenceState, max_age: jax.Array | None = None) -> ring.Live:
-        live = ring.newest(state.ring, state.ring.size, self._num_slots)  # of those that were completed
         if max_age is None:
-            return live
-        if state.windows is None:
-            return ring.newest(state.ring, jnp.minimum(max_age, self._num_starts) * self.num_envs, self._num_slots)
-
-        def ages_at(position: jax.Array) -> jax.Array:
-            return self._ages(state, live.slots(position, self._num_slots))
-
-        older = _some_sequences.num_older(ages_at, live.size, self._num_slots, max_age)
-        return ring.newest(state.ring, live.size - older, self._num_slots)
+            return ring.newest(state.ring, state.ring.size, self._num_slots)
+        return self._drawable.live(self, state, max_age)
 
     def _ages(self, state: SequenceState, slots: jax.Array) -> jax.Array:
-        if state.windows is None:
-            return self._place(state, slots)[2]
-        row, _ = _some_sequences.first_rows(state.windows, slots, self.num_envs)
-        since = self._first_rows(state, jnp.zeros((), jnp.int32)) - row
-        return ring.wrap_negative(since, self.length) // self.stride
-
-    def _place(self, state: SequenceState, slots: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """First row, stream and age of the sequences in `slots` [B], where `windows` is "any"."""
-        start = lax.div(slots, jnp.int32(self.num_envs))
-        age = lax.div(state.ring.inserted % self._num_slots, jnp.int32(self.num_envs)) - 1 - start
-        age = ring.wrap_negative(age, self._num_starts)
-        return self._first_rows(state, age), slots - start * self.num_envs, age
-
-    def _first_rows(self, state: SequenceState, age: jax.Array) -> jax.Array:
-        """Rows of the first steps of the sequences that were completed `age` starts ago (0 for the newest)."""
-        row = state.rows.inserted % self.length + state.wait - self.sequence_length - (age + 1) * self.stride
-        return jnp.clip(ring.wrap_negative(row, self.length), 0, self.length - 1)
-
-    def _starts(self, state: SequenceState, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """First row and stream of the sequences in `slots` [B], int32 [B] each; any for a slot that does not exist."""
-        if state.windows is None:
-            return self._place(state, slots)[:2]
-        return read_once(_some_sequences.first_rows(state.windows, slots, self.num_envs))
+        return self._drawable.ages(self, state, slots)
 
     def _places(self, state: SequenceState, slots: jax.Array) -> jax.Array:
-        first, env = self._starts(state, slots)
+        first, env = self._drawable.starts(self, state, slots)
         rows = first[:, None] + jnp.arange(self.sequence_length, dtype=jnp.int32)[None]
         rows = ring.wrap_excess(rows, self.length)  # [B, sequence_length]
         exists = (slots < self._num_slots)[:, None]
@@ -504,5 +468,5 @@ class SequenceBuffer(Buffer[SequenceState]):
         items, ends = layouts.read(layouts.merge_axes((state.storage, state.ends)), at, fill=fill)
         mask = exists
         if ends is not None:
-            mask &= _some_sequences.counted(ends)
+            mask &= in_first_episode(ends)
         return items, mask

@@ -16,8 +16,8 @@ from jaxreplay.buffers import (
     SequenceBuffer,
     SequenceState,
     Sharded,
+    _chosen_sequences,
     _later_steps,
-    _some_sequences,
 )
 from jaxreplay.buffers._sharded import shard_of
 from jaxreplay.samplers import Prioritized, PrioritizedState, Uniform, UniformState, UpdateCounts
@@ -202,7 +202,7 @@ def _migrate_sequences(old: _Layout, state: SequenceState, new: _Layout) -> Sequ
 
 def _migrate_windows(
     old: _Layout, state: SequenceState, new: _Layout, first_row: int, num_rows: int
-) -> tuple[np.ndarray, np.ndarray, _some_sequences.Windows]:
+) -> tuple[np.ndarray, np.ndarray, _chosen_sequences.ChosenSequences]:
     """Slots of the windows in the stacked old shards, [new shards, slots]; their number; and where they are now.
 
     `num_rows` rows from `first_row` on, modulo the old length, are kept, and lie from row 0 on.
@@ -227,7 +227,7 @@ def _migrate_windows(
         source[k, : its.size] = slot[its]
         moved[k, : its.size] = row[its] * new.shard.num_envs + env[its] % new.shard.num_envs
     so_far = _on_host(state.windows.so_far).reshape(new.num_shards, new.shard.num_envs)
-    return source, count, _some_sequences.Windows(new.place(moved), new.place(so_far))
+    return source, count, _chosen_sequences.ChosenSequences(new.place(moved), new.place(so_far))
 
 
 def _migrate_sampler(old: _Layout, state: Any, new: _Layout, source: np.ndarray) -> Any:

@@ -9,8 +9,8 @@ from jaxreplay._common.layouts import Bits, Rows
 from jaxreplay._common.ring import Ring
 from jaxreplay.buffers import Bound, ReplayState, ReservoirState, Sample, SequenceState
 from jaxreplay.buffers._bound import BoundBuffer
+from jaxreplay.buffers._chosen_sequences import ChosenSequences
 from jaxreplay.buffers._later_steps import Episodes
-from jaxreplay.buffers._some_sequences import Windows
 from jaxreplay.datasets import Steps as DataSteps
 from jaxreplay.difficulty_pools import PoolsState
 from jaxreplay.samplers import PrioritizedState, UniformState, UpdateCounts
@@ -43,7 +43,7 @@ CLASSES: dict[str, type] = {
     "TransitionBatch": TransitionBatch,
     "UniformState": UniformState,
     "UpdateCounts": UpdateCounts,
-    "Windows": Windows,
+    "ChosenSequences": ChosenSequences,
 }
 _NAMES = {cls: name for name, cls in CLASSES.items()}
 Allowed = type | types.ModuleType | Iterable[type | types.ModuleType]

@@ -10,7 +10,7 @@ import numpy as np
 
 from jaxreplay._common import checks, layouts
 from jaxreplay.buffers import SequenceBuffer, SequenceState
-from jaxreplay.buffers._some_sequences import GAP
+from jaxreplay.buffers._episode_flags import GAP
 from jaxreplay.datasets._steps import NAMES, Steps, as_numbers, check_not_empty, check_rows, make_steps
 
 

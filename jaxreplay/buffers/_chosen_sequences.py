@@ -1,0 +1,200 @@
+"""Which sequences of a `SequenceBuffer` may be drawn, where not all may: a ring of their own.
+
+A completed sequence enters the ring if it may be drawn, with the place of its first row. Sequences leave in the same
+order, when their first row is overwritten. So the slots of the ring are what may be drawn, and samplers, handles and
+epochs know nothing of episodes. A sequence is judged in O(1): by the number of rows that its stream has had since its
+last break, which is the end of an episode or a gap; or by the flag of the row before it.
+
+This module and `_every_sequence` have the same functions: `init`, `advance`, `starts`, `ages` and `live`.
+"""
+
+import dataclasses
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+from jax import lax
+
+from jaxreplay._common import layouts, ring
+from jaxreplay._common.xla import read_once
+from jaxreplay.buffers import _every_sequence
+from jaxreplay.buffers._episode_flags import is_end, is_gap
+from jaxreplay.buffers._every_sequence import Change
+
+PROBES = 64  # of a search, at a time
+
+
+@struct.dataclass
+class ChosenSequences:
+    """The sequences that may be drawn.
+
+    Attributes:
+      first: by slot of the ring, int32 [num_slots] as the backend wants it: row * num_envs + env of the first row.
+      so_far: int32 [num_envs], rows of each stream since its last break, at most `sequence_length`.
+    """
+
+    first: Any  # [num_slots]
+    so_far: jax.Array  # [num_envs]
+
+
+def init(buffer: Any) -> ChosenSequences:
+    """None may be drawn yet."""
+    first = layouts.zeros(jax.ShapeDtypeStruct((), jnp.int32), (buffer._num_slots,), 0)
+    return ChosenSequences(first, jnp.zeros(buffer.num_envs, jnp.int32))
+
+
+def advance(
+    buffer: Any, state: Any, sequences: ring.Ring, flags: jax.Array, wait: jax.Array, td_errors: jax.Array | None
+) -> Change:
+    """The change by new rows; see `_every_sequence.advance`."""
+    chosen, (num_steps, num_envs) = state.windows, flags.shape
+    length, num_slots = buffer.length, buffer._num_slots
+    # Rows of the sequences that may be completed, counted from the first new row.
+    last = state.wait - 1 + buffer.stride * jnp.arange(buffer.completed(num_steps), dtype=jnp.int32)
+    first = last - buffer.sequence_length + 1
+    may_be_drawn, so_far = _judge(buffer, state, flags, first, last)
+    cursor = state.rows.inserted % length
+    most = min(last.size * num_envs, num_slots)
+    old, gone = overwritten(chosen, sequences, cursor, num_steps, length, most)
+    sequences = ring.after(sequences, gone)
+    new, count = ring.next_slots(sequences, may_be_drawn.reshape(-1), may_be_drawn.size, num_slots)
+    new, old, gone = read_once((new, old, gone))
+    row = ring.wrap_excess(cursor + ring.wrap_negative(first, length), length)
+    places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
+    kept = layouts.write(chosen.first, new, places.reshape(-1))
+    left = dataclasses.replace(sequences, size=sequences.size - jnp.sum(gone, dtype=jnp.int32))
+    # A slot that is left and entered at once is entered.
+    entered = ring.wrap_negative(old - sequences.inserted % num_slots, num_slots) < count
+    old = jnp.where(gone & ~entered, old, num_slots)
+    if td_errors is not None:
+        td_errors = jnp.concatenate([td_errors.reshape(-1), jnp.full(old.size, jnp.nan, td_errors.dtype)])
+    return Change(
+        ring.advance(left, count, num_slots),
+        ChosenSequences(kept, so_far),
+        jnp.concatenate([new, old]),
+        jnp.concatenate([jnp.ones(new.size, bool), jnp.zeros(old.size, bool)]),
+        td_errors,
+    )
+
+
+def starts(buffer: Any, state: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """First row and stream of the sequences in `slots` [B], int32 [B] each; 0 for a slot that does not exist."""
+    return read_once(_first_rows(state.windows, slots, buffer.num_envs))
+
+
+def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:
+    """Later completed sequences of the same stream, int32 [B], whether or not they may be drawn."""
+    row, _ = _first_rows(state.windows, slots, buffer.num_envs)
+    since = _every_sequence.row_of_age(buffer, state, jnp.zeros((), jnp.int32)) - row
+    return ring.wrap_negative(since, buffer.length) // buffer.stride
+
+
+def live(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
+    """The slots of sequences with an age below `max_age` (int32 [])."""
+    num_slots = buffer._num_slots
+    every = ring.newest(state.ring, state.ring.size, num_slots)
+
+    def ages_at(position: jax.Array) -> jax.Array:
+        return ages(buffer, state, every.slots(position, num_slots))
+
+    return ring.newest(state.ring, every.size - num_older(ages_at, every.size, num_slots, max_age), num_slots)
+
+
+def _first_rows(chosen: ChosenSequences, slots: jax.Array, num_envs: int) -> tuple[jax.Array, jax.Array]:
+    first = layouts.read(chosen.first, slots, fill=True)
+    row = lax.div(first, jnp.int32(num_envs))
+    return row, first - row * num_envs
+
+
+def _judge(buffer: Any, state: Any, flags: jax.Array, first: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Which sequences, with these `first` and `last` rows (int32 [K]), may be drawn, [K, num_envs]; and `so_far`."""
+    num_steps = flags.shape[0]
+    breaks = is_gap(flags) if buffer.windows in ("any", "cut") else is_end(flags)
+    lengths, so_far = episode_lengths(state.windows.so_far, breaks, buffer.sequence_length)
+    if buffer.windows == "episodes":
+        may_be_drawn = start_episodes(flags, first, state.ends, state.rows, buffer.length)
+    else:
+        lengths = jnp.where(is_gap(flags), 0, lengths)
+        may_be_drawn = lengths[jnp.clip(last, 0, num_steps - 1)] >= buffer.sequence_length
+    return may_be_drawn & ((last < num_steps) & (first >= num_steps - buffer.length))[:, None], so_far
+
+
+def episode_lengths(so_far: jax.Array, ends: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
+    """Rows of the present episode at each new row, itself included, int32 [T, num_envs]; and `so_far` after them.
+
+    Args:
+      so_far: int32 [num_envs], before.
+      ends: bool [T, num_envs], True for a row that ends what is counted.
+      most: what counts are cut off at.
+    """
+    time = jnp.arange(ends.shape[0], dtype=jnp.int32)[:, None]
+    # When the episode of the row after each one started.
+    started = lax.cummax(jnp.where(ends, time + 1, -so_far[None]), axis=0)
+    started = jnp.concatenate([-so_far[None], started])
+    lengths = jnp.minimum(time + 1 - started[:-1], most)
+    return lengths, jnp.where(ends[-1], 0, lengths[-1])
+
+
+def start_episodes(flags: jax.Array, time: jax.Array, stored: Any, rows: ring.Ring, length: int) -> jax.Array:
+    """Rows at `time` (int32 [K], counted from the first new row) that start an episode, bool [K, num_envs].
+
+    Args:
+      flags: [T, num_envs], of the new rows.
+      time: int32 [K].
+      stored: the storage of flags before these, [length, num_envs].
+      rows: its ring.
+      length: its length.
+    """
+    num_steps, num_envs = flags.shape
+
+    def flags_at(time: jax.Array) -> jax.Array:
+        row = rows.inserted % length + jnp.clip(time, -length, -1)
+        row = ring.wrap_negative(row, length)
+        places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
+        old = layouts.read(layouts.merge_axes(stored), places, fill=False)
+        return jnp.where((time >= 0)[:, None], flags[jnp.clip(time, 0, num_steps - 1)], old)
+
+    before = time - 1
+    found = is_end(flags_at(before)) | (-before > rows.size)[:, None]  # or there was no row
+    return found if flags.dtype == jnp.bool_ else found & ~is_gap(flags_at(time))
+
+
+def overwritten(
+    chosen: ChosenSequences, sequences: ring.Ring, cursor: jax.Array, num_steps: int, length: int, most: int
+) -> tuple[jax.Array, jax.Array]:
+    """The slots of the oldest `most` sequences, and which of these lose their first row to `num_steps` new rows.
+
+    Args:
+      chosen: before the rows are written.
+      sequences: their ring.
+      cursor: int32 [], the row that is written first.
+      num_steps: number of rows, at most `length`.
+      length: rows of the storage.
+      most: no more than this many can.
+
+    Returns:
+      slots, int32 [most], and bool [most].
+    """
+    num_envs, position = chosen.so_far.size, jnp.arange(most, dtype=jnp.int32)
+    capacity = layouts.leading(chosen.first, 1)[0]
+    slots = ring.newest(sequences, sequences.size, capacity).slots(position, capacity)
+    row, _ = _first_rows(chosen, slots, num_envs)
+    until = row - cursor
+    until = ring.wrap_negative(until, length)
+    return slots, (position < sequences.size) & (until < num_steps)
+
+
+def num_older(ages_at: Any, size: jax.Array, capacity: int, max_age: jax.Array) -> jax.Array:
+    """Number of `size` sequences in order of age, oldest first, with an age of `max_age` or more, int32 [].
+
+    `ages_at` are the ages at positions, int32 [PROBES] of each. It is asked O(log(capacity)) times.
+    """
+    count = jnp.zeros((), jnp.int32)
+    rounds = max(1, math.ceil(math.log(capacity, PROBES) - 1e-9))
+    for width in (PROBES**k for k in reversed(range(rounds))):
+        position = count + width * jnp.arange(1, PROBES + 1, dtype=jnp.int32) - 1
+        older = (position < size) & (ages_at(jnp.clip(position, 0, capacity - 1)) >= max_age)
+        count += width * jnp.sum(older, dtype=jnp.int32)
+    return count

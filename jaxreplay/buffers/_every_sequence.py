@@ -1,0 +1,102 @@
+"""Which sequences of a `SequenceBuffer` may be drawn, where all may: their slots follow from their numbers.
+
+This module and `_chosen_sequences` have the same functions: `init`, `advance`, `starts`, `ages` and `live`.
+"""
+
+import dataclasses
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from jaxreplay._common import ring
+
+
+class Change(NamedTuple):
+    """The drawable sequences after steps were added, and what changed.
+
+    Attributes:
+      ring: the sequences that may be drawn.
+      windows: `SequenceState.windows`.
+      slots: int32 [K], slots that changed; out of range where none did.
+      drawable: bool [K], which of them may be drawn now.
+      td_errors: float [K], initial TD errors of the sequences in `slots`; or None.
+    """
+
+    ring: ring.Ring
+    windows: Any
+    slots: jax.Array
+    drawable: jax.Array
+    td_errors: jax.Array | None
+
+
+def init(buffer: Any) -> None:
+    """Nothing but the ring needs to be stored."""
+
+
+def advance(
+    buffer: Any, state: Any, sequences: ring.Ring, flags: jax.Array, wait: jax.Array, td_errors: jax.Array | None
+) -> Change:
+    """The change by new rows.
+
+    The slots that change are those of the sequences completed, and the oldest slot, which for a while may hold a
+    sequence that is partly overwritten.
+
+    Args:
+      buffer: a `SequenceBuffer`.
+      state: its state before.
+      sequences: the ring of the state.
+      flags: [T, num_envs], of the new rows.
+      wait: int32 [], `SequenceState.wait` after them.
+      td_errors: float [buffer.completed(T), num_envs], or None.
+    """
+    num_starts, num_slots, num_envs = buffer._num_starts, buffer._num_slots, buffer.num_envs
+    num_steps = flags.shape[0]
+    completed = lax.div(wait - state.wait + num_steps, jnp.int32(buffer.stride))  # of each stream
+    stored = jnp.minimum(state.rows.size + num_steps, buffer.length)
+    drawable = (stored + wait - buffer.sequence_length) // buffer.stride  # of each stream
+    sequences = ring.advance(sequences, completed * num_envs, num_slots)
+    ages = [*range(min(buffer.completed(num_steps), num_starts))]
+    always_drawable = (buffer.length - buffer.sequence_length + 1) % buffer.stride == 0
+    if not always_drawable and len(ages) < num_starts:
+        ages.append(num_starts - 1)
+    age = jnp.asarray(ages, jnp.int32)
+    start = lax.div(sequences.inserted % num_slots, jnp.int32(num_envs)) - 1 - age
+    start = ring.wrap_negative(start, num_starts)
+    slots = start[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
+    changed = (age < completed) | (age >= drawable)
+    slots = jnp.where(changed[:, None], slots, num_slots)
+    if td_errors is not None:
+        row = completed - 1 - age
+        td_errors = jnp.where((row >= 0)[:, None], td_errors[jnp.maximum(row, 0)], jnp.nan).reshape(-1)
+    sequences = dataclasses.replace(sequences, size=drawable * num_envs)
+    return Change(sequences, None, slots.reshape(-1), jnp.repeat(age < drawable, num_envs), td_errors)
+
+
+def starts(buffer: Any, state: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """First row and stream of the sequences in `slots` [B], int32 [B] each; any for a slot that does not exist."""
+    start = lax.div(slots, jnp.int32(buffer.num_envs))
+    return row_of_age(buffer, state, _age_of_start(buffer, state, start)), slots - start * buffer.num_envs
+
+
+def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:
+    """Later sequences of the same stream, int32 [B]."""
+    return _age_of_start(buffer, state, lax.div(slots, jnp.int32(buffer.num_envs)))
+
+
+def live(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
+    """The slots of sequences with an age below `max_age` (int32 [])."""
+    count = jnp.minimum(max_age, buffer._num_starts) * buffer.num_envs
+    return ring.newest(state.ring, count, buffer._num_slots)
+
+
+def row_of_age(buffer: Any, state: Any, age: jax.Array) -> jax.Array:
+    """First rows of the sequences that were completed `age` starts ago (0 for the newest)."""
+    row = state.rows.inserted % buffer.length + state.wait - buffer.sequence_length - (age + 1) * buffer.stride
+    return jnp.clip(ring.wrap_negative(row, buffer.length), 0, buffer.length - 1)
+
+
+def _age_of_start(buffer: Any, state: Any, start: jax.Array) -> jax.Array:
+    age = lax.div(state.ring.inserted % buffer._num_slots, jnp.int32(buffer.num_envs)) - 1 - start
+    return ring.wrap_negative(age, buffer._num_starts)

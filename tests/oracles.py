@@ -606,9 +606,9 @@ def time_limit_values(n, gamma, limit, first_reward, first_differs, *, as_termin
     return np.linalg.solve(np.eye(2) - bootstrap / count[:, None], returns / count)
 
 
-def permutation(bits, size):
-    """The numbers in their order, from the words of the rounds (two of uint32 [rounds])."""
-    order = list(range(size))
+def permutation(bits, size, places=None):
+    """The numbers in their order, or at some places of it, from the words of the rounds (two of uint32 [rounds])."""
+    order = list(range(size) if places is None else places)
     for high, low in zip(*(words.tolist() for words in bits), strict=True):
         pivot = ((high << 32 | low) * size) >> 64
         for place, number in enumerate(order):

@@ -400,6 +400,28 @@ def test_work_on_the_tree_grows_with_its_levels(operation, growth):
     assert large_bytes <= 2 * small_bytes
 
 
+def test_a_large_batch_of_a_wide_tree_is_not_compared_row_by_row():
+    """To find the last of each index: all pairs would be 4 times the work for twice the rows."""
+
+    def work(rows):
+        tree = jax.eval_shape(lambda: sum_tree.init(2**20, fanout=128))
+        arguments = jax.ShapeDtypeStruct((rows,), jnp.int32), jax.ShapeDtypeStruct((rows,), jnp.float32)
+        return compiled(jax.jit(sum_tree.update, donate_argnums=0), tree, *arguments).cost_analysis()["flops"]
+
+    assert work(4096) < 2.5 * work(2048)
+
+
+def test_a_draw_from_a_wide_tree_is_not_unrolled_over_siblings():
+    """128 of them, and 1024, are reduced in a few operations."""
+
+    def operations(fanout):
+        tree = jax.eval_shape(lambda: sum_tree.init(2**14, fanout=fanout))
+        assert len(tree.sums) == 2
+        return jax.jit(sum_tree.find).lower(tree, jax.ShapeDtypeStruct((8,), jnp.float32)).as_text().count(" = ")
+
+    assert operations(1024) < 1.5 * operations(128)
+
+
 def test_the_check_sees_a_copy():
     """Storage inside lax.cond under vmap is copied: the trap that masks avoid."""
     buffer = jr.ReplayBuffer(capacity=ROWS // 8)

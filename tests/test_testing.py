@@ -113,6 +113,12 @@ def test_an_add_that_keeps_its_state_is_not_taken_for_one_that_donates_it():
         runs.check_donation(key)
 
 
+def test_a_draw_from_an_empty_buffer_that_names_an_item():
+    runs = testing._Runs(DrawsNothing(), ITEMS, 4, testing._adder(DrawsNothing()))
+    with pytest.raises(AssertionError, match=testing.EMPTY):
+        runs.check_draws(None, jax.random.key(0))
+
+
 P, W = [0.0, 0.5, 1.0, 1.0], [0.0, 2.0, 0.0, 1e30]  # what a draw may tell
 
 

@@ -36,7 +36,6 @@ def insert(counts: UpdateCounts | None, slots: jax.Array) -> UpdateCounts | None
     """The counts after `slots` (int32 [B], distinct where in range) were written."""
     if counts is None:
         return None
-    slots = jnp.where(slots >= 0, slots, counts.of_slots.shape[0])
     of_slots = counts.of_slots.at[slots].set(0, mode="drop", unique_indices=True, wrap_negative_indices=False)
     return dataclasses.replace(counts, of_slots=of_slots)
 

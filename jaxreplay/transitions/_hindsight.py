@@ -73,7 +73,6 @@ def hindsight(
         if not callable(function) and (function is not None or name == "reward"):
             raise ValueError(f"{name}={function!r}: must be a function of what was achieved and of the goal.")
     rows, goals = checks.as_arrays((rows, goals))
-    checks.check_key(key)
     checks.check_one_number("share", share, 0, 1, "it is a probability")
     batch_size, length = checks.leading_axes(rows, 2, "a batch of sequences")
     if length < 2:

@@ -45,6 +45,13 @@ def test_which_calls_are_brief():
     assert not eager.few_named(sequences, steps, np.arange(rows + 1))
     assert eager.few_told(pictures, state, jnp.arange(4096), None)
     assert not eager.few_told(pictures, state, jnp.arange(4097), None)
+    flat = jr.ReplayBuffer(capacity=4)
+    rows = flat.init(np.zeros((1, 2**8), np.float32))  # 2**10 bytes each
+    assert eager.few_drawn(flat, rows, KEY, 2**10)
+    assert not eager.few_drawn(flat, rows, KEY, 2**10 + 1)
+    mixture = jr.Mixture(buffers=(pictures, flat))
+    assert eager.few_drawn_of_all(mixture, (state, rows), KEY, 2**20 // (84 * 84 * 4))
+    assert not eager.few_drawn_of_all(mixture, (state, rows), KEY, 2**10)  # too many pictures
 
 
 def test_wrong_arguments_are_left_to_the_program():

@@ -35,7 +35,7 @@ def specs(tree):
     """How each leaf lies over the explicit mesh, without what follows of its axes that lie nowhere."""
 
     def spec(x):
-        assert x.sharding.mesh.axis_types == (AxisType.Explicit,)
+        assert set(x.sharding.mesh.axis_types) == {AxisType.Explicit}
         named = [i for i, name in enumerate(x.sharding.spec) if name is not None]
         return tuple(x.sharding.spec)[: named[-1] + 1] if named else ()
 
@@ -195,6 +195,19 @@ def test_tracers_of_environments_over_a_mesh(name):
     state, *others = tracer.add(tracer.init(*over(STEP)), *over(STEP))  # a state that lies nowhere
     assert_same((state, others), given[1])
     assert specs(state) == {()}
+
+
+def test_observations_that_lie_along_two_axes():
+    """What is traced lies along the first of them, as environments do, and along no other."""
+    axes = {"axis_names": ("data", "model"), "axis_types": (AxisType.Explicit,) * 2}
+    both = NamedSharding(Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), **axes), PartitionSpec("data", "model"))
+    step = [np.ones((8, 6), np.float32), *STEP[1:5], 2 * np.ones((8, 6), np.float32)]
+    tracer = jr.NStep(n=1, gamma=0.9, num_envs=8)
+    expected = tracer.add(tracer.init(*step), *step)
+    laid_out = [jax.device_put(step[0], both), *step[1:5], jax.device_put(step[5], both)]
+    found = tracer.add(tracer.init(*step), *laid_out)
+    assert_same(found, expected)
+    assert specs(found[1:]) == {("data",)}
 
 
 @pytest.mark.hlo

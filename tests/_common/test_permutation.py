@@ -72,8 +72,13 @@ def ranks(orders):
     return later_smaller.T @ np.array([math.factorial(size - 1 - i) for i in range(size)])
 
 
+def words_of(key):
+    """The two words of each round, uint32 [ROUNDS] both."""
+    return [np.asarray(words) for words in random_bits(key, ROUNDS)]
+
+
 def twin(key, size):
-    return oracles.permutation([np.asarray(words) for words in random_bits(key, ROUNDS)], size)
+    return oracles.permutation(words_of(key), size)
 
 
 def test_equals_the_twin():
@@ -81,6 +86,19 @@ def test_equals_the_twin():
     found = np.asarray(orders(key[None], jnp.array(sizes, jnp.int32), jnp.zeros(100)))[0]
     for numbers, size in zip(found, sizes, strict=True):
         np.testing.assert_array_equal(numbers[:size], twin(key, size))
+
+
+def test_half_of_all_decisions_swap_and_0_is_none_of_them():
+    """Numbers that the first round mixes to 0: as many as random places would meet in 2^32."""
+    size, met = 2**31 - 1, 0
+    for key in jax.random.split(jax.random.key(0), 20):
+        (high, *_), (low, *_) = words = [x.tolist() for x in words_of(key)]
+        pivot = ((high << 32 | words[1][0]) * size) >> 64
+        if (pivot - low) % size <= low < size:  # it is the larger of its pair
+            found = run_once(permuted)(key, jnp.array([low], jnp.int32), jnp.int32(size))
+            assert found.tolist() == oracles.permutation(words_of(key), size, [low])
+            met += 1
+    assert met > 2
 
 
 def test_every_size_up_to_2000_gives_a_permutation():

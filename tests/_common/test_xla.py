@@ -1,7 +1,10 @@
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import compiled
 from jax import lax
 
 import jaxreplay as jr
@@ -44,6 +47,19 @@ def test_after_changes_nothing(other):
     other = jax.random.split(jax.random.key(0)) if isinstance(other, str) else other
     numbers = jnp.array([-1, 5], jnp.int32)
     check_same([after(numbers, {"other": other})], [numbers])
+
+
+@pytest.mark.hlo
+@pytest.mark.usefixtures("compiled_afresh")
+def test_what_after_costs():
+    """On a CPU a look at one element of an array with two axes; for a GPU and a TPU it compiles to nothing."""
+    numbers, other = np.zeros(4, np.int32), np.zeros((100, 100), np.float32)
+    assert compiled(jax.jit(after), numbers, other).cost_analysis()["flops"] < 100
+    for platform in ("cuda", "tpu"):
+        elsewhere = [jax.export.DisabledSafetyCheck.platform()]
+        exported = jax.export.export(jax.jit(after), platforms=[platform], disabled_checks=elsewhere)(numbers, other)
+        program = compiled(jax.jit(exported.call), numbers, other).as_text()
+        assert set(re.findall(r" ([a-z-]+)\(%", program)) <= {"copy"}
 
 
 def test_own_copies_numpy_arrays_alone():

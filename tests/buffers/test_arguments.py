@@ -10,6 +10,7 @@ import jaxreplay as jr
 
 CONFIGS = {
     "replay": lambda i, _: jr.ReplayBuffer(capacity=i(100)),
+    "rollouts": lambda i, _: jr.ReplayBuffer(capacity=i(100), axes=i(2)),
     "reservoir": lambda i, _: jr.ReservoirBuffer(capacity=i(100)),
     "sequence": lambda i, _: jr.SequenceBuffer(length=i(10), num_envs=i(100), sequence_length=i(3), stride=i(2)),
     "mixture": lambda _, f: jr.Mixture(buffers=(jr.ReplayBuffer(capacity=9),) * 2, shares=np.array([f(1), f(3)])),
@@ -175,3 +176,13 @@ def test_ages_and_steps_of_any_integers_are_the_numbers_that_they_are(kind, like
         for value, found, rows in zip(np.asarray(numbers).tolist(), ages, indices, strict=True):
             np.testing.assert_array_equal(np.unique(found), np.arange(min(value, 4)) if value > 0 else [-1])
             np.testing.assert_array_equal(rows, passes.get(value, [-1, -1]))
+
+
+@pytest.mark.parametrize("max_age", [2, np.int8(2), np.array(2)])
+def test_numbers_are_taken_where_nothing_is_compiled(max_age):
+    """As one does to find an error."""
+    buffer, numbers = jr.ReplayBuffer(capacity=4), np.arange(4)
+    state = buffer.add(buffer.init(numbers), numbers)
+    with jax.disable_jit():
+        drawn = buffer.sample(state, jax.random.key(0), 20, max_age=max_age)
+    assert set(drawn.age.tolist()) == {0, 1}

@@ -352,6 +352,9 @@ def test_other_wrong_arguments():
             buffer.add(state, numbers(0, 2), mask=mask)
     with pytest.raises(ValueError, match="batch_size=0: must be an integer from 1 to 536870912, the number of draws"):
         buffer.sample(state, key, 0)
+    for batch_size in (-1, 2.0, 2**31):
+        with pytest.raises(ValueError, match=f"batch_size={batch_size}: must be an integer from 0 to 2147483647"):
+            buffer.can_sample(state, batch_size)
     for indices in (np.zeros(2), np.zeros((2, 1), np.int32), jnp.int32(1)):
         with pytest.raises(ValueError, match=r"indices: got .*, expected a vector of integers"):
             buffer.update(state, indices, np.zeros(2))

@@ -110,6 +110,14 @@ def test_draws_are_exact_whatever_the_count(count):
     np.testing.assert_array_equal(slots, expected)
 
 
+@pytest.mark.parametrize("count", [0, 2**32 - 3, 2**64 - 3])
+def test_the_count_has_64_bits_and_stops(count):
+    upper, lower = (np.asarray(x).tolist() for x in _reservoir._plus(words(count), numbers(0, 6)))
+    assert [high << 32 | low for high, low in zip(upper, lower, strict=True)] == [
+        min(count + more, 2**64 - 1) for more in range(6)
+    ]
+
+
 def test_words_of_64_bits_are_multiplied_as_integers_are():
     halves = seeds.rng(0).integers(0, 2**32, (4, 1000), np.uint32)
     edges = np.array([0, 1, 2**16, 2**31, 2**32 - 1], np.uint32)
@@ -388,6 +396,8 @@ def test_wrong_arguments():
             buffer.add(state, wrong, key)
     with pytest.raises(ValueError, match=r"mask: got bool\[3\], expected bool\[2\], one flag a row"):
         buffer.add(state, rows, key, mask=np.ones(3, bool))
+    with pytest.raises(ValueError, match=r"leaf \['y'\]: leading axes \[3\] differ from \[2\]"):
+        buffer.init({**rows, "y": np.zeros(3)})
     for wrong in (np.ones(2, bool), jax.random.split(key), jnp.uint32(3), 0, None):
         with pytest.raises(ValueError, match=r"key: got .*, expected one PRNG key, such as jax.random.key\(0\)"):
             buffer.add(state, rows, wrong)

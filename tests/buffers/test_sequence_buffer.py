@@ -167,16 +167,22 @@ def test_a_buffer_is_refused_that_would_at_times_hold_no_whole_sequence():
     assert len(made) > 400
 
 
-@pytest.mark.parametrize(("length", "sequence_length", "stride"), [(13, 9, 5), *map(rarely, [(17, 13, 5), (8, 4, 3)])])
+SIZES = [(13, 9, 5), (7, 4, 3), *map(rarely, [(17, 13, 5), (8, 4, 3)])]
+
+
+@pytest.mark.parametrize(("length", "sequence_length", "stride"), SIZES)
 def test_a_full_buffer_always_has_a_sequence_to_draw(length, sequence_length, stride):
     """After every row of several rounds, also where the slots are more than the sequences that may be drawn."""
-    buffer = jr.SequenceBuffer(length=length, num_envs=2, sequence_length=sequence_length, stride=stride)
+    sizes = {"length": length, "num_envs": 2, "sequence_length": sequence_length, "stride": stride}
+    buffer = jr.SequenceBuffer(sampler=jr.Prioritized(), **sizes)
 
     def step(state, time):
         state = buffer.add(state, time + stream(0, 1, 2))
-        return state, (buffer.size(state), buffer.sample(state, jax.random.key(0), 3).weights)
+        has_priority = jnp.sum(jr.sum_tree.leaves(state.sampler.tree) > 0)
+        return state, (buffer.size(state), has_priority, buffer.sample(state, jax.random.key(0), 3).weights)
 
-    _, (size, weights) = lax.scan(step, filled(buffer, 0), np.arange(4 * length, dtype=np.int32))
+    _, (size, has_priority, weights) = lax.scan(step, filled(buffer, 0), np.arange(4 * length, dtype=np.int32))
+    np.testing.assert_array_equal(has_priority, size)  # none that is partly overwritten
     started = np.arange(1, 4 * length + 1) >= sequence_length
     np.testing.assert_array_equal(np.asarray(size) >= 2, started)
     np.testing.assert_array_equal(weights, np.broadcast_to(started[:, None], (4 * length, 3)))
@@ -301,6 +307,7 @@ def test_sequence_priority():
     td_errors = np.array([[1.0, -3.0, 2.0], [4.0, np.nan, 0.0], [5.0, 5.0, 5.0]])
     mask = np.array([[True, True, True], [True, False, True], [False, False, False]])
     priority = jr.sequence_priority(td_errors, mask)
+    assert jr.sequence_priority([[1.0, -2.0]], np.array([[False, True]])).tolist() == [2.0]  # largest and mean are one
     np.testing.assert_allclose(priority, [0.9 * 3 + 0.1 * 2, 0.9 * 4 + 0.1 * 2, 0.0], rtol=1e-6)
     np.testing.assert_allclose(jr.sequence_priority(td_errors[:1]), [2.9], rtol=1e-6)
     np.testing.assert_allclose(jr.sequence_priority(td_errors, mask, eta=0.0), [2.0, 2.0, 0.0], rtol=1e-6)

@@ -486,10 +486,9 @@ def test_errors_name_what_is_wrong():
         (lambda: sharded.update(state, np.arange(6), np.ones(6)), "indices=6: must be a multiple of 4"),
         (lambda: sharded.update(state, np.arange(8), np.ones(4)), "td_errors: got float"),
         (lambda: sharded.get(state, np.ones(8)), "indices: got float"),
-        (
-            lambda: over_devices(buffer, 2).sample(state, jax.random.key(0), 8),
-            r"2 shards: this state has .* \[4\]",
-        ),
+        (lambda: sharded.set(state, np.ones(8), items(np.arange(8))), r"indices: got float(32|64)\[8\], expected a"),
+        (lambda: sharded.can_sample(state, 2**31), "batch_size=2147483648: must be an integer from 0 to 2147483647"),
+        (lambda: over_devices(buffer, 2).sample(state, jax.random.key(0), 8), r"2 shards: this state has .* \[4\]"),
         (lambda: buffer.sample(state, jax.random.key(0), 8), "capacity=24: this state has a leading axis of 4"),
     ):
         with pytest.raises(ValueError, match=message):

@@ -100,6 +100,41 @@ def test_sequences_get_their_priorities_as_they_are_completed(windows, stride):
         assert sequences == [twin.sequence(handle) for handle in twin.handles][-24:]
 
 
+class Notes(jr.Uniform):
+    """Notes what it is told at insertion."""
+
+    def insert(self, state, slots, drawable, td_errors=None, axis_name=None):
+        NOTES.append([np.asarray(x) for x in (slots, drawable, td_errors)])
+        return state
+
+
+NOTES = []
+
+
+def test_a_sampler_is_told_of_each_sequence_once():
+    """Of those that a call completes, and of none that is partly overwritten."""
+    settings = {"length": 7, "num_envs": 1, "sequence_length": 4, "stride": 3, "donate": False}
+    buffer = jr.SequenceBuffer(sampler=Notes(), **settings)
+    state, starts = buffer.init(jnp.zeros((1, 1))), []
+    NOTES.clear()
+    with jax.disable_jit():  # so that it can note
+        for row in range(1, 15):
+            state = buffer.add(state, jnp.zeros((1, 1)), td_errors=jnp.full((1, 1), row))
+    for row, (slots, drawable, td_errors) in enumerate(NOTES, 1):
+        is_completed = row >= 4 and row % 3 == 1
+        assert td_errors[~np.isnan(td_errors)].tolist() == [row] * is_completed
+        assert np.all(drawable[~np.isnan(td_errors)])
+        starts += slots[~np.isnan(td_errors)].tolist()
+    assert starts == [0, 1, 0, 1]
+
+
+def test_a_td_error_that_is_refused_at_insertion_counts_once():
+    buffer = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=1, stride=3, sampler=PER())
+    steps = np.zeros((4, 2), np.float32)
+    state = buffer.add(buffer.init(steps), steps, td_errors=np.full((2, 2), np.inf, np.float32))
+    assert state.sampler.rejected == 4
+
+
 @pytest.mark.parametrize("num_shards", [2, rarely(4)])
 @pytest.mark.parametrize("max_priority", ["ever", "stored"])
 def test_shards_share_the_largest_priority(num_shards, max_priority):

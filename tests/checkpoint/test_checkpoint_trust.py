@@ -123,6 +123,14 @@ def test_classes_come_from_what_is_allowed(tmp_path):
         jr.restore(tmp_path, None, like={"c": Watched(None, "other")}, allow=HERE)
 
 
+@pytest.mark.parametrize("count", [5, 6])
+def test_five_classes_are_named_and_how_many_more(tmp_path, count):
+    jr.save(tmp_path, None, [Pair(jnp.arange(2), None)] * count)
+    with pytest.raises(ValueError, match=r"Pair at \[4\]( \(and 1 more\))?: restore makes no") as error:
+        jr.restore(tmp_path, None)
+    assert ("more" in str(error.value)) == (count == 6)
+
+
 def test_a_module_stands_for_those_inside_it_and_runs_nothing(tmp_path, monkeypatch):
     outer, inner = types.ModuleType("outer_module"), types.ModuleType("outer_module.inner")
     inner.Pair = type("Pair", (Pair,), {"__module__": "outer_module.inner"})
@@ -248,6 +256,9 @@ CLAIMS = {
     "a part outside": (claims(("leaves", 0, "parts", 0, 0), [1]), r"a part \[2\] at \[1\] of \[2\]"),
     "a part with fewer axes": (claims(("leaves", 0, "parts", 0, 1), []), r"a part \[\] at \[0\] of \[2\]"),
     "part": (claims(("leaves", 0, "parts", 0), [0]), "describes no array"),
+    "a part that begins nowhere": (claims(("leaves", 0, "parts", 0, 0), ["0"]), "describes no array"),
+    "a part of no size": (claims(("leaves", 0, "parts", 0, 1), ["2"]), "describes no array"),
+    "a part without a checksum": (claims(("leaves", 0, "parts", 0, 2), None), "describes no array"),
     "another array": (lambda content: content["leaves"].reverse(), "is not of shape"),
     "axes": (claims(("leaves", 0, "shape"), [2] + [1] * 99), "leaf .* has a part"),
     "negative": (claims(("leaves", 0, "shape"), [-2]), "describes no array"),
@@ -369,6 +380,14 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path):
     rewrite_manifest(tmp_path, swap)
     with pytest.raises(ValueError, match="jaxreplay:ReplayState: is not the dataclass that it was"):
         jr.restore(tmp_path, buffer)
+
+
+def test_the_order_of_names_in_a_manifest_does_not_matter(tmp_path, small):
+    """As other programs that rewrite JSON may change it."""
+    shutil.copytree(small[0], tmp_path / "run")
+    (file,) = (tmp_path / "run").glob("*/manifest/data.json")
+    file.write_text(json.dumps(json.loads(file.read_text(), object_pairs_hook=lambda pairs: dict(pairs[::-1]))))
+    assert_same(jr.restore(tmp_path / "run", None), small[1])
 
 
 def test_a_manifest_that_is_something_else_is_damaged(tmp_path):

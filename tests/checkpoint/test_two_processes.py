@@ -1,9 +1,28 @@
 import signal
 
 import chex
+import jax
 import numpy as np
 import pytest
 import two_processes
+from jax.experimental import multihost_utils
+
+from jaxreplay.checkpoint import _processes
+
+
+@pytest.mark.parametrize("numbers", [[], [7], [7, 2**32 - 1]])
+def test_all_processes_get_the_numbers_of_each(monkeypatch, numbers):
+    assert _processes.gather(numbers).tolist() == [numbers]
+
+    def process_allgather(x):  # as of a process whose numbers are all 0, and this one
+        assert x.size > 0
+        return np.stack([np.zeros_like(x), x])
+
+    monkeypatch.setattr(multihost_utils, "process_allgather", process_allgather)
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    found = _processes.gather(numbers)
+    assert found.dtype == np.uint32
+    assert found.tolist() == [[0] * len(numbers), numbers]
 
 
 def start(children, path, dies):

@@ -172,6 +172,19 @@ def test_streams_without_rows_for_the_last_observations():
         jr.datasets.to_minari(buffer, buffer.init({**rows, "observation": [x]}), "mine/none-v0")
 
 
+def test_rows_that_may_not_be_drawn_are_no_steps():
+    """An episode ends before one; that it says of itself that it terminated makes it no episode."""
+    x, flags = np.arange(8.0, dtype=np.float32)[:, None], np.zeros((2, 8, 1), bool)
+    flags[0, [2, 6]] = True  # terminated
+    rows = dict(zip(("observation", "action", "reward", "terminated", "truncated"), (x, x, x, *flags), strict=True))
+    rows["step"] = x != 3  # the last observation of the first episode
+    buffer = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=2, gaps=True, windows="episodes")
+    state = buffer.add(buffer.init(rows), rows, ends=x == 3, drawable=x != 6)
+    written = jr.datasets.to_minari(buffer, state, "mine/gap-v0")
+    found = [(episode.observations.tolist(), episode.terminations.tolist()) for episode in written]
+    assert found == [([0, 1, 2, 3], [False, False, True]), ([4, 5], [False])]
+
+
 def test_spaces_hold_all_arrays_like_the_rows():
     """Without an environment to ask, nested ones too; they have no bounds but those of the dtype."""
     space, flag = gymnasium.spaces, np.array([0, 0, 1], bool)

@@ -103,6 +103,8 @@ def test_examples_of_first_in_first_out():
         state, _ = update(pools, state, (task, SOLVED))
         assert lists(pools, state)[0]["easy"] == easy
     assert lists(pools, state)[0]["normal"] == [3, 4, 1]
+    state, _ = update(pools, state, (3, FAILED))  # without a threshold no task is hard
+    assert lists(pools, state)[0]["hard"] == []
     pools = make((10,))
     state, _ = update(pools, pools.init(), *[(task, SOLVED) for task in range(10)])
     state, _ = update(pools, state, *[(task, FAILED) for task in range(10)])
@@ -428,6 +430,24 @@ def test_with_weights_a_pool_is_that_of_the_latest_group():
         np.testing.assert_array_equal(found[t], np.where(means >= 0.75, 1, np.where(means <= 0.25, 2, 0)))
 
 
+@pytest.mark.parametrize("parked", ["easy", "hard"])
+def test_one_pool_may_be_drawn_from_and_the_other_be_a_queue(parked):
+    labels, caps = ((SOLVED, FAILED), (0.4, 0.9)) if parked == "easy" else ((FAILED, SOLVED), (0.9, 0.4))
+    pools = make(caps=caps, pool_weights=(0.5 * (parked == "hard"), 1, 0.5 * (parked == "easy")))
+    state = pools.init()
+    for task in (0, 1, 2, 3, 4, 5, 1):  # of those parked the oldest leave
+        state, _ = update(pools, state, (task, labels[0]), (9 - task, labels[1]) if task < 3 else (task, labels[0]))
+    drawn = "hard" if parked == "easy" else "easy"
+    assert lists(pools, state) == [{"normal": [6, 0, 2], parked: [3, 4, 5, 1], drawn: [9, 8, 7]}]
+
+
+def test_a_state_of_another_backend_gets_the_trees_of_this_one():
+    pools = make((5, 9), pool_weights=(0.2, 1, 0.2), donate=False)
+    state, _ = update(pools, pools.init(), (1, SOLVED), (7, FAILED))
+    other = {name: jr.sum_tree.with_fanout(getattr(state, name), 2) for name in PoolsTwin.POOLS}
+    chex.assert_trees_all_equal(dataclasses.replace(state, **other).on_this_backend(), state)
+
+
 @pytest.mark.slow
 def test_weights_are_changed_by_recycle_and_remap():
     parked, weighted = make((10,), donate=False), make((10,), pool_weights=(0, 1, 0.5), donate=False)
@@ -644,6 +664,7 @@ def test_a_restored_state_goes_on_like_an_uninterrupted_one(weights):
         ({"pool_weights": (math.nan, 1, 0)}, r"pool_weights\[0\]=nan"),
         ({"pool_weights": (1, 0, 1)}, "normal's must be positive"),
         ({"pool_weights": (0, 1, 1e-7)}, "at least a millionth of it"),
+        ({"pool_weights": (0.5, 1e6, 0)}, "at least a millionth of it"),
         ({"caps": (0.6, 0.6)}, "must be below 1 together"),
         ({"caps": (-0.1, 0.3)}, r"max_easy_pool_fraction=-0.1: must be a number in \[0, 1\]"),
         ({"caps": (0.1, 1.3)}, r"max_hard_pool_fraction=1.3"),
@@ -654,6 +675,7 @@ def test_construction_errors(settings, message):
         make(**settings)
     assert make(easy=0.5, hard=0.5).easy_threshold == 0.5
     assert make(caps=(1.0, 0.9), pool_weights=[0.2, 1, 0]).pool_weights == (0.2, 1.0, 0.0)
+    assert make(pool_weights=(1e-4, 1e-4, 1e-10)).pool_weights == (1e-4, 1e-4, 1e-10)
     assert make((7,), caps=(1.0, 0.9), pool_weights=(0.2, 1, 0)).caps == ((7, 6),)
 
 

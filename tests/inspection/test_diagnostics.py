@@ -235,6 +235,16 @@ def test_draws_from_shards_match_the_twin(counts):
     assert len(np.unique(priorities)) > 5
 
 
+def test_all_items_of_shards_without_priorities_are_drawn_evenly_in_each():
+    """A shard of 1 item and one of 12, which are half of the law each."""
+    buffer = over_devices(jr.ReplayBuffer(capacity=40, sampler=jr.Prioritized(epsilon=0.0)), 2)
+    stored = np.arange(40) % 20 < np.repeat([1, 12], 20)
+    state = buffer.add(buffer.init(items(40)), items(40), mask=stored, td_errors=np.zeros(40, np.float32))
+    found = jr.diagnostics(buffer, state, thorough=True)
+    assert found["stored/priority_zero"] == 1
+    assert_close(found, {"top_1pct_mass": 0.13 / 2, "top_10pct_mass": 0.5 + 0.3 / 12 / 2})
+
+
 def test_the_mass_of_shards_with_fewer_items_than_rows():
     """Known exactly, as all items are drawn: those of the smaller shard are the more probable ones."""
     for counts in ((1, 15), (8, 8), (0, 12), (3, 20)):

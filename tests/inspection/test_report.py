@@ -2,6 +2,7 @@
 
 import base64
 import collections
+import dataclasses
 import html.parser
 import re
 import subprocess
@@ -144,6 +145,8 @@ def test_a_page_holds_all_of_its_pictures(saved, tmp_path, capsys):
         assert picture.tag.endswith("svg")
         assert len(list(picture.iter("{http://www.w3.org/2000/svg}path"))) > 10
     assert "<math>" not in text
+    nbytes = 5 * jnp.zeros(1).itemsize
+    assert f"<td>optimizer</td><td class=n>2</td><td class=n>{nbytes}</td>" in text  # numbers at the right
     for word in ("replay", "ReplayBuffer", "optimizer", "late updates", "S.frame", "uint8[3]"):
         assert word in page.text
 
@@ -157,6 +160,7 @@ def test_text_for_a_terminal(saved, capsys):
         word in text for word in ("replay: ReplayBuffer", "40 of 40 (100%)", "priority p", "optimizer", "<math>")
     )
     assert max(map(len, text.splitlines())) < 400
+    assert re.search(r"^  an item\n    S\.frame +uint8\[3\] +120 bytes$", text, re.MULTILINE)
     assert main([str(path / "nothing")]) == 2
     assert "no complete checkpoint there" in capsys.readouterr().err
 
@@ -178,6 +182,44 @@ def test_figures_of_a_buffer(saved):
     assert all(figure.axes for figure in figures.values())
 
 
+def view_of(**numbers):
+    return _report._views.View("", "ReplayBuffer", {}, {}, [], beta="beta = 1", **numbers)
+
+
+def test_figures_show_the_numbers():
+    law, weights = np.array([0, 0.25, 0.25, 0.5]), np.array([np.inf, 1, 1, 0.5])
+    updates = np.repeat([0, 1, 5, 50], [500, 400, 96, 4])
+    view = view_of(priorities=np.array([0, 1, 1, 2.0]), law=law, weights=weights, ages=np.arange(4), updates=updates)
+    pictures = _report._figures.pictures(view)
+    assert pictures["priorities"].caption.endswith("Not shown: 25.0% of priority 0, which are never drawn.")
+    (ages, _bar), (counts,) = (pictures[name].figure.axes for name in ("ages", "updates"))
+    assert (ages.get_xscale(), ages.get_yscale()) == ("linear", "log")
+    assert pictures["weights"].caption.endswith("A large batch is worth 90% of its size.")  # 0.75^2 / 0.625
+    assert [bar.get_height() for bar in counts.patches] == [0.5, 0.4, 0, 0, 0, 0.096, 0.004]  # the last: more than 5
+    assert "more than 5" in counts.get_xlabel()
+
+
+def test_a_list_of_buffers_and_one_of_states():
+    """Each buffer belongs to the state at its place; there may be more states."""
+    buffer, state, _ = replay_run()
+    for configs in ([buffer], (buffer,)):
+        states = [state, jnp.zeros(3)]
+        described = _report._description.describe(_report._with_numbers(configs, states))
+        (view,) = _report._views.views(_report.Saved("", {}, described, _report._saved.from_state(states)))
+        assert (view.name, view.beta) == ("0", "beta = 0.55")
+
+
+def test_numbers_of_a_large_state_are_thinned_evenly(monkeypatch):
+    monkeypatch.setattr(_report._views, "MOST", 4)
+    for size, shown in ((3, [0, 1, 2]), (4, [0, 1, 2, 3]), (5, [0, 2, 4]), (8, [0, 2, 4, 6]), (10, [0, 3, 6, 9])):
+        assert _report._views.thin(np.arange(size)).tolist() == shown
+
+
+def test_quantiles_are_numbers_that_occur():
+    found = _report._text.quantiles(np.array([3, 0, 2, 1]))
+    assert found == {"min": 0, "10%": 0, "50%": 1, "90%": 3, "max": 3}
+
+
 def test_without_matplotlib_the_error_names_the_extra(saved, monkeypatch, capsys):
     path, config, state, _ = saved
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
@@ -186,6 +228,26 @@ def test_without_matplotlib_the_error_names_the_extra(saved, monkeypatch, capsys
     assert main([str(path), "--out", "page.html"]) == 2
     assert "jaxreplay[plots]" in capsys.readouterr().err
     assert main([str(path)]) == 0
+
+
+@dataclasses.dataclass(frozen=True)
+class Oldest:
+    """A sampler whose state says nothing, also not for how many slots it is."""
+
+    def init(self, capacity):
+        return ()
+
+    def insert(self, state, slots, drawable):
+        return state
+
+    def sample(self, state, key, batch_size, live):
+        return jnp.zeros(batch_size, jnp.int32), jnp.ones(batch_size)
+
+    def weights(self, state, probabilities, size, beta=None):
+        return probabilities
+
+    def update(self, state, slots, td_errors, mask):
+        return state
 
 
 OTHERS = {
@@ -220,8 +282,10 @@ OTHERS = {
         jax.vmap(lambda x: buffer.add(buffer.init(x), x))(jnp.zeros((3, 2))),
     ),
     "nothing": lambda: (None, {"x": jnp.zeros(3), "opt": optax.EmptyState()}),
+    "own sampler": lambda: (buffer := jr.ReplayBuffer(capacity=4, sampler=Oldest()), buffer.init(jnp.zeros((1, 2)))),
 }
 EXPECTED = {
+    "own sampler": [],
     "empty": [],
     "no priorities": ["mass", "weights"],
     "alpha 0": ["priorities", "ages", "mass", "weights"],
@@ -235,7 +299,7 @@ EXPECTED = {
 }
 
 
-ALWAYS = ("windows", "sharded", "narrow", "reservoir", "no priorities", "nothing", "mixture", "empty")
+ALWAYS = ("windows", "sharded", "narrow", "reservoir", "no priorities", "nothing", "mixture", "empty", "own sampler")
 
 
 @pytest.mark.parametrize("name", [name if name in ALWAYS else rarely(name) for name in OTHERS])
@@ -245,6 +309,8 @@ def test_other_states(tmp_path, name):
     jr.save(tmp_path / "run", config, state)
     text, page = (_report.of_checkpoint(tmp_path / "run", html=html) for html in (False, True))
     assert len(Page(page).images) == len(EXPECTED[name])
+    for shown in (text, page):
+        assert ("No buffer and no pools in it." in shown) == (name == "nothing")
     if name == "sharded":
         assert "Sharded(ReplayBuffer)" in text
         assert "4 of 4" in text

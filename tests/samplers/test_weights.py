@@ -27,6 +27,15 @@ def test_extreme_probabilities_stay_finite_and_empty_rows_are_zero():
     assert np.all(np.asarray(jr.importance_weights(jnp.zeros(4), 0, 1.0)) == 0)
 
 
+def test_a_row_without_an_item_has_no_gradient():
+    """The logarithm of its probability, 0, has none."""
+
+    def total(probabilities):
+        return jnp.sum(jr.importance_weights(probabilities, 4, 1.0, normalize=None))  # 1 / (4 p) each
+
+    np.testing.assert_allclose(jax.grad(total)(jnp.array([0.5, 0.25, 0.0])), [-1, -4, 0], rtol=1e-6)
+
+
 def test_global_weight_is_at_most_one_and_one_at_the_smallest():
     probabilities = jnp.array([0.1, 0.2, 0.4])
     weights = jr.importance_weights(probabilities, 5, 1.0, normalize="global", min_probability=0.1)

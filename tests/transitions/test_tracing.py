@@ -377,6 +377,7 @@ def test_feeds_a_buffer_inside_scan():
         (lambda: jr.NStep(n=1, gamma=1.1), r"gamma=1.1: must be a number in \[0, 1\]; it is a discount"),
         (lambda: jr.NStep(n=1, gamma=float("nan")), "gamma=nan"),
         (lambda: jr.NStep(n=1, gamma=0.9, num_envs=0), "num_envs=0: must be an integer from 1 .*, the number of env"),
+        (lambda: jr.NStep(n=1, gamma=0.9, num_envs=2**31), "num_envs=2147483648: must be an integer from 1 to"),
         (lambda: jr.MonteCarlo(gamma=0.9, max_length=0), "max_length=0: must be an integer"),
         (lambda: jr.MonteCarlo(gamma=0.9, max_length=1, num_envs=0), "num_envs=0"),
         (lambda: jr.n_step_transitions(*[np.zeros((2, 1))] * 6, n=0, gamma=0.9), "n=0"),

@@ -20,6 +20,7 @@ from jax import lax
 
 from jaxreplay._common import checks
 from jaxreplay._common.ring import Live
+from jaxreplay.buffers._shards import whole_of
 from jaxreplay.samplers._protocol import check_sampler as check_methods
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.transitions._batch import without_valid
@@ -361,6 +362,6 @@ def _td_errors(key: jax.Array, count: int) -> jax.Array:
 
 def _adder(buffer: Any) -> Callable[[Any, Any, jax.Array], Any]:
     """`add` of a state, items and a key, which is given to a buffer that asks for one."""
-    if "key" in inspect.signature(getattr(buffer, "buffer", buffer).add).parameters:
+    if "key" in inspect.signature(whole_of(buffer).add).parameters:
         return lambda state, items, key: buffer.add(state, items, jax.random.fold_in(key, 2))
     return lambda state, items, key: buffer.add(state, items)

@@ -43,7 +43,7 @@ def few_rows(count: int) -> bool:
 def few_items(buffer: Any, state: Any, count: int) -> bool:
     """Whether so many stored items are few."""
     size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.storage))
-    return few_rows(count) and count * buffer._share * size <= FEW_BYTES
+    return few_rows(count) and count * buffer._item_share * size <= FEW_BYTES
 
 
 def few_added(buffer: Any, state: Any, items: Any, *rest: Any) -> bool:

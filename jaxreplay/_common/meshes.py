@@ -15,6 +15,12 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 _use_mesh: Any = getattr(jax.sharding, "use_abstract_mesh", None)
 
 
+class OnMesh:
+    """A configuration whose methods lay out their arrays over a mesh of its own, as `Sharded` does."""
+
+    mesh: Mesh
+
+
 def over_any_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
     """A function of a state and other arguments that may be traced with arrays over any mesh.
 

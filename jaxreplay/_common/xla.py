@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxreplay._common.checks import as_int32
 from jaxreplay._common.eager import ON_ONE_THREAD, on_one_thread
-from jaxreplay._common.meshes import over_any_mesh
+from jaxreplay._common.meshes import OnMesh, over_any_mesh
 
 
 def materialize(*arrays: jax.Array) -> Any:
@@ -193,8 +193,7 @@ def _programs(
         def method(*arguments: Any) -> Any:
             return body(self, **dict(zip(names[1:], arguments, strict=True)))
 
-        # What has a mesh of its own lays out its arrays itself.
-        return (method if hasattr(self, "mesh") else over_any_mesh(method))(*arguments)
+        return (method if isinstance(self, OnMesh) else over_any_mesh(method))(*arguments)
 
     program.__name__ = body.__name__  # in profiles
     numbers = (0, *map(names.index, static))

@@ -14,6 +14,7 @@ from jaxreplay._common.checks import check_integer
 from jaxreplay._common.eager import few_drawn, few_named, few_rows, few_told
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
+from jaxreplay.buffers._shards import whole_of
 from jaxreplay.samplers import Sampler
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.transitions import TransitionBatch
@@ -73,10 +74,9 @@ class Buffer(abc.ABC, Generic[S]):
     sampler: Sampler
     donate: bool
     _axis_name: str | None  # of a shard: the mapped axis over all shards
-    _stored_axes: ClassVar[int] = 1  # leading axes of the storage
-    _cut: ClassVar[str]  # the field that counts all shards
-    _size_field: ClassVar[str] = "capacity"  # the field that memory grows with
-    _stores_once: ClassVar[str | None] = None  # a buffer that does not store an observation twice, if this one does
+    # Fields with the sizes of the storage's leading axes. Memory grows with the first; shards get parts of the last.
+    _storage_axes: ClassVar[tuple[str, ...]] = ("capacity",)
+    _once_in: ClassVar[str | None] = None  # a kind of buffer that stores once what this one may store several times
 
     @abc.abstractmethod
     def init(self, items: Any, /) -> S:
@@ -100,14 +100,14 @@ class Buffer(abc.ABC, Generic[S]):
         return [("", jax.eval_shape(self.init, items), 1)]
 
     @property
-    def _share(self) -> float:
+    def _item_share(self) -> float:
         """What part of the storage a drawn item is."""
         return 1 / self._num_slots
 
     @property
     def _batch_axes(self) -> int:
         """Leading axes of what `add` takes; shards get equal parts of the last of them."""
-        return self._stored_axes
+        return len(self._storage_axes)
 
     @property
     def _axis(self) -> dict[str, Any]:
@@ -131,12 +131,9 @@ class Buffer(abc.ABC, Generic[S]):
         """`_local_slots` of handles as all shards know them."""
         return self._local_slots(state, handles - ring.first_handle(state.ring, shards.index(self._axis_name)))
 
-    @abc.abstractmethod
     def _check_state(self, state: S) -> None:
         """Raise a `ValueError` where `state` is not one of this buffer's."""
-
-    def _check_leading(self, state: S, *fields: str) -> None:
-        """Raise a `ValueError` where the storage has not the sizes in `fields`, or the sampler's state is another's."""
+        fields = self._storage_axes
         found, expected = layouts.leading(state.storage, len(fields)), tuple(getattr(self, field) for field in fields)
         if state.ring.size.shape != () or found != expected:
             names = ", ".join(f"{field}={size}" for field, size in zip(fields, expected, strict=True))
@@ -369,11 +366,12 @@ class Buffer(abc.ABC, Generic[S]):
         places = self._places(state, self._slots(state, checks.check_indices(indices)))
         spec = layouts.stored_spec(state.storage)
         values, valid = without_valid(checks.as_arrays(values))
-        values = checks.check_parts(values, spec, places.shape, self._stored_axes, "the buffer")
+        num_axes = len(self._storage_axes)
+        values = checks.check_parts(values, spec, places.shape, num_axes, "the buffer")
         mask = written(mask, valid, places.shape)
         if mask is not None:
-            places = jnp.where(mask, places, layouts.num_places(spec, self._stored_axes))
-        changed = {"storage": layouts.write_parts(state.storage, self._stored_axes, places, values)}
+            places = jnp.where(mask, places, layouts.num_places(spec, num_axes))
+        changed = {"storage": layouts.write_parts(state.storage, num_axes, places, values)}
         return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
     def newest(self, state: S, n: int) -> jax.Array:
@@ -467,8 +465,7 @@ def check_draw(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
 def check_drawn(buffer: Any, state: Any, drawn: Sample) -> Sample:
     """`drawn`; raises a `ValueError` where the buffer, or all shards, are known to be empty."""
     if is_known_empty(buffer, state):
-        whole = getattr(buffer, "buffer", buffer)  # of which a `Sharded` holds parts
-        raise ValueError(whole._why_empty(state))
+        raise ValueError(whole_of(buffer)._why_empty(state))
     return drawn
 
 

@@ -22,6 +22,8 @@ import numpy as np
 from jaxreplay import sum_tree
 from jaxreplay._common import layouts
 from jaxreplay._common.checks import as_spec, type_text
+from jaxreplay._common.meshes import OnMesh
+from jaxreplay.buffers._shards import whole_of
 from jaxreplay.sum_tree import SumTree
 
 BACKENDS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
@@ -233,7 +235,7 @@ def _bytes(tree: Any, backend: str) -> int:
 
 def _device_of(buffer: Any) -> Any:
     """A device that `init` allocates on."""
-    if hasattr(buffer, "mesh"):
+    if isinstance(buffer, OnMesh):
         return buffer.mesh.local_devices[0]
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     return jax.local_devices(backend=device)[0] if device is None or isinstance(device, str) else device
@@ -246,17 +248,18 @@ def _too_large(buffer: Any, found: Memory, limit: int | None, device: Any) -> st
     has = "no room left for it"
     if limit is not None and limit < found.total:
         has = short(limit) + " free" * is_host
-    remedies = []
-    whole = getattr(buffer, "buffer", buffer)
-    if name := getattr(whole, "_size_field", None):
+    whole = whole_of(buffer)
+    if hasattr(whole, "buffers"):
+        remedies = ["lower the sizes of its buffers"]
+    else:
+        name = whole._storage_axes[0]
         size = getattr(whole, name)
         fits = int(size * (limit or 0) / found.total)
         to = f" to {fits - fits % 10 ** max(len(str(fits)) - 3, 0)}" if 0 < fits < size else ""
-        remedies.append(f"lower {name}={size}{to}")
-    if (kind := getattr(whole, "_stores_once", None)) and (once := _bytes_once(found, largest)) < found.total:
-        remedies.append(f"store each observation or frame once in a {kind}, which takes about {short(once)}")
-    if hasattr(whole, "buffers"):
-        remedies.append("lower the sizes of its buffers")
+        remedies = [f"lower {name}={size}{to}"]
+        if whole._once_in and (once := _bytes_once(found, largest)) < found.total:
+            kind = whole._once_in
+            remedies.append(f"store each observation or frame once in a {kind}, which takes about {short(once)}")
     if whole is buffer and not is_host:
         remedies.append("spread it over several devices with jr.Sharded")
     return (

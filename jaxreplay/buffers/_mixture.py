@@ -37,10 +37,10 @@ from jaxreplay.buffers._mixture_sources import (
     leading_of,
     normalization_of,
     num_rows,
-    unsharded,
     without_normalization,
 )
 from jaxreplay.buffers._sharded import Sharded
+from jaxreplay.buffers._shards import shards_of, whole_of
 from jaxreplay.transitions import TransitionBatch
 
 
@@ -144,7 +144,7 @@ class Mixture:
 
     def _specs(self, spec: Any) -> list[Any]:
         """What each buffer's `init` takes, where the first one's takes `spec`."""
-        num_axes = unsharded(self.buffers[0])._batch_axes
+        num_axes = whole_of(self.buffers[0])._batch_axes
 
         def its(buffer: Buffer[Any] | Sharded[Any]) -> Any:
             leading = leading_of(buffer)
@@ -411,11 +411,11 @@ class Mixture:
         """The sources that have rows in a batch, and these rows."""
         parts, start = [], 0
         for k, count in enumerate(self.counts(num_rows)):
-            buffer = self.buffers[k]
-            if isinstance(buffer, Sharded) and count % buffer.num_shards:
+            num_shards = shards_of(self.buffers[k]).num_shards
+            if count % num_shards:
                 raise ValueError(
                     f"{name}={num_rows}: of these rows buffers[{k}] gets {count}, which must be a multiple of "
-                    f"{buffer.num_shards}, the number of its shards; change the batch size or the shares."
+                    f"{num_shards}, the number of its shards; change the batch size or the shares."
                 )
             if count > 0:
                 parts.append((k, slice(start, start + count)))

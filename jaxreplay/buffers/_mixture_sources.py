@@ -14,29 +14,22 @@ from jaxreplay._common import checks, layouts
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sequence import SequenceBuffer
 from jaxreplay.buffers._sharded import Sharded
+from jaxreplay.buffers._shards import shards_of, whole_of, with_whole
 from jaxreplay.samplers import Prioritized, Uniform
-
-
-def unsharded(buffer: Buffer[Any] | Sharded[Any]) -> Buffer[Any]:
-    """The buffer that is sharded, or not."""
-    return buffer.buffer if isinstance(buffer, Sharded) else buffer
 
 
 def leading_of(buffer: Buffer[Any] | Sharded[Any]) -> tuple[int, ...]:
     """Leading axes that what `init` takes may have."""
-    num_shards = buffer.num_shards if isinstance(buffer, Sharded) else 1
-    whole = unsharded(buffer)
-    last = whole.num_envs if isinstance(whole, SequenceBuffer) else num_shards
-    return (*[1] * (whole._batch_axes - 1), last)
+    shards = shards_of(buffer)
+    last = shards.whole.num_envs if isinstance(shards.whole, SequenceBuffer) else shards.num_shards
+    return (*[1] * (shards.whole._batch_axes - 1), last)
 
 
 def items_spec(buffer: Buffer[Any] | Sharded[Any], state: Any) -> Any:
     """Shapes and dtypes of an item."""
-    num_axes = unsharded(buffer)._stored_axes
-    storage = state.storage
-    if isinstance(buffer, Sharded):
-        storage = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), storage)
-    spec = layouts.stored_spec(storage)
+    shards = shards_of(buffer)
+    num_axes = len(shards.whole._storage_axes)
+    spec = layouts.stored_spec(shards.part_spec(state.storage))
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[num_axes:], x.dtype), spec)
 
 
@@ -46,12 +39,12 @@ def check_buffers(buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...]:
         raise ValueError(f"buffers={buffers!r}: must be a tuple of at least one buffer, such as (online, offline).")
     lengths = []
     for k, buffer in enumerate(buffers):
-        if not isinstance(buffer, Buffer | Sharded):
+        whole = whole_of(buffer)
+        if not isinstance(whole, Buffer):
             raise ValueError(
                 f"buffers[{k}]={buffer!r}: must be a ReplayBuffer, ReservoirBuffer, SequenceBuffer or Sharded of one; "
                 "the buffers of another Mixture are given one by one."
             )
-        whole = unsharded(buffer)
         lengths.append(whole.sequence_length if isinstance(whole, SequenceBuffer) else None)
         if lengths[k] != lengths[0]:
             drawn = ["items" if x is None else f"sequences of {x} steps" for x in (lengths[k], lengths[0])]
@@ -86,7 +79,7 @@ def normalization_of(buffers: Sequence[Buffer[Any] | Sharded[Any]]) -> Literal["
     """What joint weights are divided by; a `ValueError` where the samplers do not agree."""
     rules = {}
     for k, buffer in enumerate(buffers):
-        sampler = unsharded(buffer).sampler
+        sampler = whole_of(buffer).sampler
         if hasattr(sampler, "normalize"):
             rules.setdefault(getattr(sampler, "normalize", None), k)
     for rule, k in rules.items():
@@ -108,7 +101,8 @@ def num_rows(buffer: Buffer[Any] | Sharded[Any], probabilities: jax.Array) -> An
 
     Of those of `probabilities` [B] the rows that hold an item; for shards, whose weights count the others, all.
     """
-    if fills_rows(unsharded(buffer).sampler) or (isinstance(buffer, Sharded) and buffer.num_shards > 1):
+    shards = shards_of(buffer)
+    if fills_rows(shards.whole.sampler) or shards.num_shards > 1:
         return probabilities.size
     return jnp.maximum(jnp.sum(probabilities > 0, dtype=jnp.int32), 1).astype(jnp.float32)
 
@@ -120,8 +114,8 @@ def fills_rows(sampler: Any) -> bool:
 
 def without_normalization(buffer: Any) -> Any:
     """The same buffer, whose weights are not normalized; it has the same states."""
-    if isinstance(buffer, Sharded):
-        return dataclasses.replace(buffer, buffer=without_normalization(buffer.buffer))
-    if getattr(buffer.sampler, "normalize", None) is None:
+    whole = whole_of(buffer)
+    if getattr(whole.sampler, "normalize", None) is None:
         return buffer
-    return dataclasses.replace(buffer, sampler=dataclasses.replace(buffer.sampler, normalize=None))
+    sampler = dataclasses.replace(whole.sampler, normalize=None)
+    return with_whole(buffer, dataclasses.replace(whole, sampler=sampler))

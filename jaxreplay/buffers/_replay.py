@@ -84,8 +84,7 @@ class ReplayBuffer(Buffer[ReplayState]):
     axes: int = 1
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
-    _cut: ClassVar[str] = "capacity"
-    _stores_once: ClassVar[str | None] = "SequenceBuffer"
+    _once_in: ClassVar[str | None] = "SequenceBuffer"
 
     def __post_init__(self):
         capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
@@ -193,9 +192,6 @@ class ReplayBuffer(Buffer[ReplayState]):
     @property
     def _num_slots(self) -> int:
         return self.capacity
-
-    def _check_state(self, state: ReplayState) -> None:
-        self._check_leading(state, "capacity")
 
     def _live(self, state: ReplayState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is None:

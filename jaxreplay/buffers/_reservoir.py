@@ -17,7 +17,7 @@ handles in a row differ; so up to there none is ever mistaken.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -111,7 +111,6 @@ class ReservoirBuffer(Buffer[ReservoirState]):
     sampler: Sampler = Uniform()
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
-    _cut: ClassVar[str] = "capacity"
 
     def __post_init__(self):
         capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
@@ -242,9 +241,6 @@ class ReservoirBuffer(Buffer[ReservoirState]):
     @property
     def _num_slots(self) -> int:
         return self.capacity
-
-    def _check_state(self, state: ReservoirState) -> None:
-        self._check_leading(state, "capacity")
 
     def _live(self, state: ReservoirState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is not None:

@@ -136,9 +136,7 @@ class SequenceBuffer(Buffer[SequenceState]):
     hindsight: bool = False
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
-    _stored_axes: ClassVar[int] = 2
-    _cut: ClassVar[str] = "num_envs"
-    _size_field: ClassVar[str] = "length"
+    _storage_axes: ClassVar[tuple[str, ...]] = ("length", "num_envs")
 
     def __post_init__(self):
         num_envs = check_integer("num_envs", self.num_envs, 1, ring.MAX_CAPACITY, "the number of streams")
@@ -383,7 +381,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         return self.windows in ("cut", "episodes")
 
     @property
-    def _share(self) -> float:
+    def _item_share(self) -> float:
         return self.sequence_length / (self.length * self.num_envs)
 
     @property
@@ -439,7 +437,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         return steps, flags_of(ends, drawable) if self.gaps else ends
 
     def _check_state(self, state: SequenceState) -> None:
-        self._check_leading(state, "length", "num_envs")
+        super()._check_state(state)
         found, expected = (state.windows, state.ends), (self._drawable is _chosen_sequences, self._keeps_ends)
         if tuple(x is not None for x in found) != expected:
             raise ValueError(

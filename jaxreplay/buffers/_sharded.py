@@ -12,17 +12,18 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxreplay._common import checks, ring, shards
 from jaxreplay._common.checks import check_integer
-from jaxreplay._common.meshes import mesh_here
+from jaxreplay._common.meshes import OnMesh, mesh_here
 from jaxreplay._common.xla import alive, jit_method
 from jaxreplay.buffers import _later_steps, _memory
 from jaxreplay.buffers._base import Buffer, S, Sample, check_draw, check_drawn
 from jaxreplay.buffers._replay import ReplayState
 from jaxreplay.buffers._reservoir import ReservoirState
 from jaxreplay.buffers._sequence import SequenceState
+from jaxreplay.buffers._shards import part_of, shards_of
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Sharded(Generic[S]):
+class Sharded(OnMesh, Generic[S]):
     """A buffer cut into D equal shards, one for each device along an axis of a mesh.
 
     It has the buffer's methods, on global arrays. `add` gives the first D-th of the batch's rows (for a
@@ -66,7 +67,7 @@ class Sharded(Generic[S]):
             raise ValueError(f"mesh={self.mesh!r}: must be a jax.sharding.Mesh, as jax.make_mesh makes it.")
         if self.axis not in self.mesh.axis_names:
             raise ValueError(f"axis={self.axis!r}: must be one of the mesh's axes, {self.mesh.axis_names}.")
-        shard_of(self.buffer, self.num_shards)
+        part_of(self.buffer, self.num_shards)  # for its checks
 
     @property
     def donate(self) -> bool:
@@ -447,7 +448,7 @@ class Sharded(Generic[S]):
     @property
     def _part(self) -> Buffer[S]:
         """The buffer that each shard is."""
-        return shard_of(self.buffer, self.num_shards, self._axis_name)
+        return part_of(self.buffer, self.num_shards, self._axis_name)
 
     @property
     def _axis_name(self) -> str | None:
@@ -486,7 +487,7 @@ class Sharded(Generic[S]):
                 f"{self.num_shards} shards: this state has leading axes {list(state.ring.size.shape)}; use the buffer "
                 "that made it, and jax.vmap for a stack of states."
             )
-        self._part._check_state(jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state))
+        self._part._check_state(shards_of(self).part_spec(state))
 
     def _check_divides(self, name: str, size: int) -> None:
         if size % self.num_shards:
@@ -527,19 +528,6 @@ class Sharded(Generic[S]):
                 for a, s in zip(arguments, layout, strict=True)
             )
         return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(self.axis))(*arguments)
-
-
-def shard_of(buffer: Buffer[S], num_shards: int, axis_name: str | None = None) -> Buffer[S]:
-    """The buffer that each of `num_shards` shards of `buffer` is.
-
-    Raises:
-      ValueError: it cannot be cut evenly.
-    """
-    size = getattr(buffer, buffer._cut)
-    if size % num_shards:
-        raise ValueError(f"{buffer._cut}={size}: must be a multiple of {num_shards}, the number of shards.")
-    config: Any = buffer
-    return dataclasses.replace(config, **{buffer._cut: size // num_shards}, _axis_name=axis_name)
 
 
 @functools.cache

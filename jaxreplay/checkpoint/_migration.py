@@ -15,11 +15,10 @@ from jaxreplay.buffers import (
     ReplayState,
     SequenceBuffer,
     SequenceState,
-    Sharded,
     _chosen_sequences,
     _later_steps,
 )
-from jaxreplay.buffers._sharded import shard_of
+from jaxreplay.buffers._shards import Shards, shards_of
 from jaxreplay.samplers import Prioritized, PrioritizedState, Uniform, UniformState, UpdateCounts
 from jaxreplay.samplers._prioritized import largest_leaf
 
@@ -61,44 +60,26 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
       >>> new.get(state, new.newest(state, 2)).tolist()  # the newest, as there is no room for all
       [20, 30]
     """
-    old, new = _Layout(old_buffer), _Layout(new_buffer)
-    for layout, name in ((old, "old_buffer"), (new, "new_buffer")):
-        if type(layout.whole) not in KINDS:
+    old, new = shards_of(old_buffer), shards_of(new_buffer)
+    for whole, name in ((old.whole, "old_buffer"), (new.whole, "new_buffer")):
+        if type(whole) not in KINDS:
             raise ValueError(
-                f"{name}={layout.whole!r}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one; the buffers of "
+                f"{name}={whole!r}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one; the buffers of "
                 "a Mixture are migrated one by one."
             )
-        if type(layout.whole.sampler) not in (Uniform, Prioritized):
-            raise ValueError(f"{name}.sampler={layout.whole.sampler!r}: must be Uniform or Prioritized.")
+        if type(whole.sampler) not in (Uniform, Prioritized):
+            raise ValueError(f"{name}.sampler={whole.sampler!r}: must be Uniform or Prioritized.")
     if type(old.whole) is not type(new.whole):
         raise ValueError(f"new_buffer={new.whole!r}: must be a {type(old.whole).__name__}, as old_buffer is.")
     old_buffer._check_state(state)
-    if not old.is_sharded:
-        state = jax.tree.map(lambda x: x[None], state)
     migrate_kind = _migrate_items if isinstance(old.whole, ReplayBuffer) else _migrate_sequences
-    return migrate_kind(old, state, new).on_this_backend()
+    return migrate_kind(old, old.stacked(state), new).on_this_backend()
 
 
-class _Layout:
-    """How the states of a buffer, sharded or not, lie: as the stack of those of its shards."""
-
-    def __init__(self, buffer: Any):
-        self.is_sharded = isinstance(buffer, Sharded)
-        self.whole: Any = buffer.buffer if self.is_sharded else buffer
-        self.num_shards = buffer.num_shards if self.is_sharded else 1
-        self.shard: Any = shard_of(self.whole, self.num_shards) if type(self.whole) in KINDS else None
-        self._sharding = buffer.state_sharding if self.is_sharded else None
-
-    def place(self, x: np.ndarray) -> jax.Array:
-        """A leaf [num_shards, ...] where the states' leaves are."""
-        if self._sharding is None:
-            return jnp.asarray(x[0])
-        return jax.make_array_from_callback(x.shape, self._sharding, lambda index: x[index])
-
-    def ring(self, size: np.ndarray, slots: int, num_rings: int) -> ring.Ring:
-        """Rings of `slots` whose `size` [num_shards] items lie from slot 0 on."""
-        size = size.astype(np.int32)
-        return ring.Ring(self.place(size), self.place(size), ring.init(slots, num_rings).period)
+def _ring(new: Shards, size: np.ndarray, slots: int, num_rings: int) -> ring.Ring:
+    """Rings of `slots` whose `size` [num_shards] items lie from slot 0 on."""
+    size = size.astype(np.int32)
+    return ring.Ring(new.place(size), new.place(size), ring.init(slots, num_rings).period)
 
 
 def _on_host(x: jax.Array) -> np.ndarray:
@@ -107,7 +88,7 @@ def _on_host(x: jax.Array) -> np.ndarray:
     return np.asarray(x)
 
 
-def _move(x: jax.Array, move: Any, new: _Layout) -> jax.Array:
+def _move(x: jax.Array, move: Any, new: Shards) -> jax.Array:
     """A leaf of the old storage, moved by `move` (of numpy arrays) to the new; also one of PRNG keys."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         moved = _move(jax.random.key_data(x), move, new)
@@ -115,10 +96,10 @@ def _move(x: jax.Array, move: Any, new: _Layout) -> jax.Array:
     return new.place(move(_on_host(x)))
 
 
-def _migrate_items(old: _Layout, state: ReplayState, new: _Layout) -> ReplayState:
+def _migrate_items(old: Shards, state: ReplayState, new: Shards) -> ReplayState:
     size, inserted = _on_host(state.ring.size), _on_host(state.ring.inserted)
     # Of all items, newest first: where they lie, shard by shard.
-    capacity = old.shard.capacity
+    capacity = old.part.capacity
     age, shard = np.divmod(np.arange(old.whole.capacity), old.num_shards)
     shard = old.num_shards - 1 - shard
     live = age < size[shard]
@@ -127,7 +108,7 @@ def _migrate_items(old: _Layout, state: ReplayState, new: _Layout) -> ReplayStat
     # Of the new shards' slots: whose item they get.
     shard = np.arange(new.num_shards)[:, None]
     new_size = (len(newest_first) + shard) // new.num_shards
-    age = new_size - 1 - np.arange(new.shard.capacity)
+    age = new_size - 1 - np.arange(new.part.capacity)
     filled = age >= 0
     rank = np.where(filled, age * new.num_shards + new.num_shards - 1 - shard, 0)
     source = np.where(filled, newest_first[rank] if len(newest_first) else 0, -1)
@@ -139,12 +120,12 @@ def _migrate_items(old: _Layout, state: ReplayState, new: _Layout) -> ReplayStat
 
     return ReplayState(
         storage=jax.tree.map(lambda x: _move(x, move, new), layouts.as_it_is(state.storage)),
-        ring=new.ring(new_size[:, 0], new.shard.capacity, new.num_shards),
+        ring=_ring(new, new_size[:, 0], new.part.capacity, new.num_shards),
         sampler=_migrate_sampler(old, state.sampler, new, source),
     )
 
 
-def _migrate_sequences(old: _Layout, state: SequenceState, new: _Layout) -> SequenceState:
+def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> SequenceState:
     for name in ("num_envs", "sequence_length", "stride", "windows", "gaps", "hindsight"):
         if getattr(old.whole, name) != getattr(new.whole, name):
             raise ValueError(
@@ -158,7 +139,7 @@ def _migrate_sequences(old: _Layout, state: SequenceState, new: _Layout) -> Sequ
     def deal(x: np.ndarray, axis: int) -> np.ndarray:
         """[old shards, n, old streams a shard, ...] to [new shards, n, new streams a shard, ...]."""
         x = np.moveaxis(x, 0, axis)
-        x = x.reshape(x.shape[0], new.num_shards, new.shard.num_envs, *x.shape[3:])
+        x = x.reshape(x.shape[0], new.num_shards, new.part.num_envs, *x.shape[3:])
         return np.moveaxis(x, 1, 0)
 
     def move(x: np.ndarray) -> np.ndarray:
@@ -169,13 +150,13 @@ def _migrate_sequences(old: _Layout, state: SequenceState, new: _Layout) -> Sequ
 
     # Slots of the sequences, oldest first, in the old shards, then in the new.
     num_starts = (num_rows + wait - new.whole.sequence_length) // new.whole.stride
-    start = (sequences // old.shard.num_envs - num_starts + np.arange(num_starts)) % old.shard._num_starts
-    env = np.arange(old.shard.num_envs)
+    start = (sequences // old.part.num_envs - num_starts + np.arange(num_starts)) % old.part._num_starts
+    env = np.arange(old.part.num_envs)
     shard = np.arange(old.num_shards)[:, None, None]
-    slots = shard * old.shard._num_slots + start[:, None] * old.shard.num_envs + env
-    source = np.full((new.num_shards, new.shard._num_starts, new.shard.num_envs), -1)
+    slots = shard * old.part._num_slots + start[:, None] * old.part.num_envs + env
+    source = np.full((new.num_shards, new.part._num_starts, new.part.num_envs), -1)
     source[:, :num_starts] = deal(slots, 1)
-    source, size = source.reshape(new.num_shards, -1), np.full(new.num_shards, num_starts * new.shard.num_envs)
+    source, size = source.reshape(new.num_shards, -1), np.full(new.num_shards, num_starts * new.part.num_envs)
     windows = None
     if state.windows is not None:
         source, size, windows = _migrate_windows(old, state, new, rows - num_rows, num_rows)
@@ -186,14 +167,14 @@ def _migrate_sequences(old: _Layout, state: SequenceState, new: _Layout) -> Sequ
     storage, ends, old_episodes = layouts.as_it_is((state.storage, state.ends, state.episodes))
     episodes = None
     if old_episodes is not None:
-        now = _on_host(old_episodes.now).reshape(new.num_shards, new.shard.num_envs)
+        now = _on_host(old_episodes.now).reshape(new.num_shards, new.part.num_envs)
         episodes = _later_steps.Episodes(_move(old_episodes.number, move, new), new.place(now))
     return SequenceState(
         storage=jax.tree.map(lambda x: _move(x, move, new), storage),
         ends=None if ends is None else _move(ends, move, new),
-        rows=new.ring(every(num_rows), new.whole.length, 1),
+        rows=_ring(new, every(num_rows), new.whole.length, 1),
         wait=new.place(every(wait)),
-        ring=new.ring(size, new.shard._num_slots, new.num_shards),
+        ring=_ring(new, size, new.part._num_slots, new.num_shards),
         sampler=_migrate_sampler(old, state.sampler, new, source),
         windows=windows,
         episodes=episodes,
@@ -201,14 +182,14 @@ def _migrate_sequences(old: _Layout, state: SequenceState, new: _Layout) -> Sequ
 
 
 def _migrate_windows(
-    old: _Layout, state: SequenceState, new: _Layout, first_row: int, num_rows: int
+    old: Shards, state: SequenceState, new: Shards, first_row: int, num_rows: int
 ) -> tuple[np.ndarray, np.ndarray, _chosen_sequences.ChosenSequences]:
     """Slots of the windows in the stacked old shards, [new shards, slots]; their number; and where they are now.
 
     `num_rows` rows from `first_row` on, modulo the old length, are kept, and lie from row 0 on.
     """
     assert state.windows is not None
-    num_slots, num_envs = old.shard._num_slots, old.shard.num_envs
+    num_slots, num_envs = old.part._num_slots, old.part.num_envs
     size, inserted = _on_host(state.ring.size)[:, None], _on_host(state.ring.inserted)[:, None]
     position = np.arange(num_slots)
     slot = (inserted - size + position) % num_slots
@@ -219,21 +200,21 @@ def _migrate_windows(
     slot, row, env = ((x + shard * 0)[kept] for x in (slot + shard * num_slots, row, env))
     in_order = np.lexsort((env, row))
 
-    source = np.full((new.num_shards, new.shard._num_slots), -1)
+    source = np.full((new.num_shards, new.part._num_slots), -1)
     moved, count = np.zeros(source.shape, np.int32), np.zeros(new.num_shards, np.int32)
     for k in range(new.num_shards):
-        its = in_order[env[in_order] // new.shard.num_envs == k]
+        its = in_order[env[in_order] // new.part.num_envs == k]
         count[k] = its.size
         source[k, : its.size] = slot[its]
-        moved[k, : its.size] = row[its] * new.shard.num_envs + env[its] % new.shard.num_envs
-    so_far = _on_host(state.windows.so_far).reshape(new.num_shards, new.shard.num_envs)
+        moved[k, : its.size] = row[its] * new.part.num_envs + env[its] % new.part.num_envs
+    so_far = _on_host(state.windows.so_far).reshape(new.num_shards, new.part.num_envs)
     return source, count, _chosen_sequences.ChosenSequences(new.place(moved), new.place(so_far))
 
 
-def _migrate_sampler(old: _Layout, state: Any, new: _Layout, source: np.ndarray) -> Any:
+def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray) -> Any:
     """The new sampler's state; `source` [new shards, slots]: slots of the stacked old shards, -1 where none is."""
     sampler, old_sampler = new.whole.sampler, old.whole.sampler
-    capacity = new.shard._num_slots
+    capacity = new.part._num_slots
     counts = _migrate_counts(state.counts, new, source) if sampler.count_updates else None
     if isinstance(sampler, Uniform):
         return UniformState(capacity, counts)
@@ -269,7 +250,7 @@ def _migrate_sampler(old: _Layout, state: Any, new: _Layout, source: np.ndarray)
     )
 
 
-def _migrate_counts(counts: UpdateCounts | None, new: _Layout, source: np.ndarray) -> UpdateCounts:
+def _migrate_counts(counts: UpdateCounts | None, new: Shards, source: np.ndarray) -> UpdateCounts:
     """The counts of the items that are kept, all 0 if nothing was counted; `source` as of `_migrate_sampler`."""
     of_slots, late = np.zeros(source.shape, np.int32), 0
     if counts is not None:

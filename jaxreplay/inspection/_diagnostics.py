@@ -14,7 +14,6 @@ copied. Nor is it on a GPU.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -28,15 +27,15 @@ from jaxreplay._common.checks import check_bool, check_integer, check_key
 from jaxreplay._common.meshes import over_any_mesh
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.xla import materialize, own, read_once, reads_state
-from jaxreplay.buffers import Mixture, ReservoirBuffer, Sample, SequenceBuffer, Sharded
+from jaxreplay.buffers import Mixture, ReservoirBuffer, Sample, SequenceBuffer
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._mixture_sources import fills_rows
-from jaxreplay.buffers._sharded import shard_of
+from jaxreplay.buffers._shards import Shards, shards_of, whole_of
 from jaxreplay.difficulty_pools import DifficultyPools
+from jaxreplay.inspection import _facts
 from jaxreplay.samplers import Prioritized, effective_sample_size
 
 TENTHS = {"q10": 1, "q50": 5, "q90": 9}  # quantiles
-TOPS = {"top_1pct_mass": 0.01, "top_10pct_mass": 0.1}
 # All draws are compared with some of them, evenly spaced. To sort 256 numbers takes a CPU 20 us, this 2 us.
 PIVOTS, MOST_PIVOTS = 64, 256
 
@@ -118,7 +117,7 @@ def diagnostics(
         check_key(key)
     if sample is not None and not isinstance(sample, Sample):
         raise ValueError(f"sample: got a {type(sample).__name__}, expected what the buffer's sample returns.")
-    if not isinstance(buffer, Buffer | Sharded | Mixture | DifficultyPools):
+    if not isinstance(whole_of(buffer), Buffer | Mixture | DifficultyPools):
         raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay, or DifficultyPools.")
     if sample is not None:  # its items are not looked at
         sample = own(Sample(None, sample.indices, sample.probabilities, sample.weights, None, sample.age))
@@ -139,7 +138,7 @@ def _numbers(
     else:
         keys: Any = (None, None) if key is None else jax.random.split(key)
         if key is not None:
-            shards = getattr(buffer, "num_shards", 1)
+            shards = shards_of(buffer).num_shards
             drawn = buffer._draw(state, keys[0], -(-batch_size // shards) * shards, None, None)
             sample = Sample(None, drawn.indices, drawn.probabilities, drawn.weights, None, drawn.age)
         look = _mixture if isinstance(buffer, Mixture) else _buffer
@@ -166,79 +165,55 @@ def _mixture(
 def _buffer(
     buffer: Any, state: Any, key: jax.Array | None, sample: Sample | None, batch_size: int, thorough: bool
 ) -> Numbers:
-    shards = _Shards(buffer, state)
-    found = _fill(shards)
-    if isinstance(shards.whole.sampler, Prioritized):
-        found |= _priorities(shards)
+    shards = shards_of(buffer)
+    sampler, state = shards.whole.sampler, shards.stacked(state)
+    found = _fill(shards, state)
+    if isinstance(sampler, Prioritized):
+        found |= _priorities(sampler, state.sampler)
     if sample is not None:
-        found |= _draws(shards, sample)
-    if thorough:
-        found |= _all_items(shards)
-    counts = shards.counts
+        found |= _draws(shards, state, sample)
+    live = _facts.live(shards.part, state) if thorough else None
+    if live is not None and isinstance(sampler, Prioritized):
+        found |= _all_items(sampler, state, live)
+    counts = getattr(state.sampler, "counts", None) if hasattr(sampler, "count_updates") else None
     if counts is not None:
         found["late"] = jnp.sum(counts.late.astype(jnp.float32))
-        if thorough:
-            live, size = shards.each(_live), jnp.maximum(found["size"], 1.0)
+        if live is not None:
+            size = jnp.maximum(found["size"], 1.0)
             found["never_updated"] = jnp.sum(live & (counts.of_slots == 0), dtype=jnp.float32) / size
             found["updates_per_item"] = jnp.sum(jnp.where(live, counts.of_slots, 0).astype(jnp.float32)) / size
         elif key is not None:
-            found["never_updated"] = _never_updated(shards, key, -(-batch_size // shards.num_shards))
+            found["never_updated"] = _never_updated(shards, state, key, -(-batch_size // shards.num_shards))
     return found
 
 
-class _Shards:
-    """A buffer as the stack of its shards' states; one that is not sharded is a stack of one."""
-
-    def __init__(self, buffer: Any, state: Any):
-        self.is_sharded = isinstance(buffer, Sharded)
-        self.whole: Any = buffer.buffer if self.is_sharded else buffer
-        self.num_shards: int = buffer.num_shards if self.is_sharded else 1
-        self.part: Any = shard_of(self.whole, self.num_shards)
-        self.state = state
-        self.sizes = self.stacked(state.ring.size).astype(jnp.float32)  # [D]
-        self.sampler = self.stacked(state.sampler)
-        self.counts = getattr(self.sampler, "counts", None) if hasattr(self.whole.sampler, "count_updates") else None
-
-    def stacked(self, tree: Any) -> Any:
-        """Leaves [D, ...]."""
-        return tree if self.is_sharded else jax.tree.map(lambda x: x[None], tree)
-
-    def each(self, function: Callable[..., Any], *arguments: Any) -> Any:
-        """`function` of the buffer that each shard is, its state and its part of the arguments, stacked."""
-        if self.is_sharded:
-            return jax.vmap(functools.partial(function, self.part))(self.state, *arguments)
-        found = function(self.part, self.state, *[x[0] for x in arguments])
-        return jax.tree.map(lambda x: x[None], found)
-
-    def totals(self) -> jax.Array:
-        """Sum of p^alpha in each shard, float32 [D]."""
-        return self.each(lambda _, state: sum_tree.total(state.sampler.tree))
+def _sizes(state: Any) -> jax.Array:
+    """Items in each shard, float32 [D]."""
+    return state.ring.size.astype(jnp.float32)
 
 
-def _fill(shards: _Shards) -> Numbers:
-    buffer, state = shards.whole, shards.state
-    size = jnp.sum(shards.sizes)
+def _fill(shards: Shards, state: Any) -> Numbers:
+    buffer, size = shards.whole, jnp.sum(_sizes(state))
     found: Numbers = {"size": size}
     if not isinstance(buffer, SequenceBuffer):
         found["fill"] = size / buffer.capacity
         found["drawable"] = jnp.minimum(size, 1.0)
         if isinstance(buffer, ReservoirBuffer):
-            count = shards.stacked(state.count).astype(jnp.float32)  # [D, 2]
+            count = state.count.astype(jnp.float32)  # [D, 2]
             found["kept"] = size / jnp.maximum(jnp.sum(count[:, 0] * 2.0**32 + count[:, 1]), 1.0)
         return found
-    rows = shards.stacked(state.rows.size)
+    rows = state.rows.size
     found["fill"] = jnp.mean(rows.astype(jnp.float32)) / buffer.length
-    complete = (rows + shards.stacked(state.wait) - buffer.sequence_length) // buffer.stride * shards.part.num_envs
+    complete = (rows + state.wait - buffer.sequence_length) // buffer.stride * shards.part.num_envs
     complete = jnp.sum(jnp.maximum(complete, 0).astype(jnp.float32))
     found["drawable"] = size / jnp.maximum(complete, 1.0)
     return found
 
 
-def _priorities(shards: _Shards) -> Numbers:
-    sampler, state = shards.whole.sampler, shards.sampler
+def _priorities(sampler: Prioritized, state: Any) -> Numbers:
     updates = jnp.max(state.updates)
     return {
-        "total_priority": jnp.sum(shards.totals()),
+        "total_priority": jnp.sum(_facts.totals(state)),
         "max_priority": jnp.max(state.max_priority),
         "beta": jnp.asarray(sampler.beta(updates) if callable(sampler.beta) else sampler.beta),
         "updates": updates,
@@ -246,31 +221,33 @@ def _priorities(shards: _Shards) -> Numbers:
     }
 
 
-def _draws(shards: _Shards, sample: Sample) -> Numbers:
+def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
     """What the rows of a batch tell; the rows of shards follow each other."""
     probabilities, drawn = sample.probabilities, sample.indices >= 0
     num_rows = jnp.sum(drawn, dtype=jnp.int32)
-    filled = jnp.sum(shards.sizes > 0).astype(jnp.float32)
+    sizes, rows_each = _sizes(state), drawn.size // shards.num_shards
+    filled = jnp.sum(sizes > 0).astype(jnp.float32)
     # Rows of a shard without items draw nothing, and the others are all of the law.
     rows, parts = num_rows.astype(jnp.float32), []
-    if shards.is_sharded and not fills_rows(shards.whole.sampler):  # each shard is as much of the law
+    if shards.num_shards > 1 and not fills_rows(shards.whole.sampler):  # each shard is as much of the law
         held = jnp.sum(drawn.reshape(shards.num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
-        rows = jnp.repeat(held * filled, drawn.size // shards.num_shards)
+        rows = jnp.repeat(held * filled, rows_each)
         parts = [jnp.where(drawn, 1.0 / rows, 0.0)]
-    share = filled / (rows * jnp.sum(shards.sizes) * shards.num_shards)
+    share = filled / (rows * jnp.sum(sizes) * shards.num_shards)
     items = jnp.where(drawn, share / jnp.where(drawn, probabilities, 1.0), 0.0)  # share that each row stands for
     at, not_below, upper, *mass = _ranked(probabilities, items, *parts)
     mass = mass[0] if mass else not_below.astype(jnp.float32) / jnp.maximum(num_rows, 1).astype(jnp.float32)
-    found = {name: _at(top, upper, mass) for name, top in TOPS.items()}
+    found = {name: _at(top, upper, mass) for name, top in _facts.TOPS.items()}
     found["draws/effective_sample_size"] = effective_sample_size(sample.weights)
     if isinstance(shards.whole.sampler, Prioritized):
         # Of a shard's rows, p^alpha is their probability times the total. In one shard the order is the same.
-        leaves, alone = at * shards.totals()[0], not_below
-        if shards.is_sharded:
-            rows = jnp.repeat(shards.totals() * shards.num_shards, drawn.size // shards.num_shards)
+        totals = _facts.totals(state.sampler)
+        leaves, alone = at * totals[0], not_below
+        if shards.num_shards > 1:
+            rows = jnp.repeat(totals * shards.num_shards, rows_each)
             leaves, alone, _ = _ranked(probabilities * rows, jnp.zeros_like(items))
         for name, leaf in _quantiles(leaves, alone, num_rows).items():
-            found[f"draws/priority_{name}"] = _priority(shards, leaf)
+            found[f"draws/priority_{name}"] = _priority(shards.whole.sampler, leaf)
     if sample.age is not None and not isinstance(shards.whole, ReservoirBuffer):
         ages, alone, _ = _ranked(sample.age, jnp.zeros_like(items))
         found |= {f"draws/age_{name}": age for name, age in _quantiles(ages, alone, num_rows).items()}
@@ -313,50 +290,29 @@ def _at(part: float, x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.clip(y0 + slope * (part - x0), 0.0, 1.0)
 
 
-def _priority(shards: _Shards, leaf: jax.Array) -> jax.Array:
+def _priority(sampler: Prioritized, leaf: jax.Array) -> jax.Array:
     """The priority p of which `leaf` is p^alpha."""
-    alpha = shards.whole.sampler.alpha
-    return leaf ** (1.0 / alpha) if alpha > 0 else leaf
+    return leaf ** (1.0 / sampler.alpha) if sampler.alpha > 0 else leaf
 
 
-def _live(buffer: Any, state: Any) -> jax.Array:
-    """Which slots hold what may be drawn, bool [num_slots]."""
-    start, size = buffer._live(state)
-    offset = jnp.arange(buffer._num_slots, dtype=jnp.int32) - start
-    return ring.wrap_negative(offset, buffer._num_slots) < size
-
-
-def _all_items(shards: _Shards) -> Numbers:
-    if not isinstance(shards.whole.sampler, Prioritized):
-        return {}
-    size, totals = jnp.sum(shards.sizes), shards.totals()
-    live = shards.each(_live)  # [D, num_slots]
-    leaves = sum_tree.leaves(shards.sampler.tree)
-    filled = jnp.maximum(jnp.sum(shards.sizes > 0), 1).astype(jnp.float32)
-    weighted = totals > 0
-    scale = jnp.where(weighted, totals, jnp.maximum(shards.sizes, 1.0)) * filled
-    law = jnp.where(live, jnp.where(weighted[:, None], leaves, 1.0) / scale[:, None], 0.0)
-
-    def in_order(x: jax.Array) -> jax.Array:
-        return -jnp.sort(-x.reshape(-1))
-
-    law, rank = in_order(law), jnp.arange(law.size, dtype=jnp.float32)
-    found = {name: jnp.sum(law * jnp.clip(part * size - rank, 0.0, 1.0)) for name, part in TOPS.items()}
-    stored = in_order(jnp.where(live, leaves, -1.0))
+def _all_items(sampler: Prioritized, state: Any, live: jax.Array) -> Numbers:
+    size, leaves = jnp.sum(_sizes(state)), sum_tree.leaves(state.sampler.tree)
+    found = _facts.top_masses(_facts.law(state.sampler, live), size)
+    stored = _facts.descending(jnp.where(live, leaves, -1.0))
     num_items = jnp.sum(live, dtype=jnp.int32)
     quantiles = {**_quantiles(stored, jnp.arange(1, stored.size + 1, dtype=jnp.int32), num_items), "max": stored[0]}
     for name, leaf in quantiles.items():
-        found[f"stored/priority_{name}"] = _priority(shards, jnp.maximum(leaf, 0.0))
+        found[f"stored/priority_{name}"] = _priority(sampler, jnp.maximum(leaf, 0.0))
     found["stored/priority_zero"] = jnp.sum(live & (leaves == 0), dtype=jnp.float32) / jnp.maximum(size, 1.0)
     return found
 
 
-def _never_updated(shards: _Shards, key: jax.Array, batch_size: int) -> jax.Array:
-    def share(buffer: Any, state: Any, key: jax.Array) -> jax.Array:
-        live, of_slots = buffer._live(state), state.sampler.counts.of_slots
+def _never_updated(shards: Shards, state: Any, key: jax.Array, batch_size: int) -> jax.Array:
+    def share(state: Any, key: jax.Array) -> jax.Array:
+        live, of_slots = shards.part._live(state), state.sampler.counts.of_slots
         position = random_integers(random_bits(key, batch_size), jnp.maximum(live.size, 1))
-        slots = live.slots(position, buffer._num_slots)
+        slots = live.slots(position, shards.part._num_slots)
         return jnp.mean(of_slots.at[slots].get(mode="promise_in_bounds") == 0, dtype=jnp.float32)
 
-    found = shards.each(share, jax.random.split(key, shards.num_shards))
-    return jnp.sum(found * shards.sizes) / jnp.maximum(jnp.sum(shards.sizes), 1.0)
+    found, sizes = jax.vmap(share)(state, jax.random.split(key, shards.num_shards)), _sizes(state)
+    return jnp.sum(found * sizes) / jnp.maximum(jnp.sum(sizes), 1.0)

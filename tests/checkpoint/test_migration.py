@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 import jaxreplay as jr
 from jaxreplay._common import ring
-from jaxreplay.buffers._sharded import shard_of
+from jaxreplay.buffers._shards import shards_of
 
 UNIFORM = jr.Uniform()
 PER = jr.Prioritized(alpha=0.7, epsilon=0.0)
@@ -31,7 +31,7 @@ def stacked(buffer, state):
         return [state], buffer
     state = jax.tree.map(np.asarray, state)
     shards = [at(state, k) for k in range(buffer.num_shards)]
-    return shards, shard_of(buffer.buffer, buffer.num_shards)
+    return shards, shards_of(buffer).part
 
 
 def contents(buffer, state):

@@ -5,10 +5,11 @@ call, because it gathers and scatters in another layout than it stores. On a TPU
 128 numbers, one for each lane, which need no copy.
 """
 
+import dataclasses
 import functools
 import math
 from collections.abc import Callable
-from typing import Any
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
@@ -95,15 +96,7 @@ def leading(storage: Any, num_axes: int) -> tuple[int, ...]:
 
 def write(storage: Any, slots: jax.Array, items: Any) -> Any:
     """Storage with `items` [B, ...] at distinct `slots` [B] of its first axis; those out of range are dropped."""
-
-    def leaf_write(stored: Any, new: jax.Array) -> Any:
-        if isinstance(stored, Bits):
-            return Bits(leaf_write(stored.bits, to_bits(new)), stored.dtype)
-        if isinstance(stored, Rows):
-            return _write_rows(stored, slots, new)
-        return stored.at[slots].set(new, mode="drop", unique_indices=True)
-
-    return jax.tree.map(leaf_write, storage, items, is_leaf=is_leaf)
+    return jax.tree.map(lambda leaf, new: _written(leaf, 1, slots, new), storage, items, is_leaf=is_leaf)
 
 
 def write_parts(storage: Any, num_axes: int, places: jax.Array, values: list[Any]) -> Any:
@@ -113,25 +106,27 @@ def write_parts(storage: Any, num_axes: int, places: jax.Array, values: list[Any
     last is written; one out of range is dropped.
     """
     stored, treedef = jax.tree.flatten(storage, is_leaf=is_leaf)
-    sizes, batch_axes = leading(storage, num_axes), places.ndim
-    places = places.reshape(-1)
-    places = jnp.where(last_of_each(places), places, math.prod(sizes))
+    batch_axes, places = places.ndim, places.reshape(-1)
+    places = jnp.where(last_of_each(places), places, num_places(storage, num_axes))
+    for i, value in enumerate(values):
+        if value is not None:
+            new = value.reshape(places.size, *value.shape[batch_axes:])
+            stored[i] = _written(stored[i], num_axes, places, new)
+    return jax.tree.unflatten(treedef, stored)
+
+
+def _written(stored: Any, num_axes: int, places: jax.Array, new: jax.Array) -> Any:
+    """A leaf's storage with `new` [B, ...] at distinct `places` [B], counted along the first `num_axes` axes."""
+    if isinstance(stored, Bits):
+        return Bits(_written(stored.bits, num_axes, places, to_bits(new)), stored.dtype)
+    sizes = stored.shape[:num_axes]
+    if isinstance(stored, Rows):
+        as_one = Rows(stored.rows, (math.prod(sizes), *stored.leading[num_axes:]), stored.item)
+        return Rows(_write_rows(as_one, places, new), stored.leading, stored.item)
     # One index an axis: where the axes are made one and cut again, XLA:CPU copies the array.
     others = jnp.int32(math.prod(sizes[1:]))
     index = (places,) if num_axes == 1 else (lax.div(places, others), lax.rem(places, others))
-
-    def write_leaf(old: Any, new: jax.Array) -> Any:
-        if isinstance(old, Bits):
-            return Bits(write_leaf(old.bits, to_bits(new)), old.dtype)
-        if isinstance(old, Rows):
-            whole = Rows(old.rows, (math.prod(sizes),), old.item)
-            return Rows(_write_rows(whole, places, new).rows, old.leading, old.item)
-        return old.at[index].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
-
-    for i, value in enumerate(values):
-        if value is not None:
-            stored[i] = write_leaf(stored[i], value.reshape(places.size, *value.shape[batch_axes:]))
-    return jax.tree.unflatten(treedef, stored)
+    return stored.at[index].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
 
 
 def num_places(storage: Any, num_axes: int) -> int:
@@ -176,6 +171,45 @@ def on_this_backend(storage: Any, num_axes: int, num_stacked: int, backend: str 
         return _as_it_is(leaf) if is_rows else _as_rows(leaf, num_axes, num_stacked)
 
     return _map_arrays(converted, storage)
+
+
+class LaidOut:
+    """A state whose arrays lie as a backend wants them.
+
+    Its `_layouts`, and those of its parts, have a function `(value, state, backend) -> value` for each field that
+    depends on the backend.
+    """
+
+    _layouts: ClassVar[dict[str, Callable[[Any, Any, str | None], Any]]]
+
+    def on_this_backend(self, backend: str | None = None) -> Self:
+        """The same state with storages and trees as this backend, or `backend`, wants them.
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized())
+          >>> state = buffer.init({"x": jnp.zeros((3, 2))}).on_this_backend("cpu")
+          >>> state.storage["x"].shape, state.sampler.tree.fanout
+          ((4, 2), 8)
+        """
+        return _laid_out(self, self, backend)
+
+
+def _laid_out(tree: Any, state: Any, backend: str | None) -> Any:
+    """A pytree of parts of a state, those with `_layouts` as a backend wants them."""
+
+    def converted(part: Any) -> Any:
+        if not hasattr(part, "_layouts"):
+            return part
+        values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
+        changed = {name: part._layouts.get(name, _laid_out)(value, state, backend) for name, value in values.items()}
+        return dataclasses.replace(part, **changed)
+
+    return jax.tree.map(converted, tree, is_leaf=lambda x: hasattr(x, "_layouts"))
+
+
+def along(num_axes: int) -> Callable[[Any, Any, str | None], Any]:
+    """For `LaidOut._layouts`, of a buffer's storage along so many axes."""
+    return lambda storage, state, backend: on_this_backend(storage, num_axes, state.ring.size.ndim, backend)
 
 
 def as_it_is(storage: Any) -> Any:
@@ -262,8 +296,8 @@ def _view(stored: Rows, items: jax.Array, stride: int) -> tuple[jax.Array, Any]:
     return rows, (_consecutive(items * rows_per_item, rows_per_item),)
 
 
-def _write_rows(stored: Rows, slots: jax.Array, new: jax.Array) -> Rows:
-    """`stored` with `new` [B, ...] at `slots` [B]."""
+def _write_rows(stored: Rows, slots: jax.Array, new: jax.Array) -> jax.Array:
+    """The rows of `stored` with `new` [B, ...] at `slots` [B]."""
     stride, size = _stride(stored.item, stored.dtype), math.prod(stored.item)
     beyond = -(-stored.rows.size // stride)  # the padding of the last rows may have room for more items than exist
     items = _item_numbers(stored, slots, beyond).reshape(-1)
@@ -271,7 +305,7 @@ def _write_rows(stored: Rows, slots: jax.Array, new: jax.Array) -> Rows:
     numbers = jnp.pad(new.reshape(items.size, size), ((0, 0), (0, stride - size)))
     numbers = numbers.reshape(*at[0].shape, *array.shape[len(at) :])
     array = array.at[at].set(numbers, mode="drop", unique_indices=True, wrap_negative_indices=False)
-    return Rows(array.reshape(stored.rows.shape), stored.leading, stored.item)
+    return array.reshape(stored.rows.shape)
 
 
 def _read_rows(stored: Rows, slots: jax.Array, fill: bool) -> jax.Array:

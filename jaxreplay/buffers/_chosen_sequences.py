@@ -10,7 +10,7 @@ This module and `_every_sequence` have the same functions: `init`, `advance`, `s
 
 import dataclasses
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -37,6 +37,7 @@ class ChosenSequences:
 
     first: Any  # [num_slots]
     so_far: jax.Array  # [num_envs]
+    _layouts: ClassVar = {"first": layouts.along(1)}
 
 
 def init(buffer: Any) -> ChosenSequences:

@@ -5,7 +5,7 @@ falls along a stream. The last stored row of the same number is then found by bi
 """
 
 import math
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -30,6 +30,7 @@ class Episodes:
 
     number: Any  # [length, num_envs]
     now: jax.Array  # [num_envs]
+    _layouts: ClassVar = {"number": layouts.along(2)}
 
 
 def init(length: int, num_envs: int) -> Episodes:

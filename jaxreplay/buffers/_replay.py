@@ -22,7 +22,7 @@ WHAT = {1: "a batch of items", 2: "a rollout"}  # by number of leading axes
 
 
 @struct.dataclass
-class ReplayState:
+class ReplayState(layouts.LaidOut):
     """State of a `ReplayBuffer`.
 
     Attributes:
@@ -41,18 +41,7 @@ class ReplayState:
     storage: Any  # [capacity, ...]
     ring: ring.Ring
     sampler: Any
-
-    def on_this_backend(self, backend: str | None = None) -> "ReplayState":
-        """The same state with a storage as this backend, or `backend`, wants it.
-
-        Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> state = buffer.init({"x": jnp.zeros((3, 2))})
-          >>> state.on_this_backend("cpu").storage["x"].shape
-          (4, 2)
-        """
-        storage = layouts.on_this_backend(self.storage, 1, self.ring.size.ndim, backend)
-        return dataclasses.replace(self, storage=storage)
+    _layouts: ClassVar = {"storage": layouts.along(1)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -37,7 +37,7 @@ from jaxreplay.transitions._batch import check_returns, without_valid, written
 
 
 @struct.dataclass
-class ReservoirState:
+class ReservoirState(layouts.LaidOut):
     """State of a `ReservoirBuffer`.
 
     Attributes:
@@ -60,18 +60,7 @@ class ReservoirState:
     sampler: Any
     handles: jax.Array  # [capacity]
     count: jax.Array  # [2]
-
-    def on_this_backend(self, backend: str | None = None) -> "ReservoirState":
-        """The same state with a storage as this backend, or `backend`, wants it.
-
-        Examples:
-          >>> buffer = jr.ReservoirBuffer(capacity=4)
-          >>> state = buffer.init({"x": jnp.zeros((3, 2))})
-          >>> state.on_this_backend("cpu").storage["x"].shape
-          (4, 2)
-        """
-        storage = layouts.on_this_backend(self.storage, 1, self.ring.size.ndim, backend)
-        return dataclasses.replace(self, storage=storage)
+    _layouts: ClassVar = {"storage": layouts.along(1)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

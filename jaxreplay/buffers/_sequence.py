@@ -25,7 +25,7 @@ from jaxreplay.transitions._batch import check_returns, without_valid
 
 
 @struct.dataclass
-class SequenceState:
+class SequenceState(layouts.LaidOut):
     """State of a `SequenceBuffer`.
 
     Attributes:
@@ -57,25 +57,7 @@ class SequenceState:
     sampler: Any
     windows: _chosen_sequences.ChosenSequences | None = None
     episodes: _later_steps.Episodes | None = None
-
-    def on_this_backend(self, backend: str | None = None) -> "SequenceState":
-        """The same state with a storage as this backend, or `backend`, wants it.
-
-        Examples:
-          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
-          >>> state = buffer.init({"x": jnp.zeros((3, 1, 2))})
-          >>> state.on_this_backend("cpu").storage["x"].shape
-          (4, 1, 2)
-        """
-        storage, ends = layouts.on_this_backend((self.storage, self.ends), 2, self.wait.ndim, backend)
-        windows, episodes = self.windows, self.episodes
-        if windows is not None:
-            first = layouts.on_this_backend(windows.first, 1, self.wait.ndim, backend)
-            windows = dataclasses.replace(windows, first=first)
-        if episodes is not None:
-            number = layouts.on_this_backend(episodes.number, 2, self.wait.ndim, backend)
-            episodes = dataclasses.replace(episodes, number=number)
-        return dataclasses.replace(self, storage=storage, ends=ends, windows=windows, episodes=episodes)
+    _layouts: ClassVar = {"storage": layouts.along(2), "ends": layouts.along(2)}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

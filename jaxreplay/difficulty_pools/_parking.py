@@ -8,6 +8,7 @@ easy or hard, if tasks are drawn from there. Otherwise these are first-in, first
 import dataclasses
 import functools
 from collections.abc import Sequence
+from typing import ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -15,12 +16,14 @@ from flax import struct
 from jax import lax
 
 from jaxreplay import sum_tree
+from jaxreplay._common import layouts
 from jaxreplay._common.xla import materialize
 from jaxreplay.difficulty_pools import _queues
+from jaxreplay.sum_tree._tree import on_backend
 
 
 @struct.dataclass
-class PoolsState:
+class PoolsState(layouts.LaidOut):
     """State of `jaxreplay.DifficultyPools`, N tasks in E environments.
 
     Attributes:
@@ -58,6 +61,7 @@ class PoolsState:
     rejected: jax.Array  # []
     easy: sum_tree.SumTree | None = None
     hard: sum_tree.SumTree | None = None
+    _layouts: ClassVar = dict.fromkeys(("normal", "easy", "hard"), on_backend)
 
     @property
     def trees(self) -> tuple[sum_tree.SumTree | None, ...]:
@@ -68,17 +72,6 @@ class PoolsState:
     def drawn(self) -> tuple[bool, ...]:
         """Whether tasks are drawn from normal, easy and hard."""
         return tuple(tree is not None for tree in self.trees)
-
-    def on_this_backend(self) -> "PoolsState":
-        """The same state with the best trees for this backend.
-
-        Examples:
-          >>> state = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1).init()
-          >>> state.on_this_backend().normal.fanout == jr.sum_tree.default_fanout()
-          True
-        """
-        trees = [tree and sum_tree.with_fanout(tree) for tree in self.trees]
-        return dataclasses.replace(self, normal=trees[0], easy=trees[1], hard=trees[2])
 
 
 def env_of(tasks: jax.Array, tasks_per_env: jax.Array) -> jax.Array:

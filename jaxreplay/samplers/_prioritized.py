@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -10,7 +10,7 @@ import optax
 from flax import struct
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks, shards
+from jaxreplay._common import checks, layouts, shards
 from jaxreplay._common.checks import check_bool, check_number, settle
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live, saturating_add
@@ -18,10 +18,11 @@ from jaxreplay.samplers import _update_counts
 from jaxreplay.samplers._uniform import uniform_probability, uniform_slots
 from jaxreplay.samplers._update_counts import UpdateCounts
 from jaxreplay.samplers._weights import Normalize, importance_weights
+from jaxreplay.sum_tree._tree import on_backend
 
 
 @struct.dataclass
-class PrioritizedState:
+class PrioritizedState(layouts.LaidOut):
     """State of `Prioritized`.
 
     Attributes:
@@ -42,16 +43,7 @@ class PrioritizedState:
     updates: jax.Array  # []
     rejected: jax.Array  # []
     counts: UpdateCounts | None = None
-
-    def on_this_backend(self) -> "PrioritizedState":
-        """The same state with a tree as this backend wants it.
-
-        Examples:
-          >>> state = jr.Prioritized().init(4)
-          >>> state.on_this_backend().tree.fanout == jr.sum_tree.default_fanout()
-          True
-        """
-        return dataclasses.replace(self, tree=sum_tree.with_fanout(self.tree))
+    _layouts: ClassVar = {"tree": on_backend}
 
 
 def largest_leaf(capacity: int) -> float:

@@ -144,6 +144,11 @@ def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
     return tree if fanout == tree.fanout else _with_fanout(tree, fanout)
 
 
+def on_backend(tree: SumTree | None, state: Any, backend: str | None) -> SumTree | None:
+    """For `jaxreplay._common.layouts.LaidOut`: a tree, if there is one, with the best fan-out on a backend."""
+    return tree and with_fanout(tree, default_fanout(backend))
+
+
 @functools.partial(jax.jit, static_argnames="fanout")
 def _with_fanout(tree: SumTree, fanout: int) -> SumTree:
     def build_levels(nodes: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], empty: float):

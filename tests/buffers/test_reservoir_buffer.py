@@ -400,7 +400,7 @@ def test_wrong_arguments():
         buffer.init({**rows, "y": np.zeros(3)})
     for wrong in (np.ones(2, bool), jax.random.split(key), jnp.uint32(3), 0, None):
         with pytest.raises(ValueError, match=r"key: got .*, expected one PRNG key, such as jax.random.key\(0\)"):
-            buffer.add(state, rows, mask=wrong)
+            buffer.add(state, rows, wrong)
     assert buffer.size(buffer.add(state, rows, jax.random.PRNGKey(0))) == 2
     stacked = jax.vmap(lambda _: buffer.init(rows))(np.arange(3))
     with pytest.raises(ValueError, match=r"capacity=8: this state has a leading axis of 3; .* jax.vmap"):

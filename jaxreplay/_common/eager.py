@@ -6,13 +6,11 @@ choose, by the same options.
 """
 
 import math
-from collections.abc import Callable
 from typing import Any
 
 import jax
 import jax.core
 import jax.extend.core
-import numpy as np
 
 ON_ONE_THREAD = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}  # other backends have no such pass
 FEW_BYTES = 2**20
@@ -27,47 +25,31 @@ def is_tracing() -> bool:
     return _current_trace(convention="flax") != NOT_TRACING
 
 
-def on_one_thread(brief: Callable[..., bool], *arguments: Any) -> bool:
-    """Whether a call is eager and `brief`."""
+def num_bytes(arrays: list[Any]) -> int:
+    """Bytes of some arrays; to ask each for its `nbytes` takes longer."""
+    num = 0
+    for x in arrays:
+        num += x.size * x.dtype.itemsize
+    return num
+
+
+def on_one_thread(config: Any, state: Any, rows: Any, moves_items: bool) -> bool:
+    """Whether a call is eager and moves few bytes.
+
+    Args:
+      config: a configuration, and `state` its state. With `moves_items`, its `_item_bytes(state)` is an item's size.
+      rows: their number, or arrays with that many: handles, tasks, or items that are added.
+      moves_items: whether a stored item is read or written for each row, beside a path through a tree.
+    """
+    if is_tracing():
+        return False
     try:
-        return not is_tracing() and brief(*arguments)
+        if isinstance(rows, int):
+            count, given = rows, 0
+        else:
+            leaves = jax.tree.leaves(rows)
+            count, given = math.prod(leaves[0].shape[: getattr(config, "_batch_axes", 1)]), num_bytes(leaves)
+        moved = count * (config._item_bytes(state) if moves_items else 0)
+        return max(given, moved, count * PATH_BYTES) <= FEW_BYTES
     except (AttributeError, LookupError, TypeError, ValueError):
         return False  # the program tells what is wrong with its arguments
-
-
-def few_rows(count: int) -> bool:
-    """Whether so many paths through a tree are few."""
-    return count * PATH_BYTES <= FEW_BYTES
-
-
-def few_items(buffer: Any, state: Any, count: int) -> bool:
-    """Whether so many stored items are few."""
-    size = sum(leaf.nbytes for leaf in jax.tree.leaves(state.storage))
-    return few_rows(count) and count * buffer._item_share * size <= FEW_BYTES
-
-
-def few_added(buffer: Any, state: Any, items: Any, *rest: Any) -> bool:
-    """Of the arguments of `add`."""
-    leaves = jax.tree.leaves(items)
-    count = math.prod(leaves[0].shape[: buffer._batch_axes])
-    return few_rows(count) and sum(leaf.nbytes for leaf in leaves) <= FEW_BYTES
-
-
-def few_drawn(buffer: Any, state: Any, key: Any, batch_size: int, *rest: Any) -> bool:
-    """Of the arguments of a draw."""
-    return few_items(buffer, state, batch_size)
-
-
-def few_drawn_of_all(mixture: Any, states: Any, key: Any, batch_size: int, *rest: Any) -> bool:
-    """Of the arguments of a draw from several buffers."""
-    return all(few_items(buffer, state, batch_size) for buffer, state in zip(mixture.buffers, states, strict=True))
-
-
-def few_named(buffer: Any, state: Any, indices: Any, *rest: Any) -> bool:
-    """Of the arguments of a call that reads or writes items by their handles."""
-    return few_items(buffer, state, np.size(indices))
-
-
-def few_told(buffer: Any, state: Any, indices: Any, td_errors: Any) -> bool:
-    """Of the arguments of `update`."""
-    return few_rows(np.size(indices))

@@ -109,19 +109,22 @@ def jit_method(
     static: tuple[str, ...] = (),
     donates: bool = False,
     handles: str | None = None,
-    brief: Callable[..., bool] = lambda *arguments: False,
+    rows: str | None = None,
+    moves_items: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """A decorator that compiles `method(self, state, ...)`, with `self` static.
 
     The caller may overwrite other arguments as soon as the call returns. The method's attribute `programs` holds the
-    pure and the donating program, `programs_on_one_thread` those of `brief` calls, and `__wrapped__` is its body.
+    pure and the donating program, `programs_on_one_thread` those of calls that a CPU runs on one thread (see
+    `jaxreplay._common.eager`), and `__wrapped__` is its body.
 
     Args:
       static: names of other static arguments.
       donates: donate the state if `self.donate`, unless the call is differentiated and the state must stay.
       handles: name of an argument with handles. A handle that does not fit int32 becomes -1; JAX would drop its upper
         bits.
-      brief: of a call's `self`, state and other arguments, whether a CPU should run it on one thread, if it is eager.
+      rows: name of the argument that tells how many rows a call has, for `on_one_thread`; None for what never is.
+      moves_items: for `on_one_thread`.
 
     Raises (the method):
       ValueError: the state was donated to an earlier call.
@@ -132,6 +135,7 @@ def jit_method(
         signature = inspect.signature(body)
         names = list(signature.parameters)[2:]
         handles_at = names.index(handles) if handles else None
+        rows_at = names.index(rows) if rows else None
         by_position = _by_position(signature, body.__qualname__)
         programs = _programs(body, signature, static, donates)
         programs_on_one_thread = _programs(body, signature, static, donates, compiler_options=ON_ONE_THREAD)
@@ -144,7 +148,7 @@ def jit_method(
                 arguments = (*arguments[:handles_at], cast, *arguments[handles_at + 1 :])
             arguments = own(arguments)
             pure, donating = programs
-            if on_one_thread(brief, self, state, *arguments):
+            if rows_at is not None and on_one_thread(self, state, arguments[rows_at], moves_items):
                 pure, donating = programs_on_one_thread
             donate = donates and self.donate and not _is_differentiated((state, arguments))
             chosen = donating if donate else pure

@@ -11,7 +11,7 @@ from flax import struct
 
 from jaxreplay._common import checks, layouts, ring, shards
 from jaxreplay._common.checks import check_integer
-from jaxreplay._common.eager import few_drawn, few_named, few_rows, few_told
+from jaxreplay._common.eager import num_bytes
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
 from jaxreplay.buffers._shards import whole_of
@@ -103,6 +103,10 @@ class Buffer(abc.ABC, Generic[S]):
     def _item_share(self) -> float:
         """What part of the storage a drawn item is."""
         return 1 / self._num_slots
+
+    def _item_bytes(self, state: S) -> float:
+        """Bytes of a drawn item."""
+        return self._item_share * num_bytes(jax.tree.leaves(state.storage))
 
     @property
     def _batch_axes(self) -> int:
@@ -219,7 +223,7 @@ class Buffer(abc.ABC, Generic[S]):
         batch_size = check_draw(batch_size, beta, max_age)
         return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age))
 
-    @jit_method(static=("batch_size",), brief=few_drawn)
+    @jit_method(static=("batch_size",), rows="batch_size", moves_items=True)
     def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
         # Arguments are checked while this is traced, so that calls of a kind seen before do not pay for it.
         self._check_state(state)
@@ -264,7 +268,7 @@ class Buffer(abc.ABC, Generic[S]):
         checks.check_count("step", step, 0, "the number of a batch")
         return check_drawn(self, state, self._epoch(state, key, batch_size, step))
 
-    @jit_method(static=("batch_size",), brief=few_drawn)
+    @jit_method(static=("batch_size",), rows="batch_size", moves_items=True)
     def _epoch(self, state: S, key: jax.Array, batch_size: int, step: jax.Array | int) -> Sample:
         self._check_state(state)
         checks.check_key(key)
@@ -306,7 +310,7 @@ class Buffer(abc.ABC, Generic[S]):
             items = items.with_draw(weights, indices)
         return Sample(items, indices, probabilities, weights, mask, age)
 
-    @jit_method(donates=True, handles="indices", brief=few_told)
+    @jit_method(donates=True, handles="indices", rows="indices")
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
         """Tell the sampler the TD errors of items that were drawn. `Uniform` ignores them.
 
@@ -337,7 +341,7 @@ class Buffer(abc.ABC, Generic[S]):
         changed = {"sampler": sampler, "ring": ring.after(state.ring, slots, td_errors)}
         return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
-    @jit_method(donates=True, handles="indices", brief=few_named)
+    @jit_method(donates=True, handles="indices", rows="indices", moves_items=True)
     def set(self, state: S, indices: jax.Array, values: Any, *, mask: jax.Array | None = None) -> S:
         """Write leaves of stored items in place, such as recurrent states that were computed anew.
 
@@ -389,7 +393,7 @@ class Buffer(abc.ABC, Generic[S]):
         """
         return self._newest(state, check_integer("n", n, 1, ring.MAX_CAPACITY, "the number of insertions"))
 
-    @jit_method(static=("n",), brief=lambda self, state, n: few_rows(n))
+    @jit_method(static=("n",), rows="n")
     def _newest(self, state: S, n: int) -> jax.Array:
         self._check_state(state)
         live = ring.newest(state.ring, state.ring.size, self._num_slots)
@@ -397,7 +401,7 @@ class Buffer(abc.ABC, Generic[S]):
         slots = live.slots(jnp.maximum(position, 0), self._num_slots)
         return jnp.where(position >= 0, self._handles(state, slots), -1)
 
-    @jit_method(handles="indices", brief=few_named)
+    @jit_method(handles="indices", rows="indices", moves_items=True)
     def get(self, state: S, indices: jax.Array) -> Any:
         """Items [B, ...] named by the handles `indices` (int [B]); zeros for items no longer stored.
 

@@ -26,7 +26,6 @@ import jax.numpy as jnp
 
 from jaxreplay._common import checks, ring
 from jaxreplay._common.checks import check_integer, settle
-from jaxreplay._common.eager import few_drawn_of_all, few_told
 from jaxreplay._common.xla import jit_method, materialize, read_once
 from jaxreplay.buffers import _memory
 from jaxreplay.buffers._base import Buffer, Sample, check_draw, is_known_empty
@@ -152,6 +151,11 @@ class Mixture:
 
         return [spec, *map(its, self.buffers[1:])]
 
+    def _item_bytes(self, state: tuple[Any, ...]) -> float:
+        """Bytes of a drawn item, of the source of which it has most."""
+        buffers: Any = self.buffers
+        return max(buffer._item_bytes(part) for buffer, part in zip(buffers, state, strict=True))
+
     def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
         """See `Buffer._device_states`."""
         return [
@@ -225,7 +229,7 @@ class Mixture:
             raise ValueError("cannot sample from a mixture of empty buffers; add items first (see can_sample).")
         return drawn
 
-    @jit_method(static=("batch_size",), brief=few_drawn_of_all)
+    @jit_method(static=("batch_size",), rows="batch_size", moves_items=True)
     def _draw(self, state: tuple[Any, ...], key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
         self._check_state(state)
         checks.check_key(key)
@@ -263,7 +267,7 @@ class Mixture:
 
         return list(map(weighed, drawn, weights, scales))
 
-    @jit_method(donates=True, handles="indices", brief=few_told)
+    @jit_method(donates=True, handles="indices", rows="indices")
     def update(self, state: tuple[Any, ...], indices: jax.Array, td_errors: jax.Array) -> tuple[Any, ...]:
         """Tell each source's sampler the TD errors of the items that were drawn from it.
 

@@ -10,7 +10,6 @@ from flax import struct
 
 from jaxreplay._common import checks, layouts, ring, shards
 from jaxreplay._common.checks import check_integer, settle
-from jaxreplay._common.eager import few_added
 from jaxreplay._common.xla import jit_method, reads_state
 from jaxreplay.buffers import _memory
 from jaxreplay.buffers._base import Buffer
@@ -108,7 +107,7 @@ class ReplayBuffer(Buffer[ReplayState]):
                 sampler=self.sampler.init(self.capacity),
             )
 
-    @jit_method(donates=True, brief=few_added)
+    @jit_method(donates=True, rows="items")
     def add(
         self,
         state: ReplayState,

@@ -17,7 +17,7 @@ handles in a row differ; so up to there none is ever mistaken.
 """
 
 import dataclasses
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -26,7 +26,6 @@ from jax import lax
 
 from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.checks import check_integer, settle
-from jaxreplay._common.eager import few_added
 from jaxreplay._common.random import random_bits, random_integers64
 from jaxreplay._common.xla import after, jit_method, read_once, reads_state
 from jaxreplay.buffers import _memory
@@ -133,7 +132,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
                 count=jnp.zeros(2, jnp.uint32),
             )
 
-    @jit_method(donates=True, brief=few_added)
+    @jit_method(donates=True, rows="items")
     def add(
         self,
         state: ReservoirState,

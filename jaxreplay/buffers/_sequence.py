@@ -14,7 +14,6 @@ from flax import struct
 
 from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.checks import check_integer, settle
-from jaxreplay._common.eager import few_added
 from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
 from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _memory
 from jaxreplay.buffers._base import Buffer
@@ -183,7 +182,7 @@ class SequenceBuffer(Buffer[SequenceState]):
                 episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
             )
 
-    @jit_method(donates=True, brief=few_added)
+    @jit_method(donates=True, rows="steps")
     def add(
         self,
         state: SequenceState,

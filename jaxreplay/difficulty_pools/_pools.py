@@ -26,7 +26,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common.checks import check_integer, check_key, check_number
-from jaxreplay._common.eager import few_rows
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import saturating_add
 from jaxreplay._common.xla import jit_method, on_host
@@ -172,7 +171,7 @@ class DifficultyPools:
             )
         return tasks, ok
 
-    @jit_method(static=("n",), brief=lambda self, state, key, n: few_rows(n))
+    @jit_method(static=("n",), rows="n")
     def _draw(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         self._check_state(state)
         check_key(key)
@@ -217,7 +216,7 @@ class DifficultyPools:
         state, kept = self._update(state, *padded)
         return state, _groups.first(kept, len(tasks))
 
-    @jit_method(donates=True, brief=lambda self, state, tasks, *groups: few_rows(np.size(tasks)))
+    @jit_method(donates=True, rows="tasks")
     def _update(self, state: PoolsState, tasks: Any, rewards: Any, mask: Any) -> tuple[PoolsState, jax.Array]:
         self._check_state(state)
         tasks, rewards, mask = _groups.check(tasks, rewards, mask)

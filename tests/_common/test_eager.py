@@ -1,3 +1,6 @@
+import dataclasses
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,7 +11,6 @@ import jaxreplay as jr
 from jaxreplay._common import eager
 
 pytestmark = pytest.mark.versions
-KEY = jax.random.key(0)
 
 
 @pytest.mark.hlo
@@ -35,30 +37,37 @@ def test_which_calls_are_brief():
     state = pictures.init(large[:1].astype(np.uint8))
     sequences = jr.SequenceBuffer(length=100, num_envs=2, sequence_length=20)
     steps = sequences.init(large[:1, :2])  # rows of 84 * 4 numbers
-    assert eager.few_added(pictures, state, {"x": small})
-    assert not eager.few_added(pictures, state, large)
-    assert not eager.few_added(pictures, state, np.zeros(5000, np.int8))
-    assert eager.few_drawn(pictures, state, KEY, 2**20 // (84 * 84 * 4))
-    assert not eager.few_drawn(pictures, state, KEY, 2**20 // (84 * 84 * 4) + 1)
+    adds, draws = (functools.partial(eager.on_one_thread, moves_items=moves) for moves in (False, True))
+    assert adds(pictures, state, {"x": small})
+    assert not adds(pictures, state, large)
+    assert not adds(pictures, state, np.zeros(5000, np.int8))
+    rollouts = dataclasses.replace(pictures, axes=2)
+    assert adds(rollouts, state, np.zeros((64, 64), np.int8))
+    assert not adds(rollouts, state, np.zeros((64, 65), np.int8))
+    assert draws(pictures, state, 2**20 // (84 * 84 * 4))
+    assert not draws(pictures, state, 2**20 // (84 * 84 * 4) + 1)
+    both = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), pictures))
+    parts = (both.buffers[0].init(small), state)
+    assert draws(both, parts, 2**20 // (84 * 84 * 4))
+    assert not draws(both, parts, 2**20 // (84 * 84 * 4) + 1)
     rows = 2**20 // (20 * 84 * 4 * 4)
-    assert eager.few_named(sequences, steps, np.arange(rows))
-    assert not eager.few_named(sequences, steps, np.arange(rows + 1))
-    assert eager.few_told(pictures, state, jnp.arange(4096), None)
-    assert not eager.few_told(pictures, state, jnp.arange(4097), None)
+    assert draws(sequences, steps, np.arange(rows))
+    assert not draws(sequences, steps, np.arange(rows + 1))
     flat = jr.ReplayBuffer(capacity=4)
-    rows = flat.init(np.zeros((1, 2**8), np.float32))  # 2**10 bytes each
-    assert eager.few_drawn(flat, rows, KEY, 2**10)
-    assert not eager.few_drawn(flat, rows, KEY, 2**10 + 1)
-    mixture = jr.Mixture(buffers=(pictures, flat))
-    assert eager.few_drawn_of_all(mixture, (state, rows), KEY, 2**20 // (84 * 84 * 4))
-    assert not eager.few_drawn_of_all(mixture, (state, rows), KEY, 2**10)  # too many pictures
+    thin = flat.init(np.zeros((1, 2**8), np.float32))  # 2**10 bytes each
+    assert draws(flat, thin, 2**10)
+    assert not draws(flat, thin, 2**10 + 1)
+    pools = jr.DifficultyPools(tasks_per_env=(4,))
+    for config in (pictures, both, pools):
+        assert adds(config, state, jnp.arange(4096))
+        assert not adds(config, state, jnp.arange(4097))
+        assert adds(config, state, 4096)
+        assert not adds(config, state, 4097)
 
 
 def test_wrong_arguments_are_left_to_the_program():
-    for brief, arguments in ((eager.few_drawn, (None, 8)), (eager.few_added, ("x",)), (eager.few_added, ((),))):
-        assert not eager.on_one_thread(brief, jr.ReplayBuffer(capacity=4), None, *arguments)
-    assert eager.on_one_thread(lambda x: x, True)
-    assert not eager.on_one_thread(lambda x: x, False)
+    for rows, moves_items in ((8, True), (None, False), ("x", False), ((), False)):
+        assert not eager.on_one_thread(jr.ReplayBuffer(capacity=4), None, rows, moves_items)
 
 
 def test_what_is_a_part_of_another_program_has_no_options_of_its_own():

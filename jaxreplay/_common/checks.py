@@ -182,44 +182,50 @@ def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_a
     return found
 
 
-def check_mask(mask: Any, shape: tuple[int, ...], name: str = "mask") -> jax.Array:
-    """`mask` as a bool array of `shape`.
+def check_mask(mask: Any, shape: tuple[int, ...], name: str = "mask", like: Any = jnp) -> Any:
+    """`mask` as a bool array of `shape`, of `like`: JAX or NumPy.
 
     Raises:
       ValueError: another shape or dtype.
     """
-    mask = jnp.asarray(mask)
-    check_flags(mask, shape, name)
-    return mask
-
-
-def check_flags(mask: Any, shape: tuple[int, ...], name: str) -> None:
-    """Raise a `ValueError` where an array is not bool of `shape`."""
+    mask = like.asarray(mask)
     if mask.shape != shape or mask.dtype != jnp.bool_:
         raise ValueError(
             f"{name}: got {type_text(mask.dtype, mask.shape)}, expected {type_text('bool', shape)}, one flag a row."
         )
+    return mask
 
 
-def check_integer(name: str, value: Any, low: int, high: int, meaning: str, traced: str = STATIC) -> int:
+def check_integer(name: str, value: Any, low: int, high: int, meaning: str, traced: str | None = STATIC) -> int:
     """`value`, which may be an integer of NumPy or JAX, as a Python integer.
 
+    Args:
+      traced: what to do with a traced number. None allows any array [] of JAX, which is returned as it is.
+
     Raises:
-      ValueError: it is no integer in [low, high], or is traced; `traced` says what to do then.
+      ValueError: it is no integer in [low, high], or it is traced.
     """
-    number = value if type(value) is int else _python_number(name, value, traced)
+    number = value if type(value) is int else _python_number(name, value, traced, f"an int32[], {meaning}", jnp.integer)
+    if isinstance(number, jax.Array) and traced is None:
+        return number  # pyright: ignore[reportReturnType]
     if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
         raise ValueError(f"{name}={value!r}: must be an integer from {low} to {high}, {meaning}.")
     return number
 
 
-def check_number(name: str, value: Any, low: float, high: float, remedy: str, traced: str = STATIC) -> float:
+def check_number(name: str, value: Any, low: float, high: float, remedy: str, traced: str | None = STATIC) -> float:
     """`value`, which may be a number of NumPy or JAX, as a Python number.
 
+    Args:
+      traced: as of `check_integer`.
+
     Raises:
-      ValueError: it is no finite number in [low, high], or is traced; `traced` says what to do then.
+      ValueError: it is no finite number in [low, high], or it is traced.
     """
-    number = _python_number(name, value, traced)
+    expected = "one number for the whole batch, such as a float32[]"
+    number = _python_number(name, value, traced, expected, jnp.integer, jnp.floating)
+    if isinstance(number, jax.Array) and traced is None:
+        return number  # pyright: ignore[reportReturnType]
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not (is_number and math.isfinite(number) and low <= number <= high):
         if math.isfinite(high):
@@ -230,8 +236,16 @@ def check_number(name: str, value: Any, low: float, high: float, remedy: str, tr
     return number
 
 
-def _python_number(name: str, value: Any, traced: str) -> Any:
-    """A number of NumPy or JAX, or an array [] of one, as a Python number; what is none, as it is."""
+def _python_number(name: str, value: Any, traced: str | None, expected: str, *kinds: Any) -> Any:
+    """A number of NumPy or JAX, or an array [] of one, as a Python number; what is none, as it is.
+
+    Where `traced` is None, JAX's arrays [] of these kinds stay as they are: what is on a device is not waited for.
+    """
+    if traced is None and isinstance(value, np.ndarray | jax.Array):
+        if value.shape or not any(jnp.issubdtype(value.dtype, kind) for kind in kinds):
+            raise ValueError(f"{name}: got {type_text(value.dtype, value.shape)}, expected {expected}.")
+        if isinstance(value, jax.Array):
+            return value
     if isinstance(value, jax.core.Tracer):
         raise ValueError(f"{name}={value!r}: is traced, and must be known when the program is compiled; {traced}.")
     if isinstance(value, np.generic | np.ndarray | jax.Array) and value.shape == ():
@@ -259,25 +273,17 @@ def settle(config: Any, **values: Any) -> None:
         object.__setattr__(config, name, value)
 
 
-def as_indices(indices: Any) -> jax.Array:
-    """Integers [...] as int32.
+def check_indices(indices: Any, num_axes: int | None = 1) -> jax.Array:
+    """Integers as int32, with `num_axes` axes; None for any number of them.
 
     Raises:
-      ValueError: they are no integers.
+      ValueError: they are no integers, or have other axes.
     """
     indices = as_int32(indices)
-    if indices.dtype != jnp.int32:
-        raise ValueError(f"indices: got {type_text(indices.dtype, indices.shape)}, expected integers.")
+    if indices.dtype != jnp.int32 or num_axes not in (None, indices.ndim):
+        expected = "integers" if num_axes is None else "a vector of integers (Sample.indices)"
+        raise ValueError(f"indices: got {type_text(indices.dtype, indices.shape)}, expected {expected}.")
     return jnp.asarray(indices)
-
-
-def check_indices(indices: Any) -> jax.Array:
-    indices = jnp.asarray(indices)
-    if indices.ndim != 1 or not jnp.issubdtype(indices.dtype, jnp.integer):
-        raise ValueError(
-            f"indices: got {type_text(indices.dtype, indices.shape)}, expected a vector of integers (Sample.indices)."
-        )
-    return as_int32(indices)
 
 
 def check_insertion_errors(td_errors: Any, shape: tuple[int, ...], each: str) -> jax.Array:
@@ -307,16 +313,6 @@ def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]
     return indices, td_errors
 
 
-def check_count(name: str, value: Any, low: int, meaning: str, high: int = 2**31 - 1) -> None:
-    """Raise a `ValueError` where `value` is neither an integer in [low, high] nor an array [] of integers."""
-    if isinstance(value, jax.Array):
-        if value.ndim > 0 or not jnp.issubdtype(value.dtype, jnp.integer):
-            raise ValueError(f"{name}: got {type_text(value.dtype, value.shape)}, expected an int32[], {meaning}.")
-    else:
-        value = value.item() if isinstance(value, np.ndarray) and value.ndim == 0 else value
-        check_integer(name, value, low, high, meaning)
-
-
 def check_key(key: Any) -> None:
     """Raise a `ValueError` where `key` is no single PRNG key, of either kind that JAX has."""
     found, is_key = repr(key), False
@@ -334,17 +330,4 @@ def check_beta(beta: Any) -> None:
     if callable(beta):
         raise ValueError(f"beta={beta!r}: must be a number; a schedule is given to the sampler, as Prioritized(beta=).")
     if beta is not None:
-        check_one_number("beta", beta, 0, 1, "it is an exponent of the importance weights")
-
-
-def check_one_number(name: str, value: Any, low: float, high: float, remedy: str) -> None:
-    """Raise a `ValueError` where `value` is neither a number in [low, high] nor an array [] of real numbers."""
-    if isinstance(value, jax.Array | np.ndarray):
-        is_real = jnp.issubdtype(value.dtype, jnp.floating) or jnp.issubdtype(value.dtype, jnp.integer)
-        if value.ndim > 0 or not is_real:
-            found = type_text(value.dtype, value.shape)
-            raise ValueError(f"{name}: got {found}, expected one number for the whole batch, such as a float32[].")
-        if isinstance(value, jax.Array):  # what is on a device is not waited for
-            return
-        value = value.item()
-    check_number(name, value, low, high, remedy)
+        check_number("beta", beta, 0, 1, "it is an exponent of the importance weights", traced=None)

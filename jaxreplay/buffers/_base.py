@@ -265,7 +265,7 @@ class Buffer(abc.ABC, Generic[S]):
           ([10, 20, 30], [1.0, 0.0])
         """
         batch_size = check_draw(batch_size)
-        checks.check_count("step", step, 0, "the number of a batch")
+        check_integer("step", step, 0, 2**31 - 1, "the number of a batch", traced=None)
         return check_drawn(self, state, self._epoch(state, key, batch_size, step))
 
     @jit_method(static=("batch_size",), rows="batch_size", moves_items=True)
@@ -462,7 +462,7 @@ def check_draw(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
     batch_size = check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
     checks.check_beta(beta)
     if max_age is not None:
-        checks.check_count("max_age", max_age, 1, "how many of the newest items may be drawn")
+        check_integer("max_age", max_age, 1, 2**31 - 1, "how many of the newest items may be drawn", traced=None)
     return batch_size
 
 

@@ -86,7 +86,7 @@ def checked(buffer: Any, law: Any, gamma: Any) -> jax.Array | float:
         )
     if law not in LAWS:
         raise ValueError(f'law={law!r}: must be "uniform", "geometric" or "last".')
-    checks.check_one_number("gamma", gamma, 0, 1, "it is a discount")
+    checks.check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
     if isinstance(gamma, jax.Array):
         return jnp.clip(jnp.log(checks.as_float(gamma)), -80.0, -1e-20)
     return min(max(math.log(gamma), -80.0), -1e-20) if gamma > 0 else -80.0

@@ -229,7 +229,7 @@ class Sharded(OnMesh, Generic[S]):
           [10, 20, 30, 40]
         """
         batch_size = check_draw(batch_size)
-        checks.check_count("step", step, 0, "the number of a batch")
+        check_integer("step", step, 0, 2**31 - 1, "the number of a batch", traced=None)
         return check_drawn(self, state, self._epoch(state, key, batch_size, step))
 
     @jit_method(static=("batch_size",))

@@ -25,7 +25,7 @@ def check(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ..
             f"{tasks.size} tasks; of one rollout a group, rewards[:, None]."
         )
     mask = like.asarray(like.ones(rewards.shape, bool) if mask is None else mask)
-    checks.check_flags(mask, tasks.shape if mask.ndim == 1 else rewards.shape, "mask")
+    mask = checks.check_mask(mask, tasks.shape if mask.ndim == 1 else rewards.shape, like=like)
     if mask.ndim == 1:
         mask = like.broadcast_to(mask[:, None], rewards.shape)
     return tasks, rewards.astype(np.float32), mask

@@ -230,7 +230,7 @@ def get(tree: SumTree, indices: jax.Array) -> jax.Array:
       >>> jr.sum_tree.get(tree, jnp.array([1, 9])).tolist()  # there is no leaf 9
       [7.0, 0.0]
     """
-    indices = checks.as_indices(indices)
+    indices = checks.check_indices(indices, num_axes=None)
     inside = (indices >= 0) & (indices < tree.capacity)
     found = _levels.at(tree.sums[-1], jnp.where(inside, indices, 0)).get(
         mode="promise_in_bounds", wrap_negative_indices=False
@@ -268,7 +268,7 @@ def update(
       >>> float(jr.sum_tree.total(tree))  # the last occurrence of leaf 2
       1.0
     """
-    indices = checks.as_indices(indices)
+    indices = checks.check_indices(indices, num_axes=None)
     values = jnp.broadcast_to(jnp.asarray(values, jnp.float32), indices.shape)
     values = jnp.where(values >= 0, values, jnp.inf)
     written = (indices >= 0) & (indices < tree.capacity)

@@ -73,7 +73,7 @@ def hindsight(
         if not callable(function) and (function is not None or name == "reward"):
             raise ValueError(f"{name}={function!r}: must be a function of what was achieved and of the goal.")
     rows, goals = checks.as_arrays((rows, goals))
-    checks.check_one_number("share", share, 0, 1, "it is a probability")
+    checks.check_number("share", share, 0, 1, "it is a probability", traced=None)
     batch_size, length = checks.leading_axes(rows, 2, "a batch of sequences")
     if length < 2:
         raise ValueError("rows: got sequences of 1 row, expected 2 or more; what an action led to is in the next row.")

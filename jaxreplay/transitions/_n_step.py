@@ -273,7 +273,7 @@ class _Tracer:
         if gamma is None and self.gamma is None:
             raise ValueError("gamma=None: the tracer has none; give it to each call, as add(..., gamma=0.99).")
         if gamma is not None:
-            checks.check_one_number("gamma", gamma, 0, 1, "it is a discount")
+            check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
         return gamma
 
     @property
@@ -440,12 +440,12 @@ def tracer_for(n: Any, gamma: Any, max_n: Any, **settings: Any) -> tuple[NStep, 
     if gamma is None:
         raise ValueError("gamma=None: must be a number in [0, 1], or a traced float []; it is a discount.")
     if isinstance(gamma, jax.Array):
-        checks.check_one_number("gamma", gamma, 0, 1, "it is a discount")
+        check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
         gamma, gamma_now = 1.0, gamma
     if max_n is None:
         return NStep(n=n, gamma=gamma, **settings), None, gamma_now
     max_n = check_integer("max_n", max_n, 1, 2**31 - 1, "the largest number of steps in a window")
-    checks.check_count("n", n, 1, "at most max_n; or give a larger max_n", max_n)
+    check_integer("n", n, 1, max_n, "at most max_n; or give a larger max_n", traced=None)
     return NStep(n=max_n, gamma=gamma, **settings), n, gamma_now
 
 

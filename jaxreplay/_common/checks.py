@@ -233,7 +233,7 @@ def check_number(name: str, value: Any, low: float, high: float, remedy: str, tr
         else:
             rule = f"a finite number of at least {low:g}" if math.isfinite(low) else "a finite number"
         raise ValueError(f"{name}={value!r}: must be {rule}; {remedy}.")
-    return number
+    return number  # pyright: ignore[reportReturnType]
 
 
 def _python_number(name: str, value: Any, traced: str | None, expected: str, *kinds: Any) -> Any:

@@ -39,9 +39,9 @@ def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, *, et
     if td_errors.ndim != 2 or td_errors.shape[1] == 0:
         found = checks.type_text(td_errors.dtype, td_errors.shape)
         raise ValueError(f"td_errors: got {found}, expected [B, L], L at least 1.")
-    mask = jnp.ones(td_errors.shape, bool) if mask is None else checks.check_mask(mask, td_errors.shape)
-    sizes = jnp.where(mask, jnp.abs(td_errors), 0)
-    count = jnp.maximum(jnp.sum(mask, axis=1, dtype=jnp.int32), 1).astype(sizes.dtype)
+    counted = jnp.ones(td_errors.shape, bool) if mask is None else checks.check_mask(mask, td_errors.shape)
+    sizes = jnp.where(counted, jnp.abs(td_errors), 0)
+    count = jnp.maximum(jnp.sum(counted, axis=1, dtype=jnp.int32), 1).astype(sizes.dtype)
     return eta * jnp.max(sizes, axis=1) + (1 - eta) * jnp.sum(sizes, axis=1) / count
 
 

@@ -1,0 +1,23 @@
+"""Files that an earlier version wrote come back bit for bit."""
+
+import re
+import zipfile
+
+import recorded
+from checkpoint_runs import assert_same
+
+import jaxreplay as jr
+from jaxreplay.checkpoint._checkpoint import open_saved
+from jaxreplay.checkpoint._names import CLASSES
+
+
+def test_states_of_every_kind_come_back_from_a_recorded_file(tmp_path):
+    zipfile.ZipFile(recorded.FILE).extractall(tmp_path)
+    structure = open_saved(tmp_path)[0]["structure"]
+    named = set(re.findall(r"'jaxreplay:(\w+)'", str(structure)))
+    of_configurations = {"Bound", "BoundBuffer"}  # restored with `like`, which has the configuration
+    assert named == set(CLASSES) - of_configurations, "record new kinds of states in another file"
+    states = recorded.states()
+    states["replay of a TPU"] = states["replay"]  # in the layout of this backend
+    like = {name: states[name] for name in ("bound", "bound buffer")}
+    assert_same(jr.restore(tmp_path, recorded.CONFIG, like=like), states)

@@ -1,9 +1,11 @@
 """What the tests would not notice: small changes to the package, and which of them no test fails for.
 
 `python tests/mutants.py` chooses changes by a seed, runs for each the default tests that concern it, and prints which
-were killed (a test failed), survived (with the change) or timed out. Which tests concern a line is read off one run of
-the suite under coverage (`--concerns FOLDER` keeps it for the next time; needs pytest-cov). `--out FILE` records the
-outcomes; `--against FILE` names those that were killed in a record and are not now. Takes an hour on two cores.
+were killed (a test failed), survived (with the change) or timed out. What is known to survive (`mutants_equivalent`) is
+printed as "equivalent", or as "slow" where a slow test alone fails, with the reason. Which tests concern a line is read
+off one run of the suite under coverage (`--concerns FOLDER` keeps it for the next time; needs pytest-cov).
+`--out FILE` records the outcomes; `--against FILE` names those that were killed in a record and are not now. Takes an
+hour on two cores.
 """
 
 import argparse
@@ -29,7 +31,7 @@ import tempfile
 import time
 
 import mutants_concerns
-from mutants_equivalent import EQUIVALENT
+from mutants_equivalent import EQUIVALENT, KILLED_BY_SLOW
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -244,13 +246,17 @@ def modules_of(package):
     return [str(file.relative_to(package).with_suffix("")) for file in sorted(package.rglob("*.py"))]
 
 
+def mutants_of(package, module):
+    return Finder(module, (package / f"{module}.py").read_text()).found
+
+
 def choose(package, modules, number, seed):
     """`number` mutants in rounds: in each, one of every module, and in a module the kinds take turns."""
     queues = []
     for module in modules:
         rng = random.Random(f"{seed} {module}")
         by_kind = collections.defaultdict(list)
-        for mutant in Finder(module, (package / f"{module}.py").read_text()).found:
+        for mutant in mutants_of(package, module):
             by_kind[mutant.kind].append(mutant)
         of_kinds = [rng.sample(of_kind, len(of_kind)) for _, of_kind in sorted(by_kind.items())]
         queues.append([m for turn in itertools.zip_longest(*of_kinds) for m in turn if m is not None])
@@ -310,7 +316,7 @@ def show(mutant, source):
     return "\n".join(difflib.unified_diff(source.splitlines(), changed, mutant.module, mutant.module, lineterm="", n=1))
 
 
-def main():
+def read_arguments():
     parser = argparse.ArgumentParser(description=__doc__.split("\n\n")[0])
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, default=420)
@@ -323,23 +329,34 @@ def main():
     parser.add_argument("--only", type=pathlib.Path, help="a record: only what survived or timed out there")
     parser.add_argument("--against", type=pathlib.Path, help="a record: say what was killed there and is not now")
     parser.add_argument("--out", type=pathlib.Path)
-    arguments = parser.parse_args()
+    return parser.parse_args()
 
-    cache, kept = (tempfile.TemporaryDirectory(prefix=f"mutants-{name}-") for name in ("cache", "concerns"))
-    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache.name)
-    package = ROOT / "jaxreplay"
-    folder = arguments.concerns or pathlib.Path(kept.name)
+
+def recorded_concerns(folder):
     if not (folder / "times.xml").exists():
         folder.mkdir(parents=True, exist_ok=True)
         mutants_concerns.record(ROOT, folder)
-    concerns = mutants_concerns.Concerns(ROOT, folder)
-    context = multiprocessing.get_context("forkserver")
+    return mutants_concerns.Concerns(ROOT, folder)
+
+
+def gone(package):
+    """Names with a reason to survive that are no mutants now."""
+    found = {m.name for module in modules_of(package) for m in mutants_of(package, module)}
+    return sorted({*EQUIVALENT, *KILLED_BY_SLOW} - found)
+
+
+def excused(name):
+    """What is said of a mutant that survived, and why."""
+    for outcome, reasons in (("equivalent", EQUIVALENT), ("slow", KILLED_BY_SLOW)):
+        if name in reasons:
+            return outcome, reasons[name]
+    return "survived", None
+
+
+def run_all(package, chosen, concerns, arguments):
+    """The record of all mutants, by name; prints each."""
+    context, record = multiprocessing.get_context("forkserver"), {}
     context.set_forkserver_preload(["jax", "flax", "optax", "chex", "scipy.stats", "pytest", "orbax.checkpoint.v1"])
-    chosen = choose(package, arguments.modules, arguments.number, arguments.seed)
-    if arguments.only:
-        before = json.loads(arguments.only.read_text())
-        chosen = [m for m in chosen if before.get(m.name, {}).get("outcome") in ("survived", "timed out")]
-    record = {}
     with concurrent.futures.ThreadPoolExecutor(arguments.processes) as pool:
 
         def run(mutant):
@@ -347,22 +364,43 @@ def main():
             return run_one(context, ROOT, package, mutant, tests, arguments.timeout)
 
         for job, (outcome, told, seconds) in zip(chosen, pool.map(run, chosen), strict=True):
-            if outcome == "survived" and job.name in EQUIVALENT:
-                outcome, told = "equivalent", EQUIVALENT[job.name]
+            if outcome == "survived":
+                outcome, told = excused(job.name)
             record[job.name] = {"kind": job.kind, "outcome": outcome, "told": told, "seconds": round(seconds)}
             print(f"{outcome:10} {seconds:4.0f} s  {job.name}  [{told or job.kind}]", flush=True)
             if outcome == "survived":
                 print(show(job, (package / f"{job.module}.py").read_text()), flush=True)
             if arguments.out:
                 arguments.out.write_text(json.dumps(record, indent=1) + "\n")
+    return record
+
+
+def summarize(record):
+    """Print how many of each module were caught."""
     by_module = collections.defaultdict(collections.Counter)
     for name, entry in record.items():
         for key in (name.split(".")[0], "all"):
             by_module[key][entry["outcome"]] += 1
     for module, counts in by_module.items():
         told = sum(counts.values()) - counts["equivalent"]
-        caught = counts["killed"] + counts["timed out"]
+        caught = counts["killed"] + counts["slow"] + counts["timed out"]
         print(f"{module:28} {caught} of {told} caught, {dict(counts)}")
+
+
+def main():
+    arguments = read_arguments()
+    cache, kept = (tempfile.TemporaryDirectory(prefix=f"mutants-{name}-") for name in ("cache", "concerns"))
+    os.environ.setdefault("JAX_COMPILATION_CACHE_DIR", cache.name)
+    package = ROOT / "jaxreplay"
+    for name in gone(package):
+        print(f"no mutant any more, take its reason out: {name}")
+    concerns = recorded_concerns(arguments.concerns or pathlib.Path(kept.name))
+    chosen = choose(package, arguments.modules, arguments.number, arguments.seed)
+    if arguments.only:
+        before = json.loads(arguments.only.read_text())
+        chosen = [m for m in chosen if before.get(m.name, {}).get("outcome") in ("survived", "timed out")]
+    record = run_all(package, chosen, concerns, arguments)
+    summarize(record)
     if arguments.against:
         for name, entry in json.loads(arguments.against.read_text()).items():
             now = record.get(name, {}).get("outcome", "gone")

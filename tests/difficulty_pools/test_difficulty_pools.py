@@ -103,8 +103,6 @@ def test_examples_of_first_in_first_out():
         state, _ = update(pools, state, (task, SOLVED))
         assert lists(pools, state)[0]["easy"] == easy
     assert lists(pools, state)[0]["normal"] == [3, 4, 1]
-    state, _ = update(pools, state, (3, FAILED))  # without a threshold no task is hard
-    assert lists(pools, state)[0]["hard"] == []
     pools = make((10,))
     state, _ = update(pools, pools.init(), *[(task, SOLVED) for task in range(10)])
     state, _ = update(pools, state, *[(task, FAILED) for task in range(10)])
@@ -428,6 +426,13 @@ def test_with_weights_a_pool_is_that_of_the_latest_group():
                 latest[task] = group[exists].mean()
         means = np.array([latest.get(task, 0.5) for task in range(40)])
         np.testing.assert_array_equal(found[t], np.where(means >= 0.75, 1, np.where(means <= 0.25, 2, 0)))
+
+
+@pytest.mark.parametrize(("thresholds", "expected"), [((0.9, None), [1, 0, 0]), ((None, 0.1), [0, 2, 0])])
+def test_without_its_threshold_a_pool_stays_empty(thresholds, expected):
+    pools = make((9,), *thresholds)
+    state, _ = update(pools, pools.init(), (0, SOLVED), (1, FAILED), (2, MIXED))
+    assert pools.pool_of(state).tolist() == [*expected, 0, 0, 0, 0, 0, 0]
 
 
 @pytest.mark.parametrize("parked", ["easy", "hard"])

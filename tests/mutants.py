@@ -264,13 +264,13 @@ def choose(package, modules, number, seed):
     return sorted(itertools.islice((m for m in rounds if m is not None), number), key=lambda m: m.module)
 
 
-def run_tests(root, package_root, tests, log, seconds):
+def run_tests(root, tests, log, seconds):
     """In a process of its own, which may take `seconds` of processor time: exit with 0 if all tests pass."""
     os.setsid()
     resource.setrlimit(resource.RLIMIT_CPU, (seconds, seconds))
-    os.chdir(root)
-    sys.path.insert(0, str(package_root))
-    os.environ["PYTHONPATH"] = str(package_root)  # of processes that tests start
+    os.chdir(root)  # where processes that tests start look first
+    sys.path.insert(0, str(root))
+    os.environ["PYTHONPATH"] = str(root)
     with open(log, "w") as out, contextlib.redirect_stdout(out), contextlib.redirect_stderr(out):
         os.dup2(out.fileno(), 1)
         os.dup2(out.fileno(), 2)
@@ -282,18 +282,18 @@ def run_tests(root, package_root, tests, log, seconds):
         os._exit(int(status))
 
 
-def run_one(context, root, package, mutant, tests, timeout):
-    """(outcome, the test that told, seconds) of a mutant."""
+def run_one(context, root, mutant, tests, timeout):
+    """(outcome, the test that told, seconds) of a mutant, in a copy of the checkout `root`."""
     if not tests:
         return "survived", None, 0.0
     with tempfile.TemporaryDirectory(prefix="mutant-") as folder:
-        copy = pathlib.Path(folder) / "jaxreplay"
-        shutil.copytree(package, copy, ignore=shutil.ignore_patterns("__pycache__"))
-        file = copy / f"{mutant.module}.py"
+        copy = pathlib.Path(folder) / "checkout"
+        shutil.copytree(root, copy, ignore=shutil.ignore_patterns("__pycache__", ".git", ".*_cache", ".hypothesis"))
+        file = copy / "jaxreplay" / f"{mutant.module}.py"
         file.write_text(mutant.apply(file.read_text()))
         log = pathlib.Path(folder) / "log"
         begin = time.monotonic()
-        process = context.Process(target=run_tests, args=(root, pathlib.Path(folder), tests, log, timeout))
+        process = context.Process(target=run_tests, args=(copy, tests, log, timeout))
         process.start()
         process.join(10 * timeout)
         seconds = time.monotonic() - begin
@@ -361,7 +361,7 @@ def run_all(package, chosen, concerns, arguments):
 
         def run(mutant):
             tests = concerns.tests(mutant.module, mutant.start[0], mutant.function_lines)
-            return run_one(context, ROOT, package, mutant, tests, arguments.timeout)
+            return run_one(context, ROOT, mutant, tests, arguments.timeout)
 
         for job, (outcome, told, seconds) in zip(chosen, pool.map(run, chosen), strict=True):
             if outcome == "survived":

@@ -24,7 +24,7 @@ def test_bits_of_every_kind_of_key(make):
 def test_bits_are_those_that_jax_draws_without_counters_of_64_bits():
     key = seeds.key(7)
     with jax.threefry_partitionable(False):
-        expected = jax.random.bits(key, (2 * 501,))
+        expected = jax.random.bits(key, (2 * 501,), jnp.uint32)
     np.testing.assert_array_equal(np.concatenate(random_bits(key, 501)), expected)
 
 

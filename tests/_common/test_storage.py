@@ -120,12 +120,12 @@ def test_parts_of_each_layout_are_written_in_turn(as_rows, kind, leading):
         as_rows(rows)
         storage = layouts.zeros({"a": spec, "b": spec}, leading, 0)
         both = {name: jnp.asarray(old).reshape(*leading, *shape) for name in "ab"}
-        storage = layouts.write(storage, jnp.arange(leading[0]), both)
+        storage = layouts.write(storage, jnp.arange(leading[0], dtype=jnp.int32), both)
         write = functools.partial(layouts.write_parts, num_axes=len(leading))
         for function in (write, jax.jit(write)):
             given = [None, jnp.asarray(new).reshape(4, 3, *shape)]
             written = function(storage, places=jnp.asarray(places, jnp.int32).reshape(4, 3), values=given)
-            found = layouts.read(written, jnp.arange(leading[0]))
+            found = layouts.read(written, jnp.arange(leading[0], dtype=jnp.int32))
             same(found, both | {"b": jnp.asarray(expected).reshape(*leading, *shape)})
 
 

@@ -21,7 +21,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxreplay import sum_tree
 from jaxreplay._common import ring
 from jaxreplay._common.checks import check_bool, check_integer, check_key
 from jaxreplay._common.meshes import over_any_mesh
@@ -172,14 +171,14 @@ def _buffer(
         found |= _priorities(sampler, state.sampler)
     if sample is not None:
         found |= _draws(shards, state, sample)
-    live = _facts.live(shards.part, state) if thorough else None
-    if live is not None and isinstance(sampler, Prioritized):
-        found |= _all_items(sampler, state, live)
+    items = _facts.of_items(shards.part, state) if thorough else None
+    if items is not None and items.law is not None:
+        found |= _all_items(sampler, items)
     counts = getattr(state.sampler, "counts", None) if hasattr(sampler, "count_updates") else None
     if counts is not None:
         found["late"] = jnp.sum(counts.late.astype(jnp.float32))
-        if live is not None:
-            size = jnp.maximum(found["size"], 1.0)
+        if items is not None:
+            live, size = items.live, jnp.maximum(found["size"], 1.0)
             found["never_updated"] = jnp.sum(live & (counts.of_slots == 0), dtype=jnp.float32) / size
             found["updates_per_item"] = jnp.sum(jnp.where(live, counts.of_slots, 0).astype(jnp.float32)) / size
         elif key is not None:
@@ -295,15 +294,15 @@ def _priority(sampler: Prioritized, leaf: jax.Array) -> jax.Array:
     return leaf ** (1.0 / sampler.alpha) if sampler.alpha > 0 else leaf
 
 
-def _all_items(sampler: Prioritized, state: Any, live: jax.Array) -> Numbers:
-    size, leaves = jnp.sum(_sizes(state)), sum_tree.leaves(state.sampler.tree)
-    found = _facts.top_masses(_facts.law(state.sampler, live), size)
-    stored = _facts.descending(jnp.where(live, leaves, -1.0))
+def _all_items(sampler: Prioritized, items: _facts.Items) -> Numbers:
+    found, live = dict(items.top_masses), items.live
+    stored = _facts.descending(jnp.where(live, items.leaves, -1.0))
     num_items = jnp.sum(live, dtype=jnp.int32)
     quantiles = {**_quantiles(stored, jnp.arange(1, stored.size + 1, dtype=jnp.int32), num_items), "max": stored[0]}
     for name, leaf in quantiles.items():
         found[f"stored/priority_{name}"] = _priority(sampler, jnp.maximum(leaf, 0.0))
-    found["stored/priority_zero"] = jnp.sum(live & (leaves == 0), dtype=jnp.float32) / jnp.maximum(size, 1.0)
+    zeros = jnp.sum(live & (items.leaves == 0), dtype=jnp.float32)
+    found["stored/priority_zero"] = zeros / jnp.maximum(num_items, 1).astype(jnp.float32)
     return found
 
 

@@ -12,6 +12,8 @@ import jax.core
 import numpy as np
 
 from jaxreplay._common.xla import reads_state
+from jaxreplay.buffers import Mixture
+from jaxreplay.buffers._shards import whole_of, with_whole
 from jaxreplay.checkpoint import _description
 from jaxreplay.inspection import _figures, _page, _saved, _text, _views
 from jaxreplay.inspection._saved import Saved
@@ -78,18 +80,11 @@ def _with_numbers(buffer: Any, state: Any) -> Any:
         return {key: _with_numbers(x, state[key]) if key in state else x for key, x in buffer.items()}
     if isinstance(buffer, list | tuple) and not hasattr(buffer, "_fields") and isinstance(state, list | tuple):
         return [_with_numbers(x, y) for x, y in zip(buffer, state, strict=False)]
-    return _replaced(buffer, state)
-
-
-def _replaced(buffer: Any, state: Any) -> Any:
-    """`_with_numbers` of one configuration."""
-    changed: dict[str, Any] = {}
-    if hasattr(buffer, "buffers"):
-        changed["buffers"] = tuple(_with_numbers(x, y) for x, y in zip(buffer.buffers, state, strict=True))
-    if hasattr(buffer, "mesh"):
-        changed["buffer"] = _with_numbers(buffer.buffer, state)
-    sampler = getattr(buffer, "sampler", None)
-    if callable(getattr(sampler, "beta", None)) and hasattr(state, "sampler"):
-        beta = float(np.max(np.asarray(sampler.beta(state.sampler.updates))))  # pyright: ignore
-        changed["sampler"] = dataclasses.replace(sampler, beta=beta)  # pyright: ignore
-    return dataclasses.replace(buffer, **changed) if changed else buffer
+    if isinstance(buffer, Mixture):
+        return dataclasses.replace(buffer, buffers=_with_numbers(buffer.buffers, state))
+    whole = whole_of(buffer)
+    sampler = getattr(whole, "sampler", None)
+    if not callable(getattr(sampler, "beta", None)) or not hasattr(state, "sampler"):
+        return buffer
+    beta = float(np.max(np.asarray(sampler.beta(state.sampler.updates))))  # pyright: ignore
+    return with_whole(buffer, dataclasses.replace(whole, sampler=dataclasses.replace(sampler, beta=beta)))  # pyright: ignore

@@ -4,19 +4,27 @@ import dataclasses
 from collections.abc import Iterator
 from typing import Any
 
+import jax
 import numpy as np
 
-from jaxreplay.buffers import ReplayState, ReservoirState, SequenceState
-from jaxreplay.difficulty_pools import PoolsState
-from jaxreplay.inspection import _saved
+from jaxreplay.buffers import (
+    ReplayBuffer,
+    ReplayState,
+    ReservoirBuffer,
+    ReservoirState,
+    SequenceBuffer,
+    SequenceState,
+)
+from jaxreplay.difficulty_pools import DifficultyPools, PoolsState
+from jaxreplay.inspection import _facts, _saved
 from jaxreplay.inspection._saved import Saved
-from jaxreplay.samplers import PrioritizedState
+from jaxreplay.samplers import PrioritizedState, UniformState
 
-KINDS = {
-    ReplayState: "ReplayBuffer",
-    ReservoirState: "ReservoirBuffer",
-    SequenceState: "SequenceBuffer",
-    PoolsState: "DifficultyPools",
+KINDS: dict[type, Any] = {
+    ReplayState: ReplayBuffer,
+    ReservoirState: ReservoirBuffer,
+    SequenceState: SequenceBuffer,
+    PoolsState: DifficultyPools,
 }
 RETURNS = {"rn": "return of a window (Rn)", "reward": "reward", "rewards": "reward", "r": "reward"}
 ENDS = ("terminated", "truncated", "done", "is_last")
@@ -96,8 +104,8 @@ def _find(state: Any, config: Any, name: str, whole: Any) -> Iterator[tuple[str,
     """The states of buffers and pools, with their descriptions where they are found."""
     fields = config.get("fields", {}) if isinstance(config, dict) else {}
     if type(state) in KINDS:
-        if _type(config) not in (KINDS[type(state)], "Sharded"):
-            fits = [x for x in _all(whole) if _type(x) == KINDS[type(state)]]
+        if _type(config) not in (KINDS[type(state)].__name__, "Sharded"):
+            fits = [x for x in _all(whole) if _type(x) == KINDS[type(state)].__name__]
             config = fits[0] if len(fits) == 1 else None
         yield name, state, config
         return
@@ -142,7 +150,7 @@ def _text(value: Any) -> str:
 
 def _buffer(name: str, state: Any, config: Any) -> View:
     config = config or {}
-    kind, settings = KINDS[type(state)], {}
+    kind, settings = KINDS[type(state)].__name__, {}
     if _type(config) == "Sharded":
         settings["mesh"] = _text(config["fields"]["mesh"])
         kind, config = f"Sharded({kind})", config["fields"]["buffer"]
@@ -151,63 +159,64 @@ def _buffer(name: str, state: Any, config: Any) -> View:
     sampler = fields.get("sampler", {})
     if sampler:
         settings["sampler"] = _text(sampler)
-    lead = state.ring.size.shape
-    live, inserted, size = _live(state)
-    leaves = [(path, *_saved.shape_of(leaf)) for path, leaf in _saved.items_of(state.storage)]
-    axes = len(lead) + (2 if _is(state, SequenceState) else 1)
-    view = View(
-        name,
-        kind,
-        settings,
-        {},
-        [(path, dtype, shape[axes:], nbytes) for path, shape, dtype, nbytes in leaves],
-    )
-    if len(lead) > (1 if kind.startswith("Sharded") else 0):
-        view.settings["stacked"] = f"{lead[0]} states"
-    capacity = live.size
+    rows, stored = _rows(state), [(path, *_saved.shape_of(leaf)) for path, leaf in _saved.items_of(state.storage)]
+    lead = len(state.ring.size.shape)
+    axes = lead + len(KINDS[type(state)]._storage_axes)
+    leading = stored[0][1][lead:axes]
+    part = _part(state, leading, fields)
+    items = jax.device_get(_facts.of_items(part, rows))
+    view = View(name, kind, settings, {}, [(path, dtype, shape[axes:], size) for path, shape, dtype, size in stored])
+    if lead > (1 if kind.startswith("Sharded") else 0):
+        view.settings["stacked"] = f"{state.ring.size.shape[0]} states"
+    size, capacity = rows.ring.size.sum(), items.live.size
     what = "sequences that may be drawn" if _is(state, SequenceState) else "items"
-    view.facts[what] = f"{size.sum():,} of {capacity:,} ({size.sum() / capacity:.0%})"
+    view.facts[what] = f"{size:,} of {capacity:,} ({size / capacity:.0%})"
     if _is(state, SequenceState):
-        rows, most = state.rows.size.read().sum(), leaves[0][1][len(lead)] * max(int(np.prod(lead)), 1)
-        view.facts["rows of each stream"] = f"{rows:,} of {most:,} ({rows / most:.0%})"
+        filled, most = rows.rows.size.sum(), leading[0] * len(items.live)
+        view.facts["rows of each stream"] = f"{filled:,} of {most:,} ({filled / most:.0%})"
+        view.episodes = _episodes(state, rows.rows, lead)
     view.facts["bytes"] = f"{sum(_saved.shape_of(x)[2] for _, x in _saved.items_of(state)):,}"
-    _add_sampler(view, state.sampler, sampler.get("fields", {}), live)
-    view.ages = _ages(state, fields, live, inserted)
-    view.returns = _returns(state, live, len(lead))
-    view.episodes = _episodes(state, len(lead)) if _is(state, SequenceState) else None
+    _add_sampler(view, rows.sampler, sampler.get("fields", {}), items)
+    is_known = getattr(state, "windows", None) is None or part.length == leading[0]
+    view.ages = items.ages[items.live] if is_known and not _is(state, ReservoirState) else None
+    view.returns = _returns(state, rows, items.live, lead)
     return view
 
 
-def _live(state: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Which slots hold what may be drawn, [stack, slots]; insertions and sizes, [stack]."""
-    inserted, size = (x.read().reshape(-1).astype(np.int64) for x in (state.ring.inserted, state.ring.size))
-    if _is(state.sampler, PrioritizedState):
-        slots = state.sampler.tree.capacity
-    else:
-        slots = getattr(state.sampler, "capacity", None) or int(size.max(initial=1))
-    slot, start = np.arange(slots), np.zeros_like(size)
-    if _is(state, SequenceState):
-        start = inserted % slots - size
-    return (slot - start[:, None]) % slots < size[:, None], inserted, size
+def _rows(state: Any) -> Any:
+    """What a state says of its rows: leaves [D, ...] of NumPy, of D states that are stacked. Its items are not read."""
+    unread = dict.fromkeys(x for x in ("storage", "ends", "episodes", "handles", "count") if hasattr(state, x))
+    if not isinstance(state.sampler, PrioritizedState | UniformState):
+        unread["sampler"] = None
+    lead = len(state.ring.size.shape)
+    return jax.tree.map(lambda x: x.read().reshape(-1, *x.shape[lead:]), dataclasses.replace(state, **unread))
 
 
-def _add_sampler(view: View, state: Any, fields: dict[str, Any], live: np.ndarray) -> None:
-    counts = getattr(state, "counts", None)
+def _part(state: Any, shape: tuple[int, ...], fields: dict[str, Any]) -> Any:
+    """The buffer of a state whose storage has leading axes `shape`, as far as its rows go.
+
+    Of sequences whose configuration is not known, or is another's, one with as many slots.
+    """
+    if not _is(state, SequenceState):
+        return KINDS[type(state)](capacity=shape[0])
+    (length, num_envs), sequence_length, stride = shape, fields.get("sequence_length", 1), fields.get("stride", 1)
+    num_slots = ((length - sequence_length) // stride + 1) * num_envs
+    found = getattr(getattr(state.sampler, "tree", state.sampler), "capacity", num_slots)
+    if found != num_slots:
+        length, sequence_length, stride = found // num_envs, 1, 1
+    return SequenceBuffer(length=length, num_envs=num_envs, sequence_length=sequence_length, stride=stride)
+
+
+def _add_sampler(view: View, state: Any, fields: dict[str, Any], items: _facts.Items) -> None:
+    live, counts = items.live, getattr(state, "counts", None)
     if counts is not None:
-        view.updates = counts.of_slots.read().reshape(live.shape)[live]
-        view.facts["late updates"] = f"{counts.late.read().sum():,}"
+        view.updates = counts.of_slots[live]
+        view.facts["late updates"] = f"{counts.late.sum():,}"
         view.facts["never updated"] = f"{np.mean(view.updates == 0) if view.updates.size else 0:.1%}"
-    if not _is(state, PrioritizedState):
+    if items.law is None:
         return
     alpha, beta = fields.get("alpha"), fields.get("beta")
-    leaves = state.tree.sums[-1].read().astype(np.float64)
-    leaves = leaves.reshape(len(live), -1)[:, : state.tree.capacity]
-    leaves = np.where(live, leaves, 0.0)
-    totals = leaves.sum(axis=1, keepdims=True)
-    even = live / np.maximum(live.sum(axis=1, keepdims=True), 1)
-    law = np.where(totals > 0, leaves / np.where(totals > 0, totals, 1.0), even)
-    law = law / max(int(np.sum(live.any(axis=1))), 1)  # each of several shards is drawn from equally often
-    view.law, view.priorities = law[live], leaves[live]
+    view.law, view.priorities = (x[live].astype(np.float64) for x in (items.law, items.leaves))
     if alpha:
         view.priorities = view.priorities ** (1 / alpha)
     elif alpha is None:
@@ -220,38 +229,15 @@ def _add_sampler(view: View, state: Any, fields: dict[str, Any], live: np.ndarra
         view.weights = view.weights**-exponent
     view.facts["beta"] = view.beta.removeprefix("beta = ")
     view.facts |= {
-        "largest priority ever": f"{state.max_priority.read().max():.4g}",
-        "updates": f"{state.updates.read().max():,}",
-        "TD errors refused": f"{state.rejected.read().sum():,}",
+        "largest priority ever": f"{state.max_priority.max():.4g}",
+        "updates": f"{state.updates.max():,}",
+        "TD errors refused": f"{state.rejected.sum():,}",
     }
     if view.law.size:
-        in_order, size = np.sort(view.law)[::-1], view.law.size
-        for part in (0.01, 0.1):
-            whole = int(part * size)
-            mass = in_order[:whole].sum() + (part * size - whole) * in_order[min(whole, size - 1)]
-            view.facts[f"mass in the top {part:.0%}"] = f"{mass:.1%}"
+        view.facts |= {f"mass in the top {_facts.TOPS[x]:.0%}": f"{mass:.1%}" for x, mass in items.top_masses.items()}
 
 
-def _ages(state: Any, fields: dict[str, Any], live: np.ndarray, inserted: np.ndarray) -> np.ndarray | None:
-    if _is(state, ReservoirState):
-        return None
-    num_slots = live.shape[1]
-    age = (inserted[:, None] - 1 - np.arange(num_slots)) % num_slots
-    if _is(state, SequenceState):
-        num_envs = _saved.shape_of(_saved.items_of(state.storage)[0][1])[0][len(state.ring.size.shape) + 1]
-        if state.windows is None:
-            age = age // num_envs
-        else:
-            if not all(name in fields for name in ("length", "sequence_length", "stride")):
-                return None
-            first = _saved.values(state.windows.first).reshape(live.shape)
-            rows, wait = (x.read().reshape(-1, 1).astype(np.int64) for x in (state.rows.inserted, state.wait))
-            newest = rows % fields["length"] + wait - fields["sequence_length"] - fields["stride"]
-            age = (newest - first // num_envs) % fields["length"] // fields["stride"]
-    return age[live]
-
-
-def _returns(state: Any, live: np.ndarray, stacked: int) -> tuple[str, np.ndarray] | None:
+def _returns(state: Any, rows: Any, live: np.ndarray, stacked: int) -> tuple[str, np.ndarray] | None:
     """Numbers of the leaf that is known to hold returns or rewards."""
     axes = stacked + (2 if _is(state, SequenceState) else 1)
     named = {path.rpartition(".")[2].lower(): leaf for path, leaf in _saved.items_of(state.storage)}
@@ -262,17 +248,15 @@ def _returns(state: Any, live: np.ndarray, stacked: int) -> tuple[str, np.ndarra
         if len(shape) == axes and ("float" in dtype or "int" in dtype):
             numbers = _saved.values(named[name]).astype(np.float64)
             if _is(state, SequenceState):
-                numbers = numbers.reshape(-1, *shape[-2:])
-                rows = state.rows.size.read().reshape(-1)
-                numbers = np.concatenate([x[:n].reshape(-1) for x, n in zip(numbers, rows, strict=True)])
+                filled = zip(numbers.reshape(-1, *shape[-2:]), rows.rows.size, strict=True)
+                numbers = np.concatenate([x[:n].reshape(-1) for x, n in filled])
             else:
-                slots = numbers.reshape(len(live), -1)
-                numbers = slots[:, : live.shape[1]][live[:, : slots.shape[1]]]
+                numbers = numbers.reshape(live.shape)[live]
             return what, thin(numbers[np.isfinite(numbers)])
     return None
 
 
-def _episodes(state: Any, stacked: int) -> np.ndarray | None:
+def _episodes(state: Any, rows: Any, stacked: int) -> np.ndarray | None:
     """Lengths of the episodes of which all rows are stored, int."""
     if state.ends is not None:
         ends = _saved.values(state.ends)
@@ -286,8 +270,7 @@ def _episodes(state: Any, stacked: int) -> np.ndarray | None:
         ends = np.any(np.stack(flags).astype(bool), axis=0)
     ends = ends.reshape(-1, *ends.shape[-2:])
     found = []
-    counts = (x.read().reshape(-1) for x in (state.rows.inserted, state.rows.size))
-    for its, inserted, size in zip(ends, *counts, strict=True):
+    for its, inserted, size in zip(ends, rows.inserted, rows.size, strict=True):
         in_order = np.roll(its, -(int(inserted) % len(its)), axis=0)[len(its) - int(size) :]
         for stream in in_order.T:
             at = np.flatnonzero(stream)

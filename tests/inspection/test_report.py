@@ -324,6 +324,31 @@ def test_other_states(tmp_path, name):
         assert view.returns[1].tolist() == [0, 1, 2, 3]
 
 
+@pytest.mark.parametrize("windows", ["any", rarely("inside")])
+def test_rows_of_a_state_without_its_configuration(tmp_path, windows):
+    """What may be drawn and how probable it is needs no configuration; nor do ages, where all windows may be drawn."""
+    sizes = {"length": LENGTH, "num_envs": NUM_ENVS, "sequence_length": 3, "stride": 2}
+    buffer = jr.SequenceBuffer(**sizes, windows=windows, sampler=jr.Prioritized(epsilon=0.0), donate=False)
+    steps = jnp.zeros((9, NUM_ENVS, 4))
+    state = buffer.add(buffer.add(buffer.init(steps), steps), steps)
+    state = buffer.update(state, buffer.newest(state, 10), jnp.arange(10.0))
+    expected = np.arange(10) ** 0.6 / np.sum(np.arange(10) ** 0.6)
+    for name, config in {"known": buffer, "unknown": None, "another": jr.SequenceBuffer(**LONGER)}.items():
+        jr.save(tmp_path / name, config, state)
+        (view,) = _report._views.views(_report._saved.from_checkpoint(tmp_path / name))
+        assert [leaf[:3] for leaf in view.leaves] == [("items", "float32", (4,))]
+        assert view.facts["rows of each stream"] == "12 of 12 (100%)"
+        assert view.facts["sequences that may be drawn"] == "10 of 10 (100%)"
+        np.testing.assert_allclose(np.sort(view.law), expected, rtol=1e-5)
+        if windows == "any" or name == "known":
+            assert view.ages[np.argsort(view.law)].tolist() == [4, 4, 3, 3, 2, 2, 1, 1, 0, 0]
+        else:
+            assert view.ages is None
+
+
+LONGER = {"length": 40, "num_envs": NUM_ENVS, "sequence_length": 20}
+
+
 def test_a_saved_tree_is_read_as_it_is(tmp_path):
     """Lists, tuples, nodes of any class as dicts, stacked rows, narrow numbers and keys; and its size."""
     rows = np.arange(3 * 8 * 128, dtype=np.float32).reshape(3, 8, 128)

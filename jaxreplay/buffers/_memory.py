@@ -257,8 +257,7 @@ def _too_large(buffer: Any, found: Memory, limit: int | None, device: Any) -> st
         fits = int(size * (limit or 0) / found.total)
         to = f" to {fits - fits % 10 ** max(len(str(fits)) - 3, 0)}" if 0 < fits < size else ""
         remedies = [f"lower {name}={size}{to}"]
-        if whole._once_in and (once := _bytes_once(found, largest)) < found.total:
-            kind = whole._once_in
+        if (kind := whole._once_in) and (once := _bytes_once(found, largest)) < found.total:
             remedies.append(f"store each observation or frame once in a {kind}, which takes about {short(once)}")
     if whole is buffer and not is_host:
         remedies.append("spread it over several devices with jr.Sharded")

@@ -61,7 +61,7 @@ def whole_of(buffer: Any) -> Any:
 
 
 def with_whole(buffer: Any, whole: Any) -> Any:
-    """The same buffer of another `whole_of`."""
+    """`whole`, sharded as `buffer` is."""
     config: Any = buffer
     return dataclasses.replace(config, buffer=whole) if isinstance(buffer, OnMesh) else whole
 

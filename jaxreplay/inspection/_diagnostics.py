@@ -172,7 +172,7 @@ def _buffer(
     if sample is not None:
         found |= _draws(shards, state, sample)
     items = _facts.of_items(shards.part, state) if thorough else None
-    if items is not None and items.law is not None:
+    if items is not None and isinstance(sampler, Prioritized):
         found |= _all_items(sampler, items)
     counts = getattr(state.sampler, "counts", None) if hasattr(sampler, "count_updates") else None
     if counts is not None:

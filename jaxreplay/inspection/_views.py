@@ -164,6 +164,8 @@ def _buffer(name: str, state: Any, config: Any) -> View:
     axes = lead + len(KINDS[type(state)]._storage_axes)
     leading = stored[0][1][lead:axes]
     part = _part(state, leading, fields)
+    if kind.startswith("Sharded") and lead == 1:
+        part = dataclasses.replace(part, _axis_name="shards")  # ages count insertions into all shards
     items = jax.device_get(_facts.of_items(part, rows))
     view = View(name, kind, settings, {}, [(path, dtype, shape[axes:], size) for path, shape, dtype, size in stored])
     if lead > (1 if kind.startswith("Sharded") else 0):

@@ -441,6 +441,14 @@ def test_each_device_holds_one_part_of_the_state():
             assert sum(held) == whole / num_shards
 
 
+def test_the_buffer_that_each_shard_is_is_made_once():
+    buffer = jr.Sharded(jr.ReplayBuffer(capacity=8), mesh(2))
+    again = jr.Sharded(jr.ReplayBuffer(capacity=8), mesh(2))
+    assert buffer._part is buffer._part is again._part
+    assert buffer._part.capacity == 4
+    assert (buffer, hash(buffer)) == (again, hash(again))
+
+
 def test_items_sharding_is_what_add_wants():
     sharded = over_devices(BUFFERS["sequence"][0], 4)
     rows = jax.device_put(np.arange(24).reshape(3, 8), sharded.items_sharding)

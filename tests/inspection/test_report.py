@@ -314,6 +314,9 @@ def test_other_states(tmp_path, name):
     if name == "sharded":
         assert "Sharded(ReplayBuffer)" in text
         assert "4 of 4" in text
+        (view,) = _report._views.views(_report._saved.from_checkpoint(tmp_path / "run"))
+        sample = config.sample(state, jax.random.key(0), 40)
+        assert set(view.ages.tolist()) == set(sample.age.tolist()) == {0, 2}
     if name == "windows":
         (view,) = _report._views.views(_report._saved.from_checkpoint(tmp_path / "run"))
         live = config._live(state)

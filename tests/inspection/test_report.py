@@ -332,7 +332,7 @@ def test_rows_of_a_state_without_its_configuration(tmp_path, windows):
     """What may be drawn and how probable it is needs no configuration; nor do ages, where all windows may be drawn."""
     sizes = {"length": LENGTH, "num_envs": NUM_ENVS, "sequence_length": 3, "stride": 2}
     buffer = jr.SequenceBuffer(**sizes, windows=windows, sampler=jr.Prioritized(epsilon=0.0), donate=False)
-    steps = jnp.zeros((9, NUM_ENVS, 4))
+    steps = jnp.zeros((9, NUM_ENVS, 4), jnp.float32)
     state = buffer.add(buffer.add(buffer.init(steps), steps), steps)
     state = buffer.update(state, buffer.newest(state, 10), jnp.arange(10.0))
     expected = np.arange(10) ** 0.6 / np.sum(np.arange(10) ** 0.6)

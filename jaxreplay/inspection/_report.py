@@ -1,6 +1,6 @@
 """Reports: figures of a live state, and what `python -m jaxreplay` shows of a saved one.
 
-States are looked at on the host, by NumPy. Figures need matplotlib (extra `plots`), text does not.
+What is looked at is copied to the host. Figures need matplotlib (extra `plots`), text does not.
 """
 
 import dataclasses
@@ -25,8 +25,8 @@ Figures = _figures.Figures
 def plot(buffer: Any, state: Any) -> Figures:
     """Figures of a state, which a notebook shows: priorities, ages, cumulative mass, weights, returns, and the like.
 
-    Each figure shows something of all that is stored. Costs O(N log N) on the host, where what is looked at is copied:
-    priorities, counts, and the leaf of an item that is named `Rn`, `reward`, `rewards` or `r`.
+    Each figure shows something of all that is stored. Costs O(N log N). What is looked at is copied to the host: priorities,
+    counts, and the leaf of an item that is named `Rn`, `reward`, `rewards` or `r`.
 
     Args:
       buffer: a buffer, `Mixture`, `Sharded` or `DifficultyPools`, or a dict, list or tuple of them.

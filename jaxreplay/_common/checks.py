@@ -182,7 +182,7 @@ def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_a
     return found
 
 
-def check_mask(mask: Any, shape: tuple[int, ...], name: str = "mask", like: Any = jnp) -> Any:
+def check_mask(mask: Any, shape: tuple[int, ...], name: str = "mask", like: Any = jnp) -> jax.Array:
     """`mask` as a bool array of `shape`, of `like`: JAX or NumPy.
 
     Raises:
@@ -206,8 +206,8 @@ def check_integer(name: str, value: Any, low: int, high: int, meaning: str, trac
       ValueError: it is no integer in [low, high], or it is traced.
     """
     number = value if type(value) is int else _python_number(name, value, traced, f"an int32[], {meaning}", jnp.integer)
-    if isinstance(number, jax.Array) and traced is None:
-        return number  # pyright: ignore[reportReturnType]
+    if traced is None and isinstance(value, jax.Array):
+        return value  # pyright: ignore[reportReturnType]
     if isinstance(number, bool) or not isinstance(number, int) or not low <= number <= high:
         raise ValueError(f"{name}={value!r}: must be an integer from {low} to {high}, {meaning}.")
     return number
@@ -224,8 +224,8 @@ def check_number(name: str, value: Any, low: float, high: float, remedy: str, tr
     """
     expected = "one number for the whole batch, such as a float32[]"
     number = _python_number(name, value, traced, expected, jnp.integer, jnp.floating)
-    if isinstance(number, jax.Array) and traced is None:
-        return number  # pyright: ignore[reportReturnType]
+    if traced is None and isinstance(value, jax.Array):
+        return value  # pyright: ignore[reportReturnType]
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not (is_number and math.isfinite(number) and low <= number <= high):
         if math.isfinite(high):

@@ -187,9 +187,9 @@ class LaidOut:
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized())
-          >>> state = buffer.init({"x": jnp.zeros((3, 2))}).on_this_backend("cpu")
-          >>> state.storage["x"].shape, state.sampler.tree.fanout
-          ((4, 2), 8)
+          >>> state = buffer.init({"x": jnp.zeros((3, 2))}).on_this_backend("tpu")
+          >>> state.storage["x"].rows.shape, state.sampler.tree.fanout  # an item has two numbers, a row has 128
+          ((8, 128), 128)
         """
         return _laid_out(self, self, backend)
 

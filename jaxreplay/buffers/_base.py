@@ -2,6 +2,7 @@
 
 import abc
 import dataclasses
+import functools
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import jax
@@ -149,16 +150,7 @@ class Buffer(abc.ABC, Generic[S]):
 
     def _check_sampler(self, state: S) -> None:
         """Raise a `ValueError` where `state` has not the structure of the sampler's states."""
-
-        def kind(state: Any) -> Any:  # a tree of another backend has another fan-out
-            leaves, treedef = jax.tree.flatten(state, is_leaf=lambda x: isinstance(x, SumTree))
-            trees = [
-                (x.capacity, x.minima is None, x.maxima is None) if isinstance(x, SumTree) else jnp.shape(x)
-                for x in leaves
-            ]
-            return treedef, trees
-
-        if kind(state.sampler) != kind(jax.eval_shape(lambda: self.sampler.init(self._num_slots))):
+        if _kind(state.sampler) != _kind_of_states(self.sampler, self._num_slots):
             raise ValueError(
                 f"sampler={self.sampler!r}: this state is of another sampler, or of another size; use the buffer that "
                 "made it, or take it over with jaxreplay.migrate."
@@ -455,6 +447,22 @@ class Buffer(abc.ABC, Generic[S]):
         """
         batch_size = check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
         return ring.at_least(state.ring.size, batch_size)
+
+
+def _kind(sampler_state: Any) -> Any:
+    """What the states of a sampler have in common; a tree of another backend has another fan-out."""
+
+    def sizes(x: Any) -> Any:
+        return (x.capacity, x.minima is None, x.maxima is None) if isinstance(x, SumTree) else jnp.shape(x)
+
+    leaves, treedef = jax.tree.flatten(sampler_state, is_leaf=lambda x: isinstance(x, SumTree))
+    return treedef, [*map(sizes, leaves)]
+
+
+@functools.cache
+def _kind_of_states(sampler: Sampler, num_slots: int) -> Any:
+    """The `_kind` of a sampler's states; asked for in each trace of a method, and so of a hashable sampler."""
+    return _kind(jax.eval_shape(lambda: sampler.init(num_slots)))
 
 
 def check_draw(batch_size: int, beta: Any = None, max_age: Any = None) -> int:

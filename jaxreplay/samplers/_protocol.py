@@ -170,9 +170,15 @@ def check_sampler(sampler: Any) -> Any:
     """`sampler`.
 
     Raises:
-      ValueError: it is none.
+      ValueError: it is none, or cannot be hashed.
     """
     methods = ("init", "insert", "sample", "weights", "update")
     if isinstance(sampler, type) or not all(callable(getattr(sampler, method, None)) for method in methods):
         raise ValueError(f"sampler={sampler!r}: must be a sampler, such as jr.Uniform() or jr.Prioritized().")
+    try:
+        hash(sampler)
+    except TypeError as error:
+        raise ValueError(
+            f"sampler={sampler!r}: must be hashable; make it a frozen dataclass of numbers, strings and tuples."
+        ) from error
     return sampler

@@ -101,6 +101,9 @@ def test_what_is_no_sampler_is_refused_at_once(make, sampler):
     sizes = {"length": 4, "num_envs": 1, "sequence_length": 2} if make is jr.SequenceBuffer else {"capacity": 4}
     with pytest.raises(ValueError, match=r"sampler=.*: must be a sampler, such as jr.Uniform\(\)"):
         make(sampler=sampler, **sizes)
+    of_a_list = dataclasses.make_dataclass("OfAList", ["table"], bases=(jr.Uniform,), frozen=True, kw_only=True)
+    with pytest.raises(ValueError, match=r"sampler=.*: must be hashable; make it a frozen dataclass"):
+        make(sampler=of_a_list(table=[1.0]), **sizes)
 
 
 def integers(values, kind, like):

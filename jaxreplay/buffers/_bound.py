@@ -2,16 +2,21 @@
 
 import functools
 import inspect
-from typing import Any, Generic, Self, TypeVar, get_args, get_origin, overload
+import types
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, get_args, get_origin, overload
 
 import jax
 from flax import struct
 
-from jaxreplay.buffers._base import Buffer, Sample
+from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._mixture import Mixture
 from jaxreplay.buffers._sharded import Sharded
 
+B = TypeVar("B")
 C = TypeVar("C")
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @struct.dataclass
@@ -45,8 +50,11 @@ class Bound(Generic[C]):
     def __getattr__(self, name: str) -> Any:
         if name.startswith("_") or name in ("config", "state"):  # these are asked for before they are there
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
-        found = getattr(self.config, name)
-        return functools.partial(self._call, name) if _takes_state(type(self.config), name) else found
+        method = _method(type(self.config), name)
+        return getattr(self.config, name) if method is None else types.MethodType(method, self)
+
+    def __dir__(self) -> list[str]:
+        return [*super().__dir__(), *(name for name in dir(self.config) if not name.startswith("_"))]
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         result: Any = getattr(self.config, name)(self.state, *args, **kwargs)
@@ -59,54 +67,37 @@ class Bound(Generic[C]):
         return self.replace(state=result) if gives == "whole" else result  # pyright: ignore[reportAttributeAccessIssue]
 
 
-@struct.dataclass
-class BoundBuffer(Bound[C]):
-    """A `Bound` of a buffer. Its methods are those of the buffer, which say what they take and return."""
+if TYPE_CHECKING:
+    # The methods of a bound buffer for type checkers and editors; Python makes them as they are asked for.
 
-    def add(self, *args: Any, **kwargs: Any) -> Self:
-        return self._call("add", *args, **kwargs)
+    class _Reads(Generic[P, R]):
+        """A buffer's method without its argument `state`."""
 
-    def update(self, indices: jax.Array, td_errors: jax.Array) -> Self:
-        return self._call("update", indices, td_errors)
+        def __init__(self, method: Callable[Concatenate[Any, Any, P], R]) -> None: ...
 
-    def set(self, indices: jax.Array, values: Any, *, mask: jax.Array | None = None) -> Self:
-        return self._call("set", indices, values, mask=mask)
+        def __get__(self, bound: Any, kind: Any) -> Callable[P, R]: ...
 
-    def sample(
-        self, key: jax.Array, batch_size: int, *, beta: Any = None, max_age: jax.Array | int | None = None
-    ) -> Sample:
-        return self._call("sample", key, batch_size, beta=beta, max_age=max_age)
+    class _Changes(Generic[P]):
+        """The same of a method that returns a state."""
 
-    def epoch(self, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
-        return self._call("epoch", key, batch_size, step=step)
+        def __init__(self, method: Callable[Concatenate[Any, Any, P], Any]) -> None: ...
 
-    def num_batches(self, batch_size: int) -> jax.Array:
-        return self._call("num_batches", batch_size)
+        def __get__(self, bound: B, kind: Any) -> Callable[P, B]: ...
 
-    def get(self, indices: jax.Array) -> Any:
-        return self._call("get", indices)
+    class BoundBuffer(Bound[C]):
+        """A `Bound` of a buffer."""
 
-    def newest(self, n: int) -> jax.Array:
-        return self._call("newest", n)
-
-    def size(self) -> jax.Array:
-        return self._call("size")
-
-    def is_empty(self) -> jax.Array:
-        return self._call("is_empty")
-
-    def is_full(self) -> jax.Array:
-        return self._call("is_full")
-
-    def can_sample(self, batch_size: int = 1) -> jax.Array:
-        return self._call("can_sample", batch_size)
+        add, update, set = _Changes(Buffer.add), _Changes(Buffer.update), _Changes(Buffer.set)
+        sample, epoch, num_batches = _Reads(Buffer.sample), _Reads(Buffer.epoch), _Reads(Buffer.num_batches)
+        get, newest, size = _Reads(Buffer.get), _Reads(Buffer.newest), _Reads(Buffer.size)
+        is_empty, is_full, can_sample = _Reads(Buffer.is_empty), _Reads(Buffer.is_full), _Reads(Buffer.can_sample)
 
 
 Kind = TypeVar("Kind", bound=Buffer[Any] | Sharded[Any] | Mixture)
 
 
 @overload
-def bind(config: Kind, state: Any) -> BoundBuffer[Kind]: ...
+def bind(config: Kind, state: Any) -> "BoundBuffer[Kind]": ...
 
 
 @overload
@@ -140,15 +131,26 @@ def bind(config: Any, state: Any) -> Any:
       >>> int(replay.size())
       4
     """
-    kind: Any = BoundBuffer if isinstance(config, Buffer | Sharded | Mixture) else Bound
-    return kind(config, state)
+    return Bound(config, state)
 
 
 @functools.cache
-def _takes_state(kind: type, name: str) -> bool:
-    """Whether an attribute of a class of configurations is a method of a state."""
+def _method(kind: type, name: str) -> Any:
+    """A method of a class of configurations as one of `Bound`, if it is a method of a state; else None."""
     method = getattr(kind, name, None)
-    return callable(method) and [*inspect.signature(method).parameters][1:2] == ["state"]
+    if not callable(method):
+        return None
+    signature = inspect.signature(method)
+    own, *others = signature.parameters.values()
+    if not others or others[0].name != "state":
+        return None
+
+    @functools.wraps(method)
+    def call(bound: Bound[Any], *args: Any, **kwargs: Any) -> Any:
+        return bound._call(name, *args, **kwargs)
+
+    call.__signature__ = signature.replace(parameters=[own, *others[1:]])  # pyright: ignore[reportAttributeAccessIssue]
+    return call
 
 
 @functools.cache

@@ -8,7 +8,6 @@ from typing import Any
 from jaxreplay._common.layouts import Bits, Rows
 from jaxreplay._common.ring import Ring
 from jaxreplay.buffers import Bound, ReplayState, ReservoirState, Sample, SequenceState
-from jaxreplay.buffers._bound import BoundBuffer
 from jaxreplay.buffers._chosen_sequences import ChosenSequences
 from jaxreplay.buffers._later_steps import Episodes
 from jaxreplay.datasets import Steps as DataSteps
@@ -25,7 +24,6 @@ CLASSES: dict[str, type] = {
     "AutoresetState": AutoresetState,
     "Bits": Bits,
     "Bound": Bound,
-    "BoundBuffer": BoundBuffer,
     "DataSteps": DataSteps,
     "Episodes": Episodes,
     "NStepState": NStepState,

@@ -1,4 +1,5 @@
 import dataclasses
+import inspect
 import pickle
 
 import chex
@@ -72,6 +73,21 @@ def test_a_bound_buffer_in_jit_scan_and_vmap_is_the_buffer(name):
         chex.assert_trees_all_equal(one.epoch(KEY, 4, step=0), buffer.epoch(one.state, KEY, 4, step=0))
     else:
         assert one.sizes() == buffer.sizes(one.state)
+
+
+@pytest.mark.parametrize("name", [*BUFFERS, "tracer"])
+def test_help_on_a_bound_method_is_the_configurations_without_the_state(name):
+    config = BUFFERS.get(name, jr.NStep(n=2, gamma=0.9))
+    bound = jr.bind(config, None)
+    for method in ("add", "init", *(() if name == "tracer" else ("sample", "update", "size"))):
+        own, found = getattr(config, method), getattr(bound, method)
+        parameters = [x for x in inspect.signature(own).parameters.values() if x.name != "state"]
+        assert [*inspect.signature(found).parameters.values()] == parameters
+        assert inspect.signature(found).return_annotation == inspect.signature(own).return_annotation
+        assert inspect.getdoc(found) == inspect.getdoc(own)
+        assert found.__name__ == method
+    assert {x for x in dir(config) if x[0] != "_"} | {"config", "state", "replace"} <= set(dir(bound))
+    assert not hasattr(jr.Bound, "sample")
 
 
 def test_eager_calls_donate_as_the_buffer_does():
@@ -184,11 +200,11 @@ def test_methods_that_return_states_by_their_annotations():
         jr.Uniform: {"insert", "restrict", "update"},
         jr.Prioritized: {"insert", "restrict", "update"},
     }.items():
-        methods = {name for name in dir(config) if name[0] != "_" and _bound._takes_state(config, name)}
+        methods = {name for name in dir(config) if name[0] != "_" and _bound._method(config, name)}
         found = {name for name in methods if _bound._annotated(config, name) in ("whole", "first")}
         assert found == expected, config
     for config in (jr.Mixture, jr.Sharded):
-        methods = {name for name in dir(config) if name[0] != "_" and _bound._takes_state(config, name)}
+        methods = {name for name in dir(config) if name[0] != "_" and _bound._method(config, name)}
         assert states <= methods
         found = {name for name in methods - states if _bound._annotated(config, name) in ("whole", "first")}
         assert found == set()

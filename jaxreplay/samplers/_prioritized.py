@@ -2,11 +2,11 @@
 
 import dataclasses
 import math
+from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import optax
 from flax import struct
 
 from jaxreplay import sum_tree
@@ -15,7 +15,8 @@ from jaxreplay._common.checks import check_bool, check_number, settle
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live, saturating_add
 from jaxreplay.samplers import _update_counts
-from jaxreplay.samplers._uniform import uniform_probability, uniform_slots
+from jaxreplay.samplers._protocol import Sampler
+from jaxreplay.samplers._uniform import uniform_slots
 from jaxreplay.samplers._update_counts import UpdateCounts
 from jaxreplay.samplers._weights import Normalize, importance_weights
 from jaxreplay.sum_tree._tree import on_backend
@@ -51,8 +52,18 @@ def largest_leaf(capacity: int) -> float:
     return 2.0 ** (63 - (capacity - 1).bit_length())
 
 
+def _whole(state: PrioritizedState, size: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Whether any of `size` slots has a priority, and the sum of what they are drawn in proportion to: if none has, 1.
+
+    One division by it serves both cases, not one each: XLA:CPU runs a program on several threads if it begins with ten
+    operations that do not depend on each other, and to wake a thread takes longer than such a draw.
+    """
+    mass = sum_tree.total(state.tree)
+    return mass > 0, jnp.where(mass > 0, mass, jnp.maximum(size, 1).astype(jnp.float32))
+
+
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Prioritized:
+class Prioritized(Sampler[PrioritizedState]):
     """Proportional prioritization, after Schaul et al. 2016 (Prioritized Experience Replay, sections 3.3 and 3.4).
 
     An item is drawn with probability P(i) = p_i^alpha / sum_j p_j^alpha (in float32, see `jaxreplay.sum_tree.sample`),
@@ -96,7 +107,7 @@ class Prioritized:
     """
 
     alpha: float = 0.6
-    beta: float | optax.Schedule = 0.4
+    beta: float | Callable[[jax.Array], Any] = 0.4
     epsilon: float = 1e-6
     normalize: Normalize = "batch"
     stratified: bool = True
@@ -172,14 +183,11 @@ class Prioritized:
     def sample(
         self, state: PrioritizedState, key: jax.Array, batch_size: int, live: Live
     ) -> tuple[jax.Array, jax.Array]:
-        mass, bits = sum_tree.total(state.tree), random_bits(key, batch_size)
-        weighted = mass > 0
+        bits = random_bits(key, batch_size)
         by_priority, leaves = sum_tree.sample_with(state.tree, bits, stratified=self.stratified)
         evenly = uniform_slots(bits, live, state.tree.capacity)
-        # One division, not two: XLA:CPU runs a program on several threads if it begins with ten operations that do not
-        # depend on each other, and to wake a thread takes longer than such a draw.
+        weighted, whole = _whole(state, live.size)
         stored = jnp.where(live.size > 0, 1.0, 0.0)
-        whole = jnp.where(weighted, mass, jnp.maximum(live.size, 1).astype(jnp.float32))
         return jnp.where(weighted, by_priority, evenly), jnp.where(weighted, leaves, stored) / whole
 
     def weights(
@@ -195,10 +203,9 @@ class Prioritized:
             beta = self.beta(state.updates) if callable(self.beta) else self.beta
         min_probability = None
         if self.normalize == "global":
-            mass = sum_tree.total(state.tree)
-            smallest = sum_tree.minimum(state.tree) / jnp.where(mass > 0, mass, 1.0)
-            evenly = jnp.where(size > 0, uniform_probability(size), jnp.inf)
-            min_probability = jnp.where(mass > 0, smallest, evenly)
+            weighted, whole = _whole(state, size)
+            evenly = jnp.where(size > 0, 1.0, jnp.inf)
+            min_probability = jnp.where(weighted, sum_tree.minimum(state.tree), evenly) / whole
         num_shards = shards.count(axis_name)
         min_probability = None if min_probability is None else min_probability / num_shards
         return importance_weights(

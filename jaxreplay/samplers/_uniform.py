@@ -13,6 +13,7 @@ from jaxreplay._common.permutation import permuted
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.ring import Live
 from jaxreplay.samplers import _update_counts
+from jaxreplay.samplers._protocol import Sampler
 from jaxreplay.samplers._update_counts import UpdateCounts
 
 
@@ -45,7 +46,7 @@ class UniformState:
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Uniform:
+class Uniform(Sampler[UniformState]):
     """Every stored item is equally likely; all weights are 1 and `update` does nothing, unless it counts.
 
     Where a buffer is cut into shards, an item's weight makes the weighted law uniform over the items of all:

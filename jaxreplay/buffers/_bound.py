@@ -70,27 +70,17 @@ class Bound(Generic[C]):
 if TYPE_CHECKING:
     # The methods of a bound buffer for type checkers and editors; Python makes them as they are asked for.
 
-    class _Reads(Generic[P, R]):
-        """A buffer's method without its argument `state`."""
+    def _reads(method: Callable[Concatenate[Any, Any, P], R]) -> Callable[Concatenate[Any, P], R]: ...
 
-        def __init__(self, method: Callable[Concatenate[Any, Any, P], R]) -> None: ...
-
-        def __get__(self, bound: Any, kind: Any) -> Callable[P, R]: ...
-
-    class _Changes(Generic[P]):
-        """The same of a method that returns a state."""
-
-        def __init__(self, method: Callable[Concatenate[Any, Any, P], Any]) -> None: ...
-
-        def __get__(self, bound: B, kind: Any) -> Callable[P, B]: ...
+    def _changes(method: Callable[Concatenate[Any, Any, P], Any]) -> Callable[Concatenate[B, P], B]: ...
 
     class BoundBuffer(Bound[C]):
         """A `Bound` of a buffer."""
 
-        add, update, set = _Changes(Buffer.add), _Changes(Buffer.update), _Changes(Buffer.set)
-        sample, epoch, num_batches = _Reads(Buffer.sample), _Reads(Buffer.epoch), _Reads(Buffer.num_batches)
-        get, newest, size = _Reads(Buffer.get), _Reads(Buffer.newest), _Reads(Buffer.size)
-        is_empty, is_full, can_sample = _Reads(Buffer.is_empty), _Reads(Buffer.is_full), _Reads(Buffer.can_sample)
+        add, update, set = _changes(Buffer.add), _changes(Buffer.update), _changes(Buffer.set)
+        sample, epoch, num_batches = _reads(Buffer.sample), _reads(Buffer.epoch), _reads(Buffer.num_batches)
+        get, newest, size = _reads(Buffer.get), _reads(Buffer.newest), _reads(Buffer.size)
+        is_empty, is_full, can_sample = _reads(Buffer.is_empty), _reads(Buffer.is_full), _reads(Buffer.can_sample)
 
 
 Kind = TypeVar("Kind", bound=Buffer[Any] | Sharded[Any] | Mixture)

@@ -286,31 +286,29 @@ def check_indices(indices: Any, num_axes: int | None = 1) -> jax.Array:
     return jnp.asarray(indices)
 
 
+def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]:
+    """Handles and their TD errors; a `ValueError` where these are not a vector of integers and as many numbers."""
+    indices = check_indices(indices)
+    return indices, _errors_of(td_errors, indices.shape, f"one number for each of the {indices.size} indices")
+
+
 def check_insertion_errors(td_errors: Any, shape: tuple[int, ...], each: str) -> jax.Array:
     """TD errors that come with what is added, flat; a `ValueError` where they are not numbers of `shape`."""
+    expected = f"{type_text('float', shape)}, one number {each}; NaN for one that is not known"
+    return as_float(_errors_of(td_errors, shape, expected)).reshape(-1)
+
+
+def _errors_of(td_errors: Any, shape: tuple[int, ...], expected: str) -> jax.Array:
     td_errors = jnp.asarray(td_errors)
     if td_errors.shape != shape or not jnp.issubdtype(td_errors.dtype, jnp.number):
-        raise ValueError(
-            f"td_errors: got {type_text(td_errors.dtype, td_errors.shape)}, expected {type_text('float', shape)}, "
-            f"one number {each}; NaN for one that is not known."
-        )
-    return as_float(td_errors).reshape(-1)
+        raise ValueError(f"td_errors: got {type_text(td_errors.dtype, td_errors.shape)}, expected {expected}.")
+    return td_errors
 
 
 def check_rows(leaf: jax.Array, size: int) -> None:
     """Raise a `ValueError` where `leaf` has not `size` rows."""
     if leaf.ndim == 0 or leaf.shape[0] != size:
         raise ValueError(f"got {type_text(leaf.dtype, leaf.shape)}, expected a row for each of the {size} indices.")
-
-
-def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]:
-    indices, td_errors = check_indices(indices), jnp.asarray(td_errors)
-    if td_errors.shape != indices.shape or not jnp.issubdtype(td_errors.dtype, jnp.number):
-        raise ValueError(
-            f"td_errors: got {type_text(td_errors.dtype, td_errors.shape)}, expected one number for each of "
-            f"the {indices.shape[0]} indices."
-        )
-    return indices, td_errors
 
 
 def check_key(key: Any) -> None:

@@ -53,9 +53,9 @@ def largest_leaf(capacity: int) -> float:
 
 
 def _whole(state: PrioritizedState, size: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether any of `size` slots has a priority, and the sum of what they are drawn in proportion to: if none has, 1.
+    """Whether any slot has a priority; and what leaves are divided by: their total, or else the number of slots.
 
-    One division by it serves both cases, not one each: XLA:CPU runs a program on several threads if it begins with ten
+    There is one division, not one for each case: XLA:CPU runs a program on several threads if it begins with ten
     operations that do not depend on each other, and to wake a thread takes longer than such a draw.
     """
     mass = sum_tree.total(state.tree)

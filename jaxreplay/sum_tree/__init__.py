@@ -1,4 +1,4 @@
-"""Sum tree: a discrete distribution over `capacity` leaves that is cheap to change and to sample."""
+"""Sum tree: a discrete distribution over `capacity` leaves that is cheap to update and to sample."""
 
 from jaxreplay.sum_tree._tree import SumTree as SumTree
 from jaxreplay.sum_tree._tree import default_fanout as default_fanout

@@ -1,4 +1,4 @@
-"""The levels of a sum tree: their shapes, the ascent after leaves are written, and the descent to a leaf.
+"""Levels of a sum tree: their shapes, the ascent after a write, and the descent to a leaf.
 
 A level is an array of nodes, [num_nodes]. In a wide tree it is a matrix whose rows are siblings, which suits a TPU.
 """
@@ -18,7 +18,7 @@ from jaxreplay._common.xla import materialize
 WIDE = 64  # from this fan-out on, siblings are reduced in one operation; above it, levels are matrices
 DENSE = 4  # a level with at most this many parents per row of the batch is recomputed whole; measured
 
-Found = tuple[jax.Array, jax.Array, jax.Array]  # nodes, int32 [B]; the rest of each prefix there; the nodes' values
+Found = tuple[jax.Array, jax.Array, jax.Array]  # [B]: nodes, int32; remaining prefixes; node values
 
 
 def shape(size: int, fanout: int) -> tuple[int, ...]:
@@ -27,7 +27,7 @@ def shape(size: int, fanout: int) -> tuple[int, ...]:
 
 
 def sizes(capacity: int, fanout: int) -> list[int]:
-    """Numbers of nodes of the levels, with padding, from the roots down."""
+    """Padded number of nodes in each level, from the roots down."""
     nodes = [capacity]
     while nodes[0] > fanout:
         nodes.insert(0, -(-nodes[0] // fanout))
@@ -35,9 +35,9 @@ def sizes(capacity: int, fanout: int) -> list[int]:
 
 
 def fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], at_once: bool) -> jax.Array:
-    """The last axis reduced, [...]: in one operation if `at_once`, else pair by pair.
+    """Reduce the last axis, in one operation if `at_once`, else pairwise.
 
-    By pairs the rounding error is O(log size), and the bits are the same on every backend.
+    Pairwise, the rounding error is O(log size), and the result is the same on every backend, bit for bit.
     """
     if at_once:
         reduce = jnp.sum if combine is jnp.add else jnp.min if combine is jnp.minimum else jnp.max
@@ -50,14 +50,14 @@ def fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], at_
 
 
 def at(nodes: jax.Array, index: jax.Array) -> Any:
-    """`nodes.at` for the nodes `index` [B] of a level."""
+    """`nodes.at[index]` for nodes `index` [B] of a level."""
     if nodes.ndim == 1:
         return nodes.at[index]
     return nodes.at[lax.div(index, jnp.int32(nodes.shape[1])), lax.rem(index, jnp.int32(nodes.shape[1]))]
 
 
 def read_rows(nodes: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
-    """The siblings in each `row` [B] of a level, float32 [B, fanout]."""
+    """Siblings in each `row` [B] of a level, float32 [B, fanout]."""
     if nodes.ndim == 2:
         return nodes.at[row].get(mode="promise_in_bounds", wrap_negative_indices=False)
     numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
@@ -73,7 +73,7 @@ def ascend(
     fanout: int,
     combine: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> tuple[jax.Array, ...]:
-    """`levels` with `values` [B] written to leaves `target` [B], and all ancestors of leaves `node` [B] recomputed."""
+    """Write `values` [B] to leaves `target` [B], and recompute all ancestors of leaves `node` [B]."""
     *above, lowest = levels
     written = at(lowest, target).set(values, mode="drop", unique_indices=True, wrap_negative_indices=False)
     return (*climb(above, written, node, fanout, combine), written)
@@ -86,7 +86,7 @@ def climb(
     fanout: int,
     combine: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> tuple[jax.Array, ...]:
-    """The levels `above` the leaves `lowest` with all ancestors of leaves `node` [B] recomputed."""
+    """Recompute all ancestors of leaves `node` [B] in the levels `above` the leaves `lowest`."""
     done, sparse = [lowest], True  # sparse: no level has been recomputed whole yet
     for parents in reversed(above):
         children, node = done[0], lax.div(node, jnp.int32(fanout))
@@ -105,13 +105,13 @@ def climb(
 
 
 def descend(levels: Sequence[jax.Array], found: Found, fanout: int, patches: Sequence[Any] = ()) -> Found:
-    """Follow the rest of each prefix from the nodes `found` down the `levels` below them.
+    """Descend from the nodes `found` through the `levels` below them, along each remaining prefix.
 
-    `patches` has a function for each level, or none. It sets siblings [B, fanout] to what they count for, given the
-    number of the first of them.
+    `patches` is empty, or has a function for each level. It takes siblings [B, fanout] and the index of the first in
+    each row [B], and returns their values in a restricted tree.
 
-    The results of a level are materialized together. Then every read of the tree comes before any write that depends
-    on one of them; otherwise XLA would copy the tree.
+    The results of a level are materialized together, so that every read of the tree precedes any write that depends on
+    one of them. Otherwise XLA would copy the tree.
     """
     for level, nodes in enumerate(levels):
         node, prefix, _ = found
@@ -127,7 +127,7 @@ def descend(levels: Sequence[jax.Array], found: Found, fanout: int, patches: Seq
 
 
 def choose_root(roots: jax.Array, prefix: jax.Array) -> Found:
-    """The root in which each `prefix` [B] falls."""
+    """Find the root that each `prefix` [B] falls in."""
     if roots.ndim == 2:
         return materialize(*choose_in_rows(jnp.broadcast_to(roots, (prefix.size, roots.size)), prefix))
     return materialize(*choose([roots[i] for i in range(roots.size)], prefix))
@@ -136,8 +136,9 @@ def choose_root(roots: jax.Array, prefix: jax.Array) -> Found:
 def choose_in_rows(rows: jax.Array, prefix: jax.Array) -> Found:
     """`choose` by the cumulative sums of `rows` [B, num_children].
 
-    One reduction finds the child of lowest rank, its value and the sum before it. The children that the prefix falls in
-    or before rank first, in order; then those before the prefix, from the right; last those of value 0.
+    One reduction finds the child of lowest rank, its value and the sum of the children before it. Positive children
+    whose cumulative sum exceeds the prefix rank first, from the left. The other positive children follow, from the
+    right. Children of value 0 rank last.
     """
     size = rows.shape[1]
     number = np.arange(size, dtype=np.int32)
@@ -155,9 +156,9 @@ def choose_in_rows(rows: jax.Array, prefix: jax.Array) -> Found:
 
 
 def choose(children: list[jax.Array], prefix: jax.Array) -> Found:
-    """The child in which `prefix` (float32 [B], not negative) falls, found by halving.
+    """Find the child that `prefix` (float32 [B], not negative) falls in, by bisection.
 
-    `children` are values in order, float32 [B] or []. A child of value 0 is chosen only if all are 0.
+    `children` are the values in order, float32 [B] or []. A child of value 0 is chosen only if all are 0.
     """
     chosen = jnp.zeros(prefix.shape, jnp.int32)
     while len(children) > 1:
@@ -175,20 +176,20 @@ def choose(children: list[jax.Array], prefix: jax.Array) -> Found:
 def last_occurrence(
     leaves: jax.Array, target: jax.Array, values: jax.Array, fanout: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The leaves, perhaps used as scratch space, and the rows that are the last of their `target`, bool [B].
+    """The leaves, possibly used as scratch space; and True for the last row of each `target`, bool [B].
 
-    With only these rows written, the order of a scatter does not matter. In a small batch of a wide tree all pairs are
-    compared, which is one kernel. Otherwise the leaves that are about to be overwritten serve as scratch space: a
-    scatter-minimum writes negative numbers to them, lower for later rows, and its result does not depend on the order.
-    This needs neither a sort nor O(capacity) scratch space.
+    If only these rows are written, the order of a scatter does not matter. For a small batch of a wide tree, one kernel
+    compares all pairs. Otherwise the leaves that are about to be overwritten serve as scratch space: a scatter-minimum
+    writes negative numbers to them, lower for later rows, and its result does not depend on the order. This needs
+    neither a sort nor O(capacity) scratch space.
     """
     rows = target.shape[0]
     if rows > 2**24:
         raise ValueError(f"batch of {rows} rows: at most {2**24} rows may repeat indices; update in parts.")
     if fanout >= WIDE and rows <= ALL_PAIRS:
         return leaves, last_by_pairs(target)
-    # No value is negative, so the minimum does not depend on them. But XLA then puts this write after all reads of the
-    # tree that the values were computed from; otherwise it would copy the leaves.
+    # No value is negative, so the minimum does not depend on the values. They make XLA place this write after all
+    # reads that they were computed from; otherwise it would copy the leaves.
     number = jnp.minimum(values, -1.0 - jnp.arange(rows, dtype=jnp.float32))
     leaves = at(leaves, target).min(number, mode="drop", wrap_negative_indices=False)
     seen = at(leaves, target).get(mode="fill", fill_value=0.0, wrap_negative_indices=False)

@@ -1,9 +1,9 @@
-"""A sum tree of which a run of leaves counts alone, such as the newest.
+"""A sum tree restricted to a run of consecutive leaves, such as the newest.
 
-The run starts at any leaf, goes round behind the last one and on at the first. A node whose leaves are all in the run
-keeps its sum, one without any has sum 0. At most two nodes of a level are neither, those with the run's ends; their
-sums are computed anew, from the leaves up, O(fanout * log(capacity)) in all. Nothing is the difference of two prefix
-sums. So short runs are as exact as the tree is.
+The run starts at any leaf and wraps around after the last one. A node keeps its sum if all of its leaves are in the
+run, and has sum 0 if none is. Each level has at most two other nodes, which contain the ends of the run. Their sums are
+recomputed from the leaves up, O(fanout * log(capacity)) in all. No sum is a difference of two prefix sums, so short
+runs are as exact as the tree.
 """
 
 import functools
@@ -24,15 +24,15 @@ Combine = Callable[[jax.Array, jax.Array], jax.Array]
 
 @struct.dataclass
 class Restricted:
-    """A tree whose `total`, `minimum` and draws are those of a run of its leaves; made by `sum_tree.restrict`.
+    """A tree whose `total`, `minimum` and draws cover only a run of its leaves; `sum_tree.restrict` makes one.
 
     Attributes:
       tree: the `SumTree`.
-      start: int32 [], the run's first leaf.
+      start: int32 [], first leaf of the run.
       size: int32 [], number of leaves in the run, at most the capacity.
-      ends: of each level, from the roots on, the nodes with the run's first leaf and the leaf behind it, int32 [2].
-      sums: their sums over the run, float32 [2] a level.
-      minima: their smallest positive leaves in the run, float32 [2] a level; None if the tree has no minima.
+      ends: int32 [2] per level, from the roots down: the nodes of the run's first leaf and of the leaf after the run.
+      sums: float32 [2] per level, sums of these nodes over the run.
+      minima: float32 [2] per level, their smallest positive leaves in the run; None if the tree has no minima.
     """
 
     tree: Any
@@ -48,7 +48,7 @@ class Restricted:
 
 
 def restrict(tree: Any, start: jax.Array, size: jax.Array, none: float) -> Restricted:
-    """The tree with `size` leaves from `start` on; `none` is the minimum of no leaves."""
+    """Restrict a tree to `size` leaves from `start` on; `none` is the minimum of no leaves."""
     behind = start + size
     ends = [jnp.stack([start, ring.wrap_excess(behind, tree.capacity)])]
     for _ in tree.sums[1:]:
@@ -60,10 +60,10 @@ def restrict(tree: Any, start: jax.Array, size: jax.Array, none: float) -> Restr
 
 
 def patches(restricted: Restricted, values: tuple[jax.Array, ...], empty: float) -> list[Callable[..., jax.Array]]:
-    """A function for each level, from the roots on, that sets nodes to what they are in the run.
+    """Functions, one per level from the roots down, that return the values of nodes in the run.
 
-    It takes the nodes, float32 [B, num_siblings], and the number of the first of each row, int32 [B]. `values` are
-    those at the run's ends, `empty` that of nodes without a leaf in the run.
+    They take nodes, float32 [B, num_siblings], and the index of the first node in each row, int32 [B]. `values` are the
+    values of the nodes at the run's ends. `empty` is the value of a node without a leaf in the run.
     """
     depth = len(restricted.ends)
     return [

@@ -1,17 +1,17 @@
-"""Sum tree: a discrete distribution over `capacity` leaves that is cheap to change and to sample.
+"""Sum tree: a discrete distribution over `capacity` leaves that is cheap to update and to sample.
 
 This is the tree of Schaul et al. 2016 (Prioritized Experience Replay, appendix B.2.1) with a static fan-out and no
 stored differences. After leaves are written, every node above them is recomputed as the sum of its children. The sums
 therefore never drift, and a bad leaf leaves no trace once it is overwritten.
 
-There are at most `fanout` roots. In every level below, each node of the level above has `fanout` children. Nodes are
-stored in order, so siblings are contiguous and arithmetic alone finds parents and children. Each level is a separate
-array, and leaves keep their natural order.
+There are at most `fanout` roots, and every node above the leaves has `fanout` children. Nodes are stored in order, so
+siblings are contiguous, and index arithmetic finds parents and children. Each level is a separate array, and leaves
+keep their natural order.
 
 The levels are unrolled, although a `lax.fori_loop` over levels in one array would be shorter. To draw and write 256 of
 2^20 leaves, the loop takes 35 kernels instead of 12 on an H100, and 76,000 estimated cycles instead of 48,000 on a TPU
-v5e (both read off the compiled programs). Each pass of it counts, slices the offsets of its level, and computes single
-rows even of levels small enough to be recomputed whole. On a CPU it takes up to five times as long.
+v5e (both read off the compiled programs). Each iteration counts, slices the offsets of its level, and computes single
+rows even in levels small enough to be recomputed whole. On a CPU the loop takes up to five times as long.
 
 All functions are pure, jitted, and work under `jax.jit`, `lax.scan` and `jax.vmap`. `update`, `find` and `sample` cost
 O(batch * fanout * log(capacity)).
@@ -46,14 +46,14 @@ class SumTree:
     """The nodes of a sum tree; `init` makes one.
 
     Attributes:
-      sums: the levels from the roots to the leaves, float32 [num_nodes] each. In a wide tree siblings form the rows of
-        a matrix [rows, fanout] (the roots [1, num_roots]). Every level below the roots is padded with 0 to a multiple
-        of the fan-out.
-      minima: None, or levels of the same shapes with each node's smallest positive leaf, or the largest float32 where
-        there is none.
+      sums: levels from the roots to the leaves, float32 [num_nodes] each. In a wide tree siblings form the rows of a
+        matrix [rows, fanout] (the roots [1, num_roots]). Every level below the roots is padded with 0 to a multiple of
+        the fan-out.
+      minima: None, or levels of the same shapes: each node's smallest positive leaf, or the largest float32 if it has
+        none.
       capacity: number of leaves (static).
       fanout: children per node (static).
-      maxima: None, or levels of the same shapes, but for the leaves, with each node's largest leaf.
+      maxima: None, or levels of the same shapes, without the leaves: each node's largest leaf.
 
     Examples:
       >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.arange(4), jnp.array([1.0, 2.0, 3.0, 4.0]))
@@ -69,12 +69,12 @@ class SumTree:
 
     @property
     def is_wide(self) -> bool:
-        """Whether siblings form the rows of a matrix."""
+        """True if siblings form the rows of a matrix."""
         return self.fanout > _levels.WIDE
 
 
 def default_fanout(backend: str | None = None) -> int:
-    """The best fan-out on a backend, or on the default one of JAX.
+    """Best fan-out on a backend; None for JAX's default backend.
 
     Examples:
       >>> jr.sum_tree.default_fanout("cpu"), jr.sum_tree.default_fanout("gpu"), jr.sum_tree.default_fanout("tpu")
@@ -113,7 +113,7 @@ def init(
 
 
 def leaves(tree: SumTree) -> jax.Array:
-    """All leaves in order, float32 [capacity]; [..., capacity] where the levels have leading axes.
+    """All leaves in order, float32 [capacity]; [..., capacity] if the levels have leading axes.
 
     Examples:
       >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([3, 1]), jnp.array([5.0, 7.0]))
@@ -131,7 +131,7 @@ def _leaves(tree: SumTree, levels: tuple[jax.Array, ...]) -> jax.Array:
 
 
 def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
-    """The same leaves in a tree with another fan-out; None for the best on this backend.
+    """Rebuild a tree with another fan-out; None for the best on this backend.
 
     The levels may have leading axes, as in a stack of trees. Costs O(capacity).
 
@@ -181,10 +181,10 @@ def total(tree: SumTree | Restricted) -> jax.Array:
 
 @functools.partial(jax.jit, inline=True)
 def minimum(tree: SumTree | Restricted) -> jax.Array:
-    """Smallest positive leaf, float32 []; inf when there is none.
+    """Smallest positive leaf, float32 []; inf if there is none.
 
     Raises:
-      ValueError: the tree was made without `track_minimum=True`.
+      ValueError: the tree does not track its minimum.
 
     Examples:
       >>> tree = jr.sum_tree.init(4, track_minimum=True)
@@ -204,7 +204,7 @@ def maximum(tree: SumTree) -> jax.Array:
     """Largest leaf, float32 [].
 
     Raises:
-      ValueError: the tree was made without `track_maximum=True`.
+      ValueError: the tree does not track its maximum.
 
     Examples:
       >>> tree = jr.sum_tree.init(4, track_maximum=True)
@@ -279,7 +279,7 @@ def update(
     indices = after(indices, total(tree), extremes)
     sums, nowhere = tree.sums, tree.sums[-1].size
     target, values = materialize(jnp.where(written, indices, nowhere), values)
-    # Rows that write nothing ascend from the first leaf: it is harmless to recompute a sum that has not changed.
+    # Rows that write nothing ascend from the first leaf; recomputing an unchanged sum is harmless.
     leaf = jnp.where(target < nowhere, target, 0)
     if not unique_indices:
         lowest, last = _levels.last_occurrence(sums[-1], target, values, tree.fanout)
@@ -301,8 +301,8 @@ def update(
 def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
     """First leaf whose inclusive cumulative sum exceeds `prefix`.
 
-    While the total is positive, the value of the leaf is never 0, in spite of rounding. A prefix below 0 finds the
-    first positive leaf, and one at or above the total finds the last.
+    While the total is positive, a leaf of value 0 is never found, despite rounding. A prefix below 0 finds the first
+    positive leaf, and one at or above the total finds the last.
 
     Args:
       tree: the tree.
@@ -329,7 +329,7 @@ def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool =
 
     The probability of leaf i is leaf_i / total to within 2^-21, the error of sums and prefixes in float32 (if
     stratified, the mean probability over the batch). If some leaves are millions of times larger than others, the small
-    ones may be drawn several times too often, or never. Each of 2^24 equal leaves is drawn as often as it should be to
+    ones may be drawn several times too often, or never. With 2^24 equal leaves, each is drawn at the right frequency to
     within 0.1%.
 
     Args:
@@ -372,7 +372,7 @@ def sample_with(tree: SumTree | Restricted, bits: Any, *, stratified: bool = Fal
         low, high = mass * (stratum / batch_size), mass * ((stratum + 1) / batch_size)
     else:
         low, high = jnp.zeros_like(coarse), jnp.full_like(coarse, mass)
-    # Computed once: what names a leaf and what reads its value must not round the prefix differently.
+    # Computed once, so that the index of a leaf and its value come from the same rounding of the prefix.
     low, high, prefix = materialize(low, high, low + coarse * (high - low))
     tree, roots, patches = _counted(tree, "sums", 0.0)
     lower_levels = tree.sums[1:]
@@ -390,14 +390,14 @@ def sample_with(tree: SumTree | Restricted, bits: Any, *, stratified: bool = Fal
 
 @jax.jit
 def restrict(tree: SumTree, start: jax.Array, size: jax.Array) -> Restricted:
-    """The tree for draws from a run of its leaves alone, with the `total` and the `minimum` of that run.
+    """Restrict the tree to a run of its leaves: draws, `total` and `minimum` cover only the run.
 
-    Draws are as exact as from a tree that holds the run and nothing else. Costs O(fanout * log(capacity)).
+    Draws are as exact as from a tree of these leaves alone. Costs O(fanout * log(capacity)).
 
     Args:
       tree: the tree.
-      start: int32 [], the run's first leaf; the run goes on at leaf 0 behind the last one.
-      size: int32 [], its number of leaves, 0 to the capacity.
+      start: int32 [], first leaf of the run, which wraps around to leaf 0.
+      size: int32 [], number of leaves in the run, 0 to the capacity.
 
     Examples:
       >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.arange(4), jnp.array([1.0, 2.0, 3.0, 4.0]))
@@ -409,7 +409,7 @@ def restrict(tree: SumTree, start: jax.Array, size: jax.Array) -> Restricted:
 
 
 def _counted(tree: SumTree | Restricted, name: str, empty: float) -> tuple[SumTree, jax.Array, list[Any]]:
-    """The tree, the roots of its levels `name` as far as they count, and what does so to each level below them."""
+    """The tree, the roots of its levels `name` within the run, and the patches of the levels below."""
     if isinstance(tree, SumTree):
         return tree, getattr(tree, name)[0], []
     patches = _range.patches(tree, getattr(tree, name), empty)
@@ -418,6 +418,6 @@ def _counted(tree: SumTree | Restricted, name: str, empty: float) -> tuple[SumTr
 
 
 def _fold_roots(tree: SumTree, roots: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
-    """All roots combined, float32 []."""
+    """Combine all roots, float32 []."""
     folded = _levels.fold(roots, combine, tree.is_wide)
     return folded[..., 0] if tree.is_wide else folded

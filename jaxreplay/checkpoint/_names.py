@@ -16,7 +16,7 @@ from jaxreplay.samplers import PrioritizedState, UniformState, UpdateCounts
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.sum_tree._range import Restricted
 from jaxreplay.transitions import AutoresetState, NStepState, TransitionBatch
-from jaxreplay.transitions._windows import Steps
+from jaxreplay.transitions._windows import TracerSteps
 
 PACKAGE = "jaxreplay"
 # Part of the file format: names may be added, but never changed. They do not depend on the modules that define classes.
@@ -36,8 +36,8 @@ CLASSES: dict[str, type] = {
     "Rows": Rows,
     "Sample": Sample,
     "SequenceState": SequenceState,
-    "Steps": Steps,
     "SumTree": SumTree,
+    "TracerSteps": TracerSteps,
     "TransitionBatch": TransitionBatch,
     "UniformState": UniformState,
     "UpdateCounts": UpdateCounts,

@@ -1,4 +1,4 @@
-"""Transitions: how they are made of steps and of sequences, and what a batch of them holds."""
+"""Transitions: traced from steps, extracted from sequences, and relabelled in hindsight."""
 
 from jaxreplay.transitions._autoreset import AutoresetState as AutoresetState
 from jaxreplay.transitions._autoreset import NextStepAutoreset as NextStepAutoreset

@@ -1,4 +1,4 @@
-"""NextStepAutoreset: a separate row for the final observation, for environments that reset within the last step."""
+"""NextStepAutoreset: next-step autoreset for environments that reset within the last step."""
 
 import dataclasses
 from collections.abc import Callable
@@ -18,9 +18,9 @@ class AutoresetState:
     """State of one environment in `NextStepAutoreset`.
 
     Attributes:
-      env: the environment's own state; already that of the next episode if `waiting`.
-      obs: the last observation that the environment returned; the first one of the next episode if `waiting`.
-      waiting: bool [], whether the episode has ended, so that the next call only starts the next one.
+      env: the environment's own state; already the next episode's if `waiting`.
+      obs: the last observation that the environment returned; the first of the next episode if `waiting`.
+      waiting: bool [], True if the episode has ended and the next call only starts a new one.
 
     Examples:
       >>> env = jr.NextStepAutoreset(env_step=lambda key, state, action: (state, state, 1.0, False, False, state))
@@ -36,20 +36,21 @@ class AutoresetState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NextStepAutoreset:
-    """Turns same-step autoreset into next-step autoreset for one environment; map it with `jax.vmap` for more.
+    """Converts same-step to next-step autoreset for one environment; map it with `jax.vmap` for more.
 
     With same-step autoreset, the last step of an episode returns the first observation of the next one. The final
     observation is passed separately (gymnax: `info["final_observation"]`). The stream of observations then lacks the
     one that a truncated episode bootstraps from.
 
-    With next-step autoreset, the last step returns the final observation. The next call makes no step: it ignores its
-    action and returns the first observation, reward 0 and no flags. Gymnasium's vector environments do this by default.
+    With next-step autoreset, the last step returns the final observation. The next call is not a step: it ignores its
+    action and returns the first observation, reward 0 and flags False. Gymnasium's vector environments do this by
+    default.
     An episode of T steps takes T + 1 calls, and its T + 1 observations are the rows of a `SequenceBuffer`.
 
     Attributes:
       env_step: env_step(key, env_state, action) -> (obs, env_state, reward, terminated, truncated, final_obs). If the
         episode ended, `obs` and `env_state` are those after the reset, and `final_obs` is the final observation;
-        otherwise `final_obs` is ignored. The flags are bool [] or numbers, where any number but 0 is True.
+        otherwise `final_obs` is ignored. The flags are bool [] or numbers [] (nonzero is True).
 
     Examples:
       >>> def env_step(key, place, action):  # ends at place 2, and resets itself within that step
@@ -60,7 +61,7 @@ class NextStepAutoreset:
       >>> for _ in range(4):
       ...     state, obs, reward, terminated, truncated, step = env.step(state, None, key)
       ...     rows.append((int(obs), float(reward), bool(terminated), bool(step)))
-      >>> rows  # the final observation, 2, has a row, and the call behind it makes no step
+      >>> rows  # the final observation, 2, has a row, and the call after it is not a step
       [(1, 1.0, False, True), (2, 1.0, True, True), (0, 0.0, False, False), (1, 1.0, False, True)]
     """
 
@@ -71,7 +72,7 @@ class NextStepAutoreset:
             raise ValueError(f"env_step={self.env_step!r}: must be a function of a key, a state and an action.")
 
     def init(self, env_state: Any, obs: Any) -> AutoresetState:
-        """The state for an environment that has just been reset to `obs`.
+        """State of an environment that has just been reset to `obs`.
 
         Examples:
           >>> env = jr.NextStepAutoreset(env_step=lambda key, state, action: (state, state, 1.0, False, False, state))
@@ -91,11 +92,11 @@ class NextStepAutoreset:
           key: a PRNG key, passed to `env_step`.
 
         Returns:
-          the new state, the observation, the reward, and bool []: terminated, truncated, and whether this was a step.
+          the new state, the observation, the reward, and bool []: terminated, truncated, and True if this was a step.
 
         Raises:
-          ValueError: `state` is not of `init`; or what `env_step` returns is not as above: flags that are not scalars,
-            or observations or states that differ in structure or shapes from those in `state`.
+          ValueError: `state` is not an `AutoresetState`, or `env_step` does not return the values above, such as scalar
+            flags, and observations and states with the structure and shapes of `state`.
 
         Examples:
           >>> env_step = lambda key, state, action: (0, 0, 1.0, True, False, 9)  # episodes of one step
@@ -106,7 +107,7 @@ class NextStepAutoreset:
           (9, True, True)
         """
         if not isinstance(state, AutoresetState):
-            raise ValueError(f"state: got a {type(state).__name__}, expected an AutoresetState, as init makes it.")
+            raise ValueError(f"state: got a {type(state).__name__}, expected an AutoresetState from init.")
         returned = self.env_step(key, state.env, action)
         if not isinstance(returned, tuple | list) or len(returned) != len(RETURNED):
             count = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
@@ -140,7 +141,7 @@ def _as_flag(name: str, x: Any) -> jax.Array:
 
 
 def _check_alike(name: str, found: Any, like: Any) -> None:
-    """Raise a `ValueError` where two pytrees differ in their structure, or in the shape of a leaf."""
+    """Raise a `ValueError` if two pytrees differ in structure or in the shape of a leaf."""
     got, expected = (
         {jax.tree_util.keystr(path) or "<root>": jnp.shape(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
         for tree in (found, like)

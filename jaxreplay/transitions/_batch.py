@@ -17,7 +17,7 @@ from jaxreplay._common.xla import on_copies, on_host
 
 @struct.dataclass
 class TransitionBatch:
-    """A batch of one-step or n-step transitions, with the names of coax's reward tracing.
+    """A batch of one-step or n-step transitions, with the field names of coax's reward tracing.
 
     The bootstrapped target of a row is G = Rn + In * Q(S_next, A_next). `Rn` is the discounted sum of the m rewards in
     the transition's window. `In` is gamma^m, or 0 if the episode terminated in the window.
@@ -34,8 +34,8 @@ class TransitionBatch:
       W: float [B] or None, weights; a buffer multiplies them by its importance weights.
       idx: int32 [B] or None, handles, set by `sample` of a buffer.
       extra_info: pytree or None.
-      valid: bool [B] or None, which rows are transitions; None for all. A tracer sets it. `add` and `set` of a buffer
-        write only rows where it is True. It is not stored: what is drawn has None. A mean over rows that has
+      valid: bool [B] or None, True for rows that are transitions; None for all. A tracer sets it. `add` and `set` of a
+        buffer write only rows where it is True. It is not stored, so a drawn batch has None. A mean with
         `where=batch.valid` is right for both.
 
     Examples:
@@ -59,7 +59,7 @@ class TransitionBatch:
     valid: Any = None
 
     def with_draw(self, weights: jax.Array, handles: jax.Array) -> "TransitionBatch":
-        """The batch, drawn with these weights and handles [B]: multiplies `W` and sets `idx`.
+        """Multiply `W` by importance weights [B] and set `idx` to handles [B].
 
         Examples:
           >>> x = jnp.array([1.0, 2.0])
@@ -153,7 +153,7 @@ class TransitionBatch:
     def to_singles(self, reverse: bool = False) -> Iterator["TransitionBatch"]:
         """Iterate over the transitions as batches of one; from last to first if `reverse`.
 
-        Rows that are not valid are left out, and what comes has `valid` None.
+        Invalid rows are skipped, and the batches have `valid` None.
 
         Raises:
           ValueError: `valid` is traced.
@@ -167,7 +167,7 @@ class TransitionBatch:
         rows = range(self.batch_size)
         if isinstance(self.valid, jax.core.Tracer):
             raise ValueError(
-                "valid: is traced, so the number of transitions is not known; call to_singles outside of jit, or of "
+                "valid: is traced, so the number of transitions is not known; call to_singles outside of jit, or on "
                 "dataclasses.replace(batch, valid=None) for all rows."
             )
         if self.valid is not None:
@@ -190,7 +190,7 @@ class TransitionBatch:
 
 
 def _all_numbers(x: Any, test) -> bool:
-    """Whether `x` is a number or an array of numbers that all pass the test."""
+    """True if `x` is a number or an array of numbers that all pass the test."""
     if isinstance(x, bool) or not isinstance(x, int | float | np.number | np.ndarray | jax.Array):
         return False
     x = np.asarray(x)
@@ -198,22 +198,22 @@ def _all_numbers(x: Any, test) -> bool:
 
 
 def check_returns(spec: Any) -> None:
-    """Raise a `ValueError` if `spec` is a `TransitionBatch` with an `In` or `W` of another shape than `Rn`."""
+    """Raise a `ValueError` if `spec` is a `TransitionBatch` whose `In` or `W` differs in shape from `Rn`."""
     if not isinstance(spec, TransitionBatch):
         return
     if not hasattr(spec.Rn, "shape"):
-        raise ValueError(f"leaf .Rn: got {spec.Rn!r}, expected an array; store other items than transitions in a dict.")
+        raise ValueError(f"leaf .Rn: got {spec.Rn!r}, expected an array; store items other than transitions in a dict.")
     for name in ("In", "W"):
         for leaf in jax.tree.leaves(getattr(spec, name)):
             if leaf.shape != spec.Rn.shape:
                 raise ValueError(
                     f"leaf .{name}: got {checks.type_text(leaf.dtype, leaf.shape)}, expected {list(spec.Rn.shape)}, "
-                    "the shape of leaf .Rn; squeeze the one that has an axis too many."
+                    "the shape of leaf .Rn; squeeze the extra axis."
                 )
 
 
 def without_valid(items: Any) -> tuple[Any, dict[str, Any]]:
-    """`items` with `valid=None` in every `TransitionBatch`, and what these were, by the names of their leaves."""
+    """`items` with `valid=None` in every `TransitionBatch`, and the values removed, by leaf name."""
     found = {}
 
     def visit(path: Any, node: Any) -> Any:
@@ -234,16 +234,16 @@ def _is_batch(x: Any) -> bool:
 
 
 def written(mask: Any, valid: dict[str, Any], shape: tuple[int, ...]) -> jax.Array | None:
-    """Which rows are written, bool of `shape`: those where `mask` and all that `without_valid` found are True.
+    """Rows to write, bool of `shape`: True where `mask` and all flags found by `without_valid` are True.
 
     Returns:
-      None for all, where there is neither.
+      None for all rows, if there are no flags.
 
     Raises:
-      ValueError: one of them has another shape or dtype; the message names it.
+      ValueError: a flag array has another shape or dtype; the message names it.
     """
     flags = [checks.check_mask(flag, shape, name) for name, flag in valid.items()]
     if mask is not None:
         flags.append(checks.check_mask(mask, shape))
-    # The logical and, as a selection: XLA drops one between an array and itself, as in add(batch, mask=batch.valid).
+    # Logical and, as a `where`: XLA drops one of an array with itself, as in add(batch, mask=batch.valid).
     return functools.reduce(lambda x, y: jnp.where(x, y, x), flags) if flags else None

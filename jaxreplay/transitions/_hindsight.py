@@ -1,4 +1,4 @@
-"""Goals in hindsight: what was reached is taken for what was meant."""
+"""Hindsight experience replay: drawn sequences relabelled with goals that were achieved."""
 
 import dataclasses
 from collections.abc import Callable, Mapping
@@ -26,38 +26,38 @@ def hindsight(
     achieved: Path = "achieved_goal",
     goal: Path = "desired_goal",
 ) -> tuple[Any, jax.Array]:
-    """Drawn sequences of which a random part has other goals, and the rewards that go with them.
+    """Relabel a random part of drawn sequences with other goals, and recompute their rewards.
 
-    From Andrychowicz et al. 2017 (Hindsight Experience Replay, arXiv:1707.01495, algorithm 1). There each transition is
-    stored with its own goal and k others, so that k / (k + 1) of a batch have others: `share` is 0.8 for the paper's
-    k = 4 (section 4.5). Here the others are drawn with the batch, such as by `SequenceBuffer.later`:
+    From Andrychowicz et al. 2017 (Hindsight Experience Replay, arXiv:1707.01495, algorithm 1). The paper stores each
+    transition with its own goal and k others, so k / (k + 1) of a batch have other goals; its k = 4 (section 4.5) is
+    `share` = 0.8. Here the other goals are drawn with the batch, for example by `SequenceBuffer.later`:
 
         sample = buffer.sample(replay, key, 256)
         later, steps = buffer.later(replay, later_key, sample.indices)
         rows, _ = jr.hindsight(goal_key, sample.items, later["achieved_goal"], reward, mask=steps > 0)
 
-    What an action led to is in the next row, so the reward of row t is that of what row t + 1 has achieved. That of the
-    last row is not known and stays; `sequence_transitions` makes no use of it, and takes `rows` as they are.
+    The outcome of an action is in the next row, so the reward of row t is computed from the achieved goal of row t + 1.
+    The last row has no outcome and keeps its reward, which `sequence_transitions` does not use.
 
     Args:
       key: a PRNG key.
       rows: sequences, leaves [B, L, ...], L at least 2, with a leaf `reward` [B, L] and, if the argument `terminated`
         is given, a leaf `terminated` [B, L]. `Sample.items` of a `SequenceBuffer` are such rows.
-      goals: what takes the place of a sequence's goal, leaves [B, ...], shapes and dtypes as those of a row's goal.
-      reward: a function of what was achieved and of the goal, of one row each, to the reward [].
-      share: probability with which a sequence gets its other goal; a number in [0, 1], or a traced float [].
-      mask: bool [B], which sequences may; None for all.
-      terminated: a function of the same arguments to whether the episode ends there, bool [], where that depends on
-        the goal; None where it does not.
-      achieved, goal: where they are in `rows`: a name, or several that lead there, as ("observation", "desired_goal").
+      goals: a new goal for each sequence, leaves [B, ...] with the shapes and dtypes of a row's goal.
+      reward: reward(achieved, goal) -> reward [], for the achieved and the desired goal of one row.
+      share: probability that a sequence is relabelled; a number in [0, 1], or a traced float [].
+      mask: bool [B], True for sequences that may be relabelled; None for all.
+      terminated: terminated(achieved, goal) -> bool [], True if the episode ends there; None if its end does not depend
+        on the goal.
+      achieved, goal: leaves of `rows`: a name, or a path such as ("observation", "desired_goal").
 
     Returns:
-      rows as given, but with other goals in all rows, and rewards and flags in all but the last row, of the sequences
-      that have another goal; and which these are, bool [B].
+      the rows; and relabelled, bool [B]. A relabelled sequence has its new goal in all rows, and new rewards and flags
+      in all but the last.
 
     Raises:
-      ValueError: `rows` lack a leaf or leading axes differ, the goals are not like the rows' goals, `reward` or
-        `terminated` does not return one number, or `share` is out of range.
+      ValueError: `rows` lack a leaf, leading axes differ, `goals` differ in structure, shapes or dtypes from a row's
+        goal, `reward` or `terminated` does not return one number, or `share` is out of range.
 
     Examples:
       >>> rows = {"achieved_goal": jnp.array([[1, 2]]), "desired_goal": jnp.array([[5, 5]])}
@@ -71,12 +71,12 @@ def hindsight(
     checks.check_key(key)
     for name, function in {"reward": reward, "terminated": terminated}.items():
         if not callable(function) and (function is not None or name == "reward"):
-            raise ValueError(f"{name}={function!r}: must be a function of what was achieved and of the goal.")
+            raise ValueError(f"{name}={function!r}: must be a function of the achieved and the desired goal.")
     rows, goals = checks.as_arrays((rows, goals))
     checks.check_number("share", share, 0, 1, "it is a probability", traced=None)
     batch_size, length = checks.leading_axes(rows, 2, "a batch of sequences")
     if length < 2:
-        raise ValueError("rows: got sequences of 1 row, expected 2 or more; what an action led to is in the next row.")
+        raise ValueError("rows: got sequences of 1 row, expected 2 or more; the next row holds an action's outcome.")
     meant, reached = _find(rows, goal, "goal"), _find(rows, achieved, "achieved")
     try:
         checks.check_like(goals, meant, 1, 2, "each row")
@@ -84,7 +84,7 @@ def hindsight(
         raise ValueError(f"goals: {error}") from error
     (num_goals,) = checks.leading_axes(goals, 1, "goals")
     if num_goals != batch_size:
-        raise ValueError(f"goals: got {num_goals}, expected {batch_size}, one a sequence.")
+        raise ValueError(f"goals: got {num_goals}, expected {batch_size}, one per sequence.")
     relabelled = jax.random.bernoulli(key, jnp.asarray(share, jnp.float32), (batch_size,))
     if mask is not None:
         relabelled &= checks.check_mask(mask, (batch_size,))
@@ -99,28 +99,28 @@ def hindsight(
 
 
 def _behind(name: str, followed: Any, old: jax.Array) -> jax.Array:
-    """What a function returned for all rows but the last, and the last row's as it was, in one dtype."""
+    """New values in all rows but the last, in the dtype of `old`."""
     found = jax.tree.leaves(followed)
     if len(found) != 1 or found[0].shape != (old.shape[0], old.shape[1] - 1) or old.ndim != 2:
         shapes = [list(x.shape[2:]) for x in found]
         raise ValueError(
             f"{name}: the function returned arrays of shapes {shapes} for rows of {list(old.shape[2:])}, expected one "
-            "number, []; it is given one row's achieved and desired goal."
+            "number, []; it takes one row's achieved and desired goal."
         )
     return jnp.concatenate([found[0].astype(old.dtype), old[:, -1:]], axis=1)
 
 
 def _select(chosen: jax.Array, new: Any, old: Any) -> Any:
-    """Leaves [B, ...], of the new where `chosen` [B]."""
+    """`new` where `chosen` [B] is True, else `old`; leaves [B, ...]."""
     return jax.tree.map(lambda x, y: jnp.where(chosen.reshape(-1, *[1] * (x.ndim - 1)), x, y), new, old)
 
 
 def _find(rows: Any, path: Path, name: str) -> Any:
-    """What a path leads to; a `ValueError` where it leads nowhere."""
+    """The value at a path; a `ValueError` if there is none."""
     found, parts = rows, (path,) if isinstance(path, str) else path
     if not (isinstance(parts, tuple) and parts and all(isinstance(part, str) for part in parts)):
         raise ValueError(
-            f"{name}={path!r}: must be the name of a leaf in the rows, or a tuple of those that lead there."
+            f"{name}={path!r}: must be the name of a leaf in the rows, or a tuple of the names that lead to one."
         )
     for part in parts:
         inside = found if isinstance(found, Mapping) else getattr(found, "__dict__", {})
@@ -133,7 +133,7 @@ def _find(rows: Any, path: Path, name: str) -> Any:
 
 
 def _put(rows: Any, path: Path, value: Any) -> Any:
-    """`rows` with something else where a path leads."""
+    """`rows` with the value at a path replaced."""
     part, *rest = (path,) if isinstance(path, str) else path
     inner = (
         value if not rest else _put(rows[part] if isinstance(rows, Mapping) else getattr(rows, part), (*rest,), value)

@@ -27,7 +27,7 @@ class NStepState:
     Attributes:
       steps: leaves [window, num_envs, ...].
       cursor: int32 [], the row that the next step is written to.
-      count: int32 [], the number of rows that hold a step.
+      count: int32 [], number of rows that hold a step.
 
     Examples:
       >>> obs, no = jnp.array([1.0]), jnp.array([False])
@@ -36,7 +36,7 @@ class NStepState:
       (True, 0)
     """
 
-    steps: _windows.Steps
+    steps: _windows.TracerSteps
     cursor: jax.Array  # []
     count: jax.Array  # []
 
@@ -53,7 +53,7 @@ class _Tracer:
     def init(
         self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
     ) -> NStepState:
-        """The state of an empty tracer for steps like this one: arrays or `jax.ShapeDtypeStruct`, as for `add`.
+        """State of an empty tracer for steps like this one, given as arrays or `jax.ShapeDtypeStruct`.
 
         Raises:
           ValueError: a leading axis is not `num_envs`, or there is not one number or flag per environment.
@@ -75,7 +75,7 @@ class _Tracer:
     def spec(
         self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
     ) -> TransitionBatch:
-        """Shapes and dtypes of what `add` emits for steps like this one; pass them to `ReplayBuffer.init`.
+        """Shapes and dtypes of the transitions that `add` emits for steps like this one, for `ReplayBuffer.init`.
 
         Raises:
           ValueError: a leading axis is not `num_envs`, or there is more than one number or flag per environment.
@@ -111,25 +111,25 @@ class _Tracer:
           s: pytree [num_envs, ...], observations before the step.
           a: pytree [num_envs, ...], actions.
           r: number [num_envs], rewards.
-          terminated: bool [num_envs] (a number other than 0 is True), whether the step reached a terminal state.
-          truncated: bool [num_envs] as well, whether the episode was cut off at this step; ignored where terminated.
+          terminated: bool [num_envs] (or numbers; nonzero is True), True if the step reached a terminal state.
+          truncated: the same, True if the episode was cut off at this step; ignored where terminated.
           s_next: pytree [num_envs, ...], observations after the step. At the end of an episode this is its final
             observation, not the first one after the reset.
           logp: float [num_envs] or None, log-propensities of the actions.
           w: float [num_envs] or None, weights; they become `W` of the transitions.
-          mask: bool [num_envs] or None, False where an environment made no step. Its arguments are then ignored, no
+          mask: bool [num_envs] or None, False if an environment made no step. Its arguments are then ignored, no
             transition starts at this step, and open windows end before it, as if truncated. Gymnasium's vector
             environments need this for the call after the end of an episode, which only resets.
-          gamma: the discount of what is emitted now, instead of the tracer's: a float in [0, 1], or a traced float [],
-            which is clipped. Its powers are computed in float32 or its wider dtype, those of the tracer's in float64.
+          gamma: discount of the transitions emitted now, instead of the tracer's: a float in [0, 1], or a traced float
+            [], which is clipped. Its powers are computed in float32 or its wider dtype, the tracer's in float64.
 
         Returns:
-          the new state; TransitionBatch [num_envs]; valid, its `valid`, bool [num_envs]: False for a row that is no
-          transition, which `add` of a buffer leaves out.
+          the new state; TransitionBatch [num_envs]; and its `valid`, bool [num_envs], False for rows that are not
+          transitions, which `add` of a buffer skips.
 
         Raises:
-          ValueError: a leaf differs from the one passed to `init`, or is not as above; the message names it. Or there
-            is no discount, or one out of range; or the state is another tracer's.
+          ValueError: a leaf differs from the one passed to `init` or is not as above (the message names it), the
+            discount is missing or out of range, or the state is another tracer's.
 
         Examples:
           >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
@@ -170,16 +170,16 @@ class _Tracer:
           gamma: as for `add`.
 
         Returns:
-          an empty state; TransitionBatch [n * num_envs], time-major; valid, its `valid`, bool [n * num_envs].
+          an empty state; TransitionBatch [n * num_envs], time-major; and its `valid`, bool [n * num_envs].
 
         Raises:
-          ValueError: there is no discount, or one out of range; or the state is another tracer's.
+          ValueError: the discount is missing or out of range, or the state is another tracer's.
 
         Examples:
           >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
           >>> state, _, _ = tracer.add(tracer.init(obs, obs, obs, no, no, obs), obs, obs, obs, no, no, obs + 1)
           >>> state, batch, valid = tracer.flush(state)
-          >>> valid.tolist(), float(batch.In[1])  # the step that is pending, as a window of one step
+          >>> valid.tolist(), float(batch.In[1])  # the pending step, as a window of one step
           ([False, True], 0.5)
         """
         state, batch = self._flush(state, self._discount(gamma))
@@ -208,7 +208,7 @@ class _Tracer:
             pending = jnp.arange(length - self.n, length, dtype=jnp.int32)
             emitted = pending <= length - self._window
             starts = jnp.concatenate([starts, jnp.where(emitted, -1, pending)])
-        if length == 0:  # add a row to read, which holds no step
+        if length == 0:  # a row without a step, so that there is one to read
             order = jnp.zeros(1, jnp.int32)
             steps = jax.tree.map(lambda leaf: lax.full((1, *leaf.shape[1:]), 0, leaf.dtype), steps)
         return self._transitions(steps, order, starts, starts >= 0, n, gamma)
@@ -222,8 +222,8 @@ class _Tracer:
         checks.check_mask(steps.mask, (batch_size, length))
         if length <= self.n:
             raise ValueError(
-                f"{'n' if n is None else 'max_n'}={self.n}: sequences of {length} rows; {self.n + 1} rows or more hold "
-                f"{self.n} steps and what follows."
+                f"{'n' if n is None else 'max_n'}={self.n}: got sequences of {length} rows, expected at least "
+                f"{self.n + 1}: {self.n} steps and the next observation."
             )
         is_step_next = jnp.pad(steps.mask[:, 1:], ((0, 0), (0, 1)))
         cut = steps.truncated & ~steps.terminated & is_step_next  # the final observation is missing
@@ -244,16 +244,16 @@ class _Tracer:
 
     def _transitions(
         self,
-        steps: _windows.Steps,
+        steps: _windows.TracerSteps,
         order: jax.Array,
         starts: jax.Array,
         exists: jax.Array,
         n: jax.Array | None = None,
         gamma: jax.Array | None = None,
     ) -> TransitionBatch:
-        """See `_windows.transitions`; integer `n` [] and float `gamma` [] stand for the tracer's own, clipped to range.
+        """See `_windows.transitions`; `n` (integer []) and `gamma` (float []) replace the tracer's, clipped to range.
 
-        The tracer's `n` is then the largest.
+        The tracer's `n` is the largest.
         """
         own: Any = self.gamma
         return _windows.transitions(
@@ -269,16 +269,16 @@ class _Tracer:
         )
 
     def _discount(self, gamma: Any) -> Any:
-        """`gamma` of a call; None for the tracer's own."""
+        """Check the `gamma` of a call; None for the tracer's own."""
         if gamma is None and self.gamma is None:
-            raise ValueError("gamma=None: the tracer has none; give it to each call, as add(..., gamma=0.99).")
+            raise ValueError("gamma=None: the tracer has none; pass one to each call, as in add(..., gamma=0.99).")
         if gamma is not None:
             check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
         return gamma
 
     @property
     def _window(self) -> int:
-        """How many steps the state holds: a window and, with `next_action`, the step after it."""
+        """Number of steps in the state: a window and, with `next_action`, the step after it."""
         return self.n + self.next_action
 
     def _check_state(self, state: Any) -> None:
@@ -287,8 +287,8 @@ class _Tracer:
         if found != expected:
             got = f"one of {found} steps" if found else type(state).__name__
             raise ValueError(
-                f"state: got {got}, expected one of {expected} steps, as this tracer's init makes it; use jax.vmap for "
-                "a stack of states."
+                f"state: got {got}, expected one of {expected} steps, from this tracer's init; use jax.vmap for a "
+                "stack of states."
             )
 
     def _check_leading(self, step: Any) -> None:
@@ -302,14 +302,14 @@ class NStep(_Tracer):
     """Traces n-step transitions of `num_envs` environments that step in lockstep and reset automatically.
 
     The call of `add` for step t + n - 1 always emits the transition that starts at step t. So every step is emitted
-    once and in order, and nothing needs to be flushed at the end of an episode. The window of the transition has m <= n
-    steps; a terminated or truncated step is its last one:
+    once and in order, without a flush at the end of an episode. The window of the transition has m <= n steps; it ends
+    at a terminated or truncated step:
 
       Rn = sum_{k<m} gamma^k R_{t+k};  In = 0 if the last step is terminated, else gamma^m;  S_next = its `s_next`.
 
     Attributes:
       n: length of the longest window in steps, at least 1.
-      gamma: discount in [0, 1]; None if `add` and `flush` are given one, which may be traced and mapped by `jax.vmap`.
+      gamma: discount in [0, 1]; None to pass one to `add` and `flush`, which may be traced and mapped by `jax.vmap`.
       num_envs: size of the leading axis of every argument.
       next_action: also fill `A_next` and `logP_next` (SARSA), which delays transitions by one more step. A truncated
         window has no next action and is emitted as not valid.
@@ -344,9 +344,9 @@ class NStep(_Tracer):
 class MonteCarlo(_Tracer):
     """Traces the discounted return to the end of the episode.
 
-    This is `NStep` with n = `max_length`. `In` is 0 where the episode terminated; the transition bootstraps where the
-    episode was truncated or is longer than `max_length`. Transitions are emitted `max_length` - 1 steps after they
-    start; `flush` emits those that are pending.
+    This is `NStep` with n = `max_length`. `In` is 0 if the episode terminated; the transition bootstraps if the episode
+    was truncated or is longer than `max_length`. Transitions are emitted `max_length` - 1 steps after they start;
+    `flush` emits the pending ones.
 
     Attributes:
       gamma: discount in [0, 1], or None, as in `NStep`.
@@ -396,8 +396,8 @@ def n_step_transitions(
 ) -> tuple[TransitionBatch, jax.Array]:
     """The transitions of a whole rollout in one vectorised pass.
 
-    The result equals that of `NStep.add`, called step by step and concatenated. Row t * num_envs + e is what step t of
-    environment e emits, so the first n - 1 steps emit nothing valid. With `flush`, the n * num_envs rows of
+    The result equals the concatenated results of `NStep.add`, called step by step. Row t * num_envs + e is emitted by
+    step t of environment e, so rows of the first n - 1 steps are not valid. With `flush`, the n * num_envs rows of
     `NStep.flush` follow.
 
     Args:
@@ -406,12 +406,11 @@ def n_step_transitions(
       n, next_action, record_extra_info: see `NStep`.
       gamma: discount in [0, 1], a number, or a traced float [], which is clipped.
       flush: also emit the transitions that are pending at the end of the rollout, as if it were truncated there.
-      max_n: None, or the largest `n`, which may then be traced; see `jaxreplay.sequence_transitions`. There are as many
-        rows as with n = `max_n`, and each is for the same step as there.
+      max_n: None, or the largest `n`, which may then be traced; see `jaxreplay.sequence_transitions`. Rows are for the
+        same steps as with n = `max_n`.
 
     Returns:
-      TransitionBatch [T * num_envs] ([(T + n) * num_envs] with `flush`) and valid, its `valid`, a bool vector of that
-      length.
+      TransitionBatch [T * num_envs] ([(T + n) * num_envs] with `flush`); and its `valid`, bool of the same length.
 
     Raises:
       ValueError: `n`, `gamma` or `max_n` is out of range, `n` is traced without `max_n`, leading axes differ, or there
@@ -428,14 +427,14 @@ def n_step_transitions(
     """
     settings = {"next_action": next_action, "record_extra_info": record_extra_info}
     tracer, n_now, gamma_now = tracer_for(n, gamma, max_n, **settings)
-    flush = checks.check_bool("flush", flush, "whether to emit what is pending")
+    flush = checks.check_bool("flush", flush, "whether to emit pending transitions")
     rows = own((S, A, R, terminated, truncated, S_next, logP, W, mask))
     batch = tracer._rollout(rows, flush, n_now, gamma_now)
     return batch, batch.valid
 
 
 def tracer_for(n: Any, gamma: Any, max_n: Any, **settings: Any) -> tuple[NStep, Any, Any]:
-    """A tracer with these settings, and what stands for its `n` and `gamma`, or None; see `_Tracer._transitions`."""
+    """A tracer with these settings, and `n` and `gamma` to replace its own, or None; see `_Tracer._transitions`."""
     gamma_now = None
     if gamma is None:
         raise ValueError("gamma=None: must be a number in [0, 1], or a traced float []; it is a discount.")
@@ -450,15 +449,15 @@ def tracer_for(n: Any, gamma: Any, max_n: Any, **settings: Any) -> tuple[NStep, 
 
 
 def _clip(n: jax.Array, max_n: int) -> jax.Array:
-    """`n`, of any integer dtype, as int32 in [1, max_n]."""
+    """Clip `n`, of any integer dtype, to [1, max_n], int32."""
     n = n if n.dtype.itemsize >= 4 else n.astype(jnp.int32)  # a narrow dtype may not hold max_n
     return jnp.clip(n, 1, max_n).astype(jnp.int32)
 
 
 def _check_window(name: str, n: int, gamma: float | None) -> tuple[int, float | None]:
-    traced = "n_step_transitions and sequence_transitions take a traced n where max_n is given"
+    traced = "n_step_transitions and sequence_transitions take a traced n with max_n"
     n = check_integer(name, n, 1, 2**31 - 1, "the number of steps in a window", traced)
     if gamma is None:
         return n, None
-    traced = "make the tracer with gamma=None and give it to add and flush, or to n_step_transitions"
+    traced = "make the tracer with gamma=None and pass it to add and flush, or to n_step_transitions"
     return n, check_number("gamma", gamma, 0, 1, "it is a discount", traced)

@@ -20,7 +20,7 @@ def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, *, et
 
     Args:
       td_errors: float [B, L], signed or not.
-      mask: bool [B, L], which TD errors count; None for all.
+      mask: bool [B, L], True for TD errors that count; None for all.
       eta: weight of the maximum, 0 to 1.
 
     Returns:
@@ -46,7 +46,7 @@ def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, *, et
 
 
 def split_burn_in(items: Any, burn_in: int) -> tuple[Any, Any]:
-    """The first `burn_in` steps of drawn sequences, and the steps after them.
+    """Split drawn sequences into the first `burn_in` steps and the rest.
 
     A recurrent network starts from its stored state and is unrolled over the first part without a gradient. The
     resulting state is the initial state for the second part (Kapturowski et al. 2019, section 3).
@@ -70,7 +70,7 @@ def split_burn_in(items: Any, burn_in: int) -> tuple[Any, Any]:
 
 @on_copies
 def stack_frames(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
-    """Stacks of the last `k` frames, at every step of drawn sequences with at least k - 1 steps before it.
+    """Stacks of the last `k` frames at each step of drawn sequences that has at least k - 1 steps before it.
 
     Args:
       frames: [B, L, ...], single frames.
@@ -120,20 +120,20 @@ def sequence_transitions(
     record_extra_info: bool = False,
     max_n: int | None = None,
 ) -> tuple[TransitionBatch, jax.Array]:
-    """The n-step transitions in sequences drawn from a `SequenceBuffer`, whose next observations are later rows.
+    """Extract n-step transitions from sequences of a `SequenceBuffer`; next observations are later rows.
 
-    The first L - n of L rows start a transition, the one that `NStep` traces from the same steps. A sequence of n + 1
+    Each of the first L - n of L rows starts the transition that `NStep` traces from the same steps. A sequence of n + 1
     rows yields one transition.
 
-    A truncated step needs its final observation: the row after it, where `mask` is False (see
+    A truncated step needs its final observation, in the row after it, where `mask` is False (see
     `jaxreplay.SequenceBuffer`). If that row holds a step instead, it belongs to the next episode, and the final
-    observation is missing. Then windows that reach the truncated step end right before it and bootstrap from the
+    observation is missing. Windows that reach the truncated step then end right before it and bootstrap from the
     observation that it started from. No transition starts at the truncated step itself.
 
-    With `max_n`, `n` may be traced as `gamma` may, to be annealed within one program: Schwarzer et al. 2023 (Bigger,
-    Better, Faster, section 3) let n fall from 10 to 3 and gamma rise from 0.97 to 0.997. Whatever `n` is, the first
-    L - max_n rows of a sequence start a transition, and each is the one that starts there with that `n` as a number.
-    Those that start at later rows, which a smaller `n` alone has room for, are left out.
+    With `max_n`, `n` may be traced, as `gamma` may, and annealed within one program: Schwarzer et al. 2023 (Bigger,
+    Better, Faster, section 3) decrease n from 10 to 3 and increase gamma from 0.97 to 0.997. Whatever `n` is, each of
+    the first L - max_n rows starts the transition of a static `n`. No transition starts at later rows, even if a
+    smaller `n` leaves room for it.
 
     Args:
       S: pytree [B, L, ...], observations; or other data of the rows, such as the values of a recurrent network.
@@ -144,13 +144,13 @@ def sequence_transitions(
       gamma: discount in [0, 1], a number, or a traced float [], which is clipped. Powers of an array are computed in
         float32 or its wider dtype, those of a number in float64.
       next_action, record_extra_info: see `NStep`; with `max_n`, `extra_info` has leaves [B, max_n, ...].
-      mask: bool [B, L], whether the row holds a step; None for all.
+      mask: bool [B, L], True if the row holds a step; None for all.
       logP, W: float [B, L] or None.
-      max_n: None, or the largest `n`, a Python integer; it sets all shapes.
+      max_n: None, or the largest `n`, a Python integer, which determines all shapes.
 
     Returns:
-      TransitionBatch [B * (L - n)], with `max_n` [B * (L - max_n)], one sequence after the other, and valid, its
-      `valid`, a bool vector of that length: False where the row holds no step, or no action follows (`next_action`).
+      TransitionBatch [B * (L - n)] ([B * (L - max_n)] with `max_n`), sequence by sequence; and its `valid`, bool of the
+      same length, False if the row holds no step, or no action follows (`next_action`).
 
     Raises:
       ValueError: `n`, `gamma` or `max_n` is out of range, `n` is traced without `max_n`, leading axes differ, a leaf

@@ -15,7 +15,7 @@ from jaxreplay.transitions._batch import TransitionBatch
 
 
 @struct.dataclass
-class Steps:
+class TracerSteps:
     """Environment steps, time-major; leaves [time, num_envs, ...]."""
 
     s: Any
@@ -26,16 +26,16 @@ class Steps:
     s_next: Any
     logp: jax.Array | None
     w: jax.Array | None
-    mask: jax.Array  # whether there was a step
+    mask: jax.Array  # True if there was a step
 
     @property
     def ends(self) -> jax.Array:
-        """Whether the step ends its episode."""
+        """True if the step ends its episode."""
         return self.terminated | self.truncated
 
 
 class _Rollout(NamedTuple):
-    """Arguments of a function that takes many steps, by the names that messages call them."""
+    """Arguments of functions that take many steps, under their names in messages."""
 
     S: Any
     A: Any
@@ -48,8 +48,8 @@ class _Rollout(NamedTuple):
     mask: Any
 
 
-STEP = "an environment"  # what has one reward and one flag of each kind
-ROWS = "a step"
+STEP = "per environment"  # there is one reward and one flag of each kind
+ROWS = "per step"
 NUMBERS = ("r", "logp", "w")  # fields of numbers; the others hold flags, or anything
 
 
@@ -64,12 +64,12 @@ def as_steps(
     w: Any,
     mask: Any = None,
     each: str = STEP,
-) -> Steps:
-    """`Steps` with rewards in float32 or wider and bool flags; without `mask` every row holds a step.
+) -> TracerSteps:
+    """`TracerSteps` with rewards in float32 or wider and bool flags; without `mask` every row holds a step.
 
     Raises:
-      ValueError: what should be numbers or flags is not; the message names it as `NStep.add` does, or with ROWS as
-        `n_step_transitions` does.
+      ValueError: an argument does not hold numbers or flags as it should; the message names it as in `NStep.add`, or
+        with ROWS as in `n_step_transitions`.
     """
 
     def numbers(field: str, x: Any) -> jax.Array:
@@ -82,36 +82,37 @@ def as_steps(
     s, a, s_next = checks.as_arrays((s, a, s_next))
     logp, w = (None if x is None else numbers(field, x) for field, x in (("logp", logp), ("w", w)))
     mask = jnp.ones(r.shape, bool) if mask is None else numbers("mask", mask)
-    return Steps(s, a, r, terminated, truncated, s_next, logp, w, mask)
+    return TracerSteps(s, a, r, terminated, truncated, s_next, logp, w, mask)
 
 
-def check_step(step: Steps) -> tuple[int, ...]:
-    """The leading axis (num_envs,) of a step of every environment, leaves [num_envs, ...].
+def check_step(step: TracerSteps) -> tuple[int, ...]:
+    """Leading axis (num_envs,) of one step in every environment, leaves [num_envs, ...].
 
     Raises:
-      ValueError: leading axes differ, or a leaf has not one number (or flag) per environment; the message names it.
+      ValueError: leading axes differ, or a leaf does not have one number (or flag) per environment; the message names
+        it.
     """
     return _check_axes(step, 1, "a step", STEP)
 
 
-def check_steps(steps: Steps, what: str) -> tuple[int, ...]:
-    """The two leading axes of many steps, such as a rollout, where messages call the arguments R, logP and W.
+def check_steps(steps: TracerSteps, what: str) -> tuple[int, ...]:
+    """Two leading axes of many steps, such as a rollout; messages name the arguments R, logP and W.
 
     Raises:
-      ValueError: leading axes differ, or a leaf has not one number (or flag) per step; the message names it.
+      ValueError: leading axes differ, or a leaf does not have one number (or flag) per step; the message names it.
     """
     return _check_axes(steps, 2, what, ROWS)
 
 
 def _name(field: str, each: str) -> str:
-    """What messages call a field of `Steps`."""
-    fields = [x.name for x in dataclasses.fields(Steps)]
+    """Name of a field of `TracerSteps` in messages."""
+    fields = [x.name for x in dataclasses.fields(TracerSteps)]
     return _Rollout._fields[fields.index(field)] if each == ROWS else field
 
 
-def _check_axes(steps: Steps, num_axes: int, what: str, each: str) -> tuple[int, ...]:
-    """The leading axes that all leaves share."""
-    named = steps if each == STEP else _Rollout(*[getattr(steps, x.name) for x in dataclasses.fields(Steps)])
+def _check_axes(steps: TracerSteps, num_axes: int, what: str, each: str) -> tuple[int, ...]:
+    """Leading axes that all leaves share."""
+    named = steps if each == STEP else _Rollout(*[getattr(steps, x.name) for x in dataclasses.fields(TracerSteps)])
     leading = checks.leading_axes(named, num_axes, what)
     for field in ("r", "terminated", "truncated", "logp", "w", "mask"):
         leaf = getattr(steps, field)
@@ -132,9 +133,9 @@ class _Windows(NamedTuple):
       last: int32 [K, E], time of the last step.
       stop: int32 [K, E], time of the last step before the stream breaks: the end of the episode, the step before a
         missing one, or the last time.
-      length: int32 [K, E], number m of steps, at least 1.
+      length: int32 [K, E], number of steps m, at least 1.
       times: int32 [K, max_n, E], times of the steps; after the window's end the last one is repeated.
-      inside: bool [K, max_n, E], False where it is repeated.
+      inside: bool [K, max_n, E], False for repeated times.
     """
 
     start: jax.Array
@@ -146,7 +147,7 @@ class _Windows(NamedTuple):
 
 
 def transitions(
-    steps: Steps,
+    steps: TracerSteps,
     order: jax.Array,
     starts: jax.Array,
     exists: jax.Array,
@@ -200,8 +201,8 @@ def transitions(
     return layouts.merge_axes(batch)
 
 
-def _open_windows(steps: Steps, order: jax.Array, starts: jax.Array, n: int | jax.Array, max_n: int) -> _Windows:
-    """The windows of up to n steps that open at `starts` [K], with `max_n` times."""
+def _open_windows(steps: TracerSteps, order: jax.Array, starts: jax.Array, n: int | jax.Array, max_n: int) -> _Windows:
+    """Windows of up to n steps that open at `starts` [K], with `max_n` times."""
     last_time = order.shape[0] - 1
     times = jnp.arange(last_time + 1, dtype=jnp.int32)[:, None]
     start = jnp.clip(starts, 0, last_time)[:, None]
@@ -215,7 +216,7 @@ def _open_windows(steps: Steps, order: jax.Array, starts: jax.Array, n: int | ja
 
 
 def _at_times(order: jax.Array, leaf: jax.Array, times: jax.Array) -> jax.Array:
-    """The steps of `leaf` [T, E, ...] at `times` [K, ..., E], [K, ..., E, ...]."""
+    """`leaf` [T, E, ...] at `times` [K, ..., E]; returns [K, ..., E, ...]."""
     # Mapped over environments: if they were indexed too, environments on several devices would exchange their steps.
     by_env = jax.vmap(lambda column, rows: column[rows], in_axes=(1, -1), out_axes=times.ndim - 1)
     return by_env(leaf, order[times])
@@ -232,7 +233,7 @@ def _returns(
 
 
 def _powers(gamma: float | jax.Array, count: int) -> Any:
-    """gamma^0, gamma^1, ..., gamma^(count - 1): of a number in float64, of a traced float [] in float32 or wider."""
+    """gamma^0, gamma^1, ..., gamma^(count - 1): in float64 for a number, in float32 or wider for a traced float []."""
     if not isinstance(gamma, jax.Array):
         return np.float64(gamma) ** np.arange(count)
     gamma = checks.as_float(gamma)
@@ -240,9 +241,9 @@ def _powers(gamma: float | jax.Array, count: int) -> Any:
 
 
 def _next_actions(
-    steps: Steps, order: jax.Array, windows: _Windows, n: int | jax.Array
+    steps: TracerSteps, order: jax.Array, windows: _Windows, n: int | jax.Array
 ) -> tuple[Any, jax.Array | None, jax.Array]:
-    """Next actions and their log-propensities, [K, E, ...], 0 where there is none; and where there is one, [K, E]."""
+    """Next actions and their log-propensities, [K, E, ...], 0 if there is none; and True if there is one, [K, E]."""
     last_time = order.shape[0] - 1
     at, start = functools.partial(_at_times, order), windows.start
     after = jnp.broadcast_to(jnp.minimum(start + n, last_time), windows.last.shape)
@@ -253,8 +254,8 @@ def _next_actions(
     return A_next, logP_next, has_next
 
 
-def _extra_info(steps: Steps, order: jax.Array, windows: _Windows) -> dict[str, Any]:
-    """The steps of the windows, leaves [K, E, max_n, ...]."""
+def _extra_info(steps: TracerSteps, order: jax.Array, windows: _Windows) -> dict[str, Any]:
+    """Steps of the windows, leaves [K, E, max_n, ...]."""
     at = functools.partial(_at_times, order)
     window = {
         "states": steps.s,

@@ -142,7 +142,7 @@ def test_wrong_arguments():
     for changed, message in (
         ({"rows": {}}, "a batch of sequences holds no arrays"),
         ({"rows": jax.tree.map(lambda x: x[:, :1], rows)}, "sequences of 1 row, expected 2 or more"),
-        ({"goals": goals[:2]}, "goals: got 2, expected 3, one a sequence"),
+        ({"goals": goals[:2]}, "goals: got 2, expected 3, one per sequence"),
         ({"goals": goals[:, :1]}, r"goals: leaf <root>: got int32\[1\], each row stores int32\[2\]"),
         ({"goals": goals * 1.0}, r"goals: leaf <root>: got float\d+\[2\], each row stores int32\[2\]"),
         ({"goal": "goal"}, "goal='goal': 'goal' is not in the rows; there are .*'achieved_goal'"),
@@ -158,7 +158,7 @@ def test_wrong_arguments():
         ({"goal": ()}, r"goal=\(\): must be the name of a leaf in the rows, or a tuple"),
         ({"achieved": None}, r"achieved=None: must be the name of a leaf"),
         ({"rows": {**rows, "achieved_goal": None}}, "achieved='achieved_goal': the rows hold None there"),
-        ({"reward": None}, "reward=None: must be a function of what was achieved and of the goal"),
+        ({"reward": None}, "reward=None: must be a function of the achieved and the desired goal"),
         ({"terminated": True}, "terminated=True: must be a function"),
         ({"key": 0}, "key: got 0, expected one PRNG key"),
         ({"mask": np.ones(2, bool)}, r"mask: got bool\[2\], expected bool\[3\]"),

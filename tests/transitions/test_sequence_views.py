@@ -303,7 +303,7 @@ def test_transitions_of_one_sequence_under_vmap():
 def test_wrong_arguments_of_sequence_transitions():
     x, flags = jnp.zeros((2, 3)), jnp.zeros((2, 3), bool)
     for options, message in (
-        ({"n": 3, "gamma": 0.9}, "n=3: sequences of 3 rows; 4 rows or more hold 3 steps and what follows"),
+        ({"n": 3, "gamma": 0.9}, "n=3: got sequences of 3 rows, expected at least 4: 3 steps and the next observation"),
         ({"n": 0, "gamma": 0.9}, "n=0: must be an integer"),
         ({"n": 1, "gamma": 1.1}, r"gamma=1.1: must be a number in \[0, 1\]"),
         (
@@ -311,7 +311,7 @@ def test_wrong_arguments_of_sequence_transitions():
             r"mask: got float32\[2, 3\], expected bool\[2, 3\]",
         ),
         ({"n": 3, "gamma": 0.9, "max_n": 2}, "n=3: must be an integer from 1 to 2, at most max_n"),
-        ({"n": 1, "gamma": 0.9, "max_n": 3}, "max_n=3: sequences of 3 rows; 4 rows or more"),
+        ({"n": 1, "gamma": 0.9, "max_n": 3}, "max_n=3: got sequences of 3 rows, expected at least 4"),
         ({"n": 1, "gamma": 0.9, "max_n": 2.0}, "max_n=.*: must be an integer"),
         ({"n": jnp.ones(2, jnp.int32), "gamma": 0.9, "max_n": 2}, r"n: got int32\[2\], expected an int32\[\]"),
         ({"n": jnp.float32(1), "gamma": 0.9, "max_n": 2}, r"n: got float32\[\], expected an int32\[\]"),
@@ -320,7 +320,7 @@ def test_wrong_arguments_of_sequence_transitions():
     ):
         with pytest.raises(ValueError, match=message):
             jr.sequence_transitions(x, x, x, flags, flags, **options)
-    with pytest.raises(ValueError, match=r"n=.*int32\[\].*: is traced, .* a traced n where max_n is given"):
+    with pytest.raises(ValueError, match=r"n=.*int32\[\].*: is traced, .* a traced n with max_n"):
         jax.eval_shape(lambda n: jr.sequence_transitions(x, x, x, flags, flags, n=n, gamma=0.9), jnp.int32(1))
     with pytest.raises(ValueError, match="leading axes"):
         jr.sequence_transitions(x, x[:1], x, flags, flags, n=1, gamma=0.9)

@@ -406,7 +406,7 @@ def test_one_number_and_one_flag_a_step(name, length, num_envs):
             return {**x, name: np.repeat(x[name][..., None], axes, axis=-1)}
 
         message = (
-            rf"^{name}: got \w+\[{num_envs}, {axes}\], expected \[{num_envs}\], one {number} an environment; {remedy} "
+            rf"^{name}: got \w+\[{num_envs}, {axes}\], expected \[{num_envs}\], one {number} per environment; {remedy} "
         )
         for function in (tracer.add, monte_carlo.add):
             with pytest.raises(ValueError, match=message):
@@ -416,10 +416,10 @@ def test_one_number_and_one_flag_a_step(name, length, num_envs):
                 function(**first(wrong(steps)))
         shape = rf"\[{length}, {num_envs}"
         with pytest.raises(
-            ValueError, match=rf"^{rest}: got \w+{shape}, {axes}\], expected {shape}\], one {number} a step; "
+            ValueError, match=rf"^{rest}: got \w+{shape}, {axes}\], expected {shape}\], one {number} per step; "
         ):
             jax.eval_shape(lambda x: at_once(x, n=3, gamma=0.9), wrong(steps))
-        with pytest.raises(ValueError, match=rf"^{rest}: got .*, one {number} a step; {remedy} the last axis"):
+        with pytest.raises(ValueError, match=rf"^{rest}: got .*, one {number} per step; {remedy} the last axis"):
             jax.eval_shape(of_sequences, wrong(steps))
 
 
@@ -509,7 +509,7 @@ def test_a_tracer_without_a_discount_asks_for_one():
     emitted = jax.eval_shape(lambda: tracer.add(state, **at(steps, 0), gamma=0.9))[1]
     assert jax.tree.map(lambda x: (x.shape, x.dtype), emitted) == jax.tree.map(lambda x: (x.shape, x.dtype), spec)
     for call in (lambda: tracer.add(state, **at(steps, 0)), lambda: tracer.flush(state)):
-        with pytest.raises(ValueError, match=r"gamma=None: the tracer has none; give it to each call"):
+        with pytest.raises(ValueError, match=r"gamma=None: the tracer has none; pass one to each call"):
             call()
     with pytest.raises(ValueError, match=r"gamma: got float32\[2\], expected one number"):
         tracer.flush(state, gamma=np.ones(2, np.float32))
@@ -584,14 +584,14 @@ def test_what_is_no_number_and_no_flag_is_named(name, found):
         with pytest.raises(ValueError, match=f"^{message}"):
             jax.eval_shape(function)
 
-    refused(lambda: tracer.add(state, **one), f"{name}: got {found}, expected one {kind} an environment")
+    refused(lambda: tracer.add(state, **one), f"{name}: got {found}, expected one {kind} per environment")
     if name != "mask":
         one.pop("mask")
         for function in (tracer.init, tracer.spec):
             refused(lambda function=function: function(**one), f"{name}: got {found}, expected one {kind} an environ")
     upper = {"r": "R", "logp": "logP", "w": "W"}.get(name, name)
     for function in (lambda: at_once(many, n=3, gamma=0.9), lambda: of_sequences(many)):
-        refused(function, f"{upper}: got {found}, expected one {kind} a step")
+        refused(function, f"{upper}: got {found}, expected one {kind} per step")
 
 
 @pytest.mark.versions
@@ -625,7 +625,7 @@ def test_the_state_of_another_tracer_is_refused():
         (None, "NoneType"),
     ):
         for call in (lambda state=state: tracer.add(state, **one), lambda state=state: tracer.flush(state)):
-            with pytest.raises(ValueError, match=rf"^state: got {found}, expected one of \[3, 2\] steps, as this"):
+            with pytest.raises(ValueError, match=rf"^state: got {found}, expected one of \[3, 2\] steps, from this"):
                 call()
 
 

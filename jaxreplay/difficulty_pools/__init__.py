@@ -1,4 +1,4 @@
-"""Difficulty pools: tasks that are too easy or too hard are set aside."""
+"""Difficulty pools: a curriculum that sets aside tasks that are too easy or too hard."""
 
 from jaxreplay.difficulty_pools._keys import task_key as task_key
 from jaxreplay.difficulty_pools._parking import PoolsState as PoolsState

@@ -1,4 +1,4 @@
-"""Checks of a `DifficultyPools`, which raise a `ValueError` that says what is wrong and what to do."""
+"""Checks of a `DifficultyPools` configuration; each raises a `ValueError` with a remedy."""
 
 import math
 from typing import Any
@@ -9,7 +9,7 @@ MAX_TASKS = 2**24  # the sum tree counts them in float32
 
 
 def check_envs(config: Any) -> None:
-    """Check what has an entry for each environment, and convert it to tuples of Python numbers."""
+    """Check the fields with one entry per environment, and convert them to tuples of Python numbers."""
     for name in ("tasks_per_env", "env_ratios", "env_names"):
         value = getattr(config, name)
         if value is None:
@@ -24,7 +24,7 @@ def check_envs(config: Any) -> None:
     settle(config, tasks_per_env=tasks_per_env)
     if not config.tasks_per_env or config.num_tasks > MAX_TASKS:
         raise ValueError(
-            f"tasks_per_env={config.tasks_per_env}: expected one number an environment, {MAX_TASKS} tasks at most."
+            f"tasks_per_env={config.tasks_per_env}: expected one number per environment, at most {MAX_TASKS} tasks."
         )
     if config.env_ratios is not None:
         env_ratios = tuple(
@@ -33,13 +33,13 @@ def check_envs(config: Any) -> None:
         )
         settle(config, env_ratios=env_ratios)
         if sum(env_ratios) == 0:
-            raise ValueError(f"env_ratios={env_ratios}: one of them must be positive.")
+            raise ValueError(f"env_ratios={env_ratios}: at least one must be positive.")
     if config.env_names is not None and len({*config.env_names}) < len(config.env_names):
-        raise ValueError(f"env_names={config.env_names}: must differ from one another.")
+        raise ValueError(f"env_names={config.env_names}: must be distinct.")
 
 
 def check_weights(config: Any) -> None:
-    """Check the pools' weights, and convert them to Python floats."""
+    """Check the weights of the pools, and convert them to Python floats."""
     found = _entries("pool_weights", config.pool_weights, "pool, (easy, normal, hard)")
     if len(found) != 3:
         raise ValueError(f"pool_weights={found}: must have three entries, (easy, normal, hard).")
@@ -49,7 +49,7 @@ def check_weights(config: Any) -> None:
     )
     if weights[1] == 0 or any(0 < weight / weights[1] < 1e-6 for weight in weights):
         raise ValueError(
-            f"pool_weights={weights}: normal's must be positive, as all tasks start there, and another one 0 or at "
+            f"pool_weights={weights}: normal's must be positive, as all tasks start there, and the others 0 or at "
             "least a millionth of it; (0, 1, 0) parks easy and hard tasks."
         )
     settle(config, pool_weights=weights)
@@ -67,7 +67,7 @@ def check_thresholds(config: Any) -> None:
             f"easy_threshold={easy}: must be at least hard_threshold={hard}; raise it, or lower the other."
         )
     fractions = {
-        name: check_number(name, getattr(config, name), 0, 1, "a part of an environment's tasks, below 1")
+        name: check_number(name, getattr(config, name), 0, 1, "a fraction of an environment's tasks, below 1")
         for name in ("max_easy_pool_fraction", "max_hard_pool_fraction")
     }
     settle(config, **fractions)
@@ -75,7 +75,7 @@ def check_thresholds(config: Any) -> None:
     if sum(fraction for fraction, is_queue in zip(fractions.values(), parks, strict=True) if is_queue) >= 1:
         raise ValueError(
             " + ".join(f"{name}={fraction}" for name, fraction in fractions.items())
-            + ": must be below 1 together, so that tasks are left in normal; lower one of them."
+            + ": must sum to less than 1, so that tasks are left in normal; lower one of them."
         )
 
 

@@ -1,4 +1,4 @@
-"""Draws of tasks: an environment, then a pool of it, then a task of the pool."""
+"""Draws of tasks: first an environment, then one of its pools, then a task in that pool."""
 
 import jax
 import jax.numpy as jnp
@@ -13,12 +13,12 @@ from jaxreplay.difficulty_pools._parking import PoolsState
 def draw(
     state: PoolsState, ratios: np.ndarray, weights: tuple[float, ...], key: jax.Array, n: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Tasks, int32 [n], all -1 if there is none to draw; and whether there is one, bool [].
+    """Draw tasks, int32 [n], all -1 if there is none to draw; and ok, bool [], False in that case.
 
     Args:
       state: the pools.
       ratios: float64 [E], relative frequencies of the environments.
-      weights: of a task in normal, in easy and in hard.
+      weights: draw weights of a task in normal, in easy and in hard.
       key: a PRNG key.
       n: number of draws.
     """
@@ -37,7 +37,7 @@ def draw(
 
 
 def _draw_env(has_tasks: jax.Array, ratios: np.ndarray, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-    """Environments, int32 [n], of those that have tasks (bool [E]); and whether there is one with a positive ratio."""
+    """Draw environments that have tasks (bool [E]), int32 [n]; and True if one of them has a positive ratio."""
     share = jnp.asarray(ratios / max(ratios.max(), 1), jnp.float32)
     envs = sum_tree.init(share.size)
     envs = sum_tree.update(envs, jnp.arange(share.size), jnp.where(has_tasks, share, 0.0), unique_indices=True)
@@ -46,9 +46,9 @@ def _draw_env(has_tasks: jax.Array, ratios: np.ndarray, key: jax.Array, n: int) 
 
 
 def _draw_pool(masses: jax.Array, env: jax.Array, key: jax.Array) -> jax.Array:
-    """Pools, int32 [n], of environments `env` (int32 [n]) in proportion to `masses` (float32 [E, 3]).
+    """Draw a pool of each environment `env` (int32 [n]) in proportion to `masses` (float32 [E, 3]), int32 [n].
 
-    The smallest comes first: near 0 a float32 has bits enough for a share of any size.
+    The smallest mass comes first, as float32 resolves shares of any size near 0.
     """
     order = jnp.argsort(masses, axis=1)
     small, medium, large = (masses[env, order[env, i]] for i in range(3))
@@ -59,9 +59,9 @@ def _draw_pool(masses: jax.Array, env: jax.Array, key: jax.Array) -> jax.Array:
 
 
 def _draw_rank(sizes: jax.Array, env: jax.Array, key: jax.Array, pool: jax.Array | None = None) -> jax.Array:
-    """Rank of a uniform draw in its environment's pool, among the tasks in that pool of all environments; int32 [n].
+    """Draw uniformly from a pool of each `env`; returns ranks in that pool across all environments, int32 [n].
 
-    `sizes` are those of a pool, int32 [E], or of all, int32 [E, 3]; then `pool` is the one of each draw, int32 [n].
+    `sizes` are the sizes of one pool, int32 [E], or of all pools, int32 [E, 3]; then `pool` is each draw's, int32 [n].
     """
     at = (env,) if pool is None else (env, pool)
     rank = random_integers(random_bits(key, env.size), jnp.maximum(sizes[at], 1))

@@ -1,4 +1,4 @@
-"""Checks and padding of the groups of rollouts in an update; with padding, few programs are compiled."""
+"""Checks of the groups of rollouts in an update, and padding, which limits the number of compiled programs."""
 
 from typing import Any
 
@@ -11,7 +11,7 @@ from jaxreplay._common.xla import on_copies
 
 
 def check(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ...]:
-    """Tasks (integers [G]), rewards (float32 [G, R]) and mask (bool [G, R]) as arrays of `like`, NumPy or JAX.
+    """Convert tasks (integers [G]), rewards (float32 [G, R]) and mask (bool [G, R]) to arrays of `like`, NumPy or JAX.
 
     Raises:
       ValueError: other shapes or dtypes.
@@ -22,7 +22,7 @@ def check(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ..
     if rewards.ndim != 2 or rewards.shape[0] != tasks.size or jnp.issubdtype(rewards.dtype, jnp.complexfloating):
         raise ValueError(
             f"rewards: got {checks.type_text(rewards.dtype, rewards.shape)}, expected a row of numbers for each of the "
-            f"{tasks.size} tasks; of one rollout a group, rewards[:, None]."
+            f"{tasks.size} tasks; for one rollout per group, give rewards[:, None]."
         )
     mask = like.asarray(like.ones(rewards.shape, bool) if mask is None else mask)
     mask = checks.check_mask(mask, tasks.shape if mask.ndim == 1 else rewards.shape, like=like)
@@ -32,7 +32,7 @@ def check(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ..
 
 
 def padded(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ...]:
-    """`check`, with G and R padded to powers of two by groups and rollouts that are masked out."""
+    """`check`, then pad G and R to powers of two with masked-out groups and rollouts."""
     groups = tasks, rewards, mask = check(tasks, rewards, mask, like)
     padding = [(0, (1 << max(size - 1, 0).bit_length()) - size) for size in rewards.shape]
     return tuple(like.pad(x, padding[: x.ndim]) for x in groups)

@@ -1,4 +1,4 @@
-"""Keys of tasks, by which `DifficultyPools.remap` matches them."""
+"""Task keys, by which `DifficultyPools.remap` matches tasks."""
 
 import hashlib
 import json
@@ -7,14 +7,14 @@ from typing import Any
 
 
 def task_key(task: Mapping[str, Any], fields: Sequence[str]) -> str:
-    """The hexadecimal SHA-256 digest of some fields of a task, as a key for `DifficultyPools.remap`.
+    """Hexadecimal SHA-256 digest of some fields of a task, a key for `DifficultyPools.remap`.
 
     Args:
-      task: its fields by name; their values must be JSON-serializable.
+      task: its fields by name, with JSON-serializable values.
       fields: names of the fields that identify the task, in order, such as ("env", "prompt").
 
     Raises:
-      ValueError: no fields, or one that the task lacks.
+      ValueError: `fields` is empty, or the task lacks one.
 
     Examples:
       >>> old = {"prompt": "2 + 2", "env": "math", "number": 7}

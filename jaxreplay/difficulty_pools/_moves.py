@@ -1,7 +1,7 @@
-"""The update of pools from which tasks are drawn although they are not normal (`DifficultyPools.pool_weights`).
+"""Update of difficulty pools if easy or hard tasks are drawn too (`DifficultyPools.pool_weights`).
 
-A batch of G rows makes up to two moves a row, in order: first the row's task, then the task that leaves a queue to make
-room for it. Each move is of one task to one pool. What counts at the end is the last move of each task.
+A batch of G rows makes up to two moves per row, in order: first the row's task, then the task that leaves a queue to
+make room for it. A move takes one task to one pool. A task ends in the pool of its last move.
 """
 
 import dataclasses
@@ -28,13 +28,13 @@ def move(
     """Move tasks to the pools of their labels, in order, unless they are in a queue.
 
     Args:
-      state: its queues are under their caps; easy or hard or both are no queues.
+      state: pools with easy, hard or neither as a queue; queues are within their caps.
       tasks_per_env: int32 [E].
-      caps: int32 [E, 2], of easy and hard, for the one that is a queue.
+      caps: int32 [E, 2], of easy and hard; only that of a queue matters.
       tasks: int32 [G]; a task may occur more than once.
       env: int32 [G], environments of the tasks.
-      label: int32 [G], the pool to move to.
-      known: bool [G], the rows that count.
+      label: int32 [G], pools to move to.
+      known: bool [G], True for rows that count.
     """
     num_tasks = state.pool.size
     queues, heads = state.queues, state.heads

@@ -1,8 +1,8 @@
-"""The state of `DifficultyPools`: the pool of each task, and when the task entered it.
+"""State of `DifficultyPools`: the pool of each task, and the order of entry.
 
-Tasks in normal are leaves of value 1 in a sum tree, which finds the task of a given rank in O(log N). So are those of
-easy or hard, if tasks are drawn from there. Otherwise these are first-in, first-out queues, stored in ring buffers.
-`arrange` builds a state, and `park` updates one of which easy and hard are queues (`_moves` has the other update).
+Tasks in normal are leaves of value 1 in a sum tree, which finds the task of a given rank in O(log N). Easy and hard
+have such a tree too if tasks are drawn from them. Otherwise they are first-in, first-out queues in ring buffers.
+`arrange` builds a state. `park` updates a state in which easy and hard are queues; `_moves` has the other update.
 """
 
 import dataclasses
@@ -28,18 +28,18 @@ class PoolsState(layouts.LaidOut):
 
     Attributes:
       pool: int8 [N], each task's pool: 0 normal, 1 easy, 2 hard.
-      entry: uint32 [N], how many tasks entered the task's pool before it did, modulo 2^32.
-      normal: a leaf for each task, 1 if it is in normal.
-      queues: int32 [2, N], the tasks in easy and in hard: each environment has a ring in the range of its task numbers.
+      entry: uint32 [N], number of tasks that entered the task's pool before it, modulo 2^32.
+      normal: a leaf per task, 1 if it is in normal.
+      queues: int32 [2, N], tasks in easy and in hard; each environment has a ring in the range of its task numbers.
       heads: int32 [E, 2], slots of the oldest members in these rings.
       sizes: int32 [E, 3], number of tasks in each pool.
       entered: uint32 [E, 3], number of entries into each pool so far, modulo 2^32.
-      groups: int32 [E, 3], number of groups by label since the metrics were reset; stops at 2**31 - 1.
-      rollouts: int32 [E, 3], number of rollouts since then: 0 kept, 1 filtered as too easy, 2 as too hard; stops at
-        2**31 - 1.
-      rejected: int32 [], number of groups with a task that does not exist or a mean reward that is not finite; stops at
-        2**31 - 1.
-      easy: None, or a leaf for each task, 1 if it is in easy and tasks are drawn from there.
+      groups: int32 [E, 3], number of groups by label since the metrics were reset; saturates at 2**31 - 1.
+      rollouts: int32 [E, 3], number of rollouts since then: 0 kept, 1 filtered as too easy, 2 as too hard; saturates
+        at 2**31 - 1.
+      rejected: int32 [], number of groups with a task that does not exist or a mean reward that is not finite;
+        saturates at 2**31 - 1.
+      easy: a leaf per task, 1 if it is in easy; None if no task is drawn from easy.
       hard: the same for hard.
 
     Examples:
@@ -65,17 +65,17 @@ class PoolsState(layouts.LaidOut):
 
     @property
     def trees(self) -> tuple[sum_tree.SumTree | None, ...]:
-        """Of normal, easy and hard; None where no task is drawn from."""
+        """Sum trees of normal, easy and hard; None for a pool that is not drawn from."""
         return self.normal, self.easy, self.hard
 
     @property
     def drawn(self) -> tuple[bool, ...]:
-        """Whether tasks are drawn from normal, easy and hard."""
+        """(normal, easy, hard), True for a pool that is drawn from."""
         return tuple(tree is not None for tree in self.trees)
 
 
 def env_of(tasks: jax.Array, tasks_per_env: jax.Array) -> jax.Array:
-    """Environment of each task (int32 [G]), int32 [G]."""
+    """Environment of each of `tasks` (int32 [G]), int32 [G]."""
     ends = jnp.cumsum(tasks_per_env, dtype=jnp.int32)[:-1]
     return jnp.searchsorted(ends, tasks, side="right", method="compare_all").astype(jnp.int32)
 
@@ -93,7 +93,7 @@ def ranks(group: jax.Array, num_groups: int, *keys: jax.Array) -> tuple[jax.Arra
 
 
 def pools_of(state: PoolsState) -> tuple[jax.Array, jax.Array]:
-    """Environment and pool of each task, int32 [N] both."""
+    """Environment and pool of each task, int32 [N] each."""
     env = env_of(jnp.arange(state.pool.size, dtype=jnp.int32), jnp.sum(state.sizes, axis=1, dtype=jnp.int32))
     return env, state.pool.astype(jnp.int32)
 
@@ -114,7 +114,7 @@ def arrange(
     rejected: jax.Array,
     drawn: tuple[bool, ...] = (True, False, False),
 ) -> PoolsState:
-    """A state with its metrics at 0 and every pool under its cap: the oldest tasks above it go to the end of normal.
+    """Build a state with metrics 0 and every pool within its cap; the oldest surplus tasks go to the end of normal.
 
     Args:
       tasks_per_env: int32 [E].
@@ -122,7 +122,7 @@ def arrange(
       pool: int32 [N], each task's pool.
       keys: int [N] each; tasks enter their pool sorted by these keys.
       rejected: int32 [].
-      drawn: whether tasks are drawn from normal, easy and hard.
+      drawn: (normal, easy, hard), True for a pool that is drawn from.
     """
     num_tasks, num_envs = pool.size, tasks_per_env.size
     tasks = jnp.arange(num_tasks, dtype=jnp.int32)
@@ -158,15 +158,15 @@ def arrange(
 def park(
     state: PoolsState, tasks_per_env: jax.Array, caps: jax.Array, tasks: jax.Array, env: jax.Array, label: jax.Array
 ) -> PoolsState:
-    """Move tasks in normal to the pools of their labels, in order; the oldest above a cap go back to normal.
+    """Move tasks in normal to the pools of their labels, in order; the oldest surplus tasks return to normal.
 
     Args:
-      state: its pools are under their caps; one that is above does not grow.
+      state: pools within their caps; a pool above its cap does not grow.
       tasks_per_env: int32 [E].
       caps: int32 [E, 2], of easy and hard.
       tasks: int32 [G]; a task may occur more than once.
       env: int32 [G], environments of the tasks.
-      label: int32 [G], the pool to move to, 0 for none.
+      label: int32 [G], pools to move to, 0 for none.
     """
     num_envs, num_tasks = state.sizes.shape[0], state.pool.size
     done = join_queues(state, caps, tasks, env, label)
@@ -174,7 +174,7 @@ def park(
     leaver, written = materialize(*leavers_and_slots(state, tasks_per_env, tasks, env, label, done))
     ring = jnp.maximum(label - 1, 0)
 
-    # Tasks whose pool or entry changes: those parked at the end, and those that left a ring and joined none again.
+    # Tasks whose pool or entry changes: parked at the end, or out of a ring and not in one again.
     moved = jnp.concatenate([jnp.where(done.stays, tasks, num_tasks), jnp.where(done.free, leaver, num_tasks)])
     pool = jnp.concatenate([label, jnp.zeros_like(label)])
     entry = _entries(state, env, label, done)
@@ -197,9 +197,9 @@ def park(
 def join_queues(
     state: PoolsState, caps: jax.Array, tasks: jax.Array, env: jax.Array, label: jax.Array
 ) -> _queues.Joins:
-    """The effect of the rows of `park` on the queues; queue 2 * e + p - 1 is pool p of environment e.
+    """Effect of the rows of `park` on the queues; queue 2 * e + p - 1 is pool p of environment e.
 
-    Labels that are no queue's, and tasks in a pool that is none, join and leave nothing.
+    A task joins no queue if its label is not a queue, and leaves none if its pool is not a queue.
     """
     num_envs, num_tasks = state.sizes.shape[0], state.pool.size
 
@@ -217,9 +217,9 @@ def join_queues(
 def leavers_and_slots(
     state: PoolsState, tasks_per_env: jax.Array, tasks: jax.Array, env: jax.Array, label: jax.Array, done: _queues.Joins
 ) -> tuple[jax.Array, jax.Array]:
-    """The task that leaves at each row's turn, and where in its ring the row's task is written; int32 [G] both.
+    """The task that leaves at each row's turn, and the slot of the row's task in its ring; int32 [G] each.
 
-    The former is undefined where none leaves; the latter is N where the task does not stay in a queue.
+    The task is undefined if none leaves. The slot is N if the row's task does not stay in a queue.
     """
     ring, start = jnp.maximum(label - 1, 0), _queues.sum_before(tasks_per_env)[env]
 

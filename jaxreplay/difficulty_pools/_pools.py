@@ -1,16 +1,15 @@
-"""DifficultyPools: a curriculum over a fixed list of tasks that draws those always or never solved less often, or not.
+"""DifficultyPools: a curriculum over a fixed list of tasks; tasks always or never solved are drawn rarely or never.
 
-These are the difficulty pools of prime-rl as pure functions: those of pull request 2667, which park tasks, and with
-`pool_weights` those of pull request 3261, which draw them less often. Each draw and each group of an update cost
-O(log N).
+These are the difficulty pools of prime-rl as pure functions. The pools of its pull request 2667 park tasks; the pools
+of pull request 3261, here `pool_weights`, draw them less often. A draw, and a group of an update, cost O(log N) each.
 
-**prime-rl's second pools** do without caps, queues and filters: a task's pool is that of its latest group, and each
-draw is of any task, in proportion to the weight of its pool; a task without a group has weight 1. This is what
+**prime-rl's second pools** have no caps, queues or filters. A task is in the pool of its latest group, and every task
+is drawn in proportion to the weight of its pool; a task without a group has weight 1. The equivalent here (tested) is
 
     DifficultyPools(tasks_per_env=(N,), easy_threshold=..., hard_threshold=..., pool_weights=(0.2, 1, 0.2))
 
-does (tested). Two things differ. There a task is easy above a threshold, and here at it too. There environments are no
-part of the pools; here, with several, each is drawn by `env_ratios`, however many of its tasks are easy or hard.
+Two things differ. In prime-rl a task is easy above the threshold, here also at it. In prime-rl the pools ignore
+environments; here each of several is drawn by `env_ratios`, however many of its tasks are easy or hard.
 """
 
 import dataclasses
@@ -38,7 +37,7 @@ NORMAL, EASY, HARD = range(3)
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DifficultyPools:
-    """Draws the tasks to train on: those that are sometimes solved.
+    """Samples the tasks to train on: tasks that are sometimes solved.
 
     A group is a set of rollouts of one task. Their mean reward labels the group easy (`>= easy_threshold`), else hard
     (`<= hard_threshold`), else normal. If a group of a task in normal is labelled easy or hard, the task moves to the
@@ -46,24 +45,24 @@ class DifficultyPools:
     environment * the pool's fraction), its oldest task moves back to the end of normal. Normal is never empty.
 
     **Pool weights.** All this holds for a pool of weight 0. Easy or hard with a positive weight parks nothing and has
-    no cap. Its tasks are drawn as well, each with that weight, where a task in normal has normal's. A group of such a
-    task moves it to the end of the pool of its label, if that is another one: also to normal, or to one that parks. So
-    the task is where its latest group says.
+    no cap. Its tasks are drawn too, each with the weight of its pool. A group of such a task moves it to the end of the
+    pool of its label, if that is another pool, be it normal or one that parks. So the task is always in the pool of its
+    latest group.
 
     Tasks are numbered 0 to N - 1, one environment after the other. Thresholds and rewards are compared in float32.
 
     Attributes:
       tasks_per_env: number of tasks of each environment; at most 2**24 in all.
-      env_ratios: relative frequencies at which environments are drawn; None: their numbers of tasks.
+      env_ratios: relative frequencies at which environments are drawn; None for their numbers of tasks.
       easy_threshold: None labels no group easy.
       hard_threshold: None labels no group hard.
       max_easy_pool_fraction: largest fraction of an environment's tasks in easy, in [0, 1), if its weight is 0.
-      max_hard_pool_fraction: the same for hard; the sum of both is below 1, if both have weight 0.
+      max_hard_pool_fraction: the same for hard; if both have weight 0, both fractions sum to less than 1.
       online_difficulty_filtering: drop groups whose mean reward is exactly 0 or 1, which carry no learning signal.
-      pool_weights: how often a task in easy, in normal and in hard is drawn, relative to one another; 0 for a pool that
-        parks its tasks. That of normal is positive.
-      env_names: names of the environments in the metrics; None: "0", "1", ...
-      donate: donate the state when `update` is called eagerly. It is then changed in place, at a cost that hardly grows
+      pool_weights: (easy, normal, hard), relative frequencies at which a task in each pool is drawn; 0 for a pool that
+        parks its tasks. Normal's is positive.
+      env_names: names of the environments in the metrics; None for "0", "1", ...
+      donate: donate the state when `update` is called eagerly. The update is then in place, and its cost hardly grows
         with the number of tasks.
 
     Examples:
@@ -96,17 +95,17 @@ class DifficultyPools:
 
     @property
     def _drawn(self) -> tuple[bool, bool, bool]:
-        """Whether tasks are drawn from normal, easy and hard."""
+        """(normal, easy, hard), True for a pool that is drawn from."""
         easy, _, hard = self.pool_weights
         return True, easy > 0, hard > 0
 
     @property
     def caps(self) -> tuple[tuple[int, int], ...]:
-        """How many tasks may be in easy and in hard, for each environment: all, in a pool that parks none."""
+        """Largest numbers of tasks in easy and in hard, for each environment; all tasks, if the pool parks none."""
         return tuple(self._caps_of(count) for count in self.tasks_per_env)
 
     def _caps_of(self, num_tasks: int) -> tuple[int, int]:
-        """How many of an environment's tasks may be in easy and in hard."""
+        """Largest numbers of an environment's tasks in easy and in hard."""
         room = max(num_tasks - 1, 0)
         # If the sum of the fractions rounds to below 1, their floors can still leave no task in normal.
         easy = num_tasks if self._drawn[EASY] else min(math.floor(num_tasks * self.max_easy_pool_fraction), room)
@@ -121,7 +120,7 @@ class DifficultyPools:
 
     @functools.partial(jax.jit, static_argnums=0)
     def init(self) -> PoolsState:
-        """All tasks in normal, in the order of their numbers.
+        """State with all tasks in normal, in order of their numbers.
 
         Examples:
           >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
@@ -134,14 +133,14 @@ class DifficultyPools:
     def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
         """See `Buffer._device_states`."""
         if items is not None:
-            raise ValueError("items: DifficultyPools store tasks by their numbers alone; leave it out.")
+            raise ValueError("items: DifficultyPools stores only the numbers of tasks; leave it out.")
         return [("", jax.eval_shape(self.init), 1)]
 
     def sample(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         """Draw tasks from normal, and from other pools with a positive weight, with replacement.
 
-        Each draw picks an environment by `env_ratios`, among those with tasks in these pools, then one of these tasks
-        in proportion to its pool's weight.
+        Each draw picks an environment with tasks in these pools by `env_ratios`, then one of these tasks in proportion
+        to its pool's weight.
 
         Args:
           state: unchanged.
@@ -149,11 +148,11 @@ class DifficultyPools:
           n: number of draws.
 
         Returns:
-          tasks, int32 [n], all -1 if there is no task to draw; and whether there is one, bool [].
+          tasks, int32 [n], all -1 if there is no task to draw; and ok, bool [], False in that case.
 
         Raises:
           ValueError: `n` is not a positive integer; or there is no task to draw and the call is eager. An eager call
-            waits for the device to check this; under `jit` check the returned bool.
+            waits for the device to check this; under `jit` check `ok`.
 
         Examples:
           >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
@@ -191,12 +190,12 @@ class DifficultyPools:
           tasks: int [G], the task of each group; a task may occur more than once. Eager calls pad G and R to powers of
             two, so few programs are compiled; under `jax.jit` each new G or R compiles another program.
           rewards: number [G, R], the reward of each rollout.
-          mask: bool [G], which groups exist, or [G, R], which rollouts exist; None: all. A group without rollouts has
-            no effect.
+          mask: bool, True for groups [G], or rollouts [G, R], that exist; None for all. A group without rollouts has no
+            effect.
 
         Returns:
-          the state, and which groups to train on, bool [G]: all that have rollouts and are not rejected, except those
-          that `online_difficulty_filtering` drops.
+          the state; and kept, bool [G], True for groups to train on. They have rollouts, and are neither rejected nor
+          dropped by `online_difficulty_filtering`.
 
         Raises:
           ValueError: other shapes or dtypes.
@@ -205,7 +204,7 @@ class DifficultyPools:
           >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
           >>> rewards = jnp.array([[jnp.nan, 1.0], [0.0, 0.0]])
           >>> state, kept = pools.update(pools.init(), jnp.array([0, 1]), rewards)
-          >>> kept.tolist(), int(state.rejected), pools.pool_of(state).tolist()  # NaN is refused; task 1 is hard
+          >>> kept.tolist(), int(state.rejected), pools.pool_of(state).tolist()  # NaN is rejected; task 1 is hard
           ([False, True], 1, [0, 2, 0, 0])
         """
         groups = tasks, rewards, mask
@@ -278,10 +277,10 @@ class DifficultyPools:
 
     @jit_method()
     def metrics(self, state: PoolsState) -> dict[str, jax.Array]:
-        """Fractions, float32 [], over all environments and for each by its name `env`; 0 if nothing was counted.
+        """Fractions, float32 [], over all environments and for each `env` by name; 0 if nothing was counted.
 
         `evicted_examples[/env]/easy`, `.../hard`: groups since `reset_metrics` with this label.
-        `filtered_rollouts[/env]/easy`, `.../hard`: rollouts since then that were dropped because the mean was 1, or 0.
+        `filtered_rollouts[/env]/easy`, `.../hard`: rollouts since then that were dropped for a mean of 1, or 0.
         `pool[/env]/easy`, `.../normal`, `.../hard`: tasks in the pool.
 
         Examples:
@@ -307,7 +306,7 @@ class DifficultyPools:
         return shares
 
     def reset_metrics(self, state: PoolsState) -> PoolsState:
-        """The state with the counts of groups and rollouts reset to 0.
+        """Reset the counts of groups and rollouts to 0.
 
         Examples:
           >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
@@ -321,7 +320,7 @@ class DifficultyPools:
     def recycle(
         self, state: PoolsState, key: jax.Array, *, easy_fraction: float = 0.0, hard_fraction: float = 0.0
     ) -> PoolsState:
-        """Move random tasks from easy and hard back to normal, and bring both pools under their caps.
+        """Move random tasks from easy and hard back to normal, and bring both pools within their caps.
 
         Use it when a run is resumed: `state` may come from other thresholds, fractions or weights. From each pool
         round(size * fraction) tasks move (halves round to even), then the oldest tasks above the cap. Easy tasks enter
@@ -338,14 +337,14 @@ class DifficultyPools:
           [1, 0, 0, 0]
         """
         for name, fraction in (("easy_fraction", easy_fraction), ("hard_fraction", hard_fraction)):
-            check_number(name, fraction, 0, 1, "the part of the pool that goes back to normal")
+            check_number(name, fraction, 0, 1, "the fraction of the pool that returns to normal")
         sizes = np.arange(max(self.tasks_per_env) + 1)
         counts = np.round(np.outer([0.0, easy_fraction, hard_fraction], sizes)).astype(np.int32)  # in float64
         return self._recycle(state, key, counts)
 
     @jit_method()
     def _recycle(self, state: PoolsState, key: jax.Array, counts: Any) -> PoolsState:
-        """See `recycle`; counts: int32 [3, max size + 1], how many tasks move by pool and its size."""
+        """See `recycle`; counts: int32 [3, max size + 1], number of tasks that move, by pool and its size."""
         self._check_sizes(state)
         env, pool = _parking.pools_of(state)
         at_random, _ = _parking.ranks(3 * env + pool, state.sizes.size, *random_bits(key, self.num_tasks))
@@ -355,10 +354,10 @@ class DifficultyPools:
         return dataclasses.replace(new, groups=state.groups, rollouts=state.rollouts)
 
     def remap(self, state: PoolsState, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable]) -> PoolsState:
-        """The state for another list of tasks, or another configuration.
+        """Convert a state to another list of tasks, or another configuration.
 
         A task keeps its pool and its rank in it, even if its environment changes. New tasks enter normal after the old
-        ones. Then every pool is brought under its cap. If a key occurs more than once, its first old task becomes its
+        ones. Then every pool is brought within its cap. If a key occurs more than once, its first old task becomes its
         first new one, and so on. The metrics are reset. Costs O(N log N).
 
         Args:
@@ -367,7 +366,7 @@ class DifficultyPools:
           new_keys: a key for each task of this configuration.
 
         Raises:
-          ValueError: not one key per task, or a stack of states.
+          ValueError: there is not one key per task, or `state` is a stack of states.
 
         Examples:
           >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
@@ -392,7 +391,7 @@ class DifficultyPools:
 
     @jit_method()
     def _remap(self, state: PoolsState, source: Any) -> PoolsState:
-        """See `remap`; source: int32 [N], the number of each task in `state`, or the number of tasks there if new."""
+        """See `remap`; source: int32 [N], each task's number in `state`, or the number of tasks there if it is new."""
         env, pool = _parking.pools_of(state)
 
         def of_source(values, otherwise):
@@ -406,8 +405,7 @@ class DifficultyPools:
         self._check_sizes(state)
         if state.drawn != self._drawn:
             raise ValueError(
-                f"pool_weights={self.pool_weights}: in this state other pools have a weight of 0; take it over with "
-                "recycle."
+                f"pool_weights={self.pool_weights}: this state has weight 0 for other pools; convert it with recycle."
             )
 
     def _check_sizes(self, state: PoolsState) -> None:

@@ -1,8 +1,8 @@
-"""Bounded first-in, first-out queues that a whole batch of items joins at once, as if one after the other.
+"""Bounded first-in, first-out queues; a batch of items joins them at once, as if one after the other.
 
-The rows of the batch have their turns in order. At its turn, the item of a row joins a queue unless it is in one. If
-the queue is then longer than its limit, its oldest member leaves. Members of a queue are numbered 0, 1, 2, ... from the
-oldest at the start, and those that join continue the count. So number m leaves when number m + limit joins.
+The rows of the batch take turns in order. At its turn, the item of a row joins a queue unless it is in one. If the
+queue is then longer than its limit, its oldest member leaves. Members of a queue are numbered 0, 1, 2, ... from the
+oldest at the start, and items that join continue the count. So number m leaves when number m + limit joins.
 """
 
 from collections.abc import Callable
@@ -14,19 +14,19 @@ from jax import lax
 
 
 class Joins(NamedTuple):
-    """The effect of a batch of G rows on Q queues.
+    """Effect of a batch of G rows on Q queues.
 
     Attributes:
-      inside: bool [G], whether the row's item is in a queue at its turn.
-      joins: bool [G], whether the row's item joins a queue.
+      inside: bool [G], True if the row's item is in a queue at its turn.
+      joins: bool [G], True if the row's item joins a queue.
       number: int32 [G], the item's number there.
-      stays: bool [G], whether it joins and is still there at the end.
-      leaves: bool [G], whether it joins and the oldest member of that queue leaves.
-      leaver: int32 [G], the number of that member.
-      leaver_row: int32 [G], the row that the leaver joined at; undefined if it was a member from the start.
-      free: bool [G], whether a member leaves that joins no queue again.
-      joined: int32 [Q], how many items join each queue.
-      left: int32 [Q], how many members leave it.
+      stays: bool [G], True if it joins and is still there at the end.
+      leaves: bool [G], True if it joins and the oldest member of that queue leaves.
+      leaver: int32 [G], number of that member.
+      leaver_row: int32 [G], the row at which the leaver joined; undefined if it was a member from the start.
+      free: bool [G], True if a member leaves and joins no queue again.
+      joined: int32 [Q], number of items that join each queue.
+      left: int32 [Q], number of members that leave it.
     """
 
     inside: jax.Array
@@ -42,11 +42,11 @@ class Joins(NamedTuple):
 
 
 class _Turns(NamedTuple):
-    """What G rows encounter at their turns.
+    """State of the queues at the turns of G rows.
 
     Attributes:
-      before: int32 [G, Q], how many earlier rows joined each queue.
-      last_queue: int32 [G], the queue that the row's item was last in, Q for none.
+      before: int32 [G, Q], number of earlier rows that joined each queue.
+      last_queue: int32 [G], last queue of the row's item, Q for none.
       last_number: int32 [G], the item's number there.
     """
 
@@ -64,7 +64,7 @@ def join(
     size: jax.Array,
     limit: jax.Array,
 ) -> Joins:
-    """Let the items join queues in order of their rows.
+    """Let items join queues in order of their rows.
 
     Args:
       item: int32 [G], in [0, num_items); an item may occur more than once.
@@ -115,11 +115,11 @@ def join(
 def _joining_rows(
     turns: Callable[[jax.Array], _Turns], queue: jax.Array, start_queue: jax.Array, size_minus_limit: jax.Array
 ) -> jax.Array:
-    """Whether each row's item joins a queue, bool [G], by fixed-point iteration.
+    """True if the row's item joins a queue, bool [G], by fixed-point iteration.
 
-    This depends on which earlier rows join. Each pass recomputes all rows from the last guess. After it at least one
-    more row, counted from the first, is right; after a pass that changes nothing all are. One pass is enough if no item
-    returns to the batch after it left a queue; G passes are always enough.
+    A row depends on the earlier rows that join. Each pass recomputes all rows from the last guess, and extends the
+    correct rows, counted from the first, by at least one. After a pass that changes nothing, all rows are correct. One
+    pass is enough if no item returns to the batch after it left a queue; G passes are always enough.
     """
     num_queues = size_minus_limit.size
 
@@ -134,7 +134,7 @@ def _joining_rows(
 
 
 def _inside(turn: _Turns, size_minus_limit: jax.Array) -> jax.Array:
-    """Whether each row's item is in a queue at its turn, bool [G]."""
+    """True if the row's item is in a queue at its turn, bool [G]."""
     before, last_queue, last_number = turn
     oldest = _at_queue(size_minus_limit, last_queue) + _at_own_queue(before, last_queue)
     return (last_queue < size_minus_limit.size) & (last_number >= oldest)
@@ -152,12 +152,12 @@ def _rows_by_number(
 
 
 def sum_before(x: jax.Array) -> jax.Array:
-    """The sum of all rows of x (int32 [G, ...]) before each row."""
+    """Exclusive cumulative sum of x (int32 [G, ...]) over its rows."""
     return jnp.cumsum(x, axis=0, dtype=jnp.int32) - x
 
 
 def sort_by_item(item: jax.Array, num_items: int) -> tuple[jax.Array, jax.Array]:
-    """Rows in stable order by item, int32 [G]; and for each place in it the first place with the same item."""
+    """Rows sorted stably by item, int32 [G]; and for each place in this order the first place with the same item."""
     place = jnp.arange(item.size, dtype=jnp.int32)
     if num_items * item.size <= 2**32:  # item and row in one number: XLA sorts one array much faster than two
         both = item.astype(jnp.uint32) * jnp.uint32(item.size) + place.astype(jnp.uint32)
@@ -170,7 +170,7 @@ def sort_by_item(item: jax.Array, num_items: int) -> tuple[jax.Array, jax.Array]
 
 
 def last_before(marked: jax.Array, by_item: jax.Array, first: jax.Array) -> jax.Array:
-    """The last `marked` row before each row with the same item, int32 [G]; -1 where there is none."""
+    """The last `marked` row before each row with the same item, int32 [G]; -1 if there is none."""
     place = jnp.arange(marked.size, dtype=jnp.int32)
     latest = lax.cummax(jnp.where(marked[by_item], place, -1))
     latest = jnp.concatenate([jnp.full(1, -1, jnp.int32), latest[:-1]])
@@ -178,10 +178,10 @@ def last_before(marked: jax.Array, by_item: jax.Array, first: jax.Array) -> jax.
 
 
 def _at_queue(x: jax.Array, queue: jax.Array) -> jax.Array:
-    """`x` [Q] at `queue` [G]; 0 where the queue is Q."""
+    """`x` [Q] at `queue` [G]; 0 if the queue is Q."""
     return x.at[queue].get(mode="fill", fill_value=0)
 
 
 def _at_own_queue(x: jax.Array, queue: jax.Array) -> jax.Array:
-    """`x` [G, Q] at each row's `queue` [G]; 0 where the queue is Q."""
+    """`x` [G, Q] at each row's `queue` [G]; 0 if the queue is Q."""
     return x.at[jnp.arange(queue.size), queue].get(mode="fill", fill_value=0)

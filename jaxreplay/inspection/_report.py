@@ -25,8 +25,8 @@ Figures = _figures.Figures
 def plot(buffer: Any, state: Any) -> Figures:
     """Figures of a state, which a notebook shows: priorities, ages, cumulative mass, weights, returns, and the like.
 
-    Each figure shows something of all that is stored. Costs O(N log N). What is looked at is copied to the host: priorities,
-    counts, and the leaf of an item that is named `Rn`, `reward`, `rewards` or `r`.
+    Each figure shows something of all that is stored. Costs O(N log N). The priorities, the counts and the leaf of an
+    item that is named `Rn`, `reward`, `rewards` or `r` are copied to the host.
 
     Args:
       buffer: a buffer, `Mixture`, `Sharded` or `DifficultyPools`, or a dict, list or tuple of them.

@@ -457,7 +457,7 @@ def test_a_state_of_another_backend_gets_the_trees_of_this_one():
 def test_weights_are_changed_by_recycle_and_remap():
     parked, weighted = make((10,), donate=False), make((10,), pool_weights=(0, 1, 0.5), donate=False)
     state, _ = update(parked, parked.init(), *[(task, SOLVED) for task in (1, 4)], *[(task, FAILED) for task in (0, 7)])
-    with pytest.raises(ValueError, match=r"pool_weights=\(0.0, 1.0, 0.5\): in this state other pools"):
+    with pytest.raises(ValueError, match=r"pool_weights=\(0.0, 1.0, 0.5\): this state has weight 0 for other pools"):
         weighted.sample(state, jax.random.key(0), 3)
     expected = lists(parked, state)
     for taken in (weighted.recycle(state, jax.random.key(0)), weighted.remap(state, range(10), range(10))):
@@ -650,18 +650,18 @@ def test_a_restored_state_goes_on_like_an_uninterrupted_one(weights):
         ({"tasks_per_env": 5}, r"tasks_per_env=5: must be a sequence"),
         ({"tasks_per_env": (3, -1)}, r"tasks_per_env\[1\]=-1: must be an integer from 0"),
         ({"tasks_per_env": (3, 2.0)}, r"tasks_per_env\[1\]=2.0"),
-        ({"tasks_per_env": (2**23, 2**23 + 1)}, "16777216 tasks at most"),
+        ({"tasks_per_env": (2**23, 2**23 + 1)}, "at most 16777216 tasks"),
         ({"env_ratios": (1, 2, 3)}, r"env_ratios=\(1, 2, 3\): must have one entry for each of 1"),
         ({"env_ratios": (-1.0,)}, r"env_ratios\[0\]=-1.0"),
-        ({"env_ratios": (0,)}, "one of them must be positive"),
+        ({"env_ratios": (0,)}, "at least one must be positive"),
         ({"env_names": "ab"}, "env_names='ab': must be a sequence"),
-        ({"tasks_per_env": (1, 1), "env_names": ("a", "a")}, "must differ"),
+        ({"tasks_per_env": (1, 1), "env_names": ("a", "a")}, "must be distinct"),
         ({"easy": 0.1, "hard": 0.2}, r"easy_threshold=0.1: must be at least hard_threshold=0.2"),
         ({"easy": math.nan}, r"easy_threshold=nan: must be a finite number; or None"),
         ({"hard": "0.2"}, r"hard_threshold='0.2'"),
-        ({"caps": (1.0, 0.0)}, r"max_easy_pool_fraction=1.0 \+ max_hard_pool_fraction=0.0: must be below 1"),
-        ({"caps": (0.7, 0.3)}, "must be below 1 together"),
-        ({"caps": (1.0, 0.3), "pool_weights": (0, 1, 1)}, "must be below 1 together"),
+        ({"caps": (1.0, 0.0)}, r"max_easy_pool_fraction=1.0 \+ max_hard_pool_fraction=0.0: must sum to less than 1"),
+        ({"caps": (0.7, 0.3)}, "must sum to less than 1"),
+        ({"caps": (1.0, 0.3), "pool_weights": (0, 1, 1)}, "must sum to less than 1"),
         ({"pool_weights": 0.2}, r"pool_weights=0.2: must be a sequence, one entry for each pool"),
         ({"pool_weights": None}, "pool_weights=None: must be a sequence"),
         ({"pool_weights": (0.2, 1)}, r"pool_weights=\(0.2, 1\): must have three entries, \(easy, normal, hard\)"),
@@ -670,7 +670,7 @@ def test_a_restored_state_goes_on_like_an_uninterrupted_one(weights):
         ({"pool_weights": (1, 0, 1)}, "normal's must be positive"),
         ({"pool_weights": (0, 1, 1e-7)}, "at least a millionth of it"),
         ({"pool_weights": (0.5, 1e6, 0)}, "at least a millionth of it"),
-        ({"caps": (0.6, 0.6)}, "must be below 1 together"),
+        ({"caps": (0.6, 0.6)}, "must sum to less than 1"),
         ({"caps": (-0.1, 0.3)}, r"max_easy_pool_fraction=-0.1: must be a number in \[0, 1\]"),
         ({"caps": (0.1, 1.3)}, r"max_hard_pool_fraction=1.3"),
     ],

@@ -1,4 +1,4 @@
-"""Data sets: steps of recorded episodes, as buffers take them."""
+"""Data sets: recorded episodes as rows for buffers."""
 
 from jaxreplay.datasets._arrays import from_arrays as from_arrays
 from jaxreplay.datasets._arrays import from_ogbench as from_ogbench

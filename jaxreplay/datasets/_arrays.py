@@ -1,10 +1,10 @@
-"""Recorded data as the rows of a `SequenceBuffer` or as transitions, and the rows of a buffer as recorded data.
+"""Recorded data as rows of a `SequenceBuffer` or as transitions.
 
-The rows are those that `jaxreplay.SequenceBuffer` asks for: each observation once, and one row without a step for the
-last observation of an episode. A data set is one stream, so the buffer has `num_envs=1`.
+Rows are as in `jaxreplay.SequenceBuffer`: each observation once, and one row without a step for the last observation of
+an episode. A data set is one stream, so the buffer has `num_envs=1`.
 
-The formats are those of D4RL (Fu et al. 2020, arXiv:2004.07219), OGBench (Park et al. 2024, arXiv:2410.20092) and
-Minari (Farama Foundation, https://minari.farama.org). Importing this module imports none of their packages.
+Supported formats are D4RL (Fu et al. 2020, arXiv:2004.07219), OGBench (Park et al. 2024, arXiv:2410.20092) and Minari
+(Farama Foundation, https://minari.farama.org). Importing this module imports none of their packages.
 """
 
 import os
@@ -25,34 +25,33 @@ from jaxreplay.transitions import TransitionBatch, n_step_transitions
 def from_arrays(
     observations: Any, actions: Any, rewards: Any, terminals: Any, timeouts: Any, next_observations: Any = None
 ) -> Steps:
-    """Rows of a data set of N steps, episodes laid end to end, as in D4RL.
+    """Rows from arrays of N steps, with episodes laid end to end as in D4RL.
 
-    An episode ends where it was terminated or timed out. The data end behind step N - 1; if this step is neither, its
-    episode is truncated there. The last step of a truncated episode has `truncated` True.
+    An episode ends where it was terminated or timed out. If step N - 1 is neither, its episode is truncated there. The
+    last step of a truncated episode has `truncated` True.
 
     Without `next_observations` the last observation of an episode is not in the data:
 
-    - *Truncated*: there is nothing to bootstrap from behind the last step. Its row becomes the row without a step, and
-      its action and reward are left out; the step before it is then the truncated one. An episode of one such step is
-      left out altogether.
-    - *Terminated*: nothing is bootstrapped from there. The row without a step repeats the last observation. Nothing
-      else should be learned of it, such as a model of the environment.
+    - *Truncated*: there is no observation to bootstrap from after the last step. Its row becomes the row without a
+      step, and its action and reward are dropped; the step before it is then the truncated one. An episode of one such
+      step is dropped.
+    - *Terminated*: no bootstrap is needed. The row without a step repeats the last observation. Do not learn from it,
+      for example a model of the environment.
 
     Args:
       observations: pytree [N, ...], before each step.
       actions: pytree [N, ...].
       rewards: number [N].
-      terminals: bool [N] (a number other than 0 is True), whether the environment terminated.
-      timeouts: bool [N] as well, whether the episode was cut off; ignored where terminated.
+      terminals: bool [N] (or numbers; nonzero is True), True if the environment terminated.
+      timeouts: the same, True if the episode was cut off; ignored where terminated.
       next_observations: like `observations`, after each step and before any reset; or None.
 
     Returns:
-      `Steps`, in new arrays: N rows and one more for each episode, or for each terminated one without
-      `next_observations`.
+      `Steps`, in new arrays: N rows and one more per episode, or without `next_observations` per terminated episode.
 
     Raises:
-      ValueError: leading axes differ; a leaf is not made of numbers; there is more than one reward or flag per step; no
-        step is left; or, inside an episode, a next observation is not the observation of the next step.
+      ValueError: leading axes differ; a leaf is not numeric; there is more than one reward or flag per step; no step is
+        left; or, inside an episode, a next observation is not the observation of the next step.
 
     Examples:
       >>> x = jnp.array([1.0, 2.0, 3.0])
@@ -72,7 +71,7 @@ def from_arrays(
         is_missing = last & ~terminated
         is_first = np.concatenate([last[:1] | True, last[:-1]])
         repeats = np.where(is_missing, np.where(is_first, 0, 1), repeats)
-    source = np.repeat(np.arange(num_steps), repeats)  # the step that a row is made of
+    source = np.repeat(np.arange(num_steps), repeats)  # the step of each row
     check_not_empty(len(source))
     ends = last[source] & (np.append(source[1:], num_steps) != source)
     observation = jax.tree.map(lambda x: x[source], arrays["observations"])
@@ -84,21 +83,21 @@ def from_arrays(
 
 
 def from_ogbench(path: str | os.PathLike[str]) -> Steps:
-    """Rows of an OGBench data set, a file `.npz` of `observations`, `actions` and `terminals`, [N, ...] each.
+    """Rows from an OGBench data set, a file `.npz` of `observations`, `actions` and `terminals`, [N, ...] each.
 
     `terminals` marks the last row of an episode, which holds its last observation and no step. All episodes are
     truncated. The file has no rewards; all are 0, to be computed from the observations and a goal. For the rewards of a
-    single task give what `ogbench.make_env_and_datasets` returns to `from_arrays`, with terminals = 1 - `masks`,
+    single task, pass the result of `ogbench.make_env_and_datasets` to `from_arrays`, with terminals = 1 - `masks`,
     timeouts = `terminals`, and `next_observations`.
 
     Args:
       path: the file.
 
     Returns:
-      `Steps`: the N rows of the file, less episodes without a step.
+      `Steps`: the N rows of the file, except episodes without a step.
 
     Raises:
-      ValueError: the file lacks one of the three arrays, or `from_arrays` refuses them.
+      ValueError: the file lacks one of the three arrays, or `from_arrays` rejects them.
 
     Examples:
       >>> import numpy as np
@@ -111,7 +110,7 @@ def from_ogbench(path: str | os.PathLike[str]) -> Steps:
     with np.load(path) as file:
         missing = [name for name in names if name not in file]
         if missing:
-            raise ValueError(f"path={os.fspath(path)!r}: no {', '.join(missing)}, but {', '.join(file.files)}.")
+            raise ValueError(f"path={os.fspath(path)!r}: has no {', '.join(missing)}; it has {', '.join(file.files)}.")
         observations, actions, terminals = (file[name] for name in names)
     nothing = np.zeros(terminals.shape, np.float32)
     return from_arrays(observations, actions, nothing, nothing, terminals)
@@ -120,18 +119,19 @@ def from_ogbench(path: str | os.PathLike[str]) -> Steps:
 def transitions(rows: dict[str, Any], ends: Any, *, n: int = 1, gamma: float = 0.99) -> TransitionBatch:
     """All n-step transitions of a data set, for a `ReplayBuffer`: `transitions(*steps, n=3, gamma=0.99)`.
 
-    They are those of `jaxreplay.n_step_transitions`, in order of time. A step that is the last row of its episode, or
-    of the data, has no next observation. Unless it was terminated, it is left out, and windows end before it.
+    They equal the transitions of `jaxreplay.n_step_transitions`, in order of time. A step in the last row of its
+    episode, or of the data, has no next observation. Unless it was terminated, it is dropped, and windows end before
+    it.
 
     Args:
-      rows: dict of arrays [T, num_envs, ...], as of `Steps`; other leaves than those of `Steps` are ignored.
+      rows: dict of arrays [T, num_envs, ...] with the leaves of `Steps`; other leaves are ignored.
       ends: bool [T, num_envs], True for the last row of an episode.
       n: see `NStep`.
       gamma: see `NStep`.
 
     Returns:
       TransitionBatch [M] of NumPy arrays, M the number of steps that have a next observation or were terminated. S, A
-      and S_next have the dtypes of the rows. `Rn` and `In` have those that JAX computes with, and `In` is 0 where the
+      and S_next have the dtypes of the rows. `Rn` and `In` have the dtypes that JAX computes in; `In` is 0 where the
       window ends with a terminated step.
 
     Raises:
@@ -149,7 +149,7 @@ def transitions(rows: dict[str, Any], ends: Any, *, n: int = 1, gamma: float = 0
     ends = np.asarray(checks.check_mask(ends, (length, num_envs), "ends"))
     terminated, truncated, step = (np.asarray(rows[name]) != 0 for name in NAMES[3:])
     num_rows = check_integer("T * num_envs", length * num_envs, 0, 2**31 - 1, "the rows; give them in parts")
-    at = np.arange(num_rows, dtype=np.int32).reshape(length, num_envs)  # stands for what is in a row
+    at = np.arange(num_rows, dtype=np.int32).reshape(length, num_envs)  # row numbers, in place of their contents
     is_last = ends.copy()
     is_last[-1:] = True
     has_next = step & (~is_last | terminated)
@@ -179,13 +179,13 @@ def _check_one_each(name: str, x: np.ndarray) -> None:
 
 
 def _replace(x: np.ndarray, where: np.ndarray, value: Any) -> np.ndarray:
-    """`x` itself, which is a copy, with `value` in the rows `where`."""
+    """Set the rows `where` of `x` to `value`, in place."""
     x[where] = value
     return x
 
 
 def _next_observations(following: Any, observations: Any, last: np.ndarray) -> Any:
-    """`following` as arrays; a `ValueError` where it is not like `observations`, one step later."""
+    """`following` as arrays; a `ValueError` if it does not equal `observations` one step later."""
     following = as_numbers(following)
     checks.check_like(checks.as_spec(following), checks.as_spec(observations), 1, 1, "the data set")
     for after, now in zip(jax.tree.leaves(following), jax.tree.leaves(observations), strict=True):

@@ -1,4 +1,4 @@
-"""Minari data sets: read as rows, and written from what a buffer stores."""
+"""Minari data sets: read as rows, and written from the steps of a buffer."""
 
 import importlib
 from collections.abc import Iterator
@@ -15,22 +15,22 @@ from jaxreplay.datasets._steps import NAMES, Steps, as_numbers, check_not_empty,
 
 
 def from_minari(dataset: Any) -> Steps:
-    """Rows of a `minari.MinariDataset`, episode by episode.
+    """Rows from a `minari.MinariDataset`, episode by episode.
 
-    A Minari episode of T steps has T + 1 observations, which are its rows. It is terminated or truncated as its last
-    step says; if that says neither, it is truncated there. Truncations before the last step are ignored. Nested
-    observations and actions (spaces `Dict` and `Tuple`) are dicts and tuples of arrays. Episodes without steps are left
-    out, and so are the infos.
+    A Minari episode of T steps has T + 1 observations, which are its rows. It is terminated or truncated according to
+    its last step, and truncated if that step has neither flag. Truncations before the last step are ignored. Nested
+    observations and actions (spaces `Dict` and `Tuple`) are dicts and tuples of arrays. Episodes without steps are
+    dropped, and so are the infos.
 
     Args:
-      dataset: what `minari.load_dataset` returns, or a part of it such as `dataset.filter_episodes(...)`.
+      dataset: from `minari.load_dataset`, or a part of it such as `dataset.filter_episodes(...)`.
 
     Returns:
-      `Steps`: as many rows as the data set has steps and episodes.
+      `Steps`: one row per step and one more per episode.
 
     Raises:
-      ValueError: `dataset` is none, a leaf is not made of numbers (as of a space `Text`), an episode has not one
-        observation more than actions, or no step is left.
+      ValueError: `dataset` is not a Minari data set, a leaf is not numeric (such as in a space `Text`), an episode does
+        not have one more observation than actions, or no step is left.
 
     Examples:
       >>> import numpy as np
@@ -60,31 +60,30 @@ def to_minari(
     jpeg_encoding: bool = False,
     **settings: Any,
 ) -> Any:
-    """A Minari data set of the steps that are stored, written where Minari keeps its data sets.
+    """Write the stored steps as a Minari data set, where Minari keeps its data sets.
 
-    Episodes are those of stream 0, oldest first, then those of stream 1, and so on. An episode ends with a row without
-    a step, and where `add` was told so if the buffer keeps its `ends`. Of the oldest of each stream the part that is
-    overwritten is missing. The newest may not be over; it is then truncated at its last observation. Where a truncated
-    step has no next observation it is left out, and the observation behind a terminated one is then a copy, both as in
-    `from_arrays`.
+    Episodes are in order of streams, oldest first in each. An episode ends with a row without a step, and at the `ends`
+    given to `add` if the buffer keeps them. The oldest episode of a stream lacks its overwritten part. The newest, if
+    it goes on, is truncated at its last observation. As in `from_arrays`, a truncated step without a next observation
+    is dropped, and a terminated one repeats its observation.
 
     Args:
       buffer: the buffer, whose rows have the leaves of `Steps`; other leaves are left out.
-      state: its state, unchanged and not donated.
-      dataset_id: its name for Minari, such as "cartpole/mine-v0".
+      state: its state, not donated.
+      dataset_id: the name of the data set, such as "cartpole/mine-v0".
       env: the environment, as `minari.create_dataset_from_buffers` takes it; or None.
-      observation_space, action_space: `gymnasium.Space`; None for that of `env`, or without `env` for a `Box` without
-        bounds (of bools, a `MultiBinary`) for each leaf.
-      jpeg_encoding: whether images are stored as JPEG, which changes them.
-      settings: other arguments of `minari.create_dataset_from_buffers`, such as `author`; it warns of what is missing.
+      observation_space, action_space: `gymnasium.Space`; None for the space of `env`, or without `env` for an unbounded
+        `Box` per leaf (`MultiBinary` for bools).
+      jpeg_encoding: store images as JPEG, which changes them.
+      settings: other arguments of `minari.create_dataset_from_buffers`, such as `author`; it warns of missing ones.
 
     Returns:
       `minari.MinariDataset`.
 
     Raises:
       ImportError: the extra `datasets` is not installed.
-      ValueError: `buffer` is no `SequenceBuffer`, the rows lack a leaf or have leaves in other containers than dicts
-        and tuples, no step is stored that has a next observation, or the name is taken.
+      ValueError: `buffer` is not a `SequenceBuffer`, the rows lack a leaf or have containers other than dicts and
+        tuples, no stored step has a next observation, or the name is taken.
 
     Examples:
       >>> import numpy as np
@@ -97,7 +96,7 @@ def to_minari(
       (1, 3)
     """
     if not isinstance(buffer, SequenceBuffer):
-        raise ValueError(f"buffer={buffer!r}: must be a SequenceBuffer; jaxreplay.migrate makes one of a Sharded.")
+        raise ValueError(f"buffer={buffer!r}: must be a SequenceBuffer; jaxreplay.migrate converts a Sharded to one.")
     buffer._check_state(state)
     gymnasium, minari, _, _ = (_import(name) for name in ("gymnasium", "minari", "h5py", "PIL"))
     rows, ends = _stored_rows(state)
@@ -118,7 +117,7 @@ def to_minari(
 
 
 def _minari_rows(episode: Any) -> tuple[Any, ...]:
-    """The arguments of `make_steps` for an episode."""
+    """Arguments of `make_steps` for an episode."""
     names = ("observations", "actions", "rewards", "terminations")
     arrays = as_numbers({name: getattr(episode, name) for name in names})
     steps = {name: arrays[name] for name in names[1:]}
@@ -126,8 +125,8 @@ def _minari_rows(episode: Any) -> tuple[Any, ...]:
     (num_rows,) = checks.leading_axes(arrays["observations"], 1, "the observations of an episode")
     if num_rows != length + 1:
         raise ValueError(
-            f"episode {episode.id}: got {num_rows} observations and {length} actions; an episode has one observation "
-            "more than actions."
+            f"episode {episode.id}: got {num_rows} observations and {length} actions; an episode has one more "
+            "observation than actions."
         )
     ends = np.arange(num_rows) == length
 
@@ -139,7 +138,7 @@ def _minari_rows(episode: Any) -> tuple[Any, ...]:
 
 
 def _stored_rows(state: SequenceState) -> tuple[dict[str, Any], np.ndarray]:
-    """What is stored, oldest first, [T, num_envs, ...] on the host; and which rows are the last of their episode."""
+    """Stored rows on the host, oldest first, [T, num_envs, ...]; and True for the last row of an episode."""
     storage = {name: state.storage[name] for name in check_rows(layouts.stored_spec(state.storage))}
     size, inserted, length = int(state.rows.size), int(state.rows.inserted), layouts.leading(storage, 2)[0]
     order = (inserted - size + np.arange(size)) % length
@@ -157,13 +156,13 @@ def _stored_rows(state: SequenceState) -> tuple[dict[str, Any], np.ndarray]:
     is_last[-1:] = True
     if flags is None:
         return rows, is_last
-    gap = flags == GAP  # no step of an episode, which ends before it
+    gap = flags == GAP  # a row outside of episodes, which end before it
     is_last[:-1] |= gap[1:]
     return {**rows, "step": step & ~gap}, is_last | (flags > 0)
 
 
 def _episodes(rows: dict[str, Any], ends: np.ndarray) -> Iterator[dict[str, Any]]:
-    """The fields of a Minari `EpisodeBuffer` for each episode with a step."""
+    """Fields of a Minari `EpisodeBuffer` for each episode with a step."""
     for env in range(ends.shape[1]):
         stream, start = jax.tree.map(lambda x, env=env: x[:, env], rows), 0
         for last in np.flatnonzero(ends[:, env]):
@@ -187,7 +186,7 @@ def _episodes(rows: dict[str, Any], ends: np.ndarray) -> Iterator[dict[str, Any]
 
 
 def _space(gymnasium: Any, tree: Any, path: str) -> Any:
-    """A space of all arrays like these [T, num_envs, ...]."""
+    """The space of the rows of `tree`, leaves [T, num_envs, ...]."""
     spaces = gymnasium.spaces
     if isinstance(tree, dict):
         return spaces.Dict({name: _space(gymnasium, x, f"{path}[{name!r}]") for name, x in tree.items()})
@@ -207,5 +206,5 @@ def _import(name: str) -> Any:
     try:
         return importlib.import_module(name)
     except ImportError as error:
-        remedy = "install the extra that brings it, with pip install 'jaxreplay[datasets]'"
+        remedy = "install it with pip install 'jaxreplay[datasets]'"
         raise ImportError(f"to_minari needs {name}; {remedy}.") from error

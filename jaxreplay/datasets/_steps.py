@@ -13,7 +13,7 @@ NAMES = ("observation", "action", "reward", "terminated", "truncated", "step")
 
 
 class Steps(NamedTuple):
-    """A data set as `SequenceBuffer.add` takes it: `buffer.add(state, steps.rows, ends=steps.ends)`.
+    """A data set for `SequenceBuffer.add`: `buffer.add(state, steps.rows, ends=steps.ends)`.
 
     Attributes:
       rows: dict of NumPy arrays [T, 1, ...] in the dtypes of the data. `observation` and `action` are pytrees,
@@ -33,13 +33,13 @@ class Steps(NamedTuple):
     ends: np.ndarray  # [T, 1]
 
     def padded(self, sequence_length: int) -> "Steps":
-        """The same with more rows without a step at the end of the last episode, so that no step is left undrawn.
+        """Append rows without a step to the last episode, so that every step can be drawn.
 
         A sequence can be drawn once all of its rows are stored. Without these rows the last steps of the data set would
-        start no sequence. There are `sequence_length` - 2 of them; they repeat the last observation.
+        start no sequence. The `sequence_length` - 2 rows repeat the last observation.
 
         Raises:
-          ValueError: `sequence_length` is no positive integer.
+          ValueError: `sequence_length` is not a positive integer.
 
         Examples:
           >>> x = jnp.array([1.0, 2.0, 3.0])
@@ -68,7 +68,7 @@ def make_steps(observation: Any, action: Any, reward: Any, terminated: Any, step
 
 
 def as_numbers(tree: Any) -> Any:
-    """`tree` with NumPy arrays for leaves, a list being one too; a `ValueError` where one is not made of numbers."""
+    """`tree` with NumPy arrays as leaves (a list is a leaf); a `ValueError` if one is not numeric."""
 
     def as_numbers(path: Any, leaf: Any) -> np.ndarray:
         array = np.asarray(leaf)
@@ -88,7 +88,7 @@ def check_not_empty(count: int) -> None:
 
 
 def check_rows(rows: Any) -> dict[str, Any]:
-    """The leaves of `Steps` in `rows`."""
+    """Select the leaves of `Steps` from `rows`, and check them."""
     missing = [name for name in NAMES if not isinstance(rows, dict) or name not in rows]
     if missing:
         raise ValueError(f"rows: no {', '.join(missing)}; expected a dict of {', '.join(NAMES)}.")

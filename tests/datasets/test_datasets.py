@@ -171,7 +171,7 @@ def test_ogbench(tmp_path):
     assert not rows["reward"].any()
     np.testing.assert_array_equal(ends, ~rows["step"])
     np.savez(path, observations=terminals, qpos=terminals)
-    with pytest.raises(ValueError, match=r"path=.*: no actions, terminals, but observations, qpos"):
+    with pytest.raises(ValueError, match=r"path=.*: has no actions, terminals; it has observations, qpos"):
         jr.datasets.from_ogbench(str(path))
 
 
@@ -234,7 +234,7 @@ def test_what_is_not_installed_is_named(monkeypatch):
     steps = jr.datasets.from_arrays(**random_data([0, 1], True)[0])
     state = SEQUENCES.init(steps.rows)
     monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(ImportError, match=r"to_minari needs gymnasium; install the extra .*jaxreplay\[datasets\]"):
+    with pytest.raises(ImportError, match=r"to_minari needs gymnasium; install it with .*jaxreplay\[datasets\]"):
         jr.datasets.to_minari(SEQUENCES, state, "a-v0")
-    with pytest.raises(ValueError, match=r"must be a SequenceBuffer; jaxreplay.migrate makes one of a Sharded"):
+    with pytest.raises(ValueError, match=r"must be a SequenceBuffer; jaxreplay.migrate converts a Sharded"):
         jr.datasets.to_minari(jr.ReplayBuffer(capacity=3), state, "a-v0")  # pyright: ignore[reportArgumentType]

@@ -1,4 +1,4 @@
-"""What the tests of several modules use: recorded cases, meshes, checks of trees, and what compiled programs tell."""
+"""Helpers of several test modules: recorded cases, meshes, checks of trees, and readings of compiled programs."""
 
 import contextlib
 import functools
@@ -17,18 +17,18 @@ import jaxreplay as jr
 from jaxreplay import sum_tree
 from jaxreplay.sum_tree import _tree
 
-NO_LLVM_PASSES = {"xla_backend_optimization_level": 0}  # nothing that is read off a compiled program comes after them
+NO_LLVM_PASSES = {"xla_backend_optimization_level": 0}  # tests read only what XLA decides before these passes
 run_once = functools.partial(jax.jit, compiler_options=NO_LLVM_PASSES)
 run_for_long = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 3})
 
 
 def rarely(case):
-    """A case of a parametrised test that is marked slow: the others are of its kind."""
+    """Mark a case of a parametrised test slow, where other cases are of its kind."""
     return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
 
 
 def cases(name):
-    """What a replaced or a compared system did, as recorded in `vectors`."""
+    """Recorded behaviour of a replaced or compared system, from `vectors`."""
     return json.loads((pathlib.Path(__file__).parent / "vectors" / f"{name}.json").read_text())["cases"]
 
 
@@ -45,14 +45,14 @@ def numbers(first, count):
 
 
 def items(ids):
-    """Items that say who they are, for the numbers `ids` [...]."""
+    """Identifiable items, numbered `ids` [...]."""
     like = jnp if isinstance(ids, jax.Array) else np
     ids = like.asarray(ids, np.int32)
     return {"id": ids, "x": (ids[..., None] * np.array([1, -1], np.int32)).astype(np.float32)}
 
 
 def stack(*trees):
-    """On the host: one array a leaf, with a new leading axis."""
+    """Stack leaves on the host, along a new leading axis."""
     return jax.tree.map(lambda *leaves: np.stack(leaves), *trees)
 
 
@@ -66,12 +66,12 @@ def types(tree):
 
 
 def leaves_of(tree):
-    """The leaves of a sum tree, on the host."""
+    """Leaves of a sum tree, on the host."""
     return np.asarray(sum_tree.leaves(tree))
 
 
 def check_tree(tree):
-    """Every node above the leaves is the sum (and the smallest positive leaf) of its children; padding is empty."""
+    """Check that every node above the leaves is the sum (and minimum, maximum) of its children; padding is empty."""
     tree = jax.tree.map(lambda nodes: np.asarray(nodes).reshape(-1), tree)
     assert len(tree.sums[0]) <= tree.fanout
     for parents, children in itertools.pairwise(tree.sums):
@@ -97,12 +97,12 @@ def tree_of(leaves, **settings):
 
 
 def compiled(function, *arguments):
-    """The program that a jitted function becomes for these arguments, which may be abstract."""
+    """Compile a jitted function for these arguments, which may be abstract."""
     return function.lower(*arguments).compile(NO_LLVM_PASSES)
 
 
 def big_copies(hlo, num_elements):
-    """Lines of the HLO that copy, convert or transpose an array of at least that many elements."""
+    """Lines of the HLO that copy, convert or transpose an array of at least `num_elements` elements."""
     found = []
     for line in hlo.splitlines():
         match = re.search(r"= \w+\[([\d,]+)\]\S* (copy|convert|copy-start|transpose)\(", line)
@@ -115,7 +115,7 @@ _COLLECTIVE = re.compile(r"= (.*?) (all-reduce|all-gather|all-to-all|collective-
 
 
 def collectives(hlo):
-    """Numbers of elements of the results of the collectives in a program."""
+    """Sizes, in elements, of the results of the collectives in a program."""
     sizes = []
     for line in hlo.splitlines():
         found = _COLLECTIVE.search(line)
@@ -134,12 +134,12 @@ def _hear(event, *_, **__):
             heard.append(event)
 
 
-jax.monitoring.register_event_duration_secs_listener(_hear)  # once: JAX 0.7 cannot take it back
+jax.monitoring.register_event_duration_secs_listener(_hear)  # once: JAX 0.7 cannot unregister it
 
 
 @contextlib.contextmanager
 def compilations():
-    """A list that grows by one with every program that is compiled meanwhile."""
+    """A list that grows by one with every program compiled in the context."""
     _listening.append([])
     try:
         yield _listening[-1]

@@ -1,11 +1,10 @@
-"""What the tests would not notice: small changes to the package, and which of them no test fails for.
+"""Mutation testing: small changes to the package, and the changes that no test notices.
 
-`python tests/mutants.py` chooses changes by a seed, runs for each the default tests that concern it, and prints which
-were killed (a test failed), survived (with the change) or timed out. What is known to survive (`mutants_equivalent`) is
-printed as "equivalent", or as "slow" where a slow test alone fails, with the reason. Which tests concern a line is read
-off one run of the suite under coverage (`--concerns FOLDER` keeps it for the next time; needs pytest-cov).
-`--out FILE` records the outcomes; `--against FILE` names those that were killed in a record and are not now. Takes an
-hour on two cores.
+`python tests/mutants.py` samples mutants by a seed, and runs the default tests that cover each. It prints the mutants
+that were killed (a test failed), survived (with the change) or timed out. A mutant in `mutants_equivalent` is printed as
+"equivalent", or as "slow" if only a slow test fails, with the reason. One run of the suite under coverage finds the
+tests that cover a line (`--concerns FOLDER` keeps it for the next time; needs pytest-cov). `--out FILE` records the
+outcomes; `--against FILE` lists mutants that were killed in a record and are not now. Takes an hour on two cores.
 """
 
 import argparse
@@ -39,7 +38,7 @@ COMPARISONS = {ast.Lt: "<=", ast.LtE: "<", ast.Gt: ">=", ast.GtE: ">", ast.Eq: "
 COMPARISONS |= {ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: "in"}
 ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//", ast.Pow: "*"}
 ARITHMETIC |= {ast.BitAnd: "|", ast.BitOr: "&", ast.LShift: ">>", ast.RShift: "<<"}
-# Arguments that promise or lay out something, and change no value.
+# Arguments for promises and layouts, which change no value.
 NOT_DROPPED = {
     "unique_indices",
     "mode",
@@ -67,7 +66,7 @@ NOT_SWAPPED |= {"jnp.issubdtype", "jax.eval_shape", "jnp.concatenate", "jnp.aran
 
 @dataclasses.dataclass(frozen=True)
 class Mutant:
-    """One change: the source between two places (line from 1, column) becomes another."""
+    """One change: replaces the source between two positions (line from 1, column)."""
 
     module: str
     function: str
@@ -81,7 +80,7 @@ class Mutant:
 
     @property
     def name(self):
-        """Tells mutants apart, and stays the same when other functions change."""
+        """Unique name, unchanged when other functions change."""
         number = f" (#{self.occurrence})" if self.occurrence > 1 else ""
         return f"{self.module}.{self.function}: {_one_line(self.before)} -> {_one_line(self.after)}{number}"
 
@@ -93,7 +92,7 @@ class Mutant:
 
 @functools.cache
 def _offsets(source):
-    """The source as bytes, and where its lines begin."""
+    """The source as bytes, and the offsets of its lines."""
     raw = source.encode()
     return raw, [0, *itertools.accumulate(map(len, raw.splitlines(keepends=True)))]
 
@@ -103,7 +102,7 @@ def _one_line(text):
 
 
 class Finder(ast.NodeVisitor):
-    """All mutants of a module's functions; not of messages, types, docstrings or decorators."""
+    """All mutants of a module's functions, except in messages, types, docstrings and decorators."""
 
     def __init__(self, module, source):
         self.module, self.source, self.path, self.found = module, source, [], []
@@ -251,7 +250,7 @@ def mutants_of(package, module):
 
 
 def choose(package, modules, number, seed):
-    """`number` mutants in rounds: in each, one of every module, and in a module the kinds take turns."""
+    """Choose `number` mutants in rounds: each takes one per module, and within a module the kinds take turns."""
     queues = []
     for module in modules:
         rng = random.Random(f"{seed} {module}")
@@ -321,13 +320,11 @@ def read_arguments():
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--number", type=int, default=420)
     parser.add_argument("--modules", nargs="+", default=modules_of(ROOT / "jaxreplay"))
-    parser.add_argument(
-        "--concerns", type=pathlib.Path, help="a folder for the run under coverage, used if it is there"
-    )
+    parser.add_argument("--concerns", type=pathlib.Path, help="folder of the run under coverage, reused if present")
     parser.add_argument("--processes", type=int, default=os.cpu_count())
-    parser.add_argument("--timeout", type=int, default=300, help="seconds of processor time for the tests of a mutant")
-    parser.add_argument("--only", type=pathlib.Path, help="a record: only what survived or timed out there")
-    parser.add_argument("--against", type=pathlib.Path, help="a record: say what was killed there and is not now")
+    parser.add_argument("--timeout", type=int, default=300, help="processor seconds for the tests of a mutant")
+    parser.add_argument("--only", type=pathlib.Path, help="a record: only mutants that survived or timed out in it")
+    parser.add_argument("--against", type=pathlib.Path, help="a record: list mutants killed in it and not now")
     parser.add_argument("--out", type=pathlib.Path)
     return parser.parse_args()
 

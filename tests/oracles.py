@@ -1,4 +1,4 @@
-"""Naive numpy twins: each does what a module of the package does, the plain way, in float64 and with Python loops."""
+"""Naive NumPy twins of the package's modules, in float64 and with Python loops."""
 
 import collections
 import itertools
@@ -8,7 +8,7 @@ import numpy as np
 
 
 class TreeTwin:
-    """Leaves in a flat array; every query looks at all of them."""
+    """Leaves in a flat array; every query scans all of them."""
 
     def __init__(self, capacity):
         self.leaves = np.zeros(capacity)
@@ -42,7 +42,7 @@ def importance_weights(probabilities, size, beta, normalize="batch", min_probabi
 
 
 class Priorities:
-    """What `Prioritized` knows of stored items: leaves by handle. What inherits tells the handles that are stored."""
+    """Twin of `Prioritized`: leaves by handle. Subclasses define `handles`, the stored ones."""
 
     def __init__(self, capacity, alpha=0.6, epsilon=1e-6, floor=0.0, new_priority="ever"):
         self.num_slots, self.alpha, self.epsilon = capacity, alpha, epsilon
@@ -51,7 +51,7 @@ class Priorities:
         self.max_priority, self.updates, self.rejected = 1.0, 0, 0
 
     def insert(self, td_errors, beside=(), leaves=()):
-        """`td_errors` by handle, NaN for nothing; what other shards are told in this call, and their leaves before."""
+        """Insert `td_errors` by handle, NaN for unknown; with the known priorities and old leaves of all shards."""
         priorities = {handle: self._priority(td_error) for handle, td_error in td_errors.items()}
         self.rejected += sum(bool(np.isinf(td_error)) for td_error in td_errors.values())
         known = [*(x for x in priorities.values() if x is not None), *beside]
@@ -66,11 +66,11 @@ class Priorities:
         self.counts = {handle: 0 if handle in td_errors else self.counts[handle] for handle in self.handles}
 
     def known(self, td_errors):
-        """Priorities that are known of new items, for other shards."""
+        """Known priorities of new items, for other shards."""
         return [x for x in map(self._priority, td_errors.values()) if x is not None]
 
     def update(self, handles, td_errors):
-        """An update of which no row names a stored item is none."""
+        """Update priorities; the call does not count if no row names a stored item."""
         self.updates += any(handle in self.leaf for handle in handles)
         for handle, td_error in zip(handles, td_errors, strict=True):
             if handle not in self.leaf:
@@ -85,7 +85,7 @@ class Priorities:
             self.leaf[handle] = self._leaf(priority)
 
     def _priority(self, td_error):
-        """None where the TD error is not finite."""
+        """Priority before alpha; None if the TD error is not finite."""
         if not np.isfinite(td_error):
             return None
         return float(max(np.float32(abs(td_error)), np.float32(self.floor)) + np.float32(self.epsilon))
@@ -98,7 +98,7 @@ class Priorities:
         return handle % self.num_slots
 
     def by_slot(self, values):
-        """Numbers by handle as numbers by slot."""
+        """Array by slot of `values` by handle."""
         found = np.zeros(self.num_slots)
         for handle, value in values.items():
             found[self.slot(handle)] = value
@@ -108,7 +108,7 @@ class Priorities:
         return self.by_slot(self.leaf)
 
     def name(self, handle):
-        """The number by which the buffer names a stored item, among those of its shard."""
+        """The buffer's name of a stored item, within its shard."""
         return handle
 
     def by_name(self):
@@ -116,7 +116,7 @@ class Priorities:
         return {self.name(handle): handle for handle in self.leaf}
 
     def young(self, max_age=None):
-        """Handles, oldest first."""
+        """Handles of age less than `max_age`, oldest first."""
         return [handle for handle in self.handles if max_age is None or self.age(handle) < max_age]
 
     def probability(self, handle):
@@ -142,7 +142,7 @@ class ReplayTwin(Priorities):
         self.insert(self.store(items, mask, td_errors))
 
     def store(self, items, mask=None, td_errors=None):
-        """The TD errors of what is new."""
+        """Store items; returns TD errors by new handle."""
         new = {}
         for row, item in enumerate(items):
             if mask is not None and not mask[row]:
@@ -167,7 +167,7 @@ class ReplayTwin(Priorities):
         return dict(self.stored)[handle]
 
     def items(self, handle):
-        """All that is drawn with it."""
+        """All items drawn with a handle."""
         return [self.item(handle)]
 
     def age(self, handle):
@@ -175,7 +175,7 @@ class ReplayTwin(Priorities):
 
 
 class ReservoirTwin(ReplayTwin):
-    """Algorithm R of Vitter 1985, item by item; of a slot that is taken twice in one call the handle changes once."""
+    """Algorithm R of Vitter 1985, item by item; a slot taken twice in one call changes its handle once."""
 
     def __init__(self, capacity, alpha=0.6, epsilon=1e-6, period=None, **settings):
         super().__init__(capacity, alpha, epsilon, period=period, **settings)
@@ -209,7 +209,7 @@ class ReservoirTwin(ReplayTwin):
 
 
 def reservoir_law(capacity, num_items):
-    """Probabilities of what algorithm R leaves in the slots: of tuples of numbers of items."""
+    """Probabilities of the final slots of algorithm R, by tuple of item numbers."""
     law = {(): 1.0}
     for item in range(num_items):
         after = collections.defaultdict(float)
@@ -224,16 +224,16 @@ def reservoir_law(capacity, num_items):
 
 
 class ShardedTwin:
-    """Twins of shards, the first for the first part of every batch; the names of twin k's items start at k * period.
+    """Twins of shards; shard k takes part k of every batch, and its names start at k * period.
 
-    One shard alone is the buffer itself. Between two items of a shard `age_step` were added to the buffer.
+    A single shard is the buffer itself. Items of a shard are `age_step` insertions into the buffer apart.
     """
 
     def __init__(self, shards, period, sampler=None, age_step=1):
         self.shards, self.period, self.sampler, self.age_step = shards, period, sampler, age_step
 
     def add(self, *arguments, axis=0):
-        """What the shards' twins `store`, arrays or None, each cut along an axis."""
+        """Add to all shards; the arguments of `store`, arrays or None, are split along an axis."""
         num_shards = len(self.shards)
         parts = [[None] * num_shards if x is None else np.split(x, num_shards, axis) for x in arguments]
         new = [twin.store(*own) for twin, own in zip(self.shards, zip(*parts, strict=True), strict=True)]
@@ -244,7 +244,7 @@ class ShardedTwin:
         return new
 
     def rows(self, names):
-        """For each row its shard's twin, and the handle there; None for what is not stored there, -1 for no name."""
+        """Twin of each row's shard, and the handle there: None if it is not stored there, -1 without a name."""
         by_name, share = [twin.by_name() for twin in self.shards], len(names) // len(self.shards)
         own = [(row // share, int(name)) for row, name in enumerate(names)]
         return [(self.shards[k], by_name[k].get(name - k * self.period) if name >= 0 else -1) for k, name in own]
@@ -275,7 +275,7 @@ class ShardedTwin:
         return self.shards[name // self.period].item(name % self.period)
 
     def draw_law(self, max_age=None):
-        """For each shard the probabilities by handle, in the whole batch, of what may be drawn."""
+        """Probabilities of drawable handles in the whole batch, per shard."""
         laws = []
         for twin in self.shards:
             handles = twin.young(max_age and -(-max_age // self.age_step))
@@ -306,7 +306,7 @@ class ShardedTwin:
 
 
 def migrate_items(shards, num_shards, capacity):
-    """Lists of items of the shards, oldest first, as lists for `num_shards` shards of `capacity` items in all."""
+    """Deal lists of items, oldest first, from shards to `num_shards` shards of `capacity` items in all."""
     newest_first = []
     for age in range(max(len(shard) for shard in shards)):
         newest_first += [shard[-1 - age] for shard in reversed(shards) if age < len(shard)]
@@ -325,15 +325,15 @@ class SequenceTwin(Priorities):
         self.windows, self.every = windows, windows in ("any", "cut") and not gaps
         self.length, self.num_envs = length, num_envs
         self.sequence_length, self.stride = sequence_length, stride
-        self.steps, self.ends, self.gaps = [], [], []  # of time: rows [num_envs]
-        self.lost = 0  # the first steps that are stored no longer, whatever the length
-        self.ever = {}  # by handle: the number among all sequences ever completed that could be drawn
+        self.steps, self.ends, self.gaps = [], [], []  # by time: rows [num_envs]
+        self.lost = 0  # number of first steps that are no longer stored, whatever the length
+        self.ever = {}  # by handle: its number among all drawable sequences ever completed
 
     def add(self, steps, ends, drawable=None):
         self.insert(self.store(steps, ends, None, drawable))
 
     def store(self, steps, ends=None, td_errors=None, drawable=None):
-        """The TD errors of the sequences that can be drawn from now on."""
+        """Store steps; returns TD errors by handle that becomes drawable."""
         before, new = self.num_complete, {}
         ends = np.zeros(steps.shape[:2], bool) if ends is None else ends
         gaps = np.zeros_like(ends) if drawable is None else ~drawable
@@ -368,7 +368,7 @@ class SequenceTwin(Priorities):
 
     @property
     def handles(self):
-        """The drawable ones: sequence number * num_envs + environment."""
+        """Drawable handles: sequence number * num_envs + environment."""
         return [handle for handle in self.ever if self.is_stored(handle)]
 
     @property
@@ -393,11 +393,11 @@ class SequenceTwin(Priorities):
         return [self.steps[t][handle % self.num_envs] for t in self.times(handle)]
 
     def items(self, handle):
-        """All that is drawn with it."""
+        """All items drawn with a handle."""
         return self.sequence(handle)
 
     def num_later(self, time, env):
-        """Rows behind that at `time` of the same episode."""
+        """Number of rows after `time` in the same episode."""
         count = 0
         while not self.ends[time + count][env] and time + count + 1 < len(self.steps):
             if self.gaps[time + count + 1][env]:
@@ -420,7 +420,7 @@ def later_law(law, count, gamma):
 
 
 def hindsight(rows, goals, relabelled, reward, terminated=None):
-    """Drawn sequences, leaves [B, L, ...], row by row with the goals of those that are `relabelled`."""
+    """Relabel the sequences `relabelled`, leaves [B, L, ...], row by row."""
     rows = {name: np.array(x) for name, x in rows.items()}
     for sequence in np.flatnonzero(relabelled):
         goal = goals[sequence]
@@ -434,7 +434,7 @@ def hindsight(rows, goals, relabelled, reward, terminated=None):
 
 
 def stack_frames(frames, ends, k):
-    """Stacks of one sequence: frames [L, ...], ends [L]."""
+    """Frame stacks of one sequence: frames [L, ...], ends [L]."""
     stacks = []
     for now in range(k - 1, len(frames)):
         stack = []
@@ -446,7 +446,7 @@ def stack_frames(frames, ends, k):
 
 
 def n_step_window(steps, start, n, gamma, end):
-    """Window (start, last step, Rn, In) opened at `start` in one environment, of the steps before time `end`; or None.
+    """Window (start, last step, Rn, In) that opens at `start` in one environment, from steps before `end`; or None.
 
     `steps` maps "r", "terminated", "truncated" and "mask" (True where there was a step) to sequences over time.
     """
@@ -465,9 +465,9 @@ def n_step_window(steps, start, n, gamma, end):
 
 
 def n_step_emissions(steps, n, gamma, next_action):
-    """For one environment: the window that each step emits, then those that a flush emits; None for nothing.
+    """Windows that each step of one environment emits, and windows that a flush emits; None for no window.
 
-    `gamma` is a number, or has one for each step and one for the flush.
+    `gamma` is a number, or one per step and one for the flush.
     """
     length, latency = len(steps["r"]), n - 1 + next_action
     gammas = np.broadcast_to(gamma, length + 1)
@@ -526,7 +526,7 @@ class PoolsTwin:
         return "hard" if hard is not None and mean <= hard else "normal"
 
     def update(self, groups):
-        """Groups are pairs (task, rewards); returns which are kept."""
+        """Process groups, pairs (task, rewards); returns True for groups that are kept."""
         return [self._update_group(task, rewards) for task, rewards in groups]
 
     def _update_group(self, task, rewards):
@@ -566,7 +566,7 @@ class PoolsTwin:
         return np.array([found[task] for task in range(len(found))])
 
     def metrics(self, names):
-        """Shares as the counts have them; a share of nothing is left out."""
+        """Shares of the counts; a share of nothing is left out."""
         envs = range(len(self.pools))
         found = {}
         for prefix, chosen in [("", envs), *[(f"/{names[e]}", [e]) for e in envs]]:
@@ -583,9 +583,9 @@ class PoolsTwin:
 
 
 def time_limit_values(n, gamma, limit, first_reward, first_differs, *, as_termination, one_gamma, reset_obs, no_end):
-    """What n-step TD converges to, [2]: values of an ordinary and of an episode's first step.
+    """Fixed point of n-step TD, [2]: values of an ordinary step and of an episode's first step.
 
-    A step pays 1, the first of an episode `first_reward` where it is told apart; episodes are cut after `limit` steps.
+    A step pays 1; an episode's first step pays `first_reward` if `first_differs`. Episodes are cut after `limit` steps.
     The flags are mistakes; without them the result is the true value.
     """
     observation = [1 if first_differs and t % limit == 0 else 0 for t in range(3 * limit)]
@@ -607,7 +607,7 @@ def time_limit_values(n, gamma, limit, first_reward, first_differs, *, as_termin
 
 
 def permutation(bits, size, places=None):
-    """The numbers in their order, or at some places of it, from the words of the rounds (two of uint32 [rounds])."""
+    """Entries of a swap-or-not permutation of 0..size-1, from the random words of its rounds (two uint32 [rounds])."""
     order = list(range(size) if places is None else places)
     for high, low in zip(*(words.tolist() for words in bits), strict=True):
         pivot = ((high << 32 | low) * size) >> 64
@@ -622,7 +622,7 @@ def permutation(bits, size, places=None):
 
 
 def swap_or_not_distance(size, rounds):
-    """Total variation between the order of swap-or-not, its decisions independent, and a uniform one."""
+    """Total variation distance between swap-or-not with independent decisions and a uniform permutation."""
     orders = list(itertools.permutations(range(size)))
     number_of = {order: i for i, order in enumerate(orders)}
 
@@ -645,7 +645,7 @@ def swap_or_not_distance(size, rounds):
 
 
 class Dataset:
-    """Episodes laid end to end: what rows and transitions they make, step by step."""
+    """Episodes laid end to end, converted step by step to rows and transitions."""
 
     def __init__(self, observations, actions, rewards, terminals, timeouts, next_observations):
         self.observations, self.actions, self.rewards = observations, actions, rewards
@@ -664,11 +664,11 @@ class Dataset:
         return bool(self.terminals[t] or self.timeouts[t] or t == len(self.rewards) - 1)
 
     def has_next(self, t):
-        """Whether a transition may start at step `t`."""
+        """True if a transition may start at step `t`."""
         return self.next_observations is not None or not self.is_last(t) or bool(self.terminals[t])
 
     def transitions(self, n, gamma):
-        """By step: observation, Rn, In, and the observation to bootstrap from."""
+        """(observation, Rn, In, observation to bootstrap from), by step."""
         found = {}
         for start in filter(self.has_next, range(len(self.rewards))):
             Rn, m, t = 0.0, 0, start
@@ -719,7 +719,7 @@ def quantile(values, tenths):
 
 
 def top_mass(masses, items, part):
-    """Mass of the first `part` of the items, where each row stands for a mass and a share of the items."""
+    """Mass of the first `part` of the items; each row has a mass and a share of the items."""
     mass, left = 0.0, part
     for of_row, share in zip(masses, items, strict=True):
         taken = min(1.0, left / share) if share > 0 else 1.0
@@ -728,7 +728,7 @@ def top_mass(masses, items, part):
 
 
 def diagnostics(probabilities, ages, priorities, size, every):
-    """Of draws, with what is known of each: estimates at every so many draws, from the most probable down."""
+    """Diagnostics estimated from draws, from the most probable down, at one in `every` draws."""
     probabilities = np.asarray(probabilities, np.float64)
     items = 1 / (len(probabilities) * size * probabilities)
     curve = {(items[probabilities >= p].sum(), np.mean(probabilities >= p)) for p in probabilities[::every]}
@@ -742,7 +742,7 @@ def diagnostics(probabilities, ages, priorities, size, every):
 
 
 def thorough_diagnostics(priorities, alpha):
-    """Of all priorities."""
+    """Diagnostics from all priorities."""
     law = sorted((np.asarray(priorities, np.float64) ** alpha).tolist(), reverse=True)
     law = [p / sum(law) for p in law]
     found = {f"top_{int(100 * part)}pct_mass": top_mass(law, [1 / len(law)] * len(law), part) for part in (0.01, 0.1)}

@@ -1,7 +1,7 @@
-"""What the random tests of all buffers share: random operations on a buffer and on its twin, compared after each step.
+"""Random operations on a buffer and its twin, compared after each step, for the tests of all buffers.
 
-A step adds items, updates and sets some, and draws. A test may run steps jitted, eagerly, or of several lanes at once
-under `jax.vmap`, each lane with a twin of its own.
+A step adds items, updates and sets some, and draws. Steps run jitted, eagerly, or under `jax.vmap` in several lanes,
+each with its own twin.
 """
 
 import collections
@@ -40,7 +40,7 @@ SAMPLERS = {
 
 
 def stack(*trees):
-    """On a new leading axis; keys too."""
+    """Stack leaves along a new leading axis; keys too."""
     return jax.tree.map(lambda *x: (jnp if isinstance(x[0], jax.Array) else np).stack(x), *trees)
 
 
@@ -53,19 +53,19 @@ def num_shards(buffer):
 
 
 def law_of(sampler):
-    """What a twin is told of the sampler."""
+    """Settings of the sampler, as arguments of a twin."""
     names = {"alpha": "alpha", "epsilon": "epsilon", "floor": "floor", "max_priority": "new_priority"}
     return {mine: getattr(sampler, name) for name, mine in names.items() if hasattr(sampler, name)}
 
 
 def draws_of(key, size):
-    """The random bits of an `add`, 64 of each row as a Python integer."""
+    """Random bits of an `add`, 64 per row, as Python integers."""
     upper, lower = (np.asarray(x).tolist() for x in bits_of(key, size))
     return [high << 32 | low for high, low in zip(upper, lower, strict=True)]
 
 
 def td_errors(rng, shape, *, nan=0.15, extreme=0.0):
-    """Of either sign, 0 and large ones among them, and some that are not finite."""
+    """Random TD errors of either sign; some are 0, large or not finite."""
     values = rng.normal(size=shape) * rng.choice([0.1, 1.0, 5.0], shape)
     values = np.where(rng.random(shape) < 0.1, rng.choice([0.0, -0.0], shape), values)
     values = np.where(rng.random(shape) < extreme, rng.choice([1e30, 1e-30, 3e38, 1e-45], shape), values)
@@ -73,14 +73,14 @@ def td_errors(rng, shape, *, nan=0.15, extreme=0.0):
 
 
 def records(ids):
-    """For a twin: items that may be changed, for the numbers `ids` [...]."""
+    """Mutable items for a twin, numbered `ids` [...]."""
     found = np.empty(ids.shape, object)
     found.reshape(-1)[:] = [{"id": int(i), "x": float(i)} for i in ids.reshape(-1)]
     return found
 
 
 def check_items(got, expected):
-    """`got` [B, ...], and lists of records; None for one that is no longer stored."""
+    """Compare `got` [B, ...] with lists of records; None for an item that is no longer stored."""
     shape = got["id"].shape
     for row, its in enumerate(expected):
         blank = [{"id": 0, "x": 0.0}] * int(np.prod(shape[1:]))
@@ -91,7 +91,7 @@ def check_items(got, expected):
 
 
 class Lane:
-    """A twin, what has been seen of its buffer's names, and what has happened."""
+    """A twin, the names seen so far in its buffer, and counts of events."""
 
     def __init__(self, twin, rng):
         self.twin, self.rng, self.happened = twin, rng, collections.Counter()
@@ -99,7 +99,7 @@ class Lane:
         self.drawn = np.full(DRAWS, -1)
 
     def names(self, count, stored=0.5):
-        """Names for rows of a call: stored, as drawn last, stale, none, impossible or some other shard's, and again."""
+        """Random names for rows of a call: stored, just drawn, stale, none, impossible, of another shard, repeated."""
         share, twin, rng = count // len(self.twin.shards), self.twin, self.rng
         found = []
         for row in range(count):
@@ -142,7 +142,7 @@ class Lane:
         return names, errors
 
     def set(self, length):
-        """Of one leaf, for some rows; `length` of sequences, None for items."""
+        """Set one leaf in some rows; `length` is that of sequences, None for items."""
         names, shape = self.names(SET), (SET,) if length is None else (SET, length)
         mask = self.rng.random(shape) < 0.7
         values = self.rng.integers(-1000, 1000, shape).astype(np.float32)
@@ -158,10 +158,10 @@ class Lane:
                 self.happened["rows set" if flag else "rows not set"] += 1
         return names, {"id": None, "x": np.stack([values, -values], axis=-1)}, mask
 
-    # --- what is compared
+    # --- comparisons
 
     def check_draw(self, sample, max_age=None, beta=None, normalize=..., weights=True):
-        """A draw: names, items, ages, masks, probabilities and weights, and where the rows lie in the law."""
+        """Check a draw: names, items, ages, masks, probabilities and weights, and the strata of its rows."""
         twin, batch_size = self.twin, len(sample.indices)
         laws, share = twin.draw_law(max_age), batch_size // len(twin.shards)
         drawn, of_row = [], []
@@ -176,7 +176,7 @@ class Lane:
                 assert sample.mask is None or not sample.mask[row].any()
                 self.happened["rows of no item"] += 1
                 continue
-            assert handle in laws[k], f"row {row} has the handle {name}, which may not be drawn"
+            assert handle in laws[k], f"row {row} has the handle {name}, which is not drawable"
             assert laws[k][handle] > 0, f"row {row} has the handle {name}, of probability 0"
             assert sample.age[row] == shard.age(handle) * twin.age_step
             if sample.mask is not None:
@@ -203,8 +203,8 @@ class Lane:
                 behind = np.cumsum(twin.shards[k].leaves_by_slot()) / sum(twin.shards[k].leaf.values())
                 for row, handle in rows:
                     end = behind[twin.shards[k].slot(handle)]
-                    assert row / share - 1e-5 <= end, f"row {row} is from before its stratum"
-                    assert (row + 1) / share + 1e-5 >= end - law[handle] * len(laws), f"row {row} is from behind"
+                    assert row / share - 1e-5 <= end, f"row {row} is before its stratum"
+                    assert (row + 1) / share + 1e-5 >= end - law[handle] * len(laws), f"row {row} is after its stratum"
             self.happened["draws with unequal priorities"] += len({round(np.log(p), 3) for p in law.values() if p}) > 1
             self.happened["draws of several items"] += len({handle for _, handle in rows}) > 1
         self.happened["young draws"] += max_age is not None and any(
@@ -213,7 +213,7 @@ class Lane:
         return drawn
 
     def check_pass(self, batches):
-        """All batches of an epoch, and one behind its end; leaves [K, B, ...]."""
+        """Check all batches of an epoch, and one after its end; leaves [K, B, ...]."""
         twin, found = self.twin, [[] for _ in self.twin.shards]
         share = batches.indices.shape[1] // len(twin.shards)
         for step in range(batches.indices.shape[0]):
@@ -232,7 +232,7 @@ class Lane:
         self.happened["items of whole passes"] += twin.size
 
     def check_sampler(self, shard, state):
-        """A shard's counters and leaves."""
+        """Check a shard's counters and leaves."""
         if shard.counts and state.counts is not None:
             np.testing.assert_array_equal(state.counts.of_slots, shard.by_slot(shard.counts))
             assert state.counts.late == shard.late
@@ -252,7 +252,7 @@ class Lane:
         assert state.ring.size == len(shard.handles)
 
     def check_seen(self, seen, given):
-        """What was read off the buffer after a step."""
+        """Check the values read from the buffer after a step."""
         twin = self.twin
         assert seen["size"] == twin.size
         assert seen["is_empty"] == (twin.size == 0)
@@ -307,15 +307,15 @@ def whole_pass(buffer, num_batches, state, key):
 
 
 class Run:
-    """Steps of one configuration; `mode` is "jit", "eager" or "vmap".
+    """Runs steps of one configuration; `mode` is "jit", "eager" or "vmap".
 
     Attributes:
       buffer, state: the buffer, and an empty state.
       make_twin: makes the twin of a lane.
-      add: of a lane and a step's number the arguments of `add` after the state, by position and by name; it gives them
-        to the twin too.
-      num_newest: how many names `newest` is asked for; 0 where there is no order.
-      ages: whether there is one to draw by.
+      add: add(lane, step number) -> the arguments of the buffer's `add` after the state, by position and by name; it
+        also adds them to the twin.
+      num_newest: number of names to ask `newest` for; 0 if items have no order.
+      ages: True if draws can be restricted by age.
     """
 
     def __init__(
@@ -373,7 +373,7 @@ class Run:
                 lane.check_pass(of_lane(batches, k))
 
     def run(self, num_steps):
-        """What happened in the first lane, by name."""
+        """Run steps; returns the counts of events in the first lane, by name."""
         for number in range(num_steps):
             try:
                 self.step(number)
@@ -388,7 +388,7 @@ def lane_oldest(shard):
 
 
 def check_happened(happened, least):
-    """That each thing in `least` happened as often, in a hundred steps."""
+    """Check that each event in `least` happened at least that often per hundred steps."""
     short = {
         name: (happened[name], count)
         for name, count in least.items()

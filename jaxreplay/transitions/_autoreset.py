@@ -49,7 +49,7 @@ class NextStepAutoreset:
 
     Attributes:
       env_step: env_step(key, env_state, action) -> (obs, env_state, reward, terminated, truncated, final_obs). If the
-        episode ended, `obs` and `env_state` are those after the reset, and `final_obs` is the final observation;
+        episode ended, `obs` and `env_state` are from after the reset, and `final_obs` is the final observation;
         otherwise `final_obs` is ignored. The flags are bool [] or numbers [] (nonzero is True).
 
     Examples:

@@ -142,7 +142,7 @@ def sequence_transitions(
       terminated, truncated: bool [B, L]; a number other than 0 is True.
       n: see `NStep`; with `max_n` also a traced integer [], clipped to [1, max_n].
       gamma: discount in [0, 1], a number, or a traced float [], which is clipped. Powers of an array are computed in
-        float32 or its wider dtype, those of a number in float64.
+        float32 or its wider dtype, powers of a number in float64.
       next_action, record_extra_info: see `NStep`; with `max_n`, `extra_info` has leaves [B, max_n, ...].
       mask: bool [B, L], True if the row holds a step; None for all.
       logP, W: float [B, L] or None.

@@ -166,7 +166,7 @@ def transitions(
       starts: int32 [K], times; any value where `exists` is False.
       exists: bool [K].
       n, gamma: see `jaxreplay.NStep`; numbers, or traced int32 [] and float [].
-      max_n: the largest `n`; `extra_info` has as many steps.
+      max_n: the largest `n`; `extra_info` has `max_n` steps.
       next_action, record_extra_info: see `jaxreplay.NStep`.
 
     Returns:

@@ -152,4 +152,4 @@ def _check_alike(name: str, found: Any, like: Any) -> None:
             {path: shape for path, shape in these.items() if those.get(path) != shape}
             for these, those in ((got, expected), (expected, got))
         )
-        raise ValueError(f"env_step: {name} has leaves of shapes {got}, where {other} has {expected}.")
+        raise ValueError(f"env_step: {name} has leaves of shapes {got}, expected {expected} as in {other}.")

@@ -588,7 +588,7 @@ def test_what_is_no_number_and_no_flag_is_named(name, found):
     if name != "mask":
         one.pop("mask")
         for function in (tracer.init, tracer.spec):
-            refused(lambda function=function: function(**one), f"{name}: got {found}, expected one {kind} an environ")
+            refused(lambda function=function: function(**one), f"{name}: got {found}, expected one {kind} per environ")
     upper = {"r": "R", "logp": "logP", "w": "W"}.get(name, name)
     for function in (lambda: at_once(many, n=3, gamma=0.9), lambda: of_sequences(many)):
         refused(function, f"{upper}: got {found}, expected one {kind} per step")

@@ -4,17 +4,17 @@ pip install -e '.[examples]'
 python examples/cliffwalk.py           # 2 to 16 states, 20 seeds
 python examples/cliffwalk.py --short   # a few seconds, to see that it runs
 
-In each of n states the right action leads on, the wrong one ends the episode; only the right action of the last state
-is rewarded. The buffer holds what all 2^n sequences of actions visit: 2^(n+1) - 2 transitions, of which one is
-rewarded. Q-learning replays one transition an update. Counted are the updates until the mean squared error of the
-values is below 10^-3, with each of three ways to choose what to replay:
+In each of n states the right action leads on and the wrong one ends the episode. Only the right action of the last
+state is rewarded. The buffer holds the transitions of all 2^n sequences of actions: 2^(n+1) - 2 transitions, one of them
+rewarded. Q-learning replays one transition per update. The study counts the updates until the mean squared error of the
+values is below 10^-3, with three ways to choose the transition:
 
 - uniform: `jr.Uniform()`.
-- proportional: `jr.Prioritized(alpha=0.6, beta=0)`. Nothing here is stochastic, so there is no bias that weights would
-  have to correct. All transitions start with the largest priority, so each is replayed at least once or nearly so:
-  in large buffers this pass is most of the updates.
-- oracle: knows the true values, and takes the transition whose update leaves the smallest error. With linear features
-  it sometimes finds none that lowers the error; then it takes the one of largest TD error.
+- proportional: `jr.Prioritized(alpha=0.6, beta=0)`. Nothing here is stochastic, so there is no bias for weights to
+  correct. All transitions start with the largest priority, so nearly all are replayed at least once. In large buffers
+  this pass is most of the updates.
+- oracle: knows the true values, and chooses the transition whose update leaves the smallest error. With linear features
+  sometimes no transition lowers the error; then it chooses the one with the largest TD error.
 """
 
 import argparse
@@ -37,7 +37,7 @@ import jaxreplay as jr
 MAX_STATES = 16
 CAPACITY = 2 ** (MAX_STATES + 1) - 2
 STEP_SIZE = 0.25
-THRESHOLD = 1e-3  # of the mean squared error
+THRESHOLD = 1e-3  # on the mean squared error
 LIMIT = 2**30  # updates, after which a run is given up
 SAMPLERS = {"uniform": jr.Uniform(), "proportional": jr.Prioritized(alpha=0.6, beta=0.0), "oracle": None}
 BATCH = {"uniform": 64, "proportional": 1}  # transitions of one draw, replayed one by one: uniform draws do not change
@@ -47,7 +47,7 @@ FEATURES = {"tabular": 0.0, "linear": 1.0}  # value of the feature that all stat
 
 @struct.dataclass
 class Transition:
-    """Leads to state + 1, or nowhere where discount is 0."""
+    """A step to state + 1, or to the end if discount is 0."""
 
     state: Any  # int32 [B]
     action: Any  # int32 [B], 0 or 1
@@ -57,17 +57,17 @@ class Transition:
 
 @struct.dataclass
 class Walk:
-    """A Blind Cliffwalk, in arrays whose shapes do not depend on its number of states."""
+    """A Blind Cliffwalk, with array shapes that do not depend on its number of states."""
 
     replay: Transition  # [CAPACITY]
-    stored: Any  # bool [CAPACITY], the rows of `replay` that there are
+    stored: Any  # bool [CAPACITY], the rows of `replay` that exist
     distinct: Transition  # [2 * MAX_STATES], each one once
     exists: Any  # bool [MAX_STATES]
     values: Any  # [2, MAX_STATES], the true ones
 
 
 def make_walk(n: int) -> Walk:
-    """The walk with n states; the right action of a state is its parity."""
+    """The walk with n states. The right action of a state is its parity."""
     gamma = 1 - 1 / n
 
     def transitions(state: np.ndarray, action: np.ndarray) -> Transition:
@@ -99,7 +99,7 @@ def make_walk(n: int) -> Walk:
 def make_solver(name: str) -> Callable[[jax.Array, Walk, float], jax.Array]:
     """A jitted function that counts the updates needed with one of `SAMPLERS`.
 
-    It takes keys [seeds], a walk and a value of `FEATURES`, and gives int32 [seeds], 0 for a run that was given up.
+    It takes keys [seeds], a walk and a value of `FEATURES`. It returns int32 [seeds], 0 for a run that was given up.
     """
     buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=SAMPLERS[name] or jr.Uniform())
 
@@ -108,14 +108,14 @@ def make_solver(name: str) -> Callable[[jax.Array, Walk, float], jax.Array]:
         last_state = walk.exists.sum() - 1
 
         def q(theta: jax.Array) -> jax.Array:
-            """Values [2, MAX_STATES] of theta [2, MAX_STATES + 1], whose last column weighs the shared feature."""
+            """Values [2, MAX_STATES] for theta [2, MAX_STATES + 1]; its last column weighs the shared feature."""
             return theta[:, :-1] + bias * theta[:, -1:]
 
         def error(theta: jax.Array) -> jax.Array:
             return jnp.sum(jnp.where(walk.exists, (q(theta) - walk.values) ** 2, 0)) / (2 * (last_state + 1))
 
         def learn(theta: jax.Array, step: Transition) -> tuple[jax.Array, jax.Array]:
-            """One update from one transition; also its TD error."""
+            """Theta after one update from one transition, and its TD error."""
             next_value = q(theta)[:, jnp.minimum(step.state + 1, last_state)].max()
             td_error = step.reward + step.discount * next_value - q(theta)[step.action, step.state]
             change = STEP_SIZE * td_error
@@ -142,7 +142,7 @@ def make_solver(name: str) -> Callable[[jax.Array, Walk, float], jax.Array]:
             after, td_errors = jax.vmap(learn, in_axes=(None, 0))(theta, walk.distinct)
             exists = walk.exists[walk.distinct.state]
             errors = jnp.where(exists, jax.vmap(error)(after), jnp.inf)
-            lowers = jnp.min(errors) < error(theta) * (1 - 1e-6)  # 1e-6: by more than rounding does
+            lowers = jnp.min(errors) < error(theta) * (1 - 1e-6)  # 1e-6: more than rounding
             best = jnp.where(lowers, jnp.argmin(errors), jnp.argmax(jnp.where(exists, jnp.abs(td_errors), -1)))
             learner, _ = replay_one(learner, jax.tree.map(lambda x: x[best], walk.distinct))
             return learner, replay, key
@@ -164,7 +164,7 @@ def make_solver(name: str) -> Callable[[jax.Array, Walk, float], jax.Array]:
 
 
 def slopes(updates: np.ndarray, sizes: np.ndarray, draws: int = 2_000) -> np.ndarray:
-    """Slopes of log median updates over log size: of `updates` [sizes, seeds], then of resampled seeds [1 + draws]."""
+    """Slopes of log median updates over log size [1 + draws]: first for `updates` [sizes, seeds], then for resampled seeds."""
     chosen = np.random.default_rng(0).integers(updates.shape[1], size=(draws, *updates.shape))
     resampled = np.take_along_axis(updates[None], chosen, axis=2)
     medians = np.median(np.concatenate([updates[None], resampled]), axis=2)
@@ -172,12 +172,12 @@ def slopes(updates: np.ndarray, sizes: np.ndarray, draws: int = 2_000) -> np.nda
 
 
 def with_interval(values: np.ndarray) -> str:
-    """The first of `values`, and the 95% interval of the others."""
+    """The first of `values`, and the 95% interval of the rest."""
     return "{:.2f} [{:.2f}, {:.2f}]".format(values[0], *np.percentile(values[1:], [2.5, 97.5]))
 
 
 def print_table(title: str, results: dict[str, np.ndarray], states: np.ndarray, sizes: np.ndarray) -> None:
-    """Medians of `results` [sizes, seeds], and the slopes."""
+    """Print medians of `results` [sizes, seeds], and the slopes."""
     print(f"\n{title}: median number of updates\n states  transitions" + "".join(f"{name:>20}" for name in results))
     for row, (n, size) in enumerate(zip(states, sizes, strict=True)):
         print(f"{n:7d}{size:13,d}" + "".join(f"{np.median(x[row]):20,.0f}" for x in results.values()))
@@ -187,7 +187,7 @@ def print_table(title: str, results: dict[str, np.ndarray], states: np.ndarray, 
 
 
 def plot(path: Path, results: dict[str, dict[str, np.ndarray]], sizes: np.ndarray) -> None:
-    """Medians as lines, smallest and largest faint, as in figure 7 of the paper."""
+    """Plot medians as lines, and the smallest and largest as faint lines, as in figure 7 of the paper."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
     for axes, (title, laws) in zip(figure.subplots(1, 2, sharey=True), results.items(), strict=True):
         for name, updates in laws.items():

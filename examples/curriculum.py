@@ -1,12 +1,12 @@
 """A curriculum over 200 tasks: a simulated solver that learns from the tasks it sometimes solves.
 
 pip install -e '.[examples]'
-python examples/curriculum.py           # all tasks; difficulty pools; those recycled now and then; pools with weights
+python examples/curriculum.py           # all tasks; difficulty pools; recycled pools; pools with weights
 python examples/curriculum.py --short   # a few seconds, to see that it runs
 
 The solver solves a task of difficulty d with probability sigmoid(skill - d), with one skill for each of two
-environments. A group of rollouts that all got the same reward teaches it nothing, as with group-relative advantages
-(Shao et al. 2024, DeepSeekMath, section 4.1); any other in proportion to the variance of the rewards.
+environments. It learns from a group of rollouts in proportion to the variance of the rewards. A group with equal rewards
+teaches it nothing, as with group-relative advantages (Shao et al. 2024, DeepSeekMath, section 4.1).
 """
 
 import argparse
@@ -34,11 +34,11 @@ POOLS = {"hard": "#c44e52", "normal": "#8172b2", "easy": "#55a868"}  # colours i
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Curriculum:
-    """How tasks are chosen.
+    """A way to choose tasks.
 
     Attributes:
-      pools: the difficulty pools; without thresholds all tasks stay in normal.
-      recycled: part of the hard pool that goes back to normal every `INTERVAL` updates.
+      pools: the difficulty pools. Without thresholds all tasks stay in normal.
+      recycled: fraction of the hard pool that is moved back to normal every `INTERVAL` updates.
     """
 
     pools: jr.DifficultyPools
@@ -64,12 +64,12 @@ class State:
 
 @struct.dataclass
 class Log:
-    """After each update.
+    """Numbers logged after each update.
 
     Attributes:
       skill: mean over the environments.
-      solved: probability to solve a task, mean over all of them.
-      shares: of the tasks in each pool [3], in the order of `POOLS`.
+      solved: probability of solving a task, mean over all tasks.
+      shares: share of the tasks in each pool [3], in the order of `POOLS`.
       kept: share of the update's groups that were kept.
     """
 
@@ -80,7 +80,7 @@ class Log:
 
 
 def train(curriculum: Curriculum, steps: int, key: jax.Array) -> Log:
-    """One seed, for `steps` updates, a multiple of `INTERVAL`."""
+    """Train one seed for `steps` updates, a multiple of `INTERVAL`."""
     pools = curriculum.pools
     difficulty, env = jnp.asarray(DIFFICULTY, jnp.float32), jnp.asarray(ENV)
 
@@ -131,7 +131,7 @@ def print_table(logs: dict[str, Log], steps: int) -> None:
 
 
 def plot(path: Path, logs: dict[str, Log], steps: int) -> None:
-    """Pool shares, and skills."""
+    """Plot pool shares and skills."""
     updates = np.arange(1, steps + 1)
     figure = Figure(figsize=(14, 3.8), layout="constrained")
     axes = figure.subplots(1, 4)

@@ -23,13 +23,13 @@ from reporting import Progress, run, summarize
 import jaxreplay as jr
 
 CAPACITY = 2**15
-LAST_EPISODES = 20  # a seed's return is the mean over so many training episodes
+LAST_EPISODES = 20  # a seed's return is the mean over this many training episodes
 SOLVED = 450
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Static settings. A step steps each of a seed's environments once, and makes one update."""
+    """Static settings. One step advances each of a seed's environments once, and makes one update."""
 
     buffer: Any  # with the methods init, add, sample and update of jr.ReplayBuffer
     steps: int
@@ -43,11 +43,11 @@ class Config:
     learning_rate: float = 2e-3
     target_rate: float = 0.02
     epsilon: float = 0.01
-    exploration: float = 0.1  # part of the steps in which epsilon falls from 1
+    exploration: float = 0.1  # fraction of the steps in which epsilon falls from 1
 
 
 def of_actions(values: jax.Array, actions: jax.Array) -> jax.Array:
-    """Values [B] of the actions [B] taken, out of those of all actions [B, num_actions]."""
+    """Values [B] of the given actions [B], from the values of all actions [B, num_actions]."""
     return jnp.take_along_axis(values, actions[:, None], axis=1)[:, 0]
 
 
@@ -76,7 +76,7 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
         keys = jax.random.split(key, config.num_envs)
         step = jax.vmap(env.step, in_axes=(0, 0, 0, None))
         next_obs, env_state, reward, terminated, truncated, info = step(keys, env_state, action, env_params)
-        # Where an episode ended, next_obs already belongs to the next one: the tracer wants what the step led to.
+        # If the episode ended, next_obs already belongs to the next one; the tracer needs the final observation.
         return env_state, next_obs, (obs, action, reward, terminated, truncated, info["final_observation"])
 
     def init(key: jax.Array) -> State:
@@ -91,7 +91,7 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
         return State(env_state, obs, zeros, tracer_state, buffer_state, params, params, opt, key)
 
     def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
-        """One step; also the returns [num_envs] of the episodes that ended, NaN where none did."""
+        """The state after one step, and the returns [num_envs] of the episodes that ended, NaN where none did."""
         key, explore_key, action_key, env_key = jax.random.split(state.key, 4)
         greedy = jnp.argmax(network.apply(state.params, state.obs), axis=-1).astype(jnp.int32)
         random = jax.random.randint(action_key, greedy.shape, 0, env.num_actions)
@@ -129,9 +129,9 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
 
 
 def make_loop(agent: tuple[Callable, Callable, Callable], config: Any) -> tuple[Callable, Callable]:
-    """Training in two parts, for all seeds: begin(keys) is the warmup, advance(state, times) the steps at these times.
+    """Training of all seeds in two parts: begin(keys) is the warmup, advance(state, times) the steps at these times.
 
-    Both give the new state, and what `act` returns at each step, [steps, seeds, ...].
+    Both return the new state, and the second result of `act` at each step, [steps, seeds, ...].
     """
     init, act, learn = agent
     init, act, learn = jax.vmap(init), jax.vmap(act, in_axes=(0, None)), jax.vmap(learn)
@@ -150,9 +150,9 @@ def make_loop(agent: tuple[Callable, Callable, Callable], config: Any) -> tuple[
 def make_train(
     agent: tuple[Callable, Callable, Callable], config: Any, report: Callable[[jax.Array], None]
 ) -> Callable[[jax.Array], jax.Array]:
-    """A jitted function from one key a seed to what `act` returns at each step, [warmup + steps, seeds, ...].
+    """A jitted function from keys [seeds] to the second result of `act` at each step, [warmup + steps, seeds, ...].
 
-    `report` is traced with that of each interval.
+    `report` is called while tracing, with the results of each interval.
     """
     begin, advance = make_loop(agent, config)
 
@@ -171,7 +171,7 @@ def make_train(
 
 
 def make_buffer(per: bool, steps: int) -> jr.ReplayBuffer:
-    """Replay that is prioritized or uniform; beta anneals to 1 in `steps` updates."""
+    """A prioritized or uniform replay buffer. Beta anneals to 1 in `steps` updates."""
     beta = optax.linear_schedule(0.4, 1.0, steps)
     return jr.ReplayBuffer(capacity=CAPACITY, sampler=jr.Prioritized(alpha=0.6, beta=beta) if per else jr.Uniform())
 

@@ -5,8 +5,8 @@
     python examples/gymnasium_loop.py --short    # a few seconds, to see that it runs
 
 A Gymnasium 1.x vector environment resets at the step after an episode's end (AutoresetMode.NEXT_STEP). That step
-ignores the action and leads from the last observation of one episode to the first of the next: it is no transition,
-and the tracer is told so by its mask.
+ignores the action and goes from the last observation of one episode to the first of the next. It is not a transition,
+so the tracer's mask excludes it.
 """
 
 import time
@@ -50,7 +50,7 @@ def make_learn(network: nn.Module, optimizer: optax.GradientTransformation) -> C
 
 
 def train(steps: int, warmup: int, seed: int, n: int = 3) -> deque:
-    """Step all environments `steps` times; the returns of the last 20 episodes."""
+    """Step all environments `steps` times, and return the returns of the last 20 episodes."""
     envs = gymnasium.make_vec("CartPole-v1", num_envs=NUM_ENVS, vectorization_mode="sync")
     obs, _ = envs.reset(seed=seed)
     rng, key = np.random.default_rng(seed), jax.random.key(seed)

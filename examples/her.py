@@ -1,17 +1,17 @@
-"""Goals in hindsight: bits are flipped until they equal a goal, with a reward only where they do.
+"""Goals in hindsight: an agent flips bits until they equal a goal, and only then is rewarded.
 
 pip install -e '.[examples]'
 python examples/her.py           # 8 to 30 bits, with hindsight and without, 8 seeds of each at once
 python examples/her.py --short   # a few seconds, to see that it runs
 
 The experiment of Andrychowicz et al. 2017 (Hindsight Experience Replay, arXiv:1707.01495, section 3.1 and figure 1). A
-state is n bits, and so is the goal, both random at first. An action flips a bit. The reward is 0 where the state equals
-the goal, and -1 elsewhere. An episode ends there, or after n steps. Among 2^n states a random walk finds no goal of
-more than a dozen bits or so, and there is nothing to learn from. But it finds other states. Where these are taken for
-goals (strategy "future"), the same transitions teach how to reach a goal.
+state and a goal are n bits each, both random at first. An action flips a bit. The reward is 0 if the state equals the
+goal, and -1 otherwise. An episode ends at the goal, or after n steps. Among 2^n states a random walk finds no goal of
+more than a dozen bits or so, and there is nothing to learn from. But it reaches other states. If these become the goals
+(strategy "future"), the same transitions teach how to reach a goal.
 
-Every state is stored once, in a `jr.SequenceBuffer`. `later` draws a state that was reached later in an episode,
-`jr.hindsight` makes it the goal, and `jr.sequence_transitions` makes the transitions of what comes out.
+A `jr.SequenceBuffer` stores every state once. `later` draws a state that was reached later in the episode,
+`jr.hindsight` makes it the goal, and `jr.sequence_transitions` makes transitions of the relabelled rows.
 """
 
 import argparse
@@ -35,16 +35,16 @@ from tqdm import tqdm
 
 import jaxreplay as jr
 
-VARIANTS = {"hindsight": 0.8, "no hindsight": 0.0}  # share of a batch with other goals
+VARIANTS = {"hindsight": 0.8, "no hindsight": 0.0}  # share of a batch with hindsight goals
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Static settings. A step steps each of a seed's environments once, and makes one update."""
+    """Static settings. One step advances each of a seed's environments once, and makes one update."""
 
     bits: int
     num_envs: int = 16
-    length: int = 2**13  # rows kept of each environment
+    length: int = 2**13  # rows kept per environment
     warmup: int = 50  # steps with random actions before the first update
     interval: int = 500  # steps between two tests
     batch_size: int = 128
@@ -57,7 +57,7 @@ class Config:
 
     @property
     def buffer(self) -> jr.SequenceBuffer:
-        """Pairs of rows in one episode: a state, and what the action led to."""
+        """A buffer of pairs of rows in one episode: a state and the next one."""
         return jr.SequenceBuffer(
             length=self.length, num_envs=self.num_envs, sequence_length=2, windows="inside", hindsight=True
         )
@@ -65,7 +65,7 @@ class Config:
 
 @struct.dataclass
 class Env:
-    """Environments; where the last step ended an episode, the next makes none and resets, as Gymnasium's do."""
+    """Environments with next-step autoreset, as in Gymnasium: the call after the end of an episode only resets."""
 
     bits: jax.Array  # bool [num_envs, n]
     goal: jax.Array  # bool [num_envs, n]
@@ -97,7 +97,7 @@ def reset(key: jax.Array, num_envs: int, bits: int) -> Env:
 
 
 def step_envs(key: jax.Array, env: Env, action: jax.Array) -> tuple[Env, dict[str, jax.Array]]:
-    """Environments and the row of a step [num_envs, ...]; without a step, where an episode has ended before."""
+    """The next environments, and a row [num_envs, ...]; it holds no step if the episode ended at the previous call."""
     flipped = env.bits ^ (jnp.arange(env.bits.shape[1]) == action[:, None])
     terminated = reached(flipped, env.goal)
     truncated = ~terminated & (env.time + 1 >= env.bits.shape[1])
@@ -117,7 +117,7 @@ def step_envs(key: jax.Array, env: Env, action: jax.Array) -> tuple[Env, dict[st
 
 
 class Network(nn.Module):
-    """Action values of bits and a goal."""
+    """Action values for bits and a goal."""
 
     width: int
 
@@ -129,7 +129,7 @@ class Network(nn.Module):
 
 @functools.lru_cache(maxsize=1)
 def make_trainer(config: Config) -> tuple[Callable, Callable]:
-    """Of all seeds: `init(keys)`, and `train(states, share, epsilon)`, an interval and then a test."""
+    """Functions of all seeds: `init(keys)`, and `train(states, share, epsilon)`, one interval and then a test."""
     network, buffer = Network(config.width), config.buffer
     optimizer = optax.adam(config.learning_rate)
 
@@ -163,7 +163,7 @@ def make_trainer(config: Config) -> tuple[Callable, Callable]:
 
         next_action = jnp.argmax(q(state.params, batch.S_next), axis=-1)  # double Q-learning
         next_q = jnp.take_along_axis(q(state.target, batch.S_next), next_action[:, None], axis=-1)[:, 0]
-        # Returns lie between those of -1 for ever and 0.
+        # Returns lie between the return of -1 for ever and 0.
         target = jnp.clip(batch.Rn + batch.In * next_q, -1 / (1 - config.gamma), 0.0)
 
         def loss_fn(params: Any) -> jax.Array:
@@ -176,7 +176,7 @@ def make_trainer(config: Config) -> tuple[Callable, Callable]:
         return state.replace(params=params, target=target, opt=opt, key=key)
 
     def test(params: Any, key: jax.Array) -> jax.Array:
-        """Share of episodes that reach their goal."""
+        """Share of test episodes that reach their goal."""
         env = reset(key, config.tests, config.bits)
 
         def step(env: Env, _: None) -> tuple[Env, None]:
@@ -209,7 +209,7 @@ def make_trainer(config: Config) -> tuple[Callable, Callable]:
 
 
 def run(config: Config, share: float, keys: jax.Array, steps: int, bar: tqdm) -> np.ndarray:
-    """Share of tests' episodes that reach their goal [seeds, steps / interval]."""
+    """Share of test episodes that reach their goal [seeds, steps / interval]."""
     init, train = make_trainer(config)
     states, curve, count = init(keys), [], steps // config.interval
     for number in range(count):
@@ -221,13 +221,13 @@ def run(config: Config, share: float, keys: jax.Array, steps: int, bar: tqdm) ->
 
 
 def table_row(bits: int, final: list[np.ndarray]) -> str:
-    """The shares [seeds] of each variant."""
+    """A row of the table: the shares [seeds] of each variant."""
     texts = ["{:.2f} [{:.2f}, {:.2f}]".format(x.mean(), *interval(x)) for x in final]
     return f"{bits:4d}" + "".join(f"{text:>24}" for text in texts)
 
 
 def plot(path: Path, curves: dict[str, dict[int, np.ndarray]], env_steps: np.ndarray) -> None:
-    """Left: after training, against the number of bits. Right: with hindsight, during training."""
+    """Plot shares after training by number of bits (left), and shares with hindsight during training (right)."""
     figure = Figure(figsize=(10, 4.5), layout="constrained")
     left, right = figure.subplots(1, 2, sharey=True)
     for (name, by_bits), color in zip(curves.items(), COLORS, strict=False):

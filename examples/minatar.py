@@ -5,8 +5,8 @@ python examples/minatar.py                          # 2 seeds, 400,000 environme
 python examples/minatar.py --steps 5000000 --seeds 8
 python examples/minatar.py --short                  # a few seconds, to see that it runs
 
-A transition needs the observation it starts from and the one n steps later. In a ReplayBuffer each would be stored
-twice; here a SequenceBuffer stores the stream, and the transition is made of the n + 1 rows that are drawn.
+A transition needs its first observation and the one n steps later. A ReplayBuffer would store each observation twice.
+Here a SequenceBuffer stores the stream, and a transition is built from n + 1 drawn rows.
 """
 
 import argparse
@@ -26,25 +26,25 @@ from reporting import Progress, run, summarize
 
 import jaxreplay as jr
 
-LAST_EPISODES = 100  # a seed's return is the mean over so many training episodes
+LAST_EPISODES = 100  # a seed's return is the mean over this many training episodes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Static settings. A step steps each of a seed's environments once, and makes one update."""
+    """Static settings. One step advances each of a seed's environments once, and makes one update."""
 
     steps: int
     num_envs: int = 16
     n: int = 3
     warmup: int = 300  # steps with random actions before the first update
     intervals: int = 50  # progress reports
-    length: int = 6_250  # steps kept of each environment
+    length: int = 6_250  # steps kept per environment
     batch_size: int = 64
     gamma: float = 0.99
     learning_rate: float = 5e-4
     target_rate: float = 0.01
     epsilon: float = 0.02
-    exploration: float = 0.2  # part of the steps in which epsilon falls from 1
+    exploration: float = 0.2  # fraction of the steps in which epsilon falls from 1
 
 
 @struct.dataclass
@@ -60,7 +60,7 @@ class State:
 
 
 class Network(nn.Module):
-    """Values of the actions, the network of Young and Tian 2019 (MinAtar, section 3)."""
+    """Action values; the network of Young and Tian 2019 (MinAtar, section 3)."""
 
     num_actions: int
 
@@ -108,7 +108,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         return State(env_state, obs, zeros, buffer.init(rows), params, params, opt, key)
 
     def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
-        """One step; also the returns [num_envs] of the episodes that ended, NaN where none did."""
+        """The state after one step, and the returns [num_envs] of the episodes that ended, NaN where none did."""
         key, explore_key, action_key, env_key = jax.random.split(state.key, 4)
         greedy = jnp.argmax(network.apply(state.params, state.obs), axis=-1).astype(jnp.int32)
         random = jax.random.randint(action_key, greedy.shape, 0, env.num_actions)

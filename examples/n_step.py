@@ -36,7 +36,7 @@ FIGURES = {"mean over training": lambda x: np.nanmean(x, axis=1), "at the end": 
 class Task:
     env: str
     settings: dict[str, Any]  # what the environment is made with
-    exploration: float  # part of the steps in which epsilon falls
+    exploration: float  # fraction of the steps in which epsilon falls
 
 
 TASKS = {

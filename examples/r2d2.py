@@ -28,7 +28,7 @@ from reporting import Progress, interval, learning_curves, plot, print_table, ru
 
 import jaxreplay as jr
 
-LAST_EPISODES = 50  # a seed's return is the mean over so many training episodes
+LAST_EPISODES = 50  # a seed's return is the mean over this many training episodes
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -81,7 +81,7 @@ class Config:
     rollout: int = 8  # environment steps a step
     warmup: int = 10  # steps before the first update
     intervals: int = 50  # progress reports
-    length: int = 10_000  # steps kept of each environment
+    length: int = 10_000  # steps kept per environment
     windows: Literal["any", "episodes"] = "any"
     sequence_length: int = 32
     stride: int = 8
@@ -94,7 +94,7 @@ class Config:
     learning_rate: float = 1e-3  # falls to 0
     target_rate: float = 0.02
     epsilon: float = 0.02
-    exploration: float = 0.3  # part of the steps in which epsilon falls from 1
+    exploration: float = 0.3  # fraction of the steps in which epsilon falls from 1
 
 
 def whole_episodes(task: Task) -> dict[str, Any]:
@@ -197,7 +197,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         return state.replace(buffer=buffer.init(rollout))
 
     def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
-        """A rollout; also the returns [rollout, num_envs] of the episodes that ended, NaN where none did."""
+        """The state after a rollout, and the returns [rollout, num_envs] of the episodes that ended, NaN where none did."""
         new, rows = jax.lax.scan(lambda s, _: step_envs(s, epsilon), state.replace(buffer=None), length=config.rollout)
 
         def count(total: jax.Array, row: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:

@@ -22,13 +22,13 @@ from reporting import Progress, run, summarize
 
 import jaxreplay as jr
 
-LAST_EPISODES = 40  # a seed's return is the mean over so many training episodes
+LAST_EPISODES = 40  # a seed's return is the mean over this many training episodes
 SOLVED = -200
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Static settings. A step steps each of a seed's environments once, and makes one update."""
+    """Static settings. One step advances each of a seed's environments once, and makes one update."""
 
     steps: int
     use_per: bool = False  # prioritized instead of uniform replay
@@ -43,7 +43,7 @@ class Config:
     learning_rate: float = 1e-3
     target_rate: float = 0.01
     epsilon: float = 0.0  # share of random actions after `exploration`
-    exploration: float = 0.02  # part of the steps in which epsilon falls from 1
+    exploration: float = 0.02  # fraction of the steps in which epsilon falls from 1
 
     @property
     def buffer(self) -> jr.ReplayBuffer:
@@ -120,7 +120,7 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
         keys = jax.random.split(key, config.num_envs)
         step = jax.vmap(env.step, in_axes=(0, 0, 0, None))
         next_obs, env_state, reward, terminated, truncated, info = step(keys, env_state, scale * action, env_params)
-        # Where an episode ended, next_obs already belongs to the next one: the tracer wants what the step led to.
+        # If the episode ended, next_obs already belongs to the next one; the tracer needs the final observation.
         return env_state, next_obs, (obs, action, reward, terminated, truncated, info["final_observation"])
 
     def init(key: jax.Array) -> State:
@@ -136,7 +136,7 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
         return State(env_state, obs, zeros, tracer_state, buffer_state, networks, critics, opt, key)
 
     def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
-        """One step; also the returns [num_envs] of the episodes that ended, NaN where none did."""
+        """The state after one step, and the returns [num_envs] of the episodes that ended, NaN where none did."""
         key, explore_key, policy_key, action_key, env_key = jax.random.split(state.key, 5)
         action, _ = policy(state.networks.actor, state.obs, policy_key)
         random = jax.random.uniform(action_key, action.shape, action.dtype, minval=-1.0, maxval=1.0)

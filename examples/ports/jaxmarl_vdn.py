@@ -129,7 +129,7 @@ def check(module: ModuleType, config: dict[str, Any]) -> list[dict[str, str]]:
     rows = [
         ("drawn pairs whose second row is the next step", 0, (one_step,)),
         ("drawn pairs of one episode", 1, (one_step, n_step)),
-        ("draws that do not bootstrap, though a time limit alone ends episodes", 2, (one_step, n_step)),
+        ("draws that do not bootstrap, although only the time limit ends episodes", 2, (one_step, n_step)),
         ("draws that start from an observation that JaxMARL's wrapper has set to zero", 3, (one_step, n_step)),
     ]
     return [

@@ -50,7 +50,7 @@ def next_observations() -> list[dict[str, str]]:
         wrong.append(f"{np.sum(after != obs + steps)} of {len(obs)}")
         limits.append(np.isin(stored, obs).sum())
     count = len(stored)
-    last = "steps that reach the time limit, and are drawn at all"
+    last = "steps that reach the time limit and are ever drawn"
     return [
         {
             "what": "drawn steps with a wrong next observation, from a ring that has wrapped",
@@ -94,7 +94,7 @@ def weighted_means() -> dict[str, str]:
         return f"{means.mean():.3f} ± {2 * means.std() / np.sqrt(len(means)):.3f}"
 
     original, port = filled_with(errors, batch_size)
-    what = f"a mean that is {np.mean(values):.3f}, from weighted batches of {batch_size} of {count} items"
+    what = f"weighted mean over batches of {batch_size} of {count} items, {np.mean(values):.3f} if correct"
     return {"what": what, "original": estimate(original), "port": estimate(port)}
 
 

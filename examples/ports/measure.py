@@ -185,7 +185,7 @@ def tables() -> str:
         [
             markdown(RETURNS, measured[0]),
             markdown(SPEED, measured[1]),
-            markdown(("agent", "what", "original", "port"), checks),
+            markdown(("agent", "check", "original", "port"), checks),
             markdown(("command", "date", "versions", "device"), versions),
         ]
     )

@@ -102,8 +102,8 @@ def check(original: Callable, port: Callable) -> list[dict[str, str]]:
     rows = [
         both(f"different sequences in {draws} from a ring half full, which has {stored[0]}", different, part),
         both(f"different sequences in {draws} from a full ring, which has {stored[1]}", different, full),
-        both("draws from it that go across the seam, from the newest row to the oldest", across_the_seam),
-        both("draws of sequences with a priority of a million, one row after they were told", told),
+        both("draws from a full ring across the seam, from the newest row to the oldest", across_the_seam),
+        both("draws of sequences with a priority of a million, one row after it was set", told),
         both("drawn rows that differ from those added", altered),
     ]
     what = "largest difference of n-step targets from `jr.sequence_transitions`, where every end is a termination"

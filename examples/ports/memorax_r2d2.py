@@ -142,7 +142,7 @@ def main() -> None:
     if args.check:
         checks = memorax_checks.check(ORIGINAL, sequence_buffer)
         values = {name: learned_value(agent, make_buffer) for name, (agent, make_buffer, _) in PORTS.items()}
-        what = "mean value, 10 if the task went on, that is learned under a limit of 5 steps"
+        what = "mean learned value under a time limit of 5 steps, 10 if correct"
         ported = ", ".join(f"{name}: {value}" for name, value in values.items())
         checks.append({"what": what, "original": learned_value(R2D2, ORIGINAL), "port": ported})
         measure.write(args.out, f"{name}_checks", packages, **about, checks=checks)

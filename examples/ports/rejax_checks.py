@@ -76,8 +76,8 @@ def time_limits(original: Any, port: Any, *extra: Any) -> list[dict[str, str]]:
 
     strays = [np.any(np.asarray(x) != right, axis=-1) for x in (rows.next_obs, next_obs)]
     return [
-        row("time limits told the learner as terminations", rows.done, done.astype(bool), limit),
-        row("rows at a time limit whose next observation is not the one that was reached", *strays, limit),
+        row("time limits that the learner treats as terminations", rows.done, done.astype(bool), limit),
+        row("rows at a time limit with a wrong next observation", *strays, limit),
         row("other rows with a wrong next observation, or one of another environment", *strays, ~limit),
     ]
 
@@ -102,7 +102,7 @@ def values(original: Any, port: Any) -> dict[str, str]:
         found = algo.agent.apply(ts.q_ts.params, jnp.eye(PHASES)).max(axis=1)
         return f"{found.min():.2f} to {found.max():.2f}"
 
-    what = f"values that are all {1 / (1 - GAMMA):.0f}, as learned under a time limit of {LIMIT} steps"
+    what = f"learned values under a time limit of {LIMIT} steps, all {1 / (1 - GAMMA):.0f} if correct"
     return {"what": what, "original": learned(original), "port": learned(port)}
 
 
@@ -140,5 +140,5 @@ def windows(port: Any) -> dict[str, str]:
         expected = obs[t, e], sum(GAMMA**k for k in range(m)), GAMMA**m, (obs[t, e] + m) % PHASES
         got = np.argmax(found.S[row]), found.Rn[row], found.In[row], np.argmax(found.S_next[row])
         wrong += not np.allclose(expected, got, rtol=1e-6)
-    what = f"{algo.n}-step transitions that differ from those made by hand"
-    return {"what": what, "original": "has none", "port": f"{wrong} of {len(found.Rn)}"}
+    what = f"{algo.n}-step transitions that differ from a computation by hand"
+    return {"what": what, "original": "not available", "port": f"{wrong} of {len(found.Rn)}"}

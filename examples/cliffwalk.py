@@ -5,9 +5,9 @@ python examples/cliffwalk.py           # 2 to 16 states, 20 seeds
 python examples/cliffwalk.py --short   # a few seconds, to see that it runs
 
 In each of n states the right action leads on and the wrong one ends the episode. Only the right action of the last
-state is rewarded. The buffer holds the transitions of all 2^n sequences of actions: 2^(n+1) - 2 transitions, one of them
-rewarded. Q-learning replays one transition per update. The study counts the updates until the mean squared error of the
-values is below 10^-3, with three ways to choose the transition:
+state is rewarded. The buffer holds the transitions of all 2^n sequences of actions: 2^(n+1) - 2 transitions, of which
+one is rewarded. Q-learning replays one transition per update. The study counts the updates until the mean squared error
+of the values is below 10^-3, with three ways to choose the transition:
 
 - uniform: `jr.Uniform()`.
 - proportional: `jr.Prioritized(alpha=0.6, beta=0)`. Nothing here is stochastic, so there is no bias for weights to
@@ -164,7 +164,7 @@ def make_solver(name: str) -> Callable[[jax.Array, Walk, float], jax.Array]:
 
 
 def slopes(updates: np.ndarray, sizes: np.ndarray, draws: int = 2_000) -> np.ndarray:
-    """Slopes of log median updates over log size [1 + draws]: first for `updates` [sizes, seeds], then for resampled seeds."""
+    """Slopes of log median updates over log size [1 + draws]: for `updates` [sizes, seeds], then for resampled seeds."""
     chosen = np.random.default_rng(0).integers(updates.shape[1], size=(draws, *updates.shape))
     resampled = np.take_along_axis(updates[None], chosen, axis=2)
     medians = np.median(np.concatenate([updates[None], resampled]), axis=2)

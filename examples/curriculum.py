@@ -5,8 +5,8 @@ python examples/curriculum.py           # all tasks; difficulty pools; recycled 
 python examples/curriculum.py --short   # a few seconds, to see that it runs
 
 The solver solves a task of difficulty d with probability sigmoid(skill - d), with one skill for each of two
-environments. It learns from a group of rollouts in proportion to the variance of the rewards. A group with equal rewards
-teaches it nothing, as with group-relative advantages (Shao et al. 2024, DeepSeekMath, section 4.1).
+environments. It learns from a group of rollouts in proportion to the variance of the rewards. A group with equal
+rewards teaches it nothing, as with group-relative advantages (Shao et al. 2024, DeepSeekMath, section 4.1).
 """
 
 import argparse

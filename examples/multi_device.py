@@ -1,13 +1,13 @@
-"""The DQN of dqn.py on several devices, and in several processes; a run that was killed goes on.
+"""The DQN of dqn.py on several devices and in several processes; a killed run can be resumed.
 
 pip install -e '.[examples]'
 python examples/multi_device.py --devices 4                    # four GPUs; without any, four devices of the CPU
-python examples/multi_device.py --devices 4 --processes 2      # as on two hosts, two devices each
-python examples/multi_device.py --devices 4 --checkpoint run   # started again, goes on from the checkpoint in run
+python examples/multi_device.py --devices 4 --processes 2      # as on two hosts with two devices each
+python examples/multi_device.py --devices 4 --checkpoint run   # when restarted, resumes from the checkpoint in run
 python examples/multi_device.py --short --devices 4            # a few seconds, to see that it runs
 
-Environments, the items of replay and the rows of every batch are spread over the devices; parameters are repeated on
-each. The agent is that of dqn.py, line for line: it is given another buffer, and its state is laid out over a mesh.
+Environments, replay items and the rows of every batch are sharded over the devices; parameters are replicated. The
+agent is the same as in dqn.py, line for line. Only its buffer differs, and the sharding of its state over a mesh.
 """
 
 import argparse
@@ -37,7 +37,7 @@ SAVE_EVERY = 5  # intervals
 
 
 def make_layout(mesh: Mesh) -> dict[str, Any]:
-    """How the leaves of a carry lie, as a prefix of it; the first axis is that of seeds, but for returns."""
+    """Shardings of a carry's leaves, as a pytree prefix. The first axis is the seeds, except for returns."""
     import dqn
 
     def over(*axes: str | None) -> NamedSharding:
@@ -53,8 +53,8 @@ def make_layout(mesh: Mesh) -> dict[str, Any]:
 def make_run(config: Any, mesh: Mesh, seed: int, seeds: int) -> tuple[Callable, Callable]:
     """Jitted functions begin() -> carry, and advance(carry) -> carry and the episodes of one more interval.
 
-    A carry is all that there is to a run: the state, the returns [warmup + steps, seeds, num_envs], NaN from where it
-    has come to, and the number of intervals done.
+    A carry is the whole state of a run: the agents' state, the returns [warmup + steps, seeds, num_envs], NaN for steps
+    not yet made, and the number of intervals done.
     """
     import dqn
     import gymnax
@@ -82,7 +82,7 @@ def make_run(config: Any, mesh: Mesh, seed: int, seeds: int) -> tuple[Callable, 
 
 
 def train(args: argparse.Namespace, process: int = 0, coordinator: str | None = None) -> None:
-    """Train, from the checkpoint if there is one; all processes make the same calls, and the first one reports."""
+    """Train, from the checkpoint if there is one. All processes make the same calls, and the first one reports."""
     if coordinator is not None:
         local = args.devices // args.processes
         jax.config.update("jax_num_cpu_devices", local)
@@ -95,7 +95,7 @@ def train(args: argparse.Namespace, process: int = 0, coordinator: str | None = 
     mesh = Mesh(jax.devices()[: args.devices], ("data",))
     buffer = jr.Sharded(buffer=dqn.make_buffer(args.per, args.learning_steps), mesh=mesh)
     config = dqn.Config(buffer=buffer, steps=args.learning_steps, num_envs=args.num_envs)
-    run = {"config": config, "seed": args.seed, "seeds": args.seeds}  # what a checkpoint belongs to
+    run = {"config": config, "seed": args.seed, "seeds": args.seeds}  # a checkpoint belongs to these settings
 
     start = time.perf_counter()
     begin, advance = make_run(config, mesh, args.seed, args.seeds)
@@ -105,7 +105,7 @@ def train(args: argparse.Namespace, process: int = 0, coordinator: str | None = 
             carry = jr.restore(args.checkpoint, run, like=jax.eval_shape(begin))
         except FileNotFoundError:
             pass  # the first start
-        except ValueError as error:  # of a run with other arguments, or damaged
+        except ValueError as error:  # from a run with other arguments, or damaged
             sys.exit(f"error: {error}" if process == 0 else 1)
     carry = begin() if carry is None else carry
     done, per_interval = int(carry["done"]), config.steps // config.intervals * args.num_envs * args.seeds
@@ -137,7 +137,7 @@ def end_with_parent() -> None:
 
 
 def start_processes(args: argparse.Namespace) -> None:
-    """`train` in processes of this machine; ends with an error, and ends all of them, as soon as one has failed."""
+    """Run `train` in processes of this machine. If one fails, end all of them and exit with an error."""
     with socket.socket() as free:
         free.bind(("localhost", 0))
         coordinator = f"localhost:{free.getsockname()[1]}"
@@ -154,7 +154,7 @@ def start_processes(args: argparse.Namespace) -> None:
             running = [process for process in running if process.exitcode is None]
     finally:
         for process in running:
-            process.kill()  # jax.distributed ignores a plain signal to end; to checkpoints this does no harm
+            process.kill()  # jax.distributed ignores SIGTERM; checkpoints stay intact
 
 
 def parse_args() -> argparse.Namespace:
@@ -163,14 +163,14 @@ def parse_args() -> argparse.Namespace:
     parser.add_count("steps", "environment steps per seed", 250_000, 3_200)
     parser.add_argument("--uniform", dest="per", action="store_false", help="uniform replay, not prioritized")
     parser.add_argument("--num-envs", type=integer(1, 2**15), default=16, help="per seed (16)")
-    parser.add_argument("--devices", type=integer(1, 1024), help="number of devices, of all processes (all there are)")
+    parser.add_argument("--devices", type=integer(1, 1024), help="total number of devices (all)")
     parser.add_argument("--processes", type=integer(1, 64), default=1, help="processes, started on this machine (1)")
-    parser.add_argument("--checkpoint", type=Path, help="folder for a checkpoint, from which the run goes on (none)")
+    parser.add_argument("--checkpoint", type=Path, help="checkpoint folder; the run resumes from it (none)")
     args = parser.parse()
     if args.processes > 1:
         if args.devices is None or args.devices % args.processes:
             parser.error(f"argument --devices: must be a multiple of the {args.processes} processes")
-        jax.config.update("jax_platforms", "cpu")  # of this process, which leaves the devices to the others
+        jax.config.update("jax_platforms", "cpu")  # for this process; the others use the devices
     else:
         if args.devices is not None:
             jax.config.update("jax_num_cpu_devices", args.devices)

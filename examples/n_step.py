@@ -1,10 +1,10 @@
-"""How many steps should a return span, with uniform and with prioritized replay? The DQN of dqn.py, n = 1, 3 and 5.
+"""Returns of n = 1, 3 and 5 steps, with uniform and with prioritized replay, for the DQN of dqn.py.
 
 pip install -e '.[examples]'
 python examples/n_step.py           # CartPole and DeepSea, 16 seeds; figures in n_step.json
 python examples/n_step.py --short   # a few seconds, to see that it runs
 
-DeepSea (Osband et al. 2020, arXiv:1908.03568) rewards one path of ten right actions and charges a little for each, so
+DeepSea (Osband et al. 2020, arXiv:1908.03568) rewards one path of ten right actions, each with a small cost, so
 random actions are rewarded once in 1,024 episodes. Its epsilon falls over half of the steps.
 """
 
@@ -35,7 +35,7 @@ FIGURES = {"mean over training": lambda x: np.nanmean(x, axis=1), "at the end": 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
     env: str
-    settings: dict[str, Any]  # what the environment is made with
+    settings: dict[str, Any]  # arguments of the environment
     exploration: float  # fraction of the steps in which epsilon falls
 
 
@@ -46,7 +46,7 @@ TASKS = {
 
 
 def train(name: str, law: str, n: int, args: argparse.Namespace) -> tuple[np.ndarray, np.ndarray]:
-    """Environment steps [POINTS], and at each the mean return of the last episodes of each seed [seeds, POINTS]."""
+    """Environment steps [POINTS], and the mean return of the last episodes at each [seeds, POINTS]."""
     task = TASKS[name]
     buffer = make_buffer(law == "prioritized", args.steps)
     config = Config(buffer=buffer, steps=args.steps, n=n, exploration=task.exploration)
@@ -59,7 +59,7 @@ def train(name: str, law: str, n: int, args: argparse.Namespace) -> tuple[np.nda
 
 
 def print_table(name: str, curves: dict[str, dict[int, np.ndarray]]) -> None:
-    """Mean and final returns of `curves` (law -> n -> [seeds, points]), and what prioritizing adds."""
+    """Print mean and final returns of `curves` (sampler -> n -> [seeds, points]), and the gain from priorities."""
     print(f"\n{name}{'':{46 - len(name)}}" + "".join(f"{f'n={n}':>26}" for n in curves["uniform"]))
     for title, figure in FIGURES.items():
         figures = {law: [figure(x) for x in of_n.values()] for law, of_n in curves.items()}
@@ -71,7 +71,7 @@ def print_table(name: str, curves: dict[str, dict[int, np.ndarray]]) -> None:
 
 
 def plot(path: Path, env_steps: np.ndarray, curves: dict[str, dict[str, dict[int, np.ndarray]]]) -> None:
-    """One panel a task: the mean over seeds, and its 95% interval."""
+    """Plot one panel per task: the mean over seeds, and its 95% interval."""
     figure = Figure(figsize=(11, 4.2), layout="constrained")
     for axes, (name, of_law) in zip(figure.subplots(1, len(curves)), curves.items(), strict=True):
         for law, of_n in of_law.items():

@@ -1,16 +1,16 @@
-"""An average policy learned from a memory of all of a run: fictitious self-play of Kuhn poker.
+"""An average policy learned from a memory of a whole run: fictitious self-play of Kuhn poker.
 
 pip install -e '.[examples]'
 python examples/nfsp.py           # 16 seeds, a reservoir and two rings
 python examples/nfsp.py --short   # a few seconds, to see that it runs
 
-Neural fictitious self-play (Heinrich and Silver 2016, arXiv:1603.01121, section 3) with tables in place of networks.
-Each player learns a best response by Q-learning from a ring of recent transitions, and the average of all its best
-responses so far from a second memory, of its own best-response actions. It plays the average, and now and then its best
-response. In a zero-sum game the averages approach an equilibrium. How far off they are is the exploitability: what a
-best response would win from them a hand, mean of both players; here it is computed exactly.
+Neural fictitious self-play (Heinrich and Silver 2016, arXiv:1603.01121, section 3) with tables instead of networks.
+Each player learns a best response by Q-learning from a ring of recent transitions. From a second memory, which holds
+its own best-response actions, it learns the average of all its best responses so far. It plays the average, and now and
+then its best response. In a zero-sum game the averages approach an equilibrium. The distance is the exploitability: the
+amount that a best response would win from them per hand, mean of both players. Here it is computed exactly.
 
-The second memory is what differs:
+The variants differ in the second memory:
 
 - reservoir: `jr.ReservoirBuffer`, a uniform sample of all best responses (Vitter 1985, algorithm R).
 - ring: `jr.ReplayBuffer` of the same capacity: the newest best responses.
@@ -52,7 +52,7 @@ DEALS = np.array([(a, b) for a in range(3) for b in range(3) if a != b], np.int3
 
 @struct.dataclass
 class Decision:
-    """What a player did and what followed for it; leads to the information set `then` unless discount is 0."""
+    """A player's action and its result. The next information set is `then`, unless discount is 0."""
 
     where: Any  # int32 [B], information set
     action: Any  # int32 [B]
@@ -70,14 +70,14 @@ class Players:
 
 
 def payoff(cards: Any, first: Any, second: Any, third: Any) -> jax.Array:
-    """What the first player wins; `cards` [..., 2]. The third action counts after pass and bet."""
+    """The first player's win for `cards` [..., 2]. The third action counts only after pass and bet."""
     sign = jnp.where(cards[..., 0] > cards[..., 1], 1.0, -1.0)
     after_pass = jnp.where(second == PASS, sign, jnp.where(third == PASS, -1.0, 2 * sign))
     return jnp.where(first == PASS, after_pass, jnp.where(second == PASS, 1.0, 2 * sign))
 
 
 def play(policies: jax.Array, luck: jax.Array) -> tuple[Decision, jax.Array]:
-    """One hand, from `policies` [SETS, 2] and `luck` [4], uniform: 3 decisions [3], and which of them there were."""
+    """One hand from `policies` [SETS, 2] and uniform `luck` [4]: decisions [3], and a mask of those that were made."""
     cards = jnp.asarray(DEALS)[(luck[0] * len(DEALS)).astype(jnp.int32)]
 
     def act(where: jax.Array, luck: jax.Array) -> jax.Array:
@@ -100,7 +100,7 @@ def play(policies: jax.Array, luck: jax.Array) -> tuple[Decision, jax.Array]:
 
 
 def exploitability(policy: jax.Array) -> jax.Array:
-    """What best responses to a policy [SETS, 2] win from it in a hand, mean of both players."""
+    """The win per hand of best responses to a policy [SETS, 2], mean of both players."""
     cards = jnp.stack(jnp.meshgrid(jnp.arange(3), jnp.arange(3), indexing="ij"), axis=-1)  # [3, 3, 2]
     dealt = ~jnp.eye(3, dtype=bool) / 6.0
     first, after_bet, after_pass, answer = policy[:3], policy[3:6], policy[6:9], policy[9:]
@@ -108,11 +108,11 @@ def exploitability(policy: jax.Array) -> jax.Array:
     def wins(*actions: int) -> jax.Array:
         return dealt * payoff(cards, *actions)  # [3, 3], by cards
 
-    # Of the first player, by its card: the value of each action against the second player's policy.
+    # First player, by its card: the value of each action against the second player's policy.
     bets = wins(BET, PASS, PASS) @ answer[:, PASS] + wins(BET, BET, PASS) @ answer[:, BET]
     thirds = jnp.stack([wins(PASS, BET, third) @ after_pass[:, BET] for third in (PASS, BET)])
     passes = wins(PASS, PASS, PASS) @ after_pass[:, PASS] + thirds.max(axis=0)
-    # Of the second player, by its card, likewise.
+    # Second player, by its card, likewise.
     third = after_bet[:, [BET]] * wins(PASS, BET, BET) + after_bet[:, [PASS]] * wins(PASS, BET, PASS)
     answers = [(first[:, PASS] @ wins(PASS, PASS, PASS), first[:, PASS] @ third)]
     answers += [tuple(first[:, BET] @ wins(BET, second, PASS) for second in (PASS, BET))]
@@ -120,7 +120,7 @@ def exploitability(policy: jax.Array) -> jax.Array:
 
 
 def play_hands(players: Players, exploration: jax.Array, key: jax.Array) -> tuple[Decision, jax.Array, jax.Array]:
-    """Decisions of HANDS hands [HANDS * 3]; which of them there were, and which of these were best responses."""
+    """Decisions of HANDS hands [HANDS * 3], a mask of those made, and a mask of the best responses among these."""
     mode_key, play_key = jax.random.split(key)
     greedy = jax.nn.one_hot(players.values.argmax(axis=1), 2)
     best = (1 - exploration) * greedy + exploration / 2
@@ -133,21 +133,23 @@ def play_hands(players: Players, exploration: jax.Array, key: jax.Array) -> tupl
 
 
 def learn(players: Players, recent: Decision, best: jr.Sample) -> Players:
-    """From what was drawn of both memories: Q-learning, and the likelihood of the best responses."""
+    """One update from draws of both memories: Q-learning, and the likelihood of the best responses."""
     target = recent.reward + recent.discount * players.values[recent.then].max(axis=1)
     error = target - players.values[recent.where, recent.action]
     where, action = best.items
     slope = jax.nn.one_hot(action, 2) - jax.nn.softmax(players.logits)[where]  # of the log-likelihood
     return players.replace(
         values=players.values.at[recent.where, recent.action].add(STEP_SIZE * error),
-        logits=players.logits.at[where].add(STEP_SIZE * best.weights[:, None] * slope),  # weights: 0 if it was empty
+        logits=players.logits.at[where].add(
+            STEP_SIZE * best.weights[:, None] * slope
+        ),  # weights are 0 if the memory is empty
     )
 
 
 def make_trainer(memory: Any) -> tuple[Callable, Callable]:
     """Functions of all seeds: `init(keys)`, and `train(players, keys, number)`.
 
-    The latter makes INTERVAL steps, the `number`-th so many, and also gives the exploitability [seeds] after them.
+    `train` makes the `number`-th INTERVAL steps, and also returns the exploitability [seeds] after them.
     """
     ring = jr.ReplayBuffer(capacity=RECENT)
 
@@ -205,7 +207,7 @@ def print_table(curves: dict[str, np.ndarray], steps: int) -> None:
 
 
 def plot(path: Path, curves: dict[str, np.ndarray], steps: int) -> None:
-    """Means as lines, smallest to largest faint."""
+    """Plot means as lines, and the range from smallest to largest faint."""
     times = np.arange(1, steps // INTERVAL + 1) * INTERVAL
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
@@ -234,7 +236,7 @@ def main() -> None:
     memories = {
         "reservoir": jr.ReservoirBuffer(capacity=CAPACITY),
         "ring": jr.ReplayBuffer(capacity=CAPACITY),
-        "ring of all": jr.ReplayBuffer(capacity=HANDS * args.steps // 2),  # of a hand there are 0.23 on average
+        "ring of all": jr.ReplayBuffer(capacity=HANDS * args.steps // 2),  # 0.23 per hand on average
     }
     curves, start = {}, time.perf_counter()
     with tqdm(total=len(memories) * args.steps // INTERVAL, unit=f" x {INTERVAL} steps") as bar:

@@ -1,4 +1,4 @@
-"""The library in 30 lines: fill a prioritized buffer, draw from it, learn, tell it the TD errors.
+"""The library in 30 lines: fill a prioritized buffer, draw from it, learn, update the priorities.
 
 Run: python examples/quickstart.py
 """

@@ -3,8 +3,8 @@
 pip install -e '.[examples]'
 python examples/r2d2.py                 # CartPole without velocities: both agents, 8 seeds each
 python examples/r2d2.py --task memory   # MemoryChain: the last action must repeat the bit that the first step showed
-python examples/r2d2.py --windows episodes  # learns whole episodes instead of overlapping sequences
-python examples/r2d2.py --refresh       # writes recurrent states that the learner computes back into the buffer
+python examples/r2d2.py --windows episodes  # learns from whole episodes instead of overlapping sequences
+python examples/r2d2.py --refresh       # writes fresh recurrent states back into the buffer
 python examples/r2d2.py --short         # a few seconds, to see that it runs
 
 After Kapturowski et al. 2019 (Recurrent Experience Replay in Distributed Reinforcement Learning): overlapping
@@ -33,15 +33,15 @@ LAST_EPISODES = 50  # a seed's return is the mean over this many training episod
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Task:
-    """An environment whose observations do not tell all.
+    """A partially observed environment.
 
     Attributes:
-      name: as in titles.
+      name: its name in titles.
       best: the highest return.
       steps: updates that suffice for it.
       longest: steps of the longest episode.
       make: () -> environment, parameters.
-      see: what is seen of an observation.
+      see: observation -> its visible part.
     """
 
     name: str
@@ -72,7 +72,7 @@ TASKS = {
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config:
-    """Static settings. A step makes a rollout in each of a seed's environments, and then one update."""
+    """Static settings. One step makes a rollout in each of a seed's environments, and then one update."""
 
     task: Task
     recurrent: bool
@@ -86,7 +86,7 @@ class Config:
     sequence_length: int = 32
     stride: int = 8
     burn_in: int = 4
-    refresh: bool = False  # write recurrent states back, so that the stored ones do not age
+    refresh: bool = False  # write fresh recurrent states back
     batch_size: int = 32
     n: int = 3
     gamma: float = 0.99
@@ -98,15 +98,15 @@ class Config:
 
 
 def whole_episodes(task: Task) -> dict[str, Any]:
-    """Settings to learn whole episodes; these start from the zero state, as stored, and need no burn-in."""
+    """Settings for whole episodes, which start from the zero state, as stored, and need no burn-in."""
     length = task.longest + Config.n  # the last n rows of a sequence start no transition
-    warmup = length // Config.rollout + 1  # steps until there is a sequence
+    warmup = length // Config.rollout + 1  # steps until a sequence is complete
     sequences = {"sequence_length": length, "stride": 1, "burn_in": 0, "batch_size": 4}
     return {"windows": "episodes", "warmup": warmup, **sequences}
 
 
 class Network(nn.Module):
-    """Values of the actions, [..., num_actions], from one observation and the recurrent state before it."""
+    """Action values [..., num_actions] from one observation and the recurrent state before it."""
 
     recurrent: bool
     units: int
@@ -116,7 +116,7 @@ class Network(nn.Module):
     def __call__(self, carry: jax.Array, obs: jax.Array) -> tuple[jax.Array, jax.Array]:
         x = nn.relu(nn.Dense(self.units)(obs))
         if self.recurrent:
-            # Flax's default is orthogonal: on few cores, several batched QR factorizations at a time can wait for each
+            # Flax's default is orthogonal. On few cores, several concurrent batched QR factorizations can wait for each
             # other forever (jaxlib 0.10).
             carry, x = nn.GRUCell(self.units, recurrent_kernel_init=nn.initializers.lecun_normal())(carry, x)
         else:  # as many parameters as the GRU has
@@ -125,7 +125,7 @@ class Network(nn.Module):
 
 
 def squash(x: jax.Array) -> jax.Array:
-    """The scale that values are learned on, which keeps large returns small (Kapturowski et al. 2019, section 2.3)."""
+    """The value rescaling, which keeps large returns small (Kapturowski et al. 2019, section 2.3)."""
     return jnp.sign(x) * (jnp.sqrt(jnp.abs(x) + 1) - 1) + 1e-3 * x
 
 
@@ -168,7 +168,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         see = config.task.see
         return see(obs), env_state, reward, terminated, truncated, see(info["final_observation"])
 
-    # Every episode's last observation becomes a row of its own, so that sequences hold all that a target needs.
+    # The final observation of every episode becomes a row of its own, so that sequences hold all that a target needs.
     env_rows = jr.NextStepAutoreset(env_step=env_step)
 
     def step_envs(state: State, epsilon: jax.Array | float) -> tuple[State, dict[str, jax.Array]]:
@@ -197,7 +197,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         return state.replace(buffer=buffer.init(rollout))
 
     def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
-        """The state after a rollout, and the returns [rollout, num_envs] of the episodes that ended, NaN where none did."""
+        """The state after a rollout, and returns [rollout, num_envs] of the episodes that ended, NaN where none did."""
         new, rows = jax.lax.scan(lambda s, _: step_envs(s, epsilon), state.replace(buffer=None), length=config.rollout)
 
         def count(total: jax.Array, row: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array]:
@@ -209,9 +209,9 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         return new, returns
 
     def unroll(params: Any, carry: jax.Array, items: dict[str, jax.Array]) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """The state behind sequences, the states [B, L, units] at their steps, and values [B, L, num_actions].
+        """The state after the sequences, the states [B, L, units] at their steps, and values [B, L, num_actions].
 
-        `carry` [B, units] is the state at their first step.
+        `carry` [B, units] is the state at the first step.
         """
 
         def step(carry: jax.Array, row: dict[str, jax.Array]) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
@@ -227,7 +227,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         key, sample_key = jax.random.split(state.key)
         sample = buffer.sample(state.buffer, sample_key, config.batch_size)
         before, items = jr.split_burn_in(sample.items, config.burn_in)
-        mask = items["step"] & sample.mask[:, config.burn_in :]  # of "episodes", not the next one's steps
+        mask = items["step"] & sample.mask[:, config.burn_in :]  # with "episodes", without the steps of the next one
 
         def values(params: Any) -> tuple[jax.Array, jax.Array]:
             carry, _, _ = unroll(params, sample.items["carry"][:, 0], before)
@@ -262,7 +262,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         params = optax.apply_updates(state.params, updates)
         target_params = optax.incremental_update(params, state.target_params, config.target_rate)
         buffer_state = buffer.update(state.buffer, sample.indices, priorities)
-        if config.refresh:  # states behind burn-in; those in it may still be off, as they follow from a stored one
+        if config.refresh:  # only states after burn-in; the earlier ones still depend on a stored state
             behind = jnp.arange(config.sequence_length) >= config.burn_in
             fresh = sample.items["carry"].at[:, config.burn_in :].set(carries)
             leaves = {name: fresh if name == "carry" else None for name in sample.items}

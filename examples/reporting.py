@@ -1,6 +1,6 @@
-"""How the examples report: a progress bar, times, learning curves, a table and a plot.
+"""Reports of the examples: a progress bar, times, learning curves, a table and a plot.
 
-tqdm and matplotlib are imported where they are used, so that an agent can be imported without them.
+tqdm and matplotlib are imported on first use, so that an agent can be imported without them.
 """
 
 import functools
@@ -24,8 +24,8 @@ def count_episodes(returns: jax.Array) -> tuple[jax.Array, jax.Array]:
 class Progress:
     """A bar over the environment steps of all seeds.
 
-    In a jitted function, call it with the `returns` of some steps, NaN where no episode ended: the compiled function
-    then moves the bar by them. Elsewhere call `update`.
+    In a jitted function, call it with the `returns` of some steps, NaN where no episode ended. The compiled function
+    then advances the bar by these steps. Elsewhere call `update`.
     """
 
     def __init__(self, total: int, name: str = "", **settings: Any):
@@ -44,7 +44,7 @@ class Progress:
 
 
 def run(train: Any, keys: jax.Array, progress: Progress) -> tuple[np.ndarray, str]:
-    """Compile and run `train`, a jitted function of one key a seed; its result, and a line on how long it took."""
+    """Compile and run `train`, a jitted function of keys [seeds]. Returns its result, and a line with the times."""
     start = time.perf_counter()
     compiled_train = train.lower(keys).compile()
     compiled = time.perf_counter()
@@ -58,9 +58,9 @@ def run(train: Any, keys: jax.Array, progress: Progress) -> tuple[np.ndarray, st
 
 
 def learning_curves(returns: np.ndarray, last_episodes: int, points: int = 201) -> tuple[np.ndarray, np.ndarray]:
-    """Environment steps of a seed [points], and the mean return of its last episodes by then [seeds, points].
+    """Environment steps of a seed [points], and the mean return of its last episodes at each [seeds, points].
 
-    `returns` [steps, seeds, num_envs] has the return of each episode at the step that ended it, and NaN elsewhere.
+    `returns` [steps, seeds, num_envs] holds the return of each episode at its last step, and NaN elsewhere.
     """
     steps, seeds, num_envs = returns.shape
     times, curves = np.linspace(0, steps, points), np.full((seeds, points), np.nan)
@@ -81,7 +81,7 @@ def interval(values: np.ndarray) -> tuple[float, float]:
 
 
 def print_table(title: str, last_episodes: int, final: dict[str, np.ndarray]) -> None:
-    """Final returns of each agent, `final` [seeds], with their mean and its interval."""
+    """Print the final returns of each agent, `final` [seeds], with their mean and its interval."""
     means = ["{:.2f} [{:.2f}, {:.2f}]".format(values.mean(), *interval(values)) for values in final.values()]
     width = max(26, *(len(text) + 2 for text in (*final, *means)))
     print(f"{title}\nreturn: mean of the last {last_episodes} training episodes; [95% bootstrap interval over seeds]")
@@ -92,7 +92,7 @@ def print_table(title: str, last_episodes: int, final: dict[str, np.ndarray]) ->
 
 
 def legend_below(axes: Any, ncols: int = 2) -> None:
-    """A legend under the axis label, where no curve can lie behind it; for a figure with constrained layout."""
+    """Add a legend below the axis label, where it covers no curve. The figure needs constrained layout."""
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=ncols, frameon=False)
 
 
@@ -107,7 +107,7 @@ def plot(
     goal: tuple[float, str] | None = None,
     xlabel: str = "environment steps per seed",
 ) -> None:
-    """Learning curves [seeds, points] of each agent, and a dashed line at the goal."""
+    """Plot learning curves [seeds, points] of each agent, and a dashed line at the goal."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
@@ -137,7 +137,7 @@ def summarize(
 ) -> None:
     """Print the table of one agent's `returns` (see `learning_curves`), and plot its learning curves to `path`.
 
-    Where there is a `goal`, also say how many seeds reach this return.
+    With a `goal`, also print how many seeds reach this return.
     """
     env_steps, curves = learning_curves(returns, last_episodes)
     final = curves[:, -1]

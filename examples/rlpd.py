@@ -1,15 +1,15 @@
-"""Online learning with a small data set beside it: half of every batch from each (RLPD).
+"""Online learning with a small data set: half of every batch comes from each source (RLPD).
 
 pip install -e '.[examples]'
-python examples/rlpd.py           # online, from the data alone, and from both, 8 seeds of each at once
+python examples/rlpd.py           # online, offline, and from both, 8 seeds of each at once
 python examples/rlpd.py --short   # a few seconds, to see that it runs
 
 The agent of `sac.py` on MountainCarContinuous-v0. A car that is too weak to drive up a hill has to swing up. It is
-rewarded at the top alone, and pays for its actions before: an agent that has not seen the top yet learns to stand
-still. The data are 2 episodes of pushes at random, each for 10 steps, some of which get there. Ball et al. 2023
+rewarded only at the top, and pays for its actions on the way, so an agent that has not reached the top learns to stand
+still. The data are 2 episodes of random pushes, each for 10 steps; some episodes reach the top. Ball et al. 2023
 (Efficient Online Reinforcement Learning with Offline Data, arXiv:2302.02948, section 4.1) draw half of each batch from
-the agent's own buffer and half from the data, which `jr.Mixture` does. Of their other advice, layer normalization,
-ensembles and many updates a step, nothing is done here.
+the agent's own buffer and half from the data, as `jr.Mixture` does. Their layer normalization, ensembles and many
+updates per step are left out here.
 """
 
 import argparse
@@ -35,7 +35,7 @@ VARIANTS = {"online": "online", "data alone": "data", "half and half": "both"}
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Replay:
-    """An agent's own transitions and those of a data set; batches come from either or from both."""
+    """An agent's own transitions and the transitions of a data set. Batches come from one or from both."""
 
     own: jr.ReplayBuffer
     data: jr.ReplayBuffer
@@ -63,7 +63,7 @@ class Replay:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Config(sac.Config):
-    """Static settings. A step steps one environment and makes one update."""
+    """Static settings. One step advances one environment and makes one update."""
 
     source: str = "both"
     episodes: int = 2  # of the data
@@ -81,7 +81,7 @@ class Config(sac.Config):
 
 
 def make_env() -> tuple[Any, Any]:
-    """MountainCarContinuous-v0, with observations of about the same size."""
+    """MountainCarContinuous-v0, with observations scaled to similar size."""
     from gymnax.environments.classic_control.continuous_mountain_car import ContinuousMountainCar
 
     class Scaled(ContinuousMountainCar):
@@ -93,7 +93,7 @@ def make_env() -> tuple[Any, Any]:
 
 
 def drive_at_random(env: Any, params: Any, key: jax.Array, config: Config) -> tuple[Any, jax.Array]:
-    """Episodes of pushes at random, each for 10 steps: their transitions, and the mean return."""
+    """The transitions and the mean return of episodes of random pushes, each for 10 steps."""
 
     def step(carry: Any, time_and_key: Any) -> Any:
         obs, state, push, over = carry
@@ -116,7 +116,7 @@ def drive_at_random(env: Any, params: Any, key: jax.Array, config: Config) -> tu
 
 
 def make_trainer(config: Config) -> tuple[Callable, Callable]:
-    """Of all seeds: `init(keys) -> states, returns of the data`; `train(states) -> states, returns of a test`."""
+    """Functions of all seeds: `init(keys) -> states, returns of the data`; `train(states) -> states, test returns`."""
     env, params = make_env()
     init_agent, act, learn = sac.make_agent(config, env, params)
     small = dataclasses.replace(config, num_envs=config.tests, capacity=config.tests)
@@ -151,7 +151,7 @@ def make_trainer(config: Config) -> tuple[Callable, Callable]:
 
 
 def run(config: Config, keys: jax.Array, bar: tqdm) -> tuple[np.ndarray, np.ndarray]:
-    """Mean returns of tests [seeds, steps / interval], and those of the data [seeds]."""
+    """Mean test returns [seeds, steps / interval], and mean returns of the data [seeds]."""
     init, train = make_trainer(config)
     states, of_data = init(keys)
     curve = []

@@ -73,12 +73,12 @@ class State:
 
 
 def critic_loss(td_errors: jax.Array, weights: jax.Array) -> jax.Array:
-    """mean(w * (d1^2 + d2^2) / 2) of the TD errors [2, B] of both critics and the weights [B]."""
+    """Loss mean(w * (d1^2 + d2^2) / 2), with TD errors [2, B] of both critics and weights [B]."""
     return jnp.mean(weights * jnp.sum(td_errors**2, axis=0) / 2)
 
 
 def priorities(td_errors: jax.Array) -> jax.Array:
-    """(|d1| + |d2|) / 2, [B], of the TD errors [2, B]."""
+    """Priorities (|d1| + |d2|) / 2 [B] from TD errors [2, B]."""
     return jnp.mean(jnp.abs(td_errors), axis=0)
 
 
@@ -102,7 +102,7 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
     buffer = config.buffer
 
     def policy(params: Any, obs: jax.Array, key: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """Actions [B, num_actions] of a Gaussian squashed by tanh, and their log-densities [B]."""
+        """Actions [B, num_actions] from a Gaussian squashed by tanh, and their log-densities [B]."""
         mean, log_std = jnp.split(actor.apply(params, obs), 2, axis=-1)
         log_std = jnp.clip(log_std, -5, 2)
         noise = jax.random.normal(key, mean.shape, mean.dtype)
@@ -112,7 +112,7 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
         return jnp.tanh(u), jnp.sum(log_density - log_slope, axis=-1)
 
     def q(params: Any, obs: jax.Array, action: jax.Array) -> jax.Array:
-        """[2, B]: one row a critic."""
+        """Values [2, B], one row per critic."""
         x = jnp.concatenate([obs, action], axis=-1)
         return jax.vmap(critic.apply, in_axes=(0, None))(params, x)[..., 0]
 
@@ -182,9 +182,9 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
 def make_train(
     agent: tuple[Callable, Callable, Callable], config: Config, report: Callable[[jax.Array], None]
 ) -> Callable[[jax.Array], jax.Array]:
-    """A jitted function from one key a seed to the returns [warmup + steps, seeds, num_envs] of all episodes.
+    """A jitted function from keys [seeds] to the returns [warmup + steps, seeds, num_envs] of all episodes.
 
-    `report` is traced with those of each interval.
+    `report` is called while tracing, with the returns of each interval.
     """
     init, act, learn = agent
     init, act, learn = jax.vmap(init), jax.vmap(act, in_axes=(0, None)), jax.vmap(learn)

@@ -1,11 +1,11 @@
-"""What a time limit does to learned values, when it is handled rightly and when it is not.
+"""The effect of a time limit on learned values, with correct and incorrect handling.
 
 pip install -e '.[examples]'
 python examples/time_limit.py
 
-Two environments pay 1 a step and are cut off after 50 steps, which is a truncation: the task itself goes on for ever,
-so with a discount of 0.99 every state is worth 100 (Pardo et al. 2018, section 3). In the first, all observations are
-equal. In the second, the first step of an episode is told apart and costs 10. Values are learned by n-step TD through
+Two environments give a reward of 1 per step and are truncated after 50 steps. The task itself goes on for ever, so with
+a discount of 0.99 every state has value 100 (Pardo et al. 2018, section 3). In the first, all observations are equal.
+In the second, the first step of an episode has its own observation and costs 10. Values are learned by n-step TD with
 `jr.NStep` and a `jr.ReplayBuffer`, and again with each of four common mistakes.
 """
 
@@ -45,7 +45,7 @@ class State:
 
 @partial(jax.jit, static_argnums=(0, 1))
 def learn(n: int, updates: int, way: jax.Array, first_differs: jax.Array, key: jax.Array) -> jax.Array:
-    """Values [2] of an ordinary and of a first step, learned from n-step returns in one of `WAYS`."""
+    """Values [2] of an ordinary step and of a first step, learned from n-step returns in one of `WAYS`."""
     tracer = jr.NStep(n=n, gamma=GAMMA, num_envs=NUM_ENVS)
     buffer = jr.ReplayBuffer(capacity=CAPACITY)
 
@@ -85,7 +85,7 @@ def learn(n: int, updates: int, way: jax.Array, first_differs: jax.Array, key: j
 
 
 def learn_all(n: int, updates: int, seed: int = 0) -> np.ndarray:
-    """What `learn` gives for each environment and way, [len(ENVIRONMENTS), len(WAYS), 2]."""
+    """Results of `learn` for each environment and way, [len(ENVIRONMENTS), len(WAYS), 2]."""
     ways, keys = jnp.array(list(WAYS)), jax.random.split(jax.random.key(seed), len(WAYS))
     one_env = jax.vmap(partial(learn, n, updates), in_axes=(0, None, 0))
     return np.stack([one_env(ways, first_differs, keys) for first_differs in ENVIRONMENTS.values()])

@@ -1,4 +1,4 @@
-"""What JaxMARL's VDN may use instead of flashbax's flat buffer."""
+"""Replacements for the flat buffer of flashbax in JaxMARL's VDN."""
 
 import functools
 from collections.abc import Callable
@@ -13,7 +13,7 @@ import jaxreplay as jr
 
 
 def adapt(buffer: jr.SequenceBuffer, batch_size: int, make_pairs: Callable[[Any], tuple[Any, Any]]) -> TrajectoryBuffer:
-    """`buffer` as `fbx.make_flat_buffer` makes one; `add` takes a rollout's steps, flattened from [T, num_envs]."""
+    """`buffer` with the interface of `fbx.make_flat_buffer`. `add` takes a rollout, flattened from [T, num_envs]."""
 
     def init(step: Any) -> jr.SequenceState:
         return buffer.init(jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, buffer.num_envs, *x.shape), x.dtype), step))
@@ -31,7 +31,7 @@ def adapt(buffer: jr.SequenceBuffer, batch_size: int, make_pairs: Callable[[Any]
 
 
 def one_step_buffer(num_envs: int, max_length: int, sample_batch_size: int, **_: Any) -> TrajectoryBuffer:
-    """Pairs of a step and the next one."""
+    """A buffer of pairs: a step and the next one."""
     buffer = jr.SequenceBuffer(length=max_length // num_envs, num_envs=num_envs, sequence_length=2)
 
     def make_pairs(items: Any) -> tuple[Any, Any]:
@@ -43,10 +43,10 @@ def one_step_buffer(num_envs: int, max_length: int, sample_batch_size: int, **_:
 def n_step_buffer(
     num_envs: int, n: int, gamma: float, max_length: int, sample_batch_size: int, **_: Any
 ) -> TrajectoryBuffer:
-    """Transitions of n steps, for tasks that a time limit alone ends, as all of MPE.
+    """A buffer of n-step transitions, for tasks that only a time limit ends, as all of MPE.
 
-    Sequences lie inside an episode. The final observation is lost, so none starts at an episode's last step, and all
-    bootstrap. The agent does so with (1 - done) * gamma; `done` is what makes this gamma^n.
+    Sequences lie inside an episode. The final observation is lost, so no sequence starts at an episode's last step, and
+    all bootstrap. The agent bootstraps with (1 - done) * gamma, and `done` is set so that this equals gamma^n.
     """
     length = max_length // num_envs
     buffer = jr.SequenceBuffer(length=length, num_envs=num_envs, sequence_length=n + 1, windows="inside")

@@ -1,14 +1,14 @@
-"""JaxMARL's VDN, as it is and on jaxreplay: simple_spread of MPE, with JaxMARL's settings, but fewer steps.
+"""JaxMARL's VDN, original and ported: simple_spread of MPE, with JaxMARL's settings, but fewer steps.
 
 pip install -e . 'jaxmarl[algs]==0.2.0'
 git clone https://github.com/FLAIROx/JaxMARL && git -C JaxMARL checkout c793d095
 python examples/ports/jaxmarl_vdn.py --baselines JaxMARL/baselines           # a quarter of an hour on two CPU cores
 python examples/ports/jaxmarl_vdn.py --baselines JaxMARL/baselines --speed   # times of short runs
-python examples/ports/jaxmarl_vdn.py --baselines JaxMARL/baselines --check   # what is right now that was not
+python examples/ports/jaxmarl_vdn.py --baselines JaxMARL/baselines --check   # correctness of both
 python examples/ports/jaxmarl_vdn.py --baselines JaxMARL/baselines --short   # to see that it runs
 
-Runs with jax 0.12.0. The environments are a package; the agents are scripts that it leaves out. `vdn_ff.py` is run as
-it is, and all that is changed is the buffer that it makes. There are two ports, `one_step_buffer` and `n_step_buffer`.
+Tested with jax 0.12.0. The package has the environments but not the scripts of the agents. `vdn_ff.py` runs unchanged,
+except for the buffer that it makes. There are two ports, `one_step_buffer` and `n_step_buffer`.
 """
 
 import functools
@@ -40,7 +40,7 @@ NOTES = [
 
 
 def load(baselines: Path) -> tuple[ModuleType, dict[str, Any]]:
-    """JaxMARL's script as a module, and its settings for MPE; tested once, when training ends."""
+    """JaxMARL's script as a module, and its settings for MPE, with one test at the end of training."""
     path = baselines / "QLearning"
     spec = importlib.util.spec_from_file_location("vdn_ff", path / "vdn_ff.py")
     module = importlib.util.module_from_spec(spec)
@@ -50,11 +50,11 @@ def load(baselines: Path) -> tuple[ModuleType, dict[str, Any]]:
 
 
 def make_train(module: ModuleType, config: dict[str, Any], make_buffer: Callable) -> Callable:
-    """keys [seeds] -> the return of the greedy policy after training, a mean over 512 episodes [seeds]."""
+    """A function from keys [seeds] to returns [seeds] of the greedy policy after training, means over 512 episodes."""
     env = MPELogWrapper(make(config["ENV_NAME"]))
 
     def train(keys: jax.Array) -> jax.Array:
-        module.fbx = SimpleNamespace(make_flat_buffer=make_buffer)  # read while this is traced
+        module.fbx = SimpleNamespace(make_flat_buffer=make_buffer)  # read while tracing
         _, _, _, test, _ = jax.vmap(module.make_train(dict(config), env))(keys)["runner_state"]
         return test["returned_episode_returns"]
 
@@ -62,7 +62,7 @@ def make_train(module: ModuleType, config: dict[str, Any], make_buffer: Callable
 
 
 def make_ports(config: dict[str, Any], n: int = 3) -> dict[str, tuple[Callable, int]]:
-    """What makes the buffer of each port, and the number of its lines."""
+    """The buffer constructor of each port, and its number of lines."""
     num_envs, gamma = config["NUM_ENVS"], config["GAMMA"]
     n_step = functools.partial(n_step_buffer, num_envs, n, gamma)
     return {
@@ -87,7 +87,7 @@ def compare(module: ModuleType, config: dict[str, Any], keys: jax.Array, **kwarg
 
 
 def draw(module: ModuleType, config: dict[str, Any], make_buffer: Callable) -> list[Any]:
-    """All that a short run draws: of the first row and of the second, agent_0's observation and whether it is done."""
+    """All draws of a short run: agent_0's observation and `done`, of the first row and of the second."""
     drawn = []
 
     def make_recorder(**settings: Any) -> TrajectoryBuffer:
@@ -108,9 +108,10 @@ def draw(module: ModuleType, config: dict[str, Any], make_buffer: Callable) -> l
 
 
 def check(module: ModuleType, config: dict[str, Any]) -> list[dict[str, str]]:
-    """An agent observes its velocity and position and where the landmarks lie from it; the task's step is 0.1 s.
+    """Rows of the table of checks, for both ports.
 
-    JaxMARL's `CTRolloutManager` sets the observation to zero with which an episode starts, except for the first one.
+    An agent observes its velocity, its position and the relative positions of the landmarks; a step is 0.1 s. JaxMARL's
+    `CTRolloutManager` sets the first observation of every episode but the first to zero.
     """
 
     def shares(make_buffer: Callable) -> tuple[str, ...]:

@@ -18,7 +18,7 @@ FINAL = "final_observation"
 
 
 class Replay(eqx.Module):
-    """A buffer with the methods of jaxnasium's; a row whose next observation is not in the buffer is not drawn."""
+    """A buffer with the methods of jaxnasium's. Rows without their next observation in the buffer are not drawn."""
 
     buffer: Any = eqx.field(static=True)
     batch_size: int = eqx.field(static=True)
@@ -44,7 +44,7 @@ class Replay(eqx.Module):
 
 
 class KeepsFinal(jym.Wrapper):
-    """Keeps the observation that a step led to, also where the environment has reset itself, under another name."""
+    """Keeps the observation before any reset, under another name."""
 
     def step(self, key: jax.Array, state: Any, action: Any) -> tuple:
         timestep, state = self._env.step(key, state, action)
@@ -53,7 +53,7 @@ class KeepsFinal(jym.Wrapper):
 
 
 class TracedReplay(Replay):
-    """Stores the prioritized n-step transitions of what it is given; the environment is in `KeepsFinal`."""
+    """Stores prioritized n-step transitions of its input; the environment is wrapped in `KeepsFinal`."""
 
     tracer: jr.NStep = eqx.field(static=True)
     tracing: jr.NStepState
@@ -81,13 +81,13 @@ class TracedReplay(Replay):
 
     def sample(self, key: jax.Array, with_next_obs: bool = True) -> Transition:
         found = self.buffer.sample(self.state, key, self.batch_size).items
-        terminated = 1 - found.In / self.tracer.gamma  # what jaxnasium's target multiplies by gamma is 1 less this
+        terminated = 1 - found.In / self.tracer.gamma  # jaxnasium multiplies gamma by 1 - terminated
         row = Transition(found.S, found.A, found.Rn, terminated, terminated, next_observation=found.S_next)
         return row.replace(PER_weight=found.W, PER_index=found.idx)
 
 
 def learn(agent: DQNAgent, batch: Transition) -> tuple[DQNAgent, jax.Array]:
-    """jaxnasium's own update, of weighted errors: a target that is nearer has the gradient of a smaller weight."""
+    """jaxnasium's own update with weighted errors: a target moved closer gives the gradient of a smaller weight."""
     values = jnp.max(jax.vmap(agent.critic_target)(batch.next_observation), axis=1)
     taken = jnp.take_along_axis(jax.vmap(agent.critic)(batch.observation), batch.action[:, None], axis=1)[:, 0]
     td_errors = batch.reward + (1 - batch.terminated) * agent.trainer.gamma * values - taken
@@ -116,7 +116,7 @@ class PrioritizedDQN(DQN):
 
 
 def with_buffer(algorithm: type[DQN], buffer: Any) -> type[DQN]:
-    """The algorithm, with another class of buffer in the place of jaxnasium's."""
+    """The algorithm with another buffer class instead of jaxnasium's."""
 
     class WithBuffer(algorithm):
         def train(self, *args: Any) -> tuple:

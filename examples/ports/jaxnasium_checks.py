@@ -1,4 +1,4 @@
-"""What the ports of jaxnasium have right and its buffers have not, and what these have right: by numbers, from both."""
+"""Checks of jaxnasium's buffers and of the ports, in numbers: what each gets right and wrong."""
 
 from typing import Any
 
@@ -14,7 +14,7 @@ LIMIT, NUM_ENVS, STEPS, LENGTH, BATCH_SIZE = 5, 2, 47, 32, 24
 
 
 def stream() -> Transition:
-    """Steps [STEPS, NUM_ENVS] of episodes that end at a time limit alone; an observation is one more than the last."""
+    """Steps [STEPS, NUM_ENVS] of episodes that end only at a time limit. Each observation is one more than the last."""
     t, env = np.arange(STEPS)[:, None], np.arange(NUM_ENVS)[None]
     obs = (1000 * env + 100 * (t // LIMIT) + t % LIMIT).astype(np.float32)
     cut = np.broadcast_to(t % LIMIT == LIMIT - 1, obs.shape)
@@ -23,7 +23,7 @@ def stream() -> Transition:
 
 
 def filled(buffer: Any, **settings: Any) -> Any:
-    """A buffer that has wrapped, filled row by row."""
+    """A buffer filled row by row until it has wrapped."""
     rows = stream()
     result = buffer(max_size=LENGTH * NUM_ENVS, sample_batch_size=BATCH_SIZE, data_sample=rows, **settings)
     insert = jax.jit(lambda buffer, row: buffer.insert(row))
@@ -33,7 +33,7 @@ def filled(buffer: Any, **settings: Any) -> Any:
 
 
 def next_observations() -> list[dict[str, str]]:
-    """Of the steps that are drawn: which are, and whether what follows is what followed."""
+    """Rows of checks: which steps are drawn, and whether their next observation is right."""
     newest = np.asarray(stream().observation)[-LENGTH : 1 - 3]  # with 3 steps, those before are in the buffer
     wrong, limits, stored = [], [], newest[newest % 100 == LIMIT - 1]
     ways = (
@@ -66,7 +66,7 @@ def next_observations() -> list[dict[str, str]]:
 
 
 def filled_with(errors: np.ndarray, batch_size: int) -> tuple[Any, Any]:
-    """jaxnasium's prioritized buffer and the port's, of items numbered from 0 with these TD errors; beta is 1."""
+    """Prioritized buffers of jaxnasium and of the port, with items numbered from 0 and these TD errors; beta is 1."""
     count = len(errors)
     numbers, no = jnp.arange(count + 1, dtype=jnp.float32)[:, None], jnp.zeros((count + 1, 1), bool)
     rows = Transition(numbers[..., None], no.astype(jnp.int32), numbers, no, no)
@@ -78,7 +78,7 @@ def filled_with(errors: np.ndarray, batch_size: int) -> tuple[Any, Any]:
 
 
 def weighted_means() -> dict[str, str]:
-    """What the weights are for: with beta = 1, a weighted mean over a batch is that of all items."""
+    """A check of the weights: with beta = 1, a weighted mean over a batch estimates the mean of all items."""
     count, batch_size = 500, 256
     errors = np.random.default_rng(0).lognormal(sigma=2.0, size=count).astype(np.float32)
     values = jnp.asarray(errors**0.3)
@@ -99,7 +99,7 @@ def weighted_means() -> dict[str, str]:
 
 
 def after_nan() -> dict[str, str]:
-    """The weights of a batch once a single TD error was NaN."""
+    """A check of the weights of a batch after a single NaN TD error."""
     errors, batch_size = np.ones(500, np.float32), 256
     errors[7] = np.nan
     found = []

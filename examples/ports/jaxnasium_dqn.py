@@ -1,15 +1,15 @@
-"""jaxnasium's DQN, as it is and on jaxreplay: CartPole-v1 with jaxnasium's default settings, but fewer steps.
+"""jaxnasium's DQN, original and ported: CartPole-v1 with jaxnasium's default settings, but fewer steps.
 
 pip install -e . 'jaxnasium[algs]==0.1.1'
 python examples/ports/jaxnasium_dqn.py                 # 8 seeds, minutes on two CPU cores
 python examples/ports/jaxnasium_dqn.py --prioritized   # the same with prioritized buffers
 python examples/ports/jaxnasium_dqn.py --speed         # time of short runs, with buffers of two sizes
-python examples/ports/jaxnasium_dqn.py --check         # what is right now that was not
-python examples/ports/jaxnasium_dqn.py --short         # a minute, most of it to compile
+python examples/ports/jaxnasium_dqn.py --check         # checks of both versions against correct values
+python examples/ports/jaxnasium_dqn.py --short         # a minute, mostly compilation
 
-Runs with jax 0.10.2. `Replay` takes the place of jaxnasium's two buffers, uniform and prioritized. No agent of
-jaxnasium uses its prioritized buffer, so `PrioritizedDQN` is one that does. `TracedReplay` gives it 3-step transitions
-that bootstrap at a time limit.
+Tested with jax 0.10.2. `Replay` replaces jaxnasium's two buffers, uniform and prioritized. No agent of jaxnasium uses
+its prioritized buffer, so `PrioritizedDQN` does. `TracedReplay` gives it 3-step transitions that bootstrap at a time
+limit.
 """
 
 import functools
@@ -44,7 +44,7 @@ PRIORITIZED = {
 def trainer(algorithm: type[DQN], **settings: Any) -> Callable:
     """A function from keys [seeds] to returns [seeds]: means over the last quarter of training.
 
-    Seeds train one after the other: under `jax.vmap` jaxnasium's own program gave no result either (jax 0.10.2, a CPU).
+    Seeds train one after the other. Under `jax.vmap` jaxnasium's own program gave no result either (jax 0.10.2, a CPU).
     """
     env = KeepsFinal(jym.make(TASK))
     algo = algorithm(log_function=None, gamma=GAMMA, **settings)
@@ -57,7 +57,7 @@ def trainer(algorithm: type[DQN], **settings: Any) -> Callable:
 
 
 def rows(task: str, original: Any, ports: dict[str, Any], keys: jax.Array, settings: dict, **how: Any) -> list[dict]:
-    """Rows of results of all ports; prints them."""
+    """Rows of results of all ports, which it also prints."""
     trainers = {name: trainer(port, **settings) for name, (port, _) in ports.items()}
     found = measure.compare_all(trainer(original, **settings), trainers, keys, **how)
     found = [{"port": name, "task": task, "lines": ports[name][1], **row} for name, row in found.items()]

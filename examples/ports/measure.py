@@ -1,10 +1,10 @@
-"""What the ports measure: an agent as its authors wrote it beside the same agent on jaxreplay.
+"""Measurements of the ports: an agent as its authors wrote it, and the same agent on jaxreplay.
 
 python examples/ports/measure.py --table   # the tables of .docs/pages/ports.md, made from results/*.json
 python examples/ports/measure.py --write   # write them into the page
 
-A training function takes keys [seeds] and gives the return of each seed [seeds]. A script compares functions with
-`compare_all`, counts the lines of its adapter with `count_lines`, and writes what it found with `write`.
+A training function takes keys [seeds] and returns the return of each seed [seeds]. A script compares functions
+with `compare_all`, counts the lines of its adapter with `count_lines`, and writes its results with `write`.
 """
 
 import datetime
@@ -28,7 +28,7 @@ import numpy as np
 
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
-# The modules that the examples share are found by that path alone, so they are imported behind it.
+# The shared modules of the examples are found only on that path, so they are imported after it.
 from arguments import Parser  # noqa: E402
 from reporting import interval  # noqa: E402
 
@@ -44,7 +44,7 @@ def parser(description: str, seeds: int = 8) -> Parser:
     result = Parser(description)
     result.add_experiment(seeds=seeds)
     result.add_argument("--speed", action="store_true", help="only time short runs, with buffers of several sizes")
-    result.add_argument("--check", action="store_true", help="only show what is right now that was not")
+    result.add_argument("--check", action="store_true", help="only check both versions against correct values")
     return result
 
 
@@ -65,7 +65,7 @@ def count_lines(*parts: Any) -> int:
 
 
 def compile_one(train: Callable, *args: Any) -> dict[str, Any]:
-    """A training function, compiled; the seconds that took, and the bytes that a run takes of the device."""
+    """The compiled training function, the compile time in seconds, and the device memory of a run in bytes."""
     start = time.perf_counter()
     program = jax.jit(train).lower(*args).compile()
     seconds = round(time.perf_counter() - start, 2)
@@ -78,10 +78,10 @@ def compile_one(train: Callable, *args: Any) -> dict[str, Any]:
 def compare_all(
     original: Callable, ports: dict[str, Callable], *args: Any, rounds: int, returns: bool = True
 ) -> dict[str, dict[str, Any]]:
-    """A row of results for each port: all training functions compiled, then run in turn, `rounds` times each.
+    """A row of results for each port. All training functions are compiled, then run in turn, `rounds` times each.
 
-    Every other round goes backwards. Before the first round each runs once, unless there is but one round.
-    `returns=False` says that these runs are too short for what they return to mean anything.
+    Every other round runs in reverse order. Before the first round each runs once, unless there is only one round.
+    Use `returns=False` if the runs are too short for their returns to mean anything.
     """
     compiled = {name: compile_one(train, *args) for name, train in {"": original, **ports}.items()}
     seconds: dict[str, list[float]] = {name: [] for name in compiled}
@@ -103,14 +103,14 @@ def compare_all(
 
 
 def show(row: dict[str, Any]) -> None:
-    """Print a row as it stands in the tables."""
+    """Print a row as in the tables."""
     for columns, cells in ((RETURNS, returns(row)), (SPEED, speed(row))):
         if cells is not None:
             print("  ".join(f"{name}: {text}" for name, text in zip(columns[1:], cells, strict=True)), flush=True)
 
 
 def write(out: Path, name: str, packages: Sequence[str], **found: Any) -> None:
-    """Write what a port found to `out`/`name`.json: its `agent`, and the rows of `rows` or of `checks`, or of both."""
+    """Write the results of a port to `out`/`name`.json: its `agent`, and `rows`, `checks` or both."""
     about = {
         "date": datetime.date.today().isoformat(),
         "command": re.sub(r" --out \S+", "", " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])),
@@ -137,7 +137,7 @@ SPEED = (
 
 
 def returns(row: dict[str, Any]) -> list[str] | None:
-    """A row of the table of returns, without its first cell; None if its runs were too short."""
+    """A row of the table of returns, without its first cell; None if the runs were too short."""
     if row["returns"] is None:
         return None
     values = [np.array(row["returns"][name]) for name in ("original", "port")]
@@ -146,7 +146,7 @@ def returns(row: dict[str, Any]) -> list[str] | None:
 
 
 def speed(row: dict[str, Any]) -> list[str] | None:
-    """A row of the table of speed, without its first cell; None if it ran so few times that they tell nothing."""
+    """A row of the table of speed, without its first cell; None if there were fewer than 3 runs."""
     original, port = (np.array(row["seconds"][name]) for name in ("original", "port"))
     if len(original) < 3:
         return None
@@ -163,7 +163,7 @@ def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def tables() -> str:
-    """The tables of the page: what was measured, what is right now, and with which versions."""
+    """The tables of the page: measurements, checks and versions."""
     files = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
     rows = [(found["agent"], row) for found in files.values() for row in found.get("rows", [])]
     measured = [[[agent, *cells] for agent, row in rows if (cells := of(row))] for of in (returns, speed)]
@@ -192,7 +192,7 @@ def tables() -> str:
 
 
 def main() -> None:
-    line = Parser("Tables of what the ports found.")
+    line = Parser("Tables of the ports' results.")
     line.add_argument("--table", action="store_true", help="print the tables (the default)")
     line.add_argument("--write", action="store_true", help=f"write them into {PAGE.name}")
     args = line.parse()

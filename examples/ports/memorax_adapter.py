@@ -1,4 +1,4 @@
-"""Two ports of memorax's R2D2: of its buffer, and of the agent."""
+"""Two ports of memorax's R2D2: one of its buffer, one of the agent."""
 
 import dataclasses
 from collections.abc import Callable
@@ -19,7 +19,7 @@ import jaxreplay as jr
 
 @struct.dataclass
 class BufferState:
-    """What the agent reads of a buffer's state; it makes a factor of the weights of it, which normalizing cancels."""
+    """The fields of a buffer's state that the agent reads, for a factor of the weights that normalization cancels."""
 
     replay: jr.SequenceState
     is_full: bool = struct.field(pytree_node=False, default=False)
@@ -33,9 +33,9 @@ def make_rows(steps: Any, axes: tuple[int, ...]) -> Any:
 def sequence_buffer(
     max_length: int, sample_batch_size: int, sample_sequence_length: int, add_batch_size: int, priority_exponent: float
 ) -> PrioritisedTrajectoryBuffer:
-    """A buffer as `make_prioritised_episode_buffer` makes them; a sequence may start at any row.
+    """A buffer with the interface of `make_prioritised_episode_buffer`. A sequence may start at any row.
 
-    The next observation is that of the next row, and `done` is its `prev_done`. So each is stored once.
+    The next observation is the observation of the next row, and `done` is its `prev_done`. So each is stored once.
     """
     length, sampler = max_length // add_batch_size, jr.Prioritized(alpha=priority_exponent)
     rows = sample_sequence_length + 1
@@ -71,7 +71,7 @@ def sequence_buffer(
 
 
 class KeepsFinal(GymnaxWrapper):
-    """Gives an episode's last observation a row of its own, which holds no step; `done` is True there."""
+    """Gives the final observation of an episode a row of its own, without a step; `done` is True there."""
 
     def rows(self, params: Any) -> jr.NextStepAutoreset:
         def step(key: jax.Array, state: Any, action: jax.Array) -> tuple:
@@ -127,7 +127,7 @@ class Rows:
 
 @struct.dataclass(frozen=True)
 class PortedR2D2(R2D2):
-    """R2D2 on `Rows`, in an environment in `KeepsFinal`."""
+    """R2D2 on `Rows`; the environment is wrapped in `KeepsFinal`."""
 
     def _step(self, carry: Any, _: Any, *, policy: Callable, write_to_buffer: bool = True) -> Any:
         recurrent = carry[1].hidden_state
@@ -137,7 +137,7 @@ class PortedR2D2(R2D2):
         return (key, state), step
 
     def _values(self, params: Any, items: dict[str, jax.Array]) -> jax.Array:
-        """Values [B, L, num_actions] behind the burn-in."""
+        """Values [B, L, num_actions] after the burn-in."""
 
         def unroll(rows: dict[str, jax.Array], carry: jax.Array) -> tuple:
             reset, reward = rows["prev_done"], rows["reward"][..., None]

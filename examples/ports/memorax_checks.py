@@ -1,4 +1,4 @@
-"""What memorax's buffer draws and what a port's buffer draws, by numbers; and what memorax has right."""
+"""Checks of the draws of memorax's buffer and of the port's, in numbers, and of memorax's targets."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,7 +15,7 @@ LENGTH, NUM_ENVS, SEQUENCE, DRAWS, ROUNDS = 64, 4, 8, 100, 100
 
 
 def make_steps(time: int) -> Transition:
-    """Row number `time` of each stream, [num_envs, 1]; the observation tells which row and which stream."""
+    """Row number `time` of each stream, [num_envs, 1]. The observation holds the numbers of row and stream."""
     env = jnp.arange(NUM_ENVS, dtype=jnp.int32)[:, None]
     obs = time + 1000 * env
     done, prev_done = ((obs + shift) % 7 == 0 for shift in (1, 0))
@@ -24,7 +24,7 @@ def make_steps(time: int) -> Transition:
 
 
 def fill(make_buffer: Callable, rows: int) -> tuple[Any, Any]:
-    """A buffer, and its state after `rows` rows, one at a time, as the agent adds them."""
+    """A buffer, and its state after `rows` rows, added one at a time as by the agent."""
     sizes = {"max_length": LENGTH * NUM_ENVS, "add_batch_size": NUM_ENVS}
     draws = {"sample_batch_size": DRAWS, "sample_sequence_length": SEQUENCE, "priority_exponent": 0.9}
     buffer = make_buffer(**sizes, **draws)
@@ -35,7 +35,7 @@ def fill(make_buffer: Callable, rows: int) -> tuple[Any, Any]:
 
 
 def draw(buffer: Any, state: Any) -> Transition:
-    """ROUNDS batches, as one: leaves [draws, SEQUENCE]."""
+    """ROUNDS batches, concatenated: leaves [draws, SEQUENCE]."""
     batches = jax.lax.map(lambda key: buffer.sample(state, key).experience, jax.random.split(jax.random.key(0), ROUNDS))
     return jax.tree.map(lambda x: np.asarray(x).reshape(-1, SEQUENCE), batches)
 
@@ -45,13 +45,13 @@ def different(make_buffer: Callable, rows: int) -> str:
 
 
 def across_the_seam(make_buffer: Callable) -> str:
-    """Draws from a full ring whose rows do not follow each other."""
+    """Share of draws from a full ring that contain non-consecutive rows."""
     obs = draw(*fill(make_buffer, 2 * LENGTH + 10)).obs
     return f"{np.any(np.diff(obs, axis=1) != 1, axis=1).mean():.1%}"
 
 
-def told(make_buffer: Callable) -> str:
-    """How many of the sequences that were drawn keep the chance that `set_priorities` gave them, one row later."""
+def keep_priority(make_buffer: Callable) -> str:
+    """Share of draws, one row later, of the sequences that `set_priorities` gave a priority of a million."""
     buffer, state = fill(make_buffer, 2 * LENGTH + 10)
     first = buffer.sample(state, jax.random.key(0))
     state = buffer.set_priorities(state, first.indices, jnp.full(DRAWS, 1e6))
@@ -61,7 +61,7 @@ def told(make_buffer: Callable) -> str:
 
 
 def altered(make_buffer: Callable) -> str:
-    """Drawn rows that are not as they were added, in any leaf; across the seam they are none the less."""
+    """Drawn rows that differ from the added rows in any leaf, also across the seam."""
     found = draw(*fill(make_buffer, 2 * LENGTH + 10))
     expected = make_steps(0)
     obs = found.obs
@@ -74,15 +74,13 @@ def altered(make_buffer: Callable) -> str:
 
 
 def targets() -> str:
-    """memorax's n-step targets beside jaxreplay's; no time limit ends an episode here."""
+    """Largest difference between memorax's n-step targets and jaxreplay's; no time limit ends an episode here."""
     keys = jax.random.split(jax.random.key(0), 3)
     shape, n, gamma = (64, 20), 3, 0.9
     rewards, values = (jax.random.normal(key, shape) for key in keys[:2])
     dones = jax.random.bernoulli(keys[2], 0.15, shape)
     found = compute_n_step_returns(rewards, dones.astype(jnp.float32), values, n, gamma)
-    after = jnp.pad(
-        values, ((0, 0), (1, 0))
-    )  # the value of a row's observation, which is the next one of the row before
+    after = jnp.pad(values, ((0, 0), (1, 0)))  # value of a row's observation, the next observation of the row before
     add = [jnp.pad(x, ((0, 0), (0, 1))) for x in (rewards, dones)]
     no = jnp.zeros_like(add[1])
     batch, valid = jr.sequence_transitions(after, add[0], add[0], add[1], no, n=n, gamma=gamma)
@@ -103,7 +101,7 @@ def check(original: Callable, port: Callable) -> list[dict[str, str]]:
         both(f"different sequences in {draws} from a ring half full, which has {stored[0]}", different, part),
         both(f"different sequences in {draws} from a full ring, which has {stored[1]}", different, full),
         both("draws from a full ring across the seam, from the newest row to the oldest", across_the_seam),
-        both("draws of sequences with a priority of a million, one row after it was set", told),
+        both("draws of sequences with a priority of a million, one row after it was set", keep_priority),
         both("drawn rows that differ from those added", altered),
     ]
     what = "largest difference of n-step targets from `jr.sequence_transitions`, where every end is a termination"

@@ -1,14 +1,14 @@
-"""memorax's R2D2, as it is and on jaxreplay: CartPole without velocities.
+"""memorax's R2D2, original and ported: CartPole without velocities.
 
 pip install -e . memorax==1.0.1
 python examples/ports/memorax_r2d2.py           # 8 seeds of all, a quarter of an hour on two CPU cores
 python examples/ports/memorax_r2d2.py --speed   # times of short runs, with buffers of several sizes
-python examples/ports/memorax_r2d2.py --check   # what is right now that was not
+python examples/ports/memorax_r2d2.py --check   # checks of both versions against correct values
 python examples/ports/memorax_r2d2.py --short   # to see that it runs
 
-Runs with jax 0.12.0. There are two ports. `sequence_buffer` changes the buffer and nothing else. `PortedR2D2` also
-starts from the recurrent state that was stored, learns from n-step transitions that bootstrap at a time limit, and has
-the paper's priorities (Kapturowski et al. 2019, section 2.3).
+Tested with jax 0.12.0. There are two ports. `sequence_buffer` only replaces the buffer. `PortedR2D2` also starts from
+the stored recurrent state, learns from n-step transitions that bootstrap at a time limit, and uses the paper's
+priorities (Kapturowski et al. 2019, section 2.3).
 """
 
 import functools
@@ -55,7 +55,7 @@ def make_agent(agent: type[R2D2], make_buffer: Callable, steps: int, settings: d
     config = R2D2Config(name="R2D2", **settings)
     env, env_params = environment.make(f"gymnax::{TASK}")
     see = nn.Sequential((lambda obs: obs[..., ::2], MLP(features=(UNITS,))))  # no velocities
-    # Flax's default is orthogonal: on few cores, several batched QR factorizations at a time can wait for each other
+    # Flax's default is orthogonal. On few cores, several concurrent batched QR factorizations can wait for each other
     # forever.
     cell = nn.GRUCell(UNITS, recurrent_kernel_init=nn.initializers.lecun_normal())
     buffer = make_buffer(
@@ -78,7 +78,7 @@ def make_agent(agent: type[R2D2], make_buffer: Callable, steps: int, settings: d
 
 
 def make_train(agent: R2D2, steps: int) -> Callable:
-    """keys [seeds] -> mean return of the episodes that end in the last tenth of the run [seeds]."""
+    """A function from keys [seeds] to mean returns [seeds] of the episodes that end in the last tenth of the run."""
 
     def train(key: jax.Array) -> jax.Array:
         key, state = agent.init(key)
@@ -126,7 +126,7 @@ def compare(keys: jax.Array, steps: int, settings: dict[str, Any], **kwargs: Any
 
 
 def learned_value(agent: type[R2D2], make_buffer: Callable) -> str:
-    """The mean value that is learned where each step is rewarded with 1 and a limit of 5 steps ends all episodes."""
+    """The mean learned value with a reward of 1 per step and a time limit of 5 steps."""
     learner = make_agent(agent, make_buffer, 32_000, {**SETTINGS, "gamma": 0.9, "tau": 0.1, "buffer_size": 10_000})
     learner = learner.replace(env_params=learner.env_params.replace(max_steps_in_episode=5))
     key, state = learner.warmup(*learner.init(jax.random.key(0)), 1_024)

@@ -1,4 +1,4 @@
-"""Adapters of rejax 0.1.3 and gymnax 0.0.9, for `rejax_dqn.py` and `rejax_sac.py`, and how these train."""
+"""Adapters of rejax 0.1.3 and gymnax 0.0.9 for `rejax_dqn.py` and `rejax_sac.py`, and their training functions."""
 
 from collections.abc import Callable
 from typing import Any
@@ -15,12 +15,12 @@ import jaxreplay as jr
 
 PACKAGES = ("rejax", "gymnax", "flax", "optax")
 CAPACITIES = (50_000, 1_000_000, 131_072)  # the last is rejax's default
-LAST = 4  # a seed's return is the mean of so many evaluations
+LAST = 4  # a seed's return is the mean of this many evaluations
 NEVER = 2**31 - 1
 
 
 class Replay(struct.PyTreeNode):
-    """A buffer and its state, with the two methods that rejax calls."""
+    """A buffer and its state in one object, with the two methods that rejax calls."""
 
     buffer: jr.ReplayBuffer = struct.field(pytree_node=False)
     state: jr.ReplayState
@@ -33,7 +33,7 @@ class Replay(struct.PyTreeNode):
 
 
 class OnReplayBuffer:
-    """Inherited before an algorithm of rejax: its replay is a `jr.ReplayBuffer` with the same law."""
+    """A mixin for an algorithm of rejax: its replay is a `jr.ReplayBuffer` with the same sampling distribution."""
 
     @register_init
     def initialize_replay_buffer(self, rng: jax.Array) -> dict[str, Any]:
@@ -43,7 +43,7 @@ class OnReplayBuffer:
 
 
 class Ended(struct.PyTreeNode):
-    """The state of an environment, and what its last step led to."""
+    """The state of an environment, and the outcome of its last step."""
 
     env: Any
     obs: jax.Array
@@ -52,9 +52,9 @@ class Ended(struct.PyTreeNode):
 
 
 class KeepsEnds(GymnaxWrapper):
-    """Keeps what gymnax 0.0.9 does not tell: the final observation, and which of its ends are but the time limit."""
+    """Keeps what gymnax 0.0.9 does not return: the final observation, and whether an end is only a time limit."""
 
-    def __deepcopy__(self, memo: dict) -> "KeepsEnds":  # rejax makes one, which the base class cannot stand
+    def __deepcopy__(self, memo: dict) -> "KeepsEnds":  # rejax makes a copy, and the base class fails
         return self
 
     def reset(self, key: jax.Array, params: Any) -> tuple[jax.Array, Ended]:
@@ -69,13 +69,13 @@ class KeepsEnds(GymnaxWrapper):
 
 
 def make(algorithm: Any, env: Any, params: Any, **settings: Any) -> Any:
-    """An algorithm of rejax, or a port of one, whose environment keeps its ends."""
+    """An algorithm of rejax, or a port of one, with its environment in `KeepsEnds`."""
     env = env if algorithm.__module__.startswith("rejax.") else KeepsEnds(env)
     return algorithm.create(env=env, env_params=params, **settings)
 
 
 def trainer(algorithm: Any, env: str, settings: dict[str, Any]) -> Callable:
-    """A function from keys [seeds] to returns [seeds]: means of the last evaluations, of 128 episodes each."""
+    """A function from keys [seeds] to returns [seeds]: means of the last evaluations, with 128 episodes each."""
     algo = make(algorithm, *create(env), **settings)
 
     def train(key: jax.Array) -> jax.Array:
@@ -86,7 +86,7 @@ def trainer(algorithm: Any, env: str, settings: dict[str, Any]) -> Callable:
 
 
 def rows(task: str, original: Any, ports: dict[str, Any], env: str, settings: dict[str, Any], *args: Any, **how: Any):
-    """Rows of results of all ports, and prints them."""
+    """Rows of results of all ports, which it also prints."""
     trainers = {name: trainer(port, env, settings) for name, (port, _) in ports.items()}
     found = measure.compare_all(trainer(original, env, settings), trainers, *args, **how)
     found = [{"port": name, "task": task, "lines": ports[name][1], **row} for name, row in found.items()]
@@ -104,10 +104,10 @@ def run(
     short: dict[str, Any],
     check: Callable,
 ) -> None:
-    """What `rejax_dqn.py` and `rejax_sac.py` do: returns of all seeds; with --speed, times of short runs.
+    """The main program of `rejax_dqn.py` and `rejax_sac.py`: returns of all seeds; with --speed, times of short runs.
 
-    `ports` has classes and the number of their lines, `short` other settings for short runs. `check` gives what --check
-    shows.
+    `ports` holds classes and their numbers of lines, `short` the settings of short runs. `check` returns the rows that
+    --check shows.
     """
     args = measure.parser(f"rejax's {name}, as it is and on jaxreplay.").parse()
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)

@@ -1,4 +1,4 @@
-"""What the ports of rejax have right and rejax has not, and what it has right: by numbers, from rejax's own code."""
+"""Checks of rejax and of the ports, in numbers, with rejax's own code: what each gets right and wrong."""
 
 from typing import Any
 
@@ -21,7 +21,7 @@ class State:
 
 
 class Clock(environment.Environment):
-    """Goes round a clock of 10 hours, from any hour. Each step is rewarded with 1; the time limit alone ends it.
+    """A clock of 10 hours that starts at any hour. Each step is rewarded with 1; only the time limit ends an episode.
 
     So the value of each hour is 1 / (1 - gamma).
     """
@@ -50,7 +50,7 @@ class Clock(environment.Environment):
 
 
 def collected(algorithm: Any, *extra: Any) -> list[Any]:
-    """What the algorithm's own code hands to its buffer in STEPS steps: leaves [STEPS, NUM_ENVS, ...]."""
+    """Rows that the algorithm's own code adds to its buffer in STEPS steps: leaves [STEPS, NUM_ENVS, ...]."""
     algo = make(algorithm, Clock(), Clock.default_params, num_envs=NUM_ENVS, buffer_size=64, gamma=GAMMA)
     _, found = jax.lax.scan(
         lambda ts, _: algo.collect_transitions(ts, *extra), algo.init_state(jax.random.key(0)), length=STEPS
@@ -59,7 +59,7 @@ def collected(algorithm: Any, *extra: Any) -> list[Any]:
 
 
 def time_limits(original: Any, port: Any, *extra: Any) -> list[dict[str, str]]:
-    """Of the rows that reach the time limit."""
+    """Rows of checks of the time limit and of next observations."""
     rows = Minibatch(*collected(original, *extra))
     ported = collected(port, *extra)
     if len(ported) == len(rows):
@@ -83,7 +83,7 @@ def time_limits(original: Any, port: Any, *extra: Any) -> list[dict[str, str]]:
 
 
 def values(original: Any, port: Any) -> dict[str, str]:
-    """What the agents learn of the clock."""
+    """A check of the values that the agents learn on the clock."""
 
     def learned(algorithm: Any) -> str:
         settings = {"batch_size": 64, "buffer_size": 2_000, "fill_buffer": 100, "num_epochs": 5, "polyak": 0.95}
@@ -107,7 +107,7 @@ def values(original: Any, port: Any) -> dict[str, str]:
 
 
 def rows_never_stored(port: Any) -> dict[str, str]:
-    """Draws from a buffer with fewer rows than the batch; what rejax's `ReplayBuffer.sample` warns of."""
+    """A check of draws from a buffer with fewer rows than the batch; rejax's `ReplayBuffer.sample` warns about them."""
     stored, batch_size = 10, 64
     algo = make(port, Clock(), Clock.default_params, num_envs=stored, buffer_size=500)
     space = algo.obs_space, algo.action_space
@@ -123,7 +123,7 @@ def rows_never_stored(port: Any) -> dict[str, str]:
 
 
 def windows(port: Any) -> dict[str, str]:
-    """The port's n-step transitions beside those made here, window by window."""
+    """A check of the port's n-step transitions against ones computed here, one by one."""
     algo = make(port, Clock(), Clock.default_params, num_envs=NUM_ENVS, buffer_size=STEPS * NUM_ENVS, gamma=GAMMA)
     step = jax.jit(lambda ts: algo.collect_transitions(ts, 1.0))
     ts = algo.init_state(jax.random.key(0))

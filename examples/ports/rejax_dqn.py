@@ -1,15 +1,13 @@
-"""rejax's DQN, as it is and on jaxreplay: CartPole-v1 with the settings that rejax's repository gives for it,
-but half of the steps.
+"""rejax's DQN, original and ported: CartPole-v1 with the settings of rejax's repository, but half of the steps.
 
 pip install -e . rejax==0.1.3 gymnax==0.0.9
 python examples/ports/rejax_dqn.py           # 8 seeds, five minutes on two CPU cores
 python examples/ports/rejax_dqn.py --speed   # time of short runs, with buffers of several sizes
-python examples/ports/rejax_dqn.py --check   # what is right now that was not
-python examples/ports/rejax_dqn.py --short   # a minute, most of it to compile
+python examples/ports/rejax_dqn.py --check   # checks of both versions against correct values
+python examples/ports/rejax_dqn.py --short   # a minute, mostly compilation
 
-Runs with jax 0.10.2. There are two ports. `OnReplayBuffer` changes the buffer and nothing else, of every off-policy
-algorithm of rejax. `PrioritizedDQN` learns from prioritized 3-step transitions, and to it a time limit is no
-termination.
+Tested with jax 0.10.2. There are two ports. `OnReplayBuffer` only replaces the buffer, in any off-policy algorithm of
+rejax. `PrioritizedDQN` learns from prioritized 3-step transitions, and bootstraps at a time limit.
 """
 
 from typing import Any, NamedTuple
@@ -59,7 +57,7 @@ class Batch(NamedTuple):
 
 
 class TracedReplay(Replay):
-    """Stores the n-step transitions of the steps that it is given."""
+    """Stores n-step transitions of the added steps."""
 
     tracer: jr.NStep = struct.field(pytree_node=False)
     tracing: jr.NStepState
@@ -74,7 +72,7 @@ class TracedReplay(Replay):
 
 
 class PrioritizedDQN(DQN):
-    """DQN on prioritized n-step transitions; its environment is in `KeepsEnds`."""
+    """DQN on prioritized n-step transitions; its environment is wrapped in `KeepsEnds`."""
 
     n: int = struct.field(pytree_node=False, default=3)
 

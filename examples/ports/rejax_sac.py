@@ -1,12 +1,12 @@
-"""rejax's SAC, as it is and on jaxreplay: Pendulum-v1 with the settings that rejax's repository gives for it.
+"""rejax's SAC, original and ported: Pendulum-v1 with the settings of rejax's repository.
 
 pip install -e . rejax==0.1.3 gymnax==0.0.9
 python examples/ports/rejax_sac.py           # 8 seeds, minutes on two CPU cores
 python examples/ports/rejax_sac.py --speed   # time of short runs, with buffers of several sizes
-python examples/ports/rejax_sac.py --check   # what is right now that was not
-python examples/ports/rejax_sac.py --short   # a minute, most of it to compile
+python examples/ports/rejax_sac.py --check   # checks of both versions against correct values
+python examples/ports/rejax_sac.py --short   # a minute, mostly compilation
 
-Runs with jax 0.10.2. Pendulum ends at its time limit alone, which is no termination to the second port, `EndedSAC`.
+Tested with jax 0.10.2. Pendulum ends only at its time limit. The second port, `EndedSAC`, bootstraps there.
 """
 
 from typing import Any
@@ -38,7 +38,7 @@ class PortedSAC(OnReplayBuffer, SAC):
 
 
 class EndedSAC(PortedSAC):
-    """Bootstraps from the final observation at a time limit; its environment is in `KeepsEnds`."""
+    """Bootstraps from the final observation at a time limit; its environment is wrapped in `KeepsEnds`."""
 
     def collect_transitions(self, ts: Any) -> tuple[Any, Any]:
         ts, step = super().collect_transitions(ts)

@@ -1,8 +1,8 @@
 """Mutation testing: small changes to the package, and the changes that no test notices.
 
 `python tests/mutants.py` samples mutants by a seed, and runs the default tests that cover each. It prints the mutants
-that were killed (a test failed), survived (with the change) or timed out. A mutant in `mutants_equivalent` is printed as
-"equivalent", or as "slow" if only a slow test fails, with the reason. One run of the suite under coverage finds the
+that were killed (a test failed), survived (with the change) or timed out. A mutant in `mutants_equivalent` is printed
+as "equivalent", or as "slow" if only a slow test fails, with the reason. One run of the suite under coverage finds the
 tests that cover a line (`--concerns FOLDER` keeps it for the next time; needs pytest-cov). `--out FILE` records the
 outcomes; `--against FILE` lists mutants that were killed in a record and are not now. Takes an hour on two cores.
 """

@@ -164,7 +164,7 @@ def make_solver(name: str) -> Callable[[jax.Array, Walk, float], jax.Array]:
 
 
 def slopes(updates: np.ndarray, sizes: np.ndarray, draws: int = 2_000) -> np.ndarray:
-    """Slopes of log median updates over log size [1 + draws]: for `updates` [sizes, seeds], then for resampled seeds."""
+    """Slopes of log median updates over log size [1 + draws]: of `updates` [sizes, seeds], then of resampled seeds."""
     chosen = np.random.default_rng(0).integers(updates.shape[1], size=(draws, *updates.shape))
     resampled = np.take_along_axis(updates[None], chosen, axis=2)
     medians = np.median(np.concatenate([updates[None], resampled]), axis=2)

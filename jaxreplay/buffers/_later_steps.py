@@ -20,7 +20,7 @@ DIGIT = 2**10  # steps are drawn digit by digit: one float32 has too few bits fo
 
 
 @struct.dataclass
-class Episodes:
+class EpisodeNumbers:
     """The numbers of the episodes, counted in each stream, modulo 2^32.
 
     Attributes:
@@ -33,22 +33,22 @@ class Episodes:
     _layouts: ClassVar = {"number": layouts.along(2)}
 
 
-def init(length: int, num_envs: int) -> Episodes:
+def init(length: int, num_envs: int) -> EpisodeNumbers:
     spec = jax.ShapeDtypeStruct((), jnp.int32)
-    return Episodes(layouts.zeros(spec, (length, num_envs), 0), jnp.zeros(num_envs, jnp.int32))
+    return EpisodeNumbers(layouts.zeros(spec, (length, num_envs), 0), jnp.zeros(num_envs, jnp.int32))
 
 
-def append(episodes: Episodes, ends: jax.Array, at: jax.Array) -> Episodes:
+def append(episodes: EpisodeNumbers, ends: jax.Array, at: jax.Array) -> EpisodeNumbers:
     """The numbers with those of new rows, written at the rows `at` [T]; `ends` [T, num_envs] are their flags."""
     behind = episodes.now[None] + jnp.cumsum(ends, axis=0, dtype=jnp.int32)
-    return Episodes(layouts.write(episodes.number, at, behind - is_end(ends).astype(jnp.int32)), behind[-1])
+    return EpisodeNumbers(layouts.write(episodes.number, at, behind - is_end(ends).astype(jnp.int32)), behind[-1])
 
 
 def num_later(number: Any, row: jax.Array, env: jax.Array, cursor: jax.Array, length: int, num_envs: int) -> jax.Array:
     """How many later rows of the same episode are stored, int32 [B].
 
     Args:
-      number: that of `Episodes`.
+      number: that of `EpisodeNumbers`.
       row, env: int32 [B], of rows that are stored.
       cursor: int32 [], the row that is written next.
       length, num_envs: of the storage.

@@ -55,7 +55,7 @@ class SequenceState(layouts.LaidOut):
     ring: ring.Ring
     sampler: Any
     windows: _chosen_sequences.ChosenSequences | None = None
-    episodes: _later_steps.Episodes | None = None
+    episodes: _later_steps.EpisodeNumbers | None = None
     _layouts: ClassVar = {"storage": layouts.along(2), "ends": layouts.along(2)}
 
 

@@ -168,7 +168,7 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> Sequen
     episodes = None
     if old_episodes is not None:
         now = _on_host(old_episodes.now).reshape(new.num_shards, new.part.num_envs)
-        episodes = _later_steps.Episodes(_move(old_episodes.number, move, new), new.place(now))
+        episodes = _later_steps.EpisodeNumbers(_move(old_episodes.number, move, new), new.place(now))
     return SequenceState(
         storage=jax.tree.map(lambda x: _move(x, move, new), storage),
         ends=None if ends is None else _move(ends, move, new),

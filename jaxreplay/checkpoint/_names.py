@@ -9,7 +9,7 @@ from jaxreplay._common.layouts import Bits, Rows
 from jaxreplay._common.ring import Ring
 from jaxreplay.buffers import Bound, ReplayState, ReservoirState, Sample, SequenceState
 from jaxreplay.buffers._chosen_sequences import ChosenSequences
-from jaxreplay.buffers._later_steps import Episodes
+from jaxreplay.buffers._later_steps import EpisodeNumbers
 from jaxreplay.datasets import Steps as DataSteps
 from jaxreplay.difficulty_pools import PoolsState
 from jaxreplay.samplers import PrioritizedState, UniformState, UpdateCounts
@@ -25,7 +25,7 @@ CLASSES: dict[str, type] = {
     "Bits": Bits,
     "Bound": Bound,
     "DataSteps": DataSteps,
-    "Episodes": Episodes,
+    "EpisodeNumbers": EpisodeNumbers,
     "NStepState": NStepState,
     "PoolsState": PoolsState,
     "PrioritizedState": PrioritizedState,

@@ -220,7 +220,7 @@ def test_no_module_of_the_package_is_named_in_a_file(tmp_path):
     }
     jr.save(tmp_path, config, state)
     (manifest,) = tmp_path.glob("*/manifest/data.json")
-    assert "jaxreplay:Episodes" in manifest.read_text()
+    assert "jaxreplay:EpisodeNumbers" in manifest.read_text()
     assert "jaxreplay." not in json.dumps(json.loads(manifest.read_text())["content"]["structure"])
     assert_same(jr.restore(tmp_path, config), state)
 

@@ -82,8 +82,9 @@ def to_minari(
 
     Raises:
       ImportError: the extra `datasets` is not installed.
-      ValueError: `buffer` is not a `SequenceBuffer`, the rows lack a leaf or have containers other than dicts and
-        tuples, no stored step has a next observation, or the name is taken.
+      ValueError: `buffer` is not a `SequenceBuffer`, or has `gaps` with windows that do not store them ("any" and
+        "inside"); the rows lack a leaf or have containers other than dicts and tuples; no stored step has a next
+        observation; or the name is taken.
 
     Examples:
       >>> import numpy as np
@@ -98,6 +99,11 @@ def to_minari(
     if not isinstance(buffer, SequenceBuffer):
         raise ValueError(f"buffer={buffer!r}: must be a SequenceBuffer; jaxreplay.migrate converts a Sharded to one.")
     buffer._check_state(state)
+    if buffer.gaps and state.ends is None:
+        raise ValueError(
+            f"windows={buffer.windows!r}, gaps=True: this state does not store which rows may not be drawn; make the "
+            'buffer with windows="cut".'
+        )
     gymnasium, minari, _, _ = (_import(name) for name in ("gymnasium", "minari", "h5py", "PIL"))
     rows, ends = _stored_rows(state)
     if env is None:

@@ -3,6 +3,8 @@
 They are recorded here.
 """
 
+import dataclasses
+
 import gymnasium
 import jax
 import minari
@@ -183,6 +185,9 @@ def test_rows_that_may_not_be_drawn_are_no_steps():
     written = jr.datasets.to_minari(buffer, state, "mine/gap-v0")
     found = [(episode.observations.tolist(), episode.terminations.tolist()) for episode in written]
     assert found == [([0, 1, 2, 3], [False, False, True]), ([4, 5], [False])]
+    unflagged = dataclasses.replace(buffer, windows="any")
+    with pytest.raises(ValueError, match=r"windows='any', gaps=True: this state does not store .* windows=\"cut\""):
+        jr.datasets.to_minari(unflagged, unflagged.init(rows), "mine/gap-v1")
 
 
 def test_spaces_hold_all_arrays_like_the_rows():

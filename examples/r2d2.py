@@ -263,10 +263,10 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         target_params = optax.incremental_update(params, state.target_params, config.target_rate)
         buffer_state = buffer.update(state.buffer, sample.indices, priorities)
         if config.refresh:  # only states after burn-in; the earlier ones still depend on a stored state
-            behind = jnp.arange(config.sequence_length) >= config.burn_in
+            refreshed = jnp.arange(config.sequence_length) >= config.burn_in
             fresh = sample.items["carry"].at[:, config.burn_in :].set(carries)
             leaves = {name: fresh if name == "carry" else None for name in sample.items}
-            buffer_state = buffer.set(buffer_state, sample.indices, leaves, mask=sample.mask & behind)
+            buffer_state = buffer.set(buffer_state, sample.indices, leaves, mask=sample.mask & refreshed)
         return state.replace(buffer=buffer_state, params=params, target_params=target_params, opt=opt, key=key)
 
     return init, act, learn

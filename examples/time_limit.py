@@ -92,7 +92,7 @@ def learn_all(n: int, updates: int, seed: int = 0) -> np.ndarray:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = Parser("Values learned under a time limit, rightly and wrongly.")
+    parser = Parser("Values learned under a time limit, with correct and incorrect handling.")
     parser.add_argument("--updates", type=integer(2), default=10_000, help="number of updates (10000)")
     parser.add_argument("--seed", type=integer(0), default=0, help="base seed (0)")
     return parser.parse_args()

@@ -29,13 +29,15 @@ from jaxmarl_adapter import adapt, n_step_buffer, one_step_buffer
 from omegaconf import OmegaConf
 
 NOTES = [
-    "`vdn_ff.py` tells flashbax's flat buffer that a rollout of 16 steps in 32 environments is one step of 512. So the "
-    "row that it takes for the next one is 16 steps later: of the same environment, but in three of five cases of "
-    "another episode. On this task it learns as well: the buffer alone makes no difference that 8 seeds show.",
-    "3-step transitions that bootstrap at the time limit, which alone ends an episode here, reach higher returns. The "
-    "agent's loss is as it was: the buffer gives it the sum of rewards, and a `done` that makes its gamma the power.",
-    "JaxMARL's settings give a network without a hidden layer, hence the second task. Temporaries are the same for one "
-    "seed, but a fifth more for 8; why is not known.",
+    "`vdn_ff.py` adds a rollout of 16 steps in 32 environments to flashbax's flat buffer as one step of 512. So the "
+    "row that it uses as the next one is 16 steps later: of the same environment, but in three of five cases of "
+    "another episode. On this task it learns as well: replacing only the buffer makes no difference that 8 seeds "
+    "show.",
+    "3-step transitions that bootstrap at the time limit reach higher returns; only the time limit ends an episode "
+    "here. The agent's loss is unchanged: the buffer gives it the sum of rewards, and a `done` that turns its gamma "
+    "into the power.",
+    "JaxMARL's settings give a network without a hidden layer, hence the second task. Temporaries are the same for "
+    "one seed, but a fifth larger for 8; the reason is unknown.",
 ]
 
 
@@ -140,7 +142,7 @@ def check(module: ModuleType, config: dict[str, Any]) -> list[dict[str, str]]:
 
 
 def main() -> None:
-    parser = measure.parser("JaxMARL's VDN, as it is and on jaxreplay.")
+    parser = measure.parser("JaxMARL's VDN, original and ported.")
     parser.add_argument("--baselines", type=Path, required=True, help="the folder baselines of a clone of JaxMARL")
     args = parser.parse()
     if not (args.baselines / "QLearning" / "vdn_ff.py").exists():

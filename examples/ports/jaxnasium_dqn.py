@@ -67,7 +67,7 @@ def rows(task: str, original: Any, ports: dict[str, Any], keys: jax.Array, setti
 
 
 def main() -> None:
-    parser = measure.parser("jaxnasium's DQN, as it is and on jaxreplay.")
+    parser = measure.parser("jaxnasium's DQN, original and ported.")
     parser.add_argument("--prioritized", action="store_true", help="with prioritized buffers")
     args = parser.parse()
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)

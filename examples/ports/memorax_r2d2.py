@@ -98,14 +98,15 @@ PORTS = {
     "stored states, n-step with truncation, priorities": (PortedR2D2, Rows, AGENT),
 }
 NOTES = [
-    "At each `add` memorax's buffer sets the priority of the row before the new one to zero, so that soon the newest "
-    "row of each stream alone has one. A ring that is not full then draws the first sequence of each stream, ever "
-    "again, and a full one the sequence that starts at the newest row and goes on across the seam with the oldest.",
-    "On `SequenceBuffer` all stored sequences are drawn, a priority lasts as long as its sequence, and an observation "
-    "is stored once. memorax's rows and n-step targets are right, but to it a time limit is a termination; the second "
-    "port bootstraps there.",
+    "At each `add` memorax's buffer sets the priority of the row before the new one to zero, so soon only the newest "
+    "row of each stream has a priority. A ring that is not full then draws the first sequence of each stream again "
+    "and again, and a full one draws the sequence from the newest row across the seam to the oldest rows.",
+    "With `SequenceBuffer` all stored sequences are drawn, a priority lasts as long as its sequence, and an "
+    "observation is stored once. memorax's rows and n-step targets are right, but it treats a time limit as a "
+    "termination; the second port bootstraps there.",
     "The original may start sequences at any row here (`get_full_start_flags`); its default is episodes' first rows.",
-    "What the second port adds makes no difference of return that 8 seeds show; stored recurrent states take memory.",
+    "The additions of the second port make no difference in return that 8 seeds show; stored recurrent states take "
+    "memory.",
 ]
 ORIGINAL = functools.partial(original_buffer, get_start_flags=get_full_start_flags)
 
@@ -134,7 +135,7 @@ def learned_value(agent: type[R2D2], make_buffer: Callable) -> str:
 
 
 def main() -> None:
-    args = measure.parser("memorax's R2D2, as it is and on jaxreplay.").parse()
+    args = measure.parser("memorax's R2D2, original and ported.").parse()
     name, about = "memorax_r2d2", {"agent": "memorax R2D2"}
     packages = "memorax", "flashbax", "gymnax", "flax"
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)

@@ -109,7 +109,7 @@ def run(
     `ports` holds classes and their numbers of lines, `short` the settings of short runs. `check` returns the rows that
     --check shows.
     """
-    args = measure.parser(f"rejax's {name}, as it is and on jaxreplay.").parse()
+    args = measure.parser(f"rejax's {name}, original and ported.").parse()
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
     file, agent = f"rejax_{name.lower()}", f"rejax {name}"
     if args.check:

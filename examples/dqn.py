@@ -31,7 +31,7 @@ SOLVED = 450
 class Config:
     """Static settings. One step advances each of a seed's environments once, and makes one update."""
 
-    buffer: Any  # with the methods init, add, sample and update of jr.ReplayBuffer
+    buffer: Any  # has the methods init, add, sample and update of jr.ReplayBuffer
     steps: int
     num_envs: int = 16
     n: int = 3
@@ -85,7 +85,7 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
         obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
         params = network.init(params_key, obs)
         actions = jnp.zeros(config.num_envs, jnp.int32)
-        _, _, step = jax.eval_shape(step_envs, env_key, env_state, obs, actions)  # for its shapes
+        _, _, step = jax.eval_shape(step_envs, env_key, env_state, obs, actions)  # only shapes
         tracer_state, buffer_state = tracer.init(*step), buffer.init(tracer.spec(*step))
         zeros, opt = jnp.zeros(config.num_envs), optimizer.init(params)
         return State(env_state, obs, zeros, tracer_state, buffer_state, params, params, opt, key)

@@ -25,7 +25,7 @@ from arguments import Parser, integer
 import jaxreplay as jr
 
 NUM_ENVS = 16
-RANDOM_RETURN = 22  # of the random policy on CartPole-v1
+RANDOM_RETURN = 22  # return of the random policy on CartPole-v1
 
 
 def make_learn(network: nn.Module, optimizer: optax.GradientTransformation) -> Callable[..., tuple]:

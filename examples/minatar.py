@@ -102,7 +102,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         obs, env_state = obs > 0, jax.vmap(env_rows.init)(env_state, obs > 0)
         params = network.init(params_key, obs)
         actions = jnp.zeros(config.num_envs, jnp.int32)
-        _, _, row = jax.eval_shape(step_envs, env_key, env_state, obs, actions)  # for its shapes
+        _, _, row = jax.eval_shape(step_envs, env_key, env_state, obs, actions)  # only shapes
         rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), row)
         zeros, opt = jnp.zeros(config.num_envs), optimizer.init(params)
         return State(env_state, obs, zeros, buffer.init(rows), params, params, opt, key)

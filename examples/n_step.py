@@ -27,9 +27,9 @@ from matplotlib.figure import Figure
 from reporting import COLORS, Progress, interval, learning_curves, run
 
 STEPS_IN_A_RETURN = (1, 3, 5)
-POINTS = 50  # of a learning curve
+POINTS = 50  # in a learning curve
 STYLES = {"uniform": "--", "prioritized": "-"}
-FIGURES = {"mean over training": lambda x: np.nanmean(x, axis=1), "at the end": lambda x: x[:, -1]}  # of curves
+FIGURES = {"mean over training": lambda x: np.nanmean(x, axis=1), "at the end": lambda x: x[:, -1]}  # from curves
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -119,7 +119,7 @@ def main() -> None:
         "device": jax.devices()[0].device_kind,
         "seconds": round(seconds),
         "command": f"n_step.py --seeds {args.seeds} --seed {args.seed} --steps {env_steps[-1]:.0f}",
-        "returns": {  # of each seed
+        "returns": {  # by seed
             name: {
                 title: {law: {n: figure(x).round(2).tolist() for n, x in of_n.items()} for law, of_n in of_law.items()}
                 for title, figure in FIGURES.items()

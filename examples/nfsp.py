@@ -38,11 +38,11 @@ import jaxreplay as jr
 HANDS = 32  # played at a time
 INTERVAL = 100  # steps between two measurements
 BATCH = 128
-CAPACITY = 2**12  # of the second memory
-RECENT = 2**12  # of the ring of transitions
+CAPACITY = 2**12  # second memory
+RECENT = 2**12  # ring of transitions
 ANTICIPATION = 0.1  # probability of the best response instead of the average policy, in a hand
-EXPLORATION = 0.06  # of the best response, at first; it falls with the square root of the number of steps
-STEP_SIZE = 0.005  # of the values and of the average policy
+EXPLORATION = 0.06  # first epsilon of the best response; falls with the square root of the number of steps
+STEP_SIZE = 0.005  # for the values and the average policy
 PASS, BET = 0, 1
 # Cards 0, 1, 2. Information sets: 0 to 2 by the first player's card; 3 to 5 likewise, after pass and bet; 6 to 8 by the
 # second player's card, after pass; 9 to 11 likewise, after bet.
@@ -124,7 +124,7 @@ def play_hands(players: Players, exploration: jax.Array, key: jax.Array) -> tupl
     mode_key, play_key = jax.random.split(key)
     greedy = jax.nn.one_hot(players.values.argmax(axis=1), 2)
     best = (1 - exploration) * greedy + exploration / 2
-    is_best = jax.random.bernoulli(mode_key, ANTICIPATION, (HANDS, 2))  # of each player
+    is_best = jax.random.bernoulli(mode_key, ANTICIPATION, (HANDS, 2))  # for each player
     by_set = jnp.repeat(is_best, SETS // 2, axis=1)[..., None]
     policies = jnp.where(by_set, best, jax.nn.softmax(players.logits))
     decisions, there_are = jax.vmap(play)(policies, jax.random.uniform(play_key, (HANDS, 4)))
@@ -137,7 +137,7 @@ def learn(players: Players, recent: Decision, best: jr.Sample) -> Players:
     target = recent.reward + recent.discount * players.values[recent.then].max(axis=1)
     error = target - players.values[recent.where, recent.action]
     where, action = best.items
-    slope = jax.nn.one_hot(action, 2) - jax.nn.softmax(players.logits)[where]  # of the log-likelihood
+    slope = jax.nn.one_hot(action, 2) - jax.nn.softmax(players.logits)[where]  # gradient of the log-likelihood
     return players.replace(
         values=players.values.at[recent.where, recent.action].add(STEP_SIZE * error),
         logits=players.logits.at[where].add(

@@ -192,7 +192,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         params = network.init(params_key, carry, obs)
         env_rows_state = jax.vmap(env_rows.init)(env_state, obs)
         state = State(env_rows_state, obs, carry, zeros, None, params, params, optimizer.init(params), key)
-        _, row = jax.eval_shape(step_envs, state, 1.0)  # for its shapes
+        _, row = jax.eval_shape(step_envs, state, 1.0)  # only shapes
         rollout = jax.tree.map(lambda x: jax.ShapeDtypeStruct((config.rollout, *x.shape), x.dtype), row)
         return state.replace(buffer=buffer.init(rollout))
 
@@ -304,7 +304,7 @@ def main() -> None:
         total = config.steps * config.rollout * config.num_envs * args.seeds
         progress = Progress(total, f"{name}: ")
         returns, timings[name] = run(make_train(make_agent(config), config, progress), keys, progress)
-        # from [steps, seeds, rollout, num_envs]
+        # was [steps, seeds, rollout, num_envs]
         returns = returns.swapaxes(1, 2).reshape(-1, args.seeds, config.num_envs)
         env_steps, curves[name] = learning_curves(returns, LAST_EPISODES)
         timings[name] += f", {num_parameters(config):,} parameters"

@@ -66,7 +66,7 @@ class Config(sac.Config):
     """Static settings. One step advances one environment and makes one update."""
 
     source: str = "both"
-    episodes: int = 2  # of the data
+    episodes: int = 2  # episodes of data
     num_envs: int = 1
     capacity: int = 2**14
     learning_rate: float = 3e-4

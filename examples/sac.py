@@ -95,7 +95,7 @@ class MLP(nn.Module):
 
 def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Callable, Callable]:
     """The agent of one seed as three pure functions: init, act, learn. Its actions are in [-1, 1]."""
-    scale = env.action_space(env_params).high  # of the environment's actions
+    scale = env.action_space(env_params).high  # largest action of the environment
     actor, critic = MLP(config.width, 2 * env.num_actions), MLP(config.width, 1)
     optimizer = optax.adam(config.learning_rate)
     tracer = jr.NStep(n=config.n, gamma=config.gamma, num_envs=config.num_envs)
@@ -130,7 +130,7 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
         x = jnp.concatenate([obs, action], axis=-1)
         critics = jax.vmap(critic.init, in_axes=(0, None))(jax.random.split(critic_key), x)
         networks = Networks(actor=actor.init(actor_key, obs), critics=critics, log_temperature=jnp.float32(0))
-        _, _, step = jax.eval_shape(step_envs, env_key, env_state, obs, action)  # for its shapes
+        _, _, step = jax.eval_shape(step_envs, env_key, env_state, obs, action)  # only shapes
         tracer_state, buffer_state = tracer.init(*step), buffer.init(tracer.spec(*step))
         zeros, opt = jnp.zeros(config.num_envs), optimizer.init(networks)
         return State(env_state, obs, zeros, tracer_state, buffer_state, networks, critics, opt, key)
@@ -165,7 +165,7 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
             action, logp = policy(networks.actor, batch.S, policy_key)
             value = q(jax.lax.stop_gradient(networks.critics), batch.S, action).min(axis=0)
             actor_loss = jnp.mean(temperature * logp - value)
-            too_certain = jnp.mean(jax.lax.stop_gradient(logp)) - env.num_actions  # against an entropy of -num_actions
+            too_certain = jnp.mean(jax.lax.stop_gradient(logp)) - env.num_actions  # the target entropy is -num_actions
             temperature_loss = -networks.log_temperature * too_certain
             return critic_loss(td_errors, sample.weights) + actor_loss + temperature_loss, td_errors
 

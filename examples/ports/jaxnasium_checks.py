@@ -34,7 +34,7 @@ def filled(buffer: Any, **settings: Any) -> Any:
 
 def next_observations() -> list[dict[str, str]]:
     """Rows of checks: which steps are drawn, and whether their next observation is right."""
-    newest = np.asarray(stream().observation)[-LENGTH : 1 - 3]  # with 3 steps, those before are in the buffer
+    newest = np.asarray(stream().observation)[-LENGTH : 1 - 3]  # with 3 steps, the earlier ones are in the buffer
     wrong, limits, stored = [], [], newest[newest % 100 == LIMIT - 1]
     ways = (
         (PrioritizedTransitionBuffer, {}, 1),

@@ -681,7 +681,8 @@ def goals(block, monkeypatch):
     buffer = found["buffer"]
     replay, env = buffer.init(act(None, 0, None)[1]), 0
     for env in range(10):
-        replay = buffer.add(replay, *act(None, env, None)[1:])
+        _, rows, over = act(None, env, None)
+        replay = buffer.add(replay, rows, ends=over)
     (((batch, valid),), env, replay), mean = found["train_step"](([], 10, replay), jax.random.key(0))
     goal, place = np.asarray(batch.S["desired_goal"][:, 0]), np.asarray(batch.S["achieved_goal"][:, 0])
     new = goal >= 0

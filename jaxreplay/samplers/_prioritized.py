@@ -204,8 +204,8 @@ class Prioritized(Sampler[PrioritizedState]):
         min_probability = None
         if self.normalize == "global":
             weighted, whole = _whole(state, size)
-            evenly = jnp.where(size > 0, 1.0, jnp.inf)
-            min_probability = jnp.where(weighted, sum_tree.minimum(state.tree), evenly) / whole
+            evenly = jnp.where(weighted | (size == 0), jnp.inf, 1.0)  # the minimum of no priorities is inf too
+            min_probability = jnp.minimum(sum_tree.minimum(state.tree), evenly) / whole
         num_shards = shards.count(axis_name)
         min_probability = None if min_probability is None else min_probability / num_shards
         return importance_weights(

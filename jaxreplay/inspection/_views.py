@@ -206,7 +206,8 @@ def _part(state: Any, shape: tuple[int, ...], fields: dict[str, Any]) -> Any:
     found = getattr(getattr(state.sampler, "tree", state.sampler), "capacity", num_slots)
     if found != num_slots:
         length, sequence_length, stride = found // num_envs, 1, 1
-    return SequenceBuffer(length=length, num_envs=num_envs, sequence_length=sequence_length, stride=stride)
+    sizes = {"length": length, "num_envs": num_envs, "sequence_length": sequence_length, "stride": stride}
+    return SequenceBuffer(**sizes, gaps=state.windows is not None)  # only the sequences that may be drawn have slots
 
 
 def _add_sampler(view: View, state: Any, fields: dict[str, Any], items: _facts.Items) -> None:

@@ -357,7 +357,7 @@ def test_wrong_arguments():
     sequence = functools.partial(jr.SequenceBuffer, length=8, num_envs=2, sequence_length=2)
     for call, message in (
         (lambda: jr.Uniform(replacement=0), "replacement=0: must be True or False"),
-        (lambda: sequence(windows="whole"), 'windows=\'whole\': must be "any", "inside" or "episodes"'),
+        (lambda: sequence(windows="whole"), 'windows=\'whole\': must be "any", "cut", "inside" or "episodes"'),
         (lambda: sequence(windows="episodes", stride=2), 'stride=2: must be 1 with windows="episodes"'),
         (lambda: buffer.sample(state, key, 4, max_age=0), "max_age=0: must be an integer from 1"),
         (lambda: buffer.sample(state, key, 4, max_age=2.5), r"max_age=2\.5: must be an integer"),

@@ -442,8 +442,8 @@ def test_each_device_holds_one_part_of_the_state():
 
 
 def test_the_buffer_that_each_shard_is_is_made_once():
-    buffer = jr.Sharded(jr.ReplayBuffer(capacity=8), mesh(2))
-    again = jr.Sharded(jr.ReplayBuffer(capacity=8), mesh(2))
+    buffer = over_devices(jr.ReplayBuffer(capacity=8), 2)
+    again = over_devices(jr.ReplayBuffer(capacity=8), 2)
     assert buffer._part is buffer._part is again._part
     assert buffer._part.capacity == 4
     assert (buffer, hash(buffer)) == (again, hash(again))

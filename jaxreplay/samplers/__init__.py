@@ -1,4 +1,4 @@
-"""Samplers: the law by which a buffer draws its slots."""
+"""Samplers: the distribution from which a buffer draws slots."""
 
 from jaxreplay.samplers._prioritized import Prioritized as Prioritized
 from jaxreplay.samplers._prioritized import PrioritizedState as PrioritizedState

@@ -1,4 +1,4 @@
-"""Prioritized: items are drawn in proportion to a power of their priority."""
+"""Prioritized: proportional prioritization, P(i) proportional to priority^alpha."""
 
 import dataclasses
 import math
@@ -27,11 +27,11 @@ class PrioritizedState(layouts.LaidOut):
     """State of `Prioritized`.
 
     Attributes:
-      tree: a leaf per slot, priority^alpha; 0 where nothing may be drawn.
-      max_priority: float32 [], the largest priority so far, before alpha; at least 1.
-      updates: int32 [], calls of `update` so far that named a stored item; stops at 2**31 - 1.
-      rejected: int32 [], non-finite TD errors that were refused; stops at 2**31 - 1.
-      counts: None without `count_updates`.
+      tree: sum tree with leaf priority^alpha for each slot; 0 if the slot may not be drawn.
+      max_priority: float32 [], largest priority so far, before alpha; at least 1.
+      updates: int32 [], calls of `update` that named a stored item; saturates at 2**31 - 1.
+      rejected: int32 [], rejected non-finite TD errors; saturates at 2**31 - 1.
+      counts: update counts; None without `count_updates`.
 
     Examples:
       >>> state = jr.Prioritized().init(4)
@@ -48,15 +48,15 @@ class PrioritizedState(layouts.LaidOut):
 
 
 def largest_leaf(capacity: int) -> float:
-    """The largest priority^alpha that a tree of this capacity takes."""
+    """Upper bound of priority^alpha in a tree of this capacity."""
     return 2.0 ** (63 - (capacity - 1).bit_length())
 
 
 def _whole(state: PrioritizedState, size: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Whether any slot has a priority; and what leaves are divided by: their total, or else the number of slots.
+    """A flag, True if any slot has a positive priority, and the normalizer: the total priority, else `size`.
 
-    There is one division, not one for each case: XLA:CPU runs a program on several threads if it begins with ten
-    operations that do not depend on each other, and to wake a thread takes longer than such a draw.
+    Both cases share one division. XLA:CPU runs a program on several threads if it begins with ten independent
+    operations, and waking a thread takes longer than such a draw.
     """
     mass = sum_tree.total(state.tree)
     return mass > 0, jnp.where(mass > 0, mass, jnp.maximum(size, 1).astype(jnp.float32))
@@ -67,36 +67,36 @@ class Prioritized(Sampler[PrioritizedState]):
     """Proportional prioritization, after Schaul et al. 2016 (Prioritized Experience Replay, sections 3.3 and 3.4).
 
     An item is drawn with probability P(i) = p_i^alpha / sum_j p_j^alpha (in float32, see `jaxreplay.sum_tree.sample`),
-    where p = max(|td_error|, floor) + epsilon is its priority. A new item has `max_priority`, or the priority of the TD
-    error that it was added with. The weight of a draw is (N P(i))^-beta.
+    where p = max(|td_error|, floor) + epsilon is its priority. A new item gets the priority of its initial TD error, or
+    `max_priority` if that is unknown. The weight of a draw is (N P(i))^-beta.
 
     LAP (Fujimoto et al. 2020, An Equivalence between Loss Functions and Non-Uniform Sampling in Experience Replay,
     section 4.1) is `Prioritized(alpha=0.4, beta=0.0, epsilon=0.0, floor=1.0, max_priority="stored")` with a Huber loss.
 
-    All settings are static but beta, which `sample` takes for a call. For an alpha that is traced, as in a sweep under
-    `jax.vmap`, use `Prioritized(alpha=1, epsilon=0)` and give `update` (|td_error| + epsilon) ** alpha: the law is the
-    same.
+    All settings are static except beta, which `sample` can override. For a traced alpha, as in a sweep under
+    `jax.vmap`, use `Prioritized(alpha=1, epsilon=0)` and pass (|td_error| + epsilon) ** alpha to `update`. The
+    distribution is the same.
 
-    A TD error that is not finite changes nothing but the state's counter `rejected`. Positive values of p^alpha are
-    kept within [2^-63, 2^63 / capacity], so that no sum overflows. When every p is 0 the draw is uniform and the
-    weights are 1.
+    A non-finite TD error only increments the state's counter `rejected`. Positive p^alpha are clipped to
+    [2^-63, 2^63 / capacity], so that no sum overflows. If every p is 0, sampling is uniform and all weights are 1.
 
     Attributes:
       alpha: exponent of the priorities, at least 0; 0 draws uniformly.
-      beta: exponent of the weights in [0, 1], or an `optax.Schedule` that maps the number of `update` calls so far, an
-        int32 [], to it, such as `optax.linear_schedule(0.4, 1.0, 200_000)`. A call that names no stored item, as in a
-        step where nothing was drawn, does not count.
+      beta: exponent of the weights in [0, 1], or an `optax.Schedule` of the number of `update` calls so far, an
+        int32 [], such as `optax.linear_schedule(0.4, 1.0, 200_000)`. A call that names no stored item, as in a step
+        without a draw, does not count.
       epsilon: added to |td_error|, at least 0.
-      floor: the least |td_error| that counts, at least 0.
-      max_priority: of new items, before alpha: the largest "ever" seen, which starts at 1 and never falls; the largest
-        "stored" at the time (1 if there is none), which costs a tree of maxima; or a number.
-      normalize: divide the weights by the largest of the "batch", by the largest that any stored item can have
-        ("global"), or by nothing (None).
+      floor: lower bound of |td_error|, at least 0.
+      max_priority: priority of new items, before alpha. "ever" is the running maximum, which starts at 1 and never
+        falls. "stored" is the maximum over stored items (1 if there are none) and costs a tree of maxima. A number is
+        used as it is.
+      normalize: divide the weights by the largest of the "batch", by the largest of any stored item ("global"), or not
+        at all (None).
       stratified: draw once from each of batch_size equal parts of the total priority, instead of independently. The
-        rows of the batch then lie in the order of the slots: permute them (`jax.random.permutation`) before they are
-        split into minibatches, or else each minibatch comes from one part of the buffer.
-      count_updates: count in the state how often each item came back in `update`, and how many came back too late
-        (`jaxreplay.diagnostics` tells); 4 bytes an item.
+        rows of the batch are then in slot order: permute them (`jax.random.permutation`) before a split into
+        minibatches, or each minibatch comes from one part of the buffer.
+      count_updates: count in the state how often each item is updated, and how many updates come too late (reported
+        by `jaxreplay.diagnostics`); costs 4 bytes per item.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
@@ -116,7 +116,7 @@ class Prioritized(Sampler[PrioritizedState]):
     count_updates: bool = False
 
     def __post_init__(self):
-        traced = "use alpha=1 and epsilon=0, and give update (|td_error| + epsilon) ** alpha, which may be traced"
+        traced = "use alpha=1 and epsilon=0, and pass (|td_error| + epsilon) ** alpha, which may be traced, to update"
         alpha = check_number("alpha", self.alpha, 0, math.inf, "0.6 is usual", traced)
         beta = self.beta
         if not callable(beta):
@@ -132,12 +132,12 @@ class Prioritized(Sampler[PrioritizedState]):
         else:
             max_priority = check_number("max_priority", max_priority, 0, math.inf, '"ever" is usual')
         settle(self, alpha=alpha, beta=beta, epsilon=epsilon, floor=floor, max_priority=max_priority)
-        settle(self, count_updates=check_bool("count_updates", self.count_updates, "whether to count what comes back"))
+        settle(self, count_updates=check_bool("count_updates", self.count_updates, "whether to count updates"))
         if self.normalize not in ("batch", "global", None):
             raise ValueError(f'normalize={self.normalize!r}: must be "batch", "global" or None.')
 
     def tree(self, capacity: int) -> sum_tree.SumTree:
-        """A tree without priorities.
+        """An empty sum tree for `capacity` slots.
 
         Examples:
           >>> tree = jr.Prioritized().tree(4)
@@ -238,17 +238,17 @@ class Prioritized(Sampler[PrioritizedState]):
     def _learn(
         self, state: PrioritizedState, td_errors: jax.Array, mask: jax.Array, axis_name: str | None
     ) -> tuple[PrioritizedState, jax.Array, jax.Array, jax.Array]:
-        """What TD errors of the rows in `mask` change.
+        """Apply the TD errors of the rows in `mask` to all of the state but the tree.
 
         Returns:
-          the state with the largest priority and the count of those that are rejected; leaves, float32 [B]; which rows
-          have one, bool [B]; whether a row of any shard is in `mask`, bool [].
+          the state with new `max_priority` and `rejected`; leaves, float32 [B]; a mask of accepted rows, bool [B]; and
+          True if `mask` has a True row in any shard, bool [].
         """
         td_errors = jnp.abs(td_errors.astype(jnp.float32))
         finite = jnp.isfinite(td_errors)
         accepted = mask & finite
         priorities = jnp.maximum(td_errors, self.floor) + self.epsilon
-        # The maximum also tells whether there is a row, so that takes no reduction and no exchange of its own.
+        # The maximum is -1 if no row is in `mask`, which saves a second reduction over rows and shards.
         told = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
         largest = shards.largest(jnp.max(told, initial=-1.0), axis_name)
         rejected = jnp.sum(mask & ~finite, dtype=jnp.int32)
@@ -260,7 +260,7 @@ class Prioritized(Sampler[PrioritizedState]):
         return state, self._leaf(priorities, state.tree.capacity), accepted, largest >= 0
 
     def _new_leaf(self, state: PrioritizedState, beside: jax.Array, axis_name: str | None) -> jax.Array:
-        """The leaf of an item of which nothing is known, float32 []; `beside` is the largest of those added with it."""
+        """Leaf of a new item with unknown TD error, float32 []; `beside` is the largest known leaf of its batch."""
         if self.max_priority == "ever":
             return self._leaf(state.max_priority, state.tree.capacity)
         if self.max_priority != "stored":
@@ -269,7 +269,7 @@ class Prioritized(Sampler[PrioritizedState]):
         return jnp.where(largest > 0, largest, self._leaf(jnp.float32(1.0), state.tree.capacity))
 
     def _leaf(self, priority: jax.Array, capacity: int) -> jax.Array:
-        # Within these bounds no sum overflows, and no sum, its reciprocal or a probability falls into the subnormal
-        # range, which XLA flushes to 0.
+        # Within these bounds no sum overflows, and no sum, reciprocal or probability is subnormal (XLA flushes
+        # subnormals to 0).
         leaf = jnp.clip(priority**self.alpha, 2.0**-63, largest_leaf(capacity))
         return jnp.where((priority > 0) | (self.alpha == 0), leaf, 0.0)

@@ -1,8 +1,8 @@
-"""What a buffer asks of its sampler.
+"""The `Sampler` protocol: the interface between a buffer and its sampler.
 
-A sampler knows slots, probabilities and TD errors, but no items. A slot outside [0, capacity) names no item, and its
-row is ignored. A buffer may be cut into D shards. Each shard has a sampler's state of its own and draws a D-th of the
-batch. Then `insert`, `weights` and `update` also get the name of a mapped axis over the shards.
+A sampler sees slots, probabilities and TD errors, but no items. A row whose slot is outside [0, capacity) is ignored.
+A buffer may be split into D shards. Each shard then has its own sampler state and draws 1/D of the batch, and `insert`,
+`weights` and `update` also get the name of a mapped axis over the shards.
 """
 
 from typing import Any, Protocol, TypeVar
@@ -15,10 +15,11 @@ S = TypeVar("S")
 
 
 class Sampler(Protocol[S]):
-    """What a buffer asks of its sampler: the methods to write for a law of one's own.
+    """Protocol of a sampler: implement these methods for a custom sampling distribution.
 
-    A sampler is a frozen dataclass, and so is its state `S`, as a pytree. The one below draws the newest slots alone.
-    It is right for a `SequenceBuffer`, whose live slots are in order of age; see `jaxreplay.Live`.
+    A sampler is a frozen dataclass. Its state `S` is a frozen dataclass too, registered as a pytree. The sampler below
+    draws only the newest slots. It suits a `SequenceBuffer`, whose live slots are in order of age; see
+    `jaxreplay.Live`.
 
     Examples:
       >>> import dataclasses
@@ -37,7 +38,7 @@ class Sampler(Protocol[S]):
     """
 
     def init(self, capacity: int) -> S:
-        """The state for empty slots.
+        """Initial state: all slots are empty.
 
         Args:
           capacity: number of slots.
@@ -57,14 +58,14 @@ class Sampler(Protocol[S]):
         td_errors: jax.Array | None = None,
         axis_name: str | None = None,
     ) -> S:
-        """The state after slots were written.
+        """State after writes to slots.
 
         Args:
           state: the sampler's state.
-          slots: int32 [B], distinct where they are in range.
-          drawable: bool [B], which of them may be drawn from now on.
-          td_errors: None, or float [B], what is known of the items; NaN for one of which nothing is.
-          axis_name: None, or a mapped axis over the shards of a buffer, of which this is one.
+          slots: int32 [B], distinct where in range.
+          drawable: bool [B], True if the new item may be drawn.
+          td_errors: float [B], initial TD errors; NaN or None means unknown.
+          axis_name: mapped axis over the shards of the buffer; None without shards.
 
         Examples:
           >>> sampler = jr.Prioritized(epsilon=0.0)
@@ -84,7 +85,8 @@ class Sampler(Protocol[S]):
           live: the slots that may be drawn.
 
         Returns:
-          slots, int32 [batch_size], and their probabilities, float32 [batch_size]; 0 for a row that draws no slot.
+          slots, int32 [batch_size], and their probabilities, float32 [batch_size]. Probability 0 marks a row without
+          a draw.
 
         Examples:
           >>> live = jr.Live(start=jnp.int32(3), size=jnp.int32(2))  # slots 3 and 0
@@ -97,11 +99,11 @@ class Sampler(Protocol[S]):
         ...
 
     def restrict(self, state: S, live: Live) -> S:
-        """The state for draws from `live` alone, a part of the slots that hold items, for `sample` and `weights`.
+        """State restricted to `live`, a subset of the filled slots, for `sample` and `weights`.
 
         Args:
           state: the sampler's state.
-          live: the slots that may be drawn; `sample` gets the same.
+          live: the slots that may be drawn; pass the same to `sample`.
 
         Examples:
           >>> sampler = jr.Prioritized(epsilon=0.0)
@@ -121,15 +123,15 @@ class Sampler(Protocol[S]):
         beta: Any = None,
         axis_name: str | None = None,
     ) -> jax.Array:
-        """Importance weights of draws.
+        """Importance weights of the draws.
 
         Args:
           state: the sampler's state.
-          probabilities: float32 [B], as `sample` returned them.
+          probabilities: float32 [B], from `sample`.
           size: int32 [], number of slots that may be drawn.
-          beta: exponent that replaces the sampler's own, a number or float [].
-          axis_name: None, or a mapped axis over D shards. Then an item's probability in the whole batch is a D-th of
-            that in its shard, and the weights are those of the law over the items of all shards.
+          beta: number or float [], overrides the sampler's own exponent.
+          axis_name: mapped axis over D shards; None without shards. An item's probability in the whole batch is 1/D of
+            its probability in its shard. The weights are for the distribution over the items of all shards.
 
         Returns:
           float32 [B].
@@ -145,15 +147,15 @@ class Sampler(Protocol[S]):
     def update(
         self, state: S, slots: jax.Array, td_errors: jax.Array, mask: jax.Array, *, axis_name: str | None = None
     ) -> S:
-        """The state after TD errors are known.
+        """State after an update with TD errors.
 
         Args:
           state: the sampler's state.
-          slots: int32 [B]; of one that occurs more than once the last occurrence counts. -1 for a row that never named
-            an item, the number of slots for one whose item is no longer stored.
-          td_errors: float [B], signed or not.
-          mask: bool [B], the rows that count.
-          axis_name: None, or a mapped axis over the shards of a buffer, of which this is one.
+          slots: int32 [B]. The last occurrence of a repeated slot counts. -1 marks a row that never named an item, the
+            number of slots a row whose item is no longer stored.
+          td_errors: float [B], signed or absolute.
+          mask: bool [B]; rows with False are ignored.
+          axis_name: mapped axis over the shards of the buffer; None without shards.
 
         Examples:
           >>> sampler = jr.Prioritized(epsilon=0.0)
@@ -167,10 +169,10 @@ class Sampler(Protocol[S]):
 
 
 def check_sampler(sampler: Any) -> Any:
-    """`sampler`.
+    """Return `sampler` after a check of its methods.
 
     Raises:
-      ValueError: it is none, or cannot be hashed.
+      ValueError: a method of `Sampler` is missing, or `sampler` is not hashable.
     """
     methods = ("init", "insert", "sample", "weights", "update")
     if isinstance(sampler, type) or not all(callable(getattr(sampler, method, None)) for method in methods):

@@ -18,22 +18,22 @@ from jaxreplay.samplers._update_counts import UpdateCounts
 
 
 def uniform_slots(bits: tuple[jax.Array, jax.Array], live: Live, capacity: int) -> jax.Array:
-    """Live slots, each equally likely, int32 [B]; `bits` are two uint32 [B]."""
+    """Uniform draws from the live slots, int32 [B], from `bits` (two uint32 [B])."""
     return live.slots(random_integers(bits, jnp.maximum(live.size, 1)), capacity)
 
 
 def uniform_probability(size: jax.Array) -> jax.Array:
-    """The probability of each of `size` slots, float32; 0 if there are none."""
+    """Uniform probability 1 / `size`, float32; 0 if `size` is 0."""
     return jnp.where(size > 0, 1.0 / jnp.maximum(size, 1).astype(jnp.float32), 0.0)
 
 
 @struct.dataclass
 class UniformState:
-    """State of `Uniform`: the static number of slots, and counts if they are asked for.
+    """State of `Uniform`.
 
     Attributes:
       capacity: number of slots (static).
-      counts: None without `count_updates`.
+      counts: update counts; None without `count_updates`.
 
     Examples:
       >>> state = jr.Uniform().init(4)
@@ -47,16 +47,18 @@ class UniformState:
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Uniform(Sampler[UniformState]):
-    """Every stored item is equally likely; all weights are 1 and `update` does nothing, unless it counts.
+    """Uniform sampling: every stored item is equally likely.
 
-    Where a buffer is cut into shards, an item's weight makes the weighted law uniform over the items of all:
-    (items in its shard / items in all) * (rows of the batch / rows of its shard that hold an item).
+    All weights are 1. `update` changes nothing but the counts of `count_updates`.
+
+    In a sharded buffer, weights correct for unequal shards: (items in the shard / items in all shards) * (rows of the
+    batch / rows of the shard that hold an item). The weighted distribution is uniform over the items of all shards.
 
     Attributes:
-      replacement: draw independently. False: the items of a batch differ; of a batch that is larger than the number of
-        items the last rows have handle -1, probability and weight 0.
-      count_updates: count in the state how often each item came back in `update`, and how many came back too late
-        (`jaxreplay.diagnostics` tells); 4 bytes an item.
+      replacement: draw with replacement. If False, the items of a batch are distinct. Rows beyond the number of items
+        have handle -1, probability 0 and weight 0.
+      count_updates: count in the state how often each item is updated, and how many updates come too late (reported
+        by `jaxreplay.diagnostics`); costs 4 bytes per item.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Uniform(replacement=False))
@@ -72,8 +74,8 @@ class Uniform(Sampler[UniformState]):
     def __post_init__(self):
         settle(
             self,
-            replacement=check_bool("replacement", self.replacement, "whether items may be drawn twice"),
-            count_updates=check_bool("count_updates", self.count_updates, "whether to count what comes back"),
+            replacement=check_bool("replacement", self.replacement, "whether to draw with replacement"),
+            count_updates=check_bool("count_updates", self.count_updates, "whether to count updates"),
         )
 
     def __repr__(self) -> str:
@@ -118,7 +120,7 @@ class Uniform(Sampler[UniformState]):
     ) -> jax.Array:
         weight = jnp.ones((), jnp.float32)
         if axis_name is not None:
-            # Items times rows, by the rows that hold an item: without replacement these are no more than the items.
+            # Items times rows / rows that hold an item. Without replacement no more rows than items hold one.
             share = shards.count(axis_name) * (size if self.replacement else jnp.maximum(size, probabilities.size))
             weight = share.astype(jnp.float32) / jnp.maximum(shards.total(size, axis_name), 1).astype(jnp.float32)
         return jnp.where(probabilities > 0, weight, 0.0)

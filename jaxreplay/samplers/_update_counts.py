@@ -1,7 +1,7 @@
-"""UpdateCounts: how often the items of a buffer came back in `update`, and how often one came back too late.
+"""UpdateCounts: number of updates of each item, and of updates that came too late.
 
-`sample` leaves the state unchanged, so draws cannot be counted. An agent gives back what it has learned from, and that
-is counted here: once for each row of a batch, also if the row's TD error is refused.
+`sample` leaves the state unchanged, so draws cannot be counted. `update` is counted instead: once per row of the batch,
+even if the row's TD error is rejected.
 """
 
 import dataclasses
@@ -12,7 +12,7 @@ from flax import struct
 
 from jaxreplay._common.ring import saturating_add
 
-MOST = 2**30  # a count does not grow beyond this and one batch
+MOST = 2**30  # a count grows beyond this by less than one batch
 
 
 @struct.dataclass
@@ -20,8 +20,8 @@ class UpdateCounts:
     """Counts of a sampler with `count_updates=True`.
 
     Attributes:
-      of_slots: int32 [capacity], rows of updates since the item in each slot was inserted; stops behind 2**30.
-      late: int32 [], rows of updates that were ignored, as their item was no longer stored; stops at 2**31 - 1.
+      of_slots: int32 [capacity], update rows since the item in each slot was inserted; saturates after 2**30.
+      late: int32 [], update rows ignored because their item was no longer stored; saturates at 2**31 - 1.
     """
 
     of_slots: jax.Array  # [capacity]
@@ -33,7 +33,7 @@ def init(capacity: int) -> UpdateCounts:
 
 
 def insert(counts: UpdateCounts | None, slots: jax.Array) -> UpdateCounts | None:
-    """The counts after `slots` (int32 [B], distinct where in range) were written."""
+    """Counts after writes to `slots` (int32 [B], distinct where in range)."""
     if counts is None:
         return None
     of_slots = counts.of_slots.at[slots].set(0, mode="drop", unique_indices=True, wrap_negative_indices=False)
@@ -41,9 +41,9 @@ def insert(counts: UpdateCounts | None, slots: jax.Array) -> UpdateCounts | None
 
 
 def update(counts: UpdateCounts | None, slots: jax.Array) -> UpdateCounts | None:
-    """The counts after an update of `slots` (int32 [B]); -1 for a row that names no item, the capacity for a late one.
+    """Counts after an update of `slots` (int32 [B]): -1 for a row without an item, the capacity for a late row.
 
-    An item that occurs more than once is counted as often.
+    Repeated items are counted once per row.
     """
     if counts is None:
         return None

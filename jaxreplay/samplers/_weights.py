@@ -1,4 +1,4 @@
-"""Importance weights that undo the bias of a non-uniform draw."""
+"""Importance weights, which correct the bias of non-uniform sampling."""
 
 from typing import Literal
 
@@ -21,29 +21,29 @@ def importance_weights(
     min_probability: jax.Array | float | None = None,
     axis_name: str | None = None,
 ) -> jax.Array:
-    """Weights (N P)^-beta of a draw, computed in log space (Schaul et al. 2016, section 3.4).
+    """Importance weights (N P)^-beta, computed in log space (Schaul et al. 2016, section 3.4).
 
-    With beta = 1 and `normalize=None` a weighted mean over draws estimates the plain mean over all items without bias.
+    With beta = 1 and `normalize=None`, the weighted mean over draws is an unbiased estimate of the mean over all items.
 
     Args:
-      probabilities: float [B], probability of each drawn item; 0 marks a row that holds no item.
+      probabilities: float [B], probability of each drawn item; 0 marks a row without an item.
       size: int [], N, the number of items drawn from.
       beta: float [], 0 (no correction) to 1 (full correction).
-      normalize: "batch" divides by the batch's largest weight, which becomes exactly 1. "global" divides by the largest
-        weight that any item can have, that of `min_probability`. None does not divide.
-      min_probability: float [], the smallest positive probability of any item; only "global" needs it.
-      axis_name: a mapped axis (of `jax.shard_map` or `jax.vmap`) along which the batch is split; these rows are one
-        part. The weights are divided by the largest of all parts, and `size` is that of the whole.
+      normalize: "batch" divides by the largest weight of the batch, which becomes exactly 1. "global" divides by the
+        largest weight of any item, that of `min_probability`. None does not normalize.
+      min_probability: float [], the smallest positive probability of any item; required by "global" only.
+      axis_name: mapped axis (of `jax.shard_map` or `jax.vmap`) over which the batch is split. The maximum is over
+        the whole batch, and `size` is global.
 
     Returns:
       float32 [B]; 0 where the probability is 0.
 
     Raises:
-      ValueError: `normalize` is none of the three, or "global" comes without `min_probability`.
+      ValueError: `normalize` is not one of the three, or `min_probability` is missing for "global".
 
     Examples:
       >>> weights = jr.importance_weights(jnp.array([0.5, 0.25, 0.0]), size=4, beta=1.0)
-      >>> [round(weight, 3) for weight in weights.tolist()]  # the last row is without an item
+      >>> [round(weight, 3) for weight in weights.tolist()]  # the last row has no item
       [0.5, 1.0, 0.0]
     """
     if normalize not in ("batch", "global", None):
@@ -53,7 +53,7 @@ def importance_weights(
     log_probability = jnp.log(jnp.where(drawn, probabilities, 1.0))
     if normalize == "global":
         if min_probability is None:
-            raise ValueError('min_probability=None: normalize="global" divides by its weight; give it.')
+            raise ValueError('min_probability=None: normalize="global" requires it.')
         log_reference = jnp.log(jnp.asarray(min_probability, jnp.float32))
     elif normalize == "batch":
         log_reference = jnp.min(jnp.where(drawn, log_probability, jnp.inf))
@@ -67,10 +67,10 @@ def importance_weights(
 
 @on_copies
 def effective_sample_size(weights: jax.Array) -> jax.Array:
-    """Number of equally weighted draws worth as much as these: (sum w)^2 / sum w^2 (Kish 1965, section 11.7).
+    """Effective sample size (sum w)^2 / sum w^2 of weighted draws (Kish 1965, section 11.7).
 
     Args:
-      weights: float [..., B], not negative.
+      weights: float [..., B], non-negative.
 
     Returns:
       float32 [...], between 1 and B; 0 where all weights are 0.

@@ -1,1 +1,1 @@
-"""What all parts of the package use: checks, layouts of storage, random bits, and what XLA must be told."""
+"""Shared by all parts of the package: checks, storage layouts, ring arithmetic, random bits and hints for XLA."""

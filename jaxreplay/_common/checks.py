@@ -1,4 +1,4 @@
-"""Checks of arguments, item pytrees and configurations, whose messages say what is wrong and what to do."""
+"""Checks of arguments, item pytrees and configurations. Each message states the error and the remedy."""
 
 import math
 from typing import Any
@@ -8,11 +8,11 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-STATIC = "give it from outside of jit, or as a static argument"  # what to do with a traced number
+STATIC = "give it from outside of jit, or as a static argument"  # remedy for a traced number
 
 
 def type_text(dtype: Any, shape: tuple[int, ...]) -> str:
-    """The text of an array's type in messages, such as float32[3, 2]."""
+    """Array type as text for messages, such as float32[3, 2]."""
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
@@ -21,17 +21,17 @@ def _name(path: Any) -> str:
 
 
 def as_spec(items: Any) -> Any:
-    """Shapes and dtypes of `items`, as JAX would hold them."""
+    """Shapes and dtypes of `items` in JAX's canonical dtypes."""
     return jax.eval_shape(lambda x: x, items)
 
 
 def as_arrays(items: Any) -> Any:
-    """`items` with every leaf an array, in JAX's canonical dtype."""
+    """`items` with every leaf as an array in JAX's canonical dtype."""
     return jax.tree.map(jnp.asarray, items)
 
 
 def as_int32(x: Any) -> Any:
-    """Integers as int32; those that do not fit are -1, where JAX would drop their upper bits. Others as they are."""
+    """Integers as int32, -1 if out of range (JAX would drop the upper bits). Other values are returned unchanged."""
     like = np if isinstance(x, np.ndarray) else jnp
     x = like.asarray(x)
     if not jnp.issubdtype(x.dtype, jnp.integer):
@@ -49,16 +49,16 @@ def as_count(x: Any) -> jax.Array:
 
 
 def as_float(x: Any) -> jax.Array:
-    """Numbers in float32, or in their own dtype where that is wider, also where JAX promotes nothing."""
+    """Numbers as float32, or in their own dtype if that is wider, for any setting of JAX's dtype promotion."""
     x = jnp.asarray(x)
     is_wide = jnp.issubdtype(x.dtype, jnp.inexact) and x.dtype.itemsize >= 4
     return x.astype(x.dtype if is_wide else jnp.float32)
 
 
 def as_real(name: str, x: Any, expected: str) -> jax.Array:
-    """`x` as an array; a `ValueError` that says what is `expected` where it is not made of real numbers or flags."""
+    """`x` as an array; a `ValueError` that states `expected` if it does not hold real numbers or bools."""
     try:
-        array = None if isinstance(x, dict) else jnp.asarray(x)  # JAX 0.7 takes any dict of flags for True
+        array = None if isinstance(x, dict) else jnp.asarray(x)  # JAX 0.7 converts any dict of bools to True
     except (TypeError, ValueError):
         array = None
     if array is None:
@@ -70,16 +70,16 @@ def as_real(name: str, x: Any, expected: str) -> jax.Array:
 
 
 def leading_axes(spec: Any, num_axes: int, what: str, last: int | None = None) -> tuple[int, ...]:
-    """The first `num_axes` sizes, which all leaves of `spec` share.
+    """Sizes of the `num_axes` leading axes that all leaves of `spec` share.
 
     Args:
-      spec: pytree of arrays, or of their types.
+      spec: pytree of arrays or `jax.ShapeDtypeStruct`.
       num_axes: 1 or 2.
-      what: what `spec` is, for messages.
-      last: None, or the size that the second has to be, for messages.
+      what: name of `spec` in messages.
+      last: required size of the second axis, for messages; None if any.
 
     Raises:
-      ValueError: no leaves, a leaf has too few axes, or two leaves differ.
+      ValueError: there are no leaves, a leaf has too few axes, or two leaves differ.
     """
     leaves = jax.tree_util.tree_leaves_with_path(spec)
     if not leaves:
@@ -93,20 +93,20 @@ def leading_axes(spec: Any, num_axes: int, what: str, last: int | None = None) -
             )
         if leaf.shape[:num_axes] != first:
             raise ValueError(
-                f"{_name(path)}: leading axes {list(leaf.shape[:num_axes])} differ from {list(first)}, "
-                "those of the first leaf."
+                f"{_name(path)}: leading axes {list(leaf.shape[:num_axes])} differ from {list(first)} of "
+                "the first leaf."
             )
     return first
 
 
 def _missing_axes(leaves: list[Any], num_axes: int, last: int | None) -> str:
-    """What to do with leaves of which one has fewer than `num_axes` axes, of which the second has to be `last`."""
+    """Remedy for leaves with fewer than `num_axes` axes; `last` is the required size of the second axis."""
     if num_axes == 1:
         return "add a batch axis with x[None]"
     both = "add both to a single item with x[None, None]"
     if last is not None and last > 1:
         both = f"for a single item, give init jnp.broadcast_to(x, (1, {last}, *x.shape))"
-    if min(len(leaf.shape) for leaf in leaves) == 0:  # it is a single item's, whatever the others are
+    if min(len(leaf.shape) for leaf in leaves) == 0:  # a scalar leaf: it can only be a single item
         return both
     sizes = {leaf.shape[0] for leaf in leaves}
     if len(sizes) > 1 or (last not in (None, 1) and sizes != {last}):
@@ -116,10 +116,10 @@ def _missing_axes(leaves: list[Any], num_axes: int, last: int | None) -> str:
 
 
 def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owner: str) -> None:
-    """Check that `spec` has the structure, item shapes and dtypes of `stored`, leading axes aside.
+    """Check that `spec` has the structure, item shapes and dtypes of `stored`; leading axes are ignored.
 
     Raises:
-      ValueError: names the first leaf that differs.
+      ValueError: they differ; the message names the first leaf that does.
     """
     got, expected = jax.tree.structure(spec), jax.tree.structure(stored)
     if got != expected:
@@ -142,7 +142,7 @@ def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owne
 
 
 def _axes_remedy(shape: tuple[int, ...], stored: tuple[int, ...]) -> str:
-    """What may have been forgotten where an item has `shape` and the stored ones have another."""
+    """Remedy for missing leading axes, '' if the shapes differ otherwise."""
     longer, shorter = (shape, stored) if len(shape) > len(stored) else (stored, shape)
     more = longer[: len(longer) - len(shorter)]
     if longer != more + shorter or set(more) <= {1}:
@@ -153,11 +153,11 @@ def _axes_remedy(shape: tuple[int, ...], stored: tuple[int, ...]) -> str:
 
 
 def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_axes: int, owner: str) -> list[Any]:
-    """The leaves of `values` for all leaves of `stored`, None for those of a part that is None.
+    """One value for each leaf of `stored`: a leaf of `values`, or None if its part of `values` is None.
 
     Raises:
-      ValueError: nothing is given, or what is has another structure, leading axes, item shape or dtype; the message
-        names the leaf.
+      ValueError: all values are None, or one differs in structure, leading axes, item shape or dtype; the message names
+        the leaf.
     """
 
     def of_part(value: Any, part: Any) -> Any:
@@ -169,10 +169,10 @@ def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_a
     except (ValueError, TypeError) as error:
         got, expected = jax.tree.structure(values), jax.tree.structure(stored)
         raise ValueError(
-            f"wrong structure: got {got}, {owner} stores {expected}; give None for what is left alone."
+            f"wrong structure: got {got}, {owner} stores {expected}; give None for parts to keep."
         ) from error
     if all(value is None for value in found):
-        raise ValueError("values: all are None; give at least one leaf that is to be written.")
+        raise ValueError("values: all are None; give at least one leaf to write.")
     for value, (path, like) in zip(found, jax.tree_util.tree_leaves_with_path(stored), strict=True):
         expected = (*leading, *like.shape[num_stored_axes:])
         if value is not None and (value.shape != expected or value.dtype != like.dtype):
@@ -183,27 +183,27 @@ def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_a
 
 
 def check_mask(mask: Any, shape: tuple[int, ...], name: str = "mask", like: Any = jnp) -> jax.Array:
-    """`mask` as a bool array of `shape`, of `like`: JAX or NumPy.
+    """`mask` as a bool array of `shape`; `like` is `jnp` or `np`.
 
     Raises:
-      ValueError: another shape or dtype.
+      ValueError: the shape or dtype differs.
     """
     mask = like.asarray(mask)
     if mask.shape != shape or mask.dtype != jnp.bool_:
         raise ValueError(
-            f"{name}: got {type_text(mask.dtype, mask.shape)}, expected {type_text('bool', shape)}, one flag a row."
+            f"{name}: got {type_text(mask.dtype, mask.shape)}, expected {type_text('bool', shape)}, one flag per row."
         )
     return mask
 
 
 def check_integer(name: str, value: Any, low: int, high: int, meaning: str, traced: str | None = STATIC) -> int:
-    """`value`, which may be an integer of NumPy or JAX, as a Python integer.
+    """`value`, an integer of Python, NumPy or JAX, as a Python integer.
 
     Args:
-      traced: what to do with a traced number. None allows any array [] of JAX, which is returned as it is.
+      traced: remedy for a traced number, for messages. With None, a JAX array [] is allowed and returned unchanged.
 
     Raises:
-      ValueError: it is no integer in [low, high], or it is traced.
+      ValueError: `value` is not an integer in [low, high], or it is traced.
     """
     number = value if type(value) is int else _python_number(name, value, traced, f"an int32[], {meaning}", jnp.integer)
     if traced is None and isinstance(value, jax.Array):
@@ -214,13 +214,13 @@ def check_integer(name: str, value: Any, low: int, high: int, meaning: str, trac
 
 
 def check_number(name: str, value: Any, low: float, high: float, remedy: str, traced: str | None = STATIC) -> float:
-    """`value`, which may be a number of NumPy or JAX, as a Python number.
+    """`value`, a number of Python, NumPy or JAX, as a Python number.
 
     Args:
-      traced: as of `check_integer`.
+      traced: as in `check_integer`.
 
     Raises:
-      ValueError: it is no finite number in [low, high], or it is traced.
+      ValueError: `value` is not a finite number in [low, high], or it is traced.
     """
     expected = "one number for the whole batch, such as a float32[]"
     number = _python_number(name, value, traced, expected, jnp.integer, jnp.floating)
@@ -237,9 +237,9 @@ def check_number(name: str, value: Any, low: float, high: float, remedy: str, tr
 
 
 def _python_number(name: str, value: Any, traced: str | None, expected: str, *kinds: Any) -> Any:
-    """A number of NumPy or JAX, or an array [] of one, as a Python number; what is none, as it is.
+    """A number of NumPy or JAX, or an array [] of one, as a Python number. Other values are returned unchanged.
 
-    Where `traced` is None, JAX's arrays [] of these kinds stay as they are: what is on a device is not waited for.
+    If `traced` is None, JAX arrays [] of these kinds are returned unchanged, so that no device is waited for.
     """
     if traced is None and isinstance(value, np.ndarray | jax.Array):
         if value.shape or not any(jnp.issubdtype(value.dtype, kind) for kind in kinds):
@@ -247,7 +247,7 @@ def _python_number(name: str, value: Any, traced: str | None, expected: str, *ki
         if isinstance(value, jax.Array):
             return value
     if isinstance(value, jax.core.Tracer):
-        raise ValueError(f"{name}={value!r}: is traced, and must be known when the program is compiled; {traced}.")
+        raise ValueError(f"{name}={value!r}: is traced, but must be known at compile time; {traced}.")
     if isinstance(value, np.generic | np.ndarray | jax.Array) and value.shape == ():
         for kind, number in ((jnp.integer, int), (jnp.floating, float)):
             if jnp.issubdtype(value.dtype, kind):
@@ -257,27 +257,27 @@ def _python_number(name: str, value: Any, traced: str | None, expected: str, *ki
 
 
 def check_bool(name: str, value: Any, meaning: str) -> bool:
-    """`value`, which may be a NumPy bool, as a Python bool.
+    """`value`, a bool of Python or NumPy, as a Python bool.
 
     Raises:
-      ValueError: it is no bool.
+      ValueError: `value` is not a bool.
     """
     if not isinstance(value, bool | np.bool_):
-        raise ValueError(f"{name}={value!r}: must be True or False, {meaning}.")
+        raise ValueError(f"{name}={value!r}: must be True or False ({meaning}).")
     return bool(value)
 
 
 def settle(config: Any, **values: Any) -> None:
-    """Set fields of a frozen dataclass that is being made."""
+    """Set fields of a frozen dataclass in its `__post_init__`."""
     for name, value in values.items():
         object.__setattr__(config, name, value)
 
 
 def check_indices(indices: Any, num_axes: int | None = 1) -> jax.Array:
-    """Integers as int32, with `num_axes` axes; None for any number of them.
+    """`indices` as int32 with `num_axes` axes; None allows any number.
 
     Raises:
-      ValueError: they are no integers, or have other axes.
+      ValueError: `indices` are not integers, or have another number of axes.
     """
     indices = as_int32(indices)
     if indices.dtype != jnp.int32 or num_axes not in (None, indices.ndim):
@@ -287,14 +287,14 @@ def check_indices(indices: Any, num_axes: int | None = 1) -> jax.Array:
 
 
 def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]:
-    """Handles and their TD errors; a `ValueError` where these are not a vector of integers and as many numbers."""
+    """Handles and their TD errors; a `ValueError` if they are not a vector of integers and as many numbers."""
     indices = check_indices(indices)
     return indices, _errors_of(td_errors, indices.shape, f"one number for each of the {indices.size} indices")
 
 
 def check_insertion_errors(td_errors: Any, shape: tuple[int, ...], each: str) -> jax.Array:
-    """TD errors that come with what is added, flat; a `ValueError` where they are not numbers of `shape`."""
-    expected = f"{type_text('float', shape)}, one number {each}; NaN for one that is not known"
+    """Initial TD errors of added items, flattened; a `ValueError` if they are not numbers of `shape`."""
+    expected = f"{type_text('float', shape)}, one number {each}; NaN if unknown"
     return as_float(_errors_of(td_errors, shape, expected)).reshape(-1)
 
 
@@ -306,13 +306,13 @@ def _errors_of(td_errors: Any, shape: tuple[int, ...], expected: str) -> jax.Arr
 
 
 def check_rows(leaf: jax.Array, size: int) -> None:
-    """Raise a `ValueError` where `leaf` has not `size` rows."""
+    """Raise a `ValueError` if `leaf` does not have `size` rows."""
     if leaf.ndim == 0 or leaf.shape[0] != size:
         raise ValueError(f"got {type_text(leaf.dtype, leaf.shape)}, expected a row for each of the {size} indices.")
 
 
 def check_key(key: Any) -> None:
-    """Raise a `ValueError` where `key` is no single PRNG key, of either kind that JAX has."""
+    """Raise a `ValueError` if `key` is not a single PRNG key, typed or raw."""
     found, is_key = repr(key), False
     if isinstance(key, jax.Array | np.ndarray):
         found = type_text(key.dtype, key.shape)
@@ -324,8 +324,8 @@ def check_key(key: Any) -> None:
 
 
 def check_beta(beta: Any) -> None:
-    """Raise a `ValueError` where `beta` of `sample` is neither None, nor a number in [0, 1], nor an array []."""
+    """Raise a `ValueError` unless `beta` of `sample` is None, a number in [0, 1] or an array []."""
     if callable(beta):
-        raise ValueError(f"beta={beta!r}: must be a number; a schedule is given to the sampler, as Prioritized(beta=).")
+        raise ValueError(f"beta={beta!r}: must be a number; give a schedule to the sampler, as Prioritized(beta=).")
     if beta is not None:
         check_number("beta", beta, 0, 1, "it is an exponent of the importance weights", traced=None)

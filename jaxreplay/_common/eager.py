@@ -1,8 +1,8 @@
-"""Eager calls that move little, which a CPU runs on one thread.
+"""Small eager calls, which run on one CPU thread.
 
-XLA:CPU divides a write into a large array among threads, even of one row, and reads likewise. To hand over the work
-takes longer than the work of a small batch, and much longer on a busy machine. In an outer `jit` it is the caller's to
-choose, by the same options.
+XLA:CPU splits reads and writes of a large array among threads, even for a single row. For a small batch the handoff
+takes longer than the work itself, and much longer on a busy machine. In an outer `jit` the caller can set the same
+options.
 """
 
 import math
@@ -14,19 +14,19 @@ import jax.extend.core
 
 ON_ONE_THREAD = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}  # other backends have no such pass
 FEW_BYTES = 2**20
-PATH_BYTES = 256  # of a tree, for an item
-# Before JAX 0.8 the function was in `jax.core`.
+PATH_BYTES = 256  # moved along one tree path, for one item
+# In `jax.core` before JAX 0.8.
 _current_trace: Any = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state
 NOT_TRACING = _current_trace(convention="flax")
 
 
 def is_tracing() -> bool:
-    """Whether a call now becomes a part of another program; options of its own would be an error."""
+    """True during tracing of an outer program. A traced call must not have compiler options."""
     return _current_trace(convention="flax") != NOT_TRACING
 
 
 def num_bytes(arrays: list[Any]) -> int:
-    """Bytes of some arrays; to ask each for its `nbytes` takes longer."""
+    """Total bytes of `arrays`; faster than the sum of their `nbytes`."""
     num = 0
     for x in arrays:
         num += x.size * x.dtype.itemsize
@@ -34,12 +34,14 @@ def num_bytes(arrays: list[Any]) -> int:
 
 
 def on_one_thread(config: Any, state: Any, rows: Any, moves_items: bool) -> bool:
-    """Whether a call is eager and moves few bytes.
+    """True if a call is eager and moves at most FEW_BYTES.
 
     Args:
-      config: a configuration, and `state` its state. With `moves_items`, its `_item_bytes(state)` is an item's size.
-      rows: their number, or arrays with that many: handles, tasks, or items that are added.
-      moves_items: whether a stored item is read or written for each row, beside a path through a tree.
+      config: the configuration of the called method.
+      state: its state.
+      rows: number of rows, or arrays with one entry per row: handles, tasks or added items.
+      moves_items: True if each row also reads or writes a stored item of `config._item_bytes(state)` bytes, besides a
+        tree path.
     """
     if is_tracing():
         return False
@@ -52,4 +54,4 @@ def on_one_thread(config: Any, state: Any, rows: Any, moves_items: bool) -> bool
         moved = count * (config._item_bytes(state) if moves_items else 0)
         return max(given, moved, count * PATH_BYTES) <= FEW_BYTES
     except (AttributeError, LookupError, TypeError, ValueError):
-        return False  # the program tells what is wrong with its arguments
+        return False  # the program itself reports invalid arguments

@@ -1,8 +1,8 @@
-"""Storage of items: its layout on each backend, and how items are written and read.
+"""Storage of items: layouts for each backend, reads and writes.
 
-On a CPU and a GPU a leaf is stored as it is, [*leading, *item]. A TPU would copy most such arrays in full at every
-call, because it gathers and scatters in another layout than it stores. On a TPU a leaf is therefore stored as `Rows` of
-128 numbers, one for each lane, which need no copy.
+CPUs and GPUs store a leaf as an array [*leading, *item]. A TPU gathers and scatters in another layout than it stores,
+and would copy most such arrays in full at every call. TPUs therefore store a leaf as `Rows` of 128 numbers, one per
+lane, which need no copy.
 """
 
 import dataclasses
@@ -20,7 +20,7 @@ from jax import lax
 from jaxreplay._common.repeats import last_of_each
 
 LANES = 128
-PADDING = 1.25  # an item is padded to whole rows if that makes it at most this many times larger
+PADDING = 1.25  # items are padded to whole rows if they grow by at most this factor
 BACKENDS_OF_ROWS = ("tpu",)
 
 
@@ -28,8 +28,8 @@ BACKENDS_OF_ROWS = ("tpu",)
 class Bits:
     """Storage of a narrow leaf (bfloat16, float8, int4, ...) as unsigned integers of 8 bits or more.
 
-    XLA:CPU widens narrow floats to float32 before it scatters them, which would copy the whole storage twice per write.
-    With integers of less than a byte it takes milliseconds.
+    XLA:CPU widens narrow floats to float32 before a scatter, which would copy the whole storage twice per write. A
+    scatter of integers narrower than a byte takes milliseconds.
     """
 
     bits: Any  # stored like any other leaf
@@ -45,9 +45,9 @@ class Rows:
     """Storage of a leaf as rows of 128 numbers.
 
     Attributes:
-      rows: [num_rows, 128]; items in order, each `_stride` numbers after the one before.
-      leading: sizes of the storage's axes, such as (capacity,) (static).
-      item: the shape of an item's leaf (static).
+      rows: [num_rows, 128]; items in order, `_stride` numbers apart.
+      leading: sizes of the leading axes, such as (capacity,) (static).
+      item: shape of the leaf of one item (static).
     """
 
     rows: Any  # [num_rows, 128]
@@ -64,12 +64,12 @@ class Rows:
 
 
 def stores_rows(backend: str | None = None) -> bool:
-    """Whether a backend, or the default one of JAX, stores leaves as `Rows`."""
+    """True if `backend` (default: the default backend of JAX) stores leaves as `Rows`."""
     return (backend or jax.default_backend()) in BACKENDS_OF_ROWS
 
 
 def zeros(spec: Any, leading: tuple[int, ...], num_axes: int) -> Any:
-    """Storage for items of `spec`: zeros whose `num_axes` leading axes are replaced by `leading`."""
+    """Storage of zeros for items of `spec`, with its `num_axes` leading axes replaced by `leading`."""
 
     def leaf_zeros(leaf: Any) -> Any:
         item, dtype = tuple(leaf.shape[num_axes:]), leaf.dtype
@@ -85,7 +85,7 @@ def zeros(spec: Any, leading: tuple[int, ...], num_axes: int) -> Any:
 
 
 def stored_spec(storage: Any) -> Any:
-    """Shapes and dtypes of the leaves that are stored."""
+    """Shapes and dtypes of the stored leaves."""
     return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype), storage, is_leaf=is_leaf)
 
 
@@ -95,15 +95,15 @@ def leading(storage: Any, num_axes: int) -> tuple[int, ...]:
 
 
 def write(storage: Any, slots: jax.Array, items: Any) -> Any:
-    """Storage with `items` [B, ...] at distinct `slots` [B] of its first axis; those out of range are dropped."""
+    """Storage with `items` [B, ...] at distinct `slots` [B] of the first axis; slots out of range are dropped."""
     return jax.tree.map(lambda leaf, new: _written(leaf, 1, slots, new), storage, items, is_leaf=is_leaf)
 
 
 def write_parts(storage: Any, num_axes: int, places: jax.Array, values: list[Any]) -> Any:
-    """Storage with `values`, [*places.shape, ...] of each leaf or None, written at `places` (int32).
+    """Storage with `values` written at `places` (int32): an array [*places.shape, ...] or None for each leaf.
 
-    Places count items along the `num_axes` leading axes, as if these were one. Of one that occurs more than once the
-    last is written; one out of range is dropped.
+    Places are flat indices over the `num_axes` leading axes. The last write to a repeated place wins. Places out of
+    range are dropped.
     """
     stored, treedef = jax.tree.flatten(storage, is_leaf=is_leaf)
     batch_axes, places = places.ndim, places.reshape(-1)
@@ -116,26 +116,26 @@ def write_parts(storage: Any, num_axes: int, places: jax.Array, values: list[Any
 
 
 def _written(stored: Any, num_axes: int, places: jax.Array, new: jax.Array) -> Any:
-    """A leaf's storage with `new` [B, ...] at distinct `places` [B], counted along the first `num_axes` axes."""
+    """A stored leaf with `new` [B, ...] at distinct `places` [B], flat indices over the first `num_axes` axes."""
     if isinstance(stored, Bits):
         return Bits(_written(stored.bits, num_axes, places, to_bits(new)), stored.dtype)
     sizes = stored.shape[:num_axes]
     if isinstance(stored, Rows):
         as_one = Rows(stored.rows, (math.prod(sizes), *stored.leading[num_axes:]), stored.item)
         return Rows(_write_rows(as_one, places, new), stored.leading, stored.item)
-    # One index an axis: where the axes are made one and cut again, XLA:CPU copies the array.
+    # One index per axis: XLA:CPU would copy the array to merge and split the axes.
     others = jnp.int32(math.prod(sizes[1:]))
     index = (places,) if num_axes == 1 else (lax.div(places, others), lax.rem(places, others))
     return stored.at[index].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
 
 
 def num_places(storage: Any, num_axes: int) -> int:
-    """Number of items along the leading axes."""
+    """Number of items over the leading axes."""
     return math.prod(leading(storage, num_axes))
 
 
 def read(storage: Any, slots: jax.Array, *, fill: bool = False) -> Any:
-    """Items at `slots` [...] of the first axis, which are in range; with `fill`, others read zeros."""
+    """Items at `slots` [...] of the first axis, in range; with `fill`, slots out of range read as zeros."""
 
     def leaf_read(stored: Any) -> jax.Array:
         if isinstance(stored, Bits):
@@ -150,7 +150,7 @@ def read(storage: Any, slots: jax.Array, *, fill: bool = False) -> Any:
 
 
 def merge_axes(storage: Any) -> Any:
-    """`storage` with its first two axes merged. This is free, but the result may only be read."""
+    """Read-only view of `storage` with its first two axes merged, without a copy."""
 
     def merged(leaf: Any) -> Any:
         if isinstance(leaf, Rows):
@@ -161,7 +161,7 @@ def merge_axes(storage: Any) -> Any:
 
 
 def on_this_backend(storage: Any, num_axes: int, num_stacked: int, backend: str | None = None) -> Any:
-    """The same storage in this backend's layout, or `backend`'s; `num_stacked` axes precede its own `num_axes`."""
+    """`storage` in the layout of `backend` (default: this one); `num_stacked` axes precede its own `num_axes`."""
 
     def converted(leaf: Any) -> Any:
         item = leaf.shape[num_stacked + num_axes :]
@@ -174,16 +174,16 @@ def on_this_backend(storage: Any, num_axes: int, num_stacked: int, backend: str 
 
 
 class LaidOut:
-    """A state whose arrays lie as a backend wants them.
+    """A state with fields that are laid out by backend.
 
-    Its `_layouts`, and those of its parts, have a function `(value, state, backend) -> value` for each field that
-    depends on the backend.
+    `_layouts`, of the state and of its parts, maps the name of each such field to a function
+    `(value, state, backend) -> value`.
     """
 
     _layouts: ClassVar[dict[str, Callable[[Any, Any, str | None], Any]]]
 
     def on_this_backend(self, backend: str | None = None) -> Self:
-        """The same state with storages and trees as this backend, or `backend`, wants them.
+        """The same state with storages and trees in the layout of `backend`, or of the current backend.
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized())
@@ -195,7 +195,7 @@ class LaidOut:
 
 
 def _laid_out(tree: Any, state: Any, backend: str | None) -> Any:
-    """A pytree of parts of a state, those with `_layouts` as a backend wants them."""
+    """A pytree of parts of a state, with each part that has `_layouts` laid out for a backend."""
 
     def converted(part: Any) -> Any:
         if not hasattr(part, "_layouts"):
@@ -208,7 +208,7 @@ def _laid_out(tree: Any, state: Any, backend: str | None) -> Any:
 
 
 def along(num_axes: int) -> Callable[[Any, Any, str | None], Any]:
-    """For `LaidOut._layouts`, of a buffer's storage along so many axes."""
+    """Entry of `LaidOut._layouts` for a buffer storage with `num_axes` leading axes."""
     return lambda storage, state, backend: on_this_backend(storage, num_axes, state.ring.size.ndim, backend)
 
 
@@ -219,7 +219,7 @@ def as_it_is(storage: Any) -> Any:
 
 
 def _map_arrays(function: Callable[[Any], Any], storage: Any) -> Any:
-    """`function` of each array or `Rows` of a storage, including those inside `Bits`."""
+    """`function` applied to each array or `Rows` of a storage, also inside `Bits`."""
 
     def mapped(leaf: Any) -> Any:
         return Bits(function(leaf.bits), leaf.dtype) if isinstance(leaf, Bits) else function(leaf)
@@ -228,22 +228,22 @@ def _map_arrays(function: Callable[[Any], Any], storage: Any) -> Any:
 
 
 def is_leaf(x: Any) -> bool:
-    """Whether `x` stores one leaf, although it is a pytree."""
+    """True if `x` is the storage of one leaf, although it is a pytree."""
     return isinstance(x, Bits | Rows)
 
 
 def _fits_rows(dtype: Any, item: tuple[int, ...], backend: str | None = None) -> bool:
-    """Whether a backend stores such a leaf as `Rows`; never PRNG keys or items without numbers."""
+    """True if a backend stores such a leaf as `Rows`; never for PRNG keys or empty items."""
     return stores_rows(backend) and math.prod(item) > 0 and not jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 def _tile(dtype: Any) -> int:
-    """How many numbers a tile holds: 8 rows of 32-bit numbers, or as many bytes of narrower ones."""
+    """Numbers per tile: 8 rows of 32-bit numbers, or the same number of bytes for narrower dtypes."""
     return LANES * 8 * max(4 // np.dtype(dtype).itemsize, 1)
 
 
 def _stride(item: tuple[int, ...], dtype: Any) -> int:
-    """Distance from one item to the next in numbers: whole tiles, else whole rows, else the item's size."""
+    """Distance between items in numbers: whole tiles, else whole rows, else the item's size."""
     size = math.prod(item)
     for unit in (_tile(dtype), LANES):
         if -(-size // unit) * unit <= PADDING * size:
@@ -252,7 +252,7 @@ def _stride(item: tuple[int, ...], dtype: Any) -> int:
 
 
 def _num_rows(leading: tuple[int, ...], item: tuple[int, ...], dtype: Any) -> int:
-    """How many rows store all items."""
+    """Number of rows that store all items."""
     stride, num_items = _stride(item, dtype), math.prod(leading)
     if stride % LANES == 0:
         return num_items * (stride // LANES)
@@ -262,7 +262,7 @@ def _num_rows(leading: tuple[int, ...], item: tuple[int, ...], dtype: Any) -> in
 
 
 def _item_numbers(stored: Rows, slots: jax.Array, fill: Any) -> jax.Array:
-    """Numbers of the items at `slots` [...] of the first axis, [..., *leading[1:]]; `fill` if out of range."""
+    """Flat indices of the items at `slots` [...] of the first axis, [..., *leading[1:]]; `fill` if out of range."""
     others = math.prod(stored.leading[1:])
     within = np.arange(others, dtype=np.int32).reshape(*[1] * slots.ndim, *stored.leading[1:])
     slots = slots.reshape(*slots.shape, *[1] * (within.ndim - slots.ndim))
@@ -271,7 +271,7 @@ def _item_numbers(stored: Rows, slots: jax.Array, fill: Any) -> jax.Array:
 
 
 def _rows_and_lanes(rows: jax.Array, items: jax.Array, stride: int) -> tuple[jax.Array, jax.Array]:
-    """Rows and lanes, [..., stride], of items [...] that do not start at whole rows."""
+    """Rows and lanes, [..., stride], of items [...] that are not aligned to rows."""
     first_row, lane = jnp.zeros_like(items), items * stride
     if rows.size > 2**30:  # int32 might overflow
         first_row = lax.div(items, np.int32(LANES)) * stride
@@ -299,7 +299,7 @@ def _view(stored: Rows, items: jax.Array, stride: int) -> tuple[jax.Array, Any]:
 def _write_rows(stored: Rows, slots: jax.Array, new: jax.Array) -> jax.Array:
     """The rows of `stored` with `new` [B, ...] at `slots` [B]."""
     stride, size = _stride(stored.item, stored.dtype), math.prod(stored.item)
-    beyond = -(-stored.rows.size // stride)  # the padding of the last rows may have room for more items than exist
+    beyond = -(-stored.rows.size // stride)  # out of range even in the padding of the last rows
     items = _item_numbers(stored, slots, beyond).reshape(-1)
     array, at = _view(stored, items, stride)
     numbers = jnp.pad(new.reshape(items.size, size), ((0, 0), (0, stride - size)))
@@ -309,7 +309,7 @@ def _write_rows(stored: Rows, slots: jax.Array, new: jax.Array) -> jax.Array:
 
 
 def _read_rows(stored: Rows, slots: jax.Array, fill: bool) -> jax.Array:
-    """Items at `slots` [...], [..., *leading[1:], *item]; with `fill`, zeros where out of range."""
+    """Items at `slots` [...], [..., *leading[1:], *item]; with `fill`, zeros if out of range."""
     items = _item_numbers(stored, slots, 0)
     stride = _stride(stored.item, stored.dtype)
     array, at = _view(stored, items, stride)
@@ -350,12 +350,12 @@ def _as_rows(plain: jax.Array, num_axes: int, num_stacked: int) -> Rows:
 
 
 def width(dtype: Any) -> int:
-    """Bits per number, without padding."""
+    """Bits per number without padding."""
     return (jnp.finfo if jnp.issubdtype(dtype, jnp.floating) else jnp.iinfo)(dtype).bits
 
 
 def to_bits(x: jax.Array) -> jax.Array:
-    """The bits of real numbers as unsigned integers of the same width, or 8 bits if that is more."""
+    """Bits of real numbers as unsigned integers of the same width, but at least 8 bits."""
     bits = lax.bitcast_convert_type(x, f"uint{width(x.dtype)}")
     return bits.astype(f"uint{max(8, width(x.dtype))}")
 
@@ -366,7 +366,7 @@ def from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
 
 
 def is_narrow(dtype: Any) -> bool:
-    """Whether leaves of this dtype are stored as `Bits`."""
+    """True if leaves of this dtype are stored as `Bits`."""
     if jnp.issubdtype(dtype, jnp.floating):
         return dtype not in (jnp.float16, jnp.float32, jnp.float64)
     return jnp.issubdtype(dtype, jnp.integer) and width(dtype) < 8

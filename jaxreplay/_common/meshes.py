@@ -1,7 +1,8 @@
-"""Programs of arrays that lie over a mesh with explicit axes, as `jax.make_mesh` makes it.
+"""Programs with arrays sharded over a mesh with explicit axes, as made by `jax.make_mesh`.
 
-The layout of such an array is part of its type, and most operations that join two layouts are errors. Within a program
-of this package the axes are automatic: XLA lays out what is computed. Only results have a layout by type again.
+The sharding of such an array is part of its type, and most operations that combine two shardings are errors. Inside a
+program of this package the axes are automatic: XLA chooses the sharding of intermediate arrays. Results are explicitly
+sharded again.
 """
 
 import functools
@@ -11,21 +12,21 @@ from typing import Any
 import jax
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 
-# JAX 0.7.0 has none. There arguments over explicit axes stay as they are.
+# Missing in JAX 0.7.0, where arguments over explicit axes are left unchanged.
 _use_mesh: Any = getattr(jax.sharding, "use_abstract_mesh", None)
 
 
 class OnMesh:
-    """A configuration whose methods lay out their arrays over a mesh of its own, as `Sharded` does."""
+    """A configuration with a mesh of its own over which its methods shard arrays, such as `Sharded`."""
 
     mesh: Mesh
 
 
 def over_any_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
-    """A function of a state and other arguments that may be traced with arrays over any mesh.
+    """Decorator: `function(state, *arguments)` may be traced with arrays over any mesh.
 
-    If an argument lies over explicit axes, so do the results. A state lies as the one that was given. Leaves [k B, ...]
-    lie along their first axis as arguments [B, ...] do. All else is whole on each device.
+    If an argument is sharded over explicit axes, so are the results. A returned state has the sharding of `state`.
+    Leaves [k B, ...] are sharded along their first axis like arguments [B, ...]. All else is replicated.
     """
 
     @functools.wraps(function)
@@ -60,20 +61,20 @@ def over_any_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def mesh_here(mesh: Mesh) -> Mesh | AbstractMesh:
-    """`mesh`; where `over_any_mesh` has made its axes automatic, what it is there."""
+    """`mesh`, or its abstract mesh with automatic axes inside `over_any_mesh`."""
     here = jax.sharding.get_abstract_mesh()
     is_automatic = here.axis_names == mesh.axis_names and AxisType.Explicit not in here.axis_types
     return here if is_automatic and AxisType.Explicit in mesh.axis_types else mesh
 
 
 def _explicit_mesh(x: Any) -> AbstractMesh | None:
-    """The mesh over whose explicit axes an array lies, if it does."""
+    """The mesh of an array that is sharded over explicit axes, else None."""
     mesh = jax.typeof(x).sharding.mesh if isinstance(x, jax.Array) else None
     return mesh if mesh is not None and AxisType.Explicit in mesh.axis_types else None
 
 
 def _spec(x: Any) -> tuple[Any, ...]:
-    """How an array lies over explicit axes."""
+    """Partition spec of an array over explicit axes, else ()."""
     return () if _explicit_mesh(x) is None else tuple(jax.typeof(x).sharding.spec)
 
 

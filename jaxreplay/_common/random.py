@@ -1,4 +1,4 @@
-"""Random integers, as many bits as a large buffer needs."""
+"""Random integers with enough bits for large buffers."""
 
 import jax
 import jax.numpy as jnp
@@ -11,11 +11,11 @@ def random_bits(key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     """64 random bits for each of `size` draws, two uint32 [size].
 
     `jax.random.bits` computes 64 bits for every 32 that it returns. This function returns all of them, which halves the
-    work. As in JAX, the two words of a key are the key of the Threefry cipher; a key of another kind is first turned
-    into two random words. For an `rbg` or `unsafe_rbg` key, JAX makes other words under `jax.vmap` than without it.
+    work. As in JAX, the two words of a key are the key of the Threefry cipher. A key of another kind is first converted
+    to two random words. For `rbg` and `unsafe_rbg` keys, these words differ under `jax.vmap`.
 
     Raises:
-      ValueError: `key` is no PRNG key.
+      ValueError: `key` is not a PRNG key.
     """
     check_key(key)
     if jax.config.jax_debug_key_reuse:  # pyright: ignore[reportAttributeAccessIssue]
@@ -28,7 +28,7 @@ def random_bits(key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
 
 
 def random_integers(bits: tuple[jax.Array, jax.Array], bound: jax.Array) -> jax.Array:
-    """Integers in [0, bound), int32 [size]: `bits` (two uint32 [size]) as a fraction, times `bound` (1 to 2^31 - 1).
+    """Integers in [0, bound), int32 [size]: `bits` (two uint32 [size]) as a fraction times `bound` (1 to 2^31 - 1).
 
     The probability of each integer is 1 / bound to within 2^-64.
     """
@@ -41,10 +41,9 @@ def random_integers(bits: tuple[jax.Array, jax.Array], bound: jax.Array) -> jax.
 def random_integers64(
     bits: tuple[jax.Array, jax.Array], bound: tuple[jax.Array, jax.Array]
 ) -> tuple[jax.Array, jax.Array]:
-    """Integers in [0, bound) as `random_integers` makes them, for a bound of up to 64 bits.
+    """Integers in [0, bound) as from `random_integers`, for a bound of up to 64 bits.
 
-    Integers are pairs of uint32 [size], the upper half first. The probability of each differs from 1 / bound by 2^-64
-    at most.
+    Integers are pairs of uint32 [size], upper half first. The probability of each is 1 / bound to within 2^-64.
     """
     high, low = bound
     _, carry = _sum(_high_product(bits[1], low), bits[1] * high, bits[0] * low)
@@ -53,7 +52,7 @@ def random_integers64(
 
 
 def _sum(first: jax.Array, *others: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """A sum of uint32, modulo 2^32, and how often it passed that."""
+    """A sum of uint32 modulo 2^32, and the number of carries."""
     carry = jnp.zeros_like(first)
     for x in others:
         first = first + x

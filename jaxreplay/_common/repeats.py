@@ -1,21 +1,21 @@
-"""Rows of a batch that repeat a number: the last of them counts, whatever the order of a scatter."""
+"""Repeated numbers in a batch: the last row of each counts, whatever the order of a scatter."""
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-ALL_PAIRS = 512  # in batches of up to this many rows, all pairs are compared
+ALL_PAIRS = 512  # batches of up to this many rows compare all pairs
 
 
 def last_by_pairs(numbers: jax.Array) -> jax.Array:
-    """Whether each row is the last of its number (int32 [B]), bool [B], by comparing all pairs: one kernel."""
+    """True for the last row of each number (int32 [B]), bool [B]. Compares all pairs in one kernel."""
     row = jnp.arange(numbers.size, dtype=jnp.int32)
     later = row[None, :] > row[:, None]
     return ~jnp.any((numbers[None, :] == numbers[:, None]) & later, axis=1)
 
 
 def last_of_each(numbers: jax.Array) -> jax.Array:
-    """`last_by_pairs` for batches of any size: by a sort where there are many rows."""
+    """`last_by_pairs` for batches of any size; many rows are sorted instead."""
     if numbers.size <= ALL_PAIRS:
         return last_by_pairs(numbers)
     in_order, row = lax.sort((numbers, jnp.arange(numbers.size, dtype=jnp.int32)), num_keys=2)

@@ -1,10 +1,9 @@
-"""The arithmetic of a ring of slots: where the next item goes, what is stored, and which insertion a slot holds.
+"""Arithmetic of a ring of slots: write position, live range and handles.
 
 Insertions are numbered 0, 1, 2, ... modulo the ring's period, the largest multiple of the capacity that leaves room
 for int32 sums. The number is the item's handle. The period is a multiple of the capacity, so `handle % capacity` is the
-slot even after the numbers wrap. A handle can be mistaken for a later insertion's only after `period` insertions, which
-are at least 10^9. The shards of a buffer share the int32 numbers. Their periods are shorter, and the handles of ring k
-start at k * period.
+slot even after the numbers wrap. A handle is reused only after `period` insertions, at least 10^9. The shards of a
+buffer share the int32 range: their periods are shorter, and the handles of ring k start at k * period.
 """
 
 import dataclasses
@@ -25,8 +24,8 @@ class Ring:
     """Cursor and fill of a ring.
 
     Attributes:
-      inserted: int32 [], the handle that the next insertion gets.
-      size: int32 [], number of slots that hold an item.
+      inserted: int32 [], handle of the next insertion.
+      size: int32 [], number of filled slots.
       period: number of distinct handles (static).
     """
 
@@ -36,7 +35,7 @@ class Ring:
 
 
 class Live(NamedTuple):
-    """The slots that may be drawn: `size` of them from `start` on, modulo the capacity.
+    """Slots that may be drawn: `size` slots from `start` on, modulo the capacity.
 
     Attributes:
       start: int32 [], the first slot.
@@ -52,7 +51,7 @@ class Live(NamedTuple):
     size: jax.Array
 
     def slots(self, positions: jax.Array, capacity: int) -> jax.Array:
-        """The slots at `positions` (int32 [B], in [0, size)) of this range, int32 [B].
+        """Slots at `positions` (int32 [B], in [0, size)) of this range, int32 [B].
 
         Examples:
           >>> jr.Live(start=jnp.int32(0), size=jnp.int32(4)).slots(jnp.array([2]), capacity=4).tolist()
@@ -63,28 +62,28 @@ class Live(NamedTuple):
 
 
 def wrap_negative(x: jax.Array, n: int) -> jax.Array:
-    """`x` modulo `n`, for an int32 `x` in [-n, n): a comparison costs less than a division."""
+    """`x` modulo `n` for int32 `x` in [-n, n); a comparison costs less than a division."""
     return jnp.where(x < 0, x + n, x)
 
 
 def wrap_excess(x: jax.Array, n: int) -> jax.Array:
-    """`x` modulo `n`, for an int32 `x` in [0, 2 n)."""
+    """`x` modulo `n` for int32 `x` in [0, 2 n)."""
     return jnp.where(x >= n, x - n, x)
 
 
 def init(capacity: int, num_rings: int = 1) -> Ring:
-    """An empty ring, one of `num_rings` whose handles are to differ."""
+    """An empty ring, one of `num_rings` rings with distinct handles."""
     period = (2**31 - 1 - capacity) // num_rings // capacity * capacity
     return Ring(inserted=jnp.zeros((), jnp.int32), size=jnp.zeros((), jnp.int32), period=period)
 
 
 def first_handle(ring: Ring, index: jax.Array | int) -> jax.Array | int:
-    """The first handle of ring number `index` of several whose handles differ."""
+    """First handle of ring number `index` of several rings with distinct handles."""
     return index * ring.period
 
 
 def after(ring: Ring, *others: Any) -> Ring:
-    """The same ring: what is written to its slots comes after all reads that `others` were computed from."""
+    """The same ring; writes to its slots are ordered after all reads that `others` depend on."""
     return dataclasses.replace(ring, inserted=xla.after(ring.inserted, *others))
 
 
@@ -101,11 +100,10 @@ def newest(ring: Ring, count: jax.Array, capacity: int) -> Live:
 
 
 def next_slots(ring: Ring, mask: jax.Array | None, batch_size: int, capacity: int) -> tuple[jax.Array, jax.Array]:
-    """Slots for a batch whose rows with a True mask are inserted in order.
+    """Slots for the insertion of a batch, in order.
 
     Returns:
-      slots, int32 [B], `capacity` (a slot that does not exist) where the mask is False; and the number of insertions,
-      int32 [].
+      slots, int32 [B], `capacity` (out of range) where the mask is False; and the number of insertions, int32 [].
     """
     rows = jnp.arange(batch_size, dtype=jnp.int32)
     count = jnp.asarray(batch_size, jnp.int32)
@@ -125,13 +123,13 @@ def advance(ring: Ring, count: jax.Array, capacity: int) -> Ring:
 
 
 def ages(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:
-    """Insertions since those into `slots` (int32 [B], in range), int32 [B]; 0 for the newest."""
+    """Ages of `slots` (int32 [B], in range): number of later insertions, int32 [B]; 0 for the newest."""
     age = ring.inserted % capacity - 1 - slots
     return wrap_negative(age, capacity)
 
 
 def handles(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:
-    """Handles of the items in `slots` (int32 [B], in range), int32 [B]; -1 for an empty slot."""
+    """Handles of the items in `slots` (int32 [B], in range), int32 [B]; -1 for empty slots."""
     age = ages(ring, slots, capacity)
     handle = ring.inserted - 1 - age
     handle = wrap_negative(handle, ring.period)
@@ -139,7 +137,7 @@ def handles(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:
 
 
 def slots(ring: Ring, handles: jax.Array, capacity: int) -> jax.Array:
-    """Slots of the items that `handles` (int32 [B]) name, int32 [B]; `capacity` where the item is no longer stored."""
+    """Slots of `handles` (int32 [B]), int32 [B]; `capacity` if the item is no longer stored."""
     age = ring.inserted - 1 - handles
     age = wrap_negative(age, ring.period)
     stored = (handles >= 0) & (handles < ring.period) & (age < ring.size)
@@ -150,10 +148,10 @@ def slots(ring: Ring, handles: jax.Array, capacity: int) -> jax.Array:
 
 @functools.partial(jax.jit, static_argnums=1)
 def at_least(count: jax.Array, bound: int) -> jax.Array:
-    """`count` (int32 [...]) >= `bound`, a number that is not sent to the device at each call."""
+    """`count` (int32 [...]) >= `bound`; `bound` is static, so it is not transferred at each call."""
     return count >= bound
 
 
 def saturating_add(count: jax.Array, more: jax.Array | int) -> jax.Array:
-    """`count` + `more`, int32, both not negative; at most 2**31 - 1."""
+    """min(`count` + `more`, 2**31 - 1) of non-negative int32 numbers."""
     return count + jnp.minimum(more, 2**31 - 1 - count)

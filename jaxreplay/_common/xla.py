@@ -1,4 +1,4 @@
-"""Hints for XLA, and methods compiled to programs that are called from Python."""
+"""Hints for XLA, and decorators that compile methods."""
 
 import functools
 import inspect
@@ -17,12 +17,12 @@ from jaxreplay._common.meshes import OnMesh, over_any_mesh
 
 
 def materialize(*arrays: jax.Array) -> Any:
-    """The same arrays; a CPU computes them once, before anything that depends on them.
+    """The same arrays; a CPU computes them once, before all operations that depend on them.
 
     XLA:CPU fuses a cheap computation into every operation that uses its result and repeats it there, even for each
-    element of a gather; a replay step took several times as long. It drops `lax.optimization_barrier` before it fuses,
-    but keeps loops, so on a CPU the arrays pass twice through a loop. Elsewhere a loop would cost another kernel, and
-    this function compiles to nothing.
+    element of a gather. A replay step took several times as long. XLA:CPU drops `lax.optimization_barrier` before
+    fusion but keeps loops, so on a CPU the arrays pass twice through a loop. On other backends a loop would cost
+    another kernel, and this function compiles to nothing.
     """
 
     def twice_round_a_loop(*arrays: jax.Array) -> Any:
@@ -32,10 +32,10 @@ def materialize(*arrays: jax.Array) -> Any:
 
 
 def read_once(tree: Any) -> Any:
-    """The same pytree of arrays; a GPU computes them before anything that depends on them.
+    """The same pytree of arrays; a GPU computes them before all operations that depend on them.
 
-    Their inputs are then read once, and before any write that depends on them. Without this XLA:GPU may repeat the read
-    in each kernel that uses it, even after a write, for which it then makes a copy. XLA:TPU does not do this.
+    Their inputs are then read once, before any dependent write. Without the barrier XLA:GPU may repeat the read in each
+    kernel that uses it, even after a write, which then needs a copy. XLA:TPU does not do this.
     """
     leaves, treedef = jax.tree.flatten(tree)
 
@@ -47,11 +47,11 @@ def read_once(tree: Any) -> Any:
 
 
 def after(numbers: jax.Array, *others: Any) -> jax.Array:
-    """`numbers` (int32), made to depend on `others` (pytrees of arrays), which do not change them.
+    """`numbers` (int32) unchanged, but with a data dependency on `others` (pytrees of arrays).
 
-    XLA orders the reads and writes of an array by their data dependencies alone. If two may come in either order,
-    XLA:CPU copies the array. A write at `numbers` comes after all reads that `others` were computed from. Of an array
-    with two or more axes, only the first element is used.
+    XLA orders reads and writes of an array by data dependencies only. If a read and a write may come in either order,
+    XLA:CPU copies the array. A write at `numbers` comes after all reads that `others` depend on. Only the first element
+    of an array with two or more axes is used.
     """
 
     def look_at(x: jax.Array) -> jax.Array:
@@ -75,23 +75,23 @@ R = TypeVar("R")
 
 
 def explain_donated(state: Any, error: Exception | None) -> None:
-    """Raise a `ValueError` where an array of `state` has been donated; `error` is what came of it."""
+    """Raise a `ValueError` from `error` if an array of `state` has been donated."""
     if any(map(_is_deleted, jax.tree.leaves(state))):
         raise ValueError(
             "state: was donated to an earlier call and is gone; rebind it, as in state = buffer.add(state, items), or "
-            "make the buffer with donate=False."
+            "create the buffer with donate=False."
         ) from error
 
 
 def alive(x: jax.Array) -> jax.Array:
-    """`x`, a part of a state; a `ValueError` where the state was donated."""
+    """`x`, a part of a state; a `ValueError` if the state was donated."""
     if _is_deleted(x):
         explain_donated(x, None)
     return x
 
 
 def reads_state(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator of a function of a state, among others: one that was donated raises a `ValueError` that says so."""
+    """Decorator: `function` raises a `ValueError` that explains donation if an argument was donated."""
 
     @functools.wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
@@ -112,19 +112,19 @@ def jit_method(
     rows: str | None = None,
     moves_items: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """A decorator that compiles `method(self, state, ...)`, with `self` static.
+    """Decorator that compiles `method(self, state, ...)` with `self` static.
 
-    The caller may overwrite other arguments as soon as the call returns. The method's attribute `programs` holds the
-    pure and the donating program, `programs_on_one_thread` those of calls that a CPU runs on one thread (see
-    `jaxreplay._common.eager`), and `__wrapped__` is its body.
+    The caller may overwrite other arguments as soon as the call returns. The attribute `programs` holds the pure and
+    the donating program. `programs_on_one_thread` holds both compiled for one CPU thread (see
+    `jaxreplay._common.eager`). `__wrapped__` is the body of the method.
 
     Args:
       static: names of other static arguments.
-      donates: donate the state if `self.donate`, unless the call is differentiated and the state must stay.
-      handles: name of an argument with handles. A handle that does not fit int32 becomes -1; JAX would drop its upper
+      donates: donate the state if `self.donate`, unless the call is differentiated.
+      handles: name of the argument with handles. A handle that does not fit int32 becomes -1; JAX would drop its upper
         bits.
-      rows: name of the argument that tells how many rows a call has, for `on_one_thread`; None for what never is.
-      moves_items: for `on_one_thread`.
+      rows: name of the argument for `rows` of `on_one_thread`; None for methods that never run on one thread.
+      moves_items: argument of `on_one_thread`.
 
     Raises (the method):
       ValueError: the state was donated to an earlier call.
@@ -166,7 +166,7 @@ def jit_method(
 
 
 def _by_position(signature: inspect.Signature, method: str) -> Callable[..., tuple[Any, ...]]:
-    """A function that returns the arguments of a call after the state in order, with defaults filled in."""
+    """A function that returns the arguments after the state by position, with defaults filled in."""
     names = list(signature.parameters)[2:]
     defaults = tuple(signature.parameters[name].default for name in names)
     places = {name: place for place, name in enumerate(names)}
@@ -179,7 +179,7 @@ def _by_position(signature: inspect.Signature, method: str) -> Callable[..., tup
             values[places[name]] = value
         if not fit or any(value is inspect.Parameter.empty for value in values):
             try:
-                signature.bind(self, state, *arguments, **named)  # tells what is wrong
+                signature.bind(self, state, *arguments, **named)  # raises an error that explains
             except TypeError as error:
                 raise TypeError(f"{method}(): {error}") from None
         return tuple(values)
@@ -190,7 +190,7 @@ def _by_position(signature: inspect.Signature, method: str) -> Callable[..., tup
 def _programs(
     body: Any, signature: inspect.Signature, static: tuple[str, ...], donates: bool, **options: Any
 ) -> tuple[Any, Any]:
-    """The pure and the donating program of a method; they are the same unless `donates`."""
+    """The pure and the donating program of a method, the same unless `donates`."""
     names = list(signature.parameters)
 
     def program(self: Any, *arguments: Any) -> Any:  # all by position, so one program serves every call
@@ -210,8 +210,8 @@ def _programs(
 def own(arguments: Any) -> Any:
     """The same pytree with copies of its NumPy arrays.
 
-    A program may read its arguments after the call has returned, when the caller may already overwrite them. On a CPU
-    even `jnp.array` and `jax.device_put` may give an array that lies in the same memory.
+    A program may read its arguments after the call has returned, when the caller may already overwrite them. On a CPU,
+    even `jnp.array` and `jax.device_put` may return an array in the same memory.
     """
     leaves, treedef = jax.tree.flatten(arguments)
     if not any(issubclass(kind, np.ndarray) for kind in set(map(type, leaves))):  # fewer types than leaves
@@ -220,7 +220,7 @@ def own(arguments: Any) -> Any:
 
 
 def on_copies(function: Callable[P, R]) -> Callable[P, R]:
-    """A decorator: the caller may overwrite NumPy arguments as soon as the call has returned."""
+    """Decorator: the caller may overwrite NumPy arguments as soon as the call has returned."""
 
     @functools.wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
@@ -231,18 +231,18 @@ def on_copies(function: Callable[P, R]) -> Callable[P, R]:
 
 
 def on_host(x: jax.Array) -> np.ndarray:
-    """The values of an array, even where implicit transfers are forbidden. Waits for the device."""
+    """Values of an array as NumPy, even if implicit transfers are disallowed. Waits for the device."""
     with jax.transfer_guard_device_to_host("allow"):
         return np.asarray(x)
 
 
 def _is_deleted(x: Any) -> bool:
-    """Whether `x` is an array whose buffer has been donated or deleted."""
+    """True if `x` is an array whose buffer has been donated or deleted."""
     return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted()
 
 
 def _is_differentiated(arguments: Any) -> bool:
-    """Whether an argument is traced by forward- or reverse-mode differentiation, also inside `jax.vmap`."""
+    """True if an argument is traced by forward- or reverse-mode differentiation, also inside `jax.vmap`."""
     leaves = jax.tree.leaves(arguments)
     if not any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, leaves))):  # fewer types than leaves
         return False

@@ -237,7 +237,7 @@ def test_beta_of_a_draw_is_in_range(beta):
 
 
 def test_beta_of_a_draw_is_one_number():
-    refuse_beta(lambda count: 0.5, "beta=.*: must be a number; a schedule is given to the sampler")
+    refuse_beta(lambda count: 0.5, "beta=.*: must be a number; give a schedule to the sampler")
     refuse_beta(np.ones(4), r"beta: got float64\[4\], expected one number for the whole batch")
     refuse_beta(jnp.array(1j), r"beta: got complex.*\[\], expected one number")
 
@@ -348,7 +348,7 @@ def test_other_wrong_arguments():
     state = buffer.add(buffer.init(numbers(0, 2)), numbers(0, 2))
     key = jax.random.key(0)
     for mask in (np.ones(3, bool), np.ones((2, 1), bool), np.ones(2)):
-        with pytest.raises(ValueError, match=r"mask: got .*, expected bool\[2\], one flag a row"):
+        with pytest.raises(ValueError, match=r"mask: got .*, expected bool\[2\], one flag per row"):
             buffer.add(state, numbers(0, 2), mask=mask)
     with pytest.raises(ValueError, match="batch_size=0: must be an integer from 1 to 536870912, the number of draws"):
         buffer.sample(state, key, 0)

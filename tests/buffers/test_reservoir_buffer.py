@@ -394,7 +394,7 @@ def test_wrong_arguments():
     ]:
         with pytest.raises(ValueError, match=message):
             buffer.add(state, wrong, key)
-    with pytest.raises(ValueError, match=r"mask: got bool\[3\], expected bool\[2\], one flag a row"):
+    with pytest.raises(ValueError, match=r"mask: got bool\[3\], expected bool\[2\], one flag per row"):
         buffer.add(state, rows, key, mask=np.ones(3, bool))
     with pytest.raises(ValueError, match=r"leaf \['y'\]: leading axes \[3\] differ from \[2\]"):
         buffer.init({**rows, "y": np.zeros(3)})

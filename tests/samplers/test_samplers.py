@@ -299,9 +299,9 @@ def test_flags_that_are_no_flags():
     sampler, rows = jr.Prioritized(), np.arange(3)
     state = jax.eval_shape(lambda: sampler.init(4))
     for flags in (np.full(3, 2), np.ones(3, np.float32), np.ones((3, 1), bool)):
-        with pytest.raises(ValueError, match=r"drawable: got .*, expected bool\[3\], one flag a row"):
+        with pytest.raises(ValueError, match=r"drawable: got .*, expected bool\[3\], one flag per row"):
             jax.eval_shape(sampler.insert, state, rows, flags)
-        with pytest.raises(ValueError, match=r"mask: got .*, expected bool\[3\], one flag a row"):
+        with pytest.raises(ValueError, match=r"mask: got .*, expected bool\[3\], one flag per row"):
             jax.eval_shape(sampler.update, state, rows, np.ones(3), flags)
 
 

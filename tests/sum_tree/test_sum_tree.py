@@ -401,5 +401,5 @@ def test_errors_of_the_functions():
     with pytest.raises(ValueError, match="batch of 16777217 rows"):
         jax.eval_shape(sum_tree.update, tree, rows, rows)
     for mask in (np.full(3, 2), np.ones(3, np.float32), np.ones((3, 1), bool), np.True_):
-        with pytest.raises(ValueError, match=r"mask: got .*, expected bool\[3\], one flag a row"):
+        with pytest.raises(ValueError, match=r"mask: got .*, expected bool\[3\], one flag per row"):
             sum_tree.update(tree, np.arange(3), np.ones(3), mask=mask)

@@ -231,7 +231,7 @@ def test_one_flag_a_row(axes, found):
     batch = some()
     wrong = np.ones(NUM_ENVS, np.float32) if axes is None else np.ones(axes, bool)
     items = {"x": dataclasses.replace(batch, valid=wrong)}
-    message = rf"leaf \['x'\]\.valid: got {found}.*, expected bool\[4\], one flag a row" if axes != (2,) else "leaf"
+    message = rf"leaf \['x'\]\.valid: got {found}.*, expected bool\[4\], one flag per row" if axes != (2,) else "leaf"
     for buffer in (REPLAY, RESERVOIR):
         state = jax.eval_shape(buffer.init, {"x": batch})
         add = without_key(buffer) if buffer is REPLAY else with_key(buffer)

@@ -1,4 +1,4 @@
-"""`python -m jaxreplay CHECKPOINT [--out report.html]`: what a checkpoint holds, as text or as a page."""
+"""`python -m jaxreplay CHECKPOINT [--out report.html]`: report the contents of a checkpoint as text or HTML."""
 
 import argparse
 import pathlib
@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run the program; returns its exit status."""
-    parser = argparse.ArgumentParser(prog="python -m jaxreplay", description="Shows what a checkpoint holds.")
-    parser.add_argument("checkpoint", help="the path that was given to jr.save")
-    parser.add_argument("--out", metavar="FILE.html", help="write a page with figures there (extra `plots`)")
+    """Run the program and return its exit status."""
+    parser = argparse.ArgumentParser(prog="python -m jaxreplay", description="Show the contents of a checkpoint.")
+    parser.add_argument("checkpoint", help="the path passed to jr.save")
+    parser.add_argument("--out", metavar="FILE.html", help="write an HTML page with figures there (extra `plots`)")
     options = parser.parse_args(arguments)
-    from jaxreplay.inspection._report import of_checkpoint  # behind the arguments, as JAX takes a while to import
+    from jaxreplay.inspection._report import of_checkpoint  # after argument parsing: JAX is slow to import
 
     try:
         report = of_checkpoint(options.checkpoint, html=options.out is not None)

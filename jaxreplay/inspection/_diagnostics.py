@@ -1,16 +1,16 @@
-"""diagnostics: numbers about a buffer to log, from within jit.
+"""diagnostics: numbers about a buffer for logging, also inside jit.
 
-**Mass.** How much of the probability lies in the most probable 1% of the items cannot be read off a sum tree, but draws
-estimate it. A draw of item i, one of B, stands for a B-th of the mass. It stands for 1 / (B P(i)) items, as this is the
-weight with which a sum over draws estimates the sum over items (Horvitz and Thompson 1952). Draws in the order of P,
-summed up so, trace the Lorenz curve, and the curve at 1% of the items is the estimate. Its standard error is below
-0.5 / sqrt(B): 3% of the mass with 256 draws. Of equal probabilities it is exact. The curve is computed at 64 of the
-draws or more, and straight in between.
+**Mass.** A sum tree does not give the probability mass of the most probable 1% of the items, but draws estimate it. One
+of B draws, of item i, represents 1/B of the mass. It represents 1 / (B P(i)) items, the weight with which a sum over
+draws estimates the sum over items (Horvitz and Thompson 1952). Cumulative sums over draws sorted by P trace the Lorenz
+curve, and the estimate is the curve at 1% of the items. Its standard error is below 0.5 / sqrt(B): 3% of the mass with
+256 draws. For equal probabilities it is exact. The curve is computed at 64 or more of the draws and interpolated
+linearly.
 
-**Copies.** XLA:CPU orders reads and writes by their data alone. In a program that goes on with `update` or `add`, what
-is read for a `key` may come before or after these writes, so it copies the tree: half a millisecond for 2^20 items,
-several times as long as a replay step. A `sample` that the agent learns from has been read already, and nothing is
-copied. Nor is it on a GPU.
+**Copies.** XLA:CPU orders reads and writes by data dependencies only. In a program that goes on with `update` or `add`,
+the reads for a `key` may come before or after these writes, so XLA:CPU copies the tree. The copy takes half a
+millisecond for 2^20 items, several times as long as a replay step. A `sample` from which the agent learns has already
+been read, so nothing is copied. A GPU copies nothing in either case.
 """
 
 import functools
@@ -35,7 +35,7 @@ from jaxreplay.inspection import _facts
 from jaxreplay.samplers import Prioritized, effective_sample_size
 
 TENTHS = {"q10": 1, "q50": 5, "q90": 9}  # quantiles
-# All draws are compared with some of them, evenly spaced. To sort 256 numbers takes a CPU 20 us, this 2 us.
+# All draws are compared with evenly spaced pivots: 2 us on a CPU for 256 draws, where a sort takes 20 us.
 PIVOTS, MOST_PIVOTS = 64, 256
 
 Numbers = dict[str, jax.Array]
@@ -51,55 +51,55 @@ def diagnostics(
     sample: Sample | None = None,
     thorough: bool = False,
 ) -> Numbers:
-    """Numbers about a buffer and what it draws, to be logged: float32 [] each, by name. All are finite.
+    """Numbers about a buffer and its draws for logging: float32 [] by name, all finite.
 
-    Works under `jit`, `scan` and `vmap`. The names depend on the arguments' types alone. A number that does not exist,
-    as where the buffer is empty, is 0. Without `key` and `sample` nothing is drawn:
+    Works under `jit`, `scan` and `vmap`. The names depend only on the types of the arguments. Undefined numbers, such
+    as averages over an empty buffer, are 0. Without `key` and `sample` nothing is drawn:
 
-    - `size`: items (sequences) that may be drawn. `fill`: share of the storage that is filled. `drawable`: of the
-      items stored (of the complete sequences) the share that may be drawn. `kept`: of all items ever added to a
-      `ReservoirBuffer` the share that is stored.
-    - With `Prioritized`: `total_priority`, the sum of p^alpha; `max_priority`, the largest p ever, as of the state;
-      `beta`, the present one; `updates`, those that named a stored item; `rejected`, TD errors that were refused.
-    - With `count_updates=True`: `late`, rows of updates that were ignored, as their item was no longer stored.
+    - `size`: number of items (sequences) that may be drawn. `fill`: filled share of the storage. `drawable`: share of
+      the stored items (complete sequences) that may be drawn. `kept`: share of all items ever added to a
+      `ReservoirBuffer` that is stored.
+    - With `Prioritized`: `total_priority`, the sum of p^alpha; `max_priority`, the running maximum of p in the state;
+      `beta`, its current value; `updates`, calls that named a stored item; `rejected`, rejected TD errors.
+    - With `count_updates=True`: `late`, update rows ignored because their item was no longer stored.
 
     With a `key` or a `sample`, estimates from draws:
 
     - `top_1pct_mass`, `top_10pct_mass`: probability of the most probable 1% (10%) of the items, estimated with a
-      standard error below 0.5 / sqrt(draws) (see the head of the module).
-    - `draws/effective_sample_size`: of the batch by its weights, as `jaxreplay.effective_sample_size`.
-    - `draws/age_q10`, `_q50`, `_q90`: quantiles of `Sample.age`, to within 2% of the draws; none for a
+      standard error below 0.5 / sqrt(draws) (see the module docstring).
+    - `draws/effective_sample_size`: `jaxreplay.effective_sample_size` of the batch.
+    - `draws/age_q10`, `_q50`, `_q90`: quantiles of `Sample.age`, to within 2% of the draws; absent for a
       `ReservoirBuffer`.
-    - With `Prioritized`: `draws/priority_q10`, `_q50`, `_q90`: quantiles of the priority p of what is drawn.
-    - With `count_updates=True` and a `key`: `never_updated`, the share of the items that have not come back in
-      `update` since they were inserted, estimated from uniform draws.
+    - With `Prioritized`: `draws/priority_q10`, `_q50`, `_q90`: quantiles of the priority p of the draws.
+    - With `count_updates=True` and a `key`: `never_updated`, share of the items not updated since their insertion,
+      estimated from uniform draws.
 
     With `thorough`, from all items:
 
-    - With `Prioritized`: `top_1pct_mass` and `top_10pct_mass`, now exact; `stored/priority_q10`, `_q50`, `_q90`, and
-      `stored/priority_max` of the items that are stored; `stored/priority_zero`, the share of those with priority 0,
-      which are not drawn.
-    - With `count_updates=True`: `never_updated`, now exact; `updates_per_item`, the mean over the items stored.
+    - With `Prioritized`: exact `top_1pct_mass` and `top_10pct_mass`; `stored/priority_q10`, `_q50`, `_q90` and
+      `stored/priority_max` of the stored items; `stored/priority_zero`, the share of items with priority 0, which are
+      not drawn.
+    - With `count_updates=True`: exact `never_updated`; `updates_per_item`, the mean over the stored items.
 
-    A priority p is |TD error| as in `Prioritized`, before alpha; with alpha 0, where it is not kept, it is 1. Quantiles
-    are values that occur.
+    Priorities p are before alpha, as in `Prioritized`. With alpha 0 they are not stored and count as 1. Quantiles are
+    values that occur.
 
-    Of a `Mixture` each source has its numbers, with names that start with `0/`, `1/`, ...; `size` and
-    `draws/effective_sample_size` without a number are the mixture's. Of a `Sharded` buffer the numbers are those of
-    the law over all shards. Of `DifficultyPools` they are its `metrics`, and `rejected`.
+    A `Mixture` has numbers for each source, with names that start with `0/`, `1/`, ...; `size` and
+    `draws/effective_sample_size` without a prefix are for the whole mixture. For a `Sharded` buffer the numbers
+    describe the distribution over all shards. For `DifficultyPools` they are its `metrics` and `rejected`.
 
     Args:
       buffer: a `ReplayBuffer`, `ReservoirBuffer`, `SequenceBuffer`, `Sharded` or `Mixture`, or `DifficultyPools`.
-      state: its state; unchanged. Not donated.
-      key: a PRNG key to draw with, another than the agent's.
-      batch_size: number of draws with `key`; rounded up to a multiple of the shards.
-      sample: instead of a key, a batch of a hundred rows or more that was drawn from this state, such as the one that
-        the agent learns from. That is much cheaper, above all in a scan (see the head of the module). Not one of
-        `max_age` or `epoch`, which have other laws.
-      thorough: look at all items: O(N log N) instead of O(batch_size * log(N)).
+      state: its state; unchanged and not donated.
+      key: a PRNG key for draws, not used by the agent.
+      batch_size: number of draws with `key`, rounded up to a multiple of the number of shards.
+      sample: a batch of a hundred rows or more drawn from this state, in place of a key, such as the batch from which
+        the agent learns. Much cheaper, above all in a scan (see the module docstring). Batches from `max_age` or
+        `epoch` have other distributions and do not qualify.
+      thorough: look at all items, in O(N log N) instead of O(batch_size * log(N)).
 
     Raises:
-      ValueError: not such a buffer, or a state of another; both a key and a sample.
+      ValueError: `buffer` is of another type, `state` does not belong to it, or both a key and a sample are given.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -111,14 +111,14 @@ def diagnostics(
     batch_size = check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
     thorough = check_bool("thorough", thorough, "whether to look at all items, in O(N log N)")
     if key is not None and sample is not None:
-        raise ValueError("key and sample: got both; give a key to draw with, or the sample that was drawn.")
+        raise ValueError("key and sample: got both; give a key or a sample.")
     if key is not None:
         check_key(key)
     if sample is not None and not isinstance(sample, Sample):
-        raise ValueError(f"sample: got a {type(sample).__name__}, expected what the buffer's sample returns.")
+        raise ValueError(f"sample: got a {type(sample).__name__}, expected the result of the buffer's sample.")
     if not isinstance(whole_of(buffer), Buffer | Mixture | DifficultyPools):
         raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay, or DifficultyPools.")
-    if sample is not None:  # its items are not looked at
+    if sample is not None:  # without its items, which are not needed
         sample = own(Sample(None, sample.indices, sample.probabilities, sample.weights, None, sample.age))
     return _program(buffer, state, key, sample, batch_size, thorough)
 
@@ -221,25 +221,25 @@ def _priorities(sampler: Prioritized, state: Any) -> Numbers:
 
 
 def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
-    """What the rows of a batch tell; the rows of shards follow each other."""
+    """Estimates from the rows of a batch; the rows are grouped by shard."""
     probabilities, drawn = sample.probabilities, sample.indices >= 0
     num_rows = jnp.sum(drawn, dtype=jnp.int32)
     sizes, rows_each = _sizes(state), drawn.size // shards.num_shards
     filled = jnp.sum(sizes > 0).astype(jnp.float32)
-    # Rows of a shard without items draw nothing, and the others are all of the law.
+    # Rows of an empty shard draw nothing; the rows of the other shards cover the whole distribution.
     rows, parts = num_rows.astype(jnp.float32), []
-    if shards.num_shards > 1 and not fills_rows(shards.whole.sampler):  # each shard is as much of the law
+    if shards.num_shards > 1 and not fills_rows(shards.whole.sampler):  # non-empty shards have equal mass
         held = jnp.sum(drawn.reshape(shards.num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
         rows = jnp.repeat(held * filled, rows_each)
         parts = [jnp.where(drawn, 1.0 / rows, 0.0)]
     share = filled / (rows * jnp.sum(sizes) * shards.num_shards)
-    items = jnp.where(drawn, share / jnp.where(drawn, probabilities, 1.0), 0.0)  # share that each row stands for
+    items = jnp.where(drawn, share / jnp.where(drawn, probabilities, 1.0), 0.0)  # each row's share of the items
     at, not_below, upper, *mass = _ranked(probabilities, items, *parts)
     mass = mass[0] if mass else not_below.astype(jnp.float32) / jnp.maximum(num_rows, 1).astype(jnp.float32)
     found = {name: _at(top, upper, mass) for name, top in _facts.TOPS.items()}
     found["draws/effective_sample_size"] = effective_sample_size(sample.weights)
     if isinstance(shards.whole.sampler, Prioritized):
-        # Of a shard's rows, p^alpha is their probability times the total. In one shard the order is the same.
+        # Within a shard, p^alpha is the probability times the total, so a single shard needs no second ranking.
         totals = _facts.totals(state.sampler)
         leaves, alone = at * totals[0], not_below
         if shards.num_shards > 1:
@@ -254,33 +254,33 @@ def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
 
 
 def _ranked(x: jax.Array, *columns: jax.Array) -> list[jax.Array]:
-    """Some of `x` [B]; how many rows are not below each, int32; and the sums of their `columns`, float32 [B] each."""
+    """Pivots of `x` [B]; number of rows not below each, int32; and sums of `columns` over them, float32 [B]."""
     x, *sums = read_once(materialize(x, *columns))
     at = x[:: max(x.size // max(PIVOTS, min(x.size // 16, MOST_PIVOTS)), 1)]
-    not_below = x[:, None] >= at[None]  # [of, than]
-    # One reduction, which takes a CPU 2 us and not 12, as this loop it vectorizes.
+    not_below = x[:, None] >= at[None]  # [row, pivot]
+    # One joint reduction, which a CPU vectorizes: 2 us instead of 12.
     operands = [not_below.astype(jnp.int32), *[jnp.where(not_below, column[:, None], 0.0) for column in sums]]
     zeros = [np.zeros((), operand.dtype) for operand in operands]
     return [at, *lax.reduce(operands, zeros, lambda x, y: [a + b for a, b in zip(x, y, strict=True)], (0,))]
 
 
 def _quantiles(x: jax.Array, not_below: jax.Array, num_rows: jax.Array) -> Numbers:
-    """Quantiles of `num_rows` numbers, of which `not_below` [K] are not below each of `x` [K].
+    """Quantiles of `num_rows` numbers, given pivots `x` [K] and the number of rows `not_below` [K] each of them.
 
-    The largest of `x` that do not exceed them. Rows that draw nothing come with the lowest numbers of all, and do not
-    matter.
+    The result is the largest pivot that does not exceed the quantile. Rows without a draw rank lowest and are not
+    counted.
     """
     found = {}
     for name, tenths in TENTHS.items():
-        rank = num_rows // 10 * tenths + (num_rows % 10 * tenths + 9) // 10  # from 1 on; no product overflows
-        above = num_rows - rank + 1  # so many are not below the quantile
+        rank = num_rows // 10 * tenths + (num_rows % 10 * tenths + 9) // 10  # 1-based; no product overflows
+        above = num_rows - rank + 1  # number of rows not below the quantile
         lowest = jnp.asarray(-1, x.dtype)
         found[name] = jnp.maximum(jnp.max(jnp.where(not_below >= above, x, lowest)), jnp.zeros((), x.dtype))
     return {name: jnp.where(num_rows > 0, x, jnp.zeros((), x.dtype)) for name, x in found.items()}
 
 
 def _at(part: float, x: jax.Array, y: jax.Array) -> jax.Array:
-    """The height at `part` of the curve through (0, 0), the points (x, y) [B] and, from the last one on, level."""
+    """Value at `part` of the linear interpolation of (0, 0) and the points (x, y) [B], constant after the last."""
     reached = x <= part
     x0, y0 = (jnp.max(jnp.where(reached, a, 0.0)) for a in (x, y))
     x1, y1 = (jnp.min(jnp.where(reached, jnp.inf, a)) for a in (x, y))
@@ -290,7 +290,7 @@ def _at(part: float, x: jax.Array, y: jax.Array) -> jax.Array:
 
 
 def _priority(sampler: Prioritized, leaf: jax.Array) -> jax.Array:
-    """The priority p of which `leaf` is p^alpha."""
+    """Priority p of a leaf p^alpha."""
     return leaf ** (1.0 / sampler.alpha) if sampler.alpha > 0 else leaf
 
 

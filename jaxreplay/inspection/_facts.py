@@ -1,6 +1,6 @@
-"""What of a state may be drawn, how old it is, and how probable: for `diagnostics` and for reports.
+"""Live slots of a state, their ages and probabilities, for `diagnostics` and reports.
 
-A state has leaves [D, ...], as those of D shards are stacked, and each of these is a state of the buffer `part`.
+States have leaves [D, ...]: D stacked shards, each a state of the buffer `part`.
 """
 
 import functools
@@ -17,14 +17,14 @@ TOPS = {"top_1pct_mass": 0.01, "top_10pct_mass": 0.1}
 
 
 class Items(NamedTuple):
-    """Facts of all slots; None where the sampler has no priorities.
+    """Facts about all slots. The last three are None if the sampler has no priorities.
 
     Attributes:
-      live: bool, whether the slot holds what may be drawn.
-      ages: int32, `Sample.age`; any where the slot is not live.
+      live: bool, True if the slot may be drawn.
+      ages: int32, `Sample.age`; arbitrary if the slot is not live.
       leaves: float32, p^alpha.
-      law: float32, the probability. All shards that hold anything are drawn from equally.
-      top_masses: by name, float32 [], the probability of the most probable 1% and 10% of the items.
+      law: float32, probabilities. All non-empty shards have equal mass.
+      top_masses: probability of the most probable 1% and 10% of the items, float32 [] by name.
     """
 
     live: Any  # [D, num_slots]
@@ -36,7 +36,7 @@ class Items(NamedTuple):
 
 @functools.partial(jax.jit, static_argnums=0, inline=True)
 def of_items(part: Any, state: Any) -> Items:
-    """All of it, in O(N log N); the state need not have a storage."""
+    """Facts about all slots, in O(N log N); the state need not have a storage."""
     slots = jnp.arange(part._num_slots, dtype=jnp.int32)
 
     def of_shard(state: Any) -> tuple[jax.Array, jax.Array]:
@@ -62,5 +62,5 @@ def totals(sampler: PrioritizedState) -> jax.Array:
 
 
 def descending(x: jax.Array) -> jax.Array:
-    """All numbers, the largest first."""
+    """All numbers in descending order."""
     return -jnp.sort(-x.reshape(-1))

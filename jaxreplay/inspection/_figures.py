@@ -1,4 +1,4 @@
-"""Figures of a `View`, by matplotlib, which is imported only here and only when a figure is made."""
+"""Matplotlib figures of a `View`. Matplotlib is imported here only, when the first figure is made."""
 
 import base64
 import importlib
@@ -35,14 +35,14 @@ STYLE = {
 
 
 class Picture(NamedTuple):
-    """A figure and what it shows, in a sentence."""
+    """A figure and its caption."""
 
     figure: Any
     caption: str
 
 
 class Figures(dict[str, Any]):
-    """Figures of matplotlib by name; a notebook shows them all."""
+    """Matplotlib figures by name; a notebook shows all of them."""
 
     def _repr_html_(self) -> str:
         images = [
@@ -53,7 +53,7 @@ class Figures(dict[str, Any]):
 
 
 def pictures(view: View) -> dict[str, Picture]:
-    """All figures that a view has data for, by name.
+    """All figures for which a view has data, by name.
 
     Raises:
       ImportError: matplotlib is not installed.
@@ -70,7 +70,7 @@ def pictures(view: View) -> dict[str, Picture]:
 
 
 def data_uri(figure: Any) -> str:
-    """A figure as the address of an image, which holds all of it."""
+    """A figure as the data URI of an SVG image."""
     file = io.BytesIO()
     with _matplotlib().rc_context(STYLE):
         figure.savefig(file, format="svg", dpi=160, metadata={"Date": None})
@@ -82,14 +82,14 @@ def _matplotlib() -> Any:
         importlib.import_module("matplotlib.figure")
     except ImportError as error:
         raise ImportError(
-            "matplotlib is not installed, which draws the figures; install the extra `plots`: pip install "
+            "matplotlib is not installed, and figures need it; install the extra `plots`: pip install "
             "'jaxreplay[plots]'."
         ) from error
     return importlib.import_module("matplotlib")
 
 
 def _log_bins(x: np.ndarray, most: int = 50) -> np.ndarray:
-    """Edges of bins, evenly spaced on a log scale, around positive numbers."""
+    """Bin edges around positive numbers, evenly spaced on a log scale."""
     low, high = np.log10(x.min()), np.log10(x.max())
     if high - low < 0.02:
         low, high = low - 0.5, high + 0.5
@@ -116,8 +116,8 @@ def _priorities(view: View, ax: Any) -> str:
     ax.set(xscale="log", xlabel=f"priority {view.power}", ylabel="share of items", title="Priorities")
     _legend(ax)
     zero = np.mean(view.priorities == 0)
-    none = f" Not shown: {zero:.1%} of priority 0, which are never drawn." if zero else ""
-    return f"How often each priority is stored, and how often it is drawn.{none}"
+    none = f" Not shown: {zero:.1%} with priority 0, which are never drawn." if zero else ""
+    return f"Priorities of the stored items and of draws.{none}"
 
 
 def _ages(view: View, ax: Any) -> str:
@@ -142,7 +142,7 @@ def _ages(view: View, ax: Any) -> str:
     ax.set(yscale="log", xlabel="age (insertions since)", ylabel=f"priority {view.power}", title="Age and priority")
     ax.grid(False)
     _legend(ax)
-    return "Priorities of items by age, the newest at the left. A high edge at the left: items not yet learned from."
+    return "Priorities of items by age, newest at the left. A high edge at the left: new items without an update."
 
 
 def _mass(view: View, ax: Any) -> str:
@@ -158,7 +158,7 @@ def _mass(view: View, ax: Any) -> str:
     ax.set(xlabel="share of items, most probable first", ylabel="share of draws", title="Cumulative mass")
     ax.set(xlim=(-0.02, 1.02), ylim=(0, 1.03))
     _legend(ax)
-    return "Which share of the draws falls on how large a share of the items."
+    return "Share of the draws that falls on the most probable items."
 
 
 def _weights(view: View, ax: Any) -> str:
@@ -173,9 +173,9 @@ def _weights(view: View, ax: Any) -> str:
     share = mean**2 / square if square else 0.0
     ax.axvline(mean, color=SECOND, linewidth=1.6, label=f"mean {mean:.2g}")
     ax.locator_params(axis="x", nbins=6)
-    ax.set(xlabel="weight; 1: of the least probable item", ylabel="share of draws", title="Importance weights")
+    ax.set(xlabel="weight (1: least probable item)", ylabel="share of draws", title="Importance weights")
     _legend(ax)
-    return f"Weights of draws at {view.beta}. A large batch is worth {share:.0%} of its size."
+    return f"Weights of draws at {view.beta}. Effective sample size: {share:.0%} of a large batch."
 
 
 def _returns(view: View, ax: Any) -> str:
@@ -192,7 +192,7 @@ def _returns(view: View, ax: Any) -> str:
     ax.set(xlabel=what, ylabel="share", title="Returns" if "return" in what else "Rewards")
     if distinct.size > 12:
         _legend(ax)
-    return f"Mean {numbers.mean():.4g}, standard deviation {numbers.std():.4g}, of what is stored."
+    return f"Mean {numbers.mean():.4g}, standard deviation {numbers.std():.4g} of the stored numbers."
 
 
 def _episodes(view: View, ax: Any) -> str:
@@ -202,7 +202,7 @@ def _episodes(view: View, ax: Any) -> str:
     ax.axvline(lengths.mean(), color=SECOND, linewidth=1.6, label=f"mean {lengths.mean():.4g}")
     ax.set(xlabel="rows", ylabel="episodes", title="Episode lengths")
     _legend(ax)
-    return f"{lengths.size:,} episodes of which all rows are stored, {lengths.min():,} to {lengths.max():,} rows long."
+    return f"{lengths.size:,} completely stored episodes, {lengths.min():,} to {lengths.max():,} rows long."
 
 
 def _updates(view: View, ax: Any) -> str:
@@ -211,9 +211,9 @@ def _updates(view: View, ax: Any) -> str:
     shares = np.bincount(np.minimum(counts, most + 1), minlength=most + 2) / counts.size
     color = [SECOND] + [ACCENT] * most + [SOFT]
     ax.bar(np.arange(most + 2), shares, width=0.9, color=color)
-    ax.set(xlabel=f"updates of an item (last bar: more than {most})", ylabel="share of items", title="Updates an item")
+    ax.set(xlabel=f"updates (last bar: more than {most})", ylabel="share of items", title="Updates per item")
     ax.grid(axis="x", visible=False)
-    return f"{shares[0]:.1%} have not come back since they were inserted; the mean is {counts.mean():.3g}."
+    return f"{shares[0]:.1%} of the items have had no update since their insertion; the mean is {counts.mean():.3g}."
 
 
 def _pools(view: View, ax: Any) -> str:
@@ -232,8 +232,8 @@ def _pools(view: View, ax: Any) -> str:
     ax.grid(axis="y", visible=False)
     ax.set_title("Pools")
     _legend(ax)
-    more = f" The first {MOST_ENVS} of {len(view.pools[0])}." if len(view.pools[0]) > MOST_ENVS else ""
-    return f"Tasks of each environment by pool.{more}"
+    more = f" Shown: the first {MOST_ENVS} of {len(view.pools[0])}." if len(view.pools[0]) > MOST_ENVS else ""
+    return f"Tasks per environment and pool.{more}"
 
 
 MOST_ENVS = 30

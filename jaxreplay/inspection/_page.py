@@ -1,4 +1,4 @@
-"""A report as one page of HTML that needs no other file."""
+"""Reports as a self-contained HTML page."""
 
 import html
 
@@ -41,14 +41,14 @@ def page(
     views: list[tuple[View, dict[str, Picture]]],
     others: list[tuple[str, int, int]],
 ) -> str:
-    """All of a report."""
+    """The HTML page of a report."""
     sections = [_section(view, pictures) for view, pictures in views]
     if not views:
-        sections.append("<section><p>No buffer and no pools in it.</p></section>")
+        sections.append("<section><p>No buffer and no pools found.</p></section>")
     if others:
         rows = [(name, f"{count:,}", f"{nbytes:,}") for name, count, nbytes in others]
         table = _table(("part", "arrays", "bytes"), rows, 1)
-        sections.append(f"<section><h2>Also in it</h2>{table}</section>")
+        sections.append(f"<section><h2>Other contents</h2>{table}</section>")
     facts = " · ".join(_escape(f"{name}: {value}") for name, value in saved.facts.items())
     return f"""<!doctype html>
 <html lang="en">
@@ -83,7 +83,7 @@ def _section(view: View, pictures: dict[str, Picture]) -> str:
         parts.append(f"<h3>Quantiles over the items</h3>{_table(('', 'min', '10%', '50%', '90%', 'max'), rows, 1)}")
     if view.leaves:
         rows = [(path, type_text(dtype, shape), f"{nbytes:,}") for path, dtype, shape, nbytes in view.leaves]
-        parts.append(f"<h3>An item</h3>{_table(('leaf', 'type', 'bytes stored'), rows, 2)}")
+        parts.append(f"<h3>Item</h3>{_table(('leaf', 'type', 'bytes stored'), rows, 2)}")
     if view.settings:
         parts.append(f"<h3>Configuration</h3>{_table(('', ''), list(view.settings.items()), 2)}")
     return "".join(parts) + "</section>"
@@ -95,7 +95,7 @@ def _facts(facts: dict[str, str]) -> str:
 
 
 def _table(head: tuple[str, ...], rows: list[tuple[str, ...]], first_number: int) -> str:
-    """A table; the columns from `first_number` on are numbers, at the right."""
+    """A table; columns from `first_number` on hold numbers and are right-aligned."""
 
     def row(cells: tuple[str, ...], kind: str) -> str:
         found = [

@@ -1,6 +1,6 @@
-"""Reports: figures of a live state, and what `python -m jaxreplay` shows of a saved one.
+"""Reports: figures of a live state, and the report of a checkpoint by `python -m jaxreplay`.
 
-What is looked at is copied to the host. Figures need matplotlib (extra `plots`), text does not.
+Inspected arrays are copied to the host. Figures need matplotlib (extra `plots`), text does not.
 """
 
 import dataclasses
@@ -23,28 +23,28 @@ Figures = _figures.Figures
 
 @reads_state
 def plot(buffer: Any, state: Any) -> Figures:
-    """Figures of a state, which a notebook shows: priorities, ages, cumulative mass, weights, returns, and the like.
+    """Figures of a state, shown by a notebook: priorities, ages, cumulative mass, weights, returns and more.
 
-    Each figure shows something of all that is stored. Costs O(N log N). The priorities, the counts and the leaf of an
-    item that is named `Rn`, `reward`, `rewards` or `r` are copied to the host.
+    Figures cover all stored items, in O(N log N). Priorities, counts and the item leaf named `Rn`, `reward`, `rewards`
+    or `r` are copied to the host.
 
     Args:
       buffer: a buffer, `Mixture`, `Sharded` or `DifficultyPools`, or a dict, list or tuple of them.
-      state: its state, or the like of states, as for `save`; unchanged.
+      state: its state, or a dict, list or tuple of states as for `save`; unchanged.
 
     Returns:
-      figures of matplotlib by name: "priorities", "ages", "mass", "weights", "updates", "returns", "episodes", "pools",
-      as far as there is something to show. Of several states the names begin with where they are, as in
+      matplotlib figures by name: "priorities", "ages", "mass", "weights", "updates", "returns", "episodes", "pools".
+      Figures without data are left out. With several states, names start with the path of the state, as in
       "replay/priorities".
 
     Raises:
-      ImportError: matplotlib is not installed; the extra `plots` brings it.
+      ImportError: matplotlib is not installed (extra `plots`).
       ValueError: values are traced, or a part of `buffer` cannot be described.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
       >>> items = jnp.array([10, 20, 30, 40])
-      >>> figures = jr.plot(buffer, buffer.add(buffer.init(items), items))  # figures["mass"] is one of matplotlib
+      >>> figures = jr.plot(buffer, buffer.add(buffer.init(items), items))  # figures["mass"] is a matplotlib Figure
       >>> sorted(figures)
       ['ages', 'mass', 'priorities', 'weights']
     """
@@ -60,12 +60,12 @@ def plot(buffer: Any, state: Any) -> Figures:
 
 
 def of_checkpoint(path: str | os.PathLike, html: bool) -> str:
-    """A report of the checkpoint at `path`, as text or as a page; its configuration need not be known.
+    """Report of the checkpoint at `path`, as text or HTML; its configuration is not needed.
 
     Raises:
       FileNotFoundError: there is no complete checkpoint.
-      ValueError: it is damaged, or has a newer format.
-      ImportError: matplotlib is not installed, and a page is asked for.
+      ValueError: the checkpoint is damaged or has a newer format.
+      ImportError: `html` is True and matplotlib is not installed.
     """
     saved = _saved.from_checkpoint(path)
     views, others = _views.views(saved), _views.others(saved)
@@ -75,7 +75,7 @@ def of_checkpoint(path: str | os.PathLike, html: bool) -> str:
 
 
 def _with_numbers(buffer: Any, state: Any) -> Any:
-    """The configuration with the present number in place of a schedule of beta."""
+    """The configuration with the current value in place of each schedule of beta."""
     if isinstance(buffer, dict):
         return {key: _with_numbers(x, state[key]) if key in state else x for key, x in buffer.items()}
     if isinstance(buffer, list | tuple) and not hasattr(buffer, "_fields") and isinstance(state, list | tuple):

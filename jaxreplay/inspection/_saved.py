@@ -1,4 +1,4 @@
-"""States as trees that a report can read: of live arrays, or of a checkpoint's, which are read when they are needed."""
+"""States as trees for reports, with live arrays or with arrays of a checkpoint that are read on demand."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ from jaxreplay.checkpoint._names import own_class
 
 @dataclasses.dataclass(frozen=True)
 class Leaf:
-    """An array of a state: what is known of it, and a function that reads it."""
+    """An array of a state: its type, and a function that reads it."""
 
     shape: tuple[int, ...]
     dtype: str
@@ -32,9 +32,9 @@ class Saved:
     """A state with its configuration.
 
     Attributes:
-      title: what the report is of.
-      facts: of the whole, by name, as text.
-      config: the description of the configuration, as `jaxreplay.checkpoint` makes it.
+      title: title of the report.
+      facts: facts about the checkpoint as text, by name.
+      config: description of the configuration, as made by `jaxreplay.checkpoint`.
       state: dicts, lists, tuples and states of this package, with `Leaf` in place of arrays.
     """
 
@@ -45,11 +45,11 @@ class Saved:
 
 
 def from_checkpoint(path: str | os.PathLike) -> Saved:
-    """The newest complete checkpoint at `path`, without its configuration and without reading an array.
+    """The newest complete checkpoint at `path`. Needs no configuration and reads no array.
 
     Raises:
       FileNotFoundError: there is no complete checkpoint.
-      ValueError: it is damaged, or has a newer format.
+      ValueError: the checkpoint is damaged or has a newer format.
     """
     content, read = open_saved(path)
     leaves = [_leaf(i, record, read) for i, record in enumerate(content["leaves"])]
@@ -75,7 +75,7 @@ def from_state(state: Any) -> Any:
 
 
 def values(leaf: Any) -> np.ndarray:
-    """The numbers of a leaf of a storage, as they were added, [*leading, *item]."""
+    """Numbers of a stored leaf as they were added, [*leading, *item]."""
     if isinstance(leaf, Bits):
         bits = jnp.asarray(values(leaf.bits))
         return np.asarray(layouts.from_bits(bits, jnp.dtype(leaf.dtype)).astype(jnp.float32))
@@ -85,7 +85,7 @@ def values(leaf: Any) -> np.ndarray:
 
 
 def shape_of(leaf: Any) -> tuple[tuple[int, ...], str, int]:
-    """Shape, dtype and bytes of a leaf of a storage."""
+    """Shape, dtype and bytes of a stored leaf."""
     if isinstance(leaf, Bits):
         shape, _, nbytes = shape_of(leaf.bits)
         return shape, str(jnp.dtype(leaf.dtype)), nbytes
@@ -96,12 +96,12 @@ def shape_of(leaf: Any) -> tuple[tuple[int, ...], str, int]:
 
 
 def is_leaf(x: Any) -> bool:
-    """Whether `x` stands for one array."""
+    """True if `x` represents one array."""
     return isinstance(x, Leaf | Bits | Rows)
 
 
 def items_of(tree: Any, path: str = "") -> list[tuple[str, Any]]:
-    """The leaves of a tree, each with its path."""
+    """Leaves of a tree with their paths."""
     if is_leaf(tree):
         return [(path or "items", tree)]
     if isinstance(tree, dict):
@@ -127,7 +127,7 @@ def _leaf(i: int, record: dict[str, Any], read: Callable[[int], np.ndarray]) -> 
 
 
 def _visit(node: list, leaves: list[Leaf]) -> Any:
-    """A recorded structure: states of this package as they are, of other classes, which are not looked for, dicts."""
+    """The tree of a recorded structure, with states of this package as such and nodes of other classes as dicts."""
     kind, *rest = node
     if kind in ("none", "value"):
         return rest[0] if rest else None
@@ -142,6 +142,6 @@ def _visit(node: list, leaves: list[Leaf]) -> Any:
         if cls is None:
             return children
         if (made := _structure.make(cls, children, rest[2])) is None:
-            raise ValueError(f"{rest[0]}: has other fields than when it was saved; use the version that saved it.")
+            raise ValueError(f"{rest[0]}: its fields have changed since it was saved; use the version that saved it.")
         return made
     return {key: _visit(child, leaves) for key, child in rest[0]}  # a dict of some kind

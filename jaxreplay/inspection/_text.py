@@ -1,4 +1,4 @@
-"""A report as text for a terminal."""
+"""Reports as text for a terminal."""
 
 import numpy as np
 
@@ -10,15 +10,15 @@ QUANTILES = (0.0, 0.1, 0.5, 0.9, 1.0)
 
 
 def text(saved: Saved, views: list[View], others: list[tuple[str, int, int]]) -> str:
-    """All of a report, in lines that end with a newline."""
+    """The text of a report; each line ends with a newline."""
     parts = [saved.title, _table(list(saved.facts.items()))]
     for view in views:
         parts += ["", *_view(view)]
     if not views:
-        parts += ["", "No buffer and no pools in it."]
+        parts += ["", "No buffer and no pools found."]
     if others:
         rows = [(name, f"{count:,} arrays", f"{nbytes:,} bytes") for name, count, nbytes in others]
-        parts += ["", "Also in it", _table(rows)]
+        parts += ["", "Other contents", _table(rows)]
     return "\n".join(parts) + "\n"
 
 
@@ -27,7 +27,7 @@ def _view(view: View) -> list[str]:
     lines = [f"{name}{view.kind}", _table(list(view.settings.items())), _table(list(view.facts.items()))]
     if view.leaves:
         rows = [(path, type_text(dtype, shape), f"{nbytes:,} bytes") for path, dtype, shape, nbytes in view.leaves]
-        lines += ["  an item", _table(rows, 4)]
+        lines += ["  item", _table(rows, 4)]
     for what, numbers, log in numbers_of(view):
         lines.append(f"  {what}")
         lines.append("    " + "  ".join(f"{n}: {short(x)}" for n, x in quantiles(numbers).items()))
@@ -41,17 +41,17 @@ def _view(view: View) -> list[str]:
 
 
 def type_text(dtype: str, shape: tuple[int, ...]) -> str:
-    """Dtype and shape of a leaf of an item."""
+    """Dtype and shape of an item leaf."""
     return f"{dtype}[{', '.join(map(str, shape))}]"
 
 
 def numbers_of(view: View) -> list[tuple[str, np.ndarray, bool]]:
-    """What a view has of numbers an item: what they are, the numbers, and whether a log scale suits them."""
+    """Per-item numbers of a view: a label, the numbers, and True for a log scale."""
     found = [
         (f"priority {view.power}", view.priorities, True),
         ("age", view.ages, False),
         ("weight", view.weights, False),
-        ("updates an item", view.updates, False),
+        ("updates per item", view.updates, False),
         *([] if view.returns is None else [(*view.returns, False)]),
         ("episode length", view.episodes, False),
     ]
@@ -65,12 +65,12 @@ def quantiles(numbers: np.ndarray) -> dict[str, float]:
 
 
 def short(x: float) -> str:
-    """A number in few figures."""
+    """A number with few digits."""
     return f"{x:,.0f}" if x == round(x) and abs(x) < 1e9 else f"{x:.4g}"
 
 
 def bars(numbers: np.ndarray, log: bool, width: int = 40) -> str:
-    """A histogram in a line."""
+    """A histogram in one line."""
     if log:
         positive = numbers[numbers > 0]
         numbers = np.log(positive) if positive.size else np.zeros(1)

@@ -1,4 +1,4 @@
-"""What a report shows of each buffer and each set of pools in a state: arrays of NumPy, on the host."""
+"""Views: the contents of each buffer and each `DifficultyPools` in a state for reports, as NumPy arrays."""
 
 import dataclasses
 from collections.abc import Iterator
@@ -28,29 +28,30 @@ KINDS: dict[type, Any] = {
 }
 RETURNS = {"rn": "return of a window (Rn)", "reward": "reward", "rewards": "reward", "r": "reward"}
 ENDS = ("terminated", "truncated", "done", "is_last")
-MOST = 2**22  # numbers of a picture; of more every k-th is taken
+MOST = 2**22  # numbers in a figure; longer arrays are thinned to every k-th
 
 
 @dataclasses.dataclass
 class View:
-    """A buffer or a set of pools.
+    """A buffer or a `DifficultyPools` in a report.
 
     Attributes:
-      name: where it is in the state; "" if it is all of it.
-      kind: its class.
-      settings: the configuration, as text by name.
-      facts: counts and shares, as text by name.
-      leaves: of an item: path, dtype, shape and bytes of the whole storage.
-      power: what `priorities` are: "p", or "p^alpha" where alpha is not known.
-      priorities: float64 [items stored], None without priorities.
-      law: float64 [items stored], the probability of each; None without priorities.
-      weights: float64 [items stored], importance weights by the present beta, the largest 1; None without priorities.
-      beta: as text.
-      ages: int [items stored], None where unknown.
-      returns: what they are, and the numbers; None where no leaf is known to hold them.
-      episodes: int [complete episodes stored], lengths in rows; None where ends are not known.
-      updates: int [items stored], how often each came back; None where not counted.
-      pools: names of environments and numbers of tasks [E, 3] in normal, easy and hard; None without pools.
+      name: path in the state; "" if it is the whole state.
+      kind: class name.
+      settings: the configuration as text, by name.
+      facts: counts and shares as text, by name.
+      leaves: path, dtype, item shape and total bytes of each stored leaf.
+      power: unit of `priorities`: "p", or "p^alpha" if alpha is unknown.
+      priorities: float64 [stored items]; None without priorities.
+      law: float64 [stored items], probabilities; None without priorities.
+      weights: float64 [stored items], importance weights at the current beta, scaled to a maximum of 1; None without
+        priorities.
+      beta: beta as text.
+      ages: int [stored items]; None if unknown.
+      returns: a label and the numbers; None if no leaf is known to hold returns or rewards.
+      episodes: int [complete stored episodes], lengths in rows; None if ends are unknown.
+      updates: int [stored items], number of updates; None if not counted.
+      pools: names of environments, and numbers of tasks [E, 3] in normal, easy and hard; None without pools.
     """
 
     name: str
@@ -79,7 +80,7 @@ def views(saved: Saved) -> list[View]:
 
 
 def others(saved: Saved) -> list[tuple[str, int, int]]:
-    """All else in a state: where, number of arrays and bytes."""
+    """Remaining contents of a state: path, number of arrays and bytes."""
     if isinstance(saved.state, tuple(KINDS)):
         return []
     named = saved.state.items() if isinstance(saved.state, dict) else enumerate(_children(saved.state))
@@ -92,7 +93,7 @@ def others(saved: Saved) -> list[tuple[str, int, int]]:
 
 
 def _is(state: Any, kind: type) -> bool:
-    """Whether `state`, whose arrays are leaves of a report, is of this kind."""
+    """True if `state`, with leaves of a report for arrays, is an instance of `kind`."""
     return isinstance(state, kind)
 
 
@@ -101,7 +102,7 @@ def _children(tree: Any) -> list[Any]:
 
 
 def _find(state: Any, config: Any, name: str, whole: Any) -> Iterator[tuple[str, Any, Any]]:
-    """The states of buffers and pools, with their descriptions where they are found."""
+    """States of buffers and pools: path, state, and its description if there is one."""
     fields = config.get("fields", {}) if isinstance(config, dict) else {}
     if type(state) in KINDS:
         if _type(config) not in (KINDS[type(state)].__name__, "Sharded"):
@@ -122,7 +123,7 @@ def _find(state: Any, config: Any, name: str, whole: Any) -> Iterator[tuple[str,
 
 
 def _all(config: Any) -> Iterator[Any]:
-    """All descriptions in a description; of a `Sharded` buffer not the buffer in it once more."""
+    """A description and all descriptions nested in it."""
     if isinstance(config, dict):
         yield config
         for child in config.get("fields", {}).values():
@@ -137,7 +138,7 @@ def _type(config: Any) -> str:
 
 
 def _text(value: Any) -> str:
-    """A value of a description."""
+    """Text of a value in a description."""
     if isinstance(value, list):
         return "(" + ", ".join(map(_text, value)) + ")"
     if not isinstance(value, dict):
@@ -186,7 +187,7 @@ def _buffer(name: str, state: Any, config: Any) -> View:
 
 
 def _rows(state: Any) -> Any:
-    """What a state says of its rows: leaves [D, ...] of NumPy, of D states that are stacked. Its items are not read."""
+    """A state without its items, as NumPy arrays [D, ...] of D stacked states. Items are not read."""
     unread = dict.fromkeys(x for x in ("storage", "ends", "episodes", "handles", "count") if hasattr(state, x))
     if not isinstance(state.sampler, PrioritizedState | UniformState):
         unread["sampler"] = None
@@ -195,9 +196,9 @@ def _rows(state: Any) -> Any:
 
 
 def _part(state: Any, shape: tuple[int, ...], fields: dict[str, Any]) -> Any:
-    """The buffer of a state whose storage has leading axes `shape`, as far as its rows go.
+    """A buffer for a state whose storage has leading axes `shape`, for slots and ages only.
 
-    Of sequences whose configuration is not known, or is another's, one with as many slots.
+    If the configuration of a `SequenceBuffer` is unknown or does not fit, the result is one with as many slots.
     """
     if not _is(state, SequenceState):
         return KINDS[type(state)](capacity=shape[0])
@@ -224,7 +225,7 @@ def _add_sampler(view: View, state: Any, fields: dict[str, Any], items: _facts.I
         view.priorities = view.priorities ** (1 / alpha)
     elif alpha is None:
         view.power = "p^alpha"
-    view.beta = "beta = 0.4, as the saved one is a function" if not isinstance(beta, float) else f"beta = {beta:g}"
+    view.beta = "beta = 0.4, as the saved beta is a function" if not isinstance(beta, float) else f"beta = {beta:g}"
     positive = view.law > 0
     if positive.any():
         exponent = beta if isinstance(beta, float) else 0.4
@@ -234,14 +235,14 @@ def _add_sampler(view: View, state: Any, fields: dict[str, Any], items: _facts.I
     view.facts |= {
         "largest priority ever": f"{state.max_priority.max():.4g}",
         "updates": f"{state.updates.max():,}",
-        "TD errors refused": f"{state.rejected.sum():,}",
+        "TD errors rejected": f"{state.rejected.sum():,}",
     }
     if view.law.size:
         view.facts |= {f"mass in the top {_facts.TOPS[x]:.0%}": f"{mass:.1%}" for x, mass in items.top_masses.items()}
 
 
 def _returns(state: Any, rows: Any, live: np.ndarray, stacked: int) -> tuple[str, np.ndarray] | None:
-    """Numbers of the leaf that is known to hold returns or rewards."""
+    """A label and the numbers of the leaf with returns or rewards, if one is known."""
     axes = stacked + (2 if _is(state, SequenceState) else 1)
     named = {path.rpartition(".")[2].lower(): leaf for path, leaf in _saved.items_of(state.storage)}
     for name, what in RETURNS.items():
@@ -260,7 +261,7 @@ def _returns(state: Any, rows: Any, live: np.ndarray, stacked: int) -> tuple[str
 
 
 def _episodes(state: Any, rows: Any, stacked: int) -> np.ndarray | None:
-    """Lengths of the episodes of which all rows are stored, int."""
+    """Lengths of completely stored episodes, int; None if ends are unknown."""
     if state.ends is not None:
         ends = _saved.values(state.ends)
     else:
@@ -297,12 +298,12 @@ def _pools(name: str, state: Any, config: Any) -> View:
         },
         "groups normal / easy / hard": " / ".join(f"{n:,}" for n in groups),
         "rollouts kept / too easy / too hard": " / ".join(f"{n:,}" for n in rollouts),
-        "groups refused": f"{state.rejected.read().sum():,}",
+        "groups rejected": f"{state.rejected.read().sum():,}",
         "bytes": f"{sum(_saved.shape_of(x)[2] for _, x in _saved.items_of(state)):,}",
     }
     return View(name, "DifficultyPools", settings, facts, [], pools=(names, sizes))
 
 
 def thin(numbers: np.ndarray) -> np.ndarray:
-    """At most MOST of the numbers, evenly spaced."""
+    """At most MOST evenly spaced entries of `numbers`."""
     return numbers[:: -(-numbers.size // MOST)] if numbers.size > MOST else numbers

@@ -92,7 +92,7 @@ def test_what_is_seen_is_what_was_saved(saved):
     seen = _report._saved.from_checkpoint(path)
     views = {view.name: view for view in _report._views.views(seen)}
     check_views(views, priorities)
-    assert "as the saved one is a function" in views["replay"].beta
+    assert "as the saved beta is a function" in views["replay"].beta
     assert _report._views.others(seen) == [("optimizer", 2, 5 * jnp.zeros(1).itemsize)]
     described = _report._description.describe(_report._with_numbers(config, state))
     live = _report.Saved("", {}, described, _report._saved.from_state(state))
@@ -160,7 +160,7 @@ def test_text_for_a_terminal(saved, capsys):
         word in text for word in ("replay: ReplayBuffer", "40 of 40 (100%)", "priority p", "optimizer", "<math>")
     )
     assert max(map(len, text.splitlines())) < 400
-    assert re.search(r"^  an item\n    S\.frame +uint8\[3\] +120 bytes$", text, re.MULTILINE)
+    assert re.search(r"^  item\n    S\.frame +uint8\[3\] +120 bytes$", text, re.MULTILINE)
     assert main([str(path / "nothing")]) == 2
     assert "no complete checkpoint there" in capsys.readouterr().err
 
@@ -191,10 +191,10 @@ def test_figures_show_the_numbers():
     updates = np.repeat([0, 1, 5, 50], [500, 400, 96, 4])
     view = view_of(priorities=np.array([0, 1, 1, 2.0]), law=law, weights=weights, ages=np.arange(4), updates=updates)
     pictures = _report._figures.pictures(view)
-    assert pictures["priorities"].caption.endswith("Not shown: 25.0% of priority 0, which are never drawn.")
+    assert pictures["priorities"].caption.endswith("Not shown: 25.0% with priority 0, which are never drawn.")
     (ages, _bar), (counts,) = (pictures[name].figure.axes for name in ("ages", "updates"))
     assert (ages.get_xscale(), ages.get_yscale()) == ("linear", "log")
-    assert pictures["weights"].caption.endswith("A large batch is worth 90% of its size.")  # 0.75^2 / 0.625
+    assert pictures["weights"].caption.endswith("Effective sample size: 90% of a large batch.")  # 0.75^2 / 0.625
     assert [bar.get_height() for bar in counts.patches] == [0.5, 0.4, 0, 0, 0, 0.096, 0.004]  # the last: more than 5
     assert "more than 5" in counts.get_xlabel()
 
@@ -310,7 +310,7 @@ def test_other_states(tmp_path, name):
     text, page = (_report.of_checkpoint(tmp_path / "run", html=html) for html in (False, True))
     assert len(Page(page).images) == len(EXPECTED[name])
     for shown in (text, page):
-        assert ("No buffer and no pools in it." in shown) == (name == "nothing")
+        assert ("No buffer and no pools found." in shown) == (name == "nothing")
     if name == "sharded":
         assert "Sharded(ReplayBuffer)" in text
         assert "4 of 4" in text

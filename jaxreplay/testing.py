@@ -1,7 +1,7 @@
-"""testing: what every buffer and every sampler keeps, as checks to run in the tests of one's own.
+"""testing: checks of the rules that every buffer and sampler must follow, for tests of custom ones.
 
-`check_buffer` and `check_sampler` compile a few small programs and run them. What does not hold is an `AssertionError`
-that begins with the rule. Import this module by itself, `from jaxreplay import testing`: it needs chex.
+`check_buffer` and `check_sampler` compile and run a few small programs. A broken rule raises an `AssertionError` that
+begins with the rule. Import this module explicitly, `from jaxreplay import testing`: it needs chex.
 """
 
 import contextlib
@@ -27,22 +27,22 @@ from jaxreplay.transitions._batch import without_valid
 
 STEPS, DRAWS = 4, 4096
 CONFIG = "a configuration is frozen, hashable, and equal to its copies"
-ABSTRACT = "init takes arrays and jax.ShapeDtypeStruct alike, and ignores values"
-STABLE = "add, update, insert keep the structure, shapes and dtypes of the state"
-TRACED = "new values are no reason to trace a program again"
-MODES = "calls by themselves, in jit, in lax.scan and in jax.vmap give the same"
-PURE = "a state is not changed in place"
+ABSTRACT = "init accepts arrays and jax.ShapeDtypeStruct, and ignores values"
+STABLE = "add, update and insert preserve the structure, shapes and dtypes of the state"
+TRACED = "new values do not retrace a program"
+MODES = "eager calls, jit, lax.scan and jax.vmap give the same results"
+PURE = "a state is not modified in place"
 DONATED = "add donates its state if donate=True, and only then"
 TYPES = "a batch has int32 handles, float32 probabilities and weights, and items in their own dtypes"
-RANGES = "probabilities are in [0, 1]; weights are finite and at least 0; without an item all are 0, and the handle -1"
+RANGES = "probabilities are in [0, 1]; weights are finite and at least 0; rows without an item have 0, and handle -1"
 EMPTY = "an empty buffer draws no item: handles -1, probabilities and weights 0"
 HANDLES = "a handle names one insertion: get gives its item, or zeros once it is no longer stored"
-LATE = "an update of what is no longer stored is ignored"
-LAW = "what is drawn comes as often as its probability says"
-LIVE = "slots are drawn from the live ones alone"
-IGNORED = "a slot out of range, or a row that the mask leaves out, changes nothing"
-LAST = "of a slot that is updated twice the TD error of the last row counts"
-FINITE = "a TD error that is not finite leaves a law"
+LATE = "an update of an item that is no longer stored is ignored"
+LAW = "draws follow their probabilities"
+LIVE = "only live slots are drawn"
+IGNORED = "slots out of range and masked rows change nothing"
+LAST = "the last TD error of a repeated slot counts"
+FINITE = "the probabilities stay valid after a non-finite TD error"
 
 
 def check_buffer(
@@ -53,21 +53,21 @@ def check_buffer(
     batch_size: int = 8,
     add: Callable[[Any, Any, jax.Array], Any] | None = None,
 ) -> None:
-    """Check that a buffer keeps what the buffers of this package keep.
+    """Check that a buffer follows the rules of the buffers of this package.
 
-    A buffer of one's own need not inherit from anything. It has `init(items)`, `add(state, items)`, `sample(state, key,
-    batch_size)`, `update(state, indices, td_errors)` and `get(state, indices)`; a field `donate` is looked at if there
-    is one. A `Mixture` is checked by its buffers: its handles alone do not name items.
+    A custom buffer needs no base class. It has `init(items)`, `add(state, items)`, `sample(state, key, batch_size)`,
+    `update(state, indices, td_errors)` and `get(state, indices)`. Donation is checked if it has a field `donate`. Check
+    the buffers of a `Mixture` one by one, because its handles alone do not name items.
 
     Args:
-      buffer: the configuration; no larger than a few hundred items, so that they are overwritten.
-      items: what `init` takes, as arrays or `jax.ShapeDtypeStruct`; made of numbers. Values are random.
-      key: a PRNG key for all that is random; None for key 0.
-      batch_size: rows of the batches that are drawn.
-      add: add(state, items, key) in place of the buffer's, for one that takes more arguments.
+      buffer: the configuration; at most a few hundred items, so that the check overwrites them.
+      items: argument of `init`, arrays or `jax.ShapeDtypeStruct` of numbers. The check uses random values.
+      key: a PRNG key for all random values; None means key 0.
+      batch_size: rows of each drawn batch.
+      add: add(state, items, key) in place of the buffer's `add`, if that needs more arguments.
 
     Raises:
-      AssertionError: a rule does not hold; the message begins with it.
+      AssertionError: a rule is broken; the message begins with the rule.
 
     Examples:
       >>> from jaxreplay import testing
@@ -91,17 +91,17 @@ def check_buffer(
 
 
 def check_sampler(sampler: Any, *, key: jax.Array | None = None, capacity: int = 13, batch_size: int = 8) -> None:
-    """Check that a sampler keeps what a buffer expects of it; see `jaxreplay.Sampler`.
+    """Check that a sampler follows the rules of the `jaxreplay.Sampler` protocol.
 
     Args:
-      sampler: the configuration. `restrict` and `td_errors` of `insert` are looked at if they are there.
-      key: a PRNG key for all that is random; None for key 0.
+      sampler: the configuration. `restrict` is checked if it exists.
+      key: a PRNG key for all random values; None means key 0.
       capacity: number of slots, at least 4.
-      batch_size: rows of the batches that are drawn, at most `capacity` - 2.
+      batch_size: rows of each drawn batch, at most `capacity` - 2.
 
     Raises:
-      AssertionError: a rule does not hold; the message begins with it.
-      ValueError: it has not the methods of a sampler.
+      AssertionError: a rule is broken; the message begins with the rule.
+      ValueError: `sampler` lacks a method of a sampler.
 
     Examples:
       >>> from jaxreplay import testing
@@ -154,7 +154,7 @@ def check_sampler(sampler: Any, *, key: jax.Array | None = None, capacity: int =
         drawn, probabilities, _ = jax.device_get(draw(jax.jit(sampler.restrict)(state, live), key, live, DRAWS))
         with _rule(LIVE):
             taken = drawn[probabilities > 0]
-            assert np.all((taken >= 2) & (taken < capacity - 1)), "a slot that restrict leaves out was drawn"
+            assert np.all((taken >= 2) & (taken < capacity - 1)), "a slot excluded by restrict was drawn"
         _check_law(drawn, probabilities)
 
     def law(state: Any) -> Any:
@@ -196,7 +196,7 @@ class _Runs:
         return lax.scan(self.step, self.buffer.init(self.spec), keys)
 
     def check_modes(self, key: jax.Array) -> Any:
-        """A state in which something is stored."""
+        """Check that all modes agree; return a state with stored items."""
         keys = jax.random.split(key, (2, STEPS))
         step, state, new = jax.jit(self.step), self.buffer.init(self.spec), self.buffer.init(self.spec)
         with _rule(MODES):
@@ -209,7 +209,7 @@ class _Runs:
                 new, sample = step(new, keys[0, t])
                 _same(sample, jax.tree.map(lambda x, t=t: x[t], samples))
                 state = self.add(state, _values(keys[0, t], self.spec), keys[0, t])
-            if np.any(jax.device_get(sample.indices) >= 0):  # an eager draw from an empty buffer is an error
+            if np.any(jax.device_get(sample.indices) >= 0):  # an eager draw from an empty buffer raises an error
                 before = jax.device_get(state)
                 with _rule(MODES):
                     _same(self.buffer.sample(state, keys[0, t], self.batch_size), sample)
@@ -221,7 +221,7 @@ class _Runs:
             _same(state, new)
             _same(state, scanned)
         with _rule(TRACED):
-            assert self.traced == 1, f"{self.traced} programs for {STEPS} batches of one kind"
+            assert self.traced == 1, f"{self.traced} traces for {STEPS} batches of one type"
         return new
 
     def check_draws(self, state: Any, key: jax.Array) -> None:
@@ -233,7 +233,7 @@ class _Runs:
             np.testing.assert_array_equal([nothing.probabilities, nothing.weights], 0)
         sample = jax.device_get(self.buffer.sample(state, key, self.batch_size))
         _check_rows(sample.indices, sample.probabilities, sample.weights, self.batch_size)
-        is_traced = isinstance(sample.items, TransitionBatch)  # W and idx are those of the draw
+        is_traced = isinstance(sample.items, TransitionBatch)  # W and idx come from the draw
         with _rule(TYPES):
             for leaf, stored in zip(jax.tree.leaves(sample.items), jax.tree.leaves(self.spec), strict=not is_traced):
                 assert is_traced or leaf.dtype == stored.dtype, f"{leaf.dtype} items, {stored.dtype} were added"
@@ -242,7 +242,7 @@ class _Runs:
         _check_rows(many.indices, many.probabilities, many.weights, DRAWS)
         with _rule(RANGES):
             named = many.indices[many.probabilities == 0]
-            assert np.all(named == -1), f"handles {named} of rows without an item"
+            assert np.all(named == -1), f"handles {named} in rows without an item"
         _check_law(many.indices, many.probabilities)
         old, gone = sample.items, np.zeros(self.batch_size, bool)
         if is_traced:
@@ -254,7 +254,7 @@ class _Runs:
                 now = jax.device_get(get(state, sample.indices))
                 same = _rows(lambda x, y: np.array_equal(x, y), now, old)
                 gone = _rows(lambda x, _: not np.any(x), now, old)
-                assert np.all(same | gone), f"rows {np.flatnonzero(~(same | gone))} are other items"
+                assert np.all(same | gone), f"rows {np.flatnonzero(~(same | gone))} hold other items"
         with _rule(LATE):
             before = jax.device_get(draw(state, key, DRAWS).probabilities)
             late = np.where(gone, sample.indices, -1).astype(np.int32)
@@ -276,7 +276,7 @@ class _Runs:
 
 @contextlib.contextmanager
 def _rule(text: str) -> Iterator[None]:
-    """Whatever goes wrong inside is an `AssertionError` that begins with `text`."""
+    """Convert any error inside to an `AssertionError` that begins with `text`."""
     try:
         yield
     except Exception as error:
@@ -291,7 +291,7 @@ def _check_config(config: Any) -> None:
         name = next(iter(field.name for field in dataclasses.fields(config)), "anything")
         try:
             setattr(config, name, None)
-        except (AttributeError, TypeError):  # as a FrozenInstanceError is
+        except (AttributeError, TypeError):  # includes FrozenInstanceError
             return
         raise AssertionError(f"field {name} can be set")
 
@@ -308,14 +308,14 @@ def _check_rows(indices: Any, probabilities: Any, weights: Any, batch_size: int)
 
 
 def _check_law(drawn: Any, probabilities: Any) -> None:
-    """Pearson's test of how often each was drawn, at five standard deviations after Wilson and Hilferty (1931)."""
+    """Pearson's chi-square test of the draws, at five standard deviations after Wilson and Hilferty (1931)."""
     with _rule(LAW):
         drawn, probabilities = (np.asarray(x)[np.asarray(probabilities) > 0] for x in (drawn, probabilities))
         names, first, counts = np.unique(drawn, return_index=True, return_counts=True)
         each = probabilities[first].astype(np.float64)
         np.testing.assert_allclose(probabilities, each[np.searchsorted(names, drawn)], rtol=1e-5)
         rest = 1 - each.sum()
-        assert abs(rest) < 1e-3 or rest > 0, f"the probabilities of what was drawn sum to {each.sum()}"
+        assert abs(rest) < 1e-3 or rest > 0, f"the probabilities of the draws sum to {each.sum()}"
         expected = counts.sum() * np.append(each, max(rest, 0))
         counts = np.append(counts, 0)[expected > 0]
         expected = expected[expected > 0]
@@ -325,20 +325,20 @@ def _check_law(drawn: Any, probabilities: Any) -> None:
 
 
 def _same(found: Any, expected: Any) -> None:
-    """Integers and flags are equal, floats close."""
+    """Assert that integers and bools are equal and floats close."""
     found, expected = jax.device_get((found, expected))
     chex.assert_trees_all_equal_shapes_and_dtypes(found, expected)
     chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
 def _rows(test: Callable[[Any, Any], bool], found: Any, expected: Any) -> np.ndarray:
-    """In which rows the `test` of leaves holds for all of them, bool [B]."""
+    """True for rows in which `test` holds for all leaves, bool [B]."""
     leaves = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
     return np.all([[test(*row) for row in zip(x, y, strict=True)] for x, y in leaves], axis=0, keepdims=True)[0]
 
 
 def _values(key: jax.Array, spec: Any) -> Any:
-    """Random items like `spec`; no number is 0, so that none is taken for what is no longer stored."""
+    """Random items like `spec`; non-zero numbers, because `get` returns zeros for items no longer stored."""
     leaves, treedef = jax.tree.flatten(spec)
     return treedef.unflatten(_draw_values(key, tuple((x.shape, x.dtype) for x in leaves)))
 
@@ -361,7 +361,7 @@ def _td_errors(key: jax.Array, count: int) -> jax.Array:
 
 
 def _adder(buffer: Any) -> Callable[[Any, Any, jax.Array], Any]:
-    """`add` of a state, items and a key, which is given to a buffer that asks for one."""
+    """A function add(state, items, key), which passes the key on only if the buffer takes one."""
     if "key" in inspect.signature(whole_of(buffer).add).parameters:
         return lambda state, items, key: buffer.add(state, items, jax.random.fold_in(key, 2))
     return lambda state, items, key: buffer.add(state, items)

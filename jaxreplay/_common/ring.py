@@ -93,7 +93,7 @@ def live(ring: Ring) -> Live:
 
 
 def newest(ring: Ring, count: jax.Array, capacity: int) -> Live:
-    """The slots of the newest `count` (int32 [], may be negative or more than are stored) insertions."""
+    """Slots of the newest `count` insertions (int32 [], clipped to [0, size])."""
     size = jnp.clip(count, 0, ring.size)
     start = ring.inserted % capacity - size
     return Live(start=wrap_negative(start, capacity), size=size)

@@ -1,7 +1,7 @@
 """Checkpoints: `save` writes a state and its configuration, and `restore` reads the state back bit for bit.
 
-A checkpoint is either complete or absent: the previous one is deleted only after the new one is complete. When an array
-is read, it is compared with checksums of its bits. So a damaged file raises an error and never yields a wrong state.
+A checkpoint is either complete or absent: the previous one is deleted only after the new one is complete. Each array
+that is read is verified against checksums of its bits. A damaged file raises an error and never yields a wrong state.
 """
 
 import concurrent.futures
@@ -22,32 +22,32 @@ from jaxreplay.checkpoint._names import Allowed, check_allow
 def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True) -> Callable[[], None]:
     """Write a checkpoint of `state`; the previous one is deleted once this one is complete.
 
-    If the process is killed while it saves, the previous checkpoint or the new one remains. Threads and programs that
-    save to one path take turns. With several processes of `jax.distributed`, all of them call this function, and the
-    one that it returns, with the same path on a shared file system. They do so before one of them calls `restore`.
-    One that cannot write its part raises at once, the others when Orbax no longer waits for it, minutes later; the
+    If the process is killed during a save, the previous checkpoint or the new one remains. Threads and programs that
+    save to the same path take turns. With several processes of `jax.distributed`, all of them must call this function
+    and the returned one, with the same path on a shared file system, before any of them calls `restore`. A process
+    that cannot write its part raises at once. The others raise when Orbax gives up waiting for it, minutes later. The
     previous checkpoint remains.
 
     Args:
       path: a folder used only for the checkpoint; it need not exist.
       buffer: the configuration, such as a `ReplayBuffer`, `NStep` or `DifficultyPools`, or a dict, list or tuple of
-        configurations and plain values. `restore` requires the same one. A callable in it, such as a schedule, is
-        identified by its name alone.
+        configurations and plain values. `restore` requires the same configuration. A callable in it, such as a
+        schedule, is identified by its name only.
       state: the state of the configuration, or any pytree of arrays, such as {"replay": replay, "params": params,
         "key": key}, which is saved as a whole. It may consist of dicts (also `OrderedDict` and Flax's `FrozenDict`),
         lists, tuples, None, NamedTuples (states of optax), dataclasses that are pytrees (`flax.struct`, `chex`,
         `jax.tree_util.register_dataclass`), arrays, typed PRNG keys and Python numbers. For other nodes, such as
         Flax's `TrainState`, which holds functions, only the arrays are saved, and `restore` needs `like` to build them.
       wait: return when the checkpoint is complete. If False, return once `state` is copied (it may then be donated) and
-        write in the background. A further `save` waits until that is done. Call the returned function before `restore`
-        and before the program ends.
+        write in the background. The next `save` waits for the end of the write. Call the returned function before
+        `restore` and before the program ends.
 
     Returns:
-      a function that waits until the checkpoint is complete, and raises any error that occurred while it was written.
+      a function that waits until the checkpoint is complete and raises any error of the write.
 
     Raises:
       ValueError: values are traced, or a part of `buffer` or `state` cannot be recorded; the message names it.
-      OSError: the folder cannot be made or written; the previous checkpoint remains.
+      OSError: the folder cannot be created or written; the previous checkpoint remains.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -61,7 +61,7 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
     arrays = [_leaves.as_array(leaf, name) for name, leaf in leaves]
     records = [_leaves.header(array, name, meshes) for array, (name, _) in zip(arrays, leaves, strict=True)]
     stored = [_leaves.pack(array) for array in arrays]
-    del state, leaves, arrays  # what is donated now is not held up to the end
+    del state, leaves, arrays  # releases donated arrays early
     _record_parts(described, structure, records, [_leaves.parts(x) for x in stored])
     if not wait:
         stored = [x.copy() if isinstance(x, np.ndarray) else x for x in stored]
@@ -79,30 +79,30 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
 def restore(path: str | os.PathLike, buffer: Any, *, like: Any = None, allow: Allowed = ()) -> Any:
     """The state in the newest complete checkpoint at `path`, equal to the saved one bit for bit.
 
-    Nothing is imported because a checkpoint names it. Classes come from this package, from `like` and from `allow`.
+    A checkpoint never causes an import. Classes come only from this package, from `like` and from `allow`.
 
-    Arrays that were sharded over a mesh of the configuration are sharded again over the mesh in the same place of
-    `buffer` (as `Sharded` holds one); each device then reads its own part. All other arrays are restored to the default
-    device. NumPy arrays are restored as JAX arrays.
+    Arrays that were sharded over a mesh of the configuration, such as that of `Sharded`, are sharded again over the
+    mesh in the same place of `buffer`. Each device then reads its own part. All other arrays are restored to the
+    default device. NumPy arrays are restored as JAX arrays.
 
     Args:
       path: the path passed to `save`.
       buffer: the configuration passed to `save`; `donate` may differ.
-      like: a pytree with new nodes for those that a checkpoint cannot build by itself: NamedTuples and dataclasses of
+      like: a pytree with templates for nodes that a checkpoint cannot rebuild by itself: NamedTuples and dataclasses of
         other packages (states of optax), nodes registered with `jax.tree_util`, and dataclasses with a function among
         their static fields (`TrainState`). For a saved {"replay": replay, "params": params, "opt": opt}, pass {"opt":
         optimizer.init(params)}, or its shapes from `jax.eval_shape`; the rest may be omitted or None. Static fields
-        that are functions come from `like`, and all arrays and Python numbers from the checkpoint.
-      allow: modules and classes, such as (optax, Settings), or one of them. Their NamedTuples and dataclasses are also
-        built without `like`, with values from the checkpoint. A module stands for all modules inside it that are
-        already imported.
+        that are functions come from `like`, all arrays and Python numbers from the checkpoint.
+      allow: modules and classes, such as (optax, Settings), or one of them. Their NamedTuples and dataclasses are
+        rebuilt without `like`, with values from the checkpoint. A module includes all its submodules that are already
+        imported.
 
     Raises:
       FileNotFoundError: there is no complete checkpoint.
       ValueError: `buffer` differs from the saved one (the message names the field); `like` lacks a node that is needed
         or differs in a class, shape, dtype or plain static value (the message names it); the checkpoint names a class
-        that is neither in `like` nor allowed (the message says what to pass), or one that has other fields now; it is
-        damaged, claims other sizes than it has on disk, or was written by a newer version of this library.
+        that is neither in `like` nor allowed (the message says what to pass), or whose fields have changed; the
+        checkpoint is damaged, states sizes other than those on disk, or was written by a newer version of this library.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -123,11 +123,11 @@ def restore(path: str | os.PathLike, buffer: Any, *, like: Any = None, allow: Al
 
 
 def open_saved(path: str | os.PathLike) -> tuple[dict[str, Any], Callable[[int], np.ndarray]]:
-    """What a checkpoint says of itself, without a configuration; and a function that reads one of its arrays.
+    """The manifest content of a checkpoint, and a function that reads one of its arrays. Needs no configuration.
 
     Raises:
       FileNotFoundError: there is no complete checkpoint.
-      ValueError: it is damaged, or has another format. The function: the array is damaged.
+      ValueError: the checkpoint is damaged or has another format; from the returned function: the array is damaged.
     """
     folder, number, content = _open(path)
 
@@ -138,11 +138,11 @@ def open_saved(path: str | os.PathLike) -> tuple[dict[str, Any], Callable[[int],
 
 
 def _open(path: str | os.PathLike) -> tuple[str, int, dict[str, Any]]:
-    """The folder and number of the newest complete checkpoint, and its content."""
+    """Folder, number and manifest content of the newest complete checkpoint."""
     folder = _files.absolute(path)
     number = _processes.on_first(lambda: _files.newest(folder))
     if number < 0:
-        raise FileNotFoundError(f"{os.fspath(path)}: no complete checkpoint there; save one, or look for its folder.")
+        raise FileNotFoundError(f"{os.fspath(path)}: no complete checkpoint there; save one, or check the path.")
     try:
         return folder, number, _manifest.read(folder, number)
     except ValueError:
@@ -152,7 +152,7 @@ def _open(path: str | os.PathLike) -> tuple[str, int, dict[str, Any]]:
 
 
 def _rebuilt(folder: str, number: int, content: dict[str, Any], buffer: Any, like: Any, allow: Iterable[Any]) -> Any:
-    """The state that was saved."""
+    """The saved state, rebuilt."""
     if different := list(_description.differences(content["buffer"], buffer)):
         listed = "; ".join(f"{x.where}: saved {x.saved}, given {x.given}" for x in different[:5])
         more = f" (and {len(different) - 5} more)" if len(different) > 5 else ""
@@ -172,14 +172,14 @@ def _rebuilt(folder: str, number: int, content: dict[str, Any], buffer: Any, lik
 def _read(
     folder: str, number: int, records: Sequence[dict[str, Any]], wanted: Mapping[int, NamedSharding | None]
 ) -> list[jax.Array | np.ndarray]:
-    """The stored form of some arrays: on the host, unless they have a sharding.
+    """The stored form of the `wanted` arrays, on the host unless they have a sharding.
 
     Raises:
-      ValueError: they cannot be read, or are not those that were saved.
+      ValueError: an array cannot be read or differs from the saved one.
     """
     stored = []
     try:
-        for i, sharding in wanted.items():  # if one of several failed, the others would meet a closed event loop
+        for i, sharding in wanted.items():  # one by one: a joint load that fails in part hits a closed event loop
             shape, dtype = _leaves.stored_type(records[i])
             how = np.ndarray if sharding is None else jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
             if 0 in shape:
@@ -194,7 +194,7 @@ def _read(
 
 
 def _next_step(config: Any) -> str:
-    """Advice, for a message, on how to use the state of `config` with another configuration."""
+    """Advice for a message: how to convert the state of `config` to another configuration."""
     if hasattr(config, "remap"):
         return ", then use remap or recycle of the new one"
     if hasattr(config, "can_sample"):
@@ -208,24 +208,24 @@ def _record_parts(
     """Add the parts of each array, and their checksums, to its record.
 
     Raises:
-      ValueError: processes save different states.
+      ValueError: the processes save different states.
     """
     for record, own in zip(records, parts, strict=True):
         record["parts"] = [[*map(list, part.box), 0] for part in own]
     digest = np.frombuffer(bytes.fromhex(_manifest.digest([described, structure, records])), np.uint32)
     if _differ(_processes.gather(digest.tolist())):
-        raise ValueError("buffer or state: their structure differs from process to process; give the same to all.")
+        raise ValueError("buffer or state: the structure differs between processes; pass the same in all.")
     sums = iter(_processes.gather([_leaves.checksum(part.data) for own in parts for part in own]).T)
     for record, own in zip(records, parts, strict=True):
         for entry, part, found in zip(record["parts"], own, sums, strict=False):
-            if isinstance(part.data, np.ndarray) and _differ(found):  # each process has all of the array
+            if isinstance(part.data, np.ndarray) and _differ(found):  # replicated: each process has the whole array
                 raise ValueError(
-                    f"leaf {record['path']}: differs from process to process; make one global array of it, so that "
+                    f"leaf {record['path']}: differs between processes; make it one global array, so that "
                     "each process's part is saved."
                 )
             entry[2] = int(found[part.process])
 
 
 def _differ(found: np.ndarray) -> bool:
-    """Whether one process has found something else than the first."""
+    """True if any process differs from the first."""
     return bool(np.any(found != found[0]))

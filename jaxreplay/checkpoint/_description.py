@@ -1,7 +1,7 @@
 """Configurations as JSON, and the differences between two of them.
 
 A configuration is a frozen dataclass, or a dict, list, tuple or NamedTuple of them. A callable is described by its name
-alone, and a mesh by the sizes of its axes. `donate` does not affect the state and is omitted.
+only, and a mesh by its axis sizes. `donate` does not affect the state and is omitted.
 """
 
 import dataclasses
@@ -16,7 +16,7 @@ from jaxreplay.checkpoint._names import stable_name
 
 
 class Difference(NamedTuple):
-    """A field that differs, both values as text, and the outermost buffer (else configuration) that contains it."""
+    """A field that differs, both values as text, and the outermost buffer (else configuration) with that field."""
 
     where: str
     saved: str
@@ -66,11 +66,11 @@ def check(described: Any) -> None:
             case {"type": str(), "fields": {**children}}:
                 todo += children.values()
             case other:
-                raise ValueError(f"{str(other)[:40]} describes no configuration")
+                raise ValueError(f"{str(other)[:40]} is not the description of a configuration")
 
 
 def differences(saved: Any, given: Any, where: str = "buffer", owner: Any = None) -> Iterator[Difference]:
-    """The differences between the configuration `given` and the description `saved`."""
+    """Differences between the configuration `given` and the description `saved`."""
     described = describe(given, where)
     if isinstance(saved, dict) and "name" in saved:
         saved = {"name": stable_name(saved["name"])}
@@ -85,22 +85,22 @@ def differences(saved: Any, given: Any, where: str = "buffer", owner: Any = None
             inner = _join(where, given, name)
             if name not in fields:
                 yield Difference(inner, _text(saved["fields"][name]), "nothing", owner)
-            elif name in saved["fields"] or name in defaults:  # a field added since then had its default
+            elif name in saved["fields"] or name in defaults:  # fields added since then had their defaults
                 value = saved["fields"][name] if name in saved["fields"] else describe(defaults[name], inner)
                 yield from differences(value, fields[name], inner, owner)
             else:
                 yield Difference(inner, "nothing", _text(described["fields"][name]), owner)
-    elif saved != described and repr(saved) != repr(described):  # NaN is not equal to itself
+    elif saved != described and repr(saved) != repr(described):  # repr: NaN is not equal to itself
         yield Difference(where, _text(saved), _text(described), owner)
 
 
 def is_buffer(config: Any) -> bool:
-    """Whether `migrate`, or `remap` and `recycle`, can convert the states of `config` to another configuration."""
+    """True if `migrate`, or `remap` and `recycle`, can convert states of `config` to another configuration."""
     return hasattr(config, "can_sample") or hasattr(config, "remap")
 
 
 def meshes(config: Any, where: str = "buffer") -> Iterator[tuple[str, jax.sharding.Mesh]]:
-    """All meshes in a configuration, each with the name of its field."""
+    """All meshes in a configuration, with the names of their fields."""
     if isinstance(config, jax.sharding.Mesh):
         yield where, config
     elif isinstance(config, dict) or _is_named_tuple(config) or _is_config(config):
@@ -124,7 +124,7 @@ def _is_typed(described: Any) -> TypeGuard[dict[str, Any]]:
 
 
 def _fields(config: Any) -> dict[str, Any]:
-    """The fields that describe a configuration, by name."""
+    """Fields that describe a configuration, by name."""
     if isinstance(config, dict):
         return {str(key): value for key, value in config.items()}
     if _is_named_tuple(config):
@@ -144,17 +144,17 @@ def _defaults(config: Any) -> dict[str, Any]:
 
 
 def _join(where: str, config: Any, name: str) -> str:
-    """The path of a field in messages."""
+    """Path of a field for messages."""
     return f"{where}[{name!r}]" if isinstance(config, dict) else f"{where}.{name}"
 
 
 def _name(named: Any) -> str:
-    """The dotted name of a class or function."""
+    """Dotted name of a class or function."""
     return stable_name(f"{named.__module__}.{named.__qualname__}")
 
 
 def _text(described: Any) -> str:
-    """A description in messages."""
+    """A description as text for messages."""
     if not isinstance(described, dict):
         return repr(described)
     (kind, value), *_ = described.items()

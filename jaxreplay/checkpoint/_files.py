@@ -1,9 +1,9 @@
-"""The folder of a checkpoint, which Orbax writes as a whole or not at all.
+"""The folder of a checkpoint, which Orbax writes atomically.
 
 PATH/checkpoint_7/manifest/  JSON
-PATH/checkpoint_7/arrays/3/  Zarr of version 2, without compression: one file for each part of array 3
-PATH/checkpoint_8.orbax.../  the next one: being written, or left by a process that was killed
-PATH/writing                 locked by whoever writes; only there meanwhile
+PATH/checkpoint_7/arrays/3/  Zarr version 2 without compression: one file for each part of array 3
+PATH/checkpoint_8.orbax.../  the next checkpoint: in progress, or left by a killed process
+PATH/writing                 lock file; exists only during a save
 """
 
 import contextlib
@@ -23,25 +23,25 @@ import numpy as np
 from jaxreplay.checkpoint import _processes
 
 FOLDER, UNFINISHED, MANIFEST, ARRAYS, LOCK = "checkpoint", ".orbax-checkpoint-tmp", "manifest", "arrays", "writing"
-_orbax = threading.Lock()  # its functions fail now and then when several threads are in them
+_orbax = threading.Lock()  # concurrent calls of Orbax from several threads occasionally fail
 
 
 def absolute(path: str | os.PathLike) -> str:
-    """The path as text, absolute.
+    """The absolute path as text.
 
     Raises:
-      ValueError: it is a URL.
+      ValueError: `path` is a URL.
     """
     path = os.fspath(path)
     if "://" in path:
         raise ValueError(
-            f"{path}: is a URL; a checkpoint is a folder of a file system, so mount it, or copy the folder."
+            f"{path}: is a URL; a checkpoint is a folder of a file system: mount that, or copy the folder."
         )
     return os.path.abspath(path)
 
 
 def newest(path: str) -> int:
-    """The number of the newest complete checkpoint, -1 if there is none."""
+    """Number of the newest complete checkpoint, -1 if there is none."""
     try:
         found = [re.fullmatch(rf"{FOLDER}_(\d+)", name) for name in os.listdir(path)]
     except (FileNotFoundError, NotADirectoryError):
@@ -50,12 +50,13 @@ def newest(path: str) -> int:
 
 
 def begin(path: str, arrays: Mapping[str, Any], manifest: Any) -> Callable[[], None]:
-    """Copy arrays, by name, to the host; the function that is returned waits until all is written, and must be called.
+    """Copy named arrays to the host and begin to write them. The returned function waits for the end.
 
-    All processes call it, and others that write there wait. NumPy arrays must not change until the end.
+    The returned function must be called. All processes must call both functions. Other writers to `path` wait. NumPy
+    arrays must not change until the end.
 
     Raises:
-      OSError: the folder cannot be made or written. This function or the returned one.
+      OSError: the folder cannot be created or written; raised by this function or the returned one.
     """
     from orbax.checkpoint import v1 as ocp
 
@@ -82,32 +83,32 @@ def begin(path: str, arrays: Mapping[str, Any], manifest: Any) -> Callable[[], N
 
 
 def load(path: str, number: int, items: dict[str, Any]) -> dict[str, Any]:
-    """What Orbax reads of a complete checkpoint.
+    """Items of a complete checkpoint, read by Orbax.
 
     Raises:
-      ValueError: it cannot be read.
+      ValueError: they cannot be read.
     """
     from orbax.checkpoint import v1 as ocp
 
     try:
         with _orbax, _options():
             return ocp.load_checkpointables(_complete(path, number), items)
-    except Exception as error:  # a damaged file raises errors of many kinds
+    except Exception as error:  # damaged files raise many kinds of errors
         raise ValueError(_first_line(error.__cause__ or error)) from error
 
 
 def check_sizes(path: str, number: int, expected: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> None:
-    """Compare shapes and dtypes, by name, with what is on disk, before memory is taken to read it.
+    """Compare `expected` shapes and dtypes with the files on disk, before memory is allocated for them.
 
     Raises:
-      ValueError: there are other arrays, or files with which more memory would be taken.
-      OSError: a file is not there.
+      ValueError: there are other arrays, or files that would need more memory.
+      OSError: a file is missing.
     """
     if not expected:
         return
     folder = os.path.join(_complete(path, number), ARRAYS)
     if set(os.listdir(folder)) != {"_METADATA", *expected}:
-        raise ValueError(f"it has files of other arrays than the {len(expected)} expected")
+        raise ValueError(f"it has files of arrays other than the {len(expected)} expected")
     for name, (shape, dtype) in expected.items():
         with open(os.path.join(folder, name, ".zarray"), "rb") as file:
             found = json.load(file)
@@ -119,7 +120,7 @@ def check_sizes(path: str, number: int, expected: Mapping[str, tuple[tuple[int, 
             raise ValueError(f"array {name} has parts of shape {str(chunk)[:100]}")
         files = [entry for entry in os.scandir(os.path.join(folder, name)) if entry.name != ".zarray"]
         if not all(re.fullmatch(r"\d+(\.\d+)*", entry.name) for entry in files):
-            raise ValueError(f"array {name} has other files than its parts")
+            raise ValueError(f"array {name} has files other than its parts")
         size, claimed = sum(entry.stat().st_size for entry in files), math.prod(shape) * dtype.itemsize
         if size != claimed or math.prod(chunk) * dtype.itemsize > size:
             raise ValueError(f"array {name} has {size} bytes on disk, not {claimed}")
@@ -127,16 +128,16 @@ def check_sizes(path: str, number: int, expected: Mapping[str, tuple[tuple[int, 
 
 @contextlib.contextmanager
 def _locked(path: str) -> Iterator[None]:
-    """Only one thread of one process is in here with the same path; one that is killed holds up nobody."""
+    """Mutual exclusion by path between threads and processes. A killed process releases the lock."""
     import fcntl
 
     name, entered = os.path.join(path, LOCK), False
     while not entered:
         lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o666)
         try:
-            with contextlib.suppress(OSError):  # some file systems have no locks
+            with contextlib.suppress(OSError):  # some file systems do not support locks
                 fcntl.flock(lock, fcntl.LOCK_EX)
-            if entered := _is_file(lock, name):  # else its last holder has deleted it, and others lock a new one
+            if entered := _is_file(lock, name):  # else its last holder deleted it, and others lock a new file
                 try:
                     yield
                 finally:
@@ -147,7 +148,7 @@ def _locked(path: str) -> Iterator[None]:
 
 
 def _options() -> Any:
-    """How Orbax writes and reads."""
+    """The Orbax context for reads and writes."""
     from orbax.checkpoint import v1 as ocp
 
     options = ocp.Context()
@@ -159,13 +160,13 @@ def _options() -> Any:
     saving.array_metadata_store, saving.use_replica_parallel = None, False
     options.pytree.loading.partial_load = True
     options.memory.deepcopy_host_arrays = False
-    options.asynchronous.create_directories_asynchronously = False  # else threads hang if that fails
+    options.asynchronous.create_directories_asynchronously = False  # True would hang threads if it fails
     return options
 
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Without a warning of Orbax at each save, that it has not used another format."""
+    """Suppress a warning that Orbax logs at each save without OCDBT."""
 
     def other(record: logging.LogRecord) -> bool:
         return "Skipping merge of OCDBT" not in str(record.msg)
@@ -180,7 +181,7 @@ def _quiet() -> Iterator[None]:
 
 @contextlib.contextmanager
 def _undone(path: str, number: int) -> Iterator[None]:
-    """After an error nothing of the checkpoint is left. Orbax has many kinds of errors, they are an `OSError`."""
+    """Delete the unfinished checkpoint after an error, and raise any error of Orbax as an `OSError`."""
     try:
         yield
     except BaseException as error:
@@ -192,7 +193,7 @@ def _undone(path: str, number: int) -> Iterator[None]:
 
 
 def _begin(path: str) -> int:
-    """The number of the next checkpoint, after those that were never finished are deleted."""
+    """Number of the next checkpoint. Unfinished checkpoints are deleted first."""
     number = newest(path) + 1
     _delete_others(path, number - 1)
     return number
@@ -203,10 +204,10 @@ def _complete(path: str, number: int) -> str:
 
 
 def _delete_others(path: str, number: int) -> None:
-    """Delete all checkpoints but one, and what is left of those that were never finished."""
+    """Delete all checkpoints except `number`, and all unfinished ones."""
     for name in os.listdir(path):
         if re.fullmatch(rf"{FOLDER}_\d+({re.escape(UNFINISHED)}.*)?", name) and name != f"{FOLDER}_{number}":
-            shutil.rmtree(os.path.join(path, name), ignore_errors=True)  # one that is being read may stay until later
+            shutil.rmtree(os.path.join(path, name), ignore_errors=True)  # stays until later while it is read
 
 
 def _first_line(error: BaseException) -> str:
@@ -214,7 +215,7 @@ def _first_line(error: BaseException) -> str:
 
 
 def _is_file(file: int, name: str) -> bool:
-    """Whether the open file has this name."""
+    """True if the open file still has this name."""
     try:
         return os.path.samestat(os.fstat(file), os.stat(name))
     except FileNotFoundError:

@@ -1,7 +1,7 @@
-"""The arrays of a checkpoint: what is recorded of each, how it is stored, and checksums of its parts.
+"""The arrays of a checkpoint: records, storage and checksums.
 
 PRNG keys are stored as their data, and dtypes that file formats may not support (float8, int4, ...) as unsigned
-integers. A part is what a device holds.
+integers. A part is the shard of an array on one device.
 """
 
 import math
@@ -21,12 +21,12 @@ PLAIN = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
 }
-CHUNK = 2**24  # bytes that a checksum takes in at a time
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # of a part: its first index and its shape
+CHUNK = 2**24  # bytes per step of a checksum
+Box = tuple[tuple[int, ...], tuple[int, ...]]  # first index and shape of a part
 
 
 class Part(NamedTuple):
-    """A part of an array, and the process that has it; the data are None on other processes."""
+    """A part of an array and the process that holds it; `data` is None on other processes."""
 
     process: int
     box: Box
@@ -51,26 +51,26 @@ def check_dtype(dtype: Any, name: str) -> None:
     try:
         is_number = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
         kept = is_number and jax.dtypes.canonicalize_dtype(dtype) == dtype
-    except TypeError:  # a name that this version of JAX does not know
+    except TypeError:  # a dtype unknown to this version of JAX
         kept = False
     if not kept:
         raise ValueError(
-            f"leaf {name}: has dtype {dtype}, which JAX would not keep; set jax_enable_x64 for a 64-bit one, or "
-            "cast it before it is saved."
+            f"leaf {name}: has dtype {dtype}, which JAX would not keep; set jax_enable_x64 for 64-bit dtypes, or "
+            "cast it before the save."
         )
 
 
 def header(leaf: jax.Array, name: str, meshes: Mapping[str, Mesh]) -> dict[str, Any]:
-    """JSON with everything about an array but its values; `meshes` are those of the configuration, by name.
+    """JSON that describes an array except for its values; `meshes` of the configuration are given by name.
 
     Raises:
-      ValueError: the leaf holds PRNG keys of an implementation without a name.
+      ValueError: the leaf holds PRNG keys of an unnamed implementation.
     """
     record = {"path": name, "dtype": str(leaf.dtype), "shape": list(leaf.shape)}
     if _is_key(leaf.dtype):
         record["dtype"], record["key"] = "key", jax.random.key_impl(leaf)
         if not isinstance(record["key"], str):
-            raise ValueError(f"leaf {name}: PRNG keys of {record['key']}, which has no name; use those of JAX.")
+            raise ValueError(f"leaf {name}: PRNG keys of {record['key']}, which has no name; use one of JAX's own.")
     elif leaf.weak_type:
         record["weak"] = True
     if isinstance(leaf.sharding, NamedSharding):
@@ -82,7 +82,7 @@ def header(leaf: jax.Array, name: str, meshes: Mapping[str, Mesh]) -> dict[str, 
 
 
 def sharding_in(meshes: Mapping[str, Mesh], record: dict[str, Any]) -> NamedSharding | None:
-    """The sharding that the array had, on the mesh of the same name; None if it was on none of the configuration's."""
+    """Saved sharding of the array on the mesh of the same name; None if it was on no mesh of the configuration."""
     if "mesh" not in record:
         return None
     spec = PartitionSpec(*(tuple(x) if isinstance(x, list) else x for x in record["spec"]))
@@ -90,30 +90,30 @@ def sharding_in(meshes: Mapping[str, Mesh], record: dict[str, Any]) -> NamedShar
 
 
 def pack(leaf: jax.Array) -> jax.Array | np.ndarray:
-    """The stored form of an array: on the host, unless it is sharded."""
+    """Stored form of an array, on the host unless it is sharded."""
     if _is_key(leaf.dtype):
         leaf = jax.random.key_data(leaf)
     elif leaf.dtype.name not in PLAIN:
         leaf = _to_bits(leaf)
     if len(leaf.sharding.device_set) == 1 or (jax.process_count() > 1 and leaf.is_fully_addressable):
         return _on_host(leaf)
-    shards = [_alone(shard.data) for shard in leaf.addressable_shards]  # so that `leaf` keeps no copy on the host
+    shards = [_alone(shard.data) for shard in leaf.addressable_shards]  # so that `leaf` caches no copy on the host
     return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
 
 
 def parts(stored: jax.Array | np.ndarray) -> list[Part]:
-    """The parts of an array, in the same order on all processes; of copies only the first."""
+    """Parts of an array without replicas, in the same order on all processes."""
     if stored.size == 0:
         return []
     if isinstance(stored, np.ndarray):
         return [Part(0, ((0,) * stored.ndim, stored.shape), stored)]
     shards = [shard for shard in stored.global_shards if shard.replica_id == 0]
     found = [Part(x.device.process_index, _box(x.index, stored.shape), x.data) for x in shards]
-    return sorted(found, key=lambda part: part.box)  # each process has its own order
+    return sorted(found, key=lambda part: part.box)  # the order of shards differs between processes
 
 
 def checksum(part: Any) -> int:
-    """The CRC-32 of the bytes of a part; 0 for one that another process has."""
+    """CRC-32 of the bytes of a part; 0 if another process holds it."""
     if part is None:
         return 0
     raw: Any = np.ascontiguousarray(_on_host(part) if isinstance(part, jax.Array) else part)
@@ -141,7 +141,7 @@ def stored_type(record: dict[str, Any]) -> tuple[tuple[int, ...], np.dtype]:
 
 
 def check_parts(record: dict[str, Any]) -> None:
-    """Raise a `ValueError` if the parts do not make up the array."""
+    """Raise a `ValueError` if the parts do not cover the array."""
     shape, _ = stored_type(record)
     for start, part, _ in record["parts"]:
         inside = len(start) == len(part) == len(shape) and all(
@@ -154,11 +154,11 @@ def check_parts(record: dict[str, Any]) -> None:
 
 
 def check_bits(record: dict[str, Any], stored: jax.Array | np.ndarray) -> None:
-    """Raise a `ValueError` if the parts of an array here are not those that were saved."""
+    """Raise a `ValueError` if the local parts of an array differ from the saved ones."""
     shape, dtype = stored_type(record)
     same = stored.shape == shape and stored.dtype == dtype
     sharded = [] if isinstance(stored, np.ndarray) else stored.addressable_shards
-    here = {_box(shard.index, shape): shard.data for shard in sharded}  # of copies one
+    here = {_box(shard.index, shape): shard.data for shard in sharded}  # one of the replicas
     for start, count, expected in record["parts"] if same else ():
         if isinstance(stored, np.ndarray):
             part = stored[tuple(slice(first, first + size) for first, size in zip(start, count, strict=True))]
@@ -166,11 +166,11 @@ def check_bits(record: dict[str, Any], stored: jax.Array | np.ndarray) -> None:
             part = here.pop((tuple(start), tuple(count)), None)
         same = same and (part is None or checksum(part) == expected)
     if not same or here:
-        raise ValueError(f"leaf {record['path']} has other bits than when it was saved")
+        raise ValueError(f"leaf {record['path']} differs from its saved bits")
 
 
 def numbers(record: dict[str, Any], stored: Any) -> np.ndarray:
-    """The numbers of an array on the host, of PRNG keys their data."""
+    """Numbers of an array on the host; the data of PRNG keys."""
     return stored if "key" in record else xla.on_host(unpack(record, stored, None))
 
 
@@ -195,7 +195,7 @@ _from_bits = jax.jit(layouts.from_bits, static_argnums=1)
 
 
 def _alone(array: jax.Array) -> jax.Array:
-    """The same array of one device, as an object that may keep a copy on the host."""
+    """The same array of one device as a new object, which may cache a copy on the host."""
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
 
 
@@ -204,7 +204,7 @@ def _on_host(array: jax.Array) -> np.ndarray:
 
 
 def _places(mesh: Any) -> tuple[Any, ...]:
-    """The devices of a mesh by axis, which tell it from others, whatever the types of its axes."""
+    """Axes and devices of a mesh, its identity regardless of axis types."""
     return tuple(mesh.shape.items()), tuple(np.asarray(mesh.devices).flat)
 
 

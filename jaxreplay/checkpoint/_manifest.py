@@ -1,4 +1,4 @@
-"""The manifest of a checkpoint: JSON that says what the arrays beside it are, with a digest of itself."""
+"""The manifest of a checkpoint: JSON that describes the arrays next to it, with a digest."""
 
 import hashlib
 import importlib.metadata
@@ -8,12 +8,12 @@ from typing import Any
 
 from jaxreplay.checkpoint import _description, _files, _leaves, _structure
 
-FORMAT = 1  # raise it when older versions cannot read the new manifest
-MAX_DEPTH = 4 * _structure.MAX_DEPTH  # of JSON, where a node takes up to three levels
+FORMAT = 1  # increment if older versions cannot read the new manifest
+MAX_DEPTH = 4 * _structure.MAX_DEPTH  # of JSON; a node takes up to three levels
 
 
 def make(described: Any, structure: list, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """The content of a manifest."""
+    """Content of a manifest."""
     return {
         "format": FORMAT,
         "library": _library_version(),
@@ -24,15 +24,15 @@ def make(described: Any, structure: list, records: Sequence[dict[str, Any]]) -> 
 
 
 def seal(content: dict[str, Any]) -> dict[str, Any]:
-    """A manifest with this content."""
+    """Manifest with this content."""
     return {"sha256": digest(content), "content": content}
 
 
 def read(path: str, number: int) -> dict[str, Any]:
-    """What a checkpoint says of itself.
+    """Manifest content of a checkpoint.
 
     Raises:
-      ValueError: it is damaged, has a newer format, or claims other sizes than are on disk.
+      ValueError: the checkpoint is damaged, has another format, or states sizes other than those on disk.
     """
     try:
         manifest = _files.load(path, number, {_files.MANIFEST: None})[_files.MANIFEST]
@@ -44,14 +44,14 @@ def read(path: str, number: int) -> dict[str, Any]:
     if content.get("format") != FORMAT:
         raise ValueError(
             f"{path}: has format {content.get('format')}, written by jaxreplay {content.get('library')}; this version "
-            f"knows format {FORMAT}; use the one that wrote it."
+            f"reads format {FORMAT}; use the version that wrote it."
         )
     try:
         _check(content)
         _description.check(content["buffer"])
         _structure.check(content["structure"], len(content["leaves"]))
     except (KeyError, ValueError) as error:
-        raise damaged(path, f"its manifest is none: {error}") from error
+        raise damaged(path, f"its manifest is invalid: {error}") from error
     for record in content["leaves"]:
         if "key" not in record:
             _leaves.check_dtype(record["dtype"], record["path"])
@@ -66,7 +66,7 @@ def read(path: str, number: int) -> dict[str, Any]:
 
 
 def digest(content: Any) -> str:
-    """The SHA-256 digest of JSON."""
+    """SHA-256 digest of JSON."""
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
@@ -75,7 +75,7 @@ def damaged(path: str, what: str) -> ValueError:
 
 
 def _check(content: dict[str, Any]) -> None:
-    """Raise a `ValueError` if the content is nested too deeply, or its leaves are not described as they should be."""
+    """Raise a `ValueError` if the content is nested too deeply or a leaf record is invalid."""
     todo: list[tuple[Any, int]] = [(content, 0)]
     while todo:
         x, depth = todo.pop()
@@ -92,7 +92,7 @@ def _check(content: dict[str, Any]) -> None:
                 meshed = "mesh" not in record or (isinstance(record["mesh"], str) and _is_spec(record.get("spec")))
                 if keyed and meshed and all(map(_is_part, parts)):
                     continue
-        raise ValueError(f"{str(record)[:100]} describes no array")
+        raise ValueError(f"{str(record)[:100]} is not the record of an array")
 
 
 def _are_sizes(x: Any) -> bool:
@@ -104,7 +104,7 @@ def _is_part(x: Any) -> bool:
 
 
 def _is_spec(x: Any) -> bool:
-    """Whether JSON is a `PartitionSpec`."""
+    """True if JSON is a `PartitionSpec`."""
     names = (
         [name for axis in x for name in (axis if isinstance(axis, list) else [axis])] if isinstance(x, list) else [0]
     )

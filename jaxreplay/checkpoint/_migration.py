@@ -1,4 +1,4 @@
-"""migrate: what a buffer holds, in a buffer of another capacity, sampler or number of shards."""
+"""migrate: convert the state of a buffer to another capacity, sampler or number of shards."""
 
 from typing import Any
 
@@ -29,25 +29,24 @@ KINDS = (ReplayBuffer, SequenceBuffer)
 def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     """The live items of `state` and their priorities, as a state of `new_buffer`.
 
-    Items keep their order of age; where there is no room for all, the newest are kept. Items of a `ReplayBuffer` are
-    dealt out evenly to the new shards; of items from several shards those are taken for equally old that are followed
-    by equally many in their shard, and among these those of the first shard for the oldest. Streams of a
-    `SequenceBuffer` keep their numbers, and sequences their starts.
+    Items keep their order of age. If the new buffer is smaller, the newest items are kept. Items of a `ReplayBuffer`
+    are distributed evenly over the new shards. Across old shards, items are ordered by rank from the newest; ties go to
+    the lower shard as older. Streams of a `SequenceBuffer` keep their numbers, and sequences their starts.
 
-    Priorities, before alpha, are kept, and so are the largest priority and the number of updates (which a schedule of
-    beta counts). Where there are none, from `Uniform` or with alpha 0, all are the largest. Handles are new: late
-    updates with those of the old state must not be made.
+    Priorities before alpha, the largest priority and the number of updates (the argument of a beta schedule) are kept.
+    Items without a priority, from `Uniform` or with alpha 0, get the largest priority. Handles are new: do not update
+    the new state with handles of the old one.
 
-    This is done on the host, leaf by leaf. With several processes each of them calls it, and has a copy of the leaf.
+    Runs on the host, leaf by leaf. With several processes, each must call it, and each holds a copy of the leaf.
 
     Args:
       old_buffer: `ReplayBuffer`, `SequenceBuffer`, or `Sharded` of one.
-      state: its state; unchanged, and not donated.
-      new_buffer: a buffer of the same kind. Its `capacity` or `length`, sampler, number of shards and devices may
-        differ, and nothing else that shapes the state.
+      state: its state; unchanged and not donated.
+      new_buffer: a buffer of the same kind. Of all that shapes the state, only its `capacity` or `length`, sampler,
+        number of shards and devices may differ.
 
     Returns:
-      a state of `new_buffer`, in arrays of its own.
+      a state of `new_buffer` in new arrays.
 
     Raises:
       ValueError: the buffers differ in anything else (the message names it), or a sampler is neither `Uniform` nor
@@ -57,27 +56,27 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
       >>> old, new = jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=2, sampler=jr.Prioritized())
       >>> items = jnp.array([10, 20, 30])
       >>> state = jr.migrate(old, old.add(old.init(items), items), new)
-      >>> new.get(state, new.newest(state, 2)).tolist()  # the newest, as there is no room for all
+      >>> new.get(state, new.newest(state, 2)).tolist()  # the newest; there is no room for all
       [20, 30]
     """
     old, new = shards_of(old_buffer), shards_of(new_buffer)
     for whole, name in ((old.whole, "old_buffer"), (new.whole, "new_buffer")):
         if type(whole) not in KINDS:
             raise ValueError(
-                f"{name}={whole!r}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one; the buffers of "
-                "a Mixture are migrated one by one."
+                f"{name}={whole!r}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one; migrate the "
+                "buffers of a Mixture one by one."
             )
         if type(whole.sampler) not in (Uniform, Prioritized):
             raise ValueError(f"{name}.sampler={whole.sampler!r}: must be Uniform or Prioritized.")
     if type(old.whole) is not type(new.whole):
-        raise ValueError(f"new_buffer={new.whole!r}: must be a {type(old.whole).__name__}, as old_buffer is.")
+        raise ValueError(f"new_buffer={new.whole!r}: must be a {type(old.whole).__name__} like old_buffer.")
     old_buffer._check_state(state)
     migrate_kind = _migrate_items if isinstance(old.whole, ReplayBuffer) else _migrate_sequences
     return migrate_kind(old, old.stacked(state), new).on_this_backend()
 
 
 def _ring(new: Shards, size: np.ndarray, slots: int, num_rings: int) -> ring.Ring:
-    """Rings of `slots` whose `size` [num_shards] items lie from slot 0 on."""
+    """Rings of `slots` slots with `size` [num_shards] items from slot 0 on."""
     size = size.astype(np.int32)
     return ring.Ring(new.place(size), new.place(size), ring.init(slots, num_rings).period)
 
@@ -89,7 +88,7 @@ def _on_host(x: jax.Array) -> np.ndarray:
 
 
 def _move(x: jax.Array, move: Any, new: Shards) -> jax.Array:
-    """A leaf of the old storage, moved by `move` (of numpy arrays) to the new; also one of PRNG keys."""
+    """A leaf of the new storage: `move`, a function of NumPy arrays, applied to an old leaf or its PRNG key data."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
         moved = _move(jax.random.key_data(x), move, new)
         return jax.random.wrap_key_data(moved, impl=jax.random.key_impl(x))
@@ -98,14 +97,14 @@ def _move(x: jax.Array, move: Any, new: Shards) -> jax.Array:
 
 def _migrate_items(old: Shards, state: ReplayState, new: Shards) -> ReplayState:
     size, inserted = _on_host(state.ring.size), _on_host(state.ring.inserted)
-    # Of all items, newest first: where they lie, shard by shard.
+    # Slots of all items in the stacked old shards, newest first.
     capacity = old.part.capacity
     age, shard = np.divmod(np.arange(old.whole.capacity), old.num_shards)
     shard = old.num_shards - 1 - shard
     live = age < size[shard]
     newest_first = (shard * capacity + (inserted[shard] % capacity - 1 - age) % capacity)[live]
     newest_first = newest_first[: new.whole.capacity]
-    # Of the new shards' slots: whose item they get.
+    # Source slot of each slot of the new shards.
     shard = np.arange(new.num_shards)[:, None]
     new_size = (len(newest_first) + shard) // new.num_shards
     age = new_size - 1 - np.arange(new.part.capacity)
@@ -129,7 +128,7 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> Sequen
     for name in ("num_envs", "sequence_length", "stride", "windows", "gaps", "hindsight"):
         if getattr(old.whole, name) != getattr(new.whole, name):
             raise ValueError(
-                f"new_buffer.{name}={getattr(new.whole, name)!r}: must be that of old_buffer, "
+                f"new_buffer.{name}={getattr(new.whole, name)!r}: must be as in old_buffer, "
                 f"{getattr(old.whole, name)!r}."
             )
     rows, sequences, wait = (int(_on_host(x)[0]) for x in (state.rows.inserted, state.ring.inserted, state.wait))
@@ -137,7 +136,7 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> Sequen
     old_rows = (rows - num_rows + np.arange(num_rows)) % old.whole.length
 
     def deal(x: np.ndarray, axis: int) -> np.ndarray:
-        """[old shards, n, old streams a shard, ...] to [new shards, n, new streams a shard, ...]."""
+        """Regroup [old shards, n, streams per old shard, ...] to [new shards, n, streams per new shard, ...]."""
         x = np.moveaxis(x, 0, axis)
         x = x.reshape(x.shape[0], new.num_shards, new.part.num_envs, *x.shape[3:])
         return np.moveaxis(x, 1, 0)
@@ -148,7 +147,7 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> Sequen
         moved[:, :num_rows] = kept
         return moved
 
-    # Slots of the sequences, oldest first, in the old shards, then in the new.
+    # Slots of the sequences, oldest first: in the old shards, then in the new shards.
     num_starts = (num_rows + wait - new.whole.sequence_length) // new.whole.stride
     start = (sequences // old.part.num_envs - num_starts + np.arange(num_starts)) % old.part._num_starts
     env = np.arange(old.part.num_envs)
@@ -184,9 +183,9 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> Sequen
 def _migrate_windows(
     old: Shards, state: SequenceState, new: Shards, first_row: int, num_rows: int
 ) -> tuple[np.ndarray, np.ndarray, _chosen_sequences.ChosenSequences]:
-    """Slots of the windows in the stacked old shards, [new shards, slots]; their number; and where they are now.
+    """Slots of the windows in the stacked old shards, [new shards, slots]; their number; and their new positions.
 
-    `num_rows` rows from `first_row` on, modulo the old length, are kept, and lie from row 0 on.
+    `num_rows` rows from `first_row` on, modulo the old length, are kept and moved to row 0.
     """
     assert state.windows is not None
     num_slots, num_envs = old.part._num_slots, old.part.num_envs
@@ -212,7 +211,7 @@ def _migrate_windows(
 
 
 def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray) -> Any:
-    """The new sampler's state; `source` [new shards, slots]: slots of the stacked old shards, -1 where none is."""
+    """State of the new sampler; `source` [new shards, slots] holds slots of the stacked old shards, -1 for none."""
     sampler, old_sampler = new.whole.sampler, old.whole.sampler
     capacity = new.part._num_slots
     counts = _migrate_counts(state.counts, new, source) if sampler.count_updates else None
@@ -251,7 +250,7 @@ def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray) -
 
 
 def _migrate_counts(counts: UpdateCounts | None, new: Shards, source: np.ndarray) -> UpdateCounts:
-    """The counts of the items that are kept, all 0 if nothing was counted; `source` as of `_migrate_sampler`."""
+    """Counts of the kept items, 0 if nothing was counted; `source` as in `_migrate_sampler`."""
     of_slots, late = np.zeros(source.shape, np.int32), 0
     if counts is not None:
         of_slots = np.where(source >= 0, _on_host(counts.of_slots).reshape(-1)[source], 0).astype(np.int32)

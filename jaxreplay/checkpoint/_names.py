@@ -1,4 +1,4 @@
-"""The names of classes in checkpoints, and which classes a checkpoint may name."""
+"""Names of classes in checkpoints, and the classes that a checkpoint may name."""
 
 import sys
 import types
@@ -19,7 +19,7 @@ from jaxreplay.transitions import AutoresetState, NStepState, TransitionBatch
 from jaxreplay.transitions._windows import TracerSteps
 
 PACKAGE = "jaxreplay"
-# Part of the file format: names may be added, but never changed. They do not depend on the modules that define classes.
+# Part of the file format: names may be added, but never changed. They are independent of the defining modules.
 CLASSES: dict[str, type] = {
     "AutoresetState": AutoresetState,
     "Bits": Bits,
@@ -48,7 +48,7 @@ Allowed = type | types.ModuleType | Iterable[type | types.ModuleType]
 
 
 def class_name(cls: type) -> str | None:
-    """The name of a class: "jaxreplay:name", or "module:qualname"; None if it cannot be found by one."""
+    """Name of a class: "jaxreplay:name" or "module:qualname"; None if no name leads back to it."""
     if cls in _NAMES:
         return f"{PACKAGE}:{_NAMES[cls]}"
     if cls.__module__.partition(".")[0] == PACKAGE:
@@ -57,16 +57,16 @@ def class_name(cls: type) -> str | None:
 
 
 def own_class(name: str) -> type | None:
-    """The class of this package that has a name."""
+    """The class of this package with this name, else None."""
     package, _, rest = name.partition(":")
     return CLASSES.get(rest) if package == PACKAGE else None
 
 
 def check_allow(allow: Allowed) -> list[type | types.ModuleType]:
-    """What is allowed, as a list.
+    """`allow` as a list.
 
     Raises:
-      ValueError: it is neither modules nor classes.
+      ValueError: an entry is neither a module nor a class.
     """
     listed = [allow] if isinstance(allow, type | types.ModuleType) else list(allow)
     for given in listed:
@@ -76,7 +76,7 @@ def check_allow(allow: Allowed) -> list[type | types.ModuleType]:
 
 
 def allowed_class(name: str, allow: Iterable[type | types.ModuleType]) -> type | None:
-    """The class that has a name, if `allow` holds it or a module that it is in; nothing is imported."""
+    """The class with this name if `allow` contains it or its module, else None. Imports nothing."""
     module, _, qualname = name.partition(":")
     for given in allow:
         found: type | None = None
@@ -90,13 +90,13 @@ def allowed_class(name: str, allow: Iterable[type | types.ModuleType]) -> type |
 
 
 def stable_name(name: str) -> str:
-    """The dotted `name` of a class or function, without the module if it is from this package."""
+    """Dotted `name` of a class or function, without the module if it is from this package."""
     package, _, rest = name.partition(".")
     return f"{PACKAGE}.{rest.rpartition('.')[2]}" if package == PACKAGE else name
 
 
 def _found(module: str, qualname: str) -> Any:
-    """The class of a module that is imported already; nothing is run, as a module's own `__getattr__` might."""
+    """A class of an already imported module. Runs no code, such as the `__getattr__` of a module."""
     found: Any = sys.modules.get(module)
     for name in qualname.split("."):
         found = getattr(found, "__dict__", {}).get(name)

@@ -1,4 +1,4 @@
-"""What the processes of one program (`jax.distributed`) tell one another about a checkpoint."""
+"""Communication between the processes of one program (`jax.distributed`) about a checkpoint."""
 
 from collections.abc import Callable, Sequence
 
@@ -9,20 +9,20 @@ FAILED = -2  # no checkpoint has this number
 
 
 def gather(numbers: Sequence[int]) -> np.ndarray:
-    """The numbers below 2^32 that each process gives, as many in each, uint32 [processes, numbers]."""
+    """Numbers below 2^32 from all processes, the same count from each, uint32 [processes, numbers]."""
     if jax.process_count() == 1:
         return np.array([numbers], np.uint32)
     from jax.experimental import multihost_utils
 
-    found = multihost_utils.process_allgather(np.array([0, *numbers], np.uint32))  # never of no numbers
+    found = multihost_utils.process_allgather(np.array([0, *numbers], np.uint32))  # the 0 avoids an empty gather
     return np.asarray(found).reshape(-1, 1 + len(numbers))[:, 1:]
 
 
 def on_first(function: Callable[[], int]) -> int:
-    """What `function` returns on the first process; all get it, and where it fails all raise an error.
+    """Result of `function` on the first process, broadcast to all. If it fails, all processes raise an error.
 
     Raises:
-      OSError: it failed.
+      OSError: `function` failed.
     """
     if jax.process_count() == 1:
         return function()

@@ -1,13 +1,13 @@
-"""The Python structure of a pytree as JSON, from which the pytree can be rebuilt.
+"""The Python structure of a pytree as JSON, and its inverse.
 
 A node is a list that starts with its kind: ["none"], ["leaf", number], ["value", a Python number], ["dict", [[key,
 node], ...]] (or "OrderedDict" or "FrozenDict"), ["list", [node, ...]], ["tuple", [node, ...]], ["namedtuple", class,
 {field: node}], or ["dataclass", class, {field: node}, {static field: value}]. `jaxreplay.checkpoint._names` names the
 classes.
 
-Any other node is rebuilt from one like it: ["other", qualname, {key: node}, {static field: value}]. Its keys are those
-in paths. Only static fields with plain values are recorded; the auxiliary data of a node that is not a dataclass counts
-as a static field.
+Any other node is rebuilt from a template: ["other", qualname, {key: node}, {static field: value}], with the keys of its
+paths. Only static fields with plain values are recorded. The auxiliary data of a node that is not a dataclass counts as
+a static field.
 """
 
 import collections
@@ -30,11 +30,11 @@ from jaxreplay.sum_tree._tree import MAX_CAPACITY
 
 DICTS = {cls.__name__: cls for cls in (dict, collections.OrderedDict, FrozenDict)}
 NUMBERS = {cls.__name__: cls for cls in (bool, int, float)}
-MAX_DEPTH = 100  # of nodes within one another
+MAX_DEPTH = 100  # of nested nodes
 
 
 class Flat(NamedTuple):
-    """One level of a pytree: its children by key, as in the text of a path, its class, and what rebuilds it."""
+    """One level of a pytree: its children by key (as in path text), its class, and the treedef that rebuilds it."""
 
     children: dict[str, Any]
     cls: type
@@ -42,7 +42,7 @@ class Flat(NamedTuple):
 
 
 def record(tree: Any) -> tuple[list, list[tuple[str, Any]]]:
-    """JSON of the structure of `tree`, and its arrays, each with its path as text.
+    """JSON of the structure of `tree`, and its arrays with their paths as text.
 
     Raises:
       ValueError: a node or leaf cannot be recorded; the message names it.
@@ -53,7 +53,7 @@ def record(tree: Any) -> tuple[list, list[tuple[str, Any]]]:
         cls, name = type(node), path or "<root>"
         if depth > MAX_DEPTH:
             raise ValueError(
-                f"{name}: more than {MAX_DEPTH} nodes within one another, of which a checkpoint has no more."
+                f"{name}: nested more than {MAX_DEPTH} levels deep, the limit of a checkpoint; flatten the state."
             )
         if node is None:
             return ["none"]
@@ -63,7 +63,7 @@ def record(tree: Any) -> tuple[list, list[tuple[str, Any]]]:
         if cls in NUMBERS.values():
             return ["value", node]
         if cls in DICTS.values() and not any(all(type(key) is kind for key in node) for kind in (str, int)):
-            raise ValueError(f"{name}: a dict with keys {list(node)}; a checkpoint holds those with str or int.")
+            raise ValueError(f"{name}: a dict with keys {list(node)}; use only str keys or only int keys.")
         flat = _flatten(node, name)
         nodes = {key: visit(child, path + key, depth + 1) for key, child in flat.children.items()}
         if cls in DICTS.values():
@@ -72,7 +72,7 @@ def record(tree: Any) -> tuple[list, list[tuple[str, Any]]]:
             return [cls.__name__, list(nodes.values())]
         fields = {key.removeprefix("."): child for key, child in nodes.items()}
         recorded = class_name(cls)
-        if recorded and _is_named_tuple(cls) and fields.keys() == set(cls._fields):  # not registered in another way
+        if recorded and _is_named_tuple(cls) and fields.keys() == set(cls._fields):  # no custom registration
             return ["namedtuple", recorded, fields]
         statics, all_plain = _statics(node, flat)
         if recorded and dataclasses.is_dataclass(cls) and all_plain:
@@ -104,21 +104,21 @@ def check(structure: Any, num_leaves: int) -> None:
             case ["namedtuple", str(), {**fields}] | ["dataclass" | "other", str(), {**fields}, {}]:
                 children = [*fields.values()]
             case _:
-                raise ValueError(f"{str(node)[:40]} is no node")
+                raise ValueError(f"{str(node)[:40]} is not a node")
         if depth > MAX_DEPTH:
-            raise ValueError(f"it has more than {MAX_DEPTH} nodes within one another")
+            raise ValueError(f"its structure is nested more than {MAX_DEPTH} levels deep")
         todo += [(child, depth + 1) for child in children]
     if sorted(numbers) != [*range(num_leaves)]:
-        raise ValueError(f"its nodes do not have each of {num_leaves} leaves once")
+        raise ValueError(f"its nodes do not contain each of {num_leaves} leaves exactly once")
 
 
 def match(structure: list, records: Sequence[dict[str, Any]], like: Any) -> dict[str, Flat]:
-    """The nodes of `like` by their path, of the kinds that it can give a class to.
+    """Template nodes of `like` by path: NamedTuples, dataclasses and "other" nodes.
 
-    `like` may be None or lack children, except in "other" nodes, which must be complete with everything below them.
+    `like` may be None or lack children, except in "other" nodes, which must be complete.
 
     Raises:
-      ValueError: `like` lacks such a node, or differs from what was saved; the message names the node.
+      ValueError: `like` lacks an "other" node or differs from the saved structure; the message names the node.
     """
     found = {}
 
@@ -144,8 +144,8 @@ def match(structure: list, records: Sequence[dict[str, Any]], like: Any) -> dict
                             raise _unlike(f"{path}, static {field}", repr(value), got)
         elif kind == "other":
             raise ValueError(
-                f"like: must have a {rest[0]} at {path or '<root>'}, of which a checkpoint holds little more than the "
-                "arrays; make one as for the saved state (arrays or jax.ShapeDtypeStruct), and give it there."
+                f"like: must have a {rest[0]} at {path or '<root>'}, because a checkpoint holds little more than its "
+                "arrays; build it as for the saved state (arrays or jax.ShapeDtypeStruct)."
             )
         complete = complete or kind == "other"
         for key in children | given:
@@ -159,7 +159,7 @@ def match(structure: list, records: Sequence[dict[str, Any]], like: Any) -> dict
 
 
 def classes(structure: list, nodes: Mapping[str, Flat], allow: Iterable[Any]) -> dict[str, type]:
-    """The class of each NamedTuple and dataclass by its path: of this package, of the `nodes` from `match`, or allowed.
+    """Classes of NamedTuples and dataclasses by path: from this package, the `nodes` from `match`, or `allow`.
 
     Raises:
       ValueError: another class is named; the message says what to pass for it.
@@ -181,9 +181,9 @@ def classes(structure: list, nodes: Mapping[str, Flat], allow: Iterable[Any]) ->
         more = f" (and {len(listed) - 5} more)" if len(listed) > 5 else ""
         modules = sorted({name.partition(":")[0].partition(".")[0] for name in refused.values()})
         raise ValueError(
-            f"{'; '.join(listed[:5])}{more}: restore makes no objects of classes that only the file names. Pass like= "
-            "with a new node at the same place, such as optimizer.init(params) or buffer.init(items); or, to have them "
-            f"made with values from the file, allow=({', '.join(modules)},) after importing these modules."
+            f"{'; '.join(listed[:5])}{more}: restore builds no objects of classes named only by the file. Pass like= "
+            "with a new node at the same place, such as optimizer.init(params) or buffer.init(items); or, to use the "
+            f"values from the file, allow=({', '.join(modules)},) after importing these modules."
         )
     return found
 
@@ -192,7 +192,7 @@ def rebuild(structure: list, leaves: Sequence[Any], nodes: Mapping[str, Flat], c
     """The pytree of a recorded structure, with the `nodes` from `match` and their `classes`.
 
     Raises:
-      ValueError: a class is no longer the NamedTuple or dataclass that it was.
+      ValueError: the definition of a NamedTuple or dataclass has changed.
     """
 
     def visit(node: list, path: str) -> Any:
@@ -216,14 +216,12 @@ def rebuild(structure: list, leaves: Sequence[Any], nodes: Mapping[str, Flat], c
             return cls(**fields)
         if kind == "dataclass" and dataclasses.is_dataclass(cls):
             made = make(cls, fields, rest[2])
-            if made is not None:  # the backend that saved it may have used another layout
+            if made is not None:  # the saved layout may be of another backend
                 try:
                     return made.on_this_backend() if hasattr(made, "on_this_backend") else made
-                except (AttributeError, TypeError):  # parts that do not belong together
+                except (AttributeError, TypeError):  # inconsistent parts
                     pass
-        raise ValueError(
-            f"{rest[0]}: is not the {kind} that it was when saved; use the version of its module from then."
-        )
+        raise ValueError(f"{rest[0]}: is no longer the saved {kind}; use the version of its module that saved it.")
 
     return visit(structure, "")
 
@@ -234,7 +232,7 @@ def _flatten(node: Any, where: str) -> Flat:
     if treedef == jax.tree.structure(0):
         raise ValueError(
             f"{where}: got a {type(node).__qualname__}, expected an array, a Python number or a node of a pytree; save "
-            "the arrays alone, and make the rest anew."
+            "the arrays only, and rebuild the rest."
         )
     children = {jax.tree_util.keystr(path): child for path, child in pairs}
     if len(children) < len(pairs):
@@ -243,7 +241,7 @@ def _flatten(node: Any, where: str) -> Flat:
 
 
 def _children(node: list) -> dict[str, list]:
-    """The children of a recorded node, by key."""
+    """Children of a recorded node by key."""
     kind, *rest = node
     if kind in DICTS:
         return {_key_text(key): child for key, child in rest[0]}
@@ -255,12 +253,12 @@ def _children(node: list) -> dict[str, list]:
 
 
 def _key_text(key: str | int) -> str:
-    """The text of a dict's key in a path."""
+    """Text of a dict key in a path."""
     return jax.tree_util.keystr((jax.tree_util.DictKey(key),))
 
 
 def _saved_text(node: list, records: Sequence[dict[str, Any]]) -> str:
-    """The text of a recorded node's type, as from `_text`."""
+    """Type of a recorded node as text, as from `_text`."""
     kind, *rest = node
     if kind == "leaf":
         return _text(_leaves.as_spec(records[rest[0]]))
@@ -278,7 +276,7 @@ def _saved_text(node: list, records: Sequence[dict[str, Any]]) -> str:
 
 
 def _text(node: Any) -> str:
-    """The text of a node's type in messages."""
+    """Type of a node as text for messages."""
     if isinstance(node, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
         return checks.type_text(node.dtype, node.shape)
     if isinstance(node, Rows):
@@ -289,17 +287,17 @@ def _text(node: Any) -> str:
 
 
 def _is_saved(node: list, *classes: type) -> bool:
-    """Whether `node` records a dataclass that is one of `classes`."""
+    """True if `node` records a dataclass among `classes`."""
     return node[0] == "dataclass" and own_class(node[1]) in classes
 
 
 def _is_number_like(number: str, other: str) -> bool:
-    """Whether `number` is the text of a Python number, and `other` that of an array that can replace it."""
+    """True if `number` is the text of a Python number type and `other` that of a matching scalar array."""
     return number in NUMBERS and re.fullmatch(rf"{number}\d*\[\]", other) is not None
 
 
 def _unlike(path: str, saved: str, given: str) -> ValueError:
-    return ValueError(f"like{path}: saved {saved}, given {given}; make it as for the saved state, or leave it out.")
+    return ValueError(f"like{path}: saved {saved}, given {given}; build it as for the saved state, or omit it.")
 
 
 def _is_named_tuple(cls: Any) -> bool:
@@ -307,12 +305,12 @@ def _is_named_tuple(cls: Any) -> bool:
 
 
 def _is_pair(pair: Any) -> bool:
-    """Whether JSON is a dict's key and a node."""
+    """True if JSON is a pair of a dict key and a node."""
     return isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str | int)
 
 
 def _has_sizes(name: str, fields: Any, statics: Any) -> bool:
-    """Whether a recorded tree, or recorded rows, has the static sizes that `_fits` compares."""
+    """True if a recorded `SumTree` or `Rows` has the static sizes that `_fits` compares."""
     match fields, statics:
         case {"sums": ["tuple", _]}, {"capacity": int(capacity), "fanout": int(fanout)}:
             return name == "jaxreplay:SumTree" and 0 < capacity <= MAX_CAPACITY and 2 <= fanout <= 1024
@@ -322,7 +320,7 @@ def _has_sizes(name: str, fields: Any, statics: Any) -> bool:
 
 
 def _fits(made: Any) -> bool:
-    """Whether the arrays of a tree, or of rows, are those of its static sizes, by which others are allocated."""
+    """True if the arrays of a `SumTree` or `Rows` match its static sizes, from which other arrays are allocated."""
     if isinstance(made, SumTree):
         shapes = [_levels.shape(size, made.fanout) for size in _levels.sizes(made.capacity, made.fanout)]
         pairs = zip(map(np.shape, made.sums), shapes, strict=True)
@@ -333,7 +331,7 @@ def _fits(made: Any) -> bool:
 
 
 def make(cls: Any, children: dict[str, Any], statics: dict[str, Any]) -> Any:
-    """An instance of the class, or None if these fields are not those of one."""
+    """An instance of the class, or None if the fields do not fit."""
     try:
         made = cls(**children, **{field: _from_value(value) for field, value in statics.items()})
         return made if _fits(made) else None
@@ -342,7 +340,7 @@ def make(cls: Any, children: dict[str, Any], statics: dict[str, Any]) -> Any:
 
 
 def _statics(node: Any, flat: Flat) -> tuple[dict[str, Any], bool]:
-    """The static fields of a node that are plain values, as JSON by name; and whether all of them are plain."""
+    """Static fields of a node with plain values, as JSON by name; and True if all of them are plain."""
     if dataclasses.is_dataclass(node) and all(key.startswith(".") for key in flat.children):
         fields = [field.name for field in dataclasses.fields(node) if field.init]
         statics = {name: getattr(node, name) for name in fields if f".{name}" not in flat.children}

@@ -117,7 +117,7 @@ def diagnostics(
     if sample is not None and not isinstance(sample, Sample):
         raise ValueError(f"sample: got a {type(sample).__name__}, expected the result of the buffer's sample.")
     if not isinstance(whole_of(buffer), Buffer | Mixture | DifficultyPools):
-        raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay, or DifficultyPools.")
+        raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay or DifficultyPools.")
     if sample is not None:  # without its items, which are not needed
         sample = own(Sample(None, sample.indices, sample.probabilities, sample.weights, None, sample.age))
     return _program(buffer, state, key, sample, batch_size, thorough)

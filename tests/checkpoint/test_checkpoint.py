@@ -347,7 +347,7 @@ def test_damage_is_an_error_and_never_a_wrong_state(tmp_path):
     for file in (manifest, data):
         assert all("is damaged" in outcome for outcome in outcomes[file])
     # A bit of the values themselves: only the checksum tells, and says where.
-    assert any("leaf .storage['" in outcome and "has other bits" in outcome for outcome in outcomes[data])
+    assert any("leaf .storage['" in outcome and "differs from its saved bits" in outcome for outcome in outcomes[data])
     jr.save(copy, buffer, state)
     assert_same(jr.restore(copy, buffer), state)
 
@@ -378,7 +378,7 @@ def test_namedtuples_are_restored_by_name(tmp_path, monkeypatch):
     jr.save(tmp_path, None, Pair(ONE, None))
     for names in OTHER_FIELDS:
         set_fields(monkeypatch, *names)
-        with pytest.raises(ValueError, match=r"Pair: is not the namedtuple that it was when saved"):
+        with pytest.raises(ValueError, match=r"Pair: is no longer the saved namedtuple"):
             jr.restore(tmp_path, None, allow=HERE)
 
 
@@ -387,7 +387,7 @@ def test_versions(tmp_path):
     rewrite_manifest(tmp_path, lambda content: content["buffer"]["fields"].clear())
     assert_same(jr.restore(tmp_path, jr.Uniform(), allow=Pair), {"x": Pair(jnp.arange(2), None)})
     rewrite_manifest(tmp_path, lambda content: content.update(format=checkpoint._manifest.FORMAT + 1, library="9.0"))
-    with pytest.raises(ValueError, match=r"has format 2, written by jaxreplay 9.0; this version knows format 1; use"):
+    with pytest.raises(ValueError, match=r"has format 2, written by jaxreplay 9.0; this version reads format 1; use"):
         jr.restore(tmp_path, jr.Uniform())
 
 
@@ -543,12 +543,12 @@ def with_entry(key, change):
 
 
 UNLIKE = {
-    "nothing": (lambda like: None, r"like: must have a Custom at \['custom'\]\[0\].*ShapeDtypeStruct.*give it there"),
+    "nothing": (lambda like: None, r"like: must have a Custom at \['custom'\]\[0\].*build it as .*ShapeDtypeStruct"),
     "no entry": (
         lambda like: {key: like[key] for key in like if key != "train"},
-        r"like: must have a TrainState at \['train'\], of which",
+        r"like: must have a TrainState at \['train'\], because a checkpoint holds",
     ),
-    "kind": (lambda like: [like], r"like: saved dict, given list; make it as for the saved state"),
+    "kind": (lambda like: [like], r"like: saved dict, given list; build it as for the saved state"),
     "unknown": (lambda like: like | {"b": ONE}, r"like\['b'\]: saved nothing, given int8\[1\]"),
     "class": (with_entry("custom", lambda x: [Pair(x, x)]), r"like\['custom'\]\[0\]: saved Custom, given Pair"),
     "array": (with_entry("train", lambda x: ONE), r"like\['train'\]: saved TrainState, given int8\[1\]"),

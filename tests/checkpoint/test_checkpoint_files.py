@@ -301,16 +301,16 @@ def two(monkeypatch):
 DIFFER = {
     "another leaf": (
         lambda i: (None, {"a": jnp.zeros(2), "b": jnp.array([0, i])}),
-        r"leaf \['b'\]: differs from process",
+        r"leaf \['b'\]: differs between processes",
     ),
     "the first leaf": (
         lambda i: (None, {"a": jnp.array([i, 0]), "b": jnp.zeros(1)}),
-        r"leaf \['a'\]: differs from proc",
+        r"leaf \['a'\]: differs between proc",
     ),
-    "a number": (lambda i: (None, {"a": i}), "buffer or state: their structure differs"),
-    "a dtype": (lambda i: (None, {"a": jnp.zeros(1, [jnp.int8, jnp.uint8][i])}), "their structure differs"),
-    "a configuration": (lambda i: (i, {"a": jnp.zeros(1)}), "their structure differs"),
-    "leaves": (lambda i: (None, [jnp.zeros(1)] * (i + 1)), "their structure differs"),
+    "a number": (lambda i: (None, {"a": i}), "buffer or state: the structure differs"),
+    "a dtype": (lambda i: (None, {"a": jnp.zeros(1, [jnp.int8, jnp.uint8][i])}), "the structure differs"),
+    "a configuration": (lambda i: (i, {"a": jnp.zeros(1)}), "the structure differs"),
+    "leaves": (lambda i: (None, [jnp.zeros(1)] * (i + 1)), "the structure differs"),
 }
 
 
@@ -426,14 +426,13 @@ def test_any_byte_that_is_flipped_is_noticed_and_named(tmp_path, monkeypatch, ch
         shape, dtype = _leaves.stored_type(record)
         _leaves.check_bits(record, np.frombuffer(good, dtype).reshape(shape))
         for at in range(len(good)):
-            with pytest.raises(ValueError, match="has other bits"):
+            with pytest.raises(ValueError, match="differs from its saved bits"):
                 _leaves.check_bits(record, np.frombuffer(flipped(good, at), dtype).reshape(shape))
             checked += 1
         file.write_bytes(flipped(good, len(good) - 1))
         name = record["path"][2:-2]
-        with pytest.raises(
-            ValueError, match="is damaged" if name.startswith("bool") else rf"leaf ..{name}.. has other bits"
-        ):
+        message = "is damaged" if name.startswith("bool") else rf"leaf ..{name}.. differs from its saved bits"
+        with pytest.raises(ValueError, match=message):
             read(i)
         file.write_bytes(good)
     assert checked > 390

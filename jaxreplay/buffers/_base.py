@@ -1,4 +1,4 @@
-"""What the buffers have in common: draws, handles and updates."""
+"""Buffer: draws, handles and updates, common to all buffers."""
 
 import abc
 import dataclasses
@@ -6,55 +6,22 @@ import functools
 from typing import Any, ClassVar, Generic, Protocol, TypeVar
 
 import jax
-import jax.core
 import jax.numpy as jnp
-from flax import struct
 
 from jaxreplay._common import checks, layouts, ring, shards
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.eager import num_bytes
 from jaxreplay._common.permutation import permuted
-from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
-from jaxreplay.buffers._shards import whole_of
+from jaxreplay._common.xla import alive, jit_method, materialize, read_once, reads_state
+from jaxreplay.buffers._sample import Sample, check_draw, check_drawn
 from jaxreplay.samplers import Sampler
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.transitions._batch import without_valid, written
 
 
-@struct.dataclass
-class Sample:
-    """A batch of draws.
-
-    Attributes:
-      items: leaves [batch, ...]; [batch, sequence_length, ...] from a `SequenceBuffer`.
-      indices: int32 [batch], the items' handles, to be given back to `update`; -1 for rows without an item, as all
-        rows from an empty buffer are.
-      probabilities: float32 [batch], with which each item was drawn; 0 for rows without an item.
-      weights: float32 [batch], importance-sampling weights; 0 for rows without an item.
-      mask: None; from a `SequenceBuffer` bool [batch, sequence_length], which steps count.
-      age: int32 [batch], insertions since the item's, 0 for the newest; of a sequence the later ones of its stream. -1
-        for rows without an item.
-
-    Examples:
-      >>> buffer = jr.ReplayBuffer(capacity=4)
-      >>> items = jnp.array([10, 20, 30, 40])
-      >>> state = buffer.add(buffer.init(items[:1]), items[:1])
-      >>> sample = buffer.sample(state, jax.random.key(0), batch_size=2)
-      >>> sample.items.tolist(), sample.indices.tolist(), sample.probabilities.tolist(), sample.weights.tolist()
-      ([10, 10], [0, 0], [1.0, 1.0], [1.0, 1.0])
-    """
-
-    items: Any
-    indices: jax.Array  # [batch]
-    probabilities: jax.Array  # [batch]
-    weights: jax.Array  # [batch]
-    mask: jax.Array | None = None  # [batch, sequence_length]
-    age: jax.Array | None = None  # [batch]
-
-
 class State(Protocol):
-    """What the states of all buffers hold."""
+    """Fields of every buffer's state."""
 
     @property
     def ring(self) -> ring.Ring: ...
@@ -70,14 +37,14 @@ S = TypeVar("S", bound=State)
 
 
 class Buffer(abc.ABC, Generic[S]):
-    """A buffer whose drawable items lie in slots, mostly a ring; what inherits is a frozen dataclass and final."""
+    """A buffer whose drawable items lie in slots, mostly a ring; subclasses are frozen dataclasses and final."""
 
     sampler: Sampler
     donate: bool
-    _axis_name: str | None  # of a shard: the mapped axis over all shards
-    # Fields with the sizes of the storage's leading axes. Memory grows with the first; shards get parts of the last.
+    _axis_name: str | None  # the mapped axis over all shards; None for a buffer without shards
+    # Fields with the sizes of the storage's leading axes. Memory grows with the first; shards divide the last.
     _storage_axes: ClassVar[tuple[str, ...]] = ("capacity",)
-    _once_in: ClassVar[str | None] = None  # a kind of buffer that stores once what this one may store several times
+    _once_in: ClassVar[str | None] = None  # the kind of buffer that stores repeated observations once
 
     @abc.abstractmethod
     def init(self, items: Any, /) -> S:
@@ -89,7 +56,7 @@ class Buffer(abc.ABC, Generic[S]):
 
     @abc.abstractmethod
     def is_full(self, state: S) -> jax.Array:
-        """Whether the next insertion overwrites."""
+        """True if the next insertion overwrites."""
 
     @property
     @abc.abstractmethod
@@ -97,12 +64,12 @@ class Buffer(abc.ABC, Generic[S]):
         """Size of the ring of slots."""
 
     def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
-        """For `jaxreplay.memory`: a prefix for names of leaves, the abstract state on a device, number of devices."""
+        """Prefix of leaf names, abstract state on a device, and number of devices, for `jaxreplay.memory`."""
         return [("", jax.eval_shape(self.init, items), 1)]
 
     @property
     def _item_share(self) -> float:
-        """What part of the storage a drawn item is."""
+        """Size of a drawn item as a fraction of the storage."""
         return 1 / self._num_slots
 
     def _item_bytes(self, state: S) -> float:
@@ -111,33 +78,33 @@ class Buffer(abc.ABC, Generic[S]):
 
     @property
     def _batch_axes(self) -> int:
-        """Leading axes of what `add` takes; shards get equal parts of the last of them."""
+        """Number of leading axes of a batch for `add`; shards get equal parts along the last of them."""
         return len(self._storage_axes)
 
     @property
     def _axis(self) -> dict[str, Any]:
-        """An argument of a sampler's methods; a sampler for buffers without shards need not take it."""
+        """The keyword `axis_name` of a sampler's methods; left out without shards, so a sampler need not take it."""
         return {} if self._axis_name is None else {"axis_name": self._axis_name}
 
     def _local_handles(self, state: S, slots: jax.Array) -> jax.Array:
-        """Handles, among those of one shard, of the items in `slots` [B], which exist; -1 for an empty slot."""
+        """Handles within one shard of the items in `slots` [B], which are in range; -1 for an empty slot."""
         return ring.handles(state.ring, slots, self._num_slots)
 
     def _local_slots(self, state: S, handles: jax.Array) -> jax.Array:
-        """Slots of the items that `handles` [B] name; `_num_slots` for an item that is no longer stored."""
+        """Slots of `handles` [B] within one shard; `_num_slots` for an item that is no longer stored."""
         return ring.slots(state.ring, handles, self._num_slots)
 
     def _handles(self, state: S, slots: jax.Array) -> jax.Array:
-        """`_local_handles` as all shards know them."""
+        """Handles of the items in `slots`, unique among all shards."""
         handles = self._local_handles(state, slots)
         return jnp.where(handles >= 0, handles + ring.first_handle(state.ring, shards.index(self._axis_name)), -1)
 
     def _slots(self, state: S, handles: jax.Array) -> jax.Array:
-        """`_local_slots` of handles as all shards know them."""
+        """Slots of `handles`, which are unique among all shards."""
         return self._local_slots(state, handles - ring.first_handle(state.ring, shards.index(self._axis_name)))
 
     def _check_state(self, state: S) -> None:
-        """Raise a `ValueError` where `state` is not one of this buffer's."""
+        """Raise a `ValueError` if `state` is not of this buffer."""
         fields = self._storage_axes
         found, expected = layouts.leading(state.storage, len(fields)), tuple(getattr(self, field) for field in fields)
         if state.ring.size.shape != () or found != expected:
@@ -149,19 +116,19 @@ class Buffer(abc.ABC, Generic[S]):
         self._check_sampler(state)
 
     def _check_sampler(self, state: S) -> None:
-        """Raise a `ValueError` where `state` has not the structure of the sampler's states."""
+        """Raise a `ValueError` if `state` lacks the structure of the sampler's states."""
         if _kind(state.sampler) != _kind_of_states(self.sampler, self._num_slots):
             raise ValueError(
                 f"sampler={self.sampler!r}: this state is of another sampler, or of another size; use the buffer that "
-                "made it, or take it over with jaxreplay.migrate."
+                "made it, or convert the state with jaxreplay.migrate."
             )
 
     @abc.abstractmethod
     def _live(self, state: S, max_age: jax.Array | None = None) -> ring.Live:
-        """The slots that may be drawn; of these the ones with items younger than `max_age` (int32 [])."""
+        """The drawable slots; with `max_age` (int32 []), only those whose items are younger."""
 
     def _why_empty(self, state: S) -> str:
-        """What is wrong with a draw from a buffer, or shards of it, that has nothing to draw; and what to do."""
+        """The error message of a draw from an empty buffer."""
         return "cannot sample from an empty buffer; add items first (see can_sample)."
 
     @abc.abstractmethod
@@ -169,38 +136,38 @@ class Buffer(abc.ABC, Generic[S]):
         """`Sample.age` of the items in `slots` [B]."""
 
     def _insert(self, state: S, slots: jax.Array, drawable: jax.Array, td_errors: jax.Array | None) -> Any:
-        """The sampler's state after `slots` were written; a sampler need not take what is not there."""
+        """The sampler's state after `slots` were written; `td_errors` is passed only if it is not None."""
         named: Any = {} if td_errors is None else {"td_errors": td_errors}
         return self.sampler.insert(state.sampler, slots, drawable, **named, **self._axis)
 
     def _places(self, state: S, slots: jax.Array) -> jax.Array:
-        """Where the items in `slots` [B] are stored, if the storage's leading axes are one; out of range if nowhere."""
+        """Positions of items in the storage with merged leading axes, from `slots` [B]; out of range if not stored."""
         return slots
 
     @abc.abstractmethod
     def _read(self, state: S, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array | None]:
-        """Items at `slots` [B], which exist, or else are zeros with `fill`; and `Sample.mask`."""
+        """Items at `slots` [B] and `Sample.mask`; with `fill`, zeros for slots out of range, else none may be."""
 
     def sample(
         self, state: S, key: jax.Array, batch_size: int, *, beta: Any = None, max_age: jax.Array | int | None = None
     ) -> Sample:
         """Draw items by the sampler's law.
 
-        Where the items are a `TransitionBatch`, its `W` is multiplied by the weights (or is the weights, if it was
-        None) and its `idx` is the handles.
+        If the items are a `TransitionBatch`, its `W` is multiplied by the weights (or set to them if None), and its
+        `idx` is set to the handles.
 
         Args:
           state: unchanged.
           key: a PRNG key.
           batch_size: number of draws.
-          beta: exponent of the importance weights, instead of the sampler's; a float, or a traced float [].
-          max_age: None, or draw only items of which `Sample.age` is less; an integer, or a traced int32 []. The law is
-            the sampler's, restricted to these, and so are probabilities and weights.
+          beta: exponent of the importance weights, in place of the sampler's; a float, or a traced float [].
+          max_age: draw only items whose `Sample.age` is less; an integer, a traced int32 [], or None for all items. The
+            sampler's law, and with it probabilities and weights, is restricted to these items.
 
         Raises:
-          ValueError: `batch_size` or `max_age` is not a positive integer, or `key` no PRNG key; or the buffer is empty
-            and the call is eager (which waits for the buffer's size; under `jit` an empty buffer gives weights and
-            probabilities 0 and indices -1).
+          ValueError: `batch_size` or `max_age` is not a positive integer, or `key` is not a PRNG key; or the buffer is
+            empty and the call is eager. The eager call waits for the buffer's size. Under `jit` an empty buffer gives
+            weights and probabilities 0 and indices -1.
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(alpha=1.0, beta=1.0, epsilon=0.0))
@@ -217,7 +184,7 @@ class Buffer(abc.ABC, Generic[S]):
 
     @jit_method(static=("batch_size",), rows="batch_size", moves_items=True)
     def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
-        # Arguments are checked while this is traced, so that calls of a kind seen before do not pay for it.
+        # Checked at trace time, so that later calls of the same kind do not pay for it.
         self._check_state(state)
         checks.check_key(key)
         sampler_state = state.sampler
@@ -232,21 +199,20 @@ class Buffer(abc.ABC, Generic[S]):
         return self._sample_of(state, slots, probabilities / shards.count(self._axis_name), weights)
 
     def epoch(self, state: S, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
-        """Batch number `step` of a pass over all drawable items, each of them once, in an order that `key` shuffles.
+        """Batch number `step` of a pass over all drawable items, each once, in an order shuffled by `key`.
 
-        The order is computed and not stored, at O(batch_size) a call. A pass is one as long as the state stays: give
-        all its batches the same key and nothing added in between. `num_batches` tells how many there are. Weights are
-        1, whatever the sampler.
+        The order is computed and not stored, in O(batch_size) a call. All batches of a pass need the same key, and a
+        buffer to which nothing is added in between. `num_batches` is their number. Weights are 1 for every sampler.
 
         Args:
           state: unchanged.
           key: a PRNG key, one for a pass.
-          step: which batch, from 0 on; an integer, or a traced int32 [].
-          batch_size: number of rows. Those behind the pass's end have handle -1, probability and weight 0.
+          step: the batch's number, from 0; an integer, or a traced int32 [].
+          batch_size: number of rows. Rows after the end of the pass have handle -1, probability 0 and weight 0.
 
         Raises:
-          ValueError: `batch_size` is not a positive integer, `step` is no integer or negative, or `key` no PRNG key; or
-            the buffer is empty and the call is eager.
+          ValueError: `batch_size` is not a positive integer, `step` is not an integer or is negative, or `key` is not a
+            PRNG key; or the buffer is empty and the call is eager.
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -270,7 +236,7 @@ class Buffer(abc.ABC, Generic[S]):
         step = jnp.where((step >= 0) & (step < end), step, end)
         position = step * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         exists = position < live.size
-        order = jax.random.clone(key)  # all batches of a pass have the same key, which is not its reuse by mistake
+        order = jax.random.clone(key)  # batches of a pass share a key; cloned, it does not count as reused
         slots = live.slots(permuted(order, jnp.where(exists, position, 0), live.size), self._num_slots)
         slots, exists = read_once(materialize(slots, exists))
         probability = 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32)
@@ -290,7 +256,7 @@ class Buffer(abc.ABC, Generic[S]):
         return -(-self.size(state) // batch_size)
 
     def _sample_of(self, state: S, slots: jax.Array, probabilities: jax.Array, weights: jax.Array) -> Sample:
-        """The items at `slots` [B], which exist; rows of probability 0 are without an item."""
+        """A sample of the items at `slots` [B], which are in range; rows of probability 0 have no item."""
         drawn = probabilities > 0
         indices = jnp.where(drawn, self._handles(state, slots), -1)
         age = jnp.where(indices >= 0, self._ages(state, slots), -1)
@@ -304,16 +270,16 @@ class Buffer(abc.ABC, Generic[S]):
 
     @jit_method(donates=True, handles="indices", rows="indices")
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
-        """Tell the sampler the TD errors of items that were drawn. `Uniform` ignores them.
+        """Give the sampler the TD errors of drawn items. `Uniform` ignores them.
 
         Args:
           state: donated when called eagerly (see the class).
-          indices: int [B], handles from `Sample.indices`. One whose item has been overwritten since is ignored. Of a
-            handle that occurs more than once the last occurrence counts.
+          indices: int [B], handles from `Sample.indices`. A handle whose item has been overwritten is ignored. The last
+            occurrence of a handle counts.
           td_errors: float [B], signed or not.
 
         Raises:
-          ValueError: shapes or dtypes other than these.
+          ValueError: other shapes or dtypes.
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
@@ -329,22 +295,22 @@ class Buffer(abc.ABC, Generic[S]):
         stored = slots < self._num_slots
         slots = jnp.where(indices >= 0, slots, -1)
         sampler = self.sampler.update(state.sampler, slots, td_errors, stored, **self._axis)
-        # What is added next comes after the draws that these are the TD errors of, and after all reads of handles.
+        # Orders the next `add` after the draws of these TD errors, and after all reads of handles.
         changed = {"sampler": sampler, "ring": ring.after(state.ring, slots, td_errors)}
         return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
     @jit_method(donates=True, handles="indices", rows="indices", moves_items=True)
     def set(self, state: S, indices: jax.Array, values: Any, *, mask: jax.Array | None = None) -> S:
-        """Write leaves of stored items in place, such as recurrent states that were computed anew.
+        """Write leaves of stored items in place, such as recomputed recurrent states.
 
         Args:
           state: donated when called eagerly (see the class).
-          indices: int [B], handles from `Sample.indices`. One whose item has been overwritten since is ignored. Of a
-            handle that occurs more than once the last occurrence counts.
+          indices: int [B], handles from `Sample.indices`. A handle whose item has been overwritten is ignored. The last
+            occurrence of a handle counts.
           values: a pytree of the items' structure, leaves [B, ...] ([B, sequence_length, ...] for a `SequenceBuffer`)
-            of the stored shapes and dtypes. None stands for a leaf, or a part of the tree, that is left alone.
-          mask: bool [B] ([B, sequence_length]); where it is False nothing is written, and neither where a
-            `TransitionBatch` is not `valid`. Where sequences overlap, the later row of the batch counts.
+            of the stored shapes and dtypes. None leaves a leaf, or a subtree, unchanged.
+          mask: bool [B] ([B, sequence_length]), True for rows to write; None for all. Rows of a `TransitionBatch` that
+            are not `valid` are not written. Where sequences overlap, the later row of the batch counts.
 
         Raises:
           ValueError: wrong structure, shape or dtype; the message names the leaf.
@@ -395,7 +361,7 @@ class Buffer(abc.ABC, Generic[S]):
 
     @jit_method(handles="indices", rows="indices", moves_items=True)
     def get(self, state: S, indices: jax.Array) -> Any:
-        """Items [B, ...] named by the handles `indices` (int [B]); zeros for items no longer stored.
+        """Items [B, ...] by their handles `indices`, int [B]; zeros for items that are no longer stored.
 
         Raises:
           ValueError: `indices` is not a vector of integers.
@@ -413,7 +379,7 @@ class Buffer(abc.ABC, Generic[S]):
         return self._read(state, self._slots(state, checks.check_indices(indices)), fill=True)[0]
 
     def size(self, state: S) -> jax.Array:
-        """Number of items that may be drawn, int32 [].
+        """Number of drawable items, int32 [].
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -425,7 +391,7 @@ class Buffer(abc.ABC, Generic[S]):
 
     @reads_state
     def is_empty(self, state: S) -> jax.Array:
-        """Whether nothing may be drawn, bool [].
+        """True if no item is drawable, bool [].
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -436,7 +402,7 @@ class Buffer(abc.ABC, Generic[S]):
 
     @reads_state
     def can_sample(self, state: S, batch_size: int = 1) -> jax.Array:
-        """Whether at least `batch_size` items may be drawn, bool [].
+        """True if at least `batch_size` items are drawable, bool [].
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -450,7 +416,7 @@ class Buffer(abc.ABC, Generic[S]):
 
 
 def _kind(sampler_state: Any) -> Any:
-    """What the states of a sampler have in common; a tree of another backend has another fan-out."""
+    """Structure and sizes of a sampler's state, without the fan-out of trees, which differs between backends."""
 
     def sizes(x: Any) -> Any:
         return (x.capacity, x.minima is None, x.maxima is None) if isinstance(x, SumTree) else jnp.shape(x)
@@ -461,34 +427,5 @@ def _kind(sampler_state: Any) -> Any:
 
 @functools.cache
 def _kind_of_states(sampler: Sampler, num_slots: int) -> Any:
-    """The `_kind` of a sampler's states; asked for in each trace of a method, and so of a hashable sampler."""
+    """The `_kind` of a sampler's states, cached as every trace of a method needs it."""
     return _kind(jax.eval_shape(lambda: sampler.init(num_slots)))
-
-
-def check_draw(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
-    """`batch_size` as a Python integer; a `ValueError` where a draw cannot have these arguments."""
-    batch_size = check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
-    checks.check_beta(beta)
-    if max_age is not None:
-        check_integer("max_age", max_age, 1, 2**31 - 1, "how many of the newest items may be drawn", traced=None)
-    return batch_size
-
-
-def check_drawn(buffer: Any, state: Any, drawn: Sample) -> Sample:
-    """`drawn`; raises a `ValueError` where the buffer, or all shards, are known to be empty."""
-    if is_known_empty(buffer, state):
-        raise ValueError(whole_of(buffer)._why_empty(state))
-    return drawn
-
-
-def is_known_empty(buffer: Any, state: Any) -> bool:
-    """Whether the buffer, or all shards, are empty; False under `jit`.
-
-    Ask after a draw is under way, so that the draw need not wait for this.
-    """
-    size = state.ring.size
-    if isinstance(size, jax.core.Tracer):
-        return False
-    # Summed on the host: devices would do it after the draw. What other processes hold cannot be read here.
-    size = on_host(size).sum() if getattr(size, "is_fully_addressable", True) else buffer.size(state)
-    return bool(size == 0)

@@ -1,18 +1,19 @@
 """Mixture: one batch from several buffers, in fixed shares.
 
-**Weights.** Let s_k be the share of source k, n_k the number of its rows in a batch of B that hold an item, and N_k the
-number of its items. A draw from it is item i with probability P_k(i). With `weights="joint"` a row has the weight
+**Weights.** Let s_k be the share of source k, and N_k the number of its items. Let n_k be the number of its rows in a
+batch of B that hold an item. A draw from source k is item i with probability P_k(i). With `weights="joint"` a row has
+the weight
 
     (s_k B / n_k) (N_k P_k(i))^-beta.
 
-With beta = 1 the weighted values f of the n_k rows have the expected sum s_k B (mean of f over source k). So the mean
-over the batch estimates sum_k s_k (mean of f over source k) without bias, unless a source has no rows or no items. The
-weights of a `Sharded` source already count shards that fill fewer of their rows, or none; so there n_k are all rows.
+With beta = 1 the weighted values f of the n_k rows have the expected sum s_k B (mean of f over source k). So the batch
+mean is an unbiased estimate of sum_k s_k (mean of f over source k), unless a source has no rows or no items. The
+weights of a `Sharded` source already correct for unfilled rows of its shards, so its n_k counts all rows.
 
-The second factor is the importance weight of the source's own sampler (Schaul et al. 2016, section 3.4), not
-normalized; for `Uniform` it is 1. A smaller beta keeps a part of what priorities do. The first factor corrects the
-rounding of s_k B to whole rows. Nobody wants that bias, so beta does not apply to it. For any beta the mean estimates
-the mixture, by shares, of what each source's own weights estimate.
+The second factor is the importance weight of the source's sampler (Schaul et al. 2016, section 3.4), not normalized;
+for `Uniform` it is 1. A smaller beta keeps part of the effect of priorities. The first factor corrects the rounding of
+s_k B to whole rows. That bias is never wanted, so beta does not apply to it. For any beta the batch mean estimates the
+mixture, by shares, of the estimates that each source's own weights give.
 """
 
 import dataclasses
@@ -28,7 +29,7 @@ from jaxreplay._common import checks, ring
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.xla import jit_method, materialize, read_once
 from jaxreplay.buffers import _memory
-from jaxreplay.buffers._base import Buffer, Sample, check_draw, is_known_empty
+from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._mixture_sources import (
     check_buffers,
     check_shares,
@@ -38,6 +39,7 @@ from jaxreplay.buffers._mixture_sources import (
     num_rows,
     without_normalization,
 )
+from jaxreplay.buffers._sample import Sample, check_draw, is_known_empty
 from jaxreplay.buffers._sharded import Sharded
 from jaxreplay.buffers._shards import shards_of, whole_of
 from jaxreplay.transitions import TransitionBatch
@@ -45,32 +47,33 @@ from jaxreplay.transitions import TransitionBatch
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mixture:
-    """Draws each batch from several buffers, its sources, a fixed number of rows from each.
+    """One batch from several buffers, its sources, with a fixed number of rows from each.
 
-    It has a buffer's methods, other than `epoch`, `num_batches` and `newest`. The state is the tuple of the buffers'
-    states, so `buffers[k].epoch(state[k], ...)` and all else that a buffer can do works on its part. RLPD (Ball et al.
-    2023, Efficient Online Reinforcement Learning with Offline Data, arXiv:2302.02948, section 4.1) learns from batches
-    of which half is from a data set, and half from the agent's own buffer.
+    It has the methods of a buffer except `epoch`, `num_batches` and `newest`. A method's docstring says only what
+    differs. The state is the tuple of the buffers' states, so all methods of a buffer work on its part, e.g.
+    `buffers[k].epoch(state[k], ...)`. RLPD (Ball et al. 2023, Efficient Online Reinforcement Learning with Offline
+    Data, arXiv:2302.02948, section 4.1) learns from batches with one half from a data set, and one half from the
+    agent's own buffer.
 
     **Rows.** A batch of B rows has `counts(B)` rows from each source, in the order of the buffers. Give handles to
-    `update`, `get` and `set` in the rows in which they were drawn: handles of two sources may be equal numbers, and the
-    row tells which one is meant.
+    `update`, `get` and `set` in the rows in which they were drawn: two sources may have equal handles, and the row
+    decides the source.
 
-    **Empty sources.** The rows of a source that is empty have handle -1, probability 0 and weight 0.
+    **Empty sources.** Rows of an empty source have handle -1, probability 0 and weight 0.
 
-    Called eagerly, `update` and `set` donate the state if all buffers donate theirs. `add` donates that of its buffer
-    if that buffer does.
+    Called eagerly, `update` and `set` donate the state if all buffers have `donate`. `add` donates the state of its
+    buffer if that buffer has it.
 
     Attributes:
-      buffers: any of `ReplayBuffer`, `ReservoirBuffer`, or `Sharded` of these; or instead of them `SequenceBuffer`, or
-        `Sharded` of these, with one `sequence_length`. The states hold items of one structure, shape and dtype.
-      shares: a positive number for each buffer; kept as parts of 1. None: equal ones.
-      weights: "own": those that each source's buffer gives its rows; where they are normalized, each source's by
-        itself. "joint": importance weights for the mixture, by `shares`, of the uniform laws over each source's items
-        (see the head of the module). With beta=1 and `normalize=None` weighted means over the batch are unbiased. They
-        are normalized as the samplers say that have a `normalize`, which must agree: "batch" divides by the largest of
-        the whole batch, which becomes 1, and None by nothing, as where no sampler has one. "global" is refused. The
-        share of a source without items, or without rows in the batch, is missing from the mean.
+      buffers: either `ReplayBuffer`s and `ReservoirBuffer`s, or `SequenceBuffer`s with one `sequence_length`; `Sharded`
+        or not. The states hold items of one structure, shape and dtype.
+      shares: a positive number for each buffer, normalized to sum 1; None for equal shares.
+      weights: "own": the weights that each buffer gives its rows, normalized within the source if at all. "joint":
+        importance weights for the mixture, by `shares`, of the uniform laws over each source's items (see the head of
+        the module). With beta=1 and `normalize=None` weighted means over the batch are unbiased. Samplers with a
+        `normalize` must agree on it: "batch" divides by the largest weight of the whole batch; None, also if no sampler
+        has one, divides by nothing; "global" is refused. The share of a source without items, or without rows in the
+        batch, is missing from the mean.
 
     Examples:
       >>> online, offline = jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)
@@ -95,24 +98,19 @@ class Mixture:
 
     @property
     def donate(self) -> bool:
-        """Whether eager calls of `update` and `set` donate the state."""
+        """True if eager calls of `update` and `set` donate the state."""
         return all(buffer.donate for buffer in self.buffers)
 
     def counts(self, batch_size: int) -> tuple[int, ...]:
-        """Rows of a batch from each source: by largest remainders, of equal ones the earlier buffer's first.
+        """Number of rows from each source, by largest remainders; ties go to the earlier buffer.
 
-        Each is its share of `batch_size`, rounded up or down. It may be 0.
+        Each is the source's share of `batch_size`, rounded up or down. It may be 0.
 
         Raises:
-          ValueError: `batch_size` is no integer, or negative.
-
-        Examples:
-          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
-          >>> buffer.counts(5)
-          (3, 2)
+          ValueError: `batch_size` is not an integer, or is negative.
         """
         batch_size = check_integer("batch_size", batch_size, 0, ring.MAX_CAPACITY, "the number of rows")
-        # Shares such as 1 / 3 are not exact as floats; rounding would decide between remainders that are equal.
+        # Shares such as 1 / 3 are not exact as floats: without this, rounding would decide ties.
         exact = [Fraction(share).limit_denominator(10**9) for share in self.shares or ()]
         quotas = [share * batch_size / sum(exact) for share in exact]
         counts = [math.floor(quota) for quota in quotas]
@@ -122,19 +120,13 @@ class Mixture:
         return tuple(counts)
 
     def init(self, items: Any) -> tuple[Any, ...]:
-        """Empty buffers for items like these.
+        """Empty states of all buffers.
 
         Args:
-          items: pytree of arrays or `jax.ShapeDtypeStruct`, as `add` of the first buffer takes them; values are
-            ignored. Other buffers may be given other numbers of rows, or streams.
+          items: as the first buffer's `init` takes them. Other buffers may have other numbers of rows or streams.
 
         Raises:
-          ValueError: as from the first buffer's `init`.
-
-        Examples:
-          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
-          >>> [type(state).__name__ for state in buffer.init(jnp.array([10, 20, 30]))]
-          ['ReplayState', 'ReplayState']
+          ValueError: as the first buffer's `init`.
         """
         spec = checks.as_spec(items)
         jax.eval_shape(self.buffers[0].init, spec)  # for its checks
@@ -142,7 +134,7 @@ class Mixture:
             return tuple(buffer.init(its) for buffer, its in zip(self.buffers, self._specs(spec), strict=True))
 
     def _specs(self, spec: Any) -> list[Any]:
-        """What each buffer's `init` takes, where the first one's takes `spec`."""
+        """A spec for each buffer's `init`, from that of the first one."""
         num_axes = whole_of(self.buffers[0])._batch_axes
 
         def its(buffer: Buffer[Any] | Sharded[Any]) -> Any:
@@ -152,12 +144,12 @@ class Mixture:
         return [spec, *map(its, self.buffers[1:])]
 
     def _item_bytes(self, state: tuple[Any, ...]) -> float:
-        """Bytes of a drawn item, of the source of which it has most."""
+        """Bytes of a drawn item, the most of any source."""
         buffers: Any = self.buffers
         return max(buffer._item_bytes(part) for buffer, part in zip(buffers, state, strict=True))
 
     def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
-        """See `Buffer._device_states`."""
+        """`Buffer._device_states` of all sources."""
         return [
             (f"buffers[{k}]{prefix}", state, num_devices)
             for k, spec in enumerate(self._specs(items))
@@ -165,24 +157,14 @@ class Mixture:
         ]
 
     def add(self, state: tuple[Any, ...], source: int, items: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
-        """Insert a batch of items into one buffer; the others stay as they are.
+        """Insert a batch of items into one buffer; the others are unchanged.
 
         Args:
-          state: that of the buffer is donated when called eagerly, if the buffer donates.
-          source: which buffer, from 0 on; a Python integer.
-          items: as `add` of that buffer takes them.
-          *args: further arguments of that buffer's `add`, as `mask`, or the `key` of a `ReservoirBuffer`.
-          **kwargs: likewise.
+          source: the buffer's position in `buffers`, from 0; a Python integer.
+          items, *args, **kwargs: as that buffer's `add` takes them.
 
         Raises:
-          ValueError: there is no such source, or as from the buffer's `add`.
-
-        Examples:
-          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
-          >>> items = jnp.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), 1, items)  # to the second source
-          >>> [int(size) for size in buffer.sizes(state)]
-          [0, 3]
+          ValueError: there is no such source, or as that buffer's `add`.
         """
         self._check_length(state)
         last = len(self.buffers) - 1
@@ -199,29 +181,16 @@ class Mixture:
         beta: Any = None,
         max_age: jax.Array | int | None = None,
     ) -> Sample:
-        """Draw `counts(batch_size)` rows from the sources, in the order of the buffers, by each one's law.
+        """Draw `counts(batch_size)` rows from the sources, in the order of the buffers, each by its own law.
 
-        Source k of K draws with `jax.random.split(key, K)[k]`. Probabilities and ages are those within a row's source.
-        Where the items are a `TransitionBatch`, its `W` and `idx` are as from the buffers, with the mixture's weights.
+        Source k of K draws with `jax.random.split(key, K)[k]`. Probabilities and ages are within the row's source.
 
         Args:
-          state: unchanged.
-          key: a PRNG key.
-          batch_size: number of draws.
-          beta: exponent of the importance weights, instead of those of the samplers; a float, or a traced float [].
-          max_age: None, or draw from each source only items of which `Sample.age` is less; an integer, or a traced
-            int32 []. N_k then counts these.
+          max_age: applies to each source; N_k then counts the younger items only.
 
         Raises:
-          ValueError: `batch_size` or `max_age` is not a positive integer; the sources store items that differ; the rows
-            of a `Sharded` source are no multiple of its shards; or all sources are empty and the call is eager.
-
-        Examples:
-          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
-          >>> items = jnp.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), 1, items)
-          >>> buffer.sample(state, jax.random.key(0), batch_size=4).weights.tolist()  # rows of a source that is empty
-          [0.0, 0.0, 1.0, 1.0]
+          ValueError: as a buffer's `sample`, if all sources are empty; the sources store different items; or the rows
+            of a `Sharded` source are not a multiple of its shards.
         """
         batch_size = check_draw(batch_size, beta, max_age)
         drawn = self._draw(state, key, batch_size, beta, max_age)
@@ -243,18 +212,18 @@ class Mixture:
         return jax.tree.map(lambda *rows: jnp.concatenate(rows), *drawn)
 
     def _weigh(self, drawn: list[Sample], sources: list[int], batch_size: int) -> list[Sample]:
-        """Draws from `sources`, of which weights are not normalized, with those of the mixture."""
+        """Draws from `sources` whose weights are not normalized, with joint weights."""
         shares, normalize = self.shares or (), normalization_of(self.buffers)
         rows = [num_rows(self.buffers[k], x.probabilities) for k, x in zip(sources, drawn, strict=True)]
         scales = [jnp.asarray(shares[k] * batch_size / n, jnp.float32) for k, n in zip(sources, rows, strict=True)]
-        # Computed once, so that the largest is found again.
+        # Computed once: the comparison with the largest below needs the very same bits.
         weights = read_once(materialize(*[x.weights for x in drawn]))
         weights = [x * scale for x, scale in zip(weights, scales, strict=True)]
         largest = jnp.ones((), jnp.float32)
         if normalize == "batch":
             largest = functools.reduce(jnp.maximum, map(jnp.max, weights))
             largest = jnp.where(largest > 0, largest, 1.0)
-            # A product with the reciprocal: what XLA makes of a quotient depends on jax.vmap.
+            # A product with the reciprocal: XLA compiles a quotient differently under jax.vmap.
             weights = [jnp.where(x == largest, 1.0, x * (1.0 / largest)) for x in weights]
 
         def weighed(x: Sample, weights: jax.Array, scale: jax.Array) -> Sample:
@@ -269,26 +238,11 @@ class Mixture:
 
     @jit_method(donates=True, handles="indices", rows="indices")
     def update(self, state: tuple[Any, ...], indices: jax.Array, td_errors: jax.Array) -> tuple[Any, ...]:
-        """Tell each source's sampler the TD errors of the items that were drawn from it.
+        """Give each source's sampler the TD errors of its rows.
 
         Args:
-          state: donated when called eagerly (see the class).
-          indices: int [B], handles from `Sample.indices`, in the rows in which they were drawn. One whose item has been
-            overwritten since is ignored. Of a handle that occurs more than once in the rows of a source the last
-            occurrence counts.
-          td_errors: float [B], signed or not.
-
-        Raises:
-          ValueError: shapes or dtypes other than these.
-
-        Examples:
-          >>> part = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
-          >>> buffer, items = jr.Mixture(buffers=(part, part)), jnp.array([10, 20, 30, 40])
-          >>> state = buffer.add(buffer.add(buffer.init(items), 0, items), 1, items)
-          >>> sample = buffer.sample(state, jax.random.key(0), batch_size=4)
-          >>> state = buffer.update(state, sample.indices, jnp.array([0.0, 0.0, 5.0, 5.0]))
-          >>> [float(source.sampler.max_priority) for source in state]
-          [1.0, 5.0]
+          indices: int [B], handles in the rows in which they were drawn. The last occurrence of a handle within a
+            source's rows counts.
         """
         self._check_state(state)
         indices, td_errors = checks.check_td_errors(indices, td_errors)
@@ -301,24 +255,10 @@ class Mixture:
     def set(
         self, state: tuple[Any, ...], indices: jax.Array, values: Any, *, mask: jax.Array | None = None
     ) -> tuple[Any, ...]:
-        """Write leaves of stored items in place, as `set` of the buffers does.
+        """Write leaves of stored items in place.
 
         Args:
-          state: donated when called eagerly (see the class).
-          indices: int [B], handles, in the rows in which they were drawn.
-          values: a pytree of the items' structure, leaves [B, ...], or None where one is left alone.
-          mask: bool [B] ([B, sequence_length]); where it is False nothing is written.
-
-        Raises:
-          ValueError: as from the buffers' `set`.
-
-        Examples:
-          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
-          >>> items = jnp.array([10, 20, 30])
-          >>> state = buffer.add(buffer.add(buffer.init(items), 0, items), 1, items)
-          >>> state = buffer.set(state, jnp.array([0, 0]), jnp.array([11, 12]))  # handle 0 of each source
-          >>> buffer.get(state, jnp.array([0, 1, 0, 1])).tolist()
-          [11, 20, 12, 20]
+          indices: int [B], handles in the rows in which they were drawn.
         """
         self._check_state(state)
         indices = checks.check_indices(indices)
@@ -333,18 +273,7 @@ class Mixture:
 
     @jit_method(handles="indices")
     def get(self, state: tuple[Any, ...], indices: jax.Array) -> Any:
-        """Items [B, ...] named by handles (int [B]) in the rows in which they were drawn; zeros where not stored.
-
-        Raises:
-          ValueError: `indices` is not a vector of integers.
-
-        Examples:
-          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
-          >>> items = jnp.array([10, 20, 30])
-          >>> state = buffer.add(buffer.add(buffer.init(items), 0, items), 1, items + 5)
-          >>> buffer.get(state, jnp.array([0, 1, 0, 1])).tolist()  # the row tells which source is meant
-          [10, 20, 15, 25]
-        """
+        """Items [B, ...] by their handles, int [B], in the rows in which they were drawn; zeros if not stored."""
         self._check_state(state)
         indices = checks.check_indices(indices)
         parts = self._parts("indices", indices.size)
@@ -352,73 +281,37 @@ class Mixture:
         return jax.tree.map(lambda *rows: jnp.concatenate(rows), *items)
 
     def sizes(self, state: tuple[Any, ...]) -> tuple[jax.Array, ...]:
-        """Number of items that may be drawn from each source, int32 [] each.
-
-        Examples:
-          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
-          >>> items = jnp.array([10, 20, 30])
-          >>> [int(size) for size in buffer.sizes(buffer.add(buffer.init(items), 0, items))]
-          [3, 0]
-        """
+        """Number of drawable items of each source, int32 [] each."""
         self._check_length(state)
         return tuple(buffer.size(part) for buffer, part in zip(self.buffers, state, strict=True))
 
     def size(self, state: tuple[Any, ...]) -> jax.Array:
-        """Number of items that may be drawn, of all sources, int32 []; at most 2**31 - 1.
-
-        Examples:
-          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
-          >>> items = jnp.array([10, 20, 30])
-          >>> int(buffer.size(buffer.add(buffer.add(buffer.init(items), 0, items), 1, items)))
-          6
-        """
+        """Number of drawable items of all sources, int32 []; saturates at 2**31 - 1."""
         return _total(self.sizes(state))
 
     def is_empty(self, state: tuple[Any, ...]) -> jax.Array:
-        """Whether nothing may be drawn, from no source, bool [].
-
-        Examples:
-          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
-          >>> items = jnp.array([10, 20, 30])
-          >>> bool(buffer.is_empty(buffer.add(buffer.init(items), 1, items)))  # one of two is
-          False
-        """
+        """True if all sources are empty, bool []."""
         return jnp.logical_not(ring.at_least(self.size(state), 1))
 
     def is_full(self, state: tuple[Any, ...]) -> jax.Array:
-        """Whether the next insertion overwrites in every source, bool [].
-
-        Examples:
-          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
-          >>> items = jnp.array([10, 20, 30, 40])
-          >>> bool(buffer.is_full(buffer.add(buffer.init(items), 0, items)))  # one of two
-          False
-        """
+        """True if the next insertion overwrites in every source, bool []."""
         self._check_length(state)
         full = [buffer.is_full(part) for buffer, part in zip(self.buffers, state, strict=True)]
         return functools.reduce(jnp.logical_and, full)
 
     def can_sample(self, state: tuple[Any, ...], batch_size: int = 1) -> jax.Array:
-        """Whether at least `batch_size` items may be drawn, of all sources, bool []; `sizes` tells of each.
-
-        Examples:
-          >>> buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=4)))
-          >>> items = jnp.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), 1, items)
-          >>> bool(buffer.can_sample(state, 3)), bool(buffer.can_sample(state, 4))
-          (True, False)
-        """
+        """True if all sources together hold at least `batch_size` drawable items, bool []."""
         batch_size = check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
         return ring.at_least(self.size(state), batch_size)
 
     def _parts(self, name: str, num_rows: int) -> list[tuple[int, slice]]:
-        """The sources that have rows in a batch, and these rows."""
+        """The sources with rows in a batch, and their rows."""
         parts, start = [], 0
         for k, count in enumerate(self.counts(num_rows)):
             num_shards = shards_of(self.buffers[k]).num_shards
             if count % num_shards:
                 raise ValueError(
-                    f"{name}={num_rows}: of these rows buffers[{k}] gets {count}, which must be a multiple of "
+                    f"{name}={num_rows}: buffers[{k}] gets {count} of these rows, which must be a multiple of "
                     f"{num_shards}, the number of its shards; change the batch size or the shares."
                 )
             if count > 0:
@@ -429,10 +322,12 @@ class Mixture:
     def _check_length(self, state: Any) -> None:
         if not isinstance(state, tuple) or len(state) != len(self.buffers):
             found = f"{type(state).__name__} of {len(state)}" if isinstance(state, tuple | list) else type(state)
-            raise ValueError(f"state: got {found}, expected a tuple of {len(self.buffers)} states, one a buffer.")
+            raise ValueError(
+                f"state: got {found}, expected a tuple of {len(self.buffers)} states, one for each buffer."
+            )
 
     def _check_state(self, state: Any) -> None:
-        """Raise a `ValueError` where `state` is not one of this mixture's, or its parts store other items."""
+        """Raise a `ValueError` if `state` is not of this mixture, or the sources store different items."""
         self._check_length(state)
         specs = []
         for buffer, part in zip(self.buffers, state, strict=True):

@@ -1,4 +1,4 @@
-"""The sources of a `Mixture`: what it asks of its buffers, and what it reads off them."""
+"""The sources of a `Mixture`: checks of its arguments, and properties of its buffers."""
 
 import dataclasses
 import math
@@ -19,7 +19,7 @@ from jaxreplay.samplers import Prioritized, Uniform
 
 
 def leading_of(buffer: Buffer[Any] | Sharded[Any]) -> tuple[int, ...]:
-    """Leading axes that what `init` takes may have."""
+    """Leading axes of the smallest batch that `init` takes."""
     shards = shards_of(buffer)
     last = shards.whole.num_envs if isinstance(shards.whole, SequenceBuffer) else shards.num_shards
     return (*[1] * (shards.whole._batch_axes - 1), last)
@@ -34,7 +34,7 @@ def items_spec(buffer: Buffer[Any] | Sharded[Any], state: Any) -> Any:
 
 
 def check_buffers(buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...]:
-    """`buffers` as a tuple; a `ValueError` where they are none, or their draws have other shapes."""
+    """`buffers` as a tuple; a `ValueError` if they are not buffers, or draw different kinds of rows."""
     if not isinstance(buffers, tuple | list) or not buffers:
         raise ValueError(f"buffers={buffers!r}: must be a tuple of at least one buffer, such as (online, offline).")
     lengths = []
@@ -43,20 +43,20 @@ def check_buffers(buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...]:
         if not isinstance(whole, Buffer):
             raise ValueError(
                 f"buffers[{k}]={buffer!r}: must be a ReplayBuffer, ReservoirBuffer, SequenceBuffer or Sharded of one; "
-                "the buffers of another Mixture are given one by one."
+                "give the buffers of another Mixture one by one."
             )
         lengths.append(whole.sequence_length if isinstance(whole, SequenceBuffer) else None)
         if lengths[k] != lengths[0]:
             drawn = ["items" if x is None else f"sequences of {x} steps" for x in (lengths[k], lengths[0])]
             raise ValueError(
-                f"buffers[{k}]={buffer!r}: gives {drawn[0]} and buffers[0] {drawn[1]}; all rows of a batch must be of "
-                "one kind, so take buffers of items alone, or SequenceBuffers of one sequence_length."
+                f"buffers[{k}]={buffer!r}: draws {drawn[0]}, but buffers[0] draws {drawn[1]}; use buffers of items "
+                "only, or SequenceBuffers with one sequence_length."
             )
     return tuple(buffers)
 
 
 def check_shares(shares: Any, num_buffers: int) -> tuple[float, ...]:
-    """Shares as parts of 1; a `ValueError` where they are not a positive number for each buffer."""
+    """Shares with sum 1; a `ValueError` if they are not one positive number for each buffer."""
     if shares is None:
         return (1 / num_buffers,) * num_buffers
     if not isinstance(shares, Sequence | np.ndarray) or len(shares) != num_buffers:
@@ -65,18 +65,18 @@ def check_shares(shares: Any, num_buffers: int) -> tuple[float, ...]:
             "shares."
         )
     numbers = [
-        float(checks.check_number(f"shares[{k}]", share, 0, math.inf, "leave out a buffer that is to have no share"))
+        float(checks.check_number(f"shares[{k}]", share, 0, math.inf, "leave out a buffer to give it no share"))
         for k, share in enumerate(shares)
     ]
     for k, number in enumerate(numbers):
         if number == 0:
-            raise ValueError(f"shares[{k}]={shares[k]!r}: must be positive; leave out a buffer that is to have none.")
-    total = sum(map(Fraction, numbers))  # which as a float might overflow
+            raise ValueError(f"shares[{k}]={shares[k]!r}: must be positive; leave out a buffer to give it no share.")
+    total = sum(map(Fraction, numbers))  # as a float it might overflow
     return tuple(float(Fraction(number) / total) for number in numbers)
 
 
 def normalization_of(buffers: Sequence[Buffer[Any] | Sharded[Any]]) -> Literal["batch"] | None:
-    """What joint weights are divided by; a `ValueError` where the samplers do not agree."""
+    """The normalization of joint weights; a `ValueError` if the samplers disagree."""
     rules = {}
     for k, buffer in enumerate(buffers):
         sampler = whole_of(buffer).sampler
@@ -85,21 +85,21 @@ def normalization_of(buffers: Sequence[Buffer[Any] | Sharded[Any]]) -> Literal["
     for rule, k in rules.items():
         if rule not in ("batch", None):
             raise ValueError(
-                f'weights="joint": the sampler of buffers[{k}] has normalize={rule!r}; must be "batch" or None, which '
-                "have a meaning for a batch of several sources."
+                f'weights="joint": the sampler of buffers[{k}] has normalize={rule!r}; must be "batch" or None, the '
+                "normalizations that a batch of several sources has."
             )
     if len(rules) > 1:
         raise ValueError(
             f'weights="joint": the samplers of buffers {sorted(rules.values())} have normalize={list(rules)}; they '
-            'must be the same, as the batch is normalized as a whole: all "batch", or all None.'
+            'must agree, as the batch is normalized as a whole: all "batch", or all None.'
         )
     return next(iter(rules), None)
 
 
 def num_rows(buffer: Buffer[Any] | Sharded[Any], probabilities: jax.Array) -> Any:
-    """Over how many rows of a draw the weighted mean estimates the mean over the buffer's items; at least 1.
+    """Number of rows over which the weighted mean estimates the mean of the buffer's items; at least 1.
 
-    Of those of `probabilities` [B] the rows that hold an item; for shards, whose weights count the others, all.
+    These are the rows with an item, by their `probabilities` [B]. Weights of shards correct for empty rows: all count.
     """
     shards = shards_of(buffer)
     if fills_rows(shards.whole.sampler) or shards.num_shards > 1:
@@ -108,12 +108,12 @@ def num_rows(buffer: Buffer[Any] | Sharded[Any], probabilities: jax.Array) -> An
 
 
 def fills_rows(sampler: Any) -> bool:
-    """Whether every row of a draw holds an item, if there is one; of a sampler of one's own that is not known."""
+    """True if every row of a draw from a buffer that is not empty holds an item; False for unknown samplers."""
     return type(sampler) is Prioritized or (type(sampler) is Uniform and sampler.replacement)
 
 
 def without_normalization(buffer: Any) -> Any:
-    """The same buffer, whose weights are not normalized; it has the same states."""
+    """The same buffer without normalization of weights; it has the same states."""
     whole = whole_of(buffer)
     if getattr(whole.sampler, "normalize", None) is None:
         return buffer

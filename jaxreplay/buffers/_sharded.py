@@ -1,4 +1,4 @@
-"""Sharded: a buffer whose items lie spread over the devices of a mesh."""
+"""Sharded: a buffer spread over the devices of a mesh."""
 
 import dataclasses
 import functools
@@ -15,9 +15,10 @@ from jaxreplay._common.checks import check_integer
 from jaxreplay._common.meshes import OnMesh, mesh_here
 from jaxreplay._common.xla import alive, jit_method
 from jaxreplay.buffers import _later_steps, _memory
-from jaxreplay.buffers._base import Buffer, S, Sample, check_draw, check_drawn
+from jaxreplay.buffers._base import Buffer, S
 from jaxreplay.buffers._replay import ReplayState
 from jaxreplay.buffers._reservoir import ReservoirState
+from jaxreplay.buffers._sample import Sample, check_draw, check_drawn
 from jaxreplay.buffers._sequence import SequenceState
 from jaxreplay.buffers._shards import part_of, shards_of
 
@@ -26,26 +27,27 @@ from jaxreplay.buffers._shards import part_of, shards_of
 class Sharded(OnMesh, Generic[S]):
     """A buffer cut into D equal shards, one for each device along an axis of a mesh.
 
-    It has the buffer's methods, on global arrays. `add` gives the first D-th of the batch's rows (for a
-    `SequenceBuffer`, of its streams) to the first shard, and so on. Each D-th of a drawn batch comes from its own
-    shard. Items that are laid out as `items_sharding` says never leave their device; devices exchange a few numbers a
-    call. One shard gives bit for bit the results of the buffer alone. All of it works in `jax.jit`, `lax.scan` and
-    `jax.vmap`, and on the devices of several processes if all processes make the same calls.
+    It has the buffer's methods, on global arrays. A method's docstring says only what differs from the buffer's.
 
-    **Law.** A row of the batch is item i with probability P(i) = p_i / (D * total of p in its shard). The weights are
-    those of this law over the items of all shards: N counts all of them, and the weights are divided by the largest
-    in any shard. Shards may hold different numbers of items with any priorities; weighted means stay unbiased. The
-    rows of an empty shard have handle -1, probability 0 and weight 0. New items have the largest priority of all
-    shards.
+    **Rows.** A batch has D equal parts, in the order of the shards: `add` gives each shard its part (for a
+    `SequenceBuffer`, its streams), and each shard draws its part. `batch_size`, `n` and B are multiples of D. Items
+    laid out by `items_sharding` never leave their device; devices exchange a few numbers a call. One shard gives bit
+    for bit the results of the buffer alone. All methods work in `jax.jit`, `lax.scan` and `jax.vmap`. They also work on
+    the devices of several processes, if all processes make the same calls.
 
-    **Handles** also name the shard. Give them to `update`, `get` and `set` in the rows in which `sample` returned them.
-    A row that lies in another shard's part of the batch is ignored (`get`: zeros), like one whose item was overwritten.
+    **Law.** A row of the batch is item i with probability P(i) = p_i / (D * total of p in its shard). The weights
+    follow this law over the items of all shards: N counts all items, and weights are divided by the largest of any
+    shard. Shards may hold different numbers of items with any priorities; weighted means stay unbiased. Rows of an
+    empty shard have handle -1, probability 0 and weight 0. New items get the largest priority of all shards.
+
+    **Handles** also name the shard. Give them to `update`, `get`, `set` and `later` in the rows in which they were
+    drawn. A handle in another shard's part of the batch is ignored (`get`: zeros), like one whose item was overwritten.
 
     Attributes:
       buffer: a `ReplayBuffer`, `ReservoirBuffer` or `SequenceBuffer`. Its `capacity`, or `num_envs`, counts all shards
-        and is a multiple of their number. Eager calls donate the state if it does.
-      mesh: the devices. Every shard is repeated along the mesh's other axes.
-      axis: the name of the mesh axis that has a device for each shard.
+        and is a multiple of D. Eager calls donate the state if its `donate` is True.
+      mesh: the devices. Shards are replicated along the mesh's other axes.
+      axis: the mesh axis with one device for each shard.
 
     Examples:
       >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
@@ -64,14 +66,14 @@ class Sharded(OnMesh, Generic[S]):
         if not isinstance(self.buffer, Buffer):
             raise ValueError(f"buffer={self.buffer!r}: must be a ReplayBuffer, ReservoirBuffer or SequenceBuffer.")
         if not isinstance(self.mesh, Mesh):
-            raise ValueError(f"mesh={self.mesh!r}: must be a jax.sharding.Mesh, as jax.make_mesh makes it.")
+            raise ValueError(f"mesh={self.mesh!r}: must be a jax.sharding.Mesh, such as jax.make_mesh returns.")
         if self.axis not in self.mesh.axis_names:
             raise ValueError(f"axis={self.axis!r}: must be one of the mesh's axes, {self.mesh.axis_names}.")
         part_of(self.buffer, self.num_shards)  # for its checks
 
     @property
     def donate(self) -> bool:
-        """Whether eager calls donate the state."""
+        """True if eager calls donate the state."""
         return self.buffer.donate
 
     @property
@@ -81,32 +83,23 @@ class Sharded(OnMesh, Generic[S]):
 
     @property
     def items_sharding(self) -> NamedSharding:
-        """How to lay out what `add` takes, so that nothing is moved.
+        """The sharding of items and steps that `add` need not move.
 
-        With several processes `jax.make_array_from_process_local_data(buffer.items_sharding, rows)` makes the global
-        array of the rows that each has.
+        With several processes, `jax.make_array_from_process_local_data(buffer.items_sharding, rows)` makes the global
+        array from the rows of each process.
         """
         return NamedSharding(self.mesh, self._items_spec)
 
     @property
     def state_sharding(self) -> NamedSharding:
-        """How all leaves of a state lie, and rows of a drawn batch."""
+        """The sharding of all leaves of a state, and of a drawn batch."""
         return NamedSharding(self.mesh, PartitionSpec(self.axis))
 
     def init(self, items: Any) -> S:
-        """An empty buffer, laid out over the mesh: the buffer's state whose leaves have a leading axis [D].
-
-        Args:
-          items: as the buffer's `init` takes them, of all shards.
+        """An empty buffer on the mesh: the leaves of its state have a leading axis [D].
 
         Raises:
-          ValueError: as from the buffer's `init`; or the items cannot be dealt out evenly.
-
-        Examples:
-          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
-          >>> buffer.init(jnp.array([10, 20, 30, 40])).storage.shape  # a leading axis for the shards
-          (2, 2)
+          ValueError: as the buffer's `init`; or the rows are not a multiple of D.
         """
         spec = checks.as_spec(items)
         jax.eval_shape(lambda: self.buffer.init(spec))  # for its checks
@@ -142,19 +135,10 @@ class Sharded(OnMesh, Generic[S]):
     ) -> SequenceState: ...
 
     def add(self, state: Any, *args: Any, **kwargs: Any) -> Any:
-        """Insert a batch, as the buffer's `add` does; `mask` or `ends` are dealt out like the items.
-
-        Of a `key` each shard has its own.
+        """Insert a batch with the buffer's `add`, each shard its part of the rows, with a key of its own from `key`.
 
         Raises:
-          ValueError: as from the buffer's `add`; or the batch cannot be dealt out evenly (pad and mask it).
-
-        Examples:
-          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
-          >>> items = jnp.array([10, 20, 30, 40])
-          >>> buffer.add(buffer.init(items), items).storage.tolist()  # the first half of the rows on the first device
-          [[10, 20], [30, 40]]
+          ValueError: as the buffer's `add`; or the rows are not a multiple of D (pad and mask them).
         """
         given = _signature(type(self.buffer)).bind(self.buffer, state, *args, **kwargs)
         _, _, (_, items), *others = given.arguments.items()
@@ -179,23 +163,15 @@ class Sharded(OnMesh, Generic[S]):
     def sample(
         self, state: S, key: jax.Array, batch_size: int, *, beta: Any = None, max_age: jax.Array | int | None = None
     ) -> Sample:
-        """Draw items by the sampler's law, batch_size / D from each shard; otherwise as the buffer's `sample`.
+        """Draw batch_size / D items from each shard.
 
         Args:
-          key: a PRNG key, the same in all processes.
-          max_age: of a `ReplayBuffer`'s items each shard draws from its newest max_age / D, rounded up, and
-            `Sample.age` is D times the number of later insertions into the item's shard.
+          key: the same in all processes.
+          max_age: for a `ReplayBuffer`, each shard draws from its newest max_age / D items, rounded up; `Sample.age` is
+            D times the number of later insertions into the item's shard.
 
         Raises:
-          ValueError: `batch_size` is not a positive multiple of D; or all shards are empty and the call is eager.
-
-        Examples:
-          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
-          >>> items = jnp.array([10, 20, 30, 40])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> buffer.sample(state, jax.random.key(0), batch_size=4).probabilities.tolist()
-          [0.25, 0.25, 0.25, 0.25]
+          ValueError: as the buffer's `sample`, if all shards are empty; or `batch_size` is not a multiple of D.
         """
         batch_size = check_draw(batch_size, beta, max_age)
         return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age))
@@ -212,21 +188,12 @@ class Sharded(OnMesh, Generic[S]):
         return self._on_shards(draw, (PartitionSpec(),) * 3, state, key, beta, max_age, rows=True)
 
     def epoch(self, state: S, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
-        """Batch number `step` of a pass over all drawable items; otherwise as the buffer's `epoch`.
+        """Batch number `step` of a pass in which each shard passes over its own items, batch_size / D a batch.
 
-        Each shard passes over its own items, batch_size / D at a step. One that holds fewer than another has rows of
-        handle -1 before the pass ends.
+        A shard with fewer items than another has rows with handle -1 before the pass ends.
 
         Raises:
-          ValueError: as from the buffer's `epoch`; or `batch_size` is not a multiple of D.
-
-        Examples:
-          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
-          >>> items = jnp.array([10, 20, 30, 40])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> sorted(buffer.epoch(state, jax.random.key(0), batch_size=4, step=0).items.tolist())
-          [10, 20, 30, 40]
+          ValueError: as the buffer's `epoch`; or `batch_size` is not a multiple of D.
         """
         batch_size = check_draw(batch_size)
         check_integer("step", step, 0, 2**31 - 1, "the number of a batch", traced=None)
@@ -244,38 +211,20 @@ class Sharded(OnMesh, Generic[S]):
         return self._on_shards(epoch, (PartitionSpec(),) * 2, state, key, step, rows=True)
 
     def num_batches(self, state: S, batch_size: int) -> jax.Array:
-        """Number of batches of an `epoch`, int32 [].
-
-        Examples:
-          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
-          >>> items = jnp.array([10, 20, 30, 40])
-          >>> int(buffer.num_batches(buffer.add(buffer.init(items), items), batch_size=2))
-          2
-        """
+        """Number of batches of an `epoch`, which is that of the fullest shard, int32 []."""
         batch_size = check_draw(batch_size)
         self._check_divides("batch_size", batch_size)
         return jnp.max(-(-alive(state.ring.size) // (batch_size // self.num_shards)), axis=-1)
 
     @jit_method(donates=True, handles="indices")
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
-        """Tell the samplers the TD errors of items that were drawn; otherwise as the buffer's `update`.
+        """Give each shard's sampler the TD errors of its part of the batch.
 
         Args:
-          indices: int [B], the handles in the rows in which they were drawn; B a multiple of D.
-          td_errors: float [B], signed or not.
+          indices: int [B], handles in the rows in which they were drawn.
 
         Raises:
-          ValueError: shapes or dtypes other than these.
-
-        Examples:
-          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0)), mesh=mesh)
-          >>> items = jnp.array([10, 20, 30, 40])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> state = buffer.update(state, buffer.newest(state, 4), jnp.array([0.0, 2.0, 2.0, 0.0]))
-          >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
-          [20, 20, 30, 30]
+          ValueError: as the buffer's `update`; or B is not a multiple of D.
         """
         self._check_state(state)
         rows = checks.check_td_errors(indices, td_errors)
@@ -284,24 +233,13 @@ class Sharded(OnMesh, Generic[S]):
 
     @jit_method(donates=True, handles="indices")
     def set(self, state: S, indices: jax.Array, values: Any, *, mask: jax.Array | None = None) -> S:
-        """Write leaves of stored items in place; otherwise as the buffer's `set`.
+        """Write leaves of stored items in place.
 
         Args:
-          indices: int [B], the handles in the rows in which they were drawn; B a multiple of D.
-          values: leaves [B, ...], or None where one is left alone.
-          mask: bool, what is written.
+          indices: int [B], handles in the rows in which they were drawn.
 
         Raises:
-          ValueError: as from the buffer's `set`.
-
-        Examples:
-          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
-          >>> items = jnp.array([10, 20, 30, 40])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> state = buffer.set(state, buffer.newest(state, 4), items + 1)
-          >>> state.storage.tolist()
-          [[11, 21], [31, 41]]
+          ValueError: as the buffer's `set`; or B is not a multiple of D.
         """
         self._check_state(state)
         indices = checks.check_indices(indices)
@@ -316,18 +254,10 @@ class Sharded(OnMesh, Generic[S]):
         return self._on_shards(write, (PartitionSpec(self.axis),) * 3, state, *arguments)
 
     def newest(self, state: S, n: int) -> jax.Array:
-        """Handles of the newest n / D insertions of each shard, int32 [n], in the rows of their shards.
+        """Handles of the newest n / D insertions of each shard, int32 [n], in the order of the shards.
 
         Raises:
           ValueError: `n` is not a positive multiple of D.
-
-        Examples:
-          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
-          >>> items = jnp.array([10, 20, 30, 40])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> buffer.get(state, buffer.newest(state, 2)).tolist()  # the newest of each shard
-          [20, 40]
         """
         return self._newest(state, check_integer("n", n, 1, ring.MAX_CAPACITY, "the number of insertions"))
 
@@ -339,19 +269,10 @@ class Sharded(OnMesh, Generic[S]):
 
     @jit_method(handles="indices")
     def get(self, state: S, indices: jax.Array) -> Any:
-        """Items [B, ...] named by handles (int [B]) in the rows in which they were drawn; zeros where not stored.
+        """Items [B, ...] by their handles, int [B], in the rows in which they were drawn; zeros if not stored.
 
         Raises:
-          ValueError: `indices` is not a vector of integers, of a length that is a multiple of D.
-
-        Examples:
-          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
-          >>> items = jnp.array([10, 20, 30, 40])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> handles = buffer.newest(state, 2)
-          >>> buffer.get(state, handles[::-1]).tolist()  # in the other shard's rows they are ignored
-          [0, 0]
+          ValueError: as the buffer's `get`; or B is not a multiple of D.
         """
         self._check_state(state)
         indices = checks.check_indices(indices)
@@ -359,17 +280,10 @@ class Sharded(OnMesh, Generic[S]):
         return self._on_shards(self._part.get, (PartitionSpec(self.axis),), state, indices, rows=True)
 
     def later(self, state: S, key: jax.Array, indices: jax.Array, *, law: Any = "uniform", gamma: Any = 0.99) -> Any:
-        """As `SequenceBuffer.later`, of handles (int [B]) in the rows in which they were drawn; B a multiple of D.
+        """`SequenceBuffer.later` for handles, int [B], in the rows in which they were drawn.
 
-        Examples:
-          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> whole = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2, hindsight=True)
-          >>> buffer = jr.Sharded(buffer=whole, mesh=mesh)
-          >>> steps = jnp.array([[1, 5], [2, 6], [3, 7]])
-          >>> state = buffer.add(buffer.init(steps), steps, ends=steps % 4 == 3)
-          >>> items, count = buffer.later(state, jax.random.key(0), buffer.newest(state, 2), law="last")
-          >>> items.tolist(), count.tolist()
-          ([3, 7], [1, 1])
+        Raises:
+          ValueError: as `SequenceBuffer.later`; or B is not a multiple of D.
         """
         return self._draw_later(state, key, indices, law, _later_steps.checked(self.buffer, law, gamma))
 
@@ -385,78 +299,38 @@ class Sharded(OnMesh, Generic[S]):
         return self._on_shards(later, specs, state, key, indices, log_gamma, rows=True)
 
     def size(self, state: S) -> jax.Array:
-        """Number of items that may be drawn, of all shards, int32 [].
-
-        Examples:
-          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
-          >>> items = jnp.array([10, 20, 30, 40])
-          >>> int(buffer.size(buffer.add(buffer.init(items), items, mask=items > 10)))
-          3
-        """
+        """Number of drawable items in all shards, int32 []."""
         return jnp.sum(alive(state.ring.size), axis=-1, dtype=jnp.int32)
 
     def stored_steps(self, state: S) -> jax.Array:
-        """As `SequenceBuffer.stored_steps`, of all shards, int32 [].
-
-        Examples:
-          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(buffer=jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2), mesh=mesh)
-          >>> steps = jnp.zeros((3, 2))
-          >>> int(buffer.stored_steps(buffer.add(buffer.init(steps), steps)))
-          6
-        """
+        """Number of steps stored in all shards of a `SequenceBuffer`, int32 []."""
         return jnp.sum(cast(Any, self._part).stored_steps(state), axis=-1, dtype=jnp.int32)
 
     def is_empty(self, state: S) -> jax.Array:
-        """Whether nothing may be drawn, bool [].
-
-        Examples:
-          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
-          >>> bool(buffer.is_empty(buffer.init(jnp.array([10, 20, 30, 40]))))
-          True
-        """
+        """True if no shard holds a drawable item, bool []."""
         return jnp.logical_not(ring.at_least(self.size(state), 1))
 
     def is_full(self, state: S) -> jax.Array:
-        """Whether the next insertion overwrites in every shard, bool [].
-
-        Examples:
-          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
-          >>> items = jnp.array([10, 20, 30, 40])
-          >>> bool(buffer.is_full(buffer.add(buffer.init(items), items, mask=items > 10)))  # the first shard has room
-          False
-        """
+        """True if the next insertion overwrites in every shard, bool []."""
         return jnp.all(self._part.is_full(state), axis=-1)
 
     def can_sample(self, state: S, batch_size: int = 1) -> jax.Array:
-        """Whether at least `batch_size` items may be drawn, of all shards, bool [].
-
-        Examples:
-          >>> mesh = jax.sharding.Mesh(jax.devices()[:2], ("data",))  # two devices
-          >>> buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
-          >>> items = jnp.array([10, 20, 30, 40])
-          >>> state = buffer.add(buffer.init(items), items, mask=items > 10)
-          >>> bool(buffer.can_sample(state, 3)), bool(buffer.can_sample(state, 4))
-          (True, False)
-        """
+        """True if all shards together hold at least `batch_size` drawable items, bool []."""
         batch_size = check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
         return ring.at_least(self.size(state), batch_size)
 
     @property
     def _part(self) -> Buffer[S]:
-        """The buffer that each shard is."""
+        """The configuration of one shard."""
         return part_of(self.buffer, self.num_shards, self._axis_name)
 
     @property
     def _axis_name(self) -> str | None:
-        """The axis over which shards tell each other numbers; None where there is one shard."""
+        """The mapped axis over the shards; None for a single shard."""
         return self.axis if self.num_shards > 1 else None
 
     def _part_spec(self, spec: Any) -> Any:
-        """What the `init` of a shard takes, where that of the whole takes `spec`."""
+        """The spec of one shard's part of items like `spec`."""
         axis = self.buffer._batch_axes - 1
         self._check_divides("batch", jax.tree.leaves(spec)[0].shape[axis])
 
@@ -467,7 +341,7 @@ class Sharded(OnMesh, Generic[S]):
         return jax.tree.map(part, spec)
 
     def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
-        """See `Buffer._device_states`; every device of the mesh holds a shard."""
+        """`Buffer._device_states`; every device of the mesh holds a shard."""
         jax.eval_shape(self.buffer.init, items)  # for its checks
         shard = jax.eval_shape(self._part.init, self._part_spec(items))
         shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), shard)
@@ -504,21 +378,20 @@ class Sharded(OnMesh, Generic[S]):
         *arguments: Any,
         rows: bool = False,
     ) -> Any:
-        """`method` of each shard's state and its part of the arguments, which are laid out by `specs`.
+        """Apply `method` to each shard's state and its part of the arguments, partitioned by `specs`.
 
-        The method returns a state, or rows of a batch (`rows`).
+        The method returns a state, or with `rows` the shard's part of a batch.
         """
 
         def on_shard(shard: S, *arguments: Any) -> Any:
-            # A shard's state has a leading axis of 1 on its device. It is mapped over: where reshapes take it off and
-            # put it on again, XLA copies the whole storage.
+            # The vmap removes the leading axis of 1. With reshapes instead, XLA copies the whole storage.
             result = jax.vmap(lambda state: method(state, *arguments))(shard)
             return jax.tree.map(lambda x: x.reshape(x.shape[1:]), result) if rows else result
 
         return self._map(on_shard, (PartitionSpec(self.axis), *specs), state, *arguments)
 
     def _map(self, function: Callable[..., Any], specs: tuple[PartitionSpec, ...], *arguments: Any) -> Any:
-        """`function` of each device's part of the arguments, which are laid out by `specs`."""
+        """Apply `function` to each device's part of the arguments, partitioned by `specs`."""
         mesh = mesh_here(self.mesh)
         if mesh.axis_types[mesh.axis_names.index(self.axis)] == AxisType.Explicit:
             layout = [NamedSharding(mesh, spec) for spec in specs]

@@ -1,6 +1,6 @@
-"""Any buffer as its shards: one that is not `Sharded` is a single shard.
+"""Any buffer as its shards: a buffer that is not `Sharded` is a single shard.
 
-Code that serves both asks here which of them it has, and nowhere else.
+Code for both kinds tells them apart here, and nowhere else.
 """
 
 import dataclasses
@@ -19,10 +19,10 @@ class Shards(NamedTuple):
     """A buffer as its shards.
 
     Attributes:
-      whole: the buffer without `Sharded`, which counts all shards.
-      part: the buffer that each shard is.
+      whole: the wrapped buffer, whose sizes count all shards.
+      part: the configuration of one shard.
       num_shards: D.
-      sharding: of the leaves [D, ...] of a state; None for a buffer alone, whose states have no such axis.
+      sharding: of a state's leaves [D, ...]; None for a buffer that is not `Sharded`, whose leaves have no axis [D].
     """
 
     whole: Any
@@ -31,24 +31,24 @@ class Shards(NamedTuple):
     sharding: NamedSharding | None
 
     def stacked(self, state: Any) -> Any:
-        """Leaves [D, ...] of a state."""
+        """The state with leaves [D, ...]."""
         return state if self.sharding else jax.tree.map(lambda x: x[None], state)
 
     def part_spec(self, state: Any) -> Any:
-        """Shapes and dtypes of one shard's leaves of a state."""
+        """Shapes and dtypes of one shard's part of a state."""
         if self.sharding is None:
             return state
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state)
 
     def place(self, x: np.ndarray) -> jax.Array:
-        """A leaf [D, ...] on the host as that of a state."""
+        """A host array [D, ...] as a leaf of a state."""
         if self.sharding is None:
             return jnp.asarray(x[0])
         return jax.make_array_from_callback(x.shape, self.sharding, lambda index: x[index])
 
 
 def shards_of(buffer: Any) -> Shards:
-    """A buffer, or `Sharded` of one, as its shards."""
+    """The shards of a buffer, `Sharded` or not."""
     if not isinstance(buffer, OnMesh):
         return Shards(buffer, buffer, 1, None)
     sharded: Any = buffer
@@ -56,22 +56,22 @@ def shards_of(buffer: Any) -> Shards:
 
 
 def whole_of(buffer: Any) -> Any:
-    """The buffer that a `Sharded` cuts; any other as it is."""
+    """The buffer wrapped by a `Sharded`; other values are returned unchanged."""
     return shards_of(buffer).whole
 
 
 def with_whole(buffer: Any, whole: Any) -> Any:
-    """`whole`, sharded as `buffer` is."""
+    """`whole`, in a `Sharded` like `buffer` if that is one."""
     config: Any = buffer
     return dataclasses.replace(config, buffer=whole) if isinstance(buffer, OnMesh) else whole
 
 
 @functools.cache
 def part_of(buffer: Any, num_shards: int, axis_name: str | None = None) -> Any:
-    """The buffer that each of `num_shards` shards of `buffer` is.
+    """The configuration of one of `num_shards` shards of `buffer`.
 
     Raises:
-      ValueError: it cannot be cut evenly.
+      ValueError: its size is not a multiple of `num_shards`.
     """
     name = buffer._storage_axes[-1]
     size = getattr(buffer, name)

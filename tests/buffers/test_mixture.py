@@ -503,11 +503,11 @@ def test_rows_that_shards_and_reservoirs_refuse():
     mixture = shards_and_a_reservoir()
     state = jax.eval_shape(lambda: mixture.init(items(numbers(0, 2))))
 
-    with pytest.raises(ValueError, match=r"batch_size=4: of these rows buffers\[0\] gets 3, .* multiple of 2"):
+    with pytest.raises(ValueError, match=r"batch_size=4: buffers\[0\] gets 3 of these rows, .* multiple of 2"):
         jax.eval_shape(lambda state: mixture.sample(state, jax.random.key(0), 4), state)
-    with pytest.raises(ValueError, match=r"indices=4: of these rows buffers\[0\] gets 3"):
+    with pytest.raises(ValueError, match=r"indices=4: buffers\[0\] gets 3 of these rows"):
         jax.eval_shape(lambda state: mixture.update(state, np.zeros(4, np.int32), np.zeros(4)), state)
-    with pytest.raises(ValueError, match="max_age: a ReservoirBuffer knows no ages"):
+    with pytest.raises(ValueError, match="max_age: a ReservoirBuffer keeps no ages"):
         jax.eval_shape(lambda state: mixture.sample(state, jax.random.key(0), 6, max_age=3), state)
 
 
@@ -546,9 +546,13 @@ REFUSED = {
     r"buffers=\(\): must be a tuple of at least one buffer": {"buffers": ()},
     r"buffers=ReplayBuffer\(.*\): must be a tuple": {"buffers": SMALL},
     r"buffers\[1\]=3: must be a ReplayBuffer": {"buffers": (SMALL, 3)},
-    r"buffers\[0\]=Mixture.*: .* another Mixture are given one by one": {"buffers": (jr.Mixture(buffers=PAIR),)},
-    r"buffers\[1\]=SequenceBuffer.*: gives sequences of 3 steps and buffers\[0\] items": {"buffers": (SMALL, SHORT)},
-    r"buffers\[1\]=.*: gives sequences of 2 steps and buffers\[0\] sequences of 3 steps": {
+    r"buffers\[0\]=Mixture.*: .* give the buffers of another Mixture one by one": {
+        "buffers": (jr.Mixture(buffers=PAIR),)
+    },
+    r"buffers\[1\]=SequenceBuffer.*: draws sequences of 3 steps, but buffers\[0\] draws items": {
+        "buffers": (SMALL, SHORT)
+    },
+    r"buffers\[1\]=.*: draws sequences of 2 steps, but buffers\[0\] draws sequences of 3 steps": {
         "buffers": (SHORT, dataclasses.replace(SHORT, sequence_length=2))
     },
     r"shares=\(1,\): must be one positive number for each of the 2 buffers": {"buffers": PAIR, "shares": (1,)},
@@ -561,7 +565,7 @@ REFUSED = {
         "buffers": GLOBAL,
         "weights": "joint",
     },
-    r'weights="joint": the samplers of buffers \[0, 2\] have normalize=\[\'batch\', None\]; they must be the same': {
+    r'weights="joint": the samplers of buffers \[0, 2\] have normalize=\[\'batch\', None\]; they must agree': {
         "buffers": (REPLAY(capacity=4, sampler=PER()), SMALL, REPLAY(capacity=4, sampler=PER(normalize=None))),
         "weights": "joint",
     },

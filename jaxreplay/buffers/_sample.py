@@ -1,0 +1,72 @@
+"""Sample: a batch of draws, and the checks of a draw."""
+
+from typing import Any
+
+import jax
+import jax.core
+from flax import struct
+
+from jaxreplay._common import checks, ring
+from jaxreplay._common.checks import check_integer
+from jaxreplay._common.xla import on_host
+from jaxreplay.buffers._shards import whole_of
+
+
+@struct.dataclass
+class Sample:
+    """A batch of draws.
+
+    Attributes:
+      items: leaves [batch, ...]; [batch, sequence_length, ...] from a `SequenceBuffer`.
+      indices: int32 [batch], handles of the items, for `update`; -1 for rows without an item, such as all rows from
+        an empty buffer.
+      probabilities: float32 [batch], the probability of each draw; 0 for rows without an item.
+      weights: float32 [batch], importance-sampling weights; 0 for rows without an item.
+      mask: bool [batch, sequence_length] from a `SequenceBuffer`, True for steps that count; else None.
+      age: int32 [batch], number of later insertions, 0 for the newest; for a sequence, number of later sequences of
+        its stream. -1 for rows without an item.
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4)
+      >>> items = jnp.array([10, 20, 30, 40])
+      >>> state = buffer.add(buffer.init(items[:1]), items[:1])
+      >>> sample = buffer.sample(state, jax.random.key(0), batch_size=2)
+      >>> sample.items.tolist(), sample.indices.tolist(), sample.probabilities.tolist(), sample.weights.tolist()
+      ([10, 10], [0, 0], [1.0, 1.0], [1.0, 1.0])
+    """
+
+    items: Any
+    indices: jax.Array  # [batch]
+    probabilities: jax.Array  # [batch]
+    weights: jax.Array  # [batch]
+    mask: jax.Array | None = None  # [batch, sequence_length]
+    age: jax.Array | None = None  # [batch]
+
+
+def check_draw(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
+    """`batch_size` as a Python integer; a `ValueError` if an argument of a draw is invalid."""
+    batch_size = check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
+    checks.check_beta(beta)
+    if max_age is not None:
+        check_integer("max_age", max_age, 1, 2**31 - 1, "the number of newest items to draw from", traced=None)
+    return batch_size
+
+
+def check_drawn(buffer: Any, state: Any, drawn: Sample) -> Sample:
+    """`drawn`; a `ValueError` if the buffer, with all its shards, is known to be empty."""
+    if is_known_empty(buffer, state):
+        raise ValueError(whole_of(buffer)._why_empty(state))
+    return drawn
+
+
+def is_known_empty(buffer: Any, state: Any) -> bool:
+    """True if the buffer, with all its shards, is empty; False under `jit`.
+
+    Call it after the draw is dispatched, so that the draw does not wait for the size.
+    """
+    size = state.ring.size
+    if isinstance(size, jax.core.Tracer):
+        return False
+    # Summed on the host: a device would sum after the draw. Shards of other processes cannot be read here.
+    size = on_host(size).sum() if getattr(size, "is_fully_addressable", True) else buffer.size(state)
+    return bool(size == 0)

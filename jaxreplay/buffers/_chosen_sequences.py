@@ -1,9 +1,9 @@
-"""Which sequences of a `SequenceBuffer` may be drawn, where not all may: a ring of their own.
+"""Drawable sequences of a `SequenceBuffer` if not all are: a ring of their own.
 
-A completed sequence enters the ring if it may be drawn, with the place of its first row. Sequences leave in the same
-order, when their first row is overwritten. So the slots of the ring are what may be drawn, and samplers, handles and
-epochs know nothing of episodes. A sequence is judged in O(1): by the number of rows that its stream has had since its
-last break, which is the end of an episode or a gap; or by the flag of the row before it.
+A completed sequence enters the ring if it is drawable, with the place of its first row. Sequences leave in the same
+order, when their first row is overwritten. So the slots of the ring are the drawable sequences, and samplers, handles
+and epochs know nothing of episodes. A break is the end of an episode or a gap. The number of rows of a stream since its
+last break, or the flag of the row before a sequence, decides in O(1) if the sequence is drawable.
 
 This module and `_every_sequence` have the same functions: `init`, `advance`, `starts`, `ages` and `live`.
 """
@@ -23,16 +23,16 @@ from jaxreplay.buffers import _every_sequence
 from jaxreplay.buffers._episode_flags import is_end, is_gap
 from jaxreplay.buffers._every_sequence import Change
 
-PROBES = 64  # of a search, at a time
+PROBES = 64  # positions that a search reads at a time
 
 
 @struct.dataclass
 class ChosenSequences:
-    """The sequences that may be drawn.
+    """The drawable sequences.
 
     Attributes:
-      first: by slot of the ring, int32 [num_slots] as the backend wants it: row * num_envs + env of the first row.
-      so_far: int32 [num_envs], rows of each stream since its last break, at most `sequence_length`.
+      first: int32 [num_slots] as the backend wants it, row * num_envs + env of the first row, by slot of the ring.
+      so_far: int32 [num_envs], number of rows of each stream since its last break, at most `sequence_length`.
     """
 
     first: Any  # [num_slots]
@@ -41,7 +41,7 @@ class ChosenSequences:
 
 
 def init(buffer: Any) -> ChosenSequences:
-    """None may be drawn yet."""
+    """No drawable sequences."""
     first = layouts.zeros(jax.ShapeDtypeStruct((), jnp.int32), (buffer._num_slots,), 0)
     return ChosenSequences(first, jnp.zeros(buffer.num_envs, jnp.int32))
 
@@ -52,7 +52,7 @@ def advance(
     """The change by new rows; see `_every_sequence.advance`."""
     chosen, (num_steps, num_envs) = state.windows, flags.shape
     length, num_slots = buffer.length, buffer._num_slots
-    # Rows of the sequences that may be completed, counted from the first new row.
+    # Rows of the sequences that these rows may complete, counted from the first new row.
     last = state.wait - 1 + buffer.stride * jnp.arange(buffer.completed(num_steps), dtype=jnp.int32)
     first = last - buffer.sequence_length + 1
     may_be_drawn, so_far = _judge(buffer, state, flags, first, last)
@@ -66,7 +66,7 @@ def advance(
     places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
     kept = layouts.write(chosen.first, new, places.reshape(-1))
     left = dataclasses.replace(sequences, size=sequences.size - jnp.sum(gone, dtype=jnp.int32))
-    # A slot that is left and entered at once is entered.
+    # A slot that a sequence leaves and another enters counts as entered only.
     entered = ring.wrap_negative(old - sequences.inserted % num_slots, num_slots) < count
     old = jnp.where(gone & ~entered, old, num_slots)
     if td_errors is not None:
@@ -81,12 +81,12 @@ def advance(
 
 
 def starts(buffer: Any, state: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """First row and stream of the sequences in `slots` [B], int32 [B] each; 0 for a slot that does not exist."""
+    """First row and stream of the sequences in `slots` [B], int32 [B] each; 0 for slots out of range."""
     return read_once(_first_rows(state.windows, slots, buffer.num_envs))
 
 
 def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:
-    """Later completed sequences of the same stream, int32 [B], whether or not they may be drawn."""
+    """Number of later completed sequences of the same stream, drawable or not, int32 [B]."""
     row, _ = _first_rows(state.windows, slots, buffer.num_envs)
     since = _every_sequence.row_of_age(buffer, state, jnp.zeros((), jnp.int32)) - row
     return ring.wrap_negative(since, buffer.length) // buffer.stride
@@ -110,7 +110,7 @@ def _first_rows(chosen: ChosenSequences, slots: jax.Array, num_envs: int) -> tup
 
 
 def _judge(buffer: Any, state: Any, flags: jax.Array, first: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """Which sequences, with these `first` and `last` rows (int32 [K]), may be drawn, [K, num_envs]; and `so_far`."""
+    """True for drawable sequences with rows `first` to `last` (int32 [K]), bool [K, num_envs]; and `so_far`."""
     num_steps = flags.shape[0]
     breaks = is_gap(flags) if buffer.windows in ("any", "cut") else is_end(flags)
     lengths, so_far = episode_lengths(state.windows.so_far, breaks, buffer.sequence_length)
@@ -123,15 +123,15 @@ def _judge(buffer: Any, state: Any, flags: jax.Array, first: jax.Array, last: ja
 
 
 def episode_lengths(so_far: jax.Array, ends: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
-    """Rows of the present episode at each new row, itself included, int32 [T, num_envs]; and `so_far` after them.
+    """Number of rows since the last break up to each new row, int32 [T, num_envs]; and `so_far` after them.
 
     Args:
       so_far: int32 [num_envs], before.
-      ends: bool [T, num_envs], True for a row that ends what is counted.
-      most: what counts are cut off at.
+      ends: bool [T, num_envs], True for a break.
+      most: the counts saturate here.
     """
     time = jnp.arange(ends.shape[0], dtype=jnp.int32)[:, None]
-    # When the episode of the row after each one started.
+    # Start of the count at the row after each one.
     started = lax.cummax(jnp.where(ends, time + 1, -so_far[None]), axis=0)
     started = jnp.concatenate([-so_far[None], started])
     lengths = jnp.minimum(time + 1 - started[:-1], most)
@@ -139,14 +139,14 @@ def episode_lengths(so_far: jax.Array, ends: jax.Array, most: int) -> tuple[jax.
 
 
 def start_episodes(flags: jax.Array, time: jax.Array, stored: Any, rows: ring.Ring, length: int) -> jax.Array:
-    """Rows at `time` (int32 [K], counted from the first new row) that start an episode, bool [K, num_envs].
+    """True for rows at `time` that start an episode, bool [K, num_envs].
 
     Args:
       flags: [T, num_envs], of the new rows.
-      time: int32 [K].
-      stored: the storage of flags before these, [length, num_envs].
-      rows: its ring.
-      length: its length.
+      time: int32 [K], counted from the first new row.
+      stored: the stored flags before `flags` are written, [length, num_envs].
+      rows: the ring of the stored rows.
+      length: number of stored rows.
     """
     num_steps, num_envs = flags.shape
 
@@ -165,18 +165,15 @@ def start_episodes(flags: jax.Array, time: jax.Array, stored: Any, rows: ring.Ri
 def overwritten(
     chosen: ChosenSequences, sequences: ring.Ring, cursor: jax.Array, num_steps: int, length: int, most: int
 ) -> tuple[jax.Array, jax.Array]:
-    """The slots of the oldest `most` sequences, and which of these lose their first row to `num_steps` new rows.
+    """Slots of the oldest sequences, int32 [most]; and True for those overwritten by new rows, bool [most].
 
     Args:
-      chosen: before the rows are written.
-      sequences: their ring.
-      cursor: int32 [], the row that is written first.
-      num_steps: number of rows, at most `length`.
-      length: rows of the storage.
-      most: no more than this many can.
-
-    Returns:
-      slots, int32 [most], and bool [most].
+      chosen: the sequences before the rows are written.
+      sequences: the ring of the sequences.
+      cursor: int32 [], the first row that is written.
+      num_steps: number of new rows, at most `length`.
+      length: number of rows in the storage.
+      most: upper bound on the number of sequences overwritten.
     """
     num_envs, position = chosen.so_far.size, jnp.arange(most, dtype=jnp.int32)
     capacity = layouts.leading(chosen.first, 1)[0]
@@ -188,9 +185,9 @@ def overwritten(
 
 
 def num_older(ages_at: Any, size: jax.Array, capacity: int, max_age: jax.Array) -> jax.Array:
-    """Number of `size` sequences in order of age, oldest first, with an age of `max_age` or more, int32 [].
+    """Number of sequences with an age of `max_age` or more, int32 [], of `size` sequences in order, oldest first.
 
-    `ages_at` are the ages at positions, int32 [PROBES] of each. It is asked O(log(capacity)) times.
+    `ages_at` maps positions, int32 [PROBES], to ages. It is called O(log(capacity)) times.
     """
     count = jnp.zeros((), jnp.int32)
     rounds = max(1, math.ceil(math.log(capacity, PROBES) - 1e-9))

@@ -1,4 +1,4 @@
-"""Which sequences of a `SequenceBuffer` may be drawn, where all may: their slots follow from their numbers.
+"""Drawable sequences of a `SequenceBuffer` if all are: their slots follow from their numbers.
 
 This module and `_chosen_sequences` have the same functions: `init`, `advance`, `starts`, `ages` and `live`.
 """
@@ -14,13 +14,13 @@ from jaxreplay._common import ring
 
 
 class Change(NamedTuple):
-    """The drawable sequences after steps were added, and what changed.
+    """The drawable sequences after steps were added, and the slots that changed.
 
     Attributes:
-      ring: the sequences that may be drawn.
+      ring: the drawable sequences.
       windows: `SequenceState.windows`.
-      slots: int32 [K], slots that changed; out of range where none did.
-      drawable: bool [K], which of them may be drawn now.
+      slots: int32 [K], slots that changed; out of range for no change.
+      drawable: bool [K], True if the slot is drawable now.
       td_errors: float [K], initial TD errors of the sequences in `slots`; or None.
     """
 
@@ -32,7 +32,7 @@ class Change(NamedTuple):
 
 
 def init(buffer: Any) -> None:
-    """Nothing but the ring needs to be stored."""
+    """None: the ring is all the state needed."""
 
 
 def advance(
@@ -40,8 +40,7 @@ def advance(
 ) -> Change:
     """The change by new rows.
 
-    The slots that change are those of the sequences completed, and the oldest slot, which for a while may hold a
-    sequence that is partly overwritten.
+    The completed sequences change their slots. So may the oldest slot, which can hold a partly overwritten sequence.
 
     Args:
       buffer: a `SequenceBuffer`.
@@ -75,13 +74,13 @@ def advance(
 
 
 def starts(buffer: Any, state: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """First row and stream of the sequences in `slots` [B], int32 [B] each; any for a slot that does not exist."""
+    """First row and stream of the sequences in `slots` [B], int32 [B] each; arbitrary for slots out of range."""
     start = lax.div(slots, jnp.int32(buffer.num_envs))
     return row_of_age(buffer, state, _age_of_start(buffer, state, start)), slots - start * buffer.num_envs
 
 
 def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:
-    """Later sequences of the same stream, int32 [B]."""
+    """Number of later sequences of the same stream, int32 [B]."""
     return _age_of_start(buffer, state, lax.div(slots, jnp.int32(buffer.num_envs)))
 
 
@@ -92,7 +91,7 @@ def live(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
 
 
 def row_of_age(buffer: Any, state: Any, age: jax.Array) -> jax.Array:
-    """First rows of the sequences that were completed `age` starts ago (0 for the newest)."""
+    """First rows of the sequences completed `age` starts ago (0 for the newest)."""
     row = state.rows.inserted % buffer.length + state.wait - buffer.sequence_length - (age + 1) * buffer.stride
     return jnp.clip(ring.wrap_negative(row, buffer.length), 0, buffer.length - 1)
 

@@ -1,7 +1,7 @@
-"""Later steps of an episode: how many of them a `SequenceBuffer` stores, and which one is drawn.
+"""Later steps of an episode in a `SequenceBuffer`: their number, and draws from them.
 
-When a row is written nobody knows where its episode will end. So each row has the number of its episode, which never
-falls along a stream. The last stored row of the same number is then found by bisection.
+The end of an episode is not known when its rows are written. So each row stores the number of its episode, which never
+decreases along a stream. Bisection finds the last stored row of the same number.
 """
 
 import math
@@ -16,7 +16,7 @@ from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay.buffers._episode_flags import is_end
 
 LAWS = ("uniform", "geometric", "last")
-DIGIT = 2**10  # steps are drawn digit by digit: one float32 has too few bits for many of them
+DIGIT = 2**10  # steps are drawn digit by digit: one float32 has too few bits
 
 
 @struct.dataclass
@@ -24,8 +24,8 @@ class EpisodeNumbers:
     """The numbers of the episodes, counted in each stream, modulo 2^32.
 
     Attributes:
-      number: int32 [length, num_envs] as the backend wants it, of each row's episode.
-      now: int32 [num_envs], of the next row's.
+      number: int32 [length, num_envs] as the backend wants it, the number of each row's episode.
+      now: int32 [num_envs], the number of the next row's episode.
     """
 
     number: Any  # [length, num_envs]
@@ -39,45 +39,45 @@ def init(length: int, num_envs: int) -> EpisodeNumbers:
 
 
 def append(episodes: EpisodeNumbers, ends: jax.Array, at: jax.Array) -> EpisodeNumbers:
-    """The numbers with those of new rows, written at the rows `at` [T]; `ends` [T, num_envs] are their flags."""
-    behind = episodes.now[None] + jnp.cumsum(ends, axis=0, dtype=jnp.int32)
-    return EpisodeNumbers(layouts.write(episodes.number, at, behind - is_end(ends).astype(jnp.int32)), behind[-1])
+    """`episodes` with new rows, written at the rows `at` [T]; `ends` [T, num_envs] are their flags."""
+    after = episodes.now[None] + jnp.cumsum(ends, axis=0, dtype=jnp.int32)
+    return EpisodeNumbers(layouts.write(episodes.number, at, after - is_end(ends).astype(jnp.int32)), after[-1])
 
 
 def num_later(number: Any, row: jax.Array, env: jax.Array, cursor: jax.Array, length: int, num_envs: int) -> jax.Array:
-    """How many later rows of the same episode are stored, int32 [B].
+    """Number of stored later rows of the same episode, int32 [B].
 
     Args:
-      number: that of `EpisodeNumbers`.
-      row, env: int32 [B], of rows that are stored.
-      cursor: int32 [], the row that is written next.
-      length, num_envs: of the storage.
+      number: `EpisodeNumbers.number`.
+      row, env: int32 [B], places of stored rows.
+      cursor: int32 [], the next row to write.
+      length, num_envs: size of the storage.
     """
     number, room = layouts.merge_axes(number), cursor - 1 - row
-    room = ring.wrap_negative(room, length)  # to the newest row
+    room = ring.wrap_negative(room, length)  # rows up to the newest
 
     def number_at(steps: jax.Array) -> jax.Array:
         return layouts.read(number, place(row, env, steps, length, num_envs))
 
     own, count = number_at(jnp.zeros_like(row)), jnp.zeros_like(row)
-    for bit in reversed(range((length - 1).bit_length())):  # unrolled: on a GPU it is one kernel
+    for bit in reversed(range((length - 1).bit_length())):  # unrolled: one kernel on a GPU
         more = count + 2**bit
         count = jnp.where((more <= room) & (number_at(jnp.minimum(more, room)) == own), more, count)
     return count
 
 
 def place(row: jax.Array, env: jax.Array, steps: jax.Array, length: int, num_envs: int) -> jax.Array:
-    """Where the row that is `steps` (at most `length`) later is stored, if the storage's two axes are one."""
+    """Position of the row `steps` later (at most `length`) in the storage with merged leading axes."""
     row = row + steps
     return ring.wrap_excess(row, length) * num_envs + env
 
 
 def checked(buffer: Any, law: Any, gamma: Any) -> jax.Array | float:
-    """log(gamma), of a number in float64; not so close to 0 or to minus infinity that quotients of it fail.
+    """log(gamma), in float64 for a Python number; clipped to [-80, -1e-20], where quotients of it are safe.
 
     Raises:
-      ValueError: `buffer` stores no numbers of episodes, there is no such `law`, or `gamma` is neither a number in
-        [0, 1] nor an array [] of real numbers.
+      ValueError: `buffer` stores no episode numbers, there is no such `law`, or `gamma` is neither a number in [0, 1]
+        nor a real array [].
     """
     if not getattr(buffer, "hindsight", False):
         raise ValueError(
@@ -93,7 +93,7 @@ def checked(buffer: Any, law: Any, gamma: Any) -> jax.Array | float:
 
 
 def draw(key: jax.Array, count: jax.Array, law: str, log_gamma: Any, length: int) -> jax.Array:
-    """One of 1 to `count` steps by a law of `LAWS`, int32 [B]; 0 where `count` (int32 [B], below `length`) is 0."""
+    """A draw from 1 to `count` steps by one of `LAWS`, int32 [B]; 0 if `count` (int32 [B], below `length`) is 0."""
     if law == "last":
         return count
     if law == "uniform":
@@ -108,11 +108,11 @@ def draw(key: jax.Array, count: jax.Array, law: str, log_gamma: Any, length: int
 def geometric(words: jax.Array, count: jax.Array, log_gamma: jax.Array) -> jax.Array:
     """Numbers in [0, count) with probabilities in proportion to gamma^k, int32 [B].
 
-    The first word chooses a block of DIGIT^(n - 1) numbers, the next a smaller block in it, the last a number: each by
-    the inverse of the law's distribution function, in a form whose relative error is that of a float32 for any gamma.
+    The first word chooses a block of DIGIT^(n - 1) numbers, the next a smaller block in it, and the last a number. Each
+    inverts the law's distribution function, in a form with the relative error of float32 for any gamma.
 
     Args:
-      words: uint32 [n, B], random; `count` is at most DIGIT^n.
+      words: uint32 [n, B], random bits; `count` is at most DIGIT^n.
       count: int32 [B], at least 1.
       log_gamma: float32 [], negative.
     """
@@ -122,7 +122,7 @@ def geometric(words: jax.Array, count: jax.Array, log_gamma: jax.Array) -> jax.A
         below, above = ((x.astype(jnp.float32) + 0.5) * 2.0**-32 for x in (word, ~word))  # u and 1 - u
         exponent = count.astype(jnp.float32) * log_gamma
         fallen = below * jnp.expm1(exponent)  # gamma^x - 1
-        # Of a gamma^x that is small its own digits count, else those of its distance from 1.
+        # A small gamma^x needs its own digits; a large one needs the digits of gamma^x - 1.
         log = jnp.where(fallen < -0.5, jnp.log(above + below * jnp.exp(exponent)), jnp.log1p(fallen))
         digit = (log / (log_gamma * block)).astype(jnp.int32)
         digit = jnp.clip(digit, 0, (count - 1) // block)

@@ -1,7 +1,7 @@
-"""SequenceBuffer: streams of steps, each stored once, and the sequences of consecutive steps that are drawn from them.
+"""SequenceBuffer: draws sequences of consecutive steps from streams of steps.
 
-Sequences are views. A step is stored once, however many sequences contain it. So is an observation that is also the
-next observation of the step before it, or part of several frame stacks. `jaxreplay.stack_frames` and
+Sequences are views: a step is stored once, however many sequences contain it. An observation is stored once, although
+it is also the next observation of the step before, and part of several frame stacks. `jaxreplay.stack_frames` and
 `jaxreplay.sequence_transitions` make these from drawn sequences.
 """
 
@@ -29,15 +29,15 @@ class SequenceState(layouts.LaidOut):
 
     Attributes:
       storage: the steps, leaves [length, num_envs, ...] as the backend wants them (`jaxreplay._common.layouts`).
-      ends: likewise, bool [length, num_envs], which steps were the last of their episode; with `gaps` uint8, the flags
-        of `jaxreplay.buffers._episode_flags`; None where not needed.
-      rows: the rows of the storage: where the next step goes, and how many hold one.
-      wait: int32 [], steps to come until the next sequence is complete, at least 1.
-      ring: the complete sequences. Slot k * num_envs + env is that of environment env's sequence number k, modulo the
-        number of slots. With `windows` or `gaps`, only those that may be drawn, in the order in which they were
-        completed.
+      ends: bool [length, num_envs] in the same layout, True for the last step of an episode; with `gaps` uint8, the
+        flags of `jaxreplay.buffers._episode_flags`; None if not needed.
+      rows: the ring of rows: the cursor of the next step, and the number of rows stored.
+      wait: int32 [], number of steps until the next sequence is complete, at least 1.
+      ring: the ring of complete sequences. Sequence number k of environment env has slot k * num_envs + env, modulo the
+        number of slots. With `windows` "inside" or "episodes", or with `gaps`, the ring holds only the drawable
+        sequences, in order of completion.
       sampler: the sampler's state.
-      windows: where the sequences are that may be drawn; None if all may (windows "any" and "cut", without `gaps`).
+      windows: places of the drawable sequences; None if all are drawable (windows "any" and "cut", without `gaps`).
       episodes: the number of each row's episode; None without `hindsight`.
 
     Examples:
@@ -61,39 +61,38 @@ class SequenceState(layouts.LaidOut):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequenceBuffer(Buffer[SequenceState]):
-    """Replay of sequences of `sequence_length` consecutive steps from `num_envs` streams that advance together.
+    """Replay of sequences of `sequence_length` consecutive steps from `num_envs` streams in lockstep.
 
-    A sequence starts at every `stride`-th step, counted from the first that was ever added. It can be drawn while all
-    of its steps are stored: from the moment its last step is added until its first is overwritten. No sequence contains
-    the seam, where the newest step meets the oldest.
+    A sequence starts at every `stride`-th step, counted from the first step ever added. It can be drawn while all its
+    steps are stored: from the addition of its last step until its first step is overwritten. No sequence contains the
+    seam between the newest and the oldest step.
 
     **What to store.** A row holds an observation, the action taken there, and the reward and flags that followed. The
     next observation is that of the next row. The last observation of an episode therefore needs a row of its own,
     without a step; otherwise a truncated episode has nothing to bootstrap from. Environments that reset in the call
-    after an episode's end (next-step autoreset, the default of Gymnasium 1) return such rows. Those that reset within
-    the last step (same-step autoreset) return them through `jaxreplay.NextStepAutoreset`. Store with each row whether
-    it holds a step, e.g. as a leaf `step`. `ends` is True for the last row of an episode. That is the row without a
-    step, or, in a stream that has no such rows, the terminated or truncated row.
+    after an episode's end (next-step autoreset, the default of Gymnasium 1) return such rows. Environments that reset
+    within the last step (same-step autoreset) return them through `jaxreplay.NextStepAutoreset`. Store a flag with each
+    row, such as a leaf `step`, that is True if the row holds a step. `ends` is True for the last row of an episode.
+    That is the row without a step or, in a stream without such rows, the terminated or truncated row.
 
     Handles, late updates, samplers and donation work as in `ReplayBuffer`. A handle names a sequence.
 
     Attributes:
-      length: steps kept of each stream; length * num_envs is at most 2**29.
+      length: number of steps kept of each stream; length * num_envs is at most 2**29.
       num_envs: number of streams.
-      sequence_length: steps in a sequence, 1 to `length`.
-      stride: steps from one start to the next, 1 to length - sequence_length + 1, so that of `length` steps there is
-        always one that starts a whole sequence.
+      sequence_length: number of steps in a sequence, 1 to `length`.
+      stride: steps from one start to the next, 1 to length - sequence_length + 1, so that a full buffer always holds a
+        whole sequence.
       sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
-      windows: which sequences may be drawn, and what `Sample.mask` leaves out.
-        "any": all, whole.
-        "cut": all. The steps after a sequence's first end are masked out.
+      windows: the drawable sequences, and the steps that `Sample.mask` leaves out.
+        "any": all sequences; no step is masked out.
+        "cut": all sequences. The steps after a sequence's first end are masked out.
         "inside": sequences without an end before their last row.
         "episodes": sequences that start with an episode's first row (the first row ever added, or the row after an
         end). The steps after the episode's end are masked out. An episode may start at any row, so `stride` must be 1.
         It can be drawn once `sequence_length` rows from its first one are stored, even if it is shorter.
-        The sampler's law is over the sequences that may be drawn, and `size` and `can_sample` count them. If rows
-        without a step are stored as said above, no sequence of "inside" or "episodes" with two rows or more starts at
-        one.
+        The sampler's law is over the drawable sequences, and `size` and `can_sample` count them. If rows without a step
+        are stored as above, no sequence of "inside" or "episodes" with two rows or more starts at one.
       gaps: allow `add(drawable=)`; costs 4 bytes a sequence with "any" and "cut".
       hindsight: store the number of each row's episode (4 bytes a row), which `later` needs.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
@@ -140,13 +139,13 @@ class SequenceBuffer(Buffer[SequenceState]):
                 "least sequence_length + stride - 1, or the buffer would at times hold no whole sequence; raise length "
                 f"to {self.sequence_length + self.stride - 1}, or lower stride to {room}."
             )
-        settle(self, hindsight=checks.check_bool("hindsight", self.hindsight, "whether `later` is to be asked"))
-        settle(self, gaps=checks.check_bool("gaps", self.gaps, "whether `add` is told of rows that may not be drawn"))
+        settle(self, hindsight=checks.check_bool("hindsight", self.hindsight, "True to allow `later`"))
+        settle(self, gaps=checks.check_bool("gaps", self.gaps, "True to allow `add(drawable=)`"))
         if self.windows not in ("any", "cut", "inside", "episodes"):
             raise ValueError(f'windows={self.windows!r}: must be "any", "cut", "inside" or "episodes".')
         if self.windows == "episodes" and self.stride > 1:
             raise ValueError(
-                f'stride={self.stride}: must be 1 with windows="episodes", which start wherever an episode does.'
+                f'stride={self.stride}: must be 1 with windows="episodes", as an episode may start at any row.'
             )
 
     def init(self, steps: Any) -> SequenceState:
@@ -196,17 +195,17 @@ class SequenceBuffer(Buffer[SequenceState]):
 
         Args:
           state: donated when called eagerly (see the class).
-          steps: pytree [T, num_envs, ...] with the structure, shapes and dtypes given to `init`; 1 <= T <= length, and
-            another T each time if need be (each compiles once). No `TransitionBatch` of which rows may not be `valid`.
-          ends: bool [T, num_envs], True for the last row of an episode; None for none. Ignored with windows="any"
+          steps: pytree [T, num_envs, ...] with the structure, shapes and dtypes given to `init`; 1 <= T <= length. T
+            may differ between calls; each T compiles once. No `TransitionBatch` with `valid`.
+          ends: bool [T, num_envs], True for the last row of an episode; None if no row is. Ignored with windows="any"
             without `hindsight`.
-          td_errors: float [K, num_envs] with K = `completed(T)`, signed or not: what the sampler is told of the
-            sequences that these steps complete, in order; NaN for one of which nothing is known, as of all if this is
-            None. If fewer are completed, the last rows are ignored. `Uniform` ignores all.
-          drawable: bool [T, num_envs], False for a row that may not be drawn, such as one that pads a rollout or that
-            an environment was reset in; None for none. Needs `gaps`. No sequence that is drawn contains such a row, or
-            starts at it; with windows="episodes" it may come behind the episode's end, masked out. It is an episode by
-            itself: the row before it is the last stored of its episode, and the row behind it starts one.
+          td_errors: float [K, num_envs] with K = `completed(T)`, signed or not: initial TD errors of the completed
+            sequences, in order; NaN or None means unknown. If fewer than K are completed, the last rows are ignored.
+            `Uniform` ignores it.
+          drawable: bool [T, num_envs], False for a row that may not be drawn, such as padding of a rollout or a step
+            that reset the environment; None if all rows may. Needs `gaps`. No drawn sequence contains such a row,
+            except masked out after the episode's end with windows="episodes". It is an episode by itself: the row
+            before it is the last stored row of its episode, and the row after it starts an episode.
 
         Raises:
           ValueError: wrong structure, shape or dtype; the message names the leaf.
@@ -243,7 +242,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         )
 
     def completed(self, num_steps: int) -> int:
-        """The most sequences of a stream that `num_steps` more steps complete: the rows of `add(td_errors=)`.
+        """Maximum number of sequences of a stream that `num_steps` steps complete: the K of `add(td_errors=)`.
 
         Examples:
           >>> buffer = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=4, stride=2)
@@ -263,26 +262,27 @@ class SequenceBuffer(Buffer[SequenceState]):
     ) -> tuple[Any, jax.Array]:
         """A later row of the same episode for the first row of each sequence.
 
-        Needs `hindsight`, and costs O(log(length)) a row. Of an episode's rows those count that are stored, up to the
-        one that `add(ends=)` flagged, or the newest. "last" and "uniform" are the strategies "final" and "future" of
+        Needs `hindsight`, and costs O(log(length)) a row. The episode consists of its stored rows, up to the row that
+        `add(ends=)` flagged, or the newest row. "last" and "uniform" are the strategies "final" and "future" of
         hindsight experience replay (Andrychowicz et al. 2017, arXiv:1707.01495, section 4.5). "geometric" is the
         discounted law of C-learning (Eysenbach et al. 2021, arXiv:2011.08909) and of contrastive RL (Eysenbach et al.
         2022, arXiv:2206.07568, section 3).
 
         Args:
           state: unchanged.
-          key: a PRNG key; "last" makes no use of it.
+          key: a PRNG key; not used by "last".
           indices: int [B], handles from `Sample.indices`.
-          law: of the number k of steps: "uniform"; "geometric", in proportion to gamma^(k-1); or "last".
-          gamma: of "geometric", in [0, 1]; a number, or a traced float [].
+          law: the law of the number k of steps: "uniform"; "geometric", in proportion to gamma^(k-1); or "last".
+          gamma: the discount of "geometric", in [0, 1]; a number, or a traced float [].
 
         Returns:
-          items, leaves [B, ...], one row each; and steps, int32 [B], how many rows later it is. Where no later row of
-          the episode is stored, steps is 0 and the item the first row itself; where the sequence is not, also zeros.
+          items, leaves [B, ...], one row each; and steps, int32 [B], the number of rows from the first row to the item.
+          If no later row of the episode is stored, steps is 0 and the item is the first row itself. If the sequence is
+          no longer stored, steps and item are 0.
 
         Raises:
-          ValueError: the buffer is without `hindsight`, there is no such `law`, `gamma` is out of range, or `indices`
-            is not a vector of integers.
+          ValueError: the buffer lacks `hindsight`, there is no such `law`, `gamma` is out of range, or `indices` is not
+            a vector of integers.
 
         Examples:
           >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, hindsight=True)
@@ -312,7 +312,7 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     @reads_state
     def is_full(self, state: SequenceState) -> jax.Array:
-        """Whether the next step overwrites, bool [].
+        """True if the next step overwrites, bool [].
 
         Examples:
           >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
@@ -324,7 +324,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         return ring.at_least(state.rows.size, self.length)
 
     def stored_steps(self, state: SequenceState) -> jax.Array:
-        """Number of steps stored, of all streams, int32 []; `size` is the number of sequences that may be drawn.
+        """Number of steps stored in all streams, int32 []; `size` is the number of drawable sequences.
 
         Examples:
           >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
@@ -345,16 +345,16 @@ class SequenceBuffer(Buffer[SequenceState]):
                 f"{stored} of each stream; add {self.sequence_length - stored} more first (see can_sample)."
             )
         rule = f"windows={self.windows!r}" + ", gaps=True" * self.gaps
-        return f"cannot sample: none of the sequences stored may be drawn ({rule}); add steps until one may."
+        return f"cannot sample: no stored sequence may be drawn ({rule}); add steps until one may."
 
     @property
     def _num_starts(self) -> int:
-        """The most sequences of one stream that can be drawn at a time."""
+        """Maximum number of drawable sequences of one stream."""
         return (self.length - self.sequence_length) // self.stride + 1
 
     @property
     def _drawable(self) -> Any:
-        """The module that keeps the sequences that may be drawn."""
+        """The module that keeps the drawable sequences."""
         return _chosen_sequences if self.gaps or self.windows in ("inside", "episodes") else _every_sequence
 
     @property
@@ -370,10 +370,10 @@ class SequenceBuffer(Buffer[SequenceState]):
         return self._num_starts * self.num_envs
 
     def _num_steps(self, spec: Any, stored: Any = None) -> int:
-        """T of steps [T, num_envs, ...], which are like what is `stored` [length, num_envs, ...], if that is known."""
+        """T of steps [T, num_envs, ...]; `stored` [length, num_envs, ...] helps to find a remedy if they are wrong."""
         num_steps, num_envs = checks.leading_axes(spec, 2, "a rollout", self.num_envs)
         if num_envs != self.num_envs:
-            remedies = {}  # by the number of axes that they take for leading ones
+            remedies = {}  # by the number of axes that they take as leading
             if num_steps == self.num_envs:
                 remedies |= {1: "add the first to a single step with x[None]"}
                 remedies |= {2: "exchange them with jax.numpy.swapaxes(x, 0, 1)"}
@@ -390,12 +390,12 @@ class SequenceBuffer(Buffer[SequenceState]):
         return num_steps
 
     def _check_rollout(self, state: SequenceState, steps: Any, ends: Any, drawable: Any) -> tuple[Any, jax.Array]:
-        """`steps` as arrays, and their flags; a `ValueError` where `add` cannot take these arguments."""
+        """`steps` as arrays, and their flags; a `ValueError` if the arguments of `add` are invalid."""
         steps, valid = without_valid(checks.as_arrays(steps))
         for name in valid:
             raise ValueError(
-                f"{name}: a SequenceBuffer stores every row, also those that are no transitions; store the steps "
-                "themselves, and make transitions of what is drawn with sequence_transitions. Or give "
+                f"{name}: a SequenceBuffer stores every row, also rows that are not transitions; store the steps, "
+                "and make transitions from drawn sequences with sequence_transitions. Or give "
                 "dataclasses.replace(batch, valid=None), with drawable=batch.valid (needs gaps=True) unless all rows "
                 "are transitions."
             )
@@ -412,9 +412,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         if drawable is not None:
             drawable = checks.check_mask(drawable, (num_steps, self.num_envs), "drawable")
             if not self.gaps:
-                raise ValueError(
-                    "drawable: gaps=False: make the buffer with gaps=True to tell rows that may not be drawn."
-                )
+                raise ValueError("drawable: gaps=False: make the buffer with gaps=True to use it.")
         return steps, flags_of(ends, drawable) if self.gaps else ends
 
     def _check_state(self, state: SequenceState) -> None:

@@ -1,4 +1,4 @@
-"""bind: a configuration and its state as one object, for programs that carry one."""
+"""bind: a configuration and its state as one object."""
 
 import functools
 import inspect
@@ -23,18 +23,19 @@ R = TypeVar("R")
 class Bound(Generic[C]):
     """A configuration and its state as one pytree; made by `jaxreplay.bind`.
 
-    It has the methods of the configuration, without their argument `state`. What they return is the same, with a new
-    `Bound` in place of a new state: `NStep.add` returns one, the transitions and `valid`; `DifficultyPools.update`
-    returns one, and `kept`. It is immutable, as the state is. What donates the state does so here too, so rebind it.
+    It has the methods of the configuration, without their argument `state`. They return the same, with a new `Bound`
+    in place of a new state: `NStep.add` returns a `Bound`, the transitions and `valid`; `DifficultyPools.update`
+    returns a `Bound` and `kept`. A `Bound` is immutable, like the state. If a method donates the state, rebind the
+    `Bound` that it returns.
 
-    **Methods that return a state** are those of which the annotations say so: the result's is that of the argument
-    `state`, or a tuple that begins with it. An annotation says nothing if it is missing, or names no class of its own
+    **Methods that return a state** are found by their annotations: the result has the annotation of the argument
+    `state`, or is a tuple that begins with it. An annotation is not used if it is missing or names no specific class
     (`Any`, `tuple`, `dict`), or if the state is a single array. Then `add`, `update` and `set` return a state, alone or
-    as the first of a tuple, and no other method does.
+    first in a tuple, and no other method does.
 
     Attributes:
       config: the configuration (static), such as a `ReplayBuffer`, `NStep` or `DifficultyPools`.
-      state: its state. `jaxreplay.save`, `diagnostics` and the like take both: (path, x.config, x.state).
+      state: its state. Functions such as `jaxreplay.save` and `diagnostics` take both: (path, x.config, x.state).
 
     Examples:
       >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
@@ -48,7 +49,7 @@ class Bound(Generic[C]):
     state: Any
 
     def __getattr__(self, name: str) -> Any:
-        if name.startswith("_") or name in ("config", "state"):  # these are asked for before they are there
+        if name.startswith("_") or name in ("config", "state"):  # may be looked up before they are set
             raise AttributeError(f"{type(self).__name__} has no attribute {name!r}.")
         method = _method(type(self.config), name)
         return getattr(self.config, name) if method is None else types.MethodType(method, self)
@@ -68,7 +69,7 @@ class Bound(Generic[C]):
 
 
 if TYPE_CHECKING:
-    # The methods of a bound buffer for type checkers and editors; Python makes them as they are asked for.
+    # The methods of a bound buffer for type checkers and editors; at run time `__getattr__` makes them.
 
     def _reads(method: Callable[Concatenate[Any, Any, P], R]) -> Callable[Concatenate[Any, P], R]: ...
 
@@ -95,22 +96,18 @@ def bind(config: C, state: Any) -> Bound[C]: ...
 
 
 def bind(config: Any, state: Any) -> Any:
-    """A configuration and its state as one object, whose methods take no state and return new ones.
+    """The configuration and its state as one pytree, with methods that take no state.
 
-    For programs that carry one object through `jit`, `scan` and `vmap`, such as an agent's train state with a replay
-    buffer as a field. It is a pytree whose leaves are those of the state. Nothing else changes: it draws, and donates,
-    as the buffer does.
+    Use it to carry one object through `jit`, `scan` and `vmap`, such as an agent's train state with a replay buffer as
+    a field. Its leaves are the leaves of the state. It draws and donates as the buffer does.
 
     Args:
-      config: a buffer, `Sharded`, `Mixture`, `NStep`, `MonteCarlo`, `DifficultyPools`, or whatever else has methods
-        with a first argument `state`.
-      state: its state, as `init` makes it; also one of `jax.ShapeDtypeStruct`.
+      config: a buffer, `Sharded`, `Mixture`, `NStep`, `MonteCarlo`, `DifficultyPools`, or any other object that has
+        methods with a first argument `state`.
+      state: its state, as `init` returns it; also a state of `jax.ShapeDtypeStruct`.
 
     Returns:
-      `Bound`.
-
-    Raises (its methods):
-      as those of the configuration; AttributeError where it has no such attribute.
+      `Bound`. Its methods raise what the methods of the configuration raise, and AttributeError for an unknown name.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=100)
@@ -126,7 +123,7 @@ def bind(config: Any, state: Any) -> Any:
 
 @functools.cache
 def _method(kind: type, name: str) -> Any:
-    """A method of a class of configurations as one of `Bound`, if it is a method of a state; else None."""
+    """The method `name` of a class of configurations, as a method of `Bound`; None if it takes no state."""
     method = getattr(kind, name, None)
     if not callable(method):
         return None
@@ -145,11 +142,10 @@ def _method(kind: type, name: str) -> Any:
 
 @functools.cache
 def _annotated(kind: type, name: str) -> str | None:
-    """What the annotations of a method say of its result: it is a state ("whole"), begins with one ("first"), neither
-    ("none"), or they say nothing (None)."""
+    """Place of the state in a method's result, by its annotations: "whole", "first" or "none"; None if unknown."""
     try:
         method = inspect.signature(getattr(kind, name), eval_str=True)
-    except NameError:  # known to type checkers alone
+    except NameError:  # a name that only type checkers know
         return None
     state, result = method.parameters["state"].annotation, method.return_annotation
     if not isinstance(state, TypeVar):

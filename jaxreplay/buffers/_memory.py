@@ -1,8 +1,8 @@
-"""What a state takes of a device's memory, computed before anything is allocated.
+"""Memory of a state on a device, computed before anything is allocated.
 
-**Padding.** A CPU and a GPU store an array's numbers and nothing else. A TPU stores arrays in tiles: of up to 1,024
-numbers where there is one axis, else of up to 8 rows of 128 numbers along the two axes that are padded least. What is
-computed here equals the argument sizes of programs that XLA compiled for a TPU v5e (recorded in the tests).
+**Padding.** A CPU and a GPU store an array's numbers without padding. A TPU stores arrays in tiles: up to 1,024 numbers
+for one axis, else up to 8 rows of 128 numbers along the two axes with the least padding. The results equal the argument
+sizes of programs that XLA compiled for a TPU v5e (recorded in the tests).
 """
 
 import contextlib
@@ -28,23 +28,23 @@ from jaxreplay.sum_tree import SumTree
 
 BACKENDS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
 TILED = ("tpu",)
-LANES, SUBLANES, WORD = 128, 8, 4  # of a TPU's tile; bytes of a word
+LANES, SUBLANES, WORD = 128, 8, 4  # columns and rows of a TPU's tile; bytes of a word
 STACKS = range(2, 9)  # sizes of an axis that probably stacks frames
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Memory:
-    """Bytes that a state takes on a device, padding included. `print` shows them as a table.
+    """Bytes of a state on a device, padding included. `print` shows a table.
 
-    If a `Mixture` has sources on several devices and sources on one, they are those of the device that has both.
+    For a `Mixture` of sources on several devices and sources on one, the device is the one that has both.
 
     Attributes:
       backend: "cpu", "gpu", "tpu", or another name of a backend of JAX.
-      num_devices: number of devices that hold as much.
-      leaves: bytes of the stored items, by the path of the leaf, such as "['obs']".
-      stored: shape and dtype, by the path of the leaf, of the items on a device without padding.
+      num_devices: number of devices that hold this many bytes each.
+      leaves: bytes of the stored items, by leaf path, such as "['obs']".
+      stored: shape and dtype of the items on a device, without padding, by leaf path.
       tree: bytes of the sum trees.
-      other: bytes of everything else: counters, flags, handles, queues.
+      other: bytes of all else: counters, flags, handles, queues.
 
     Examples:
       >>> frames = {"obs": jax.ShapeDtypeStruct((1, 84, 84), jnp.uint8)}
@@ -77,17 +77,17 @@ class Memory:
 
 
 def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Memory:
-    """What the state of a buffer takes on each device. Nothing is allocated.
+    """Memory of a buffer's state on each device. Nothing is allocated.
 
-    A stack of states, as `jax.vmap` makes one for several seeds, takes as many times as much.
+    A stack of n states, such as `jax.vmap` over n seeds makes, takes n times as much.
 
     Args:
       buffer: a `ReplayBuffer`, `ReservoirBuffer`, `SequenceBuffer`, `Mixture`, `Sharded` or `DifficultyPools`.
       items: as `buffer.init` takes them, arrays or `jax.ShapeDtypeStruct`; None for `DifficultyPools`.
-      backend: "cpu", "gpu" or "tpu", which need not be there; None for the default one of JAX.
+      backend: "cpu", "gpu" or "tpu", which need not be present; None for JAX's default backend.
 
     Raises:
-      ValueError: there is no such backend, or as from the buffer's `init`.
+      ValueError: there is no such backend, or as the buffer's `init`.
 
     Examples:
       >>> rows = {"obs": jax.ShapeDtypeStruct((1, 17), jnp.float32), "reward": jax.ShapeDtypeStruct((1,), jnp.float32)}
@@ -105,7 +105,7 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
         raise ValueError(f"backend={backend!r}: must be one of {', '.join(BACKENDS)}, or None for this machine's.")
     if items is None and inspect.signature(buffer.init).parameters:
         raise ValueError(
-            f"items: what a {type(buffer).__name__} takes depends on what it stores; give what its init takes, such as "
+            f"items: the memory of a {type(buffer).__name__} depends on its items; give them as its init takes them, "
             "arrays or jax.ShapeDtypeStruct."
         )
     kind = jax.default_backend() if backend is None else BACKENDS[backend]
@@ -124,10 +124,10 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
 
 @contextlib.contextmanager
 def room(buffer: Any, items: Any) -> Iterator[None]:
-    """Around what an eager `init` allocates. Where the device tells its size, that is looked at before.
+    """Context for the allocations of an eager `init`. If the device reports its size, it is checked in advance.
 
     Raises:
-      ValueError: there is no room; the message names the largest leaf and what to do.
+      ValueError: there is no room; the message names the largest leaf and the remedies.
     """
     device = _device_of(buffer)
     limit = bytes_limit(device)
@@ -148,7 +148,7 @@ def bytes_limit(device: Any) -> int | None:
     """Bytes that JAX may allocate on a device; None if unknown, as on a CPU."""
     try:
         return (device.memory_stats() or {}).get("bytes_limit")
-    except (NotImplementedError, jax.errors.JaxRuntimeError):  # how a device without statistics answers
+    except (NotImplementedError, jax.errors.JaxRuntimeError):  # the device has no statistics
         return None
 
 
@@ -156,7 +156,7 @@ def _free_bytes(num_devices: int) -> int | None:
     """Free bytes of the host's memory for each of `num_devices` that share it; None if unknown."""
     try:
         return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_AVPHYS_PAGES") // num_devices
-    except (AttributeError, OSError, ValueError):  # not every system tells
+    except (AttributeError, OSError, ValueError):  # not every system reports them
         return None
 
 
@@ -179,7 +179,7 @@ def device_bytes(shape: tuple[int, ...], itemsize: int, backend: str) -> int:
 
 
 def short(num_bytes: float) -> str:
-    """Bytes in three digits, as 28.3 GB; a GB is 10^9 bytes."""
+    """Bytes with three digits, such as 28.3 GB; a GB is 10^9 bytes."""
     for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
         if num_bytes >= size:
             return f"{num_bytes / size:#.3g}".rstrip(".") + f" {unit}"
@@ -200,12 +200,12 @@ def _is_tree(x: Any) -> bool:
 
 
 def _zeros(spec: Any) -> Any:
-    """Arrays like these, to be traced."""
+    """Zeros of these shapes and dtypes, for tracing."""
     return jax.tree.map(lambda x: jax.lax.full(x.shape, 0, x.dtype), spec)
 
 
 def _on_backend(state: Any, backend: str) -> Any:
-    """The state as `init` would make it on a backend; trees with a fan-out that was asked for keep it."""
+    """The state as `init` makes it on a backend; trees keep a fan-out that is not the default."""
 
     def converted(tree: Any) -> Any:
         is_default = _is_tree(tree) and tree.fanout == sum_tree.default_fanout()
@@ -242,7 +242,7 @@ def _device_of(buffer: Any) -> Any:
 
 
 def _too_large(buffer: Any, found: Memory, limit: int | None, device: Any) -> str:
-    """What is wrong, and what to do. `limit` None: it is not known how much room there is."""
+    """The error message, with remedies. `limit` is None if the room is unknown."""
     largest = max(found.leaves, key=lambda path: found.leaves[path])
     is_host = bytes_limit(device) is None
     has = "no room left for it"
@@ -269,7 +269,7 @@ def _too_large(buffer: Any, found: Memory, limit: int | None, device: Any) -> st
 
 
 def _bytes_once(found: Memory, largest: str) -> int:
-    """What is left if leaves like the largest one, and frames that it stacks, are stored once."""
+    """Total bytes if leaves like the largest one, and the frames that it stacks, are stored once."""
     leaf = found.stored[largest]
     alike = [path for path, x in found.stored.items() if (x.shape, x.dtype) == (leaf.shape, leaf.dtype)]
     item = leaf.shape[1:]

@@ -48,14 +48,14 @@ class ReplayBuffer(Buffer[ReplayState]):
     """Replay of independent items; the oldest is overwritten first.
 
     The configuration is static and hashable; all arrays live in the `ReplayState` that the methods take and return.
-    Called eagerly, `add`, `update` and `set` donate the state they are given: the storage is changed in place and the
-    old state must not be used again. Inside an outer `jax.jit` they are plain pure functions.
+    Called eagerly, `add`, `update` and `set` donate their state: the storage is changed in place, and the old state
+    must not be used again. Inside an outer `jax.jit` they are plain pure functions.
 
     Attributes:
       capacity: number of items kept, 1 to 2**29.
       sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
-      axes: leading axes of what `init` and `add` take: 1 for [B, ...], 2 for rollouts [T, num_envs, ...], whose rows
-        are inserted in order of time.
+      axes: number of leading axes of items in `init` and `add`: 1 for [B, ...], 2 for rollouts [T, num_envs, ...],
+        whose rows are inserted in order of time.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
 
     Examples:
@@ -121,12 +121,11 @@ class ReplayBuffer(Buffer[ReplayState]):
         Args:
           state: donated when called eagerly (see the class).
           items: pytree [B, ...] with the structure, item shapes and dtypes given to `init`; 1 <= B <= capacity.
-          mask: bool [B]; only rows where it is True are inserted, None for all. Of a `TransitionBatch`, which may be a
-            part of the items, only rows that are `valid`.
-          td_errors: float [B], signed or not, what the sampler is told of the items; NaN for an item of which nothing
-            is known, as of all if this is None. `Uniform` ignores it.
+          mask: bool [B], True for rows to insert; None for all. Rows of a `TransitionBatch`, which may be a part of the
+            items, are inserted only if `valid`.
+          td_errors: float [B], signed or not: initial TD errors; NaN or None means unknown. `Uniform` ignores it.
 
-        With `axes=2`, [T, num_envs] takes the place of [B], and 1 <= T * num_envs <= capacity.
+        With `axes=2`, [T, num_envs] replaces [B], and 1 <= T * num_envs <= capacity.
 
         Raises:
           ValueError: wrong structure, shape, dtype or batch size; the message names the leaf.
@@ -162,7 +161,7 @@ class ReplayBuffer(Buffer[ReplayState]):
 
     @reads_state
     def is_full(self, state: ReplayState) -> jax.Array:
-        """Whether the next insertion overwrites, bool [].
+        """True if the next insertion overwrites, bool [].
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)

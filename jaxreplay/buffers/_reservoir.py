@@ -1,19 +1,19 @@
-"""ReservoirBuffer: a uniform sample of all items that were ever added.
+"""ReservoirBuffer: a uniform sample of all items ever added.
 
 **Law.** Vitter 1985 (Random Sampling with a Reservoir, algorithm R): the first `capacity` items fill slots in order.
-After that the k-th item of all draws j, uniform in [0, k), and takes slot j if there is one. A batch draws the j of all
-of its rows at once, and where several rows draw the same slot the last one gets it. That is what remains if they come
-one by one, so a batch has the law of its rows one after another.
+After that the k-th item draws j, uniform in [0, k), and takes slot j if it exists. A batch draws the j of all its rows
+at once; if several rows draw the same slot, the last one gets it. Rows added one by one leave the same items, so a
+batch has the law of its rows in sequence.
 
-**Precision.** Items are counted with 64 bits; the count stops at 2^64 - 1. j is k times 64 random bits, taken for a
-fraction. So each slot is drawn with a probability that differs from 1 / k by 2^-64 at most. After 10^12 items that is a
-part of 2^-24 of it.
+**Precision.** The number of items has 64 bits and saturates at 2^64 - 1. j is k times a fraction of 64 random bits. So
+each slot is drawn with a probability that differs from 1 / k by at most 2^-64. After 10^12 items that is a relative
+error of 2^-24.
 
-**Handles.** Those of a slot's items are slot, slot + capacity, slot + 2 * capacity, ... modulo a period, the largest
-multiple of the capacity that leaves room for int32 sums. A handle is taken for a later item's only if it is kept until
-its slot has been overwritten period / capacity times, which is at least 10^9 / capacity. While N items are added, a
+**Handles.** The items of a slot have the handles slot, slot + capacity, slot + 2 * capacity, ... modulo a period. The
+period is the largest multiple of the capacity that leaves room for int32 sums. An old handle names a later item only
+after its slot was overwritten period / capacity times, which is at least 10^9 / capacity. While N items are added, a
 slot is overwritten ln(N / capacity) times on average. With a capacity of 2^24 that is 28 times in 2^64 items, and 126
-handles in a row differ; so up to there none is ever mistaken.
+handles in a row differ; so up to there no handle names another item.
 """
 
 import dataclasses
@@ -41,10 +41,10 @@ class ReservoirState(layouts.LaidOut):
 
     Attributes:
       storage: the items, leaves [capacity, ...] as the backend wants them (`jaxreplay._common.layouts`).
-      ring: the fill: `size` slots hold an item, and `inserted`, equal to it, is the next empty slot.
+      ring: the fill: `size` slots hold an item, and `inserted`, equal to `size`, is the next empty slot.
       sampler: the sampler's state.
-      handles: int32 [capacity], of the item in each slot; -1 for an empty slot.
-      count: uint32 [2], number of items ever added: `count[0] * 2**32 + count[1]`; stops at `2**64 - 1`.
+      handles: int32 [capacity], the handle of each slot's item; -1 for an empty slot.
+      count: uint32 [2], number of items ever added: `count[0] * 2**32 + count[1]`; saturates at `2**64 - 1`.
 
     Examples:
       >>> buffer = jr.ReservoirBuffer(capacity=4)
@@ -64,20 +64,19 @@ class ReservoirState(layouts.LaidOut):
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReservoirBuffer(Buffer[ReservoirState]):
-    """A uniform sample, without replacement, of all items that were ever added (Vitter 1985, algorithm R).
+    """A uniform sample, without replacement, of all items ever added (Vitter 1985, algorithm R).
 
     Each of N items is stored with probability min(1, capacity / N), and each set of `capacity` items with the same
-    probability: a memory of all of a run, where a `ReplayBuffer` keeps the newest items. Fictitious self-play learns an
-    average policy from it (Heinrich and Silver 2016, arXiv:1603.01121, section 3). Where an item lies says nothing
-    about its age.
+    probability. It remembers the whole run, while a `ReplayBuffer` keeps the newest items. Fictitious self-play learns
+    an average policy from it (Heinrich and Silver 2016, arXiv:1603.01121, section 3). An item's slot says nothing about
+    its age.
 
     The configuration is static and hashable; all arrays live in the `ReservoirState` that the methods take and return.
-    Called eagerly, `add`, `update` and `set` donate the state they are given: the storage is changed in place and the
-    old state must not be used again. Inside an outer `jax.jit` they are plain pure functions.
+    Called eagerly, `add`, `update` and `set` donate their state: the storage is changed in place, and the old state
+    must not be used again. Inside an outer `jax.jit` they are plain pure functions.
 
-    `Sharded` cuts it into reservoirs of equal size, each of the items dealt to it: with masks these may be of different
-    numbers. `Sample.age` is -1, as a reservoir keeps no order, and `sample` takes no `max_age`. `migrate` does not take
-    it.
+    `Sharded` cuts it into reservoirs of equal capacity, each a sample of its own items; with masks, their numbers may
+    differ. A reservoir keeps no order: `Sample.age` is -1, and `sample` takes no `max_age`. `migrate` does not take it.
 
     Attributes:
       capacity: number of items kept, 1 to 2**29.
@@ -142,19 +141,19 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         mask: jax.Array | None = None,
         td_errors: jax.Array | None = None,
     ) -> ReservoirState:
-        """Add a batch, of which any part may come to be stored.
+        """Add a batch; any part of it may be stored.
 
         Args:
           state: donated when called eagerly (see the class).
-          items: pytree [B, ...] with the structure, item shapes and dtypes given to `init`; 1 <= B <= 2**29, also more
-            than the capacity.
-          key: a PRNG key, a new one for each call: it chooses which items are stored, and where.
-          mask: bool [B]; rows where it is False are not added, and not counted. Of a `TransitionBatch`, nor are those
-            that are not `valid`.
-          td_errors: as of `ReplayBuffer.add`.
+          items: pytree [B, ...] with the structure, item shapes and dtypes given to `init`; 1 <= B <= 2**29; B may
+            exceed the capacity.
+          key: a PRNG key, a new one for each call: it chooses the items that are stored, and their slots.
+          mask: bool [B], True for rows to add and count; None for all. Rows of a `TransitionBatch` that are not `valid`
+            are not added either.
+          td_errors: as in `ReplayBuffer.add`.
 
         Raises:
-          ValueError: wrong structure, shape, dtype or batch size (the message names the leaf), or no key.
+          ValueError: wrong structure, shape, dtype or batch size (the message names the leaf), or not a PRNG key.
 
         Examples:
           >>> buffer = jr.ReservoirBuffer(capacity=4)
@@ -170,7 +169,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         (batch_size,) = checks.leading_axes(items, 1, "a batch of items")
         if not 1 <= batch_size <= ring.MAX_CAPACITY:
             raise ValueError(
-                f"batch of {batch_size} items: expected 1 to {ring.MAX_CAPACITY}; mask rows that are none."
+                f"batch of {batch_size} items: expected 1 to {ring.MAX_CAPACITY}; to add none, mask all rows."
             )
         mask = written(mask, valid, (batch_size,))
         checks.check_like(items, layouts.stored_spec(state.storage), 1, 1, "the buffer")
@@ -192,7 +191,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
 
     @reads_state
     def is_full(self, state: ReservoirState) -> jax.Array:
-        """Whether every slot holds an item, so that one that comes to be stored overwrites, bool [].
+        """True if every slot holds an item, so that the next item stored overwrites one, bool [].
 
         Examples:
           >>> buffer = jr.ReservoirBuffer(capacity=4)
@@ -203,15 +202,15 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         return ring.at_least(state.ring.size, self.capacity)
 
     def _claim(self, state: ReservoirState, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
-        """All handles, with new ones in `slots` [B]; and `slots`, `capacity` where a later row has the same one.
+        """All handles, with new ones in `slots` [B]; and `slots`, `capacity` for a row whose slot a later row takes.
 
-        The handles themselves serve as scratch space for that, as they are about to be overwritten: numbers below any
-        of theirs, lower for later rows, are combined by a minimum, which has one result in any order.
+        The handles to be overwritten serve as scratch space. Each row writes a number below all handles, lower for
+        later rows, by a minimum, which gives one result in any order.
         """
         old = state.handles.at[slots].get(mode="fill", fill_value=-1, wrap_negative_indices=False)
         new = jnp.where(old < 0, slots, old + self.capacity)
         new = jnp.where(new < state.ring.period, new, slots)
-        # That `old` is looked at makes its read come before this write; otherwise XLA would copy the handles.
+        # The use of `old` orders its read before this write; otherwise XLA would copy the handles.
         number = jnp.minimum(old, -2 - jnp.arange(slots.size, dtype=jnp.int32))
         scratch = state.handles.at[slots].min(number, mode="drop", wrap_negative_indices=False)
         lowest = scratch.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False)
@@ -232,11 +231,11 @@ class ReservoirBuffer(Buffer[ReservoirState]):
 
     def _live(self, state: ReservoirState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is not None:
-            raise ValueError("max_age: a ReservoirBuffer knows no ages; draw by age from a ReplayBuffer.")
+            raise ValueError("max_age: a ReservoirBuffer keeps no ages; use a ReplayBuffer.")
         return ring.live(state.ring)
 
     def newest(self, state: ReservoirState, n: int) -> jax.Array:
-        """Not for a reservoir, which keeps no order.
+        """Not supported: a reservoir keeps no order.
 
         Raises:
           ValueError: always.
@@ -255,17 +254,21 @@ class ReservoirBuffer(Buffer[ReservoirState]):
 
     def _read(self, state: ReservoirState, slots: jax.Array, fill: bool) -> tuple[Any, None]:
         if not fill:
-            # What comes after the use of drawn items is then after the read of their handles too; otherwise XLA would
-            # copy the handles where an `add` follows.
+            # Orders the read of the handles before any use of the items; otherwise XLA would copy the handles for an
+            # `add` that follows.
             slots = after(slots, self._local_handles(state, slots))
         return layouts.read(state.storage, slots, fill=fill), None
 
 
 def _draw_slots(filled: jax.Array, count: jax.Array, number: jax.Array, key: jax.Array, capacity: int) -> jax.Array:
-    """Where algorithm R puts the items `number` (int32 [B], from 1) after the first `count` (uint32 [2]).
+    """Slots that algorithm R gives new items, int32 [B]; `capacity` for an item that is not stored.
 
-    Returns:
-      int32 [B]: slots, of which `filled` (int32 []) were so before; `capacity` where the item is not stored.
+    Args:
+      filled: int32 [], number of slots filled before.
+      count: uint32 [2], number of items ever added before.
+      number: int32 [B], number of each new item, from 1.
+      key: a PRNG key.
+      capacity: number of slots.
     """
     upper, lower = random_integers64(random_bits(key, number.size), _plus(count, number))
     drawn = jnp.where((upper == 0) & (lower < capacity), lower, capacity).astype(jnp.int32)
@@ -274,7 +277,7 @@ def _draw_slots(filled: jax.Array, count: jax.Array, number: jax.Array, key: jax
 
 
 def _plus(count: jax.Array, more: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`count` (uint32 [2]) + `more` (int32 [...], not negative), two of uint32 [...], at most 2^64 - 1."""
+    """`count` (uint32 [2]) + `more` (int32 [...], not negative), as two uint32 [...]; saturates at 2^64 - 1."""
     lower = count[1] + more.astype(jnp.uint32)
     upper = count[0] + (lower < count[1]).astype(jnp.uint32)
     too_large = upper < count[0]

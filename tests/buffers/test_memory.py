@@ -232,7 +232,7 @@ def test_arguments():
         (lambda: jr.memory(jr.Uniform(), FRAMES), r"buffer=Uniform\(\): must be a buffer"),
         (lambda: jr.memory(jr.ReplayBuffer, FRAMES), "must be a buffer"),
         (lambda: jr.memory(buffer, FRAMES, backend="h100"), "backend='h100': must be one of cpu, gpu, cuda"),
-        (lambda: jr.memory(buffer), "items: what a ReplayBuffer takes depends on what it stores; give what its init"),
+        (lambda: jr.memory(buffer), "items: the memory of a ReplayBuffer depends on its items; give them as its init"),
         (lambda: jr.memory(CASES["pools"][0], FRAMES), "items: DifficultyPools"),
     ):
         with pytest.raises(ValueError, match=message):

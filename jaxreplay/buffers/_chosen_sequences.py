@@ -123,7 +123,7 @@ def _judge(buffer: Any, state: Any, flags: jax.Array, first: jax.Array, last: ja
 
 
 def episode_lengths(so_far: jax.Array, ends: jax.Array, most: int) -> tuple[jax.Array, jax.Array]:
-    """Number of rows since the last break up to each new row, int32 [T, num_envs]; and `so_far` after them.
+    """Number of rows after the last break, through each new row, int32 [T, num_envs]; and `so_far` after them.
 
     Args:
       so_far: int32 [num_envs], before.
@@ -146,7 +146,7 @@ def start_episodes(flags: jax.Array, time: jax.Array, stored: Any, rows: ring.Ri
       time: int32 [K], counted from the first new row.
       stored: the stored flags before `flags` are written, [length, num_envs].
       rows: the ring of the stored rows.
-      length: number of stored rows.
+      length: number of rows in the storage.
     """
     num_steps, num_envs = flags.shape
 
@@ -165,7 +165,7 @@ def start_episodes(flags: jax.Array, time: jax.Array, stored: Any, rows: ring.Ri
 def overwritten(
     chosen: ChosenSequences, sequences: ring.Ring, cursor: jax.Array, num_steps: int, length: int, most: int
 ) -> tuple[jax.Array, jax.Array]:
-    """Slots of the oldest sequences, int32 [most]; and True for those overwritten by new rows, bool [most].
+    """Slots of the oldest sequences, int32 [most]; and True if new rows overwrite the sequence, bool [most].
 
     Args:
       chosen: the sequences before the rows are written.

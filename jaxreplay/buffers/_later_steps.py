@@ -16,7 +16,7 @@ from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay.buffers._episode_flags import is_end
 
 LAWS = ("uniform", "geometric", "last")
-DIGIT = 2**10  # steps are drawn digit by digit: one float32 has too few bits
+DIGIT = 2**10  # steps are drawn digit by digit: one float32 has too few bits for many of them
 
 
 @struct.dataclass

@@ -102,7 +102,7 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
     if not hasattr(buffer, "_device_states") or isinstance(buffer, type):
         raise ValueError(f"buffer={buffer!r}: must be a buffer, a Mixture, Sharded of a buffer, or DifficultyPools.")
     if backend is not None and backend not in BACKENDS:
-        raise ValueError(f"backend={backend!r}: must be one of {', '.join(BACKENDS)}, or None for this machine's.")
+        raise ValueError(f"backend={backend!r}: must be one of {', '.join(BACKENDS)}, or None for the default.")
     if items is None and inspect.signature(buffer.init).parameters:
         raise ValueError(
             f"items: the memory of a {type(buffer).__name__} depends on its items; give them as its init takes them, "
@@ -124,7 +124,7 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
 
 @contextlib.contextmanager
 def room(buffer: Any, items: Any) -> Iterator[None]:
-    """Context for the allocations of an eager `init`. If the device reports its size, it is checked in advance.
+    """Context for the allocations of an eager `init`. If the device reports its limit, it is checked in advance.
 
     Raises:
       ValueError: there is no room; the message names the largest leaf and the remedies.

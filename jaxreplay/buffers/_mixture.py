@@ -168,7 +168,7 @@ class Mixture:
         """
         self._check_length(state)
         last = len(self.buffers) - 1
-        source = check_integer("source", source, 0, last, "the place of a buffer among buffers, static")
+        source = check_integer("source", source, 0, last, "the position of a buffer in buffers, static")
         add: Any = self.buffers[source].add
         return (*state[:source], add(state[source], items, *args, **kwargs), *state[source + 1 :])
 
@@ -189,8 +189,8 @@ class Mixture:
           max_age: applies to each source; N_k then counts the younger items only.
 
         Raises:
-          ValueError: as a buffer's `sample`, if all sources are empty; the sources store different items; or the rows
-            of a `Sharded` source are not a multiple of its shards.
+          ValueError: an invalid argument, as in a buffer's `sample`; the sources store different items; the rows of a
+            `Sharded` source are not a multiple of its shards; or all sources are empty and the call is eager.
         """
         batch_size = check_draw(batch_size, beta, max_age)
         drawn = self._draw(state, key, batch_size, beta, max_age)

@@ -75,8 +75,9 @@ class ReservoirBuffer(Buffer[ReservoirState]):
     Called eagerly, `add`, `update` and `set` donate their state: the storage is changed in place, and the old state
     must not be used again. Inside an outer `jax.jit` they are plain pure functions.
 
-    `Sharded` cuts it into reservoirs of equal capacity, each a sample of its own items; with masks, their numbers may
-    differ. A reservoir keeps no order: `Sample.age` is -1, and `sample` takes no `max_age`. `migrate` does not take it.
+    `Sharded` cuts it into reservoirs of equal capacity, each a sample of its own items. With masks, shards may have
+    seen different numbers of items. A reservoir keeps no order: `Sample.age` is -1, and `sample` takes no `max_age`.
+    `migrate` does not take it.
 
     Attributes:
       capacity: number of items kept, 1 to 2**29.
@@ -153,7 +154,8 @@ class ReservoirBuffer(Buffer[ReservoirState]):
           td_errors: as in `ReplayBuffer.add`.
 
         Raises:
-          ValueError: wrong structure, shape, dtype or batch size (the message names the leaf), or not a PRNG key.
+          ValueError: wrong structure, shape, dtype or batch size (the message names the leaf); or `key` is not a PRNG
+            key.
 
         Examples:
           >>> buffer = jr.ReservoirBuffer(capacity=4)

@@ -171,7 +171,8 @@ class Sharded(OnMesh, Generic[S]):
             D times the number of later insertions into the item's shard.
 
         Raises:
-          ValueError: as the buffer's `sample`, if all shards are empty; or `batch_size` is not a multiple of D.
+          ValueError: an invalid argument, as in the buffer's `sample`; `batch_size` is not a multiple of D; or all
+            shards are empty and the call is eager.
         """
         batch_size = check_draw(batch_size, beta, max_age)
         return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age))

@@ -581,7 +581,9 @@ def test_configurations_that_are_refused(message):
 def test_calls_that_are_refused():
     mixture = jr.Mixture(buffers=(REPLAY(capacity=8),) * 2)
     state = mixture.init(items(numbers(0, 1)))
-    with pytest.raises(ValueError, match="source=2: must be an integer from 0 to 1, the place of a buffer"):
+    with pytest.raises(
+        ValueError, match="source=2: must be an integer from 0 to 1, the position of a buffer in buffers"
+    ):
         mixture.add(state, 2, items(numbers(0, 1)))
     with pytest.raises(ValueError, match=r"source=.*: is traced, .* give it from outside of jit, or as a static"):
         jax.jit(mixture.add)(state, 1, items(numbers(0, 1)))

@@ -412,7 +412,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         if drawable is not None:
             drawable = checks.check_mask(drawable, (num_steps, self.num_envs), "drawable")
             if not self.gaps:
-                raise ValueError("drawable: gaps=False: make the buffer with gaps=True to use it.")
+                raise ValueError("drawable: gaps=False: make the buffer with gaps=True to use drawable.")
         return steps, flags_of(ends, drawable) if self.gaps else ends
 
     def _check_state(self, state: SequenceState) -> None:

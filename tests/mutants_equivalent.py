@@ -9,7 +9,6 @@ BEYOND = "JAX takes the last for one beyond it"
 ANY_GUESS = "any first guess leads to the same end"
 EQUIVALENT = {
     "_common/checks.check_like: True -> False": "the structures have been found equal, so the leaves are as many",
-    "_common/eager.few_drawn_of_all: True -> False": "of other states than the buffers' both programs say so",
     '_common/eager.is_tracing: _current_trace(convention="flax") -> _current_trace()': "JAX makes no use of it",
     "_common/repeats.last_of_each: True -> False": PROMISE,
     "_common/repeats.last_of_each: lax.sort((numbers, jnp.arange(numbers.size, dtype=jnp.int32)), num_keys=2) -> "
@@ -31,7 +30,7 @@ EQUIVALENT = {
     "buffers/_reservoir.ReservoirBuffer._local_handles: "
     'state.handles.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False) -> '
     'state.handles.at[slots].get(mode="promise_in_bounds")': NONE_NEGATIVE,
-    "buffers/_some_sequences.enter: new, old, gone = read_once((new, old, gone)) -> pass": (
+    "buffers/_chosen_sequences.advance: new, old, gone = read_once((new, old, gone)) -> pass": (
         "it is for a GPU alone, and changes no value"
     ),
     "checkpoint/_leaves.check_bits: True -> False": "check_parts has found that they are as many",
@@ -41,10 +40,8 @@ EQUIVALENT = {
     "difficulty_pools/_queues._joining_rows: "
     "(queue < num_queues) & (start_queue == num_queues) -> (start_queue == num_queues)": ANY_GUESS,
     "difficulty_pools/_queues.join: 0 -> 1 (#5)": "it is read only where an item joined in the batch",
-    "inspection/_diagnostics._Shards.each: 0 -> 1": BEYOND,
     'inspection/_report.plot: Saved("", {}, config, _saved.from_state(state)) -> '
     'Saved({}, "", config, _saved.from_state(state))': "figures show neither",
-    "inspection/_views._add_sampler: 1 -> 2 (#2)": "NumPy takes any negative size for what is left",
     "inspection/_views.thin: numbers.size > MOST -> ((numbers.size) >= (MOST))": "of just as many each is shown",
     "samplers/_update_counts.update: (slots >= 0) & (slots < capacity) -> ((slots >= 0) | (slots < capacity))": BESIDE,
     "samplers/_weights.effective_sample_size: 1.0 -> 3.0": "it divides weights that are all 0",

@@ -524,7 +524,7 @@ def test_saved_and_restored(tmp_path):
     other = dataclasses.replace(mixture, buffers=(sharded, REPLAY(capacity=7)))
     with pytest.raises(ValueError, match=r"buffer\['replay'\]\.buffers\[1\]\.capacity: saved 6, given 7"):
         jr.restore(tmp_path / "run", {"replay": other})
-    with pytest.raises(ValueError, match=r"old_buffer=.*: must be .* Mixture are migrated one by one"):
+    with pytest.raises(ValueError, match=r"old_buffer=.*: must be .* migrate the buffers of a Mixture one by one"):
         jr.migrate(mixture, state, other)
 
 

@@ -112,68 +112,93 @@ def check_sampler(sampler: Any, *, key: jax.Array | None = None, capacity: int =
     """
     key, most = jax.random.key(0) if key is None else key, min(batch_size, capacity - 2)
     _check_config(check_methods(sampler))
-    start, size = jnp.int32(0), jnp.int32(capacity - 1)
-    slots, drawable = jnp.arange(capacity, dtype=jnp.int32), jnp.arange(capacity) < capacity - 1
-    insert, update = jax.jit(sampler.insert), jax.jit(sampler.update)
+    runs = _SamplerRuns(sampler, key, capacity, most)
+    runs.check_modes()
+    runs.check_draws()
+    runs.check_updates()
 
-    def run(key: jax.Array) -> Any:
+
+class _SamplerRuns:
+    """Programs that drive a sampler; all slots but the last are drawable."""
+
+    def __init__(self, sampler: Any, key: jax.Array, capacity: int, most: int):
+        self.sampler, self.key, self.capacity, self.most = sampler, key, capacity, most
+        self.slots = jnp.arange(capacity, dtype=jnp.int32)
+        self.live = Live(jnp.int32(0), jnp.int32(capacity - 1))
+        self.jitted, self.draw = jax.jit(self.run), jax.jit(self._draw, static_argnums=3)
+        self.insert, self.update = jax.jit(sampler.insert), jax.jit(sampler.update)
+
+    def run(self, key: jax.Array) -> Any:
+        """A state after two updates."""
+
         def learn(state: Any, key: jax.Array) -> tuple[Any, None]:
-            told = jax.random.normal(key, (most,))
-            return sampler.update(state, slots[1 : most + 1], told, jnp.ones(most, bool)), None
+            td_errors = jax.random.normal(key, (self.most,))
+            return self.sampler.update(state, self.slots[1 : self.most + 1], td_errors, jnp.ones(self.most, bool)), None
 
-        state = sampler.insert(sampler.init(capacity), slots, drawable)
+        state = self.sampler.insert(self.sampler.init(self.capacity), self.slots, self.slots < self.capacity - 1)
         return lax.scan(learn, state, jax.random.split(key, 2))[0]
 
-    def draw(state: Any, key: jax.Array, live: Live, count: int) -> Any:
-        drawn, probabilities = sampler.sample(state, key, count, live)
-        return drawn, probabilities, sampler.weights(state, probabilities, live.size)
+    def _draw(self, state: Any, key: jax.Array, live: Live, count: int) -> Any:
+        drawn, probabilities = self.sampler.sample(state, key, count, live)
+        return drawn, probabilities, self.sampler.weights(state, probabilities, live.size)
 
-    jitted, keys = jax.jit(run), jax.random.split(key, 2)
-    with _rule(STABLE):
-        empty = sampler.init(capacity)
-        chex.assert_trees_all_equal_shapes_and_dtypes(jax.eval_shape(run, key), empty)
-    with _rule(MODES):
-        mapped = jax.jit(jax.vmap(run))(keys)
-        for i in range(2):
-            _same(jax.tree.map(lambda x, i=i: x[i], jax.device_get(mapped)), jitted(keys[i]))
-    draw, state = jax.jit(draw, static_argnums=3), jitted(key)
-    before = jax.device_get(state)
-    few, many = (draw(state, key, Live(start, size), count) for count in (most, DRAWS))
-    _check_rows(few[0], few[1], few[2], most)
-    many = jax.device_get(many)
-    with _rule(PURE):
-        chex.assert_trees_all_equal(jax.device_get(state), before)
-    with _rule(LIVE):
-        assert np.all(many[0][many[1] > 0] < capacity - 1), "a slot that is not drawable was drawn"
-        nothing = draw(empty, key, Live(start, jnp.int32(0)), DRAWS)
-        np.testing.assert_array_equal(nothing[1], 0)
-        np.testing.assert_array_equal(nothing[2], 0)
-    _check_law(*many[:2])
-    if hasattr(sampler, "restrict"):
-        live = Live(jnp.int32(2), size - 2)
-        drawn, probabilities, _ = jax.device_get(draw(jax.jit(sampler.restrict)(state, live), key, live, DRAWS))
+    def law(self, state: Any) -> Any:
+        """Many draws and their probabilities."""
+        return jax.device_get(self.draw(state, self.key, self.live, DRAWS)[:2])
+
+    def check_modes(self) -> None:
+        keys = jax.random.split(self.key, 2)
+        with _rule(STABLE):
+            empty = self.sampler.init(self.capacity)
+            chex.assert_trees_all_equal_shapes_and_dtypes(jax.eval_shape(self.run, self.key), empty)
+        with _rule(MODES):
+            mapped = jax.jit(jax.vmap(self.run))(keys)
+            for i in range(2):
+                _same(jax.tree.map(lambda x, i=i: x[i], jax.device_get(mapped)), self.jitted(keys[i]))
+
+    def check_draws(self) -> None:
+        state = self.jitted(self.key)
+        before = jax.device_get(state)
+        drawn, probabilities, weights = self.draw(state, self.key, self.live, self.most)
+        _check_rows(drawn, probabilities, weights, self.most)
+        many = self.law(state)
+        with _rule(PURE):
+            chex.assert_trees_all_equal(jax.device_get(state), before)
         with _rule(LIVE):
-            taken = drawn[probabilities > 0]
-            assert np.all((taken >= 2) & (taken < capacity - 1)), "a slot excluded by restrict was drawn"
-        _check_law(drawn, probabilities)
+            assert np.all(many[0][many[1] > 0] < self.capacity - 1), "a slot that is not drawable was drawn"
+            none = self.live._replace(size=jnp.int32(0))
+            nothing = self.draw(self.sampler.init(self.capacity), self.key, none, DRAWS)
+            np.testing.assert_array_equal(nothing[1], 0)
+            np.testing.assert_array_equal(nothing[2], 0)
+        _check_law(*many)
+        if hasattr(self.sampler, "restrict"):
+            live = Live(jnp.int32(2), self.live.size - 2)
+            restricted = jax.jit(self.sampler.restrict)(state, live)
+            drawn, probabilities, _ = jax.device_get(self.draw(restricted, self.key, live, DRAWS))
+            with _rule(LIVE):
+                taken = drawn[probabilities > 0]
+                assert np.all((taken >= 2) & (taken < self.capacity - 1)), "a slot excluded by restrict was drawn"
+            _check_law(drawn, probabilities)
 
-    def law(state: Any) -> Any:
-        return jax.device_get(draw(state, key, Live(start, size), DRAWS)[:2])
+    def check_updates(self) -> None:
+        state = self.jitted(self.key)
+        unchanged = self.law(state)
 
-    def told(first: int, second: int, td_errors: tuple[float, float], mask: tuple[bool, bool]) -> Any:
-        rows = jnp.array([first, second], jnp.int32), jnp.array(td_errors, jnp.float32), jnp.array(mask)
-        return law(update(state, *rows))
+        def updated(slots: tuple[int, int], td_errors: tuple[float, float], counts: bool = True) -> Any:
+            rows = jnp.array(slots, jnp.int32), jnp.array(td_errors, jnp.float32), jnp.full(2, counts)
+            return self.law(self.update(state, *rows))
 
-    with _rule(IGNORED):
-        _same(told(-1, capacity, (3.0, 3.0), (False, False)), many[:2])
-        _same(told(1, 2, (3.0, 3.0), (False, False)), many[:2])
-        _same(law(insert(state, jnp.full(capacity, capacity, jnp.int32), drawable)), many[:2])
-    with _rule(LAST):
-        _same(told(1, 1, (9.0, 2.0), (True, True)), told(1, 1, (0.5, 2.0), (True, True)))
-    wrong = told(1, 2, (np.nan, np.inf), (True, True))
-    with _rule(FINITE):
-        assert np.all(np.isfinite(wrong[1])), "probabilities are not finite"
-        _check_law(*wrong)
+        with _rule(IGNORED):
+            _same(updated((-1, self.capacity), (3.0, 3.0), False), unchanged)
+            _same(updated((1, 2), (3.0, 3.0), False), unchanged)
+            beyond = jnp.full(self.capacity, self.capacity, jnp.int32)
+            _same(self.law(self.insert(state, beyond, self.slots < self.capacity - 1)), unchanged)
+        with _rule(LAST):
+            _same(updated((1, 1), (9.0, 2.0)), updated((1, 1), (0.5, 2.0)))
+        wrong = updated((1, 2), (np.nan, np.inf))
+        with _rule(FINITE):
+            assert np.all(np.isfinite(wrong[1])), "probabilities are not finite"
+            _check_law(*wrong)
 
 
 @dataclasses.dataclass

@@ -147,14 +147,9 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> Sequen
         moved[:, :num_rows] = kept
         return moved
 
-    # Slots of the sequences, oldest first: in the old shards, then in the new shards.
     num_starts = (num_rows + wait - new.whole.sequence_length) // new.whole.stride
-    start = (sequences // old.part.num_envs - num_starts + np.arange(num_starts)) % old.part._num_starts
-    env = np.arange(old.part.num_envs)
-    shard = np.arange(old.num_shards)[:, None, None]
-    slots = shard * old.part._num_slots + start[:, None] * old.part.num_envs + env
     source = np.full((new.num_shards, new.part._num_starts, new.part.num_envs), -1)
-    source[:, :num_starts] = deal(slots, 1)
+    source[:, :num_starts] = deal(_newest_slots(old, sequences, num_starts), 1)
     source, size = source.reshape(new.num_shards, -1), np.full(new.num_shards, num_starts * new.part.num_envs)
     windows = None
     if state.windows is not None:
@@ -178,6 +173,13 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> Sequen
         windows=windows,
         episodes=episodes,
     )
+
+
+def _newest_slots(old: Shards, inserted: int, num_starts: int) -> np.ndarray:
+    """Slots of the newest sequences in the stacked old shards, oldest first, [old shards, num_starts, streams]."""
+    start = (inserted // old.part.num_envs - num_starts + np.arange(num_starts)) % old.part._num_starts
+    shard = np.arange(old.num_shards)[:, None, None]
+    return shard * old.part._num_slots + start[:, None] * old.part.num_envs + np.arange(old.part.num_envs)
 
 
 def _migrate_windows(

@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, check_number, settle
-from jaxreplay._common.xla import jit_method, own
+from jaxreplay._common.xla import jit_method
 from jaxreplay.transitions import _windows
 from jaxreplay.transitions._batch import TransitionBatch
 
@@ -374,78 +374,6 @@ class MonteCarlo(_Tracer):
     @property
     def n(self) -> int:
         return self.max_length
-
-
-def n_step_transitions(
-    S: Any,
-    A: Any,
-    R: Any,
-    terminated: Any,
-    truncated: Any,
-    S_next: Any,
-    *,
-    n: int | jax.Array,
-    gamma: float | jax.Array,
-    logP: Any = None,
-    W: Any = None,
-    mask: Any = None,
-    next_action: bool = False,
-    record_extra_info: bool = False,
-    flush: bool = False,
-    max_n: int | None = None,
-) -> tuple[TransitionBatch, jax.Array]:
-    """The transitions of a whole rollout in one vectorised pass.
-
-    The result equals the concatenated results of `NStep.add`, called step by step. Row t * num_envs + e is emitted by
-    step t of environment e, so rows of the first n - 1 steps are not valid. With `flush`, the n * num_envs rows of
-    `NStep.flush` follow.
-
-    Args:
-      S, A, R, terminated, truncated, S_next, logP, W, mask: as for `NStep.add`, with a leading time axis:
-        [T, num_envs, ...].
-      n, next_action, record_extra_info: see `NStep`.
-      gamma: discount in [0, 1], a number, or a traced float [], which is clipped.
-      flush: also emit the transitions that are pending at the end of the rollout, as if it were truncated there.
-      max_n: None, or the largest `n`, which may then be traced; see `jaxreplay.sequence_transitions`. Rows are for the
-        same steps as with n = `max_n`.
-
-    Returns:
-      TransitionBatch [T * num_envs] ([(T + n) * num_envs] with `flush`); and its `valid`, bool of the same length.
-
-    Raises:
-      ValueError: `n`, `gamma` or `max_n` is out of range, `n` is traced without `max_n`, leading axes differ, or there
-        is more than one number or flag per step.
-
-    Examples:
-      >>> rewards, no = jnp.array([[1.0], [1.0], [1.0]]), jnp.array([[False]] * 3)  # [T, num_envs]
-      >>> obs, following = jnp.array([[0.0], [1.0], [2.0]]), jnp.array([[1.0], [2.0], [3.0]])
-      >>> batch, valid = jr.n_step_transitions(obs, obs, rewards, no, no, following, n=2, gamma=0.5)
-      >>> valid.tolist()  # the first step emits nothing
-      [False, True, True]
-      >>> batch.S.tolist()[1:], batch.Rn.tolist()[1:], batch.S_next.tolist()[1:]
-      ([0.0, 1.0], [1.5, 1.5], [2.0, 3.0])
-    """
-    settings = {"next_action": next_action, "record_extra_info": record_extra_info}
-    tracer, n_now, gamma_now = tracer_for(n, gamma, max_n, **settings)
-    flush = checks.check_bool("flush", flush, "whether to emit pending transitions")
-    rows = own((S, A, R, terminated, truncated, S_next, logP, W, mask))
-    batch = tracer._rollout(rows, flush, n_now, gamma_now)
-    return batch, batch.valid
-
-
-def tracer_for(n: Any, gamma: Any, max_n: Any, **settings: Any) -> tuple[NStep, Any, Any]:
-    """A tracer with these settings, and `n` and `gamma` to replace its own, or None; see `_Tracer._transitions`."""
-    gamma_now = None
-    if gamma is None:
-        raise ValueError("gamma=None: must be a number in [0, 1], or a traced float []; it is a discount.")
-    if isinstance(gamma, jax.Array):
-        check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
-        gamma, gamma_now = 1.0, gamma
-    if max_n is None:
-        return NStep(n=n, gamma=gamma, **settings), None, gamma_now
-    max_n = check_integer("max_n", max_n, 1, 2**31 - 1, "the largest number of steps in a window")
-    check_integer("n", n, 1, max_n, "at most max_n; or give a larger max_n", traced=None)
-    return NStep(n=max_n, gamma=gamma, **settings), n, gamma_now
 
 
 def _clip(n: jax.Array, max_n: int) -> jax.Array:

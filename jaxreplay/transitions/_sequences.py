@@ -9,7 +9,7 @@ from jaxreplay._common import checks
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.xla import on_copies, own
 from jaxreplay.transitions._batch import TransitionBatch
-from jaxreplay.transitions._n_step import tracer_for
+from jaxreplay.transitions._rollout import tracer_for
 
 
 @on_copies

@@ -251,7 +251,10 @@ def test_wrong_arguments(long):
             lambda: buffer.later(state, key, handles.astype(np.float32)),
             r"indices: got float32\[3\], expected a vector of integers",
         ),
-        (lambda: jr.migrate(plain, plain.init(rows(0, 1, 2)), buffer), "new_buffer.hindsight=True: must be as in old_buffer, False"),
+        (
+            lambda: jr.migrate(plain, plain.init(rows(0, 1, 2)), buffer),
+            "new_buffer.hindsight=True: must be as in old_buffer, False",
+        ),
     ):
         with pytest.raises(ValueError, match=message):
             call()

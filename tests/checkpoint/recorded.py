@@ -68,6 +68,7 @@ def traced(tracer):
 def states():
     """By name; the arrays do not depend on random numbers, nor on 64-bit types."""
     numbers, key = np.arange(4, dtype=np.float32), jax.random.key(3)
+    two, one_each = jnp.arange(2, dtype=jnp.int32), jnp.ones(2, jnp.float32)
     replay = filled(CONFIG["replay"])
     mixture = CONFIG["mixture"]
     both = mixture.add(mixture.init(numbers), 1, numbers[:2])
@@ -90,7 +91,7 @@ def states():
         "batch": batch,
         "pools": pools,
         "autoreset": env.init(jnp.int32(7), jnp.ones(2, jnp.float32)),
-        "sample": jr.Sample(items(2), jnp.arange(2), *(jnp.ones(2, jnp.float32),) * 2, None, jnp.arange(2)),
+        "sample": jr.Sample(items(2), two, one_each, one_each, None, two),
         "bound": jr.bind(CONFIG["tracer"], tracing),
         "bound buffer": jr.bind(CONFIG["replay"], replay),
         "data set": jr.datasets.Steps({"reward": jnp.ones((2, 1), jnp.float32)}, jnp.array([[False], [True]])),

@@ -182,7 +182,7 @@ def test_states_of_another_backend_come_back_in_this_one_s_layout(tmp_path, monk
     replay = buffer.update(replay, np.arange(150), seeds.rng(0).exponential(size=150))
     own = sum_tree.init(150, fanout=8)
     jr.save(tmp_path / "run", config, {"replay": replay, "pools": pools.init(), "tree": own})
-    monkeypatch.setattr(_tree, "default_fanout", lambda: fanout)
+    monkeypatch.setattr(_tree, "default_fanout", lambda backend=None: fanout)
     found = jr.restore(tmp_path / "run", config, allow=HERE)
     assert list(found) == ["replay", "pools", "tree"]
     assert found["replay"].sampler.tree.fanout == found["pools"].normal.fanout == fanout
@@ -254,7 +254,8 @@ def test_runs_resumed_in_another_process_end_as_if_not_interrupted(tmp_path, alw
         halves[name] = digest(carry)
         jr.save(tmp_path / name, run.config, carry)
         ends[name] = digest(advance(name, carry))
-    path = [os.path.dirname(os.path.dirname(jr.__file__)), os.environ.get("PYTHONPATH", "")]
+    tests, package = pathlib.Path(__file__).parents[1], pathlib.Path(jr.__file__).parents[1]
+    path = [str(package), str(tests), os.environ.get("PYTHONPATH", "")]
     child = subprocess.run(
         [sys.executable, pathlib.Path(__file__).with_name("checkpoint_runs.py"), tmp_path],
         env=os.environ | {"PYTHONPATH": os.pathsep.join(filter(None, path))},

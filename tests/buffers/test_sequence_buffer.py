@@ -420,6 +420,26 @@ def test_wrong_arguments():
         jr.stack_frames(np.zeros((2, 3, 4), jnp.float32), np.zeros(2, bool), 2)
 
 
+def test_a_state_of_other_windows_is_refused():
+    """Before anything is compiled; a state of its own is not."""
+    kinds = ("any", "cut", "inside", "episodes")
+    buffers = {
+        windows: jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3, windows=windows) for windows in kinds
+    }
+    steps = np.zeros((4, 2), np.float32)
+    states = {windows: jax.eval_shape(buffer.init, steps) for windows, buffer in buffers.items()}
+    for windows, buffer in buffers.items():
+        assert jax.eval_shape(buffer.add, states[windows], steps).storage.shape == (8, 2)
+        for other in {*kinds} - {windows}:
+            message = f"windows='{windows}', gaps=False: this state is of a buffer with other windows or gaps; use the"
+            with pytest.raises(ValueError, match=message):
+                jax.eval_shape(buffer.add, states[other], steps)
+            with pytest.raises(ValueError, match=message):
+                jax.eval_shape(lambda state, buffer=buffer: buffer.newest(state, 2), states[other])
+            with pytest.raises(ValueError, match=message):
+                jax.eval_shape(lambda state, buffer=buffer: buffer.sample(state, jax.random.key(0), 2), states[other])
+
+
 @pytest.mark.parametrize("with_reward", [True, False])
 @pytest.mark.parametrize(
     ("num_envs", "leading"), [(1, ()), (4, ()), (1, (5,)), (4, (4,)), (1, (1, 5)), (4, (4, 5))], ids=str

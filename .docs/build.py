@@ -32,8 +32,6 @@ NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 ENTRY = re.compile(r"^::: jaxreplay\.(\S+)$", re.MULTILINE)
 MOVED = {  # where a file of the repository, or a section of it, is in the site, if not under its own name
     "README.md": "index.md",
-    "README.md#what-there-is": "reference/index.md",
-    "README.md#beside-other-libraries": "comparison.md",
     "examples/README.md": "programs.md",
     "tests/benchmarks/README.md": "benchmark.md",
     ".github/CHANGELOG.md": "changelog.md",

@@ -14,11 +14,12 @@ COLOURS |= {"cpprb": "tab:green", "torchrl": "tab:purple", "dopamine": "tab:brow
 
 
 def save(result: dict[str, Any], folder: pathlib.Path) -> None:
-    """Write the plots for which there are figures: BACKEND_ratio.png, _time.png, _seeds.png and _dqn.png."""
+    """Write the plots for which there are figures: BACKEND_peers.png, _ratio.png, _time.png, _seeds.png, _dqn.png."""
     name, rows = result["backend"], result["rows"]
     made = {
+        "peers": _peers([row for row in rows if _is_usual(row) and row["part"] == "b"]),
         "ratio": _ratio([r for r in rows if r["part"] == "b" and "ratio" in r["libraries"].get("flashbax", {})]),
-        "time": _time(rows),
+        "time": _time([row for row in rows if _is_usual(row)]),
         "seeds": _seeds([row for row in rows if row["part"] == "c" and "per_seed" in row]),
         "dqn": _dqn(result["end_to_end"] or {}),
     }
@@ -27,33 +28,82 @@ def save(result: dict[str, Any], folder: pathlib.Path) -> None:
             figure.savefig(folder / f"{name}_{kind}.png", dpi=100)
 
 
-def _ratio(rows: list[dict]) -> Figure | None:
-    """Ratio to flashbax of every cell of (b); red where flashbax is faster."""
+def _is_usual(row: dict) -> bool:
+    return (row["batch_size"], row["num_added"], row["items"]) == (256, 16, "vector")
+
+
+def _peers(rows: list[dict]) -> Figure | None:
+    """Time of a replay step by capacity, beside the libraries that are compared in most cells."""
     if not rows:
         return None
-    rows = sorted(rows, key=lambda r: (r["items"], r["capacity"], r["batch_size"], r["num_added"]), reverse=True)
-    figure = Figure(figsize=(7, 1.2 + 0.19 * len(rows)), layout="constrained")
+    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.subplots()
-    for y, row in enumerate(rows):
-        ratio = row["libraries"]["flashbax"]["ratio"]
-        colour = "tab:red" if ratio["median"] < 1 else "tab:blue"
-        axes.plot([ratio["p10"], ratio["p90"]], [y, y], color=colour, linewidth=1.5, alpha=0.6)
-        axes.plot(ratio["median"], y, "o", color=colour, markersize=4)
-    labels = [f"{r['items']} N={power(r['capacity'])} B={r['batch_size']} E={r['num_added']}" for r in rows]
-    axes.set_yticks(range(len(rows)), labels, fontsize=7)
-    axes.axvline(1, color="gray", linestyle="--", linewidth=1)
+    for name in (BASE, "flashbax", "cpprb", "torchrl"):
+        times = _times(rows, name)
+        if times:
+            sizes, us = zip(*times, strict=True)
+            axes.plot(sizes, us, "o-", color=COLOURS[name], markersize=5, linewidth=2.5 if name == BASE else 1.5)
+            height = 4 if name == "torchrl" else -6  # beside cpprb's
+            axes.annotate(name, (sizes[-1], us[-1]), (8, height), textcoords="offset points", color=COLOURS[name])
     axes.set_xscale("log", base=2)
-    axes.xaxis.set_major_formatter("{x:g}")
-    axes.set(title="Replay step, median and 10th to 90th percentile", ylim=(-0.7, len(rows) - 0.3))
-    axes.set_xlabel("flashbax's time / jaxreplay's (red: flashbax is faster)")
-    axes.grid(axis="x", alpha=0.3)
+    axes.set_yscale("log")
+    axes.set_xticks(sorted({row["capacity"] for row in rows}))
+    axes.set_yticks([10, 30, 100, 300], ["10", "30", "100", "300"])
+    axes.minorticks_off()
+    axes.set(xlabel="capacity", ylabel="us a step", ylim=(10, 800), title="add 16, draw 256 by priority, update")
+    axes.set_xlim(2**13.5, 2**23.5)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
     return figure
+
+
+def _times(rows: list[dict], name: str) -> list[tuple[int, float]]:
+    """Capacity and median microseconds of a step, by capacity."""
+    found = [(row["capacity"], row["libraries"].get(name, {})) for row in rows]
+    return sorted((capacity, library["us"]["median"]) for capacity, library in found if "us" in library)
+
+
+def _ratio(rows: list[dict]) -> Figure | None:
+    """Ratio to flashbax in every cell of (b): a panel for each kind of items and size of a batch."""
+    if not rows:
+        return None
+    kinds = sorted({(row["items"], row["batch_size"]) for row in rows}, key=lambda cell: (cell[0] != "vector", cell))
+    figure = Figure(figsize=(8, 0.8 + 2.4 * -(-len(kinds) // 3)), layout="constrained")
+    panels = figure.subplots(-(-len(kinds) // 3), 3, sharex=True, sharey=True, squeeze=False).flat
+    for axes, kind in zip(panels, kinds, strict=False):
+        added = sorted({row["num_added"] for row in rows})
+        for count, colour in zip(added, ("tab:blue", "tab:orange", "tab:green", "tab:purple"), strict=False):
+            of_line = [r for r in rows if (r["items"], r["batch_size"], r["num_added"]) == (*kind, count)]
+            if of_line:
+                points = sorted((r["capacity"], r["libraries"]["flashbax"]["ratio"]) for r in of_line)
+                sizes, ratios = zip(*points, strict=True)
+                axes.plot(
+                    sizes, [x["median"] for x in ratios], "o-", color=colour, markersize=4, label=f"{count} added"
+                )
+                low, high = [x["p10"] for x in ratios], [x["p90"] for x in ratios]
+                axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
+        axes.axhspan(0.01, 1, color="gray", alpha=0.15)
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set(ylim=(0.5, 8), xticks=sorted({row["capacity"] for row in rows}))
+        axes.set_title(f"{kind[0]}, batch of {kind[1]}", fontsize=10)
+        axes.grid(alpha=0.3)
+    figure.supxlabel("capacity")
+    figure.supylabel("flashbax's time / jaxreplay's")
+    _legend(figure, "median, 10th to 90th percentile; gray: flashbax is faster")
+    return figure
+
+
+def _legend(figure: Figure, title: str = "") -> None:
+    """One legend for all panels, above them."""
+    lines = {line.get_label(): line for axes in figure.axes for line in axes.lines if line.get_label()[0] != "_"}
+    figure.legend(lines.values(), lines.keys(), loc="outside upper center", ncols=len(lines), title=title)
 
 
 def _time(rows: list[dict]) -> Figure | None:
     """Time a step by capacity, for (a) and (b) at B=256."""
-    usual = [r for r in rows if (r["batch_size"], r["num_added"], r["items"]) == (256, 16, "vector")]
-    chosen = {part: [row for row in usual if row["part"] == part] for part in "ab"}
+    chosen = {part: [row for row in rows if row["part"] == part] for part in "ab"}
     if not any(chosen.values()):
         return None
     figure = Figure(figsize=(10, 4.2), layout="constrained")
@@ -84,28 +134,33 @@ def _lines(axes: Axes, rows: list[dict]) -> None:
 
 
 def _seeds(rows: list[dict]) -> Figure | None:
-    """Cost per seed by number of seeds, over that of one seed."""
+    """Cost per seed by number of seeds, over that of one seed: a panel for each size, a line for each library."""
     if not rows:
         return None
-    libraries = [name for name in COLOURS if any(name in row["per_seed"] for row in rows)]
-    figure = Figure(figsize=(4 * len(libraries), 3.8), layout="constrained")
-    cells = sorted({(r["items"], r["capacity"], r["batch_size"]) for r in rows}, reverse=True)
-    for axes, name in zip(figure.subplots(1, len(libraries), sharey=True, squeeze=False)[0], libraries, strict=True):
-        for i, (items, capacity, batch_size) in enumerate(cells):
-            of_cell = [r for r in rows if (r["items"], r["capacity"], r["batch_size"]) == cells[i]]
+    cells = {(r["items"], r["capacity"], r["batch_size"]) for r in rows}
+    cells = sorted(cells, key=lambda cell: (cell[0] != "vector", cell))
+    columns = min(len(cells), 3)
+    shape = -(-len(cells) // columns), columns
+    figure = Figure(figsize=(2.9 * shape[1], 0.9 + 2.6 * shape[0]), layout="constrained")
+    panels = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False).flat
+    for axes in panels[len(cells) :]:
+        axes.set_visible(False)
+    for axes, cell in zip(panels, cells, strict=False):
+        of_cell = [r for r in rows if (r["items"], r["capacity"], r["batch_size"]) == cell]
+        for name, colour in COLOURS.items():
             costs = sorted((r["seeds"], r["per_seed"][name]) for r in of_cell if name in r["per_seed"])
-            shade = 0.15 + 0.75 * i / max(len(cells) - 1, 1)
-            label = f"{items} N={power(capacity)} B={batch_size}"
-            axes.plot(*np.array(costs).T, "o-", color=_colormap(shade), markersize=3, label=label)
+            if costs:
+                axes.plot(*np.array(costs).T, "o-", color=colour, markersize=4, label=name)
         axes.axhline(1, color="gray", linestyle="--", linewidth=1)
         axes.set_xscale("log", base=2)
         axes.set_yscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")
         axes.yaxis.set_major_formatter("{x:g}")
-        axes.set(title=name, xlabel="seeds")
+        axes.set_title(f"{cell[0]}, N={power(cell[1])}, B={cell[2]}", fontsize=10)
         axes.grid(alpha=0.3)
-    figure.axes[0].set_ylabel("cost per seed / cost of one seed")
-    figure.axes[-1].legend(fontsize=6.5, loc="center left", bbox_to_anchor=(1, 0.5))
+    figure.supxlabel("seeds")
+    figure.supylabel("cost of a seed / cost of one seed alone")
+    _legend(figure)
     return figure
 
 

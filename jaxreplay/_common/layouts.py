@@ -209,7 +209,7 @@ def _laid_out(tree: Any, state: Any, backend: str | None) -> Any:
 
 def along(num_axes: int) -> Callable[[Any, Any, str | None], Any]:
     """Entry of `LaidOut._layouts` for a buffer storage with `num_axes` leading axes."""
-    return lambda storage, state, backend: on_this_backend(storage, num_axes, state.ring.size.ndim, backend)
+    return lambda storage, state, backend: on_this_backend(storage, num_axes, np.ndim(state.ring.size), backend)
 
 
 def as_it_is(storage: Any) -> Any:

@@ -158,15 +158,13 @@ def _rebuilt(folder: str, number: int, content: dict[str, Any], buffer: Any, lik
         more = f" (and {len(different) - 5} more)" if len(different) > 5 else ""
         raise ValueError(
             f"{folder}: saved with another configuration: {listed}{more}. Restore with the saved "
-            f"configuration{_next_step(different[0].owner)}."
+            f"configuration{different[0].advice}."
         )
     structure, records, meshes = content["structure"], content["leaves"], dict(_description.meshes(buffer))
-    nodes = _structure.match(structure, records, like)
-    classes = _structure.classes(structure, nodes, allow)
+    rebuild = _structure.plan(structure, records, like, allow)
     shardings = [_leaves.sharding_in(meshes, record) for record in records]
     stored = _read(folder, number, records, dict(enumerate(shardings)))
-    leaves = [_leaves.unpack(*x) for x in zip(records, stored, shardings, strict=True)]
-    return _structure.rebuild(structure, leaves, nodes, classes)
+    return rebuild([_leaves.unpack(*x) for x in zip(records, stored, shardings, strict=True)])
 
 
 def _read(
@@ -191,15 +189,6 @@ def _read(
     except (KeyError, ValueError) as error:
         raise _manifest.damaged(folder, str(error)) from error
     return stored
-
-
-def _next_step(config: Any) -> str:
-    """Advice for a message: how to convert the state of `config` to another configuration."""
-    if hasattr(config, "remap"):
-        return ", then use remap or recycle of the new one"
-    if hasattr(config, "can_sample"):
-        return ", then use jr.migrate(old_buffer, state, new_buffer)"
-    return ""
 
 
 def _record_parts(

@@ -7,21 +7,21 @@ only, and a mesh by its axis sizes. `donate` does not affect the state and is om
 import dataclasses
 import enum
 from collections.abc import Iterator
-from typing import Any, NamedTuple, TypeGuard
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from jaxreplay.checkpoint._names import stable_name
+from jaxreplay.checkpoint._names import dotted_name
 
 
 class Difference(NamedTuple):
-    """A field that differs, both values as text, and the outermost buffer (else configuration) with that field."""
+    """A field that differs, both values as text, and advice for the outermost configuration that has any."""
 
     where: str
     saved: str
     given: str
-    owner: Any
+    advice: str
 
 
 def describe(config: Any, where: str = "buffer") -> Any:
@@ -35,19 +35,17 @@ def describe(config: Any, where: str = "buffer") -> Any:
     if config is None or type(config) in (bool, int, float, str):
         return config
     if isinstance(config, enum.Enum):
-        return {"name": f"{_name(type(config))}.{config.name}"}
+        return {"name": f"{dotted_name(type(config))}.{config.name}"}
     if isinstance(config, np.dtype):
         return {"dtype": config.name}
     if isinstance(config, jax.sharding.Mesh):
         return {"mesh": dict(config.shape)}
-    if isinstance(config, list | tuple) and not _is_named_tuple(config):
-        return [describe(x, f"{where}[{i}]") for i, x in enumerate(config)]
-    if isinstance(config, dict) or _is_named_tuple(config) or _is_config(config):
-        fields = {name: describe(x, _join(where, config, name)) for name, x in _fields(config).items()}
-        return {"type": _name(type(config)), "fields": fields}
+    if (fields := _fields(config)) is not None:
+        described = {name: describe(x, _join(where, config, name)) for name, x in fields.items()}
+        return [*described.values()] if _is_list(config) else {"type": dotted_name(type(config)), "fields": described}
     if callable(config):
         function = getattr(config, "func", config)  # of a functools.partial
-        return {"name": _name(function if hasattr(function, "__qualname__") else type(function))}
+        return {"name": dotted_name(function if hasattr(function, "__qualname__") else type(function))}
     raise ValueError(
         f"{where}: got a {type(config).__qualname__}, which cannot be recorded; expected a configuration, a plain "
         "value, or a dict, list or tuple of these."
@@ -56,101 +54,92 @@ def describe(config: Any, where: str = "buffer") -> Any:
 
 def check(described: Any) -> None:
     """Raise a `ValueError` if JSON does not describe a configuration."""
-    todo = [described]
-    while todo:
-        match todo.pop():
-            case None | bool() | int() | float() | str() | {"name": str()} | {"dtype": str()} | {"mesh": {}}:
-                pass
-            case [*children]:
-                todo += children
-            case {"type": str(), "fields": {**children}}:
-                todo += children.values()
-            case other:
-                raise ValueError(f"{str(other)[:40]} is not the description of a configuration")
+    match described:
+        case None | bool() | int() | float() | str() | {"name": str()} | {"dtype": str()} | {"mesh": {}}:
+            pass
+        case [*_] | {"type": str(), "fields": {}}:
+            for child in _split(described)[1].values():
+                check(child)
+        case _:
+            raise ValueError(f"{str(described)[:40]} is not the description of a configuration")
 
 
-def differences(saved: Any, given: Any, where: str = "buffer", owner: Any = None) -> Iterator[Difference]:
+def differences(saved: Any, given: Any, where: str = "buffer", advice: str = "") -> Iterator[Difference]:
     """Differences between the configuration `given` and the description `saved`."""
-    described = describe(given, where)
-    if isinstance(saved, dict) and "name" in saved:
-        saved = {"name": stable_name(saved["name"])}
-    if isinstance(described, list) and isinstance(saved, list) and len(saved) == len(described):
-        for i, (x, y) in enumerate(zip(saved, given, strict=True)):
-            yield from differences(x, y, f"{where}[{i}]", owner)
-    elif _is_typed(saved) and _is_typed(described) and stable_name(saved["type"]) == described["type"]:
-        if _is_config(given) and not is_buffer(owner) and (owner is None or is_buffer(given)):
-            owner = given
-        fields, defaults = _fields(given), _defaults(given)
-        for name in [*fields, *(name for name in saved["fields"] if name not in fields)]:
-            inner = _join(where, given, name)
-            if name not in fields:
-                yield Difference(inner, _text(saved["fields"][name]), "nothing", owner)
-            elif name in saved["fields"] or name in defaults:  # fields added since then had their defaults
-                value = saved["fields"][name] if name in saved["fields"] else describe(defaults[name], inner)
-                yield from differences(value, fields[name], inner, owner)
-            else:
-                yield Difference(inner, "nothing", _text(described["fields"][name]), owner)
-    elif saved != described and repr(saved) != repr(described):  # repr: NaN is not equal to itself
-        yield Difference(where, _text(saved), _text(described), owner)
-
-
-def is_buffer(config: Any) -> bool:
-    """True if `migrate`, or `remap` and `recycle`, can convert states of `config` to another configuration."""
-    return hasattr(config, "can_sample") or hasattr(config, "remap")
+    described, fields = describe(given, where), _fields(given) or {}
+    kind, old = _split(saved)
+    own_kind, new = _split(described)
+    if kind != own_kind or kind is None:
+        if saved != described and repr(saved) != repr(described):  # repr: NaN is not equal to itself
+            yield Difference(where, _text(saved), _text(described), advice)
+        return
+    advice, defaults = advice or _advice(given), _defaults(given)
+    for name in new | old:
+        inner = _join(where, given, name)
+        if name not in new:
+            yield Difference(inner, _text(old[name]), "nothing", advice)
+        elif name in old or name in defaults:  # fields added since then had their defaults
+            value = old[name] if name in old else describe(defaults[name], inner)
+            yield from differences(value, fields[name], inner, advice)
+        else:
+            yield Difference(inner, "nothing", _text(new[name]), advice)
 
 
 def meshes(config: Any, where: str = "buffer") -> Iterator[tuple[str, jax.sharding.Mesh]]:
     """All meshes in a configuration, with the names of their fields."""
     if isinstance(config, jax.sharding.Mesh):
         yield where, config
-    elif isinstance(config, dict) or _is_named_tuple(config) or _is_config(config):
-        for name, value in _fields(config).items():
-            yield from meshes(value, _join(where, config, name))
-    elif isinstance(config, list | tuple):
-        for i, value in enumerate(config):
-            yield from meshes(value, f"{where}[{i}]")
+    for name, value in (_fields(config) or {}).items():
+        yield from meshes(value, _join(where, config, name))
 
 
-def _is_config(config: Any) -> bool:
-    return dataclasses.is_dataclass(config) and not isinstance(config, type)
+def _advice(config: Any) -> str:
+    """Advice for a message: how to convert the state of `config` to another configuration."""
+    if hasattr(config, "remap"):
+        return ", then use remap or recycle of the new one"
+    if hasattr(config, "can_sample"):
+        return ", then use jr.migrate(old_buffer, state, new_buffer)"
+    return ""
 
 
-def _is_named_tuple(config: Any) -> bool:
-    return isinstance(config, tuple) and hasattr(config, "_fields")
+def _is_list(config: Any) -> bool:
+    return isinstance(config, list | tuple) and not hasattr(config, "_fields")
 
 
-def _is_typed(described: Any) -> TypeGuard[dict[str, Any]]:
-    return isinstance(described, dict) and "fields" in described
-
-
-def _fields(config: Any) -> dict[str, Any]:
-    """Fields that describe a configuration, by name."""
+def _fields(config: Any) -> dict[Any, Any] | None:
+    """Parts that describe a configuration, by name or number; None if it has none."""
+    if _is_list(config):
+        return dict(enumerate(config))
     if isinstance(config, dict):
         return {str(key): value for key, value in config.items()}
-    if _is_named_tuple(config):
+    if isinstance(config, tuple):
         return config._asdict()
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        return None
     names = [field.name for field in dataclasses.fields(config) if field.compare]
     return {name: getattr(config, name) for name in names if name != "donate" and not name.startswith("_")}
 
 
 def _defaults(config: Any) -> dict[str, Any]:
     """Default values of fields, by name."""
-    if isinstance(config, dict):
-        return {}
-    if _is_named_tuple(config):
-        return config._field_defaults
+    if not dataclasses.is_dataclass(config):
+        return getattr(config, "_field_defaults", {})
     fields = dataclasses.fields(config)
     return {field.name: field.default for field in fields if field.default is not dataclasses.MISSING}
 
 
-def _join(where: str, config: Any, name: str) -> str:
+def _join(where: str, config: Any, name: str | int) -> str:
     """Path of a field for messages."""
-    return f"{where}[{name!r}]" if isinstance(config, dict) else f"{where}.{name}"
+    return f"{where}[{name!r}]" if isinstance(config, dict) or _is_list(config) else f"{where}.{name}"
 
 
-def _name(named: Any) -> str:
-    """Dotted name of a class or function."""
-    return stable_name(f"{named.__module__}.{named.__qualname__}")
+def _split(described: Any) -> tuple[Any, dict[Any, Any]]:
+    """Length or type of a description that has parts, and these; None and none if it has no parts."""
+    if isinstance(described, list):
+        return len(described), dict(enumerate(described))
+    if isinstance(described, dict) and "fields" in described:
+        return described["type"], described["fields"]
+    return None, {}
 
 
 def _text(described: Any) -> str:

@@ -7,10 +7,10 @@ from typing import Any
 
 from jaxreplay._common.layouts import Bits, Rows
 from jaxreplay._common.ring import Ring
-from jaxreplay.buffers import Bound, ReplayState, ReservoirState, Sample, SequenceState
+from jaxreplay.buffers import ReplayState, ReservoirState, Sample, SequenceState
 from jaxreplay.buffers._chosen_sequences import ChosenSequences
 from jaxreplay.buffers._later_steps import EpisodeNumbers
-from jaxreplay.datasets import Steps as DataSteps
+from jaxreplay.datasets import Steps
 from jaxreplay.difficulty_pools import PoolsState
 from jaxreplay.samplers import PrioritizedState, UniformState, UpdateCounts
 from jaxreplay.sum_tree import SumTree
@@ -19,29 +19,14 @@ from jaxreplay.transitions import AutoresetState, NStepState, TransitionBatch
 from jaxreplay.transitions._windows import TracerSteps
 
 PACKAGE = "jaxreplay"
-# Part of the file format: names may be added, but never changed. They are independent of the defining modules.
-CLASSES: dict[str, type] = {
-    "AutoresetState": AutoresetState,
-    "Bits": Bits,
-    "Bound": Bound,
-    "DataSteps": DataSteps,
-    "EpisodeNumbers": EpisodeNumbers,
-    "NStepState": NStepState,
-    "PoolsState": PoolsState,
-    "PrioritizedState": PrioritizedState,
-    "ReplayState": ReplayState,
-    "ReservoirState": ReservoirState,
-    "Restricted": Restricted,
-    "Ring": Ring,
-    "Rows": Rows,
-    "Sample": Sample,
-    "SequenceState": SequenceState,
-    "SumTree": SumTree,
-    "TracerSteps": TracerSteps,
-    "TransitionBatch": TransitionBatch,
-    "UniformState": UniformState,
-    "UpdateCounts": UpdateCounts,
-    "ChosenSequences": ChosenSequences,
+# Part of the file format and independent of the defining modules: a class that is renamed keeps its name here.
+CLASSES: dict[str, type] = {"DataSteps": Steps} | {
+    cls.__name__: cls
+    for cls in (
+        *(AutoresetState, Bits, ChosenSequences, EpisodeNumbers, NStepState, PoolsState, PrioritizedState, ReplayState),
+        *(ReservoirState, Restricted, Ring, Rows, Sample, SequenceState, SumTree, TracerSteps, TransitionBatch),
+        *(UniformState, UpdateCounts),
+    )
 }
 _NAMES = {cls: name for name, cls in CLASSES.items()}
 Allowed = type | types.ModuleType | Iterable[type | types.ModuleType]
@@ -89,10 +74,11 @@ def allowed_class(name: str, allow: Iterable[type | types.ModuleType]) -> type |
     return None
 
 
-def stable_name(name: str) -> str:
-    """Dotted `name` of a class or function, without the module if it is from this package."""
-    package, _, rest = name.partition(".")
-    return f"{PACKAGE}.{rest.rpartition('.')[2]}" if package == PACKAGE else name
+def dotted_name(named: Any) -> str:
+    """Dotted name of a class or function for descriptions, without the module if it is from this package."""
+    if named.__module__.partition(".")[0] == PACKAGE:
+        return f"{PACKAGE}.{named.__name__}"
+    return f"{named.__module__}.{named.__qualname__}"
 
 
 def _found(module: str, qualname: str) -> Any:

@@ -14,7 +14,7 @@ import collections
 import contextlib
 import dataclasses
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -24,7 +24,8 @@ from flax.core import FrozenDict
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.layouts import Rows
 from jaxreplay.checkpoint import _leaves
-from jaxreplay.checkpoint._names import allowed_class, class_name, own_class
+from jaxreplay.checkpoint._description import describe
+from jaxreplay.checkpoint._names import CLASSES, allowed_class, class_name, own_class
 from jaxreplay.sum_tree import SumTree, _levels
 from jaxreplay.sum_tree._tree import MAX_CAPACITY
 
@@ -89,93 +90,52 @@ def check(structure: Any, num_leaves: int) -> None:
     todo, numbers = [(structure, 0)], []
     while todo:
         node, depth = todo.pop()
-        match node:
-            case ["none"] | ["value", bool() | int() | float()]:
-                children = []
-            case ["leaf", int(number)]:
-                numbers.append(number)
-                children = []
-            case ["list" | "tuple", [*children]]:
-                pass
-            case [str(kind), [*pairs]] if kind in DICTS and all(map(_is_pair, pairs)):
-                children = [child for _, child in pairs]
-            case ["dataclass", "jaxreplay:SumTree" | "jaxreplay:Rows", _, _] if not _has_sizes(*node[1:]):
-                raise ValueError(f"{str(node)[:40]} has no sizes")
-            case ["namedtuple", str(), {**fields}] | ["dataclass" | "other", str(), {**fields}, {}]:
-                children = [*fields.values()]
-            case _:
-                raise ValueError(f"{str(node)[:40]} is not a node")
+        todo += [(child, depth + 1) for child in _children(node).values()]
         if depth > MAX_DEPTH:
             raise ValueError(f"its structure is nested more than {MAX_DEPTH} levels deep")
-        todo += [(child, depth + 1) for child in children]
+        if node[0] == "leaf":
+            numbers.append(node[1])
     if sorted(numbers) != [*range(num_leaves)]:
         raise ValueError(f"its nodes do not contain each of {num_leaves} leaves exactly once")
 
 
-def match(structure: list, records: Sequence[dict[str, Any]], like: Any) -> dict[str, Flat]:
-    """Template nodes of `like` by path: NamedTuples, dataclasses and "other" nodes.
+def plan(structure: list, records: Sequence[dict[str, Any]], like: Any, allow: Iterable[Any]) -> Callable[[Any], Any]:
+    """A function that rebuilds a pytree from its leaves; builds nothing itself.
 
-    `like` may be None or lack children, except in "other" nodes, which must be complete.
+    Classes come from this package, from the nodes of `like`, or from `allow`. `like` may be None or lack children,
+    except in "other" nodes, which must be complete.
 
     Raises:
-      ValueError: `like` lacks an "other" node or differs from the saved structure; the message names the node.
+      ValueError: `like` lacks an "other" node or differs from the saved structure, or another class is named; the
+        message says what to pass. From the returned function: the definition of a class has changed.
     """
-    found = {}
+    refused = {}
 
-    def visit(node: list, like: Any, path: str, complete: bool) -> None:
+    def visit(node: list, like: Any, path: str, complete: bool) -> Callable[[Any], Any]:
         kind, *rest = node
-        children, given = _children(node), {}
-        if like is not None or complete:
-            saved, got = _saved_text(node, records), _text(like)
-            if saved != got and not _is_number_like(saved, got) and not _is_number_like(got, saved):
-                raise _unlike(path, saved, got)
-            if isinstance(like, Rows | SumTree) or _is_saved(node, Rows, SumTree):
-                return  # its layout depends on the backend
-            if kind not in ("none", "leaf", "value"):
-                flat = _flatten(like, path)
-                given = flat.children
-                if kind in ("namedtuple", "dataclass", "other"):
-                    found[path] = flat
-                if kind in ("dataclass", "other"):
-                    statics, _ = _statics(like, flat)
-                    for field, value in rest[2].items():
-                        got = repr(statics[field]) if field in statics else "no plain value"
-                        if repr(value) != got:
-                            raise _unlike(f"{path}, static {field}", repr(value), got)
-        elif kind == "other":
+        if kind == "other" and like is None and not complete:
             raise ValueError(
                 f"like: must have a {rest[0]} at {path or '<root>'}, because a checkpoint holds little more than its "
                 "arrays; build it as for the saved state (arrays or jax.ShapeDtypeStruct)."
             )
-        complete = complete or kind == "other"
+        flat = _matched(node, records, like, path) if like is not None or complete else None
+        complete = kind == "other" or (complete and flat is not None)
+        children, given = _children(node), flat.children if flat else {}
         for key in children | given:
             if key not in children or (complete and key not in given):
                 saved = _saved_text(children[key], records) if key in children else "nothing"
                 raise _unlike(path + key, saved, _text(given[key]) if key in given else "nothing")
-            visit(children[key], given.get(key), path + key, complete)
-
-    visit(structure, like, "", False)
-    return found
-
-
-def classes(structure: list, nodes: Mapping[str, Flat], allow: Iterable[Any]) -> dict[str, type]:
-    """Classes of NamedTuples and dataclasses by path: from this package, the `nodes` from `match`, or `allow`.
-
-    Raises:
-      ValueError: another class is named; the message says what to pass for it.
-    """
-    found, refused = {}, {}
-
-    def visit(node: list, path: str) -> None:
-        if node[0] in ("namedtuple", "dataclass"):
-            cls = own_class(node[1]) or (nodes[path].cls if path in nodes else allowed_class(node[1], allow))
+        cls = None
+        if kind in ("namedtuple", "dataclass"):
+            cls = own_class(rest[0]) or (flat.cls if flat else allowed_class(rest[0], allow))
             if cls is None:
-                refused[path] = node[1]
-            found[path] = cls
-        for key, child in _children(node).items():
-            visit(child, path + key)
+                refused[path] = rest[0]
+        builds = {key: visit(child, given.get(key), path + key, complete) for key, child in children.items()}
+        if kind == "leaf":
+            return lambda leaves: leaves[rest[0]]
+        return lambda leaves: _build(node, {key: build(leaves) for key, build in builds.items()}, cls, flat)
 
-    visit(structure, "")
+    build = visit(structure, like, "", False)
     if refused:
         listed = [f"{name.replace(':', '.')} at {path or '<root>'}" for path, name in refused.items()]
         more = f" (and {len(listed) - 5} more)" if len(listed) > 5 else ""
@@ -185,45 +145,55 @@ def classes(structure: list, nodes: Mapping[str, Flat], allow: Iterable[Any]) ->
             "with a new node at the same place, such as optimizer.init(params) or buffer.init(items); or, to use the "
             f"values from the file, allow=({', '.join(modules)},) after importing these modules."
         )
-    return found
+    return build
 
 
-def rebuild(structure: list, leaves: Sequence[Any], nodes: Mapping[str, Flat], classes: Mapping[str, type]) -> Any:
-    """The pytree of a recorded structure, with the `nodes` from `match` and their `classes`.
+def _matched(node: list, records: Sequence[dict[str, Any]], like: Any, path: str) -> Flat | None:
+    """The node `like` of a saved node; None for nodes without children, and for those laid out by backend.
 
     Raises:
-      ValueError: the definition of a NamedTuple or dataclass has changed.
+      ValueError: they differ; the message names the node.
     """
+    saved, got = _saved_text(node, records), _text(like)
+    if saved != got and not _is_number_like(saved, got) and not _is_number_like(got, saved):
+        raise _unlike(path, saved, got)
+    if isinstance(like, Rows | SumTree) or _is_saved(node, Rows, SumTree) or node[0] in ("none", "leaf", "value"):
+        return None
+    flat = _flatten(like, path)
+    if node[0] in ("dataclass", "other"):
+        statics, _ = _statics(like, flat)
+        for field, value in node[3].items():
+            got = repr(statics[field]) if field in statics else "no plain value"
+            if repr(value) != got:
+                raise _unlike(f"{path}, static {field}", repr(value), got)
+    return flat
 
-    def visit(node: list, path: str) -> Any:
-        kind, *rest = node
-        if kind == "none":
-            return None
-        if kind == "leaf":
-            return leaves[rest[0]]
-        if kind == "value":
-            return rest[0]
-        children = {key: visit(child, path + key) for key, child in _children(node).items()}
-        if kind in DICTS:
-            made = dict(zip([key for key, _ in rest[0]], children.values(), strict=True))
-            return FrozenDict.tree_unflatten(tuple(made), made.values()) if kind == "FrozenDict" else DICTS[kind](made)
-        if kind in ("list", "tuple"):
-            return [*children.values()] if kind == "list" else tuple(children.values())
-        if kind == "other":
-            return jax.tree.unflatten(nodes[path].treedef, [children[key] for key in nodes[path].children])
-        cls, fields = classes[path], {key.removeprefix("."): child for key, child in children.items()}
-        if kind == "namedtuple" and _is_named_tuple(cls) and set(fields) == set(cls._fields):
-            return cls(**fields)
-        if kind == "dataclass" and dataclasses.is_dataclass(cls):
-            made = make(cls, fields, rest[2])
-            if made is not None:  # the saved layout may be of another backend
-                try:
-                    return made.on_this_backend() if hasattr(made, "on_this_backend") else made
-                except (AttributeError, TypeError):  # inconsistent parts
-                    pass
-        raise ValueError(f"{rest[0]}: is no longer the saved {kind}; use the version of its module that saved it.")
 
-    return visit(structure, "")
+def _build(node: list, children: dict[str, Any], cls: Any, flat: Flat | None) -> Any:
+    """The object that a node records, from its children by key, its class and its node of `like`, if any.
+
+    Raises:
+      ValueError: the definition of a NamedTuple or dataclass has changed, or its parts are of other classes.
+    """
+    kind, *rest = node
+    if kind in ("none", "value"):
+        return rest[0] if rest else None
+    if kind in DICTS:
+        made = dict(zip([key for key, _ in rest[0]], children.values(), strict=True))
+        return FrozenDict.tree_unflatten(tuple(made), made.values()) if kind == "FrozenDict" else DICTS[kind](made)
+    if kind in ("list", "tuple"):
+        return [*children.values()] if kind == "list" else tuple(children.values())
+    if kind == "other":
+        assert flat is not None
+        return jax.tree.unflatten(flat.treedef, [children[key] for key in flat.children])
+    fields = {key.removeprefix("."): child for key, child in children.items()}
+    if kind == "namedtuple" and _is_named_tuple(cls) and set(fields) == set(cls._fields):
+        return cls(**fields)
+    if kind == "dataclass" and dataclasses.is_dataclass(cls):
+        made = make(cls, fields, rest[2])
+        if made is not None and (own_class(rest[0]) is None or _has_parts(made)):
+            return made.on_this_backend() if isinstance(made, layouts.LaidOut) else made
+    raise ValueError(f"{rest[0]}: is no longer the saved {kind}; use the version of its module that saved it.")
 
 
 def _flatten(node: Any, where: str) -> Flat:
@@ -240,16 +210,26 @@ def _flatten(node: Any, where: str) -> Flat:
     return Flat(children, type(node), treedef)
 
 
-def _children(node: list) -> dict[str, list]:
-    """Children of a recorded node by key."""
-    kind, *rest = node
-    if kind in DICTS:
-        return {_key_text(key): child for key, child in rest[0]}
-    if kind in ("list", "tuple"):
-        return {f"[{i}]": child for i, child in enumerate(rest[0])}
-    if kind in ("namedtuple", "dataclass"):
-        return {f".{field}": child for field, child in rest[1].items()}
-    return rest[1] if kind == "other" else {}
+def _children(node: Any) -> dict[str, Any]:
+    """Children of a recorded node by key.
+
+    Raises:
+      ValueError: JSON is not a node.
+    """
+    match node:
+        case ["none"] | ["leaf", int()] | ["value", bool() | int() | float()]:
+            return {}
+        case ["list" | "tuple", [*children]]:
+            return {f"[{i}]": child for i, child in enumerate(children)}
+        case [str(kind), [*pairs]] if kind in DICTS and all(map(_is_pair, pairs)):
+            return {_key_text(key): child for key, child in pairs}
+        case ["dataclass", "jaxreplay:SumTree" | "jaxreplay:Rows", _, _] if not _has_sizes(*node[1:]):
+            raise ValueError(f"{str(node)[:40]} has no sizes")
+        case ["namedtuple", str(), {**fields}] | ["dataclass", str(), {**fields}, {}]:
+            return {f".{field}": child for field, child in fields.items()}
+        case ["other", str(), {**children}, {}]:
+            return children
+    raise ValueError(f"{str(node)[:40]} is not a node")
 
 
 def _key_text(key: str | int) -> str:
@@ -269,21 +249,16 @@ def _saved_text(node: list, records: Sequence[dict[str, Any]]) -> str:
         return _text(Rows(rows, tuple(rest[2]["leading"]), tuple(rest[2]["item"])))
     if _is_saved(node, SumTree):
         return f"SumTree of {rest[2]['capacity']}"
-    if kind in (*DICTS, "list", "tuple"):
-        return kind
-    cls = own_class(rest[0])
-    return cls.__qualname__ if cls else rest[0].rpartition(":")[2]
+    return kind if kind in (*DICTS, "list", "tuple") else rest[0].rpartition(":")[2]
 
 
 def _text(node: Any) -> str:
     """Type of a node as text for messages."""
-    if isinstance(node, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
-        return checks.type_text(node.dtype, node.shape)
-    if isinstance(node, Rows):
+    if isinstance(node, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct | Rows):
         return checks.type_text(node.dtype, node.shape)
     if isinstance(node, SumTree):
         return f"SumTree of {node.capacity}"
-    return "None" if node is None else type(node).__qualname__
+    return "None" if node is None else (class_name(type(node)) or type(node).__qualname__).rpartition(":")[2]
 
 
 def _is_saved(node: list, *classes: type) -> bool:
@@ -330,6 +305,17 @@ def _fits(made: Any) -> bool:
     return True
 
 
+def _has_parts(state: Any) -> bool:
+    """True if each field of a state that is annotated as an array or another state holds one."""
+
+    def fits(kind: Any, value: Any) -> bool:
+        if kind in CLASSES.values():
+            return isinstance(value, kind)
+        return kind is not jax.Array or jax.tree_util.all_leaves([value])
+
+    return all(fits(field.type, getattr(state, field.name)) for field in dataclasses.fields(state))
+
+
 def make(cls: Any, children: dict[str, Any], statics: dict[str, Any]) -> Any:
     """An instance of the class, or None if the fields do not fit."""
     try:
@@ -348,30 +334,21 @@ def _statics(node: Any, flat: Flat) -> tuple[dict[str, Any], bool]:
         statics = {"data": flat.treedef.node_data()[1]}
     values = {}
     for name, value in statics.items():
-        with contextlib.suppress(TypeError):
-            values[name] = _value(value)
+        with contextlib.suppress(ValueError):
+            if _is_plain(described := describe(value)):
+                values[name] = described
     return values, len(values) == len(statics)
 
 
-def _value(value: Any) -> Any:
-    """A plain value as JSON; a tuple becomes a list.
-
-    Raises:
-      TypeError: the value is not plain.
-    """
-    if isinstance(value, np.bool_ | np.number):
-        value = value.item()
-    if value is None or type(value) in (bool, int, float, str):
-        return value
-    if type(value) is tuple:
-        return [_value(x) for x in value]
-    if isinstance(value, np.dtype) and jax.numpy.dtype(value.name) == value:
-        return {"dtype": value.name}
-    raise TypeError(f"{type(value).__qualname__} cannot be recorded")
+def _is_plain(described: Any) -> bool:
+    """True if the description of a value is all of it."""
+    if isinstance(described, list):
+        return all(map(_is_plain, described))
+    return not isinstance(described, dict) or "dtype" in described
 
 
 def _from_value(value: Any) -> Any:
-    """The inverse of `_value`."""
+    """The value with a plain description; a list of values is a tuple."""
     if isinstance(value, list):
         return tuple(map(_from_value, value))
     return jax.numpy.dtype(value["dtype"]) if isinstance(value, dict) else value

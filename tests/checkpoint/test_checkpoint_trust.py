@@ -181,12 +181,23 @@ def test_every_state_class_has_a_name_in_files_that_no_module_is_in():
         if isinstance(cls, type) and cls.__module__.startswith("jaxreplay") and hasattr(cls, "_flax_dataclass")
     }
     assert {jr.SequenceState, jr.Bound, jr.SumTree} < found
-    assert found <= set(CLASSES.values()), "add what is missing to CLASSES"
+    # A `Bound` is restored with `like`, which has its configuration.
+    assert found - {jr.Bound} <= set(CLASSES.values()), "add what is missing to CLASSES"
     assert len(set(CLASSES.values())) == len(CLASSES)
     assert all(name.isidentifier() for name in CLASSES)
     for name, cls in CLASSES.items():
         assert checkpoint._names.class_name(cls) == f"jaxreplay:{name}"
         assert checkpoint._names.own_class(f"jaxreplay:{name}") is cls
+
+
+def test_a_bound_configuration_comes_back_with_like(tmp_path):
+    """A checkpoint has no configurations to build, and so no name for `Bound`."""
+    buffer = jr.ReplayBuffer(capacity=4)
+    bound = jr.bind(buffer, buffer.init(jnp.zeros(1)))
+    jr.save(tmp_path, buffer, {"bound": bound})
+    with pytest.raises(ValueError, match=r"like: must have a Bound at \['bound'\]"):
+        jr.restore(tmp_path, buffer, allow=jr)
+    assert_same(jr.restore(tmp_path, buffer, like={"bound": bound}), {"bound": bound})
 
 
 def test_a_state_without_a_name_is_not_saved_by_its_module(tmp_path, monkeypatch):
@@ -377,8 +388,24 @@ def test_parts_that_do_not_belong_together_are_refused(tmp_path):
         fields = content["structure"][2]
         fields["ring"], fields["sampler"] = fields["sampler"], fields["ring"]
 
-    rewrite_manifest(tmp_path, swap)
-    with pytest.raises(ValueError, match="jaxreplay:ReplayState: is no longer the saved dataclass"):
+    def no_size(content):
+        swap(content)
+        content["structure"][2]["ring"][2]["size"] = ["tuple", [content["structure"][2]["ring"][2]["size"]]]
+
+    for change, name in ((swap, "ReplayState"), (no_size, "Ring")):
+        rewrite_manifest(tmp_path, change)
+        with pytest.raises(ValueError, match=f"jaxreplay:{name}: is no longer the saved dataclass"):
+            jr.restore(tmp_path, buffer)
+
+
+def test_an_error_of_the_package_itself_is_not_blamed_on_the_file(tmp_path, monkeypatch):
+    def fails(state):
+        raise TypeError("of the package")
+
+    buffer = jr.ReplayBuffer(capacity=4)
+    jr.save(tmp_path, buffer, buffer.init(jnp.zeros(1)))
+    monkeypatch.setattr(jr.ReplayState, "on_this_backend", fails)
+    with pytest.raises(TypeError, match="of the package"):
         jr.restore(tmp_path, buffer)
 
 

@@ -5,9 +5,10 @@ that is read is verified against checksums of its bits. A damaged file raises an
 """
 
 import concurrent.futures
+import functools
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -16,6 +17,8 @@ from jax.sharding import NamedSharding
 from jaxreplay._common.xla import reads_state
 from jaxreplay.checkpoint import _description, _files, _leaves, _manifest, _processes, _structure
 from jaxreplay.checkpoint._names import Allowed, check_allow
+
+T = TypeVar("T")
 
 
 @reads_state
@@ -58,15 +61,14 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
     folder = _files.absolute(path)
     described, meshes = _description.describe(buffer), dict(_description.meshes(buffer))
     structure, leaves = _structure.record(state)
-    arrays = [_leaves.as_array(leaf, name) for name, leaf in leaves]
-    records = [_leaves.header(array, name, meshes) for array, (name, _) in zip(arrays, leaves, strict=True)]
-    stored = [_leaves.pack(array) for array in arrays]
-    del state, leaves, arrays  # releases donated arrays early
-    _record_parts(described, structure, records, [_leaves.parts(x) for x in stored])
+    packed = [_leaves.pack(leaf, name, meshes) for name, leaf in leaves]
+    del state, leaves  # releases donated arrays early
+    content, stored = _manifest.make(described, structure, [record for record, _ in packed]), [x for _, x in packed]
+    _add_checksums(content, [_leaves.parts(x) for x in stored])
     if not wait:
         stored = [x.copy() if isinstance(x, np.ndarray) else x for x in stored]
-    manifest = _manifest.seal(_manifest.make(described, structure, records))
-    written = _files.begin(folder, {str(i): x for i, x in enumerate(stored) if x.size > 0}, manifest)
+    arrays = {str(i): x for i, x in enumerate(stored) if x.size > 0}
+    written = _files.begin(folder, arrays, _manifest.seal(content))
     if not wait:
         with_one_thread = concurrent.futures.ThreadPoolExecutor(1)
         finish = with_one_thread.submit(written).result
@@ -112,14 +114,7 @@ def restore(path: str | os.PathLike, buffer: Any, *, like: Any = None, allow: Al
       >>> buffer.get(state, buffer.newest(state, 3)).tolist()
       [10, 20, 30]
     """
-    allowed = check_allow(allow)
-    folder, number, content = _open(path)
-    try:
-        return _rebuilt(folder, number, content, buffer, like, allowed)
-    except ValueError:
-        if jax.process_count() > 1 or _files.newest(folder) == number:
-            raise
-    return restore(path, buffer, like=like, allow=allowed)  # another process has meanwhile replaced the checkpoint
+    return _newest(path, functools.partial(_rebuilt, buffer=buffer, like=like, allow=check_allow(allow)))
 
 
 def open_saved(path: str | os.PathLike) -> tuple[dict[str, Any], Callable[[int], np.ndarray]]:
@@ -129,26 +124,27 @@ def open_saved(path: str | os.PathLike) -> tuple[dict[str, Any], Callable[[int],
       FileNotFoundError: there is no complete checkpoint.
       ValueError: the checkpoint is damaged or has another format; from the returned function: the array is damaged.
     """
-    folder, number, content = _open(path)
+    folder, number, content = _newest(path, lambda *saved: saved)
 
     def read(i: int) -> np.ndarray:
-        return _leaves.numbers(content["leaves"][i], _read(folder, number, content["leaves"], {i: None})[0])
+        record = content["leaves"][i]
+        return _leaves.numbers(record, _read(folder, number, i, record, None))
 
     return content, read
 
 
-def _open(path: str | os.PathLike) -> tuple[str, int, dict[str, Any]]:
-    """Folder, number and manifest content of the newest complete checkpoint."""
+def _newest(path: str | os.PathLike, use: Callable[[str, int, dict[str, Any]], T]) -> T:
+    """`use` applied to the folder, number and manifest content of the newest complete checkpoint."""
     folder = _files.absolute(path)
     number = _processes.on_first(lambda: _files.newest(folder))
     if number < 0:
         raise FileNotFoundError(f"{os.fspath(path)}: no complete checkpoint there; save one, or check the path.")
     try:
-        return folder, number, _manifest.read(folder, number)
+        return use(folder, number, _manifest.read(folder, number))
     except ValueError:
         if jax.process_count() > 1 or _files.newest(folder) == number:
             raise
-    return _open(path)  # another process has meanwhile replaced the checkpoint
+    return _newest(path, use)  # another process has meanwhile replaced the checkpoint
 
 
 def _rebuilt(folder: str, number: int, content: dict[str, Any], buffer: Any, like: Any, allow: Iterable[Any]) -> Any:
@@ -160,52 +156,44 @@ def _rebuilt(folder: str, number: int, content: dict[str, Any], buffer: Any, lik
             f"{folder}: saved with another configuration: {listed}{more}. Restore with the saved "
             f"configuration{different[0].advice}."
         )
-    structure, records, meshes = content["structure"], content["leaves"], dict(_description.meshes(buffer))
-    rebuild = _structure.plan(structure, records, like, allow)
+    records, meshes = content["leaves"], dict(_description.meshes(buffer))
+    rebuild = _structure.plan(content["structure"], records, like, allow)
     shardings = [_leaves.sharding_in(meshes, record) for record in records]
-    stored = _read(folder, number, records, dict(enumerate(shardings)))
+    stored = [_read(folder, number, i, *x) for i, x in enumerate(zip(records, shardings, strict=True))]
     return rebuild([_leaves.unpack(*x) for x in zip(records, stored, shardings, strict=True)])
 
 
 def _read(
-    folder: str, number: int, records: Sequence[dict[str, Any]], wanted: Mapping[int, NamedSharding | None]
-) -> list[jax.Array | np.ndarray]:
-    """The stored form of the `wanted` arrays, on the host unless they have a sharding.
+    folder: str, number: int, i: int, record: dict[str, Any], sharding: NamedSharding | None
+) -> jax.Array | np.ndarray:
+    """The stored form of array `i`, on the host unless it has a sharding.
 
     Raises:
-      ValueError: an array cannot be read or differs from the saved one.
+      ValueError: the array cannot be read or differs from the saved one.
     """
-    stored = []
-    try:
-        for i, sharding in wanted.items():  # one by one: a joint load that fails in part hits a closed event loop
-            shape, dtype = _leaves.stored_type(records[i])
-            how = np.ndarray if sharding is None else jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-            if 0 in shape:
-                array = np.zeros(shape, dtype)
-            else:
-                array = _files.load(folder, number, {_files.ARRAYS: {str(i): how}})[_files.ARRAYS][str(i)]
-            _leaves.check_bits(records[i], array)
-            stored.append(array)
-    except (KeyError, ValueError) as error:
-        raise _manifest.damaged(folder, str(error)) from error
-    return stored
+    shape, dtype = _leaves.stored_type(record)
+    if 0 in shape:
+        return np.zeros(shape, dtype)
+    how = np.ndarray if sharding is None else jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
+    with _manifest.reported(folder):
+        array = _files.load(folder, number, {_files.ARRAYS: {str(i): how}})[_files.ARRAYS][str(i)]
+        _leaves.check_bits(record, array)
+    return array
 
 
-def _record_parts(
-    described: Any, structure: list, records: Sequence[dict[str, Any]], parts: Sequence[Sequence[_leaves.Part]]
-) -> None:
+def _add_checksums(content: dict[str, Any], parts: Sequence[Sequence[_leaves.Part]]) -> None:
     """Add the parts of each array, and their checksums, to its record.
 
     Raises:
       ValueError: the processes save different states.
     """
-    for record, own in zip(records, parts, strict=True):
+    for record, own in zip(content["leaves"], parts, strict=True):
         record["parts"] = [[*map(list, part.box), 0] for part in own]
-    digest = np.frombuffer(bytes.fromhex(_manifest.digest([described, structure, records])), np.uint32)
+    digest = np.frombuffer(bytes.fromhex(_manifest.digest(content)), np.uint32)
     if _differ(_processes.gather(digest.tolist())):
         raise ValueError("buffer or state: the structure differs between processes; pass the same in all.")
     sums = iter(_processes.gather([_leaves.checksum(part.data) for own in parts for part in own]).T)
-    for record, own in zip(records, parts, strict=True):
+    for record, own in zip(content["leaves"], parts, strict=True):
         for entry, part, found in zip(record["parts"], own, sums, strict=False):
             if isinstance(part.data, np.ndarray) and _differ(found):  # replicated: each process has the whole array
                 raise ValueError(

@@ -112,7 +112,7 @@ def _fields(config: Any) -> dict[Any, Any] | None:
         return dict(enumerate(config))
     if isinstance(config, dict):
         return {str(key): value for key, value in config.items()}
-    if isinstance(config, tuple):
+    if hasattr(config, "_asdict"):
         return config._asdict()
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return None

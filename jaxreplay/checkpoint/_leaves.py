@@ -33,19 +33,6 @@ class Part(NamedTuple):
     data: Any
 
 
-def as_array(leaf: Any, name: str) -> jax.Array:
-    """The leaf as a JAX array.
-
-    Raises:
-      ValueError: the leaf is traced, or JAX would change its dtype.
-    """
-    if isinstance(leaf, jax.core.Tracer):
-        raise ValueError(f"leaf {name}: is traced; save runs on the host, so call it outside of jit, scan and vmap.")
-    if not _is_key(leaf.dtype):
-        check_dtype(leaf.dtype, name)
-    return jnp.asarray(leaf)
-
-
 def check_dtype(dtype: Any, name: str) -> None:
     """Raise a `ValueError` if JAX would change the dtype."""
     try:
@@ -60,45 +47,44 @@ def check_dtype(dtype: Any, name: str) -> None:
         )
 
 
-def header(leaf: jax.Array, name: str, meshes: Mapping[str, Mesh]) -> dict[str, Any]:
-    """JSON that describes an array except for its values; `meshes` of the configuration are given by name.
+def pack(leaf: Any, name: str, meshes: Mapping[str, Mesh]) -> tuple[dict[str, Any], jax.Array | np.ndarray]:
+    """The record of an array without its parts, and its stored form, on the host unless it is sharded.
+
+    `meshes` of the configuration are given by name.
 
     Raises:
-      ValueError: the leaf holds PRNG keys of an unnamed implementation.
+      ValueError: the leaf is traced, JAX would change its dtype, or it holds PRNG keys of an unnamed implementation.
     """
+    if isinstance(leaf, jax.core.Tracer):
+        raise ValueError(f"leaf {name}: is traced; save runs on the host, so call it outside of jit, scan and vmap.")
     record = {"path": name, "dtype": str(leaf.dtype), "shape": list(leaf.shape)}
     if _is_key(leaf.dtype):
         record["dtype"], record["key"] = "key", jax.random.key_impl(leaf)
         if not isinstance(record["key"], str):
             raise ValueError(f"leaf {name}: PRNG keys of {record['key']}, which has no name; use one of JAX's own.")
-    elif leaf.weak_type:
+    else:
+        check_dtype(leaf.dtype, name)
+    leaf = jnp.asarray(leaf)
+    if getattr(leaf, "weak_type", False):  # keys have none
         record["weak"] = True
     if isinstance(leaf.sharding, NamedSharding):
         where = _places(leaf.sharding.mesh)
         found = [mesh for mesh in meshes if _places(meshes[mesh]) == where]
         if found:
             record |= {"mesh": found[0], "spec": list(leaf.sharding.spec)}
-    return record
+    leaf = _stored(leaf)
+    if len(leaf.sharding.device_set) == 1 or (jax.process_count() > 1 and leaf.is_fully_addressable):
+        return record, _on_host(leaf)
+    shards = [_alone(shard.data) for shard in leaf.addressable_shards]  # so that `leaf` caches no copy on the host
+    return record, jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
 
 
 def sharding_in(meshes: Mapping[str, Mesh], record: dict[str, Any]) -> NamedSharding | None:
     """Saved sharding of the array on the mesh of the same name; None if it was on no mesh of the configuration."""
-    if "mesh" not in record:
+    if record.get("mesh") not in meshes:
         return None
     spec = PartitionSpec(*(tuple(x) if isinstance(x, list) else x for x in record["spec"]))
     return NamedSharding(meshes[record["mesh"]], spec)
-
-
-def pack(leaf: jax.Array) -> jax.Array | np.ndarray:
-    """Stored form of an array, on the host unless it is sharded."""
-    if _is_key(leaf.dtype):
-        leaf = jax.random.key_data(leaf)
-    elif leaf.dtype.name not in PLAIN:
-        leaf = _to_bits(leaf)
-    if len(leaf.sharding.device_set) == 1 or (jax.process_count() > 1 and leaf.is_fully_addressable):
-        return _on_host(leaf)
-    shards = [_alone(shard.data) for shard in leaf.addressable_shards]  # so that `leaf` caches no copy on the host
-    return jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
 
 
 def parts(stored: jax.Array | np.ndarray) -> list[Part]:
@@ -134,10 +120,18 @@ def as_spec(record: dict[str, Any]) -> jax.ShapeDtypeStruct:
 
 def stored_type(record: dict[str, Any]) -> tuple[tuple[int, ...], np.dtype]:
     """Shape and dtype of the stored form of the array that `record` describes."""
-    spec = as_spec(record)
-    if "key" in record:
-        spec = jax.eval_shape(jax.random.key_data, spec)
-    return spec.shape, np.dtype(spec.dtype if "key" in record or spec.dtype.name in PLAIN else "uint8")
+    spec = jax.eval_shape(_stored, as_spec(record))
+    return spec.shape, np.dtype(spec.dtype)
+
+
+def is_record(record: Any) -> bool:
+    """True if JSON is the record of an array."""
+    match record:
+        case {"path": str(), "dtype": str(dtype), "shape": shape, "parts": [*parts]}:
+            is_keyed = isinstance(record.get("key", ""), str) and ("key" in record) == (dtype == "key")
+            is_meshed = "mesh" not in record or (isinstance(record["mesh"], str) and _is_spec(record.get("spec")))
+            return is_keyed and is_meshed and _are_sizes(shape) and all(map(_is_part, parts))
+    return False
 
 
 def check_parts(record: dict[str, Any]) -> None:
@@ -186,12 +180,33 @@ def unpack(record: dict[str, Any], stored: jax.Array | np.ndarray, sharding: Nam
     return leaf if sharding is None else jax.device_put(leaf, sharding)
 
 
+def _are_sizes(x: Any) -> bool:
+    return isinstance(x, list) and all(type(size) is int and 0 <= size < 2**63 for size in x)
+
+
+def _is_part(x: Any) -> bool:
+    return isinstance(x, list) and len(x) == 3 and all(map(_are_sizes, (x[0], x[1], [x[2]])))
+
+
+def _is_spec(x: Any) -> bool:
+    """True if JSON is a `PartitionSpec`."""
+    axes = [axis if isinstance(axis, list) else [axis] for axis in x] if isinstance(x, list) else [[0]]
+    return all(name is None or isinstance(name, str) for axis in axes for name in axis)
+
+
 def _is_key(dtype: Any) -> bool:
     return jnp.issubdtype(dtype, jax.dtypes.prng_key)
 
 
 _to_bits = jax.jit(layouts.to_bits)
 _from_bits = jax.jit(layouts.from_bits, static_argnums=1)
+
+
+def _stored(leaf: jax.Array) -> jax.Array:
+    """Stored form of an array."""
+    if _is_key(leaf.dtype):
+        return jax.random.key_data(leaf)
+    return leaf if leaf.dtype.name in PLAIN else _to_bits(leaf)
 
 
 def _alone(array: jax.Array) -> jax.Array:

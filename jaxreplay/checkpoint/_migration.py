@@ -1,5 +1,6 @@
 """migrate: convert the state of a buffer to another capacity, sampler or number of shards."""
 
+import dataclasses
 from typing import Any
 
 import jax
@@ -10,14 +11,9 @@ from jax.experimental import multihost_utils
 from jaxreplay import sum_tree
 from jaxreplay._common import layouts, ring
 from jaxreplay._common.xla import reads_state
-from jaxreplay.buffers import (
-    ReplayBuffer,
-    ReplayState,
-    SequenceBuffer,
-    SequenceState,
-    _chosen_sequences,
-    _later_steps,
-)
+from jaxreplay.buffers import ReplayBuffer, ReplayState, SequenceBuffer, SequenceState
+from jaxreplay.buffers._chosen_sequences import ChosenSequences
+from jaxreplay.buffers._later_steps import EpisodeNumbers
 from jaxreplay.buffers._shards import Shards, shards_of
 from jaxreplay.samplers import Prioritized, PrioritizedState, Uniform, UniformState, UpdateCounts
 from jaxreplay.samplers._prioritized import largest_leaf
@@ -95,31 +91,37 @@ def _move(x: jax.Array, move: Any, new: Shards) -> jax.Array:
     return new.place(move(_on_host(x)))
 
 
+def _live(old: Shards, state: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Shard, slot in the shard, and age (0 for the newest of the shard) of each live item or sequence."""
+    size, inserted = (_on_host(x)[:, None] for x in (state.ring.size, state.ring.inserted))
+    age = np.arange(old.part._num_slots)
+    shard, age = np.nonzero(age < size)
+    return shard, (inserted[shard, 0] - 1 - age) % old.part._num_slots, age
+
+
+def _deal(values: np.ndarray, shard: np.ndarray, new: Shards, fill: int) -> np.ndarray:
+    """Distribute `values` in order over the slots of the new shards, [new shards, slots]; `fill` for empty slots."""
+    dealt = np.full((new.num_shards, new.part._num_slots), fill, np.int32)
+    for k in range(new.num_shards):
+        its = values[shard == k]
+        dealt[k, : its.size] = its
+    return dealt
+
+
 def _migrate_items(old: Shards, state: ReplayState, new: Shards) -> ReplayState:
-    size, inserted = _on_host(state.ring.size), _on_host(state.ring.inserted)
-    # Slots of all items in the stacked old shards, newest first.
-    capacity = old.part.capacity
-    age, shard = np.divmod(np.arange(old.whole.capacity), old.num_shards)
-    shard = old.num_shards - 1 - shard
-    live = age < size[shard]
-    newest_first = (shard * capacity + (inserted[shard] % capacity - 1 - age) % capacity)[live]
-    newest_first = newest_first[: new.whole.capacity]
-    # Source slot of each slot of the new shards.
-    shard = np.arange(new.num_shards)[:, None]
-    new_size = (len(newest_first) + shard) // new.num_shards
-    age = new_size - 1 - np.arange(new.part.capacity)
-    filled = age >= 0
-    rank = np.where(filled, age * new.num_shards + new.num_shards - 1 - shard, 0)
-    source = np.where(filled, newest_first[rank] if len(newest_first) else 0, -1)
+    shard, slot, age = _live(old, state)
+    newest = np.lexsort((shard, -age))[-new.whole.capacity :]  # oldest first
+    to = new.num_shards - 1 - np.arange(newest.size)[::-1] % new.num_shards
+    source = _deal((shard * old.part.capacity + slot)[newest], to, new, -1)
 
     def move(x: np.ndarray) -> np.ndarray:
         moved = np.zeros((*source.shape, *x.shape[2:]), x.dtype)
-        moved[filled] = layouts.merge_axes(x)[source[filled]]
+        moved[source >= 0] = layouts.merge_axes(x)[source[source >= 0]]
         return moved
 
     return ReplayState(
         storage=jax.tree.map(lambda x: _move(x, move, new), layouts.as_it_is(state.storage)),
-        ring=_ring(new, new_size[:, 0], new.part.capacity, new.num_shards),
+        ring=_ring(new, np.sum(source >= 0, axis=1), new.part.capacity, new.num_shards),
         sampler=_migrate_sampler(old, state.sampler, new, source),
     )
 
@@ -131,85 +133,50 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> Sequen
                 f"new_buffer.{name}={getattr(new.whole, name)!r}: must be as in old_buffer, "
                 f"{getattr(old.whole, name)!r}."
             )
-    rows, sequences, wait = (int(_on_host(x)[0]) for x in (state.rows.inserted, state.ring.inserted, state.wait))
-    num_rows = min(int(_on_host(state.rows.size)[0]), new.whole.length)
-    old_rows = (rows - num_rows + np.arange(num_rows)) % old.whole.length
+    state = layouts.as_it_is(state)
+    without_items: Any = dataclasses.replace(state, storage=None, ends=None, episodes=None, sampler=None)
+    places = jax.tree.map(_on_host, without_items)  # of the sequences
+    num_rows = min(int(places.rows.size[0]), new.whole.length)
+    first_row = int(places.rows.inserted[0]) - num_rows
+    old_rows = (first_row + np.arange(num_rows)) % old.whole.length
 
-    def deal(x: np.ndarray, axis: int) -> np.ndarray:
-        """Regroup [old shards, n, streams per old shard, ...] to [new shards, n, streams per new shard, ...]."""
-        x = np.moveaxis(x, 0, axis)
-        x = x.reshape(x.shape[0], new.num_shards, new.part.num_envs, *x.shape[3:])
-        return np.moveaxis(x, 1, 0)
+    def streams(x: np.ndarray) -> np.ndarray:
+        """Regroup [old shards, streams per old shard] to [new shards, streams per new shard]."""
+        return x.reshape(new.num_shards, new.part.num_envs)
 
     def move(x: np.ndarray) -> np.ndarray:
-        kept = deal(x[:, old_rows], 1)
+        kept = np.moveaxis(x[:, old_rows], 0, 1)
+        kept = kept.reshape(num_rows, new.num_shards, new.part.num_envs, *x.shape[3:])
         moved = np.zeros((new.num_shards, new.whole.length, *kept.shape[2:]), x.dtype)
-        moved[:, :num_rows] = kept
+        moved[:, :num_rows] = np.moveaxis(kept, 1, 0)
         return moved
 
-    num_starts = (num_rows + wait - new.whole.sequence_length) // new.whole.stride
-    source = np.full((new.num_shards, new.part._num_starts, new.part.num_envs), -1)
-    source[:, :num_starts] = deal(_newest_slots(old, sequences, num_starts), 1)
-    source, size = source.reshape(new.num_shards, -1), np.full(new.num_shards, num_starts * new.part.num_envs)
-    windows = None
+    shard, slot, _ = _live(old, state)
+    every_slot = jnp.arange(old.part._num_slots, dtype=jnp.int32)
+    starts = jax.vmap(lambda one: old.part._drawable.starts(old.part, one, every_slot))(places)
+    row, env = (np.asarray(x)[shard, slot] for x in starts)
+    row, env = (row - first_row) % old.whole.length, shard * old.part.num_envs + env
+    order = np.lexsort((env, row))
+    order = order[row[order] < num_rows]
+    to, env = np.divmod(env, new.part.num_envs)
+    source = _deal((shard * old.part._num_slots + slot)[order], to[order], new, -1)
+    windows = episodes = None
     if state.windows is not None:
-        source, size, windows = _migrate_windows(old, state, new, rows - num_rows, num_rows)
-
-    def every(value: int) -> np.ndarray:
-        return np.full(new.num_shards, value, np.int32)
-
-    storage, ends, old_episodes = layouts.as_it_is((state.storage, state.ends, state.episodes))
-    episodes = None
-    if old_episodes is not None:
-        now = _on_host(old_episodes.now).reshape(new.num_shards, new.part.num_envs)
-        episodes = _later_steps.EpisodeNumbers(_move(old_episodes.number, move, new), new.place(now))
+        first = _deal((row * new.part.num_envs + env)[order], to[order], new, 0)
+        windows = ChosenSequences(new.place(first), new.place(streams(places.windows.so_far)))
+    if state.episodes is not None:
+        now = new.place(streams(_on_host(state.episodes.now)))
+        episodes = EpisodeNumbers(_move(state.episodes.number, move, new), now)
     return SequenceState(
-        storage=jax.tree.map(lambda x: _move(x, move, new), storage),
-        ends=None if ends is None else _move(ends, move, new),
-        rows=_ring(new, every(num_rows), new.whole.length, 1),
-        wait=new.place(every(wait)),
-        ring=_ring(new, size, new.part._num_slots, new.num_shards),
+        storage=jax.tree.map(lambda x: _move(x, move, new), state.storage),
+        ends=None if state.ends is None else _move(state.ends, move, new),
+        rows=_ring(new, np.full(new.num_shards, num_rows), new.whole.length, 1),
+        wait=new.place(np.full(new.num_shards, places.wait[0])),
+        ring=_ring(new, np.sum(source >= 0, axis=1), new.part._num_slots, new.num_shards),
         sampler=_migrate_sampler(old, state.sampler, new, source),
         windows=windows,
         episodes=episodes,
     )
-
-
-def _newest_slots(old: Shards, inserted: int, num_starts: int) -> np.ndarray:
-    """Slots of the newest sequences in the stacked old shards, oldest first, [old shards, num_starts, streams]."""
-    start = (inserted // old.part.num_envs - num_starts + np.arange(num_starts)) % old.part._num_starts
-    shard = np.arange(old.num_shards)[:, None, None]
-    return shard * old.part._num_slots + start[:, None] * old.part.num_envs + np.arange(old.part.num_envs)
-
-
-def _migrate_windows(
-    old: Shards, state: SequenceState, new: Shards, first_row: int, num_rows: int
-) -> tuple[np.ndarray, np.ndarray, _chosen_sequences.ChosenSequences]:
-    """Slots of the windows in the stacked old shards, [new shards, slots]; their number; and their new positions.
-
-    `num_rows` rows from `first_row` on, modulo the old length, are kept and moved to row 0.
-    """
-    assert state.windows is not None
-    num_slots, num_envs = old.part._num_slots, old.part.num_envs
-    size, inserted = _on_host(state.ring.size)[:, None], _on_host(state.ring.inserted)[:, None]
-    position = np.arange(num_slots)
-    slot = (inserted - size + position) % num_slots
-    first = np.take_along_axis(_on_host(layouts.as_it_is(state.windows.first)), slot, axis=1)
-    shard = np.arange(old.num_shards)[:, None]
-    row, env = (first // num_envs - first_row) % old.whole.length, first % num_envs + shard * num_envs
-    kept = (position < size) & (row < num_rows)
-    slot, row, env = ((x + shard * 0)[kept] for x in (slot + shard * num_slots, row, env))
-    in_order = np.lexsort((env, row))
-
-    source = np.full((new.num_shards, new.part._num_slots), -1)
-    moved, count = np.zeros(source.shape, np.int32), np.zeros(new.num_shards, np.int32)
-    for k in range(new.num_shards):
-        its = in_order[env[in_order] // new.part.num_envs == k]
-        count[k] = its.size
-        source[k, : its.size] = slot[its]
-        moved[k, : its.size] = row[its] * new.part.num_envs + env[its] % new.part.num_envs
-    so_far = _on_host(state.windows.so_far).reshape(new.num_shards, new.part.num_envs)
-    return source, count, _chosen_sequences.ChosenSequences(new.place(moved), new.place(so_far))
 
 
 def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray) -> Any:
@@ -219,11 +186,8 @@ def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray) -
     counts = _migrate_counts(state.counts, new, source) if sampler.count_updates else None
     if isinstance(sampler, Uniform):
         return UniformState(capacity, counts)
-    max_priority, updates, rejected = 1.0, 0, 0
-    if isinstance(old_sampler, Prioritized):
-        max_priority = float(_on_host(state.max_priority).max())
-        updates = int(_on_host(state.updates).max())
-        rejected = min(int(_on_host(state.rejected).sum(dtype=np.int64)), 2**31 - 1)
+    counted = state if isinstance(old_sampler, Prioritized) else sampler.init(capacity)
+    max_priority = _on_host(counted.max_priority).max()
     if isinstance(old_sampler, Prioritized) and old_sampler.alpha > 0:
         leaves = _on_host(sum_tree.leaves(state.tree)).reshape(-1)[source]
         if old_sampler.alpha != sampler.alpha:
@@ -231,31 +195,34 @@ def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray) -
             leaves = sampler._leaf(jnp.asarray(priorities, jnp.float32), capacity)
         leaves = np.minimum(leaves, largest_leaf(capacity))
     else:
-        leaves = sampler._leaf(jnp.full((), max_priority, jnp.float32), capacity)
+        leaves = sampler._leaf(jnp.asarray(max_priority), capacity)
     leaves = np.where(source >= 0, leaves, 0.0)
 
     def tree(leaves: np.ndarray) -> sum_tree.SumTree:
         return sum_tree.update(sampler.tree(capacity), np.arange(capacity), leaves, unique_indices=True)
 
-    def every(value: Any, dtype: Any) -> jax.Array:
-        return new.place(np.full(new.num_shards, value, dtype))
+    def every(value: np.generic) -> jax.Array:
+        return new.place(np.full(new.num_shards, value))
 
     trees = [tree(shard) for shard in leaves]
-    counted_once = np.where(np.arange(new.num_shards) == 0, rejected, 0).astype(np.int32)
     return PrioritizedState(
         tree=jax.tree.map(lambda *x: new.place(np.stack(x)), *trees),
-        max_priority=every(max_priority, np.float32),
-        updates=every(updates, np.int32),
-        rejected=new.place(counted_once),
+        max_priority=every(max_priority),
+        updates=every(_on_host(counted.updates).max()),
+        rejected=_total(counted.rejected, new),
         counts=counts,
     )
 
 
+def _total(counts: jax.Array, new: Shards) -> jax.Array:
+    """The sum of the old shards' counts as the count of the first new shard."""
+    total = min(int(_on_host(counts).sum(dtype=np.int64)), 2**31 - 1)
+    return new.place(np.where(np.arange(new.num_shards) == 0, total, 0).astype(np.int32))
+
+
 def _migrate_counts(counts: UpdateCounts | None, new: Shards, source: np.ndarray) -> UpdateCounts:
     """Counts of the kept items, 0 if nothing was counted; `source` as in `_migrate_sampler`."""
-    of_slots, late = np.zeros(source.shape, np.int32), 0
-    if counts is not None:
-        of_slots = np.where(source >= 0, _on_host(counts.of_slots).reshape(-1)[source], 0).astype(np.int32)
-        late = min(int(_on_host(counts.late).sum(dtype=np.int64)), 2**31 - 1)
-    counted_once = np.where(np.arange(new.num_shards) == 0, late, 0).astype(np.int32)
-    return UpdateCounts(new.place(of_slots), new.place(counted_once))
+    if counts is None:
+        return UpdateCounts(new.place(np.zeros(source.shape, np.int32)), new.place(np.zeros(new.num_shards, np.int32)))
+    of_slots = np.where(source >= 0, _on_host(counts.of_slots).reshape(-1)[source], 0)
+    return UpdateCounts(new.place(of_slots), _total(counts.late, new))

@@ -15,7 +15,7 @@ from jaxreplay._common.xla import reads_state
 from jaxreplay.buffers import Mixture
 from jaxreplay.buffers._shards import whole_of, with_whole
 from jaxreplay.checkpoint import _description
-from jaxreplay.inspection import _figures, _page, _saved, _text, _views
+from jaxreplay.inspection import _figures, _page, _saved, _sections, _views
 from jaxreplay.inspection._saved import Saved
 
 Figures = _figures.Figures
@@ -51,9 +51,8 @@ def plot(buffer: Any, state: Any) -> Figures:
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
         raise ValueError("state: is traced; plot runs on the host, so call it outside of jit, scan and vmap.")
     config = _description.describe(_with_numbers(buffer, state))
-    found = _views.views(Saved("", {}, config, _saved.from_state(state)))
     figures = Figures()
-    for view in found:
+    for view in _views.views(Saved("", {}, config, state)):
         prefix = f"{view.name}/" if view.name else ""
         figures |= {f"{prefix}{name}": picture.figure for name, picture in _figures.pictures(view).items()}
     return figures
@@ -68,10 +67,7 @@ def of_checkpoint(path: str | os.PathLike, html: bool) -> str:
       ImportError: `html` is True and matplotlib is not installed.
     """
     saved = _saved.from_checkpoint(path)
-    views, others = _views.views(saved), _views.others(saved)
-    if not html:
-        return _text.text(saved, views, others)
-    return _page.page(saved, [(view, _figures.pictures(view)) for view in views], others)
+    return _page.page(saved) if html else _sections.text(saved)
 
 
 def _with_numbers(buffer: Any, state: Any) -> Any:

@@ -26,6 +26,7 @@ KINDS: dict[type, Any] = {
     SequenceState: SequenceBuffer,
     PoolsState: DifficultyPools,
 }
+POOLS = ("normal", "easy", "hard")
 RETURNS = {"rn": "return of a window (Rn)", "reward": "reward", "rewards": "reward", "r": "reward"}
 ENDS = ("terminated", "truncated", "done", "is_last")
 MOST = 2**22  # numbers in a figure; longer arrays are thinned to every k-th
@@ -73,64 +74,37 @@ class View:
 
 def views(saved: Saved) -> list[View]:
     """All buffers and pools in a state."""
-    return [
-        (_pools if _is(state, PoolsState) else _buffer)(name, state, config)
-        for name, state, config in _find(saved.state, saved.config, "", saved.config)
-    ]
+    found = _find(saved.state, saved.config, "", saved.config)
+    return [(_pools if isinstance(x[1], PoolsState) else _buffer)(*x) for x in found]
 
 
 def others(saved: Saved) -> list[tuple[str, int, int]]:
     """Remaining contents of a state: path, number of arrays and bytes."""
-    if isinstance(saved.state, tuple(KINDS)):
-        return []
-    named = saved.state.items() if isinstance(saved.state, dict) else enumerate(_children(saved.state))
-    found = []
-    for name, child in named:
-        if not any(True for _ in _find(child, None, "", None)):
-            leaves = [_saved.shape_of(leaf) for _, leaf in _saved.items_of(child)]
-            found.append((str(name), len(leaves), sum(nbytes for _, _, nbytes in leaves)))
-    return found
+    parts = _children(saved.state).items()
+    rest = [(name, child) for name, child in parts if not any(_find(child, None, "", None))]
+    return [(name, len(_saved.leaves_of(child)), _saved.num_bytes(child)) for name, child in rest]
 
 
-def _is(state: Any, kind: type) -> bool:
-    """True if `state`, with leaves of a report for arrays, is an instance of `kind`."""
-    return isinstance(state, kind)
-
-
-def _children(tree: Any) -> list[Any]:
-    return list(tree) if isinstance(tree, tuple | list) else []
+def _children(tree: Any) -> dict[str, Any]:
+    """Children of a dict, list or tuple by name; none for other nodes."""
+    items = tree.items() if isinstance(tree, dict) else enumerate(tree if isinstance(tree, list | tuple) else ())
+    return {str(name): child for name, child in items}
 
 
 def _find(state: Any, config: Any, name: str, whole: Any) -> Iterator[tuple[str, Any, Any]]:
     """States of buffers and pools: path, state, and its description if there is one."""
-    fields = config.get("fields", {}) if isinstance(config, dict) else {}
     if type(state) in KINDS:
-        if _type(config) not in (KINDS[type(state)].__name__, "Sharded"):
-            fits = [x for x in _all(whole) if _type(x) == KINDS[type(state)].__name__]
+        kind = KINDS[type(state)].__name__
+        if _type(config) not in (kind, "Sharded"):
+            described = jax.tree.leaves(whole, is_leaf=lambda x: _type(x) == kind)
+            fits = [x for x in described if _type(x) == kind]
             config = fits[0] if len(fits) == 1 else None
         yield name, state, config
         return
-    if isinstance(state, dict):
-        named = {str(key): (child, fields.get(str(key))) for key, child in state.items()}
-    else:
-        parts = fields.get("buffers") if _type(config) == "Mixture" else config
-        parts = parts if isinstance(parts, list) else []
-        children = _children(state)
-        parts = [*parts, *[None] * len(children)]
-        named = {str(i): (child, parts[i]) for i, child in enumerate(children)}
-    for key, (child, its) in named.items():
-        yield from _find(child, its, f"{name}.{key}" if name else key, whole)
-
-
-def _all(config: Any) -> Iterator[Any]:
-    """A description and all descriptions nested in it."""
-    if isinstance(config, dict):
-        yield config
-        for child in config.get("fields", {}).values():
-            yield from _all(child)
-    elif isinstance(config, list):
-        for child in config:
-            yield from _all(child)
+    parts = config.get("fields") if isinstance(config, dict) else config
+    parts = _children(parts["buffers"] if _type(config) == "Mixture" else parts)
+    for key, child in _children(state).items():
+        yield from _find(child, parts.get(key), f"{name}.{key}" if name else key, whole)
 
 
 def _type(config: Any) -> str:
@@ -150,40 +124,46 @@ def _text(value: Any) -> str:
 
 
 def _buffer(name: str, state: Any, config: Any) -> View:
-    config = config or {}
     kind, settings = KINDS[type(state)].__name__, {}
-    if _type(config) == "Sharded":
+    is_sharded, is_sequence = _type(config) == "Sharded", isinstance(state, SequenceState)
+    if is_sharded:
         settings["mesh"] = _text(config["fields"]["mesh"])
         kind, config = f"Sharded({kind})", config["fields"]["buffer"]
-    fields: dict[str, Any] = config.get("fields", {})
+    fields: dict[str, Any] = config["fields"] if config else {}
+    sampler = fields.get("sampler") or {}
     settings |= {key: _text(value) for key, value in fields.items() if key != "sampler"}
-    sampler = fields.get("sampler", {})
-    if sampler:
-        settings["sampler"] = _text(sampler)
-    rows, stored = _rows(state), [(path, *_saved.shape_of(leaf)) for path, leaf in _saved.items_of(state.storage)]
-    lead = len(state.ring.size.shape)
+    settings |= {"sampler": _text(sampler)} if sampler else {}
+    lead, stored = len(state.ring.size.shape), _saved.leaves_of(state.storage)
+    if lead > is_sharded:
+        settings["stacked"] = f"{state.ring.size.shape[0]} states"
     axes = lead + len(KINDS[type(state)]._storage_axes)
-    leading = stored[0][1][lead:axes]
-    part = _part(state, leading, fields)
-    if kind.startswith("Sharded") and lead == 1:
+    leading = next(iter(stored.values())).shape[lead:axes]
+    rows, part = _rows(state), _part(state, leading, fields)
+    if is_sharded and lead == 1:
         part = dataclasses.replace(part, _axis_name="shards")  # ages count insertions into all shards
     items = jax.device_get(_facts.of_items(part, rows))
-    view = View(name, kind, settings, {}, [(path, dtype, shape[axes:], size) for path, shape, dtype, size in stored])
-    if lead > (1 if kind.startswith("Sharded") else 0):
-        view.settings["stacked"] = f"{state.ring.size.shape[0]} states"
-    size, capacity = rows.ring.size.sum(), items.live.size
-    what = "sequences that may be drawn" if _is(state, SequenceState) else "items"
-    view.facts[what] = f"{size:,} of {capacity:,} ({size / capacity:.0%})"
-    if _is(state, SequenceState):
-        filled, most = rows.rows.size.sum(), leading[0] * len(items.live)
-        view.facts["rows of each stream"] = f"{filled:,} of {most:,} ({filled / most:.0%})"
-        view.episodes = _episodes(state, rows.rows, lead)
-    view.facts["bytes"] = f"{sum(_saved.shape_of(x)[2] for _, x in _saved.items_of(state)):,}"
+    leaves = [(path, str(x.dtype), x.shape[axes:], _saved.num_bytes(x)) for path, x in stored.items()]
+    facts = {"sequences that may be drawn" if is_sequence else "items": _share(rows.ring.size.sum(), items.live.size)}
+    view, is_stored = View(name, kind, settings, facts, leaves), items.live
+    if is_sequence:
+        facts["rows of each stream"] = _share(rows.rows.size.sum(), leading[0] * len(items.live))
+        is_stored = np.arange(leading[0]) < rows.rows.size[:, None]
+        view.episodes = _episodes(state, rows.rows, _scalars(state, axes, ENDS))
+    facts["bytes"] = f"{_saved.num_bytes(state):,}"
     _add_sampler(view, rows.sampler, sampler.get("fields", {}), items)
     is_known = getattr(state, "windows", None) is None or part.length == leading[0]
-    view.ages = items.ages[items.live] if is_known and not _is(state, ReservoirState) else None
-    view.returns = _returns(state, rows, items.live, lead)
+    view.ages = items.ages[items.live] if is_known and not isinstance(state, ReservoirState) else None
+    for key, leaf in _scalars(state, axes, RETURNS).items():
+        if "float" in str(leaf.dtype) or "int" in str(leaf.dtype):
+            numbers = _saved.values(leaf).astype(np.float64)
+            numbers = numbers.reshape(*is_stored.shape, *leaf.shape[lead + 1 :])[is_stored]
+            view.returns = RETURNS[key], thin(numbers[np.isfinite(numbers)])
+            break
     return view
+
+
+def _share(part: int, whole: int) -> str:
+    return f"{part:,} of {whole:,} ({part / whole:.0%})"
 
 
 def _rows(state: Any) -> Any:
@@ -192,7 +172,7 @@ def _rows(state: Any) -> Any:
     if not isinstance(state.sampler, PrioritizedState | UniformState):
         unread["sampler"] = None
     lead = len(state.ring.size.shape)
-    return jax.tree.map(lambda x: x.read().reshape(-1, *x.shape[lead:]), dataclasses.replace(state, **unread))
+    return jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[lead:]), dataclasses.replace(state, **unread))
 
 
 def _part(state: Any, shape: tuple[int, ...], fields: dict[str, Any]) -> Any:
@@ -200,7 +180,7 @@ def _part(state: Any, shape: tuple[int, ...], fields: dict[str, Any]) -> Any:
 
     If the configuration of a `SequenceBuffer` is unknown or does not fit, the result is one with as many slots.
     """
-    if not _is(state, SequenceState):
+    if not isinstance(state, SequenceState):
         return KINDS[type(state)](capacity=shape[0])
     (length, num_envs), sequence_length, stride = shape, fields.get("sequence_length", 1), fields.get("stride", 1)
     num_slots = ((length - sequence_length) // stride + 1) * num_envs
@@ -220,19 +200,18 @@ def _add_sampler(view: View, state: Any, fields: dict[str, Any], items: _facts.I
     if items.law is None:
         return
     alpha, beta = fields.get("alpha"), fields.get("beta")
+    is_number = isinstance(beta, float)
     view.law, view.priorities = (x[live].astype(np.float64) for x in (items.law, items.leaves))
     if alpha:
         view.priorities = view.priorities ** (1 / alpha)
     elif alpha is None:
         view.power = "p^alpha"
-    view.beta = "beta = 0.4, as the saved beta is a function" if not isinstance(beta, float) else f"beta = {beta:g}"
+    view.beta = f"beta = {beta:g}" if is_number else "beta = 0.4, as the saved beta is a function"
     positive = view.law > 0
     if positive.any():
-        exponent = beta if isinstance(beta, float) else 0.4
-        view.weights = np.where(positive, np.where(positive, view.law, 1.0) / view.law[positive].min(), np.inf)
-        view.weights = view.weights**-exponent
-    view.facts["beta"] = view.beta.removeprefix("beta = ")
+        view.weights = np.where(positive, view.law / view.law[positive].min(), np.inf) ** -(beta if is_number else 0.4)
     view.facts |= {
+        "beta": view.beta.removeprefix("beta = "),
         "largest priority ever": f"{state.max_priority.max():.4g}",
         "updates": f"{state.updates.max():,}",
         "TD errors rejected": f"{state.rejected.sum():,}",
@@ -241,65 +220,41 @@ def _add_sampler(view: View, state: Any, fields: dict[str, Any], items: _facts.I
         view.facts |= {f"mass in the top {_facts.TOPS[x]:.0%}": f"{mass:.1%}" for x, mass in items.top_masses.items()}
 
 
-def _returns(state: Any, rows: Any, live: np.ndarray, stacked: int) -> tuple[str, np.ndarray] | None:
-    """A label and the numbers of the leaf with returns or rewards, if one is known."""
-    axes = stacked + (2 if _is(state, SequenceState) else 1)
-    named = {path.rpartition(".")[2].lower(): leaf for path, leaf in _saved.items_of(state.storage)}
-    for name, what in RETURNS.items():
-        if name not in named:
-            continue
-        shape, dtype, _ = _saved.shape_of(named[name])
-        if len(shape) == axes and ("float" in dtype or "int" in dtype):
-            numbers = _saved.values(named[name]).astype(np.float64)
-            if _is(state, SequenceState):
-                filled = zip(numbers.reshape(-1, *shape[-2:]), rows.rows.size, strict=True)
-                numbers = np.concatenate([x[:n].reshape(-1) for x, n in filled])
-            else:
-                numbers = numbers.reshape(live.shape)[live]
-            return what, thin(numbers[np.isfinite(numbers)])
-    return None
+def _scalars(state: Any, axes: int, names: Any) -> dict[str, Any]:
+    """Stored leaves of one number for each item with one of these names, by lower-case name, in the order of names."""
+    named = {path.rpartition(".")[2].lower(): leaf for path, leaf in _saved.leaves_of(state.storage).items()}
+    return {name: named[name] for name in names if name in named and len(named[name].shape) == axes}
 
 
-def _episodes(state: Any, rows: Any, stacked: int) -> np.ndarray | None:
+def _episodes(state: Any, rows: Any, flags: dict[str, Any]) -> np.ndarray | None:
     """Lengths of completely stored episodes, int; None if ends are unknown."""
-    if state.ends is not None:
-        ends = _saved.values(state.ends)
-    else:
-        named = {path.rpartition(".")[2].lower(): leaf for path, leaf in _saved.items_of(state.storage)}
-        flags = [
-            _saved.values(named[x]) for x in ENDS if x in named and len(_saved.shape_of(named[x])[0]) == stacked + 2
-        ]
-        if not flags:
-            return None
-        ends = np.any(np.stack(flags).astype(bool), axis=0)
-    ends = ends.reshape(-1, *ends.shape[-2:])
-    found = []
-    for its, inserted, size in zip(ends, rows.inserted, rows.size, strict=True):
+    leaves = [*flags.values()] if state.ends is None else [state.ends]
+    if not leaves:
+        return None
+    ends = np.any([_saved.values(leaf) != 0 for leaf in leaves], axis=0)
+    found = [np.zeros(0, int)]
+    for its, inserted, size in zip(ends.reshape(-1, *ends.shape[-2:]), rows.inserted, rows.size, strict=True):
         in_order = np.roll(its, -(int(inserted) % len(its)), axis=0)[len(its) - int(size) :]
         for stream in in_order.T:
             at = np.flatnonzero(stream)
-            found.append(np.diff(at) if inserted > size else np.diff(np.concatenate([[-1], at])))
-    return np.concatenate(found) if found else np.zeros(0, int)
+            found.append(np.diff(at) if inserted > size else np.diff(at, prepend=-1))
+    return np.concatenate(found)
 
 
 def _pools(name: str, state: Any, config: Any) -> View:
-    fields = (config or {}).get("fields", {})
-    sizes = state.sizes.read()
+    fields = config["fields"] if config else {}
+    sizes = np.asarray(state.sizes)
     sizes = sizes.reshape(-1, *sizes.shape[-2:]).sum(axis=0)
     settings = {key: _text(x) for key, x in fields.items() if key not in ("tasks_per_env", "env_names", "env_ratios")}
     names = [str(x) for x in fields.get("env_names") or range(len(sizes))]
-    groups, rollouts = (x.read().reshape(-1, 3).sum(axis=0) for x in (state.groups, state.rollouts))
+    counts = {"groups normal / easy / hard": state.groups, "rollouts kept / too easy / too hard": state.rollouts}
     whole = max(int(sizes.sum()), 1)
     facts = {
         "tasks": f"{sizes.sum():,} in {len(sizes)} environments",
-        **{
-            f"in {pool}": f"{n:,} ({n / whole:.0%})"
-            for pool, n in zip(("normal", "easy", "hard"), sizes.sum(0), strict=True)
-        },
-        "groups normal / easy / hard": " / ".join(f"{n:,}" for n in groups),
-        "rollouts kept / too easy / too hard": " / ".join(f"{n:,}" for n in rollouts),
-        "groups rejected": f"{state.rejected.read().sum():,}",
-        "bytes": f"{sum(_saved.shape_of(x)[2] for _, x in _saved.items_of(state)):,}",
+        **{f"in {pool}": f"{n:,} ({n / whole:.0%})" for pool, n in zip(POOLS, sizes.sum(0), strict=True)},
+        **{what: " / ".join(f"{n:,}" for n in np.asarray(x).reshape(-1, 3).sum(0)) for what, x in counts.items()},
+        "groups rejected": f"{np.asarray(state.rejected).sum():,}",
+        "bytes": f"{_saved.num_bytes(state):,}",
     }
     return View(name, "DifficultyPools", settings, facts, [], pools=(names, sizes))
 

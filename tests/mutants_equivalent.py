@@ -40,8 +40,7 @@ EQUIVALENT = {
     "difficulty_pools/_queues._joining_rows: "
     "(queue < num_queues) & (start_queue == num_queues) -> (start_queue == num_queues)": ANY_GUESS,
     "difficulty_pools/_queues.join: 0 -> 1 (#5)": "it is read only where an item joined in the batch",
-    'inspection/_report.plot: Saved("", {}, config, _saved.from_state(state)) -> '
-    'Saved({}, "", config, _saved.from_state(state))': "figures show neither",
+    'inspection/_report.plot: Saved("", {}, config, state) -> Saved({}, "", config, state)': "figures show neither",
     "inspection/_views.thin: numbers.size > MOST -> ((numbers.size) >= (MOST))": "of just as many each is shown",
     "samplers/_update_counts.update: (slots >= 0) & (slots < capacity) -> ((slots >= 0) | (slots < capacity))": BESIDE,
     "samplers/_weights.effective_sample_size: 1.0 -> 3.0": "it divides weights that are all 0",

@@ -260,7 +260,8 @@ def _by_row(x: jax.Array, rows: jax.Array) -> jax.Array:
 
 def _ranked(ranked: list[jax.Array], columns: list[jax.Array]) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
     """Pivots of numbers [B], [R, K]; rows not below each, int32 [R, K]; sums of `columns` over those of the first, [K]."""
-    ranked, columns = read_once(materialize(ranked, columns))
+    arrays = read_once(materialize(*ranked, *columns))
+    ranked, columns = arrays[: len(ranked)], arrays[len(ranked) :]
     step = max(ranked[0].size // max(PIVOTS, min(ranked[0].size // 16, MOST_PIVOTS)), 1)
     not_below = [x[:, None] >= x[None, ::step] for x in ranked]  # [row, pivot]
     # One joint reduction, which a CPU vectorizes: 1 us instead of 12.

@@ -101,7 +101,7 @@ def _find(state: Any, config: Any, name: str, whole: Any) -> Iterator[tuple[str,
             config = fits[0] if len(fits) == 1 else None
         yield name, state, config
         return
-    parts = config.get("fields") if isinstance(config, dict) else config
+    parts: Any = config.get("fields") if isinstance(config, dict) else config
     parts = _children(parts["buffers"] if _type(config) == "Mixture" else parts)
     for key, child in _children(state).items():
         yield from _find(child, parts.get(key), f"{name}.{key}" if name else key, whole)

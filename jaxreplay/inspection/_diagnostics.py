@@ -259,7 +259,7 @@ def _by_row(x: jax.Array, rows: jax.Array) -> jax.Array:
 
 
 def _ranked(ranked: list[jax.Array], columns: list[jax.Array]) -> tuple[jax.Array, jax.Array, list[jax.Array]]:
-    """Pivots [R, K] of R numbers [B]; rows not below each, int32 [R, K]; sums of `columns` over the first's rows, [K]."""
+    """Pivots [R, K] of R numbers [B]; rows not below each, int32 [R, K]; sums of `columns` over the first's, [K]."""
     arrays = read_once(materialize(*ranked, *columns))
     ranked, columns = arrays[: len(ranked)], arrays[len(ranked) :]
     step = max(ranked[0].size // max(PIVOTS, min(ranked[0].size // 16, MOST_PIVOTS)), 1)

@@ -5,12 +5,15 @@ takes longer than the work itself, and much longer on a busy machine. In an oute
 options.
 """
 
+import functools
 import math
 from typing import Any
 
 import jax
 import jax.core
 import jax.extend.core
+
+from jaxreplay._common.devices import backend_of
 
 ON_ONE_THREAD = {"xla_disable_hlo_passes": "cpu-parallel-task-assigner"}  # other backends have no such pass
 FEW_BYTES = 2**20
@@ -23,6 +26,16 @@ NOT_TRACING = _current_trace(convention="flax")
 def is_tracing() -> bool:
     """True during tracing of an outer program. A traced call must not have compiler options."""
     return _current_trace(convention="flax") != NOT_TRACING
+
+
+@functools.cache
+def _has_accelerators() -> bool:
+    return jax.default_backend() != "cpu"
+
+
+def _on_cpu(state: Any) -> bool:
+    """True if a CPU holds the state; `ring` is a part of most states that has few leaves."""
+    return not _has_accelerators() or backend_of(getattr(state, "ring", state)) == "cpu"
 
 
 def num_bytes(arrays: list[Any]) -> int:
@@ -43,7 +56,7 @@ def on_one_thread(config: Any, state: Any, rows: Any, moves_items: bool) -> bool
       moves_items: True if each row also reads or writes a stored item of `config._item_bytes(state)` bytes, besides a
         tree path.
     """
-    if is_tracing():
+    if not _on_cpu(state) or is_tracing():
         return False
     try:
         if isinstance(rows, int):

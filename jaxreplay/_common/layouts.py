@@ -17,6 +17,7 @@ import numpy as np
 from flax import struct
 from jax import lax
 
+from jaxreplay._common import devices
 from jaxreplay._common.repeats import last_of_each
 
 LANES = 128
@@ -63,18 +64,20 @@ class Rows:
         return self.rows.dtype
 
 
-def stores_rows(backend: str | None = None) -> bool:
-    """True if `backend` (default: the default backend of JAX) stores leaves as `Rows`."""
-    return (backend or jax.default_backend()) in BACKENDS_OF_ROWS
+def stores_rows(backend: str) -> bool:
+    """True if a backend stores leaves as `Rows`."""
+    return backend in BACKENDS_OF_ROWS
 
 
 def zeros(spec: Any, leading: tuple[int, ...], num_axes: int) -> Any:
     """Storage of zeros for items of `spec`, with its `num_axes` leading axes replaced by `leading`."""
 
+    backend = devices.backend_of()
+
     def leaf_zeros(leaf: Any) -> Any:
         item, dtype = tuple(leaf.shape[num_axes:]), leaf.dtype
         stored = f"uint{max(8, width(dtype))}" if is_narrow(dtype) else dtype
-        if _fits_rows(leaf.dtype, item):
+        if _fits_rows(leaf.dtype, item, backend):
             rows = _num_rows(leading, item, stored)
             stored_leaf = Rows(jnp.zeros((rows, LANES), stored), leading, item)
         else:
@@ -160,8 +163,8 @@ def merge_axes(storage: Any) -> Any:
     return _map_arrays(merged, storage)
 
 
-def on_this_backend(storage: Any, num_axes: int, num_stacked: int, backend: str | None = None) -> Any:
-    """`storage` in the layout of `backend` (default: this one); `num_stacked` axes precede its own `num_axes`."""
+def on_backend(storage: Any, num_axes: int, num_stacked: int, backend: str) -> Any:
+    """`storage` in the layout of `backend`; `num_stacked` axes precede its own `num_axes`."""
 
     def converted(leaf: Any) -> Any:
         item = leaf.shape[num_stacked + num_axes :]
@@ -180,10 +183,12 @@ class LaidOut:
     `(value, state, backend) -> value`.
     """
 
-    _layouts: ClassVar[dict[str, Callable[[Any, Any, str | None], Any]]]
+    _layouts: ClassVar[dict[str, Callable[[Any, Any, str], Any]]]
 
     def on_this_backend(self, backend: str | None = None) -> Self:
-        """The same state with storages and trees in the layout of `backend`, or of the current backend.
+        """The same state with storages and trees in the layout of `backend`; None for that of its devices.
+
+        Use it after `jax.device_put` of a state to another backend.
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized())
@@ -191,10 +196,10 @@ class LaidOut:
           >>> state.storage["x"].rows.shape, state.sampler.tree.fanout  # an item has two numbers, a row has 128
           ((8, 128), 128)
         """
-        return _laid_out(self, self, backend)
+        return _laid_out(self, self, backend or devices.backend_of(self))
 
 
-def _laid_out(tree: Any, state: Any, backend: str | None) -> Any:
+def _laid_out(tree: Any, state: Any, backend: str) -> Any:
     """A pytree of parts of a state, with each part that has `_layouts` laid out for a backend."""
 
     def converted(part: Any) -> Any:
@@ -207,9 +212,9 @@ def _laid_out(tree: Any, state: Any, backend: str | None) -> Any:
     return jax.tree.map(converted, tree, is_leaf=lambda x: hasattr(x, "_layouts"))
 
 
-def along(num_axes: int) -> Callable[[Any, Any, str | None], Any]:
+def along(num_axes: int) -> Callable[[Any, Any, str], Any]:
     """Entry of `LaidOut._layouts` for a buffer storage with `num_axes` leading axes."""
-    return lambda storage, state, backend: on_this_backend(storage, num_axes, np.ndim(state.ring.size), backend)
+    return lambda storage, state, backend: on_backend(storage, num_axes, np.ndim(state.ring.size), backend)
 
 
 def as_it_is(storage: Any) -> Any:
@@ -232,7 +237,7 @@ def is_leaf(x: Any) -> bool:
     return isinstance(x, Bits | Rows)
 
 
-def _fits_rows(dtype: Any, item: tuple[int, ...], backend: str | None = None) -> bool:
+def _fits_rows(dtype: Any, item: tuple[int, ...], backend: str) -> bool:
     """True if a backend stores such a leaf as `Rows`; never for PRNG keys or empty items."""
     return stores_rows(backend) and math.prod(item) > 0 and not jnp.issubdtype(dtype, jax.dtypes.prng_key)
 

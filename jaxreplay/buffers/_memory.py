@@ -18,15 +18,16 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import NamedSharding, PartitionSpec
 
-from jaxreplay import sum_tree
 from jaxreplay._common import layouts
 from jaxreplay._common.checks import as_spec, type_text
+from jaxreplay._common.devices import BACKENDS, backend_of, beside
+from jaxreplay._common.eager import is_tracing
 from jaxreplay._common.meshes import OnMesh
 from jaxreplay.buffers._shards import whole_of
 from jaxreplay.sum_tree import SumTree
 
-BACKENDS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}
 TILED = ("tpu",)
 LANES, SUBLANES, WORD = 128, 8, 4  # columns and rows of a TPU's tile; bytes of a word
 STACKS = range(2, 9)  # sizes of an axis that probably stacks frames
@@ -84,7 +85,7 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
     Args:
       buffer: a `ReplayBuffer`, `ReservoirBuffer`, `SequenceBuffer`, `Mixture`, `Sharded` or `DifficultyPools`.
       items: as `buffer.init` takes them, arrays or `jax.ShapeDtypeStruct`; None for `DifficultyPools`.
-      backend: "cpu", "gpu" or "tpu", which need not be present; None for JAX's default backend.
+      backend: "cpu", "gpu" or "tpu", which need not be present; None for that of the state that `init` makes.
 
     Raises:
       ValueError: there is no such backend, or as the buffer's `init`.
@@ -102,16 +103,17 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
     if not hasattr(buffer, "_device_states") or isinstance(buffer, type):
         raise ValueError(f"buffer={buffer!r}: must be a buffer, a Mixture, Sharded of a buffer, or DifficultyPools.")
     if backend is not None and backend not in BACKENDS:
-        raise ValueError(f"backend={backend!r}: must be one of {', '.join(BACKENDS)}, or None for the default.")
+        raise ValueError(f"backend={backend!r}: must be one of {', '.join(BACKENDS)}, or None.")
     if items is None and inspect.signature(buffer.init).parameters:
         raise ValueError(
             f"items: the memory of a {type(buffer).__name__} depends on its items; give them as its init takes them, "
             "arrays or jax.ShapeDtypeStruct."
         )
-    kind = jax.default_backend() if backend is None else BACKENDS[backend]
+    kind = backend_of(_place_of(buffer, items)) if backend is None else BACKENDS[backend]
     leaves, stored, tree, other, num_devices = {}, {}, 0, 0, 1
-    for prefix, state, devices in buffer._device_states(None if items is None else as_spec(items)):
-        state = jax.eval_shape(lambda state=state: _on_backend(_zeros(state), kind))
+    with jax.default_device(kind):
+        states = buffer._device_states(None if items is None else as_spec(items))
+    for prefix, state, devices in states:
         for path, leaf in _stored(getattr(state, "storage", ())):
             leaves[prefix + path] = _bytes(leaf, kind)
             stored[prefix + path] = jax.ShapeDtypeStruct(leaf.shape[state.ring.size.ndim :], leaf.dtype)
@@ -124,24 +126,28 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
 
 @contextlib.contextmanager
 def room(buffer: Any, items: Any) -> Iterator[None]:
-    """Context for the allocations of an eager `init`. If the device reports its limit, it is checked in advance.
+    """Context of `init`, in which new arrays are laid out for their devices and made there.
+
+    If the device reports its limit, it is checked in advance.
 
     Raises:
       ValueError: there is no room; the message names the largest leaf and the remedies.
     """
-    device = _device_of(buffer)
-    limit = bytes_limit(device)
-    if limit is not None and not isinstance(jnp.zeros(()), jax.core.Tracer):
-        found = memory(buffer, items)
-        if found.total > limit:
+    with beside(_place_of(buffer, items)):
+        if is_tracing():
+            yield
+            return
+        device = _default_device()
+        limit = bytes_limit(device)
+        if limit is not None and (found := memory(buffer, items)).total > limit:
             raise ValueError(_too_large(buffer, found, limit, device))
-    try:
-        yield
-    except jax.errors.JaxRuntimeError as error:
-        if "RESOURCE_EXHAUSTED" not in str(error):
-            raise
-        found = memory(buffer, items)
-        raise ValueError(_too_large(buffer, found, limit or _free_bytes(found.num_devices), device)) from error
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            found = memory(buffer, items)
+            raise ValueError(_too_large(buffer, found, limit or _free_bytes(found.num_devices), device)) from error
 
 
 def bytes_limit(device: Any) -> int | None:
@@ -199,23 +205,6 @@ def _is_tree(x: Any) -> bool:
     return isinstance(x, SumTree)
 
 
-def _zeros(spec: Any) -> Any:
-    """Zeros of these shapes and dtypes, for tracing."""
-    return jax.tree.map(lambda x: jax.lax.full(x.shape, 0, x.dtype), spec)
-
-
-def _on_backend(state: Any, backend: str) -> Any:
-    """The state as `init` makes it on a backend; trees keep a fan-out that is not the default."""
-
-    def converted(tree: Any) -> Any:
-        is_default = _is_tree(tree) and tree.fanout == sum_tree.default_fanout()
-        return sum_tree.with_fanout(tree, sum_tree.default_fanout(backend)) if is_default else tree
-
-    if hasattr(state, "storage"):
-        state = state.on_this_backend(backend)
-    return jax.tree.map(converted, state, is_leaf=_is_tree)
-
-
 def _stored(storage: Any) -> list[tuple[str, Any]]:
     """Path and storage of each leaf of the items."""
     leaves = jax.tree_util.tree_leaves_with_path(storage, is_leaf=layouts.is_leaf)
@@ -233,10 +222,13 @@ def _bytes(tree: Any, backend: str) -> int:
     return sum(map(array_bytes, jax.tree.leaves(tree)))
 
 
-def _device_of(buffer: Any) -> Any:
-    """A device that `init` allocates on."""
-    if isinstance(buffer, OnMesh):
-        return buffer.mesh.local_devices[0]
+def _place_of(buffer: Any, items: Any) -> Any:
+    """What says where `init` makes its state: the mesh of a `Sharded`, or the items."""
+    return NamedSharding(buffer.mesh, PartitionSpec()) if isinstance(buffer, OnMesh) else items
+
+
+def _default_device() -> Any:
+    """The device on which new arrays are made."""
     device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
     return jax.local_devices(backend=device)[0] if device is None or isinstance(device, str) else device
 

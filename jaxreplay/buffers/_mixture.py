@@ -130,7 +130,7 @@ class Mixture:
         """
         spec = checks.as_spec(items)
         jax.eval_shape(self.buffers[0].init, spec)  # for its checks
-        with _memory.room(self, spec):
+        with _memory.room(self, items):
             return tuple(buffer.init(its) for buffer, its in zip(self.buffers, self._specs(spec), strict=True))
 
     def _specs(self, spec: Any) -> list[Any]:

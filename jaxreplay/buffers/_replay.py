@@ -100,7 +100,7 @@ class ReplayBuffer(Buffer[ReplayState]):
         spec, _ = without_valid(checks.as_spec(items))
         checks.leading_axes(spec, self.axes, WHAT[self.axes])
         check_returns(spec)
-        with _memory.room(self, spec):
+        with _memory.room(self, items):
             return ReplayState(
                 storage=layouts.zeros(spec, (self.capacity,), self.axes),
                 ring=ring.init(self.capacity),

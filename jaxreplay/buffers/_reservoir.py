@@ -123,7 +123,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         spec, _ = without_valid(checks.as_spec(items))
         checks.leading_axes(spec, 1, "a batch of items")
         check_returns(spec)
-        with _memory.room(self, spec):
+        with _memory.room(self, items):
             return ReservoirState(
                 storage=layouts.zeros(spec, (self.capacity,), 1),
                 ring=ring.init(self.capacity),

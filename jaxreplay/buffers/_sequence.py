@@ -169,7 +169,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         self._num_steps(spec)
         check_returns(spec)
         leading, flag = (self.length, self.num_envs), jax.ShapeDtypeStruct((), jnp.uint8 if self.gaps else bool)
-        with _memory.room(self, spec):
+        with _memory.room(self, steps):
             return SequenceState(
                 storage=layouts.zeros(spec, leading, 2),
                 ends=layouts.zeros(flag, leading, 0) if self._keeps_ends else None,

@@ -24,22 +24,24 @@ def draw(
     """
     if not any(weights[1:]):
         env_key, rank_key = jax.random.split(key)
-        env, ok = _draw_env(state.sizes[:, 0] > 0, ratios, env_key, n)
+        env, ok = _draw_env(state, state.sizes[:, 0] > 0, ratios, env_key, n)
         rank = _draw_rank(state.sizes[:, 0], env, rank_key)
         return jnp.where(ok, sum_tree.find(state.normal, rank), -1), ok
     env_key, pool_key, rank_key = jax.random.split(key, 3)
     masses = state.sizes.astype(jnp.float32) * jnp.asarray([weights], jnp.float32)  # [E, 3]
-    env, ok = _draw_env(jnp.any(masses > 0, axis=1), ratios, env_key, n)
+    env, ok = _draw_env(state, jnp.any(masses > 0, axis=1), ratios, env_key, n)
     pool = _draw_pool(masses, env, pool_key)
     rank = _draw_rank(state.sizes, env, rank_key, pool)
     tasks = [sum_tree.find(tree, rank) if tree is not None else jnp.full(n, -1, jnp.int32) for tree in state.trees]
     return jnp.where(ok, jax.lax.select_n(pool, *tasks), -1), ok
 
 
-def _draw_env(has_tasks: jax.Array, ratios: np.ndarray, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+def _draw_env(
+    state: PoolsState, has_tasks: jax.Array, ratios: np.ndarray, key: jax.Array, n: int
+) -> tuple[jax.Array, jax.Array]:
     """Draw environments that have tasks (bool [E]), int32 [n]; and True if one of them has a positive ratio."""
     share = jnp.asarray(ratios / max(ratios.max(), 1), jnp.float32)
-    envs = sum_tree.init(share.size)
+    envs = sum_tree.init(share.size, fanout=state.normal.fanout)
     envs = sum_tree.update(envs, jnp.arange(share.size), jnp.where(has_tasks, share, 0.0), unique_indices=True)
     env, _ = sum_tree.sample_with(envs, random_bits(key, n))
     return env, sum_tree.total(envs) > 0

@@ -113,6 +113,7 @@ def arrange(
     keys: Sequence[jax.Array],
     rejected: jax.Array,
     drawn: tuple[bool, ...] = (True, False, False),
+    fanout: int | None = None,
 ) -> PoolsState:
     """Build a state with metrics 0 and every pool within its cap; the oldest surplus tasks go to the end of normal.
 
@@ -123,6 +124,7 @@ def arrange(
       keys: int [N] each; tasks enter their pool sorted by these keys.
       rejected: int32 [].
       drawn: (normal, easy, hard), True for a pool that is drawn from.
+      fanout: fan-out of the trees; None for the best where the state is made.
     """
     num_tasks, num_envs = pool.size, tasks_per_env.size
     tasks = jnp.arange(num_tasks, dtype=jnp.int32)
@@ -137,7 +139,8 @@ def arrange(
     slot = rank + _queues.sum_before(tasks_per_env)[env]
 
     def tree_of(number: int) -> sum_tree.SumTree:
-        return sum_tree.update(sum_tree.init(max(num_tasks, 1)), tasks, pool == number, unique_indices=True)
+        empty = sum_tree.init(max(num_tasks, 1), fanout=fanout)
+        return sum_tree.update(empty, tasks, pool == number, unique_indices=True)
 
     return PoolsState(
         pool=pool.astype(jnp.int8),

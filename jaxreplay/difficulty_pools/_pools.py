@@ -350,7 +350,8 @@ class DifficultyPools:
         at_random, _ = _parking.ranks(3 * env + pool, state.sizes.size, *random_bits(key, self.num_tasks))
         returns = at_random < counts[pool, state.sizes[env, pool]]
         keys = jnp.where(returns, pool, 0), _parking.order(state)
-        new = _parking.arrange(*self._sizes, jnp.where(returns, 0, pool), keys, state.rejected, self._drawn)
+        pool, fanout = jnp.where(returns, 0, pool), state.normal.fanout
+        new = _parking.arrange(*self._sizes, pool, keys, state.rejected, self._drawn, fanout)
         return dataclasses.replace(new, groups=state.groups, rollouts=state.rollouts)
 
     def remap(self, state: PoolsState, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable]) -> PoolsState:
@@ -398,7 +399,8 @@ class DifficultyPools:
             return values.at[source].get(mode="fill", fill_value=otherwise)
 
         keys = of_source(env, state.sizes.shape[0]), of_source(_parking.order(state), 0)
-        return _parking.arrange(*self._sizes, of_source(pool, NORMAL), keys, state.rejected, self._drawn)
+        pool, fanout = of_source(pool, NORMAL), state.normal.fanout
+        return _parking.arrange(*self._sizes, pool, keys, state.rejected, self._drawn, fanout)
 
     def _check_state(self, state: PoolsState) -> None:
         """Raise a `ValueError` if `state` is for other tasks, environments or pools to draw from."""

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxreplay._common import checks
+from jaxreplay._common import checks, devices
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.xla import after, materialize, on_copies
@@ -74,13 +74,13 @@ class SumTree:
 
 
 def default_fanout(backend: str | None = None) -> int:
-    """Best fan-out on a backend; None for JAX's default backend.
+    """Best fan-out on a backend; None for that of `jax.default_device`, or JAX's default backend.
 
     Examples:
       >>> jr.sum_tree.default_fanout("cpu"), jr.sum_tree.default_fanout("gpu"), jr.sum_tree.default_fanout("tpu")
       (8, 64, 128)
     """
-    return DEFAULT_FANOUTS.get(backend or jax.default_backend(), DEFAULT_FANOUT)
+    return DEFAULT_FANOUTS.get(backend or devices.backend_of(), DEFAULT_FANOUT)
 
 
 def init(
@@ -90,7 +90,7 @@ def init(
 
     Args:
       capacity: number of leaves, 1 to 2**29.
-      fanout: children per node, 2 to 1024; None for the best on this backend.
+      fanout: children per node, 2 to 1024; None for `default_fanout()`.
       track_minimum: also keep the smallest positive leaf, for `minimum`.
       track_maximum: also keep the largest leaf, for `maximum`.
 
@@ -131,7 +131,7 @@ def _leaves(tree: SumTree, levels: tuple[jax.Array, ...]) -> jax.Array:
 
 
 def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
-    """Rebuild a tree with another fan-out; None for the best on this backend.
+    """Rebuild a tree with another fan-out; None for the best on its devices.
 
     The levels may have leading axes, as in a stack of trees. Costs O(capacity).
 
@@ -140,11 +140,11 @@ def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
       >>> [level.size for level in tree.sums]
       [2, 128]
     """
-    fanout = default_fanout() if fanout is None else fanout
+    fanout = default_fanout(devices.backend_of(tree)) if fanout is None else fanout
     return tree if fanout == tree.fanout else _with_fanout(tree, fanout)
 
 
-def on_backend(tree: SumTree | None, state: Any, backend: str | None) -> SumTree | None:
+def on_backend(tree: SumTree | None, state: Any, backend: str) -> SumTree | None:
     """For `jaxreplay._common.layouts.LaidOut`: a tree, if there is one, with the best fan-out on a backend."""
     return tree and with_fanout(tree, default_fanout(backend))
 

@@ -37,7 +37,7 @@ def as_rows(monkeypatch):
     """Makes what is made in it be stored as rows, or as it is with False."""
 
     def choose(rows):
-        monkeypatch.setattr(layouts, "stores_rows", lambda backend=None: rows)
+        monkeypatch.setattr(layouts, "stores_rows", lambda backend: rows)
 
     choose(True)
     return choose
@@ -94,11 +94,11 @@ def test_written_items_are_read_eager_jit_scan_and_vmap(as_rows, kind, leading):
     same(at(jax.jit(jax.vmap(run))(two), 0), expected)
     # To another backend and back, also a stack of them.
     as_rows(False)
-    unpacked = layouts.on_this_backend(two, len(leading), 1)
+    unpacked = layouts.on_backend(two, len(leading), 1, "cpu")
     same(at(unpacked, 1), layouts.as_it_is(eager))
     same(layouts.as_it_is(two), unpacked)
     as_rows(True)
-    same(layouts.on_this_backend(unpacked, len(leading), 1), two)
+    same(layouts.on_backend(unpacked, len(leading), 1, "tpu"), two)
 
 
 @pytest.mark.parametrize(

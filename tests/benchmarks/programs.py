@@ -24,8 +24,6 @@ from jax.experimental import topologies
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceSharding
 
 import jaxreplay as jr
-from jaxreplay._common import layouts
-from jaxreplay.sum_tree import _tree
 
 SEQUENCE_LENGTH = 5
 MAX_AGE = 1000
@@ -342,7 +340,13 @@ def _quiet() -> Iterator[None]:
 
 def arrays_of(target: str, cell: Cell) -> list[jax.ShapeDtypeStruct]:
     """Shapes and dtypes of the arrays of its state."""
-    return jax.tree.leaves(jax.eval_shape(operations(cell, target, mesh_of(target, cell.num_devices)).init))
+    mesh = mesh_of(target, cell.num_devices)
+    return jax.tree.leaves(_state_of(operations(cell, target, mesh), mesh))
+
+
+def _state_of(made: Operations, mesh: Mesh) -> Any:
+    with jax.default_device(mesh.devices.flat[0]):
+        return jax.eval_shape(made.init)
 
 
 def compile_for(target: str, cell: Cell) -> Iterator[tuple[str, Any, int]]:
@@ -360,7 +364,7 @@ def compile_for(target: str, cell: Cell) -> Iterator[tuple[str, Any, int]]:
     def stacked(tree):
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct((cell.seeds, *x.shape), x.dtype), tree)
 
-    state = jax.eval_shape(made.init)
+    state = _state_of(made, mesh)
     for name, function in made.functions.items():
         arguments = made.arguments[name]
         if cell.seeds > 1:
@@ -384,15 +388,3 @@ def _scanned(function: Callable[..., Any], seeds: int) -> Callable[..., Any]:
         return lax.scan(lambda state, key: function(state, items, key), state, keys)
 
     return run
-
-
-@contextlib.contextmanager
-def backend(target: str) -> Iterator[None]:
-    """As the target's backend wants it: storage and trees that are made meanwhile."""
-    name = "tpu" if target.startswith("tpu") else "gpu"
-    fanout, rows = _tree.DEFAULT_FANOUTS.get(name, _tree.DEFAULT_FANOUT), name in layouts.BACKENDS_OF_ROWS
-    with (
-        unittest.mock.patch.object(_tree, "default_fanout", return_value=fanout),
-        unittest.mock.patch.object(layouts, "stores_rows", return_value=rows),
-    ):
-        yield

@@ -9,9 +9,8 @@ from helpers import over_devices, rarely
 
 import jaxreplay as jr
 from jaxreplay import sum_tree
-from jaxreplay._common import layouts
+from jaxreplay._common import devices, layouts
 from jaxreplay.buffers import _memory
-from jaxreplay.sum_tree import _tree
 
 GUIDE = (pathlib.Path(__file__).parents[2] / ".docs/pages/guides/sequences.md").read_text()
 # Argument sizes of programs that XLA compiled for a TPU v5e: dtype, shape, bytes.
@@ -85,10 +84,8 @@ def test_what_is_told_is_what_init_makes(case, monkeypatch):
     # What another backend makes, of other trees and rows, is told without it.
     told = {backend: jr.memory(buffer, items, backend=backend) for backend in ("gpu", "cuda", "tpu")}
     for backend in ("gpu", "tpu"):
-        kind, rows = sum_tree.default_fanout(backend), layouts.stores_rows(backend)
         with monkeypatch.context() as patch:
-            patch.setattr(_tree, "default_fanout", lambda backend=None, kind=kind: kind)
-            patch.setattr(layouts, "stores_rows", lambda backend=None, rows=rows: rows)
+            patch.setattr(devices, "backend_of", lambda arrays=(), backend=backend: backend)
             made = jax.eval_shape(lambda: init(buffer, items))
         made = jax.tree.leaves(jax.tree.map(key_data, made))
         sizes = [_memory.device_bytes(x.shape, x.dtype.itemsize, backend) for x in made]

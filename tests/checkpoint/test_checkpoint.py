@@ -39,7 +39,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxreplay as jr
 from jaxreplay import checkpoint, sum_tree
-from jaxreplay.sum_tree import _tree
+from jaxreplay._common import devices
 
 pytestmark = pytest.mark.versions
 X64 = jax.config.jax_enable_x64
@@ -173,8 +173,8 @@ def test_states_of_buffers_come_back_bit_for_bit(tmp_path, kind, sampler):
     assert_same(jr.restore(tmp_path / "run", buffer, allow=HERE), state)
 
 
-@pytest.mark.parametrize("fanout", [rarely(64), rarely(128)])
-def test_states_of_another_backend_come_back_in_this_one_s_layout(tmp_path, monkeypatch, fanout):
+@pytest.mark.parametrize(("backend", "fanout"), [rarely(("gpu", 64)), rarely(("tpu", 128))])
+def test_states_of_another_backend_come_back_in_this_one_s_layout(tmp_path, monkeypatch, backend, fanout):
     buffer = jr.ReplayBuffer(capacity=150, sampler=jr.Prioritized(normalize="global"), donate=False)
     pools = jr.DifficultyPools(tasks_per_env=(150,), easy_threshold=0.9, donate=False)
     config, rows = {"replay": buffer, "pools": pools}, items(150)
@@ -182,7 +182,7 @@ def test_states_of_another_backend_come_back_in_this_one_s_layout(tmp_path, monk
     replay = buffer.update(replay, np.arange(150), seeds.rng(0).exponential(size=150))
     own = sum_tree.init(150, fanout=8)
     jr.save(tmp_path / "run", config, {"replay": replay, "pools": pools.init(), "tree": own})
-    monkeypatch.setattr(_tree, "default_fanout", lambda backend=None: fanout)
+    monkeypatch.setattr(devices, "backend_of", lambda arrays=(): backend)
     found = jr.restore(tmp_path / "run", config, allow=HERE)
     assert list(found) == ["replay", "pools", "tree"]
     assert found["replay"].sampler.tree.fanout == found["pools"].normal.fanout == fanout

@@ -1,0 +1,54 @@
+"""The backend that a state is laid out for.
+
+The fan-out of trees and the layout of storage suit one backend. They are chosen where a state is made (`init`,
+`restore`, `migrate`, `on_this_backend`), by the first of these that says where its arrays will be:
+
+1. the mesh of a `Sharded`, or the devices of the arguments: of committed arrays (`jax.device_put`), of a
+   `jax.ShapeDtypeStruct` with a sharding, of traced arrays over a mesh with explicit axes;
+2. `jax.default_device`, which inside `jax.eval_shape` and `jax.jit(...).trace` may name a backend that is absent;
+3. the default backend of JAX.
+
+All other methods follow the state, whose static fields hold the layout.
+"""
+
+import contextlib
+from typing import Any
+
+import jax
+import jax.core
+from jax.sharding import AbstractMesh, Sharding
+
+BACKENDS = {"cpu": "cpu", "gpu": "gpu", "cuda": "gpu", "rocm": "gpu", "tpu": "tpu"}  # by platform
+
+
+def backend_of(arrays: Any = ()) -> str:
+    """Backend of a state that is made from `arrays`, or that consists of them."""
+    device = _device_of(arrays)
+    if device is None:
+        device = jax.config.jax_default_device  # pyright: ignore[reportAttributeAccessIssue]
+    platform = jax.default_backend() if device is None else getattr(device, "platform", device)
+    return BACKENDS.get(platform, platform)
+
+
+def beside(arrays: Any) -> contextlib.AbstractContextManager[None]:
+    """Context in which new arrays are made on the device of `arrays`."""
+    device = _device_of(arrays)
+    return contextlib.nullcontext() if device is None else jax.default_device(device)
+
+
+def _device_of(arrays: Any) -> Any:
+    """A device, or its platform, of a pytree of arrays, specs and shardings; None if they may be anywhere."""
+    for x in jax.tree.leaves(arrays):
+        if isinstance(x, Sharding):
+            sharding = x
+        elif isinstance(x, jax.core.Tracer):
+            sharding = jax.typeof(x).sharding
+        else:
+            sharding = getattr(x, "sharding", None) if getattr(x, "committed", True) else None
+        if isinstance(mesh := getattr(sharding, "mesh", None), AbstractMesh):
+            found = getattr(mesh.abstract_device, "platform", None)
+        else:
+            found = sharding and min(sharding.addressable_devices or sharding.device_set, key=lambda device: device.id)
+        if found is not None:
+            return found
+    return None

@@ -47,7 +47,13 @@ def init(buffer: Any) -> ChosenSequences:
 
 
 def advance(
-    buffer: Any, state: Any, sequences: ring.Ring, flags: jax.Array, completed: jax.Array, td_errors: jax.Array | None
+    buffer: Any,
+    state: Any,
+    sequences: ring.Ring,
+    flags: jax.Array,
+    completed: jax.Array,
+    wait: jax.Array,
+    td_errors: jax.Array | None,
 ) -> Change:
     """The change by new rows; see `_every_sequence.advance`."""
     chosen, (num_steps, num_envs) = state.windows, flags.shape

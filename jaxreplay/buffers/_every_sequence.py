@@ -36,7 +36,13 @@ def init(buffer: Any) -> None:
 
 
 def advance(
-    buffer: Any, state: Any, sequences: ring.Ring, flags: jax.Array, completed: jax.Array, td_errors: jax.Array | None
+    buffer: Any,
+    state: Any,
+    sequences: ring.Ring,
+    flags: jax.Array,
+    completed: jax.Array,
+    wait: jax.Array,
+    td_errors: jax.Array | None,
 ) -> Change:
     """The change by new rows.
 
@@ -48,11 +54,11 @@ def advance(
       sequences: the ring of the state.
       flags: [T, num_envs], of the new rows.
       completed: int32 [], number of sequences of each stream that they complete.
+      wait: int32 [], `SequenceState.wait` after the new rows.
       td_errors: float [buffer.completed(T), num_envs], or None.
     """
     num_starts, num_slots, num_envs = buffer._num_starts, buffer._num_slots, buffer.num_envs
     num_steps = flags.shape[0]
-    wait = state.wait + completed * buffer.stride - num_steps
     stored = jnp.minimum(state.rows.size + num_steps, buffer.length)
     drawable = (stored + wait - buffer.sequence_length) // buffer.stride  # of each stream
     sequences = ring.advance(sequences, completed * num_envs, num_slots)

@@ -46,3 +46,12 @@ from jaxreplay.transitions import split_burn_in as split_burn_in
 from jaxreplay.transitions import stack_frames as stack_frames
 
 __version__ = "0.1.0"
+
+
+def _missing(name: str) -> None:
+    from jaxreplay._common import elsewhere
+
+    raise elsewhere.missing(f"module {__name__!r}", name, elsewhere.FOR_NAMES)
+
+
+globals()["__getattr__"] = _missing  # in this way type checkers still find names that do not exist

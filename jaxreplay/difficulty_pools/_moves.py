@@ -1,7 +1,6 @@
-"""Update of difficulty pools if easy or hard tasks are drawn too (`DifficultyPools.pool_weights`).
+"""Update of difficulty pools: tasks move to the pools of their labels, and the oldest surplus tasks back to normal.
 
-A batch of G rows makes up to two moves per row, in order: first the row's task, then the task that leaves a queue to
-make room for it. A move takes one task to one pool. A task ends in the pool of its last move.
+Pool p of environment e has number 3 * e + p here.
 """
 
 import dataclasses
@@ -10,68 +9,91 @@ import jax
 import jax.numpy as jnp
 
 from jaxreplay import sum_tree
-from jaxreplay._common.repeats import last_of_each
 from jaxreplay._common.xla import materialize
-from jaxreplay.difficulty_pools import _parking, _queues
-from jaxreplay.difficulty_pools._parking import PoolsState
+from jaxreplay.difficulty_pools import _turns
+from jaxreplay.difficulty_pools._state import PoolsState
+from jaxreplay.difficulty_pools._turns import Rows, Turns, spread, sum_before
 
 
 def move(
     state: PoolsState,
     tasks_per_env: jax.Array,
     caps: jax.Array,
-    tasks: jax.Array,
+    task: jax.Array,
     env: jax.Array,
     label: jax.Array,
     known: jax.Array,
 ) -> PoolsState:
-    """Move tasks to the pools of their labels, in order, unless they are in a queue.
+    """Move tasks to the pools of their labels, in order, unless a queue holds them.
 
     Args:
-      state: pools with easy, hard or neither as a queue; queues are within their caps.
+      state: pools with easy, hard or neither as a queue; a queue above its cap does not grow.
       tasks_per_env: int32 [E].
       caps: int32 [E, 2], of easy and hard; only that of a queue matters.
-      tasks: int32 [G]; a task may occur more than once.
+      task: int32 [G]; a task may occur more than once.
       env: int32 [G], environments of the tasks.
       label: int32 [G], pools to move to.
       known: bool [G], True for rows that count.
     """
-    num_tasks = state.pool.size
-    queues, heads = state.queues, state.heads
-    if not all(state.drawn):
-        joining = jnp.where(known, label, 0)
-        done = _parking.join_queues(state, caps, tasks, env, joining)
-        leaver, written = _parking.leavers_and_slots(state, tasks_per_env, tasks, env, joining, done)
-        leaver, written = materialize(leaver, written)  # read before tasks that stay are written over them
-        leaver = jnp.where(done.leaves, leaver, 0)
-        task, to, at = _interleave(tasks, leaver), _interleave(label, jnp.zeros_like(label)), _interleave(env, env)
-        active = _interleave(known & ~done.inside, done.leaves)
-        queues = queues.at[jnp.maximum(label - 1, 0), written].set(tasks, mode="drop", unique_indices=True)
-        heads = (heads + done.left.reshape(-1, 2)) % jnp.maximum(tasks_per_env, 1)[:, None]
-    else:
-        task, to, at, active = tasks, label, env, known
+    sizes, entered = state.sizes.reshape(-1), state.entered.reshape(-1)
+    normal, has_queues, only_queues = 3 * env, not all(state.drawn), not any(state.drawn[1:])
+    start = normal + state.pool[task]
+    start_number = (state.entry[task] - entered[start]).astype(jnp.int32)
+    rows = _turns.sorted_rows(task, state.pool.size, normal + label, start, start_number)
+    limit = jnp.maximum(jnp.pad(caps, ((0, 0), (1, 0))), state.sizes)
+    limit = jnp.where(jnp.array(state.drawn), -1, limit).reshape(-1) if has_queues else None
+    turns = _turns.take(rows, known & (label > 0) if only_queues else known, limit)
 
-    by_task, first = _queues.sort_by_item(task, num_tasks)
-    earlier = _queues.last_before(active, by_task, first)
-    was = jnp.where(earlier >= 0, to[earlier], state.pool[task].astype(jnp.int32))
-    moves = active & (to != was)
-    last = moves & last_of_each(jnp.where(moves, task, num_tasks + jnp.arange(task.size, dtype=jnp.int32)))
+    was, _ = _turns.place_of(turns.last, turns.number, rows)
+    was = jnp.where(limit[was] >= 0, normal, was) if has_queues else was
+    moves = turns.enters & (was != rows.pool)
+    into, out = spread(rows.pool, moves, sizes.size), spread(was, moves, sizes.size)
+    stays, last = moves, turns.last
+    if not only_queues:
+        last = _turns.last_before(moves, rows)
+        stays = stays.at[jnp.where(moves & (last >= 0), last, task.size)].set(False, mode="drop")
+    moved, pools, queues, heads = [jnp.where(stays, task, state.pool.size)], [rows.pool], state.queues, state.heads
+    if has_queues:
+        joins = moves & (limit[rows.pool] >= 0)
+        oldest = turns.number - limit[rows.pool]
+        leaves = joins & (oldest >= -sizes[rows.pool])
+        into, out = into + spread(normal, leaves, sizes.size), out + spread(rows.pool, leaves, sizes.size)
+        entries = jnp.sum(into, axis=0, dtype=jnp.int32)
+        starts = sum_before(entries)
+        row_of = jnp.zeros(2 * task.size, jnp.int32)
+        row_of = row_of.at[jnp.where(joins, starts[rows.pool] + turns.number, 2 * task.size)].set(
+            jnp.arange(task.size, dtype=jnp.int32), mode="drop"
+        )
+        stays &= ~(joins & (entries[rows.pool] - turns.number > limit[rows.pool]))
+        # A task that enters again left its queue before, at the row that joined `limit` numbers after it.
+        queue, number = _turns.place_of(last, turns.number, rows)
+        left_at = row_of[starts[queue] + number + limit[queue]]
+        back = moves & (limit[queue] >= 0)
+        freed = leaves.at[jnp.where(back, left_at, task.size)].set(False, mode="drop")
+        ring = jnp.maximum(label - 1, 0)
+        first = sum_before(tasks_per_env)[env]
 
-    num_pools = state.sizes.size
-    pool = 3 * at + to
-    into = ((pool[:, None] == jnp.arange(num_pools, dtype=jnp.int32)[None]) & moves[:, None]).astype(
-        jnp.int32
-    )  # [., 3 * E]
-    number = jnp.take_along_axis(_queues.sum_before(into), pool[:, None], axis=1)[:, 0]
-    entry = state.entered.reshape(-1)[pool] + number.astype(jnp.uint32)
+        def slot(number):
+            return first + (state.heads[env, ring] + state.sizes[env, label] + number) % tasks_per_env[env]
+
+        leaver = jnp.where(
+            oldest < 0, state.queues[ring, jnp.where(leaves, slot(oldest), 0)], task[row_of[starts[rows.pool] + oldest]]
+        )
+        written = jnp.where(stays & joins, slot(turns.number), state.pool.size)
+        leaver, written = materialize(leaver, written)
+        queues = queues.at[ring, written].set(task, mode="drop", unique_indices=True)
+        left = jnp.sum(spread(rows.pool, leaves, sizes.size), axis=0, dtype=jnp.int32).reshape(state.sizes.shape)[:, 1:]
+        heads = (heads + left) % jnp.maximum(tasks_per_env, 1)[:, None]
+        moved = [jnp.where(stays, task, state.pool.size), jnp.where(freed, leaver, state.pool.size)]
+        pools = [rows.pool, normal]
+    before = sum_before(into)
+    entry = jnp.concatenate([entered[p] + _turns.at_own(before, p).astype(jnp.uint32) for p in pools])
     entries = jnp.sum(into, axis=0, dtype=jnp.int32).reshape(state.sizes.shape)
-    exits = jnp.zeros_like(state.sizes).at[at, was].add(moves.astype(jnp.int32))
-
-    moved, to, entry = materialize(jnp.where(last, task, num_tasks), to, entry)
-    trees = [
-        tree and sum_tree.update(tree, moved, to == number, unique_indices=True)
-        for number, tree in enumerate(state.trees)
-    ]
+    exits = jnp.sum(out, axis=0, dtype=jnp.int32).reshape(state.sizes.shape)
+    moved, to = jnp.concatenate(moved), jnp.concatenate([p - normal for p in pools])
+    if not only_queues:
+        moved, to, entry = materialize(moved, to, entry)
+    trees = [tree and sum_tree.update(tree, moved, to == p, unique_indices=True) for p, tree in enumerate(state.trees)]
     return dataclasses.replace(
         state,
         pool=state.pool.at[moved].set(to.astype(jnp.int8), mode="drop", unique_indices=True),
@@ -84,8 +106,3 @@ def move(
         queues=queues,
         heads=heads,
     )
-
-
-def _interleave(x: jax.Array, y: jax.Array) -> jax.Array:
-    """x[0], y[0], x[1], y[1], ...: [2 * G]."""
-    return jnp.stack([x, y], axis=1).reshape(-1)

@@ -12,7 +12,7 @@ from jaxreplay import sum_tree
 from jaxreplay._common.xla import materialize
 from jaxreplay.difficulty_pools import _turns
 from jaxreplay.difficulty_pools._state import PoolsState
-from jaxreplay.difficulty_pools._turns import Rows, Turns, spread, sum_before
+from jaxreplay.difficulty_pools._turns import spread, sum_before
 
 
 def move(

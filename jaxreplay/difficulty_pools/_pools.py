@@ -31,6 +31,7 @@ from jaxreplay._common.xla import jit_method, on_host
 from jaxreplay.difficulty_pools import _checks, _draws, _groups, _moves, _state
 from jaxreplay.difficulty_pools._keys import task_key as task_key
 from jaxreplay.difficulty_pools._state import PoolsState
+from jaxreplay.difficulty_pools._turns import spread
 
 NORMAL, EASY, HARD = range(3)
 
@@ -241,9 +242,10 @@ class DifficultyPools:
             filtered = jnp.zeros_like(filtered)
 
         def count(counts, pool, more):
-            return saturating_add(counts, jnp.zeros_like(counts).at[env, pool].add(jnp.where(known, more, 0)))
+            found = spread(3 * env + pool, known, counts.size) * more
+            return saturating_add(counts, jnp.sum(found, axis=0, dtype=jnp.int32).reshape(counts.shape))
 
-        groups, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts)
+        groups, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts[:, None])
         state = dataclasses.replace(state, groups=groups, rollouts=filtered_rollouts)
         state = _moves.move(state, tasks_per_env, caps, tasks, env, label, known)
         return state, known & (filtered == NORMAL)

@@ -5,7 +5,6 @@ have such a tree too if tasks are drawn from them. Otherwise they are first-in, 
 `arrange` builds a state.
 """
 
-import dataclasses
 from collections.abc import Sequence
 from typing import ClassVar
 

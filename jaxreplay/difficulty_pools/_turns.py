@@ -47,9 +47,7 @@ class Turns(NamedTuple):
     last: jax.Array
 
 
-def sorted_rows(
-    task: jax.Array, num_tasks: int, pool: jax.Array, start: jax.Array, start_number: jax.Array
-) -> Rows:
+def sorted_rows(task: jax.Array, num_tasks: int, pool: jax.Array, start: jax.Array, start_number: jax.Array) -> Rows:
     """`Rows` of `num_tasks` tasks."""
     place = jnp.arange(task.size, dtype=jnp.int32)
     if num_tasks * task.size <= 2**32:  # task and row in one number: XLA sorts one array much faster than two

@@ -1,3 +1,5 @@
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -6,10 +8,15 @@ import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxreplay.difficulty_pools import _queues
+from jaxreplay.difficulty_pools import _turns
 
 LIMITS = (0, 1, 2, 5)
-join = jax.jit(_queues.join, static_argnums=1)
+
+
+@functools.partial(jax.jit, static_argnums=1)
+def take(item, num_items, pool, start, start_number, limit):
+    rows = _turns.sorted_rows(item, num_items, pool, start, start_number)
+    return _turns.take(rows, jnp.ones(item.size, bool), limit)
 
 
 def plainly(items, queue, members):
@@ -43,29 +50,21 @@ def test_joining_all_at_once_equals_one_after_the_other(seed, num_items):
         found, there = there[:size], there[size:]
         members.append([(item, number, None) for number, item in enumerate(found)])
         current[found], place[found] = q, np.arange(len(found))
-    arrays = (queue, current[items], place[items], [len(of) for of in members], LIMITS)
-    arrays = [jnp.asarray(x, jnp.int32) for x in arrays]
+    sizes = np.array([*sizes, 0])
+    limit = jnp.array([*LIMITS, -1], jnp.int32)  # the last pool is no queue
+    arrays = [jnp.asarray(x, jnp.int32) for x in (queue, current[items], (place - sizes[current])[items])]
     items = jnp.asarray(items, jnp.int32)
-    done = join(items, 20, *arrays)
-    rows, left = plainly(items.tolist(), queue.tolist(), members)
-    assert done.joins.tolist() == [row is not None for row in rows]
-    assert done.leaves.tolist() == [row is not None and row[1] is not None for row in rows]
-    last_leaves = {}
+    done = take(items, 20, *arrays, limit)
+    rows, _ = plainly(items.tolist(), queue.tolist(), members)
+    joins = np.asarray(done.enters) & (queue < num_queues)
+    assert joins.tolist() == [row is not None for row in rows]
     for g, row in enumerate(rows):
-        if row is None:
-            continue
-        number, leaver = row
-        assert done.number[g] == number
-        stays = (int(items[g]), number, g) in left[queue[g]]
-        assert done.stays[g] == stays
-        if leaver is not None:
-            assert done.leaver[g] == leaver[1]
-            if leaver[2] is not None:
-                assert done.leaver_row[g] == leaver[2]
-            last_leaves[leaver[0]] = g
-    parked = {item for of in left for item, *_ in of}
-    free = sorted(g for item, g in last_leaves.items() if item not in parked)
-    assert np.flatnonzero(done.free).tolist() == free
-    assert done.joined.tolist() == [sum(rows[g] is not None and q == k for g, q in enumerate(queue)) for k in range(4)]
-    assert (arrays[3] + done.joined - done.left).tolist() == [len(of) for of in left]
-    chex.assert_trees_all_equal(done, join(items, 2**31, *arrays))  # too many to sort by one number
+        earlier = np.flatnonzero(np.asarray(done.enters)[:g] & (np.asarray(items)[:g] == items[g]))
+        assert done.last[g] == max(earlier, default=-1)
+        if row is not None:
+            number, leaver = row
+            assert done.number[g] + sizes[queue[g]] == number
+            oldest = number - LIMITS[queue[g]]
+            assert (oldest >= 0) == (leaver is not None)
+            assert leaver is None or leaver[1] == oldest
+    chex.assert_trees_all_equal(done, take(items, 2**31, *arrays, limit))  # too many to sort by one number

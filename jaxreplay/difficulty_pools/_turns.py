@@ -89,23 +89,24 @@ def take(rows: Rows, counts: jax.Array, limit: jax.Array | None) -> Turns:
       limit: int32 [P], largest number of members of each queue, at least that at the start; -1 for other pools. None
         if no pool is a queue.
     """
-
-    def turns(enters: jax.Array) -> Turns:
-        before = sum_before(spread(rows.pool, enters, num_pools))
-        number, last = at_own(before, rows.pool), last_before(enters, rows)
-        pool, its_number = place_of(last, number, rows)
-        held = (limit[pool] >= 0) & (at_own(before, pool) - its_number <= limit[pool])
-        return Turns(counts & ~held, number, last)
-
-    def next_guess(guess: tuple[jax.Array, Turns]) -> tuple[jax.Array, Turns]:
-        found = turns(guess[1].enters)
-        return jnp.any(found.enters != guess[1].enters), found
-
     if limit is None:
         return Turns(counts, jnp.zeros_like(rows.pool), last_before(counts, rows))
-    num_pools = limit.size
+
+    def next_guess(guess: tuple[jax.Array, Turns]) -> tuple[jax.Array, Turns]:
+        found = _turns_if(guess[1].enters, rows, counts, limit)
+        return jnp.any(found.enters != guess[1].enters), found
+
     guess = Turns(counts & (limit[rows.start] < 0), jnp.zeros_like(rows.pool), jnp.zeros_like(rows.pool))
     return lax.while_loop(lambda guess: guess[0], next_guess, (jnp.array(True), guess))[1]
+
+
+def _turns_if(enters: jax.Array, rows: Rows, counts: jax.Array, limit: jax.Array) -> Turns:
+    """Turn of each row if the earlier rows that enter are the marked rows of `enters` (bool [G])."""
+    before = sum_before(spread(rows.pool, enters, limit.size))
+    number, last = at_own(before, rows.pool), last_before(enters, rows)
+    pool, its_number = place_of(last, number, rows)
+    held = (limit[pool] >= 0) & (at_own(before, pool) - its_number <= limit[pool])
+    return Turns(counts & ~held, number, last)
 
 
 def sum_before(x: jax.Array) -> jax.Array:

@@ -4,11 +4,12 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
+import pytest
 import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxreplay.difficulty_pools import _turns
+from jaxreplay.difficulty_pools import _moves, _state, _turns
 
 LIMITS = (0, 1, 2, 5)
 
@@ -68,3 +69,21 @@ def test_joining_all_at_once_equals_one_after_the_other(seed, num_items):
             assert (oldest >= 0) == (leaver is not None)
             assert leaver is None or leaver[1] == oldest
     chex.assert_trees_all_equal(done, take(items, 2**31, *arrays, limit))  # too many to sort by one number
+
+
+@pytest.mark.parametrize("drawn", [(True, False, False), (True, True, False), (True, True, True)])
+def test_each_task_is_written_once(drawn, monkeypatch):
+    written, write = [], _moves._write
+
+    def recording(state, moves, normal, tasks, pools):
+        written.append(np.concatenate(tasks))
+        return write(state, moves, normal, tasks, pools)
+
+    monkeypatch.setattr(_moves, "_write", recording)
+    rng, counts, caps = seeds.rng("written once"), jnp.array([4], jnp.int32), jnp.array([[1, 1]], jnp.int32)
+    state = _state.arrange(counts, caps, jnp.zeros(4, jnp.int32), (), jnp.int32(0), drawn)
+    for _ in range(4):
+        task, label = (jnp.asarray(rng.integers(0, most, 12), jnp.int32) for most in (4, 3))
+        state = _moves.move(state, counts, caps, task, jnp.zeros(12, jnp.int32), label, jnp.ones(12, bool))
+        tasks = written[-1][written[-1] < 4]
+        assert 0 < len(tasks) == len(set(tasks.tolist()))

@@ -35,6 +35,7 @@ EQUIVALENT = {
     ),
     "checkpoint/_leaves.check_bits: True -> False": "check_parts has found that they are as many",
     "difficulty_pools/_draws._draw_pool: 2 -> 3": BEYOND,
+    "difficulty_pools/_turns.take: counts & (limit[rows.start] < 0) -> ((counts) | (limit[rows.start] < 0))": ANY_GUESS,
     "difficulty_pools/_turns.take: limit[rows.start] < 0 -> ((limit[rows.start]) <= (0))": ANY_GUESS,
     'inspection/_report.plot: Saved("", {}, config, _saved.from_state(state)) -> '
     'Saved({}, "", config, _saved.from_state(state))': "figures show neither",

@@ -35,11 +35,8 @@ EQUIVALENT = {
     ),
     "checkpoint/_leaves.check_bits: True -> False": "check_parts has found that they are as many",
     "difficulty_pools/_draws._draw_pool: 2 -> 3": BEYOND,
-    "difficulty_pools/_queues._joining_rows: queue < num_queues -> ((queue) <= (num_queues))": ANY_GUESS,
-    "difficulty_pools/_queues._joining_rows: start_queue == num_queues -> ((start_queue) != (num_queues))": ANY_GUESS,
-    "difficulty_pools/_queues._joining_rows: "
-    "(queue < num_queues) & (start_queue == num_queues) -> (start_queue == num_queues)": ANY_GUESS,
-    "difficulty_pools/_queues.join: 0 -> 1 (#5)": "it is read only where an item joined in the batch",
+    "difficulty_pools/_turns.take: counts & (limit[rows.start] < 0) -> ((counts) | (limit[rows.start] < 0))": ANY_GUESS,
+    "difficulty_pools/_turns.take: limit[rows.start] < 0 -> ((limit[rows.start]) <= (0))": ANY_GUESS,
     'inspection/_report.plot: Saved("", {}, config, state) -> Saved({}, "", config, state)': "figures show neither",
     "inspection/_views.thin: numbers.size > MOST -> ((numbers.size) >= (MOST))": "of just as many each is shown",
     "samplers/_update_counts.update: (slots >= 0) & (slots < capacity) -> ((slots >= 0) | (slots < capacity))": BESIDE,

@@ -6,8 +6,8 @@ import numpy as np
 
 from jaxreplay import sum_tree
 from jaxreplay._common.random import random_bits, random_integers
-from jaxreplay.difficulty_pools import _queues
-from jaxreplay.difficulty_pools._parking import PoolsState
+from jaxreplay.difficulty_pools import _turns
+from jaxreplay.difficulty_pools._state import PoolsState
 
 
 def draw(
@@ -67,4 +67,4 @@ def _draw_rank(sizes: jax.Array, env: jax.Array, key: jax.Array, pool: jax.Array
     """
     at = (env,) if pool is None else (env, pool)
     rank = random_integers(random_bits(key, env.size), jnp.maximum(sizes[at], 1))
-    return rank + _queues.sum_before(sizes)[at]
+    return rank + _turns.sum_before(sizes)[at]

@@ -1,91 +1,191 @@
-"""Update of difficulty pools if easy or hard tasks are drawn too (`DifficultyPools.pool_weights`).
+"""Update of difficulty pools: tasks move to the pools of their labels, and the oldest surplus tasks back to normal.
 
-A batch of G rows makes up to two moves per row, in order: first the row's task, then the task that leaves a queue to
-make room for it. A move takes one task to one pool. A task ends in the pool of its last move.
+Pool p of environment e has number 3 * e + p here.
 """
 
 import dataclasses
+from collections.abc import Callable, Sequence
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 
 from jaxreplay import sum_tree
-from jaxreplay._common.repeats import last_of_each
 from jaxreplay._common.xla import materialize
-from jaxreplay.difficulty_pools import _parking, _queues
-from jaxreplay.difficulty_pools._parking import PoolsState
+from jaxreplay.difficulty_pools import _turns
+from jaxreplay.difficulty_pools._state import PoolsState
+from jaxreplay.difficulty_pools._turns import Rows, Turns, spread, sum_before
+
+
+class Moves(NamedTuple):
+    """Moves of G rows between P pools, in order.
+
+    Attributes:
+      rows: the rows.
+      number: int32 [G], number of the row's task in the row's pool.
+      moves: bool [G], True if the row's task moves to the row's pool.
+      last: int32 [G], the last earlier row that moves the same task; -1 for none.
+      joins: bool [G], True if that pool is a queue.
+      leaves: bool [G], True if the oldest member of this queue then moves to normal.
+      into: int32 [G, P], entries into each pool at each row.
+      out: int32 [G, P], exits from each pool at each row.
+    """
+
+    rows: Rows
+    number: jax.Array
+    moves: jax.Array
+    last: jax.Array
+    joins: jax.Array
+    leaves: jax.Array
+    into: jax.Array
+    out: jax.Array
 
 
 def move(
     state: PoolsState,
     tasks_per_env: jax.Array,
     caps: jax.Array,
-    tasks: jax.Array,
+    task: jax.Array,
     env: jax.Array,
     label: jax.Array,
     known: jax.Array,
 ) -> PoolsState:
-    """Move tasks to the pools of their labels, in order, unless they are in a queue.
+    """Move tasks to the pools of their labels, in order, unless a queue holds them.
 
     Args:
-      state: pools with easy, hard or neither as a queue; queues are within their caps.
+      state: pools with easy, hard or neither as a queue; a queue above its cap does not grow.
       tasks_per_env: int32 [E].
       caps: int32 [E, 2], of easy and hard; only that of a queue matters.
-      tasks: int32 [G]; a task may occur more than once.
+      task: int32 [G]; a task may occur more than once.
       env: int32 [G], environments of the tasks.
       label: int32 [G], pools to move to.
       known: bool [G], True for rows that count.
     """
-    num_tasks = state.pool.size
-    queues, heads = state.queues, state.heads
-    if not all(state.drawn):
-        joining = jnp.where(known, label, 0)
-        done = _parking.join_queues(state, caps, tasks, env, joining)
-        leaver, written = _parking.leavers_and_slots(state, tasks_per_env, tasks, env, joining, done)
-        leaver, written = materialize(leaver, written)  # read before tasks that stay are written over them
-        leaver = jnp.where(done.leaves, leaver, 0)
-        task, to, at = _interleave(tasks, leaver), _interleave(label, jnp.zeros_like(label)), _interleave(env, env)
-        active = _interleave(known & ~done.inside, done.leaves)
-        queues = queues.at[jnp.maximum(label - 1, 0), written].set(tasks, mode="drop", unique_indices=True)
-        heads = (heads + done.left.reshape(-1, 2)) % jnp.maximum(tasks_per_env, 1)[:, None]
-    else:
-        task, to, at, active = tasks, label, env, known
+    normal, num_tasks = 3 * env, state.pool.size
+    start = normal + state.pool[task]
+    start_number = (state.entry[task] - state.entered.reshape(-1)[start]).astype(jnp.int32)
+    rows = _turns.sorted_rows(task, num_tasks, normal + label, start, start_number)
+    limit = _limits(state, caps)
+    turns = _turns.take(rows, known if _leaves_pools(state) else known & (label > 0), limit)
+    moves = _moves(state, rows, turns, normal, limit)
+    stays = moves.moves
+    if _leaves_pools(state):
+        stays = stays.at[jnp.where(stays & (moves.last >= 0), moves.last, task.size)].set(False, mode="drop")
+    if limit is None:
+        return _write(state, moves, normal, [jnp.where(stays, task, num_tasks)], [rows.pool])
+    row_of = _joining_rows(moves)
+    stays, freed = _stay(moves, limit, stays, row_of)
+    leaver, queues, heads = _rings(state, tasks_per_env, moves, limit, env, label, stays, row_of)
+    moved = [jnp.where(stays, task, num_tasks), jnp.where(freed, leaver, num_tasks)]
+    return dataclasses.replace(_write(state, moves, normal, moved, [rows.pool, normal]), queues=queues, heads=heads)
 
-    by_task, first = _queues.sort_by_item(task, num_tasks)
-    earlier = _queues.last_before(active, by_task, first)
-    was = jnp.where(earlier >= 0, to[earlier], state.pool[task].astype(jnp.int32))
-    moves = active & (to != was)
-    last = moves & last_of_each(jnp.where(moves, task, num_tasks + jnp.arange(task.size, dtype=jnp.int32)))
 
-    num_pools = state.sizes.size
-    pool = 3 * at + to
-    into = ((pool[:, None] == jnp.arange(num_pools, dtype=jnp.int32)[None]) & moves[:, None]).astype(
-        jnp.int32
-    )  # [., 3 * E]
-    number = jnp.take_along_axis(_queues.sum_before(into), pool[:, None], axis=1)[:, 0]
-    entry = state.entered.reshape(-1)[pool] + number.astype(jnp.uint32)
-    entries = jnp.sum(into, axis=0, dtype=jnp.int32).reshape(state.sizes.shape)
-    exits = jnp.zeros_like(state.sizes).at[at, was].add(moves.astype(jnp.int32))
+def _leaves_pools(state: PoolsState) -> bool:
+    """True if a row can move a task out of easy or hard, since tasks are drawn from there."""
+    return any(state.drawn[1:])
 
-    moved, to, entry = materialize(jnp.where(last, task, num_tasks), to, entry)
-    trees = [
-        tree and sum_tree.update(tree, moved, to == number, unique_indices=True)
-        for number, tree in enumerate(state.trees)
-    ]
+
+def _limits(state: PoolsState, caps: jax.Array) -> jax.Array | None:
+    """Limits of all pools, as `_turns.take` expects them."""
+    if all(state.drawn):
+        return None
+    limit = jnp.maximum(jnp.pad(caps, ((0, 0), (1, 0))), state.sizes)
+    return jnp.where(jnp.array(state.drawn), -1, limit).reshape(-1)
+
+
+def _moves(state: PoolsState, rows: Rows, turns: Turns, normal: jax.Array, limit: jax.Array | None) -> Moves:
+    """Moves at these turns; normal: int32 [G], number of the normal pool of each row."""
+    sizes = state.sizes.reshape(-1)
+    was, _ = _turns.place_of(turns.last, turns.number, rows)
+    was = was if limit is None else jnp.where(limit[was] >= 0, normal, was)
+    moves = turns.enters & (was != rows.pool)
+    last = _turns.last_before(moves, rows) if _leaves_pools(state) else turns.last
+    joins = leaves = jnp.zeros_like(moves)
+    into, out = spread(rows.pool, moves, sizes.size), spread(was, moves, sizes.size)
+    if limit is not None:
+        joins = moves & (limit[rows.pool] >= 0)
+        leaves = joins & (turns.number - limit[rows.pool] >= -sizes[rows.pool])
+        into, out = into + spread(normal, leaves, sizes.size), out + spread(rows.pool, leaves, sizes.size)
+    return Moves(rows, turns.number, moves, last, joins, leaves, into, out)
+
+
+def _joining_rows(moves: Moves) -> Callable[[jax.Array, jax.Array], jax.Array]:
+    """A function of queue and number, int32 [G] each: the row that joined so, or any row if none did."""
+    rows, num_rows = moves.rows, moves.moves.size
+    starts = sum_before(jnp.sum(moves.into, axis=0, dtype=jnp.int32))
+    place = jnp.where(moves.joins, starts[rows.pool] + moves.number, 2 * num_rows)
+    row_of = jnp.zeros(2 * num_rows, jnp.int32).at[place].set(jnp.arange(num_rows, dtype=jnp.int32), mode="drop")
+    return lambda queue, number: row_of[starts[queue] + number]
+
+
+def _stay(
+    moves: Moves, limit: jax.Array, stays: jax.Array, row_of: Callable[[jax.Array, jax.Array], jax.Array]
+) -> tuple[jax.Array, jax.Array]:
+    """Rows that move their task last, of `stays`; and rows at which a member leaves to stay in normal; bool [G]."""
+    rows = moves.rows
+    entries = jnp.sum(moves.into, axis=0, dtype=jnp.int32)
+    stays &= ~(moves.joins & (entries[rows.pool] - moves.number > limit[rows.pool]))
+    # A task that enters again left its queue before, at the row that joined `limit` numbers after it.
+    queue, number = _turns.place_of(moves.last, moves.number, rows)
+    back = moves.moves & (limit[queue] >= 0)
+    left_at = jnp.where(back, row_of(queue, number + limit[queue]), moves.moves.size)
+    return stays, moves.leaves.at[left_at].set(False, mode="drop")
+
+
+def _rings(
+    state: PoolsState,
+    tasks_per_env: jax.Array,
+    moves: Moves,
+    limit: jax.Array,
+    env: jax.Array,
+    label: jax.Array,
+    stays: jax.Array,
+    row_of: Callable[[jax.Array, jax.Array], jax.Array],
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """The task that leaves a queue at each row, int32 [G]; and the rings and their heads after all rows."""
+    rows, leaves, pool_sizes = moves.rows, moves.leaves, state.sizes
+    ring, oldest = jnp.maximum(label - 1, 0), moves.number - limit[rows.pool]
+    first = sum_before(tasks_per_env)[env]
+
+    def slot(number: jax.Array) -> jax.Array:
+        return first + (state.heads[env, ring] + pool_sizes[env, label] + number) % tasks_per_env[env]
+
+    there = state.queues[ring, jnp.where(leaves, slot(oldest), 0)]
+    leaver = jnp.where(oldest < 0, there, rows.task[row_of(rows.pool, oldest)])
+    written = jnp.where(stays & moves.joins, slot(moves.number), state.pool.size)
+    leaver, written = materialize(leaver, written)
+    queues = state.queues.at[ring, written].set(rows.task, mode="drop", unique_indices=True)
+    left = jnp.sum(spread(rows.pool, leaves, pool_sizes.size), axis=0, dtype=jnp.int32).reshape(pool_sizes.shape)[:, 1:]
+    return leaver, queues, (state.heads + left) % jnp.maximum(tasks_per_env, 1)[:, None]
+
+
+def _write(
+    state: PoolsState, moves: Moves, normal: jax.Array, tasks: Sequence[jax.Array], pools: Sequence[jax.Array]
+) -> PoolsState:
+    """Write where tasks are after all rows, and count entries and exits; not the queues.
+
+    Args:
+      state: the pools before.
+      moves: the moves.
+      normal: int32 [G], number of the normal pool of each row.
+      tasks: int32 [G] each, tasks to write; the number of tasks for none.
+      pools: int32 [G] each, their pools.
+    """
+    entered, before = state.entered.reshape(-1), sum_before(moves.into)
+    entry = jnp.concatenate([entered[p] + _turns.at_own(before, p).astype(jnp.uint32) for p in pools])
+    entries = jnp.sum(moves.into, axis=0, dtype=jnp.int32).reshape(state.sizes.shape)
+    exits = jnp.sum(moves.out, axis=0, dtype=jnp.int32).reshape(state.sizes.shape)
+    task, to = jnp.concatenate(tasks), jnp.concatenate([p - normal for p in pools])
+    if _leaves_pools(state):
+        task, to, entry = materialize(task, to, entry)
+    trees = [tree and sum_tree.update(tree, task, to == p, unique_indices=True) for p, tree in enumerate(state.trees)]
     return dataclasses.replace(
         state,
-        pool=state.pool.at[moved].set(to.astype(jnp.int8), mode="drop", unique_indices=True),
-        entry=state.entry.at[moved].set(entry, mode="drop", unique_indices=True),
+        pool=state.pool.at[task].set(to.astype(jnp.int8), mode="drop", unique_indices=True),
+        entry=state.entry.at[task].set(entry, mode="drop", unique_indices=True),
         sizes=state.sizes + entries - exits,
         entered=state.entered + entries.astype(jnp.uint32),
         normal=trees[0],
         easy=trees[1],
         hard=trees[2],
-        queues=queues,
-        heads=heads,
     )
-
-
-def _interleave(x: jax.Array, y: jax.Array) -> jax.Array:
-    """x[0], y[0], x[1], y[1], ...: [2 * G]."""
-    return jnp.stack([x, y], axis=1).reshape(-1)

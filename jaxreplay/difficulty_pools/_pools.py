@@ -28,9 +28,10 @@ from jaxreplay._common.checks import check_integer, check_key, check_number
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import saturating_add
 from jaxreplay._common.xla import jit_method, on_host
-from jaxreplay.difficulty_pools import _checks, _draws, _groups, _moves, _parking
+from jaxreplay.difficulty_pools import _checks, _draws, _groups, _moves, _state
 from jaxreplay.difficulty_pools._keys import task_key as task_key
-from jaxreplay.difficulty_pools._parking import PoolsState
+from jaxreplay.difficulty_pools._state import PoolsState
+from jaxreplay.difficulty_pools._turns import spread
 
 NORMAL, EASY, HARD = range(3)
 
@@ -128,7 +129,7 @@ class DifficultyPools:
           [0, 0, 0, 0]
         """
         pool = jnp.zeros(self.num_tasks, jnp.int32)
-        return _parking.arrange(*self._sizes, pool, (), jnp.zeros((), jnp.int32), self._drawn)
+        return _state.arrange(*self._sizes, pool, (), jnp.zeros((), jnp.int32), self._drawn)
 
     def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
         """See `Buffer._device_states`."""
@@ -228,7 +229,7 @@ class DifficultyPools:
             return state, known
         tasks = jnp.where(known, tasks, 0).astype(jnp.int32)
         tasks_per_env, caps = self._sizes
-        env = _parking.env_of(tasks, tasks_per_env)
+        env = _state.env_of(tasks, tasks_per_env)
 
         def total_at(threshold, otherwise):  # the total at which the mean is the threshold; a division would round
             totals = (otherwise if threshold is None else threshold) * np.arange(1, rewards.shape[1] + 1)
@@ -241,14 +242,12 @@ class DifficultyPools:
             filtered = jnp.zeros_like(filtered)
 
         def count(counts, pool, more):
-            return saturating_add(counts, jnp.zeros_like(counts).at[env, pool].add(jnp.where(known, more, 0)))
+            found = spread(3 * env + pool, known, counts.size) * more
+            return saturating_add(counts, jnp.sum(found, axis=0, dtype=jnp.int32).reshape(counts.shape))
 
-        groups, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts)
+        groups, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts[:, None])
         state = dataclasses.replace(state, groups=groups, rollouts=filtered_rollouts)
-        if any(self._drawn[1:]):
-            state = _moves.move(state, tasks_per_env, caps, tasks, env, label, known)
-        else:
-            state = _parking.park(state, tasks_per_env, caps, tasks, env, jnp.where(known, label, NORMAL))
+        state = _moves.move(state, tasks_per_env, caps, tasks, env, label, known)
         return state, known & (filtered == NORMAL)
 
     def pool_of(self, state: PoolsState) -> jax.Array:
@@ -273,7 +272,7 @@ class DifficultyPools:
           [1, 0, 0, 1]
         """
         self._check_state(state)
-        return _parking.order(state)
+        return _state.order(state)
 
     @jit_method()
     def metrics(self, state: PoolsState) -> dict[str, jax.Array]:
@@ -346,12 +345,12 @@ class DifficultyPools:
     def _recycle(self, state: PoolsState, key: jax.Array, counts: Any) -> PoolsState:
         """See `recycle`; counts: int32 [3, max size + 1], number of tasks that move, by pool and its size."""
         self._check_sizes(state)
-        env, pool = _parking.pools_of(state)
-        at_random, _ = _parking.ranks(3 * env + pool, state.sizes.size, *random_bits(key, self.num_tasks))
+        env, pool = _state.pools_of(state)
+        at_random, _ = _state.ranks(3 * env + pool, state.sizes.size, *random_bits(key, self.num_tasks))
         returns = at_random < counts[pool, state.sizes[env, pool]]
-        keys = jnp.where(returns, pool, 0), _parking.order(state)
+        keys = jnp.where(returns, pool, 0), _state.order(state)
         pool, fanout = jnp.where(returns, 0, pool), state.normal.fanout
-        new = _parking.arrange(*self._sizes, pool, keys, state.rejected, self._drawn, fanout)
+        new = _state.arrange(*self._sizes, pool, keys, state.rejected, self._drawn, fanout)
         return dataclasses.replace(new, groups=state.groups, rollouts=state.rollouts)
 
     def remap(self, state: PoolsState, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable]) -> PoolsState:
@@ -393,14 +392,14 @@ class DifficultyPools:
     @jit_method()
     def _remap(self, state: PoolsState, source: Any) -> PoolsState:
         """See `remap`; source: int32 [N], each task's number in `state`, or the number of tasks there if it is new."""
-        env, pool = _parking.pools_of(state)
+        env, pool = _state.pools_of(state)
 
         def of_source(values, otherwise):
             return values.at[source].get(mode="fill", fill_value=otherwise)
 
-        keys = of_source(env, state.sizes.shape[0]), of_source(_parking.order(state), 0)
+        keys = of_source(env, state.sizes.shape[0]), of_source(_state.order(state), 0)
         pool, fanout = of_source(pool, NORMAL), state.normal.fanout
-        return _parking.arrange(*self._sizes, pool, keys, state.rejected, self._drawn, fanout)
+        return _state.arrange(*self._sizes, pool, keys, state.rejected, self._drawn, fanout)
 
     def _check_state(self, state: PoolsState) -> None:
         """Raise a `ValueError` if `state` is for other tasks, environments or pools to draw from."""

@@ -19,7 +19,7 @@ from oracles import PoolsTwin
 from scipy import stats
 
 import jaxreplay as jr
-from jaxreplay.difficulty_pools import _draws, _parking
+from jaxreplay.difficulty_pools import _draws, _moves, _state
 
 CASES = cases("pools")
 SOLVED, FAILED, MIXED = [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]
@@ -254,7 +254,7 @@ def test_order_holds_when_the_counters_wrap():
     inputs = random_updates(seeds.rng(1), 12, 40, 8, 2)
     state = pools.init()
     state, _ = scan_updates(pools, state, *inputs)
-    env, pool = _parking.pools_of(state)
+    env, pool = _state.pools_of(state)
     shift = state.entered + jnp.uint32(5)  # the fifth entry from now on is number 0
     late = dataclasses.replace(state, entry=state.entry - shift[env, pool], entered=state.entered - shift)
     last, seen = scan_updates(pools, state, *inputs)
@@ -307,11 +307,11 @@ def test_normal_never_empties(most):
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 3})  # a minute if left to XLA_FLAGS
     @jax.vmap
     def run(tasks_per_env, caps):
-        state = _parking.arrange(tasks_per_env, caps, jnp.zeros(most, jnp.int32), (), jnp.int32(0))
-        env = _parking.env_of(tasks, tasks_per_env)
+        state = _state.arrange(tasks_per_env, caps, jnp.zeros(most, jnp.int32), (), jnp.int32(0))
+        env, known = _state.env_of(tasks, tasks_per_env), jnp.ones(most, bool)
 
         def step(state, label):
-            state = _parking.park(state, tasks_per_env, caps, tasks, env, label)
+            state = _moves.move(state, tasks_per_env, caps, tasks, env, label, known)
             return state, state.sizes
 
         return lax.scan(step, state, labels)[1]
@@ -345,8 +345,8 @@ def test_caps_are_floors_in_float64():
 def run_dry(pools, env):
     """A state that no update leads to: all tasks of an environment are parked."""
     counts = jnp.array(pools.tasks_per_env, jnp.int32)
-    pool = jnp.where(_parking.env_of(jnp.arange(pools.num_tasks), counts) == env, 2, 0)
-    return _parking.arrange(counts, jnp.stack([counts, counts], axis=1), pool, (), jnp.int32(0))
+    pool = jnp.where(_state.env_of(jnp.arange(pools.num_tasks), counts) == env, 2, 0)
+    return _state.arrange(counts, jnp.stack([counts, counts], axis=1), pool, (), jnp.int32(0))
 
 
 @pytest.mark.law

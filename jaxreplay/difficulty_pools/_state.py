@@ -2,11 +2,9 @@
 
 Tasks in normal are leaves of value 1 in a sum tree, which finds the task of a given rank in O(log N). Easy and hard
 have such a tree too if tasks are drawn from them. Otherwise they are first-in, first-out queues in ring buffers.
-`arrange` builds a state. `park` updates a state in which easy and hard are queues; `_moves` has the other update.
+`arrange` builds a state.
 """
 
-import dataclasses
-import functools
 from collections.abc import Sequence
 from typing import ClassVar
 
@@ -17,8 +15,7 @@ from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import layouts
-from jaxreplay._common.xla import materialize
-from jaxreplay.difficulty_pools import _queues
+from jaxreplay.difficulty_pools import _turns
 from jaxreplay.sum_tree._tree import on_backend
 
 
@@ -87,7 +84,7 @@ def ranks(group: jax.Array, num_groups: int, *keys: jax.Array) -> tuple[jax.Arra
     """
     rows = jnp.arange(group.size, dtype=jnp.int32)
     sizes = jnp.zeros(num_groups, jnp.int32).at[group].add(1)
-    starts = _queues.sum_before(sizes)
+    starts = _turns.sum_before(sizes)
     group, *_, row = lax.sort((group, *keys, rows), num_keys=1 + len(keys))
     return jnp.zeros_like(rows).at[row].set(rows - starts[group], unique_indices=True), sizes
 
@@ -136,7 +133,7 @@ def arrange(
     rank, sizes = ranks(3 * env + pool, 3 * num_envs, late, *keys)
     sizes = sizes.reshape(num_envs, 3)
     ring = jnp.where(pool > 0, pool - 1, 2)  # 2 is out of range: normal has no ring
-    slot = rank + _queues.sum_before(tasks_per_env)[env]
+    slot = rank + _turns.sum_before(tasks_per_env)[env]
 
     def tree_of(number: int) -> sum_tree.SumTree:
         empty = sum_tree.init(max(num_tasks, 1), fanout=fanout)
@@ -156,92 +153,3 @@ def arrange(
         rollouts=jnp.zeros_like(sizes),
         rejected=rejected,
     )
-
-
-def park(
-    state: PoolsState, tasks_per_env: jax.Array, caps: jax.Array, tasks: jax.Array, env: jax.Array, label: jax.Array
-) -> PoolsState:
-    """Move tasks in normal to the pools of their labels, in order; the oldest surplus tasks return to normal.
-
-    Args:
-      state: pools within their caps; a pool above its cap does not grow.
-      tasks_per_env: int32 [E].
-      caps: int32 [E, 2], of easy and hard.
-      tasks: int32 [G]; a task may occur more than once.
-      env: int32 [G], environments of the tasks.
-      label: int32 [G], pools to move to, 0 for none.
-    """
-    num_envs, num_tasks = state.sizes.shape[0], state.pool.size
-    done = join_queues(state, caps, tasks, env, label)
-    # Members that leave a ring are read before tasks that stay are written over them.
-    leaver, written = materialize(*leavers_and_slots(state, tasks_per_env, tasks, env, label, done))
-    ring = jnp.maximum(label - 1, 0)
-
-    # Tasks whose pool or entry changes: parked at the end, or out of a ring and not in one again.
-    moved = jnp.concatenate([jnp.where(done.stays, tasks, num_tasks), jnp.where(done.free, leaver, num_tasks)])
-    pool = jnp.concatenate([label, jnp.zeros_like(label)])
-    entry = _entries(state, env, label, done)
-
-    joined, left = done.joined.reshape(num_envs, 2), done.left.reshape(num_envs, 2)
-    entries = jnp.concatenate([jnp.sum(left, axis=1, keepdims=True, dtype=jnp.int32), joined], axis=1)
-    exits = jnp.concatenate([jnp.sum(joined, axis=1, keepdims=True, dtype=jnp.int32), left], axis=1)
-    return dataclasses.replace(
-        state,
-        pool=state.pool.at[moved].set(pool.astype(jnp.int8), mode="drop", unique_indices=True),
-        entry=state.entry.at[moved].set(entry, mode="drop", unique_indices=True),
-        normal=sum_tree.update(state.normal, moved, pool == 0, unique_indices=True),
-        queues=state.queues.at[ring, written].set(tasks, mode="drop", unique_indices=True),
-        heads=(state.heads + left) % jnp.maximum(tasks_per_env, 1)[:, None],
-        sizes=state.sizes + entries - exits,
-        entered=state.entered + entries.astype(jnp.uint32),
-    )
-
-
-def join_queues(
-    state: PoolsState, caps: jax.Array, tasks: jax.Array, env: jax.Array, label: jax.Array
-) -> _queues.Joins:
-    """Effect of the rows of `park` on the queues; queue 2 * e + p - 1 is pool p of environment e.
-
-    A task joins no queue if its label is not a queue, and leaves none if its pool is not a queue.
-    """
-    num_envs, num_tasks = state.sizes.shape[0], state.pool.size
-
-    def queue_of(pool: jax.Array) -> jax.Array:
-        is_queue = functools.reduce(jnp.logical_and, [pool != p for p in (1, 2) if state.drawn[p]], pool > 0)
-        return jnp.where(is_queue, 2 * env + pool - 1, 2 * num_envs)
-
-    size = state.sizes[:, 1:].reshape(-1)
-    limit = jnp.maximum(caps.reshape(-1), size)
-    pool = state.pool[tasks].astype(jnp.int32)
-    number = state.sizes[env, pool] - (state.entered[env, pool] - state.entry[tasks]).astype(jnp.int32)
-    return _queues.join(tasks, num_tasks, queue_of(label), queue_of(pool), number, size, limit)
-
-
-def leavers_and_slots(
-    state: PoolsState, tasks_per_env: jax.Array, tasks: jax.Array, env: jax.Array, label: jax.Array, done: _queues.Joins
-) -> tuple[jax.Array, jax.Array]:
-    """The task that leaves at each row's turn, and the slot of the row's task in its ring; int32 [G] each.
-
-    The task is undefined if none leaves. The slot is N if the row's task does not stay in a queue.
-    """
-    ring, start = jnp.maximum(label - 1, 0), _queues.sum_before(tasks_per_env)[env]
-
-    def slot(number: jax.Array) -> jax.Array:
-        return start + (state.heads[env, ring] + number) % tasks_per_env[env]
-
-    leaver = jnp.where(
-        done.leaver < state.sizes[env, label],
-        state.queues[ring, jnp.where(done.leaves, slot(done.leaver), 0)],
-        tasks[done.leaver_row],
-    )
-    return leaver, jnp.where(done.stays, slot(done.number), state.pool.size)
-
-
-def _entries(state: PoolsState, env: jax.Array, label: jax.Array, done: _queues.Joins) -> jax.Array:
-    """`PoolsState.entry` of each row's task in its pool, then of each row's leaver in normal, uint32 [2 * G]."""
-    envs = jnp.arange(state.sizes.shape[0], dtype=jnp.int32)[None]
-    returned = ((env[:, None] == envs) & done.leaves[:, None]).astype(jnp.int32)  # [G, E]
-    returned_before = _queues.sum_before(returned)[jnp.arange(env.size), env]
-    joined_before = done.number - state.sizes[env, label]
-    entry = jnp.concatenate([joined_before, returned_before]).astype(jnp.uint32)
-    return entry + jnp.concatenate([state.entered[env, label], state.entered[env, 0]])

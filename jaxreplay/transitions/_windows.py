@@ -1,7 +1,7 @@
 """Windows of n steps over time-major environment steps, and the transitions they yield."""
 
 import dataclasses
-import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
@@ -10,8 +10,12 @@ import numpy as np
 from flax import struct
 from jax import lax
 
-from jaxreplay._common import checks, layouts
+from jaxreplay._common import checks
+from jaxreplay._common.ring import wrap_negative
+from jaxreplay._common.xla import read_once
 from jaxreplay.transitions._batch import TransitionBatch
+
+FEW_ROWS, FEW_BYTES = 8, 2**16  # of a leaf that is selected from, or written, as a whole
 
 
 @struct.dataclass
@@ -35,7 +39,7 @@ class TracerSteps:
 
 
 class _Rollout(NamedTuple):
-    """Arguments of functions that take many steps, under their names in messages."""
+    """Fields of `TracerSteps` under the names of arguments that hold many steps."""
 
     S: Any
     A: Any
@@ -48,109 +52,68 @@ class _Rollout(NamedTuple):
     mask: Any
 
 
-STEP = "per environment"  # there is one reward and one flag of each kind
-ROWS = "per step"
-NUMBERS = ("r", "logp", "w")  # fields of numbers; the others hold flags, or anything
+KINDS = {"r": "number", "terminated": "flag", "truncated": "flag", "logp": "number", "w": "number", "mask": "flag"}
 
 
-def as_steps(
-    s: Any,
-    a: Any,
-    r: Any,
-    terminated: Any,
-    truncated: Any,
-    s_next: Any,
-    logp: Any,
-    w: Any,
-    mask: Any = None,
-    each: str = STEP,
-) -> TracerSteps:
-    """`TracerSteps` with rewards in float32 or wider and bool flags; without `mask` every row holds a step.
+def as_steps(arguments: tuple[Any, ...], what: str | None = None) -> TracerSteps:
+    """The fields of `TracerSteps`, with rewards in float32 or wider and bool flags; all rows hold a step by default.
+
+    Args:
+      arguments: leaves [num_envs, ...], or [time, num_envs, ...] if `what` is given.
+      what: name of many steps in messages, which then use the names of `n_step_transitions`; None for one step.
 
     Raises:
-      ValueError: an argument does not hold numbers or flags as it should; the message names it as in `NStep.add`, or
-        with ROWS as in `n_step_transitions`.
+      ValueError: leading axes differ, or an argument does not hold one number or flag per environment (or step); the
+        message names it.
     """
-
-    def numbers(field: str, x: Any) -> jax.Array:
-        return checks.as_real(_name(field, each), x, f"one {'real number' if field in NUMBERS else 'flag'} {each}")
-
-    r = checks.as_float(numbers("r", r))
-    terminated, truncated = (
-        numbers(field, x).astype(bool) for field, x in (("terminated", terminated), ("truncated", truncated))
-    )
-    s, a, s_next = checks.as_arrays((s, a, s_next))
-    logp, w = (None if x is None else numbers(field, x) for field, x in (("logp", logp), ("w", w)))
-    mask = jnp.ones(r.shape, bool) if mask is None else numbers("mask", mask)
-    return TracerSteps(s, a, r, terminated, truncated, s_next, logp, w, mask)
-
-
-def check_step(step: TracerSteps) -> tuple[int, ...]:
-    """Leading axis (num_envs,) of one step in every environment, leaves [num_envs, ...].
-
-    Raises:
-      ValueError: leading axes differ, or a leaf does not have one number (or flag) per environment; the message names
-        it.
-    """
-    return _check_axes(step, 1, "a step", STEP)
-
-
-def check_steps(steps: TracerSteps, what: str) -> tuple[int, ...]:
-    """Two leading axes of many steps, such as a rollout; messages name the arguments R, logP and W.
-
-    Raises:
-      ValueError: leading axes differ, or a leaf does not have one number (or flag) per step; the message names it.
-    """
-    return _check_axes(steps, 2, what, ROWS)
-
-
-def _name(field: str, each: str) -> str:
-    """Name of a field of `TracerSteps` in messages."""
-    fields = [x.name for x in dataclasses.fields(TracerSteps)]
-    return _Rollout._fields[fields.index(field)] if each == ROWS else field
-
-
-def _check_axes(steps: TracerSteps, num_axes: int, what: str, each: str) -> tuple[int, ...]:
-    """Leading axes that all leaves share."""
-    named = steps if each == STEP else _Rollout(*[getattr(steps, x.name) for x in dataclasses.fields(TracerSteps)])
-    leading = checks.leading_axes(named, num_axes, what)
-    for field in ("r", "terminated", "truncated", "logp", "w", "mask"):
-        leaf = getattr(steps, field)
-        if leaf is not None and leaf.shape != leading:
-            number = "number" if field in NUMBERS else "flag"
+    fields = [field.name for field in dataclasses.fields(TracerSteps)]
+    num_axes, each, names = (2, "per step", _Rollout._fields) if what else (1, "per environment", fields)
+    found = dict(zip(fields, arguments, strict=True))
+    for field, name in zip(fields, names, strict=True):
+        if field not in KINDS:
+            found[field] = checks.as_arrays(found[field])
+        elif found[field] is not None or field in ("r", "terminated", "truncated"):
+            kind = "real number" if KINDS[field] == "number" else "flag"
+            found[field] = checks.as_real(name, found[field], f"one {kind} {each}")
+    found["r"] = checks.as_float(found["r"])
+    found |= {field: found[field].astype(bool) for field in ("terminated", "truncated")}
+    if found["mask"] is None:
+        found["mask"] = jnp.ones(found["r"].shape, bool)
+    steps = TracerSteps(**found)
+    leading = checks.leading_axes(_Rollout(*found.values()) if what else steps, num_axes, what or "a step")
+    for field, name in zip(fields, names, strict=True):
+        leaf = found[field]
+        if field in KINDS and leaf is not None and leaf.shape != leading:
             raise ValueError(
-                f"{_name(field, each)}: got {checks.type_text(leaf.dtype, leaf.shape)}, expected {list(leading)}, "
-                f"one {number} {each}; {'squeeze' if leaf.shape[-1] == 1 else 'reduce'} the last axis."
+                f"{name}: got {checks.type_text(leaf.dtype, leaf.shape)}, expected {list(leading)}, one {KINDS[field]} "
+                f"{each}; {'squeeze' if leaf.shape[-1] == 1 else 'reduce'} the last axis."
             )
-    return leading
+    if what:
+        checks.check_mask(steps.mask, leading)
+    return steps
 
 
-class _Windows(NamedTuple):
-    """Times of the steps of K windows in every environment.
+def lags(num_rows: int, first: jax.Array) -> jax.Array:
+    """Steps from the rows `first` [K] to each row of a ring, int32 [K, num_rows]."""
+    return read_once(wrap_negative(jnp.arange(num_rows, dtype=jnp.int32) - first[:, None], num_rows))
 
-    Attributes:
-      start: int32 [K, 1], time of the first step.
-      last: int32 [K, E], time of the last step.
-      stop: int32 [K, E], time of the last step before the stream breaks: the end of the episode, the step before a
-        missing one, or the last time.
-      length: int32 [K, E], number of steps m, at least 1.
-      times: int32 [K, max_n, E], times of the steps; after the window's end the last one is repeated.
-      inside: bool [K, max_n, E], False for repeated times.
-    """
 
-    start: jax.Array
-    last: jax.Array
-    stop: jax.Array
-    length: jax.Array
-    times: jax.Array
-    inside: jax.Array
+def with_newest(steps: TracerSteps, step: TracerSteps, row: jax.Array, lag: jax.Array) -> TracerSteps:
+    """A ring with `step` in place of a row, the newest of those with `lag` [1, T]."""
+
+    def written(rows: jax.Array, new: jax.Array) -> jax.Array:
+        if not _is_small(rows):
+            return lax.dynamic_update_index_in_dim(rows, new, row, 0)
+        return jnp.where(lag.reshape(-1, *[1] * new.ndim) == rows.shape[0] - 1, new, rows)
+
+    return jax.tree.map(written, steps, step)
 
 
 def transitions(
     steps: TracerSteps,
-    order: jax.Array,
-    starts: jax.Array,
-    exists: jax.Array,
+    first: jax.Array,
+    count: jax.Array,
+    lag: jax.Array | None,
     *,
     n: int | jax.Array,
     max_n: int,
@@ -158,116 +121,111 @@ def transitions(
     next_action: bool,
     record_extra_info: bool,
 ) -> TransitionBatch:
-    """Transitions whose windows open at given times.
+    """Transitions whose windows open at given rows.
+
+    A lag is a number of steps from the first of a window.
 
     Args:
-      steps: leaves [T, E, ...], E environments; rows in any order.
-      order: int32 [T], the row of each time.
-      starts: int32 [K], times; any value where `exists` is False.
-      exists: bool [K].
+      steps: leaves [T, E, ...], E environments; a ring of T rows.
+      first: int32 [K], rows of the first steps.
+      count: int32 [K], number of rows from the first one on that hold steps; 0 for no transition.
+      lag: int32 [K, T], lags of all rows, to read them where they are; None to gather the rows of each window.
       n, gamma: see `jaxreplay.NStep`; numbers, or traced int32 [] and float [].
       max_n: the largest `n`; `extra_info` has `max_n` steps.
       next_action, record_extra_info: see `jaxreplay.NStep`.
 
     Returns:
-      TransitionBatch [K * E], with `valid`.
+      TransitionBatch [K, E], with `valid`.
     """
-    windows = _open_windows(steps, order, starts, n, max_n)
-    at = functools.partial(_at_times, order)
-    terminated = at(steps.terminated, windows.last)
-    rewards = jnp.where(windows.inside, at(steps.r, windows.times), 0)
-    Rn, In = _returns(rewards, windows.length, terminated, gamma)
-    first = jnp.broadcast_to(windows.start, windows.last.shape)
-    valid = exists[:, None] & at(steps.mask, first)
+    width = max_n + next_action
+    at = _gathered(first, len(steps.mask)) if lag is None else _selected(lag, first)
+    lags = jnp.arange(width, dtype=jnp.int32)[None, :, None]
+    r, terminated, ends, mask = (at(x, lags) for x in (steps.r, steps.terminated, steps.ends, steps.mask))
+    # The lag of the last step before the stream breaks: an episode's end, a missing step or the last row.
+    stop = jnp.min(jnp.where(mask, jnp.where(ends, lags, width), lags - 1), axis=1)
+    stop = jnp.minimum(stop, count[:, None] - 1)
+    last = jnp.clip(stop, 0, n - 1)  # of the window
+    powers = _powers(gamma, width + 1, r.dtype)[:, None]
+    Rn = jnp.sum(jnp.where(lags <= last[:, None], powers[:-1] * r, 0), axis=1)
+    bootstraps = (lags == last[:, None]) & ~terminated
+    In = jnp.sum(jnp.where(bootstraps, powers[1:], 0), axis=1)
+    valid, has_next = stop >= 0, stop >= n
+    opening = jnp.zeros_like(first)[:, None]
+    S, A, logP, W = jax.tree.map(lambda leaf: at(leaf, opening), (steps.s, steps.a, steps.logp, steps.w))
     A_next = logP_next = extra_info = None
     if next_action:
-        A_next, logP_next, has_next = _next_actions(steps, order, windows, n)
-        valid &= terminated | has_next
+        valid &= has_next | ~jnp.any(bootstraps, axis=1)
+        A_next, logP_next = jax.tree.map(
+            lambda leaf: _where_rows(has_next, at(leaf, opening + n)), (steps.a, steps.logp)
+        )
     if record_extra_info:
-        extra_info = _extra_info(steps, order, windows)
-    batch = TransitionBatch(
-        S=jax.tree.map(lambda leaf: at(leaf, first), steps.s),
-        A=jax.tree.map(lambda leaf: at(leaf, first), steps.a),
-        logP=None if steps.logp is None else at(steps.logp, first),
+        extra_info = _extra_info(steps, last, max_n, at)
+    return TransitionBatch(
+        S=S,
+        A=A,
+        logP=logP,
         Rn=Rn,
         In=In,
-        S_next=jax.tree.map(lambda leaf: at(leaf, windows.last), steps.s_next),
+        S_next=jax.tree.map(lambda leaf: at(leaf, last), steps.s_next),
         A_next=A_next,
         logP_next=logP_next,
-        W=None if steps.w is None else at(steps.w, first),
+        W=W,
         extra_info=extra_info,
         valid=valid,
     )
-    return layouts.merge_axes(batch)
 
 
-def _open_windows(steps: TracerSteps, order: jax.Array, starts: jax.Array, n: int | jax.Array, max_n: int) -> _Windows:
-    """Windows of up to n steps that open at `starts` [K], with `max_n` times."""
-    last_time = order.shape[0] - 1
-    times = jnp.arange(last_time + 1, dtype=jnp.int32)[:, None]
-    start = jnp.clip(starts, 0, last_time)[:, None]
-    ends, missing = steps.ends[order], ~steps.mask[order]  # [T, E]
-    stops = jnp.where(missing, times - 1, jnp.where(ends, times, last_time))
-    stop = lax.cummin(stops, axis=0, reverse=True)[start[:, 0]]
-    last = jnp.clip(stop, start, start + n - 1)
-    length = last - start + 1
-    lag = jnp.arange(max_n, dtype=jnp.int32)[None, :, None]
-    return _Windows(start, last, stop, length, jnp.minimum(start[:, None] + lag, last[:, None]), lag < length[:, None])
+At = Callable[[jax.Array, jax.Array], jax.Array]
 
 
-def _at_times(order: jax.Array, leaf: jax.Array, times: jax.Array) -> jax.Array:
-    """`leaf` [T, E, ...] at `times` [K, ..., E]; returns [K, ..., E, ...]."""
-    # Mapped over environments: if they were indexed too, environments on several devices would exchange their steps.
-    by_env = jax.vmap(lambda column, rows: column[rows], in_axes=(1, -1), out_axes=times.ndim - 1)
-    return by_env(leaf, order[times])
+def _gathered(first: jax.Array, num_rows: int) -> At:
+    """A function that reads leaves [T, E, ...] at lags [K, ..., E], or [K, ..., 1] for all; [K, ..., E, ...]."""
+
+    def at(leaf: jax.Array, wanted: jax.Array) -> jax.Array:
+        rows = lax.rem(first.reshape(-1, *[1] * (wanted.ndim - 1)) + wanted, num_rows)
+        if rows.shape[-1] == 1:
+            return leaf[rows[..., 0]]
+        # Mapped over environments: if they were indexed too, environments on several devices would exchange steps.
+        return jax.vmap(lambda column, rows: column[rows], in_axes=(1, -1), out_axes=rows.ndim - 1)(leaf, rows)
+
+    return at
 
 
-def _returns(
-    rewards: jax.Array, length: jax.Array, terminated: jax.Array, gamma: float | jax.Array
-) -> tuple[jax.Array, jax.Array]:
-    """Partial returns and bootstrap factors, [K, E], of windows with `rewards` [K, max_n, E] (0 outside)."""
-    max_n = rewards.shape[1]
-    powers = jnp.asarray(_powers(gamma, max_n + 1), rewards.dtype)
-    Rn = jnp.sum(powers[None, :max_n, None] * rewards, axis=1)
-    return Rn, jnp.where(terminated, 0, powers[length])
+def _selected(lag: jax.Array, first: jax.Array) -> At:
+    """The same for rows of lags [K, T]: small leaves are selected from, which takes no kernel of their own."""
+
+    def at(leaf: jax.Array, wanted: jax.Array) -> jax.Array:
+        if not (_is_small(leaf) or leaf.shape[0] == 1):
+            return _gathered(first, leaf.shape[0])(leaf, wanted)
+        found = leaf[0].reshape(*[1] * (wanted.ndim - 1), *leaf.shape[1:])
+        for row in range(1, leaf.shape[0]):
+            here = lag[:, row].reshape(-1, *[1] * (wanted.ndim - 1)) == wanted
+            found = jnp.where(here.reshape(*here.shape, *[1] * (leaf.ndim - 2)), leaf[row], found)
+        return found
+
+    return at
 
 
-def _powers(gamma: float | jax.Array, count: int) -> Any:
+def _is_small(leaf: jax.Array) -> bool:
+    return leaf.shape[0] <= FEW_ROWS and leaf.size * leaf.dtype.itemsize <= FEW_BYTES
+
+
+def _powers(gamma: float | jax.Array, count: int, dtype: Any) -> jax.Array:
     """gamma^0, gamma^1, ..., gamma^(count - 1): in float64 for a number, in float32 or wider for a traced float []."""
     if not isinstance(gamma, jax.Array):
-        return np.float64(gamma) ** np.arange(count)
+        return jnp.asarray(np.float64(gamma) ** np.arange(count), dtype)
     gamma = checks.as_float(gamma)
-    return gamma ** jnp.arange(count, dtype=gamma.dtype)  # a product of products would round count times
+    return (gamma ** jnp.arange(count, dtype=gamma.dtype)).astype(dtype)  # a product would round count times
 
 
-def _next_actions(
-    steps: TracerSteps, order: jax.Array, windows: _Windows, n: int | jax.Array
-) -> tuple[Any, jax.Array | None, jax.Array]:
-    """Next actions and their log-propensities, [K, E, ...], 0 if there is none; and True if there is one, [K, E]."""
-    last_time = order.shape[0] - 1
-    at, start = functools.partial(_at_times, order), windows.start
-    after = jnp.broadcast_to(jnp.minimum(start + n, last_time), windows.last.shape)
-    # No episode ends before start + n, and no step is missing up to and including it.
-    has_next = ~at(steps.ends, windows.last) & (start + n <= windows.stop + 1) & at(steps.mask, after)
-    has_next &= start + n <= last_time
-    A_next, logP_next = jax.tree.map(lambda leaf: _where_rows(has_next, at(leaf, after)), (steps.a, steps.logp))
-    return A_next, logP_next, has_next
-
-
-def _extra_info(steps: TracerSteps, order: jax.Array, windows: _Windows) -> dict[str, Any]:
+def _extra_info(steps: TracerSteps, last: jax.Array, max_n: int, at: At) -> dict[str, Any]:
     """Steps of the windows, leaves [K, E, max_n, ...]."""
-    at = functools.partial(_at_times, order)
-    window = {
-        "states": steps.s,
-        "actions": steps.a,
-        "rewards": steps.r,
-        "log_props": steps.logp,
-        "weights": steps.w,
-    }
-    extra_info = jax.tree.map(lambda leaf: jnp.moveaxis(at(leaf, windows.times), 1, 2), window)
-    dones = at(steps.ends, windows.times) | ~windows.inside
-    extra_info["dones"] = jnp.moveaxis(dones, 1, 2)
-    return extra_info
+    every = jnp.arange(max_n, dtype=jnp.int32)[:, None]
+    wanted = jnp.minimum(every, last[:, None])  # [K, max_n, E]
+    window = {"states": steps.s, "actions": steps.a, "rewards": steps.r, "log_props": steps.logp, "weights": steps.w}
+    window = jax.tree.map(lambda leaf: at(leaf, wanted), window)
+    window["dones"] = at(steps.ends, wanted) | (every > last[:, None])
+    return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 2), window)
 
 
 def _where_rows(condition: jax.Array, x: jax.Array) -> jax.Array:

@@ -95,7 +95,7 @@ def as_steps(arguments: tuple[Any, ...], what: str | None = None) -> TracerSteps
 
 def lags(num_rows: int, first: jax.Array) -> jax.Array:
     """Steps from the rows `first` [K] to each row of a ring, int32 [K, num_rows]."""
-    return read_once(wrap_negative(jnp.arange(num_rows, dtype=jnp.int32) - first[:, None], num_rows))
+    return read_once(jnp.stack([wrap_negative(row - first, num_rows) for row in range(num_rows)], axis=1))
 
 
 def with_newest(steps: TracerSteps, step: TracerSteps, row: jax.Array, lag: jax.Array) -> TracerSteps:
@@ -138,23 +138,29 @@ def transitions(
       TransitionBatch [K, E], with `valid`.
     """
     width = max_n + next_action
-    at = _gathered(first, len(steps.mask)) if lag is None else _selected(lag, first)
-    lags = jnp.arange(width, dtype=jnp.int32)[None, :, None]
-    r, terminated, ends, mask = (at(x, lags) for x in (steps.r, steps.terminated, steps.ends, steps.mask))
-    # The lag of the last step before the stream breaks: an episode's end, a missing step or the last row.
-    stop = jnp.min(jnp.where(mask, jnp.where(ends, lags, width), lags - 1), axis=1)
-    stop = jnp.minimum(stop, count[:, None] - 1)
-    last = jnp.clip(stop, 0, n - 1)  # of the window
+    every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
+    if lag is None:
+        at, lag = _gathered(first, len(steps.mask)), every
+        terminated, ends, mask = (at(x, every) for x in (steps.terminated, steps.ends, steps.mask))
+    else:
+        at, lag = _selected(lag, first), lag[..., None]
+        terminated, ends, mask = steps.terminated, steps.ends, steps.mask
+    # Twice the lag of the last step before the stream breaks, which is an episode's end, a step before a missing one or
+    # the last row; plus one unless it is terminal.
+    stop = jnp.min(jnp.where(mask, 2 * jnp.where(ends, lag, width) + ~terminated, 2 * lag - 1), axis=1)
+    stop = jnp.minimum(stop, 2 * count[:, None] - 1)
+    last = jnp.clip(stop >> 1, 0, n - 1)  # of the window
+    is_terminal = stop == 2 * last
+    r = at(steps.r, every)
     powers = _powers(gamma, width + 1, r.dtype)[:, None]
-    Rn = jnp.sum(jnp.where(lags <= last[:, None], powers[:-1] * r, 0), axis=1)
-    bootstraps = (lags == last[:, None]) & ~terminated
-    In = jnp.sum(jnp.where(bootstraps, powers[1:], 0), axis=1)
-    valid, has_next = stop >= 0, stop >= n
+    Rn = jnp.sum(jnp.where(every <= last[:, None], powers[:-1] * r, 0), axis=1)
+    In = jnp.sum(jnp.where((every == last[:, None]) & ~is_terminal[:, None], powers[1:], 0), axis=1)
+    valid, has_next = stop >= 0, stop >= 2 * n
     opening = jnp.zeros_like(first)[:, None]
     S, A, logP, W = jax.tree.map(lambda leaf: at(leaf, opening), (steps.s, steps.a, steps.logp, steps.w))
     A_next = logP_next = extra_info = None
     if next_action:
-        valid &= has_next | ~jnp.any(bootstraps, axis=1)
+        valid &= has_next | is_terminal
         A_next, logP_next = jax.tree.map(
             lambda leaf: _where_rows(has_next, at(leaf, opening + n)), (steps.a, steps.logp)
         )

@@ -1,7 +1,7 @@
 """Windows of n steps over time-major environment steps, and the transitions they yield."""
 
 import dataclasses
-from collections.abc import Callable
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -93,18 +93,23 @@ def as_steps(arguments: tuple[Any, ...], what: str | None = None) -> TracerSteps
     return steps
 
 
-def lags(num_rows: int, first: jax.Array) -> jax.Array:
-    """Steps from the rows `first` [K] to each row of a ring, int32 [K, num_rows]."""
+def lags(num_rows: int, first: jax.Array) -> jax.Array | None:
+    """Steps from the rows `first` [K] to each row of a ring, int32 [K, num_rows]; None if there are many rows.
+
+    One scalar for each row costs nothing on a TPU. A GPU merges kernels that read the same array, but not a scalar.
+    """
+    if num_rows > FEW_ROWS:
+        return None
     return read_once(jnp.stack([wrap_negative(row - first, num_rows) for row in range(num_rows)], axis=1))
 
 
-def with_newest(steps: TracerSteps, step: TracerSteps, row: jax.Array, lag: jax.Array) -> TracerSteps:
-    """A ring with `step` in place of a row, the newest of those with `lag` [1, T]."""
+def with_newest(steps: TracerSteps, step: TracerSteps, row: jax.Array, lag: jax.Array | None) -> TracerSteps:
+    """A ring with `step` at `row`, which then is the newest; `lag` [1, T] from the oldest."""
 
     def written(rows: jax.Array, new: jax.Array) -> jax.Array:
-        if not _is_small(rows):
+        if lag is None or not _is_small(rows):
             return lax.dynamic_update_index_in_dim(rows, new, row, 0)
-        return jnp.where(lag.reshape(-1, *[1] * new.ndim) == rows.shape[0] - 1, new, rows)
+        return jnp.where(lag.reshape(-1, *[1] * new.ndim) == len(rows) - 1, new, rows)
 
     return jax.tree.map(written, steps, step)
 
@@ -129,7 +134,7 @@ def transitions(
       steps: leaves [T, E, ...], E environments; a ring of T rows.
       first: int32 [K], rows of the first steps.
       count: int32 [K], number of rows from the first one on that hold steps; 0 for no transition.
-      lag: int32 [K, T], lags of all rows, to read them where they are; None to gather the rows of each window.
+      lag: int32 [K, T], lags of all rows, if they are few; None to gather the rows of each window.
       n, gamma: see `jaxreplay.NStep`; numbers, or traced int32 [] and float [].
       max_n: the largest `n`; `extra_info` has `max_n` steps.
       next_action, record_extra_info: see `jaxreplay.NStep`.
@@ -139,12 +144,11 @@ def transitions(
     """
     width = max_n + next_action
     every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
+    at = functools.partial(_at, first, lag)
+    terminated, ends, mask = steps.terminated, steps.ends, steps.mask
     if lag is None:
-        at, lag = _gathered(first, len(steps.mask)), every
-        terminated, ends, mask = (at(x, every) for x in (steps.terminated, steps.ends, steps.mask))
-    else:
-        at, lag = _selected(lag, first), lag[..., None]
-        terminated, ends, mask = steps.terminated, steps.ends, steps.mask
+        terminated, ends, mask = (at(x, every) for x in (terminated, ends, mask))
+    lag = every if lag is None else lag[..., None]
     # Twice the lag of the last step before the stream breaks, which is an episode's end, a step before a missing one or
     # the last row; plus one unless it is terminal.
     stop = jnp.min(jnp.where(mask, 2 * jnp.where(ends, lag, width) + ~terminated, 2 * lag - 1), axis=1)
@@ -181,39 +185,24 @@ def transitions(
     )
 
 
-At = Callable[[jax.Array, jax.Array], jax.Array]
-
-
-def _gathered(first: jax.Array, num_rows: int) -> At:
-    """A function that reads leaves [T, E, ...] at lags [K, ..., E], or [K, ..., 1] for all; [K, ..., E, ...]."""
-
-    def at(leaf: jax.Array, wanted: jax.Array) -> jax.Array:
-        rows = lax.rem(first.reshape(-1, *[1] * (wanted.ndim - 1)) + wanted, num_rows)
-        if rows.shape[-1] == 1:
-            return leaf[rows[..., 0]]
-        # Mapped over environments: if they were indexed too, environments on several devices would exchange steps.
-        return jax.vmap(lambda column, rows: column[rows], in_axes=(1, -1), out_axes=rows.ndim - 1)(leaf, rows)
-
-    return at
-
-
-def _selected(lag: jax.Array, first: jax.Array) -> At:
-    """The same for rows of lags [K, T]: small leaves are selected from, which takes no kernel of their own."""
-
-    def at(leaf: jax.Array, wanted: jax.Array) -> jax.Array:
-        if not (_is_small(leaf) or leaf.shape[0] == 1):
-            return _gathered(first, leaf.shape[0])(leaf, wanted)
-        found = leaf[0].reshape(*[1] * (wanted.ndim - 1), *leaf.shape[1:])
-        for row in range(1, leaf.shape[0]):
-            here = lag[:, row].reshape(-1, *[1] * (wanted.ndim - 1)) == wanted
+def _at(first: jax.Array, lag: jax.Array | None, leaf: jax.Array, wanted: jax.Array) -> jax.Array:
+    """`leaf` [T, E, ...] at the lags `wanted` [K, ..., E], or [K, ..., 1] for all; returns [K, ..., E, ...]."""
+    num_rows, axes = len(leaf), [1] * (wanted.ndim - 1)
+    if lag is not None and (num_rows == 1 or _is_small(leaf)):
+        found = leaf[0].reshape(*axes, *leaf.shape[1:])
+        for row in range(1, num_rows):
+            here = lag[:, row].reshape(-1, *axes) == wanted
             found = jnp.where(here.reshape(*here.shape, *[1] * (leaf.ndim - 2)), leaf[row], found)
         return found
-
-    return at
+    rows = lax.rem(first.reshape(-1, *axes) + wanted, num_rows)
+    if rows.shape[-1] == 1:
+        return leaf[rows[..., 0]]
+    # Mapped over environments: if they were indexed too, environments on several devices would exchange their steps.
+    return jax.vmap(lambda column, rows: column[rows], in_axes=(1, -1), out_axes=rows.ndim - 1)(leaf, rows)
 
 
 def _is_small(leaf: jax.Array) -> bool:
-    return leaf.shape[0] <= FEW_ROWS and leaf.size * leaf.dtype.itemsize <= FEW_BYTES
+    return leaf.size * leaf.dtype.itemsize <= FEW_BYTES
 
 
 def _powers(gamma: float | jax.Array, count: int, dtype: Any) -> jax.Array:
@@ -224,7 +213,7 @@ def _powers(gamma: float | jax.Array, count: int, dtype: Any) -> jax.Array:
     return (gamma ** jnp.arange(count, dtype=gamma.dtype)).astype(dtype)  # a product would round count times
 
 
-def _extra_info(steps: TracerSteps, last: jax.Array, max_n: int, at: At) -> dict[str, Any]:
+def _extra_info(steps: TracerSteps, last: jax.Array, max_n: int, at: Any) -> dict[str, Any]:
     """Steps of the windows, leaves [K, E, max_n, ...]."""
     every = jnp.arange(max_n, dtype=jnp.int32)[:, None]
     wanted = jnp.minimum(every, last[:, None])  # [K, max_n, E]

@@ -15,7 +15,7 @@ from jaxreplay._common.ring import wrap_negative
 from jaxreplay._common.xla import read_once
 from jaxreplay.transitions._batch import TransitionBatch
 
-FEW_ROWS, FEW_BYTES = 8, 2**16  # of a leaf that is selected from, or written, as a whole
+FEW_ROWS, FEW_BYTES = 8, 2**12  # of a leaf that is selected from, or written, as a whole
 
 
 @struct.dataclass
@@ -145,13 +145,12 @@ def transitions(
     width = max_n + next_action
     every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
     at = functools.partial(_at, first, lag)
-    terminated, ends, mask = steps.terminated, steps.ends, steps.mask
-    if lag is None:
-        terminated, ends, mask = (at(x, every) for x in (terminated, ends, mask))
-    lag = every if lag is None else lag[..., None]
-    # Twice the lag of the last step before the stream breaks, which is an episode's end, a step before a missing one or
-    # the last row; plus one unless it is terminal.
-    stop = jnp.min(jnp.where(mask, 2 * jnp.where(ends, lag, width) + ~terminated, 2 * lag - 1), axis=1)
+    # The stream breaks after a truncated step (1), after a terminated one (0), or before a missing one (-1). The smallest
+    # 2 * lag + kind is that of the first break, and even if it is terminal.
+    kind = jnp.where(steps.terminated, 0, jnp.where(steps.truncated, 1, 2)).astype(jnp.int8)
+    kind = jnp.where(steps.mask, kind, jnp.int8(-1))
+    kind, lag = (at(kind, every), every) if lag is None else (kind, lag[..., None])
+    stop = jnp.min(jnp.where(kind < 2, 2 * lag + kind, 2 * width), axis=1)
     stop = jnp.minimum(stop, 2 * count[:, None] - 1)
     last = jnp.clip(stop >> 1, 0, n - 1)  # of the window
     is_terminal = stop == 2 * last

@@ -65,7 +65,9 @@ class _Tracer:
           >>> state.steps.r.shape
           (2, 1)
         """
-        spec = jax.eval_shape(lambda *step: self._as_step((*step, None)), s, a, r, terminated, truncated, s_next, logp, w)
+        spec = jax.eval_shape(
+            lambda *step: self._as_step((*step, None)), s, a, r, terminated, truncated, s_next, logp, w
+        )
         return NStepState(
             steps=jax.tree.map(lambda leaf: lax.full((self._window, *leaf.shape), 0, leaf.dtype), spec),
             cursor=jnp.zeros((), jnp.int32),

@@ -11,7 +11,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay._common import checks
-from jaxreplay._common.ring import wrap_negative
+from jaxreplay._common.ring import wrap_excess, wrap_negative
 from jaxreplay._common.xla import read_once
 from jaxreplay.transitions._batch import TransitionBatch
 
@@ -145,8 +145,8 @@ def transitions(
     width = max_n + next_action
     every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
     at = functools.partial(_at, first, lag)
-    # The stream breaks after a truncated step (1), after a terminated one (0), or before a missing one (-1). The smallest
-    # 2 * lag + kind is that of the first break, and even if it is terminal.
+    # The stream breaks after a truncated step (1), after a terminated one (0), or before a missing one (-1). The first
+    # break has the smallest 2 * lag + kind, which is even if it is terminal.
     kind = jnp.where(steps.terminated, 0, jnp.where(steps.truncated, 1, 2)).astype(jnp.int8)
     kind = jnp.where(steps.mask, kind, jnp.int8(-1))
     kind, lag = (at(kind, every), every) if lag is None else (kind, lag[..., None])
@@ -193,7 +193,7 @@ def _at(first: jax.Array, lag: jax.Array | None, leaf: jax.Array, wanted: jax.Ar
             here = lag[:, row].reshape(-1, *axes) == wanted
             found = jnp.where(here.reshape(*here.shape, *[1] * (leaf.ndim - 2)), leaf[row], found)
         return found
-    rows = lax.rem(first.reshape(-1, *axes) + wanted, num_rows)
+    rows = wrap_excess(first.reshape(-1, *axes) + wanted, num_rows)
     if rows.shape[-1] == 1:
         return leaf[rows[..., 0]]
     # Mapped over environments: if they were indexed too, environments on several devices would exchange their steps.

@@ -15,7 +15,7 @@ from jaxreplay._common.ring import wrap_excess, wrap_negative
 from jaxreplay._common.xla import read_once
 from jaxreplay.transitions._batch import TransitionBatch
 
-FEW_ROWS, FEW_BYTES = 8, 2**12  # of a leaf that is selected from, or written, as a whole
+FEW_BYTES = 2**12  # of a leaf that is selected from, or written, as a whole
 
 
 @struct.dataclass
@@ -93,12 +93,17 @@ def as_steps(arguments: tuple[Any, ...], what: str | None = None) -> TracerSteps
     return steps
 
 
+def few_rows(backend: str | None = None) -> int:
+    """Most rows of a ring that are selected from as a whole; on a CPU a gather costs less."""
+    return 1 if (backend or jax.default_backend()) == "cpu" else 8
+
+
 def lags(num_rows: int, first: jax.Array) -> jax.Array | None:
     """Steps from the rows `first` [K] to each row of a ring, int32 [K, num_rows]; None if there are many rows.
 
     One scalar for each row costs nothing on a TPU. A GPU merges kernels that read the same array, but not a scalar.
     """
-    if num_rows > FEW_ROWS:
+    if num_rows > few_rows():
         return None
     return read_once(jnp.stack([wrap_negative(row - first, num_rows) for row in range(num_rows)], axis=1))
 
@@ -145,19 +150,16 @@ def transitions(
     width = max_n + next_action
     every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
     at = functools.partial(_at, first, lag)
-    # The stream breaks after a truncated step (1), after a terminated one (0), or before a missing one (-1). The first
-    # break has the smallest 2 * lag + kind, which is even if it is terminal.
-    kind = jnp.where(steps.terminated, 0, jnp.where(steps.truncated, 1, 2)).astype(jnp.int8)
-    kind = jnp.where(steps.mask, kind, jnp.int8(-1))
-    kind, lag = (at(kind, every), every) if lag is None else (kind, lag[..., None])
-    stop = jnp.min(jnp.where(kind < 2, 2 * lag + kind, 2 * width), axis=1)
-    stop = jnp.minimum(stop, 2 * count[:, None] - 1)
+    stop = jnp.minimum(_first_breaks(steps, first, lag, width), 2 * count[:, None] - 1)
     last = jnp.clip(stop >> 1, 0, n - 1)  # of the window
     is_terminal = stop == 2 * last
     r = at(steps.r, every)
     powers = _powers(gamma, width + 1, r.dtype)[:, None]
     Rn = jnp.sum(jnp.where(every <= last[:, None], powers[:-1] * r, 0), axis=1)
-    In = jnp.sum(jnp.where((every == last[:, None]) & ~is_terminal[:, None], powers[1:], 0), axis=1)
+    if lag is None:
+        In = jnp.where(is_terminal, 0, powers[1:, 0][last])
+    else:
+        In = jnp.sum(jnp.where((every == last[:, None]) & ~is_terminal[:, None], powers[1:], 0), axis=1)
     valid, has_next = stop >= 0, stop >= 2 * n
     opening = jnp.zeros_like(first)[:, None]
     S, A, logP, W = jax.tree.map(lambda leaf: at(leaf, opening), (steps.s, steps.a, steps.logp, steps.w))
@@ -182,6 +184,25 @@ def transitions(
         extra_info=extra_info,
         valid=valid,
     )
+
+
+def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, width: int) -> jax.Array:
+    """2 * lag + kind of the first break of the stream from each row of `first` [K] on, int32 [K, E].
+
+    The stream breaks after a truncated step (kind 1), after a terminated one (0), or before a missing one (-1). So the
+    first break is the smallest, and it is even if it is terminal.
+    """
+    kind = jnp.where(steps.terminated, 0, jnp.where(steps.truncated, 1, 2)).astype(jnp.int8)
+    kind = jnp.where(steps.mask, kind, jnp.int8(-1))
+    if lag is None and len(first) > 1:  # windows overlap, so one scan of all rows costs less than a scan of each window
+        num_rows = len(kind)
+        row = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
+        following = lax.cummin(jnp.where(kind < 2, 2 * row + kind, 4 * num_rows), axis=0, reverse=True)
+        found = following[first]
+        return jnp.where(found < 2 * num_rows, found, following[0] + 2 * num_rows) - 2 * first[:, None]
+    every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
+    kind, lag = (_at(first, None, kind, every), every) if lag is None else (kind, lag[..., None])
+    return jnp.min(jnp.where(kind < 2, 2 * lag + kind, 2 * width), axis=1)
 
 
 def _at(first: jax.Array, lag: jax.Array | None, leaf: jax.Array, wanted: jax.Array) -> jax.Array:

@@ -26,6 +26,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec, SingleDeviceShardin
 import jaxreplay as jr
 from jaxreplay._common import layouts
 from jaxreplay.sum_tree import _tree
+from jaxreplay.transitions import _windows
 
 SEQUENCE_LENGTH = 5
 MAX_AGE = 1000
@@ -394,5 +395,6 @@ def backend(target: str) -> Iterator[None]:
     with (
         unittest.mock.patch.object(_tree, "default_fanout", return_value=fanout),
         unittest.mock.patch.object(layouts, "stores_rows", return_value=rows),
+        unittest.mock.patch.object(_windows, "few_rows", return_value=_windows.few_rows(name)),
     ):
         yield

@@ -148,42 +148,36 @@ def transitions(
       TransitionBatch [K, E], with `valid`.
     """
     width = max_n + next_action
-    every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
     at = functools.partial(_at, first, lag)
     stop = jnp.minimum(_first_breaks(steps, first, lag, width), 2 * count[:, None] - 1)
     last = jnp.clip(stop >> 1, 0, n - 1)  # of the window
     is_terminal = stop == 2 * last
-    r = at(steps.r, every)
-    powers = _powers(gamma, width + 1, r.dtype)[:, None]
-    Rn = jnp.sum(jnp.where(every <= last[:, None], powers[:-1] * r, 0), axis=1)
-    if lag is None:
-        In = jnp.where(is_terminal, 0, powers[1:, 0][last])
-    else:
-        In = jnp.sum(jnp.where((every == last[:, None]) & ~is_terminal[:, None], powers[1:], 0), axis=1)
+    every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
+    Rn, In = _returns(at(steps.r, every), last, is_terminal, gamma, lag is None)
     valid, has_next = stop >= 0, stop >= 2 * n
     opening = jnp.zeros_like(first)[:, None]
     S, A, logP, W = jax.tree.map(lambda leaf: at(leaf, opening), (steps.s, steps.a, steps.logp, steps.w))
-    A_next = logP_next = extra_info = None
+    S_next = jax.tree.map(lambda leaf: at(leaf, last), steps.s_next)
+    A_next = logP_next = None
     if next_action:
         valid &= has_next | is_terminal
         A_next, logP_next = jax.tree.map(
             lambda leaf: _where_rows(has_next, at(leaf, opening + n)), (steps.a, steps.logp)
         )
-    if record_extra_info:
-        extra_info = _extra_info(steps, last, max_n, at)
-    return TransitionBatch(
-        S=S,
-        A=A,
-        logP=logP,
-        Rn=Rn,
-        In=In,
-        S_next=jax.tree.map(lambda leaf: at(leaf, last), steps.s_next),
-        A_next=A_next,
-        logP_next=logP_next,
-        W=W,
-        extra_info=extra_info,
-        valid=valid,
-    )
+    extra_info = _extra_info(steps, last, max_n, at) if record_extra_info else None
+    return TransitionBatch(S, A, logP, Rn, In, S_next, A_next, logP_next, W, extra_info=extra_info, valid=valid)
+
+
+def _returns(
+    r: jax.Array, last: jax.Array, is_terminal: jax.Array, gamma: float | jax.Array, gathers: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Partial returns and bootstrap factors [K, E] of windows with rewards `r` [K, width, E]."""
+    every = jnp.arange(r.shape[1], dtype=jnp.int32)[None, :, None]
+    powers = _powers(gamma, r.shape[1] + 1, r.dtype)[:, None]
+    Rn = jnp.sum(jnp.where(every <= last[:, None], powers[:-1] * r, 0), axis=1)
+    if gathers:
+        return Rn, jnp.where(is_terminal, 0, powers[1:, 0][last])
+    return Rn, jnp.sum(jnp.where((every == last[:, None]) & ~is_terminal[:, None], powers[1:], 0), axis=1)
 
 
 def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, width: int) -> jax.Array:

@@ -15,6 +15,7 @@ from jax import lax
 
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, check_number, settle
+from jaxreplay._common.ring import wrap_excess
 from jaxreplay._common.xla import jit_method
 from jaxreplay.transitions import _windows
 from jaxreplay.transitions._batch import TransitionBatch
@@ -64,8 +65,9 @@ class _Tracer:
           >>> state.steps.r.shape
           (2, 1)
         """
-        spec = jax.eval_shape(_windows.as_steps, s, a, r, terminated, truncated, s_next, logp, w)
-        self._check_leading(spec)
+        spec = jax.eval_shape(
+            lambda *step: self._as_step((*step, None)), s, a, r, terminated, truncated, s_next, logp, w
+        )
         return NStepState(
             steps=jax.tree.map(lambda leaf: lax.full((self._window, *leaf.shape), 0, leaf.dtype), spec),
             cursor=jnp.zeros((), jnp.int32),
@@ -148,19 +150,19 @@ class _Tracer:
     @jit_method()
     def _add(self, state: NStepState, arguments: Any, gamma: Any) -> tuple[NStepState, TransitionBatch]:
         self._check_state(state)
-        step = _windows.as_steps(*arguments)
-        self._check_leading(step)
+        step = self._as_step(arguments)
         checks.check_like(step, state.steps, 0, 1, "the tracer")
         window = self._window
-        steps = jax.tree.map(
-            lambda rows, new: lax.dynamic_update_index_in_dim(rows, new, state.cursor, 0), state.steps, step
-        )
-        cursor = (state.cursor + 1) % window
-        count = jnp.minimum(state.count + 1, window)
-        order = (cursor + jnp.arange(window, dtype=jnp.int32)) % window
-        start, exists = jnp.zeros(1, jnp.int32), (count == window)[None]
-        batch = self._transitions(steps, order, start, exists, gamma=gamma)
-        return NStepState(steps, cursor, count), batch
+        oldest = wrap_excess(state.cursor + 1, window)
+        lag = _windows.lags(window, oldest[None])
+        if window == 1:  # the step is emitted at once, so the state needs no copy of it
+            kept, steps = state.steps, jax.tree.map(lambda leaf: leaf[None], step)
+        else:
+            kept = steps = _windows.with_newest(state.steps, step, state.cursor, lag)
+        is_full = state.count >= window - 1
+        batch = self._transitions(steps, oldest[None], jnp.where(is_full, window, 0)[None], lag, gamma=gamma)
+        state = NStepState(kept, oldest, jnp.minimum(state.count + 1, window))
+        return state, jax.tree.map(lambda leaf: leaf[0], batch)
 
     def flush(self, state: NStepState, *, gamma: Any = None) -> tuple[NStepState, TransitionBatch, jax.Array]:
         """Emit the pending transitions, oldest first, as if every environment were truncated here.
@@ -189,37 +191,33 @@ class _Tracer:
     def _flush(self, state: NStepState, gamma: Any) -> tuple[NStepState, TransitionBatch]:
         self._check_state(state)
         window = self._window
-        order = (state.cursor + jnp.arange(window, dtype=jnp.int32)) % window
         starts = jnp.arange(window - self.n, window, dtype=jnp.int32)
         # Row 0 is empty, or holds a step whose transition has been emitted.
         pending = (starts >= window - state.count) & (starts > 0)
-        batch = self._transitions(state.steps, order, starts, pending, gamma=gamma)
-        return jax.tree.map(jnp.zeros_like, state), batch
+        first, count = wrap_excess(state.cursor + starts, window), jnp.where(pending, window - starts, 0)
+        batch = self._transitions(state.steps, first, count, _windows.lags(window, first), gamma=gamma)
+        return jax.tree.map(jnp.zeros_like, state), layouts.merge_axes(batch)
 
     @jit_method(static=("flush",))
     def _rollout(self, arguments: Any, flush: bool, n: Any, gamma: Any) -> TransitionBatch:
         """See `n_step_transitions`; `n` and `gamma` as for `_transitions`."""
-        steps = _windows.as_steps(*arguments, each=_windows.ROWS)
-        length, num_envs = _windows.check_steps(steps, "a rollout")
-        checks.check_mask(steps.mask, (length, num_envs))
-        order = jnp.arange(length, dtype=jnp.int32)
-        starts = order - (self._window - 1)
+        steps = _windows.as_steps(arguments, "a rollout")
+        length = steps.r.shape[0]
+        starts = jnp.arange(length, dtype=jnp.int32) - (self._window - 1)
         if flush:
             pending = jnp.arange(length - self.n, length, dtype=jnp.int32)
-            emitted = pending <= length - self._window
-            starts = jnp.concatenate([starts, jnp.where(emitted, -1, pending)])
+            starts = jnp.concatenate([starts, jnp.where(pending <= length - self._window, -1, pending)])
         if length == 0:  # a row without a step, so that there is one to read
-            order = jnp.zeros(1, jnp.int32)
             steps = jax.tree.map(lambda leaf: lax.full((1, *leaf.shape[1:]), 0, leaf.dtype), steps)
-        return self._transitions(steps, order, starts, starts >= 0, n, gamma)
+        count = jnp.where(starts < 0, 0, length - starts)
+        return layouts.merge_axes(self._transitions(steps, jnp.maximum(starts, 0), count, None, n, gamma))
 
     @jit_method()
     def _sequences(self, arguments: Any, n: Any, gamma: Any) -> TransitionBatch:
         """See `jaxreplay.sequence_transitions`; `n` and `gamma` as for `_transitions`."""
         s, a, r, terminated, truncated, logp, w, mask = arguments
-        steps = _windows.as_steps(s, a, r, terminated, truncated, s, logp, w, mask, _windows.ROWS)
-        batch_size, length = _windows.check_steps(steps, "a batch of sequences")
-        checks.check_mask(steps.mask, (batch_size, length))
+        steps = _windows.as_steps((s, a, r, terminated, truncated, s, logp, w, mask), "a batch of sequences")
+        length = steps.r.shape[1]
         if length <= self.n:
             raise ValueError(
                 f"{'n' if n is None else 'max_n'}={self.n}: got sequences of {length} rows, expected at least "
@@ -229,25 +227,18 @@ class _Tracer:
         cut = steps.truncated & ~steps.terminated & is_step_next  # the final observation is missing
         steps = dataclasses.replace(steps, mask=steps.mask & ~cut)
         steps = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), steps)
-        rows = length if self.next_action else length - 1  # the action of the last row may be a next action
-        s_next = jax.tree.map(lambda leaf: jnp.concatenate([leaf[1:], leaf[-1:]])[:rows], steps.s)
-        steps = dataclasses.replace(jax.tree.map(lambda leaf: leaf[:rows], steps), s_next=s_next)
+        steps = dataclasses.replace(steps, s_next=jax.tree.map(lambda leaf: jnp.roll(leaf, -1, axis=0), steps.s))
         starts = jnp.arange(length - self.n, dtype=jnp.int32)
-        order = jnp.arange(rows, dtype=jnp.int32)
-        found = self._transitions(steps, order, starts, starts >= 0, n, gamma)
-
-        def by_sequence(leaf):
-            leaf = leaf.reshape(length - self.n, batch_size, *leaf.shape[1:])
-            return layouts.merge_axes(leaf.swapaxes(0, 1))
-
-        return jax.tree.map(by_sequence, found)
+        count = length - (not self.next_action) - starts  # the action of the last row may be a next action
+        batch = self._transitions(steps, starts, count, None, n, gamma)
+        return layouts.merge_axes(jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), batch))
 
     def _transitions(
         self,
         steps: _windows.TracerSteps,
-        order: jax.Array,
-        starts: jax.Array,
-        exists: jax.Array,
+        first: jax.Array,
+        count: jax.Array,
+        lag: jax.Array | None,
         n: jax.Array | None = None,
         gamma: jax.Array | None = None,
     ) -> TransitionBatch:
@@ -258,9 +249,9 @@ class _Tracer:
         own: Any = self.gamma
         return _windows.transitions(
             steps,
-            order,
-            starts,
-            exists,
+            first,
+            count,
+            lag,
             n=self.n if n is None else _clip(n, self.n),
             max_n=self.n,
             gamma=own if gamma is None else jnp.clip(gamma, 0, 1),
@@ -291,10 +282,11 @@ class _Tracer:
                 "stack of states."
             )
 
-    def _check_leading(self, step: Any) -> None:
-        (found,) = _windows.check_step(step)
-        if found != self.num_envs:
-            raise ValueError(f"num_envs={self.num_envs}: got a step with a leading axis of {found}.")
+    def _as_step(self, arguments: tuple[Any, ...]) -> _windows.TracerSteps:
+        step = _windows.as_steps(arguments)
+        if len(step.r) != self.num_envs:
+            raise ValueError(f"num_envs={self.num_envs}: got a step with a leading axis of {len(step.r)}.")
+        return step
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -10,8 +10,13 @@ import numpy as np
 from flax import struct
 from jax import lax
 
-from jaxreplay._common import checks, layouts
+from jaxreplay._common import checks
+from jaxreplay._common.devices import backend_of
+from jaxreplay._common.ring import wrap_excess, wrap_negative
+from jaxreplay._common.xla import read_once
 from jaxreplay.transitions._batch import TransitionBatch
+
+FEW_BYTES = 2**12  # of a leaf that is selected from, or written, as a whole
 
 
 @struct.dataclass
@@ -35,7 +40,7 @@ class TracerSteps:
 
 
 class _Rollout(NamedTuple):
-    """Arguments of functions that take many steps, under their names in messages."""
+    """Fields of `TracerSteps` under the names of arguments that hold many steps."""
 
     S: Any
     A: Any
@@ -48,109 +53,78 @@ class _Rollout(NamedTuple):
     mask: Any
 
 
-STEP = "per environment"  # there is one reward and one flag of each kind
-ROWS = "per step"
-NUMBERS = ("r", "logp", "w")  # fields of numbers; the others hold flags, or anything
+KINDS = {"r": "number", "terminated": "flag", "truncated": "flag", "logp": "number", "w": "number", "mask": "flag"}
 
 
-def as_steps(
-    s: Any,
-    a: Any,
-    r: Any,
-    terminated: Any,
-    truncated: Any,
-    s_next: Any,
-    logp: Any,
-    w: Any,
-    mask: Any = None,
-    each: str = STEP,
-) -> TracerSteps:
-    """`TracerSteps` with rewards in float32 or wider and bool flags; without `mask` every row holds a step.
+def as_steps(arguments: tuple[Any, ...], what: str | None = None) -> TracerSteps:
+    """The fields of `TracerSteps`, with rewards in float32 or wider and bool flags; all rows hold a step by default.
+
+    Args:
+      arguments: leaves [num_envs, ...], or [time, num_envs, ...] if `what` is given.
+      what: name of many steps in messages, which then use the names of `n_step_transitions`; None for one step.
 
     Raises:
-      ValueError: an argument does not hold numbers or flags as it should; the message names it as in `NStep.add`, or
-        with ROWS as in `n_step_transitions`.
+      ValueError: leading axes differ, or an argument does not hold one number or flag per environment (or step); the
+        message names it.
     """
-
-    def numbers(field: str, x: Any) -> jax.Array:
-        return checks.as_real(_name(field, each), x, f"one {'real number' if field in NUMBERS else 'flag'} {each}")
-
-    r = checks.as_float(numbers("r", r))
-    terminated, truncated = (
-        numbers(field, x).astype(bool) for field, x in (("terminated", terminated), ("truncated", truncated))
-    )
-    s, a, s_next = checks.as_arrays((s, a, s_next))
-    logp, w = (None if x is None else numbers(field, x) for field, x in (("logp", logp), ("w", w)))
-    mask = jnp.ones(r.shape, bool) if mask is None else numbers("mask", mask)
-    return TracerSteps(s, a, r, terminated, truncated, s_next, logp, w, mask)
-
-
-def check_step(step: TracerSteps) -> tuple[int, ...]:
-    """Leading axis (num_envs,) of one step in every environment, leaves [num_envs, ...].
-
-    Raises:
-      ValueError: leading axes differ, or a leaf does not have one number (or flag) per environment; the message names
-        it.
-    """
-    return _check_axes(step, 1, "a step", STEP)
-
-
-def check_steps(steps: TracerSteps, what: str) -> tuple[int, ...]:
-    """Two leading axes of many steps, such as a rollout; messages name the arguments R, logP and W.
-
-    Raises:
-      ValueError: leading axes differ, or a leaf does not have one number (or flag) per step; the message names it.
-    """
-    return _check_axes(steps, 2, what, ROWS)
-
-
-def _name(field: str, each: str) -> str:
-    """Name of a field of `TracerSteps` in messages."""
-    fields = [x.name for x in dataclasses.fields(TracerSteps)]
-    return _Rollout._fields[fields.index(field)] if each == ROWS else field
-
-
-def _check_axes(steps: TracerSteps, num_axes: int, what: str, each: str) -> tuple[int, ...]:
-    """Leading axes that all leaves share."""
-    named = steps if each == STEP else _Rollout(*[getattr(steps, x.name) for x in dataclasses.fields(TracerSteps)])
-    leading = checks.leading_axes(named, num_axes, what)
-    for field in ("r", "terminated", "truncated", "logp", "w", "mask"):
-        leaf = getattr(steps, field)
-        if leaf is not None and leaf.shape != leading:
-            number = "number" if field in NUMBERS else "flag"
+    fields = [field.name for field in dataclasses.fields(TracerSteps)]
+    num_axes, each, names = (2, "per step", _Rollout._fields) if what else (1, "per environment", fields)
+    found = dict(zip(fields, arguments, strict=True))
+    for field, name in zip(fields, names, strict=True):
+        if field not in KINDS:
+            found[field] = checks.as_arrays(found[field])
+        elif found[field] is not None or field in ("r", "terminated", "truncated"):
+            kind = "real number" if KINDS[field] == "number" else "flag"
+            found[field] = checks.as_real(name, found[field], f"one {kind} {each}")
+    found["r"] = checks.as_float(found["r"])
+    found |= {field: found[field].astype(bool) for field in ("terminated", "truncated")}
+    if found["mask"] is None:
+        found["mask"] = jnp.ones(found["r"].shape, bool)
+    steps = TracerSteps(**found)
+    leading = checks.leading_axes(_Rollout(*found.values()) if what else steps, num_axes, what or "a step")
+    for field, name in zip(fields, names, strict=True):
+        leaf = found[field]
+        if field in KINDS and leaf is not None and leaf.shape != leading:
             raise ValueError(
-                f"{_name(field, each)}: got {checks.type_text(leaf.dtype, leaf.shape)}, expected {list(leading)}, "
-                f"one {number} {each}; {'squeeze' if leaf.shape[-1] == 1 else 'reduce'} the last axis."
+                f"{name}: got {checks.type_text(leaf.dtype, leaf.shape)}, expected {list(leading)}, one {KINDS[field]} "
+                f"{each}; {'squeeze' if leaf.shape[-1] == 1 else 'reduce'} the last axis."
             )
-    return leading
+    if what:
+        checks.check_mask(steps.mask, leading)
+    return steps
 
 
-class _Windows(NamedTuple):
-    """Times of the steps of K windows in every environment.
+def few_rows() -> int:
+    """Most rows of a ring that are selected from as a whole; on a CPU a gather costs less."""
+    return 1 if backend_of() == "cpu" else 8
 
-    Attributes:
-      start: int32 [K, 1], time of the first step.
-      last: int32 [K, E], time of the last step.
-      stop: int32 [K, E], time of the last step before the stream breaks: the end of the episode, the step before a
-        missing one, or the last time.
-      length: int32 [K, E], number of steps m, at least 1.
-      times: int32 [K, max_n, E], times of the steps; after the window's end the last one is repeated.
-      inside: bool [K, max_n, E], False for repeated times.
+
+def lags(num_rows: int, first: jax.Array) -> jax.Array | None:
+    """Steps from the rows `first` [K] to each row of a ring, int32 [K, num_rows]; None if there are many rows.
+
+    One scalar for each row costs nothing on a TPU. A GPU merges kernels that read the same array, but not a scalar.
     """
+    if num_rows > few_rows():
+        return None
+    return read_once(jnp.stack([wrap_negative(row - first, num_rows) for row in range(num_rows)], axis=1))
 
-    start: jax.Array
-    last: jax.Array
-    stop: jax.Array
-    length: jax.Array
-    times: jax.Array
-    inside: jax.Array
+
+def with_newest(steps: TracerSteps, step: TracerSteps, row: jax.Array, lag: jax.Array | None) -> TracerSteps:
+    """A ring with `step` at `row`, which then is the newest; `lag` [1, T] from the oldest."""
+
+    def written(rows: jax.Array, new: jax.Array) -> jax.Array:
+        if lag is None or not _is_small(rows):
+            return lax.dynamic_update_index_in_dim(rows, new, row, 0)
+        return jnp.where(lag.reshape(-1, *[1] * new.ndim) == len(rows) - 1, new, rows)
+
+    return jax.tree.map(written, steps, step)
 
 
 def transitions(
     steps: TracerSteps,
-    order: jax.Array,
-    starts: jax.Array,
-    exists: jax.Array,
+    first: jax.Array,
+    count: jax.Array,
+    lag: jax.Array | None,
     *,
     n: int | jax.Array,
     max_n: int,
@@ -158,116 +132,110 @@ def transitions(
     next_action: bool,
     record_extra_info: bool,
 ) -> TransitionBatch:
-    """Transitions whose windows open at given times.
+    """Transitions whose windows open at given rows.
+
+    A lag is a number of steps from the first of a window.
 
     Args:
-      steps: leaves [T, E, ...], E environments; rows in any order.
-      order: int32 [T], the row of each time.
-      starts: int32 [K], times; any value where `exists` is False.
-      exists: bool [K].
+      steps: leaves [T, E, ...], E environments; a ring of T rows.
+      first: int32 [K], rows of the first steps.
+      count: int32 [K], number of rows from the first one on that hold steps; 0 for no transition.
+      lag: int32 [K, T], lags of all rows, if they are few; None to gather the rows of each window.
       n, gamma: see `jaxreplay.NStep`; numbers, or traced int32 [] and float [].
       max_n: the largest `n`; `extra_info` has `max_n` steps.
       next_action, record_extra_info: see `jaxreplay.NStep`.
 
     Returns:
-      TransitionBatch [K * E], with `valid`.
+      TransitionBatch [K, E], with `valid`.
     """
-    windows = _open_windows(steps, order, starts, n, max_n)
-    at = functools.partial(_at_times, order)
-    terminated = at(steps.terminated, windows.last)
-    rewards = jnp.where(windows.inside, at(steps.r, windows.times), 0)
-    Rn, In = _returns(rewards, windows.length, terminated, gamma)
-    first = jnp.broadcast_to(windows.start, windows.last.shape)
-    valid = exists[:, None] & at(steps.mask, first)
-    A_next = logP_next = extra_info = None
+    width = max_n + next_action
+    at = functools.partial(_at, first, lag)
+    stop = jnp.minimum(_first_breaks(steps, first, lag, width), 2 * count[:, None] - 1)
+    last = jnp.clip(stop >> 1, 0, n - 1)  # of the window
+    is_terminal = stop == 2 * last
+    every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
+    Rn, In = _returns(at(steps.r, every), last, is_terminal, gamma, lag is None)
+    valid, has_next = stop >= 0, stop >= 2 * n
+    opening = jnp.zeros_like(first)[:, None]
+    S, A, logP, W = jax.tree.map(lambda leaf: at(leaf, opening), (steps.s, steps.a, steps.logp, steps.w))
+    S_next = jax.tree.map(lambda leaf: at(leaf, last), steps.s_next)
+    A_next = logP_next = None
     if next_action:
-        A_next, logP_next, has_next = _next_actions(steps, order, windows, n)
-        valid &= terminated | has_next
-    if record_extra_info:
-        extra_info = _extra_info(steps, order, windows)
-    batch = TransitionBatch(
-        S=jax.tree.map(lambda leaf: at(leaf, first), steps.s),
-        A=jax.tree.map(lambda leaf: at(leaf, first), steps.a),
-        logP=None if steps.logp is None else at(steps.logp, first),
-        Rn=Rn,
-        In=In,
-        S_next=jax.tree.map(lambda leaf: at(leaf, windows.last), steps.s_next),
-        A_next=A_next,
-        logP_next=logP_next,
-        W=None if steps.w is None else at(steps.w, first),
-        extra_info=extra_info,
-        valid=valid,
-    )
-    return layouts.merge_axes(batch)
-
-
-def _open_windows(steps: TracerSteps, order: jax.Array, starts: jax.Array, n: int | jax.Array, max_n: int) -> _Windows:
-    """Windows of up to n steps that open at `starts` [K], with `max_n` times."""
-    last_time = order.shape[0] - 1
-    times = jnp.arange(last_time + 1, dtype=jnp.int32)[:, None]
-    start = jnp.clip(starts, 0, last_time)[:, None]
-    ends, missing = steps.ends[order], ~steps.mask[order]  # [T, E]
-    stops = jnp.where(missing, times - 1, jnp.where(ends, times, last_time))
-    stop = lax.cummin(stops, axis=0, reverse=True)[start[:, 0]]
-    last = jnp.clip(stop, start, start + n - 1)
-    length = last - start + 1
-    lag = jnp.arange(max_n, dtype=jnp.int32)[None, :, None]
-    return _Windows(start, last, stop, length, jnp.minimum(start[:, None] + lag, last[:, None]), lag < length[:, None])
-
-
-def _at_times(order: jax.Array, leaf: jax.Array, times: jax.Array) -> jax.Array:
-    """`leaf` [T, E, ...] at `times` [K, ..., E]; returns [K, ..., E, ...]."""
-    # Mapped over environments: if they were indexed too, environments on several devices would exchange their steps.
-    by_env = jax.vmap(lambda column, rows: column[rows], in_axes=(1, -1), out_axes=times.ndim - 1)
-    return by_env(leaf, order[times])
+        valid &= has_next | is_terminal
+        A_next, logP_next = jax.tree.map(
+            lambda leaf: _where_rows(has_next, at(leaf, opening + n)), (steps.a, steps.logp)
+        )
+    extra_info = _extra_info(steps, last, max_n, at) if record_extra_info else None
+    return TransitionBatch(S, A, logP, Rn, In, S_next, A_next, logP_next, W, extra_info=extra_info, valid=valid)
 
 
 def _returns(
-    rewards: jax.Array, length: jax.Array, terminated: jax.Array, gamma: float | jax.Array
+    r: jax.Array, last: jax.Array, is_terminal: jax.Array, gamma: float | jax.Array, gathers: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """Partial returns and bootstrap factors, [K, E], of windows with `rewards` [K, max_n, E] (0 outside)."""
-    max_n = rewards.shape[1]
-    powers = jnp.asarray(_powers(gamma, max_n + 1), rewards.dtype)
-    Rn = jnp.sum(powers[None, :max_n, None] * rewards, axis=1)
-    return Rn, jnp.where(terminated, 0, powers[length])
+    """Partial returns and bootstrap factors [K, E] of windows with rewards `r` [K, width, E]."""
+    every = jnp.arange(r.shape[1], dtype=jnp.int32)[None, :, None]
+    powers = _powers(gamma, r.shape[1] + 1, r.dtype)[:, None]
+    Rn = jnp.sum(jnp.where(every <= last[:, None], powers[:-1] * r, 0), axis=1)
+    if gathers:
+        return Rn, jnp.where(is_terminal, 0, powers[1:, 0][last])
+    return Rn, jnp.sum(jnp.where((every == last[:, None]) & ~is_terminal[:, None], powers[1:], 0), axis=1)
 
 
-def _powers(gamma: float | jax.Array, count: int) -> Any:
+def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, width: int) -> jax.Array:
+    """2 * lag + kind of the first break of the stream from each row of `first` [K] on, int32 [K, E].
+
+    The stream breaks after a truncated step (kind 1), after a terminated one (0), or before a missing one (-1). So the
+    first break is the smallest, and it is even if it is terminal.
+    """
+    kind = jnp.where(steps.terminated, 0, jnp.where(steps.truncated, 1, 2)).astype(jnp.int8)
+    kind = jnp.where(steps.mask, kind, jnp.int8(-1))
+    if lag is None and len(first) > 1:  # windows overlap, so one scan of all rows costs less than a scan of each window
+        num_rows = len(kind)
+        row = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
+        following = lax.cummin(jnp.where(kind < 2, 2 * row + kind, 4 * num_rows), axis=0, reverse=True)
+        found = following[first]
+        return jnp.where(found < 2 * num_rows, found, following[0] + 2 * num_rows) - 2 * first[:, None]
+    every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
+    kind, lag = (_at(first, None, kind, every), every) if lag is None else (kind, lag[..., None])
+    return jnp.min(jnp.where(kind < 2, 2 * lag + kind, 2 * width), axis=1)
+
+
+def _at(first: jax.Array, lag: jax.Array | None, leaf: jax.Array, wanted: jax.Array) -> jax.Array:
+    """`leaf` [T, E, ...] at the lags `wanted` [K, ..., E], or [K, ..., 1] for all; returns [K, ..., E, ...]."""
+    num_rows, axes = len(leaf), [1] * (wanted.ndim - 1)
+    if lag is not None and (num_rows == 1 or _is_small(leaf)):
+        found = leaf[0].reshape(*axes, *leaf.shape[1:])
+        for row in range(1, num_rows):
+            here = lag[:, row].reshape(-1, *axes) == wanted
+            found = jnp.where(here.reshape(*here.shape, *[1] * (leaf.ndim - 2)), leaf[row], found)
+        return found
+    rows = wrap_excess(first.reshape(-1, *axes) + wanted, num_rows)
+    if rows.shape[-1] == 1:
+        return leaf[rows[..., 0]]
+    # Mapped over environments: if they were indexed too, environments on several devices would exchange their steps.
+    return jax.vmap(lambda column, rows: column[rows], in_axes=(1, -1), out_axes=rows.ndim - 1)(leaf, rows)
+
+
+def _is_small(leaf: jax.Array) -> bool:
+    return leaf.size * leaf.dtype.itemsize <= FEW_BYTES
+
+
+def _powers(gamma: float | jax.Array, count: int, dtype: Any) -> jax.Array:
     """gamma^0, gamma^1, ..., gamma^(count - 1): in float64 for a number, in float32 or wider for a traced float []."""
     if not isinstance(gamma, jax.Array):
-        return np.float64(gamma) ** np.arange(count)
+        return jnp.asarray(np.float64(gamma) ** np.arange(count), dtype)
     gamma = checks.as_float(gamma)
-    return gamma ** jnp.arange(count, dtype=gamma.dtype)  # a product of products would round count times
+    return (gamma ** jnp.arange(count, dtype=gamma.dtype)).astype(dtype)  # a product would round count times
 
 
-def _next_actions(
-    steps: TracerSteps, order: jax.Array, windows: _Windows, n: int | jax.Array
-) -> tuple[Any, jax.Array | None, jax.Array]:
-    """Next actions and their log-propensities, [K, E, ...], 0 if there is none; and True if there is one, [K, E]."""
-    last_time = order.shape[0] - 1
-    at, start = functools.partial(_at_times, order), windows.start
-    after = jnp.broadcast_to(jnp.minimum(start + n, last_time), windows.last.shape)
-    # No episode ends before start + n, and no step is missing up to and including it.
-    has_next = ~at(steps.ends, windows.last) & (start + n <= windows.stop + 1) & at(steps.mask, after)
-    has_next &= start + n <= last_time
-    A_next, logP_next = jax.tree.map(lambda leaf: _where_rows(has_next, at(leaf, after)), (steps.a, steps.logp))
-    return A_next, logP_next, has_next
-
-
-def _extra_info(steps: TracerSteps, order: jax.Array, windows: _Windows) -> dict[str, Any]:
+def _extra_info(steps: TracerSteps, last: jax.Array, max_n: int, at: Any) -> dict[str, Any]:
     """Steps of the windows, leaves [K, E, max_n, ...]."""
-    at = functools.partial(_at_times, order)
-    window = {
-        "states": steps.s,
-        "actions": steps.a,
-        "rewards": steps.r,
-        "log_props": steps.logp,
-        "weights": steps.w,
-    }
-    extra_info = jax.tree.map(lambda leaf: jnp.moveaxis(at(leaf, windows.times), 1, 2), window)
-    dones = at(steps.ends, windows.times) | ~windows.inside
-    extra_info["dones"] = jnp.moveaxis(dones, 1, 2)
-    return extra_info
+    every = jnp.arange(max_n, dtype=jnp.int32)[:, None]
+    wanted = jnp.minimum(every, last[:, None])  # [K, max_n, E]
+    window = {"states": steps.s, "actions": steps.a, "rewards": steps.r, "log_props": steps.logp, "weights": steps.w}
+    window = jax.tree.map(lambda leaf: at(leaf, wanted), window)
+    window["dones"] = at(steps.ends, wanted) | (every > last[:, None])
+    return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 2), window)
 
 
 def _where_rows(condition: jax.Array, x: jax.Array) -> jax.Array:

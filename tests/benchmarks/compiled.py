@@ -54,8 +54,9 @@ MOST = {
     ("h100", Cell(sampler="uniform", draw="epoch")): 8,
     ("h100", Cell(kind="sequence", windows="inside")): 36,
     ("h100", Cell(writes=True)): 29,
-    ("h100", Cell(kind="tracer", capacity=16, batch_size=16)): 13,
+    ("h100", Cell(kind="tracer", capacity=16, batch_size=16)): 8,
     ("h100", Cell(kind="pools")): 48,
+    ("tpu-v5e", Cell(kind="tracer", capacity=16, batch_size=16)): 28_000,
     ("tpu-v5e", Cell(orders=True)): 76_000,
     ("tpu-v5e", Cell(sampler="uniform", orders=True)): 20_000,
 }

@@ -377,7 +377,9 @@ def compile_for(target: str, cell: Cell) -> Iterator[tuple[str, Any, int]]:
             args[-1] = arguments[-1]
         args = jax.tree.map(placed, args)
         platform = "tpu" if target.startswith("tpu") else "cuda"
-        lowered = jax.jit(function, donate_argnums=0).trace(*args).lower(lowering_platforms=(platform,))
+        with jax.default_device(mesh.devices.flat[0]):  # a tracer chooses by it
+            traced = jax.jit(function, donate_argnums=0).trace(*args)
+        lowered = traced.lower(lowering_platforms=(platform,))
         with _quiet():
             yield name, lowered.compile(), STEPS if in_scan else 1
 

@@ -10,6 +10,7 @@ from helpers import at, cases, rarely, stack
 from jax import lax
 
 import jaxreplay as jr
+from jaxreplay.transitions import _windows
 
 
 def rollout(rng, length, num_envs, end_rate=0.15, gap_rate=0.0):
@@ -139,6 +140,17 @@ def test_add_rollout_and_twin_agree_on_random_rollouts(n, next_action):
             batch, valid = at_once(steps, **settings, flush=True)
             np.testing.assert_array_equal(valid, step_valid)
             assert_rows(batch, valid, expected)
+
+
+def test_rows_of_a_short_ring_are_selected_where_they_are_not_on_a_cpu(monkeypatch):
+    asked = []
+    monkeypatch.setattr(_windows, "few_rows", lambda: asked.append(8) or 8)
+    jax.clear_caches()
+    try:
+        test_add_rollout_and_twin_agree_on_random_rollouts(3, True)
+    finally:
+        jax.clear_caches()
+    assert asked
 
 
 def test_without_flush_the_rollout_is_what_add_emits():

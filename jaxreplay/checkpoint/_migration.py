@@ -126,13 +126,16 @@ def _migrate_items(old: Shards, state: ReplayState, new: Shards) -> ReplayState:
     )
 
 
-def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> SequenceState:
+def _check_same_sequences(old: Any, new: Any) -> None:
     for name in ("num_envs", "sequence_length", "stride", "windows", "gaps", "hindsight"):
-        if getattr(old.whole, name) != getattr(new.whole, name):
+        if getattr(old, name) != getattr(new, name):
             raise ValueError(
-                f"new_buffer.{name}={getattr(new.whole, name)!r}: must be as in old_buffer, "
-                f"{getattr(old.whole, name)!r}."
+                f"new_buffer.{name}={getattr(new, name)!r}: must be as in old_buffer, {getattr(old, name)!r}."
             )
+
+
+def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> SequenceState:
+    _check_same_sequences(old.whole, new.whole)
     state = layouts.as_it_is(state)
     without_items: Any = dataclasses.replace(state, storage=None, ends=None, episodes=None, sampler=None)
     places = jax.tree.map(_on_host, without_items)  # of the sequences

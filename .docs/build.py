@@ -21,6 +21,8 @@ import shutil
 import subprocess
 import sys
 
+import search
+
 ROOT = pathlib.Path(__file__).parent.parent
 PAGES = ".docs/pages/"
 OUT = ROOT / "build/docs"
@@ -187,7 +189,7 @@ def main() -> None:
     built = subprocess.run(command, **quiet)
     if built.returncode:
         raise SystemExit(built.stdout + built.stderr)
-    if wrong := check():
+    if wrong := check() + search.check(OUT / "site"):
         raise SystemExit("\n".join(wrong))
 
 

@@ -89,6 +89,14 @@ def test_the_first_program_is_the_same_everywhere():
     assert max(map(len, block[2].splitlines())) <= 88
 
 
+@pytest.mark.parametrize("name", PAGES)
+def test_code_fits_beside_the_contents(name):
+    """A block of the site shows 88 columns in a window of 1,280 pixels."""
+    for fence in FENCE.finditer(PAGES[name]):
+        too_long = [line for line in fence[2].splitlines() if fence[1] == "python" and len(line) > 88]
+        assert not too_long
+
+
 def test_the_readme_is_short():
     assert len(PAGES["README.md"].split()) <= 900
 

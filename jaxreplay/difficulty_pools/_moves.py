@@ -62,7 +62,7 @@ def move(
       known: bool [G], True for rows that count.
     """
     normal, num_tasks = 3 * env, state.pool.size
-    start = normal + state.pool[task]
+    start = normal + state.pool[task].astype(jnp.int32)
     start_number = (state.entry[task] - state.entered.reshape(-1)[start]).astype(jnp.int32)
     rows = _turns.sorted_rows(task, num_tasks, normal + label, start, start_number)
     limit = _limits(state, caps)

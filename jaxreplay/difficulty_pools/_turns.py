@@ -116,7 +116,7 @@ def sum_before(x: jax.Array) -> jax.Array:
 
 def spread(pool: jax.Array, marked: jax.Array, num_pools: int) -> jax.Array:
     """1 at the `pool` of each `marked` row, int32 [G, P]."""
-    return ((pool[:, None] == jnp.arange(num_pools, dtype=jnp.int32)) & marked[:, None]).astype(jnp.int32)
+    return ((pool[:, None] == jnp.arange(num_pools, dtype=jnp.int32)[None]) & marked[:, None]).astype(jnp.int32)
 
 
 def at_own(x: jax.Array, pool: jax.Array) -> jax.Array:

@@ -174,11 +174,11 @@ def _returns(
 ) -> tuple[jax.Array, jax.Array]:
     """Partial returns and bootstrap factors [K, E] of windows with rewards `r` [K, width, E]."""
     every = jnp.arange(r.shape[1], dtype=jnp.int32)[None, :, None]
-    powers = _powers(gamma, r.shape[1] + 1, r.dtype)[:, None]
-    Rn = jnp.sum(jnp.where(every <= last[:, None], powers[:-1] * r, 0), axis=1)
+    powers = _powers(gamma, r.shape[1] + 1, r.dtype)[None, :, None]
+    Rn = jnp.sum(jnp.where(every <= last[:, None], powers[:, :-1] * r, 0), axis=1)
     if gathers:
-        return Rn, jnp.where(is_terminal, 0, powers[1:, 0][last])
-    return Rn, jnp.sum(jnp.where((every == last[:, None]) & ~is_terminal[:, None], powers[1:], 0), axis=1)
+        return Rn, jnp.where(is_terminal, 0, powers[0, 1:, 0][last])
+    return Rn, jnp.sum(jnp.where((every == last[:, None]) & ~is_terminal[:, None], powers[:, 1:], 0), axis=1)
 
 
 def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, width: int) -> jax.Array:
@@ -192,12 +192,13 @@ def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, w
     if lag is None and len(first) > 1:  # windows overlap, so one scan of all rows costs less than a scan of each window
         num_rows = len(kind)
         row = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
-        following = lax.cummin(jnp.where(kind < 2, 2 * row + kind, 4 * num_rows), axis=0, reverse=True)
+        breaks = jnp.where(kind < 2, 2 * row + kind.astype(jnp.int32), 4 * num_rows)
+        following = lax.cummin(breaks, axis=0, reverse=True)
         found = following[first]
-        return jnp.where(found < 2 * num_rows, found, following[0] + 2 * num_rows) - 2 * first[:, None]
+        return jnp.where(found < 2 * num_rows, found, following[:1] + 2 * num_rows) - 2 * first[:, None]
     every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
     kind, lag = (_at(first, None, kind, every), every) if lag is None else (kind, lag[..., None])
-    return jnp.min(jnp.where(kind < 2, 2 * lag + kind, 2 * width), axis=1)
+    return jnp.min(jnp.where(kind < 2, 2 * lag + kind.astype(jnp.int32), 2 * width), axis=1)
 
 
 def _at(first: jax.Array, lag: jax.Array | None, leaf: jax.Array, wanted: jax.Array) -> jax.Array:
@@ -230,7 +231,7 @@ def _powers(gamma: float | jax.Array, count: int, dtype: Any) -> jax.Array:
 
 def _extra_info(steps: TracerSteps, last: jax.Array, max_n: int, at: Any) -> dict[str, Any]:
     """Steps of the windows, leaves [K, E, max_n, ...]."""
-    every = jnp.arange(max_n, dtype=jnp.int32)[:, None]
+    every = jnp.arange(max_n, dtype=jnp.int32)[None, :, None]
     wanted = jnp.minimum(every, last[:, None])  # [K, max_n, E]
     window = {"states": steps.s, "actions": steps.a, "rewards": steps.r, "log_props": steps.logp, "weights": steps.w}
     window = jax.tree.map(lambda leaf: at(leaf, wanted), window)

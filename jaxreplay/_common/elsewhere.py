@@ -1,4 +1,4 @@
-"""Names that other libraries use, and what is in their place here; for error messages only."""
+"""Names that other libraries use, with their counterparts here. Only error messages use them."""
 
 from typing import Any
 

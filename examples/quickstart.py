@@ -63,7 +63,7 @@ def train(key):
     obs, envs = jax.vmap(env.reset)(jax.random.split(env_key, ENVS))
     params = network.init(params_key, obs)
     agent = TrainState.create(apply_fn=q, params=params, tx=optax.adam(1e-3))
-    step = interact(key, obs, envs, jnp.zeros(ENVS, jnp.int32))[2]  # for shapes
+    step = interact(key, obs, envs, jnp.zeros(ENVS, int))[2]  # for shapes
     tracing, replay = tracer.init(*step), buffer.init(tracer.spec(*step))
     carry = (obs, envs, agent, params, tracing, replay, key)
     return jax.lax.scan(train_step, carry, jnp.arange(STEPS))[1]

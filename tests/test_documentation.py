@@ -52,7 +52,7 @@ class Signs:
     """Pays 1 if the action names the sign of the observation; cut off after 10 steps. With the interface of gymnax."""
 
     def reset(self, key):
-        return jax.random.normal(key, (4,)), (jnp.int32(0), jnp.float32(0), jnp.float32(0))
+        return jax.random.normal(key, (4,)), (jnp.int32(0), jnp.zeros(()), jnp.float32(0))
 
     def step(self, key, state, action):
         (time, obs, total), (next_obs, _) = state, self.reset(key)

@@ -46,7 +46,7 @@ def _device_of(arrays: Any) -> Any:
         else:
             sharding = getattr(x, "sharding", None) if getattr(x, "committed", True) else None
         if isinstance(mesh := getattr(sharding, "mesh", None), AbstractMesh):
-            found = getattr(mesh.abstract_device, "platform", None)
+            found = getattr(getattr(mesh, "abstract_device", None), "platform", None)  # none before JAX 0.8
         else:
             found = sharding and min(sharding.addressable_devices or sharding.device_set, key=lambda device: device.id)
         if found is not None:

@@ -71,7 +71,6 @@ def stores_rows(backend: str) -> bool:
 
 def zeros(spec: Any, leading: tuple[int, ...], num_axes: int) -> Any:
     """Storage of zeros for items of `spec`, with its `num_axes` leading axes replaced by `leading`."""
-
     backend = devices.backend_of()
 
     def leaf_zeros(leaf: Any) -> Any:

@@ -21,7 +21,7 @@ from jaxreplay._common import layouts, ring
 from jaxreplay._common.xla import read_once
 from jaxreplay.buffers import _every_sequence
 from jaxreplay.buffers._episode_flags import is_end, is_gap
-from jaxreplay.buffers._every_sequence import Change
+from jaxreplay.buffers._every_sequence import Added, Change
 
 PROBES = 64  # positions that a search reads at a time
 
@@ -46,22 +46,14 @@ def init(buffer: Any) -> ChosenSequences:
     return ChosenSequences(first, jnp.zeros(buffer.num_envs, jnp.int32))
 
 
-def advance(
-    buffer: Any,
-    state: Any,
-    sequences: ring.Ring,
-    flags: jax.Array,
-    completed: jax.Array,
-    wait: jax.Array,
-    td_errors: jax.Array | None,
-) -> Change:
+def advance(buffer: Any, state: Any, sequences: ring.Ring, added: Added) -> Change:
     """The change by new rows; see `_every_sequence.advance`."""
-    chosen, (num_steps, num_envs) = state.windows, flags.shape
+    chosen, td_errors, (num_steps, num_envs) = state.windows, added.td_errors, added.flags.shape
     length, num_slots = buffer.length, buffer._num_slots
     # Rows of the sequences that these rows may complete, counted from the first new row.
     last = state.wait - 1 + buffer.stride * jnp.arange(buffer.completed(num_steps), dtype=jnp.int32)
     first = last - buffer.sequence_length + 1
-    may_be_drawn, so_far = _judge(buffer, state, flags, first, last)
+    may_be_drawn, so_far = _judge(buffer, state, added.flags, first, last)
     cursor = state.rows.inserted % length
     most = min(last.size * num_envs, num_slots)
     old, gone = overwritten(chosen, sequences, cursor, num_steps, length, most)

@@ -13,6 +13,22 @@ from jax import lax
 from jaxreplay._common import ring
 
 
+class Added(NamedTuple):
+    """Rows that are added.
+
+    Attributes:
+      flags: [T, num_envs], the flags of the rows.
+      completed: int32 [], number of sequences of each stream that they complete.
+      wait: int32 [], `SequenceState.wait` after them.
+      td_errors: float [buffer.completed(T), num_envs], of the completed sequences; or None.
+    """
+
+    flags: jax.Array
+    completed: jax.Array
+    wait: jax.Array
+    td_errors: jax.Array | None
+
+
 class Change(NamedTuple):
     """The drawable sequences after steps were added, and the slots that changed.
 
@@ -35,15 +51,7 @@ def init(buffer: Any) -> None:
     """None: the ring is all the state needed."""
 
 
-def advance(
-    buffer: Any,
-    state: Any,
-    sequences: ring.Ring,
-    flags: jax.Array,
-    completed: jax.Array,
-    wait: jax.Array,
-    td_errors: jax.Array | None,
-) -> Change:
+def advance(buffer: Any, state: Any, sequences: ring.Ring, added: Added) -> Change:
     """The change by new rows.
 
     The completed sequences change their slots. So may the oldest slot, which can hold a partly overwritten sequence.
@@ -52,15 +60,12 @@ def advance(
       buffer: a `SequenceBuffer`.
       state: its state before.
       sequences: the ring of the state.
-      flags: [T, num_envs], of the new rows.
-      completed: int32 [], number of sequences of each stream that they complete.
-      wait: int32 [], `SequenceState.wait` after the new rows.
-      td_errors: float [buffer.completed(T), num_envs], or None.
+      added: the new rows.
     """
     num_starts, num_slots, num_envs = buffer._num_starts, buffer._num_slots, buffer.num_envs
-    num_steps = flags.shape[0]
+    completed, td_errors, num_steps = added.completed, added.td_errors, added.flags.shape[0]
     stored = jnp.minimum(state.rows.size + num_steps, buffer.length)
-    drawable = (stored + wait - buffer.sequence_length) // buffer.stride  # of each stream
+    drawable = (stored + added.wait - buffer.sequence_length) // buffer.stride  # of each stream
     sequences = ring.advance(sequences, completed * num_envs, num_slots)
     ages = [*range(min(buffer.completed(num_steps), num_starts))]
     always_drawable = (buffer.length - buffer.sequence_length + 1) % buffer.stride == 0

@@ -227,7 +227,8 @@ class SequenceBuffer(Buffer[SequenceState]):
         completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride  # of each stream
         wait = state.wait + completed * self.stride - num_steps
         sequences = ring.after(state.ring, steps, flags)
-        change = self._drawable.advance(self, state, sequences, flags, completed, wait, td_errors)
+        added = _every_sequence.Added(flags, completed, wait, td_errors)
+        change = self._drawable.advance(self, state, sequences, added)
         rows = ring.after(state.rows, change.ring.inserted)
         at, count = ring.next_slots(rows, None, num_steps, self.length)
         storage, ends = layouts.write((state.storage, state.ends), at, (steps, flags if self._keeps_ends else None))

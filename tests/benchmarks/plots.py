@@ -68,10 +68,9 @@ def _ratio(rows: list[dict]) -> Figure | None:
     if not rows:
         return None
     kinds = sorted({(row["items"], row["batch_size"]) for row in rows}, key=lambda cell: (cell[0] != "vector", cell))
-    figure = Figure(figsize=(8, 0.8 + 2.4 * -(-len(kinds) // 3)), layout="constrained")
-    panels = figure.subplots(-(-len(kinds) // 3), 3, sharex=True, sharey=True, squeeze=False).flat
-    for axes, kind in zip(panels, kinds, strict=False):
-        added = sorted({row["num_added"] for row in rows})
+    figure, panels = _panels([f"{items}, batch of {batch_size}" for items, batch_size in kinds])
+    added = sorted({row["num_added"] for row in rows})
+    for axes, kind in zip(panels, kinds, strict=True):
         for count, colour in zip(added, ("tab:blue", "tab:orange", "tab:green", "tab:purple"), strict=False):
             of_line = [r for r in rows if (r["items"], r["batch_size"], r["num_added"]) == (*kind, count)]
             if of_line:
@@ -83,16 +82,27 @@ def _ratio(rows: list[dict]) -> Figure | None:
                 low, high = [x["p10"] for x in ratios], [x["p90"] for x in ratios]
                 axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.axhspan(0.01, 1, color="gray", alpha=0.15)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
-        axes.yaxis.set_major_formatter("{x:g}")
         axes.set(ylim=(0.5, 8), xticks=sorted({row["capacity"] for row in rows}))
-        axes.set_title(f"{kind[0]}, batch of {kind[1]}", fontsize=10)
-        axes.grid(alpha=0.3)
     figure.supxlabel("capacity")
     figure.supylabel("flashbax's time / jaxreplay's")
     _legend(figure, "median, 10th to 90th percentile; gray: flashbax is faster")
     return figure
+
+
+def _panels(titles: list[str]) -> tuple[Figure, list[Axes]]:
+    """A figure with a panel for each title, three in a row, with binary logarithmic axes."""
+    shape = -(-len(titles) // 3), min(len(titles), 3)
+    figure = Figure(figsize=(2.8 * shape[1], 0.9 + 2.5 * shape[0]), layout="constrained")
+    panels = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False).ravel()
+    for axes in panels[len(titles) :]:
+        axes.set_visible(False)
+    for axes, title in zip(panels, titles, strict=False):
+        axes.set_xscale("log", base=2)
+        axes.set_yscale("log", base=2)
+        axes.yaxis.set_major_formatter("{x:g}")
+        axes.set_title(title, fontsize=10)
+        axes.grid(alpha=0.3)
+    return figure, [*panels[: len(titles)]]
 
 
 def _legend(figure: Figure, title: str = "") -> None:
@@ -139,35 +149,19 @@ def _seeds(rows: list[dict]) -> Figure | None:
         return None
     cells = {(r["items"], r["capacity"], r["batch_size"]) for r in rows}
     cells = sorted(cells, key=lambda cell: (cell[0] != "vector", cell))
-    columns = min(len(cells), 3)
-    shape = -(-len(cells) // columns), columns
-    figure = Figure(figsize=(2.9 * shape[1], 0.9 + 2.6 * shape[0]), layout="constrained")
-    panels = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False).flat
-    for axes in panels[len(cells) :]:
-        axes.set_visible(False)
-    for axes, cell in zip(panels, cells, strict=False):
+    figure, panels = _panels([f"{items}, N={power(capacity)}, B={batch}" for items, capacity, batch in cells])
+    for axes, cell in zip(panels, cells, strict=True):
         of_cell = [r for r in rows if (r["items"], r["capacity"], r["batch_size"]) == cell]
         for name, colour in COLOURS.items():
             costs = sorted((r["seeds"], r["per_seed"][name]) for r in of_cell if name in r["per_seed"])
             if costs:
                 axes.plot(*np.array(costs).T, "o-", color=colour, markersize=4, label=name)
         axes.axhline(1, color="gray", linestyle="--", linewidth=1)
-        axes.set_xscale("log", base=2)
-        axes.set_yscale("log", base=2)
         axes.xaxis.set_major_formatter("{x:g}")
-        axes.yaxis.set_major_formatter("{x:g}")
-        axes.set_title(f"{cell[0]}, N={power(cell[1])}, B={cell[2]}", fontsize=10)
-        axes.grid(alpha=0.3)
     figure.supxlabel("seeds")
     figure.supylabel("cost of a seed / cost of one seed alone")
     _legend(figure)
     return figure
-
-
-def _colormap(share: float) -> Any:
-    from matplotlib import colormaps
-
-    return colormaps["viridis"](share)
 
 
 def _dqn(result: dict[str, Any]) -> Figure | None:

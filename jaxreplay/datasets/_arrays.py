@@ -15,8 +15,6 @@ import numpy as np
 
 from jaxreplay._common import checks
 from jaxreplay._common.checks import check_integer
-from jaxreplay.datasets._minari import from_minari as from_minari
-from jaxreplay.datasets._minari import to_minari as to_minari
 from jaxreplay.datasets._steps import NAMES, as_numbers, check_not_empty, check_rows, make_steps
 from jaxreplay.datasets._steps import Steps as Steps
 from jaxreplay.transitions import TransitionBatch, n_step_transitions

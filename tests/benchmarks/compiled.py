@@ -2,7 +2,8 @@
 
 `python tests/benchmarks/compiled.py` (extra `accelerators`) compiles each cell's operations, prints a table and writes
 `results/compiled.json` and `results/compiled.md`. It fails where a bound does not hold. Nothing is run: no time is
-measured. `--smoke` compiles few cells and writes nothing. The columns are explained in README.md.
+measured. The training steps of `agents.py` need the extra `examples`. `--smoke` compiles few cells, no agent, and
+writes nothing. The columns are explained in README.md.
 """
 
 import argparse
@@ -14,6 +15,7 @@ import sys
 from collections.abc import Iterator
 from typing import Any
 
+import agents
 from hlo import Program
 from programs import ITEMS, SAMPLERS, TARGETS, Cell, arrays_of, compile_for
 
@@ -45,20 +47,20 @@ CELLS = [
     *(Cell(kind="flashbax", sampler=sampler) for sampler in ("uniform", "prioritized")),
 ]
 SMOKE = [Cell(), Cell(sampler="uniform"), Cell(kind="sequence", items="84x84x4 bytes", capacity=2**16)]
-# The most that a step may take: kernels on an H100, estimated cycles on a TPU v5e.
+# The most that a step may take.
 MOST = {
-    ("h100", Cell(orders=True)): 26,
-    ("h100", Cell(seeds=64, capacity=2**17)): 30,
-    ("h100", Cell(kind="sequence")): 36,
-    ("h100", Cell(draw="max_age")): 33,
-    ("h100", Cell(sampler="uniform", draw="epoch")): 8,
-    ("h100", Cell(kind="sequence", windows="inside")): 36,
-    ("h100", Cell(writes=True)): 29,
-    ("h100", Cell(kind="tracer", capacity=16, batch_size=16)): 8,
-    ("h100", Cell(kind="pools")): 48,
-    ("tpu-v5e", Cell(kind="tracer", capacity=16, batch_size=16)): 28_000,
-    ("tpu-v5e", Cell(orders=True)): 76_000,
-    ("tpu-v5e", Cell(sampler="uniform", orders=True)): 20_000,
+    ("h100", Cell(orders=True)): {"launches": 26},
+    ("h100", Cell(seeds=64, capacity=2**17)): {"launches": 30},
+    ("h100", Cell(kind="sequence")): {"launches": 36},
+    ("h100", Cell(draw="max_age")): {"launches": 33},
+    ("h100", Cell(sampler="uniform", draw="epoch")): {"launches": 8},
+    ("h100", Cell(kind="sequence", windows="inside")): {"launches": 36},
+    ("h100", Cell(writes=True)): {"launches": 29},
+    ("h100", Cell(kind="tracer", capacity=16, batch_size=16)): {"launches": 8},
+    ("h100", Cell(kind="pools")): {"launches": 48},
+    ("tpu-v5e", Cell(kind="tracer", capacity=16, batch_size=16)): {"cycles": 28_000},
+    ("tpu-v5e", Cell(orders=True)): {"cycles": 76_000},
+    ("tpu-v5e", Cell(sampler="uniform", orders=True)): {"cycles": 20_000},
 }
 MEGABYTE = 2**20
 
@@ -79,6 +81,7 @@ def report(target: str, cell: Cell) -> list[dict[str, Any]]:
             "cell": str(cell),
             "operation": name,
             "launches": round(program.kernels / steps, 1),
+            "chain": round(program.chain / steps, 1),
             "cycles": round(program.cycles / steps),
             "copies": [copy.result.split("{")[0] for copy in program.copies(large)],
             "moves": len(program.moves(large)),
@@ -115,64 +118,74 @@ def missed(target: str, cell: Cell, row: dict[str, Any]) -> Iterator[str]:
     most = max(0.02 * row["payload_bytes"], 6 * cell.batch_bytes, floor)
     if row["temporary_bytes"] > most and cell.kind != "tracer":
         yield f"temporaries of {row['temporary_bytes']} bytes: at most {most:.0f}"
-    most = MOST.get((target, cell))
-    if most and row["operation"] == ("add" if cell.kind == "tracer" else "step"):
-        kind = "cycles" if target.startswith("tpu") else "launches"
-        if row[kind] > most:
-            yield f"{row[kind]} {kind}: at most {most}"
+    if row["operation"] == ("add" if cell.kind == "tracer" else "step"):
+        yield from agents.above(MOST.get((target, cell), {}), row)
 
 
 def markdown(rows: list[dict[str, Any]]) -> str:
-    """A table for each target."""
+    """Two tables for each target: of agents, and of single operations."""
     by_target = collections.defaultdict(list)
     for row in rows:
         by_target[row["target"]].append(row)
     lines = [f"Compiled with jax {importlib.metadata.version('jax')}; nothing was run. README.md says what is counted."]
-    columns = ["cell", "operation", "launches", "cycles", "copies", "moves", "row loops", "unknown loops"]
+    columns = ["cell", "operation", "launches", "chain", "cycles", "copies", "moves", "row loops", "unknown loops"]
     columns += ["temporary bytes", "arguments / payload", "collectives (bytes)"]
     for target, found in by_target.items():
-        lines += ["", f"## {target}", "", f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
-        for row in found:
-            exchanged = f"{row['collectives']} ({row['collective_bytes']})" if row["collectives"] else "-"
-            cells = [
-                row["cell"],
-                row["operation"],
-                f"{row['launches']:g}",
-                f"{row['cycles']:,}" if row["cycles"] else "-",
-                f"{len(row['copies'])}",
-                f"{row['moves']}",
-                f"{row['row_loops']}",
-                f"{row['unknown_loops']}",
-                f"{row['temporary_bytes']:,}",
-                f"{row['argument_bytes'] / row['payload_bytes']:.2f}",
-                exchanged,
-            ]
-            lines.append(f"| {' | '.join(cells)} |")
+        lines += ["", f"## {target}"]
+        lines += agents.markdown([row for row in found if "agent" in row])
+        if cells := [row for row in found if "cell" in row]:
+            lines += ["", f"| {' | '.join(columns)} |", "| --- " * len(columns) + "|"]
+            lines += [f"| {' | '.join(_texts(row))} |" for row in cells]
     return "\n".join(lines) + "\n"
+
+
+def _texts(row: dict[str, Any]) -> list[str]:
+    return [
+        row["cell"],
+        row["operation"],
+        f"{row['launches']:g}",
+        f"{row['chain']:g}",
+        f"{row['cycles']:,}" if row["cycles"] else "-",
+        f"{len(row['copies'])}",
+        f"{row['moves']}",
+        f"{row['row_loops']}",
+        f"{row['unknown_loops']}",
+        f"{row['temporary_bytes']:,}",
+        f"{row['argument_bytes'] / row['payload_bytes']:.2f}",
+        f"{row['collectives']} ({row['collective_bytes']})" if row["collectives"] else "-",
+    ]
+
+
+def _rows(target: str, match: str, smoke: bool) -> Iterator[dict[str, Any]]:
+    for agent in () if smoke else agents.AGENTS:
+        if match in f"agent {agent}":
+            yield agents.report(target, agent)
+    for cell in SMOKE if smoke else CELLS:
+        if match in str(cell):
+            yield from report(target, cell)
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--smoke", action="store_true", help="few cells, only of a TPU unless --targets says which")
     parser.add_argument("--targets", nargs="+", choices=list(TARGETS))
-    parser.add_argument("--match", default="", help="only cells whose name has this in it")
+    parser.add_argument("--match", default="", help="only cells and agents with this in their name")
     parser.add_argument("--out", type=pathlib.Path, help=f"folder for the results, {RESULTS} if all is compiled")
     options = parser.parse_args()
     targets = options.targets or (["tpu-v5e"] if options.smoke else list(TARGETS))
     rows = []
     for target in targets:
-        for cell in SMOKE if options.smoke else CELLS:
-            if options.match in str(cell):
-                for row in report(target, cell):
-                    rows.append(row)
-                    print(json.dumps(row), flush=True)
+        for row in _rows(target, options.match, options.smoke):
+            rows.append(row)
+            print(json.dumps(row), flush=True)
     is_all = not (options.smoke or options.match or options.targets)
     if out := options.out or (RESULTS if is_all else None):
         out.mkdir(parents=True, exist_ok=True)
         (out / "compiled.json").write_text(json.dumps(rows, indent=1) + "\n")
         (out / "compiled.md").write_text(markdown(rows))
     print(markdown(rows))
-    wrong = [f"{row['target']}, {row['cell']}, {row['operation']}: {x}" for row in rows for x in row["missed"]]
+    names = [row.get("agent") or f"{row['cell']}, {row['operation']}" for row in rows]
+    wrong = [f"{row['target']}, {name}: {x}" for row, name in zip(rows, names, strict=True) for x in row["missed"]]
     print("\n".join(wrong))
     return bool(wrong)
 

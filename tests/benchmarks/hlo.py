@@ -11,7 +11,8 @@ _FREE = {
     "iota", "partition-id", "replica-id", "opt-barrier", "async-done", "copy-done",
 }  # fmt: skip
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
-_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?[\w.\-]+ = (.*?[\])}]) ([a-z][a-z\-]*)\((.*)$")
+_INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?[\])}]) ([a-z][a-z\-]*)\((.*)$")
+_NAME = re.compile(r"%([\w.\-]+)")
 _TRIPS = re.compile(r'known_trip_count"?:\{"n":"(\d+)"')
 _CONSTANT = re.compile(r" constant\((\d+)\)")
 _CYCLES = re.compile(r'"estimated_cycles":"(\d+)"')
@@ -47,13 +48,32 @@ class Instruction:
     @property
     def num_bytes(self) -> int:
         """Of the result, without padding."""
-        total = 0
-        for kind, bits, axes in _ARRAY.findall(self.result):
-            size = 1
-            for axis in filter(None, axes.split(",")):
-                size *= int(axis)
-            total += size * (1 if kind == "pred" else max(int(bits or 8) // 8, 1))
-        return total
+        return num_bytes(self.result)
+
+    @property
+    def cycles(self) -> int:
+        """The compiler's own estimate for a run; 0 if there is none."""
+        return int(found.group(1)) if (found := _CYCLES.search(self.line)) else 0
+
+    @property
+    def is_kernel(self) -> bool:
+        return self.kind not in _FREE and self.kind != "while"
+
+    @property
+    def called(self) -> str:
+        """Computation of a fusion."""
+        return _called(self.line, "calls")
+
+
+def num_bytes(result: str) -> int:
+    """Bytes of arrays of a type, without padding."""
+    total = 0
+    for kind, bits, axes in _ARRAY.findall(result):
+        size = 1
+        for axis in filter(None, axes.split(",")):
+            size *= int(axis)
+        total += size * (1 if kind == "pred" else max(int(bits or 8) // 8, 1))
+    return total
 
 
 class Program:
@@ -69,17 +89,23 @@ class Program:
                 entry = name if line.startswith("ENTRY") else entry
             elif name and line.startswith(" "):
                 self._computations[name].append(line)
+        self._entry = entry
         self.instructions = list(self._run(entry, 1, 0))
 
     @property
     def kernels(self) -> int:
         """Kernels that are launched, or on a CPU functions that are called."""
-        return sum(i.times for i in self.instructions if i.kind not in _FREE and i.kind != "while")
+        return sum(i.times for i in self.instructions if i.is_kernel)
+
+    @property
+    def chain(self) -> int:
+        """The most kernels that wait for one another; passes of a loop wait for the pass before."""
+        return self._chain(self._entry)
 
     @property
     def cycles(self) -> int:
         """The sum of the compiler's own estimates; on a TPU most instructions have one, elsewhere none."""
-        return sum(i.times * int(found.group(1)) for i in self.instructions if (found := _CYCLES.search(i.line)))
+        return sum(i.times * i.cycles for i in self.instructions)
 
     @property
     def loops(self) -> list[Instruction]:
@@ -104,12 +130,31 @@ class Program:
 
         return [i for i in self.instructions if i.kind in {"copy", "copy-start", "transpose"} and about(i)]
 
-    def _run(self, name: str, times: int, depth: int) -> Iterator[Instruction]:
+    def parts(self, name: str) -> Iterator[tuple[str, str, str, list[str], str]]:
+        """Name, type, operation, names of the operands and others, and line of each instruction of a computation."""
         for line in self._computations.get(name, []):
-            found = _INSTRUCTION.match(line)
-            if not found:
-                continue
-            result, kind, _ = found.groups()
+            if found := _INSTRUCTION.match(line):
+                own, result, kind, rest = found.groups()
+                yield own, result, kind, _NAME.findall(rest), line
+
+    def _chain(self, name: str) -> int:
+        longest = {"": 0}  # up to each instruction
+        for own, _, kind, before, line in self.parts(name):
+            called = functools.partial(_called, line)
+            if kind == "while":
+                trips = self._trips(line)
+                cost = (trips or 1) * self._chain(called("body")) + (0 if trips else self._chain(called("condition")))
+            elif kind == "call" and "xla_cpu_small_call" not in line:
+                cost = self._chain(called("to_apply"))
+            elif kind == "conditional":
+                cost = max(map(self._chain, _branches(line)))
+            else:
+                cost = kind not in _FREE
+            longest[own] = cost + max((longest.get(other, 0) for other in before), default=0)
+        return max(longest.values())
+
+    def _run(self, name: str, times: int, depth: int) -> Iterator[Instruction]:
+        for _, result, kind, _, line in self.parts(name):
             called = functools.partial(_called, line)
             if kind == "while":
                 trips = self._trips(line)
@@ -120,10 +165,7 @@ class Program:
             elif kind == "call" and "xla_cpu_small_call" not in line:  # such a call, loops and all, is one kernel
                 yield from self._run(called("to_apply"), times, depth)
             elif kind == "conditional":
-                branches = re.search(r"branch_computations=\{(.*?)\}", line)
-                names = branches.group(1).replace("%", "").split(", ") if branches else []
-                names += [called("true_computation"), called("false_computation")]
-                longest = max(([*self._run(branch, times, depth)] for branch in names), key=len)
+                longest = max(([*self._run(branch, times, depth)] for branch in _branches(line)), key=len)
                 yield from longest
             else:
                 yield Instruction(kind, result, line, times, depth)
@@ -133,7 +175,7 @@ class Program:
         if known := _TRIPS.search(line):
             return int(known.group(1))
         condition = self._computations.get(_called(line, "condition"), [])
-        kinds = [found.group(2) for other in condition if (found := _INSTRUCTION.match(other))]
+        kinds = [found.group(3) for other in condition if (found := _INSTRUCTION.match(other))]
         bounds = [int(found.group(1)) for other in condition if (found := _CONSTANT.search(other))]
         counts = sorted(set(kinds) - {"parameter", "get-tuple-element"}) == ["compare", "constant"]
         return bounds[0] if counts and len(bounds) == 1 and "direction=LT" in condition[-1] else None
@@ -142,6 +184,13 @@ class Program:
 def _called(line: str, key: str) -> str:
     found = re.search(rf"\b{key}=%?([\w.\-]+)", line)
     return found.group(1) if found else ""
+
+
+def _branches(line: str) -> list[str]:
+    """Computations of a conditional."""
+    branches = re.search(r"branch_computations=\{(.*?)\}", line)
+    names = branches.group(1).replace("%", "").split(", ") if branches else []
+    return [*names, _called(line, "true_computation"), _called(line, "false_computation")]
 
 
 def count_kernels(text: str, steps: int) -> float:

@@ -375,13 +375,17 @@ def compile_for(target: str, cell: Cell) -> Iterator[tuple[str, Any, int]]:
         args = [stacked(x) if cell.seeds > 1 else x for x in (state, *arguments)]
         if in_scan:
             args[-1] = arguments[-1]
-        args = jax.tree.map(placed, args)
-        platform = "tpu" if target.startswith("tpu") else "cuda"
-        with jax.default_device(mesh.devices.flat[0]):  # a tracer chooses by it
-            traced = jax.jit(function, donate_argnums=0).trace(*args)
-        lowered = traced.lower(lowering_platforms=(platform,))
-        with _quiet():
-            yield name, lowered.compile(), STEPS if in_scan else 1
+        yield name, compile_on(mesh, function, jax.tree.map(placed, args)), STEPS if in_scan else 1
+
+
+def compile_on(mesh: Mesh, function: Callable[..., Any], arguments: Any) -> Any:
+    """A function compiled for devices that are not there, with its first argument donated."""
+    device = mesh.devices.flat[0]
+    with jax.default_device(device):  # a tracer chooses by it
+        traced = jax.jit(function, donate_argnums=0).trace(*arguments)
+    lowered = traced.lower(lowering_platforms=("tpu" if device.platform == "tpu" else "cuda",))
+    with _quiet():
+        return lowered.compile()
 
 
 def _scanned(function: Callable[..., Any], seeds: int) -> Callable[..., Any]:

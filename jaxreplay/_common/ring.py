@@ -119,7 +119,9 @@ def advance(ring: Ring, count: jax.Array, capacity: int) -> Ring:
     """The ring after `count` insertions, at most its period."""
     room = ring.period - count
     inserted = jnp.where(ring.inserted >= room, ring.inserted - room, ring.inserted + count)
-    return Ring(inserted=inserted, size=jnp.minimum(ring.size + count, capacity), period=ring.period)
+    # Otherwise a GPU computes them again from the ring before, of which it would keep a copy.
+    inserted, size = xla.read_once((inserted, jnp.minimum(ring.size + count, capacity)))
+    return Ring(inserted=inserted, size=size, period=ring.period)
 
 
 def ages(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:

@@ -251,13 +251,15 @@ class Prioritized(Sampler[PrioritizedState]):
         # The maximum is -1 if no row is in `mask`, which saves a second reduction over rows and shards.
         told = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
         largest = shards.largest(jnp.max(told, initial=-1.0), axis_name)
-        rejected = jnp.sum(mask & ~finite, dtype=jnp.int32)
+        is_update = largest >= 0
+        # Without an update none is rejected. A GPU merges kernels that read the same array, here `largest`.
+        rejected = jnp.where(is_update, jnp.sum(mask & ~finite, dtype=jnp.int32), 0)
         state = dataclasses.replace(
             state,
             max_priority=jnp.maximum(state.max_priority, largest),
             rejected=saturating_add(state.rejected, rejected),
         )
-        return state, self._leaf(priorities, state.tree.capacity), accepted, largest >= 0
+        return state, self._leaf(priorities, state.tree.capacity), accepted, is_update
 
     def _new_leaf(self, state: PrioritizedState, beside: jax.Array, axis_name: str | None) -> jax.Array:
         """Leaf of a new item with unknown TD error, float32 []; `beside` is the largest known leaf of its batch."""

@@ -16,7 +16,7 @@ from jax import lax
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_integer, check_number, settle
 from jaxreplay._common.ring import wrap_excess
-from jaxreplay._common.xla import jit_method
+from jaxreplay._common.xla import jit_method, read_once
 from jaxreplay.transitions import _windows
 from jaxreplay.transitions._batch import TransitionBatch
 
@@ -159,9 +159,10 @@ class _Tracer:
             kept, steps = state.steps, jax.tree.map(lambda leaf: leaf[None], step)
         else:
             kept = steps = _windows.with_newest(state.steps, step, state.cursor, lag)
-        is_full = state.count >= window - 1
-        batch = self._transitions(steps, oldest[None], jnp.where(is_full, window, 0)[None], lag, gamma=gamma)
-        state = NStepState(kept, oldest, jnp.minimum(state.count + 1, window))
+        # From the cursor, as a GPU merges kernels that read the same array.
+        count = read_once(jnp.where(state.count >= window - 1, window, state.cursor + 1))
+        batch = self._transitions(steps, oldest[None], jnp.where(count == window, window, 0)[None], lag, gamma=gamma)
+        state = NStepState(kept, oldest, count)
         return state, jax.tree.map(lambda leaf: leaf[0], batch)
 
     def flush(self, state: NStepState, *, gamma: Any = None) -> tuple[NStepState, TransitionBatch, jax.Array]:

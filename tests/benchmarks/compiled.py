@@ -41,7 +41,8 @@ CELLS = [
     Cell(sampler="stored", writes=True),
     *(Cell(kind="sequence", windows=windows, sampler="uniform", draw="later") for windows in ("any", "inside")),
     *(Cell(kind=kind, sampler=sampler) for kind in ("mixture", "reservoir") for sampler in ("uniform", "prioritized")),
-    Cell(kind="tracer", capacity=16, batch_size=16),
+    *(Cell(kind="tracer", capacity=16, batch_size=16, seeds=seeds) for seeds in (1, 8)),
+    Cell(kind="tracer", items="84x84x4 bytes", capacity=16, batch_size=16, n=1),
     Cell(kind="pools"),
     *(Cell(kind="sharded", sampler=sampler) for sampler in ("uniform", "prioritized")),
     *(Cell(kind="flashbax", sampler=sampler) for sampler in ("uniform", "prioritized")),
@@ -49,7 +50,7 @@ CELLS = [
 SMOKE = [Cell(), Cell(sampler="uniform"), Cell(kind="sequence", items="84x84x4 bytes", capacity=2**16)]
 # The most that a step may take.
 MOST = {
-    ("h100", Cell(orders=True)): {"launches": 26},
+    ("h100", Cell(orders=True)): {"launches": 26, "chain": 16},
     ("h100", Cell(seeds=64, capacity=2**17)): {"launches": 30},
     ("h100", Cell(kind="sequence")): {"launches": 36},
     ("h100", Cell(draw="max_age")): {"launches": 33},
@@ -57,8 +58,10 @@ MOST = {
     ("h100", Cell(kind="sequence", windows="inside")): {"launches": 36},
     ("h100", Cell(writes=True)): {"launches": 29},
     ("h100", Cell(kind="tracer", capacity=16, batch_size=16)): {"launches": 8},
+    ("h100", Cell(kind="tracer", capacity=16, batch_size=16, seeds=8)): {"launches": 6},
     ("h100", Cell(kind="pools")): {"launches": 48},
     ("tpu-v5e", Cell(kind="tracer", capacity=16, batch_size=16)): {"cycles": 28_000},
+    ("tpu-v5e", Cell(kind="tracer", capacity=16, batch_size=16, seeds=8)): {"cycles": 35_000},
     ("tpu-v5e", Cell(orders=True)): {"cycles": 76_000},
     ("tpu-v5e", Cell(sampler="uniform", orders=True)): {"cycles": 20_000},
 }
@@ -70,8 +73,8 @@ def report(target: str, cell: Cell) -> list[dict[str, Any]]:
     rows = []
     arrays = arrays_of(target, cell)
     num_bytes = [cell.seeds * x.size * x.dtype.itemsize // cell.num_devices for x in arrays]
-    at_least = cell.seeds * cell.capacity // cell.num_devices
-    large = {x for x in num_bytes if x >= at_least and cell.kind != "tracer"}
+    at_least = 2**16 if cell.kind == "tracer" else cell.seeds * cell.capacity // cell.num_devices
+    large = {x for x in num_bytes if x >= at_least}
     for name, compiled, steps in compile_for(target, cell):
         program, memory = Program(compiled.as_text()), compiled.memory_analysis()
         inner = [loop for loop in program.loops if loop.depth == (steps > 1)]

@@ -76,6 +76,7 @@ class Cell:
       gaps: of a sequence buffer that is told of rows that may not be drawn.
       draw: "sample", "max_age" (the newest MAX_AGE alone), "epoch" or "later" (sequences and a later row of each).
       writes: TD errors come with what is added, and what was drawn is written back.
+      n: steps of a tracer's window.
       orders: also a scan in which the operations follow each other in every order.
     """
 
@@ -89,6 +90,7 @@ class Cell:
     gaps: bool = False
     draw: str = "sample"
     writes: bool = False
+    n: int = 3
     orders: bool = dataclasses.field(default=False, compare=False)
 
     def __str__(self):
@@ -98,6 +100,7 @@ class Cell:
         name += ", gaps" if self.gaps else ""
         name += f", {self.draw}" if self.draw != "sample" else ""
         name += ", writes" if self.writes else ""
+        name += f", n={self.n}" if self.n != 3 else ""
         return name + (f", {self.seeds} seeds" if self.seeds > 1 else "")
 
     @property
@@ -286,7 +289,7 @@ def _flashbax(cell: Cell, target: str) -> Any:
 
 
 def _tracer(cell: Cell) -> Operations:
-    tracer = jr.NStep(n=3, gamma=0.99, num_envs=cell.batch_size)
+    tracer = jr.NStep(n=cell.n, gamma=0.99, num_envs=cell.batch_size)
     floats = jax.ShapeDtypeStruct((cell.batch_size,), jnp.float32)
     flags = jax.ShapeDtypeStruct((cell.batch_size,), jnp.bool_)
     shape, dtype = ITEMS[cell.items]
@@ -297,7 +300,16 @@ def _tracer(cell: Cell) -> Operations:
         state, batch, _ = tracer.add(state, *step)  # the last is a part of the batch; a program would copy it
         return state, batch
 
-    return Operations(lambda: tracer.init(*step), {"add": add}, {"add": step})
+    def in_step(state, step, key):
+        observations, action, reward, *flags, _ = step
+        shown = observations + jax.random.uniform(key).astype(dtype)
+        state, batch, _ = tracer.add(state, shown, action, reward + 1, *flags, shown)
+        return state, (jnp.sum(batch.S_next[0].astype(jnp.float32)), batch.Rn)
+
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    # With one step, `add` returns its arguments, which a program alone would copy.
+    functions = {"step": in_step} if cell.n == 1 else {"add": add, "step": in_step}
+    return Operations(lambda: tracer.init(*step), functions, {"add": step, "step": (step, key)})
 
 
 def _pools(cell: Cell) -> Operations:

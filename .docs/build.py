@@ -4,7 +4,7 @@ Pages are plain Markdown with relative links, so that they also read well on a c
 in build/docs/pages:
 
 - A file outside of `pages` that a page links to comes along: a program as a page, anything else as it is.
-- A link marked `<!-- included -->`, to a section of such a page, becomes what stands in that section.
+- A link marked `<!-- included -->` becomes what it leads to: a section of a page, or a program without its docstring.
 - A name in code, such as `jr.NStep`, becomes a link to its entry in the reference.
 - A folder in the navigation becomes all of its pages.
 
@@ -28,7 +28,8 @@ PAGES = ".docs/pages/"
 OUT = ROOT / "build/docs"
 FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
 LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(#[^)\s]*)?\)")
-INCLUDED = re.compile(r"^\[[^\]]*\]\(([^)\s#]+)#([^)\s]+)\) <!-- included -->$", re.MULTILINE)
+INCLUDED = re.compile(r"^\[[^\]]*\]\(([^)\s#]+)(?:#([^)\s]+))?\) <!-- included -->$", re.MULTILINE)
+DOCSTRING = re.compile(r'\A""".*?"""\n+', re.DOTALL)
 NAMED = re.compile(r"(^#.*|!?\[[^\]]*\]\([^)]*\))|`jr\.([\w.]+)[^`]*`", re.MULTILINE)
 NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n"
 ENTRY = re.compile(r"^::: jaxreplay\.(\S+)$", re.MULTILINE)
@@ -65,8 +66,10 @@ def resolved(path: str, base: str) -> str:
     return posixpath.normpath(posixpath.join(posixpath.dirname(base), path)) if path else base
 
 
-def section(path: str, anchor: str) -> str:
-    """What stands under a heading of a page."""
+def included(path: str, anchor: str | None) -> str:
+    """What stands under a heading of a page; a program's code."""
+    if path.endswith(".py"):
+        return f"```python title='{path}'\n{DOCSTRING.sub('', (ROOT / path).read_text())}```"
     for part in re.split(r"^#+ ", text_of(path), flags=re.MULTILINE):
         heading, _, text = part.partition("\n")
         if re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") == anchor:
@@ -79,7 +82,7 @@ def sources(path: str) -> list[tuple[str, str]]:
     parts, end, text = [], 0, text_of(path)
     for found in INCLUDED.finditer(text):
         other = resolved(found[1], path)
-        parts += [(path, text[end : found.start()]), (other, section(other, found[2]))]
+        parts += [(path, text[end : found.start()]), (other, included(other, found[2]))]
         end = found.end()
     parts.append((path, text[end:]))
     return [(base, part) for base, text in parts for part in FENCE.split(text)]

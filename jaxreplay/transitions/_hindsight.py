@@ -65,7 +65,8 @@ def hindsight(
       >>> def reward(achieved, goal):
       ...     return jnp.where(achieved == goal, 0, -1)
       >>> new, _ = jr.hindsight(jax.random.key(0), rows, jnp.array([2]), reward, share=1.0)
-      >>> new["desired_goal"].tolist(), new["reward"].tolist()  # the action of the first row led to 2, now the goal
+      >>> # The action of the first row led to 2, now the goal.
+      >>> new["desired_goal"].tolist(), new["reward"].tolist()
       ([[2, 2]], [[0, -1]])
     """
     checks.check_key(key)

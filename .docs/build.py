@@ -32,7 +32,7 @@ LINK = re.compile(r"\]\((?!https?:|data:)([^)\s#]*)(#[^)\s]*)?\)")
 INCLUDED = re.compile(r"^\[[^\]]*\]\(([^)\s#]+)(?:#([^)\s]+))?\) <!-- included -->$", re.MULTILINE)
 DOCSTRING = re.compile(r'\A""".*?"""\n+', re.DOTALL)
 NAMED = re.compile(r"(^#.*|!?\[[^\]]*\]\([^)]*\))|`jr\.([\w.]+)[^`]*`", re.MULTILINE)
-NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n"
+NOT_SEARCHED = "---\nsearch:\n  exclude: true\nhide: [navigation, toc]\n---\n"  # with room for 120 columns
 ENTRY = re.compile(r"^::: jaxreplay\.(\S+)$", re.MULTILINE)
 MOVED = {  # where a file of the repository, or a section of it, is in the site, if not under its own name
     "README.md": "index.md",

@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 FOLDER = ROOT / ".docs/pages/assets/gallery"
 PAGE = (ROOT / ".docs/pages/gallery.md").read_text()
 HELPERS = {"arguments.py", "reporting.py"}
-WITHOUT = {"gymnasium_loop.py", "multi_device.py", "n_step.py", "time_limit.py"}  # they print, and draw nothing
+WITHOUT = {"gymnasium_loop.py", "n_step.py", "time_limit.py"}  # they print, and draw nothing
 
 
 def found(pattern, folder):

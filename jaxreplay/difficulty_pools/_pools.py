@@ -6,7 +6,8 @@ of pull request 3261, here `pool_weights`, draw them less often. A draw, and a g
 **prime-rl's second pools** have no caps, queues or filters. A task is in the pool of its latest group, and every task
 is drawn in proportion to the weight of its pool; a task without a group has weight 1. The equivalent here (tested) is
 
-    DifficultyPools(tasks_per_env=(N,), easy_threshold=..., hard_threshold=..., pool_weights=(0.2, 1, 0.2))
+    thresholds = {"easy_threshold": ..., "hard_threshold": ...}
+    DifficultyPools(tasks_per_env=(N,), **thresholds, pool_weights=(0.2, 1, 0.2))
 
 Two things differ. In prime-rl a task is easy above the threshold, here also at it. In prime-rl the pools ignore
 environments; here each of several is drawn by `env_ratios`, however many of its tasks are easy or hard.

@@ -3,8 +3,8 @@
 Pages are plain Markdown with relative links, so that they also read well on a code host. For the site they are gathered
 in build/docs/pages:
 
-- A file outside of `pages` that a page links to comes along: a program as a page, anything else as it is.
-- A link marked `<!-- included -->`, to a section of such a page, becomes what stands in that section.
+- A file outside of `pages` that a page links to comes along: a program or a notebook as a page, others as they are.
+- A link marked `<!-- included -->` becomes what it leads to: a section of a page, or a program without its docstring.
 - A name in code, such as `jr.NStep`, becomes a link to its entry in the reference.
 - A folder in the navigation becomes all of its pages.
 
@@ -13,6 +13,7 @@ Then the site is built, where every warning is an error, and every link and ever
 
 import functools
 import html
+import json
 import os
 import pathlib
 import posixpath
@@ -27,10 +28,11 @@ ROOT = pathlib.Path(__file__).parent.parent
 PAGES = ".docs/pages/"
 OUT = ROOT / "build/docs"
 FENCE = re.compile(r"^(```.*?^```)$", re.MULTILINE | re.DOTALL)
-LINK = re.compile(r"\]\((?!https?:)([^)\s#]*)(#[^)\s]*)?\)")
-INCLUDED = re.compile(r"^\[[^\]]*\]\(([^)\s#]+)#([^)\s]+)\) <!-- included -->$", re.MULTILINE)
+LINK = re.compile(r"\]\((?!https?:|data:)([^)\s#]*)(#[^)\s]*)?\)")
+INCLUDED = re.compile(r"^\[[^\]]*\]\(([^)\s#]+)(?:#([^)\s]+))?\) <!-- included -->$", re.MULTILINE)
+DOCSTRING = re.compile(r'\A""".*?"""\n+', re.DOTALL)
 NAMED = re.compile(r"(^#.*|!?\[[^\]]*\]\([^)]*\))|`jr\.([\w.]+)[^`]*`", re.MULTILINE)
-NOT_SEARCHED = "---\nsearch:\n  exclude: true\n---\n"
+NOT_SEARCHED = "---\nsearch:\n  exclude: true\nhide: [navigation, toc]\n---\n"  # with room for 120 columns
 ENTRY = re.compile(r"^::: jaxreplay\.(\S+)$", re.MULTILINE)
 MOVED = {  # where a file of the repository, or a section of it, is in the site, if not under its own name
     "README.md": "index.md",
@@ -45,13 +47,30 @@ def place_of(path: str, anchor: str = "") -> str:
     """Where `path`, a file of the repository, is in the site; with the anchor."""
     if path + anchor in MOVED:
         return MOVED[path + anchor]
-    page = re.sub(r"\.py$", ".md", path.removeprefix(PAGES))
+    page = re.sub(r"\.(py|ipynb)$", ".md", path.removeprefix(PAGES))
     return MOVED.get(path, page) + anchor
+
+
+def notebook(text: str) -> str:
+    """A notebook as a page: its text, its code, and the outputs that it was saved with."""
+    parts = []
+    for cell in json.loads(text)["cells"]:
+        source = "".join(cell["source"])
+        parts.append(f"```python\n{source}\n```" if cell["cell_type"] == "code" else source)
+        for output in cell.get("outputs", ()):
+            data = output.get("data", {})
+            if "image/png" in data:
+                parts.append(f"![Output](data:image/png;base64,{''.join(data['image/png'].split())})")
+            else:
+                parts.append(f"```text\n{''.join(output.get('text') or data['text/plain']).rstrip()}\n```")
+    return "\n\n".join(parts) + "\n"
 
 
 @functools.cache
 def text_of(path: str) -> str:
     text = (ROOT / path).read_text()
+    if path.endswith(".ipynb"):
+        return notebook(text)
     return f"# {path}\n\n```python\n{text}```\n" if path.endswith(".py") else text
 
 
@@ -65,8 +84,10 @@ def resolved(path: str, base: str) -> str:
     return posixpath.normpath(posixpath.join(posixpath.dirname(base), path)) if path else base
 
 
-def section(path: str, anchor: str) -> str:
-    """What stands under a heading of a page."""
+def included(path: str, anchor: str | None) -> str:
+    """What stands under a heading of a page; a program's code."""
+    if path.endswith(".py"):
+        return f"```python title='{path}'\n{DOCSTRING.sub('', (ROOT / path).read_text())}```"
     for part in re.split(r"^#+ ", text_of(path), flags=re.MULTILINE):
         heading, _, text = part.partition("\n")
         if re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") == anchor:
@@ -79,7 +100,7 @@ def sources(path: str) -> list[tuple[str, str]]:
     parts, end, text = [], 0, text_of(path)
     for found in INCLUDED.finditer(text):
         other = resolved(found[1], path)
-        parts += [(path, text[end : found.start()]), (other, section(other, found[2]))]
+        parts += [(path, text[end : found.start()]), (other, included(other, found[2]))]
         end = found.end()
     parts.append((path, text[end:]))
     return [(base, part) for base, text in parts for part in FENCE.split(text)]
@@ -98,7 +119,7 @@ def gathered() -> set[str]:
     found = set()
     while waiting:
         found.add(path := waiting.pop())
-        if path.endswith(".md"):
+        if path.endswith((".md", ".ipynb")):
             linked = links(path)
             if missing := [link for link in linked if not (ROOT / link).is_file()]:
                 raise SystemExit(f"{path} links to {', '.join(missing)}: no file of the repository")
@@ -143,7 +164,7 @@ def stage() -> None:
     for path in gathered():
         target = OUT / "pages" / place_of(path)
         target.parent.mkdir(parents=True, exist_ok=True)
-        if path.endswith((".md", ".py")):
+        if path.endswith((".md", ".py", ".ipynb")):
             target.write_text(("" if is_searched(path) else NOT_SEARCHED) + staged(path, entries))
         else:
             shutil.copyfile(ROOT / path, target)
@@ -170,7 +191,7 @@ def check() -> list[str]:
         for address in re.findall(r'\b(?:href|src)="([^"]*)"', text):
             path, _, anchor = html.unescape(address).partition("#")
             if re.match(r"https?:|data:|/", path) and page.name != "404.html":
-                if not address.startswith("https://"):
+                if not address.startswith(("https://", "data:image/")):
                     wrong.append(f"{page.relative_to(site)}: {address}")
                 continue
             target = (page.parent / path.partition("?")[0]).resolve() if path else page

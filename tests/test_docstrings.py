@@ -129,6 +129,15 @@ def test_example(name, monkeypatch, tmp_path):
     assert not (wrong := run(inspect.getdoc(CALLABLES[name]), name)), wrong
 
 
+@pytest.mark.parametrize("name", WITH_EXAMPLE)
+def test_examples_have_88_columns(name):
+    """As in the pages, where the site shows no more; a message of an error is one line."""
+    examples = doctest.DocTestParser().get_examples(inspect.getdoc(CALLABLES[name]).partition("\nExamples:\n")[2])
+    for example in examples:
+        assert max(len(line) + 4 for line in example.source.splitlines()) <= 88, example.source
+        assert example.exc_msg or max((len(line) for line in example.want.splitlines()), default=0) <= 88, example.want
+
+
 def test_a_wrong_example_is_noticed():
     assert run(">>> 1 + 1\n2", "right") == ""
     assert "Expected" in run(">>> 1 + 1\n3", "wrong")

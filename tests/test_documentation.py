@@ -27,8 +27,7 @@ NAMES = ["README.md", "examples/README.md", *(str(x.relative_to(ROOT)) for x in 
 PAGES = {name: (ROOT / name).read_text() for name in NAMES}
 FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 FENCES = [(name, fence) for name, page in PAGES.items() for fence in FENCE.finditer(page)]
-# Those of the recipes run in test_recipes.py.
-BLOCKS = [(name, fence) for name, fence in FENCES if fence[1] == "python" and "/recipes/" not in name]
+BLOCKS = [(name, fence) for name, fence in FENCES if fence[1] == "python"]  # recipes are files: see test_recipes.py
 IMPORTS = {"jax": jax, "jnp": jnp, "jr": jr, "optax": optax}  # by the first block, for all
 NUM_ENVS = 16
 

@@ -1,8 +1,7 @@
-"""Every recipe of the documentation runs as it stands, some for fewer steps, and learns what it says."""
+"""Every recipe runs as it stands, and learns what its page says. The pages show the files of `examples/recipes`."""
 
 import pathlib
 import re
-import subprocess
 
 import jax
 import jax.numpy as jnp
@@ -13,20 +12,21 @@ from helpers import leaves_of, rarely
 ROOT = pathlib.Path(__file__).parent.parent
 FOLDER = ROOT / ".docs/pages/recipes"
 PARTS = re.compile(r"^## (.*?)\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
-BLOCK = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
+SHOWN = re.compile(r"^\[`(.*)`\]\(\.\./\.\./\.\./(.*)\) <!-- included -->$", re.MULTILINE)
 PAGES = [page.read_text() for page in sorted(FOLDER.glob("*.md"))]
-SOURCES = {part[1]: BLOCK.findall(part[0]) for page in PAGES for part in PARTS.finditer(page)}
+FILES = {part[1]: SHOWN.findall(part[0]) for page in PAGES for part in PARTS.finditer(page)}
 ON_THE_WAY = 0.99 ** np.arange(4, -1, -1)  # values of the corridor's cells
 
 
 def run(recipe, **numbers):
-    """The names that a recipe binds, run with other numbers than the page's."""
-    (source,) = SOURCES[recipe]
+    """The names that a recipe binds, run with other numbers than the file's."""
+    ((_, path),) = FILES[recipe]
+    source = (ROOT / path).read_text()
     for old, new in numbers.values():
         assert source.count(old) == 1, f"{old}: not once in the recipe"
         source = source.replace(old, new)
     names = {}
-    exec(compile(source, recipe, "exec"), names)
+    exec(compile(source, path, "exec"), names)
     return names
 
 
@@ -208,20 +208,28 @@ def test_recipe(recipe, capsys):
     assert capsys.readouterr().out  # it tells what it learned
 
 
-def test_every_recipe_is_checked():
-    assert SOURCES.keys() == CHECKS.keys()
-    assert all(len(sources) == 1 for sources in SOURCES.values())
+def test_every_recipe_is_shown_and_checked():
+    assert FILES.keys() == CHECKS.keys()
+    shown = [path for files in FILES.values() for path in files]
+    assert sorted(path for _, path in shown) == sorted(
+        str(path.relative_to(ROOT)) for path in ROOT.glob("examples/recipes/*.py")
+    )
+    assert all(name == path for name, path in shown)
+    assert sum(page.count("<!-- included -->") for page in PAGES) == len(shown) == len(FILES)
+    assert not any("```python" in page for page in PAGES)  # code stands in the files alone
     index = (FOLDER / "index.md").read_text()
-    for recipe in SOURCES:
+    for recipe in FILES:
         assert f"#{recipe.lower().replace(' ', '-')})" in index
 
 
+def test_recipes_fit_beside_the_contents():
+    for ((_, path),) in FILES.values():
+        assert max(map(len, (ROOT / path).read_text().splitlines())) <= 88, path
+
+
 def test_command():
-    """The command of the index takes a recipe from its page."""
+    """The command of the index runs a recipe from its file."""
     (command,) = re.findall(r"^python3 .*$", (FOLDER / "index.md").read_text(), re.MULTILINE)
-    install, _, extract = command.partition("sed")
-    assert install.endswith("pip install -q -e . && ")
-    assert extract.endswith(" | .venv/bin/python -")
-    extract = "sed" + extract.removesuffix(" | .venv/bin/python -")
-    found = subprocess.run(["sh", "-c", extract], cwd=ROOT, check=True, capture_output=True, text=True).stdout
-    assert found == SOURCES["SAC"][0]
+    install, _, path = command.rpartition(" && .venv/bin/python ")
+    assert install.endswith("pip install -q -e .")
+    assert [("examples/recipes/sac.py", path)] == FILES["SAC"]

@@ -192,7 +192,8 @@ class LaidOut:
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized())
           >>> state = buffer.init({"x": jnp.zeros((3, 2))}).on_this_backend("tpu")
-          >>> state.storage["x"].rows.shape, state.sampler.tree.fanout  # an item has two numbers, a row has 128
+          >>> # An item has two numbers, a row has 128.
+          >>> state.storage["x"].rows.shape, state.sampler.tree.fanout
           ((8, 128), 128)
         """
         return _laid_out(self, self, backend or devices.backend_of(self))

@@ -54,7 +54,8 @@ class Live(NamedTuple):
         """Slots at `positions` (int32 [B], in [0, size)) of this range, int32 [B].
 
         Examples:
-          >>> jr.Live(start=jnp.int32(0), size=jnp.int32(4)).slots(jnp.array([2]), capacity=4).tolist()
+          >>> live = jr.Live(start=jnp.int32(0), size=jnp.int32(4))
+          >>> live.slots(jnp.array([2]), capacity=4).tolist()
           [2]
         """
         slots = self.start + positions

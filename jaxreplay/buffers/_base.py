@@ -180,9 +180,11 @@ class Buffer(abc.ABC, Generic[S]):
             weights and probabilities 0 and indices -1.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(alpha=1.0, beta=1.0, epsilon=0.0))
+          >>> sampler = jr.Prioritized(alpha=1.0, beta=1.0, epsilon=0.0)
+          >>> buffer = jr.ReplayBuffer(capacity=4, sampler=sampler)
           >>> items = jnp.array([10, 20, 30, 40])
-          >>> state = buffer.add(buffer.init(items), items, td_errors=jnp.array([1.0, 0.0, 0.0, 3.0]))
+          >>> td_errors = jnp.array([1.0, 0.0, 0.0, 3.0])
+          >>> state = buffer.add(buffer.init(items), items, td_errors=td_errors)
           >>> sample = buffer.sample(state, jax.random.key(0), batch_size=4)
           >>> sample.items.tolist()  # in proportion to the TD errors: 20 and 30 have priority 0
           [10, 40, 40, 40]
@@ -228,7 +230,8 @@ class Buffer(abc.ABC, Generic[S]):
           >>> buffer = jr.ReplayBuffer(capacity=4)
           >>> items = jnp.array([10, 20, 30])
           >>> state = buffer.add(buffer.init(items), items)
-          >>> first, second = (buffer.epoch(state, jax.random.key(0), batch_size=2, step=step) for step in range(2))
+          >>> key = jax.random.key(0)
+          >>> first, second = (buffer.epoch(state, key, 2, step=step) for step in range(2))
           >>> sorted(first.items.tolist() + second.items[:1].tolist()), second.weights.tolist()
           ([10, 20, 30], [1.0, 0.0])
         """
@@ -295,7 +298,8 @@ class Buffer(abc.ABC, Generic[S]):
           >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
           >>> items = jnp.array([10, 20, 30, 40])
           >>> state = buffer.add(buffer.init(items), items)
-          >>> state = buffer.update(state, buffer.newest(state, 4), jnp.array([0.0, 0.0, -2.0, 0.0]))
+          >>> td_errors = jnp.array([0.0, 0.0, -2.0, 0.0])
+          >>> state = buffer.update(state, buffer.newest(state, 4), td_errors)
           >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
           [30, 30, 30, 30]
         """
@@ -381,7 +385,8 @@ class Buffer(abc.ABC, Generic[S]):
           >>> items = jnp.array([10, 20, 30])
           >>> state = buffer.add(buffer.init(items), items)
           >>> handles = buffer.newest(state, 3)
-          >>> state = buffer.add(state, items + 5)  # overwrites 10 and 20; no handle names another item instead
+          >>> # Overwrites 10 and 20; no handle names another item instead.
+          >>> state = buffer.add(state, items + 5)
           >>> buffer.get(state, handles).tolist()
           [0, 0, 30]
         """
@@ -405,7 +410,8 @@ class Buffer(abc.ABC, Generic[S]):
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> bool(buffer.is_empty(buffer.init(jnp.array([10, 20, 30]))))  # `init` ignores the values
+          >>> # `init` ignores the values.
+          >>> bool(buffer.is_empty(buffer.init(jnp.array([10, 20, 30]))))
           True
         """
         return jnp.logical_not(ring.at_least(state.ring.size, 1))

@@ -91,7 +91,10 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
       ValueError: there is no such backend, or as the buffer's `init`.
 
     Examples:
-      >>> rows = {"obs": jax.ShapeDtypeStruct((1, 17), jnp.float32), "reward": jax.ShapeDtypeStruct((1,), jnp.float32)}
+      >>> rows = {
+      ...     "obs": jax.ShapeDtypeStruct((1, 17), jnp.float32),
+      ...     "reward": jax.ShapeDtypeStruct((1,), jnp.float32),
+      ... }
       >>> print(jr.memory(jr.ReplayBuffer(capacity=1000), rows, backend="gpu"))
       gpu, 1 device                      bytes
       ['obs']        float32[1000, 17]  68,000

@@ -63,7 +63,8 @@ class ReplayBuffer(Buffer[ReplayState]):
       >>> items = jnp.array([10, 20, 30])
       >>> state = buffer.add(buffer.init(items), items)
       >>> state = buffer.add(state, items + 5)
-      >>> buffer.get(state, buffer.newest(state, 4)).tolist()  # the oldest, 10 and 20, are overwritten
+      >>> # The oldest, 10 and 20, are overwritten.
+      >>> buffer.get(state, buffer.newest(state, 4)).tolist()
       [30, 15, 25, 35]
     """
 
@@ -92,7 +93,10 @@ class ReplayBuffer(Buffer[ReplayState]):
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> rows = {"obs": jax.ShapeDtypeStruct((3, 2), jnp.uint8), "reward": jax.ShapeDtypeStruct((3,), jnp.float32)}
+          >>> rows = {
+          ...     "obs": jax.ShapeDtypeStruct((3, 2), jnp.uint8),
+          ...     "reward": jax.ShapeDtypeStruct((3,), jnp.float32),
+          ... }
           >>> state = buffer.init(rows)  # rows [3, ...] as `add` takes them
           >>> int(buffer.size(state)), buffer.get(state, jnp.array([0]))["obs"].dtype
           (0, dtype('uint8'))

@@ -89,9 +89,12 @@ class ReservoirBuffer(Buffer[ReservoirState]):
       >>> items = jnp.array([10, 20, 30])
       >>> state = buffer.init(items)
       >>> for number in range(50):  # a new key for each call
-      ...     state = buffer.add(state, items + 100 * number, jax.random.fold_in(jax.random.key(0), number))
+      ...     state = buffer.add(
+      ...         state, items + 100 * number, jax.random.fold_in(jax.random.key(0), number)
+      ...     )
       >>> sample = buffer.sample(state, jax.random.key(0), batch_size=4)
-      >>> max(sample.items.tolist()) < 4900  # of all that was added; a ring would hold the last four
+      >>> # Of all that was added; a ring would hold the last four.
+      >>> max(sample.items.tolist()) < 4900
       True
     """
 

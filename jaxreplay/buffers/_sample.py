@@ -31,8 +31,10 @@ class Sample:
       >>> items = jnp.array([10, 20, 30, 40])
       >>> state = buffer.add(buffer.init(items[:1]), items[:1])
       >>> sample = buffer.sample(state, jax.random.key(0), batch_size=2)
-      >>> sample.items.tolist(), sample.indices.tolist(), sample.probabilities.tolist(), sample.weights.tolist()
-      ([10, 10], [0, 0], [1.0, 1.0], [1.0, 1.0])
+      >>> sample.items.tolist(), sample.indices.tolist()
+      ([10, 10], [0, 0])
+      >>> sample.probabilities.tolist(), sample.weights.tolist()
+      ([1.0, 1.0], [1.0, 1.0])
     """
 
     items: Any

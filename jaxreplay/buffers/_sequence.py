@@ -44,7 +44,7 @@ class SequenceState(layouts.LaidOut):
       >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
       >>> steps = jnp.array([[1], [2], [3]])
       >>> state = buffer.add(buffer.init(steps), steps)
-      >>> int(state.rows.size), int(state.ring.size)  # 3 steps, and the 2 sequences that they hold
+      >>> int(state.rows.size), int(state.ring.size)  # 3 steps hold 2 sequences
       (3, 2)
     """
 
@@ -212,10 +212,12 @@ class SequenceBuffer(Buffer[SequenceState]):
           ValueError: wrong structure, shape or dtype; the message names the leaf.
 
         Examples:
-          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, windows="inside")
+          >>> sizes = {"length": 4, "num_envs": 1, "sequence_length": 2}
+          >>> buffer = jr.SequenceBuffer(**sizes, windows="inside")
           >>> steps = jnp.array([[1], [2], [3]])
-          >>> state = buffer.add(buffer.init(steps), steps, ends=jnp.array([[False], [True], [False]]))
-          >>> buffer.sample(state, jax.random.key(0), batch_size=2).items.tolist()  # 3 belongs to the next episode
+          >>> ends, key = jnp.array([[False], [True], [False]]), jax.random.key(0)
+          >>> state = buffer.add(buffer.init(steps), steps, ends=ends)
+          >>> buffer.sample(state, key, batch_size=2).items.tolist()  # 3 is of the next one
           [[1, 2], [1, 2]]
         """
         self._check_state(state)
@@ -289,8 +291,9 @@ class SequenceBuffer(Buffer[SequenceState]):
         Examples:
           >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, hindsight=True)
           >>> steps = jnp.array([[1], [2], [3]])
-          >>> state = buffer.add(buffer.init(steps), steps, ends=jnp.array([[False], [False], [True]]))
-          >>> items, count = buffer.later(state, jax.random.key(0), buffer.newest(state, 2), law="last")
+          >>> ends, key = jnp.array([[False], [False], [True]]), jax.random.key(0)
+          >>> state = buffer.add(buffer.init(steps), steps, ends=ends)
+          >>> items, count = buffer.later(state, key, buffer.newest(state, 2), law="last")
           >>> items.tolist(), count.tolist()  # from rows 1 and 2 to the last of their episode
           ([3, 3], [2, 1])
         """

@@ -55,7 +55,9 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
       >>> state = buffer.init(jnp.array([10, 20, 30]))
-      >>> finish = jr.save("run/checkpoint", {"replay": buffer}, {"replay": state, "steps": 7}, wait=False)
+      >>> finish = jr.save(
+      ...     "run/checkpoint", {"replay": buffer}, {"replay": state, "steps": 7}, wait=False
+      ... )
       >>> finish()  # before restore, and before the program ends
     """
     folder = _files.absolute(path)

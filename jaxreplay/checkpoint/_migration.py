@@ -49,10 +49,12 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
         `Prioritized`.
 
     Examples:
-      >>> old, new = jr.ReplayBuffer(capacity=4), jr.ReplayBuffer(capacity=2, sampler=jr.Prioritized())
+      >>> old = jr.ReplayBuffer(capacity=4)
+      >>> new = jr.ReplayBuffer(capacity=2, sampler=jr.Prioritized())
       >>> items = jnp.array([10, 20, 30])
       >>> state = jr.migrate(old, old.add(old.init(items), items), new)
-      >>> new.get(state, new.newest(state, 2)).tolist()  # the newest; there is no room for all
+      >>> # The newest; there is no room for all.
+      >>> new.get(state, new.newest(state, 2)).tolist()
       [20, 30]
     """
     old, new = shards_of(old_buffer), shards_of(new_buffer)

@@ -53,8 +53,11 @@ def from_arrays(
 
     Examples:
       >>> x = jnp.array([1.0, 2.0, 3.0])
-      >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0], next_observations=x + 1)
-      >>> steps.rows["observation"][:, 0].tolist(), steps.rows["step"][:, 0].tolist()  # 4 has no step
+      >>> steps = jr.datasets.from_arrays(
+      ...     x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0], next_observations=x + 1
+      ... )
+      >>> # 4 has no step.
+      >>> steps.rows["observation"][:, 0].tolist(), steps.rows["step"][:, 0].tolist()
       ([1.0, 2.0, 3.0, 4.0], [True, True, True, False])
     """
     arrays = as_numbers({"observations": observations, "actions": actions, "rewards": rewards})
@@ -137,7 +140,9 @@ def transitions(rows: dict[str, Any], ends: Any, *, n: int = 1, gamma: float = 0
 
     Examples:
       >>> x = jnp.array([1.0, 2.0, 3.0])
-      >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0], next_observations=x + 1)
+      >>> steps = jr.datasets.from_arrays(
+      ...     x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0], next_observations=x + 1
+      ... )
       >>> batch = jr.datasets.transitions(*steps, n=2, gamma=0.5)
       >>> batch.Rn.tolist(), batch.In.tolist()  # windows end with the terminated step
       ([2.0, 3.5, 3.0], [0.25, 0.0, 0.0])

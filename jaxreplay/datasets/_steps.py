@@ -44,7 +44,8 @@ class Steps(NamedTuple):
         Examples:
           >>> x = jnp.array([1.0, 2.0, 3.0])
           >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0])
-          >>> steps.padded(4).rows["step"][:, 0].tolist()  # each of the three steps now starts a sequence of 4 rows
+          >>> # Each of the three steps now starts a sequence of 4 rows.
+          >>> steps.padded(4).rows["step"][:, 0].tolist()
           [True, True, True, False, False, False]
         """
         length = check_integer("sequence_length", sequence_length, 1, 2**31 - 1, "the rows of a sequence")

@@ -6,7 +6,8 @@ of pull request 3261, here `pool_weights`, draw them less often. A draw, and a g
 **prime-rl's second pools** have no caps, queues or filters. A task is in the pool of its latest group, and every task
 is drawn in proportion to the weight of its pool; a task without a group has weight 1. The equivalent here (tested) is
 
-    DifficultyPools(tasks_per_env=(N,), easy_threshold=..., hard_threshold=..., pool_weights=(0.2, 1, 0.2))
+    thresholds = {"easy_threshold": ..., "hard_threshold": ...}
+    DifficultyPools(tasks_per_env=(N,), **thresholds, pool_weights=(0.2, 1, 0.2))
 
 Two things differ. In prime-rl a task is easy above the threshold, here also at it. In prime-rl the pools ignore
 environments; here each of several is drawn by `env_ratios`, however many of its tasks are easy or hard.
@@ -67,8 +68,10 @@ class DifficultyPools:
         with the number of tasks.
 
     Examples:
-      >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
-      >>> state, kept = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 1.0]]))
+      >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
+      >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
+      >>> rewards = jnp.array([[1.0, 1.0], [0.0, 1.0]])
+      >>> state, kept = pools.update(pools.init(), jnp.array([0, 1]), rewards)
       >>> pools.pool_of(state).tolist()  # task 0 is always solved, and parked in easy
       [1, 0, 0, 0]
     """
@@ -124,7 +127,8 @@ class DifficultyPools:
         """State with all tasks in normal, in order of their numbers.
 
         Examples:
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
           >>> pools.pool_of(pools.init()).tolist()
           [0, 0, 0, 0]
         """
@@ -156,8 +160,10 @@ class DifficultyPools:
             waits for the device to check this; under `jit` check `ok`.
 
         Examples:
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
-          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 0.0]]))
+          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
+          >>> rewards = jnp.array([[1.0, 1.0], [0.0, 0.0]])
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), rewards)
           >>> tasks, ok = pools.sample(state, jax.random.key(0), 16)
           >>> sorted(set(tasks.tolist())), bool(ok)  # 0 is parked in easy and 1 in hard
           ([2, 3], True)
@@ -202,10 +208,12 @@ class DifficultyPools:
           ValueError: other shapes or dtypes.
 
         Examples:
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
           >>> rewards = jnp.array([[jnp.nan, 1.0], [0.0, 0.0]])
           >>> state, kept = pools.update(pools.init(), jnp.array([0, 1]), rewards)
-          >>> kept.tolist(), int(state.rejected), pools.pool_of(state).tolist()  # NaN is rejected; task 1 is hard
+          >>> # NaN is rejected; task 1 is hard.
+          >>> kept.tolist(), int(state.rejected), pools.pool_of(state).tolist()
           ([False, True], 1, [0, 2, 0, 0])
         """
         groups = tasks, rewards, mask
@@ -254,8 +262,10 @@ class DifficultyPools:
         """Each task's pool, int32 [N]: 0 normal, 1 easy, 2 hard.
 
         Examples:
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
-          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 0.0]]))
+          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
+          >>> rewards = jnp.array([[1.0, 1.0], [0.0, 0.0]])
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), rewards)
           >>> pools.pool_of(state).tolist()
           [1, 2, 0, 0]
         """
@@ -266,8 +276,10 @@ class DifficultyPools:
         """Rank of each task in its pool by order of entry, int32 [N]: 0 for the oldest. Costs O(N log N).
 
         Examples:
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
-          >>> state, _ = pools.update(pools.init(), jnp.array([1, 0]), jnp.array([[1.0, 1.0], [1.0, 1.0]]))
+          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
+          >>> rewards = jnp.array([[1.0, 1.0], [1.0, 1.0]])
+          >>> state, _ = pools.update(pools.init(), jnp.array([1, 0]), rewards)
           >>> pools.order(state).tolist()  # task 1 entered easy before task 0 did
           [1, 0, 0, 1]
         """
@@ -283,8 +295,10 @@ class DifficultyPools:
         `pool[/env]/easy`, `.../normal`, `.../hard`: tasks in the pool.
 
         Examples:
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
-          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 1.0]]))
+          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
+          >>> rewards = jnp.array([[1.0, 1.0], [0.0, 1.0]])
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), rewards)
           >>> numbers = pools.metrics(state)
           >>> float(numbers["pool/easy"]), float(numbers["evicted_examples/easy"])
           (0.25, 0.5)
@@ -308,8 +322,10 @@ class DifficultyPools:
         """Reset the counts of groups and rollouts to 0.
 
         Examples:
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
-          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 1.0]]))
+          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
+          >>> rewards = jnp.array([[1.0, 1.0], [0.0, 1.0]])
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), rewards)
           >>> float(pools.metrics(pools.reset_metrics(state))["evicted_examples/easy"])
           0.0
         """
@@ -329,9 +345,12 @@ class DifficultyPools:
           ValueError: a fraction is not a number in [0, 1].
 
         Examples:
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
-          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 0.0]]))
-          >>> state = pools.recycle(state, jax.random.key(0), hard_fraction=1.0)  # task 1 gets another chance
+          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
+          >>> rewards = jnp.array([[1.0, 1.0], [0.0, 0.0]])
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), rewards)
+          >>> # Task 1 gets another chance.
+          >>> state = pools.recycle(state, jax.random.key(0), hard_fraction=1.0)
           >>> pools.pool_of(state).tolist()
           [1, 0, 0, 0]
         """
@@ -369,8 +388,10 @@ class DifficultyPools:
           ValueError: there is not one key per task, or `state` is a stack of states.
 
         Examples:
-          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
-          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), jnp.array([[1.0, 1.0], [0.0, 0.0]]))
+          >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
+          >>> pools = jr.DifficultyPools(tasks_per_env=(4,), **thresholds)
+          >>> rewards = jnp.array([[1.0, 1.0], [0.0, 0.0]])
+          >>> state, _ = pools.update(pools.init(), jnp.array([0, 1]), rewards)
           >>> pools.pool_of(pools.remap(state, old_keys="abcd", new_keys="dcba")).tolist()
           [0, 0, 2, 1]
         """

@@ -40,7 +40,9 @@ class PoolsState(layouts.LaidOut):
       hard: the same for hard.
 
     Examples:
-      >>> pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1)
+      >>> pools = jr.DifficultyPools(
+      ...     tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1
+      ... )
       >>> state = pools.init()
       >>> isinstance(state, jr.PoolsState), state.sizes.tolist()  # of normal, easy and hard
       (True, [[4, 0, 0]])

@@ -44,7 +44,8 @@ def plot(buffer: Any, state: Any) -> Figures:
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
       >>> items = jnp.array([10, 20, 30, 40])
-      >>> figures = jr.plot(buffer, buffer.add(buffer.init(items), items))  # figures["mass"] is a matplotlib Figure
+      >>> # `figures["mass"]` is a matplotlib Figure.
+      >>> figures = jr.plot(buffer, buffer.add(buffer.init(items), items))
       >>> sorted(figures)
       ['ages', 'mass', 'priorities', 'weights']
     """

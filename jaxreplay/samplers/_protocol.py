@@ -26,11 +26,16 @@ class Sampler(Protocol[S]):
       >>> @dataclasses.dataclass(frozen=True)
       ... class Newest(jr.Uniform):
       ...     most: int = 1000
+      ...
       ...     def sample(self, state, key, batch_size, live):
       ...         size = jnp.minimum(live.size, self.most)
       ...         start = (live.start + live.size - size) % state.capacity
-      ...         return super().sample(state, key, batch_size, live._replace(start=start, size=size))
-      >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, sampler=Newest(most=1))
+      ...         return super().sample(
+      ...             state, key, batch_size, live._replace(start=start, size=size)
+      ...         )
+      >>> buffer = jr.SequenceBuffer(
+      ...     length=4, num_envs=1, sequence_length=2, sampler=Newest(most=1)
+      ... )
       >>> steps = jnp.array([[1], [2], [3]])
       >>> state = buffer.add(buffer.init(steps), steps)
       >>> buffer.sample(state, jax.random.key(0), batch_size=2).items.tolist()
@@ -69,8 +74,11 @@ class Sampler(Protocol[S]):
 
         Examples:
           >>> sampler = jr.Prioritized(epsilon=0.0)
-          >>> state = jax.jit(sampler.insert)(sampler.init(4), jnp.array([0, 1]), jnp.array([True, False]))
-          >>> jr.sum_tree.leaves(state.tree).tolist()  # a new item has the largest priority so far, at first 1
+          >>> state = jax.jit(sampler.insert)(
+          ...     sampler.init(4), jnp.array([0, 1]), jnp.array([True, False])
+          ... )
+          >>> # A new item has the largest priority so far, at first 1.
+          >>> jr.sum_tree.leaves(state.tree).tolist()
           [1.0, 0.0, 0.0, 0.0]
         """
         ...
@@ -107,7 +115,9 @@ class Sampler(Protocol[S]):
 
         Examples:
           >>> sampler = jr.Prioritized(epsilon=0.0)
-          >>> state = jax.jit(sampler.insert)(sampler.init(4), jnp.array([0, 1]), jnp.array([True, True]))
+          >>> state = jax.jit(sampler.insert)(
+          ...     sampler.init(4), jnp.array([0, 1]), jnp.array([True, True])
+          ... )
           >>> live = jr.Live(start=jnp.int32(3), size=jnp.int32(2))  # slots 3 and 0
           >>> float(jr.sum_tree.total(sampler.restrict(state, live).tree))
           1.0
@@ -138,7 +148,9 @@ class Sampler(Protocol[S]):
 
         Examples:
           >>> sampler = jr.Prioritized(beta=1.0, normalize=None)
-          >>> weights = jax.jit(sampler.weights)(sampler.init(4), jnp.array([0.5, 0.25, 0.0]), size=4)
+          >>> weights = jax.jit(sampler.weights)(
+          ...     sampler.init(4), jnp.array([0.5, 0.25, 0.0]), size=4
+          ... )
           >>> [round(weight, 3) for weight in weights.tolist()]  # 1 / (N P)
           [0.5, 1.0, 0.0]
         """
@@ -159,10 +171,15 @@ class Sampler(Protocol[S]):
 
         Examples:
           >>> sampler = jr.Prioritized(epsilon=0.0)
-          >>> state = jax.jit(sampler.insert)(sampler.init(4), jnp.array([0, 1]), jnp.array([True, True]))
+          >>> state = jax.jit(sampler.insert)(
+          ...     sampler.init(4), jnp.array([0, 1]), jnp.array([True, True])
+          ... )
           >>> td_errors = jnp.array([-4.0, jnp.nan])
-          >>> state = jax.jit(sampler.update)(state, jnp.array([0, 1]), td_errors, mask=jnp.array([True, True]))
-          >>> float(state.max_priority), int(state.rejected), float(state.tree.sums[-1][1])  # NaN changes nothing
+          >>> state = jax.jit(sampler.update)(
+          ...     state, jnp.array([0, 1]), td_errors, mask=jnp.array([True, True])
+          ... )
+          >>> # NaN changes nothing.
+          >>> float(state.max_priority), int(state.rejected), float(state.tree.sums[-1][1])
           (4.0, 1, 1.0)
         """
         ...

@@ -56,7 +56,8 @@ class SumTree:
       maxima: None, or levels of the same shapes, without the leaves: each node's largest leaf.
 
     Examples:
-      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.arange(4), jnp.array([1.0, 2.0, 3.0, 4.0]))
+      >>> tree = jr.sum_tree.init(4)
+      >>> tree = jr.sum_tree.update(tree, jnp.arange(4), jnp.array([1.0, 2.0, 3.0, 4.0]))
       >>> float(jr.sum_tree.total(tree)), jr.sum_tree.leaves(tree).tolist()
       (10.0, [1.0, 2.0, 3.0, 4.0])
     """
@@ -77,7 +78,11 @@ def default_fanout(backend: str | None = None) -> int:
     """Best fan-out on a backend; None for that of `jax.default_device`, or JAX's default backend.
 
     Examples:
-      >>> jr.sum_tree.default_fanout("cpu"), jr.sum_tree.default_fanout("gpu"), jr.sum_tree.default_fanout("tpu")
+      >>> (
+      ...     jr.sum_tree.default_fanout("cpu"),
+      ...     jr.sum_tree.default_fanout("gpu"),
+      ...     jr.sum_tree.default_fanout("tpu"),
+      ... )
       (8, 64, 128)
     """
     return DEFAULT_FANOUTS.get(backend or devices.backend_of(), DEFAULT_FANOUT)
@@ -99,7 +104,8 @@ def init(
 
     Examples:
       >>> tree = jr.sum_tree.init(100, fanout=8)
-      >>> [level.size for level in tree.sums]  # 100 leaves and padding; 13 nodes and padding; 2 roots
+      >>> # 100 leaves and padding; 13 nodes and padding; 2 roots.
+      >>> [level.size for level in tree.sums]
       [2, 16, 104]
     """
     capacity = check_integer("capacity", capacity, 1, MAX_CAPACITY, "the number of leaves")
@@ -116,7 +122,8 @@ def leaves(tree: SumTree) -> jax.Array:
     """All leaves in order, float32 [capacity]; [..., capacity] if the levels have leading axes.
 
     Examples:
-      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([3, 1]), jnp.array([5.0, 7.0]))
+      >>> tree = jr.sum_tree.init(4)
+      >>> tree = jr.sum_tree.update(tree, jnp.array([3, 1]), jnp.array([5.0, 7.0]))
       >>> jr.sum_tree.leaves(tree).tolist()
       [0.0, 7.0, 0.0, 5.0]
     """
@@ -171,7 +178,8 @@ def total(tree: SumTree | Restricted) -> jax.Array:
     """Sum of the leaves, float32 [].
 
     Examples:
-      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([3, 1]), jnp.array([5.0, 7.0]))
+      >>> tree = jr.sum_tree.init(4)
+      >>> tree = jr.sum_tree.update(tree, jnp.array([3, 1]), jnp.array([5.0, 7.0]))
       >>> float(jr.sum_tree.total(tree))
       12.0
     """
@@ -226,7 +234,8 @@ def get(tree: SumTree, indices: jax.Array) -> jax.Array:
       ValueError: `indices` are not integers.
 
     Examples:
-      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([3, 1]), jnp.array([5.0, 7.0]))
+      >>> tree = jr.sum_tree.init(4)
+      >>> tree = jr.sum_tree.update(tree, jnp.array([3, 1]), jnp.array([5.0, 7.0]))
       >>> jr.sum_tree.get(tree, jnp.array([1, 9])).tolist()  # there is no leaf 9
       [7.0, 0.0]
     """
@@ -264,7 +273,8 @@ def update(
       ValueError: `indices` are not integers, `mask` is not bool [B], or more than 2**24 rows may repeat indices.
 
     Examples:
-      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([2, 2]), jnp.array([jnp.nan, 1.0]))
+      >>> tree = jr.sum_tree.init(4)
+      >>> tree = jr.sum_tree.update(tree, jnp.array([2, 2]), jnp.array([jnp.nan, 1.0]))
       >>> float(jr.sum_tree.total(tree))  # the last occurrence of leaf 2
       1.0
     """
@@ -312,7 +322,8 @@ def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
       int32 [...].
 
     Examples:
-      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.arange(4), jnp.array([1.0, 2.0, 3.0, 4.0]))
+      >>> tree = jr.sum_tree.init(4)
+      >>> tree = jr.sum_tree.update(tree, jnp.arange(4), jnp.array([1.0, 2.0, 3.0, 4.0]))
       >>> jr.sum_tree.find(tree, jnp.array([0.0, 0.5, 1.0, 2.5, 3.0, 7.0])).tolist()
       [0, 0, 1, 1, 2, 3]
     """
@@ -344,7 +355,8 @@ def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool =
       float32 [batch_size].
 
     Examples:
-      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([3, 1]), jnp.array([1.0, 3.0]))
+      >>> tree = jr.sum_tree.init(4)
+      >>> tree = jr.sum_tree.update(tree, jnp.array([3, 1]), jnp.array([1.0, 3.0]))
       >>> indices, values = jr.sum_tree.sample(tree, jax.random.key(0), 4, stratified=True)
       >>> indices.tolist(), values.tolist()  # leaf 1 has three quarters of the total
       ([1, 1, 1, 3], [3.0, 3.0, 3.0, 1.0])
@@ -360,8 +372,10 @@ def sample_with(tree: SumTree | Restricted, bits: Any, *, stratified: bool = Fal
     halfway down, conditional on the node and the stratum reached.
 
     Examples:
-      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.array([3, 1]), jnp.array([1.0, 3.0]))
-      >>> bits = jnp.array([[0, 2**31, 2**32 - 1]] * 2, jnp.uint32)  # uniforms 0, a half, and almost 1
+      >>> tree = jr.sum_tree.init(4)
+      >>> tree = jr.sum_tree.update(tree, jnp.array([3, 1]), jnp.array([1.0, 3.0]))
+      >>> # Uniforms 0, a half, and almost 1.
+      >>> bits = jnp.array([[0, 2**31, 2**32 - 1]] * 2, jnp.uint32)
       >>> jr.sum_tree.sample_with(tree, tuple(bits))[0].tolist()
       [1, 1, 3]
     """
@@ -400,7 +414,8 @@ def restrict(tree: SumTree, start: jax.Array, size: jax.Array) -> Restricted:
       size: int32 [], number of leaves in the run, 0 to the capacity.
 
     Examples:
-      >>> tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.arange(4), jnp.array([1.0, 2.0, 3.0, 4.0]))
+      >>> tree = jr.sum_tree.init(4)
+      >>> tree = jr.sum_tree.update(tree, jnp.arange(4), jnp.array([1.0, 2.0, 3.0, 4.0]))
       >>> run = jr.sum_tree.restrict(tree, start=3, size=2)  # leaves 3 and 0
       >>> float(jr.sum_tree.total(run))
       5.0

@@ -23,7 +23,9 @@ class AutoresetState:
       waiting: bool [], True if the episode has ended and the next call only starts a new one.
 
     Examples:
-      >>> env = jr.NextStepAutoreset(env_step=lambda key, state, action: (state, state, 1.0, False, False, state))
+      >>> env = jr.NextStepAutoreset(
+      ...     env_step=lambda key, state, action: (state, state, 1.0, False, False, state)
+      ... )
       >>> state = env.init(env_state=0, obs=jnp.zeros(2))
       >>> isinstance(state, jr.AutoresetState), bool(state.waiting)
       (True, False)
@@ -53,7 +55,8 @@ class NextStepAutoreset:
         otherwise `final_obs` is ignored. The flags are bool [] or numbers [] (nonzero is True).
 
     Examples:
-      >>> def env_step(key, place, action):  # ends at place 2, and resets itself within that step
+      >>> # Ends at place 2, and resets itself within that step.
+      >>> def env_step(key, place, action):
       ...     done, after = place == 1, jnp.where(place == 1, 0, place + 1)
       ...     return after, after, 1.0, done, False, place + 1
       >>> env, key = jr.NextStepAutoreset(env_step=env_step), jax.random.key(0)
@@ -61,8 +64,10 @@ class NextStepAutoreset:
       >>> for _ in range(4):
       ...     state, obs, reward, terminated, truncated, step = env.step(state, None, key)
       ...     rows.append((int(obs), float(reward), bool(terminated), bool(step)))
-      >>> rows  # the final observation, 2, has a row, and the call after it is not a step
-      [(1, 1.0, False, True), (2, 1.0, True, True), (0, 0.0, False, False), (1, 1.0, False, True)]
+      >>> rows[:2]  # the final observation, 2, has a row
+      [(1, 1.0, False, True), (2, 1.0, True, True)]
+      >>> rows[2:]  # the call after it is not a step
+      [(0, 0.0, False, False), (1, 1.0, False, True)]
     """
 
     env_step: Callable[[jax.Array, Any, Any], tuple[Any, Any, jax.Array, jax.Array, jax.Array, Any]]
@@ -75,7 +80,9 @@ class NextStepAutoreset:
         """State of an environment that has just been reset to `obs`.
 
         Examples:
-          >>> env = jr.NextStepAutoreset(env_step=lambda key, state, action: (state, state, 1.0, False, False, state))
+          >>> env = jr.NextStepAutoreset(
+          ...     env_step=lambda key, state, action: (state, state, 1.0, False, False, state)
+          ... )
           >>> env.init(env_state=0, obs=jnp.zeros(2)).obs.tolist()
           [0.0, 0.0]
         """
@@ -99,11 +106,15 @@ class NextStepAutoreset:
             flags, and observations and states with the structure and shapes of `state`.
 
         Examples:
-          >>> env_step = lambda key, state, action: (0, 0, 1.0, True, False, 9)  # episodes of one step
+          >>> # Episodes of one step.
+          >>> env_step = lambda key, state, action: (0, 0, 1.0, True, False, 9)
           >>> env = jr.NextStepAutoreset(env_step=env_step)
           >>> state = env.init(env_state=0, obs=0)
-          >>> state, obs, reward, terminated, truncated, step = env.step(state, None, jax.random.key(0))
-          >>> int(obs), bool(terminated), bool(state.waiting)  # the final observation; the next call starts an episode
+          >>> state, obs, reward, terminated, truncated, step = env.step(
+          ...     state, None, jax.random.key(0)
+          ... )
+          >>> # The final observation; the next call starts an episode.
+          >>> int(obs), bool(terminated), bool(state.waiting)
           (9, True, True)
         """
         if not isinstance(state, AutoresetState):

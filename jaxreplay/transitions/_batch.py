@@ -40,8 +40,11 @@ class TransitionBatch:
 
     Examples:
       >>> x = jnp.array([1.0, 2.0])
-      >>> batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=jnp.array([0.5, 0.0]), S_next=x + 1)
-      >>> (batch.Rn + batch.In * 10.0 * batch.S_next).tolist()  # where Q(s) = 10 s; the second ends there
+      >>> batch = jr.TransitionBatch(
+      ...     S=x, A=x, logP=None, Rn=x, In=jnp.array([0.5, 0.0]), S_next=x + 1
+      ... )
+      >>> # Where Q(s) = 10 s; the second ends there.
+      >>> (batch.Rn + batch.In * 10.0 * batch.S_next).tolist()
       [11.0, 2.0]
     """
 
@@ -63,7 +66,9 @@ class TransitionBatch:
 
         Examples:
           >>> x = jnp.array([1.0, 2.0])
-          >>> batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=jnp.array([2.0, 2.0]))
+          >>> batch = jr.TransitionBatch(
+          ...     S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=jnp.array([2.0, 2.0])
+          ... )
           >>> drawn = batch.with_draw(weights=jnp.array([1.0, 0.5]), handles=jnp.array([7, 8]))
           >>> drawn.W.tolist(), drawn.idx.tolist()
           ([2.0, 1.0], [7, 8])
@@ -116,7 +121,9 @@ class TransitionBatch:
           TypeError: an argument is not as above.
 
         Examples:
-          >>> batch = jr.TransitionBatch.from_single(s=1.0, a=0, logp=-0.5, r=2.0, done=False, gamma=0.5, s_next=3.0)
+          >>> batch = jr.TransitionBatch.from_single(
+          ...     s=1.0, a=0, logp=-0.5, r=2.0, done=False, gamma=0.5, s_next=3.0
+          ... )
           >>> batch.batch_size, batch.Rn.tolist(), batch.In.tolist()
           (1, [2.0], [0.5])
         """

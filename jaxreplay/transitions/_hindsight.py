@@ -34,7 +34,8 @@ def hindsight(
 
         sample = buffer.sample(replay, key, 256)
         later, steps = buffer.later(replay, later_key, sample.indices)
-        rows, _ = jr.hindsight(goal_key, sample.items, later["achieved_goal"], reward, mask=steps > 0)
+        goals = later["achieved_goal"]
+      rows, _ = jr.hindsight(goal_key, sample.items, goals, reward, mask=steps > 0)
 
     The outcome of an action is in the next row, so the reward of row t is computed from the achieved goal of row t + 1.
     The last row has no outcome and keeps its reward, which `sequence_transitions` does not use.
@@ -65,7 +66,8 @@ def hindsight(
       >>> def reward(achieved, goal):
       ...     return jnp.where(achieved == goal, 0, -1)
       >>> new, _ = jr.hindsight(jax.random.key(0), rows, jnp.array([2]), reward, share=1.0)
-      >>> new["desired_goal"].tolist(), new["reward"].tolist()  # the action of the first row led to 2, now the goal
+      >>> # The action of the first row led to 2, now the goal.
+      >>> new["desired_goal"].tolist(), new["reward"].tolist()
       ([[2, 2]], [[0, -1]])
     """
     checks.check_key(key)

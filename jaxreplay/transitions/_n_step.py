@@ -61,7 +61,8 @@ class _Tracer:
 
         Examples:
           >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
-          >>> state = tracer.init(obs, obs, obs, no, no, obs)  # s, a, r, terminated, truncated, s_next
+          >>> # A step: s, a, r, terminated, truncated, s_next.
+          >>> state = tracer.init(obs, obs, obs, no, no, obs)
           >>> state.steps.r.shape
           (2, 1)
         """
@@ -136,10 +137,12 @@ class _Tracer:
         Examples:
           >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
           >>> state = tracer.init(obs, obs, obs, no, no, obs)
-          >>> state, _, valid = tracer.add(state, obs, obs, obs, no, no, obs + 1)  # the window is still open
+          >>> # The window is still open.
+          >>> state, _, valid = tracer.add(state, obs, obs, obs, no, no, obs + 1)
           >>> bool(valid[0])
           False
-          >>> state, batch, valid = tracer.add(state, obs + 1, obs, obs, ~no, no, obs + 2)  # the second step terminates
+          >>> # The second step terminates.
+          >>> state, batch, valid = tracer.add(state, obs + 1, obs, obs, ~no, no, obs + 2)
           >>> bool(valid[0]), float(batch.Rn[0]), float(batch.In[0])
           (True, 1.5, 0.0)
         """
@@ -180,7 +183,8 @@ class _Tracer:
 
         Examples:
           >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
-          >>> state, _, _ = tracer.add(tracer.init(obs, obs, obs, no, no, obs), obs, obs, obs, no, no, obs + 1)
+          >>> state = tracer.init(obs, obs, obs, no, no, obs)
+          >>> state, _, _ = tracer.add(state, obs, obs, obs, no, no, obs + 1)
           >>> state, batch, valid = tracer.flush(state)
           >>> valid.tolist(), float(batch.In[1])  # the pending step, as a window of one step
           ([False, True], 0.5)
@@ -314,8 +318,10 @@ class NStep(_Tracer):
       >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
       >>> state = tracer.init(obs, obs, obs, no, no, obs)
       >>> state, _, _ = tracer.add(state, obs, obs, obs, no, no, obs + 1)
-      >>> state, batch, valid = tracer.add(state, obs + 1, obs, obs, no, ~no, obs + 2)  # cut off by a time limit
-      >>> float(batch.Rn[0]), float(batch.In[0]), float(batch.S_next[0])  # target: Rn + In * Q(S_next, ...)
+      >>> # Cut off by a time limit.
+      >>> state, batch, valid = tracer.add(state, obs + 1, obs, obs, no, ~no, obs + 2)
+      >>> # Target: Rn + In * Q(S_next, ...)
+      >>> float(batch.Rn[0]), float(batch.In[0]), float(batch.S_next[0])
       (1.5, 0.25, 3.0)
     """
 
@@ -347,10 +353,12 @@ class MonteCarlo(_Tracer):
       num_envs: size of the leading axis of every argument.
 
     Examples:
-      >>> tracer, obs, no = jr.MonteCarlo(gamma=0.5, max_length=2), jnp.array([1.0]), jnp.array([False])
+      >>> tracer = jr.MonteCarlo(gamma=0.5, max_length=2)
+      >>> obs, no = jnp.array([1.0]), jnp.array([False])
       >>> state = tracer.init(obs, obs, obs, no, no, obs)
       >>> state, _, _ = tracer.add(state, obs, obs, obs, no, no, obs + 1)
-      >>> state, batch, valid = tracer.add(state, obs + 1, obs, obs, ~no, no, obs + 2)  # terminated
+      >>> # Terminated.
+      >>> state, batch, valid = tracer.add(state, obs + 1, obs, obs, ~no, no, obs + 2)
       >>> float(batch.Rn[0]), float(batch.In[0])  # the return 1 + 0.5 * 1, and no bootstrap
       (1.5, 0.0)
     """

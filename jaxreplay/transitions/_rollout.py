@@ -52,9 +52,12 @@ def n_step_transitions(
         is more than one number or flag per step.
 
     Examples:
-      >>> rewards, no = jnp.array([[1.0], [1.0], [1.0]]), jnp.array([[False]] * 3)  # [T, num_envs]
+      >>> # Arrays [T, num_envs].
+      >>> rewards, no = jnp.array([[1.0], [1.0], [1.0]]), jnp.array([[False]] * 3)
       >>> obs, following = jnp.array([[0.0], [1.0], [2.0]]), jnp.array([[1.0], [2.0], [3.0]])
-      >>> batch, valid = jr.n_step_transitions(obs, obs, rewards, no, no, following, n=2, gamma=0.5)
+      >>> batch, valid = jr.n_step_transitions(
+      ...     obs, obs, rewards, no, no, following, n=2, gamma=0.5
+      ... )
       >>> valid.tolist()  # the first step emits nothing
       [False, True, True]
       >>> batch.S.tolist()[1:], batch.Rn.tolist()[1:], batch.S_next.tolist()[1:]

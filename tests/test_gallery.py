@@ -1,0 +1,60 @@
+"""The gallery has every example and every recipe, and small pictures that its program makes."""
+
+import importlib.util
+import json
+import pathlib
+import re
+
+from PIL import Image
+
+ROOT = pathlib.Path(__file__).parent.parent
+FOLDER = ROOT / ".docs/pages/assets/gallery"
+PAGE = (ROOT / ".docs/pages/gallery.md").read_text()
+HELPERS = {"arguments.py", "reporting.py"}
+WITHOUT = {"gymnasium_loop.py", "n_step.py", "time_limit.py"}  # they print, and draw nothing
+
+
+def found(pattern, folder):
+    return {str(path.relative_to(folder)) for path in folder.glob(pattern)}
+
+
+def shown():
+    """Programs by name, with their pictures."""
+    cards = PAGE.split("\n-   **[")[1:]
+    programs = [re.search(r"\]\(\.\./\.\./examples/([^)]*\.(?:py|ipynb))\)", card)[1] for card in cards]
+    pictures = [re.findall(r"!\[[^\]]+\]\(assets/gallery/([^)]*)\)", card) for card in cards]
+    assert len(set(programs)) == len(programs)
+    return dict(zip(programs, pictures, strict=True))
+
+
+def test_every_notebook_example_and_recipe_is_shown():
+    folder = ROOT / "examples"
+    assert shown().keys() == (found("*.py", folder) - HELPERS) | found("recipes/*.py", folder) | found(
+        "*/*.ipynb", folder
+    )
+
+
+def test_every_picture_is_shown_where_it_belongs_and_is_small():
+    for program, pictures in shown().items():
+        assert pictures == ([] if program in WITHOUT else [str(pathlib.PurePath(program).with_suffix(".png"))])
+    assert {x for pictures in shown().values() for x in pictures} == found("**/*.png", FOLDER)
+    for path in FOLDER.glob("**/*.png"):
+        assert path.stat().st_size < 60_000
+        with Image.open(path) as picture:
+            assert picture.width == 640
+
+
+def test_the_program_makes_every_picture():
+    spec = importlib.util.spec_from_file_location("gallery", ROOT / ".docs/gallery.py")
+    spec.loader.exec_module(gallery := importlib.util.module_from_spec(spec))
+    assert {*gallery.all_names()} == {program for program, pictures in shown().items() if pictures}
+
+
+def test_notebooks_are_small_and_were_run():
+    for path in (ROOT / "examples/notebooks").glob("*.ipynb"):
+        assert path.stat().st_size < 200_000
+        cells = [cell for cell in json.loads(path.read_text())["cells"] if cell["cell_type"] == "code"]
+        assert [cell["execution_count"] for cell in cells] == [*range(1, len(cells) + 1)]
+        outputs = [output for cell in cells for output in cell["outputs"]]
+        assert any("image/png" in output.get("data", {}) for output in outputs)
+        assert not any(output.get("name") == "stderr" or output["output_type"] == "error" for output in outputs)

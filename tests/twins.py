@@ -33,6 +33,7 @@ SAMPLERS = {
     "batch": PER(count_updates=True, floor=0.2),
     "global": PER(normalize="global", stratified=False, epsilon=0.0),
     "plain": PER(1.0, normalize=None, max_priority="stored", beta=optax.linear_schedule(0.4, 1.0, 50)),
+    "systematic": PER(0.9, stratified="systematic"),
     "number": PER(0.0, max_priority=2.0, floor=0.5),
     "floor": PER(1.0, max_priority=0.0, floor=1.0, epsilon=0.0, normalize="global"),
     "stored global": PER(normalize="global", max_priority="stored", epsilon=0.0, stratified=False),
@@ -251,6 +252,22 @@ class Lane:
     def check_shard(self, buffer, state, shard):
         assert state.ring.size == len(shard.handles)
 
+    def check_look_ups(self, seen, names, rows):
+        """Check slots, ages, priorities and handles of the items with these `names`."""
+        alpha = getattr(self.twin.sampler, "alpha", 0)
+        for row, (shard, handle) in enumerate(rows):
+            if handle not in shard.leaf:
+                assert (seen["slots"][row], seen["age"][row], seen["priorities"][row]) == (shard.num_slots, -1, 0)
+                assert seen["handles"][row] == -1
+                continue
+            self.happened["items looked up"] += 1
+            assert seen["slots"][row] == shard.slot(handle)
+            assert seen["handles"][row] == names[row]
+            assert seen["age"][row] == shard.age(handle) * self.twin.age_step
+            leaf = shard.leaf[handle] if hasattr(self.twin.sampler, "alpha") else 1.0
+            priority = leaf ** (1 / alpha) if alpha > 0 else float(leaf > 0)
+            np.testing.assert_allclose(seen["priorities"][row], priority, rtol=1e-4)
+
     def check_seen(self, seen, given):
         """Check the values read from the buffer after a step."""
         twin = self.twin
@@ -264,6 +281,7 @@ class Lane:
                 assert part.tolist() == ([-1] * own + twin.names(k, twin.shards[k].handles))[-own:]
         rows = [(shard, handle) for shard, handle in twin.rows(given["read"])]
         check_items(seen["read"], [shard.items(h) if h in shard.leaf else None for shard, h in rows])
+        self.check_look_ups(seen, given["read"], rows)
         self.check_draw(seen["sample"])
         self.drawn = np.asarray(seen["sample"].indices)
         if "young" in seen:
@@ -285,6 +303,10 @@ def look(buffer, num_newest, ages, state, given):
     first, second = jax.random.split(given["key"])
     seen = {
         "read": buffer.get(state, given["read"]),
+        "slots": buffer.slots(state, given["read"]),
+        "age": buffer.age(state, given["read"]),
+        "priorities": buffer.priorities(state, given["read"]),
+        "handles": buffer.handles(state, buffer.slots(state, given["read"])),
         "size": buffer.size(state),
         "is_empty": buffer.is_empty(state),
         "is_full": buffer.is_full(state),
@@ -410,6 +432,7 @@ LEAST = {
     "on a full buffer": 70,
     "young draws": 40,
     "items of whole passes": 100,
+    "items looked up": 200,
 }
 LEAST_PRIORITIZED = LEAST | {
     "TD errors refused": 30,

@@ -273,7 +273,7 @@ def settle(config: Any, **values: Any) -> None:
         object.__setattr__(config, name, value)
 
 
-def check_indices(indices: Any, num_axes: int | None = 1) -> jax.Array:
+def check_indices(indices: Any, num_axes: int | None = 1, name: str = "indices") -> jax.Array:
     """`indices` as int32 with `num_axes` axes; None allows any number.
 
     Raises:
@@ -281,8 +281,10 @@ def check_indices(indices: Any, num_axes: int | None = 1) -> jax.Array:
     """
     indices = as_int32(indices)
     if indices.dtype != jnp.int32 or num_axes not in (None, indices.ndim):
-        expected = "integers" if num_axes is None else "a vector of integers (Sample.indices)"
-        raise ValueError(f"indices: got {type_text(indices.dtype, indices.shape)}, expected {expected}.")
+        expected = "integers" if num_axes is None else "a vector of integers"
+        if name == "indices" and num_axes is not None:
+            expected += " (Sample.indices)"
+        raise ValueError(f"{name}: got {type_text(indices.dtype, indices.shape)}, expected {expected}.")
     return jnp.asarray(indices)
 
 

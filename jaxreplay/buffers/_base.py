@@ -1,9 +1,8 @@
-"""Buffer: draws, handles and updates, common to all buffers."""
+"""Buffer: draws, common to all buffers."""
 
 import abc
-import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -13,37 +12,16 @@ from jaxreplay._common.checks import check_integer
 from jaxreplay._common.eager import num_bytes
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.xla import alive, jit_method, materialize, read_once, reads_state
-from jaxreplay.buffers._sample import Sample, check_draw, check_drawn
+from jaxreplay.buffers._handled import Handled, S
+from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, in_minibatches, minibatch_rows
 from jaxreplay.samplers import Sampler
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.transitions import TransitionBatch
-from jaxreplay.transitions._batch import without_valid, written
 
 
-class State(Protocol):
-    """Fields of every buffer's state."""
-
-    @property
-    def ring(self) -> ring.Ring: ...
-
-    @property
-    def sampler(self) -> Any: ...
-
-    @property
-    def storage(self) -> Any: ...
-
-
-S = TypeVar("S", bound=State)
-
-
-class Buffer(abc.ABC, Generic[S]):
+class Buffer(Handled[S]):
     """A buffer whose drawable items lie in slots, mostly a ring; subclasses are frozen dataclasses and final."""
 
-    sampler: Sampler
-    donate: bool
-    _axis_name: str | None  # the mapped axis over all shards; None for a buffer without shards
-    # Fields with the sizes of the storage's leading axes. Memory grows with the first; shards divide the last.
-    _storage_axes: ClassVar[tuple[str, ...]] = ("capacity",)
     _once_in: ClassVar[str | None] = None  # the kind of buffer that stores repeated observations once
     _elsewhere: ClassVar[dict[str, str]] = elsewhere.FOR_ARGUMENTS
 
@@ -68,11 +46,6 @@ class Buffer(abc.ABC, Generic[S]):
     def is_full(self, state: S) -> jax.Array:
         """True if the next insertion overwrites."""
 
-    @property
-    @abc.abstractmethod
-    def _num_slots(self) -> int:
-        """Size of the ring of slots."""
-
     def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
         """Prefix of leaf names, abstract state on a device, and number of devices, for `jaxreplay.memory`."""
         return [("", jax.eval_shape(self.init, items), 1)]
@@ -90,28 +63,6 @@ class Buffer(abc.ABC, Generic[S]):
     def _batch_axes(self) -> int:
         """Number of leading axes of a batch for `add`; shards get equal parts along the last of them."""
         return len(self._storage_axes)
-
-    @property
-    def _axis(self) -> dict[str, Any]:
-        """The keyword `axis_name` of a sampler's methods; left out without shards, so a sampler need not take it."""
-        return {} if self._axis_name is None else {"axis_name": self._axis_name}
-
-    def _local_handles(self, state: S, slots: jax.Array) -> jax.Array:
-        """Handles within one shard of the items in `slots` [B], which are in range; -1 for an empty slot."""
-        return ring.handles(state.ring, slots, self._num_slots)
-
-    def _local_slots(self, state: S, handles: jax.Array) -> jax.Array:
-        """Slots of `handles` [B] within one shard; `_num_slots` for an item that is no longer stored."""
-        return ring.slots(state.ring, handles, self._num_slots)
-
-    def _handles(self, state: S, slots: jax.Array) -> jax.Array:
-        """Handles of the items in `slots`, unique among all shards."""
-        handles = self._local_handles(state, slots)
-        return jnp.where(handles >= 0, handles + ring.first_handle(state.ring, shards.index(self._axis_name)), -1)
-
-    def _slots(self, state: S, handles: jax.Array) -> jax.Array:
-        """Slots of `handles`, which are unique among all shards."""
-        return self._local_slots(state, handles - ring.first_handle(state.ring, shards.index(self._axis_name)))
 
     def _check_state(self, state: S) -> None:
         """Raise a `ValueError` if `state` is not of this buffer."""
@@ -141,25 +92,20 @@ class Buffer(abc.ABC, Generic[S]):
         """The error message of a draw from an empty buffer."""
         return "cannot sample from an empty buffer; add items first (see can_sample)."
 
-    @abc.abstractmethod
-    def _ages(self, state: S, slots: jax.Array) -> jax.Array:
-        """`Sample.age` of the items in `slots` [B]."""
-
     def _insert(self, state: S, slots: jax.Array, drawable: jax.Array, td_errors: jax.Array | None) -> Any:
         """The sampler's state after `slots` were written; `td_errors` is passed only if it is not None."""
         named: Any = {} if td_errors is None else {"td_errors": td_errors}
         return self.sampler.insert(state.sampler, slots, drawable, **named, **self._axis)
 
-    def _places(self, state: S, slots: jax.Array) -> jax.Array:
-        """Positions of items in the storage with merged leading axes, from `slots` [B]; out of range if not stored."""
-        return slots
-
-    @abc.abstractmethod
-    def _read(self, state: S, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array | None]:
-        """Items at `slots` [B] and `Sample.mask`; with `fill`, zeros for slots out of range, else none may be."""
-
     def sample(
-        self, state: S, key: jax.Array, batch_size: int, *, beta: Any = None, max_age: jax.Array | int | None = None
+        self,
+        state: S,
+        key: jax.Array,
+        batch_size: int,
+        *,
+        beta: Any = None,
+        max_age: jax.Array | int | None = None,
+        minibatches: int | None = None,
     ) -> Sample:
         """Draw items by the sampler's law.
 
@@ -173,11 +119,14 @@ class Buffer(abc.ABC, Generic[S]):
           beta: exponent of the importance weights, in place of the sampler's; a float, or a traced float [].
           max_age: draw only items whose `Sample.age` is less; an integer, a traced int32 [], or None for all items. The
             sampler's law, and with it probabilities and weights, is restricted to these items.
+          minibatches: number of minibatches that the batch is split into. Each is a fair sample by the sampler's law,
+            with weights of its own. If the sampler is stratified, so is each minibatch. All leaves of the `Sample` are
+            then [minibatches, batch_size // minibatches, ...].
 
         Raises:
-          ValueError: `batch_size` or `max_age` is not a positive integer, or `key` is not a PRNG key; or the buffer is
-            empty and the call is eager. The eager call waits for the buffer's size. Under `jit` an empty buffer gives
-            weights and probabilities 0 and indices -1.
+          ValueError: `batch_size` or `max_age` is not a positive integer, `batch_size` is not a multiple of
+            `minibatches`, or `key` is not a PRNG key; or the buffer is empty and the call is eager. The eager call
+            waits for the buffer's size. Under `jit` an empty buffer gives weights and probabilities 0 and indices -1.
 
         Examples:
           >>> sampler = jr.Prioritized(alpha=1.0, beta=1.0, epsilon=0.0)
@@ -191,11 +140,13 @@ class Buffer(abc.ABC, Generic[S]):
           >>> [round(weight, 2) for weight in sample.weights.tolist()]
           [1.0, 0.33, 0.33, 0.33]
         """
-        batch_size = check_draw(batch_size, beta, max_age)
-        return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age))
+        batch_size = check_draw(batch_size, beta, max_age, minibatches)
+        return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age, minibatches))
 
-    @jit_method(static=("batch_size",), rows="batch_size", moves_items=True)
-    def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
+    @jit_method(static=("batch_size", "minibatches"), rows="batch_size", moves_items=True)
+    def _draw(
+        self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any, minibatches: int | None
+    ) -> Sample:
         # Checked at trace time, so that later calls of the same kind do not pay for it.
         self._check_state(state)
         checks.check_key(key)
@@ -206,9 +157,20 @@ class Buffer(abc.ABC, Generic[S]):
             live = self._live(state, checks.as_count(max_age))
             sampler_state = self.sampler.restrict(state.sampler, live)
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)
+        if minibatches is not None:
+            rows = minibatch_rows(key, batch_size, minibatches)
+            drawn = tuple(x[rows] for x in drawn)
         slots, probabilities = read_once(materialize(*drawn))
-        weights = self.sampler.weights(sampler_state, probabilities, live.size, beta=beta, **self._axis)
-        return self._sample_of(state, slots, probabilities / shards.count(self._axis_name), weights)
+
+        def weigh(probabilities: jax.Array) -> jax.Array:
+            return self.sampler.weights(sampler_state, probabilities, live.size, beta=beta, **self._axis)
+
+        if minibatches is None:
+            weights = weigh(probabilities)
+        else:
+            weights = jax.vmap(weigh)(probabilities.reshape(minibatches, -1)).reshape(-1)
+        sample = self._sample_of(state, slots, probabilities / shards.count(self._axis_name), weights)
+        return sample if minibatches is None else in_minibatches(sample, minibatches)
 
     def epoch(self, state: S, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
         """Batch number `step` of a pass over all drawable items, each once, in an order shuffled by `key`.
@@ -280,118 +242,6 @@ class Buffer(abc.ABC, Generic[S]):
         if isinstance(items, TransitionBatch):
             items = items.with_draw(weights, indices)
         return Sample(items, indices, probabilities, weights, mask, age)
-
-    @jit_method(donates=True, handles="indices", rows="indices")
-    def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
-        """Give the sampler the TD errors of drawn items. `Uniform` ignores them.
-
-        Args:
-          state: donated when called eagerly (see the class).
-          indices: int [B], handles from `Sample.indices`. A handle whose item has been overwritten is ignored. The last
-            occurrence of a handle counts.
-          td_errors: float [B], signed or not.
-
-        Raises:
-          ValueError: other shapes or dtypes.
-
-        Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
-          >>> items = jnp.array([10, 20, 30, 40])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> td_errors = jnp.array([0.0, 0.0, -2.0, 0.0])
-          >>> state = buffer.update(state, buffer.newest(state, 4), td_errors)
-          >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
-          [30, 30, 30, 30]
-        """
-        self._check_state(state)
-        indices, td_errors = checks.check_td_errors(indices, td_errors)
-        slots = self._slots(state, indices)
-        stored = slots < self._num_slots
-        slots = jnp.where(indices >= 0, slots, -1)
-        sampler = self.sampler.update(state.sampler, slots, td_errors, stored, **self._axis)
-        # Orders the next `add` after the draws of these TD errors, and after all reads of handles.
-        changed = {"sampler": sampler, "ring": ring.after(state.ring, slots, td_errors)}
-        return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
-
-    @jit_method(donates=True, handles="indices", rows="indices", moves_items=True)
-    def set(self, state: S, indices: jax.Array, values: Any, *, mask: jax.Array | None = None) -> S:
-        """Write leaves of stored items in place, such as recomputed recurrent states.
-
-        Args:
-          state: donated when called eagerly (see the class).
-          indices: int [B], handles from `Sample.indices`. A handle whose item has been overwritten is ignored. The last
-            occurrence of a handle counts.
-          values: a pytree of the items' structure, leaves [B, ...] ([B, sequence_length, ...] for a `SequenceBuffer`)
-            of the stored shapes and dtypes. None leaves a leaf, or a subtree, unchanged.
-          mask: bool [B] ([B, sequence_length]), True for rows to write; None for all. Rows of a `TransitionBatch` that
-            are not `valid` are not written. Where sequences overlap, the later row of the batch counts.
-
-        Raises:
-          ValueError: wrong structure, shape or dtype; the message names the leaf.
-
-        Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> handles = buffer.newest(state, 3)
-          >>> state = buffer.set(state, handles, items + 1, mask=jnp.array([True, False, True]))
-          >>> buffer.get(state, handles).tolist()
-          [11, 20, 31]
-        """
-        self._check_state(state)
-        places = self._places(state, self._slots(state, checks.check_indices(indices)))
-        spec = layouts.stored_spec(state.storage)
-        values, valid = without_valid(checks.as_arrays(values))
-        num_axes = len(self._storage_axes)
-        values = checks.check_parts(values, spec, places.shape, num_axes, "the buffer")
-        mask = written(mask, valid, places.shape)
-        if mask is not None:
-            places = jnp.where(mask, places, layouts.num_places(spec, num_axes))
-        changed = {"storage": layouts.write_parts(state.storage, num_axes, places, values)}
-        return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
-
-    def newest(self, state: S, n: int) -> jax.Array:
-        """Handles of the newest `n` insertions, int32 [n], oldest first; -1 where there are none.
-
-        Raises:
-          ValueError: `n` is not a positive integer.
-
-        Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> buffer.newest(state, 4).tolist()
-          [-1, 0, 1, 2]
-        """
-        return self._newest(state, check_integer("n", n, 1, ring.MAX_CAPACITY, "the number of insertions"))
-
-    @jit_method(static=("n",), rows="n")
-    def _newest(self, state: S, n: int) -> jax.Array:
-        self._check_state(state)
-        live = ring.newest(state.ring, state.ring.size, self._num_slots)
-        position = live.size - n + jnp.arange(n, dtype=jnp.int32)
-        slots = live.slots(jnp.maximum(position, 0), self._num_slots)
-        return jnp.where(position >= 0, self._handles(state, slots), -1)
-
-    @jit_method(handles="indices", rows="indices", moves_items=True)
-    def get(self, state: S, indices: jax.Array) -> Any:
-        """Items [B, ...] by their handles `indices`, int [B]; zeros for items that are no longer stored.
-
-        Raises:
-          ValueError: `indices` is not a vector of integers.
-
-        Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> handles = buffer.newest(state, 3)
-          >>> # Overwrites 10 and 20; no handle names another item instead.
-          >>> state = buffer.add(state, items + 5)
-          >>> buffer.get(state, handles).tolist()
-          [0, 0, 30]
-        """
-        self._check_state(state)
-        return self._read(state, self._slots(state, checks.check_indices(indices)), fill=True)[0]
 
     def size(self, state: S) -> jax.Array:
         """Number of drawable items, int32 [].

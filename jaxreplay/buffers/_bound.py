@@ -54,6 +54,17 @@ class Bound(Generic[C]):
         method = _method(type(self.config), name)
         return getattr(self.config, name) if method is None else types.MethodType(method, self)
 
+    def __len__(self) -> int:
+        """The buffer's `size`, for which an eager call waits."""
+        return int(self.size())
+
+    def __bool__(self) -> bool:
+        return True  # also while it is empty
+
+    def __repr__(self) -> str:
+        num_bytes = sum(getattr(x, "nbytes", 0) for x in jax.tree.leaves(self.state))
+        return f"Bound({self.config!r}, {type(self.state).__name__} of {num_bytes:,} bytes)"
+
     def __dir__(self) -> list[str]:
         return [*super().__dir__(), *(name for name in dir(self.config) if not name.startswith("_"))]
 
@@ -82,6 +93,8 @@ if TYPE_CHECKING:
         sample, epoch, num_batches = _reads(Buffer.sample), _reads(Buffer.epoch), _reads(Buffer.num_batches)
         get, newest, size = _reads(Buffer.get), _reads(Buffer.newest), _reads(Buffer.size)
         is_empty, is_full, can_sample = _reads(Buffer.is_empty), _reads(Buffer.is_full), _reads(Buffer.can_sample)
+        handles, slots = _reads(Buffer.handles), _reads(Buffer.slots)
+        priorities, age = _reads(Buffer.priorities), _reads(Buffer.age)
 
 
 Kind = TypeVar("Kind", bound=Buffer[Any] | Sharded[Any] | Mixture)

@@ -39,7 +39,7 @@ from jaxreplay.buffers._mixture_sources import (
     num_rows,
     without_normalization,
 )
-from jaxreplay.buffers._sample import Sample, check_draw, is_known_empty
+from jaxreplay.buffers._sample import Sample, check_draw, check_minibatches, is_known_empty
 from jaxreplay.buffers._sharded import Sharded
 from jaxreplay.buffers._shards import shards_of, whole_of
 from jaxreplay.transitions import TransitionBatch
@@ -180,6 +180,7 @@ class Mixture:
         *,
         beta: Any = None,
         max_age: jax.Array | int | None = None,
+        minibatches: int | None = None,
     ) -> Sample:
         """Draw `counts(batch_size)` rows from the sources, in the order of the buffers, each by its own law.
 
@@ -187,29 +188,44 @@ class Mixture:
 
         Args:
           max_age: applies to each source; N_k then counts the younger items only.
+          minibatches: each source splits its rows, so that a minibatch has them in the same shares.
 
         Raises:
           ValueError: an invalid argument, as in a buffer's `sample`; the sources store different items; the rows of a
-            `Sharded` source are not a multiple of its shards; or all sources are empty and the call is eager.
+            `Sharded` source are not a multiple of its shards, or of a source not a multiple of `minibatches`; or all
+            sources are empty and the call is eager.
         """
-        batch_size = check_draw(batch_size, beta, max_age)
-        drawn = self._draw(state, key, batch_size, beta, max_age)
+        batch_size = check_draw(batch_size, beta, max_age, minibatches)
+        drawn = self._draw(state, key, batch_size, beta, max_age, minibatches)
         if all(map(is_known_empty, self.buffers, state)):
             raise ValueError("cannot sample from a mixture of empty buffers; add items first (see can_sample).")
         return drawn
 
-    @jit_method(static=("batch_size",), rows="batch_size", moves_items=True)
-    def _draw(self, state: tuple[Any, ...], key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
+    @jit_method(static=("batch_size", "minibatches"), rows="batch_size", moves_items=True)
+    def _draw(
+        self, state: tuple[Any, ...], key: jax.Array, batch_size: int, beta: Any, max_age: Any, minibatches: int | None
+    ) -> Sample:
         self._check_state(state)
         checks.check_key(key)
         buffers, keys = self.buffers, jax.random.split(key, len(self.buffers))
         if self.weights == "joint":
             buffers = tuple(map(without_normalization, buffers))
         parts = self._parts("batch_size", batch_size)
-        drawn = [buffers[k]._draw(state[k], keys[k], rows.stop - rows.start, beta, max_age) for k, rows in parts]
+        counts = [rows.stop - rows.start for _, rows in parts]
+        for (k, _), count in zip(parts, counts, strict=True):
+            check_minibatches(f"rows of buffers[{k}]", count, minibatches)
+        drawn = [
+            buffers[k]._draw(state[k], keys[k], count, beta, max_age, minibatches)
+            for (k, _), count in zip(parts, counts, strict=True)
+        ]
         if self.weights == "joint":
-            drawn = self._weigh(drawn, [k for k, _ in parts], batch_size)
-        return jax.tree.map(lambda *rows: jnp.concatenate(rows), *drawn)
+            weigh = functools.partial(self._weigh, sources=[k for k, _ in parts])
+            if minibatches is None:
+                drawn = weigh(drawn, batch_size=batch_size)
+            else:
+                drawn = jax.vmap(functools.partial(weigh, batch_size=batch_size // minibatches))(drawn)
+        axis = 0 if minibatches is None else 1
+        return jax.tree.map(lambda *rows: jnp.concatenate(rows, axis=axis), *drawn)
 
     def _weigh(self, drawn: list[Sample], sources: list[int], batch_size: int) -> list[Sample]:
         """Draws from `sources` whose weights are not normalized, with joint weights."""
@@ -274,11 +290,34 @@ class Mixture:
     @jit_method(handles="indices")
     def get(self, state: tuple[Any, ...], indices: jax.Array) -> Any:
         """Items [B, ...] by their handles, int [B], in the rows in which they were drawn; zeros if not stored."""
+        return self._of_rows("get", state, "indices", indices)
+
+    @jit_method(handles="slots")
+    def handles(self, state: tuple[Any, ...], slots: jax.Array) -> jax.Array:
+        """`Buffer.handles` of slots within sources, int [B]; sources have rows as in a draw of B."""
+        return self._of_rows("handles", state, "slots", slots)
+
+    @jit_method(handles="indices")
+    def slots(self, state: tuple[Any, ...], indices: jax.Array) -> jax.Array:
+        """`Buffer.slots` of items within their sources; handles, int [B], in the rows in which they were drawn."""
+        return self._of_rows("slots", state, "indices", indices)
+
+    @jit_method(handles="indices")
+    def priorities(self, state: tuple[Any, ...], indices: jax.Array) -> jax.Array:
+        """`Buffer.priorities` of items; handles, int [B], in the rows in which they were drawn."""
+        return self._of_rows("priorities", state, "indices", indices)
+
+    @jit_method(handles="indices")
+    def age(self, state: tuple[Any, ...], indices: jax.Array) -> jax.Array:
+        """`Buffer.age` of items; handles, int [B], in the rows in which they were drawn."""
+        return self._of_rows("age", state, "indices", indices)
+
+    def _of_rows(self, method: str, state: tuple[Any, ...], name: str, rows: jax.Array) -> Any:
+        """A method of each source for its part of `rows`, the argument `name`."""
         self._check_state(state)
-        indices = checks.check_indices(indices)
-        parts = self._parts("indices", indices.size)
-        items = [self.buffers[k].get(state[k], indices[rows]) for k, rows in parts]
-        return jax.tree.map(lambda *rows: jnp.concatenate(rows), *items)
+        rows = checks.check_indices(rows, name=name)
+        found = [getattr(self.buffers[k], method)(state[k], rows[part]) for k, part in self._parts(name, rows.size)]
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
 
     def sizes(self, state: tuple[Any, ...]) -> tuple[jax.Array, ...]:
         """Number of drawable items of each source, int32 [] each."""

@@ -18,7 +18,7 @@ from jaxreplay.buffers import _later_steps, _memory
 from jaxreplay.buffers._base import Buffer, S
 from jaxreplay.buffers._replay import ReplayState
 from jaxreplay.buffers._reservoir import ReservoirState
-from jaxreplay.buffers._sample import Sample, check_draw, check_drawn
+from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, check_minibatches
 from jaxreplay.buffers._sequence import SequenceState
 from jaxreplay.buffers._shards import part_of, shards_of
 
@@ -161,7 +161,14 @@ class Sharded(OnMesh, Generic[S]):
         return self._on_shards(add, specs, state, key, items, others)
 
     def sample(
-        self, state: S, key: jax.Array, batch_size: int, *, beta: Any = None, max_age: jax.Array | int | None = None
+        self,
+        state: S,
+        key: jax.Array,
+        batch_size: int,
+        *,
+        beta: Any = None,
+        max_age: jax.Array | int | None = None,
+        minibatches: int | None = None,
     ) -> Sample:
         """Draw batch_size / D items from each shard.
 
@@ -169,24 +176,31 @@ class Sharded(OnMesh, Generic[S]):
           key: the same in all processes.
           max_age: for a `ReplayBuffer`, each shard draws from its newest max_age / D items, rounded up; `Sample.age` is
             D times the number of later insertions into the item's shard.
+          minibatches: each shard splits its part of the batch.
 
         Raises:
-          ValueError: an invalid argument, as in the buffer's `sample`; `batch_size` is not a multiple of D; or all
-            shards are empty and the call is eager.
+          ValueError: an invalid argument, as in the buffer's `sample`; `batch_size` is not a multiple of D (times
+            `minibatches`); or all shards are empty and the call is eager.
         """
-        batch_size = check_draw(batch_size, beta, max_age)
-        return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age))
+        batch_size = check_draw(batch_size, beta, max_age, minibatches)
+        return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age, minibatches))
 
-    @jit_method(static=("batch_size",))
-    def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
+    @jit_method(static=("batch_size", "minibatches"))
+    def _draw(
+        self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any, minibatches: int | None
+    ) -> Sample:
         self._check_state(state)
         self._check_divides("batch_size", batch_size)
         share = batch_size // self.num_shards
+        check_minibatches("rows of a shard", share, minibatches)
 
         def draw(state: S, key: jax.Array, beta: Any, max_age: Any) -> Sample:
-            return self._part._draw(state, self._shard_key(key), share, beta, max_age)
+            one_key = getattr(self.buffer.sampler, "shares_key", False)
+            own = key if one_key else self._shard_key(key)
+            return self._part._draw(state, own, share, beta, max_age, minibatches)
 
-        return self._on_shards(draw, (PartitionSpec(),) * 3, state, key, beta, max_age, rows=True)
+        rows = 0 if minibatches is None else 1
+        return self._on_shards(draw, (PartitionSpec(),) * 3, state, key, beta, max_age, rows=rows)
 
     def epoch(self, state: S, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
         """Batch number `step` of a pass in which each shard passes over its own items, batch_size / D a batch.
@@ -209,7 +223,7 @@ class Sharded(OnMesh, Generic[S]):
         def epoch(state: S, key: jax.Array, step: jax.Array) -> Sample:
             return self._part._epoch(state, self._shard_key(key), share, step)
 
-        return self._on_shards(epoch, (PartitionSpec(),) * 2, state, key, step, rows=True)
+        return self._on_shards(epoch, (PartitionSpec(),) * 2, state, key, step, rows=0)
 
     def num_batches(self, state: S, batch_size: int) -> jax.Array:
         """Number of batches of an `epoch`, which is that of the fullest shard, int32 []."""
@@ -266,7 +280,7 @@ class Sharded(OnMesh, Generic[S]):
     def _newest(self, state: S, n: int) -> jax.Array:
         self._check_state(state)
         self._check_divides("n", n)
-        return self._on_shards(lambda state: self._part._newest(state, n // self.num_shards), (), state, rows=True)
+        return self._on_shards(lambda state: self._part._newest(state, n // self.num_shards), (), state, rows=0)
 
     @jit_method(handles="indices")
     def get(self, state: S, indices: jax.Array) -> Any:
@@ -275,10 +289,34 @@ class Sharded(OnMesh, Generic[S]):
         Raises:
           ValueError: as the buffer's `get`; or B is not a multiple of D.
         """
+        return self._of_rows(self._part.get, state, "indices", indices)
+
+    @jit_method(handles="slots")
+    def handles(self, state: S, slots: jax.Array) -> jax.Array:
+        """`Buffer.handles` of slots within shards, int [B]; each shard has B / D rows, in the order of the shards."""
+        return self._of_rows(self._part.handles, state, "slots", slots)
+
+    @jit_method(handles="indices")
+    def slots(self, state: S, indices: jax.Array) -> jax.Array:
+        """`Buffer.slots` of items within their shards; handles, int [B], in the rows in which they were drawn."""
+        return self._of_rows(self._part.slots, state, "indices", indices)
+
+    @jit_method(handles="indices")
+    def priorities(self, state: S, indices: jax.Array) -> jax.Array:
+        """`Buffer.priorities` of items; handles, int [B], in the rows in which they were drawn."""
+        return self._of_rows(self._part.priorities, state, "indices", indices)
+
+    @jit_method(handles="indices")
+    def age(self, state: S, indices: jax.Array) -> jax.Array:
+        """`Buffer.age` of items; handles, int [B], in the rows in which they were drawn."""
+        return self._of_rows(self._part.age, state, "indices", indices)
+
+    def _of_rows(self, method: Callable[..., Any], state: S, name: str, rows: jax.Array) -> Any:
+        """A method of each shard for its part of `rows`, the argument `name`."""
         self._check_state(state)
-        indices = checks.check_indices(indices)
-        self._check_divides("indices", indices.size)
-        return self._on_shards(self._part.get, (PartitionSpec(self.axis),), state, indices, rows=True)
+        rows = checks.check_indices(rows, name=name)
+        self._check_divides(name, rows.size)
+        return self._on_shards(method, (PartitionSpec(self.axis),), state, rows, rows=0)
 
     def later(self, state: S, key: jax.Array, indices: jax.Array, *, law: Any = "uniform", gamma: Any = 0.99) -> Any:
         """`SequenceBuffer.later` for handles, int [B], in the rows in which they were drawn.
@@ -297,7 +335,7 @@ class Sharded(OnMesh, Generic[S]):
             return cast(Any, self._part)._draw_later(state, self._shard_key(key), others[0], law, others[1])
 
         specs = PartitionSpec(), PartitionSpec(self.axis), PartitionSpec()
-        return self._on_shards(later, specs, state, key, indices, log_gamma, rows=True)
+        return self._on_shards(later, specs, state, key, indices, log_gamma, rows=0)
 
     def size(self, state: S) -> jax.Array:
         """Number of drawable items in all shards, int32 []."""
@@ -377,22 +415,27 @@ class Sharded(OnMesh, Generic[S]):
         specs: tuple[PartitionSpec, ...],
         state: S,
         *arguments: Any,
-        rows: bool = False,
+        rows: int | None = None,
     ) -> Any:
         """Apply `method` to each shard's state and its part of the arguments, partitioned by `specs`.
 
-        The method returns a state, or with `rows` the shard's part of a batch.
+        The method returns a state. With `rows` it returns the shard's part of a batch, whose axis `rows` is divided.
         """
 
         def on_shard(shard: S, *arguments: Any) -> Any:
             # The vmap removes the leading axis of 1. With reshapes instead, XLA copies the whole storage.
             result = jax.vmap(lambda state: method(state, *arguments))(shard)
-            return jax.tree.map(lambda x: x.reshape(x.shape[1:]), result) if rows else result
+            return result if rows is None else jax.tree.map(lambda x: x.reshape(x.shape[1:]), result)
 
-        return self._map(on_shard, (PartitionSpec(self.axis), *specs), state, *arguments)
+        return self._map(on_shard, (PartitionSpec(self.axis), *specs), state, *arguments, divided=rows or 0)
 
-    def _map(self, function: Callable[..., Any], specs: tuple[PartitionSpec, ...], *arguments: Any) -> Any:
-        """Apply `function` to each device's part of the arguments, partitioned by `specs`."""
+    def _map(
+        self, function: Callable[..., Any], specs: tuple[PartitionSpec, ...], *arguments: Any, divided: int = 0
+    ) -> Any:
+        """Apply `function` to each device's part of the arguments, partitioned by `specs`.
+
+        The devices' results are parts along the axis `divided`.
+        """
         mesh = mesh_here(self.mesh)
         if mesh.axis_types[mesh.axis_names.index(self.axis)] == AxisType.Explicit:
             layout = [NamedSharding(mesh, spec) for spec in specs]
@@ -401,7 +444,8 @@ class Sharded(OnMesh, Generic[S]):
                 jax.tree.map(lambda x, s=s: jax.sharding.reshard(x, s), a)
                 for a, s in zip(arguments, layout, strict=True)
             )
-        return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=PartitionSpec(self.axis))(*arguments)
+        out_specs = PartitionSpec(*[None] * divided, self.axis)
+        return jax.shard_map(function, mesh=mesh, in_specs=specs, out_specs=out_specs)(*arguments)
 
 
 @functools.cache

@@ -19,7 +19,7 @@ from jaxreplay.samplers._protocol import Sampler
 from jaxreplay.samplers._uniform import uniform_slots
 from jaxreplay.samplers._update_counts import UpdateCounts
 from jaxreplay.samplers._weights import Normalize, importance_weights
-from jaxreplay.sum_tree._tree import on_backend
+from jaxreplay.sum_tree._tree import Stratified, on_backend
 
 
 @struct.dataclass
@@ -94,7 +94,9 @@ class Prioritized(Sampler[PrioritizedState]):
         at all (None).
       stratified: draw once from each of batch_size equal parts of the total priority, instead of independently. The
         rows of the batch are then in slot order: permute them (`jax.random.permutation`) before a split into
-        minibatches, or each minibatch comes from one part of the buffer.
+        minibatches, or each minibatch comes from one part of the buffer. "systematic" draws at the same random place in
+        each part, in all shards of a buffer. An item then occurs batch_size * P(i) times, rounded down or up. So none
+        occurs twice if batch_size * P(i) <= 1 for all, up to rounding in float32.
       count_updates: count in the state how often each item is updated, and how many updates come too late (reported
         by `jaxreplay.diagnostics`); costs 4 bytes per item.
 
@@ -111,7 +113,7 @@ class Prioritized(Sampler[PrioritizedState]):
     beta: float | Callable[[jax.Array], Any] = 0.4
     epsilon: float = 1e-6
     normalize: Normalize = "batch"
-    stratified: bool = True
+    stratified: Stratified = True
     floor: float = 0.0
     max_priority: Literal["ever", "stored"] | float = "ever"
     count_updates: bool = False
@@ -134,8 +136,15 @@ class Prioritized(Sampler[PrioritizedState]):
             max_priority = check_number("max_priority", max_priority, 0, math.inf, '"ever" is usual')
         settle(self, alpha=alpha, beta=beta, epsilon=epsilon, floor=floor, max_priority=max_priority)
         settle(self, count_updates=check_bool("count_updates", self.count_updates, "whether to count updates"))
+        if self.stratified != "systematic" and not isinstance(self.stratified, bool):
+            raise ValueError(f'stratified={self.stratified!r}: must be True, False or "systematic".')
         if self.normalize not in ("batch", "global", None):
             raise ValueError(f'normalize={self.normalize!r}: must be "batch", "global" or None.')
+
+    @property
+    def shares_key(self) -> bool:
+        """True if the shards of a buffer draw with one key: a systematic draw has one offset."""
+        return self.stratified == "systematic"
 
     def tree(self, capacity: int) -> sum_tree.SumTree:
         """An empty sum tree for `capacity` slots.
@@ -235,6 +244,11 @@ class Prioritized(Sampler[PrioritizedState]):
             updates=saturating_add(state.updates, is_update.astype(jnp.int32)),
             counts=_update_counts.update(state.counts, slots),
         )
+
+    def priorities(self, state: PrioritizedState, slots: jax.Array) -> jax.Array:
+        leaves = sum_tree.get(state.tree, slots)
+        exponent = 1 / self.alpha if self.alpha > 0 else 0.0
+        return jnp.where(leaves > 0, leaves**exponent, 0.0)
 
     def _learn(
         self, state: PrioritizedState, td_errors: jax.Array, mask: jax.Array, axis_name: str | None

@@ -2,7 +2,8 @@
 
 A sampler sees slots, probabilities and TD errors, but no items. A row whose slot is outside [0, capacity) is ignored.
 A buffer may be split into D shards. Each shard then has its own sampler state and draws 1/D of the batch, and `insert`,
-`weights` and `update` also get the name of a mapped axis over the shards.
+`weights` and `update` also get the name of a mapped axis over the shards. Each shard draws with a key of its own, or
+with the same key if the sampler has an attribute `shares_key` that is True.
 """
 
 from typing import Any, Protocol, TypeVar
@@ -181,6 +182,23 @@ class Sampler(Protocol[S]):
           >>> # NaN changes nothing.
           >>> float(state.max_priority), int(state.rejected), float(state.tree.sums[-1][1])
           (4.0, 1, 1.0)
+        """
+        ...
+
+    def priorities(self, state: S, slots: jax.Array) -> jax.Array:
+        """Priorities of slots, before alpha, float32 [B]; optional, for a buffer's `priorities`.
+
+        Args:
+          state: the sampler's state.
+          slots: int32 [B], in [0, capacity).
+
+        Examples:
+          >>> sampler = jr.Prioritized(alpha=0.5, epsilon=0.0)
+          >>> state = jax.jit(sampler.insert)(
+          ...     sampler.init(4), jnp.array([0]), jnp.array([True]), td_errors=jnp.array([9.0])
+          ... )
+          >>> sampler.priorities(state, jnp.array([0, 1])).tolist()
+          [9.0, 0.0]
         """
         ...
 

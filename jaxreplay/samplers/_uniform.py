@@ -125,6 +125,9 @@ class Uniform(Sampler[UniformState]):
             weight = share.astype(jnp.float32) / jnp.maximum(shards.total(size, axis_name), 1).astype(jnp.float32)
         return jnp.where(probabilities > 0, weight, 0.0)
 
+    def priorities(self, state: UniformState, slots: jax.Array) -> jax.Array:
+        return jnp.ones(slots.shape, jnp.float32)
+
     def update(
         self,
         state: UniformState,

@@ -20,7 +20,7 @@ O(batch * fanout * log(capacity)).
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -39,6 +39,8 @@ DEFAULT_FANOUTS = {"cpu": 8, "tpu": 128}
 DEFAULT_FANOUT = 64  # on all other backends
 MAX_CAPACITY = 2**29
 NONE = float(np.finfo(np.float32).max)  # the minimum of no leaves; finite, so it passes jax_debug_infs
+BELOW = np.float32(1 - 2**-23)  # times a positive number: less than it
+Stratified = bool | Literal["systematic"]
 
 
 @struct.dataclass
@@ -335,7 +337,9 @@ def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
 
 
 @functools.partial(jax.jit, static_argnames=("batch_size", "stratified"))
-def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool = False) -> tuple[jax.Array, jax.Array]:
+def sample(
+    tree: SumTree, key: jax.Array, batch_size: int, *, stratified: Stratified = False
+) -> tuple[jax.Array, jax.Array]:
     """Draw leaves in proportion to their values, with replacement.
 
     The probability of leaf i is leaf_i / total to within 2^-21, the error of sums and prefixes in float32 (if
@@ -348,7 +352,8 @@ def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool =
       key: a PRNG key.
       batch_size: number of draws.
       stratified: draw once from each of `batch_size` equal parts of [0, total) (Schaul et al. 2016, appendix B.2.1)
-        instead of independently.
+        instead of independently. "systematic" draws at the same place in each part (Madow and Madow 1944, On the Theory
+        of Systematic Sampling, section 2): leaf i occurs batch_size * leaf_i / total times, rounded down or up.
 
     Returns:
       the indices of the leaves, int32 [batch_size], in ascending order of the strata if stratified; and their values,
@@ -365,11 +370,14 @@ def sample(tree: SumTree, key: jax.Array, batch_size: int, *, stratified: bool =
 
 
 @functools.partial(jax.jit, static_argnames="stratified")
-def sample_with(tree: SumTree | Restricted, bits: Any, *, stratified: bool = False) -> tuple[jax.Array, jax.Array]:
+def sample_with(
+    tree: SumTree | Restricted, bits: Any, *, stratified: Stratified = False
+) -> tuple[jax.Array, jax.Array]:
     """`sample` with random bits, two uint32 [batch_size], instead of a key.
 
     One float32 uniform has 24 bits, too few to distinguish the leaves of a large tree. So a second uniform is drawn
-    halfway down, conditional on the node and the stratum reached.
+    halfway down, conditional on the node and the stratum reached. A systematic draw uses the bits of the first row, and
+    halfway down it adds the bits that the first prefix has no room for.
 
     Examples:
       >>> tree = jr.sum_tree.init(4)
@@ -380,14 +388,22 @@ def sample_with(tree: SumTree | Restricted, bits: Any, *, stratified: bool = Fal
       [1, 1, 3]
     """
     coarse, fine = ((words >> 8).astype(jnp.float32) * 2.0**-24 for words in bits)
-    mass, batch_size = total(tree), coarse.size
-    if stratified:
-        stratum = jnp.arange(batch_size, dtype=jnp.float32)
+    mass, batch_size, is_systematic = total(tree), coarse.size, stratified == "systematic"
+    stratum = jnp.arange(batch_size, dtype=jnp.float32)
+    if is_systematic:
+        coarse, fine = jnp.full_like(coarse, coarse[0]), jnp.full_like(fine, fine[0])
+        # By a constant XLA would multiply with the reciprocal, and equal leaves would not have equal parts.
+        step = mass / jnp.where(mass >= 0, np.float32(batch_size), 1.0)
+        low, high = stratum * step, (stratum + 1) * step
+    elif stratified:
         low, high = mass * (stratum / batch_size), mass * ((stratum + 1) / batch_size)
     else:
         low, high = jnp.zeros_like(coarse), jnp.full_like(coarse, mass)
+    prefix = low + coarse * (high - low)
+    if is_systematic:
+        prefix = jnp.minimum(prefix, high * BELOW)
     # Computed once, so that the index of a leaf and its value come from the same rounding of the prefix.
-    low, high, prefix = materialize(low, high, low + coarse * (high - low))
+    low, high, prefix = materialize(low, high, prefix)
     tree, roots, patches = _counted(tree, "sums", 0.0)
     lower_levels = tree.sums[1:]
     half = len(lower_levels) // 2
@@ -396,8 +412,14 @@ def sample_with(tree: SumTree | Restricted, bits: Any, *, stratified: bool = Fal
     )
     if lower_levels:
         offset = prefix - rest  # the mass to the left of the node
-        low, high = jnp.maximum(low - offset, 0.0), jnp.minimum(high - offset, value)
-        (rest,) = materialize(low + fine * jnp.maximum(high - low, 0.0))
+        start, step = low - offset, high - low
+        low, high = jnp.maximum(start, 0.0), jnp.minimum(high - offset, value)
+        if is_systematic:
+            rest = start + coarse * step + fine * 2.0**-24 * step
+            rest = jnp.maximum(jnp.minimum(rest, high * BELOW), low)
+        else:
+            rest = low + fine * jnp.maximum(high - low, 0.0)
+        (rest,) = materialize(rest)
         node, _, value = _levels.descend(lower_levels[half:], (node, rest, value), tree.fanout, patches[half:])
     return node, value
 

@@ -86,6 +86,11 @@ class Lane(twins.Lane):
         for lane, its, own in zip(self.parts, buffer.buffers, state, strict=True):
             lane.check_state(its, own)
 
+    def check_look_ups(self, seen, names, rows):
+        for lane, its in zip(self.parts, self.twin.parts(len(names)), strict=True):
+            own = {name: seen[name][its] for name in ("slots", "age", "priorities", "handles")}
+            lane.check_look_ups(own, names[its], rows[its])
+
     def check_draw(self, sample, max_age=None, beta=None):
         mixture, batch_size = self.twin.mixture, len(sample.indices)
         expected, joint = np.zeros(batch_size), mixture.weights == "joint"

@@ -190,6 +190,7 @@ def groups_p_value(draws, groups, masses):
     ("capacity", "stratified", "fanout"),
     [
         *itertools.product([10, 1000, 2**20], [False, True], [None]),
+        (2**20, "systematic", None),
         *map(rarely, [(1000, True, 128), (1000, False, 128), (2**20, False, 64)]),
     ],
 )
@@ -263,6 +264,42 @@ def test_stratified_draws_come_one_from_each_stratum(capacity):
         draws, values = sum_tree.sample(tree, jax.random.key(seed), capacity, stratified=True)
         np.testing.assert_array_equal(values, 1)
         np.testing.assert_array_equal(draws, np.arange(capacity))
+
+
+@pytest.mark.parametrize(
+    ("capacity", "batch_size", "fanout"), [(1, 5, None), (40, 64, 4), (3000, 7, 128), rarely((2**18, 1024, None))]
+)
+def test_systematic_draws_are_equal_steps_from_one_offset(capacity, batch_size, fanout):
+    """As a search in the cumulative sums finds them, and over many offsets each leaf as often as it should be."""
+    leaves = seeds.rng(1).exponential(size=capacity).astype(np.float32)
+    leaves[seeds.rng(2).random(capacity) < 0.2] = 0
+    leaves[0] = 1
+    tree, num_offsets = tree_of(leaves, fanout=fanout), 64
+    offsets = (np.arange(num_offsets, dtype=np.uint32) << 26) + np.uint32(2**25)
+    coarse = jnp.broadcast_to(offsets[:, None], (num_offsets, batch_size))
+    bits = coarse, jnp.zeros_like(coarse)
+    found, values = jax.jit(jax.vmap(lambda *bits: sum_tree.sample_with(tree, bits, stratified="systematic")))(*bits)
+    np.testing.assert_array_equal(values, leaves[found])
+    edges = np.cumsum(leaves, dtype=np.float64)
+    prefix = (np.arange(batch_size) + offsets[:, None] / 2**32) * edges[-1] / batch_size
+    expected = np.searchsorted(edges, prefix, side="right")
+    to_edge = np.minimum(edges[expected] - prefix, prefix - np.append(0, edges)[expected])
+    same = np.asarray(found) == expected
+    assert np.all(same | (to_edge < 2**-20 * edges[-1]))  # the error of sums and prefixes in float32
+    assert np.mean(same) > (0.99 if capacity < 2**18 else 0.8)
+    share = batch_size * leaves / edges[-1]
+    counts = np.stack([np.bincount(row, minlength=capacity) for row in np.asarray(found)])
+    assert np.all((counts >= np.floor(share * 0.999)) & (counts <= np.ceil(share * 1.001)))
+    assert np.all(np.abs(counts.mean(axis=0) - share) <= 2.01 / num_offsets + 1e-3 * share)
+
+
+@pytest.mark.parametrize("capacity", [1, 7, 64, 100, 1000])
+@pytest.mark.parametrize("offset", [0, 1, 2**31, 2**32 - 1])
+def test_as_many_systematic_draws_as_equal_leaves_find_each_once(capacity, offset):
+    bits = jnp.full((2, capacity), offset, jnp.uint32)
+    draws, values = sum_tree.sample_with(tree_of(np.ones(capacity)), tuple(bits), stratified="systematic")
+    np.testing.assert_array_equal(values, 1)
+    np.testing.assert_array_equal(draws, np.arange(capacity))
 
 
 @pytest.mark.law

@@ -316,6 +316,29 @@ def without_replacement(block, monkeypatch):
     assert np.all(np.ptp(found["losses"], axis=1) > 2_000)  # each of them from all over the buffer
 
 
+def minibatches(block, monkeypatch):
+    def learn(agent, items, weights):
+        assert weights.shape == (256,)
+        return agent + 1, items + 1.0
+
+    names = {"items": np.arange(3_000.0), "key": jax.random.key(0), "agent": 0, "learn": learn}
+    found = run(block, names)
+    buffer, replay, sample = found["buffer"], found["replay"], found["sample"]
+    assert found["agent"] == 4
+    assert np.all(np.ptp(sample.items, axis=1) > 2_900)  # each of them from all over the buffer
+    priorities = buffer.priorities(replay, sample.indices.reshape(-1))
+    np.testing.assert_allclose(priorities, sample.items.reshape(-1) + 1, rtol=1e-4)
+
+
+def look_ups(block, monkeypatch):
+    buffer = jr.ReplayBuffer(capacity=100_000)
+    replay = buffer.add(buffer.init(jnp.zeros(8)), jnp.zeros(8))
+    sample = buffer.sample(replay, jax.random.key(0), 8, minibatches=2)
+    found = run(block, {"buffer": buffer, "replay": replay, "sample": sample})
+    assert found["visits"].sum() == 4
+    assert found["oldest"] == 7 - np.min(sample.indices[0])
+
+
 def leaves_of_slots(buffer, replay):
     """What `Prioritized` has stored of each slot: priority^alpha."""
     return np.asarray(leaves_of(replay.sampler.tree))[: buffer.capacity]
@@ -909,7 +932,15 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/datasets.md": [data_sets],
     "guides/devices.md": [one_device_to_eight, explicit_axes, several_processes],
     "guides/diagnostics.md": [looking_inside],
-    "guides/draws.md": [newest_sequences_once, recent_experience, staleness, epochs, without_replacement],
+    "guides/draws.md": [
+        newest_sequences_once,
+        recent_experience,
+        staleness,
+        epochs,
+        without_replacement,
+        minibatches,
+        look_ups,
+    ],
     "guides/goals.md": [goals],
     "coming_from/coax.md": [elsewhere("coax"), HOST_LOOP],
     "coming_from/cpprb.md": [

@@ -136,7 +136,7 @@ def jit_method(
         names = list(signature.parameters)[2:]
         handles_at = names.index(handles) if handles else None
         rows_at = names.index(rows) if rows else None
-        by_position = _by_position(signature, body.__qualname__)
+        by_position = _by_position(signature, body.__name__)
         programs = _programs(body, signature, static, donates)
         programs_on_one_thread = _programs(body, signature, static, donates, compiler_options=ON_ONE_THREAD)
 
@@ -181,7 +181,7 @@ def _by_position(signature: inspect.Signature, method: str) -> Callable[..., tup
             try:
                 signature.bind(self, state, *arguments, **named)  # raises an error that explains
             except TypeError as error:
-                raise TypeError(f"{method}(): {error}") from None
+                raise TypeError(f"{type(self).__name__}.{method}(): {error}") from None
         return tuple(values)
 
     return by_position

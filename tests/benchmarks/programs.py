@@ -57,6 +57,7 @@ SAMPLERS = {
     "prioritized": jr.Prioritized(),
     "global": jr.Prioritized(normalize="global"),
     "stored": jr.Prioritized(max_priority="stored"),
+    "systematic": jr.Prioritized(stratified="systematic"),
 }
 
 
@@ -74,7 +75,8 @@ class Cell:
       sampler: a key of SAMPLERS.
       windows: of a sequence buffer.
       gaps: of a sequence buffer that is told of rows that may not be drawn.
-      draw: "sample", "max_age" (the newest MAX_AGE alone), "epoch" or "later" (sequences and a later row of each).
+      draw: "sample", "max_age" (the newest MAX_AGE alone), "minibatches" (four), "epoch" or "later"
+        (sequences and a later row of each).
       writes: TD errors come with what is added, and what was drawn is written back.
       n: steps of a tracer's window.
       orders: also a scan in which the operations follow each other in every order.
@@ -222,9 +224,15 @@ class _Bound:
         self.sample = {
             "sample": lambda state, key: buffer.sample(state, key, cell.batch_size),
             "max_age": lambda state, key: buffer.sample(state, key, cell.batch_size, max_age=MAX_AGE),
+            "minibatches": lambda state, key: _flat(buffer.sample(state, key, cell.batch_size, minibatches=4)),
             "epoch": lambda state, key: buffer.epoch(state, key, cell.batch_size, step=_number(key)),
             "later": lambda state, key: _with_later(buffer, state, key, cell.batch_size),
         }[cell.draw]
+
+
+def _flat(sample: jr.Sample) -> jr.Sample:
+    """The rows of all minibatches in one batch."""
+    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample)
 
 
 def _first_numbers(items: jax.Array) -> jax.Array:

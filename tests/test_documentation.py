@@ -100,6 +100,17 @@ def test_the_readme_is_short():
     assert len(PAGES["README.md"].split()) <= 900
 
 
+def test_the_rule_for_ends_is_the_same_everywhere():
+    rule = (
+        "True for the last row of {} episode{} If the stream has a row for the final observation, that row is the "
+        "last: `ends=~step`. If it has none, the last row is the terminated or truncated one: "
+        "`ends=terminated | truncated`."
+    )
+    for page in ("guides/sequences.md", "guides/recurrent.md", "recipes/sequences.md"):
+        assert rule.format("each", ".") in " ".join(PAGES[DOCS + page].split())
+    assert rule.format("an", "; None if no row is.") in " ".join(jr.SequenceBuffer.add.__doc__.split())
+
+
 @struct.dataclass
 class Envs:
     """Environments whose observations count their steps."""
@@ -215,6 +226,69 @@ def sequences(block, monkeypatch):
     leaves = leaves_of(found["replay"].sampler.tree)
     np.testing.assert_allclose(leaves[drawn % buffer._num_slots], (td_errors + 1e-6) ** 0.6, rtol=1e-5)
     assert not np.array_equal(jax.random.key_data(found["key"]), jax.random.key_data(names["key"]))
+
+
+def random_walk(key, time, action):
+    """A step with same-step autoreset: truncated after 60 steps, terminated if a random number is high."""
+    after, first = jax.random.normal(key, (2, 1))
+    terminated, truncated = after[0] > 2.2, time == 59
+    over = terminated | truncated
+    reward = after[0] * (1.0 + action)
+    return jnp.where(over, first, after), jnp.where(over, 0, time + 1), reward, terminated, truncated, after
+
+
+def errors_of(rows, q, start, cut):
+    """TD errors [37] of a sequence of one stream, and which of them count, by the definitions."""
+    errors, counts, over = np.zeros(37), np.zeros(37, bool), rows["terminated"] | rows["truncated"]
+    for i, t in enumerate(range(start + 40, start + 77)):
+        counts[i] = rows["step"][t] and not (cut and np.any(~rows["step"][start:t]))
+        if counts[i]:
+            m = next((m for m in (1, 2) if over[t + m - 1]), 3)
+            bootstrap = 0.0 if rows["terminated"][t + m - 1] else 0.99**m * q[t + m].max()
+            target = sum(0.99**k * rows["reward"][t + k] for k in range(m)) + bootstrap
+            errors[i] = target - q[t, rows["action"][t]]
+    return errors, counts
+
+
+def recurrent_agent(block, monkeypatch):
+    """Parameters do not change, so stored states, values and TD errors follow from the streams alone."""
+    seen, update = [], jr.SequenceBuffer.update
+
+    def record(buffer, replay, indices, priorities):
+        jax.debug.callback(lambda *given: seen.append(jax.tree.map(np.asarray, given)), indices, priorities)
+        return update(buffer, replay, indices, priorities)
+
+    monkeypatch.setattr(jr.SequenceBuffer, "update", record)
+    names = {
+        "env_step": random_walk,
+        "network": lambda params, h, obs: (h + obs, (h + obs) * jnp.stack([params, 1 - params])),
+        "explore": lambda q, key: jax.random.randint(key, 16, 0, 2),
+        "optimizer": optax.sgd(0.0),
+    }
+    keys = jax.random.split(jax.random.key(0), 4)
+    for windows in ("any", "cut"):
+        found = run(block, names, length=("10_000", "200"), windows=('"any"', f'"{windows}"'))
+        obs, buffer = jnp.zeros((16, 1)), found["buffer"]
+        actor = jnp.float32(2.0), jax.vmap(found["env"].init)(jnp.arange(16) * 3, obs), obs, jnp.zeros((16, 1))
+        rollout = jax.eval_shape(lambda a=actor, act=found["act"]: jax.lax.scan(act, a, jnp.tile(keys, 10))[1])
+        carry = actor, names["optimizer"].init(actor[0]), buffer.init(rollout)
+        rows = jax.jit(lambda carry, step=found["train_step"]: jax.lax.scan(step, carry, keys))(carry)[1]
+        jax.effects_barrier()
+        rows = {name: np.asarray(x).reshape(160, 16, *x.shape[3:]) for name, x in rows.items()}
+        h = np.zeros((161, 16, 1))
+        for t in range(160):
+            np.testing.assert_allclose(rows["h"][t], h[t], atol=1e-4)
+            h[t + 1] = (h[t] + rows["obs"][t]) * rows["step"][t][:, None]
+        q = (h[:-1] + rows["obs"]) * np.array([2.0, -1.0])
+        drawn = [pair for indices, priorities in seen for pair in zip(indices, priorities, strict=True) if pair[0] >= 0]
+        assert len(drawn) == 3 * 32
+        for handle, priority in drawn:
+            number, env = divmod(int(handle), 16)
+            stream = {name: x[:, env] for name, x in rows.items()}
+            errors, counts = errors_of(stream, q[:, env], 40 * number, windows == "cut")
+            expected = 0.9 * np.abs(errors).max() + 0.1 * np.abs(errors).sum() / max(counts.sum(), 1)
+            np.testing.assert_allclose(priority, expected, rtol=1e-3, atol=1e-5)
+        seen.clear()
 
 
 def data_sets(block, monkeypatch):
@@ -956,6 +1030,7 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/own_sampler.md": [own_sampler],
     "guides/pools.md": [pools],
     "guides/porting.md": [object_in_a_train_state, a_traced_discount, one_done, rows_that_may_not_be_drawn],
+    "guides/recurrent.md": [recurrent_agent],
     "guides/priorities.md": [prioritized, lap, priorities_from_actors],
     "guides/scan.md": [training_loop, first_carry, when_ready, several_updates, one_object],
     "guides/seeds.md": [several_seeds],
@@ -980,7 +1055,7 @@ def test_every_block_is_covered():
 
 
 DEAR = {"own_sampler.md-0", "goals.md-0", "diagnostics.md-0", "draws.md-0", "sequences.md-0", "pools.md-0", "host.md-1"}
-DEAR |= {"writes.md-0", "priorities.md-0", "memory.md-0", "datasets.md-0", "porting.md-0"}
+DEAR |= {"writes.md-0", "priorities.md-0", "memory.md-0", "datasets.md-0", "porting.md-0", "recurrent.md-0"}
 
 
 @pytest.mark.parametrize("case", [rarely(case) if case.removeprefix("guides/") in DEAR else case for case in CHECKS])

@@ -72,8 +72,7 @@ class SequenceBuffer(Buffer[SequenceState]):
     without a step; otherwise a truncated episode has nothing to bootstrap from. Environments that reset in the call
     after an episode's end (next-step autoreset, the default of Gymnasium 1) return such rows. Environments that reset
     within the last step (same-step autoreset) return them through `jaxreplay.NextStepAutoreset`. Store a flag with each
-    row, such as a leaf `step`, that is True if the row holds a step. `ends` is True for the last row of an episode.
-    That is the row without a step or, in a stream without such rows, the terminated or truncated row.
+    row, such as a leaf `step`, that is True if the row holds a step; it also gives `ends`.
 
     Handles, late updates, samplers and donation work as in `ReplayBuffer`. A handle names a sequence.
 
@@ -140,8 +139,8 @@ class SequenceBuffer(Buffer[SequenceState]):
                 "least sequence_length + stride - 1, or the buffer would at times hold no whole sequence; raise length "
                 f"to {self.sequence_length + self.stride - 1}, or lower stride to {room}."
             )
-        settle(self, hindsight=checks.check_bool("hindsight", self.hindsight, "True to allow `later`"))
-        settle(self, gaps=checks.check_bool("gaps", self.gaps, "True to allow `add(drawable=)`"))
+        hindsight = checks.check_bool("hindsight", self.hindsight, "True to allow `later`")
+        settle(self, hindsight=hindsight, gaps=checks.check_bool("gaps", self.gaps, "True to allow `add(drawable=)`"))
         if self.windows not in ("any", "cut", "inside", "episodes"):
             raise ValueError(f'windows={self.windows!r}: must be "any", "cut", "inside" or "episodes".')
         if self.windows == "episodes" and self.stride > 1:
@@ -198,8 +197,9 @@ class SequenceBuffer(Buffer[SequenceState]):
           state: donated when called eagerly (see the class).
           steps: pytree [T, num_envs, ...] with the structure, shapes and dtypes given to `init`; 1 <= T <= length. T
             may differ between calls; each T compiles once. No `TransitionBatch` with `valid`.
-          ends: bool [T, num_envs], True for the last row of an episode; None if no row is. Ignored with windows="any"
-            without `hindsight`.
+          ends: bool [T, num_envs], True for the last row of an episode; None if no row is. If the stream has a row for
+            the final observation, that row is the last: `ends=~step`. If it has none, the last row is the terminated or
+            truncated one: `ends=terminated | truncated`. Ignored with windows="any" without `hindsight`.
           td_errors: float [K, num_envs] with K = `completed(T)`, signed or not: initial TD errors of the completed
             sequences, in order; NaN or None means unknown. If fewer than K are completed, the last rows are ignored.
             `Uniform` ignores it.

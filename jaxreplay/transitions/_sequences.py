@@ -144,7 +144,8 @@ def sequence_transitions(
       gamma: discount in [0, 1], a number, or a traced float [], which is clipped. Powers of an array are computed in
         float32 or its wider dtype, powers of a number in float64.
       next_action, record_extra_info: see `NStep`; with `max_n`, `extra_info` has leaves [B, max_n, ...].
-      mask: bool [B, L], True if the row holds a step; None for all.
+      mask: bool [B, L], True if the row holds a step; None for all. If the stream has no rows for final observations,
+        mask `valid` with `Sample.mask`, and leave it out here.
       logP, W: float [B, L] or None.
       max_n: None, or the largest `n`, a Python integer, which determines all shapes.
 

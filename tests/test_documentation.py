@@ -20,6 +20,7 @@ from helpers import at, leaves_of, rarely, run_once
 import jaxreplay as jr
 from jaxreplay import testing
 from jaxreplay.__main__ import main as report
+from jaxreplay._common import devices
 
 ROOT = pathlib.Path(__file__).parent.parent
 DOCS = ".docs/pages/"
@@ -942,6 +943,148 @@ def object_in_a_train_state(block, monkeypatch):
     assert found["train_step"](agent, items, jax.random.key(2)).replay.size() == 8
 
 
+class Brax:
+    """With the interface of a brax environment of `episode_length` 5; terminates at 3."""
+
+    def reset(self, key):
+        zero = jnp.zeros(())
+        return Thrown(obs=zero, done=zero, reward=zero, info={"truncation": zero, "steps": zero})
+
+    def step(self, state, action):
+        steps, obs = state.info["steps"] + 1, state.obs + action
+        fell = obs >= 3
+        info = {"truncation": jnp.where((steps >= 5) & ~fell, 1.0, 0.0), "steps": steps}
+        return Thrown(obs=obs, done=jnp.where(fell | (steps >= 5), 1.0, 0.0), reward=action, info=info)
+
+
+@struct.dataclass
+class Thrown:
+    obs: jax.Array
+    done: jax.Array
+    reward: jax.Array
+    info: dict
+
+
+BUFFER, ITEMS = (
+    jr.ReplayBuffer(capacity=16, sampler=jr.Prioritized()),
+    {"obs": np.arange(16, dtype=np.float32).reshape(4, 4), "reward": np.arange(4, dtype=np.float32)},
+)
+
+
+def in_nnx(block, monkeypatch):
+    donated, add = [], jr.ReplayBuffer.init
+    monkeypatch.setattr(jr.ReplayBuffer, "init", lambda *args: donated.append(add(*args)) or donated[-1])
+    found = run(block, {"buffer": BUFFER, "items": ITEMS})
+    replay = found["agent"].replay.get_value()
+    assert (BUFFER.size(replay), replay.sampler.updates, found["td_errors"].shape) == (4, 1, (32,))
+    assert donated[0].storage["obs"].is_deleted()
+    assert len(jax.tree.leaves(found["params"])) == 2
+
+
+def in_a_train_state(block, monkeypatch):
+    learner = run(block, {"buffer": BUFFER, "items": ITEMS})["learner"]
+    learner = learner.apply_gradients(grads=learner.params)
+    assert (learner.step, BUFFER.size(learner.replay)) == (1, 4)
+
+
+def in_equinox(block, monkeypatch):
+    compile(block[1][2], block[0], "exec")
+    if importlib.util.find_spec("equinox"):
+        found = run(block, {"buffer": BUFFER, "items": ITEMS})
+        replay = found["agent"].replay
+        assert (BUFFER.size(replay), replay.sampler.updates) == (4, 1)
+        assert not np.array_equal(found["agent"].q.weight, found["q"].weight)
+
+
+def in_orbax(block, monkeypatch):
+    replay = BUFFER.add(BUFFER.init(ITEMS), ITEMS)
+    found = run(block, {"buffer": BUFFER, "items": ITEMS, "replay": replay, "folder": pathlib.Path("orbax").absolute()})
+    chex.assert_trees_all_equal(found["carry"]["replay"], replay)
+    assert jnp.array_equal(jax.random.key_data(found["carry"]["key"]), jax.random.key_data(jax.random.key(0)))
+
+
+def on_another_backend(block, monkeypatch):
+    """The state that is saved is laid out as on a TPU."""
+    items = {"obs": ITEMS["obs"].repeat(32, axis=1)}
+    with monkeypatch.context() as patched:
+        patched.setattr(devices, "backend_of", lambda arrays=(): "tpu")
+        saved = BUFFER.add(BUFFER.init(items), items)
+    restored = run(block, {"buffer": BUFFER, "replay": saved})["replay"]
+    assert jax.tree.structure(saved) != jax.tree.structure(restored)
+    assert jax.tree.structure(restored) == jax.tree.structure(BUFFER.init(items))
+    np.testing.assert_array_equal(BUFFER.get(restored, BUFFER.newest(restored, 4))["obs"], items["obs"])
+
+
+def loggers(block, monkeypatch):
+    written, wandb, tensorboard = [], types.ModuleType("wandb"), types.ModuleType("torch.utils.tensorboard")
+
+    class SummaryWriter:
+        def __init__(self, log_dir):
+            self.close = lambda: written.append(log_dir)
+
+        def add_scalar(self, tag, scalar_value, global_step=None):
+            written.append((global_step, tag, scalar_value))
+
+    tensorboard.SummaryWriter, sent = SummaryWriter, []
+    wandb.init = lambda *, mode, project: sent.append((mode, project))
+    wandb.log = lambda data, step: sent.append((step, data))
+    wandb.finish = lambda: sent.append("finish")
+    for name in ("torch", "torch.utils"):
+        monkeypatch.setitem(sys.modules, name, types.ModuleType(name))
+    monkeypatch.setitem(sys.modules, "torch.utils.tensorboard", tensorboard)
+    monkeypatch.setitem(sys.modules, "wandb", wandb)
+    replay = BUFFER.add(BUFFER.init(ITEMS), ITEMS)
+    found = run(block, {"buffer": BUFFER, "replay": replay, "key": jax.random.key(0)})
+    assert (sent[0], sent[-1], written[-1]) == (("offline", "replay"), "finish", "run/tensorboard")
+    assert [step for step, _ in sent[1:-1]] == list(range(0, 100, 10))
+    assert written[:-1] == [(t, name, x) for t, scalars in sent[1:-1] for name, x in scalars.items()]
+    assert sent[3][1]["replay/updates"] == found["logged"]["updates"][20] == 20
+
+
+def rows_of(env_step, state, obs, actions):
+    """Observations, and the flags terminated, truncated and step, of these actions with next-step autoreset."""
+    env, rows = jr.NextStepAutoreset(env_step=env_step), []
+    state = env.init(state, obs)
+    for action in actions:
+        state, obs, _, *flags = env.step(state, jnp.float32(action), jax.random.key(0))
+        rows.append((float(obs), "".join(name for name, x in zip("TUs", flags, strict=True) if x)))
+    return rows
+
+
+def gymnax_step(block, monkeypatch):
+    def step(key, state, action, params):
+        over = state + action >= params
+        info = {"final_observation": state + action}
+        after = jnp.where(over, 0.0, state + action)
+        return after, after, action, over, jnp.bool_(False), info
+
+    env_step = run(block, {"env": types.SimpleNamespace(step=step), "env_params": 3})["env_step"]
+    zero = jnp.zeros(())
+    assert rows_of(env_step, zero, zero, [2, 1, 2, 1]) == [(2, "s"), (3, "Ts"), (0, ""), (1, "s")]
+
+
+def brax_step(block, monkeypatch):
+    env_step, first = run(block, {"env": Brax()})["env_step"], Brax().reset(None)
+    expected = [(2, "s"), (3, "Ts"), (0, ""), (0, "s"), (0, "s"), (0, "s"), (1, "s"), (2, "Us"), (0, "")]
+    assert rows_of(env_step, first, first.obs, [2, 1, 9, 0, 0, 0, 1, 1, 9]) == expected
+
+
+def rows_of_gymnasium(block, monkeypatch):
+    import gymnasium as gym
+
+    envs, buffer = gym.make_vec("CartPole-v1", 8, vectorization_mode="sync"), jr.SequenceBuffer
+    buffer = buffer(length=64, num_envs=8, sequence_length=2, windows="inside")
+    names = {"np": np, "envs": envs, "buffer": buffer, "act": lambda obs: np.ones(8, np.int64)}
+    found = run(block, names, steps=("range(100_000)", "range(40)"))
+    rows = {name: np.asarray(x)[:40] for name, x in found["replay"].storage.items()}
+    over, step = rows["terminated"] | rows["truncated"], rows["step"]
+    np.testing.assert_array_equal(~step[1:], over[:-1])
+    assert over.sum() > 8
+    assert np.all(np.abs(rows["obs"][~step][:, 2]) > 0.2)  # it has fallen
+    assert np.all(np.abs(rows["obs"][1:][~step[:-1]]) < 0.06)  # and starts anew
+    assert buffer.size(found["replay"]) == np.sum(step[:-1])
+
+
 def a_traced_discount(block, monkeypatch):
     obs, flags = jnp.zeros((6, 8)), jnp.zeros((6, 8), bool)
     found = run(block, {"steps": (obs, obs, obs + 1, flags, flags, obs)})["of_each"]
@@ -1035,6 +1178,17 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/scan.md": [training_loop, first_carry, when_ready, several_updates, one_object],
     "guides/seeds.md": [several_seeds],
     "guides/sequences.md": [sequences],
+    "guides/stack.md": [
+        in_nnx,
+        in_a_train_state,
+        in_equinox,
+        in_orbax,
+        on_another_backend,
+        loggers,
+        gymnax_step,
+        brax_step,
+        rows_of_gymnasium,
+    ],
     "guides/truncation.md": [both_ends, same_step],
     "guides/writes.md": [rollouts, later_rewards],
 }

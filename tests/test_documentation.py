@@ -673,6 +673,58 @@ def flat_buffer(block, monkeypatch):
     assert np.all(np.asarray(env.obs) == 4)
 
 
+def roll_out_sequences(agent, env):
+    """Four steps of 16 environments; a reward names its row."""
+    number = env + jnp.arange(4) + 1_000 * jnp.arange(16)[:, None]
+    return env + 4, {"obs": jnp.zeros((16, 4, 3)), "reward": number.astype(jnp.float32)}
+
+
+def errors_of_rewards(agent, items, weights):
+    return agent + 1, items["reward"] % 7 - 3
+
+
+SEQUENCES = {
+    "one_step": {"obs": jnp.zeros(3), "reward": jnp.float32(0)},
+    "roll_out": roll_out_sequences,
+    "learn": errors_of_rewards,
+}
+
+
+def trajectories(block, monkeypatch):
+    """The loop as it was with flashbax, where that is installed; it waits for as many rows as here."""
+    compile(block[1][2], block[0], "exec")
+    if not importlib.util.find_spec("flashbax"):
+        return
+    found = run(block, SEQUENCES)
+    step = jax.jit(lambda carry: found["train_step"](carry, jax.random.key(0))[0])
+    carry, ready = (0, jnp.int32(0), found["replay"]), []
+    for _ in range(21):
+        carry = step(carry)
+        ready.append(bool(found["buffer"].can_sample(carry[2])))
+    assert ready == [False] * 19 + [True] * 2
+
+
+def sequences_of_trajectories(block, monkeypatch):
+    found, ready = run(block, SEQUENCES), re.search(r"can_sample\(replay, (.*)\)  #", block[1][2])[1]
+    assert not found["ready"]
+    buffer, carry = found["buffer"], (0, jnp.int32(0), found["replay"])
+    step = jax.jit(lambda carry, key: found["train_step"](carry, key)[0])
+    enough = []
+    for t in range(21):
+        carry = step(carry, jax.random.key(t))
+        enough.append(bool(buffer.can_sample(carry[2], eval(ready))))
+    assert enough == [False] * 19 + [True] * 2  # as flashbax does
+    replay = carry[2]
+    assert buffer.size(replay) == 16 * ((84 - 8) // 4 + 1)
+    handles = buffer.newest(replay, 16 * 20)
+    errors = np.abs(np.asarray(buffer.get(replay, handles)["reward"]) % 7 - 3)
+    expected = 0.9 * errors.max(axis=1) + 0.1 * errors.mean(axis=1) + 1e-6
+    leaves = np.asarray(leaves_of(replay.sampler.tree))[np.asarray(handles)]
+    drawn = np.isclose(leaves, expected**0.9, rtol=1e-4)
+    assert drawn.mean() > 0.5
+    assert np.all(drawn | np.isclose(leaves, leaves[-1]) | (leaves == 1))  # or as new as they came
+
+
 def half_online(block, monkeypatch):
     batches = []
 
@@ -1164,7 +1216,12 @@ COVERED = {  # a function for each block of Python, in the page's order
         elsewhere("cpprb", env=Host(), act=lambda obs: np.int32(0), learn=lambda batch: batch["rew"][:, 0]),
         HOST_LOOP,
     ],
-    "coming_from/flashbax.md": [flat_buffer, repeats(DOCS + "guides/scan.md", 0, "n=3", "n=1")],
+    "coming_from/flashbax.md": [
+        flat_buffer,
+        repeats(DOCS + "guides/scan.md", 0, "n=3", "n=1"),
+        trajectories,
+        sequences_of_trajectories,
+    ],
     "coming_from/stable_baselines3.md": [elsewhere("stable_baselines3"), HOST_LOOP],
     "coming_from/torchrl.md": [elsewhere("torchrl"), HOST_LOOP],
     "guides/host.md": [host_loop, gymnasium],

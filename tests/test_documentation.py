@@ -1,6 +1,7 @@
 """Every block of Python in README.md and in the documentation runs, with stand-ins for what is left to the user."""
 
 import importlib.util
+import inspect
 import io
 import itertools
 import pathlib
@@ -110,6 +111,35 @@ def test_the_rule_for_ends_is_the_same_everywhere():
     for page in ("guides/sequences.md", "guides/recurrent.md", "recipes/sequences.md"):
         assert rule.format("each", ".") in " ".join(PAGES[DOCS + page].split())
     assert rule.format("an", "; None if no row is.") in " ".join(jr.SequenceBuffer.add.__doc__.split())
+
+
+def calls(text):
+    """Calls `jr.Name(...)`, `buffer.name(...)` and `tracer.name(...)` of a text, as their place, name and keywords."""
+    for found in re.finditer(r"\b(jr|buffer|tracer)\.(\w+)\(", text):
+        depth, keywords, rest = 1, [], text[found.end() :]
+        for token in re.finditer(r"[()]|(\w+)=", rest):
+            depth += {"(": 1, ")": -1}.get(token[0], 0)
+            if depth == 0:
+                break
+            if token[1] and depth == 1:
+                keywords.append(token[1])
+        yield found[1], found[2], keywords
+
+
+@pytest.mark.parametrize("page", [name for name in PAGES if "coming_from" in name])
+def test_names_of_tables_exist(page):
+    owners = {"jr": [jr], "buffer": [jr.ReplayBuffer, jr.SequenceBuffer], "tracer": [jr.NStep]}
+    rows = [row.strip("|").split(" | ") for row in PAGES[page].splitlines() if row.startswith("|")]
+    ours, seen = "\n".join(row[1] for row in rows), 0
+    for place, name, keywords in calls(ours):
+        found = [getattr(owner, name) for owner in owners[place] if hasattr(owner, name)]
+        assert found, f"{place}.{name}"
+        names = {x for function in found for x in inspect.signature(function).parameters}
+        assert set(keywords) <= names, f"{place}.{name}: {keywords}"
+        seen += 1
+    assert seen >= 4
+    for name in re.findall(r"`jr\.(\w+)`", PAGES[page]):
+        assert hasattr(jr, name), name
 
 
 @struct.dataclass
@@ -1023,6 +1053,78 @@ BUFFER, ITEMS = (
 )
 
 
+def shuffled_minibatches(block, monkeypatch):
+    def learn(agent, part):
+        spread.append(part.items)
+        return agent + 1, part.items.astype(jnp.float32)
+
+    spread, items = [], jnp.arange(1_000)
+    buffer = jr.ReplayBuffer(capacity=1_000, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0))
+    found = run(block, {"buffer": buffer, "learn": learn})
+    replay = buffer.add(buffer.init(items), items)
+    agent, replay = found["learn_from_minibatches"](0, replay, jax.random.key(0))
+    assert agent == 4
+    leaves = leaves_of_slots(buffer, replay)
+    changed = np.flatnonzero(leaves != 1)
+    assert len(changed) >= 255
+    np.testing.assert_array_equal(leaves[changed], changed)  # each TD error reached its item
+    parts = []
+    with monkeypatch.context() as patched:
+        patched.setattr(jax.lax, "scan", lambda learn, agent, x: parts.append(x) or (agent, jnp.zeros((4, 64))))
+        found["learn_from_minibatches"](0, replay, jax.random.key(0))
+    assert np.all(np.ptp(parts[0].items, axis=1) > 800)  # each part from all over the buffer
+
+
+def ends_one_row_late(block, monkeypatch):
+    buffer = jr.SequenceBuffer(length=20, num_envs=2, sequence_length=2, windows="inside")
+    found = run(block, {"buffer": buffer})
+    first = np.zeros((10, 2), bool)
+    first[[0, 4, 7], 0] = first[[0, 5], 1] = True
+    rows = {"id": jnp.arange(20).reshape(10, 2), "first": jnp.asarray(first)}
+    carry = jax.tree.map(lambda x: x[0], rows), buffer.init(rows)
+    _, replay = jax.lax.scan(found["add_previous"], carry, jax.tree.map(lambda x: x[1:], rows))[0]
+    drawn = buffer.get(replay, buffer.newest(replay, int(buffer.size(replay))))["id"]
+    expected = [[t, t + 1] for t in range(8) for env in (0, 1) if not first[t + 1, env]]
+    assert len(drawn) == len(expected) == 13
+    np.testing.assert_array_equal(np.sort(drawn[:, 0] // 2), np.sort([t for t, _ in expected]))
+
+
+def hidden_outcomes(block, monkeypatch):
+    tracer, obs, no = jr.NStep(n=3, gamma=0.5), jnp.zeros(1), jnp.zeros(1, bool)
+    names, emitted = {"tracer": tracer, "tracing": tracer.init(obs, obs, obs, no, no, obs)}, []
+    for t in (0, 1, 2, 3, 10, 11, 12, 13, 14):
+        names |= {"obs": obs + t, "action": obs, "reward": obs + 1, "has_final_obs": no, "terminated": obs + t == 12}
+        truncated = (obs + t == 3) | (obs + t == 12)
+        found = run(block, {**names, "truncated": truncated, "final_obs": obs + t + 1})
+        names["tracing"] = found["tracing"]
+        if found["valid"][0]:
+            emitted.append([float(x[0]) for x in (found["batch"].S, found["batch"].Rn, found["batch"].In)])
+            if found["batch"].In[0]:
+                assert found["batch"].S_next[0] == 3  # where the hidden step started
+    assert emitted == [[0, 1.75, 0.125], [1, 1.5, 0.25], [2, 1, 0.5], [10, 1.75, 0], [11, 1.5, 0], [12, 1, 0]]
+
+
+def trailing_size(block, monkeypatch):
+    obs, no = np.zeros(8), np.zeros(8, bool)
+    for over in (no, ~no):
+        buffer = jr.ReplayBuffer(capacity=200)
+        found = run(block, {"buffer": buffer, "step": (obs, obs, obs, no, over, obs)})
+        assert (found["size"], buffer.size(found["replay"])) == (8 * 8, 10 * 8)
+
+
+def single_environment(block, monkeypatch):
+    import gymnasium as gym
+
+    env, buffer = gym.make("CartPole-v1"), jr.ReplayBuffer(capacity=100)
+    names = {"np": np, "env": env, "act": lambda obs: np.int32(1), "buffer": buffer}
+    replay = run(block, names, steps=("100_000", "42"))["replay"]
+    assert buffer.size(replay) == 42 - 2
+    batch = buffer.get(replay, buffer.newest(replay, 40))
+    starts = np.flatnonzero(np.abs(batch.S[:, 1]) < 0.05)  # cart's speed: it is pushed one way
+    assert len(starts) >= 3
+    np.testing.assert_array_equal(np.asarray(batch.In)[starts[1:] - 1], 0)  # of the last steps before
+
+
 def in_nnx(block, monkeypatch):
     donated, add = [], jr.ReplayBuffer.init
     monkeypatch.setattr(jr.ReplayBuffer, "init", lambda *args: donated.append(add(*args)) or donated[-1])
@@ -1229,7 +1331,17 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/mixtures.md": [half_online],
     "guides/own_sampler.md": [own_sampler],
     "guides/pools.md": [pools],
-    "guides/porting.md": [object_in_a_train_state, a_traced_discount, one_done, rows_that_may_not_be_drawn],
+    "guides/porting.md": [
+        object_in_a_train_state,
+        a_traced_discount,
+        one_done,
+        rows_that_may_not_be_drawn,
+        shuffled_minibatches,
+        ends_one_row_late,
+        hidden_outcomes,
+        trailing_size,
+        single_environment,
+    ],
     "guides/recurrent.md": [recurrent_agent],
     "guides/priorities.md": [prioritized, lap, priorities_from_actors],
     "guides/scan.md": [training_loop, first_carry, when_ready, several_updates, one_object],

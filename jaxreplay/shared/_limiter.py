@@ -1,10 +1,10 @@
 """Limiter: who may add, and who may draw.
 
-**Rule.** Let A and D be the numbers of items added and drawn since draws began. The balance is ratio * A - D, the
-number of items that may still be drawn. An addition passes if the balance after it is at most slack, and a draw if it
-is at least -slack. So whoever is ahead waits, and the balance stays in [-slack, slack]. This is the rate limiter of
-Reverb (Cassirer et al. 2021, Reverb: A Framework For Experience Replay, arXiv:2102.04736, on rate limiters), with slack
-as its error buffer.
+**Rule.** Draws begin when enough items are stored. Let A and D be the numbers of items added and drawn since then. The
+balance is ratio * A - D, the number of items that may still be drawn. An addition passes if the balance after it is at
+most slack, and a draw if it is at least -slack. So whoever is ahead waits, and the balance stays in [-slack, slack].
+This is the rate limiter of Reverb (Cassirer et al. 2021, Reverb: A Framework For Experience Replay, arXiv:2102.04736),
+with slack as its error buffer.
 
 **No deadlock.** A call changes the balance by `up` >= 0 (additions) or by -`down` <= 0 (draws). If an addition and a
 draw both have to wait, slack - up < balance < down - slack, which needs 2 slack < up + down. So 2 slack must be at
@@ -63,7 +63,7 @@ class Limiter:
         if self._slack is not None and 2 * self._slack < up + down:
             raise ValueError(
                 f"slack={self._slack / self._den:g}: {_calls(up, down, self._den, self.ratio)} could wait for ever; "
-                f"slack must be at least {(up + down) / self._den / 2:g}, or None."
+                f"use slack={-(-(up + down) // (2 * self._den))}, or None."
             )
         self._most_up, self._most_down = up, down
 

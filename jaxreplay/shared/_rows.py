@@ -7,6 +7,7 @@ import math
 from typing import Any
 
 import jax
+import jax.core
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
@@ -65,7 +66,9 @@ class Places:
     def _is_elsewhere(self, x: Any) -> bool:
         if isinstance(x, np.ndarray):
             return x.nbytes > FEW_BYTES
-        return self._several and isinstance(x, jax.Array) and x.sharding.device_set != self._devices
+        if not self._several or not isinstance(x, jax.Array) or isinstance(x, jax.core.Tracer):
+            return False
+        return x.sharding.device_set != self._devices
 
     def _sharding(self, shape: tuple[int, ...]) -> Sharding:
         """The sharding of rows [..., B, ...] over the shards, or a replicated one."""

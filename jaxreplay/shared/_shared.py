@@ -47,16 +47,15 @@ class Shared:
     work and return; they do not wait for the device, except `size`. A handle names one insertion, so an update of
     items that other threads have overwritten meanwhile has no effect.
 
-    **Waiting.** The first draw waits until `min_size` items are drawable. From then on, a `ratio` makes whoever is
-    ahead wait: ratio * added - drawn stays in [-slack, slack]. A draw of B rows counts as B. An `add` counts the items
-    that its masks (and `TransitionBatch.valid`) let in; if these are JAX arrays, the caller waits for them. For a
-    `SequenceBuffer`, it counts steps, and a draw counts sequences: to replay each step k times, the ratio is k /
-    sequence_length. Without a ratio nothing is counted.
+    **Waiting.** The first draw waits until `min_size` items are drawable. From then on items are counted, and a `ratio`
+    makes whoever is ahead wait: ratio * added - drawn stays in [-slack, slack]. A draw of B rows counts as B. An `add`
+    counts the items that its masks (and `TransitionBatch.valid`) let in; if these are JAX arrays, the caller waits for
+    them. For a `SequenceBuffer`, `add` counts steps, and a draw counts sequences: to replay each step k times, use the
+    ratio k / sequence_length. Without a ratio nothing is counted.
 
     **One thread.** A limiter needs one thread that adds and another that draws: a single thread that is ahead waits for
-    itself. That is an error if the process has no other thread, and otherwise a `TimeoutError` with `timeout=`.
-    `Shared` cannot be used inside `jax.jit`. There, and in a single thread, call the buffer's own methods; the program
-    fixes the ratio.
+    itself. That is an error if the process has no other thread, and otherwise a `TimeoutError` after `timeout`. Inside
+    `jax.jit` and in a single thread, use the buffer itself: the program fixes the ratio.
 
     **Streams.** Steps of two threads must not mix in a stream of a `SequenceBuffer`. Give each thread a source of a
     `Mixture` and let it add through `actor`.
@@ -76,7 +75,7 @@ class Shared:
     Args:
       buffer: the configuration.
       state: its state, from `init`, `restore` or the calls of one thread; do not use it again.
-      ratio: items drawn for each item added, once draws have begun; None for no limit.
+      ratio: items drawn for each item added, once `min_size` items are drawable; None for no limit.
       min_size: at least 1, and no more than the buffer can hold.
       slack: how many draws either side may be ahead; at least (ratio * a + d) / 2 for additions of at most a items and
         draws of at most d. None for ratio * a + d, of the largest calls so far.
@@ -138,7 +137,7 @@ class Shared:
 
     @property
     def added(self) -> int:
-        """Number of items added since draws began."""
+        """Number of items added since `min_size` items were drawable."""
         return 0 if self._turns.limiter.began is None else self._turns.limiter.added - self._turns.limiter.began
 
     @property

@@ -26,6 +26,8 @@ from jaxreplay._common.xla import on_host
 from jaxreplay.shared._closed import Closed
 from jaxreplay.shared._limiter import Limiter
 
+LOOK_AGAIN = 1.0  # seconds; a waiting thread then notices interrupts on all systems, and that it is alone
+
 
 class Turns:
     """A state, its lock and its limiter.
@@ -60,9 +62,7 @@ class Turns:
         deadline = None if timeout is None else time.monotonic() + timeout
         if self.limiter.began is None and (drawn or self.limiter.added + added > self._min_size):
             self._begin(call, drawn > 0, deadline)
-        if not self._changed.acquire(timeout=-1 if deadline is None else max(0, deadline - time.monotonic())):
-            raise TimeoutError(f"{call}: waited {timeout} s for another thread, which is in a block of `state`.")
-        try:
+        with self._locked(call, deadline):
             if reads and not self._is_lost():
                 yield
                 return
@@ -79,8 +79,6 @@ class Turns:
                     self._count(added, drawn)
                 raise
             self._count(added, drawn)
-        finally:
-            self._changed.release()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -105,6 +103,15 @@ class Turns:
                 self._cause, self.why_closed = error, by if error is None else f"{by}, by {error!r}"
             self._changed.notify_all()
 
+    @contextlib.contextmanager
+    def _locked(self, call: str, deadline: float | None) -> Iterator[None]:
+        if not self._changed.acquire(timeout=-1 if deadline is None else max(0, deadline - time.monotonic())):
+            raise TimeoutError(f"{call}: waited for another thread, which is in a block of `state`.")
+        try:
+            yield
+        finally:
+            self._changed.release()
+
     def _count(self, added: int, drawn: int) -> None:
         self.limiter.count(added, drawn)
         self._version += 1
@@ -113,13 +120,13 @@ class Turns:
     def _begin(self, call: str, waits: bool, deadline: float | None) -> None:
         """Let draws begin if enough items are stored; with `waits`, wait for that."""
         while True:
-            with self._changed:
+            with self._locked(call, deadline):
                 self._check_open(call)
                 if self.limiter.began is not None:
                     return
                 version, size = self._version, self.size()
             enough = int(on_host(size)) >= self._min_size
-            with self._changed:
+            with self._locked(call, deadline):
                 if enough:
                     self.limiter.begin()
                     self._changed.notify_all()
@@ -145,7 +152,8 @@ class Turns:
             waited = time.monotonic() - start
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{why}. Waited {waited:.3g} s; does the other side run, in another thread?")
-            self._changed.wait(None if deadline is None else deadline - time.monotonic())
+            left = LOOK_AGAIN if deadline is None else min(LOOK_AGAIN, deadline - time.monotonic())
+            self._changed.wait(left)
 
     def _check_open(self, call: str) -> None:
         if self.why_closed is not None:

@@ -103,7 +103,7 @@ class Storm:
         first = thread * 10**6 + len(own) * ROWS
         ids = np.arange(first, first + ROWS, dtype=np.int32)
         mask = np.ones(ROWS, bool) if kind.sequence else rng.random(ROWS) < 0.8
-        rows, given_mask = kind.rows(ids), mask.copy()
+        rows, given_mask = kind.rows(ids.copy()), mask.copy()
         named = {} if kind.sequence else {"mask": given_mask if rng.random() < 0.5 else jax.numpy.asarray(mask)}
         key = (jax.random.key(first),) if kind.reservoir else ()
         source = thread % kind.sources
@@ -175,6 +175,9 @@ class Storm:
         threads = [threading.Thread(target=self.body, args=(k, errors), daemon=True) for k in range(8)]
         for thread in threads:
             thread.start()
+        end = time.monotonic() + LIMIT
+        while len(self.log) < 100 and not errors and time.monotonic() < end:
+            time.sleep(0.01)  # programs are being compiled
         time.sleep(self.seconds)
         cause = RuntimeError("injected") if self.rng.random() < 0.5 else None
         self.shared.close(cause)
@@ -212,8 +215,8 @@ class Storm:
 
     def check_twin(self):
         """A single thread that repeats the log gets the same bits."""
-        buffer, state = self.kind.buffer, self.start()
-        for name, arguments, named, drawn in self.log:
+        buffer, state = self.shared.buffer, self.start()
+        for name, arguments, named, drawn in [*self.log]:
             result = getattr(buffer, name)(state, *arguments, **named)
             if name == "_draw":
                 jax.tree.map(np.testing.assert_array_equal, result, drawn)
@@ -252,6 +255,6 @@ class Storm:
                 for ids, mask in [(np.asarray(rows["id"]), np.asarray(named["mask"]))]
             ]
             newest = np.concatenate(added)[-64:]
-            buffer = self.kind.buffer
+            buffer = self.shared.buffer
             found = buffer.get(self.state, buffer.newest(self.state, len(newest)))
             np.testing.assert_array_equal(found["id"], newest)

@@ -62,13 +62,15 @@ class Turns:
         deadline = None if timeout is None else time.monotonic() + timeout
         if self.limiter.began is None and (drawn or self.limiter.added + added > self._min_size):
             self._begin(call, drawn > 0, deadline)
-        with self._locked(call, deadline):
+        self._acquire(call, deadline)
+        try:
             if reads and not self._is_lost():
                 yield
                 return
             self._check_open(call)
             self.limiter.register(added, drawn)
-            self._wait(lambda: self.limiter.passes(added, drawn), call, deadline)
+            if not self.limiter.passes(added, drawn):
+                self._wait(lambda: self.limiter.passes(added, drawn), call, deadline)
             before = self.state
             try:
                 yield
@@ -79,6 +81,8 @@ class Turns:
                     self._count(added, drawn)
                 raise
             self._count(added, drawn)
+        finally:
+            self._changed.release()
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -103,11 +107,15 @@ class Turns:
                 self._cause, self.why_closed = error, by if error is None else f"{by}, by {error!r}"
             self._changed.notify_all()
 
-    @contextlib.contextmanager
-    def _locked(self, call: str, deadline: float | None) -> Iterator[None]:
+    def _acquire(self, call: str, deadline: float | None) -> None:
         if not self._changed.acquire(timeout=-1 if deadline is None else max(0, deadline - time.monotonic())):
             raise TimeoutError(f"{call}: waited for another thread, which is in a block of `state`.")
+
+    @contextlib.contextmanager
+    def _locked(self, call: str, deadline: float | None) -> Iterator[None]:
+        self._acquire(call, deadline)
         try:
+            self._check_open(call)
             yield
         finally:
             self._changed.release()
@@ -121,7 +129,6 @@ class Turns:
         """Let draws begin if enough items are stored; with `waits`, wait for that."""
         while True:
             with self._locked(call, deadline):
-                self._check_open(call)
                 if self.limiter.began is not None:
                     return
                 version, size = self._version, self.size()

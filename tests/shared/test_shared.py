@@ -320,7 +320,7 @@ def test_rows_of_sequences_and_of_sources_are_counted():
     shared.add(0, jnp.zeros((3, 2)))
     shared.sample(KEY, 1)
     shared.add(1, jnp.zeros((3, 2)))
-    shared.add(source=1, items=np.zeros((2, 2), np.float32))
+    shared.add(source=1, items=jnp.zeros((2, 2)))
     shared.actor(0).add(jnp.zeros((2, 2)), drawable=np.array([[True, False], [False, False]]))
     assert shared.added == 6 + 4 + 1
 

@@ -289,7 +289,7 @@ class Shared:
           0.25
         """
         with self._turns.turn("diagnostics", reads=True):
-            return copy(inspection.diagnostics(self.buffer, self._turns.state, key, **kwargs))
+            return inspection.diagnostics(self.buffer, self._turns.state, key, **kwargs)
 
     @contextlib.contextmanager
     def state(self, *, added: int = 0, drawn: int = 0, timeout: float | None = None) -> Iterator[Cell]:

@@ -138,7 +138,7 @@ class Turns:
                     self.limiter.begin()
                     self._changed.notify_all()
                 elif waits:
-                    self._wait(lambda version=version: self._version != version, call, deadline)
+                    self._wait(lambda v=version: self.limiter.began is not None or self._version != v, call, deadline)
                 else:
                     return
 

@@ -15,9 +15,16 @@ from helpers import at, items, numbers, over_devices
 
 import jaxreplay as jr
 from jaxreplay.__main__ import main as report
+from jaxreplay.shared import _turns
 
-SOON, LONG = 0.05, 30  # seconds: to see that a call waits, and to give up
+SOON, LONG = 0.05, 20  # seconds: to see that a call waits, and to give up
 KEY = jax.random.key(0)
+
+
+@pytest.fixture(autouse=True)
+def no_second_look(monkeypatch):
+    """A thread that is not woken waits for ever."""
+    monkeypatch.setattr(_turns, "LOOK_AGAIN", 10 * LONG)
 
 
 def replay(capacity=16, **settings):
@@ -249,6 +256,18 @@ def test_the_first_draw_waits_for_min_size():
         shared.add(items(numbers(4, 4)), mask=jnp.array([True, False, False, False]))
         assert waits(drawn)
         shared.add(items(numbers(8, 4)))
+    assert drawn.result().indices.shape == (4,)
+
+
+def test_a_draw_that_waits_goes_on_when_another_thread_finds_enough_items():
+    shared = shared_replay(ratio=1, slack=6, min_size=4)
+    with shared.state() as cell:  # no count tells that there are items
+        cell.state = shared.buffer.add(cell.state, items(numbers(0, 3)))
+    with thread(shared.sample, KEY, 4) as drawn:
+        assert waits(drawn)
+        with shared._turns._changed:
+            shared._turns.limiter.begin()  # as an actor does, whose addition then has to wait
+            shared._turns._changed.notify_all()
     assert drawn.result().indices.shape == (4,)
 
 

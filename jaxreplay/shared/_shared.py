@@ -93,7 +93,8 @@ class Shared:
       ...             shared.add(items)
       >>> with jr.Shared(buffer, buffer.init(items), ratio=4) as shared:
       ...     threading.Thread(target=act, args=(shared,)).start()
-      ...     samples = [shared.sample(key, batch_size=6) for key in jax.random.split(jax.random.key(0), 10)]
+      ...     for number in range(10):
+      ...         sample = shared.sample(jax.random.key(number), batch_size=6)
       >>> abs(4 * shared.added - shared.drawn) <= shared.slack
       True
     """
@@ -214,6 +215,7 @@ class Shared:
         *,
         beta: Any = None,
         max_age: jax.Array | int | None = None,
+        minibatches: int | None = None,
         timeout: float | None = None,
     ) -> Sample:
         """The buffer's `sample`; waits for the first `min_size` items, and while the draws are ahead.
@@ -230,10 +232,10 @@ class Shared:
           >>> shared.sample(jax.random.key(0), batch_size=3).items.tolist()
           [10, 10, 10]
         """
-        batch_size = check_draw(batch_size, beta, max_age)
+        batch_size = check_draw(batch_size, beta, max_age, minibatches)
         key, beta, max_age = self._sources[0][1].move((key, beta, max_age))
         with self._turns.turn("sample", 0, batch_size, timeout):
-            return self.buffer._draw(self._turns.state, key, batch_size, beta, max_age)
+            return self.buffer._draw(self._turns.state, key, batch_size, beta, max_age, minibatches)
 
     def update(self, indices: jax.Array, td_errors: jax.Array) -> None:
         """The buffer's `update`.

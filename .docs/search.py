@@ -44,6 +44,9 @@ QUERIES = {  # and the pages that answer, one of which is enough
     "frame stack": ["guides/sequences/", "reference/sequences/"],
     "D4RL": ["guides/datasets/", "reference/datasets/"],
     "donated": ["faq/", "guides/memory/"],
+    "threads": ["guides/threads/", "reference/shared/"],
+    "Sebulba": ["guides/threads/", "buffers/"],
+    "samples per insert": ["guides/threads/", "reference/shared/"],
     "NaN": ["faq/", "guides/priorities/"],
 }
 

@@ -31,6 +31,8 @@ from jaxreplay.samplers import Uniform as Uniform
 from jaxreplay.samplers import UniformState as UniformState
 from jaxreplay.samplers import effective_sample_size as effective_sample_size
 from jaxreplay.samplers import importance_weights as importance_weights
+from jaxreplay.shared import Closed as Closed
+from jaxreplay.shared import Shared as Shared
 from jaxreplay.sum_tree import SumTree as SumTree
 from jaxreplay.transitions import AutoresetState as AutoresetState
 from jaxreplay.transitions import MonteCarlo as MonteCarlo

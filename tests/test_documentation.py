@@ -1,5 +1,6 @@
 """Every block of Python in README.md and in the documentation runs, with stand-ins for what is left to the user."""
 
+import functools
 import importlib.util
 import inspect
 import io
@@ -7,6 +8,8 @@ import itertools
 import pathlib
 import re
 import sys
+import threading
+import time
 import types
 
 import chex
@@ -1017,6 +1020,172 @@ def repeats(page, number, old="", new=""):
 HOST_LOOP = repeats(DOCS + "guides/host.md", 1)
 
 
+class Counting:
+    """Environments of an actor, whose observations count their steps; they wait a little, as real ones do."""
+
+    def __init__(self, num_envs, steps=10**6):
+        self.num_envs, self.steps, self.number = num_envs, steps, 0
+
+    def reset(self):
+        return np.zeros(self.num_envs, np.float32)
+
+    def step(self, action):
+        if self.number == self.steps:
+            raise OSError("the robot is gone")
+        self.number += 1
+        time.sleep(0.001)
+        obs, no = np.full(self.num_envs, self.number, np.float32), np.zeros(self.num_envs, bool)
+        return obs, (obs - 1, action, obs, no, no, obs)
+
+
+def one_row(num_envs):
+    x, no = np.zeros(num_envs, np.float32), np.zeros(num_envs, bool)
+    return x, np.zeros(num_envs, np.int32), x, no, no, x
+
+
+def threads_of(block, second_envs):
+    num_envs, learnt = 4, []
+
+    def learn(params, batch):
+        learnt.append(np.asarray(batch.Rn))
+        return params + 1, jnp.ones(batch.Rn.shape)
+
+    names = {
+        "tracer": jr.NStep(n=2, gamma=0.5, num_envs=num_envs),
+        "step": one_row(num_envs),
+        "policy": lambda params, obs: np.zeros(num_envs, np.int32),
+        "learn": learn,
+        "params": 0,
+        "first_envs": Counting(num_envs),
+        "second_envs": second_envs,
+        "key": jax.random.key(0),
+    }
+    numbers = {
+        "number": ("10_000", "20"),
+        "least": ("min_size=1_000", "min_size=40"),
+        "every": ("1_000 == 0", "10 == 9"),
+    }
+    return run(block, names, **numbers), learnt
+
+
+def actors_and_a_learner(block, monkeypatch):
+    found, learnt = threads_of(block, Counting(4))
+    shared, actors = found["shared"], found["actors"]
+    assert found["params"] == len(learnt) == 20
+    assert shared.closed
+    assert [actor.result() for actor in actors] == [None, None]
+    assert shared.drawn == 20 * 256
+    assert abs(8 * shared.added - shared.drawn) <= shared.slack
+    assert set(np.concatenate(learnt)) <= {0.5 * k + k - 1 for k in range(2, 10**4)}  # of one actor, step by step
+    restored, others = jr.Shared.restore("run/checkpoint", found["buffer"], ratio=8)
+    assert (others, restored.drawn) == ({"params": 20, "update": 19}, 20 * 256)
+    with pytest.raises(jr.Closed, match="robot") as caught:
+        threads_of(block, Counting(4, steps=15))
+    assert isinstance(caught.value.__cause__, OSError)
+
+
+def a_block_of_the_state(block, monkeypatch):
+    buffer = jr.ReplayBuffer(capacity=64, sampler=jr.Prioritized())
+    shared = jr.Shared(buffer, buffer.init(jnp.zeros(8)), ratio=8)
+    shared.add(jnp.arange(8.0))
+
+    @jax.jit
+    def draw_learn_update(params, state, key):
+        drawn = buffer.sample(state, key, 256)
+        return params + 1, buffer.update(state, drawn.indices, drawn.items)
+
+    names = {"shared": shared, "draw_learn_update": draw_learn_update, "params": 0, "key": jax.random.key(0)}
+    assert run(block, names)["params"] == 1
+    assert (shared.drawn, float(shared.diagnostics()["updates"])) == (256, 1)
+
+
+def a_shared_is_restored(block, monkeypatch):
+    buffer = jr.ReplayBuffer(capacity=64)
+    shared = jr.Shared(buffer, buffer.init(jnp.zeros(8)), ratio=8)
+    shared.add(jnp.arange(8.0))
+    shared.save("run/checkpoint", {"params": jnp.ones(2), "update": 7})
+    found = run(block, {"buffer": buffer}, least=("min_size=1_000", "min_size=4"))
+    assert (found["shared"].size(), found["params"].tolist(), found["update"]) == (8, [1, 1], 7)
+
+
+def actors_with_streams(block, monkeypatch):
+    def roll_out(envs):
+        time.sleep(0.002 * envs["wait"])
+        envs["number"] += 4
+        steps = envs["first"] + envs["number"] + np.arange(4)[:, None] + 10_000 * np.arange(8)
+        return steps.astype(np.int32), np.zeros((4, 8), bool)
+
+    numbers = {"length": ("10_000", "100"), "sequence": ("sequence_length=32", "sequence_length=5")}
+    found = run(block, {"steps": np.zeros((4, 8), np.int32), "roll_out": roll_out}, **numbers)
+    shared, envs = found["shared"], [{"number": 0, "wait": k, "first": 10**6 * k} for k in range(2)]
+    actors = [threading.Thread(target=found["act"], args=(k, envs[k]), daemon=True) for k in range(2)]
+    with shared:
+        for actor in actors:
+            actor.start()
+        for number in range(20):
+            drawn = shared.sample(jax.random.key(number), 64, timeout=60)
+            exists = np.asarray(drawn.indices) >= 0
+            rows = np.asarray(drawn.items)[exists]
+            np.testing.assert_array_equal(rows, rows[:, :1] + np.arange(5))
+            np.testing.assert_array_equal(rows[:, 0] // 10**6, np.repeat([0, 1], 32)[exists])
+    for actor in actors:
+        actor.join(60)
+        assert not actor.is_alive()
+
+
+def actors_on_another_device(block, monkeypatch):
+    monkeypatch.setattr(jax, "devices", functools.partial(lambda given: given, jax.devices("cpu")[:5]))
+
+    def next_rows(envs):
+        if not envs:
+            raise jr.Closed("no more rows")
+        return jnp.arange(8.0) + envs.pop()
+
+    @jax.jit
+    def draw_learn_update(params, state, key):
+        return params + jnp.sum(found["buffer"].sample(state, key, 256).items), state
+
+    names = {"rows": np.zeros(8, np.float32), "next_rows": next_rows, "draw_learn_update": draw_learn_update}
+    found = run(block, names)
+    shared = found["shared"]
+    actor = threading.Thread(target=found["act"], args=([100.0, 200.0, 300.0],), daemon=True)
+    actor.start()
+    params = found["update"](jnp.zeros(()), jax.random.key(0))
+    actor.join(60)
+    assert not actor.is_alive()
+    assert params.sharding.device_set == set(found["learner_devices"])
+    assert shared.size() == 24
+
+
+def parts_of_a_batch(block, monkeypatch):
+    """Of two processes that are one, to which `put` gives twice what it has."""
+    buffer = jr.ReplayBuffer(capacity=64, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0))
+    shared = jr.Shared(buffer, buffer.init(np.zeros(8)))
+    shared.add(jnp.arange(1.0, 9.0), td_errors=jnp.arange(1.0, 9.0))
+    monkeypatch.setattr(jax, "process_count", lambda: 2)
+    monkeypatch.setattr(
+        jax, "make_array_from_process_local_data", lambda sharding, x: jnp.concatenate([jnp.asarray(x)] * 2)
+    )
+
+    def learn(params, items, weights):
+        expected = (16 * items / 72) ** -0.4
+        np.testing.assert_allclose(weights, expected / expected.max(), rtol=1e-5)
+        return params + 1, 2 * items[:128]
+
+    names = {
+        "functools": functools,
+        "np": np,
+        "mesh": jax.sharding.Mesh(jax.devices()[:1], ("data",)),
+        "shared": shared,
+        "own_key": jax.random.key(0),
+        "learn": learn,
+        "params": 0,
+    }
+    found = run(block, names)
+    assert (found["params"], found["items"].shape, found["sizes"].sum()) == (1, (256,), 16)
+    assert float(shared.diagnostics()["max_priority"]) == 16
+
+
 def object_in_a_train_state(block, monkeypatch):
     items = {"obs": jnp.arange(16.0).reshape(4, 4), "action": jnp.array([0, 1, 0, 1], jnp.int32)}
     found = run(block, {"items": items}, capacity=("10_000", "16"))
@@ -1357,6 +1526,14 @@ COVERED = {  # a function for each block of Python, in the page's order
         gymnax_step,
         brax_step,
         rows_of_gymnasium,
+    ],
+    "guides/threads.md": [
+        actors_and_a_learner,
+        a_block_of_the_state,
+        a_shared_is_restored,
+        actors_with_streams,
+        actors_on_another_device,
+        parts_of_a_batch,
     ],
     "guides/truncation.md": [both_ends, same_step],
     "guides/writes.md": [rollouts, later_rewards],

@@ -1,0 +1,108 @@
+"""Limiter: who may add, and who may draw.
+
+**Rule.** Draws begin when enough items are stored. Let A and D be the numbers of items added and drawn since then. The
+balance is ratio * A - D, the number of items that may still be drawn. An addition passes if the balance after it is at
+most slack, and a draw if it is at least -slack. So whoever is ahead waits, and the balance stays in [-slack, slack].
+This is the rate limiter of Reverb (Cassirer et al. 2021, Reverb: A Framework For Experience Replay, arXiv:2102.04736),
+with slack as its error buffer.
+
+**No deadlock.** A call changes the balance by `up` >= 0 (additions) or by -`down` <= 0 (draws). If an addition and a
+draw both have to wait, slack - up < balance < down - slack, which needs 2 slack < up + down. So 2 slack must be at
+least the sum of the largest `up` and the largest `down`. A given slack that is smaller is an error of the first call
+that shows it. The default is the sum itself: each side can be one call ahead. It grows with the calls.
+
+**Exact.** The ratio is a fraction of integers, and all numbers are Python integers, so nothing is rounded. They count
+units of 1 / denominator.
+"""
+
+import math
+from fractions import Fraction
+
+
+class Limiter:
+    """Counts of added and drawn items, and the rule; not safe for threads by itself.
+
+    Attributes:
+      ratio: items drawn for each item added; None for no limit.
+      added, drawn: number of items since the first call; not counted without a ratio.
+      began: `added` when draws began; None before.
+    """
+
+    def __init__(self, ratio: float | None, slack: float | None):
+        self.ratio, self.added, self.drawn = ratio, 0, 0
+        self.began: int | None = None
+        self._num, self._den = Fraction(ratio or 0).as_integer_ratio()
+        self._slack = None if slack is None else math.floor(Fraction(slack) * self._den)
+        self._most_up, self._most_down = 0, 0
+
+    @property
+    def slack(self) -> float:
+        """The largest balance, either way."""
+        return self._bound() / self._den
+
+    @property
+    def balance(self) -> float:
+        """Number of items that may still be drawn; negative if the draws are ahead."""
+        return self._balance() / self._den
+
+    def begin(self) -> None:
+        """Draws are possible from now on."""
+        if self.began is None:
+            self.began = self.added
+
+    def register(self, added: int, drawn: int) -> None:
+        """Account for the size of a call that is about to wait or to pass.
+
+        Raises:
+          ValueError: with the given slack the call might wait for ever.
+        """
+        if self.ratio is None or self.began is None:
+            return
+        change = self._change(added, drawn)
+        up, down = max(self._most_up, change), max(self._most_down, -change)
+        if self._slack is not None and 2 * self._slack < up + down:
+            raise ValueError(
+                f"slack={self._slack / self._den:g}: {_calls(up, down, self._den, self.ratio)} could wait for ever; "
+                f"use slack={-(-(up + down) // (2 * self._den))}, or None."
+            )
+        self._most_up, self._most_down = up, down
+
+    def passes(self, added: int, drawn: int) -> bool:
+        """True if a call with these counts may pass now."""
+        if self.began is None:
+            return drawn == 0
+        change = 0 if self.ratio is None else self._change(added, drawn)
+        after = self._balance() + change
+        return change == 0 or (after <= self._bound() if change > 0 else after >= -self._bound())
+
+    def count(self, added: int, drawn: int) -> None:
+        """Account for a call that has passed."""
+        if self.ratio is not None:
+            self.added, self.drawn = self.added + added, self.drawn + drawn
+
+    def text(self) -> str:
+        """The counts, for messages."""
+        if self.ratio is None:
+            return "no ratio"
+        began = "draws have not begun" if self.began is None else f"draws began after {self.began} of these"
+        ahead = "no one is ahead"
+        if self._balance():
+            side = "the additions are" if self._balance() > 0 else "the draws are"
+            ahead = f"{side} ahead by {abs(self.balance):g} draws, slack={self.slack:g}"
+        return f"ratio={self.ratio:g}, {self.added} items added ({began}), {self.drawn} drawn; {ahead}"
+
+    def _change(self, added: int, drawn: int) -> int:
+        return self._num * added - self._den * drawn
+
+    def _balance(self) -> int:
+        return 0 if self.began is None else self._change(self.added - self.began, self.drawn)
+
+    def _bound(self) -> int:
+        return self._most_up + self._most_down if self._slack is None else self._slack
+
+
+def _calls(up: int, down: int, unit: int, ratio: float) -> str:
+    """The largest calls, for messages."""
+    calls = [f"an addition of {up / unit / ratio:g} items"] if up else []
+    calls += [f"a draw of {down / unit:g} items"] if down else []
+    return f"with ratio={ratio:g}, {' and '.join(calls)}"

@@ -1,0 +1,260 @@
+"""Random operations of eight threads on a Shared, and what must be true afterwards."""
+
+import collections
+import contextlib
+import threading
+import time
+
+import jax
+import numpy as np
+import seeds
+from helpers import check_tree, items, leaves_of, over_devices
+
+import jaxreplay as jr
+
+ROWS, DRAWN, NUM_ENVS = 4, 8, 2
+LIMIT = 60  # seconds, for all threads to end
+PER = jr.Prioritized(alpha=0.7, epsilon=0.01)
+
+
+class Kind:
+    """A buffer, and the rows that a thread adds to it; `spread` numbers a thread's rows."""
+
+    def __init__(self, buffer, *, reservoir=False, sequence=False, sources=1):
+        self.buffer, self.reservoir, self.sequence, self.sources = buffer, reservoir, sequence, sources
+
+    def rows(self, ids):
+        """Rows of the numbers `ids`: [ROWS], or the steps of both streams of a source."""
+        return items(np.stack([ids] * NUM_ENVS, axis=1) if self.sequence else ids)
+
+    def count(self, mask):
+        return ROWS * NUM_ENVS if self.sequence else int(mask.sum())
+
+
+def kinds():
+    replay = jr.ReplayBuffer(capacity=64, sampler=PER)
+    streams = jr.SequenceBuffer(length=24, num_envs=NUM_ENVS, sequence_length=3, sampler=PER)
+    return {
+        "replay": Kind(replay),
+        "reservoir": Kind(jr.ReservoirBuffer(capacity=64, sampler=PER), reservoir=True),
+        "sequences": Kind(jr.Mixture(buffers=(streams,) * 4, weights="joint"), sequence=True, sources=4),
+        "mixture": Kind(jr.Mixture(buffers=(replay,) * 2), sources=2),
+        "sharded": Kind(over_devices(replay, 2)),
+    }
+
+
+def recording(buffer, log):
+    """The same buffer, which also appends its calls to `log`: name, arguments, and the result of a draw."""
+
+    class Recording(type(buffer)):
+        def _call(self, name, state, arguments, named):
+            given = jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, (arguments, named))
+            result = getattr(super(), name)(state, *arguments, **named)
+            log.append((name, *given, result if name == "_draw" else None))
+            return result
+
+        def add(self, state, *arguments, **named):
+            return self._call("add", state, arguments, named)
+
+        def update(self, state, *arguments, **named):
+            return self._call("update", state, arguments, named)
+
+        def set(self, state, *arguments, **named):
+            return self._call("set", state, arguments, named)
+
+        def _draw(self, state, *arguments):
+            return self._call("_draw", state, arguments, {})
+
+    made = object.__new__(Recording)
+    vars(made).update(vars(buffer))
+    return made
+
+
+class Storm:
+    """Eight threads: four that add (one for each source of streams), two that learn, two that do anything.
+
+    Attributes:
+      log: all calls of the buffer in their order.
+      own: by thread, the rows that it knows to be added: numbers and mask.
+      balances: balance and slack after each call.
+    """
+
+    def __init__(self, name, seconds, seed):
+        self.kind, self.seconds, self.name, self.seed = kinds()[name], seconds, name, seed
+        self.log, self.balances = [], []
+        self.own = collections.defaultdict(list)
+        self.happened = collections.Counter()
+        self.rng = seeds.rng("storm", name, seed=seed)
+        buffer = self.kind.buffer
+        self.start = lambda: buffer.init(self.kind.rows(np.arange(ROWS, dtype=np.int32)))
+        self.shared = jr.Shared(recording(buffer, self.log), self.start(), ratio=2, min_size=12)
+        limiter = self.shared._turns.limiter
+        count = limiter.count
+
+        def counted(added, drawn):
+            count(added, drawn)
+            self.balances.append((limiter.balance, limiter.slack))
+
+        limiter.count = counted
+
+    def add(self, thread, rng, timeout=None):
+        """Add the thread's next rows, numbered thread * 10^6 + k; the arrays are overwritten at once."""
+        own, kind = self.own[thread], self.kind
+        first = thread * 10**6 + len(own) * ROWS
+        ids = np.arange(first, first + ROWS, dtype=np.int32)
+        mask = np.ones(ROWS, bool) if kind.sequence else rng.random(ROWS) < 0.8
+        rows, given_mask = kind.rows(ids.copy()), mask.copy()
+        named = {} if kind.sequence else {"mask": given_mask if rng.random() < 0.5 else jax.numpy.asarray(mask)}
+        key = (jax.random.key(first),) if kind.reservoir else ()
+        source = thread % kind.sources
+        if kind.sources > 1:
+            self.shared.actor(source).add(rows, *key, timeout=timeout, **named)
+        else:
+            self.shared.add(rows, *key, timeout=timeout, **named)
+        own.append((ids, mask, source))
+        jax.tree.map(lambda x: x.fill(-1), rows)
+        given_mask[:] = True
+
+    def learn(self, thread, rng, timeout=None):
+        key = jax.random.key(int(rng.integers(2**31)))
+        drawn = self.shared.sample(key, DRAWN, timeout=timeout)
+        td_errors = rng.normal(size=DRAWN).astype(np.float32)
+        self.shared.update(np.asarray(drawn.indices) if rng.random() < 0.5 else drawn.indices, td_errors)
+        if rng.random() < 0.3:
+            self.shared.set(drawn.indices, {"id": None, "x": drawn.items["x"]})
+        if self.kind.sequence:
+            found = np.asarray(drawn.items["id"])[np.asarray(drawn.indices) >= 0]
+            np.testing.assert_array_equal(found, found[:, :1] + np.arange(3))
+
+    def anything(self, thread, rng):
+        """Any call, with timeouts, errors of arguments and errors in blocks."""
+        shared, what = self.shared, rng.integers(8)
+        streams = self.kind.sequence  # whose sources belong to the threads that add
+        try:
+            if what == 0 and not streams:
+                self.add(thread, rng, timeout=float(rng.choice([0, 0.001, 0.05])))
+            elif what == 1:
+                self.learn(thread, rng, timeout=float(rng.choice([0, 0.001, 0.05])))
+            elif what == 2:
+                assert shared.size() >= 0
+            elif what == 3:
+                shared.diagnostics()
+            elif what == 4:
+                with contextlib.suppress(KeyError), shared.state(added=1, drawn=2) as cell:
+                    assert len(jax.tree.leaves(cell.state)) > 3
+                    raise KeyError
+            elif what == 5:
+                try:
+                    shared.update(np.zeros(8, np.float32), np.zeros(8, np.float32))
+                except ValueError:
+                    self.happened["arguments refused"] += 1
+            elif what == 6:
+                with shared.state(drawn=DRAWN, timeout=0.05) as cell:
+                    key = jax.random.key(int(rng.integers(2**31)))
+                    drawn = shared.buffer._draw(cell.state, key, DRAWN, None, None, None)
+                    cell.state = shared.buffer.update(cell.state, drawn.indices, drawn.weights)
+            else:
+                time.sleep(float(rng.random() * 0.002))
+            self.happened[f"operation {what}"] += 1
+        except TimeoutError:
+            self.happened["timeouts"] += 1
+
+    def body(self, thread, errors):
+        rng = seeds.rng("storm", self.name, thread, seed=self.seed)
+        work = self.add if thread < 4 else self.learn if thread < 6 else self.anything
+        try:
+            with self.shared.worker():
+                while True:
+                    work(thread, rng)
+        except BaseException as error:
+            errors[thread] = error
+
+    def run(self):
+        """Until it is closed: at random by the main thread, or by an error of one of the threads."""
+        errors = {}
+        threads = [threading.Thread(target=self.body, args=(k, errors), daemon=True) for k in range(8)]
+        for thread in threads:
+            thread.start()
+        end = time.monotonic() + LIMIT
+        while len(self.log) < 100 and not errors and time.monotonic() < end:
+            time.sleep(0.01)  # programs are being compiled
+        time.sleep(self.seconds)
+        cause = RuntimeError("injected") if self.rng.random() < 0.5 else None
+        self.shared.close(cause)
+        for thread in threads:
+            thread.join(LIMIT)
+        assert not any(thread.is_alive() for thread in threads), "a thread hangs"
+        for error in errors.values():
+            if not isinstance(error, jr.Closed) or error.__cause__ is not cause:
+                raise error
+        assert len(errors) == (8 if cause else 0)
+        with self.shared._turns.turn("look", reads=True):
+            self.state = self.shared._turns.state
+
+    def check(self):
+        self.check_order()
+        self.check_twin()
+        self.check_ratio()
+        self.check_trees()
+
+    def check_order(self):
+        """All rows that a thread added, and no others, are in the log once, in its order."""
+        found = collections.defaultdict(list)
+        for name, arguments, named, _ in self.log:
+            if name == "add":
+                source, rows = arguments[:2] if self.kind.sources > 1 else (0, arguments[0])
+                ids = np.asarray(rows["id"])
+                ids = ids[:, 0] if self.kind.sequence else ids
+                mask = np.asarray(named.get("mask", np.ones(ROWS, bool)))
+                found[int(ids[0]) // 10**6].append((ids, mask, source))
+        assert {thread: len(calls) for thread, calls in found.items()} == {
+            thread: len(calls) for thread, calls in self.own.items() if calls
+        }
+        for thread, calls in found.items():
+            jax.tree.map(np.testing.assert_array_equal, calls, self.own[thread])
+
+    def check_twin(self):
+        """A single thread that repeats the log gets the same bits."""
+        buffer, state = self.shared.buffer, self.start()
+        for name, arguments, named, drawn in [*self.log]:
+            result = getattr(buffer, name)(state, *arguments, **named)
+            if name == "_draw":
+                jax.tree.map(np.testing.assert_array_equal, result, drawn)
+            else:
+                state = result
+            self.happened[name] += 1
+        jax.tree.map(np.testing.assert_array_equal, self.state, state)
+
+    def check_ratio(self):
+        """The counts are those of the calls, and the balance was never outside the slack."""
+        shared, kind = self.shared, self.kind
+        added = sum(kind.count(mask) for calls in self.own.values() for _, mask, _ in calls)
+        assert shared._turns.limiter.added == added
+        assert shared.drawn == DRAWN * self.happened["_draw"]
+        assert all(abs(balance) <= slack for balance, slack in self.balances)
+        assert max(slack for _, slack in self.balances) <= 2 * kind.count(np.ones(ROWS)) + DRAWN
+        assert abs(2 * shared.added - shared.drawn) <= shared.slack
+
+    def check_trees(self):
+        """Sums of the trees, and for rings the very items that should be stored."""
+        states = self.state if self.kind.sources > 1 else (self.state,)
+        for state in states:
+            shards = state.ring.size.shape[0] if state.ring.size.ndim else 1
+            for k in range(shards):
+                own = jax.tree.map(lambda x, k=k: x[k], state) if state.ring.size.ndim else state
+                check_tree(own.sampler.tree)
+                size = int(own.ring.size)
+                leaves = leaves_of(own.sampler.tree)
+                assert np.count_nonzero(leaves) == size
+                np.testing.assert_allclose(own.sampler.tree.sums[0].sum(), leaves.sum(dtype=np.float64), rtol=1e-5)
+        if self.name == "replay":
+            added = [
+                ids[mask]
+                for name, (rows, *_), named, _ in self.log
+                if name == "add"
+                for ids, mask in [(np.asarray(rows["id"]), np.asarray(named["mask"]))]
+            ]
+            newest = np.concatenate(added)[-64:]
+            buffer = self.shared.buffer
+            found = buffer.get(self.state, buffer.newest(self.state, len(newest)))
+            np.testing.assert_array_equal(found["id"], newest)

@@ -1,0 +1,142 @@
+"""The rule of who may add and who may draw, by itself."""
+
+import itertools
+from fractions import Fraction
+
+import pytest
+import seeds
+
+from jaxreplay.shared._limiter import Limiter
+
+
+def limiter(ratio, slack=None, began=True):
+    made = Limiter(ratio, slack)
+    if began:
+        made.begin()
+    return made
+
+
+def call(limiter, added, drawn):
+    """True if the call passes, and is counted."""
+    limiter.register(added, drawn)
+    passes = limiter.passes(added, drawn)
+    if passes:
+        limiter.count(added, drawn)
+    return passes
+
+
+def test_whoever_is_ahead_waits():
+    it = limiter(ratio=4, slack=32)
+    assert [call(it, 8, 0) for _ in range(2)] == [True, False]
+    assert it.balance == 32
+    assert [call(it, 0, 16) for _ in range(5)] == [True] * 4 + [False]
+    assert it.balance == -32
+    assert (it.added, it.drawn) == (8, 64)
+
+
+def test_by_default_each_side_can_be_one_call_ahead():
+    it = limiter(ratio=2)
+    assert call(it, 3, 0)
+    assert (it.slack, it.balance) == (6, 6)
+    assert not call(it, 3, 0)  # no draw has been seen
+    assert call(it, 0, 10)
+    assert it.slack == 16
+    assert call(it, 10, 0)  # a larger call raises the slack
+    assert it.slack == 30
+
+
+def test_before_draws_begin_all_additions_pass_and_are_not_limited():
+    it = limiter(ratio=1, slack=4, began=False)
+    assert all(call(it, 100, 0) for _ in range(3))
+    assert not it.passes(0, 1)
+    assert not it.passes(1, 1)
+    it.begin()
+    assert (it.began, it.balance) == (300, 0)
+    assert call(it, 4, 0)
+    assert not call(it, 1, 0)
+
+
+def test_without_a_ratio_nothing_is_counted():
+    it = limiter(ratio=None)
+    assert call(it, 10**9, 0)
+    assert call(it, 0, 1)
+    assert (it.added, it.drawn, it.balance) == (0, 0, 0)
+
+
+def test_a_block_that_adds_and_draws_counts_the_difference():
+    it = limiter(ratio=2, slack=4)
+    assert all(call(it, 50, 100) for _ in range(3))
+    assert it.slack == 4
+    assert call(it, 3, 2)
+    assert not call(it, 3, 2)
+
+
+@pytest.mark.parametrize(
+    ("calls", "least"),
+    [([(10, 0)], 20), ([(0, 41)], 21), ([(4, 0), (0, 32)], 24), ([(0, 32), (4, 0)], 24)],
+)
+def test_a_slack_that_could_stop_both_sides_is_an_error_of_the_call(calls, least):
+    it = limiter(ratio=4, slack=19)
+    *first, last = calls
+    for x in first:
+        it.register(*x)
+    with pytest.raises(
+        ValueError, match=rf"slack=19: with ratio=4, .* could wait for ever; use slack={least}, or None"
+    ):
+        it.register(*last)
+    enough = limiter(ratio=4, slack=least)
+    for x in calls:
+        enough.register(*x)
+
+
+def test_the_largest_ratio_of_floats_is_exact():
+    it = limiter(ratio=0.1, slack=1e6)
+    for _ in range(10_000):
+        call(it, 1, 0)
+    assert Fraction(it.balance) == Fraction(float(10_000 * Fraction(0.1)))
+
+
+@pytest.mark.parametrize("ratio", [0.1, 1 / 3, 1, 4, 12.5])
+@pytest.mark.parametrize("exact", [True, False])
+def test_one_side_can_always_go_on_and_the_balance_stays_within_the_slack(ratio, exact):
+    rng = seeds.rng("limiter", str(ratio), exact)
+    adds, draws = [1, 3, 8], [1, 2, 32]
+    least = (Fraction(ratio) * max(adds) + max(draws)) / 2
+    it = limiter(ratio, float(least) + (0 if ratio >= 1 else 1e-6) if exact else None)
+    for added in adds:
+        it.register(added, 0)
+    for drawn in draws:
+        it.register(0, drawn)
+    passed = 0
+    for _ in range(3_000):
+        added, drawn = int(rng.choice(adds)), int(rng.choice(draws))
+        waits = [not it.passes(a, d) for a, d in itertools.product((added, 0), (drawn, 0)) if (a == 0) != (d == 0)]
+        assert not all(waits)
+        passed += call(it, added, 0) if rng.random() < 0.5 else call(it, 0, drawn)
+        assert abs(it.balance) <= it.slack
+    assert passed > 500
+    assert abs(ratio * it.added - it.drawn) <= it.slack * (1 + 1e-9)
+
+
+def test_a_smaller_slack_than_before_leads_back():
+    it = limiter(ratio=1, slack=100)
+    for _ in range(10):
+        call(it, 10, 0)
+    later = limiter(ratio=1, slack=8)
+    later.added, later.drawn, later.began = it.added, it.drawn, it.began
+    assert not call(later, 1, 0)
+    assert sum(call(later, 0, 8) for _ in range(20)) == 13  # 100 = 13 * 8 - 4
+    assert later.balance == -4
+
+
+def test_the_text_says_who_is_ahead():
+    it = limiter(ratio=2, slack=100)
+    assert "no one is ahead" in it.text()
+    call(it, 8, 0)
+    assert it.text() == (
+        "ratio=2, 8 items added (draws began after 0 of these), 0 drawn; the additions are ahead by 16 draws, slack=100"
+    )
+    call(it, 0, 40)
+    assert "the draws are ahead by 24 draws" in it.text()
+    assert "draws have not begun" in limiter(2, began=False).text()
+    assert limiter(None).text() == "no ratio"

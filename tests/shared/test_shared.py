@@ -1,0 +1,709 @@
+"""A Shared by itself: what its calls do, wait for and raise."""
+
+import concurrent.futures
+import contextlib
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import at, items, numbers, over_devices
+
+import jaxreplay as jr
+from jaxreplay.__main__ import main as report
+from jaxreplay.shared import _turns
+
+SOON, LONG = 0.05, 20  # seconds: to see that a call waits, and to give up
+KEY = jax.random.key(0)
+
+
+@pytest.fixture(autouse=True)
+def no_second_look(monkeypatch):
+    """A thread that is not woken waits for ever."""
+    monkeypatch.setattr(_turns, "LOOK_AGAIN", 10 * LONG)
+
+
+def replay(capacity=16, **settings):
+    buffer = jr.ReplayBuffer(capacity=capacity, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0), **settings)
+    return buffer, buffer.init(items(numbers(0, 4)))
+
+
+def shared_replay(capacity=16, **settings):
+    return jr.Shared(*replay(capacity), **settings)
+
+
+@contextlib.contextmanager
+def thread(function, *arguments):
+    """A thread that runs during the block, and ends soon after; its future."""
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        future = pool.submit(function, *arguments)
+        yield future
+        concurrent.futures.wait([future], LONG)
+        assert future.done()
+
+
+def waits(future):
+    time.sleep(SOON)
+    return not future.done()
+
+
+def stored(shared):
+    """All numbers of the items of a ReplayBuffer, oldest first."""
+    with shared.state() as cell:
+        newest = shared.buffer.newest(cell.state, int(shared.buffer.size(cell.state)))
+        return shared.buffer.get(cell.state, newest)["id"].tolist()
+
+
+# --- calls ---------------------------------------------------------------------------------------------------------
+
+
+def test_its_calls_are_those_of_the_buffer():
+    buffer, state = replay()
+    shared, td_errors = jr.Shared(buffer, state), jnp.arange(8.0)
+    state = buffer.init(items(numbers(0, 4)))
+    shared.add(items(numbers(0, 8)), td_errors=td_errors)
+    state = buffer.add(state, items(numbers(0, 8)), td_errors=td_errors)
+    drawn, expected = shared.sample(KEY, 8, beta=0.5, max_age=6), buffer.sample(state, KEY, 8, beta=0.5, max_age=6)
+    jax.tree.map(np.testing.assert_array_equal, drawn, expected)
+    shared.update(drawn.indices, td_errors)
+    state = buffer.update(state, drawn.indices, td_errors)
+    values, mask = {"id": numbers(100, 8), "x": None}, jnp.arange(8) < 5
+    shared.set(drawn.indices, values, mask=mask)
+    state = buffer.set(state, drawn.indices, values, mask=mask)
+    assert (shared.size(), type(shared.size())) == (8, int)
+    jax.tree.map(np.testing.assert_array_equal, shared.diagnostics(KEY), jr.diagnostics(buffer, state, KEY))
+    with shared.state() as cell:
+        jax.tree.map(np.testing.assert_array_equal, cell.state, state)
+
+
+def test_what_it_returned_outlives_later_calls():
+    shared = shared_replay()
+    shared.add(items(numbers(0, 8)))
+    seen = [shared.sample(KEY, 4), shared.diagnostics()]
+    with shared.state() as cell:
+        size = cell.state.ring.size
+    shared.add(items(numbers(8, 8)))
+    assert size.is_deleted()  # the state is donated
+    assert not any(x.is_deleted() for x in jax.tree.leaves(seen))
+
+
+def test_arrays_may_be_overwritten_as_soon_as_a_call_returns():
+    rows = np.zeros((4, 2**17), np.float32)  # two megabytes, copied before the lock is taken
+    for width in (1, 2**17):
+        buffer = jr.ReplayBuffer(capacity=64)
+        own = np.ascontiguousarray(rows[:, :width])
+        shared = jr.Shared(buffer, buffer.init(own))
+        for number in range(16):
+            own[:] = number
+            shared.add(own, mask=np.ones(4, bool))
+            own[:] = -1
+        with shared.state() as cell:
+            found = np.asarray(buffer.get(cell.state, buffer.newest(cell.state, 64)))
+        np.testing.assert_array_equal(found, np.repeat(np.arange(16.0), 4)[:, None] * np.ones(width))
+
+
+def test_late_updates_have_no_effect():
+    shared = shared_replay(capacity=8)
+    shared.add(items(numbers(0, 8)), td_errors=jnp.ones(8))
+    drawn = shared.sample(KEY, 8)
+    shared.add(items(numbers(8, 8)), td_errors=jnp.ones(8))  # by an actor, meanwhile; overwrites all that was drawn
+    with shared.state() as cell:
+        before = jax.device_get(cell.state)
+    shared.update(drawn.indices, jnp.full(8, 100.0))
+    shared.set(drawn.indices, items(numbers(50, 8)))
+    with shared.state() as cell:
+        after = jax.device_get(cell.state)
+    assert after.sampler.updates == before.sampler.updates
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+
+
+def test_a_call_on_the_host_only():
+    shared = shared_replay()
+    with pytest.raises(RuntimeError, match="add: a Shared is an object of the host"):
+        jax.jit(lambda x: shared.add(x))(items(numbers(0, 4)))
+    assert shared.size() == 0
+
+
+# --- the state -----------------------------------------------------------------------------------------------------
+
+
+def test_a_whole_step_on_the_state():
+    buffer, state = replay()
+    shared = jr.Shared(buffer, state)
+
+    @jax.jit
+    def step(state, rows):
+        state = buffer.add(state, rows)
+        drawn = buffer.sample(state, KEY, 4)
+        return buffer.update(state, drawn.indices, jnp.zeros(4)), drawn.indices
+
+    with shared.state() as cell:
+        cell.state, indices = step(cell.state, items(numbers(0, 4)))
+    assert indices.shape == (4,)
+    assert shared.size() == 4
+
+
+def test_other_threads_wait_until_the_block_ends():
+    shared = shared_replay()
+    shared.add(items(numbers(0, 1)))
+    entered, leave = threading.Event(), threading.Event()
+
+    def hold():
+        with shared.state() as cell:
+            entered.set()
+            assert leave.wait(LONG)
+            cell.state = shared.buffer.add(cell.state, items(numbers(1, 1)))
+
+    with thread(hold), thread(lambda: entered.wait(LONG) and shared.add(items(numbers(2, 1)))) as later:
+        assert entered.wait(LONG)
+        assert waits(later)
+        with pytest.raises(TimeoutError, match=r"sample: waited for another thread, .* block of `state`"):
+            shared.sample(KEY, 1, timeout=SOON)
+        leave.set()
+    assert stored(shared) == [0, 1, 2]
+
+
+def test_calls_in_the_block_are_errors():
+    shared = shared_replay()
+    with shared.state():
+        for call in (lambda: shared.add(items(numbers(0, 4))), shared.size, lambda: shared.state().__enter__()):
+            with pytest.raises(RuntimeError, match=r"called in a block of `state` of this thread; use cell\.state"):
+                call()
+    shared.add(items(numbers(0, 4)))
+    assert shared.size() == 4
+
+
+def test_a_block_that_raises_before_the_state_is_assigned_changes_and_counts_nothing():
+    shared = shared_replay(ratio=1, slack=100)
+    shared.add(items(numbers(0, 4)))
+    shared.sample(KEY, 2)
+    counts = shared.added, shared.drawn
+    with pytest.raises(KeyError), shared.state(added=4, drawn=3):
+        raise KeyError
+    assert (shared.added, shared.drawn) == counts
+    with contextlib.suppress(KeyError), shared.state(added=4) as cell:
+        cell.state = shared.buffer.add(cell.state, items(numbers(4, 4)))
+        raise KeyError
+    assert (shared.added, shared.drawn) == (counts[0] + 4, counts[1])
+    assert stored(shared) == [*range(8)]
+
+
+def test_a_state_of_another_buffer_is_refused():
+    shared, other = shared_replay(), jr.ReplayBuffer(capacity=16)
+    with pytest.raises(ValueError, match=r"cell\.state: got .* expected a state of the buffer"), shared.state() as cell:
+        cell.state = other.init(items(numbers(0, 4)))
+    shared.add(items(numbers(0, 4)))
+    assert shared.size() == 4
+
+
+def test_a_donated_state_that_is_not_replaced_closes_it():
+    shared = shared_replay()
+    with pytest.raises(RuntimeError, match=r"cell\.state was donated and not replaced"), shared.state() as cell:
+        shared.buffer.add(cell.state, items(numbers(0, 4)))
+    for call in (shared.size, lambda: shared.add(items(numbers(0, 4)))):
+        with pytest.raises(jr.Closed, match=r"by RuntimeError.*was donated and not replaced") as caught:
+            call()
+        assert "not replaced" in str(caught.value.__cause__)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("out of memory")])
+def test_an_error_after_the_donation_closes_it(monkeypatch, error):
+    shared = shared_replay()
+    add = jr.ReplayBuffer.add
+
+    def consume(*arguments, **named):
+        add(*arguments, **named)
+        raise error
+
+    monkeypatch.setattr(jr.ReplayBuffer, "add", consume)
+    with pytest.raises(type(error)):
+        shared.add(items(numbers(0, 4)))
+    with pytest.raises(jr.Closed) as caught:
+        shared.sample(KEY, 4)
+    assert caught.value.__cause__ is error
+
+
+def test_an_error_before_the_donation_changes_nothing():
+    shared = shared_replay(ratio=1, slack=100)
+    shared.add(items(numbers(0, 4)))
+    shared.sample(KEY, 1)
+    for wrong in ({"id": numbers(0, 4)}, items(numbers(0, 17)), None, {"id": 1, "x": 2}, items(np.zeros((3, 2), int))):
+        with pytest.raises(ValueError, match=r"leaf|batch|structure|items|holds"):
+            shared.add(wrong)
+    with pytest.raises(ValueError, match="mask"):
+        shared.add(items(numbers(0, 4)), mask=np.ones(3, bool))
+    with pytest.raises(TypeError, match="add"):
+        shared.add()
+    with pytest.raises(ValueError, match="batch_size"):
+        shared.sample(KEY, 0)
+    assert (shared.added, shared.drawn, shared.closed) == (0, 1, False)
+    assert stored(shared) == [*range(4)]
+
+
+# --- waiting -------------------------------------------------------------------------------------------------------
+
+
+def test_the_first_draw_waits_for_min_size():
+    shared = shared_replay(min_size=6)
+    with thread(shared.sample, KEY, 4) as drawn:
+        assert waits(drawn)
+        shared.add(items(numbers(0, 4)))
+        assert waits(drawn)
+        shared.add(items(numbers(4, 4)), mask=jnp.array([True, False, False, False]))
+        assert waits(drawn)
+        shared.add(items(numbers(8, 4)))
+    assert drawn.result().indices.shape == (4,)
+
+
+def test_a_draw_that_waits_goes_on_when_another_thread_finds_enough_items():
+    shared = shared_replay(ratio=1, slack=6, min_size=4)
+    with shared.state() as cell:  # no count tells that there are items
+        cell.state = shared.buffer.add(cell.state, items(numbers(0, 3)))
+    with thread(shared.sample, KEY, 4) as drawn:
+        assert waits(drawn)
+        with shared._turns._changed:
+            shared._turns.limiter.begin()  # as an actor does, whose addition then has to wait
+            shared._turns._changed.notify_all()
+    assert drawn.result().indices.shape == (4,)
+
+
+def test_min_size_counts_sequences_that_may_be_drawn():
+    buffer = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=3, windows="inside")
+    shared = jr.Shared(buffer, buffer.init(jnp.zeros((1, 1))), ratio=1, min_size=2)
+    ends = jnp.array([[False], [True]])
+    for _ in range(3):
+        shared.add(jnp.zeros((2, 1)), ends=ends)  # no sequence of three lies in an episode of two
+    with pytest.raises(TimeoutError, match="draws have not begun"):
+        shared.sample(KEY, 1, timeout=SOON)
+    shared.add(jnp.zeros((4, 1)))
+    assert shared.sample(KEY, 1).mask.all()
+
+
+def test_additions_wait_for_draws_and_draws_for_additions():
+    shared = shared_replay(ratio=2, slack=8)
+    shared.add(items(numbers(0, 4)))
+    shared.sample(KEY, 8)
+    assert (shared.added, shared.drawn) == (0, 8)
+    with thread(shared.sample, KEY, 2) as drawn:
+        assert waits(drawn)
+        shared.add(items(numbers(4, 1)))
+    assert (shared.added, shared.drawn) == (1, 10)
+    for first, count in ((5, 4), (9, 4)):
+        shared.add(items(numbers(first, count)), timeout=LONG)
+    with thread(shared.add, items(numbers(13, 1))) as added:
+        assert waits(added)
+        shared.sample(KEY, 2)
+    assert (shared.added, shared.drawn) == (10, 12)
+
+
+def test_masks_are_counted_exactly():
+    shared = shared_replay(ratio=1, slack=1000)
+    shared.add(items(numbers(0, 4)))
+    shared.sample(KEY, 1)
+    some, n = np.array([True, False, True, True]), 0
+    for mask in (some, jnp.asarray(some), some.tolist(), None):
+        shared.add(items(numbers(0, 4)), mask=mask)
+        n += 4 if mask is None else 3
+        assert shared.added == n
+    shared.add(items=items(numbers(0, 4)), mask=np.zeros(4, bool))
+    assert shared.added == n
+
+
+def test_flags_of_a_tracer_are_counted():
+    tracer, x, no = jr.NStep(n=3, gamma=0.9, num_envs=2), jnp.zeros(2), jnp.zeros(2, bool)
+    step = x, x, x, no, no, x
+    buffer = jr.ReplayBuffer(capacity=64)
+    nested = lambda batch: {"batch": batch, "id": jnp.zeros(2)}  # noqa: E731
+    shared = jr.Shared(buffer, buffer.init(nested(tracer.spec(*step))), ratio=1, slack=100)
+    tracing = tracer.init(*step)
+    for number in range(5):
+        tracing, batch, valid = tracer.add(tracing, *step)
+        shared.add(nested(batch))
+        shared.add(nested(batch), mask=jnp.array([False, True]))
+        if number == 2:
+            assert shared.size() == 3
+            shared.sample(KEY, 1)
+    assert valid.all()
+    assert shared.added == 3 * 2 + 1  # the first call of number 2 added the two that were needed for draws
+    assert shared.size() == 3 * 3
+
+
+def test_rows_of_sequences_and_of_sources_are_counted():
+    streams = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=2, gaps=True)
+    buffer = jr.Mixture(buffers=(streams, streams))
+    shared = jr.Shared(buffer, buffer.init(jnp.zeros((3, 2))), ratio=1, slack=100)
+    shared.add(0, jnp.zeros((3, 2)))
+    shared.sample(KEY, 1)
+    shared.add(1, jnp.zeros((3, 2)))
+    shared.add(source=1, items=jnp.zeros((2, 2)))
+    shared.actor(0).add(jnp.zeros((2, 2)), drawable=np.array([[True, False], [False, False]]))
+    assert shared.added == 6 + 4 + 1
+
+
+def test_timeouts_say_who_is_ahead():
+    shared = shared_replay(ratio=4, slack=8)
+    with pytest.raises(TimeoutError, match=r"^sample: ratio=4, 0 items added .* min_size=1. Waited .* s; does the oth"):
+        shared.sample(KEY, 1, timeout=SOON)
+    shared.add(items(numbers(0, 4)))
+    shared.sample(KEY, 8)
+    with pytest.raises(
+        TimeoutError, match=r"^sample: .*4 items added \(draws began after 4.*\), 8 drawn; the draws ar"
+    ):
+        shared.sample(KEY, 1, timeout=SOON)
+    with pytest.raises(TimeoutError, match=r"^state: "), shared.state(drawn=1, timeout=0):
+        pass
+    for first in range(4):
+        shared.add(items(numbers(first, 1)))
+    with pytest.raises(TimeoutError, match=r"^add: .*the additions are ahead by 8 draws, slack=8"):
+        shared.add(items(numbers(0, 1)), timeout=0)
+    assert (shared.added, shared.drawn) == (4, 8)
+
+
+def test_a_call_that_might_wait_for_ever_is_an_error():
+    shared = shared_replay(ratio=4, slack=10)
+    shared.add(items(numbers(0, 4)))
+    with pytest.raises(
+        ValueError, match="slack=10: with ratio=4, a draw of 21 items could wait for ever; use slack=11"
+    ):
+        shared.sample(KEY, 21)
+    shared.sample(KEY, 8)
+    with pytest.raises(
+        ValueError, match="an addition of 4 items and a draw of 8 items could wait for ever; use slack=1"
+    ):
+        shared.add(items(numbers(0, 4)))
+    shared.add(items(numbers(0, 3)))
+
+
+ALONE = """
+import threading, jax, jax.numpy as jnp, jaxreplay as jr
+buffer = jr.ReplayBuffer(capacity=8)
+shared = jr.Shared(buffer, buffer.init(jnp.zeros(4)), ratio=1)
+shared.add(jnp.zeros(4))
+shared.sample(jax.random.key(0), 4)
+"""
+ENDS = {
+    "it adds": ("while True: shared.add(jnp.zeros(4))", "RuntimeError: add: ratio=1"),
+    "the other one dies": (
+        "threading.Thread(target=lambda: shared.sample(jax.random.key(0), 4) and shared.adds()).start()\n"
+        "while True: shared.sample(jax.random.key(0), 4)",
+        "RuntimeError: sample: ratio=1",
+    ),
+}
+
+
+def test_a_single_thread_that_would_wait_for_itself_is_an_error(monkeypatch):
+    shared = shared_replay(ratio=1)
+    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    with pytest.raises(RuntimeError, match=r"sample: .* It would wait for ever, as the process has no other thread"):
+        shared.sample(KEY, 1)
+    with pytest.raises(TimeoutError):
+        shared.sample(KEY, 1, timeout=0)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("case", ENDS)
+def test_a_program_of_one_thread_does_not_hang(case):
+    program, error = ENDS[case]
+    done = subprocess.run([sys.executable, "-c", ALONE + program], capture_output=True, text=True, timeout=120)
+    assert error in done.stderr
+    assert "It would wait for ever, as the process has no other thread" in done.stderr
+
+
+# --- the end -------------------------------------------------------------------------------------------------------
+
+
+def test_close_wakes_all():
+    shared = shared_replay(ratio=1)
+    with thread(shared.sample, KEY, 4) as first, thread(shared.sample, KEY, 4) as second:
+        assert waits(first)
+        shared.close()
+        shared.close(ValueError("not the first"))
+    for future in (first, second):
+        with pytest.raises(jr.Closed, match="sample: closed by thread MainThread") as caught:
+            future.result()
+        assert caught.value.__cause__ is None
+    rows = items(numbers(0, 4))
+    calls = shared.sample, shared.add, shared.update, shared.set, shared.state().__enter__
+    for call, given in zip(
+        calls, ((KEY, 4), (rows,), (jnp.zeros(1, int), jnp.zeros(1)), (jnp.zeros(4, int), rows), ()), strict=True
+    ):
+        with pytest.raises(jr.Closed):
+            call(*given)
+    assert shared.closed
+    assert shared.size() == 0
+    assert float(shared.diagnostics()["size"]) == 0
+
+
+def test_a_thread_that_dies_ends_the_others():
+    shared = shared_replay(ratio=1, slack=8)
+
+    def act():
+        with shared.worker():
+            shared.add(items(numbers(0, 4)))
+            shared.sample(KEY, 1)
+            raise OSError("the robot is gone")
+
+    def learn():
+        with shared.worker():
+            while True:
+                shared.sample(KEY, 4)
+
+    with thread(act) as actor, thread(learn) as learner:
+        pass
+    with pytest.raises(OSError, match="robot"):
+        actor.result()
+    with pytest.raises(jr.Closed, match=r"sample: closed by thread .*, by OSError\('the robot is gone'\)") as caught:
+        learner.result()
+    assert caught.value.__cause__ is actor.exception()
+
+
+@pytest.mark.parametrize("error", [None, KeyboardInterrupt, SystemExit, ValueError])
+def test_the_end_of_the_main_thread_ends_the_others(error):
+    shared = shared_replay(ratio=1)
+
+    def act():
+        with shared.worker():
+            for first in range(10**6):
+                shared.add(items(numbers(first, 4)))
+        return "ended"
+
+    expected = contextlib.nullcontext() if error is None else pytest.raises(error)
+    with thread(act) as actor, expected, shared:
+        for _ in range(3):
+            shared.sample(KEY, 4)
+        if error is not None:
+            raise error
+    if error is ValueError:
+        assert isinstance(actor.exception().__cause__, ValueError)
+    else:
+        assert actor.result() == "ended"
+
+
+def test_an_actor_that_is_done_does_not_close_it():
+    shared = shared_replay()
+
+    def act():
+        with shared.worker():
+            shared.add(items(numbers(0, 4)))
+
+    with thread(act):
+        pass
+    assert not shared.closed
+
+
+INTERRUPTED = """
+import os, signal, threading, jax, jax.numpy as jnp, jaxreplay as jr
+buffer = jr.ReplayBuffer(capacity=8)
+shared = jr.Shared(buffer, buffer.init(jnp.zeros(4)), ratio=1)
+def act():
+    with shared.worker():
+        while True:
+            shared.add(jnp.zeros(4))
+shared.add(jnp.zeros(4)), shared.sample(jax.random.key(0), 4)
+actor = threading.Thread(target=act)
+actor.start()
+timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
+timer.start()
+try:
+    with shared:
+        with shared.state(drawn=0):
+            pass
+        other = jr.Shared(buffer, buffer.init(jnp.zeros(4)))
+        other.sample(jax.random.key(0), 4)  # waits for what never comes
+finally:
+    actor.join()
+    print("ended", shared.size())
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_ends_a_program_that_waits():
+    done = subprocess.run([sys.executable, "-c", INTERRUPTED], capture_output=True, text=True, timeout=120)
+    assert "ended 8" in done.stdout
+    assert done.stderr.rstrip().endswith("KeyboardInterrupt")
+    assert "Exception in thread" not in done.stderr
+
+
+# --- arguments -----------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"ratio": 0}, "ratio=0: must be"),
+        ({"ratio": -1.0}, "ratio=-1.0: must be"),
+        ({"ratio": True}, "ratio=True: must be"),
+        ({"ratio": 2, "slack": -1}, "slack=-1: must be"),
+        ({"slack": 3}, "slack=3: needs a ratio"),
+        ({"min_size": 0}, "min_size=0: must be an integer from 1 to 16"),
+        ({"min_size": 17}, "min_size=17: must be an integer from 1 to 16"),
+    ],
+)
+def test_arguments_that_make_no_sense(settings, message):
+    with pytest.raises(ValueError, match=message):
+        shared_replay(**settings)
+
+
+def test_buffers_and_states_that_make_no_sense():
+    buffer, state = replay()
+    with pytest.raises(ValueError, match="must be a buffer of jaxreplay"):
+        jr.Shared(jr.bind(buffer, state), state)
+    buffer.add(state, items(numbers(0, 4)))
+    with pytest.raises(ValueError, match="donated"):
+        jr.Shared(buffer, state)
+
+
+def test_an_actor_needs_a_source():
+    with pytest.raises(ValueError, match=r"actor: .*jr.Mixture\(buffers=\(buffer,\) \* k"):
+        shared_replay().actor(0)
+    buffer = jr.Mixture(buffers=(replay()[0],) * 2)
+    shared = jr.Shared(buffer, buffer.init(items(numbers(0, 4))), min_size=32)
+    with pytest.raises(ValueError, match="source=2: must be an integer from 0 to 1"):
+        shared.actor(2)
+    with pytest.raises(ValueError, match="source=2: must be"):
+        shared.add(2, items(numbers(0, 4)))
+
+
+# --- save and restore ----------------------------------------------------------------------------------------------
+
+
+def test_saved_and_restored_with_its_counts(tmp_path, capsys):
+    shared = shared_replay(ratio=4, slack=40)
+    shared.add(items(numbers(0, 4)))
+    drawn = shared.sample(KEY, 8)
+    shared.add(items(numbers(4, 4)))
+    shared.save(tmp_path / "run", {"params": jnp.arange(3.0), "key": KEY, "step": 7})
+    again, others = jr.Shared.restore(tmp_path / "run", shared.buffer, ratio=4, slack=40)
+    assert (again.added, again.drawn, again.ratio) == (shared.added, shared.drawn, 4)
+    assert (others["params"].tolist(), others["step"]) == ([0, 1, 2], 7)
+    for each in (shared, again):
+        each.update(drawn.indices, jnp.arange(8.0))
+        each.add(items(numbers(8, 4)))
+    jax.tree.map(np.testing.assert_array_equal, again.sample(KEY, 8), shared.sample(KEY, 8))
+    with pytest.raises(ValueError, match=r"ratio.*: saved 4.0, given 2.0"):
+        jr.Shared.restore(tmp_path / "run", shared.buffer, ratio=2)
+    state = jr.restore(tmp_path / "run", {"replay": shared.buffer, "ratio": 4.0})["replay"]
+    assert shared.buffer.size(state) == 8
+    assert report([str(tmp_path / "run")]) == 0
+    assert "replay: ReplayBuffer" in capsys.readouterr().out
+
+
+def test_saved_while_threads_go_on_it_neither_loses_nor_repeats(tmp_path):
+    shared = shared_replay(capacity=512, ratio=1, slack=1000)
+    shared.add(items(numbers(0, 1)))
+    shared.sample(KEY, 1)
+
+    def act():
+        with shared.worker():
+            for first in range(1, 400):
+                shared.add(items(numbers(first, 1)))
+
+    with thread(act):
+        saves = [shared.save(tmp_path / str(k), wait=False) for k in range(3)]
+        for finish in saves:
+            finish()
+    for k in range(3):
+        again, _ = jr.Shared.restore(tmp_path / str(k), shared.buffer, ratio=1)
+        assert stored(again) == [*range(again.added + 1)]
+    assert shared.added == 399
+
+
+def test_saved_after_it_is_closed(tmp_path):
+    shared = shared_replay()
+    shared.add(items(numbers(0, 4)))
+    with pytest.raises(KeyboardInterrupt), shared:
+        raise KeyboardInterrupt
+    shared.save(tmp_path / "run")
+    again, others = jr.Shared.restore(tmp_path / "run", shared.buffer)
+    assert (again.size(), others, again.closed) == (4, None, False)
+
+
+# --- streams -------------------------------------------------------------------------------------------------------
+
+
+def test_actors_of_different_speed_share_no_stream_and_do_not_wait():
+    streams = jr.SequenceBuffer(length=32, num_envs=2, sequence_length=4)
+    buffer = jr.Mixture(buffers=(streams,) * 3, weights="joint")
+    shared = jr.Shared(buffer, buffer.init(items(np.zeros((1, 2), int))))
+
+    def act(actor):
+        writer = shared.actor(actor)
+        for number in range(0, 10 * (actor + 1), actor + 1):  # faster ones with longer rollouts
+            steps = 1000 * (2 * actor + np.arange(2)) + number + np.arange(actor + 1)[:, None]
+            writer.add(items(steps))
+
+    with contextlib.ExitStack() as stack:
+        for actor in range(3):
+            stack.enter_context(thread(act, actor))
+        while shared.size() < 3 * 2:
+            time.sleep(0.001)
+        early = [shared.sample(key, 6) for key in jax.random.split(KEY, 20)]
+    seen = set()
+    for drawn in [*early, *(shared.sample(key, 6) for key in jax.random.split(KEY, 20))]:
+        found = np.asarray(drawn.items["id"])[np.asarray(drawn.indices) >= 0]
+        np.testing.assert_array_equal(found, found[:, :1] + np.arange(4))
+        assert np.all(found[:, :1] // 1000 == found // 1000)
+        seen |= set((found[:, 0] // 1000).tolist())
+    assert seen == set(range(6))
+    assert shared.size() == sum(2 * (10 * k - 3) for k in (1, 2, 3))
+
+
+# --- devices -------------------------------------------------------------------------------------------------------
+
+
+def test_arrays_of_other_devices_are_moved_to_the_state():
+    first, other = jax.devices()[:2]
+    buffer, state = replay()
+    shared = jr.Shared(buffer, state)
+    with jax.default_device(other):
+        shared.add(items(numbers(0, 4)))
+        shared.add(items(jnp.arange(4, 8)), mask=jnp.ones(4, bool))
+        drawn = shared.sample(jax.device_put(KEY, other), 4)
+        shared.update(drawn.indices, jax.device_put(jnp.ones(4), other))
+        shared.set(jax.device_put(drawn.indices, other), jax.device_put(drawn.items, other))
+    with shared.state() as cell:
+        assert all(x.devices() == {first} for x in jax.tree.leaves((cell.state, drawn)))
+    assert stored(shared) == [*range(8)]
+
+
+def test_actors_on_one_device_and_shards_on_others():
+    actor_device, *learners = jax.devices()[:5]
+    mesh = jax.sharding.Mesh(learners, ("data",))
+    buffer = jr.Sharded(buffer=jr.ReplayBuffer(capacity=64, sampler=jr.Prioritized()), mesh=mesh)
+    shared = jr.Shared(buffer, buffer.init(items(numbers(0, 8))), ratio=1, slack=64)
+
+    def act():
+        with shared.worker(), jax.default_device(actor_device):
+            for first in range(0, 64, 8):
+                rows = jax.device_put(items(numbers(first, 8)), actor_device)
+                rows = rows if first % 16 else jax.device_put(rows, buffer.items_sharding)
+                shared.add(rows, mask=jax.device_put(jnp.ones(8, bool), actor_device))
+
+    with thread(act) as actor:
+        for number in range(8):
+            drawn = shared.sample(jax.random.key(number), 8, timeout=LONG)
+            with shared.state():  # dispatches what all devices of the mesh run, in the order of the buffer's programs
+                total = jax.jit(lambda x: x * jnp.sum(x))(drawn.weights)
+            shared.update(drawn.indices, total)
+    actor.result()
+    assert shared.size() == 64
+    with shared.state() as cell:
+        state, newest = cell.state, buffer.newest(cell.state, 64)
+        found = np.sort(buffer.get(cell.state, newest)["id"])
+    np.testing.assert_array_equal(found, np.arange(64))
+    assert all(x.sharding.device_set == set(learners) for x in jax.tree.leaves((state, drawn)))
+
+
+def test_large_rows_are_spread_over_the_shards():
+    buffer = over_devices(jr.ReplayBuffer(capacity=8), 4)
+    rows = np.arange(4, dtype=np.float32)[:, None] * np.ones(2**17, np.float32)
+    shared = jr.Shared(buffer, buffer.init(rows))
+    shared.add(rows)
+    with shared.state() as cell:
+        found = np.asarray(buffer.get(cell.state, buffer.newest(cell.state, 4)))
+    np.testing.assert_array_equal(found, rows)
+    assert at(cell.state, 0).ring.size == 1

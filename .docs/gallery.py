@@ -39,6 +39,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {  # and their arguments
     "sac.py": (),
     "minatar.py": (),
     "multi_device.py": ("--devices", "4"),
+    "sebulba.py": (),
 }
 NOTEBOOKS = {"dqn_in_a_scan": 0, "recurrent_agent": 0, "looking_inside": 1}  # the number of the output to show
 BLUE, ORANGE, GRAY = "tab:blue", "tab:orange", "gray"

@@ -12,6 +12,8 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxreplay.buffers import Mixture
+from jaxreplay.buffers._shards import whole_of, with_whole
 from jaxreplay.checkpoint._names import dotted_name
 
 
@@ -50,6 +52,25 @@ def describe(config: Any, where: str = "buffer") -> Any:
         f"{where}: got a {type(config).__qualname__}, which cannot be recorded; expected a configuration, a plain "
         "value, or a dict, list or tuple of these."
     )
+
+
+def with_numbers(config: Any, state: Any) -> Any:
+    """A configuration with the value of now, by its state, in place of each schedule of beta; for reports."""
+    if isinstance(config, dict):
+        known = state if isinstance(state, dict) else {}
+        return {key: with_numbers(x, known[key]) if key in known else x for key, x in config.items()}
+    if _is_list(config) and isinstance(state, list | tuple):
+        return [with_numbers(x, y) for x, y in zip(config, state, strict=False)]
+    if isinstance(config, Mixture):
+        return dataclasses.replace(config, buffers=with_numbers(config.buffers, state))
+    whole = whole_of(config)
+    sampler, updates = getattr(whole, "sampler", None), getattr(getattr(state, "sampler", None), "updates", None)
+    if not callable(getattr(sampler, "beta", None)) or updates is None:
+        return config
+    if isinstance(updates, jax.Array) and not updates.is_fully_addressable:
+        updates = updates.addressable_shards[0].data  # all shards count the same updates
+    beta = float(np.max(np.asarray(sampler.beta(updates))))  # pyright: ignore
+    return with_whole(config, dataclasses.replace(whole, sampler=dataclasses.replace(sampler, beta=beta)))  # pyright: ignore
 
 
 def check(described: Any) -> None:

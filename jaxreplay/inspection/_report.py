@@ -3,17 +3,13 @@
 Inspected arrays are copied to the host. Figures need matplotlib (extra `plots`), text does not.
 """
 
-import dataclasses
 import os
 from typing import Any
 
 import jax
 import jax.core
-import numpy as np
 
 from jaxreplay._common.xla import reads_state
-from jaxreplay.buffers import Mixture
-from jaxreplay.buffers._shards import whole_of, with_whole
 from jaxreplay.checkpoint import _description
 from jaxreplay.inspection import _figures, _page, _saved, _sections, _views
 from jaxreplay.inspection._saved import Saved
@@ -51,7 +47,7 @@ def plot(buffer: Any, state: Any) -> Figures:
     """
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
         raise ValueError("state: is traced; plot runs on the host, so call it outside of jit, scan and vmap.")
-    config = _description.describe(_with_numbers(buffer, state))
+    config = _description.describe(_description.with_numbers(buffer, state))
     figures = Figures()
     for view in _views.views(Saved("", {}, config, state)):
         prefix = f"{view.name}/" if view.name else ""
@@ -69,19 +65,3 @@ def of_checkpoint(path: str | os.PathLike, html: bool) -> str:
     """
     saved = _saved.from_checkpoint(path)
     return _page.page(saved) if html else _sections.text(saved)
-
-
-def _with_numbers(buffer: Any, state: Any) -> Any:
-    """The configuration with the current value in place of each schedule of beta."""
-    if isinstance(buffer, dict):
-        return {key: _with_numbers(x, state[key]) if key in state else x for key, x in buffer.items()}
-    if isinstance(buffer, list | tuple) and not hasattr(buffer, "_fields") and isinstance(state, list | tuple):
-        return [_with_numbers(x, y) for x, y in zip(buffer, state, strict=False)]
-    if isinstance(buffer, Mixture):
-        return dataclasses.replace(buffer, buffers=_with_numbers(buffer.buffers, state))
-    whole = whole_of(buffer)
-    sampler = getattr(whole, "sampler", None)
-    if not callable(getattr(sampler, "beta", None)) or not hasattr(state, "sampler"):
-        return buffer
-    beta = float(np.max(np.asarray(sampler.beta(state.sampler.updates))))  # pyright: ignore
-    return with_whole(buffer, dataclasses.replace(whole, sampler=dataclasses.replace(sampler, beta=beta)))  # pyright: ignore

@@ -60,7 +60,8 @@ def from_checkpoint(path: str | os.PathLike) -> Saved:
         "arrays": f"{len(leaves)}",
         "bytes": f"{sum(leaf.nbytes for leaf in leaves):,}",
     }
-    return Saved(os.fspath(path), facts, content["buffer"], _tree(content["structure"], leaves))
+    config = content.get("reported", content["buffer"])
+    return Saved(os.fspath(path), facts, config, _tree(content["structure"], leaves))
 
 
 def leaves_of(tree: Any) -> dict[str, Any]:

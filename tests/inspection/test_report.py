@@ -92,9 +92,9 @@ def test_what_is_seen_is_what_was_saved(saved):
     seen = _report._saved.from_checkpoint(path)
     views = {view.name: view for view in _report._views.views(seen)}
     check_views(views, priorities)
-    assert "as the saved beta is a function" in views["replay"].beta
+    assert views["replay"].beta == "beta = 0.55"
     assert _report._views.others(seen) == [("optimizer", 2, 5 * jnp.zeros(1).itemsize)]
-    described = _report._description.describe(_report._with_numbers(config, state))
+    described = _report._description.describe(_report._description.with_numbers(config, state))
     live = _report.Saved("", {}, described, state)
     views = {view.name: view for view in _report._views.views(live)}
     check_views(views, priorities)
@@ -204,9 +204,27 @@ def test_a_list_of_buffers_and_one_of_states():
     buffer, state, _ = replay_run()
     for configs in ([buffer], (buffer,)):
         states = [state, jnp.zeros(3)]
-        described = _report._description.describe(_report._with_numbers(configs, states))
+        described = _report._description.describe(_report._description.with_numbers(configs, states))
         (view,) = _report._views.views(_report.Saved("", {}, described, states))
         assert (view.name, view.beta) == ("0", "beta = 0.55")
+
+
+@pytest.mark.parametrize("place", ["alone", "shards", "mixture", "dict", "elsewhere"])
+def test_a_schedule_is_shown_by_its_value_when_it_was_saved(place, tmp_path):
+    sampler = jr.Prioritized(beta=optax.linear_schedule(0.4, 1.0, 10))
+    one = jr.ReplayBuffer(capacity=8, sampler=sampler)
+    buffer = {"shards": over_devices(one, 2), "mixture": jr.Mixture(buffers=(one, one))}.get(place, one)
+    state = buffer.init(jnp.arange(4))
+    state = buffer.add(state, *([0] if place == "mixture" else []), jnp.arange(4))
+    for key in jax.random.split(jax.random.key(0), 5):
+        sample = buffer.sample(state, key, 4)
+        state = buffer.update(state, sample.indices, jnp.ones(4))
+    config, saved = (buffer, state) if place not in ("dict", "elsewhere") else ({"replay": buffer}, {"replay": state})
+    saved = {"other": saved["replay"]} if place == "elsewhere" else saved
+    jr.save(tmp_path / "checkpoint", config, saved)
+    (view, *_) = _report._views.views(_report._saved.from_checkpoint(tmp_path / "checkpoint"))
+    assert view.beta == ("beta = 0.4, as the saved beta is a function" if place == "elsewhere" else "beta = 0.7")
+    assert jax.tree.all(jax.tree.map(jnp.array_equal, jr.restore(tmp_path / "checkpoint", config), saved))
 
 
 def test_numbers_of_a_large_state_are_thinned_evenly(monkeypatch):

@@ -48,7 +48,7 @@ def ratios(cpu):
 
 def compiled_steps(compiled):
     """Launches on an H100 and estimated cycles on a TPU v5e, of a step and of the same step with flashbax."""
-    found = {(x["target"], x["cell"]): x for x in compiled if x["operation"] == "step"}
+    found = {(x["target"], x["cell"]): x for x in compiled if x.get("operation") == "step"}
     for ours, theirs in DRAWS.items():
         cells = [ours]
         for target, unit in (("h100", "launches"), ("tpu-v5e", "cycles")):

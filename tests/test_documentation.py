@@ -1139,7 +1139,7 @@ def actors_on_another_device(block, monkeypatch):
     def next_rows(envs):
         if not envs:
             raise jr.Closed("no more rows")
-        return jnp.arange(8.0) + envs.pop()
+        return jnp.arange(8.0, dtype=jnp.float32) + envs.pop()
 
     @jax.jit
     def draw_learn_update(params, state, key):

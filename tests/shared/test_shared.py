@@ -388,7 +388,7 @@ shared.sample(jax.random.key(0), 4)
 ENDS = {
     "it adds": ("while True: shared.add(jnp.zeros(4))", "RuntimeError: add: ratio=1"),
     "the other one dies": (
-        "threading.Thread(target=lambda: shared.sample(jax.random.key(0), 4) and shared.adds()).start()\n"
+        "threading.Thread(target=lambda: shared.adds(jnp.zeros(4))).start()\n"
         "while True: shared.sample(jax.random.key(0), 4)",
         "RuntimeError: sample: ratio=1",
     ),

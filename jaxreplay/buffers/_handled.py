@@ -252,10 +252,8 @@ class Handled(abc.ABC, Generic[S]):
         self._check_state(state)
         if not hasattr(self.sampler, "priorities"):
             raise ValueError(f"sampler={self.sampler!r}: has no method priorities(state, slots).")
-        slots = self._slots(state, checks.check_indices(indices))
-        stored = slots < self._num_slots
-        found = self.sampler.priorities(state.sampler, jnp.where(stored, slots, 0))
-        return jnp.where(stored, found, 0.0)
+        slots, stored = self._stored(state, indices)
+        return jnp.where(stored, self.sampler.priorities(state.sampler, slots), 0.0)
 
     @jit_method(handles="indices", rows="indices")
     def age(self, state: S, indices: jax.Array) -> jax.Array:
@@ -272,6 +270,11 @@ class Handled(abc.ABC, Generic[S]):
           [2, 0, -1]
         """
         self._check_state(state)
+        slots, stored = self._stored(state, indices)
+        return jnp.where(stored, self._ages(state, slots), -1)
+
+    def _stored(self, state: S, indices: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Slots of items by their handles, 0 if no longer stored; and a flag, True if stored, [B] each."""
         slots = self._slots(state, checks.check_indices(indices))
         stored = slots < self._num_slots
-        return jnp.where(stored, self._ages(state, jnp.where(stored, slots, 0)), -1)
+        return jnp.where(stored, slots, 0), stored

@@ -228,8 +228,9 @@ def test_recipes_fit_beside_the_contents():
 
 
 def test_command():
-    """The command of the index runs a recipe from its file."""
-    (command,) = re.findall(r"^python3 .*$", (FOLDER / "index.md").read_text(), re.MULTILINE)
-    install, _, path = command.rpartition(" && .venv/bin/python ")
+    """The commands of the index install the package and run a recipe from its file."""
+    ((install, path),) = re.findall(
+        r"^```sh\n(python3 .*)\n\.venv/bin/python (.*)\n```$", (FOLDER / "index.md").read_text(), re.MULTILINE
+    )
     assert install.endswith("pip install -q -e .")
     assert [("examples/recipes/sac.py", path)] == FILES["SAC"]

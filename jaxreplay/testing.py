@@ -52,6 +52,7 @@ def check_buffer(
     key: jax.Array | None = None,
     batch_size: int = 8,
     add: Callable[[Any, Any, jax.Array], Any] | None = None,
+    settings: dict[str, Any] | None = None,
 ) -> None:
     """Check that a buffer follows the rules of the buffers of this package.
 
@@ -65,6 +66,7 @@ def check_buffer(
       key: a PRNG key for all random values; None means key 0.
       batch_size: rows of each drawn batch.
       add: add(state, items, key) in place of the buffer's `add`, if that needs more arguments.
+      settings: values of the sampler's open settings, for `init`.
 
     Raises:
       AssertionError: a rule is broken; the message begins with the rule.
@@ -78,11 +80,12 @@ def check_buffer(
     """
     spec, key = without_valid(checks.as_spec(items))[0], jax.random.key(0) if key is None else key
     _check_config(buffer)
-    runs = _Runs(buffer, spec, batch_size, add or _adder(buffer))
+    init = functools.partial(buffer.init, **settings or {})
+    runs = _Runs(buffer, init, spec, batch_size, add or _adder(buffer))
     with _rule(ABSTRACT):
-        chex.assert_trees_all_equal(*jax.device_get((buffer.init(spec), buffer.init(_values(key, spec)))))
+        chex.assert_trees_all_equal(*jax.device_get((init(spec), init(_values(key, spec)))))
     with _rule(STABLE):
-        state = jax.eval_shape(lambda: buffer.init(spec))
+        state = jax.eval_shape(lambda: init(spec))
         after, _ = jax.eval_shape(runs.step, state, key)
         assert jax.tree.structure(after) == jax.tree.structure(state), "the structure differs"
         chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
@@ -90,7 +93,14 @@ def check_buffer(
     runs.check_draws(runs.check_modes(key), key)
 
 
-def check_sampler(sampler: Any, *, key: jax.Array | None = None, capacity: int = 13, batch_size: int = 8) -> None:
+def check_sampler(
+    sampler: Any,
+    *,
+    key: jax.Array | None = None,
+    capacity: int = 13,
+    batch_size: int = 8,
+    settings: dict[str, Any] | None = None,
+) -> None:
     """Check that a sampler follows the rules of the `jaxreplay.Sampler` protocol.
 
     Args:
@@ -98,6 +108,7 @@ def check_sampler(sampler: Any, *, key: jax.Array | None = None, capacity: int =
       key: a PRNG key for all random values; None means key 0.
       capacity: number of slots, at least 4.
       batch_size: rows of each drawn batch, at most `capacity` - 2.
+      settings: values of its open settings, for `init`.
 
     Raises:
       AssertionError: a rule is broken; the message begins with the rule.
@@ -112,7 +123,7 @@ def check_sampler(sampler: Any, *, key: jax.Array | None = None, capacity: int =
     """
     key, most = jax.random.key(0) if key is None else key, min(batch_size, capacity - 2)
     _check_config(check_methods(sampler))
-    runs = _SamplerRuns(sampler, key, capacity, most)
+    runs = _SamplerRuns(sampler, key, capacity, most, settings or {})
     runs.check_modes()
     runs.check_draws()
     runs.check_updates()
@@ -121,8 +132,9 @@ def check_sampler(sampler: Any, *, key: jax.Array | None = None, capacity: int =
 class _SamplerRuns:
     """Programs that drive a sampler; all slots but the last are drawable."""
 
-    def __init__(self, sampler: Any, key: jax.Array, capacity: int, most: int):
+    def __init__(self, sampler: Any, key: jax.Array, capacity: int, most: int, settings: dict[str, Any]):
         self.sampler, self.key, self.capacity, self.most = sampler, key, capacity, most
+        self.init = functools.partial(sampler.init, capacity, **settings)
         self.slots = jnp.arange(capacity, dtype=jnp.int32)
         self.live = Live(jnp.int32(0), jnp.int32(capacity - 1))
         self.jitted, self.draw = jax.jit(self.run), jax.jit(self._draw, static_argnums=3)
@@ -135,7 +147,7 @@ class _SamplerRuns:
             td_errors = jax.random.normal(key, (self.most,))
             return self.sampler.update(state, self.slots[1 : self.most + 1], td_errors, jnp.ones(self.most, bool)), None
 
-        state = self.sampler.insert(self.sampler.init(self.capacity), self.slots, self.slots < self.capacity - 1)
+        state = self.sampler.insert(self.init(), self.slots, self.slots < self.capacity - 1)
         return lax.scan(learn, state, jax.random.split(key, 2))[0]
 
     def _draw(self, state: Any, key: jax.Array, live: Live, count: int) -> Any:
@@ -149,7 +161,7 @@ class _SamplerRuns:
     def check_modes(self) -> None:
         keys = jax.random.split(self.key, 2)
         with _rule(STABLE):
-            empty = self.sampler.init(self.capacity)
+            empty = self.init()
             chex.assert_trees_all_equal_shapes_and_dtypes(jax.eval_shape(self.run, self.key), empty)
         with _rule(MODES):
             mapped = jax.jit(jax.vmap(self.run))(keys)
@@ -167,7 +179,7 @@ class _SamplerRuns:
         with _rule(LIVE):
             assert np.all(many[0][many[1] > 0] < self.capacity - 1), "a slot that is not drawable was drawn"
             none = self.live._replace(size=jnp.int32(0))
-            nothing = self.draw(self.sampler.init(self.capacity), self.key, none, DRAWS)
+            nothing = self.draw(self.init(), self.key, none, DRAWS)
             np.testing.assert_array_equal(nothing[1], 0)
             np.testing.assert_array_equal(nothing[2], 0)
         _check_law(*many)
@@ -206,6 +218,7 @@ class _Runs:
     """Programs that drive a buffer."""
 
     buffer: Any
+    init: Callable[[Any], Any]
     spec: Any
     batch_size: int
     add: Callable[[Any, Any, jax.Array], Any]
@@ -218,12 +231,12 @@ class _Runs:
         return self.buffer.update(state, sample.indices, _td_errors(key, self.batch_size)), sample
 
     def scan(self, keys: jax.Array) -> tuple[Any, Any]:
-        return lax.scan(self.step, self.buffer.init(self.spec), keys)
+        return lax.scan(self.step, self.init(self.spec), keys)
 
     def check_modes(self, key: jax.Array) -> Any:
         """Check that all modes agree; return a state with stored items."""
         keys = jax.random.split(key, (2, STEPS))
-        step, state, new = jax.jit(self.step), self.buffer.init(self.spec), self.buffer.init(self.spec)
+        step, state, new = jax.jit(self.step), self.init(self.spec), self.init(self.spec)
         with _rule(MODES):
             scanned, samples = jax.device_get(jax.jit(self.scan)(keys[0]))
             mapped = jax.device_get(jax.jit(jax.vmap(self.scan))(keys))
@@ -253,7 +266,7 @@ class _Runs:
         """Check draws, handles and late updates."""
         step, get, draw = jax.jit(self.step), self.buffer.get, jax.jit(self.buffer.sample, static_argnums=2)
         with _rule(EMPTY):
-            nothing = jax.device_get(draw(self.buffer.init(self.spec), key, DRAWS))
+            nothing = jax.device_get(draw(self.init(self.spec), key, DRAWS))
             np.testing.assert_array_equal(nothing.indices, -1)
             np.testing.assert_array_equal([nothing.probabilities, nothing.weights], 0)
         sample = jax.device_get(self.buffer.sample(state, key, self.batch_size))
@@ -290,7 +303,7 @@ class _Runs:
         if not hasattr(self.buffer, "donate"):
             return
         with _rule(DONATED):
-            state = self.buffer.init(self.spec)
+            state = self.init(self.spec)
             before = jax.device_get(jax.tree.map(jnp.copy, state))
             self.add(state, _values(key, self.spec), key)
             deleted = [x.is_deleted() for x in jax.tree.leaves(state)]

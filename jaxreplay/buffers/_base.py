@@ -15,6 +15,7 @@ from jaxreplay._common.xla import alive, jit_method, materialize, read_once, rea
 from jaxreplay.buffers._handled import Handled, S
 from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, in_minibatches, minibatch_rows
 from jaxreplay.samplers import Sampler
+from jaxreplay.samplers._settings import abstract_settings
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.transitions import TransitionBatch
 
@@ -35,8 +36,12 @@ class Buffer(Handled[S]):
             raise elsewhere.missing(f"{type(self).__name__!r} object", name, elsewhere.FOR_METHODS)
 
     @abc.abstractmethod
-    def init(self, items: Any, /) -> S:
+    def init(self, items: Any, /, **settings: Any) -> S:
         """An empty buffer for items like these."""
+
+    def _abstract(self, items: Any) -> S:
+        """Shapes and dtypes of a state."""
+        return jax.eval_shape(self.init, items, **abstract_settings(self.sampler))
 
     @abc.abstractmethod
     def add(self, state: S, *args: Any, **kwargs: Any) -> S:
@@ -48,7 +53,7 @@ class Buffer(Handled[S]):
 
     def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
         """Prefix of leaf names, abstract state on a device, and number of devices, for `jaxreplay.memory`."""
-        return [("", jax.eval_shape(self.init, items), 1)]
+        return [("", self._abstract(items), 1)]
 
     @property
     def _item_share(self) -> float:
@@ -294,4 +299,4 @@ def _kind(sampler_state: Any) -> Any:
 @functools.cache
 def _kind_of_states(sampler: Sampler, num_slots: int) -> Any:
     """The `_kind` of a sampler's states, cached as every trace of a method needs it."""
-    return _kind(jax.eval_shape(lambda: sampler.init(num_slots)))
+    return _kind(jax.eval_shape(functools.partial(sampler.init, num_slots), **abstract_settings(sampler)))

@@ -37,6 +37,7 @@ from jaxreplay.buffers._mixture_sources import (
     leading_of,
     normalization_of,
     num_rows,
+    settings_of,
     without_normalization,
 )
 from jaxreplay.buffers._sample import Sample, check_draw, check_minibatches, is_known_empty
@@ -119,19 +120,23 @@ class Mixture:
             counts[k] += 1
         return tuple(counts)
 
-    def init(self, items: Any) -> tuple[Any, ...]:
+    def init(self, items: Any, **settings: Any) -> tuple[Any, ...]:
         """Empty states of all buffers.
 
         Args:
           items: as the first buffer's `init` takes them. Other buffers may have other numbers of rows or streams.
+          **settings: each for all sources whose samplers leave it open. For different values, make the tuple from the
+            states of the buffers' own `init`.
 
         Raises:
-          ValueError: as the first buffer's `init`.
+          TypeError, ValueError: as the buffers' `init`.
         """
         spec = checks.as_spec(items)
-        jax.eval_shape(self.buffers[0].init, spec)  # for its checks
+        given = settings_of(self.buffers, settings)
+        jax.eval_shape(lambda: self.buffers[0].init(spec, **given[0]))  # for its checks
         with _memory.room(self, items):
-            return tuple(buffer.init(its) for buffer, its in zip(self.buffers, self._specs(spec), strict=True))
+            parts = zip(self.buffers, self._specs(spec), given, strict=True)
+            return tuple(buffer.init(its, **own) for buffer, its, own in parts)
 
     def _specs(self, spec: Any) -> list[Any]:
         """A spec for each buffer's `init`, from that of the first one."""

@@ -95,17 +95,20 @@ class Sharded(OnMesh, Generic[S]):
         """The sharding of all leaves of a state, and of a drawn batch."""
         return NamedSharding(self.mesh, PartitionSpec(self.axis))
 
-    def init(self, items: Any) -> S:
+    def init(self, items: Any, **settings: Any) -> S:
         """An empty buffer on the mesh: the leaves of its state have a leading axis [D].
+
+        Args:
+          **settings: as for the buffer's `init`, the same in all shards.
 
         Raises:
           ValueError: as the buffer's `init`; or the rows are not a multiple of D.
         """
         spec = checks.as_spec(items)
-        jax.eval_shape(lambda: self.buffer.init(spec))  # for its checks
+        jax.eval_shape(lambda: self.buffer.init(spec, **settings))  # for its checks
         leaves, treedef = jax.tree.flatten(spec)
         with _memory.room(self, spec):
-            return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
+            return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves), settings)
 
     @overload
     def add(
@@ -149,7 +152,7 @@ class Sharded(OnMesh, Generic[S]):
         self._check_state(state)
         items, others = checks.as_arrays((items, others))
         spec, others_spec = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), (items, others))
-        jax.eval_shape(self.buffer.add, jax.eval_shape(self.buffer.init, spec), spec, **others_spec)  # for its checks
+        jax.eval_shape(self.buffer.add, self.buffer._abstract(spec), spec, **others_spec)  # for its checks
         self._check_divides("batch", jax.tree.leaves(items)[0].shape[self.buffer._batch_axes - 1])
         key = others.pop("key", None)
 
@@ -381,8 +384,8 @@ class Sharded(OnMesh, Generic[S]):
 
     def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
         """`Buffer._device_states`; every device of the mesh holds a shard."""
-        jax.eval_shape(self.buffer.init, items)  # for its checks
-        shard = jax.eval_shape(self._part.init, self._part_spec(items))
+        self.buffer._abstract(items)  # for its checks
+        shard = self._part._abstract(self._part_spec(items))
         shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), shard)
         return [("", shard, self.mesh.size)]
 
@@ -453,16 +456,18 @@ def _signature(kind: type[Buffer]) -> inspect.Signature:
     return inspect.signature(kind.add)
 
 
-def _init_impl(sharded: Sharded[S], treedef: Any, leaves: tuple[tuple[tuple[int, ...], Any], ...]) -> S:
+def _init_impl(
+    sharded: Sharded[S], treedef: Any, leaves: tuple[tuple[tuple[int, ...], Any], ...], settings: dict[str, Any]
+) -> S:
     spec = sharded._part_spec(jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves]))
 
-    def init() -> S:
+    def init(settings: dict[str, Any]) -> S:
         shard = sharded._part
-        state: Any = shard.init(spec)
+        state: Any = shard.init(spec, **settings)
         state = dataclasses.replace(state, ring=ring.init(shard._num_slots, sharded.num_shards))
         return jax.tree.map(lambda x: x.reshape(1, *x.shape), state)
 
-    return sharded._map(init, ())
+    return sharded._map(init, (PartitionSpec(),), settings)
 
 
 _init = jax.jit(_init_impl, static_argnums=(0, 1, 2))

@@ -16,13 +16,14 @@ from jaxreplay.buffers._chosen_sequences import ChosenSequences
 from jaxreplay.buffers._later_steps import EpisodeNumbers
 from jaxreplay.buffers._shards import Shards, shards_of
 from jaxreplay.samplers import Prioritized, PrioritizedState, Uniform, UniformState, UpdateCounts
-from jaxreplay.samplers._prioritized import largest_leaf
+from jaxreplay.samplers._prioritized import largest_leaf, leaf_of, setting
+from jaxreplay.samplers._settings import init_sampler
 
 KINDS = (ReplayBuffer, SequenceBuffer)
 
 
 @reads_state
-def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
+def migrate(old_buffer: Any, state: Any, new_buffer: Any, **settings: Any) -> Any:
     """The live items of `state` and their priorities, as a state of `new_buffer`.
 
     Items keep their order of age. If the new buffer is smaller, the newest items are kept. Items of a `ReplayBuffer`
@@ -40,11 +41,13 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
       state: its state; unchanged and not donated.
       new_buffer: a buffer of the same kind. Of all that shapes the state, only its `capacity` or `length`, sampler,
         number of shards and devices may differ.
+      **settings: the new sampler's open settings, as for `init`. If omitted, the old sampler's values are kept.
 
     Returns:
       a state of `new_buffer` in new arrays.
 
     Raises:
+      TypeError: the new sampler has no such setting.
       ValueError: the buffers differ in anything else (the message names it), or a sampler is neither `Uniform` nor
         `Prioritized`.
 
@@ -70,7 +73,7 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
         raise ValueError(f"new_buffer={new.whole!r}: must be a {type(old.whole).__name__} like old_buffer.")
     old_buffer._check_state(state)
     migrate_kind = _migrate_items if isinstance(old.whole, ReplayBuffer) else _migrate_sequences
-    return migrate_kind(old, old.stacked(state), new).on_this_backend()
+    return migrate_kind(old, old.stacked(state), new, settings).on_this_backend()
 
 
 def _ring(new: Shards, size: np.ndarray, slots: int, num_rings: int) -> ring.Ring:
@@ -110,7 +113,7 @@ def _deal(values: np.ndarray, shard: np.ndarray, new: Shards, fill: int) -> np.n
     return dealt
 
 
-def _migrate_items(old: Shards, state: ReplayState, new: Shards) -> ReplayState:
+def _migrate_items(old: Shards, state: ReplayState, new: Shards, settings: dict[str, Any]) -> ReplayState:
     shard, slot, age = _live(old, state)
     newest = np.lexsort((shard, -age))[-new.whole.capacity :]  # oldest first
     to = new.num_shards - 1 - np.arange(newest.size)[::-1] % new.num_shards
@@ -124,7 +127,7 @@ def _migrate_items(old: Shards, state: ReplayState, new: Shards) -> ReplayState:
     return ReplayState(
         storage=jax.tree.map(lambda x: _move(x, move, new), layouts.as_it_is(state.storage)),
         ring=_ring(new, np.sum(source >= 0, axis=1), new.part.capacity, new.num_shards),
-        sampler=_migrate_sampler(old, state.sampler, new, source),
+        sampler=_migrate_sampler(old, state.sampler, new, source, settings),
     )
 
 
@@ -136,7 +139,7 @@ def _check_same_sequences(old: Any, new: Any) -> None:
             )
 
 
-def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> SequenceState:
+def _migrate_sequences(old: Shards, state: SequenceState, new: Shards, settings: dict[str, Any]) -> SequenceState:
     _check_same_sequences(old.whole, new.whole)
     state = layouts.as_it_is(state)
     without_items: Any = dataclasses.replace(state, storage=None, ends=None, episodes=None, sampler=None)
@@ -178,29 +181,33 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> Sequen
         rows=_ring(new, np.full(new.num_shards, num_rows), new.whole.length, 1),
         wait=new.place(np.full(new.num_shards, places.wait[0])),
         ring=_ring(new, np.sum(source >= 0, axis=1), new.part._num_slots, new.num_shards),
-        sampler=_migrate_sampler(old, state.sampler, new, source),
+        sampler=_migrate_sampler(old, state.sampler, new, source, settings),
         windows=windows,
         episodes=episodes,
     )
 
 
-def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray) -> Any:
+def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray, settings: dict[str, Any]) -> Any:
     """State of the new sampler; `source` [new shards, slots] holds slots of the stacked old shards, -1 for none."""
     sampler, old_sampler = new.whole.sampler, old.whole.sampler
     capacity = new.part._num_slots
     counts = _migrate_counts(state.counts, new, source) if sampler.count_updates else None
+    empty = init_sampler(sampler, capacity, _settings_kept(old_sampler, state, sampler, settings))
     if isinstance(sampler, Uniform):
         return UniformState(capacity, counts)
-    counted = state if isinstance(old_sampler, Prioritized) else sampler.init(capacity)
+    counted = state if isinstance(old_sampler, Prioritized) else empty
     max_priority = _on_host(counted.max_priority).max()
-    if isinstance(old_sampler, Prioritized) and old_sampler.alpha > 0:
+    alpha, old_alpha = _number(sampler, empty, "alpha"), 0.0
+    if isinstance(old_sampler, Prioritized):
+        old_alpha = _number(old_sampler, state, "alpha")
+    if old_alpha > 0:
         leaves = _on_host(sum_tree.leaves(state.tree)).reshape(-1)[source]
-        if old_sampler.alpha != sampler.alpha:
-            priorities = leaves.astype(np.float64) ** (1 / old_sampler.alpha)
-            leaves = sampler._leaf(jnp.asarray(priorities, jnp.float32), capacity)
+        if np.float32(old_alpha) != np.float32(alpha):
+            priorities = leaves.astype(np.float64) ** (1 / old_alpha)
+            leaves = leaf_of(jnp.asarray(priorities, jnp.float32), alpha, capacity)
         leaves = np.minimum(leaves, largest_leaf(capacity))
     else:
-        leaves = sampler._leaf(jnp.asarray(max_priority), capacity)
+        leaves = leaf_of(jnp.asarray(max_priority), alpha, capacity)
     leaves = np.where(source >= 0, leaves, 0.0)
 
     def tree(leaves: np.ndarray) -> sum_tree.SumTree:
@@ -216,7 +223,21 @@ def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray) -
         updates=every(_on_host(counted.updates).max()),
         rejected=_total(counted.rejected, new),
         counts=counts,
+        **{name: every(np.float32(_number(sampler, empty, name))) for name in sampler.open_settings},
     )
+
+
+def _number(sampler: Prioritized, state: PrioritizedState, name: str) -> float:
+    """The value of a setting, which is the same in all shards."""
+    value = setting(sampler, state, name)
+    return float(_on_host(value).max() if isinstance(value, jax.Array) else value)
+
+
+def _settings_kept(old: Any, state: Any, new: Any, settings: dict[str, Any]) -> dict[str, Any]:
+    """Settings for `init` of the sampler `new`, from `settings` or else the values of the sampler `old`."""
+    if not isinstance(new, Prioritized) or not isinstance(old, Prioritized):
+        return settings
+    return {name: _number(old, state, name) for name in new.open_settings} | settings
 
 
 def _total(counts: jax.Array, new: Shards) -> jax.Array:

@@ -60,7 +60,8 @@ def diagnostics(
       the stored items (complete sequences) that may be drawn. `kept`: share of all items ever added to a
       `ReservoirBuffer` that is stored.
     - With `Prioritized`: `total_priority`, the sum of p^alpha; `max_priority`, the running maximum of p in the state;
-      `beta`, its current value; `updates`, calls that named a stored item; `rejected`, rejected TD errors.
+      `beta`, its current value; `updates`, calls that named a stored item; `rejected`, rejected TD errors; `alpha`,
+      `epsilon` and `floor` if they are in the state.
     - With `count_updates=True`: `late`, update rows ignored because their item was no longer stored.
 
     With a `key` or a `sample`, estimates from draws:
@@ -173,7 +174,7 @@ def _buffer(
         found |= _draws(shards, state, sample)
     items = _facts.of_items(shards.part, state) if thorough else None
     if items is not None and isinstance(sampler, Prioritized):
-        found |= _all_items(sampler, items)
+        found |= _all_items(sampler, state.sampler, items)
     counts = getattr(state.sampler, "counts", None) if hasattr(sampler, "count_updates") else None
     if counts is not None:
         found["late"] = jnp.sum(counts.late.astype(jnp.float32))
@@ -217,6 +218,7 @@ def _priorities(sampler: Prioritized, state: Any) -> Numbers:
         "beta": jnp.asarray(sampler.beta(updates) if callable(sampler.beta) else sampler.beta),
         "updates": updates,
         "rejected": jnp.sum(state.rejected.astype(jnp.float32)),
+        **{name: jnp.max(getattr(state, name)) for name in sampler.open_settings},
     }
 
 
@@ -247,7 +249,7 @@ def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
         of = dict(zip(ranked, _quantiles(at, not_below, num_rows)[k], strict=True))
         if isinstance(sampler, Prioritized):
             leaf = of["priority"] if num_shards > 1 else of["probability"] * _facts.totals(state.sampler)[0]
-            found[f"draws/priority_{name}"] = _priority(sampler, leaf)
+            found[f"draws/priority_{name}"] = _priority(sampler, state.sampler, leaf)
         if "age" in of:
             found[f"draws/age_{name}"] = of["age"]
     return found
@@ -296,18 +298,21 @@ def _masses(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.clip(y0 + slope * (tops - x0), 0.0, 1.0)
 
 
-def _priority(sampler: Prioritized, leaf: jax.Array) -> jax.Array:
-    """Priority p of a leaf p^alpha."""
+def _priority(sampler: Prioritized, state: Any, leaf: jax.Array) -> jax.Array:
+    """Priority p of a leaf p^alpha, with the state of all shards."""
+    if sampler.alpha is None:
+        alpha = jnp.max(state.alpha)
+        return jnp.where(alpha > 0, leaf ** (1.0 / jnp.where(alpha > 0, alpha, 1.0)), leaf)
     return leaf ** (1.0 / sampler.alpha) if sampler.alpha > 0 else leaf
 
 
-def _all_items(sampler: Prioritized, items: _facts.Items) -> Numbers:
+def _all_items(sampler: Prioritized, state: Any, items: _facts.Items) -> Numbers:
     found, live = dict(items.top_masses), items.live
     stored = _facts.descending(jnp.where(live, items.leaves, -1.0))
     num_items = jnp.sum(live, dtype=jnp.int32)
     quantiles = _quantiles(stored[None], jnp.arange(1, stored.size + 1, dtype=jnp.int32)[None], num_items)[:, 0]
     for name, leaf in zip((*TENTHS, "max"), (*quantiles, jnp.maximum(stored[0], 0.0)), strict=True):
-        found[f"stored/priority_{name}"] = _priority(sampler, leaf)
+        found[f"stored/priority_{name}"] = _priority(sampler, state, leaf)
     zeros = jnp.sum(live & (items.leaves == 0), dtype=jnp.float32)
     found["stored/priority_zero"] = zeros / jnp.maximum(num_items, 1).astype(jnp.float32)
     return found

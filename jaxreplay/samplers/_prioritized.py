@@ -32,6 +32,7 @@ class PrioritizedState(layouts.LaidOut):
       updates: int32 [], calls of `update` that named a stored item; saturates at 2**31 - 1.
       rejected: int32 [], rejected non-finite TD errors; saturates at 2**31 - 1.
       counts: update counts; None without `count_updates`.
+      alpha, epsilon, floor: float32 [], the settings that `init` was given; None for a static one.
 
     Examples:
       >>> state = jr.Prioritized().init(4)
@@ -44,12 +45,36 @@ class PrioritizedState(layouts.LaidOut):
     updates: jax.Array  # []
     rejected: jax.Array  # []
     counts: UpdateCounts | None = None
+    alpha: jax.Array | None = None  # []
+    epsilon: jax.Array | None = None  # []
+    floor: jax.Array | None = None  # []
     _layouts: ClassVar = {"tree": on_backend}
+
+
+OPEN = {  # the settings that `init` may be given, and usual values
+    "alpha": "0.6 is usual",
+    "epsilon": "1e-6 is usual",
+    "floor": "1 is usual with a Huber loss, otherwise 0",
+}
 
 
 def largest_leaf(capacity: int) -> float:
     """Upper bound of priority^alpha in a tree of this capacity."""
     return 2.0 ** (63 - (capacity - 1).bit_length())
+
+
+def setting(sampler: "Prioritized", state: PrioritizedState, name: str) -> Any:
+    """The value of a setting of `OPEN`: a static number, or an array of the state."""
+    value = getattr(sampler, name)
+    return getattr(state, name) if value is None else value
+
+
+def leaf_of(priority: jax.Array, alpha: Any, capacity: int) -> jax.Array:
+    """The leaf of a priority in a tree of this capacity."""
+    # Within these bounds no sum overflows, and no sum, reciprocal or probability is subnormal (XLA flushes
+    # subnormals to 0).
+    leaf = jnp.clip(priority**alpha, 2.0**-63, largest_leaf(capacity))
+    return jnp.where((priority > 0) | (alpha == 0), leaf, 0.0)
 
 
 def _whole(state: PrioritizedState, size: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -73,20 +98,20 @@ class Prioritized(Sampler[PrioritizedState]):
     LAP (Fujimoto et al. 2020, An Equivalence between Loss Functions and Non-Uniform Sampling in Experience Replay,
     section 4.1) is `Prioritized(alpha=0.4, beta=0.0, epsilon=0.0, floor=1.0, max_priority="stored")` with a Huber loss.
 
-    All settings are static except beta, which `sample` can override. For a traced alpha, as in a sweep under
-    `jax.vmap`, use `Prioritized(alpha=1, epsilon=0)` and pass (|td_error| + epsilon) ** alpha to `update`. The
-    distribution is the same.
+    All settings are static except beta, which `sample` can override, and those that are left open: with
+    `Prioritized(alpha=None)` a buffer's `init` takes alpha, a number or a traced float [], and the state keeps it. So
+    each lane of `jax.vmap` may have an alpha of its own. `epsilon` and `floor` may be left open too.
 
     A non-finite TD error only increments the state's counter `rejected`. Positive p^alpha are clipped to
     [2^-63, 2^63 / capacity], so that no sum overflows. If every p is 0, sampling is uniform and all weights are 1.
 
     Attributes:
-      alpha: exponent of the priorities, at least 0; 0 draws uniformly.
+      alpha: exponent of the priorities, at least 0; 0 draws uniformly. None leaves it open.
       beta: exponent of the weights in [0, 1], or an `optax.Schedule` of the number of `update` calls so far, an
         int32 [], such as `optax.linear_schedule(0.4, 1.0, 200_000)`. A call that names no stored item, as in a step
         without a draw, does not count.
-      epsilon: added to |td_error|, at least 0.
-      floor: lower bound of |td_error|, at least 0.
+      epsilon: added to |td_error|, at least 0. None leaves it open.
+      floor: lower bound of |td_error|, at least 0. None leaves it open.
       max_priority: priority of new items, before alpha. "ever" is the running maximum, which starts at 1 and never
         falls. "stored" is the maximum over stored items (1 if there are none) and costs a tree of maxima. A number is
         used as it is.
@@ -107,34 +132,40 @@ class Prioritized(Sampler[PrioritizedState]):
       >>> state = buffer.add(buffer.init(items), items, td_errors=td_errors)
       >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
       [30, 30, 30, 30]
+      >>> sweep = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(alpha=None))
+      >>> states = jax.vmap(lambda alpha: sweep.init(items, alpha=alpha))(
+      ...     jnp.array([0.0, 0.5, 1.0])
+      ... )
+      >>> states.sampler.alpha.tolist()
+      [0.0, 0.5, 1.0]
     """
 
-    alpha: float = 0.6
+    alpha: float | None = 0.6
     beta: float | Callable[[jax.Array], Any] = 0.4
-    epsilon: float = 1e-6
+    epsilon: float | None = 1e-6
     normalize: Normalize = "batch"
     stratified: Stratified = True
-    floor: float = 0.0
+    floor: float | None = 0.0
     max_priority: Literal["ever", "stored"] | float = "ever"
     count_updates: bool = False
 
     def __post_init__(self):
-        traced = "use alpha=1 and epsilon=0, and pass (|td_error| + epsilon) ** alpha, which may be traced, to update"
-        alpha = check_number("alpha", self.alpha, 0, math.inf, "0.6 is usual", traced)
         beta = self.beta
         if not callable(beta):
             beta = check_number(
                 "beta", beta, 0, 1, "or a schedule of the number of updates", "sample(beta=) takes a traced one"
             )
-        epsilon = check_number("epsilon", self.epsilon, 0, math.inf, "1e-6 is usual")
-        floor = check_number("floor", self.floor, 0, math.inf, "1 is usual with a Huber loss, otherwise 0")
+        for name, usual in OPEN.items():
+            if (value := getattr(self, name)) is not None:
+                traced = f"use Prioritized({name}=None), and pass it to init, which takes a traced one"
+                settle(self, **{name: check_number(name, value, 0, math.inf, usual, traced)})
         max_priority = self.max_priority
         if isinstance(max_priority, str):
             if max_priority not in ("ever", "stored"):
                 raise ValueError(f'max_priority={max_priority!r}: must be "ever", "stored" or a number.')
         else:
             max_priority = check_number("max_priority", max_priority, 0, math.inf, '"ever" is usual')
-        settle(self, alpha=alpha, beta=beta, epsilon=epsilon, floor=floor, max_priority=max_priority)
+        settle(self, beta=beta, max_priority=max_priority)
         settle(self, count_updates=check_bool("count_updates", self.count_updates, "whether to count updates"))
         if self.stratified != "systematic" and not isinstance(self.stratified, bool):
             raise ValueError(f'stratified={self.stratified!r}: must be True, False or "systematic".')
@@ -145,6 +176,11 @@ class Prioritized(Sampler[PrioritizedState]):
     def shares_key(self) -> bool:
         """True if the shards of a buffer draw with one key: a systematic draw has one offset."""
         return self.stratified == "systematic"
+
+    @property
+    def open_settings(self) -> tuple[str, ...]:
+        """Names of the settings that are None, and that `init` takes."""
+        return tuple(name for name in OPEN if getattr(self, name) is None)
 
     def tree(self, capacity: int) -> sum_tree.SumTree:
         """An empty sum tree for `capacity` slots.
@@ -158,14 +194,31 @@ class Prioritized(Sampler[PrioritizedState]):
             capacity, track_minimum=self.normalize == "global", track_maximum=self.max_priority == "stored"
         )
 
-    def init(self, capacity: int) -> PrioritizedState:
+    def init(self, capacity: int, *, alpha: Any = None, epsilon: Any = None, floor: Any = None) -> PrioritizedState:
+        given = {"alpha": alpha, "epsilon": epsilon, "floor": floor}
         return PrioritizedState(
             tree=self.tree(capacity),
             max_priority=jnp.ones((), jnp.float32),
             updates=jnp.zeros((), jnp.int32),
             rejected=jnp.zeros((), jnp.int32),
             counts=_update_counts.init(capacity) if self.count_updates else None,
+            **{name: self._given(name, value) for name, value in given.items()},
         )
+
+    def _given(self, name: str, value: Any) -> jax.Array | None:
+        """A setting that `init` was given, as float32 []; None if it is static."""
+        static = getattr(self, name)
+        if static is not None:
+            if value is not None:
+                raise ValueError(
+                    f"{name}={value!r}: the sampler has {name}={static!r}; use Prioritized({name}=None) to pass it to init."
+                )
+            return None
+        if value is None:
+            raise ValueError(f"{name}: Prioritized({name}=None) leaves it open; pass {name}=... to init.")
+        traced = None if isinstance(value, jax.core.Tracer) else checks.STATIC
+        value = check_number(name, value, 0, math.inf, f"{OPEN[name]}; jax.vmap over init takes several", traced)
+        return jnp.array(value, jnp.float32)  # a copy, as the state may be donated
 
     def insert(
         self,
@@ -246,8 +299,11 @@ class Prioritized(Sampler[PrioritizedState]):
         )
 
     def priorities(self, state: PrioritizedState, slots: jax.Array) -> jax.Array:
-        leaves = sum_tree.get(state.tree, slots)
-        exponent = 1 / self.alpha if self.alpha > 0 else 0.0
+        leaves, alpha = sum_tree.get(state.tree, slots), setting(self, state, "alpha")
+        if isinstance(alpha, jax.Array):
+            exponent = jnp.where(alpha > 0, 1 / jnp.where(alpha > 0, alpha, 1.0), 0.0)
+        else:
+            exponent = 1 / alpha if alpha > 0 else 0.0
         return jnp.where(leaves > 0, leaves**exponent, 0.0)
 
     def _learn(
@@ -262,7 +318,7 @@ class Prioritized(Sampler[PrioritizedState]):
         td_errors = jnp.abs(td_errors.astype(jnp.float32))
         finite = jnp.isfinite(td_errors)
         accepted = mask & finite
-        priorities = jnp.maximum(td_errors, self.floor) + self.epsilon
+        priorities = jnp.maximum(td_errors, setting(self, state, "floor")) + setting(self, state, "epsilon")
         # The maximum is -1 if no row is in `mask`, which saves a second reduction over rows and shards.
         told = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
         largest = shards.largest(jnp.max(told, initial=-1.0), axis_name)
@@ -274,19 +330,16 @@ class Prioritized(Sampler[PrioritizedState]):
             max_priority=jnp.maximum(state.max_priority, largest),
             rejected=saturating_add(state.rejected, rejected),
         )
-        return state, self._leaf(priorities, state.tree.capacity), accepted, is_update
+        return state, self._leaf(state, priorities), accepted, is_update
 
     def _new_leaf(self, state: PrioritizedState, beside: jax.Array, axis_name: str | None) -> jax.Array:
         """Leaf of a new item with unknown TD error, float32 []; `beside` is the largest known leaf of its batch."""
         if self.max_priority == "ever":
-            return self._leaf(state.max_priority, state.tree.capacity)
+            return self._leaf(state, state.max_priority)
         if self.max_priority != "stored":
-            return self._leaf(jnp.float32(self.max_priority), state.tree.capacity)
+            return self._leaf(state, jnp.float32(self.max_priority))
         largest = shards.largest(jnp.maximum(sum_tree.maximum(state.tree), beside), axis_name)
-        return jnp.where(largest > 0, largest, self._leaf(jnp.float32(1.0), state.tree.capacity))
+        return jnp.where(largest > 0, largest, self._leaf(state, jnp.float32(1.0)))
 
-    def _leaf(self, priority: jax.Array, capacity: int) -> jax.Array:
-        # Within these bounds no sum overflows, and no sum, reciprocal or probability is subnormal (XLA flushes
-        # subnormals to 0).
-        leaf = jnp.clip(priority**self.alpha, 2.0**-63, largest_leaf(capacity))
-        return jnp.where((priority > 0) | (self.alpha == 0), leaf, 0.0)
+    def _leaf(self, state: PrioritizedState, priority: jax.Array) -> jax.Array:
+        return leaf_of(priority, setting(self, state, "alpha"), state.tree.capacity)

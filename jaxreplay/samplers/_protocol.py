@@ -4,6 +4,9 @@ A sampler sees slots, probabilities and TD errors, but no items. A row whose slo
 A buffer may be split into D shards. Each shard then has its own sampler state and draws 1/D of the batch, and `insert`,
 `weights` and `update` also get the name of a mapped axis over the shards. Each shard draws with a key of its own, or
 with the same key if the sampler has an attribute `shares_key` that is True.
+
+A sampler may leave settings open, numbers that are given to a buffer's `init` and may be traced. It has an attribute
+`open_settings`, a tuple of their names, and its `init` takes them as keywords and keeps them in the state as float32 [].
 """
 
 from typing import Any, Protocol, TypeVar

@@ -89,9 +89,9 @@ def make_train(config: Config, static: Setting | None = None) -> Callable[..., j
     With a `static` setting, which the `Setting` then equals, its numbers are compiled in.
     """
     env, env_params = gymnax.make("Catch-bsuite")
+    hidden = [nn.Dense(config.width), nn.relu, nn.Dense(config.width), nn.relu]
     network = nn.Sequential(
-        [lambda obs: obs.reshape(len(obs), -1).astype(jnp.float32), nn.Dense(config.width), nn.relu]
-        + [nn.Dense(config.width), nn.relu, nn.Dense(env.num_actions)]
+        [lambda obs: obs.reshape(len(obs), -1).astype(jnp.float32), *hidden, nn.Dense(env.num_actions)]
     )
     max_n, max_updates = (N[-1], UPDATES[-1]) if static is None else (static.n, static.updates)
     buffer = jr.SequenceBuffer(
@@ -192,7 +192,7 @@ def run_one(config: Config, keys: jax.Array, setting: Setting) -> tuple[np.ndarr
 
 
 def of_setting(k: int) -> Setting:
-    """Setting number k with Python numbers."""
+    """Setting number k as Python numbers."""
     return jax.tree.map(lambda x: x[k].item(), all_settings())
 
 
@@ -223,7 +223,7 @@ def plot(path: Path, title: str, returns: np.ndarray) -> None:
 def parse_args() -> tuple[argparse.Namespace, Config]:
     parser = Parser("64 settings of a DQN on Catch, several seeds of each, in one jitted program.")
     parser.add_experiment(seeds=6)
-    parser.add_count("steps", "steps of an environment in the learning phase", 2_000, 40, low=10)
+    parser.add_count("steps", "steps of an environment in the learning phase", 1_000, 40, low=10)
     parser.add_count("separate", "settings that also run as programs of their own", 0, 1, low=0, high=64)
     args = parser.parse()
     return args, Config(steps=args.steps)
@@ -238,7 +238,8 @@ def main() -> None:
     best = np.argsort(-returns.mean(axis=1))[:5]
     for k in best:
         low, high = interval(returns[k])
-        print(f"{returns[k].mean():6.3f} [{low:.3f}, {high:.3f}]  {of_setting(k)}")
+        values = (f"{name} {value:.3g}" for name, value in dataclasses.asdict(of_setting(k)).items())
+        print(f"{returns[k].mean():6.3f} [{low:.3f}, {high:.3f}]  {', '.join(values)}")
     print("return: mean over the episodes of the second half; [95% bootstrap interval over seeds]")
     print(f"one program: compile {compiling:.1f} s, run {running:.1f} s")
     separate = [run_one(config, keys, of_setting(k)) for k in np.linspace(0, 63, args.separate).astype(int)]

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
+import jax.core
 import jax.numpy as jnp
 from flax import struct
 
@@ -210,9 +211,8 @@ class Prioritized(Sampler[PrioritizedState]):
         static = getattr(self, name)
         if static is not None:
             if value is not None:
-                raise ValueError(
-                    f"{name}={value!r}: the sampler has {name}={static!r}; use Prioritized({name}=None) to pass it to init."
-                )
+                advice = f"use Prioritized({name}=None) to pass it to init"
+                raise ValueError(f"{name}={value!r}: the sampler has {name}={static!r}; {advice}.")
             return None
         if value is None:
             raise ValueError(f"{name}: Prioritized({name}=None) leaves it open; pass {name}=... to init.")

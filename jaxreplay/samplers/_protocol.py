@@ -6,7 +6,7 @@ A buffer may be split into D shards. Each shard then has its own sampler state a
 with the same key if the sampler has an attribute `shares_key` that is True.
 
 A sampler may leave settings open, numbers that are given to a buffer's `init` and may be traced. It has an attribute
-`open_settings`, a tuple of their names, and its `init` takes them as keywords and keeps them in the state as float32 [].
+`open_settings`, a tuple of their names. Its `init` takes them as keywords and keeps them in the state, as float32 [].
 """
 
 from typing import Any, Protocol, TypeVar

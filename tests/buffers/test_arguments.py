@@ -55,7 +55,10 @@ def test_other_numbers_are_as_good_as_python_ones(name, kinds):
             lambda x: jr.NStep(n=1, gamma=x),
             r"gamma=.*: is traced, .*; make the tracer with gamma=None and pass it to add",
         ),
-        (lambda x: jr.Prioritized(alpha=x), r"alpha=.*: is traced, .*; use alpha=1 and epsilon=0, and pass \("),
+        (
+            lambda x: jr.Prioritized(alpha=x),
+            r"alpha=.*: is traced, .*; use Prioritized\(alpha=None\), and pass it to init",
+        ),
         (lambda x: jr.Prioritized(beta=x), r"beta=.*: is traced, .*; sample\(beta=\) takes a traced one"),
         (lambda x: jr.ReplayBuffer(capacity=x), "capacity=.*: is traced, .*; give it from outside of jit"),
     ],

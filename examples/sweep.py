@@ -83,10 +83,23 @@ def all_settings() -> Setting:
     return Setting(np.float32(alpha), np.int32(n), np.float32(learning_rate), np.int32(updates))
 
 
-def make_train(config: Config, static: Setting | None = None) -> Callable[..., jax.Array]:
+def sequences(config: Config, sequence_length: int, alpha: float | None) -> jr.SequenceBuffer:
+    """A prioritized buffer; with alpha None, `init` takes it."""
+    return jr.SequenceBuffer(
+        length=config.length,
+        num_envs=config.num_envs,
+        sequence_length=sequence_length,
+        sampler=jr.Prioritized(alpha=alpha),
+    )
+
+
+def make_train(
+    config: Config, static: Setting | None = None, make_buffer: Callable[..., Any] = sequences
+) -> Callable[..., jax.Array]:
     """A function of a key and a `Setting`: the mean return of the episodes that end in the second half of the training.
 
-    With a `static` setting, which the `Setting` then equals, its numbers are compiled in.
+    With a `static` setting, which the `Setting` then equals, its numbers are compiled in. `make_buffer` returns an
+    object with the methods init, add, sample and update of `jr.SequenceBuffer`.
     """
     env, env_params = gymnax.make("Catch-bsuite")
     hidden = [nn.Dense(config.width), nn.relu, nn.Dense(config.width), nn.relu]
@@ -94,12 +107,7 @@ def make_train(config: Config, static: Setting | None = None) -> Callable[..., j
         [lambda obs: obs.reshape(len(obs), -1).astype(jnp.float32), *hidden, nn.Dense(env.num_actions)]
     )
     max_n, max_updates = (N[-1], UPDATES[-1]) if static is None else (static.n, static.updates)
-    buffer = jr.SequenceBuffer(
-        length=config.length,
-        num_envs=config.num_envs,
-        sequence_length=max_n + 1,
-        sampler=jr.Prioritized(alpha=None if static is None else static.alpha),
-    )
+    buffer = make_buffer(config, max_n + 1, None if static is None else static.alpha)
 
     def env_step(key: jax.Array, env_state: Any, action: jax.Array) -> tuple:
         obs, env_state, reward, terminated, truncated, info = env.step(key, env_state, action, env_params)
@@ -185,9 +193,9 @@ def timed(train: Callable[..., jax.Array], *arguments: Any) -> tuple[np.ndarray,
     return result, middle - start, time.perf_counter() - middle
 
 
-def run_one(config: Config, keys: jax.Array, setting: Setting) -> tuple[np.ndarray, float, float]:
+def run_one(config: Config, keys: jax.Array, setting: Setting, **settings: Any) -> tuple[np.ndarray, float, float]:
     """`timed` training of one setting of Python numbers, all seeds [seeds] in a program of their own."""
-    train = make_train(config, setting)
+    train = make_train(config, setting, **settings)
     return timed(jax.vmap(lambda key: train(key, setting)), keys)
 
 
@@ -200,7 +208,7 @@ def plot(path: Path, title: str, returns: np.ndarray) -> None:
     """Heat maps over alpha and n of returns [64, seeds], one for each pair of the other settings."""
     grid = returns.reshape(len(ALPHA), len(N), len(LEARNING_RATE), len(UPDATES), -1)
     means = grid.mean(axis=-1)
-    figure = Figure(figsize=(9, 8), layout="constrained")
+    figure = Figure(figsize=(8, 7.2), layout="constrained")
     panels = figure.subplots(len(LEARNING_RATE), len(UPDATES), sharex=True, sharey=True)
     colors = {"vmin": means.min(), "vmax": means.max(), "cmap": "viridis", "origin": "lower", "aspect": "auto"}
     for (i, rate), (j, updates) in itertools.product(enumerate(LEARNING_RATE), enumerate(UPDATES)):
@@ -210,14 +218,14 @@ def plot(path: Path, title: str, returns: np.ndarray) -> None:
             low, high = interval(grid[a, b, i, j])
             dark = mean[a, b] < (means.min() + means.max()) / 2
             text = f"{mean[a, b]:.2f}\n[{low:.2f}, {high:.2f}]"
-            axes.text(b, a, text, ha="center", va="center", fontsize=9, color="white" if dark else "black")
-        axes.set_title(f"learning rate {rate:g}, {updates} update{'s' * (updates > 1)} per step", fontsize=11)
+            axes.text(b, a, text, ha="center", va="center", fontsize=8.5, color="white" if dark else "black")
+        axes.set_title(f"learning rate {rate:g}, {updates} update{'s' * (updates > 1)} per step", fontsize=10)
         axes.set_xticks(range(len(N)), [f"n = {n}" for n in N])
         axes.set_yticks(range(len(ALPHA)), [f"alpha = {alpha:g}" for alpha in ALPHA])
         axes.tick_params(length=0)
     figure.colorbar(image, ax=panels, label="mean return of the second half", shrink=0.6)
-    figure.suptitle(title, fontsize=12)
-    figure.savefig(path, dpi=130)
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=140)
 
 
 def parse_args() -> tuple[argparse.Namespace, Config]:

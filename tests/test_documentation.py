@@ -643,6 +643,20 @@ def several_seeds(block, monkeypatch):
     assert printed.getvalue() == "0\n"
 
 
+def sweeps(block, monkeypatch):
+    """With alpha 0 all draw alike; the learning rate and the number of updates set how far a lane comes."""
+    items = np.random.default_rng(0).normal(3.0, 1.0, 200).astype(np.float32)
+    found = run(block, {"items": items}, capacity=("10_000", "256"))
+    np.testing.assert_array_equal(found["replay"].sampler.alpha, found["alpha"].ravel())
+    assert found["curves"].shape == (16, 50)
+    rate, updates = np.asarray(found["learning_rate"]).ravel(), np.asarray(found["updates"]).ravel()
+    np.testing.assert_array_equal(found["replay"].sampler.updates, 50 * updates)
+    slow, twice, fast = ((rate == r) & (updates == u) for r, u in ((0.01, 1), (0.01, 2), (0.1, 2)))
+    last = np.asarray(found["params"])
+    assert last[slow].max() < 1.5 < last[twice].min()
+    np.testing.assert_allclose(last[fast], items.mean(), atol=0.5)
+
+
 class Host:
     """An environment of Gymnasium, or a vector of them. Observations count its steps; every fifth is truncated."""
 
@@ -1515,6 +1529,7 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/priorities.md": [prioritized, lap, priorities_from_actors],
     "guides/scan.md": [training_loop, first_carry, when_ready, several_updates, one_object],
     "guides/seeds.md": [several_seeds],
+    "guides/sweeps.md": [sweeps],
     "guides/sequences.md": [sequences],
     "guides/stack.md": [
         in_nnx,

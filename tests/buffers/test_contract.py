@@ -25,7 +25,9 @@ SAMPLERS = {
     "independent": functools.partial(jr.Prioritized, stratified=False, normalize=None, beta=1.0),
     "global": functools.partial(jr.Prioritized, normalize="global"),
     "counting": functools.partial(jr.Prioritized, count_updates=True),
+    "open": functools.partial(jr.Prioritized, alpha=None),
 }
+SETTINGS = {"open": {"alpha": 0.7}}  # for `init`
 
 
 def items(t, *shape):
@@ -57,6 +59,7 @@ class Case:
     def __init__(self, buffer, sampler):
         make, shape = BUFFERS[buffer]
         self.buffer = make(SAMPLERS[sampler]())
+        self.init = functools.partial(self.buffer.init, **SETTINGS.get(sampler, {}))
         self.batch = lambda t: items(t, *shape)
         self.spec = jax.eval_shape(lambda: self.batch(0))
         self.batches = stack(*[self.batch(t) for t in range(STEPS)])
@@ -72,7 +75,7 @@ class Case:
         return state, sample
 
     def run(self, key):
-        state, keys = self.buffer.init(self.spec), jax.random.split(key, STEPS)
+        state, keys = self.init(self.spec), jax.random.split(key, STEPS)
         return lax.scan(lambda s, x: self.step(s, *x), state, (self.batches, keys))
 
     @functools.cached_property
@@ -106,6 +109,7 @@ RARE += [
     ("sequence, strided", "independent"),
     *(("sequence, inside", name) for name in SAMPLERS if name != "global"),
     *((name, "counting") for name in BUFFERS),
+    *((name, "open") for name in BUFFERS if name != "sequence"),
 ]
 
 
@@ -116,15 +120,14 @@ def case(request):
 
 
 def test_init_takes_arrays_and_abstract_values_alike(case):
-    buffer = case.buffer
-    from_arrays, abstract = buffer.init(case.batch(3)), buffer.init(case.spec)
+    from_arrays, abstract = case.init(case.batch(3)), case.init(case.spec)
     assert types(from_arrays) == types(abstract)
     chex.assert_trees_all_equal(from_arrays, abstract)
-    assert types(jax.eval_shape(buffer.init, case.batch(0))) == types(abstract)
+    assert types(jax.eval_shape(case.init, case.batch(0))) == types(abstract)
 
 
 def test_shapes_and_dtypes_are_stable_and_nothing_recompiles(case):
-    state = case.buffer.init(case.spec)
+    state = case.init(case.spec)
     first = types(state)
     batch, key = case.batch(0), jax.random.key(0)
     state, _ = case.step(state, batch, key)
@@ -139,7 +142,7 @@ def test_shapes_and_dtypes_are_stable_and_nothing_recompiles(case):
 
 def test_eager_calls_equal_a_scan(case):
     state, samples = case.scanned
-    eager = case.buffer.init(case.spec)
+    eager = case.init(case.spec)
     for t, key in enumerate(jax.random.split(jax.random.key(0), STEPS)):
         eager, eager_sample = case.step(eager, case.batch(t), key)
         chex.assert_trees_all_equal(eager_sample, at(samples, t))

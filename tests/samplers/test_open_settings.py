@@ -1,5 +1,6 @@
 """Settings that `Prioritized` leaves open: `init` takes them, and lanes of `jax.vmap` may differ in them."""
 
+import dataclasses
 import functools
 
 import chex
@@ -14,6 +15,7 @@ from scipy import stats
 
 import jaxreplay as jr
 from jaxreplay import testing
+from jaxreplay.inspection import _saved, _views
 
 OPEN = {"alpha": None, "epsilon": None, "floor": None}
 LANES = [
@@ -187,3 +189,96 @@ def test_a_mixture_gives_settings_to_the_sources_that_leave_them_open():
     buffer = jr.Mixture(buffers=tuple(jr.ReplayBuffer(capacity=8, sampler=sampler) for sampler in sources))
     _, first, second = (state.sampler for state in buffer.init(items(numbers(0, 8)), alpha=0.5, floor=1.0))
     assert (first.alpha, first.floor, second.alpha, second.floor) == (0.5, None, None, 1.0)
+
+
+def stored(sampler, num_shards=0, **settings):
+    """A buffer with twelve items of known priorities, and its state."""
+    buffer = jr.ReplayBuffer(capacity=12, sampler=sampler)
+    buffer = over_devices(buffer, num_shards) if num_shards else buffer
+    state = buffer.init(items(numbers(0, 12)), **settings)
+    return buffer, buffer.add(state, items(numbers(0, 12)), td_errors=np.linspace(0, 4, 12, dtype=np.float32))
+
+
+STATIC = jr.Prioritized(alpha=0.7, epsilon=0.25, floor=0.5)
+IN_STATE = {"alpha": 0.7, "epsilon": 0.25, "floor": 0.5}
+
+
+@pytest.mark.parametrize("num_shards", [0, 2])
+def test_migration_between_static_and_open_settings_keeps_their_values(num_shards):
+    static, state = stored(STATIC, num_shards)
+    leaves_open, expected = stored(jr.Prioritized(**OPEN), num_shards, **IN_STATE)
+    found = jr.migrate(static, state, leaves_open)
+    chex.assert_trees_all_close(jax.device_get(found.sampler), jax.device_get(expected.sampler), rtol=1e-6)
+    chex.assert_trees_all_equal(found.sampler.tree, state.sampler.tree)  # to the bit
+    back = jr.migrate(leaves_open, found, static)
+    chex.assert_trees_all_equal(back.sampler, state.sampler)
+
+
+def test_migration_takes_other_settings():
+    old, state = stored(jr.Prioritized(alpha=None, epsilon=0.0), alpha=0.5)
+    new = jr.ReplayBuffer(capacity=12, sampler=jr.Prioritized(alpha=None, epsilon=0.0))
+    found = jr.migrate(old, state, new, alpha=2.0)
+    np.testing.assert_allclose(leaves_of(found.sampler.tree), np.linspace(0, 4, 12) ** 2, rtol=1e-5)
+    assert found.sampler.alpha == 2
+    static = jr.ReplayBuffer(capacity=12, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0))
+    np.testing.assert_allclose(leaves_of(jr.migrate(old, state, static).sampler.tree), np.linspace(0, 4, 12), rtol=1e-5)
+    uniform, plain = stored(jr.Uniform())
+    assert jr.migrate(uniform, plain, new, alpha=0.5).sampler.alpha == 0.5
+    with pytest.raises(ValueError, match=r"alpha: Prioritized\(alpha=None\) leaves it open"):
+        jr.migrate(uniform, plain, new)
+    with pytest.raises(ValueError, match=r"alpha=0\.5: the sampler has alpha=1\.0"):
+        jr.migrate(old, state, static, alpha=0.5)
+    with pytest.raises(TypeError, match="takes no setting 'alpha'"):
+        jr.migrate(old, state, uniform, alpha=0.5)
+
+
+def test_a_state_of_static_settings_is_not_one_of_open_settings():
+    (buffer, state), (_, other) = stored(jr.Prioritized(alpha=None), alpha=0.5), stored(jr.Prioritized())
+    with pytest.raises(ValueError, match="this state is of another sampler"):
+        buffer.sample(other, jax.random.key(0), 4)
+    assert buffer.sample(state, jax.random.key(0), 4).indices.shape == (4,)
+
+
+@pytest.mark.parametrize("num_shards", [0, 2])
+def test_a_checkpoint_keeps_settings(tmp_path, num_shards):
+    buffer, state = stored(jr.Prioritized(**OPEN), num_shards, **IN_STATE)
+    jr.save(tmp_path / "one", buffer, state)
+    chex.assert_trees_all_equal(jr.restore(tmp_path / "one", buffer), state)
+    lanes = jax.jit(jax.vmap(lambda s: stored(jr.Prioritized(**OPEN), **s)[1]))(STACKED)
+    alone = stored(jr.Prioritized(**OPEN), **IN_STATE)[0]
+    jr.save(tmp_path / "lanes", alone, lanes)
+    chex.assert_trees_all_equal(jr.restore(tmp_path / "lanes", alone), lanes)
+    with pytest.raises(ValueError, match=r"buffer.*sampler.alpha: saved None, given 0.7"):
+        jr.restore(tmp_path / "one", stored(STATIC, num_shards)[0])
+
+
+@pytest.mark.parametrize("num_shards", [0, 2])
+def test_diagnostics_and_reports_have_the_priorities_of_static_settings(tmp_path, num_shards):
+    buffer, state = stored(jr.Prioritized(**OPEN), num_shards, **IN_STATE)
+    static, same = stored(STATIC, num_shards)
+    key = jax.random.key(0)
+    found, expected = (jr.diagnostics(*pair, key, thorough=True) for pair in ((buffer, state), (static, same)))
+    settings = {name: found.pop(name) for name in OPEN}
+    chex.assert_trees_all_close(settings, IN_STATE)
+    chex.assert_trees_all_close(found, expected, rtol=1e-5)
+    views = [
+        _views.views(_saved.from_checkpoint(save(tmp_path / name, *pair)))
+        for name, pair in (("open", (buffer, state)), ("static", (static, same)))
+    ]
+    for view, like in zip(*views, strict=True):
+        assert view.power == like.power == "p"
+        np.testing.assert_allclose(view.priorities, like.priorities, rtol=1e-5)
+        assert view.settings.keys() == like.settings.keys()
+
+
+def test_a_report_on_lanes_with_different_alphas_shows_leaves(tmp_path):
+    buffer = stored(STATIC)[0]
+    buffer = dataclasses.replace(buffer, sampler=jr.Prioritized(**OPEN))
+    lanes = jax.jit(jax.vmap(lambda s: stored(buffer.sampler, **s)[1]))(STACKED)
+    (view,) = _views.views(_saved.from_checkpoint(save(tmp_path / "lanes", buffer, lanes)))
+    assert view.power == "p^alpha"
+
+
+def save(path, buffer, state):
+    jr.save(path, buffer, state)
+    return path

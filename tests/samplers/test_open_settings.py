@@ -161,7 +161,7 @@ def test_init_checks_settings(name):
         with pytest.raises(ValueError, match=message):
             init(leaves_alpha, alpha=alpha)
     with pytest.raises(ValueError, match=r"alpha: got float32\[3\], expected one number"):
-        jax.eval_shape(functools.partial(init, leaves_alpha), alpha=jnp.ones(3))
+        jax.eval_shape(functools.partial(init, leaves_alpha), alpha=jnp.ones(3, jnp.float32))
     with pytest.raises(ValueError, match=r"alpha: Prioritized\(alpha=None\) leaves it open"):
         init(leaves_alpha)
     with pytest.raises(ValueError, match=r"alpha=0.5: the sampler has alpha=0.7; use Prioritized\(alpha=None\)"):

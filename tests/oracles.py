@@ -749,3 +749,32 @@ def thorough_diagnostics(priorities, alpha):
     found["stored/priority_max"] = max(priorities)
     found["stored/priority_zero"] = float(np.mean(np.asarray(priorities) == 0))
     return found | {f"stored/priority_q{t}0": quantile(priorities, t) for t in (1, 5, 9)}
+
+
+class TasksTwin:
+    """Successes, trials and ages of tasks; `law` scores them all anew."""
+
+    def __init__(self, num_tasks, prior, decay):
+        self.prior, self.decay = prior, decay
+        self.successes, self.trials = np.zeros(num_tasks), np.zeros(num_tasks)
+        self.last, self.updates, self.rejected = np.zeros(num_tasks, int), 0, 0
+
+    def update(self, tasks, rewards, mask):
+        kept, found = [], {}
+        for task, row, exists in zip(tasks, rewards, mask, strict=True):
+            row = row[exists]
+            known = row.size > 0 and 0 <= task < self.trials.size and bool(np.all((row >= 0) & (row <= 1)))
+            self.rejected += row.size > 0 and not known
+            kept.append(known)
+            if known:
+                found.setdefault(int(task), []).extend(row)
+        for task, row in found.items():
+            self.successes[task] = self.decay * self.successes[task] + sum(row)
+            self.trials[task] = self.decay * self.trials[task] + len(row)
+            self.last[task] = self.updates
+        self.updates += bool(found)
+        return kept
+
+    def counts(self, tasks):
+        won, lost = self.prior
+        return self.successes[tasks] + won, self.trials[tasks] + won + lost

@@ -15,6 +15,7 @@ from jaxreplay.difficulty_pools import PoolsState
 from jaxreplay.samplers import PrioritizedState, UniformState, UpdateCounts
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.sum_tree._range import Restricted
+from jaxreplay.tasks import TasksState
 from jaxreplay.transitions import AutoresetState, NStepState, TransitionBatch
 from jaxreplay.transitions._windows import TracerSteps
 
@@ -24,8 +25,8 @@ CLASSES: dict[str, type] = {"DataSteps": Steps} | {
     cls.__name__: cls
     for cls in (
         *(AutoresetState, Bits, ChosenSequences, EpisodeNumbers, NStepState, PoolsState, PrioritizedState, ReplayState),
-        *(ReservoirState, Restricted, Ring, Rows, Sample, SequenceState, SumTree, TracerSteps, TransitionBatch),
-        *(UniformState, UpdateCounts),
+        *(ReservoirState, Restricted, Ring, Rows, Sample, SequenceState, SumTree, TasksState, TracerSteps),
+        *(TransitionBatch, UniformState, UpdateCounts),
     )
 }
 _NAMES = {cls: name for name, cls in CLASSES.items()}

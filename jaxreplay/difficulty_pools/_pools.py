@@ -16,7 +16,6 @@ environments; here each of several is drawn by `env_ratios`, however many of its
 import dataclasses
 import functools
 import math
-from collections import defaultdict, deque
 from collections.abc import Hashable, Sequence
 from typing import Any
 
@@ -25,12 +24,13 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from jaxreplay._common import groups
 from jaxreplay._common.checks import check_integer, check_key, check_number
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import saturating_add
+from jaxreplay._common.task_keys import sources
 from jaxreplay._common.xla import jit_method, on_host
-from jaxreplay.difficulty_pools import _checks, _draws, _groups, _moves, _state
-from jaxreplay.difficulty_pools._keys import task_key as task_key
+from jaxreplay.difficulty_pools import _checks, _draws, _moves, _state
 from jaxreplay.difficulty_pools._state import PoolsState
 from jaxreplay.difficulty_pools._turns import spread
 
@@ -216,18 +216,12 @@ class DifficultyPools:
           >>> kept.tolist(), int(state.rejected), pools.pool_of(state).tolist()
           ([False, True], 1, [0, 2, 0, 0])
         """
-        groups = tasks, rewards, mask
-        if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, groups))):
-            return self._update(state, *groups)
-        on_device = any(isinstance(x, jax.Array) for x in groups)
-        padded = _groups.padded_on_device(*groups) if on_device else _groups.padded(*groups, like=np)
-        state, kept = self._update(state, *padded)
-        return state, _groups.first(kept, len(tasks))
+        return groups.in_few_sizes(self._update, state, tasks, rewards, mask)
 
     @jit_method(donates=True, rows="tasks")
     def _update(self, state: PoolsState, tasks: Any, rewards: Any, mask: Any) -> tuple[PoolsState, jax.Array]:
         self._check_state(state)
-        tasks, rewards, mask = _groups.check(tasks, rewards, mask)
+        tasks, rewards, mask = groups.check(tasks, rewards, mask)
         rollouts = jnp.sum(mask, axis=1, dtype=jnp.int32)
         total = jnp.sum(rewards, axis=1, where=mask)
         known = (rollouts > 0) & (tasks >= 0) & (tasks < self.num_tasks) & jnp.isfinite(total)
@@ -253,8 +247,8 @@ class DifficultyPools:
             found = spread(3 * env + pool, known, counts.size) * more
             return saturating_add(counts, jnp.sum(found, axis=0, dtype=jnp.int32).reshape(counts.shape))
 
-        groups, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts[:, None])
-        state = dataclasses.replace(state, groups=groups, rollouts=filtered_rollouts)
+        labelled, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts[:, None])
+        state = dataclasses.replace(state, groups=labelled, rollouts=filtered_rollouts)
         state = _moves.move(state, tasks_per_env, caps, tasks, env, label, known)
         return state, known & (filtered == NORMAL)
 
@@ -329,8 +323,8 @@ class DifficultyPools:
           >>> float(pools.metrics(pools.reset_metrics(state))["evicted_examples/easy"])
           0.0
         """
-        groups, rollouts = _zeros_like((state.groups, state.rollouts))
-        return dataclasses.replace(state, groups=groups, rollouts=rollouts)
+        labelled, rollouts = _zeros_like((state.groups, state.rollouts))
+        return dataclasses.replace(state, groups=labelled, rollouts=rollouts)
 
     def recycle(
         self, state: PoolsState, key: jax.Array, *, easy_fraction: float = 0.0, hard_fraction: float = 0.0
@@ -395,20 +389,7 @@ class DifficultyPools:
           >>> pools.pool_of(pools.remap(state, old_keys="abcd", new_keys="dcba")).tolist()
           [0, 0, 2, 1]
         """
-        if state.pool.ndim != 1:
-            raise ValueError(f"state: has tasks {list(state.pool.shape)}; use jax.vmap for a stack of states.")
-        old_keys, new_keys = list(old_keys), list(new_keys)
-        for name, keys, expected in (
-            ("old_keys", old_keys, state.pool.size),
-            ("new_keys", new_keys, self.num_tasks),
-        ):
-            if len(keys) != expected:
-                raise ValueError(f"{name}: got {len(keys)} keys for {expected} tasks; give one for each, in order.")
-        positions = defaultdict(deque)
-        for position, key in enumerate(old_keys):
-            positions[key].append(position)
-        source = [positions[key].popleft() if positions.get(key) else len(old_keys) for key in new_keys]
-        return self._remap(state, np.asarray(source, np.int32))
+        return self._remap(state, sources(state.pool, old_keys, new_keys, self.num_tasks))
 
     @jit_method()
     def _remap(self, state: PoolsState, source: Any) -> PoolsState:

@@ -1,8 +1,10 @@
 """Checks of the groups of rollouts in an update, and padding, which limits the number of compiled programs."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 
@@ -38,5 +40,15 @@ def padded(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, .
     return tuple(like.pad(x, padding[: x.ndim]) for x in groups)
 
 
-padded_on_device = on_copies(jax.jit(padded))
-first = jax.jit(lambda x, n: x[:n], static_argnums=1)
+_padded_on_device = on_copies(jax.jit(padded))
+_first = jax.jit(lambda x, n: x[:n], static_argnums=1)
+
+
+def in_few_sizes(update: Callable[..., tuple[Any, Any]], state: Any, *groups: Any) -> tuple[Any, Any]:
+    """`update(state, tasks, rewards, mask)`, with padded groups if the call is eager; and a flag of each group."""
+    if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, groups))):
+        return update(state, *groups)
+    on_device = any(isinstance(x, jax.Array) for x in groups)
+    padded_groups = _padded_on_device(*groups) if on_device else padded(*groups, like=np)
+    state, kept = update(state, *padded_groups)
+    return state, _first(kept, len(groups[0]))

@@ -1,0 +1,150 @@
+"""Scores: how often a task should be drawn, from its successes, its trials and its age.
+
+A score is a plain function `(successes, trials, age) -> float32 [B]`. `successes` and `trials` are float32 [B] and
+include the prior, so `successes / trials` is the mean of the Beta posterior of the task's success rate. `age` is
+int32 [B], the number of updates since the task's latest group.
+"""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+
+from jaxreplay._common.checks import check_integer, check_number, settle
+
+Score = Callable[[jax.Array, jax.Array, jax.Array], Any]
+ROUNDS = 6  # of proposals for a Gamma variate: all are rejected less often than once in 10^7
+
+
+def learnability(successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
+    """p (1 - p), where p is the success rate: largest for tasks that are solved half of the time.
+
+    It is the variance of a rollout's reward, after Foster and Foerster 2025 (Learning to Reason at the Frontier of
+    Learnability, section 3) and Rutherford et al. 2024 (No Regrets, section 4).
+
+    Examples:
+      >>> jr.learnability(jnp.array([1.0, 2.0, 3.0]), jnp.array([4.0, 4.0, 4.0]), 0).tolist()
+      [0.1875, 0.25, 0.1875]
+    """
+    p = successes / trials
+    return p * (1 - p)
+
+
+def uncertainty(successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
+    """Standard deviation of the success rate's Beta posterior: large for tasks with few trials.
+
+    With a successes and b failures, prior included, it is sqrt(a b / ((a + b)^2 (a + b + 1))).
+
+    Examples:
+      >>> one, eight = jr.uncertainty(jnp.array([1.0, 4.0]), jnp.array([2.0, 8.0]), 0)
+      >>> bool(one > eight)  # the same rate, from fewer trials
+      True
+    """
+    p = successes / trials
+    return jnp.sqrt(p * (1 - p) / (trials + 1))
+
+
+def success_band(hard: float, easy: float, *, inside: float = 1.0, outside: float = 0.0) -> Score:
+    """A score like pools: `inside` where hard < p < easy, else `outside`; p is the success rate.
+
+    Raises:
+      ValueError: not 0 <= hard < easy <= 1, or a score is negative.
+
+    Examples:
+      >>> score = jr.success_band(0.2, 0.8, outside=0.1)
+      >>> [
+      ...     round(float(s), 2)
+      ...     for s in score(jnp.array([0.5, 1.0, 1.9]), jnp.array([2.0] * 3), 0)
+      ... ]
+      [1.0, 1.0, 0.1]
+    """
+    return _Band(hard=hard, easy=easy, inside=inside, outside=outside)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class _Band:
+    hard: float
+    easy: float
+    inside: float
+    outside: float
+
+    def __post_init__(self):
+        for name in ("hard", "easy"):
+            settle(self, **{name: check_number(name, getattr(self, name), 0, 1, "a success rate")})
+        for name in ("inside", "outside"):
+            settle(self, **{name: check_number(name, getattr(self, name), 0, 1e6, "a score")})
+        if self.hard >= self.easy:
+            raise ValueError(f"hard={self.hard}: must be less than easy={self.easy}; give the smaller rate first.")
+
+    def __call__(self, successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
+        p = successes / trials
+        return jnp.where((p > self.hard) & (p < self.easy), self.inside, self.outside)
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Thompson:
+    """Thompson draws: of some random tasks, the best by a success rate that is drawn from its posterior.
+
+    For each draw, `candidates` tasks are drawn uniformly, and a success rate of each from its Beta posterior. The task
+    whose rate has the highest `score` is chosen. Tasks with few trials have wide posteriors, so they are explored
+    (Thompson 1933, On the Likelihood that One Unknown Probability Exceeds Another). Costs O(candidates) per draw.
+
+    Attributes:
+      candidates: number of tasks that compete for a draw.
+      score: of a success rate; called with the rate as `successes` and `trials` 1.
+
+    Examples:
+      >>> tasks = jr.Tasks(num_tasks=4, score=jr.Thompson(candidates=8))
+      >>> tasks.sample(tasks.init(), jax.random.key(0), 3)[0].shape
+      (3,)
+    """
+
+    candidates: int = 16
+    score: Score = learnability
+
+    def __post_init__(self):
+        settle(self, candidates=check_integer("candidates", self.candidates, 1, 2**16, "tasks that compete for a draw"))
+
+    def __call__(self, successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
+        """1: candidates are drawn uniformly."""
+        return jnp.ones_like(successes)
+
+    def winner(self, key: jax.Array, successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
+        """Column of the chosen candidate of each row, int32 [n], from counts [n, candidates].
+
+        Examples:
+          >>> tried, solved = jnp.full((1, 2), 1e4), jnp.array([[10.0, 5e3]])
+          >>> jr.thompson.winner(jax.random.key(0), solved, tried, 0).tolist()
+          [1]
+        """
+        rates = beta_variates(key, successes, trials - successes)
+        return jnp.argmax(self.score(rates, jnp.ones_like(rates), age), axis=1).astype(jnp.int32)
+
+
+thompson = Thompson()
+
+
+def beta_variates(key: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+    """Random rates with Beta(a, b) distributions, float32 of the shape of `a` and `b`; no loop.
+
+    A Beta variate is x / (x + y) for Gamma variates x and y with shapes a and b. These are drawn by the method of
+    Marsaglia and Tsang 2000 (A Simple Method for Generating Gamma Variables) with a fixed number of proposals.
+    """
+    x, y = _gamma_variates(key, jnp.stack([a, b]))
+    return jnp.where(x + y > 0, x / (x + y), 0.5)
+
+
+def _gamma_variates(key: jax.Array, shape: jax.Array) -> jax.Array:
+    normal_key, accept_key, small_key = jax.random.split(key, 3)
+    d = jnp.where(shape < 1, shape + 1, shape) - 1 / 3  # section 6 of the paper, for shapes below 1
+    normal = jax.random.normal(normal_key, (ROUNDS, *shape.shape), jnp.float32)
+    uniform = jax.random.uniform(accept_key, normal.shape, jnp.float32, minval=1e-30)
+    v = (1 + normal / jnp.sqrt(9 * d)) ** 3
+    positive = jnp.maximum(v, 1e-30)
+    accepted = (v > 0) & (jnp.log(uniform) < normal**2 / 2 + d * (1 - positive + jnp.log(positive)))
+    first = jnp.argmax(accepted, axis=0)  # the first proposal, if none is accepted
+    found = d * jnp.take_along_axis(positive, first[None], axis=0)[0]
+    small = jax.random.uniform(small_key, shape.shape, jnp.float32, minval=1e-30) ** (1 / shape)
+    return jnp.where(shape < 1, found * small, found)

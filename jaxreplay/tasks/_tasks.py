@@ -1,0 +1,366 @@
+"""Tasks: a curriculum over a fixed list of tasks, drawn in proportion to a score."""
+
+import dataclasses
+from collections.abc import Hashable, Sequence
+from typing import Any, ClassVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+
+from jaxreplay import sum_tree
+from jaxreplay._common import groups, layouts
+from jaxreplay._common.checks import check_bool, check_integer, check_key, check_number, settle
+from jaxreplay._common.random import random_bits, random_integers
+from jaxreplay._common.ring import saturating_add
+from jaxreplay._common.task_keys import sources
+from jaxreplay._common.xla import jit_method
+from jaxreplay.sum_tree._tree import on_backend
+from jaxreplay.tasks._scores import Score, Thompson, learnability
+
+LARGEST_SCORE = 1e6  # no sum of scores overflows
+MANY_TRIALS = 2.0**22  # float32 counts up to 2^24 in steps of 1
+
+
+@struct.dataclass
+class TasksState(layouts.LaidOut):
+    """State of `jaxreplay.Tasks`, N tasks.
+
+    Attributes:
+      tree: a leaf per task, its score.
+      successes: float32 [N], decayed sum of each task's rewards.
+      trials: float32 [N], decayed number of its rollouts.
+      last: int32 [N], number of updates before that of its latest group; 0 if it has none.
+      updates: int32 [], number of updates with a group; saturates at 2**31 - 1.
+      rejected: int32 [], groups with a task that does not exist or a reward outside [0, 1]; saturates at 2**31 - 1.
+
+    Examples:
+      >>> state = jr.Tasks(num_tasks=3).init()
+      >>> isinstance(state, jr.TasksState), state.trials.tolist()
+      (True, [0.0, 0.0, 0.0])
+    """
+
+    tree: sum_tree.SumTree
+    successes: jax.Array  # [N]
+    trials: jax.Array  # [N]
+    last: jax.Array  # [N]
+    updates: jax.Array  # []
+    rejected: jax.Array  # []
+    _layouts: ClassVar = {"tree": on_backend}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Tasks:
+    """Samples the tasks to train on, in proportion to a score of each task's successes and trials.
+
+    The methods are those of `DifficultyPools`, so that either serves the same loop. An update counts the rewards of a
+    task, computes its score, and writes the score into a sum tree. A draw of n tasks costs O(n log N).
+
+    Attributes:
+      num_tasks: N, 1 to 2**24. Tasks are numbered 0 to N - 1.
+      score: function `(successes, trials, age) -> scores`: `learnability`, `uncertainty`, `success_band(...)`,
+        `thompson`, or your own. Scores are clipped to [0, 10^6]; NaN is 0.
+      prior: successes and failures that are added to the counts of each task, both positive: the parameters of a Beta
+        prior.
+      decay: in (0, 1]; an update multiplies the counts of its tasks by it before it adds the new rewards, so that old
+        rollouts count less as the policy changes.
+      exploration: fraction of draws that are uniform over all tasks.
+      refresh: number of further tasks, in turn, whose score each update computes anew; for scores that depend on `age`.
+      online_difficulty_filtering: drop groups whose mean reward is exactly 0 or 1, which carry no learning signal.
+      donate: donate the state when `update` is called eagerly.
+
+    Examples:
+      >>> tasks = jr.Tasks(num_tasks=3)
+      >>> rewards = jnp.array([[1.0, 1.0], [0.0, 1.0]])
+      >>> state, kept = tasks.update(tasks.init(), jnp.array([0, 1]), rewards)
+      >>> tasks.success_rates(state).tolist()  # with the prior of one success and one failure
+      [0.75, 0.5, 0.5]
+      >>> drawn, ok = tasks.sample(state, jax.random.key(0), 8)
+    """
+
+    num_tasks: int
+    score: Score = learnability
+    prior: tuple[float, float] = (1.0, 1.0)
+    decay: float = 1.0
+    exploration: float = 0.0
+    refresh: int = 0
+    online_difficulty_filtering: bool = False
+    donate: bool = True
+
+    def __post_init__(self):
+        settle(self, num_tasks=check_integer("num_tasks", self.num_tasks, 1, 2**24, "the number of tasks"))
+        if not callable(self.score):
+            raise ValueError(f"score={self.score!r}: must be a function of successes, trials and age.")
+        prior = tuple(self.prior) if isinstance(self.prior, Sequence) else (self.prior,)
+        if len(prior) != 2:
+            raise ValueError(f"prior={self.prior!r}: must be two numbers, successes and failures.")
+        prior = tuple(
+            float(check_number(f"prior[{i}]", count, 1e-3, 1e6, "(1, 1) is a uniform prior"))
+            for i, count in enumerate(prior)
+        )
+        decay = check_number("decay", self.decay, 1e-3, 1, "1 keeps all rollouts, 0.9 forgets in some ten updates")
+        exploration = check_number("exploration", self.exploration, 0, 1, "the fraction of uniform draws")
+        refresh = check_integer("refresh", self.refresh, 0, self.num_tasks, "tasks scored anew in each update")
+        filtering = check_bool(
+            "online_difficulty_filtering", self.online_difficulty_filtering, "drop groups of mean 0, 1"
+        )
+        settle(self, prior=prior, decay=decay, exploration=exploration, refresh=refresh)
+        settle(self, online_difficulty_filtering=filtering)
+
+    def init(self) -> TasksState:
+        """State with no trials.
+
+        Examples:
+          >>> float(jr.sum_tree.total(jr.Tasks(num_tasks=8).init().tree))  # p (1 - p) of 1 / 2
+          2.0
+        """
+        zeros, none = jnp.zeros(self.num_tasks, jnp.float32), jnp.zeros((), jnp.int32)
+        state = TasksState(
+            tree=sum_tree.init(self.num_tasks),
+            successes=zeros,
+            trials=jnp.zeros_like(zeros),
+            last=jnp.zeros(self.num_tasks, jnp.int32),
+            updates=none,
+            rejected=jnp.zeros_like(none),
+        )
+        return self._scored(state, jnp.arange(self.num_tasks, dtype=jnp.int32))
+
+    def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
+        """See `Buffer._device_states`."""
+        if items is not None:
+            raise ValueError("items: Tasks stores only numbers of each task; leave it out.")
+        return [("", jax.eval_shape(self.init), 1)]
+
+    def sample(self, state: TasksState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+        """Draw tasks in proportion to their scores, with replacement.
+
+        Args:
+          state: unchanged.
+          key: a PRNG key.
+          n: number of draws.
+
+        Returns:
+          tasks, int32 [n]; and ok, bool [], False if all scores are 0: then the draw is uniform.
+
+        Raises:
+          ValueError: `n` is not a positive integer, or the state is for another number of tasks.
+
+        Examples:
+          >>> tasks = jr.Tasks(num_tasks=3, score=jr.success_band(0.4, 0.6))
+          >>> state, _ = tasks.update(tasks.init(), jnp.array([0, 2]), jnp.array([[1.0], [0.0]]))
+          >>> tasks.sample(state, jax.random.key(0), 4)[0].tolist()  # of task 1 nothing is known
+          [1, 1, 1, 1]
+        """
+        return self._draw(state, key, check_integer("n", n, 1, 2**24, "the number of draws"))
+
+    @jit_method(static=("n",), rows="n")
+    def _draw(self, state: TasksState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
+        self._check_state(state)
+        check_key(key)
+        total = sum_tree.total(state.tree)
+        if isinstance(self.score, Thompson):
+            return self._winners(self.score, state, key, n), total > 0
+        words = random_bits(key, 2 * n)
+        by_score, _ = sum_tree.sample_with(state.tree, tuple(x[:n] for x in words))
+        evenly = random_integers(words, jnp.asarray(self.num_tasks, jnp.int32))[:n]
+        coin = (words[0][n:] >> 8).astype(jnp.float32) * 2.0**-24
+        return jnp.where((total > 0) & (coin >= self.exploration), by_score, evenly), total > 0
+
+    def _winners(self, rule: Thompson, state: TasksState, key: jax.Array, n: int) -> jax.Array:
+        """Winners of n draws, int32 [n]; with probability `exploration` simply the first candidate."""
+        key, coin_key, choice_key = jax.random.split(key, 3)
+        bits = random_bits(key, n * rule.candidates)
+        drawn = random_integers(bits, jnp.asarray(self.num_tasks, jnp.int32)).reshape(n, rule.candidates)
+        winner = rule.winner(choice_key, *self._counts(state, drawn))
+        winner = jnp.where(jax.random.uniform(coin_key, (n,)) < self.exploration, 0, winner)
+        return jnp.take_along_axis(drawn, winner[:, None], axis=1)[:, 0]
+
+    def update(
+        self, state: TasksState, tasks: jax.Array, rewards: jax.Array, *, mask: jax.Array | None = None
+    ) -> tuple[TasksState, jax.Array]:
+        """Count the rewards of groups of rollouts, and score their tasks anew.
+
+        All groups of a task in one call count alike: `decay` is applied once. Sums of rewards that are not multiples of
+        a power of two may differ in their last bit between runs on a GPU if a task occurs more than once.
+
+        Args:
+          state: donated when called eagerly (unless `donate=False`).
+          tasks: int [G], the task of each group. Eager calls pad G and R to powers of two, so few programs are
+            compiled; under `jax.jit` each new G or R compiles another program.
+          rewards: number [G, R], the reward of each rollout, in [0, 1].
+          mask: bool, True for groups [G], or rollouts [G, R], that exist; None for all.
+
+        Returns:
+          the state; and kept, bool [G], True for groups to train on. They have rollouts, and are neither rejected nor
+          dropped by `online_difficulty_filtering`.
+
+        Raises:
+          ValueError: other shapes or dtypes.
+
+        Examples:
+          >>> tasks = jr.Tasks(num_tasks=2)
+          >>> rewards = jnp.array([[1.0, 0.0], [2.0, 0.0]])  # 2 is not in [0, 1]
+          >>> state, kept = tasks.update(tasks.init(), jnp.array([0, 1]), rewards)
+          >>> kept.tolist(), state.trials.tolist(), int(state.rejected)
+          ([True, False], [2.0, 0.0], 1)
+        """
+        return groups.in_few_sizes(self._update, state, tasks, rewards, mask)
+
+    @jit_method(donates=True, rows="tasks")
+    def _update(self, state: TasksState, tasks: Any, rewards: Any, mask: Any) -> tuple[TasksState, jax.Array]:
+        self._check_state(state)
+        tasks, rewards, mask = groups.check(tasks, rewards, mask)
+        rollouts = jnp.sum(mask, axis=1, dtype=jnp.float32)
+        total = jnp.sum(rewards, axis=1, where=mask)
+        exists = rollouts > 0
+        valid = jnp.all(~mask | ((rewards >= 0) & (rewards <= 1)), axis=1) & (tasks >= 0) & (tasks < self.num_tasks)
+        known = exists & valid
+        kept = known
+        if self.online_difficulty_filtering:
+            kept &= (total > 0) & (total < rollouts)
+        rejected = saturating_add(state.rejected, jnp.sum(exists & ~valid, dtype=jnp.int32))
+        if tasks.size == 0:
+            return dataclasses.replace(state, rejected=rejected), kept
+        target = jnp.where(known, tasks, self.num_tasks)
+
+        def counted(counts: jax.Array, more: jax.Array) -> jax.Array:
+            decayed = self.decay * counts.at[target].get(mode="fill", fill_value=0)
+            counts = counts if self.decay == 1 else counts.at[target].set(decayed, mode="drop")
+            return counts.at[target].add(more, mode="drop")
+
+        successes, trials = counted(state.successes, total), counted(state.trials, rollouts)
+        # Halved counts keep the rate, and further rollouts are not lost to rounding.
+        reached = trials.at[target].get(mode="fill", fill_value=0)
+        scale = jnp.where(reached > MANY_TRIALS, 0.5, 1.0)
+        successes = successes.at[target].set(scale * successes.at[target].get(mode="fill", fill_value=0), mode="drop")
+        trials = trials.at[target].set(scale * reached, mode="drop")
+        state = dataclasses.replace(
+            state,
+            successes=successes,
+            trials=trials,
+            last=state.last.at[target].set(state.updates, mode="drop"),
+            rejected=rejected,
+        )
+        scored = target
+        if self.refresh:
+            turn = (state.updates % -(-self.num_tasks // self.refresh)) * self.refresh
+            scored = jnp.concatenate([target, turn + jnp.arange(self.refresh, dtype=jnp.int32)])
+        state = self._scored(state, scored)
+        updates = saturating_add(state.updates, jnp.any(known).astype(jnp.int32))
+        return dataclasses.replace(state, updates=updates), kept
+
+    def _scored(self, state: TasksState, tasks: jax.Array) -> TasksState:
+        """The state with the scores of `tasks` (int32 [B]; those outside [0, N) are ignored) in the tree."""
+        scores = jnp.asarray(self.score(*self._counts(state, tasks)), jnp.float32)
+        scores = jnp.clip(jnp.where(jnp.isnan(scores), 0.0, scores), 0.0, LARGEST_SCORE)
+        return dataclasses.replace(state, tree=sum_tree.update(state.tree, tasks, scores))
+
+    def _counts(self, state: TasksState, tasks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """Successes and trials with the prior, float32 [...], and ages, int32 [...], of `tasks` (int32 [...])."""
+
+        def of(values: jax.Array) -> jax.Array:
+            return values.at[tasks].get(mode="fill", fill_value=0)
+
+        won, lost = self.prior
+        return of(state.successes) + won, of(state.trials) + (won + lost), state.updates - of(state.last)
+
+    @jit_method()
+    def success_rates(self, state: TasksState) -> jax.Array:
+        """Each task's mean success rate with the prior, float32 [N].
+
+        Examples:
+          >>> tasks = jr.Tasks(num_tasks=2)
+          >>> state, _ = tasks.update(tasks.init(), jnp.array([1]), jnp.array([[0.0, 0.0]]))
+          >>> tasks.success_rates(state).tolist()
+          [0.5, 0.25]
+        """
+        self._check_state(state)
+        won, lost = self.prior
+        return (state.successes + won) / (state.trials + (won + lost))
+
+    @jit_method()
+    def probabilities(self, state: TasksState) -> jax.Array:
+        """Probability of each task in a draw, float32 [N]. With Thompson draws, that of each to be a candidate.
+
+        Examples:
+          >>> tasks = jr.Tasks(num_tasks=4, exploration=0.5)
+          >>> tasks.probabilities(tasks.init()).tolist()
+          [0.25, 0.25, 0.25, 0.25]
+        """
+        self._check_state(state)
+        scores, total = sum_tree.leaves(state.tree), sum_tree.total(state.tree)
+        evenly = jnp.float32(1 / self.num_tasks)
+        by_score = jnp.where(total > 0, scores / jnp.where(total > 0, total, 1.0), evenly)
+        return (1 - self.exploration) * by_score + self.exploration * evenly
+
+    @jit_method()
+    def metrics(self, state: TasksState) -> dict[str, jax.Array]:
+        """Numbers of a state, float32 [] each.
+
+        `tried`: fraction of tasks with a trial. `success`: mean success rate of these, without the prior.
+        `perplexity`: exp(entropy) of a draw over N: 1 for uniform draws, 1 / N if one task has all the score.
+
+        Examples:
+          >>> tasks = jr.Tasks(num_tasks=4)
+          >>> state, _ = tasks.update(tasks.init(), jnp.array([0]), jnp.array([[1.0, 0.0]]))
+          >>> numbers = tasks.metrics(state)
+          >>> float(numbers["tried"]), float(numbers["success"])
+          (0.25, 0.5)
+        """
+        tried = state.trials > 0
+        rates = state.successes / jnp.where(tried, state.trials, 1.0)
+        count = jnp.sum(tried, dtype=jnp.float32)
+        p = self.probabilities(state)
+        entropy = -jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0))
+        return {
+            "tried": count / self.num_tasks,
+            "success": jnp.sum(rates, where=tried) / jnp.maximum(count, 1.0),
+            "perplexity": jnp.exp(entropy) / self.num_tasks,
+        }
+
+    def remap(self, state: TasksState, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable]) -> TasksState:
+        """Convert a state to another list of tasks, or another configuration.
+
+        A task keeps its counts and its age. If a key occurs more than once, its first old task becomes its first new
+        one, and so on. Costs O(N).
+
+        Args:
+          state: from any configuration, for tasks with `old_keys`.
+          old_keys: a key for each task of `state`, such as one from `task_key`, known on the host.
+          new_keys: a key for each task of this configuration.
+
+        Raises:
+          ValueError: there is not one key per task, or `state` is a stack of states.
+
+        Examples:
+          >>> old, new = jr.Tasks(num_tasks=2), jr.Tasks(num_tasks=3)
+          >>> state, _ = old.update(old.init(), jnp.array([1]), jnp.array([[1.0]]))
+          >>> new.remap(state, old_keys="ab", new_keys="bca").trials.tolist()
+          [1.0, 0.0, 0.0]
+        """
+        return self._remap(state, sources(state.trials, old_keys, new_keys, self.num_tasks))
+
+    @jit_method()
+    def _remap(self, state: TasksState, source: Any) -> TasksState:
+        """See `remap`; source: int32 [N], each task's number in `state`, or the number of tasks there if it is new."""
+
+        def of_source(values: jax.Array) -> jax.Array:
+            return values.at[source].get(mode="fill", fill_value=0)
+
+        new = dataclasses.replace(
+            state,
+            tree=sum_tree.init(self.num_tasks, fanout=state.tree.fanout),
+            successes=of_source(state.successes),
+            trials=of_source(state.trials),
+            last=of_source(state.last),
+        )
+        return self._scored(new, jnp.arange(self.num_tasks, dtype=jnp.int32))
+
+    def _check_state(self, state: TasksState) -> None:
+        """Raise a `ValueError` if `state` is for another number of tasks."""
+        if np.shape(state.trials) != (self.num_tasks,):
+            raise ValueError(
+                f"num_tasks={self.num_tasks}: this state has tasks {list(np.shape(state.trials))}; use the "
+                "configuration that made it, remap for other tasks, and jax.vmap for a stack of states."
+            )

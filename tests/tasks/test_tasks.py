@@ -1,0 +1,234 @@
+"""Tasks: counts, scores and draws of a curriculum."""
+
+import collections
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import seeds
+from helpers import at, check_tree, stack
+from oracles import TasksTwin
+from scipy import stats
+
+import jaxreplay as jr
+from jaxreplay.tasks import _scores
+
+N, GROUPS, ROLLOUTS, STEPS = 11, 6, 4, 25
+
+
+def mean(successes, trials, age):
+    """A score that tells all of its arguments apart."""
+    return successes / trials + 0.25 * jnp.minimum(age, 3)
+
+
+def random_groups(rng, num_tasks=N, size=GROUPS):
+    tasks = rng.integers(-1, num_tasks + 1, size).astype(np.int32)
+    rewards = rng.integers(0, 5, (size, ROLLOUTS)).astype(np.float32) / 4
+    odd = rng.random((size, ROLLOUTS)) < 0.03
+    rewards = np.where(odd, rng.choice([-0.5, 2.0, np.nan], rewards.shape), rewards).astype(np.float32)
+    return tasks, rewards, rng.random((size, ROLLOUTS)) < 0.8
+
+
+def check(state, twin):
+    np.testing.assert_array_equal(state.successes, twin.successes.astype(np.float32))
+    np.testing.assert_array_equal(state.trials, twin.trials.astype(np.float32))
+    np.testing.assert_array_equal(state.last, twin.last)
+    assert (int(state.updates), int(state.rejected)) == (twin.updates, twin.rejected)
+    check_tree(state.tree)
+
+
+@pytest.mark.parametrize("decay", [1.0, 0.5])
+@pytest.mark.parametrize("way", ["eager", "scan", "vmap"])
+def test_tasks_do_what_their_twin_does(way, decay):
+    tasks = jr.Tasks(num_tasks=N, score=mean, prior=(2.0, 1.0), decay=decay, refresh=N)
+    rng = seeds.rng("tasks", way, decay)
+    lanes = 3 if way == "vmap" else 1
+    given = [[random_groups(rng) for _ in range(STEPS)] for _ in range(lanes)]
+    if way == "eager":
+        state, kept = tasks.init(), []
+        for groups in given[0]:
+            state, flags = tasks.update(state, *groups[:2], mask=groups[2])
+            kept.append(flags)
+        states, kept = stack(state), np.stack(kept)[None]
+    else:
+
+        def run(groups):
+            return jax.lax.scan(lambda s, g: tasks.update(s, *g[:2], mask=g[2]), tasks.init(), groups)
+
+        states, kept = jax.jit(jax.vmap(run))(stack(*(stack(*lane) for lane in given)))
+    happened = collections.Counter()
+    for lane in range(lanes):
+        twin, state = TasksTwin(N, tasks.prior, decay), at(states, lane)
+        for step, groups in enumerate(given[lane]):
+            before = twin.rejected
+            expected = twin.update(*groups)
+            assert kept[lane][step].tolist() == expected
+            happened["kept"] += sum(expected)
+            happened["rejected"] += twin.rejected - before
+            happened["twice"] += len(groups[0]) - len(set(groups[0].tolist()))
+        check(state, twin)
+        # Every task was scored in the last update, whose number was one less.
+        counts, age = twin.counts(np.arange(N)), twin.updates - 1 - twin.last
+        scores = np.asarray(mean(*counts, age))
+        np.testing.assert_allclose(jr.sum_tree.leaves(state.tree), scores, rtol=1e-6)
+        np.testing.assert_allclose(tasks.probabilities(state), scores / scores.sum(), rtol=1e-5)
+        np.testing.assert_allclose(tasks.success_rates(state), counts[0] / counts[1], rtol=1e-6)
+    least = {"kept": 60, "rejected": 5, "twice": 10}
+    assert all(happened[what] > count * lanes for what, count in least.items()), happened
+
+
+def test_tasks_are_scored_anew_in_turn():
+    tasks = jr.Tasks(num_tasks=5, score=lambda successes, trials, age: 1.0 + age, refresh=2)
+    state, seen = tasks.init(), []
+    for _ in range(6):
+        state, _ = tasks.update(state, jnp.array([4]), jnp.array([[1.0]]))
+        seen.append(jr.sum_tree.leaves(state.tree).tolist())
+    assert seen == [
+        [1, 1, 1, 1, 1],
+        [1, 1, 2, 2, 1],
+        [1, 1, 2, 2, 1],
+        [4, 4, 2, 2, 1],
+        [4, 4, 5, 5, 1],
+        [4, 4, 5, 5, 1],
+    ]
+
+
+@pytest.mark.parametrize("exploration", [0.0, 0.4])
+def test_law_of_the_draw(exploration):
+    tasks = jr.Tasks(num_tasks=N, exploration=exploration)
+    solved = np.arange(8) < np.arange(N)[:, None] - 1
+    state, _ = tasks.update(tasks.init(), np.arange(N), solved.astype(np.float32))
+    drawn, ok = jax.jit(lambda s, k: tasks.sample(s, k, 50_000))(state, seeds.key("law", exploration))
+    counts = np.bincount(drawn, minlength=N)
+    rate = tasks.success_rates(state)
+    scores = np.asarray(rate * (1 - rate), float)
+    law = (1 - exploration) * scores / scores.sum() + exploration / N
+    assert bool(ok)
+    assert law.max() > 1.3 * law.min()
+    assert stats.chisquare(counts, law * counts.sum()).pvalue > 1e-4
+    np.testing.assert_allclose(tasks.probabilities(state), law, rtol=1e-5)
+
+
+@pytest.mark.parametrize(("successes", "failures"), [(1, 1), (0.3, 2), (5, 1), (80, 20)])
+def test_law_of_beta_variates(successes, failures):
+    shape = (100_000,)
+    rates = _scores.beta_variates(seeds.key("beta", successes), jnp.full(shape, successes), jnp.full(shape, failures))
+    assert stats.kstest(np.asarray(rates), stats.beta(successes, failures).cdf).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("exploration", [0.0, 0.3])
+def test_law_of_thompson_draws(exploration):
+    """Against winners that NumPy draws: of three candidates, the rate nearest to a half."""
+    tasks = jr.Tasks(num_tasks=4, score=jr.Thompson(candidates=3), exploration=exploration)
+    rewards = np.array([[1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]], np.float32)
+    state, _ = tasks.update(tasks.init(), np.arange(4), rewards)
+    size = 60_000
+    drawn, ok = tasks.sample(state, seeds.key("thompson", exploration), size)
+    rng = seeds.rng("thompson", exploration)
+    candidates = rng.integers(0, 4, (size, 3))
+    rates = rng.beta(1 + rewards.sum(1)[candidates], 1 + 6 - rewards.sum(1)[candidates])
+    best = np.abs(rates - 0.5).argmin(1)
+    best = np.where(rng.random(size) < exploration, 0, best)
+    expected = np.take_along_axis(candidates, best[:, None], 1)[:, 0]
+    table = [np.bincount(x, minlength=4) for x in (drawn, expected)]
+    assert bool(ok)
+    assert stats.chi2_contingency(table).pvalue > 1e-4
+    assert table[0][1] > 1.2 * table[0][2]
+
+
+def test_scores():
+    won, tried = np.array([1.0, 3.0, 0.5]), np.array([4.0, 6.0, 20.0])
+    beta = stats.beta(won, tried - won)
+    np.testing.assert_allclose(jr.learnability(won, tried, 0), beta.mean() * (1 - beta.mean()), rtol=1e-6)
+    np.testing.assert_allclose(jr.uncertainty(won, tried, 0), beta.std(), rtol=1e-6)
+    score = jr.success_band(0.25, 0.6, inside=3.0, outside=0.5)
+    np.testing.assert_array_equal(score(won, tried, 0), [0.5, 3.0, 0.5])
+    assert score == jr.success_band(0.25, 0.6, inside=3.0, outside=0.5)
+    assert hash(score)
+
+
+def test_scores_that_no_tree_can_hold():
+    """NaN and negative scores are 0, and infinite ones finite; if all are 0, draws are uniform."""
+    tasks = jr.Tasks(num_tasks=4, score=lambda won, tried, age: jnp.array([jnp.nan, -1.0, jnp.inf, 2.0])[: won.size])
+    assert jr.sum_tree.leaves(tasks.init().tree).tolist() == [0.0, 0.0, 1e6, 2.0]
+    nothing = jr.Tasks(num_tasks=4, score=jr.success_band(0.9, 1.0))
+    drawn, ok = nothing.sample(nothing.init(), seeds.key("nothing"), 4000)
+    assert not ok
+    assert stats.chisquare(np.bincount(drawn, minlength=4)).pvalue > 1e-4
+    assert nothing.probabilities(nothing.init()).tolist() == [0.25] * 4
+
+
+def test_groups_that_carry_no_signal_are_dropped():
+    tasks = jr.Tasks(num_tasks=3, online_difficulty_filtering=True)
+    rewards = np.array([[1, 1, 0], [0, 1, 1], [0, 0, 1]], np.float32)
+    mask = np.array([[True, True, False], [True, True, True], [True, True, False]])
+    state, kept = tasks.update(tasks.init(), np.arange(3), rewards, mask=mask)
+    assert kept.tolist() == [False, True, False]
+    assert state.trials.tolist() == [2, 3, 2]
+
+
+def test_counts_stay_exact_after_many_trials():
+    tasks = jr.Tasks(num_tasks=2)
+    state = dataclasses.replace(tasks.init(), successes=jnp.full(2, 2.0**20), trials=jnp.full(2, 2.0**22))
+    state, _ = tasks.update(state, np.array([0]), np.ones((1, 4)))
+    assert state.trials.tolist() == [2.0**21 + 2, 2.0**22]
+    assert state.successes.tolist() == [2.0**19 + 2, 2.0**20]
+
+
+def test_a_state_for_another_list_of_tasks():
+    old, new = jr.Tasks(num_tasks=3, score=jr.uncertainty), jr.Tasks(num_tasks=4)
+    state, _ = old.update(old.init(), np.array([0, 2]), np.array([[1, 1], [0, 1]]))
+    moved = new.remap(state, "aab", "xbaa")
+    assert moved.trials.tolist() == [0, 2, 2, 0]
+    assert moved.successes.tolist() == [0, 1, 2, 0]
+    np.testing.assert_allclose(jr.sum_tree.leaves(moved.tree), [0.25, 0.25, 0.1875, 0.25])
+    for wrong in (("aa", "xbaa"), ("aab", "xba")):
+        with pytest.raises(ValueError, match=r"(old|new)_keys: got"):
+            new.remap(state, *wrong)
+    with pytest.raises(ValueError, match=r"num_tasks=4: this state has tasks \[3\]"):
+        new.sample(state, seeds.key(), 2)
+
+
+def test_states_are_saved_and_restored(tmp_path):
+    tasks = jr.Tasks(num_tasks=5, decay=0.5)
+    state, _ = tasks.update(tasks.init(), np.array([3]), np.array([[1.0, 0.0]]))
+    jr.save(tmp_path / "x", tasks, state)
+    jax.tree.map(np.testing.assert_array_equal, jr.restore(tmp_path / "x", tasks), state)
+    assert jr.memory(tasks).total >= 5 * 16
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"num_tasks": 0}, "num_tasks=0: must be an integer from 1"),
+        ({"score": 3}, "score=3: must be a function"),
+        ({"prior": (1.0,)}, r"prior=\(1.0,\): must be two numbers"),
+        ({"prior": (0.0, 1.0)}, r"prior\[0\]=0.0: must be a number in"),
+        ({"decay": 0}, "decay=0: must be a number in"),
+        ({"exploration": 2}, "exploration=2: must be a number in"),
+        ({"refresh": 9}, "refresh=9: must be an integer from 0 to 4"),
+    ],
+)
+def test_settings_that_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        jr.Tasks(**{"num_tasks": 4} | settings)
+
+
+@pytest.mark.parametrize(("hard", "easy"), [(0.5, 0.5), (0.8, 0.2), (-0.1, 0.5)])
+def test_bands_that_are_refused(hard, easy):
+    with pytest.raises(ValueError, match="hard="):
+        jr.success_band(hard, easy)
+
+
+def test_an_update_is_in_place():
+    tasks = jr.Tasks(num_tasks=1000)
+    state = tasks.init()
+    trials = state.trials
+    tasks.update(state, np.array([1]), np.ones((1, 2)))
+    assert trials.is_deleted()
+    kept = dataclasses.replace(tasks, donate=False)
+    state = kept.init()
+    kept.update(state, np.array([1]), np.ones((1, 2)))
+    assert not state.trials.is_deleted()

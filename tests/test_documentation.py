@@ -844,6 +844,27 @@ def pools(block, monkeypatch):
     assert np.all(found["pools"].pool_of(found["state"])[easy] == 1)
 
 
+def tasks(block, monkeypatch):
+    drawn, logged = [], {}
+
+    def roll_out(policy, tasks):
+        drawn.append(np.asarray(tasks))
+        return (np.arange(8) < np.arange(64)[:, None] % 9).astype(np.float32)  # 0 to 8 of 8 are solved
+
+    def learn(policy, tasks, rewards, mask):
+        assert mask.all()
+        return policy + 1
+
+    names = {"steps": 3, "key": jax.random.key(0), "policy": 0, "roll_out": roll_out, "learn": learn}
+    found = run(block, {**names, "log": logged.update})
+    assert found["policy"] == 3
+    assert np.isin(drawn, np.arange(19_500)).all()
+    assert logged["tried"] == pytest.approx(len(np.unique(drawn)) / 19_500)
+    assert 0.4 < logged["success"] < 0.6
+    law = found["tasks"].probabilities(found["state"])
+    assert law[drawn[0][8]] < 0.6 * law[drawn[0][4]]
+
+
 def own_sampler(block, monkeypatch):
     found = run(block, {}, length=("1_000", "12"), num_envs=("16", "2"), sequence_length=("=8", "=3"))
     curious = found["buffer"].sampler
@@ -1514,6 +1535,7 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/mixtures.md": [half_online],
     "guides/own_sampler.md": [own_sampler],
     "guides/pools.md": [pools],
+    "guides/tasks.md": [tasks],
     "guides/porting.md": [
         object_in_a_train_state,
         a_traced_discount,

@@ -83,8 +83,9 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
     A stack of n states, such as `jax.vmap` over n seeds makes, takes n times as much.
 
     Args:
-      buffer: a `ReplayBuffer`, `ReservoirBuffer`, `SequenceBuffer`, `Mixture`, `Sharded` or `DifficultyPools`.
-      items: as `buffer.init` takes them, arrays or `jax.ShapeDtypeStruct`; None for `DifficultyPools`.
+      buffer: a `ReplayBuffer`, `ReservoirBuffer`, `SequenceBuffer`, `Mixture`, `Sharded`, `DifficultyPools` or
+        `Tasks`.
+      items: as `buffer.init` takes them, arrays or `jax.ShapeDtypeStruct`; None for `DifficultyPools` and `Tasks`.
       backend: "cpu", "gpu" or "tpu", which need not be present; None for that of the state that `init` makes.
 
     Raises:
@@ -104,7 +105,9 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
       total          72.0 kB            72,008
     """
     if not hasattr(buffer, "_device_states") or isinstance(buffer, type):
-        raise ValueError(f"buffer={buffer!r}: must be a buffer, a Mixture, Sharded of a buffer, or DifficultyPools.")
+        raise ValueError(
+            f"buffer={buffer!r}: must be a buffer, a Mixture, Sharded of a buffer, DifficultyPools or Tasks."
+        )
     if backend is not None and backend not in BACKENDS:
         raise ValueError(f"backend={backend!r}: must be one of {', '.join(BACKENDS)}, or None.")
     if items is None and inspect.signature(buffer.init).parameters:

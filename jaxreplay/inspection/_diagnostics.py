@@ -33,6 +33,7 @@ from jaxreplay.buffers._shards import Shards, shards_of, whole_of
 from jaxreplay.difficulty_pools import DifficultyPools
 from jaxreplay.inspection import _facts
 from jaxreplay.samplers import Prioritized, effective_sample_size
+from jaxreplay.tasks import Tasks
 
 TENTHS = {"q10": 1, "q50": 5, "q90": 9}  # quantiles
 # All draws are compared with evenly spaced pivots: 2 us on a CPU for 256 draws, where a sort takes 20 us.
@@ -87,10 +88,12 @@ def diagnostics(
 
     A `Mixture` has numbers for each source, with names that start with `0/`, `1/`, ...; `size` and
     `draws/effective_sample_size` without a prefix are for the whole mixture. For a `Sharded` buffer the numbers
-    describe the distribution over all shards. For `DifficultyPools` they are its `metrics` and `rejected`.
+    describe the distribution over all shards. For `DifficultyPools` and `Tasks` they are
+    `metrics` and `rejected`.
 
     Args:
-      buffer: a `ReplayBuffer`, `ReservoirBuffer`, `SequenceBuffer`, `Sharded` or `Mixture`, or `DifficultyPools`.
+      buffer: a `ReplayBuffer`, `ReservoirBuffer`, `SequenceBuffer`, `Sharded` or `Mixture`, `DifficultyPools` or
+        `Tasks`.
       state: its state; unchanged and not donated.
       key: a PRNG key for draws, not used by the agent.
       batch_size: number of draws with `key`, rounded up to a multiple of the number of shards.
@@ -117,8 +120,8 @@ def diagnostics(
         check_key(key)
     if sample is not None and not isinstance(sample, Sample):
         raise ValueError(f"sample: got a {type(sample).__name__}, expected the result of the buffer's sample.")
-    if not isinstance(whole_of(buffer), Buffer | Mixture | DifficultyPools):
-        raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay or DifficultyPools.")
+    if not isinstance(whole_of(buffer), Buffer | Mixture | DifficultyPools | Tasks):
+        raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay, DifficultyPools or Tasks.")
     if sample is not None:  # without its items, which are not needed
         sample = own(Sample(None, sample.indices, sample.probabilities, sample.weights, None, sample.age))
     return _program(buffer, state, key, sample, batch_size, thorough)
@@ -133,7 +136,7 @@ def _numbers(
     buffer: Any, state: Any, key: jax.Array | None, sample: Sample | None, batch_size: int, thorough: bool
 ) -> Numbers:
     buffer._check_state(state)
-    if isinstance(buffer, DifficultyPools):
+    if isinstance(buffer, DifficultyPools | Tasks):
         found = {**buffer.metrics(state), "rejected": state.rejected}
     else:
         keys: Any = (None, None) if key is None else jax.random.split(key)

@@ -44,7 +44,7 @@ CELLS = [
     *(Cell(kind=kind, sampler=sampler) for kind in ("mixture", "reservoir") for sampler in ("uniform", "prioritized")),
     *(Cell(kind="tracer", capacity=16, batch_size=16, seeds=seeds) for seeds in (1, 8)),
     Cell(kind="tracer", items="84x84x4 bytes", capacity=16, batch_size=16, n=1),
-    Cell(kind="pools"),
+    *(Cell(kind=kind) for kind in ("pools", "tasks")),
     *(Cell(kind="sharded", sampler=sampler) for sampler in ("uniform", "prioritized")),
     *(Cell(kind="flashbax", sampler=sampler) for sampler in ("uniform", "prioritized")),
 ]
@@ -107,14 +107,14 @@ def missed(target: str, cell: Cell, row: dict[str, Any]) -> Iterator[str]:
         yield f"copies {row['copies']}, {row['row_loops']} loops over rows: expected none"
     if row["unknown_loops"] > (cell.kind == "pools"):
         yield f"{row['unknown_loops']} loops of unknown length"
-    if cell.kind not in ("tracer", "pools"):
+    if cell.kind not in ("tracer", "pools", "tasks"):
         # An item's own size, if it is small, is no more than that of its priority and its minimum.
         most = row["payload_bytes"] * (1.25 if cell.item_bytes >= 64 else 1.6)
         if row["argument_bytes"] > most:
             yield f"arguments of {row['argument_bytes']} bytes: at most {most:.0f}"
     # A TPU reads a row of 128 nodes for each draw, and a batch may be larger than 2% of a small storage. A mixture has
     # two trees.
-    is_long = row["operation"] == "orders" or cell.kind in ("pools", "mixture")
+    is_long = row["operation"] == "orders" or cell.kind in ("pools", "tasks", "mixture")
     # The 48 rounds of a permutation are unrolled; their random words take 34 kB each there.
     permutes = cell.draw == "epoch" or cell.sampler == "distinct"
     has_more = cell.draw in ("max_age", "later") or cell.windows != "any" or cell.gaps or cell.writes

@@ -66,7 +66,7 @@ class Cell:
     """What is compiled.
 
     Attributes:
-      kind: "replay", "sequence", "reservoir", "mixture" (of two `ReplayBuffer`), "tracer", "pools",
+      kind: "replay", "sequence", "reservoir", "mixture" (of two `ReplayBuffer`), "tracer", "pools", "tasks",
         "sharded" (a `ReplayBuffer` over 8 devices) or "flashbax".
       items: a key of ITEMS.
       capacity: N, items, steps of all streams or tasks.
@@ -141,8 +141,8 @@ def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
     """What a user does with a buffer: each of its methods, and a step that has them all."""
     if cell.kind == "tracer":
         return _tracer(cell)
-    if cell.kind == "pools":
-        return _pools(cell)
+    if cell.kind in ("pools", "tasks"):
+        return _curriculum(cell)
     shape, dtype = ITEMS[cell.items]
     added = (1, 16) if cell.kind == "sequence" else (16,)
     items = jax.ShapeDtypeStruct((*added, *shape), dtype)
@@ -320,21 +320,24 @@ def _tracer(cell: Cell) -> Operations:
     return Operations(lambda: tracer.init(*step), functions, {"add": step, "step": (step, key)})
 
 
-def _pools(cell: Cell) -> Operations:
-    pools = jr.DifficultyPools(tasks_per_env=(cell.capacity,), easy_threshold=0.9, hard_threshold=0.1)
+def _curriculum(cell: Cell) -> Operations:
+    if cell.kind == "tasks":
+        tasks = jr.Tasks(num_tasks=cell.capacity, exploration=0.1)
+    else:
+        tasks = jr.DifficultyPools(tasks_per_env=(cell.capacity,), easy_threshold=0.9, hard_threshold=0.1)
     key = jax.eval_shape(lambda: jax.random.key(0))
-    tasks = jax.ShapeDtypeStruct((cell.batch_size,), jnp.int32)
+    groups = jax.ShapeDtypeStruct((cell.batch_size,), jnp.int32)
     rewards = jax.ShapeDtypeStruct((cell.batch_size, 4), jnp.float32)
 
     def sample(state, key):
-        return state, pools.sample(state, key, cell.batch_size)
+        return state, tasks.sample(state, key, cell.batch_size)
 
     def step(state, rewards, key):
-        state, kept = pools.update(state, pools.sample(state, key, cell.batch_size)[0], rewards)
+        state, kept = tasks.update(state, tasks.sample(state, key, cell.batch_size)[0], rewards)
         return state, kept[0]
 
-    functions = {"sample": sample, "update": lambda *x: pools.update(*x), "step": step}
-    return Operations(pools.init, functions, {"sample": (key,), "update": (tasks, rewards), "step": (rewards, key)})
+    functions = {"sample": sample, "update": lambda *x: tasks.update(*x), "step": step}
+    return Operations(tasks.init, functions, {"sample": (key,), "update": (groups, rewards), "step": (rewards, key)})
 
 
 @functools.cache

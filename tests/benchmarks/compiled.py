@@ -61,6 +61,8 @@ MOST = {
     ("h100", Cell(kind="tracer", capacity=16, batch_size=16)): {"launches": 8},
     ("h100", Cell(kind="tracer", capacity=16, batch_size=16, seeds=8)): {"launches": 6},
     ("h100", Cell(kind="pools")): {"launches": 48},
+    ("h100", Cell(kind="tasks")): {"launches": 21},
+    ("tpu-v5e", Cell(kind="tasks")): {"cycles": 65_000},
     ("tpu-v5e", Cell(kind="tracer", capacity=16, batch_size=16)): {"cycles": 28_000},
     ("tpu-v5e", Cell(kind="tracer", capacity=16, batch_size=16, seeds=8)): {"cycles": 35_000},
     ("tpu-v5e", Cell(orders=True)): {"cycles": 76_000},

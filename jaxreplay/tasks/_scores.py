@@ -138,13 +138,13 @@ def beta_variates(key: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
 
 def _gamma_variates(key: jax.Array, shape: jax.Array) -> jax.Array:
     normal_key, accept_key, small_key = jax.random.split(key, 3)
-    d = jnp.where(shape < 1, shape + 1, shape) - 1 / 3  # section 6 of the paper, for shapes below 1
+    d = jnp.where(shape < 1, shape + 1, shape)[None] - 1 / 3  # section 6 of the paper, for shapes below 1
     normal = jax.random.normal(normal_key, (ROUNDS, *shape.shape), jnp.float32)
     uniform = jax.random.uniform(accept_key, normal.shape, jnp.float32, minval=1e-30)
     v = (1 + normal / jnp.sqrt(9 * d)) ** 3
     positive = jnp.maximum(v, 1e-30)
     accepted = (v > 0) & (jnp.log(uniform) < normal**2 / 2 + d * (1 - positive + jnp.log(positive)))
-    first = jnp.argmax(accepted, axis=0)  # the first proposal, if none is accepted
-    found = d * jnp.take_along_axis(positive, first[None], axis=0)[0]
+    first = jnp.argmax(accepted, axis=0, keepdims=True)  # the first proposal, if none is accepted
+    found = (d * jnp.take_along_axis(positive, first, axis=0))[0]
     small = jax.random.uniform(small_key, shape.shape, jnp.float32, minval=1e-30) ** (1 / shape)
     return jnp.where(shape < 1, found * small, found)

@@ -1,5 +1,6 @@
 """Arrays that lie over a mesh with explicit axes, as `jax.make_mesh` makes it: the results are those of any other."""
 
+import dataclasses
 import functools
 
 import chex
@@ -237,15 +238,23 @@ def test_transitions_of_sequences_over_a_mesh():
     assert specs(found) == {()}  # each device has some of every time's rows
 
 
-@pytest.mark.parametrize("weights", [(0.0, 1.0, 0.0), rarely(((0.2, 1.0, 0.2),))])
-def test_pools_take_groups_over_a_mesh(weights):
-    pools = jr.DifficultyPools(tasks_per_env=(16,), easy_threshold=0.9, pool_weights=weights, donate=False)
+POOLS = jr.DifficultyPools(tasks_per_env=(16,), easy_threshold=0.9, donate=False)
+CURRICULA = [
+    POOLS,
+    rarely(dataclasses.replace(POOLS, pool_weights=(0.2, 1.0, 0.2))),
+    jr.Tasks(num_tasks=16, exploration=0.1, donate=False),
+    rarely(jr.Tasks(num_tasks=16, score=jr.thompson, refresh=3, donate=False)),
+]
+
+
+@pytest.mark.parametrize("tasks", CURRICULA, ids=["parked", "weighted", "learnability", "thompson"])
+def test_curricula_take_groups_over_a_mesh(tasks):
     groups = np.arange(8, dtype=np.int32), (np.arange(32).reshape(8, 4) % 3 > 0).astype(np.float32)
-    for update in (pools.update, jax.jit(pools.update)):
-        state, kept = update(pools.init(), *over(groups))
-        assert_same((state, kept), pools.update(pools.init(), *groups))
+    for update in (tasks.update, jax.jit(tasks.update)):
+        state, kept = update(tasks.init(), *over(groups))
+        assert_same((state, kept), tasks.update(tasks.init(), *groups))
         assert specs(state) == {()}
-    assert_same(pools.sample(state, KEY, 4), pools.sample(pools.update(pools.init(), *groups)[0], KEY, 4))
+    assert_same(tasks.sample(state, KEY, 4), tasks.sample(tasks.update(tasks.init(), *groups)[0], KEY, 4))
 
 
 def test_moving_shards_off_a_mesh_and_back():

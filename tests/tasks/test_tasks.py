@@ -20,7 +20,7 @@ N, GROUPS, ROLLOUTS, STEPS = 11, 6, 4, 25
 
 def mean(successes, trials, age):
     """A score that tells all of its arguments apart."""
-    return successes / trials + 0.25 * jnp.minimum(age, 3)
+    return successes / trials + 0.25 * jnp.minimum(age, 3).astype(jnp.float32)
 
 
 def random_groups(rng, num_tasks=N, size=GROUPS):
@@ -70,7 +70,7 @@ def test_tasks_do_what_their_twin_does(way, decay):
             happened["twice"] += len(groups[0]) - len(set(groups[0].tolist()))
         check(state, twin)
         # Every task was scored in the last update, whose number was one less.
-        counts, age = twin.counts(np.arange(N)), twin.updates - 1 - twin.last
+        counts, age = twin.counts(np.arange(N)), np.asarray(twin.updates - 1 - twin.last)
         scores = np.asarray(mean(*counts, age))
         np.testing.assert_allclose(jr.sum_tree.leaves(state.tree), scores, rtol=1e-6)
         np.testing.assert_allclose(tasks.probabilities(state), scores / scores.sum(), rtol=1e-5)
@@ -80,7 +80,7 @@ def test_tasks_do_what_their_twin_does(way, decay):
 
 
 def test_tasks_are_scored_anew_in_turn():
-    tasks = jr.Tasks(num_tasks=5, score=lambda successes, trials, age: 1.0 + age, refresh=2)
+    tasks = jr.Tasks(num_tasks=5, score=lambda successes, trials, age: 1.0 + age.astype(jnp.float32), refresh=2)
     state, seen = tasks.init(), []
     for _ in range(6):
         state, _ = tasks.update(state, jnp.array([4]), jnp.array([[1.0]]))
@@ -232,3 +232,13 @@ def test_an_update_is_in_place():
     state = kept.init()
     kept.update(state, np.array([1]), np.ones((1, 2)))
     assert not state.trials.is_deleted()
+
+
+@pytest.mark.parametrize("score", [jr.learnability, jr.uncertainty, jr.thompson, jr.success_band(0.1, 0.9)])
+def test_no_dtype_or_rank_is_promoted(score):
+    tasks = jr.Tasks(num_tasks=7, score=score, decay=0.9, exploration=0.1, refresh=2)
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        state, _ = tasks.update(tasks.init(), np.array([1, 5, 1]), np.ones((3, 2), np.float32))
+        drawn, _ = tasks.sample(state, seeds.key("strict"), 5)
+        tasks.metrics(tasks.remap(state, "abcdefg", "gfedcba"))
+    assert np.isin(drawn, np.arange(7)).all()

@@ -1,7 +1,7 @@
 """A curriculum over 200 tasks: a simulated solver that learns from the tasks it sometimes solves.
 
 pip install -e '.[examples]'
-python examples/curriculum.py           # all tasks; difficulty pools; recycled pools; pools with weights
+python examples/curriculum.py           # all tasks; three kinds of pools; two scores
 python examples/curriculum.py --short   # a few seconds, to see that it runs
 
 The solver solves a task of difficulty d with probability sigmoid(skill - d), with one skill for each of two
@@ -37,27 +37,30 @@ class Curriculum:
     """A way to choose tasks.
 
     Attributes:
-      pools: the difficulty pools. Without thresholds all tasks stay in normal.
+      tasks: difficulty pools (without thresholds all tasks stay in normal), or tasks drawn by a score.
       recycled: fraction of the hard pool that is moved back to normal every `INTERVAL` updates.
     """
 
-    pools: jr.DifficultyPools
+    tasks: jr.DifficultyPools | jr.Tasks
     recycled: float = 0.0
 
 
 ALL_TASKS = jr.DifficultyPools(tasks_per_env=TASKS_PER_ENV, online_difficulty_filtering=True)
 WITH_POOLS = dataclasses.replace(ALL_TASKS, easy_threshold=0.9, hard_threshold=0.1)
+SCORED = jr.Tasks(num_tasks=len(ENV), decay=0.9, exploration=0.1, online_difficulty_filtering=True)
 CURRICULA = {
-    "all tasks": Curriculum(pools=ALL_TASKS),
-    "pools": Curriculum(pools=WITH_POOLS),
-    "pools, recycled": Curriculum(pools=WITH_POOLS, recycled=0.5),
-    "pool weights": Curriculum(pools=dataclasses.replace(WITH_POOLS, pool_weights=(0.2, 1, 0.2))),
+    "all tasks": Curriculum(tasks=ALL_TASKS),
+    "pools": Curriculum(tasks=WITH_POOLS),
+    "pools, recycled": Curriculum(tasks=WITH_POOLS, recycled=0.5),
+    "pool weights": Curriculum(tasks=dataclasses.replace(WITH_POOLS, pool_weights=(0.2, 1, 0.2))),
+    "learnability": Curriculum(tasks=SCORED),
+    "Thompson": Curriculum(tasks=dataclasses.replace(SCORED, score=jr.thompson)),
 }
 
 
 @struct.dataclass
 class State:
-    pools: jr.PoolsState
+    tasks: jr.PoolsState | jr.TasksState
     skill: jax.Array  # [num_envs]
     key: jax.Array
 
@@ -69,7 +72,7 @@ class Log:
     Attributes:
       skill: mean over the environments.
       solved: probability of solving a task, mean over all tasks.
-      shares: share of the tasks in each pool [3], in the order of `POOLS`.
+      shares: share of the tasks in each pool [3], in the order of `POOLS`; 0 without pools.
       kept: share of the update's groups that were kept.
     """
 
@@ -81,33 +84,35 @@ class Log:
 
 def train(curriculum: Curriculum, steps: int, key: jax.Array) -> Log:
     """Train one seed for `steps` updates, a multiple of `INTERVAL`."""
-    pools = curriculum.pools
+    tasks = curriculum.tasks
     difficulty, env = jnp.asarray(DIFFICULTY, jnp.float32), jnp.asarray(ENV)
 
     def update(state: State, _: None) -> tuple[State, Log]:
         key, draw_key, solve_key = jax.random.split(state.key, 3)
-        tasks, _ = pools.sample(state.pools, draw_key, GROUPS)
-        chance = jax.nn.sigmoid(state.skill[env[tasks]] - difficulty[tasks])
+        drawn, _ = tasks.sample(state.tasks, draw_key, GROUPS)
+        chance = jax.nn.sigmoid(state.skill[env[drawn]] - difficulty[drawn])
         rewards = jax.random.bernoulli(solve_key, chance[:, None], (GROUPS, ROLLOUTS)).astype(jnp.float32)
-        pools_state, kept = pools.update(state.pools, tasks, rewards)
+        tasks_state, kept = tasks.update(state.tasks, drawn, rewards)
         gain = RATE * jnp.where(kept, 4 * jnp.var(rewards, axis=1), 0.0) / GROUPS
-        skill = state.skill.at[env[tasks]].add(gain)
-        metrics = pools.metrics(pools_state)
+        skill = state.skill.at[env[drawn]].add(gain)
+        metrics = tasks.metrics(tasks_state)
         log = Log(
             skill=skill.mean(),
             solved=jax.nn.sigmoid(skill[env] - difficulty).mean(),
-            shares=jnp.stack([metrics[f"pool/{name}"] for name in POOLS]),
+            shares=jnp.stack([metrics.get(f"pool/{name}", jnp.float32(0)) for name in POOLS]),
             kept=kept.mean(),
         )
-        return State(pools=pools_state, skill=skill, key=key), log
+        return State(tasks=tasks_state, skill=skill, key=key), log
 
     def interval(state: State, _: None) -> tuple[State, Log]:
         state, log = jax.lax.scan(update, state, length=INTERVAL)
+        if not isinstance(tasks, jr.DifficultyPools):
+            return state, log
         key, recycle_key = jax.random.split(state.key)
-        recycled = pools.recycle(state.pools, recycle_key, hard_fraction=curriculum.recycled)
-        return state.replace(pools=recycled, key=key), log
+        recycled = tasks.recycle(state.tasks, recycle_key, hard_fraction=curriculum.recycled)
+        return state.replace(tasks=recycled, key=key), log
 
-    state = State(pools=pools.init(), skill=jnp.zeros(len(TASKS_PER_ENV)), key=key)
+    state = State(tasks=tasks.init(), skill=jnp.zeros(len(TASKS_PER_ENV)), key=key)
     _, log = jax.lax.scan(interval, state, length=steps // INTERVAL)
     return jax.tree.map(lambda x: x.reshape(steps, *x.shape[2:]), log)
 
@@ -139,7 +144,7 @@ def plot(path: Path, logs: dict[str, Log], steps: int) -> None:
         panel.stackplot(updates, logs[name].shares.mean(axis=0).T, labels=POOLS, colors=POOLS.values())
         panel.set(title=name, xlabel="updates", ylabel="share of the tasks", xlim=(0, steps), ylim=(0, 1))
     legend_below(axes[0], ncols=3)
-    for (name, log), color in zip(logs.items(), (*COLORS, "tab:red"), strict=True):
+    for (name, log), color in zip(logs.items(), (*COLORS, "tab:red", "tab:purple", "tab:brown"), strict=True):
         axes[3].plot(updates, log.skill.T, color=color, alpha=0.2, linewidth=0.6)
         axes[3].plot(updates, log.skill.mean(axis=0), color=color, linewidth=2.5, label=name)
     axes[3].set(
@@ -150,7 +155,7 @@ def plot(path: Path, logs: dict[str, Log], steps: int) -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    parser = Parser("A simulated curriculum with and without difficulty pools.")
+    parser = Parser("A simulated curriculum: all tasks, difficulty pools, or tasks by a score.")
     parser.add_experiment(seeds=16, short="a tiny budget")
     parser.add_count("steps", f"updates, a multiple of {INTERVAL}", 1_500, 200)
     args = parser.parse()

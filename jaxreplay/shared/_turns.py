@@ -147,7 +147,7 @@ class Turns:
             if passes():
                 return
             why = f"{call}: {self.limiter.text()}; min_size={self._min_size}"
-            if deadline is None and threading.active_count() == 1:
+            if deadline is None and threading.enumerate() == [threading.current_thread()]:
                 raise RuntimeError(
                     f"{why}. It would wait for ever, as the process has no other thread; use the buffer itself, or no "
                     "ratio."

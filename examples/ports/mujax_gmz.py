@@ -6,11 +6,12 @@ python examples/ports/mujax_gmz.py --speed   # times of short runs
 python examples/ports/mujax_gmz.py --check   # checks of both versions against correct values
 python examples/ports/mujax_gmz.py --short   # to see that it runs
 
-Tested with jax 0.10.2. There are two ports. `SharedReplay` only replaces the replay between actors and learner.
-`KeepingReanalyzer` also stores what reanalysis finds.
+Tested with jax 0.10.2. `SharedReplay` replaces the replay between actors and learner, and `KeepingReanalyzer` also
+stores what reanalysis finds.
 """
 
 import time
+from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -41,11 +42,9 @@ SETTINGS = {
     "variable_update_period": 10,
 }
 WARM_UP = 20  # learner steps before the clock starts: they compile
-BUFFER = measure.count_lines(Drawn, Adder, SharedReplay)
-PORTS = {
-    "buffer only": (SharedReplay, Reanalyzer, BUFFER - measure.count_lines(SharedReplay.keep)),
-    "keeps what reanalysis found": (SharedReplay, KeepingReanalyzer, BUFFER + measure.count_lines(KeepingReanalyzer)),
-}
+LINES = measure.count_lines(Drawn, Adder, SharedReplay, KeepingReanalyzer)
+PORTS = {"keeps what reanalysis found": (SharedReplay, KeepingReanalyzer, LINES)}
+LAST = 32  # episodes whose mean is the return of a run
 ORIGINAL_LINES = measure.count_lines(*mujax_checks.ORIGINAL)
 NOTES = [
     f"mujax's replay has {ORIGINAL_LINES} lines, counted in the same way.",
@@ -85,7 +84,7 @@ def make_envs(seed: int) -> gym.vector.VectorEnv:
 
 
 def train(replay: type, reanalyzer: type, seed: int, steps: int) -> tuple[float, float]:
-    """The mean return of the episodes that end in the last fifth of the run, and its seconds."""
+    """The mean return of the last episodes of a run, and its seconds."""
     found: list[tuple[float, float]] = []
     config = GMZConfig(**SETTINGS).with_size("XS")
     run = ExperimentConfig(
@@ -102,29 +101,30 @@ def train(replay: type, reanalyzer: type, seed: int, steps: int) -> tuple[float,
         mock.patch.object(experiment, "Learner", Timed),
     ):
         times = experiment.run_experiment(run).times
-    last = times[-1] - (times[-1] - times[0]) / 5
-    returns = [value for end, value in found if end > last]
+    returns = [value for _, value in sorted(found)[-LAST:]]
     return float(np.mean(returns)), times[-1] - times[WARM_UP]
 
 
-def compare(seeds: list[int], steps: int, returns: bool = True) -> list[dict[str, Any]]:
-    """A row of results for each port; the programs take turns, and every other turn is in reverse order."""
+def compare(seeds: list[int], steps: int, returns: bool = True) -> Iterator[list[dict[str, Any]]]:
+    """After each seed a row of results for each port; every other turn of the programs is in reverse order."""
     programs = {"": (Buffer, Reanalyzer), **{name: parts[:2] for name, parts in PORTS.items()}}
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
     for turn, seed in enumerate(seeds):
         for name in list(programs)[:: -1 if turn % 2 else 1]:
             found[name].append(train(*programs[name], seed, steps))
             print(f"{name or 'original'}, seed {seed}: {found[name][-1]}", flush=True)
-    rows = []
-    for port, (_, _, lines) in PORTS.items():
-        names = {"original": "", "port": port}
-        values = {of: [round(x, 1) for x, _ in found[name]] for of, name in names.items()}
-        seconds = {of: [round(x, 3) for _, x in found[name]] for of, name in names.items()}
-        task = f"{TASK}, {NUM_ACTORS} actors, {steps:,} updates"
-        rows.append({"port": port, "task": task, "lines": lines, "seconds": seconds})
-        rows[-1] |= {"returns": values if returns else None, "memory_bytes": None, "compile_seconds": None}
-        measure.show(rows[-1])
-    return rows
+        yield [row(port, found, steps, returns) for port in PORTS]
+
+
+def row(port: str, found: dict[str, list[tuple[float, float]]], steps: int, returns: bool) -> dict[str, Any]:
+    """What a port and the original did so far; they have no return before the 8th seed."""
+    names = {"original": "", "port": port}
+    values = {of: [round(x, 1) for x, _ in found[name]] for of, name in names.items()}
+    seconds = {of: [round(x, 3) for _, x in found[name]] for of, name in names.items()}
+    result = {"port": port, "task": f"{TASK}, {NUM_ACTORS} actors, {steps:,} updates", "lines": PORTS[port][2]}
+    enough = returns and len(values["port"]) >= 8
+    result |= {"seconds": seconds, "returns": values if enough else None}
+    return {**result, "memory_bytes": None, "compile_seconds": None}
 
 
 def main() -> None:
@@ -136,11 +136,11 @@ def main() -> None:
     if args.check:
         measure.write(args.out, f"{name}_checks", packages, **about, checks=mujax_checks.check())
     elif args.speed:
-        rows = compare(seeds[: 1 if args.short else 5], few, returns=False)
-        measure.write(args.out, f"{name}_speed", packages, **about, rows=rows)
+        for rows in compare(seeds[: 1 if args.short else 5], few, returns=False):
+            measure.write(args.out, f"{name}_speed", packages, **about, rows=rows)
     else:
-        rows = compare(seeds, few if args.short else 500)
-        measure.write(args.out, name, packages, **about, notes=NOTES, rows=rows)
+        for rows in compare(seeds, few if args.short else 500):
+            measure.write(args.out, name, packages, **about, notes=NOTES, rows=rows)
 
 
 if __name__ == "__main__":

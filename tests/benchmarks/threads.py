@@ -277,7 +277,7 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="everything once; the figures mean nothing")
     parser.add_argument("--out", type=pathlib.Path, help="folder (results, beside this file; none with --smoke)")
     args = parser.parse_args()
-    runs, count, actors = (1, 16, ACTORS[:2]) if args.smoke else (41, 48, ACTORS)
+    runs, count, actors = (1, 16, ACTORS[:2]) if args.smoke else (15, 160, ACTORS)
     packages = ("jaxreplay", "jax", "mujax")
     known = {package.name for package in importlib.metadata.distributions()}
     result = {

@@ -5,8 +5,10 @@ import importlib.util
 import inspect
 import io
 import itertools
+import os
 import pathlib
 import re
+import subprocess
 import sys
 import threading
 import time
@@ -1221,6 +1223,49 @@ def parts_of_a_batch(block, monkeypatch):
     assert float(shared.diagnostics()["max_priority"]) == 16
 
 
+RAY_BEFORE = """
+import jax, numpy as np, ray
+import jaxreplay as jr
+ray.init(num_cpus=4, include_dashboard=False, log_to_driver=False, object_store_memory=10**8)
+rows, params, learnt = np.zeros(8, np.float32), 0, []
+
+def make_envs(number):
+    return [1_000_000.0 * number]
+
+def next_rows(envs):
+    envs[0] += 8
+    return envs[0] + np.arange(8, dtype=np.float32)
+
+def learn(params, items, weights):
+    learnt.append(items)
+    return params + 1, np.ones(256, np.float32)
+"""
+RAY_AFTER = """
+drawn, exists = np.concatenate(learnt), np.unique(np.concatenate(learnt))
+assert sorted(ray.get(actors)) == [0, 1]  # both have ended
+assert params == len(learnt) == 20 and drawn.shape == (20 * 256,)
+assert np.all(exists % 1 == 0) and np.all(exists % 1_000_000 >= 8)
+assert {0, 1} == set(exists // 1_000_000)
+print("learnt", len(learnt))
+"""
+
+
+def rows_through_ray(block, monkeypatch):
+    """In a process of its own, which starts those of Ray; its slow case needs the extra `ray`."""
+    source = block[1][2]
+    for old, new in (("10_000", "20"), ("min_size=1_000", "min_size=40")):
+        assert old in source
+        source = source.replace(old, new)
+    script = pathlib.Path("with_ray.py")
+    script.write_text(RAY_BEFORE + source + RAY_AFTER)
+    environment = {**os.environ, "RAY_USAGE_STATS_ENABLED": "0", "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(
+        [sys.executable, script], capture_output=True, text=True, timeout=300, env=environment, check=False
+    )
+    assert found.returncode == 0, found.stderr
+    assert "learnt 20" in found.stdout
+
+
 def object_in_a_train_state(block, monkeypatch):
     items = {"obs": jnp.arange(16.0).reshape(4, 4), "action": jnp.array([0, 1, 0, 1], jnp.int32)}
     found = run(block, {"items": items}, capacity=("10_000", "16"))
@@ -1571,6 +1616,7 @@ COVERED = {  # a function for each block of Python, in the page's order
         actors_with_streams,
         actors_on_another_device,
         parts_of_a_batch,
+        rows_through_ray,
     ],
     "guides/truncation.md": [both_ends, same_step],
     "guides/writes.md": [rollouts, later_rewards],
@@ -1593,7 +1639,7 @@ def test_every_block_is_covered():
 
 DEAR = {"own_sampler.md-0", "goals.md-0", "diagnostics.md-0", "draws.md-0", "sequences.md-0", "pools.md-0", "host.md-1"}
 DEAR |= {"writes.md-0", "priorities.md-0", "memory.md-0", "datasets.md-0", "porting.md-0", "recurrent.md-0"}
-DEAR |= {"threads.md-0", "stack.md-0", "porting.md-4", "draws.md-5"}
+DEAR |= {"threads.md-0", "threads.md-6", "stack.md-0", "porting.md-4", "draws.md-5"}
 
 
 @pytest.mark.parametrize("case", [rarely(case) if case.removeprefix("guides/") in DEAR else case for case in CHECKS])

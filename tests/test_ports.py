@@ -55,6 +55,8 @@ def test_a_row_is_what_its_figures_say(measure):
     assert measure.returns(row) == ["buffer only", "task", "3", "1.0 [1.0, 1.0]", "2.0 [2.0, 2.0]"]
     assert measure.speed(row) == ["buffer only", "task", "0.5 [0.25, 1]", "2 → 0.5", "0.50"]
     assert measure.returns({**row, "returns": None}) is None
+    threads = {**row, "memory_bytes": None, "compile_seconds": None}
+    assert measure.speed(threads) == ["buffer only", "task", "0.5 [0.25, 1]", "-", "-"]
     assert measure.speed({**row, "seconds": {"original": [2.0], "port": [1.0]}}) is None
 
 

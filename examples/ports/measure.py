@@ -151,9 +151,11 @@ def speed(row: dict[str, Any]) -> list[str] | None:
     if len(original) < 3:
         return None
     ratios = port / original
+    run = f"{np.median(ratios):.2g} [{ratios.min():.2g}, {ratios.max():.2g}]"
+    if row["memory_bytes"] is None:  # threads that run several programs
+        return [row["port"], row["task"], run, "-", "-"]
     memory = " → ".join(f"{row['memory_bytes'][name]['temporaries'] / 1e6:.3g}" for name in ("original", "port"))
     compiled = row["compile_seconds"]["port"] / row["compile_seconds"]["original"]
-    run = f"{np.median(ratios):.2g} [{ratios.min():.2g}, {ratios.max():.2g}]"
     return [row["port"], row["task"], run, memory, f"{compiled:.2f}"]
 
 

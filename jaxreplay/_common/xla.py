@@ -90,6 +90,12 @@ def alive(x: jax.Array) -> jax.Array:
     return x
 
 
+@functools.partial(jax.jit, inline=True)
+def copy(tree: Any) -> Any:
+    """The same arrays in memory of their own; in a compiled program, the same arrays."""
+    return jax.tree.map(jnp.copy, tree)
+
+
 def reads_state(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: `function` raises a `ValueError` that explains donation if an argument was donated."""
 

@@ -11,7 +11,7 @@ from jaxreplay._common import checks, elsewhere, layouts, ring, shards
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.eager import num_bytes
 from jaxreplay._common.permutation import permuted
-from jaxreplay._common.xla import alive, jit_method, materialize, read_once, reads_state
+from jaxreplay._common.xla import alive, copy, jit_method, materialize, read_once, reads_state
 from jaxreplay.buffers._handled import Handled, S
 from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, in_minibatches, minibatch_rows
 from jaxreplay.samplers import Sampler
@@ -257,7 +257,7 @@ class Buffer(Handled[S]):
           >>> int(buffer.size(buffer.add(buffer.init(items), items)))
           3
         """
-        return alive(state.ring.size)
+        return copy(alive(state.ring.size))  # a later call may donate the state
 
     @reads_state
     def is_empty(self, state: S) -> jax.Array:

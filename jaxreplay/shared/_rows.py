@@ -3,6 +3,7 @@
 Both are done before the lock is taken, so that a thread waits for its own arrays only.
 """
 
+import functools
 import math
 from typing import Any
 
@@ -25,17 +26,28 @@ def num_items(buffer: Any, items: Any, *masks: Any) -> int:
     """
     flags = [mask for mask in masks if mask is not None]
     try:
-        leaves = jax.tree.leaves(items, is_leaf=lambda x: isinstance(x, TransitionBatch))
-        if any(isinstance(x, TransitionBatch) for x in leaves):
+        leaves, treedef = jax.tree.flatten(items)
+        if _has_transitions(treedef):
             items, valid = without_valid(items)
             flags += valid.values()
-        shape = np.shape(jax.tree.leaves(items)[0])[: shards_of(buffer).whole._batch_axes]
+        shape = np.shape(leaves[0])[: shards_of(buffer).whole._batch_axes]
         if not flags:
             return math.prod(shape)
         flags = [on_host(x) if isinstance(x, jax.Array) else np.asarray(x) for x in flags]
         return int(np.count_nonzero(np.logical_and.reduce([np.broadcast_to(x, shape) for x in flags])))
     except (IndexError, TypeError, ValueError):
         return 0
+
+
+@functools.lru_cache(maxsize=64)
+def _has_transitions(treedef: Any) -> bool:
+    """True if a pytree of this structure has a `TransitionBatch`; cached, as each `add` asks."""
+    try:
+        tree = treedef.unflatten(range(treedef.num_leaves))
+    except Exception:  # a node of the user's, that takes arrays only
+        return True  # `without_valid` finds them
+    leaves = jax.tree.leaves(tree, is_leaf=lambda x: isinstance(x, TransitionBatch))
+    return any(isinstance(x, TransitionBatch) for x in leaves)
 
 
 class Places:

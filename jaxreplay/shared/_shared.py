@@ -10,7 +10,7 @@ import jax
 from jaxreplay import checkpoint, inspection
 from jaxreplay._common import ring
 from jaxreplay._common.checks import check_integer, check_number
-from jaxreplay._common.xla import explain_donated, on_host
+from jaxreplay._common.xla import copy, explain_donated, on_host
 from jaxreplay.buffers import Mixture, Sample, Sharded
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sample import check_draw
@@ -18,7 +18,7 @@ from jaxreplay.buffers._shards import whole_of
 from jaxreplay.shared._closed import Closed
 from jaxreplay.shared._limiter import Limiter
 from jaxreplay.shared._rows import Places, num_items
-from jaxreplay.shared._turns import Turns, copy
+from jaxreplay.shared._turns import Turns
 
 
 class Cell:
@@ -277,7 +277,7 @@ class Shared:
           0
         """
         with self._turns.turn("size", reads=True):
-            size = self._turns.size()
+            size = self._turns.size_of(self._turns.state)
         return int(on_host(size))
 
     def diagnostics(self, key: jax.Array | None = None, **kwargs: Any) -> dict[str, jax.Array]:

@@ -19,7 +19,6 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
 from jaxreplay._common.eager import is_tracing
 from jaxreplay._common.xla import on_host
@@ -35,6 +34,7 @@ class Turns:
     Attributes:
       state: read and replaced only in a block of `turn`.
       limiter: likewise.
+      size_of: a function from the state to the number of drawable items.
       why_closed: why it is closed, as text; None if it is not.
     """
 
@@ -42,7 +42,7 @@ class Turns:
         self.state, self.limiter = _committed(state), limiter
         self.why_closed: str | None = None
         self._cause: BaseException | None = None
-        self._size_of, self._min_size = size_of, min_size
+        self.size_of, self._min_size = size_of, min_size
         self._changed = threading.Condition()
         self._alone: int | None = None  # the thread in a block of `alone`
         self._version = 0
@@ -95,10 +95,6 @@ class Turns:
         if self._is_lost():
             raise RuntimeError("cell.state was donated and not replaced; assign the new state to it.")
 
-    def size(self) -> jax.Array:
-        """Number of drawable items, not a part of the state."""
-        return copy(self._size_of(self.state))
-
     def close(self, error: BaseException | None = None) -> None:
         """Let all calls that wait, and later ones, raise `Closed`; the first call counts."""
         with self._changed:
@@ -131,7 +127,7 @@ class Turns:
             with self._locked(call, deadline):
                 if self.limiter.began is not None:
                     return
-                version, size = self._version, self.size()
+                version, size = self._version, self.size_of(self.state)
             enough = int(on_host(size)) >= self._min_size
             with self._locked(call, deadline):
                 if enough:
@@ -151,7 +147,7 @@ class Turns:
             if passes():
                 return
             why = f"{call}: {self.limiter.text()}; min_size={self._min_size}"
-            if deadline is None and threading.active_count() == 1:
+            if deadline is None and threading.enumerate() == [threading.current_thread()]:
                 raise RuntimeError(
                     f"{why}. It would wait for ever, as the process has no other thread; use the buffer itself, or no "
                     "ratio."
@@ -176,9 +172,3 @@ def _committed(state: Any) -> Any:
     if any(x.sharding.device_set != leaves[0].sharding.device_set for x in leaves):
         return state  # a mixture of buffers on one device and on several
     return jax.device_put(state, jax.tree.map(lambda x: x.sharding, state))
-
-
-@jax.jit
-def copy(tree: Any) -> Any:
-    """The same arrays in memory of their own."""
-    return jax.tree.map(jnp.copy, tree)

@@ -1,5 +1,6 @@
 """A Shared by itself: what its calls do, wait for and raise."""
 
+import _thread
 import concurrent.futures
 import contextlib
 import subprocess
@@ -397,11 +398,32 @@ ENDS = {
 
 def test_a_single_thread_that_would_wait_for_itself_is_an_error(monkeypatch):
     shared = shared_replay(ratio=1)
-    monkeypatch.setattr(threading, "active_count", lambda: 1)
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
     with pytest.raises(RuntimeError, match=r"sample: .* It would wait for ever, as the process has no other thread"):
         shared.sample(KEY, 1)
     with pytest.raises(TimeoutError):
         shared.sample(KEY, 1, timeout=0)
+
+
+def test_a_thread_that_python_has_not_started_is_not_alone(monkeypatch):
+    """As those of Ray, which `threading` does not list."""
+    shared, drawn = shared_replay(ratio=1), []
+    monkeypatch.setattr(threading, "enumerate", lambda: [threading.main_thread()])
+
+    def draw():
+        try:
+            drawn.append(shared.sample(KEY, 1))
+        except Exception as error:
+            drawn.append(error)
+
+    _thread.start_new_thread(draw, ())
+    time.sleep(SOON)
+    assert not drawn
+    shared.add(items(numbers(0, 4)))
+    end = time.monotonic() + LONG
+    while not drawn and time.monotonic() < end:
+        time.sleep(SOON / 10)
+    assert isinstance(drawn[0], jr.Sample)
 
 
 @pytest.mark.slow

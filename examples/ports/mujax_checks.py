@@ -1,0 +1,160 @@
+"""Checks of mujax's replay and of the port, in numbers, with mujax's own code."""
+
+import threading
+import types
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from mujax.reanalyze import Reanalyzer
+from mujax.replay import Adder, Buffer, SampleToInsertRatio
+from mujax.types import EnvironmentSpec, SearchOutput, Transition
+from mujax_adapter import KeepingReanalyzer, SharedReplay
+
+ORIGINAL = Adder, Buffer, SampleToInsertRatio
+SPEC, NUM_ENVS, LENGTH, T, B = EnvironmentSpec(obs_dim=2, num_actions=2), 2, 20, 4, 64
+SEARCHED, FOUND = 2, 7.0  # steps of a sequence that are searched, and the value that each search finds
+
+
+def make(replay: type, **settings: Any) -> Any:
+    """A replay of 2 actors with 2 environments, of 20 steps each."""
+    sizes = {"num_envs": NUM_ENVS, "max_size": LENGTH * NUM_ENVS * 2, "sample_batch_size": B, "sequence_length": T}
+    return replay(SPEC, num_actors=2, **{**sizes, **settings})
+
+
+def transition(actor: int, step: int) -> Transition:
+    """Observations hold the environment's number and the step's."""
+    envs = actor * NUM_ENVS + np.arange(NUM_ENVS)
+    zeros = np.zeros(NUM_ENVS, np.float32)
+    return Transition(
+        observation=np.stack([envs, np.full(NUM_ENVS, step)], axis=1).astype(np.float32),
+        action=np.zeros(NUM_ENVS, np.int32),
+        reward=zeros,
+        discount=zeros + 1,
+        policy_probs=np.full((NUM_ENVS, 2), 0.5, np.float32),
+        value=zeros,
+        invalid_actions=np.zeros((NUM_ENVS, 2), np.float32),
+        truncated=zeros,
+        bootstrap_value=zeros,
+    )
+
+
+def fill(replay: Any, steps: tuple[int, int]) -> Any:
+    """Let actor k add `steps`[k] steps, in turn as far as both have some."""
+    for step in range(max(steps)):
+        for actor in range(2):
+            if step < steps[actor]:
+                replay.adder(actor).add(transition(actor, step))
+    return replay
+
+
+def draw(replay: Any, times: int) -> np.ndarray:
+    """Environment and step of drawn sequences, [times * B, T, 2]."""
+    drawn = [replay.sample(jax.random.key(time)).experience.observation for time in range(times)]
+    return np.concatenate([np.asarray(x) for x in drawn])
+
+
+def mixed(replay: type) -> str:
+    """Sequences whose steps are not consecutive steps of one environment, from rings that have wrapped."""
+    drawn = draw(fill(make(replay), (52, 52)), 20)
+    wrong = np.any(np.diff(drawn, axis=1) != [0, 1], axis=(1, 2))
+    return f"{wrong.sum()} of {wrong.size:,}"
+
+
+def different(replay: type) -> str:
+    """Different sequences that are drawn from full rings."""
+    starts = draw(fill(make(replay), (52, 52)), 100)[:, 0]
+    return f"{len(np.unique(starts, axis=0))}"
+
+
+def of_fast_actor(replay: type) -> str:
+    """Different steps drawn from an environment whose actor has added 20, while the other has added 4."""
+    drawn = draw(fill(make(replay), (20, 4)), 20).reshape(-1, 2)
+    return f"{len(np.unique(drawn[drawn[:, 0] == 0], axis=0))}"
+
+
+def with_one_dead(replay: type) -> str:
+    """Sequences in a batch if one of the actors never adds."""
+    sample = fill(make(replay), (20, 0)).sample(jax.random.key(0))
+    return "0" if sample is None else str(int(np.sum(np.asarray(sample.experience.observation)[:, 0, 1] >= 0)))
+
+
+def largest_lead(replay: type, ratio: float = 1.0) -> str:
+    """The most draws that the actors were ahead, when each call has its turn, and the slack that the replay names."""
+    made = make(replay, replay_ratio=ratio, min_size=2 * NUM_ENVS * T, sample_batch_size=8)
+    limiter = made.shared._turns.limiter if isinstance(made, SharedReplay) else made._limiter
+    stop = threading.Event()
+
+    def act(actor: int) -> None:
+        for step in range(200):
+            made.adder(actor).add(transition(actor, step))
+            if stop.is_set():
+                return
+
+    threads = [threading.Thread(target=act, args=(actor,), daemon=True) for actor in range(2)]
+    for thread in threads:
+        thread.start()
+    lead = 0.0
+    for number in range(60):
+        for _ in range(20):
+            threads[0].join(0.002)  # the actors run until they wait
+        lead = max(lead, limiter.balance if isinstance(made, SharedReplay) else limiter.error)
+        made.sample(jax.random.key(number))
+    stop.set()
+    slack = limiter.slack if isinstance(made, SharedReplay) else limiter._error_buffer
+    return f"{lead:g}, slack {slack:g}"
+
+
+def kept(replay: type, reanalyzer: type) -> str:
+    """Share of the searched steps whose search result is found again in later draws of the same steps."""
+    made, stop = fill(make(replay), (20, 20)), threading.Event()
+    config = types.SimpleNamespace(batch_size=B, reanalyze_ratio=0.5, num_unroll_steps=SEARCHED - 1, sequence_length=T)
+
+    def policy(params: Any, obs: jax.Array, *others: Any) -> SearchOutput:
+        probs = jnp.tile(jnp.array([0.25, 0.75]), (len(obs), 1))
+        return SearchOutput(jnp.zeros(len(obs), jnp.int32), probs, jnp.full(len(obs), FOUND))
+
+    batches = reanalyzer(
+        made,
+        config=config,
+        policy=policy,
+        value_fn=lambda params, obs: jnp.zeros(len(obs)),
+        get_params=lambda: (None, 0),
+        device=None,
+        random_key=jax.random.PRNGKey(0),
+        stop_event=stop,
+    )
+    first = jax.tree.map(np.asarray, next(batches).experience)
+    searched = {tuple(row) for row in first.observation[: B // 2, :SEARCHED].reshape(-1, 2)}
+    again, right = set(), set()
+    for number in range(60):
+        later = jax.tree.map(np.asarray, made.sample(jax.random.key(number)).experience)
+        for row, value, probs in zip(
+            later.observation.reshape(-1, 2), later.value.ravel(), later.policy_probs.reshape(-1, 2), strict=True
+        ):
+            if tuple(row) in searched:
+                again.add(tuple(row))
+                if value == FOUND and probs[1] == 0.75:
+                    right.add(tuple(row))
+            else:
+                assert value == 0, "a step that was not searched has a value"
+    assert again == searched, "some searched steps were not drawn"
+    return f"{len(right)} of {len(searched)}"
+
+
+def check() -> list[dict[str, str]]:
+    """What both versions do, by name."""
+    sizes = f"rings of {LENGTH} steps, sequences of {T}"
+    starts = (LENGTH - T + 1) * NUM_ENVS * 2
+    plain = {
+        f"drawn sequences that mix environments or times, from full {sizes}": mixed,
+        f"different sequences in 6,400 draws from full {sizes}; there are {starts}": different,
+        "steps of an environment that are drawn, if its actor has added 20 and the other 4": of_fast_actor,
+        f"sequences in a batch of {B}, if one of two actors never adds": with_one_dead,
+        "most draws that the additions were ahead, of 1 per item": largest_lead,
+    }
+    rows = [{"what": what, "original": of(Buffer), "port": of(SharedReplay)} for what, of in plain.items()]
+    found = f"buffer only: {kept(SharedReplay, Reanalyzer)}, keeps: {kept(SharedReplay, KeepingReanalyzer)}"
+    what = "searched steps whose found policy and value are in later draws"
+    return [*rows, {"what": what, "original": kept(Buffer, Reanalyzer), "port": found}]

@@ -1,0 +1,147 @@
+"""mujax's Gumbel MuZero, original and ported: CartPole-v1 with two actor threads.
+
+pip install -e . mujax==0.1.3
+python examples/ports/mujax_gmz.py           # 8 seeds of all, a quarter of an hour on two CPU cores
+python examples/ports/mujax_gmz.py --speed   # times of short runs
+python examples/ports/mujax_gmz.py --check   # checks of both versions against correct values
+python examples/ports/mujax_gmz.py --short   # to see that it runs
+
+Tested with jax 0.10.2. `SharedReplay` replaces the replay between actors and learner, and `KeepingReanalyzer` also
+stores what reanalysis finds.
+"""
+
+import time
+from collections.abc import Iterator
+from typing import Any
+from unittest import mock
+
+import gymnasium as gym
+import measure
+import mujax_checks
+import numpy as np
+from mujax import ExperimentConfig, GMZConfig, experiment
+from mujax.learner import Learner
+from mujax.observers import EnvLoopObserver
+from mujax.reanalyze import Reanalyzer
+from mujax.replay import Buffer
+from mujax_adapter import Adder, Drawn, KeepingReanalyzer, SharedReplay
+
+TASK, NUM_ENVS, NUM_ACTORS = "CartPole-v1", 8, 2
+SETTINGS = {
+    "effective_horizon": 100,
+    "num_simulations": 8,
+    "batch_size": 128,
+    "replay_ratio": 8.0,
+    "max_replay_size": 20_000,
+    "min_replay_size": 1_000,
+    "learning_rate": 2e-3,
+    "lr_warmup_steps": 50,
+    "num_bins": 101,
+    "support_min": -10.0,
+    "support_max": 10.0,
+    "variable_update_period": 10,
+}
+WARM_UP = 20  # learner steps before the clock starts: they compile
+LINES = measure.count_lines(Drawn, Adder, SharedReplay, KeepingReanalyzer)
+PORTS = {"keeps what reanalysis found": (SharedReplay, KeepingReanalyzer, LINES)}
+LAST = 32  # episodes whose mean is the return of a run
+ORIGINAL_LINES = measure.count_lines(*mujax_checks.ORIGINAL)
+NOTES = [
+    f"mujax's replay has {ORIGINAL_LINES} lines, counted in the same way.",
+    "Only the learner's steps after the first ones are timed, since these compile.",
+]
+
+
+class Returns(EnvLoopObserver):
+    """Returns of the episodes of one actor thread, in order of their ends."""
+
+    def __init__(self, found: list[tuple[float, float]]):
+        self.found = found
+
+    def observe_first(self, env: Any, num_envs: int) -> None:
+        self.sums = np.zeros(num_envs)
+
+    def observe(self, env: Any, step: Any) -> None:
+        self.sums += step.reward
+
+    def get_metrics(self, index: int) -> dict[str, float]:
+        self.found.append((time.perf_counter(), self.sums[index]))
+        self.sums[index] = 0
+        return {}
+
+
+class Timed(Learner):
+    """A learner that keeps the times of its steps."""
+
+    def step(self, batch: Any) -> None:
+        super().step(batch)
+        self.__dict__.setdefault("times", []).append(time.perf_counter())
+
+
+def make_envs(seed: int) -> gym.vector.VectorEnv:
+    same_step = {"autoreset_mode": gym.vector.AutoresetMode.SAME_STEP}
+    return gym.make_vec(TASK, num_envs=NUM_ENVS, vectorization_mode="sync", vector_kwargs=same_step)
+
+
+def train(replay: type, reanalyzer: type, seed: int, steps: int) -> tuple[float, float]:
+    """The mean return of the last episodes of a run, and its seconds."""
+    found: list[tuple[float, float]] = []
+    config = GMZConfig(**SETTINGS).with_size("XS")
+    run = ExperimentConfig(
+        config=config,
+        environment_factory=make_envs,
+        max_num_learner_steps=steps,
+        num_actors=NUM_ACTORS,
+        seed=seed,
+        observer_factories=[lambda: Returns(found)],
+    )
+    with (
+        mock.patch.object(experiment, "Buffer", replay),
+        mock.patch.object(experiment, "Reanalyzer", reanalyzer),
+        mock.patch.object(experiment, "Learner", Timed),
+    ):
+        times = experiment.run_experiment(run).times
+    returns = [value for _, value in sorted(found)[-LAST:]]
+    return float(np.mean(returns)), times[-1] - times[WARM_UP]
+
+
+def compare(seeds: list[int], steps: int, returns: bool = True) -> Iterator[list[dict[str, Any]]]:
+    """After each seed a row of results for each port; every other turn of the programs is in reverse order."""
+    programs = {"": (Buffer, Reanalyzer), **{name: parts[:2] for name, parts in PORTS.items()}}
+    found: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
+    for turn, seed in enumerate(seeds):
+        for name in list(programs)[:: -1 if turn % 2 else 1]:
+            found[name].append(train(*programs[name], seed, steps))
+            print(f"{name or 'original'}, seed {seed}: {found[name][-1]}", flush=True)
+        yield [row(port, found, steps, returns) for port in PORTS]
+
+
+def row(port: str, found: dict[str, list[tuple[float, float]]], steps: int, returns: bool) -> dict[str, Any]:
+    """What a port and the original did so far; they have no return before the 8th seed."""
+    names = {"original": "", "port": port}
+    values = {of: [round(x, 1) for x, _ in found[name]] for of, name in names.items()}
+    seconds = {of: [round(x, 3) for _, x in found[name]] for of, name in names.items()}
+    result = {"port": port, "task": f"{TASK}, {NUM_ACTORS} actors, {steps:,} updates", "lines": PORTS[port][2]}
+    enough = returns and len(values["port"]) >= 8
+    result |= {"seconds": seconds, "returns": values if enough else None}
+    return {**result, "memory_bytes": None, "compile_seconds": None}
+
+
+def main() -> None:
+    args = measure.parser("mujax's Gumbel MuZero, original and ported.").parse()
+    name, about = "mujax_gmz", {"agent": "mujax GMZ"}
+    packages = "mujax", "mctx", "flashbax", "gymnasium"
+    seeds = [args.seed + number for number in range(args.seeds)]
+    few = 50 if args.short else 200
+    if args.check:
+        measure.write(args.out, f"{name}_checks", packages, **about, checks=mujax_checks.check())
+    elif args.speed:
+        for rows in compare(seeds[: 1 if args.short else 5], few, returns=False):
+            measure.write(args.out, f"{name}_speed", packages, **about, rows=rows)
+    else:
+        for rows in compare(seeds, few if args.short else 500):
+            measure.write(args.out, name, packages, **about, notes=NOTES, rows=rows)
+
+
+if __name__ == "__main__":
+    main()

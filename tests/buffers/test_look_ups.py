@@ -1,0 +1,100 @@
+"""A look-up returns arrays of its own: they can be read after a later call has donated the state."""
+
+import inspect
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import over_devices, rarely
+
+import jaxreplay as jr
+
+KEY, ROWS = jax.random.key(0), jnp.arange(4)
+CHANGES = {"init", "add", "update", "set", "recycle", "remap", "reset_metrics"}
+ARGUMENTS = {
+    "sample": (KEY, 4),
+    "epoch": (KEY, 4),
+    "num_batches": (4,),
+    "newest": (4,),
+    "later": (KEY, ROWS),
+    **dict.fromkeys(("get", "handles", "slots", "priorities", "age"), (ROWS,)),
+}
+REPLAY = jr.ReplayBuffer(capacity=8)
+PRIORITIZED = jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized(count_updates=True, normalize="global"))
+SEQUENCE = jr.SequenceBuffer(length=8, num_envs=4, sequence_length=1)
+RESERVOIR = jr.ReservoirBuffer(capacity=8)
+BUFFERS = {
+    "replay": REPLAY,
+    "prioritized": PRIORITIZED,
+    "sequence": SEQUENCE,
+    "reservoir": RESERVOIR,
+    "one shard": over_devices(REPLAY, 1),
+    "shards": over_devices(PRIORITIZED, 2),
+    "shards of streams": over_devices(SEQUENCE, 2),
+    "mixture": jr.Mixture(buffers=(REPLAY, PRIORITIZED)),
+    "one source": jr.Mixture(buffers=(RESERVOIR,)),
+    "mixture of shards": jr.Mixture(buffers=(over_devices(REPLAY, 2), REPLAY)),
+}
+RARE = {"one shard", "shards of streams", "one source", "mixture of shards"}
+MISSING = "a ReservoirBuffer keeps no order|`later` needs|has no attribute 'stored_steps'"  # not for this buffer
+
+
+def added(buffer, state):
+    """The state after an insertion, which donates it."""
+    first = buffer.buffers[0] if isinstance(buffer, jr.Mixture) else buffer
+    source = (0,) if isinstance(buffer, jr.Mixture) else ()
+    rows = jnp.arange(4.0)[None] if _whole(first) == SEQUENCE else jnp.arange(4.0)
+    return buffer.add(state, *source, rows, *((KEY,) if _whole(first) == RESERVOIR else ()))
+
+
+def _whole(buffer):
+    return getattr(buffer, "buffer", buffer)
+
+
+def look_ups(config, state):
+    """Results of all methods that take a state and return none, by name."""
+    found = {}
+    for name, method in inspect.getmembers(config, callable):
+        if name.startswith("_") or name in CHANGES or next(iter(inspect.signature(method).parameters), "") != "state":
+            continue
+        named = {"step": 0} if name == "epoch" else {}
+        try:
+            found[name] = method(state, *ARGUMENTS.get(name, ()), **named)
+        except (ValueError, AttributeError) as error:
+            if not re.search(MISSING, str(error)):
+                raise
+    return found
+
+
+@pytest.mark.parametrize("name", [rarely(name) if name in RARE else name for name in BUFFERS])
+def test_a_look_up_outlives_the_state(name):
+    buffer = BUFFERS[name]
+    state = added(buffer, buffer.init(jnp.zeros((1, 4) if "stream" in name or name == "sequence" else 4)))
+    found = look_ups(buffer, state)
+    found["diagnostics"] = jr.diagnostics(buffer, state, KEY)
+    found["bound"] = jr.bind(buffer, state).size()
+    added(buffer, state)
+    jax.tree.map(
+        lambda x: jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else np.asarray(x), found
+    )
+    assert int(found["size"]) == int(found["bound"]) == 4
+    assert len(found) >= 13
+
+
+def test_a_look_up_of_stacked_states_outlives_them():
+    states = jax.vmap(REPLAY.init)(jnp.zeros((3, 4)))
+    found = jax.vmap(REPLAY.size)(states)
+    jax.vmap(lambda state: REPLAY.add(state, jnp.zeros(4)))(states)
+    assert found.tolist() == [0, 0, 0]
+
+
+def test_a_look_up_of_pools_outlives_the_state():
+    pools = jr.DifficultyPools(tasks_per_env=(4, 3), easy_threshold=0.9, hard_threshold=0.1)
+    state = pools.init()
+    found = {name: x for name, x in look_ups(pools, state).items() if name != "sample"}
+    found["sample"], found["diagnostics"] = pools.sample(state, KEY, 2), jr.diagnostics(pools, state)
+    pools.update(state, ROWS, jnp.ones((4, 2)))
+    jax.tree.map(np.asarray, found)
+    assert {"pool_of", "order", "metrics", "sample"} <= set(found)

@@ -75,8 +75,8 @@ class Cell:
       sampler: a key of SAMPLERS.
       windows: of a sequence buffer.
       gaps: of a sequence buffer that is told of rows that may not be drawn.
-      draw: "sample", "max_age" (the newest MAX_AGE alone), "minibatches" (four), "epoch" or "later"
-        (sequences and a later row of each).
+      draw: "sample", "max_age" (the newest MAX_AGE alone), "minibatches" (four), "epoch", "later" (sequences and a
+        later row of each) or "diagnostics" (a step also returns the numbers of its batch, in one array).
       writes: TD errors come with what is added, and what was drawn is written back.
       n: steps of a tracer's window.
       orders: also a scan in which the operations follow each other in every order.
@@ -174,7 +174,8 @@ def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
         if cell.writes:
             state = buffer.set(state, handles, values + jnp.ones((), values.dtype))
         rows = values.reshape(cell.batch_size, -1)
-        return buffer.update(state, handles, weights + jnp.sum(rows[:, :4].astype(jnp.float32), axis=1)), rows[0, 0]
+        shown = buffer.numbers(state, drawn) if cell.draw == "diagnostics" else rows[0, 0]
+        return buffer.update(state, handles, weights + jnp.sum(rows[:, :4].astype(jnp.float32), axis=1)), shown
 
     def orders(state, items, key):
         handles, td_errors = jnp.zeros(cell.batch_size, jnp.int32), jnp.zeros(cell.batch_size)
@@ -223,11 +224,13 @@ class _Bound:
             )
         self.sample = {
             "sample": lambda state, key: buffer.sample(state, key, cell.batch_size),
+            "diagnostics": lambda state, key: buffer.sample(state, key, cell.batch_size),
             "max_age": lambda state, key: buffer.sample(state, key, cell.batch_size, max_age=MAX_AGE),
             "minibatches": lambda state, key: _flat(buffer.sample(state, key, cell.batch_size, minibatches=4)),
             "epoch": lambda state, key: buffer.epoch(state, key, cell.batch_size, step=_number(key)),
             "later": lambda state, key: _with_later(buffer, state, key, cell.batch_size),
         }[cell.draw]
+        self.numbers = lambda state, drawn: jnp.stack([*jr.diagnostics(buffer, state, sample=drawn).values()])
 
 
 def _flat(sample: jr.Sample) -> jr.Sample:

@@ -21,7 +21,7 @@ FEW_BYTES = 2**12  # of a leaf that is selected from, or written, as a whole
 
 @struct.dataclass
 class TracerSteps:
-    """Environment steps, time-major; leaves [time, num_envs, ...]."""
+    """Environment steps, time-major; leaves [time, num_envs, ...]. Without `s_next`, it is `s` of the next step."""
 
     s: Any
     a: Any
@@ -158,7 +158,8 @@ def transitions(
     valid, has_next = stop >= 0, stop >= 2 * n
     opening = jnp.zeros_like(first)[:, None]
     S, A, logP, W = jax.tree.map(lambda leaf: at(leaf, opening), (steps.s, steps.a, steps.logp, steps.w))
-    S_next = jax.tree.map(lambda leaf: at(leaf, last), steps.s_next)
+    observed, when = (steps.s, last + 1) if steps.s_next is None else (steps.s_next, last)
+    S_next = jax.tree.map(lambda leaf: at(leaf, when), observed)
     A_next = logP_next = None
     if next_action:
         valid &= has_next | is_terminal

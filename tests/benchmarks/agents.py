@@ -29,6 +29,7 @@ MOST = {
     ("h100", "r2d2"): {"own_launches": 39},
     ("tpu-v5e", "dqn"): {"cycles": 290_000},
     ("tpu-v5e", "sac"): {"cycles": 240_000},
+    ("tpu-v5e", "minatar"): {"cycles": 800_000},
 }
 
 

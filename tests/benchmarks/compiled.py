@@ -30,10 +30,11 @@ CELLS = [
     Cell(items="376 floats", capacity=2**22),
     *(Cell(kind="sequence", sampler=sampler, orders=sampler == "global") for sampler in SAMPLERS),
     *(Cell(kind="sequence", items=items, capacity=2**16) for items in ("376 floats", "84x84x4 bytes")),
+    Cell(kind="sequence", items="84x84x4 bytes", capacity=2**16, convolves=True),
     Cell(kind="sequence", seeds=64, capacity=2**17),
     *(Cell(sampler=sampler, draw="max_age") for sampler in ("uniform", "prioritized", "global")),
     Cell(sampler="uniform", draw="epoch"),
-    Cell(draw="minibatches"),
+    *(Cell(draw=draw) for draw in ("minibatches", "diagnostics")),
     *(Cell(kind="sequence", windows="inside", sampler=sampler, orders=True) for sampler in ("uniform", "prioritized")),
     Cell(kind="sequence", windows="inside", sampler="uniform", draw="max_age"),
     Cell(kind="sequence", windows="episodes", sampler="uniform"),
@@ -51,7 +52,8 @@ CELLS = [
 SMOKE = [Cell(), Cell(sampler="uniform"), Cell(kind="sequence", items="84x84x4 bytes", capacity=2**16)]
 # The most that a step may take.
 MOST = {
-    ("h100", Cell(orders=True)): {"launches": 26, "chain": 16},
+    ("h100", Cell(orders=True)): {"launches": 25, "chain": 16},
+    ("h100", Cell(draw="diagnostics")): {"launches": 30, "chain": 16},
     ("h100", Cell(seeds=64, capacity=2**17)): {"launches": 30},
     ("h100", Cell(kind="sequence")): {"launches": 36},
     ("h100", Cell(draw="max_age")): {"launches": 33},
@@ -65,7 +67,9 @@ MOST = {
     ("tpu-v5e", Cell(kind="tasks")): {"cycles": 65_000},
     ("tpu-v5e", Cell(kind="tracer", capacity=16, batch_size=16)): {"cycles": 28_000},
     ("tpu-v5e", Cell(kind="tracer", capacity=16, batch_size=16, seeds=8)): {"cycles": 35_000},
+    ("tpu-v5e", Cell(kind="sequence", items="84x84x4 bytes", capacity=2**16, convolves=True)): {"cycles": 1_250_000},
     ("tpu-v5e", Cell(orders=True)): {"cycles": 76_000},
+    ("tpu-v5e", Cell(draw="diagnostics")): {"cycles": 96_000},
     ("tpu-v5e", Cell(sampler="uniform", orders=True)): {"cycles": 20_000},
 }
 MEGABYTE = 2**20

@@ -8,7 +8,7 @@ from collections.abc import Iterable, Iterator
 # What moves no data, or is counted through the computations that it calls.
 _FREE = {
     "parameter", "constant", "tuple", "get-tuple-element", "bitcast", "after-all",
-    "iota", "partition-id", "replica-id", "opt-barrier", "async-done", "copy-done",
+    "iota", "partition-id", "replica-id", "opt-barrier", "async-done", "copy-done", "fusion-done",
 }  # fmt: skip
 _COMPUTATION = re.compile(r"^(?:ENTRY )?%?([\w.\-]+) \(.*\{$")
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.\-]+) = (.*?[\])}]) ([a-z][a-z\-]*)\((.*)$")

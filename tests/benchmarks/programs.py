@@ -75,9 +75,10 @@ class Cell:
       sampler: a key of SAMPLERS.
       windows: of a sequence buffer.
       gaps: of a sequence buffer that is told of rows that may not be drawn.
-      draw: "sample", "max_age" (the newest MAX_AGE alone), "minibatches" (four), "epoch" or "later"
-        (sequences and a later row of each).
+      draw: "sample", "max_age" (the newest MAX_AGE alone), "minibatches" (four), "epoch", "later" (sequences and a
+        later row of each) or "diagnostics" (a step also returns the numbers of its batch, in one array).
       writes: TD errors come with what is added, and what was drawn is written back.
+      convolves: a step begins as a network of frames does, with a convolution of the drawn items.
       n: steps of a tracer's window.
       orders: also a scan in which the operations follow each other in every order.
     """
@@ -92,6 +93,7 @@ class Cell:
     gaps: bool = False
     draw: str = "sample"
     writes: bool = False
+    convolves: bool = False
     n: int = 3
     orders: bool = dataclasses.field(default=False, compare=False)
 
@@ -102,6 +104,7 @@ class Cell:
         name += ", gaps" if self.gaps else ""
         name += f", {self.draw}" if self.draw != "sample" else ""
         name += ", writes" if self.writes else ""
+        name += ", convolution" if self.convolves else ""
         name += f", n={self.n}" if self.n != 3 else ""
         return name + (f", {self.seeds} seeds" if self.seeds > 1 else "")
 
@@ -173,8 +176,9 @@ def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
             values, weights, handles = drawn.items, drawn.weights, drawn.indices
         if cell.writes:
             state = buffer.set(state, handles, values + jnp.ones((), values.dtype))
-        rows = values.reshape(cell.batch_size, -1)
-        return buffer.update(state, handles, weights + jnp.sum(rows[:, :4].astype(jnp.float32), axis=1)), rows[0, 0]
+        rows = (_convolved(values) if cell.convolves else values).reshape(cell.batch_size, -1)
+        shown = buffer.numbers(state, drawn) if cell.draw == "diagnostics" else rows[0, 0]
+        return buffer.update(state, handles, weights + jnp.sum(rows[:, :4].astype(jnp.float32), axis=1)), shown
 
     def orders(state, items, key):
         handles, td_errors = jnp.zeros(cell.batch_size, jnp.int32), jnp.zeros(cell.batch_size)
@@ -200,6 +204,14 @@ def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
     return Operations(lambda: buffer.init(items), functions, arguments)
 
 
+def _convolved(frames: jax.Array) -> jax.Array:
+    """32 features of frames [..., height, width, channels], after Mnih et al. 2015's first layer."""
+    pixels = frames.reshape(-1, *frames.shape[-3:]).astype(jnp.bfloat16)
+    kernel = jnp.ones((8, 8, pixels.shape[-1], 32), jnp.bfloat16)
+    found = lax.conv_general_dilated(pixels, kernel, (4, 4), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
+    return jnp.mean(found, axis=(1, 2)).reshape(*frames.shape[:-3], 32)
+
+
 class _Bound:
     """A buffer that draws as a cell says.
 
@@ -223,11 +235,13 @@ class _Bound:
             )
         self.sample = {
             "sample": lambda state, key: buffer.sample(state, key, cell.batch_size),
+            "diagnostics": lambda state, key: buffer.sample(state, key, cell.batch_size),
             "max_age": lambda state, key: buffer.sample(state, key, cell.batch_size, max_age=MAX_AGE),
             "minibatches": lambda state, key: _flat(buffer.sample(state, key, cell.batch_size, minibatches=4)),
             "epoch": lambda state, key: buffer.epoch(state, key, cell.batch_size, step=_number(key)),
             "later": lambda state, key: _with_later(buffer, state, key, cell.batch_size),
         }[cell.draw]
+        self.numbers = lambda state, drawn: jnp.stack([*jr.diagnostics(buffer, state, sample=drawn).values()])
 
 
 def _flat(sample: jr.Sample) -> jr.Sample:

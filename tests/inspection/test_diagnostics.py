@@ -10,6 +10,7 @@ import seeds
 from helpers import at, over_devices, rarely
 
 import jaxreplay as jr
+from jaxreplay.inspection import _diagnostics
 
 pytestmark = pytest.mark.versions
 CAPACITY, ALPHA = 40, 0.7
@@ -78,6 +79,20 @@ def test_draws_match_the_twin(filled, batch_size):
     expected = oracles.diagnostics(np.asarray(sample.probabilities), ages, drawn, CAPACITY, every)
     expected["draws/effective_sample_size"] = np.sum(sample.weights) ** 2 / np.sum(np.asarray(sample.weights) ** 2)
     assert_close(found, expected)
+
+
+def test_pivots_are_the_same_along_either_axis():
+    """A CPU reduces over the first axis, other backends over the second."""
+    rng = seeds.rng(0)
+    numbers = [jnp.asarray(rng.integers(0, 20, 64), jnp.float32) for _ in range(4)]
+    pivots = [x[::4] for x in numbers[:2]]
+    found = [_diagnostics._sums_at_pivots(axis, numbers[:2], pivots, numbers[2:]) for axis in (0, 1)]
+    not_below = [np.asarray(x)[None] >= np.asarray(pivot)[:, None] for x, pivot in zip(numbers, pivots, strict=False)]
+    expected = [x.sum(1) for x in not_below] + [(not_below[0] * np.asarray(x)).sum(1) for x in numbers[2:]]
+    for sums in found:
+        assert len(sums) == 4
+        for x, y in zip(sums, expected, strict=True):
+            np.testing.assert_array_equal(x, y)
 
 
 def test_draws_are_those_of_a_batch(filled):

@@ -41,6 +41,13 @@ def importance_weights(probabilities, size, beta, normalize="batch", min_probabi
     return weights
 
 
+def recent_law(size, power, older=0):
+    """Probabilities of `Recent`, oldest first, of `size` items that follow `older` ones."""
+    rank = np.arange(older + 1, older + size + 1, dtype=np.float64)
+    weights = (rank / (older + size)) ** power
+    return weights / weights.sum()
+
+
 class Priorities:
     """Twin of `Prioritized`: leaves by handle. Subclasses define `handles`, the stored ones."""
 
@@ -282,6 +289,10 @@ class ShardedTwin:
             leaves = [1.0] * len(handles)
             if hasattr(self.sampler, "alpha") and any(twin.leaf[handle] for handle in handles):
                 leaves = [twin.leaf[handle] for handle in handles]
+            if hasattr(self.sampler, "power"):
+                older = len(twin.handles) - len(handles)
+                assert twin.handles[older:] == handles
+                leaves = recent_law(len(handles), self.sampler.power, older) if handles else []
             masses = zip(handles, leaves, strict=True)
             laws.append({handle: leaf / sum(leaves) / len(self.shards) for handle, leaf in masses})
         return laws
@@ -289,7 +300,7 @@ class ShardedTwin:
     def draw_weights(self, laws, drawn, batch_size, beta=None, normalize=...):
         """Weights of rows `drawn`, pairs of a shard's number and a handle, by `draw_law`."""
         sizes = [len(law) for law in laws]
-        if not hasattr(self.sampler, "alpha"):
+        if hasattr(self.sampler, "replacement"):
             share = [
                 batch_size / len(laws) if self.sampler.replacement else sum(k == d for k, _ in drawn)
                 for d in range(len(laws))

@@ -88,6 +88,11 @@ class Buffer(Handled[S]):
     def _live(self, state: S, max_age: jax.Array | None = None) -> ring.Live:
         """The drawable slots; with `max_age` (int32 []), only those whose items are younger."""
 
+    @property
+    def _by_age(self) -> bool:
+        """True if the sampler needs live slots in order of age."""
+        return getattr(self.sampler, "by_age", False)
+
     def _why_empty(self, state: S) -> str:
         """The error message of a draw from an empty buffer."""
         return "cannot sample from an empty buffer; add items first (see can_sample)."
@@ -155,6 +160,8 @@ class Buffer(Handled[S]):
             live = self._live(state)
         else:
             live = self._live(state, checks.as_count(max_age))
+            if self._by_age:
+                live = live._replace(older=self._live(state).size - live.size)
             sampler_state = self.sampler.restrict(state.sampler, live)
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)
         if minibatches is not None:

@@ -15,7 +15,7 @@ from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sequence import SequenceBuffer
 from jaxreplay.buffers._sharded import Sharded
 from jaxreplay.buffers._shards import shards_of, whole_of, with_whole
-from jaxreplay.samplers import Prioritized, Uniform
+from jaxreplay.samplers import Prioritized, Recent, Uniform
 
 
 def leading_of(buffer: Buffer[Any] | Sharded[Any]) -> tuple[int, ...]:
@@ -109,7 +109,7 @@ def num_rows(buffer: Buffer[Any] | Sharded[Any], probabilities: jax.Array) -> An
 
 def fills_rows(sampler: Any) -> bool:
     """True if every row of a draw from a buffer that is not empty holds an item; False for unknown samplers."""
-    return type(sampler) is Prioritized or (type(sampler) is Uniform and sampler.replacement)
+    return type(sampler) in (Prioritized, Recent) or (type(sampler) is Uniform and sampler.replacement)
 
 
 def without_normalization(buffer: Any) -> Any:

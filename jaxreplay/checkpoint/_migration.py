@@ -15,7 +15,7 @@ from jaxreplay.buffers import ReplayBuffer, ReplayState, SequenceBuffer, Sequenc
 from jaxreplay.buffers._chosen_sequences import ChosenSequences
 from jaxreplay.buffers._later_steps import EpisodeNumbers
 from jaxreplay.buffers._shards import Shards, shards_of
-from jaxreplay.samplers import Prioritized, PrioritizedState, Uniform, UniformState, UpdateCounts
+from jaxreplay.samplers import Prioritized, PrioritizedState, Recent, RecentState, Uniform, UniformState, UpdateCounts
 from jaxreplay.samplers._prioritized import largest_leaf
 
 KINDS = (ReplayBuffer, SequenceBuffer)
@@ -30,7 +30,7 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     the lower shard as older. Streams of a `SequenceBuffer` keep their numbers, and sequences their starts.
 
     Priorities before alpha, the largest priority and the number of updates (the argument of a beta schedule) are kept.
-    Items without a priority, from `Uniform` or with alpha 0, get the largest priority. Handles are new: do not update
+    Items without a priority, from `Uniform`, `Recent` or with alpha 0, get the largest priority. Handles are new: do not update
     the new state with handles of the old one.
 
     Runs on the host, leaf by leaf. With several processes, each must call it, and each holds a copy of the leaf.
@@ -45,8 +45,8 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
       a state of `new_buffer` in new arrays.
 
     Raises:
-      ValueError: the buffers differ in anything else (the message names it), or a sampler is neither `Uniform` nor
-        `Prioritized`.
+      ValueError: the buffers differ in anything else (the message names it), or a sampler is not `Uniform`,
+        `Prioritized` or `Recent`.
 
     Examples:
       >>> old = jr.ReplayBuffer(capacity=4)
@@ -64,8 +64,8 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
                 f"{name}={whole!r}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one; migrate the "
                 "buffers of a Mixture one by one."
             )
-        if type(whole.sampler) not in (Uniform, Prioritized):
-            raise ValueError(f"{name}.sampler={whole.sampler!r}: must be Uniform or Prioritized.")
+        if type(whole.sampler) not in (Uniform, Prioritized, Recent):
+            raise ValueError(f"{name}.sampler={whole.sampler!r}: must be Uniform, Prioritized or Recent.")
     if type(old.whole) is not type(new.whole):
         raise ValueError(f"new_buffer={new.whole!r}: must be a {type(old.whole).__name__} like old_buffer.")
     old_buffer._check_state(state)
@@ -188,7 +188,9 @@ def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray) -
     """State of the new sampler; `source` [new shards, slots] holds slots of the stacked old shards, -1 for none."""
     sampler, old_sampler = new.whole.sampler, old.whole.sampler
     capacity = new.part._num_slots
-    counts = _migrate_counts(state.counts, new, source) if sampler.count_updates else None
+    if isinstance(sampler, Recent):
+        return RecentState(capacity)
+    counts = _migrate_counts(getattr(state, "counts", None), new, source) if sampler.count_updates else None
     if isinstance(sampler, Uniform):
         return UniformState(capacity, counts)
     counted = state if isinstance(old_sampler, Prioritized) else sampler.init(capacity)

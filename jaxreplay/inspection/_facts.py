@@ -40,7 +40,7 @@ def of_items(part: Any, state: Any) -> Items:
     slots = jnp.arange(part._num_slots, dtype=jnp.int32)
 
     def of_shard(state: Any) -> tuple[jax.Array, jax.Array]:
-        start, size = part._live(state)
+        start, size, _ = part._live(state)
         return ring.wrap_negative(slots - start, part._num_slots) < size, part._ages(state, slots)
 
     live, ages = jax.vmap(of_shard, axis_name=part._axis_name)(state)

@@ -4,6 +4,9 @@ A sampler sees slots, probabilities and TD errors, but no items. A row whose slo
 A buffer may be split into D shards. Each shard then has its own sampler state and draws 1/D of the batch, and `insert`,
 `weights` and `update` also get the name of a mapped axis over the shards. Each shard draws with a key of its own, or
 with the same key if the sampler has an attribute `shares_key` that is True.
+
+If the sampler has an attribute `by_age` that is True, live slots are in order of age, the oldest first, and with
+`max_age` the older ones that are left out are counted (`Live.older`). A `ReservoirBuffer` rejects such a sampler.
 """
 
 from typing import Any, Protocol, TypeVar

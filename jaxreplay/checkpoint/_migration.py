@@ -30,8 +30,8 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     the lower shard as older. Streams of a `SequenceBuffer` keep their numbers, and sequences their starts.
 
     Priorities before alpha, the largest priority and the number of updates (the argument of a beta schedule) are kept.
-    Items without a priority, from `Uniform`, `Recent` or with alpha 0, get the largest priority. Handles are new: do not update
-    the new state with handles of the old one.
+    Items without a priority, from `Uniform`, `Recent` or with alpha 0, or spent (`max_uses`), get the largest priority.
+    Handles are new: do not update the new state with handles of the old one.
 
     Runs on the host, leaf by leaf. With several processes, each must call it, and each holds a copy of the leaf.
 
@@ -190,9 +190,13 @@ def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray) -
     capacity = new.part._num_slots
     if isinstance(sampler, Recent):
         return RecentState(capacity)
-    counts = _migrate_counts(getattr(state, "counts", None), new, source) if sampler.count_updates else None
+    counts = unspent = None
+    if sampler.count_updates or sampler.max_uses is not None:
+        counts = _migrate_counts(getattr(state, "counts", None), new, source)
+    if counts is not None and sampler.max_uses is not None:
+        unspent = (source >= 0) & (_on_host(counts.of_slots).reshape(source.shape) < sampler.max_uses)
     if isinstance(sampler, Uniform):
-        return UniformState(capacity, counts)
+        return UniformState(capacity, counts, _unspent_trees(unspent, new))
     counted = state if isinstance(old_sampler, Prioritized) else sampler.init(capacity)
     max_priority = _on_host(counted.max_priority).max()
     if isinstance(old_sampler, Prioritized) and old_sampler.alpha > 0:
@@ -200,10 +204,14 @@ def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray) -
         if old_sampler.alpha != sampler.alpha:
             priorities = leaves.astype(np.float64) ** (1 / old_sampler.alpha)
             leaves = sampler._leaf(jnp.asarray(priorities, jnp.float32), capacity)
+        if old_sampler.max_uses is not None:  # a spent item has lost its priority
+            leaves = np.where(leaves > 0, leaves, sampler._leaf(jnp.asarray(max_priority), capacity))
         leaves = np.minimum(leaves, largest_leaf(capacity))
     else:
         leaves = sampler._leaf(jnp.asarray(max_priority), capacity)
     leaves = np.where(source >= 0, leaves, 0.0)
+    if unspent is not None:
+        leaves = np.where(unspent, np.maximum(leaves, 2.0**-63), 0.0)
 
     def tree(leaves: np.ndarray) -> sum_tree.SumTree:
         return sum_tree.update(sampler.tree(capacity), np.arange(capacity), leaves, unique_indices=True)
@@ -218,7 +226,17 @@ def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray) -
         updates=every(_on_host(counted.updates).max()),
         rejected=_total(counted.rejected, new),
         counts=counts,
+        unspent=_unspent_trees(unspent, new),
     )
+
+
+def _unspent_trees(unspent: np.ndarray | None, new: Shards) -> sum_tree.SumTree | None:
+    """Trees of the new shards with leaf 1 where `unspent` [new shards, slots] is True."""
+    if unspent is None:
+        return None
+    slots = np.arange(unspent.shape[1])
+    trees = [sum_tree.update(sum_tree.init(x.size), slots, x, unique_indices=True) for x in unspent]
+    return jax.tree.map(lambda *x: new.place(np.stack(x)), *trees)
 
 
 def _total(counts: jax.Array, new: Shards) -> jax.Array:

@@ -196,6 +196,8 @@ def _add_sampler(view: View, state: Any, fields: dict[str, Any], items: _facts.I
     if counts is not None:
         view.updates = counts.of_slots[live]
         view.facts["late updates"] = f"{counts.late.sum():,}"
+        if fields.get("max_uses") is not None:
+            view.facts["no longer drawn"] = f"{np.sum(view.updates >= fields['max_uses']):,}"
         view.facts["never updated"] = f"{np.mean(view.updates == 0) if view.updates.size else 0:.1%}"
     if items.law is None:
         return

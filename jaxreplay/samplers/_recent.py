@@ -5,8 +5,8 @@
 **Draw.** The ranks are divided into CELLS runs, the oldest first, of increasing probability. A proposal is a cell, then
 a rank in it, uniform. The cell has the probability of its size times the largest weight in it, so a proposal is
 accepted with its own weight over that largest one. Rounding moves the bounds of the cells, which are integers, but not
-the distribution: any bounds give the exact one. Fewer than 2% of the proposals are rejected. All ROUNDS proposals of a row
-are made at once, and the first accepted one counts, so the cost does not depend on the draws. If all are rejected,
+the distribution: any bounds give the exact one. Fewer than 2% of the proposals are rejected. All ROUNDS proposals of a
+row are made at once, and the first accepted one counts, so the cost does not depend on the draws. If all are rejected,
 which happens to one row in 10^5, the row is drawn by the inverse of the continuous distribution function.
 
 **Normalizer.** The weights of the W ranks of a cell are summed by the two-point Gauss rule of W equally spaced points,
@@ -193,7 +193,7 @@ class Recent(Sampler[RecentState]):
         """Proposed ages, int32 [ROUNDS, B], and True if accepted, bool [ROUNDS, B]."""
         total = cumulative[-1]
         prefix = jnp.minimum(_unit(bits[0][0]) * total, total * np.float32(1 - 2.0**-24))
-        cell = jnp.sum(cumulative <= prefix[..., None], axis=-1, dtype=jnp.int32)
+        cell = jnp.sum(cumulative[None, None] <= prefix[..., None], axis=-1, dtype=jnp.int32)
         cell = jnp.minimum(cell, CELLS - 1)  # nothing is live
         (cell,) = materialize(cell)
         first, end = (bounds.at[cell + k].get(mode="promise_in_bounds") for k in (1, 0))

@@ -13,7 +13,6 @@ from helpers import items, numbers, over_devices, rarely
 
 import jaxreplay as jr
 
-
 SAMPLERS = [name for name, sampler in twins.SAMPLERS.items() if not hasattr(sampler, "by_age")]
 
 

@@ -57,8 +57,9 @@ def check_buffer(
     """Check that a buffer follows the rules of the buffers of this package.
 
     A custom buffer needs no base class. It has `init(items)`, `add(state, items)`, `sample(state, key, batch_size)`,
-    `update(state, indices, td_errors)` and `get(state, indices)`. Its sampler has no hook `drawn`. Donation is checked if it has a
-    field `donate`. Check the buffers of a `Mixture` one by one, because its handles alone do not name items.
+    `update(state, indices, td_errors)` and `get(state, indices)`. Its sampler has no hook `drawn`. Donation is checked
+    if it has a field `donate`. Check the buffers of a `Mixture` one by one, because its handles alone do not name
+    items.
 
     Args:
       buffer: the configuration; at most a few hundred items, so that the check overwrites them.

@@ -73,15 +73,16 @@ def diagnostics(
     - `draws/age_q10`, `_q50`, `_q90`: quantiles of `Sample.age`, to within 2% of the draws; absent for a
       `ReservoirBuffer`.
     - With `Prioritized`: `draws/priority_q10`, `_q50`, `_q90`: quantiles of the priority p of the draws.
-    - With `count_updates=True` or `max_uses`, and a `key`: `never_updated`, share of the items not updated since their insertion,
-      estimated from uniform draws.
+    - With `count_updates=True` or `max_uses`, and a `key`: `never_updated`, share of the items not updated since their
+      insertion, estimated from uniform draws.
 
     With `thorough`, from all items:
 
     - With `Prioritized`: exact `top_1pct_mass` and `top_10pct_mass`; `stored/priority_q10`, `_q50`, `_q90` and
       `stored/priority_max` of the stored items; `stored/priority_zero`, the share of items with priority 0, which are
       not drawn.
-    - With `count_updates=True` or `max_uses`: exact `never_updated`; `updates_per_item`, the mean over the stored items.
+    - With `count_updates=True` or `max_uses`: exact `never_updated`; `updates_per_item`, the mean over the stored
+      items.
 
     Priorities p are before alpha, as in `Prioritized`. With alpha 0 they are not stored and count as 1. Quantiles are
     values that occur.

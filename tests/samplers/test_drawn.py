@@ -13,6 +13,8 @@ from jax import lax
 import jaxreplay as jr
 from jaxreplay import testing
 
+UNIFORM = jr.Uniform()
+
 
 @struct.dataclass
 class SeenState:
@@ -24,7 +26,7 @@ class SeenState:
 class Seen(jr.Sampler):
     """Counts the draws of each item; uniform."""
 
-    uniform: jr.Uniform = jr.Uniform()
+    uniform: jr.Uniform = UNIFORM
     forgets: bool = False
 
     def init(self, capacity):

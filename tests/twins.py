@@ -36,9 +36,9 @@ SAMPLERS = {
     "systematic": PER(0.9, stratified="systematic"),
     "number": PER(0.0, max_priority=2.0, floor=0.5),
     "uniform, max_uses": jr.Uniform(max_uses=2),
-    "distinct, max_uses": jr.Uniform(replacement=False, max_uses=3),
+    "distinct, max_uses": jr.Uniform(replacement=False, max_uses=2),
     "max_uses": PER(max_uses=2, normalize=None, epsilon=0.0),
-    "global, max_uses": PER(1.0, max_uses=3, normalize="global"),
+    "global, max_uses": PER(1.0, max_uses=2, normalize="global"),
     "recent": jr.Recent(power=1.5, beta=0.6),
     "floor": PER(1.0, max_priority=0.0, floor=1.0, epsilon=0.0, normalize="global"),
     "stored global": PER(normalize="global", max_priority="stored", epsilon=0.0, stratified=False),
@@ -463,7 +463,7 @@ LEAST_PRIORITIZED = LEAST | {
 
 def least(sampler):
     if getattr(SAMPLERS[sampler], "max_uses", None):
-        return LEAST | {"items of whole passes": 30, "spent items looked up": 30}
+        return LEAST | {"items of whole passes": 30, "spent items looked up": 10}
     if not isinstance(SAMPLERS[sampler], jr.Prioritized):
         return LEAST
     equal = {"draws with unequal priorities": 0, "different weights": 0}

@@ -16,7 +16,7 @@ from jaxreplay.buffers._chosen_sequences import ChosenSequences
 from jaxreplay.buffers._later_steps import EpisodeNumbers
 from jaxreplay.buffers._shards import Shards, shards_of
 from jaxreplay.samplers import Prioritized, PrioritizedState, Recent, RecentState, Uniform, UniformState, UpdateCounts
-from jaxreplay.samplers._prioritized import largest_leaf
+from jaxreplay.samplers._prioritized import LEAST_UNSPENT, largest_leaf
 
 KINDS = (ReplayBuffer, SequenceBuffer)
 
@@ -211,7 +211,7 @@ def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray) -
         leaves = sampler._leaf(jnp.asarray(max_priority), capacity)
     leaves = np.where(source >= 0, leaves, 0.0)
     if unspent is not None:
-        leaves = np.where(unspent, np.maximum(leaves, 2.0**-63), 0.0)
+        leaves = np.where(unspent, np.maximum(leaves, LEAST_UNSPENT), 0.0)
 
     def tree(leaves: np.ndarray) -> sum_tree.SumTree:
         return sum_tree.update(sampler.tree(capacity), np.arange(capacity), leaves, unique_indices=True)

@@ -49,6 +49,9 @@ class PrioritizedState(layouts.LaidOut):
     _layouts: ClassVar = {"tree": on_backend, "unspent": on_backend}
 
 
+LEAST_UNSPENT = 2.0**-63  # with `max_uses`, a leaf of 0 means that the item is spent
+
+
 def largest_leaf(capacity: int) -> float:
     """Upper bound of priority^alpha in a tree of this capacity."""
     return 2.0 ** (63 - (capacity - 1).bit_length())
@@ -191,7 +194,7 @@ class Prioritized(Sampler[PrioritizedState]):
             told = drawable & (slots >= 0) & (slots < capacity) & ~jnp.isnan(td_errors)
             state, found, known, _ = self._learn(state, td_errors, told, axis_name)
         leaves = jnp.where(known, found, self._new_leaf(state, jnp.max(found, where=known, initial=0.0), axis_name))
-        leaves = jnp.where(drawable, leaves, 0.0)
+        leaves = jnp.where(drawable, jnp.maximum(leaves, LEAST_UNSPENT) if self.max_uses else leaves, 0.0)
         tree = sum_tree.update(state.tree, slots, leaves, unique_indices=True)
         counts, unspent = _update_counts.insert(state.counts, slots), _uses.insert(state.unspent, slots, drawable)
         return dataclasses.replace(state, tree=tree, counts=counts, unspent=unspent)
@@ -249,18 +252,17 @@ class Prioritized(Sampler[PrioritizedState]):
     ) -> PrioritizedState:
         mask = checks.check_mask(mask, slots.shape)
         state, leaves, accepted, is_update = self._learn(state, td_errors, mask, axis_name)
-        counts, unspent = state.counts, state.unspent
-        if unspent is None or counts is None or self.max_uses is None:
-            counts = _update_counts.update(counts, slots)
+        if state.unspent is not None and state.counts is not None and self.max_uses is not None:
+            unspent, counts, spent = _uses.update(state.unspent, state.counts, slots, mask, self.max_uses)
+            leaves, accepted = jnp.where(spent, 0.0, jnp.maximum(leaves, LEAST_UNSPENT)), accepted | spent
+            used: Any = {"unspent": unspent, "counts": counts}
         else:
-            unspent, counts, spent = _uses.update(unspent, counts, slots, mask, self.max_uses)
-            leaves, accepted = jnp.where(spent, 0.0, leaves), accepted | spent
+            used = {}
         return dataclasses.replace(
             state,
             tree=sum_tree.update(state.tree, slots, leaves, mask=accepted),
             updates=saturating_add(state.updates, is_update.astype(jnp.int32)),
-            counts=counts,
-            unspent=unspent,
+            **(used or {"counts": _update_counts.update(state.counts, slots)}),
         )
 
     def priorities(self, state: PrioritizedState, slots: jax.Array) -> jax.Array:
@@ -307,5 +309,4 @@ class Prioritized(Sampler[PrioritizedState]):
         # Within these bounds no sum overflows, and no sum, reciprocal or probability is subnormal (XLA flushes
         # subnormals to 0).
         leaf = jnp.clip(priority**self.alpha, 2.0**-63, largest_leaf(capacity))
-        # With `max_uses`, 0 means spent.
-        return leaf if self.max_uses else jnp.where((priority > 0) | (self.alpha == 0), leaf, 0.0)
+        return jnp.where((priority > 0) | (self.alpha == 0), leaf, 0.0)

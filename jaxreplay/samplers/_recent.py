@@ -78,9 +78,9 @@ class Recent(Sampler[RecentState]):
       >>> items = jnp.array([10, 20, 30, 40])
       >>> state = buffer.add(buffer.init(items), items)
       >>> sample = buffer.sample(state, jax.random.key(0), batch_size=8)
-      >>> # 40 has four times the probability of 10.
-      >>> dict(sorted(zip(sample.items.tolist(), sample.probabilities.round(2).tolist())))
-      {20: 0.2, 30: 0.3, 40: 0.4}
+      >>> # The newest, 40, has four times the probability of the oldest.
+      >>> bool(jnp.allclose(sample.probabilities, sample.items / 100))
+      True
     """
 
     power: float
@@ -160,7 +160,7 @@ class Recent(Sampler[RecentState]):
         """(k / newest)^power of the rank k = newest - age, float32."""
         return jnp.exp(self.power * _log_rest(age, newest))
 
-    def _age(self, size: jax.Array, newest: jax.Array, newer: jax.Array) -> jax.Array:
+    def _age(self, size: jax.Array, newest: jax.Array, newer: Any) -> jax.Array:
         """Age below which the continuous distribution has the share `newer` (float32 [...]) of its mass, int32."""
         exponent = self.power + 1.0
         span = -jnp.expm1(exponent * _log_rest(size, newest))

@@ -89,13 +89,15 @@ def test_rows_that_are_masked_out_are_no_uses(name):
 def test_nothing_left_is_an_empty_draw(name, shards):
     buffer, state = filled(SAMPLERS[name], shards=shards)
     handles = buffer.newest(state, 8)
-    state = spend(buffer, state, handles[:4])
+    for _ in range(2):  # each shard has its part of the rows
+        state = buffer.update(state, jnp.where(jnp.arange(8) < 4, handles, -1), jnp.full(8, 1.5))
     if shards == 2:  # the second shard alone has items
         sample = buffer.sample(state, jax.random.key(0), 8)
         assert sample.indices[:4].tolist() == [-1] * 4
         assert np.all(np.asarray(sample.indices[4:]) >= 0)
         np.testing.assert_allclose(np.sum(sample.weights), 8)
-    state = spend(buffer, state, handles[4:])
+    for _ in range(2):
+        state = buffer.update(state, jnp.where(jnp.arange(8) < 4, -1, handles), jnp.full(8, 1.5))
     assert int(buffer.size(state)) == 0
     assert bool(buffer.is_empty(state))
     assert not bool(buffer.can_sample(state, 1))

@@ -107,8 +107,12 @@ def test_few_proposals_are_rejected_and_the_row_that_lost_them_all_has_nearly_th
         bits = np.random.default_rng(0).integers(0, 2**32, (2, 2, 3, 2**14), np.uint32)
         bounds, cumulative, _ = sampler._cells(newest, newest)
         assert np.all(np.diff(bounds) <= 0)
-        _, accepted = sampler._propose([*map(jnp.asarray, bits)], bounds, cumulative, newest)
+        proposed, accepted = sampler._propose([*map(jnp.asarray, bits)], bounds, cumulative, newest)
         assert np.mean(accepted) > 0.975
+        newest_of_cell = np.asarray(bounds)[::-1]
+        newest_of_cell = newest_of_cell[np.searchsorted(newest_of_cell, proposed, side="right") - 1]
+        chance = ((size - np.float64(proposed)) / (size - newest_of_cell)) ** power
+        assert abs(np.sum(accepted) - chance.sum()) < 6 * np.sqrt(np.sum(chance * (1 - chance)) + 1)
         if size < _recent.CELLS:
             assert np.all(accepted)  # each item has a cell of its own
     ranks, _ = drawn_ranks(Rejecting(power=2.0), 10**6)

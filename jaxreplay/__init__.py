@@ -26,6 +26,8 @@ from jaxreplay.inspection import diagnostics as diagnostics
 from jaxreplay.inspection import plot as plot
 from jaxreplay.samplers import Prioritized as Prioritized
 from jaxreplay.samplers import PrioritizedState as PrioritizedState
+from jaxreplay.samplers import Recent as Recent
+from jaxreplay.samplers import RecentState as RecentState
 from jaxreplay.samplers import Sampler as Sampler
 from jaxreplay.samplers import Uniform as Uniform
 from jaxreplay.samplers import UniformState as UniformState

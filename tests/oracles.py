@@ -41,11 +41,18 @@ def importance_weights(probabilities, size, beta, normalize="batch", min_probabi
     return weights
 
 
+def recent_law(size, power, older=0):
+    """Probabilities of `Recent`, oldest first, of `size` items that follow `older` ones."""
+    rank = np.arange(older + 1, older + size + 1, dtype=np.float64)
+    weights = (rank / (older + size)) ** power
+    return weights / weights.sum()
+
+
 class Priorities:
     """Twin of `Prioritized`: leaves by handle. Subclasses define `handles`, the stored ones."""
 
-    def __init__(self, capacity, alpha=0.6, epsilon=1e-6, floor=0.0, new_priority="ever"):
-        self.num_slots, self.alpha, self.epsilon = capacity, alpha, epsilon
+    def __init__(self, capacity, alpha=0.6, epsilon=1e-6, floor=0.0, new_priority="ever", max_uses=None):
+        self.num_slots, self.alpha, self.epsilon, self.max_uses = capacity, alpha, epsilon, max_uses
         self.floor, self.new_priority = floor, new_priority
         self.leaf, self.counts, self.late = {}, {}, 0
         self.max_priority, self.updates, self.rejected = 1.0, 0, 0
@@ -79,10 +86,19 @@ class Priorities:
             self.counts[handle] += 1
             if not np.isfinite(td_error):
                 self.rejected += 1
-                continue
-            priority = self._priority(td_error)
-            self.max_priority = max(self.max_priority, priority)
-            self.leaf[handle] = self._leaf(priority)
+            else:
+                priority = self._priority(td_error)
+                self.max_priority = max(self.max_priority, priority)
+                self.leaf[handle] = self._leaf(priority)
+            if self.is_spent(handle):
+                self.leaf[handle] = 0.0
+
+    def is_spent(self, handle):
+        return self.max_uses is not None and self.counts[handle] >= self.max_uses
+
+    @property
+    def unspent(self):
+        return [handle for handle in self.handles if not self.is_spent(handle)]
 
     def _priority(self, td_error):
         """Priority before alpha; None if the TD error is not finite."""
@@ -92,7 +108,11 @@ class Priorities:
 
     def _leaf(self, priority):
         largest = 2.0 ** (63 - (self.num_slots - 1).bit_length())
-        return min(max(priority**self.alpha, 2.0**-63), largest) if priority > 0 or self.alpha == 0 else 0.0
+        return (
+            min(max(priority**self.alpha, 2.0**-63), largest)
+            if priority > 0 or self.alpha == 0 or self.max_uses
+            else 0.0
+        )
 
     def slot(self, handle):
         return handle % self.num_slots
@@ -132,8 +152,8 @@ class Priorities:
 class ReplayTwin(Priorities):
     """A list of (handle, item), newest last."""
 
-    def __init__(self, capacity, alpha=0.6, epsilon=1e-6, first_handle=0, period=None, floor=0.0, new_priority="ever"):
-        super().__init__(capacity, alpha, epsilon, floor, new_priority)
+    def __init__(self, capacity, alpha=0.6, epsilon=1e-6, first_handle=0, period=None, **settings):
+        super().__init__(capacity, alpha, epsilon, **settings)
         self.capacity = capacity
         self.next_handle, self.period = first_handle, period
         self.stored = []
@@ -269,7 +289,8 @@ class ShardedTwin:
 
     @property
     def size(self):
-        return sum(len(twin.handles) for twin in self.shards)
+        """Number of drawable items."""
+        return sum(len(twin.unspent) for twin in self.shards)
 
     def item(self, name):
         return self.shards[name // self.period].item(name % self.period)
@@ -279,9 +300,14 @@ class ShardedTwin:
         laws = []
         for twin in self.shards:
             handles = twin.young(max_age and -(-max_age // self.age_step))
+            handles = [handle for handle in handles if not twin.is_spent(handle)]
             leaves = [1.0] * len(handles)
             if hasattr(self.sampler, "alpha") and any(twin.leaf[handle] for handle in handles):
                 leaves = [twin.leaf[handle] for handle in handles]
+            if hasattr(self.sampler, "power"):
+                older = len(twin.handles) - len(handles)
+                assert twin.handles[older:] == handles
+                leaves = recent_law(len(handles), self.sampler.power, older) if handles else []
             masses = zip(handles, leaves, strict=True)
             laws.append({handle: leaf / sum(leaves) / len(self.shards) for handle, leaf in masses})
         return laws
@@ -289,7 +315,7 @@ class ShardedTwin:
     def draw_weights(self, laws, drawn, batch_size, beta=None, normalize=...):
         """Weights of rows `drawn`, pairs of a shard's number and a handle, by `draw_law`."""
         sizes = [len(law) for law in laws]
-        if not hasattr(self.sampler, "alpha"):
+        if hasattr(self.sampler, "replacement"):
             share = [
                 batch_size / len(laws) if self.sampler.replacement else sum(k == d for k, _ in drawn)
                 for d in range(len(laws))

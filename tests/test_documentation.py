@@ -415,6 +415,23 @@ def epochs(block, monkeypatch):
     assert len(np.unique(orders, axis=0)) == 10
 
 
+def recent(block, monkeypatch):
+    found = run(block, {"items": np.arange(3_000), "key": jax.random.key(0)}, capacity=("1_000_000", "3_000"))
+    sample, corrected = found["sample"], found["corrected"]
+    np.testing.assert_allclose(sample.probabilities, (sample.items + 1) / (3_000 * 3_001 / 2), rtol=1e-5)
+    np.testing.assert_array_equal(sample.items, corrected.items)
+    np.testing.assert_array_equal(sample.weights, 1)
+    np.testing.assert_allclose(corrected.weights, (min(sample.items) + 1) / (sample.items + 1), rtol=1e-5)
+    assert 0.2 < np.mean(sample.items < 3_000 * 0.5**0.5) / 2 < 0.3  # half of the draws are from the newest 29%
+
+
+def uses(block, monkeypatch):
+    found = run(block, {"items": {"reward": jnp.arange(1_000.0)}, "key": jax.random.key(0)})
+    again = found["buffer"].sample(found["replay"], jax.random.key(1), 1_000)
+    assert int(found["buffer"].size(found["replay"])) == 744
+    assert not set(again.indices.tolist()) & set(found["sample"].indices.tolist())
+
+
 def without_replacement(block, monkeypatch):
     def learn(agent, minibatch):
         return agent + 1, jnp.sort(minibatch.items)
@@ -865,6 +882,13 @@ def tasks(block, monkeypatch):
     assert 0.4 < logged["success"] < 0.6
     law = found["tasks"].probabilities(found["state"])
     assert law[drawn[0][8]] < 0.6 * law[drawn[0][4]]
+
+
+def changed_by_draws(block, monkeypatch):
+    found = run(block, {})
+    testing.check_sampler(found["Counted"](jr.Prioritized()))
+    counts = np.bincount(found["sample"].indices, minlength=1_000)
+    np.testing.assert_array_equal(found["replay"].sampler.draws, counts)
 
 
 def own_sampler(block, monkeypatch):
@@ -1555,6 +1579,8 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/draws.md": [
         newest_sequences_once,
         recent_experience,
+        recent,
+        uses,
         staleness,
         epochs,
         without_replacement,
@@ -1578,7 +1604,7 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/host.md": [host_loop, gymnasium],
     "guides/memory.md": [bytes_of_a_state, beyond_the_device],
     "guides/mixtures.md": [half_online],
-    "guides/own_sampler.md": [own_sampler],
+    "guides/own_sampler.md": [own_sampler, changed_by_draws],
     "guides/pools.md": [pools],
     "guides/tasks.md": [tasks],
     "guides/porting.md": [
@@ -1639,7 +1665,7 @@ def test_every_block_is_covered():
 
 DEAR = {"own_sampler.md-0", "goals.md-0", "diagnostics.md-0", "draws.md-0", "sequences.md-0", "pools.md-0", "host.md-1"}
 DEAR |= {"writes.md-0", "priorities.md-0", "memory.md-0", "datasets.md-0", "porting.md-0", "recurrent.md-0"}
-DEAR |= {"threads.md-0", "threads.md-6", "stack.md-0", "porting.md-4", "draws.md-5"}
+DEAR |= {"threads.md-0", "threads.md-6", "stack.md-0", "porting.md-4", "draws.md-7"}
 
 
 @pytest.mark.parametrize("case", [rarely(case) if case.removeprefix("guides/") in DEAR else case for case in CHECKS])

@@ -162,6 +162,7 @@ def test_the_rows_of_a_draw_are_checked_one_by_one(rule, changed):
 SAMPLERS = {
     "uniform": jr.Uniform(),
     "distinct": jr.Uniform(replacement=False),
+    "recent": jr.Recent(power=1.5, beta=0.5),
     "prioritized": PER,
     "every setting": jr.Prioritized(
         normalize="global", stratified=False, max_priority="stored", count_updates=True, floor=0.5

@@ -35,6 +35,11 @@ SAMPLERS = {
     "plain": PER(1.0, normalize=None, max_priority="stored", beta=optax.linear_schedule(0.4, 1.0, 50)),
     "systematic": PER(0.9, stratified="systematic"),
     "number": PER(0.0, max_priority=2.0, floor=0.5),
+    "uniform, max_uses": jr.Uniform(max_uses=2),
+    "distinct, max_uses": jr.Uniform(replacement=False, max_uses=2),
+    "max_uses": PER(max_uses=2, normalize=None, epsilon=0.0),
+    "global, max_uses": PER(1.0, max_uses=2, normalize="global"),
+    "recent": jr.Recent(power=1.5, beta=0.6),
     "floor": PER(1.0, max_priority=0.0, floor=1.0, epsilon=0.0, normalize="global"),
     "stored global": PER(normalize="global", max_priority="stored", epsilon=0.0, stratified=False),
 }
@@ -55,7 +60,13 @@ def num_shards(buffer):
 
 def law_of(sampler):
     """Settings of the sampler, as arguments of a twin."""
-    names = {"alpha": "alpha", "epsilon": "epsilon", "floor": "floor", "max_priority": "new_priority"}
+    names = {
+        "alpha": "alpha",
+        "epsilon": "epsilon",
+        "floor": "floor",
+        "max_priority": "new_priority",
+        "max_uses": "max_uses",
+    }
     return {mine: getattr(sampler, name) for name, mine in names.items() if hasattr(sampler, name)}
 
 
@@ -222,6 +233,8 @@ class Lane:
             for row, (name, (shard, handle)) in enumerate(zip(batch.indices, twin.rows(batch.indices), strict=True)):
                 k = row // share
                 exists = step * share + row % share < len(shard.handles)
+                if exists and shard.max_uses:
+                    exists = name >= 0  # a spent item has no row
                 assert (name >= 0) == exists
                 assert batch.weights[row] == exists
                 np.testing.assert_allclose(batch.probabilities[row], exists / max(1, len(shard.handles)), rtol=1e-6)
@@ -229,12 +242,12 @@ class Lane:
                     found[k].append(handle)
                     check_items(at(batch.items, [row]), [shard.items(handle)])
         for shard, handles in zip(twin.shards, found, strict=True):
-            assert sorted(handles) == sorted(shard.handles)
+            assert sorted(handles) == sorted(shard.unspent)
         self.happened["items of whole passes"] += twin.size
 
     def check_sampler(self, shard, state):
         """Check a shard's counters and leaves."""
-        if shard.counts and state.counts is not None:
+        if shard.counts and getattr(state, "counts", None) is not None:
             np.testing.assert_array_equal(state.counts.of_slots, shard.by_slot(shard.counts))
             assert state.counts.late == shard.late
         if hasattr(state, "tree"):
@@ -242,6 +255,10 @@ class Lane:
             np.testing.assert_allclose(leaves_of(state.tree), shard.leaves_by_slot(), rtol=5e-6)
             np.testing.assert_allclose(state.max_priority, shard.max_priority, rtol=1e-6)
             assert (state.updates, state.rejected) == (shard.updates, shard.rejected)
+        if shard.max_uses:
+            check_tree(state.unspent)
+            unspent = shard.by_slot(dict.fromkeys(shard.unspent, 1.0))
+            np.testing.assert_array_equal(leaves_of(state.unspent), unspent)
 
     def check_state(self, buffer, state):
         for k, shard in enumerate(self.twin.shards):
@@ -264,7 +281,8 @@ class Lane:
             assert seen["slots"][row] == shard.slot(handle)
             assert seen["handles"][row] == names[row]
             assert seen["age"][row] == shard.age(handle) * self.twin.age_step
-            leaf = shard.leaf[handle] if hasattr(self.twin.sampler, "alpha") else 1.0
+            leaf = shard.leaf[handle] if hasattr(self.twin.sampler, "alpha") else float(not shard.is_spent(handle))
+            self.happened["spent items looked up"] += shard.is_spent(handle)
             priority = leaf ** (1 / alpha) if alpha > 0 else float(leaf > 0)
             np.testing.assert_allclose(seen["priorities"][row], priority, rtol=1e-4)
 
@@ -382,7 +400,7 @@ class Run:
         of_lane = (lambda tree, k: at(tree, k)) if self.mode == "vmap" else (lambda tree, k: tree)
         for k, lane in enumerate(lanes):
             lane.check_state(self.buffer, of_lane(state, k))
-        if self.mode == "eager" and lanes[0].twin.size == 0:
+        if self.mode == "eager" and not any(shard.handles for shard in lanes[0].twin.shards):
             with pytest.raises(ValueError, match="cannot sample"):
                 self.look(self.state, asked)
             return
@@ -444,7 +462,9 @@ LEAST_PRIORITIZED = LEAST | {
 
 
 def least(sampler):
-    if isinstance(SAMPLERS[sampler], jr.Uniform):
+    if getattr(SAMPLERS[sampler], "max_uses", None):
+        return LEAST | {"items of whole passes": 30, "spent items looked up": 10}
+    if not isinstance(SAMPLERS[sampler], jr.Prioritized):
         return LEAST
     equal = {"draws with unequal priorities": 0, "different weights": 0}
     return LEAST_PRIORITIZED | (equal if SAMPLERS[sampler].alpha == 0 else {})

@@ -40,6 +40,8 @@ class Live(NamedTuple):
     Attributes:
       start: int32 [], the first slot.
       size: int32 [], number of slots.
+      older: int32 [], number of slots that `max_age` leaves out, which hold older items. Only set for a sampler with
+        `by_age` (see `jaxreplay.samplers._protocol`).
 
     Examples:
       >>> live = jr.Live(start=jnp.int32(3), size=jnp.int32(2))
@@ -49,6 +51,7 @@ class Live(NamedTuple):
 
     start: jax.Array
     size: jax.Array
+    older: jax.Array | int = 0
 
     def slots(self, positions: jax.Array, capacity: int) -> jax.Array:
         """Slots at `positions` (int32 [B], in [0, size)) of this range, int32 [B].

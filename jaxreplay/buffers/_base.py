@@ -1,19 +1,21 @@
 """Buffer: draws, common to all buffers."""
 
 import abc
+import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
+from jaxreplay import sum_tree
 from jaxreplay._common import checks, elsewhere, layouts, ring, shards
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.eager import num_bytes
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.xla import alive, copy, jit_method, materialize, read_once, reads_state
 from jaxreplay.buffers._handled import Handled, S
-from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, in_minibatches, minibatch_rows
+from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, in_minibatches, is_known_empty, minibatch_rows
 from jaxreplay.samplers import Sampler
 from jaxreplay.samplers._settings import abstract_settings
 from jaxreplay.sum_tree import SumTree
@@ -93,6 +95,11 @@ class Buffer(Handled[S]):
     def _live(self, state: S, max_age: jax.Array | None = None) -> ring.Live:
         """The drawable slots; with `max_age` (int32 []), only those whose items are younger."""
 
+    @property
+    def _by_age(self) -> bool:
+        """True if the sampler needs live slots in order of age."""
+        return getattr(self.sampler, "by_age", False)
+
     def _why_empty(self, state: S) -> str:
         """The error message of a draw from an empty buffer."""
         return "cannot sample from an empty buffer; add items first (see can_sample)."
@@ -128,6 +135,10 @@ class Buffer(Handled[S]):
             with weights of its own. If the sampler is stratified, so is each minibatch. All leaves of the `Sample` are
             then [minibatches, batch_size // minibatches, ...].
 
+        Returns:
+          `Sample`. If the sampler has a hook `drawn` (see `jaxreplay.samplers._protocol`), (state, `Sample`) with the
+          state after the draw, and an eager call donates the state. Static types know the first case only.
+
         Raises:
           ValueError: `batch_size` or `max_age` is not a positive integer, `batch_size` is not a multiple of
             `minibatches`, or `key` is not a PRNG key; or the buffer is empty and the call is eager. The eager call
@@ -146,12 +157,33 @@ class Buffer(Handled[S]):
           [1.0, 0.33, 0.33, 0.33]
         """
         batch_size = check_draw(batch_size, beta, max_age, minibatches)
-        return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age, minibatches))
+        if not hasattr(self.sampler, "drawn"):
+            return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age, minibatches))
+        if is_known_empty(self, state):  # before the draw donates the state
+            raise ValueError(self._why_empty(state))
+        changed: Any = self._draw_and_change(state, key, batch_size, beta, max_age, minibatches)
+        return changed
 
     @jit_method(static=("batch_size", "minibatches"), rows="batch_size", moves_items=True)
     def _draw(
         self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any, minibatches: int | None
     ) -> Sample:
+        return self._draw_slots(state, key, batch_size, beta, max_age, minibatches)[0]
+
+    @jit_method(donates=True, static=("batch_size", "minibatches"), rows="batch_size", moves_items=True)
+    def _draw_and_change(
+        self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any, minibatches: int | None
+    ) -> tuple[S, Sample]:
+        sample, slots = self._draw_slots(state, key, batch_size, beta, max_age, minibatches)
+        sampler: Any = self.sampler
+        slots = jnp.where(sample.probabilities.reshape(-1) > 0, slots, self._num_slots)
+        changed = {"sampler": sampler.drawn(state.sampler, slots, **self._axis)}
+        return dataclasses.replace(state, **changed), sample  # pyright: ignore[reportArgumentType]
+
+    def _draw_slots(
+        self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any, minibatches: int | None
+    ) -> tuple[Sample, jax.Array]:
+        """A draw, and its slots [batch_size] in the order of its rows."""
         # Checked at trace time, so that later calls of the same kind do not pay for it.
         self._check_state(state)
         checks.check_key(key)
@@ -160,6 +192,8 @@ class Buffer(Handled[S]):
             live = self._live(state)
         else:
             live = self._live(state, checks.as_count(max_age))
+            if self._by_age:
+                live = live._replace(older=self._live(state).size - live.size)
             sampler_state = self.sampler.restrict(state.sampler, live)
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)
         if minibatches is not None:
@@ -175,7 +209,7 @@ class Buffer(Handled[S]):
         else:
             weights = jax.vmap(weigh)(probabilities.reshape(minibatches, -1)).reshape(-1)
         sample = self._sample_of(state, slots, probabilities / shards.count(self._axis_name), weights)
-        return sample if minibatches is None else in_minibatches(sample, minibatches)
+        return sample if minibatches is None else in_minibatches(sample, minibatches), slots
 
     def epoch(self, state: S, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
         """Batch number `step` of a pass over all drawable items, each once, in an order shuffled by `key`.
@@ -218,6 +252,9 @@ class Buffer(Handled[S]):
         exists = position < live.size
         order = jax.random.clone(key)  # batches of a pass share a key; cloned, it does not count as reused
         slots = live.slots(permuted(order, jnp.where(exists, position, 0), live.size), self._num_slots)
+        unspent = getattr(state.sampler, "unspent", None)
+        if unspent is not None:
+            exists &= sum_tree.get(unspent, slots) > 0
         slots, exists = read_once(materialize(slots, exists))
         probability = 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32)
         weights = exists.astype(jnp.float32)
@@ -233,7 +270,7 @@ class Buffer(Handled[S]):
           2
         """
         batch_size = check_draw(batch_size)
-        return -(-self.size(state) // batch_size)
+        return -(-alive(state.ring.size) // batch_size)
 
     def _sample_of(self, state: S, slots: jax.Array, probabilities: jax.Array, weights: jax.Array) -> Sample:
         """A sample of the items at `slots` [B], which are in range; rows of probability 0 have no item."""
@@ -257,7 +294,8 @@ class Buffer(Handled[S]):
           >>> int(buffer.size(buffer.add(buffer.init(items), items)))
           3
         """
-        return copy(alive(state.ring.size))  # a later call may donate the state
+        alive(state.ring.size)
+        return copy(self._num_drawable(state))  # a later call may donate the state
 
     @reads_state
     def is_empty(self, state: S) -> jax.Array:
@@ -269,7 +307,7 @@ class Buffer(Handled[S]):
           >>> bool(buffer.is_empty(buffer.init(jnp.array([10, 20, 30]))))
           True
         """
-        return jnp.logical_not(ring.at_least(state.ring.size, 1))
+        return jnp.logical_not(ring.at_least(self._num_drawable(state), 1))
 
     @reads_state
     def can_sample(self, state: S, batch_size: int = 1) -> jax.Array:
@@ -283,7 +321,12 @@ class Buffer(Handled[S]):
           (True, False)
         """
         batch_size = check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
-        return ring.at_least(state.ring.size, batch_size)
+        return ring.at_least(self._num_drawable(state), batch_size)
+
+    def _num_drawable(self, state: S) -> jax.Array:
+        """Number of drawable items, int32 []; without the items that are spent (see `max_uses` of the samplers)."""
+        unspent = getattr(state.sampler, "unspent", None)
+        return state.ring.size if unspent is None else sum_tree.total(unspent).astype(jnp.int32)
 
 
 def _kind(sampler_state: Any) -> Any:

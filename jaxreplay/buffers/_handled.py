@@ -84,7 +84,7 @@ class Handled(abc.ABC, Generic[S]):
 
     @jit_method(donates=True, handles="indices", rows="indices")
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
-        """Give the sampler the TD errors of drawn items. `Uniform` ignores them.
+        """Give the sampler the TD errors of drawn items. `Uniform` and `Recent` ignore them.
 
         Args:
           state: donated when called eagerly (see the class).
@@ -236,7 +236,8 @@ class Handled(abc.ABC, Generic[S]):
     def priorities(self, state: S, indices: jax.Array) -> jax.Array:
         """Priorities of items by their handles `indices`, int [B]; float32 [B], 0 if no longer stored or not drawable.
 
-        The priority is before alpha, and exact to float32 rounding. It is 1 with `Uniform`, or if alpha is 0.
+        The priority is before alpha, and exact to float32 rounding. It is 1 with `Uniform` and `Recent`, and if alpha
+        is 0.
 
         Raises:
           ValueError: `indices` is not a vector of integers, or the sampler has no method `priorities`.

@@ -12,10 +12,11 @@ import numpy as np
 
 from jaxreplay._common import checks, layouts
 from jaxreplay.buffers._base import Buffer
+from jaxreplay.buffers._sample import check_no_hook
 from jaxreplay.buffers._sequence import SequenceBuffer
 from jaxreplay.buffers._sharded import Sharded
 from jaxreplay.buffers._shards import shards_of, whole_of, with_whole
-from jaxreplay.samplers import Prioritized, Uniform
+from jaxreplay.samplers import Prioritized, Recent, Uniform
 from jaxreplay.samplers._settings import open_settings
 
 
@@ -46,6 +47,7 @@ def check_buffers(buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...]:
                 f"buffers[{k}]={buffer!r}: must be a ReplayBuffer, ReservoirBuffer, SequenceBuffer or Sharded of one; "
                 "give the buffers of another Mixture one by one."
             )
+        check_no_hook(f"buffers[{k}]", buffer, "Mixture")
         lengths.append(whole.sequence_length if isinstance(whole, SequenceBuffer) else None)
         if lengths[k] != lengths[0]:
             drawn = ["items" if x is None else f"sequences of {x} steps" for x in (lengths[k], lengths[0])]
@@ -117,7 +119,9 @@ def num_rows(buffer: Buffer[Any] | Sharded[Any], probabilities: jax.Array) -> An
 
 def fills_rows(sampler: Any) -> bool:
     """True if every row of a draw from a buffer that is not empty holds an item; False for unknown samplers."""
-    return type(sampler) is Prioritized or (type(sampler) is Uniform and sampler.replacement)
+    if getattr(sampler, "max_uses", None) is not None:
+        return False
+    return type(sampler) in (Prioritized, Recent) or (type(sampler) is Uniform and sampler.replacement)
 
 
 def without_normalization(buffer: Any) -> Any:

@@ -191,7 +191,7 @@ class ReplayBuffer(Buffer[ReplayState]):
 
     def _live(self, state: ReplayState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is None:
-            return ring.live(state.ring)
+            return ring.newest(state.ring, state.ring.size, self.capacity) if self._by_age else ring.live(state.ring)
         share = -(-max_age // shards.count(self._axis_name))
         return ring.newest(state.ring, share, self.capacity)
 

@@ -107,6 +107,10 @@ class ReservoirBuffer(Buffer[ReservoirState]):
     def __post_init__(self):
         capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
         settle(self, capacity=capacity, sampler=check_sampler(self.sampler))
+        if self._by_age:
+            raise ValueError(
+                f"sampler={self.sampler!r}: a ReservoirBuffer keeps no order; use a ReplayBuffer, or another sampler."
+            )
 
     def init(self, items: Any, **settings: Any) -> ReservoirState:
         """An empty buffer for items like these.

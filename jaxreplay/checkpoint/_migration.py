@@ -15,8 +15,8 @@ from jaxreplay.buffers import ReplayBuffer, ReplayState, SequenceBuffer, Sequenc
 from jaxreplay.buffers._chosen_sequences import ChosenSequences
 from jaxreplay.buffers._later_steps import EpisodeNumbers
 from jaxreplay.buffers._shards import Shards, shards_of
-from jaxreplay.samplers import Prioritized, PrioritizedState, Uniform, UniformState, UpdateCounts
-from jaxreplay.samplers._prioritized import largest_leaf, leaf_of, setting
+from jaxreplay.samplers import Prioritized, PrioritizedState, Recent, RecentState, Uniform, UniformState, UpdateCounts
+from jaxreplay.samplers._prioritized import LEAST_UNSPENT, largest_leaf, leaf_of, setting
 from jaxreplay.samplers._settings import init_sampler
 
 KINDS = (ReplayBuffer, SequenceBuffer)
@@ -31,8 +31,8 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any, **settings: Any) -> An
     the lower shard as older. Streams of a `SequenceBuffer` keep their numbers, and sequences their starts.
 
     Priorities before alpha, the largest priority and the number of updates (the argument of a beta schedule) are kept.
-    Items without a priority, from `Uniform` or with alpha 0, get the largest priority. Handles are new: do not update
-    the new state with handles of the old one.
+    Items without a priority, from `Uniform`, `Recent` or with alpha 0, or spent (`max_uses`), get the largest priority.
+    Handles are new: do not update the new state with handles of the old one.
 
     Runs on the host, leaf by leaf. With several processes, each must call it, and each holds a copy of the leaf.
 
@@ -48,8 +48,8 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any, **settings: Any) -> An
 
     Raises:
       TypeError: the new sampler has no such setting.
-      ValueError: the buffers differ in anything else (the message names it), or a sampler is neither `Uniform` nor
-        `Prioritized`.
+      ValueError: the buffers differ in anything else (the message names it), or a sampler is not `Uniform`,
+        `Prioritized` or `Recent`.
 
     Examples:
       >>> old = jr.ReplayBuffer(capacity=4)
@@ -67,8 +67,8 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any, **settings: Any) -> An
                 f"{name}={whole!r}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one; migrate the "
                 "buffers of a Mixture one by one."
             )
-        if type(whole.sampler) not in (Uniform, Prioritized):
-            raise ValueError(f"{name}.sampler={whole.sampler!r}: must be Uniform or Prioritized.")
+        if type(whole.sampler) not in (Uniform, Prioritized, Recent):
+            raise ValueError(f"{name}.sampler={whole.sampler!r}: must be Uniform, Prioritized or Recent.")
     if type(old.whole) is not type(new.whole):
         raise ValueError(f"new_buffer={new.whole!r}: must be a {type(old.whole).__name__} like old_buffer.")
     old_buffer._check_state(state)
@@ -191,10 +191,16 @@ def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray, s
     """State of the new sampler; `source` [new shards, slots] holds slots of the stacked old shards, -1 for none."""
     sampler, old_sampler = new.whole.sampler, old.whole.sampler
     capacity = new.part._num_slots
-    counts = _migrate_counts(state.counts, new, source) if sampler.count_updates else None
     empty = init_sampler(sampler, capacity, _settings_kept(old_sampler, state, sampler, settings))
+    if isinstance(sampler, Recent):
+        return RecentState(capacity)
+    counts = unspent = None
+    if sampler.count_updates or sampler.max_uses is not None:
+        counts = _migrate_counts(getattr(state, "counts", None), new, source)
+    if counts is not None and sampler.max_uses is not None:
+        unspent = (source >= 0) & (_on_host(counts.of_slots).reshape(source.shape) < sampler.max_uses)
     if isinstance(sampler, Uniform):
-        return UniformState(capacity, counts)
+        return UniformState(capacity, counts, _unspent_trees(unspent, new))
     counted = state if isinstance(old_sampler, Prioritized) else empty
     max_priority = _on_host(counted.max_priority).max()
     alpha, old_alpha = _number(sampler, empty, "alpha"), 0.0
@@ -205,10 +211,14 @@ def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray, s
         if np.float32(old_alpha) != np.float32(alpha):
             priorities = leaves.astype(np.float64) ** (1 / old_alpha)
             leaves = leaf_of(jnp.asarray(priorities, jnp.float32), alpha, capacity)
+        if old_sampler.max_uses is not None:  # a spent item has lost its priority
+            leaves = np.where(leaves > 0, leaves, leaf_of(jnp.asarray(max_priority), alpha, capacity))
         leaves = np.minimum(leaves, largest_leaf(capacity))
     else:
         leaves = leaf_of(jnp.asarray(max_priority), alpha, capacity)
     leaves = np.where(source >= 0, leaves, 0.0)
+    if unspent is not None:
+        leaves = np.where(unspent, np.maximum(leaves, LEAST_UNSPENT), 0.0)
 
     def tree(leaves: np.ndarray) -> sum_tree.SumTree:
         return sum_tree.update(sampler.tree(capacity), np.arange(capacity), leaves, unique_indices=True)
@@ -223,6 +233,7 @@ def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray, s
         updates=every(_on_host(counted.updates).max()),
         rejected=_total(counted.rejected, new),
         counts=counts,
+        unspent=_unspent_trees(unspent, new),
         **{name: every(np.float32(_number(sampler, empty, name))) for name in sampler.open_settings},
     )
 
@@ -238,6 +249,15 @@ def _settings_kept(old: Any, state: Any, new: Any, settings: dict[str, Any]) -> 
     if not isinstance(new, Prioritized) or not isinstance(old, Prioritized):
         return settings
     return {name: _number(old, state, name) for name in new.open_settings} | settings
+
+
+def _unspent_trees(unspent: np.ndarray | None, new: Shards) -> sum_tree.SumTree | None:
+    """Trees of the new shards with leaf 1 where `unspent` [new shards, slots] is True."""
+    if unspent is None:
+        return None
+    slots = np.arange(unspent.shape[1])
+    trees = [sum_tree.update(sum_tree.init(x.size), slots, x, unique_indices=True) for x in unspent]
+    return jax.tree.map(lambda *x: new.place(np.stack(x)), *trees)
 
 
 def _total(counts: jax.Array, new: Shards) -> jax.Array:

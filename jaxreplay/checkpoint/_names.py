@@ -12,7 +12,7 @@ from jaxreplay.buffers._chosen_sequences import ChosenSequences
 from jaxreplay.buffers._later_steps import EpisodeNumbers
 from jaxreplay.datasets import Steps
 from jaxreplay.difficulty_pools import PoolsState
-from jaxreplay.samplers import PrioritizedState, UniformState, UpdateCounts
+from jaxreplay.samplers import PrioritizedState, RecentState, UniformState, UpdateCounts
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.sum_tree._range import Restricted
 from jaxreplay.tasks import TasksState
@@ -25,7 +25,7 @@ CLASSES: dict[str, type] = {"DataSteps": Steps} | {
     cls.__name__: cls
     for cls in (
         *(AutoresetState, Bits, ChosenSequences, EpisodeNumbers, NStepState, PoolsState, PrioritizedState, ReplayState),
-        *(ReservoirState, Restricted, Ring, Rows, Sample, SequenceState, SumTree, TasksState, TracerSteps),
+        *(RecentState, ReservoirState, Restricted, Ring, Rows, Sample, SequenceState, SumTree, TasksState, TracerSteps),
         *(TransitionBatch, UniformState, UpdateCounts),
     )
 }

@@ -22,6 +22,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from jaxreplay import sum_tree
 from jaxreplay._common import ring
 from jaxreplay._common.checks import check_bool, check_integer, check_key
 from jaxreplay._common.meshes import over_any_mesh
@@ -64,7 +65,8 @@ def diagnostics(
     - With `Prioritized`: `total_priority`, the sum of p^alpha; `max_priority`, the running maximum of p in the state;
       `beta`, its current value; `updates`, calls that named a stored item; `rejected`, rejected TD errors; `alpha`,
       `epsilon` and `floor` if they are in the state.
-    - With `count_updates=True`: `late`, update rows ignored because their item was no longer stored.
+    - With `count_updates=True` or `max_uses`: `late`, update rows ignored because their item was no longer stored.
+    - With `max_uses`: `spent`, how many of the `size` items were updated so often that they are no longer drawn.
 
     With a `key` or a `sample`, estimates from draws:
 
@@ -74,15 +76,16 @@ def diagnostics(
     - `draws/age_q10`, `_q50`, `_q90`: quantiles of `Sample.age`, to within 2% of the draws; absent for a
       `ReservoirBuffer`.
     - With `Prioritized`: `draws/priority_q10`, `_q50`, `_q90`: quantiles of the priority p of the draws.
-    - With `count_updates=True` and a `key`: `never_updated`, share of the items not updated since their insertion,
-      estimated from uniform draws.
+    - With `count_updates=True` or `max_uses`, and a `key`: `never_updated`, share of the items not updated since their
+      insertion, estimated from uniform draws.
 
     With `thorough`, from all items:
 
     - With `Prioritized`: exact `top_1pct_mass` and `top_10pct_mass`; `stored/priority_q10`, `_q50`, `_q90` and
       `stored/priority_max` of the stored items; `stored/priority_zero`, the share of items with priority 0, which are
       not drawn.
-    - With `count_updates=True`: exact `never_updated`; `updates_per_item`, the mean over the stored items.
+    - With `count_updates=True` or `max_uses`: exact `never_updated`; `updates_per_item`, the mean over the stored
+      items.
 
     Priorities p are before alpha, as in `Prioritized`. With alpha 0 they are not stored and count as 1. Quantiles are
     values that occur.
@@ -180,6 +183,9 @@ def _buffer(
     if items is not None and isinstance(sampler, Prioritized):
         found |= _all_items(sampler, state.sampler, items)
     counts = getattr(state.sampler, "counts", None) if hasattr(sampler, "count_updates") else None
+    unspent = getattr(state.sampler, "unspent", None) if hasattr(sampler, "max_uses") else None
+    if unspent is not None:
+        found["spent"] = found["size"] - jnp.sum(jax.vmap(sum_tree.total)(unspent))
     if counts is not None:
         found["late"] = jnp.sum(counts.late.astype(jnp.float32))
         if items is not None:

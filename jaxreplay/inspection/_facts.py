@@ -40,7 +40,7 @@ def of_items(part: Any, state: Any) -> Items:
     slots = jnp.arange(part._num_slots, dtype=jnp.int32)
 
     def of_shard(state: Any) -> tuple[jax.Array, jax.Array]:
-        start, size = part._live(state)
+        start, size, _ = part._live(state)
         return ring.wrap_negative(slots - start, part._num_slots) < size, part._ages(state, slots)
 
     live, ages = jax.vmap(of_shard, axis_name=part._axis_name)(state)
@@ -50,7 +50,8 @@ def of_items(part: Any, state: Any) -> Items:
     sizes, weighted = state.ring.size.astype(jnp.float32), total > 0
     filled = jnp.maximum(jnp.sum(sizes > 0, dtype=jnp.float32), 1.0)
     scale = jnp.where(weighted, total, jnp.maximum(sizes, 1.0)) * filled
-    law = jnp.where(live, jnp.where(weighted[:, None], leaves, 1.0) / scale[:, None], 0.0)
+    evenly = 1.0 if state.sampler.unspent is None else 0.0  # then all items are spent
+    law = jnp.where(live, jnp.where(weighted[:, None], leaves, evenly) / scale[:, None], 0.0)
     in_order, rank = descending(law), jnp.arange(law.size, dtype=jnp.float32)
     masses = {name: jnp.sum(in_order * jnp.clip(top * jnp.sum(sizes) - rank, 0.0, 1.0)) for name, top in TOPS.items()}
     return Items(live, ages, leaves, law, masses)

@@ -18,7 +18,7 @@ from jaxreplay.buffers import (
 from jaxreplay.difficulty_pools import DifficultyPools, PoolsState
 from jaxreplay.inspection import _facts, _saved
 from jaxreplay.inspection._saved import Saved
-from jaxreplay.samplers import PrioritizedState, UniformState
+from jaxreplay.samplers import PrioritizedState, RecentState, UniformState
 
 KINDS: dict[type, Any] = {
     ReplayState: ReplayBuffer,
@@ -169,7 +169,7 @@ def _share(part: int, whole: int) -> str:
 def _rows(state: Any) -> Any:
     """A state without its items, as NumPy arrays [D, ...] of D stacked states. Items are not read."""
     unread = dict.fromkeys(x for x in ("storage", "ends", "episodes", "handles", "count") if hasattr(state, x))
-    if not isinstance(state.sampler, PrioritizedState | UniformState):
+    if not isinstance(state.sampler, PrioritizedState | RecentState | UniformState):
         unread["sampler"] = None
     lead = len(state.ring.size.shape)
     return jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[lead:]), dataclasses.replace(state, **unread))
@@ -196,6 +196,8 @@ def _add_sampler(view: View, state: Any, fields: dict[str, Any], items: _facts.I
     if counts is not None:
         view.updates = counts.of_slots[live]
         view.facts["late updates"] = f"{counts.late.sum():,}"
+        if fields.get("max_uses") is not None:
+            view.facts["no longer drawn"] = f"{np.sum(view.updates >= fields['max_uses']):,}"
         view.facts["never updated"] = f"{np.mean(view.updates == 0) if view.updates.size else 0:.1%}"
     if items.law is None:
         return

@@ -15,7 +15,7 @@ from jaxreplay._common import checks, layouts, shards
 from jaxreplay._common.checks import check_bool, check_number, settle
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live, saturating_add
-from jaxreplay.samplers import _update_counts
+from jaxreplay.samplers import _update_counts, _uses
 from jaxreplay.samplers._protocol import Sampler
 from jaxreplay.samplers._uniform import uniform_slots
 from jaxreplay.samplers._update_counts import UpdateCounts
@@ -32,7 +32,8 @@ class PrioritizedState(layouts.LaidOut):
       max_priority: float32 [], largest priority so far, before alpha; at least 1.
       updates: int32 [], calls of `update` that named a stored item; saturates at 2**31 - 1.
       rejected: int32 [], rejected non-finite TD errors; saturates at 2**31 - 1.
-      counts: update counts; None without `count_updates`.
+      counts: update counts; None without `count_updates` and `max_uses`.
+      unspent: sum tree with leaf 1 for each slot that may be drawn; None without `max_uses`.
       alpha, epsilon, floor: float32 [], the settings that `init` was given; None for a static one.
 
     Examples:
@@ -46,10 +47,14 @@ class PrioritizedState(layouts.LaidOut):
     updates: jax.Array  # []
     rejected: jax.Array  # []
     counts: UpdateCounts | None = None
+    unspent: sum_tree.SumTree | None = None
     alpha: jax.Array | None = None  # []
     epsilon: jax.Array | None = None  # []
     floor: jax.Array | None = None  # []
-    _layouts: ClassVar = {"tree": on_backend}
+    _layouts: ClassVar = {"tree": on_backend, "unspent": on_backend}
+
+
+LEAST_UNSPENT = 2.0**-63  # with `max_uses`, a leaf of 0 means that the item is spent
 
 
 OPEN = {  # the settings that `init` may be given, and usual values
@@ -125,6 +130,9 @@ class Prioritized(Sampler[PrioritizedState]):
         occurs twice if batch_size * P(i) <= 1 for all, up to rounding in float32.
       count_updates: count in the state how often each item is updated, and how many updates come too late (reported
         by `jaxreplay.diagnostics`); costs 4 bytes per item.
+      max_uses: an item that was updated so often is no longer drawn, as with `Uniform`: its p^alpha becomes 0, and N
+        counts the others. If every other p is 0, draws are uniform over the items that are not spent. Costs about 8
+        bytes per item.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
@@ -149,6 +157,7 @@ class Prioritized(Sampler[PrioritizedState]):
     floor: float | None = 0.0
     max_priority: Literal["ever", "stored"] | float = "ever"
     count_updates: bool = False
+    max_uses: int | None = None
 
     def __post_init__(self):
         beta = self.beta
@@ -168,6 +177,7 @@ class Prioritized(Sampler[PrioritizedState]):
             max_priority = check_number("max_priority", max_priority, 0, math.inf, '"ever" is usual')
         settle(self, beta=beta, max_priority=max_priority)
         settle(self, count_updates=check_bool("count_updates", self.count_updates, "whether to count updates"))
+        settle(self, max_uses=_uses.check_max_uses(self.max_uses))
         if self.stratified != "systematic" and not isinstance(self.stratified, bool):
             raise ValueError(f'stratified={self.stratified!r}: must be True, False or "systematic".')
         if self.normalize not in ("batch", "global", None):
@@ -202,7 +212,8 @@ class Prioritized(Sampler[PrioritizedState]):
             max_priority=jnp.ones((), jnp.float32),
             updates=jnp.zeros((), jnp.int32),
             rejected=jnp.zeros((), jnp.int32),
-            counts=_update_counts.init(capacity) if self.count_updates else None,
+            counts=_update_counts.init(capacity) if self.count_updates or self.max_uses else None,
+            unspent=sum_tree.init(capacity) if self.max_uses else None,
             **{name: self._given(name, value) for name, value in given.items()},
         )
 
@@ -236,12 +247,15 @@ class Prioritized(Sampler[PrioritizedState]):
             told = drawable & (slots >= 0) & (slots < capacity) & ~jnp.isnan(td_errors)
             state, found, known, _ = self._learn(state, td_errors, told, axis_name)
         leaves = jnp.where(known, found, self._new_leaf(state, jnp.max(found, where=known, initial=0.0), axis_name))
-        leaves = jnp.where(drawable, leaves, 0.0)
+        leaves = jnp.where(drawable, jnp.maximum(leaves, LEAST_UNSPENT) if self.max_uses else leaves, 0.0)
         tree = sum_tree.update(state.tree, slots, leaves, unique_indices=True)
-        return dataclasses.replace(state, tree=tree, counts=_update_counts.insert(state.counts, slots))
+        counts, unspent = _update_counts.insert(state.counts, slots), _uses.insert(state.unspent, slots, drawable)
+        return dataclasses.replace(state, tree=tree, counts=counts, unspent=unspent)
 
     def restrict(self, state: PrioritizedState, live: Live) -> PrioritizedState:
-        return dataclasses.replace(state, tree=sum_tree.restrict(state.tree, live.start, live.size))
+        trees = {"tree": state.tree, "unspent": state.unspent}
+        trees = {name: tree and sum_tree.restrict(tree, live.start, live.size) for name, tree in trees.items()}
+        return dataclasses.replace(state, **trees)  # pyright: ignore[reportArgumentType]
 
     def sample(
         self, state: PrioritizedState, key: jax.Array, batch_size: int, live: Live
@@ -250,7 +264,7 @@ class Prioritized(Sampler[PrioritizedState]):
         by_priority, leaves = sum_tree.sample_with(state.tree, bits, stratified=self.stratified)
         evenly = uniform_slots(bits, live, state.tree.capacity)
         weighted, whole = _whole(state, live.size)
-        stored = jnp.where(live.size > 0, 1.0, 0.0)
+        stored = 0.0 if self.max_uses else jnp.where(live.size > 0, 1.0, 0.0)  # leaves are 0 if all are spent
         return jnp.where(weighted, by_priority, evenly), jnp.where(weighted, leaves, stored) / whole
 
     def weights(
@@ -273,7 +287,7 @@ class Prioritized(Sampler[PrioritizedState]):
         min_probability = None if min_probability is None else min_probability / num_shards
         return importance_weights(
             probabilities / num_shards,
-            shards.total(size, axis_name),
+            shards.total(_uses.number(state.unspent, size), axis_name),
             beta,
             normalize=self.normalize,
             min_probability=min_probability,
@@ -291,11 +305,17 @@ class Prioritized(Sampler[PrioritizedState]):
     ) -> PrioritizedState:
         mask = checks.check_mask(mask, slots.shape)
         state, leaves, accepted, is_update = self._learn(state, td_errors, mask, axis_name)
+        if state.unspent is not None and state.counts is not None and self.max_uses is not None:
+            unspent, counts, spent = _uses.update(state.unspent, state.counts, slots, mask, self.max_uses)
+            leaves, accepted = jnp.where(spent, 0.0, jnp.maximum(leaves, LEAST_UNSPENT)), accepted | spent
+            used: Any = {"unspent": unspent, "counts": counts}
+        else:
+            used = {}
         return dataclasses.replace(
             state,
             tree=sum_tree.update(state.tree, slots, leaves, mask=accepted),
             updates=saturating_add(state.updates, is_update.astype(jnp.int32)),
-            counts=_update_counts.update(state.counts, slots),
+            **(used or {"counts": _update_counts.update(state.counts, slots)}),
         )
 
     def priorities(self, state: PrioritizedState, slots: jax.Array) -> jax.Array:

@@ -310,14 +310,14 @@ def update(
 
 @on_copies
 @jax.jit
-def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
+def find(tree: SumTree | Restricted, prefix: jax.Array) -> jax.Array:
     """First leaf whose inclusive cumulative sum exceeds `prefix`.
 
     While the total is positive, a leaf of value 0 is never found, despite rounding. A prefix below 0 finds the first
     positive leaf, and one at or above the total finds the last.
 
     Args:
-      tree: the tree.
+      tree: the tree, restricted or not.
       prefix: float [...], in [0, total).
 
     Returns:
@@ -330,9 +330,9 @@ def find(tree: SumTree, prefix: jax.Array) -> jax.Array:
       [0, 0, 1, 1, 2, 3]
     """
     prefix = jnp.asarray(prefix, jnp.float32)
-    roots, *lower_levels = tree.sums
+    tree, roots, patches = _counted(tree, "sums", 0.0)
     root = _levels.choose_root(roots, jnp.maximum(prefix, 0.0).reshape(-1))
-    leaf, _, _ = _levels.descend(lower_levels, root, tree.fanout)
+    leaf, _, _ = _levels.descend(tree.sums[1:], root, tree.fanout, patches)
     return leaf.reshape(prefix.shape)
 
 

@@ -20,15 +20,22 @@ from hlo import Program
 from programs import ITEMS, SAMPLERS, TARGETS, Cell, arrays_of, compile_for
 
 RESULTS = pathlib.Path(__file__).parent / "results"
+MAX_USES = ("uniform max_uses", "max_uses")
 CELLS = [
-    *(Cell(sampler=sampler, orders=True) for sampler in SAMPLERS),
+    *(Cell(sampler=sampler, orders=True) for sampler in SAMPLERS if sampler not in MAX_USES),
     *(Cell(capacity=2**power) for power in (14, 17, 22)),
     *(Cell(batch_size=batch_size) for batch_size in (32, 1024)),
     *(Cell(sampler=sampler, seeds=64, capacity=2**17) for sampler in ("uniform", "prioritized")),
     *(Cell(items=items, capacity=2**16, sampler="uniform") for items in ITEMS),
     *(Cell(items=items, capacity=2**17) for items in ("64 bfloat16", "84x84x4 bytes", "10x10x4 floats")),
     Cell(items="376 floats", capacity=2**22),
-    *(Cell(kind="sequence", sampler=sampler, orders=sampler == "global") for sampler in SAMPLERS),
+    *(
+        Cell(kind="sequence", sampler=sampler, orders=sampler == "global")
+        for sampler in SAMPLERS
+        if sampler not in MAX_USES
+    ),
+    Cell(sampler="recent", draw="max_age"),
+    *(Cell(items="17 floats", sampler=sampler) for sampler in ("prioritized", *MAX_USES)),
     *(Cell(kind="sequence", items=items, capacity=2**16) for items in ("376 floats", "84x84x4 bytes")),
     Cell(kind="sequence", items="84x84x4 bytes", capacity=2**16, convolves=True),
     Cell(kind="sequence", seeds=64, capacity=2**17),

@@ -58,6 +58,9 @@ SAMPLERS = {
     "global": jr.Prioritized(normalize="global"),
     "stored": jr.Prioritized(max_priority="stored"),
     "systematic": jr.Prioritized(stratified="systematic"),
+    "recent": jr.Recent(power=1.0),
+    "uniform max_uses": jr.Uniform(max_uses=8),
+    "max_uses": jr.Prioritized(max_uses=8),
 }
 
 

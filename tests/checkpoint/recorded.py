@@ -101,9 +101,21 @@ def states():
     }
 
 
-def record():
-    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(FILE, "x", zipfile.ZIP_DEFLATED) as archive:
-        jr.save(folder, CONFIG, states())
+DRAWS = FILE.with_name("checkpoint_draws.zip")  # samplers that came later
+DRAWS_CONFIG = {
+    "recent": jr.ReplayBuffer(capacity=5, sampler=jr.Recent(power=2.0)),
+    "spent": jr.ReplayBuffer(capacity=5, sampler=jr.Uniform(max_uses=1)),
+    "spent by priority": jr.ReplayBuffer(capacity=5, sampler=jr.Prioritized(max_uses=2)),
+}
+
+
+def states_of_draws():
+    return {name: filled(buffer) for name, buffer in DRAWS_CONFIG.items()}
+
+
+def record(file=DRAWS, config=DRAWS_CONFIG, states=states_of_draws):
+    with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(file, "x", zipfile.ZIP_DEFLATED) as archive:
+        jr.save(folder, config, states())
         for file in sorted(pathlib.Path(folder).rglob("*")):
             archive.write(file, file.relative_to(folder))
 

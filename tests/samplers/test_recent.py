@@ -1,0 +1,219 @@
+"""Recent: the law of its draws at any size and power, in every buffer that keeps an order."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import seeds
+from helpers import over_devices, rarely
+from scipy import stats
+
+import jaxreplay as jr
+from jaxreplay._common.ring import Live
+from jaxreplay.samplers import _recent
+
+DRAWS = 2**17
+draw = jax.jit(lambda sampler, *arguments: sampler.sample(*arguments), static_argnums=(0, 3))
+
+
+def drawn_ranks(sampler, size, older=0, number=0, draws=DRAWS):
+    """Ranks among the live items, and their probabilities."""
+    live = Live(np.int32(0), np.int32(size), np.int32(older))
+    found = draw(sampler, sampler.init(2**29), seeds.key("recent", size, older, number), draws, live)
+    return [np.asarray(x) for x in found]
+
+
+def p_value(ranks, law, most=500):
+    """Of a chi-square test; many ranks are grouped to about equal probabilities."""
+    bins = np.minimum(np.cumsum(law) * most, most - 1).astype(int) if len(law) > most else np.arange(len(law))
+    expected = np.bincount(bins, law) * len(ranks)
+    counts = np.bincount(bins[ranks], minlength=len(expected))
+    rare = expected < 5
+    expected, counts = ([*x[~rare], *([x[rare].sum()] if rare.any() else [])] for x in (expected, counts))
+    if expected[-1] < 1e-2 and counts[-1] == 0:
+        expected, counts = expected[:-1], counts[:-1]
+    return 1.0 if len(counts) == 1 else stats.chisquare(counts, np.array(expected) / sum(expected) * sum(counts)).pvalue
+
+
+@pytest.mark.law
+@pytest.mark.parametrize(
+    ("power", "size", "older"),
+    [
+        (1.0, 7, 0),
+        (2.0, 1000, 0),
+        (0.3, 100, 900),
+        (10.0, 2**20, 0),
+        *map(
+            rarely,
+            [
+                (1.0, 1, 0),
+                (1.0, 50_000, 0),
+                (0.5, 3, 0),
+                (3.0, 300, 2**24),
+                (30.0, 50, 0),
+                (300.0, 50, 7),
+                (300.0, 2**20, 0),
+                (1e4, 1000, 0),
+                (1e6, 40, 2),
+                (1e6, 2**22, 2**20),
+                (1.0, 2**24 + 5, 0),
+                (2.5, 2**27, 0),
+            ],
+        ),
+    ],
+)
+def test_law(power, size, older):
+    ranks, probabilities = drawn_ranks(jr.Recent(power=power), size, older)
+    law = oracles.recent_law(size, power, older)
+    assert ranks.min() >= 0
+    assert ranks.max() < size
+    np.testing.assert_allclose(probabilities, law[ranks], rtol=5e-6)
+    assert p_value(ranks, law) > 1e-4
+    first, second = (ranks > np.median(ranks)).reshape(-1, 2).T
+    pairs = np.bincount(2 * first + second, minlength=4).reshape(2, 2)
+    assert pairs.sum(0).min() == 0 or stats.chi2_contingency(pairs).pvalue > 1e-4  # rows know nothing of each other
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("size", [*map(rarely, [2**24 + 5, 2**29])])
+def test_large_sizes_have_no_gaps(size):
+    """A float32 has no odd numbers there."""
+    ranks, _ = drawn_ranks(jr.Recent(power=1.0), size)
+    for modulus in (16, 7):
+        assert stats.chisquare(np.bincount(ranks % modulus, minlength=modulus)).pvalue > 1e-4
+    position = (ranks.astype(np.float64) + 1) / size
+    assert stats.kstest(position**2, "uniform").pvalue > 1e-4
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("size", [5, 1000])
+def test_power_zero_has_the_law_of_uniform(size):
+    ranks, probabilities = drawn_ranks(jr.Recent(power=0), size)
+    np.testing.assert_allclose(probabilities, 1 / size, rtol=1e-6)
+    assert p_value(ranks, np.full(size, 1 / size)) > 1e-4
+
+
+class Rejecting(jr.Recent):
+    def _propose(self, *arguments):
+        proposed, accepted = super()._propose(*arguments)
+        return proposed, jnp.zeros_like(accepted)
+
+
+@pytest.mark.law
+def test_few_proposals_are_rejected_and_the_row_that_lost_them_all_has_nearly_the_law():
+    for power, size in ((1.0, 2**20), (1e4, 2**20), (1e4, 1000), (300.0, 77)):
+        sampler, newest = jr.Recent(power=power), jnp.int32(size)
+        bits = np.random.default_rng(0).integers(0, 2**32, (2, 2, 3, 2**14), np.uint32)
+        bounds, cumulative, _ = sampler._cells(newest, newest)
+        assert np.all(np.diff(bounds) <= 0)
+        proposed, accepted = sampler._propose([*map(jnp.asarray, bits)], bounds, cumulative, newest)
+        assert np.mean(accepted) > 0.975
+        newest_of_cell = np.asarray(bounds)[::-1]
+        newest_of_cell = newest_of_cell[np.searchsorted(newest_of_cell, proposed, side="right") - 1]
+        chance = ((size - np.float64(proposed)) / (size - newest_of_cell)) ** power
+        assert abs(np.sum(accepted) - chance.sum()) < 6 * np.sqrt(np.sum(chance * (1 - chance)) + 1)
+        if size < _recent.CELLS:
+            assert np.all(accepted)  # each item has a cell of its own
+    ranks, _ = drawn_ranks(Rejecting(power=2.0), 10**6)
+    assert stats.kstest(((ranks + 0.5) / 10**6) ** 3, "uniform").pvalue > 1e-4
+
+
+def test_nothing_live():
+    ranks, probabilities = drawn_ranks(jr.Recent(power=1.0), 0, draws=4)
+    np.testing.assert_array_equal(probabilities, 0)
+    assert np.all((ranks >= 0) & (ranks < 2**29))
+
+
+def filled(buffer, num_added, batch=8):
+    """A state after items 0, 1, ... were added."""
+    state = buffer.init(jnp.zeros(batch, jnp.int32))
+    for first in range(0, num_added, batch):
+        state = buffer.add(state, first + jnp.arange(batch, dtype=jnp.int32))
+    return state
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("num_shards", [1, rarely(2)])
+def test_law_in_a_replay_buffer_and_of_its_newest_items(num_shards):
+    """Ranks are of the whole shard also where `max_age` leaves out the older items."""
+    buffer = jr.ReplayBuffer(capacity=24, sampler=jr.Recent(power=1.5, beta=1.0, normalize=None))
+    buffer = over_devices(buffer, 2) if num_shards == 2 else buffer
+    state = filled(buffer, 40)
+    shard = np.arange(40) % 8 // 4 if num_shards == 2 else np.zeros(40, int)
+    for max_age in (None, 8, 1000):
+        law = np.zeros(40)
+        for k in range(num_shards):
+            ids = np.flatnonzero(shard == k)[-24 // num_shards :]
+            young = ids if max_age is None else ids[-min(max_age // num_shards, len(ids)) :]
+            law[young] = oracles.recent_law(len(young), 1.5, len(ids) - len(young)) / num_shards
+        sample = jax.tree.map(np.asarray, buffer.sample(state, seeds.key(0), DRAWS, max_age=max_age))
+        assert stats.chisquare(np.bincount(sample.items, minlength=40)[law > 0], law[law > 0] * DRAWS).pvalue > 1e-4
+        np.testing.assert_allclose(sample.probabilities, law[sample.items], rtol=5e-6)
+        np.testing.assert_allclose(sample.weights, 1 / (np.sum(law > 0) * law[sample.items]), rtol=1e-5)
+        np.testing.assert_allclose(sample.weights @ sample.items / DRAWS, np.flatnonzero(law).mean(), rtol=0.02)
+
+
+def test_weights_are_one_unless_beta_says_otherwise():
+    buffer = jr.ReplayBuffer(capacity=16, sampler=jr.Recent(power=1.0), donate=False)
+    state = filled(buffer, 16)
+    np.testing.assert_array_equal(buffer.sample(state, jax.random.key(0), 8).weights, 1)
+    sample = buffer.sample(state, jax.random.key(0), 64, beta=0.5)
+    expected = oracles.importance_weights(np.asarray(sample.probabilities), 16, 0.5)
+    np.testing.assert_allclose(sample.weights, expected, rtol=1e-5)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("windows", ["any", *map(rarely, ["cut", "inside", "episodes"])])
+def test_law_of_sequences(windows):
+    """By the order in which they were completed."""
+    buffer = jr.SequenceBuffer(length=9, num_envs=2, sequence_length=3, windows=windows, sampler=jr.Recent(power=2.0))
+    state, step = buffer.init(jnp.zeros((1, 2), jnp.int32)), jax.jit(buffer.add)
+    for t in range(14):
+        ends = jnp.array([[t % 5 == 4, t % 4 == 3]])
+        state = step(state, 2 * t + jnp.arange(2, dtype=jnp.int32)[None], ends=ends)
+    handles = np.asarray(buffer.newest(state, buffer.size(state)))
+    law = oracles.recent_law(len(handles), 2.0)
+    sample = buffer.sample(state, seeds.key(0), 2**15)
+    rank = np.searchsorted(handles, sample.indices)
+    np.testing.assert_array_equal(handles[rank], sample.indices)
+    assert stats.chisquare(np.bincount(rank, minlength=len(law)), law * 2**15).pvalue > 1e-4
+    np.testing.assert_array_equal(sample.items[:, 0] // 2 * 2 + sample.items[:, 0] % 2, sample.items[:, 0])
+    assert np.all(np.diff(np.asarray(buffer.get(state, jnp.asarray(handles)))[:, -1] // 2) >= 0)  # in order of time
+
+
+def test_a_mixture_and_the_rest_of_the_package_know_it(tmp_path):
+    recent = jr.ReplayBuffer(capacity=16, sampler=jr.Recent(power=3.0, beta=1.0, normalize=None), donate=False)
+    uniform = jr.ReplayBuffer(capacity=16, donate=False)
+    state = filled(recent, 16)
+    mixture = jr.Mixture(buffers=(recent, uniform), weights="joint")
+    sample = mixture.sample((state, filled(uniform, 16)), jax.random.key(0), 8)
+    np.testing.assert_allclose(sample.weights[:4], 1 / (16 * np.asarray(sample.probabilities[:4])), rtol=1e-5)
+    jr.save(tmp_path / "state", recent, state)
+    restored = jr.restore(tmp_path / "state", recent)
+    drawn = [recent.sample(x, jax.random.key(1), 8).items for x in (restored, state)]
+    np.testing.assert_array_equal(*drawn)
+    half = jr.ReplayBuffer(capacity=8, sampler=recent.sampler)
+    moved = jr.migrate(recent, state, half)
+    assert half.get(moved, half.newest(moved, 8)).tolist() == [*range(8, 16)]
+    per = jr.ReplayBuffer(capacity=16, sampler=jr.Prioritized())
+    assert float(per.sample(jr.migrate(recent, state, per), jax.random.key(0), 1).probabilities[0]) == 1 / 16
+    back = jr.migrate(per, filled(per, 16), recent)
+    assert recent.get(back, recent.newest(back, 2)).tolist() == [14, 15]
+    numbers = jr.diagnostics(recent, state, jax.random.key(0))
+    assert float(numbers["draws/age_q50"]) < 5
+    assert jr.plot(recent, state).keys() == jr.plot(uniform, filled(uniform, 16)).keys()
+
+
+@pytest.mark.versions
+def test_errors():
+    for arguments, message in (
+        ({"power": -1}, r"power=-1: must be a number in \[0, 1e\+06\]; 1 is usual, 0 is uniform"),
+        ({"power": float("nan")}, "power=nan"),
+        ({"power": 1, "beta": 2}, r"beta=2: must be a number in \[0, 1\]"),
+        ({"power": 1, "normalize": "global"}, 'normalize=.global.: must be "batch" or None'),
+    ):
+        with pytest.raises(ValueError, match=message):
+            jr.Recent(**arguments)
+    with pytest.raises(ValueError, match=r"Recent\(power=1.*a ReservoirBuffer keeps no order; use a ReplayBuffer"):
+        jr.ReservoirBuffer(capacity=4, sampler=jr.Recent(power=1))

@@ -1,0 +1,184 @@
+"""max_uses: an item that came back to `update` so often is no longer drawn."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import seeds
+from helpers import leaves_of, over_devices, rarely
+from scipy import stats
+
+import jaxreplay as jr
+
+SAMPLERS = {
+    "uniform": jr.Uniform(max_uses=2),
+    "distinct": jr.Uniform(replacement=False, max_uses=2),
+    "prioritized": jr.Prioritized(max_uses=2, alpha=1.0, beta=1.0, epsilon=0.0, normalize=None),
+}
+
+
+def filled(sampler, count=8, capacity=8, shards=1):
+    buffer = jr.ReplayBuffer(capacity=capacity, sampler=sampler, donate=False)
+    buffer = over_devices(buffer, shards) if shards > 1 else buffer
+    return buffer, buffer.add(buffer.init(jnp.arange(count)), jnp.arange(count))
+
+
+def spend(buffer, state, handles):
+    """Use items up, in one batch that names each twice."""
+    rows = jnp.repeat(jnp.asarray(handles, jnp.int32), 2)
+    return buffer.update(state, rows, jnp.full(rows.size, 1.5))
+
+
+@pytest.mark.law
+@pytest.mark.parametrize("name", ["uniform", *map(rarely, ["distinct", "prioritized"])])
+@pytest.mark.parametrize("max_age", [None, 6])
+def test_law_of_the_others(name, max_age):
+    """Spent items have probability 0, the others their law without them; weighted means are over the others."""
+    buffer, state = filled(SAMPLERS[name])
+    td_errors = np.linspace(0.5, 2.0, 8)
+    state = spend(buffer, buffer.update(state, jnp.arange(8), jnp.asarray(td_errors, jnp.float32)), [1, 4, 6])
+    assert int(buffer.size(state)) == 5
+    may = ~np.isin(np.arange(8), [1, 4, 6]) & (np.arange(8) >= (0 if max_age is None else 8 - max_age))
+    law = np.where(may, td_errors if name == "prioritized" else 1.0, 0.0)
+    law /= law.sum()
+    rows = 3 if name == "distinct" else 1
+    keys = jax.random.split(seeds.key(0), 2**14)
+    sample = jax.vmap(lambda key: buffer.sample(state, key, rows, max_age=max_age))(keys)
+    sample = jax.tree.map(np.asarray, sample)
+    assert (
+        stats.chisquare(np.bincount(sample.items.reshape(-1), minlength=8)[may], law[may] * sample.items.size)[1] > 1e-4
+    )
+    assert np.all(may[sample.items])
+    np.testing.assert_allclose(sample.probabilities, law[sample.items], rtol=1e-5)
+    weights = 1 / (may.sum() * law[sample.items]) if name == "prioritized" else np.ones(sample.items.shape)
+    np.testing.assert_allclose(sample.weights, weights, rtol=1e-5)
+    if rows > 1:
+        in_order = np.sort(sample.items, axis=1)
+        assert np.all(in_order[:, 1:] > in_order[:, :-1])
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_each_row_counts_and_only_stored_items_do(name):
+    buffer, state = filled(SAMPLERS[name])
+    td_errors = jnp.array([1.0, jnp.nan, 1.0, 1.0, 1.0])  # rejected ones count too
+    state = buffer.update(state, jnp.array([0, 0, 3, -1, 77]), td_errors)
+    assert state.sampler.counts.of_slots.tolist() == [2, 0, 0, 1, 0, 0, 0, 0]
+    assert leaves_of(state.sampler.unspent).tolist() == [0, 1, 1, 1, 1, 1, 1, 1]
+    assert buffer.priorities(state, jnp.array([0, 1])).tolist() == [0, 1]
+    state = buffer.update(state, jnp.array([0, 3]), jnp.array([9.0, 9.0]))  # spent, and late: it stays so
+    assert buffer.priorities(state, jnp.array([0, 3])).tolist() == [0, 0]
+    assert int(buffer.size(state)) == 6
+    state = buffer.add(state, jnp.arange(3))  # overwrites 0, 1 and 2
+    assert state.sampler.counts.of_slots.tolist() == [0, 0, 0, 2, 0, 0, 0, 0]
+    assert int(buffer.size(state)) == 7
+    late = buffer.update(state, jnp.array([0, 0, 0]), jnp.ones(3))
+    assert int(buffer.size(late)) == 7
+    assert int(late.sampler.counts.late) == 4
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_rows_that_are_masked_out_are_no_uses(name):
+    sampler = SAMPLERS[name]
+    state = sampler.insert(sampler.init(4), jnp.arange(4), jnp.ones(4, bool))
+    after = sampler.update(state, jnp.array([0, 0, 1]), jnp.ones(3), jnp.array([False, True, False]))
+    assert after.counts.of_slots.tolist() == [1, 0, 0, 0]
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+@pytest.mark.parametrize("shards", [1, rarely(2)])
+def test_nothing_left_is_an_empty_draw(name, shards):
+    buffer, state = filled(SAMPLERS[name], shards=shards)
+    handles = buffer.newest(state, 8)
+    for _ in range(2):  # each shard has its part of the rows
+        state = buffer.update(state, jnp.where(jnp.arange(8) < 4, handles, -1), jnp.full(8, 1.5))
+    if shards == 2:  # the second shard alone has items
+        sample = buffer.sample(state, jax.random.key(0), 8)
+        assert sample.indices[:4].tolist() == [-1] * 4
+        assert np.all(np.asarray(sample.indices[4:]) >= 0)
+        np.testing.assert_allclose(np.sum(sample.weights), 8)
+    for _ in range(2):
+        state = buffer.update(state, jnp.where(jnp.arange(8) < 4, -1, handles), jnp.full(8, 1.5))
+    assert int(buffer.size(state)) == 0
+    assert bool(buffer.is_empty(state))
+    assert not bool(buffer.can_sample(state, 1))
+    for draw in (
+        buffer.sample(state, jax.random.key(0), 4),
+        buffer.sample(state, jax.random.key(0), 4, max_age=4),
+        buffer.epoch(state, jax.random.key(0), 4, step=0),
+    ):
+        assert draw.indices.tolist() == [-1] * 4
+        np.testing.assert_array_equal([draw.weights, draw.probabilities], 0)
+
+
+@pytest.mark.parametrize("name", SAMPLERS)
+def test_an_epoch_leaves_out_what_is_spent_and_keeps_its_order_as_items_are_spent(name):
+    buffer, state = filled(SAMPLERS[name])
+    key, found = jax.random.key(3), []
+    for step in range(4):
+        sample = buffer.epoch(state, key, 2, step=step)
+        found += sample.indices.tolist()
+        state = spend(buffer, state, [x for x in sample.indices.tolist() if x >= 0])
+    assert sorted(found) == [*range(8)]
+    assert int(buffer.num_batches(state, 2)) == 4
+    assert buffer.epoch(state, key, 8, step=0).indices.tolist() == [-1] * 8
+
+
+def test_priorities_of_zero_are_drawn_evenly_while_they_are_not_spent():
+    buffer, state = filled(SAMPLERS["prioritized"])
+    state = spend(buffer, buffer.update(state, jnp.arange(8), jnp.zeros(8)), [2, 5])
+    sample = buffer.sample(state, seeds.key(0), 6000)
+    counts = np.bincount(sample.items, minlength=8)
+    assert counts[[2, 5]].tolist() == [0, 0]
+    assert stats.chisquare(counts[counts > 0]).pvalue > 1e-4
+    np.testing.assert_allclose(sample.weights, 1, rtol=1e-6)
+
+
+@pytest.mark.parametrize("windows", ["any", rarely("inside")])
+def test_sequences(windows):
+    buffer = jr.SequenceBuffer(length=6, num_envs=2, sequence_length=2, windows=windows, sampler=jr.Uniform(max_uses=1))
+    state = buffer.init(jnp.zeros((1, 2)))
+    for t in range(9):
+        state = buffer.add(state, jnp.full((1, 2), float(t)))
+        sample = buffer.sample(state, jax.random.key(t), 2) if t else None
+        if sample is not None:
+            assert np.all(np.asarray(sample.items[:, 0]) == t - 1)  # all others were spent
+            state = buffer.update(state, buffer.newest(state, 2), jnp.zeros(2))
+            assert int(buffer.size(state)) == 0
+
+
+def test_the_rest_of_the_package_knows_it(tmp_path):
+    for sampler in SAMPLERS.values():
+        buffer, state = filled(sampler)
+        state = spend(buffer, state, [0, 7])
+        jr.save(tmp_path / repr(sampler), buffer, state)
+        restored = jr.restore(tmp_path / repr(sampler), buffer)
+        np.testing.assert_array_equal(leaves_of(restored.sampler.unspent), leaves_of(state.sampler.unspent))
+        for shards in (1, 2):
+            new, expected = jr.ReplayBuffer(capacity=4, sampler=sampler), 3
+            new = over_devices(new, 2) if shards == 2 else new
+            moved = jr.migrate(buffer, state, new)
+            assert int(new.size(moved)) == expected
+            assert int(new.size(new.add(moved, jnp.arange(4)))) == 4
+        plain = jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized())
+        moved = jr.migrate(buffer, state, plain)
+        np.testing.assert_array_equal(plain.priorities(moved, plain.newest(moved, 8)) > 0, np.ones(8, bool))
+        numbers = jr.diagnostics(buffer, state, jax.random.key(0), thorough=True)
+        assert (float(numbers["spent"]), float(numbers["size"])) == (2, 8)
+        assert float(numbers["never_updated"]) == 0.75
+        wide = state.on_this_backend("tpu")
+        assert wide.sampler.unspent.fanout == 128
+        assert int(buffer.size(wide)) == 6
+    mixture = jr.Mixture(buffers=(buffer, buffer), weights="joint")
+    sample = mixture.sample((state, spend(buffer, state, range(1, 7))), jax.random.key(0), 8)
+    assert sample.indices[4:].tolist() == [-1] * 4
+    assert mixture.sizes((state, state))[0] == 6
+
+
+@pytest.mark.versions
+def test_errors():
+    for make in (jr.Uniform, jr.Prioritized):
+        for value in (0, -1, 1.5, "2", True):
+            with pytest.raises(ValueError, match=f"max_uses={value!r}"):
+                make(max_uses=value)
+    with pytest.raises(ValueError, match=r"max_uses=1, replacement=False: 8388609 slots, at most 8388608"):
+        jr.Uniform(replacement=False, max_uses=1).init(2**23 + 1)

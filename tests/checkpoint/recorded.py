@@ -41,8 +41,8 @@ def items(*leading):
     }
 
 
-def filled(buffer, *key):
-    state = buffer.add(buffer.init(items(4)), items(4), *key)
+def filled(buffer, *key, **settings):
+    state = buffer.add(buffer.init(items(4), **settings), items(4), *key)
     state = buffer.add(state, items(3), *key, mask=np.array([True, False, True]))
     return buffer.update(state, np.array([1, 3, -1, 0]), np.array([0.5, 8.0, 1.0, np.nan], np.float32))
 
@@ -101,19 +101,25 @@ def states():
     }
 
 
-DRAWS = FILE.with_name("checkpoint_draws.zip")  # samplers that came later
-DRAWS_CONFIG = {
+LATER = FILE.with_name("checkpoint_2.zip")  # what came later, of the same format
+LATER_CONFIG = {
     "recent": jr.ReplayBuffer(capacity=5, sampler=jr.Recent(power=2.0)),
     "spent": jr.ReplayBuffer(capacity=5, sampler=jr.Uniform(max_uses=1)),
     "spent by priority": jr.ReplayBuffer(capacity=5, sampler=jr.Prioritized(max_uses=2)),
+    "open": jr.ReplayBuffer(capacity=5, sampler=jr.Prioritized(alpha=None)),
+    "tasks": jr.Tasks(num_tasks=5, decay=0.5),
 }
 
 
-def states_of_draws():
-    return {name: filled(buffer) for name, buffer in DRAWS_CONFIG.items()}
+def later_states():
+    tasks = LATER_CONFIG["tasks"]
+    counted, _ = tasks.update(tasks.init(), np.array([0, 3, 9]), np.array([[1.0], [0.0], [0.5]]))
+    buffers = {name: buffer for name, buffer in LATER_CONFIG.items() if name != "tasks"}
+    settings = {"open": {"alpha": 0.7}}
+    return {name: filled(buffer, **settings.get(name, {})) for name, buffer in buffers.items()} | {"tasks": counted}
 
 
-def record(file=DRAWS, config=DRAWS_CONFIG, states=states_of_draws):
+def record(file=LATER, config=LATER_CONFIG, states=later_states):
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(file, "x", zipfile.ZIP_DEFLATED) as archive:
         jr.save(folder, config, states())
         for file in sorted(pathlib.Path(folder).rglob("*")):

@@ -461,18 +461,19 @@ def test_close_wakes_all():
 
 
 def test_a_thread_that_dies_ends_the_others():
-    shared = shared_replay(ratio=1, slack=8)
+    shared, learns = shared_replay(ratio=1, slack=8), threading.Event()
 
     def act():
         with shared.worker():
             shared.add(items(numbers(0, 4)))
-            shared.sample(KEY, 1)
+            assert learns.wait(LONG)
             raise OSError("the robot is gone")
 
     def learn():
         with shared.worker():
             while True:
                 shared.sample(KEY, 4)
+                learns.set()
 
     with thread(act) as actor, thread(learn) as learner:
         pass

@@ -39,6 +39,7 @@ REASONS = {
     "test_pools_twin.py::test_long_runs_with_a_new_seed": LONG,
     "test_replay_twin.py::test_long_runs_with_a_new_seed": LONG,
     "test_replay_twin.py::test_a_buffer_of_one_item": LONG,
+    "test_recent.py::test_large_sizes_have_no_gaps": "a smaller size is compared with the law",
     "test_report.py::test_figures_of_a_buffer": "other tests draw figures",
     "test_report.py::test_the_package_does_not_import_matplotlib": "it starts a process, and seldom changes",
     "test_reservoir_buffer.py::test_each_shard_is_a_reservoir_of_what_is_dealt_to_it": SHARDS,

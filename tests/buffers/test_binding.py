@@ -118,10 +118,6 @@ def test_what_else_a_configuration_can_do():
     bound, kept = jr.bind(pools, pools.init()).update(np.arange(2), np.ones((2, 3)))
     tasks, ok = bound.sample(KEY, n=2)
     assert (bound.pool_of().tolist(), kept.tolist(), tasks.shape, ok) == ([1, 1, 0, 0], [True] * 2, (2,), True)
-    curriculum = jr.Tasks(num_tasks=4)
-    bound, kept = jr.bind(curriculum, curriculum.init()).update(np.arange(2), np.ones((2, 3)))
-    tasks, ok = bound.sample(KEY, n=2)
-    assert (bound.state.trials.tolist(), kept.tolist(), tasks.shape, ok) == ([3, 3, 0, 0], [True] * 2, (2,), True)
     assert bound.reset_metrics().state.rejected == bound.state.rejected
     sequences = jr.SequenceBuffer(length=6, num_envs=2, sequence_length=2, hindsight=True)
     replay = jr.bind(sequences, sequences.init(np.zeros((1, 2)))).add(np.zeros((3, 2)))
@@ -130,6 +126,10 @@ def test_what_else_a_configuration_can_do():
     with pytest.raises(AttributeError, match="'SequenceBuffer' object has no attribute 'push'"):
         replay.push(1)
     chex.assert_trees_all_equal(pickle.loads(pickle.dumps(replay)).state, replay.state)
+    curriculum = jr.Tasks(num_tasks=4)
+    bound, kept = jr.bind(curriculum, curriculum.init()).update(np.arange(2), np.ones((2, 3)))
+    tasks, ok = bound.sample(KEY, n=2)
+    assert (bound.state.trials.tolist(), kept.tolist(), tasks.shape, ok) == ([3, 3, 0, 0], [True] * 2, (2,), True)
 
 
 @dataclasses.dataclass(frozen=True)

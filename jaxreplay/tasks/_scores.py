@@ -124,6 +124,7 @@ class Thompson:
 
 
 thompson = Thompson()
+"""`Thompson` with 16 candidates, scored by `learnability`."""
 
 
 def beta_variates(key: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:

@@ -319,8 +319,7 @@ def _read_rows(stored: Rows, slots: jax.Array, fill: bool) -> jax.Array:
     stride = _stride(stored.item, stored.dtype)
     array, at = _view(stored, items, stride)
     numbers = array.at[at].get(mode="promise_in_bounds", wrap_negative_indices=False)
-    # A TPU pads the last two axes to whole tiles, so the padding is cut off along one leading axis.
-    numbers = numbers.reshape(-1, stride)[:, : math.prod(stored.item)]
+    numbers = numbers.reshape(*items.shape, stride)[..., : math.prod(stored.item)]
     found = numbers.reshape(*items.shape, *stored.item)
     if not fill:
         return found

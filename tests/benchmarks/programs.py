@@ -81,7 +81,6 @@ class Cell:
       draw: "sample", "max_age" (the newest MAX_AGE alone), "minibatches" (four), "epoch", "later" (sequences and a
         later row of each) or "diagnostics" (a step also returns the numbers of its batch, in one array).
       writes: TD errors come with what is added, and what was drawn is written back.
-      convolves: a step begins as a network of frames does, with a convolution of the drawn items.
       n: steps of a tracer's window.
       orders: also a scan in which the operations follow each other in every order.
     """
@@ -96,7 +95,6 @@ class Cell:
     gaps: bool = False
     draw: str = "sample"
     writes: bool = False
-    convolves: bool = False
     n: int = 3
     orders: bool = dataclasses.field(default=False, compare=False)
 
@@ -107,7 +105,6 @@ class Cell:
         name += ", gaps" if self.gaps else ""
         name += f", {self.draw}" if self.draw != "sample" else ""
         name += ", writes" if self.writes else ""
-        name += ", convolution" if self.convolves else ""
         name += f", n={self.n}" if self.n != 3 else ""
         return name + (f", {self.seeds} seeds" if self.seeds > 1 else "")
 
@@ -179,7 +176,7 @@ def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
             values, weights, handles = drawn.items, drawn.weights, drawn.indices
         if cell.writes:
             state = buffer.set(state, handles, values + jnp.ones((), values.dtype))
-        rows = (_convolved(values) if cell.convolves else values).reshape(cell.batch_size, -1)
+        rows = values.reshape(cell.batch_size, -1)
         shown = buffer.numbers(state, drawn) if cell.draw == "diagnostics" else rows[0, 0]
         return buffer.update(state, handles, weights + jnp.sum(rows[:, :4].astype(jnp.float32), axis=1)), shown
 
@@ -205,14 +202,6 @@ def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
     left_out |= {*(() if cell.orders else ("orders",)), *(() if cell.writes else ("set",))}
     functions = {name: x for name, x in functions.items() if name not in left_out}
     return Operations(lambda: buffer.init(items), functions, arguments)
-
-
-def _convolved(frames: jax.Array) -> jax.Array:
-    """32 features of frames [..., height, width, channels], after Mnih et al. 2015's first layer."""
-    pixels = frames.reshape(-1, *frames.shape[-3:]).astype(jnp.bfloat16)
-    kernel = jnp.ones((8, 8, pixels.shape[-1], 32), jnp.bfloat16)
-    found = lax.conv_general_dilated(pixels, kernel, (4, 4), "VALID", dimension_numbers=("NHWC", "HWIO", "NHWC"))
-    return jnp.mean(found, axis=(1, 2)).reshape(*frames.shape[:-3], 32)
 
 
 class _Bound:

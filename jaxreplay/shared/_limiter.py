@@ -59,6 +59,8 @@ class Limiter:
         if self.ratio is None or self.began is None:
             return
         change = self._change(added, drawn)
+        if -self._most_down <= change <= self._most_up:
+            return
         up, down = max(self._most_up, change), max(self._most_down, -change)
         if self._slack is not None and 2 * self._slack < up + down:
             raise ValueError(
@@ -72,8 +74,10 @@ class Limiter:
         if self.began is None:
             return drawn == 0
         change = 0 if self.ratio is None else self._change(added, drawn)
+        if change == 0:
+            return True
         after = self._balance() + change
-        return change == 0 or (after <= self._bound() if change > 0 else after >= -self._bound())
+        return after <= self._bound() if change > 0 else after >= -self._bound()
 
     def count(self, added: int, drawn: int) -> None:
         """Account for a call that has passed."""

@@ -281,7 +281,8 @@ class Prioritized(Sampler[PrioritizedState]):
         min_probability = None
         if self.normalize == "global":
             weighted, whole = _whole(state, size)
-            evenly = jnp.where(weighted | (size == 0), jnp.inf, 1.0)  # the minimum of no priorities is inf too
+            # The minimum of no priorities is inf too. With `max_uses` a total of 0 means that all items are spent.
+            evenly = jnp.inf if self.max_uses else jnp.where(weighted | (size == 0), jnp.inf, 1.0)
             min_probability = jnp.minimum(sum_tree.minimum(state.tree), evenly) / whole
         num_shards = shards.count(axis_name)
         min_probability = None if min_probability is None else min_probability / num_shards

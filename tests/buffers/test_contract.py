@@ -156,7 +156,13 @@ def test_vmap_over_seeds_equals_a_loop_bit_for_bit(case):
     keys = jax.random.split(jax.random.key(2), SEEDS)
     vmapped = jax.device_get(case.vmapped(keys))
     for seed in range(SEEDS):
-        chex.assert_trees_all_equal(at(vmapped, seed), jax.device_get(case.scan(keys[seed])))
+        mapped, alone = at(vmapped, seed), jax.device_get(case.scan(keys[seed]))
+        if isinstance(case.buffer.sampler, jr.Recent):  # its probabilities are powers, whose last bit XLA leaves open
+            names = "probabilities", "weights"
+            for x, y in zip(*([getattr(s, name) for name in names] for _, s in (mapped, alone)), strict=True):
+                np.testing.assert_array_max_ulp(x, y, maxulp=4)
+            mapped, alone = ((state, s.replace(**dict.fromkeys(names))) for state, s in (mapped, alone))
+        chex.assert_trees_all_equal(mapped, alone)
 
 
 @pytest.mark.parametrize("buffer", [name if name == "replay" else rarely(name) for name in BUFFERS])

@@ -1,0 +1,101 @@
+"""Checks of brax's queue and of the port, in numbers, with brax's own code."""
+
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from brax.training.replay_buffers import UniformSamplingQueue
+from brax_adapter import Replay
+
+CAPACITY, ROWS, BATCH = 100, 8, 1_000
+BIG = 2**24 + 1  # the smallest integer that float32 lacks
+
+
+def items(first: int, count: int) -> dict[str, jax.Array]:
+    """Numbered items, with one integer and one real number."""
+    number = jnp.arange(first, first + count)
+    return {"number": number, "half": number / 2}
+
+
+def filled(kind: type, added: int) -> tuple[Any, Any]:
+    """A replay and its state, to which `added` items were added, 8 per call."""
+    replay = kind(CAPACITY, jax.tree.map(lambda x: x[0], items(0, 1)), BATCH)
+    state, insert = replay.init(jax.random.key(0)), jax.jit(replay.insert)
+    for first in range(0, added, ROWS):
+        state = insert(state, items(first, ROWS))
+    return replay, state
+
+
+def drawn(kind: type, added: int, times: int = 1) -> dict[str, np.ndarray]:
+    """Items of `times` draws of 1,000."""
+    replay, state = filled(kind, added)
+    found = []
+    for _ in range(times):
+        state, batch = jax.jit(replay.sample)(state)
+        found.append(jax.tree.map(np.asarray, batch))
+    return jax.tree.map(lambda *x: np.concatenate(x), *found)
+
+
+def wrong(kind: type) -> str:
+    """Draws that are not an item as it was added, or not among the newest 100."""
+    added, found = 40 * ROWS, drawn(kind, 40 * ROWS, 20)
+    number = found["number"]
+    bad = (number < added - CAPACITY) | (number >= added) | (found["half"] != number / 2)
+    return f"{bad.sum()} of {bad.size:,}"
+
+
+def chi_square(kind: type) -> str:
+    """The statistic of 20,000 draws from 100 items."""
+    number = drawn(kind, 40 * ROWS, 20)["number"]
+    counts = np.bincount(number - number.min(), minlength=CAPACITY)
+    return f"{((counts - counts.mean()) ** 2 / counts.mean()).sum():.0f}"
+
+
+def integer(kind: type) -> str:
+    """The integer that is drawn after 2^24 + 1 was stored."""
+    row = {"number": jnp.int32(BIG), "half": jnp.float32(0)}
+    replay = kind(CAPACITY, row, 1)
+    state = replay.insert(replay.init(jax.random.key(0)), jax.tree.map(lambda x: x[None], row))
+    return f"{int(replay.sample(state)[1]['number'][0]):,}"
+
+
+def frame_bytes(kind: type) -> str:
+    """Bytes in which an item of frames is stored."""
+    row = {"frames": jnp.zeros((84, 84, 4), jnp.uint8), "reward": jnp.float32(0)}
+    made = jax.eval_shape(kind(CAPACITY, row, 1).init, jax.random.key(0))
+    leaves = [leaf for leaf in jax.tree.leaves(made) if leaf.shape and leaf.shape[0] == CAPACITY]
+    return f"{sum(leaf.size * leaf.dtype.itemsize for leaf in leaves) // CAPACITY:,}"
+
+
+def copied(kind: type, capacity: int = 100_000) -> str:
+    """Bytes of temporaries of a donated insertion."""
+    row = {"row": jnp.zeros(12)}
+    replay = kind(capacity, row, 1)
+    state = jax.eval_shape(replay.init, jax.random.key(0))
+    added = jax.eval_shape(lambda: jax.tree.map(lambda x: jnp.tile(x, (ROWS, 1)), row))
+    program = jax.jit(replay.insert, donate_argnums=0).lower(state, added).compile()
+    return f"{program.memory_analysis().temp_size_in_bytes:,}"
+
+
+def from_nothing(kind: type) -> str:
+    """The result of a draw before anything was added."""
+    replay, state = filled(kind, 0)
+    try:
+        rows = replay.sample(state)[1]["number"]
+    except ValueError as error:
+        return type(error).__name__
+    return f"{len(rows):,} rows of {int(jnp.max(jnp.abs(rows)))}"
+
+
+def check() -> list[dict[str, str]]:
+    """What both versions do, by name."""
+    rows = {
+        f"draws of an item that was not added or is not among the newest {CAPACITY}": wrong,
+        f"chi-square of 20,000 draws from {CAPACITY} items, 99 ± 28 in 95% of cases": chi_square,
+        f"item that is drawn after the integer {BIG:,} was stored": integer,
+        "bytes of a stored item of 84x84x4 uint8 and one float32": frame_bytes,
+        "bytes of temporaries of an insertion of 8 rows into 100,000 of 48 bytes": copied,
+        "eager draw from an empty buffer": from_nothing,
+    }
+    return [{"what": what, "original": of(UniformSamplingQueue), "port": of(Replay)} for what, of in rows.items()]

@@ -1,7 +1,7 @@
 """brax's SAC, original and ported: the inverted pendulum.
 
 pip install -e . 'brax==0.14.2' 'jax<0.10'
-python examples/ports/brax_sac.py           # 8 seeds, half an hour on two CPU cores, mostly compilation
+python examples/ports/brax_sac.py           # 8 seeds, mostly compilation
 python examples/ports/brax_sac.py --speed   # times of the buffer and of updates, with full buffers of several sizes
 python examples/ports/brax_sac.py --check   # checks of both versions against correct values
 python examples/ports/brax_sac.py --short   # to see that it runs

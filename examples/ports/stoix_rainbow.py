@@ -3,7 +3,7 @@
 pip install -e . stoa-env==0.1.2 distrax==0.1.9 rlax==0.1.9 tensorflow-probability==0.25.0 flashbax==0.1.3 \
     gymnax==0.0.9 hydra-core colorama
 git clone https://github.com/EdanToledo/Stoix && git -C Stoix checkout 8fff19c9
-python examples/ports/stoix_rainbow.py --stoix Stoix           # a quarter of an hour on two CPU cores
+python examples/ports/stoix_rainbow.py --stoix Stoix           # 8 seeds
 python examples/ports/stoix_rainbow.py --stoix Stoix --speed   # times of short runs
 python examples/ports/stoix_rainbow.py --stoix Stoix --check   # checks of both versions against correct values
 python examples/ports/stoix_rainbow.py --stoix Stoix --short   # to see that it runs

@@ -778,7 +778,7 @@ def thorough_diagnostics(priorities, alpha):
 
 
 class TasksTwin:
-    """Successes, trials and ages of tasks; `law` scores them all anew."""
+    """Twin of `Tasks`: successes, trials and latest updates. The caller scores them."""
 
     def __init__(self, num_tasks, prior, decay):
         self.prior, self.decay = prior, decay

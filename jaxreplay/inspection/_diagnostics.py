@@ -92,8 +92,8 @@ def diagnostics(
 
     A `Mixture` has numbers for each source, with names that start with `0/`, `1/`, ...; `size` and
     `draws/effective_sample_size` without a prefix are for the whole mixture. For a `Sharded` buffer the numbers
-    describe the distribution over all shards. For `DifficultyPools` and `Tasks` they are
-    `metrics` and `rejected`.
+    describe the distribution over all shards. For `DifficultyPools` and `Tasks` they are `metrics`
+    and `rejected`.
 
     Args:
       buffer: a `ReplayBuffer`, `ReservoirBuffer`, `SequenceBuffer`, `Sharded` or `Mixture`, `DifficultyPools` or

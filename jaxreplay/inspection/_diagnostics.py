@@ -35,6 +35,7 @@ from jaxreplay.buffers._shards import Shards, shards_of, whole_of
 from jaxreplay.difficulty_pools import DifficultyPools
 from jaxreplay.inspection import _facts
 from jaxreplay.samplers import Prioritized, effective_sample_size
+from jaxreplay.samplers._prioritized import priority_of
 from jaxreplay.tasks import Tasks
 
 TENTHS = {"q10": 1, "q50": 5, "q90": 9}  # quantiles
@@ -341,10 +342,7 @@ def _masses(x: jax.Array, y: jax.Array) -> jax.Array:
 
 def _priority(sampler: Prioritized, state: Any, leaf: jax.Array) -> jax.Array:
     """Priority p of a leaf p^alpha, with the state of all shards."""
-    if sampler.alpha is None:
-        alpha = jnp.max(state.alpha)
-        return jnp.where(alpha > 0, leaf ** (1.0 / jnp.where(alpha > 0, alpha, 1.0)), leaf)
-    return leaf ** (1.0 / sampler.alpha) if sampler.alpha > 0 else leaf
+    return priority_of(leaf, jnp.max(state.alpha) if sampler.alpha is None else sampler.alpha)
 
 
 def _all_items(sampler: Prioritized, state: Any, items: _facts.Items) -> Numbers:

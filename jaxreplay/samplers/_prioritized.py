@@ -83,6 +83,15 @@ def leaf_of(priority: jax.Array, alpha: Any, capacity: int) -> jax.Array:
     return jnp.where((priority > 0) | (alpha == 0), leaf, 0.0)
 
 
+def priority_of(leaf: jax.Array, alpha: Any) -> jax.Array:
+    """The priority of a leaf: of one within its bounds, the inverse of `leaf_of`; 1 with alpha 0."""
+    if isinstance(alpha, jax.Array):
+        exponent = jnp.where(alpha > 0, 1 / jnp.where(alpha > 0, alpha, 1.0), 0.0)
+    else:
+        exponent = 1 / alpha if alpha > 0 else 0.0
+    return jnp.where(leaf > 0, leaf**exponent, 0.0)
+
+
 def _whole(state: PrioritizedState, size: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A flag, True if any slot has a positive priority, and the normalizer: the total priority, else `size`.
 
@@ -320,12 +329,7 @@ class Prioritized(Sampler[PrioritizedState]):
         )
 
     def priorities(self, state: PrioritizedState, slots: jax.Array) -> jax.Array:
-        leaves, alpha = sum_tree.get(state.tree, slots), setting(self, state, "alpha")
-        if isinstance(alpha, jax.Array):
-            exponent = jnp.where(alpha > 0, 1 / jnp.where(alpha > 0, alpha, 1.0), 0.0)
-        else:
-            exponent = 1 / alpha if alpha > 0 else 0.0
-        return jnp.where(leaves > 0, leaves**exponent, 0.0)
+        return priority_of(sum_tree.get(state.tree, slots), setting(self, state, "alpha"))
 
     def _learn(
         self, state: PrioritizedState, td_errors: jax.Array, mask: jax.Array, axis_name: str | None

@@ -224,17 +224,15 @@ class Tasks:
             return dataclasses.replace(state, rejected=rejected), kept
         target = jnp.where(known, tasks, self.num_tasks)
 
+        # Halved counts keep the rate, and further rollouts are not lost to rounding.
+        reached = state.trials.at[target].get(mode="fill", fill_value=0)
+        scale = self.decay * jnp.where(reached > MANY_TRIALS, 0.5, 1.0)
+
         def counted(counts: jax.Array, more: jax.Array) -> jax.Array:
-            decayed = self.decay * counts.at[target].get(mode="fill", fill_value=0)
-            counts = counts if self.decay == 1 else counts.at[target].set(decayed, mode="drop")
-            return counts.at[target].add(more, mode="drop")
+            scaled = scale * counts.at[target].get(mode="fill", fill_value=0)
+            return counts.at[target].set(scaled, mode="drop").at[target].add(more, mode="drop")
 
         successes, trials = counted(state.successes, total), counted(state.trials, rollouts)
-        # Halved counts keep the rate, and further rollouts are not lost to rounding.
-        reached = trials.at[target].get(mode="fill", fill_value=0)
-        scale = jnp.where(reached > MANY_TRIALS, 0.5, 1.0)
-        successes = successes.at[target].set(scale * successes.at[target].get(mode="fill", fill_value=0), mode="drop")
-        trials = trials.at[target].set(scale * reached, mode="drop")
         state = dataclasses.replace(
             state,
             successes=successes,

@@ -171,10 +171,10 @@ def test_groups_that_carry_no_signal_are_dropped():
 
 def test_counts_stay_exact_after_many_trials():
     tasks = jr.Tasks(num_tasks=2)
-    state = dataclasses.replace(tasks.init(), successes=jnp.full(2, 2.0**20), trials=jnp.full(2, 2.0**22))
-    state, _ = tasks.update(state, np.array([0]), np.ones((1, 4)))
-    assert state.trials.tolist() == [2.0**21 + 2, 2.0**22]
-    assert state.successes.tolist() == [2.0**19 + 2, 2.0**20]
+    state = dataclasses.replace(tasks.init(), successes=jnp.full(2, 2.0**20), trials=jnp.array([2.0**22 + 4, 2.0**22]))
+    state, _ = tasks.update(state, np.array([0, 1, 0]), np.ones((3, 4)))
+    assert state.trials.tolist() == [2.0**21 + 10, 2.0**22 + 4]
+    assert state.successes.tolist() == [2.0**19 + 8, 2.0**20 + 4]
 
 
 def test_a_state_for_another_list_of_tasks():

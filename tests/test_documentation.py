@@ -425,6 +425,28 @@ def recent(block, monkeypatch):
     assert 0.2 < np.mean(sample.items < 3_000 * 0.5**0.5) / 2 < 0.3  # half of the draws are from the newest 29%
 
 
+def large_batches(block, monkeypatch):
+    items = np.linspace(-3, 3, 1_000, dtype=np.float32)
+    buffer = jr.ReplayBuffer(capacity=1_000)
+    replay = buffer.add(buffer.init(items), items)
+
+    def learn(agent, items, weights):
+        return items, weights
+
+    found = run(block, {"buffer": buffer, "find_td_errors": lambda agent, x: agent * x, "learn": learn})
+    step = jax.jit(jax.vmap(found["train_step"], in_axes=(None, None, 0)))
+    kept, weights = step(2.0, replay, jax.random.split(jax.random.key(0), 400))
+    assert kept.shape == weights.shape == (400, 64)
+    assert 1.9 < np.mean(np.abs(kept)) < 2.1  # 1.5 if drawn evenly, 2 in proportion to their sizes
+    for moment, of_all in ((np.ones_like(kept), 1.0), (kept**2, 3.0)):
+        estimates = np.mean(weights * moment, axis=1)
+        error = np.std(estimates) / np.sqrt(400)
+        assert abs(np.mean(estimates) - of_all) < 4 * error < 0.1
+    few = buffer.add(buffer.init(items), items[:3])
+    kept, _ = found["train_step"](1.0, few, jax.random.key(1))
+    assert set(kept.tolist()) <= set(items[:3].tolist())
+
+
 def uses(block, monkeypatch):
     found = run(block, {"items": {"reward": jnp.arange(1_000.0)}, "key": jax.random.key(0)})
     again = found["buffer"].sample(found["replay"], jax.random.key(1), 1_000)
@@ -1580,6 +1602,7 @@ COVERED = {  # a function for each block of Python, in the page's order
         newest_sequences_once,
         recent_experience,
         recent,
+        large_batches,
         uses,
         staleness,
         epochs,

@@ -36,10 +36,14 @@ from jaxreplay.samplers import importance_weights as importance_weights
 from jaxreplay.shared import Closed as Closed
 from jaxreplay.shared import Shared as Shared
 from jaxreplay.sum_tree import SumTree as SumTree
+from jaxreplay.tasks import Levels as Levels
+from jaxreplay.tasks import LevelsState as LevelsState
 from jaxreplay.tasks import Tasks as Tasks
 from jaxreplay.tasks import TasksState as TasksState
 from jaxreplay.tasks import Thompson as Thompson
 from jaxreplay.tasks import learnability as learnability
+from jaxreplay.tasks import max_monte_carlo as max_monte_carlo
+from jaxreplay.tasks import positive_value_loss as positive_value_loss
 from jaxreplay.tasks import success_band as success_band
 from jaxreplay.tasks import thompson as thompson
 from jaxreplay.tasks import uncertainty as uncertainty

@@ -804,3 +804,58 @@ class TasksTwin:
     def counts(self, tasks):
         won, lost = self.prior
         return self.successes[tasks] + won, self.trials[tasks] + won + lost
+
+
+class LevelsTwin:
+    """Twin of `Levels` with integers as levels: one insertion after the other, in lists."""
+
+    def __init__(self, capacity):
+        self.capacity, self.count, self.rejected = capacity, 0, 0
+        self.levels, self.scores, self.last = [], [], []
+
+    def insert(self, levels, scores, mask):
+        """The slot where each level is now, -1 for none."""
+        at = {}
+        for row, (level, score, exists) in enumerate(zip(levels, scores, mask, strict=True)):
+            self.count += bool(exists)
+            self.rejected += bool(exists and np.isnan(score))
+            if not exists or not score > -np.inf:
+                continue
+            if len(self.scores) < self.capacity:
+                slot = len(self.scores)
+                for part in (self.levels, self.scores, self.last):
+                    part.append(None)
+            else:
+                lowest = min(self.scores)
+                slot = max(i for i, x in enumerate(self.scores) if x == lowest)
+                if not score > lowest:
+                    continue
+            self.levels[slot], self.scores[slot], self.last[slot] = int(level), float(score), self.count
+            at[slot] = row
+        return [next((slot for slot, x in at.items() if x == row), -1) for row in range(len(levels))]
+
+    def update(self, slots, scores, mask):
+        for slot, score, exists in zip(slots, scores, mask, strict=True):
+            if exists and 0 <= slot < len(self.scores):
+                if np.isnan(score):
+                    self.rejected += 1
+                else:
+                    self.scores[slot] = float(score)
+
+    def drew(self, slots):
+        for slot in slots:
+            self.count += 1
+            self.last[slot] = self.count
+
+    def law(self, prioritization, temperature, staleness):
+        """Probabilities of the stored levels."""
+        scores = np.array(self.scores, float)
+        if prioritization == "rank":
+            ranks = np.empty(scores.size)
+            ranks[np.argsort(-scores, kind="stable")] = np.arange(1, scores.size + 1)
+            h = 1 / ranks
+        else:
+            h = np.maximum(scores, 0)
+        by_score, stale = h ** (1 / temperature), self.count - np.array(self.last, float)
+        by_score, stale = (x if x.sum() > 0 else np.ones_like(x) for x in (by_score, stale))
+        return (1 - staleness) * by_score / by_score.sum() + staleness * stale / stale.sum()

@@ -15,7 +15,7 @@ from jaxreplay.difficulty_pools import PoolsState
 from jaxreplay.samplers import PrioritizedState, RecentState, UniformState, UpdateCounts
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.sum_tree._range import Restricted
-from jaxreplay.tasks import TasksState
+from jaxreplay.tasks import LevelsState, TasksState
 from jaxreplay.transitions import AutoresetState, NStepState, TransitionBatch
 from jaxreplay.transitions._windows import TracerSteps
 
@@ -24,9 +24,9 @@ PACKAGE = "jaxreplay"
 CLASSES: dict[str, type] = {"DataSteps": Steps} | {
     cls.__name__: cls
     for cls in (
-        *(AutoresetState, Bits, ChosenSequences, EpisodeNumbers, NStepState, PoolsState, PrioritizedState, ReplayState),
-        *(RecentState, ReservoirState, Restricted, Ring, Rows, Sample, SequenceState, SumTree, TasksState, TracerSteps),
-        *(TransitionBatch, UniformState, UpdateCounts),
+        *(AutoresetState, Bits, ChosenSequences, EpisodeNumbers, LevelsState, NStepState, PoolsState),
+        *(PrioritizedState, RecentState, ReplayState, ReservoirState, Restricted, Ring, Rows, Sample, SequenceState),
+        *(SumTree, TasksState, TracerSteps, TransitionBatch, UniformState, UpdateCounts),
     )
 }
 _NAMES = {cls: name for name, cls in CLASSES.items()}

@@ -36,7 +36,7 @@ from jaxreplay.difficulty_pools import DifficultyPools
 from jaxreplay.inspection import _facts
 from jaxreplay.samplers import Prioritized, effective_sample_size
 from jaxreplay.samplers._prioritized import priority_of
-from jaxreplay.tasks import Tasks
+from jaxreplay.tasks import Levels, Tasks
 
 TENTHS = {"q10": 1, "q50": 5, "q90": 9}  # quantiles
 # All draws are compared with evenly spaced pivots: 2 us on a CPU for 256 draws, where a sort takes 20 us.
@@ -93,7 +93,7 @@ def diagnostics(
 
     A `Mixture` has numbers for each source, with names that start with `0/`, `1/`, ...; `size` and
     `draws/effective_sample_size` without a prefix are for the whole mixture. For a `Sharded` buffer the numbers
-    describe the distribution over all shards. For `DifficultyPools` and `Tasks` they are `metrics`
+    describe the distribution over all shards. For `DifficultyPools`, `Tasks` and `Levels` they are `metrics`
     and `rejected`.
 
     Args:
@@ -125,8 +125,8 @@ def diagnostics(
         check_key(key)
     if sample is not None and not isinstance(sample, Sample):
         raise ValueError(f"sample: got a {type(sample).__name__}, expected the result of the buffer's sample.")
-    if not isinstance(whole_of(buffer), Buffer | Mixture | DifficultyPools | Tasks):
-        raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay, DifficultyPools or Tasks.")
+    if not isinstance(whole_of(buffer), Buffer | Mixture | DifficultyPools | Tasks | Levels):
+        raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels.")
     if sample is not None:  # without its items, which are not needed
         sample = own(Sample(None, sample.indices, sample.probabilities, sample.weights, None, sample.age))
     return _program(buffer, state, key, sample, batch_size, thorough)
@@ -141,7 +141,7 @@ def _numbers(
     buffer: Any, state: Any, key: jax.Array | None, sample: Sample | None, batch_size: int, thorough: bool
 ) -> Numbers:
     buffer._check_state(state)
-    if isinstance(buffer, DifficultyPools | Tasks):
+    if isinstance(buffer, DifficultyPools | Tasks | Levels):
         found = {**buffer.metrics(state), "rejected": state.rejected}
     else:
         keys: Any = (None, None) if key is None else jax.random.split(key)

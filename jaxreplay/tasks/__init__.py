@@ -1,5 +1,9 @@
-"""Curricula: tasks drawn by a score of their successes and trials."""
+"""Curricula: tasks and levels that are drawn by a score."""
 
+from jaxreplay.tasks._levels import Levels as Levels
+from jaxreplay.tasks._levels import LevelsState as LevelsState
+from jaxreplay.tasks._regret import max_monte_carlo as max_monte_carlo
+from jaxreplay.tasks._regret import positive_value_loss as positive_value_loss
 from jaxreplay.tasks._scores import Score as Score
 from jaxreplay.tasks._scores import Thompson as Thompson
 from jaxreplay.tasks._scores import learnability as learnability

@@ -1,0 +1,371 @@
+"""Levels: prioritized level replay, a buffer of environments to replay."""
+
+import dataclasses
+from typing import Any, Literal
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from flax import struct
+from jax import lax
+
+from jaxreplay import sum_tree
+from jaxreplay._common import checks
+from jaxreplay._common.checks import check_bool, check_integer, check_key, check_number, settle
+from jaxreplay._common.random import random_bits
+from jaxreplay._common.repeats import last_of_each
+from jaxreplay._common.ring import saturating_add
+from jaxreplay._common.xla import jit_method
+
+PRIORITIZATIONS = ("rank", "proportional")
+
+
+@struct.dataclass
+class LevelsState:
+    """State of `jaxreplay.Levels`, N slots.
+
+    Attributes:
+      levels: the stored levels, a pytree of arrays [N, ...].
+      scores: float32 [N]; -inf in empty slots.
+      last: int32 [N], number of insertions and draws, in all, up to and with the level's own latest.
+      size: int32 [], number of stored levels; they are in slots 0 to size - 1.
+      count: int32 [], number of insertions (also of levels that were not stored) and draws; saturates at 2**31 - 1.
+      rejected: int32 [], scores that were NaN; saturates at 2**31 - 1.
+
+    Examples:
+      >>> state = jr.Levels(capacity=3).init({"walls": jnp.zeros((2, 2), bool)})
+      >>> isinstance(state, jr.LevelsState), state.levels["walls"].shape
+      (True, (3, 2, 2))
+    """
+
+    levels: Any  # [N, ...]
+    scores: jax.Array  # [N]
+    last: jax.Array  # [N]
+    size: jax.Array  # []
+    count: jax.Array  # []
+    rejected: jax.Array  # []
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Levels:
+    """Prioritized level replay: keeps the levels with the highest scores, and draws them by score and staleness.
+
+    A level is any pytree of arrays, such as the walls of a maze, or a seed. Source: Jiang, Grefenstette and
+    Rocktäschel 2021 (Prioritized Level Replay, section 3); with a capacity: Jiang et al. 2021 (Replay-Guided
+    Adversarial Environment Design), which trains on replayed levels only (robust PLR); and Parker-Holder et al. 2022
+    (ACCEL), which inserts edited levels.
+
+    P(i) = (1 - staleness) P_S(i) + staleness P_C(i). P_S is proportional to h_i^(1 / temperature), where h is the
+    score, or 1 / rank by score. P_C is proportional to the number of insertions and draws since the level's latest.
+
+    Attributes:
+      capacity: N, 1 to 2**24.
+      prioritization: h, "rank" or "proportional". A rank needs a sort of all scores in each draw; it does not depend on
+        the scale of the scores. Negative scores count as 0 if "proportional".
+      temperature: exponents are 1 / temperature.
+      staleness: the weight of staleness, 0 to 1.
+      replay_probability: of `replay`.
+      min_filled: fraction of the capacity that must be filled before `replay` returns True.
+      donate: donate the state when `insert`, `update` or `sample` is called eagerly.
+
+    Examples:
+      >>> levels = jr.Levels(capacity=2, staleness=0.0, min_filled=0.5)
+      >>> state = levels.init(jnp.int32(0))
+      >>> state, slots = levels.insert(
+      ...     state, jnp.array([7, 8, 9]), jnp.array([0.5, 0.1, 0.3])
+      ... )
+      >>> slots.tolist(), state.levels.tolist()  # 8 had the lowest score
+      ([0, -1, 1], [7, 9])
+      >>> state, slots, drawn = levels.sample(state, jax.random.key(0), 4)
+    """
+
+    capacity: int
+    prioritization: Literal["rank", "proportional"] = "rank"
+    temperature: float = 0.1
+    staleness: float = 0.1
+    replay_probability: float = 0.5
+    min_filled: float = 1.0
+    donate: bool = True
+
+    def __post_init__(self):
+        if self.prioritization not in PRIORITIZATIONS:
+            raise ValueError(f"prioritization={self.prioritization!r}: must be one of {', '.join(PRIORITIZATIONS)}.")
+        settle(
+            self,
+            capacity=check_integer("capacity", self.capacity, 1, 2**24, "the number of levels"),
+            temperature=check_number("temperature", self.temperature, 1e-2, 1e6, "0.1 is usual with ranks"),
+            staleness=check_number("staleness", self.staleness, 0, 1, "the weight of staleness in a draw"),
+            replay_probability=check_number("replay_probability", self.replay_probability, 0, 1, "0.5 is usual"),
+            min_filled=check_number("min_filled", self.min_filled, 0, 1, "the fraction of the capacity"),
+            donate=check_bool("donate", self.donate, "donate the state of eager calls"),
+        )
+
+    def init(self, level: Any) -> LevelsState:
+        """State without levels.
+
+        Args:
+          level: a level, or a pytree of `jax.ShapeDtypeStruct`; only shapes and dtypes are read.
+
+        Examples:
+          >>> int(jr.Levels(capacity=8).init(jnp.zeros(3)).size)
+          0
+        """
+        stored = jax.tree.map(lambda x: jnp.zeros((self.capacity, *x.shape), x.dtype), checks.as_spec(level))
+        none = jnp.zeros((), jnp.int32)
+        return LevelsState(
+            levels=stored,
+            scores=jnp.full(self.capacity, -jnp.inf, jnp.float32),
+            last=jnp.zeros(self.capacity, jnp.int32),
+            size=none,
+            count=jnp.zeros_like(none),
+            rejected=jnp.zeros_like(none),
+        )
+
+    def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
+        """See `Buffer._device_states`."""
+        return [("", jax.eval_shape(self.init, checks.as_spec(items)), 1)]
+
+    @jit_method(donates=True, moves_items=True)
+    def insert(
+        self, state: LevelsState, levels: Any, scores: jax.Array, *, mask: jax.Array | None = None
+    ) -> tuple[LevelsState, jax.Array]:
+        """Insert levels, as if one after the other.
+
+        An empty slot takes any level. A full buffer replaces the level with the lowest score, in the last such slot, if
+        the new score is higher. So of equal scores the stored one stays. The lowest slots are found in one pass; what
+        remains is a loop over the batch that reads no other slot.
+
+        Args:
+          state: donated when called eagerly (unless `donate=False`).
+          levels: a batch of levels, [B, ...].
+          scores: number [B]; NaN and -inf are not inserted.
+          mask: bool [B], True for rows that exist; None for all.
+
+        Returns:
+          the state; and int32 [B], the slot where each level is now, -1 if it is not stored (any more).
+
+        Raises:
+          ValueError: other structure, shapes or dtypes.
+
+        Examples:
+          >>> levels = jr.Levels(capacity=1)
+          >>> state, slots = levels.insert(
+          ...     levels.init(0), jnp.array([5, 6]), jnp.array([0.1, 0.2])
+          ... )
+          >>> slots.tolist(), state.levels.tolist(), state.last.tolist()
+          ([-1, 0], [6], [2])
+        """
+        self._check_state(state)
+        levels, scores = checks.as_arrays(levels), checks.as_float(scores).astype(jnp.float32)
+        (batch_size,) = checks.leading_axes(levels, 1, "levels, with a leading axis [B]")
+        checks.check_like(levels, state.levels, 1, 1, "the buffer")
+        if scores.shape != (batch_size,):
+            raise ValueError(f"scores: got shape {list(scores.shape)}, expected [{batch_size}], one for each level.")
+        mask = checks.check_mask(jnp.ones(batch_size, bool) if mask is None else mask, (batch_size,))
+        rejected = saturating_add(state.rejected, jnp.sum(mask & jnp.isnan(scores), dtype=jnp.int32))
+        now = state.count + jnp.cumsum(mask, dtype=jnp.int32)
+        now = jnp.where(now < state.count, 2**31 - 1, now)
+        slots, row = self._places(state, scores, mask)
+        target = jnp.where(row >= 0, slots, self.capacity)
+
+        def write(stored: jax.Array, new: jax.Array) -> jax.Array:
+            return stored.at[target].set(new[row], mode="drop")
+
+        of_row = jnp.full(batch_size, -1, jnp.int32)
+        return dataclasses.replace(
+            state,
+            levels=jax.tree.map(write, state.levels, levels),
+            scores=write(state.scores, scores),
+            last=write(state.last, now),
+            size=state.size + jnp.sum((row >= 0) & (slots >= state.size), dtype=jnp.int32),
+            count=now[-1],
+            rejected=rejected,
+        ), of_row.at[jnp.where(row >= 0, row, batch_size)].set(slots, mode="drop")
+
+    def _places(self, state: LevelsState, scores: jax.Array, mask: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Slots that a batch may take, int32 [M] all different; and the row that each takes in the end, -1 for none."""
+        n = self.capacity
+        k = jnp.arange(min(n, scores.size), dtype=jnp.int32)
+        num_empty = n - state.size
+        # The lowest scores, of equal ones the last slot first; empty slots come before them, the first one first.
+        filled = jnp.arange(n) < state.size
+        negative, at = lax.top_k(jnp.where(filled, -state.scores, -jnp.inf)[::-1], k.size)
+        lowest = jnp.clip(k - num_empty, 0, k.size - 1)
+        is_empty = k < num_empty
+        slots = jnp.where(is_empty, state.size + k, (n - 1 - at)[lowest]).astype(jnp.int32)
+        held = jnp.where(is_empty, -jnp.inf, -negative[lowest])
+        order = jnp.where(is_empty, 2 * n - slots, slots)  # of equal scores, that with the largest is replaced
+
+        def place(carry: tuple, new: tuple) -> tuple[tuple, None]:
+            held, order, row = carry
+            score, exists, number = new
+            low = jnp.min(held)
+            chosen = k == jnp.argmax(jnp.where(held == low, order, -1))
+            chosen &= exists & (score > low)
+            return (
+                jnp.where(chosen, score, held),
+                jnp.where(chosen, slots, order),
+                jnp.where(chosen, number, row),
+            ), None
+
+        rows = scores, mask, jnp.arange(scores.size, dtype=jnp.int32)
+        (_, _, row), _ = lax.scan(place, (held, order, jnp.full_like(k, -1)), rows)
+        return slots, row
+
+    @jit_method(donates=True, handles="slots")
+    def update(
+        self, state: LevelsState, slots: jax.Array, scores: jax.Array, *, mask: jax.Array | None = None
+    ) -> LevelsState:
+        """Set the scores of levels, such as those that were drawn and played.
+
+        Args:
+          state: donated when called eagerly (unless `donate=False`).
+          slots: int [B]; those without a level are ignored. The last occurrence of a repeated slot counts.
+          scores: number [B]; NaN is ignored, and counted.
+          mask: bool [B], True for rows that exist; None for all.
+
+        Raises:
+          ValueError: other shapes or dtypes.
+
+        Examples:
+          >>> levels = jr.Levels(capacity=2)
+          >>> state, slots = levels.insert(
+          ...     levels.init(0), jnp.array([5, 6]), jnp.array([0.1, 0.2])
+          ... )
+          >>> levels.update(state, jnp.array([1, 1]), jnp.array([0.5, 0.75])).scores.round(
+          ...     2
+          ... ).tolist()
+          [0.1, 0.75]
+        """
+        self._check_state(state)
+        slots = checks.check_indices(slots, name="slots")
+        scores = checks.as_float(scores).astype(jnp.float32)
+        if scores.shape != slots.shape:
+            raise ValueError(f"scores: got shape {list(scores.shape)}, expected [{slots.size}], one for each slot.")
+        mask = checks.check_mask(jnp.ones(slots.shape, bool) if mask is None else mask, slots.shape)
+        mask &= (slots >= 0) & (slots < state.size)
+        is_nan = jnp.isnan(scores)
+        target = jnp.where(mask & ~is_nan, slots, self.capacity)
+        target = jnp.where(last_of_each(target), target, self.capacity)
+        return dataclasses.replace(
+            state,
+            scores=state.scores.at[target].set(scores, mode="drop"),
+            rejected=saturating_add(state.rejected, jnp.sum(mask & is_nan, dtype=jnp.int32)),
+        )
+
+    def sample(self, state: LevelsState, key: jax.Array, n: int) -> tuple[LevelsState, jax.Array, Any]:
+        """Draw levels independently, with replacement, and note the time of the draw.
+
+        Args:
+          state: donated when called eagerly (unless `donate=False`).
+          key: a PRNG key.
+          n: number of draws.
+
+        Returns:
+          the state; slots, int32 [n], -1 if no level is stored; and the levels, [n, ...].
+
+        Raises:
+          ValueError: `n` is not a positive integer, or the state is for another capacity.
+
+        Examples:
+          >>> levels = jr.Levels(capacity=2, prioritization="proportional", staleness=0.0)
+          >>> state, _ = levels.insert(levels.init(0), jnp.array([5, 6]), jnp.array([0.0, 0.2]))
+          >>> state, slots, drawn = levels.sample(state, jax.random.key(0), 3)
+          >>> drawn.tolist(), state.last.tolist()
+          ([6, 6, 6], [1, 5])
+        """
+        return self._sample(state, key, check_integer("n", n, 1, 2**24, "the number of draws"))
+
+    @jit_method(static=("n",), donates=True, moves_items=True)
+    def _sample(self, state: LevelsState, key: jax.Array, n: int) -> tuple[LevelsState, jax.Array, Any]:
+        self._check_state(state)
+        check_key(key)
+        leaves = self._law(state)
+        tree = sum_tree.with_fanout(sum_tree.SumTree((leaves,), None, self.capacity, 2))
+        slots, _ = sum_tree.sample_with(tree, random_bits(key, n))
+        now = state.count + jnp.arange(1, n + 1, dtype=jnp.int32)
+        now = jnp.where(now < state.count, 2**31 - 1, now)
+        state = dataclasses.replace(state, last=state.last.at[slots].max(now), count=now[-1])
+        return state, jnp.where(state.size > 0, slots, -1), jax.tree.map(lambda x: x[slots], state.levels)
+
+    @jit_method()
+    def replay(self, state: LevelsState, key: jax.Array) -> jax.Array:
+        """Whether to replay levels in place of new ones, bool []: with `replay_probability`, once enough are stored.
+
+        Examples:
+          >>> levels = jr.Levels(capacity=2)
+          >>> bool(levels.replay(levels.init(0), jax.random.key(0)))
+          False
+        """
+        self._check_state(state)
+        check_key(key)
+        is_filled = state.size >= self.min_filled * self.capacity
+        return is_filled & (state.size > 0) & (jax.random.uniform(key) < self.replay_probability)
+
+    @jit_method()
+    def probabilities(self, state: LevelsState) -> jax.Array:
+        """Probability of each slot in a draw, float32 [N]; all 0 if no level is stored.
+
+        Examples:
+          >>> levels = jr.Levels(
+          ...     capacity=3, prioritization="proportional", temperature=1.0, staleness=0.0
+          ... )
+          >>> state, _ = levels.insert(levels.init(0), jnp.array([5, 6]), jnp.array([0.5, 1.5]))
+          >>> levels.probabilities(state).tolist()
+          [0.25, 0.75, 0.0]
+        """
+        self._check_state(state)
+        return self._law(state)
+
+    def _law(self, state: LevelsState) -> jax.Array:
+        filled = jnp.arange(self.capacity) < state.size
+
+        def normalized(weights: jax.Array) -> jax.Array:
+            """Weights over their sum; evenly over the stored levels if all are 0."""
+            weights = jnp.where(filled, weights, 0.0)
+            weights = jnp.where(jnp.sum(weights) > 0, weights, filled.astype(jnp.float32))
+            return weights / jnp.maximum(jnp.sum(weights), 2.0**-126)
+
+        if self.prioritization == "rank":
+            by_score = jnp.argsort(jnp.where(filled, -state.scores, jnp.inf), stable=True)
+            ranks = jnp.zeros(self.capacity, jnp.int32).at[by_score].set(jnp.arange(1, self.capacity + 1))
+            h = 1.0 / ranks.astype(jnp.float32)
+        else:
+            scores = jnp.where(filled, jnp.maximum(state.scores, 0.0), 0.0)
+            largest = jnp.max(scores)
+            h = scores / jnp.where(largest > 0, largest, 1.0)
+        stale = (state.count - state.last).astype(jnp.float32)
+        return (1 - self.staleness) * normalized(h ** (1 / self.temperature)) + self.staleness * normalized(stale)
+
+    @jit_method()
+    def metrics(self, state: LevelsState) -> dict[str, jax.Array]:
+        """Numbers of a state, float32 [] each.
+
+        `filled`: fraction of the capacity. `score` and `max_score`: mean and largest score of the stored levels, 0 if
+        there are none. `perplexity`: exp(entropy) of a draw over the number of stored levels.
+
+        Examples:
+          >>> levels = jr.Levels(capacity=4)
+          >>> state, _ = levels.insert(levels.init(0), jnp.array([5, 6]), jnp.array([0.5, 1.5]))
+          >>> numbers = levels.metrics(state)
+          >>> float(numbers["filled"]), float(numbers["score"])
+          (0.5, 1.0)
+        """
+        self._check_state(state)
+        filled, count = jnp.arange(self.capacity) < state.size, jnp.maximum(state.size, 1).astype(jnp.float32)
+        p = self._law(state)
+        entropy = -jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0))
+        return {
+            "filled": state.size / self.capacity,
+            "score": jnp.sum(state.scores, where=filled) / count,
+            "max_score": jnp.where(state.size > 0, jnp.max(state.scores), 0.0),
+            "perplexity": jnp.exp(entropy) / count,
+        }
+
+    def _check_state(self, state: LevelsState) -> None:
+        """Raise a `ValueError` if `state` is for another capacity."""
+        if np.shape(state.scores) != (self.capacity,):
+            raise ValueError(
+                f"capacity={self.capacity}: this state has levels {list(np.shape(state.scores))}; use the "
+                "configuration that made it, and jax.vmap for a stack of states."
+            )

@@ -1,0 +1,208 @@
+"""Levels: what is kept, what is drawn, and scores of rollouts."""
+
+import collections
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import seeds
+from helpers import at, stack
+from oracles import LevelsTwin
+from scipy import stats
+
+import jaxreplay as jr
+
+N, STEPS, DRAWN = 9, 60, 5
+WAYS = ["eager", "scan", "vmap"]
+
+
+def random_step(rng, batch_size):
+    """Levels with their scores, many of them equal; and slots with new scores."""
+    odd = rng.choice([np.nan, -np.inf, np.inf], (2, batch_size))
+    scores = np.where(rng.random((2, batch_size)) < 0.12, odd, rng.integers(-1, 7, (2, batch_size)))
+    slots = rng.integers(-2, N + 2, batch_size)
+    masks = rng.random((2, batch_size)) < 0.85
+    levels = rng.integers(0, 2**30, batch_size)
+    scores[1] = np.where(np.isinf(scores[1]), 3, scores[1])
+    return levels.astype(np.int32), scores.astype(np.float32), slots.astype(np.int32), masks
+
+
+def advance(levels, state, step, key):
+    """An insertion, an update and a draw."""
+    new, scores, slots, masks = step
+    state, places = levels.insert(state, {"id": new}, scores[0], mask=masks[0])
+    state = levels.update(state, slots, scores[1], mask=masks[1])
+    state, drawn, items = levels.sample(state, key, DRAWN)
+    return state, (places, drawn, items["id"])
+
+
+@pytest.mark.parametrize("batch_size", [1, 4, 14])
+@pytest.mark.parametrize("way", WAYS)
+def test_levels_do_what_their_twin_does(way, batch_size):
+    levels = jr.Levels(capacity=N, staleness=0.3, temperature=1.0)
+    rng, lanes = seeds.rng("levels", way, batch_size), 3 if way == "vmap" else 1
+    given = [[random_step(rng, batch_size) for _ in range(STEPS)] for _ in range(lanes)]
+    keys = jax.random.split(seeds.key("levels", way, batch_size), STEPS)
+    start = levels.init({"id": jnp.int32(0)})
+    if way == "eager":
+        states, found = start, []
+        for step, key in zip(given[0], keys, strict=True):
+            states, result = advance(levels, states, step, key)
+            found.append(result)
+        states, found = stack(states), stack(stack(*found))
+    else:
+
+        def run(steps):
+            return jax.lax.scan(lambda state, x: advance(levels, state, *x), start, (steps, keys))
+
+        states, found = jax.jit(jax.vmap(run))(stack(*(stack(*lane) for lane in given)))
+    happened = collections.Counter()
+    for lane in range(lanes):
+        twin, state = LevelsTwin(N), at(states, lane)
+        for step, (new, scores, slots, masks) in enumerate(given[lane]):
+            places, drawn, ids = (np.asarray(x[lane][step]) for x in found)
+            was_full, stored = len(twin.scores) == N, list(twin.scores)
+            assert places.tolist() == twin.insert(new, scores[0], masks[0])
+            happened["stored"] += np.sum(places >= 0)
+            happened["replaced"] += was_full * np.sum(places >= 0)
+            happened["ties"] += was_full and stored.count(min(stored)) > 1
+            twin.update(slots, scores[1], masks[1])
+            if twin.scores:
+                assert ids.tolist() == [twin.levels[slot] for slot in drawn]
+                twin.drew(drawn)
+            else:
+                assert drawn.tolist() == [-1] * DRAWN
+                twin.count += DRAWN
+        size = len(twin.scores)
+        assert (int(state.size), int(state.count), int(state.rejected)) == (size, twin.count, twin.rejected)
+        assert state.levels["id"][:size].tolist() == twin.levels
+        assert state.scores.tolist() == twin.scores + [-np.inf] * (N - size)
+        assert state.last[:size].tolist() == twin.last
+        happened["rejected"] += twin.rejected
+    least = {"stored": 12, "replaced": 5, "ties": 8, "rejected": 0}
+    assert all(happened[what] > count * lanes for what, count in least.items()), happened
+
+
+@pytest.mark.parametrize("staleness", [0.0, 0.4, 1.0])
+@pytest.mark.parametrize(("prioritization", "temperature"), [("rank", 1.0), ("rank", 0.1), ("proportional", 0.5)])
+def test_law_of_the_draw(prioritization, temperature, staleness):
+    levels = jr.Levels(
+        capacity=12, prioritization=prioritization, temperature=temperature, staleness=staleness, donate=False
+    )
+    rng, twin = seeds.rng("law", prioritization, temperature), LevelsTwin(12)
+    scores = rng.uniform(-0.2, 2, 10).astype(np.float32)
+    state, _ = levels.insert(levels.init(0), np.arange(10), scores)
+    twin.insert(np.arange(10), scores, np.ones(10, bool))
+    state, drawn, _ = levels.sample(state, seeds.key("before"), 4)
+    twin.drew(drawn.tolist())
+    law = twin.law(prioritization, temperature, staleness)
+    found = levels.probabilities(state)
+    np.testing.assert_allclose(found[:10], law, rtol=2e-5, atol=1e-9)
+    assert found[10:].tolist() == [0, 0]
+    _, drawn, items = jax.jit(lambda s, k: levels.sample(s, k, 60_000))(state, seeds.key("law", staleness))
+    np.testing.assert_array_equal(drawn, items)
+    counts, often = np.bincount(drawn, minlength=10), law * 60_000 > 5
+    expected = law * 60_000
+    pooled = np.append(counts[often], counts[~often].sum()), np.append(expected[often], expected[~often].sum())
+    kept = pooled[1] > 0
+    assert law.max() > 1.5 * law.min()
+    assert stats.chisquare(pooled[0][kept], pooled[1][kept], sum_check=False).pvalue > 1e-4
+
+
+def test_draws_when_all_scores_are_zero_and_none_is_stale():
+    levels = jr.Levels(capacity=4, prioritization="proportional", staleness=0.5)
+    state, _ = levels.insert(levels.init(0), np.arange(3), np.array([0.0, -1.0, 0.0]))
+    np.testing.assert_allclose(levels.probabilities(state), [0.5 / 3 + 1 / 3, 0.5 / 3 + 0.5 / 3, 0.5 / 3, 0], atol=1e-6)
+
+
+def test_when_to_replay():
+    levels = jr.Levels(capacity=4, replay_probability=0.25, min_filled=0.75)
+    keys = jax.random.split(seeds.key("replay"), 4_000)
+    decide = jax.vmap(levels.replay, in_axes=(None, 0))
+    state, _ = levels.insert(levels.init(0), np.arange(2), np.ones(2))
+    assert not np.any(decide(state, keys))
+    state, _ = levels.insert(state, np.arange(1), np.ones(1))
+    assert stats.binomtest(int(np.sum(decide(state, keys))), 4_000, 0.25).pvalue > 1e-4
+    assert not jr.Levels(capacity=4, min_filled=0.0, replay_probability=1.0).replay(levels.init(0), keys[0])
+
+
+def test_counts_saturate():
+    levels = jr.Levels(capacity=2)
+    state, _ = levels.insert(levels.init(0), np.arange(2), np.ones(2))
+    state = state.replace(count=jnp.int32(2**31 - 2))
+    state, _ = levels.insert(state, np.arange(3), np.full(3, 2.0))
+    assert int(state.count) == 2**31 - 1
+    assert state.last.tolist() == [2**31 - 1, 2**31 - 1]
+    state, slots, _ = levels.sample(state, seeds.key(), 3)
+    assert int(state.count) == state.last[slots[0]] == 2**31 - 1
+
+
+def mean_of_episodes(numbers, ends):
+    """Twin of the scores: one episode after the other."""
+    found = []
+    for column, ended in zip(np.transpose(numbers), np.transpose(ends), strict=True):
+        parts = np.split(column, np.flatnonzero(ended) + 1)[:-1]
+        found.append(np.mean([part.mean() for part in parts]) if parts else -np.inf)
+    return found
+
+
+def test_scores_of_rollouts():
+    rng = seeds.rng("scores of rollouts")
+    numbers, ends = rng.normal(size=(40, 12)).astype(np.float32), rng.random((40, 12)) < 0.1
+    ends[:, 0] = False
+    largest = rng.normal(size=12).astype(np.float32)
+    found = jax.jit(jr.positive_value_loss)(numbers, ends)
+    np.testing.assert_allclose(found, mean_of_episodes(np.maximum(numbers, 0), ends), rtol=1e-5)
+    found = jr.max_monte_carlo(numbers, ends, largest)
+    np.testing.assert_allclose(found, mean_of_episodes(largest - numbers, ends), rtol=1e-4, atol=1e-6)
+    assert found[0] == -np.inf
+    with pytest.raises(ValueError, match=r"advantages: got float32\[3\] with ends of shape"):
+        jr.positive_value_loss(np.zeros(3), np.zeros(3, bool))
+    with pytest.raises(ValueError, match=r"max_returns: got shape \[2\], expected \[12\]"):
+        jr.max_monte_carlo(numbers, ends, np.zeros(2))
+
+
+def test_states_are_saved_bound_and_measured(tmp_path):
+    levels = jr.Levels(capacity=5)
+    level = {"walls": np.zeros((3, 3), bool)}
+    bound = jr.bind(levels, levels.init(level))
+    bound, slots = bound.insert({"walls": np.ones((2, 3, 3), bool)}, np.array([0.5, 0.25]))
+    assert slots.tolist() == [0, 1]
+    jr.save(tmp_path / "x", levels, bound.state)
+    jax.tree.map(np.testing.assert_array_equal, jr.restore(tmp_path / "x", levels), bound.state)
+    assert jr.memory(levels, level).total >= 5 * (9 + 8)
+    numbers = jr.diagnostics(levels, bound.state)
+    assert (float(numbers["filled"]), float(numbers["score"]), int(numbers["rejected"])) == (0.4, 0.375, 0)
+    assert numbers["perplexity"] < 1
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"capacity": 0}, "capacity=0: must be an integer from 1"),
+        ({"prioritization": "topk"}, "prioritization='topk': must be one of rank, proportional"),
+        ({"temperature": 0}, "temperature=0: must be a number in"),
+        ({"staleness": 2}, "staleness=2: must be a number in"),
+        ({"replay_probability": -1}, "replay_probability=-1: must be a number in"),
+        ({"min_filled": 2}, "min_filled=2: must be a number in"),
+    ],
+)
+def test_settings_that_are_refused(settings, message):
+    with pytest.raises(ValueError, match=message):
+        jr.Levels(**{"capacity": 4, **settings})
+
+
+def test_arguments_that_are_refused():
+    levels = jr.Levels(capacity=4)
+    state = levels.init({"id": jnp.int32(0)})
+    with pytest.raises(ValueError, match="wrong structure"):
+        levels.insert(state, np.zeros(2, np.int32), np.zeros(2))
+    with pytest.raises(ValueError, match=r"scores: got shape \[3\], expected \[2\]"):
+        levels.insert(state, {"id": np.zeros(2, np.int32)}, np.zeros(3))
+    with pytest.raises(ValueError, match=r"scores: got shape \[3\], expected \[2\]"):
+        levels.update(state, np.zeros(2, np.int32), np.zeros(3))
+    with pytest.raises(ValueError, match=r"capacity=5: this state has levels \[4\]"):
+        jr.Levels(capacity=5).sample(state, seeds.key(), 2)
+    with pytest.raises(ValueError, match="n=0: must be an integer from 1"):
+        levels.sample(state, seeds.key(), 0)

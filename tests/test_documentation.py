@@ -906,6 +906,27 @@ def tasks(block, monkeypatch):
     assert law[drawn[0][8]] < 0.6 * law[drawn[0][4]]
 
 
+def levels(block, monkeypatch):
+    def random_level(key):
+        return {"walls": jax.random.bernoulli(key, 0.5, (5, 5))}
+
+    def play(agent, played):
+        """Two episodes of two steps; the advantage is the share of walls."""
+        share = jnp.mean(played["walls"], axis=(1, 2))
+        ends = jnp.broadcast_to(jnp.array([False, True, False, True])[:, None], (4, 32))
+        return jnp.broadcast_to(share, (4, 32)), ends, agent + 1
+
+    names = {"key": jax.random.key(0), "random_level": random_level, "play": play}
+    found = run(block, names, capacity=("4_000", "256"))
+    carry, keys = (jnp.int32(0), found["state"]), jax.random.split(jax.random.key(1), 40)
+    (agent, state), replayed = jax.jit(lambda *x: jax.lax.scan(found["train_step"], *x))(carry, keys)
+    assert int(state.size) == 256
+    assert not replayed[:8].any()  # a full buffer takes 8 insertions of 32
+    assert 5 < int(agent) == int(replayed.sum()) < 30
+    np.testing.assert_allclose(state.scores, state.levels["walls"].mean(axis=(1, 2)), rtol=1e-6)
+    assert state.scores.min() > 0.5  # of about 700 random levels, whose mean is a half, the best 256
+
+
 def changed_by_draws(block, monkeypatch):
     found = run(block, {})
     testing.check_sampler(found["Counted"](jr.Prioritized()))
@@ -1629,7 +1650,7 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/mixtures.md": [half_online],
     "guides/own_sampler.md": [own_sampler, changed_by_draws],
     "guides/pools.md": [pools],
-    "guides/tasks.md": [tasks],
+    "guides/tasks.md": [tasks, levels],
     "guides/porting.md": [
         object_in_a_train_state,
         a_traced_discount,

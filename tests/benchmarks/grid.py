@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator
 import host_buffers
 import jax_buffers
 import pools
+import tasks
 import trees
 from jax_buffers import eager_program, scan_program
 from settings import SEQUENCE_LENGTH, Setting
@@ -15,7 +16,7 @@ from settings import SEQUENCE_LENGTH, Setting
 import jaxreplay as jr
 
 PACKAGES = {"flashbax": "flashbax", "cpprb": "cpprb", "torchrl": "torchrl", "dopamine": "dopamine-rl", "brax": "brax"}
-PACKAGES |= {"rejax": "rejax", "jaxnasium": "jaxnasium", "memorax": "memorax"}
+PACKAGES |= {"rejax": "rejax", "jaxnasium": "jaxnasium", "memorax": "memorax", "jaxued": "jaxued"}
 HOST_LIBRARIES = {"cpprb", "torchrl", "dopamine"}
 BASE = "jaxreplay"
 FANOUTS = (2, 4, 8, 16, 32, 64, 128)
@@ -55,7 +56,9 @@ def _group(part: str, rank: int, by_setting: dict[Setting, dict[str, Callable]])
 
 
 def _storage(part: str, setting: Setting, library: str) -> int:
-    item = {"a": 0, "h": 0, "fanout": 0, "g": SEQUENCE_LENGTH * setting.item_bytes}.get(part, setting.item_bytes)
+    item = {"a": 0, "h": 0, "k": 0, "fanout": 0, "g": SEQUENCE_LENGTH * setting.item_bytes}.get(
+        part, setting.item_bytes
+    )
     if library == "brax" and setting.items == "frames":
         item *= 4  # it keeps everything in the items' common dtype, float32
     return setting.seeds * setting.capacity * (item + 12)
@@ -195,6 +198,21 @@ def pool_groups(smoke: bool) -> Iterator[Group]:
         yield _group("h", _rank(one, key), by_setting)
 
 
+def task_groups(smoke: bool) -> Iterator[Group]:
+    key = Setting(capacity=2**14, batch_size=256)
+    for capacity, batch_size in _sizes(smoke, (2**14, 2**10, 2**17, 2**20)):
+        setting = Setting(capacity=capacity, batch_size=batch_size)
+        makers = {
+            BASE: functools.partial(tasks.jaxreplay_tasks, setting),
+            "jaxreplay Levels": functools.partial(tasks.jaxreplay_levels, setting),
+            "jaxued": functools.partial(tasks.jaxued_levels, setting),
+            "NumPy": functools.partial(tasks.numpy_tasks, setting),
+        }
+        if capacity * batch_size > 2**22:  # where a step takes more than a second
+            del makers["jaxued"]
+        yield _group("k", _rank(setting, key), {setting: makers})
+
+
 def fanout_groups(smoke: bool) -> Iterator[Group]:
     key = Setting(capacity=2**20, batch_size=256)
     for capacity, batch_size in _sizes(smoke):
@@ -215,6 +233,7 @@ PARTS = {
     "f": ("Uniform replay step in a scan", uniform_groups),
     "g": ("Sequences of 80 steps, one every 40", sequence_groups),
     "h": ("Difficulty pools in a scan: draw and update", pool_groups),
+    "k": ("Tasks by a score: draw and update", task_groups),
     "fanout": ("Tree only, by fan-out", fanout_groups),
 }
 
@@ -226,5 +245,5 @@ def groups(parts: list[str], libraries: set[str], smoke: bool) -> list[Group]:
         for group in PARTS[part][1](smoke):
             makers = {k: make for k, make in group.makers.items() if peer(k[1]) in (None, *libraries)}
             found.append(dataclasses.replace(group, makers=makers))
-    order = "bacghdf"
+    order = "bacghkdf"
     return sorted(found, key=lambda g: (g.part == "fanout", g.rank, order.find(g.part)))

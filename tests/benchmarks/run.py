@@ -1,6 +1,6 @@
 """Benchmark of jaxreplay beside other replay buffers.
 
-Run: python tests/benchmarks/run.py [--parts abcdefghij] [--peers flashbax ...] [--seconds S] [--smoke] [--out FOLDER]
+Run: python tests/benchmarks/run.py [--parts abcdefghijk] [--peers flashbax ...] [--seconds S] [--smoke] [--out FOLDER]
 
 Prints tables; writes BACKEND.json, BACKEND.md and plots. What is measured, and how, is in the README beside this file.
 """
@@ -33,7 +33,7 @@ from tqdm import tqdm
 RESULTS = pathlib.Path(__file__).parent / "results"
 MODULES = {"torchrl": "torchrl._torchrl", "dopamine": "dopamine.jax.replay_memory.replay_buffer"}
 MODULES |= {"brax": "brax.training.replay_buffers", "rejax": "rejax.buffers", "memorax": "memorax.buffers"}
-MODULES["jaxnasium"] = "jaxnasium.algorithms.core"
+MODULES |= {"jaxnasium": "jaxnasium.algorithms.core", "jaxued": "jaxued.level_sampler"}
 
 
 def importable(names: list[str]) -> set[str]:
@@ -101,7 +101,7 @@ def run_group(group: Group, machine: Machine, runs: int, run_seconds: float) -> 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="abcdefghij", help="letters of the parts, or fanout (abcdefghij)")
+    parser.add_argument("--parts", default="abcdefghijk", help="letters of the parts, or fanout (abcdefghijk)")
     parser.add_argument("--peers", nargs="*", choices=list(PACKAGES), default=list(PACKAGES), help="all by default")
     parser.add_argument("--seconds", type=float, default=7200.0, help="start no cell after this long (7200)")
     parser.add_argument("--smoke", action="store_true", help="one tiny cell a part, to see that it runs")

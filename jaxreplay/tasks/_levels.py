@@ -1,6 +1,7 @@
 """Levels: prioritized level replay, a buffer of environments to replay."""
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import jax
@@ -299,8 +300,8 @@ class Levels:
         """
         self._check_state(state)
         check_key(key)
-        is_filled = state.size >= self.min_filled * self.capacity
-        return is_filled & (state.size > 0) & (jax.random.uniform(key) < self.replay_probability)
+        least = max(1, math.ceil(self.min_filled * self.capacity))
+        return (state.size >= least) & (jax.random.uniform(key) < self.replay_probability)
 
     @jit_method()
     def probabilities(self, state: LevelsState) -> jax.Array:
@@ -328,7 +329,9 @@ class Levels:
 
         if self.prioritization == "rank":
             by_score = jnp.argsort(jnp.where(filled, -state.scores, jnp.inf), stable=True)
-            ranks = jnp.zeros(self.capacity, jnp.int32).at[by_score].set(jnp.arange(1, self.capacity + 1))
+            ranks = (
+                jnp.zeros(self.capacity, jnp.int32).at[by_score].set(jnp.arange(1, self.capacity + 1, dtype=jnp.int32))
+            )
             h = 1.0 / ranks.astype(jnp.float32)
         else:
             scores = jnp.where(filled, jnp.maximum(state.scores, 0.0), 0.0)
@@ -356,7 +359,7 @@ class Levels:
         p = self._law(state)
         entropy = -jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0))
         return {
-            "filled": state.size / self.capacity,
+            "filled": state.size.astype(jnp.float32) / self.capacity,
             "score": jnp.sum(state.scores, where=filled) / count,
             "max_score": jnp.where(state.size > 0, jnp.max(state.scores), 0.0),
             "perplexity": jnp.exp(entropy) / count,

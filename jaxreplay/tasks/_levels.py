@@ -230,13 +230,10 @@ class Levels:
 
         Examples:
           >>> levels = jr.Levels(capacity=2)
-          >>> state, slots = levels.insert(
-          ...     levels.init(0), jnp.array([5, 6]), jnp.array([0.1, 0.2])
-          ... )
-          >>> levels.update(state, jnp.array([1, 1]), jnp.array([0.5, 0.75])).scores.round(
-          ...     2
-          ... ).tolist()
-          [0.1, 0.75]
+          >>> state, _ = levels.insert(levels.init(0), jnp.array([5, 6]), jnp.array([0.25, 1.0]))
+          >>> state = levels.update(state, jnp.array([1, 1]), jnp.array([0.5, 0.75]))
+          >>> state.scores.tolist()
+          [0.25, 0.75]
         """
         self._check_state(state)
         slots = checks.check_indices(slots, name="slots")

@@ -101,7 +101,6 @@ def states():
     }
 
 
-LATER = FILE.with_name("checkpoint_2.zip")  # what came later, of the same format
 LATER_CONFIG = {
     "recent": jr.ReplayBuffer(capacity=5, sampler=jr.Recent(power=2.0)),
     "spent": jr.ReplayBuffer(capacity=5, sampler=jr.Uniform(max_uses=1)),
@@ -109,6 +108,7 @@ LATER_CONFIG = {
     "open": jr.ReplayBuffer(capacity=5, sampler=jr.Prioritized(alpha=None)),
     "tasks": jr.Tasks(num_tasks=5, decay=0.5),
 }
+LEVELS_CONFIG = {"levels": jr.Levels(capacity=3)}
 
 
 def later_states():
@@ -119,12 +119,26 @@ def later_states():
     return {name: filled(buffer, **settings.get(name, {})) for name, buffer in buffers.items()} | {"tasks": counted}
 
 
-def record(file=LATER, config=LATER_CONFIG, states=later_states):
+def levels_states():
+    levels = LEVELS_CONFIG["levels"]
+    state, _ = levels.insert(levels.init(jax.tree.map(lambda x: x[0], items(1))), items(4), np.array([3, 1, np.nan, 2]))
+    return {"levels": levels.update(state, np.array([1]), np.array([4]))}
+
+
+# What came later, of the same format: one file after the other.
+LATER = {
+    FILE.with_name("checkpoint_2.zip"): (LATER_CONFIG, later_states),
+    FILE.with_name("checkpoint_3.zip"): (LEVELS_CONFIG, levels_states),
+}
+
+
+def record(file, config, states):
     with tempfile.TemporaryDirectory() as folder, zipfile.ZipFile(file, "x", zipfile.ZIP_DEFLATED) as archive:
         jr.save(folder, config, states())
-        for file in sorted(pathlib.Path(folder).rglob("*")):
-            archive.write(file, file.relative_to(folder))
+        for path in sorted(pathlib.Path(folder).rglob("*")):
+            archive.write(path, path.relative_to(folder))
 
 
 if __name__ == "__main__":
-    record()
+    *_, (newest, (of_newest, make)) = LATER.items()
+    record(newest, of_newest, make)

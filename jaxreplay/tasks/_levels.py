@@ -18,6 +18,7 @@ from jaxreplay._common.ring import saturating_add
 from jaxreplay._common.xla import jit_method
 
 PRIORITIZATIONS = ("rank", "proportional")
+LARGEST_SCORE = 3e38  # of a "proportional" draw; larger scores, also infinite ones, count as this
 
 
 @struct.dataclass
@@ -132,7 +133,8 @@ class Levels:
         """Insert levels, as if one after the other.
 
         An empty slot takes any level. A full buffer replaces the level with the lowest score, in the last such slot, if
-        the new score is higher. So of equal scores the stored one stays. The lowest slots are found in one pass; what
+        the new score is higher. So of equal scores the stored one stays. Levels are not compared with each other: a
+        level that is inserted twice is stored twice; use `update` for one that is stored. The lowest slots are found in one pass; what
         remains is a loop over the batch that reads no other slot.
 
         Args:
@@ -230,12 +232,10 @@ class Levels:
         Examples:
           >>> levels = jr.Levels(capacity=2)
           >>> state, slots = levels.insert(
-          ...     levels.init(0), jnp.array([5, 6]), jnp.array([0.1, 0.2])
+          ...     levels.init(0), jnp.array([5, 6]), jnp.array([0.25, 0.125])
           ... )
-          >>> levels.update(state, jnp.array([1, 1]), jnp.array([0.5, 0.75])).scores.round(
-          ...     2
-          ... ).tolist()
-          [0.1, 0.75]
+          >>> levels.update(state, jnp.array([1, 1]), jnp.array([0.5, 0.75])).scores.tolist()
+          [0.25, 0.75]
         """
         self._check_state(state)
         slots = checks.check_indices(slots, name="slots")
@@ -288,6 +288,22 @@ class Levels:
         state = dataclasses.replace(state, last=state.last.at[slots].max(now), count=now[-1])
         return state, jnp.where(state.size > 0, slots, -1), jax.tree.map(lambda x: x[slots], state.levels)
 
+    @jit_method(handles="slots", rows="slots")
+    def get(self, state: LevelsState, slots: jax.Array) -> Any:
+        """The levels in `slots`, int [B]: [B, ...]; those of slots without a level have no meaning.
+
+        Examples:
+          >>> levels = jr.Levels(capacity=2)
+          >>> state, slots = levels.insert(
+          ...     levels.init(0), jnp.array([5, 6]), jnp.array([0.1, 0.2])
+          ... )
+          >>> levels.get(state, slots[::-1]).tolist()
+          [6, 5]
+        """
+        self._check_state(state)
+        target = jnp.clip(checks.check_indices(slots, name="slots"), 0, self.capacity - 1)
+        return jax.tree.map(lambda x: x[target], state.levels)
+
     @jit_method()
     def replay(self, state: LevelsState, key: jax.Array) -> jax.Array:
         """Whether to replay levels in place of new ones, bool []: with `replay_probability`, once enough are stored.
@@ -331,7 +347,7 @@ class Levels:
             ranks = jnp.zeros(self.capacity, jnp.int32).at[by_score].set(jnp.arange(1, self.capacity + 1))
             h = 1.0 / ranks.astype(jnp.float32)
         else:
-            scores = jnp.where(filled, jnp.maximum(state.scores, 0.0), 0.0)
+            scores = jnp.where(filled, jnp.clip(state.scores, 0.0, LARGEST_SCORE), 0.0)
             largest = jnp.max(scores)
             h = scores / jnp.where(largest > 0, largest, 1.0)
         stale = (state.count - state.last).astype(jnp.float32)

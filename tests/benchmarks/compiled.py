@@ -52,6 +52,8 @@ CELLS = [
     *(Cell(kind="tracer", capacity=16, batch_size=16, seeds=seeds) for seeds in (1, 8)),
     Cell(kind="tracer", items="84x84x4 bytes", capacity=16, batch_size=16, n=1),
     *(Cell(kind=kind) for kind in ("pools", "tasks")),
+    *(Cell(kind=kind, capacity=2**12, batch_size=32) for kind in ("levels", "levels by rank")),
+    Cell(kind="levels", capacity=2**17),
     *(Cell(kind="sharded", sampler=sampler) for sampler in ("uniform", "prioritized")),
     *(Cell(kind="flashbax", sampler=sampler) for sampler in ("uniform", "prioritized")),
 ]
@@ -114,11 +116,13 @@ def report(target: str, cell: Cell) -> list[dict[str, Any]]:
 
 def missed(target: str, cell: Cell, row: dict[str, Any]) -> Iterator[str]:
     """The bounds that do not hold."""
-    if row["copies"] or row["row_loops"]:
+    # A level may replace one that was inserted just before it, so an insertion is one loop over the batch.
+    is_insertion = cell.kind.startswith("levels") and row["operation"] == "insert"
+    if row["copies"] or row["row_loops"] > is_insertion:
         yield f"copies {row['copies']}, {row['row_loops']} loops over rows: expected none"
     if row["unknown_loops"] > (cell.kind == "pools"):
         yield f"{row['unknown_loops']} loops of unknown length"
-    if cell.kind not in ("tracer", "pools", "tasks"):
+    if cell.kind not in ("tracer", "pools", "tasks", "levels", "levels by rank"):
         # An item's own size, if it is small, is no more than that of its priority and its minimum.
         most = row["payload_bytes"] * (1.25 if cell.item_bytes >= 64 else 1.6)
         if row["argument_bytes"] > most:

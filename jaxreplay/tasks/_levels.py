@@ -1,6 +1,7 @@
 """Levels: prioritized level replay, a buffer of environments to replay."""
 
 import dataclasses
+import math
 from typing import Any, Literal
 
 import jax
@@ -18,7 +19,7 @@ from jaxreplay._common.ring import saturating_add
 from jaxreplay._common.xla import jit_method
 
 PRIORITIZATIONS = ("rank", "proportional")
-LARGEST_SCORE = 3e38  # of a "proportional" draw; larger scores, also infinite ones, count as this
+LARGEST_SCORE = 1e30  # of a "proportional" draw; larger scores, also infinite ones, count as this
 
 
 @struct.dataclass
@@ -133,9 +134,9 @@ class Levels:
         """Insert levels, as if one after the other.
 
         An empty slot takes any level. A full buffer replaces the level with the lowest score, in the last such slot, if
-        the new score is higher. So of equal scores the stored one stays. Levels are not compared with each other: a
-        level that is inserted twice is stored twice; use `update` for one that is stored. The lowest slots are found in one pass; what
-        remains is a loop over the batch that reads no other slot.
+        the new score is higher. So of equal scores the stored one stays. Levels are not compared with each other: one
+        that is inserted twice is stored twice. The lowest slots are found in one pass; what remains is a loop over the
+        batch that reads no other slot.
 
         Args:
           state: donated when called eagerly (unless `donate=False`).
@@ -315,8 +316,8 @@ class Levels:
         """
         self._check_state(state)
         check_key(key)
-        is_filled = state.size >= self.min_filled * self.capacity
-        return is_filled & (state.size > 0) & (jax.random.uniform(key) < self.replay_probability)
+        least = math.ceil(round(self.min_filled * self.capacity, 6))  # 3 of 30 for 0.1, in spite of rounding
+        return (state.size >= max(least, 1)) & (jax.random.uniform(key) < self.replay_probability)
 
     @jit_method()
     def probabilities(self, state: LevelsState) -> jax.Array:
@@ -344,7 +345,9 @@ class Levels:
 
         if self.prioritization == "rank":
             by_score = jnp.argsort(jnp.where(filled, -state.scores, jnp.inf), stable=True)
-            ranks = jnp.zeros(self.capacity, jnp.int32).at[by_score].set(jnp.arange(1, self.capacity + 1))
+            ranks = (
+                jnp.zeros(self.capacity, jnp.int32).at[by_score].set(jnp.arange(1, self.capacity + 1, dtype=jnp.int32))
+            )
             h = 1.0 / ranks.astype(jnp.float32)
         else:
             scores = jnp.where(filled, jnp.clip(state.scores, 0.0, LARGEST_SCORE), 0.0)
@@ -372,7 +375,7 @@ class Levels:
         p = self._law(state)
         entropy = -jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0))
         return {
-            "filled": state.size / self.capacity,
+            "filled": state.size.astype(jnp.float32) / self.capacity,
             "score": jnp.sum(state.scores, where=filled) / count,
             "max_score": jnp.where(state.size > 0, jnp.max(state.scores), 0.0),
             "perplexity": jnp.exp(entropy) / count,

@@ -79,7 +79,7 @@ def _mean_of_episodes(numbers: jax.Array, ends: jax.Array) -> jax.Array:
     def sums(x: jax.Array) -> jax.Array:
         return jnp.zeros_like(numbers).at[number, level].add(x)
 
-    finished = jnp.arange(ends.shape[0])[:, None] < jnp.sum(ends, axis=0)
+    finished = jnp.arange(ends.shape[0])[:, None] < jnp.sum(ends, axis=0, keepdims=True)
     means = jnp.where(finished, sums(numbers) / jnp.maximum(sums(jnp.ones_like(numbers)), 1.0), 0.0)
     count = jnp.sum(finished, axis=0)
     return jnp.where(count > 0, jnp.sum(means, axis=0) / jnp.maximum(count, 1).astype(jnp.float32), -jnp.inf)

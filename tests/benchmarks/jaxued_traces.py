@@ -10,15 +10,18 @@ probabilities are compared with staleness too. jaxued draws; its draws are carri
 
 import argparse
 import collections
+import importlib
 import importlib.metadata
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxued import utils
 from jaxued.level_sampler import LevelSampler
 
 import jaxreplay as jr
+
+jax.tree_map = jax.tree.map  # jaxued uses the name that JAX has removed
+utils = importlib.import_module("jaxued.utils")
 
 CAPACITY, BATCH, STEPS, STALENESS = 12, 4, 25, 0.3
 

@@ -120,7 +120,7 @@ def test_draws_when_all_scores_are_zero_and_none_is_stale():
 def test_infinite_scores_in_a_proportional_draw():
     """They are finite there: of equal weight, however many."""
     levels = jr.Levels(capacity=4, prioritization="proportional", temperature=1.0, staleness=0.0)
-    state, _ = levels.insert(levels.init(0), np.arange(4), np.array([np.inf, 1.0, 3e38, np.inf]))
+    state, _ = levels.insert(levels.init(0), np.arange(4), np.array([np.inf, 1.0, 1e30, np.inf]))
     np.testing.assert_allclose(levels.probabilities(state), [1 / 3, 0, 1 / 3, 1 / 3], atol=1e-6)
 
 
@@ -168,6 +168,9 @@ def test_when_to_replay():
     assert not np.any(decide(state, keys))
     state, _ = levels.insert(state, np.arange(1), np.ones(1))
     assert stats.binomtest(int(np.sum(decide(state, keys))), 4_000, 0.25).pvalue > 1e-4
+    tenth = jr.Levels(capacity=30, min_filled=0.1, replay_probability=1.0)
+    state, _ = tenth.insert(tenth.init(0), np.arange(3), np.ones(3))
+    assert tenth.replay(state, keys[0])  # 0.1 * 30 > 3 in floating point
     assert not jr.Levels(capacity=4, min_filled=0.0, replay_probability=1.0).replay(levels.init(0), keys[0])
 
 

@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks
+from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_bool, check_integer, check_key, check_number, settle
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.repeats import last_of_each
@@ -22,12 +22,17 @@ PRIORITIZATIONS = ("rank", "proportional")
 LARGEST_SCORE = 1e30  # of a "proportional" draw; larger scores, also infinite ones, count as this
 
 
+def _on_backend(levels: Any, state: Any, backend: str) -> Any:
+    """Entry of `LaidOut._layouts`."""
+    return layouts.on_backend(levels, 1, np.ndim(state.size), backend)
+
+
 @struct.dataclass
-class LevelsState:
+class LevelsState(layouts.LaidOut):
     """State of `jaxreplay.Levels`, N slots.
 
     Attributes:
-      levels: the stored levels, a pytree of arrays [N, ...].
+      levels: the stored levels, a pytree of arrays [N, ...]; laid out in rows on a TPU, where `Levels.get` reads them.
       scores: float32 [N]; -inf in empty slots.
       last: int32 [N], number of insertions and draws, in all, up to and with the level's own latest.
       size: int32 [], number of stored levels; they are in slots 0 to size - 1.
@@ -46,6 +51,7 @@ class LevelsState:
     size: jax.Array  # []
     count: jax.Array  # []
     rejected: jax.Array  # []
+    _layouts: ClassVar = {"levels": _on_backend}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -112,10 +118,9 @@ class Levels:
           >>> int(jr.Levels(capacity=8).init(jnp.zeros(3)).size)
           0
         """
-        stored = jax.tree.map(lambda x: jnp.zeros((self.capacity, *x.shape), x.dtype), checks.as_spec(level))
         none = jnp.zeros((), jnp.int32)
         return LevelsState(
-            levels=stored,
+            levels=layouts.zeros(checks.as_spec(level), (self.capacity,), 0),
             scores=jnp.full(self.capacity, -jnp.inf, jnp.float32),
             last=jnp.zeros(self.capacity, jnp.int32),
             size=none,
@@ -161,7 +166,7 @@ class Levels:
         self._check_state(state)
         levels, scores = checks.as_arrays(levels), checks.as_float(scores).astype(jnp.float32)
         (batch_size,) = checks.leading_axes(levels, 1, "levels, with a leading axis [B]")
-        checks.check_like(levels, state.levels, 1, 1, "the buffer")
+        checks.check_like(levels, layouts.stored_spec(state.levels), 1, 1, "the buffer")
         if scores.shape != (batch_size,):
             raise ValueError(f"scores: got shape {list(scores.shape)}, expected [{batch_size}], one for each level.")
         mask = checks.check_mask(jnp.ones(batch_size, bool) if mask is None else mask, (batch_size,))
@@ -169,17 +174,14 @@ class Levels:
         now = state.count + jnp.cumsum(mask, dtype=jnp.int32)
         now = jnp.where(now < state.count, 2**31 - 1, now)
         slots, row = self._places(state, scores, mask)
-        target = jnp.where(row >= 0, slots, self.capacity)
-
-        def write(stored: jax.Array, new: jax.Array) -> jax.Array:
-            return stored.at[target].set(new[row], mode="drop")
+        target = jnp.where(row >= 0, slots, self.capacity + jnp.arange(row.size, dtype=jnp.int32))  # all different
 
         of_row = jnp.full(batch_size, -1, jnp.int32)
         return dataclasses.replace(
             state,
-            levels=jax.tree.map(write, state.levels, levels),
-            scores=write(state.scores, scores),
-            last=write(state.last, now),
+            levels=layouts.write(state.levels, target, jax.tree.map(lambda x: x[row], levels)),
+            scores=state.scores.at[target].set(scores[row], mode="drop"),
+            last=state.last.at[target].set(now[row], mode="drop"),
             size=state.size + jnp.sum((row >= 0) & (slots >= state.size), dtype=jnp.int32),
             count=now[-1],
             rejected=rejected,
@@ -287,7 +289,7 @@ class Levels:
         now = state.count + jnp.arange(1, n + 1, dtype=jnp.int32)
         now = jnp.where(now < state.count, 2**31 - 1, now)
         state = dataclasses.replace(state, last=state.last.at[slots].max(now), count=now[-1])
-        return state, jnp.where(state.size > 0, slots, -1), jax.tree.map(lambda x: x[slots], state.levels)
+        return state, jnp.where(state.size > 0, slots, -1), layouts.read(state.levels, slots)
 
     @jit_method(handles="slots", rows="slots")
     def get(self, state: LevelsState, slots: jax.Array) -> Any:
@@ -303,7 +305,7 @@ class Levels:
         """
         self._check_state(state)
         target = jnp.clip(checks.check_indices(slots, name="slots"), 0, self.capacity - 1)
-        return jax.tree.map(lambda x: x[target], state.levels)
+        return layouts.read(state.levels, target)
 
     @jit_method()
     def replay(self, state: LevelsState, key: jax.Array) -> jax.Array:

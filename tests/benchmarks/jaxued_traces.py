@@ -54,7 +54,7 @@ def compare_scores(rng: np.random.Generator) -> float:
     for mine, other in ((np.asarray(x), np.asarray(y)) for x, y in pairs):
         assert np.array_equal(np.isinf(mine), np.isinf(other))
         finite = np.isfinite(mine)
-        difference = np.abs(mine - other)[finite] / np.maximum(np.abs(other[finite]), 1e-2)
+        difference = np.abs(mine[finite] - other[finite]) / np.maximum(np.abs(other[finite]), 1e-2)
         largest = max(largest, float(np.max(difference, initial=0.0)))
     assert largest < 1e-4, largest
     return largest

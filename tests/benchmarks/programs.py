@@ -358,7 +358,7 @@ def _levels(cell: Cell) -> Operations:
 
     def replay(state, scores, key):
         state, slots, drawn = levels.sample(state, key, cell.batch_size)
-        return levels.update(state, slots, scores), drawn[0]
+        return levels.update(state, slots, scores), jnp.sum(drawn[0])
 
     functions = {
         "sample": lambda state, key: levels.sample(state, key, cell.batch_size),

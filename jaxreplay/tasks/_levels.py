@@ -193,7 +193,7 @@ class Levels:
         k = jnp.arange(min(n, scores.size), dtype=jnp.int32)
         num_empty = n - state.size
         # The lowest scores, of equal ones the last slot first; empty slots come before them, the first one first.
-        filled = jnp.arange(n) < state.size
+        filled = jnp.arange(n, dtype=jnp.int32) < state.size
         negative, at = lax.top_k(jnp.where(filled, -state.scores, -jnp.inf)[::-1], k.size)
         lowest = jnp.clip(k - num_empty, 0, k.size - 1)
         is_empty = k < num_empty
@@ -205,7 +205,7 @@ class Levels:
             held, order, row = carry
             score, exists, number = new
             low = jnp.min(held)
-            chosen = k == jnp.argmax(jnp.where(held == low, order, -1))
+            chosen = k == jnp.argmax(jnp.where(held == low, order, -1)).astype(jnp.int32)
             chosen &= exists & (score > low)
             return (
                 jnp.where(chosen, score, held),
@@ -337,7 +337,7 @@ class Levels:
         return self._law(state)
 
     def _law(self, state: LevelsState) -> jax.Array:
-        filled = jnp.arange(self.capacity) < state.size
+        filled = jnp.arange(self.capacity, dtype=jnp.int32) < state.size
 
         def normalized(weights: jax.Array) -> jax.Array:
             """Weights over their sum; evenly over the stored levels if all are 0."""
@@ -373,7 +373,10 @@ class Levels:
           (0.5, 1.0)
         """
         self._check_state(state)
-        filled, count = jnp.arange(self.capacity) < state.size, jnp.maximum(state.size, 1).astype(jnp.float32)
+        filled, count = (
+            jnp.arange(self.capacity, dtype=jnp.int32) < state.size,
+            jnp.maximum(state.size, 1).astype(jnp.float32),
+        )
         p = self._law(state)
         entropy = -jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0))
         return {

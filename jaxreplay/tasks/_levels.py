@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks
+from jaxreplay._common import checks, layouts
 from jaxreplay._common.checks import check_bool, check_integer, check_key, check_number, settle
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.repeats import last_of_each
@@ -19,14 +19,20 @@ from jaxreplay._common.ring import saturating_add
 from jaxreplay._common.xla import jit_method
 
 PRIORITIZATIONS = ("rank", "proportional")
+LARGEST_SCORE = 1e30  # of a "proportional" draw; larger scores, also infinite ones, count as this
+
+
+def _on_backend(levels: Any, state: Any, backend: str) -> Any:
+    """Entry of `LaidOut._layouts`."""
+    return layouts.on_backend(levels, 1, np.ndim(state.size), backend)
 
 
 @struct.dataclass
-class LevelsState:
+class LevelsState(layouts.LaidOut):
     """State of `jaxreplay.Levels`, N slots.
 
     Attributes:
-      levels: the stored levels, a pytree of arrays [N, ...].
+      levels: the stored levels, a pytree of arrays [N, ...]; laid out in rows on a TPU, where `Levels.get` reads them.
       scores: float32 [N]; -inf in empty slots.
       last: int32 [N], number of insertions and draws, in all, up to and with the level's own latest.
       size: int32 [], number of stored levels; they are in slots 0 to size - 1.
@@ -45,6 +51,7 @@ class LevelsState:
     size: jax.Array  # []
     count: jax.Array  # []
     rejected: jax.Array  # []
+    _layouts: ClassVar = {"levels": _on_backend}
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -71,7 +78,7 @@ class Levels:
 
     Examples:
       >>> levels = jr.Levels(capacity=2, staleness=0.0, min_filled=0.5)
-      >>> state = levels.init(jnp.int32(0))
+      >>> state = levels.init(0)
       >>> state, slots = levels.insert(
       ...     state, jnp.array([7, 8, 9]), jnp.array([0.5, 0.1, 0.3])
       ... )
@@ -111,10 +118,9 @@ class Levels:
           >>> int(jr.Levels(capacity=8).init(jnp.zeros(3)).size)
           0
         """
-        stored = jax.tree.map(lambda x: jnp.zeros((self.capacity, *x.shape), x.dtype), checks.as_spec(level))
         none = jnp.zeros((), jnp.int32)
         return LevelsState(
-            levels=stored,
+            levels=layouts.zeros(checks.as_spec(level), (self.capacity,), 0),
             scores=jnp.full(self.capacity, -jnp.inf, jnp.float32),
             last=jnp.zeros(self.capacity, jnp.int32),
             size=none,
@@ -133,8 +139,9 @@ class Levels:
         """Insert levels, as if one after the other.
 
         An empty slot takes any level. A full buffer replaces the level with the lowest score, in the last such slot, if
-        the new score is higher. So of equal scores the stored one stays. The lowest slots are found in one pass; what
-        remains is a loop over the batch that reads no other slot.
+        the new score is higher. So of equal scores the stored one stays. Levels are not compared with each other: one
+        that is inserted twice is stored twice. The lowest slots are found in one pass; what remains is a loop over the
+        batch that reads no other slot.
 
         Args:
           state: donated when called eagerly (unless `donate=False`).
@@ -159,7 +166,7 @@ class Levels:
         self._check_state(state)
         levels, scores = checks.as_arrays(levels), checks.as_float(scores).astype(jnp.float32)
         (batch_size,) = checks.leading_axes(levels, 1, "levels, with a leading axis [B]")
-        checks.check_like(levels, state.levels, 1, 1, "the buffer")
+        checks.check_like(levels, layouts.stored_spec(state.levels), 1, 1, "the buffer")
         if scores.shape != (batch_size,):
             raise ValueError(f"scores: got shape {list(scores.shape)}, expected [{batch_size}], one for each level.")
         mask = checks.check_mask(jnp.ones(batch_size, bool) if mask is None else mask, (batch_size,))
@@ -167,17 +174,14 @@ class Levels:
         now = state.count + jnp.cumsum(mask, dtype=jnp.int32)
         now = jnp.where(now < state.count, 2**31 - 1, now)
         slots, row = self._places(state, scores, mask)
-        target = jnp.where(row >= 0, slots, self.capacity)
-
-        def write(stored: jax.Array, new: jax.Array) -> jax.Array:
-            return stored.at[target].set(new[row], mode="drop")
+        target = jnp.where(row >= 0, slots, self.capacity + jnp.arange(row.size, dtype=jnp.int32))  # all different
 
         of_row = jnp.full(batch_size, -1, jnp.int32)
         return dataclasses.replace(
             state,
-            levels=jax.tree.map(write, state.levels, levels),
-            scores=write(state.scores, scores),
-            last=write(state.last, now),
+            levels=layouts.write(state.levels, target, jax.tree.map(lambda x: x[row], levels)),
+            scores=state.scores.at[target].set(scores[row], mode="drop"),
+            last=state.last.at[target].set(now[row], mode="drop"),
             size=state.size + jnp.sum((row >= 0) & (slots >= state.size), dtype=jnp.int32),
             count=now[-1],
             rejected=rejected,
@@ -189,7 +193,7 @@ class Levels:
         k = jnp.arange(min(n, scores.size), dtype=jnp.int32)
         num_empty = n - state.size
         # The lowest scores, of equal ones the last slot first; empty slots come before them, the first one first.
-        filled = jnp.arange(n) < state.size
+        filled = jnp.arange(n, dtype=jnp.int32) < state.size
         negative, at = lax.top_k(jnp.where(filled, -state.scores, -jnp.inf)[::-1], k.size)
         lowest = jnp.clip(k - num_empty, 0, k.size - 1)
         is_empty = k < num_empty
@@ -201,7 +205,7 @@ class Levels:
             held, order, row = carry
             score, exists, number = new
             low = jnp.min(held)
-            chosen = k == jnp.argmax(jnp.where(held == low, order, -1))
+            chosen = k == jnp.argmax(jnp.where(held == low, order, -1)).astype(jnp.int32)
             chosen &= exists & (score > low)
             return (
                 jnp.where(chosen, score, held),
@@ -284,7 +288,23 @@ class Levels:
         now = state.count + jnp.arange(1, n + 1, dtype=jnp.int32)
         now = jnp.where(now < state.count, 2**31 - 1, now)
         state = dataclasses.replace(state, last=state.last.at[slots].max(now), count=now[-1])
-        return state, jnp.where(state.size > 0, slots, -1), jax.tree.map(lambda x: x[slots], state.levels)
+        return state, jnp.where(state.size > 0, slots, -1), layouts.read(state.levels, slots)
+
+    @jit_method(handles="slots", rows="slots")
+    def get(self, state: LevelsState, slots: jax.Array) -> Any:
+        """The levels in `slots`, int [B]: [B, ...]; those of slots without a level have no meaning.
+
+        Examples:
+          >>> levels = jr.Levels(capacity=2)
+          >>> state, slots = levels.insert(
+          ...     levels.init(0), jnp.array([5, 6]), jnp.array([0.1, 0.2])
+          ... )
+          >>> levels.get(state, slots[::-1]).tolist()
+          [6, 5]
+        """
+        self._check_state(state)
+        target = jnp.clip(checks.check_indices(slots, name="slots"), 0, self.capacity - 1)
+        return layouts.read(state.levels, target)
 
     @jit_method()
     def replay(self, state: LevelsState, key: jax.Array) -> jax.Array:
@@ -297,8 +317,8 @@ class Levels:
         """
         self._check_state(state)
         check_key(key)
-        least = max(1, math.ceil(self.min_filled * self.capacity))
-        return (state.size >= least) & (jax.random.uniform(key) < self.replay_probability)
+        least = math.ceil(round(self.min_filled * self.capacity, 6))  # 3 of 30 for 0.1, in spite of rounding
+        return (state.size >= max(least, 1)) & (jax.random.uniform(key) < self.replay_probability)
 
     @jit_method()
     def probabilities(self, state: LevelsState) -> jax.Array:
@@ -316,7 +336,7 @@ class Levels:
         return self._law(state)
 
     def _law(self, state: LevelsState) -> jax.Array:
-        filled = jnp.arange(self.capacity) < state.size
+        filled = jnp.arange(self.capacity, dtype=jnp.int32) < state.size
 
         def normalized(weights: jax.Array) -> jax.Array:
             """Weights over their sum; evenly over the stored levels if all are 0."""
@@ -331,7 +351,7 @@ class Levels:
             )
             h = 1.0 / ranks.astype(jnp.float32)
         else:
-            scores = jnp.where(filled, jnp.maximum(state.scores, 0.0), 0.0)
+            scores = jnp.where(filled, jnp.clip(state.scores, 0.0, LARGEST_SCORE), 0.0)
             largest = jnp.max(scores)
             h = scores / jnp.where(largest > 0, largest, 1.0)
         stale = (state.count - state.last).astype(jnp.float32)
@@ -352,7 +372,8 @@ class Levels:
           (0.5, 1.0)
         """
         self._check_state(state)
-        filled, count = jnp.arange(self.capacity) < state.size, jnp.maximum(state.size, 1).astype(jnp.float32)
+        filled = jnp.arange(self.capacity, dtype=jnp.int32) < state.size
+        count = jnp.maximum(state.size, 1).astype(jnp.float32)
         p = self._law(state)
         entropy = -jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0))
         return {

@@ -10,6 +10,7 @@ probabilities are compared with staleness too. jaxued draws; its draws are carri
 
 import argparse
 import collections
+import importlib
 import importlib.metadata
 
 import jax
@@ -18,6 +19,9 @@ import numpy as np
 from jaxued.level_sampler import LevelSampler
 
 import jaxreplay as jr
+
+jax.tree_map = jax.tree.map  # jaxued uses the name that JAX has removed
+utils = importlib.import_module("jaxued.utils")
 
 CAPACITY, BATCH, STEPS, STALENESS = 12, 4, 25, 0.3
 
@@ -36,6 +40,26 @@ def by_row(slots: np.ndarray) -> list[int]:
     return [-1 if slot in slots[k + 1 :] else int(slot) for k, slot in enumerate(slots)]
 
 
+def compare_scores(rng: np.random.Generator) -> float:
+    """Largest relative difference of the scores of random rollouts; levels without an episode are the same."""
+    length, num_levels = int(rng.integers(1, 80)), 16
+    ends = rng.random((length, num_levels)) < rng.choice([0.02, 0.1, 0.5])
+    numbers = rng.normal(size=(length, num_levels)).astype(np.float32)
+    returns = rng.normal(size=num_levels).astype(np.float32)
+    pairs = (
+        (jr.positive_value_loss(numbers, ends), utils.positive_value_loss(ends, numbers)),
+        (jr.max_monte_carlo(numbers, ends, returns), utils.max_mc(ends, numbers, returns)),
+    )
+    largest = 0.0
+    for mine, other in ((np.asarray(x), np.asarray(y)) for x, y in pairs):
+        assert np.array_equal(np.isinf(mine), np.isinf(other))
+        finite = np.isfinite(mine)
+        difference = np.abs(mine[finite] - other[finite]) / np.maximum(np.abs(other[finite]), 1e-2)
+        largest = max(largest, float(np.max(difference, initial=0.0)))
+    assert largest < 1e-4, largest
+    return largest
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--traces", type=int, default=200, help="number of traces (200)")
@@ -50,9 +74,10 @@ def main() -> None:
     insert, update = jax.jit(theirs.insert_batch), jax.jit(theirs.update_batch)
     draw = jax.jit(theirs.sample_replay_levels, static_argnums=2)
     decide, weigh = jax.jit(theirs.sample_replay_decision), jax.jit(stale_theirs.level_weights)
-    counts, largest = collections.Counter(), 0.0
+    counts, largest, of_scores = collections.Counter(), 0.0, 0.0
     for trace in range(traces):
         rng, key = np.random.default_rng(trace), jax.random.key(trace)
+        of_scores = max(of_scores, compare_scores(np.random.default_rng([trace, 1])))
         state, sampler = ours.init(jnp.int32(0)), theirs.initialize(jnp.int32(0))
         for t in range(STEPS):
             keys = jax.random.split(jax.random.fold_in(key, t))
@@ -89,6 +114,7 @@ def main() -> None:
     for name, count in counts.items():
         print(f"{count:>8,} {name}")
     print(f"largest difference of two probabilities: {largest:.1e}")
+    print(f"largest relative difference of two scores of rollouts: {of_scores:.1e}")
 
 
 if __name__ == "__main__":

@@ -70,7 +70,7 @@ class Cell:
 
     Attributes:
       kind: "replay", "sequence", "reservoir", "mixture" (of two `ReplayBuffer`), "tracer", "pools", "tasks",
-        "sharded" (a `ReplayBuffer` over 8 devices) or "flashbax".
+        "levels", "levels by rank", "sharded" (a `ReplayBuffer` over 8 devices) or "flashbax".
       items: a key of ITEMS.
       capacity: N, items, steps of all streams or tasks.
       batch_size: B, items, sequences or groups.
@@ -146,6 +146,8 @@ def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
         return _tracer(cell)
     if cell.kind in ("pools", "tasks"):
         return _curriculum(cell)
+    if cell.kind.startswith("levels"):
+        return _levels(cell)
     shape, dtype = ITEMS[cell.items]
     added = (1, 16) if cell.kind == "sequence" else (16,)
     items = jax.ShapeDtypeStruct((*added, *shape), dtype)
@@ -344,6 +346,28 @@ def _curriculum(cell: Cell) -> Operations:
 
     functions = {"sample": sample, "update": lambda *x: tasks.update(*x), "step": step}
     return Operations(tasks.init, functions, {"sample": (key,), "update": (groups, rewards), "step": (rewards, key)})
+
+
+def _levels(cell: Cell) -> Operations:
+    by = "rank" if cell.kind == "levels by rank" else "proportional"
+    levels = jr.Levels(capacity=cell.capacity, prioritization=by, staleness=0.3)
+    key = jax.eval_shape(lambda: jax.random.key(0))
+    shape, dtype = ITEMS[cell.items]
+    new = jax.ShapeDtypeStruct((cell.batch_size, *shape), dtype)
+    slots, scores = (jax.ShapeDtypeStruct((cell.batch_size,), kind) for kind in (jnp.int32, jnp.float32))
+
+    def replay(state, scores, key):
+        state, slots, drawn = levels.sample(state, key, cell.batch_size)
+        return levels.update(state, slots, scores), jnp.sum(drawn[0])
+
+    functions = {
+        "sample": lambda state, key: levels.sample(state, key, cell.batch_size),
+        "insert": lambda *x: levels.insert(*x),
+        "update": lambda *x: levels.update(*x),
+        "step": replay,
+    }
+    arguments = {"sample": (key,), "insert": (new, scores), "update": (slots, scores), "step": (scores, key)}
+    return Operations(lambda: levels.init(jax.ShapeDtypeStruct(shape, dtype)), functions, arguments)
 
 
 @functools.cache

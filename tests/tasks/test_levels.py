@@ -1,6 +1,7 @@
 """Levels: what is kept, what is drawn, and scores of rollouts."""
 
 import collections
+import dataclasses
 
 import jax
 import jax.numpy as jnp
@@ -116,6 +117,49 @@ def test_draws_when_all_scores_are_zero_and_none_is_stale():
     np.testing.assert_allclose(levels.probabilities(state), [0.5 / 3 + 1 / 3, 0.5 / 3 + 0.5 / 3, 0.5 / 3, 0], atol=1e-6)
 
 
+def test_infinite_scores_in_a_proportional_draw():
+    """They are finite there: of equal weight, however many."""
+    levels = jr.Levels(capacity=4, prioritization="proportional", temperature=1.0, staleness=0.0)
+    state, _ = levels.insert(levels.init(0), np.arange(4), np.array([np.inf, 1.0, 1e30, np.inf]))
+    np.testing.assert_allclose(levels.probabilities(state), [1 / 3, 0, 1 / 3, 1 / 3], atol=1e-6)
+
+
+@pytest.mark.parametrize("prioritization", ["rank", "proportional"])
+def test_no_dtype_or_rank_is_promoted(prioritization):
+    levels = jr.Levels(capacity=7, prioritization=prioritization, staleness=0.5)
+    ends = np.ones((3, 4), bool)
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        scores = jr.positive_value_loss(np.ones((3, 4), np.float32), ends)
+        scores += jr.max_monte_carlo(np.ones((3, 4), np.float32), ends, np.full(4, 2.0, np.float32))
+        state, slots = levels.insert(levels.init({"id": jnp.int8(0)}), {"id": np.arange(4, dtype=np.int8)}, scores)
+        state = levels.update(state, slots, scores)
+        state, drawn, items = levels.sample(state, seeds.key("strict"), 5)
+        levels.metrics(state)
+        levels.replay(state, seeds.key("decide"))
+        again = levels.get(state, drawn)
+    assert scores.tolist() == [2.0] * 4
+    assert items["id"].dtype == np.int8
+    np.testing.assert_array_equal(again["id"], items["id"])
+    np.testing.assert_array_equal(drawn, items["id"])
+
+
+def test_calls_are_in_place():
+    levels = jr.Levels(capacity=5)
+    kept = dataclasses.replace(levels, donate=False)
+    calls = [
+        lambda levels, state: levels.insert(state, np.arange(2), np.ones(2)),
+        lambda levels, state: levels.update(state, np.arange(2), np.ones(2)),
+        lambda levels, state: levels.sample(state, seeds.key(), 2),
+    ]
+    for call in calls:
+        state = levels.init(0)
+        call(levels, state)
+        assert state.scores.is_deleted()
+        state = kept.init(0)
+        call(kept, state)
+        assert not state.scores.is_deleted()
+
+
 def test_when_to_replay():
     levels = jr.Levels(capacity=4, replay_probability=0.25, min_filled=0.75)
     keys = jax.random.split(seeds.key("replay"), 4_000)
@@ -124,6 +168,9 @@ def test_when_to_replay():
     assert not np.any(decide(state, keys))
     state, _ = levels.insert(state, np.arange(1), np.ones(1))
     assert stats.binomtest(int(np.sum(decide(state, keys))), 4_000, 0.25).pvalue > 1e-4
+    tenth = jr.Levels(capacity=30, min_filled=0.1, replay_probability=1.0)
+    state, _ = tenth.insert(tenth.init(0), np.arange(3), np.ones(3))
+    assert tenth.replay(state, keys[0])  # 0.1 * 30 > 3 in floating point
     assert not jr.Levels(capacity=4, min_filled=0.0, replay_probability=1.0).replay(levels.init(0), keys[0])
 
 

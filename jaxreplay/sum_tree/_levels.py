@@ -16,6 +16,7 @@ from jaxreplay._common.repeats import ALL_PAIRS, last_by_pairs
 from jaxreplay._common.xla import materialize
 
 WIDE = 64  # from this fan-out on, siblings are reduced in one operation; above it, levels are matrices
+GROUPS = 4  # groups of siblings that are roots of a tree of fan-out WIDE, searched in one kernel
 DENSE = 4  # a level with at most this many parents per row of the batch is recomputed whole; measured
 
 Found = tuple[jax.Array, jax.Array, jax.Array]  # [B]: nodes, int32; remaining prefixes; node values
@@ -27,11 +28,34 @@ def shape(size: int, fanout: int) -> tuple[int, ...]:
 
 
 def sizes(capacity: int, fanout: int) -> list[int]:
-    """Padded number of nodes in each level, from the roots down."""
+    """Padded number of nodes in each level, from the roots down.
+
+    With fan-out WIDE, which suits a GPU, there may be several groups of roots, each as wide as siblings. A GPU then
+    draws and updates in one kernel less than with the sums of these groups as another level.
+    """
     nodes = [capacity]
-    while nodes[0] > fanout:
+    while nodes[0] > (GROUPS * fanout if fanout == WIDE else fanout):
         nodes.insert(0, -(-nodes[0] // fanout))
-    return [nodes[0], *(parents * fanout for parents in nodes[:-1])]
+    roots = nodes[0] if nodes[0] <= fanout else -(-nodes[0] // fanout) * fanout
+    return [roots, *(parents * fanout for parents in nodes[:-1])]
+
+
+def build(
+    nodes: jax.Array,
+    capacity: int,
+    fanout: int,
+    combine: Callable[[jax.Array, jax.Array], jax.Array],
+    empty: float,
+) -> tuple[jax.Array, ...]:
+    """Levels from the roots to the leaves `nodes` [..., capacity]; `empty` is the value of no leaves."""
+    levels, leading = [], nodes.shape[:-1]
+    for size in reversed(sizes(capacity, fanout)):
+        if levels:
+            nodes = fold(levels[0].reshape(*leading, -1, fanout), combine, fanout >= WIDE)
+        padding = [(0, 0)] * len(leading) + [(0, size - nodes.shape[-1])]
+        nodes = jnp.pad(nodes, padding, constant_values=empty)
+        levels.insert(0, nodes.reshape(*leading, *shape(size, fanout)))
+    return tuple(levels)
 
 
 def fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], at_once: bool) -> jax.Array:
@@ -47,6 +71,20 @@ def fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], at_
         pairs = combine(x[..., :half], x[..., half : 2 * half])
         x = jnp.concatenate([pairs, x[..., 2 * half :]], axis=-1) if x.shape[-1] % 2 else pairs
     return x[..., 0]
+
+
+def fold_roots(roots: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], is_wide: bool) -> jax.Array:
+    """Combine all roots, float32 []."""
+    if is_wide:
+        return fold(roots, combine, True)[..., 0]
+    return fold(_groups(roots, combine), combine, False)
+
+
+def _groups(roots: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
+    """Combined roots of each group, [..., num_groups]; the same roots if they are one group."""
+    if roots.shape[-1] <= WIDE:
+        return roots
+    return fold(roots.reshape(*roots.shape[:-1], -1, WIDE), combine, True)
 
 
 def at(nodes: jax.Array, index: jax.Array) -> Any:
@@ -130,7 +168,17 @@ def choose_root(roots: jax.Array, prefix: jax.Array) -> Found:
     """Find the root that each `prefix` [B] falls in."""
     if roots.ndim == 2:
         return materialize(*choose_in_rows(jnp.broadcast_to(roots, (prefix.size, roots.size)), prefix))
-    return materialize(*choose([roots[i] for i in range(roots.size)], prefix))
+    group_sums = _groups(roots, jnp.add)
+    found = choose([group_sums[i] for i in range(group_sums.size)], prefix)
+    if roots.size <= WIDE:
+        return materialize(*found)
+    group, prefix, _ = found
+    children = [roots[i] for i in range(WIDE)]
+    # Selected instead of gathered, which would be another kernel.
+    for number in range(1, group_sums.size):
+        children = [jnp.where(group == number, roots[number * WIDE + i], x) for i, x in enumerate(children)]
+    child, prefix, value = choose(children, prefix)
+    return materialize(group * WIDE + child, prefix, value)
 
 
 def choose_in_rows(rows: jax.Array, prefix: jax.Array) -> Found:

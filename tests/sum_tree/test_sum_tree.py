@@ -59,6 +59,7 @@ def few_capacities(fanout):
     ("fanout", "capacities"),
     [
         (sum_tree.default_fanout(), few_capacities(sum_tree.default_fanout())),
+        (64, [65, 150, 257]),  # two and three groups of roots, and a level below five roots
         *(rarely((fanout, all_capacities(fanout))) for fanout in FANOUTS),
     ],
 )
@@ -191,7 +192,7 @@ def groups_p_value(draws, groups, masses):
     [
         *itertools.product([10, 1000, 2**20], [False, True], [None]),
         (2**20, "systematic", None),
-        *map(rarely, [(1000, True, 128), (1000, False, 128), (2**20, False, 64)]),
+        *map(rarely, [(1000, True, 128), (1000, False, 128), (2**20, False, 64), (10_000, True, 64)]),
     ],
 )
 def test_sampling_law(capacity, stratified, fanout):
@@ -209,7 +210,7 @@ def test_sampling_law(capacity, stratified, fanout):
         assert groups_p_value(draws, groups, masses) > 1e-4
 
 
-@pytest.mark.parametrize(("before", "after"), [(2, 128), (128, 8)])
+@pytest.mark.parametrize(("before", "after"), [(2, 128), (128, 8), (8, 64)])
 def test_the_same_leaves_in_a_tree_of_another_fanout(before, after):
     leaves = seeds.rng(0).exponential(size=150).astype(np.float32) * (np.arange(150) % 7 > 0)
     tree = tree_of(leaves, fanout=before, track_minimum=True)

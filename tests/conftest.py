@@ -3,6 +3,7 @@
 import gc
 import multiprocessing
 import os
+import pathlib
 import tempfile
 
 import hypothesis
@@ -19,6 +20,7 @@ QUICK = (
     " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
 )
 os.environ.setdefault("XLA_FLAGS", QUICK)
+MAPS = pathlib.Path("/proc/self/maps")
 jax.config.update("jax_num_cpu_devices", 8)  # to be shards
 hypothesis.settings.register_profile(
     "suite", deadline=None, derandomize=seeds.GIVEN is None, database=None, print_blob=True
@@ -83,6 +85,15 @@ def compiled_afresh():
     yield
     jax.config.update("jax_enable_compilation_cache", True)
     compilation_cache.reset_cache()
+
+
+@pytest.fixture(scope="module", autouse=True)
+def few_programs():
+    """Each loaded program takes memory maps, of which Linux gives a process 65,530; without more, XLA crashes."""
+    yield
+    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > 20_000:
+        jax.clear_caches()
+        gc.collect()
 
 
 @pytest.fixture(scope="session")

@@ -101,6 +101,15 @@ def average_policy(axes: Any, names: Names) -> None:
     axes.legend(ncols=3, loc="upper center")
 
 
+def slow_rollouts(axes: Any, names: Names) -> None:
+    """Probability of the answer of slow tasks, and of fast ones, over ticks."""
+    for (name, log), color in zip(names["logs"].items(), ("tab:red", ORANGE, BLUE), strict=True):
+        axes.plot(log["slow"].mean(axis=0), color=color, linewidth=2.5, label=f"{name}: slow tasks")
+        axes.plot(log["fast"].mean(axis=0), "--", color=color, linewidth=1.2, label="fast tasks")
+    axes.set(xlabel="ticks of generation", ylabel="probability of the answer", ylim=(0, 1.02), xlim=(0, None))
+    axes.legend(ncols=3, loc="upper center", bbox_to_anchor=(0.45, 1.25), fontsize=10, frameon=False)
+
+
 RECIPES: dict[str, Callable[[Any, Names], None]] = {
     "dqn": values,
     "rainbow": distributions,
@@ -114,6 +123,7 @@ RECIPES: dict[str, Callable[[Any, Names], None]] = {
     "her": flips,
     "nfsp": average_policy,
     "groups": curve("rewards", "share of right rollouts", ylim=(0, 1)),
+    "pace": slow_rollouts,
 }
 
 

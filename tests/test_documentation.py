@@ -1612,6 +1612,75 @@ def rows_that_may_not_be_drawn(block, monkeypatch):
     assert found["buffer"].size(found["replay"]) == 7
 
 
+def bounded_versions(block, monkeypatch):
+    def roll_out(policy, key):
+        kept = jax.random.bernoulli(key, jax.random.uniform(jax.random.fold_in(key, 1), maxval=0.5), (128,))
+        return {"by": jnp.full(128, policy)}, kept
+
+    found = run(block, {"roll_out": roll_out, "learn": lambda policy, items, weights: policy + 1})
+    groups, _ = roll_out(jnp.int32(0), jax.random.key(0))
+    replay = found["buffer"].init({**groups, "version": groups["by"]})
+    carry = jnp.int32(0), replay, found["newest"], jnp.int32(0)
+    keys = jax.random.split(jax.random.key(0), 40)
+    (policy, replay, _, _), (stale, weights) = jax.lax.scan(found["train_step"], carry, keys)
+    assert set(stale[weights > 0].tolist()) == {0, 1, 2, 3}
+    assert np.all(weights.sum(axis=1)[:20] > 0)
+    np.testing.assert_array_equal(replay.storage["by"], replay.storage["version"])
+    uses = np.asarray(replay.sampler.counts.of_slots)
+    assert uses.max() >= 2  # a group that was drawn twice in a batch may have more
+    assert policy == 40
+
+
+def advantages(block, monkeypatch):
+    found = run(block, {})
+    buffer, rewards = found["buffer"], (jnp.arange(4.0) < jnp.arange(5.0)[:, None]).astype(jnp.float32)
+    replay = buffer.init({"rewards": rewards, "advantage": rewards})
+    replay, sample = jax.jit(found["add_and_draw"])(replay, {"rewards": rewards}, jax.random.key(0))
+    mean = rewards.mean(axis=1)
+    priorities = buffer.priorities(replay, jnp.arange(5))
+    np.testing.assert_allclose(priorities, 2 * np.sqrt(mean * (1 - mean)), atol=1e-4)
+    assert set(sample.indices.tolist()) == {1, 2, 3}
+    np.testing.assert_allclose(np.sum(sample.items["advantage"], axis=1), 0, atol=1e-5)
+    p = priorities / priorities.sum()
+    np.testing.assert_allclose(sample.weights, 1 / (5 * p[sample.indices]), rtol=1e-4)
+
+
+def short_rows(block, monkeypatch):
+    found = run(block, {"token_losses": lambda policy, items: items["loss"]})
+    buffer, rng = found["buffer"], np.random.default_rng(0)
+    items = {"mask": rng.random((10, 3, 6)) < 0.5, "loss": rng.random((10, 3, 6), np.float32)}
+    replay = buffer.add(buffer.init(items), 1, items)
+    for filled in ([0, 16], [48, 16]):
+        sample = buffer.sample(replay, jax.random.key(0), 64)
+        groups, tokens = found["numbers_of"](sample)
+        np.testing.assert_array_equal(groups, filled)
+        mask = np.asarray(sample.items["mask"]) & (np.asarray(sample.indices) >= 0)[:, None, None]
+        np.testing.assert_array_equal(tokens, [mask[:48].sum(), mask[48:].sum()])
+        assert tokens[1] > 0
+        mean = np.asarray(sample.items["loss"])[mask].mean()
+        np.testing.assert_allclose(found["loss_of"](0, sample), mean, rtol=1e-5)
+        replay = buffer.add(replay, 0, items)
+
+
+def in_time(block, monkeypatch):
+    learned = []
+
+    def learn(policy, by, weights):
+        learned.append(by[weights > 0].tolist())
+        return policy + 1
+
+    found = run(block, {"learn": learn})
+    buffer = found["buffer"]
+    replay = buffer.init(jnp.zeros(8, jnp.int32))
+    state = jnp.int32(0), replay, jnp.int32(0)
+    for version, (count, oldest, after) in enumerate([(7, 0, 0), (1, 0, 1), (8, -3, 1), (8, -2, 2), (7, 0, 2)]):
+        policy, replay, before = state
+        replay = buffer.add(replay, jnp.full(count, version))
+        state = found["learn_in_time"](policy, replay, jax.random.key(0), before, jnp.array([5, oldest]))
+        assert state[0] == state[2] == after
+    assert [sorted(x) for x in learned] == [[0] * 7, [0] * 7 + [1], [2] * 8, [2] * 8 + [3] * 8, [4] * 7]
+
+
 COVERED = {  # a function for each block of Python, in the page's order
     "README.md": [first_program],
     "index.md": [repeats("README.md", 0)],
@@ -1648,6 +1717,7 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/host.md": [host_loop, gymnasium],
     "guides/memory.md": [bytes_of_a_state, beyond_the_device],
     "guides/mixtures.md": [half_online],
+    "guides/rollouts.md": [bounded_versions, advantages, short_rows, in_time],
     "guides/own_sampler.md": [own_sampler, changed_by_draws],
     "guides/pools.md": [pools],
     "guides/tasks.md": [tasks, levels],

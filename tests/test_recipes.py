@@ -185,6 +185,21 @@ def groups():
     assert np.all((stored > 0) & (stored < 1))  # a group that says nothing is not stored
 
 
+def pace():
+    found = run("Slow rollouts", seeds=("128, 8, 64, 4, 16", "128, 8, 64, 4, 2"))
+    logs, bound = found["logs"], found["bound"]
+    for name, log in logs.items():
+        assert np.all(log["fast"][:, -1] > 0.9)
+        assert np.all(log["slow"][:, -1] < 0.05) if name == "discards" else np.all(log["slow"][:, -1] > 0.9)
+        assert np.all(np.diff(log["updates"], prepend=0) == np.any([log["learned"] > 0], axis=0))
+    assert logs["discards"]["staleness"].max() == logs["waits"]["staleness"].max() == bound
+    assert logs["keeps all"]["staleness"].max() > 2 * bound
+    groups = {name: log["learned"].sum(axis=1) for name, log in logs.items()}
+    assert np.all(groups["discards"] < 0.6 * groups["waits"])
+    assert np.all(groups["waits"] > 0.95 * groups["keeps all"])  # nothing is lost; some groups are still to be drawn
+    assert np.all(logs["waits"]["updates"][:, -1] < logs["discards"]["updates"][:, -1])  # the price
+
+
 CHECKS = {
     "DQN": dqn,
     "Rainbow": rainbow,
@@ -198,6 +213,7 @@ CHECKS = {
     "HER": her,
     "NFSP": nfsp,
     "Groups of rollouts of a language model": groups,
+    "Slow rollouts": pace,
 }
 QUICK = {"Behaviour cloning by epochs"}
 

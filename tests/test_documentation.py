@@ -1,5 +1,6 @@
 """Every block of Python in README.md and in the documentation runs, with stand-ins for what is left to the user."""
 
+import contextlib
 import functools
 import importlib.util
 import inspect
@@ -1681,6 +1682,42 @@ def in_time(block, monkeypatch):
     assert [sorted(x) for x in learned] == [[0] * 7, [0] * 7 + [1], [2] * 8, [2] * 8 + [3] * 8, [4] * 7]
 
 
+def preempted_run(block, monkeypatch):
+    buffer = jr.ReplayBuffer(capacity=128, sampler=jr.Uniform(replacement=False, max_uses=1))
+    learned, die_at = [], [None]
+
+    def generate(state):
+        if state["step"] == die_at[0]:
+            raise KeyboardInterrupt
+        cursor = state["cursor"] + 2
+        return {
+            "replay": buffer.add(state["replay"], state["flight"]),
+            "flight": jnp.array([cursor, cursor + 1]),
+            "cursor": cursor,
+        }
+
+    def learn(state, groups):
+        there = state["drawn"] >= 0
+        learned.append((state["step"], np.asarray(groups)[np.asarray(there)].tolist()))
+        indices = jnp.where(there, state["drawn"], -1)
+        return {"replay": buffer.update(state["replay"], indices, jnp.zeros(64)), "policy": state["policy"] + 1}
+
+    names = {"buffer": buffer, "tasks": jr.Tasks(num_tasks=4), "optimizer": optax.adam(0.1), "generate": generate}
+    names |= {"policy": jnp.zeros(3), "flight": jnp.arange(2), "key": jax.random.key(0), "learn": learn}
+    steps, ends, save = {"steps": ("1_000", "24")}, [], jr.save
+    monkeypatch.setattr(jr, "save", lambda *arguments, wait: save(*arguments, wait=not wait))  # the last save is complete
+    for die_at[0] in (3, 17, None):
+        with contextlib.suppress(KeyboardInterrupt):
+            ends.append(run(block, names, **steps)["state"])
+    (end,) = ends
+    assert {step for step, _ in learned[4:22]} == {*range(18)}  # it begins anew, as there was no save
+    assert learned[22][0] == 10  # the last save
+    of_steps = dict(learned)
+    assert [sorted(of_steps[step]) for step in range(24)] == [[], *([2 * k, 2 * k + 1] for k in range(23))]
+    assert sum(len(groups) for groups in of_steps.values()) == len(np.unique(np.concatenate([*of_steps.values()])))
+    assert (end["step"], end["cursor"]) == (24, 48)
+
+
 COVERED = {  # a function for each block of Python, in the page's order
     "README.md": [first_program],
     "index.md": [repeats("README.md", 0)],
@@ -1717,7 +1754,7 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/host.md": [host_loop, gymnasium],
     "guides/memory.md": [bytes_of_a_state, beyond_the_device],
     "guides/mixtures.md": [half_online],
-    "guides/rollouts.md": [bounded_versions, advantages, short_rows, in_time],
+    "guides/rollouts.md": [bounded_versions, advantages, short_rows, in_time, preempted_run],
     "guides/own_sampler.md": [own_sampler, changed_by_draws],
     "guides/pools.md": [pools],
     "guides/tasks.md": [tasks, levels],

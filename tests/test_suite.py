@@ -36,6 +36,7 @@ REASONS = {
     "test_mixture.py::test_shards_and_reservoirs_as_sources": "the twin of a mixture with shards checks the same",
     "test_mixture.py::test_a_training_step_copies_no_storage": SETTINGS,
     "test_mixture_twin.py::test_long_runs_with_a_new_seed": LONG,
+    "test_preemption.py::test_a_run_that_is_killed_at_20_moments_neither_loses_nor_repeats_a_group": LONG,
     "test_pools_twin.py::test_long_runs_with_a_new_seed": LONG,
     "test_replay_twin.py::test_long_runs_with_a_new_seed": LONG,
     "test_replay_twin.py::test_a_buffer_of_one_item": LONG,

@@ -1705,7 +1705,7 @@ def preempted_run(block, monkeypatch):
     names = {"buffer": buffer, "tasks": jr.Tasks(num_tasks=4), "optimizer": optax.adam(0.1), "generate": generate}
     names |= {"policy": jnp.zeros(3), "flight": jnp.arange(2), "key": jax.random.key(0), "learn": learn}
     steps, ends, save = {"steps": ("1_000", "24")}, [], jr.save
-    monkeypatch.setattr(jr, "save", lambda *arguments, wait: save(*arguments, wait=not wait))  # the last save is complete
+    monkeypatch.setattr(jr, "save", lambda *arguments, wait: save(*arguments, wait=not wait))  # complete when it dies
     for die_at[0] in (3, 17, None):
         with contextlib.suppress(KeyboardInterrupt):
             ends.append(run(block, names, **steps)["state"])

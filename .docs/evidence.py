@@ -4,8 +4,7 @@ Each study writes a result file (`record` in `examples/reporting.py`); the files
 
 - A row of the table of studies names figures of the file that its last cell links to: `return: -145 [-156, -134]`. All
   its numbers are replaced, with as many digits as before; command, seeds, seconds, date and version too.
-- In another table of a section that links to result files, a cell shows the figure "ROW, COLUMN" of these files. A cell
-  "-" stays.
+- In another table of a section that links to result files, a cell shows the figure "ROW, COLUMN" of these files.
 """
 
 import json
@@ -48,7 +47,8 @@ def row_of_study(row: str, records: dict[str, Any]) -> str:
     for part in found["ours"].split("; "):
         figure, _, text = part.rpartition(": ")
         ours.append(f"{figure}: {updated(record['figures'][figure], text)}")
-    found["ours"], found["seeds"], found["seconds"] = "; ".join(ours), str(record["seeds"]), f"{record['seconds']:,}"
+    found["ours"], found["seeds"] = "; ".join(ours), str(record["seeds"])
+    found["seconds"] = f"{record['seconds']:,}" + (f" ({record['cpu_seconds']:,})" if "cpu_seconds" in record else "")
     found["command"] = f"`python examples/{record['command']}`"
     found["run"] = f"[{record['date']}, jax {record['versions']['jax']}]({path})"
     return f"| {' | '.join(found.values())} |"
@@ -71,7 +71,7 @@ def filled(page: str, records: dict[str, Any]) -> str:
             elif figures and not line.startswith("| ---"):
                 name, *texts = cells(line)
                 pairs = zip(header[1:], texts, strict=True)
-                found = [x if x == "-" else updated(figures[f"{name}, {column}"], x) for column, x in pairs]
+                found = [updated(figures[f"{name}, {column}"], text) for column, text in pairs]
                 lines[number] = f"| {' | '.join([name, *found])} |"
         sections.append("\n".join(lines))
     return "\n## ".join(sections)

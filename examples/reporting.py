@@ -119,6 +119,7 @@ def record(path: Path, figures: dict[str, Any], *, seeds: int | None = None) -> 
         "seeds": seeds,
         "date": datetime.date.today().isoformat(),
         "seconds": round(time.perf_counter() - START),  # compiling included
+        "cpu_seconds": round(time.process_time()),  # of all threads: other programs hardly change it
         "device": jax.devices()[0].device_kind,
         "versions": versions,
     }

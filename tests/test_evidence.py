@@ -67,11 +67,11 @@ def test_a_study_s_figures_reach_the_page(tmp_path, monkeypatch):
         "| [](../examples/study.json) |\n"
         "\n## Below\n\n| | b | count |\n| --- | --- | --- |\n| a | 9.0 | 9 |\n\n[figures](../examples/study.json)\n"
     )
-    record |= {"seconds": 1_200, "date": "2000-01-01", "versions": {"jax": "9"}}
+    record |= {"seconds": 1_200, "cpu_seconds": 7, "date": "2000-01-01", "versions": {"jax": "9"}}
     found = evidence.filled(page, {"study.json": record})
     assert found.split("\n")[0] == (
         "| claim | source | its figure | slope: 0.50 [0.25, 0.75]; slope: b: 0.00; a, count: 1,024 | 3 "
-        "| `python examples/study.py --short` | 1,200 | [2000-01-01, jax 9](../examples/study.json) |"
+        "| `python examples/study.py --short` | 1,200 (7) | [2000-01-01, jax 9](../examples/study.json) |"
     )
     assert f"\n| a | 3.0 [{low:.1f}, {high:.1f}] | 1,024 |\n" in found
     assert evidence.filled(found, {"study.json": record}) == found

@@ -29,7 +29,7 @@ import numpy as np
 from arguments import Parser
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import legend_below
+from reporting import legend_below, record
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -231,7 +231,14 @@ def main() -> None:
     print(f"{time.perf_counter() - start:.0f} s with compiling")
     path = args.out / "cliffwalk.png"
     plot(path, results, sizes)
-    print(f"wrote {path}")
+    figures = {}
+    for feature, laws in results.items():
+        for name, updates in laws.items():
+            fit = slopes(updates, sizes)
+            figures[f"{name}, {feature}"] = fit[0], *np.percentile(fit[1:], [2.5, 97.5])
+            figures[f"{name}, {feature}, updates in the largest"] = np.median(updates[-1])
+    record(path.with_suffix(".json"), figures, seeds=args.seeds)
+    print(f"wrote {path} and {path.with_suffix('.json')}")
 
 
 if __name__ == "__main__":

@@ -20,7 +20,7 @@ import numpy as np
 from arguments import Parser
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import COLORS, interval, legend_below
+from reporting import COLORS, interval, legend_below, record
 
 import jaxreplay as jr
 
@@ -117,8 +117,9 @@ def train(curriculum: Curriculum, steps: int, key: jax.Array) -> Log:
     return jax.tree.map(lambda x: x.reshape(steps, *x.shape[2:]), log)
 
 
-def print_table(logs: dict[str, Log], steps: int) -> None:
-    num_seeds = len(next(iter(logs.values())).skill)
+def print_table(logs: dict[str, Log], steps: int) -> dict[str, np.ndarray]:
+    """Print the table of all curricula, and return its figures [seeds] by row and column."""
+    num_seeds, figures = len(next(iter(logs.values())).skill), {}
     print(
         f"{len(ENV)} tasks, {steps:,} updates of {GROUPS} groups of {ROLLOUTS} rollouts, {num_seeds} seeds\n"
         "mean over seeds [95% bootstrap interval]; groups kept: those with differing rewards"
@@ -128,11 +129,14 @@ def print_table(logs: dict[str, Log], steps: int) -> None:
     for name, log in logs.items():
         half = np.where(log.solved.max(axis=1) >= 0.5, np.argmax(log.solved >= 0.5, axis=1) + 1, np.nan)
         texts = []
-        for values, digits in ((log.solved[:, -1], 3), (log.skill[:, -1], 2), (half, 0), (log.kept.mean(axis=1), 3)):
+        found = log.solved[:, -1], log.skill[:, -1], half, log.kept.mean(axis=1)
+        for column, values, digits in zip(columns, found, (3, 2, 0, 3), strict=True):
+            figures[f"{name}, {column}"] = values
             low, high = interval(values)
             text = f"{values.mean():.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
             texts.append("not by all seeds" if np.isnan(values).any() else text)
         print(f"{name:18}" + "".join(f"{text:>30}" for text in texts))
+    return figures
 
 
 def plot(path: Path, logs: dict[str, Log], steps: int) -> None:
@@ -171,11 +175,12 @@ def main() -> None:
     for name, curriculum in CURRICULA.items():
         run = jax.jit(jax.vmap(lambda key, curriculum=curriculum: train(curriculum, args.steps, key)))
         logs[name] = jax.tree.map(np.asarray, run(keys))
-    print_table(logs, args.steps)
+    figures = print_table(logs, args.steps)
     print(f"{time.perf_counter() - start:.1f} s with compiling")
     path = args.out / "curriculum.png"
     plot(path, logs, args.steps)
-    print(f"wrote {path}")
+    record(path.with_suffix(".json"), figures)
+    print(f"wrote {path} and {path.with_suffix('.json')}")
 
 
 if __name__ == "__main__":

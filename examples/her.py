@@ -30,7 +30,7 @@ import optax
 from arguments import Parser, integer
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import COLORS, interval, legend_below
+from reporting import COLORS, interval, legend_below, record
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -281,7 +281,9 @@ def main() -> None:
     print(f"{time.perf_counter() - start:.0f} s with compiling")
     path, per_interval = args.out / "her.png", Config.interval * Config.num_envs
     plot(path, curves, per_interval * np.arange(1, args.steps // per_interval + 1))
-    print(f"wrote {path}")
+    finals = {f"{bits}, {name}": x[:, -1] for name, by_bits in curves.items() for bits, x in by_bits.items()}
+    record(path.with_suffix(".json"), finals)
+    print(f"wrote {path} and {path.with_suffix('.json')}")
 
 
 if __name__ == "__main__":

@@ -10,10 +10,6 @@ random actions are rewarded once in 1,024 episodes. Its epsilon falls over half 
 
 import argparse
 import dataclasses
-import datetime
-import importlib.metadata
-import json
-import platform
 import time
 from pathlib import Path
 from typing import Any
@@ -24,7 +20,7 @@ import numpy as np
 from arguments import Parser
 from dqn import LAST_EPISODES, Config, make_agent, make_buffer, make_train
 from matplotlib.figure import Figure
-from reporting import COLORS, Progress, interval, learning_curves, run
+from reporting import COLORS, Progress, interval, learning_curves, record, run
 
 STEPS_IN_A_RETURN = (1, 3, 5)
 POINTS = 50  # in a learning curve
@@ -108,26 +104,18 @@ def main() -> None:
     )
     for name, of_law in curves.items():
         print_table(name, of_law)
-    seconds = time.perf_counter() - start
-    print(f"{seconds:.0f} s with compiling")
+    print(f"{time.perf_counter() - start:.0f} s with compiling")
     path = args.out / "n_step.png"
     plot(path, env_steps, curves)
-    record = {
-        "date": datetime.date.today().isoformat(),
-        "python": platform.python_version(),
-        "versions": {name: importlib.metadata.version(name) for name in ("jax", "jaxreplay", "gymnax")},
-        "device": jax.devices()[0].device_kind,
-        "seconds": round(seconds),
-        "command": f"n_step.py --seeds {args.seeds} --seed {args.seed} --steps {env_steps[-1]:.0f}",
-        "returns": {  # by seed
-            name: {
-                title: {law: {n: figure(x).round(2).tolist() for n, x in of_n.items()} for law, of_n in of_law.items()}
-                for title, figure in FIGURES.items()
-            }
-            for name, of_law in curves.items()
-        },
-    }
-    path.with_suffix(".json").write_text(json.dumps(record, indent=1) + "\n")
+    figures = {}
+    for name, of_law in curves.items():
+        for title, figure in FIGURES.items():
+            for n in of_law["uniform"]:
+                found = {law: figure(of_n[n]) for law, of_n in of_law.items()}
+                found["prioritized less uniform"] = found["prioritized"] - found["uniform"]
+                suffix = "" if title == "mean over training" else f", {title}"
+                figures |= {f"{name}, {law}, n={n}{suffix}": values for law, values in found.items()}
+    record(path.with_suffix(".json"), figures)
     print(f"wrote {path} and {path.with_suffix('.json')}")
 
 

@@ -30,7 +30,7 @@ import numpy as np
 from arguments import Parser
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import COLORS, interval, legend_below
+from reporting import COLORS, interval, legend_below, record
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -191,19 +191,23 @@ def run(memory: Any, keys: jax.Array, steps: int, bar: tqdm) -> np.ndarray:
     return np.stack(curve, axis=1)
 
 
-def print_table(curves: dict[str, np.ndarray], steps: int) -> None:
-    num_seeds = len(next(iter(curves.values())))
+def print_table(curves: dict[str, np.ndarray], steps: int) -> dict[str, np.ndarray]:
+    """Print the table of exploitability, and return its figures [seeds] by row and column."""
+    num_seeds, figures = len(next(iter(curves.values()))), {}
     print(
         f"Kuhn poker, {steps:,} steps of {HANDS} hands, {num_seeds} seeds\n"
         "exploitability of the average policies: mean over seeds [95% bootstrap interval]"
     )
-    print(f"{'':14}{'at the end':>26}{'mean of the last half':>26}{'largest there':>26}")
+    columns = "at the end", "mean of the last half", "largest of the last half"
+    print(f"{'':14}" + "".join(f"{column:>26}" for column in columns))
     for name, seeds in curves.items():
         half = seeds[:, seeds.shape[1] // 2 :]
         texts = []
-        for values in (seeds[:, -1], half.mean(axis=1), half.max(axis=1)):
+        for column, values in zip(columns, (seeds[:, -1], half.mean(axis=1), half.max(axis=1)), strict=True):
+            figures[f"{name}, {column}"] = values
             texts.append("{:.4f} [{:.4f}, {:.4f}]".format(values.mean(), *interval(values)))
         print(f"{name:14}" + "".join(f"{text:>26}" for text in texts))
+    return figures
 
 
 def plot(path: Path, curves: dict[str, np.ndarray], steps: int) -> None:
@@ -243,11 +247,12 @@ def main() -> None:
         for name, memory in memories.items():
             bar.set_description(name)
             curves[name] = run(memory, keys, args.steps, bar)
-    print_table(curves, args.steps)
+    figures = print_table(curves, args.steps)
     print(f"{time.perf_counter() - start:.0f} s with compiling")
     path = args.out / "nfsp.png"
     plot(path, curves, args.steps)
-    print(f"wrote {path}")
+    record(path.with_suffix(".json"), figures)
+    print(f"wrote {path} and {path.with_suffix('.json')}")
 
 
 if __name__ == "__main__":

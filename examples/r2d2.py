@@ -24,7 +24,7 @@ import optax
 from arguments import Parser, integer
 from dqn import make_train
 from flax import struct
-from reporting import Progress, interval, learning_curves, plot, print_table, run
+from reporting import Progress, interval, learning_curves, plot, print_table, record, run
 
 import jaxreplay as jr
 
@@ -321,7 +321,8 @@ def main() -> None:
     path = args.out / f"r2d2_{args.task}{variant}.png"
     ylabel = f"return, last {LAST_EPISODES} episodes"
     plot(path, title, env_steps, curves, ylabel=ylabel, goal=(task.best, "best possible"))
-    print(f"wrote {path}")
+    record(path.with_suffix(".json"), final)
+    print(f"wrote {path} and {path.with_suffix('.json')}")
 
 
 if __name__ == "__main__":

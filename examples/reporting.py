@@ -1,9 +1,14 @@
-"""Reports of the examples: a progress bar, times, learning curves, a table and a plot.
+"""Reports of the examples: a progress bar, times, learning curves, a table, a plot and a result file.
 
 tqdm and matplotlib are imported on first use, so that an agent can be imported without them.
 """
 
+import datetime
 import functools
+import importlib.metadata
+import json
+import platform
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxreplay as jr
+
+START = time.perf_counter()  # of the program, nearly
 COLORS = ("tab:blue", "tab:orange", "tab:green")
 
 
@@ -80,6 +88,45 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     return low, high
 
 
+def record(path: Path, figures: dict[str, Any], *, seeds: int | None = None) -> None:
+    """Write a study's result file `path`: its figures, command, seconds, date and versions.
+
+    A figure is an array [seeds], written with its mean and the interval of the mean; or a tuple of a value and the ends
+    of its interval; or a number. `seeds` is needed only if no figure is an array.
+    """
+
+    def numbers(values: Any) -> list[float | None]:
+        return [None if np.isnan(x) else float(f"{x:.7g}") for x in np.ravel(values)]
+
+    rows = []
+    for name, figure in figures.items():
+        of_seeds = {}
+        if isinstance(figure, np.ndarray):
+            seeds, of_seeds = len(figure), {"seeds": numbers(figure)}
+            figure = figure.mean(), *interval(figure)
+        value, *ends = numbers(figure)
+        row = {"value": value, **({"interval": ends} if ends else {}), **of_seeds}
+        rows.append(f"  {json.dumps(name)}: {json.dumps(row)}")
+    versions = {"python": platform.python_version(), "jax": jax.__version__, "jaxreplay": jr.__version__}
+    if "gymnax" in sys.modules:
+        versions["gymnax"] = importlib.metadata.version("gymnax")
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    if "--out" in words:
+        place = words.index("--out")
+        del words[place : place + 2]
+    head = {
+        "command": " ".join(words),
+        "seeds": seeds,
+        "date": datetime.date.today().isoformat(),
+        "seconds": round(time.perf_counter() - START),  # compiling included
+        "cpu_seconds": round(time.process_time()),  # of all threads: other programs hardly change it
+        "device": jax.devices()[0].device_kind,
+        "versions": versions,
+    }
+    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    path.write_text("{\n" + ",\n".join([*lines, ' "figures": {\n' + ",\n".join(rows) + "\n }"]) + "\n}\n")
+
+
 def print_table(title: str, last_episodes: int, final: dict[str, np.ndarray]) -> None:
     """Print the final returns of each agent, `final` [seeds], with their mean and its interval."""
     means = ["{:.2f} [{:.2f}, {:.2f}]".format(values.mean(), *interval(values)) for values in final.values()]
@@ -137,6 +184,8 @@ def summarize(
 ) -> None:
     """Print the table of one agent's `returns` (see `learning_curves`), and plot its learning curves to `path`.
 
+    Also write the result file with the same stem.
+
     With a `goal`, also print how many seeds reach this return.
     """
     env_steps, curves = learning_curves(returns, last_episodes)
@@ -145,4 +194,6 @@ def summarize(
     print(timing if goal is None else f"{np.sum(final >= goal)} of {len(final)} seeds reach {goal:g}; {timing}")
     line = None if goal is None else (goal, f"return {goal:g}")
     plot(path, title, env_steps, {name: curves}, ylabel=f"return, last {last_episodes} episodes", ylim=ylim, goal=line)
-    print(f"wrote {path}")
+    reached = {} if goal is None else {f"seeds above {goal:g}": np.sum(final >= goal)}
+    record(path.with_suffix(".json"), {"return": final, **reached})
+    print(f"wrote {path} and {path.with_suffix('.json')}")

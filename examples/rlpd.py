@@ -23,7 +23,7 @@ import jax.numpy as jnp
 import numpy as np
 import sac
 from arguments import Parser
-from reporting import interval, plot
+from reporting import interval, plot, record
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -73,6 +73,7 @@ class Config(sac.Config):
     target_rate: float = 0.005
     interval: int = 1_000  # steps between two tests
     tests: int = 8  # episodes of a test
+    horizon: int = HORIZON  # of a test
 
     @property
     def buffer(self) -> Any:
@@ -115,25 +116,21 @@ def drive_at_random(env: Any, params: Any, key: jax.Array, config: Config) -> tu
     return batch, jnp.sum(jnp.where(mask, rows[2], 0.0)) / config.episodes
 
 
-def make_trainer(config: Config) -> tuple[Callable, Callable]:
-    """Functions of all seeds: `init(keys) -> states, returns of the data`; `train(states) -> states, test returns`."""
-    env, params = make_env()
+def make_trainer(config: Config, env: Any, params: Any) -> tuple[Callable, Callable]:
+    """Functions of all seeds: `init(keys) -> states`; `train(states) -> states, test returns [seeds]`."""
     init_agent, act, learn = sac.make_agent(config, env, params)
     small = dataclasses.replace(config, num_envs=config.tests, capacity=config.tests)
     init_test, act_in_test, _ = sac.make_agent(small, env, params)
 
-    def init(key: jax.Array) -> tuple[sac.State, jax.Array]:
-        agent_key, data_key = jax.random.split(key)
-        state = init_agent(agent_key)
-        data, mean_return = drive_at_random(env, params, data_key, config)
-        state = state.replace(buffer=config.buffer.mixture.add(state.buffer, 1, data))
+    def init(key: jax.Array) -> sac.State:
+        state = init_agent(key)
         if config.source != "data":
             state, _ = jax.lax.scan(lambda state, _: act(state, 1.0), state, length=config.warmup)
-        return state, mean_return
+        return state
 
     def test(networks: sac.Networks, key: jax.Array) -> jax.Array:
         state = init_test(key).replace(networks=networks)
-        _, returns = jax.lax.scan(lambda state, _: act_in_test(state, 0.0), state, length=HORIZON)
+        _, returns = jax.lax.scan(lambda state, _: act_in_test(state, 0.0), state, length=config.horizon)
         first = jnp.argmax(~jnp.isnan(returns), axis=0)
         return jnp.mean(jnp.take_along_axis(returns, first[None], axis=0))
 
@@ -152,15 +149,30 @@ def make_trainer(config: Config) -> tuple[Callable, Callable]:
 
 def run(config: Config, keys: jax.Array, bar: tqdm) -> tuple[np.ndarray, np.ndarray]:
     """Mean test returns [seeds, steps / interval], and mean returns of the data [seeds]."""
-    init, train = make_trainer(config)
-    states, of_data = init(keys)
+    env, params = make_env()
+
+    @jax.jit
+    @jax.vmap
+    def add_data(state: sac.State, key: jax.Array) -> tuple[sac.State, jax.Array]:
+        data, mean_return = drive_at_random(env, params, key, config)
+        return state.replace(buffer=config.buffer.mixture.add(state.buffer, 1, data)), mean_return
+
+    init, train = make_trainer(config, env, params)
+    agent_keys, data_keys = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
+    states, of_data = add_data(init(agent_keys), data_keys)
+    curves, _ = train_and_test(train, states, config, bar)
+    return curves, np.asarray(of_data)
+
+
+def train_and_test(train: Callable, states: sac.State, config: Config, bar: tqdm) -> tuple[np.ndarray, sac.State]:
+    """Mean test returns [seeds, steps / interval], and the states after training."""
     curve = []
     for _ in range(config.steps // config.interval):
         states, found = train(states)
         curve.append(np.asarray(found))
         bar.set_postfix_str(f"return {curve[-1].mean():.0f}", refresh=False)
-        bar.update(config.interval * len(keys))
-    return np.stack(curve, axis=1), np.asarray(of_data)
+        bar.update(config.interval * len(found))
+    return np.stack(curve, axis=1), states
 
 
 def parse_args() -> argparse.Namespace:
@@ -189,16 +201,21 @@ def main() -> None:
         "{:.0f} [{:.0f}, {:.0f}]".format(of_data.mean(), *interval(of_data))
         + f"\nreturn of {Config.tests} test episodes: mean over seeds [95% bootstrap interval]"
     )
+    figures = {"return of the data": of_data}
     print(f"{'':14}{'mean of the last half':>26}{'at the end':>26}{f'seeds above {SOLVED} at the end':>28}")
     for name, seeds in curves.items():
         texts = []
-        for values in (seeds[:, seeds.shape[1] // 2 :].mean(axis=1), seeds[:, -1]):
+        figures[f"{name}, mean of the last half"] = seeds[:, seeds.shape[1] // 2 :].mean(axis=1)
+        figures[f"{name}, at the end"] = seeds[:, -1]
+        for values in list(figures.values())[-2:]:
             texts.append("{:.0f} [{:.0f}, {:.0f}]".format(values.mean(), *interval(values)))
-        print(f"{name:14}{texts[0]:>26}{texts[1]:>26}{np.sum(seeds[:, -1] >= SOLVED):>28}")
+        figures[f"{name}, seeds above {SOLVED} at the end"] = solved = np.sum(seeds[:, -1] >= SOLVED)
+        print(f"{name:14}{texts[0]:>26}{texts[1]:>26}{solved:>28}")
     if not args.short:
         less = {name: curves["half and half"][:, -1] - curves[name][:, -1] for name in ("online", "data alone")}
         for name, values in less.items():
             low, high = interval(values)
+            figures[f"half and half less {name}, at the end"] = values
             print(f"half and half less {name}, at the end: {values.mean():.0f} [{low:.0f}, {high:.0f}]")
     print(f"{time.perf_counter() - start:.0f} s with compiling")
     path = args.out / "rlpd.png"
@@ -206,7 +223,8 @@ def main() -> None:
     title, ylabel = "MountainCarContinuous-v0, Soft Actor-Critic", f"return of {Config.tests} test episodes"
     xlabel = "updates per seed, and as many environment steps (with the data alone none)"
     plot(path, title, times, curves, ylabel=ylabel, goal=(SOLVED, f"return {SOLVED}"), xlabel=xlabel)
-    print(f"wrote {path}")
+    record(path.with_suffix(".json"), figures)
+    print(f"wrote {path} and {path.with_suffix('.json')}")
 
 
 if __name__ == "__main__":

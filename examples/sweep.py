@@ -33,7 +33,7 @@ import optax
 from arguments import Parser
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import interval
+from reporting import interval, record
 
 import jaxreplay as jr
 
@@ -204,6 +204,10 @@ def of_setting(k: int) -> Setting:
     return jax.tree.map(lambda x: x[k].item(), all_settings())
 
 
+def setting_name(k: int) -> str:
+    return ", ".join(f"{name} {value:.3g}" for name, value in dataclasses.asdict(of_setting(k)).items())
+
+
 def plot(path: Path, title: str, returns: np.ndarray) -> None:
     """Heat maps over alpha and n of returns [64, seeds], one for each pair of the other settings."""
     grid = returns.reshape(len(ALPHA), len(N), len(LEARNING_RATE), len(UPDATES), -1)
@@ -246,8 +250,7 @@ def main() -> None:
     best = np.argsort(-returns.mean(axis=1))[:5]
     for k in best:
         low, high = interval(returns[k])
-        values = (f"{name} {value:.3g}" for name, value in dataclasses.asdict(of_setting(k)).items())
-        print(f"{returns[k].mean():6.3f} [{low:.3f}, {high:.3f}]  {', '.join(values)}")
+        print(f"{returns[k].mean():6.3f} [{low:.3f}, {high:.3f}]  {setting_name(k)}")
     print("return: mean over the episodes of the second half; [95% bootstrap interval over seeds]")
     print(f"one program: compile {compiling:.1f} s, run {running:.1f} s")
     separate = [run_one(config, keys, of_setting(k)) for k in np.linspace(0, 63, args.separate).astype(int)]
@@ -260,7 +263,9 @@ def main() -> None:
     path = args.out / "sweep.png"
     title = f"DQN on Catch: mean of {args.seeds} seeds, [95% bootstrap interval]"
     plot(path, title, returns)
-    print(f"wrote {path}")
+    figures = {setting_name(k): values for k, values in enumerate(returns)}
+    record(path.with_suffix(".json"), {"best of 64": returns[best[0]], **figures})
+    print(f"wrote {path} and {path.with_suffix('.json')}")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """The effect of a time limit on learned values, with correct and incorrect handling.
 
 pip install -e '.[examples]'
-python examples/time_limit.py
+python examples/time_limit.py           # 8 seeds
+python examples/time_limit.py --short   # a second, to see that it runs
 
 Two environments give a reward of 1 per step and are truncated after 50 steps. The task itself goes on for ever, so with
 a discount of 0.99 every state has value 100 (Pardo et al. 2018, section 3). In the first, all observations are equal.
@@ -10,13 +11,15 @@ In the second, the first step of an episode has its own observation and costs 10
 """
 
 import argparse
+import time
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from arguments import Parser, integer
+from arguments import Parser
 from flax import struct
+from reporting import interval, record
 
 import jaxreplay as jr
 
@@ -25,11 +28,11 @@ NUM_ENVS, BATCH = 8, 256
 CAPACITY = 4 * LIMIT * NUM_ENVS  # so that every step of an episode is stored equally often
 RIGHT, AS_TERMINATION, ONE_GAMMA, RESET_OBSERVATION, NO_END = range(5)
 WAYS = {
-    RIGHT: "as it should be",
-    AS_TERMINATION: "truncation taken for termination",
-    ONE_GAMMA: "bootstrap with gamma, not gamma^n",
+    RIGHT: "correct, with `NStep`",
+    AS_TERMINATION: "truncation treated as termination",
+    ONE_GAMMA: "bootstrap with gamma instead of gamma^n",
     RESET_OBSERVATION: "next observation taken after the reset",
-    NO_END: "windows run on into the next episode",
+    NO_END: "returns that continue into the next episode",
 }
 ENVIRONMENTS = {"one observation": False, "costly first step": True}
 
@@ -93,21 +96,28 @@ def learn_all(n: int, updates: int, seed: int = 0) -> np.ndarray:
 
 def parse_args() -> argparse.Namespace:
     parser = Parser("Values learned under a time limit, with correct and incorrect handling.")
-    parser.add_argument("--updates", type=integer(2), default=10_000, help="number of updates (10000)")
-    parser.add_argument("--seed", type=integer(0), default=0, help="base seed (0)")
-    return parser.parse_args()
+    parser.add_experiment(seeds=8)
+    parser.add_count("updates", "number of updates", 10_000, 200, low=2)
+    return parser.parse()
 
 
 def main() -> None:
     args = parse_args()
-    lengths = (1, 3)
-    values = {n: learn_all(n, args.updates, args.seed) for n in lengths}
-    print("value of an ordinary step; the right one is 100")
-    headers = [f"{env}, n={n}" for env in ENVIRONMENTS for n in lengths]
-    print(" " * 40 + "".join(f"{header:>26}" for header in headers))
+    start, columns = time.perf_counter(), [(env, n) for env in ENVIRONMENTS for n in (1, 3)]
+    seeds = range(args.seed, args.seed + args.seeds)
+    values = {n: np.stack([learn_all(n, args.updates, seed) for seed in seeds])[..., 0] for n in (1, 3)}
+    print(f"value of an ordinary step, mean of {args.seeds} seeds [95% bootstrap interval]; the right one is 100")
+    print(" " * 42 + "".join(f"{f'{env}, n={n}':>26}" for env, n in columns))
+    figures = {}
     for way, name in WAYS.items():
-        row = [values[n][env, way, 0] for env in range(len(ENVIRONMENTS)) for n in lengths]
-        print(f"{name:40}" + "".join(f"{value:26.1f}" for value in row))
+        row = {f"{name}, {env}, n={n}": values[n][:, list(ENVIRONMENTS).index(env), way] for env, n in columns}
+        texts = ["{:.1f} [{:.1f}, {:.1f}]".format(x.mean(), *interval(x)) for x in row.values()]
+        print(f"{name:42}" + "".join(f"{text:>26}" for text in texts))
+        figures |= row
+    print(f"{time.perf_counter() - start:.0f} s with compiling")
+    path = args.out / "time_limit.json"
+    record(path, figures)
+    print(f"wrote {path}")
 
 
 if __name__ == "__main__":

@@ -1673,6 +1673,9 @@ def short_rows(block, monkeypatch):
         mean = np.asarray(sample.items["loss"])[mask].mean()
         np.testing.assert_allclose(found["loss_of"](0, sample), mean, rtol=1e-5)
         replay = buffer.add(replay, 0, items)
+    weights = rng.random(64, np.float32)
+    expected = np.average(np.asarray(sample.items["loss"]), weights=mask * weights[:, None, None])
+    np.testing.assert_allclose(found["loss_of"](0, sample.replace(weights=weights)), expected, rtol=1e-5)
 
 
 def in_time(block, monkeypatch):

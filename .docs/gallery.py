@@ -33,7 +33,7 @@ FIGURES: dict[str, tuple[str, float]] = {  # of each study: the figure, and the 
     "nfsp.py": ("nfsp.png", 1),
     "r2d2.py": ("r2d2_cartpole.png", 1),
     "rlpd.py": ("rlpd.png", 1),
-    "staleness.py": ("staleness.png", 0.51),
+    "staleness.py": ("staleness.png", 0.35),
     "sweep.py": ("sweep.png", 1),
 }
 PROGRAMS: dict[str, tuple[str, ...]] = {  # and their arguments

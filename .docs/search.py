@@ -47,6 +47,9 @@ QUERIES = {  # and the pages that answer, one of which is enough
     "threads": ["guides/threads/", "reference/shared/"],
     "Sebulba": ["guides/threads/", "buffers/"],
     "samples per insert": ["guides/threads/", "reference/shared/"],
+    "GRPO": ["guides/rollouts/", "recipes/games/"],
+    "staleness": ["guides/rollouts/", "guides/draws/", "evidence/"],
+    "preempted": ["guides/rollouts/"],
     "NaN": ["faq/", "guides/priorities/"],
 }
 

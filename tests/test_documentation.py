@@ -1632,6 +1632,18 @@ def bounded_versions(block, monkeypatch):
     assert policy == 40
 
 
+def mark_of_a_version(block, monkeypatch):
+    for capacity, before in ((64, 0), (64, 5), (8, 5)):
+        buffer = jr.ReplayBuffer(capacity=capacity)
+        replay = buffer.init(jnp.zeros(4))
+        if before:
+            replay = buffer.add(replay, jnp.zeros(before))
+        names = {"buffer": buffer, "replay": replay, "groups": jnp.arange(1.0, 5.0), "num_versions": 3}
+        found = run(block, names | {"kept": jnp.arange(4) > 0, "key": jax.random.key(0)})
+        assert found["since"] == (9 if (capacity, before) == (64, 5) else -1)
+        assert set(found["sample"].items.tolist()) == {2, 3, 4}
+
+
 def advantages(block, monkeypatch):
     found = run(block, {})
     buffer, rewards = found["buffer"], (jnp.arange(4.0) < jnp.arange(5.0)[:, None]).astype(jnp.float32)
@@ -1661,6 +1673,9 @@ def short_rows(block, monkeypatch):
         mean = np.asarray(sample.items["loss"])[mask].mean()
         np.testing.assert_allclose(found["loss_of"](0, sample), mean, rtol=1e-5)
         replay = buffer.add(replay, 0, items)
+    weights = rng.random(64, np.float32)
+    expected = np.average(np.asarray(sample.items["loss"]), weights=mask * weights[:, None, None])
+    np.testing.assert_allclose(found["loss_of"](0, sample.replace(weights=weights)), expected, rtol=1e-5)
 
 
 def in_time(block, monkeypatch):
@@ -1754,7 +1769,7 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/host.md": [host_loop, gymnasium],
     "guides/memory.md": [bytes_of_a_state, beyond_the_device],
     "guides/mixtures.md": [half_online],
-    "guides/rollouts.md": [bounded_versions, advantages, short_rows, in_time, preempted_run],
+    "guides/rollouts.md": [bounded_versions, mark_of_a_version, advantages, short_rows, in_time, preempted_run],
     "guides/own_sampler.md": [own_sampler, changed_by_draws],
     "guides/pools.md": [pools],
     "guides/tasks.md": [tasks, levels],

@@ -32,6 +32,7 @@ FIGURES: dict[str, tuple[str, float]] = {  # of each study: the figure, and the 
     "her.py": ("her.png", 0.51),
     "nfsp.py": ("nfsp.png", 1),
     "r2d2.py": ("r2d2_cartpole.png", 1),
+    "rae.py": ("rae.png", 1),
     "rlpd.py": ("rlpd.png", 1),
     "staleness.py": ("staleness.png", 0.35),
     "sweep.py": ("sweep.png", 1),

@@ -73,7 +73,10 @@ class Config(sac.Config):
     target_rate: float = 0.005
     interval: int = 1_000  # steps between two tests
     tests: int = 8  # episodes of a test
-    horizon: int = HORIZON  # of a test
+
+    @property
+    def horizon(self) -> int:
+        return HORIZON
 
     @property
     def buffer(self) -> Any:

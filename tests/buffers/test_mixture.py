@@ -625,3 +625,25 @@ def test_a_training_step_copies_no_storage():
     scan = jax.jit(lambda state, keys: jax.lax.scan(step, state, keys), donate_argnums=0)
     program = compiled(scan, state, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 5)))
     assert big_copies(program.as_text(), num_items) == []
+
+
+def test_half_of_a_batch_comes_from_the_saved_replay_of_an_earlier_run(tmp_path):
+    """Of several seeds, stacked, as in `examples/rae.py`."""
+    own, keys, shape = jr.ReplayBuffer(capacity=8), jax.random.split(jax.random.key(0), 3), jnp.zeros(1)
+    mixture = jr.Mixture(buffers=(own, own), shares=(0.5, 0.5))
+
+    def first(seed):
+        return own.add(own.init(shape), 100 * seed + jnp.arange(1.0, 5.0))
+
+    def second(key, saved):
+        replay = mixture.add((mixture.init(shape)[0], saved), 0, -jnp.arange(1.0, 4.0))
+        return mixture.sample(replay, key, 64).items, replay[1]
+
+    earlier = jax.jit(jax.vmap(first))(jnp.arange(3.0))
+    jr.save(tmp_path / "replay", own, earlier)
+    saved = jr.restore(tmp_path / "replay", own)
+    drawn, kept = jax.device_get(jax.jit(jax.vmap(second))(keys, saved))
+    chex.assert_trees_all_equal(jax.device_get(earlier), jax.device_get(saved), kept)
+    for seed, rows in enumerate(drawn):
+        assert {*rows[:32]} == {-1, -2, -3}
+        assert {*rows[32:]} == {100 * seed + k for k in range(1, 5)}

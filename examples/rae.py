@@ -1,0 +1,134 @@
+"""Replay across experiments: a second agent learns from its own replay and from the saved replay of a first one.
+
+pip install -e '.[examples]'
+python examples/rae.py           # a first experiment, and a second one with its replay and without, 8 seeds at once
+python examples/rae.py --short   # a few seconds, to see that it runs
+python examples/rae.py --hold 2 --steps 6000   # a harder task
+
+The agent of `sac.py` on the car on a hill of `rlpd.py`, where each action lasts for 3 steps of the car, so that random
+actions sometimes reach the top. The first experiment saves its replay. The second starts from new parameters and an
+empty buffer of its own, and draws half of each batch from either (Tirumala et al. 2023, Replay across Experiments,
+arXiv:2311.15951). Nothing but the replay is kept: no parameters, no optimizer.
+"""
+
+import argparse
+import dataclasses
+import tempfile
+import time
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import rlpd
+from arguments import Parser, integer
+from reporting import interval, plot, record
+from tqdm import tqdm
+
+import jaxreplay as jr
+
+SOLVED = rlpd.SOLVED
+FIRST, ALONE, MIXED = "first experiment", "second, its own replay", "second, both replays"
+DIFFERENCES = {"both less its own": ALONE, "both less the first": FIRST}
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Config(rlpd.Config):
+    """Static settings. One step is one action, and makes one update."""
+
+    hold: int = 3  # steps of the car that an action lasts
+    width: int = 32
+    batch_size: int = 64
+    interval: int = 250
+
+    @property
+    def horizon(self) -> int:
+        return -(-rlpd.HORIZON // self.hold)
+
+    @property
+    def buffer(self) -> rlpd.Replay:
+        """One's own replay, and the saved replay of an experiment with the same settings."""
+        return rlpd.Replay(own=self.own, data=self.own, source=self.source)
+
+    @property
+    def own(self) -> jr.ReplayBuffer:
+        return jr.ReplayBuffer(capacity=self.capacity)
+
+
+def make_env(hold: int) -> tuple[Any, Any]:
+    """The environment of `rlpd.py`, with `hold` steps in one."""
+    car, params = rlpd.make_env()
+
+    class Held(type(car)):
+        def step_env(self, key: jax.Array, state: Any, action: jax.Array, params: Any) -> Any:
+            def step(before: Any, _: None) -> tuple[Any, None]:
+                obs, state, reward, terminated, info = car.step_env(key, before[1], action, params)
+                after = obs, state, before[2] + reward, terminated, info
+                return jax.tree.map(lambda x, y: jnp.where(before[3], x, y), before, after), None
+
+            first = car.step_env(key, state, action, params)
+            return jax.lax.scan(step, first, length=hold - 1)[0]
+
+    return Held(), params
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser("A second experiment that draws half of each batch from the replay of a first one.")
+    parser.add_experiment(seeds=8)
+    parser.add_count("steps", "actions and updates per seed of each experiment", 5_000, 100)
+    hold = Config.hold
+    parser.add_argument("--hold", type=integer(1, 100), default=hold, help=f"steps that an action lasts ({hold})")
+    args = parser.parse()
+    args.interval = 50 if args.short else Config.interval
+    if args.steps % args.interval:
+        parser.error(f"argument --steps: {args.steps} is not a multiple of {args.interval}")
+    return args
+
+
+def main() -> None:
+    args, start, curves = parse_args(), time.perf_counter(), {}
+    first_keys, second_keys = (jax.random.split(key, args.seeds) for key in jax.random.split(jax.random.key(args.seed)))
+    online = Config(steps=args.steps, source="online", interval=args.interval, hold=args.hold)
+    both = dataclasses.replace(online, source="both")
+    total = (2 if args.short else 3) * args.steps * args.seeds
+    with tempfile.TemporaryDirectory() as folder, tqdm(total=total, unit=" steps", unit_scale=True) as bar:
+        bar.set_description(FIRST)
+        init, train = rlpd.make_trainer(online, *make_env(args.hold))
+        curves[FIRST], states = rlpd.train_and_test(train, init(first_keys), online, bar)
+        jr.save(folder, online.own, states.buffer[0])  # of all seeds, stacked
+        if not args.short:
+            bar.set_description(ALONE)
+            curves[ALONE], _ = rlpd.train_and_test(train, init(second_keys), online, bar)
+        bar.set_description(MIXED)
+        init, train = rlpd.make_trainer(both, *make_env(args.hold))
+        states, saved = init(second_keys), jr.restore(folder, both.own)
+        states = states.replace(buffer=(states.buffer[0], saved))
+        curves[MIXED], _ = rlpd.train_and_test(train, states, both, bar)
+
+    figures = {}
+    print(
+        f"MountainCarContinuous-v0, actions of {args.hold} steps, {args.steps:,} in an experiment, {args.seeds} seeds\n"
+        f"return of {Config.tests} test episodes: mean over seeds [95% bootstrap interval]"
+    )
+    print(f"{'':28}{'mean over training':>24}{'at the end':>24}{f'seeds above {SOLVED} at the end':>30}")
+    differences = {name: curves[MIXED] - curves[other] for name, other in DIFFERENCES.items() if other in curves}
+    for name, seeds in {**curves, **differences}.items():
+        row = {f"{name}, mean over training": seeds.mean(axis=1), f"{name}, at the end": seeds[:, -1]}
+        texts = ["{:.0f} [{:.0f}, {:.0f}]".format(x.mean(), *interval(x)) for x in row.values()]
+        figures |= row
+        if name in curves:
+            figures[f"{name}, seeds above {SOLVED} at the end"] = solved = np.sum(seeds[:, -1] >= SOLVED)
+            texts.append(str(solved))
+        print(f"{name:28}" + "".join(f"{text:>24}" for text in texts))
+    print(f"{time.perf_counter() - start:.0f} s with compiling")
+    path = args.out / ("rae.png" if args.hold == Config.hold else f"rae_hold_{args.hold}.png")
+    times = args.interval * np.arange(1, args.steps // args.interval + 1)
+    title, ylabel = "A car on a hill, Soft Actor-Critic", f"return of {Config.tests} test episodes"
+    goal = SOLVED, f"return {SOLVED}"
+    plot(path, title, times, curves, ylabel=ylabel, goal=goal, xlabel="actions and updates per seed in an experiment")
+    record(path.with_suffix(".json"), figures)
+    print(f"wrote {path} and {path.with_suffix('.json')}")
+
+
+if __name__ == "__main__":
+    main()

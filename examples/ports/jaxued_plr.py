@@ -3,10 +3,11 @@
 pip install -e . distrax==0.1.9 tfp-nightly==0.26.0.dev20261027 gymnax==0.0.9 six
 git clone https://github.com/DramaCow/jaxued && git -C jaxued checkout 0f8f1284
 pip install ./jaxued
-python examples/ports/jaxued_plr.py --jaxued jaxued           # 8 seeds
-python examples/ports/jaxued_plr.py --jaxued jaxued --speed   # times of the sampler, and of updates
-python examples/ports/jaxued_plr.py --jaxued jaxued --check   # checks of both versions against correct values
-python examples/ports/jaxued_plr.py --jaxued jaxued --short   # to see that it runs
+python examples/ports/jaxued_plr.py --jaxued jaxued             # 8 seeds
+python examples/ports/jaxued_plr.py --jaxued jaxued --sampler   # times of the sampler alone
+python examples/ports/jaxued_plr.py --jaxued jaxued --speed     # times of updates
+python examples/ports/jaxued_plr.py --jaxued jaxued --check     # checks of both versions against correct values
+python examples/ports/jaxued_plr.py --jaxued jaxued --short     # to see that it runs
 
 Tested with jax 0.10.2. `examples/maze_plr.py` runs unchanged, except for the sampler that it makes, and the features of
 its LSTM. Its logger is not imported, and its loop over tests is that of this program.
@@ -204,6 +205,7 @@ def sampler_alone(module: ModuleType, capacity: int, duplicates: bool, rounds: i
 def main() -> None:
     parser = measure.parser("jaxued's robust PLR, original and ported.")
     parser.add_argument("--jaxued", type=Path, required=True, help="a clone of jaxued")
+    parser.add_argument("--sampler", action="store_true", help="only time the sampler alone, of several sizes")
     args = parser.parse()
     if not (args.jaxued / "examples" / "maze_plr.py").exists():
         parser.error(f"argument --jaxued: there is no examples/maze_plr.py in {str(args.jaxued)!r}")
@@ -212,9 +214,14 @@ def main() -> None:
     if args.check:
         checks = jaxued_checks.check(ORIGINAL, PORT)
         measure.write(args.out, f"{file}_checks", PACKAGES, agent=agent, checks=checks)
-    elif args.speed:
+    elif args.sampler:
         cases = [(capacity, duplicates) for capacity in CAPACITIES for duplicates in (True, False)]
         rows = [sampler_alone(module, *case, rounds=5) for case in cases[: 1 if args.short else None]]
+        for row in rows:
+            measure.show(row)
+        measure.write(args.out, f"{file}_sampler", PACKAGES, agent=agent, rows=rows)
+    elif args.speed:
+        rows = []
         few = {"minimum_fill_ratio": 0.01}  # so that most updates replay
         for num_features, updates in ((FEATURES, 16), (FEATURES_OF_JAXUED, 2))[: 1 if args.short else None]:
             *_, row = training(module, seeds[:5], updates, num_features=num_features, eval_num_attempts=1, **few)

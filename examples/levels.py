@@ -275,7 +275,7 @@ def make_train(config: Config, test: dict[str, Level]) -> Any:
         rows, _ = play(state.params, jax.tree.map(lambda *x: jnp.concatenate(x), *test.values()), key)
         ends = np.cumsum([len(held_out.start) for held_out in test.values()])[:-1]
         rates = [x.mean() for x in jnp.split(jnp.any(rows["solved"], axis=0), ends)]
-        # The shortest path and the share of walls of the levels of the last update that the agent learned from.
+        # Of the latest levels that the agent learned from.
         paths = jax.vmap(path_length)(state.learned_from)
         return {**dict(zip(test, rates, strict=True)), "path": paths, "learned": state.learned}
 

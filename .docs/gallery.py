@@ -30,6 +30,7 @@ FIGURES: dict[str, tuple[str, float]] = {  # of each study: the figure, and the 
     "cliffwalk.py": ("cliffwalk.png", 0.51),
     "curriculum.py": ("curriculum.png", 0.25),
     "her.py": ("her.png", 0.51),
+    "levels.py": ("levels.png", 1),
     "nfsp.py": ("nfsp.png", 1),
     "r2d2.py": ("r2d2_cartpole.png", 1),
     "rae.py": ("rae.png", 1),

@@ -928,6 +928,13 @@ def levels(block, monkeypatch):
     assert state.scores.min() > 0.5  # of about 700 random levels, whose mean is a half, the best 256
 
 
+def largest_returns(block, monkeypatch):
+    levels = jr.Levels(capacity=2)
+    new, returns = jnp.array([7, 8, 9]), jnp.array([0.25, 0.5, 0.75])
+    names = {"levels": levels, "state": levels.init(0), "new": new, "scores": jnp.array([1, 0, 2]), "returns": returns}
+    assert run(block, names)["best"].tolist() == [0.25, 0.75]
+
+
 def changed_by_draws(block, monkeypatch):
     found = run(block, {})
     testing.check_sampler(found["Counted"](jr.Prioritized()))
@@ -1772,7 +1779,7 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/rollouts.md": [bounded_versions, mark_of_a_version, advantages, short_rows, in_time, preempted_run],
     "guides/own_sampler.md": [own_sampler, changed_by_draws],
     "guides/pools.md": [pools],
-    "guides/tasks.md": [tasks, levels],
+    "guides/tasks.md": [tasks, levels, largest_returns],
     "guides/porting.md": [
         object_in_a_train_state,
         a_traced_discount,

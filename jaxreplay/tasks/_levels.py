@@ -153,7 +153,7 @@ class Levels:
           the state; and int32 [B], the slot where each level is now, -1 if it is not stored (any more).
 
         Raises:
-          ValueError: other structure, shapes or dtypes.
+          ValueError: other structure, shapes or dtypes, or a batch of 0 levels.
 
         Examples:
           >>> levels = jr.Levels(capacity=1)
@@ -166,6 +166,8 @@ class Levels:
         self._check_state(state)
         levels, scores = checks.as_arrays(levels), checks.as_float(scores).astype(jnp.float32)
         (batch_size,) = checks.leading_axes(levels, 1, "levels, with a leading axis [B]")
+        if batch_size == 0:
+            raise ValueError("batch of 0 levels: expected 1 or more; to insert none, mask all rows.")
         checks.check_like(levels, layouts.stored_spec(state.levels), 1, 1, "the buffer")
         if scores.shape != (batch_size,):
             raise ValueError(f"scores: got shape {list(scores.shape)}, expected [{batch_size}], one for each level.")

@@ -247,6 +247,8 @@ def test_arguments_that_are_refused():
         levels.insert(state, np.zeros(2, np.int32), np.zeros(2))
     with pytest.raises(ValueError, match=r"scores: got shape \[3\], expected \[2\]"):
         levels.insert(state, {"id": np.zeros(2, np.int32)}, np.zeros(3))
+    with pytest.raises(ValueError, match="batch of 0 levels: expected 1 or more; to insert none, mask all rows"):
+        levels.insert(state, {"id": np.zeros(0, np.int32)}, np.zeros(0))
     with pytest.raises(ValueError, match=r"scores: got shape \[3\], expected \[2\]"):
         levels.update(state, np.zeros(2, np.int32), np.zeros(3))
     with pytest.raises(ValueError, match=r"capacity=5: this state has levels \[4\]"):

@@ -1,9 +1,14 @@
-"""Reports of the examples: a progress bar, times, learning curves, a table and a plot.
+"""Reports of the examples: a progress bar, times, learning curves, a table, a plot and a result file.
 
 tqdm and matplotlib are imported on first use, so that an agent can be imported without them.
 """
 
+import datetime
 import functools
+import importlib.metadata
+import json
+import platform
+import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -12,6 +17,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+import jaxreplay as jr
+
+START = time.perf_counter()  # of the program, nearly
 COLORS = ("tab:blue", "tab:orange", "tab:green")
 
 
@@ -80,6 +88,45 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     return low, high
 
 
+def record(path: Path, figures: dict[str, Any], *, seeds: int | None = None) -> None:
+    """Write a study's result file `path`: its figures, command, seconds, date and versions.
+
+    A figure is an array [seeds], written with its mean and the interval of the mean; or a tuple of a value and the ends
+    of its interval; or a number. `seeds` is needed only if no figure is an array.
+    """
+
+    def numbers(values: Any) -> list[float | None]:
+        return [None if np.isnan(x) else float(f"{x:.7g}") for x in np.ravel(values)]
+
+    rows = []
+    for name, figure in figures.items():
+        of_seeds = {}
+        if isinstance(figure, np.ndarray):
+            seeds, of_seeds = len(figure), {"seeds": numbers(figure)}
+            figure = figure.mean(), *interval(figure)
+        value, *ends = numbers(figure)
+        row = {"value": value, **({"interval": ends} if ends else {}), **of_seeds}
+        rows.append(f"  {json.dumps(name)}: {json.dumps(row)}")
+    versions = {"python": platform.python_version(), "jax": jax.__version__, "jaxreplay": jr.__version__}
+    if "gymnax" in sys.modules:
+        versions["gymnax"] = importlib.metadata.version("gymnax")
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    if "--out" in words:
+        place = words.index("--out")
+        del words[place : place + 2]
+    head = {
+        "command": " ".join(words),
+        "seeds": seeds,
+        "date": datetime.date.today().isoformat(),
+        "seconds": round(time.perf_counter() - START),  # compiling included
+        "cpu_seconds": round(time.process_time()),  # of all threads: other programs hardly change it
+        "device": jax.devices()[0].device_kind,
+        "versions": versions,
+    }
+    lines = [f" {json.dumps(name)}: {json.dumps(value)}" for name, value in head.items()]
+    path.write_text("{\n" + ",\n".join([*lines, ' "figures": {\n' + ",\n".join(rows) + "\n }"]) + "\n}\n")
+
+
 def print_table(title: str, last_episodes: int, final: dict[str, np.ndarray]) -> None:
     """Print the final returns of each agent, `final` [seeds], with their mean and its interval."""
     means = ["{:.2f} [{:.2f}, {:.2f}]".format(values.mean(), *interval(values)) for values in final.values()]
@@ -89,6 +136,19 @@ def print_table(title: str, last_episodes: int, final: dict[str, np.ndarray]) ->
     for seed, row in enumerate(zip(*final.values(), strict=True)):
         print(f"{seed:4d}" + "".join(f"{value:{width}.2f}" for value in row))
     print("mean" + "".join(f"{text:>{width}}" for text in means))
+
+
+def heat_map(axes: Any, values: np.ndarray, low: float, high: float, digits: int = 2) -> Any:
+    """Draw means of `values` [rows, columns, seeds] and their intervals, in colors from `low` to `high`."""
+    means = values.mean(axis=-1)
+    image = axes.imshow(means, vmin=low, vmax=high, cmap="viridis", origin="lower", aspect="auto")
+    for row, column in np.ndindex(means.shape):
+        ends = interval(values[row, column])
+        text = "{:.{d}f}\n[{:.{d}f}, {:.{d}f}]".format(means[row, column], *ends, d=digits)
+        color = "white" if means[row, column] < (low + high) / 2 else "black"
+        axes.text(column, row, text, ha="center", va="center", fontsize=8.5, color=color)
+    axes.tick_params(length=0)
+    return image
 
 
 def legend_below(axes: Any, ncols: int = 2) -> None:

@@ -30,6 +30,7 @@ FIGURES: dict[str, tuple[str, float]] = {  # of each study: the figure, and the 
     "cliffwalk.py": ("cliffwalk.png", 0.51),
     "curriculum.py": ("curriculum.png", 0.25),
     "her.py": ("her.png", 0.51),
+    "how_large.py": ("how_large.png", 1),
     "levels.py": ("levels.png", 1),
     "nfsp.py": ("nfsp.png", 1),
     "r2d2.py": ("r2d2_cartpole.png", 1),
@@ -37,6 +38,7 @@ FIGURES: dict[str, tuple[str, float]] = {  # of each study: the figure, and the 
     "rlpd.py": ("rlpd.png", 1),
     "staleness.py": ("staleness.png", 0.35),
     "sweep.py": ("sweep.png", 1),
+    "when_priorities_help.py": ("when_priorities_help.png", 1),
 }
 PROGRAMS: dict[str, tuple[str, ...]] = {  # and their arguments
     "dqn.py": (),

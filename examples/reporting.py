@@ -138,6 +138,19 @@ def print_table(title: str, last_episodes: int, final: dict[str, np.ndarray]) ->
     print("mean" + "".join(f"{text:>{width}}" for text in means))
 
 
+def heat_map(axes: Any, values: np.ndarray, low: float, high: float, digits: int = 2) -> Any:
+    """Draw means of `values` [rows, columns, seeds] and their intervals, in colors from `low` to `high`."""
+    means = values.mean(axis=-1)
+    image = axes.imshow(means, vmin=low, vmax=high, cmap="viridis", origin="lower", aspect="auto")
+    for row, column in np.ndindex(means.shape):
+        ends = interval(values[row, column])
+        text = "{:.{d}f}\n[{:.{d}f}, {:.{d}f}]".format(means[row, column], *ends, d=digits)
+        color = "white" if means[row, column] < (low + high) / 2 else "black"
+        axes.text(column, row, text, ha="center", va="center", fontsize=8.5, color=color)
+    axes.tick_params(length=0)
+    return image
+
+
 def legend_below(axes: Any, ncols: int = 2) -> None:
     """Add a legend below the axis label, where it covers no curve. The figure needs constrained layout."""
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=ncols, frameon=False)

@@ -33,7 +33,7 @@ import optax
 from arguments import Parser
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import interval, record
+from reporting import heat_map, interval, record
 
 import jaxreplay as jr
 
@@ -46,6 +46,7 @@ class Config:
     """Settings that shape the arrays, the same for all. One step advances each environment once."""
 
     steps: int
+    task: str = "Catch-bsuite"
     num_envs: int = 4
     warmup: int = 100  # steps with random actions before the first update
     length: int = 1_024  # steps kept per environment
@@ -55,22 +56,25 @@ class Config:
     target_rate: float = 0.02
     epsilon: float = 0.05
     exploration: float = 0.2  # fraction of the steps in which epsilon falls from 1
+    max_n: int = N[-1]  # the largest of all settings
+    max_updates: int = UPDATES[-1]
 
 
 @struct.dataclass
 class Setting:
     """The values that are swept: numbers, or arrays with an axis for `jax.vmap`."""
 
-    alpha: Any
+    alpha: Any  # None: the buffer that `make_buffer` returns has no alpha
     n: Any
     learning_rate: Any
     updates: Any
+    max_age: Any = None  # draw only the newest sequences of each environment; None: all
 
 
 @struct.dataclass
 class State:
     env: jr.AutoresetState
-    obs: jax.Array  # [num_envs, 10, 5], bool
+    obs: jax.Array  # [num_envs, ...], bool for Catch
     buffer: Any
     params: Any
     target_params: Any
@@ -101,30 +105,34 @@ def make_train(
     With a `static` setting, which the `Setting` then equals, its numbers are compiled in. `make_buffer` returns an
     object with the methods init, add, sample and update of `jr.SequenceBuffer`.
     """
-    env, env_params = gymnax.make("Catch-bsuite")
+    env, env_params = gymnax.make(config.task)
     hidden = [nn.Dense(config.width), nn.relu, nn.Dense(config.width), nn.relu]
     network = nn.Sequential(
         [lambda obs: obs.reshape(len(obs), -1).astype(jnp.float32), *hidden, nn.Dense(env.num_actions)]
     )
-    max_n, max_updates = (N[-1], UPDATES[-1]) if static is None else (static.n, static.updates)
+    max_n, max_updates = (config.max_n, config.max_updates) if static is None else (static.n, static.updates)
     buffer = make_buffer(config, max_n + 1, None if static is None else static.alpha)
+
+    def seen(obs: jax.Array) -> jax.Array:
+        return obs > 0 if config.task == "Catch-bsuite" else obs
 
     def env_step(key: jax.Array, env_state: Any, action: jax.Array) -> tuple:
         obs, env_state, reward, terminated, truncated, info = env.step(key, env_state, action, env_params)
-        return obs > 0, env_state, reward, terminated, truncated, info["final_observation"] > 0
+        return seen(obs), env_state, reward, terminated, truncated, seen(info["final_observation"])
 
     env_rows = jr.NextStepAutoreset(env_step=env_step)
 
     def init(key: jax.Array, setting: Setting) -> State:
         params_key, env_key = jax.random.split(key)
         obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(env_key, config.num_envs), env_params)
-        env_state = jax.vmap(env_rows.init)(env_state, obs > 0)
+        obs = seen(obs)
+        env_state = jax.vmap(env_rows.init)(env_state, obs)
         flags = dict.fromkeys(("terminated", "truncated", "step"), jnp.zeros(config.num_envs, bool))
-        row = {"obs": obs > 0, "action": jnp.zeros(config.num_envs, jnp.int32), "reward": jnp.zeros(config.num_envs)}
+        row = {"obs": obs, "action": jnp.zeros(config.num_envs, jnp.int32), "reward": jnp.zeros(config.num_envs)}
         rows = jax.tree.map(lambda x: x[None], row | flags)
-        replay = buffer.init(rows, alpha=setting.alpha) if static is None else buffer.init(rows)
+        replay = buffer.init(rows) if static or setting.alpha is None else buffer.init(rows, alpha=setting.alpha)
         params = network.init(params_key, obs)
-        return State(env_state, obs > 0, replay, params, params, optax.adam(1.0).init(params))
+        return State(env_state, obs, replay, params, params, optax.adam(1.0).init(params))
 
     def act(state: State, key: jax.Array, epsilon: jax.Array | float) -> tuple[State, tuple[jax.Array, jax.Array]]:
         """The state after one step; rewards [num_envs], and True where an episode ended."""
@@ -141,7 +149,8 @@ def make_train(
 
     def learn(state: State, key: jax.Array, setting: Setting, masked: jax.Array | bool) -> State:
         """One update; it changes nothing where `masked`."""
-        sample = buffer.sample(state.buffer, key, config.batch_size)
+        restricted = {} if setting.max_age is None else {"max_age": setting.max_age}
+        sample = buffer.sample(state.buffer, key, config.batch_size, **restricted)
         items, rows = sample.items, jnp.arange(config.batch_size)
         n = {"n": max_n} if static else {"n": setting.n, "max_n": max_n}
         names = ("obs", "action", "reward", "terminated", "truncated")
@@ -169,7 +178,7 @@ def make_train(
 
     def train(key: jax.Array, setting: Setting) -> jax.Array:
         def step(state: State, t: jax.Array) -> tuple[State, Any]:
-            act_key, *keys = jax.random.split(jax.random.fold_in(key, t), 1 + UPDATES[-1])
+            act_key, *keys = jax.random.split(jax.random.fold_in(key, t), 1 + config.max_updates)
             state, result = act(state, act_key, explore(t))
             for k in range(max_updates):
                 state = learn(state, keys[k], setting, False if static else k >= setting.updates)
@@ -205,28 +214,21 @@ def of_setting(k: int) -> Setting:
 
 
 def setting_name(k: int) -> str:
-    return ", ".join(f"{name} {value:.3g}" for name, value in dataclasses.asdict(of_setting(k)).items())
+    values = dataclasses.asdict(of_setting(k)).items()
+    return ", ".join(f"{name} {value:.3g}" for name, value in values if value is not None)
 
 
 def plot(path: Path, title: str, returns: np.ndarray) -> None:
     """Heat maps over alpha and n of returns [64, seeds], one for each pair of the other settings."""
     grid = returns.reshape(len(ALPHA), len(N), len(LEARNING_RATE), len(UPDATES), -1)
-    means = grid.mean(axis=-1)
     figure = Figure(figsize=(8, 7.2), layout="constrained")
     panels = figure.subplots(len(LEARNING_RATE), len(UPDATES), sharex=True, sharey=True)
-    colors = {"vmin": means.min(), "vmax": means.max(), "cmap": "viridis", "origin": "lower", "aspect": "auto"}
+    means = grid.mean(axis=-1)
     for (i, rate), (j, updates) in itertools.product(enumerate(LEARNING_RATE), enumerate(UPDATES)):
-        axes, mean = panels[i, j], means[:, :, i, j]
-        image = axes.imshow(mean, **colors)
-        for a, b in np.ndindex(mean.shape):
-            low, high = interval(grid[a, b, i, j])
-            dark = mean[a, b] < (means.min() + means.max()) / 2
-            text = f"{mean[a, b]:.2f}\n[{low:.2f}, {high:.2f}]"
-            axes.text(b, a, text, ha="center", va="center", fontsize=8.5, color="white" if dark else "black")
-        axes.set_title(f"learning rate {rate:g}, {updates} update{'s' * (updates > 1)} per step", fontsize=10)
-        axes.set_xticks(range(len(N)), [f"n = {n}" for n in N])
-        axes.set_yticks(range(len(ALPHA)), [f"alpha = {alpha:g}" for alpha in ALPHA])
-        axes.tick_params(length=0)
+        image = heat_map(panels[i, j], grid[:, :, i, j], means.min(), means.max())
+        panels[i, j].set_title(f"learning rate {rate:g}, {updates} update{'s' * (updates > 1)} per step", fontsize=10)
+        panels[i, j].set_xticks(range(len(N)), [f"n = {n}" for n in N])
+        panels[i, j].set_yticks(range(len(ALPHA)), [f"alpha = {alpha:g}" for alpha in ALPHA])
     figure.colorbar(image, ax=panels, label="mean return of the second half", shrink=0.6)
     figure.suptitle(title, fontsize=11)
     figure.savefig(path, dpi=140)

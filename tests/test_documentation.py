@@ -494,6 +494,17 @@ def leaves_of_slots(buffer, replay):
     return np.asarray(leaves_of(replay.sampler.tree))[: buffer.capacity]
 
 
+def recomputed(block, monkeypatch):
+    """Also where the last batch is not full."""
+    buffer, items = jr.ReplayBuffer(capacity=32, sampler=jr.Prioritized()), jnp.arange(20.0)
+    replay = buffer.add(buffer.init(items), items)
+    names = {"buffer": buffer, "replay": replay, "agent": 2.0, "key": jax.random.key(0)}
+    found = run(block, names | {"find_td_errors": lambda agent, x: -agent * x}, batch_size=("1_024", "8"))
+    handles = buffer.newest(found["replay"], 20)
+    np.testing.assert_allclose(buffer.priorities(found["replay"], handles), 2 * items + 1e-6, rtol=1e-5)
+    assert found["num_batches"] == 3
+
+
 def priorities_from_actors(block, monkeypatch):
     rng, q_values, num_envs = np.random.default_rng(0), np.float32([[1, 2], [3, 5], [8, 4], [2, 9]]), 3
     tracer, buffer = jr.NStep(n=2, gamma=0.5, num_envs=num_envs), jr.ReplayBuffer(capacity=64, sampler=jr.Prioritized())
@@ -1792,7 +1803,7 @@ COVERED = {  # a function for each block of Python, in the page's order
         single_environment,
     ],
     "guides/recurrent.md": [recurrent_agent],
-    "guides/priorities.md": [prioritized, lap, priorities_from_actors],
+    "guides/priorities.md": [prioritized, lap, priorities_from_actors, recomputed],
     "guides/scan.md": [training_loop, first_carry, when_ready, several_updates, one_object],
     "guides/seeds.md": [several_seeds],
     "guides/sweeps.md": [sweeps],

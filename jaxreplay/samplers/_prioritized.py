@@ -347,8 +347,10 @@ class Prioritized(Sampler[PrioritizedState]):
         # The maximum is -1 if no row is in `mask`, which saves a second reduction over rows and shards.
         told = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
         largest = shards.largest(jnp.max(told, initial=-1.0), axis_name)
+        # A GPU merges kernels of single numbers if they read the same row of an array: here all that use `largest`.
+        largest = jnp.maximum(largest, jnp.max(jnp.where(mask[:1], 0.0, -1.0), initial=-1.0))
         is_update = largest >= 0
-        # Without an update none is rejected. A GPU merges kernels that read the same array, here `largest`.
+        # Without an update none is rejected.
         rejected = jnp.where(is_update, jnp.sum(mask & ~finite, dtype=jnp.int32), 0)
         state = dataclasses.replace(
             state,

@@ -353,8 +353,8 @@ class Prioritized(Sampler[PrioritizedState]):
         # The maximum is -1 if no row is in `mask`, which saves a second reduction over rows and shards.
         told = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
         largest = shards.largest(jnp.max(told, initial=-1.0), axis_name)
-        # A GPU merges kernels of single numbers if they read the same array.
-        largest = on_gpu(_not_below_first, largest, mask)
+        if axis_name is None:  # a GPU merges kernels of single numbers if they read the same array
+            largest = on_gpu(_not_below_first, largest, mask)
         is_update = largest >= 0
         # Without an update none is rejected.
         rejected = jnp.where(is_update, jnp.sum(mask & ~finite, dtype=jnp.int32), 0)

@@ -46,6 +46,11 @@ def read_once(tree: Any) -> Any:
     return jax.tree.unflatten(treedef, leaves)
 
 
+def on_gpu(function: Callable[..., Any], x: Any, *others: Any) -> Any:
+    """`function(x, *others)` in programs for a GPU, `x` in all others."""
+    return lax.platform_dependent(x, *others, cuda=function, rocm=function, default=lambda x, *others: x)
+
+
 def after(numbers: jax.Array, *others: Any) -> jax.Array:
     """`numbers` (int32) unchanged, but with a data dependency on `others` (pytrees of arrays).
 

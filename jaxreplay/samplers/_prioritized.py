@@ -15,6 +15,7 @@ from jaxreplay._common import checks, layouts, shards
 from jaxreplay._common.checks import check_bool, check_number, settle
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live, saturating_add
+from jaxreplay._common.xla import on_gpu
 from jaxreplay.samplers import _update_counts, _uses
 from jaxreplay.samplers._protocol import Sampler
 from jaxreplay.samplers._uniform import uniform_slots
@@ -100,6 +101,11 @@ def _whole(state: PrioritizedState, size: jax.Array) -> tuple[jax.Array, jax.Arr
     """
     mass = sum_tree.total(state.tree)
     return mass > 0, jnp.where(mass > 0, mass, jnp.maximum(size, 1).astype(jnp.float32))
+
+
+def _not_below_first(largest: jax.Array, mask: jax.Array) -> jax.Array:
+    """`largest` unchanged, as it is not negative if the first row of `mask` is True."""
+    return jnp.maximum(largest, jnp.max(jnp.where(mask[:1], 0.0, -1.0), initial=-1.0))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -347,8 +353,10 @@ class Prioritized(Sampler[PrioritizedState]):
         # The maximum is -1 if no row is in `mask`, which saves a second reduction over rows and shards.
         told = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
         largest = shards.largest(jnp.max(told, initial=-1.0), axis_name)
+        if axis_name is None:  # a GPU merges kernels of single numbers if they read the same array
+            largest = on_gpu(_not_below_first, largest, mask)
         is_update = largest >= 0
-        # Without an update none is rejected. A GPU merges kernels that read the same array, here `largest`.
+        # Without an update none is rejected.
         rejected = jnp.where(is_update, jnp.sum(mask & ~finite, dtype=jnp.int32), 0)
         state = dataclasses.replace(
             state,

@@ -60,7 +60,7 @@ CELLS = [
 SMOKE = [Cell(), Cell(sampler="uniform"), Cell(kind="sequence", items="84x84x4 bytes", capacity=2**16)]
 # The most that a step may take.
 MOST = {
-    ("h100", Cell(orders=True)): {"launches": 23, "chain": 14},
+    ("h100", Cell(orders=True)): {"launches": 21, "chain": 14},
     ("h100", Cell(draw="diagnostics")): {"launches": 30, "chain": 16},
     ("h100", Cell(seeds=64, capacity=2**17)): {"launches": 30},
     ("h100", Cell(kind="sequence")): {"launches": 36},

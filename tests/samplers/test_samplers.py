@@ -14,7 +14,7 @@ from scipy import stats
 import jaxreplay as jr
 from jaxreplay import sum_tree
 from jaxreplay._common.ring import Live
-from jaxreplay.samplers import _update_counts
+from jaxreplay.samplers import _prioritized, _update_counts
 
 # The methods, jitted: each shape compiles once, not each operation of it.
 insert = jax.jit(lambda sampler, *arguments: sampler.insert(*arguments), static_argnums=0)
@@ -109,6 +109,21 @@ def test_non_finite_td_errors_are_rejected():
     assert (state.rejected, state.updates, state.max_priority) == (4, 1, 1)
     stale = update(sampler, state, [0], [np.nan], np.array([False]))
     assert stale.rejected == 4
+
+
+def test_a_gpu_counts_as_other_backends_do(monkeypatch):
+    """What only its programs compute changes no number: here it is computed on this backend."""
+    sampler, slots = jr.Prioritized(), jnp.arange(4)
+    state = filled(sampler, 4)
+    td_errors = jnp.array([0.5, jnp.nan, -3.0, jnp.inf])
+    masks = [[bool(number >> i & 1) for i in range(4)] for number in range(16)]
+    calls = [(slots, td_errors, jnp.array(mask)) for mask in masks] + [(slots[:0], td_errors[:0], jnp.ones(0, bool))]
+    plain = [sampler.update(state, *call) for call in calls]
+    monkeypatch.setattr(_prioritized, "on_gpu", lambda function, *x: function(*x))
+    for call, expected in zip(calls, plain, strict=True):
+        found = sampler.update(state, *call)
+        assert found.updates == expected.updates == state.updates + (call[2].sum() > 0)
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.parametrize("alpha", [3.0, *map(rarely, [0.0, 0.6])])

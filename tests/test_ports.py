@@ -1,12 +1,16 @@
-"""The page of ports has the tables that its figures make, and the lines of code that they count are code."""
+"""The page of ports has the tables that its figures make, the lines that they count are code, and no port needs a
+private name of jaxreplay."""
 
+import ast
+import collections
 import importlib.util
 import json
 import pathlib
 
 import pytest
 
-FOLDER = pathlib.Path(__file__).parent.parent / "examples" / "ports"
+ROOT = pathlib.Path(__file__).parent.parent
+FOLDER = ROOT / "examples" / "ports"
 
 
 @pytest.fixture(scope="module")
@@ -15,6 +19,31 @@ def measure():
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+def is_private(name):
+    return name.startswith("_") and name.strip("_") and not name.endswith("__")
+
+
+def defined(tree):
+    """Names of functions and classes, and those that are assigned to, with or without an object before them."""
+    for node in ast.walk(tree):
+        if isinstance(node, (ast.FunctionDef, ast.ClassDef)):
+            yield node.name
+        elif isinstance(node, (ast.Name, ast.Attribute)) and isinstance(node.ctx, ast.Store):
+            yield node.id if isinstance(node, ast.Name) else node.attr
+
+
+def used(tree):
+    """Attributes that a module reads, and the dotted names of jaxreplay that it imports or reads."""
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Attribute):
+            dotted = ast.unparse(node)
+            yield node.attr, dotted if dotted.replace(".", "").isidentifier() else node.attr
+        elif isinstance(node, ast.ImportFrom):
+            yield from ((name.name, f"{node.module}.{name.name}") for name in node.names)
+        elif isinstance(node, ast.Import):
+            yield from ((name.name, name.name) for name in node.names)
 
 
 def counted():
@@ -68,3 +97,39 @@ def test_results(measure, path):
     for row in found.get("rows", []):
         assert len(row["seconds"]["original"]) == len(row["seconds"]["port"])
         assert row["returns"] is None or len(row["returns"]["original"]) == len(row["returns"]["port"]) >= 8
+
+
+@pytest.fixture(scope="module")
+def private():
+    """The private names that jaxreplay defines, except those of any named tuple."""
+    trees = [ast.parse(path.read_text()) for path in (ROOT / "jaxreplay").rglob("*.py")]
+    assert trees
+    names = {name for tree in trees for name in defined(tree) if is_private(name)}
+    return names - {*dir(collections.namedtuple("Row", ""))}
+
+
+def uses(tree, private):
+    """The private names of jaxreplay that a module uses and does not define itself."""
+    private = private - {*defined(tree)}
+    dotted = [text for name, text in used(tree) if name in private or text.split(".")[0] in ("jaxreplay", "jr")]
+    return [text for text in dotted if any(map(is_private, text.split(".")))]
+
+
+@pytest.mark.parametrize("path", sorted(FOLDER.glob("*.py")), ids=lambda path: path.stem)
+def test_no_private_name(private, path):
+    assert uses(ast.parse(path.read_text()), private) == []
+
+
+@pytest.mark.parametrize(
+    ("line", "count"),
+    [
+        ("from jaxreplay.buffers._replay import ReplayState", 1),
+        ("from jaxreplay.shared import _shared", 1),
+        ("import jaxreplay._common.ring", 1),
+        ("jr.buffers._replay", 1),
+        ("made.shared._turns", 1),
+        ("jr.SumTree(self._env.step(made.shared.slack, row._replace(reward=0))).slack", 0),
+    ],
+)
+def test_private_names_are_found(private, line, count):
+    assert len(uses(ast.parse(line), private)) == count

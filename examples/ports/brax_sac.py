@@ -91,8 +91,9 @@ def compare(seeds: list[int], steps: int, evaluations: int) -> list[dict[str, An
             print(f"{name}, seed {seed}: {found[name][-1]}", flush=True)
     returns = {name: [round(x, 1) for x, _ in values] for name, values in found.items()}
     task = f"{TASK}, {steps:,} steps, {UPDATES} updates per 8 steps"
-    seconds = {name: [x for _, x in values] for name, values in found.items()}
-    return [row(task, seconds, returns if len(seeds) >= 8 else None)]
+    enough = len(seeds) >= 8  # for returns; fewer give times
+    seconds = {name: [] if enough else [x for _, x in values] for name, values in found.items()}
+    return [row(task, seconds, returns if enough else None)]
 
 
 class FullQueue(ORIGINAL):

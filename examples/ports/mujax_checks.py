@@ -83,8 +83,12 @@ def with_one_dead(replay: type) -> str:
 def largest_lead(replay: type, ratio: float = 1.0) -> str:
     """The most draws that the actors were ahead, when each call has its turn, and the slack that the replay names."""
     made = make(replay, replay_ratio=ratio, min_size=2 * NUM_ENVS * T, sample_batch_size=8)
-    limiter = made.shared._turns.limiter if isinstance(made, SharedReplay) else made._limiter
     stop = threading.Event()
+
+    def ahead() -> float:
+        if isinstance(made, SharedReplay):
+            return made.shared.ratio * made.shared.added - made.shared.drawn
+        return made._limiter.error
 
     def act(actor: int) -> None:
         for step in range(200):
@@ -99,10 +103,10 @@ def largest_lead(replay: type, ratio: float = 1.0) -> str:
     for number in range(60):
         for _ in range(20):
             threads[0].join(0.002)  # the actors run until they wait
-        lead = max(lead, limiter.balance if isinstance(made, SharedReplay) else limiter.error)
+        lead = max(lead, ahead())
         made.sample(jax.random.key(number))
     stop.set()
-    slack = limiter.slack if isinstance(made, SharedReplay) else limiter._error_buffer
+    slack = made.shared.slack if isinstance(made, SharedReplay) else made._limiter._error_buffer
     return f"{lead:g}, slack {slack:g}"
 
 

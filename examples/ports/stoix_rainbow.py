@@ -133,14 +133,20 @@ def setup(
     return learn, network, state
 
 
-def train(program: Callable, name: str, seed: int, rollouts: int, **system: Any) -> tuple[float, float]:
-    """The return of a run, and the seconds of all but its first fifth, which compiles."""
+def train(
+    program: Callable, learners: dict[str, Callable], name: str, seed: int, rollouts: int, **system: Any
+) -> tuple[float, float]:
+    """The return of a run, and the seconds of its last three calls; the first two may compile.
+
+    The runs of one name share a learning function, in `learners`, which is compiled once.
+    """
     learn, _, state = program(name=name, seed=seed, updates=rollouts, calls=5, **system)
+    learn = learners.setdefault(name, learn)
     start = 0.0
     for call in range(5):
         output = jax.block_until_ready(learn(state))
         state = output.learner_state
-        if call == 0:
+        if call == 1:
             start = time.perf_counter()
     metrics = output.episode_metrics
     return float(np.mean(metrics["episode_return"][metrics["is_terminal_step"]])), time.perf_counter() - start
@@ -150,9 +156,10 @@ def compare(program: Callable, seeds: list[int], rollouts: int, **system: Any) -
     """After each seed a row of results for each port; every other turn of the programs is in reverse order."""
     names = [ORIGINAL, *PORTS]
     found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    learners: dict[str, Callable] = {}
     for turn, seed in enumerate(seeds):
         for name in names[:: -1 if turn % 2 else 1]:
-            found[name].append(train(program, name, seed, rollouts, **system))
+            found[name].append(train(program, learners, name, seed, rollouts, **system))
             print(f"{name}, seed {seed}: {found[name][-1]}", flush=True)
         yield [row(port, found, rollouts, **system) for port in PORTS]
 
@@ -160,19 +167,14 @@ def compare(program: Callable, seeds: list[int], rollouts: int, **system: Any) -
 def row(
     port: str, found: dict[str, Any], rollouts: int, total_buffer_size: int = SYSTEM["total_buffer_size"]
 ) -> dict[str, Any]:
-    """The results of a port so far; returns need 8 seeds."""
-    names = {ORIGINAL: ORIGINAL, "port": port}
+    """The results of a port so far: the returns of 8 seeds, or the times of fewer."""
+    names, enough = {ORIGINAL: ORIGINAL, "port": port}, len(found[port]) >= 8
     values = {of: [round(x, 1) for x, _ in found[name]] for of, name in names.items()}
-    seconds = {of: [round(x, 3) for _, x in found[name]] for of, name in names.items()}
+    seconds = {of: [] if enough else [round(x, 3) for _, x in found[name]] for of, name in names.items()}
     steps = rollouts * SYSTEM["rollout_length"] * NUM_ENVS
     task = f"{TASK}, at most {LIMIT} steps, {total_buffer_size:,} items, {steps:,} steps"
     result = {"port": port, "task": task, "lines": PORTS[port], "seconds": seconds}
-    return {
-        **result,
-        "returns": values if len(seconds["port"]) >= 8 else None,
-        "memory_bytes": None,
-        "compile_seconds": None,
-    }
+    return {**result, "returns": values if enough else None, "memory_bytes": None, "compile_seconds": None}
 
 
 def main() -> None:
@@ -194,7 +196,7 @@ def main() -> None:
                 measure.write(args.out, f"{file}_speed", PACKAGES, agent=agent, rows=[*found, *rows])
             found += rows
     else:
-        for rows in compare(program, seeds, 20 if args.short else 800):
+        for rows in compare(program, seeds, 20 if args.short else 250):
             measure.write(args.out, file, PACKAGES, agent=agent, notes=NOTES, rows=rows)
 
 

@@ -12,6 +12,10 @@ import pytest
 import seeds
 from jax.experimental.compilation_cache import compilation_cache
 
+from jaxreplay._common import devices
+from jaxreplay.buffers import _memory
+from jaxreplay.transitions import _windows
+
 # Compiling is nearly all of the suite's work. LLVM's optimisation and XLA's newer code generators double it, and change
 # no result beyond rounding; with XLA_FLAGS set, even to nothing, programs are compiled as it says. Read by XLA when
 # the first program is compiled; an XLA that has the older code generators no more ignores that option.
@@ -94,6 +98,16 @@ def few_programs():
     if MAPS.exists() and MAPS.read_bytes().count(b"\n") > 20_000:
         jax.clear_caches()
         gc.collect()
+
+
+@pytest.fixture(scope="session", autouse=True)
+def layout():
+    """JAXREPLAY_LAYOUT=gpu or tpu lays states out as for that backend: the tests of laws hold in every layout."""
+    backend = os.environ.get("JAXREPLAY_LAYOUT")
+    with pytest.MonkeyPatch.context() as patch:
+        for module in (devices, _windows, _memory) if backend else ():
+            patch.setattr(module, "backend_of", lambda arrays=(): backend)
+        yield
 
 
 @pytest.fixture(scope="session")

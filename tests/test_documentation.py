@@ -1709,7 +1709,7 @@ def in_time(block, monkeypatch):
     state = jnp.int32(0), replay, jnp.int32(0)
     for version, (count, oldest, after) in enumerate([(7, 0, 0), (1, 0, 1), (8, -3, 1), (8, -2, 2), (7, 0, 2)]):
         policy, replay, before = state
-        replay = buffer.add(replay, jnp.full(count, version))
+        replay = buffer.add(replay, jnp.full(count, version, jnp.int32))
         state = found["learn_in_time"](policy, replay, jax.random.key(0), before, jnp.array([5, oldest]))
         assert state[0] == state[2] == after
     assert [sorted(x) for x in learned] == [[0] * 7, [0] * 7 + [1], [2] * 8, [2] * 8 + [3] * 8, [4] * 7]
@@ -1725,7 +1725,7 @@ def preempted_run(block, monkeypatch):
         cursor = state["cursor"] + 2
         return {
             "replay": buffer.add(state["replay"], state["flight"]),
-            "flight": jnp.array([cursor, cursor + 1]),
+            "flight": jnp.array([cursor, cursor + 1], jnp.int32),
             "cursor": cursor,
         }
 
@@ -1736,7 +1736,7 @@ def preempted_run(block, monkeypatch):
         return {"replay": buffer.update(state["replay"], indices, jnp.zeros(64)), "policy": state["policy"] + 1}
 
     names = {"buffer": buffer, "tasks": jr.Tasks(num_tasks=4), "optimizer": optax.adam(0.1), "generate": generate}
-    names |= {"policy": jnp.zeros(3), "flight": jnp.arange(2), "key": jax.random.key(0), "learn": learn}
+    names |= {"policy": jnp.zeros(3), "flight": jnp.arange(2, dtype=jnp.int32), "key": jax.random.key(0), "learn": learn}
     steps, ends, save = {"steps": ("1_000", "24")}, [], jr.save
     monkeypatch.setattr(jr, "save", lambda *arguments, wait: save(*arguments, wait=not wait))  # complete when it dies
     for die_at[0] in (3, 17, None):

@@ -105,7 +105,7 @@ def _whole(state: PrioritizedState, size: jax.Array) -> tuple[jax.Array, jax.Arr
 
 def _not_below_first(largest: jax.Array, mask: jax.Array) -> jax.Array:
     """`largest` unchanged, as it is not negative if the first row of `mask` is True."""
-    return jnp.maximum(largest, jnp.max(jnp.where(mask[:1], 0.0, -1.0), initial=-1.0))
+    return jnp.maximum(largest, jnp.max(mask[:1].astype(jnp.float32) - 1, initial=-1.0))
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

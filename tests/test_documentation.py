@@ -1736,7 +1736,7 @@ def preempted_run(block, monkeypatch):
         return {"replay": buffer.update(state["replay"], indices, jnp.zeros(64)), "policy": state["policy"] + 1}
 
     names = {"buffer": buffer, "tasks": jr.Tasks(num_tasks=4), "optimizer": optax.adam(0.1), "generate": generate}
-    names |= {"policy": jnp.zeros(3), "flight": jnp.arange(2, dtype=jnp.int32), "key": jax.random.key(0), "learn": learn}
+    names |= {"policy": jnp.zeros(3), "flight": jnp.int32([0, 1]), "key": jax.random.key(0), "learn": learn}
     steps, ends, save = {"steps": ("1_000", "24")}, [], jr.save
     monkeypatch.setattr(jr, "save", lambda *arguments, wait: save(*arguments, wait=not wait))  # complete when it dies
     for die_at[0] in (3, 17, None):

@@ -61,7 +61,7 @@ SMOKE = [Cell(), Cell(sampler="uniform"), Cell(kind="sequence", items="84x84x4 b
 # The most that a step may take.
 MOST = {
     ("h100", Cell(orders=True)): {"launches": 21, "chain": 14},
-    ("h100", Cell(draw="diagnostics")): {"launches": 30, "chain": 16},
+    ("h100", Cell(draw="diagnostics")): {"launches": 26, "chain": 16},
     ("h100", Cell(seeds=64, capacity=2**17)): {"launches": 30},
     ("h100", Cell(kind="sequence")): {"launches": 36},
     ("h100", Cell(draw="max_age")): {"launches": 33},

@@ -72,15 +72,6 @@ def learn(replay: type, seed: int, steps: int, evaluations: int) -> tuple[float,
     return float(returns.mean()), times[-1] - times[0]
 
 
-def row(task: str, seconds: dict[str, list[float]], returns: dict[str, list[float]] | None) -> dict[str, Any]:
-    """A row of results; brax compiles several programs, so memory and compile time are not given."""
-    times = {name: [round(float(x), 5) for x in values] for name, values in seconds.items()}
-    unknown = {"memory_bytes": None, "compile_seconds": None}
-    result = {"port": PORT, "task": task, "lines": LINES, "seconds": times, "returns": returns, **unknown}
-    measure.show(result)
-    return result
-
-
 def compare(seeds: list[int], steps: int, evaluations: int) -> list[dict[str, Any]]:
     """The row of returns; every other seed runs in reverse order."""
     kinds = {"original": ORIGINAL, "port": Replay}
@@ -93,7 +84,7 @@ def compare(seeds: list[int], steps: int, evaluations: int) -> list[dict[str, An
     task = f"{TASK}, {steps:,} steps, {UPDATES} updates per 8 steps"
     enough = len(seeds) >= 8  # for returns; fewer give times
     seconds = {name: [] if enough else [x for _, x in values] for name, values in found.items()}
-    return [row(task, seconds, returns if enough else None)]
+    return [measure.row_of_times(PORT, LINES, task, seconds, returns if enough else None)]
 
 
 class FullQueue(ORIGINAL):
@@ -137,7 +128,7 @@ def time_buffers(capacity: int, rounds: int, times: int = 50) -> dict[str, Any]:
             states[name] = jax.block_until_ready(programs[name](states[name]))[0]
             seconds[name].append((time.perf_counter() - start) / times)
     kept = {name: values[1:] for name, values in seconds.items()}
-    return row(f"the buffer alone, full, {capacity:,} items", kept, None)
+    return measure.row_of_times(PORT, LINES, f"the buffer alone, full, {capacity:,} items", kept, None)
 
 
 def time_updates(capacity: int, rounds: int, steps: int = 1_600) -> dict[str, Any]:
@@ -167,7 +158,7 @@ def time_updates(capacity: int, rounds: int, steps: int = 1_600) -> dict[str, An
         for thread in threads:
             thread.join()
     seconds = {name: list(np.diff(values)[1:]) for name, values in walltimes.items()}
-    return row(f"{TASK}, buffer full, {capacity:,} items, {steps:,} steps", seconds, None)
+    return measure.row_of_times(PORT, LINES, f"{TASK}, buffer full, {capacity:,} items, {steps:,} steps", seconds, None)
 
 
 def main() -> None:

@@ -68,15 +68,6 @@ def learn(crl: ModuleType, maze: type, port: bool, seed: int, updates: int, eval
     return float(reached[evaluations // 2 :].mean()), times[-1] - times[0]
 
 
-def row(task: str, seconds: dict[str, list[float]], returns: dict[str, list[float]] | None) -> dict[str, Any]:
-    """A row of results; a run compiles several programs, so memory and compile time are not given."""
-    times = {name: [round(float(x), 5) for x in values] for name, values in seconds.items()}
-    unknown = {"memory_bytes": None, "compile_seconds": None}
-    result = {"port": PORT, "task": task, "lines": LINES, "seconds": times, "returns": returns, **unknown}
-    measure.show(result)
-    return result
-
-
 def compare(crl: ModuleType, maze: type, seeds: list[int], updates: int, evaluations: int) -> list[dict[str, Any]]:
     """The row of returns; every other seed runs in reverse order."""
     found: dict[str, list[tuple[float, float]]] = {"original": [], "port": []}
@@ -90,7 +81,11 @@ def compare(crl: ModuleType, maze: type, seeds: list[int], updates: int, evaluat
     steps = (
         AGENT["min_replay_size"] * RUN["num_envs"] + evaluations * updates * AGENT["unroll_length"] * RUN["num_envs"]
     )
-    return [row(f"{TASK}, {steps:,} steps, % of goals reached", seconds, returns if enough else None)]
+    return [
+        measure.row_of_times(
+            PORT, LINES, f"{TASK}, {steps:,} steps, % of goals reached", seconds, returns if enough else None
+        )
+    ]
 
 
 def time_buffers(crl: ModuleType, length: int, draws: bool, rounds: int) -> dict[str, Any]:
@@ -117,7 +112,9 @@ def time_buffers(crl: ModuleType, length: int, draws: bool, rounds: int) -> dict
             seconds[name].append(time.perf_counter() - start)
     kept = {name: values[1:] for name, values in seconds.items()}
     what = "an insertion of 62 rows and a draw of 32,000 pairs" if draws else "an insertion of 62 rows"
-    return row(f"the buffer alone, full, {length:,} rows of 32 environments, {what}", kept, None)
+    return measure.row_of_times(
+        PORT, LINES, f"the buffer alone, full, {length:,} rows of 32 environments, {what}", kept, None
+    )
 
 
 def main() -> None:

@@ -109,6 +109,17 @@ def show(row: dict[str, Any]) -> None:
             print("  ".join(f"{name}: {text}" for name, text in zip(columns[1:], cells, strict=True)), flush=True)
 
 
+def row_of_times(
+    port: str, lines: int, task: str, seconds: dict[str, list[float]], returns: dict[str, list[float]] | None
+) -> dict[str, Any]:
+    """A row of results, printed; a run compiles several programs, so memory and compile time are not given."""
+    times = {name: [round(float(x), 5) for x in values] for name, values in seconds.items()}
+    unknown = {"memory_bytes": None, "compile_seconds": None}
+    result = {"port": port, "task": task, "lines": lines, "seconds": times, "returns": returns, **unknown}
+    show(result)
+    return result
+
+
 def write(out: Path, name: str, packages: Sequence[str], **found: Any) -> None:
     """Write the results of a port to `out`/`name`.json: its `agent`, and `rows`, `checks` or both."""
     about = {

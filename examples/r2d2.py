@@ -148,13 +148,8 @@ class State:
     key: jax.Array
 
 
-def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
-    """The agent of one seed as three pure functions: init, act, learn."""
-    env, env_params = config.task.make()
-    network = Network(config.recurrent, config.units, env.num_actions)
-    rate = optax.linear_schedule(config.learning_rate, 0.0, config.steps)
-    optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(rate))
-    buffer = jr.SequenceBuffer(
+def make_buffer(config: Config) -> jr.SequenceBuffer:
+    return jr.SequenceBuffer(
         length=config.length,
         num_envs=config.num_envs,
         sequence_length=config.sequence_length,
@@ -162,6 +157,15 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         windows=config.windows,
         sampler=jr.Prioritized(alpha=0.9, beta=0.6),
     )
+
+
+def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
+    """The agent of one seed as three pure functions: init, act, learn."""
+    env, env_params = config.task.make()
+    network = Network(config.recurrent, config.units, env.num_actions)
+    rate = optax.linear_schedule(config.learning_rate, 0.0, config.steps)
+    optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(rate))
+    buffer = make_buffer(config)
 
     def env_step(key: jax.Array, env_state: Any, action: jax.Array) -> tuple:
         obs, env_state, reward, terminated, truncated, info = env.step(key, env_state, action, env_params)

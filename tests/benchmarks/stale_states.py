@@ -1,0 +1,78 @@
+"""How far the recurrent states stored by `examples/r2d2.py` are from those of its learned parameters.
+
+`python tests/benchmarks/stale_states.py` (extra `examples`) makes the first 1,200 updates of the recurrent agent, with
+and without `--refresh`. Then it runs the network over all stored steps of each environment. For each task it prints the
+norm of the difference between these states and the stored ones, relative to the norm of these states: the mean over
+seeds, with a 95% bootstrap interval.
+"""
+
+import argparse
+import pathlib
+import sys
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
+
+import r2d2
+from dqn import make_loop
+from reporting import interval
+
+
+def stored_steps(config: r2d2.Config, state: r2d2.State, updates: int) -> dict[str, jax.Array]:
+    """All complete sequences of a seed, joined to the steps [time, num_envs, ...] that they hold."""
+    buffer = r2d2.make_buffer(config)
+    sequences = ((config.warmup + updates) * config.rollout - buffer.sequence_length) // buffer.stride + 1
+    items = buffer.get(state.buffer, buffer.newest(state.buffer, sequences * buffer.num_envs))
+    items = jax.tree.map(lambda x: x.reshape(sequences, buffer.num_envs, *x.shape[1:]), items)
+
+    def joined(x: jax.Array) -> jax.Array:
+        return x[:, :, : buffer.stride].swapaxes(1, 2).reshape(-1, buffer.num_envs, *x.shape[3:])
+
+    return jax.tree.map(joined, items)
+
+
+def errors(config: r2d2.Config, updates: int, keys: jax.Array) -> np.ndarray:
+    """The relative error of the stored states after so many updates [seeds]."""
+    begin, advance = make_loop(r2d2.make_agent(config), config)
+    env, _ = config.task.make()
+    network = r2d2.Network(config.recurrent, config.units, env.num_actions)
+
+    def error(state: r2d2.State) -> jax.Array:
+        rows = stored_steps(config, state, updates)
+
+        def step(carry: jax.Array, row: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
+            new, _ = network.apply(state.params, carry, row["obs"])
+            return jnp.where(row["step"][:, None], new, 0.0), carry
+
+        _, fresh = jax.lax.scan(step, jnp.zeros_like(rows["carry"][0]), rows)
+        return jnp.linalg.norm(rows["carry"] - fresh) / jnp.linalg.norm(fresh)
+
+    @jax.jit
+    def train(keys: jax.Array) -> jax.Array:
+        state, _ = begin(keys)
+        state, _ = advance(state, jnp.arange(updates))
+        return jax.vmap(error)(state)
+
+    return np.asarray(train(keys))
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--updates", type=int, default=1_200, help="updates of an agent (1200)")
+    parser.add_argument("--seeds", type=int, default=8, help="as in the example (8)")
+    options = parser.parse_args()
+    keys = jax.random.split(jax.random.key(0), options.seeds)
+    for task in r2d2.TASKS.values():
+        for refresh in (False, True):
+            config = r2d2.Config(task=task, recurrent=True, steps=task.steps, refresh=refresh)
+            found = errors(config, options.updates, keys)
+            low, high = interval(found)
+            print(f"{task.name}, {'refreshed' if refresh else 'as stored'}: {found.mean():.3f} [{low:.3f}, {high:.3f}]")
+
+
+if __name__ == "__main__":
+    main()

@@ -30,7 +30,7 @@ import optax
 from arguments import Parser, integer
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import COLORS, interval, legend_below, record
+from reporting import COLORS, interval, legend_below, plot_mean, record
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -232,11 +232,9 @@ def plot(path: Path, curves: dict[str, dict[int, np.ndarray]], env_steps: np.nda
     left, right = figure.subplots(1, 2, sharey=True)
     for (name, by_bits), color in zip(curves.items(), COLORS, strict=False):
         bits = np.array([*by_bits])
-        final = np.stack([seeds[:, -1] for seeds in by_bits.values()])  # [bits, seeds]
-        low, high = np.array([interval(x) for x in final]).T
-        left.fill_between(bits, low, high, color=color, alpha=0.2, linewidth=0)
-        left.plot(bits, final.mean(axis=1), "o-", color=color, linewidth=2, label=name)
-    seeds = final.shape[1]
+        final = np.stack([seeds[:, -1] for seeds in by_bits.values()], axis=1)  # [seeds, bits]
+        plot_mean(left, bits, final, color, name, line="o-")
+    seeds = len(final)
     left.set(title="Flipping bits until they equal a goal", xlabel="number of bits")
     left.set(ylabel=f"goals reached after training, mean of {seeds} seeds", ylim=(-0.03, 1.03))
     legend_below(left)

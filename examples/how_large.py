@@ -1,7 +1,7 @@
 """How large a buffer, and which n? The DQN of sweep.py on CartPole and on Acrobot.
 
 pip install -e '.[examples]'
-python examples/how_large.py           # 5 seeds; figures in how_large.json
+python examples/how_large.py           # 20 seeds; figures in how_large.json
 python examples/how_large.py --short   # a few seconds, to see that it runs
 
 Zhang and Sutton 2017 (A Deeper Look at Experience Replay, arXiv:1712.01275) find that a large buffer can hurt. Fedus et
@@ -89,7 +89,7 @@ def plot(path: Path, title: str, returns: dict[str, dict[int, np.ndarray]], name
 
 def parse_args() -> argparse.Namespace:
     parser = Parser("Returns of n steps by the capacity of the buffer and by the updates per step.")
-    parser.add_experiment(seeds=5)
+    parser.add_experiment(seeds=20)
     parser.add_count("steps", "environment steps per seed", 50_000, 2_000, low=1_600)
     return parser.parse()
 

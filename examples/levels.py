@@ -33,7 +33,7 @@ import optax
 from arguments import Parser
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import interval, record
+from reporting import interval, plot_mean, record
 
 import jaxreplay as jr
 
@@ -301,6 +301,14 @@ def text(values: np.ndarray) -> str:
     return f"{values.mean():.3f} [{low:.3f}, {high:.3f}]"
 
 
+def gains(found: dict[str, np.ndarray], k: int) -> dict[str, np.ndarray]:
+    """Mazes solved with method k at the end [seeds], less those with random levels after as many steps or updates."""
+    solved, random = found["mazes"][k, :, -1], found["mazes"][0]
+    updates = found["learned"][k].mean(axis=0)[-1]
+    after_updates = np.array([np.interp(updates, found["learned"][0, 0], rates) for rates in random])
+    return {"more by steps": solved - random[:, -1], "more by updates": solved - after_updates}
+
+
 def print_table(found: dict[str, np.ndarray], test: dict[str, Level], config: Config) -> None:
     """Print `found`, arrays [methods, seeds, INTERVALS, ...]."""
     levels = jax.vmap(random_level)(jax.random.split(jax.random.key(1), 10_000))
@@ -315,14 +323,11 @@ def print_table(found: dict[str, np.ndarray], test: dict[str, Level], config: Co
         "learned: updates of the parameters\n"
         "no path, path: of the levels learned from in the second half, the share without a path, and the mean shortest"
     )
-    columns = (*test, "more, by steps", "more, by updates", "learned", "no path", "path")
+    columns = (*test, *gains(found, 0), "learned", "no path", "path")
     print(f"{'':16}" + "".join(f"{column:>24}" for column in columns))
-    random = found["mazes"][0]
     for k, name in enumerate(METHODS):
-        solved, path = found["mazes"][k, :, -1], found["path"][k, :, INTERVALS // 2 :]
-        learned = found["learned"][k].mean(axis=0)[-1]
-        same = np.array([np.interp(learned, found["learned"][0, 0], rates) for rates in random])
-        cells = [text(found[each][k, :, -1]) for each in test] + [text(solved - random[:, -1]), text(solved - same)]
+        path, learned = found["path"][k, :, INTERVALS // 2 :], found["learned"][k].mean(axis=0)[-1]
+        cells = [text(x) for x in (*(found[each][k, :, -1] for each in test), *gains(found, k).values())]
         cells += [f"{learned:.0f}", f"{np.mean(path == 0):.0%}", f"{path[path > 0].mean():.1f}"]
         print(f"{name:16}" + "".join(f"{cell:>24}" for cell in cells))
 
@@ -331,7 +336,8 @@ def figures_of(found: dict[str, np.ndarray], test: dict[str, Level]) -> dict[str
     """Figures at the end by method, for the result file."""
     figures = {}
     for k, name in enumerate(METHODS):
-        figures |= {f"{name}, {each}": found[each][k, :, -1] for each in test}
+        ends = {each: found[each][k, :, -1] for each in test} | gains(found, k)
+        figures |= {f"{name}, {each}": values for each, values in ends.items()}
         figures[f"{name}, updates of the parameters"] = np.round(found["learned"][k].mean(axis=0)[-1])
         figures[f"{name}, no path"] = np.mean(found["path"][k, :, INTERVALS // 2 :] == 0)
     return figures
@@ -345,10 +351,7 @@ def plot(path: Path, found: dict[str, np.ndarray], config: Config) -> None:
     for k, (name, color) in enumerate(COLORS.items()):
         learned = found["learned"][k].mean(axis=0)
         for each, test, x in (*by_steps, (axes[1], "mazes", learned)):
-            rates = found[test][k]
-            low, high = np.transpose([interval(rates[:, t]) for t in range(INTERVALS)])
-            each.fill_between(x, low, high, color=color, alpha=0.2, linewidth=0)
-            each.plot(x, rates.mean(axis=0), color=color, linewidth=2, label=name)
+            plot_mean(each, x, found[test][k], color, name)
     for each, test, x in zip(axes, ("mazes", "mazes", "random levels"), (0, 1, 0), strict=True):
         labels = ("million environment steps", "updates of the parameters")
         each.set(title=f"{test}, solved", xlabel=labels[x], xlim=(0, None))
@@ -358,7 +361,7 @@ def plot(path: Path, found: dict[str, np.ndarray], config: Config) -> None:
 
 def parse_args() -> tuple[argparse.Namespace, Config]:
     parser = Parser("An agent in a grid world, trained on random levels or with prioritized level replay.")
-    parser.add_experiment(seeds=8)
+    parser.add_experiment(seeds=32)
     parser.add_count("updates", f"updates, a multiple of {INTERVALS}", 600, INTERVALS)
     args = parser.parse()
     if args.updates % INTERVALS:

@@ -20,7 +20,7 @@ import numpy as np
 from arguments import Parser
 from dqn import LAST_EPISODES, Config, make_agent, make_buffer, make_train
 from matplotlib.figure import Figure
-from reporting import COLORS, Progress, interval, learning_curves, record, run
+from reporting import COLORS, Progress, interval, learning_curves, plot_mean, record, run
 
 STEPS_IN_A_RETURN = (1, 3, 5)
 POINTS = 50  # in a learning curve
@@ -72,9 +72,7 @@ def plot(path: Path, env_steps: np.ndarray, curves: dict[str, dict[str, dict[int
     for axes, (name, of_law) in zip(figure.subplots(1, len(curves)), curves.items(), strict=True):
         for law, of_n in of_law.items():
             for (n, x), color in zip(of_n.items(), COLORS, strict=False):
-                low, high = np.transpose([interval(point) for point in x.T])
-                axes.plot(env_steps, x.mean(axis=0), color=color, linestyle=STYLES[law], label=f"{law}, n={n}")
-                axes.fill_between(env_steps, low, high, color=color, alpha=0.1, linewidth=0)
+                plot_mean(axes, env_steps, x, color, f"{law}, n={n}", line=STYLES[law])
         axes.set(title=name, xlabel="environment steps per seed", ylabel=f"return, last {LAST_EPISODES} episodes")
         axes.xaxis.set_major_formatter("{x:,.0f}")
     figure.legend(*figure.axes[-1].get_legend_handles_labels(), loc="outside lower center", ncols=4, frameon=False)

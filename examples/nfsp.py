@@ -30,7 +30,7 @@ import numpy as np
 from arguments import Parser
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import COLORS, interval, legend_below, record
+from reporting import COLORS, interval, legend_below, plot_mean, record
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -211,13 +211,11 @@ def print_table(curves: dict[str, np.ndarray], steps: int) -> dict[str, np.ndarr
 
 
 def plot(path: Path, curves: dict[str, np.ndarray], steps: int) -> None:
-    """Plot means as lines, and the range from smallest to largest faint."""
     times = np.arange(1, steps // INTERVAL + 1) * INTERVAL
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for (name, seeds), color in zip(curves.items(), COLORS, strict=True):
-        axes.fill_between(times, seeds.min(axis=0), seeds.max(axis=0), color=color, alpha=0.15, linewidth=0)
-        axes.plot(times, seeds.mean(axis=0), color=color, linewidth=2, label=f"{name}: mean of {len(seeds)} seeds")
+        plot_mean(axes, times, seeds, color, f"{name}: mean of {len(seeds)} seeds")
     axes.set(title="Fictitious self-play of Kuhn poker", xlabel=f"steps of {HANDS} hands", yscale="log")
     axes.set_ylabel("exploitability of the average policies")
     legend_below(axes)

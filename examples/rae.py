@@ -1,7 +1,7 @@
 """Replay across experiments: a second agent learns from its own replay and from the saved replay of a first one.
 
 pip install -e '.[examples]'
-python examples/rae.py           # a first experiment, and a second one with its replay and without, 8 seeds at once
+python examples/rae.py           # a first experiment, and a second one with its replay and without, 32 seeds at once
 python examples/rae.py --short   # a few seconds, to see that it runs
 python examples/rae.py --hold 2 --steps 6000   # a harder task
 
@@ -74,7 +74,7 @@ def make_env(hold: int) -> tuple[Any, Any]:
 
 def parse_args() -> argparse.Namespace:
     parser = Parser("A second experiment that draws half of each batch from the replay of a first one.")
-    parser.add_experiment(seeds=8)
+    parser.add_experiment(seeds=32)
     parser.add_count("steps", "actions and updates per seed of each experiment", 5_000, 100)
     hold = Config.hold
     parser.add_argument("--hold", type=integer(1, 100), default=hold, help=f"steps that an action lasts ({hold})")

@@ -156,6 +156,13 @@ def legend_below(axes: Any, ncols: int = 2) -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.14), ncols=ncols, frameon=False)
 
 
+def plot_mean(axes: Any, x: np.ndarray, curves: np.ndarray, color: Any, label: str, *, line: str = "-") -> None:
+    """Draw the mean of `curves` [seeds, points], in a band of its 95% bootstrap intervals."""
+    low, high = np.transpose([interval(point) for point in curves.T])
+    axes.fill_between(x, low, high, color=color, alpha=0.15, linewidth=0)
+    axes.plot(x, curves.mean(axis=0), line, color=color, linewidth=2, label=label)
+
+
 def plot(
     path: Path,
     title: str,
@@ -167,15 +174,21 @@ def plot(
     goal: tuple[float, str] | None = None,
     xlabel: str = "environment steps per seed",
 ) -> None:
-    """Plot learning curves [seeds, points] of each agent, and a dashed line at the goal."""
+    """Plot learning curves [seeds, points] of each agent, and a dashed line at the goal.
+
+    Each seed is a faint line. From 17 seeds on, a band of the mean's 95% intervals takes their place.
+    """
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
     for (name, seeds), color in zip(curves.items(), COLORS, strict=False):
         label = f"{name}: mean of {len(seeds)} seeds" if len(curves) > 1 else f"mean of {len(seeds)} seeds"
-        axes.plot(env_steps, seeds.T, color=color, alpha=0.35, linewidth=0.8)
-        axes.plot(env_steps, seeds.mean(axis=0), color=color, linewidth=2.5, label=label)
+        if len(seeds) > 16:
+            plot_mean(axes, env_steps, seeds, color, label)
+        else:
+            axes.plot(env_steps, seeds.T, color=color, alpha=0.35, linewidth=0.8)
+            axes.plot(env_steps, seeds.mean(axis=0), color=color, linewidth=2.5, label=label)
     if goal is not None:
         axes.axhline(goal[0], color="gray", linestyle="--", linewidth=1, label=goal[1])
     axes.set(title=title, xlabel=xlabel, ylabel=ylabel, xlim=(0, env_steps[-1]), ylim=ylim)

@@ -1,7 +1,7 @@
 """Online learning with a small data set: half of every batch comes from each source (RLPD).
 
 pip install -e '.[examples]'
-python examples/rlpd.py           # online, offline, and from both, 8 seeds of each at once
+python examples/rlpd.py           # online, offline, and from both, 32 seeds of each at once
 python examples/rlpd.py --short   # a few seconds, to see that it runs
 
 The agent of `sac.py` on MountainCarContinuous-v0. A car that is too weak to drive up a hill has to swing up. It is
@@ -180,7 +180,7 @@ def train_and_test(train: Callable, states: sac.State, config: Config, bar: tqdm
 
 def parse_args() -> argparse.Namespace:
     parser = Parser("Soft Actor-Critic online, from a small data set, and from both, several seeds at once.")
-    parser.add_experiment(seeds=8, short="a tiny budget, and half and half alone; it does not learn")
+    parser.add_experiment(seeds=32, short="a tiny budget, and half and half alone; it does not learn")
     parser.add_count("steps", "updates per seed, and environment steps but for the data alone", 10_000, 100)
     args = parser.parse()
     args.interval = 100 if args.short else Config.interval

@@ -27,7 +27,7 @@ import optax
 from arguments import Parser
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import interval, legend_below, record
+from reporting import interval, legend_below, plot_mean, record
 
 import jaxreplay as jr
 
@@ -173,9 +173,7 @@ def plot(path: Path, log: Log, budget: int) -> None:
     for panel, column in zip(axes, (0, 1, len(RATES)), strict=True):
         for cost, color in zip(COSTS, ("tab:gray", "tab:green", "tab:blue", "tab:red"), strict=True):
             rewards = rewards_at(log, budget, cost)[:, column]
-            low, high = np.array([interval(x) for x in rewards]).T
-            panel.plot(REUSES, rewards.mean(axis=1), "o-", color=color, label=f"generation costs {cost}")
-            panel.fill_between(REUSES, low, high, color=color, alpha=0.25, linewidth=0)
+            plot_mean(panel, REUSES, rewards.T, color, f"generation costs {cost}", line="o-")
             best = rewards.mean(axis=1).argmax()
             panel.plot(REUSES[best], rewards[best].mean(), "o", color=color, markersize=13, fillstyle="none")
         panel.set_xscale("log", base=2)

@@ -34,7 +34,7 @@ import optax
 from arguments import Parser
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import interval, record
+from reporting import interval, plot_mean, record
 
 import jaxreplay as jr
 
@@ -337,10 +337,7 @@ def plot(path: Path, title: str, cases: dict[str, dict[str, dict[str, np.ndarray
         for axes, (task, errors) in zip(row, of_task.items(), strict=True):
             for name in [name for name in CURVES if name in errors]:
                 _, x = at_best(errors[name])
-                low, high = np.transpose([interval(point) for point in x.T])
-                steps = INTERVAL * np.arange(1, x.shape[1] + 1)
-                axes.plot(steps, x.mean(axis=0), color=CURVES[name], linewidth=1.6, label=name)
-                axes.fill_between(steps, low, high, color=CURVES[name], alpha=0.12, linewidth=0)
+                plot_mean(axes, INTERVAL * np.arange(1, x.shape[1] + 1), x, CURVES[name], name)
             axes.set_title(f"{task}: {learner}", fontsize=10)
             axes.set_ylim(0, 1.05)
             axes.xaxis.set_major_formatter("{x:,.0f}")

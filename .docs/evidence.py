@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / ".docs/pages" / name for name in ("evidence.md", "guides/pools.md")]
+PAGES = [ROOT / ".docs/pages" / name for name in ("evidence.md", "guides/pools.md", "guides/recurrent.md")]
 COLUMNS = ("claim", "source", "its figure", "ours", "seeds", "command", "seconds", "run")
 LINK = re.compile(r"\]\(([./]*examples/(\w+\.json))\)")
 NUMBER = r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
@@ -60,7 +60,10 @@ def filled(page: str, records: dict[str, Any]) -> str:
     for section in page.split("\n## "):
         lines, header = section.split("\n"), None
         links = {name for line in lines if not is_study(line) for _, name in LINK.findall(line)}
-        figures = {key: figure for link in links for key, figure in records[link]["figures"].items()}
+        figures: dict[str, list[Any]] = {}
+        for link in links:
+            for key, figure in records[link]["figures"].items():
+                figures.setdefault(key, []).append(figure)
         for number, line in enumerate(lines):
             if not line.startswith("|"):
                 header = None
@@ -71,7 +74,10 @@ def filled(page: str, records: dict[str, Any]) -> str:
             elif figures and not line.startswith("| ---"):
                 name, *texts = cells(line)
                 pairs = zip(header[1:], texts, strict=True)
-                found = [updated(figures[f"{name}, {column}"], text) for column, text in pairs]
+                found = []
+                for column, text in pairs:
+                    (figure,) = figures[f"{name}, {column}"]  # not two files of a section have it
+                    found.append(updated(figure, text))
                 lines[number] = f"| {' | '.join([name, *found])} |"
         sections.append("\n".join(lines))
     return "\n## ".join(sections)

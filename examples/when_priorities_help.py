@@ -1,7 +1,7 @@
 """When do priorities help? Uniform and prioritized replay with a table and with a small network, on two tasks.
 
 pip install -e '.[examples]'
-python examples/when_priorities_help.py           # 30 seeds; figures in when_priorities_help.json
+python examples/when_priorities_help.py           # 100 seeds; figures in when_priorities_help.json
 python examples/when_priorities_help.py --short   # a few seconds, to see that it runs
 
 Panahi et al. 2024 (Investigating the Interplay of Prioritized Replay and Generalization, arXiv:2407.09702) find that

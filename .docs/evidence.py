@@ -60,10 +60,7 @@ def filled(page: str, records: dict[str, Any]) -> str:
     for section in page.split("\n## "):
         lines, header = section.split("\n"), None
         links = {name for line in lines if not is_study(line) for _, name in LINK.findall(line)}
-        figures: dict[str, list[Any]] = {}
-        for link in links:
-            for key, figure in records[link]["figures"].items():
-                figures.setdefault(key, []).append(figure)
+        figures = [records[link]["figures"] for link in links]
         for number, line in enumerate(lines):
             if not line.startswith("|"):
                 header = None
@@ -73,12 +70,12 @@ def filled(page: str, records: dict[str, Any]) -> str:
                 header = cells(line)
             elif figures and not line.startswith("| ---"):
                 name, *texts = cells(line)
-                pairs = zip(header[1:], texts, strict=True)
-                found = []
-                for column, text in pairs:
-                    (figure,) = figures[f"{name}, {column}"]  # not two files of a section have it
+                found = [name]
+                for column, text in zip(header[1:], texts, strict=True):
+                    key = f"{name}, {column}"
+                    (figure,) = [of_file[key] for of_file in figures if key in of_file]  # in one file alone
                     found.append(updated(figure, text))
-                lines[number] = f"| {' | '.join([name, *found])} |"
+                lines[number] = f"| {' | '.join(found)} |"
         sections.append("\n".join(lines))
     return "\n## ".join(sections)
 

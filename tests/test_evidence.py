@@ -75,3 +75,5 @@ def test_a_study_s_figures_reach_the_page(tmp_path, monkeypatch):
     )
     assert f"\n| a | 3.0 [{low:.1f}, {high:.1f}] | 1,024 |\n" in found
     assert evidence.filled(found, {"study.json": record}) == found
+    with pytest.raises(ValueError, match="too many values"):  # a figure of two files
+        evidence.filled(f"{page}[more](../examples/other.json)\n", {"study.json": record, "other.json": record})

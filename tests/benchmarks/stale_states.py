@@ -21,11 +21,13 @@ import r2d2
 from dqn import make_loop
 from reporting import interval
 
+UPDATES = 1_200  # all their steps are still stored
 
-def stored_steps(config: r2d2.Config, state: r2d2.State, updates: int) -> dict[str, jax.Array]:
+
+def stored_steps(config: r2d2.Config, state: r2d2.State) -> dict[str, jax.Array]:
     """All complete sequences of a seed, joined to the steps [time, num_envs, ...] that they hold."""
     buffer = r2d2.make_buffer(config)
-    sequences = ((config.warmup + updates) * config.rollout - buffer.sequence_length) // buffer.stride + 1
+    sequences = ((config.warmup + UPDATES) * config.rollout - buffer.sequence_length) // buffer.stride + 1
     items = buffer.get(state.buffer, buffer.newest(state.buffer, sequences * buffer.num_envs))
     items = jax.tree.map(lambda x: x.reshape(sequences, buffer.num_envs, *x.shape[1:]), items)
 
@@ -35,14 +37,14 @@ def stored_steps(config: r2d2.Config, state: r2d2.State, updates: int) -> dict[s
     return jax.tree.map(joined, items)
 
 
-def errors(config: r2d2.Config, updates: int, keys: jax.Array) -> np.ndarray:
-    """The relative error of the stored states after so many updates [seeds]."""
+def errors(config: r2d2.Config, keys: jax.Array) -> np.ndarray:
+    """The relative error of the stored states after the updates [seeds]."""
     begin, advance = make_loop(r2d2.make_agent(config), config)
     env, _ = config.task.make()
     network = r2d2.Network(config.recurrent, config.units, env.num_actions)
 
     def error(state: r2d2.State) -> jax.Array:
-        rows = stored_steps(config, state, updates)
+        rows = stored_steps(config, state)
 
         def step(carry: jax.Array, row: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
             new, _ = network.apply(state.params, carry, row["obs"])
@@ -54,7 +56,7 @@ def errors(config: r2d2.Config, updates: int, keys: jax.Array) -> np.ndarray:
     @jax.jit
     def train(keys: jax.Array) -> jax.Array:
         state, _ = begin(keys)
-        state, _ = advance(state, jnp.arange(updates))
+        state, _ = advance(state, jnp.arange(UPDATES))
         return jax.vmap(error)(state)
 
     return np.asarray(train(keys))
@@ -62,14 +64,13 @@ def errors(config: r2d2.Config, updates: int, keys: jax.Array) -> np.ndarray:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--updates", type=int, default=1_200, help="updates of an agent (1200)")
     parser.add_argument("--seeds", type=int, default=8, help="as in the example (8)")
     options = parser.parse_args()
     keys = jax.random.split(jax.random.key(0), options.seeds)
     for task in r2d2.TASKS.values():
         for refresh in (False, True):
             config = r2d2.Config(task=task, recurrent=True, steps=task.steps, refresh=refresh)
-            found = errors(config, options.updates, keys)
+            found = errors(config, keys)
             low, high = interval(found)
             print(f"{task.name}, {'refreshed' if refresh else 'as stored'}: {found.mean():.3f} [{low:.3f}, {high:.3f}]")
 

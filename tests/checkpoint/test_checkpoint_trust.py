@@ -302,13 +302,18 @@ def test_what_is_claimed_is_compared_with_the_disk_before_memory_is_taken(tmp_pa
     change, message = CLAIMS[name]
     shutil.copytree(small[0], tmp_path / "run")
     rewrite_manifest(tmp_path / "run", change)
-    tracemalloc.start()
-    try:
-        with pytest.raises(ValueError, match=message):
-            jr.restore(tmp_path / "run", None)
-        assert tracemalloc.get_traced_memory()[1] < 2**21
-    finally:
-        tracemalloc.stop()
+    peaks = []
+    for _ in range(2):
+        tracemalloc.start()
+        try:
+            with pytest.raises(ValueError, match=message):
+                jr.restore(tmp_path / "run", None)
+            peaks.append(tracemalloc.get_traced_memory()[1])
+        finally:
+            tracemalloc.stop()
+    # What a claim takes, every call takes. Python also grows tables of its own, such as that of its interned strings
+    # (4 MB), in whichever call fills them.
+    assert min(peaks) < 2**21
 
 
 def described(**changes):

@@ -3,7 +3,7 @@
 pip install -e . 'brax==0.14.2' 'jax<0.10'
 git clone https://github.com/MichalBortkiewicz/JaxGCRL && git -C JaxGCRL checkout 6dccab2
 python examples/ports/jaxgcrl_crl.py --jaxgcrl JaxGCRL           # 8 seeds
-python examples/ports/jaxgcrl_crl.py --jaxgcrl JaxGCRL --speed   # times of the buffer with its goals
+python examples/ports/jaxgcrl_crl.py --jaxgcrl JaxGCRL --speed   # times of the buffer with its goals, and of runs
 python examples/ports/jaxgcrl_crl.py --jaxgcrl JaxGCRL --check   # checks of both versions against correct values
 python examples/ports/jaxgcrl_crl.py --jaxgcrl JaxGCRL --short   # to see that it runs
 
@@ -69,23 +69,20 @@ def learn(crl: ModuleType, maze: type, port: bool, seed: int, updates: int, eval
 
 
 def compare(crl: ModuleType, maze: type, seeds: list[int], updates: int, evaluations: int) -> list[dict[str, Any]]:
-    """The row of returns; every other seed runs in reverse order."""
+    """The row of returns of 8 seeds, or of times of fewer; every other seed runs in reverse order."""
     found: dict[str, list[tuple[float, float]]] = {"original": [], "port": []}
     for turn, seed in enumerate(seeds):
         for name in list(found)[:: -1 if turn % 2 else 1]:
             found[name].append(learn(crl, maze, name == "port", seed, updates, evaluations))
             print(f"{name}, seed {seed}: {found[name][-1]}", flush=True)
     returns = {name: [round(x, 1) for x, _ in values] for name, values in found.items()}
-    enough = len(seeds) >= 8  # for returns; fewer give times
-    seconds = {name: [] if enough else [x for _, x in values] for name, values in found.items()}
-    steps = (
-        AGENT["min_replay_size"] * RUN["num_envs"] + evaluations * updates * AGENT["unroll_length"] * RUN["num_envs"]
-    )
-    return [
-        measure.row_of_times(
-            PORT, LINES, f"{TASK}, {steps:,} steps, % of goals reached", seconds, returns if enough else None
-        )
-    ]
+    seconds = {name: [x for _, x in values] for name, values in found.items()}
+    rollout = AGENT["unroll_length"] * RUN["num_envs"]
+    task = f"{TASK}, {AGENT['min_replay_size'] * RUN['num_envs'] + evaluations * updates * rollout:,} steps"
+    if len(seeds) < 8:
+        return [measure.row_of_times(PORT, LINES, task, seconds, None)]
+    untimed: dict[str, list[float]] = {name: [] for name in found}
+    return [measure.row_of_times(PORT, LINES, f"{task}, % of goals reached", untimed, returns)]
 
 
 def time_buffers(crl: ModuleType, length: int, draws: bool, rounds: int) -> dict[str, Any]:
@@ -132,6 +129,8 @@ def main() -> None:
         for length in LENGTHS[: 1 if args.short else None]:
             rows += [time_buffers(crl, length, draws, 3 if args.short else 5) for draws in (False, True)]
             measure.write(args.out, f"{file}_speed", PACKAGES, agent=agent, rows=rows)
+        rows += compare(crl, maze, seeds[:3], *((2, 2) if args.short else (10, 10)))
+        measure.write(args.out, f"{file}_speed", PACKAGES, agent=agent, rows=rows)
     else:
         rows = compare(crl, maze, seeds, *((2, 2) if args.short else (10, 10)))
         measure.write(args.out, file, PACKAGES, agent=agent, notes=NOTES, rows=rows)

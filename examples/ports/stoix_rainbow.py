@@ -192,7 +192,7 @@ def main() -> None:
     elif args.speed:
         found: list[dict[str, Any]] = []
         for size in CAPACITIES[: 1 if args.short else None]:
-            for rows in compare(program, seeds[:3], 50, total_buffer_size=size):
+            for rows in compare(program, seeds[:3], 20 if args.short else 250, total_buffer_size=size):
                 measure.write(args.out, f"{file}_speed", PACKAGES, agent=agent, rows=[*found, *rows])
             found += rows
     else:

@@ -88,6 +88,15 @@ def interval(values: np.ndarray) -> tuple[float, float]:
     return low, high
 
 
+def command() -> str:
+    """The command line of this program, without `--out` and without the folders of absolute paths."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    if "--out" in words:
+        place = words.index("--out")
+        del words[place : place + 2]
+    return " ".join(Path(word).name if word.startswith("/") else word for word in words)
+
+
 def record(path: Path, figures: dict[str, Any], *, seeds: int | None = None) -> None:
     """Write a study's result file `path`: its figures, command, seconds, date and versions.
 
@@ -110,12 +119,8 @@ def record(path: Path, figures: dict[str, Any], *, seeds: int | None = None) -> 
     versions = {"python": platform.python_version(), "jax": jax.__version__, "jaxreplay": jr.__version__}
     if "gymnax" in sys.modules:
         versions["gymnax"] = importlib.metadata.version("gymnax")
-    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
-    if "--out" in words:
-        place = words.index("--out")
-        del words[place : place + 2]
     head = {
-        "command": " ".join(words),
+        "command": command(),
         "seeds": seeds,
         "date": datetime.date.today().isoformat(),
         "seconds": round(time.perf_counter() - START),  # compiling included

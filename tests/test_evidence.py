@@ -48,6 +48,12 @@ def test_intervals_are_those_of_the_seeds(name):
             np.testing.assert_allclose(found, [values.mean(), *reporting.interval(values)], rtol=1e-3, atol=1e-5)
 
 
+def test_a_command_names_no_folder_of_this_machine(monkeypatch):
+    words = ["/home/me/study.py", "--clone", "/home/me/Agents", "--data", "a/b", "--out", "/home/me/found", "--short"]
+    monkeypatch.setattr("sys.argv", words)
+    assert reporting.command() == "study.py --clone Agents --data a/b --short"
+
+
 def test_a_study_s_figures_reach_the_page(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["examples/study.py", "--out", str(tmp_path), "--short"])
     seeds = np.array([1.0, 2.0, 6.0])

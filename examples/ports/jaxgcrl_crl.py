@@ -122,6 +122,7 @@ def main() -> None:
         parser.error(f"argument --jaxgcrl: there is no jaxgcrl/agents/crl/crl.py in {str(args.jaxgcrl)!r}")
     crl, maze = load(args.jaxgcrl)
     file, agent, seeds = "jaxgcrl_crl", "JaxGCRL CRL", [args.seed + number for number in range(args.seeds)]
+    counts = (2, 2) if args.short else (10, 10)  # updates between evaluations, and evaluations
     if args.check:
         measure.write(args.out, f"{file}_checks", PACKAGES, agent=agent, checks=jaxgcrl_checks.check(crl))
     elif args.speed:
@@ -129,10 +130,10 @@ def main() -> None:
         for length in LENGTHS[: 1 if args.short else None]:
             rows += [time_buffers(crl, length, draws, 3 if args.short else 5) for draws in (False, True)]
             measure.write(args.out, f"{file}_speed", PACKAGES, agent=agent, rows=rows)
-        rows += compare(crl, maze, seeds[:3], *((2, 2) if args.short else (10, 10)))
+        rows += compare(crl, maze, seeds[:3], *counts)
         measure.write(args.out, f"{file}_speed", PACKAGES, agent=agent, rows=rows)
     else:
-        rows = compare(crl, maze, seeds, *((2, 2) if args.short else (10, 10)))
+        rows = compare(crl, maze, seeds, *counts)
         measure.write(args.out, file, PACKAGES, agent=agent, notes=NOTES, rows=rows)
 
 

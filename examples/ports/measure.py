@@ -14,7 +14,6 @@ import io
 import json
 import os
 import platform
-import re
 import sys
 import textwrap
 import time
@@ -30,7 +29,7 @@ HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 # The shared modules of the examples are found only on that path, so they are imported after it.
 from arguments import Parser  # noqa: E402
-from reporting import interval  # noqa: E402
+from reporting import command, interval  # noqa: E402
 
 RESULTS = HERE / "results"
 PAGE = HERE.parent.parent / ".docs" / "pages" / "ports.md"
@@ -124,7 +123,7 @@ def write(out: Path, name: str, packages: Sequence[str], **found: Any) -> None:
     """Write the results of a port to `out`/`name`.json: its `agent`, and `rows`, `checks` or both."""
     about = {
         "date": datetime.date.today().isoformat(),
-        "command": re.sub(r" --out \S+", "", " ".join([Path(sys.argv[0]).name, *sys.argv[1:]])),
+        "command": command(),
         "versions": {package: importlib.metadata.version(package) for package in ("jax", "jaxreplay", *packages)},
         "python": platform.python_version(),
         "device": f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores",

@@ -68,31 +68,3 @@ def test_speed_page():
     assert f"{cpu['end_to_end']['libraries']['flashbax']['ratio']['median']:.2f} times as fast" in page
     for peer in PEERS:
         assert f"{peer} {cpu['versions'][peer]}" in page
-
-
-def thread_times(found):
-    """Microseconds of an addition and a draw by number of actors, and how long the lock is held."""
-    for actors, programs in found["threads"].items():
-        base, *others = programs.values()
-        cells = [actors, f"{base['us']['median']:.0f}"]
-        cells += [f"{other['us']['median']:.0f} ({other['ratio']['median']:.2f}x)" for other in others]
-        held = found["lock"][actors]
-        yield [*cells, f"{held['median']:.0f}", f"{held['p99']:.0f}"]
-
-
-def call_times(found):
-    """Microseconds of single calls of one thread."""
-    for call, programs in found["calls"].items():
-        base, *others = programs.values()
-        cells = [f"{other['us']['median']:.0f} ({other['ratio']['median']:.2f}x)" for other in others]
-        yield [f"`{call}`", f"{base['us']['median']:.0f}", *cells]
-
-
-def test_guide_on_threads():
-    page = (ROOT / ".docs/pages/guides/threads.md").read_text()
-    found = json.loads((RESULTS / "threads.json").read_text())
-    assert list(found["threads"]) == ["1", "2", "4", "8"]
-    assert list(found["threads"]["1"]) == ["one thread", "Shared", "mujax's limiter", "queue"]
-    for table in (thread_times(found), call_times(found)):
-        assert "\n".join(f"| {' | '.join(cells)} |" for cells in table) in page
-    assert f"{found['date']}, jax {found['versions']['jax']}, {found['cores']} cores" in page

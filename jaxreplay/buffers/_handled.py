@@ -236,7 +236,8 @@ class Handled(abc.ABC, Generic[S]):
     def priorities(self, state: S, indices: jax.Array) -> jax.Array:
         """Priorities of items by their handles `indices`, int [B]; float32 [B], 0 if no longer stored or not drawable.
 
-        The priority is before alpha, and exact to float32 rounding. It is 1 with `Uniform` and `Recent`, and if alpha
+        The priority is before alpha. It is computed from the stored p^alpha: its relative error is about 1e-7 / alpha,
+        and a priority whose p^alpha was clipped is returned clipped. It is 1 with `Uniform` and `Recent`, and if alpha
         is 0.
 
         Raises:

@@ -99,6 +99,7 @@ def step_groups(smoke: bool) -> Iterator[Group]:
             "flashbax": functools.partial(scan_program, jax_buffers.flashbax_item, setting),
             "cpprb": functools.partial(host_buffers.cpprb_program, setting),
             "torchrl": functools.partial(host_buffers.torchrl_program, setting),
+            "flashbax ordered": functools.partial(scan_program, jax_buffers.flashbax_item, setting, ordered=True),
             "flashbax flat": functools.partial(scan_program, jax_buffers.flashbax_flat, setting),
             "naive": functools.partial(scan_program, jax_buffers.naive, setting),
             "dopamine": functools.partial(host_buffers.dopamine_program, setting),
@@ -130,6 +131,7 @@ def vmap_groups(smoke: bool) -> Iterator[Group]:
             by_setting[setting] = {
                 BASE: functools.partial(scan_program, jax_buffers.jaxreplay, setting),
                 "flashbax": functools.partial(scan_program, jax_buffers.flashbax_item, setting),
+                "flashbax ordered": functools.partial(scan_program, jax_buffers.flashbax_item, setting, ordered=True),
             }
             if count <= 16:
                 by_setting[setting]["cpprb"] = functools.partial(host_buffers.cpprb_program, setting)

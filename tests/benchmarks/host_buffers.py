@@ -28,7 +28,7 @@ def cpprb_program(setting: Setting, prioritized: bool = True) -> LoopProgram:
             buffer.add(**added)
             if prioritized:
                 sample = buffer.sample(setting.batch_size, beta=0.4)
-                buffer.update_priorities(sample["indexes"], sample["weights"] * sample["reward"][:, 0])
+                buffer.update_priorities(sample["indexes"], sample["reward"][:, 0])
             else:
                 buffer.sample(setting.batch_size)
 
@@ -58,8 +58,7 @@ def torchrl_program(setting: Setting, prioritized: bool = True) -> LoopProgram:
         buffer.extend(added)
         if prioritized:
             items, info = buffer.sample(return_info=True)
-            weights = torch.as_tensor(info["priority_weight"], device=device)
-            buffer.update_priority(info["index"], weights * items["reward"])
+            buffer.update_priority(info["index"], items["reward"])
         else:
             buffer.sample()
         if device == "cuda":
@@ -98,6 +97,7 @@ def dopamine_program(setting: Setting) -> LoopProgram:
         add(setting.num_added)
         batch, drawn = buffer.sample(setting.batch_size, with_sample_metadata=True)
         weights = (capacity * drawn.probabilities) ** -0.4
-        buffer.update(drawn.keys, priorities=weights / weights.max() * batch.reward + 1e-6)
+        buffer.update(drawn.keys, priorities=batch.reward + 1e-6)
+        return weights / weights.max()
 
     return LoopProgram(step)

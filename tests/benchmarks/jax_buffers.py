@@ -51,10 +51,10 @@ class Buffer:
 
         return fill(jax.jit(self.init)(), setting.batch(*leading, seed=1))
 
-    def td_errors(self, items: Any, weights: jax.Array) -> jax.Array:
+    def td_errors(self, items: Any, batch_size: int) -> jax.Array:
         """Float32 [B], positive; stands in for the learner."""
         reward = jax.tree.leaves(items["reward"] if isinstance(items, dict) else items.first["reward"])[0]
-        return weights * jnp.mean(reward.reshape(weights.shape[0], -1), axis=1)
+        return jnp.mean(reward.reshape(batch_size, -1), axis=1)
 
 
 def jaxreplay(setting: Setting, sampler: Any = None, mesh: jax.sharding.Mesh | None = None) -> Buffer:
@@ -243,18 +243,21 @@ def brax_uniform(setting: Setting) -> Buffer:
     )
 
 
-def scan_program(make: Callable[[Setting], Buffer], setting: Setting) -> ScanProgram:
+def scan_program(make: Callable[[Setting], Buffer], setting: Setting, ordered: bool = False) -> ScanProgram:
     """Add E, sample B with weights, gather, update; vmapped over `setting.seeds` buffers if more than one.
 
-    The gathered batch stays in the carry: it is written once a step, as a learner would have it, and cannot be
-    optimised away. What is added comes from memory too.
+    The gathered batch and its weights stay in the carry: they are written once a step, as a learner would have them,
+    and cannot be optimised away. What is added comes from memory too. TD errors depend on the items alone, as those of
+    an agent do. With `ordered` they depend on the weights too, so that the tree is read before it is written.
     """
     buffer = make(setting)
 
     def step(state, added, key):
         state = buffer.add(state, added)
         state, items, handles, weights = buffer.sample(state, key)
-        return buffer.update(state, handles, buffer.td_errors(items, weights)), items
+        td_errors = buffer.td_errors(items, setting.batch_size)
+        td_errors = td_errors * weights if ordered else td_errors
+        return buffer.update(state, handles, td_errors), (items, weights)
 
     state = buffer.full(setting)
     many = setting.seeds > 1
@@ -284,13 +287,16 @@ def eager_program(make: Callable[[Setting], Buffer], setting: Setting, jitted: b
     if jitted:
         add, update = jax.jit(add, donate_argnums=0), jax.jit(update, donate_argnums=0)
         sample = jax.jit(lambda state, key: buffer.sample(state, key)[1:])
-    learn, keys = jax.jit(buffer.td_errors), iter(jax.random.split(jax.random.key(0), 100_000))
+    learn, keys = (
+        jax.jit(lambda items: buffer.td_errors(items, setting.batch_size)),
+        iter(jax.random.split(jax.random.key(0), 100_000)),
+    )
     state, added = buffer.full(setting), setting.batch(*buffer.added)
 
     def step():
         nonlocal state
         state = add(state, added)
-        items, handles, weights = sample(state, next(keys))[-3:]
-        state = jax.block_until_ready(update(state, handles, learn(items, weights)))
+        items, handles, _ = sample(state, next(keys))[-3:]
+        state = jax.block_until_ready(update(state, handles, learn(items)))
 
     return LoopProgram(step)

@@ -1,17 +1,11 @@
 """Threads that add and a thread that draws: `jaxreplay.Shared` compared with one thread and with other limiters.
 
-`python tests/benchmarks/threads.py` prints tables and writes `results/threads.json`. mujax's limiter is measured if
-`mujax==0.1.3` is installed. `--smoke` runs everything once, and writes nothing. README.md explains the programs.
+`python tests/benchmarks/threads.py` prints tables; run it on idle cores. mujax's limiter is measured if
+`mujax==0.1.3` is installed. `--smoke` runs everything once. README.md explains the programs.
 """
 
 import argparse
-import datetime
 import functools
-import importlib.metadata
-import json
-import os
-import pathlib
-import platform
 import queue
 import threading
 import time
@@ -26,7 +20,6 @@ from settings import Setting
 
 import jaxreplay as jr
 
-RESULTS = pathlib.Path(__file__).parent / "results"
 SETTING = Setting(capacity=2**14, batch_size=256)
 ROWS, BATCH = SETTING.num_added, SETTING.batch_size
 RATIO = BATCH / ROWS
@@ -275,27 +268,14 @@ def text(result: dict[str, Any]) -> str:
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--smoke", action="store_true", help="everything once; the figures mean nothing")
-    parser.add_argument("--out", type=pathlib.Path, help="folder (results, beside this file; none with --smoke)")
     args = parser.parse_args()
     runs, count, actors = (1, 16, ACTORS[:2]) if args.smoke else (15, 160, ACTORS)
-    packages = ("jaxreplay", "jax", "mujax")
-    known = {package.name for package in importlib.metadata.distributions()}
     result = {
-        "date": datetime.date.today().isoformat(),
-        "device": jax.devices()[0].device_kind,
-        "cores": os.cpu_count(),
-        "versions": {name: importlib.metadata.version(name) if name in known else None for name in packages},
-        "python": platform.python_version(),
-        "runs": runs,
         "calls": measure_calls(runs, count),
         "threads": measure_threads(runs, count, actors),
         "lock": measure_lock(count, actors),
     }
     print(text(result))
-    out = args.out or (None if args.smoke else RESULTS)
-    if out is not None:
-        out.mkdir(parents=True, exist_ok=True)
-        (out / "threads.json").write_text(json.dumps(result, indent=1) + "\n")
 
 
 if __name__ == "__main__":

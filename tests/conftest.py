@@ -1,9 +1,11 @@
 """Settings for the whole suite."""
 
+import ctypes
 import gc
 import multiprocessing
 import os
 import pathlib
+import sys
 import tempfile
 
 import hypothesis
@@ -24,7 +26,8 @@ QUICK = (
     " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
 )
 os.environ.setdefault("XLA_FLAGS", QUICK)
-MAPS = pathlib.Path("/proc/self/maps")
+MEMORY = pathlib.Path("/proc/self/statm")
+MOST_BYTES = 1_300_000_000  # of a process; two together need less than 4 GB
 jax.config.update("jax_num_cpu_devices", 8)  # to be shards
 hypothesis.settings.register_profile(
     "suite", deadline=None, derandomize=seeds.GIVEN is None, database=None, print_blob=True
@@ -91,13 +94,27 @@ def compiled_afresh():
     compilation_cache.reset_cache()
 
 
-@pytest.fixture(scope="module", autouse=True)
-def few_programs():
-    """Each loaded program takes memory maps, of which Linux gives a process 65,530; without more, XLA crashes."""
+def resident_bytes():
+    """Memory of this process; 0 where it is not known."""
+    return int(MEMORY.read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE") if MEMORY.exists() else 0
+
+
+@pytest.fixture(scope="session")
+def most_bytes():
+    """What a process may hold before its programs are let go, in a list of one."""
+    return [MOST_BYTES]
+
+
+@pytest.fixture(autouse=True)
+def few_programs(most_bytes):
+    """Let programs go before they take too much memory, and some thousand of a Linux process's 65,530 memory maps."""
     yield
-    if MAPS.exists() and MAPS.read_bytes().count(b"\n") > 20_000:
+    if resident_bytes() > most_bytes[0]:
         jax.clear_caches()
         gc.collect()
+        if sys.platform == "linux":
+            ctypes.CDLL(None).malloc_trim(0)
+        most_bytes[0] = max(MOST_BYTES, resident_bytes() + MOST_BYTES // 3)
 
 
 @pytest.fixture(scope="session", autouse=True)

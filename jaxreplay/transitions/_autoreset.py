@@ -36,6 +36,7 @@ class AutoresetState:
     waiting: jax.Array  # []
 
 
+@checks.keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NextStepAutoreset:
     """Converts same-step to next-step autoreset for one environment; map it with `jax.vmap` for more.

@@ -625,6 +625,7 @@ def test_arguments_that_are_missing_are_named_with_the_call():
     ):
         with pytest.raises(TypeError, match=message):
             call()
+    assert tracer.init(*one, s_next=one[0]).count == 0  # with its name, it is not missing
 
 
 @pytest.mark.versions

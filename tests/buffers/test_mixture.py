@@ -344,7 +344,7 @@ def test_transitions_carry_the_weights_of_the_mixture(kind, stored):
     ids = np.arange(6, dtype=np.float32)
 
     def draw():
-        W = 2 + ids if stored else None
+        W = (2 + ids).astype(jnp.bfloat16) if stored else None  # whole numbers, so exact
         batch = jr.TransitionBatch(S=ids, A=ids, logP=None, Rn=ids, In=ids, S_next=ids, W=W)
         state = mixture.init(batch)
         for k in range(2):
@@ -354,6 +354,7 @@ def test_transitions_carry_the_weights_of_the_mixture(kind, stored):
     drawn = once(draw)
     assert len(np.unique(drawn.weights)) > 2
     np.testing.assert_array_equal(drawn.items.idx, drawn.indices)
+    assert drawn.items.W.dtype == np.float32
     np.testing.assert_allclose(drawn.items.W, (2 + drawn.items.S if stored else 1) * drawn.weights, rtol=1e-6)
 
 

@@ -193,7 +193,12 @@ def test_priorities_are_clipped_for_the_new_capacity():
     state = old.add(old.init(items(np.zeros(8))), items(np.arange(8)), td_errors=errors)
     handles = np.asarray(old.newest(state, 8))
     np.testing.assert_allclose(old.priorities(state, handles), np.full(8, 2.0**60), rtol=1e-6)
-    for alpha, capacity, num_shards, largest in ((1, 4, 0, 2.0**60), (1, 4096, 4, 2.0**53), (2, 4096, 0, 2.0**25.5)):
+    for alpha, capacity, num_shards, largest in (
+        (1, 4, 0, 2.0**60),
+        (1, 4096, 4, 2.0**53),
+        (2, 4096, 0, 2.0**25.5),
+        (2, 4, 0, 2.0**30.5),
+    ):
         sampler = dataclasses.replace(per, alpha=alpha)
         new = make(jr.ReplayBuffer(capacity=capacity, sampler=sampler), num_shards)
         moved = jr.migrate(old, state, new)

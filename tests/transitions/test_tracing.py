@@ -294,6 +294,7 @@ def test_one_step_is_the_step_itself():
     (batch, valid), (_, pending) = add_and_flush(jr.NStep(n=1, gamma=0.9, num_envs=2), steps)
     assert valid.all()
     assert not pending.any()
+    assert batch.extra_info is None
     np.testing.assert_array_equal(batch.Rn, steps["r"].reshape(-1))
     np.testing.assert_allclose(batch.In, np.where(steps["terminated"], 0, np.float32(0.9)).reshape(-1), rtol=1e-6)
     np.testing.assert_array_equal(batch.S_next["x"], steps["s_next"]["x"].reshape(-1, 2))

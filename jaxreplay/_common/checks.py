@@ -1,13 +1,17 @@
 """Checks of arguments, item pytrees and configurations. Each message states the error and the remedy."""
 
+import dataclasses
+import functools
 import math
-from typing import Any
+import reprlib
+from typing import Any, TypeVar
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+K = TypeVar("K", bound=type)
 STATIC = "give it from outside of jit, or as a static argument"  # remedy for a traced number
 
 
@@ -18,6 +22,18 @@ def type_text(dtype: Any, shape: tuple[int, ...]) -> str:
 
 def _name(path: Any) -> str:
     return f"leaf {jax.tree_util.keystr(path) or '<root>'}"
+
+
+def _is_numbers(x: Any) -> bool:
+    """True if `x` is a list of scalars, or of such lists."""
+    return isinstance(x, list) and x != [] and all(_is_numbers(y) or getattr(y, "shape", None) == () for y in x)
+
+
+def _check_no_numbers(spec: Any) -> None:
+    """Raise a `ValueError` that names the leaf if `spec` has a list of numbers, each of which would be a leaf."""
+    for path, x in jax.tree_util.tree_leaves_with_path(spec, is_leaf=_is_numbers):
+        if isinstance(x, list):
+            raise ValueError(f"{_name(path)}: got a list of {len(x)}, expected an array; give np.asarray of it.")
 
 
 def as_spec(items: Any) -> Any:
@@ -87,6 +103,7 @@ def leading_axes(spec: Any, num_axes: int, what: str, last: int | None = None) -
     first = leaves[0][1].shape[:num_axes]
     for path, leaf in leaves:
         if len(leaf.shape) < num_axes:
+            _check_no_numbers(spec)
             raise ValueError(
                 f"{_name(path)}: got {type_text(leaf.dtype, leaf.shape)}, {what} needs {num_axes} leading "
                 f"{'axis' if num_axes == 1 else 'axes'}; {_missing_axes([x for _, x in leaves], num_axes, last)}."
@@ -167,6 +184,7 @@ def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_a
         parts = jax.tree.map(of_part, values, stored, is_leaf=lambda x: x is None)
         found = jax.tree.structure(stored).flatten_up_to(parts)
     except (ValueError, TypeError) as error:
+        _check_no_numbers(values)
         got, expected = jax.tree.structure(values), jax.tree.structure(stored)
         raise ValueError(
             f"wrong structure: got {got}, {owner} stores {expected}; give None for parts to keep."
@@ -273,6 +291,27 @@ def settle(config: Any, **values: Any) -> None:
         object.__setattr__(config, name, value)
 
 
+def keywords_only(config: K) -> K:
+    """Decorator of a dataclass whose fields are all `kw_only`: a `TypeError` for positional arguments shows the call.
+
+    A subclass that is a dataclass too has a constructor of its own, which may take positional arguments.
+    """
+    construct: Any = config.__init__
+    names = [field.name for field in dataclasses.fields(config) if field.init and not field.name.startswith("_")]
+
+    @functools.wraps(construct)
+    def init(self: Any, *args: Any, **kwargs: Any) -> None:
+        if args:
+            given = ", ".join(f"{name}={reprlib.repr(value)}" for name, value in zip(names, args, strict=False))
+            found = "1 positional argument" if len(args) == 1 else f"{len(args)} positional arguments"
+            name = type(self).__name__
+            raise TypeError(f"{name}: got {found}, takes keyword arguments only; write {name}({given}).")
+        construct(self, **kwargs)
+
+    config.__init__ = init
+    return config
+
+
 def check_indices(indices: Any, num_axes: int | None = 1, name: str = "indices") -> jax.Array:
     """`indices` as int32 with `num_axes` axes; None allows any number.
 
@@ -311,6 +350,23 @@ def check_rows(leaf: jax.Array, size: int) -> None:
     """Raise a `ValueError` if `leaf` does not have `size` rows."""
     if leaf.ndim == 0 or leaf.shape[0] != size:
         raise ValueError(f"got {type_text(leaf.dtype, leaf.shape)}, expected a row for each of the {size} indices.")
+
+
+def check_state(config: Any, state: Any, kind: type) -> None:
+    """Raise a `ValueError` if `state`, the first argument of a method of `config`, is not of the class `kind`."""
+    if isinstance(state, kind):
+        return
+    is_array = isinstance(state, jax.Array | np.ndarray)
+    name = type(state).__name__
+    found = f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
+    if state is None or is_array:
+        found = "None" if state is None else type_text(state.dtype, state.shape)
+    remedy = "pass it first, as in state = add(state, ...)"
+    if is_array and (state.dtype == jnp.uint32 or jnp.issubdtype(state.dtype, jax.dtypes.prng_key)):
+        remedy = "give it before the key, as in sample(state, key, ...)"
+    raise ValueError(
+        f"state: got {found}, expected a {kind.__name__}, as init of {type(config).__name__} returns it; {remedy}."
+    )
 
 
 def check_key(key: Any) -> None:

@@ -69,10 +69,8 @@ def missing(owner: str, name: str, known: dict[str, str]) -> AttributeError:
     return AttributeError(f"{owner} has no attribute {name!r}{advice}", name=name)
 
 
-def check_arguments(cls: type, args: tuple[Any, ...], kwargs: dict[str, Any], known: dict[str, str]) -> None:
-    """Raise a `TypeError` for positional arguments, and for arguments that have another name here."""
-    if args:
-        raise TypeError(f"{cls.__name__}: takes keyword arguments only, such as {known.get('size')}=...")
+def check_arguments(cls: type, kwargs: dict[str, Any], known: dict[str, str]) -> None:
+    """Raise a `TypeError` for arguments that have another name here."""
     fields = cls.__dataclass_fields__  # pyright: ignore[reportAttributeAccessIssue]
     for name in kwargs:
         if name not in fields and name in known:

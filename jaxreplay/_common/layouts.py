@@ -145,7 +145,7 @@ def read(storage: Any, slots: jax.Array, *, fill: bool = False) -> Any:
         if isinstance(stored, Rows):
             return _read_rows(stored, slots, fill)
         if fill:
-            return stored.at[slots].get(mode="fill", fill_value=0)
+            return stored.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False)
         return stored.at[slots].get(mode="promise_in_bounds")
 
     return jax.tree.map(leaf_read, storage, is_leaf=is_leaf)

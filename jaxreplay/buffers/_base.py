@@ -26,12 +26,13 @@ class Buffer(Handled[S]):
     """A buffer whose drawable items lie in slots, mostly a ring; subclasses are frozen dataclasses and final."""
 
     _once_in: ClassVar[str | None] = None  # the kind of buffer that stores repeated observations once
+    _state_kind: ClassVar[type]
     _elsewhere: ClassVar[dict[str, str]] = elsewhere.FOR_ARGUMENTS
 
     if not TYPE_CHECKING:  # type checkers see the constructor and the attributes that exist
 
         def __new__(cls, *args, **kwargs):
-            elsewhere.check_arguments(cls, args, kwargs, cls._elsewhere)
+            elsewhere.check_arguments(cls, kwargs, cls._elsewhere)
             return super().__new__(cls)
 
         def __getattr__(self, name):
@@ -73,6 +74,7 @@ class Buffer(Handled[S]):
 
     def _check_state(self, state: S) -> None:
         """Raise a `ValueError` if `state` is not of this buffer."""
+        checks.check_state(self, state, self._state_kind)
         fields = self._storage_axes
         found, expected = layouts.leading(state.storage, len(fields)), tuple(getattr(self, field) for field in fields)
         if state.ring.size.shape != () or found != expected:
@@ -159,6 +161,7 @@ class Buffer(Handled[S]):
         batch_size = check_draw(batch_size, beta, max_age, minibatches)
         if not hasattr(self.sampler, "drawn"):
             return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age, minibatches))
+        checks.check_state(self, state, self._state_kind)
         if is_known_empty(self, state):  # before the draw donates the state
             raise ValueError(self._why_empty(state))
         changed: Any = self._draw_and_change(state, key, batch_size, beta, max_age, minibatches)

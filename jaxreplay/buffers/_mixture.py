@@ -46,6 +46,7 @@ from jaxreplay.buffers._shards import shards_of, whole_of
 from jaxreplay.transitions import TransitionBatch
 
 
+@checks.keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Mixture:
     """One batch from several buffers, its sources, with a fixed number of rows from each.
@@ -364,8 +365,10 @@ class Mixture:
         return parts or [(0, slice(0, 0))]
 
     def _check_length(self, state: Any) -> None:
+        if not isinstance(state, list):
+            checks.check_state(self, state, tuple)
         if not isinstance(state, tuple) or len(state) != len(self.buffers):
-            found = f"{type(state).__name__} of {len(state)}" if isinstance(state, tuple | list) else type(state)
+            found = f"{type(state).__name__} of {len(state)}"
             raise ValueError(
                 f"state: got {found}, expected a tuple of {len(self.buffers)} states, one for each buffer."
             )

@@ -44,6 +44,7 @@ class ReplayState(layouts.LaidOut):
     _layouts: ClassVar = {"storage": layouts.along(1)}
 
 
+@checks.keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReplayBuffer(Buffer[ReplayState]):
     """Replay of independent items; the oldest is overwritten first.
@@ -74,6 +75,7 @@ class ReplayBuffer(Buffer[ReplayState]):
     axes: int = 1
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
+    _state_kind: ClassVar[type] = ReplayState
     _once_in: ClassVar[str | None] = "SequenceBuffer"
 
     def __post_init__(self):

@@ -63,6 +63,7 @@ class ReservoirState(layouts.LaidOut):
     _layouts: ClassVar = {"storage": layouts.along(1)}
 
 
+@checks.keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class ReservoirBuffer(Buffer[ReservoirState]):
     """A uniform sample, without replacement, of all items ever added (Vitter 1985, algorithm R).
@@ -103,6 +104,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
     sampler: Sampler = Uniform()
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
+    _state_kind: ClassVar[type] = ReservoirState
 
     def __post_init__(self):
         capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")

@@ -60,6 +60,7 @@ class SequenceState(layouts.LaidOut):
     _layouts: ClassVar = {"storage": layouts.along(2), "ends": layouts.along(2)}
 
 
+@checks.keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class SequenceBuffer(Buffer[SequenceState]):
     """Replay of sequences of `sequence_length` consecutive steps from `num_envs` streams in lockstep.
@@ -116,6 +117,7 @@ class SequenceBuffer(Buffer[SequenceState]):
     hindsight: bool = False
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
+    _state_kind: ClassVar[type] = SequenceState
     _storage_axes: ClassVar[tuple[str, ...]] = ("length", "num_envs")
     _elsewhere: ClassVar[dict[str, str]] = elsewhere.FOR_ARGUMENTS_OF_SEQUENCES
 

@@ -23,6 +23,7 @@ from jaxreplay.buffers._sequence import SequenceState
 from jaxreplay.buffers._shards import part_of, shards_of
 
 
+@checks.keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Sharded(OnMesh, Generic[S]):
     """A buffer cut into D equal shards, one for each device along an axis of a mesh.
@@ -400,6 +401,7 @@ class Sharded(OnMesh, Generic[S]):
         return PartitionSpec(*[None] * (self.buffer._batch_axes - 1), self.axis)
 
     def _check_state(self, state: S) -> None:
+        checks.check_state(self, state, self.buffer._state_kind)
         if state.ring.size.shape != (self.num_shards,):
             raise ValueError(
                 f"{self.num_shards} shards: this state has leading axes {list(state.ring.size.shape)}; use the buffer "

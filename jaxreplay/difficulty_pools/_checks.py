@@ -27,6 +27,12 @@ def check_envs(config: Any) -> None:
             f"tasks_per_env={config.tasks_per_env}: expected one number per environment, at most {MAX_TASKS} tasks."
         )
     if config.env_ratios is not None:
+        without = [i for i, ratio in enumerate(config.env_ratios) if ratio is None]
+        if without:
+            raise ValueError(
+                f"env_ratios={config.env_ratios}: None for environments {without}, must be given for all or none; use "
+                "env_ratios=None for none, or give each a number."
+            )
         env_ratios = tuple(
             check_number(f"env_ratios[{i}]", ratio, 0, math.inf, "0 never draws the environment")
             for i, ratio in enumerate(config.env_ratios)

@@ -25,7 +25,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common import groups
-from jaxreplay._common.checks import check_integer, check_key, check_number
+from jaxreplay._common.checks import check_integer, check_key, check_number, check_state, keywords_only
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import saturating_add
 from jaxreplay._common.task_keys import sources
@@ -37,6 +37,7 @@ from jaxreplay.difficulty_pools._turns import spread
 NORMAL, EASY, HARD = range(3)
 
 
+@keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class DifficultyPools:
     """Samples the tasks to train on: tasks that are sometimes solved.
@@ -413,6 +414,7 @@ class DifficultyPools:
 
     def _check_sizes(self, state: PoolsState) -> None:
         """Raise a `ValueError` if `state` is for other numbers of tasks or environments."""
+        check_state(self, state, PoolsState)
         if state.pool.shape != (self.num_tasks,) or state.sizes.shape[0] != len(self.tasks_per_env):
             raise ValueError(
                 f"tasks_per_env={self.tasks_per_env}: this state has tasks {list(state.pool.shape)} in "

@@ -108,6 +108,7 @@ def _not_below_first(largest: jax.Array, mask: jax.Array) -> jax.Array:
     return jnp.maximum(largest, jnp.max(mask[:1].astype(jnp.float32) - 1, initial=-1.0))
 
 
+@checks.keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Prioritized(Sampler[PrioritizedState]):
     """Proportional prioritization, after Schaul et al. 2016 (Prioritized Experience Replay, sections 3.3 and 3.4).

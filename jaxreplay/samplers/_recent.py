@@ -23,7 +23,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay._common import shards
-from jaxreplay._common.checks import check_number, settle
+from jaxreplay._common.checks import check_number, keywords_only, settle
 from jaxreplay._common.random import random_bits, random_integers_and_rest
 from jaxreplay._common.ring import Live
 from jaxreplay._common.xla import materialize
@@ -52,6 +52,7 @@ class RecentState:
     capacity: int = struct.field(pytree_node=False)
 
 
+@keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recent(Sampler[RecentState]):
     """Newer items more often, in proportion to ((rank + 1) / size)^power, with rank 0 for the oldest of size items.

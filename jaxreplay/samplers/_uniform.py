@@ -9,7 +9,7 @@ from flax import struct
 
 from jaxreplay import sum_tree
 from jaxreplay._common import layouts, shards
-from jaxreplay._common.checks import check_bool, settle
+from jaxreplay._common.checks import check_bool, keywords_only, settle
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.ring import Live
@@ -52,6 +52,7 @@ class UniformState(layouts.LaidOut):
     _layouts: ClassVar = {"unspent": on_backend}
 
 
+@keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Uniform(Sampler[UniformState]):
     """Uniform sampling: every stored item is equally likely.

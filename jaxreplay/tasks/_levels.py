@@ -54,6 +54,7 @@ class LevelsState(layouts.LaidOut):
     _layouts: ClassVar = {"levels": _on_backend}
 
 
+@checks.keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Levels:
     """Prioritized level replay: keeps the levels with the highest scores, and draws them by score and staleness.
@@ -387,6 +388,7 @@ class Levels:
 
     def _check_state(self, state: LevelsState) -> None:
         """Raise a `ValueError` if `state` is for another capacity."""
+        checks.check_state(self, state, LevelsState)
         if np.shape(state.scores) != (self.capacity,):
             raise ValueError(
                 f"capacity={self.capacity}: this state has levels {list(np.shape(state.scores))}; use the "

@@ -12,7 +12,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxreplay._common.checks import check_integer, check_number, settle
+from jaxreplay._common.checks import check_integer, check_number, keywords_only, settle
 
 Score = Callable[[jax.Array, jax.Array, jax.Array], Any]
 ROUNDS = 6  # of proposals for a Gamma variate: all are rejected less often than once in 10^7
@@ -83,6 +83,7 @@ class _Band:
         return jnp.where((p > self.hard) & (p < self.easy), self.inside, self.outside)
 
 
+@keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Thompson:
     """Thompson draws: of some random tasks, the best by a success rate that is drawn from its posterior.

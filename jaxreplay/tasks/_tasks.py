@@ -11,7 +11,15 @@ from flax import struct
 
 from jaxreplay import sum_tree
 from jaxreplay._common import groups, layouts
-from jaxreplay._common.checks import check_bool, check_integer, check_key, check_number, settle
+from jaxreplay._common.checks import (
+    check_bool,
+    check_integer,
+    check_key,
+    check_number,
+    check_state,
+    keywords_only,
+    settle,
+)
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.ring import saturating_add
 from jaxreplay._common.task_keys import sources
@@ -50,6 +58,7 @@ class TasksState(layouts.LaidOut):
     _layouts: ClassVar = {"tree": on_backend}
 
 
+@keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tasks:
     """Samples the tasks to train on, in proportion to a score of each task's successes and trials.
@@ -357,6 +366,7 @@ class Tasks:
 
     def _check_state(self, state: TasksState) -> None:
         """Raise a `ValueError` if `state` is for another number of tasks."""
+        check_state(self, state, TasksState)
         if np.shape(state.trials) != (self.num_tasks,):
             raise ValueError(
                 f"num_tasks={self.num_tasks}: this state has tasks {list(np.shape(state.trials))}; use the "

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay._common import checks
+from jaxreplay._common.xla import copy, own
 
 RETURNED = ("obs", "env_state", "reward", "terminated", "truncated", "final_obs")
 
@@ -36,6 +37,7 @@ class AutoresetState:
     waiting: jax.Array  # []
 
 
+@checks.keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NextStepAutoreset:
     """Converts same-step to next-step autoreset for one environment; map it with `jax.vmap` for more.
@@ -86,6 +88,7 @@ class NextStepAutoreset:
           >>> env.init(env_state=0, obs=jnp.zeros(2)).obs.tolist()
           [0.0, 0.0]
         """
+        env_state, obs = copy(own((env_state, obs)))  # the caller may donate both the state and obs
         return AutoresetState(env_state, obs, jnp.zeros((), bool))
 
     def step(

@@ -6,7 +6,10 @@ window, but only termination stops the bootstrap.
 """
 
 import dataclasses
-from typing import Any
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.numpy as jnp
@@ -19,6 +22,9 @@ from jaxreplay._common.ring import wrap_excess
 from jaxreplay._common.xla import jit_method, read_once
 from jaxreplay.transitions import _windows
 from jaxreplay.transitions._batch import TransitionBatch
+
+P = ParamSpec("P")
+R = TypeVar("R")
 
 
 @struct.dataclass
@@ -42,6 +48,28 @@ class NStepState:
     count: jax.Array  # []
 
 
+_STEP = ("s", "a", "r", "terminated", "truncated", "s_next")
+
+
+def _takes_a_step(method: Callable[P, R]) -> Callable[P, R]:
+    """Decorator: a call that gives done, not terminated and truncated, raises a `TypeError` that says so."""
+    signature = inspect.signature(method)
+    num_needed = sum(parameter.default is inspect.Parameter.empty for parameter in signature.parameters.values())
+
+    @functools.wraps(method)
+    def call(*arguments: P.args, **named: P.kwargs) -> R:
+        if "done" in named or ("s_next" not in named and len(arguments) == num_needed - 1):
+            found = "got done" if "done" in named else f"s_next is missing, got {len(_STEP) - 1} arguments of a step"
+            raise TypeError(
+                f"{type(arguments[0]).__name__}.{method.__name__}(): {found}, expected {', '.join(_STEP)}, with "
+                "terminated and truncated, not done; without time limits, give done as terminated, and "
+                "jnp.zeros_like(done) as truncated."
+            )
+        return method(*arguments, **named)
+
+    return call
+
+
 class _Tracer:
     """Base class of `NStep` and `MonteCarlo`, which are frozen dataclasses."""
 
@@ -51,6 +79,7 @@ class _Tracer:
     next_action: bool = False
     record_extra_info: bool = False
 
+    @_takes_a_step
     def init(
         self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
     ) -> NStepState:
@@ -75,6 +104,7 @@ class _Tracer:
             count=jnp.zeros((), jnp.int32),
         )
 
+    @_takes_a_step
     def spec(
         self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
     ) -> TransitionBatch:
@@ -92,6 +122,7 @@ class _Tracer:
         step = (s, a, r, terminated, truncated, s_next, logp, w)
         return jax.eval_shape(lambda *step: self.add(self.init(*step), *step, gamma=1.0)[1], *step)
 
+    @_takes_a_step
     def add(
         self,
         state: NStepState,
@@ -293,6 +324,7 @@ class _Tracer:
         return step
 
 
+@checks.keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class NStep(_Tracer):
     """Traces n-step transitions of `num_envs` environments that step in lockstep and reset automatically.
@@ -338,6 +370,7 @@ class NStep(_Tracer):
         settle(self, n=n, gamma=gamma, num_envs=num_envs, next_action=next_action, record_extra_info=extra)
 
 
+@checks.keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class MonteCarlo(_Tracer):
     """Traces the discounted return to the end of the episode.

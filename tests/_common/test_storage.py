@@ -64,11 +64,12 @@ def same(found, expected):
 )
 def test_written_items_are_read_eager_jit_scan_and_vmap(as_rows, kind, leading):
     shape, dtype = ITEMS[kind]
-    rng = seeds.rng(0)
-    slots = jnp.asarray(np.stack([rng.permutation(leading[0] + 3)[:9] for _ in range(6)]), jnp.int32)  # some dropped
-    new = some(rng, (6, 9, *leading[1:], *shape), dtype)
+    rng, num = seeds.rng(0), leading[0]
+    slots = np.stack([rng.permutation(num + 6)[:9] - 3 for _ in range(6)])  # some dropped
+    slots = jnp.asarray(np.pad(slots, ((0, 0), (0, 1)), constant_values=-(2**31)), jnp.int32)  # 0 if it overflows
+    new = some(rng, (6, 10, *leading[1:], *shape), dtype)
     read_at = jnp.asarray(rng.integers(0, 70, (4, 6)), jnp.int32)
-    outside = jnp.asarray([0, 69, 70, 71, 5], jnp.int32)
+    outside = jnp.asarray([0, 69, 70, 71, 5, -1, -2, -70, -71, -(2**31), 2**31 - 1], jnp.int32)
 
     def run(storage):
         storage, _ = lax.scan(lambda s, x: (layouts.write(s, *x), None), storage, (slots, new))

@@ -131,3 +131,21 @@ def test_what_is_differentiated_is_not_donated(buffer_and_state):
     stacked = jax.tree.map(lambda x: jnp.stack([x]), state)
     jax.vmap(lambda s: buffer.update(s, jnp.arange(4), jnp.ones(4)))(stacked)
     assert stacked.storage.is_deleted()  # what is mapped is
+
+
+@pytest.mark.parametrize("outer", ["grad", "vmap"])
+def test_what_is_mapped_and_differentiated_is_not_donated(outer):
+    """In either order: the states are mapped, and what is added is differentiated too."""
+    buffer = jr.ReplayBuffer(capacity=4)
+    states = jax.vmap(lambda _: buffer.init(np.ones(3, np.float32)))(np.arange(2))
+
+    def stored(scale, state):
+        return jnp.sum(buffer.add(state, scale * np.ones(3, np.float32)).storage)
+
+    scales = np.array([2.0, 3.0], np.float32)
+    if outer == "grad":
+        found = jax.grad(lambda scales: jnp.sum(jax.vmap(stored)(scales, states)))(scales)
+    else:
+        found = jax.vmap(jax.grad(stored))(scales, states)
+    np.testing.assert_array_equal(found, [3, 3])
+    assert not any(x.is_deleted() for x in jax.tree.leaves(states))

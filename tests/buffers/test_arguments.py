@@ -1,4 +1,7 @@
+import copy
 import dataclasses
+import inspect
+import pickle
 
 import jax
 import jax.numpy as jnp
@@ -93,6 +96,124 @@ def test_what_is_no_key_is_refused_as_such(key):
         lambda: jr.hindsight(key, {"achieved_goal": steps, "desired_goal": steps}, items, lambda a, d: a),
     ):
         with pytest.raises(ValueError, match=r"key: got .*, expected one PRNG key, such as jax.random.key\(0\)\."):
+            call()
+
+
+@pytest.mark.parametrize(
+    ("make", "call"),
+    [
+        (lambda: jr.ReplayBuffer(100), r"ReplayBuffer\(capacity=100\)"),
+        (lambda: jr.ReplayBuffer(100, jr.Uniform()), r"ReplayBuffer\(capacity=100, sampler=Uniform\(.*\)\)"),
+        (lambda: jr.ReservoirBuffer(100), r"ReservoirBuffer\(capacity=100\)"),
+        (lambda: jr.SequenceBuffer(9, 2, 3), r"SequenceBuffer\(length=9, num_envs=2, sequence_length=3\)"),
+        (lambda: jr.Mixture((BUFFER, BUFFER)), r"Mixture\(buffers=\(.*\)\)"),
+        (lambda: jr.Sharded(BUFFER, None), r"Sharded\(buffer=ReplayBuffer\(.*, mesh=None\)"),
+        (lambda: jr.Uniform(False), r"Uniform\(replacement=False\)"),
+        (lambda: jr.Recent(0.99), r"Recent\(\w+=0.99\)"),
+        (lambda: jr.Prioritized(0.6, stratified=False), r"Prioritized\(alpha=0.6\)"),
+        (lambda: jr.NStep(3, 0.99), r"NStep\(n=3, gamma=0.99\)"),
+        (lambda: jr.MonteCarlo(0.99), r"MonteCarlo\(gamma=0.99\)"),
+        (lambda: jr.NextStepAutoreset(max), r"NextStepAutoreset\(env_step=.*max.*\)"),
+        (lambda: jr.DifficultyPools((3, 4)), r"DifficultyPools\(tasks_per_env=\(3, 4\)\)"),
+        (lambda: jr.Tasks(3), r"Tasks\(num_tasks=3\)"),
+        (lambda: jr.Thompson(3), r"Thompson\(candidates=3\)"),
+        (lambda: jr.Levels(3), r"Levels\(capacity=3\)"),
+        (lambda: jr.Uniform(*[True] * 9), r"Uniform\(replacement=True.*\)"),
+    ],
+)
+def test_positional_arguments_are_shown_as_keywords(make, call):
+    with pytest.raises(
+        TypeError, match=rf"got \d positional arguments?, takes keyword arguments only; write {call}\.$"
+    ):
+        make()
+
+
+def test_a_configuration_that_rejects_positional_arguments_is_a_plain_dataclass_otherwise():
+    """Its signature, its copies, and the constructor of a subclass, which may take positional arguments."""
+    sampler = jr.Prioritized(alpha=0.5)
+    for again in (copy.deepcopy(sampler), pickle.loads(pickle.dumps(sampler)), dataclasses.replace(sampler)):
+        assert again == sampler
+    parameters = inspect.signature(jr.Prioritized).parameters
+    assert list(parameters) == [field.name for field in dataclasses.fields(sampler)]
+    assert {parameter.kind for parameter in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
+    assert parameters["alpha"].default == 0.6
+    own = dataclasses.make_dataclass("Own", [("most", int)], bases=(jr.Uniform,), frozen=True)
+    assert own(3, max_uses=2) == own(most=3, max_uses=2)
+
+
+A_LIST = [1.0, 2.0]
+
+
+@pytest.mark.versions
+def test_a_list_of_numbers_is_named_and_an_array_asked_for():
+    """Each number would be a leaf. Nothing is compiled."""
+    replay, one, no = jr.ReplayBuffer(capacity=4), np.zeros(2, np.float32), np.zeros(2, bool)
+    sequence, tracer = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2), jr.NStep(n=2, gamma=0.5, num_envs=2)
+    state, alone, rows = empty(replay, {"x": one}), empty(replay, one), empty(sequence, one[None])
+    steps = empty(tracer, one, one, one, no, no, one)
+    batch = jr.TransitionBatch(S={"x": [A_LIST]}, A=one, logP=None, Rn=one, In=one, S_next={"x": one})
+    for call, name in (
+        (lambda: replay.init({"x": A_LIST, "y": one}), r"\['x'\]: got a list of 2"),
+        (lambda: replay.add(state, {"x": A_LIST}), r"\['x'\]: got a list of 2"),
+        (lambda: replay.add(alone, [A_LIST, A_LIST, A_LIST]), "<root>: got a list of 3"),
+        (lambda: replay.set(state, np.arange(2), {"x": A_LIST}), r"\['x'\]: got a list of 2"),
+        (lambda: replay.init([one, {"y": A_LIST}]), r"\[1\]\['y'\]: got a list of 2"),
+        (lambda: replay.init(batch), r".S\['x'\]: got a list of 1"),
+        (lambda: sequence.add(rows, [A_LIST]), "<root>: got a list of 1"),
+        (lambda: tracer.init(A_LIST, one, one, no, no, one), ".s: got a list of 2"),
+        (lambda: tracer.add(steps, one, one, one, no, no, A_LIST), ".s_next: got a list of 2"),
+    ):
+        with pytest.raises(ValueError, match=rf"leaf {name}, expected an array; give np\.asarray of it"):
+            call()
+    with pytest.raises(ValueError, match=r"leaf \[1\]: got float32\[\], a batch of items needs 1 leading axis"):
+        replay.init([one, np.float32(0)])  # no list of numbers: one leaf is an array
+    with pytest.raises(ValueError, match=r"wrong structure: got PyTreeDef\(\[\]\)"):
+        replay.set(state, np.arange(2), [])
+    assert jax.eval_shape(replay.init, [one, one]).storage[1].shape == (
+        4,
+    )  # a list of arrays is a pytree of two leaves
+
+
+class Hooked(jr.Uniform):
+    """A sampler whose draws change its state."""
+
+    def drawn(self, state, slots):
+        return state
+
+
+def empty(config, *like):
+    """A state of NumPy arrays, so that nothing is compiled."""
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(config.init, *like))
+
+
+def test_a_state_that_is_forgotten_or_swapped_with_the_key_is_named():
+    """No call compiles anything."""
+    replay, one, key, raw = jr.ReplayBuffer(capacity=4), np.zeros((2, 2)), jax.random.key(0), np.zeros(2, np.uint32)
+    sequence = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2)
+    pools, tasks, levels = jr.DifficultyPools(tasks_per_env=(4,)), jr.Tasks(num_tasks=4), jr.Levels(capacity=4)
+    for config, like in (
+        (replay, [one]),
+        (jr.ReplayBuffer(capacity=4, sampler=Hooked()), [one]),
+        (jr.ReservoirBuffer(capacity=4), [one]),
+        (sequence, [one]),
+        (over_devices(replay, 2), [one]),
+        (jr.Mixture(buffers=(replay, replay)), [one]),
+        *((pools, []), (tasks, []), (levels, [one[0]])),
+    ):
+        state, owner = empty(config, *like), type(config).__name__
+        expected = rf"expected an? {type(state).__name__}, as init of {owner}"
+        for given, found in ((key, r"key<fry>\[\]"), (raw, r"uint32\[2\]")):
+            with pytest.raises(ValueError, match=f"state: got {found}, {expected}.* before the key"):
+                config.sample(given, state, 4)
+        if config not in (pools, tasks, levels):
+            rows = {"ReservoirBuffer": (one, key), "Mixture": (0, one)}.get(owner, (one,))
+            for given, found in ((None, "None"), (one, r"float32\[2, 2\]|float64\[2, 2\]"), (3, r"an int|int32\[\]")):
+                with pytest.raises(ValueError, match=rf"state: got ({found}), {expected}.* pass it first"):
+                    config.add(given, *rows)
+    with pytest.raises(ValueError, match="state: got a SequenceState, expected a ReplayState, as init of ReplayBuffer"):
+        replay.add(empty(sequence, one), one)
+    for call in (lambda: pools.update(None, np.arange(2), one), lambda: tasks.update(None, np.arange(2), one)):
+        with pytest.raises(ValueError, match=r"state: got None, expected a .*State, as init of"):
             call()
 
 

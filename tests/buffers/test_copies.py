@@ -80,6 +80,7 @@ CALLS = {
     ),
     "mixture": lambda x: MIXTURE.add(MIXTURE.init(np.zeros((B, 32), np.float32)), 1, x)[1].storage,
     "tracer": traced,
+    "autoreset": lambda x: jr.NextStepAutoreset(env_step=max).init(x, x).env,
     "rollout": lambda x: jr.n_step_transitions(x, x, x, x > 9, x > 9, x, n=1, gamma=0.9)[0].S,
     "sequences": lambda x: jr.sequence_transitions(x, x, x, x > 9, x > 9, n=1, gamma=0.9)[0].S,
     "pools": pools(np.arange(B)),
@@ -129,3 +130,53 @@ def test_what_a_program_of_the_users_own_is_given_must_be_copies(offset):
     x = aligned((B * 32 + 1,))[offset // 4 :][: B * 32].reshape(B, 32)
     state, program = buffer.init(x), jax.jit(buffer.add)
     check(lambda x: program(state, np.array(x)).storage, x)
+
+
+def pointers(tree):
+    """Addresses of all arrays, of each device's part."""
+    arrays = [x for x in jax.tree.leaves(tree) if isinstance(x, jax.Array) and x.size]
+    arrays = [jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in arrays]
+    return [shard.data.unsafe_buffer_pointer() for x in arrays for shard in x.addressable_shards]
+
+
+OPEN = jr.Prioritized(alpha=None, epsilon=None, floor=None, max_uses=2)
+OF_SEQUENCES = jr.SequenceBuffer(
+    length=4, num_envs=2, sequence_length=2, windows="episodes", hindsight=True, sampler=OPEN
+)
+OPEN_SETTINGS = {name: jnp.float32(value) for value, name in enumerate(OPEN.open_settings, 1)}
+ROWS, STEPS = {"x": jnp.ones((2, 3))}, {"x": jnp.ones((1, 2, 3))}
+REPLAY = jr.ReplayBuffer(capacity=4, sampler=OPEN)
+FLAG, NUMBER = jnp.zeros(2, bool), jnp.ones(2)
+STEP = {"s": ROWS, "a": NUMBER, "r": NUMBER, "terminated": FLAG, "truncated": FLAG, "s_next": ROWS}
+STEP |= {"logp": NUMBER, "w": NUMBER}
+INITS = {  # configurations of every class with `init`, and arguments
+    "ReplayBuffer": (REPLAY, (ROWS,), OPEN_SETTINGS),
+    "ReservoirBuffer": (jr.ReservoirBuffer(capacity=4, sampler=OPEN), (ROWS,), OPEN_SETTINGS),
+    "SequenceBuffer": (OF_SEQUENCES, (STEPS,), OPEN_SETTINGS),
+    "Sharded": (over_devices(REPLAY, 2), (ROWS,), OPEN_SETTINGS),
+    "Mixture": (jr.Mixture(buffers=(REPLAY, REPLAY)), (ROWS,), OPEN_SETTINGS),
+    "Prioritized": (OPEN, (4,), OPEN_SETTINGS),
+    "Uniform": (jr.Uniform(max_uses=2), (4,), {}),
+    "Recent": (jr.Recent(power=1.0), (4,), {}),
+    "NStep": (jr.NStep(n=1, gamma=0.5, num_envs=2), (), STEP),
+    "MonteCarlo": (jr.MonteCarlo(gamma=0.5, max_length=1, num_envs=2), (), STEP),
+    "NextStepAutoreset": (jr.NextStepAutoreset(env_step=max), ((NUMBER, KEY, ROWS), NUMBER), {}),
+    "DifficultyPools": (jr.DifficultyPools(tasks_per_env=(4,), pool_weights=(0.5, 1, 0.5)), (), {}),
+    "Tasks": (jr.Tasks(num_tasks=4), (), {}),
+    "Levels": (jr.Levels(capacity=4), (ROWS,), {}),
+}
+
+
+def test_no_state_holds_an_array_that_init_was_given_or_one_array_twice():
+    """So that a caller may donate the state, together with what it was made of."""
+    classes = {name for name, x in vars(jr).items() if isinstance(x, type) and hasattr(x, "init")}
+    assert classes - {"Sampler"} == INITS.keys()  # all but the protocol
+    for name, (config, arguments, named) in INITS.items():
+        state = config.init(*arguments, **named)
+        found, given = pointers(state), pointers((arguments, named))
+        assert len(set(found)) == len(found), name
+        assert not set(found) & set(given), name
+        assert len(found) > 0 or name == "Recent"
+    env, obs = jr.NextStepAutoreset(env_step=max), jnp.ones(3)
+    after = jax.jit(lambda state, obs: (state, obs + 1), donate_argnums=(0, 1))(env.init(obs, obs), obs)
+    assert after[1].tolist() == [2, 2, 2]

@@ -344,7 +344,7 @@ def test_transitions_carry_the_weights_of_the_mixture(kind, stored):
     ids = np.arange(6, dtype=np.float32)
 
     def draw():
-        W = 2 + ids if stored else None
+        W = (2 + ids).astype(jnp.bfloat16) if stored else None  # whole numbers, so exact
         batch = jr.TransitionBatch(S=ids, A=ids, logP=None, Rn=ids, In=ids, S_next=ids, W=W)
         state = mixture.init(batch)
         for k in range(2):
@@ -354,6 +354,7 @@ def test_transitions_carry_the_weights_of_the_mixture(kind, stored):
     drawn = once(draw)
     assert len(np.unique(drawn.weights)) > 2
     np.testing.assert_array_equal(drawn.items.idx, drawn.indices)
+    assert drawn.items.W.dtype == np.float32
     np.testing.assert_allclose(drawn.items.W, (2 + drawn.items.S if stored else 1) * drawn.weights, rtol=1e-6)
 
 
@@ -435,9 +436,19 @@ def test_empty_mixtures():
     state = filled(mixture, (1, 1))
     with pytest.raises(ValueError, match="cannot sample from a mixture of empty buffers; add items first"):
         mixture.sample(empty, jax.random.key(0), 4)
-    drawn = once(lambda empty: mixture.sample(empty, jax.random.key(0), 4), empty)
-    np.testing.assert_array_equal(drawn.indices, [-1] * 4)
-    np.testing.assert_array_equal(drawn.weights, [0.0] * 4)
+    for normalize in (None, "batch"):  # the second source counts its rows with items, which are none
+        buffers = REPLAY(capacity=8, sampler=PER(normalize=normalize)), REPLAY(capacity=8, sampler=DISTINCT)
+        joint, ones = jr.Mixture(buffers=buffers, weights="joint"), np.ones(4, np.float32)
+        batch = jr.TransitionBatch(S=ones, A=ones, logP=None, Rn=ones, In=ones, S_next=ones, W=ones)
+        drawn = once(lambda joint=joint, batch=batch: joint.sample(joint.init(batch), jax.random.key(0), 4))
+        for x, value in (
+            (drawn.indices, -1),
+            (drawn.age, -1),
+            (drawn.probabilities, 0),
+            (drawn.weights, 0),
+            (drawn.items.W, 0),
+        ):
+            np.testing.assert_array_equal(x, [value] * 4)  # NaN is not 0
     assert (mixture.is_empty(empty), mixture.is_empty(state)) == (True, False)
     assert (mixture.can_sample(state, 2), mixture.can_sample(state, 3)) == (True, False)
     full = mixture.add(state, 0, items(numbers(0, 8)))
@@ -446,6 +457,19 @@ def test_empty_mixtures():
     rest = mixture.sample(mixture.add(empty, 1, items(numbers(0, 8))), jax.random.key(0), 4)
     np.testing.assert_array_equal(rest.indices[:2], [-1, -1])
     assert np.all(np.asarray(rest.weights) == [0, 0, 1, 1])
+
+
+def test_sizes_that_do_not_fit_int32_saturate():
+    """Five sources of 2**29 items each hold more than the largest int32; four hold one more."""
+    mixture = jr.Mixture(buffers=(REPLAY(capacity=1),) * 5)
+    full = mixture.init(numbers(0, 1))[0]
+    full = full.replace(ring=full.ring.replace(size=np.int32(2**29)))
+    empty = full.replace(ring=full.ring.replace(size=np.int32(0)))
+    for num_full, expected in ((5, 2**31 - 1), (4, 2**31 - 1), (3, 3 * 2**29)):
+        state = (empty,) * (5 - num_full) + (full,) * num_full
+        assert mixture.size(state) == expected
+        assert mixture.can_sample(state, expected)
+        assert not mixture.is_empty(state)
 
 
 def test_donation():

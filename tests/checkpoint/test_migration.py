@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 from itertools import chain
 
@@ -161,6 +162,50 @@ def test_what_came_late_is_counted_once_whatever_the_shards():
     assert (one.late.tolist(), one.of_slots.tolist()) == (3, [0, 2, 0, 0, 0, 0, 0, 1])
 
 
+@pytest.mark.parametrize("num_shards", [0, rarely(4)])
+def test_counts_of_several_shards_are_added(num_shards):
+    """Late updates, and TD errors that are not finite, of items in both shards; a total saturates."""
+    per = jr.Prioritized(count_updates=True)
+    old, new = (make(jr.ReplayBuffer(capacity=8, sampler=per), n) for n in (2, num_shards))
+    state = old.init(items(np.zeros(8)))
+    state = old.add(state, items(np.arange(8)))
+    first = np.asarray(old.newest(state, 8))  # four of each shard
+    nan = np.full(8, np.nan)
+    nan[:3] = 1.0
+    state = old.update(state, first, nan)  # 1 of the first, 4 of the second
+    state = old.add(state, items(8 + np.arange(8)))
+    late = np.where(np.isin(np.arange(8), [0, 1, 2, 5, 7]), first, -1)
+    state = old.update(state, late, np.ones(8))  # 3 and 2
+    assert (state.sampler.rejected.tolist(), state.sampler.counts.late.tolist()) == ([1, 4], [3, 2])
+    found = jr.migrate(old, state, new).sampler
+    assert np.ravel(found.rejected).tolist() == [5, 0, 0, 0][: max(num_shards, 1)]
+    assert np.ravel(found.counts.late).tolist() == [5, 0, 0, 0][: max(num_shards, 1)]
+    many = jnp.array([2**31 - 2, 3], jnp.int32)
+    state = state.replace(sampler=state.sampler.replace(rejected=many, counts=state.sampler.counts.replace(late=many)))
+    found = jr.migrate(old, state, new).sampler
+    assert np.ravel(found.rejected)[0] == np.ravel(found.counts.late)[0] == 2**31 - 1
+
+
+def test_priorities_are_clipped_for_the_new_capacity():
+    """To 2**63 / capacity after alpha, so that no sum overflows; the capacity is a shard's."""
+    per = jr.Prioritized(alpha=1.0, epsilon=0.0)
+    old, errors = jr.ReplayBuffer(capacity=8, sampler=per), np.full(8, 1e30, np.float32)
+    state = old.add(old.init(items(np.zeros(8))), items(np.arange(8)), td_errors=errors)
+    handles = np.asarray(old.newest(state, 8))
+    np.testing.assert_allclose(old.priorities(state, handles), np.full(8, 2.0**60), rtol=1e-6)
+    for alpha, capacity, num_shards, largest in (
+        (1, 4, 0, 2.0**60),
+        (1, 4096, 4, 2.0**53),
+        (2, 4096, 0, 2.0**25.5),
+        (2, 4, 0, 2.0**30.5),
+    ):
+        sampler = dataclasses.replace(per, alpha=alpha)
+        new = make(jr.ReplayBuffer(capacity=capacity, sampler=sampler), num_shards)
+        moved = jr.migrate(old, state, new)
+        found = new.priorities(moved, new.newest(moved, 4))
+        np.testing.assert_allclose(found, np.full(4, largest), rtol=1e-5)
+
+
 def test_items_of_every_dtype_move():
     batch = {
         "key": jax.random.split(jax.random.key(0), 8),
@@ -272,6 +317,26 @@ def test_sequences_keep_their_starts_and_priorities(config, rollouts, later):
     for num_steps in later:
         state, time = advance(new, state, num_steps)
         check(new, state, leaf_of)
+
+
+@pytest.mark.parametrize("shards", [(2, 0), rarely(((0, 2),)), rarely(((4, 2),))])
+def test_sequences_of_a_row_keep_the_order_of_their_streams(shards):
+    """The newest sequences, and their handles, are as if the new buffer had been given all rows."""
+    settings = {"length": 7, "num_envs": 4, "sequence_length": 3, "windows": "inside", "donate": False}
+    old, new = (make(jr.SequenceBuffer(**settings), num_shards) for num_shards in shards)
+    ends = np.zeros((6, 4), bool)
+    ends[2, 1] = ends[3, 3] = ends[4, 0] = True
+
+    def filled(buffer):
+        return buffer.add(buffer.init(rows(0, 6)), rows(0, 6), ends=ends)
+
+    expected, found = filled(new), jr.migrate(old, filled(old), new)
+    size = int(new.size(expected))
+    handles = new.newest(expected, size - size % max(shards[1], 1))
+    ids = np.asarray(new.get(expected, handles)["id"])
+    assert len({*map(tuple, ids.tolist())}) == len(ids) > 8
+    np.testing.assert_array_equal(new.newest(found, len(ids)), handles)
+    np.testing.assert_array_equal(new.get(found, handles)["id"], ids)
 
 
 class Other(jr.Uniform):

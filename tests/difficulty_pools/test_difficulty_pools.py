@@ -652,6 +652,10 @@ def test_a_restored_state_goes_on_like_an_uninterrupted_one(weights):
         ({"tasks_per_env": (3, 2.0)}, r"tasks_per_env\[1\]=2.0"),
         ({"tasks_per_env": (2**23, 2**23 + 1)}, "at most 16777216 tasks"),
         ({"env_ratios": (1, 2, 3)}, r"env_ratios=\(1, 2, 3\): must have one entry for each of 1"),
+        (
+            {"tasks_per_env": (2, 2, 2), "env_ratios": (1, None, None)},
+            r"env_ratios=\(1, None, None\): None for environments \[1, 2\], .*all or none; use env_ratios=None",
+        ),
         ({"env_ratios": (-1.0,)}, r"env_ratios\[0\]=-1.0"),
         ({"env_ratios": (0,)}, "at least one must be positive"),
         ({"env_names": "ab"}, "env_names='ab': must be a sequence"),

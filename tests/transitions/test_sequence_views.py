@@ -195,6 +195,7 @@ def check_annealed(found, steps, n, gamma, **options):
             for x, y in zip(jax.tree.leaves(got), jax.tree.leaves(value), strict=True):
                 assert x.shape[2] == MAX_N
                 np.testing.assert_array_equal(x[:, :, :n], y)
+                assert np.all((x[:, :, n:] == x[:, :, n - 1 : n]) | (x.dtype == bool))
             if got is not None:
                 assert np.all(got["dones"][:, :, n:])
         elif name in ("Rn", "In"):

@@ -294,6 +294,7 @@ def test_one_step_is_the_step_itself():
     (batch, valid), (_, pending) = add_and_flush(jr.NStep(n=1, gamma=0.9, num_envs=2), steps)
     assert valid.all()
     assert not pending.any()
+    assert batch.extra_info is None
     np.testing.assert_array_equal(batch.Rn, steps["r"].reshape(-1))
     np.testing.assert_allclose(batch.In, np.where(steps["terminated"], 0, np.float32(0.9)).reshape(-1), rtol=1e-6)
     np.testing.assert_array_equal(batch.S_next["x"], steps["s_next"]["x"].reshape(-1, 2))
@@ -611,16 +612,21 @@ def test_arguments_that_are_missing_are_named_with_the_call():
     steps = rollout(np.random.default_rng(0), 5, 2)
     tracer = jr.NStep(n=3, gamma=0.9, num_envs=2)
     one = [at(steps, 0)[name] for name in ("s", "a", "r", "terminated", "truncated")]
+    both = "terminated and truncated, not done"
     for call, message in (
-        (lambda: tracer.add(init(tracer, steps), *one), r"add\(\) missing 1 required .*: 's_next'"),
-        (lambda: tracer.init(*one), r"init\(\) missing 1 required .*: 's_next'"),
-        (lambda: tracer.spec(*one), r"spec\(\) missing 1 required .*: 's_next'"),
+        (lambda: tracer.add(init(tracer, steps), *one), rf"NStep\.add\(\): s_next is missing.*{both}"),
+        (lambda: tracer.init(*one), rf"NStep\.init\(\): s_next is missing.*{both}"),
+        (lambda: tracer.spec(*one), rf"NStep\.spec\(\): s_next is missing.*{both}"),
+        (lambda: tracer.add(None, *one[:3], done=one[3], s_next=one[0]), rf"NStep\.add\(\): got done.*{both}"),
+        (lambda: tracer.add(None, *one[:3]), r"add\(\) missing 3 required .*: 'terminated', 'truncated', and 's_next'"),
+        (lambda: tracer.add(None, *one[:4], s_next=one[0]), r"add\(\) missing 1 required .*: 'truncated'"),
         (lambda: tracer.flush(), r"flush\(\) missing 1 required .*: 'state'"),
         (lambda: jr.ReplayBuffer(capacity=4).add(None), r"ReplayBuffer\.add\(\): missing a required argument: 'items'"),
         (lambda: jr.ReplayBuffer(capacity=4).update(None, one=1), r"Buffer\.update\(\): .*"),
     ):
         with pytest.raises(TypeError, match=message):
             call()
+    assert tracer.init(*one, s_next=one[0]).count == 0  # with its name, it is not missing
 
 
 @pytest.mark.versions

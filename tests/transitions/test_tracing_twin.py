@@ -93,10 +93,10 @@ def happened_before(stream, start):
     return start > 0 and bool(stream["mask"][start - 1] & (stream["terminated"] | stream["truncated"])[start - 1])
 
 
-def check_row(case, batch, row, steps, env, window):
-    """Row `row` of a batch against its window in environment `env`."""
+def check_row(case, batch, row, steps, env, window, max_n=None):
+    """Row `row` of a batch against its window in environment `env`; `max_n` if n was traced."""
     start, last, Rn, In = window
-    times = np.minimum(np.arange(start, start + case.n), last)
+    times = np.minimum(np.arange(start, start + (max_n or case.n)), last)
     np.testing.assert_array_equal(batch.S["x"][row], steps["s"]["x"][start, env])
     np.testing.assert_array_equal(batch.S_next["x"][row], steps["s_next"]["x"][last, env])
     assert batch.A[row] == steps["a"][start, env]
@@ -113,7 +113,7 @@ def check_row(case, batch, row, steps, env, window):
         for name, field in {"actions": "a", "rewards": "r", "log_props": "logp", "weights": "w"}.items():
             np.testing.assert_array_equal(info[name], steps[field][times, env])
         ends = (steps["terminated"] | steps["truncated"])[times, env]
-        np.testing.assert_array_equal(info["dones"], ends | (np.arange(start, start + case.n) > last))
+        np.testing.assert_array_equal(info["dones"], ends | (np.arange(start, start + len(times)) > last))
 
 
 def check_rows(case, emitted, windows, steps):
@@ -221,7 +221,7 @@ def least(case):
 
 
 CASES = [
-    Case(n=3),
+    Case(n=3, record_extra_info=True),
     Case(n=4, gamma=None, num_envs=2, next_action=True, record_extra_info=True),
     rarely(Case(n=5, gamma=0.5, monte_carlo=True)),
 ]
@@ -291,7 +291,7 @@ def random_sequences(case, max_n, num_batches, *names, seed=seeds.SEED):
                 assert valid[row] == (window is not None)
                 count(happened, stream, window, n, length)
                 if window is not None:
-                    check_row(dataclasses.replace(case, n=n, record_extra_info=not max_n), batch, row, steps, 0, window)
+                    check_row(dataclasses.replace(case, n=n), batch, row, steps, 0, window, max_n)
         happened["batches"] += 1
     return happened
 
@@ -307,7 +307,7 @@ OF_SEQUENCES = {  # in a hundred batches
 }
 
 
-@pytest.mark.parametrize(("next_action", "max_n"), [(False, None), *map(rarely, [(True, None), (False, 5), (True, 5)])])
+@pytest.mark.parametrize(("next_action", "max_n"), [(False, 5), *map(rarely, [(True, None), (False, None), (True, 5)])])
 def test_sequences_of_rows_do_what_the_twin_does(next_action, max_n):
     case = Case(n=3, next_action=next_action, record_extra_info=True)
     happened = random_sequences(case, max_n, 20, str(case), str(max_n))

@@ -57,6 +57,18 @@ def batch_of(size):
     return jr.TransitionBatch(S={"x": x}, A=x, logP=x, Rn=x, In=x, S_next={"x": x + 1}, W=x)
 
 
+@pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
+def test_weights_of_half_precision_are_multiplied_in_float32(dtype):
+    """By weights that have no half-precision value."""
+    weights, stored = np.array([0.3, 0.7, 0.0], np.float32), np.array([1.5, 3.0, 5.0], np.float32)
+    drawn = batch_of(3).replace(W=stored.astype(dtype)).with_draw(weights, np.arange(3))
+    assert drawn.W.dtype == jnp.float32
+    np.testing.assert_array_equal(drawn.W, stored * weights)
+    assert not np.array_equal(weights.astype(jnp.float16).astype(np.float32), weights)
+    whole = batch_of(3).replace(W=np.array([2, 3, 4], np.int32)).with_draw(weights, np.arange(3)).W
+    np.testing.assert_array_equal(whole, np.array([2, 3, 4], np.float32) * weights)
+
+
 @pytest.mark.parametrize("reverse", [False, True])
 def test_to_singles(reverse):
     rows = list(batch_of(3).to_singles(reverse=reverse))

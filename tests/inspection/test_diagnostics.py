@@ -291,19 +291,19 @@ def test_counts_of_shards_are_sums_over_all():
 @pytest.mark.parametrize("num_shards", [1, 2])
 def test_the_drawable_share_of_sequences(num_shards):
     """Those of the complete sequences that may be drawn, before and after the buffer is full."""
-    kind = {"length": 9, "num_envs": 4, "sequence_length": 3, "stride": 1}
+    kind = {"length": 10, "num_envs": 4, "sequence_length": 3, "stride": 2}
     buffer = jr.SequenceBuffer(**kind, windows="inside", donate=False)
     inside, whole = (oracles.SequenceTwin(*kind.values(), windows) for windows in ("inside", "any"))
     buffer = buffer if num_shards == 1 else over_devices(buffer, num_shards)
     state, rng = buffer.init(np.zeros((5, 4), np.int32)), seeds.rng(0)
-    for stored in (5, 9, 9):
+    for stored in (5, 10, 10):
         rows, ends = np.zeros((5, 4), np.int32), rng.random((5, 4)) < [0.05, 0.1, 0.5, 0.4]
         state = buffer.add(state, rows, ends=ends)
         inside.add(rows, ends), whole.add(rows, ends)
         expected = len(inside.handles) / len(whole.handles)
         assert 0 < expected < 1
         assert_close(
-            jr.diagnostics(buffer, state), {"size": len(inside.handles), "fill": stored / 9, "drawable": expected}
+            jr.diagnostics(buffer, state), {"size": len(inside.handles), "fill": stored / 10, "drawable": expected}
         )
 
 

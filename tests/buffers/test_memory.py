@@ -142,9 +142,9 @@ def test_shards_take_their_parts():
     """On every device of the mesh, also along an axis over which the shards are replicated."""
     whole = jr.SequenceBuffer(length=8, num_envs=6, sequence_length=3, sampler=jr.Prioritized())
     items = transitions(1, 6)
-    square = Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("model", "data"))
-    for of_mesh, num_devices in ((mesh(2), 2), (square, 4)):
-        sharded = jr.Sharded(buffer=whole, mesh=of_mesh)
+    two_axes = Mesh(np.array(jax.devices("cpu")).reshape(4, 2), ("data", "seed"))
+    for of_mesh, axis, num_devices in ((mesh(2), "data", 2), (two_axes, "seed", 8)):
+        sharded = jr.Sharded(buffer=whole, mesh=of_mesh, axis=axis)
         found = jr.memory(sharded, items)
         held = bytes_by_device(sharded.init(items))
         assert set(held.values()) == {found.total}

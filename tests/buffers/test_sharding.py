@@ -348,13 +348,15 @@ def look_ups(buffer, state, key):
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("kind", [AxisType.Explicit, rarely(AxisType.Auto)], ids=str)
-def test_any_mesh_will_do(kind):
+@pytest.mark.parametrize("kinds", ["mixed", *map(rarely, ["explicit", "automatic"])])
+def test_any_mesh_will_do(kinds):
     """Axes of both kinds, beside another axis with the usual name, and arguments wherever they lie."""
     buffer, batch = BUFFERS["sequence"]
     buffer = dataclasses.replace(buffer, hindsight=True)
     devices = np.array(jax.devices("cpu")[:4]).reshape(2, 2)
-    sharded = jr.Sharded(buffer=buffer, mesh=Mesh(devices, ("data", "seed"), axis_types=(kind,) * 2), axis="seed")
+    explicit, automatic = AxisType.Explicit, AxisType.Auto
+    kinds = {"mixed": (automatic, explicit), "explicit": (explicit,) * 2, "automatic": (automatic,) * 2}[kinds]
+    sharded = jr.Sharded(buffer=buffer, mesh=Mesh(devices, ("data", "seed"), axis_types=kinds), axis="seed")
 
     @functools.partial(run_once, static_argnums=0)
     def use(buffer, key):

@@ -272,20 +272,19 @@ def test_counts_of_a_partly_filled_buffer_are_of_its_items():
 
 
 def test_counts_of_shards_are_sums_over_all():
-    """Of a shard of 6 items, all updated, and one of 2, never updated; TD errors of both are rejected."""
+    """Of shards of 2, 6 and 1 items, of which those of the second are updated."""
     sampler = jr.Prioritized(alpha=1.0, epsilon=0.0, count_updates=True)
-    buffer = over_devices(jr.ReplayBuffer(capacity=16, sampler=sampler, donate=False), 2)
-    place = np.arange(16) % 8
-    td_errors = np.repeat(np.float32([1, 2]), 8)
-    td_errors[[0, 4, 8]] = np.inf
-    state = buffer.add(buffer.init(items(16)), items(16), mask=place < np.repeat([6, 2], 8), td_errors=td_errors)
-    td_errors = np.where(place == 5, np.nan, 3.0).astype(np.float32)
-    state = buffer.update(state, np.where(np.arange(16) < 6, place, -1), td_errors)
+    buffer = over_devices(jr.ReplayBuffer(capacity=24, sampler=sampler, donate=False), 3)
+    place, td_errors = np.arange(24) % 8, np.repeat(np.float32([2, 1, 2]), 8)
+    td_errors[[0, 8, 12]] = np.inf
+    state = buffer.add(buffer.init(items(24)), items(24), mask=place < np.repeat([2, 6, 1], 8), td_errors=td_errors)
+    handles = np.where((np.arange(24) // 8 == 1) & (place < 6), state.ring.period + place, -1)
+    state = buffer.update(state, handles, np.where(place == 5, np.nan, 3.0).astype(np.float32))
     # A rejected TD error at insertion leaves an item the largest priority of all, 2; one of an update changes nothing.
-    expected = {"size": 8, "fill": 0.5, "drawable": 1, "rejected": 4, "updates": 1}
-    expected |= {"total_priority": 5 * 3 + 1 + 2 * 2, "max_priority": 3, "never_updated": 0.25}
+    expected = {"size": 9, "fill": 9 / 24, "drawable": 1, "rejected": 4, "late": 0, "updates": 1}
+    expected |= {"total_priority": 2 * 2 + (5 * 3 + 1) + 2, "max_priority": 3, "never_updated": 3 / 9}
     assert_close(jr.diagnostics(buffer, state, jax.random.key(0)), expected)
-    assert_close(jr.diagnostics(buffer, state, thorough=True), expected | {"updates_per_item": 0.75})
+    assert_close(jr.diagnostics(buffer, state, thorough=True), expected | {"updates_per_item": 6 / 9})
 
 
 @pytest.mark.parametrize("num_shards", [1, 2])

@@ -355,7 +355,7 @@ def test_any_mesh_will_do(kinds):
     buffer = dataclasses.replace(buffer, hindsight=True)
     devices = np.array(jax.devices("cpu")[:4]).reshape(2, 2)
     explicit, automatic = AxisType.Explicit, AxisType.Auto
-    kinds = {"mixed": (automatic, explicit), "explicit": (explicit,) * 2, "automatic": (automatic,) * 2}[kinds]
+    kinds = {"mixed": (explicit, automatic), "explicit": (explicit,) * 2, "automatic": (automatic,) * 2}[kinds]
     sharded = jr.Sharded(buffer=buffer, mesh=Mesh(devices, ("data", "seed"), axis_types=kinds), axis="seed")
 
     @functools.partial(run_once, static_argnums=0)

@@ -50,7 +50,6 @@ REASONS = {
     "test_shared.py::test_a_program_of_one_thread_does_not_hang": "it starts processes; a patched count does the same",
     "test_shared.py::test_an_interrupt_ends_a_program_that_waits": "it starts a process, which is interrupted",
     "test_sharding.py::test_sequences_are_those_of_the_shards_own_streams": SHARDS,
-    "test_sharding.py::test_any_mesh_will_do": "it repeats calls that others make, for each kind of mesh axis",
     "test_storage.py::test_buffers_draw_the_same_from_rows": "the layouts themselves are compared in its file",
     "test_sum_tree.py::test_sampling_law_at_2_24_leaves": DEAR,
     "test_sum_tree.py::test_how_far_the_law_holds": DEAR,

@@ -1,3 +1,4 @@
+import collections
 import dataclasses
 import pathlib
 
@@ -5,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import over_devices, rarely
+from helpers import mesh, over_devices, rarely
+from jax.sharding import Mesh
 
 import jaxreplay as jr
 from jaxreplay import sum_tree
@@ -127,18 +129,30 @@ def test_a_tree_whose_fanout_was_asked_for_keeps_it():
     assert [x.tree for x in found] == [4 * (2 + 4 + 8 + 16 + 32 + 64)] * 2
 
 
+def bytes_by_device(state):
+    """Bytes of a state that each device holds."""
+    found = collections.Counter()
+    for leaf in jax.tree.leaves(state):
+        for shard in leaf.addressable_shards:
+            found[shard.device] += shard.data.nbytes
+    return found
+
+
 def test_shards_take_their_parts():
+    """On every device of the mesh, also along an axis over which the shards are replicated."""
     whole = jr.SequenceBuffer(length=8, num_envs=6, sequence_length=3, sampler=jr.Prioritized())
-    sharded = over_devices(whole, 2)
-    found = jr.memory(sharded, transitions(1, 6))
-    state = sharded.init(transitions(1, 6))
-    on_first = [x.addressable_shards[0].data for x in jax.tree.leaves(state)]
-    assert found.total == sum(x.nbytes for x in on_first)
-    assert found.num_devices == 2
-    assert found.stored["['obs']"].shape == (8, 3, 5)
-    assert "2 devices, each" in str(found)
-    mixed = jr.Mixture(buffers=(sharded, dataclasses.replace(whole, num_envs=2)))
-    assert jr.memory(mixed, transitions(1, 6)).num_devices == 2
+    items = transitions(1, 6)
+    two_axes = Mesh(np.array(jax.devices("cpu")).reshape(4, 2), ("data", "seed"))
+    for of_mesh, axis, num_devices in ((mesh(2), "data", 2), (two_axes, "seed", 8)):
+        sharded = jr.Sharded(buffer=whole, mesh=of_mesh, axis=axis)
+        found = jr.memory(sharded, items)
+        held = bytes_by_device(sharded.init(items))
+        assert set(held.values()) == {found.total}
+        assert found.num_devices == len(held) == num_devices
+        assert found.stored["['obs']"].shape == (8, 3, 5)
+        assert f"{num_devices} devices, each" in str(found)
+        mixed = jr.Mixture(buffers=(sharded, dataclasses.replace(whole, num_envs=2)))
+        assert jr.memory(mixed, items).num_devices == num_devices
     with pytest.raises(ValueError, match="must be a multiple of 2"):
         jr.memory(over_devices(jr.ReplayBuffer(capacity=4), 2), transitions(3))
 

@@ -38,12 +38,14 @@ def twin_of(buffer, state):
     return oracles.ShardedTwin(shards, period, whole.sampler, age_step=num_shards)
 
 
-def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", near_wrap=False, seed=seeds.SEED):
+def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", near_wrap=False, seed=seeds.SEED, backend=None):
+    """`backend`: the state is laid out as there."""
     buffer = jr.ReplayBuffer(capacity=capacity, sampler=twins.SAMPLERS[sampler])
     buffer = buffer if num_shards == 1 else over_devices(buffer, num_shards)
     state, share = buffer.init(items(numbers(0, num_shards))), capacity // num_shards
     first = state.ring.period - 3 * share if near_wrap else 0
     state = state.replace(ring=state.ring.replace(inserted=jnp.full_like(state.ring.inserted, first)))
+    state = state if backend is None else state.on_this_backend(backend)
 
     names, settings = ("replay", capacity, sampler, num_shards, mode), {"mode": mode, "seed": seed}
     return twins.Run(
@@ -58,20 +60,22 @@ def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", near_wrap=Fal
 
 
 @pytest.mark.parametrize(
-    ("capacity", "sampler", "num_shards", "near_wrap"),
+    ("capacity", "sampler", "num_shards", "near_wrap", "backend"),
     [
-        (7, "batch", 1, True),
-        (8, "stored global", 2, True),
-        (6, "distinct", 2, False),
-        *map(rarely, [(9, name, 1, True) for name in twins.SAMPLERS]),
-        *map(rarely, [(12, name, 4, True) for name in twins.SAMPLERS]),
-        rarely((40, "global", 1, False)),
-        rarely((300, "plain", 1, True)),
+        (7, "batch", 1, True, None),
+        (8, "stored global", 2, True, None),
+        (6, "distinct", 2, False, None),
+        (150, "stored global", 1, True, "tpu"),
+        rarely((300, "stored global", 2, True, "tpu")),
+        *map(rarely, [(9, name, 1, True, None) for name in twins.SAMPLERS]),
+        *map(rarely, [(12, name, 4, True, None) for name in twins.SAMPLERS]),
+        rarely((40, "global", 1, False, None)),
+        rarely((300, "plain", 1, True, None)),
     ],
 )
-def test_a_replay_buffer_does_what_its_twin_does(capacity, sampler, num_shards, near_wrap):
+def test_a_replay_buffer_does_what_its_twin_does(capacity, sampler, num_shards, near_wrap, backend):
     sizes = [(capacity, True, True), (2 * num_shards, False, False)]
-    run = random_run(capacity, sampler, sizes, num_shards, near_wrap=near_wrap)
+    run = random_run(capacity, sampler, sizes, num_shards, near_wrap=near_wrap, backend=backend)
     twins.check_happened(run.run(40), twins.least(sampler))
 
 

@@ -101,7 +101,7 @@ def config(length, num_envs, sequence_length, stride=1, windows="any", **flags):
 CONFIGS = {
     "strided": config(11, 2, 3, 2, windows="cut"),  # a slot that is partly overwritten
     "episodes": config(12, 4, 3, windows="episodes", gaps=True, hindsight=True),
-    "inside": config(10, 4, 2, 2, "inside", gaps=True),
+    "inside": config(10, 4, 2, 2, "inside", gaps=True, hindsight=True),
     "cut with gaps": config(9, 2, 3, 2, gaps=True, windows="cut", hindsight=True),
     "episodes without gaps": config(9, 3, 4, windows="episodes"),
     "inside without gaps": config(12, 2, 4, windows="inside", hindsight=True),

@@ -1,3 +1,4 @@
+import dataclasses
 import functools
 
 import chex
@@ -208,6 +209,7 @@ def test_draws_without_replacement_from_shards_with_fewer_items_than_rows(num_sh
 
 
 def test_the_weighted_mean_of_two_items_beside_eight():
+    """And a pass over them, which is as long as the shard of eight needs."""
     sharded = over_devices(jr.ReplayBuffer(capacity=16, sampler=jr.Uniform(replacement=False)), 2)
     values = np.where(np.arange(16) < 8, 100.0, 1.0).astype(np.float32)
     state = sharded.add(sharded.init(values), values, mask=np.arange(16) >= 6)
@@ -215,6 +217,30 @@ def test_the_weighted_mean_of_two_items_beside_eight():
     weighted = np.asarray(sample.weights * sample.items)
     assert np.mean(weighted) == pytest.approx(20.8)
     assert np.sum(weighted) / np.sum(sample.weights) == pytest.approx(20.8)
+    assert not sharded.is_full(state)  # only one shard is
+    assert sharded.num_batches(state, 6) == 3
+    drawn = np.stack([sharded.epoch(state, jax.random.key(0), 6, step=k).indices for k in range(4)]).reshape(4, 2, 3)
+    np.testing.assert_array_equal(np.sum(drawn >= 0, axis=-1), [[2, 3], [0, 3], [0, 2], [0, 0]])
+    assert len(set(drawn[drawn >= 0])) == 10
+
+
+def test_shards_with_equal_contents_draw_unlike_except_systematically():
+    """A systematic draw has one random number for all shards; passes and later steps do not share theirs."""
+    for stratified, kinds in ((True, [4, 4, 4]), ("systematic", [1, 4, 4])):
+        sampler = jr.Prioritized(stratified=stratified)
+        buffer = jr.SequenceBuffer(length=16, num_envs=4, sequence_length=2, sampler=sampler, hindsight=True)
+        sharded, steps = over_devices(buffer, 4), np.zeros((16, 4), np.float32)
+
+        @run_once
+        def draw(key, sharded=sharded, steps=steps):
+            state = sharded.add(sharded.init(steps), steps)
+            period = state.ring.period
+            sample, epoch = sharded.sample(state, key, 32), sharded.epoch(state, key, 32, step=0)
+            _, later = sharded.later(state, key, np.repeat(np.arange(4) * period, 8))  # of the oldest sequences
+            return sample.indices % period, epoch.indices % period, later
+
+        found = [np.reshape(rows, (4, 8)) for rows in draw(jax.random.key(0))]
+        assert [len(np.unique(rows, axis=0)) for rows in found] == kinds
 
 
 @pytest.mark.parametrize("num_shards", [*map(rarely, [2, 4])])
@@ -311,18 +337,40 @@ def test_weights_and_handles_go_into_a_transition_batch():
     np.testing.assert_array_equal(sample.items.idx, sample.indices)
 
 
+def look_ups(buffer, state, key):
+    """What every method returns that takes rows of a batch, or returns them; `state` holds two shards."""
+    newest = buffer.newest(state, 4)
+    state = buffer.set(state, newest, {"id": None, "x": np.ones((4, 3, 2), np.float32)})
+    methods = buffer.get, buffer.slots, buffer.priorities, buffer.age
+    seen = [method(state, newest) for method in methods]
+    handles = buffer.handles(state, seen[1])
+    return newest, state, seen, handles, buffer.epoch(state, key, 4, step=0), buffer.later(state, key, newest)
+
+
 @pytest.mark.versions
-@pytest.mark.parametrize("kind", list(map(rarely, [AxisType.Explicit, AxisType.Auto])), ids=str)
-def test_any_mesh_will_do(kind):
-    """Axes of both kinds, beside another axis, and arguments wherever they lie."""
+@pytest.mark.parametrize("kinds", ["mixed", *map(rarely, ["explicit", "automatic"])])
+def test_any_mesh_will_do(kinds):
+    """Axes of both kinds, beside another axis with the usual name, and arguments wherever they lie."""
     buffer, batch = BUFFERS["sequence"]
-    devices = np.array(jax.devices("cpu")).reshape(4, 2)
-    expected, samples = run_once(functools.partial(run, over_devices(buffer, 2), batch))(jax.random.key(0))
-    sharded = jr.Sharded(buffer=buffer, mesh=Mesh(devices, ("model", "seed"), axis_types=(kind,) * 2), axis="seed")
-    found, found_samples = run_once(functools.partial(run, sharded, batch))(jax.random.key(0))
-    chex.assert_trees_all_close(jax.device_get((found, found_samples)), jax.device_get((expected, samples)), rtol=1e-6)
+    buffer = dataclasses.replace(buffer, hindsight=True)
+    devices = np.array(jax.devices("cpu")[:4]).reshape(2, 2)
+    explicit, automatic = AxisType.Explicit, AxisType.Auto
+    kinds = {"mixed": (explicit, automatic), "explicit": (explicit,) * 2, "automatic": (automatic,) * 2}[kinds]
+    sharded = jr.Sharded(buffer=buffer, mesh=Mesh(devices, ("data", "seed"), axis_types=kinds), axis="seed")
+
+    @functools.partial(run_once, static_argnums=0)
+    def use(buffer, key):
+        state, samples = run(buffer, batch, key, steps=3)
+        return state, samples, look_ups(buffer, state, key)
+
+    found, expected = (use(x, jax.random.key(0)) for x in (sharded, over_devices(buffer, 2)))
+    chex.assert_trees_all_close(jax.device_get(found), jax.device_get(expected), rtol=1e-6)
+    shards, rows = (NamedSharding(sharded.mesh, PartitionSpec(*axes)) for axes in (("seed",), (None, "seed")))
+    assert (sharded.state_sharding, sharded.items_sharding) == (shards, rows)
+    for leaf in jax.tree.leaves((found[0], found[2])):
+        assert leaf.sharding.is_equivalent_to(shards, leaf.ndim)
     state = sharded.init(jax.eval_shape(batch, 0))
-    for layout in (PartitionSpec(), PartitionSpec(None, "seed"), PartitionSpec(None, "model")):
+    for layout in (PartitionSpec(), PartitionSpec(None, "seed"), PartitionSpec(None, "data")):
         rows = jax.device_put(batch(0), NamedSharding(sharded.mesh, layout))
         state = sharded.add(state, rows, ends=np.zeros((3, 8), bool))
         sample = sharded.sample(state, jax.random.key(1), 4, beta=jnp.float32(0.5))

@@ -244,10 +244,66 @@ def test_draws_from_shards_match_the_twin(counts):
     law = np.asarray(sample.probabilities)[drawn] * 2 / np.count_nonzero(counts)
     priorities = td_errors[np.asarray(sample.items["id"])[drawn]] + 1e-6
     expected = oracles.diagnostics(law, np.asarray(sample.age)[drawn], priorities, sum(counts), 1)
-    weights = np.asarray(sample.weights, np.float64)
+    masses = (td_errors.astype(np.float64) + 1e-6) ** ALPHA * (np.arange(40) % 20 < np.repeat(counts, 20))
+    law = masses.reshape(2, 20) / np.maximum(masses.reshape(2, 20).sum(axis=1, keepdims=True), 1e-9) / 2
+    weights = law.reshape(-1)[np.asarray(sample.items["id"])[drawn]] ** -0.4  # beta is 0.4
     expected["draws/effective_sample_size"] = weights.sum() ** 2 / np.sum(weights**2)
     assert_close(found, expected)
     assert len(np.unique(priorities)) > 5
+    exact = oracles.thorough_diagnostics((masses[masses > 0] ** (1 / ALPHA)).tolist(), ALPHA)
+    law = np.sort(law[law > 0])[::-1] / law.sum()  # not that of one tree
+    for name, part in (("top_1pct_mass", 0.01), ("top_10pct_mass", 0.1)):
+        exact[name] = np.interp(part * len(law), np.arange(len(law) + 1), np.append(0, np.cumsum(law)))
+    assert_close(jr.diagnostics(buffer, state, thorough=True), exact)
+
+
+def test_counts_of_a_partly_filled_buffer_are_of_its_items():
+    """All stored items are updated; the rest of the storage is not counted."""
+    buffer = jr.ReplayBuffer(capacity=12, sampler=jr.Uniform(count_updates=True), donate=False)
+    state = buffer.add(buffer.init(items(8)), items(8), mask=np.arange(8) < 5)
+    for handles, never in ((np.arange(8), 0.0), (np.arange(8) % 3, 0.4)):
+        updated = buffer.update(state, handles, np.ones(8))
+        exact = jr.diagnostics(buffer, updated, thorough=True)
+        assert_close(
+            exact, {"size": 5, "fill": 5 / 12, "never_updated": never, "updates_per_item": (5 + 3 * (never > 0)) / 5}
+        )
+        drawn = jr.diagnostics(buffer, updated, jax.random.key(0))["never_updated"]
+        np.testing.assert_allclose(drawn, never, atol=0.15 * (never > 0))  # five deviations of 256 draws
+
+
+def test_counts_of_shards_are_sums_over_all():
+    """Of shards of 2, 6 and 1 items, of which those of the second are updated."""
+    sampler = jr.Prioritized(alpha=1.0, epsilon=0.0, count_updates=True)
+    buffer = over_devices(jr.ReplayBuffer(capacity=24, sampler=sampler, donate=False), 3)
+    place, td_errors = np.arange(24) % 8, np.repeat(np.float32([2, 1, 2]), 8)
+    td_errors[[0, 8, 12]] = np.inf
+    state = buffer.add(buffer.init(items(24)), items(24), mask=place < np.repeat([2, 6, 1], 8), td_errors=td_errors)
+    handles = np.where((np.arange(24) // 8 == 1) & (place < 6), state.ring.period + place, -1)
+    state = buffer.update(state, handles, np.where(place == 5, np.nan, 3.0).astype(np.float32))
+    # A rejected TD error at insertion leaves an item the largest priority of all, 2; one of an update changes nothing.
+    expected = {"size": 9, "fill": 9 / 24, "drawable": 1, "rejected": 4, "late": 0, "updates": 1}
+    expected |= {"total_priority": 2 * 2 + (5 * 3 + 1) + 2, "max_priority": 3, "never_updated": 3 / 9}
+    assert_close(jr.diagnostics(buffer, state, jax.random.key(0)), expected)
+    assert_close(jr.diagnostics(buffer, state, thorough=True), expected | {"updates_per_item": 6 / 9})
+
+
+@pytest.mark.parametrize("num_shards", [1, 2])
+def test_the_drawable_share_of_sequences(num_shards):
+    """Those of the complete sequences that may be drawn, before and after the buffer is full."""
+    kind = {"length": 10, "num_envs": 4, "sequence_length": 3, "stride": 2}
+    buffer = jr.SequenceBuffer(**kind, windows="inside", donate=False)
+    inside, whole = (oracles.SequenceTwin(*kind.values(), windows) for windows in ("inside", "any"))
+    buffer = buffer if num_shards == 1 else over_devices(buffer, num_shards)
+    state, rng = buffer.init(np.zeros((5, 4), np.int32)), seeds.rng(0)
+    for stored in (5, 10, 10):
+        rows, ends = np.zeros((5, 4), np.int32), rng.random((5, 4)) < [0.05, 0.1, 0.5, 0.4]
+        state = buffer.add(state, rows, ends=ends)
+        inside.add(rows, ends), whole.add(rows, ends)
+        expected = len(inside.handles) / len(whole.handles)
+        assert 0 < expected < 1
+        assert_close(
+            jr.diagnostics(buffer, state), {"size": len(inside.handles), "fill": stored / 10, "drawable": expected}
+        )
 
 
 def test_all_items_of_shards_without_priorities_are_drawn_evenly_in_each():

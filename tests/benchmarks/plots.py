@@ -9,7 +9,13 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from settings import power
 
-COLOURS = {BASE: "tab:blue", "flashbax": "tab:orange", "flashbax flat": "tab:olive", "naive": "tab:gray"}
+COLOURS = {
+    BASE: "tab:blue",
+    "flashbax": "tab:orange",
+    "flashbax flat": "tab:olive",
+    "flashbax ordered": "tab:red",
+    "naive": "tab:gray",
+}
 COLOURS |= {"cpprb": "tab:green", "torchrl": "tab:purple", "dopamine": "tab:brown", "brax": "tab:cyan"}
 
 
@@ -38,7 +44,7 @@ def _peers(rows: list[dict]) -> Figure | None:
         return None
     figure = Figure(figsize=(6.4, 3.6), layout="constrained")
     axes = figure.subplots()
-    for name in (BASE, "flashbax", "cpprb", "torchrl"):
+    for name in (BASE, "flashbax", "flashbax ordered", "cpprb", "torchrl"):
         times = _times(rows, name)
         if times:
             sizes, us = zip(*times, strict=True)
@@ -82,7 +88,8 @@ def _ratio(rows: list[dict]) -> Figure | None:
                 low, high = [x["p10"] for x in ratios], [x["p90"] for x in ratios]
                 axes.fill_between(sizes, low, high, color=colour, alpha=0.15, linewidth=0)
         axes.axhspan(0.01, 1, color="gray", alpha=0.15)
-        axes.set(ylim=(0.5, 8), xticks=sorted({row["capacity"] for row in rows}))
+        axes.set_ylim(bottom=0.5)
+        axes.set(xticks=sorted({row["capacity"] for row in rows}))
     figure.supxlabel("capacity")
     figure.supylabel("flashbax's time / jaxreplay's")
     _legend(figure, "median, 10th to 90th percentile; gray: flashbax is faster")

@@ -13,7 +13,6 @@ from oracles import TasksTwin
 from scipy import stats
 
 import jaxreplay as jr
-from jaxreplay.tasks import _scores
 
 N, GROUPS, ROLLOUTS, STEPS = 11, 6, 4, 25
 
@@ -111,25 +110,63 @@ def test_law_of_the_draw(exploration):
     np.testing.assert_allclose(tasks.probabilities(state), law, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("successes", "failures"), [(1, 1), (0.3, 2), (5, 1), (80, 20)])
-def test_law_of_beta_variates(successes, failures):
-    shape = (100_000,)
-    rates = _scores.beta_variates(seeds.key("beta", successes), jnp.full(shape, successes), jnp.full(shape, failures))
-    assert stats.kstest(np.asarray(rates), stats.beta(successes, failures).cdf).pvalue > 1e-4
+NO_PRIOR = [(0, 4), (4, 0), (0, 0)]  # as if rounding lost it
+BETAS = [(1e-3, 1e-3), (0.01, 0.01), (1e-3, 1), (1, 1e-3), (0.02, 0.05), (0.3, 2)]
+BETAS += [(0.5, 0.5), (1, 1), (2, 3), (1, 0.05), (20.01, 80.01), (5e5, 2e5)]
 
 
-@pytest.mark.parametrize("exploration", [0.0, 0.3])
-def test_law_of_thompson_draws(exploration):
-    """Against winners that NumPy draws: of three candidates, the rate nearest to a half."""
-    tasks = jr.Tasks(num_tasks=4, score=jr.Thompson(candidates=3), exploration=exploration)
+@jax.jit
+def drawn_rates(key, successes, trials):
+    """The success rates that a Thompson draw compares."""
+    seen = []
+    jr.Thompson(score=lambda rates, ones, age: seen.append(rates) or rates).winner(key, successes, trials, 0)
+    return seen[0]
+
+
+@pytest.mark.law
+def test_law_of_drawn_success_rates():
+    """Against the exact distribution, rounded to float32, in which a number below 2^-126 is 0."""
+    size, smallest = 50_000, 2.0**-126
+    successes, failures = (np.repeat(np.float32(x)[:, None], size, axis=1) for x in zip(*BETAS, *NO_PRIOR, strict=True))
+    trials = successes + failures
+    rates = np.asarray(drawn_rates(seeds.key("rates"), successes, trials))
+    assert np.all((rates >= 0) & (rates <= 1))
+    rates = np.where(rates < smallest, 0, rates)
+    assert [set(row) for row in rates[-3:]] == [{0}, {1}, {0, 1}]
+    for row, a, b in zip(rates[:-3], successes[:-3, 0], (trials - successes)[:-3, 0], strict=True):
+        beta = stats.beta(float(a), float(b))
+        found, counts = np.unique(row, return_counts=True)
+        ends = (found + np.nextafter(found, np.float32(2)).astype(float)) / 2  # of what is rounded to these
+        ends = np.where(found == 0, smallest, np.minimum(ends, 1))
+        distance = np.abs(np.cumsum(counts) / size - beta.cdf(ends)).max()
+        assert stats.kstwo.sf(distance, size) > 1e-5, (a, b)
+        shares = {
+            0.0: beta.cdf(smallest),
+            1.0: beta.sf(1 - 2**-25),
+            0.5: beta.cdf(0.5 + 2**-25) - beta.cdf(0.5 - 2**-26),
+        }
+        for rate, share in shares.items():
+            assert stats.binomtest(int(np.sum(row == rate)), size, share).pvalue > 1e-6, (a, b, rate)
+        if beta.ppf(1e-5) > 1e-20:  # a proposal that should not have been accepted may be far out
+            assert stats.binomtest(int(np.sum(row < beta.ppf(1e-5))), size, 1e-5).pvalue > 1e-6, (a, b)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize(("exploration", "prior"), [(0.0, 1.0), (0.3, 0.01)])
+def test_law_of_thompson_draws(exploration, prior):
+    """Against winners that NumPy draws: of three candidates, the rate nearest to a half. Task 2 was never tried."""
+    tasks = jr.Tasks(num_tasks=4, prior=(prior, prior), score=jr.Thompson(candidates=3), exploration=exploration)
     rewards = np.array([[1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]], np.float32)
-    state, _ = tasks.update(tasks.init(), np.arange(4), rewards)
+    tried = np.arange(4) != 2
+    state, _ = tasks.update(tasks.init(), np.arange(4), rewards, mask=tried)
     size = 60_000
     drawn, ok = tasks.sample(state, seeds.key("thompson", exploration), size)
     rng = seeds.rng("thompson", exploration)
     candidates = rng.integers(0, 4, (size, 3))
-    rates = rng.beta(1 + rewards.sum(1)[candidates], 1 + 6 - rewards.sum(1)[candidates])
-    best = np.abs(rates - 0.5).argmin(1)
+    won, lost = rewards.sum(1), np.where(tried, 6 - rewards.sum(1), 0)
+    rates = rng.beta(prior + won[candidates], prior + lost[candidates]).astype(np.float32)
+    rates = np.where(rates < 2.0**-126, np.float32(0), rates)
+    best = (rates * (1 - rates)).argmax(1)
     best = np.where(rng.random(size) < exploration, 0, best)
     expected = np.take_along_axis(candidates, best[:, None], 1)[:, 0]
     table = [np.bincount(x, minlength=4) for x in (drawn, expected)]

@@ -2,7 +2,8 @@
 
 A score is a plain function `(successes, trials, age) -> float32 [B]`. `successes` and `trials` are float32 [B] and
 include the prior, so `successes / trials` is the mean of the Beta posterior of the task's success rate. `age` is
-int32 [B], the number of updates since the task's latest group.
+int32 [B], the number of updates since the task's latest group: 0 if the latest update had one. A task without a group
+has the age of a task whose only group was in the first update.
 """
 
 import dataclasses

@@ -68,7 +68,7 @@ def test_tasks_do_what_their_twin_does(way, decay):
             happened["rejected"] += twin.rejected - before
             happened["twice"] += len(groups[0]) - len(set(groups[0].tolist()))
         check(state, twin)
-        # Every task was scored in the last update, whose number was one less.
+        # Every task was scored in the last update.
         counts, age = twin.counts(np.arange(N)), np.asarray(twin.updates - 1 - twin.last)
         scores = np.asarray(mean(*counts, age))
         np.testing.assert_allclose(jr.sum_tree.leaves(state.tree), scores, rtol=1e-6)
@@ -92,6 +92,30 @@ def test_tasks_are_scored_anew_in_turn():
         [4, 4, 5, 5, 1],
         [4, 4, 5, 5, 1],
     ]
+
+
+def test_ages_count_from_the_latest_update_that_had_a_group():
+    """However they are read: in an update, a remap or a Thompson draw, and after an update without a group."""
+
+    def one_more(successes, trials, age):
+        return 1 + age.astype(jnp.float32)
+
+    by_age, by_rate = jr.Tasks(num_tasks=3, score=one_more, refresh=3, donate=False), jr.Tasks(num_tasks=3)
+    second = jr.Tasks(num_tasks=3, score=jr.Thompson(candidates=40, score=lambda rates, ones, age: -jnp.abs(age - 1)))
+    state, other, one = by_age.init(), by_rate.init(), np.ones((1, 1))
+    seen = []
+    for task in (0, 9, 1, 9, 2, 1, 9):
+        state, _ = by_age.update(state, np.array([task]), one)
+        other, _ = by_rate.update(other, np.array([task]), one)
+        seen.append(jr.sum_tree.leaves(state.tree).tolist())
+        for tasks, its in ((by_age, state), (by_rate, other)):
+            moved = tasks.remap(its, "abc", "abc")
+            np.testing.assert_array_equal(jr.sum_tree.leaves(moved.tree), jr.sum_tree.leaves(its.tree))
+    assert seen == [[1, 1, 1], [1, 1, 1], [2, 1, 2], [2, 1, 2], [3, 2, 1], [4, 1, 2], [4, 1, 2]]
+    assert jr.sum_tree.leaves(by_age.remap(state, "abc", "cxa").tree).tolist() == [2, 4, 4]  # x has no group
+    assert jr.sum_tree.leaves(by_age.remap(by_age.init(), "abc", "abc").tree).tolist() == [1, 1, 1]
+    drawn, _ = second.sample(state, seeds.key("ages"), 20)
+    assert set(drawn.tolist()) == {2}  # of age 1; draws without such a candidate have a chance of 2e-6
 
 
 @pytest.mark.parametrize("exploration", [0.0, 0.4])

@@ -199,9 +199,9 @@ def test_when_to_replay():
     assert not np.any(decide(state, keys))
     state, _ = levels.insert(state, np.arange(1), np.ones(1))
     assert stats.binomtest(int(np.sum(decide(state, keys))), 4_000, 0.25).pvalue > 1e-4
-    tenth = jr.Levels(capacity=30, min_filled=0.1, replay_probability=1.0)
-    state, _ = tenth.insert(tenth.init(0), np.arange(3), np.ones(3))
-    assert tenth.replay(state, keys[0])  # 0.1 * 30 > 3 in floating point
+    part = jr.Levels(capacity=25, min_filled=0.28, replay_probability=1.0)
+    state, _ = part.insert(part.init(0), np.arange(7), np.ones(7))
+    assert part.replay(state, keys[0])  # 0.28 * 25 > 7 in floating point
     assert not jr.Levels(capacity=4, min_filled=0.0, replay_probability=1.0).replay(levels.init(0), keys[0])
 
 

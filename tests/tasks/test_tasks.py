@@ -238,6 +238,29 @@ def test_counts_stay_exact_after_many_trials():
     assert state.successes.tolist() == [2.0**19 + 8, 2.0**20 + 4]
 
 
+@pytest.mark.parametrize("like", [np.asarray, jnp.asarray])
+def test_the_padding_of_eager_updates_counts_for_nothing(like):
+    """Three groups of three rollouts are padded to four of four, on the host or on the device."""
+    tasks = jr.Tasks(num_tasks=3, donate=False)
+    numbers, rewards = like(np.array([1, 2, 1])), like(np.array([[1, 1, 1], [1, 0, 0], [0, 0, 0]], np.float32))
+    for mask, trials in ((None, [0, 6, 3]), ([True, True, False], [0, 3, 3]), (np.eye(3) > 0, [0, 2, 1])):
+        state, kept = tasks.update(tasks.init(), numbers, rewards, mask=None if mask is None else like(mask))
+        assert state.trials.tolist() == trials
+        assert kept.tolist() == ([True, True, False] if np.ndim(mask) == 1 else [True] * 3)
+        assert (int(state.updates), int(state.rejected)) == (1, 0)
+    state, kept = tasks.update(state, like(np.array([0, 1, 2])), rewards, mask=like(np.zeros(3, bool)))
+    assert (kept.tolist(), int(state.updates), int(state.rejected)) == ([False] * 3, 1, 0)
+
+
+def test_counters_saturate():
+    tasks, most = jr.Tasks(num_tasks=2), 2**31 - 1
+    state = dataclasses.replace(tasks.init(), updates=jnp.int32(most - 1), rejected=jnp.int32(most - 1))
+    for last in (most - 1, most):
+        state, _ = tasks.update(state, np.array([0, 5, -1]), np.ones((3, 4)))
+        assert (int(state.updates), int(state.rejected)) == (most, most)
+        assert state.last.tolist() == [last, 0]
+
+
 def test_a_state_for_another_list_of_tasks():
     old, new = jr.Tasks(num_tasks=3, score=jr.uncertainty), jr.Tasks(num_tasks=4)
     state, _ = old.update(old.init(), np.array([0, 2]), np.array([[1, 1], [0, 1]]))
@@ -258,6 +281,12 @@ def test_states_are_saved_and_restored(tmp_path):
     jr.save(tmp_path / "x", tasks, state)
     jax.tree.map(np.testing.assert_array_equal, jr.restore(tmp_path / "x", tasks), state)
     assert jr.memory(tasks).total >= 5 * 16
+    numbers = tasks.metrics(state)
+    np.testing.assert_allclose(numbers["perplexity"], 1, rtol=1e-6)  # each task's rate is a half
+    assert (float(numbers["tried"]), float(numbers["success"])) == (np.float32(0.2), 0.5)
+    state, _ = tasks.update(state, np.array([2]), np.array([[1.0, 1.0]]))
+    law = np.array([4, 4, 3, 4, 4]) / 19  # 3/4 1/4, of 1/2 1/2
+    np.testing.assert_allclose(tasks.metrics(state)["perplexity"], np.prod(law**-law) / 5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

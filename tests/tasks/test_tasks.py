@@ -248,7 +248,7 @@ def test_the_padding_of_eager_updates_counts_for_nothing(like):
         assert state.trials.tolist() == trials
         assert kept.tolist() == ([True, True, False] if np.ndim(mask) == 1 else [True] * 3)
         assert (int(state.updates), int(state.rejected)) == (1, 0)
-    state, kept = tasks.update(state, like(np.array([0, 1, 2])), rewards, mask=like(np.zeros(3, bool)))
+    state, kept = tasks.update(state, like(np.array([0, 9, -1])), rewards, mask=like(np.zeros(3, bool)))
     assert (kept.tolist(), int(state.updates), int(state.rejected)) == ([False] * 3, 1, 0)
 
 

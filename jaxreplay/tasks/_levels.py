@@ -320,7 +320,7 @@ class Levels:
         """
         self._check_state(state)
         check_key(key)
-        least = math.ceil(round(self.min_filled * self.capacity, 6))  # 3 of 30 for 0.1, in spite of rounding
+        least = math.ceil(round(self.min_filled * self.capacity, 6))  # 7 of 25 for 0.28, in spite of rounding
         return (state.size >= max(least, 1)) & (jax.random.uniform(key) < self.replay_probability)
 
     @jit_method()

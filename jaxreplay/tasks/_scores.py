@@ -2,7 +2,8 @@
 
 A score is a plain function `(successes, trials, age) -> float32 [B]`. `successes` and `trials` are float32 [B] and
 include the prior, so `successes / trials` is the mean of the Beta posterior of the task's success rate. `age` is
-int32 [B], the number of updates since the task's latest group.
+int32 [B], the number of updates since the task's latest group: 0 if the latest update had one. A task without a group
+has the age of a task whose only group was in the first update.
 """
 
 import dataclasses
@@ -132,13 +133,17 @@ def beta_variates(key: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     """Random rates with Beta(a, b) distributions, float32 of the shape of `a` and `b`; no loop.
 
     A Beta variate is x / (x + y) for Gamma variates x and y with shapes a and b. These are drawn by the method of
-    Marsaglia and Tsang 2000 (A Simple Method for Generating Gamma Variables) with a fixed number of proposals.
+    Marsaglia and Tsang 2000 (A Simple Method for Generating Gamma Variables) with a fixed number of proposals. For
+    small shapes neither fits in a float32, so the rate is computed from their logarithms. It is 0 or 1 where float32
+    has no nearer number; rates below 2^-126 may be 0.
     """
-    x, y = _gamma_variates(key, jnp.stack([a, b]))
-    return jnp.where(x + y > 0, x / (x + y), 0.5)
+    x, y = _log_gamma_variates(key, jnp.stack([a, b]))
+    ratio = jnp.exp(-jnp.abs(x - y))  # of the smaller variate to the larger
+    rate = ratio / (1 + ratio)
+    return jnp.where(x > y, 1 - rate, rate)
 
 
-def _gamma_variates(key: jax.Array, shape: jax.Array) -> jax.Array:
+def _log_gamma_variates(key: jax.Array, shape: jax.Array) -> jax.Array:
     normal_key, accept_key, small_key = jax.random.split(key, 3)
     d = jnp.where(shape < 1, shape + 1, shape)[None] - 1 / 3  # section 6 of the paper, for shapes below 1
     normal = jax.random.normal(normal_key, (ROUNDS, *shape.shape), jnp.float32)
@@ -147,6 +152,7 @@ def _gamma_variates(key: jax.Array, shape: jax.Array) -> jax.Array:
     positive = jnp.maximum(v, 1e-30)
     accepted = (v > 0) & (jnp.log(uniform) < normal**2 / 2 + d * (1 - positive + jnp.log(positive)))
     first = jnp.argmax(accepted, axis=0, keepdims=True)  # the first proposal, if none is accepted
-    found = (d * jnp.take_along_axis(positive, first, axis=0))[0]
-    small = jax.random.uniform(small_key, shape.shape, jnp.float32, minval=1e-30) ** (1 / shape)
-    return jnp.where(shape < 1, found * small, found)
+    found = jnp.log(d * jnp.take_along_axis(positive, first, axis=0))[0]
+    # A shape of 0, where rounding lost a small prior, is a very small one.
+    small = jax.random.exponential(small_key, shape.shape, jnp.float32) / jnp.maximum(shape, 1e-30)
+    return jnp.where(shape < 1, found - small, found)

@@ -242,20 +242,20 @@ class Tasks:
             return counts.at[target].set(scaled, mode="drop").at[target].add(more, mode="drop")
 
         successes, trials = counted(state.successes, total), counted(state.trials, rollouts)
+        before = state.updates
         state = dataclasses.replace(
             state,
             successes=successes,
             trials=trials,
-            last=state.last.at[target].set(state.updates, mode="drop"),
+            last=state.last.at[target].set(before, mode="drop"),
+            updates=saturating_add(before, jnp.any(known).astype(jnp.int32)),
             rejected=rejected,
         )
         scored = target
         if self.refresh:
-            turn = (state.updates % -(-self.num_tasks // self.refresh)) * self.refresh
+            turn = (before % -(-self.num_tasks // self.refresh)) * self.refresh
             scored = jnp.concatenate([target, turn + jnp.arange(self.refresh, dtype=jnp.int32)])
-        state = self._scored(state, scored)
-        updates = saturating_add(state.updates, jnp.any(known).astype(jnp.int32))
-        return dataclasses.replace(state, updates=updates), kept
+        return self._scored(state, scored), kept
 
     def _scored(self, state: TasksState, tasks: jax.Array) -> TasksState:
         """The state with the scores of `tasks` (int32 [B]; those outside [0, N) are ignored) in the tree."""
@@ -270,7 +270,8 @@ class Tasks:
             return values.at[tasks].get(mode="fill", fill_value=0)
 
         won, lost = self.prior
-        return of(state.successes) + won, of(state.trials) + (won + lost), state.updates - of(state.last)
+        age = jnp.maximum(state.updates - 1 - of(state.last), 0)  # 0 of all before the first update
+        return of(state.successes) + won, of(state.trials) + (won + lost), age
 
     @jit_method()
     def success_rates(self, state: TasksState) -> jax.Array:
@@ -329,8 +330,8 @@ class Tasks:
     def remap(self, state: TasksState, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable]) -> TasksState:
         """Convert a state to another list of tasks, or another configuration.
 
-        A task keeps its counts and its age. If a key occurs more than once, its first old task becomes its first new
-        one, and so on. Costs O(N).
+        A task keeps its counts and its age, and all tasks are scored anew. If a key occurs more than once, its first
+        old task becomes its first new one, and so on. Costs O(N).
 
         Args:
           state: from any configuration, for tasks with `old_keys`.

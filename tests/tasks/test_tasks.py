@@ -13,7 +13,6 @@ from oracles import TasksTwin
 from scipy import stats
 
 import jaxreplay as jr
-from jaxreplay.tasks import _scores
 
 N, GROUPS, ROLLOUTS, STEPS = 11, 6, 4, 25
 
@@ -69,7 +68,7 @@ def test_tasks_do_what_their_twin_does(way, decay):
             happened["rejected"] += twin.rejected - before
             happened["twice"] += len(groups[0]) - len(set(groups[0].tolist()))
         check(state, twin)
-        # Every task was scored in the last update, whose number was one less.
+        # Every task was scored in the last update.
         counts, age = twin.counts(np.arange(N)), np.asarray(twin.updates - 1 - twin.last)
         scores = np.asarray(mean(*counts, age))
         np.testing.assert_allclose(jr.sum_tree.leaves(state.tree), scores, rtol=1e-6)
@@ -95,6 +94,30 @@ def test_tasks_are_scored_anew_in_turn():
     ]
 
 
+def test_ages_count_from_the_latest_update_that_had_a_group():
+    """However they are read: in an update, a remap or a Thompson draw, and after an update without a group."""
+
+    def one_more(successes, trials, age):
+        return 1 + age.astype(jnp.float32)
+
+    by_age, by_rate = jr.Tasks(num_tasks=3, score=one_more, refresh=3, donate=False), jr.Tasks(num_tasks=3)
+    second = jr.Tasks(num_tasks=3, score=jr.Thompson(candidates=40, score=lambda rates, ones, age: -jnp.abs(age - 1)))
+    state, other, one = by_age.init(), by_rate.init(), np.ones((1, 1))
+    seen = []
+    for task in (0, 9, 1, 9, 2, 1, 9):
+        state, _ = by_age.update(state, np.array([task]), one)
+        other, _ = by_rate.update(other, np.array([task]), one)
+        seen.append(jr.sum_tree.leaves(state.tree).tolist())
+        for tasks, its in ((by_age, state), (by_rate, other)):
+            moved = tasks.remap(its, "abc", "abc")
+            np.testing.assert_array_equal(jr.sum_tree.leaves(moved.tree), jr.sum_tree.leaves(its.tree))
+    assert seen == [[1, 1, 1], [1, 1, 1], [2, 1, 2], [2, 1, 2], [3, 2, 1], [4, 1, 2], [4, 1, 2]]
+    assert jr.sum_tree.leaves(by_age.remap(state, "abc", "cxa").tree).tolist() == [2, 4, 4]  # x has no group
+    assert jr.sum_tree.leaves(by_age.remap(by_age.init(), "abc", "abc").tree).tolist() == [1, 1, 1]
+    drawn, _ = second.sample(state, seeds.key("ages"), 20)
+    assert set(drawn.tolist()) == {2}  # of age 1; draws without such a candidate have a chance of 2e-6
+
+
 @pytest.mark.parametrize("exploration", [0.0, 0.4])
 def test_law_of_the_draw(exploration):
     tasks = jr.Tasks(num_tasks=N, exploration=exploration)
@@ -111,25 +134,63 @@ def test_law_of_the_draw(exploration):
     np.testing.assert_allclose(tasks.probabilities(state), law, rtol=1e-5)
 
 
-@pytest.mark.parametrize(("successes", "failures"), [(1, 1), (0.3, 2), (5, 1), (80, 20)])
-def test_law_of_beta_variates(successes, failures):
-    shape = (100_000,)
-    rates = _scores.beta_variates(seeds.key("beta", successes), jnp.full(shape, successes), jnp.full(shape, failures))
-    assert stats.kstest(np.asarray(rates), stats.beta(successes, failures).cdf).pvalue > 1e-4
+NO_PRIOR = [(0, 4), (4, 0), (0, 0)]  # as if rounding lost it
+BETAS = [(1e-3, 1e-3), (0.01, 0.01), (1e-3, 1), (1, 1e-3), (0.02, 0.05), (0.3, 2)]
+BETAS += [(0.5, 0.5), (1, 1), (2, 3), (1, 0.05), (20.01, 80.01), (5e5, 2e5)]
 
 
-@pytest.mark.parametrize("exploration", [0.0, 0.3])
-def test_law_of_thompson_draws(exploration):
-    """Against winners that NumPy draws: of three candidates, the rate nearest to a half."""
-    tasks = jr.Tasks(num_tasks=4, score=jr.Thompson(candidates=3), exploration=exploration)
+@jax.jit
+def drawn_rates(key, successes, trials):
+    """The success rates that a Thompson draw compares."""
+    seen = []
+    jr.Thompson(score=lambda rates, ones, age: seen.append(rates) or rates).winner(key, successes, trials, 0)
+    return seen[0]
+
+
+@pytest.mark.law
+def test_law_of_drawn_success_rates():
+    """Against the exact distribution, rounded to float32, in which a number below 2^-126 is 0."""
+    size, smallest = 50_000, 2.0**-126
+    successes, failures = (np.repeat(np.float32(x)[:, None], size, axis=1) for x in zip(*BETAS, *NO_PRIOR, strict=True))
+    trials = successes + failures
+    rates = np.asarray(drawn_rates(seeds.key("rates"), successes, trials))
+    assert np.all((rates >= 0) & (rates <= 1))
+    rates = np.where(rates < smallest, 0, rates)
+    assert [set(row) for row in rates[-3:]] == [{0}, {1}, {0, 1}]
+    for row, a, b in zip(rates[:-3], successes[:-3, 0], (trials - successes)[:-3, 0], strict=True):
+        beta = stats.beta(float(a), float(b))
+        found, counts = np.unique(row, return_counts=True)
+        ends = (found + np.nextafter(found, np.float32(2)).astype(float)) / 2  # of what is rounded to these
+        ends = np.where(found == 0, smallest, np.minimum(ends, 1))
+        distance = np.abs(np.cumsum(counts) / size - beta.cdf(ends)).max()
+        assert stats.kstwo.sf(distance, size) > 1e-5, (a, b)
+        shares = {
+            0.0: beta.cdf(smallest),
+            1.0: beta.sf(1 - 2**-25),
+            0.5: beta.cdf(0.5 + 2**-25) - beta.cdf(0.5 - 2**-26),
+        }
+        for rate, share in shares.items():
+            assert stats.binomtest(int(np.sum(row == rate)), size, share).pvalue > 1e-6, (a, b, rate)
+        if beta.ppf(1e-5) > 1e-20:  # a proposal that should not have been accepted may be far out
+            assert stats.binomtest(int(np.sum(row < beta.ppf(1e-5))), size, 1e-5).pvalue > 1e-6, (a, b)
+
+
+@pytest.mark.law
+@pytest.mark.parametrize(("exploration", "prior"), [(0.0, 1.0), (0.3, 0.01)])
+def test_law_of_thompson_draws(exploration, prior):
+    """Against winners that NumPy draws: of three candidates, the rate nearest to a half. Task 2 was never tried."""
+    tasks = jr.Tasks(num_tasks=4, prior=(prior, prior), score=jr.Thompson(candidates=3), exploration=exploration)
     rewards = np.array([[1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]], np.float32)
-    state, _ = tasks.update(tasks.init(), np.arange(4), rewards)
+    tried = np.arange(4) != 2
+    state, _ = tasks.update(tasks.init(), np.arange(4), rewards, mask=tried)
     size = 60_000
     drawn, ok = tasks.sample(state, seeds.key("thompson", exploration), size)
     rng = seeds.rng("thompson", exploration)
     candidates = rng.integers(0, 4, (size, 3))
-    rates = rng.beta(1 + rewards.sum(1)[candidates], 1 + 6 - rewards.sum(1)[candidates])
-    best = np.abs(rates - 0.5).argmin(1)
+    won, lost = rewards.sum(1), np.where(tried, 6 - rewards.sum(1), 0)
+    rates = rng.beta(prior + won[candidates], prior + lost[candidates]).astype(np.float32)
+    rates = np.where(rates < 2.0**-126, np.float32(0), rates)
+    best = (rates * (1 - rates)).argmax(1)
     best = np.where(rng.random(size) < exploration, 0, best)
     expected = np.take_along_axis(candidates, best[:, None], 1)[:, 0]
     table = [np.bincount(x, minlength=4) for x in (drawn, expected)]
@@ -177,6 +238,29 @@ def test_counts_stay_exact_after_many_trials():
     assert state.successes.tolist() == [2.0**19 + 8, 2.0**20 + 4]
 
 
+@pytest.mark.parametrize("like", [np.asarray, jnp.asarray])
+def test_the_padding_of_eager_updates_counts_for_nothing(like):
+    """Three groups of three rollouts are padded to four of four, on the host or on the device."""
+    tasks = jr.Tasks(num_tasks=3, donate=False)
+    numbers, rewards = like(np.array([1, 2, 1])), like(np.array([[1, 1, 1], [1, 0, 0], [0, 0, 0]], np.float32))
+    for mask, trials in ((None, [0, 6, 3]), ([True, True, False], [0, 3, 3]), (np.eye(3) > 0, [0, 2, 1])):
+        state, kept = tasks.update(tasks.init(), numbers, rewards, mask=None if mask is None else like(mask))
+        assert state.trials.tolist() == trials
+        assert kept.tolist() == ([True, True, False] if np.ndim(mask) == 1 else [True] * 3)
+        assert (int(state.updates), int(state.rejected)) == (1, 0)
+    state, kept = tasks.update(state, like(np.array([0, 9, -1])), rewards, mask=like(np.zeros(3, bool)))
+    assert (kept.tolist(), int(state.updates), int(state.rejected)) == ([False] * 3, 1, 0)
+
+
+def test_counters_saturate():
+    tasks, most = jr.Tasks(num_tasks=2), 2**31 - 1
+    state = dataclasses.replace(tasks.init(), updates=jnp.int32(most - 1), rejected=jnp.int32(most - 1))
+    for last in (most - 1, most):
+        state, _ = tasks.update(state, np.array([0, 5, -1]), np.ones((3, 4)))
+        assert (int(state.updates), int(state.rejected)) == (most, most)
+        assert state.last.tolist() == [last, 0]
+
+
 def test_a_state_for_another_list_of_tasks():
     old, new = jr.Tasks(num_tasks=3, score=jr.uncertainty), jr.Tasks(num_tasks=4)
     state, _ = old.update(old.init(), np.array([0, 2]), np.array([[1, 1], [0, 1]]))
@@ -197,6 +281,12 @@ def test_states_are_saved_and_restored(tmp_path):
     jr.save(tmp_path / "x", tasks, state)
     jax.tree.map(np.testing.assert_array_equal, jr.restore(tmp_path / "x", tasks), state)
     assert jr.memory(tasks).total >= 5 * 16
+    numbers = tasks.metrics(state)
+    np.testing.assert_allclose(numbers["perplexity"], 1, rtol=1e-6)  # each task's rate is a half
+    assert (float(numbers["tried"]), float(numbers["success"])) == (np.float32(0.2), 0.5)
+    state, _ = tasks.update(state, np.array([2]), np.array([[1.0, 1.0]]))
+    law = np.array([4, 4, 3, 4, 4]) / 19  # 3/4 1/4, of 1/2 1/2
+    np.testing.assert_allclose(tasks.metrics(state)["perplexity"], np.prod(law**-law) / 5, rtol=1e-5)
 
 
 @pytest.mark.parametrize(

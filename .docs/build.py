@@ -185,7 +185,9 @@ def check() -> list[str]:
     pages = {page: page.read_text() for page in site.rglob("*.html")}
     ids = {page: {html.unescape(x) for x in re.findall(r'\bid="([^"]+)"', text)} for page, text in pages.items()}
     entries = {x for page, found in ids.items() if page.is_relative_to(site / "reference") for x in found}
-    public = re.findall(r" as (\w+)$", (ROOT / "jaxreplay/__init__.py").read_text(), re.MULTILINE)
+    listed = re.search(r"__all__ = \[.*?\n(.*?)\n\]", (ROOT / "jaxreplay/__init__.py").read_text(), re.DOTALL)
+    modules = {path.stem for path in (ROOT / "jaxreplay").iterdir()} | {"scores"}
+    public = [name for name in re.findall(r'"(\w+)"', listed[1]) if name not in modules]
     wrong = [f"{name}: no entry in the reference" for name in public if f"jaxreplay.{name}" not in entries]
     for page, text in pages.items():
         for address in re.findall(r'\b(?:href|src)="([^"]*)"', text):

@@ -54,13 +54,13 @@ CURRICULA = {
     "pools, recycled": Curriculum(tasks=WITH_POOLS, recycled=0.5),
     "pool weights": Curriculum(tasks=dataclasses.replace(WITH_POOLS, pool_weights=(0.2, 1, 0.2))),
     "learnability": Curriculum(tasks=SCORED),
-    "Thompson": Curriculum(tasks=dataclasses.replace(SCORED, score=jr.thompson)),
+    "Thompson": Curriculum(tasks=dataclasses.replace(SCORED, score=jr.scores.thompson)),
 }
 
 
 @struct.dataclass
 class State:
-    tasks: jr.PoolsState | jr.TasksState
+    tasks: jr.curricula.PoolsState | jr.curricula.TasksState
     skill: jax.Array  # [num_envs]
     key: jax.Array
 

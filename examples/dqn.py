@@ -56,8 +56,8 @@ class State:
     env: Any
     obs: jax.Array  # [num_envs, ...]
     episode_return: jax.Array  # [num_envs]
-    tracer: jr.NStepState
-    buffer: jr.ReplayState
+    tracer: jr.transitions.NStepState
+    buffer: jr.buffers.ReplayState
     params: Any
     target_params: Any
     opt: optax.OptState

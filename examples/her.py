@@ -76,7 +76,7 @@ class Env:
 @struct.dataclass
 class State:
     env: Env
-    buffer: jr.SequenceState
+    buffer: jr.buffers.SequenceState
     params: Any
     target: Any
     opt: optax.OptState

@@ -92,7 +92,7 @@ class Level:
 class State:
     params: Any
     opt: optax.OptState
-    levels: jr.LevelsState
+    levels: jr.curricula.LevelsState
     played: Level  # in the last update, [batch, ...]
     learned_from: Level  # the latest that were, [batch, ...]
     replayed: jax.Array  # bool, whether they were drawn from the buffer
@@ -260,7 +260,7 @@ def make_train(config: Config, test: dict[str, Level]) -> Any:
         advantage = advantages(rows, last_value)
         # A level that is never solved counts as one episode.
         ends = rows["solved"].at[-1].set(rows["solved"][-1] | ~jnp.any(rows["solved"], axis=0))
-        scores = jr.positive_value_loss(jnp.where(method.absolute, jnp.abs(advantage), advantage), ends)
+        scores = jr.scores.positive_value_loss(jnp.where(method.absolute, jnp.abs(advantage), advantage), ends)
         of_levels = jax.tree.map(lambda x, y: jnp.where(replays, x, y), drawn_levels, state.levels)
         of_levels = levels.update(of_levels, slots, scores, mask=jnp.full(config.batch, replays))
         of_levels, _ = levels.insert(of_levels, played, scores, mask=jnp.full(config.batch, method.replays & ~replays))

@@ -49,10 +49,10 @@ class Config:
 
 @struct.dataclass
 class State:
-    env: jr.AutoresetState
+    env: jr.transitions.AutoresetState
     obs: jax.Array  # [num_envs, 10, 10, 4], bool
     episode_return: jax.Array  # [num_envs]
-    buffer: jr.SequenceState
+    buffer: jr.buffers.SequenceState
     params: Any
     target_params: Any
     opt: optax.OptState

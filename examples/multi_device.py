@@ -44,7 +44,7 @@ def make_layout(mesh: Mesh) -> dict[str, Any]:
         return NamedSharding(mesh, PartitionSpec(*axes))
 
     each, envs = over(), over(None, "data")
-    tracer = jr.NStepState(steps=over(None, None, "data"), cursor=each, count=each)
+    tracer = jr.transitions.NStepState(steps=over(None, None, "data"), cursor=each, count=each)
     learner = {"params": each, "target_params": each, "opt": each, "key": each}
     state = dqn.State(env=envs, obs=envs, episode_return=envs, tracer=tracer, buffer=envs, **learner)
     return {"state": state, "returns": over(None, None, "data"), "done": each}

@@ -137,11 +137,11 @@ def unsquash(y: jax.Array) -> jax.Array:
 
 @struct.dataclass
 class State:
-    env: jr.AutoresetState
+    env: jr.transitions.AutoresetState
     obs: jax.Array  # [num_envs, ...]
     carry: jax.Array  # [num_envs, units]
     episode_return: jax.Array  # [num_envs]
-    buffer: jr.SequenceState
+    buffer: jr.buffers.SequenceState
     params: Any
     target_params: Any
     opt: optax.OptState

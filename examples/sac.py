@@ -64,8 +64,8 @@ class State:
     env: Any
     obs: jax.Array  # [num_envs, ...]
     episode_return: jax.Array  # [num_envs]
-    tracer: jr.NStepState
-    buffer: jr.ReplayState
+    tracer: jr.transitions.NStepState
+    buffer: jr.buffers.ReplayState
     networks: Networks
     target_critics: Any
     opt: optax.OptState

@@ -44,7 +44,7 @@ OPTIMIZER = optax.scale_by_adam()  # times the step size
 class State:
     policy: jax.Array  # [FEATURES, TOKENS]
     opt: Any
-    replay: jr.ReplayState
+    replay: jr.buffers.ReplayState
     key: jax.Array
 
 

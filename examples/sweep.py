@@ -73,7 +73,7 @@ class Setting:
 
 @struct.dataclass
 class State:
-    env: jr.AutoresetState
+    env: jr.transitions.AutoresetState
     obs: jax.Array  # [num_envs, ...], bool for Catch
     buffer: Any
     params: Any

@@ -39,8 +39,8 @@ ENVIRONMENTS = {"one observation": False, "costly first step": True}
 
 @struct.dataclass
 class State:
-    tracer: jr.NStepState
-    buffer: jr.ReplayState
+    tracer: jr.transitions.NStepState
+    buffer: jr.buffers.ReplayState
     values: jax.Array  # [2], of an ordinary step and of the first one of an episode
     mean_values: jax.Array  # [2], over the second half of the updates
     key: jax.Array

@@ -1,69 +1,67 @@
-"""jaxreplay: experience replay that lives on the accelerator, as pure functions."""
+"""jaxreplay: experience replay that lives on the accelerator, as pure functions.
 
-from jaxreplay import datasets as datasets
-from jaxreplay import sum_tree as sum_tree
-from jaxreplay._common.ring import Live as Live
-from jaxreplay.buffers import Bound as Bound
-from jaxreplay.buffers import Memory as Memory
-from jaxreplay.buffers import Mixture as Mixture
-from jaxreplay.buffers import ReplayBuffer as ReplayBuffer
-from jaxreplay.buffers import ReplayState as ReplayState
-from jaxreplay.buffers import ReservoirBuffer as ReservoirBuffer
-from jaxreplay.buffers import ReservoirState as ReservoirState
-from jaxreplay.buffers import Sample as Sample
-from jaxreplay.buffers import SequenceBuffer as SequenceBuffer
-from jaxreplay.buffers import SequenceState as SequenceState
-from jaxreplay.buffers import Sharded as Sharded
-from jaxreplay.buffers import bind as bind
-from jaxreplay.buffers import memory as memory
-from jaxreplay.checkpoint import migrate as migrate
-from jaxreplay.checkpoint import restore as restore
-from jaxreplay.checkpoint import save as save
-from jaxreplay.difficulty_pools import DifficultyPools as DifficultyPools
-from jaxreplay.difficulty_pools import PoolsState as PoolsState
-from jaxreplay.difficulty_pools import task_key as task_key
-from jaxreplay.inspection import diagnostics as diagnostics
-from jaxreplay.inspection import plot as plot
-from jaxreplay.samplers import Prioritized as Prioritized
-from jaxreplay.samplers import PrioritizedState as PrioritizedState
-from jaxreplay.samplers import Recent as Recent
-from jaxreplay.samplers import RecentState as RecentState
-from jaxreplay.samplers import Sampler as Sampler
-from jaxreplay.samplers import Uniform as Uniform
-from jaxreplay.samplers import UniformState as UniformState
-from jaxreplay.samplers import effective_sample_size as effective_sample_size
-from jaxreplay.samplers import importance_weights as importance_weights
-from jaxreplay.shared import Closed as Closed
-from jaxreplay.shared import Shared as Shared
-from jaxreplay.sum_tree import SumTree as SumTree
-from jaxreplay.tasks import Levels as Levels
-from jaxreplay.tasks import LevelsState as LevelsState
-from jaxreplay.tasks import Tasks as Tasks
-from jaxreplay.tasks import TasksState as TasksState
-from jaxreplay.tasks import Thompson as Thompson
-from jaxreplay.tasks import learnability as learnability
-from jaxreplay.tasks import max_monte_carlo as max_monte_carlo
-from jaxreplay.tasks import positive_value_loss as positive_value_loss
-from jaxreplay.tasks import success_band as success_band
-from jaxreplay.tasks import thompson as thompson
-from jaxreplay.tasks import uncertainty as uncertainty
-from jaxreplay.transitions import AutoresetState as AutoresetState
-from jaxreplay.transitions import MonteCarlo as MonteCarlo
-from jaxreplay.transitions import NextStepAutoreset as NextStepAutoreset
-from jaxreplay.transitions import NStep as NStep
-from jaxreplay.transitions import NStepState as NStepState
-from jaxreplay.transitions import TransitionBatch as TransitionBatch
-from jaxreplay.transitions import hindsight as hindsight
-from jaxreplay.transitions import n_step_transitions as n_step_transitions
-from jaxreplay.transitions import sequence_priority as sequence_priority
-from jaxreplay.transitions import sequence_transitions as sequence_transitions
-from jaxreplay.transitions import split_burn_in as split_burn_in
-from jaxreplay.transitions import stack_frames as stack_frames
+| topic | names |
+| --- | --- |
+| buffers | ReplayBuffer, SequenceBuffer, ReservoirBuffer, Sample |
+| samplers | Uniform, Prioritized, Recent, importance_weights, effective_sample_size |
+| around a buffer | Sharded, Mixture, Shared, Closed, bind, Bound |
+| transitions | TransitionBatch, NStep, MonteCarlo, NextStepAutoreset, n_step_transitions, hindsight |
+| drawn sequences | sequence_transitions, sequence_priority, split_burn_in, stack_frames |
+| curricula | DifficultyPools, Tasks, Levels, task_key |
+| checkpoints | save, restore, migrate |
+| looking inside | diagnostics, plot, memory |
+| modules | sum_tree, samplers, buffers, wrappers, transitions, scores, datasets, testing |
+
+Types of states, and what is needed to write a sampler, are in the modules.
+"""
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+from jaxreplay import buffers, datasets, samplers, sum_tree, transitions, wrappers
+from jaxreplay.buffers import ReplayBuffer, ReservoirBuffer, Sample, SequenceBuffer, memory
+from jaxreplay.checkpoint import migrate, restore, save
+from jaxreplay.curricula import DifficultyPools, Levels, Tasks, scores, task_key
+from jaxreplay.inspection import diagnostics, plot
+from jaxreplay.samplers import Prioritized, Recent, Uniform, effective_sample_size, importance_weights
+from jaxreplay.transitions import (
+    MonteCarlo,
+    NextStepAutoreset,
+    NStep,
+    TransitionBatch,
+    hindsight,
+    n_step_transitions,
+    sequence_priority,
+    sequence_transitions,
+    split_burn_in,
+    stack_frames,
+)
+from jaxreplay.wrappers import Bound, Closed, Mixture, Sharded, Shared, bind
+
+if TYPE_CHECKING:
+    from jaxreplay import testing
 
 __version__ = "0.1.0"
+__all__ = [  # noqa: RUF022
+    "ReplayBuffer", "SequenceBuffer", "ReservoirBuffer", "Sample",
+    "Uniform", "Prioritized", "Recent", "importance_weights", "effective_sample_size",
+    "Sharded", "Mixture", "Shared", "Closed", "bind", "Bound",
+    "TransitionBatch", "NStep", "MonteCarlo", "NextStepAutoreset", "n_step_transitions", "hindsight",
+    "sequence_transitions", "sequence_priority", "split_burn_in", "stack_frames",
+    "DifficultyPools", "Tasks", "Levels", "task_key",
+    "save", "restore", "migrate",
+    "diagnostics", "plot", "memory",
+    "sum_tree", "samplers", "buffers", "wrappers", "transitions", "scores", "datasets", "testing",
+]  # fmt: skip
 
 
-def _missing(name: str) -> None:
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def _missing(name: str) -> Any:
+    if name == "testing":  # imported when it is used, as it needs chex
+        return importlib.import_module("jaxreplay.testing")
     from jaxreplay._common import elsewhere
 
     raise elsewhere.missing(f"module {__name__!r}", name, elsewhere.FOR_NAMES)

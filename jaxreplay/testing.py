@@ -103,7 +103,7 @@ def check_sampler(
     batch_size: int = 8,
     settings: dict[str, Any] | None = None,
 ) -> None:
-    """Check that a sampler follows the rules of the `jaxreplay.Sampler` protocol.
+    """Check that a sampler follows the rules of the `jaxreplay.samplers.Sampler` protocol.
 
     Args:
       sampler: the configuration. `restrict` and the hook `drawn` are checked if they exist.

@@ -16,15 +16,15 @@ import pytest
 from helpers import rarely
 
 import jaxreplay as jr
-from jaxreplay import datasets, sum_tree, testing
+from jaxreplay import buffers, curricula, datasets, samplers, scores, sum_tree, testing, transitions, wrappers
 
 GIVEN = {"jax": jax, "jnp": jnp, "jr": jr}  # what an example need not import
 
 
 def exported(module):
-    """What a module defines, or imports under the same name (`x as x`), without an underscore."""
-    names = []
-    for node in ast.parse(pathlib.Path(module.__file__).read_text()).body:
+    """What a module lists in `__all__`, else what it defines, or imports as the same name (`x as x`), without a `_`."""
+    names = list(getattr(module, "__all__", ()))
+    for node in () if names else ast.parse(pathlib.Path(module.__file__).read_text()).body:
         if isinstance(node, ast.ImportFrom):
             names += [alias.name for alias in node.names if alias.asname == alias.name]
         elif isinstance(node, ast.FunctionDef | ast.ClassDef):
@@ -54,9 +54,10 @@ def documented(cls, name):
 def public_callables():
     """By the name of what holds the docstring, so that an inherited one is there once."""
     found = {}
-    for prefix, module in (("", jr), ("sum_tree.", sum_tree), ("datasets.", datasets), ("testing.", testing)):
+    modules = buffers, samplers, transitions, wrappers, curricula, scores, sum_tree, datasets, testing
+    for prefix, module in (("", jr), *((f"{module.__name__.rpartition('.')[2]}.", module) for module in modules)):
         for name, value in exported(module).items():
-            if inspect.ismodule(value):
+            if inspect.ismodule(value) or any(value is other for other in found.values()):
                 continue
             found[prefix + name] = value
             if inspect.isclass(value):
@@ -89,7 +90,7 @@ def test_all_public_callables_are_found():
 def test_methods_of_a_sampler_have_the_docstrings_of_the_protocol():
     for sampler in (jr.Uniform, jr.Prioritized):
         for name in ("init", "insert", "sample", "restrict", "weights", "update"):
-            assert inspect.getdoc(getattr(sampler, name)) == inspect.getdoc(getattr(jr.Sampler, name))
+            assert inspect.getdoc(getattr(sampler, name)) == inspect.getdoc(getattr(jr.samplers.Sampler, name))
 
 
 def run(docstring, name):

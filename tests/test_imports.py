@@ -1,7 +1,9 @@
 """What `import jaxreplay` brings along, and annotations that need no more than that."""
 
+import importlib
 import inspect
 import json
+import re
 import subprocess
 import sys
 import typing
@@ -10,7 +12,8 @@ import pytest
 
 import jaxreplay as jr
 
-CLASSES = {name: value for name, value in vars(jr).items() if inspect.isclass(value)}
+MODULES = jr, jr.buffers, jr.samplers, jr.transitions, jr.wrappers, jr.curricula, jr.scores, jr.sum_tree, jr.datasets
+CLASSES = {name: value for module in MODULES for name, value in vars(module).items() if inspect.isclass(value)}
 
 
 def test_neither_chex_nor_optax_is_imported():
@@ -19,6 +22,17 @@ def test_neither_chex_nor_optax_is_imported():
     modules = set(json.loads(found.stdout))
     assert {"jaxreplay", "jax", "flax"} <= modules
     assert not {"chex", "optax"} & modules
+
+
+def test_the_public_names():
+    importlib.import_module("jaxreplay.curricula")  # then an attribute, and yet no public name
+    assert dir(jr) == sorted(jr.__all__)
+    assert len(jr.__all__) <= 48
+    assert len({name.lower() for name in jr.__all__}) == len(jr.__all__), "names that differ by case alone"
+    table = jr.__doc__.split("\n\n")[1]
+    assert sorted(re.findall(r"\w+", "".join(line.split("|")[2] for line in table.splitlines()[2:]))) == dir(jr)
+    for name in jr.__all__:
+        getattr(jr, name)
 
 
 @pytest.mark.parametrize("name", CLASSES)

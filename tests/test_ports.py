@@ -124,11 +124,11 @@ def test_no_private_name(private, path):
     ("line", "count"),
     [
         ("from jaxreplay.buffers._replay import ReplayState", 1),
-        ("from jaxreplay.shared import _shared", 1),
+        ("from jaxreplay.wrappers import _shared", 1),
         ("import jaxreplay._common.ring", 1),
         ("jr.buffers._replay", 1),
         ("made.shared._turns", 1),
-        ("jr.SumTree(self._env.step(made.shared.slack, row._replace(reward=0))).slack", 0),
+        ("jr.sum_tree.SumTree(self._env.step(made.shared.slack, row._replace(reward=0))).slack", 0),
     ],
 )
 def test_private_names_are_found(private, line, count):

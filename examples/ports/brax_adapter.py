@@ -15,7 +15,7 @@ class Replay:
         self.buffer, self.batch_size = jr.ReplayBuffer(capacity=max_replay_size), sample_batch_size
         self.like = jax.tree.map(lambda x: jnp.asarray(x)[None], dummy_data_sample)
 
-    def init(self, key: jax.Array) -> tuple[jax.Array, jr.ReplayState]:
+    def init(self, key: jax.Array) -> tuple[jax.Array, jr.buffers.ReplayState]:
         return key, self.buffer.init(self.like)
 
     def insert(self, state: Any, samples: Any) -> Any:

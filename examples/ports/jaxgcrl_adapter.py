@@ -26,7 +26,7 @@ class Replay:
         self.rows, self.gamma = (num_envs, episode_length - 1), gamma
         self.like = jax.tree.map(lambda x: jnp.zeros((1, num_envs, *jnp.shape(x))), dummy_data_sample)
 
-    def init(self, key: jax.Array) -> tuple[jax.Array, jr.SequenceState]:
+    def init(self, key: jax.Array) -> tuple[jax.Array, jr.buffers.SequenceState]:
         return key, self.buffer.init(self.like)
 
     def insert_internal(self, state: Any, rows: Any) -> Any:

@@ -15,14 +15,14 @@ import jaxreplay as jr
 def adapt(buffer: jr.SequenceBuffer, batch_size: int, make_pairs: Callable[[Any], tuple[Any, Any]]) -> TrajectoryBuffer:
     """`buffer` with the interface of `fbx.make_flat_buffer`. `add` takes a rollout, flattened from [T, num_envs]."""
 
-    def init(step: Any) -> jr.SequenceState:
+    def init(step: Any) -> jr.buffers.SequenceState:
         return buffer.init(jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, buffer.num_envs, *x.shape), x.dtype), step))
 
-    def add(state: jr.SequenceState, steps: Any) -> jr.SequenceState:
+    def add(state: jr.buffers.SequenceState, steps: Any) -> jr.buffers.SequenceState:
         steps = jax.tree.map(lambda x: x.reshape(-1, buffer.num_envs, *x.shape[1:]), steps)
         return buffer.add(state, steps, ends=steps.dones["__all__"])
 
-    def sample(state: jr.SequenceState, key: jax.Array) -> TransitionSample:
+    def sample(state: jr.buffers.SequenceState, key: jax.Array) -> TransitionSample:
         first, second = make_pairs(buffer.sample(state, key, batch_size).items)
         return TransitionSample(experience=ExperiencePair(first=first, second=second))
 

@@ -56,7 +56,7 @@ class TracedReplay(Replay):
     """Stores prioritized n-step transitions of its input; the environment is wrapped in `KeepsFinal`."""
 
     tracer: jr.NStep = eqx.field(static=True)
-    tracing: jr.NStepState
+    tracing: jr.transitions.NStepState
 
     def __init__(self, max_size: int, sample_batch_size: int, data_sample: Transition, gamma: float, n: int = 3):
         self.tracer = jr.NStep(n=n, gamma=gamma, num_envs=data_sample.reward.shape[1])
@@ -68,8 +68,8 @@ class TracedReplay(Replay):
     def steps(self, rows: Transition) -> tuple:
         return rows.observation, rows.action, rows.reward, rows.terminated, rows.truncated, rows.info[FINAL]
 
-    def trace(self, rows: Transition) -> tuple[jr.NStepState, jr.TransitionBatch]:
-        def add(tracing: jr.NStepState, step: tuple) -> tuple:
+    def trace(self, rows: Transition) -> tuple[jr.transitions.NStepState, jr.TransitionBatch]:
+        def add(tracing: jr.transitions.NStepState, step: tuple) -> tuple:
             return self.tracer.add(tracing, *step)[:2]
 
         return jax.lax.scan(add, self.tracing, self.steps(rows))

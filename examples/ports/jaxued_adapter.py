@@ -13,7 +13,7 @@ import jaxreplay as jr
 class Sampler:
     """The levels, and what jaxued keeps for each, by slot."""
 
-    state: jr.LevelsState
+    state: jr.curricula.LevelsState
     extra: Any  # [N, ...]
 
     def __getitem__(self, name: str) -> jax.Array:

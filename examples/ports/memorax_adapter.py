@@ -21,7 +21,7 @@ import jaxreplay as jr
 class BufferState:
     """The fields of a buffer's state that the agent reads, for a factor of the weights that normalization cancels."""
 
-    replay: jr.SequenceState
+    replay: jr.buffers.SequenceState
     is_full: bool = struct.field(pytree_node=False, default=False)
     current_index: int = struct.field(pytree_node=False, default=1)
 
@@ -114,14 +114,14 @@ class Rows:
             sampler=jr.Prioritized(alpha=self.priority_exponent),
         )
 
-    def init(self, step: Transition) -> jr.SequenceState:
+    def init(self, step: Transition) -> jr.buffers.SequenceState:
         return self.buffer.init(make_rows(self.row(step, jnp.zeros(self.units)), (1, self.add_batch_size)))
 
     def row(self, step: Transition, carry: jax.Array) -> dict[str, jax.Array]:
         row = {name: getattr(step, name) for name in ("obs", "action", "reward", "done", "prev_done")}
         return {**row, **step.info, "carry": carry}
 
-    def add(self, state: jr.SequenceState, step: Transition, carry: jax.Array) -> jr.SequenceState:
+    def add(self, state: jr.buffers.SequenceState, step: Transition, carry: jax.Array) -> jr.buffers.SequenceState:
         return self.buffer.add(state, jax.tree.map(lambda x: x[None], self.row(step, carry)))
 
 

@@ -23,7 +23,7 @@ class Replay(struct.PyTreeNode):
     """A buffer and its state in one object, with the two methods that rejax calls."""
 
     buffer: jr.ReplayBuffer = struct.field(pytree_node=False)
-    state: jr.ReplayState
+    state: jr.buffers.ReplayState
 
     def extend(self, batch: Any) -> "Replay":
         return self.replace(state=self.buffer.add(self.state, batch))

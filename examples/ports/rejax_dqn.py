@@ -60,7 +60,7 @@ class TracedReplay(Replay):
     """Stores n-step transitions of the added steps."""
 
     tracer: jr.NStep = struct.field(pytree_node=False)
-    tracing: jr.NStepState
+    tracing: jr.transitions.NStepState
 
     def extend(self, step: tuple) -> "TracedReplay":
         tracing, batch, _ = self.tracer.add(self.tracing, *step)

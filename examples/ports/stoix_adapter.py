@@ -87,7 +87,9 @@ class Traced(Sequences):
         steps = rows.obs, rows.action, rows.reward, terminated, rows.done & ~terminated, rows.next_obs
         return jax.tree.map(lambda x: jnp.swapaxes(x, 0, 1), steps)
 
-    def trace(self, tracing: jr.NStepState, steps: tuple) -> tuple[jr.NStepState, jr.TransitionBatch]:
+    def trace(
+        self, tracing: jr.transitions.NStepState, steps: tuple
+    ) -> tuple[jr.transitions.NStepState, jr.TransitionBatch]:
         return jax.lax.scan(lambda tracing, step: self.tracer.add(tracing, *step)[:2], tracing, steps)
 
     def add(self, state: Any, rows: Any) -> Any:

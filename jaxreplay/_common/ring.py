@@ -44,7 +44,7 @@ class Live(NamedTuple):
         `by_age` (see `jaxreplay.samplers._protocol`).
 
     Examples:
-      >>> live = jr.Live(start=jnp.int32(3), size=jnp.int32(2))
+      >>> live = jr.samplers.Live(start=jnp.int32(3), size=jnp.int32(2))
       >>> live.slots(jnp.array([0, 1]), capacity=4).tolist()
       [3, 0]
     """
@@ -57,7 +57,7 @@ class Live(NamedTuple):
         """Slots at `positions` (int32 [B], in [0, size)) of this range, int32 [B].
 
         Examples:
-          >>> live = jr.Live(start=jnp.int32(0), size=jnp.int32(4))
+          >>> live = jr.samplers.Live(start=jnp.int32(0), size=jnp.int32(4))
           >>> live.slots(jnp.array([2]), capacity=4).tolist()
           [2]
         """

@@ -1,10 +1,7 @@
 """Buffers: storage of items, and draws from it."""
 
-from jaxreplay.buffers._bound import Bound as Bound
-from jaxreplay.buffers._bound import bind as bind
 from jaxreplay.buffers._memory import Memory as Memory
 from jaxreplay.buffers._memory import memory as memory
-from jaxreplay.buffers._mixture import Mixture as Mixture
 from jaxreplay.buffers._replay import ReplayBuffer as ReplayBuffer
 from jaxreplay.buffers._replay import ReplayState as ReplayState
 from jaxreplay.buffers._reservoir import ReservoirBuffer as ReservoirBuffer
@@ -12,4 +9,3 @@ from jaxreplay.buffers._reservoir import ReservoirState as ReservoirState
 from jaxreplay.buffers._sample import Sample as Sample
 from jaxreplay.buffers._sequence import SequenceBuffer as SequenceBuffer
 from jaxreplay.buffers._sequence import SequenceState as SequenceState
-from jaxreplay.buffers._sharded import Sharded as Sharded

@@ -34,7 +34,7 @@ class ReplayState(layouts.LaidOut):
       >>> buffer = jr.ReplayBuffer(capacity=4)
       >>> items = jnp.array([10, 20, 30])
       >>> state = buffer.add(buffer.init(items), items)
-      >>> isinstance(state, jr.ReplayState), int(state.ring.size)
+      >>> isinstance(state, jr.buffers.ReplayState), int(state.ring.size)
       (True, 3)
     """
 

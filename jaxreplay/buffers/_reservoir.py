@@ -51,7 +51,7 @@ class ReservoirState(layouts.LaidOut):
       >>> buffer = jr.ReservoirBuffer(capacity=4)
       >>> items = jnp.array([10, 20, 30])
       >>> state = buffer.add(buffer.init(items), items, jax.random.key(0))
-      >>> isinstance(state, jr.ReservoirState), state.count.tolist()
+      >>> isinstance(state, jr.buffers.ReservoirState), state.count.tolist()
       (True, [0, 3])
     """
 

@@ -12,10 +12,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxreplay.buffers import Mixture
 from jaxreplay.buffers._shards import whole_of, with_whole
 from jaxreplay.checkpoint._names import dotted_name
 from jaxreplay.samplers._settings import open_settings
+from jaxreplay.wrappers import Mixture
 
 
 class Difference(NamedTuple):

@@ -15,9 +15,10 @@ from jaxreplay.buffers import ReplayBuffer, ReplayState, SequenceBuffer, Sequenc
 from jaxreplay.buffers._chosen_sequences import ChosenSequences
 from jaxreplay.buffers._later_steps import EpisodeNumbers
 from jaxreplay.buffers._shards import Shards, shards_of
-from jaxreplay.samplers import Prioritized, PrioritizedState, Recent, RecentState, Uniform, UniformState, UpdateCounts
+from jaxreplay.samplers import Prioritized, PrioritizedState, Recent, RecentState, Uniform, UniformState
 from jaxreplay.samplers._prioritized import LEAST_UNSPENT, largest_leaf, leaf_of, setting
 from jaxreplay.samplers._settings import init_sampler
+from jaxreplay.samplers._update_counts import UpdateCounts
 
 KINDS = (ReplayBuffer, SequenceBuffer)
 

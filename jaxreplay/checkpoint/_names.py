@@ -10,12 +10,12 @@ from jaxreplay._common.ring import Ring
 from jaxreplay.buffers import ReplayState, ReservoirState, Sample, SequenceState
 from jaxreplay.buffers._chosen_sequences import ChosenSequences
 from jaxreplay.buffers._later_steps import EpisodeNumbers
+from jaxreplay.curricula import LevelsState, PoolsState, TasksState
 from jaxreplay.datasets import Steps
-from jaxreplay.difficulty_pools import PoolsState
-from jaxreplay.samplers import PrioritizedState, RecentState, UniformState, UpdateCounts
+from jaxreplay.samplers import PrioritizedState, RecentState, UniformState
+from jaxreplay.samplers._update_counts import UpdateCounts
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.sum_tree._range import Restricted
-from jaxreplay.tasks import LevelsState, TasksState
 from jaxreplay.transitions import AutoresetState, NStepState, TransitionBatch
 from jaxreplay.transitions._windows import TracerSteps
 

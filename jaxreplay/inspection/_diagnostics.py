@@ -28,15 +28,15 @@ from jaxreplay._common.checks import check_bool, check_integer, check_key
 from jaxreplay._common.meshes import over_any_mesh
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.xla import materialize, own, read_once, reads_state
-from jaxreplay.buffers import Mixture, ReservoirBuffer, Sample, SequenceBuffer
+from jaxreplay.buffers import ReservoirBuffer, Sample, SequenceBuffer
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._mixture_sources import fills_rows
 from jaxreplay.buffers._shards import Shards, shards_of, whole_of
-from jaxreplay.difficulty_pools import DifficultyPools
+from jaxreplay.curricula import DifficultyPools, Levels, Tasks
 from jaxreplay.inspection import _facts
 from jaxreplay.samplers import Prioritized, effective_sample_size
 from jaxreplay.samplers._prioritized import priority_of
-from jaxreplay.tasks import Levels, Tasks
+from jaxreplay.wrappers import Mixture
+from jaxreplay.wrappers._mixture_sources import fills_rows
 
 TENTHS = {"q10": 1, "q50": 5, "q90": 9}  # quantiles
 # All draws are compared with evenly spaced pivots: 2 us on a CPU for 256 draws, where a sort takes 20 us.

@@ -15,7 +15,7 @@ from jaxreplay.buffers import (
     SequenceBuffer,
     SequenceState,
 )
-from jaxreplay.difficulty_pools import DifficultyPools, PoolsState
+from jaxreplay.curricula import DifficultyPools, PoolsState
 from jaxreplay.inspection import _facts, _saved
 from jaxreplay.inspection._saved import Saved
 from jaxreplay.samplers import PrioritizedState, RecentState, UniformState

@@ -31,7 +31,7 @@ class Sampler(Protocol[S]):
 
     A sampler is a frozen dataclass. Its state `S` is a frozen dataclass too, registered as a pytree. The sampler below
     draws only the newest slots. It suits a `SequenceBuffer`, whose live slots are in order of age; see
-    `jaxreplay.Live`.
+    `jaxreplay.samplers.Live`.
 
     Examples:
       >>> import dataclasses
@@ -109,7 +109,7 @@ class Sampler(Protocol[S]):
           a draw.
 
         Examples:
-          >>> live = jr.Live(start=jnp.int32(3), size=jnp.int32(2))  # slots 3 and 0
+          >>> live = jr.samplers.Live(start=jnp.int32(3), size=jnp.int32(2))  # slots 3 and 0
           >>> sampler = jr.Uniform()
           >>> draw = jax.jit(sampler.sample, static_argnums=2)
           >>> slots, probabilities = draw(sampler.init(4), jax.random.key(0), 2, live)
@@ -130,7 +130,7 @@ class Sampler(Protocol[S]):
           >>> state = jax.jit(sampler.insert)(
           ...     sampler.init(4), jnp.array([0, 1]), jnp.array([True, True])
           ... )
-          >>> live = jr.Live(start=jnp.int32(3), size=jnp.int32(2))  # slots 3 and 0
+          >>> live = jr.samplers.Live(start=jnp.int32(3), size=jnp.int32(2))  # slots 3 and 0
           >>> float(jr.sum_tree.total(sampler.restrict(state, live).tree))
           1.0
         """

@@ -45,7 +45,7 @@ class RecentState:
 
     Examples:
       >>> state = jr.Recent(power=1.0).init(4)
-      >>> isinstance(state, jr.RecentState), state.capacity
+      >>> isinstance(state, jr.samplers.RecentState), state.capacity
       (True, 4)
     """
 

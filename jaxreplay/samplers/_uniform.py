@@ -42,7 +42,7 @@ class UniformState(layouts.LaidOut):
 
     Examples:
       >>> state = jr.Uniform().init(4)
-      >>> isinstance(state, jr.UniformState), state.capacity
+      >>> isinstance(state, jr.samplers.UniformState), state.capacity
       (True, 4)
     """
 

@@ -28,7 +28,7 @@ class AutoresetState:
       ...     env_step=lambda key, state, action: (state, state, 1.0, False, False, state)
       ... )
       >>> state = env.init(env_state=0, obs=jnp.zeros(2))
-      >>> isinstance(state, jr.AutoresetState), bool(state.waiting)
+      >>> isinstance(state, jr.transitions.AutoresetState), bool(state.waiting)
       (True, False)
     """
 

@@ -39,7 +39,7 @@ class NStepState:
     Examples:
       >>> obs, no = jnp.array([1.0]), jnp.array([False])
       >>> state = jr.NStep(n=2, gamma=0.5).init(obs, obs, obs, no, no, obs)
-      >>> isinstance(state, jr.NStepState), int(state.count)
+      >>> isinstance(state, jr.transitions.NStepState), int(state.count)
       (True, 0)
     """
 

@@ -243,7 +243,7 @@ CURRICULA = [
     POOLS,
     rarely(dataclasses.replace(POOLS, pool_weights=(0.2, 1.0, 0.2))),
     jr.Tasks(num_tasks=16, exploration=0.1, donate=False),
-    rarely(jr.Tasks(num_tasks=16, score=jr.thompson, refresh=3, donate=False)),
+    rarely(jr.Tasks(num_tasks=16, score=jr.scores.thompson, refresh=3, donate=False)),
 ]
 
 

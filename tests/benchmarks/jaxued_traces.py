@@ -47,8 +47,8 @@ def compare_scores(rng: np.random.Generator) -> float:
     numbers = rng.normal(size=(length, num_levels)).astype(np.float32)
     returns = rng.normal(size=num_levels).astype(np.float32)
     pairs = (
-        (jr.positive_value_loss(numbers, ends), utils.positive_value_loss(ends, numbers)),
-        (jr.max_monte_carlo(numbers, ends, returns), utils.max_mc(ends, numbers, returns)),
+        (jr.scores.positive_value_loss(numbers, ends), utils.positive_value_loss(ends, numbers)),
+        (jr.scores.max_monte_carlo(numbers, ends, returns), utils.max_mc(ends, numbers, returns)),
     )
     largest = 0.0
     for mine, other in ((np.asarray(x), np.asarray(y)) for x, y in pairs):

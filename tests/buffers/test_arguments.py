@@ -116,7 +116,7 @@ def test_what_is_no_key_is_refused_as_such(key):
         (lambda: jr.NextStepAutoreset(max), r"NextStepAutoreset\(env_step=.*max.*\)"),
         (lambda: jr.DifficultyPools((3, 4)), r"DifficultyPools\(tasks_per_env=\(3, 4\)\)"),
         (lambda: jr.Tasks(3), r"Tasks\(num_tasks=3\)"),
-        (lambda: jr.Thompson(3), r"Thompson\(candidates=3\)"),
+        (lambda: jr.scores.Thompson(3), r"Thompson\(candidates=3\)"),
         (lambda: jr.Levels(3), r"Levels\(capacity=3\)"),
         (lambda: jr.Uniform(*[True] * 9), r"Uniform\(replacement=True.*\)"),
     ],

@@ -180,7 +180,7 @@ def test_every_state_class_has_a_name_in_files_that_no_module_is_in():
         for cls in vars(module).values()
         if isinstance(cls, type) and cls.__module__.startswith("jaxreplay") and hasattr(cls, "_flax_dataclass")
     }
-    assert {jr.SequenceState, jr.Bound, jr.SumTree} < found
+    assert {jr.buffers.SequenceState, jr.Bound, jr.sum_tree.SumTree} < found
     # A `Bound` is restored with `like`, which has its configuration.
     assert found - {jr.Bound} <= set(CLASSES.values()), "add what is missing to CLASSES"
     assert len(set(CLASSES.values())) == len(CLASSES)
@@ -409,7 +409,7 @@ def test_an_error_of_the_package_itself_is_not_blamed_on_the_file(tmp_path, monk
 
     buffer = jr.ReplayBuffer(capacity=4)
     jr.save(tmp_path, buffer, buffer.init(jnp.zeros(1)))
-    monkeypatch.setattr(jr.ReplayState, "on_this_backend", fails)
+    monkeypatch.setattr(jr.buffers.ReplayState, "on_this_backend", fails)
     with pytest.raises(TypeError, match="of the package"):
         jr.restore(tmp_path, buffer)
 

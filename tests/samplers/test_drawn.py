@@ -18,12 +18,12 @@ UNIFORM = jr.Uniform()
 
 @struct.dataclass
 class SeenState:
-    uniform: jr.UniformState
+    uniform: jr.samplers.UniformState
     seen: jax.Array  # [capacity]
 
 
 @dataclasses.dataclass(frozen=True)
-class Seen(jr.Sampler):
+class Seen(jr.samplers.Sampler):
     """Counts the draws of each item; uniform."""
 
     uniform: jr.Uniform = UNIFORM

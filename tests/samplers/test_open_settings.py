@@ -62,7 +62,7 @@ def without_settings(tree):
     """States of samplers without the settings that they keep."""
 
     def is_sampler(x):
-        return isinstance(x, jr.PrioritizedState)
+        return isinstance(x, jr.samplers.PrioritizedState)
 
     return jax.tree.map(lambda x: x.replace(**OPEN) if is_sampler(x) else x, tree, is_leaf=is_sampler)
 

@@ -322,7 +322,7 @@ def test_flags_that_are_no_flags():
 
 def test_a_sampler_of_one_s_own_as_its_protocol_shows_it():
     names = {"jnp": jnp, "jr": jr}
-    for example in doctest.DocTestParser().get_examples(jr.Sampler.__doc__)[:2]:
+    for example in doctest.DocTestParser().get_examples(jr.samplers.Sampler.__doc__)[:2]:
         exec(example.source, names)
     buffer = jr.SequenceBuffer(length=10, num_envs=2, sequence_length=2, sampler=names["Newest"](most=4))
     state = buffer.init(jnp.zeros((1, 2)))

@@ -23,7 +23,7 @@ def positive_value_loss(advantages: jax.Array, ends: jax.Array) -> jax.Array:
 
     Examples:
       >>> ends = jnp.array([[False], [True], [True], [False]])
-      >>> jr.positive_value_loss(
+      >>> jr.scores.positive_value_loss(
       ...     jnp.array([[1.0], [-3.0], [2.0], [9.0]]), ends
       ... ).tolist()  # (0.5 + 2) / 2
       [1.25]
@@ -50,7 +50,9 @@ def max_monte_carlo(values: jax.Array, ends: jax.Array, max_returns: jax.Array) 
 
     Examples:
       >>> ends = jnp.array([[False], [True]])
-      >>> jr.max_monte_carlo(jnp.array([[0.5], [0.75]]), ends, jnp.array([1.0])).tolist()
+      >>> jr.scores.max_monte_carlo(
+      ...     jnp.array([[0.5], [0.75]]), ends, jnp.array([1.0])
+      ... ).tolist()
       [0.375]
     """
     values = _checked("values", values, ends)

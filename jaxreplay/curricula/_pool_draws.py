@@ -6,8 +6,8 @@ import numpy as np
 
 from jaxreplay import sum_tree
 from jaxreplay._common.random import random_bits, random_integers
-from jaxreplay.difficulty_pools import _turns
-from jaxreplay.difficulty_pools._state import PoolsState
+from jaxreplay.curricula import _pool_turns as _turns
+from jaxreplay.curricula._pool_state import PoolsState
 
 
 def draw(

@@ -41,7 +41,7 @@ class LevelsState(layouts.LaidOut):
 
     Examples:
       >>> state = jr.Levels(capacity=3).init({"walls": jnp.zeros((2, 2), bool)})
-      >>> isinstance(state, jr.LevelsState), state.levels["walls"].shape
+      >>> isinstance(state, jr.curricula.LevelsState), state.levels["walls"].shape
       (True, (3, 2, 2))
     """
 

@@ -11,14 +11,16 @@ from jaxreplay import checkpoint, inspection
 from jaxreplay._common import ring
 from jaxreplay._common.checks import check_integer, check_number
 from jaxreplay._common.xla import copy, explain_donated, on_host
-from jaxreplay.buffers import Mixture, Sample, Sharded
+from jaxreplay.buffers import Sample
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sample import check_draw, check_no_hook
 from jaxreplay.buffers._shards import whole_of
-from jaxreplay.shared._closed import Closed
-from jaxreplay.shared._limiter import Limiter
-from jaxreplay.shared._rows import Places, num_items
-from jaxreplay.shared._turns import Turns
+from jaxreplay.wrappers._closed import Closed
+from jaxreplay.wrappers._limiter import Limiter
+from jaxreplay.wrappers._mixture import Mixture
+from jaxreplay.wrappers._rows import Places, num_items
+from jaxreplay.wrappers._sharded import Sharded
+from jaxreplay.wrappers._turns import Turns
 
 
 class Cell:
@@ -369,7 +371,7 @@ class Shared:
           >>> shared.add(jnp.array([10]))
           Traceback (most recent call last):
             ...
-          jaxreplay.shared._closed.Closed: add: closed by thread MainThread.
+          jaxreplay.wrappers._closed.Closed: add: closed by thread MainThread.
         """
         self._turns.close(error)
 

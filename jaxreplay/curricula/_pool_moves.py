@@ -12,9 +12,9 @@ import jax.numpy as jnp
 
 from jaxreplay import sum_tree
 from jaxreplay._common.xla import materialize
-from jaxreplay.difficulty_pools import _turns
-from jaxreplay.difficulty_pools._state import PoolsState
-from jaxreplay.difficulty_pools._turns import Rows, Turns, spread, sum_before
+from jaxreplay.curricula import _pool_turns as _turns
+from jaxreplay.curricula._pool_state import PoolsState
+from jaxreplay.curricula._pool_turns import Rows, Turns, spread, sum_before
 
 
 class Moves(NamedTuple):

@@ -10,7 +10,7 @@ import numpy as np
 from flax import struct
 
 from jaxreplay import sum_tree
-from jaxreplay._common import groups, layouts
+from jaxreplay._common import layouts
 from jaxreplay._common.checks import (
     check_bool,
     check_integer,
@@ -22,10 +22,11 @@ from jaxreplay._common.checks import (
 )
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.ring import saturating_add
-from jaxreplay._common.task_keys import sources
 from jaxreplay._common.xla import jit_method
+from jaxreplay.curricula import _groups as groups
+from jaxreplay.curricula._task_keys import sources
+from jaxreplay.curricula.scores import Score, Thompson, learnability
 from jaxreplay.sum_tree._tree import on_backend
-from jaxreplay.tasks._scores import Score, Thompson, learnability
 
 LARGEST_SCORE = 1e6  # no sum of scores overflows
 MANY_TRIALS = 2.0**22  # float32 counts up to 2^24 in steps of 1
@@ -45,7 +46,7 @@ class TasksState(layouts.LaidOut):
 
     Examples:
       >>> state = jr.Tasks(num_tasks=3).init()
-      >>> isinstance(state, jr.TasksState), state.trials.tolist()
+      >>> isinstance(state, jr.curricula.TasksState), state.trials.tolist()
       (True, [0.0, 0.0, 0.0])
     """
 
@@ -156,7 +157,7 @@ class Tasks:
           ValueError: `n` is not a positive integer, or the state is for another number of tasks.
 
         Examples:
-          >>> tasks = jr.Tasks(num_tasks=3, score=jr.success_band(0.4, 0.6))
+          >>> tasks = jr.Tasks(num_tasks=3, score=jr.scores.success_band(0.4, 0.6))
           >>> state, _ = tasks.update(tasks.init(), jnp.array([0, 2]), jnp.array([[1.0], [0.0]]))
           >>> tasks.sample(state, jax.random.key(0), 4)[0].tolist()  # of task 1 nothing is known
           [1, 1, 1, 1]

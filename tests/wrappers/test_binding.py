@@ -14,7 +14,7 @@ from helpers import at, items, numbers, over_devices, rarely
 from jax import lax
 
 import jaxreplay as jr
-from jaxreplay.buffers import _bound
+from jaxreplay.wrappers import _bound
 
 KEY, STEPS = jax.random.key(0), 4
 PER = jr.Prioritized(alpha=0.7)

@@ -160,8 +160,8 @@ def test_no_dtype_or_rank_is_promoted(prioritization):
     levels = jr.Levels(capacity=7, prioritization=prioritization, staleness=0.5)
     ends = np.ones((3, 4), bool)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        scores = jr.positive_value_loss(np.ones((3, 4), np.float32), ends)
-        scores += jr.max_monte_carlo(np.ones((3, 4), np.float32), ends, np.full(4, 2.0, np.float32))
+        scores = jr.scores.positive_value_loss(np.ones((3, 4), np.float32), ends)
+        scores += jr.scores.max_monte_carlo(np.ones((3, 4), np.float32), ends, np.full(4, 2.0, np.float32))
         state, slots = levels.insert(levels.init({"id": jnp.int8(0)}), {"id": np.arange(4, dtype=np.int8)}, scores)
         state = levels.update(state, slots, scores)
         state, drawn, items = levels.sample(state, seeds.key("strict"), 5)
@@ -238,15 +238,15 @@ def test_scores_of_rollouts():
     numbers, ends = rng.normal(size=(40, 12)).astype(np.float32), rng.random((40, 12)) < 0.1
     ends[:, 0] = False
     largest = rng.normal(size=12).astype(np.float32)
-    found = jax.jit(jr.positive_value_loss)(numbers, ends)
+    found = jax.jit(jr.scores.positive_value_loss)(numbers, ends)
     np.testing.assert_allclose(found, mean_of_episodes(np.maximum(numbers, 0), ends), rtol=1e-5)
-    found = jr.max_monte_carlo(numbers, ends, largest)
+    found = jr.scores.max_monte_carlo(numbers, ends, largest)
     np.testing.assert_allclose(found, mean_of_episodes(largest - numbers, ends), rtol=1e-4, atol=1e-6)
     assert found[0] == -np.inf
     with pytest.raises(ValueError, match=r"advantages: got float32\[3\] with ends of shape"):
-        jr.positive_value_loss(np.zeros(3), np.zeros(3, bool))
+        jr.scores.positive_value_loss(np.zeros(3), np.zeros(3, bool))
     with pytest.raises(ValueError, match=r"max_returns: got shape \[2\], expected \[12\]"):
-        jr.max_monte_carlo(numbers, ends, np.zeros(2))
+        jr.scores.max_monte_carlo(numbers, ends, np.zeros(2))
 
 
 def test_states_are_saved_bound_and_measured(tmp_path):

@@ -14,10 +14,10 @@ from jaxreplay._common import checks, layouts
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sample import check_no_hook
 from jaxreplay.buffers._sequence import SequenceBuffer
-from jaxreplay.buffers._sharded import Sharded
 from jaxreplay.buffers._shards import shards_of, whole_of, with_whole
 from jaxreplay.samplers import Prioritized, Recent, Uniform
 from jaxreplay.samplers._settings import open_settings
+from jaxreplay.wrappers._sharded import Sharded
 
 
 def leading_of(buffer: Buffer[Any] | Sharded[Any]) -> tuple[int, ...]:

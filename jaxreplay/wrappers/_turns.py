@@ -8,7 +8,7 @@
    of the state, so that a later call cannot donate them.
 3. The counts change together with the state: a call that raises before the state is replaced counts nothing.
 4. A waiting thread holds no lock. Each change of the state, of the counts or of the slack wakes all waiting threads,
-   and so does `close`. The rule of `jaxreplay.shared._limiter` lets at least one of them pass.
+   and so does `close`. The rule of `jaxreplay.wrappers._limiter` lets at least one of them pass.
 5. The state is lost only in a call that raises after it donated the state. That closes it for all threads.
 """
 
@@ -22,8 +22,8 @@ import jax
 
 from jaxreplay._common.eager import is_tracing
 from jaxreplay._common.xla import on_host
-from jaxreplay.shared._closed import Closed
-from jaxreplay.shared._limiter import Limiter
+from jaxreplay.wrappers._closed import Closed
+from jaxreplay.wrappers._limiter import Limiter
 
 LOOK_AGAIN = 1.0  # seconds; a waiting thread then notices interrupts on all systems, and that it is alone
 

@@ -101,7 +101,9 @@ def test_ages_count_from_the_latest_update_that_had_a_group():
         return 1 + age.astype(jnp.float32)
 
     by_age, by_rate = jr.Tasks(num_tasks=3, score=one_more, refresh=3, donate=False), jr.Tasks(num_tasks=3)
-    second = jr.Tasks(num_tasks=3, score=jr.Thompson(candidates=40, score=lambda rates, ones, age: -jnp.abs(age - 1)))
+    second = jr.Tasks(
+        num_tasks=3, score=jr.scores.Thompson(candidates=40, score=lambda rates, ones, age: -jnp.abs(age - 1))
+    )
     state, other, one = by_age.init(), by_rate.init(), np.ones((1, 1))
     seen = []
     for task in (0, 9, 1, 9, 2, 1, 9):
@@ -143,7 +145,7 @@ BETAS += [(0.5, 0.5), (1, 1), (2, 3), (1, 0.05), (20.01, 80.01), (5e5, 2e5)]
 def drawn_rates(key, successes, trials):
     """The success rates that a Thompson draw compares."""
     seen = []
-    jr.Thompson(score=lambda rates, ones, age: seen.append(rates) or rates).winner(key, successes, trials, 0)
+    jr.scores.Thompson(score=lambda rates, ones, age: seen.append(rates) or rates).winner(key, successes, trials, 0)
     return seen[0]
 
 
@@ -179,7 +181,7 @@ def test_law_of_drawn_success_rates():
 @pytest.mark.parametrize(("exploration", "prior"), [(0.0, 1.0), (0.3, 0.01)])
 def test_law_of_thompson_draws(exploration, prior):
     """Against winners that NumPy draws: of three candidates, the rate nearest to a half. Task 2 was never tried."""
-    tasks = jr.Tasks(num_tasks=4, prior=(prior, prior), score=jr.Thompson(candidates=3), exploration=exploration)
+    tasks = jr.Tasks(num_tasks=4, prior=(prior, prior), score=jr.scores.Thompson(candidates=3), exploration=exploration)
     rewards = np.array([[1, 1, 1, 1, 1, 1], [0, 1, 0, 1, 0, 1], [0, 0, 0, 0, 0, 0], [1, 0, 0, 0, 0, 0]], np.float32)
     tried = np.arange(4) != 2
     state, _ = tasks.update(tasks.init(), np.arange(4), rewards, mask=tried)
@@ -202,11 +204,11 @@ def test_law_of_thompson_draws(exploration, prior):
 def test_scores():
     won, tried = np.array([1.0, 3.0, 0.5]), np.array([4.0, 6.0, 20.0])
     beta = stats.beta(won, tried - won)
-    np.testing.assert_allclose(jr.learnability(won, tried, 0), beta.mean() * (1 - beta.mean()), rtol=1e-6)
-    np.testing.assert_allclose(jr.uncertainty(won, tried, 0), beta.std(), rtol=1e-6)
-    score = jr.success_band(0.25, 0.6, inside=3.0, outside=0.5)
+    np.testing.assert_allclose(jr.scores.learnability(won, tried, 0), beta.mean() * (1 - beta.mean()), rtol=1e-6)
+    np.testing.assert_allclose(jr.scores.uncertainty(won, tried, 0), beta.std(), rtol=1e-6)
+    score = jr.scores.success_band(0.25, 0.6, inside=3.0, outside=0.5)
     np.testing.assert_array_equal(score(won, tried, 0), [0.5, 3.0, 0.5])
-    assert score == jr.success_band(0.25, 0.6, inside=3.0, outside=0.5)
+    assert score == jr.scores.success_band(0.25, 0.6, inside=3.0, outside=0.5)
     assert hash(score)
 
 
@@ -214,7 +216,7 @@ def test_scores_that_no_tree_can_hold():
     """NaN and negative scores are 0, and infinite ones finite; if all are 0, draws are uniform."""
     tasks = jr.Tasks(num_tasks=4, score=lambda won, tried, age: jnp.array([jnp.nan, -1.0, jnp.inf, 2.0])[: won.size])
     assert jr.sum_tree.leaves(tasks.init().tree).tolist() == [0.0, 0.0, 1e6, 2.0]
-    nothing = jr.Tasks(num_tasks=4, score=jr.success_band(0.9, 1.0))
+    nothing = jr.Tasks(num_tasks=4, score=jr.scores.success_band(0.9, 1.0))
     drawn, ok = nothing.sample(nothing.init(), seeds.key("nothing"), 4000)
     assert not ok
     assert stats.chisquare(np.bincount(drawn, minlength=4)).pvalue > 1e-4
@@ -262,7 +264,7 @@ def test_counters_saturate():
 
 
 def test_a_state_for_another_list_of_tasks():
-    old, new = jr.Tasks(num_tasks=3, score=jr.uncertainty), jr.Tasks(num_tasks=4)
+    old, new = jr.Tasks(num_tasks=3, score=jr.scores.uncertainty), jr.Tasks(num_tasks=4)
     state, _ = old.update(old.init(), np.array([0, 2]), np.array([[1, 1], [0, 1]]))
     moved = new.remap(state, "aab", "xbaa")
     assert moved.trials.tolist() == [0, 2, 2, 0]
@@ -309,7 +311,7 @@ def test_settings_that_are_refused(settings, message):
 @pytest.mark.parametrize(("hard", "easy"), [(0.5, 0.5), (0.8, 0.2), (-0.1, 0.5)])
 def test_bands_that_are_refused(hard, easy):
     with pytest.raises(ValueError, match="hard="):
-        jr.success_band(hard, easy)
+        jr.scores.success_band(hard, easy)
 
 
 def test_an_update_is_in_place():
@@ -324,7 +326,9 @@ def test_an_update_is_in_place():
     assert not state.trials.is_deleted()
 
 
-@pytest.mark.parametrize("score", [jr.learnability, jr.uncertainty, jr.thompson, jr.success_band(0.1, 0.9)])
+@pytest.mark.parametrize(
+    "score", [jr.scores.learnability, jr.scores.uncertainty, jr.scores.thompson, jr.scores.success_band(0.1, 0.9)]
+)
 def test_no_dtype_or_rank_is_promoted(score):
     tasks = jr.Tasks(num_tasks=7, score=score, decay=0.9, exploration=0.1, refresh=2)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):

@@ -19,7 +19,9 @@ from oracles import PoolsTwin
 from scipy import stats
 
 import jaxreplay as jr
-from jaxreplay.difficulty_pools import _draws, _moves, _state
+from jaxreplay.curricula import _pool_draws as _draws
+from jaxreplay.curricula import _pool_moves as _moves
+from jaxreplay.curricula import _pool_state as _state
 
 CASES = cases("pools")
 SOLVED, FAILED, MIXED = [1.0, 1.0], [0.0, 0.0], [0.0, 1.0]

@@ -9,7 +9,9 @@ import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from jaxreplay.difficulty_pools import _moves, _state, _turns
+from jaxreplay.curricula import _pool_moves as _moves
+from jaxreplay.curricula import _pool_state as _state
+from jaxreplay.curricula import _pool_turns as _turns
 
 LIMITS = (0, 1, 2, 5)
 

@@ -14,6 +14,8 @@ import jax
 import jax.numpy as jnp
 
 from jaxreplay._common.checks import check_integer, check_number, keywords_only, settle
+from jaxreplay.curricula._regret import max_monte_carlo as max_monte_carlo
+from jaxreplay.curricula._regret import positive_value_loss as positive_value_loss
 
 Score = Callable[[jax.Array, jax.Array, jax.Array], Any]
 ROUNDS = 6  # of proposals for a Gamma variate: all are rejected less often than once in 10^7
@@ -26,7 +28,9 @@ def learnability(successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax
     Learnability, section 3) and Rutherford et al. 2024 (No Regrets, section 4).
 
     Examples:
-      >>> jr.learnability(jnp.array([1.0, 2.0, 3.0]), jnp.array([4.0, 4.0, 4.0]), 0).tolist()
+      >>> jr.scores.learnability(
+      ...     jnp.array([1.0, 2.0, 3.0]), jnp.array([4.0, 4.0, 4.0]), 0
+      ... ).tolist()
       [0.1875, 0.25, 0.1875]
     """
     p = successes / trials
@@ -39,7 +43,7 @@ def uncertainty(successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.
     With a successes and b failures, prior included, it is sqrt(a b / ((a + b)^2 (a + b + 1))).
 
     Examples:
-      >>> one, eight = jr.uncertainty(jnp.array([1.0, 4.0]), jnp.array([2.0, 8.0]), 0)
+      >>> one, eight = jr.scores.uncertainty(jnp.array([1.0, 4.0]), jnp.array([2.0, 8.0]), 0)
       >>> bool(one > eight)  # the same rate, from fewer trials
       True
     """
@@ -54,7 +58,7 @@ def success_band(hard: float, easy: float, *, inside: float = 1.0, outside: floa
       ValueError: not 0 <= hard < easy <= 1, or a score is negative.
 
     Examples:
-      >>> score = jr.success_band(0.2, 0.8, outside=0.1)
+      >>> score = jr.scores.success_band(0.2, 0.8, outside=0.1)
       >>> [
       ...     round(float(s), 2)
       ...     for s in score(jnp.array([0.5, 1.0, 1.9]), jnp.array([2.0] * 3), 0)
@@ -98,7 +102,7 @@ class Thompson:
       score: of a success rate; called with the rate as `successes` and `trials` 1.
 
     Examples:
-      >>> tasks = jr.Tasks(num_tasks=4, score=jr.Thompson(candidates=8))
+      >>> tasks = jr.Tasks(num_tasks=4, score=jr.scores.Thompson(candidates=8))
       >>> tasks.sample(tasks.init(), jax.random.key(0), 3)[0].shape
       (3,)
     """
@@ -118,10 +122,10 @@ class Thompson:
 
         Examples:
           >>> tried, solved = jnp.full((1, 2), 1e4), jnp.array([[10.0, 5e3]])
-          >>> jr.thompson.winner(jax.random.key(0), solved, tried, 0).tolist()
+          >>> jr.scores.thompson.winner(jax.random.key(0), solved, tried, 0).tolist()
           [1]
         """
-        rates = beta_variates(key, successes, trials - successes)
+        rates = _beta_variates(key, successes, trials - successes)
         return jnp.argmax(self.score(rates, jnp.ones_like(rates), age), axis=1).astype(jnp.int32)
 
 
@@ -129,7 +133,7 @@ thompson = Thompson()
 """`Thompson` with 16 candidates, scored by `learnability`."""
 
 
-def beta_variates(key: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
+def _beta_variates(key: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     """Random rates with Beta(a, b) distributions, float32 of the shape of `a` and `b`; no loop.
 
     A Beta variate is x / (x + y) for Gamma variates x and y with shapes a and b. These are drawn by the method of

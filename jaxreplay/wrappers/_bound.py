@@ -10,8 +10,8 @@ import jax
 from flax import struct
 
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._mixture import Mixture
-from jaxreplay.buffers._sharded import Sharded
+from jaxreplay.wrappers._mixture import Mixture
+from jaxreplay.wrappers._sharded import Sharded
 
 B = TypeVar("B")
 C = TypeVar("C")

@@ -16,7 +16,7 @@ from helpers import at, items, numbers, over_devices
 
 import jaxreplay as jr
 from jaxreplay.__main__ import main as report
-from jaxreplay.shared import _turns
+from jaxreplay.wrappers import _turns
 
 SOON, LONG = 0.05, 20  # seconds: to see that a call waits, and to give up
 KEY = jax.random.key(0)

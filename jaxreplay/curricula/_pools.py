@@ -24,15 +24,18 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay._common import groups
 from jaxreplay._common.checks import check_integer, check_key, check_number, check_state, keywords_only
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import saturating_add
-from jaxreplay._common.task_keys import sources
 from jaxreplay._common.xla import jit_method, on_host
-from jaxreplay.difficulty_pools import _checks, _draws, _moves, _state
-from jaxreplay.difficulty_pools._state import PoolsState
-from jaxreplay.difficulty_pools._turns import spread
+from jaxreplay.curricula import _groups as groups
+from jaxreplay.curricula import _pool_checks as _checks
+from jaxreplay.curricula import _pool_draws as _draws
+from jaxreplay.curricula import _pool_moves as _moves
+from jaxreplay.curricula import _pool_state as _state
+from jaxreplay.curricula._pool_state import PoolsState
+from jaxreplay.curricula._pool_turns import spread
+from jaxreplay.curricula._task_keys import sources
 
 NORMAL, EASY, HARD = range(3)
 

@@ -6,7 +6,7 @@ from fractions import Fraction
 import pytest
 import seeds
 
-from jaxreplay.shared._limiter import Limiter
+from jaxreplay.wrappers._limiter import Limiter
 
 
 def limiter(ratio, slack=None, began=True):

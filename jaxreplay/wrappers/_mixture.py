@@ -30,7 +30,10 @@ from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.xla import jit_method, materialize, read_once
 from jaxreplay.buffers import _memory
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._mixture_sources import (
+from jaxreplay.buffers._sample import Sample, check_draw, check_minibatches, is_known_empty
+from jaxreplay.buffers._shards import shards_of, whole_of
+from jaxreplay.transitions import TransitionBatch
+from jaxreplay.wrappers._mixture_sources import (
     check_buffers,
     check_shares,
     items_spec,
@@ -40,10 +43,7 @@ from jaxreplay.buffers._mixture_sources import (
     settings_of,
     without_normalization,
 )
-from jaxreplay.buffers._sample import Sample, check_draw, check_minibatches, is_known_empty
-from jaxreplay.buffers._sharded import Sharded
-from jaxreplay.buffers._shards import shards_of, whole_of
-from jaxreplay.transitions import TransitionBatch
+from jaxreplay.wrappers._sharded import Sharded
 
 
 @checks.keywords_only

@@ -15,7 +15,7 @@ from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import layouts
-from jaxreplay.difficulty_pools import _turns
+from jaxreplay.curricula import _pool_turns as _turns
 from jaxreplay.sum_tree._tree import on_backend
 
 
@@ -44,7 +44,10 @@ class PoolsState(layouts.LaidOut):
       ...     tasks_per_env=(4,), easy_threshold=0.9, hard_threshold=0.1
       ... )
       >>> state = pools.init()
-      >>> isinstance(state, jr.PoolsState), state.sizes.tolist()  # of normal, easy and hard
+      >>> (
+      ...     isinstance(state, jr.curricula.PoolsState),
+      ...     state.sizes.tolist(),
+      ... )  # of normal, easy and hard
       (True, [[4, 0, 0]])
     """
 

@@ -27,8 +27,9 @@ class Kind:
         """Rows of the numbers `ids`: [ROWS], or the steps of both streams of a source."""
         return items(np.stack([ids] * NUM_ENVS, axis=1) if self.sequence else ids)
 
-    def count(self, mask):
-        return ROWS * NUM_ENVS if self.sequence else int(mask.sum())
+    @property
+    def count(self):
+        return ROWS * NUM_ENVS if self.sequence else ROWS
 
 
 def kinds():
@@ -77,11 +78,12 @@ class Storm:
       log: all calls of the buffer in their order.
       own: by thread, the rows that it knows to be added: numbers and mask.
       balances: balance and slack after each call.
+      counted: number of added items.
     """
 
     def __init__(self, name, seconds, seed):
         self.kind, self.seconds, self.name, self.seed = kinds()[name], seconds, name, seed
-        self.log, self.balances = [], []
+        self.log, self.balances, self.counted = [], [], 0
         self.own = collections.defaultdict(list)
         self.happened = collections.Counter()
         self.rng = seeds.rng("storm", name, seed=seed)
@@ -93,6 +95,7 @@ class Storm:
 
         def counted(added, drawn):
             count(added, drawn)
+            self.counted += added
             self.balances.append((limiter.balance, limiter.slack))
 
         limiter.count = counted
@@ -138,7 +141,8 @@ class Storm:
             elif what == 2:
                 assert shared.size() >= 0
             elif what == 3:
-                shared.diagnostics()
+                with shared.state() as cell:
+                    jr.diagnostics(shared.buffer, cell.state)
             elif what == 4:
                 with contextlib.suppress(KeyError), shared.state(added=1, drawn=2) as cell:
                     assert len(jax.tree.leaves(cell.state)) > 3
@@ -188,8 +192,8 @@ class Storm:
             if not isinstance(error, jr.Closed) or error.__cause__ is not cause:
                 raise error
         assert len(errors) == (8 if cause else 0)
-        with self.shared._turns.turn("look", reads=True):
-            self.state = self.shared._turns.state
+        with self.shared.state() as cell:
+            self.state = cell.state
 
     def check(self):
         self.check_order()
@@ -228,11 +232,10 @@ class Storm:
     def check_ratio(self):
         """The counts are those of the calls, and the balance was never outside the slack."""
         shared, kind = self.shared, self.kind
-        added = sum(kind.count(mask) for calls in self.own.values() for _, mask, _ in calls)
-        assert shared._turns.limiter.added == added
+        assert self.counted == kind.count * sum(map(len, self.own.values()))
         assert shared.drawn == DRAWN * self.happened["_draw"]
         assert all(abs(balance) <= slack for balance, slack in self.balances)
-        assert max(slack for _, slack in self.balances) <= 2 * kind.count(np.ones(ROWS)) + DRAWN
+        assert max(slack for _, slack in self.balances) <= 2 * kind.count + DRAWN
         assert abs(2 * shared.added - shared.drawn) <= shared.slack
 
     def check_trees(self):

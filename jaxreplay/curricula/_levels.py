@@ -285,9 +285,7 @@ class Levels:
     def _sample(self, state: LevelsState, key: jax.Array, n: int) -> tuple[LevelsState, jax.Array, Any]:
         self._check_state(state)
         check_key(key)
-        leaves = self._law(state)
-        tree = sum_tree.with_fanout(sum_tree.SumTree((leaves,), None, self.capacity, 2))
-        slots, _ = sum_tree.sample_with(tree, random_bits(key, n))
+        slots, _ = sum_tree.sample_with(sum_tree.of_leaves(self._law(state)), random_bits(key, n))
         now = state.count + jnp.arange(1, n + 1, dtype=jnp.int32)
         now = jnp.where(now < state.count, 2**31 - 1, now)
         state = dataclasses.replace(state, last=state.last.at[slots].max(now), count=now[-1])

@@ -44,7 +44,7 @@ _padded_on_device = on_copies(jax.jit(padded))
 _first = jax.jit(lambda x, n: x[:n], static_argnums=1)
 
 
-def in_few_sizes(update: Callable[..., tuple[Any, Any]], state: Any, *groups: Any) -> tuple[Any, Any]:
+def padded_update(update: Callable[..., tuple[Any, Any]], state: Any, *groups: Any) -> tuple[Any, Any]:
     """`update(state, tasks, rewards, mask)`, with padded groups if the call is eager; and a flag of each group."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, groups))):
         return update(state, *groups)

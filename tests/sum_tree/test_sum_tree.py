@@ -250,7 +250,7 @@ def test_a_tree_of_leaves_is_one_that_all_were_written_to(capacity, fanout):
     chex.assert_trees_all_equal(jax.jit(functools.partial(sum_tree.of_leaves, fanout=fanout))(leaves), found)
     assert sum_tree.of_leaves([1, -1, 3]).sums[-1][:3].tolist() == [1, np.inf, 3]
     for wrong in (leaves[:0], leaves[None], 1.0):
-        with pytest.raises(ValueError, match="leaves: got shape .*, expected a vector"):
+        with pytest.raises(ValueError, match=r"leaves: got shape .*, expected a vector"):
             sum_tree.of_leaves(wrong)
 
 

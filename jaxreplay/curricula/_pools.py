@@ -149,10 +149,7 @@ class DifficultyPools:
         n = check_integer("n", n, 1, 2**24, "the number of draws")
         tasks, ok = self._draw(state, key, n)
         if not isinstance(ok, jax.core.Tracer) and not on_host(ok):
-            raise ValueError(
-                "No environments left with examples. No environment with a positive ratio has a task in normal; "
-                "recycle moves parked tasks back."
-            )
+            raise ValueError("No environments left with examples. Normal is empty; recycle moves parked tasks back.")
         return tasks, ok
 
     @jit_method(static=("n",), rows="n")
@@ -392,8 +389,7 @@ class DifficultyPools:
         if state.pool.shape != (self.num_tasks,) or state.sizes.shape[0] != len(self.tasks_per_env):
             raise ValueError(
                 f"tasks_per_env={self.tasks_per_env}: this state has tasks {list(state.pool.shape)} in "
-                f"{state.sizes.shape[0]} environments; use the configuration that made it, remap for other tasks, and "
-                "jax.vmap for a stack of states."
+                f"{state.sizes.shape[0]} environments; remap it, or use jax.vmap for a stack."
             )
 
 

@@ -370,7 +370,7 @@ class Tasks:
         """Raise a `ValueError` if `state` is for another number of tasks."""
         check_state(self, state, TasksState)
         if np.shape(state.trials) != (self.num_tasks,):
+            found = list(np.shape(state.trials))
             raise ValueError(
-                f"num_tasks={self.num_tasks}: this state has tasks {list(np.shape(state.trials))}; use the "
-                "configuration that made it, remap for other tasks, and jax.vmap for a stack of states."
+                f"num_tasks={self.num_tasks}: this state has tasks {found}; remap it, or use jax.vmap for a stack."
             )

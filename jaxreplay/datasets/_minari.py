@@ -57,10 +57,7 @@ def _minari_rows(episode: Any) -> tuple[Any, ...]:
     (length,) = checks.leading_axes(steps, 1, "an episode")
     (num_rows,) = checks.leading_axes(arrays["observations"], 1, "the observations of an episode")
     if num_rows != length + 1:
-        raise ValueError(
-            f"episode {episode.id}: got {num_rows} observations and {length} actions; an episode has one more "
-            "observation than actions."
-        )
+        raise ValueError(f"episode {episode.id}: got {num_rows} observations, expected {length} + 1, for its actions.")
     ends = np.arange(num_rows) == length
 
     def with_last(x: np.ndarray) -> np.ndarray:

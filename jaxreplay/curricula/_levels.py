@@ -283,6 +283,7 @@ class Levels:
 
     @jit_method(static=("n",), donates=True, moves_items=True)
     def _sample(self, state: LevelsState, key: jax.Array, n: int) -> tuple[LevelsState, jax.Array, Any]:
+        self._check_state(state)
         check_key(key)
         slots, _ = sum_tree.sample_with(sum_tree.of_leaves(self.probabilities(state)), random_bits(key, n))
         now = state.count + jnp.arange(1, n + 1, dtype=jnp.int32)

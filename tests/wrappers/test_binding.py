@@ -212,11 +212,6 @@ def test_methods_that_return_states_by_their_annotations():
         assert states <= methods
         found = {name for name in methods - states if _bound._annotated(config, name) in ("whole", "first")}
         assert found == set()
-    pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9)
-    drawn = dataclasses.replace(pools, pool_weights=(0.5, 1.0, 0.0))
-    bound = jr.bind(drawn, pools.init()).recycle(KEY)
-    assert isinstance(bound, jr.Bound)
-    assert bound.state.drawn != pools.init().drawn
 
 
 def test_a_mixtures_sizes_are_no_state():

@@ -8,7 +8,7 @@ import time
 import jax
 import numpy as np
 import seeds
-from helpers import check_tree, items, leaves_of, over_devices
+from helpers import items, over_devices
 
 import jaxreplay as jr
 
@@ -199,7 +199,6 @@ class Storm:
         self.check_order()
         self.check_twin()
         self.check_ratio()
-        self.check_trees()
 
     def check_order(self):
         """All rows that a thread added, and no others, are in the log once, in its order."""
@@ -237,27 +236,3 @@ class Storm:
         assert all(abs(balance) <= slack for balance, slack in self.balances)
         assert max(slack for _, slack in self.balances) <= 2 * kind.count + DRAWN
         assert abs(2 * shared.added - shared.drawn) <= shared.slack
-
-    def check_trees(self):
-        """Sums of the trees, and for rings the very items that should be stored."""
-        states = self.state if self.kind.sources > 1 else (self.state,)
-        for state in states:
-            shards = state.ring.size.shape[0] if state.ring.size.ndim else 1
-            for k in range(shards):
-                own = jax.tree.map(lambda x, k=k: x[k], state) if state.ring.size.ndim else state
-                check_tree(own.sampler.tree)
-                size = int(own.ring.size)
-                leaves = leaves_of(own.sampler.tree)
-                assert np.count_nonzero(leaves) == size
-                np.testing.assert_allclose(own.sampler.tree.sums[0].sum(), leaves.sum(dtype=np.float64), rtol=1e-5)
-        if self.name == "replay":
-            added = [
-                ids[mask]
-                for name, (rows, *_), named, _ in self.log
-                if name == "add"
-                for ids, mask in [(np.asarray(rows["id"]), np.asarray(named["mask"]))]
-            ]
-            newest = np.concatenate(added)[-64:]
-            buffer = self.shared.buffer
-            found = buffer.get(self.state, buffer.newest(self.state, len(newest)))
-            np.testing.assert_array_equal(found["id"], newest)

@@ -218,7 +218,6 @@ class Shared:
         *,
         beta: Any = None,
         max_age: jax.Array | int | None = None,
-        minibatches: int | None = None,
         timeout: float | None = None,
     ) -> Sample:
         """The buffer's `sample`; waits for the first `min_size` items, and while the draws are ahead.
@@ -235,10 +234,10 @@ class Shared:
           >>> shared.sample(jax.random.key(0), batch_size=3).items.tolist()
           [10, 10, 10]
         """
-        batch_size = check_draw(batch_size, beta, max_age, minibatches)
+        batch_size = check_draw(batch_size, beta, max_age)
         key, beta, max_age = self._sources[0][1].move((key, beta, max_age))
         with self._turns.turn("sample", 0, batch_size, timeout):
-            return self.buffer._draw(self._turns.state, key, batch_size, beta, max_age, minibatches)
+            return self.buffer._draw(self._turns.state, key, batch_size, beta, max_age)
 
     def update(self, indices: jax.Array, td_errors: jax.Array) -> None:
         """The buffer's `update`.

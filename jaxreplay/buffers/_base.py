@@ -3,13 +3,13 @@
 import abc
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks, elsewhere, layouts, ring, shards
+from jaxreplay._common import checks, layouts, ring, shards
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.eager import num_bytes
 from jaxreplay._common.permutation import permuted
@@ -27,16 +27,6 @@ class Buffer(Handled[S]):
 
     _once_in: ClassVar[str | None] = None  # the kind of buffer that stores repeated observations once
     _state_kind: ClassVar[type]
-    _elsewhere: ClassVar[dict[str, str]] = elsewhere.FOR_ARGUMENTS
-
-    if not TYPE_CHECKING:  # type checkers see the constructor and the attributes that exist
-
-        def __new__(cls, *args, **kwargs):
-            elsewhere.check_arguments(cls, kwargs, cls._elsewhere)
-            return super().__new__(cls)
-
-        def __getattr__(self, name):
-            raise elsewhere.missing(f"{type(self).__name__!r} object", name, elsewhere.FOR_METHODS)
 
     @abc.abstractmethod
     def init(self, items: Any, /, **settings: Any) -> S:

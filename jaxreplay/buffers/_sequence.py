@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import checks, elsewhere, layouts, ring
+from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
 from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _memory
@@ -119,7 +119,6 @@ class SequenceBuffer(Buffer[SequenceState]):
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
     _state_kind: ClassVar[type] = SequenceState
     _storage_axes: ClassVar[tuple[str, ...]] = ("length", "num_envs")
-    _elsewhere: ClassVar[dict[str, str]] = elsewhere.FOR_ARGUMENTS_OF_SEQUENCES
 
     def __post_init__(self):
         num_envs = check_integer("num_envs", self.num_envs, 1, ring.MAX_CAPACITY, "the number of streams")

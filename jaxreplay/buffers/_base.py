@@ -11,7 +11,6 @@ import jax.numpy as jnp
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts, ring, shards
 from jaxreplay._common.checks import check_integer
-from jaxreplay._common.eager import num_bytes
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.xla import alive, copy, jit_method, materialize, read_once, reads_state
 from jaxreplay.buffers._handled import Handled, S
@@ -47,15 +46,6 @@ class Buffer(Handled[S]):
     def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
         """Prefix of leaf names, abstract state on a device, and number of devices, for `jaxreplay.memory`."""
         return [("", self._abstract(items), 1)]
-
-    @property
-    def _item_share(self) -> float:
-        """Size of a drawn item as a fraction of the storage."""
-        return 1 / self._num_slots
-
-    def _item_bytes(self, state: S) -> float:
-        """Bytes of a drawn item."""
-        return self._item_share * num_bytes(jax.tree.leaves(state.storage))
 
     @property
     def _batch_axes(self) -> int:
@@ -153,11 +143,11 @@ class Buffer(Handled[S]):
         changed: Any = self._draw_and_change(state, key, batch_size, beta, max_age)
         return changed
 
-    @jit_method(static=("batch_size",), rows="batch_size", moves_items=True)
+    @jit_method(static=("batch_size",))
     def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
         return self._draw_slots(state, key, batch_size, beta, max_age)[0]
 
-    @jit_method(donates=True, static=("batch_size",), rows="batch_size", moves_items=True)
+    @jit_method(donates=True, static=("batch_size",))
     def _draw_and_change(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> tuple[S, Sample]:
         sample, slots = self._draw_slots(state, key, batch_size, beta, max_age)
         sampler: Any = self.sampler
@@ -214,7 +204,7 @@ class Buffer(Handled[S]):
         check_integer("step", step, 0, 2**31 - 1, "the number of a batch", traced=None)
         return check_drawn(self, state, self._epoch(state, key, batch_size, step))
 
-    @jit_method(static=("batch_size",), rows="batch_size", moves_items=True)
+    @jit_method(static=("batch_size",))
     def _epoch(self, state: S, key: jax.Array, batch_size: int, step: jax.Array | int) -> Sample:
         self._check_state(state)
         checks.check_key(key)

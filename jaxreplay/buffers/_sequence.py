@@ -185,7 +185,7 @@ class SequenceBuffer(Buffer[SequenceState]):
                 episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
             )
 
-    @jit_method(donates=True, rows="steps")
+    @jit_method(donates=True)
     def add(
         self,
         state: SequenceState,
@@ -369,10 +369,6 @@ class SequenceBuffer(Buffer[SequenceState]):
     @property
     def _keeps_ends(self) -> bool:
         return self.windows in ("cut", "episodes")
-
-    @property
-    def _item_share(self) -> float:
-        return self.sequence_length / (self.length * self.num_envs)
 
     @property
     def _num_slots(self) -> int:

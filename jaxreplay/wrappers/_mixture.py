@@ -149,11 +149,6 @@ class Mixture:
 
         return [spec, *map(its, self.buffers[1:])]
 
-    def _item_bytes(self, state: tuple[Any, ...]) -> float:
-        """Bytes of a drawn item, the most of any source."""
-        buffers: Any = self.buffers
-        return max(buffer._item_bytes(part) for buffer, part in zip(buffers, state, strict=True))
-
     def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
         """`Buffer._device_states` of all sources."""
         return [
@@ -204,7 +199,7 @@ class Mixture:
             raise ValueError("cannot sample from a mixture of empty buffers; add items first (see can_sample).")
         return drawn
 
-    @jit_method(static=("batch_size",), rows="batch_size", moves_items=True)
+    @jit_method(static=("batch_size",))
     def _draw(self, state: tuple[Any, ...], key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
         self._check_state(state)
         checks.check_key(key)
@@ -242,7 +237,7 @@ class Mixture:
 
         return list(map(weighed, drawn, weights, scales))
 
-    @jit_method(donates=True, handles="indices", rows="indices")
+    @jit_method(donates=True, handles="indices")
     def update(self, state: tuple[Any, ...], indices: jax.Array, td_errors: jax.Array) -> tuple[Any, ...]:
         """Give each source's sampler the TD errors of its rows.
 

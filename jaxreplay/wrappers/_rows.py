@@ -12,11 +12,12 @@ import jax.core
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec, Sharding
 
-from jaxreplay._common.eager import FEW_BYTES
 from jaxreplay._common.xla import on_host, own
 from jaxreplay.buffers._shards import shards_of
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.transitions._batch import without_valid
+
+FEW_BYTES = 2**20  # of a NumPy array that may be copied while the lock is held
 
 
 def num_items(buffer: Any, items: Any, *masks: Any) -> int:

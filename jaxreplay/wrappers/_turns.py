@@ -20,8 +20,7 @@ from typing import Any
 
 import jax
 
-from jaxreplay._common.eager import is_tracing
-from jaxreplay._common.xla import on_host
+from jaxreplay._common.xla import is_tracing, on_host
 from jaxreplay.wrappers._closed import Closed
 from jaxreplay.wrappers._limiter import Limiter
 

@@ -326,9 +326,3 @@ def check_key(key: Any) -> None:
             is_key = key.ndim == 0
     if not is_key:
         raise ValueError(f"key: got {found}, expected one PRNG key, such as jax.random.key(0).")
-
-
-def check_beta(beta: Any) -> None:
-    """Raise a `ValueError` unless `beta` of `sample` is None, a number in [0, 1] or an array []."""
-    if beta is not None:
-        check_number("beta", beta, 0, 1, "a schedule is an argument of the sampler", traced=None)

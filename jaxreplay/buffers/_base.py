@@ -63,10 +63,6 @@ class Buffer(Handled[S]):
             raise ValueError(
                 f"{names}: this state has {axes}; use the buffer that made it, and jax.vmap for a stack of states."
             )
-        self._check_sampler(state)
-
-    def _check_sampler(self, state: S) -> None:
-        """Raise a `ValueError` if `state` lacks the structure of the sampler's states."""
         if _kind(state.sampler) != _kind_of_states(self.sampler, self._num_slots):
             raise ValueError(
                 f"sampler={self.sampler!r}: this state is of another sampler, or of another size; use the buffer that "

@@ -6,8 +6,8 @@ import jax
 import jax.core
 from flax import struct
 
-from jaxreplay._common import checks, ring
-from jaxreplay._common.checks import check_integer
+from jaxreplay._common import ring
+from jaxreplay._common.checks import check_integer, check_number
 from jaxreplay._common.xla import on_host
 from jaxreplay.buffers._shards import whole_of
 
@@ -48,7 +48,8 @@ class Sample:
 def check_draw(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
     """`batch_size` as a Python integer; a `ValueError` if an argument of a draw is invalid."""
     batch_size = check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
-    checks.check_beta(beta)
+    if beta is not None:
+        check_number("beta", beta, 0, 1, "a schedule is an argument of the sampler", traced=None)
     if max_age is not None:
         check_integer("max_age", max_age, 1, 2**31 - 1, "the number of newest items to draw from", traced=None)
     return batch_size

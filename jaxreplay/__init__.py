@@ -62,9 +62,10 @@ def __dir__() -> list[str]:
 def _missing(name: str) -> Any:
     if name == "testing":  # imported when it is used, as it needs chex
         return importlib.import_module("jaxreplay.testing")
-    from jaxreplay._common import elsewhere
+    from jaxreplay._common.elsewhere import FOR_NAMES
 
-    raise elsewhere.missing(f"module {__name__!r}", name, elsewhere.FOR_NAMES)
+    advice = f"; use {FOR_NAMES[name]}" if name in FOR_NAMES else ""
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}", name=name)
 
 
 globals()["__getattr__"] = _missing  # in this way type checkers still find names that do not exist

@@ -8,7 +8,7 @@ AS_MANY = "they are known to be as many"
 ANY_GUESS = "any first guess leads to the same end"
 EQUIVALENT = {
     "_common/checks.check_like: True -> False": "the structures have been found equal, so the leaves are as many",
-    '_common/eager.is_tracing: _current_trace(convention="flax") -> _current_trace()': "JAX makes no use of it",
+    '_common/xla.is_tracing: _current_trace(convention="flax") -> _current_trace()': "JAX makes no use of it",
     "_common/repeats.last_of_each: True -> False": PROMISE,
     "_common/repeats.last_of_each: lax.sort((numbers, jnp.arange(numbers.size, dtype=jnp.int32)), num_keys=2) -> "
     "lax.sort((numbers, jnp.arange(numbers.size, dtype=jnp.int32)))": "the sort is stable, and the rows are in order",

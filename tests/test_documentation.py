@@ -483,7 +483,8 @@ def minibatches(block, monkeypatch):
 def look_ups(block, monkeypatch):
     buffer = jr.ReplayBuffer(capacity=100_000)
     replay = buffer.add(buffer.init(jnp.zeros(8)), jnp.zeros(8))
-    sample = buffer.sample(replay, jax.random.key(0), 8, minibatches=2)
+    keys = jax.random.split(jax.random.key(0))
+    sample = jax.vmap(lambda key: buffer.sample(replay, key, 4))(keys)
     found = run(block, {"buffer": buffer, "replay": replay, "sample": sample})
     assert found["visits"].sum() == 4
     assert found["oldest"] == 7 - np.min(sample.indices[0])
@@ -1404,7 +1405,7 @@ def shuffled_minibatches(block, monkeypatch):
     assert agent == 4
     leaves = leaves_of_slots(buffer, replay)
     changed = np.flatnonzero(leaves != 1)
-    assert len(changed) > 240
+    assert len(changed) > 200  # draws of their own may share items
     np.testing.assert_array_equal(leaves[changed], changed)  # each TD error reached its item
     parts = []
     with monkeypatch.context() as patched:

@@ -184,6 +184,22 @@ def test_no_copy_where_a_part_is_drawn(sampler, seeds):
     check_function(draw, abstract(buffer, ITEMS, seeds), ITEMS, seeds)
 
 
+@pytest.mark.parametrize(("sampler", "seeds"), often([("prioritized", 8)], list(itertools.product(SAMPLERS, (0, 8)))))
+def test_no_copy_where_minibatches_are_drawn(sampler, seeds):
+    buffer = jr.ReplayBuffer(capacity=ROWS // max(seeds, 1), sampler=SAMPLERS[sampler])
+
+    def learn(state, items, mask, key):
+        state = buffer.add(state, items, mask=mask)
+        drawn = jax.vmap(lambda key: buffer.sample(state, key, BATCH))(jax.random.split(key, 4))
+
+        def step(state, sample):
+            return buffer.update(state, sample.indices, sample.weights + sample.items["reward"]), None
+
+        return lax.scan(step, state, drawn)[0]
+
+    check_function(learn, abstract(buffer, ITEMS, seeds), ITEMS, seeds)
+
+
 @pytest.mark.parametrize("seeds", ALONE_AND_SEEDS)
 def test_no_copy_of_sequences_whatever_the_dtype(seeds):
     check_operation(sequences(jr.Uniform(), seeds), ITEMS_OF_ALL_DTYPES, "step", seeds)

@@ -1,4 +1,4 @@
-"""Checks of arguments, item pytrees and configurations. Each message states the error and the remedy."""
+"""Checks of arguments, item pytrees and configurations. A message says what was given, the rule and one remedy."""
 
 import dataclasses
 import functools
@@ -22,18 +22,6 @@ def type_text(dtype: Any, shape: tuple[int, ...]) -> str:
 
 def _name(path: Any) -> str:
     return f"leaf {jax.tree_util.keystr(path) or '<root>'}"
-
-
-def _is_numbers(x: Any) -> bool:
-    """True if `x` is a list of scalars, or of such lists."""
-    return isinstance(x, list) and x != [] and all(_is_numbers(y) or getattr(y, "shape", None) == () for y in x)
-
-
-def _check_no_numbers(spec: Any) -> None:
-    """Raise a `ValueError` that names the leaf if `spec` has a list of numbers, each of which would be a leaf."""
-    for path, x in jax.tree_util.tree_leaves_with_path(spec, is_leaf=_is_numbers):
-        if isinstance(x, list):
-            raise ValueError(f"{_name(path)}: got a list of {len(x)}, expected an array; give np.asarray of it.")
 
 
 def as_spec(items: Any) -> Any:
@@ -85,14 +73,13 @@ def as_real(name: str, x: Any, expected: str) -> jax.Array:
     return array
 
 
-def leading_axes(spec: Any, num_axes: int, what: str, last: int | None = None) -> tuple[int, ...]:
+def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
     """Sizes of the `num_axes` leading axes that all leaves of `spec` share.
 
     Args:
       spec: pytree of arrays or `jax.ShapeDtypeStruct`.
       num_axes: 1 or 2.
       what: name of `spec` in messages.
-      last: required size of the second axis, for messages; None if any.
 
     Raises:
       ValueError: there are no leaves, a leaf has too few axes, or two leaves differ.
@@ -103,10 +90,9 @@ def leading_axes(spec: Any, num_axes: int, what: str, last: int | None = None) -
     first = leaves[0][1].shape[:num_axes]
     for path, leaf in leaves:
         if len(leaf.shape) < num_axes:
-            _check_no_numbers(spec)
             raise ValueError(
                 f"{_name(path)}: got {type_text(leaf.dtype, leaf.shape)}, {what} needs {num_axes} leading "
-                f"{'axis' if num_axes == 1 else 'axes'}; {_missing_axes([x for _, x in leaves], num_axes, last)}."
+                f"{'axis' if num_axes == 1 else 'axes'}; x[None] adds one."
             )
         if leaf.shape[:num_axes] != first:
             raise ValueError(
@@ -114,22 +100,6 @@ def leading_axes(spec: Any, num_axes: int, what: str, last: int | None = None) -
                 "the first leaf."
             )
     return first
-
-
-def _missing_axes(leaves: list[Any], num_axes: int, last: int | None) -> str:
-    """Remedy for leaves with fewer than `num_axes` axes; `last` is the required size of the second axis."""
-    if num_axes == 1:
-        return "add a batch axis with x[None]"
-    both = "add both to a single item with x[None, None]"
-    if last is not None and last > 1:
-        both = f"for a single item, give init jnp.broadcast_to(x, (1, {last}, *x.shape))"
-    if min(len(leaf.shape) for leaf in leaves) == 0:  # a scalar leaf: it can only be a single item
-        return both
-    sizes = {leaf.shape[0] for leaf in leaves}
-    if len(sizes) > 1 or (last not in (None, 1) and sizes != {last}):
-        return both
-    one = "add the second with x[:, None]" if last == 1 else "add the first with x[None]"
-    return f"{one}, or {both}"
 
 
 def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owner: str) -> None:
@@ -154,19 +124,8 @@ def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owne
         if shape != stored_shape or leaf.dtype != like.dtype:
             raise ValueError(
                 f"{_name(path)}: got {type_text(leaf.dtype, shape)}, "
-                f"{owner} stores {type_text(like.dtype, stored_shape)}{_axes_remedy(shape, stored_shape)}."
+                f"{owner} stores {type_text(like.dtype, stored_shape)}."
             )
-
-
-def _axes_remedy(shape: tuple[int, ...], stored: tuple[int, ...]) -> str:
-    """Remedy for missing leading axes, '' if the shapes differ otherwise."""
-    longer, shorter = (shape, stored) if len(shape) > len(stored) else (stored, shape)
-    more = longer[: len(longer) - len(shorter)]
-    if longer != more + shorter or set(more) <= {1}:
-        return ""
-    if longer is stored:
-        return "; if it lacks a leading axis, add that with x[None]"
-    return "; if init was given an item without its leading axes, give it x[None]"
 
 
 def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_axes: int, owner: str) -> list[Any]:
@@ -184,7 +143,6 @@ def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_a
         parts = jax.tree.map(of_part, values, stored, is_leaf=lambda x: x is None)
         found = jax.tree.structure(stored).flatten_up_to(parts)
     except (ValueError, TypeError) as error:
-        _check_no_numbers(values)
         got, expected = jax.tree.structure(values), jax.tree.structure(stored)
         raise ValueError(
             f"wrong structure: got {got}, {owner} stores {expected}; give None for parts to keep."
@@ -297,15 +255,13 @@ def keywords_only(config: K) -> K:
     A subclass that is a dataclass too has a constructor of its own, which may take positional arguments.
     """
     construct: Any = config.__init__
-    names = [field.name for field in dataclasses.fields(config) if field.init and not field.name.startswith("_")]
+    first = dataclasses.fields(config)[0].name
 
     @functools.wraps(construct)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if args:
-            given = ", ".join(f"{name}={reprlib.repr(value)}" for name, value in zip(names, args, strict=False))
-            found = "1 positional argument" if len(args) == 1 else f"{len(args)} positional arguments"
-            name = type(self).__name__
-            raise TypeError(f"{name}: got {found}, takes keyword arguments only; write {name}({given}).")
+            name, found = type(self).__name__, reprlib.repr(args[0])
+            raise TypeError(f"{name}: got {found}, takes keyword arguments only; write {name}({first}=...).")
         construct(self, **kwargs)
 
     config.__init__ = init
@@ -321,8 +277,6 @@ def check_indices(indices: Any, num_axes: int | None = 1, name: str = "indices")
     indices = as_int32(indices)
     if indices.dtype != jnp.int32 or num_axes not in (None, indices.ndim):
         expected = "integers" if num_axes is None else "a vector of integers"
-        if name == "indices" and num_axes is not None:
-            expected += " (Sample.indices)"
         raise ValueError(f"{name}: got {type_text(indices.dtype, indices.shape)}, expected {expected}.")
     return jnp.asarray(indices)
 
@@ -357,16 +311,9 @@ def check_state(config: Any, state: Any, kind: type) -> None:
     if isinstance(state, kind):
         return
     is_array = isinstance(state, jax.Array | np.ndarray)
-    name = type(state).__name__
-    found = f"{'an' if name[0] in 'aeiouAEIOU' else 'a'} {name}"
-    if state is None or is_array:
-        found = "None" if state is None else type_text(state.dtype, state.shape)
-    remedy = "pass it first, as in state = add(state, ...)"
-    if is_array and (state.dtype == jnp.uint32 or jnp.issubdtype(state.dtype, jax.dtypes.prng_key)):
-        remedy = "give it before the key, as in sample(state, key, ...)"
-    raise ValueError(
-        f"state: got {found}, expected a {kind.__name__}, as init of {type(config).__name__} returns it; {remedy}."
-    )
+    found = type_text(state.dtype, state.shape) if is_array else type(state).__name__
+    owner = type(config).__name__
+    raise ValueError(f"state: got {found}, expected {kind.__name__}, as init of {owner} returns it; give it first.")
 
 
 def check_key(key: Any) -> None:
@@ -379,11 +326,3 @@ def check_key(key: Any) -> None:
             is_key = key.ndim == 0
     if not is_key:
         raise ValueError(f"key: got {found}, expected one PRNG key, such as jax.random.key(0).")
-
-
-def check_beta(beta: Any) -> None:
-    """Raise a `ValueError` unless `beta` of `sample` is None, a number in [0, 1] or an array []."""
-    if callable(beta):
-        raise ValueError(f"beta={beta!r}: must be a number; give a schedule to the sampler, as Prioritized(beta=).")
-    if beta is not None:
-        check_number("beta", beta, 0, 1, "it is an exponent of the importance weights", traced=None)

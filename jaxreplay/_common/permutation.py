@@ -44,14 +44,11 @@ def permuted(key: jax.Array, positions: jax.Array, size: jax.Array) -> jax.Array
         pivot, word = words
         partners = pivot - numbers
         partners = jnp.minimum(partners, partners + modulus)  # a negative difference wrapped around
-        decisions = _mixed(jnp.maximum(numbers, partners) ^ word)
+        x = jnp.maximum(numbers, partners) ^ word
+        # The part of Wellons' lowbias32 that makes the top bit depend on all bits of x.
+        x = (x ^ (x >> 16)) * jnp.uint32(0x21F0AAAD)
+        decisions = (x ^ (x >> 15)) * jnp.uint32(0x735A2D97)
         return jnp.where(decisions.astype(jnp.int32) < 0, partners, numbers), None
 
     # A loop would be two kernels per round on a GPU, and as much slower on a TPU.
     return lax.scan(swap_or_not, numbers, (pivots, bits[1]), unroll=True)[0].astype(jnp.int32)
-
-
-def _mixed(x: jax.Array) -> jax.Array:
-    """A bijection of uint32 whose top bit depends on all bits of `x`: the part of Wellons' lowbias32 that it needs."""
-    x = (x ^ (x >> 16)) * jnp.uint32(0x21F0AAAD)
-    return (x ^ (x >> 15)) * jnp.uint32(0x735A2D97)

@@ -7,13 +7,22 @@ from typing import Any, ParamSpec, TypeVar
 
 import jax
 import jax.core
+import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
 from jaxreplay._common.checks import as_int32
-from jaxreplay._common.eager import ON_ONE_THREAD, on_one_thread
 from jaxreplay._common.meshes import OnMesh, over_any_mesh
+
+# In `jax.core` before JAX 0.8.
+_current_trace: Any = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state
+NOT_TRACING = _current_trace(convention="flax")
+
+
+def is_tracing() -> bool:
+    """True during tracing of an outer program."""
+    return _current_trace(convention="flax") != NOT_TRACING
 
 
 def materialize(*arrays: jax.Array) -> Any:
@@ -120,22 +129,17 @@ def jit_method(
     static: tuple[str, ...] = (),
     donates: bool = False,
     handles: str | None = None,
-    rows: str | None = None,
-    moves_items: bool = False,
 ) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorator that compiles `method(self, state, ...)` with `self` static.
 
     The caller may overwrite other arguments as soon as the call returns. The attribute `programs` holds the pure and
-    the donating program. `programs_on_one_thread` holds both compiled for one CPU thread (see
-    `jaxreplay._common.eager`). `__wrapped__` is the body of the method.
+    the donating program, the same unless `donates`; `__wrapped__` is the body of the method.
 
     Args:
       static: names of other static arguments.
       donates: donate the state if `self.donate`, unless the call is differentiated.
       handles: name of the argument with handles. A handle that does not fit int32 becomes -1; JAX would drop its upper
         bits.
-      rows: name of the argument for `rows` of `on_one_thread`; None for methods that never run on one thread.
-      moves_items: argument of `on_one_thread`.
 
     Raises (the method):
       ValueError: the state was donated to an earlier call.
@@ -146,10 +150,19 @@ def jit_method(
         signature = inspect.signature(body)
         names = list(signature.parameters)[2:]
         handles_at = names.index(handles) if handles else None
-        rows_at = names.index(rows) if rows else None
         by_position = _by_position(signature, body.__name__)
-        programs = _programs(body, signature, static, donates)
-        programs_on_one_thread = _programs(body, signature, static, donates, compiler_options=ON_ONE_THREAD)
+
+        def program(self: Any, *arguments: Any) -> Any:  # all by position, so one program serves every call
+            def method(state: Any, *arguments: Any) -> Any:
+                return body(self, state, **dict(zip(names, arguments, strict=True)))
+
+            return (method if isinstance(self, OnMesh) else over_any_mesh(method))(*arguments)
+
+        program.__name__ = body.__name__  # in profiles
+        numbers = (0, *(names.index(name) + 2 for name in static))
+        pure = donating = jax.jit(program, static_argnums=numbers)
+        if donates:  # keep_unused: also leaves that are replaced without being read
+            donating = jax.jit(program, static_argnums=numbers, donate_argnums=1, keep_unused=True)
 
         @functools.wraps(body)
         def call(self: Any, state: Any, *arguments: Any, **named: Any) -> Any:
@@ -158,19 +171,14 @@ def jit_method(
                 cast = as_int32(arguments[handles_at])
                 arguments = (*arguments[:handles_at], cast, *arguments[handles_at + 1 :])
             arguments = own(arguments)
-            pure, donating = programs
-            if rows_at is not None and on_one_thread(self, state, arguments[rows_at], moves_items):
-                pure, donating = programs_on_one_thread
             donate = donates and self.donate and not _is_differentiated((state, arguments))
-            chosen = donating if donate else pure
             try:
-                return chosen(self, state, *arguments)
+                return (donating if donate else pure)(self, state, *arguments)
             except (RuntimeError, ValueError) as error:
                 explain_donated(state, error)
                 raise
 
-        call.programs = programs  # pyright: ignore[reportAttributeAccessIssue]
-        call.programs_on_one_thread = programs_on_one_thread  # pyright: ignore[reportAttributeAccessIssue]
+        call.programs = pure, donating  # pyright: ignore[reportAttributeAccessIssue]
         return call  # pyright: ignore[reportReturnType]
 
     return decorate
@@ -196,26 +204,6 @@ def _by_position(signature: inspect.Signature, method: str) -> Callable[..., tup
         return tuple(values)
 
     return by_position
-
-
-def _programs(
-    body: Any, signature: inspect.Signature, static: tuple[str, ...], donates: bool, **options: Any
-) -> tuple[Any, Any]:
-    """The pure and the donating program of a method, the same unless `donates`."""
-    names = list(signature.parameters)
-
-    def program(self: Any, *arguments: Any) -> Any:  # all by position, so one program serves every call
-        def method(*arguments: Any) -> Any:
-            return body(self, **dict(zip(names[1:], arguments, strict=True)))
-
-        return (method if isinstance(self, OnMesh) else over_any_mesh(method))(*arguments)
-
-    program.__name__ = body.__name__  # in profiles
-    numbers = (0, *map(names.index, static))
-    pure = jax.jit(program, static_argnums=numbers, **options)
-    # keep_unused: also donate leaves that are replaced without being read.
-    donated = {"donate_argnums": 1, "keep_unused": True}
-    return pure, jax.jit(program, static_argnums=numbers, **donated, **options) if donates else pure
 
 
 def own(arguments: Any) -> Any:

@@ -3,19 +3,18 @@
 import abc
 import dataclasses
 import functools
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks, elsewhere, layouts, ring, shards
+from jaxreplay._common import checks, layouts, ring, shards
 from jaxreplay._common.checks import check_integer
-from jaxreplay._common.eager import num_bytes
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.xla import alive, copy, jit_method, materialize, read_once, reads_state
 from jaxreplay.buffers._handled import Handled, S
-from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, in_minibatches, is_known_empty, minibatch_rows
+from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, is_known_empty
 from jaxreplay.samplers import Sampler
 from jaxreplay.samplers._settings import abstract_settings
 from jaxreplay.sum_tree import SumTree
@@ -27,16 +26,6 @@ class Buffer(Handled[S]):
 
     _once_in: ClassVar[str | None] = None  # the kind of buffer that stores repeated observations once
     _state_kind: ClassVar[type]
-    _elsewhere: ClassVar[dict[str, str]] = elsewhere.FOR_ARGUMENTS
-
-    if not TYPE_CHECKING:  # type checkers see the constructor and the attributes that exist
-
-        def __new__(cls, *args, **kwargs):
-            elsewhere.check_arguments(cls, kwargs, cls._elsewhere)
-            return super().__new__(cls)
-
-        def __getattr__(self, name):
-            raise elsewhere.missing(f"{type(self).__name__!r} object", name, elsewhere.FOR_METHODS)
 
     @abc.abstractmethod
     def init(self, items: Any, /, **settings: Any) -> S:
@@ -59,15 +48,6 @@ class Buffer(Handled[S]):
         return [("", self._abstract(items), 1)]
 
     @property
-    def _item_share(self) -> float:
-        """Size of a drawn item as a fraction of the storage."""
-        return 1 / self._num_slots
-
-    def _item_bytes(self, state: S) -> float:
-        """Bytes of a drawn item."""
-        return self._item_share * num_bytes(jax.tree.leaves(state.storage))
-
-    @property
     def _batch_axes(self) -> int:
         """Number of leading axes of a batch for `add`; shards get equal parts along the last of them."""
         return len(self._storage_axes)
@@ -83,10 +63,6 @@ class Buffer(Handled[S]):
             raise ValueError(
                 f"{names}: this state has {axes}; use the buffer that made it, and jax.vmap for a stack of states."
             )
-        self._check_sampler(state)
-
-    def _check_sampler(self, state: S) -> None:
-        """Raise a `ValueError` if `state` lacks the structure of the sampler's states."""
         if _kind(state.sampler) != _kind_of_states(self.sampler, self._num_slots):
             raise ValueError(
                 f"sampler={self.sampler!r}: this state is of another sampler, or of another size; use the buffer that "
@@ -119,7 +95,6 @@ class Buffer(Handled[S]):
         *,
         beta: Any = None,
         max_age: jax.Array | int | None = None,
-        minibatches: int | None = None,
     ) -> Sample:
         """Draw items by the sampler's law.
 
@@ -133,18 +108,15 @@ class Buffer(Handled[S]):
           beta: exponent of the importance weights, in place of the sampler's; a float, or a traced float [].
           max_age: draw only items whose `Sample.age` is less; an integer, a traced int32 [], or None for all items. The
             sampler's law, and with it probabilities and weights, is restricted to these items.
-          minibatches: number of minibatches that the batch is split into. Each is a fair sample by the sampler's law,
-            with weights of its own. If the sampler is stratified, so is each minibatch. All leaves of the `Sample` are
-            then [minibatches, batch_size // minibatches, ...].
 
         Returns:
           `Sample`. If the sampler has a hook `drawn` (see `jaxreplay.samplers._protocol`), (state, `Sample`) with the
           state after the draw, and an eager call donates the state. Static types know the first case only.
 
         Raises:
-          ValueError: `batch_size` or `max_age` is not a positive integer, `batch_size` is not a multiple of
-            `minibatches`, or `key` is not a PRNG key; or the buffer is empty and the call is eager. The eager call
-            waits for the buffer's size. Under `jit` an empty buffer gives weights and probabilities 0 and indices -1.
+          ValueError: `batch_size` or `max_age` is not a positive integer, or `key` is not a PRNG key; or the buffer is
+            empty and the call is eager. The eager call waits for the buffer's size. Under `jit` an empty buffer gives
+            weights and probabilities 0 and indices -1.
 
         Examples:
           >>> sampler = jr.Prioritized(alpha=1.0, beta=1.0, epsilon=0.0)
@@ -158,33 +130,29 @@ class Buffer(Handled[S]):
           >>> [round(weight, 2) for weight in sample.weights.tolist()]
           [1.0, 0.33, 0.33, 0.33]
         """
-        batch_size = check_draw(batch_size, beta, max_age, minibatches)
+        batch_size = check_draw(batch_size, beta, max_age)
         if not hasattr(self.sampler, "drawn"):
-            return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age, minibatches))
+            return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age))
         checks.check_state(self, state, self._state_kind)
         if is_known_empty(self, state):  # before the draw donates the state
             raise ValueError(self._why_empty(state))
-        changed: Any = self._draw_and_change(state, key, batch_size, beta, max_age, minibatches)
+        changed: Any = self._draw_and_change(state, key, batch_size, beta, max_age)
         return changed
 
-    @jit_method(static=("batch_size", "minibatches"), rows="batch_size", moves_items=True)
-    def _draw(
-        self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any, minibatches: int | None
-    ) -> Sample:
-        return self._draw_slots(state, key, batch_size, beta, max_age, minibatches)[0]
+    @jit_method(static=("batch_size",))
+    def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
+        return self._draw_slots(state, key, batch_size, beta, max_age)[0]
 
-    @jit_method(donates=True, static=("batch_size", "minibatches"), rows="batch_size", moves_items=True)
-    def _draw_and_change(
-        self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any, minibatches: int | None
-    ) -> tuple[S, Sample]:
-        sample, slots = self._draw_slots(state, key, batch_size, beta, max_age, minibatches)
+    @jit_method(donates=True, static=("batch_size",))
+    def _draw_and_change(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> tuple[S, Sample]:
+        sample, slots = self._draw_slots(state, key, batch_size, beta, max_age)
         sampler: Any = self.sampler
-        slots = jnp.where(sample.probabilities.reshape(-1) > 0, slots, self._num_slots)
+        slots = jnp.where(sample.probabilities > 0, slots, self._num_slots)
         changed = {"sampler": sampler.drawn(state.sampler, slots, **self._axis)}
         return dataclasses.replace(state, **changed), sample  # pyright: ignore[reportArgumentType]
 
     def _draw_slots(
-        self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any, minibatches: int | None
+        self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any
     ) -> tuple[Sample, jax.Array]:
         """A draw, and its slots [batch_size] in the order of its rows."""
         # Checked at trace time, so that later calls of the same kind do not pay for it.
@@ -199,20 +167,9 @@ class Buffer(Handled[S]):
                 live = live._replace(older=self._live(state).size - live.size)
             sampler_state = self.sampler.restrict(state.sampler, live)
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)
-        if minibatches is not None:
-            rows = minibatch_rows(key, batch_size, minibatches)
-            drawn = tuple(x[rows] for x in drawn)
         slots, probabilities = read_once(materialize(*drawn))
-
-        def weigh(probabilities: jax.Array) -> jax.Array:
-            return self.sampler.weights(sampler_state, probabilities, live.size, beta=beta, **self._axis)
-
-        if minibatches is None:
-            weights = weigh(probabilities)
-        else:
-            weights = jax.vmap(weigh)(probabilities.reshape(minibatches, -1)).reshape(-1)
-        sample = self._sample_of(state, slots, probabilities / shards.count(self._axis_name), weights)
-        return sample if minibatches is None else in_minibatches(sample, minibatches), slots
+        weights = self.sampler.weights(sampler_state, probabilities, live.size, beta=beta, **self._axis)
+        return self._sample_of(state, slots, probabilities / shards.count(self._axis_name), weights), slots
 
     def epoch(self, state: S, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
         """Batch number `step` of a pass over all drawable items, each once, in an order shuffled by `key`.
@@ -243,7 +200,7 @@ class Buffer(Handled[S]):
         check_integer("step", step, 0, 2**31 - 1, "the number of a batch", traced=None)
         return check_drawn(self, state, self._epoch(state, key, batch_size, step))
 
-    @jit_method(static=("batch_size",), rows="batch_size", moves_items=True)
+    @jit_method(static=("batch_size",))
     def _epoch(self, state: S, key: jax.Array, batch_size: int, step: jax.Array | int) -> Sample:
         self._check_state(state)
         checks.check_key(key)

@@ -82,7 +82,7 @@ class Handled(abc.ABC, Generic[S]):
         """Slots of `handles`, which are unique among all shards."""
         return self._local_slots(state, handles - ring.first_handle(state.ring, shards.index(self._axis_name)))
 
-    @jit_method(donates=True, handles="indices", rows="indices")
+    @jit_method(donates=True, handles="indices")
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
         """Give the sampler the TD errors of drawn items. `Uniform` and `Recent` ignore them.
 
@@ -114,7 +114,7 @@ class Handled(abc.ABC, Generic[S]):
         changed = {"sampler": sampler, "ring": ring.after(state.ring, slots, td_errors)}
         return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
-    @jit_method(donates=True, handles="indices", rows="indices", moves_items=True)
+    @jit_method(donates=True, handles="indices")
     def set(self, state: S, indices: jax.Array, values: Any, *, mask: jax.Array | None = None) -> S:
         """Write leaves of stored items in place, such as recomputed recurrent states.
 
@@ -166,7 +166,7 @@ class Handled(abc.ABC, Generic[S]):
         """
         return self._newest(state, check_integer("n", n, 1, ring.MAX_CAPACITY, "the number of insertions"))
 
-    @jit_method(static=("n",), rows="n")
+    @jit_method(static=("n",))
     def _newest(self, state: S, n: int) -> jax.Array:
         self._check_state(state)
         live = ring.newest(state.ring, state.ring.size, self._num_slots)
@@ -174,7 +174,7 @@ class Handled(abc.ABC, Generic[S]):
         slots = live.slots(jnp.maximum(position, 0), self._num_slots)
         return jnp.where(position >= 0, self._handles(state, slots), -1)
 
-    @jit_method(handles="indices", rows="indices", moves_items=True)
+    @jit_method(handles="indices")
     def get(self, state: S, indices: jax.Array) -> Any:
         """Items [B, ...] by their handles `indices`, int [B]; zeros for items that are no longer stored.
 
@@ -194,7 +194,7 @@ class Handled(abc.ABC, Generic[S]):
         self._check_state(state)
         return self._read(state, self._slots(state, checks.check_indices(indices)), fill=True)[0]
 
-    @jit_method(handles="slots", rows="slots")
+    @jit_method(handles="slots")
     def handles(self, state: S, slots: jax.Array) -> jax.Array:
         """Handles of the items in `slots`, int [B]; int32 [B], -1 for a slot that is empty or out of range.
 
@@ -213,7 +213,7 @@ class Handled(abc.ABC, Generic[S]):
         inside = (slots >= 0) & (slots < self._num_slots)
         return jnp.where(inside, self._handles(state, jnp.where(inside, slots, 0)), -1)
 
-    @jit_method(handles="indices", rows="indices")
+    @jit_method(handles="indices")
     def slots(self, state: S, indices: jax.Array) -> jax.Array:
         """Slots of items by their handles `indices`, int [B]; int32 [B], the number of slots if no longer stored.
 
@@ -232,7 +232,7 @@ class Handled(abc.ABC, Generic[S]):
         self._check_state(state)
         return self._slots(state, checks.check_indices(indices))
 
-    @jit_method(handles="indices", rows="indices")
+    @jit_method(handles="indices")
     def priorities(self, state: S, indices: jax.Array) -> jax.Array:
         """Priorities of items by their handles `indices`, int [B]; float32 [B], 0 if no longer stored or not drawable.
 
@@ -257,7 +257,7 @@ class Handled(abc.ABC, Generic[S]):
         slots, stored = self._stored(state, indices)
         return jnp.where(stored, self.sampler.priorities(state.sampler, slots), 0.0)
 
-    @jit_method(handles="indices", rows="indices")
+    @jit_method(handles="indices")
     def age(self, state: S, indices: jax.Array) -> jax.Array:
         """`Sample.age` of items by their handles `indices`, int [B]; int32 [B], -1 if no longer stored.
 

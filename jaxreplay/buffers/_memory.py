@@ -23,8 +23,8 @@ from jax.sharding import NamedSharding, PartitionSpec
 from jaxreplay._common import layouts
 from jaxreplay._common.checks import as_spec, type_text
 from jaxreplay._common.devices import BACKENDS, backend_of, beside
-from jaxreplay._common.eager import is_tracing
 from jaxreplay._common.meshes import OnMesh
+from jaxreplay._common.xla import is_tracing
 from jaxreplay.buffers._shards import whole_of
 from jaxreplay.sum_tree import SumTree
 

@@ -118,7 +118,7 @@ class ReplayBuffer(Buffer[ReplayState]):
                 sampler=init_sampler(self.sampler, self.capacity, settings),
             )
 
-    @jit_method(donates=True, rows="items")
+    @jit_method(donates=True)
     def add(
         self,
         state: ReplayState,

@@ -144,7 +144,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
                 count=jnp.zeros(2, jnp.uint32),
             )
 
-    @jit_method(donates=True, rows="items")
+    @jit_method(donates=True)
     def add(
         self,
         state: ReservoirState,

@@ -4,19 +4,17 @@ from typing import Any
 
 import jax
 import jax.core
-import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import checks, ring
-from jaxreplay._common.checks import check_integer
-from jaxreplay._common.random import random_bits, random_integers
+from jaxreplay._common import ring
+from jaxreplay._common.checks import check_integer, check_number
 from jaxreplay._common.xla import on_host
 from jaxreplay.buffers._shards import whole_of
 
 
 @struct.dataclass
 class Sample:
-    """A batch of draws. With `minibatches`, all leaves have two leading axes [minibatches, rows] in place of [batch].
+    """A batch of draws.
 
     Attributes:
       items: leaves [batch, ...]; [batch, sequence_length, ...] from a `SequenceBuffer`.
@@ -47,41 +45,14 @@ class Sample:
     age: jax.Array | None = None  # [batch]
 
 
-def check_draw(batch_size: int, beta: Any = None, max_age: Any = None, minibatches: Any = None) -> int:
+def check_draw(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
     """`batch_size` as a Python integer; a `ValueError` if an argument of a draw is invalid."""
     batch_size = check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
-    checks.check_beta(beta)
+    if beta is not None:
+        check_number("beta", beta, 0, 1, "a schedule is an argument of the sampler", traced=None)
     if max_age is not None:
         check_integer("max_age", max_age, 1, 2**31 - 1, "the number of newest items to draw from", traced=None)
-    if minibatches is not None:
-        check_integer("minibatches", minibatches, 1, batch_size, "the number of parts of the batch")
-        check_minibatches("batch_size", batch_size, minibatches)
     return batch_size
-
-
-def check_minibatches(name: str, size: int, minibatches: int | None) -> None:
-    """Raise a `ValueError` if `size` is not a multiple of `minibatches`."""
-    if minibatches is not None and size % minibatches:
-        raise ValueError(f"{name}={size}: must be a multiple of {minibatches}, the number of minibatches.")
-
-
-def minibatch_rows(key: jax.Array, batch_size: int, minibatches: int) -> jax.Array:
-    """Rows of a batch in the order of its minibatches, int32 [batch_size].
-
-    Row t of each minibatch comes from rows t * minibatches and following, each of which is as likely. So minibatches of
-    a stratified batch are stratified too.
-    """
-    size = batch_size // minibatches
-    # Cloned: the draw has used the key itself, and these bits are of another stream.
-    bits = random_bits(jax.random.fold_in(jax.random.clone(key), batch_size), size)
-    first = random_integers(bits, jnp.full(size, minibatches, jnp.int32))
-    of_group = (jnp.arange(minibatches, dtype=jnp.int32)[:, None] + first[None]) % minibatches
-    return (jnp.arange(size, dtype=jnp.int32)[None] * minibatches + of_group).reshape(-1)
-
-
-def in_minibatches(sample: Sample, minibatches: int) -> Sample:
-    """`sample` with the leading axis of each leaf split in two."""
-    return jax.tree.map(lambda x: x.reshape(minibatches, -1, *x.shape[1:]), sample)
 
 
 def check_no_hook(name: str, buffer: Any, owner: str) -> None:

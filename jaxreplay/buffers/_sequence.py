@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import checks, elsewhere, layouts, ring
+from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
 from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _memory
@@ -119,7 +119,6 @@ class SequenceBuffer(Buffer[SequenceState]):
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
     _state_kind: ClassVar[type] = SequenceState
     _storage_axes: ClassVar[tuple[str, ...]] = ("length", "num_envs")
-    _elsewhere: ClassVar[dict[str, str]] = elsewhere.FOR_ARGUMENTS_OF_SEQUENCES
 
     def __post_init__(self):
         num_envs = check_integer("num_envs", self.num_envs, 1, ring.MAX_CAPACITY, "the number of streams")
@@ -186,7 +185,7 @@ class SequenceBuffer(Buffer[SequenceState]):
                 episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
             )
 
-    @jit_method(donates=True, rows="steps")
+    @jit_method(donates=True)
     def add(
         self,
         state: SequenceState,
@@ -372,30 +371,16 @@ class SequenceBuffer(Buffer[SequenceState]):
         return self.windows in ("cut", "episodes")
 
     @property
-    def _item_share(self) -> float:
-        return self.sequence_length / (self.length * self.num_envs)
-
-    @property
     def _num_slots(self) -> int:
         return self._num_starts * self.num_envs
 
-    def _num_steps(self, spec: Any, stored: Any = None) -> int:
-        """T of steps [T, num_envs, ...]; `stored` [length, num_envs, ...] helps to find a remedy if they are wrong."""
-        num_steps, num_envs = checks.leading_axes(spec, 2, "a rollout", self.num_envs)
+    def _num_steps(self, spec: Any) -> int:
+        """T of steps [T, num_envs, ...]."""
+        num_steps, num_envs = checks.leading_axes(spec, 2, "a rollout")
         if num_envs != self.num_envs:
-            remedies = {}  # by the number of axes that they take as leading
-            if num_steps == self.num_envs:
-                remedies |= {1: "add the first to a single step with x[None]"}
-                remedies |= {2: "exchange them with jax.numpy.swapaxes(x, 0, 1)"}
-            elif self.num_envs == 1:
-                remedies |= {1: "add the second with x[:, None]"}
-            items = [x.shape[2:] for x in jax.tree.leaves(stored)]
-            found = [x.shape for x in jax.tree.leaves(spec)]
-            remedies = [text for k, text in remedies.items() if not items or items == [x[k:] for x in found]]
-            remedy = f"; {', or '.join(remedies)}" if remedies else ""
             raise ValueError(
                 f"num_envs={self.num_envs}: got steps with leading axes [{num_steps}, {num_envs}], expected "
-                f"[T, {self.num_envs}]{remedy}."
+                f"[T, {self.num_envs}], time first."
             )
         return num_steps
 
@@ -410,7 +395,7 @@ class SequenceBuffer(Buffer[SequenceState]):
                 "are transitions."
             )
         stored = layouts.stored_spec(state.storage)
-        num_steps = self._num_steps(steps, stored)
+        num_steps = self._num_steps(steps)
         if not 1 <= num_steps <= self.length:
             raise ValueError(
                 f"a rollout of {num_steps} steps: expected 1 to length={self.length}; add it in parts, or raise the "

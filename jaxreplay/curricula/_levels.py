@@ -133,7 +133,7 @@ class Levels:
         """See `Buffer._device_states`."""
         return [("", jax.eval_shape(self.init, checks.as_spec(items)), 1)]
 
-    @jit_method(donates=True, moves_items=True)
+    @jit_method(donates=True)
     def insert(
         self, state: LevelsState, levels: Any, scores: jax.Array, *, mask: jax.Array | None = None
     ) -> tuple[LevelsState, jax.Array]:
@@ -281,7 +281,7 @@ class Levels:
         """
         return self._sample(state, key, check_integer("n", n, 1, 2**24, "the number of draws"))
 
-    @jit_method(static=("n",), donates=True, moves_items=True)
+    @jit_method(static=("n",), donates=True)
     def _sample(self, state: LevelsState, key: jax.Array, n: int) -> tuple[LevelsState, jax.Array, Any]:
         self._check_state(state)
         check_key(key)
@@ -291,7 +291,7 @@ class Levels:
         state = dataclasses.replace(state, last=state.last.at[slots].max(now), count=now[-1])
         return state, jnp.where(state.size > 0, slots, -1), layouts.read(state.levels, slots)
 
-    @jit_method(handles="slots", rows="slots")
+    @jit_method(handles="slots")
     def get(self, state: LevelsState, slots: jax.Array) -> Any:
         """The levels in `slots`, int [B]: [B, ...]; those of slots without a level have no meaning.
 

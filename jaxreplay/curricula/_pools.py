@@ -152,7 +152,7 @@ class DifficultyPools:
             raise ValueError("No environments left with examples. Normal is empty; recycle moves parked tasks back.")
         return tasks, ok
 
-    @jit_method(static=("n",), rows="n")
+    @jit_method(static=("n",))
     def _draw(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         self._check_state(state)
         check_key(key)
@@ -198,7 +198,7 @@ class DifficultyPools:
         """
         return groups.padded_update(self._update, state, tasks, rewards, mask)
 
-    @jit_method(donates=True, rows="tasks")
+    @jit_method(donates=True)
     def _update(self, state: PoolsState, tasks: Any, rewards: Any, mask: Any) -> tuple[PoolsState, jax.Array]:
         self._check_state(state)
         tasks, rewards, mask = groups.check(tasks, rewards, mask)

@@ -164,7 +164,7 @@ class Tasks:
         """
         return self._draw(state, key, check_integer("n", n, 1, 2**24, "the number of draws"))
 
-    @jit_method(static=("n",), rows="n")
+    @jit_method(static=("n",))
     def _draw(self, state: TasksState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         self._check_state(state)
         check_key(key)
@@ -217,7 +217,7 @@ class Tasks:
         """
         return groups.padded_update(self._update, state, tasks, rewards, mask)
 
-    @jit_method(donates=True, rows="tasks")
+    @jit_method(donates=True)
     def _update(self, state: TasksState, tasks: Any, rewards: Any, mask: Any) -> tuple[TasksState, jax.Array]:
         self._check_state(state)
         tasks, rewards, mask = groups.check(tasks, rewards, mask)

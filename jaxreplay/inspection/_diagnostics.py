@@ -147,7 +147,7 @@ def _numbers(
         keys: Any = (None, None) if key is None else jax.random.split(key)
         if key is not None:
             shards = shards_of(buffer).num_shards
-            drawn = buffer._draw(state, keys[0], -(-batch_size // shards) * shards, None, None, None)
+            drawn = buffer._draw(state, keys[0], -(-batch_size // shards) * shards, None, None)
             sample = Sample(None, drawn.indices, drawn.probabilities, drawn.weights, None, drawn.age)
         look = _mixture if isinstance(buffer, Mixture) else _buffer
         found = look(buffer, state, keys[1], sample, batch_size, thorough)

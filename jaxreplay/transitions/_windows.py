@@ -163,8 +163,9 @@ def transitions(
     A_next = logP_next = None
     if next_action:
         valid &= has_next | is_terminal
+        after = jax.tree.map(lambda leaf: at(leaf, opening + n), (steps.a, steps.logp))
         A_next, logP_next = jax.tree.map(
-            lambda leaf: _where_rows(has_next, at(leaf, opening + n)), (steps.a, steps.logp)
+            lambda x: jnp.where(has_next.reshape(has_next.shape + (1,) * (x.ndim - 2)), x, jnp.zeros_like(x)), after
         )
     extra_info = _extra_info(steps, last, max_n, at) if record_extra_info else None
     return TransitionBatch(S, A, logP, Rn, In, S_next, A_next, logP_next, W, extra_info=extra_info, valid=valid)
@@ -238,9 +239,3 @@ def _extra_info(steps: TracerSteps, last: jax.Array, max_n: int, at: Any) -> dic
     window = jax.tree.map(lambda leaf: at(leaf, wanted), window)
     window["dones"] = at(steps.ends, wanted) | (every > last[:, None])
     return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 2), window)
-
-
-def _where_rows(condition: jax.Array, x: jax.Array) -> jax.Array:
-    """`x` [K, E, ...], 0 where `condition` [K, E] is False."""
-    condition = condition.reshape(condition.shape + (1,) * (x.ndim - condition.ndim))
-    return jnp.where(condition, x, jnp.zeros_like(x))

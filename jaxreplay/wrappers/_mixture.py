@@ -30,7 +30,7 @@ from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.xla import jit_method, materialize, read_once
 from jaxreplay.buffers import _memory
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._sample import Sample, check_draw, check_minibatches, is_known_empty
+from jaxreplay.buffers._sample import Sample, check_draw, is_known_empty
 from jaxreplay.buffers._shards import shards_of, whole_of
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.wrappers._mixture_sources import (
@@ -149,11 +149,6 @@ class Mixture:
 
         return [spec, *map(its, self.buffers[1:])]
 
-    def _item_bytes(self, state: tuple[Any, ...]) -> float:
-        """Bytes of a drawn item, the most of any source."""
-        buffers: Any = self.buffers
-        return max(buffer._item_bytes(part) for buffer, part in zip(buffers, state, strict=True))
-
     def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
         """`Buffer._device_states` of all sources."""
         return [
@@ -186,7 +181,6 @@ class Mixture:
         *,
         beta: Any = None,
         max_age: jax.Array | int | None = None,
-        minibatches: int | None = None,
     ) -> Sample:
         """Draw `counts(batch_size)` rows from the sources, in the order of the buffers, each by its own law.
 
@@ -194,44 +188,29 @@ class Mixture:
 
         Args:
           max_age: applies to each source; N_k then counts the younger items only.
-          minibatches: each source splits its rows, so that a minibatch has them in the same shares.
 
         Raises:
           ValueError: an invalid argument, as in a buffer's `sample`; the sources store different items; the rows of a
-            `Sharded` source are not a multiple of its shards, or of a source not a multiple of `minibatches`; or all
-            sources are empty and the call is eager.
+            `Sharded` source are not a multiple of its shards; or all sources are empty and the call is eager.
         """
-        batch_size = check_draw(batch_size, beta, max_age, minibatches)
-        drawn = self._draw(state, key, batch_size, beta, max_age, minibatches)
+        batch_size = check_draw(batch_size, beta, max_age)
+        drawn = self._draw(state, key, batch_size, beta, max_age)
         if all(map(is_known_empty, self.buffers, state)):
             raise ValueError("cannot sample from a mixture of empty buffers; add items first (see can_sample).")
         return drawn
 
-    @jit_method(static=("batch_size", "minibatches"), rows="batch_size", moves_items=True)
-    def _draw(
-        self, state: tuple[Any, ...], key: jax.Array, batch_size: int, beta: Any, max_age: Any, minibatches: int | None
-    ) -> Sample:
+    @jit_method(static=("batch_size",))
+    def _draw(self, state: tuple[Any, ...], key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
         self._check_state(state)
         checks.check_key(key)
         buffers, keys = self.buffers, jax.random.split(key, len(self.buffers))
         if self.weights == "joint":
             buffers = tuple(map(without_normalization, buffers))
         parts = self._parts("batch_size", batch_size)
-        counts = [rows.stop - rows.start for _, rows in parts]
-        for (k, _), count in zip(parts, counts, strict=True):
-            check_minibatches(f"rows of buffers[{k}]", count, minibatches)
-        drawn = [
-            buffers[k]._draw(state[k], keys[k], count, beta, max_age, minibatches)
-            for (k, _), count in zip(parts, counts, strict=True)
-        ]
+        drawn = [buffers[k]._draw(state[k], keys[k], rows.stop - rows.start, beta, max_age) for k, rows in parts]
         if self.weights == "joint":
-            weigh = functools.partial(self._weigh, sources=[k for k, _ in parts])
-            if minibatches is None:
-                drawn = weigh(drawn, batch_size=batch_size)
-            else:
-                drawn = jax.vmap(functools.partial(weigh, batch_size=batch_size // minibatches))(drawn)
-        axis = 0 if minibatches is None else 1
-        return jax.tree.map(lambda *rows: jnp.concatenate(rows, axis=axis), *drawn)
+            drawn = self._weigh(drawn, [k for k, _ in parts], batch_size)
+        return jax.tree.map(lambda *rows: jnp.concatenate(rows), *drawn)
 
     def _weigh(self, drawn: list[Sample], sources: list[int], batch_size: int) -> list[Sample]:
         """Draws from `sources` whose weights are not normalized, with joint weights."""
@@ -258,7 +237,7 @@ class Mixture:
 
         return list(map(weighed, drawn, weights, scales))
 
-    @jit_method(donates=True, handles="indices", rows="indices")
+    @jit_method(donates=True, handles="indices")
     def update(self, state: tuple[Any, ...], indices: jax.Array, td_errors: jax.Array) -> tuple[Any, ...]:
         """Give each source's sampler the TD errors of its rows.
 

@@ -18,7 +18,7 @@ from jaxreplay.buffers import _later_steps, _memory
 from jaxreplay.buffers._base import Buffer, S
 from jaxreplay.buffers._replay import ReplayState
 from jaxreplay.buffers._reservoir import ReservoirState
-from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, check_minibatches, check_no_hook
+from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, check_no_hook
 from jaxreplay.buffers._sequence import SequenceState
 from jaxreplay.buffers._shards import part_of, shards_of
 
@@ -173,7 +173,6 @@ class Sharded(OnMesh, Generic[S]):
         *,
         beta: Any = None,
         max_age: jax.Array | int | None = None,
-        minibatches: int | None = None,
     ) -> Sample:
         """Draw batch_size / D items from each shard.
 
@@ -181,31 +180,26 @@ class Sharded(OnMesh, Generic[S]):
           key: the same in all processes.
           max_age: for a `ReplayBuffer`, each shard draws from its newest max_age / D items, rounded up; `Sample.age` is
             D times the number of later insertions into the item's shard.
-          minibatches: each shard splits its part of the batch.
 
         Raises:
-          ValueError: an invalid argument, as in the buffer's `sample`; `batch_size` is not a multiple of D (times
-            `minibatches`); or all shards are empty and the call is eager.
+          ValueError: an invalid argument, as in the buffer's `sample`; `batch_size` is not a multiple of D; or
+            all shards are empty and the call is eager.
         """
-        batch_size = check_draw(batch_size, beta, max_age, minibatches)
-        return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age, minibatches))
+        batch_size = check_draw(batch_size, beta, max_age)
+        return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age))
 
-    @jit_method(static=("batch_size", "minibatches"))
-    def _draw(
-        self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any, minibatches: int | None
-    ) -> Sample:
+    @jit_method(static=("batch_size",))
+    def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
         self._check_state(state)
         self._check_divides("batch_size", batch_size)
         share = batch_size // self.num_shards
-        check_minibatches("rows of a shard", share, minibatches)
 
         def draw(state: S, key: jax.Array, beta: Any, max_age: Any) -> Sample:
             one_key = getattr(self.buffer.sampler, "shares_key", False)
             own = key if one_key else self._shard_key(key)
-            return self._part._draw(state, own, share, beta, max_age, minibatches)
+            return self._part._draw(state, own, share, beta, max_age)
 
-        rows = 0 if minibatches is None else 1
-        return self._on_shards(draw, (PartitionSpec(),) * 3, state, key, beta, max_age, rows=rows)
+        return self._on_shards(draw, (PartitionSpec(),) * 3, state, key, beta, max_age, rows=0)
 
     def epoch(self, state: S, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
         """Batch number `step` of a pass in which each shard passes over its own items, batch_size / D a batch.

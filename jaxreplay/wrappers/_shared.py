@@ -219,7 +219,6 @@ class Shared:
         *,
         beta: Any = None,
         max_age: jax.Array | int | None = None,
-        minibatches: int | None = None,
         timeout: float | None = None,
     ) -> Sample:
         """The buffer's `sample`; waits for the first `min_size` items, and while the draws are ahead.
@@ -236,9 +235,9 @@ class Shared:
           >>> shared.sample(jax.random.key(0), batch_size=3).items.tolist()
           [10, 10, 10]
         """
-        batch_size = check_draw(batch_size, beta, max_age, minibatches)
+        batch_size = check_draw(batch_size, beta, max_age)
         with Turn(self._turns, "sample", 0, batch_size, timeout) as turn:
-            return self.buffer._draw(turn.state, key, batch_size, beta, max_age, minibatches)
+            return self.buffer._draw(turn.state, key, batch_size, beta, max_age)
 
     def update(self, indices: jax.Array, td_errors: jax.Array) -> None:
         """The buffer's `update`.

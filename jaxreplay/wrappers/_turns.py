@@ -20,8 +20,7 @@ from typing import Any, Self
 
 import jax
 
-from jaxreplay._common.eager import is_tracing
-from jaxreplay._common.xla import on_host
+from jaxreplay._common.xla import is_tracing, on_host
 from jaxreplay.wrappers._limiter import Limiter
 
 LOOK_AGAIN = 1.0  # seconds; a waiting thread then notices interrupts on all systems, and that it is alone

@@ -1,7 +1,6 @@
 """A state is laid out for the devices that hold it, which need not be those of JAX's default backend."""
 
 import dataclasses
-import functools
 
 import chex
 import jax
@@ -13,7 +12,7 @@ from jax.sharding import AxisType, NamedSharding, PartitionSpec, SingleDeviceSha
 
 import jaxreplay as jr
 from jaxreplay import sum_tree
-from jaxreplay._common import devices, eager, layouts
+from jaxreplay._common import devices, layouts
 
 SAMPLER = jr.Prioritized(normalize="global", max_priority="stored")
 REPLAY = jr.ReplayBuffer(capacity=300, sampler=SAMPLER, donate=False)
@@ -160,17 +159,3 @@ def test_a_mesh_says_where_before_the_default_device():
         traced = layout_of(jax.eval_shape(REPLAY.init, rows))
     has_platform = hasattr(explicit.abstract_mesh.abstract_device, "platform")
     assert traced == ("cpu" if has_platform else "tpu")
-
-
-def test_only_a_state_on_a_cpu_runs_on_one_thread(monkeypatch):
-    brief = functools.partial(eager.on_one_thread, rows=4, moves_items=False)
-    configs, states = (
-        (REPLAY, POOLS, BUFFERS["mixture"][0]),
-        (REPLAY.init(ITEMS), POOLS.init(), (REPLAY.init(ITEMS),) * 2),
-    )
-    assert all(map(brief, configs, states))
-    monkeypatch.setattr(eager, "_has_accelerators", lambda: True)
-    with jax.default_device("tpu"):
-        assert not any(map(brief, configs, states))  # JAX would move them
-        on_cpu = jax.device_put(states, jax.devices()[1])
-        assert all(map(brief, configs, on_cpu))

@@ -40,7 +40,7 @@ CELLS = [
     Cell(kind="sequence", seeds=64, capacity=2**17),
     *(Cell(sampler=sampler, draw="max_age") for sampler in ("uniform", "prioritized", "global")),
     Cell(sampler="uniform", draw="epoch"),
-    *(Cell(draw=draw) for draw in ("minibatches", "diagnostics")),
+    Cell(draw="diagnostics"),
     *(Cell(kind="sequence", windows="inside", sampler=sampler, orders=True) for sampler in ("uniform", "prioritized")),
     Cell(kind="sequence", windows="inside", sampler="uniform", draw="max_age"),
     Cell(kind="sequence", windows="episodes", sampler="uniform"),

@@ -78,8 +78,8 @@ class Cell:
       sampler: a key of SAMPLERS.
       windows: of a sequence buffer.
       gaps: of a sequence buffer that is told of rows that may not be drawn.
-      draw: "sample", "max_age" (the newest MAX_AGE alone), "minibatches" (four), "epoch", "later" (sequences and a
-        later row of each) or "diagnostics" (a step also returns the numbers of its batch, in one array).
+      draw: "sample", "max_age" (the newest MAX_AGE alone), "epoch", "later" (sequences and a later row of each) or
+        "diagnostics" (a step also returns the numbers of its batch, in one array).
       writes: TD errors come with what is added, and what was drawn is written back.
       n: steps of a tracer's window.
       orders: also a scan in which the operations follow each other in every order.
@@ -231,16 +231,10 @@ class _Bound:
             "sample": lambda state, key: buffer.sample(state, key, cell.batch_size),
             "diagnostics": lambda state, key: buffer.sample(state, key, cell.batch_size),
             "max_age": lambda state, key: buffer.sample(state, key, cell.batch_size, max_age=MAX_AGE),
-            "minibatches": lambda state, key: _flat(buffer.sample(state, key, cell.batch_size, minibatches=4)),
             "epoch": lambda state, key: buffer.epoch(state, key, cell.batch_size, step=_number(key)),
             "later": lambda state, key: _with_later(buffer, state, key, cell.batch_size),
         }[cell.draw]
         self.numbers = lambda state, drawn: jnp.stack([*jr.diagnostics(buffer, state, sample=drawn).values()])
-
-
-def _flat(sample: jr.Sample) -> jr.Sample:
-    """The rows of all minibatches in one batch."""
-    return jax.tree.map(lambda x: x.reshape(-1, *x.shape[2:]), sample)
 
 
 def _first_numbers(items: jax.Array) -> jax.Array:

@@ -100,31 +100,29 @@ def test_what_is_no_key_is_refused_as_such(key):
 
 
 @pytest.mark.parametrize(
-    ("make", "call"),
+    ("make", "config", "first"),
     [
-        (lambda: jr.ReplayBuffer(100), r"ReplayBuffer\(capacity=100\)"),
-        (lambda: jr.ReplayBuffer(100, jr.Uniform()), r"ReplayBuffer\(capacity=100, sampler=Uniform\(.*\)\)"),
-        (lambda: jr.ReservoirBuffer(100), r"ReservoirBuffer\(capacity=100\)"),
-        (lambda: jr.SequenceBuffer(9, 2, 3), r"SequenceBuffer\(length=9, num_envs=2, sequence_length=3\)"),
-        (lambda: jr.Mixture((BUFFER, BUFFER)), r"Mixture\(buffers=\(.*\)\)"),
-        (lambda: jr.Sharded(BUFFER, None), r"Sharded\(buffer=ReplayBuffer\(.*, mesh=None\)"),
-        (lambda: jr.Uniform(False), r"Uniform\(replacement=False\)"),
-        (lambda: jr.Recent(0.99), r"Recent\(\w+=0.99\)"),
-        (lambda: jr.Prioritized(0.6, stratified=False), r"Prioritized\(alpha=0.6\)"),
-        (lambda: jr.NStep(3, 0.99), r"NStep\(n=3, gamma=0.99\)"),
-        (lambda: jr.MonteCarlo(0.99), r"MonteCarlo\(gamma=0.99\)"),
-        (lambda: jr.NextStepAutoreset(max), r"NextStepAutoreset\(env_step=.*max.*\)"),
-        (lambda: jr.DifficultyPools((3, 4)), r"DifficultyPools\(tasks_per_env=\(3, 4\)\)"),
-        (lambda: jr.Tasks(3), r"Tasks\(num_tasks=3\)"),
-        (lambda: jr.scores.Thompson(3), r"Thompson\(candidates=3\)"),
-        (lambda: jr.Levels(3), r"Levels\(capacity=3\)"),
-        (lambda: jr.Uniform(*[True] * 9), r"Uniform\(replacement=True.*\)"),
+        (lambda: jr.ReplayBuffer(100), "ReplayBuffer", "capacity"),
+        (lambda: jr.ReplayBuffer(100, jr.Uniform()), "ReplayBuffer", "capacity"),
+        (lambda: jr.ReservoirBuffer(100), "ReservoirBuffer", "capacity"),
+        (lambda: jr.SequenceBuffer(9, 2, 3), "SequenceBuffer", "length"),
+        (lambda: jr.Mixture((BUFFER, BUFFER)), "Mixture", "buffers"),
+        (lambda: jr.Sharded(BUFFER, None), "Sharded", "buffer"),
+        (lambda: jr.Uniform(False), "Uniform", "replacement"),
+        (lambda: jr.Recent(0.99), "Recent", "power"),
+        (lambda: jr.Prioritized(0.6, stratified=False), "Prioritized", "alpha"),
+        (lambda: jr.NStep(3, 0.99), "NStep", "n"),
+        (lambda: jr.MonteCarlo(0.99), "MonteCarlo", "gamma"),
+        (lambda: jr.NextStepAutoreset(max), "NextStepAutoreset", "env_step"),
+        (lambda: jr.DifficultyPools((3, 4)), "DifficultyPools", "tasks_per_env"),
+        (lambda: jr.Tasks(3), "Tasks", "num_tasks"),
+        (lambda: jr.scores.Thompson(3), "Thompson", "candidates"),
+        (lambda: jr.Levels(3), "Levels", "capacity"),
+        (lambda: jr.Uniform(*[True] * 9), "Uniform", "replacement"),
     ],
 )
-def test_positional_arguments_are_shown_as_keywords(make, call):
-    with pytest.raises(
-        TypeError, match=rf"got \d positional arguments?, takes keyword arguments only; write {call}\.$"
-    ):
+def test_positional_arguments_are_errors(make, config, first):
+    with pytest.raises(TypeError, match=rf"{config}: got .*, takes keyword arguments only; write {config}\({first}="):
         make()
 
 
@@ -141,37 +139,16 @@ def test_a_configuration_that_rejects_positional_arguments_is_a_plain_dataclass_
     assert own(3, max_uses=2) == own(most=3, max_uses=2)
 
 
-A_LIST = [1.0, 2.0]
-
-
 @pytest.mark.versions
-def test_a_list_of_numbers_is_named_and_an_array_asked_for():
-    """Each number would be a leaf. Nothing is compiled."""
-    replay, one, no = jr.ReplayBuffer(capacity=4), np.zeros(2, np.float32), np.zeros(2, bool)
-    sequence, tracer = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2), jr.NStep(n=2, gamma=0.5, num_envs=2)
-    state, alone, rows = empty(replay, {"x": one}), empty(replay, one), empty(sequence, one[None])
-    steps = empty(tracer, one, one, one, no, no, one)
-    batch = jr.TransitionBatch(S={"x": [A_LIST]}, A=one, logP=None, Rn=one, In=one, S_next={"x": one})
-    for call, name in (
-        (lambda: replay.init({"x": A_LIST, "y": one}), r"\['x'\]: got a list of 2"),
-        (lambda: replay.add(state, {"x": A_LIST}), r"\['x'\]: got a list of 2"),
-        (lambda: replay.add(alone, [A_LIST, A_LIST, A_LIST]), "<root>: got a list of 3"),
-        (lambda: replay.set(state, np.arange(2), {"x": A_LIST}), r"\['x'\]: got a list of 2"),
-        (lambda: replay.init([one, {"y": A_LIST}]), r"\[1\]\['y'\]: got a list of 2"),
-        (lambda: replay.init(batch), r".S\['x'\]: got a list of 1"),
-        (lambda: sequence.add(rows, [A_LIST]), "<root>: got a list of 1"),
-        (lambda: tracer.init(A_LIST, one, one, no, no, one), ".s: got a list of 2"),
-        (lambda: tracer.add(steps, one, one, one, no, no, A_LIST), ".s_next: got a list of 2"),
-    ):
-        with pytest.raises(ValueError, match=rf"leaf {name}, expected an array; give np\.asarray of it"):
-            call()
-    with pytest.raises(ValueError, match=r"leaf \[1\]: got float32\[\], a batch of items needs 1 leading axis"):
-        replay.init([one, np.float32(0)])  # no list of numbers: one leaf is an array
-    with pytest.raises(ValueError, match=r"wrong structure: got PyTreeDef\(\[\]\)"):
-        replay.set(state, np.arange(2), [])
-    assert jax.eval_shape(replay.init, [one, one]).storage[1].shape == (
-        4,
-    )  # a list of arrays is a pytree of two leaves
+def test_a_list_of_numbers_is_a_pytree_whose_leaves_are_named():
+    """Nothing is compiled."""
+    replay, one, numbers = jr.ReplayBuffer(capacity=4), np.zeros(2, np.float32), [1.0, 2.0]
+    state = empty(replay, {"x": one})
+    with pytest.raises(ValueError, match=r"leaf \['x'\]\[0\]: got float32\[\], a batch of items needs 1 leading axis"):
+        replay.init({"x": numbers, "y": one})
+    with pytest.raises(ValueError, match="wrong structure: got PyTreeDef"):
+        replay.set(state, np.arange(2), {"x": numbers})
+    assert jax.eval_shape(replay.init, [one, one]).storage[1].shape == (4,)  # a list of arrays: two leaves
 
 
 class Hooked(jr.Uniform):
@@ -201,19 +178,19 @@ def test_a_state_that_is_forgotten_or_swapped_with_the_key_is_named():
         *((pools, []), (tasks, []), (levels, [one[0]])),
     ):
         state, owner = empty(config, *like), type(config).__name__
-        expected = rf"expected an? {type(state).__name__}, as init of {owner}"
+        expected = rf"expected {type(state).__name__}, as init of {owner}"
         for given, found in ((key, r"key<fry>\[\]"), (raw, r"uint32\[2\]")):
-            with pytest.raises(ValueError, match=f"state: got {found}, {expected}.* before the key"):
+            with pytest.raises(ValueError, match=f"state: got {found}, {expected}"):
                 config.sample(given, state, 4)
         if config not in (pools, tasks, levels):
             rows = {"ReservoirBuffer": (one, key), "Mixture": (0, one)}.get(owner, (one,))
-            for given, found in ((None, "None"), (one, r"float32\[2, 2\]|float64\[2, 2\]"), (3, r"an int|int32\[\]")):
-                with pytest.raises(ValueError, match=rf"state: got ({found}), {expected}.* pass it first"):
+            for given, found in ((None, "NoneType"), (one, r"float32\[2, 2\]|float64\[2, 2\]"), (3, r"int|int32\[\]")):
+                with pytest.raises(ValueError, match=rf"state: got ({found}), {expected}"):
                     config.add(given, *rows)
-    with pytest.raises(ValueError, match="state: got a SequenceState, expected a ReplayState, as init of ReplayBuffer"):
+    with pytest.raises(ValueError, match="state: got SequenceState, expected ReplayState, as init of ReplayBuffer"):
         replay.add(empty(sequence, one), one)
     for call in (lambda: pools.update(None, np.arange(2), one), lambda: tasks.update(None, np.arange(2), one)):
-        with pytest.raises(ValueError, match=r"state: got None, expected a .*State, as init of"):
+        with pytest.raises(ValueError, match=r"state: got NoneType, expected .*State, as init of"):
             call()
 
 

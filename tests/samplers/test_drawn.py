@@ -83,13 +83,13 @@ def test_jit_scan_and_vmap_give_the_same():
     keys = jax.random.split(jax.random.key(1), 5)
 
     def step(state, key):
-        return buffer.sample(state, key, 4, max_age=3, minibatches=2)
+        return buffer.sample(state, key, 4, max_age=3)
 
     def run(state):
         return lax.scan(step, state, keys)
 
     scanned, samples = jax.jit(run)(state)
-    assert samples.items.shape == (5, 2, 2)
+    assert samples.items.shape == (5, 4)
     assert np.all(np.asarray(samples.items) >= 3)
     np.testing.assert_array_equal(scanned.sampler.seen, np.bincount(np.asarray(samples.items).reshape(-1), minlength=8))
     eager = state

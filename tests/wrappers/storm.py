@@ -155,7 +155,7 @@ class Storm:
             elif what == 6:
                 with shared.state(drawn=DRAWN, timeout=0.05) as cell:
                     key = jax.random.key(int(rng.integers(2**31)))
-                    drawn = shared.buffer._draw(cell.state, key, DRAWN, None, None, None)
+                    drawn = shared.buffer._draw(cell.state, key, DRAWN, None, None)
                     cell.state = shared.buffer.update(cell.state, drawn.indices, drawn.weights)
             else:
                 time.sleep(float(rng.random() * 0.002))

@@ -91,6 +91,11 @@ def corridor(axes: Any, names: Names) -> None:
     axes.legend()
 
 
+def lengths(axes: Any, names: Names) -> None:
+    axes.hist(names["lengths"], bins=20, color=BLUE)
+    axes.set(xlabel="steps of an episode", ylabel="episodes")
+
+
 def flips(axes: Any, names: Names) -> None:
     learned = np.asarray(names["values"])
     axes.bar(range(len(learned)), learned, color=[ORANGE if bit == 3 else BLUE for bit in range(len(learned))])
@@ -125,6 +130,7 @@ RECIPES: dict[str, Callable[[Any, Names], None]] = {
     "qmix": curve("errors", "squared error", yscale="log"),
     "cloning": curve("errors", "loss", x="epoch", ylim=(0, None)),
     "rlpd": corridor,
+    "to_minari": lengths,
     "her": flips,
     "nfsp": average_policy,
     "groups": curve("rewards", "share of right rollouts", ylim=(0, 1)),

@@ -1,7 +1,7 @@
 """A curriculum over 200 tasks: a simulated solver that learns from the tasks it sometimes solves.
 
 pip install -e '.[examples]'
-python examples/curriculum.py           # all tasks; three kinds of pools; two scores
+python examples/curriculum.py           # all tasks; two kinds of pools; two scores
 python examples/curriculum.py --short   # a few seconds, to see that it runs
 
 The solver solves a task of difficulty d with probability sigmoid(skill - d), with one skill for each of two
@@ -52,7 +52,6 @@ CURRICULA = {
     "all tasks": Curriculum(tasks=ALL_TASKS),
     "pools": Curriculum(tasks=WITH_POOLS),
     "pools, recycled": Curriculum(tasks=WITH_POOLS, recycled=0.5),
-    "pool weights": Curriculum(tasks=dataclasses.replace(WITH_POOLS, pool_weights=(0.2, 1, 0.2))),
     "learnability": Curriculum(tasks=SCORED),
     "Thompson": Curriculum(tasks=dataclasses.replace(SCORED, score=jr.scores.thompson)),
 }
@@ -142,19 +141,19 @@ def print_table(logs: dict[str, Log], steps: int) -> dict[str, np.ndarray]:
 def plot(path: Path, logs: dict[str, Log], steps: int) -> None:
     """Plot pool shares and skills."""
     updates = np.arange(1, steps + 1)
-    figure = Figure(figsize=(14, 3.8), layout="constrained")
-    axes = figure.subplots(1, 4)
-    for panel, name in zip(axes, ("pools", "pools, recycled", "pool weights"), strict=False):
+    figure = Figure(figsize=(11, 3.8), layout="constrained")
+    axes = figure.subplots(1, 3)
+    for panel, name in zip(axes, ("pools", "pools, recycled"), strict=False):
         panel.stackplot(updates, logs[name].shares.mean(axis=0).T, labels=POOLS, colors=POOLS.values())
         panel.set(title=name, xlabel="updates", ylabel="share of the tasks", xlim=(0, steps), ylim=(0, 1))
     legend_below(axes[0], ncols=3)
-    for (name, log), color in zip(logs.items(), (*COLORS, "tab:red", "tab:purple", "tab:brown"), strict=True):
-        axes[3].plot(updates, log.skill.T, color=color, alpha=0.2, linewidth=0.6)
-        axes[3].plot(updates, log.skill.mean(axis=0), color=color, linewidth=2.5, label=name)
-    axes[3].set(
+    for (name, log), color in zip(logs.items(), (*COLORS, "tab:red", "tab:purple"), strict=True):
+        axes[2].plot(updates, log.skill.T, color=color, alpha=0.2, linewidth=0.6)
+        axes[2].plot(updates, log.skill.mean(axis=0), color=color, linewidth=2.5, label=name)
+    axes[2].set(
         title=f"skill, {len(log.skill)} seeds and their mean", xlabel="updates", ylabel="skill", xlim=(0, steps)
     )
-    legend_below(axes[3])
+    legend_below(axes[2])
     figure.savefig(path, dpi=150)
 
 

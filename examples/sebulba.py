@@ -135,6 +135,13 @@ class Learner:
         history = {name: np.array(rows, np.float32).reshape(-1, 2) for name, rows in lists.items()}
         return {"params": self.run.params, "target": self.target, "opt": self.opt, "updates": self.updates} | history
 
+    def save(self, checkpoint: Path, wait: bool = False) -> None:
+        """Write a checkpoint of one moment; it is being written while the threads go on, unless `wait`."""
+        shared = self.run.shared
+        with shared.state() as cell:
+            saved = {"replay": cell.state, "added": shared.added, "drawn": shared.drawn} | self.saved()
+            jr.save(checkpoint, {"replay": shared.buffer}, saved, wait=wait)
+
     def load(self, saved: dict[str, Any]) -> None:
         self.run.params, self.target = saved["params"], saved["target"]
         self.opt, self.updates = saved["opt"], int(saved["updates"])
@@ -157,7 +164,8 @@ def make_run(steps: int, seed: int, checkpoint: Path, resume: bool) -> tuple[Run
     learner = Learner(run, opt)
     if resume:
         like = {"params": params, "target": params, "opt": learner.opt}
-        run.shared, saved = jr.Shared.restore(checkpoint, buffer, like=like, **settings)
+        saved = jr.restore(checkpoint, {"replay": buffer}, like=like)
+        run.shared = jr.Shared(buffer, saved["replay"], added=saved["added"], drawn=saved["drawn"], **settings)
         learner.load(saved)
         print(f"goes on at update {learner.updates:,}, with {run.shared.size():,} transitions")
     return run, learner, num_updates
@@ -176,7 +184,7 @@ def train(run: Run, learner: Learner, num_updates: int, checkpoint: Path, actors
                 learner.update()
                 bar.update()
                 if learner.updates % 2_000 == 0:
-                    run.shared.save(checkpoint, learner.saved())
+                    learner.save(checkpoint)
                 if learner.updates % 100 == 0:
                     bar.set_description(f"return {mean_return(run):.0f}, ratio {run.ratios[-1][1]:.2f}")
     except KeyboardInterrupt:
@@ -184,7 +192,7 @@ def train(run: Run, learner: Learner, num_updates: int, checkpoint: Path, actors
         return False
     finally:
         bar.close()
-        run.shared.save(checkpoint, learner.saved())
+        learner.save(checkpoint, wait=True)
     return True
 
 
@@ -247,7 +255,7 @@ def main() -> None:
         mean = mean_return(run)
         print(
             f"seed {seed}: return {mean:.0f}, {mean / RANDOM_RETURN:.1f} times that of random play; "
-            f"{run.shared.added:,} transitions added and {run.shared.drawn:,} drawn"
+            f"{run.shared.added:,} rows added and {run.shared.drawn:,} drawn"
         )
     plot(args.out / "sebulba.png", runs)
     print(f"{time.perf_counter() - seconds:.0f} s; wrote {args.out / 'sebulba.png'}")

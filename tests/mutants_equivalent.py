@@ -5,7 +5,6 @@ NONE_NEGATIVE = "no slot is negative"
 PROMISE = "it is a promise, and changes no value"
 BOTH_RIGHT = "both ways are right"
 AS_MANY = "they are known to be as many"
-BEYOND = "JAX takes the last for one beyond it"
 ANY_GUESS = "any first guess leads to the same end"
 EQUIVALENT = {
     "_common/checks.check_like: True -> False": "the structures have been found equal, so the leaves are as many",
@@ -34,9 +33,8 @@ EQUIVALENT = {
         "it is for a GPU alone, and changes no value"
     ),
     "checkpoint/_leaves.check_bits: True -> False": "check_parts has found that they are as many",
-    "difficulty_pools/_draws._draw_pool: 2 -> 3": BEYOND,
-    "difficulty_pools/_turns.take: counts & (limit[rows.start] < 0) -> ((counts) | (limit[rows.start] < 0))": ANY_GUESS,
-    "difficulty_pools/_turns.take: limit[rows.start] < 0 -> ((limit[rows.start]) <= (0))": ANY_GUESS,
+    "curricula/_pool_moves._take: counts & (limit[rows.start] < 0) -> ((counts) | (limit[rows.start] < 0))": ANY_GUESS,
+    "curricula/_pool_moves._take: limit[rows.start] < 0 -> ((limit[rows.start]) <= (0))": ANY_GUESS,
     "samplers/_update_counts.update: (slots >= 0) & (slots < capacity) -> ((slots >= 0) | (slots < capacity))": BESIDE,
     "samplers/_weights.effective_sample_size: 1.0 -> 3.0": "it divides weights that are all 0",
     "samplers/_weights.effective_sample_size: 1.0 -> 3.0 (#2)": "it divides a sum that is 0",

@@ -529,14 +529,12 @@ class PoolsTwin:
         hard=None,
         caps=(0.5, 0.4),
         online_difficulty_filtering=False,
-        pool_weights=(0, 1, 0),
     ):
         self.thresholds, self.filtering = (easy, hard), online_difficulty_filtering
-        self.weights = dict(zip(("easy", "normal", "hard"), pool_weights, strict=True))
         self.pools, self.caps, first = [], [], 0
         for n in tasks_per_env:
             self.pools.append({"normal": list(range(first, first + n)), "easy": [], "hard": []})
-            easy = math.floor(n * caps[0]) if pool_weights[0] == 0 else 0
+            easy = math.floor(n * caps[0])
             self.caps.append({"easy": easy, "hard": max(0, min(math.floor(n * caps[1]), n - 1 - easy))})
             first += n
         self.reset_metrics()
@@ -562,7 +560,7 @@ class PoolsTwin:
         pools, mean = self.pools[env], sum(rewards) / len(rewards)
         label = self.classify(mean)
         old = next(name for name in self.POOLS if task in pools[name])
-        if label != old and self.weights[old] > 0:
+        if label != old == "normal":
             pools[old].remove(task)
             pools[label].append(task)
             self._bring_under_cap(env, label)
@@ -573,23 +571,13 @@ class PoolsTwin:
 
     def _bring_under_cap(self, env, label):
         pools = self.pools[env]
-        while self.weights[label] == 0 and len(pools[label]) > self.caps[env][label]:
+        while len(pools[label]) > self.caps[env][label]:
             pools["normal"].append(pools[label].pop(0))
 
     def bring_under_caps(self):
         for env in range(len(self.pools)):
             for label in ("easy", "hard"):
                 self._bring_under_cap(env, label)
-
-    def law(self, ratios):
-        """Probability of each task, by environment and pool."""
-        masses = [sum(self.weights[name] * len(pools[name]) for name in self.POOLS) for pools in self.pools]
-        total = sum(ratio for ratio, mass in zip(ratios, masses, strict=True) if mass > 0)
-        found = {}
-        for ratio, mass, pools in zip(ratios, masses, self.pools, strict=True):
-            for name, tasks in pools.items():
-                found |= dict.fromkeys(tasks, ratio / total * self.weights[name] / mass if mass > 0 else 0.0)
-        return np.array([found[task] for task in range(len(found))])
 
     def metrics(self, names):
         """Shares of the counts; a share of nothing is left out."""

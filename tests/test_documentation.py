@@ -1200,8 +1200,9 @@ def actors_and_a_learner(block, monkeypatch):
     assert shared.drawn == 20 * 256
     assert abs(8 * shared.added - shared.drawn) <= shared.slack
     assert set(np.concatenate(learnt)) <= {0.5 * k + k - 1 for k in range(2, 10**4)}  # of one actor, step by step
-    restored, others = jr.Shared.restore("run/checkpoint", found["buffer"], ratio=8)
-    assert (others, restored.drawn) == ({"params": 20, "update": 19}, 20 * 256)
+    saved = jr.restore("run/checkpoint", {"replay": found["buffer"]})
+    assert (saved["params"], saved["update"], saved["drawn"]) == (20, 19, 20 * 256)
+    assert abs(8 * saved["added"] - saved["drawn"]) <= shared.slack
     with pytest.raises(jr.Closed, match="robot") as caught:
         threads_of(block, Counting(4, steps=15))
     assert isinstance(caught.value.__cause__, OSError)
@@ -1219,16 +1220,17 @@ def a_block_of_the_state(block, monkeypatch):
 
     names = {"shared": shared, "draw_learn_update": draw_learn_update, "params": 0, "key": jax.random.key(0)}
     assert run(block, names)["params"] == 1
-    assert (shared.drawn, float(shared.diagnostics()["updates"])) == (256, 1)
+    with shared.state() as cell:
+        assert (shared.drawn, float(jr.diagnostics(buffer, cell.state)["updates"])) == (256, 1)
 
 
 def a_shared_is_restored(block, monkeypatch):
     buffer = jr.ReplayBuffer(capacity=64)
-    shared = jr.Shared(buffer, buffer.init(jnp.zeros(8)), ratio=8)
-    shared.add(jnp.arange(8.0))
-    shared.save("run/checkpoint", {"params": jnp.ones(2), "update": 7})
+    saved = {"replay": buffer.add(buffer.init(jnp.zeros(8)), jnp.arange(8.0)), "added": 5, "drawn": 35}
+    jr.save("run/checkpoint", {"replay": buffer}, saved | {"params": jnp.ones(2), "update": 7})
     found = run(block, {"buffer": buffer}, least=("min_size=1_000", "min_size=4"))
     assert (found["shared"].size(), found["params"].tolist(), found["update"]) == (8, [1, 1], 7)
+    assert (found["shared"].added, found["shared"].drawn) == (5, 35)
 
 
 def actors_with_streams(block, monkeypatch):
@@ -1306,7 +1308,8 @@ def parts_of_a_batch(block, monkeypatch):
     }
     found = run(block, names)
     assert (found["params"], found["items"].shape, found["sizes"].sum()) == (1, (256,), 16)
-    assert float(shared.diagnostics()["max_priority"]) == 16
+    with shared.state() as cell:
+        assert float(jr.diagnostics(buffer, cell.state)["max_priority"]) == 16
 
 
 RAY_BEFORE = """

@@ -9,6 +9,8 @@ import numpy as np
 import pytest
 from helpers import leaves_of, rarely
 
+import jaxreplay as jr
+
 ROOT = pathlib.Path(__file__).parent.parent
 FOLDER = ROOT / ".docs/pages/recipes"
 PARTS = re.compile(r"^## (.*?)\n.*?(?=^## |\Z)", re.MULTILINE | re.DOTALL)
@@ -147,6 +149,27 @@ def rlpd():
     np.testing.assert_allclose(places.mean(), (online + offline) / 2, atol=2)
 
 
+def to_minari():
+    found = run("A Minari data set")
+    episodes = [*found["dataset"].iterate_episodes()]
+    starts, cut = 0, 0
+    for episode in episodes:
+        x, speed, angle, _ = episode.observations.T
+        np.testing.assert_allclose(x[1:], x[:-1] + 0.02 * speed[:-1], atol=1e-5)  # no reset inside
+        ends = episode.terminations | episode.truncations
+        np.testing.assert_array_equal(ends, np.arange(len(episode)) == len(episode) - 1)
+        assert episode.terminations[-1] == (np.abs(x[-1]) > 2.4 or np.abs(angle[-1]) > np.pi / 15)
+        starts, cut = starts + np.all(np.abs(episode.observations[0]) <= 0.05), cut + episode.truncations[-1]
+    assert 0 < cut <= found["num_envs"]  # streams whose last episode goes on
+    assert 0 < len(episodes) - starts <= found["num_envs"]  # streams whose oldest episode is partly overwritten
+    stored = found["buffer"].get(found["replay"], found["buffer"].newest(found["replay"], 4 * 199))
+    assert found["dataset"].total_steps == np.sum(stored["step"][:, 0])
+    rows = jr.datasets.from_minari(found["dataset"]).rows
+    assert sorted(rows["observation"][rows["step"]].tolist()) == sorted(
+        np.asarray(stored["observation"])[:, 0][np.asarray(stored["step"])[:, 0]].tolist()
+    )
+
+
 def reached(found):
     """The share of goals that the greedy policy reaches."""
     bits = found["bits"]
@@ -210,6 +233,7 @@ CHECKS = {
     "QMIX": qmix,
     "Behaviour cloning by epochs": cloning,
     "RLPD": rlpd,
+    "A Minari data set": to_minari,
     "HER": her,
     "NFSP": nfsp,
     "Groups of rollouts of a language model": groups,
@@ -218,8 +242,10 @@ CHECKS = {
 QUICK = {"Behaviour cloning by epochs"}
 
 
+@pytest.mark.filterwarnings("ignore::UserWarning:minari")  # of what describes a data set
 @pytest.mark.parametrize("recipe", [name if name in QUICK else rarely(name) for name in CHECKS])
-def test_recipe(recipe, capsys):
+def test_recipe(recipe, capsys, monkeypatch, tmp_path):
+    monkeypatch.setenv("MINARI_DATASETS_PATH", str(tmp_path))
     CHECKS[recipe]()
     assert capsys.readouterr().out  # it tells what it learned
 

@@ -20,7 +20,6 @@ REASONS = {
     "test_difficulty_pools.py::test_order_holds_when_the_counters_wrap": DEAR,
     "test_difficulty_pools.py::test_recycle_draws_all_members_alike": "the twin recycles; how evenly is a law",
     "test_difficulty_pools.py::test_remap_to_another_list_of_tasks": TWIN,
-    "test_difficulty_pools.py::test_weights_are_changed_by_recycle_and_remap": TWIN,
     "test_difficulty_pools.py::test_a_state_over_its_caps_is_brought_under_them": TWIN,
     "test_draws.py::test_shards_have_the_windows_of_their_own_streams": SHARDS,
     "test_gaps.py::test_shards_other_buffers_and_files_keep_what_may_be_drawn": SHARDS,

@@ -7,10 +7,10 @@ import optax
 import jaxreplay as jr
 
 num_tasks, group, bound = 512, 16, 4  # 64 rollouts a group in the paper
-settings = {"pool_weights": (0.1, 1.0, 0.5), "online_difficulty_filtering": True}
-pools = jr.DifficultyPools(
-    tasks_per_env=(num_tasks,), easy_threshold=0.9, hard_threshold=0.0, **settings
-)
+# A task that its latest groups always solved, or never, is drawn a fifth as often.
+band = jr.scores.success_band(0.06, 0.9, outside=0.2)
+settings = {"score": band, "decay": 0.5, "online_difficulty_filtering": True}
+curriculum = jr.Tasks(num_tasks=num_tasks, **settings)
 buffer, optimizer = jr.ReplayBuffer(capacity=1_024), optax.adam(0.1)
 # Task t is solved by token answers[t].
 answers = jax.random.randint(jax.random.key(0), (num_tasks,), 0, 32)
@@ -35,10 +35,10 @@ def train_step(carry, x):
     policy, opt_state, state, replay, counts = carry
     version, key = x
     task_key, rollout_key, draw_key = jax.random.split(key, 3)
-    tasks, _ = pools.sample(state, task_key, 64)
+    tasks, _ = curriculum.sample(state, task_key, 64)
     rows = roll_out(policy, tasks, version, rollout_key)
     # A group is kept if some of it is right and some of it is wrong.
-    state, kept = pools.update(state, tasks, rows["rewards"])
+    state, kept = curriculum.update(state, tasks, rows["rewards"])
     replay = buffer.add(replay, rows, mask=kept)
     # The number of groups of the last four policies.
     counts = jnp.roll(counts, 1).at[0].set(jnp.sum(kept, dtype=jnp.int32))
@@ -66,7 +66,7 @@ def train_step(carry, x):
 policy = jnp.zeros((num_tasks, 32), jnp.float32)
 rows = jax.eval_shape(roll_out, policy, jnp.zeros(64, jnp.int32), 0, jax.random.key(0))
 counts = jnp.zeros(bound, jnp.int32)
-carry = policy, optimizer.init(policy), pools.init(), buffer.init(rows), counts
+carry = policy, optimizer.init(policy), curriculum.init(), buffer.init(rows), counts
 versions = jnp.arange(600, dtype=jnp.int32), jax.random.split(jax.random.key(1), 600)
 train = jax.jit(lambda carry, x: jax.lax.scan(train_step, carry, x))
 (policy, _, state, replay, _), (rewards, staleness) = train(carry, versions)

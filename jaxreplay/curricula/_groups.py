@@ -22,10 +22,8 @@ def check(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ..
     if tasks.ndim != 1 or not jnp.issubdtype(tasks.dtype, jnp.integer):
         raise ValueError(f"tasks: got {checks.type_text(tasks.dtype, tasks.shape)}, expected a vector of integers.")
     if rewards.ndim != 2 or rewards.shape[0] != tasks.size or jnp.issubdtype(rewards.dtype, jnp.complexfloating):
-        raise ValueError(
-            f"rewards: got {checks.type_text(rewards.dtype, rewards.shape)}, expected a row of numbers for each of the "
-            f"{tasks.size} tasks; for one rollout per group, give rewards[:, None]."
-        )
+        found = checks.type_text(rewards.dtype, rewards.shape)
+        raise ValueError(f"rewards: got {found}, expected [{tasks.size}, R]; if R is 1, give rewards[:, None].")
     mask = like.asarray(like.ones(rewards.shape, bool) if mask is None else mask)
     mask = checks.check_mask(mask, tasks.shape if mask.ndim == 1 else rewards.shape, like=like)
     if mask.ndim == 1:
@@ -44,7 +42,7 @@ _padded_on_device = on_copies(jax.jit(padded))
 _first = jax.jit(lambda x, n: x[:n], static_argnums=1)
 
 
-def in_few_sizes(update: Callable[..., tuple[Any, Any]], state: Any, *groups: Any) -> tuple[Any, Any]:
+def padded_update(update: Callable[..., tuple[Any, Any]], state: Any, *groups: Any) -> tuple[Any, Any]:
     """`update(state, tasks, rewards, mask)`, with padded groups if the call is eager; and a flag of each group."""
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, groups))):
         return update(state, *groups)

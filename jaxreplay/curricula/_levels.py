@@ -281,9 +281,7 @@ class Levels:
     def _sample(self, state: LevelsState, key: jax.Array, n: int) -> tuple[LevelsState, jax.Array, Any]:
         self._check_state(state)
         check_key(key)
-        leaves = self._law(state)
-        tree = sum_tree.with_fanout(sum_tree.SumTree((leaves,), None, self.capacity, 2))
-        slots, _ = sum_tree.sample_with(tree, random_bits(key, n))
+        slots, _ = sum_tree.sample_with(sum_tree.of_leaves(self.probabilities(state)), random_bits(key, n))
         now = state.count + jnp.arange(1, n + 1, dtype=jnp.int32)
         now = jnp.where(now < state.count, 2**31 - 1, now)
         state = dataclasses.replace(state, last=state.last.at[slots].max(now), count=now[-1])
@@ -332,9 +330,6 @@ class Levels:
           [0.25, 0.75, 0.0]
         """
         self._check_state(state)
-        return self._law(state)
-
-    def _law(self, state: LevelsState) -> jax.Array:
         filled = jnp.arange(self.capacity, dtype=jnp.int32) < state.size
 
         def normalized(weights: jax.Array) -> jax.Array:
@@ -370,10 +365,9 @@ class Levels:
           >>> float(numbers["filled"]), float(numbers["score"])
           (0.5, 1.0)
         """
-        self._check_state(state)
+        p = self.probabilities(state)
         filled = jnp.arange(self.capacity, dtype=jnp.int32) < state.size
         count = jnp.maximum(state.size, 1).astype(jnp.float32)
-        p = self._law(state)
         entropy = -jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0))
         return {
             "filled": state.size.astype(jnp.float32) / self.capacity,
@@ -386,7 +380,5 @@ class Levels:
         """Raise a `ValueError` if `state` is for another capacity."""
         checks.check_state(self, state, LevelsState)
         if np.shape(state.scores) != (self.capacity,):
-            raise ValueError(
-                f"capacity={self.capacity}: this state has levels {list(np.shape(state.scores))}; use the "
-                "configuration that made it, and jax.vmap for a stack of states."
-            )
+            found = list(np.shape(state.scores))
+            raise ValueError(f"capacity={self.capacity}: this state has levels {found}; use jax.vmap for a stack.")

@@ -1,20 +1,58 @@
-"""Update of difficulty pools: tasks move to the pools of their labels, and the oldest surplus tasks back to normal.
+"""Update of difficulty pools: a batch of tasks that enter queues, all at once as if one after the other.
+
+The rows of the batch take turns in order. Easy and hard are queues with a limit: first in, first out. At its turn, the
+task of a row enters the row's queue, unless a queue holds the task. If this queue is then longer than its limit, its
+oldest member leaves, to the end of normal. Entries into a pool are numbered 0, 1, 2, ... in the batch. Members at the
+start have numbers below 0, the newest -1. So number m leaves a queue when number m + limit enters.
 
 Pool p of environment e has number 3 * e + p here.
 """
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common.xla import materialize
-from jaxreplay.curricula import _pool_turns as _turns
-from jaxreplay.curricula._pool_state import PoolsState
-from jaxreplay.curricula._pool_turns import Rows, Turns, spread, sum_before
+from jaxreplay.curricula._pool_state import PoolsState, sum_before
+
+
+class Rows(NamedTuple):
+    """G rows in order; tasks are in [0, N), pools in [0, P).
+
+    Attributes:
+      task: int32 [G]; a task may occur more than once.
+      pool: int32 [G], pool to enter.
+      start: int32 [G], pool of the task at the start.
+      start_number: int32 [G], the task's number there; any, if that pool is normal.
+      by_task: int32 [G], the rows sorted stably by task.
+      first: int32 [G], for each place in this order the first place with the same task.
+    """
+
+    task: jax.Array
+    pool: jax.Array
+    start: jax.Array
+    start_number: jax.Array
+    by_task: jax.Array
+    first: jax.Array
+
+
+class Turns(NamedTuple):
+    """Turns of G rows.
+
+    Attributes:
+      enters: bool [G], True if the row's task enters the row's queue.
+      number: int32 [G], its number in that queue.
+      last: int32 [G], the last earlier row with the same task that enters; -1 for none.
+    """
+
+    enters: jax.Array
+    number: jax.Array
+    last: jax.Array
 
 
 class Moves(NamedTuple):
@@ -22,20 +60,18 @@ class Moves(NamedTuple):
 
     Attributes:
       rows: the rows.
-      number: int32 [G], number of the row's task in the row's pool.
-      moves: bool [G], True if the row's task moves to the row's pool.
-      last: int32 [G], the last earlier row that moves the same task; -1 for none.
-      joins: bool [G], True if that pool is a queue.
-      leaves: bool [G], True if the oldest member of this queue then moves to normal.
+      turns: their turns.
+      limit: int32 [P], largest number of members of each queue; -1 for normal.
+      oldest: int32 [G], number of the member that leaves the row's queue, if one leaves.
+      leaves: bool [G], True if one leaves.
       into: int32 [G, P], entries into each pool at each row.
       out: int32 [G, P], exits from each pool at each row.
     """
 
     rows: Rows
-    number: jax.Array
-    moves: jax.Array
-    last: jax.Array
-    joins: jax.Array
+    turns: Turns
+    limit: jax.Array
+    oldest: jax.Array
     leaves: jax.Array
     into: jax.Array
     out: jax.Array
@@ -53,82 +89,106 @@ def move(
     """Move tasks to the pools of their labels, in order, unless a queue holds them.
 
     Args:
-      state: pools with easy, hard or neither as a queue; a queue above its cap does not grow.
+      state: the pools; a queue above its cap does not grow.
       tasks_per_env: int32 [E].
-      caps: int32 [E, 2], of easy and hard; only that of a queue matters.
+      caps: int32 [E, 2], of easy and hard.
       task: int32 [G]; a task may occur more than once.
       env: int32 [G], environments of the tasks.
       label: int32 [G], pools to move to.
       known: bool [G], True for rows that count.
     """
-    normal, num_tasks = 3 * env, state.pool.size
+    normal = 3 * env
     start = normal + state.pool[task].astype(jnp.int32)
     start_number = (state.entry[task] - state.entered.reshape(-1)[start]).astype(jnp.int32)
-    rows = _turns.sorted_rows(task, num_tasks, normal + label, start, start_number)
-    limit = _limits(state, caps)
-    turns = _turns.take(rows, known if _leaves_pools(state) else known & (label > 0), limit)
-    moves = _moves(state, rows, turns, normal, limit)
-    stays = moves.moves
-    if _leaves_pools(state):
-        stays = stays.at[jnp.where(stays & (moves.last >= 0), moves.last, task.size)].set(False, mode="drop")
-    if limit is None:
-        return _write(state, moves, normal, [jnp.where(stays, task, num_tasks)], [rows.pool])
-    row_of = _joining_rows(moves)
-    stays, freed = _stay(moves, limit, stays, row_of)
-    leaver, queues, heads = _rings(state, tasks_per_env, moves, limit, env, label, stays, row_of)
-    moved = [jnp.where(stays, task, num_tasks), jnp.where(freed, leaver, num_tasks)]
-    return dataclasses.replace(_write(state, moves, normal, moved, [rows.pool, normal]), queues=queues, heads=heads)
-
-
-def _leaves_pools(state: PoolsState) -> bool:
-    """True if a row can move a task out of easy or hard, since tasks are drawn from there."""
-    return any(state.drawn[1:])
-
-
-def _limits(state: PoolsState, caps: jax.Array) -> jax.Array | None:
-    """Limits of all pools, as `_turns.take` expects them."""
-    if all(state.drawn):
-        return None
-    limit = jnp.maximum(jnp.pad(caps, ((0, 0), (1, 0))), state.sizes)
-    return jnp.where(jnp.array(state.drawn), -1, limit).reshape(-1)
-
-
-def _moves(state: PoolsState, rows: Rows, turns: Turns, normal: jax.Array, limit: jax.Array | None) -> Moves:
-    """Moves at these turns; normal: int32 [G], number of the normal pool of each row."""
+    rows = _sorted_rows(task, state.pool.size, normal + label, start, start_number)
     sizes = state.sizes.reshape(-1)
-    was, _ = _turns.place_of(turns.last, turns.number, rows)
-    was = was if limit is None else jnp.where(limit[was] >= 0, normal, was)
-    moves = turns.enters & (was != rows.pool)
-    last = _turns.last_before(moves, rows) if _leaves_pools(state) else turns.last
-    joins = leaves = jnp.zeros_like(moves)
-    into, out = spread(rows.pool, moves, sizes.size), spread(was, moves, sizes.size)
-    if limit is not None:
-        joins = moves & (limit[rows.pool] >= 0)
-        leaves = joins & (turns.number - limit[rows.pool] >= -sizes[rows.pool])
-        into, out = into + spread(normal, leaves, sizes.size), out + spread(rows.pool, leaves, sizes.size)
-    return Moves(rows, turns.number, moves, last, joins, leaves, into, out)
+    limit = jnp.pad(jnp.maximum(caps, state.sizes[:, 1:]), ((0, 0), (1, 0)), constant_values=-1).reshape(-1)
+    turns = _take(rows, known & (label > 0), limit)
+    oldest = turns.number - limit[rows.pool]
+    leaves = turns.enters & (oldest >= -sizes[rows.pool])
+    into = spread(rows.pool, turns.enters, sizes.size) + spread(normal, leaves, sizes.size)
+    out = spread(normal, turns.enters, sizes.size) + spread(rows.pool, leaves, sizes.size)
+    moves = Moves(rows, turns, limit, oldest, leaves, into, out)
+    row_of = _joining_rows(moves)
+    stays, freed = _stay(moves, row_of)
+    leaver, queues, heads = _rings(state, tasks_per_env, moves, env, label, stays, row_of)
+    moved = jnp.concatenate([jnp.where(stays, task, state.pool.size), jnp.where(freed, leaver, state.pool.size)])
+    return dataclasses.replace(_write(state, moves, moved, normal, label), queues=queues, heads=heads)
+
+
+def _sorted_rows(task: jax.Array, num_tasks: int, pool: jax.Array, start: jax.Array, start_number: jax.Array) -> Rows:
+    """`Rows` of `num_tasks` tasks."""
+    place = jnp.arange(task.size, dtype=jnp.int32)
+    if num_tasks * task.size <= 2**32:  # task and row in one number: XLA sorts one array much faster than two
+        both = task.astype(jnp.uint32) * jnp.uint32(task.size) + place.astype(jnp.uint32)
+        by_task = (lax.sort(both) % jnp.uint32(task.size)).astype(jnp.int32)
+    else:
+        by_task = jnp.argsort(task, stable=True).astype(jnp.int32)
+    in_order = task[by_task]
+    starts = jnp.concatenate([jnp.ones(1, bool), in_order[1:] != in_order[:-1]])
+    return Rows(task, pool, start, start_number, by_task, lax.cummax(jnp.where(starts, place, 0)))
+
+
+def _take(rows: Rows, counts: jax.Array, limit: jax.Array) -> Turns:
+    """Let the tasks take turns, by fixed-point iteration.
+
+    A row depends on the earlier rows that enter. Each pass computes all rows from the last guess, and extends the
+    correct rows, counted from the first, by at least one. After a pass that changes nothing, all rows are correct. One
+    pass is enough if no task leaves a queue and enters again in the batch, and none occurs twice; G passes are always
+    enough.
+
+    Args:
+      rows: the rows.
+      counts: bool [G], True for rows that count.
+      limit: int32 [P], largest number of members of each queue, at least that at the start; -1 for normal.
+    """
+
+    def next_guess(guess: tuple[jax.Array, Turns]) -> tuple[jax.Array, Turns]:
+        found = _turns_if(guess[1].enters, rows, counts, limit)
+        return jnp.any(found.enters != guess[1].enters), found
+
+    guess = Turns(counts & (limit[rows.start] < 0), jnp.zeros_like(rows.pool), jnp.zeros_like(rows.pool))
+    return lax.while_loop(lambda guess: guess[0], next_guess, (jnp.array(True), guess))[1]
+
+
+def _turns_if(enters: jax.Array, rows: Rows, counts: jax.Array, limit: jax.Array) -> Turns:
+    """Turn of each row if the earlier rows that enter are the marked rows of `enters` (bool [G])."""
+    before = sum_before(spread(rows.pool, enters, limit.size))
+    place = jnp.arange(enters.size, dtype=jnp.int32)
+    latest = lax.cummax(jnp.where(enters[rows.by_task], place, -1))
+    latest = jnp.concatenate([jnp.full(1, -1, jnp.int32), latest[:-1]])
+    last = jnp.where(latest >= rows.first, rows.by_task[latest], -1)
+    last = jnp.zeros_like(place).at[rows.by_task].set(last, unique_indices=True)
+    number = _at_own(before, rows.pool)
+    pool, its_number = _place_of(last, number, rows)
+    held = (limit[pool] >= 0) & (_at_own(before, pool) - its_number <= limit[pool])
+    return Turns(counts & ~held, number, last)
+
+
+def _place_of(last: jax.Array, number: jax.Array, rows: Rows) -> tuple[jax.Array, jax.Array]:
+    """Pool that each task entered at row `last`, and its number there; those at the start if that is -1."""
+    again = last >= 0
+    return jnp.where(again, rows.pool[last], rows.start), jnp.where(again, number[last], rows.start_number)
 
 
 def _joining_rows(moves: Moves) -> Callable[[jax.Array, jax.Array], jax.Array]:
     """A function of queue and number, int32 [G] each: the row that joined so, or any row if none did."""
-    rows, num_rows = moves.rows, moves.moves.size
+    rows, (enters, number, _) = moves.rows, moves.turns
     starts = sum_before(jnp.sum(moves.into, axis=0, dtype=jnp.int32))
-    place = jnp.where(moves.joins, starts[rows.pool] + moves.number, 2 * num_rows)
-    row_of = jnp.zeros(2 * num_rows, jnp.int32).at[place].set(jnp.arange(num_rows, dtype=jnp.int32), mode="drop")
+    place = jnp.where(enters, starts[rows.pool] + number, 2 * enters.size)
+    row_of = jnp.zeros(2 * enters.size, jnp.int32).at[place].set(jnp.arange(enters.size, dtype=jnp.int32), mode="drop")
     return lambda queue, number: row_of[starts[queue] + number]
 
 
-def _stay(
-    moves: Moves, limit: jax.Array, stays: jax.Array, row_of: Callable[[jax.Array, jax.Array], jax.Array]
-) -> tuple[jax.Array, jax.Array]:
-    """Rows that move their task last, of `stays`; and rows at which a member leaves to stay in normal; bool [G]."""
-    rows = moves.rows
+def _stay(moves: Moves, row_of: Callable[[jax.Array, jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
+    """Rows whose task is in their queue in the end; and rows at which a member leaves to stay in normal; bool [G]."""
+    rows, (enters, number, last), limit = moves.rows, moves.turns, moves.limit
     entries = jnp.sum(moves.into, axis=0, dtype=jnp.int32)
-    stays &= ~(moves.joins & (entries[rows.pool] - moves.number > limit[rows.pool]))
+    stays = enters & (entries[rows.pool] - number <= limit[rows.pool])
     # A task that enters again left its queue before, at the row that joined `limit` numbers after it.
-    queue, number = _turns.place_of(moves.last, moves.number, rows)
-    back = moves.moves & (limit[queue] >= 0)
-    left_at = jnp.where(back, row_of(queue, number + limit[queue]), moves.moves.size)
+    queue, number = _place_of(last, number, rows)
+    back = enters & (limit[queue] >= 0)
+    left_at = jnp.where(back, row_of(queue, number + limit[queue]), enters.size)
     return stays, moves.leaves.at[left_at].set(False, mode="drop")
 
 
@@ -136,56 +196,57 @@ def _rings(
     state: PoolsState,
     tasks_per_env: jax.Array,
     moves: Moves,
-    limit: jax.Array,
     env: jax.Array,
     label: jax.Array,
     stays: jax.Array,
     row_of: Callable[[jax.Array, jax.Array], jax.Array],
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """The task that leaves a queue at each row, int32 [G]; and the rings and their heads after all rows."""
-    rows, leaves, pool_sizes = moves.rows, moves.leaves, state.sizes
-    ring, oldest = jnp.maximum(label - 1, 0), moves.number - limit[rows.pool]
-    first = sum_before(tasks_per_env)[env]
+    rows, leaves, oldest, pool_sizes = moves.rows, moves.leaves, moves.oldest, state.sizes
+    ring, first = jnp.maximum(label - 1, 0), sum_before(tasks_per_env)[env]
 
     def slot(number: jax.Array) -> jax.Array:
         return first + (state.heads[env, ring] + pool_sizes[env, label] + number) % tasks_per_env[env]
 
     there = state.queues[ring, jnp.where(leaves, slot(oldest), 0)]
     leaver = jnp.where(oldest < 0, there, rows.task[row_of(rows.pool, oldest)])
-    written = jnp.where(stays & moves.joins, slot(moves.number), state.pool.size)
+    written = jnp.where(stays, slot(moves.turns.number), state.pool.size)
     leaver, written = materialize(leaver, written)
     queues = state.queues.at[ring, written].set(rows.task, mode="drop", unique_indices=True)
     left = jnp.sum(spread(rows.pool, leaves, pool_sizes.size), axis=0, dtype=jnp.int32).reshape(pool_sizes.shape)[:, 1:]
     return leaver, queues, (state.heads + left) % jnp.maximum(tasks_per_env, 1)[:, None]
 
 
-def _write(
-    state: PoolsState, moves: Moves, normal: jax.Array, tasks: Sequence[jax.Array], pools: Sequence[jax.Array]
-) -> PoolsState:
+def _write(state: PoolsState, moves: Moves, task: jax.Array, normal: jax.Array, label: jax.Array) -> PoolsState:
     """Write where tasks are after all rows, and count entries and exits; not the queues.
 
     Args:
       state: the pools before.
       moves: the moves.
+      task: int32 [2 G], tasks that are in the row's queue, then tasks that are in normal; N for none.
       normal: int32 [G], number of the normal pool of each row.
-      tasks: int32 [G] each, tasks to write; the number of tasks for none.
-      pools: int32 [G] each, their pools.
+      label: int32 [G], pool of each row.
     """
     entered, before = state.entered.reshape(-1), sum_before(moves.into)
-    entry = jnp.concatenate([entered[p] + _turns.at_own(before, p).astype(jnp.uint32) for p in pools])
-    entries = jnp.sum(moves.into, axis=0, dtype=jnp.int32).reshape(state.sizes.shape)
-    exits = jnp.sum(moves.out, axis=0, dtype=jnp.int32).reshape(state.sizes.shape)
-    task, to = jnp.concatenate(tasks), jnp.concatenate([p - normal for p in pools])
-    if _leaves_pools(state):
-        task, to, entry = materialize(task, to, entry)
-    trees = [tree and sum_tree.update(tree, task, to == p, unique_indices=True) for p, tree in enumerate(state.trees)]
+    pools = moves.rows.pool, normal
+    entry = jnp.concatenate([entered[p] + _at_own(before, p).astype(jnp.uint32) for p in pools])
+    entries, exits = (jnp.sum(x, axis=0, dtype=jnp.int32).reshape(state.sizes.shape) for x in (moves.into, moves.out))
+    to = jnp.concatenate([label, jnp.zeros_like(label)])
     return dataclasses.replace(
         state,
         pool=state.pool.at[task].set(to.astype(jnp.int8), mode="drop", unique_indices=True),
         entry=state.entry.at[task].set(entry, mode="drop", unique_indices=True),
         sizes=state.sizes + entries - exits,
         entered=state.entered + entries.astype(jnp.uint32),
-        normal=trees[0],
-        easy=trees[1],
-        hard=trees[2],
+        normal=sum_tree.update(state.normal, task, to == 0, unique_indices=True),
     )
+
+
+def spread(pool: jax.Array, marked: jax.Array, num_pools: int) -> jax.Array:
+    """1 at the `pool` of each `marked` row, int32 [G, P]."""
+    return ((pool[:, None] == jnp.arange(num_pools, dtype=jnp.int32)[None]) & marked[:, None]).astype(jnp.int32)
+
+
+def _at_own(x: jax.Array, pool: jax.Array) -> jax.Array:
+    """`x` [G, P] at each row's `pool`, [G]."""
+    return jnp.take_along_axis(x, pool[:, None], axis=1)[:, 0]

@@ -1,8 +1,7 @@
 """State of `DifficultyPools`: the pool of each task, and the order of entry.
 
-Tasks in normal are leaves of value 1 in a sum tree, which finds the task of a given rank in O(log N). Easy and hard
-have such a tree too if tasks are drawn from them. Otherwise they are first-in, first-out queues in ring buffers.
-`arrange` builds a state.
+Tasks in normal are leaves of value 1 in a sum tree, which finds the task of a given rank in O(log N). Easy and hard are
+first-in, first-out queues in ring buffers. `arrange` builds a state.
 """
 
 from collections.abc import Sequence
@@ -15,7 +14,6 @@ from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import layouts
-from jaxreplay.curricula import _pool_turns as _turns
 from jaxreplay.sum_tree._tree import on_backend
 
 
@@ -36,8 +34,6 @@ class PoolsState(layouts.LaidOut):
         at 2**31 - 1.
       rejected: int32 [], number of groups with a task that does not exist or a mean reward that is not finite;
         saturates at 2**31 - 1.
-      easy: a leaf per task, 1 if it is in easy; None if no task is drawn from easy.
-      hard: the same for hard.
 
     Examples:
       >>> pools = jr.DifficultyPools(
@@ -61,25 +57,18 @@ class PoolsState(layouts.LaidOut):
     groups: jax.Array  # [E, 3]
     rollouts: jax.Array  # [E, 3]
     rejected: jax.Array  # []
-    easy: sum_tree.SumTree | None = None
-    hard: sum_tree.SumTree | None = None
-    _layouts: ClassVar = dict.fromkeys(("normal", "easy", "hard"), on_backend)
-
-    @property
-    def trees(self) -> tuple[sum_tree.SumTree | None, ...]:
-        """Sum trees of normal, easy and hard; None for a pool that is not drawn from."""
-        return self.normal, self.easy, self.hard
-
-    @property
-    def drawn(self) -> tuple[bool, ...]:
-        """(normal, easy, hard), True for a pool that is drawn from."""
-        return tuple(tree is not None for tree in self.trees)
+    _layouts: ClassVar = {"normal": on_backend}
 
 
 def env_of(tasks: jax.Array, tasks_per_env: jax.Array) -> jax.Array:
     """Environment of each of `tasks` (int32 [G]), int32 [G]."""
     ends = jnp.cumsum(tasks_per_env, dtype=jnp.int32)[:-1]
     return jnp.searchsorted(ends, tasks, side="right", method="compare_all").astype(jnp.int32)
+
+
+def sum_before(x: jax.Array) -> jax.Array:
+    """Exclusive cumulative sum of x (int32 [G, ...]) over its rows."""
+    return jnp.cumsum(x, axis=0, dtype=jnp.int32) - x
 
 
 def ranks(group: jax.Array, num_groups: int, *keys: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -89,7 +78,7 @@ def ranks(group: jax.Array, num_groups: int, *keys: jax.Array) -> tuple[jax.Arra
     """
     rows = jnp.arange(group.size, dtype=jnp.int32)
     sizes = jnp.zeros(num_groups, jnp.int32).at[group].add(1)
-    starts = _turns.sum_before(sizes)
+    starts = sum_before(sizes)
     group, *_, row = lax.sort((group, *keys, rows), num_keys=1 + len(keys))
     return jnp.zeros_like(rows).at[row].set(rows - starts[group], unique_indices=True), sizes
 
@@ -114,7 +103,6 @@ def arrange(
     pool: jax.Array,
     keys: Sequence[jax.Array],
     rejected: jax.Array,
-    drawn: tuple[bool, ...] = (True, False, False),
     fanout: int | None = None,
 ) -> PoolsState:
     """Build a state with metrics 0 and every pool within its cap; the oldest surplus tasks go to the end of normal.
@@ -125,8 +113,7 @@ def arrange(
       pool: int32 [N], each task's pool.
       keys: int [N] each; tasks enter their pool sorted by these keys.
       rejected: int32 [].
-      drawn: (normal, easy, hard), True for a pool that is drawn from.
-      fanout: fan-out of the trees; None for the best where the state is made.
+      fanout: fan-out of the tree; None for the best where the state is made.
     """
     num_tasks, num_envs = pool.size, tasks_per_env.size
     tasks = jnp.arange(num_tasks, dtype=jnp.int32)
@@ -138,18 +125,12 @@ def arrange(
     rank, sizes = ranks(3 * env + pool, 3 * num_envs, late, *keys)
     sizes = sizes.reshape(num_envs, 3)
     ring = jnp.where(pool > 0, pool - 1, 2)  # 2 is out of range: normal has no ring
-    slot = rank + _turns.sum_before(tasks_per_env)[env]
-
-    def tree_of(number: int) -> sum_tree.SumTree:
-        empty = sum_tree.init(max(num_tasks, 1), fanout=fanout)
-        return sum_tree.update(empty, tasks, pool == number, unique_indices=True)
+    slot = rank + sum_before(tasks_per_env)[env]
 
     return PoolsState(
         pool=pool.astype(jnp.int8),
         entry=rank.astype(jnp.uint32),
-        normal=tree_of(0),
-        easy=tree_of(1) if drawn[1] else None,
-        hard=tree_of(2) if drawn[2] else None,
+        normal=sum_tree.of_leaves(jnp.pad(pool == 0, (0, num_tasks == 0)), fanout=fanout),
         queues=jnp.zeros((2, num_tasks), jnp.int32).at[ring, slot].set(tasks, mode="drop"),
         heads=jnp.zeros((num_envs, 2), jnp.int32),
         sizes=sizes,

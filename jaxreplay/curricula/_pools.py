@@ -1,16 +1,7 @@
-"""DifficultyPools: a curriculum over a fixed list of tasks; tasks always or never solved are drawn rarely or never.
+"""DifficultyPools: a curriculum over a fixed list of tasks; tasks always or never solved are parked.
 
-These are the difficulty pools of prime-rl as pure functions. The pools of its pull request 2667 park tasks; the pools
-of pull request 3261, here `pool_weights`, draw them less often. A draw, and a group of an update, cost O(log N) each.
-
-**prime-rl's second pools** have no caps, queues or filters. A task is in the pool of its latest group, and every task
-is drawn in proportion to the weight of its pool; a task without a group has weight 1. The equivalent here (tested) is
-
-    thresholds = {"easy_threshold": ..., "hard_threshold": ...}
-    DifficultyPools(tasks_per_env=(N,), **thresholds, pool_weights=(0.2, 1, 0.2))
-
-Two things differ. In prime-rl a task is easy above the threshold, here also at it. In prime-rl the pools ignore
-environments; here each of several is drawn by `env_ratios`, however many of its tasks are easy or hard.
+These are the difficulty pools of prime-rl (its pull request 2667) as pure functions. A draw, and a group of an update,
+cost O(log N) each.
 """
 
 import dataclasses
@@ -24,18 +15,17 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
+from jaxreplay import sum_tree
 from jaxreplay._common.checks import check_integer, check_key, check_number, check_state, keywords_only
-from jaxreplay._common.random import random_bits
+from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.ring import saturating_add
 from jaxreplay._common.xla import jit_method, on_host
 from jaxreplay.curricula import _groups as groups
 from jaxreplay.curricula import _pool_checks as _checks
-from jaxreplay.curricula import _pool_draws as _draws
 from jaxreplay.curricula import _pool_moves as _moves
 from jaxreplay.curricula import _pool_state as _state
 from jaxreplay.curricula._pool_state import PoolsState
-from jaxreplay.curricula._pool_turns import spread
-from jaxreplay.curricula._task_keys import sources
+from jaxreplay.curricula._task_keys import old_task_of_each
 
 NORMAL, EASY, HARD = range(3)
 
@@ -46,27 +36,25 @@ class DifficultyPools:
     """Samples the tasks to train on: tasks that are sometimes solved.
 
     A group is a set of rollouts of one task. Their mean reward labels the group easy (`>= easy_threshold`), else hard
-    (`<= hard_threshold`), else normal. If a group of a task in normal is labelled easy or hard, the task moves to the
-    end of that pool and stays there, whatever its rewards. When the pool exceeds its cap, floor(tasks of the
-    environment * the pool's fraction), its oldest task moves back to the end of normal. Normal is never empty.
+    (`<= hard_threshold`), else normal. Tasks are drawn from normal alone. They move:
 
-    **Pool weights.** All this holds for a pool of weight 0. Easy or hard with a positive weight parks nothing and has
-    no cap. Its tasks are drawn too, each with the weight of its pool. A group of such a task moves it to the end of the
-    pool of its label, if that is another pool, be it normal or one that parks. So the task is always in the pool of its
-    latest group.
+    | event | pool | what happens |
+    | --- | --- | --- |
+    | a group labelled easy or hard | normal | its task moves to the end of the label's pool |
+    | any group | easy, hard | its task stays |
+    | a pool exceeds its cap | easy, hard | its oldest task moves to the end of normal |
 
-    Tasks are numbered 0 to N - 1, one environment after the other. Thresholds and rewards are compared in float32.
+    Normal is never empty. Tasks are numbered 0 to N - 1, one environment after the other. Thresholds and rewards are
+    compared in float32.
 
     Attributes:
       tasks_per_env: number of tasks of each environment; at most 2**24 in all.
       env_ratios: relative frequencies at which environments are drawn; None for their numbers of tasks.
       easy_threshold: None labels no group easy.
       hard_threshold: None labels no group hard.
-      max_easy_pool_fraction: largest fraction of an environment's tasks in easy, in [0, 1), if its weight is 0.
-      max_hard_pool_fraction: the same for hard; if both have weight 0, both fractions sum to less than 1.
+      max_easy_pool_fraction: cap of easy, as a fraction of an environment's tasks; rounded down to whole tasks.
+      max_hard_pool_fraction: the same for hard; both sum to less than 1.
       online_difficulty_filtering: drop groups whose mean reward is exactly 0 or 1, which carry no learning signal.
-      pool_weights: (easy, normal, hard), relative frequencies at which a task in each pool is drawn; 0 for a pool that
-        parks its tasks. Normal's is positive.
       env_names: names of the environments in the metrics; None for "0", "1", ...
       donate: donate the state when `update` is called eagerly. The update is then in place, and its cost hardly grows
         with the number of tasks.
@@ -87,13 +75,11 @@ class DifficultyPools:
     max_easy_pool_fraction: float = 0.5
     max_hard_pool_fraction: float = 0.4
     online_difficulty_filtering: bool = False
-    pool_weights: Sequence[float] = (0.0, 1.0, 0.0)
     env_names: Sequence[str] | None = None
     donate: bool = True
 
     def __post_init__(self):
         _checks.check_envs(self)
-        _checks.check_weights(self)
         _checks.check_thresholds(self)
 
     @property
@@ -102,24 +88,15 @@ class DifficultyPools:
         return sum(self.tasks_per_env)
 
     @property
-    def _drawn(self) -> tuple[bool, bool, bool]:
-        """(normal, easy, hard), True for a pool that is drawn from."""
-        easy, _, hard = self.pool_weights
-        return True, easy > 0, hard > 0
-
-    @property
     def caps(self) -> tuple[tuple[int, int], ...]:
-        """Largest numbers of tasks in easy and in hard, for each environment; all tasks, if the pool parks none."""
-        return tuple(self._caps_of(count) for count in self.tasks_per_env)
-
-    def _caps_of(self, num_tasks: int) -> tuple[int, int]:
-        """Largest numbers of an environment's tasks in easy and in hard."""
-        room = max(num_tasks - 1, 0)
-        # If the sum of the fractions rounds to below 1, their floors can still leave no task in normal.
-        easy = num_tasks if self._drawn[EASY] else min(math.floor(num_tasks * self.max_easy_pool_fraction), room)
-        room = room if self._drawn[EASY] else max(room - easy, 0)
-        hard = num_tasks if self._drawn[HARD] else min(math.floor(num_tasks * self.max_hard_pool_fraction), room)
-        return easy, hard
+        """Largest numbers of tasks in easy and in hard, for each environment."""
+        caps = []
+        for count in self.tasks_per_env:
+            # If the sum of the fractions rounds to below 1, their floors can still leave no task in normal.
+            room = max(count - 1, 0)
+            easy = min(math.floor(count * self.max_easy_pool_fraction), room)
+            caps.append((easy, min(math.floor(count * self.max_hard_pool_fraction), room - easy)))
+        return tuple(caps)
 
     @property
     def _sizes(self) -> tuple[jax.Array, jax.Array]:
@@ -137,13 +114,10 @@ class DifficultyPools:
           [0, 0, 0, 0]
         """
         pool = jnp.zeros(self.num_tasks, jnp.int32)
-        return _state.arrange(*self._sizes, pool, (), jnp.zeros((), jnp.int32), self._drawn)
+        return _state.arrange(*self._sizes, pool, (), jnp.zeros((), jnp.int32))
 
     def sample(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-        """Draw tasks from normal, and from other pools with a positive weight, with replacement.
-
-        Each draw picks an environment with tasks in these pools by `env_ratios`, then one of these tasks in proportion
-        to its pool's weight.
+        """Draw tasks from normal, with replacement: an environment with tasks there by `env_ratios`, then a task.
 
         Args:
           state: unchanged.
@@ -169,10 +143,7 @@ class DifficultyPools:
         n = check_integer("n", n, 1, 2**24, "the number of draws")
         tasks, ok = self._draw(state, key, n)
         if not isinstance(ok, jax.core.Tracer) and not on_host(ok):
-            raise ValueError(
-                "No environments left with examples. No environment with a positive ratio has a task in normal; "
-                "recycle moves parked tasks back."
-            )
+            raise ValueError("No environments left with examples. Normal is empty; recycle moves parked tasks back.")
         return tasks, ok
 
     @jit_method(static=("n",), rows="n")
@@ -180,8 +151,13 @@ class DifficultyPools:
         self._check_state(state)
         check_key(key)
         ratios = np.asarray(self.tasks_per_env if self.env_ratios is None else self.env_ratios, np.float64)
-        easy, normal, hard = self.pool_weights
-        return _draws.draw(state, ratios, (normal, easy, hard), key, n)
+        shares, sizes = jnp.asarray(ratios / max(ratios.max(), 1), jnp.float32), state.sizes[:, NORMAL]
+        envs = sum_tree.of_leaves(jnp.where(sizes > 0, shares, 0.0), fanout=state.normal.fanout)
+        ok = sum_tree.total(envs) > 0
+        env_key, rank_key = jax.random.split(key)
+        env, _ = sum_tree.sample_with(envs, random_bits(env_key, n))
+        rank = random_integers(random_bits(rank_key, n), jnp.maximum(sizes[env], 1)) + _state.sum_before(sizes)[env]
+        return jnp.where(ok, sum_tree.find(state.normal, rank), -1), ok
 
     def update(
         self, state: PoolsState, tasks: jax.Array, rewards: jax.Array, *, mask: jax.Array | None = None
@@ -214,7 +190,7 @@ class DifficultyPools:
           >>> kept.tolist(), int(state.rejected), pools.pool_of(state).tolist()
           ([False, True], 1, [0, 2, 0, 0])
         """
-        return groups.in_few_sizes(self._update, state, tasks, rewards, mask)
+        return groups.padded_update(self._update, state, tasks, rewards, mask)
 
     @jit_method(donates=True, rows="tasks")
     def _update(self, state: PoolsState, tasks: Any, rewards: Any, mask: Any) -> tuple[PoolsState, jax.Array]:
@@ -242,7 +218,7 @@ class DifficultyPools:
             filtered = jnp.zeros_like(filtered)
 
         def count(counts, pool, more):
-            found = spread(3 * env + pool, known, counts.size) * more
+            found = _moves.spread(3 * env + pool, known, counts.size) * more
             return saturating_add(counts, jnp.sum(found, axis=0, dtype=jnp.int32).reshape(counts.shape))
 
         labelled, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts[:, None])
@@ -329,7 +305,7 @@ class DifficultyPools:
     ) -> PoolsState:
         """Move random tasks from easy and hard back to normal, and bring both pools within their caps.
 
-        Use it when a run is resumed: `state` may come from other thresholds, fractions or weights. From each pool
+        Use it when a run is resumed: `state` may come from other thresholds or fractions. From each pool
         round(size * fraction) tasks move (halves round to even), then the oldest tasks above the cap. Easy tasks enter
         normal first, each pool from its oldest. Costs O(N log N).
 
@@ -355,13 +331,13 @@ class DifficultyPools:
     @jit_method()
     def _recycle(self, state: PoolsState, key: jax.Array, counts: Any) -> PoolsState:
         """See `recycle`; counts: int32 [3, max size + 1], number of tasks that move, by pool and its size."""
-        self._check_sizes(state)
+        self._check_state(state)
         env, pool = _state.pools_of(state)
         at_random, _ = _state.ranks(3 * env + pool, state.sizes.size, *random_bits(key, self.num_tasks))
         returns = at_random < counts[pool, state.sizes[env, pool]]
         keys = jnp.where(returns, pool, 0), _state.order(state)
         pool, fanout = jnp.where(returns, 0, pool), state.normal.fanout
-        new = _state.arrange(*self._sizes, pool, keys, state.rejected, self._drawn, fanout)
+        new = _state.arrange(*self._sizes, pool, keys, state.rejected, fanout)
         return dataclasses.replace(new, groups=state.groups, rollouts=state.rollouts)
 
     def remap(self, state: PoolsState, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable]) -> PoolsState:
@@ -387,7 +363,7 @@ class DifficultyPools:
           >>> pools.pool_of(pools.remap(state, old_keys="abcd", new_keys="dcba")).tolist()
           [0, 0, 2, 1]
         """
-        return self._remap(state, sources(state.pool, old_keys, new_keys, self.num_tasks))
+        return self._remap(state, old_task_of_each(state.pool, old_keys, new_keys, self.num_tasks))
 
     @jit_method()
     def _remap(self, state: PoolsState, source: Any) -> PoolsState:
@@ -399,24 +375,15 @@ class DifficultyPools:
 
         keys = of_source(env, state.sizes.shape[0]), of_source(_state.order(state), 0)
         pool, fanout = of_source(pool, NORMAL), state.normal.fanout
-        return _state.arrange(*self._sizes, pool, keys, state.rejected, self._drawn, fanout)
+        return _state.arrange(*self._sizes, pool, keys, state.rejected, fanout)
 
     def _check_state(self, state: PoolsState) -> None:
-        """Raise a `ValueError` if `state` is for other tasks, environments or pools to draw from."""
-        self._check_sizes(state)
-        if state.drawn != self._drawn:
-            raise ValueError(
-                f"pool_weights={self.pool_weights}: this state has weight 0 for other pools; convert it with recycle."
-            )
-
-    def _check_sizes(self, state: PoolsState) -> None:
         """Raise a `ValueError` if `state` is for other numbers of tasks or environments."""
         check_state(self, state, PoolsState)
         if state.pool.shape != (self.num_tasks,) or state.sizes.shape[0] != len(self.tasks_per_env):
             raise ValueError(
                 f"tasks_per_env={self.tasks_per_env}: this state has tasks {list(state.pool.shape)} in "
-                f"{state.sizes.shape[0]} environments; use the configuration that made it, remap for other tasks, and "
-                "jax.vmap for a stack of states."
+                f"{state.sizes.shape[0]} environments; remap it, or use jax.vmap for a stack."
             )
 
 

@@ -31,7 +31,9 @@ def task_key(task: Mapping[str, Any], fields: Sequence[str]) -> str:
     return hashlib.sha256(json.dumps([task[field] for field in fields], sort_keys=True).encode()).hexdigest()
 
 
-def sources(old: jax.Array, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable], num_tasks: int) -> np.ndarray:
+def old_task_of_each(
+    old: jax.Array, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable], num_tasks: int
+) -> np.ndarray:
     """For each of `num_tasks` new tasks the number of its old task, or the number of old tasks if it is new; int32.
 
     If a key occurs more than once, its first old task becomes its first new one, and so on.

@@ -24,7 +24,7 @@ from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.ring import saturating_add
 from jaxreplay._common.xla import jit_method
 from jaxreplay.curricula import _groups as groups
-from jaxreplay.curricula._task_keys import sources
+from jaxreplay.curricula._task_keys import old_task_of_each
 from jaxreplay.curricula.scores import Score, Thompson, learnability
 from jaxreplay.sum_tree._tree import on_backend
 
@@ -209,7 +209,7 @@ class Tasks:
           >>> kept.tolist(), state.trials.tolist(), int(state.rejected)
           ([True, False], [2.0, 0.0], 1)
         """
-        return groups.in_few_sizes(self._update, state, tasks, rewards, mask)
+        return groups.padded_update(self._update, state, tasks, rewards, mask)
 
     @jit_method(donates=True, rows="tasks")
     def _update(self, state: TasksState, tasks: Any, rewards: Any, mask: Any) -> tuple[TasksState, jax.Array]:
@@ -342,7 +342,7 @@ class Tasks:
           >>> new.remap(state, old_keys="ab", new_keys="bca").trials.tolist()
           [1.0, 0.0, 0.0]
         """
-        return self._remap(state, sources(state.trials, old_keys, new_keys, self.num_tasks))
+        return self._remap(state, old_task_of_each(state.trials, old_keys, new_keys, self.num_tasks))
 
     @jit_method()
     def _remap(self, state: TasksState, source: Any) -> TasksState:
@@ -364,7 +364,7 @@ class Tasks:
         """Raise a `ValueError` if `state` is for another number of tasks."""
         check_state(self, state, TasksState)
         if np.shape(state.trials) != (self.num_tasks,):
+            found = list(np.shape(state.trials))
             raise ValueError(
-                f"num_tasks={self.num_tasks}: this state has tasks {list(np.shape(state.trials))}; use the "
-                "configuration that made it, remap for other tasks, and jax.vmap for a stack of states."
+                f"num_tasks={self.num_tasks}: this state has tasks {found}; remap it, or use jax.vmap for a stack."
             )

@@ -64,7 +64,9 @@ def from_arrays(
     flags = as_numbers({"terminals": terminals, "timeouts": timeouts})
     (num_steps,) = checks.leading_axes(arrays | flags, 1, "a data set")
     for name in ("rewards", "terminals", "timeouts"):
-        _check_one_each(name, (arrays | flags)[name])
+        x = (arrays | flags)[name]
+        if x.ndim != 1:
+            raise ValueError(f"{name}: got {checks.type_text(x.dtype, x.shape)}, expected one for each step, [N].")
     terminated, last = flags["terminals"] != 0, (flags["terminals"] != 0) | (flags["timeouts"] != 0)
     last[-1:] = True
     repeats = 1 + last.astype(np.intp)  # a row for each step, and one for the last observation
@@ -176,11 +178,6 @@ def transitions(rows: dict[str, Any], ends: Any, *, n: int = 1, gamma: float = 0
     )
 
 
-def _check_one_each(name: str, x: np.ndarray) -> None:
-    if x.ndim != 1:
-        raise ValueError(f"{name}: got {checks.type_text(x.dtype, x.shape)}, expected one for each step, [N].")
-
-
 def _replace(x: np.ndarray, where: np.ndarray, value: Any) -> np.ndarray:
     """Set the rows `where` of `x` to `value`, in place."""
     x[where] = value
@@ -200,6 +197,6 @@ def _next_observations(following: Any, observations: Any, last: np.ndarray) -> A
             t = int(np.flatnonzero(differs)[0])
             raise ValueError(
                 f"next_observations[{t}] differs from observations[{t + 1}], of the same episode; mark step {t} in "
-                "timeouts if an episode ends there, or leave next_observations out."
+                "timeouts if it ends there."
             )
     return following

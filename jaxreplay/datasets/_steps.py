@@ -75,8 +75,7 @@ def as_numbers(tree: Any) -> Any:
         array = np.asarray(leaf)
         if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == np.bool_):
             raise ValueError(
-                f"leaf {jax.tree_util.keystr(path)}: got {array.dtype}, expected numbers or bools; leave it out, or "
-                "encode it as numbers."
+                f"leaf {jax.tree_util.keystr(path)}: got {array.dtype}, expected numbers or bools; encode it."
             )
         return array
 

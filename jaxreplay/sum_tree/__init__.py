@@ -8,6 +8,7 @@ from jaxreplay.sum_tree._tree import init as init
 from jaxreplay.sum_tree._tree import leaves as leaves
 from jaxreplay.sum_tree._tree import maximum as maximum
 from jaxreplay.sum_tree._tree import minimum as minimum
+from jaxreplay.sum_tree._tree import of_leaves as of_leaves
 from jaxreplay.sum_tree._tree import restrict as restrict
 from jaxreplay.sum_tree._tree import sample as sample
 from jaxreplay.sum_tree._tree import sample_with as sample_with

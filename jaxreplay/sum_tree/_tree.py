@@ -120,6 +120,35 @@ def init(
     return SumTree(sums, minima, capacity, fanout, maxima)
 
 
+def of_leaves(leaves: jax.Array, *, fanout: int | None = None) -> SumTree:
+    """A tree of these leaves: bit for bit `init`, then `update` of all leaves, in one pass.
+
+    Args:
+      leaves: number [capacity], not negative. Anything else, such as NaN, is stored as infinity.
+      fanout: children per node, 2 to 1024; None for the best on the devices of `leaves`.
+
+    Raises:
+      ValueError: `leaves` are not a vector of 1 to 2**29 entries, or `fanout` is out of range.
+
+    Examples:
+      >>> tree = jr.sum_tree.of_leaves(jnp.array([1.0, 2.0, 3.0, 4.0]))
+      >>> float(jr.sum_tree.total(tree)), jr.sum_tree.leaves(tree).tolist()
+      (10.0, [1.0, 2.0, 3.0, 4.0])
+    """
+    fanout = default_fanout(devices.backend_of(leaves)) if fanout is None else fanout
+    return _of_leaves(leaves, check_integer("fanout", fanout, 2, 1024, "the number of children of a node"))
+
+
+@on_copies
+@functools.partial(jax.jit, static_argnames="fanout")
+def _of_leaves(leaves: jax.Array, fanout: int) -> SumTree:
+    leaves = jnp.asarray(leaves, jnp.float32)
+    if leaves.ndim != 1 or not 1 <= leaves.size <= MAX_CAPACITY:
+        raise ValueError(f"leaves: got shape {list(leaves.shape)}, expected a vector of 1 to {MAX_CAPACITY} numbers.")
+    leaves = jnp.where(leaves >= 0, leaves, jnp.inf)
+    return SumTree(_levels.build(leaves, leaves.size, fanout, jnp.add, 0.0), None, leaves.size, fanout)
+
+
 def leaves(tree: SumTree) -> jax.Array:
     """All leaves in order, float32 [capacity]; [..., capacity] if the levels have leading axes.
 

@@ -2,7 +2,7 @@
 
 from jaxreplay.wrappers._bound import Bound as Bound
 from jaxreplay.wrappers._bound import bind as bind
-from jaxreplay.wrappers._closed import Closed as Closed
 from jaxreplay.wrappers._mixture import Mixture as Mixture
 from jaxreplay.wrappers._sharded import Sharded as Sharded
 from jaxreplay.wrappers._shared import Shared as Shared
+from jaxreplay.wrappers._turns import Closed as Closed

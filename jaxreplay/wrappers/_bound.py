@@ -4,7 +4,7 @@ import functools
 import inspect
 import types
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, get_args, get_origin, overload
+from typing import TYPE_CHECKING, Any, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 from flax import struct
@@ -28,10 +28,9 @@ class Bound(Generic[C]):
     returns a `Bound` and `kept`. A `Bound` is immutable, like the state. If a method donates the state, rebind the
     `Bound` that it returns.
 
-    **Methods that return a state** are found by their annotations: the result has the annotation of the argument
-    `state`, or is a tuple that begins with it. An annotation is not used if it is missing or names no specific class
-    (`Any`, `tuple`, `dict`), or if the state is a single array. Then `add`, `update` and `set` return a state, alone or
-    first in a tuple, and no other method does.
+    **Methods that return a state** are known by their result, alone or first in a tuple: it has the class of the state.
+    If the state is a single array, a tuple, a list or a dict, `add`, `update` and `set` return a state, and no other
+    method does.
 
     Attributes:
       config: the configuration (static), such as a `ReplayBuffer`, `NStep` or `DifficultyPools`.
@@ -70,16 +69,16 @@ class Bound(Generic[C]):
 
     def _call(self, name: str, *args: Any, **kwargs: Any) -> Any:
         result: Any = getattr(self.config, name)(self.state, *args, **kwargs)
-        is_array = jax.tree_util.treedef_is_leaf(jax.tree.structure(self.state))
-        gives = None if is_array else _annotated(type(self.config), name)
-        changes = not is_array and isinstance(result, tuple) and type(result[0]) is type(self.state)
-        if name == "sample" and changes:  # the sampler has a hook `drawn`
-            gives = "first"
-        if gives is None and name in ("add", "update", "set"):
-            gives = "first" if isinstance(result, tuple) and not isinstance(self.state, tuple) else "whole"
-        if gives == "first":
-            return self.replace(state=result[0]), *result[1:]  # pyright: ignore[reportAttributeAccessIssue]
-        return self.replace(state=result) if gives == "whole" else result  # pyright: ignore[reportAttributeAccessIssue]
+        kind = type(self.state)
+        first = result[0] if type(result) is tuple and result and kind is not tuple else result
+        if kind in (tuple, list, dict) or jax.tree_util.treedef_is_leaf(jax.tree.structure(self.state)):
+            is_state = name in ("add", "update", "set")
+        else:
+            is_state = type(first) is kind
+        if not is_state:
+            return result
+        bound = self.replace(state=first)  # pyright: ignore[reportAttributeAccessIssue]
+        return bound if first is result else (bound, *result[1:])
 
 
 if TYPE_CHECKING:
@@ -154,21 +153,3 @@ def _method(kind: type, name: str) -> Any:
 
     call.__signature__ = signature.replace(parameters=[own, *others[1:]])  # pyright: ignore[reportAttributeAccessIssue]
     return call
-
-
-@functools.cache
-def _annotated(kind: type, name: str) -> str | None:
-    """Place of the state in a method's result, by its annotations: "whole", "first" or "none"; None if unknown."""
-    try:
-        method = inspect.signature(getattr(kind, name), eval_str=True)
-    except NameError:  # a name that only type checkers know
-        return None
-    state, result = method.parameters["state"].annotation, method.return_annotation
-    if not isinstance(state, TypeVar):
-        of = get_origin(state) or state
-        if not isinstance(of, type) or of.__module__ in ("builtins", "typing", "inspect"):
-            return None
-    if result == state:
-        return "whole"
-    parts = get_args(result) if get_origin(result) is tuple else ()
-    return "first" if parts[:1] == (state,) else "none"

@@ -24,13 +24,12 @@ class Limiter:
 
     Attributes:
       ratio: items drawn for each item added; None for no limit.
-      added, drawn: number of items since the first call; not counted without a ratio.
-      began: `added` when draws began; None before.
+      began: True once draws have begun; from the start with the counts of an earlier limiter.
+      added, drawn: number of items since draws began, or until then; not counted without a ratio.
     """
 
-    def __init__(self, ratio: float | None, slack: float | None):
-        self.ratio, self.added, self.drawn = ratio, 0, 0
-        self.began: int | None = None
+    def __init__(self, ratio: float | None, slack: float | None, added: int = 0, drawn: int = 0):
+        self.ratio, self.began, self.added, self.drawn = ratio, added + drawn > 0, added, drawn
         self._num, self._den = Fraction(ratio or 0).as_integer_ratio()
         self._slack = None if slack is None else math.floor(Fraction(slack) * self._den)
         self._most_up, self._most_down = 0, 0
@@ -47,8 +46,8 @@ class Limiter:
 
     def begin(self) -> None:
         """Draws are possible from now on."""
-        if self.began is None:
-            self.began = self.added
+        if not self.began:
+            self.began, self.added = True, 0
 
     def register(self, added: int, drawn: int) -> None:
         """Account for the size of a call that is about to wait or to pass.
@@ -56,7 +55,7 @@ class Limiter:
         Raises:
           ValueError: with the given slack the call might wait for ever.
         """
-        if self.ratio is None or self.began is None:
+        if self.ratio is None or not self.began:
             return
         change = self._change(added, drawn)
         if -self._most_down <= change <= self._most_up:
@@ -71,7 +70,7 @@ class Limiter:
 
     def passes(self, added: int, drawn: int) -> bool:
         """True if a call with these counts may pass now."""
-        if self.began is None:
+        if not self.began:
             return drawn == 0
         change = 0 if self.ratio is None else self._change(added, drawn)
         if change == 0:
@@ -88,18 +87,19 @@ class Limiter:
         """The counts, for messages."""
         if self.ratio is None:
             return "no ratio"
-        began = "draws have not begun" if self.began is None else f"draws began after {self.began} of these"
+        if not self.began:
+            return f"ratio={self.ratio:g}, {self.added} items added; draws have not begun"
         ahead = "no one is ahead"
         if self._balance():
             side = "the additions are" if self._balance() > 0 else "the draws are"
             ahead = f"{side} ahead by {abs(self.balance):g} draws, slack={self.slack:g}"
-        return f"ratio={self.ratio:g}, {self.added} items added ({began}), {self.drawn} drawn; {ahead}"
+        return f"ratio={self.ratio:g}, {self.added} items added and {self.drawn} drawn since draws began; {ahead}"
 
     def _change(self, added: int, drawn: int) -> int:
         return self._num * added - self._den * drawn
 
     def _balance(self) -> int:
-        return 0 if self.began is None else self._change(self.added - self.began, self.drawn)
+        return self._change(self.added, self.drawn) if self.began else 0
 
     def _bound(self) -> int:
         return self._most_up + self._most_down if self._slack is None else self._slack

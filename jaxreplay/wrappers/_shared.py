@@ -1,33 +1,24 @@
 """Shared: one buffer's state for several threads."""
 
 import contextlib
-import os
-from collections.abc import Callable, Iterator
+import math
+from collections.abc import Iterator
 from typing import Any, Self
 
 import jax
+import numpy as np
 
-from jaxreplay import checkpoint, inspection
 from jaxreplay._common import ring
 from jaxreplay._common.checks import check_integer, check_number
-from jaxreplay._common.xla import copy, explain_donated, on_host
+from jaxreplay._common.xla import explain_donated, on_host
 from jaxreplay.buffers import Sample
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sample import check_draw, check_no_hook
 from jaxreplay.buffers._shards import whole_of
-from jaxreplay.wrappers._closed import Closed
 from jaxreplay.wrappers._limiter import Limiter
 from jaxreplay.wrappers._mixture import Mixture
-from jaxreplay.wrappers._rows import Places, num_items
 from jaxreplay.wrappers._sharded import Sharded
-from jaxreplay.wrappers._turns import Turns
-
-
-class Cell:
-    """The state in a block of `Shared.state`; assign a new one to `state`."""
-
-    def __init__(self, state: Any):
-        self.state = state
+from jaxreplay.wrappers._turns import Closed, Turn, Turns
 
 
 class Actor:
@@ -44,16 +35,17 @@ class Actor:
 class Shared:
     """One buffer for threads that act and threads that learn.
 
-    It owns the state, and replaces it in each call. It has the methods `add`, `sample`, `update`, `set`, `size` and
-    `diagnostics` of the buffer, without their argument `state`, and any thread may call them at any time. They dispatch
-    work and return; they do not wait for the device, except `size`. A handle names one insertion, so an update of
-    items that other threads have overwritten meanwhile has no effect.
+    It owns the state, and replaces it in each call. It has the methods `add`, `sample`, `update`, `set` and `size` of
+    the buffer, without their argument `state`, and any thread may call them at any time. They dispatch work and return;
+    they do not wait for the device, except `size`. A handle names one insertion, so an update of items that other
+    threads have overwritten meanwhile has no effect. For all else, such as `jaxreplay.save` and `diagnostics`, take the
+    state by `state`.
 
     **Waiting.** The first draw waits until `min_size` items are drawable. From then on items are counted, and a `ratio`
     makes whoever is ahead wait: ratio * added - drawn stays in [-slack, slack]. A draw of B rows counts as B. An `add`
-    counts the items that its masks (and `TransitionBatch.valid`) let in; if these are JAX arrays, the caller waits for
-    them. For a `SequenceBuffer`, `add` counts steps, and a draw counts sequences: to replay each step k times, use the
-    ratio k / sequence_length. Without a ratio nothing is counted.
+    counts its rows, also those that a mask or `TransitionBatch.valid` leaves out. For a `SequenceBuffer`, `add` counts
+    steps, and a draw counts sequences: to replay each step k times, use the ratio k / sequence_length. Without a ratio
+    nothing is counted.
 
     **One thread.** A limiter needs one thread that adds and another that draws: a single thread that is ahead waits for
     itself. That is an error if the process has no other thread, and otherwise a `TimeoutError` after `timeout`. Inside
@@ -62,12 +54,13 @@ class Shared:
     **Streams.** Steps of two threads must not mix in a stream of a `SequenceBuffer`. Give each thread a source of a
     `Mixture` and let it add through `actor`.
 
-    **Devices.** The state stays on its devices. Arguments from other devices are moved there. NumPy arrays are copied,
-    and may be overwritten after the call. If the devices also run other programs that communicate, dispatch these in a
-    block of `state`, so that all devices run all programs in one order.
+    **Devices.** The state stays on its devices. Move arrays that are committed to other devices there, by
+    `jax.device_put`; JAX itself moves the others, such as arrays that are made under `jax.default_device`. NumPy arrays
+    are copied, and may be overwritten after the call. If the devices also run other programs that communicate, dispatch
+    these in a block of `state`, so that all devices run all programs in one order.
 
     **The end.** `with shared:` closes it at the end of the block, and `with shared.worker():` if the block raises an
-    error. In a closed `Shared` all calls raise `Closed`, except `size`, `diagnostics` and `save`.
+    error. In a closed `Shared` all calls raise `Closed`, except `size` and a block of `state` that only reads.
 
     Attributes:
       buffer: a `ReplayBuffer`, `SequenceBuffer`, `ReservoirBuffer`, `Mixture` or `Sharded`.
@@ -81,6 +74,7 @@ class Shared:
       min_size: at least 1, and no more than the buffer can hold.
       slack: how many draws either side may be ahead; at least (ratio * a + d) / 2 for additions of at most a items and
         draws of at most d. None for ratio * a + d, of the largest calls so far.
+      added, drawn: counts of an earlier `Shared` with this ratio, to go on from a checkpoint.
 
     Raises:
       ValueError: an argument is invalid, or the state was donated.
@@ -109,6 +103,8 @@ class Shared:
         ratio: float | None = None,
         min_size: int = 1,
         slack: float | None = None,
+        added: int = 0,
+        drawn: int = 0,
     ):
         if not isinstance(buffer, Buffer | Sharded | Mixture):
             raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay, Sharded or Mixture.")
@@ -119,35 +115,35 @@ class Shared:
             slack = float(check_number("slack", slack, 0, 1e18, "the number of draws that either side may be ahead"))
             if ratio is None:
                 raise ValueError(f"slack={slack:g}: needs a ratio.")
+        added = check_integer("added", added, 0, 2**63, "the number of items added before")
+        drawn = check_integer("drawn", drawn, 0, 2**63, "the number of items drawn before")
         explain_donated(state, None)
         self.buffer: Any = buffer
         sources = buffer.buffers if isinstance(buffer, Mixture) else (buffer,)
-        parts = state if isinstance(buffer, Mixture) else (state,)
         room = sum(whole_of(source)._num_slots for source in sources)
         self.min_size = check_integer("min_size", min_size, 1, room, "the number of items that the first draw needs")
-        self._sources = [(x, Places(x, part)) for x, part in zip(sources, parts, strict=True)]
-        self._structure = jax.tree.structure(state)
-        self._turns = Turns(state, buffer.size, self.min_size, Limiter(ratio, slack))
+        self._limiter = Limiter(ratio, slack, added, drawn)
+        self._turns = Turns(state, buffer.size, self.min_size, self._limiter)
 
     @property
     def ratio(self) -> float | None:
         """Items drawn for each item added; None for no limit."""
-        return self._turns.limiter.ratio
+        return self._limiter.ratio
 
     @property
     def slack(self) -> float:
         """How many draws either side may be ahead now."""
-        return self._turns.limiter.slack
+        return self._limiter.slack
 
     @property
     def added(self) -> int:
         """Number of items added since `min_size` items were drawable."""
-        return 0 if self._turns.limiter.began is None else self._turns.limiter.added - self._turns.limiter.began
+        return self._limiter.added if self._limiter.began else 0
 
     @property
     def drawn(self) -> int:
         """Number of items drawn."""
-        return self._turns.limiter.drawn
+        return self._limiter.drawn
 
     @property
     def closed(self) -> bool:
@@ -158,7 +154,8 @@ class Shared:
         """The buffer's `add`; waits while the additions are ahead.
 
         Args:
-          *args, **kwargs: as the buffer's `add` takes them, without the state. For a `Mixture` the source is first.
+          *args, **kwargs: as the buffer's `add` takes them, without the state. For a `Mixture` the source is first. All
+            rows count for the ratio, masked or not.
           timeout: seconds to wait at most; None for no limit.
 
         Raises:
@@ -174,17 +171,21 @@ class Shared:
           >>> shared.size()
           2
         """
-        at = 1 if isinstance(self.buffer, Mixture) else 0  # the position of the items
-        source: Any = args[:at][0] if args[:at] else kwargs.get("source", 0)
-        known = isinstance(source, int) and 0 <= source < len(self._sources)
-        buffer, places = self._sources[source if known else 0]
-        moved, named = places.move((args, kwargs), rows=True)
-        added = 0
-        if self.ratio is not None:
-            items = moved[at] if len(moved) > at else named.get("items", named.get("steps"))
-            added = num_items(buffer, items, named.get("mask"), named.get("drawable"))
-        with self._turns.turn("add", added, 0, timeout):
-            self._turns.state = self.buffer.add(self._turns.state, *moved, **named)
+        added = 0 if self.ratio is None else self._num_rows(*args, **kwargs)
+        with Turn(self._turns, "add", added, 0, timeout) as turn:
+            turn.state = self.buffer.add(turn.state, *args, **kwargs)
+
+    def _num_rows(self, *args: Any, **kwargs: Any) -> int:
+        """Number of rows that these arguments of `add` have; 0 if `add` rejects them."""
+        try:
+            buffer = self.buffer
+            if isinstance(buffer, Mixture):
+                buffer = buffer.buffers[args[0] if args else kwargs["source"]]
+                args = args[1:]
+            items = args[0] if args else kwargs.get("items", kwargs.get("steps"))
+            return math.prod(np.shape(jax.tree.leaves(items)[0])[: whole_of(buffer)._batch_axes])
+        except (LookupError, TypeError, ValueError):
+            return 0
 
     def actor(self, source: int) -> Actor:
         """An object whose `add(items, ...)` adds to one source of a `Mixture`, without waiting for other sources.
@@ -208,7 +209,7 @@ class Shared:
                 "actor: the buffer has one source; use `add`, or for k actors jr.Mixture(buffers=(buffer,) * k, "
                 "weights='joint')."
             )
-        last = len(self._sources) - 1
+        last = len(self.buffer.buffers) - 1
         return Actor(self, check_integer("source", source, 0, last, "the position of a buffer in buffers"))
 
     def sample(
@@ -236,9 +237,8 @@ class Shared:
           [10, 10, 10]
         """
         batch_size = check_draw(batch_size, beta, max_age, minibatches)
-        key, beta, max_age = self._sources[0][1].move((key, beta, max_age))
-        with self._turns.turn("sample", 0, batch_size, timeout):
-            return self.buffer._draw(self._turns.state, key, batch_size, beta, max_age, minibatches)
+        with Turn(self._turns, "sample", 0, batch_size, timeout) as turn:
+            return self.buffer._draw(turn.state, key, batch_size, beta, max_age, minibatches)
 
     def update(self, indices: jax.Array, td_errors: jax.Array) -> None:
         """The buffer's `update`.
@@ -251,9 +251,8 @@ class Shared:
           >>> shared.sample(jax.random.key(0), batch_size=3).items.tolist()
           [20, 20, 20]
         """
-        indices, td_errors = self._sources[0][1].move((indices, td_errors))
-        with self._turns.turn("update"):
-            self._turns.state = self.buffer.update(self._turns.state, indices, td_errors)
+        with Turn(self._turns, "update") as turn:
+            turn.state = self.buffer.update(turn.state, indices, td_errors)
 
     def set(self, indices: jax.Array, values: Any, *, mask: jax.Array | None = None) -> None:
         """The buffer's `set`.
@@ -266,9 +265,8 @@ class Shared:
           >>> shared.sample(jax.random.key(0), batch_size=1).items.tolist()
           [11]
         """
-        indices, values, mask = self._sources[0][1].move((indices, values, mask))
-        with self._turns.turn("set"):
-            self._turns.state = self.buffer.set(self._turns.state, indices, values, mask=mask)
+        with Turn(self._turns, "set") as turn:
+            turn.state = self.buffer.set(turn.state, indices, values, mask=mask)
 
     def size(self) -> int:
         """Number of drawable items. Waits for the device, without the lock.
@@ -279,29 +277,16 @@ class Shared:
           >>> shared.size()
           0
         """
-        with self._turns.turn("size", reads=True):
-            size = self._turns.size_of(self._turns.state)
+        with Turn(self._turns, "size", counts=False) as turn:
+            size = self.buffer.size(turn.state)
         return int(on_host(size))
 
-    def diagnostics(self, key: jax.Array | None = None, **kwargs: Any) -> dict[str, jax.Array]:
-        """The numbers of `jaxreplay.diagnostics`, which takes the other arguments.
+    def state(self, *, added: int = 0, drawn: int = 0, timeout: float | None = None) -> Turn:
+        """A block that has the state to itself, such as for a whole jitted step or a checkpoint.
 
-        Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> shared = jr.Shared(buffer, buffer.init(jnp.array([10])))
-          >>> shared.add(jnp.array([10]))
-          >>> float(shared.diagnostics()["fill"])
-          0.25
-        """
-        with self._turns.turn("diagnostics", reads=True):
-            return inspection.diagnostics(self.buffer, self._turns.state, key, **kwargs)
-
-    @contextlib.contextmanager
-    def state(self, *, added: int = 0, drawn: int = 0, timeout: float | None = None) -> Iterator[Cell]:
-        """A block that has the state to itself, such as for a whole jitted step.
-
-        All other threads wait until the block ends, so do not wait for the device in it. Assign the new state to
-        `cell.state`. If the block raises an error before that, state and counts are unchanged.
+        All other threads wait until the block ends, so wait for the device in it only to save. Assign the new state to
+        `cell.state`. If the block raises an error before that, state and counts are unchanged. After `close` a block
+        without counts still reads the state.
 
         Args:
           added: number of items that the block adds; it waits for its turn, as `add` does.
@@ -310,7 +295,7 @@ class Shared:
 
         Raises:
           TimeoutError: it has waited so long.
-          Closed: it is closed.
+          Closed: it is closed, and the block counts or replaces the state.
           ValueError: `slack` is too small for these counts, or `cell.state` is not a state of the buffer.
           RuntimeError: the state was donated and not replaced; this closes the `Shared`.
 
@@ -326,15 +311,7 @@ class Shared:
         """
         added = check_integer("added", added, 0, ring.MAX_CAPACITY, "the number of items that the block adds")
         drawn = check_integer("drawn", drawn, 0, ring.MAX_CAPACITY, "the number of items that the block draws")
-        with self._turns.turn("state", added, drawn, timeout):
-            cell = Cell(self._turns.state)
-            with self._turns.alone():
-                try:
-                    yield cell
-                finally:
-                    if (found := jax.tree.structure(cell.state)) != self._structure:
-                        raise ValueError(f"cell.state: got {found}, expected a state of the buffer, {self._structure}.")
-                    self._turns.state = cell.state
+        return Turn(self._turns, "state", added, drawn, timeout, counts=added + drawn > 0)
 
     @contextlib.contextmanager
     def worker(self) -> Iterator[Self]:
@@ -371,7 +348,7 @@ class Shared:
           >>> shared.add(jnp.array([10]))
           Traceback (most recent call last):
             ...
-          jaxreplay.wrappers._closed.Closed: add: closed by thread MainThread.
+          jaxreplay.wrappers._turns.Closed: add: closed by thread MainThread.
         """
         self._turns.close(error)
 
@@ -380,68 +357,3 @@ class Shared:
 
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
         self.close(error)
-
-    def save(self, path: str | os.PathLike, others: Any = None, *, wait: bool = True) -> Callable[[], None]:
-        """Write a checkpoint of state and counts, as of one moment, while other threads go on.
-
-        Args:
-          path: as for `jaxreplay.save`.
-          others: a pytree that is saved with it, such as {"params": params, "key": key}.
-          wait: as for `jaxreplay.save`.
-
-        Raises:
-          ValueError, OSError: as `jaxreplay.save`.
-
-        Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> shared = jr.Shared(buffer, buffer.init(jnp.array([10])), ratio=4)
-          >>> shared.add(jnp.array([10]))
-          >>> finish = shared.save("run/checkpoint", {"steps": 7})
-          >>> shared, others = jr.Shared.restore("run/checkpoint", buffer, ratio=4)
-          >>> shared.size(), others
-          (1, {'steps': 7})
-        """
-        with self._turns.turn("save", reads=True):
-            counts = {name: getattr(self._turns.limiter, name) for name in ("added", "drawn", "began")}
-            state = copy(self._turns.state)
-        saved = {"replay": state, "limiter": counts, "others": others}
-        return checkpoint.save(path, {"replay": self.buffer, "ratio": self.ratio}, saved, wait=wait)
-
-    @classmethod
-    def restore(
-        cls,
-        path: str | os.PathLike,
-        buffer: Buffer[Any] | Sharded[Any] | Mixture,
-        *,
-        ratio: float | None = None,
-        min_size: int = 1,
-        slack: float | None = None,
-        like: Any = None,
-        allow: Any = (),
-    ) -> tuple[Self, Any]:
-        """What `save` wrote: a `Shared` with the same state and counts, and `others`.
-
-        To continue with another ratio and new counts, give `jaxreplay.restore(path, {"replay": buffer, "ratio":
-        saved_ratio})["replay"]` to a new `Shared`.
-
-        Args:
-          path, allow: as for `jaxreplay.restore`.
-          buffer, ratio: as they were saved.
-          min_size, slack: as for the class.
-          like: templates for `others`, as for `jaxreplay.restore`.
-
-        Raises:
-          FileNotFoundError, ValueError: as `jaxreplay.restore` and the class.
-
-        Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> shared = jr.Shared(buffer, buffer.init(jnp.array([10])))
-          >>> finish = shared.save("run/checkpoint")
-          >>> jr.Shared.restore("run/checkpoint", buffer)[0].size()
-          0
-        """
-        config = {"replay": buffer, "ratio": None if ratio is None else float(ratio)}
-        saved = checkpoint.restore(path, config, like=None if like is None else {"others": like}, allow=allow)
-        shared = cls(buffer, saved["replay"], ratio=ratio, min_size=min_size, slack=slack)
-        vars(shared._turns.limiter).update(saved["limiter"])
-        return shared, saved["others"]

@@ -16,23 +16,38 @@ import contextlib
 import threading
 import time
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import Any, Self
 
 import jax
 
 from jaxreplay._common.eager import is_tracing
 from jaxreplay._common.xla import on_host
-from jaxreplay.wrappers._closed import Closed
 from jaxreplay.wrappers._limiter import Limiter
 
 LOOK_AGAIN = 1.0  # seconds; a waiting thread then notices interrupts on all systems, and that it is alone
 
 
+class Closed(RuntimeError):
+    """The `jaxreplay.Shared` is closed; if an error closed it, that error is the cause (`__cause__`).
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4)
+      >>> items = jnp.array([10, 20, 30])
+      >>> shared = jr.Shared(buffer, buffer.init(items))
+      >>> shared.close(ValueError("no more episodes"))
+      >>> try:
+      ...     shared.add(items)
+      ... except jr.Closed as error:
+      ...     print(repr(error.__cause__))
+      ValueError('no more episodes')
+    """
+
+
 class Turns:
-    """A state, its lock and its limiter.
+    """A state, its lock and its limiter; `Turn` is a call.
 
     Attributes:
-      state: read and replaced only in a block of `turn`.
+      state: read and replaced only by the thread that has the lock.
       limiter: likewise.
       size_of: a function from the state to the number of drawable items.
       why_closed: why it is closed, as text; None if it is not.
@@ -43,61 +58,59 @@ class Turns:
         self.why_closed: str | None = None
         self._cause: BaseException | None = None
         self.size_of, self._min_size = size_of, min_size
+        self._structure = jax.tree.structure(state)
         self._changed = threading.Condition()
-        self._alone: int | None = None  # the thread in a block of `alone`
+        self._owner: int | None = None  # the thread whose turn it is
         self._version = 0
 
-    def turn(
-        self, call: str, added: int = 0, drawn: int = 0, timeout: float | None = None, reads: bool = False
-    ) -> "Turn":
-        """A block under the lock, after its turn has come; `reads` if it may also run after `close`."""
-        return Turn(self, call, added, drawn, timeout, reads)
-
-    def enter(self, call: str, added: int, drawn: int, timeout: float | None, reads: bool) -> bool:
-        """Take the lock when the turn of a call has come; True if the call counts, False if it only reads."""
+    def enter(self, turn: "Turn") -> None:
+        """Take the lock when the turn has come, and give it the state."""
+        call, added, drawn = turn.call, turn.added, turn.drawn
         if is_tracing():
             raise RuntimeError(
                 f"{call}: a Shared is an object of the host, and a traced call would run once, at trace time; in jit, "
                 "use the buffer's methods on a state, such as cell.state."
             )
-        if self._alone is not None and self._alone == threading.get_ident():
+        if self._owner == threading.get_ident():
             raise RuntimeError(f"{call}: called in a block of `state` of this thread; use cell.state there.")
-        deadline = None if timeout is None else time.monotonic() + timeout
-        if self.limiter.began is None and (drawn or self.limiter.added + added > self._min_size):
+        deadline = None if turn.timeout is None else time.monotonic() + turn.timeout
+        if not self.limiter.began and (drawn or self.limiter.added + added > self._min_size):
             self._begin(call, drawn > 0, deadline)
         self._acquire(call, deadline)
         try:
-            if reads and not self._is_lost():
-                return False
-            self._check_open(call)
+            if turn.counts or self._is_lost():
+                self._check_open(call)
             self.limiter.register(added, drawn)
-            if not self.limiter.passes(added, drawn):
-                self._wait(lambda: self.limiter.passes(added, drawn), call, deadline)
+            self._wait(lambda: self.limiter.passes(added, drawn), call, deadline)
+            turn.state, turn.only_reads = self.state, self.why_closed is not None
         except BaseException:
             self._changed.release()
             raise
-        return True
+        self._owner = threading.get_ident()
 
-    def leave(self, before: Any, added: int, drawn: int, error: BaseException | None) -> None:
-        """Count a call, if it has replaced the state `before` or raised no error, and release the lock."""
+    def leave(self, turn: "Turn", error: BaseException | None) -> None:
+        """Take the turn's state, count the turn if it has replaced the state or raised no error, release the lock."""
         try:
-            if error is None or self.state is not before:
-                self._count(added, drawn)
+            if replaced := turn.state is not self.state:
+                if turn.only_reads:
+                    self._check_open(turn.call)
+                if (found := jax.tree.structure(turn.state)) != self._structure:
+                    raise ValueError(f"cell.state: got {found}, expected a state of the buffer, {self._structure}.")
+                self.state = turn.state
+            if replaced or (error is None and turn.counts):
+                self.limiter.count(turn.added, turn.drawn)
+                self._version += 1
+                self._changed.notify_all()
+            if error is None and self._is_lost():
+                raise RuntimeError("cell.state was donated and not replaced; assign the new state to it.")
+        except BaseException as raised:
+            error = raised
+            raise
+        finally:
             if error is not None and self._is_lost():
                 self.close(error)
-        finally:
+            self._owner = None
             self._changed.release()
-
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """In a block of `turn`: the thread uses the state itself, so its calls are errors."""
-        self._alone = threading.get_ident()
-        try:
-            yield
-        finally:
-            self._alone = None
-        if self._is_lost():
-            raise RuntimeError("cell.state was donated and not replaced; assign the new state to it.")
 
     def close(self, error: BaseException | None = None) -> None:
         """Let all calls that wait, and later ones, raise `Closed`; the first call counts."""
@@ -107,14 +120,8 @@ class Turns:
                 self._cause, self.why_closed = error, by if error is None else f"{by}, by {error!r}"
             self._changed.notify_all()
 
-    def release(self) -> None:
-        """End a block that only reads."""
-        self._changed.release()
-
     def _acquire(self, call: str, deadline: float | None) -> None:
-        if deadline is None:
-            self._changed.acquire()
-        elif not self._changed.acquire(timeout=max(0, deadline - time.monotonic())):
+        if not self._changed.acquire(timeout=-1 if deadline is None else max(0, deadline - time.monotonic())):
             raise TimeoutError(f"{call}: waited for another thread, which is in a block of `state`.")
 
     @contextlib.contextmanager
@@ -126,17 +133,10 @@ class Turns:
         finally:
             self._changed.release()
 
-    def _count(self, added: int, drawn: int) -> None:
-        self.limiter.count(added, drawn)
-        self._version += 1
-        self._changed.notify_all()
-
     def _begin(self, call: str, waits: bool, deadline: float | None) -> None:
         """Let draws begin if enough items are stored; with `waits`, wait for that."""
-        while True:
+        while not self.limiter.began:
             with self._locked(call, deadline):
-                if self.limiter.began is not None:
-                    return
                 version, size = self._version, self.size_of(self.state)
             enough = int(on_host(size)) >= self._min_size
             with self._locked(call, deadline):
@@ -144,18 +144,16 @@ class Turns:
                     self.limiter.begin()
                     self._changed.notify_all()
                 elif waits:
-                    self._wait(lambda v=version: self.limiter.began is not None or self._version != v, call, deadline)
+                    self._wait(lambda v=version: self.limiter.began or self._version != v, call, deadline)
                 else:
                     return
 
     def _wait(self, passes: Callable[[], bool], call: str, deadline: float | None) -> None:
         """Wait, without the lock, until `passes`."""
-        self._changed.notify_all()  # the slack may have grown
         start = time.monotonic()
-        while True:
-            self._check_open(call)
-            if passes():
-                return
+        if not passes():
+            self._changed.notify_all()  # the slack may have grown
+        while not passes():
             why = f"{call}: {self.limiter.text()}; min_size={self._min_size}"
             if deadline is None and threading.enumerate() == [threading.current_thread()]:
                 raise RuntimeError(
@@ -165,8 +163,8 @@ class Turns:
             waited = time.monotonic() - start
             if deadline is not None and time.monotonic() >= deadline:
                 raise TimeoutError(f"{why}. Waited {waited:.3g} s; does the other side run, in another thread?")
-            left = LOOK_AGAIN if deadline is None else min(LOOK_AGAIN, deadline - time.monotonic())
-            self._changed.wait(left)
+            self._changed.wait(LOOK_AGAIN if deadline is None else min(LOOK_AGAIN, deadline - time.monotonic()))
+            self._check_open(call)
 
     def _check_open(self, call: str) -> None:
         if self.why_closed is not None:
@@ -177,22 +175,25 @@ class Turns:
 
 
 class Turn:
-    """A block of `Turns.turn`; a class, as `contextlib.contextmanager` takes three times as long."""
+    """The state in a block of `Shared.state`; assign a new one to `state`.
 
-    __slots__ = ("_before", "_call", "_counts", "_turns")
+    Each call of a `Shared` is such a block. A class, as `contextlib.contextmanager` takes three times as long.
+    """
 
-    def __init__(self, turns: Turns, *call: Any):
-        self._turns, self._call = turns, call
+    __slots__ = ("_turns", "added", "call", "counts", "drawn", "only_reads", "state", "timeout")
 
-    def __enter__(self) -> None:
-        self._counts = self._turns.enter(*self._call)
-        self._before = self._turns.state
+    def __init__(
+        self, turns: Turns, call: str, added: int = 0, drawn: int = 0, timeout: float | None = None, counts: bool = True
+    ):
+        self._turns, self.call, self.added, self.drawn, self.timeout = turns, call, added, drawn, timeout
+        self.counts = counts  # False for a block that also reads after `close`
+
+    def __enter__(self) -> Self:
+        self._turns.enter(self)
+        return self
 
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
-        if self._counts:
-            self._turns.leave(self._before, self._call[1], self._call[2], error)
-        else:
-            self._turns.release()
+        self._turns.leave(self, error)
 
 
 def _committed(state: Any) -> Any:

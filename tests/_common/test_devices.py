@@ -28,7 +28,7 @@ BUFFERS = {
     "sequence": (SEQUENCES, STEPS),
     "mixture": (jr.Mixture(buffers=(REPLAY, REPLAY)), ITEMS),
 }
-POOLS = jr.DifficultyPools(tasks_per_env=(200, 100), easy_threshold=0.9, pool_weights=(0.5, 1, 0.5), donate=False)
+POOLS = jr.DifficultyPools(tasks_per_env=(200, 100), easy_threshold=0.9, donate=False)
 FANOUTS = {"cpu": 8, "gpu": 64, "tpu": 128}
 
 

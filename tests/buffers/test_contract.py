@@ -264,9 +264,6 @@ DRAWS = {
     "hindsight": lambda key: jr.hindsight(key, GOALS, np.ones(2), lambda achieved, goal: achieved - goal),
     "tree": lambda key: sum_tree.sample(sum_tree.init(2), key, 2),
     "pools": lambda key: (pools := jr.DifficultyPools(tasks_per_env=(4,))).sample(pools.init(), key, 2),
-    "weighted pools": lambda key: (pools := jr.DifficultyPools(tasks_per_env=(4,), pool_weights=(1, 1, 0))).sample(
-        pools.init(), key, 2
-    ),
     "recycle": lambda key: (pools := jr.DifficultyPools(tasks_per_env=(4,))).recycle(
         pools.init(), key, easy_fraction=0.5
     ),
@@ -320,10 +317,8 @@ def test_weights_of_transitions_are_multiplied_under_strict_settings(dtype):
 
 
 @pytest.mark.usefixtures("strict")
-@pytest.mark.parametrize("weights", [(0, 1, 0), (0, 1, 0.2), (0.2, 1, 0.2)])
-def test_pools_run_under_strict_settings(weights):
-    settings = {"easy_threshold": 0.9, "hard_threshold": 0.1, "env_ratios": (1, 2), "pool_weights": weights}
-    pools = jr.DifficultyPools(tasks_per_env=(5, 9), **settings)
+def test_pools_run_under_strict_settings():
+    pools = jr.DifficultyPools(tasks_per_env=(5, 9), easy_threshold=0.9, hard_threshold=0.1, env_ratios=(1, 2))
 
     def run(key):
         state = pools.init()

@@ -19,7 +19,6 @@ from oracles import PoolsTwin
 from scipy import stats
 
 import jaxreplay as jr
-from jaxreplay.curricula import _pool_draws as _draws
 from jaxreplay.curricula import _pool_moves as _moves
 from jaxreplay.curricula import _pool_state as _state
 
@@ -31,12 +30,8 @@ def lists(pools, state):
     """Of each environment the tasks of normal, easy and hard in order of entry; checks that the state is valid."""
     pool, order = np.asarray(pools.pool_of(state)), np.asarray(pools.order(state))
     state = jax.tree.map(np.asarray, state)
-    drawn = [weight > 0 for weight in (pools.pool_weights[i] for i in (1, 0, 2))]
-    for number, tree in enumerate(state.trees):
-        assert (tree is not None) == drawn[number]
-        if tree is not None:
-            np.testing.assert_array_equal(leaves_of(tree)[: pools.num_tasks], pool == number)
-            check_tree(tree)
+    np.testing.assert_array_equal(leaves_of(state.normal)[: pools.num_tasks], pool == 0)
+    check_tree(state.normal)
     found, first = [], 0
     for e, (count, caps) in enumerate(zip(pools.tasks_per_env, pools.caps, strict=True)):
         tasks = np.arange(first, first + count)
@@ -45,12 +40,12 @@ def lists(pools, state):
             members = tasks[pool[tasks] == number]
             assert sorted(order[members]) == list(range(len(members)))
             env[name] = members[np.argsort(order[members])].tolist()
-            if not drawn[number]:
+            if number:
                 ring, head = state.queues[number - 1, first : first + count], int(state.heads[e, number - 1])
                 assert [int(ring[(head + i) % count]) for i in range(len(members))] == env[name]
                 assert len(members) <= caps[number - 1]
         assert state.sizes[e].tolist() == [len(env[name]) for name in PoolsTwin.POOLS]
-        assert any(members and drawn[number] for number, members in enumerate(env.values())) or count == 0
+        assert env["normal"] or count == 0
         found.append(env)
         first += count
     return found
@@ -154,11 +149,8 @@ CONFIGS = {  # with the numbers of groups and of rollouts
     "hard alone": ({"tasks_per_env": [13], "easy": None, "online_difficulty_filtering": True}, 16, 2),
     "neither": ({"tasks_per_env": [4, 4], "easy": None, "hard": None}, 8, 2),
     "no room": ({"tasks_per_env": [6, 17], "caps": (0.0, 0.1)}, 12, 5),
-    "hard drawn": ({"tasks_per_env": [1, 30, 2, 20], "caps": (0.29, 0.0), "pool_weights": (0, 1, 0.5)}, 24, 4),
-    "easy drawn": ({"tasks_per_env": [5, 9], "easy": 0.6, "caps": (1.0, 0.3), "pool_weights": (0.1, 1, 0)}, 8, 2),
-    "both drawn": ({"tasks_per_env": [1, 7, 12], "pool_weights": (0.2, 1, 0.2)}, 16, 2),
 }
-RARE_CONFIGS = set(CONFIGS) - {"one task", "hard drawn"}
+RARE_CONFIGS = set(CONFIGS) - {"one task", "small and large"}
 
 
 @pytest.mark.parametrize("name", [rarely(name) if name in RARE_CONFIGS else name for name in CONFIGS])
@@ -176,7 +168,6 @@ configs = st.fixed_dictionaries(
         "hard": st.sampled_from([None, 0.0, 0.1, 0.3, 0.5]),
         "caps": st.tuples(shares, shares).filter(lambda caps: sum(caps) < 1),
         "online_difficulty_filtering": st.booleans(),
-        "pool_weights": st.sampled_from([(0, 1, 0), (0.2, 1, 0.2), (0.5, 2, 0), (0, 1, 3)]),
     }
 )
 
@@ -213,9 +204,8 @@ def check_against_twin(config, groups, rollouts, seed):
     assert lists(pools, state) == twin.pools
 
 
-@pytest.mark.parametrize("weights", [(0, 1, 0), *map(rarely, [((0.2, 1, 0.2),), ((0, 1, 3),)])])
-def test_eager_equals_jit_equals_scan_and_vmap_equals_a_loop(weights):
-    pools = make((5, 9), online_difficulty_filtering=True, pool_weights=weights)
+def test_eager_equals_jit_equals_scan_and_vmap_equals_a_loop():
+    pools = make((5, 9), online_difficulty_filtering=True)
     inputs = [random_updates(seeds.rng(seed), 14, 12, 6, 4) for seed in range(3)]
     inputs = stack(*inputs)
     states = jax.vmap(lambda _: pools.init())(np.arange(3))
@@ -384,52 +374,6 @@ def test_law_of_the_draw(ratios, dry):
         assert stats.chi2_contingency(pairs.reshape(2, 2)).pvalue > 1e-4  # draws do not depend on one another
 
 
-@pytest.mark.law
-@pytest.mark.parametrize("weights", [(0.2, 1, 0.2), *map(rarely, [((0, 2, 1.5),), ((3, 0.5, 0),)])])
-def test_law_of_the_draw_with_pool_weights(weights):
-    """Environment by its ratio, then task by the weight of its pool; also where normal, or an environment, is empty."""
-    draws, config = 60_000, {"tasks_per_env": (6, 20, 0, 14, 1), "caps": (0.6, 0.3), "pool_weights": weights}
-    pools, twin = make(**config, env_ratios=(2, 1, 5, 0.5, 0)), PoolsTwin(easy=0.9, hard=0.1, **config)
-    groups = [(task, SOLVED) for task in (*range(6), 7, 9, 11, 30)] + [(task, FAILED) for task in (8, 31, 32, 10, 11)]
-    state, _ = update(pools, pools.init(), *groups)
-    twin.update(groups)
-    assert lists(pools, state) == twin.pools
-    expected = twin.law((2, 1, 0, 0.5, 0))
-    tasks, ok = pools.sample(state, seeds.key(3), draws)
-    assert ok
-    counts, drawable = np.bincount(tasks, minlength=41), expected > 0
-    assert np.all(counts[~drawable] == 0)
-    assert stats.chisquare(counts[drawable], draws * expected[drawable]).pvalue > 1e-4
-    in_pool = np.asarray(pools.pool_of(state))[np.asarray(tasks)] > 0
-    pairs = np.bincount(2 * in_pool[::2] + in_pool[1::2], minlength=4).reshape(2, 2)
-    assert stats.chi2_contingency(pairs).pvalue > 1e-4  # draws do not depend on one another
-
-
-def test_a_pool_with_a_tiny_part_of_the_mass_is_drawn_as_often_as_it_should_be(monkeypatch):
-    """Of 2^-26 of all draws; with the first 24 random bits 0, as in 2^-24 of them, it is a quarter."""
-    fine = jnp.arange(3 * 2**10, dtype=jnp.uint32) << 22  # each value as often
-    env, tiny = jnp.arange(3 * 2**10, dtype=jnp.int32) // 2**10, 2.0**-26
-    masses = np.array([[1, 0, tiny], [tiny, 1, 0], [0, tiny, 1]], np.float32)
-    for coarse, drawn in ((0, 2**8), (2**8, 0), (2**32 - 1, 0)):
-        monkeypatch.setattr(_draws, "random_bits", lambda key, n, x=coarse: (jnp.full(n, x, jnp.uint32), fine))
-        pool = np.asarray(_draws._draw_pool(masses, env, jax.random.key(0))).reshape(3, -1)
-        counts = [np.bincount(row, minlength=3)[np.argsort(mass)] for row, mass in zip(pool, masses, strict=True)]
-        np.testing.assert_array_equal(counts, [[0, drawn, 2**10 - drawn]] * 3)
-
-
-def test_with_weights_a_pool_is_that_of_the_latest_group():
-    """As in prime-rl's sampler of weighted pools, which keeps of each task the mean of its latest group."""
-    pools, latest, rng = make((40,), easy=0.75, hard=0.25, pool_weights=(0.2, 1, 0.2)), {}, seeds.rng(0)
-    inputs = random_updates(rng, 40, 20, 7, 4)
-    _, (found, *_) = scan_updates(pools, pools.init(), *inputs)
-    for t, (tasks, rewards, mask) in enumerate(zip(*inputs, strict=True)):
-        for task, group, exists in zip(tasks, rewards, mask, strict=True):
-            if 0 <= task < 40 and exists.any() and np.all(np.isfinite(group[exists])):
-                latest[task] = group[exists].mean()
-        means = np.array([latest.get(task, 0.5) for task in range(40)])
-        np.testing.assert_array_equal(found[t], np.where(means >= 0.75, 1, np.where(means <= 0.25, 2, 0)))
-
-
 @pytest.mark.parametrize(("thresholds", "expected"), [((0.9, None), [1, 0, 0]), ((None, 0.1), [0, 2, 0])])
 def test_without_its_threshold_a_pool_stays_empty(thresholds, expected):
     pools = make((9,), *thresholds)
@@ -437,36 +381,11 @@ def test_without_its_threshold_a_pool_stays_empty(thresholds, expected):
     assert pools.pool_of(state).tolist() == [*expected, 0, 0, 0, 0, 0, 0]
 
 
-@pytest.mark.parametrize("parked", ["easy", "hard"])
-def test_one_pool_may_be_drawn_from_and_the_other_be_a_queue(parked):
-    labels, caps = ((SOLVED, FAILED), (0.4, 0.9)) if parked == "easy" else ((FAILED, SOLVED), (0.9, 0.4))
-    pools = make(caps=caps, pool_weights=(0.5 * (parked == "hard"), 1, 0.5 * (parked == "easy")))
-    state = pools.init()
-    for task in (0, 1, 2, 3, 4, 5, 1):  # of those parked the oldest leave
-        state, _ = update(pools, state, (task, labels[0]), (9 - task, labels[1]) if task < 3 else (task, labels[0]))
-    drawn = "hard" if parked == "easy" else "easy"
-    assert lists(pools, state) == [{"normal": [6, 0, 2], parked: [3, 4, 5, 1], drawn: [9, 8, 7]}]
-
-
 def test_a_state_of_another_backend_gets_the_trees_of_this_one():
-    pools = make((5, 9), pool_weights=(0.2, 1, 0.2), donate=False)
+    pools = make((5, 9), donate=False)
     state, _ = update(pools, pools.init(), (1, SOLVED), (7, FAILED))
-    other = {name: jr.sum_tree.with_fanout(getattr(state, name), 2) for name in PoolsTwin.POOLS}
-    chex.assert_trees_all_equal(dataclasses.replace(state, **other).on_this_backend(), state)
-
-
-@pytest.mark.slow
-def test_weights_are_changed_by_recycle_and_remap():
-    parked, weighted = make((10,), donate=False), make((10,), pool_weights=(0, 1, 0.5), donate=False)
-    state, _ = update(parked, parked.init(), *[(task, SOLVED) for task in (1, 4)], *[(task, FAILED) for task in (0, 7)])
-    with pytest.raises(ValueError, match=r"pool_weights=\(0.0, 1.0, 0.5\): this state has weight 0 for other pools"):
-        weighted.sample(state, jax.random.key(0), 3)
-    expected = lists(parked, state)
-    for taken in (weighted.recycle(state, jax.random.key(0)), weighted.remap(state, range(10), range(10))):
-        assert lists(weighted, taken) == expected
-        moved, _ = update(weighted, taken, (7, MIXED), (1, MIXED), (0, SOLVED))
-        assert lists(weighted, moved) == [{"normal": [2, 3, 5, 6, 8, 9, 7], "easy": [1, 4, 0], "hard": []}]
-    assert lists(parked, parked.recycle(taken, jax.random.key(0))) == expected
+    other = dataclasses.replace(state, normal=jr.sum_tree.with_fanout(state.normal, 2))
+    chex.assert_trees_all_equal(other.on_this_backend(), state)
 
 
 @pytest.mark.parametrize("case", ["parked", rarely("a ratio of 0"), rarely("no tasks")])
@@ -633,9 +552,8 @@ def test_task_keys():
         jr.task_key(task, ())
 
 
-@pytest.mark.parametrize("weights", [(0, 1, 0), *map(rarely, [((0.2, 1, 0.2),), ((0, 1, 3),)])])
-def test_a_restored_state_goes_on_like_an_uninterrupted_one(weights):
-    pools = make((5, 9), online_difficulty_filtering=True, pool_weights=weights)
+def test_a_restored_state_goes_on_like_an_uninterrupted_one():
+    pools = make((5, 9), online_difficulty_filtering=True)
     first, second = (random_updates(seeds.rng(seed), 14, 100, 5, 4) for seed in range(2))
     state, _ = scan_updates(pools, pools.init(), *first)
     restored = flax.serialization.from_bytes(pools.init(), flax.serialization.to_bytes(state))
@@ -656,7 +574,7 @@ def test_a_restored_state_goes_on_like_an_uninterrupted_one(weights):
         ({"env_ratios": (1, 2, 3)}, r"env_ratios=\(1, 2, 3\): must have one entry for each of 1"),
         (
             {"tasks_per_env": (2, 2, 2), "env_ratios": (1, None, None)},
-            r"env_ratios=\(1, None, None\): None for environments \[1, 2\], .*all or none; use env_ratios=None",
+            r"env_ratios\[1\]=None: must be a finite number of at least 0; give all, or env_ratios=None",
         ),
         ({"env_ratios": (-1.0,)}, r"env_ratios\[0\]=-1.0"),
         ({"env_ratios": (0,)}, "at least one must be positive"),
@@ -667,15 +585,6 @@ def test_a_restored_state_goes_on_like_an_uninterrupted_one(weights):
         ({"hard": "0.2"}, r"hard_threshold='0.2'"),
         ({"caps": (1.0, 0.0)}, r"max_easy_pool_fraction=1.0 \+ max_hard_pool_fraction=0.0: must sum to less than 1"),
         ({"caps": (0.7, 0.3)}, "must sum to less than 1"),
-        ({"caps": (1.0, 0.3), "pool_weights": (0, 1, 1)}, "must sum to less than 1"),
-        ({"pool_weights": 0.2}, r"pool_weights=0.2: must be a sequence, one entry for each pool"),
-        ({"pool_weights": None}, "pool_weights=None: must be a sequence"),
-        ({"pool_weights": (0.2, 1)}, r"pool_weights=\(0.2, 1\): must have three entries, \(easy, normal, hard\)"),
-        ({"pool_weights": (0, 1, -0.1)}, r"pool_weights\[2\]=-0.1: must be a number in \[0, 1e\+06\]"),
-        ({"pool_weights": (math.nan, 1, 0)}, r"pool_weights\[0\]=nan"),
-        ({"pool_weights": (1, 0, 1)}, "normal's must be positive"),
-        ({"pool_weights": (0, 1, 1e-7)}, "at least a millionth of it"),
-        ({"pool_weights": (0.5, 1e6, 0)}, "at least a millionth of it"),
         ({"caps": (0.6, 0.6)}, "must sum to less than 1"),
         ({"caps": (-0.1, 0.3)}, r"max_easy_pool_fraction=-0.1: must be a number in \[0, 1\]"),
         ({"caps": (0.1, 1.3)}, r"max_hard_pool_fraction=1.3"),
@@ -685,9 +594,6 @@ def test_construction_errors(settings, message):
     with pytest.raises(ValueError, match=message):
         make(**settings)
     assert make(easy=0.5, hard=0.5).easy_threshold == 0.5
-    assert make(caps=(1.0, 0.9), pool_weights=[0.2, 1, 0]).pool_weights == (0.2, 1.0, 0.0)
-    assert make(pool_weights=(1e-4, 1e-4, 1e-10)).pool_weights == (1e-4, 1e-4, 1e-10)
-    assert make((7,), caps=(1.0, 0.9), pool_weights=(0.2, 1, 0)).caps == ((7, 6),)
 
 
 @pytest.mark.versions

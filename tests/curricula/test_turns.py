@@ -4,22 +4,20 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 import seeds
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from jaxreplay.curricula import _pool_moves as _moves
 from jaxreplay.curricula import _pool_state as _state
-from jaxreplay.curricula import _pool_turns as _turns
 
 LIMITS = (0, 1, 2, 5)
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def take(item, num_items, pool, start, start_number, limit):
-    rows = _turns.sorted_rows(item, num_items, pool, start, start_number)
-    return _turns.take(rows, jnp.ones(item.size, bool), limit)
+    rows = _moves._sorted_rows(item, num_items, pool, start, start_number)
+    return _moves._take(rows, jnp.ones(item.size, bool), limit)
 
 
 def plainly(items, queue, members):
@@ -73,17 +71,16 @@ def test_joining_all_at_once_equals_one_after_the_other(seed, num_items):
     chex.assert_trees_all_equal(done, take(items, 2**31, *arrays, limit))  # too many to sort by one number
 
 
-@pytest.mark.parametrize("drawn", [(True, False, False), (True, True, False), (True, True, True)])
-def test_each_task_is_written_once(drawn, monkeypatch):
+def test_each_task_is_written_once(monkeypatch):
     written, write = [], _moves._write
 
-    def recording(state, moves, normal, tasks, pools):
-        written.append(np.concatenate(tasks))
-        return write(state, moves, normal, tasks, pools)
+    def recording(state, moves, task, normal, label):
+        written.append(np.asarray(task))
+        return write(state, moves, task, normal, label)
 
     monkeypatch.setattr(_moves, "_write", recording)
     rng, counts, caps = seeds.rng("written once"), jnp.array([4], jnp.int32), jnp.array([[1, 1]], jnp.int32)
-    state = _state.arrange(counts, caps, jnp.zeros(4, jnp.int32), (), jnp.int32(0), drawn)
+    state = _state.arrange(counts, caps, jnp.zeros(4, jnp.int32), (), jnp.int32(0))
     for _ in range(4):
         task, label = (jnp.asarray(rng.integers(0, most, 12), jnp.int32) for most in (4, 3))
         state = _moves.move(state, counts, caps, task, jnp.zeros(12, jnp.int32), label, jnp.ones(12, bool))

@@ -228,13 +228,3 @@ def test_importing_the_module_imports_no_package_of_a_data_set(monkeypatch):
     for file in pathlib.Path(jr.datasets.__file__).parent.glob("*.py"):
         spec = importlib.util.spec_from_file_location(f"copy_of_{file.stem}", file)
         spec.loader.exec_module(importlib.util.module_from_spec(spec))
-
-
-def test_what_is_not_installed_is_named(monkeypatch):
-    steps = jr.datasets.from_arrays(**random_data([0, 1], True)[0])
-    state = SEQUENCES.init(steps.rows)
-    monkeypatch.setitem(sys.modules, "gymnasium", None)
-    with pytest.raises(ImportError, match=r"to_minari needs gymnasium; install it with .*jaxreplay\[datasets\]"):
-        jr.datasets.to_minari(SEQUENCES, state, "a-v0")
-    with pytest.raises(ValueError, match=r"must be a SequenceBuffer; jaxreplay.migrate converts a Sharded"):
-        jr.datasets.to_minari(jr.ReplayBuffer(capacity=3), state, "a-v0")  # pyright: ignore[reportArgumentType]

@@ -1,5 +1,7 @@
+import functools
 import itertools
 
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -237,6 +239,19 @@ def test_sampling_law(capacity, stratified, fanout):
     for groups in (np.arange(capacity) * bins // capacity, np.arange(capacity) % bins):
         masses = np.bincount(groups, leaves.astype(np.float64), minlength=bins)
         assert groups_p_value(draws, groups, masses) > 1e-4
+
+
+@pytest.mark.parametrize(("capacity", "fanout"), [(1, 2), (150, 8), (5_000, 64), (300, 128)])
+def test_a_tree_of_leaves_is_one_that_all_were_written_to(capacity, fanout):
+    leaves = seeds.rng(capacity).exponential(size=capacity).astype(np.float32) * (np.arange(capacity) % 7 > 0)
+    leaves[-2:-1] = np.nan
+    found = sum_tree.of_leaves(leaves, fanout=fanout)
+    chex.assert_trees_all_equal(found, tree_of(leaves, fanout=fanout))
+    chex.assert_trees_all_equal(jax.jit(functools.partial(sum_tree.of_leaves, fanout=fanout))(leaves), found)
+    assert sum_tree.of_leaves([1, -1, 3]).sums[-1][:3].tolist() == [1, np.inf, 3]
+    for wrong in (leaves[:0], leaves[None], 1.0):
+        with pytest.raises(ValueError, match=r"leaves: got shape .*, expected a vector"):
+            sum_tree.of_leaves(wrong)
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 128), (128, 8), (8, 64)])

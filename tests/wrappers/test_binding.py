@@ -14,7 +14,6 @@ from helpers import at, items, numbers, over_devices, rarely
 from jax import lax
 
 import jaxreplay as jr
-from jaxreplay.wrappers import _bound
 
 KEY, STEPS = jax.random.key(0), 4
 PER = jr.Prioritized(alpha=0.7)
@@ -134,7 +133,7 @@ def test_what_else_a_configuration_can_do():
 
 @dataclasses.dataclass(frozen=True)
 class Counter:
-    """A configuration whose state is a single array, with annotations that tell it from nothing else."""
+    """A configuration whose state is a single array."""
 
     def add(self, state: jax.Array, x: jax.Array) -> jax.Array:
         return state + x
@@ -150,7 +149,7 @@ class Counter:
 
 
 class Bare:
-    """The same, of any state, without annotations."""
+    """The same, of any state."""
 
     def add(self, state, x):
         return jax.tree.map(lambda y: y + x, state)
@@ -182,7 +181,7 @@ def test_a_state_that_is_a_single_array(transform):
 
 
 def test_states_that_are_containers():
-    """Their annotations tell no state from what else a method returns."""
+    """Their class tells no state from what else a method returns."""
     for state in ({"x": 1, "y": 2}, [1, 2]):
         bound = jr.bind(Bare(), state)
         assert bound.like() == bound.push(0) == state
@@ -191,32 +190,11 @@ def test_states_that_are_containers():
         assert (jax.tree.leaves(other), rest, type(other)) == ([3, 6], 3, jr.Bound)
 
 
-def test_methods_that_return_states_by_their_annotations():
-    """As many as say so, of all configurations; a state may come back with another structure."""
-    states = {"add", "update", "set"}
-    for config, expected in {
-        jr.ReplayBuffer: states,
-        jr.ReservoirBuffer: states,
-        jr.SequenceBuffer: states,
-        jr.DifficultyPools: {"update", "recycle", "remap", "reset_metrics"},
-        jr.NStep: {"add", "flush"},
-        jr.MonteCarlo: {"add", "flush"},
-        jr.Uniform: {"insert", "restrict", "update"},
-        jr.Prioritized: {"insert", "restrict", "update"},
-    }.items():
-        methods = {name for name in dir(config) if name[0] != "_" and _bound._method(config, name)}
-        found = {name for name in methods if _bound._annotated(config, name) in ("whole", "first")}
-        assert found == expected, config
-    for config in (jr.Mixture, jr.Sharded):
-        methods = {name for name in dir(config) if name[0] != "_" and _bound._method(config, name)}
-        assert states <= methods
-        found = {name for name in methods - states if _bound._annotated(config, name) in ("whole", "first")}
-        assert found == set()
-    pools = jr.DifficultyPools(tasks_per_env=(4,), easy_threshold=0.9)
-    drawn = dataclasses.replace(pools, pool_weights=(0.5, 1.0, 0.0))
-    bound = jr.bind(drawn, pools.init()).recycle(KEY)
+def test_a_state_may_come_back_with_other_shapes():
+    pools, more = (jr.DifficultyPools(tasks_per_env=(count,), easy_threshold=0.9) for count in (4, 5))
+    bound = jr.bind(more, pools.init()).remap("abcd", "dcbae")
     assert isinstance(bound, jr.Bound)
-    assert bound.state.drawn != pools.init().drawn
+    assert more.pool_of(bound.state).shape == bound.recycle(KEY).pool_of().shape == (5,)
 
 
 def test_a_mixtures_sizes_are_no_state():

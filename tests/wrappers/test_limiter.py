@@ -51,7 +51,7 @@ def test_before_draws_begin_all_additions_pass_and_are_not_limited():
     assert not it.passes(0, 1)
     assert not it.passes(1, 1)
     it.begin()
-    assert (it.began, it.balance) == (300, 0)
+    assert (it.added, it.balance) == (0, 0)
     assert call(it, 4, 0)
     assert not call(it, 1, 0)
 
@@ -122,8 +122,7 @@ def test_a_smaller_slack_than_before_leads_back():
     it = limiter(ratio=1, slack=100)
     for _ in range(10):
         call(it, 10, 0)
-    later = limiter(ratio=1, slack=8)
-    later.added, later.drawn, later.began = it.added, it.drawn, it.began
+    later = Limiter(1, 8, it.added, it.drawn)
     assert not call(later, 1, 0)
     assert sum(call(later, 0, 8) for _ in range(20)) == 13  # 100 = 13 * 8 - 4
     assert later.balance == -4
@@ -134,7 +133,7 @@ def test_the_text_says_who_is_ahead():
     assert "no one is ahead" in it.text()
     call(it, 8, 0)
     assert it.text() == (
-        "ratio=2, 8 items added (draws began after 0 of these), 0 drawn; the additions are ahead by 16 draws, slack=100"
+        "ratio=2, 8 items added and 0 drawn since draws began; the additions are ahead by 16 draws, slack=100"
     )
     call(it, 0, 40)
     assert "the draws are ahead by 24 draws" in it.text()

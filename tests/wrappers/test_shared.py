@@ -12,10 +12,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import at, items, numbers, over_devices
+from helpers import items, numbers
 
 import jaxreplay as jr
-from jaxreplay.__main__ import main as report
 from jaxreplay.wrappers import _turns
 
 SOON, LONG = 0.05, 20  # seconds: to see that a call waits, and to give up
@@ -76,7 +75,6 @@ def test_its_calls_are_those_of_the_buffer():
     shared.set(drawn.indices, values, mask=mask)
     state = buffer.set(state, drawn.indices, values, mask=mask)
     assert (shared.size(), type(shared.size())) == (8, int)
-    jax.tree.map(np.testing.assert_array_equal, shared.diagnostics(KEY), jr.diagnostics(buffer, state, KEY))
     with shared.state() as cell:
         jax.tree.map(np.testing.assert_array_equal, cell.state, state)
 
@@ -84,8 +82,9 @@ def test_its_calls_are_those_of_the_buffer():
 def test_what_it_returned_outlives_later_calls():
     shared = shared_replay()
     shared.add(items(numbers(0, 8)))
-    seen = [shared.sample(KEY, 4), shared.diagnostics()]
+    seen = [shared.sample(KEY, 4)]
     with shared.state() as cell:
+        seen.append(jr.diagnostics(shared.buffer, cell.state))
         size = cell.state.ring.size
     shared.add(items(numbers(8, 8)))
     assert size.is_deleted()  # the state is donated
@@ -93,33 +92,15 @@ def test_what_it_returned_outlives_later_calls():
 
 
 def test_arrays_may_be_overwritten_as_soon_as_a_call_returns():
-    rows = np.zeros((4, 2**17), np.float32)  # two megabytes, copied before the lock is taken
-    for width in (1, 2**17):
-        buffer = jr.ReplayBuffer(capacity=64)
-        own = np.ascontiguousarray(rows[:, :width])
-        shared = jr.Shared(buffer, buffer.init(own))
-        for number in range(16):
-            own[:] = number
-            shared.add(own, mask=np.ones(4, bool))
-            own[:] = -1
-        with shared.state() as cell:
-            found = np.asarray(buffer.get(cell.state, buffer.newest(cell.state, 64)))
-        np.testing.assert_array_equal(found, np.repeat(np.arange(16.0), 4)[:, None] * np.ones(width))
-
-
-def test_late_updates_have_no_effect():
-    shared = shared_replay(capacity=8)
-    shared.add(items(numbers(0, 8)), td_errors=jnp.ones(8))
-    drawn = shared.sample(KEY, 8)
-    shared.add(items(numbers(8, 8)), td_errors=jnp.ones(8))  # by an actor, meanwhile; overwrites all that was drawn
+    rows, buffer = np.zeros((4, 2**17), np.float32), jr.ReplayBuffer(capacity=64)  # two megabytes
+    shared = jr.Shared(buffer, buffer.init(rows))
+    for number in range(16):
+        rows[:] = number
+        shared.add(rows)
+        rows[:] = -1
     with shared.state() as cell:
-        before = jax.device_get(cell.state)
-    shared.update(drawn.indices, jnp.full(8, 100.0))
-    shared.set(drawn.indices, items(numbers(50, 8)))
-    with shared.state() as cell:
-        after = jax.device_get(cell.state)
-    assert after.sampler.updates == before.sampler.updates
-    jax.tree.map(np.testing.assert_array_equal, after, before)
+        found = np.asarray(buffer.get(cell.state, buffer.newest(cell.state, 64)))
+    np.testing.assert_array_equal(found, np.repeat(np.arange(16.0), 4)[:, None] * np.ones(2**17))
 
 
 def test_a_call_on_the_host_only():
@@ -130,22 +111,6 @@ def test_a_call_on_the_host_only():
 
 
 # --- the state -----------------------------------------------------------------------------------------------------
-
-
-def test_a_whole_step_on_the_state():
-    buffer, state = replay()
-    shared = jr.Shared(buffer, state)
-
-    @jax.jit
-    def step(state, rows):
-        state = buffer.add(state, rows)
-        drawn = buffer.sample(state, KEY, 4)
-        return buffer.update(state, drawn.indices, jnp.zeros(4)), drawn.indices
-
-    with shared.state() as cell:
-        cell.state, indices = step(cell.state, items(numbers(0, 4)))
-    assert indices.shape == (4,)
-    assert shared.size() == 4
 
 
 def test_other_threads_wait_until_the_block_ends():
@@ -301,59 +266,34 @@ def test_additions_wait_for_draws_and_draws_for_additions():
     assert (shared.added, shared.drawn) == (10, 12)
 
 
-def test_masks_are_counted_exactly():
+def test_rows_count_masked_or_not():
     shared = shared_replay(ratio=1, slack=1000)
     shared.add(items(numbers(0, 4)))
     shared.sample(KEY, 1)
-    some, n = np.array([True, False, True, True]), 0
-    for mask in (some, jnp.asarray(some), some.tolist(), None):
-        shared.add(items(numbers(0, 4)), mask=mask)
-        n += 4 if mask is None else 3
-        assert shared.added == n
-    shared.add(items=items(numbers(0, 4)), mask=np.zeros(4, bool))
-    assert shared.added == n
-
-
-def test_flags_of_a_tracer_are_counted():
-    tracer, x, no = jr.NStep(n=3, gamma=0.9, num_envs=2), jnp.zeros(2), jnp.zeros(2, bool)
-    step = x, x, x, no, no, x
-    buffer = jr.ReplayBuffer(capacity=64)
-    nested = lambda batch: {"batch": batch, "id": jnp.zeros(2)}  # noqa: E731
-    shared = jr.Shared(buffer, buffer.init(nested(tracer.spec(*step))), ratio=1, slack=100)
-    tracing = tracer.init(*step)
-    for number in range(5):
-        tracing, batch, valid = tracer.add(tracing, *step)
-        shared.add(nested(batch))
-        shared.add(nested(batch), mask=jnp.array([False, True]))
-        if number == 2:
-            assert shared.size() == 3
-            shared.sample(KEY, 1)
-    assert valid.all()
-    assert shared.added == 3 * 2 + 1  # the first call of number 2 added the two that were needed for draws
-    assert shared.size() == 3 * 3
+    shared.add(items(numbers(4, 4)), mask=np.array([True, False, True, True]))
+    shared.add(items=items(numbers(8, 4)), mask=jnp.zeros(4, bool))
+    assert (shared.added, shared.size()) == (8, 7)
 
 
 def test_rows_of_sequences_and_of_sources_are_counted():
-    streams = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=2, gaps=True)
+    streams = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=2)
     buffer = jr.Mixture(buffers=(streams, streams))
     shared = jr.Shared(buffer, buffer.init(jnp.zeros((3, 2))), ratio=1, slack=100)
     shared.add(0, jnp.zeros((3, 2)))
     shared.sample(KEY, 1)
     shared.add(1, jnp.zeros((3, 2)))
     shared.add(source=1, items=jnp.zeros((2, 2)))
-    shared.actor(0).add(jnp.zeros((2, 2)), drawable=np.array([[True, False], [False, False]]))
-    assert shared.added == 6 + 4 + 1
+    shared.actor(0).add(jnp.zeros((2, 2)))
+    assert shared.added == 6 + 4 + 4
 
 
 def test_timeouts_say_who_is_ahead():
     shared = shared_replay(ratio=4, slack=8)
-    with pytest.raises(TimeoutError, match=r"^sample: ratio=4, 0 items added .* min_size=1. Waited .* s; does the oth"):
+    with pytest.raises(TimeoutError, match=r"^sample: ratio=4, 0 items added; .* min_size=1. Waited .* s; does the"):
         shared.sample(KEY, 1, timeout=SOON)
     shared.add(items(numbers(0, 4)))
     shared.sample(KEY, 8)
-    with pytest.raises(
-        TimeoutError, match=r"^sample: .*4 items added \(draws began after 4.*\), 8 drawn; the draws ar"
-    ):
+    with pytest.raises(TimeoutError, match=r"^sample: .*0 items added and 8 drawn since draws began; the draws ar"):
         shared.sample(KEY, 1, timeout=SOON)
     with pytest.raises(TimeoutError, match=r"^state: "), shared.state(drawn=1, timeout=0):
         pass
@@ -448,16 +388,25 @@ def test_close_wakes_all():
         with pytest.raises(jr.Closed, match="sample: closed by thread MainThread") as caught:
             future.result()
         assert caught.value.__cause__ is None
-    rows = items(numbers(0, 4))
-    calls = shared.sample, shared.add, shared.update, shared.set, shared.state().__enter__
-    for call, given in zip(
-        calls, ((KEY, 4), (rows,), (jnp.zeros(1, int), jnp.zeros(1)), (jnp.zeros(4, int), rows), ()), strict=True
-    ):
-        with pytest.raises(jr.Closed):
-            call(*given)
+    rows, calls = items(numbers(0, 4)), {"sample": (KEY, 4), "update": (jnp.zeros(1, int), jnp.zeros(1))}
+    for name, given in (calls | {"add": (rows,), "set": (jnp.zeros(4, int), rows)}).items():
+        with pytest.raises(jr.Closed, match=name):
+            getattr(shared, name)(*given)
+    with pytest.raises(jr.Closed, match="state"), shared.state(drawn=1):
+        pass
     assert shared.closed
-    assert shared.size() == 0
-    assert float(shared.diagnostics()["size"]) == 0
+
+
+def test_a_closed_one_is_only_read():
+    buffer, state = replay(donate=False)
+    shared = jr.Shared(buffer, state)
+    shared.add(items(numbers(0, 4)))
+    shared.close(ValueError("the end"))
+    assert (shared.size(), stored(shared)) == (4, [*range(4)])
+    with pytest.raises(jr.Closed, match="state: closed") as caught, shared.state() as cell:
+        cell.state = buffer.add(cell.state, items(numbers(4, 4)))
+    assert isinstance(caught.value.__cause__, ValueError)
+    assert stored(shared) == [*range(4)]
 
 
 def test_a_thread_that_dies_ends_the_others():
@@ -594,25 +543,31 @@ def test_an_actor_needs_a_source():
 # --- save and restore ----------------------------------------------------------------------------------------------
 
 
-def test_saved_and_restored_with_its_counts(tmp_path, capsys):
+def save(shared, path):
+    with shared.state() as cell:
+        saved = {"replay": cell.state, "added": shared.added, "drawn": shared.drawn}
+        return jr.save(path, {"replay": shared.buffer}, saved, wait=False)
+
+
+def restored(path, buffer, **settings):
+    saved = jr.restore(path, {"replay": buffer})
+    return jr.Shared(buffer, saved["replay"], added=saved["added"], drawn=saved["drawn"], **settings)
+
+
+def test_it_goes_on_with_the_counts_of_a_checkpoint(tmp_path):
     shared = shared_replay(ratio=4, slack=40)
     shared.add(items(numbers(0, 4)))
     drawn = shared.sample(KEY, 8)
     shared.add(items(numbers(4, 4)))
-    shared.save(tmp_path / "run", {"params": jnp.arange(3.0), "key": KEY, "step": 7})
-    again, others = jr.Shared.restore(tmp_path / "run", shared.buffer, ratio=4, slack=40)
-    assert (again.added, again.drawn, again.ratio) == (shared.added, shared.drawn, 4)
-    assert (others["params"].tolist(), others["step"]) == ([0, 1, 2], 7)
+    save(shared, tmp_path / "run")()
+    again = restored(tmp_path / "run", shared.buffer, ratio=4, slack=40, min_size=10)
+    assert (again.added, again.drawn) == (shared.added, shared.drawn) == (4, 8)
     for each in (shared, again):
         each.update(drawn.indices, jnp.arange(8.0))
-        each.add(items(numbers(8, 4)))
+        each.add(items(numbers(8, 4)), timeout=0)
+        with pytest.raises(TimeoutError, match="8 items added and 8 drawn since"):
+            each.add(items(numbers(12, 5)), timeout=0)
     jax.tree.map(np.testing.assert_array_equal, again.sample(KEY, 8), shared.sample(KEY, 8))
-    with pytest.raises(ValueError, match=r"ratio.*: saved 4.0, given 2.0"):
-        jr.Shared.restore(tmp_path / "run", shared.buffer, ratio=2)
-    state = jr.restore(tmp_path / "run", {"replay": shared.buffer, "ratio": 4.0})["replay"]
-    assert shared.buffer.size(state) == 8
-    assert report([str(tmp_path / "run")]) == 0
-    assert "replay: ReplayBuffer" in capsys.readouterr().out
 
 
 def test_saved_while_threads_go_on_it_neither_loses_nor_repeats(tmp_path):
@@ -626,68 +581,27 @@ def test_saved_while_threads_go_on_it_neither_loses_nor_repeats(tmp_path):
                 shared.add(items(numbers(first, 1)))
 
     with thread(act):
-        saves = [shared.save(tmp_path / str(k), wait=False) for k in range(3)]
-        for finish in saves:
+        for finish in [save(shared, tmp_path / str(k)) for k in range(3)]:
             finish()
     for k in range(3):
-        again, _ = jr.Shared.restore(tmp_path / str(k), shared.buffer, ratio=1)
+        again = restored(tmp_path / str(k), shared.buffer, ratio=1)
         assert stored(again) == [*range(again.added + 1)]
     assert shared.added == 399
-
-
-def test_saved_after_it_is_closed(tmp_path):
-    shared = shared_replay()
-    shared.add(items(numbers(0, 4)))
-    with pytest.raises(KeyboardInterrupt), shared:
-        raise KeyboardInterrupt
-    shared.save(tmp_path / "run")
-    again, others = jr.Shared.restore(tmp_path / "run", shared.buffer)
-    assert (again.size(), others, again.closed) == (4, None, False)
-
-
-# --- streams -------------------------------------------------------------------------------------------------------
-
-
-def test_actors_of_different_speed_share_no_stream_and_do_not_wait():
-    streams = jr.SequenceBuffer(length=32, num_envs=2, sequence_length=4)
-    buffer = jr.Mixture(buffers=(streams,) * 3, weights="joint")
-    shared = jr.Shared(buffer, buffer.init(items(np.zeros((1, 2), int))))
-
-    def act(actor):
-        writer = shared.actor(actor)
-        for number in range(0, 10 * (actor + 1), actor + 1):  # faster ones with longer rollouts
-            steps = 1000 * (2 * actor + np.arange(2)) + number + np.arange(actor + 1)[:, None]
-            writer.add(items(steps))
-
-    with contextlib.ExitStack() as stack:
-        for actor in range(3):
-            stack.enter_context(thread(act, actor))
-        while shared.size() < 3 * 2:
-            time.sleep(0.001)
-        early = [shared.sample(key, 6) for key in jax.random.split(KEY, 20)]
-    seen = set()
-    for drawn in [*early, *(shared.sample(key, 6) for key in jax.random.split(KEY, 20))]:
-        found = np.asarray(drawn.items["id"])[np.asarray(drawn.indices) >= 0]
-        np.testing.assert_array_equal(found, found[:, :1] + np.arange(4))
-        assert np.all(found[:, :1] // 1000 == found // 1000)
-        seen |= set((found[:, 0] // 1000).tolist())
-    assert seen == set(range(6))
-    assert shared.size() == sum(2 * (10 * k - 3) for k in (1, 2, 3))
 
 
 # --- devices -------------------------------------------------------------------------------------------------------
 
 
-def test_arrays_of_other_devices_are_moved_to_the_state():
+def test_arrays_of_another_default_device_are_moved_to_the_state():
     first, other = jax.devices()[:2]
-    buffer, state = replay()
-    shared = jr.Shared(buffer, state)
+    shared = shared_replay()
     with jax.default_device(other):
         shared.add(items(numbers(0, 4)))
         shared.add(items(jnp.arange(4, 8)), mask=jnp.ones(4, bool))
-        drawn = shared.sample(jax.device_put(KEY, other), 4)
-        shared.update(drawn.indices, jax.device_put(jnp.ones(4), other))
-        shared.set(jax.device_put(drawn.indices, other), jax.device_put(drawn.items, other))
+        drawn = shared.sample(jax.random.key(0), 4)
+        shared.update(drawn.indices, jnp.ones(4))
+        with pytest.raises(ValueError, match="incompatible devices"):
+            shared.add(jax.device_put(items(numbers(0, 4)), other))
     with shared.state() as cell:
         assert all(x.devices() == {first} for x in jax.tree.leaves((cell.state, drawn)))
     assert stored(shared) == [*range(8)]
@@ -702,9 +616,9 @@ def test_actors_on_one_device_and_shards_on_others():
     def act():
         with shared.worker(), jax.default_device(actor_device):
             for first in range(0, 64, 8):
-                rows = jax.device_put(items(numbers(first, 8)), actor_device)
+                rows = items(jnp.arange(first, first + 8))
                 rows = rows if first % 16 else jax.device_put(rows, buffer.items_sharding)
-                shared.add(rows, mask=jax.device_put(jnp.ones(8, bool), actor_device))
+                shared.add(rows, mask=jnp.ones(8, bool))
 
     with thread(act) as actor:
         for number in range(8):
@@ -719,14 +633,3 @@ def test_actors_on_one_device_and_shards_on_others():
         found = np.sort(buffer.get(cell.state, newest)["id"])
     np.testing.assert_array_equal(found, np.arange(64))
     assert all(x.sharding.device_set == set(learners) for x in jax.tree.leaves((state, drawn)))
-
-
-def test_large_rows_are_spread_over_the_shards():
-    buffer = over_devices(jr.ReplayBuffer(capacity=8), 4)
-    rows = np.arange(4, dtype=np.float32)[:, None] * np.ones(2**17, np.float32)
-    shared = jr.Shared(buffer, buffer.init(rows))
-    shared.add(rows)
-    with shared.state() as cell:
-        found = np.asarray(buffer.get(cell.state, buffer.newest(cell.state, 4)))
-    np.testing.assert_array_equal(found, rows)
-    assert at(cell.state, 0).ring.size == 1

@@ -52,15 +52,8 @@ def run(index):
             seen |= set((np.asarray(drawn.items["id"]) // 10**6).tolist())
     actor.join(60)
     assert not actor.is_alive()
-    added, total = shared.added, np.asarray(multihost_utils.process_allgather(np.array([shared.added, shared.drawn])))
-    return {
-        "added": added,
-        "drawn": shared.drawn,
-        "balances": balances,
-        "seen": seen,
-        "mean": float(mean),
-        "all": total,
-    }
+    total = np.asarray(multihost_utils.process_allgather(np.array([shared.added, shared.drawn])))
+    return {"drawn": shared.drawn, "balances": balances, "seen": seen, "mean": float(mean), "all": total}
 
 
 def free_port():

@@ -19,10 +19,10 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from jaxreplay import buffers, datasets, samplers, sum_tree, transitions, wrappers
-from jaxreplay.buffers import ReplayBuffer, ReservoirBuffer, Sample, SequenceBuffer, memory
+from jaxreplay.buffers import ReplayBuffer, ReservoirBuffer, Sample, SequenceBuffer
 from jaxreplay.checkpoint import migrate, restore, save
 from jaxreplay.curricula import DifficultyPools, Levels, Tasks, scores, task_key
-from jaxreplay.inspection import diagnostics, plot
+from jaxreplay.inspection import diagnostics, memory, plot
 from jaxreplay.samplers import Prioritized, Recent, Uniform, effective_sample_size, importance_weights
 from jaxreplay.transitions import (
     MonteCarlo,

@@ -15,7 +15,6 @@ import seeds
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxreplay._common import devices
-from jaxreplay.buffers import _memory
 from jaxreplay.transitions import _windows
 
 # Compiling is nearly all of the suite's work. LLVM's optimisation and XLA's newer code generators double it, and change
@@ -122,7 +121,7 @@ def layout():
     """JAXREPLAY_LAYOUT=gpu or tpu lays states out as for that backend: the tests of laws hold in every layout."""
     backend = os.environ.get("JAXREPLAY_LAYOUT")
     with pytest.MonkeyPatch.context() as patch:
-        for module in (devices, _windows, _memory) if backend else ():
+        for module in (devices, _windows) if backend else ():
             patch.setattr(module, "backend_of", lambda arrays=(): backend)
         yield
 

@@ -35,8 +35,6 @@ EQUIVALENT = {
     "checkpoint/_leaves.check_bits: True -> False": "check_parts has found that they are as many",
     "curricula/_pool_moves._take: counts & (limit[rows.start] < 0) -> ((counts) | (limit[rows.start] < 0))": ANY_GUESS,
     "curricula/_pool_moves._take: limit[rows.start] < 0 -> ((limit[rows.start]) <= (0))": ANY_GUESS,
-    'inspection/_report.plot: Saved("", {}, config, state) -> Saved({}, "", config, state)': "figures show neither",
-    "inspection/_views.thin: numbers.size > MOST -> ((numbers.size) >= (MOST))": "of just as many each is shown",
     "samplers/_update_counts.update: (slots >= 0) & (slots < capacity) -> ((slots >= 0) | (slots < capacity))": BESIDE,
     "samplers/_weights.effective_sample_size: 1.0 -> 3.0": "it divides weights that are all 0",
     "samplers/_weights.effective_sample_size: 1.0 -> 3.0 (#2)": "it divides a sum that is 0",

@@ -26,7 +26,7 @@ from helpers import at, leaves_of, rarely, run_once
 
 import jaxreplay as jr
 from jaxreplay import testing
-from jaxreplay.__main__ import main as report
+from jaxreplay.__main__ import main as print_checkpoint
 from jaxreplay._common import devices
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -1012,7 +1012,7 @@ def looking_inside(block, monkeypatch):
     assert logged["top_10pct_mass"][0] < 0.15 < logged["top_10pct_mass"][-1]
     assert "'draws/age_q50'" in printed.getvalue()
     assert plotted == [(found["buffer"], found["replay"])]
-    assert report(["run/checkpoint"]) == 0
+    assert print_checkpoint(["run/checkpoint"]) == 0
     assert "replay: ReplayBuffer" in printed.getvalue()
 
 

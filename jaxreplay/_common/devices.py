@@ -12,6 +12,7 @@ All other methods follow the state, whose static fields hold the layout.
 """
 
 import contextlib
+from collections.abc import Iterator
 from typing import Any
 
 import jax
@@ -30,10 +31,21 @@ def backend_of(arrays: Any = ()) -> str:
     return BACKENDS.get(platform, platform)
 
 
-def beside(arrays: Any) -> contextlib.AbstractContextManager[None]:
-    """Context in which new arrays are made on the device of `arrays`."""
+@contextlib.contextmanager
+def on_device_of(arrays: Any) -> Iterator[None]:
+    """Context of `init`, in which new arrays are made on the device of `arrays`.
+
+    Raises:
+      ValueError: the state does not fit the device.
+    """
     device = _device_of(arrays)
-    return contextlib.nullcontext() if device is None else jax.default_device(device)
+    with contextlib.nullcontext() if device is None else jax.default_device(device):
+        try:
+            yield
+        except jax.errors.JaxRuntimeError as error:
+            if "RESOURCE_EXHAUSTED" not in str(error):
+                raise
+            raise ValueError(f"init: {error} print(jr.memory(buffer, items)) shows the bytes of each part.") from error
 
 
 def _device_of(arrays: Any) -> Any:

@@ -1,7 +1,5 @@
 """Buffers: storage of items, and draws from it."""
 
-from jaxreplay.buffers._memory import Memory as Memory
-from jaxreplay.buffers._memory import memory as memory
 from jaxreplay.buffers._replay import ReplayBuffer as ReplayBuffer
 from jaxreplay.buffers._replay import ReplayState as ReplayState
 from jaxreplay.buffers._reservoir import ReservoirBuffer as ReservoirBuffer

@@ -24,7 +24,6 @@ from jaxreplay.transitions import TransitionBatch
 class Buffer(Handled[S]):
     """A buffer whose drawable items lie in slots, mostly a ring; subclasses are frozen dataclasses and final."""
 
-    _once_in: ClassVar[str | None] = None  # the kind of buffer that stores repeated observations once
     _state_kind: ClassVar[type]
 
     @abc.abstractmethod
@@ -42,10 +41,6 @@ class Buffer(Handled[S]):
     @abc.abstractmethod
     def is_full(self, state: S) -> jax.Array:
         """True if the next insertion overwrites."""
-
-    def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
-        """Prefix of leaf names, abstract state on a device, and number of devices, for `jaxreplay.memory`."""
-        return [("", self._abstract(items), 1)]
 
     @property
     def _batch_axes(self) -> int:

@@ -10,8 +10,8 @@ from flax import struct
 
 from jaxreplay._common import checks, layouts, ring, shards
 from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.xla import jit_method, reads_state
-from jaxreplay.buffers import _memory
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._protocol import check_sampler
@@ -76,7 +76,6 @@ class ReplayBuffer(Buffer[ReplayState]):
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
     _state_kind: ClassVar[type] = ReplayState
-    _once_in: ClassVar[str | None] = "SequenceBuffer"
 
     def __post_init__(self):
         capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
@@ -111,7 +110,7 @@ class ReplayBuffer(Buffer[ReplayState]):
         spec, _ = without_valid(checks.as_spec(items))
         checks.leading_axes(spec, self.axes, WHAT[self.axes])
         check_returns(spec)
-        with _memory.room(self, items):
+        with on_device_of(items):
             return ReplayState(
                 storage=layouts.zeros(spec, (self.capacity,), self.axes),
                 ring=ring.init(self.capacity),

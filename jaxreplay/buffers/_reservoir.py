@@ -26,9 +26,9 @@ from jax import lax
 
 from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.random import random_bits, random_integers64
 from jaxreplay._common.xla import after, jit_method, read_once, reads_state
-from jaxreplay.buffers import _memory
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._protocol import check_sampler
@@ -135,7 +135,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         spec, _ = without_valid(checks.as_spec(items))
         checks.leading_axes(spec, 1, "a batch of items")
         check_returns(spec)
-        with _memory.room(self, items):
+        with on_device_of(items):
             return ReservoirState(
                 storage=layouts.zeros(spec, (self.capacity,), 1),
                 ring=ring.init(self.capacity),

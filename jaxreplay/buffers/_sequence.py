@@ -14,8 +14,9 @@ from flax import struct
 
 from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
-from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _memory
+from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._episode_flags import flags_of, in_first_episode
 from jaxreplay.samplers import Sampler, Uniform
@@ -173,7 +174,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         self._num_steps(spec)
         check_returns(spec)
         leading, flag = (self.length, self.num_envs), jax.ShapeDtypeStruct((), jnp.uint8 if self.gaps else bool)
-        with _memory.room(self, steps):
+        with on_device_of(steps):
             return SequenceState(
                 storage=layouts.zeros(spec, leading, 2),
                 ends=layouts.zeros(flag, leading, 0) if self._keeps_ends else None,

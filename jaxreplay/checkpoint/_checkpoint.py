@@ -62,12 +62,11 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
     """
     folder = _files.absolute(path)
     described, meshes = _description.describe(buffer), dict(_description.meshes(buffer))
-    reported = _description.describe(_description.with_numbers(buffer, state))
     structure, leaves = _structure.record(state)
     packed = [_leaves.pack(leaf, name, meshes) for name, leaf in leaves]
     del state, leaves  # releases donated arrays early
     records, stored = [record for record, _ in packed], [x for _, x in packed]
-    content = _manifest.make(described, reported, structure, records)
+    content = _manifest.make(described, structure, records)
     _add_checksums(content, [_leaves.parts(x) for x in stored])
     if not wait:
         stored = [x.copy() if isinstance(x, np.ndarray) else x for x in stored]

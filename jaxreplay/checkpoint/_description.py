@@ -12,10 +12,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxreplay.buffers._shards import whole_of, with_whole
 from jaxreplay.checkpoint._names import dotted_name
-from jaxreplay.samplers._settings import open_settings
-from jaxreplay.wrappers import Mixture
 
 
 class Difference(NamedTuple):
@@ -53,33 +50,6 @@ def describe(config: Any, where: str = "buffer") -> Any:
         f"{where}: got a {type(config).__qualname__}, which cannot be recorded; expected a configuration, a plain "
         "value, or a dict, list or tuple of these."
     )
-
-
-def with_numbers(config: Any, state: Any) -> Any:
-    """A configuration with values from its state instead of schedules of beta and open settings; for reports."""
-    if isinstance(config, dict):
-        known = state if isinstance(state, dict) else {}
-        return {key: with_numbers(x, known[key]) if key in known else x for key, x in config.items()}
-    if _is_list(config) and isinstance(state, list | tuple):
-        return [with_numbers(x, y) for x, y in zip(config, state, strict=False)]
-    if isinstance(config, Mixture):
-        return dataclasses.replace(config, buffers=with_numbers(config.buffers, state))
-    whole = whole_of(config)
-    sampler, of_sampler = getattr(whole, "sampler", None), getattr(state, "sampler", None)
-    names = [name for name in open_settings(sampler) if hasattr(of_sampler, name)]
-    values = {name: np.unique(_local(getattr(of_sampler, name))) for name in names}
-    numbers = {name: float(x[0]) for name, x in values.items() if x.size == 1}  # lanes of jax.vmap may differ
-    updates = getattr(of_sampler, "updates", None)
-    if callable(getattr(sampler, "beta", None)) and updates is not None:
-        numbers["beta"] = float(np.max(np.asarray(sampler.beta(_local(updates)))))  # pyright: ignore
-    if not numbers:
-        return config
-    return with_whole(config, dataclasses.replace(whole, sampler=dataclasses.replace(sampler, **numbers)))  # pyright: ignore
-
-
-def _local(x: Any) -> Any:
-    """An array [D] with the same number for all shards, or a part of it that this process holds."""
-    return x.addressable_shards[0].data if isinstance(x, jax.Array) and not x.is_fully_addressable else x
 
 
 def check(described: Any) -> None:

@@ -13,13 +13,12 @@ FORMAT = 1  # increment if older versions cannot read the new manifest
 MAX_DEPTH = 4 * _structure.MAX_DEPTH  # of JSON; a node takes up to three levels
 
 
-def make(described: Any, reported: Any, structure: list, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
-    """Content of a manifest; `reported` describes the configuration with numbers in place of schedules."""
+def make(described: Any, structure: list, records: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Content of a manifest."""
     return {
         "format": FORMAT,
         "library": _library_version(),
         "buffer": described,
-        **({} if reported == described else {"reported": reported}),
         "structure": structure,
         "leaves": list(records),
     }
@@ -50,7 +49,6 @@ def read(path: str, number: int) -> dict[str, Any]:
     with reported(path, "its manifest is invalid: "):
         _check(content)
         _description.check(content["buffer"])
-        _description.check(content.get("reported"))
         _structure.check(content["structure"], len(content["leaves"]))
     for record in content["leaves"]:
         if "key" not in record:

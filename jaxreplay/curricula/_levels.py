@@ -129,10 +129,6 @@ class Levels:
             rejected=jnp.zeros_like(none),
         )
 
-    def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
-        """See `Buffer._device_states`."""
-        return [("", jax.eval_shape(self.init, checks.as_spec(items)), 1)]
-
     @jit_method(donates=True)
     def insert(
         self, state: LevelsState, levels: Any, scores: jax.Array, *, mask: jax.Array | None = None

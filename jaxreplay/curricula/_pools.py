@@ -116,12 +116,6 @@ class DifficultyPools:
         pool = jnp.zeros(self.num_tasks, jnp.int32)
         return _state.arrange(*self._sizes, pool, (), jnp.zeros((), jnp.int32))
 
-    def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
-        """See `Buffer._device_states`."""
-        if items is not None:
-            raise ValueError("items: DifficultyPools stores only the numbers of tasks; leave it out.")
-        return [("", jax.eval_shape(self.init), 1)]
-
     def sample(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         """Draw tasks from normal, with replacement: an environment with tasks there by `env_ratios`, then a task.
 

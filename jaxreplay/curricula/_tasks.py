@@ -136,12 +136,6 @@ class Tasks:
         )
         return self._scored(state, jnp.arange(self.num_tasks, dtype=jnp.int32))
 
-    def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
-        """See `Buffer._device_states`."""
-        if items is not None:
-            raise ValueError("items: Tasks stores only numbers of each task; leave it out.")
-        return [("", jax.eval_shape(self.init), 1)]
-
     def sample(self, state: TasksState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         """Draw tasks in proportion to their scores, with replacement.
 

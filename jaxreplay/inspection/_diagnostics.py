@@ -4,8 +4,7 @@
 of B draws, of item i, represents 1/B of the mass. It represents 1 / (B P(i)) items, the weight with which a sum over
 draws estimates the sum over items (Horvitz and Thompson 1952). Cumulative sums over draws sorted by P trace the Lorenz
 curve, and the estimate is the curve at 1% of the items. Its standard error is below 0.5 / sqrt(B): 3% of the mass with
-256 draws. For equal probabilities it is exact. The curve is computed at 64 or more of the draws and interpolated
-linearly.
+256 draws. For equal probabilities it is exact. Between draws the curve is linear.
 
 **Copies.** XLA:CPU orders reads and writes by data dependencies only. In a program that goes on with `update` or `add`,
 the reads for a `key` may come before or after these writes, so XLA:CPU copies the tree. The copy takes half a
@@ -14,7 +13,6 @@ been read, so nothing is copied. A GPU copies nothing in either case.
 """
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -27,20 +25,16 @@ from jaxreplay._common import ring
 from jaxreplay._common.checks import check_bool, check_integer, check_key
 from jaxreplay._common.meshes import over_any_mesh
 from jaxreplay._common.random import random_bits, random_integers
-from jaxreplay._common.xla import materialize, own, read_once, reads_state
+from jaxreplay._common.xla import own, reads_state
 from jaxreplay.buffers import ReservoirBuffer, Sample, SequenceBuffer
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._shards import Shards, shards_of, whole_of
 from jaxreplay.curricula import DifficultyPools, Levels, Tasks
 from jaxreplay.inspection import _facts
 from jaxreplay.samplers import Prioritized, effective_sample_size
-from jaxreplay.samplers._prioritized import priority_of
 from jaxreplay.wrappers import Mixture
-from jaxreplay.wrappers._mixture_sources import fills_rows
 
 TENTHS = {"q10": 1, "q50": 5, "q90": 9}  # quantiles
-# All draws are compared with evenly spaced pivots: 2 us on a CPU for 256 draws, where a sort takes 20 us.
-PIVOTS, MOST_PIVOTS = 64, 256
 
 Numbers = dict[str, jax.Array]
 
@@ -74,8 +68,7 @@ def diagnostics(
     - `top_1pct_mass`, `top_10pct_mass`: probability of the most probable 1% (10%) of the items, estimated with a
       standard error below 0.5 / sqrt(draws) (see the module docstring).
     - `draws/effective_sample_size`: `jaxreplay.effective_sample_size` of the batch.
-    - `draws/age_q10`, `_q50`, `_q90`: quantiles of `Sample.age`, to within 2% of the draws; absent for a
-      `ReservoirBuffer`.
+    - `draws/age_q10`, `_q50`, `_q90`: quantiles of `Sample.age`; absent for a `ReservoirBuffer`.
     - With `Prioritized`: `draws/priority_q10`, `_q50`, `_q90`: quantiles of the priority p of the draws.
     - With `count_updates=True` or `max_uses`, and a `key`: `never_updated`, share of the items not updated since their
       insertion, estimated from uniform draws.
@@ -128,7 +121,7 @@ def diagnostics(
     if not isinstance(whole_of(buffer), Buffer | Mixture | DifficultyPools | Tasks | Levels):
         raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels.")
     if sample is not None:  # without its items, which are not needed
-        sample = own(Sample(None, sample.indices, sample.probabilities, sample.weights, None, sample.age))
+        sample = own(_facts.without_items(sample))
     return _program(buffer, state, key, sample, batch_size, thorough)
 
 
@@ -146,9 +139,7 @@ def _numbers(
     else:
         keys: Any = (None, None) if key is None else jax.random.split(key)
         if key is not None:
-            shards = shards_of(buffer).num_shards
-            drawn = buffer._draw(state, keys[0], -(-batch_size // shards) * shards, None, None)
-            sample = Sample(None, drawn.indices, drawn.probabilities, drawn.weights, None, drawn.age)
+            sample = _facts.draw(buffer, state, keys[0], batch_size)
         look = _mixture if isinstance(buffer, Mixture) else _buffer
         found = look(buffer, state, keys[1], sample, batch_size, thorough)
     return {name: jnp.asarray(x).astype(jnp.float32) for name, x in found.items()}
@@ -198,13 +189,8 @@ def _buffer(
     return found
 
 
-def _sizes(state: Any) -> jax.Array:
-    """Items in each shard, float32 [D]."""
-    return state.ring.size.astype(jnp.float32)
-
-
 def _fill(shards: Shards, state: Any) -> Numbers:
-    buffer, size = shards.whole, jnp.sum(_sizes(state))
+    buffer, size = shards.whole, jnp.sum(_facts.sizes(state))
     found: Numbers = {"size": size}
     if not isinstance(buffer, SequenceBuffer):
         found["fill"] = size / buffer.capacity
@@ -235,123 +221,34 @@ def _priorities(sampler: Prioritized, state: Any) -> Numbers:
 
 def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
     """Estimates from the rows of a batch; the rows are grouped by shard."""
-    drawn, num_shards, sampler = sample.indices >= 0, shards.num_shards, shards.whole.sampler
-    sizes, num_rows = _sizes(state), jnp.sum(drawn, dtype=jnp.int32)
-    filled = jnp.sum(sizes > 0).astype(jnp.float32)
-    # Each row's share of the items, and of the draws if rows differ in it, up to a factor. Rows of an empty shard draw
-    # nothing; the rows of the other shards cover the whole distribution, and non-empty shards have equal mass.
-    columns = [jnp.where(drawn, 1.0 / jnp.where(drawn, sample.probabilities, 1.0), 0.0)]
-    factor = jnp.maximum(num_rows, 1).astype(jnp.float32)
-    if num_shards > 1 and not fills_rows(sampler):
-        held = jnp.sum(drawn.reshape(num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
-        part = jnp.where(drawn, 1.0 / _by_row(held * filled, drawn), 0.0)
-        columns, factor = [columns[0] * part, part], jnp.ones((), jnp.float32)
-    ranked = {"probability": sample.probabilities}
-    if sample.age is not None and not isinstance(shards.whole, ReservoirBuffer):
-        ranked["age"] = sample.age.astype(jnp.float32)
-    if isinstance(sampler, Prioritized) and num_shards > 1:  # by p^alpha, the probability in the shard times the total
-        ranked["priority"] = sample.probabilities * _by_row(_facts.totals(state.sampler) * num_shards, drawn)
-    at, not_below, sums = _ranked([*ranked.values()], columns)
-    mass = sums[1] if len(sums) > 1 else not_below[0].astype(jnp.float32) / factor
-    num_items = jnp.maximum(jnp.sum(sizes), 1.0) * num_shards
-    found = dict(zip(_facts.TOPS, _masses(sums[0] * filled / (factor * num_items), mass), strict=True))
+    sampler, draws = shards.whole.sampler, _facts.of_draws(shards, state, sample)
+    masses = jnp.interp(np.array([*_facts.TOPS.values()], np.float32), *draws.curve)
+    found = dict(zip(_facts.TOPS, jnp.clip(masses, 0.0, 1.0), strict=True))
     found["draws/effective_sample_size"] = effective_sample_size(sample.weights)
-    quantiles = _quantiles(at, not_below, num_rows)
-    for k, name in enumerate(TENTHS):
-        of = dict(zip(ranked, [x[k] for x in quantiles], strict=True))
-        if isinstance(sampler, Prioritized):
-            leaf = of["priority"] if num_shards > 1 else of["probability"] * _facts.totals(state.sampler)[0]
-            found[f"draws/priority_{name}"] = _priority(sampler, state.sampler, leaf)
-        if "age" in of:
-            found[f"draws/age_{name}"] = of["age"]
+    if draws.leaves is not None:
+        leaves = zip(TENTHS, _quantiles(draws.leaves, draws.num_rows), strict=True)
+        found |= {f"draws/priority_{name}": _facts.priority(sampler, state.sampler, leaf) for name, leaf in leaves}
+    if draws.ages is not None:
+        ages = zip(TENTHS, _quantiles(draws.ages, draws.num_rows), strict=True)
+        found |= {f"draws/age_{name}": age for name, age in ages}
     return found
 
 
-def _by_row(x: jax.Array, rows: jax.Array) -> jax.Array:
-    """Numbers of shards [D] for each of the `rows` [B]."""
-    return jnp.repeat(x, rows.size // x.size)
-
-
-def _ranked(
-    ranked: list[jax.Array], columns: list[jax.Array]
-) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
-    """Pivots [K] of numbers [B]; rows not below each, int32 [K]; sums of `columns` over the first's rows, [K]."""
-    arrays = read_once(materialize(*ranked, *columns))
-    ranked, columns = arrays[: len(ranked)], arrays[len(ranked) :]
-    step = max(ranked[0].size // max(PIVOTS, min(ranked[0].size // 16, MOST_PIVOTS)), 1)
-    pivots = [x[::step] for x in ranked]
-    by_axis = [functools.partial(_sums_at_pivots, axis) for axis in (0, 1)]
-    sums = lax.platform_dependent(ranked, pivots, columns, cpu=by_axis[0], default=by_axis[1])
-    return pivots, sums[: len(ranked)], sums[len(ranked) :]
-
-
-def _sums_at_pivots(
-    axis: int, ranked: list[jax.Array], pivots: list[jax.Array], columns: list[jax.Array]
-) -> list[jax.Array]:
-    """Rows not below each pivot, int32 [K] for each of `ranked`; sums of `columns` over these rows of the first, [K].
-
-    The comparisons have the rows along `axis`. A CPU vectorizes one joint reduction over axis 0: 1 us instead of 12. A
-    GPU makes the comparisons in the kernel that reduces them only over axis 1.
-    """
-    by_row = functools.partial(jnp.expand_dims, axis=1 - axis)
-    not_below = [by_row(x) >= jnp.expand_dims(pivot, axis) for x, pivot in zip(ranked, pivots, strict=True)]
-    operands = [*(x.astype(jnp.int32) for x in not_below)]
-    operands += [jnp.where(not_below[0], by_row(column), 0.0) for column in columns]
-    return _reduced(axis, [(operand, 0, jnp.add) for operand in operands])
-
-
-def _reduced(axis: int, operands: list[tuple[jax.Array, float, Callable[..., jax.Array]]]) -> list[jax.Array]:
-    """Joint reduction of arrays of one shape, each with the result for no elements and a function of two elements.
-
-    It needs one kernel. Single reductions need one each on a GPU, and three each on a CPU.
-    """
-    arrays, empty, combine = zip(*operands, strict=True)
-    empty = tuple(np.asarray(number, x.dtype) for number, x in zip(empty, arrays, strict=True))
-
-    def combined(x: Any, y: Any) -> Any:
-        return tuple(of_two(a, b) for of_two, a, b in zip(combine, x, y, strict=True))
-
-    return list(lax.reduce(arrays, empty, combined, (axis,)))
-
-
-def _quantiles(x: list[jax.Array], not_below: list[jax.Array], num_rows: jax.Array) -> list[jax.Array]:
-    """Quantiles [3] of `num_rows` numbers, for each array of pivots `x` [K] and the number of rows `not_below` each.
-
-    The result is the largest pivot that does not exceed the quantile. Rows without a draw rank lowest and are not
-    counted.
-    """
+def _quantiles(ascending: jax.Array, count: jax.Array) -> jax.Array:
+    """Quantiles [3] of the last `count` numbers, which occur among them; 0 of none."""
     tenths, ten = np.array([*TENTHS.values()], np.int32), np.int32(10)
-    rank = lax.div(num_rows, ten) * tenths + lax.div(lax.rem(num_rows, ten) * tenths + 9, np.full(3, 10, np.int32))
-    least = (num_rows - rank + 1)[:, None]  # the rank is 1-based; no product overflows
-    reached = [jnp.where(rows[None] >= least, pivot[None], 0.0) for pivot, rows in zip(x, not_below, strict=True)]
-    found = _reduced(1, [(pivots, 0.0, jnp.maximum) for pivots in reached])
-    return [jnp.where(num_rows > 0, quantiles, 0.0) for quantiles in found]
-
-
-def _masses(x: jax.Array, y: jax.Array) -> jax.Array:
-    """Linear interpolation of (0, 0) and the points (x, y) [K] at the `TOPS`, [2]; constant after the last point."""
-    tops = np.array([*_facts.TOPS.values()], np.float32)
-    reached = x[None] <= tops[:, None]
-    below = [(jnp.where(reached, a[None], 0.0), 0.0, jnp.maximum) for a in (x, y)]
-    above = [(jnp.where(reached, jnp.inf, a[None]), jnp.inf, jnp.minimum) for a in (x, y)]
-    x0, y0, x1, y1 = _reduced(1, below + above)
-    ahead = jnp.isfinite(x1)
-    slope = jnp.where(ahead, y1 - y0, 0.0) / jnp.where(ahead, jnp.maximum(x1 - x0, 1e-30), 1.0)
-    return jnp.clip(y0 + slope * (tops - x0), 0.0, 1.0)
-
-
-def _priority(sampler: Prioritized, state: Any, leaf: jax.Array) -> jax.Array:
-    """Priority p of a leaf p^alpha, with the state of all shards."""
-    return priority_of(leaf, jnp.max(state.alpha) if sampler.alpha is None else sampler.alpha)
+    below = lax.div(count, ten) * tenths + lax.div(lax.rem(count, ten) * tenths + 9, np.full(3, 10, np.int32)) - 1
+    place = jnp.maximum(ascending.size - count + below, 0)  # no product overflows
+    return jnp.where(count > 0, ascending[place], 0)
 
 
 def _all_items(sampler: Prioritized, state: Any, items: _facts.Items) -> Numbers:
     found, live = dict(items.top_masses), items.live
-    stored = _facts.descending(jnp.where(live, items.leaves, -1.0))
+    stored = jnp.sort(jnp.where(live, items.leaves, -1.0), axis=None)
     num_items = jnp.sum(live, dtype=jnp.int32)
-    (quantiles,) = _quantiles([stored], [jnp.arange(1, stored.size + 1, dtype=jnp.int32)], num_items)
-    for name, leaf in zip((*TENTHS, "max"), (*quantiles, jnp.maximum(stored[0], 0.0)), strict=True):
-        found[f"stored/priority_{name}"] = _priority(sampler, state, leaf)
+    of_all = (*_quantiles(stored, num_items), jnp.maximum(stored[-1], 0.0))
+    for name, leaf in zip((*TENTHS, "max"), of_all, strict=True):
+        found[f"stored/priority_{name}"] = _facts.priority(sampler, state, leaf)
     zeros = jnp.sum(live & (items.leaves == 0), dtype=jnp.float32)
     found["stored/priority_zero"] = zeros / jnp.maximum(num_items, 1).astype(jnp.float32)
     return found
@@ -364,5 +261,5 @@ def _never_updated(shards: Shards, state: Any, key: jax.Array, batch_size: int) 
         slots = live.slots(position, shards.part._num_slots)
         return jnp.mean(of_slots.at[slots].get(mode="promise_in_bounds") == 0, dtype=jnp.float32)
 
-    found, sizes = jax.vmap(share)(state, jax.random.split(key, shards.num_shards)), _sizes(state)
+    found, sizes = jax.vmap(share)(state, jax.random.split(key, shards.num_shards)), _facts.sizes(state)
     return jnp.sum(found * sizes) / jnp.maximum(jnp.sum(sizes), 1.0)

@@ -27,8 +27,8 @@ import jax.numpy as jnp
 
 from jaxreplay._common import checks, ring
 from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.xla import jit_method, materialize, read_once
-from jaxreplay.buffers import _memory
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sample import Sample, check_draw, is_known_empty
 from jaxreplay.buffers._shards import shards_of, whole_of
@@ -135,7 +135,7 @@ class Mixture:
         spec = checks.as_spec(items)
         given = settings_of(self.buffers, settings)
         jax.eval_shape(lambda: self.buffers[0].init(spec, **given[0]))  # for its checks
-        with _memory.room(self, items):
+        with on_device_of(items):
             parts = zip(self.buffers, self._specs(spec), given, strict=True)
             return tuple(buffer.init(its, **own) for buffer, its, own in parts)
 
@@ -148,14 +148,6 @@ class Mixture:
             return jax.tree.map(lambda x: jax.ShapeDtypeStruct(leading + x.shape[num_axes:], x.dtype), spec)
 
         return [spec, *map(its, self.buffers[1:])]
-
-    def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
-        """`Buffer._device_states` of all sources."""
-        return [
-            (f"buffers[{k}]{prefix}", state, num_devices)
-            for k, spec in enumerate(self._specs(items))
-            for prefix, state, num_devices in self.buffers[k]._device_states(spec)
-        ]
 
     def add(self, state: tuple[Any, ...], source: int, items: Any, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """Insert a batch of items into one buffer; the others are unchanged.

@@ -12,9 +12,10 @@ from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 from jaxreplay._common import checks, ring, shards
 from jaxreplay._common.checks import check_integer
+from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.meshes import OnMesh, mesh_here
 from jaxreplay._common.xla import alive, jit_method
-from jaxreplay.buffers import _later_steps, _memory
+from jaxreplay.buffers import _later_steps
 from jaxreplay.buffers._base import Buffer, S
 from jaxreplay.buffers._replay import ReplayState
 from jaxreplay.buffers._reservoir import ReservoirState
@@ -109,7 +110,7 @@ class Sharded(OnMesh, Generic[S]):
         spec = checks.as_spec(items)
         jax.eval_shape(lambda: self.buffer.init(spec, **settings))  # for its checks
         leaves, treedef = jax.tree.flatten(spec)
-        with _memory.room(self, spec):
+        with on_device_of(self.state_sharding):
             return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves), settings)
 
     @overload
@@ -378,13 +379,6 @@ class Sharded(OnMesh, Generic[S]):
             return jax.ShapeDtypeStruct(shape, x.dtype)
 
         return jax.tree.map(part, spec)
-
-    def _device_states(self, items: Any) -> list[tuple[str, Any, int]]:
-        """`Buffer._device_states`; every device of the mesh holds a shard."""
-        self.buffer._abstract(items)  # for its checks
-        shard = self._part._abstract(self._part_spec(items))
-        shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), shard)
-        return [("", shard, self.mesh.size)]
 
     def _shard_key(self, key: jax.Array) -> jax.Array:
         checks.check_key(key)

@@ -440,14 +440,6 @@ def test_what_wrote_it_is_said_where_it_is_not_installed(tmp_path, monkeypatch):
     assert open_saved(tmp_path)[0]["library"] == "unknown"
 
 
-def test_the_report_refuses_a_state_with_other_fields(tmp_path, capsys):
-    buffer = jr.ReplayBuffer(capacity=4)
-    jr.save(tmp_path, buffer, buffer.init(jnp.zeros(1)))
-    rewrite_manifest(tmp_path, lambda content: content["structure"].__setitem__(1, "jaxreplay:Ring"))
-    assert main([str(tmp_path)]) == 2
-    assert "jaxreplay:Ring: its fields have changed since it was saved" in capsys.readouterr().err
-
-
 def test_deep_nesting_is_refused(tmp_path):
     state = jnp.ones(1)
     for _ in range(100):

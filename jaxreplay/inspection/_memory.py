@@ -1,0 +1,177 @@
+"""Memory of a state on a device, computed before anything is allocated.
+
+**Padding.** A CPU and a GPU store an array's numbers without padding. A TPU stores arrays in tiles: up to 1,024 numbers
+for one axis, else up to 8 rows of 128 numbers along the two axes with the least padding. The results equal the argument
+sizes of programs that XLA compiled for a TPU v5e (recorded in the tests).
+"""
+
+import dataclasses
+import itertools
+import math
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from jaxreplay._common import devices, layouts
+from jaxreplay._common.checks import as_spec, type_text
+from jaxreplay.buffers._base import Buffer
+from jaxreplay.curricula import DifficultyPools, Levels, Tasks
+from jaxreplay.sum_tree import SumTree
+from jaxreplay.wrappers import Mixture, Sharded
+
+LANES, SUBLANES, WORD = 128, 8, 4  # columns and rows of a TPU's tile; bytes of a word
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Memory:
+    """Bytes of a state on a device, padding included. Shown as a table.
+
+    For a `Mixture` of sources on several devices and sources on one, the device is the one that has both.
+
+    Attributes:
+      backend: "cpu", "gpu", "tpu", or another name of a backend of JAX.
+      num_devices: number of devices that hold this many bytes each.
+      leaves: bytes of the stored items, by leaf path, such as "['obs']".
+      stored: shape and dtype of the items on a device, without padding, by leaf path.
+      tree: bytes of the sum trees.
+      other: bytes of all else: counters, flags, handles, queues.
+
+    Examples:
+      >>> frames = {"obs": jax.ShapeDtypeStruct((1, 84, 84), jnp.uint8)}
+      >>> found = jr.memory(jr.ReplayBuffer(capacity=1000), frames, backend="cpu")
+      >>> found.leaves, found.tree
+      ({"['obs']": 7056000}, 0)
+    """
+
+    backend: str
+    num_devices: int
+    leaves: dict[str, int]
+    stored: dict[str, jax.ShapeDtypeStruct]
+    tree: int
+    other: int
+
+    @property
+    def total(self) -> int:
+        """Bytes on a device."""
+        return sum(self.leaves.values()) + self.tree + self.other
+
+    def __repr__(self) -> str:
+        devices = f"{self.num_devices} devices, each" if self.num_devices > 1 else "1 device"
+        rows = [(f"{self.backend}, {devices}", "", "bytes")]
+        rows += [(path, type_text(x.dtype, x.shape), f"{self.leaves[path]:,}") for path, x in self.stored.items()]
+        rows += [("sum trees", "", f"{self.tree:,}"), ("other", "", f"{self.other:,}")]
+        rows.append(("total", short(self.total), f"{self.total:,}"))
+        widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+        return "\n".join(f"{a:<{widths[0]}}  {b:<{widths[1]}}  {c:>{widths[2]}}" for a, b, c in rows)
+
+
+def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Memory:
+    """Memory of a buffer's state on each device. Nothing is allocated.
+
+    A stack of n states, such as `jax.vmap` over n seeds makes, takes n times as much.
+
+    Args:
+      buffer: a `ReplayBuffer`, `ReservoirBuffer`, `SequenceBuffer`, `Mixture`, `Sharded`, `DifficultyPools`, `Tasks` or
+        `Levels`.
+      items: as `buffer.init` takes them, arrays or `jax.ShapeDtypeStruct`; None for `DifficultyPools` and `Tasks`.
+      backend: "cpu", "gpu" or "tpu", which need not be present; None for that of the state that `init` makes.
+
+    Raises:
+      ValueError: there is no such backend, or as the buffer's `init`.
+
+    Examples:
+      >>> rows = {
+      ...     "obs": jax.ShapeDtypeStruct((1, 17), jnp.float32),
+      ...     "reward": jax.ShapeDtypeStruct((1,), jnp.float32),
+      ... }
+      >>> jr.memory(jr.ReplayBuffer(capacity=1000), rows, backend="gpu")
+      gpu, 1 device                      bytes
+      ['obs']        float32[1000, 17]  68,000
+      ['reward']     float32[1000]       4,000
+      sum trees                              0
+      other                                  8
+      total          72.0 kB            72,008
+    """
+    if not isinstance(buffer, Buffer | Sharded | Mixture | DifficultyPools | Tasks | Levels):
+        raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels.")
+    if backend is not None and backend not in devices.BACKENDS:
+        raise ValueError(f"backend={backend!r}: must be one of {', '.join(devices.BACKENDS)}, or None.")
+    if (items is None) != isinstance(buffer, DifficultyPools | Tasks):
+        raise ValueError(f"items: must be as {type(buffer).__name__}.init takes them; None if it takes none.")
+    made_like = buffer.state_sharding if isinstance(buffer, Sharded) else items
+    kind = devices.backend_of(made_like) if backend is None else devices.BACKENDS[backend]
+    leaves, stored, tree, other, num_devices = {}, {}, 0, 0, 1
+    with jax.default_device(kind):
+        parts = _states(buffer, as_spec(items) if items is not None else None)
+    for prefix, state, count in parts:
+        part = getattr(state, "storage", getattr(state, "levels", ()))
+        for path, leaf in jax.tree_util.tree_leaves_with_path(part, is_leaf=layouts.is_leaf):
+            name = prefix + (jax.tree_util.keystr(path) or "<root>")
+            leaves[name], shape = _bytes(leaf, kind), leaf.shape[getattr(state, "ring", state).size.ndim :]
+            stored[name] = jax.ShapeDtypeStruct(shape, leaf.dtype)
+        trees = [x for x in jax.tree.leaves(state, is_leaf=_is_tree) if _is_tree(x)]
+        tree, other = tree + _bytes(trees, kind), other + _bytes(state, kind) - _bytes((part, trees), kind)
+        num_devices = max(num_devices, count)
+    return Memory(backend=kind, num_devices=num_devices, leaves=leaves, stored=stored, tree=tree, other=other)
+
+
+def _states(buffer: Any, spec: Any, prefix: str = "") -> list[tuple[str, Any, int]]:
+    """Prefix of leaf names, abstract state on a device, and number of devices, for each part of a state."""
+    if isinstance(buffer, Mixture):
+        parts = enumerate(zip(buffer.buffers, buffer._specs(spec), strict=True))
+        return [state for k, part in parts for state in _states(*part, f"buffers[{k}]")]
+    if isinstance(buffer, Sharded):  # each device holds a shard
+        shard = buffer._part._abstract(buffer._part_spec(spec))
+        shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), shard)
+        return [(prefix, shard, buffer.mesh.size)]
+    if isinstance(buffer, Buffer):
+        return [(prefix, buffer._abstract(spec), 1)]
+    return [(prefix, jax.eval_shape(buffer.init, *([] if spec is None else [spec])), 1)]
+
+
+def device_bytes(shape: tuple[int, ...], itemsize: int, backend: str) -> int:
+    """Bytes of an array on a device of `backend`."""
+    size = math.prod(shape)
+    if backend != "tpu" or size == 0:
+        return size * itemsize
+    packed = max(WORD // itemsize, 1)  # numbers in a word
+    if len(shape) < 2:
+        tile = min(1024, max(_power(size), LANES * packed))
+        return -(-size // tile) * tile * itemsize
+
+    def padded(row_axis: int, lane_axis: int) -> int:
+        rows, lanes = shape[row_axis], shape[lane_axis]
+        tile = min(SUBLANES, max(_power(rows), packed))
+        return size // (rows * lanes) * (-(-rows // tile) * tile) * (-(-lanes // LANES) * LANES) * itemsize
+
+    return min(padded(*axes) for axes in itertools.permutations(range(len(shape)), 2))
+
+
+def short(num_bytes: float) -> str:
+    """Bytes with three digits, such as 28.3 GB; a GB is 10^9 bytes."""
+    for unit, size in (("TB", 1e12), ("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if num_bytes >= size:
+            return f"{num_bytes / size:#.3g}".rstrip(".") + f" {unit}"
+    return f"{num_bytes} bytes"
+
+
+def _power(n: int) -> int:
+    """The smallest power of two that is at least n."""
+    return 1 << max(n - 1, 0).bit_length()
+
+
+def _is_tree(x: Any) -> bool:
+    return isinstance(x, SumTree)
+
+
+def _bytes(tree: Any, backend: str) -> int:
+    """Bytes of the arrays of a pytree."""
+
+    def array_bytes(x: Any) -> int:
+        if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+            x = jax.eval_shape(jax.random.key_data, x)
+        return device_bytes(x.shape, np.dtype(x.dtype).itemsize, backend)
+
+    return sum(map(array_bytes, jax.tree.leaves(tree)))

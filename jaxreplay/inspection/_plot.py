@@ -1,0 +1,173 @@
+"""plot: what a buffer stores and what it draws, as one figure. Matplotlib is imported when the first is made."""
+
+import functools
+import importlib
+from typing import Any
+
+import jax
+import jax.core
+import jax.numpy as jnp
+import numpy as np
+
+from jaxreplay._common.meshes import over_any_mesh
+from jaxreplay._common.xla import reads_state
+from jaxreplay.buffers._base import Buffer
+from jaxreplay.buffers._shards import shards_of, whole_of
+from jaxreplay.inspection import _facts
+from jaxreplay.wrappers import Mixture
+
+DRAWS = 2**14
+WIDTH, HEIGHT = 3.3, 3.0  # of a panel, in inches
+INK, SOFT, ACCENT, SECOND = "#22313f", "#8a97a3", "#2a6f97", "#d9793c"
+STYLE = {
+    "font.size": 9,
+    "axes.titlesize": 10,
+    "axes.titleweight": "bold",
+    "axes.titlelocation": "left",
+    "axes.labelcolor": INK,
+    "axes.edgecolor": SOFT,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "grid.color": "#e6ebef",
+    "text.color": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "legend.frameon": False,
+}
+
+
+@reads_state
+def plot(buffer: Any, state: Any) -> Any:
+    """A figure of a state: priorities and ages of its items and of draws, cumulative mass, importance weights.
+
+    It shows all items and some 16,000 draws, in O(N log N). `figure.savefig` writes a file; a notebook that has
+    imported `matplotlib.pyplot` shows the figure. A `Mixture` has a row for each source, with the source's own weights.
+    A buffer without priorities has no panel of them, a `ReservoirBuffer` none of ages. Of a stack of states, as
+    `jax.vmap` makes it, plot one.
+
+    Args:
+      buffer: a `ReplayBuffer`, `ReservoirBuffer`, `SequenceBuffer`, `Sharded` or `Mixture`.
+      state: its state; unchanged.
+
+    Returns:
+      a `matplotlib.figure.Figure`.
+
+    Raises:
+      ImportError: matplotlib is not installed (extra `plots`).
+      ValueError: values are traced, `buffer` is of another type, or `state` does not belong to it.
+
+    Examples:
+      >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
+      >>> items = jnp.array([10, 20, 30, 40])
+      >>> figure = jr.plot(buffer, buffer.add(buffer.init(items), items))
+      >>> [panel.get_title(loc="left") for panel in figure.axes]
+      ['Priorities', 'Ages', 'Cumulative mass', 'Importance weights']
+    """
+    if not isinstance(whole_of(buffer), Buffer | Mixture):
+        raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay; see `metrics` of pools, tasks and levels.")
+    if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
+        raise ValueError("state: is traced; plot runs on the host, so call it outside of jit, scan and vmap.")
+    buffer._check_state(state)
+    pairs = [*zip(buffer.buffers, state, strict=True)] if isinstance(buffer, Mixture) else [(buffer, state)]
+    rows = [_panels(**jax.device_get(_contents(*pair))) for pair in pairs]
+    try:
+        matplotlib = importlib.import_module("matplotlib")
+        figures = importlib.import_module("matplotlib.figure")
+    except ImportError as error:
+        raise ImportError("plot needs matplotlib: pip install 'jaxreplay[plots]'.") from error
+    with matplotlib.rc_context(STYLE):
+        most = max(map(len, rows))
+        figure = figures.Figure(figsize=(WIDTH * most, HEIGHT * len(rows)), layout="constrained")
+        for k, (part, row) in enumerate(zip(figure.subfigures(len(rows), squeeze=False)[:, 0], rows, strict=True)):
+            if len(rows) > 1:
+                part.suptitle(f"buffers[{k}]")
+            axes = part.subplots(1, most, squeeze=False)[0]
+            for ax, (draw, *arguments) in zip(axes, row, strict=False):
+                draw(ax, *arguments)
+            for ax in axes[len(row) :]:
+                ax.remove()
+    return figure
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _contents(buffer: Any, state: Any) -> dict[str, Any]:
+    return over_any_mesh(functools.partial(_stored_and_drawn, buffer))(state)
+
+
+def _stored_and_drawn(buffer: Any, state: Any) -> dict[str, Any]:
+    shards, sampler = shards_of(buffer), whole_of(buffer).sampler
+    sample = _facts.draw(buffer, state, jax.random.key(0), DRAWS)
+    state = shards.stacked(state)
+    items, draws = _facts.of_items(shards.part, state), _facts.of_draws(shards, state, sample)
+    leaves = () if draws.leaves is None else (items.leaves, draws.leaves)
+    priorities = [_facts.priority(sampler, state.sampler, leaf) for leaf in leaves]
+    weights = jnp.where(sample.indices >= 0, sample.weights, jnp.nan)
+    return {"live": items.live, "stored_ages": items.ages, "draws": draws, "priorities": priorities, "weights": weights}
+
+
+def _panels(live: Any, stored_ages: Any, draws: _facts.Draws, priorities: list[Any], weights: Any) -> list[Any]:
+    """Functions that draw panels, with their arguments after the axes."""
+    count = int(draws.num_rows)
+    if count == 0:
+        return [(_text, "Nothing can be drawn yet.")]
+    panels: list[Any] = []
+    if priorities:
+        stored, drawn = priorities[0][live], priorities[1][-count:]
+        if np.any(stored > 0):
+            zeros = np.mean(stored == 0)
+            label = "priority" + f" (not shown: {zeros:.1%} with priority 0)" * bool(zeros)
+            bins = _log_bins(stored[stored > 0])
+            panels.append((_shares, "Priorities", label, bins, stored, np.clip(drawn, bins[0], bins[-1])))
+    if draws.ages is not None:
+        stored = stored_ages[live]
+        bins = np.linspace(0, stored.max() + 1, min(40, stored.max() + 1) + 1)
+        panels.append((_shares, "Ages", "age (insertions since)", bins, stored, draws.ages[-count:]))
+    return [*panels, (_mass, *draws.curve), (_weights, weights[~np.isnan(weights)])]
+
+
+def _text(ax: Any, text: str) -> None:
+    ax.set_axis_off()
+    ax.text(0.5, 0.5, text, ha="center", va="center")
+
+
+def _shares(ax: Any, title: str, label: str, bins: np.ndarray, stored: np.ndarray, drawn: np.ndarray) -> None:
+    """Histograms of all items and of draws."""
+    for x, style in (
+        (stored, {"fill": True, "color": ACCENT, "alpha": 0.85, "label": "stored"}),
+        (drawn, {"color": SECOND, "linewidth": 1.6, "label": "drawn"}),
+    ):
+        ax.stairs(np.histogram(x, bins)[0] / x.size, bins, **style)
+    ax.set(title=title, xlabel=label, ylabel="share", xscale="log" if title == "Priorities" else "linear")
+    if title == "Ages":
+        ax.locator_params(axis="x", nbins=5)
+    ax.legend()
+
+
+def _mass(ax: Any, items: np.ndarray, mass: np.ndarray) -> None:
+    ax.plot([*items, 1], [*mass, mass[-1]], color=ACCENT, linewidth=2)
+    ax.plot([0, 1], [0, 1], color=SOFT, linewidth=1, linestyle="--", label="uniform")
+    for part, marker in ((0.01, "D"), (0.1, "o")):
+        top = float(np.interp(part, items, mass))
+        ax.plot([part], [top], marker, color=SECOND, markersize=5, label=f"top {part:.0%}: {top:.1%}")
+    ax.set(title="Cumulative mass", xlabel="share of items, most probable first", ylabel="share of draws")
+    ax.set(xlim=(-0.02, 1.02), ylim=(0, 1.03))
+    ax.legend(loc="lower right")
+
+
+def _weights(ax: Any, weights: np.ndarray) -> None:
+    share = np.sum(weights) ** 2 / np.sum(weights**2) / weights.size
+    most = min(1.02 * weights.max(), 1.1 * np.quantile(weights, 0.995))  # a few weights may be much larger
+    counts, bins = np.histogram(weights, np.linspace(0, most, 41))
+    ax.stairs(counts / weights.size, bins, fill=True, color=ACCENT, alpha=0.85)
+    ax.axvline(weights.mean(), color=SECOND, linewidth=1.6, label=f"mean {weights.mean():.2g}")
+    ax.set(title="Importance weights", ylabel="share of draws")
+    ax.set_xlabel(f"weight (effective sample size: {share:.0%})")
+    ax.legend()
+
+
+def _log_bins(x: np.ndarray) -> np.ndarray:
+    """Bin edges around positive numbers, evenly spaced on a log scale."""
+    low, high = np.log10(x.min()), np.log10(x.max())
+    return np.logspace(low - 0.02, high + 0.02, 51) if high - low > 0.02 else np.logspace(low - 0.5, high + 0.5, 51)

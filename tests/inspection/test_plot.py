@@ -1,0 +1,160 @@
+"""The figure of `plot` shows what is stored and what is drawn."""
+
+import dataclasses
+import subprocess
+import sys
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import over_devices, rarely
+
+import jaxreplay as jr
+
+PRIORITIES, AGES, MASS, WEIGHTS = TITLES = ["Priorities", "Ages", "Cumulative mass", "Importance weights"]
+
+
+def titles(figure):
+    return [ax.get_title(loc="left") for ax in figure.axes]
+
+
+def legend(ax):
+    return [text.get_text() for text in ax.get_legend().get_texts()]
+
+
+@pytest.mark.versions
+def test_what_is_seen_is_what_is_stored_and_drawn(tmp_path):
+    """Of a buffer that has wrapped, of which a seventh has priority 0."""
+    sampler = jr.Prioritized(alpha=0.6, beta=0.55, epsilon=0.0)
+    buffer = jr.ReplayBuffer(capacity=40, sampler=sampler, donate=False)
+    state = buffer.init(jnp.zeros(30))
+    for _ in range(2):
+        state = buffer.add(state, jnp.zeros(30))
+    handles = np.arange(20, 60)
+    priorities = (handles % 7).astype(np.float32)
+    state = buffer.update(state, handles, priorities)
+    law = priorities**0.6 / np.sum(priorities**0.6)
+    figure = jr.plot(buffer, state)
+    by_title = dict(zip(titles(figure), figure.axes, strict=True))
+    assert list(by_title) == TITLES
+    for title, of_items in ((PRIORITIES, priorities), (AGES, 59 - handles)):
+        stored, drawn = (patch.get_data() for patch in by_title[title].patches)
+        expected = np.histogram(of_items, stored.edges)[0] / 40
+        np.testing.assert_allclose(stored.values, expected, rtol=1e-6)
+        expected = np.histogram(of_items, drawn.edges, weights=law)[0]
+        np.testing.assert_allclose(drawn.values, expected, atol=1e-3)
+        assert drawn.values.sum() == pytest.approx(1)
+    zeros = np.mean(priorities == 0)
+    assert by_title[PRIORITIES].get_xlabel() == f"priority (not shown: {zeros:.1%} with priority 0)"
+    tenth = np.sort(law)[-4:].sum()
+    assert legend(by_title[MASS])[2].startswith("top 10%: ")
+    assert float(legend(by_title[MASS])[2].split()[2][:-1]) == pytest.approx(100 * tenth, abs=0.3)
+    weights = np.where(law > 0, (np.maximum(law, 1e-9) / law[law > 0].min()) ** -0.55, 0)
+    (stairs,) = by_title[WEIGHTS].patches
+    expected = np.histogram(weights, stairs.get_data().edges, weights=law)[0]
+    np.testing.assert_allclose(stairs.get_data().values, expected, atol=1e-3)
+    size = np.sum(law * weights) ** 2 / np.sum(law * weights**2)
+    assert by_title[WEIGHTS].get_xlabel() == f"weight (effective sample size: {size:.0%})"
+    assert legend(by_title[WEIGHTS]) == [f"mean {np.sum(law * weights):.2g}"]
+    figure.savefig(tmp_path / "figure.png")
+    assert (tmp_path / "figure.png").stat().st_size > 10_000
+
+
+@dataclasses.dataclass(frozen=True)
+class Oldest:
+    """A sampler of one's own, whose state says nothing."""
+
+    def init(self, capacity):
+        return ()
+
+    def insert(self, state, slots, drawable):
+        return state
+
+    def sample(self, state, key, batch_size, live):
+        return jnp.full(batch_size, live.start), jnp.ones(batch_size)
+
+    def weights(self, state, probabilities, size, beta=None):
+        return probabilities
+
+    def update(self, state, slots, td_errors, mask):
+        return state
+
+
+def replay(sampler, count=4, **settings):
+    buffer = jr.ReplayBuffer(capacity=4, sampler=sampler)
+    return buffer, buffer.add(buffer.init(jnp.zeros(4)), jnp.zeros(4), mask=jnp.arange(4) < count, **settings)
+
+
+def reservoir():
+    buffer = jr.ReservoirBuffer(capacity=4, sampler=jr.Prioritized())
+    return buffer, buffer.add(buffer.init(jnp.zeros(9)), jnp.arange(9.0), jax.random.key(0))
+
+
+def streams():
+    buffer = jr.SequenceBuffer(length=12, num_envs=2, sequence_length=3, windows="inside", sampler=jr.Prioritized())
+    rows = np.zeros((12, 2), np.float32)
+    return buffer, buffer.add(buffer.init(rows), rows, ends=np.arange(24).reshape(12, 2) % 7 == 0)
+
+
+def sharded():
+    buffer = over_devices(jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized()), 2)
+    return buffer, buffer.add(buffer.init(jnp.zeros(8)), jnp.zeros(8), td_errors=jnp.arange(8.0))
+
+
+def mixture():
+    buffer = jr.Mixture(buffers=(replay(jr.Uniform())[0], replay(jr.Prioritized())[0]))
+    return buffer, buffer.add(buffer.init(jnp.zeros(4)), 1, jnp.zeros(4))
+
+
+CASES = {
+    "empty": (lambda: replay(jr.Prioritized(), 0), [""]),
+    "no mass": (lambda: replay(jr.Prioritized(epsilon=0.0), td_errors=jnp.zeros(4)), [AGES, MASS, WEIGHTS]),
+    "alpha 0": (lambda: replay(jr.Prioritized(alpha=0.0)), TITLES),
+    "without replacement": (lambda: replay(jr.Uniform(replacement=False)), [AGES, MASS, WEIGHTS]),
+    "own sampler": (lambda: replay(Oldest()), [AGES, MASS, WEIGHTS]),
+    "reservoir": (reservoir, [PRIORITIES, MASS, WEIGHTS]),
+    "sequences": (streams, TITLES),
+    "sharded": (sharded, TITLES),
+    "mixture": (mixture, ["", *TITLES]),
+}
+ALWAYS = ("empty", "own sampler", "sharded", "mixture")
+
+
+@pytest.mark.parametrize("name", [name if name in ALWAYS else rarely(name) for name in CASES])
+def test_every_buffer(name):
+    make, expected = CASES[name]
+    buffer, state = make()
+    figure = jr.plot(buffer, state)
+    assert titles(figure) == expected
+    if name == "own sampler":
+        _, drawn = (patch.get_data().values for patch in figure.axes[0].patches)
+        assert drawn.tolist() == [0, 0, 0, 1]  # the oldest
+    if name == "sharded":  # shards have equal mass, and ages count insertions into all
+        td_errors = np.arange(8) + 1e-6
+        law = (td_errors**0.6).reshape(2, 4) / np.sum((td_errors**0.6).reshape(2, 4), axis=1, keepdims=True) / 2
+        stored, drawn = (patch.get_data() for patch in figure.axes[0].patches)
+        assert stored.values.sum() == pytest.approx(1)
+        np.testing.assert_allclose(
+            drawn.values, np.histogram(td_errors, drawn.edges, weights=law.ravel())[0], atol=0.01
+        )
+        assert figure.axes[1].patches[0].get_data().values.tolist() == [0.25, 0, 0.25, 0, 0.25, 0, 0.25]
+
+
+@pytest.mark.slow
+def test_the_package_does_not_import_matplotlib():
+    code = "import sys, jaxreplay; assert 'matplotlib' not in sys.modules"
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=120)
+
+
+def test_errors(monkeypatch):
+    buffer, pools = jr.ReplayBuffer(capacity=4), jr.DifficultyPools(tasks_per_env=(4,))
+    with pytest.raises(ValueError, match="state: is traced"):
+        jax.eval_shape(lambda: jr.plot(buffer, buffer.init(jnp.zeros(2))))
+    with pytest.raises(ValueError, match=r"buffer=DifficultyPools.*must be a buffer of jaxreplay"):
+        jr.plot(pools, pools.init())
+    with pytest.raises(ValueError, match="capacity=5"):
+        jr.plot(jr.ReplayBuffer(capacity=5), buffer.init(jnp.zeros(2)))
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(ImportError, match=r"matplotlib.*jaxreplay\[plots\]"):
+        jr.plot(buffer, buffer.init(jnp.zeros(2)))

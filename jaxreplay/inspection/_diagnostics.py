@@ -222,8 +222,9 @@ def _priorities(sampler: Prioritized, state: Any) -> Numbers:
 def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
     """Estimates from the rows of a batch; the rows are grouped by shard."""
     sampler, draws = shards.whole.sampler, _facts.of_draws(shards, state, sample)
-    masses = jnp.interp(np.array([*_facts.TOPS.values()], np.float32), *draws.curve)
-    found = dict(zip(_facts.TOPS, jnp.clip(masses, 0.0, 1.0), strict=True))
+    found = dict(
+        zip(_facts.TOPS, _interpolated(np.array([*_facts.TOPS.values()], np.float32), *draws.curve), strict=True)
+    )
     found["draws/effective_sample_size"] = effective_sample_size(sample.weights)
     if draws.leaves is not None:
         leaves = zip(TENTHS, _quantiles(draws.leaves, draws.num_rows), strict=True)
@@ -232,6 +233,14 @@ def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
         ages = zip(TENTHS, _quantiles(draws.ages, draws.num_rows), strict=True)
         found |= {f"draws/age_{name}": age for name, age in ages}
     return found
+
+
+def _interpolated(at: np.ndarray, x: jax.Array, y: jax.Array) -> jax.Array:
+    """`jnp.interp` within [0, 1], whose search is a loop of many kernels on a GPU."""
+    k = jnp.clip(jnp.searchsorted(x, at, side="right", method="compare_all"), 1, x.size - 1)
+    width = x[k] - x[k - 1]
+    share = jnp.where(width > 0, (at - x[k - 1]) / jnp.where(width > 0, width, 1.0), 0.0)
+    return jnp.clip(y[k - 1] + jnp.minimum(share, 1.0) * (y[k] - y[k - 1]), 0.0, 1.0)
 
 
 def _quantiles(ascending: jax.Array, count: jax.Array) -> jax.Array:

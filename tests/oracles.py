@@ -741,15 +741,17 @@ def top_mass(masses, items, part):
     return mass
 
 
-def diagnostics(probabilities, ages, priorities, size):
-    """Diagnostics estimated from draws, from the most probable down."""
+def diagnostics(probabilities, ages, priorities, size, every):
+    """Diagnostics estimated from draws, from the most probable down, at one in `every` draws."""
     probabilities = np.asarray(probabilities, np.float64)
     items = 1 / (len(probabilities) * size * probabilities)
-    curve = {(items[probabilities >= p].sum(), np.mean(probabilities >= p)) for p in probabilities}
+    curve = {(items[probabilities >= p].sum(), np.mean(probabilities >= p)) for p in probabilities[::every]}
     x, y = zip(*sorted({(0.0, 0.0), *curve}), strict=True)
     found = {f"top_{int(100 * part)}pct_mass": np.interp(part, x, y) for part in (0.01, 0.1)}
     for what, values in (("age", ages), ("priority", priorities)):
-        found |= {f"draws/{what}_q{tenths}0": quantile(values, tenths) for tenths in (1, 5, 9)}
+        for tenths in (1, 5, 9):
+            below = [x for x in values[::every] if x <= quantile(values, tenths)]
+            found[f"draws/{what}_q{tenths}0"] = max(below)
     return found
 
 

@@ -10,6 +10,7 @@ import seeds
 from helpers import at, over_devices, rarely
 
 import jaxreplay as jr
+from jaxreplay.inspection import _diagnostics
 
 pytestmark = pytest.mark.versions
 CAPACITY, ALPHA = 40, 0.7
@@ -67,16 +68,31 @@ def test_numbers_that_need_no_draws(filled):
     assert_close(found, expected)
 
 
-@pytest.mark.parametrize("batch_size", [60, rarely(600)])
+@pytest.mark.parametrize("batch_size", [60, rarely(600)])  # all compared with all, and with some
 def test_draws_match_the_twin(filled, batch_size):
     buffer, state, priorities, _, _, _ = filled
     sample = buffer.sample(state, jax.random.key(1), batch_size)
     found = jr.diagnostics(buffer, state, sample=sample)
     ages = np.asarray(sample.age)
     drawn = [priorities[-1 - age] for age in ages]
-    expected = oracles.diagnostics(np.asarray(sample.probabilities), ages, drawn, CAPACITY)
+    every = 1 if batch_size == 60 else 9
+    expected = oracles.diagnostics(np.asarray(sample.probabilities), ages, drawn, CAPACITY, every)
     expected["draws/effective_sample_size"] = np.sum(sample.weights) ** 2 / np.sum(np.asarray(sample.weights) ** 2)
     assert_close(found, expected)
+
+
+def test_pivots_are_the_same_along_either_axis():
+    """A CPU reduces over the first axis, other backends over the second."""
+    rng = seeds.rng(0)
+    numbers = [jnp.asarray(rng.integers(0, 20, 64), jnp.float32) for _ in range(4)]
+    pivots = [x[::4] for x in numbers[:2]]
+    found = [_diagnostics._sums_at_pivots(axis, numbers[:2], pivots, numbers[2:]) for axis in (0, 1)]
+    not_below = [np.asarray(x)[None] >= np.asarray(pivot)[:, None] for x, pivot in zip(numbers, pivots, strict=False)]
+    expected = [x.sum(1) for x in not_below] + [(not_below[0] * np.asarray(x)).sum(1) for x in numbers[2:]]
+    for sums in found:
+        assert len(sums) == 4
+        for x, y in zip(sums, expected, strict=True):
+            np.testing.assert_array_equal(x, y)
 
 
 def test_draws_are_those_of_a_batch(filled):
@@ -227,7 +243,7 @@ def test_draws_from_shards_match_the_twin(counts):
     assert drawn.sum() == 30 * np.count_nonzero(counts)
     law = np.asarray(sample.probabilities)[drawn] * 2 / np.count_nonzero(counts)
     priorities = td_errors[np.asarray(sample.items["id"])[drawn]] + 1e-6
-    expected = oracles.diagnostics(law, np.asarray(sample.age)[drawn], priorities, sum(counts))
+    expected = oracles.diagnostics(law, np.asarray(sample.age)[drawn], priorities, sum(counts), 1)
     masses = (td_errors.astype(np.float64) + 1e-6) ** ALPHA * (np.arange(40) % 20 < np.repeat(counts, 20))
     law = masses.reshape(2, 20) / np.maximum(masses.reshape(2, 20).sum(axis=1, keepdims=True), 1e-9) / 2
     weights = law.reshape(-1)[np.asarray(sample.items["id"])[drawn]] ** -0.4  # beta is 0.4

@@ -42,7 +42,6 @@ LAW = "draws follow their probabilities"
 LIVE = "only live slots are drawn"
 IGNORED = "slots out of range and masked rows change nothing"
 LAST = "the last TD error of a repeated slot counts"
-DRAWN = "drawn preserves the structure, shapes and dtypes of the state, and ignores slots out of range"
 FINITE = "the probabilities stay valid after a non-finite TD error"
 
 
@@ -58,7 +57,7 @@ def check_buffer(
     """Check that a buffer follows the rules of the buffers of this package.
 
     A custom buffer needs no base class. It has `init(items)`, `add(state, items)`, `sample(state, key, batch_size)`,
-    `update(state, indices, td_errors)` and `get(state, indices)`. Its sampler has no hook `drawn`. Donation is checked
+    `update(state, indices, td_errors)` and `get(state, indices)`. Donation is checked
     if it has a field `donate`. Check the buffers of a `Mixture` one by one, because its handles alone do not name
     items.
 
@@ -106,7 +105,7 @@ def check_sampler(
     """Check that a sampler follows the rules of the `jaxreplay.samplers.Sampler` protocol.
 
     Args:
-      sampler: the configuration. `restrict` and the hook `drawn` are checked if they exist.
+      sampler: the configuration. `restrict` is checked if it exists.
       key: a PRNG key for all random values; None means key 0.
       capacity: number of slots, at least 4.
       batch_size: rows of each drawn batch, at most `capacity` - 2.
@@ -129,7 +128,6 @@ def check_sampler(
     runs.check_modes()
     runs.check_draws()
     runs.check_updates()
-    runs.check_drawn()
 
 
 class _SamplerRuns:
@@ -214,21 +212,6 @@ class _SamplerRuns:
         with _rule(FINITE):
             assert np.all(np.isfinite(wrong[1])), "probabilities are not finite"
             _check_law(*wrong)
-
-    def check_drawn(self) -> None:
-        if not hasattr(self.sampler, "drawn"):
-            return
-        state, slots = self.jitted(self.key), self.slots[: self.most]
-        before, drawn = jax.device_get(state), jax.jit(self.sampler.drawn)
-        with _rule(DRAWN):
-            _same(drawn(state, jnp.full(self.most, self.capacity, jnp.int32)), before)
-            chex.assert_trees_all_equal_shapes_and_dtypes(after := drawn(state, slots), before)
-        with _rule(PURE):
-            chex.assert_trees_all_equal(jax.device_get(state), before)
-        with _rule(MODES):
-            stacked = jax.tree.map(lambda x: jnp.stack([x, x]), state)
-            mapped = jax.jit(jax.vmap(self.sampler.drawn, (0, None)))(stacked, slots)
-            _same(jax.tree.map(lambda x: x[0], mapped), after)
 
 
 @dataclasses.dataclass

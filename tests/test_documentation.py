@@ -946,13 +946,6 @@ def largest_returns(block, monkeypatch):
     assert run(block, names)["best"].tolist() == [0.25, 0.75]
 
 
-def changed_by_draws(block, monkeypatch):
-    found = run(block, {})
-    testing.check_sampler(found["Counted"](jr.Prioritized()))
-    counts = np.bincount(found["sample"].indices, minlength=1_000)
-    np.testing.assert_array_equal(found["replay"].sampler.draws, counts)
-
-
 def own_sampler(block, monkeypatch):
     found = run(block, {}, length=("1_000", "12"), num_envs=("16", "2"), sequence_length=("=8", "=3"))
     curious = found["buffer"].sampler
@@ -1788,7 +1781,7 @@ COVERED = {  # a function for each block of Python, in the page's order
     "guides/memory.md": [bytes_of_a_state, beyond_the_device],
     "guides/mixtures.md": [half_online],
     "guides/rollouts.md": [bounded_versions, mark_of_a_version, advantages, short_rows, in_time, preempted_run],
-    "guides/own_sampler.md": [own_sampler, changed_by_draws],
+    "guides/own_sampler.md": [own_sampler],
     "guides/pools.md": [pools],
     "guides/tasks.md": [tasks, levels, largest_returns],
     "guides/porting.md": [

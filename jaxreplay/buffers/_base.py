@@ -1,7 +1,6 @@
 """Buffer: draws, common to all buffers."""
 
 import abc
-import dataclasses
 import functools
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -15,7 +14,7 @@ from jaxreplay._common.eager import num_bytes
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.xla import alive, copy, jit_method, materialize, read_once, reads_state
 from jaxreplay.buffers._handled import Handled, S
-from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, in_minibatches, is_known_empty, minibatch_rows
+from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, in_minibatches, minibatch_rows
 from jaxreplay.samplers import Sampler
 from jaxreplay.samplers._settings import abstract_settings
 from jaxreplay.sum_tree import SumTree
@@ -138,8 +137,7 @@ class Buffer(Handled[S]):
             then [minibatches, batch_size // minibatches, ...].
 
         Returns:
-          `Sample`. If the sampler has a hook `drawn` (see `jaxreplay.samplers._protocol`), (state, `Sample`) with the
-          state after the draw, and an eager call donates the state. Static types know the first case only.
+          `Sample`.
 
         Raises:
           ValueError: `batch_size` or `max_age` is not a positive integer, `batch_size` is not a multiple of
@@ -159,34 +157,12 @@ class Buffer(Handled[S]):
           [1.0, 0.33, 0.33, 0.33]
         """
         batch_size = check_draw(batch_size, beta, max_age, minibatches)
-        if not hasattr(self.sampler, "drawn"):
-            return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age, minibatches))
-        checks.check_state(self, state, self._state_kind)
-        if is_known_empty(self, state):  # before the draw donates the state
-            raise ValueError(self._why_empty(state))
-        changed: Any = self._draw_and_change(state, key, batch_size, beta, max_age, minibatches)
-        return changed
+        return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age, minibatches))
 
     @jit_method(static=("batch_size", "minibatches"), rows="batch_size", moves_items=True)
     def _draw(
         self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any, minibatches: int | None
     ) -> Sample:
-        return self._draw_slots(state, key, batch_size, beta, max_age, minibatches)[0]
-
-    @jit_method(donates=True, static=("batch_size", "minibatches"), rows="batch_size", moves_items=True)
-    def _draw_and_change(
-        self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any, minibatches: int | None
-    ) -> tuple[S, Sample]:
-        sample, slots = self._draw_slots(state, key, batch_size, beta, max_age, minibatches)
-        sampler: Any = self.sampler
-        slots = jnp.where(sample.probabilities.reshape(-1) > 0, slots, self._num_slots)
-        changed = {"sampler": sampler.drawn(state.sampler, slots, **self._axis)}
-        return dataclasses.replace(state, **changed), sample  # pyright: ignore[reportArgumentType]
-
-    def _draw_slots(
-        self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any, minibatches: int | None
-    ) -> tuple[Sample, jax.Array]:
-        """A draw, and its slots [batch_size] in the order of its rows."""
         # Checked at trace time, so that later calls of the same kind do not pay for it.
         self._check_state(state)
         checks.check_key(key)
@@ -212,7 +188,7 @@ class Buffer(Handled[S]):
         else:
             weights = jax.vmap(weigh)(probabilities.reshape(minibatches, -1)).reshape(-1)
         sample = self._sample_of(state, slots, probabilities / shards.count(self._axis_name), weights)
-        return sample if minibatches is None else in_minibatches(sample, minibatches), slots
+        return sample if minibatches is None else in_minibatches(sample, minibatches)
 
     def epoch(self, state: S, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
         """Batch number `step` of a pass over all drawable items, each once, in an order shuffled by `key`.

@@ -10,11 +10,6 @@ A sampler may leave settings open, numbers that are given to a buffer's `init` a
 
 If the sampler has an attribute `by_age` that is True, live slots are in order of age, the oldest first, and with
 `max_age` the older ones that are left out are counted (`Live.older`). A `ReservoirBuffer` rejects such a sampler.
-
-A sampler may have a hook `drawn(state, slots) -> state`, for a draw that changes its state. `slots`, int32
-[batch_size], are in the order of the rows, and the number of slots where a row has no item. A buffer's `sample` then
-returns (state, `Sample`), and donates its state when called eagerly, as `update` does. `epoch` and
-`jaxreplay.diagnostics` do not call the hook. `Mixture`, `Sharded` and `Shared` reject such a sampler.
 """
 
 from typing import Any, Protocol, TypeVar

@@ -72,9 +72,6 @@ class Bound(Generic[C]):
         result: Any = getattr(self.config, name)(self.state, *args, **kwargs)
         is_array = jax.tree_util.treedef_is_leaf(jax.tree.structure(self.state))
         gives = None if is_array else _annotated(type(self.config), name)
-        changes = not is_array and isinstance(result, tuple) and type(result[0]) is type(self.state)
-        if name == "sample" and changes:  # the sampler has a hook `drawn`
-            gives = "first"
         if gives is None and name in ("add", "update", "set"):
             gives = "first" if isinstance(result, tuple) and not isinstance(self.state, tuple) else "whole"
         if gives == "first":

@@ -12,7 +12,6 @@ import numpy as np
 
 from jaxreplay._common import checks, layouts
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._sample import check_no_hook
 from jaxreplay.buffers._sequence import SequenceBuffer
 from jaxreplay.buffers._shards import shards_of, whole_of, with_whole
 from jaxreplay.samplers import Prioritized, Recent, Uniform
@@ -47,7 +46,6 @@ def check_buffers(buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...]:
                 f"buffers[{k}]={buffer!r}: must be a ReplayBuffer, ReservoirBuffer, SequenceBuffer or Sharded of one; "
                 "give the buffers of another Mixture one by one."
             )
-        check_no_hook(f"buffers[{k}]", buffer, "Mixture")
         lengths.append(whole.sequence_length if isinstance(whole, SequenceBuffer) else None)
         if lengths[k] != lengths[0]:
             drawn = ["items" if x is None else f"sequences of {x} steps" for x in (lengths[k], lengths[0])]

@@ -18,7 +18,7 @@ from jaxreplay.buffers import _later_steps, _memory
 from jaxreplay.buffers._base import Buffer, S
 from jaxreplay.buffers._replay import ReplayState
 from jaxreplay.buffers._reservoir import ReservoirState
-from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, check_minibatches, check_no_hook
+from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, check_minibatches
 from jaxreplay.buffers._sequence import SequenceState
 from jaxreplay.buffers._shards import part_of, shards_of
 
@@ -70,7 +70,6 @@ class Sharded(OnMesh, Generic[S]):
             raise ValueError(f"mesh={self.mesh!r}: must be a jax.sharding.Mesh, such as jax.make_mesh returns.")
         if self.axis not in self.mesh.axis_names:
             raise ValueError(f"axis={self.axis!r}: must be one of the mesh's axes, {self.mesh.axis_names}.")
-        check_no_hook("buffer", self.buffer, "Sharded")
         part_of(self.buffer, self.num_shards)  # for its checks
 
     @property

@@ -52,7 +52,6 @@ def check_buffer(
     key: jax.Array | None = None,
     batch_size: int = 8,
     add: Callable[[Any, Any, jax.Array], Any] | None = None,
-    settings: dict[str, Any] | None = None,
 ) -> None:
     """Check that a buffer follows the rules of the buffers of this package.
 
@@ -67,7 +66,6 @@ def check_buffer(
       key: a PRNG key for all random values; None means key 0.
       batch_size: rows of each drawn batch.
       add: add(state, items, key) in place of the buffer's `add`, if that needs more arguments.
-      settings: values of the sampler's open settings, for `init`.
 
     Raises:
       AssertionError: a rule is broken; the message begins with the rule.
@@ -81,7 +79,7 @@ def check_buffer(
     """
     spec, key = without_valid(checks.as_spec(items))[0], jax.random.key(0) if key is None else key
     _check_config(buffer)
-    init = functools.partial(buffer.init, **settings or {})
+    init = buffer.init
     runs = _Runs(buffer, init, spec, batch_size, add or _adder(buffer))
     with _rule(ABSTRACT):
         chex.assert_trees_all_equal(*jax.device_get((init(spec), init(_values(key, spec)))))
@@ -100,7 +98,6 @@ def check_sampler(
     key: jax.Array | None = None,
     capacity: int = 13,
     batch_size: int = 8,
-    settings: dict[str, Any] | None = None,
 ) -> None:
     """Check that a sampler follows the rules of the `jaxreplay.samplers.Sampler` protocol.
 
@@ -109,7 +106,6 @@ def check_sampler(
       key: a PRNG key for all random values; None means key 0.
       capacity: number of slots, at least 4.
       batch_size: rows of each drawn batch, at most `capacity` - 2.
-      settings: values of its open settings, for `init`.
 
     Raises:
       AssertionError: a rule is broken; the message begins with the rule.
@@ -124,7 +120,7 @@ def check_sampler(
     """
     key, most = jax.random.key(0) if key is None else key, min(batch_size, capacity - 2)
     _check_config(check_methods(sampler))
-    runs = _SamplerRuns(sampler, key, capacity, most, settings or {})
+    runs = _SamplerRuns(sampler, key, capacity, most)
     runs.check_modes()
     runs.check_draws()
     runs.check_updates()
@@ -133,9 +129,9 @@ def check_sampler(
 class _SamplerRuns:
     """Programs that drive a sampler; all slots but the last are drawable."""
 
-    def __init__(self, sampler: Any, key: jax.Array, capacity: int, most: int, settings: dict[str, Any]):
+    def __init__(self, sampler: Any, key: jax.Array, capacity: int, most: int):
         self.sampler, self.key, self.capacity, self.most = sampler, key, capacity, most
-        self.init = functools.partial(sampler.init, capacity, **settings)
+        self.init = functools.partial(sampler.init, capacity)
         self.slots = jnp.arange(capacity, dtype=jnp.int32)
         self.live = Live(jnp.int32(0), jnp.int32(capacity - 1))
         self.jitted, self.draw = jax.jit(self.run), jax.jit(self._draw, static_argnums=3)

@@ -16,7 +16,6 @@ from jaxreplay._common.xla import alive, copy, jit_method, materialize, read_onc
 from jaxreplay.buffers._handled import Handled, S
 from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, in_minibatches, minibatch_rows
 from jaxreplay.samplers import Sampler
-from jaxreplay.samplers._settings import abstract_settings
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.transitions import TransitionBatch
 
@@ -38,12 +37,12 @@ class Buffer(Handled[S]):
             raise elsewhere.missing(f"{type(self).__name__!r} object", name, elsewhere.FOR_METHODS)
 
     @abc.abstractmethod
-    def init(self, items: Any, /, **settings: Any) -> S:
+    def init(self, items: Any, /) -> S:
         """An empty buffer for items like these."""
 
     def _abstract(self, items: Any) -> S:
         """Shapes and dtypes of a state."""
-        return jax.eval_shape(self.init, items, **abstract_settings(self.sampler))
+        return jax.eval_shape(self.init, items)
 
     @abc.abstractmethod
     def add(self, state: S, *args: Any, **kwargs: Any) -> S:
@@ -321,4 +320,4 @@ def _kind(sampler_state: Any) -> Any:
 @functools.cache
 def _kind_of_states(sampler: Sampler, num_slots: int) -> Any:
     """The `_kind` of a sampler's states, cached as every trace of a method needs it."""
-    return _kind(jax.eval_shape(functools.partial(sampler.init, num_slots), **abstract_settings(sampler)))
+    return _kind(jax.eval_shape(functools.partial(sampler.init, num_slots)))

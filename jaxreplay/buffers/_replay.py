@@ -15,7 +15,6 @@ from jaxreplay.buffers import _memory
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._protocol import check_sampler
-from jaxreplay.samplers._settings import init_sampler
 from jaxreplay.transitions._batch import check_returns, without_valid, written
 
 WHAT = {1: "a batch of items", 2: "a rollout"}  # by number of leading axes
@@ -55,7 +54,7 @@ class ReplayBuffer(Buffer[ReplayState]):
 
     Attributes:
       capacity: number of items kept, 1 to 2**29.
-      sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
+      sampler: the sampling distribution, `Uniform()` or `Prioritized(...)`.
       axes: number of leading axes of items in `init` and `add`: 1 for [B, ...], 2 for rollouts [T, num_envs, ...],
         whose rows are inserted in order of time.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
@@ -83,20 +82,16 @@ class ReplayBuffer(Buffer[ReplayState]):
         axes = check_integer("axes", self.axes, 1, 2, "1 for batches, 2 for rollouts")
         settle(self, capacity=capacity, sampler=check_sampler(self.sampler), axes=axes)
 
-    def init(self, items: Any, **settings: Any) -> ReplayState:
+    def init(self, items: Any) -> ReplayState:
         """An empty buffer for items like these.
 
         Args:
           items: pytree [B, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; values are ignored, and
             `TransitionBatch.valid` is not stored.
-          **settings: the sampler's open settings, such as `alpha=0.6` for `Prioritized(alpha=None)`: numbers, or traced
-            float [], which are not checked.
 
         Raises:
           ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
-            shape than its `Rn`; or the state does not fit the device, or an
-            open setting is missing or invalid, or one is given that is not open.
-          TypeError: the sampler has no such setting.
+            shape than its `Rn`; or the state does not fit the device.
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -115,7 +110,7 @@ class ReplayBuffer(Buffer[ReplayState]):
             return ReplayState(
                 storage=layouts.zeros(spec, (self.capacity,), self.axes),
                 ring=ring.init(self.capacity),
-                sampler=init_sampler(self.sampler, self.capacity, settings),
+                sampler=self.sampler.init(self.capacity),
             )
 
     @jit_method(donates=True, rows="items")

@@ -32,7 +32,6 @@ from jaxreplay.buffers import _memory
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._protocol import check_sampler
-from jaxreplay.samplers._settings import init_sampler
 from jaxreplay.transitions._batch import check_returns, without_valid, written
 
 
@@ -114,17 +113,15 @@ class ReservoirBuffer(Buffer[ReservoirState]):
                 f"sampler={self.sampler!r}: a ReservoirBuffer keeps no order; use a ReplayBuffer, or another sampler."
             )
 
-    def init(self, items: Any, **settings: Any) -> ReservoirState:
+    def init(self, items: Any) -> ReservoirState:
         """An empty buffer for items like these.
 
         Args:
           items: pytree [B, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; values are ignored.
-          **settings: as for `ReplayBuffer.init`.
 
         Raises:
           ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
             shape than its `Rn`; or the state does not fit the device.
-          TypeError, ValueError: a setting is not as the sampler needs it.
 
         Examples:
           >>> buffer = jr.ReservoirBuffer(capacity=4)
@@ -139,7 +136,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
             return ReservoirState(
                 storage=layouts.zeros(spec, (self.capacity,), 1),
                 ring=ring.init(self.capacity),
-                sampler=init_sampler(self.sampler, self.capacity, settings),
+                sampler=self.sampler.init(self.capacity),
                 handles=jnp.full(self.capacity, -1, jnp.int32),
                 count=jnp.zeros(2, jnp.uint32),
             )

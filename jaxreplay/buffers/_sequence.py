@@ -20,7 +20,6 @@ from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._episode_flags import flags_of, in_first_episode
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._protocol import check_sampler
-from jaxreplay.samplers._settings import init_sampler
 from jaxreplay.transitions._batch import check_returns, without_valid
 
 
@@ -84,7 +83,7 @@ class SequenceBuffer(Buffer[SequenceState]):
       sequence_length: number of steps in a sequence, 1 to `length`.
       stride: steps from one start to the next, 1 to length - sequence_length + 1, so that a full buffer always holds a
         whole sequence.
-      sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
+      sampler: the sampling distribution, `Uniform()` or `Prioritized(...)`.
       windows: the drawable sequences, and the steps that `Sample.mask` leaves out.
         "any": all sequences; no step is masked out.
         "cut": all sequences. The steps after a sequence's first end are masked out.
@@ -151,18 +150,16 @@ class SequenceBuffer(Buffer[SequenceState]):
                 f'stride={self.stride}: must be 1 with windows="episodes", as an episode may start at any row.'
             )
 
-    def init(self, steps: Any, **settings: Any) -> SequenceState:
+    def init(self, steps: Any) -> SequenceState:
         """An empty buffer for steps like these.
 
         Args:
           steps: pytree [T, num_envs, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; T and the
             values are ignored.
-          **settings: as for `ReplayBuffer.init`.
 
         Raises:
           ValueError: no leaves, leading axes that differ or are not `num_envs`, or a `TransitionBatch` whose `In` or
             `W` has another shape than its `Rn`; or the state does not fit the device.
-          TypeError, ValueError: a setting is not as the sampler needs it.
 
         Examples:
           >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
@@ -181,7 +178,7 @@ class SequenceBuffer(Buffer[SequenceState]):
                 rows=ring.init(self.length),
                 wait=jnp.full((), self.sequence_length, jnp.int32),
                 ring=ring.init(self._num_slots),
-                sampler=init_sampler(self.sampler, self._num_slots, settings),
+                sampler=self.sampler.init(self._num_slots),
                 windows=self._drawable.init(self),
                 episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
             )

@@ -4,6 +4,7 @@ A configuration is a frozen dataclass, or a dict, list, tuple or NamedTuple of t
 only, and a mesh by its axis sizes. `donate` does not affect the state and is omitted.
 """
 
+import copy
 import dataclasses
 import enum
 from collections.abc import Iterator
@@ -12,9 +13,10 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
+from jaxreplay._common.checks import settle
 from jaxreplay.buffers._shards import whole_of, with_whole
 from jaxreplay.checkpoint._names import dotted_name
-from jaxreplay.samplers._settings import open_settings
+from jaxreplay.samplers import Prioritized, PrioritizedState
 from jaxreplay.wrappers import Mixture
 
 
@@ -56,7 +58,7 @@ def describe(config: Any, where: str = "buffer") -> Any:
 
 
 def with_numbers(config: Any, state: Any) -> Any:
-    """A configuration with values from its state instead of schedules of beta and open settings; for reports."""
+    """A configuration with values from its state instead of schedules and first values; for reports."""
     if isinstance(config, dict):
         known = state if isinstance(state, dict) else {}
         return {key: with_numbers(x, known[key]) if key in known else x for key, x in config.items()}
@@ -66,15 +68,20 @@ def with_numbers(config: Any, state: Any) -> Any:
         return dataclasses.replace(config, buffers=with_numbers(config.buffers, state))
     whole = whole_of(config)
     sampler, of_sampler = getattr(whole, "sampler", None), getattr(state, "sampler", None)
-    names = [name for name in open_settings(sampler) if hasattr(of_sampler, name)]
-    values = {name: np.unique(_local(getattr(of_sampler, name))) for name in names}
-    numbers = {name: float(x[0]) for name, x in values.items() if x.size == 1}  # lanes of jax.vmap may differ
+    numbers = {}
+    if isinstance(sampler, Prioritized) and isinstance(of_sampler, PrioritizedState):
+        for name in ("alpha", "epsilon", "floor"):
+            values = np.unique(_local(getattr(of_sampler, name)))
+            if values.tolist() != [np.float32(getattr(sampler, name))]:
+                numbers[name] = float(values[0]) if values.size == 1 else None  # lanes of jax.vmap may differ
     updates = getattr(of_sampler, "updates", None)
     if callable(getattr(sampler, "beta", None)) and updates is not None:
         numbers["beta"] = float(np.max(np.asarray(sampler.beta(_local(updates)))))  # pyright: ignore
     if not numbers:
         return config
-    return with_whole(config, dataclasses.replace(whole, sampler=dataclasses.replace(sampler, **numbers)))  # pyright: ignore
+    sampler = copy.copy(sampler)
+    settle(sampler, **numbers)
+    return with_whole(config, dataclasses.replace(whole, sampler=sampler))  # pyright: ignore
 
 
 def _local(x: Any) -> Any:

@@ -64,8 +64,7 @@ def diagnostics(
       the stored items (complete sequences) that may be drawn. `kept`: share of all items ever added to a
       `ReservoirBuffer` that is stored.
     - With `Prioritized`: `total_priority`, the sum of p^alpha; `max_priority`, the running maximum of p in the state;
-      `beta`, its current value; `updates`, calls that named a stored item; `rejected`, rejected TD errors; `alpha`,
-      `epsilon` and `floor` if they are in the state.
+      `beta`, its current value; `updates`, calls that named a stored item; `rejected`, rejected TD errors.
     - With `count_updates=True` or `max_uses`: `late`, update rows ignored because their item was no longer stored.
     - With `max_uses`: `spent`, how many of the `size` items were updated so often that they are no longer drawn.
 
@@ -229,7 +228,6 @@ def _priorities(sampler: Prioritized, state: Any) -> Numbers:
         "beta": jnp.asarray(sampler.beta(updates) if callable(sampler.beta) else sampler.beta),
         "updates": updates,
         "rejected": jnp.sum(state.rejected.astype(jnp.float32)),
-        **{name: jnp.max(getattr(state, name)) for name in sampler.open_settings},
     }
 
 
@@ -342,7 +340,7 @@ def _masses(x: jax.Array, y: jax.Array) -> jax.Array:
 
 def _priority(sampler: Prioritized, state: Any, leaf: jax.Array) -> jax.Array:
     """Priority p of a leaf p^alpha, with the state of all shards."""
-    return priority_of(leaf, jnp.max(state.alpha) if sampler.alpha is None else sampler.alpha)
+    return priority_of(leaf, jnp.max(state.alpha))
 
 
 def _all_items(sampler: Prioritized, state: Any, items: _facts.Items) -> Numbers:

@@ -5,9 +5,6 @@ A buffer may be split into D shards. Each shard then has its own sampler state a
 `weights` and `update` also get the name of a mapped axis over the shards. Each shard draws with a key of its own, or
 with the same key if the sampler has an attribute `shares_key` that is True.
 
-A sampler may leave settings open, numbers that are given to a buffer's `init` and may be traced. It has an attribute
-`open_settings`, a tuple of their names. Its `init` takes them as keywords and keeps them in the state, as float32 [].
-
 If the sampler has an attribute `by_age` that is True, live slots are in order of age, the oldest first, and with
 `max_age` the older ones that are left out are counted (`Live.older`). A `ReservoirBuffer` rejects such a sampler.
 """

@@ -15,7 +15,6 @@ from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sequence import SequenceBuffer
 from jaxreplay.buffers._shards import shards_of, whole_of, with_whole
 from jaxreplay.samplers import Prioritized, Recent, Uniform
-from jaxreplay.samplers._settings import open_settings
 from jaxreplay.wrappers._sharded import Sharded
 
 
@@ -54,13 +53,6 @@ def check_buffers(buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...]:
                 "only, or SequenceBuffers with one sequence_length."
             )
     return tuple(buffers)
-
-
-def settings_of(buffers: Sequence[Buffer[Any] | Sharded[Any]], settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """The settings for each buffer's `init`: of all sources that leave them open, or, if none does, of the first."""
-    names = [set(open_settings(whole_of(buffer).sampler)) for buffer in buffers]
-    names[0] |= settings.keys() - set().union(*names)  # its `init` raises the error
-    return [{name: value for name, value in settings.items() if name in own} for own in names]
 
 
 def check_shares(shares: Any, num_buffers: int) -> tuple[float, ...]:

@@ -60,7 +60,7 @@ def test_other_numbers_are_as_good_as_python_ones(name, kinds):
         ),
         (
             lambda x: jr.Prioritized(alpha=x),
-            r"alpha=.*: is traced, .*; use Prioritized\(alpha=None\), and pass it to init",
+            r"alpha=.*: is traced, .*; state.replace\(sampler=state.sampler.replace\(alpha=...\)\) takes a traced one",
         ),
         (lambda x: jr.Prioritized(beta=x), r"beta=.*: is traced, .*; sample\(beta=\) takes a traced one"),
         (lambda x: jr.ReplayBuffer(capacity=x), "capacity=.*: is traced, .*; give it from outside of jit"),

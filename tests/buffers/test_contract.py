@@ -26,9 +26,7 @@ SAMPLERS = {
     "global": functools.partial(jr.Prioritized, normalize="global"),
     "recent": functools.partial(jr.Recent, power=2.0, beta=0.5),
     "counting": functools.partial(jr.Prioritized, count_updates=True),
-    "open": functools.partial(jr.Prioritized, alpha=None),
 }
-SETTINGS = {"open": {"alpha": 0.7}}  # for `init`
 
 
 def items(t, *shape):
@@ -60,7 +58,7 @@ class Case:
     def __init__(self, buffer, sampler):
         make, shape = BUFFERS[buffer]
         self.buffer = make(SAMPLERS[sampler]())
-        self.init = functools.partial(self.buffer.init, **SETTINGS.get(sampler, {}))
+        self.init = self.buffer.init
         self.batch = lambda t: items(t, *shape)
         self.spec = jax.eval_shape(lambda: self.batch(0))
         self.batches = stack(*[self.batch(t) for t in range(STEPS)])
@@ -111,7 +109,6 @@ RARE += [
     ("sequence, strided", "independent"),
     *(("sequence, inside", name) for name in SAMPLERS if name != "global"),
     *((name, "counting") for name in BUFFERS),
-    *((name, "open") for name in BUFFERS if name != "sequence"),
     *((name, "recent") for name in BUFFERS if name not in ("replay", "sequence, inside")),
 ]
 

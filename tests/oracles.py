@@ -44,7 +44,8 @@ def importance_weights(probabilities, size, beta, normalize="batch", min_probabi
 def recent_law(size, power, older=0):
     """Probabilities of `Recent`, oldest first, of `size` items that follow `older` ones."""
     rank = np.arange(older + 1, older + size + 1, dtype=np.float64)
-    weights = (rank / (older + size)) ** power
+    with np.errstate(divide="ignore"):  # log(0) of rank 1
+        weights = (rank / (older + size)) ** (power + 1) * -np.expm1((power + 1) * np.log1p(-1 / rank))
     return weights / weights.sum()
 
 

@@ -39,7 +39,7 @@ EQUIVALENT = {
     "difficulty_pools/_turns.take: limit[rows.start] < 0 -> ((limit[rows.start]) <= (0))": ANY_GUESS,
     'inspection/_report.plot: Saved("", {}, config, state) -> Saved({}, "", config, state)': "figures show neither",
     "inspection/_views.thin: numbers.size > MOST -> ((numbers.size) >= (MOST))": "of just as many each is shown",
-    "samplers/_update_counts.update: (slots >= 0) & (slots < capacity) -> ((slots >= 0) | (slots < capacity))": BESIDE,
+    "buffers/_uses.update: (slots >= 0) & (slots < capacity) -> ((slots >= 0) | (slots < capacity))": BESIDE,
     "samplers/_weights.effective_sample_size: 1.0 -> 3.0": "it divides weights that are all 0",
     "samplers/_weights.effective_sample_size: 1.0 -> 3.0 (#2)": "it divides a sum that is 0",
     "samplers/_weights.importance_weights: 0.0 -> 1.0": "rows that were not drawn are masked in the line below",

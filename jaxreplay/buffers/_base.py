@@ -7,15 +7,14 @@ from typing import TYPE_CHECKING, Any, ClassVar
 import jax
 import jax.numpy as jnp
 
-from jaxreplay import sum_tree
 from jaxreplay._common import checks, elsewhere, layouts, ring, shards
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.eager import num_bytes
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.xla import alive, copy, jit_method, materialize, read_once, reads_state
+from jaxreplay.buffers import _uses
 from jaxreplay.buffers._handled import Handled, S
 from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, in_minibatches, minibatch_rows
-from jaxreplay.samplers import Sampler
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.transitions import TransitionBatch
 
@@ -85,10 +84,10 @@ class Buffer(Handled[S]):
 
     def _check_sampler(self, state: S) -> None:
         """Raise a `ValueError` if `state` lacks the structure of the sampler's states."""
-        if _kind(state.sampler) != _kind_of_states(self.sampler, self._num_slots):
+        if _kind((state.sampler, state.uses)) != _kind_of_states(self):
             raise ValueError(
-                f"sampler={self.sampler!r}: this state is of another sampler, or of another size; use the buffer that "
-                "made it, or convert the state with jaxreplay.migrate."
+                f"sampler={self.sampler!r}: this state is of another sampler, or of another size, count_updates or "
+                "max_uses; use the buffer that made it, or convert the state with jaxreplay.migrate."
             )
 
     @abc.abstractmethod
@@ -105,9 +104,10 @@ class Buffer(Handled[S]):
         return "cannot sample from an empty buffer; add items first (see can_sample)."
 
     def _insert(self, state: S, slots: jax.Array, drawable: jax.Array, td_errors: jax.Array | None) -> Any:
-        """The sampler's state after `slots` were written; `td_errors` is passed only if it is not None."""
+        """The fields `sampler` and `uses` after `slots` were written; `td_errors` is passed only if it is not None."""
         named: Any = {} if td_errors is None else {"td_errors": td_errors}
-        return self.sampler.insert(state.sampler, slots, drawable, **named, **self._axis)
+        sampler = self.sampler.insert(state.sampler, slots, drawable, **named, **self._axis)
+        return {"sampler": sampler, "uses": _uses.insert(state.uses, slots, drawable)}
 
     def sample(
         self,
@@ -119,7 +119,7 @@ class Buffer(Handled[S]):
         max_age: jax.Array | int | None = None,
         minibatches: int | None = None,
     ) -> Sample:
-        """Draw items by the sampler's law.
+        """Draw items by the sampling distribution.
 
         If the items are a `TransitionBatch`, its `W` is multiplied by the weights (or set to them if None), and its
         `idx` is set to the handles.
@@ -173,6 +173,7 @@ class Buffer(Handled[S]):
             if self._by_age:
                 live = live._replace(older=self._live(state).size - live.size)
             sampler_state = self.sampler.restrict(state.sampler, live)
+        live = _uses.live(state.uses, live, max_age is not None)
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)
         if minibatches is not None:
             rows = minibatch_rows(key, batch_size, minibatches)
@@ -230,9 +231,7 @@ class Buffer(Handled[S]):
         exists = position < live.size
         order = jax.random.clone(key)  # batches of a pass share a key; cloned, it does not count as reused
         slots = live.slots(permuted(order, jnp.where(exists, position, 0), live.size), self._num_slots)
-        unspent = getattr(state.sampler, "unspent", None)
-        if unspent is not None:
-            exists &= sum_tree.get(unspent, slots) > 0
+        exists &= _uses.is_unspent(state.uses, slots)
         slots, exists = read_once(materialize(slots, exists))
         probability = 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32)
         weights = exists.astype(jnp.float32)
@@ -302,22 +301,21 @@ class Buffer(Handled[S]):
         return ring.at_least(self._num_drawable(state), batch_size)
 
     def _num_drawable(self, state: S) -> jax.Array:
-        """Number of drawable items, int32 []; without the items that are spent (see `max_uses` of the samplers)."""
-        unspent = getattr(state.sampler, "unspent", None)
-        return state.ring.size if unspent is None else sum_tree.total(unspent).astype(jnp.int32)
+        """Number of drawable items, int32 []; without the items that are spent (see `max_uses`)."""
+        return _uses.live(state.uses, ring.live(state.ring), False).size
 
 
-def _kind(sampler_state: Any) -> Any:
-    """Structure and sizes of a sampler's state, without the fan-out of trees, which differs between backends."""
+def _kind(part: Any) -> Any:
+    """Structure and sizes of a part of a state, without the fan-out of trees, which differs between backends."""
 
     def sizes(x: Any) -> Any:
         return (x.capacity, x.minima is None, x.maxima is None) if isinstance(x, SumTree) else jnp.shape(x)
 
-    leaves, treedef = jax.tree.flatten(sampler_state, is_leaf=lambda x: isinstance(x, SumTree))
+    leaves, treedef = jax.tree.flatten(part, is_leaf=lambda x: isinstance(x, SumTree))
     return treedef, [*map(sizes, leaves)]
 
 
 @functools.cache
-def _kind_of_states(sampler: Sampler, num_slots: int) -> Any:
-    """The `_kind` of a sampler's states, cached as every trace of a method needs it."""
-    return _kind(jax.eval_shape(functools.partial(sampler.init, num_slots)))
+def _kind_of_states(buffer: Any) -> Any:
+    """The `_kind` of a buffer's samplers and uses, cached as every trace of a method needs it."""
+    return _kind(jax.eval_shape(lambda: (buffer.sampler.init(buffer._num_slots), _uses.init(buffer))))

@@ -11,7 +11,7 @@ from flax import struct
 from jaxreplay._common import checks, layouts, ring, shards
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.xla import jit_method, reads_state
-from jaxreplay.buffers import _memory
+from jaxreplay.buffers import _memory, _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._protocol import check_sampler
@@ -28,6 +28,7 @@ class ReplayState(layouts.LaidOut):
       storage: the items, leaves [capacity, ...] as the backend wants them (`jaxreplay._common.layouts`).
       ring: cursor and fill.
       sampler: the sampler's state.
+      uses: of the items (`jaxreplay.buffers._uses`); None without `count_updates` and `max_uses`.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -40,6 +41,7 @@ class ReplayState(layouts.LaidOut):
     storage: Any  # [capacity, ...]
     ring: ring.Ring
     sampler: Any
+    uses: _uses.Uses | None = None
     _layouts: ClassVar = {"storage": layouts.along(1)}
 
 
@@ -57,6 +59,14 @@ class ReplayBuffer(Buffer[ReplayState]):
       sampler: the sampling distribution, `Uniform()` or `Prioritized(...)`.
       axes: number of leading axes of items in `init` and `add`: 1 for [B, ...], 2 for rollouts [T, num_envs, ...],
         whose rows are inserted in order of time.
+      count_updates: count how often each item is updated, and how many updates come too late (reported by
+        `jaxreplay.diagnostics`); costs 4 bytes per item.
+      max_uses: an item that was updated so often is no longer drawn; None for no bound. Every row of `update` that
+        names the item counts, so an item that was drawn twice in a batch comes back twice. The count starts at 0 when
+        the slot is overwritten. `size` and `can_sample` count the items that may still be drawn, and `epoch` leaves a
+        row without an item where one is spent. If all are spent, rows have handle -1 and weight 0, as from an empty
+        buffer. Costs about 8 bytes per item. `Recent` is rejected; `Uniform(replacement=False)` needs at most 2**23
+        slots.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
 
     Examples:
@@ -72,6 +82,8 @@ class ReplayBuffer(Buffer[ReplayState]):
     capacity: int
     sampler: Sampler = Uniform()
     axes: int = 1
+    count_updates: bool = False
+    max_uses: int | None = None
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
     _state_kind: ClassVar[type] = ReplayState
@@ -81,6 +93,7 @@ class ReplayBuffer(Buffer[ReplayState]):
         capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
         axes = check_integer("axes", self.axes, 1, 2, "1 for batches, 2 for rollouts")
         settle(self, capacity=capacity, sampler=check_sampler(self.sampler), axes=axes)
+        _uses.check(self)
 
     def init(self, items: Any) -> ReplayState:
         """An empty buffer for items like these.
@@ -111,6 +124,7 @@ class ReplayBuffer(Buffer[ReplayState]):
                 storage=layouts.zeros(spec, (self.capacity,), self.axes),
                 ring=ring.init(self.capacity),
                 sampler=self.sampler.init(self.capacity),
+                uses=_uses.init(self),
             )
 
     @jit_method(donates=True, rows="items")
@@ -162,7 +176,7 @@ class ReplayBuffer(Buffer[ReplayState]):
         return ReplayState(
             storage=layouts.write(state.storage, slots, items),
             ring=ring.advance(state.ring, count, self.capacity),
-            sampler=self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
+            **self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
         )
 
     @reads_state

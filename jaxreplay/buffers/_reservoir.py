@@ -28,7 +28,7 @@ from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.random import random_bits, random_integers64
 from jaxreplay._common.xla import after, jit_method, read_once, reads_state
-from jaxreplay.buffers import _memory
+from jaxreplay.buffers import _memory, _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._protocol import check_sampler
@@ -43,6 +43,7 @@ class ReservoirState(layouts.LaidOut):
       storage: the items, leaves [capacity, ...] as the backend wants them (`jaxreplay._common.layouts`).
       ring: the fill: `size` slots hold an item, and `inserted`, equal to `size`, is the next empty slot.
       sampler: the sampler's state.
+      uses: of the items (`jaxreplay.buffers._uses`); None without `count_updates` and `max_uses`.
       handles: int32 [capacity], the handle of each slot's item; -1 for an empty slot.
       count: uint32 [2], number of items ever added: `count[0] * 2**32 + count[1]`; saturates at `2**64 - 1`.
 
@@ -59,6 +60,7 @@ class ReservoirState(layouts.LaidOut):
     sampler: Any
     handles: jax.Array  # [capacity]
     count: jax.Array  # [2]
+    uses: _uses.Uses | None = None
     _layouts: ClassVar = {"storage": layouts.along(1)}
 
 
@@ -83,6 +85,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
     Attributes:
       capacity: number of items kept, 1 to 2**29.
       sampler: the law by which stored items are drawn, `Uniform()` or `Prioritized(...)`.
+      count_updates, max_uses: as for `ReplayBuffer`.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
 
     Examples:
@@ -101,6 +104,8 @@ class ReservoirBuffer(Buffer[ReservoirState]):
 
     capacity: int
     sampler: Sampler = Uniform()
+    count_updates: bool = False
+    max_uses: int | None = None
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
     _state_kind: ClassVar[type] = ReservoirState
@@ -112,6 +117,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
             raise ValueError(
                 f"sampler={self.sampler!r}: a ReservoirBuffer keeps no order; use a ReplayBuffer, or another sampler."
             )
+        _uses.check(self)
 
     def init(self, items: Any) -> ReservoirState:
         """An empty buffer for items like these.
@@ -137,6 +143,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
                 storage=layouts.zeros(spec, (self.capacity,), 1),
                 ring=ring.init(self.capacity),
                 sampler=self.sampler.init(self.capacity),
+                uses=_uses.init(self),
                 handles=jnp.full(self.capacity, -1, jnp.int32),
                 count=jnp.zeros(2, jnp.uint32),
             )
@@ -195,7 +202,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         return ReservoirState(
             storage=layouts.write(state.storage, slots, items),
             ring=ring.Ring(inserted=size, size=size, period=fill.period),
-            sampler=self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
+            **self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
             handles=handles,
             count=jnp.stack(_plus(state.count, number[-1])),
         )

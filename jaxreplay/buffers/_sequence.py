@@ -15,7 +15,7 @@ from flax import struct
 from jaxreplay._common import checks, elsewhere, layouts, ring
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
-from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _memory
+from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _memory, _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._episode_flags import flags_of, in_first_episode
 from jaxreplay.samplers import Sampler, Uniform
@@ -37,6 +37,7 @@ class SequenceState(layouts.LaidOut):
         number of slots. With `windows` "inside" or "episodes", or with `gaps`, the ring holds only the drawable
         sequences, in order of completion.
       sampler: the sampler's state.
+      uses: of the items (`jaxreplay.buffers._uses`); None without `count_updates` and `max_uses`.
       windows: places of the drawable sequences; None if all are drawable (windows "any" and "cut", without `gaps`).
       episodes: the number of each row's episode; None without `hindsight`.
 
@@ -54,6 +55,7 @@ class SequenceState(layouts.LaidOut):
     wait: jax.Array  # []
     ring: ring.Ring
     sampler: Any
+    uses: _uses.Uses | None = None
     windows: _chosen_sequences.ChosenSequences | None = None
     episodes: _later_steps.EpisodeNumbers | None = None
     _layouts: ClassVar = {"storage": layouts.along(2), "ends": layouts.along(2)}
@@ -95,7 +97,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         are stored as above, no sequence of "inside" or "episodes" with two rows or more starts at one.
       gaps: allow `add(drawable=)`; costs 4 bytes a sequence with "any" and "cut".
       hindsight: store the number of each row's episode (4 bytes a row), which `later` needs.
-      donate: donate the state when `add`, `update` or `set` is called eagerly.
+      count_updates, max_uses, donate: as for `ReplayBuffer`.
 
     Examples:
       >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
@@ -114,6 +116,8 @@ class SequenceBuffer(Buffer[SequenceState]):
     windows: Literal["any", "cut", "inside", "episodes"] = "any"
     gaps: bool = False
     hindsight: bool = False
+    count_updates: bool = False
+    max_uses: int | None = None
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
     _state_kind: ClassVar[type] = SequenceState
@@ -134,6 +138,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             stride=check_integer("stride", self.stride, 1, length, "the number of steps between starts"),
             sampler=check_sampler(self.sampler),
         )
+        _uses.check(self)
         room = length - self.sequence_length + 1
         if room < self.stride:
             raise ValueError(
@@ -146,9 +151,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         if self.windows not in ("any", "cut", "inside", "episodes"):
             raise ValueError(f'windows={self.windows!r}: must be "any", "cut", "inside" or "episodes".')
         if self.windows == "episodes" and self.stride > 1:
-            raise ValueError(
-                f'stride={self.stride}: must be 1 with windows="episodes", as an episode may start at any row.'
-            )
+            raise ValueError(f'stride={self.stride}: must be 1 with windows="episodes"; episodes start at any row.')
 
     def init(self, steps: Any) -> SequenceState:
         """An empty buffer for steps like these.
@@ -179,6 +182,7 @@ class SequenceBuffer(Buffer[SequenceState]):
                 wait=jnp.full((), self.sequence_length, jnp.int32),
                 ring=ring.init(self._num_slots),
                 sampler=self.sampler.init(self._num_slots),
+                uses=_uses.init(self),
                 windows=self._drawable.init(self),
                 episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
             )
@@ -242,7 +246,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             rows=ring.advance(rows, count, self.length),
             wait=wait,
             ring=change.ring,
-            sampler=self._insert(state, change.slots, change.drawable, change.td_errors),
+            **self._insert(state, change.slots, change.drawable, change.td_errors),
             windows=change.windows,
             episodes=None if state.episodes is None else _later_steps.append(state.episodes, flags, at),
         )

@@ -15,9 +15,9 @@ from jaxreplay.buffers import ReplayBuffer, ReplayState, SequenceBuffer, Sequenc
 from jaxreplay.buffers._chosen_sequences import ChosenSequences
 from jaxreplay.buffers._later_steps import EpisodeNumbers
 from jaxreplay.buffers._shards import Shards, shards_of
-from jaxreplay.samplers import Prioritized, PrioritizedState, Recent, RecentState, Uniform, UniformState
-from jaxreplay.samplers._prioritized import LEAST_UNSPENT, largest_leaf, leaf_of
-from jaxreplay.samplers._update_counts import UpdateCounts
+from jaxreplay.buffers._uses import Uses
+from jaxreplay.samplers import Prioritized, PrioritizedState, Recent, Uniform
+from jaxreplay.samplers._prioritized import largest_leaf, leaf_of
 
 KINDS = (ReplayBuffer, SequenceBuffer)
 SETTINGS = ("alpha", "epsilon", "floor")
@@ -127,7 +127,7 @@ def _migrate_items(old: Shards, state: ReplayState, new: Shards) -> ReplayState:
     return ReplayState(
         storage=jax.tree.map(lambda x: _move(x, move, new), layouts.as_it_is(state.storage)),
         ring=_ring(new, np.sum(source >= 0, axis=1), new.part.capacity, new.num_shards),
-        sampler=_migrate_sampler(old, state.sampler, new, source),
+        **_migrate_sampler(old, state, new, source),
     )
 
 
@@ -181,25 +181,19 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> Sequen
         rows=_ring(new, np.full(new.num_shards, num_rows), new.whole.length, 1),
         wait=new.place(np.full(new.num_shards, places.wait[0])),
         ring=_ring(new, np.sum(source >= 0, axis=1), new.part._num_slots, new.num_shards),
-        sampler=_migrate_sampler(old, state.sampler, new, source),
+        **_migrate_sampler(old, state, new, source),
         windows=windows,
         episodes=episodes,
     )
 
 
-def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray) -> Any:
-    """State of the new sampler; `source` [new shards, slots] holds slots of the stacked old shards, -1 for none."""
-    sampler, old_sampler = new.whole.sampler, old.whole.sampler
+def _migrate_sampler(old: Shards, whole: Any, new: Shards, source: np.ndarray) -> dict[str, Any]:
+    """The new fields `sampler` and `uses`; `source` [new shards, slots] holds slots of the stacked old shards."""
+    sampler, old_sampler, state = new.whole.sampler, old.whole.sampler, whole.sampler
     capacity = new.part._num_slots
-    if isinstance(sampler, Recent):
-        return RecentState(capacity)
-    counts = unspent = None
-    if sampler.count_updates or sampler.max_uses is not None:
-        counts = _migrate_counts(getattr(state, "counts", None), new, source)
-    if counts is not None and sampler.max_uses is not None:
-        unspent = (source >= 0) & (_on_host(counts.of_slots).reshape(source.shape) < sampler.max_uses)
-    if isinstance(sampler, Uniform):
-        return UniformState(capacity, counts, _unspent_trees(unspent, new))
+    uses = _migrate_uses(whole.uses, new, source)
+    if not isinstance(sampler, Prioritized):
+        return {"sampler": sampler.init(capacity), "uses": uses}
     numbers, old_alpha, counted = {name: getattr(sampler, name) for name in SETTINGS}, 0.0, sampler.init(capacity)
     if isinstance(old_sampler, Prioritized):
         old_numbers, counted = {name: _number(state, name) for name in SETTINGS}, state
@@ -211,31 +205,28 @@ def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray) -
         if np.float32(old_alpha) != np.float32(alpha):
             priorities = leaves.astype(np.float64) ** (1 / old_alpha)
             leaves = leaf_of(jnp.asarray(priorities, jnp.float32), alpha, capacity)
-        if old_sampler.max_uses is not None:  # a spent item has lost its priority
-            leaves = np.where(leaves > 0, leaves, leaf_of(jnp.asarray(max_priority), alpha, capacity))
+        if old.whole.max_uses is not None:  # a spent item has lost its priority
+            was_unspent = _on_host(sum_tree.leaves(whole.uses.unspent)).reshape(-1)[source] > 0
+            leaves = np.where(was_unspent, leaves, leaf_of(jnp.asarray(max_priority), alpha, capacity))
         leaves = np.minimum(leaves, largest_leaf(capacity))
     else:
         leaves = leaf_of(jnp.asarray(max_priority), alpha, capacity)
-    leaves = np.where(source >= 0, leaves, 0.0)
-    if unspent is not None:
-        leaves = np.where(unspent, np.maximum(leaves, LEAST_UNSPENT), 0.0)
-
-    def tree(leaves: np.ndarray) -> sum_tree.SumTree:
-        return sum_tree.update(sampler.tree(capacity), np.arange(capacity), leaves, unique_indices=True)
+    may = source >= 0
+    if uses is not None and uses.unspent is not None:
+        may = _on_host(sum_tree.leaves(uses.unspent)).reshape(source.shape) > 0
+    leaves = np.where(may, leaves, 0.0)
 
     def every(value: np.generic) -> jax.Array:
         return new.place(np.full(new.num_shards, value))
 
-    trees = [tree(shard) for shard in leaves]
-    return PrioritizedState(
-        tree=jax.tree.map(lambda *x: new.place(np.stack(x)), *trees),
+    sampler_state = PrioritizedState(
+        tree=_trees(sampler.tree(capacity), leaves, new),
         max_priority=every(max_priority),
         updates=every(_on_host(counted.updates).max()),
         rejected=_total(counted.rejected, new),
-        counts=counts,
-        unspent=_unspent_trees(unspent, new),
         **{name: every(np.float32(x)) for name, x in numbers.items()},
     )
+    return {"sampler": sampler_state, "uses": uses}
 
 
 def _number(state: PrioritizedState, name: str) -> float:
@@ -245,12 +236,9 @@ def _number(state: PrioritizedState, name: str) -> float:
     return float(values.max())
 
 
-def _unspent_trees(unspent: np.ndarray | None, new: Shards) -> sum_tree.SumTree | None:
-    """Trees of the new shards with leaf 1 where `unspent` [new shards, slots] is True."""
-    if unspent is None:
-        return None
-    slots = np.arange(unspent.shape[1])
-    trees = [sum_tree.update(sum_tree.init(x.size), slots, x, unique_indices=True) for x in unspent]
+def _trees(empty: sum_tree.SumTree, leaves: np.ndarray, new: Shards) -> sum_tree.SumTree:
+    """Trees of the new shards, like `empty`, with `leaves` [new shards, slots]."""
+    trees = [sum_tree.update(empty, np.arange(x.size), x, unique_indices=True) for x in leaves]
     return jax.tree.map(lambda *x: new.place(np.stack(x)), *trees)
 
 
@@ -260,9 +248,15 @@ def _total(counts: jax.Array, new: Shards) -> jax.Array:
     return new.place(np.where(np.arange(new.num_shards) == 0, total, 0).astype(np.int32))
 
 
-def _migrate_counts(counts: UpdateCounts | None, new: Shards, source: np.ndarray) -> UpdateCounts:
-    """Counts of the kept items, 0 if nothing was counted; `source` as in `_migrate_sampler`."""
-    if counts is None:
-        return UpdateCounts(new.place(np.zeros(source.shape, np.int32)), new.place(np.zeros(new.num_shards, np.int32)))
-    of_slots = np.where(source >= 0, _on_host(counts.of_slots).reshape(-1)[source], 0)
-    return UpdateCounts(new.place(of_slots), _total(counts.late, new))
+def _migrate_uses(uses: Uses | None, new: Shards, source: np.ndarray) -> Uses | None:
+    """Uses of the kept items, 0 if nothing was counted; `source` as in `_migrate_sampler`."""
+    if not new.whole.count_updates and new.whole.max_uses is None:
+        return None
+    of_slots, late = np.zeros(source.shape, np.int32), new.place(np.zeros(new.num_shards, np.int32))
+    if uses is not None:
+        of_slots, late = np.where(source >= 0, _on_host(uses.of_slots).reshape(-1)[source], 0), _total(uses.late, new)
+    unspent = None
+    if new.whole.max_uses is not None:
+        is_unspent = (source >= 0) & (of_slots < new.whole.max_uses)
+        unspent = _trees(sum_tree.init(source.shape[1]), is_unspent.astype(np.float32), new)
+    return Uses(new.place(of_slots), late, unspent)

@@ -40,8 +40,8 @@ def of_items(part: Any, state: Any) -> Items:
     slots = jnp.arange(part._num_slots, dtype=jnp.int32)
 
     def of_shard(state: Any) -> tuple[jax.Array, jax.Array]:
-        start, size, _ = part._live(state)
-        return ring.wrap_negative(slots - start, part._num_slots) < size, part._ages(state, slots)
+        of = part._live(state)
+        return ring.wrap_negative(slots - of.start, part._num_slots) < of.size, part._ages(state, slots)
 
     live, ages = jax.vmap(of_shard, axis_name=part._axis_name)(state)
     if not isinstance(state.sampler, PrioritizedState):
@@ -49,8 +49,9 @@ def of_items(part: Any, state: Any) -> Items:
     leaves, total = sum_tree.leaves(state.sampler.tree), totals(state.sampler)
     sizes, weighted = state.ring.size.astype(jnp.float32), total > 0
     filled = jnp.maximum(jnp.sum(sizes > 0, dtype=jnp.float32), 1.0)
-    scale = jnp.where(weighted, total, jnp.maximum(sizes, 1.0)) * filled
-    evenly = 1.0 if state.sampler.unspent is None else 0.0  # then all items are spent
+    unspent = None if state.uses is None else state.uses.unspent
+    number, evenly = (sizes, 1.0) if unspent is None else (jax.vmap(sum_tree.total)(unspent), sum_tree.leaves(unspent))
+    scale = jnp.where(weighted, total, jnp.maximum(number, 1.0)) * filled
     law = jnp.where(live, jnp.where(weighted[:, None], leaves, evenly) / scale[:, None], 0.0)
     in_order, rank = descending(law), jnp.arange(law.size, dtype=jnp.float32)
     masses = {name: jnp.sum(in_order * jnp.clip(top * jnp.sum(sizes) - rank, 0.0, 1.0)) for name, top in TOPS.items()}

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from jaxreplay import sum_tree
 from jaxreplay.buffers import (
     ReplayBuffer,
     ReplayState,
@@ -150,7 +151,7 @@ def _buffer(name: str, state: Any, config: Any) -> View:
         is_stored = np.arange(leading[0]) < rows.rows.size[:, None]
         view.episodes = _episodes(state, rows.rows, _scalars(state, axes, ENDS))
     facts["bytes"] = f"{_saved.num_bytes(state):,}"
-    _add_sampler(view, rows.sampler, sampler.get("fields", {}), items)
+    _add_sampler(view, rows.sampler, rows.uses, sampler.get("fields", {}), items)
     is_known = getattr(state, "windows", None) is None or part.length == leading[0]
     view.ages = items.ages[items.live] if is_known and not isinstance(state, ReservoirState) else None
     for key, leaf in _scalars(state, axes, RETURNS).items():
@@ -191,13 +192,13 @@ def _part(state: Any, shape: tuple[int, ...], fields: dict[str, Any]) -> Any:
     return SequenceBuffer(**sizes, gaps=state.windows is not None)  # only the sequences that may be drawn have slots
 
 
-def _add_sampler(view: View, state: Any, fields: dict[str, Any], items: _facts.Items) -> None:
-    live, counts = items.live, getattr(state, "counts", None)
+def _add_sampler(view: View, state: Any, counts: Any, fields: dict[str, Any], items: _facts.Items) -> None:
+    live = items.live
     if counts is not None:
         view.updates = counts.of_slots[live]
         view.facts["late updates"] = f"{counts.late.sum():,}"
-        if fields.get("max_uses") is not None:
-            view.facts["no longer drawn"] = f"{np.sum(view.updates >= fields['max_uses']):,}"
+        if counts.unspent is not None:
+            view.facts["no longer drawn"] = f"{np.sum(np.asarray(sum_tree.leaves(counts.unspent))[live] == 0):,}"
         view.facts["never updated"] = f"{np.mean(view.updates == 0) if view.updates.size else 0:.1%}"
     if items.law is None:
         return

@@ -11,14 +11,12 @@ from flax import struct
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts, shards
-from jaxreplay._common.checks import check_bool, check_number, settle
+from jaxreplay._common.checks import check_number, settle
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live, saturating_add
 from jaxreplay._common.xla import on_gpu
-from jaxreplay.samplers import _update_counts, _uses
 from jaxreplay.samplers._protocol import Sampler
 from jaxreplay.samplers._uniform import uniform_slots
-from jaxreplay.samplers._update_counts import UpdateCounts
 from jaxreplay.samplers._weights import Normalize, importance_weights
 from jaxreplay.sum_tree._tree import Stratified, on_backend
 
@@ -33,8 +31,6 @@ class PrioritizedState(layouts.LaidOut):
       updates: int32 [], calls of `update` that named a stored item; saturates at 2**31 - 1.
       rejected: int32 [], rejected non-finite TD errors; saturates at 2**31 - 1.
       alpha, epsilon, floor: float32 [], at first the values of the configuration.
-      counts: update counts; None without `count_updates` and `max_uses`.
-      unspent: sum tree with leaf 1 for each slot that may be drawn; None without `max_uses`.
 
     Examples:
       >>> state = jr.Prioritized().init(4)
@@ -49,12 +45,7 @@ class PrioritizedState(layouts.LaidOut):
     alpha: jax.Array  # []
     epsilon: jax.Array  # []
     floor: jax.Array  # []
-    counts: UpdateCounts | None = None
-    unspent: sum_tree.SumTree | None = None
-    _layouts: ClassVar = {"tree": on_backend, "unspent": on_backend}
-
-
-LEAST_UNSPENT = 2.0**-63  # with `max_uses`, a leaf of 0 means that the item is spent
+    _layouts: ClassVar = {"tree": on_backend}
 
 
 def largest_leaf(capacity: int) -> float:
@@ -126,11 +117,6 @@ class Prioritized(Sampler[PrioritizedState]):
         minibatches, or each minibatch comes from one part of the buffer. "systematic" draws at the same random place in
         each part, in all shards of a buffer. An item then occurs batch_size * P(i) times, rounded down or up. So none
         occurs twice if batch_size * P(i) <= 1 for all, up to rounding in float32.
-      count_updates: count in the state how often each item is updated, and how many updates come too late (reported
-        by `jaxreplay.diagnostics`); costs 4 bytes per item.
-      max_uses: an item that was updated so often is no longer drawn, as with `Uniform`: its p^alpha becomes 0, and N
-        counts the others. If every other p is 0, draws are uniform over the items that are not spent. Costs about 8
-        bytes per item.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
@@ -148,8 +134,6 @@ class Prioritized(Sampler[PrioritizedState]):
     stratified: Stratified = True
     floor: float = 0.0
     max_priority: Literal["ever", "stored"] | float = "ever"
-    count_updates: bool = False
-    max_uses: int | None = None
 
     def __post_init__(self):
         beta = self.beta
@@ -169,8 +153,6 @@ class Prioritized(Sampler[PrioritizedState]):
         else:
             max_priority = check_number("max_priority", max_priority, 0, math.inf, '"ever" is usual')
         settle(self, beta=beta, max_priority=max_priority)
-        settle(self, count_updates=check_bool("count_updates", self.count_updates, "whether to count updates"))
-        settle(self, max_uses=_uses.check_max_uses(self.max_uses))
         if self.stratified != "systematic" and not isinstance(self.stratified, bool):
             raise ValueError(f'stratified={self.stratified!r}: must be True, False or "systematic".')
         if self.normalize not in ("batch", "global", None):
@@ -202,8 +184,6 @@ class Prioritized(Sampler[PrioritizedState]):
             alpha=jnp.full((), self.alpha, jnp.float32),
             epsilon=jnp.full((), self.epsilon, jnp.float32),
             floor=jnp.full((), self.floor, jnp.float32),
-            counts=_update_counts.init(capacity) if self.count_updates or self.max_uses else None,
-            unspent=sum_tree.init(capacity) if self.max_uses else None,
         )
 
     def insert(
@@ -222,15 +202,12 @@ class Prioritized(Sampler[PrioritizedState]):
             has_error = drawable & (slots >= 0) & (slots < capacity) & ~jnp.isnan(td_errors)
             state, found, known, _ = self._learn(state, td_errors, has_error, axis_name)
         leaves = jnp.where(known, found, self._new_leaf(state, jnp.max(found, where=known, initial=0.0), axis_name))
-        leaves = jnp.where(drawable, jnp.maximum(leaves, LEAST_UNSPENT) if self.max_uses else leaves, 0.0)
-        tree = sum_tree.update(state.tree, slots, leaves, unique_indices=True)
-        counts, unspent = _update_counts.insert(state.counts, slots), _uses.insert(state.unspent, slots, drawable)
-        return dataclasses.replace(state, tree=tree, counts=counts, unspent=unspent)
+        leaves = jnp.where(drawable, leaves, 0.0)
+        return dataclasses.replace(state, tree=sum_tree.update(state.tree, slots, leaves, unique_indices=True))
 
     def restrict(self, state: PrioritizedState, live: Live) -> PrioritizedState:
-        trees = {"tree": state.tree, "unspent": state.unspent}
-        trees = {name: tree and sum_tree.restrict(tree, live.start, live.size) for name, tree in trees.items()}
-        return dataclasses.replace(state, **trees)  # pyright: ignore[reportArgumentType]
+        tree: Any = sum_tree.restrict(state.tree, live.start, live.size)
+        return dataclasses.replace(state, tree=tree)
 
     def sample(
         self, state: PrioritizedState, key: jax.Array, batch_size: int, live: Live
@@ -239,7 +216,7 @@ class Prioritized(Sampler[PrioritizedState]):
         drawn, leaves = sum_tree.sample_with(state.tree, bits, stratified=self.stratified)
         uniform = uniform_slots(bits, live, state.tree.capacity)
         has_mass, normalizer = _normalizer(state, live.size)
-        otherwise = 0.0 if self.max_uses else jnp.where(live.size > 0, 1.0, 0.0)  # leaves are 0 if all are spent
+        otherwise = jnp.where(live.size > 0, 1.0, 0.0)
         return jnp.where(has_mass, drawn, uniform), jnp.where(has_mass, leaves, otherwise) / normalizer
 
     def weights(
@@ -256,14 +233,13 @@ class Prioritized(Sampler[PrioritizedState]):
         min_probability = None
         if self.normalize == "global":
             has_mass, normalizer = _normalizer(state, size)
-            # The minimum of no priorities is inf too. With `max_uses` a total of 0 means that all items are spent.
-            uniform = jnp.inf if self.max_uses else jnp.where(has_mass | (size == 0), jnp.inf, 1.0)
+            uniform = jnp.where(has_mass | (size == 0), jnp.inf, 1.0)  # the minimum of no priorities is inf too
             min_probability = jnp.minimum(sum_tree.minimum(state.tree), uniform) / normalizer
         num_shards = shards.count(axis_name)
         min_probability = None if min_probability is None else min_probability / num_shards
         return importance_weights(
             probabilities / num_shards,
-            shards.total(_uses.number(state.unspent, size), axis_name),
+            shards.total(size, axis_name),
             beta,
             normalize=self.normalize,
             min_probability=min_probability,
@@ -277,22 +253,15 @@ class Prioritized(Sampler[PrioritizedState]):
         td_errors: jax.Array,
         mask: jax.Array,
         *,
+        spent: jax.Array | None = None,
         axis_name: str | None = None,
     ) -> PrioritizedState:
         mask = checks.check_mask(mask, slots.shape)
         state, leaves, accepted, is_update = self._learn(state, td_errors, mask, axis_name)
-        if state.unspent is not None and state.counts is not None and self.max_uses is not None:
-            unspent, counts, spent = _uses.update(state.unspent, state.counts, slots, mask, self.max_uses)
-            leaves, accepted = jnp.where(spent, 0.0, jnp.maximum(leaves, LEAST_UNSPENT)), accepted | spent
-            used: Any = {"unspent": unspent, "counts": counts}
-        else:
-            used = {}
-        return dataclasses.replace(
-            state,
-            tree=sum_tree.update(state.tree, slots, leaves, mask=accepted),
-            updates=saturating_add(state.updates, is_update.astype(jnp.int32)),
-            **(used or {"counts": _update_counts.update(state.counts, slots)}),
-        )
+        if spent is not None:
+            leaves, accepted = jnp.where(spent, 0.0, leaves), accepted | spent
+        tree = sum_tree.update(state.tree, slots, leaves, mask=accepted)
+        return dataclasses.replace(state, tree=tree, updates=saturating_add(state.updates, is_update.astype(jnp.int32)))
 
     def priorities(self, state: PrioritizedState, slots: jax.Array) -> jax.Array:
         return priority_of(sum_tree.get(state.tree, slots), state.alpha)

@@ -54,7 +54,7 @@ class Sampler(Protocol[S]):
 
         Examples:
           >>> jr.Uniform().init(4)
-          UniformState(capacity=4, counts=None, unspent=None)
+          UniformState(capacity=4)
         """
         ...
 
@@ -161,7 +161,14 @@ class Sampler(Protocol[S]):
         ...
 
     def update(
-        self, state: S, slots: jax.Array, td_errors: jax.Array, mask: jax.Array, *, axis_name: str | None = None
+        self,
+        state: S,
+        slots: jax.Array,
+        td_errors: jax.Array,
+        mask: jax.Array,
+        *,
+        spent: jax.Array | None = None,
+        axis_name: str | None = None,
     ) -> S:
         """State after an update with TD errors.
 
@@ -171,6 +178,8 @@ class Sampler(Protocol[S]):
             number of slots a row whose item is no longer stored.
           td_errors: float [B], signed or absolute.
           mask: bool [B]; rows with False are ignored.
+          spent: bool [B], True for rows whose item is no longer drawn; given only with a buffer's `max_uses`. `sample`
+            then gets a `Live` with `unspent`.
           axis_name: mapped axis over the shards of the buffer; None without shards.
 
         Examples:

@@ -151,6 +151,7 @@ class Recent(Sampler[RecentState]):
         td_errors: jax.Array,
         mask: jax.Array,
         *,
+        spent: jax.Array | None = None,
         axis_name: str | None = None,
     ) -> RecentState:
         return state

@@ -102,16 +102,16 @@ def num_rows(buffer: Buffer[Any] | Sharded[Any], probabilities: jax.Array) -> An
     These are the rows with an item, by their `probabilities` [B]. Weights of shards correct for empty rows: all count.
     """
     shards = shards_of(buffer)
-    if fills_rows(shards.whole.sampler) or shards.num_shards > 1:
+    if fills_rows(shards.whole) or shards.num_shards > 1:
         return probabilities.size
     return jnp.maximum(jnp.sum(probabilities > 0, dtype=jnp.int32), 1).astype(jnp.float32)
 
 
-def fills_rows(sampler: Any) -> bool:
+def fills_rows(buffer: Buffer[Any]) -> bool:
     """True if every row of a draw from a buffer that is not empty holds an item; False for unknown samplers."""
-    if getattr(sampler, "max_uses", None) is not None:
-        return False
-    return type(sampler) in (Prioritized, Recent) or (type(sampler) is Uniform and sampler.replacement)
+    sampler = buffer.sampler
+    samples_all = type(sampler) in (Prioritized, Recent) or (type(sampler) is Uniform and sampler.replacement)
+    return buffer.max_uses is None and samples_all
 
 
 def without_normalization(buffer: Any) -> Any:

@@ -138,7 +138,7 @@ def test_a_configuration_that_rejects_positional_arguments_is_a_plain_dataclass_
     assert {parameter.kind for parameter in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
     assert parameters["alpha"].default == 0.6
     own = dataclasses.make_dataclass("Own", [("most", int)], bases=(jr.Uniform,), frozen=True)
-    assert own(3, max_uses=2) == own(most=3, max_uses=2)
+    assert own(3, replacement=False) == own(most=3, replacement=False)
 
 
 A_LIST = [1.0, 2.0]

@@ -31,8 +31,8 @@ def transitions(first, count):
 
 def replay_run():
     """A buffer that has wrapped, and the priorities of its items, newest last."""
-    sampler = jr.Prioritized(beta=optax.linear_schedule(0.4, 1.0, 4), epsilon=0.0, count_updates=True)
-    buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler, donate=False)
+    sampler = jr.Prioritized(beta=optax.linear_schedule(0.4, 1.0, 4), epsilon=0.0)
+    buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler, count_updates=True, donate=False)
     state = buffer.init(transitions(0, 30))
     for first in (0, 30):
         state = buffer.add(state, transitions(first, 30))

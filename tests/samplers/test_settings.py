@@ -26,7 +26,7 @@ LANES = [
 STACKED = {name: jnp.array([lane[name] for lane in LANES], jnp.float32) for name in IN_STATE}
 PER = {
     "ever": {"beta": 0.7},
-    "stored": {"max_priority": "stored", "normalize": "global", "count_updates": True},
+    "stored": {"max_priority": "stored", "normalize": "global"},
     "number": {"max_priority": 2.0, "stratified": False, "normalize": None},
 }
 BUFFERS = {

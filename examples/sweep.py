@@ -8,7 +8,7 @@ python examples/sweep.py --short        # a few seconds, to see that it runs
 The settings are all combinations of four values of alpha and of n, two learning rates, and one or two updates per step.
 `jax.vmap` maps the training over them, so each must be a traced array:
 
-- alpha: `jr.Prioritized(alpha=None)`; `init` takes the value, and the state keeps it.
+- alpha: `state.sampler.alpha`, an array of the state, replaced before the first `add`.
 - n: `jr.sequence_transitions(..., n=n, max_n=N[-1])`; each drawn sequence has the rows for the largest n.
 - the learning rate: an optax optimizer that is made from a traced number.
 - the number of updates: every lane makes the most updates, and masks those that its setting leaves out.
@@ -88,12 +88,12 @@ def all_settings() -> Setting:
 
 
 def sequences(config: Config, sequence_length: int, alpha: float | None) -> jr.SequenceBuffer:
-    """A prioritized buffer; with alpha None, `init` takes it."""
+    """A prioritized buffer; with alpha None, its state is given one."""
     return jr.SequenceBuffer(
         length=config.length,
         num_envs=config.num_envs,
         sequence_length=sequence_length,
-        sampler=jr.Prioritized(alpha=alpha),
+        sampler=jr.Prioritized() if alpha is None else jr.Prioritized(alpha=alpha),
     )
 
 
@@ -130,7 +130,9 @@ def make_train(
         flags = dict.fromkeys(("terminated", "truncated", "step"), jnp.zeros(config.num_envs, bool))
         row = {"obs": obs, "action": jnp.zeros(config.num_envs, jnp.int32), "reward": jnp.zeros(config.num_envs)}
         rows = jax.tree.map(lambda x: x[None], row | flags)
-        replay = buffer.init(rows) if static or setting.alpha is None else buffer.init(rows, alpha=setting.alpha)
+        replay = buffer.init(rows)
+        if static is None and setting.alpha is not None:
+            replay = replay.replace(sampler=replay.sampler.replace(alpha=setting.alpha))
         params = network.init(params_key, obs)
         return State(env_state, obs, replay, params, params, optax.adam(1.0).init(params))
 

@@ -90,7 +90,7 @@ class Kind:
 
 
 def per(stratified: Any = True) -> jr.Prioritized:
-    return jr.Prioritized(alpha=None, floor=None, stratified=stratified)
+    return jr.Prioritized(stratified=stratified)
 
 
 USUAL = Setting(alpha=0.6, beta=0.4, floor=0.0)
@@ -273,9 +273,11 @@ def make_train(kind: Kind, network: bool, ratio: int, steps: int) -> Callable[..
         init_key = jax.random.fold_in(key, 2 * steps)
         params = net.init(init_key, task.features) if network else jnp.zeros((STATES, ACTIONS))
         item = dict.fromkeys(("state", "action", "after"), jnp.zeros(1, jnp.int32))
-        opened = {} if isinstance(kind.sampler, jr.Uniform) else {"alpha": setting.alpha, "floor": setting.floor}
+        replay = buffer.init(item)
+        if isinstance(kind.sampler, jr.Prioritized):
+            replay = replay.replace(sampler=replay.sampler.replace(alpha=setting.alpha, floor=setting.floor))
         agent = Agent(params, params, optax.adam(1.0).init(params) if network else None)
-        carry = agent, task.start, buffer.init(item, **opened)
+        carry = agent, task.start, replay
         return jax.lax.scan(point, carry, jnp.arange(steps // INTERVAL))[1]
 
     return train

@@ -42,7 +42,6 @@ LAW = "draws follow their probabilities"
 LIVE = "only live slots are drawn"
 IGNORED = "slots out of range and masked rows change nothing"
 LAST = "the last TD error of a repeated slot counts"
-DRAWN = "drawn preserves the structure, shapes and dtypes of the state, and ignores slots out of range"
 FINITE = "the probabilities stay valid after a non-finite TD error"
 
 
@@ -53,12 +52,11 @@ def check_buffer(
     key: jax.Array | None = None,
     batch_size: int = 8,
     add: Callable[[Any, Any, jax.Array], Any] | None = None,
-    settings: dict[str, Any] | None = None,
 ) -> None:
     """Check that a buffer follows the rules of the buffers of this package.
 
     A custom buffer needs no base class. It has `init(items)`, `add(state, items)`, `sample(state, key, batch_size)`,
-    `update(state, indices, td_errors)` and `get(state, indices)`. Its sampler has no hook `drawn`. Donation is checked
+    `update(state, indices, td_errors)` and `get(state, indices)`. Donation is checked
     if it has a field `donate`. Check the buffers of a `Mixture` one by one, because its handles alone do not name
     items.
 
@@ -68,7 +66,6 @@ def check_buffer(
       key: a PRNG key for all random values; None means key 0.
       batch_size: rows of each drawn batch.
       add: add(state, items, key) in place of the buffer's `add`, if that needs more arguments.
-      settings: values of the sampler's open settings, for `init`.
 
     Raises:
       AssertionError: a rule is broken; the message begins with the rule.
@@ -82,7 +79,7 @@ def check_buffer(
     """
     spec, key = without_valid(checks.as_spec(items))[0], jax.random.key(0) if key is None else key
     _check_config(buffer)
-    init = functools.partial(buffer.init, **settings or {})
+    init = buffer.init
     runs = _Runs(buffer, init, spec, batch_size, add or _adder(buffer))
     with _rule(ABSTRACT):
         chex.assert_trees_all_equal(*jax.device_get((init(spec), init(_values(key, spec)))))
@@ -101,16 +98,14 @@ def check_sampler(
     key: jax.Array | None = None,
     capacity: int = 13,
     batch_size: int = 8,
-    settings: dict[str, Any] | None = None,
 ) -> None:
     """Check that a sampler follows the rules of the `jaxreplay.samplers.Sampler` protocol.
 
     Args:
-      sampler: the configuration. `restrict` and the hook `drawn` are checked if they exist.
+      sampler: the configuration. `restrict` is checked if it exists.
       key: a PRNG key for all random values; None means key 0.
       capacity: number of slots, at least 4.
       batch_size: rows of each drawn batch, at most `capacity` - 2.
-      settings: values of its open settings, for `init`.
 
     Raises:
       AssertionError: a rule is broken; the message begins with the rule.
@@ -125,19 +120,18 @@ def check_sampler(
     """
     key, most = jax.random.key(0) if key is None else key, min(batch_size, capacity - 2)
     _check_config(check_methods(sampler))
-    runs = _SamplerRuns(sampler, key, capacity, most, settings or {})
+    runs = _SamplerRuns(sampler, key, capacity, most)
     runs.check_modes()
     runs.check_draws()
     runs.check_updates()
-    runs.check_drawn()
 
 
 class _SamplerRuns:
     """Programs that drive a sampler; all slots but the last are drawable."""
 
-    def __init__(self, sampler: Any, key: jax.Array, capacity: int, most: int, settings: dict[str, Any]):
+    def __init__(self, sampler: Any, key: jax.Array, capacity: int, most: int):
         self.sampler, self.key, self.capacity, self.most = sampler, key, capacity, most
-        self.init = functools.partial(sampler.init, capacity, **settings)
+        self.init = functools.partial(sampler.init, capacity)
         self.slots = jnp.arange(capacity, dtype=jnp.int32)
         self.live = Live(jnp.int32(0), jnp.int32(capacity - 1))
         self.jitted, self.draw = jax.jit(self.run), jax.jit(self._draw, static_argnums=3)
@@ -214,21 +208,6 @@ class _SamplerRuns:
         with _rule(FINITE):
             assert np.all(np.isfinite(wrong[1])), "probabilities are not finite"
             _check_law(*wrong)
-
-    def check_drawn(self) -> None:
-        if not hasattr(self.sampler, "drawn"):
-            return
-        state, slots = self.jitted(self.key), self.slots[: self.most]
-        before, drawn = jax.device_get(state), jax.jit(self.sampler.drawn)
-        with _rule(DRAWN):
-            _same(drawn(state, jnp.full(self.most, self.capacity, jnp.int32)), before)
-            chex.assert_trees_all_equal_shapes_and_dtypes(after := drawn(state, slots), before)
-        with _rule(PURE):
-            chex.assert_trees_all_equal(jax.device_get(state), before)
-        with _rule(MODES):
-            stacked = jax.tree.map(lambda x: jnp.stack([x, x]), state)
-            mapped = jax.jit(jax.vmap(self.sampler.drawn, (0, None)))(stacked, slots)
-            _same(jax.tree.map(lambda x: x[0], mapped), after)
 
 
 @dataclasses.dataclass

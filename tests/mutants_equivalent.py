@@ -35,7 +35,7 @@ EQUIVALENT = {
     "checkpoint/_leaves.check_bits: True -> False": "check_parts has found that they are as many",
     "curricula/_pool_moves._take: counts & (limit[rows.start] < 0) -> ((counts) | (limit[rows.start] < 0))": ANY_GUESS,
     "curricula/_pool_moves._take: limit[rows.start] < 0 -> ((limit[rows.start]) <= (0))": ANY_GUESS,
-    "samplers/_update_counts.update: (slots >= 0) & (slots < capacity) -> ((slots >= 0) | (slots < capacity))": BESIDE,
+    "buffers/_uses.update: (slots >= 0) & (slots < capacity) -> ((slots >= 0) | (slots < capacity))": BESIDE,
     "samplers/_weights.effective_sample_size: 1.0 -> 3.0": "it divides weights that are all 0",
     "samplers/_weights.effective_sample_size: 1.0 -> 3.0 (#2)": "it divides a sum that is 0",
     "samplers/_weights.importance_weights: 0.0 -> 1.0": "rows that were not drawn are masked in the line below",

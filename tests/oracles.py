@@ -44,7 +44,8 @@ def importance_weights(probabilities, size, beta, normalize="batch", min_probabi
 def recent_law(size, power, older=0):
     """Probabilities of `Recent`, oldest first, of `size` items that follow `older` ones."""
     rank = np.arange(older + 1, older + size + 1, dtype=np.float64)
-    weights = (rank / (older + size)) ** power
+    with np.errstate(divide="ignore"):  # log(0) of rank 1
+        weights = (rank / (older + size)) ** (power + 1) * -np.expm1((power + 1) * np.log1p(-1 / rank))
     return weights / weights.sum()
 
 
@@ -108,11 +109,7 @@ class Priorities:
 
     def _leaf(self, priority):
         largest = 2.0 ** (63 - (self.num_slots - 1).bit_length())
-        return (
-            min(max(priority**self.alpha, 2.0**-63), largest)
-            if priority > 0 or self.alpha == 0 or self.max_uses
-            else 0.0
-        )
+        return min(max(priority**self.alpha, 2.0**-63), largest) if priority > 0 or self.alpha == 0 else 0.0
 
     def slot(self, handle):
         return handle % self.num_slots
@@ -141,12 +138,12 @@ class Priorities:
 
     def probability(self, handle):
         total = sum(self.leaf.values())
-        return self.leaf[handle] / total if total > 0 else 1 / len(self.leaf)
+        return self.leaf[handle] / total if total > 0 else 1 / len(self.unspent)
 
     @property
     def min_probability(self):
         positive = [leaf for leaf in self.leaf.values() if leaf > 0]
-        return min(positive) / sum(positive) if positive else 1 / len(self.leaf)
+        return min(positive) / sum(positive) if positive else 1 / len(self.unspent)
 
 
 class ReplayTwin(Priorities):

@@ -164,9 +164,7 @@ SAMPLERS = {
     "distinct": jr.Uniform(replacement=False),
     "recent": jr.Recent(power=1.5, beta=0.5),
     "prioritized": PER,
-    "every setting": jr.Prioritized(
-        normalize="global", stratified=False, max_priority="stored", count_updates=True, floor=0.5
-    ),
+    "every setting": jr.Prioritized(normalize="global", stratified=False, max_priority="stored", floor=0.5),
 }
 
 

@@ -29,20 +29,28 @@ def PER(alpha=0.6, **settings):
 
 SAMPLERS = {
     "uniform": jr.Uniform(),
-    "distinct": jr.Uniform(replacement=False, count_updates=True),
-    "batch": PER(count_updates=True, floor=0.2),
+    "distinct": jr.Uniform(replacement=False),
+    "batch": PER(floor=0.2),
     "global": PER(normalize="global", stratified=False, epsilon=0.0),
     "plain": PER(1.0, normalize=None, max_priority="stored", beta=optax.linear_schedule(0.4, 1.0, 50)),
     "systematic": PER(0.9, stratified="systematic"),
     "number": PER(0.0, max_priority=2.0, floor=0.5),
-    "uniform, max_uses": jr.Uniform(max_uses=2),
-    "distinct, max_uses": jr.Uniform(replacement=False, max_uses=2),
-    "max_uses": PER(max_uses=2, normalize=None, epsilon=0.0),
-    "global, max_uses": PER(1.0, max_uses=2, normalize="global"),
+    "uniform, max_uses": jr.Uniform(),
+    "distinct, max_uses": jr.Uniform(replacement=False),
+    "max_uses": PER(normalize=None, epsilon=0.0),
+    "global, max_uses": PER(1.0, normalize="global"),
     "recent": jr.Recent(power=1.5, beta=0.6),
     "floor": PER(1.0, max_priority=0.0, floor=1.0, epsilon=0.0, normalize="global"),
     "stored global": PER(normalize="global", max_priority="stored", epsilon=0.0, stratified=False),
+    "stored global, max_uses": PER(normalize="global", max_priority="stored", epsilon=0.0),
 }
+COUNTING = {name: {"max_uses": 2} for name in SAMPLERS if name.endswith("max_uses")}
+COUNTING |= {name: {"count_updates": True} for name in ("distinct", "batch")}
+
+
+def choices(sampler):
+    """The sampler of this name, and the uses that a buffer counts with it."""
+    return {"sampler": SAMPLERS[sampler], **COUNTING.get(sampler, {})}
 
 
 def stack(*trees):
@@ -58,16 +66,16 @@ def num_shards(buffer):
     return getattr(buffer, "num_shards", 1)
 
 
-def law_of(sampler):
-    """Settings of the sampler, as arguments of a twin."""
+def law_of(buffer):
+    """Settings of the buffer and its sampler, as arguments of a twin."""
     names = {
         "alpha": "alpha",
         "epsilon": "epsilon",
         "floor": "floor",
         "max_priority": "new_priority",
-        "max_uses": "max_uses",
     }
-    return {mine: getattr(sampler, name) for name, mine in names.items() if hasattr(sampler, name)}
+    found = {mine: getattr(buffer.sampler, name) for name, mine in names.items() if hasattr(buffer.sampler, name)}
+    return found | {"max_uses": buffer.max_uses}
 
 
 def draws_of(key, size):
@@ -247,23 +255,27 @@ class Lane:
 
     def check_sampler(self, shard, state):
         """Check a shard's counters and leaves."""
-        if shard.counts and getattr(state, "counts", None) is not None:
-            np.testing.assert_array_equal(state.counts.of_slots, shard.by_slot(shard.counts))
-            assert state.counts.late == shard.late
         if hasattr(state, "tree"):
             check_tree(state.tree)
             np.testing.assert_allclose(leaves_of(state.tree), shard.leaves_by_slot(), rtol=5e-6)
             np.testing.assert_allclose(state.max_priority, shard.max_priority, rtol=1e-6)
             assert (state.updates, state.rejected) == (shard.updates, shard.rejected)
+
+    def check_uses(self, shard, uses):
+        if uses is None:
+            return
+        np.testing.assert_array_equal(uses.of_slots, shard.by_slot(shard.counts))
+        assert uses.late == shard.late
         if shard.max_uses:
-            check_tree(state.unspent)
+            check_tree(uses.unspent)
             unspent = shard.by_slot(dict.fromkeys(shard.unspent, 1.0))
-            np.testing.assert_array_equal(leaves_of(state.unspent), unspent)
+            np.testing.assert_array_equal(leaves_of(uses.unspent), unspent)
 
     def check_state(self, buffer, state):
         for k, shard in enumerate(self.twin.shards):
             own = at(state, k) if isinstance(buffer, jr.Sharded) else state
             self.check_sampler(shard, own.sampler)
+            self.check_uses(shard, own.uses)
             self.check_shard(buffer, own, shard)
 
     def check_shard(self, buffer, state, shard):
@@ -462,7 +474,7 @@ LEAST_PRIORITIZED = LEAST | {
 
 
 def least(sampler):
-    if getattr(SAMPLERS[sampler], "max_uses", None):
+    if "max_uses" in COUNTING.get(sampler, {}):
         return LEAST | {"items of whole passes": 30, "spent items looked up": 10}
     if not isinstance(SAMPLERS[sampler], jr.Prioritized):
         return LEAST

@@ -9,8 +9,8 @@ import jaxreplay as jr
 
 num_tasks, group, in_flight, bound, num_seeds = 128, 8, 64, 4, 16
 is_slow = jnp.arange(num_tasks) % 2 == 1
-sampler = jr.Uniform(replacement=False, max_uses=1)  # each group once
-buffer, optimizer = jr.ReplayBuffer(capacity=1_024, sampler=sampler), optax.adam(0.1)
+sampler, optimizer = jr.Uniform(replacement=False), optax.adam(0.1)
+buffer = jr.ReplayBuffer(capacity=1_024, sampler=sampler, max_uses=1)  # each group once
 # Task t is solved by token answers[t]. The slow tasks are the hard ones.
 answers = jax.random.randint(jax.random.key(0), (num_tasks,), 0, 32)
 first_logits = jnp.where(is_slow, 0.0, 2.0)[:, None] * jax.nn.one_hot(answers, 32)

@@ -32,16 +32,10 @@ def random_integers(bits: tuple[jax.Array, jax.Array], bound: jax.Array) -> jax.
 
     The probability of each integer is 1 / bound to within 2^-64.
     """
-    return random_integers_and_rest(bits, bound)[0]
-
-
-def random_integers_and_rest(bits: tuple[jax.Array, jax.Array], bound: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """`random_integers`, and 32 random bits that are independent of them to within bound / 2^64, uint32 [size]."""
     bound = bound.astype(jnp.uint32)
     low = bits[0] * bound  # modulo 2^32
-    rest = low + _high_product(bits[1], bound)
-    carry = (rest < low).astype(jnp.uint32)
-    return (_high_product(bits[0], bound) + carry).astype(jnp.int32), rest
+    carry = (low + _high_product(bits[1], bound) < low).astype(jnp.uint32)
+    return (_high_product(bits[0], bound) + carry).astype(jnp.int32)
 
 
 def random_integers64(

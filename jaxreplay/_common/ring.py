@@ -42,6 +42,8 @@ class Live(NamedTuple):
       size: int32 [], number of slots.
       older: int32 [], number of slots that `max_age` leaves out, which hold older items. Only set for a sampler with
         `by_age` (see `jaxreplay.samplers._protocol`).
+      unspent: with a buffer's `max_uses` a sum tree, leaf 1 for each slot that may be drawn. `size` counts them; other
+        slots of the range may not be drawn.
 
     Examples:
       >>> live = jr.samplers.Live(start=jnp.int32(3), size=jnp.int32(2))
@@ -52,6 +54,7 @@ class Live(NamedTuple):
     start: jax.Array
     size: jax.Array
     older: jax.Array | int = 0
+    unspent: Any = None
 
     def slots(self, positions: jax.Array, capacity: int) -> jax.Array:
         """Slots at `positions` (int32 [B], in [0, size)) of this range, int32 [B].

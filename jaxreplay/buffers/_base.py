@@ -1,22 +1,19 @@
 """Buffer: draws, common to all buffers."""
 
 import abc
-import dataclasses
 import functools
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 
-from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts, ring, shards
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.xla import alive, copy, jit_method, materialize, read_once, reads_state
+from jaxreplay.buffers import _uses
 from jaxreplay.buffers._handled import Handled, S
-from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, is_known_empty
-from jaxreplay.samplers import Sampler
-from jaxreplay.samplers._settings import abstract_settings
+from jaxreplay.buffers._sample import Sample, check_draw, check_drawn
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.transitions import TransitionBatch
 
@@ -27,12 +24,12 @@ class Buffer(Handled[S]):
     _state_kind: ClassVar[type]
 
     @abc.abstractmethod
-    def init(self, items: Any, /, **settings: Any) -> S:
+    def init(self, items: Any, /) -> S:
         """An empty buffer for items like these."""
 
     def _abstract(self, items: Any) -> S:
         """Shapes and dtypes of a state."""
-        return jax.eval_shape(self.init, items, **abstract_settings(self.sampler))
+        return jax.eval_shape(self.init, items)
 
     @abc.abstractmethod
     def add(self, state: S, *args: Any, **kwargs: Any) -> S:
@@ -58,10 +55,10 @@ class Buffer(Handled[S]):
             raise ValueError(
                 f"{names}: this state has {axes}; use the buffer that made it, and jax.vmap for a stack of states."
             )
-        if _kind(state.sampler) != _kind_of_states(self.sampler, self._num_slots):
+        if _kind((state.sampler, state.uses)) != _kind_of_states(self):
             raise ValueError(
-                f"sampler={self.sampler!r}: this state is of another sampler, or of another size; use the buffer that "
-                "made it, or convert the state with jaxreplay.migrate."
+                f"sampler={self.sampler!r}: this state is of another sampler, or of another size, count_updates or "
+                "max_uses; use the buffer that made it, or convert the state with jaxreplay.migrate."
             )
 
     @abc.abstractmethod
@@ -78,9 +75,10 @@ class Buffer(Handled[S]):
         return "cannot sample from an empty buffer; add items first (see can_sample)."
 
     def _insert(self, state: S, slots: jax.Array, drawable: jax.Array, td_errors: jax.Array | None) -> Any:
-        """The sampler's state after `slots` were written; `td_errors` is passed only if it is not None."""
+        """The fields `sampler` and `uses` after `slots` were written; `td_errors` is passed only if it is not None."""
         named: Any = {} if td_errors is None else {"td_errors": td_errors}
-        return self.sampler.insert(state.sampler, slots, drawable, **named, **self._axis)
+        sampler = self.sampler.insert(state.sampler, slots, drawable, **named, **self._axis)
+        return {"sampler": sampler, "uses": _uses.insert(state.uses, slots, drawable)}
 
     def sample(
         self,
@@ -91,7 +89,7 @@ class Buffer(Handled[S]):
         beta: Any = None,
         max_age: jax.Array | int | None = None,
     ) -> Sample:
-        """Draw items by the sampler's law.
+        """Draw items by the sampling distribution.
 
         If the items are a `TransitionBatch`, its `W` is multiplied by the weights (or set to them if None), and its
         `idx` is set to the handles.
@@ -105,8 +103,7 @@ class Buffer(Handled[S]):
             sampler's law, and with it probabilities and weights, is restricted to these items.
 
         Returns:
-          `Sample`. If the sampler has a hook `drawn` (see `jaxreplay.samplers._protocol`), (state, `Sample`) with the
-          state after the draw, and an eager call donates the state. Static types know the first case only.
+          `Sample`.
 
         Raises:
           ValueError: `batch_size` or `max_age` is not a positive integer, or `key` is not a PRNG key; or the buffer is
@@ -126,30 +123,10 @@ class Buffer(Handled[S]):
           [1.0, 0.33, 0.33, 0.33]
         """
         batch_size = check_draw(batch_size, beta, max_age)
-        if not hasattr(self.sampler, "drawn"):
-            return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age))
-        checks.check_state(self, state, self._state_kind)
-        if is_known_empty(self, state):  # before the draw donates the state
-            raise ValueError(self._why_empty(state))
-        changed: Any = self._draw_and_change(state, key, batch_size, beta, max_age)
-        return changed
+        return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age))
 
     @jit_method(static=("batch_size",))
     def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
-        return self._draw_slots(state, key, batch_size, beta, max_age)[0]
-
-    @jit_method(donates=True, static=("batch_size",))
-    def _draw_and_change(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> tuple[S, Sample]:
-        sample, slots = self._draw_slots(state, key, batch_size, beta, max_age)
-        sampler: Any = self.sampler
-        slots = jnp.where(sample.probabilities > 0, slots, self._num_slots)
-        changed = {"sampler": sampler.drawn(state.sampler, slots, **self._axis)}
-        return dataclasses.replace(state, **changed), sample  # pyright: ignore[reportArgumentType]
-
-    def _draw_slots(
-        self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any
-    ) -> tuple[Sample, jax.Array]:
-        """A draw, and its slots [batch_size] in the order of its rows."""
         # Checked at trace time, so that later calls of the same kind do not pay for it.
         self._check_state(state)
         checks.check_key(key)
@@ -161,10 +138,11 @@ class Buffer(Handled[S]):
             if self._by_age:
                 live = live._replace(older=self._live(state).size - live.size)
             sampler_state = self.sampler.restrict(state.sampler, live)
+        live = _uses.live(state.uses, live, max_age is not None)
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)
         slots, probabilities = read_once(materialize(*drawn))
         weights = self.sampler.weights(sampler_state, probabilities, live.size, beta=beta, **self._axis)
-        return self._sample_of(state, slots, probabilities / shards.count(self._axis_name), weights), slots
+        return self._sample_of(state, slots, probabilities / shards.count(self._axis_name), weights)
 
     def epoch(self, state: S, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
         """Batch number `step` of a pass over all drawable items, each once, in an order shuffled by `key`.
@@ -207,9 +185,7 @@ class Buffer(Handled[S]):
         exists = position < live.size
         order = jax.random.clone(key)  # batches of a pass share a key; cloned, it does not count as reused
         slots = live.slots(permuted(order, jnp.where(exists, position, 0), live.size), self._num_slots)
-        unspent = getattr(state.sampler, "unspent", None)
-        if unspent is not None:
-            exists &= sum_tree.get(unspent, slots) > 0
+        exists &= _uses.is_unspent(state.uses, slots)
         slots, exists = read_once(materialize(slots, exists))
         probability = 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32)
         weights = exists.astype(jnp.float32)
@@ -279,22 +255,21 @@ class Buffer(Handled[S]):
         return ring.at_least(self._num_drawable(state), batch_size)
 
     def _num_drawable(self, state: S) -> jax.Array:
-        """Number of drawable items, int32 []; without the items that are spent (see `max_uses` of the samplers)."""
-        unspent = getattr(state.sampler, "unspent", None)
-        return state.ring.size if unspent is None else sum_tree.total(unspent).astype(jnp.int32)
+        """Number of drawable items, int32 []; without the items that are spent (see `max_uses`)."""
+        return _uses.live(state.uses, ring.live(state.ring), False).size
 
 
-def _kind(sampler_state: Any) -> Any:
-    """Structure and sizes of a sampler's state, without the fan-out of trees, which differs between backends."""
+def _kind(part: Any) -> Any:
+    """Structure and sizes of a part of a state, without the fan-out of trees, which differs between backends."""
 
     def sizes(x: Any) -> Any:
         return (x.capacity, x.minima is None, x.maxima is None) if isinstance(x, SumTree) else jnp.shape(x)
 
-    leaves, treedef = jax.tree.flatten(sampler_state, is_leaf=lambda x: isinstance(x, SumTree))
+    leaves, treedef = jax.tree.flatten(part, is_leaf=lambda x: isinstance(x, SumTree))
     return treedef, [*map(sizes, leaves)]
 
 
 @functools.cache
-def _kind_of_states(sampler: Sampler, num_slots: int) -> Any:
-    """The `_kind` of a sampler's states, cached as every trace of a method needs it."""
-    return _kind(jax.eval_shape(functools.partial(sampler.init, num_slots), **abstract_settings(sampler)))
+def _kind_of_states(buffer: Any) -> Any:
+    """The `_kind` of a buffer's samplers and uses, cached as every trace of a method needs it."""
+    return _kind(jax.eval_shape(lambda: (buffer.sampler.init(buffer._num_slots), _uses.init(buffer))))

@@ -10,6 +10,7 @@ import jax.numpy as jnp
 from jaxreplay._common import checks, layouts, ring, shards
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.xla import jit_method
+from jaxreplay.buffers import _uses
 from jaxreplay.samplers import Sampler
 from jaxreplay.transitions._batch import without_valid, written
 
@@ -24,6 +25,9 @@ class State(Protocol):
     def sampler(self) -> Any: ...
 
     @property
+    def uses(self) -> _uses.Uses | None: ...
+
+    @property
     def storage(self) -> Any: ...
 
 
@@ -34,6 +38,8 @@ class Handled(abc.ABC, Generic[S]):
     """A buffer as a table of items that have handles."""
 
     sampler: Sampler
+    count_updates: bool
+    max_uses: int | None
     donate: bool
     _axis_name: str | None  # the mapped axis over all shards; None for a buffer without shards
     # Fields with the sizes of the storage's leading axes. Memory grows with the first; shards divide the last.
@@ -84,7 +90,7 @@ class Handled(abc.ABC, Generic[S]):
 
     @jit_method(donates=True, handles="indices")
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
-        """Give the sampler the TD errors of drawn items. `Uniform` and `Recent` ignore them.
+        """Give the sampler the TD errors of drawn items, and count their uses. `Uniform` and `Recent` ignore TD errors.
 
         Args:
           state: donated when called eagerly (see the class).
@@ -109,9 +115,11 @@ class Handled(abc.ABC, Generic[S]):
         slots = self._slots(state, indices)
         stored = slots < self._num_slots
         slots = jnp.where(indices >= 0, slots, -1)
-        sampler = self.sampler.update(state.sampler, slots, td_errors, stored, **self._axis)
+        uses, spent = _uses.update(state.uses, slots, self.max_uses)
+        named: Any = self._axis if spent is None else self._axis | {"spent": spent}
+        sampler = self.sampler.update(state.sampler, slots, td_errors, stored, **named)
         # Orders the next `add` after the draws of these TD errors, and after all reads of handles.
-        changed = {"sampler": sampler, "ring": ring.after(state.ring, slots, td_errors)}
+        changed = {"sampler": sampler, "uses": uses, "ring": ring.after(state.ring, slots, td_errors)}
         return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
     @jit_method(donates=True, handles="indices")
@@ -255,6 +263,7 @@ class Handled(abc.ABC, Generic[S]):
         if not hasattr(self.sampler, "priorities"):
             raise ValueError(f"sampler={self.sampler!r}: has no method priorities(state, slots).")
         slots, stored = self._stored(state, indices)
+        stored &= _uses.is_unspent(state.uses, slots)
         return jnp.where(stored, self.sampler.priorities(state.sampler, slots), 0.0)
 
     @jit_method(handles="indices")

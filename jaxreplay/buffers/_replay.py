@@ -12,10 +12,10 @@ from jaxreplay._common import checks, layouts, ring, shards
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.xla import jit_method, reads_state
+from jaxreplay.buffers import _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._protocol import check_sampler
-from jaxreplay.samplers._settings import init_sampler
 from jaxreplay.transitions._batch import check_returns, without_valid, written
 
 WHAT = {1: "a batch of items", 2: "a rollout"}  # by number of leading axes
@@ -29,6 +29,7 @@ class ReplayState(layouts.LaidOut):
       storage: the items, leaves [capacity, ...] as the backend wants them (`jaxreplay._common.layouts`).
       ring: cursor and fill.
       sampler: the sampler's state.
+      uses: of the items (`jaxreplay.buffers._uses`); None without `count_updates` and `max_uses`.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -41,6 +42,7 @@ class ReplayState(layouts.LaidOut):
     storage: Any  # [capacity, ...]
     ring: ring.Ring
     sampler: Any
+    uses: _uses.Uses | None = None
     _layouts: ClassVar = {"storage": layouts.along(1)}
 
 
@@ -55,9 +57,17 @@ class ReplayBuffer(Buffer[ReplayState]):
 
     Attributes:
       capacity: number of items kept, 1 to 2**29.
-      sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
+      sampler: the sampling distribution, `Uniform()` or `Prioritized(...)`.
       axes: number of leading axes of items in `init` and `add`: 1 for [B, ...], 2 for rollouts [T, num_envs, ...],
         whose rows are inserted in order of time.
+      count_updates: count how often each item is updated, and how many updates come too late (reported by
+        `jaxreplay.diagnostics`); costs 4 bytes per item.
+      max_uses: an item that was updated so often is no longer drawn; None for no bound. Every row of `update` that
+        names the item counts, so an item that was drawn twice in a batch comes back twice. The count starts at 0 when
+        the slot is overwritten. `size` and `can_sample` count the items that may still be drawn, and `epoch` leaves a
+        row without an item where one is spent. If all are spent, rows have handle -1 and weight 0, as from an empty
+        buffer. Costs about 8 bytes per item. `Recent` is rejected; `Uniform(replacement=False)` needs at most 2**23
+        slots.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
 
     Examples:
@@ -73,6 +83,8 @@ class ReplayBuffer(Buffer[ReplayState]):
     capacity: int
     sampler: Sampler = Uniform()
     axes: int = 1
+    count_updates: bool = False
+    max_uses: int | None = None
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
     _state_kind: ClassVar[type] = ReplayState
@@ -81,21 +93,18 @@ class ReplayBuffer(Buffer[ReplayState]):
         capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
         axes = check_integer("axes", self.axes, 1, 2, "1 for batches, 2 for rollouts")
         settle(self, capacity=capacity, sampler=check_sampler(self.sampler), axes=axes)
+        _uses.check(self)
 
-    def init(self, items: Any, **settings: Any) -> ReplayState:
+    def init(self, items: Any) -> ReplayState:
         """An empty buffer for items like these.
 
         Args:
           items: pytree [B, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; values are ignored, and
             `TransitionBatch.valid` is not stored.
-          **settings: the sampler's open settings, such as `alpha=0.6` for `Prioritized(alpha=None)`: numbers, or traced
-            float [], which are not checked.
 
         Raises:
           ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
-            shape than its `Rn`; or the state does not fit the device, or an
-            open setting is missing or invalid, or one is given that is not open.
-          TypeError: the sampler has no such setting.
+            shape than its `Rn`; or the state does not fit the device.
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -114,7 +123,8 @@ class ReplayBuffer(Buffer[ReplayState]):
             return ReplayState(
                 storage=layouts.zeros(spec, (self.capacity,), self.axes),
                 ring=ring.init(self.capacity),
-                sampler=init_sampler(self.sampler, self.capacity, settings),
+                sampler=self.sampler.init(self.capacity),
+                uses=_uses.init(self),
             )
 
     @jit_method(donates=True)
@@ -166,7 +176,7 @@ class ReplayBuffer(Buffer[ReplayState]):
         return ReplayState(
             storage=layouts.write(state.storage, slots, items),
             ring=ring.advance(state.ring, count, self.capacity),
-            sampler=self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
+            **self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
         )
 
     @reads_state

@@ -29,10 +29,10 @@ from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.random import random_bits, random_integers64
 from jaxreplay._common.xla import after, jit_method, read_once, reads_state
+from jaxreplay.buffers import _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._protocol import check_sampler
-from jaxreplay.samplers._settings import init_sampler
 from jaxreplay.transitions._batch import check_returns, without_valid, written
 
 
@@ -44,6 +44,7 @@ class ReservoirState(layouts.LaidOut):
       storage: the items, leaves [capacity, ...] as the backend wants them (`jaxreplay._common.layouts`).
       ring: the fill: `size` slots hold an item, and `inserted`, equal to `size`, is the next empty slot.
       sampler: the sampler's state.
+      uses: of the items (`jaxreplay.buffers._uses`); None without `count_updates` and `max_uses`.
       handles: int32 [capacity], the handle of each slot's item; -1 for an empty slot.
       count: uint32 [2], number of items ever added: `count[0] * 2**32 + count[1]`; saturates at `2**64 - 1`.
 
@@ -60,6 +61,7 @@ class ReservoirState(layouts.LaidOut):
     sampler: Any
     handles: jax.Array  # [capacity]
     count: jax.Array  # [2]
+    uses: _uses.Uses | None = None
     _layouts: ClassVar = {"storage": layouts.along(1)}
 
 
@@ -84,6 +86,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
     Attributes:
       capacity: number of items kept, 1 to 2**29.
       sampler: the law by which stored items are drawn, `Uniform()` or `Prioritized(...)`.
+      count_updates, max_uses: as for `ReplayBuffer`.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
 
     Examples:
@@ -102,6 +105,8 @@ class ReservoirBuffer(Buffer[ReservoirState]):
 
     capacity: int
     sampler: Sampler = Uniform()
+    count_updates: bool = False
+    max_uses: int | None = None
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
     _state_kind: ClassVar[type] = ReservoirState
@@ -113,18 +118,17 @@ class ReservoirBuffer(Buffer[ReservoirState]):
             raise ValueError(
                 f"sampler={self.sampler!r}: a ReservoirBuffer keeps no order; use a ReplayBuffer, or another sampler."
             )
+        _uses.check(self)
 
-    def init(self, items: Any, **settings: Any) -> ReservoirState:
+    def init(self, items: Any) -> ReservoirState:
         """An empty buffer for items like these.
 
         Args:
           items: pytree [B, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; values are ignored.
-          **settings: as for `ReplayBuffer.init`.
 
         Raises:
           ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
             shape than its `Rn`; or the state does not fit the device.
-          TypeError, ValueError: a setting is not as the sampler needs it.
 
         Examples:
           >>> buffer = jr.ReservoirBuffer(capacity=4)
@@ -139,7 +143,8 @@ class ReservoirBuffer(Buffer[ReservoirState]):
             return ReservoirState(
                 storage=layouts.zeros(spec, (self.capacity,), 1),
                 ring=ring.init(self.capacity),
-                sampler=init_sampler(self.sampler, self.capacity, settings),
+                sampler=self.sampler.init(self.capacity),
+                uses=_uses.init(self),
                 handles=jnp.full(self.capacity, -1, jnp.int32),
                 count=jnp.zeros(2, jnp.uint32),
             )
@@ -198,7 +203,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         return ReservoirState(
             storage=layouts.write(state.storage, slots, items),
             ring=ring.Ring(inserted=size, size=size, period=fill.period),
-            sampler=self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
+            **self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
             handles=handles,
             count=jnp.stack(_plus(state.count, number[-1])),
         )

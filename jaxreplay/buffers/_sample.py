@@ -55,16 +55,6 @@ def check_draw(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
     return batch_size
 
 
-def check_no_hook(name: str, buffer: Any, owner: str) -> None:
-    """Raise a `ValueError` if draws of `buffer`, the argument `name` of `owner`, change its sampler's state."""
-    sampler = getattr(whole_of(buffer), "sampler", None)
-    if hasattr(sampler, "drawn"):
-        raise ValueError(
-            f"{name}={buffer!r}: {type(sampler).__name__} has a hook `drawn`, with which a draw returns a new state; "
-            f"{owner} does not support it. Use the buffer alone, or count in `update`."
-        )
-
-
 def check_drawn(buffer: Any, state: Any, drawn: Sample) -> Sample:
     """`drawn`; a `ValueError` if the buffer, with all its shards, is known to be empty."""
     if is_known_empty(buffer, state):

@@ -16,12 +16,11 @@ from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.checks import check_integer, settle
 from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
-from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps
+from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._episode_flags import flags_of, in_first_episode
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._protocol import check_sampler
-from jaxreplay.samplers._settings import init_sampler
 from jaxreplay.transitions._batch import check_returns, without_valid
 
 
@@ -39,6 +38,7 @@ class SequenceState(layouts.LaidOut):
         number of slots. With `windows` "inside" or "episodes", or with `gaps`, the ring holds only the drawable
         sequences, in order of completion.
       sampler: the sampler's state.
+      uses: of the items (`jaxreplay.buffers._uses`); None without `count_updates` and `max_uses`.
       windows: places of the drawable sequences; None if all are drawable (windows "any" and "cut", without `gaps`).
       episodes: the number of each row's episode; None without `hindsight`.
 
@@ -56,6 +56,7 @@ class SequenceState(layouts.LaidOut):
     wait: jax.Array  # []
     ring: ring.Ring
     sampler: Any
+    uses: _uses.Uses | None = None
     windows: _chosen_sequences.ChosenSequences | None = None
     episodes: _later_steps.EpisodeNumbers | None = None
     _layouts: ClassVar = {"storage": layouts.along(2), "ends": layouts.along(2)}
@@ -85,7 +86,7 @@ class SequenceBuffer(Buffer[SequenceState]):
       sequence_length: number of steps in a sequence, 1 to `length`.
       stride: steps from one start to the next, 1 to length - sequence_length + 1, so that a full buffer always holds a
         whole sequence.
-      sampler: the law of the draw, `Uniform()` or `Prioritized(...)`.
+      sampler: the sampling distribution, `Uniform()` or `Prioritized(...)`.
       windows: the drawable sequences, and the steps that `Sample.mask` leaves out.
         "any": all sequences; no step is masked out.
         "cut": all sequences. The steps after a sequence's first end are masked out.
@@ -97,7 +98,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         are stored as above, no sequence of "inside" or "episodes" with two rows or more starts at one.
       gaps: allow `add(drawable=)`; costs 4 bytes a sequence with "any" and "cut".
       hindsight: store the number of each row's episode (4 bytes a row), which `later` needs.
-      donate: donate the state when `add`, `update` or `set` is called eagerly.
+      count_updates, max_uses, donate: as for `ReplayBuffer`.
 
     Examples:
       >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
@@ -116,6 +117,8 @@ class SequenceBuffer(Buffer[SequenceState]):
     windows: Literal["any", "cut", "inside", "episodes"] = "any"
     gaps: bool = False
     hindsight: bool = False
+    count_updates: bool = False
+    max_uses: int | None = None
     donate: bool = True
     _axis_name: str | None = dataclasses.field(default=None, repr=False)
     _state_kind: ClassVar[type] = SequenceState
@@ -135,6 +138,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             stride=check_integer("stride", self.stride, 1, length, "the number of steps between starts"),
             sampler=check_sampler(self.sampler),
         )
+        _uses.check(self)
         room = length - self.sequence_length + 1
         if room < self.stride:
             raise ValueError(
@@ -147,22 +151,18 @@ class SequenceBuffer(Buffer[SequenceState]):
         if self.windows not in ("any", "cut", "inside", "episodes"):
             raise ValueError(f'windows={self.windows!r}: must be "any", "cut", "inside" or "episodes".')
         if self.windows == "episodes" and self.stride > 1:
-            raise ValueError(
-                f'stride={self.stride}: must be 1 with windows="episodes", as an episode may start at any row.'
-            )
+            raise ValueError(f'stride={self.stride}: must be 1 with windows="episodes"; episodes start at any row.')
 
-    def init(self, steps: Any, **settings: Any) -> SequenceState:
+    def init(self, steps: Any) -> SequenceState:
         """An empty buffer for steps like these.
 
         Args:
           steps: pytree [T, num_envs, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; T and the
             values are ignored.
-          **settings: as for `ReplayBuffer.init`.
 
         Raises:
           ValueError: no leaves, leading axes that differ or are not `num_envs`, or a `TransitionBatch` whose `In` or
             `W` has another shape than its `Rn`; or the state does not fit the device.
-          TypeError, ValueError: a setting is not as the sampler needs it.
 
         Examples:
           >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
@@ -181,7 +181,8 @@ class SequenceBuffer(Buffer[SequenceState]):
                 rows=ring.init(self.length),
                 wait=jnp.full((), self.sequence_length, jnp.int32),
                 ring=ring.init(self._num_slots),
-                sampler=init_sampler(self.sampler, self._num_slots, settings),
+                sampler=self.sampler.init(self._num_slots),
+                uses=_uses.init(self),
                 windows=self._drawable.init(self),
                 episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
             )
@@ -245,7 +246,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             rows=ring.advance(rows, count, self.length),
             wait=wait,
             ring=change.ring,
-            sampler=self._insert(state, change.slots, change.drawable, change.td_errors),
+            **self._insert(state, change.slots, change.drawable, change.td_errors),
             windows=change.windows,
             episodes=None if state.episodes is None else _later_steps.append(state.episodes, flags, at),
         )

@@ -15,22 +15,23 @@ from jaxreplay.buffers import ReplayBuffer, ReplayState, SequenceBuffer, Sequenc
 from jaxreplay.buffers._chosen_sequences import ChosenSequences
 from jaxreplay.buffers._later_steps import EpisodeNumbers
 from jaxreplay.buffers._shards import Shards, shards_of
-from jaxreplay.samplers import Prioritized, PrioritizedState, Recent, RecentState, Uniform, UniformState
-from jaxreplay.samplers._prioritized import LEAST_UNSPENT, largest_leaf, leaf_of, setting
-from jaxreplay.samplers._settings import init_sampler
-from jaxreplay.samplers._update_counts import UpdateCounts
+from jaxreplay.buffers._uses import Uses
+from jaxreplay.samplers import Prioritized, PrioritizedState, Recent, Uniform
+from jaxreplay.samplers._prioritized import largest_leaf, leaf_of
 
 KINDS = (ReplayBuffer, SequenceBuffer)
+SETTINGS = ("alpha", "epsilon", "floor")
 
 
 @reads_state
-def migrate(old_buffer: Any, state: Any, new_buffer: Any, **settings: Any) -> Any:
+def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     """The live items of `state` and their priorities, as a state of `new_buffer`.
 
     Items keep their order of age. If the new buffer is smaller, the newest items are kept. Items of a `ReplayBuffer`
     are distributed evenly over the new shards. Across old shards, items are ordered by rank from the newest; ties go to
     the lower shard as older. Streams of a `SequenceBuffer` keep their numbers, and sequences their starts.
 
+    `alpha`, `epsilon` and `floor` are the state's if both configurations have the same, else those of the new one.
     Priorities before alpha, the largest priority and the number of updates (the argument of a beta schedule) are kept.
     Items without a priority, from `Uniform`, `Recent` or with alpha 0, or spent (`max_uses`), get the largest priority.
     Handles are new: do not update the new state with handles of the old one.
@@ -42,13 +43,11 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any, **settings: Any) -> An
       state: its state; unchanged and not donated.
       new_buffer: a buffer of the same kind. Of all that shapes the state, only its `capacity` or `length`, sampler,
         number of shards and devices may differ.
-      **settings: the new sampler's open settings, as for `init`. If omitted, the old sampler's values are kept.
 
     Returns:
       a state of `new_buffer` in new arrays.
 
     Raises:
-      TypeError: the new sampler has no such setting.
       ValueError: the buffers differ in anything else (the message names it), or a sampler is not `Uniform`,
         `Prioritized` or `Recent`.
 
@@ -74,7 +73,7 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any, **settings: Any) -> An
         raise ValueError(f"new_buffer={new.whole!r}: must be a {type(old.whole).__name__} like old_buffer.")
     old_buffer._check_state(state)
     migrate_kind = _migrate_items if isinstance(old.whole, ReplayBuffer) else _migrate_sequences
-    return migrate_kind(old, old.stacked(state), new, settings).on_this_backend()
+    return migrate_kind(old, old.stacked(state), new).on_this_backend()
 
 
 def _ring(new: Shards, size: np.ndarray, slots: int, num_rings: int) -> ring.Ring:
@@ -114,7 +113,7 @@ def _deal(values: np.ndarray, shard: np.ndarray, new: Shards, fill: int) -> np.n
     return dealt
 
 
-def _migrate_items(old: Shards, state: ReplayState, new: Shards, settings: dict[str, Any]) -> ReplayState:
+def _migrate_items(old: Shards, state: ReplayState, new: Shards) -> ReplayState:
     shard, slot, age = _live(old, state)
     newest = np.lexsort((shard, -age))[-new.whole.capacity :]  # oldest first
     to = new.num_shards - 1 - np.arange(newest.size)[::-1] % new.num_shards
@@ -128,7 +127,7 @@ def _migrate_items(old: Shards, state: ReplayState, new: Shards, settings: dict[
     return ReplayState(
         storage=jax.tree.map(lambda x: _move(x, move, new), layouts.as_it_is(state.storage)),
         ring=_ring(new, np.sum(source >= 0, axis=1), new.part.capacity, new.num_shards),
-        sampler=_migrate_sampler(old, state.sampler, new, source, settings),
+        **_migrate_sampler(old, state, new, source),
     )
 
 
@@ -140,7 +139,7 @@ def _check_same_sequences(old: Any, new: Any) -> None:
             )
 
 
-def _migrate_sequences(old: Shards, state: SequenceState, new: Shards, settings: dict[str, Any]) -> SequenceState:
+def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> SequenceState:
     _check_same_sequences(old.whole, new.whole)
     state = layouts.as_it_is(state)
     without_items: Any = dataclasses.replace(state, storage=None, ends=None, episodes=None, sampler=None)
@@ -182,82 +181,64 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards, settings:
         rows=_ring(new, np.full(new.num_shards, num_rows), new.whole.length, 1),
         wait=new.place(np.full(new.num_shards, places.wait[0])),
         ring=_ring(new, np.sum(source >= 0, axis=1), new.part._num_slots, new.num_shards),
-        sampler=_migrate_sampler(old, state.sampler, new, source, settings),
+        **_migrate_sampler(old, state, new, source),
         windows=windows,
         episodes=episodes,
     )
 
 
-def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray, settings: dict[str, Any]) -> Any:
-    """State of the new sampler; `source` [new shards, slots] holds slots of the stacked old shards, -1 for none."""
-    sampler, old_sampler = new.whole.sampler, old.whole.sampler
+def _migrate_sampler(old: Shards, whole: Any, new: Shards, source: np.ndarray) -> dict[str, Any]:
+    """The new fields `sampler` and `uses`; `source` [new shards, slots] holds slots of the stacked old shards."""
+    sampler, old_sampler, state = new.whole.sampler, old.whole.sampler, whole.sampler
     capacity = new.part._num_slots
-    empty = init_sampler(sampler, capacity, _settings_kept(old_sampler, state, sampler, settings))
-    if isinstance(sampler, Recent):
-        return RecentState(capacity)
-    counts = unspent = None
-    if sampler.count_updates or sampler.max_uses is not None:
-        counts = _migrate_counts(getattr(state, "counts", None), new, source)
-    if counts is not None and sampler.max_uses is not None:
-        unspent = (source >= 0) & (_on_host(counts.of_slots).reshape(source.shape) < sampler.max_uses)
-    if isinstance(sampler, Uniform):
-        return UniformState(capacity, counts, _unspent_trees(unspent, new))
-    counted = state if isinstance(old_sampler, Prioritized) else empty
-    max_priority = _on_host(counted.max_priority).max()
-    alpha, old_alpha = _number(sampler, empty, "alpha"), 0.0
+    uses = _migrate_uses(whole.uses, new, source)
+    if not isinstance(sampler, Prioritized):
+        return {"sampler": sampler.init(capacity), "uses": uses}
+    numbers, old_alpha, counted = {name: getattr(sampler, name) for name in SETTINGS}, 0.0, sampler.init(capacity)
     if isinstance(old_sampler, Prioritized):
-        old_alpha = _number(old_sampler, state, "alpha")
+        old_numbers, counted = {name: _number(state, name) for name in SETTINGS}, state
+        numbers = {name: old_numbers[name] if x == getattr(old_sampler, name) else x for name, x in numbers.items()}
+        old_alpha = old_numbers["alpha"]
+    max_priority, alpha = _on_host(counted.max_priority).max(), jnp.asarray(numbers["alpha"], jnp.float32)
     if old_alpha > 0:
         leaves = _on_host(sum_tree.leaves(state.tree)).reshape(-1)[source]
         if np.float32(old_alpha) != np.float32(alpha):
             priorities = leaves.astype(np.float64) ** (1 / old_alpha)
             leaves = leaf_of(jnp.asarray(priorities, jnp.float32), alpha, capacity)
-        if old_sampler.max_uses is not None:  # a spent item has lost its priority
-            leaves = np.where(leaves > 0, leaves, leaf_of(jnp.asarray(max_priority), alpha, capacity))
+        if old.whole.max_uses is not None:  # a spent item has lost its priority
+            was_unspent = _on_host(sum_tree.leaves(whole.uses.unspent)).reshape(-1)[source] > 0
+            leaves = np.where(was_unspent, leaves, leaf_of(jnp.asarray(max_priority), alpha, capacity))
         leaves = np.minimum(leaves, largest_leaf(capacity))
     else:
         leaves = leaf_of(jnp.asarray(max_priority), alpha, capacity)
-    leaves = np.where(source >= 0, leaves, 0.0)
-    if unspent is not None:
-        leaves = np.where(unspent, np.maximum(leaves, LEAST_UNSPENT), 0.0)
-
-    def tree(leaves: np.ndarray) -> sum_tree.SumTree:
-        return sum_tree.update(sampler.tree(capacity), np.arange(capacity), leaves, unique_indices=True)
+    may = source >= 0
+    if uses is not None and uses.unspent is not None:
+        may = _on_host(sum_tree.leaves(uses.unspent)).reshape(source.shape) > 0
+    leaves = np.where(may, leaves, 0.0)
 
     def every(value: np.generic) -> jax.Array:
         return new.place(np.full(new.num_shards, value))
 
-    trees = [tree(shard) for shard in leaves]
-    return PrioritizedState(
-        tree=jax.tree.map(lambda *x: new.place(np.stack(x)), *trees),
+    sampler_state = PrioritizedState(
+        tree=_trees(sampler.tree(capacity), leaves, new),
         max_priority=every(max_priority),
         updates=every(_on_host(counted.updates).max()),
         rejected=_total(counted.rejected, new),
-        counts=counts,
-        unspent=_unspent_trees(unspent, new),
-        **{name: every(np.float32(_number(sampler, empty, name))) for name in sampler.open_settings},
+        **{name: every(np.float32(x)) for name, x in numbers.items()},
     )
+    return {"sampler": sampler_state, "uses": uses}
 
 
-def _number(sampler: Prioritized, state: PrioritizedState, name: str) -> float:
-    """The value of a setting, which is the same in all shards."""
-    value = setting(sampler, state, name)
-    return float(_on_host(value).max() if isinstance(value, jax.Array) else value)
+def _number(state: PrioritizedState, name: str) -> float:
+    values = _on_host(getattr(state, name))
+    if values.min() != values.max():
+        raise ValueError(f"state.sampler.{name}: got {values.tolist()} by shard; migrate takes one value for all.")
+    return float(values.max())
 
 
-def _settings_kept(old: Any, state: Any, new: Any, settings: dict[str, Any]) -> dict[str, Any]:
-    """Settings for `init` of the sampler `new`, from `settings` or else the values of the sampler `old`."""
-    if not isinstance(new, Prioritized) or not isinstance(old, Prioritized):
-        return settings
-    return {name: _number(old, state, name) for name in new.open_settings} | settings
-
-
-def _unspent_trees(unspent: np.ndarray | None, new: Shards) -> sum_tree.SumTree | None:
-    """Trees of the new shards with leaf 1 where `unspent` [new shards, slots] is True."""
-    if unspent is None:
-        return None
-    slots = np.arange(unspent.shape[1])
-    trees = [sum_tree.update(sum_tree.init(x.size), slots, x, unique_indices=True) for x in unspent]
+def _trees(empty: sum_tree.SumTree, leaves: np.ndarray, new: Shards) -> sum_tree.SumTree:
+    """Trees of the new shards, like `empty`, with `leaves` [new shards, slots]."""
+    trees = [sum_tree.update(empty, np.arange(x.size), x, unique_indices=True) for x in leaves]
     return jax.tree.map(lambda *x: new.place(np.stack(x)), *trees)
 
 
@@ -267,9 +248,15 @@ def _total(counts: jax.Array, new: Shards) -> jax.Array:
     return new.place(np.where(np.arange(new.num_shards) == 0, total, 0).astype(np.int32))
 
 
-def _migrate_counts(counts: UpdateCounts | None, new: Shards, source: np.ndarray) -> UpdateCounts:
-    """Counts of the kept items, 0 if nothing was counted; `source` as in `_migrate_sampler`."""
-    if counts is None:
-        return UpdateCounts(new.place(np.zeros(source.shape, np.int32)), new.place(np.zeros(new.num_shards, np.int32)))
-    of_slots = np.where(source >= 0, _on_host(counts.of_slots).reshape(-1)[source], 0)
-    return UpdateCounts(new.place(of_slots), _total(counts.late, new))
+def _migrate_uses(uses: Uses | None, new: Shards, source: np.ndarray) -> Uses | None:
+    """Uses of the kept items, 0 if nothing was counted; `source` as in `_migrate_sampler`."""
+    if not new.whole.count_updates and new.whole.max_uses is None:
+        return None
+    of_slots, late = np.zeros(source.shape, np.int32), new.place(np.zeros(new.num_shards, np.int32))
+    if uses is not None:
+        of_slots, late = np.where(source >= 0, _on_host(uses.of_slots).reshape(-1)[source], 0), _total(uses.late, new)
+    unspent = None
+    if new.whole.max_uses is not None:
+        is_unspent = (source >= 0) & (of_slots < new.whole.max_uses)
+        unspent = _trees(sum_tree.init(source.shape[1]), is_unspent.astype(np.float32), new)
+    return Uses(new.place(of_slots), late, unspent)

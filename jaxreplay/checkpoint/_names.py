@@ -10,10 +10,10 @@ from jaxreplay._common.ring import Ring
 from jaxreplay.buffers import ReplayState, ReservoirState, Sample, SequenceState
 from jaxreplay.buffers._chosen_sequences import ChosenSequences
 from jaxreplay.buffers._later_steps import EpisodeNumbers
+from jaxreplay.buffers._uses import Uses
 from jaxreplay.curricula import LevelsState, PoolsState, TasksState
 from jaxreplay.datasets import Steps
 from jaxreplay.samplers import PrioritizedState, RecentState, UniformState
-from jaxreplay.samplers._update_counts import UpdateCounts
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.sum_tree._range import Restricted
 from jaxreplay.transitions import AutoresetState, NStepState, TransitionBatch
@@ -26,7 +26,7 @@ CLASSES: dict[str, type] = {"DataSteps": Steps} | {
     for cls in (
         *(AutoresetState, Bits, ChosenSequences, EpisodeNumbers, LevelsState, NStepState, PoolsState),
         *(PrioritizedState, RecentState, ReplayState, ReservoirState, Restricted, Ring, Rows, Sample, SequenceState),
-        *(SumTree, TasksState, TracerSteps, TransitionBatch, UniformState, UpdateCounts),
+        *(SumTree, TasksState, TracerSteps, TransitionBatch, UniformState, Uses),
     )
 }
 _NAMES = {cls: name for name, cls in CLASSES.items()}

@@ -63,8 +63,7 @@ def diagnostics(
       the stored items (complete sequences) that may be drawn. `kept`: share of all items ever added to a
       `ReservoirBuffer` that is stored.
     - With `Prioritized`: `total_priority`, the sum of p^alpha; `max_priority`, the running maximum of p in the state;
-      `beta`, its current value; `updates`, calls that named a stored item; `rejected`, rejected TD errors; `alpha`,
-      `epsilon` and `floor` if they are in the state.
+      `beta`, its current value; `updates`, calls that named a stored item; `rejected`, rejected TD errors.
     - With `count_updates=True` or `max_uses`: `late`, update rows ignored because their item was no longer stored.
     - With `max_uses`: `spent`, how many of the `size` items were updated so often that they are no longer drawn.
 
@@ -180,11 +179,10 @@ def _buffer(
     items = _facts.of_items(shards.part, state) if thorough else None
     if items is not None and isinstance(sampler, Prioritized):
         found |= _all_items(sampler, state.sampler, items)
-    counts = getattr(state.sampler, "counts", None) if hasattr(sampler, "count_updates") else None
-    unspent = getattr(state.sampler, "unspent", None) if hasattr(sampler, "max_uses") else None
-    if unspent is not None:
-        found["spent"] = found["size"] - jnp.sum(jax.vmap(sum_tree.total)(unspent))
+    counts = state.uses
     if counts is not None:
+        if counts.unspent is not None:
+            found["spent"] = found["size"] - jnp.sum(jax.vmap(sum_tree.total)(counts.unspent))
         found["late"] = jnp.sum(counts.late.astype(jnp.float32))
         if items is not None:
             live, size = items.live, jnp.maximum(found["size"], 1.0)
@@ -221,7 +219,6 @@ def _priorities(sampler: Prioritized, state: Any) -> Numbers:
         "beta": jnp.asarray(sampler.beta(updates) if callable(sampler.beta) else sampler.beta),
         "updates": updates,
         "rejected": jnp.sum(state.rejected.astype(jnp.float32)),
-        **{name: jnp.max(getattr(state, name)) for name in sampler.open_settings},
     }
 
 
@@ -234,7 +231,7 @@ def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
     # nothing; the rows of the other shards cover the whole distribution, and non-empty shards have equal mass.
     columns = [jnp.where(drawn, 1.0 / jnp.where(drawn, sample.probabilities, 1.0), 0.0)]
     factor = jnp.maximum(num_rows, 1).astype(jnp.float32)
-    if num_shards > 1 and not fills_rows(sampler):
+    if num_shards > 1 and not fills_rows(shards.whole):
         held = jnp.sum(drawn.reshape(num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
         part = jnp.where(drawn, 1.0 / _by_row(held * filled, drawn), 0.0)
         columns, factor = [columns[0] * part, part], jnp.ones((), jnp.float32)
@@ -346,7 +343,7 @@ def _all_items(sampler: Prioritized, state: Any, items: _facts.Items) -> Numbers
 
 def _never_updated(shards: Shards, state: Any, key: jax.Array, batch_size: int) -> jax.Array:
     def share(state: Any, key: jax.Array) -> jax.Array:
-        live, of_slots = shards.part._live(state), state.sampler.counts.of_slots
+        live, of_slots = shards.part._live(state), state.uses.of_slots
         position = random_integers(random_bits(key, batch_size), jnp.maximum(live.size, 1))
         slots = live.slots(position, shards.part._num_slots)
         return jnp.mean(of_slots.at[slots].get(mode="promise_in_bounds") == 0, dtype=jnp.float32)

@@ -42,8 +42,8 @@ def of_items(part: Any, state: Any) -> Items:
     slots = jnp.arange(part._num_slots, dtype=jnp.int32)
 
     def of_shard(state: Any) -> tuple[jax.Array, jax.Array]:
-        start, size, _ = part._live(state)
-        return ring.wrap_negative(slots - start, part._num_slots) < size, part._ages(state, slots)
+        of = part._live(state)
+        return ring.wrap_negative(slots - of.start, part._num_slots) < of.size, part._ages(state, slots)
 
     live, ages = jax.vmap(of_shard, axis_name=part._axis_name)(state)
     if not isinstance(state.sampler, PrioritizedState):
@@ -51,9 +51,12 @@ def of_items(part: Any, state: Any) -> Items:
     leaves, total = sum_tree.leaves(state.sampler.tree), totals(state.sampler)
     of_shards, weighted = sizes(state), total > 0
     filled = jnp.maximum(jnp.sum(of_shards > 0, dtype=jnp.float32), 1.0)
-    scale = jnp.where(weighted, total, jnp.maximum(of_shards, 1.0)) * filled
+    unspent = None if state.uses is None else state.uses.unspent
+    number, evenly = of_shards, 1.0
+    if unspent is not None:
+        number, evenly = jax.vmap(sum_tree.total)(unspent), sum_tree.leaves(unspent)
     # Probabilities; all non-empty shards have equal mass.
-    evenly = 1.0 if state.sampler.unspent is None else 0.0  # then all items are spent
+    scale = jnp.where(weighted, total, jnp.maximum(number, 1.0)) * filled
     law = jnp.where(live, jnp.where(weighted[:, None], leaves, evenly) / scale[:, None], 0.0)
     in_order, rank = jnp.sort(law, axis=None)[::-1], jnp.arange(law.size, dtype=jnp.float32)
     count = jnp.sum(of_shards)
@@ -115,7 +118,7 @@ def of_draws(shards: Shards, state: Any, sample: Sample) -> Draws:
 
 def priority(sampler: Any, state: Any, leaf: jax.Array) -> jax.Array:
     """Priority p of a leaf p^alpha, with the state of all shards."""
-    return priority_of(leaf, jnp.max(state.alpha) if sampler.alpha is None else sampler.alpha)
+    return priority_of(leaf, jnp.max(state.alpha))
 
 
 def sizes(state: Any) -> jax.Array:

@@ -6,20 +6,17 @@ from collections.abc import Callable
 from typing import Any, ClassVar, Literal
 
 import jax
-import jax.core
 import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts, shards
-from jaxreplay._common.checks import check_bool, check_number, settle
+from jaxreplay._common.checks import check_number, settle
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live, saturating_add
 from jaxreplay._common.xla import on_gpu
-from jaxreplay.samplers import _update_counts, _uses
 from jaxreplay.samplers._protocol import Sampler
 from jaxreplay.samplers._uniform import uniform_slots
-from jaxreplay.samplers._update_counts import UpdateCounts
 from jaxreplay.samplers._weights import Normalize, importance_weights
 from jaxreplay.sum_tree._tree import Stratified, on_backend
 
@@ -33,9 +30,7 @@ class PrioritizedState(layouts.LaidOut):
       max_priority: float32 [], largest priority so far, before alpha; at least 1.
       updates: int32 [], calls of `update` that named a stored item; saturates at 2**31 - 1.
       rejected: int32 [], rejected non-finite TD errors; saturates at 2**31 - 1.
-      counts: update counts; None without `count_updates` and `max_uses`.
-      unspent: sum tree with leaf 1 for each slot that may be drawn; None without `max_uses`.
-      alpha, epsilon, floor: float32 [], the settings that `init` was given; None for a static one.
+      alpha, epsilon, floor: float32 [], at first the values of the configuration.
 
     Examples:
       >>> state = jr.Prioritized().init(4)
@@ -47,22 +42,10 @@ class PrioritizedState(layouts.LaidOut):
     max_priority: jax.Array  # []
     updates: jax.Array  # []
     rejected: jax.Array  # []
-    counts: UpdateCounts | None = None
-    unspent: sum_tree.SumTree | None = None
-    alpha: jax.Array | None = None  # []
-    epsilon: jax.Array | None = None  # []
-    floor: jax.Array | None = None  # []
-    _layouts: ClassVar = {"tree": on_backend, "unspent": on_backend}
-
-
-LEAST_UNSPENT = 2.0**-63  # with `max_uses`, a leaf of 0 means that the item is spent
-
-
-OPEN = {  # the settings that `init` may be given, and usual values
-    "alpha": "0.6 is usual",
-    "epsilon": "1e-6 is usual",
-    "floor": "1 is usual with a Huber loss, otherwise 0",
-}
+    alpha: jax.Array  # []
+    epsilon: jax.Array  # []
+    floor: jax.Array  # []
+    _layouts: ClassVar = {"tree": on_backend}
 
 
 def largest_leaf(capacity: int) -> float:
@@ -70,13 +53,7 @@ def largest_leaf(capacity: int) -> float:
     return 2.0 ** (63 - (capacity - 1).bit_length())
 
 
-def setting(sampler: "Prioritized", state: PrioritizedState, name: str) -> Any:
-    """The value of a setting of `OPEN`: a static number, or an array of the state."""
-    value = getattr(sampler, name)
-    return getattr(state, name) if value is None else value
-
-
-def leaf_of(priority: jax.Array, alpha: Any, capacity: int) -> jax.Array:
+def leaf_of(priority: jax.Array, alpha: jax.Array, capacity: int) -> jax.Array:
     """The leaf of a priority in a tree of this capacity."""
     # Within these bounds no sum overflows, and no sum, reciprocal or probability is subnormal (XLA flushes
     # subnormals to 0).
@@ -84,16 +61,13 @@ def leaf_of(priority: jax.Array, alpha: Any, capacity: int) -> jax.Array:
     return jnp.where((priority > 0) | (alpha == 0), leaf, 0.0)
 
 
-def priority_of(leaf: jax.Array, alpha: Any) -> jax.Array:
+def priority_of(leaf: jax.Array, alpha: jax.Array) -> jax.Array:
     """The priority of a leaf: of one within its bounds, the inverse of `leaf_of`; 1 with alpha 0."""
-    if isinstance(alpha, jax.Array):
-        exponent = jnp.where(alpha > 0, 1 / jnp.where(alpha > 0, alpha, 1.0), 0.0)
-    else:
-        exponent = 1 / alpha if alpha > 0 else 0.0
+    exponent = jnp.where(alpha > 0, 1 / jnp.where(alpha > 0, alpha, 1.0), 0.0)
     return jnp.where(leaf > 0, leaf**exponent, 0.0)
 
 
-def _whole(state: PrioritizedState, size: jax.Array) -> tuple[jax.Array, jax.Array]:
+def _normalizer(state: PrioritizedState, size: jax.Array) -> tuple[jax.Array, jax.Array]:
     """A flag, True if any slot has a positive priority, and the normalizer: the total priority, else `size`.
 
     Both cases share one division. XLA:CPU runs a program on several threads if it begins with ten independent
@@ -120,20 +94,19 @@ class Prioritized(Sampler[PrioritizedState]):
     LAP (Fujimoto et al. 2020, An Equivalence between Loss Functions and Non-Uniform Sampling in Experience Replay,
     section 4.1) is `Prioritized(alpha=0.4, beta=0.0, epsilon=0.0, floor=1.0, max_priority="stored")` with a Huber loss.
 
-    All settings are static except beta, which `sample` can override, and those that are left open: with
-    `Prioritized(alpha=None)` a buffer's `init` takes alpha, a number or a traced float [], and the state keeps it. So
-    each lane of `jax.vmap` may have an alpha of its own. `epsilon` and `floor` may be left open too.
+    `sample` can override beta. `alpha`, `epsilon` and `floor` are the first values of arrays of the state, which
+    `state.sampler.replace(alpha=alpha)` changes before the first `add`. So each lane of `jax.vmap` may have its own.
 
     A non-finite TD error only increments the state's counter `rejected`. Positive p^alpha are clipped to
     [2^-63, 2^63 / capacity], so that no sum overflows. If every p is 0, sampling is uniform and all weights are 1.
 
     Attributes:
-      alpha: exponent of the priorities, at least 0; 0 draws uniformly. None leaves it open.
+      alpha: exponent of the priorities, at least 0; 0 draws uniformly.
       beta: exponent of the weights in [0, 1], or an `optax.Schedule` of the number of `update` calls so far, an
         int32 [], such as `optax.linear_schedule(0.4, 1.0, 200_000)`. A call that names no stored item, as in a step
         without a draw, does not count.
-      epsilon: added to |td_error|, at least 0. None leaves it open.
-      floor: lower bound of |td_error|, at least 0. None leaves it open.
+      epsilon: added to |td_error|, at least 0.
+      floor: lower bound of |td_error|, at least 0.
       max_priority: priority of new items, before alpha. "ever" is the running maximum, which starts at 1 and never
         falls. "stored" is the maximum over stored items (1 if there are none) and costs a tree of maxima. A number is
         used as it is.
@@ -144,11 +117,6 @@ class Prioritized(Sampler[PrioritizedState]):
         minibatches, or each minibatch comes from one part of the buffer. "systematic" draws at the same random place in
         each part, in all shards of a buffer. An item then occurs batch_size * P(i) times, rounded down or up. So none
         occurs twice if batch_size * P(i) <= 1 for all, up to rounding in float32.
-      count_updates: count in the state how often each item is updated, and how many updates come too late (reported
-        by `jaxreplay.diagnostics`); costs 4 bytes per item.
-      max_uses: an item that was updated so often is no longer drawn, as with `Uniform`: its p^alpha becomes 0, and N
-        counts the others. If every other p is 0, draws are uniform over the items that are not spent. Costs about 8
-        bytes per item.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
@@ -157,23 +125,15 @@ class Prioritized(Sampler[PrioritizedState]):
       >>> state = buffer.add(buffer.init(items), items, td_errors=td_errors)
       >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
       [30, 30, 30, 30]
-      >>> sweep = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(alpha=None))
-      >>> states = jax.vmap(lambda alpha: sweep.init(items, alpha=alpha))(
-      ...     jnp.array([0.0, 0.5, 1.0])
-      ... )
-      >>> states.sampler.alpha.tolist()
-      [0.0, 0.5, 1.0]
     """
 
-    alpha: float | None = 0.6
+    alpha: float = 0.6
     beta: float | Callable[[jax.Array], Any] = 0.4
-    epsilon: float | None = 1e-6
+    epsilon: float = 1e-6
     normalize: Normalize = "batch"
     stratified: Stratified = True
-    floor: float | None = 0.0
+    floor: float = 0.0
     max_priority: Literal["ever", "stored"] | float = "ever"
-    count_updates: bool = False
-    max_uses: int | None = None
 
     def __post_init__(self):
         beta = self.beta
@@ -181,10 +141,11 @@ class Prioritized(Sampler[PrioritizedState]):
             beta = check_number(
                 "beta", beta, 0, 1, "or a schedule of the number of updates", "sample(beta=) takes a traced one"
             )
-        for name, usual in OPEN.items():
-            if (value := getattr(self, name)) is not None:
-                traced = f"use Prioritized({name}=None), and pass it to init, which takes a traced one"
-                settle(self, **{name: check_number(name, value, 0, math.inf, usual, traced)})
+        usual = {"alpha": "0.6", "epsilon": "1e-6", "floor": "1 with a Huber loss, otherwise 0,"}
+        for name, number in usual.items():
+            traced = f"state.replace(sampler=state.sampler.replace({name}=...)) takes a traced one"
+            value = check_number(name, getattr(self, name), 0, math.inf, f"{number} is usual", traced)
+            settle(self, **{name: value})
         max_priority = self.max_priority
         if isinstance(max_priority, str):
             if max_priority not in ("ever", "stored"):
@@ -192,8 +153,6 @@ class Prioritized(Sampler[PrioritizedState]):
         else:
             max_priority = check_number("max_priority", max_priority, 0, math.inf, '"ever" is usual')
         settle(self, beta=beta, max_priority=max_priority)
-        settle(self, count_updates=check_bool("count_updates", self.count_updates, "whether to count updates"))
-        settle(self, max_uses=_uses.check_max_uses(self.max_uses))
         if self.stratified != "systematic" and not isinstance(self.stratified, bool):
             raise ValueError(f'stratified={self.stratified!r}: must be True, False or "systematic".')
         if self.normalize not in ("batch", "global", None):
@@ -203,11 +162,6 @@ class Prioritized(Sampler[PrioritizedState]):
     def shares_key(self) -> bool:
         """True if the shards of a buffer draw with one key: a systematic draw has one offset."""
         return self.stratified == "systematic"
-
-    @property
-    def open_settings(self) -> tuple[str, ...]:
-        """Names of the settings that are None, and that `init` takes."""
-        return tuple(name for name in OPEN if getattr(self, name) is None)
 
     def tree(self, capacity: int) -> sum_tree.SumTree:
         """An empty sum tree for `capacity` slots.
@@ -221,31 +175,16 @@ class Prioritized(Sampler[PrioritizedState]):
             capacity, track_minimum=self.normalize == "global", track_maximum=self.max_priority == "stored"
         )
 
-    def init(self, capacity: int, *, alpha: Any = None, epsilon: Any = None, floor: Any = None) -> PrioritizedState:
-        given = {"alpha": alpha, "epsilon": epsilon, "floor": floor}
+    def init(self, capacity: int) -> PrioritizedState:
         return PrioritizedState(
             tree=self.tree(capacity),
             max_priority=jnp.ones((), jnp.float32),
             updates=jnp.zeros((), jnp.int32),
             rejected=jnp.zeros((), jnp.int32),
-            counts=_update_counts.init(capacity) if self.count_updates or self.max_uses else None,
-            unspent=sum_tree.init(capacity) if self.max_uses else None,
-            **{name: self._given(name, value) for name, value in given.items()},
+            alpha=jnp.full((), self.alpha, jnp.float32),
+            epsilon=jnp.full((), self.epsilon, jnp.float32),
+            floor=jnp.full((), self.floor, jnp.float32),
         )
-
-    def _given(self, name: str, value: Any) -> jax.Array | None:
-        """A setting that `init` was given, as float32 []; None if it is static."""
-        static = getattr(self, name)
-        if static is not None:
-            if value is not None:
-                advice = f"use Prioritized({name}=None) to pass it to init"
-                raise ValueError(f"{name}={value!r}: the sampler has {name}={static!r}; {advice}.")
-            return None
-        if value is None:
-            raise ValueError(f"{name}: Prioritized({name}=None) leaves it open; pass {name}=... to init.")
-        traced = None if isinstance(value, jax.core.Tracer) else checks.STATIC
-        value = check_number(name, value, 0, math.inf, f"{OPEN[name]}; jax.vmap over init takes several", traced)
-        return jnp.array(value, jnp.float32)  # a copy, as the state may be donated
 
     def insert(
         self,
@@ -260,28 +199,25 @@ class Prioritized(Sampler[PrioritizedState]):
         drawable = checks.check_mask(drawable, slots.shape, "drawable")
         known, found = jnp.zeros(slots.shape, bool), jnp.zeros(slots.shape, jnp.float32)
         if td_errors is not None:
-            told = drawable & (slots >= 0) & (slots < capacity) & ~jnp.isnan(td_errors)
-            state, found, known, _ = self._learn(state, td_errors, told, axis_name)
+            has_error = drawable & (slots >= 0) & (slots < capacity) & ~jnp.isnan(td_errors)
+            state, found, known, _ = self._learn(state, td_errors, has_error, axis_name)
         leaves = jnp.where(known, found, self._new_leaf(state, jnp.max(found, where=known, initial=0.0), axis_name))
-        leaves = jnp.where(drawable, jnp.maximum(leaves, LEAST_UNSPENT) if self.max_uses else leaves, 0.0)
-        tree = sum_tree.update(state.tree, slots, leaves, unique_indices=True)
-        counts, unspent = _update_counts.insert(state.counts, slots), _uses.insert(state.unspent, slots, drawable)
-        return dataclasses.replace(state, tree=tree, counts=counts, unspent=unspent)
+        leaves = jnp.where(drawable, leaves, 0.0)
+        return dataclasses.replace(state, tree=sum_tree.update(state.tree, slots, leaves, unique_indices=True))
 
     def restrict(self, state: PrioritizedState, live: Live) -> PrioritizedState:
-        trees = {"tree": state.tree, "unspent": state.unspent}
-        trees = {name: tree and sum_tree.restrict(tree, live.start, live.size) for name, tree in trees.items()}
-        return dataclasses.replace(state, **trees)  # pyright: ignore[reportArgumentType]
+        tree: Any = sum_tree.restrict(state.tree, live.start, live.size)
+        return dataclasses.replace(state, tree=tree)
 
     def sample(
         self, state: PrioritizedState, key: jax.Array, batch_size: int, live: Live
     ) -> tuple[jax.Array, jax.Array]:
         bits = random_bits(key, batch_size)
-        by_priority, leaves = sum_tree.sample_with(state.tree, bits, stratified=self.stratified)
-        evenly = uniform_slots(bits, live, state.tree.capacity)
-        weighted, whole = _whole(state, live.size)
-        stored = 0.0 if self.max_uses else jnp.where(live.size > 0, 1.0, 0.0)  # leaves are 0 if all are spent
-        return jnp.where(weighted, by_priority, evenly), jnp.where(weighted, leaves, stored) / whole
+        drawn, leaves = sum_tree.sample_with(state.tree, bits, stratified=self.stratified)
+        uniform = uniform_slots(bits, live, state.tree.capacity)
+        has_mass, normalizer = _normalizer(state, live.size)
+        otherwise = jnp.where(live.size > 0, 1.0, 0.0)
+        return jnp.where(has_mass, drawn, uniform), jnp.where(has_mass, leaves, otherwise) / normalizer
 
     def weights(
         self,
@@ -296,15 +232,14 @@ class Prioritized(Sampler[PrioritizedState]):
             beta = self.beta(state.updates) if callable(self.beta) else self.beta
         min_probability = None
         if self.normalize == "global":
-            weighted, whole = _whole(state, size)
-            # The minimum of no priorities is inf too. With `max_uses` a total of 0 means that all items are spent.
-            evenly = jnp.inf if self.max_uses else jnp.where(weighted | (size == 0), jnp.inf, 1.0)
-            min_probability = jnp.minimum(sum_tree.minimum(state.tree), evenly) / whole
+            has_mass, normalizer = _normalizer(state, size)
+            uniform = jnp.where(has_mass | (size == 0), jnp.inf, 1.0)  # the minimum of no priorities is inf too
+            min_probability = jnp.minimum(sum_tree.minimum(state.tree), uniform) / normalizer
         num_shards = shards.count(axis_name)
         min_probability = None if min_probability is None else min_probability / num_shards
         return importance_weights(
             probabilities / num_shards,
-            shards.total(_uses.number(state.unspent, size), axis_name),
+            shards.total(size, axis_name),
             beta,
             normalize=self.normalize,
             min_probability=min_probability,
@@ -318,25 +253,18 @@ class Prioritized(Sampler[PrioritizedState]):
         td_errors: jax.Array,
         mask: jax.Array,
         *,
+        spent: jax.Array | None = None,
         axis_name: str | None = None,
     ) -> PrioritizedState:
         mask = checks.check_mask(mask, slots.shape)
         state, leaves, accepted, is_update = self._learn(state, td_errors, mask, axis_name)
-        if state.unspent is not None and state.counts is not None and self.max_uses is not None:
-            unspent, counts, spent = _uses.update(state.unspent, state.counts, slots, mask, self.max_uses)
-            leaves, accepted = jnp.where(spent, 0.0, jnp.maximum(leaves, LEAST_UNSPENT)), accepted | spent
-            used: Any = {"unspent": unspent, "counts": counts}
-        else:
-            used = {}
-        return dataclasses.replace(
-            state,
-            tree=sum_tree.update(state.tree, slots, leaves, mask=accepted),
-            updates=saturating_add(state.updates, is_update.astype(jnp.int32)),
-            **(used or {"counts": _update_counts.update(state.counts, slots)}),
-        )
+        if spent is not None:
+            leaves, accepted = jnp.where(spent, 0.0, leaves), accepted | spent
+        tree = sum_tree.update(state.tree, slots, leaves, mask=accepted)
+        return dataclasses.replace(state, tree=tree, updates=saturating_add(state.updates, is_update.astype(jnp.int32)))
 
     def priorities(self, state: PrioritizedState, slots: jax.Array) -> jax.Array:
-        return priority_of(sum_tree.get(state.tree, slots), setting(self, state, "alpha"))
+        return priority_of(sum_tree.get(state.tree, slots), state.alpha)
 
     def _learn(
         self, state: PrioritizedState, td_errors: jax.Array, mask: jax.Array, axis_name: str | None
@@ -350,10 +278,10 @@ class Prioritized(Sampler[PrioritizedState]):
         td_errors = jnp.abs(td_errors.astype(jnp.float32))
         finite = jnp.isfinite(td_errors)
         accepted = mask & finite
-        priorities = jnp.maximum(td_errors, setting(self, state, "floor")) + setting(self, state, "epsilon")
+        priorities = jnp.maximum(td_errors, state.floor) + state.epsilon
         # The maximum is -1 if no row is in `mask`, which saves a second reduction over rows and shards.
-        told = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
-        largest = shards.largest(jnp.max(told, initial=-1.0), axis_name)
+        of_updates = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
+        largest = shards.largest(jnp.max(of_updates, initial=-1.0), axis_name)
         if axis_name is None:  # a GPU merges kernels of single numbers if they read the same array
             largest = on_gpu(_not_below_first, largest, mask)
         is_update = largest >= 0
@@ -364,16 +292,13 @@ class Prioritized(Sampler[PrioritizedState]):
             max_priority=jnp.maximum(state.max_priority, largest),
             rejected=saturating_add(state.rejected, rejected),
         )
-        return state, self._leaf(state, priorities), accepted, is_update
+        return state, leaf_of(priorities, state.alpha, state.tree.capacity), accepted, is_update
 
     def _new_leaf(self, state: PrioritizedState, beside: jax.Array, axis_name: str | None) -> jax.Array:
         """Leaf of a new item with unknown TD error, float32 []; `beside` is the largest known leaf of its batch."""
         if self.max_priority == "ever":
-            return self._leaf(state, state.max_priority)
+            return leaf_of(state.max_priority, state.alpha, state.tree.capacity)
         if self.max_priority != "stored":
-            return self._leaf(state, jnp.float32(self.max_priority))
+            return leaf_of(jnp.float32(self.max_priority), state.alpha, state.tree.capacity)
         largest = shards.largest(jnp.maximum(sum_tree.maximum(state.tree), beside), axis_name)
-        return jnp.where(largest > 0, largest, self._leaf(state, jnp.float32(1.0)))
-
-    def _leaf(self, state: PrioritizedState, priority: jax.Array) -> jax.Array:
-        return leaf_of(priority, setting(self, state, "alpha"), state.tree.capacity)
+        return jnp.where(largest > 0, largest, leaf_of(jnp.float32(1.0), state.alpha, state.tree.capacity))

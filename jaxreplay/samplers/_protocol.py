@@ -5,16 +5,8 @@ A buffer may be split into D shards. Each shard then has its own sampler state a
 `weights` and `update` also get the name of a mapped axis over the shards. Each shard draws with a key of its own, or
 with the same key if the sampler has an attribute `shares_key` that is True.
 
-A sampler may leave settings open, numbers that are given to a buffer's `init` and may be traced. It has an attribute
-`open_settings`, a tuple of their names. Its `init` takes them as keywords and keeps them in the state, as float32 [].
-
 If the sampler has an attribute `by_age` that is True, live slots are in order of age, the oldest first, and with
 `max_age` the older ones that are left out are counted (`Live.older`). A `ReservoirBuffer` rejects such a sampler.
-
-A sampler may have a hook `drawn(state, slots) -> state`, for a draw that changes its state. `slots`, int32
-[batch_size], are in the order of the rows, and the number of slots where a row has no item. A buffer's `sample` then
-returns (state, `Sample`), and donates its state when called eagerly, as `update` does. `epoch` and
-`jaxreplay.diagnostics` do not call the hook. `Mixture`, `Sharded` and `Shared` reject such a sampler.
 """
 
 from typing import Any, Protocol, TypeVar
@@ -62,7 +54,7 @@ class Sampler(Protocol[S]):
 
         Examples:
           >>> jr.Uniform().init(4)
-          UniformState(capacity=4, counts=None, unspent=None)
+          UniformState(capacity=4)
         """
         ...
 
@@ -169,7 +161,14 @@ class Sampler(Protocol[S]):
         ...
 
     def update(
-        self, state: S, slots: jax.Array, td_errors: jax.Array, mask: jax.Array, *, axis_name: str | None = None
+        self,
+        state: S,
+        slots: jax.Array,
+        td_errors: jax.Array,
+        mask: jax.Array,
+        *,
+        spent: jax.Array | None = None,
+        axis_name: str | None = None,
     ) -> S:
         """State after an update with TD errors.
 
@@ -179,6 +178,8 @@ class Sampler(Protocol[S]):
             number of slots a row whose item is no longer stored.
           td_errors: float [B], signed or absolute.
           mask: bool [B]; rows with False are ignored.
+          spent: bool [B], True for rows whose item is no longer drawn; given only with a buffer's `max_uses`. `sample`
+            then gets a `Live` with `unspent`.
           axis_name: mapped axis over the shards of the buffer; None without shards.
 
         Examples:

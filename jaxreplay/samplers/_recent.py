@@ -1,16 +1,13 @@
 """Recent: newer items more often, by a power of their rank.
 
-**Distribution.** Rank k, from 1 for the oldest of N items, has probability k^power / sum of j^power over all ranks j.
+**Distribution.** The integral of the power: rank k, from 1 for the oldest of N items, has probability
+(k^q - (k - 1)^q) / N^q with q = power + 1.
 
-**Draw.** The ranks are divided into CELLS runs, the oldest first, of increasing probability. A proposal is a cell, then
-a rank in it, uniform. The cell has the probability of its size times the largest weight in it, so a proposal is
-accepted with its own weight over that largest one. Rounding moves the bounds of the cells, which are integers, but not
-the distribution: any bounds give the exact one. Fewer than 2% of the proposals are rejected. All ROUNDS proposals of a
-row are made at once, and the first accepted one counts, so the cost does not depend on the draws. If all are rejected,
-which happens to one row in 10^5, the row is drawn by the inverse of the continuous distribution function.
+**Draw.** With u uniform in [0, 1) the age is floor(N (1 - (1 - u)^(1/q))). `max_age` restricts u.
 
-**Normalizer.** The weights of the W ranks of a cell are summed by the two-point Gauss rule of W equally spaced points,
-whose nodes are sqrt((W^2 - 1) / 12) from their mean. It is exact for cubics, and for W = 1 and 2.
+**Precision.** A float32 near N has too few bits to name an item. So the age, or near the oldest item the rank, is
+computed to a relative precision of 2^-22, and then moved by a uniform number of up to 2^-13 of itself. The probability
+changes by that distance squared, which is far below the rounding of float32, and no item is left out.
 """
 
 import dataclasses
@@ -18,22 +15,15 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
-from jax import lax
 
 from jaxreplay._common import shards
 from jaxreplay._common.checks import check_number, keywords_only, settle
-from jaxreplay._common.random import random_bits, random_integers_and_rest
+from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live
 from jaxreplay._common.xla import materialize
 from jaxreplay.samplers._protocol import Sampler
 from jaxreplay.samplers._weights import importance_weights
-
-CELLS, ROUNDS = 128, 3
-# Share of the items that is newer than each bound of the cells. The cells of old items are small, as their weights vary
-# most.
-NEWER = (1.0 - (np.arange(CELLS + 1) / CELLS) ** 3).astype(np.float32)
 
 
 @struct.dataclass
@@ -55,12 +45,12 @@ class RecentState:
 @keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Recent(Sampler[RecentState]):
-    """Newer items more often, in proportion to ((rank + 1) / size)^power, with rank 0 for the oldest of size items.
+    """Newer items more often, about in proportion to rank^power, with rank 1 for the oldest of N items.
 
-    A draw costs O(batch_size) and stores nothing per item. The distribution holds to within 2^-18 in float32, at any
-    size. Its relative is ERE (Wang and Ross 2019, Boosting Soft Actor-Critic: Emphasizing Recent Experience without
-    Forgetting the Past, section 4), which draws uniformly from fewer and fewer of the newest items; for that, use
-    `Uniform` and `sample(max_age=)`.
+    Rank k has the probability (k^q - (k - 1)^q) / N^q with q = power + 1, the integral of the power. A draw costs
+    O(batch_size) and stores nothing per item. Related: ERE (Wang and Ross 2019, Boosting Soft Actor-Critic:
+    Emphasizing Recent Experience without Forgetting the Past, section 4), which draws uniformly from fewer and fewer of
+    the newest; for that, use `Uniform` and `sample(max_age=)`.
 
     The rank is the order of insertion. In a `SequenceBuffer` it is the order in which the drawable sequences were
     completed; of those that one row completes, later streams are newer. In a `Sharded` buffer it is the rank within the
@@ -79,8 +69,8 @@ class Recent(Sampler[RecentState]):
       >>> items = jnp.array([10, 20, 30, 40])
       >>> state = buffer.add(buffer.init(items), items)
       >>> sample = buffer.sample(state, jax.random.key(0), batch_size=8)
-      >>> # The newest, 40, has four times the probability of the oldest.
-      >>> bool(jnp.allclose(sample.probabilities, sample.items / 100))
+      >>> # The newest, 40, has seven times the probability of the oldest.
+      >>> bool(jnp.allclose(sample.probabilities, (sample.items / 5 - 1) / 16))
       True
     """
 
@@ -111,17 +101,25 @@ class Recent(Sampler[RecentState]):
         return state
 
     def sample(self, state: RecentState, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
-        bits = [words.reshape(2, ROUNDS, batch_size) for words in random_bits(key, 2 * ROUNDS * batch_size)]
-        newest = jnp.maximum(live.older + live.size, 1)  # the largest k
-        bounds, cumulative, mass = self._cells(live.size, newest)
-        proposed, accepted = self._propose(bits, bounds, cumulative, newest)
+        first, second = (words.reshape(2, batch_size) for words in random_bits(key, 2 * batch_size))
         size = jnp.maximum(live.size, 1)
-        age = jnp.minimum(self._age(size, newest, _below_one(bits[1][0, -1])), size - 1)
-        for k in reversed(range(ROUNDS)):
-            age = jnp.where(accepted[k], proposed[k], age)
+        newest, exponent = jnp.maximum(live.older + live.size, 1), self.power + 1.0  # the largest k
+        count, log_rest = newest.astype(jnp.float32), exponent * _log_rest(size, newest)
+        rest, span = jnp.exp(log_rest), -jnp.expm1(log_rest)  # the shares of older items and of live ones
+        newer, older = _unit(first[0], second[0]), _unit(~first[0], ~second[0])  # sum to 1; a small one is precise
+        age = -count * jnp.expm1(jnp.log1p(-span * newer) / exponent)
+        is_old = age >= count / 2
+        place = jnp.where(is_old, count * jnp.exp(jnp.log(rest + span * older) / exponent), age)
+        moved = place * 2.0**-12 * ((second[1] >> 8).astype(jnp.float32) * 2.0**-24 - 0.5)
+        whole = jnp.floor(place)  # and the rest apart, as a float32 has no room for both
+        place = whole.astype(jnp.int32) + jnp.floor(place - whole + moved).astype(jnp.int32)
+        age = jnp.where(is_old, newest - 1 - place, place)
+        age = jnp.clip(jnp.where(age >= size, 2 * size - 1 - age, age), 0, size - 1)  # mirrored at the end
         (age,) = materialize(age)
-        probabilities = jnp.where(live.size > 0, self._weight(age, newest) / mass, 0.0)
-        return live.slots(size - 1 - age, state.capacity), probabilities
+        # The quotient of both terms of k^q - (k - 1)^q.
+        ratio = jnp.log1p(-1.0 / (newest - age).astype(jnp.float32))
+        share = -jnp.exp(exponent * _log_rest(age, newest)) * jnp.expm1(exponent * ratio) / span
+        return live.slots(size - 1 - age, state.capacity), jnp.where(live.size > 0, share, 0.0)
 
     def restrict(self, state: RecentState, live: Live) -> RecentState:
         return state
@@ -153,64 +151,15 @@ class Recent(Sampler[RecentState]):
         td_errors: jax.Array,
         mask: jax.Array,
         *,
+        spent: jax.Array | None = None,
         axis_name: str | None = None,
     ) -> RecentState:
         return state
 
-    def _weight(self, age: jax.Array, newest: jax.Array) -> jax.Array:
-        """(k / newest)^power of the rank k = newest - age, float32."""
-        return jnp.exp(self.power * _log_rest(age, newest))
 
-    def _age(self, size: jax.Array, newest: jax.Array, newer: Any) -> jax.Array:
-        """Age below which the continuous distribution has the share `newer` (float32 [...]) of its mass, int32."""
-        exponent = self.power + 1.0
-        span = -jnp.expm1(exponent * _log_rest(size, newest))
-        age = -newest.astype(jnp.float32) * jnp.expm1(jnp.log1p(-span * newer) / exponent)
-        return jnp.clip(age.astype(jnp.int32), 0, size)
-
-    def _cells(self, size: jax.Array, newest: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-        """Bounds of the cells, proposals and normalizer.
-
-        Returns:
-          ages that bound the cells, int32 [CELLS + 1], descending; cumulative masses of the proposals, float32 [CELLS];
-          and the sum of all weights, float32 [].
-        """
-        # With a large power or few items, the newest have a cell each.
-        inner = jnp.clip(self._age(size, newest, NEWER[1:-1]), np.arange(CELLS - 1, 0, -1, dtype=np.int32), size)
-        bounds = jnp.concatenate([size[None], inner, jnp.zeros_like(size)[None]])
-        (bounds,) = materialize(lax.cummin(bounds))
-        first, width = bounds[1:], bounds[:-1] - bounds[1:]
-        largest = jnp.where(width > 0, self._weight(first, newest), 0.0)
-        count = width.astype(jnp.float32)
-        middle, spread = (count - 1) / 2, jnp.sqrt(jnp.maximum((count + 1) * (count - 1), 0.0) / 12)
-        rest = jnp.maximum(newest - first, 1).astype(jnp.float32)
-        nodes = [jnp.exp(self.power * jnp.log1p(-(middle + x) / rest)) for x in (spread, -spread)]
-        mass = jnp.sum(jnp.where(width > 0, largest * count * (nodes[0] + nodes[1]) / 2, 0.0))
-        return bounds, jnp.cumsum(largest * count), jnp.maximum(mass, 2.0**-63)
-
-    def _propose(
-        self, bits: list[jax.Array], bounds: jax.Array, cumulative: jax.Array, newest: jax.Array
-    ) -> tuple[jax.Array, jax.Array]:
-        """Proposed ages, int32 [ROUNDS, B], and True if accepted, bool [ROUNDS, B]."""
-        total = cumulative[-1]
-        prefix = jnp.minimum(_unit(bits[0][0]) * total, total * np.float32(1 - 2.0**-24))
-        cell = jnp.sum(cumulative[None, None] <= prefix[..., None], axis=-1, dtype=jnp.int32)
-        cell = jnp.minimum(cell, CELLS - 1)  # nothing is live
-        (cell,) = materialize(cell)
-        first, end = (bounds.at[cell + k].get(mode="promise_in_bounds") for k in (1, 0))
-        offset, rest = random_integers_and_rest((bits[0][1], bits[1][1]), jnp.maximum(end - first, 1))
-        chance = jnp.exp(self.power * _log_rest(offset, newest - first))
-        return first + offset, _below_one(rest) < chance
-
-
-def _unit(words: jax.Array) -> jax.Array:
-    """Uniform numbers in [0, 1], float32, from uint32; small ones have 32 bits."""
-    return words.astype(jnp.float32) * 2.0**-32
-
-
-def _below_one(words: jax.Array) -> jax.Array:
-    """Uniform numbers in [0, 1), float32, from uint32."""
-    return (words >> 8).astype(jnp.float32) * 2.0**-24
+def _unit(high: jax.Array, low: jax.Array) -> jax.Array:
+    """Uniform numbers in [0, 1], float32, from 64 bits; small ones are as precise as large ones."""
+    return (high.astype(jnp.float32) + low.astype(jnp.float32) * 2.0**-32) * 2.0**-32
 
 
 def _log_rest(part: jax.Array, whole: jax.Array) -> jax.Array:

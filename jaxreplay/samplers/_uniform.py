@@ -1,28 +1,27 @@
 """Uniform: every stored item is equally likely."""
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay import sum_tree
-from jaxreplay._common import layouts, shards
+from jaxreplay._common import shards
 from jaxreplay._common.checks import check_bool, keywords_only, settle
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.ring import Live
-from jaxreplay.samplers import _update_counts, _uses
 from jaxreplay.samplers._protocol import Sampler
-from jaxreplay.samplers._update_counts import UpdateCounts
-from jaxreplay.sum_tree._tree import on_backend
 
 MOST_DISTINCT = 2**23  # counts up to this are exact in a float32 tree, with room for a half
 
 
 def uniform_slots(bits: tuple[jax.Array, jax.Array], live: Live, capacity: int) -> jax.Array:
     """Uniform draws from the live slots, int32 [B], from `bits` (two uint32 [B])."""
+    if live.unspent is not None:
+        return sum_tree.sample_with(live.unspent, bits)[0]
     return live.slots(random_integers(bits, jnp.maximum(live.size, 1)), capacity)
 
 
@@ -32,13 +31,11 @@ def uniform_probability(size: jax.Array) -> jax.Array:
 
 
 @struct.dataclass
-class UniformState(layouts.LaidOut):
+class UniformState:
     """State of `Uniform`.
 
     Attributes:
       capacity: number of slots (static).
-      counts: update counts; None without `count_updates` and `max_uses`.
-      unspent: sum tree with leaf 1 for each slot that may be drawn; None without `max_uses`.
 
     Examples:
       >>> state = jr.Uniform().init(4)
@@ -47,9 +44,6 @@ class UniformState(layouts.LaidOut):
     """
 
     capacity: int = struct.field(pytree_node=False)
-    counts: UpdateCounts | None = None
-    unspent: sum_tree.SumTree | None = None
-    _layouts: ClassVar = {"unspent": on_backend}
 
 
 @keywords_only
@@ -57,7 +51,7 @@ class UniformState(layouts.LaidOut):
 class Uniform(Sampler[UniformState]):
     """Uniform sampling: every stored item is equally likely.
 
-    All weights are 1. `update` changes nothing but the counts of `count_updates` and `max_uses`.
+    All weights are 1. `update` changes nothing.
 
     In a sharded buffer, weights correct for unequal shards: (items in the shard / items in all shards) * (rows of the
     batch / rows of the shard that hold an item). The weighted distribution is uniform over the items of all shards.
@@ -65,14 +59,6 @@ class Uniform(Sampler[UniformState]):
     Attributes:
       replacement: draw with replacement. If False, the items of a batch are distinct. Rows beyond the number of items
         have handle -1, probability 0 and weight 0.
-      count_updates: count in the state how often each item is updated, and how many updates come too late (reported
-        by `jaxreplay.diagnostics`); costs 4 bytes per item.
-      max_uses: an item that was updated so often is no longer drawn; None for no bound. Every row of `update` that
-        names the item counts, so an item that was drawn twice in a batch comes back twice. The count starts at 0 when
-        the slot is overwritten. `size` and `can_sample` count the items that may still be drawn, and `epoch` leaves a
-        row without an item where one is spent. If all are spent, rows have handle -1 and weight 0, as from an empty
-        buffer. Costs about 8 bytes per item; a draw costs O(batch_size log(capacity)). With `replacement=False` the
-        capacity is at most 2**23.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Uniform(replacement=False))
@@ -83,32 +69,18 @@ class Uniform(Sampler[UniformState]):
     """
 
     replacement: bool = True
-    count_updates: bool = False
-    max_uses: int | None = None
 
     def __post_init__(self):
         settle(
             self,
             replacement=check_bool("replacement", self.replacement, "whether to draw with replacement"),
-            count_updates=check_bool("count_updates", self.count_updates, "whether to count updates"),
-            max_uses=_uses.check_max_uses(self.max_uses),
         )
 
     def __repr__(self) -> str:
-        shown = [] if self.replacement else ["replacement=False"]
-        shown += ["count_updates=True"] if self.count_updates else []
-        shown += [] if self.max_uses is None else [f"max_uses={self.max_uses}"]
-        return f"{type(self).__name__}({', '.join(shown)})"
+        return f"{type(self).__name__}({'' if self.replacement else 'replacement=False'})"
 
     def init(self, capacity: int) -> UniformState:
-        if self.max_uses is None:
-            return UniformState(capacity, _update_counts.init(capacity) if self.count_updates else None)
-        if not self.replacement and capacity > MOST_DISTINCT:
-            raise ValueError(
-                f"max_uses={self.max_uses}, replacement=False: {capacity} slots, at most {MOST_DISTINCT}; draw with "
-                "replacement, or lower the capacity."
-            )
-        return UniformState(capacity, _update_counts.init(capacity), sum_tree.init(capacity))
+        return UniformState(capacity)
 
     def insert(
         self,
@@ -119,30 +91,28 @@ class Uniform(Sampler[UniformState]):
         td_errors: jax.Array | None = None,
         axis_name: str | None = None,
     ) -> UniformState:
-        unspent = _uses.insert(state.unspent, slots, drawable)
-        return dataclasses.replace(state, counts=_update_counts.insert(state.counts, slots), unspent=unspent)
+        return state
 
     def sample(self, state: UniformState, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
-        size = _uses.number(state.unspent, live.size)
-        probability = jnp.full(batch_size, uniform_probability(size))
-        if self.replacement and state.unspent is not None:
-            slots, leaves = sum_tree.sample_with(state.unspent, random_bits(key, batch_size))
-            return slots, jnp.where(leaves > 0, probability, 0.0)
+        probability = jnp.full(batch_size, uniform_probability(live.size))
         if self.replacement:
             return uniform_slots(random_bits(key, batch_size), live, state.capacity), probability
         rows = jnp.arange(batch_size, dtype=jnp.int32)
-        exists = rows < size
-        rank = permuted(key, jnp.where(exists, rows, 0), size)
-        if state.unspent is None:
+        exists = rows < live.size
+        rank = permuted(key, jnp.where(exists, rows, 0), live.size)
+        if live.unspent is None:
             slots = live.slots(rank, state.capacity)
+        elif state.capacity > MOST_DISTINCT:
+            raise ValueError(
+                f"max_uses, replacement=False: {state.capacity} slots, at most {MOST_DISTINCT}; draw with replacement, "
+                "or lower the capacity."
+            )
         else:
-            slots = sum_tree.find(state.unspent, rank.astype(jnp.float32) + 0.5)
+            slots = sum_tree.find(live.unspent, rank.astype(jnp.float32) + 0.5)
         return slots, jnp.where(exists, probability, 0.0)
 
     def restrict(self, state: UniformState, live: Live) -> UniformState:
-        if state.unspent is None:
-            return state
-        return dataclasses.replace(state, unspent=sum_tree.restrict(state.unspent, live.start, live.size))
+        return state
 
     def weights(
         self,
@@ -153,7 +123,7 @@ class Uniform(Sampler[UniformState]):
         beta: Any = None,
         axis_name: str | None = None,
     ) -> jax.Array:
-        weight, size = jnp.ones((), jnp.float32), _uses.number(state.unspent, size)
+        weight = jnp.ones((), jnp.float32)
         if axis_name is not None:
             # Items times rows / rows that hold an item. Without replacement no more rows than items hold one.
             share = shards.count(axis_name) * (size if self.replacement else jnp.maximum(size, probabilities.size))
@@ -161,7 +131,7 @@ class Uniform(Sampler[UniformState]):
         return jnp.where(probabilities > 0, weight, 0.0)
 
     def priorities(self, state: UniformState, slots: jax.Array) -> jax.Array:
-        return jnp.ones(slots.shape, jnp.float32) if state.unspent is None else sum_tree.get(state.unspent, slots)
+        return jnp.ones(slots.shape, jnp.float32)
 
     def update(
         self,
@@ -170,10 +140,7 @@ class Uniform(Sampler[UniformState]):
         td_errors: jax.Array,
         mask: jax.Array,
         *,
+        spent: jax.Array | None = None,
         axis_name: str | None = None,
     ) -> UniformState:
-        if state.unspent is None:
-            return dataclasses.replace(state, counts=_update_counts.update(state.counts, slots))
-        counts: Any = state.counts
-        unspent, counts, _ = _uses.update(state.unspent, counts, slots, mask, self.max_uses or 0)
-        return dataclasses.replace(state, counts=counts, unspent=unspent)
+        return state

@@ -40,7 +40,6 @@ from jaxreplay.wrappers._mixture_sources import (
     leading_of,
     normalization_of,
     num_rows,
-    settings_of,
     without_normalization,
 )
 from jaxreplay.wrappers._sharded import Sharded
@@ -121,23 +120,19 @@ class Mixture:
             counts[k] += 1
         return tuple(counts)
 
-    def init(self, items: Any, **settings: Any) -> tuple[Any, ...]:
+    def init(self, items: Any) -> tuple[Any, ...]:
         """Empty states of all buffers.
 
         Args:
           items: as the first buffer's `init` takes them. Other buffers may have other numbers of rows or streams.
-          **settings: each for all sources whose samplers leave it open. For different values, make the tuple from the
-            states of the buffers' own `init`.
 
         Raises:
           TypeError, ValueError: as the buffers' `init`.
         """
         spec = checks.as_spec(items)
-        given = settings_of(self.buffers, settings)
-        jax.eval_shape(lambda: self.buffers[0].init(spec, **given[0]))  # for its checks
+        jax.eval_shape(lambda: self.buffers[0].init(spec))  # for its checks
         with on_device_of(items):
-            parts = zip(self.buffers, self._specs(spec), given, strict=True)
-            return tuple(buffer.init(its, **own) for buffer, its, own in parts)
+            return tuple(buffer.init(its) for buffer, its in zip(self.buffers, self._specs(spec), strict=True))
 
     def _specs(self, spec: Any) -> list[Any]:
         """A spec for each buffer's `init`, from that of the first one."""

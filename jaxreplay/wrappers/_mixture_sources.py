@@ -12,11 +12,9 @@ import numpy as np
 
 from jaxreplay._common import checks, layouts
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._sample import check_no_hook
 from jaxreplay.buffers._sequence import SequenceBuffer
 from jaxreplay.buffers._shards import shards_of, whole_of, with_whole
 from jaxreplay.samplers import Prioritized, Recent, Uniform
-from jaxreplay.samplers._settings import open_settings
 from jaxreplay.wrappers._sharded import Sharded
 
 
@@ -47,7 +45,6 @@ def check_buffers(buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...]:
                 f"buffers[{k}]={buffer!r}: must be a ReplayBuffer, ReservoirBuffer, SequenceBuffer or Sharded of one; "
                 "give the buffers of another Mixture one by one."
             )
-        check_no_hook(f"buffers[{k}]", buffer, "Mixture")
         lengths.append(whole.sequence_length if isinstance(whole, SequenceBuffer) else None)
         if lengths[k] != lengths[0]:
             drawn = ["items" if x is None else f"sequences of {x} steps" for x in (lengths[k], lengths[0])]
@@ -56,13 +53,6 @@ def check_buffers(buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...]:
                 "only, or SequenceBuffers with one sequence_length."
             )
     return tuple(buffers)
-
-
-def settings_of(buffers: Sequence[Buffer[Any] | Sharded[Any]], settings: dict[str, Any]) -> list[dict[str, Any]]:
-    """The settings for each buffer's `init`: of all sources that leave them open, or, if none does, of the first."""
-    names = [set(open_settings(whole_of(buffer).sampler)) for buffer in buffers]
-    names[0] |= settings.keys() - set().union(*names)  # its `init` raises the error
-    return [{name: value for name, value in settings.items() if name in own} for own in names]
 
 
 def check_shares(shares: Any, num_buffers: int) -> tuple[float, ...]:
@@ -112,16 +102,16 @@ def num_rows(buffer: Buffer[Any] | Sharded[Any], probabilities: jax.Array) -> An
     These are the rows with an item, by their `probabilities` [B]. Weights of shards correct for empty rows: all count.
     """
     shards = shards_of(buffer)
-    if fills_rows(shards.whole.sampler) or shards.num_shards > 1:
+    if fills_rows(shards.whole) or shards.num_shards > 1:
         return probabilities.size
     return jnp.maximum(jnp.sum(probabilities > 0, dtype=jnp.int32), 1).astype(jnp.float32)
 
 
-def fills_rows(sampler: Any) -> bool:
+def fills_rows(buffer: Buffer[Any]) -> bool:
     """True if every row of a draw from a buffer that is not empty holds an item; False for unknown samplers."""
-    if getattr(sampler, "max_uses", None) is not None:
-        return False
-    return type(sampler) in (Prioritized, Recent) or (type(sampler) is Uniform and sampler.replacement)
+    sampler = buffer.sampler
+    samples_all = type(sampler) in (Prioritized, Recent) or (type(sampler) is Uniform and sampler.replacement)
+    return buffer.max_uses is None and samples_all
 
 
 def without_normalization(buffer: Any) -> Any:

@@ -19,7 +19,7 @@ from jaxreplay.buffers import _later_steps
 from jaxreplay.buffers._base import Buffer, S
 from jaxreplay.buffers._replay import ReplayState
 from jaxreplay.buffers._reservoir import ReservoirState
-from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, check_no_hook
+from jaxreplay.buffers._sample import Sample, check_draw, check_drawn
 from jaxreplay.buffers._sequence import SequenceState
 from jaxreplay.buffers._shards import part_of, shards_of
 
@@ -71,7 +71,6 @@ class Sharded(OnMesh, Generic[S]):
             raise ValueError(f"mesh={self.mesh!r}: must be a jax.sharding.Mesh, such as jax.make_mesh returns.")
         if self.axis not in self.mesh.axis_names:
             raise ValueError(f"axis={self.axis!r}: must be one of the mesh's axes, {self.mesh.axis_names}.")
-        check_no_hook("buffer", self.buffer, "Sharded")
         part_of(self.buffer, self.num_shards)  # for its checks
 
     @property
@@ -98,20 +97,17 @@ class Sharded(OnMesh, Generic[S]):
         """The sharding of all leaves of a state, and of a drawn batch."""
         return NamedSharding(self.mesh, PartitionSpec(self.axis))
 
-    def init(self, items: Any, **settings: Any) -> S:
+    def init(self, items: Any) -> S:
         """An empty buffer on the mesh: the leaves of its state have a leading axis [D].
-
-        Args:
-          **settings: as for the buffer's `init`, the same in all shards.
 
         Raises:
           ValueError: as the buffer's `init`; or the rows are not a multiple of D.
         """
         spec = checks.as_spec(items)
-        jax.eval_shape(lambda: self.buffer.init(spec, **settings))  # for its checks
+        jax.eval_shape(lambda: self.buffer.init(spec))  # for its checks
         leaves, treedef = jax.tree.flatten(spec)
         with on_device_of(self.state_sharding):
-            return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves), settings)
+            return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
 
     @overload
     def add(
@@ -448,18 +444,16 @@ def _signature(kind: type[Buffer]) -> inspect.Signature:
     return inspect.signature(kind.add)
 
 
-def _init_impl(
-    sharded: Sharded[S], treedef: Any, leaves: tuple[tuple[tuple[int, ...], Any], ...], settings: dict[str, Any]
-) -> S:
+def _init_impl(sharded: Sharded[S], treedef: Any, leaves: tuple[tuple[tuple[int, ...], Any], ...]) -> S:
     spec = sharded._part_spec(jax.tree.unflatten(treedef, [jax.ShapeDtypeStruct(*leaf) for leaf in leaves]))
 
-    def init(settings: dict[str, Any]) -> S:
+    def init() -> S:
         shard = sharded._part
-        state: Any = shard.init(spec, **settings)
+        state: Any = shard.init(spec)
         state = dataclasses.replace(state, ring=ring.init(shard._num_slots, sharded.num_shards))
         return jax.tree.map(lambda x: x.reshape(1, *x.shape), state)
 
-    return sharded._map(init, (PartitionSpec(),), settings)
+    return sharded._map(init, ())
 
 
 _init = jax.jit(_init_impl, static_argnums=(0, 1, 2))

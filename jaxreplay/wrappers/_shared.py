@@ -13,7 +13,7 @@ from jaxreplay._common.checks import check_integer, check_number
 from jaxreplay._common.xla import explain_donated, on_host
 from jaxreplay.buffers import Sample
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._sample import check_draw, check_no_hook
+from jaxreplay.buffers._sample import check_draw
 from jaxreplay.buffers._shards import whole_of
 from jaxreplay.wrappers._limiter import Limiter
 from jaxreplay.wrappers._mixture import Mixture
@@ -108,7 +108,6 @@ class Shared:
     ):
         if not isinstance(buffer, Buffer | Sharded | Mixture):
             raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay, Sharded or Mixture.")
-        check_no_hook("buffer", buffer, "Shared")
         if ratio is not None:
             ratio = float(check_number("ratio", ratio, 1e-9, 1e9, "the number of items drawn for each item added"))
         if slack is not None:

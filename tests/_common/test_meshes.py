@@ -14,7 +14,7 @@ import jaxreplay as jr
 
 KEY, ROWS = jax.random.key(0), PartitionSpec("data")
 EXPLICIT = Mesh(np.array(jax.devices("cpu")[:4]), ("data",), axis_types=(AxisType.Explicit,))
-PER = jr.Prioritized(alpha=0.7, count_updates=True)
+PER = jr.Prioritized(alpha=0.7)
 REPLAY = jr.ReplayBuffer(capacity=16, sampler=PER, donate=False)
 BUFFERS = {
     "replay": REPLAY,

@@ -59,8 +59,8 @@ SAMPLERS = {
     "stored": jr.Prioritized(max_priority="stored"),
     "systematic": jr.Prioritized(stratified="systematic"),
     "recent": jr.Recent(power=1.0),
-    "uniform max_uses": jr.Uniform(max_uses=8),
-    "max_uses": jr.Prioritized(max_uses=8),
+    "uniform max_uses": jr.Uniform(),
+    "max_uses": jr.Prioritized(),
 }
 
 
@@ -272,7 +272,8 @@ def _buffer(cell: Cell, target: str, mesh: Mesh) -> Any:
     elif cell.kind == "mixture":
         buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=cell.capacity // 2, sampler=sampler),) * 2)
     else:
-        buffer = jr.ReplayBuffer(capacity=cell.capacity, sampler=sampler)
+        max_uses = 8 if "max_uses" in cell.sampler else None
+        buffer = jr.ReplayBuffer(capacity=cell.capacity, sampler=sampler, max_uses=max_uses)
     return _Bound(jr.Sharded(buffer=buffer, mesh=mesh) if cell.kind == "sharded" else buffer, cell)
 
 

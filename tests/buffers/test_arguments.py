@@ -60,7 +60,7 @@ def test_other_numbers_are_as_good_as_python_ones(name, kinds):
         ),
         (
             lambda x: jr.Prioritized(alpha=x),
-            r"alpha=.*: is traced, .*; use Prioritized\(alpha=None\), and pass it to init",
+            r"alpha=.*: is traced, .*; state.replace\(sampler=state.sampler.replace\(alpha=...\)\) takes a traced one",
         ),
         (lambda x: jr.Prioritized(beta=x), r"beta=.*: is traced, .*; sample\(beta=\) takes a traced one"),
         (lambda x: jr.ReplayBuffer(capacity=x), "capacity=.*: is traced, .*; give it from outside of jit"),
@@ -136,7 +136,7 @@ def test_a_configuration_that_rejects_positional_arguments_is_a_plain_dataclass_
     assert {parameter.kind for parameter in parameters.values()} == {inspect.Parameter.KEYWORD_ONLY}
     assert parameters["alpha"].default == 0.6
     own = dataclasses.make_dataclass("Own", [("most", int)], bases=(jr.Uniform,), frozen=True)
-    assert own(3, max_uses=2) == own(most=3, max_uses=2)
+    assert own(3, replacement=False) == own(most=3, replacement=False)
 
 
 @pytest.mark.versions

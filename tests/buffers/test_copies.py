@@ -139,24 +139,21 @@ def pointers(tree):
     return [shard.data.unsafe_buffer_pointer() for x in arrays for shard in x.addressable_shards]
 
 
-OPEN = jr.Prioritized(alpha=None, epsilon=None, floor=None, max_uses=2)
-OF_SEQUENCES = jr.SequenceBuffer(
-    length=4, num_envs=2, sequence_length=2, windows="episodes", hindsight=True, sampler=OPEN
-)
-OPEN_SETTINGS = {name: jnp.float32(value) for value, name in enumerate(OPEN.open_settings, 1)}
+SAMPLER = {"sampler": jr.Prioritized(), "max_uses": 2}
+OF_SEQUENCES = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2, windows="episodes", hindsight=True, **SAMPLER)
 ROWS, STEPS = {"x": jnp.ones((2, 3))}, {"x": jnp.ones((1, 2, 3))}
-REPLAY = jr.ReplayBuffer(capacity=4, sampler=OPEN)
+REPLAY = jr.ReplayBuffer(capacity=4, **SAMPLER)
 FLAG, NUMBER = jnp.zeros(2, bool), jnp.ones(2)
 STEP = {"s": ROWS, "a": NUMBER, "r": NUMBER, "terminated": FLAG, "truncated": FLAG, "s_next": ROWS}
 STEP |= {"logp": NUMBER, "w": NUMBER}
 INITS = {  # configurations of every class with `init`, and arguments
-    "ReplayBuffer": (REPLAY, (ROWS,), OPEN_SETTINGS),
-    "ReservoirBuffer": (jr.ReservoirBuffer(capacity=4, sampler=OPEN), (ROWS,), OPEN_SETTINGS),
-    "SequenceBuffer": (OF_SEQUENCES, (STEPS,), OPEN_SETTINGS),
-    "Sharded": (over_devices(REPLAY, 2), (ROWS,), OPEN_SETTINGS),
-    "Mixture": (jr.Mixture(buffers=(REPLAY, REPLAY)), (ROWS,), OPEN_SETTINGS),
-    "Prioritized": (OPEN, (4,), OPEN_SETTINGS),
-    "Uniform": (jr.Uniform(max_uses=2), (4,), {}),
+    "ReplayBuffer": (REPLAY, (ROWS,), {}),
+    "ReservoirBuffer": (jr.ReservoirBuffer(capacity=4, **SAMPLER), (ROWS,), {}),
+    "SequenceBuffer": (OF_SEQUENCES, (STEPS,), {}),
+    "Sharded": (over_devices(REPLAY, 2), (ROWS,), {}),
+    "Mixture": (jr.Mixture(buffers=(REPLAY, REPLAY)), (ROWS,), {}),
+    "Prioritized": (jr.Prioritized(), (4,), {}),
+    "Uniform": (jr.Uniform(), (4,), {}),
     "Recent": (jr.Recent(power=1.0), (4,), {}),
     "NStep": (jr.NStep(n=1, gamma=0.5, num_envs=2), (), STEP),
     "MonteCarlo": (jr.MonteCarlo(gamma=0.5, max_length=1, num_envs=2), (), STEP),
@@ -176,7 +173,7 @@ def test_no_state_holds_an_array_that_init_was_given_or_one_array_twice():
         found, given = pointers(state), pointers((arguments, named))
         assert len(set(found)) == len(found), name
         assert not set(found) & set(given), name
-        assert len(found) > 0 or name == "Recent"
+        assert len(found) > 0 or name in ("Recent", "Uniform")
     env, obs = jr.NextStepAutoreset(env_step=max), jnp.ones(3)
     after = jax.jit(lambda state, obs: (state, obs + 1), donate_argnums=(0, 1))(env.init(obs, obs), obs)
     assert after[1].tolist() == [2, 2, 2]

@@ -22,7 +22,7 @@ ARGUMENTS = {
     **dict.fromkeys(("get", "handles", "slots", "priorities", "age"), (ROWS,)),
 }
 REPLAY = jr.ReplayBuffer(capacity=8)
-PRIORITIZED = jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized(count_updates=True, normalize="global"))
+PRIORITIZED = jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized(normalize="global"), count_updates=True)
 SEQUENCE = jr.SequenceBuffer(length=8, num_envs=4, sequence_length=1)
 RESERVOIR = jr.ReservoirBuffer(capacity=8)
 BUFFERS = {

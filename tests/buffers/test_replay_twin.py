@@ -32,7 +32,7 @@ def batches(sizes):
 
 def twin_of(buffer, state):
     whole, num_shards = twins.unsharded(buffer), twins.num_shards(buffer)
-    law, period = twins.law_of(whole.sampler), state.ring.period
+    law, period = twins.law_of(whole), state.ring.period
     first, share = int(state.ring.inserted.reshape(-1)[0]), whole.capacity // num_shards
     shards = [oracles.ReplayTwin(share, first_handle=first, period=period, **law) for _ in range(num_shards)]
     return oracles.ShardedTwin(shards, period, whole.sampler, age_step=num_shards)
@@ -40,7 +40,7 @@ def twin_of(buffer, state):
 
 def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", near_wrap=False, seed=seeds.SEED, backend=None):
     """`backend`: the state is laid out as there."""
-    buffer = jr.ReplayBuffer(capacity=capacity, sampler=twins.SAMPLERS[sampler])
+    buffer = jr.ReplayBuffer(capacity=capacity, **twins.choices(sampler))
     buffer = buffer if num_shards == 1 else over_devices(buffer, num_shards)
     state, share = buffer.init(items(numbers(0, num_shards))), capacity // num_shards
     first = state.ring.period - 3 * share if near_wrap else 0

@@ -49,7 +49,7 @@ def batches(sizes, num_shards):
 
 def twin_of(buffer, state):
     whole, num_shards = twins.unsharded(buffer), twins.num_shards(buffer)
-    law, period = twins.law_of(whole.sampler), state.ring.period
+    law, period = twins.law_of(whole), state.ring.period
     shards = [oracles.ReservoirTwin(whole.capacity // num_shards, period=period, **law) for _ in range(num_shards)]
     for shard in shards:
         shard.count = int(state.count.reshape(-1)[1])
@@ -58,7 +58,7 @@ def twin_of(buffer, state):
 
 def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", many=False, seed=seeds.SEED):
     """`many`: the count of items is about to reach 2^32, as if those so far had all been masked."""
-    buffer = jr.ReservoirBuffer(capacity=capacity, sampler=twins.SAMPLERS[sampler])
+    buffer = jr.ReservoirBuffer(capacity=capacity, **twins.choices(sampler))
     buffer = buffer if num_shards == 1 else over_devices(buffer, num_shards)
     state = buffer.init(items(numbers(0, num_shards)))
     state = state.replace(count=state.count.at[..., 1].set(jnp.uint32(2**32 - 20 if many else 0)))

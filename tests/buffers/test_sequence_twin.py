@@ -67,13 +67,13 @@ def twin_of(buffer, state):
     whole, num_shards = twins.unsharded(buffer), twins.num_shards(buffer)
     names = {"first": int(state.ring.inserted.reshape(-1)[0]), "period": state.ring.period}
     kind = whole.length, whole.num_envs // num_shards, whole.sequence_length, whole.stride, whole.windows, whole.gaps
-    shards = [oracles.SequenceTwin(*kind, **names, **twins.law_of(whole.sampler)) for _ in range(num_shards)]
+    shards = [oracles.SequenceTwin(*kind, **names, **twins.law_of(whole)) for _ in range(num_shards)]
     return oracles.ShardedTwin(shards, state.ring.period, whole.sampler)
 
 
 def random_run(config, sampler, sizes, num_shards=1, mode="jit", seed=seeds.SEED):
     """Counters are about to wrap."""
-    buffer = jr.SequenceBuffer(sampler=twins.SAMPLERS[sampler], **config)
+    buffer = jr.SequenceBuffer(**twins.choices(sampler), **config)
     whole = buffer
     buffer = buffer if num_shards == 1 else over_devices(buffer, num_shards)
     state = buffer.init(items(np.zeros((1, whole.num_envs), np.int32)))

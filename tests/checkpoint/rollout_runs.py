@@ -10,7 +10,7 @@ import jaxreplay as jr
 
 STEPS, SAVE_EVERY = 63, 2
 NUM_PROMPTS, IN_FLIGHT, GROUP, BATCH = 40, 6, 4, 8
-BUFFER = jr.ReplayBuffer(capacity=64, sampler=jr.Uniform(replacement=False, max_uses=1))
+BUFFER = jr.ReplayBuffer(capacity=64, sampler=jr.Uniform(replacement=False), max_uses=1)
 TASKS = jr.Tasks(num_tasks=NUM_PROMPTS, decay=0.9)
 CONFIG = {"replay": BUFFER, "tasks": TASKS}
 OPTIMIZER = optax.adam(0.1)

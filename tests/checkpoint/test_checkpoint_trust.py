@@ -217,7 +217,7 @@ def test_no_module_of_the_package_is_named_in_a_file(tmp_path):
     rows = jnp.zeros((1, 2))
     config = {
         "hindsight": jr.SequenceBuffer(length=6, num_envs=2, sequence_length=3, hindsight=True, windows="inside"),
-        "items": jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(count_updates=True)),
+        "items": jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(), count_updates=True),
         "pools": jr.DifficultyPools(tasks_per_env=(4,)),
         "tracer": jr.NStep(n=1, gamma=0.5),
         "mixture": jr.Mixture(buffers=(jr.ReservoirBuffer(capacity=4), jr.ReplayBuffer(capacity=6))),

@@ -150,23 +150,23 @@ def test_same_configuration_keeps_the_law_and_every_count():
 
 
 def test_what_came_late_is_counted_once_whatever_the_shards():
-    buffer = jr.ReplayBuffer(capacity=8, sampler=jr.Uniform(count_updates=True))
+    buffer = jr.ReplayBuffer(capacity=8, count_updates=True)
     state = buffer.init(items(np.zeros(8)))
     for t in range(2):
         state = buffer.add(state, items(8 * t + np.arange(8)))
     state = buffer.update(state, np.array([1, 2, 3, 9, 9, 15]), np.ones(6))
-    two = jr.migrate(buffer, state, make(buffer, 2)).sampler.counts
+    two = jr.migrate(buffer, state, make(buffer, 2)).uses
     assert two.late.tolist() == [3, 0]
     assert two.of_slots.tolist() == [[0, 0, 0, 0], [2, 0, 0, 1]]
-    one = jr.migrate(make(buffer, 2), jr.migrate(buffer, state, make(buffer, 2)), buffer).sampler.counts
+    one = jr.migrate(make(buffer, 2), jr.migrate(buffer, state, make(buffer, 2)), buffer).uses
     assert (one.late.tolist(), one.of_slots.tolist()) == (3, [0, 2, 0, 0, 0, 0, 0, 1])
 
 
 @pytest.mark.parametrize("num_shards", [0, rarely(4)])
 def test_counts_of_several_shards_are_added(num_shards):
     """Late updates, and TD errors that are not finite, of items in both shards; a total saturates."""
-    per = jr.Prioritized(count_updates=True)
-    old, new = (make(jr.ReplayBuffer(capacity=8, sampler=per), n) for n in (2, num_shards))
+    whole = jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized(), count_updates=True)
+    old, new = (make(whole, n) for n in (2, num_shards))
     state = old.init(items(np.zeros(8)))
     state = old.add(state, items(np.arange(8)))
     first = np.asarray(old.newest(state, 8))  # four of each shard
@@ -176,14 +176,14 @@ def test_counts_of_several_shards_are_added(num_shards):
     state = old.add(state, items(8 + np.arange(8)))
     late = np.where(np.isin(np.arange(8), [0, 1, 2, 5, 7]), first, -1)
     state = old.update(state, late, np.ones(8))  # 3 and 2
-    assert (state.sampler.rejected.tolist(), state.sampler.counts.late.tolist()) == ([1, 4], [3, 2])
-    found = jr.migrate(old, state, new).sampler
-    assert np.ravel(found.rejected).tolist() == [5, 0, 0, 0][: max(num_shards, 1)]
-    assert np.ravel(found.counts.late).tolist() == [5, 0, 0, 0][: max(num_shards, 1)]
+    assert (state.sampler.rejected.tolist(), state.uses.late.tolist()) == ([1, 4], [3, 2])
+    found = jr.migrate(old, state, new)
+    assert np.ravel(found.sampler.rejected).tolist() == [5, 0, 0, 0][: max(num_shards, 1)]
+    assert np.ravel(found.uses.late).tolist() == [5, 0, 0, 0][: max(num_shards, 1)]
     many = jnp.array([2**31 - 2, 3], jnp.int32)
-    state = state.replace(sampler=state.sampler.replace(rejected=many, counts=state.sampler.counts.replace(late=many)))
-    found = jr.migrate(old, state, new).sampler
-    assert np.ravel(found.rejected)[0] == np.ravel(found.counts.late)[0] == 2**31 - 1
+    state = state.replace(sampler=state.sampler.replace(rejected=many), uses=state.uses.replace(late=many))
+    found = jr.migrate(old, state, new)
+    assert np.ravel(found.sampler.rejected)[0] == np.ravel(found.uses.late)[0] == 2**31 - 1
 
 
 def test_priorities_are_clipped_for_the_new_capacity():

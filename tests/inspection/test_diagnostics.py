@@ -45,8 +45,8 @@ def run(buffer, **settings):
 
 @pytest.fixture(scope="module")
 def filled():
-    sampler = jr.Prioritized(alpha=ALPHA, beta=lambda updates: updates / 10, count_updates=True)
-    buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler, donate=False)
+    sampler = jr.Prioritized(alpha=ALPHA, beta=lambda updates: updates / 10)
+    buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=sampler, count_updates=True, donate=False)
     return buffer, *run(buffer)
 
 
@@ -110,18 +110,18 @@ def test_all_items_match_the_twin(filled):
     expected = oracles.thorough_diagnostics(priorities, ALPHA)
     expected |= {"never_updated": np.mean(np.array(counts) == 0), "updates_per_item": np.mean(counts)}
     assert_close(found, expected)
-    np.testing.assert_array_equal(np.roll(state.sampler.counts.of_slots, -(60 % CAPACITY)), counts)
+    np.testing.assert_array_equal(np.roll(state.uses.of_slots, -(60 % CAPACITY)), counts)
 
 
 @pytest.mark.parametrize("buffer", [jr.ReplayBuffer, rarely(jr.ReservoirBuffer)])
 def test_uniform_counts_too(buffer):
-    buffer = buffer(capacity=CAPACITY, sampler=jr.Uniform(count_updates=True), donate=False)
+    buffer = buffer(capacity=CAPACITY, count_updates=True, donate=False)
     if isinstance(buffer, jr.ReplayBuffer):
         state, _, counts, _, late = run(buffer)
-        np.testing.assert_array_equal(np.roll(state.sampler.counts.of_slots, -(60 % CAPACITY)), counts)
-        assert state.sampler.counts.late == late
-        wider = jr.ReplayBuffer(capacity=2 * CAPACITY, sampler=jr.Prioritized(count_updates=True))
-        moved = jr.migrate(buffer, state, wider).sampler.counts
+        np.testing.assert_array_equal(np.roll(state.uses.of_slots, -(60 % CAPACITY)), counts)
+        assert state.uses.late == late
+        wider = jr.ReplayBuffer(capacity=2 * CAPACITY, sampler=jr.Prioritized(), count_updates=True)
+        moved = jr.migrate(buffer, state, wider).uses
         np.testing.assert_array_equal(moved.of_slots, counts + [0] * CAPACITY)
         assert moved.late == late
         return
@@ -140,16 +140,27 @@ def sequence_buffer(sampler):
     return jr.SequenceBuffer(length=12, num_envs=2, sequence_length=3, windows="inside", sampler=sampler, donate=False)
 
 
+def replay_buffer(sampler):
+    return jr.ReplayBuffer(capacity=12, sampler=sampler, count_updates=True, donate=False)
+
+
 BUFFERS = {
     "sequence": sequence_buffer,
-    "sharded": lambda sampler: over_devices(jr.ReplayBuffer(capacity=12, sampler=sampler, donate=False), 2),
-    "mixture": lambda sampler: jr.Mixture(
-        buffers=(jr.ReplayBuffer(capacity=6), jr.ReplayBuffer(capacity=12, sampler=sampler, donate=False))
+    "sharded": lambda sampler: over_devices(
+        jr.ReplayBuffer(capacity=12, sampler=sampler, count_updates=True, donate=False), 2
     ),
-    "one shard": lambda sampler: over_devices(jr.ReplayBuffer(capacity=12, sampler=sampler, donate=False), 1),
+    "mixture": lambda sampler: jr.Mixture(
+        buffers=(
+            jr.ReplayBuffer(capacity=6),
+            jr.ReplayBuffer(capacity=12, sampler=sampler, count_updates=True, donate=False),
+        )
+    ),
+    "one shard": lambda sampler: over_devices(
+        jr.ReplayBuffer(capacity=12, sampler=sampler, count_updates=True, donate=False), 1
+    ),
 }
 SAMPLERS = {
-    "prioritized": jr.Prioritized(count_updates=True),
+    "prioritized": jr.Prioritized(),
     "zero": jr.Prioritized(epsilon=0.0, alpha=0.0),
     "uniform": jr.Uniform(replacement=False),
 }
@@ -259,7 +270,7 @@ def test_draws_from_shards_match_the_twin(counts):
 
 def test_counts_of_a_partly_filled_buffer_are_of_its_items():
     """All stored items are updated; the rest of the storage is not counted."""
-    buffer = jr.ReplayBuffer(capacity=12, sampler=jr.Uniform(count_updates=True), donate=False)
+    buffer = jr.ReplayBuffer(capacity=12, count_updates=True, donate=False)
     state = buffer.add(buffer.init(items(8)), items(8), mask=np.arange(8) < 5)
     for handles, never in ((np.arange(8), 0.0), (np.arange(8) % 3, 0.4)):
         updated = buffer.update(state, handles, np.ones(8))
@@ -273,8 +284,8 @@ def test_counts_of_a_partly_filled_buffer_are_of_its_items():
 
 def test_counts_of_shards_are_sums_over_all():
     """Of shards of 2, 6 and 1 items, of which those of the second are updated."""
-    sampler = jr.Prioritized(alpha=1.0, epsilon=0.0, count_updates=True)
-    buffer = over_devices(jr.ReplayBuffer(capacity=24, sampler=sampler, donate=False), 3)
+    sampler = jr.Prioritized(alpha=1.0, epsilon=0.0)
+    buffer = over_devices(jr.ReplayBuffer(capacity=24, sampler=sampler, count_updates=True, donate=False), 3)
     place, td_errors = np.arange(24) % 8, np.repeat(np.float32([2, 1, 2]), 8)
     td_errors[[0, 8, 12]] = np.inf
     state = buffer.add(buffer.init(items(24)), items(24), mask=place < np.repeat([2, 6, 1], 8), td_errors=td_errors)
@@ -403,6 +414,3 @@ def test_wrong_arguments():
         jr.diagnostics(jr.Uniform(), state)
     with pytest.raises(ValueError, match="capacity=5"):
         jr.diagnostics(jr.ReplayBuffer(capacity=5), state)
-    with pytest.raises(ValueError, match="count_updates=2"):
-        jr.Prioritized(count_updates=2)
-    assert repr(jr.Uniform(count_updates=True)) == "Uniform(count_updates=True)"

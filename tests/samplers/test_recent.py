@@ -11,7 +11,6 @@ from scipy import stats
 
 import jaxreplay as jr
 from jaxreplay._common.ring import Live
-from jaxreplay.samplers import _recent
 
 DRAWS = 2**17
 draw = jax.jit(lambda sampler, *arguments: sampler.sample(*arguments), static_argnums=(0, 3))
@@ -94,29 +93,16 @@ def test_power_zero_has_the_law_of_uniform(size):
     assert p_value(ranks, np.full(size, 1 / size)) > 1e-4
 
 
-class Rejecting(jr.Recent):
-    def _propose(self, *arguments):
-        proposed, accepted = super()._propose(*arguments)
-        return proposed, jnp.zeros_like(accepted)
-
-
 @pytest.mark.law
-def test_few_proposals_are_rejected_and_the_row_that_lost_them_all_has_nearly_the_law():
-    for power, size in ((1.0, 2**20), (1e4, 2**20), (1e4, 1000), (300.0, 77)):
-        sampler, newest = jr.Recent(power=power), jnp.int32(size)
-        bits = np.random.default_rng(0).integers(0, 2**32, (2, 2, 3, 2**14), np.uint32)
-        bounds, cumulative, _ = sampler._cells(newest, newest)
-        assert np.all(np.diff(bounds) <= 0)
-        proposed, accepted = sampler._propose([*map(jnp.asarray, bits)], bounds, cumulative, newest)
-        assert np.mean(accepted) > 0.975
-        newest_of_cell = np.asarray(bounds)[::-1]
-        newest_of_cell = newest_of_cell[np.searchsorted(newest_of_cell, proposed, side="right") - 1]
-        chance = ((size - np.float64(proposed)) / (size - newest_of_cell)) ** power
-        assert abs(np.sum(accepted) - chance.sum()) < 6 * np.sqrt(np.sum(chance * (1 - chance)) + 1)
-        if size < _recent.CELLS:
-            assert np.all(accepted)  # each item has a cell of its own
-    ranks, _ = drawn_ranks(Rejecting(power=2.0), 10**6)
-    assert stats.kstest(((ranks + 0.5) / 10**6) ** 3, "uniform").pvalue > 1e-4
+@pytest.mark.parametrize("power", [1.0, *map(rarely, [0.0, 0.3])])
+def test_the_newest_and_the_oldest_of_very_many_have_the_law(power):
+    """Items have few steps of a float32, or of 32 bits, each."""
+    size = 2**29
+    ranks, _ = drawn_ranks(jr.Recent(power=power), 64, size - 64)
+    assert p_value(ranks, oracles.recent_law(64, power, size - 64)) > 1e-4
+    steps = size - 1 - drawn_ranks(jr.Recent(power=power), size, draws=2**20)[0]
+    steps = steps[steps < 2**14] % 8
+    assert stats.chisquare(np.bincount(steps, minlength=8)).pvalue > 1e-4
 
 
 def test_nothing_live():

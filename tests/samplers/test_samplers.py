@@ -14,7 +14,7 @@ from scipy import stats
 import jaxreplay as jr
 from jaxreplay import sum_tree
 from jaxreplay._common.ring import Live
-from jaxreplay.samplers import _prioritized, _update_counts
+from jaxreplay.samplers import _prioritized
 
 # The methods, jitted: each shape compiles once, not each operation of it.
 insert = jax.jit(lambda sampler, *arguments: sampler.insert(*arguments), static_argnums=0)
@@ -237,16 +237,6 @@ def test_counters_stop_at_the_largest_int32():
         state = update(sampler, state, [0, 1], [np.nan, np.nan])
     assert (state.updates, state.rejected) == (2**31 - 1, 2**31 - 1)
     np.testing.assert_array_equal(weigh(sampler, state, np.array([0.5, 0.25]), np.int32(2)), [0.5, 1])
-
-
-def test_the_count_of_one_item_stops_and_that_of_another_goes_on():
-    counts = _update_counts.init(3).replace(of_slots=jnp.array([_update_counts.MOST, 5, _update_counts.MOST - 1]))
-    for slots in ([0, 1, 2, 1, -1], [2, 0, 1, 3, 3]):
-        counts = _update_counts.update(counts, jnp.array(slots, jnp.int32))
-    assert counts.of_slots.tolist() == [_update_counts.MOST, 8, _update_counts.MOST]
-    assert counts.late == 2
-    counts = _update_counts.insert(counts, jnp.array([-1, 1, 3], jnp.int32))
-    assert counts.of_slots.tolist() == [_update_counts.MOST, 0, _update_counts.MOST]
 
 
 @pytest.mark.parametrize("normalize", ["batch", "global", None])

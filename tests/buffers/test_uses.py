@@ -9,16 +9,17 @@ from helpers import leaves_of, over_devices, rarely
 from scipy import stats
 
 import jaxreplay as jr
+from jaxreplay.buffers import _uses
 
 SAMPLERS = {
-    "uniform": jr.Uniform(max_uses=2),
-    "distinct": jr.Uniform(replacement=False, max_uses=2),
-    "prioritized": jr.Prioritized(max_uses=2, alpha=1.0, beta=1.0, epsilon=0.0, normalize=None),
+    "uniform": jr.Uniform(),
+    "distinct": jr.Uniform(replacement=False),
+    "prioritized": jr.Prioritized(alpha=1.0, beta=1.0, epsilon=0.0, normalize=None),
 }
 
 
-def filled(sampler, count=8, capacity=8, shards=1):
-    buffer = jr.ReplayBuffer(capacity=capacity, sampler=sampler, donate=False)
+def filled(sampler, count=8, capacity=8, shards=1, max_uses=2):
+    buffer = jr.ReplayBuffer(capacity=capacity, sampler=sampler, max_uses=max_uses, donate=False)
     buffer = over_devices(buffer, shards) if shards > 1 else buffer
     return buffer, buffer.add(buffer.init(jnp.arange(count)), jnp.arange(count))
 
@@ -62,26 +63,28 @@ def test_each_row_counts_and_only_stored_items_do(name):
     buffer, state = filled(SAMPLERS[name])
     td_errors = jnp.array([1.0, jnp.nan, 1.0, 1.0, 1.0])  # rejected ones count too
     state = buffer.update(state, jnp.array([0, 0, 3, -1, 77]), td_errors)
-    assert state.sampler.counts.of_slots.tolist() == [2, 0, 0, 1, 0, 0, 0, 0]
-    assert leaves_of(state.sampler.unspent).tolist() == [0, 1, 1, 1, 1, 1, 1, 1]
+    assert state.uses.of_slots.tolist() == [2, 0, 0, 1, 0, 0, 0, 0]
+    assert leaves_of(state.uses.unspent).tolist() == [0, 1, 1, 1, 1, 1, 1, 1]
     assert buffer.priorities(state, jnp.array([0, 1])).tolist() == [0, 1]
     state = buffer.update(state, jnp.array([0, 3]), jnp.array([9.0, 9.0]))  # spent, and late: it stays so
     assert buffer.priorities(state, jnp.array([0, 3])).tolist() == [0, 0]
     assert int(buffer.size(state)) == 6
     state = buffer.add(state, jnp.arange(3))  # overwrites 0, 1 and 2
-    assert state.sampler.counts.of_slots.tolist() == [0, 0, 0, 2, 0, 0, 0, 0]
+    assert state.uses.of_slots.tolist() == [0, 0, 0, 2, 0, 0, 0, 0]
     assert int(buffer.size(state)) == 7
     late = buffer.update(state, jnp.array([0, 0, 0]), jnp.ones(3))
     assert int(buffer.size(late)) == 7
-    assert int(late.sampler.counts.late) == 4
+    assert int(late.uses.late) == 4
 
 
-@pytest.mark.parametrize("name", SAMPLERS)
-def test_rows_that_are_masked_out_are_no_uses(name):
-    sampler = SAMPLERS[name]
-    state = sampler.insert(sampler.init(4), jnp.arange(4), jnp.ones(4, bool))
-    after = sampler.update(state, jnp.array([0, 0, 1]), jnp.ones(3), jnp.array([False, True, False]))
-    assert after.counts.of_slots.tolist() == [1, 0, 0, 0]
+def test_the_count_of_one_item_stops_and_that_of_another_goes_on():
+    counts = _uses.Uses(jnp.array([_uses.MOST, 5, _uses.MOST - 1]), jnp.int32(0), None)
+    for slots in ([0, 1, 2, 1, -1], [2, 0, 1, 3, 3]):
+        counts, _ = _uses.update(counts, jnp.array(slots, jnp.int32), None)
+    assert counts.of_slots.tolist() == [_uses.MOST, 8, _uses.MOST]
+    assert counts.late == 2
+    counts = _uses.insert(counts, jnp.array([-1, 1, 3], jnp.int32), jnp.ones(3, bool))
+    assert counts.of_slots.tolist() == [_uses.MOST, 0, _uses.MOST]
 
 
 @pytest.mark.parametrize("name", SAMPLERS)
@@ -135,7 +138,7 @@ def test_priorities_of_zero_are_drawn_evenly_while_they_are_not_spent():
 
 @pytest.mark.parametrize("windows", ["any", rarely("inside")])
 def test_sequences(windows):
-    buffer = jr.SequenceBuffer(length=6, num_envs=2, sequence_length=2, windows=windows, sampler=jr.Uniform(max_uses=1))
+    buffer = jr.SequenceBuffer(length=6, num_envs=2, sequence_length=2, windows=windows, max_uses=1)
     state = buffer.init(jnp.zeros((1, 2)))
     for t in range(9):
         state = buffer.add(state, jnp.full((1, 2), float(t)))
@@ -152,9 +155,9 @@ def test_the_rest_of_the_package_knows_it(tmp_path):
         state = spend(buffer, state, [0, 7])
         jr.save(tmp_path / repr(sampler), buffer, state)
         restored = jr.restore(tmp_path / repr(sampler), buffer)
-        np.testing.assert_array_equal(leaves_of(restored.sampler.unspent), leaves_of(state.sampler.unspent))
+        np.testing.assert_array_equal(leaves_of(restored.uses.unspent), leaves_of(state.uses.unspent))
         for shards in (1, 2):
-            new, expected = jr.ReplayBuffer(capacity=4, sampler=sampler), 3
+            new, expected = jr.ReplayBuffer(capacity=4, sampler=sampler, max_uses=2), 3
             new = over_devices(new, 2) if shards == 2 else new
             moved = jr.migrate(buffer, state, new)
             assert int(new.size(moved)) == expected
@@ -166,7 +169,7 @@ def test_the_rest_of_the_package_knows_it(tmp_path):
         assert (float(numbers["spent"]), float(numbers["size"])) == (2, 8)
         assert float(numbers["never_updated"]) == 0.75
         wide = state.on_this_backend("tpu")
-        assert wide.sampler.unspent.fanout == 128
+        assert wide.uses.unspent.fanout == 128
         assert int(buffer.size(wide)) == 6
     mixture = jr.Mixture(buffers=(buffer, buffer), weights="joint")
     sample = mixture.sample((state, spend(buffer, state, range(1, 7))), jax.random.key(0), 8)
@@ -174,11 +177,41 @@ def test_the_rest_of_the_package_knows_it(tmp_path):
     assert mixture.sizes((state, state))[0] == 6
 
 
+def test_weights_and_first_priorities_are_those_without_a_bound():
+    """A priority of 0 is no priority, and a spent item has none."""
+    sampler = jr.Prioritized(alpha=1.0, beta=0.7, epsilon=0.0, normalize="global", max_priority="stored")
+    (bounded, state), (plain, other) = filled(sampler, capacity=9), filled(sampler, capacity=9, max_uses=None)
+    errors = jnp.array([0.0, 0.5, 1.0, 2.0, 0.0, 1.5, 1.0, 0.7])
+    state, other = bounded.update(state, jnp.arange(8), errors), plain.update(other, jnp.arange(8), errors)
+    found, expected = (b.sample(x, jax.random.key(0), 32) for b, x in ((bounded, state), (plain, other)))
+    np.testing.assert_array_equal(found.weights, expected.weights)
+    assert found.weights.min() > 0.1
+    state, other = (b.update(x, jnp.arange(8), jnp.zeros(8)) for b, x in ((bounded, state), (plain, other)))
+    state, other = bounded.add(state, jnp.arange(1)), plain.add(other, jnp.arange(1))
+    found, expected = (b.priorities(x, jnp.array([8])) for b, x in ((bounded, state), (plain, other)))
+    assert found.tolist() == expected.tolist() == [1]
+
+
+def test_a_spent_item_that_revives_gets_the_largest_priority():
+    buffer, state = filled(SAMPLERS["prioritized"])
+    state = spend(buffer, buffer.update(state, jnp.arange(8), jnp.arange(8.0)), [0, 3])  # 0 has no priority
+    state = buffer.update(state, jnp.array([1]), jnp.array([0.0]))
+    plain = jr.ReplayBuffer(capacity=8, sampler=SAMPLERS["prioritized"])
+    moved = jr.migrate(buffer, state, plain)
+    assert plain.priorities(moved, plain.newest(moved, 8)).tolist() == [7, 7, 2, 7, 4, 5, 6, 7]
+
+
 @pytest.mark.versions
 def test_errors():
-    for make in (jr.Uniform, jr.Prioritized):
+    for make in (jr.ReplayBuffer, jr.ReservoirBuffer):
         for value in (0, -1, 1.5, "2", True):
             with pytest.raises(ValueError, match=f"max_uses={value!r}"):
-                make(max_uses=value)
-    with pytest.raises(ValueError, match=r"max_uses=1, replacement=False: 8388609 slots, at most 8388608"):
-        jr.Uniform(replacement=False, max_uses=1).init(2**23 + 1)
+                make(capacity=4, max_uses=value)
+    with pytest.raises(ValueError, match="count_updates=2"):
+        jr.ReplayBuffer(capacity=4, count_updates=2)
+    buffer = jr.ReplayBuffer(capacity=2**23 + 1, sampler=SAMPLERS["distinct"], max_uses=1)
+    state = jax.eval_shape(buffer.init, jnp.zeros(1))
+    with pytest.raises(ValueError, match=r"max_uses, replacement=False: 8388609 slots, at most 8388608"):
+        jax.eval_shape(lambda state: buffer.sample(state, jax.random.key(0), 4), state)
+    with pytest.raises(ValueError, match=r"max_uses=1: Recent\(.*draws by rank among all items; use another sampler"):
+        jr.ReplayBuffer(capacity=4, sampler=jr.Recent(power=1), max_uses=1)

@@ -1,0 +1,195 @@
+"""Settings of `Prioritized` are arrays of its state, and lanes of `jax.vmap` may differ in them."""
+
+import functools
+
+import chex
+import jax
+import jax.numpy as jnp
+import numpy as np
+import oracles
+import pytest
+import seeds
+from helpers import at, check_tree, items, leaves_of, numbers, over_devices, rarely
+from scipy import stats
+
+import jaxreplay as jr
+from jaxreplay.inspection import _plot
+
+IN_STATE = {"alpha": 0.7, "epsilon": 0.25, "floor": 0.5}
+LANES = [
+    {"alpha": 0.0, "epsilon": 0.0, "floor": 0.0},
+    {"alpha": 0.37, "epsilon": 0.01, "floor": 0.0},
+    {"alpha": 1.0, "epsilon": 0.0, "floor": 0.5},
+    {"alpha": 1.7, "epsilon": 1e-6, "floor": 0.0},
+]
+STACKED = {name: jnp.array([lane[name] for lane in LANES], jnp.float32) for name in IN_STATE}
+PER = {
+    "ever": {"beta": 0.7},
+    "stored": {"max_priority": "stored", "normalize": "global"},
+    "number": {"max_priority": 2.0, "stratified": False, "normalize": None},
+}
+BUFFERS = {
+    "replay": lambda sampler: jr.ReplayBuffer(capacity=12, sampler=sampler),
+    "reservoir": lambda sampler: jr.ReservoirBuffer(capacity=9, sampler=sampler),
+    "sequence": lambda sampler: jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3, sampler=sampler),
+    "sharded": lambda sampler: over_devices(jr.ReplayBuffer(capacity=12, sampler=sampler), 2),
+    "mixture": lambda sampler: jr.Mixture(buffers=(jr.ReplayBuffer(capacity=12, sampler=sampler),) * 2),
+}
+ERRORS = np.array([0.0, -0.2, 3.0, np.nan, 0.7, np.inf, -8.0, 0.01], np.float32)
+
+
+def batch(buffer, number):
+    return items(
+        numbers(8 * number, 8).reshape(4, 2) if isinstance(buffer, jr.SequenceBuffer) else numbers(8 * number, 8)
+    )
+
+
+def with_settings(state, settings):
+    """A state before its first `add`, with these settings in the sampler of every source and shard."""
+    if isinstance(state, tuple):
+        return tuple(with_settings(part, settings) for part in state)
+    changed = {name: jnp.broadcast_to(x, getattr(state.sampler, name).shape) for name, x in settings.items()}
+    return state.replace(sampler=state.sampler.replace(**changed))
+
+
+def steps(buffer, key, settings):
+    """The state after three replay steps, and the last draw with its priorities."""
+    state = with_settings(buffer.init(batch(buffer, 0)), settings)
+    for number in range(3):
+        its = () if not isinstance(buffer, jr.Mixture) else (number % 2,)
+        own_key = (jax.random.fold_in(key, 9),) if isinstance(buffer, jr.ReservoirBuffer) else ()
+        state = buffer.add(state, *its, batch(buffer, number), *own_key)
+        sample = buffer.sample(state, jax.random.fold_in(key, number), 8)
+        state = buffer.update(state, sample.indices, jnp.roll(ERRORS, number))
+    return state, buffer.sample(state, key, 8), buffer.priorities(state, sample.indices)
+
+
+@pytest.mark.parametrize(
+    ("buffer", "per"),
+    [
+        ("replay", "ever"),
+        *map(rarely, [("replay", "stored"), ("replay", "number"), ("sharded", "stored")]),
+        *(rarely((name, "ever")) for name in BUFFERS if name not in ("replay", "sharded")),
+    ],
+)
+def test_lanes_of_vmap_equal_runs_of_their_configurations(buffer, per):
+    make, key = BUFFERS[buffer], jax.random.key(1)
+    sweep = jax.jit(jax.vmap(functools.partial(steps, make(jr.Prioritized(**PER[per])), key)))(STACKED)
+    for k, lane in enumerate(LANES):
+        alone = jax.jit(lambda lane=lane: steps(make(jr.Prioritized(**lane, **PER[per])), key, {}))()
+        found, expected = jax.device_get((at(sweep, k), alone))
+        # XLA computes a power with a constant exponent by other instructions, which round differently.
+        chex.assert_trees_all_close(found, expected, rtol=3e-5)
+        chex.assert_trees_all_equal(found[1].indices, expected[1].indices)
+
+
+def test_a_lane_equals_the_same_settings_alone_bit_for_bit():
+    run = functools.partial(steps, BUFFERS["replay"](jr.Prioritized()), jax.random.key(1))
+    sweep, alone = jax.jit(jax.vmap(run))(STACKED), jax.jit(run)
+    for k in range(len(LANES)):
+        chex.assert_trees_all_equal(at(sweep, k), alone(at(STACKED, k)))
+
+
+@pytest.mark.parametrize("per", ["stored", *map(rarely, ["ever", "number"])])
+def test_lanes_do_what_their_twins_do(per):
+    buffer = jr.ReplayBuffer(capacity=5, sampler=jr.Prioritized(**PER[per]))
+    state = jax.vmap(lambda s: with_settings(buffer.init(items(numbers(0, 1))), s))(STACKED)
+    new = PER[per].get("max_priority", "ever")
+    twins, rng = [oracles.ReplayTwin(5, new_priority=new, **lane) for lane in LANES], seeds.rng("settings", per)
+    add = jax.jit(jax.vmap(lambda s, x, e: buffer.add(s, x, td_errors=e), in_axes=(0, None, None)))
+    update = jax.jit(jax.vmap(buffer.update, in_axes=(0, None, None)))
+    for number in range(12):
+        ids = numbers(3 * number, 3)
+        new_errors = np.where(rng.random(3) < 0.5, np.nan, rng.normal(size=3)).astype(np.float32)
+        state = add(state, items(ids), new_errors)
+        handles, errors = rng.integers(max(0, 3 * number - 3), 3 * number + 3, 6).astype(np.int32), rng.normal(size=6)
+        state = update(state, handles, errors.astype(np.float32))
+        for k, twin in enumerate(twins):
+            twin.add([{"id": int(i)} for i in ids], None, new_errors)
+            twin.update([h if h in twin.leaf else None for h in handles.tolist()], errors.astype(np.float32))
+            tree = jax.tree.map(lambda x, k=k: x[k], state.sampler.tree)
+            check_tree(tree)
+            np.testing.assert_allclose(leaves_of(tree), twin.leaves_by_slot(), rtol=2e-5)
+            np.testing.assert_allclose(state.sampler.max_priority[k], twin.max_priority, rtol=1e-6)
+
+
+@pytest.mark.law
+def test_each_lane_draws_by_its_own_law():
+    alphas, errors = np.array([0.5, 2.0]), np.array([0.5, 1.0, 2.0, 4.0])
+    buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0, stratified=False))
+
+    def draw(alpha):
+        state = with_settings(buffer.init(numbers(0, 4)), {"alpha": alpha})
+        state = buffer.add(state, numbers(0, 4), td_errors=errors)
+        return buffer.sample(state, seeds.key(0), 20_000).items
+
+    for alpha, drawn in zip(alphas, jax.jit(jax.vmap(draw))(alphas), strict=True):
+        law = errors**alpha / np.sum(errors**alpha)
+        assert stats.chisquare(np.bincount(drawn, minlength=4), 20_000 * law).pvalue > 1e-4
+
+
+@pytest.mark.parametrize("name", BUFFERS)
+def test_settings_are_first_values_in_the_state(name):
+    """Each source and each shard has its own; no array is weakly typed or held twice."""
+    buffer = BUFFERS[name](jr.Prioritized(**IN_STATE))
+    state = buffer.init(batch(buffer, 0))
+    for part in state if isinstance(state, tuple) else (state,):
+        for setting, value in IN_STATE.items():
+            found = getattr(part.sampler, setting)
+            assert (found.dtype, found.weak_type) == (jnp.float32, False)
+            np.testing.assert_array_equal(found, np.full((2,) if name == "sharded" else (), value, np.float32))
+
+
+def test_shards_have_settings_of_their_own():
+    buffer, state = stored(jr.Prioritized(epsilon=0.0), 2, alpha=jnp.array([1.0, 2.0]))
+    leaves = np.concatenate([leaves_of(at(state.sampler.tree, k)) for k in range(2)])
+    np.testing.assert_allclose(leaves, np.linspace(0, 4, 12) ** np.repeat([1, 2], 6), rtol=1e-6)
+    with pytest.raises(ValueError, match=r"state.sampler.alpha: got \[1.0, 2.0\] by shard"):
+        jr.migrate(buffer, state, buffer)
+
+
+def stored(sampler, num_shards=0, **settings):
+    """A buffer with twelve items of known priorities, and its state."""
+    buffer = jr.ReplayBuffer(capacity=12, sampler=sampler)
+    buffer = over_devices(buffer, num_shards) if num_shards else buffer
+    state = with_settings(buffer.init(items(numbers(0, 12))), settings)
+    return buffer, buffer.add(state, items(numbers(0, 12)), td_errors=np.linspace(0, 4, 12, dtype=np.float32))
+
+
+STATIC = jr.Prioritized(alpha=0.7, epsilon=0.25, floor=0.5)
+
+
+@pytest.mark.parametrize("num_shards", [0, 2])
+def test_migration_keeps_the_settings_of_the_state_where_the_configurations_agree(num_shards):
+    usual, state = stored(jr.Prioritized(), num_shards, **IN_STATE)
+    chex.assert_trees_all_equal(jr.migrate(usual, state, usual).sampler, state.sampler)
+    other, expected = stored(jr.Prioritized(alpha=2.0), num_shards, **IN_STATE | {"alpha": 2.0})
+    found = jr.migrate(usual, state, other)
+    chex.assert_trees_all_close(jax.device_get(found.sampler), jax.device_get(expected.sampler), rtol=1e-5)
+    uniform, plain = stored(jr.Uniform(), num_shards)
+    found = jr.migrate(uniform, plain, other).sampler
+    assert (np.ravel(found.alpha)[0], np.ravel(found.floor)[0]) == (2, 0)
+
+
+@pytest.mark.parametrize("num_shards", [0, 2])
+def test_a_checkpoint_keeps_settings(tmp_path, num_shards):
+    buffer, state = stored(jr.Prioritized(), num_shards, **IN_STATE)
+    jr.save(tmp_path / "one", buffer, state)
+    chex.assert_trees_all_equal(jr.restore(tmp_path / "one", buffer), state)
+    lanes = jax.jit(jax.vmap(lambda s: stored(jr.Prioritized(), **s)[1]))(STACKED)
+    alone = stored(jr.Prioritized(), **IN_STATE)[0]
+    jr.save(tmp_path / "lanes", alone, lanes)
+    chex.assert_trees_all_equal(jr.restore(tmp_path / "lanes", alone), lanes)
+    with pytest.raises(ValueError, match=r"buffer.*sampler.alpha: saved 0.6, given 0.7"):
+        jr.restore(tmp_path / "one", stored(STATIC, num_shards)[0])
+
+
+@pytest.mark.parametrize("num_shards", [0, 2])
+def test_diagnostics_and_plots_have_the_priorities_of_static_settings(num_shards):
+    buffer, state = stored(jr.Prioritized(), num_shards, **IN_STATE)
+    static, same = stored(STATIC, num_shards)
+    key = jax.random.key(0)
+    found, expected = (jr.diagnostics(*pair, key, thorough=True) for pair in ((buffer, state), (static, same)))
+    chex.assert_trees_all_close(found, expected, rtol=1e-5)
+    seen = [_plot._contents(*pair)["priorities"] for pair in ((buffer, state), (static, same))]
+    chex.assert_trees_all_close(*seen, rtol=1e-5)

@@ -13,7 +13,7 @@ from flax import struct
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.ring import Live, saturating_add
-from jaxreplay.sum_tree._tree import on_backend
+from jaxreplay.sum_tree._whole import on_backend
 
 MOST = 2**30  # a count grows beyond this by less than one batch
 

@@ -26,7 +26,7 @@ from jaxreplay._common.xla import jit_method
 from jaxreplay.curricula import _groups as groups
 from jaxreplay.curricula._task_keys import old_task_of_each
 from jaxreplay.curricula.scores import Score, Thompson, learnability
-from jaxreplay.sum_tree._tree import on_backend
+from jaxreplay.sum_tree._whole import on_backend
 
 LARGEST_SCORE = 1e6  # no sum of scores overflows
 MANY_TRIALS = 2.0**22  # float32 counts up to 2^24 in steps of 1

@@ -18,7 +18,8 @@ from jaxreplay._common.xla import on_gpu
 from jaxreplay.samplers._protocol import Sampler
 from jaxreplay.samplers._uniform import uniform_slots
 from jaxreplay.samplers._weights import Normalize, importance_weights
-from jaxreplay.sum_tree._tree import Stratified, on_backend
+from jaxreplay.sum_tree._tree import Stratified
+from jaxreplay.sum_tree._whole import on_backend
 
 
 @struct.dataclass

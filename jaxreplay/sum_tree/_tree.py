@@ -19,7 +19,6 @@ O(batch * fanout * log(capacity)).
 
 import dataclasses
 import functools
-from collections.abc import Callable
 from typing import Any, Literal
 
 import jax
@@ -80,12 +79,8 @@ def default_fanout(backend: str | None = None) -> int:
     """Best fan-out on a backend; None for that of `jax.default_device`, or JAX's default backend.
 
     Examples:
-      >>> (
-      ...     jr.sum_tree.default_fanout("cpu"),
-      ...     jr.sum_tree.default_fanout("gpu"),
-      ...     jr.sum_tree.default_fanout("tpu"),
-      ... )
-      (8, 64, 128)
+      >>> [jr.sum_tree.default_fanout(backend) for backend in ("cpu", "gpu", "tpu")]
+      [8, 64, 128]
     """
     return DEFAULT_FANOUTS.get(backend or devices.backend_of(), DEFAULT_FANOUT)
 
@@ -120,35 +115,6 @@ def init(
     return SumTree(sums, minima, capacity, fanout, maxima)
 
 
-def of_leaves(leaves: jax.Array, *, fanout: int | None = None) -> SumTree:
-    """A tree of these leaves: bit for bit `init`, then `update` of all leaves, in one pass.
-
-    Args:
-      leaves: number [capacity], not negative. Anything else, such as NaN, is stored as infinity.
-      fanout: children per node, 2 to 1024; None for the best on the devices of `leaves`.
-
-    Raises:
-      ValueError: `leaves` are not a vector of 1 to 2**29 entries, or `fanout` is out of range.
-
-    Examples:
-      >>> tree = jr.sum_tree.of_leaves(jnp.array([1.0, 2.0, 3.0, 4.0]))
-      >>> float(jr.sum_tree.total(tree)), jr.sum_tree.leaves(tree).tolist()
-      (10.0, [1.0, 2.0, 3.0, 4.0])
-    """
-    fanout = default_fanout(devices.backend_of(leaves)) if fanout is None else fanout
-    return _of_leaves(leaves, check_integer("fanout", fanout, 2, 1024, "the number of children of a node"))
-
-
-@on_copies
-@functools.partial(jax.jit, static_argnames="fanout")
-def _of_leaves(leaves: jax.Array, fanout: int) -> SumTree:
-    leaves = jnp.asarray(leaves, jnp.float32)
-    if leaves.ndim != 1 or not 1 <= leaves.size <= MAX_CAPACITY:
-        raise ValueError(f"leaves: got shape {list(leaves.shape)}, expected a vector of 1 to {MAX_CAPACITY} numbers.")
-    leaves = jnp.where(leaves >= 0, leaves, jnp.inf)
-    return SumTree(_levels.build(leaves, leaves.size, fanout, jnp.add, 0.0), None, leaves.size, fanout)
-
-
 def leaves(tree: SumTree) -> jax.Array:
     """All leaves in order, float32 [capacity]; [..., capacity] if the levels have leading axes.
 
@@ -158,43 +124,14 @@ def leaves(tree: SumTree) -> jax.Array:
       >>> jr.sum_tree.leaves(tree).tolist()
       [0.0, 7.0, 0.0, 5.0]
     """
-    return _leaves(tree, tree.sums)
+    return lowest(tree, tree.sums)
 
 
-def _leaves(tree: SumTree, levels: tuple[jax.Array, ...]) -> jax.Array:
+def lowest(tree: SumTree, levels: tuple[jax.Array, ...]) -> jax.Array:
     """The lowest of `levels` without padding, [..., capacity]."""
     lowest = levels[-1]
     lowest = lowest.reshape(*lowest.shape[:-2], -1) if tree.is_wide else lowest
     return lowest[..., : tree.capacity]
-
-
-def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
-    """Rebuild a tree with another fan-out; None for the best on its devices.
-
-    The levels may have leading axes, as in a stack of trees. Costs O(capacity).
-
-    Examples:
-      >>> tree = jr.sum_tree.with_fanout(jr.sum_tree.init(300, fanout=8), 64)
-      >>> [level.size for level in tree.sums]
-      [5, 320]
-    """
-    fanout = default_fanout(devices.backend_of(tree)) if fanout is None else fanout
-    return tree if fanout == tree.fanout else _with_fanout(tree, fanout)
-
-
-def on_backend(tree: SumTree | None, state: Any, backend: str) -> SumTree | None:
-    """For `jaxreplay._common.layouts.LaidOut`: a tree, if there is one, with the best fan-out on a backend."""
-    return tree and with_fanout(tree, default_fanout(backend))
-
-
-@functools.partial(jax.jit, static_argnames="fanout")
-def _with_fanout(tree: SumTree, fanout: int) -> SumTree:
-    def build_levels(nodes: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], empty: float):
-        return _levels.build(nodes, tree.capacity, fanout, combine, empty)
-
-    minima = None if tree.minima is None else build_levels(_leaves(tree, tree.minima), jnp.minimum, NONE)
-    maxima = None if tree.maxima is None else build_levels(leaves(tree), jnp.maximum, 0.0)[:-1]
-    return SumTree(build_levels(leaves(tree), jnp.add, 0.0), minima, tree.capacity, fanout, maxima)
 
 
 @functools.partial(jax.jit, inline=True)

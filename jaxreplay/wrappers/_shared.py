@@ -121,28 +121,28 @@ class Shared:
         sources = buffer.buffers if isinstance(buffer, Mixture) else (buffer,)
         room = sum(whole_of(source)._num_slots for source in sources)
         self.min_size = check_integer("min_size", min_size, 1, room, "the number of items that the first draw needs")
-        self._limiter = Limiter(ratio, slack, added, drawn)
-        self._turns = Turns(state, buffer.size, self.min_size, self._limiter)
+        self._rate_limiter = Limiter(ratio, slack, added, drawn)
+        self._turns = Turns(state, buffer.size, self.min_size, self._rate_limiter)
 
     @property
     def ratio(self) -> float | None:
         """Items drawn for each item added; None for no limit."""
-        return self._limiter.ratio
+        return self._rate_limiter.ratio
 
     @property
     def slack(self) -> float:
         """How many draws either side may be ahead now."""
-        return self._limiter.slack
+        return self._rate_limiter.slack
 
     @property
     def added(self) -> int:
         """Number of items added since `min_size` items were drawable."""
-        return self._limiter.added if self._limiter.began else 0
+        return self._rate_limiter.added if self._rate_limiter.began else 0
 
     @property
     def drawn(self) -> int:
         """Number of items drawn."""
-        return self._limiter.drawn
+        return self._rate_limiter.drawn
 
     @property
     def closed(self) -> bool:

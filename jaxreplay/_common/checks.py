@@ -243,7 +243,7 @@ def check_bool(name: str, value: Any, meaning: str) -> bool:
     return bool(value)
 
 
-def settle(config: Any, **values: Any) -> None:
+def set_fields(config: Any, **values: Any) -> None:
     """Set fields of a frozen dataclass in its `__post_init__`."""
     for name, value in values.items():
         object.__setattr__(config, name, value)

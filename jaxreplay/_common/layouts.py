@@ -175,7 +175,7 @@ def on_backend(storage: Any, num_axes: int, num_stacked: int, backend: str) -> A
     return _map_arrays(converted, storage)
 
 
-class LaidOut:
+class BackendState:
     """A state with fields that are laid out by backend.
 
     `_layouts`, of the state and of its parts, maps the name of each such field to a function
@@ -212,12 +212,12 @@ def _laid_out(tree: Any, state: Any, backend: str) -> Any:
     return jax.tree.map(converted, tree, is_leaf=lambda x: hasattr(x, "_layouts"))
 
 
-def along(num_axes: int) -> Callable[[Any, Any, str], Any]:
-    """Entry of `LaidOut._layouts` for a buffer storage with `num_axes` leading axes."""
+def storage_layout(num_axes: int) -> Callable[[Any, Any, str], Any]:
+    """Entry of `BackendState._layouts` for a buffer storage with `num_axes` leading axes."""
     return lambda storage, state, backend: on_backend(storage, num_axes, np.ndim(state.ring.size), backend)
 
 
-def as_it_is(storage: Any) -> Any:
+def plain(storage: Any) -> Any:
     """The same storage with leaves [*leading, *item], on every backend."""
 
     return _map_arrays(lambda leaf: _as_it_is(leaf) if isinstance(leaf, Rows) else leaf, storage)

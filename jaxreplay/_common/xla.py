@@ -170,7 +170,7 @@ def jit_method(
             if handles_at is not None and isinstance(arguments[handles_at], np.ndarray):
                 cast = as_int32(arguments[handles_at])
                 arguments = (*arguments[:handles_at], cast, *arguments[handles_at + 1 :])
-            arguments = own(arguments)
+            arguments = copy_numpy(arguments)
             donate = donates and self.donate and not _is_differentiated((state, arguments))
             try:
                 return (donating if donate else pure)(self, state, *arguments)
@@ -206,7 +206,7 @@ def _by_position(signature: inspect.Signature, method: str) -> Callable[..., tup
     return by_position
 
 
-def own(arguments: Any) -> Any:
+def copy_numpy(arguments: Any) -> Any:
     """The same pytree with copies of its NumPy arrays.
 
     A program may read its arguments after the call has returned, when the caller may already overwrite them. On a CPU,
@@ -218,12 +218,12 @@ def own(arguments: Any) -> Any:
     return treedef.unflatten([np.array(leaf) if isinstance(leaf, np.ndarray) else leaf for leaf in leaves])
 
 
-def on_copies(function: Callable[P, R]) -> Callable[P, R]:
+def copies_numpy(function: Callable[P, R]) -> Callable[P, R]:
     """Decorator: the caller may overwrite NumPy arguments as soon as the call has returned."""
 
     @functools.wraps(function)
     def call(*arguments: P.args, **named: P.kwargs) -> R:
-        arguments, named = own((arguments, named))
+        arguments, named = copy_numpy((arguments, named))
         return function(*arguments, **named)
 
     return call

@@ -256,7 +256,7 @@ class Buffer(Handled[S]):
 
     def _num_drawable(self, state: S) -> jax.Array:
         """Number of drawable items, int32 []; without the items that are spent (see `max_uses`)."""
-        return _uses.live(state.uses, ring.live(state.ring), False).size
+        return _uses.number(state.uses, state.ring.size)
 
 
 def _kind(part: Any) -> Any:

@@ -21,7 +21,7 @@ from jaxreplay._common import layouts, ring
 from jaxreplay._common.xla import read_once
 from jaxreplay.buffers import _every_sequence
 from jaxreplay.buffers._episode_flags import is_end, is_gap
-from jaxreplay.buffers._every_sequence import Added, Change
+from jaxreplay.buffers._every_sequence import ChangedSlots, NewRows
 
 PROBES = 64  # positions that a search reads at a time
 
@@ -37,7 +37,7 @@ class ChosenSequences:
 
     first: Any  # [num_slots]
     so_far: jax.Array  # [num_envs]
-    _layouts: ClassVar = {"first": layouts.along(1)}
+    _layouts: ClassVar = {"first": layouts.storage_layout(1)}
 
 
 def init(buffer: Any) -> ChosenSequences:
@@ -46,7 +46,7 @@ def init(buffer: Any) -> ChosenSequences:
     return ChosenSequences(first, jnp.zeros(buffer.num_envs, jnp.int32))
 
 
-def advance(buffer: Any, state: Any, sequences: ring.Ring, added: Added) -> Change:
+def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> ChangedSlots:
     """The change by new rows; see `_every_sequence.advance`."""
     chosen, td_errors, (num_steps, num_envs) = state.windows, added.td_errors, added.flags.shape
     length, num_slots = buffer.length, buffer._num_slots
@@ -69,7 +69,7 @@ def advance(buffer: Any, state: Any, sequences: ring.Ring, added: Added) -> Chan
     old = jnp.where(gone & ~entered, old, num_slots)
     if td_errors is not None:
         td_errors = jnp.concatenate([td_errors.reshape(-1), jnp.full(old.size, jnp.nan, td_errors.dtype)])
-    return Change(
+    return ChangedSlots(
         ring.advance(left, count, num_slots),
         ChosenSequences(kept, so_far),
         jnp.concatenate([new, old]),

@@ -13,7 +13,7 @@ from jax import lax
 from jaxreplay._common import ring
 
 
-class Added(NamedTuple):
+class NewRows(NamedTuple):
     """Rows that are added.
 
     Attributes:
@@ -29,7 +29,7 @@ class Added(NamedTuple):
     td_errors: jax.Array | None
 
 
-class Change(NamedTuple):
+class ChangedSlots(NamedTuple):
     """The drawable sequences after steps were added, and the slots that changed.
 
     Attributes:
@@ -51,7 +51,7 @@ def init(buffer: Any) -> None:
     """None: the ring is all the state needed."""
 
 
-def advance(buffer: Any, state: Any, sequences: ring.Ring, added: Added) -> Change:
+def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> ChangedSlots:
     """The change by new rows.
 
     The completed sequences change their slots. So may the oldest slot, which can hold a partly overwritten sequence.
@@ -81,7 +81,7 @@ def advance(buffer: Any, state: Any, sequences: ring.Ring, added: Added) -> Chan
         row = completed - 1 - age
         td_errors = jnp.where((row >= 0)[:, None], td_errors[jnp.maximum(row, 0)], jnp.nan).reshape(-1)
     sequences = dataclasses.replace(sequences, size=drawable * num_envs)
-    return Change(sequences, None, slots.reshape(-1), jnp.repeat(age < drawable, num_envs), td_errors)
+    return ChangedSlots(sequences, None, slots.reshape(-1), jnp.repeat(age < drawable, num_envs), td_errors)
 
 
 def starts(buffer: Any, state: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -12,7 +12,7 @@ from jaxreplay._common.checks import check_integer
 from jaxreplay._common.xla import jit_method
 from jaxreplay.buffers import _uses
 from jaxreplay.samplers import Sampler
-from jaxreplay.transitions._batch import without_valid, written
+from jaxreplay.transitions._batch import rows_to_write, without_valid
 
 
 class State(Protocol):
@@ -153,7 +153,7 @@ class Handled(abc.ABC, Generic[S]):
         values, valid = without_valid(checks.as_arrays(values))
         num_axes = len(self._storage_axes)
         values = checks.check_parts(values, spec, places.shape, num_axes, "the buffer")
-        mask = written(mask, valid, places.shape)
+        mask = rows_to_write(mask, valid, places.shape)
         if mask is not None:
             places = jnp.where(mask, places, layouts.num_places(spec, num_axes))
         changed = {"storage": layouts.write_parts(state.storage, num_axes, places, values)}

@@ -30,7 +30,7 @@ class EpisodeNumbers:
 
     number: Any  # [length, num_envs]
     now: jax.Array  # [num_envs]
-    _layouts: ClassVar = {"number": layouts.along(2)}
+    _layouts: ClassVar = {"number": layouts.storage_layout(2)}
 
 
 def init(length: int, num_envs: int) -> EpisodeNumbers:

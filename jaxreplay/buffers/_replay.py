@@ -9,20 +9,20 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay._common import checks, layouts, ring, shards
-from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.checks import check_integer, set_fields
 from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.xla import jit_method, reads_state
 from jaxreplay.buffers import _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._protocol import check_sampler
-from jaxreplay.transitions._batch import check_returns, without_valid, written
+from jaxreplay.transitions._batch import check_returns, rows_to_write, without_valid
 
 WHAT = {1: "a batch of items", 2: "a rollout"}  # by number of leading axes
 
 
 @struct.dataclass
-class ReplayState(layouts.LaidOut):
+class ReplayState(layouts.BackendState):
     """State of a `ReplayBuffer`.
 
     Attributes:
@@ -43,7 +43,7 @@ class ReplayState(layouts.LaidOut):
     ring: ring.Ring
     sampler: Any
     uses: _uses.Uses | None = None
-    _layouts: ClassVar = {"storage": layouts.along(1)}
+    _layouts: ClassVar = {"storage": layouts.storage_layout(1)}
 
 
 @checks.keywords_only
@@ -92,7 +92,7 @@ class ReplayBuffer(Buffer[ReplayState]):
     def __post_init__(self):
         capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
         axes = check_integer("axes", self.axes, 1, 2, "1 for batches, 2 for rollouts")
-        settle(self, capacity=capacity, sampler=check_sampler(self.sampler), axes=axes)
+        set_fields(self, capacity=capacity, sampler=check_sampler(self.sampler), axes=axes)
         _uses.check(self)
 
     def init(self, items: Any) -> ReplayState:
@@ -166,7 +166,7 @@ class ReplayBuffer(Buffer[ReplayState]):
                 f"batch of {batch_size} items: expected 1 to capacity={self.capacity}; add it in parts, or raise "
                 "the capacity."
             )
-        mask = written(mask, valid, leading)
+        mask = rows_to_write(mask, valid, leading)
         mask = None if mask is None else mask.reshape(-1)
         if td_errors is not None:
             td_errors = checks.check_insertion_errors(td_errors, leading, "an item")

@@ -25,7 +25,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay._common import checks, layouts, ring
-from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.checks import check_integer, set_fields
 from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.random import random_bits, random_integers64
 from jaxreplay._common.xla import after, jit_method, read_once, reads_state
@@ -33,11 +33,11 @@ from jaxreplay.buffers import _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._protocol import check_sampler
-from jaxreplay.transitions._batch import check_returns, without_valid, written
+from jaxreplay.transitions._batch import check_returns, rows_to_write, without_valid
 
 
 @struct.dataclass
-class ReservoirState(layouts.LaidOut):
+class ReservoirState(layouts.BackendState):
     """State of a `ReservoirBuffer`.
 
     Attributes:
@@ -62,7 +62,7 @@ class ReservoirState(layouts.LaidOut):
     handles: jax.Array  # [capacity]
     count: jax.Array  # [2]
     uses: _uses.Uses | None = None
-    _layouts: ClassVar = {"storage": layouts.along(1)}
+    _layouts: ClassVar = {"storage": layouts.storage_layout(1)}
 
 
 @checks.keywords_only
@@ -113,7 +113,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
 
     def __post_init__(self):
         capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
-        settle(self, capacity=capacity, sampler=check_sampler(self.sampler))
+        set_fields(self, capacity=capacity, sampler=check_sampler(self.sampler))
         if self._by_age:
             raise ValueError(
                 f"sampler={self.sampler!r}: a ReservoirBuffer keeps no order; use a ReplayBuffer, or another sampler."
@@ -190,7 +190,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
             raise ValueError(
                 f"batch of {batch_size} items: expected 1 to {ring.MAX_CAPACITY}; to add none, mask all rows."
             )
-        mask = written(mask, valid, (batch_size,))
+        mask = rows_to_write(mask, valid, (batch_size,))
         checks.check_like(items, layouts.stored_spec(state.storage), 1, 1, "the buffer")
         checks.check_key(key)
         if td_errors is not None:

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay._common import checks, layouts, ring
-from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.checks import check_integer, set_fields
 from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
 from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _uses
@@ -25,7 +25,7 @@ from jaxreplay.transitions._batch import check_returns, without_valid
 
 
 @struct.dataclass
-class SequenceState(layouts.LaidOut):
+class SequenceState(layouts.BackendState):
     """State of a `SequenceBuffer`.
 
     Attributes:
@@ -59,7 +59,7 @@ class SequenceState(layouts.LaidOut):
     uses: _uses.Uses | None = None
     windows: _chosen_sequences.ChosenSequences | None = None
     episodes: _later_steps.EpisodeNumbers | None = None
-    _layouts: ClassVar = {"storage": layouts.along(2), "ends": layouts.along(2)}
+    _layouts: ClassVar = {"storage": layouts.storage_layout(2), "ends": layouts.storage_layout(2)}
 
 
 @checks.keywords_only
@@ -128,7 +128,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         num_envs = check_integer("num_envs", self.num_envs, 1, ring.MAX_CAPACITY, "the number of streams")
         longest = ring.MAX_CAPACITY // num_envs
         length = check_integer("length", self.length, 1, longest, "the number of steps kept of each stream")
-        settle(
+        set_fields(
             self,
             num_envs=num_envs,
             length=length,
@@ -147,7 +147,9 @@ class SequenceBuffer(Buffer[SequenceState]):
                 f"to {self.sequence_length + self.stride - 1}, or lower stride to {room}."
             )
         hindsight = checks.check_bool("hindsight", self.hindsight, "True to allow `later`")
-        settle(self, hindsight=hindsight, gaps=checks.check_bool("gaps", self.gaps, "True to allow `add(drawable=)`"))
+        set_fields(
+            self, hindsight=hindsight, gaps=checks.check_bool("gaps", self.gaps, "True to allow `add(drawable=)`")
+        )
         if self.windows not in ("any", "cut", "inside", "episodes"):
             raise ValueError(f'windows={self.windows!r}: must be "any", "cut", "inside" or "episodes".')
         if self.windows == "episodes" and self.stride > 1:
@@ -235,7 +237,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride  # of each stream
         wait = state.wait + completed * self.stride - num_steps
         sequences = ring.after(state.ring, steps, flags)
-        added = _every_sequence.Added(flags, completed, wait, td_errors)
+        added = _every_sequence.NewRows(flags, completed, wait, td_errors)
         change = self._drawable.advance(self, state, sequences, added)
         rows = ring.after(state.rows, change.ring.inserted)
         at, count = ring.next_slots(rows, None, num_steps, self.length)

@@ -19,7 +19,7 @@ MOST = 2**30  # a count grows beyond this by less than one batch
 
 
 @struct.dataclass
-class Uses(layouts.LaidOut):
+class Uses(layouts.BackendState):
     """Uses of a buffer's items, with `count_updates` or `max_uses`.
 
     Attributes:
@@ -35,14 +35,14 @@ class Uses(layouts.LaidOut):
 
 
 def check(buffer: Any) -> None:
-    """Settle the fields `count_updates` and `max_uses` of a buffer; a `ValueError` if they are invalid."""
-    checks.settle(
+    """Set the fields `count_updates` and `max_uses` of a buffer; a `ValueError` if they are invalid."""
+    checks.set_fields(
         buffer, count_updates=checks.check_bool("count_updates", buffer.count_updates, "whether to count updates")
     )
     if buffer.max_uses is None:
         return
     meaning = "a number of updates, or None for no bound"
-    checks.settle(buffer, max_uses=checks.check_integer("max_uses", buffer.max_uses, 1, MOST, meaning))
+    checks.set_fields(buffer, max_uses=checks.check_integer("max_uses", buffer.max_uses, 1, MOST, meaning))
     if buffer._by_age:
         raise ValueError(
             f"max_uses={buffer.max_uses}: {buffer.sampler!r} draws by rank among all items; use another sampler."
@@ -96,6 +96,11 @@ def live(uses: Uses | None, of: Live, is_restricted: bool) -> Live:
         return of
     unspent = sum_tree.restrict(uses.unspent, of.start, of.size) if is_restricted else uses.unspent
     return of._replace(size=sum_tree.total(unspent).astype(jnp.int32), unspent=unspent)
+
+
+def number(uses: Uses | None, size: jax.Array) -> jax.Array:
+    """Number of slots that may be drawn, int32 []: `size` without a bound on uses."""
+    return size if uses is None or uses.unspent is None else sum_tree.total(uses.unspent).astype(jnp.int32)
 
 
 def is_unspent(uses: Uses | None, slots: jax.Array) -> Any:

@@ -125,7 +125,7 @@ def _migrate_items(old: Shards, state: ReplayState, new: Shards) -> ReplayState:
         return moved
 
     return ReplayState(
-        storage=jax.tree.map(lambda x: _move(x, move, new), layouts.as_it_is(state.storage)),
+        storage=jax.tree.map(lambda x: _move(x, move, new), layouts.plain(state.storage)),
         ring=_ring(new, np.sum(source >= 0, axis=1), new.part.capacity, new.num_shards),
         **_migrate_sampler(old, state, new, source),
     )
@@ -141,7 +141,7 @@ def _check_same_sequences(old: Any, new: Any) -> None:
 
 def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> SequenceState:
     _check_same_sequences(old.whole, new.whole)
-    state = layouts.as_it_is(state)
+    state = layouts.plain(state)
     without_items: Any = dataclasses.replace(state, storage=None, ends=None, episodes=None, sampler=None)
     places = jax.tree.map(_on_host, without_items)  # of the sequences
     num_rows = min(int(places.rows.size[0]), new.whole.length)

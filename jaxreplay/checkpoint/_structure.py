@@ -194,7 +194,7 @@ def _build(node: list, children: dict[str, Any], cls: Any, flat: Flat | None) ->
     if kind == "dataclass" and dataclasses.is_dataclass(cls):
         made = make(cls, fields, rest[2])
         if made is not None and (own_class(rest[0]) is None or _has_parts(made)):
-            return made.on_this_backend() if isinstance(made, layouts.LaidOut) else made
+            return made.on_this_backend() if isinstance(made, layouts.BackendState) else made
     raise ValueError(f"{rest[0]}: is no longer the saved {kind}; use the version of its module that saved it.")
 
 

@@ -9,7 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common import checks
-from jaxreplay._common.xla import on_copies
+from jaxreplay._common.xla import copies_numpy
 
 
 def check(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ...]:
@@ -38,7 +38,7 @@ def padded(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, .
     return tuple(like.pad(x, padding[: x.ndim]) for x in groups)
 
 
-_padded_on_device = on_copies(jax.jit(padded))
+_padded_on_device = copies_numpy(jax.jit(padded))
 _first = jax.jit(lambda x, n: x[:n], static_argnums=1)
 
 

@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts
-from jaxreplay._common.checks import check_bool, check_integer, check_key, check_number, settle
+from jaxreplay._common.checks import check_bool, check_integer, check_key, check_number, set_fields
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.repeats import last_of_each
 from jaxreplay._common.ring import saturating_add
@@ -23,12 +23,12 @@ LARGEST_SCORE = 1e30  # of a "proportional" draw; larger scores, also infinite o
 
 
 def _on_backend(levels: Any, state: Any, backend: str) -> Any:
-    """Entry of `LaidOut._layouts`."""
+    """Entry of `BackendState._layouts`."""
     return layouts.on_backend(levels, 1, np.ndim(state.size), backend)
 
 
 @struct.dataclass
-class LevelsState(layouts.LaidOut):
+class LevelsState(layouts.BackendState):
     """State of `jaxreplay.Levels`, N slots.
 
     Attributes:
@@ -99,7 +99,7 @@ class Levels:
     def __post_init__(self):
         if self.prioritization not in PRIORITIZATIONS:
             raise ValueError(f"prioritization={self.prioritization!r}: must be one of {', '.join(PRIORITIZATIONS)}.")
-        settle(
+        set_fields(
             self,
             capacity=check_integer("capacity", self.capacity, 1, 2**24, "the number of levels"),
             temperature=check_number("temperature", self.temperature, 1e-2, 1e6, "0.1 is usual with ranks"),

@@ -18,7 +18,7 @@ from jaxreplay.sum_tree._whole import on_backend
 
 
 @struct.dataclass
-class PoolsState(layouts.LaidOut):
+class PoolsState(layouts.BackendState):
     """State of `jaxreplay.DifficultyPools`, N tasks in E environments.
 
     Attributes:

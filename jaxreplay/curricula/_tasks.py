@@ -18,7 +18,7 @@ from jaxreplay._common.checks import (
     check_number,
     check_state,
     keywords_only,
-    settle,
+    set_fields,
 )
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.ring import saturating_add
@@ -33,7 +33,7 @@ MANY_TRIALS = 2.0**22  # float32 counts up to 2^24 in steps of 1
 
 
 @struct.dataclass
-class TasksState(layouts.LaidOut):
+class TasksState(layouts.BackendState):
     """State of `jaxreplay.Tasks`, N tasks.
 
     Attributes:
@@ -99,7 +99,7 @@ class Tasks:
     donate: bool = True
 
     def __post_init__(self):
-        settle(self, num_tasks=check_integer("num_tasks", self.num_tasks, 1, 2**24, "the number of tasks"))
+        set_fields(self, num_tasks=check_integer("num_tasks", self.num_tasks, 1, 2**24, "the number of tasks"))
         if not callable(self.score):
             raise ValueError(f"score={self.score!r}: must be a function of successes, trials and age.")
         prior = tuple(self.prior) if isinstance(self.prior, Sequence) else (self.prior,)
@@ -115,8 +115,8 @@ class Tasks:
         filtering = check_bool(
             "online_difficulty_filtering", self.online_difficulty_filtering, "drop groups of mean 0, 1"
         )
-        settle(self, prior=prior, decay=decay, exploration=exploration, refresh=refresh)
-        settle(self, online_difficulty_filtering=filtering)
+        set_fields(self, prior=prior, decay=decay, exploration=exploration, refresh=refresh)
+        set_fields(self, online_difficulty_filtering=filtering)
 
     def init(self) -> TasksState:
         """State with no trials.

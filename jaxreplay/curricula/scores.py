@@ -13,7 +13,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxreplay._common.checks import check_integer, check_number, keywords_only, settle
+from jaxreplay._common.checks import check_integer, check_number, keywords_only, set_fields
 from jaxreplay.curricula._regret import max_monte_carlo as max_monte_carlo
 from jaxreplay.curricula._regret import positive_value_loss as positive_value_loss
 
@@ -77,9 +77,9 @@ class _Band:
 
     def __post_init__(self):
         for name in ("hard", "easy"):
-            settle(self, **{name: check_number(name, getattr(self, name), 0, 1, "a success rate")})
+            set_fields(self, **{name: check_number(name, getattr(self, name), 0, 1, "a success rate")})
         for name in ("inside", "outside"):
-            settle(self, **{name: check_number(name, getattr(self, name), 0, 1e6, "a score")})
+            set_fields(self, **{name: check_number(name, getattr(self, name), 0, 1e6, "a score")})
         if self.hard >= self.easy:
             raise ValueError(f"hard={self.hard}: must be less than easy={self.easy}; give the smaller rate first.")
 
@@ -111,7 +111,9 @@ class Thompson:
     score: Score = learnability
 
     def __post_init__(self):
-        settle(self, candidates=check_integer("candidates", self.candidates, 1, 2**16, "tasks that compete for a draw"))
+        set_fields(
+            self, candidates=check_integer("candidates", self.candidates, 1, 2**16, "tasks that compete for a draw")
+        )
 
     def __call__(self, successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
         """1: candidates are drawn uniformly."""

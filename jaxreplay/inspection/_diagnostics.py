@@ -27,7 +27,7 @@ from jaxreplay._common import ring
 from jaxreplay._common.checks import check_bool, check_integer, check_key
 from jaxreplay._common.meshes import over_any_mesh
 from jaxreplay._common.random import random_bits, random_integers
-from jaxreplay._common.xla import materialize, own, read_once, reads_state
+from jaxreplay._common.xla import copy_numpy, materialize, read_once, reads_state
 from jaxreplay.buffers import ReservoirBuffer, Sample, SequenceBuffer
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._shards import Shards, shards_of, whole_of
@@ -126,7 +126,7 @@ def diagnostics(
     if not isinstance(whole_of(buffer), Buffer | Mixture | DifficultyPools | Tasks | Levels):
         raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels.")
     if sample is not None:  # without its items, which are not needed
-        sample = own(_facts.without_items(sample))
+        sample = copy_numpy(_facts.without_items(sample))
     return _program(buffer, state, key, sample, batch_size, thorough)
 
 

@@ -11,7 +11,7 @@ from flax import struct
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts, shards
-from jaxreplay._common.checks import check_number, settle
+from jaxreplay._common.checks import check_number, set_fields
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live, saturating_add
 from jaxreplay._common.xla import on_gpu
@@ -23,7 +23,7 @@ from jaxreplay.sum_tree._whole import on_backend
 
 
 @struct.dataclass
-class PrioritizedState(layouts.LaidOut):
+class PrioritizedState(layouts.BackendState):
     """State of `Prioritized`.
 
     Attributes:
@@ -146,14 +146,14 @@ class Prioritized(Sampler[PrioritizedState]):
         for name, number in usual.items():
             traced = f"state.replace(sampler=state.sampler.replace({name}=...)) takes a traced one"
             value = check_number(name, getattr(self, name), 0, math.inf, f"{number} is usual", traced)
-            settle(self, **{name: value})
+            set_fields(self, **{name: value})
         max_priority = self.max_priority
         if isinstance(max_priority, str):
             if max_priority not in ("ever", "stored"):
                 raise ValueError(f'max_priority={max_priority!r}: must be "ever", "stored" or a number.')
         else:
             max_priority = check_number("max_priority", max_priority, 0, math.inf, '"ever" is usual')
-        settle(self, beta=beta, max_priority=max_priority)
+        set_fields(self, beta=beta, max_priority=max_priority)
         if self.stratified != "systematic" and not isinstance(self.stratified, bool):
             raise ValueError(f'stratified={self.stratified!r}: must be True, False or "systematic".')
         if self.normalize not in ("batch", "global", None):

@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay._common import shards
-from jaxreplay._common.checks import check_number, keywords_only, settle
+from jaxreplay._common.checks import check_number, keywords_only, set_fields
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live
 from jaxreplay._common.xla import materialize
@@ -82,7 +82,7 @@ class Recent(Sampler[RecentState]):
     def __post_init__(self):
         power = check_number("power", self.power, 0, 10**6, "1 is usual, 0 is uniform")
         beta = check_number("beta", self.beta, 0, 1, "sample(beta=) takes a traced one")
-        settle(self, power=power, beta=beta)
+        set_fields(self, power=power, beta=beta)
         if self.normalize not in ("batch", None):
             raise ValueError(f'normalize={self.normalize!r}: must be "batch" or None.')
 

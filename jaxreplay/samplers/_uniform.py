@@ -9,7 +9,7 @@ from flax import struct
 
 from jaxreplay import sum_tree
 from jaxreplay._common import shards
-from jaxreplay._common.checks import check_bool, keywords_only, settle
+from jaxreplay._common.checks import check_bool, keywords_only, set_fields
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.ring import Live
@@ -71,7 +71,7 @@ class Uniform(Sampler[UniformState]):
     replacement: bool = True
 
     def __post_init__(self):
-        settle(
+        set_fields(
             self,
             replacement=check_bool("replacement", self.replacement, "whether to draw with replacement"),
         )

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxreplay._common import shards
-from jaxreplay._common.xla import on_copies
+from jaxreplay._common.xla import copies_numpy
 
 Normalize = Literal["batch", "global"] | None
 
 
-@on_copies
+@copies_numpy
 def importance_weights(
     probabilities: jax.Array,
     size: jax.Array | int,
@@ -65,7 +65,7 @@ def importance_weights(
     return jnp.where(drawn, jnp.exp(exponent), 0.0)
 
 
-@on_copies
+@copies_numpy
 def effective_sample_size(weights: jax.Array) -> jax.Array:
     """Effective sample size (sum w)^2 / sum w^2 of weighted draws (Kish 1965, section 11.7).
 

@@ -29,7 +29,7 @@ from flax import struct
 from jaxreplay._common import checks, devices
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.random import random_bits
-from jaxreplay._common.xla import after, materialize, on_copies
+from jaxreplay._common.xla import after, copies_numpy, materialize
 from jaxreplay.sum_tree import _levels, _range
 from jaxreplay.sum_tree._range import Restricted
 
@@ -144,7 +144,7 @@ def total(tree: SumTree | Restricted) -> jax.Array:
       >>> float(jr.sum_tree.total(tree))
       12.0
     """
-    tree, roots, _ = _counted(tree, "sums", 0.0)
+    tree, roots, _ = _in_run(tree, "sums", 0.0)
     return _levels.fold_roots(roots, jnp.add, tree.is_wide)
 
 
@@ -163,7 +163,7 @@ def minimum(tree: SumTree | Restricted) -> jax.Array:
     """
     if tree.minima is None:
         raise ValueError("track_minimum=False: this tree keeps no minimum; make it with init(..., track_minimum=True).")
-    tree, roots, _ = _counted(tree, "minima", NONE)
+    tree, roots, _ = _in_run(tree, "minima", NONE)
     smallest = _levels.fold_roots(roots, jnp.minimum, tree.is_wide)
     return jnp.where(smallest < NONE, smallest, jnp.inf)
 
@@ -186,7 +186,7 @@ def maximum(tree: SumTree) -> jax.Array:
     return _levels.fold_roots((*tree.maxima, tree.sums[-1])[0], jnp.maximum, tree.is_wide)
 
 
-@on_copies
+@copies_numpy
 @jax.jit
 def get(tree: SumTree, indices: jax.Array) -> jax.Array:
     """Values of the leaves `indices` (int [...]), float32 [...]; 0 for an index outside [0, capacity).
@@ -208,7 +208,7 @@ def get(tree: SumTree, indices: jax.Array) -> jax.Array:
     return jnp.where(inside, found, 0.0)
 
 
-@on_copies
+@copies_numpy
 @functools.partial(jax.jit, static_argnames="unique_indices")
 def update(
     tree: SumTree,
@@ -267,7 +267,7 @@ def update(
     return dataclasses.replace(tree, sums=sums, minima=minima, maxima=maxima)
 
 
-@on_copies
+@copies_numpy
 @jax.jit
 def find(tree: SumTree | Restricted, prefix: jax.Array) -> jax.Array:
     """First leaf whose inclusive cumulative sum exceeds `prefix`.
@@ -289,7 +289,7 @@ def find(tree: SumTree | Restricted, prefix: jax.Array) -> jax.Array:
       [0, 0, 1, 1, 2, 3]
     """
     prefix = jnp.asarray(prefix, jnp.float32)
-    tree, roots, patches = _counted(tree, "sums", 0.0)
+    tree, roots, patches = _in_run(tree, "sums", 0.0)
     root = _levels.choose_root(roots, jnp.maximum(prefix, 0.0).reshape(-1))
     leaf, _, _ = _levels.descend(tree.sums[1:], root, tree.fanout, patches)
     return leaf.reshape(prefix.shape)
@@ -363,7 +363,7 @@ def sample_with(
         prefix = jnp.minimum(prefix, high * BELOW)
     # Computed once, so that the index of a leaf and its value come from the same rounding of the prefix.
     low, high, prefix = materialize(low, high, prefix)
-    tree, roots, patches = _counted(tree, "sums", 0.0)
+    tree, roots, patches = _in_run(tree, "sums", 0.0)
     lower_levels = tree.sums[1:]
     half = len(lower_levels) // 2
     node, rest, value = _levels.descend(
@@ -404,7 +404,7 @@ def restrict(tree: SumTree, start: jax.Array, size: jax.Array) -> Restricted:
     return _range.restrict(tree, start, size, NONE)
 
 
-def _counted(tree: SumTree | Restricted, name: str, empty: float) -> tuple[SumTree, jax.Array, list[Any]]:
+def _in_run(tree: SumTree | Restricted, name: str, empty: float) -> tuple[SumTree, jax.Array, list[Any]]:
     """The tree, the roots of its levels `name` within the run, and the patches of the levels below."""
     if isinstance(tree, SumTree):
         return tree, getattr(tree, name)[0], []

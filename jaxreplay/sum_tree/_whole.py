@@ -9,7 +9,7 @@ import jax.numpy as jnp
 
 from jaxreplay._common import devices
 from jaxreplay._common.checks import check_integer
-from jaxreplay._common.xla import on_copies
+from jaxreplay._common.xla import copies_numpy
 from jaxreplay.sum_tree import _levels, _tree
 from jaxreplay.sum_tree._tree import MAX_CAPACITY, NONE, SumTree, default_fanout
 
@@ -33,7 +33,7 @@ def of_leaves(leaves: jax.Array, *, fanout: int | None = None) -> SumTree:
     return _of_leaves(leaves, check_integer("fanout", fanout, 2, 1024, "the number of children of a node"))
 
 
-@on_copies
+@copies_numpy
 @functools.partial(jax.jit, static_argnames="fanout")
 def _of_leaves(leaves: jax.Array, fanout: int) -> SumTree:
     leaves = jnp.asarray(leaves, jnp.float32)
@@ -58,7 +58,7 @@ def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
 
 
 def on_backend(tree: SumTree | None, state: Any, backend: str) -> SumTree | None:
-    """For `jaxreplay._common.layouts.LaidOut`: a tree, if there is one, with the best fan-out on a backend."""
+    """For `jaxreplay._common.layouts.BackendState`: a tree, if there is one, with the best fan-out on a backend."""
     return tree and with_fanout(tree, default_fanout(backend))
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from flax import struct
 
 from jaxreplay._common import checks
-from jaxreplay._common.xla import on_copies, on_host
+from jaxreplay._common.xla import copies_numpy, on_host
 
 
 @struct.dataclass
@@ -89,7 +89,7 @@ class TransitionBatch:
         return self.Rn.shape[0]
 
     @classmethod
-    @on_copies
+    @copies_numpy
     def from_single(
         cls,
         s: Any,
@@ -240,7 +240,7 @@ def _is_batch(x: Any) -> bool:
     return isinstance(x, TransitionBatch)
 
 
-def written(mask: Any, valid: dict[str, Any], shape: tuple[int, ...]) -> jax.Array | None:
+def rows_to_write(mask: Any, valid: dict[str, Any], shape: tuple[int, ...]) -> jax.Array | None:
     """Rows to write, bool of `shape`: True where `mask` and all flags found by `without_valid` are True.
 
     Returns:

@@ -8,12 +8,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxreplay._common import checks
-from jaxreplay._common.xla import on_copies
+from jaxreplay._common.xla import copies_numpy
 
 Path = str | tuple[str, ...]
 
 
-@on_copies
+@copies_numpy
 def hindsight(
     key: jax.Array,
     rows: Any,

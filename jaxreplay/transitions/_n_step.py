@@ -17,7 +17,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay._common import checks, layouts
-from jaxreplay._common.checks import check_integer, check_number, settle
+from jaxreplay._common.checks import check_integer, check_number, set_fields
 from jaxreplay._common.ring import wrap_excess
 from jaxreplay._common.xla import jit_method, read_once
 from jaxreplay.transitions import _windows
@@ -367,7 +367,7 @@ class NStep(_Tracer):
         num_envs = check_integer("num_envs", self.num_envs, 1, 2**31 - 1, "the number of environments")
         next_action = checks.check_bool("next_action", self.next_action, "whether to fill A_next")
         extra = checks.check_bool("record_extra_info", self.record_extra_info, "whether to fill extra_info")
-        settle(self, n=n, gamma=gamma, num_envs=num_envs, next_action=next_action, record_extra_info=extra)
+        set_fields(self, n=n, gamma=gamma, num_envs=num_envs, next_action=next_action, record_extra_info=extra)
 
 
 @checks.keywords_only
@@ -401,8 +401,8 @@ class MonteCarlo(_Tracer):
 
     def __post_init__(self):
         max_length, gamma = _check_window("max_length", self.max_length, self.gamma)
-        settle(self, max_length=max_length, gamma=gamma)
-        settle(self, num_envs=check_integer("num_envs", self.num_envs, 1, 2**31 - 1, "the number of environments"))
+        set_fields(self, max_length=max_length, gamma=gamma)
+        set_fields(self, num_envs=check_integer("num_envs", self.num_envs, 1, 2**31 - 1, "the number of environments"))
 
     @property
     def n(self) -> int:

@@ -6,7 +6,7 @@ import jax
 
 from jaxreplay._common import checks
 from jaxreplay._common.checks import check_integer, check_number
-from jaxreplay._common.xla import own
+from jaxreplay._common.xla import copy_numpy
 from jaxreplay.transitions._batch import TransitionBatch
 from jaxreplay.transitions._n_step import NStep
 
@@ -66,7 +66,7 @@ def n_step_transitions(
     settings = {"next_action": next_action, "record_extra_info": record_extra_info}
     tracer, n_now, gamma_now = tracer_for(n, gamma, max_n, **settings)
     flush = checks.check_bool("flush", flush, "whether to emit pending transitions")
-    rows = own((S, A, R, terminated, truncated, S_next, logP, W, mask))
+    rows = copy_numpy((S, A, R, terminated, truncated, S_next, logP, W, mask))
     batch = tracer._rollout(rows, flush, n_now, gamma_now)
     return batch, batch.valid
 

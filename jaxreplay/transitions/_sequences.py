@@ -7,12 +7,12 @@ import jax.numpy as jnp
 
 from jaxreplay._common import checks
 from jaxreplay._common.checks import check_integer
-from jaxreplay._common.xla import on_copies, own
+from jaxreplay._common.xla import copies_numpy, copy_numpy
 from jaxreplay.transitions._batch import TransitionBatch
 from jaxreplay.transitions._rollout import tracer_for
 
 
-@on_copies
+@copies_numpy
 def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, *, eta: float = 0.9) -> jax.Array:
     """One TD error per sequence, eta * max |td_error| + (1 - eta) * mean |td_error|, for `SequenceBuffer.update`.
 
@@ -68,7 +68,7 @@ def split_burn_in(items: Any, burn_in: int) -> tuple[Any, Any]:
     return jax.tree.map(lambda x: x[:, :burn_in], items), jax.tree.map(lambda x: x[:, burn_in:], items)
 
 
-@on_copies
+@copies_numpy
 def stack_frames(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
     """Stacks of the last `k` frames at each step of drawn sequences that has at least k - 1 steps before it.
 
@@ -165,5 +165,5 @@ def sequence_transitions(
     """
     settings = {"next_action": next_action, "record_extra_info": record_extra_info}
     tracer, n_now, gamma_now = tracer_for(n, gamma, max_n, **settings)
-    batch = tracer._sequences(own((S, A, R, terminated, truncated, logP, W, mask)), n_now, gamma_now)
+    batch = tracer._sequences(copy_numpy((S, A, R, terminated, truncated, logP, W, mask)), n_now, gamma_now)
     return batch, batch.valid

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxreplay._common import checks, ring
-from jaxreplay._common.checks import check_integer, settle
+from jaxreplay._common.checks import check_integer, set_fields
 from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.xla import jit_method, materialize, read_once
 from jaxreplay.buffers._base import Buffer
@@ -90,8 +90,8 @@ class Mixture:
     weights: Literal["own", "joint"] = "own"
 
     def __post_init__(self):
-        settle(self, buffers=check_buffers(self.buffers))
-        settle(self, shares=check_shares(self.shares, len(self.buffers)))
+        set_fields(self, buffers=check_buffers(self.buffers))
+        set_fields(self, shares=check_shares(self.shares, len(self.buffers)))
         if self.weights not in ("own", "joint"):
             raise ValueError(f'weights={self.weights!r}: must be "own" or "joint".')
         if self.weights == "joint":

@@ -90,14 +90,14 @@ def test_written_items_are_read_eager_jit_scan_and_vmap(as_rows, kind, leading):
     assert layouts.leading(storage, len(leading)) == leading
     same(run(storage), expected)
     eager = layouts.write(storage, slots[0], new[0])
-    same(layouts.as_it_is(eager), layouts.write(plain, slots[0], new[0]))
+    same(layouts.plain(eager), layouts.write(plain, slots[0], new[0]))
     two = stack(storage, eager)
     same(at(jax.jit(jax.vmap(run))(two), 0), expected)
     # To another backend and back, also a stack of them.
     as_rows(False)
     unpacked = layouts.on_backend(two, len(leading), 1, "cpu")
-    same(at(unpacked, 1), layouts.as_it_is(eager))
-    same(layouts.as_it_is(two), unpacked)
+    same(at(unpacked, 1), layouts.plain(eager))
+    same(layouts.plain(two), unpacked)
     as_rows(True)
     same(layouts.on_backend(unpacked, len(leading), 1, "tpu"), two)
 

@@ -8,7 +8,7 @@ from helpers import compiled
 from jax import lax
 
 import jaxreplay as jr
-from jaxreplay._common.xla import after, materialize, own
+from jaxreplay._common.xla import after, copy_numpy, materialize
 
 ARRAYS = (jnp.arange(6.0).reshape(3, 2), jnp.arange(3, dtype=jnp.int32), jnp.array([True, False, True]))
 
@@ -64,7 +64,7 @@ def test_what_after_costs():
 
 def test_own_copies_numpy_arrays_alone():
     given = {"numpy": np.ones(3), "jax": jnp.ones(3), "number": 1.0, "none": None}
-    owned = own(given)
+    owned = copy_numpy(given)
     assert not np.shares_memory(owned["numpy"], given["numpy"])
     check_same([owned["numpy"]], [given["numpy"]])
     assert [owned[name] is given[name] for name in ("jax", "number", "none")] == [True] * 3

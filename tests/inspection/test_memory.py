@@ -109,7 +109,7 @@ def test_parts_and_their_table():
     assert repr(found) == str(found)
     first, *_, last = lines = str(found).splitlines()
     assert first.split() == ["gpu,", "1", "device", "bytes"]
-    assert last.split() == ["total", "216", "kB", "216,492"]
+    assert last.split() == ["total", "217", "kB", "216,504"]
     assert "['half']       bfloat16[5000, 3]   30,000" in lines
     assert len({len(line) for line in lines}) == 1
     mixed = jr.memory(*CASES["mixture"])

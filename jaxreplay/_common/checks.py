@@ -158,13 +158,13 @@ def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_a
     return found
 
 
-def check_mask(mask: Any, shape: tuple[int, ...], name: str = "mask", like: Any = jnp) -> jax.Array:
-    """`mask` as a bool array of `shape`; `like` is `jnp` or `np`.
+def check_mask(mask: Any, shape: tuple[int, ...], name: str = "mask", xp: Any = jnp) -> jax.Array:
+    """`mask` as a bool array of `shape`; `xp` is `jnp` or `np`.
 
     Raises:
       ValueError: the shape or dtype differs.
     """
-    mask = like.asarray(mask)
+    mask = xp.asarray(mask)
     if mask.shape != shape or mask.dtype != jnp.bool_:
         raise ValueError(
             f"{name}: got {type_text(mask.dtype, mask.shape)}, expected {type_text('bool', shape)}, one flag per row."

@@ -12,30 +12,30 @@ from jaxreplay._common import checks
 from jaxreplay._common.xla import copies_numpy
 
 
-def check(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ...]:
-    """Convert tasks (integers [G]), rewards (float32 [G, R]) and mask (bool [G, R]) to arrays of `like`, NumPy or JAX.
+def check(tasks: Any, rewards: Any, mask: Any, xp: Any = jnp) -> tuple[Any, ...]:
+    """Convert tasks (integers [G]), rewards (float32 [G, R]) and mask (bool [G, R]) to arrays of `xp`, NumPy or JAX.
 
     Raises:
       ValueError: other shapes or dtypes.
     """
-    tasks, rewards = checks.as_int32(like.asarray(tasks)), like.asarray(rewards)
+    tasks, rewards = checks.as_int32(xp.asarray(tasks)), xp.asarray(rewards)
     if tasks.ndim != 1 or not jnp.issubdtype(tasks.dtype, jnp.integer):
         raise ValueError(f"tasks: got {checks.type_text(tasks.dtype, tasks.shape)}, expected a vector of integers.")
     if rewards.ndim != 2 or rewards.shape[0] != tasks.size or jnp.issubdtype(rewards.dtype, jnp.complexfloating):
         found = checks.type_text(rewards.dtype, rewards.shape)
         raise ValueError(f"rewards: got {found}, expected [{tasks.size}, R]; if R is 1, give rewards[:, None].")
-    mask = like.asarray(like.ones(rewards.shape, bool) if mask is None else mask)
-    mask = checks.check_mask(mask, tasks.shape if mask.ndim == 1 else rewards.shape, like=like)
+    mask = xp.asarray(xp.ones(rewards.shape, bool) if mask is None else mask)
+    mask = checks.check_mask(mask, tasks.shape if mask.ndim == 1 else rewards.shape, xp=xp)
     if mask.ndim == 1:
-        mask = like.broadcast_to(mask[:, None], rewards.shape)
+        mask = xp.broadcast_to(mask[:, None], rewards.shape)
     return tasks, rewards.astype(np.float32), mask
 
 
-def padded(tasks: Any, rewards: Any, mask: Any, like: Any = jnp) -> tuple[Any, ...]:
+def padded(tasks: Any, rewards: Any, mask: Any, xp: Any = jnp) -> tuple[Any, ...]:
     """`check`, then pad G and R to powers of two with masked-out groups and rollouts."""
-    groups = tasks, rewards, mask = check(tasks, rewards, mask, like)
+    groups = tasks, rewards, mask = check(tasks, rewards, mask, xp)
     padding = [(0, (1 << max(size - 1, 0).bit_length()) - size) for size in rewards.shape]
-    return tuple(like.pad(x, padding[: x.ndim]) for x in groups)
+    return tuple(xp.pad(x, padding[: x.ndim]) for x in groups)
 
 
 _padded_on_device = copies_numpy(jax.jit(padded))
@@ -47,6 +47,6 @@ def padded_update(update: Callable[..., tuple[Any, Any]], state: Any, *groups: A
     if any(isinstance(leaf, jax.core.Tracer) for leaf in jax.tree.leaves((state, groups))):
         return update(state, *groups)
     on_device = any(isinstance(x, jax.Array) for x in groups)
-    padded_groups = _padded_on_device(*groups) if on_device else padded(*groups, like=np)
+    padded_groups = _padded_on_device(*groups) if on_device else padded(*groups, xp=np)
     state, kept = update(state, *padded_groups)
     return state, _first(kept, len(groups[0]))

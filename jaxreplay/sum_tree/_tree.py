@@ -75,7 +75,7 @@ class SumTree:
         return self.fanout > _levels.WIDE
 
 
-def default_fanout(backend: str | None = None) -> int:
+def default_fanout(backend: str | None = None, /) -> int:
     """Best fan-out on a backend; None for that of `jax.default_device`, or JAX's default backend.
 
     Examples:

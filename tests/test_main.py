@@ -42,7 +42,7 @@ def cut(row):
 
 def test_a_configuration_that_is_no_dict_and_a_path_without_a_checkpoint(tmp_path, capsys):
     buffer = jr.ReplayBuffer(capacity=1000, axes=1)
-    jr.save(tmp_path / "run", buffer, buffer.init(jnp.zeros(1)))
+    jr.save(tmp_path / "run", buffer, buffer.init(jnp.zeros(1, jnp.float32)))
     assert main([str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
     assert "\nconfiguration: ReplayBuffer(capacity=1000, sampler=Uniform(" in out

@@ -265,7 +265,7 @@ class Prioritized(Sampler[PrioritizedState]):
         return dataclasses.replace(state, tree=tree, updates=saturating_add(state.updates, is_update.astype(jnp.int32)))
 
     def priorities(self, state: PrioritizedState, slots: jax.Array) -> jax.Array:
-        return priority_of(sum_tree.get(state.tree, slots), state.alpha)
+        return priority_of(sum_tree.get(state.tree, slots), state.alpha.astype(jnp.float32))
 
     def _learn(
         self, state: PrioritizedState, td_errors: jax.Array, mask: jax.Array, axis_name: str | None
@@ -279,7 +279,7 @@ class Prioritized(Sampler[PrioritizedState]):
         td_errors = jnp.abs(td_errors.astype(jnp.float32))
         finite = jnp.isfinite(td_errors)
         accepted = mask & finite
-        priorities = jnp.maximum(td_errors, state.floor) + state.epsilon
+        priorities = jnp.maximum(td_errors, state.floor.astype(jnp.float32)) + state.epsilon.astype(jnp.float32)
         # The maximum is -1 if no row is in `mask`, which saves a second reduction over rows and shards.
         of_updates = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
         largest = shards.largest(jnp.max(of_updates, initial=-1.0), axis_name)

@@ -9,7 +9,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, check_tree, items, leaves_of, numbers, over_devices, rarely
+from helpers import at, check_tree, items, leaves_of, numbers, over_devices, rarely, types
 from scipy import stats
 
 import jaxreplay as jr
@@ -48,7 +48,10 @@ def with_settings(state, settings):
     """A state before its first `add`, with these settings in the sampler of every source and shard."""
     if isinstance(state, tuple):
         return tuple(with_settings(part, settings) for part in state)
-    changed = {name: jnp.broadcast_to(x, getattr(state.sampler, name).shape) for name, x in settings.items()}
+    changed = {
+        name: jnp.broadcast_to(jnp.asarray(x, jnp.float32), getattr(state.sampler, name).shape)
+        for name, x in settings.items()
+    }
     return state.replace(sampler=state.sampler.replace(**changed))
 
 
@@ -169,6 +172,19 @@ def test_migration_keeps_the_settings_of_the_state_where_the_configurations_agre
     uniform, plain = stored(jr.Uniform(), num_shards)
     found = jr.migrate(uniform, plain, other).sampler
     assert (np.ravel(found.alpha)[0], np.ravel(found.floor)[0]) == (2, 0)
+
+
+def test_settings_of_another_dtype_change_no_other():
+    """With 64-bit types they are float64."""
+    buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(), donate=False)
+    given = {name: jnp.full((), value) for name, value in IN_STATE.items()}
+    state = buffer.init(numbers(0, 4))
+    state = state.replace(sampler=state.sampler.replace(**given))
+    after = buffer.update(buffer.add(state, numbers(0, 4), td_errors=np.arange(4.0)), numbers(0, 4), np.arange(4.0))
+    assert types(after) == types(state)
+    found = buffer.priorities(after, numbers(0, 4))
+    np.testing.assert_allclose(found, [0.75, 1.25, 2.25, 3.25], rtol=1e-6)
+    assert found.dtype == jnp.float32
 
 
 @pytest.mark.parametrize("num_shards", [0, 2])

@@ -177,7 +177,7 @@ def test_migration_keeps_the_settings_of_the_state_where_the_configurations_agre
 def test_settings_of_another_dtype_change_no_other():
     """With 64-bit types they are float64."""
     buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(), donate=False)
-    given = {name: jnp.full((), value) for name, value in IN_STATE.items()}
+    given = {name: jnp.asarray(np.float64(value)) for name, value in IN_STATE.items()}
     state = buffer.init(numbers(0, 4))
     state = state.replace(sampler=state.sampler.replace(**given))
     after = buffer.update(buffer.add(state, numbers(0, 4), td_errors=np.arange(4.0)), numbers(0, 4), np.arange(4.0))

@@ -14,7 +14,7 @@ from jaxreplay._common import checks, layouts, shards
 from jaxreplay._common.checks import check_number, set_fields
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live, saturating_add
-from jaxreplay._common.xla import on_gpu
+from jaxreplay._common.xla import materialize, on_gpu
 from jaxreplay.samplers._protocol import Sampler
 from jaxreplay.samplers._uniform import uniform_slots
 from jaxreplay.samplers._weights import Normalize, importance_weights
@@ -293,7 +293,9 @@ class Prioritized(Sampler[PrioritizedState]):
             max_priority=jnp.maximum(state.max_priority, largest),
             rejected=saturating_add(state.rejected, rejected),
         )
-        return state, leaf_of(priorities, state.alpha, state.tree.capacity), accepted, is_update
+        # Computed once: a CPU rounds the power differently in each operation that it is fused into.
+        leaves, accepted = materialize(leaf_of(priorities, state.alpha, state.tree.capacity), accepted)
+        return state, leaves, accepted, is_update
 
     def _new_leaf(self, state: PrioritizedState, beside: jax.Array, axis_name: str | None) -> jax.Array:
         """Leaf of a new item with unknown TD error, float32 []; `beside` is the largest known leaf of its batch."""

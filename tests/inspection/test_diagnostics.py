@@ -137,7 +137,8 @@ def test_uniform_counts_too(buffer):
 
 
 def sequence_buffer(sampler):
-    return jr.SequenceBuffer(length=12, num_envs=2, sequence_length=3, windows="inside", sampler=sampler, donate=False)
+    kept = {"windows": "inside", "count_updates": True, "donate": False}
+    return jr.SequenceBuffer(length=12, num_envs=2, sequence_length=3, sampler=sampler, **kept)
 
 
 def replay_buffer(sampler):

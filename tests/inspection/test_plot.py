@@ -14,6 +14,8 @@ import jaxreplay as jr
 
 PRIORITIES, AGES, MASS, WEIGHTS = TITLES = ["Priorities", "Ages", "Cumulative mass", "Importance weights"]
 
+pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")  # pyparsing, old matplotlib
+
 
 def titles(figure):
     return [ax.get_title(loc="left") for ax in figure.axes]

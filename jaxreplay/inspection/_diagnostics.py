@@ -250,7 +250,7 @@ def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
         of = dict(zip(ranked, [x[k] for x in quantiles], strict=True))
         if isinstance(sampler, Prioritized):
             leaf = of["priority"] if num_shards > 1 else of["probability"] * _facts.totals(state.sampler)[0]
-            found[f"draws/priority_{name}"] = _facts.priority(sampler, state.sampler, leaf)
+            found[f"draws/priority_{name}"] = _facts.priority(state.sampler, leaf)
         if "age" in of:
             found[f"draws/age_{name}"] = of["age"]
     return found
@@ -335,7 +335,7 @@ def _all_items(sampler: Prioritized, state: Any, items: _facts.Items) -> Numbers
     num_items = jnp.sum(live, dtype=jnp.int32)
     (quantiles,) = _quantiles([stored], [jnp.arange(1, stored.size + 1, dtype=jnp.int32)], num_items)
     for name, leaf in zip((*TENTHS, "max"), (*quantiles, jnp.maximum(stored[0], 0.0)), strict=True):
-        found[f"stored/priority_{name}"] = _facts.priority(sampler, state, leaf)
+        found[f"stored/priority_{name}"] = _facts.priority(state, leaf)
     zeros = jnp.sum(live & (items.leaves == 0), dtype=jnp.float32)
     found["stored/priority_zero"] = zeros / jnp.maximum(num_items, 1).astype(jnp.float32)
     return found

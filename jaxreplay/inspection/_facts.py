@@ -116,7 +116,7 @@ def of_draws(shards: Shards, state: Any, sample: Sample) -> Draws:
     return Draws(count, (x, y), ages, leaves)
 
 
-def priority(sampler: Any, state: Any, leaf: jax.Array) -> jax.Array:
+def priority(state: Any, leaf: jax.Array) -> jax.Array:
     """Priority p of a leaf p^alpha, with the state of all shards."""
     return priority_of(leaf, jnp.max(state.alpha))
 

@@ -97,12 +97,12 @@ def _contents(buffer: Any, state: Any) -> dict[str, Any]:
 
 
 def _stored_and_drawn(buffer: Any, state: Any) -> dict[str, Any]:
-    shards, sampler = shards_of(buffer), whole_of(buffer).sampler
+    shards = shards_of(buffer)
     sample = _facts.draw(buffer, state, jax.random.key(0), DRAWS)
     state = shards.stacked(state)
     items, draws = _facts.of_items(shards.part, state), _facts.of_draws(shards, state, sample)
     leaves = () if draws.leaves is None else (items.leaves, draws.leaves)
-    priorities = [_facts.priority(sampler, state.sampler, leaf) for leaf in leaves]
+    priorities = [_facts.priority(state.sampler, leaf) for leaf in leaves]
     weights = jnp.where(sample.indices >= 0, sample.weights, jnp.nan)
     return {"live": items.live, "stored_ages": items.ages, "draws": draws, "priorities": priorities, "weights": weights}
 

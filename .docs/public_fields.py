@@ -1,9 +1,21 @@
-"""Docstrings for the reference: inherited ones for methods, and links to the heads of modules that they name.
+"""Docstrings for the reference: inherited and forwarded methods, and links to the heads of modules that they name.
 
 Private fields of dataclasses have no entry.
 """
 
+import ast
+
 import griffe
+
+
+def forwarded(pkg, name, member):
+    """The method that a wrapper makes of a buffer's method and a sentence, as an entry of the reference."""
+    method, sentence = ast.parse(str(member.value), mode="eval").body.args
+    kind = next(x for x in pkg["buffers"].members.values() if method.value.id in x.members and not x.is_alias)
+    source = kind[method.value.id][name]
+    entry = griffe.Function(name, lineno=member.lineno, parameters=source.parameters, returns=source.returns)
+    entry.docstring = griffe.Docstring(sentence.value, parent=entry)
+    return entry
 
 
 class PublicFields(griffe.Extension):
@@ -26,6 +38,9 @@ class PublicFields(griffe.Extension):
                 x for x in here.members.values() if not x.is_alias and (x.is_module or x.is_class or x.is_function)
             ]
             if here.is_class:
+                for name, member in list(here.members.items()):
+                    if member.is_attribute and str(member.value).startswith(("on_shards(", "forwarded(")):
+                        here.set_member(name, forwarded(pkg, name, member))
                 for name, member in here.members.items():
                     bases = (base.members.get(name) for base in here.mro())
                     if member.is_function and not member.docstring:

@@ -300,12 +300,6 @@ def _errors_of(td_errors: Any, shape: tuple[int, ...], expected: str) -> jax.Arr
     return td_errors
 
 
-def check_rows(leaf: jax.Array, size: int) -> None:
-    """Raise a `ValueError` if `leaf` does not have `size` rows."""
-    if leaf.ndim == 0 or leaf.shape[0] != size:
-        raise ValueError(f"got {type_text(leaf.dtype, leaf.shape)}, expected a row for each of the {size} indices.")
-
-
 def check_state(config: Any, state: Any, kind: type) -> None:
     """Raise a `ValueError` if `state`, the first argument of a method of `config`, is not of the class `kind`."""
     if isinstance(state, kind):

@@ -16,12 +16,6 @@ from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionS
 _use_mesh: Any = getattr(jax.sharding, "use_abstract_mesh", None)
 
 
-class OnMesh:
-    """A configuration with a mesh of its own over which its methods shard arrays, such as `Sharded`."""
-
-    mesh: Mesh
-
-
 def over_any_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
     """Decorator: `function(state, *arguments)` may be traced with arrays over any mesh.
 

@@ -1,7 +1,6 @@
-"""Hints for XLA, and decorators that compile methods."""
+"""Hints for XLA, and what arguments of a call need."""
 
 import functools
-import inspect
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -11,9 +10,6 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
-
-from jaxreplay._common.checks import as_int32
-from jaxreplay._common.meshes import OnMesh, over_any_mesh
 
 # In `jax.core` before JAX 0.8.
 _current_trace: Any = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state
@@ -124,88 +120,6 @@ def reads_state(function: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-def jit_method(
-    *,
-    static: tuple[str, ...] = (),
-    donates: bool = False,
-    handles: str | None = None,
-) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorator that compiles `method(self, state, ...)` with `self` static.
-
-    The caller may overwrite other arguments as soon as the call returns. The attribute `programs` holds the pure and
-    the donating program, the same unless `donates`; `__wrapped__` is the body of the method.
-
-    Args:
-      static: names of other static arguments.
-      donates: donate the state if `self.donate`, unless the call is differentiated.
-      handles: name of the argument with handles. A handle that does not fit int32 becomes -1; JAX would drop its upper
-        bits.
-
-    Raises (the method):
-      ValueError: the state was donated to an earlier call.
-    """
-
-    def decorate(method: Callable[P, R]) -> Callable[P, R]:
-        body: Any = method
-        signature = inspect.signature(body)
-        names = list(signature.parameters)[2:]
-        handles_at = names.index(handles) if handles else None
-        by_position = _by_position(signature, body.__name__)
-
-        def program(self: Any, *arguments: Any) -> Any:  # all by position, so one program serves every call
-            def method(state: Any, *arguments: Any) -> Any:
-                return body(self, state, **dict(zip(names, arguments, strict=True)))
-
-            return (method if isinstance(self, OnMesh) else over_any_mesh(method))(*arguments)
-
-        program.__name__ = body.__name__  # in profiles
-        numbers = (0, *(names.index(name) + 2 for name in static))
-        pure = donating = jax.jit(program, static_argnums=numbers)
-        if donates:  # keep_unused: also leaves that are replaced without being read
-            donating = jax.jit(program, static_argnums=numbers, donate_argnums=1, keep_unused=True)
-
-        @functools.wraps(body)
-        def call(self: Any, state: Any, *arguments: Any, **named: Any) -> Any:
-            arguments = by_position(self, state, arguments, named)
-            if handles_at is not None and isinstance(arguments[handles_at], np.ndarray):
-                cast = as_int32(arguments[handles_at])
-                arguments = (*arguments[:handles_at], cast, *arguments[handles_at + 1 :])
-            arguments = copy_numpy(arguments)
-            donate = donates and self.donate and not _is_differentiated((state, arguments))
-            try:
-                return (donating if donate else pure)(self, state, *arguments)
-            except (RuntimeError, ValueError) as error:
-                explain_donated(state, error)
-                raise
-
-        call.programs = pure, donating  # pyright: ignore[reportAttributeAccessIssue]
-        return call  # pyright: ignore[reportReturnType]
-
-    return decorate
-
-
-def _by_position(signature: inspect.Signature, method: str) -> Callable[..., tuple[Any, ...]]:
-    """A function that returns the arguments after the state by position, with defaults filled in."""
-    names = list(signature.parameters)[2:]
-    defaults = tuple(signature.parameters[name].default for name in names)
-    places = {name: place for place, name in enumerate(names)}
-    num_positional = sum(signature.parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY for name in names)
-
-    def by_position(self: Any, state: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
-        values = [*arguments, *defaults[len(arguments) :]]
-        fit = len(arguments) <= num_positional and all(places.get(name, -1) >= len(arguments) for name in named)
-        for name, value in named.items() if fit else ():
-            values[places[name]] = value
-        if not fit or any(value is inspect.Parameter.empty for value in values):
-            try:
-                signature.bind(self, state, *arguments, **named)  # raises an error that explains
-            except TypeError as error:
-                raise TypeError(f"{type(self).__name__}.{method}(): {error}") from None
-        return tuple(values)
-
-    return by_position
-
-
 def copy_numpy(arguments: Any) -> Any:
     """The same pytree with copies of its NumPy arrays.
 
@@ -238,16 +152,3 @@ def on_host(x: jax.Array) -> np.ndarray:
 def _is_deleted(x: Any) -> bool:
     """True if `x` is an array whose buffer has been donated or deleted."""
     return isinstance(x, jax.Array) and not isinstance(x, jax.core.Tracer) and x.is_deleted()
-
-
-def _is_differentiated(arguments: Any) -> bool:
-    """True if an argument is traced by forward- or reverse-mode differentiation, also inside `jax.vmap`."""
-    leaves = jax.tree.leaves(arguments)
-    if not any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, leaves))):  # fewer types than leaves
-        return False
-    for x in leaves:
-        while isinstance(x, jax.core.Tracer):
-            if hasattr(x, "tangent"):
-                return True
-            x = getattr(x, "val", None)  # the value that jax.vmap maps over
-    return False

@@ -1,35 +1,43 @@
-"""Buffer: draws, common to all buffers."""
+"""Buffer: draws, reads and writes, common to all buffers."""
 
 import abc
-import functools
-from typing import Any, ClassVar
+import dataclasses
+from typing import Any, ClassVar, Generic
 
 import jax
 import jax.numpy as jnp
 
 from jaxreplay._common import checks, layouts, ring, shards
-from jaxreplay._common.checks import check_integer
+from jaxreplay._common.calls import method
 from jaxreplay._common.permutation import permuted
-from jaxreplay._common.xla import alive, copy, jit_method, materialize, read_once, reads_state
+from jaxreplay._common.xla import alive, copy, materialize, read_once
 from jaxreplay.buffers import _uses
-from jaxreplay.buffers._handled import Handled, S
-from jaxreplay.buffers._sample import Sample, check_draw, check_drawn
-from jaxreplay.sum_tree import SumTree
+from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, checked_draw, checked_epoch
+from jaxreplay.buffers._size import S, Sized, kind, kind_of_states
+from jaxreplay.samplers import Sampler
 from jaxreplay.transitions import TransitionBatch
+from jaxreplay.transitions._batch import rows_to_write, without_valid
 
 
-class Buffer(Handled[S]):
+def _checked_number(_: Any, n: Any) -> tuple[Any, ...]:
+    return (checks.check_integer("n", n, 1, ring.MAX_CAPACITY, "the number of insertions"),)
+
+
+class Buffer(Sized, Generic[S]):
     """A buffer whose drawable items lie in slots, mostly a ring; subclasses are frozen dataclasses and final."""
 
+    sampler: Sampler
+    count_updates: bool
+    max_uses: int | None
+    donate: bool
+    _axis_name: str | None  # the mapped axis over all shards; None for a buffer without shards
+    # Fields with the sizes of the storage's leading axes. Memory grows with the first; shards divide the last.
+    _storage_axes: ClassVar[tuple[str, ...]] = ("capacity",)
     _state_kind: ClassVar[type]
 
     @abc.abstractmethod
     def init(self, items: Any, /) -> S:
         """An empty buffer for items like these."""
-
-    def _abstract(self, items: Any) -> S:
-        """Shapes and dtypes of a state."""
-        return jax.eval_shape(self.init, items)
 
     @abc.abstractmethod
     def add(self, state: S, *args: Any, **kwargs: Any) -> S:
@@ -38,6 +46,45 @@ class Buffer(Handled[S]):
     @abc.abstractmethod
     def is_full(self, state: S) -> jax.Array:
         """True if the next insertion overwrites."""
+
+    @property
+    @abc.abstractmethod
+    def _num_slots(self) -> int:
+        """Size of the ring of slots."""
+
+    @property
+    def _axis(self) -> dict[str, Any]:
+        """The keyword `axis_name` of a sampler's methods; left out without shards, so a sampler need not take it."""
+        return {} if self._axis_name is None else {"axis_name": self._axis_name}
+
+    @abc.abstractmethod
+    def _ages(self, state: S, slots: jax.Array) -> jax.Array:
+        """`Sample.age` of the items in `slots` [B]."""
+
+    @abc.abstractmethod
+    def _read(self, state: S, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array | None]:
+        """Items at `slots` [B] and `Sample.mask`; with `fill`, zeros for slots out of range, else none may be."""
+
+    def _places(self, state: S, slots: jax.Array) -> jax.Array:
+        """Positions of items in the storage with merged leading axes, from `slots` [B]; out of range if not stored."""
+        return slots
+
+    def _local_handles(self, state: S, slots: jax.Array) -> jax.Array:
+        """Handles within one shard of the items in `slots` [B], which are in range; -1 for an empty slot."""
+        return ring.handles(state.ring, slots, self._num_slots)
+
+    def _local_slots(self, state: S, handles: jax.Array) -> jax.Array:
+        """Slots of `handles` [B] within one shard; `_num_slots` for an item that is no longer stored."""
+        return ring.slots(state.ring, handles, self._num_slots)
+
+    def _handles(self, state: S, slots: jax.Array) -> jax.Array:
+        """Handles of the items in `slots`, unique among all shards."""
+        handles = self._local_handles(state, slots)
+        return jnp.where(handles >= 0, handles + ring.first_handle(state.ring, shards.index(self._axis_name)), -1)
+
+    def _slots(self, state: S, handles: jax.Array) -> jax.Array:
+        """Slots of `handles`, which are unique among all shards."""
+        return self._local_slots(state, handles - ring.first_handle(state.ring, shards.index(self._axis_name)))
 
     @property
     def _batch_axes(self) -> int:
@@ -55,7 +102,7 @@ class Buffer(Handled[S]):
             raise ValueError(
                 f"{names}: this state has {axes}; use the buffer that made it, and jax.vmap for a stack of states."
             )
-        if _kind((state.sampler, state.uses)) != _kind_of_states(self):
+        if kind((state.sampler, state.uses)) != kind_of_states(self):
             raise ValueError(
                 f"sampler={self.sampler!r}: this state is of another sampler, or of another size, count_updates or "
                 "max_uses; use the buffer that made it, or convert the state with jaxreplay.migrate."
@@ -70,6 +117,11 @@ class Buffer(Handled[S]):
         """True if the sampler needs live slots in order of age."""
         return getattr(self.sampler, "by_age", False)
 
+    def _own_key(self, key: jax.Array, shared: bool = False) -> jax.Array:
+        """The key of this shard, or of all shards; a `ValueError` if `key` is not a PRNG key."""
+        checks.check_key(key)
+        return key if shared or self._axis_name is None else jax.random.fold_in(key, shards.index(self._axis_name))
+
     def _why_empty(self, state: S) -> str:
         """The error message of a draw from an empty buffer."""
         return "cannot sample from an empty buffer; add items first (see can_sample)."
@@ -80,6 +132,7 @@ class Buffer(Handled[S]):
         sampler = self.sampler.insert(state.sampler, slots, drawable, **named, **self._axis)
         return {"sampler": sampler, "uses": _uses.insert(state.uses, slots, drawable)}
 
+    @method(num_rows="batch_size", before=checked_draw, after=check_drawn)
     def sample(
         self,
         state: S,
@@ -122,14 +175,7 @@ class Buffer(Handled[S]):
           >>> [round(weight, 2) for weight in sample.weights.tolist()]
           [1.0, 0.33, 0.33, 0.33]
         """
-        batch_size = check_draw(batch_size, beta, max_age)
-        return check_drawn(self, state, self._draw(state, key, batch_size, beta, max_age))
-
-    @jit_method(static=("batch_size",))
-    def _draw(self, state: S, key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
-        # Checked at trace time, so that later calls of the same kind do not pay for it.
-        self._check_state(state)
-        checks.check_key(key)
+        key = self._own_key(key, shared=getattr(self.sampler, "shares_key", False))
         sampler_state = state.sampler
         if max_age is None:
             live = self._live(state)
@@ -144,6 +190,7 @@ class Buffer(Handled[S]):
         weights = self.sampler.weights(sampler_state, probabilities, live.size, beta=beta, **self._axis)
         return self._sample_of(state, slots, probabilities / shards.count(self._axis_name), weights)
 
+    @method(num_rows="batch_size", before=checked_epoch, after=check_drawn)
     def epoch(self, state: S, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
         """Batch number `step` of a pass over all drawable items, each once, in an order shuffled by `key`.
 
@@ -169,14 +216,7 @@ class Buffer(Handled[S]):
           >>> sorted(first.items.tolist() + second.items[:1].tolist()), second.weights.tolist()
           ([10, 20, 30], [1.0, 0.0])
         """
-        batch_size = check_draw(batch_size)
-        check_integer("step", step, 0, 2**31 - 1, "the number of a batch", traced=None)
-        return check_drawn(self, state, self._epoch(state, key, batch_size, step))
-
-    @jit_method(static=("batch_size",))
-    def _epoch(self, state: S, key: jax.Array, batch_size: int, step: jax.Array | int) -> Sample:
-        self._check_state(state)
-        checks.check_key(key)
+        key = self._own_key(key)
         live = self._live(state)
         end = -(-live.size // batch_size)
         step = checks.as_int32(step)
@@ -226,50 +266,195 @@ class Buffer(Handled[S]):
           3
         """
         alive(state.ring.size)
-        return copy(self._num_drawable(state))  # a later call may donate the state
+        return copy(_uses.number(state.uses, state.ring.size))  # a later call may donate the state
 
-    @reads_state
-    def is_empty(self, state: S) -> jax.Array:
-        """True if no item is drawable, bool [].
+    @method(rows=("indices", "td_errors"), donates=True)
+    def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
+        """Give the sampler the TD errors of drawn items, and count their uses. `Uniform` and `Recent` ignore TD errors.
+
+        Args:
+          state: donated when called eagerly (see the class).
+          indices: int [B], handles from `Sample.indices`. A handle whose item has been overwritten is ignored. The last
+            occurrence of a handle counts.
+          td_errors: float [B], signed or not.
+
+        Raises:
+          ValueError: other shapes or dtypes.
 
         Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> # `init` ignores the values.
-          >>> bool(buffer.is_empty(buffer.init(jnp.array([10, 20, 30]))))
-          True
+          >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
+          >>> items = jnp.array([10, 20, 30, 40])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> td_errors = jnp.array([0.0, 0.0, -2.0, 0.0])
+          >>> state = buffer.update(state, buffer.newest(state, 4), td_errors)
+          >>> buffer.sample(state, jax.random.key(0), batch_size=4).items.tolist()
+          [30, 30, 30, 30]
         """
-        return jnp.logical_not(ring.at_least(self._num_drawable(state), 1))
+        indices, td_errors = checks.check_td_errors(indices, td_errors)
+        slots = self._slots(state, indices)
+        stored = slots < self._num_slots
+        slots = jnp.where(indices >= 0, slots, -1)
+        uses, spent = _uses.update(state.uses, slots, self.max_uses)
+        named: Any = self._axis if spent is None else self._axis | {"spent": spent}
+        sampler = self.sampler.update(state.sampler, slots, td_errors, stored, **named)
+        # Orders the next `add` after the draws of these TD errors, and after all reads of handles.
+        changed = {"sampler": sampler, "uses": uses, "ring": ring.after(state.ring, slots, td_errors)}
+        return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
-    @reads_state
-    def can_sample(self, state: S, batch_size: int = 1) -> jax.Array:
-        """True if at least `batch_size` items are drawable, bool [].
+    @method(rows=("indices", "values", "mask"), donates=True)
+    def set(self, state: S, indices: jax.Array, values: Any, *, mask: jax.Array | None = None) -> S:
+        """Write leaves of stored items in place, such as recomputed recurrent states.
+
+        Args:
+          state: donated when called eagerly (see the class).
+          indices: int [B], handles from `Sample.indices`. A handle whose item has been overwritten is ignored. The last
+            occurrence of a handle counts.
+          values: a pytree of the items' structure, leaves [B, ...] ([B, sequence_length, ...] for a `SequenceBuffer`)
+            of the stored shapes and dtypes. None leaves a leaf, or a subtree, unchanged.
+          mask: bool [B] ([B, sequence_length]), True for rows to write; None for all. Rows of a `TransitionBatch` that
+            are not `valid` are not written. Where sequences overlap, the later row of the batch counts.
+
+        Raises:
+          ValueError: wrong structure, shape or dtype; the message names the leaf.
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)
           >>> items = jnp.array([10, 20, 30])
           >>> state = buffer.add(buffer.init(items), items)
-          >>> bool(buffer.can_sample(state, 3)), bool(buffer.can_sample(state, 4))
-          (True, False)
+          >>> handles = buffer.newest(state, 3)
+          >>> state = buffer.set(state, handles, items + 1, mask=jnp.array([True, False, True]))
+          >>> buffer.get(state, handles).tolist()
+          [11, 20, 31]
         """
-        batch_size = check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
-        return ring.at_least(self._num_drawable(state), batch_size)
+        places = self._places(state, self._slots(state, checks.check_indices(indices)))
+        spec = layouts.stored_spec(state.storage)
+        values, valid = without_valid(checks.as_arrays(values))
+        num_axes = len(self._storage_axes)
+        values = checks.check_parts(values, spec, places.shape, num_axes, "the buffer")
+        mask = rows_to_write(mask, valid, places.shape)
+        if mask is not None:
+            places = jnp.where(mask, places, layouts.num_places(spec, num_axes))
+        changed = {"storage": layouts.write_parts(state.storage, num_axes, places, values)}
+        return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
-    def _num_drawable(self, state: S) -> jax.Array:
-        """Number of drawable items, int32 []; without the items that are spent (see `max_uses`)."""
-        return _uses.number(state.uses, state.ring.size)
+    @method(num_rows="n", before=_checked_number)
+    def newest(self, state: S, n: int) -> jax.Array:
+        """Handles of the newest `n` insertions, int32 [n], oldest first; -1 where there are none.
 
+        Raises:
+          ValueError: `n` is not a positive integer.
 
-def _kind(part: Any) -> Any:
-    """Structure and sizes of a part of a state, without the fan-out of trees, which differs between backends."""
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> buffer.newest(state, 4).tolist()
+          [-1, 0, 1, 2]
+        """
+        live = ring.newest(state.ring, state.ring.size, self._num_slots)
+        position = live.size - n + jnp.arange(n, dtype=jnp.int32)
+        slots = live.slots(jnp.maximum(position, 0), self._num_slots)
+        return jnp.where(position >= 0, self._handles(state, slots), -1)
 
-    def sizes(x: Any) -> Any:
-        return (x.capacity, x.minima is None, x.maxima is None) if isinstance(x, SumTree) else jnp.shape(x)
+    @method(rows=("indices",))
+    def get(self, state: S, indices: jax.Array) -> Any:
+        """Items [B, ...] by their handles `indices`, int [B]; zeros for items that are no longer stored.
 
-    leaves, treedef = jax.tree.flatten(part, is_leaf=lambda x: isinstance(x, SumTree))
-    return treedef, [*map(sizes, leaves)]
+        Raises:
+          ValueError: `indices` is not a vector of integers.
 
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> handles = buffer.newest(state, 3)
+          >>> # Overwrites 10 and 20; no handle names another item instead.
+          >>> state = buffer.add(state, items + 5)
+          >>> buffer.get(state, handles).tolist()
+          [0, 0, 30]
+        """
+        return self._read(state, self._slots(state, checks.check_indices(indices)), fill=True)[0]
 
-@functools.cache
-def _kind_of_states(buffer: Any) -> Any:
-    """The `_kind` of a buffer's samplers and uses, cached as every trace of a method needs it."""
-    return _kind(jax.eval_shape(lambda: (buffer.sampler.init(buffer._num_slots), _uses.init(buffer))))
+    @method(rows=("slots",))
+    def handles(self, state: S, slots: jax.Array) -> jax.Array:
+        """Handles of the items in `slots`, int [B]; int32 [B], -1 for a slot that is empty or out of range.
+
+        Raises:
+          ValueError: `slots` is not a vector of integers.
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> state = buffer.add(buffer.init(jnp.zeros(3)), jnp.array([10.0, 20.0, 30.0]))
+          >>> state = buffer.add(state, jnp.array([40.0, 50.0]))  # 50 overwrites 10
+          >>> buffer.handles(state, jnp.arange(5)).tolist()
+          [4, 1, 2, 3, -1]
+        """
+        slots = checks.check_indices(slots, name="slots")
+        inside = (slots >= 0) & (slots < self._num_slots)
+        return jnp.where(inside, self._handles(state, jnp.where(inside, slots, 0)), -1)
+
+    @method(rows=("indices",))
+    def slots(self, state: S, indices: jax.Array) -> jax.Array:
+        """Slots of items by their handles `indices`, int [B]; int32 [B], the number of slots if no longer stored.
+
+        A slot keeps its item until the item is overwritten. Use slots to index an array of your own with a row for each
+        slot: `x.at[slots].set(rows, mode="drop")` ignores items that are no longer stored.
+
+        Raises:
+          ValueError: `indices` is not a vector of integers.
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> state = buffer.add(buffer.init(jnp.zeros(3)), jnp.array([10.0, 20.0, 30.0]))
+          >>> buffer.slots(state, jnp.array([2, 7])).tolist()  # no item has handle 7 yet
+          [2, 4]
+        """
+        return self._slots(state, checks.check_indices(indices))
+
+    @method(rows=("indices",))
+    def priorities(self, state: S, indices: jax.Array) -> jax.Array:
+        """Priorities of items by their handles `indices`, int [B]; float32 [B], 0 if no longer stored or not drawable.
+
+        The priority is before alpha. It is computed from the stored p^alpha: its relative error is about 1e-7 / alpha,
+        and a priority whose p^alpha was clipped is returned clipped. It is 1 with `Uniform` and `Recent`, and if alpha
+        is 0.
+
+        Raises:
+          ValueError: `indices` is not a vector of integers, or the sampler has no method `priorities`.
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
+          >>> items = jnp.array([10.0, 20.0, 30.0])
+          >>> td_errors = jnp.array([-4.0, 1.0, 0.0])
+          >>> state = buffer.add(buffer.init(items), items, td_errors=td_errors)
+          >>> [round(x, 3) for x in buffer.priorities(state, jnp.array([0, 1, 2, 3])).tolist()]
+          [4.0, 1.0, 0.0, 0.0]
+        """
+        if not hasattr(self.sampler, "priorities"):
+            raise ValueError(f"sampler={self.sampler!r}: has no method priorities(state, slots).")
+        slots, stored = self._stored(state, indices)
+        stored &= _uses.is_unspent(state.uses, slots)
+        return jnp.where(stored, self.sampler.priorities(state.sampler, slots), 0.0)
+
+    @method(rows=("indices",))
+    def age(self, state: S, indices: jax.Array) -> jax.Array:
+        """`Sample.age` of items by their handles `indices`, int [B]; int32 [B], -1 if no longer stored.
+
+        Raises:
+          ValueError: `indices` is not a vector of integers.
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10.0, 20.0, 30.0])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> buffer.age(state, jnp.array([0, 2, -1])).tolist()
+          [2, 0, -1]
+        """
+        slots, stored = self._stored(state, indices)
+        return jnp.where(stored, self._ages(state, slots), -1)
+
+    def _stored(self, state: S, indices: jax.Array) -> tuple[jax.Array, jax.Array]:
+        """Slots of items by their handles, 0 if no longer stored; and a flag, True if stored, [B] each."""
+        slots = self._slots(state, checks.check_indices(indices))
+        stored = slots < self._num_slots
+        return jnp.where(stored, slots, 0), stored

@@ -14,6 +14,7 @@ from flax import struct
 from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay.buffers._episode_flags import is_end
+from jaxreplay.buffers._shards import whole_of
 
 LAWS = ("uniform", "geometric", "last")
 DIGIT = 2**10  # steps are drawn digit by digit: one float32 has too few bits for many of them
@@ -72,14 +73,16 @@ def place(row: jax.Array, env: jax.Array, steps: jax.Array, length: int, num_env
     return ring.wrap_excess(row, length) * num_envs + env
 
 
-def checked(buffer: Any, law: Any, gamma: Any) -> jax.Array | float:
-    """log(gamma), in float64 for a Python number; clipped to [-80, -1e-20], where quotients of it are safe.
+def checked(buffer: Any, key: Any, indices: Any, law: Any, gamma: Any) -> tuple[Any, ...]:
+    """The arguments of `later`, checked, with log(gamma) for gamma.
+
+    The logarithm is computed in float64 of a Python number, and clipped to [-80, -1e-20], where its quotients are safe.
 
     Raises:
       ValueError: `buffer` stores no episode numbers, there is no such `law`, or `gamma` is neither a number in [0, 1]
         nor a real array [].
     """
-    if not getattr(buffer, "hindsight", False):
+    if not getattr(whole_of(buffer), "hindsight", False):
         raise ValueError(
             f"buffer={buffer!r}: `later` needs a SequenceBuffer with hindsight=True, which stores the number of each "
             "row's episode."
@@ -88,8 +91,8 @@ def checked(buffer: Any, law: Any, gamma: Any) -> jax.Array | float:
         raise ValueError(f'law={law!r}: must be "uniform", "geometric" or "last".')
     checks.check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
     if isinstance(gamma, jax.Array):
-        return jnp.clip(jnp.log(checks.as_float(gamma)), -80.0, -1e-20)
-    return min(max(math.log(gamma), -80.0), -1e-20) if gamma > 0 else -80.0
+        return key, indices, law, jnp.clip(jnp.log(checks.as_float(gamma)), -80.0, -1e-20)
+    return key, indices, law, min(max(math.log(gamma), -80.0), -1e-20) if gamma > 0 else -80.0
 
 
 def draw(key: jax.Array, count: jax.Array, law: str, log_gamma: Any, length: int) -> jax.Array:

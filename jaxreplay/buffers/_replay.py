@@ -9,9 +9,10 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay._common import checks, layouts, ring, shards
+from jaxreplay._common.calls import method
 from jaxreplay._common.checks import check_integer, set_fields
 from jaxreplay._common.devices import on_device_of
-from jaxreplay._common.xla import jit_method, reads_state
+from jaxreplay._common.xla import reads_state
 from jaxreplay.buffers import _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.samplers import Sampler, Uniform
@@ -127,7 +128,7 @@ class ReplayBuffer(Buffer[ReplayState]):
                 uses=_uses.init(self),
             )
 
-    @jit_method(donates=True)
+    @method(rows=("items", "mask", "td_errors"), is_batch=True, donates=True)
     def add(
         self,
         state: ReplayState,
@@ -157,7 +158,6 @@ class ReplayBuffer(Buffer[ReplayState]):
           >>> buffer.get(state, buffer.newest(state, 3)).tolist()  # two are stored
           [0, 10, 30]
         """
-        self._check_state(state)
         items, valid = without_valid(checks.as_arrays(items))
         leading = checks.leading_axes(items, self.axes, WHAT[self.axes])
         batch_size = math.prod(leading)

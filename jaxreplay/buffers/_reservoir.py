@@ -25,10 +25,11 @@ from flax import struct
 from jax import lax
 
 from jaxreplay._common import checks, layouts, ring
+from jaxreplay._common.calls import method
 from jaxreplay._common.checks import check_integer, set_fields
 from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.random import random_bits, random_integers64
-from jaxreplay._common.xla import after, jit_method, read_once, reads_state
+from jaxreplay._common.xla import after, read_once, reads_state
 from jaxreplay.buffers import _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.samplers import Sampler, Uniform
@@ -149,7 +150,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
                 count=jnp.zeros(2, jnp.uint32),
             )
 
-    @jit_method(donates=True)
+    @method(rows=("items", "mask", "td_errors"), is_batch=True, donates=True)
     def add(
         self,
         state: ReservoirState,
@@ -183,7 +184,6 @@ class ReservoirBuffer(Buffer[ReservoirState]):
           >>> int(buffer.size(state)), state.count.tolist()  # stored, and ever added
           (4, [0, 9])
         """
-        self._check_state(state)
         items, valid = without_valid(checks.as_arrays(items))
         (batch_size,) = checks.leading_axes(items, 1, "a batch of items")
         if not 1 <= batch_size <= ring.MAX_CAPACITY:
@@ -192,7 +192,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
             )
         mask = rows_to_write(mask, valid, (batch_size,))
         checks.check_like(items, layouts.stored_spec(state.storage), 1, 1, "the buffer")
-        checks.check_key(key)
+        key = self._own_key(key)
         if td_errors is not None:
             td_errors = checks.check_insertion_errors(td_errors, (batch_size,), "an item")
         number = jnp.arange(1, batch_size + 1, dtype=jnp.int32) if mask is None else jnp.cumsum(mask, dtype=jnp.int32)
@@ -253,6 +253,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
             raise ValueError("max_age: a ReservoirBuffer keeps no ages; use a ReplayBuffer.")
         return ring.live(state.ring)
 
+    @method(num_rows="n")
     def newest(self, state: ReservoirState, n: int) -> jax.Array:
         """Not supported: a reservoir keeps no order.
 

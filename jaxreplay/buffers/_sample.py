@@ -55,6 +55,17 @@ def check_draw(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
     return batch_size
 
 
+def checked_draw(_: Any, key: Any, batch_size: Any, beta: Any, max_age: Any) -> tuple[Any, ...]:
+    """The arguments of `sample`, checked."""
+    return key, check_draw(batch_size, beta, max_age), beta, max_age
+
+
+def checked_epoch(_: Any, key: Any, batch_size: Any, step: Any) -> tuple[Any, ...]:
+    """The arguments of `epoch`, checked."""
+    check_integer("step", step, 0, 2**31 - 1, "the number of a batch", traced=None)
+    return key, check_draw(batch_size), step
+
+
 def check_drawn(buffer: Any, state: Any, drawn: Sample) -> Sample:
     """`drawn`; a `ValueError` if the buffer, with all its shards, is known to be empty."""
     if is_known_empty(buffer, state):

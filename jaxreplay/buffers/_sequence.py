@@ -13,9 +13,10 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay._common import checks, layouts, ring
+from jaxreplay._common.calls import method
 from jaxreplay._common.checks import check_integer, set_fields
 from jaxreplay._common.devices import on_device_of
-from jaxreplay._common.xla import alive, jit_method, materialize, on_host, read_once, reads_state
+from jaxreplay._common.xla import alive, materialize, on_host, read_once, reads_state
 from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._episode_flags import flags_of, in_first_episode
@@ -189,7 +190,7 @@ class SequenceBuffer(Buffer[SequenceState]):
                 episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
             )
 
-    @jit_method(donates=True)
+    @method(rows=("steps", "ends", "td_errors", "drawable"), is_batch=True, donates=True)
     def add(
         self,
         state: SequenceState,
@@ -228,7 +229,6 @@ class SequenceBuffer(Buffer[SequenceState]):
           >>> buffer.sample(state, key, batch_size=2).items.tolist()  # 3 is of the next one
           [[1, 2], [1, 2]]
         """
-        self._check_state(state)
         steps, flags = self._check_rollout(state, steps, ends, drawable)
         num_steps = flags.shape[0]
         if td_errors is not None:
@@ -263,6 +263,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         """
         return (num_steps - 1) // self.stride + 1
 
+    @method(rows=("indices",), static=("law",), before=_later_steps.checked)
     def later(
         self,
         state: SequenceState,
@@ -305,20 +306,13 @@ class SequenceBuffer(Buffer[SequenceState]):
           >>> items.tolist(), count.tolist()  # from rows 1 and 2 to the last of their episode
           ([3, 3], [2, 1])
         """
-        return self._draw_later(state, key, indices, law, _later_steps.checked(self, law, gamma))
-
-    @jit_method(static=("law",), handles="indices")
-    def _draw_later(
-        self, state: SequenceState, key: jax.Array, indices: jax.Array, law: str, log_gamma: Any
-    ) -> tuple[Any, jax.Array]:
-        self._check_state(state)
         if state.episodes is None:
             raise ValueError("hindsight=True: this state is of a buffer without it; use the buffer that made it.")
         slots = self._slots(state, checks.check_indices(indices))
         row, env = materialize(*self._drawable.starts(self, state, slots))
         exists, sizes = slots < self._num_slots, (self.length, self.num_envs)
         count = _later_steps.num_later(state.episodes.number, row, env, state.rows.inserted % self.length, *sizes)
-        steps = _later_steps.draw(key, jnp.where(exists, count, 0), law, log_gamma, self.length)
+        steps = _later_steps.draw(self._own_key(key), jnp.where(exists, count, 0), law, gamma, self.length)
         at = jnp.where(exists, _later_steps.place(row, env, steps, *sizes), self.length * self.num_envs)
         at, steps = read_once(materialize(at, steps))
         return layouts.read(layouts.merge_axes(state.storage), at, fill=True), steps

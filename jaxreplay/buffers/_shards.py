@@ -12,8 +12,6 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from jaxreplay._common.meshes import OnMesh
-
 
 class Shards(NamedTuple):
     """A buffer as its shards.
@@ -49,7 +47,7 @@ class Shards(NamedTuple):
 
 def shards_of(buffer: Any) -> Shards:
     """The shards of a buffer, `Sharded` or not."""
-    if not isinstance(buffer, OnMesh):
+    if not getattr(buffer, "is_sharded", False):
         return Shards(buffer, buffer, 1, None)
     sharded: Any = buffer
     return Shards(sharded.buffer, sharded._part, sharded.num_shards, sharded.state_sharding)
@@ -63,7 +61,7 @@ def whole_of(buffer: Any) -> Any:
 def with_whole(buffer: Any, whole: Any) -> Any:
     """`whole`, in a `Sharded` like `buffer` if that is one."""
     config: Any = buffer
-    return dataclasses.replace(config, buffer=whole) if isinstance(buffer, OnMesh) else whole
+    return dataclasses.replace(config, buffer=whole) if shards_of(buffer).sharding else whole
 
 
 @functools.cache

@@ -12,11 +12,11 @@ from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts
+from jaxreplay._common.calls import method
 from jaxreplay._common.checks import check_bool, check_integer, check_key, check_number, set_fields
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.repeats import last_of_each
 from jaxreplay._common.ring import saturating_add
-from jaxreplay._common.xla import jit_method
 
 PRIORITIZATIONS = ("rank", "proportional")
 LARGEST_SCORE = 1e30  # of a "proportional" draw; larger scores, also infinite ones, count as this
@@ -129,7 +129,7 @@ class Levels:
             rejected=jnp.zeros_like(none),
         )
 
-    @jit_method(donates=True)
+    @method(donates=True)
     def insert(
         self, state: LevelsState, levels: Any, scores: jax.Array, *, mask: jax.Array | None = None
     ) -> tuple[LevelsState, jax.Array]:
@@ -160,7 +160,6 @@ class Levels:
           >>> slots.tolist(), state.levels.tolist(), state.last.tolist()
           ([-1, 0], [6], [2])
         """
-        self._check_state(state)
         levels, scores = checks.as_arrays(levels), checks.as_float(scores).astype(jnp.float32)
         (batch_size,) = checks.leading_axes(levels, 1, "levels, with a leading axis [B]")
         if batch_size == 0:
@@ -216,7 +215,7 @@ class Levels:
         (_, _, row), _ = lax.scan(place, (held, order, jnp.full_like(k, -1)), rows)
         return slots, row
 
-    @jit_method(donates=True, handles="slots")
+    @method(donates=True)
     def update(
         self, state: LevelsState, slots: jax.Array, scores: jax.Array, *, mask: jax.Array | None = None
     ) -> LevelsState:
@@ -238,7 +237,6 @@ class Levels:
           >>> state.scores.tolist()
           [0.25, 0.75]
         """
-        self._check_state(state)
         slots = checks.check_indices(slots, name="slots")
         scores = checks.as_float(scores).astype(jnp.float32)
         if scores.shape != slots.shape:
@@ -277,9 +275,8 @@ class Levels:
         """
         return self._sample(state, key, check_integer("n", n, 1, 2**24, "the number of draws"))
 
-    @jit_method(static=("n",), donates=True)
+    @method(static=("n",), donates=True)
     def _sample(self, state: LevelsState, key: jax.Array, n: int) -> tuple[LevelsState, jax.Array, Any]:
-        self._check_state(state)
         check_key(key)
         slots, _ = sum_tree.sample_with(sum_tree.of_leaves(self.probabilities(state)), random_bits(key, n))
         now = state.count + jnp.arange(1, n + 1, dtype=jnp.int32)
@@ -287,7 +284,7 @@ class Levels:
         state = dataclasses.replace(state, last=state.last.at[slots].max(now), count=now[-1])
         return state, jnp.where(state.size > 0, slots, -1), layouts.read(state.levels, slots)
 
-    @jit_method(handles="slots")
+    @method()
     def get(self, state: LevelsState, slots: jax.Array) -> Any:
         """The levels in `slots`, int [B]: [B, ...]; those of slots without a level have no meaning.
 
@@ -299,11 +296,10 @@ class Levels:
           >>> levels.get(state, slots[::-1]).tolist()
           [6, 5]
         """
-        self._check_state(state)
         target = jnp.clip(checks.check_indices(slots, name="slots"), 0, self.capacity - 1)
         return layouts.read(state.levels, target)
 
-    @jit_method()
+    @method()
     def replay(self, state: LevelsState, key: jax.Array) -> jax.Array:
         """Whether to replay levels in place of new ones, bool []: with `replay_probability`, once enough are stored.
 
@@ -312,12 +308,11 @@ class Levels:
           >>> bool(levels.replay(levels.init(0), jax.random.key(0)))
           False
         """
-        self._check_state(state)
         check_key(key)
         least = math.ceil(round(self.min_filled * self.capacity, 6))  # 7 of 25 for 0.28, in spite of rounding
         return (state.size >= max(least, 1)) & (jax.random.uniform(key) < self.replay_probability)
 
-    @jit_method()
+    @method()
     def probabilities(self, state: LevelsState) -> jax.Array:
         """Probability of each slot in a draw, float32 [N]; all 0 if no level is stored.
 
@@ -329,7 +324,6 @@ class Levels:
           >>> levels.probabilities(state).tolist()
           [0.25, 0.75, 0.0]
         """
-        self._check_state(state)
         filled = jnp.arange(self.capacity, dtype=jnp.int32) < state.size
 
         def normalized(weights: jax.Array) -> jax.Array:
@@ -351,7 +345,7 @@ class Levels:
         stale = (state.count - state.last).astype(jnp.float32)
         return (1 - self.staleness) * normalized(h ** (1 / self.temperature)) + self.staleness * normalized(stale)
 
-    @jit_method()
+    @method()
     def metrics(self, state: LevelsState) -> dict[str, jax.Array]:
         """Numbers of a state, float32 [] each.
 

@@ -16,10 +16,11 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay import sum_tree
+from jaxreplay._common.calls import method
 from jaxreplay._common.checks import check_integer, check_key, check_number, check_state, keywords_only
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.ring import saturating_add
-from jaxreplay._common.xla import jit_method, on_host
+from jaxreplay._common.xla import on_host
 from jaxreplay.curricula import _groups as groups
 from jaxreplay.curricula import _pool_checks as _checks
 from jaxreplay.curricula import _pool_moves as _moves
@@ -146,9 +147,8 @@ class DifficultyPools:
             raise ValueError("No environments left with examples. Normal is empty; recycle moves parked tasks back.")
         return tasks, ok
 
-    @jit_method(static=("n",))
+    @method(static=("n",))
     def _draw(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-        self._check_state(state)
         check_key(key)
         ratios = np.asarray(self.tasks_per_env if self.env_ratios is None else self.env_ratios, np.float64)
         shares, sizes = jnp.asarray(ratios / max(ratios.max(), 1), jnp.float32), state.sizes[:, NORMAL]
@@ -192,9 +192,8 @@ class DifficultyPools:
         """
         return groups.padded_update(self._update, state, tasks, rewards, mask)
 
-    @jit_method(donates=True)
+    @method(donates=True)
     def _update(self, state: PoolsState, tasks: Any, rewards: Any, mask: Any) -> tuple[PoolsState, jax.Array]:
-        self._check_state(state)
         tasks, rewards, mask = groups.check(tasks, rewards, mask)
         rollouts = jnp.sum(mask, axis=1, dtype=jnp.int32)
         total = jnp.sum(rewards, axis=1, where=mask)
@@ -239,7 +238,7 @@ class DifficultyPools:
         """
         return state.pool.astype(jnp.int32)
 
-    @jit_method()
+    @method()
     def order(self, state: PoolsState) -> jax.Array:
         """Rank of each task in its pool by order of entry, int32 [N]: 0 for the oldest. Costs O(N log N).
 
@@ -251,10 +250,9 @@ class DifficultyPools:
           >>> pools.order(state).tolist()  # task 1 entered easy before task 0 did
           [1, 0, 0, 1]
         """
-        self._check_state(state)
         return _state.order(state)
 
-    @jit_method()
+    @method()
     def metrics(self, state: PoolsState) -> dict[str, jax.Array]:
         """Fractions, float32 [], over all environments and for each `env` by name; 0 if nothing was counted.
 
@@ -271,7 +269,6 @@ class DifficultyPools:
           >>> float(numbers["pool/easy"]), float(numbers["evicted_examples/easy"])
           (0.25, 0.5)
         """
-        self._check_state(state)
         names = self.env_names or tuple(map(str, range(len(self.tasks_per_env))))
         shares = {}
         for prefix, envs in (("", slice(None)), *((f"/{name}", slice(e, e + 1)) for e, name in enumerate(names))):
@@ -328,10 +325,9 @@ class DifficultyPools:
         counts = np.round(np.outer([0.0, easy_fraction, hard_fraction], sizes)).astype(np.int32)  # in float64
         return self._recycle(state, key, counts)
 
-    @jit_method()
+    @method()
     def _recycle(self, state: PoolsState, key: jax.Array, counts: Any) -> PoolsState:
         """See `recycle`; counts: int32 [3, max size + 1], number of tasks that move, by pool and its size."""
-        self._check_state(state)
         env, pool = _state.pools_of(state)
         at_random, _ = _state.ranks(3 * env + pool, state.sizes.size, *random_bits(key, self.num_tasks))
         returns = at_random < counts[pool, state.sizes[env, pool]]
@@ -365,17 +361,17 @@ class DifficultyPools:
         """
         return self._remap(state, old_task_of_each(state.pool, old_keys, new_keys, self.num_tasks))
 
-    @jit_method()
-    def _remap(self, state: PoolsState, source: Any) -> PoolsState:
-        """See `remap`; source: int32 [N], each task's number in `state`, or the number of tasks there if it is new."""
-        env, pool = _state.pools_of(state)
+    @method()
+    def _remap(self, old: PoolsState, source: Any) -> PoolsState:
+        """See `remap`; source: int32 [N], each task's number in `old`, or the number of tasks there if it is new."""
+        env, pool = _state.pools_of(old)
 
         def of_source(values, otherwise):
             return values.at[source].get(mode="fill", fill_value=otherwise)
 
-        keys = of_source(env, state.sizes.shape[0]), of_source(_state.order(state), 0)
-        pool, fanout = of_source(pool, NORMAL), state.normal.fanout
-        return _state.arrange(*self._sizes, pool, keys, state.rejected, fanout)
+        keys = of_source(env, old.sizes.shape[0]), of_source(_state.order(old), 0)
+        pool, fanout = of_source(pool, NORMAL), old.normal.fanout
+        return _state.arrange(*self._sizes, pool, keys, old.rejected, fanout)
 
     def _check_state(self, state: PoolsState) -> None:
         """Raise a `ValueError` if `state` is for other numbers of tasks or environments."""

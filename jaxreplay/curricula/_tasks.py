@@ -11,6 +11,7 @@ from flax import struct
 
 from jaxreplay import sum_tree
 from jaxreplay._common import layouts
+from jaxreplay._common.calls import method
 from jaxreplay._common.checks import (
     check_bool,
     check_integer,
@@ -22,7 +23,6 @@ from jaxreplay._common.checks import (
 )
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.ring import saturating_add
-from jaxreplay._common.xla import jit_method
 from jaxreplay.curricula import _groups as groups
 from jaxreplay.curricula._task_keys import old_task_of_each
 from jaxreplay.curricula.scores import Score, Thompson, learnability
@@ -158,9 +158,8 @@ class Tasks:
         """
         return self._draw(state, key, check_integer("n", n, 1, 2**24, "the number of draws"))
 
-    @jit_method(static=("n",))
+    @method(static=("n",))
     def _draw(self, state: TasksState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-        self._check_state(state)
         check_key(key)
         total = sum_tree.total(state.tree)
         if isinstance(self.score, Thompson):
@@ -211,9 +210,8 @@ class Tasks:
         """
         return groups.padded_update(self._update, state, tasks, rewards, mask)
 
-    @jit_method(donates=True)
+    @method(donates=True)
     def _update(self, state: TasksState, tasks: Any, rewards: Any, mask: Any) -> tuple[TasksState, jax.Array]:
-        self._check_state(state)
         tasks, rewards, mask = groups.check(tasks, rewards, mask)
         rollouts = jnp.sum(mask, axis=1, dtype=jnp.float32)
         total = jnp.sum(rewards, axis=1, where=mask)
@@ -268,7 +266,7 @@ class Tasks:
         age = jnp.maximum(state.updates - 1 - of(state.last), 0)  # 0 of all before the first update
         return of(state.successes) + won, of(state.trials) + (won + lost), age
 
-    @jit_method()
+    @method()
     def success_rates(self, state: TasksState) -> jax.Array:
         """Each task's mean success rate with the prior, float32 [N].
 
@@ -278,11 +276,10 @@ class Tasks:
           >>> tasks.success_rates(state).tolist()
           [0.5, 0.25]
         """
-        self._check_state(state)
         won, lost = self.prior
         return (state.successes + won) / (state.trials + (won + lost))
 
-    @jit_method()
+    @method()
     def probabilities(self, state: TasksState) -> jax.Array:
         """Probability of each task in a draw, float32 [N]. With Thompson draws, that of each to be a candidate.
 
@@ -291,13 +288,12 @@ class Tasks:
           >>> tasks.probabilities(tasks.init()).tolist()
           [0.25, 0.25, 0.25, 0.25]
         """
-        self._check_state(state)
         scores, total = sum_tree.leaves(state.tree), sum_tree.total(state.tree)
         evenly = jnp.float32(1 / self.num_tasks)
         by_score = jnp.where(total > 0, scores / jnp.where(total > 0, total, 1.0), evenly)
         return (1 - self.exploration) * by_score + self.exploration * evenly
 
-    @jit_method()
+    @method()
     def metrics(self, state: TasksState) -> dict[str, jax.Array]:
         """Numbers of a state, float32 [] each.
 
@@ -344,19 +340,19 @@ class Tasks:
         """
         return self._remap(state, old_task_of_each(state.trials, old_keys, new_keys, self.num_tasks))
 
-    @jit_method()
-    def _remap(self, state: TasksState, source: Any) -> TasksState:
-        """See `remap`; source: int32 [N], each task's number in `state`, or the number of tasks there if it is new."""
+    @method()
+    def _remap(self, old: TasksState, source: Any) -> TasksState:
+        """See `remap`; source: int32 [N], each task's number in `old`, or the number of tasks there if it is new."""
 
         def of_source(values: jax.Array) -> jax.Array:
             return values.at[source].get(mode="fill", fill_value=0)
 
         new = dataclasses.replace(
-            state,
-            tree=sum_tree.init(self.num_tasks, fanout=state.tree.fanout),
-            successes=of_source(state.successes),
-            trials=of_source(state.trials),
-            last=of_source(state.last),
+            old,
+            tree=sum_tree.init(self.num_tasks, fanout=old.tree.fanout),
+            successes=of_source(old.successes),
+            trials=of_source(old.trials),
+            last=of_source(old.last),
         )
         return self._scored(new, jnp.arange(self.num_tasks, dtype=jnp.int32))
 

@@ -123,11 +123,11 @@ def _states(buffer: Any, spec: Any, prefix: str = "") -> list[tuple[str, Any, in
         parts = enumerate(zip(buffer.buffers, buffer._specs(spec), strict=True))
         return [state for k, part in parts for state in _states(*part, f"buffers[{k}]")]
     if isinstance(buffer, Sharded):  # each device holds a shard
-        shard = buffer._part._abstract(buffer._part_spec(spec))
+        shard = jax.eval_shape(buffer._part.init, buffer._part_spec(spec))
         shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), shard)
         return [(prefix, shard, buffer.mesh.size)]
     if isinstance(buffer, Buffer):
-        return [(prefix, buffer._abstract(spec), 1)]
+        return [(prefix, jax.eval_shape(buffer.init, spec), 1)]
     return [(prefix, jax.eval_shape(buffer.init, *([] if spec is None else [spec])), 1)]
 
 

@@ -17,9 +17,10 @@ from flax import struct
 from jax import lax
 
 from jaxreplay._common import checks, layouts
+from jaxreplay._common.calls import method
 from jaxreplay._common.checks import check_integer, check_number, set_fields
 from jaxreplay._common.ring import wrap_excess
-from jaxreplay._common.xla import jit_method, read_once
+from jaxreplay._common.xla import read_once
 from jaxreplay.transitions import _windows
 from jaxreplay.transitions._batch import TransitionBatch
 
@@ -181,9 +182,8 @@ class _Tracer:
         state, batch = self._add(state, step, self._discount(gamma))
         return state, batch, batch.valid
 
-    @jit_method()
+    @method()
     def _add(self, state: NStepState, arguments: Any, gamma: Any) -> tuple[NStepState, TransitionBatch]:
-        self._check_state(state)
         step = self._as_step(arguments)
         checks.check_like(step, state.steps, 0, 1, "the tracer")
         window = self._window
@@ -223,9 +223,8 @@ class _Tracer:
         state, batch = self._flush(state, self._discount(gamma))
         return state, batch, batch.valid
 
-    @jit_method()
+    @method()
     def _flush(self, state: NStepState, gamma: Any) -> tuple[NStepState, TransitionBatch]:
-        self._check_state(state)
         window = self._window
         starts = jnp.arange(window - self.n, window, dtype=jnp.int32)
         # Row 0 is empty, or holds a step whose transition has been emitted.
@@ -234,7 +233,7 @@ class _Tracer:
         batch = self._transitions(state.steps, first, count, _windows.lags(window, first), gamma=gamma)
         return jax.tree.map(jnp.zeros_like, state), layouts.merge_axes(batch)
 
-    @jit_method(static=("flush",))
+    @method(static=("flush",))
     def _rollout(self, arguments: Any, flush: bool, n: Any, gamma: Any) -> TransitionBatch:
         """See `n_step_transitions`; `n` and `gamma` as for `_transitions`."""
         steps = _windows.as_steps(arguments, "a rollout")
@@ -248,7 +247,7 @@ class _Tracer:
         count = jnp.where(starts < 0, 0, length - starts)
         return layouts.merge_axes(self._transitions(steps, jnp.maximum(starts, 0), count, None, n, gamma))
 
-    @jit_method()
+    @method()
     def _sequences(self, arguments: Any, n: Any, gamma: Any) -> TransitionBatch:
         """See `jaxreplay.sequence_transitions`; `n` and `gamma` as for `_transitions`."""
         s, a, r, terminated, truncated, logp, w, mask = arguments

@@ -26,12 +26,14 @@ import jax
 import jax.numpy as jnp
 
 from jaxreplay._common import checks, ring
+from jaxreplay._common.calls import Call, forwarded, method
 from jaxreplay._common.checks import check_integer, set_fields
 from jaxreplay._common.devices import on_device_of
-from jaxreplay._common.xla import jit_method, materialize, read_once
+from jaxreplay._common.xla import materialize, read_once
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._sample import Sample, check_draw, is_known_empty
+from jaxreplay.buffers._sample import Sample, checked_draw, is_known_empty
 from jaxreplay.buffers._shards import shards_of, whole_of
+from jaxreplay.buffers._size import Sized
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.wrappers._mixture_sources import (
     check_buffers,
@@ -45,9 +47,15 @@ from jaxreplay.wrappers._mixture_sources import (
 from jaxreplay.wrappers._sharded import Sharded
 
 
+def _check_drawn(mixture: Any, state: Any, drawn: Sample) -> Sample:
+    if all(map(is_known_empty, mixture.buffers, state)):
+        raise ValueError("cannot sample from a mixture of empty buffers; add items first (see can_sample).")
+    return drawn
+
+
 @checks.keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Mixture:
+class Mixture(Sized):
     """One batch from several buffers, its sources, with a fixed number of rows from each.
 
     It has the methods of a buffer except `epoch`, `num_batches` and `newest`. A method's docstring says only what
@@ -130,7 +138,6 @@ class Mixture:
           TypeError, ValueError: as the buffers' `init`.
         """
         spec = checks.as_spec(items)
-        jax.eval_shape(lambda: self.buffers[0].init(spec))  # for its checks
         with on_device_of(items):
             return tuple(buffer.init(its) for buffer, its in zip(self.buffers, self._specs(spec), strict=True))
 
@@ -160,6 +167,7 @@ class Mixture:
         add: Any = self.buffers[source].add
         return (*state[:source], add(state[source], items, *args, **kwargs), *state[source + 1 :])
 
+    @method(num_rows="batch_size", before=checked_draw, after=_check_drawn)
     def sample(
         self,
         state: tuple[Any, ...],
@@ -180,21 +188,16 @@ class Mixture:
           ValueError: an invalid argument, as in a buffer's `sample`; the sources store different items; the rows of a
             `Sharded` source are not a multiple of its shards; or all sources are empty and the call is eager.
         """
-        batch_size = check_draw(batch_size, beta, max_age)
-        drawn = self._draw(state, key, batch_size, beta, max_age)
-        if all(map(is_known_empty, self.buffers, state)):
-            raise ValueError("cannot sample from a mixture of empty buffers; add items first (see can_sample).")
-        return drawn
-
-    @jit_method(static=("batch_size",))
-    def _draw(self, state: tuple[Any, ...], key: jax.Array, batch_size: int, beta: Any, max_age: Any) -> Sample:
-        self._check_state(state)
         checks.check_key(key)
         buffers, keys = self.buffers, jax.random.split(key, len(self.buffers))
         if self.weights == "joint":
             buffers = tuple(map(without_normalization, buffers))
         parts = self._parts("batch_size", batch_size)
-        drawn = [buffers[k]._draw(state[k], keys[k], rows.stop - rows.start, beta, max_age) for k, rows in parts]
+        drawn = []
+        for k, rows in parts:
+            sample: Any = buffers[k].sample
+            given = {"key": keys[k], "batch_size": rows.stop - rows.start, "beta": beta, "max_age": max_age}
+            drawn.append(sample.body(buffers[k], state[k], **given))
         if self.weights == "joint":
             drawn = self._weigh(drawn, [k for k, _ in parts], batch_size)
         return jax.tree.map(lambda *rows: jnp.concatenate(rows), *drawn)
@@ -224,72 +227,32 @@ class Mixture:
 
         return list(map(weighed, drawn, weights, scales))
 
-    @jit_method(donates=True, handles="indices")
-    def update(self, state: tuple[Any, ...], indices: jax.Array, td_errors: jax.Array) -> tuple[Any, ...]:
-        """Give each source's sampler the TD errors of its rows.
+    update = forwarded(
+        Buffer.update, "Give each source's sampler the TD errors of its rows; the last of a handle counts."
+    )
+    set = forwarded(Buffer.set, "Write leaves of stored items in place, in each source its rows.")
+    get = forwarded(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
+    handles = forwarded(
+        Buffer.handles, "`Buffer.handles` of slots within sources, int [B], in the rows of a draw of B."
+    )
+    slots = forwarded(Buffer.slots, "`Buffer.slots`, within its source, of each of the handles, int [B].")
+    priorities = forwarded(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
+    age = forwarded(Buffer.age, "`Buffer.age` of the handles, int [B].")
 
-        Args:
-          indices: int [B], handles in the rows in which they were drawn. The last occurrence of a handle within a
-            source's rows counts.
-        """
-        self._check_state(state)
-        indices, td_errors = checks.check_td_errors(indices, td_errors)
-        states = list(state)
-        for k, rows in self._parts("indices", indices.size):
-            states[k] = self.buffers[k].update(state[k], indices[rows], td_errors[rows])
-        return tuple(states)
-
-    @jit_method(donates=True, handles="indices")
-    def set(
-        self, state: tuple[Any, ...], indices: jax.Array, values: Any, *, mask: jax.Array | None = None
-    ) -> tuple[Any, ...]:
-        """Write leaves of stored items in place.
-
-        Args:
-          indices: int [B], handles in the rows in which they were drawn.
-        """
-        self._check_state(state)
-        indices = checks.check_indices(indices)
-        arguments = checks.as_arrays(values), None if mask is None else jnp.asarray(mask)
-        for leaf in jax.tree.leaves(arguments):
-            checks.check_rows(leaf, indices.size)
-        states = list(state)
-        for k, rows in self._parts("indices", indices.size):
-            own_values, own_mask = jax.tree.map(lambda x, rows=rows: x[rows], arguments)
-            states[k] = self.buffers[k].set(state[k], indices[rows], own_values, mask=own_mask)
-        return tuple(states)
-
-    @jit_method(handles="indices")
-    def get(self, state: tuple[Any, ...], indices: jax.Array) -> Any:
-        """Items [B, ...] by their handles, int [B], in the rows in which they were drawn; zeros if not stored."""
-        return self._of_rows("get", state, "indices", indices)
-
-    @jit_method(handles="slots")
-    def handles(self, state: tuple[Any, ...], slots: jax.Array) -> jax.Array:
-        """`Buffer.handles` of slots within sources, int [B]; sources have rows as in a draw of B."""
-        return self._of_rows("handles", state, "slots", slots)
-
-    @jit_method(handles="indices")
-    def slots(self, state: tuple[Any, ...], indices: jax.Array) -> jax.Array:
-        """`Buffer.slots` of items within their sources; handles, int [B], in the rows in which they were drawn."""
-        return self._of_rows("slots", state, "indices", indices)
-
-    @jit_method(handles="indices")
-    def priorities(self, state: tuple[Any, ...], indices: jax.Array) -> jax.Array:
-        """`Buffer.priorities` of items; handles, int [B], in the rows in which they were drawn."""
-        return self._of_rows("priorities", state, "indices", indices)
-
-    @jit_method(handles="indices")
-    def age(self, state: tuple[Any, ...], indices: jax.Array) -> jax.Array:
-        """`Buffer.age` of items; handles, int [B], in the rows in which they were drawn."""
-        return self._of_rows("age", state, "indices", indices)
-
-    def _of_rows(self, method: str, state: tuple[Any, ...], name: str, rows: jax.Array) -> Any:
-        """A method of each source for its part of `rows`, the argument `name`."""
-        self._check_state(state)
-        rows = checks.check_indices(rows, name=name)
-        found = [getattr(self.buffers[k], method)(state[k], rows[part]) for k, part in self._parts(name, rows.size)]
-        return jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
+    def _run(self, name: str, call: Call, state: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
+        """The method `name` of each source for its rows."""
+        num_rows = checks.check_indices(arguments[call.rows[0]], name=call.rows[0]).size
+        for argument in call.rows:
+            for x in jax.tree.leaves(arguments[argument]):
+                if x.shape[:1] != (num_rows,):
+                    found = checks.type_text(x.dtype, x.shape)
+                    raise ValueError(f"{argument}: got {found}, expected a row for each of the {num_rows} indices.")
+        states, found = list(state), []
+        for k, rows in self._parts(call.rows[0], num_rows):
+            own = jax.tree.map(lambda x, rows=rows: x[rows], arguments)
+            found.append(getattr(self.buffers[k], name).body(self.buffers[k], state[k], **own))
+            states[k] = found[-1]
+        return tuple(states) if call.donates else jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
 
     def sizes(self, state: tuple[Any, ...]) -> tuple[jax.Array, ...]:
         """Number of drawable items of each source, int32 [] each."""
@@ -300,20 +263,11 @@ class Mixture:
         """Number of drawable items of all sources, int32 []; saturates at 2**31 - 1."""
         return _total(self.sizes(state))
 
-    def is_empty(self, state: tuple[Any, ...]) -> jax.Array:
-        """True if all sources are empty, bool []."""
-        return jnp.logical_not(ring.at_least(self.size(state), 1))
-
     def is_full(self, state: tuple[Any, ...]) -> jax.Array:
         """True if the next insertion overwrites in every source, bool []."""
         self._check_length(state)
         full = [buffer.is_full(part) for buffer, part in zip(self.buffers, state, strict=True)]
         return functools.reduce(jnp.logical_and, full)
-
-    def can_sample(self, state: tuple[Any, ...], batch_size: int = 1) -> jax.Array:
-        """True if all sources together hold at least `batch_size` drawable items, bool []."""
-        batch_size = check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
-        return ring.at_least(self.size(state), batch_size)
 
     def _parts(self, name: str, num_rows: int) -> list[tuple[int, slice]]:
         """The sources with rows in a batch, and their rows."""

@@ -236,7 +236,7 @@ class Shared:
         """
         batch_size = check_draw(batch_size, beta, max_age)
         with Turn(self._turns, "sample", 0, batch_size, timeout) as turn:
-            return self.buffer._draw(turn.state, key, batch_size, beta, max_age)
+            return self.buffer.sample.dispatch(self.buffer, turn.state, key, batch_size, beta, max_age)
 
     def update(self, indices: jax.Array, td_errors: jax.Array) -> None:
         """The buffer's `update`.

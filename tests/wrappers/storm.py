@@ -50,8 +50,9 @@ def recording(buffer, log):
     class Recording(type(buffer)):
         def _call(self, name, state, arguments, named):
             given = jax.tree.map(lambda x: x.copy() if isinstance(x, np.ndarray) else x, (arguments, named))
-            result = getattr(super(), name)(state, *arguments, **named)
-            log.append((name, *given, result if name == "_draw" else None))
+            method = getattr(type(buffer), name)
+            result = (method.dispatch if name == "sample" else method)(self, state, *arguments, **named)
+            log.append((name, *given, result if name == "sample" else None))
             return result
 
         def add(self, state, *arguments, **named):
@@ -63,8 +64,10 @@ def recording(buffer, log):
         def set(self, state, *arguments, **named):
             return self._call("set", state, arguments, named)
 
-        def _draw(self, state, *arguments):
-            return self._call("_draw", state, arguments, {})
+        def sample(self, state, *arguments):
+            return self._call("sample", state, arguments, {})
+
+        sample.dispatch = sample
 
     made = object.__new__(Recording)
     vars(made).update(vars(buffer))
@@ -155,7 +158,7 @@ class Storm:
             elif what == 6:
                 with shared.state(drawn=DRAWN, timeout=0.05) as cell:
                     key = jax.random.key(int(rng.integers(2**31)))
-                    drawn = shared.buffer._draw(cell.state, key, DRAWN, None, None)
+                    drawn = shared.buffer.sample(cell.state, key, DRAWN, None, None)
                     cell.state = shared.buffer.update(cell.state, drawn.indices, drawn.weights)
             else:
                 time.sleep(float(rng.random() * 0.002))
@@ -220,8 +223,9 @@ class Storm:
         """A single thread that repeats the log gets the same bits."""
         buffer, state = self.shared.buffer, self.start()
         for name, arguments, named, drawn in [*self.log]:
-            result = getattr(buffer, name)(state, *arguments, **named)
-            if name == "_draw":
+            method = getattr(type(buffer), name)
+            result = (method.dispatch if name == "sample" else method)(buffer, state, *arguments, **named)
+            if name == "sample":
                 jax.tree.map(np.testing.assert_array_equal, result, drawn)
             else:
                 state = result
@@ -232,7 +236,7 @@ class Storm:
         """The counts are those of the calls, and the balance was never outside the slack."""
         shared, kind = self.shared, self.kind
         assert self.counted == kind.count * sum(map(len, self.own.values()))
-        assert shared.drawn == DRAWN * self.happened["_draw"]
+        assert shared.drawn == DRAWN * self.happened["sample"]
         assert all(abs(balance) <= slack for balance, slack in self.balances)
         assert max(slack for _, slack in self.balances) <= 2 * kind.count + DRAWN
         assert abs(2 * shared.added - shared.drawn) <= shared.slack

@@ -624,7 +624,7 @@ def test_calls_that_are_refused():
         mixture.update((state[0], others), np.zeros(2, np.int32), np.zeros(2))
     with pytest.raises(ValueError, match="batch_size=0: must be an integer from 1"):
         mixture.sample(state, jax.random.key(0), 0)
-    with pytest.raises(ValueError, match=r"td_errors: got .* one number for each of the 3 indices"):
+    with pytest.raises(ValueError, match=r"td_errors: got .* each of the 3 indices"):
         mixture.update(state, np.zeros(3, np.int32), np.zeros(2))
     with pytest.raises(ValueError, match=r"got int32\[2\], expected a row for each of the 3 indices"):
         mixture.set(state, np.zeros(3, np.int32), {"id": np.zeros(2, np.int32), "x": None})

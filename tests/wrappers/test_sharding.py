@@ -528,12 +528,15 @@ def test_errors_name_what_is_wrong():
     for call, message in (
         (lambda: sharded.init(items(np.arange(6))), "batch=6: must be a multiple of 4"),
         (lambda: sharded.init({}), "holds no arrays"),
-        (lambda: sequences.init(items(np.zeros((1, 4)))), "num_envs=8: got steps"),
-        (lambda: sharded.add(state, items(np.arange(6))), "batch=6: must be a multiple of 4"),
-        (lambda: sharded.add(state, items(np.arange(32))), "batch of 32 items: expected 1 to capacity=24"),
+        (lambda: sequences.init(items(np.zeros((1, 4)))), "each of 4 shards: num_envs=2: got steps"),
+        (lambda: sharded.add(state, items(np.arange(6))), "items=6: must be a multiple of 4"),
+        (
+            lambda: sharded.add(state, items(np.arange(32))),
+            "each of 4 shards: batch of 8 items: expected 1 to capacity=6",
+        ),
         (
             lambda: sharded.add(state, items(np.arange(8)), mask=np.ones(7, bool)),
-            r"mask: got bool\[7\], expected bool\[8\]",
+            "mask=7: must be a multiple of 4",
         ),
         (lambda: sharded.add(state, {"id": np.arange(8)}), "wrong structure: missing"),
         (lambda: sequences.add(sequence_state, items(np.zeros((9, 8)))), "expected 1 to length=8"),
@@ -542,7 +545,10 @@ def test_errors_name_what_is_wrong():
         (lambda: sharded.update(state, np.arange(6), np.ones(6)), "indices=6: must be a multiple of 4"),
         (lambda: sharded.update(state, np.arange(8), np.ones(4)), "td_errors: got float"),
         (lambda: sharded.get(state, np.ones(8)), "indices: got float"),
-        (lambda: sharded.set(state, np.ones(8), items(np.arange(8))), r"indices: got float(32|64)\[8\], expected a"),
+        (
+            lambda: sharded.set(state, np.ones(8), items(np.arange(8))),
+            r"4 shards: indices: got float(32|64)\[2\], expected a",
+        ),
         (lambda: sharded.can_sample(state, 2**31), "batch_size=2147483648: must be an integer from 0 to 2147483647"),
         (lambda: over_devices(buffer, 2).sample(state, jax.random.key(0), 8), r"2 shards: this state has .* \[4\]"),
         (lambda: buffer.sample(state, jax.random.key(0), 8), "capacity=24: this state has a leading axis of 4"),

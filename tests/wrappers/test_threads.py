@@ -21,7 +21,7 @@ def run(name, seconds, seed):
 def test_threads_do_what_one_thread_does(name):
     happened = run(name, 1.0, seeds.SEED)
     assert happened["add"] > 20
-    assert happened["_draw"] > 20
+    assert happened["sample"] > 20
     assert happened["operation 4"] > 0
 
 
@@ -30,7 +30,7 @@ def test_threads_do_what_one_thread_does(name):
 def test_long_storms_with_a_new_seed(name):
     happened = run(name, 60.0, seeds.fresh())
     assert happened["add"] > 1_000
-    assert happened["_draw"] > 1_000
+    assert happened["sample"] > 1_000
     assert all(happened[f"operation {k}"] > 100 for k in range(1, 8))
     assert happened["timeouts"] > 10
     assert happened["arguments refused"] > 100

@@ -1,0 +1,159 @@
+"""Methods that compile: each is declared once, with what a wrapper around a buffer must know of it."""
+
+import functools
+import inspect
+from collections.abc import Callable
+from typing import Any, Concatenate, NamedTuple, ParamSpec, TypeVar
+
+import jax
+import jax.core
+import numpy as np
+
+from jaxreplay._common.checks import as_int32
+from jaxreplay._common.meshes import over_any_mesh
+from jaxreplay._common.xla import copy_numpy, explain_donated
+
+P = ParamSpec("P")
+R = TypeVar("R")
+HANDLES = ("indices", "slots")  # names of arguments whose integers must fit int32
+
+
+class Call(NamedTuple):
+    """What is declared of a method `method(self, state, ...)`.
+
+    Attributes:
+      static: names of static arguments besides `num_rows`.
+      donates: the method returns a new state, and donates the old one if `self.donate`, unless it is differentiated.
+      rows: names of arguments with a row for each row of a batch. A wrapper gives each part of a state its rows.
+      is_batch: rows lie along the last leading axis of a batch for `add`, and not along the first axis.
+      num_rows: name of a static argument, the number of rows of the result, of which each part makes some; "" for none.
+      before: called first, as before(self, *arguments); returns the checked arguments by position.
+      after: called last, as after(self, state, result); returns the result.
+    """
+
+    static: tuple[str, ...] = ()
+    donates: bool = False
+    rows: tuple[str, ...] = ()
+    is_batch: bool = False
+    num_rows: str = ""
+    before: Callable[..., tuple[Any, ...]] | None = None
+    after: Callable[..., Any] | None = None
+
+
+def method(**declared: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorator of a method with the fields of a `Call`: the method compiles, with `self` static.
+
+    The caller may overwrite arguments as soon as the call returns. A first argument with the name `state` is checked by
+    `self._check_state` while the call is traced. Handles that do not fit int32 become -1; JAX would drop their upper
+    bits.
+
+    Attributes (of the method):
+      call: the `Call`.
+      body: the method as it was written. It checks no state; it is for calls inside of a program.
+      dispatch: the method without `before` and `after`; takes all arguments by position.
+      programs: the pure and the donating program, the same unless `donates`.
+
+    Raises (the method):
+      ValueError: the state was donated to an earlier call.
+    """
+    return lambda body: _compiled(body, Call(**declared), over_any_mesh)
+
+
+def forwarded(
+    method: Callable[Concatenate[Any, P], R], sentence: str, over_mesh: Callable[..., Any] = over_any_mesh
+) -> Callable[Concatenate[Any, P], R]:
+    """A method of a wrapper like `method` of a buffer: its body is `self._run(name, call, state, arguments)`.
+
+    Args:
+      method: as declared by the decorator of the same name.
+      sentence: the docstring, which says what differs.
+      over_mesh: decorator that lays out the arguments.
+    """
+    declared: Any = method
+
+    @functools.wraps(declared)
+    def body(self: Any, state: Any, **arguments: Any) -> Any:
+        return self._run(declared.__name__, declared.call, state, arguments)
+
+    body.__doc__ = sentence
+    return _compiled(body, declared.call, over_mesh)
+
+
+def _compiled(body: Any, call: Call, over_mesh: Callable[..., Any]) -> Any:
+    signature = inspect.signature(body)
+    first, *names = list(signature.parameters)[1:]
+    handles = [number for number, name in enumerate(names) if name in HANDLES]
+    by_position = _by_position(signature, body.__name__)
+
+    def program(self: Any, *arguments: Any) -> Any:  # all by position, so one program serves every call
+        def traced(state: Any, *arguments: Any) -> Any:
+            if first == "state":
+                self._check_state(state)
+            return body(self, state, **dict(zip(names, arguments, strict=True)))
+
+        return over_mesh(traced)(*arguments)
+
+    program.__name__ = body.__name__  # in profiles
+    static = (0, *(names.index(name) + 2 for name in (*call.static, *filter(None, [call.num_rows]))))
+    pure = donating = jax.jit(program, static_argnums=static)
+    if call.donates:  # keep_unused: also leaves that are replaced without being read
+        donating = jax.jit(program, static_argnums=static, donate_argnums=1, keep_unused=True)
+
+    def dispatch(self: Any, state: Any, *arguments: Any) -> Any:
+        for number in handles:
+            if isinstance(arguments[number], np.ndarray):
+                arguments = (*arguments[:number], as_int32(arguments[number]), *arguments[number + 1 :])
+        arguments = copy_numpy(arguments)
+        donate = call.donates and self.donate and not _is_differentiated((state, arguments))
+        try:
+            return (donating if donate else pure)(self, state, *arguments)
+        except (RuntimeError, ValueError) as error:
+            explain_donated(state, error)
+            raise
+
+    @functools.wraps(body)
+    def run(self: Any, state: Any, *arguments: Any, **named: Any) -> Any:
+        arguments = by_position(self, state, arguments, named)
+        if call.before is not None:
+            arguments = call.before(self, *arguments)
+        result = dispatch(self, state, *arguments)
+        return result if call.after is None else call.after(self, state, result)
+
+    for name, value in {"call": call, "body": body, "dispatch": dispatch, "programs": (pure, donating)}.items():
+        setattr(run, name, value)
+    return run
+
+
+def _by_position(signature: inspect.Signature, method: str) -> Callable[..., tuple[Any, ...]]:
+    """A function that returns the arguments after the state by position, with defaults filled in."""
+    names = list(signature.parameters)[2:]
+    defaults = tuple(signature.parameters[name].default for name in names)
+    places = {name: place for place, name in enumerate(names)}
+    num_positional = sum(signature.parameters[name].kind is not inspect.Parameter.KEYWORD_ONLY for name in names)
+
+    def by_position(self: Any, state: Any, arguments: tuple[Any, ...], named: dict[str, Any]) -> tuple[Any, ...]:
+        values = [*arguments, *defaults[len(arguments) :]]
+        fit = len(arguments) <= num_positional and all(places.get(name, -1) >= len(arguments) for name in named)
+        for name, value in named.items() if fit else ():
+            values[places[name]] = value
+        if not fit or any(value is inspect.Parameter.empty for value in values):
+            try:
+                signature.bind(self, state, *arguments, **named)  # raises an error that explains
+            except TypeError as error:
+                raise TypeError(f"{type(self).__name__}.{method}(): {error}") from None
+        return tuple(values)
+
+    return by_position
+
+
+def _is_differentiated(arguments: Any) -> bool:
+    """True if an argument is traced by forward- or reverse-mode differentiation, also inside `jax.vmap`."""
+    leaves = jax.tree.leaves(arguments)
+    if not any(issubclass(kind, jax.core.Tracer) for kind in set(map(type, leaves))):  # fewer types than leaves
+        return False
+    for x in leaves:
+        while isinstance(x, jax.core.Tracer):
+            if hasattr(x, "tangent"):
+                return True
+            x = getattr(x, "val", None)  # the value that jax.vmap maps over
+    return False

@@ -1,0 +1,83 @@
+"""What every buffer's state has, its checks, and the number of drawable items."""
+
+import abc
+import functools
+from typing import Any, Protocol, TypeVar
+
+import jax
+import jax.numpy as jnp
+
+from jaxreplay._common import ring
+from jaxreplay._common.checks import check_integer
+from jaxreplay._common.xla import reads_state
+from jaxreplay.buffers import _uses
+from jaxreplay.sum_tree import SumTree
+
+
+class State(Protocol):
+    """Fields of every buffer's state."""
+
+    @property
+    def ring(self) -> ring.Ring: ...
+
+    @property
+    def sampler(self) -> Any: ...
+
+    @property
+    def uses(self) -> _uses.Uses | None: ...
+
+    @property
+    def storage(self) -> Any: ...
+
+
+S = TypeVar("S", bound=State)
+
+
+def kind(part: Any) -> Any:
+    """Structure and sizes of a part of a state, without the fan-out of trees, which differs between backends."""
+
+    def sizes(x: Any) -> Any:
+        return (x.capacity, x.minima is None, x.maxima is None) if isinstance(x, SumTree) else jnp.shape(x)
+
+    leaves, treedef = jax.tree.flatten(part, is_leaf=lambda x: isinstance(x, SumTree))
+    return treedef, [*map(sizes, leaves)]
+
+
+@functools.cache
+def kind_of_states(buffer: Any) -> Any:
+    """The `kind` of a buffer's samplers and uses, cached as every trace of a method needs it."""
+    return kind(jax.eval_shape(lambda: (buffer.sampler.init(buffer._num_slots), _uses.init(buffer))))
+
+
+class Sized(abc.ABC):
+    """What holds a number of drawable items: a buffer, or a wrapper around buffers."""
+
+    @abc.abstractmethod
+    def size(self, state: Any) -> jax.Array:
+        """Number of drawable items, int32 []."""
+
+    @reads_state
+    def is_empty(self, state: Any) -> jax.Array:
+        """True if no item is drawable, bool [].
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> # `init` ignores the values.
+          >>> bool(buffer.is_empty(buffer.init(jnp.array([10, 20, 30]))))
+          True
+        """
+        return jnp.logical_not(ring.at_least(self.size(state), 1))
+
+    @reads_state
+    def can_sample(self, state: Any, batch_size: int = 1) -> jax.Array:
+        """True if at least `batch_size` items are drawable, bool [].
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> bool(buffer.can_sample(state, 3)), bool(buffer.can_sample(state, 4))
+          (True, False)
+        """
+        batch_size = check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
+        return ring.at_least(self.size(state), batch_size)

@@ -17,7 +17,7 @@ handles in a row differ; so up to there no handle names another item.
 """
 
 import dataclasses
-from typing import Any, ClassVar
+from typing import Any, ClassVar, NoReturn
 
 import jax
 import jax.numpy as jnp
@@ -64,6 +64,10 @@ class ReservoirState(layouts.BackendState):
     count: jax.Array  # [2]
     uses: _uses.Uses | None = None
     _layouts: ClassVar = {"storage": layouts.storage_layout(1)}
+
+
+def _no_order(*_: Any) -> NoReturn:
+    raise ValueError("newest: a ReservoirBuffer keeps no order; use a ReplayBuffer.")
 
 
 @checks.keywords_only
@@ -253,7 +257,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
             raise ValueError("max_age: a ReservoirBuffer keeps no ages; use a ReplayBuffer.")
         return ring.live(state.ring)
 
-    @method(num_rows="n")
+    @method(num_rows="n", before=_no_order)
     def newest(self, state: ReservoirState, n: int) -> jax.Array:
         """Not supported: a reservoir keeps no order.
 
@@ -267,7 +271,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
             ...
           ValueError: newest: a ReservoirBuffer keeps no order; use a ReplayBuffer.
         """
-        raise ValueError("newest: a ReservoirBuffer keeps no order; use a ReplayBuffer.")
+        _no_order()
 
     def _ages(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
         return jnp.full(slots.shape, -1, jnp.int32)

@@ -16,7 +16,7 @@ EQUIVALENT = {
     "_common/ring.newest: jnp.clip(count, 0, ring.size) -> jnp.clip(0, count, ring.size)": (
         "the larger of 0 and the count comes first in both"
     ),
-    "buffers/_mixture.Mixture._weigh: True -> False": AS_MANY,
+    "wrappers/_mixture.Mixture._weigh: True -> False": AS_MANY,
     "buffers/_reservoir.ReservoirBuffer._claim: 1 -> 2": BESIDE,
     "buffers/_reservoir.ReservoirBuffer._claim: 2 -> 3": "any numbers below those of handles are",
     "buffers/_reservoir.ReservoirBuffer._claim: 0 -> 1 (#2)": BESIDE,

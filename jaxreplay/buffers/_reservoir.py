@@ -90,7 +90,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
 
     Attributes:
       capacity: number of items kept, 1 to 2**29.
-      sampler: the law by which stored items are drawn, `Uniform()` or `Prioritized(...)`.
+      sampler: the sampling distribution over stored items, `Uniform()` or `Prioritized(...)`.
       count_updates, max_uses: as for `ReplayBuffer`.
       donate: donate the state when `add`, `update` or `set` is called eagerly.
 

@@ -177,7 +177,7 @@ class Mixture(Sized):
         beta: Any = None,
         max_age: jax.Array | int | None = None,
     ) -> Sample:
-        """Draw `counts(batch_size)` rows from the sources, in the order of the buffers, each by its own law.
+        """Draw `counts(batch_size)` rows from the sources, in the order of the buffers, each by its own sampler.
 
         Source k of K draws with `jax.random.split(key, K)[k]`. Probabilities and ages are within the row's source.
 

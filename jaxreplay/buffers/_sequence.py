@@ -95,8 +95,8 @@ class SequenceBuffer(Buffer[SequenceState]):
         "episodes": sequences that start with an episode's first row (the first row ever added, or the row after an
         end). The steps after the episode's end are masked out. An episode may start at any row, so `stride` must be 1.
         It can be drawn once `sequence_length` rows from its first one are stored, even if it is shorter.
-        The sampling distribution is over the drawable sequences, and `size` and `can_sample` count them. If rows without a step
-        are stored as above, no sequence of "inside" or "episodes" with two rows or more starts at one.
+        The sampling distribution is over the drawable sequences, and `size` and `can_sample` count them. If rows
+        without a step are stored as above, no sequence of "inside" or "episodes" with two rows or more starts at one.
       gaps: allow `add(drawable=)`; costs 4 bytes a sequence with "any" and "cut".
       hindsight: store the number of each row's episode (4 bytes a row), which `later` needs.
       count_updates, max_uses, donate: as for `ReplayBuffer`.

@@ -46,8 +46,8 @@ class Sharded(Sized, Generic[S]):
     for bit the results of the buffer alone. All methods work in `jax.jit`, `lax.scan` and `jax.vmap`. They also work on
     the devices of several processes, if all processes make the same calls.
 
-    **Distribution.** A row of the batch is item i with probability P(i) = p_i / (D * total of p in its shard). The weights
-    follow this distribution over the items of all shards: N counts all items, and weights are divided by the largest of any
+    **Distribution.** A row of the batch is item i with probability P(i) = p_i / (D * total of p in its shard). The
+    weights follow it over the items of all shards: N counts all items, and weights are divided by the largest of any
     shard. Shards may hold different numbers of items with any priorities; weighted means stay unbiased. Rows of an
     empty shard have handle -1, probability 0 and weight 0. New items get the largest priority of all shards.
 

@@ -129,12 +129,7 @@ class Queue(Threads):
         return super().draw(number)
 
 
-PROGRAMS = {
-    "one thread": Bare,
-    "Shared": Shared,
-    "mujax's limiter": Mujax,
-    "queue": Queue,
-}
+PROGRAMS = {"one thread": Bare, "Shared": Shared, "mujax's limiter": Mujax, "queue": Queue}
 CALLS = {"bare": Bare, "Shared": functools.partial(Shared, False), "Shared, ratio": Shared}
 
 

@@ -9,7 +9,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, items, leaves_of, over_devices, rarely, tree_of
+from helpers import at, items, leaves_of, over_devices, rarely, rejects, tree_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -373,5 +373,4 @@ def test_wrong_arguments():
             "batch_size=3: must be a multiple",
         ),
     ):
-        with pytest.raises(ValueError, match=message):
-            call()
+        rejects(message, call)

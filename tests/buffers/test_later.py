@@ -8,7 +8,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import over_devices, rarely, stack
+from helpers import over_devices, rarely, rejects, stack
 from scipy.stats import chisquare
 
 import jaxreplay as jr
@@ -233,10 +233,7 @@ def test_wrong_arguments(long):
         ),
         (lambda: plain.later(state, key, handles), "`later` needs a SequenceBuffer with hindsight=True"),
         (lambda: flagged.later(state, key, handles), "`later` needs a SequenceBuffer with hindsight=True"),
-        (
-            lambda: over_devices(items, 1).later(state, key, handles),
-            "buffer=ReplayBuffer.* with hindsight=True",
-        ),
+        (lambda: over_devices(items, 1).later(state, key, handles), "buffer=ReplayBuffer.* with hindsight=True"),
         (lambda: buffer.later(plain.init(rows(0, 1, 2)), key, handles), "this state is of a buffer without it"),
         (lambda: buffer.later(state, key, handles, law="first"), 'law=\'first\': must be "uniform", "geometric" or'),
         (
@@ -256,5 +253,4 @@ def test_wrong_arguments(long):
             "new_buffer.hindsight=True: must be as in old_buffer, False",
         ),
     ):
-        with pytest.raises(ValueError, match=message):
-            call()
+        rejects(message, call)

@@ -3,7 +3,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import cases, leaves_of, numbers
+from helpers import cases, leaves_of, numbers, rejects
 
 import jaxreplay as jr
 from jaxreplay import sum_tree
@@ -62,8 +62,7 @@ def test_numbers_of_less_than_a_byte_come_back():
 def test_empty_buffer_raises(sampler):
     buffer = jr.ReplayBuffer(capacity=4, sampler=sampler)
     state = buffer.init(np.ones((1, 2)))
-    with pytest.raises(ValueError, match="cannot sample from an empty buffer; add items first"):
-        buffer.sample(state, jax.random.key(0), 2)
+    rejects("cannot sample from an empty buffer; add items first", buffer.sample, state, jax.random.key(0), 2)
     sample = jax.jit(lambda s: buffer.sample(s, jax.random.key(0), 2))(state)
     np.testing.assert_array_equal(sample.indices, -1)
     np.testing.assert_array_equal(sample.weights, 0)
@@ -162,10 +161,7 @@ def test_eager_calls_donate_and_keep_the_storage_in_place():
         buffer = jr.ReplayBuffer(capacity=100, sampler=sampler)
         state = buffer.init(items)
         place = state.storage.unsafe_buffer_pointer()
-        for call in (
-            lambda s, b=buffer: b.add(s, items),
-            lambda s, b=buffer: b.update(s, numbers(0, 4), np.ones(4)),
-        ):
+        for call in (lambda s, b=buffer: b.add(s, items), lambda s, b=buffer: b.update(s, numbers(0, 4), np.ones(4))):
             new = call(state)
             assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
             assert new.storage.unsafe_buffer_pointer() == place
@@ -249,8 +245,7 @@ def test_a_state_of_another_sampler_is_refused():
         for other in samplers:
             if other != sampler:
                 state = jax.eval_shape(jr.ReplayBuffer(capacity=4, sampler=other).init, numbers(0, 4))
-                with pytest.raises(ValueError, match="this state is of another sampler"):
-                    jax.eval_shape(buffer.add, state, numbers(0, 4))
+                rejects("this state is of another sampler", jax.eval_shape, buffer.add, state, numbers(0, 4))
 
 
 def test_coax_traces():
@@ -293,10 +288,7 @@ def replaced(**leaves):
         ),
         (replaced(reward=np.zeros((2, 1), np.float32)), r"got float32\[1\], the buffer stores float32\[\]\."),
         (replaced(reward=np.zeros(2, bool)), r"leaf \['reward'\]: got bool\[\], the buffer stores float32\[\]"),
-        (
-            replaced(obs=np.zeros((2, 4), np.float32)),
-            r"leaf \['obs'\]: got float32\[4\], the buffer stores uint8\[4\]",
-        ),
+        (replaced(obs=np.zeros((2, 4), np.float32)), r"leaf \['obs'\]: got float32\[4\], the buffer stores uint8\[4\]"),
         (replaced(reward=np.zeros(3, np.float32)), r"leaf \['reward'\]: leading axes \[3\] differ from \[2\]"),
         (replaced(reward=1.0), r"leaf \['reward'\]: got .*\[\], a batch of items needs 1 leading axis"),
         (replaced(done=np.zeros(2)), r"wrong structure: unexpected \['done'\];"),
@@ -312,10 +304,8 @@ def replaced(**leaves):
 def test_wrong_items(items, message):
     buffer = jr.ReplayBuffer(capacity=8)
     state = buffer.init(ITEMS)
-    with pytest.raises(ValueError, match=message):
-        buffer.add(state, items)
-    with pytest.raises(ValueError, match=message):
-        jax.jit(buffer.add)(state, items)
+    rejects(message, buffer.add, state, items)
+    rejects(message, jax.jit(buffer.add), state, items)
     assert not state.ring.size.is_deleted()
 
 
@@ -335,11 +325,9 @@ def test_transitions_have_one_weight_and_one_factor_a_return(leaves, message):
     x = np.arange(4, dtype=np.float32)
     batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=x)
     wrong = batch.replace(**{name: axes and x[:, None] for name, axes in leaves.items()})
-    with pytest.raises(ValueError, match=message):
-        jr.ReplayBuffer(capacity=8).init(wrong)
+    rejects(message, jr.ReplayBuffer(capacity=8).init, wrong)
     steps = jax.tree.map(lambda x: x[None], wrong)
-    with pytest.raises(ValueError, match=message.replace("[4", "[1, 4")):
-        jr.SequenceBuffer(length=8, num_envs=4, sequence_length=2).init(steps)
+    rejects(message.replace("[4", "[1, 4"), jr.SequenceBuffer(length=8, num_envs=4, sequence_length=2).init, steps)
 
 
 @pytest.mark.versions
@@ -348,26 +336,20 @@ def test_other_wrong_arguments():
     state = buffer.add(buffer.init(numbers(0, 2)), numbers(0, 2))
     key = jax.random.key(0)
     for mask in (np.ones(3, bool), np.ones((2, 1), bool), np.ones(2)):
-        with pytest.raises(ValueError, match=r"mask: got .*, expected bool\[2\], one flag per row"):
-            buffer.add(state, numbers(0, 2), mask=mask)
-    with pytest.raises(ValueError, match="batch_size=0: must be an integer from 1 to 536870912, the number of draws"):
-        buffer.sample(state, key, 0)
+        rejects(r"mask: got .*, expected bool\[2\], one flag per row", buffer.add, state, numbers(0, 2), mask=mask)
+    rejects("batch_size=0: must be an integer from 1 to 536870912, the number of draws", buffer.sample, state, key, 0)
     for batch_size in (-1, 2.0, 2**31):
         with pytest.raises(ValueError, match=f"batch_size={batch_size}: must be an integer from 0 to 2147483647"):
             buffer.can_sample(state, batch_size)
     for indices in (np.zeros(2), np.zeros((2, 1), np.int32), jnp.int32(1)):
-        with pytest.raises(ValueError, match=r"indices: got .*, expected a vector of integers"):
-            buffer.update(state, indices, np.zeros(2))
-        with pytest.raises(ValueError, match=r"indices: got .*, expected a vector of integers"):
-            buffer.get(state, indices)
+        rejects(r"indices: got .*, expected a vector of integers", buffer.update, state, indices, np.zeros(2))
+        rejects(r"indices: got .*, expected a vector of integers", buffer.get, state, indices)
     for td_errors in (np.zeros(3), np.zeros((2, 1)), np.zeros(2, bool)):
         with pytest.raises(ValueError, match=r"td_errors: got .*, expected one number for each of the 2 indices"):
             buffer.update(state, numbers(0, 2), td_errors)
     stacked = jax.vmap(lambda _: buffer.init(numbers(0, 2)))(np.arange(3))
-    with pytest.raises(ValueError, match=r"capacity=8: this state has a leading axis of 3; .* jax.vmap"):
-        buffer.sample(stacked, key, 2)
-    with pytest.raises(ValueError, match=r"a batch of items holds no arrays"):
-        buffer.init({})
+    rejects(r"capacity=8: this state has a leading axis of 3; .* jax.vmap", buffer.sample, stacked, key, 2)
+    rejects(r"a batch of items holds no arrays", buffer.init, {})
 
 
 @pytest.mark.versions

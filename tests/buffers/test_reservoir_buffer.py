@@ -4,7 +4,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import big_copies, check_tree, compiled, items, leaves_of, numbers, over_devices, rarely, run_once
+from helpers import big_copies, check_tree, compiled, items, leaves_of, numbers, over_devices, rarely, rejects, run_once
 from jax import lax
 from scipy import stats
 
@@ -250,8 +250,7 @@ def test_a_late_update_does_not_fall_on_the_item_that_took_the_slot():
 def test_an_empty_buffer_has_no_handles():
     buffer = jr.ReservoirBuffer(capacity=4, sampler=PRIORITIZED, donate=False)
     state = buffer.init(numbers(0, 3))
-    with pytest.raises(ValueError, match="cannot sample from an empty buffer"):
-        buffer.sample(state, jax.random.key(0), 2)
+    rejects("cannot sample from an empty buffer", buffer.sample, state, jax.random.key(0), 2)
     state = buffer.add(state, numbers(1, 3), jax.random.key(0), mask=np.zeros(3, bool))
     assert buffer.is_empty(state)
     assert not buffer.can_sample(state)
@@ -285,8 +284,7 @@ def test_eager_calls_donate_and_keep_the_storage_in_place(sampler):
         new = call(state)
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
         assert [x.unsafe_buffer_pointer() for x in (new.storage, new.handles)] == places
-        with pytest.raises(ValueError, match="state: was donated to an earlier call"):
-            call(state)
+        rejects("state: was donated to an earlier call", call, state)
         state = new
     keeping = jr.ReservoirBuffer(capacity=100, sampler=sampler, donate=False)
     keeping.add(state, batch, key)
@@ -393,22 +391,17 @@ def test_wrong_arguments():
         ({"x": np.zeros((0, 3))}, r"batch of 0 items: expected 1 to 536870912"),
         ({"y": rows["x"]}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            buffer.add(state, wrong, key)
+        rejects(message, buffer.add, state, wrong, key)
     with pytest.raises(ValueError, match=r"mask: got bool\[3\], expected bool\[2\], one flag per row"):
         buffer.add(state, rows, key, mask=np.ones(3, bool))
-    with pytest.raises(ValueError, match=r"leaf \['y'\]: leading axes \[3\] differ from \[2\]"):
-        buffer.init({**rows, "y": np.zeros(3)})
+    rejects(r"leaf \['y'\]: leading axes \[3\] differ from \[2\]", buffer.init, {**rows, "y": np.zeros(3)})
     for wrong in (np.ones(2, bool), jax.random.split(key), jnp.uint32(3), 0, None):
-        with pytest.raises(ValueError, match=r"key: got .*, expected one PRNG key, such as jax.random.key\(0\)"):
-            buffer.add(state, rows, wrong)
+        rejects(r"key: got .*, expected one PRNG key, such as jax.random.key\(0\)", buffer.add, state, rows, wrong)
     assert buffer.size(buffer.add(state, rows, jax.random.PRNGKey(0))) == 2
     stacked = jax.vmap(lambda _: buffer.init(rows))(np.arange(3))
-    with pytest.raises(ValueError, match=r"capacity=8: this state has a leading axis of 3; .* jax.vmap"):
-        buffer.add(stacked, rows, key)
+    rejects(r"capacity=8: this state has a leading axis of 3; .* jax.vmap", buffer.add, stacked, rows, key)
     for capacity in (0, 2**29 + 1, 1e6):
-        with pytest.raises(ValueError, match=r"capacity=.*: must be an integer from 1 to 536870912"):
-            jr.ReservoirBuffer(capacity=capacity)
+        rejects(r"capacity=.*: must be an integer from 1 to 536870912", jr.ReservoirBuffer, capacity=capacity)
 
 
 def test_what_cannot_be_done_with_it_yet_is_refused():
@@ -420,8 +413,7 @@ def test_what_cannot_be_done_with_it_yet_is_refused():
     state, ring_buffer = buffer.init(numbers(0, 2)), jr.ReplayBuffer(capacity=8)
     with pytest.raises(ValueError, match=r"old_buffer=ReservoirBuffer\(.*: must be a ReplayBuffer, a SequenceBuffer"):
         jr.migrate(buffer, state, buffer)
-    with pytest.raises(ValueError, match=r"new_buffer=ReservoirBuffer\("):
-        jr.migrate(ring_buffer, ring_buffer.init(numbers(0, 2)), buffer)
+    rejects(r"new_buffer=ReservoirBuffer\(", jr.migrate, ring_buffer, ring_buffer.init(numbers(0, 2)), buffer)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import cases, rarely
+from helpers import cases, rarely, rejects
 from jax import lax
 from scipy.stats import chisquare
 
@@ -206,8 +206,7 @@ def test_until_a_sequence_is_complete_nothing_can_be_drawn(sampler):
     state = filled(buffer, 2)
     message = "sequence_length=3 steps, and the buffer has 2 of each stream; add 1 more first"
     for draw in (buffer.sample, lambda state, key, count: buffer.epoch(state, key, count, step=0)):
-        with pytest.raises(ValueError, match=f"cannot sample: a sequence takes {message}"):
-            draw(state, jax.random.key(0), 4)
+        rejects(f"cannot sample: a sequence takes {message}", draw, state, jax.random.key(0), 4)
     sample = jax.jit(lambda s: buffer.sample(s, jax.random.key(0), 4))(state)
     np.testing.assert_array_equal(sample.indices, -1)
     np.testing.assert_array_equal(sample.weights, 0)
@@ -326,8 +325,7 @@ def test_split_burn_in():
     none, everything = jr.split_burn_in(items, 0)
     assert none["y"].shape == (2, 0, 3)
     np.testing.assert_array_equal(everything["x"], items["x"])
-    with pytest.raises(ValueError, match="burn_in=6: must be an integer from 0 to 5, less than the length"):
-        jr.split_burn_in(items, 6)
+    rejects("burn_in=6: must be an integer from 0 to 5, less than the length", jr.split_burn_in, items, 6)
 
 
 @pytest.mark.parametrize(
@@ -366,8 +364,7 @@ def test_stacks_equal_the_twins(length, k, frame_shape):
     ],
 )
 def test_construction_errors(settings, message):
-    with pytest.raises(ValueError, match=message):
-        jr.SequenceBuffer(**{"length": 8, "num_envs": 2, "sequence_length": 3, **settings})
+    rejects(message, jr.SequenceBuffer, **{"length": 8, "num_envs": 2, "sequence_length": 3, **settings})
 
 
 @pytest.mark.versions
@@ -388,30 +385,21 @@ def test_wrong_arguments():
         ({"x": np.zeros((), jnp.float32)}, r"leaf \['x'\]: got float32\[\], a rollout needs 2 leading axes"),
         ({"x": np.zeros((2, 4), jnp.float32)}, r"num_envs=2: got steps with leading axes \[2, 4\], expected \[T, 2\]"),
         ({"x": np.zeros((1, 2, 5), jnp.float32)}, r"leaf \['x'\]: got float32\[5\], the buffer stores float32\[4\]"),
-        (
-            {"x": np.zeros(2, jnp.float32)},
-            r"leaf \['x'\]: got float32\[2\], a rollout needs 2 leading axes",
-        ),
+        ({"x": np.zeros(2, jnp.float32)}, r"leaf \['x'\]: got float32\[2\], a rollout needs 2 leading axes"),
         ({"y": np.zeros((1, 2, 4), jnp.float32)}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
         ({"x": np.zeros((9, 2, 4), jnp.float32)}, "a rollout of 9 steps: expected 1 to length=8; add it in parts"),
         ({"x": np.zeros((0, 2, 4), jnp.float32)}, "a rollout of 0 steps"),
     ):
-        with pytest.raises(ValueError, match=message):
-            buffer.add(state, steps)
+        rejects(message, buffer.add, state, steps)
     steps = {"x": np.zeros((3, 2, 4), jnp.float32)}
-    with pytest.raises(ValueError, match=r"ends: got bool\[3\], expected bool\[3, 2\]"):
-        buffer.add(state, steps, ends=np.zeros(3, bool))
+    rejects(r"ends: got bool\[3\], expected bool\[3, 2\]", buffer.add, state, steps, ends=np.zeros(3, bool))
     one, other = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=3), np.zeros((5, 4), np.float32)
-    with pytest.raises(ValueError, match=r"leading axes \[5, 4\], expected \[T, 1\]"):
-        one.add(one.init(np.zeros((1, 1, 4), np.float32)), other)
-    with pytest.raises(ValueError, match=r"num_envs=2: got steps with leading axes \[1, 3\]"):
-        buffer.init({"x": np.zeros((1, 3, 4), jnp.float32)})
+    rejects(r"leading axes \[5, 4\], expected \[T, 1\]", one.add, one.init(np.zeros((1, 1, 4), np.float32)), other)
+    rejects(r"num_envs=2: got steps with leading axes \[1, 3\]", buffer.init, {"x": np.zeros((1, 3, 4), jnp.float32)})
     stacked = jax.vmap(lambda _: buffer.init(steps))(np.arange(5))
-    with pytest.raises(ValueError, match=r"length=8, num_envs=2: this state has leading axes \[5, 8\]; .* jax.vmap"):
-        buffer.add(stacked, steps)
+    rejects(r"length=8, num_envs=2: this state has leading axes \[5, 8\]; .* jax.vmap", buffer.add, stacked, steps)
     for shape in ((3,), (3, 0), (3, 2, 1)):
-        with pytest.raises(ValueError, match=r"td_errors: got float32\[3.*\], expected \[B, L\]"):
-            jr.sequence_priority(np.zeros(shape, jnp.float32))
+        rejects(r"td_errors: got float32\[3.*\], expected \[B, L\]", jr.sequence_priority, np.zeros(shape, jnp.float32))
     with pytest.raises(ValueError, match=r"k=4: must be an integer from 1 to 3, the number of frames in a stack"):
         jr.stack_frames(np.zeros((2, 3, 4), jnp.float32), np.zeros((2, 3), bool), 4)
     with pytest.raises(ValueError, match=r"ends: got bool\[2\], expected bool\[2, 3\]"):
@@ -430,9 +418,7 @@ def test_a_state_of_other_windows_is_refused():
         assert jax.eval_shape(buffer.add, states[windows], steps).storage.shape == (8, 2)
         for other in {*kinds} - {windows}:
             message = f"windows='{windows}', gaps=False: this state is of a buffer with other windows or gaps; use the"
-            with pytest.raises(ValueError, match=message):
-                jax.eval_shape(buffer.add, states[other], steps)
-            with pytest.raises(ValueError, match=message):
-                jax.eval_shape(lambda state, buffer=buffer: buffer.newest(state, 2), states[other])
+            rejects(message, jax.eval_shape, buffer.add, states[other], steps)
+            rejects(message, jax.eval_shape, lambda state, buffer=buffer: buffer.newest(state, 2), states[other])
             with pytest.raises(ValueError, match=message):
                 jax.eval_shape(lambda state, buffer=buffer: buffer.sample(state, jax.random.key(0), 2), states[other])

@@ -11,7 +11,7 @@ import optax
 import oracles
 import pytest
 import seeds
-from helpers import at, big_copies, check_tree, compiled, items, leaves_of, over_devices, rarely, stack
+from helpers import at, big_copies, check_tree, compiled, items, leaves_of, over_devices, rarely, rejects, stack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -203,8 +203,7 @@ def test_the_maximum_of_a_tree():
         other = sum_tree.with_fanout(tree, 64 if fanout == 8 else 8)
         assert sum_tree.maximum(other) == leaves.max()
         check_tree(other)
-    with pytest.raises(ValueError, match="track_maximum=False"):
-        sum_tree.maximum(sum_tree.init(3))
+    rejects("track_maximum=False", sum_tree.maximum, sum_tree.init(3))
 
 
 def item_values(rng, *leading):
@@ -422,5 +421,4 @@ def test_wrong_arguments():
             r"mask: got bool\[3\], expected bool\[4\]",
         ),
     ):
-        with pytest.raises(ValueError, match=message):
-            call()
+        rejects(message, call)

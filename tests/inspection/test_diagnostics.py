@@ -7,7 +7,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, over_devices, rarely
+from helpers import at, over_devices, rarely, rejects
 
 import jaxreplay as jr
 from jaxreplay.inspection import _diagnostics
@@ -409,9 +409,6 @@ def test_wrong_arguments():
         "thorough=1": {"thorough": 1},
         "key": {"key": 3},
     }.items():
-        with pytest.raises(ValueError, match=message):
-            jr.diagnostics(buffer, state, **arguments)
-    with pytest.raises(ValueError, match="must be a buffer"):
-        jr.diagnostics(jr.Uniform(), state)
-    with pytest.raises(ValueError, match="capacity=5"):
-        jr.diagnostics(jr.ReplayBuffer(capacity=5), state)
+        rejects(message, jr.diagnostics, buffer, state, **arguments)
+    rejects("must be a buffer", jr.diagnostics, jr.Uniform(), state)
+    rejects("capacity=5", jr.diagnostics, jr.ReplayBuffer(capacity=5), state)

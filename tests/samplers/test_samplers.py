@@ -7,7 +7,7 @@ import optax
 import oracles
 import pytest
 import seeds
-from helpers import cases, leaves_of, over_devices, rarely
+from helpers import cases, leaves_of, over_devices, rarely, rejects
 from jax import lax
 from scipy import stats
 
@@ -296,8 +296,7 @@ def test_labml_traces():
     ],
 )
 def test_construction_errors(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        jr.Prioritized(**arguments)
+    rejects(message, jr.Prioritized, **arguments)
 
 
 def test_flags_that_are_no_flags():

@@ -6,7 +6,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import compilations, rarely
+from helpers import compilations, rarely, rejects
 from jax import lax
 from streams import FLAGS, NUM_ENVS, as_rows, make_episodes
 
@@ -319,12 +319,10 @@ def test_wrong_arguments_of_sequence_transitions():
         ({"n": 1, "gamma": jnp.ones(2), "max_n": 2}, r"gamma: got float\d+\[2\], expected one number"),
         ({"n": 1, "gamma": np.float32(2), "max_n": 2}, r"gamma=.*: must be a number in \[0, 1\]; it is a discount"),
     ):
-        with pytest.raises(ValueError, match=message):
-            jr.sequence_transitions(x, x, x, flags, flags, **options)
+        rejects(message, jr.sequence_transitions, x, x, x, flags, flags, **options)
     with pytest.raises(ValueError, match=r"n=.*int32\[\].*: is traced, .* a traced n with max_n"):
         jax.eval_shape(lambda n: jr.sequence_transitions(x, x, x, flags, flags, n=n, gamma=0.9), jnp.int32(1))
-    with pytest.raises(ValueError, match="leading axes"):
-        jr.sequence_transitions(x, x[:1], x, flags, flags, n=1, gamma=0.9)
+    rejects("leading axes", jr.sequence_transitions, x, x[:1], x, flags, flags, n=1, gamma=0.9)
 
 
 def test_sample_mask_applies_to_the_result_if_final_observations_are_missing():

@@ -6,7 +6,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, cases, rarely, stack
+from helpers import at, cases, rarely, rejects, stack
 from jax import lax
 
 import jaxreplay as jr
@@ -397,8 +397,7 @@ def test_feeds_a_buffer_inside_scan():
     ],
 )
 def test_construction_errors(make, message):
-    with pytest.raises(ValueError, match=message):
-        make()
+    rejects(message, make)
 
 
 @pytest.mark.versions
@@ -422,11 +421,9 @@ def test_one_number_and_one_flag_a_step(name, length, num_envs):
             rf"^{name}: got \w+\[{num_envs}, {axes}\], expected \[{num_envs}\], one {number} per environment; {remedy} "
         )
         for function in (tracer.add, monte_carlo.add):
-            with pytest.raises(ValueError, match=message):
-                jax.eval_shape(lambda s, x, function=function: function(s, **x), state, wrong(good))
+            rejects(message, jax.eval_shape, lambda s, x, function=function: function(s, **x), state, wrong(good))
         for function in (tracer.init, tracer.spec, monte_carlo.init) if name != "mask" else ():
-            with pytest.raises(ValueError, match=message):
-                function(**first(wrong(steps)))
+            rejects(message, function, **first(wrong(steps)))
         shape = rf"\[{length}, {num_envs}"
         with pytest.raises(
             ValueError, match=rf"^{rest}: got \w+{shape}, {axes}\], expected {shape}\], one {number} per step; "
@@ -522,10 +519,8 @@ def test_a_tracer_without_a_discount_asks_for_one():
     emitted = jax.eval_shape(lambda: tracer.add(state, **at(steps, 0), gamma=0.9))[1]
     assert jax.tree.map(lambda x: (x.shape, x.dtype), emitted) == jax.tree.map(lambda x: (x.shape, x.dtype), spec)
     for call in (lambda: tracer.add(state, **at(steps, 0)), lambda: tracer.flush(state)):
-        with pytest.raises(ValueError, match=r"gamma=None: the tracer has none; pass one to each call"):
-            call()
-    with pytest.raises(ValueError, match=r"gamma: got float32\[2\], expected one number"):
-        tracer.flush(state, gamma=np.ones(2, np.float32))
+        rejects(r"gamma=None: the tracer has none; pass one to each call", call)
+    rejects(r"gamma: got float32\[2\], expected one number", tracer.flush, state, gamma=np.ones(2, np.float32))
 
 
 def test_a_rollout_without_steps():
@@ -549,8 +544,7 @@ def test_wrong_steps():
         tracer.add(state, **{**step, "a": step["a"].astype(np.float32)})
     with pytest.raises(ValueError, match=r"leaf \.r: leading axes \[3\] differ from \[2\]"):
         tracer.add(state, **{**step, "r": np.zeros(3, np.float32)})
-    with pytest.raises(ValueError, match=r"wrong structure: missing \.logp;"):
-        tracer.add(state, **{**step, "logp": None})
+    rejects(r"wrong structure: missing \.logp;", tracer.add, state, **{**step, "logp": None})
     with pytest.raises(ValueError, match="num_envs=2: got a step with a leading axis of 4"):
         tracer.init(**first(jax.tree.map(lambda x: x[:, [0] * 4], rollout(seeds.rng(0), 4, 4))))
     with pytest.raises(ValueError, match=r"leaf \.mask: leading axes \[3\] differ from \[2\]"):
@@ -561,8 +555,7 @@ def test_wrong_steps():
         at_once({**steps, "r": np.zeros((3, 2), np.float32)}, n=3, gamma=0.9)
     with pytest.raises(ValueError, match=r"mask: got int32\[4, 2\], expected bool\[4, 2\]"):
         at_once({**steps, "mask": np.ones((4, 2), np.int32)}, n=3, gamma=0.9)
-    with pytest.raises(ValueError, match=r"needs 2 leading axes"):
-        jr.n_step_transitions(*[np.zeros(3)] * 6, n=2, gamma=0.9)
+    rejects(r"needs 2 leading axes", jr.n_step_transitions, *[np.zeros(3)] * 6, n=2, gamma=0.9)
 
 
 NOT_REAL = {
@@ -594,8 +587,7 @@ def test_what_is_no_number_and_no_flag_is_named(name, found):
     state = init(tracer, steps)
 
     def refused(function, message):
-        with pytest.raises(ValueError, match=f"^{message}"):
-            jax.eval_shape(function)
+        rejects(f"^{message}", jax.eval_shape, function)
 
     refused(lambda: tracer.add(state, **one), f"{name}: got {found}, expected one {kind} per environment")
     if name != "mask":
@@ -624,8 +616,7 @@ def test_arguments_that_are_missing_are_named_with_the_call():
         (lambda: jr.ReplayBuffer(capacity=4).add(None), r"ReplayBuffer\.add\(\): missing a required argument: 'items'"),
         (lambda: jr.ReplayBuffer(capacity=4).update(None, one=1), r"Buffer\.update\(\): .*"),
     ):
-        with pytest.raises(TypeError, match=message):
-            call()
+        rejects(message, call, error=TypeError)
     assert tracer.init(*one, s_next=one[0]).count == 0  # with its name, it is not missing
 
 
@@ -643,8 +634,7 @@ def test_the_state_of_another_tracer_is_refused():
         (None, "NoneType"),
     ):
         for call in (lambda state=state: tracer.add(state, **one), lambda state=state: tracer.flush(state)):
-            with pytest.raises(ValueError, match=rf"^state: got {found}, expected one of \[3, 2\] steps, from this"):
-                call()
+            rejects(rf"^state: got {found}, expected one of \[3, 2\] steps, from this", call)
 
 
 @pytest.mark.versions
@@ -659,8 +649,7 @@ def test_the_state_of_another_tracer_is_refused():
 )
 def test_settings_of_a_rollout_are_checked(settings, message):
     """Without a discount all returns would be NaN."""
-    with pytest.raises(ValueError, match=message):
-        at_once(rollout(np.random.default_rng(0), 5, 2), **{"n": 3, "gamma": 0.9, **settings})
+    rejects(message, at_once, rollout(np.random.default_rng(0), 5, 2), **{"n": 3, "gamma": 0.9, **settings})
 
 
 @pytest.mark.parametrize("gamma", [1.5, -0.1, np.nan, "0.9", True])
@@ -669,5 +658,4 @@ def test_the_discount_of_a_call_is_in_range(gamma):
     tracer = jr.NStep(n=2, gamma=0.5, num_envs=2)
     state = init(tracer, steps)
     for call in (lambda: tracer.add(state, **at(steps, 0), gamma=gamma), lambda: tracer.flush(state, gamma=gamma)):
-        with pytest.raises(ValueError, match=rf"gamma={gamma!r}: must be a number in \[0, 1\]; it is a discount"):
-            call()
+        rejects(rf"gamma={gamma!r}: must be a number in \[0, 1\]; it is a discount", call)

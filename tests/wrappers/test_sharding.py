@@ -8,7 +8,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, big_copies, collectives, compiled, items, mesh, over_devices, rarely, run_once
+from helpers import at, big_copies, collectives, compiled, items, mesh, over_devices, rarely, rejects, run_once
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from scipy.stats import chisquare, norm
@@ -87,10 +87,7 @@ def test_eager_equals_scan_equals_vmap_and_all_is_laid_out_over_the_mesh():
 @pytest.mark.law
 @pytest.mark.parametrize(
     ("num_shards", "normalize"),
-    [
-        (4, "global"),
-        *map(rarely, [(1, None), (2, "batch"), (8, None), (4, None), (4, "batch"), (8, "global")]),
-    ],
+    [(4, "global"), *map(rarely, [(1, None), (2, "batch"), (8, None), (4, None), (4, "batch"), (8, "global")])],
 )
 def test_contents_law_and_weights_equal_the_twin(num_shards, normalize):
     """With shards of different sizes, one of them empty, and with priorities 0."""
@@ -273,8 +270,7 @@ def test_an_empty_buffer():
     sharded = over_devices(BUFFERS["replay"][0], 4)
     state = sharded.init(ITEMS)
     assert sharded.is_empty(state)
-    with pytest.raises(ValueError, match="empty buffer"):
-        sharded.sample(state, jax.random.key(0), 8)
+    rejects("empty buffer", sharded.sample, state, jax.random.key(0), 8)
     sample = jax.jit(sharded.sample, static_argnums=2)(state, jax.random.key(0), 8)
     assert np.all(np.asarray(sample.indices) == -1)
     assert np.all(np.asarray(sample.weights) == 0)
@@ -520,8 +516,7 @@ def test_errors_name_what_is_wrong():
             "num_envs=6: must be",
         ),
     ):
-        with pytest.raises(ValueError, match=message):
-            make()
+        rejects(message, make)
     sharded, sequences = jr.Sharded(buffer=buffer, mesh=four), jr.Sharded(buffer=steps, mesh=four)
     state, sequence_state = sharded.init(ITEMS), sequences.init(items(np.zeros((1, 8))))
     state = sharded.add(state, items(np.arange(8)))
@@ -547,7 +542,5 @@ def test_errors_name_what_is_wrong():
         (lambda: over_devices(buffer, 2).sample(state, jax.random.key(0), 8), r"2 shards: this state has .* \[4\]"),
         (lambda: buffer.sample(state, jax.random.key(0), 8), "capacity=24: this state has a leading axis of 4"),
     ):
-        with pytest.raises(ValueError, match=message):
-            call()
-    with pytest.raises(TypeError, match="ends"):
-        sharded.add(state, items(np.arange(8)), ends=None)
+        rejects(message, call)
+    rejects("ends", sharded.add, state, items(np.arange(8)), ends=None, error=TypeError)

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import at, compilations, over_devices, rarely, stack, types
+from helpers import at, compilations, over_devices, rarely, rejects, stack, types
 from jax import lax
 
 import jaxreplay as jr
@@ -52,6 +52,11 @@ BUFFERS = {  # how to make one, and the shape of a batch
 }
 
 
+def own_key(buffer, key):
+    """What `add` takes after the items."""
+    return (key,) if isinstance(buffer, jr.ReservoirBuffer) else ()
+
+
 class Case:
     """A buffer with a sampler, and programs that drive it, each compiled once."""
 
@@ -67,8 +72,7 @@ class Case:
 
     def step(self, state, batch, key):
         """A replay step: add, sample, update, for one seed."""
-        own_key = (jax.random.fold_in(key, 1),) if isinstance(self.buffer, jr.ReservoirBuffer) else ()
-        state = self.buffer.add(state, batch, *own_key)
+        state = self.buffer.add(state, batch, *own_key(self.buffer, jax.random.fold_in(key, 1)))
         sample = self.buffer.sample(state, key, 8)
         state = self.buffer.update(state, sample.indices, jax.random.normal(key, (8,)))
         return state, sample
@@ -181,6 +185,66 @@ def test_drawn_items_are_the_stored_ones(case):
 def test_samples_do_not_depend_on_anything_but_state_and_key(case):
     state, _ = case.scanned
     chex.assert_trees_all_equal(*(case.buffer.sample(state, jax.random.key(5), 8) for _ in range(2)))
+
+
+KINDS = pytest.mark.parametrize("name", ["replay", "reservoir", "sequence", "sharded"])
+OF_EITHER = pytest.mark.parametrize("sampler", ["uniform", "prioritized"])
+
+
+@KINDS
+@OF_EITHER
+def test_an_empty_buffer_draws_nothing(name, sampler):
+    buffer, batch = Case(name, sampler).buffer, Case(name, sampler).spec
+    state, key = buffer.init(batch), jax.random.key(0)
+    rejects("cannot sample from an empty buffer; add items first", buffer.sample, state, key, 4)
+    assert (buffer.is_empty(state), buffer.can_sample(state)) == (True, False)
+    sample = jax.jit(buffer.sample, static_argnums=2)(state, key, 4)
+    np.testing.assert_array_equal(sample.indices, -1)
+    for x in (sample.weights, sample.probabilities, *jax.tree.leaves(sample.items)):
+        np.testing.assert_array_equal(x, 0)
+    assert buffer.is_empty(buffer.update(state, sample.indices, np.ones(4)))
+
+
+@KINDS
+@pytest.mark.parametrize("factor", [1.0, 2.0])
+def test_transitions_carry_the_weights_and_handles_of_their_draw(name, factor):
+    make, shape = BUFFERS[name]
+    buffer, x, key = make(SAMPLERS["prioritized"]()), np.arange(np.prod(shape) * 1.0).reshape(shape), jax.random.key(0)
+    W = None if factor == 1 else np.full(shape, factor)
+    batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=W)
+    state = buffer.add(buffer.init(batch), batch, *own_key(buffer, key))
+    handles = buffer.sample(state, key, 16).indices
+    state = buffer.update(state, handles, 1.0 + np.arange(16))
+    sample = buffer.sample(state, key, 16)
+    weights, handles = (np.broadcast_to(x, sample.items.S.T.shape).T for x in (sample.weights, sample.indices))
+    assert len(np.unique(weights)) > 2
+    np.testing.assert_allclose(sample.items.W, factor * weights)
+    np.testing.assert_array_equal(sample.items.idx, handles)
+    np.testing.assert_array_equal(sample.items.S, buffer.get(state, sample.indices).S)
+
+
+def places(state):
+    arrays = jax.tree.leaves((state.storage, getattr(state, "handles", ())))
+    return [part.data.unsafe_buffer_pointer() for x in arrays for part in x.addressable_shards]
+
+
+@KINDS
+@OF_EITHER
+def test_eager_calls_donate_and_keep_the_storage_in_place(name, sampler):
+    case = Case(name, sampler)
+    keeping, batch, key = case.buffer, case.batch(0), own_key(case.buffer, jax.random.key(0))
+    whole = dataclasses.replace(getattr(keeping, "buffer", keeping), donate=True)
+    buffer = dataclasses.replace(keeping, buffer=whole) if name == "sharded" else whole
+    state = buffer.init(batch)
+    for call in (lambda s: buffer.add(s, batch, *key), lambda s: buffer.update(s, np.arange(4), np.ones(4))):
+        before, new = places(state), call(state)
+        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
+        assert places(new) == before
+        if name != "sharded":  # there a deleted array ends the process, in jaxlib 0.10
+            rejects("state: was donated to an earlier call", call, state)
+        state = new
+    keeping.add(state, batch, *key)
+    assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 
 @pytest.mark.parametrize(("buffer", "sampler"), PAIRS)

@@ -9,7 +9,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, over_devices, rarely, rejects
+from helpers import at, rarely, rejects
 from jax import lax
 
 import jaxreplay as jr
@@ -69,46 +69,6 @@ def test_eager_calls_a_scan_and_vmap_agree_and_no_such_row_is_drawn(sampler):
     chex.assert_trees_all_equal(jax.device_get(state), at(together[0], 0))
     for seed in range(2):
         assert drawable(buffer, at(together[0], seed)) == expected(twin_of(buffer, gaps[seed]), False)
-
-
-def test_where_no_row_is_told_of_all_may_be_drawn():
-    buffer, twin = jr.SequenceBuffer(gaps=True, **SIZES), oracles.SequenceTwin(9, ENVS, 2, 1)
-    state = buffer.init(STEPS[0])
-    for steps, ends in zip(STEPS, ENDS, strict=True):
-        state = buffer.add(state, steps, ends=ends)
-        twin.add(steps, ends)
-    assert {tuple(twin.sequence(h)) for h in twin.handles} == drawable(buffer, state).keys()
-
-
-@pytest.mark.parametrize("windows", [rarely("episodes"), rarely("cut"), rarely("inside")])
-def test_shards_other_buffers_and_files_keep_what_may_be_drawn(windows, tmp_path):
-    buffer = jr.SequenceBuffer(gaps=True, windows=windows, **SIZES)
-    sharded = over_devices(buffer, 2)
-    found = expected(twin_of(buffer), True)
-    state, _ = jax.jit(lambda: fill(sharded, GAPS))()
-    assert drawable(sharded, state) == found
-    jr.save(tmp_path, sharded, state)
-    chex.assert_trees_all_equal(jr.restore(tmp_path, sharded), state)
-    longer = dataclasses.replace(buffer, length=12)
-    moved = jr.migrate(sharded, state, longer)
-    assert drawable(longer, moved) == found
-    twin = twin_of(longer)
-    twin.lost = ROLLOUTS * T - buffer.length
-    more = np.arange(1000, 1000 + T * ENVS, dtype=np.int32).reshape(T, ENVS), ENDS[0], ~GAPS[0]
-    twin.add(*more)
-    assert drawable(longer, longer.add(moved, more[0], ends=more[1], drawable=more[2])) == expected(twin, True)
-
-
-def test_no_later_row_lies_behind_one_that_may_not_be_drawn():
-    buffer = jr.SequenceBuffer(gaps=True, hindsight=True, **SIZES)
-    twin = twin_of(buffer)
-    state, _ = jax.jit(lambda: fill(buffer, GAPS))()
-    sample = buffer.sample(state, KEY, 8)
-    items, steps = buffer.later(state, KEY, sample.indices, law="last")
-    for first, item, count in zip(np.asarray(sample.items[:, 0]), items, steps, strict=True):
-        time, env = divmod(int(first), ENVS)
-        assert count == twin.num_later(time, env)
-        assert item == first + count * ENVS
 
 
 def test_td_errors_and_mixtures_know_of_such_rows():

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import oracles
 import pytest
 import seeds
 from helpers import at, big_copies, check_tree, compiled, items, leaves_of, over_devices, rarely, rejects, stack
@@ -23,81 +22,6 @@ PER = functools.partial(jr.Prioritized, alpha=0.7, epsilon=0.01)
 
 def ids(first, *shape):
     return items(first + np.arange(np.prod(shape), dtype=np.int32).reshape(shape))
-
-
-number = st.sampled_from([0.0, 0.3, -2.0, 40.0, np.nan, np.inf, -np.inf])
-
-
-@settings(max_examples=40)
-@given(
-    config=st.sampled_from(
-        [
-            {"max_priority": "ever", "floor": 0.0, "epsilon": 0.0},
-            {"max_priority": "stored", "floor": 0.0, "epsilon": 0.01, "normalize": "global"},
-            {"max_priority": 2.5, "floor": 1.0, "epsilon": 0.0},
-        ]
-    ),
-    batches=st.lists(
-        st.tuples(
-            st.lists(number, min_size=3, max_size=3), st.lists(st.booleans(), min_size=3, max_size=3), st.booleans()
-        ),
-        max_size=8,
-    ),
-)
-def test_priorities_at_insertion_equal_the_twins(config, batches):
-    buffer = jr.ReplayBuffer(capacity=7, sampler=jr.Prioritized(**config))
-    twin = oracles.ReplayTwin(7, epsilon=config["epsilon"], floor=config["floor"], new_priority=config["max_priority"])
-    state = buffer.init(ids(0, 3))
-    for t, (td_errors, mask, later) in enumerate(batches):
-        td_errors, mask = np.array(td_errors, np.float32), np.array(mask)
-        state = buffer.add(state, ids(3 * t, 3), mask=mask, td_errors=td_errors)
-        twin.add(np.arange(3 * t, 3 * t + 3), mask, td_errors)
-        if later:
-            handles = np.array([0, 2, 5], np.int32)
-            state = buffer.update(state, handles, td_errors)
-            twin.update(handles.tolist(), td_errors.tolist())
-        np.testing.assert_allclose(leaves_of(state.sampler.tree), twin.leaves_by_slot(), rtol=1e-6)
-        check_tree(state.sampler.tree)
-        assert state.sampler.rejected == twin.rejected
-        assert state.sampler.updates == twin.updates
-        np.testing.assert_allclose(state.sampler.max_priority, twin.max_priority, rtol=1e-6)
-        named = np.array([-1] * 4 + twin.handles)[-4:]
-        np.testing.assert_array_equal(buffer.newest(state, 4), named)
-
-
-def streams(t, steps):
-    return ids(3 * t, steps, 3), (t + np.arange(3 * steps)).reshape(steps, 3) % 4 == 0
-
-
-@pytest.mark.parametrize(
-    ("windows", "stride"), [("inside", 1), *map(rarely, [("any", 2), ("any", 1), ("episodes", 1), ("inside", 2)])]
-)
-def test_sequences_get_their_priorities_as_they_are_completed(windows, stride):
-    """In one call what otherwise takes an insertion and an update of the newest."""
-    settings = {"num_envs": 3, "sequence_length": 3, "stride": stride, "windows": windows, "donate": False}
-    buffer = jr.SequenceBuffer(length=8, sampler=PER(), **settings)
-    one = two = buffer.init(streams(0, 1)[0])
-    twin, time, rng = oracles.SequenceTwin(8, 3, 3, stride, windows), 0, seeds.rng(0)
-    for steps in (1, 4, 1, 4, 8, 1, 1, 4):
-        rows, ends = streams(time, steps)
-        td_errors = rng.exponential(size=(buffer.completed(steps), 3)).astype(np.float32)
-        before, named = twin.num_complete, len(twin.ever)
-        twin.add(rows["id"], ends)
-        time += steps
-        one = buffer.add(one, rows, ends=ends, td_errors=td_errors)
-        two = buffer.add(two, rows, ends=ends)
-        new = [handle for handle in twin.ever if handle // 3 >= before]
-        assert len(new) == len(twin.ever) - named
-        newest = buffer.newest(two, 24)
-        told = [td_errors[handle // 3 - before, handle % 3] for handle in new]
-        told = np.array([np.nan] * 24 + told, np.float32)[-24:]
-        fresh = ~np.isnan(told)
-        two = buffer.update(two, np.where(fresh, newest, -1), np.where(fresh, told, 0))
-        np.testing.assert_array_equal(leaves_of(one.sampler.tree), leaves_of(two.sampler.tree))
-        assert one.sampler.max_priority == two.sampler.max_priority
-        two = two.replace(sampler=one.sampler)  # and the counts of updates, which differ
-        sequences = np.asarray(buffer.get(two, newest)["id"])[np.asarray(newest) >= 0].tolist()
-        assert sequences == [twin.sequence(handle) for handle in twin.handles][-24:]
 
 
 class Notes(jr.Uniform):
@@ -128,13 +52,6 @@ def test_a_sampler_is_told_of_each_sequence_once():
     assert starts == [0, 1, 0, 1]
 
 
-def test_a_td_error_that_is_refused_at_insertion_counts_once():
-    buffer = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=1, stride=3, sampler=PER())
-    steps = np.zeros((4, 2), np.float32)
-    state = buffer.add(buffer.init(steps), steps, td_errors=np.full((2, 2), np.inf, np.float32))
-    assert state.sampler.rejected == 4
-
-
 @pytest.mark.parametrize("num_shards", [2, rarely(4)])
 @pytest.mark.parametrize("max_priority", ["ever", "stored"])
 def test_shards_share_the_largest_priority(num_shards, max_priority):
@@ -152,16 +69,6 @@ def test_shards_share_the_largest_priority(num_shards, max_priority):
     state = sharded.add(state, ids(8, 8))
     assert np.asarray(state.sampler.tree.sums[-1]).max() == np.float32(9.01)
     assert np.sum(np.asarray(state.sampler.tree.sums[-1]) == np.float32(9.01)) == 12
-
-
-def test_an_outlier_is_forgotten_once_overwritten():
-    td_errors = np.array([0.5, 100.0, 2.0], np.float32)
-    for max_priority, expected in (("stored", 2.0), ("ever", 100.0), (1.5, 1.5)):
-        buffer = jr.ReplayBuffer(capacity=3, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0, max_priority=max_priority))
-        state = buffer.add(buffer.init(ids(0, 3)), ids(0, 3), td_errors=td_errors)
-        state = buffer.add(state, ids(3, 2), td_errors=td_errors[[0, 0]])  # the outlier is overwritten
-        state = buffer.add(state, ids(5, 1))
-        assert leaves_of(state.sampler.tree)[2] == expected
 
 
 @pytest.mark.parametrize("alpha", [0.4, rarely(1.0)])
@@ -280,19 +187,6 @@ def test_parts_of_a_transition_batch_are_written():
     np.testing.assert_array_equal(found.Rn, 2 * x)
     for leaf in (found.S["b"], found.S_next["a"], found.S_next["b"], found.In, found.A):
         np.testing.assert_array_equal(leaf, x)
-
-
-def test_shards_write_their_own_items():
-    sharded = over_devices(jr.ReplayBuffer(capacity=16), 2)
-    state = sharded.init(ids(0, 8))
-    for t in range(3):
-        state = sharded.add(state, ids(8 * t, 8))
-    drawn = sharded.sample(state, jax.random.key(0), 12)
-    new = 1000 + np.asarray(drawn.items["id"])
-    state = sharded.set(state, drawn.indices, {"id": new, "x": None})
-    found = sharded.get(state, drawn.indices)
-    np.testing.assert_array_equal(found["id"], new)
-    np.testing.assert_array_equal(found["x"], drawn.items["x"])
 
 
 @pytest.mark.versions

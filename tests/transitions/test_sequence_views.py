@@ -120,41 +120,6 @@ def test_atari_style_transitions_from_single_frames(final_rows):
         assert len(compared) == last.sum()
 
 
-@pytest.mark.parametrize("next_action", [False, True])
-@pytest.mark.parametrize(("length", "n"), [(9, 3), rarely((2, 1)), rarely((9, 8))])
-def test_transitions_of_sequences_are_those_of_rollouts(length, n, next_action):
-    rng = seeds.rng(length * n)
-    batch_size = 40
-    terminated, truncated = rng.random((2, batch_size, length)) < 0.15
-    mask = rng.random((batch_size, length)) < 0.8
-    mask[:, 1:] = ~(terminated | truncated)[:, :-1]  # the row behind an end holds the final observation
-    terminated, truncated = terminated & mask, truncated & mask
-    S, R = rng.normal(size=(batch_size, length, 2)), rng.normal(size=(batch_size, length))
-    A, logP, W = rng.integers(0, 5, (batch_size, length)), -rng.random(S.shape[:2]), rng.random(S.shape[:2])
-    options = {"n": n, "gamma": GAMMA, "next_action": next_action, "record_extra_info": True}
-    rows = S, A, R, terminated, truncated
-    by_sequence = jr.sequence_transitions(*map(jnp.asarray, rows), mask=mask, logP=logP, W=W, **options)
-    by_sequence, valid = jax.tree.map(np.asarray, by_sequence)
-    assert by_sequence.batch_size == batch_size * (length - n)
-
-    end = length if next_action else length - 1
-    S_next = np.concatenate([S[:, 1:], S[:, -1:]], axis=1)
-    rollout = jax.tree.map(lambda x: jnp.asarray(x[:, :end].swapaxes(0, 1)), (*rows, S_next, logP, W, mask))
-    *steps, logP, W, mask = rollout
-    by_time = jr.n_step_transitions(*steps, logP=logP, W=W, mask=mask, **options)
-    skipped = (n - 1 + next_action) * batch_size  # nothing is emitted yet
-
-    def reorder(x):
-        x = x[skipped:].reshape(length - n, batch_size, *x.shape[1:])
-        return x.swapaxes(0, 1).reshape(-1, *x.shape[2:])
-
-    expected, expected_valid = jax.tree.map(lambda x: reorder(np.asarray(x)), by_time)
-    np.testing.assert_array_equal(valid, expected_valid)
-    assert 0 < valid.sum() < valid.size
-    for x, y in zip(jax.tree.leaves(by_sequence), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_array_equal(x[valid], y[valid])
-
-
 MAX_N = 5
 
 
@@ -284,20 +249,6 @@ def test_powers_of_a_traced_gamma(gamma):
     assert powers.dtype == np.float32
     expected = np.float64(np.float32(gamma)) ** np.arange(1, 51)
     np.testing.assert_allclose(powers, expected, rtol=1.2e-7, atol=1e-38)
-
-
-def test_transitions_of_one_sequence_under_vmap():
-    rng = seeds.rng(5)
-    S, R = rng.normal(size=(2, 4, 6)).astype(np.float32)
-    flags = rng.random((2, 4, 6)) < 0.2
-
-    def transitions(s, r, terminated, truncated):
-        return jr.sequence_transitions(s, r, r, terminated, truncated, n=2, gamma=GAMMA)
-
-    together = jax.jit(transitions)(S, R, *flags)
-    alone = jax.vmap(lambda *row: transitions(*jax.tree.map(lambda x: x[None], row)))(S, R, *flags)
-    for x, y in zip(jax.tree.leaves(together), jax.tree.leaves(alone), strict=True):
-        np.testing.assert_array_equal(x, y.reshape(x.shape))
 
 
 @pytest.mark.versions

@@ -1,5 +1,3 @@
-import itertools
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -10,7 +8,6 @@ from helpers import at, cases, rarely, rejects, stack
 from jax import lax
 
 import jaxreplay as jr
-from jaxreplay.transitions import _windows
 
 
 def rollout(rng, length, num_envs, end_rate=0.15, gap_rate=0.0):
@@ -124,45 +121,6 @@ def at_once(steps, **arguments):
     return jr.n_step_transitions(*leaves, logP=steps["logp"], W=steps["w"], mask=steps["mask"], **arguments)
 
 
-@pytest.mark.parametrize("next_action", [True, rarely(False)])
-@pytest.mark.parametrize("n", [3, *map(rarely, (1, 2, 5, 8))])
-def test_add_rollout_and_twin_agree_on_random_rollouts(n, next_action):
-    """32 rollouts for each n and setting, half of them with steps masked out."""
-    rng = seeds.rng(100 * n + next_action)
-    settings = {"n": n, "gamma": 0.9, "next_action": next_action}
-    tracer = jr.NStep(**settings, num_envs=3)
-    for length in (1, n, n + 1, 25):
-        for end_rate, gap_rate in itertools.product((0.0, 0.05, 0.2, 0.6), (0.0, 0.1)):
-            steps = rollout(rng, length, 3, end_rate, gap_rate)
-            expected = expected_rows(steps, n, 0.9, next_action)
-            step_batch, step_valid = one_by_one(tracer, steps)
-            assert_rows(step_batch, step_valid, expected)
-            batch, valid = at_once(steps, **settings, flush=True)
-            np.testing.assert_array_equal(valid, step_valid)
-            assert_rows(batch, valid, expected)
-
-
-def test_rows_of_a_short_ring_are_selected_where_they_are_not_on_a_cpu(monkeypatch):
-    asked = []
-    monkeypatch.setattr(_windows, "few_rows", lambda: asked.append(8) or 8)
-    jax.clear_caches()
-    try:
-        test_add_rollout_and_twin_agree_on_random_rollouts(3, True)
-    finally:
-        jax.clear_caches()
-    assert asked
-
-
-def test_without_flush_the_rollout_is_what_add_emits():
-    steps = rollout(seeds.rng(0), 20, 2)
-    (batch, valid), _ = add_and_flush(jr.NStep(n=3, gamma=0.9, num_envs=2), steps)
-    got, got_valid = at_once(steps, n=3, gamma=0.9)
-    assert got.batch_size == 40
-    np.testing.assert_array_equal(got_valid, valid)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(batch), strict=True):
-        np.testing.assert_allclose(np.asarray(a)[got_valid], np.asarray(b)[got_valid], rtol=1e-6)
-
-
 def test_worked_example_of_terminated_and_truncated():
     def trace(terminated, truncated):
         steps = {
@@ -191,20 +149,6 @@ def test_worked_example_of_terminated_and_truncated():
         assert batch.W is None
 
 
-def test_a_masked_row_is_no_step():
-    """A window before it ends as if truncated, what starts with it is not emitted, and its values do not matter."""
-    steps = rollout(seeds.rng(0), 6, 1, end_rate=0)
-    steps["mask"][3] = False
-    steps["r"][:, 0] = [1, 2, 4, np.nan, 8, 16]
-    steps["terminated"][3] = True
-    batch, valid = concatenate(*add_and_flush(jr.NStep(n=3, gamma=0.5), steps))
-    batch = jax.tree.map(lambda leaf: np.asarray(leaf)[valid], batch)
-    np.testing.assert_array_equal(batch.A, [0, 1, 2, 4, 5])
-    np.testing.assert_array_equal(batch.Rn, [3, 4, 4, 16, 16])
-    np.testing.assert_array_equal(batch.In, [0.125, 0.25, 0.5, 0.25, 0.5])
-    np.testing.assert_array_equal(batch.S_next["x"][:, 0], [2.5, 2.5, 2.5, 5.5, 5.5])
-
-
 def test_spec_is_what_add_emits():
     steps = rollout(seeds.rng(0), 4, 2)
     for arguments in ({"next_action": True}, {"record_extra_info": True}, {}):
@@ -216,16 +160,6 @@ def test_spec_is_what_add_emits():
                 assert (a.shape, a.dtype) == (b.shape, b.dtype)
     monte_carlo = jr.MonteCarlo(gamma=0.9, max_length=3, num_envs=2)
     assert monte_carlo.spec(**first(steps)) == jr.NStep(n=3, gamma=0.9, num_envs=2).spec(**first(steps))
-
-
-def test_nothing_crosses_an_episodes_end_not_even_nan():
-    steps = rollout(seeds.rng(0), 12, 1, end_rate=0)
-    steps["terminated"][5] = True
-    steps["r"][6:] = np.nan
-    (batch, valid), _ = add_and_flush(jr.NStep(n=4, gamma=0.9), steps)
-    Rn = np.asarray(batch.Rn)[valid]
-    assert np.isfinite(Rn[:6]).all()
-    assert np.isnan(Rn[6:]).all()
 
 
 @pytest.mark.parametrize(
@@ -281,25 +215,6 @@ def test_monte_carlo_is_n_step_with_n_max_length():
         np.testing.assert_array_equal(x, y)
 
 
-def test_monte_carlo_return_to_the_end():
-    steps = rollout(seeds.rng(1), 3, 1, end_rate=0)
-    steps["r"][:, 0], steps["terminated"][2] = [1, 2, 4], True
-    _, (rest, valid) = add_and_flush(jr.MonteCarlo(gamma=0.5, max_length=10), steps)
-    np.testing.assert_array_equal(rest.Rn[valid], [3, 4, 4])
-    np.testing.assert_array_equal(rest.In[valid], 0)
-
-
-def test_one_step_is_the_step_itself():
-    steps = rollout(seeds.rng(2), 10, 2)
-    (batch, valid), (_, pending) = add_and_flush(jr.NStep(n=1, gamma=0.9, num_envs=2), steps)
-    assert valid.all()
-    assert not pending.any()
-    assert batch.extra_info is None
-    np.testing.assert_array_equal(batch.Rn, steps["r"].reshape(-1))
-    np.testing.assert_allclose(batch.In, np.where(steps["terminated"], 0, np.float32(0.9)).reshape(-1), rtol=1e-6)
-    np.testing.assert_array_equal(batch.S_next["x"], steps["s_next"]["x"].reshape(-1, 2))
-
-
 def test_eager_equals_scan_and_vmap_equals_loop():
     tracer = jr.NStep(n=3, gamma=0.9, num_envs=2, next_action=True, record_extra_info=True)
     rollouts = [rollout(seeds.rng(seed), 12, 2) for seed in range(4)]
@@ -347,18 +262,6 @@ def test_rewards_of_any_number_type_and_flags_as_numbers(dtype):
     assert valid[0]
     np.testing.assert_allclose([batch.Rn[0], batch.In[0]], [1.7, 0.49], rtol=1e-6)
     assert batch.Rn.dtype == batch.In.dtype == jnp.float32
-
-
-def test_extra_info_holds_the_window():
-    steps = rollout(seeds.rng(0), 6, 1, end_rate=0)
-    steps["truncated"][3] = True
-    (batch, valid), _ = add_and_flush(jr.NStep(n=3, gamma=0.9, record_extra_info=True), steps)
-    info = jax.tree.map(lambda leaf: np.asarray(leaf)[valid], batch.extra_info)
-    np.testing.assert_array_equal(info["actions"], [[0, 1, 2], [1, 2, 3], [2, 3, 3], [3, 3, 3]])
-    np.testing.assert_array_equal(info["dones"], [[0, 0, 0], [0, 0, 1], [0, 1, 1], [1, 1, 1]])
-    np.testing.assert_array_equal(info["states"]["x"][..., 0], info["actions"])
-    np.testing.assert_array_equal(info["rewards"][2], steps["r"][[2, 3, 3], 0])
-    assert info["log_props"].shape == info["weights"].shape == (4, 3)
 
 
 def test_feeds_a_buffer_inside_scan():

@@ -12,6 +12,7 @@ import seeds
 from helpers import at, rarely, run_once
 
 import jaxreplay as jr
+from jaxreplay.transitions import _windows
 
 FLAGS = ("r", "terminated", "truncated", "mask")
 ARGUMENTS = ("s", "a", "r", "terminated", "truncated", "s_next")
@@ -230,6 +231,17 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_a_tracer_does_what_its_twin_does(case):
     check_happened(random_run(case, 40, str(case)), 40 * case.num_envs, least(case))
+
+
+def test_rows_of_a_short_ring_are_selected_where_they_are_not_on_a_cpu(monkeypatch):
+    asked = []
+    monkeypatch.setattr(_windows, "few_rows", lambda: asked.append(8) or 8)
+    jax.clear_caches()
+    try:
+        test_a_tracer_does_what_its_twin_does(CASES[1])
+    finally:
+        jax.clear_caches()
+    assert asked
 
 
 @pytest.mark.slow

@@ -119,7 +119,7 @@ def test_what_else_a_configuration_can_do():
     replay = jr.bind(sequences, sequences.init(np.zeros((1, 2)))).add(np.zeros((3, 2)))
     assert (replay.completed(3), replay.stored_steps()) == (3, 6)
     assert replay.later(KEY, replay.newest(2))[1].tolist() == [1, 1]
-    rejects("'SequenceBuffer' object has no attribute 'push'", replay.push, 1, error=AttributeError)
+    rejects("'SequenceBuffer' object has no attribute 'push'", lambda: replay.push(1), error=AttributeError)
     chex.assert_trees_all_equal(pickle.loads(pickle.dumps(replay)).state, replay.state)
     curriculum = jr.Tasks(num_tasks=4)
     bound, kept = jr.bind(curriculum, curriculum.init()).update(np.arange(2), np.ones((2, 3)))

@@ -8,10 +8,9 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 import seeds
-from helpers import at, big_copies, compiled, items, numbers, over_devices, rarely, rejects, run_once, stack
+from helpers import at, items, numbers, over_devices, rarely, rejects, run_once, stack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
@@ -33,11 +32,6 @@ def once(function, *arguments):
     return jax.device_get(run_once(function)(*arguments))
 
 
-def leaf_of(buffer, ids):
-    per = isinstance(buffer.sampler, jr.Prioritized)
-    return (td_errors_of(ids).astype(np.float64) + 0.01) ** 0.7 if per else np.ones(len(ids))
-
-
 def filled(mixture, counts):
     """A state with so many items in each source."""
     state = mixture.init(items(numbers(0, 1)))
@@ -49,40 +43,13 @@ def filled(mixture, counts):
     return state
 
 
-class Twin:
-    """What a mixture of buffers should give, from the leaves of the items in each source."""
-
-    def __init__(self, mixture, leaves):
-        self.mixture, self.leaves = mixture, leaves
-
-    @staticmethod
-    def counts(parts, batch_size):
-        quotas = [Fraction(part, sum(parts)) * batch_size for part in parts]
-        counts = [quota.numerator // quota.denominator for quota in quotas]
-        while sum(counts) < batch_size:
-            left = [quota - count for quota, count in zip(quotas, counts, strict=True)]
-            counts[left.index(max(left))] += 1
-        return tuple(counts)
-
-    def probabilities(self, k, ids):
-        mass = sum(self.leaves[k].values())
-        return np.array([self.leaves[k][i] / mass if self.leaves[k] else 0.0 for i in ids], np.float64)
-
-    def weights(self, drawn_by_source, beta, normalize, kind):
-        """For the ids that were drawn from each source, empty where it has no rows; zeros for an empty source."""
-        batch_size = sum(len(ids) for ids in drawn_by_source)
-        found = []
-        for k, ids in enumerate(drawn_by_source):
-            uniform = isinstance(self.mixture.buffers[k].sampler, jr.Uniform)
-            if not len(ids) or not self.leaves[k]:
-                found.append(np.zeros(len(ids)))
-                continue
-            own = "batch" if kind == "own" and normalize == "batch" and not uniform else None
-            exponent = 0.0 if uniform else beta
-            w = oracles.importance_weights(self.probabilities(k, ids), len(self.leaves[k]), exponent, own)
-            found.append(w if kind == "own" else w * self.mixture.shares[k] * batch_size / len(ids))
-        found = np.concatenate(found)
-        return found / found.max() if kind == "joint" and normalize == "batch" else found
+def by_largest_remainders(parts, batch_size):
+    quotas = [Fraction(part, sum(parts)) * batch_size for part in parts]
+    counts = [quota.numerator // quota.denominator for quota in quotas]
+    while sum(counts) < batch_size:
+        left = [quota - count for quota, count in zip(quotas, counts, strict=True)]
+        counts[left.index(max(left))] += 1
+    return tuple(counts)
 
 
 @settings(max_examples=60)
@@ -90,7 +57,7 @@ class Twin:
 def test_counts_are_by_largest_remainders(parts, batch_size):
     mixture = jr.Mixture(buffers=(REPLAY(capacity=1),) * len(parts), shares=[0.1 * part for part in parts])
     counts = mixture.counts(batch_size)
-    assert counts == Twin.counts(parts, batch_size)
+    assert counts == by_largest_remainders(parts, batch_size)
     assert sum(counts) == batch_size
     assert mixture.shares == pytest.approx([part / sum(parts) for part in parts])
 
@@ -110,68 +77,6 @@ def test_counts_that_are_known():
     assert jr.Mixture(buffers=(REPLAY(capacity=1),) * 2) == jr.Mixture(
         buffers=[REPLAY(capacity=1)] * 2, shares=np.array([3, 3])
     )
-
-
-BUFFERS = {
-    "prioritized": lambda normalize: (
-        REPLAY(capacity=12, sampler=PER(normalize=normalize)),
-        REPLAY(capacity=9, sampler=PER(normalize=normalize, stratified=False)),
-    ),
-    "uniform, prioritized": lambda normalize: (
-        REPLAY(capacity=9),
-        REPLAY(capacity=12, sampler=PER(normalize=normalize)),
-        REPLAY(capacity=40),
-    ),
-    "uniform": lambda _: (REPLAY(capacity=9), REPLAY(capacity=40)),
-}
-SHARES = {2: (1, 2), 3: (2, 5, 1)}
-CASES = [
-    ("uniform, prioritized", "joint", "batch"),
-    rarely(("uniform, prioritized", "own", "batch")),
-    rarely(("prioritized", "joint", "batch")),
-    rarely(("uniform, prioritized", "joint", None)),
-    rarely(("prioritized", "joint", None)),
-    rarely(("prioritized", "own", None)),
-    rarely(("uniform", "joint", None)),
-    rarely(("uniform", "own", None)),
-]
-
-
-@pytest.mark.parametrize(("name", "kind", "normalize"), CASES)
-def test_rows_handles_and_weights_of_each_source(name, kind, normalize):
-    buffers = BUFFERS[name](normalize)
-    mixture = jr.Mixture(buffers=buffers, shares=SHARES[len(buffers)], weights=kind)
-
-    @run_once
-    def draw(counts, beta):
-        state = filled(mixture, counts)
-        sample = mixture.sample(state, jax.random.key(3), 13, beta=beta)
-        return sample, mixture.get(state, sample.indices)["id"], mixture.sizes(state)
-
-    for counts in ((9, 9, 12), (0, 4, 3), (2, 0, 1)):
-        counts = counts[: len(buffers)]
-        ids_of = [numbers(FIRST[k], count).tolist() for k, count in enumerate(counts)]
-        leaves = [dict(zip(x, leaf_of(b, np.array(x)), strict=True)) for x, b in zip(ids_of, buffers, strict=True)]
-        twin = Twin(mixture, leaves)
-        for beta in (0.6, 1.0):
-            drawn, found, sizes = jax.device_get(draw(counts, beta))
-            assert sizes == counts
-            ids, first = [], 0
-            for k, count in enumerate(Twin.counts(SHARES[len(buffers)], 13)):
-                its = at(drawn, slice(first, first + count))
-                first += count
-                ids.append(its.items["id"])
-                if counts[k]:
-                    np.testing.assert_array_equal(its.indices, ids[k] - FIRST[k])
-                    np.testing.assert_array_equal(its.age, counts[k] - 1 - its.indices)
-                    np.testing.assert_allclose(its.probabilities, twin.probabilities(k, ids[k]), rtol=1e-5)
-                else:
-                    for x, value in ((its.indices, -1), (its.weights, 0), (its.age, -1), (its.probabilities, 0)):
-                        np.testing.assert_array_equal(x, np.full(count, value))
-            np.testing.assert_allclose(drawn.weights, twin.weights(ids, beta, normalize, kind), rtol=1e-5)
-            if kind == "joint" and normalize == "batch":
-                assert drawn.weights.max() == 1
-            np.testing.assert_array_equal(found, np.where(drawn.indices >= 0, drawn.items["id"], 0))
 
 
 def pair(num_added=6):
@@ -496,32 +401,6 @@ def shards_and_a_reservoir():
     return jr.Mixture(buffers=(sharded, jr.ReservoirBuffer(capacity=6, donate=False)), shares=(2, 1), weights="joint")
 
 
-@pytest.mark.slow  # all of it is also what the buffers' own tests check
-def test_shards_and_reservoirs_as_sources():
-    mixture = shards_and_a_reservoir()
-    sharded = mixture.buffers[0]
-
-    def calls():
-        state = mixture.init(items(numbers(0, 2)))
-        state = mixture.add(state, 0, items(numbers(0, 8)), td_errors=td_errors_of(numbers(0, 8)))
-        state = mixture.add(state, 1, items(numbers(1000, 9)), jax.random.key(0))
-        drawn = mixture.sample(state, jax.random.key(1), 6)
-        updated = mixture.update(state, drawn.indices, np.arange(6, dtype=np.float32))
-        alone = sharded.update(state[0], drawn.indices[:4], np.arange(4, dtype=np.float32))
-        return drawn, mixture.get(updated, drawn.indices), updated[0], alone, mixture.size(state)
-
-    drawn, got, updated, alone, size = once(calls)
-    np.testing.assert_array_equal(drawn.items["id"] // 1000, [0, 0, 0, 0, 1, 1])
-    leaf = leaf_of(sharded.buffer, numbers(0, 8))
-    law = leaf / np.repeat(leaf.reshape(2, 4).sum(axis=1), 4) / 2
-    np.testing.assert_allclose(drawn.probabilities[:4], law[drawn.items["id"][:4]], rtol=1e-5)
-    weights = np.append((8 * law[drawn.items["id"][:4]]) ** -0.6, [1, 1])
-    np.testing.assert_allclose(drawn.weights, weights / weights.max(), rtol=1e-5)
-    chex.assert_trees_all_equal(updated, alone)
-    chex.assert_trees_all_equal(got, drawn.items)
-    assert size == 8 + 6
-
-
 def test_rows_that_shards_and_reservoirs_refuse():
     mixture = shards_and_a_reservoir()
     state = jax.eval_shape(lambda: mixture.init(items(numbers(0, 2))))
@@ -551,7 +430,8 @@ def test_saved_and_restored(tmp_path):
 
 
 def test_configurations_are_hashable_and_frozen():
-    one, two = (jr.Mixture(buffers=BUFFERS["prioritized"](None), shares=shares) for shares in ((1, 3), (0.25, 0.75)))
+    buffers = REPLAY(capacity=12, sampler=PER(normalize=None)), REPLAY(capacity=9)
+    one, two = (jr.Mixture(buffers=buffers, shares=shares) for shares in ((1, 3), (0.25, 0.75)))
     assert one == two
     assert hash(one) == hash(two)
     assert one != dataclasses.replace(one, weights="joint")
@@ -624,25 +504,6 @@ def test_calls_that_are_refused():
         mixture.set(state, np.zeros(3, np.int32), {"id": np.zeros(2, np.int32), "x": None})
     with pytest.raises(ValueError, match="capacity=8: this state has a leading axis of 9"):
         mixture.get((state[0], REPLAY(capacity=9).init(items(numbers(0, 1)))), np.zeros(2, np.int32))
-
-
-@pytest.mark.slow
-@pytest.mark.hlo
-@pytest.mark.usefixtures("compiled_afresh")
-def test_a_training_step_copies_no_storage():
-    """The first source grows; the other is a data set, which is only drawn from and updated."""
-    num_items = 4096
-    mixture = jr.Mixture(buffers=(REPLAY(capacity=num_items, sampler=PER()),) * 2, weights="joint")
-    state = jax.eval_shape(mixture.init, {"x": jax.ShapeDtypeStruct((1, 8), jnp.float32)})
-
-    def step(state, key):
-        state = mixture.add(state, 0, {"x": jax.random.normal(key, (4, 8), jnp.float32)})
-        sample = mixture.sample(state, key, 8)
-        return mixture.update(state, sample.indices, jnp.sum(sample.items["x"], axis=1)), sample.weights
-
-    scan = jax.jit(lambda state, keys: jax.lax.scan(step, state, keys), donate_argnums=0)
-    program = compiled(scan, state, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 5)))
-    assert big_copies(program.as_text(), num_items) == []
 
 
 def test_half_of_a_batch_comes_from_the_saved_replay_of_an_earlier_run(tmp_path):

@@ -240,71 +240,6 @@ def test_shards_with_equal_contents_draw_unlike_except_systematically():
         assert [len(np.unique(rows, axis=0)) for rows in found] == kinds
 
 
-@pytest.mark.parametrize("num_shards", [*map(rarely, [2, 4])])
-def test_sequences_are_those_of_the_shards_own_streams(num_shards):
-    buffer, _ = BUFFERS["sequence"]
-    sharded = over_devices(buffer, num_shards)
-    state = sharded.init(items(np.zeros((1, 8))))
-    rng = seeds.rng(0)
-    twin = oracles.SequenceTwin(8, 8, 3, 2, "cut")
-    envs = 8 // num_shards
-    for t in range(7):
-        ids, ends = 100 * (3 * t + np.arange(3)[:, None]) + np.arange(8), rng.random((3, 8)) < 0.2
-        state = sharded.add(state, items(ids), ends=ends)
-        twin.add(ids, ends)
-        assert sharded.size(state) == len(twin.handles)
-        assert sharded.stored_steps(state) == min(3 * t + 3, 8) * 8
-        sample = sharded.sample(state, jax.random.key(t), 16)
-        handles = np.asarray(sample.indices)
-        shard, local = handles // state.ring.period, handles % state.ring.period
-        np.testing.assert_array_equal(shard, np.repeat(np.arange(num_shards), 16 // num_shards))
-        for row in range(16):
-            handle = local[row] // envs * 8 + shard[row] * envs + local[row] % envs
-            assert handle in twin.handles
-            np.testing.assert_array_equal(sample.items["id"][row], twin.sequence(handle))
-            np.testing.assert_array_equal(sample.mask[row], twin.mask(handle))
-        np.testing.assert_array_equal(sharded.get(state, sample.indices)["id"], sample.items["id"])
-
-
-def test_an_empty_buffer():
-    sharded = over_devices(BUFFERS["replay"][0], 4)
-    state = sharded.init(ITEMS)
-    assert sharded.is_empty(state)
-    rejects("empty buffer", sharded.sample, state, jax.random.key(0), 8)
-    sample = jax.jit(sharded.sample, static_argnums=2)(state, jax.random.key(0), 8)
-    assert np.all(np.asarray(sample.indices) == -1)
-    assert np.all(np.asarray(sample.weights) == 0)
-    assert np.all(np.asarray(sample.probabilities) == 0)
-
-
-def test_handles_return_to_their_shard_and_no_other():
-    sharded = over_devices(jr.ReplayBuffer(capacity=8, sampler=PRIORITIZED, donate=False), 4)
-    state = sharded.add(sharded.init(ITEMS), items(np.arange(8)))
-    period = state.ring.period
-    own = np.arange(4).repeat(2) * period + np.arange(8) % 2
-    np.testing.assert_array_equal(sharded.get(state, own)["id"], np.arange(8))
-    updated = sharded.update(state, own, np.arange(8.0))
-    leaves = np.asarray(updated.sampler.tree.sums[-1]).reshape(4, -1)[:, :2].reshape(-1)
-    np.testing.assert_allclose(leaves, (np.arange(8) + 0.01) ** 0.7, rtol=1e-5)
-    np.testing.assert_allclose(updated.sampler.max_priority, np.full(4, 7.01), rtol=1e-6)
-
-    # Rows of other shards, of none, and of items overwritten since.
-    later = sharded.add(sharded.add(state, items(10 + np.arange(8))), items(20 + np.arange(8)))
-    for rows, given in (
-        (own[::-1], state),
-        (own * 0 - 1, state),
-        (np.full(8, -(2**31), np.int32), state),
-        (own, later),
-    ):
-        np.testing.assert_array_equal(sharded.get(given, rows)["id"], np.zeros(8))
-        ignored = sharded.update(given, rows, np.full(8, 50.0))
-        chex.assert_trees_all_equal(ignored.sampler.tree, given.sampler.tree)
-        assert np.all(np.asarray(ignored.sampler.max_priority) == 1)
-    fresh = sharded.sample(later, jax.random.key(0), 8)
-    assert set(np.asarray(fresh.items["id"])) <= set(range(20, 28))
-    assert np.all(np.asarray(sharded.get(later, fresh.indices)["id"]) == np.asarray(fresh.items["id"]))
-
-
 def test_handles_stay_distinct_when_counters_wrap():
     sharded = over_devices(BUFFERS["replay"][0], 8)
     state = sharded.init(ITEMS)
@@ -320,17 +255,6 @@ def test_handles_stay_distinct_when_counters_wrap():
         assert np.all((local >= 0) & (local < period))
         np.testing.assert_array_equal(sharded.get(state, sample.indices)["id"], sample.items["id"])
     assert np.all(np.asarray(state.ring.inserted) == 1)
-
-
-def test_weights_and_handles_go_into_a_transition_batch():
-    batch = jr.TransitionBatch(
-        S=np.zeros((8, 2)), A=np.zeros(8), logP=None, Rn=np.arange(8.0), In=np.ones(8), S_next=np.zeros((8, 2))
-    )
-    sharded = over_devices(jr.ReplayBuffer(capacity=16, sampler=PRIORITIZED), 4)
-    state = sharded.add(sharded.init(batch), batch)
-    sample = sharded.sample(state, jax.random.key(0), 8)
-    np.testing.assert_array_equal(sample.items.W, sample.weights)
-    np.testing.assert_array_equal(sample.items.idx, sample.indices)
 
 
 def look_ups(buffer, state, key):
@@ -452,23 +376,6 @@ def test_only_numbers_are_exchanged_and_nothing_is_copied(num_shards, name):
     assert memory.argument_size_in_bytes < 1.01 * whole / num_shards + 1e6  # of one device
     assert memory.temp_size_in_bytes < 0.01 * whole / num_shards
     assert big_copies(hlo, 50_000 * 4096 // num_shards) == []
-
-
-def test_eager_calls_change_the_state_in_place():
-    sharded = over_devices(BUFFERS["replay"][0], 4)
-    state = sharded.add(sharded.init(ITEMS), items(np.arange(8)))
-
-    def places(state):
-        return [
-            part.data.unsafe_buffer_pointer() for x in jax.tree.leaves(state.storage) for part in x.addressable_shards
-        ]
-
-    before, old = places(state), state
-    state = sharded.add(state, items(np.arange(8)))
-    sample = sharded.sample(state, jax.random.key(0), 8)
-    state = sharded.update(state, sample.indices, np.ones(8))
-    assert places(state) == before
-    assert old.storage["id"].is_deleted()
 
 
 def test_each_device_holds_one_part_of_the_state():

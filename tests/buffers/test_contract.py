@@ -54,7 +54,7 @@ BUFFERS = {  # how to make one, and the shape of a batch
 
 def own_key(buffer, key):
     """What `add` takes after the items."""
-    return (key,) if isinstance(buffer, jr.ReservoirBuffer) else ()
+    return (jax.random.fold_in(key, 1),) if isinstance(buffer, jr.ReservoirBuffer) else ()
 
 
 class Case:
@@ -72,7 +72,7 @@ class Case:
 
     def step(self, state, batch, key):
         """A replay step: add, sample, update, for one seed."""
-        state = self.buffer.add(state, batch, *own_key(self.buffer, jax.random.fold_in(key, 1)))
+        state = self.buffer.add(state, batch, *own_key(self.buffer, key))
         sample = self.buffer.sample(state, key, 8)
         state = self.buffer.update(state, sample.indices, jax.random.normal(key, (8,)))
         return state, sample

@@ -297,22 +297,16 @@ def test_wrong_arguments():
     buffer, state, _ = replay(PER(), 10)
     key = jax.random.key(0)
     sequence = functools.partial(jr.SequenceBuffer, length=8, num_envs=2, sequence_length=2)
-    for call, message in (
-        (lambda: jr.Uniform(replacement=0), "replacement=0: must be True or False"),
-        (lambda: sequence(windows="whole"), 'windows=\'whole\': must be "any", "cut", "inside" or "episodes"'),
-        (lambda: sequence(windows="episodes", stride=2), 'stride=2: must be 1 with windows="episodes"'),
-        (lambda: buffer.sample(state, key, 4, max_age=0), "max_age=0: must be an integer from 1"),
-        (lambda: buffer.sample(state, key, 4, max_age=2.5), r"max_age=2\.5: must be an integer"),
-        (lambda: buffer.sample(state, key, 4, max_age=jnp.ones(2, jnp.int32)), r"max_age: got int32\[2\]"),
-        (lambda: buffer.sample(state, key, 4, max_age=jnp.float32(2)), r"max_age: got float32\[\]"),
-        (lambda: buffer.epoch(state, key, 4, step=-1), "step=-1: must be an integer from 0"),
-        (lambda: buffer.epoch(state, key, 4, step=jnp.zeros(3, jnp.int32)), r"step: got int32\[3\]"),
-        (lambda: buffer.epoch(state, key, 0, step=0), "batch_size=0: must be an integer from 1"),
-        (lambda: buffer.num_batches(state, 0), "batch_size=0: must be an integer from 1"),
-        (lambda: buffer.epoch(buffer.init(tagged(0, 8)), key, 4, step=0), "cannot sample from an empty buffer"),
-        (
-            lambda: BUFFERS["sharded"][0].epoch(filled("sharded", 3)[1], key, 3, step=0),
-            "batch_size=3: must be a multiple",
-        ),
-    ):
-        rejects(message, call)
+    rejects("replacement=0: must be True or False", jr.Uniform, replacement=0)
+    rejects('windows=\'whole\': must be "any", "cut", "inside" or "episodes"', sequence, windows="whole")
+    rejects('stride=2: must be 1 with windows="episodes"', sequence, windows="episodes", stride=2)
+    rejects("max_age=0: must be an integer from 1", buffer.sample, state, key, 4, max_age=0)
+    rejects(r"max_age=2\.5: must be an integer", buffer.sample, state, key, 4, max_age=2.5)
+    rejects(r"max_age: got int32\[2\]", buffer.sample, state, key, 4, max_age=jnp.ones(2, jnp.int32))
+    rejects(r"max_age: got float32\[\]", buffer.sample, state, key, 4, max_age=jnp.float32(2))
+    rejects("step=-1: must be an integer from 0", buffer.epoch, state, key, 4, step=-1)
+    rejects(r"step: got int32\[3\]", buffer.epoch, state, key, 4, step=jnp.zeros(3, jnp.int32))
+    rejects("batch_size=0: must be an integer from 1", buffer.epoch, state, key, 0, step=0)
+    rejects("batch_size=0: must be an integer from 1", buffer.num_batches, state, 0)
+    rejects("cannot sample from an empty buffer", buffer.epoch, buffer.init(tagged(0, 8)), key, 4, step=0)
+    rejects("batch_size=3: must be a multiple", BUFFERS["sharded"][0].epoch, filled("sharded", 3)[1], key, 3, step=0)

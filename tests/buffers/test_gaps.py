@@ -89,8 +89,7 @@ def test_td_errors_and_mixtures_know_of_such_rows():
 def test_a_buffer_is_not_told_of_such_rows_by_mistake():
     buffer = jr.SequenceBuffer(**SIZES)
     state = buffer.init(STEPS[0])
-    with pytest.raises(ValueError, match="drawable: gaps=False: make the buffer with gaps=True to use drawable"):
-        buffer.add(state, STEPS[0], drawable=~GAPS[0])
+    rejects("drawable: gaps=False: make the buffer with gaps=True", buffer.add, state, STEPS[0], drawable=~GAPS[0])
     buffer = dataclasses.replace(buffer, gaps=True)
     with pytest.raises(ValueError, match=r"drawable: got bool\[4\], expected bool\[3, 4\]"):
         buffer.add(buffer.init(STEPS[0]), STEPS[0], drawable=jnp.ones(4, bool))

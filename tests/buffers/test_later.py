@@ -141,31 +141,14 @@ def test_wrong_arguments(long):
         jr.SequenceBuffer(length=80, num_envs=2, sequence_length=2, windows=windows) for windows in ("any", "cut")
     )
     items, key = jr.ReplayBuffer(capacity=4), jax.random.key(0)
-    for call, message in (
-        (
-            lambda: jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2, hindsight=1),
-            "hindsight=1: must be True or",
-        ),
-        (lambda: plain.later(state, key, handles), "`later` needs a SequenceBuffer with hindsight=True"),
-        (lambda: flagged.later(state, key, handles), "`later` needs a SequenceBuffer with hindsight=True"),
-        (lambda: over_devices(items, 1).later(state, key, handles), "buffer=ReplayBuffer.* with hindsight=True"),
-        (lambda: buffer.later(plain.init(rows(0, 1, 2)), key, handles), "this state is of a buffer without it"),
-        (lambda: buffer.later(state, key, handles, law="first"), 'law=\'first\': must be "uniform", "geometric" or'),
-        (
-            lambda: buffer.later(state, key, handles, law="geometric", gamma=1.5),
-            r"gamma=1.5: must be a number in \[0, 1\]",
-        ),
-        (
-            lambda: buffer.later(state, key, handles, law="geometric", gamma=jnp.ones(3, jnp.float32)),
-            r"gamma: got float32\[3\], expected one",
-        ),
-        (
-            lambda: buffer.later(state, key, handles.astype(np.float32)),
-            r"indices: got float32\[3\], expected a vector of integers",
-        ),
-        (
-            lambda: jr.migrate(plain, plain.init(rows(0, 1, 2)), buffer),
-            "new_buffer.hindsight=True: must be as in old_buffer, False",
-        ),
-    ):
-        rejects(message, call)
+    rejects("hindsight=1: must be True", jr.SequenceBuffer, length=4, num_envs=1, sequence_length=2, hindsight=1)
+    rejects("`later` needs a SequenceBuffer with hindsight=True", plain.later, state, key, handles)
+    rejects("`later` needs a SequenceBuffer with hindsight=True", flagged.later, state, key, handles)
+    rejects("buffer=ReplayBuffer.* with hindsight=True", over_devices(items, 1).later, state, key, handles)
+    rejects("this state is of a buffer without it", buffer.later, plain.init(rows(0, 1, 2)), key, handles)
+    later = functools.partial(buffer.later, state, key)
+    rejects('law=\'first\': must be "uniform", "geometric" or', later, handles, law="first")
+    rejects(r"gamma=1.5: must be a number in \[0, 1\]", later, handles, law="geometric", gamma=1.5)
+    rejects(r"gamma: got float32\[3\], expected one", later, handles, law="geometric", gamma=jnp.ones(3, jnp.float32))
+    rejects(r"indices: got float32\[3\], expected a vector of integers", later, handles.astype(np.float32))
+    rejects("new_buffer.hindsight=True: must be as", jr.migrate, plain, plain.init(rows(0, 1, 2)), buffer)

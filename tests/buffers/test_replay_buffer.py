@@ -210,14 +210,12 @@ def test_other_wrong_arguments():
         rejects(r"mask: got .*, expected bool\[2\], one flag per row", buffer.add, state, numbers(0, 2), mask=mask)
     rejects("batch_size=0: must be an integer from 1 to 536870912, the number of draws", buffer.sample, state, key, 0)
     for batch_size in (-1, 2.0, 2**31):
-        with pytest.raises(ValueError, match=f"batch_size={batch_size}: must be an integer from 0 to 2147483647"):
-            buffer.can_sample(state, batch_size)
+        rejects(f"batch_size={batch_size}: must be an integer from 0", buffer.can_sample, state, batch_size)
     for indices in (np.zeros(2), np.zeros((2, 1), np.int32), jnp.int32(1)):
         rejects(r"indices: got .*, expected a vector of integers", buffer.update, state, indices, np.zeros(2))
         rejects(r"indices: got .*, expected a vector of integers", buffer.get, state, indices)
     for td_errors in (np.zeros(3), np.zeros((2, 1)), np.zeros(2, bool)):
-        with pytest.raises(ValueError, match=r"td_errors: got .*, expected one number for each of the 2 indices"):
-            buffer.update(state, numbers(0, 2), td_errors)
+        rejects(r"td_errors: got .*, expected one number for each", buffer.update, state, numbers(0, 2), td_errors)
     stacked = jax.vmap(lambda _: buffer.init(numbers(0, 2)))(np.arange(3))
     rejects(r"capacity=8: this state has a leading axis of 3; .* jax.vmap", buffer.sample, stacked, key, 2)
     rejects(r"a batch of items holds no arrays", buffer.init, {})
@@ -226,7 +224,4 @@ def test_other_wrong_arguments():
 @pytest.mark.versions
 @pytest.mark.parametrize("capacity", [0, -1, 2**29 + 1, 1e6, True])
 def test_construction_errors(capacity):
-    with pytest.raises(
-        ValueError, match=f"capacity={capacity}: must be an integer from 1 to 536870912, the number of items"
-    ):
-        jr.ReplayBuffer(capacity=capacity)
+    rejects(f"capacity={capacity}: must be an integer from 1 to 536870912,", jr.ReplayBuffer, capacity=capacity)

@@ -266,8 +266,7 @@ def test_wrong_arguments():
         ({"y": rows["x"]}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
     ]:
         rejects(message, buffer.add, state, wrong, key)
-    with pytest.raises(ValueError, match=r"mask: got bool\[3\], expected bool\[2\], one flag per row"):
-        buffer.add(state, rows, key, mask=np.ones(3, bool))
+    rejects(r"mask: got bool\[3\], expected bool\[2\], one flag", buffer.add, state, rows, key, mask=np.ones(3, bool))
     rejects(r"leaf \['y'\]: leading axes \[3\] differ from \[2\]", buffer.init, {**rows, "y": np.zeros(3)})
     for wrong in (np.ones(2, bool), jax.random.split(key), jnp.uint32(3), 0, None):
         rejects(r"key: got .*, expected one PRNG key, such as jax.random.key\(0\)", buffer.add, state, rows, wrong)
@@ -285,6 +284,5 @@ def test_what_cannot_be_done_with_it_yet_is_refused():
             buffer.add(buffer.init(numbers(0, 2)), numbers(0, 2), jax.random.key(0)), jax.random.key(0), 2, max_age=1
         )
     state, ring_buffer = buffer.init(numbers(0, 2)), jr.ReplayBuffer(capacity=8)
-    with pytest.raises(ValueError, match=r"old_buffer=ReservoirBuffer\(.*: must be a ReplayBuffer, a SequenceBuffer"):
-        jr.migrate(buffer, state, buffer)
+    rejects(r"old_buffer=ReservoirBuffer\(.*: must be a ReplayBuffer,", jr.migrate, buffer, state, buffer)
     rejects(r"new_buffer=ReservoirBuffer\(", jr.migrate, ring_buffer, ring_buffer.init(numbers(0, 2)), buffer)

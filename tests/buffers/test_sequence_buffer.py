@@ -121,8 +121,7 @@ def test_a_buffer_is_refused_that_would_at_times_hold_no_whole_sequence():
 @pytest.mark.parametrize("sampler", [jr.Uniform(), jr.Prioritized()])
 def test_until_a_sequence_is_complete_nothing_can_be_drawn(sampler):
     buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3, sampler=sampler)
-    with pytest.raises(ValueError, match="cannot sample from an empty buffer; add items first"):
-        buffer.sample(filled(buffer, 0), jax.random.key(0), 4)
+    rejects("cannot sample from an empty buffer; add items", buffer.sample, filled(buffer, 0), jax.random.key(0), 4)
     state = filled(buffer, 2)
     message = "sequence_length=3 steps, and the buffer has 2 of each stream; add 1 more first"
     for draw in (buffer.sample, lambda state, key, count: buffer.epoch(state, key, count, step=0)):
@@ -142,8 +141,7 @@ def test_a_draw_where_no_sequence_may_be_drawn_says_so():
         buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=3, **kind)
         told = {"ends": ends} if "windows" in kind else {"drawable": ~ends}
         state = buffer.add(buffer.init(stream(0, 1, 1)), stream(0, 4, 1), **told)
-        with pytest.raises(ValueError, match=rf"no stored sequence may be drawn \({rule}\); add steps until"):
-            buffer.sample(state, jax.random.key(0), 4)
+        rejects(rf"no stored sequence may be drawn \({rule}\); add steps", buffer.sample, state, jax.random.key(0), 4)
 
 
 def test_only_what_is_cut_is_masked():
@@ -262,41 +260,36 @@ def test_construction_errors(settings, message):
 
 @pytest.mark.versions
 def test_wrong_arguments():
+    def zeros(*shape):
+        return np.zeros(shape, np.float32)
+
     buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3)
-    state = buffer.init({"x": np.zeros((1, 2, 4), jnp.float32)})
-    for steps, message in (
-        (
-            {"x": np.zeros((1, 3, 4), jnp.float32)},
-            r"num_envs=2: got steps with leading axes \[1, 3\], expected \[T, 2\]",
-        ),
-        ({"x": np.zeros((2, 3, 4), jnp.float32)}, r"num_envs=2: .* \[2, 3\], expected \[T, 2\]"),
-        ({"x": np.zeros((1, 2), jnp.float32)}, r"leaf \['x'\]: got float32\[\], the buffer stores float32\[4\]"),
-        (
-            {"x": np.zeros((1, 2, 3, 4), jnp.float32)},
-            r"leaf \['x'\]: got float32\[3, 4\], the buffer stores float32\[4\]",
-        ),
-        ({"x": np.zeros((), jnp.float32)}, r"leaf \['x'\]: got float32\[\], a rollout needs 2 leading axes"),
-        ({"x": np.zeros((2, 4), jnp.float32)}, r"num_envs=2: got steps with leading axes \[2, 4\], expected \[T, 2\]"),
-        ({"x": np.zeros((1, 2, 5), jnp.float32)}, r"leaf \['x'\]: got float32\[5\], the buffer stores float32\[4\]"),
-        ({"x": np.zeros(2, jnp.float32)}, r"leaf \['x'\]: got float32\[2\], a rollout needs 2 leading axes"),
-        ({"y": np.zeros((1, 2, 4), jnp.float32)}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
-        ({"x": np.zeros((9, 2, 4), jnp.float32)}, "a rollout of 9 steps: expected 1 to length=8; add it in parts"),
-        ({"x": np.zeros((0, 2, 4), jnp.float32)}, "a rollout of 0 steps"),
+    state, steps = buffer.init({"x": zeros(1, 2, 4)}), {"x": zeros(3, 2, 4)}
+    for shape, message in (
+        ((1, 3, 4), r"num_envs=2: got steps with leading axes \[1, 3\], expected \[T, 2\]"),
+        ((2, 3, 4), r"num_envs=2: .* \[2, 3\], expected \[T, 2\]"),
+        ((1, 2), r"leaf \['x'\]: got float32\[\], the buffer stores float32\[4\]"),
+        ((1, 2, 3, 4), r"leaf \['x'\]: got float32\[3, 4\], the buffer stores float32\[4\]"),
+        ((), r"leaf \['x'\]: got float32\[\], a rollout needs 2 leading axes"),
+        ((2, 4), r"num_envs=2: got steps with leading axes \[2, 4\], expected \[T, 2\]"),
+        ((1, 2, 5), r"leaf \['x'\]: got float32\[5\], the buffer stores float32\[4\]"),
+        ((2,), r"leaf \['x'\]: got float32\[2\], a rollout needs 2 leading axes"),
+        ((9, 2, 4), "a rollout of 9 steps: expected 1 to length=8; add it in parts"),
+        ((0, 2, 4), "a rollout of 0 steps"),
     ):
-        rejects(message, buffer.add, state, steps)
-    steps = {"x": np.zeros((3, 2, 4), jnp.float32)}
+        rejects(message, buffer.add, state, {"x": zeros(*shape)})
+    rejects(r"wrong structure: missing \['x'\]; unexpected \['y'\];", buffer.add, state, {"y": zeros(1, 2, 4)})
     rejects(r"ends: got bool\[3\], expected bool\[3, 2\]", buffer.add, state, steps, ends=np.zeros(3, bool))
-    one, other = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=3), np.zeros((5, 4), np.float32)
-    rejects(r"leading axes \[5, 4\], expected \[T, 1\]", one.add, one.init(np.zeros((1, 1, 4), np.float32)), other)
-    rejects(r"num_envs=2: got steps with leading axes \[1, 3\]", buffer.init, {"x": np.zeros((1, 3, 4), jnp.float32)})
+    one = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=3)
+    rejects(r"leading axes \[5, 4\], expected \[T, 1\]", one.add, one.init(zeros(1, 1, 4)), zeros(5, 4))
+    rejects(r"num_envs=2: got steps with leading axes \[1, 3\]", buffer.init, {"x": zeros(1, 3, 4)})
     stacked = jax.vmap(lambda _: buffer.init(steps))(np.arange(5))
     rejects(r"length=8, num_envs=2: this state has leading axes \[5, 8\]; .* jax.vmap", buffer.add, stacked, steps)
     for shape in ((3,), (3, 0), (3, 2, 1)):
-        rejects(r"td_errors: got float32\[3.*\], expected \[B, L\]", jr.sequence_priority, np.zeros(shape, jnp.float32))
-    with pytest.raises(ValueError, match=r"k=4: must be an integer from 1 to 3, the number of frames in a stack"):
-        jr.stack_frames(np.zeros((2, 3, 4), jnp.float32), np.zeros((2, 3), bool), 4)
-    with pytest.raises(ValueError, match=r"ends: got bool\[2\], expected bool\[2, 3\]"):
-        jr.stack_frames(np.zeros((2, 3, 4), jnp.float32), np.zeros(2, bool), 2)
+        rejects(r"td_errors: got float32\[3.*\], expected \[B, L\]", jr.sequence_priority, zeros(*shape))
+    frames, ends = zeros(2, 3, 4), np.zeros((2, 3), bool)
+    rejects(r"k=4: must be an integer from 1 to 3, the number of frames in a stack", jr.stack_frames, frames, ends, 4)
+    rejects(r"ends: got bool\[2\], expected bool\[2, 3\]", jr.stack_frames, frames, ends[:, 0], 2)
 
 
 def test_a_state_of_other_windows_is_refused():

@@ -52,25 +52,6 @@ def test_a_sampler_is_told_of_each_sequence_once():
     assert starts == [0, 1, 0, 1]
 
 
-@pytest.mark.parametrize("num_shards", [2, rarely(4)])
-@pytest.mark.parametrize("max_priority", ["ever", "stored"])
-def test_shards_share_the_largest_priority(num_shards, max_priority):
-    sharded = over_devices(jr.ReplayBuffer(capacity=16, sampler=PER(alpha=1.0, max_priority=max_priority)), num_shards)
-    td_errors = np.full(8, np.nan, np.float32)
-    td_errors[5] = 3.0
-    state = sharded.add(sharded.init(ids(0, 8)), ids(0, 8), td_errors=td_errors)
-    stored = np.asarray(state.sampler.tree.sums[-1])
-    np.testing.assert_allclose(stored[stored > 0], 3.01, rtol=1e-6)
-    newest = np.asarray(sharded.newest(state, 4)).reshape(num_shards, -1)
-    share = 8 // num_shards
-    expected = state.ring.period * np.arange(num_shards)[:, None] + np.arange(share)[-newest.shape[1] :]
-    np.testing.assert_array_equal(newest, expected)
-    state = sharded.update(state, newest.reshape(-1), np.full(4, 9.0, np.float32))
-    state = sharded.add(state, ids(8, 8))
-    assert np.asarray(state.sampler.tree.sums[-1]).max() == np.float32(9.01)
-    assert np.sum(np.asarray(state.sampler.tree.sums[-1]) == np.float32(9.01)) == 12
-
-
 @pytest.mark.parametrize("alpha", [0.4, rarely(1.0)])
 def test_lap_with_a_huber_loss_has_the_gradient_of_pal(alpha):
     """Fujimoto et al. 2020, section 4.2: LAP's expected gradient is that of the uniform loss PAL, scaled."""
@@ -275,44 +256,25 @@ def test_wrong_arguments():
     sequences = jr.SequenceBuffer(length=8, num_envs=3, sequence_length=2, stride=2, donate=False)
     stepped = sequences.init(ids(0, 1, 3))
     four = np.arange(4)
-    for call, message in (
-        (
-            lambda: jr.Prioritized(max_priority="newest"),
-            'max_priority=\'newest\': must be "ever", "stored" or a number',
-        ),
-        (lambda: jr.Prioritized(max_priority=-1), "max_priority=-1: must be a finite number of at least 0"),
-        (lambda: jr.Prioritized(floor=-1), "floor=-1: must be a finite number of at least 0"),
-        (lambda: jr.ReplayBuffer(capacity=8, axes=3), "axes=3: must be an integer from 1 to 2"),
-        (lambda: rollouts.init(items(np.zeros(4))), "a rollout needs 2 leading axes"),
-        (
-            lambda: rollouts.add(rollouts.init(ids(0, 1, 4)), ids(0, 3, 4)),
-            "batch of 12 items: expected 1 to capacity=8",
-        ),
-        (
-            lambda: replay.add(state, ids(0, 4), td_errors=np.ones(3)),
-            r"td_errors: got float.*\[3\], expected float\[4\]",
-        ),
-        (lambda: replay.add(state, ids(0, 4), td_errors=np.ones(4, bool)), r"td_errors: got bool\[4\]"),
-        (
-            lambda: sequences.add(stepped, ids(0, 4, 3), td_errors=np.ones((4, 3))),
-            r"td_errors: got .* expected float\[2, 3\]",
-        ),
-        (lambda: replay.newest(state, 0), "n=0: must be an integer from 1"),
-        (lambda: replay.set(state, four, {"id": four, "y": four}), "wrong structure"),
-        (lambda: replay.set(state, four, {"id": four.astype(np.int32), "x": None, "y": None}), "wrong structure"),
-        (lambda: replay.set(state, four, {"id": None, "x": None}), "values: all are None"),
-        (
-            lambda: replay.set(state, four, {"id": four[:3].astype(np.int32), "x": None}),
-            r"leaf \['id'\]: got int32\[3\]",
-        ),
-        (
-            lambda: replay.set(state, four, {"id": four.astype(np.float32), "x": None}),
-            r"leaf \['id'\]: got float32\[4\]",
-        ),
-        (lambda: replay.set(state, np.ones(4), {"id": None, "x": None}), "indices: got float"),
-        (
-            lambda: replay.set(state, four, {"id": four.astype(np.int32), "x": None}, mask=np.ones(3, bool)),
-            r"mask: got bool\[3\], expected bool\[4\]",
-        ),
+    rejects('max_priority=\'newest\': must be "ever", "stored"', jr.Prioritized, max_priority="newest")
+    rejects("max_priority=-1: must be a finite number of at least 0", jr.Prioritized, max_priority=-1)
+    rejects("floor=-1: must be a finite number of at least 0", jr.Prioritized, floor=-1)
+    rejects("axes=3: must be an integer from 1 to 2", jr.ReplayBuffer, capacity=8, axes=3)
+    rejects("a rollout needs 2 leading axes", rollouts.init, items(np.zeros(4)))
+    rejects("batch of 12 items: expected 1 to capacity=8", rollouts.add, rollouts.init(ids(0, 1, 4)), ids(0, 3, 4))
+    rejects(r"td_errors: got float.*\[3\], expected float\[4\]", replay.add, state, ids(0, 4), td_errors=np.ones(3))
+    rejects(r"td_errors: got bool\[4\]", replay.add, state, ids(0, 4), td_errors=np.ones(4, bool))
+    steps = ids(0, 4, 3)
+    rejects(r"td_errors: got .* expected float\[2, 3\]", sequences.add, stepped, steps, td_errors=np.ones((4, 3)))
+    rejects("n=0: must be an integer from 1", replay.newest, state, 0)
+    values, none = {"id": four.astype(np.int32), "x": None}, {"id": None, "x": None}
+    for wrong, message in (
+        ({"id": four, "y": four}, "wrong structure"),
+        (values | {"y": None}, "wrong structure"),
+        (none, "values: all are None"),
+        (values | {"id": four[:3].astype(np.int32)}, r"leaf \['id'\]: got int32\[3\]"),
+        (values | {"id": four.astype(np.float32)}, r"leaf \['id'\]: got float32\[4\]"),
     ):
-        rejects(message, call)
+        rejects(message, replay.set, state, four, wrong)
+    rejects("indices: got float", replay.set, state, np.ones(4), none)
+    rejects(r"mask: got bool\[3\], expected bool\[4\]", replay.set, state, four, values, mask=np.ones(3, bool))

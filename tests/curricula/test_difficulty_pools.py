@@ -405,10 +405,7 @@ def test_task_keys():
     moved = task | {"id": 8, "prompt": [{"content": "1 + 1", "role": "user"}]}
     assert jr.task_key(task, ("env", "prompt")) == jr.task_key(moved, ("env", "prompt"))
     assert jr.task_key(task, ("env", "id")) != jr.task_key(moved, ("env", "id"))
-    with pytest.raises(
-        ValueError, match=r"not in the task: \['question'\]; it has \['answer', 'env', 'id', 'prompt'\]"
-    ):
-        jr.task_key(task, ("env", "question"))
+    rejects(r"not in the task: \['question'\]; it has \['answer', 'env'", jr.task_key, task, ("env", "question"))
     rejects("give at least one", jr.task_key, task, ())
 
 
@@ -432,10 +429,7 @@ def test_a_restored_state_goes_on_like_an_uninterrupted_one():
         ({"tasks_per_env": (3, 2.0)}, r"tasks_per_env\[1\]=2.0"),
         ({"tasks_per_env": (2**23, 2**23 + 1)}, "at most 16777216 tasks"),
         ({"env_ratios": (1, 2, 3)}, r"env_ratios=\(1, 2, 3\): must have one entry for each of 1"),
-        (
-            {"tasks_per_env": (2, 2, 2), "env_ratios": (1, None, None)},
-            r"env_ratios\[1\]=None: must be a finite number of at least 0; give all, or env_ratios=None",
-        ),
+        ({"tasks_per_env": (2, 2, 2), "env_ratios": (1, None, None)}, r"env_ratios\[1\]=None: must be a finite"),
         ({"env_ratios": (-1.0,)}, r"env_ratios\[0\]=-1.0"),
         ({"env_ratios": (0,)}, "at least one must be positive"),
         ({"env_names": "ab"}, "env_names='ab': must be a sequence"),
@@ -459,27 +453,19 @@ def test_construction_errors(settings, message):
 def test_argument_errors():
     pools, key = make((3, 2)), jax.random.key(0)
     state, tasks, rewards = pools.init(), np.arange(2), np.ones((2, 3))
+    update = functools.partial(pools.update, state, tasks, rewards)
     for call, message in (
         (lambda: pools.update(state, tasks[:, None], rewards), r"tasks: got int32\[2, 1\], expected a vector"),
         (lambda: pools.update(state, tasks * 1.0, rewards), r"tasks: got float32\[2\]"),
         (lambda: pools.update(state, tasks, rewards[0]), r"rewards: got float32\[3\].*rewards\[:, None\]"),
         (lambda: pools.update(state, tasks, np.ones((3, 2))), r"rewards: got float32\[3, 2\]"),
-        (
-            lambda: pools.update(state, tasks, rewards, mask=np.ones(3, bool)),
-            r"mask: got bool\[3\], expected bool\[2\]",
-        ),
-        (
-            lambda: pools.update(state, tasks, rewards, mask=rewards),
-            r"mask: got float32\[2, 3\], expected bool\[2, 3\]",
-        ),
+        (lambda: update(mask=np.ones(3, bool)), r"mask: got bool\[3\], expected bool\[2\]"),
+        (lambda: update(mask=rewards), r"mask: got float32\[2, 3\], expected bool\[2, 3\]"),
         (lambda: make((4, 2)).update(state, tasks, rewards), r"tasks_per_env=\(4, 2\): this state has tasks \[5\]"),
         (lambda: make((5,)).sample(state, key, 1), "in 2 environments"),
         (lambda: pools.sample(jax.tree.map(lambda x: x[None], state), key, 1), "jax.vmap for a stack"),
         (lambda: pools.order(jax.tree.map(lambda x: x[None], state)), "jax.vmap for a stack"),
-        (
-            lambda: pools.remap(jax.tree.map(lambda x: x[None], state), "abcde", "abcde"),
-            r"tasks \[1, 5\]; use jax.vmap",
-        ),
+        (lambda: pools.remap(jax.tree.map(lambda x: x[None], state), "abcde", "abcde"), r"tasks \[1, 5\]; use"),
         (lambda: pools.sample(state, key, 0), r"n=0: must be an integer from 1"),
         (lambda: pools.recycle(state, key, easy_fraction=1.5), r"easy_fraction=1.5: must be a number in \[0, 1\]"),
         (lambda: pools.recycle(state, key, easy_fraction=0.5, hard_fraction=-1), r"hard_fraction=-1"),

@@ -243,8 +243,7 @@ def test_scores_of_rollouts():
     found = jr.scores.max_monte_carlo(numbers, ends, largest)
     np.testing.assert_allclose(found, mean_of_episodes(largest - numbers, ends), rtol=1e-4, atol=1e-6)
     assert found[0] == -np.inf
-    with pytest.raises(ValueError, match=r"advantages: got float32\[3\] with ends of shape"):
-        jr.scores.positive_value_loss(np.zeros(3), np.zeros(3, bool))
+    rejects(r"advantages: got float32\[3\] with ends", jr.scores.positive_value_loss, np.zeros(3), np.zeros(3, bool))
     rejects(r"max_returns: got shape \[2\], expected \[12\]", jr.scores.max_monte_carlo, numbers, ends, np.zeros(2))
 
 
@@ -290,8 +289,7 @@ def test_arguments_that_are_refused():
     rejects("wrong structure", levels.insert, state, np.zeros(2, np.int32), np.zeros(2))
     with pytest.raises(ValueError, match=r"scores: got shape \[3\], expected \[2\]"):
         levels.insert(state, {"id": np.zeros(2, np.int32)}, np.zeros(3))
-    with pytest.raises(ValueError, match="batch of 0 levels: expected 1 or more; to insert none, mask all rows"):
-        levels.insert(state, {"id": np.zeros(0, np.int32)}, np.zeros(0))
+    rejects("batch of 0 levels: expected 1 or more", levels.insert, state, {"id": np.zeros(0, np.int32)}, np.zeros(0))
     rejects(r"scores: got shape \[3\], expected \[2\]", levels.update, state, np.zeros(2, np.int32), np.zeros(3))
     rejects(r"capacity=5: this state has levels \[4\]", jr.Levels(capacity=5).sample, state, seeds.key(), 2)
     rejects("n=0: must be an integer from 1", levels.sample, state, seeds.key(), 0)

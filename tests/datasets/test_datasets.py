@@ -81,8 +81,7 @@ def test_what_is_drawn_is_the_data(endings, with_next):
     """Rows equal the twin's, and all draws of a buffer and all transitions equal those of a plain loop."""
     data, twin = random_data(endings, with_next)
     if not twin.rows():
-        with pytest.raises(ValueError, match="no step has a next observation; give more steps, or next_observations"):
-            jr.datasets.from_arrays(**data)
+        rejects("no step has a next observation; give more steps,", jr.datasets.from_arrays, **data)
         return
     steps = jr.datasets.from_arrays(**data)
     check_rows(steps, twin)
@@ -213,8 +212,7 @@ def test_wrong_rows():
     ):
         rejects(message, jr.datasets.transitions, wrong, ends)
     rejects(r"dataset='cartpole-v0': must be a minari.MinariDataset; load one", jr.datasets.from_minari, "cartpole-v0")
-    with pytest.raises(ValueError, match="no step has a next observation"):
-        jr.datasets.from_minari(types.SimpleNamespace(iterate_episodes=lambda: iter(())))
+    rejects("no step has a next", jr.datasets.from_minari, types.SimpleNamespace(iterate_episodes=lambda: iter(())))
     rejects("sequence_length=0: must be an integer", jr.datasets.Steps(rows, x > 0).padded, 0)
 
 

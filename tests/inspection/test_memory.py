@@ -187,14 +187,11 @@ def test_other_errors_of_an_init_are_as_they_are(monkeypatch):
 
 def test_arguments():
     buffer = jr.ReplayBuffer(capacity=4)
-    for call, message in (
-        (lambda: jr.memory(jr.Uniform(), FRAMES), r"buffer=Uniform\(\): must be a buffer"),
-        (lambda: jr.memory(jr.ReplayBuffer, FRAMES), "must be a buffer"),
-        (lambda: jr.memory(buffer, FRAMES, backend="h100"), "backend='h100': must be one of cpu, gpu, cuda"),
-        (lambda: jr.memory(buffer), r"items: must be as ReplayBuffer\.init takes them"),
-        (lambda: jr.memory(CASES["pools"][0], FRAMES), r"items: must be as DifficultyPools\.init takes them; None"),
-    ):
-        rejects(message, call)
+    rejects(r"buffer=Uniform\(\): must be a buffer", jr.memory, jr.Uniform(), FRAMES)
+    rejects("must be a buffer", jr.memory, jr.ReplayBuffer, FRAMES)
+    rejects("backend='h100': must be one of cpu, gpu, cuda", jr.memory, buffer, FRAMES, backend="h100")
+    rejects(r"items: must be as ReplayBuffer\.init takes them", jr.memory, buffer)
+    rejects(r"items: must be as DifficultyPools\.init takes them; None", jr.memory, CASES["pools"][0], FRAMES)
 
 
 def frames(*leading, stack=()):

@@ -53,8 +53,7 @@ def test_traced_beta_and_vmap():
 
 @pytest.mark.versions
 def test_errors():
-    with pytest.raises(ValueError, match="normalize='max': expected \"batch\""):
-        jr.importance_weights(jnp.ones(2), 2, 1.0, normalize="max")  # pyright: ignore
+    rejects("normalize='max': expected \"batch\"", jr.importance_weights, jnp.ones(2), 2, 1.0, normalize="max")
     rejects("min_probability=None", jr.importance_weights, jnp.ones(2), 2, 1.0, normalize="global")
 
 

@@ -101,14 +101,8 @@ STEP = {"obs": 0.0, "env_state": 0.0, "reward": 1.0, "terminated": False, "trunc
     ("changed", "message"),
     [
         ({"obs": None}, r"env_step: obs has leaves of shapes \{\}, expected \{'<root>': \(\)\} as in the state before"),
-        (
-            {"obs": np.zeros(3)},
-            r"env_step: obs has leaves of shapes \{'<root>': \(3,\)\}, expected .* as in the state before",
-        ),
-        (
-            {"env_state": {"a": 0.0}},
-            r"env_step: env_state has leaves of shapes \{\"\['a'\]\": \(\)\}, expected .* as in the state",
-        ),
+        ({"obs": np.zeros(3)}, r"env_step: obs has leaves of shapes \{'<root>': \(3,\)\}, expected .* as"),
+        ({"env_state": {"a": 0.0}}, r"env_step: env_state has leaves of shapes \{\"\['a'\]\": \(\)\}, expected .* as"),
         ({"final_obs": np.zeros(3)}, r"env_step: final_obs has leaves of shapes .*\(3,\).*, expected .* as in obs"),
         ({"reward": None}, "reward: got None, expected a real number"),
         ({"reward": {"agent": 1.0}}, "reward: got a dict, expected a real number"),

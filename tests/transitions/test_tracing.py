@@ -121,34 +121,6 @@ def at_once(steps, **arguments):
     return jr.n_step_transitions(*leaves, logP=steps["logp"], W=steps["w"], mask=steps["mask"], **arguments)
 
 
-def test_worked_example_of_terminated_and_truncated():
-    def trace(terminated, truncated):
-        steps = {
-            "s": np.arange(4.0)[:, None],
-            "a": np.arange(4)[:, None],
-            "r": np.array([1.0, 2.0, 4.0, 8.0])[:, None],
-            "terminated": np.arange(4)[:, None] == (3 if terminated else -1),
-            "truncated": np.arange(4)[:, None] == (3 if truncated else -1),
-            "s_next": np.arange(1.0, 5.0)[:, None],
-        }
-        batch, valid = concatenate(*add_and_flush(jr.NStep(n=3, gamma=0.5), steps))
-        return jax.tree.map(lambda leaf: leaf[valid], batch)
-
-    for terminated, truncated, In in (
-        (True, False, [0.125, 0, 0, 0]),
-        (True, True, [0.125, 0, 0, 0]),
-        (False, True, [0.125, 0.125, 0.25, 0.5]),
-        (False, False, [0.125, 0.125, 0.25, 0.5]),  # the flush truncates
-    ):
-        batch = trace(terminated, truncated)
-        np.testing.assert_array_equal(batch.Rn, [3, 6, 8, 8])
-        np.testing.assert_array_equal(batch.In, In)
-        np.testing.assert_array_equal(batch.S, [0, 1, 2, 3])
-        np.testing.assert_array_equal(batch.S_next, [3, 4, 4, 4])
-        assert batch.logP is None
-        assert batch.W is None
-
-
 def test_spec_is_what_add_emits():
     steps = rollout(seeds.rng(0), 4, 2)
     for arguments in ({"next_action": True}, {"record_extra_info": True}, {}):
@@ -264,31 +236,11 @@ def test_rewards_of_any_number_type_and_flags_as_numbers(dtype):
     assert batch.Rn.dtype == batch.In.dtype == jnp.float32
 
 
-def test_feeds_a_buffer_inside_scan():
-    tracer, buffer = jr.NStep(n=3, gamma=0.9, num_envs=2), jr.ReplayBuffer(capacity=64, sampler=jr.Prioritized())
-    steps = rollout(seeds.rng(3), 20, 2)
-    example = tracer.spec(**first(steps))
-
-    def step(carry, x):
-        tracing, replay = carry
-        tracing, batch, valid = tracer.add(tracing, **x)
-        return (tracing, buffer.add(replay, batch, mask=valid)), None
-
-    (_, replay), _ = jax.jit(lambda: lax.scan(step, (init(tracer, steps), buffer.init(example)), steps))()
-    expected = expected_rows(steps, 3, 0.9, False)
-    stored = jax.tree.map(lambda leaf: leaf[: int(buffer.size(replay))], replay.storage)
-    emitted = [row for row in expected if row["A"] < 2 * 18]  # the rest is still pending
-    assert_rows(stored, np.ones(36, bool), emitted)
-
-
 @pytest.mark.versions
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda: jr.NStep(n=0, gamma=0.9),
-            "n=0: must be an integer from 1 to 2147483647, the number of steps in a window",
-        ),
+        (lambda: jr.NStep(n=0, gamma=0.9), "n=0: must be an integer from 1 to 2147483647, the number of steps"),
         (lambda: jr.NStep(n=1.0, gamma=0.9), r"n=1\.0: must be an integer"),
         (lambda: jr.NStep(n=1, gamma=1.1), r"gamma=1.1: must be a number in \[0, 1\]; it is a discount"),
         (lambda: jr.NStep(n=1, gamma=float("nan")), "gamma=nan"),
@@ -441,23 +393,22 @@ def test_a_rollout_without_steps():
 def test_wrong_steps():
     tracer = jr.NStep(n=3, gamma=0.9, num_envs=2)
     steps = rollout(seeds.rng(0), 4, 2)
-    state = init(tracer, steps)
-    step = at(steps, 0)
-    with pytest.raises(ValueError, match=r"leaf \.a: got float32\[2\], the tracer stores int32\[2\]"):
-        tracer.add(state, **{**step, "a": step["a"].astype(np.float32)})
-    with pytest.raises(ValueError, match=r"leaf \.r: leading axes \[3\] differ from \[2\]"):
-        tracer.add(state, **{**step, "r": np.zeros(3, np.float32)})
-    rejects(r"wrong structure: missing \.logp;", tracer.add, state, **{**step, "logp": None})
-    with pytest.raises(ValueError, match="num_envs=2: got a step with a leading axis of 4"):
-        tracer.init(**first(jax.tree.map(lambda x: x[:, [0] * 4], rollout(seeds.rng(0), 4, 4))))
-    with pytest.raises(ValueError, match=r"leaf \.mask: leading axes \[3\] differ from \[2\]"):
-        tracer.add(state, **{**step, "mask": np.ones(3, bool)})
-    with pytest.raises(ValueError, match=r"leaf \.mask: got int32\[2\], the tracer stores bool\[2\]"):
-        tracer.add(state, **{**step, "mask": np.ones(2, np.int32)})
-    with pytest.raises(ValueError, match=r"leaf \.R: leading axes \[3, 2\] differ from \[4, 2\]"):
-        at_once({**steps, "r": np.zeros((3, 2), np.float32)}, n=3, gamma=0.9)
-    with pytest.raises(ValueError, match=r"mask: got int32\[4, 2\], expected bool\[4, 2\]"):
-        at_once({**steps, "mask": np.ones((4, 2), np.int32)}, n=3, gamma=0.9)
+    state, step = init(tracer, steps), at(steps, 0)
+    for name, x, message in (
+        ("a", np.zeros(2, np.float32), r"leaf \.a: got float32\[2\], the tracer stores int32\[2\]"),
+        ("r", np.zeros(3, np.float32), r"leaf \.r: leading axes \[3\] differ from \[2\]"),
+        ("logp", None, r"wrong structure: missing \.logp;"),
+        ("mask", np.ones(3, bool), r"leaf \.mask: leading axes \[3\] differ from \[2\]"),
+        ("mask", np.ones(2, np.int32), r"leaf \.mask: got int32\[2\], the tracer stores bool\[2\]"),
+    ):
+        rejects(message, tracer.add, state, **{**step, name: x})
+    four = jax.tree.map(lambda x: x[:, [0] * 4], rollout(seeds.rng(0), 4, 4))
+    rejects("num_envs=2: got a step with a leading axis of 4", tracer.init, **first(four))
+    for name, x, message in (
+        ("r", np.zeros((3, 2), np.float32), r"leaf \.R: leading axes \[3, 2\] differ from \[4, 2\]"),
+        ("mask", np.ones((4, 2), np.int32), r"mask: got int32\[4, 2\], expected bool\[4, 2\]"),
+    ):
+        rejects(message, at_once, {**steps, name: x}, n=3, gamma=0.9)
     rejects(r"needs 2 leading axes", jr.n_step_transitions, *[np.zeros(3)] * 6, n=2, gamma=0.9)
 
 

@@ -3,13 +3,10 @@ import inspect
 import pickle
 
 import chex
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax.training.train_state import TrainState
 from helpers import at, items, numbers, over_devices, rarely, rejects
 from jax import lax
 
@@ -224,34 +221,3 @@ def test_calls_pass_on_all_their_arguments():
     sharded = jr.bind(BUFFERS["sharded"], BUFFERS["sharded"].init(items(numbers(0, 4))))
     assert isinstance(sharded.add(items(numbers(0, 4)), mask=np.arange(4) > 2), jr.Bound)
     assert sharded.add(items(numbers(0, 4)), mask=np.arange(4) > 2).can_sample(batch_size=1)
-
-
-class AgentState(TrainState):
-    replay: jr.Bound
-
-
-@pytest.mark.slow  # the guide's first block does the same
-def test_a_train_state_holds_a_buffer_and_is_saved_whole(tmp_path):
-    """Its functions, and the buffer's configuration, come from one that is made anew."""
-    buffer = jr.ReplayBuffer(capacity=8, sampler=PER)
-    model = nn.Dense(1)
-
-    def create(key):
-        replay = jr.bind(buffer, buffer.init(jnp.zeros((1, 3))))
-        return AgentState.create(
-            apply_fn=model.apply, params=model.init(key, jnp.zeros((1, 3))), tx=optax.adam(1e-2), replay=replay
-        )
-
-    @jax.jit
-    def train(agent, key):
-        agent = agent.replace(replay=agent.replay.add(jax.random.normal(key, (4, 3))))
-        sample = agent.replay.sample(key, 4)
-        grads = jax.grad(lambda params: jnp.mean(sample.weights * agent.apply_fn(params, sample.items)[:, 0] ** 2))
-        return agent.apply_gradients(grads=grads(agent.params))
-
-    agent = train(create(KEY), KEY)
-    jr.save(tmp_path, buffer, agent)
-    restored = jr.restore(tmp_path, buffer, like=jax.eval_shape(create, KEY))
-    chex.assert_trees_all_equal(jax.tree.leaves(restored), jax.tree.leaves(agent))
-    assert restored.replay.config == buffer
-    chex.assert_trees_all_equal(train(restored, KEY).params, train(agent, KEY).params)

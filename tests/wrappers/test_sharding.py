@@ -410,44 +410,30 @@ def test_items_sharding_is_what_add_wants():
 def test_errors_name_what_is_wrong():
     buffer, steps = BUFFERS["replay"][0], BUFFERS["sequence"][0]
     four = mesh(4)
-    for make, message in (
-        (lambda: jr.Sharded(buffer=jr.Uniform(), mesh=four), "buffer=Uniform"),
-        (lambda: jr.Sharded(buffer=buffer, mesh=jax.devices("cpu")), "must be a jax.sharding.Mesh"),
-        (
-            lambda: jr.Sharded(buffer=buffer, mesh=four, axis="model"),
-            r"axis='model': must be one of the mesh's axes, \('data',\)",
-        ),
-        (lambda: jr.Sharded(buffer=jr.ReplayBuffer(capacity=10), mesh=four), "capacity=10: must be a multiple of 4"),
-        (
-            lambda: jr.Sharded(buffer=jr.SequenceBuffer(length=8, num_envs=6, sequence_length=2), mesh=four),
-            "num_envs=6: must be",
-        ),
-    ):
-        rejects(message, make)
+    rejects("buffer=Uniform", jr.Sharded, buffer=jr.Uniform(), mesh=four)
+    rejects("must be a jax.sharding.Mesh", jr.Sharded, buffer=buffer, mesh=jax.devices("cpu"))
+    rejects(r"axis='model': must be one of the mesh's axes", jr.Sharded, buffer=buffer, mesh=four, axis="model")
+    rejects("capacity=10: must be a multiple of 4", jr.Sharded, buffer=jr.ReplayBuffer(capacity=10), mesh=four)
+    six = jr.SequenceBuffer(length=8, num_envs=6, sequence_length=2)
+    rejects("num_envs=6: must be", jr.Sharded, buffer=six, mesh=four)
     sharded, sequences = jr.Sharded(buffer=buffer, mesh=four), jr.Sharded(buffer=steps, mesh=four)
     state, sequence_state = sharded.init(ITEMS), sequences.init(items(np.zeros((1, 8))))
     state = sharded.add(state, items(np.arange(8)))
-    for call, message in (
-        (lambda: sharded.init(items(np.arange(6))), "batch=6: must be a multiple of 4"),
-        (lambda: sharded.init({}), "holds no arrays"),
-        (lambda: sequences.init(items(np.zeros((1, 4)))), "num_envs=8: got steps"),
-        (lambda: sharded.add(state, items(np.arange(6))), "batch=6: must be a multiple of 4"),
-        (lambda: sharded.add(state, items(np.arange(32))), "batch of 32 items: expected 1 to capacity=24"),
-        (
-            lambda: sharded.add(state, items(np.arange(8)), mask=np.ones(7, bool)),
-            r"mask: got bool\[7\], expected bool\[8\]",
-        ),
-        (lambda: sharded.add(state, {"id": np.arange(8)}), "wrong structure: missing"),
-        (lambda: sequences.add(sequence_state, items(np.zeros((9, 8)))), "expected 1 to length=8"),
-        (lambda: sharded.sample(state, jax.random.key(0), 6), "batch_size=6: must be a multiple of 4"),
-        (lambda: sharded.sample(state, jax.random.key(0), 0), "batch_size=0: must be an integer from 1"),
-        (lambda: sharded.update(state, np.arange(6), np.ones(6)), "indices=6: must be a multiple of 4"),
-        (lambda: sharded.update(state, np.arange(8), np.ones(4)), "td_errors: got float"),
-        (lambda: sharded.get(state, np.ones(8)), "indices: got float"),
-        (lambda: sharded.set(state, np.ones(8), items(np.arange(8))), r"indices: got float(32|64)\[8\], expected a"),
-        (lambda: sharded.can_sample(state, 2**31), "batch_size=2147483648: must be an integer from 0 to 2147483647"),
-        (lambda: over_devices(buffer, 2).sample(state, jax.random.key(0), 8), r"2 shards: this state has .* \[4\]"),
-        (lambda: buffer.sample(state, jax.random.key(0), 8), "capacity=24: this state has a leading axis of 4"),
-    ):
-        rejects(message, call)
+    rejects("batch=6: must be a multiple of 4", sharded.init, items(np.arange(6)))
+    rejects("holds no arrays", sharded.init, {})
+    rejects("num_envs=8: got steps", sequences.init, items(np.zeros((1, 4))))
+    rejects("batch=6: must be a multiple of 4", sharded.add, state, items(np.arange(6)))
+    rejects("batch of 32 items: expected 1 to capacity=24", sharded.add, state, items(np.arange(32)))
+    rejects(r"mask: got bool\[7\], expected bool\[8\]", sharded.add, state, items(np.arange(8)), mask=np.ones(7, bool))
+    rejects("wrong structure: missing", sharded.add, state, {"id": np.arange(8)})
+    rejects("expected 1 to length=8", sequences.add, sequence_state, items(np.zeros((9, 8))))
+    rejects("batch_size=6: must be a multiple of 4", sharded.sample, state, jax.random.key(0), 6)
+    rejects("batch_size=0: must be an integer from 1", sharded.sample, state, jax.random.key(0), 0)
+    rejects("indices=6: must be a multiple of 4", sharded.update, state, np.arange(6), np.ones(6))
+    rejects("td_errors: got float", sharded.update, state, np.arange(8), np.ones(4))
+    rejects("indices: got float", sharded.get, state, np.ones(8))
+    rejects(r"indices: got float(32|64)\[8\], expected a", sharded.set, state, np.ones(8), items(np.arange(8)))
+    rejects("batch_size=2147483648: must be an integer from 0 to 2147483647", sharded.can_sample, state, 2**31)
+    rejects(r"2 shards: this state has .* \[4\]", over_devices(buffer, 2).sample, state, jax.random.key(0), 8)
+    rejects("capacity=24: this state has a leading axis of 4", buffer.sample, state, jax.random.key(0), 8)
     rejects("ends", sharded.add, state, items(np.arange(8)), ends=None, error=TypeError)

@@ -7,25 +7,19 @@ import seeds
 from helpers import big_copies, compiled, items, numbers, rarely, rejects
 from jax import lax
 from scipy import stats
+from twins import draws_of
 
 import jaxreplay as jr
 from jaxreplay._common import ring
-from jaxreplay._common.random import random_bits, random_integers64
+from jaxreplay._common.random import random_integers64
 from jaxreplay.buffers import _reservoir
 
-bits_of = jax.jit(random_bits, static_argnums=1)
 slots_of = jax.jit(_reservoir._draw_slots, static_argnums=4)
 UNIFORM, PRIORITIZED = jr.Uniform(), jr.Prioritized(alpha=0.7)
 
 
 def words(number):
     return jnp.array([number >> 32, number % 2**32], jnp.uint32)
-
-
-def draws_of(key, size):
-    """The random bits of an `add`, 64 of each row as a Python integer."""
-    upper, lower = (np.asarray(x).tolist() for x in bits_of(key, size))
-    return [high << 32 | low for high, low in zip(upper, lower, strict=True)]
 
 
 # --- the law

@@ -1,7 +1,7 @@
+import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 import seeds
 from helpers import at, cases, rarely, rejects, stack
@@ -49,56 +49,11 @@ def flatten(tree):
     return jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), tree)
 
 
-def add_and_flush(tracer, steps):
-    """(batch, valid) of all steps one by one, time-major, then of the flush."""
-    state, emitted = jax.jit(lambda s, x: scan_add(tracer, s, x))(init(tracer, steps), steps)
-    empty, *rest = tracer.flush(state)
-    assert empty.count == 0
-    emitted, rest = jax.tree.map(np.asarray, (emitted, tuple(rest)))
-    return flatten(emitted), rest
-
-
-def expected_rows(steps, n, gamma, next_action):
-    """The twin's transitions, as dicts: those emitted step by step (time-major), then the flushed ones."""
-    num_envs = steps["r"].shape[1]
-    streams = [{k: steps[k][:, e] for k in ("r", "terminated", "truncated", "mask")} for e in range(num_envs)]
-    emitted, flushed = zip(
-        *[oracles.n_step_emissions(stream, n, gamma, next_action) for stream in streams], strict=True
-    )
-    time_major = [*zip(*emitted, strict=True), *zip(*flushed, strict=True)]
-    rows = [(window, e) for windows in time_major for e, window in enumerate(windows)]
-    return [transition(steps, *row, n, next_action) for row in rows if row[0] is not None]
-
-
-def transition(steps, window, e, n, next_action):
-    start, last, Rn, In = window
-    row = {
-        "S": steps["s"]["x"][start, e],
-        "A": steps["a"][start, e],
-        "logP": steps["logp"][start, e],
-        "Rn": Rn,
-        "In": In,
-        "S_next": steps["s_next"]["x"][last, e],
-        "W": steps["w"][start, e],
-    }
-    if next_action:
-        bootstraps = not steps["terminated"][last, e]
-        row["A_next"] = steps["a"][start + n, e] if bootstraps else 0
-        row["logP_next"] = steps["logp"][start + n, e] if bootstraps else 0
-    return row
-
-
-def assert_rows(batch, valid, expected):
-    valid = np.asarray(valid)
-    assert valid.sum() == len(expected)
-    for name in expected[0] if expected else ():
-        got = getattr(batch, name)
-        got = np.asarray(got["x"] if isinstance(got, dict) else got)[valid]
-        want = np.stack([row[name] for row in expected])
-        if name in ("Rn", "In"):
-            np.testing.assert_allclose(got, want, rtol=1e-5, atol=1e-6, err_msg=name)
-        else:
-            np.testing.assert_array_equal(got, want, err_msg=name)
+def by_start(batch, valid):
+    """The transitions alone, in order of their first steps."""
+    rows = np.flatnonzero(valid)
+    rows = rows[np.argsort(np.asarray(batch.A)[rows])]
+    return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], batch)
 
 
 def concatenate(*trees):
@@ -182,7 +137,7 @@ def test_coax_traces(flavour, every):
 def test_monte_carlo_is_n_step_with_n_max_length():
     steps = rollout(seeds.rng(1), 30, 2)
     monte_carlo = jr.MonteCarlo(gamma=0.8, max_length=6, num_envs=2)
-    a, b = (add_and_flush(t, steps) for t in (monte_carlo, jr.NStep(n=6, gamma=0.8, num_envs=2)))
+    a, b = (one_by_one(t, steps) for t in (monte_carlo, jr.NStep(n=6, gamma=0.8, num_envs=2)))
     for x, y in zip(jax.tree.leaves(a), jax.tree.leaves(b), strict=True):
         np.testing.assert_array_equal(x, y)
 
@@ -325,17 +280,19 @@ def test_leaves_without_elements(next_action):
 def test_a_traced_n_gives_the_transitions_of_the_number(next_action):
     """Each start's transition is the one that the number gives; what a smaller n need not wait for is not truncated."""
     steps, max_n = rollout(seeds.rng(3), 12, 3, gap_rate=0.1), 4
-    run = jax.jit(lambda n, gamma: at_once(steps, n=n, gamma=gamma, max_n=max_n, next_action=next_action, flush=True))
+    settings = {"next_action": next_action, "flush": True}
+    run = jax.jit(lambda n, gamma: at_once(steps, n=n, gamma=gamma, max_n=max_n, **settings))
     for n in range(1, max_n + 1):
-        rows = expected_rows(steps, n, 0.9, next_action)
-        assert_rows(*run(np.int32(n), np.float32(0.9)), sorted(rows, key=lambda row: row["A"]))  # in order of starts
+        batch, valid = run(np.int32(n), np.float32(0.9))
+        assert np.all(np.diff(np.asarray(batch.A)[valid]) > 0)
+        expected = by_start(*at_once(steps, n=n, gamma=0.9, **settings))
+        chex.assert_trees_all_close(by_start(batch, valid), expected, rtol=1e-5, atol=1e-6)
 
 
 def test_a_traced_n_may_be_of_a_dtype_that_cannot_hold_max_n():
     steps = rollout(np.random.default_rng(3), 5, 1)
-    batch, valid = at_once(steps, n=jnp.int8(2), gamma=0.9, max_n=200, flush=True)
-    rows = expected_rows(steps, 2, 0.9, False)
-    assert_rows(batch, valid, sorted(rows, key=lambda row: row["A"]))
+    found, expected = (at_once(steps, **n, gamma=0.9, flush=True) for n in ({"n": jnp.int8(2), "max_n": 200}, {"n": 2}))
+    chex.assert_trees_all_close(by_start(*found), by_start(*expected), rtol=1e-5, atol=1e-6)
 
 
 @pytest.mark.versions

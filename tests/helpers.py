@@ -33,6 +33,12 @@ def rejects(message, function, *arguments, error=ValueError, **named):
         function(*arguments, **named)
 
 
+def check_happened(happened, least, count):
+    """Check that each event in `least` happened at least that often per hundred of `count`."""
+    short = {name: (happened[name], x) for name, x in least.items() if happened[name] < x * count / 100}
+    assert not short, f"happened less often than it should: {short}; all: {dict(happened)}"
+
+
 def cases(name):
     """Recorded behaviour of a replaced or compared system, from `vectors`."""
     return json.loads((pathlib.Path(__file__).parent / "vectors" / f"{name}.json").read_text())["cases"]

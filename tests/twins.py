@@ -7,6 +7,7 @@ each with its own twin.
 import collections
 import functools
 
+import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -433,13 +434,7 @@ def lane_oldest(shard):
 
 
 def check_happened(happened, least):
-    """Check that each event in `least` happened at least that often per hundred steps."""
-    short = {
-        name: (happened[name], count)
-        for name, count in least.items()
-        if happened[name] < count * happened["steps"] / 100
-    }
-    assert not short, f"happened less often than it should: {short}; all: {dict(happened)}"
+    helpers.check_happened(happened, least, happened["steps"])
 
 
 LEAST = {

@@ -167,11 +167,7 @@ def main() -> None:
             "copy_GB_per_s": {size: round(speed / 1e9, 2) for size, speed in machine.bandwidths.items()},
             "launch_us": round(machine.launch * 1e6, 3),
         },
-        "rows": [],
-        "not_run": [],
-        "end_to_end": None,
-        "sharded": None,
-        "draws": None,
+        **{"rows": [], "not_run": [], "end_to_end": None, "sharded": None, "draws": None},
     }
     todo = groups([part for part in args.parts if part not in "eij"], peers, args.smoke)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

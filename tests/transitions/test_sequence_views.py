@@ -57,16 +57,8 @@ def view(items):
     ends = ~items["step"] | (items["terminated"] | items["truncated"]) & jnp.roll(items["step"], -1, axis=1)
     stacks = jr.stack_frames(items["frame"], ends, STACK)
     rest = jax.tree.map(lambda x: x[:, STACK - 1 :], items)
-    return jr.sequence_transitions(
-        stacks,
-        rest["action"],
-        rest["reward"],
-        rest["terminated"],
-        rest["truncated"],
-        n=N,
-        gamma=GAMMA,
-        mask=rest["step"],
-    )
+    rows = [rest[name] for name in ("action", "reward", "terminated", "truncated")]
+    return jr.sequence_transitions(stacks, *rows, n=N, gamma=GAMMA, mask=rest["step"])
 
 
 @pytest.mark.parametrize("final_rows", [True, rarely(False)])

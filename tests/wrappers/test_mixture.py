@@ -400,36 +400,24 @@ def test_configurations_are_hashable_and_frozen():
 
 
 SMALL = REPLAY(capacity=4)
-SHORT = SEQUENCE(length=8, num_envs=1)
-PAIR = (SMALL, SMALL)
-GLOBAL = (SMALL, REPLAY(capacity=4, sampler=PER(normalize="global")))
+SHORT, SHORTER = (jr.SequenceBuffer(length=8, num_envs=1, sequence_length=length) for length in (3, 2))
+PAIR, JOINT = (SMALL, SMALL), {"weights": "joint"}
+GLOBAL, PLAIN, BATCH = (REPLAY(capacity=4, sampler=PER(normalize=x)) for x in ("global", None, "batch"))
 REFUSED = {
     r"buffers=\(\): must be a tuple of at least one buffer": {"buffers": ()},
     r"buffers=ReplayBuffer\(.*\): must be a tuple": {"buffers": SMALL},
     r"buffers\[1\]=3: must be a ReplayBuffer": {"buffers": (SMALL, 3)},
-    r"buffers\[0\]=Mixture.*: .* give the buffers of another Mixture one by one": {
-        "buffers": (jr.Mixture(buffers=PAIR),)
-    },
-    r"buffers\[1\]=SequenceBuffer.*: draws sequences of 3 steps, but buffers\[0\] draws items": {
-        "buffers": (SMALL, SHORT)
-    },
-    r"buffers\[1\]=.*: draws sequences of 2 steps, but buffers\[0\] draws sequences of 3 steps": {
-        "buffers": (SHORT, dataclasses.replace(SHORT, sequence_length=2))
-    },
+    r"buffers\[0\]=Mixture.*: .* give the buffers of another Mixture": {"buffers": (jr.Mixture(buffers=PAIR),)},
+    r"buffers\[1\]=Seq.*: draws sequences of 3 steps, but buffers\[0\] draws items": {"buffers": (SMALL, SHORT)},
+    r"\[1\]=.*: draws sequences of 2 steps, but buffers\[0\] draws sequences of 3": {"buffers": (SHORT, SHORTER)},
     r"shares=\(1,\): must be one positive number for each of the 2 buffers": {"buffers": PAIR, "shares": (1,)},
     r"shares=0.5: must be one positive number": {"buffers": PAIR, "shares": 0.5},
     r"shares\[1\]=0: must be positive; leave out": {"buffers": PAIR, "shares": (1, 0)},
     r"shares\[0\]=-1: must be a finite number of at least 0; leave out": {"buffers": PAIR, "shares": (-1, 1)},
     r"shares\[0\]=nan: must be a finite number": {"buffers": PAIR, "shares": (np.nan, 1)},
     r'weights=\'both\': must be "own" or "joint"': {"buffers": PAIR, "weights": "both"},
-    r'weights="joint": the sampler of buffers\[1\] has normalize=\'global\'; must be "batch" or None': {
-        "buffers": GLOBAL,
-        "weights": "joint",
-    },
-    r'weights="joint": the samplers of buffers \[0, 2\] have normalize=\[\'batch\', None\]; they must agree': {
-        "buffers": (REPLAY(capacity=4, sampler=PER()), SMALL, REPLAY(capacity=4, sampler=PER(normalize=None))),
-        "weights": "joint",
-    },
+    r"of buffers\[1\] has normalize='global'; must be \"batch\" or None": {"buffers": (SMALL, GLOBAL), **JOINT},
+    r"of buffers \[0, 2\] have normalize=\['batch', None\]; they must": {"buffers": (BATCH, SMALL, PLAIN), **JOINT},
 }
 
 

@@ -18,23 +18,22 @@ import jaxreplay as jr
 PRIORITIZED = jr.Prioritized(alpha=0.7, beta=0.6, epsilon=0.01)
 ITEMS = {"id": jax.ShapeDtypeStruct((8,), jnp.int32), "x": jax.ShapeDtypeStruct((8, 2), jnp.float32)}
 
+GLOBAL = dataclasses.replace(PRIORITIZED, normalize="global")
+STREAMS = {"length": 8, "num_envs": 8, "sequence_length": 3, "stride": 2, "windows": "cut"}
+
+
+def batch_of_items(t):
+    return items(8 * t + np.arange(8, dtype=np.int32))
+
+
+def batch_of_steps(t):
+    return items(100 * (3 * t + np.arange(3, dtype=np.int32)[:, None]) + np.arange(8, dtype=np.int32))
+
+
 BUFFERS = {
-    "replay": (
-        jr.ReplayBuffer(capacity=24, sampler=PRIORITIZED),
-        lambda t: items(8 * t + np.arange(8, dtype=np.int32)),
-    ),
-    "uniform": (jr.ReplayBuffer(capacity=24), lambda t: items(8 * t + np.arange(8, dtype=np.int32))),
-    "sequence": (
-        jr.SequenceBuffer(
-            length=8,
-            num_envs=8,
-            sequence_length=3,
-            stride=2,
-            sampler=jr.Prioritized(alpha=0.7, beta=0.6, epsilon=0.01, normalize="global"),
-            windows="cut",
-        ),
-        lambda t: items(100 * (3 * t + np.arange(3, dtype=np.int32)[:, None]) + np.arange(8, dtype=np.int32)),
-    ),
+    "replay": (jr.ReplayBuffer(capacity=24, sampler=PRIORITIZED), batch_of_items),
+    "uniform": (jr.ReplayBuffer(capacity=24), batch_of_items),
+    "sequence": (jr.SequenceBuffer(sampler=GLOBAL, **STREAMS), batch_of_steps),
 }
 
 

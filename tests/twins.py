@@ -210,11 +210,8 @@ class Lane:
             rows = [(row % share, handle) for row, (d, handle) in zip(of_row, drawn, strict=True) if d == k]
             if not getattr(twin.sampler, "replacement", True):
                 assert len({handle for _, handle in rows}) == len(rows)
-            if (
-                getattr(twin.sampler, "stratified", False)
-                and max_age is None
-                and any(map(twin.shards[k].leaf.get, law))
-            ):
+            stratified = getattr(twin.sampler, "stratified", False) and max_age is None
+            if stratified and any(map(twin.shards[k].leaf.get, law)):
                 behind = np.cumsum(twin.shards[k].leaves_by_slot()) / sum(twin.shards[k].leaf.values())
                 for row, handle in rows:
                     end = behind[twin.shards[k].slot(handle)]

@@ -90,21 +90,19 @@ def random_run(num_operations, seed=seeds.SEED):
             if rng.random() < 0.3:
                 rewards[rng.integers(GROUPS)] = rng.choice([np.nan, np.inf])
             given = [rewards[g][mask[g]].tolist() for g in range(GROUPS)]
-            expected = twin.update(list(zip(tasks.tolist(), given, strict=True)))
+            pairs = list(zip(tasks.tolist(), given, strict=True))
+            expected = twin.update(pairs)
             state, kept = pools.update(state, tasks, rewards, mask=mask)
             np.testing.assert_array_equal(kept, expected)
-            known = [
-                0 <= task < pools.num_tasks and np.all(np.isfinite(x)) for task, x in zip(tasks, given, strict=True)
-            ]
+            known = [0 <= task < pools.num_tasks and np.all(np.isfinite(x)) for task, x in pairs]
             rejected += sum(len(x) > 0 and not good for x, good in zip(given, known, strict=True))
             happened["rows of a task that came before"] += GROUPS - len(set(tasks.tolist()))
             happened["groups without rollouts"] += sum(not x for x in given)
         elif kind == "recycle":
             parts = {"easy": float(rng.choice([0, 0.3, 0.5, 1])), "hard": float(rng.choice([0, 0.3, 0.5, 1]))}
             before = [{name: len(tasks) for name, tasks in env.items()} for env in twin.pools]
-            state = pools.recycle(
-                state, jax.random.key(number), easy_fraction=parts["easy"], hard_fraction=parts["hard"]
-            )
+            fractions = {f"{name}_fraction": part for name, part in parts.items()}
+            state = pools.recycle(state, jax.random.key(number), **fractions)
             after = lists(pools, state)
             for env, sizes in zip(after, before, strict=True):
                 assert all(sizes[name] - len(env[name]) == round(sizes[name] * part) for name, part in parts.items())

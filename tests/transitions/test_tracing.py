@@ -102,16 +102,9 @@ def test_coax_traces(flavour, every):
     for case in cases("coax_tracing")[every]:
         gamma, n = case["gamma"], case["n"]
         columns = {k: np.array([step[k] for step in case["steps"]])[:, None] for k in case["steps"][0]}
-        steps = {
-            "s": columns["s"],
-            "a": columns["a"],
-            "r": columns["r"].astype(np.float32),
-            "terminated": columns["done"],
-            "truncated": np.zeros_like(columns["done"]),
-            "s_next": columns["s"] + 1,
-            "logp": columns["logp"],
-            "w": columns["w"],
-        }
+        done = columns.pop("done")
+        steps = columns | {"r": columns["r"].astype(np.float32), "s_next": columns["s"] + 1}
+        steps |= {"terminated": done, "truncated": np.zeros_like(done)}
         length = len(case["steps"])
         if flavour == "nstep":
             tracer = jr.NStep(n=n, gamma=gamma, next_action=True)

@@ -427,25 +427,24 @@ def test_configurations_that_are_refused(message):
 
 
 def test_calls_that_are_refused():
-    mixture = jr.Mixture(buffers=(REPLAY(capacity=8),) * 2)
-    state = mixture.init(items(numbers(0, 1)))
-    rejects("source=2: must be an integer from 0 to 1, the position", mixture.add, state, 2, items(numbers(0, 1)))
-    rejects(r"source=.*: is traced, .* give it from outside", jax.jit(mixture.add), state, 1, items(numbers(0, 1)))
-    with pytest.raises(ValueError, match=r"leaf \['x'\]: got float32\[3\], the buffer stores float32\[2\]"):
-        mixture.add(state, 0, {"id": np.zeros(1, np.int32), "x": np.zeros((1, 3), np.float32)})
-    rejects("state: got tuple of 1, expected a tuple of 2 states", mixture.sample, state[:1], jax.random.key(0), 2)
-    others = mixture.buffers[1].init({"id": np.zeros(1, np.int32), "x": np.zeros((1, 3), np.float32)})
+    mixture, one, key = jr.Mixture(buffers=(REPLAY(capacity=8),) * 2), items(numbers(0, 1)), jax.random.key(0)
+    state, three, wide = mixture.init(one), np.zeros(3, np.int32), one | {"x": np.zeros((1, 3), np.float32)}
+    rejects("source=2: must be an integer from 0 to 1, the position", mixture.add, state, 2, one)
+    rejects(r"source=.*: is traced, .* give it from outside", jax.jit(mixture.add), state, 1, one)
+    rejects(r"leaf \['x'\]: got float32\[3\], the buffer stores float32\[2\]", mixture.add, state, 0, wide)
+    rejects("state: got tuple of 1, expected a tuple of 2 states", mixture.sample, state[:1], key, 2)
+    others = state[0], mixture.buffers[1].init(wide)
     message = r"buffers\[1\] stores other items than buffers\[0\]: leaf \['x'\]: got float32\[3\], buffers\[0\] stores"
-    rejects(message, mixture.sample, (state[0], others), jax.random.key(0), 2)
-    others = mixture.buffers[1].init({"id": np.zeros(1, np.int32)})
-    with pytest.raises(ValueError, match=r"buffers\[1\] stores other items.* wrong structure: missing \['x'\]"):
-        mixture.update((state[0], others), np.zeros(2, np.int32), np.zeros(2))
-    rejects("batch_size=0: must be an integer from 1", mixture.sample, state, jax.random.key(0), 0)
-    rejects(r"td_errors: got .* one number for each", mixture.update, state, np.zeros(3, np.int32), np.zeros(2))
-    with pytest.raises(ValueError, match=r"got int32\[2\], expected a row for each of the 3 indices"):
-        mixture.set(state, np.zeros(3, np.int32), {"id": np.zeros(2, np.int32), "x": None})
-    with pytest.raises(ValueError, match="capacity=8: this state has a leading axis of 9"):
-        mixture.get((state[0], REPLAY(capacity=9).init(items(numbers(0, 1)))), np.zeros(2, np.int32))
+    rejects(message, mixture.sample, others, key, 2)
+    others = state[0], mixture.buffers[1].init({"id": one["id"]})
+    message = r"buffers\[1\] stores other items.* wrong structure: missing \['x'\]"
+    rejects(message, mixture.update, others, three[:2], np.zeros(2))
+    rejects("batch_size=0: must be an integer from 1", mixture.sample, state, key, 0)
+    rejects(r"td_errors: got .* one number for each", mixture.update, state, three, np.zeros(2))
+    values = {"id": three[:2], "x": None}
+    rejects(r"got int32\[2\], expected a row for each of the 3 indices", mixture.set, state, three, values)
+    larger = state[0], REPLAY(capacity=9).init(one)
+    rejects("capacity=8: this state has a leading axis of 9", mixture.get, larger, three)
 
 
 def test_half_of_a_batch_comes_from_the_saved_replay_of_an_earlier_run(tmp_path):

@@ -162,6 +162,26 @@ def test_what_cannot_be_rows_is_stored_as_it_is(as_rows, shape, dtype):
     np.testing.assert_array_equal(found["x"], items["x"])
 
 
+@pytest.mark.parametrize("kind", ["items", rarely("sequences")])
+def test_rows_are_migrated_as_what_they_hold(as_rows, kind):
+    rows = {"x": jnp.arange(4 * 6 * 3.0).reshape(4, 6, 3), "y": jnp.arange(24, dtype=jnp.bfloat16).reshape(4, 6)}
+    sizes = {"num_envs": 6, "sequence_length": 3, "windows": "cut", "sampler": jr.Prioritized()}
+    buffer, larger = (jr.SequenceBuffer(length=length, **sizes) for length in (7, 9))
+    if kind == "items":
+        rows, (buffer, larger) = at(rows, 0), (jr.ReplayBuffer(capacity=capacity) for capacity in (10, 12))
+
+    def migrated(rows_of_128):
+        as_rows(rows_of_128)
+        state = buffer.init(rows)
+        for _ in range(4):
+            state = buffer.add(state, rows)
+        return jr.migrate(buffer, state, larger)
+
+    plain, found = migrated(False), migrated(True)
+    assert jax.tree.structure(found) != jax.tree.structure(plain)
+    same(found, plain.on_this_backend())
+
+
 def test_a_checkpoint_of_another_backend_is_restored_as_rows_and_back(as_rows, tmp_path):
     numbers = jnp.arange(60, dtype=jnp.float32)
     items = {"x": numbers.reshape(12, 5), "y": jnp.arange(12, dtype=jnp.float8_e5m2)}

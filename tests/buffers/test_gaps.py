@@ -9,7 +9,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, rarely, rejects
+from helpers import at, over_devices, rarely, rejects
 from jax import lax
 
 import jaxreplay as jr
@@ -36,10 +36,14 @@ def drawable(buffer, state):
     return sorted(steps.tolist() for batch in batches for steps in np.asarray(batch.items)[batch.indices >= 0])
 
 
-def drawable_by_the_twin(gaps):
-    twin = oracles.SequenceTwin(SIZES["length"], ENVS, SIZES["sequence_length"], 1, gaps=True)
+def twin_of(gaps, windows="any", length=SIZES["length"]):
+    twin = oracles.SequenceTwin(length, ENVS, SIZES["sequence_length"], 1, windows, True)
     for steps, ends, its in zip(STEPS, ENDS, gaps, strict=True):
         twin.add(steps, ends, ~its)
+    return twin
+
+
+def drawable_by(twin):
     return sorted(map(twin.sequence, twin.handles))
 
 
@@ -57,7 +61,21 @@ def test_eager_calls_a_scan_and_vmap_agree_and_no_such_row_is_drawn(sampler):
         state = buffer.update(state, sample.indices, 1.0 + sample.items[:, 0] % 7)
     chex.assert_trees_all_equal(jax.device_get(state), at(together[0], 0))
     for seed in range(2):
-        assert drawable(buffer, at(together[0], seed)) == drawable_by_the_twin(gaps[seed])
+        assert drawable(buffer, at(together[0], seed)) == drawable_by(twin_of(gaps[seed]))
+
+
+@pytest.mark.parametrize("windows", ["any", *map(rarely, ["episodes", "cut", "inside"])])
+def test_migration_keeps_what_may_be_drawn(windows):
+    """From shards to a longer buffer, which then goes on as one that had all rows."""
+    buffer = jr.SequenceBuffer(gaps=True, windows=windows, **SIZES)
+    longer, shards = dataclasses.replace(buffer, length=12), over_devices(buffer, 2)
+    state, _ = jax.jit(lambda: fill(shards, GAPS))()
+    moved, twin = jr.migrate(shards, state, longer), twin_of(GAPS, windows, longer.length)
+    twin.lost = ROLLOUTS * T - buffer.length
+    assert drawable(longer, moved) == drawable(shards, state) == drawable_by(twin)
+    steps, ends, told = 1000 + STEPS[0], ENDS[0], ~GAPS[0]
+    twin.add(steps, ends, told)
+    assert drawable(longer, longer.add(moved, steps, ends=ends, drawable=told)) == drawable_by(twin)
 
 
 def test_td_errors_and_mixtures_know_of_such_rows():

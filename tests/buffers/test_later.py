@@ -1,5 +1,6 @@
 """Later steps of an episode."""
 
+import dataclasses
 import functools
 
 import jax
@@ -132,6 +133,18 @@ def test_a_buffer_under_vmap_is_the_buffer_alone(long):
     for k in range(2):
         alone = later(buffer, state, keys[k], handles[k], "uniform")
         jax.tree.map(lambda x, y, k=k: np.testing.assert_array_equal(x[k], y), both, alone)
+
+
+def test_migration_keeps_the_episodes(long):
+    buffer, state, *_ = long
+    shorter, shards, key = dataclasses.replace(buffer, length=70), over_devices(buffer, 2), jax.random.key(0)
+    expected = later(buffer, state, key, buffer.newest(state, 100), "last")
+    assert np.max(expected[1]) > 20
+    moved = jr.migrate(buffer, state, shorter)
+    again = jr.migrate(shards, jr.migrate(shorter, moved, shards), buffer)
+    for new, its in ((shorter, moved), (buffer, again)):
+        found = later(new, its, key, new.newest(its, 100), "last")
+        jax.tree.map(np.testing.assert_array_equal, found, expected)
 
 
 @pytest.mark.versions

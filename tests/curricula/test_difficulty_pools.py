@@ -389,6 +389,26 @@ def test_recycle_draws_all_members_alike():
     assert 1e-4 < stats.chi2.sf(statistic, 9) < 1 - 1e-4
 
 
+@pytest.mark.slow
+def test_a_state_over_its_caps_is_brought_under_them():
+    wide, narrow = make((20, 7), caps=(0.6, 0.3)), make((20, 7), caps=(0.2, 0.15))
+    twin = PoolsTwin((20, 7), easy=0.9, hard=0.1, caps=(0.2, 0.15))
+    rng = seeds.rng(0)
+    state, _ = scan_updates(wide, wide.init(), *random_updates(rng, 27, 50, 6, 2))
+    twin.pools = lists(wide, state)
+    twin.bring_under_caps()
+    for new in (narrow.recycle(state, jax.random.key(0)), narrow.remap(state, range(27), range(27))):
+        assert lists(narrow, new) == twin.pools
+        assert new.rejected == state.rejected
+    groups = [(int(task), rewards) for task in rng.integers(0, 27, 30) for rewards in (SOLVED, FAILED)]
+    state, _ = update(narrow, new, *groups)
+    twin.update(groups)
+    assert lists(narrow, state) == twin.pools
+    # Without that a pool above its cap does not grow, and normal does not shrink.
+    over, _ = update(narrow, run_dry(narrow, 0), *groups)
+    assert over.sizes[0].tolist()[1:] == [0, 20]
+
+
 def test_equal_keys_are_matched_in_order():
     pools = make((6,))
     state, _ = update(pools, pools.init(), (1, SOLVED), (4, FAILED))

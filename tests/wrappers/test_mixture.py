@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import at, items, numbers, over_devices, rarely, rejects, run_once, stack
+from helpers import at, big_copies, compiled, items, numbers, over_devices, rarely, rejects, run_once, stack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
@@ -445,6 +445,25 @@ def test_calls_that_are_refused():
     rejects(r"got int32\[2\], expected a row for each of the 3 indices", mixture.set, state, three, values)
     larger = state[0], REPLAY(capacity=9).init(one)
     rejects("capacity=8: this state has a leading axis of 9", mixture.get, larger, three)
+
+
+@pytest.mark.slow
+@pytest.mark.hlo
+@pytest.mark.usefixtures("compiled_afresh")
+def test_a_training_step_copies_no_storage():
+    """The first source grows; the other is a data set, which is only drawn from and updated."""
+    num_items = 4096
+    mixture = jr.Mixture(buffers=(REPLAY(capacity=num_items, sampler=PER()),) * 2, weights="joint")
+    state = jax.eval_shape(mixture.init, {"x": jax.ShapeDtypeStruct((1, 8), jnp.float32)})
+
+    def step(state, key):
+        state = mixture.add(state, 0, {"x": jax.random.normal(key, (4, 8), jnp.float32)})
+        sample = mixture.sample(state, key, 8)
+        return mixture.update(state, sample.indices, jnp.sum(sample.items["x"], axis=1)), sample.weights
+
+    scan = jax.jit(lambda state, keys: jax.lax.scan(step, state, keys), donate_argnums=0)
+    program = compiled(scan, state, jax.eval_shape(lambda: jax.random.split(jax.random.key(0), 5)))
+    assert big_copies(program.as_text(), num_items) == []
 
 
 def test_half_of_a_batch_comes_from_the_saved_replay_of_an_earlier_run(tmp_path):

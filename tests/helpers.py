@@ -27,6 +27,18 @@ def rarely(case):
     return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
 
 
+def rejects(message, function, *arguments, error=ValueError, **named):
+    """Check that a call raises an error with this message, a regular expression."""
+    with pytest.raises(error, match=message):
+        function(*arguments, **named)
+
+
+def check_happened(happened, least, count):
+    """Check that each event in `least` happened at least that often per hundred of `count`."""
+    short = {name: (happened[name], x) for name, x in least.items() if happened[name] < x * count / 100}
+    assert not short, f"happened less often than it should: {short}; all: {dict(happened)}"
+
+
 def cases(name):
     """Recorded behaviour of a replaced or compared system, from `vectors`."""
     return json.loads((pathlib.Path(__file__).parent / "vectors" / f"{name}.json").read_text())["cases"]

@@ -39,29 +39,12 @@ COMPARISONS |= {ast.Is: "is not", ast.IsNot: "is", ast.In: "not in", ast.NotIn: 
 ARITHMETIC = {ast.Add: "-", ast.Sub: "+", ast.Mult: "+", ast.Div: "*", ast.FloorDiv: "*", ast.Mod: "//", ast.Pow: "*"}
 ARITHMETIC |= {ast.BitAnd: "|", ast.BitOr: "&", ast.LShift: ">>", ast.RShift: "<<"}
 # Arguments for promises and layouts, which change no value.
-NOT_DROPPED = {
-    "unique_indices",
-    "mode",
-    "dtype",
-    "axis",
-    "static_argnums",
-    "static_argnames",
-    "donate_argnums",
-    "strict",
-}
+NOT_DROPPED = {"unique_indices", "mode", "dtype", "axis", "static_argnums", "static_argnames", "donate_argnums"}
+NOT_DROPPED |= {"strict"}
 # Functions whose arguments are interchangeable, or so unlike that no program would run.
 NOT_SWAPPED = {"jnp.minimum", "jnp.maximum", "jnp.asarray", "jnp.array", "jnp.full", "jnp.zeros", "jnp.ones"}
-NOT_SWAPPED |= {
-    "jax.tree.map",
-    "isinstance",
-    "getattr",
-    "hasattr",
-    "check_integer",
-    "check_number",
-    "np.asarray",
-    "zip",
-}
-NOT_SWAPPED |= {"jnp.issubdtype", "jax.eval_shape", "jnp.concatenate", "jnp.arange", "defaultdict", "max", "min"}
+NOT_SWAPPED |= {"jax.tree.map", "isinstance", "getattr", "hasattr", "check_integer", "check_number", "np.asarray"}
+NOT_SWAPPED |= {"jnp.issubdtype", "jax.eval_shape", "jnp.concatenate", "jnp.arange", "defaultdict", "max", "min", "zip"}
 
 
 @dataclasses.dataclass(frozen=True)

@@ -58,5 +58,5 @@ EQUIVALENT = {
 KILLED_BY_SLOW = {
     "checkpoint/_migration._on_host: x = multihost_utils.process_allgather(x, tiled=True) -> pass": (
         "test_two_processes_one_of_them_killed_and_both_resumed_equal_one_process"
-    ),
+    )
 }

@@ -519,14 +519,7 @@ class PoolsTwin:
 
     POOLS = ("normal", "easy", "hard")
 
-    def __init__(
-        self,
-        tasks_per_env,
-        easy=None,
-        hard=None,
-        caps=(0.5, 0.4),
-        online_difficulty_filtering=False,
-    ):
+    def __init__(self, tasks_per_env, easy=None, hard=None, caps=(0.5, 0.4), online_difficulty_filtering=False):
         self.thresholds, self.filtering = (easy, hard), online_difficulty_filtering
         self.pools, self.caps, first = [], [], 0
         for n in tasks_per_env:

@@ -54,7 +54,7 @@ def counted():
     text = """two
 lines"""
     return [
-        text,  # in three lines
+        text  # in three lines
     ]
 
 

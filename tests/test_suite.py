@@ -1,30 +1,19 @@
 """The suite itself: which tests run by default."""
 
-TWIN = "the twin of its module checks the same in the default run"
-SHARDS = "the twins of sharded buffers check the same in the default run"
 SETTINGS = "the contract and the module's own tests check the same of each part in the default run"
 LONG = "default cases of its file do the same, shorter"
 DEAR = "it takes many seconds, and a smaller case could not tell"
 REASONS = {
-    "test_binding.py::test_a_train_state_holds_a_buffer_and_is_saved_whole": "the guide's first block does the same",
     "test_checkpoint.py::test_runs_resumed_in_another_process_end_as_if_not_interrupted": DEAR,
     "test_checkpoint.py::test_killed_at_any_moment_leaves_the_old_checkpoint_or_the_new_one": DEAR,
     "test_checkpoint_files.py::test_processes_that_save_to_one_path_take_turns": "threads do the same",
     "test_checkpoint.py::test_states_of_another_backend_come_back_in_this_one_s_layout": "a test of storage does it",
     "test_diagnostics.py::test_estimates_are_near_what_they_estimate": "laws and numbers are compared exactly",
-    "test_diagnostics.py::test_the_numbers_of_one_shard_are_those_of_the_buffer": SETTINGS,
-    "test_difficulty_pools.py::test_examples_of_first_in_first_out": TWIN,
-    "test_difficulty_pools.py::test_every_update_of_any_configuration_equals_the_twin": LONG,
+    "test_difficulty_pools.py::test_a_state_over_its_caps_is_brought_under_them": "the twin's other lists do so",
     "test_difficulty_pools.py::test_groups_without_rollouts_do_nothing": DEAR,
     "test_difficulty_pools.py::test_normal_never_empties": DEAR,
     "test_difficulty_pools.py::test_order_holds_when_the_counters_wrap": DEAR,
     "test_difficulty_pools.py::test_recycle_draws_all_members_alike": "the twin recycles; how evenly is a law",
-    "test_difficulty_pools.py::test_remap_to_another_list_of_tasks": TWIN,
-    "test_difficulty_pools.py::test_a_state_over_its_caps_is_brought_under_them": TWIN,
-    "test_draws.py::test_shards_have_the_windows_of_their_own_streams": SHARDS,
-    "test_gaps.py::test_shards_other_buffers_and_files_keep_what_may_be_drawn": SHARDS,
-    "test_later.py::test_shards_have_the_episodes_of_their_own_streams": SETTINGS,
-    "test_learning.py::test_weighted_gradient_is_unbiased": "weights are compared with the law's in the twins",
     "test_learning.py::test_values_under_a_time_limit": DEAR,
     "test_learning.py::test_sac_trains": DEAR,
     "test_learning.py::test_sac_learns_with_per": DEAR,
@@ -32,7 +21,6 @@ REASONS = {
     "test_temporaries.py::test_temporary_memory_does_not_grow_with_the_length_of_streams": DEAR,
     "test_temporaries.py::test_pools_of_a_million_tasks_are_not_copied": DEAR,
     "test_migration.py::test_items_and_priorities_of_any_layout_equal_the_twins": LONG,
-    "test_mixture.py::test_shards_and_reservoirs_as_sources": "the twin of a mixture with shards checks the same",
     "test_mixture.py::test_a_training_step_copies_no_storage": SETTINGS,
     "test_mixture_twin.py::test_long_runs_with_a_new_seed": LONG,
     "test_preemption.py::test_a_run_that_is_killed_at_20_moments_neither_loses_nor_repeats_a_group": LONG,
@@ -41,14 +29,11 @@ REASONS = {
     "test_replay_twin.py::test_a_buffer_of_one_item": LONG,
     "test_recent.py::test_large_sizes_have_no_gaps": "a smaller size is compared with the law",
     "test_plot.py::test_the_package_does_not_import_matplotlib": "it starts a process, and seldom changes",
-    "test_reservoir_buffer.py::test_each_shard_is_a_reservoir_of_what_is_dealt_to_it": SHARDS,
     "test_reservoir_twin.py::test_long_runs_with_a_new_seed": LONG,
     "test_sequence_twin.py::test_long_runs_with_a_new_seed": LONG,
     "test_sequence_twin.py::test_any_configuration": LONG,
     "test_shared.py::test_a_program_of_one_thread_does_not_hang": "it starts processes; a patched count does the same",
     "test_shared.py::test_an_interrupt_ends_a_program_that_waits": "it starts a process, which is interrupted",
-    "test_sharding.py::test_sequences_are_those_of_the_shards_own_streams": SHARDS,
-    "test_storage.py::test_buffers_draw_the_same_from_rows": "the layouts themselves are compared in its file",
     "test_sum_tree.py::test_sampling_law_at_2_24_leaves": DEAR,
     "test_sum_tree.py::test_how_far_the_law_holds": DEAR,
     "test_testing.py::test_our_buffers_pass": SETTINGS,
@@ -58,7 +43,6 @@ REASONS = {
     "test_tracing_twin.py::test_many_sequences_with_a_new_seed": LONG,
     "test_two_learners.py::test_processes_that_keep_the_ratio_each_keep_it_together": DEAR,
     "test_two_processes.py::test_two_processes_one_of_them_killed_and_both_resumed_equal_one_process": DEAR,
-    "test_valid.py::test_checks_of_ones_own_buffer_take_a_tracers_spec": SETTINGS,
 }
 
 

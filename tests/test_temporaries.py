@@ -43,14 +43,10 @@ def often(cases, all_cases):
 OPERATIONS = ["add", "sample", "update", "step"]
 STEPS = [("uniform", "step", 0), ("global", "step", 8)]  # a step has all three
 OPERATIONS_OF_SAMPLERS = often(
-    [*STEPS, ("prioritized", "update", 0)],
-    list(itertools.product(SAMPLERS, OPERATIONS, (0, 8))),
+    [*STEPS, ("prioritized", "update", 0)], list(itertools.product(SAMPLERS, OPERATIONS, (0, 8)))
 )
 LEARNING = ["weights used", "weights logged", "weights ignored"]
-LEARNING_OF_SAMPLERS = often(
-    [],
-    list(itertools.product(SAMPLERS, LEARNING, (0, 8))),
-)
+LEARNING_OF_SAMPLERS = often([], list(itertools.product(SAMPLERS, LEARNING, (0, 8))))
 STRIDES_OF_SAMPLERS = often([], list(itertools.product(SAMPLERS, (1, 3), (0, 8))))
 ALONE_AND_SEEDS = [0, rarely(8)]
 
@@ -134,8 +130,7 @@ def sequences(sampler, seeds):
 
 
 @pytest.mark.parametrize(
-    ("sampler", "operation", "seeds"),
-    often([STEPS[0]], list(itertools.product(SAMPLERS, OPERATIONS, (0, 8)))),
+    ("sampler", "operation", "seeds"), often([STEPS[0]], list(itertools.product(SAMPLERS, OPERATIONS, (0, 8))))
 )
 def test_no_copy_of_sequences(operation, sampler, seeds):
     check_operation(sequences(SAMPLERS[sampler], seeds), ITEMS, operation, seeds)
@@ -307,10 +302,7 @@ BUFFERS = {
 }
 
 
-PAIRS_OF_OPERATIONS = often(
-    [("sequence", "global", 2, 4)],
-    list(itertools.product(BUFFERS, SAMPLERS, (2,), (0, 4))),
-)
+PAIRS_OF_OPERATIONS = often([("sequence", "global", 2, 4)], list(itertools.product(BUFFERS, SAMPLERS, (2,), (0, 4))))
 MORE_OPERATIONS = [rarely(("replay", "prioritized", 3, 0)), rarely(("sequence", "prioritized", 3, 4))]
 
 

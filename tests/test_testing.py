@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import over_devices, rarely
+from helpers import over_devices, rarely, rejects
 
 import jaxreplay as jr
 from jaxreplay import testing
@@ -109,14 +109,12 @@ def test_an_add_that_keeps_its_state_is_not_taken_for_one_that_donates_it():
     for buffer in (Small(), jr.ReplayBuffer(capacity=10)):
         testing._Runs(buffer, buffer.init, ITEMS, 4, testing._adder(buffer)).check_donation(key)
     runs = testing._Runs(Small(), Small().init, ITEMS, 4, testing._adder(jr.ReplayBuffer(capacity=10)))
-    with pytest.raises(AssertionError, match=f"{testing.DONATED}: donate=False, [1-9] leaves gone"):
-        runs.check_donation(key)
+    rejects(f"{testing.DONATED}: donate=False, [1-9] leaves gone", runs.check_donation, key, error=AssertionError)
 
 
 def test_a_draw_from_an_empty_buffer_that_names_an_item():
     runs = testing._Runs(DrawsNothing(), DrawsNothing().init, ITEMS, 4, testing._adder(DrawsNothing()))
-    with pytest.raises(AssertionError, match=testing.EMPTY):
-        runs.check_draws(None, jax.random.key(0))
+    rejects(testing.EMPTY, runs.check_draws, None, jax.random.key(0), error=AssertionError)
 
 
 P, W = [0.0, 0.5, 1.0, 1.0], [0.0, 2.0, 0.0, 1e30]  # what a draw may tell
@@ -391,8 +389,7 @@ def test_a_sampler_that_breaks_a_rule_is_told_which(rule):
 
 
 def test_what_is_no_sampler_and_a_law_that_is_not_quite_right():
-    with pytest.raises(ValueError, match="must be a sampler"):
-        testing.check_sampler(object())
+    rejects("must be a sampler", testing.check_sampler, object())
     rng = seeds.rng(0)
     law = np.array([0.1, 0.2, 0.7])
     drawn = rng.choice(3, 2 * testing.DRAWS, p=law)
@@ -400,5 +397,4 @@ def test_what_is_no_sampler_and_a_law_that_is_not_quite_right():
     wrong = np.array([0.1, 0.25, 0.65], np.float32)
     with pytest.raises(AssertionError, match="draws follow their probabilities: chi-square"):
         testing._check_law(drawn, wrong[drawn])
-    with pytest.raises(AssertionError, match=r"sum to 1\.5"):
-        testing._check_law(drawn, np.full(drawn.size, 0.5))
+    rejects(r"sum to 1\.5", testing._check_law, drawn, np.full(drawn.size, 0.5), error=AssertionError)

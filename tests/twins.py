@@ -7,13 +7,13 @@ each with its own twin.
 import collections
 import functools
 
+import helpers
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import pytest
 import seeds
-from helpers import at, check_tree, leaves_of
+from helpers import at, check_tree, leaves_of, rejects
 
 import jaxreplay as jr
 from jaxreplay._common.random import random_bits
@@ -68,12 +68,7 @@ def num_shards(buffer):
 
 def law_of(buffer):
     """Settings of the buffer and its sampler, as arguments of a twin."""
-    names = {
-        "alpha": "alpha",
-        "epsilon": "epsilon",
-        "floor": "floor",
-        "max_priority": "new_priority",
-    }
+    names = {"alpha": "alpha", "epsilon": "epsilon", "floor": "floor", "max_priority": "new_priority"}
     found = {mine: getattr(buffer.sampler, name) for name, mine in names.items() if hasattr(buffer.sampler, name)}
     return found | {"max_uses": buffer.max_uses}
 
@@ -215,11 +210,8 @@ class Lane:
             rows = [(row % share, handle) for row, (d, handle) in zip(of_row, drawn, strict=True) if d == k]
             if not getattr(twin.sampler, "replacement", True):
                 assert len({handle for _, handle in rows}) == len(rows)
-            if (
-                getattr(twin.sampler, "stratified", False)
-                and max_age is None
-                and any(map(twin.shards[k].leaf.get, law))
-            ):
+            stratified = getattr(twin.sampler, "stratified", False) and max_age is None
+            if stratified and any(map(twin.shards[k].leaf.get, law)):
                 behind = np.cumsum(twin.shards[k].leaves_by_slot()) / sum(twin.shards[k].leaf.values())
                 for row, handle in rows:
                     end = behind[twin.shards[k].slot(handle)]
@@ -413,8 +405,7 @@ class Run:
         for k, lane in enumerate(lanes):
             lane.check_state(self.buffer, of_lane(state, k))
         if self.mode == "eager" and not any(shard.handles for shard in lanes[0].twin.shards):
-            with pytest.raises(ValueError, match="cannot sample"):
-                self.look(self.state, asked)
+            rejects("cannot sample", self.look, self.state, asked)
             return
         seen = jax.device_get(self.look(self.state, asked))
         for k, lane in enumerate(lanes):
@@ -440,13 +431,7 @@ def lane_oldest(shard):
 
 
 def check_happened(happened, least):
-    """Check that each event in `least` happened at least that often per hundred steps."""
-    short = {
-        name: (happened[name], count)
-        for name, count in least.items()
-        if happened[name] < count * happened["steps"] / 100
-    }
-    assert not short, f"happened less often than it should: {short}; all: {dict(happened)}"
+    helpers.check_happened(happened, least, happened["steps"])
 
 
 LEAST = {

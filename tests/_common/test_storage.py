@@ -1,6 +1,5 @@
 """Storage as rows of 128 numbers, which a TPU wants, holds the same as storage as it is."""
 
-import dataclasses
 import functools
 import itertools
 
@@ -11,7 +10,6 @@ import pytest
 import seeds
 from helpers import at, rarely, stack
 from jax import lax
-from jax.sharding import Mesh
 
 import jaxreplay as jr
 from jaxreplay._common import layouts
@@ -164,56 +162,24 @@ def test_what_cannot_be_rows_is_stored_as_it_is(as_rows, shape, dtype):
     np.testing.assert_array_equal(found["x"], items["x"])
 
 
-@pytest.mark.parametrize("name", [*map(rarely, ["items", "sequences", "sharded"])])
-def test_buffers_draw_the_same_from_rows(as_rows, name):
-    """Also mapped, brought to another backend, and migrated to another size."""
-    steps = {"x": jnp.arange(4 * 6 * 3.0).reshape(4, 6, 3), "y": jnp.arange(24, dtype=jnp.bfloat16).reshape(4, 6)}
-    ends = jnp.arange(24).reshape(4, 6) % 5 == 0
-    sampler = jr.Prioritized()
-    sequences = jr.SequenceBuffer(length=7, num_envs=6, sequence_length=3, windows="cut", sampler=sampler)
-    mesh = Mesh(np.array(jax.devices()[:2]), ("data",))
-    buffer, rows, flags = {
-        "items": (jr.ReplayBuffer(capacity=10, sampler=sampler), at(steps, 0), {"mask": jnp.arange(6) != 2}),
-        "sequences": (sequences, steps, {"ends": ends}),
-        "sharded": (jr.Sharded(buffer=sequences, mesh=mesh), steps, {"ends": ends}),
-    }[name]
-    if name == "sharded":
-        larger = jr.Sharded(buffer=dataclasses.replace(sequences, length=9), mesh=mesh)
-    else:
-        larger = dataclasses.replace(buffer, **({"capacity": 12} if name == "items" else {"length": 9}))
+@pytest.mark.parametrize("kind", ["items", rarely("sequences")])
+def test_rows_are_migrated_as_what_they_hold(as_rows, kind):
+    rows = {"x": jnp.arange(4 * 6 * 3.0).reshape(4, 6, 3), "y": jnp.arange(24, dtype=jnp.bfloat16).reshape(4, 6)}
+    sizes = {"num_envs": 6, "sequence_length": 3, "windows": "cut", "sampler": jr.Prioritized()}
+    buffer, larger = (jr.SequenceBuffer(length=length, **sizes) for length in (7, 9))
+    if kind == "items":
+        rows, (buffer, larger) = at(rows, 0), (jr.ReplayBuffer(capacity=capacity) for capacity in (10, 12))
 
-    def run(state):
-        key = jax.random.key(0)
-        for i in range(4):
-            state = buffer.add(state, rows, **flags)
-            drawn = buffer.sample(state, jax.random.fold_in(key, i), 8)
-            state = buffer.update(state, drawn.indices, drawn.weights * i)
-        return state, (drawn, buffer.get(state, drawn.indices))
+    def migrated(rows_of_128):
+        as_rows(rows_of_128)
+        state = buffer.init(rows)
+        for _ in range(4):
+            state = buffer.add(state, rows)
+        return jr.migrate(buffer, state, larger)
 
-    if name == "sharded":  # its `init` is compiled, and does not say how it stores
-        jax.clear_caches()
-    as_rows(False)
-    plain, expected = run(buffer.init(rows))
-    migrated = jr.migrate(buffer, plain, larger)
-    drawn = larger.sample(migrated, jax.random.key(5), 8)
-    if name == "sharded":
-        jax.clear_caches()
-    as_rows(True)
-    state, found = run(buffer.init(rows))
-    assert jax.tree.structure(state) != jax.tree.structure(plain)
-    same(found, expected)
-    same(plain.on_this_backend(), state)
-    if name != "sharded":
-        _, mapped = jax.jit(jax.vmap(run))(stack(buffer.init(rows), buffer.init(rows)))
-        same(at(mapped, 1)[1], expected[1])
-        np.testing.assert_array_equal(at(mapped, 1)[0].indices, expected[0].indices)
-    again = jr.migrate(buffer, state, larger)
-    same(again, migrated.on_this_backend())
-    same(larger.sample(again, jax.random.key(5), 8), drawn)
-    as_rows(False)
-    same(state.on_this_backend(), plain)
-    if name == "sharded":
-        jax.clear_caches()
+    plain, found = migrated(False), migrated(True)
+    assert jax.tree.structure(found) != jax.tree.structure(plain)
+    same(found, plain.on_this_backend())
 
 
 def test_a_checkpoint_of_another_backend_is_restored_as_rows_and_back(as_rows, tmp_path):

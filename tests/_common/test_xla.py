@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import compiled
+from helpers import compiled, rejects
 from jax import lax
 
 import jaxreplay as jr
@@ -110,8 +110,7 @@ def test_a_state_that_was_donated_is_named(buffer_and_state, tmp_path):
         lambda: jr.migrate(buffer, gone, buffer),
         lambda: jr.plot(buffer, gone),
     ):
-        with pytest.raises(ValueError, match="state: was donated to an earlier call and is gone; rebind it"):
-            call()
+        rejects("state: was donated to an earlier call and is gone; rebind it", call)
     assert buffer.size(state) == 4
 
 

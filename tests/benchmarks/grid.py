@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import itertools
 from collections.abc import Callable, Iterator
+from typing import Any
 
 import host_buffers
 import jax_buffers
@@ -19,7 +20,6 @@ PACKAGES = {"flashbax": "flashbax", "cpprb": "cpprb", "torchrl": "torchrl", "dop
 PACKAGES |= {"rejax": "rejax", "jaxnasium": "jaxnasium", "memorax": "memorax", "jaxued": "jaxued"}
 HOST_LIBRARIES = {"cpprb", "torchrl", "dopamine"}
 BASE = "jaxreplay"
-FANOUTS = (2, 4, 8, 16, 32, 64, 128)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -50,181 +50,149 @@ def peer(library: str) -> str | None:
     return word if word in PACKAGES else None
 
 
-def _group(part: str, rank: int, by_setting: dict[Setting, dict[str, Callable]]) -> Group:
-    makers = {(setting, name): make for setting, by_name in by_setting.items() for name, make in by_name.items()}
-    return Group(part, rank, makers, {key: _storage(part, *key) for key in makers})
+# The sizes of each part's most telling cell.
+KEYS = {
+    part: Setting(capacity=2**power, batch_size=256)
+    for part, power in zip("abfcdghk", (20,) * 3 + (17,) * 2 + (14,) * 3, strict=True)
+}
+CAPACITIES = (2**20, 2**17, 2**14, 2**22)
+OURS, FLASHBAX = jax_buffers.jaxreplay, jax_buffers.flashbax_item
+TREES = {
+    BASE: trees.tree_program,
+    "flashbax": trees.flashbax_tree,
+    "naive": trees.naive_table,
+    "torchrl": trees.torchrl_tree,
+    "dopamine": trees.dopamine_tree,
+}
+STEPS = {
+    BASE: functools.partial(scan_program, OURS),
+    "flashbax": functools.partial(scan_program, FLASHBAX),
+    "cpprb": host_buffers.cpprb_program,
+    "torchrl": host_buffers.torchrl_program,
+    "flashbax ordered": functools.partial(scan_program, FLASHBAX, ordered=True),
+    "flashbax flat": functools.partial(scan_program, jax_buffers.flashbax_flat),
+    "naive": functools.partial(scan_program, jax_buffers.naive),
+    "dopamine": host_buffers.dopamine_program,
+}
+SEEDS = {name: STEPS[name] for name in (BASE, "flashbax", "flashbax ordered", "cpprb")}
+EAGER = {
+    BASE: functools.partial(eager_program, OURS, jitted=False),
+    "flashbax": functools.partial(eager_program, FLASHBAX, jitted=True),
+    **{name: STEPS[name] for name in ("cpprb", "torchrl", "dopamine")},
+}
+UNIFORM = {
+    BASE: functools.partial(scan_program, functools.partial(OURS, sampler=jr.Uniform())),
+    "flashbax": functools.partial(scan_program, functools.partial(FLASHBAX, uniform=True)),
+    "brax": functools.partial(scan_program, jax_buffers.brax_uniform),
+    "cpprb": functools.partial(host_buffers.cpprb_program, prioritized=False),
+    "torchrl": functools.partial(host_buffers.torchrl_program, prioritized=False),
+}
+SEQUENCES = {
+    BASE: functools.partial(scan_program, jax_buffers.jaxreplay_sequences),
+    "flashbax": functools.partial(scan_program, jax_buffers.flashbax_trajectory),
+}
+TASKS = {
+    BASE: tasks.jaxreplay_tasks,
+    "jaxreplay Levels": tasks.jaxreplay_levels,
+    "jaxued": tasks.jaxued_levels,
+    "NumPy": tasks.numpy_tasks,
+}
 
 
 def _storage(part: str, setting: Setting, library: str) -> int:
-    item = {"a": 0, "h": 0, "k": 0, "fanout": 0, "g": SEQUENCE_LENGTH * setting.item_bytes}.get(
-        part, setting.item_bytes
-    )
+    item = {"a": 0, "h": 0, "k": 0, "g": SEQUENCE_LENGTH * setting.item_bytes}.get(part, setting.item_bytes)
     if library == "brax" and setting.items == "frames":
         item *= 4  # it keeps everything in the items' common dtype, float32
     return setting.seeds * setting.capacity * (item + 12)
 
 
-def _rank(setting: Setting, key: Setting) -> int:
-    """How many of the sizes differ from the key setting's."""
-    return sum(a != b for a, b in zip(dataclasses.astuple(setting), dataclasses.astuple(key), strict=True))
+def _group(
+    part: str,
+    settings: Setting | list[Setting],
+    programs: dict[str, Callable],
+    left_out: Callable[[str, Setting], bool] = lambda name, setting: False,
+    rank: int | None = None,
+) -> Group:
+    """All programs of one setting or several; the rank is how many of the first one's sizes differ from the key's."""
+    settings = settings if isinstance(settings, list) else [settings]
+    sizes = zip(*map(dataclasses.astuple, (settings[0], KEYS[part])), strict=True)
+    keys = [(setting, name) for setting in settings for name in programs if not left_out(name, setting)]
+    makers = {(setting, name): functools.partial(programs[name], setting) for setting, name in keys}
+    storage = {key: _storage(part, *key) for key in keys}
+    return Group(part, sum(a != b for a, b in sizes) if rank is None else rank, makers, storage)
+
+
+def _settings(smoke: bool, capacities: tuple[int, ...] = CAPACITIES, **sizes: Any) -> list[Setting]:
+    pairs = itertools.product([2**10] if smoke else capacities, [32] if smoke else [256, 32, 1024])
+    return [Setting(capacity=capacity, batch_size=batch_size, **sizes) for capacity, batch_size in pairs]
+
+
+def _kinds(smoke: bool) -> tuple[str, ...]:
+    return ("vector",) if smoke else ("vector", "frames")
 
 
 def tree_groups(smoke: bool) -> Iterator[Group]:
-    key = Setting(capacity=2**20, batch_size=256)
-    for capacity, batch_size in _sizes(smoke, (2**20, 2**14, 2**22, 2**17, 2**24)):
-        setting = Setting(capacity=capacity, batch_size=batch_size)
-        makers = {
-            BASE: functools.partial(trees.tree_program, setting),
-            "flashbax": functools.partial(trees.flashbax_tree, setting),
-            "naive": functools.partial(trees.naive_table, setting),
-            "torchrl": functools.partial(trees.torchrl_tree, setting),
-            "dopamine": functools.partial(trees.dopamine_tree, setting),
-        }
-        if capacity > 2**20:
-            del makers["naive"]
+    for setting in _settings(smoke, (2**20, 2**14, 2**22, 2**17, 2**24)):
         # Targets are stated for B=256 at all sizes, so these come first.
-        yield _group("a", 0 if batch_size == 256 and capacity <= 2**22 else _rank(setting, key), {setting: makers})
+        rank = 0 if setting.batch_size == 256 and setting.capacity <= 2**22 else None
+        yield _group("a", setting, TREES, lambda name, x: name == "naive" and x.capacity > 2**20, rank)
 
 
 def step_groups(smoke: bool) -> Iterator[Group]:
-    key = Setting(capacity=2**20, batch_size=256)
-    added = [16] if smoke else [16, 1, 128]
-    items = ["vector"] if smoke else ["vector", "frames"]
-    for kind, num_added, (capacity, batch_size) in itertools.product(items, added, list(_sizes(smoke))):
-        if kind == "frames" and capacity > 2**20:
-            continue
-        setting = Setting(capacity=capacity, batch_size=batch_size, num_added=num_added, items=kind)
-        makers = {
-            BASE: functools.partial(scan_program, jax_buffers.jaxreplay, setting),
-            "flashbax": functools.partial(scan_program, jax_buffers.flashbax_item, setting),
-            "cpprb": functools.partial(host_buffers.cpprb_program, setting),
-            "torchrl": functools.partial(host_buffers.torchrl_program, setting),
-            "flashbax ordered": functools.partial(scan_program, jax_buffers.flashbax_item, setting, ordered=True),
-            "flashbax flat": functools.partial(scan_program, jax_buffers.flashbax_flat, setting),
-            "naive": functools.partial(scan_program, jax_buffers.naive, setting),
-            "dopamine": functools.partial(host_buffers.dopamine_program, setting),
-        }
-        if capacity > 2**20:
-            del makers["naive"]
-        if num_added != 16 or batch_size != 256:
-            del makers["flashbax flat"]
-        # dopamine adds item by item in Python: filling a larger one takes minutes.
-        if capacity > 2**17 or kind == "frames" or num_added != 16:
-            del makers["dopamine"]
-        rank = _rank(setting, key)
-        if kind == "frames" and (capacity, batch_size, num_added) in ((2**14, 256, 16), (2**17, 256, 16)):
-            rank = 0
-        yield _group("b", rank, {setting: makers})
+    def left_out(name: str, x: Setting) -> bool:
+        return {
+            "naive": x.capacity > 2**20,
+            "flashbax flat": x.num_added != 16 or x.batch_size != 256,
+            # dopamine adds item by item in Python: filling a larger one takes minutes.
+            "dopamine": x.capacity > 2**17 or x.items == "frames" or x.num_added != 16,
+        }.get(name, False)
+
+    for kind, num_added in itertools.product(_kinds(smoke), [16] if smoke else [16, 1, 128]):
+        for setting in _settings(smoke, num_added=num_added, items=kind):
+            if kind == "vector" or setting.capacity <= 2**20:
+                usual = kind == "frames" and (setting.batch_size, num_added) == (256, 16) and setting.capacity <= 2**17
+                yield _group("b", setting, STEPS, left_out, 0 if usual else None)
 
 
 def vmap_groups(smoke: bool) -> Iterator[Group]:
-    seeds = (1, 2) if smoke else (1, 16, 64)
-    key = Setting(capacity=2**17, batch_size=256)
-    kinds = ["vector"] if smoke else ["vector", "frames"]
-    for kind, (capacity, batch_size) in itertools.product(kinds, list(_sizes(smoke, (2**17, 2**14, 2**20)))):
-        if kind == "frames" and (capacity > 2**14 or batch_size > 256):
-            continue
-        one = Setting(capacity=capacity, batch_size=batch_size, items=kind)
-        by_setting = {}
-        for count in seeds:
-            setting = dataclasses.replace(one, seeds=count)
-            by_setting[setting] = {
-                BASE: functools.partial(scan_program, jax_buffers.jaxreplay, setting),
-                "flashbax": functools.partial(scan_program, jax_buffers.flashbax_item, setting),
-                "flashbax ordered": functools.partial(scan_program, jax_buffers.flashbax_item, setting, ordered=True),
-            }
-            if count <= 16:
-                by_setting[setting]["cpprb"] = functools.partial(host_buffers.cpprb_program, setting)
-        yield _group("c", _rank(one, key), by_setting)
+    for kind in _kinds(smoke):
+        for one in _settings(smoke, (2**17, 2**14, 2**20), items=kind):
+            if kind == "vector" or (one.capacity <= 2**14 and one.batch_size <= 256):
+                settings = [dataclasses.replace(one, seeds=count) for count in ((1, 2) if smoke else (1, 16, 64))]
+                yield _group("c", settings, SEEDS, lambda name, x: name == "cpprb" and x.seeds > 16)
 
 
 def eager_groups(smoke: bool) -> Iterator[Group]:
-    key = Setting(capacity=2**17, batch_size=256)
-    added = [16] if smoke else [16, 1]
-    for num_added, (capacity, batch_size) in itertools.product(added, list(_sizes(smoke, (2**17, 2**20)))):
-        setting = Setting(capacity=capacity, batch_size=batch_size, num_added=num_added)
-        makers = {
-            BASE: functools.partial(eager_program, jax_buffers.jaxreplay, setting, jitted=False),
-            "flashbax": functools.partial(eager_program, jax_buffers.flashbax_item, setting, jitted=True),
-            "cpprb": functools.partial(host_buffers.cpprb_program, setting),
-            "torchrl": functools.partial(host_buffers.torchrl_program, setting),
-            "dopamine": functools.partial(host_buffers.dopamine_program, setting),
-        }
-        if capacity > 2**17:
-            del makers["dopamine"]
-        yield _group("d", _rank(setting, key), {setting: makers})
+    for num_added in [16] if smoke else [16, 1]:
+        for setting in _settings(smoke, (2**17, 2**20), num_added=num_added):
+            yield _group("d", setting, EAGER, lambda name, x: name == "dopamine" and x.capacity > 2**17)
 
 
 def uniform_groups(smoke: bool) -> Iterator[Group]:
-    key = Setting(capacity=2**20, batch_size=256)
-    kinds = ["vector"] if smoke else ["vector", "frames"]
-    for kind, (capacity, batch_size) in itertools.product(kinds, list(_sizes(smoke))):
-        if kind == "frames" and capacity > 2**17:
-            continue
-        setting = Setting(capacity=capacity, batch_size=batch_size, items=kind)
-        ours = functools.partial(jax_buffers.jaxreplay, sampler=jr.Uniform())
-        makers = {
-            BASE: functools.partial(scan_program, ours, setting),
-            "flashbax": functools.partial(
-                scan_program, functools.partial(jax_buffers.flashbax_item, uniform=True), setting
-            ),
-            "brax": functools.partial(scan_program, jax_buffers.brax_uniform, setting),
-            "cpprb": functools.partial(host_buffers.cpprb_program, setting, prioritized=False),
-            "torchrl": functools.partial(host_buffers.torchrl_program, setting, prioritized=False),
-        }
-        yield _group("f", _rank(setting, key), {setting: makers})
+    for kind in _kinds(smoke):
+        for setting in _settings(smoke, items=kind):
+            if kind == "vector" or setting.capacity <= 2**17:
+                yield _group("f", setting, UNIFORM)
 
 
 def sequence_groups(smoke: bool) -> Iterator[Group]:
-    key = Setting(capacity=2**14, batch_size=256)
-    settings = [Setting(capacity=n, batch_size=b) for n, b in _sizes(smoke, (2**14, 2**17))]
-    if not smoke:
-        settings += [Setting(capacity=2**10, batch_size=32, items="frames")]
-    for setting in settings:
-        makers = {
-            BASE: functools.partial(scan_program, jax_buffers.jaxreplay_sequences, setting),
-            "flashbax": functools.partial(scan_program, jax_buffers.flashbax_trajectory, setting),
-        }
-        yield _group("g", _rank(setting, key), {setting: makers})
+    frames = [] if smoke else [Setting(capacity=2**10, batch_size=32, items="frames")]
+    for setting in _settings(smoke, (2**14, 2**17)) + frames:
+        yield _group("g", setting, SEQUENCES)
 
 
 def pool_groups(smoke: bool) -> Iterator[Group]:
-    key = Setting(capacity=2**14, batch_size=256)
-    for capacity, batch_size in _sizes(smoke, (2**14, 2**10, 2**17, 2**20)):
-        one, by_setting = Setting(capacity=capacity, batch_size=batch_size), {}
-        for count in (1, 2) if smoke else (1, 16):
-            setting = dataclasses.replace(one, seeds=count)
-            by_setting[setting] = {BASE: functools.partial(pools.jaxreplay_pools, setting)}
-            if count == 1 and capacity * batch_size <= 2**27:  # where a step takes less than a second
-                by_setting[setting]["Python"] = functools.partial(pools.python_pools, setting)
-        yield _group("h", _rank(one, key), by_setting)
+    programs = {BASE: pools.jaxreplay_pools, "Python": pools.python_pools}
+    for one in _settings(smoke, (2**14, 2**10, 2**17, 2**20)):
+        settings = [dataclasses.replace(one, seeds=count) for count in ((1, 2) if smoke else (1, 16))]
+        slow = one.capacity * one.batch_size > 2**27  # a step takes more than a second
+        yield _group("h", settings, programs, lambda name, x, slow=slow: name == "Python" and (slow or x.seeds > 1))
 
 
 def task_groups(smoke: bool) -> Iterator[Group]:
-    key = Setting(capacity=2**14, batch_size=256)
-    for capacity, batch_size in _sizes(smoke, (2**14, 2**10, 2**17, 2**20)):
-        setting = Setting(capacity=capacity, batch_size=batch_size)
-        makers = {
-            BASE: functools.partial(tasks.jaxreplay_tasks, setting),
-            "jaxreplay Levels": functools.partial(tasks.jaxreplay_levels, setting),
-            "jaxued": functools.partial(tasks.jaxued_levels, setting),
-            "NumPy": functools.partial(tasks.numpy_tasks, setting),
-        }
-        if capacity * batch_size > 2**22:  # where a step takes more than a second
-            del makers["jaxued"]
-        yield _group("k", _rank(setting, key), {setting: makers})
-
-
-def fanout_groups(smoke: bool) -> Iterator[Group]:
-    key = Setting(capacity=2**20, batch_size=256)
-    for capacity, batch_size in _sizes(smoke):
-        setting = Setting(capacity=capacity, batch_size=batch_size)
-        makers = {f"fan-out {k}": functools.partial(trees.tree_program, setting, fanout=k) for k in FANOUTS}
-        yield _group("fanout", _rank(setting, key), {setting: makers})
-
-
-def _sizes(smoke: bool, capacities: tuple[int, ...] = (2**20, 2**17, 2**14, 2**22)) -> Iterator[tuple[int, int]]:
-    return itertools.product([2**10] if smoke else capacities, [32] if smoke else [256, 32, 1024])
+    for setting in _settings(smoke, (2**14, 2**10, 2**17, 2**20)):
+        slow = setting.capacity * setting.batch_size > 2**22  # a step takes more than a second
+        yield _group("k", setting, TASKS, lambda name, _, slow=slow: name == "jaxued" and slow)
 
 
 PARTS = {
@@ -236,7 +204,6 @@ PARTS = {
     "g": ("Sequences of 80 steps, one every 40", sequence_groups),
     "h": ("Difficulty pools in a scan: draw and update", pool_groups),
     "k": ("Tasks by a score: draw and update", task_groups),
-    "fanout": ("Tree only, by fan-out", fanout_groups),
 }
 
 
@@ -248,4 +215,4 @@ def groups(parts: list[str], libraries: set[str], smoke: bool) -> list[Group]:
             makers = {k: make for k, make in group.makers.items() if peer(k[1]) in (None, *libraries)}
             found.append(dataclasses.replace(group, makers=makers))
     order = "bacghkdf"
-    return sorted(found, key=lambda g: (g.part == "fanout", g.rank, order.find(g.part)))
+    return sorted(found, key=lambda g: (g.rank, order.find(g.part)))

@@ -70,7 +70,7 @@ def must_move(part: str, setting: Setting) -> int:
     fanout = sum_tree.default_fanout()
     levels = len(jax.eval_shape(lambda: sum_tree.init(setting.capacity)).sums)
     read_path, write_path = levels * fanout * 4, levels * (fanout + 1) * 4
-    if part in ("a", "h", "k", "fanout"):
+    if part in ("a", "h", "k"):
         return setting.seeds * setting.batch_size * (read_path + write_path)
     added = setting.num_added * (SEQUENCE_LENGTH + SEQUENCE_PERIOD if part == "g" else 2) * setting.item_bytes
     drawn = 2 * setting.batch_size * (SEQUENCE_LENGTH if part == "g" else 1) * setting.item_bytes

@@ -1,5 +1,6 @@
 """Tables of a benchmark's result, as Markdown; a peer that is faster is bold there and red on a terminal."""
 
+import functools
 import re
 from collections.abc import Iterator
 from typing import Any
@@ -44,16 +45,22 @@ def table(header: list[str], rows: list[list[str]]) -> str:
     return "\n".join("| " + " | ".join(map(str.ljust, line, widths)) + " |" for line in lines)
 
 
-def _peer_cell(found: dict[str, Any] | None) -> str:
-    if found is None:
-        return ""
+def _bold(text: str, found: dict[str, Any]) -> str:
+    """The text of a ratio; bold if the other library is faster."""
+    return f"**{text}{FASTER}**" if found["ratio"]["median"] < 1 else text
+
+
+def _figure(found: dict[str, Any], key: str = "us", ends: tuple[int, int] = (10, 90)) -> str:
     if "error" in found:
         return found["error"].replace("|", "/")
-    text = spread(found["us"])
-    if "ratio" not in found:
-        return text
-    text += f", x{number(found['ratio']['median'])} [{number(found['ratio']['p10'])}-{number(found['ratio']['p90'])}]"
-    return f"**{text}{FASTER}**" if found["ratio"]["median"] < 1 else text
+    return spread(found[key], ends) if key in found else ""
+
+
+def _peer_cell(found: dict[str, Any] | None) -> str:
+    if not found or "ratio" not in found:
+        return _figure(found or {})
+    ratio = found["ratio"]
+    return _bold(f"{_figure(found)}, x{number(ratio['median'])} [{number(ratio['p10'])}-{number(ratio['p90'])}]", found)
 
 
 def part_table(part: str, rows: list[dict]) -> str:
@@ -61,25 +68,17 @@ def part_table(part: str, rows: list[dict]) -> str:
     shown = [label for label, field in sizes.items() if len({row[field] for row in rows}) > 1 or label in "NB"]
     libraries = list(dict.fromkeys(name for row in rows for name in row["libraries"]))
     peers = [name for name in libraries if name != BASE]
-    facts = BASE in libraries
-    header = [*shown, *([f"{BASE}, us"] if facts else []), *(f"{name}, us, ratio" for name in peers)]
-    if part == "c":
-        header.append("per seed / one seed")
-    if facts:
-        header += ["limit, us (bytes + launches)", "over limit", "temporary", "peak", "compile, s"]
+    header = [*shown, f"{BASE}, us", *(f"{name}, us, ratio" for name in peers)]
+    header += ["per seed / one seed"] * (part == "c")
+    header += ["limit, us (bytes + launches)", "over limit", "temporary", "peak", "compile, s"]
     lines = []
     for row in sorted(rows, key=lambda r: tuple(str(r[f]) if f == "items" else r[f] for f in sizes.values())):
         fields = [row[sizes[label]] for label in shown]
-        own = row["libraries"].get(BASE)
+        own = row["libraries"][BASE]
         line = [power(x) if isinstance(x, int) else x for x in fields]
-        if facts:
-            line.append(own["error"] if "error" in own else spread(own["us"]))
-        line += [_peer_cell(row["libraries"].get(name)) for name in peers]
-        if part == "c":
-            line.append(" ".join(f"{k} {v:.2f}" for k, v in row.get("per_seed", {}).items()))
-        if facts:
-            line += _facts(own)
-        lines.append(line)
+        line += [_figure(own), *(_peer_cell(row["libraries"].get(name)) for name in peers)]
+        line += [" ".join(f"{k} {v:.2f}" for k, v in row.get("per_seed", {}).items())] * (part == "c")
+        lines.append(line + _facts(own))
     return table(header, lines)
 
 
@@ -110,18 +109,14 @@ def _end_to_end(result: dict[str, Any]) -> str:
         return f"Skipped: {result['skipped']}."
     lines = []
     for name, found in result["libraries"].items():
-        ratio = spread(found["ratio"])
-        ratio = f"**{ratio}{FASTER}**" if found["ratio"]["median"] < 1 else ratio
         returns = f"{found['mean_return']} {found['interval']}"
+        ratio = _bold(spread(found["ratio"]), found)
         lines.append([name, spread(found["seconds"]), ratio, returns, f"{found['compile_s']:.1f}"])
     header = ["buffer", "training, s", "ratio", "final return, mean of seeds [95% interval]", "compile, s"]
     return f"{result['seeds']} seeds, {result['pairs']} trainings with each.\n\n" + table(header, lines)
 
 
-def _quartiles(found: dict[str, Any], key: str) -> str:
-    if "error" in found:
-        return found["error"].replace("|", "/")
-    return spread(found[key], QUARTILES) if key in found else ""
+_quartiles = functools.partial(_figure, ends=QUARTILES)
 
 
 def _sharded(found: dict[str, Any]) -> Iterator[str]:
@@ -140,9 +135,7 @@ def _sharded(found: dict[str, Any]) -> Iterator[str]:
             line = [row["buffer"], power(row["capacity"]), power(row["batch_size"]), devices, _quartiles(figure, "us")]
             throughput = int(devices) / figure["ratio"]["median"] if "ratio" in figure else float("nan")
             line += [_quartiles(figure, "ratio"), f"{throughput:.2f}"]
-            if cores:
-                line.append(f"{throughput / min(int(devices), cores):.2f}")
-            lines.append(line)
+            lines.append(line + ([f"{throughput / min(int(devices), cores):.2f}"] if cores else []))
     if lines:
         text = f"Each device with N items, B draws and 16 added; {runs}. Relative to one device: time and throughput"
         if cores:
@@ -159,13 +152,10 @@ def _sharded(found: dict[str, Any]) -> Iterator[str]:
 
 def _draws(found: dict[str, Any]) -> Iterator[str]:
     def cell(name: str, figure: dict[str, Any], first: bool) -> str:
-        if "error" in figure:
-            return figure["error"].replace("|", "/")
-        text = spread(figure["us"])
         if "ratio" not in figure or (first and name not in BESIDE):
-            return text
-        ratio = f"{text}, x{number(figure['ratio']['median'])}"
-        return f"**{ratio}{FASTER}**" if name in BESIDE and figure["ratio"]["median"] < 1 else ratio
+            return _figure(figure)
+        text = f"{_figure(figure)}, x{number(figure['ratio']['median'])}"
+        return _bold(text, figure) if name in BESIDE else text
 
     yield (
         f"{found['date']}. Draws of {found['batch_size']}, us; medians of {found['runs']} alternating runs "

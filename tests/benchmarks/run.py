@@ -101,14 +101,14 @@ def run_group(group: Group, machine: Machine, runs: int, run_seconds: float) -> 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="abcdefghijk", help="letters of the parts, or fanout (abcdefghijk)")
+    parser.add_argument("--parts", default="abcdefghijk", help="letters of the parts (abcdefghijk)")
     parser.add_argument("--peers", nargs="*", choices=list(PACKAGES), default=list(PACKAGES), help="all by default")
     parser.add_argument("--seconds", type=float, default=7200.0, help="start no cell after this long (7200)")
     parser.add_argument("--smoke", action="store_true", help="one tiny cell a part, to see that it runs")
     parser.add_argument("--out", type=pathlib.Path, help="folder (results, beside this file; none with --smoke)")
     args = parser.parse_args()
     args.deadline = time.perf_counter() + args.seconds
-    args.parts = ["fanout"] if args.parts == "fanout" else list(args.parts)
+    args.parts = list(args.parts)
     if unknown := set(args.parts) - {*PARTS, *"eij"}:
         parser.error(f"argument --parts: no part {', '.join(sorted(unknown))}")
     if args.out is None and not args.smoke:
@@ -167,11 +167,7 @@ def main() -> None:
             "copy_GB_per_s": {size: round(speed / 1e9, 2) for size, speed in machine.bandwidths.items()},
             "launch_us": round(machine.launch * 1e6, 3),
         },
-        "rows": [],
-        "not_run": [],
-        "end_to_end": None,
-        "sharded": None,
-        "draws": None,
+        **{"rows": [], "not_run": [], "end_to_end": None, "sharded": None, "draws": None},
     }
     todo = groups([part for part in args.parts if part not in "eij"], peers, args.smoke)
     signal.signal(signal.SIGTERM, signal.default_int_handler)

@@ -129,42 +129,8 @@ class Queue(Threads):
         return super().draw(number)
 
 
-PROGRAMS = {
-    "one thread": Bare,
-    "Shared": Shared,
-    "mujax's limiter": Mujax,
-    "queue": Queue,
-}
+PROGRAMS = {"one thread": Bare, "Shared": Shared, "mujax's limiter": Mujax, "queue": Queue}
 CALLS = {"bare": Bare, "Shared": functools.partial(Shared, False), "Shared, ratio": Shared}
-
-
-class TimedLock:
-    """A reentrant lock for a Condition that keeps how long it was held, in microseconds."""
-
-    def __init__(self):
-        self._lock, self.held, self._start = threading.RLock(), [], 0.0
-
-    def acquire(self, blocking: bool = True, timeout: float = -1) -> bool:
-        found = self._lock.acquire(blocking, timeout)
-        self._start = time.perf_counter()
-        return found
-
-    def release(self) -> None:
-        self.held.append((time.perf_counter() - self._start) * 1e6)
-        self._lock.release()
-
-    __enter__ = acquire
-
-    def __exit__(self, *_: Any) -> None:
-        self.release()
-
-    def _is_owned(self) -> bool:
-        return self._lock._is_owned()  # pyright: ignore[reportAttributeAccessIssue]
-
-    _release_save = release
-
-    def _acquire_restore(self, _: Any) -> None:
-        self.acquire()
 
 
 def in_turn(runs: dict[Any, Callable[[], float]], base: Any, count: int) -> dict[Any, dict]:
@@ -188,42 +154,35 @@ def per_call(call: Callable[[int], Any], wait: Callable[[], Any], count: int) ->
 
 
 def measure_calls(runs: int, count: int) -> dict[str, dict]:
-    """Additions and draws of one thread: `count` additions, then as many draws, so that nobody is ahead."""
-    programs = {name: make() for name, make in CALLS.items()}
-    calls: dict[tuple[str, str], Callable[[], float]] = {}
-    for name, program in programs.items():
-        few = min(count, SLACK // BATCH)  # within the slack
+    """Additions and draws of one thread: as many as the slack allows, then as many draws, so that nobody is ahead."""
+    programs, few = {name: make() for name, make in CALLS.items()}, min(count, SLACK // BATCH)
 
-        def both(draws: bool, program: Bare = program, few: int = few) -> float:
-            spent = {False: 0.0, True: 0.0}
-            for _ in range(count // few):
-                spent[False] += per_call(lambda _: program.add(), program.wait, few)
-                spent[True] += per_call(program.draw, program.wait, few)
-            return spent[draws] / (count // few)
+    def both(program: Bare, which: int) -> float:
+        spent = [0.0, 0.0]
+        for _ in range(count // few):
+            spent[0] += per_call(lambda _: program.add(), program.wait, few)
+            spent[1] += per_call(program.draw, program.wait, few)
+        return spent[which] / (count // few)
 
-        calls["add", name], calls["draw", name] = functools.partial(both, False), functools.partial(both, True)
-    found = {}
-    for call in ("add", "draw"):
-        of_call = {name: run for (which, name), run in calls.items() if which == call}
-        found[call] = in_turn(of_call, "bare", runs)
-    return found
+    def measure(which: int) -> dict[str, dict]:
+        return in_turn({name: functools.partial(both, x, which) for name, x in programs.items()}, "bare", runs)
+
+    return {"add": measure(0), "draw": measure(1)}
 
 
 def measure_threads(runs: int, count: int, actors: tuple[int, ...]) -> dict[str, dict]:
     """By number of actors: an addition and a draw together."""
     programs = dict(_installed())
-    found = {}
-    for number in actors:
 
-        def cycles(program: Bare, number: int = number) -> float:
-            start = time.perf_counter()
-            program.cycles(count, number)
-            return (time.perf_counter() - start) / count
+    def cycles(program: Bare, number: int) -> float:
+        start = time.perf_counter()
+        program.cycles(count, number)
+        return (time.perf_counter() - start) / count
 
-        found[str(number)] = in_turn(
-            {name: functools.partial(cycles, program) for name, program in programs.items()}, "one thread", runs
-        )
-    return found
+    def measure(number: int) -> dict[str, dict]:
+        return in_turn({name: functools.partial(cycles, x, number) for name, x in programs.items()}, "one thread", runs)
+
+    return {str(number): measure(number) for number in actors}
 
 
 def _installed() -> Iterator[tuple[str, Bare]]:
@@ -234,35 +193,16 @@ def _installed() -> Iterator[tuple[str, Bare]]:
             print(f"{name}: {error.name} is not installed.")
 
 
-def measure_lock(count: int, actors: tuple[int, ...]) -> dict[str, dict[str, float]]:
-    """How long a lock is held, in microseconds, by number of actors: the median and the 99th percentile."""
-    found = {}
-    for number in actors:
-        program, lock = Shared(), TimedLock()
-        program.cycles(count, number)  # compiles
-        program.shared._turns._changed = threading.Condition(lock)  # pyright: ignore[reportArgumentType]
-        program.cycles(count, number)
-        found[str(number)] = percentiles(lock.held, 1, (1, 99))
-    return found
-
-
-def text(result: dict[str, Any]) -> str:
-    """The tables."""
+def table(title: str, found: dict[str, dict]) -> str:
+    """Lines by name, columns by program."""
 
     def cell(figure: dict[str, dict[str, float]]) -> str:
         us, ratio = figure["us"], figure["ratio"]
         return f"{us['median']:.0f} [{us['p10']:.0f}-{us['p90']:.0f}], x{ratio['median']:.2f}"
 
-    names = list(next(iter(result["calls"].values())))
-    lines = [f"| call, us | {' | '.join(names)} |", "| --- " * (len(names) + 1) + "|"]
-    lines += [f"| {call} | {' | '.join(cell(of[name]) for name in names)} |" for call, of in result["calls"].items()]
-    names = list(next(iter(result["threads"].values())))
-    lines += ["", f"| actors | {' | '.join(names)} | lock held, median and 99% |", "| --- " * (len(names) + 2) + "|"]
-    for actors, of in result["threads"].items():
-        held = result["lock"][actors]
-        cells = " | ".join(cell(of[name]) for name in names)
-        lines.append(f"| {actors} | {cells} | {held['median']:.0f}, {held['p99']:.0f} |")
-    return "\n".join(lines)
+    names = list(next(iter(found.values())))
+    lines = [f"| {title} | {' | '.join(names)} |", "| --- " * (len(names) + 1) + "|"]
+    return "\n".join(lines + [f"| {row} | {' | '.join(map(cell, its.values()))} |" for row, its in found.items()])
 
 
 def main() -> None:
@@ -270,12 +210,9 @@ def main() -> None:
     parser.add_argument("--smoke", action="store_true", help="everything once; the figures mean nothing")
     args = parser.parse_args()
     runs, count, actors = (1, 16, ACTORS[:2]) if args.smoke else (15, 160, ACTORS)
-    result = {
-        "calls": measure_calls(runs, count),
-        "threads": measure_threads(runs, count, actors),
-        "lock": measure_lock(count, actors),
-    }
-    print(text(result))
+    print(
+        table("call, us", measure_calls(runs, count)), table("actors", measure_threads(runs, count, actors)), sep="\n\n"
+    )
 
 
 if __name__ == "__main__":

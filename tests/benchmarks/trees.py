@@ -10,7 +10,7 @@ from settings import Setting
 from jaxreplay import sum_tree
 
 
-def tree_program(setting: Setting, fanout: int | None = None) -> ScanProgram:
+def tree_program(setting: Setting) -> ScanProgram:
     """Sample and update jaxreplay's tree alone."""
 
     def step(carry, key):
@@ -19,7 +19,7 @@ def tree_program(setting: Setting, fanout: int | None = None) -> ScanProgram:
         return sum_tree.update(tree, drawn, new_values(setting, key)), drawn
 
     every = jnp.arange(setting.capacity)
-    tree = sum_tree.init(setting.capacity, fanout=fanout)
+    tree = sum_tree.init(setting.capacity)
     tree = sum_tree.update(tree, every, first_values(setting), unique_indices=True)
     return ScanProgram(step, (jax.tree.map(jnp.copy, tree), jnp.zeros(setting.batch_size, jnp.int32)))
 

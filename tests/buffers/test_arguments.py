@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import leaves_of, over_devices, rarely
+from helpers import leaves_of, over_devices, rarely, rejects
 
 import jaxreplay as jr
 
@@ -54,10 +54,7 @@ def test_other_numbers_are_as_good_as_python_ones(name, kinds):
 @pytest.mark.parametrize(
     ("make", "message"),
     [
-        (
-            lambda x: jr.NStep(n=1, gamma=x),
-            r"gamma=.*: is traced, .*; make the tracer with gamma=None and pass it to add",
-        ),
+        (lambda x: jr.NStep(n=1, gamma=x), r"gamma=.*: is traced, .*; make the tracer with gamma=None and pass"),
         (
             lambda x: jr.Prioritized(alpha=x),
             r"alpha=.*: is traced, .*; state.replace\(sampler=state.sampler.replace\(alpha=...\)\) takes a traced one",
@@ -67,8 +64,7 @@ def test_other_numbers_are_as_good_as_python_ones(name, kinds):
     ],
 )
 def test_what_must_not_be_traced_says_what_else_to_do(make, message):
-    with pytest.raises(ValueError, match=message):
-        jax.eval_shape(make, 0.5)
+    rejects(message, jax.eval_shape, make, 0.5)
     assert jax.eval_shape(lambda: jr.ReplayBuffer(capacity=np.array(3)).init(jnp.ones(2))).storage.shape == (3,)
 
 
@@ -95,8 +91,7 @@ def test_what_is_no_key_is_refused_as_such(key):
         lambda: jr.sum_tree.sample(tree, key, 2),
         lambda: jr.hindsight(key, {"achieved_goal": steps, "desired_goal": steps}, items, lambda a, d: a),
     ):
-        with pytest.raises(ValueError, match=r"key: got .*, expected one PRNG key, such as jax.random.key\(0\)\."):
-            call()
+        rejects(r"key: got .*, expected one PRNG key, such as jax.random.key\(0\)\.", call)
 
 
 @pytest.mark.parametrize(
@@ -122,8 +117,7 @@ def test_what_is_no_key_is_refused_as_such(key):
     ],
 )
 def test_positional_arguments_are_errors(make, config, first):
-    with pytest.raises(TypeError, match=rf"{config}: got .*, takes keyword arguments only; write {config}\({first}="):
-        make()
+    rejects(rf"{config}: got .*, takes keyword arguments only; write {config}\({first}=", make, error=TypeError)
 
 
 def test_a_configuration_that_rejects_positional_arguments_is_a_plain_dataclass_otherwise():
@@ -148,8 +142,7 @@ def test_a_list_of_numbers_is_a_pytree_whose_leaves_are_named():
         ValueError, match=r"leaf \['x'\]\[0\]: got float(32|64)\[\], a batch of items needs 1 leading axis"
     ):
         replay.init({"x": numbers, "y": one})
-    with pytest.raises(ValueError, match="wrong structure: got PyTreeDef"):
-        replay.set(state, np.arange(2), {"x": numbers})
+    rejects("wrong structure: got PyTreeDef", replay.set, state, np.arange(2), {"x": numbers})
     assert jax.eval_shape(replay.init, [one, one]).storage[1].shape == (4,)  # a list of arrays: two leaves
 
 
@@ -182,8 +175,7 @@ def test_a_state_that_is_forgotten_or_swapped_with_the_key_is_named():
         state, owner = empty(config, *like), type(config).__name__
         expected = rf"expected {type(state).__name__}, as init of {owner}"
         for given, found in ((key, r"key<fry>\[\]"), (raw, r"uint32\[2\]")):
-            with pytest.raises(ValueError, match=f"state: got {found}, {expected}"):
-                config.sample(given, state, 4)
+            rejects(f"state: got {found}, {expected}", config.sample, given, state, 4)
         if config not in (pools, tasks, levels):
             rows = {"ReservoirBuffer": (one, key), "Mixture": (0, one)}.get(owner, (one,))
             for given, found in (
@@ -191,13 +183,10 @@ def test_a_state_that_is_forgotten_or_swapped_with_the_key_is_named():
                 (one, r"float32\[2, 2\]|float64\[2, 2\]"),
                 (3, r"int|int(32|64)\[\]"),
             ):
-                with pytest.raises(ValueError, match=rf"state: got ({found}), {expected}"):
-                    config.add(given, *rows)
-    with pytest.raises(ValueError, match="state: got SequenceState, expected ReplayState, as init of ReplayBuffer"):
-        replay.add(empty(sequence, one), one)
+                rejects(rf"state: got ({found}), {expected}", config.add, given, *rows)
+    rejects("state: got SequenceState, expected ReplayState, as init", replay.add, empty(sequence, one), one)
     for call in (lambda: pools.update(None, np.arange(2), one), lambda: tasks.update(None, np.arange(2), one)):
-        with pytest.raises(ValueError, match=r"state: got NoneType, expected .*State, as init of"):
-            call()
+        rejects(r"state: got NoneType, expected .*State, as init of", call)
 
 
 @pytest.mark.parametrize(
@@ -206,11 +195,9 @@ def test_a_state_that_is_forgotten_or_swapped_with_the_key_is_named():
 @pytest.mark.parametrize("make", [jr.ReplayBuffer, jr.ReservoirBuffer, jr.SequenceBuffer])
 def test_what_is_no_sampler_is_refused_at_once(make, sampler):
     sizes = {"length": 4, "num_envs": 1, "sequence_length": 2} if make is jr.SequenceBuffer else {"capacity": 4}
-    with pytest.raises(ValueError, match=r"sampler=.*: must be a sampler, such as jr.Uniform\(\)"):
-        make(sampler=sampler, **sizes)
+    rejects(r"sampler=.*: must be a sampler, such as jr.Uniform\(\)", make, sampler=sampler, **sizes)
     of_a_list = dataclasses.make_dataclass("OfAList", ["table"], bases=(jr.Uniform,), frozen=True, kw_only=True)
-    with pytest.raises(ValueError, match=r"sampler=.*: must be hashable; make it a frozen dataclass"):
-        make(sampler=of_a_list(table=[1.0]), **sizes)
+    rejects(r"sampler=.*: must be hashable; make it a frozen dataclass", make, sampler=of_a_list(table=[1.0]), **sizes)
 
 
 def integers(values, kind, like):
@@ -273,8 +260,7 @@ def test_ages_and_steps_of_any_integers_are_the_numbers_that_they_are(kind, like
     jitted, seen = jax.jit(draws), set()
     for value, number in zip(np.asarray(numbers).tolist(), numbers, strict=True):
         if like is np and not 1 <= value < 2**31:  # refused, where the value is at hand
-            with pytest.raises(ValueError, match=r"max_age=.*: must be an integer from 1 to 2147483647"):
-                draws(number)
+            rejects(r"max_age=.*: must be an integer from 1 to 2147483647", draws, number)
             continue
         for ages, indices in (draws(number), jitted(number)):
             np.testing.assert_array_equal(np.unique(ages), np.arange(min(value, 4)) if value > 0 else [-1])

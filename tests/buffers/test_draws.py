@@ -9,7 +9,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, items, leaves_of, over_devices, rarely, tree_of
+from helpers import at, items, over_devices, rarely, rejects, tree_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -243,35 +243,6 @@ def filled(name, steps):
     return buffer, state
 
 
-@pytest.mark.parametrize("name", ["episodes", *map(rarely, ["sharded", "replay", "sequence", "inside"])])
-@pytest.mark.parametrize("steps", [rarely(4), 7])
-def test_an_epoch_has_every_item_once(name, steps):
-    buffer, state = filled(name, steps)
-    size = int(buffer.size(state))
-    assert size > 2
-    orders = []
-    for seed in (0, 1):
-        count = int(buffer.num_batches(state, 4))
-        drawn = [jax.tree.map(np.asarray, buffer.epoch(state, jax.random.key(seed), 4, step=k)) for k in range(count)]
-        indices = np.concatenate([x.indices for x in drawn])
-        found = indices[indices >= 0]
-        assert len(np.unique(found)) == len(found) == size
-        assert count == -(-size // 4) or name == "sharded"
-        for x in drawn:
-            np.testing.assert_array_equal(x.weights, x.indices >= 0)
-            np.testing.assert_allclose(x.probabilities > 0, x.indices >= 0)
-            here = x.indices >= 0
-            stored = jax.tree.map(np.asarray, buffer.get(state, x.indices))
-            np.testing.assert_array_equal(stored["id"][here], x.items["id"][here])
-        orders.append(found.tolist())
-    assert orders[0] != orders[1]
-    assert sorted(orders[0]) == sorted(orders[1])
-    for beyond in (count, 2**30, 2**31 - 1):
-        np.testing.assert_array_equal(buffer.epoch(state, jax.random.key(0), 4, step=beyond).indices, -1)
-    before = jax.jit(lambda step: buffer.epoch(state, jax.random.key(0), 4, step=step).indices)(jnp.int32(-1))
-    np.testing.assert_array_equal(before, -1)
-
-
 def test_the_key_of_an_epoch_may_be_used_again():
     """Which the check for reused keys must not take for a mistake."""
     buffer, state = filled("replay", 4)
@@ -321,57 +292,21 @@ def test_draws_run_under_strict_settings(name):
         jax.eval_shape(draw, state, jax.random.key(0), jnp.int32(2))
 
 
-@pytest.mark.parametrize("num_shards", [rarely(2), rarely(3)])
-@pytest.mark.parametrize("windows", ["inside", rarely("episodes")])
-def test_shards_have_the_windows_of_their_own_streams(windows, num_shards):
-    sampler = PER(alpha=1.0, epsilon=0.0)
-    buffer = jr.SequenceBuffer(length=9, num_envs=6, sequence_length=3, windows=windows, sampler=sampler)
-    sharded, twin = over_devices(buffer, num_shards), oracles.SequenceTwin(9, 6, 3, 1, windows)
-    state, rng = sharded.init(tagged(0, 1, 6)), seeds.rng(0)
-    for t in range(0, 24, 4):
-        ids, ends = tagged(6 * t, 4, 6), rng.random((4, 6)) < 0.25
-        state = sharded.add(state, ids, ends=ends)
-        twin.add(ids["id"], ends)
-    assert sharded.size(state) == len(twin.handles)
-    drawn = jax.tree.map(np.asarray, sharded.sample(state, jax.random.key(0), 12, max_age=4))
-    by_start = {twin.sequence(handle)[0]: handle for handle in twin.handles}
-    shard = np.repeat(np.arange(num_shards), 12 // num_shards)
-    for row in range(12):
-        handle = by_start[drawn.items["id"][row, 0]]
-        assert handle % 6 // (6 // num_shards) == shard[row]
-        assert drawn.age[row] == twin.age(handle) < 4
-        assert drawn.items["id"][row].tolist() == twin.sequence(handle)
-        assert drawn.mask[row].tolist() == twin.mask(handle)
-    state = sharded.update(state, drawn.indices, np.arange(12.0))
-    last = {handle: row for row, handle in enumerate(drawn.indices)}  # of those drawn twice the last counts
-    trees = [leaves_of(at(state.sampler.tree, k)) for k in range(num_shards)]
-    assert sorted(x for tree in trees for x in tree if x not in (0.0, 1.0)) == sorted(
-        row for row in last.values() if row > 1
-    )
-
-
 @pytest.mark.versions
 def test_wrong_arguments():
     buffer, state, _ = replay(PER(), 10)
     key = jax.random.key(0)
     sequence = functools.partial(jr.SequenceBuffer, length=8, num_envs=2, sequence_length=2)
-    for call, message in (
-        (lambda: jr.Uniform(replacement=0), "replacement=0: must be True or False"),
-        (lambda: sequence(windows="whole"), 'windows=\'whole\': must be "any", "cut", "inside" or "episodes"'),
-        (lambda: sequence(windows="episodes", stride=2), 'stride=2: must be 1 with windows="episodes"'),
-        (lambda: buffer.sample(state, key, 4, max_age=0), "max_age=0: must be an integer from 1"),
-        (lambda: buffer.sample(state, key, 4, max_age=2.5), r"max_age=2\.5: must be an integer"),
-        (lambda: buffer.sample(state, key, 4, max_age=jnp.ones(2, jnp.int32)), r"max_age: got int32\[2\]"),
-        (lambda: buffer.sample(state, key, 4, max_age=jnp.float32(2)), r"max_age: got float32\[\]"),
-        (lambda: buffer.epoch(state, key, 4, step=-1), "step=-1: must be an integer from 0"),
-        (lambda: buffer.epoch(state, key, 4, step=jnp.zeros(3, jnp.int32)), r"step: got int32\[3\]"),
-        (lambda: buffer.epoch(state, key, 0, step=0), "batch_size=0: must be an integer from 1"),
-        (lambda: buffer.num_batches(state, 0), "batch_size=0: must be an integer from 1"),
-        (lambda: buffer.epoch(buffer.init(tagged(0, 8)), key, 4, step=0), "cannot sample from an empty buffer"),
-        (
-            lambda: BUFFERS["sharded"][0].epoch(filled("sharded", 3)[1], key, 3, step=0),
-            "batch_size=3: must be a multiple",
-        ),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
+    rejects("replacement=0: must be True or False", jr.Uniform, replacement=0)
+    rejects('windows=\'whole\': must be "any", "cut", "inside" or "episodes"', sequence, windows="whole")
+    rejects('stride=2: must be 1 with windows="episodes"', sequence, windows="episodes", stride=2)
+    rejects("max_age=0: must be an integer from 1", buffer.sample, state, key, 4, max_age=0)
+    rejects(r"max_age=2\.5: must be an integer", buffer.sample, state, key, 4, max_age=2.5)
+    rejects(r"max_age: got int32\[2\]", buffer.sample, state, key, 4, max_age=jnp.ones(2, jnp.int32))
+    rejects(r"max_age: got float32\[\]", buffer.sample, state, key, 4, max_age=jnp.float32(2))
+    rejects("step=-1: must be an integer from 0", buffer.epoch, state, key, 4, step=-1)
+    rejects(r"step: got int32\[3\]", buffer.epoch, state, key, 4, step=jnp.zeros(3, jnp.int32))
+    rejects("batch_size=0: must be an integer from 1", buffer.epoch, state, key, 0, step=0)
+    rejects("batch_size=0: must be an integer from 1", buffer.num_batches, state, 0)
+    rejects("cannot sample from an empty buffer", buffer.epoch, buffer.init(tagged(0, 8)), key, 4, step=0)
+    rejects("batch_size=3: must be a multiple", BUFFERS["sharded"][0].epoch, filled("sharded", 3)[1], key, 3, step=0)

@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import rarely
+from helpers import rarely, rejects
 from scipy.stats import chisquare
 from test_draws import PER, SAMPLERS, replay, tagged
 
@@ -117,5 +117,4 @@ def test_the_weighted_mean_of_systematic_draws_is_unbiased(alpha):
 
 @pytest.mark.parametrize("stratified", ["sytematic", None, 2])
 def test_other_kinds_of_strata_are_errors(stratified):
-    with pytest.raises(ValueError, match=r'stratified=.*: must be True, False or "systematic"'):
-        jr.Prioritized(stratified=stratified)
+    rejects(r'stratified=.*: must be True, False or "systematic"', jr.Prioritized, stratified=stratified)

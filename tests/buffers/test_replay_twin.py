@@ -47,16 +47,9 @@ def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", near_wrap=Fal
     state = state.replace(ring=state.ring.replace(inserted=jnp.full_like(state.ring.inserted, first)))
     state = state if backend is None else state.on_this_backend(backend)
 
-    names, settings = ("replay", capacity, sampler, num_shards, mode), {"mode": mode, "seed": seed}
-    return twins.Run(
-        buffer,
-        state,
-        functools.partial(twin_of, buffer, state),
-        batches(sizes),
-        *names,
-        num_newest=(share + 2) * num_shards,
-        **settings,
-    )
+    names, make_twin = ("replay", capacity, sampler, num_shards, mode), functools.partial(twin_of, buffer, state)
+    settings = {"num_newest": (share + 2) * num_shards, "mode": mode, "seed": seed}
+    return twins.Run(buffer, state, make_twin, batches(sizes), *names, **settings)
 
 
 @pytest.mark.parametrize(

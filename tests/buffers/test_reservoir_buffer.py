@@ -4,33 +4,22 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import big_copies, check_tree, compiled, items, leaves_of, numbers, over_devices, rarely, run_once
+from helpers import big_copies, compiled, items, numbers, rarely, rejects
 from jax import lax
 from scipy import stats
+from twins import draws_of
 
 import jaxreplay as jr
 from jaxreplay._common import ring
-from jaxreplay._common.random import random_bits, random_integers64
+from jaxreplay._common.random import random_integers64
 from jaxreplay.buffers import _reservoir
 
-bits_of = jax.jit(random_bits, static_argnums=1)
 slots_of = jax.jit(_reservoir._draw_slots, static_argnums=4)
 UNIFORM, PRIORITIZED = jr.Uniform(), jr.Prioritized(alpha=0.7)
 
 
 def words(number):
     return jnp.array([number >> 32, number % 2**32], jnp.uint32)
-
-
-def count_of(state):
-    upper, lower = np.asarray(state.count).tolist()
-    return upper << 32 | lower
-
-
-def draws_of(key, size):
-    """The random bits of an `add`, 64 of each row as a Python integer."""
-    upper, lower = (np.asarray(x).tolist() for x in bits_of(key, size))
-    return [high << 32 | low for high, low in zip(upper, lower, strict=True)]
 
 
 # --- the law
@@ -137,70 +126,6 @@ def test_words_of_64_bits_are_multiplied_as_integers_are():
 # --- against the twin
 
 
-@pytest.mark.parametrize(
-    ("capacity", "sampler", "start"),
-    [
-        (5, PRIORITIZED, "fresh"),
-        rarely((3, PRIORITIZED, "handles wrap")),
-        rarely((2, UNIFORM, "many items")),
-        rarely((1, UNIFORM, "fresh")),
-    ],
-)
-def test_random_operations_do_what_the_twin_does(capacity, sampler, start):
-    rng, period = seeds.rng(capacity), ring.init(capacity).period
-    buffer, twin = (
-        jr.ReservoirBuffer(capacity=capacity, sampler=sampler),
-        oracles.ReservoirTwin(capacity, 0.7, period=period),
-    )
-    state, added, seen = buffer.init(items(numbers(0, 1))), 0, [-1, capacity, period - 1, 2**31 - 1]
-    for step in range(33):
-        rows = (1, 4, 3 * capacity)[step % 3]
-        ids, key = numbers(added, rows), jax.random.key(step)
-        mask = None if rows == 1 else rng.random(rows) < 0.6
-        added += rows
-        state = buffer.add(state, items(ids), key, mask=mask)
-        twin.add(ids.tolist(), draws_of(key, rows), mask)
-        if step == 12 and start == "handles wrap":
-            late = period - capacity
-            shift = late - np.asarray(state.handles) // capacity * capacity
-            twin.leaf = {h + shift[h % capacity]: leaf for h, leaf in twin.leaf.items()}
-            twin.counts = {h + shift[h % capacity]: count for h, count in twin.counts.items()}
-            twin.stored = [(h + shift[h % capacity], item) for h, item in twin.stored]
-            state = state.replace(handles=state.handles + jnp.asarray(shift, jnp.int32))
-        if step == 12 and start == "many items":
-            twin.count = 2**64 - 5
-            state = state.replace(count=words(twin.count))
-        seen = [*seen, *twin.handles]
-        handles = rng.choice(seen, 6)
-        td_errors = rng.choice([0.0, 0.5, 3.0, np.nan], 6)
-        state = buffer.update(state, handles, td_errors)
-        twin.update(handles.tolist(), td_errors)
-        check_same(buffer, state, twin, seen)
-        drawn = buffer.sample(state, key, 8)
-        indices = np.asarray(drawn.indices).tolist()
-        np.testing.assert_array_equal(drawn.items["id"], [twin.item(h) for h in indices])
-        if sampler is PRIORITIZED:
-            np.testing.assert_allclose(drawn.probabilities, [twin.probability(h) for h in indices], rtol=1e-5)
-    assert start != "handles wrap" or min(twin.handles) < 100
-
-
-def check_same(buffer, state, twin, seen):
-    """All that is visible, and what stale handles give."""
-    assert (buffer.size(state), count_of(state)) == (len(twin.stored), twin.count)
-    assert bool(buffer.is_full(state)) == (len(twin.stored) == twin.capacity)
-    handles = sorted(twin.handles)
-    assert sorted(h for h in np.asarray(state.handles).tolist() if h >= 0) == handles
-    asked = (handles + seen[:4] + seen[::-1])[:40]
-    asked += [-1] * (40 - len(asked))
-    expected = [twin.item(h) if h in handles else 0 for h in asked]
-    np.testing.assert_array_equal(buffer.get(state, np.array(asked))["id"], expected)
-    np.testing.assert_array_equal(buffer.get(state, np.array(asked))["x"][:, 1], -np.array(expected))
-    if isinstance(buffer.sampler, jr.Prioritized):
-        np.testing.assert_allclose(leaves_of(state.sampler.tree), twin.leaves_by_slot(), rtol=1e-5)
-        assert state.sampler.rejected == twin.rejected
-        check_tree(state.sampler.tree)
-
-
 # --- handles
 
 
@@ -231,66 +156,7 @@ def test_slots_are_claimed_by_the_last_row_that_draws_them():
     np.testing.assert_array_equal(wrapped, [0, 1, 2, 3, 4])
 
 
-def test_a_late_update_does_not_fall_on_the_item_that_took_the_slot():
-    buffer = jr.ReservoirBuffer(capacity=2, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0), donate=False)
-    old = buffer.add(buffer.init(numbers(0, 2)), numbers(0, 2), jax.random.key(0))
-    first = buffer.sample(old, jax.random.key(1), 8).indices
-    new = old
-    for i in range(20):
-        new = buffer.add(new, numbers(10 * i, 6), jax.random.key(i))
-    np.testing.assert_array_equal(np.sort(np.unique(first)), [0, 1])
-    assert np.all(np.asarray(new.handles) > 1)
-    late = buffer.update(new, first, np.full(8, 50.0))
-    np.testing.assert_array_equal(leaves_of(late.sampler.tree), leaves_of(new.sampler.tree))
-    np.testing.assert_array_equal(buffer.get(new, first), 0)
-    again = buffer.update(new, buffer.sample(new, jax.random.key(2), 8).indices, np.full(8, 50.0))
-    assert np.any(leaves_of(again.sampler.tree) == 50)
-
-
-def test_an_empty_buffer_has_no_handles():
-    buffer = jr.ReservoirBuffer(capacity=4, sampler=PRIORITIZED, donate=False)
-    state = buffer.init(numbers(0, 3))
-    with pytest.raises(ValueError, match="cannot sample from an empty buffer"):
-        buffer.sample(state, jax.random.key(0), 2)
-    state = buffer.add(state, numbers(1, 3), jax.random.key(0), mask=np.zeros(3, bool))
-    assert buffer.is_empty(state)
-    assert not buffer.can_sample(state)
-    assert count_of(state) == 0
-    drawn = jax.jit(lambda s: buffer.sample(s, jax.random.key(0), 2))(state)
-    np.testing.assert_array_equal(drawn.indices, -1)
-    np.testing.assert_array_equal(drawn.weights, 0)
-    np.testing.assert_array_equal(buffer.get(state, numbers(-1, 6)), 0)
-
-
-def test_transitions_carry_weights_and_handles():
-    x = np.arange(4.0)
-    batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x)
-    buffer = jr.ReservoirBuffer(capacity=8)
-    drawn = buffer.sample(buffer.add(buffer.init(batch), batch, jax.random.key(0)), jax.random.key(1), 16)
-    np.testing.assert_array_equal(drawn.items.idx, drawn.indices)
-    np.testing.assert_array_equal(drawn.items.S, drawn.indices)
-    np.testing.assert_array_equal(drawn.items.W, 1)
-
-
 # --- memory, and what it costs
-
-
-@pytest.mark.parametrize("sampler", [UNIFORM, PRIORITIZED], ids=["uniform", "prioritized"])
-def test_eager_calls_donate_and_keep_the_storage_in_place(sampler):
-    batch, key = np.ones((4, 1000)), jax.random.key(0)
-    buffer = jr.ReservoirBuffer(capacity=100, sampler=sampler)
-    state = buffer.init(batch)
-    for call in (lambda s: buffer.add(s, batch, key), lambda s: buffer.update(s, numbers(0, 4), np.ones(4))):
-        places = [x.unsafe_buffer_pointer() for x in (state.storage, state.handles)]
-        new = call(state)
-        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-        assert [x.unsafe_buffer_pointer() for x in (new.storage, new.handles)] == places
-        with pytest.raises(ValueError, match="state: was donated to an earlier call"):
-            call(state)
-        state = new
-    keeping = jr.ReservoirBuffer(capacity=100, sampler=sampler, donate=False)
-    keeping.add(state, batch, key)
-    assert not state.storage.is_deleted()
 
 
 def scanned_steps(buffer, order, seeds, same_items=False):
@@ -393,22 +259,16 @@ def test_wrong_arguments():
         ({"x": np.zeros((0, 3))}, r"batch of 0 items: expected 1 to 536870912"),
         ({"y": rows["x"]}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
     ]:
-        with pytest.raises(ValueError, match=message):
-            buffer.add(state, wrong, key)
-    with pytest.raises(ValueError, match=r"mask: got bool\[3\], expected bool\[2\], one flag per row"):
-        buffer.add(state, rows, key, mask=np.ones(3, bool))
-    with pytest.raises(ValueError, match=r"leaf \['y'\]: leading axes \[3\] differ from \[2\]"):
-        buffer.init({**rows, "y": np.zeros(3)})
+        rejects(message, buffer.add, state, wrong, key)
+    rejects(r"mask: got bool\[3\], expected bool\[2\], one flag", buffer.add, state, rows, key, mask=np.ones(3, bool))
+    rejects(r"leaf \['y'\]: leading axes \[3\] differ from \[2\]", buffer.init, {**rows, "y": np.zeros(3)})
     for wrong in (np.ones(2, bool), jax.random.split(key), jnp.uint32(3), 0, None):
-        with pytest.raises(ValueError, match=r"key: got .*, expected one PRNG key, such as jax.random.key\(0\)"):
-            buffer.add(state, rows, wrong)
+        rejects(r"key: got .*, expected one PRNG key, such as jax.random.key\(0\)", buffer.add, state, rows, wrong)
     assert buffer.size(buffer.add(state, rows, jax.random.PRNGKey(0))) == 2
     stacked = jax.vmap(lambda _: buffer.init(rows))(np.arange(3))
-    with pytest.raises(ValueError, match=r"capacity=8: this state has a leading axis of 3; .* jax.vmap"):
-        buffer.add(stacked, rows, key)
+    rejects(r"capacity=8: this state has a leading axis of 3; .* jax.vmap", buffer.add, stacked, rows, key)
     for capacity in (0, 2**29 + 1, 1e6):
-        with pytest.raises(ValueError, match=r"capacity=.*: must be an integer from 1 to 536870912"):
-            jr.ReservoirBuffer(capacity=capacity)
+        rejects(r"capacity=.*: must be an integer from 1 to 536870912", jr.ReservoirBuffer, capacity=capacity)
 
 
 def test_what_cannot_be_done_with_it_yet_is_refused():
@@ -418,34 +278,5 @@ def test_what_cannot_be_done_with_it_yet_is_refused():
             buffer.add(buffer.init(numbers(0, 2)), numbers(0, 2), jax.random.key(0)), jax.random.key(0), 2, max_age=1
         )
     state, ring_buffer = buffer.init(numbers(0, 2)), jr.ReplayBuffer(capacity=8)
-    with pytest.raises(ValueError, match=r"old_buffer=ReservoirBuffer\(.*: must be a ReplayBuffer, a SequenceBuffer"):
-        jr.migrate(buffer, state, buffer)
-    with pytest.raises(ValueError, match=r"new_buffer=ReservoirBuffer\("):
-        jr.migrate(ring_buffer, ring_buffer.init(numbers(0, 2)), buffer)
-
-
-@pytest.mark.slow
-@pytest.mark.law
-def test_each_shard_is_a_reservoir_of_what_is_dealt_to_it():
-    sharded = over_devices(jr.ReservoirBuffer(capacity=4), 2)
-
-    def run(key):
-        state = sharded.init(numbers(0, 4))
-        keys = jax.random.split(key, 4)
-        for t in range(3):
-            state = sharded.add(state, numbers(4 * t, 4), keys[t])
-        return state, sharded.sample(state, keys[3], 2)
-
-    states, drawn = run_once(jax.vmap(run))(jax.random.split(seeds.key(0), 20_000))
-    stored = np.asarray(states.storage)  # [seeds, shards, slots]
-    for shard in (0, 1):
-        dealt = [4 * t + 2 * shard + i for t in range(3) for i in range(2)]
-        pairs = np.sort(stored[:, shard], axis=1)
-        counts = np.bincount(pairs[:, 0] * 12 + pairs[:, 1], minlength=144).reshape(12, 12)[np.ix_(dealt, dealt)]
-        assert counts.sum() == 20_000
-        assert stats.chisquare(counts[np.triu_indices(6, 1)]).pvalue > 1e-4
-    assert np.corrcoef(stored[:, 0, 0], stored[:, 1, 0] - 2)[0, 1] < 0.03  # shards draw for themselves
-    one = jax.tree.map(lambda x: x[0], states)
-    handles = jnp.asarray(drawn.indices[0])
-    np.testing.assert_array_equal(sharded.get(one, handles), drawn.items[0])
-    assert np.all(sharded.epoch(one, seeds.key(0), 4, step=0).indices >= 0)
+    rejects(r"old_buffer=ReservoirBuffer\(.*: must be a ReplayBuffer,", jr.migrate, buffer, state, buffer)
+    rejects(r"new_buffer=ReservoirBuffer\(", jr.migrate, ring_buffer, ring_buffer.init(numbers(0, 2)), buffer)

@@ -62,13 +62,9 @@ def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", many=False, s
     buffer = buffer if num_shards == 1 else over_devices(buffer, num_shards)
     state = buffer.init(items(numbers(0, num_shards)))
     state = state.replace(count=state.count.at[..., 1].set(jnp.uint32(2**32 - 20 if many else 0)))
-    names, settings = (
-        ("reservoir", capacity, sampler, num_shards, mode),
-        {"mode": mode, "seed": seed, "lane": Lane, "ages": False},
-    )
-    return twins.Run(
-        buffer, state, functools.partial(twin_of, buffer, state), batches(sizes, num_shards), *names, **settings
-    )
+    names, make_twin = ("reservoir", capacity, sampler, num_shards, mode), functools.partial(twin_of, buffer, state)
+    settings = {"mode": mode, "seed": seed, "lane": Lane, "ages": False}
+    return twins.Run(buffer, state, make_twin, batches(sizes, num_shards), *names, **settings)
 
 
 def least(sampler):

@@ -7,8 +7,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import cases, rarely
-from jax import lax
+from helpers import cases, rarely, rejects
 from scipy.stats import chisquare
 
 import jaxreplay as jr
@@ -37,30 +36,6 @@ def drawable(buffer, state):
     """Handles that can be drawn, by slot; -1 for the other slots."""
     slots = np.arange(buffer._num_slots)
     return np.asarray(handles_of(state.ring, slots, buffer._num_slots))
-
-
-@pytest.mark.parametrize(("rate", "gaps"), [(0.0, False), (0.3, True), rarely((0.3, False))])
-def test_sequences_start_with_the_episodes_whatever_rollouts_they_come_in(rate, gaps):
-    """The first row of all starts one, also if it is complete only later; a row at a time, and several."""
-    config = 7, 2, 3, 1, "episodes"
-    names = ("length", "num_envs", "sequence_length", "stride", "windows")
-    buffer, twin = (
-        jr.SequenceBuffer(**dict(zip(names, config, strict=True)), gaps=gaps),
-        oracles.SequenceTwin(*config, gaps),
-    )
-    state, rng, seen = buffer.init(stream(0, 1, 2)), seeds.rng(1), 0
-    for rollout in [1, 2, 1, 5, 1, 1, 1, 2, 5, 2, 2, 1, 1, 5, 5]:
-        steps, told = stream(len(twin.steps), rollout, 2), None
-        ends = rng.random(steps.shape) < rate
-        if gaps and rate > 0:
-            told = rng.random(steps.shape) > 0.2
-        state = buffer.add(state, steps, ends=ends, drawable=told)
-        twin.add(steps, ends, told)
-        slots = drawable(buffer, state)
-        found = np.asarray(buffer.get(state, np.resize(slots, buffer._num_slots)))[slots >= 0]
-        assert sorted(found.tolist()) == sorted(twin.sequence(handle) for handle in twin.handles)
-        seen += len(found)
-    assert seen == 4 if rate == 0 else seen > 30, seen
 
 
 @pytest.mark.law
@@ -116,30 +91,6 @@ def test_sequences_are_those_of_flashbax(some):
     assert shifted > 0
 
 
-@pytest.mark.parametrize("rollout", [2, 7, rarely(1), rarely(5)])
-def test_no_sequence_straddles_the_cursor(rollout):
-    """In a scan that goes round the ring several times, all steps of every sequence follow one another."""
-    buffer = jr.SequenceBuffer(length=7, num_envs=2, sequence_length=3, stride=2, sampler=jr.Prioritized())
-
-    def step(carry, key):
-        state, time = carry
-        state = buffer.add(state, time + stream(0, rollout, 2))
-        sample = buffer.sample(state, key, 16)
-        state = buffer.update(state, sample.indices, jax.random.normal(key, (16,)))
-        return (state, time + rollout), (time + rollout, sample)
-
-    carry = filled(buffer, 0), jnp.int32(0)
-    _, (times, samples) = lax.scan(step, carry, jax.random.split(jax.random.key(0), 40))
-    drawn = samples.weights > 0
-    assert np.all(drawn[-30:])
-    steps = np.asarray(samples.items)
-    assert np.all(np.diff(steps, axis=-1)[drawn] == 1)
-    starts = (steps[..., 0] % 1000)[drawn]
-    assert np.all(starts % 2 == 0)
-    now = np.broadcast_to(np.asarray(times)[:, None], drawn.shape)[drawn]
-    assert np.all((now - 7 <= starts) & (starts + 3 <= now))
-
-
 def test_a_buffer_is_refused_that_would_at_times_hold_no_whole_sequence():
     """Of all small configurations: those for which it is so of some number of rows, and no others."""
     refused, made = [], []
@@ -167,47 +118,14 @@ def test_a_buffer_is_refused_that_would_at_times_hold_no_whole_sequence():
     assert len(made) > 400
 
 
-SIZES = [(13, 9, 5), (7, 4, 3), *map(rarely, [(17, 13, 5), (8, 4, 3)])]
-
-
-@pytest.mark.parametrize(("length", "sequence_length", "stride"), SIZES)
-def test_a_full_buffer_always_has_a_sequence_to_draw(length, sequence_length, stride):
-    """After every row of several rounds, also where the slots are more than the sequences that may be drawn."""
-    sizes = {"length": length, "num_envs": 2, "sequence_length": sequence_length, "stride": stride}
-    buffer = jr.SequenceBuffer(sampler=jr.Prioritized(), **sizes)
-
-    def step(state, time):
-        state = buffer.add(state, time + stream(0, 1, 2))
-        has_priority = jnp.sum(jr.sum_tree.leaves(state.sampler.tree) > 0)
-        return state, (buffer.size(state), has_priority, buffer.sample(state, jax.random.key(0), 3).weights)
-
-    _, (size, has_priority, weights) = lax.scan(step, filled(buffer, 0), np.arange(4 * length, dtype=np.int32))
-    np.testing.assert_array_equal(has_priority, size)  # none that is partly overwritten
-    started = np.arange(1, 4 * length + 1) >= sequence_length
-    np.testing.assert_array_equal(np.asarray(size) >= 2, started)
-    np.testing.assert_array_equal(weights, np.broadcast_to(started[:, None], (4 * length, 3)))
-
-
-def test_rollouts_may_be_cut_anywhere():
-    """The state is the same whatever rollouts a stream comes in."""
-    buffer = jr.SequenceBuffer(length=9, num_envs=2, sequence_length=4, stride=2, sampler=jr.Prioritized())
-    one_by_one = filled(buffer, 31)
-    for rollout in (2, 3, 5, 9):
-        in_parts = filled(buffer, 31, rollout)
-        for x, y in zip(jax.tree.leaves(in_parts), jax.tree.leaves(one_by_one), strict=True):
-            np.testing.assert_array_equal(x, y)
-
-
 @pytest.mark.parametrize("sampler", [jr.Uniform(), jr.Prioritized()])
 def test_until_a_sequence_is_complete_nothing_can_be_drawn(sampler):
     buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3, sampler=sampler)
-    with pytest.raises(ValueError, match="cannot sample from an empty buffer; add items first"):
-        buffer.sample(filled(buffer, 0), jax.random.key(0), 4)
+    rejects("cannot sample from an empty buffer; add items", buffer.sample, filled(buffer, 0), jax.random.key(0), 4)
     state = filled(buffer, 2)
     message = "sequence_length=3 steps, and the buffer has 2 of each stream; add 1 more first"
     for draw in (buffer.sample, lambda state, key, count: buffer.epoch(state, key, count, step=0)):
-        with pytest.raises(ValueError, match=f"cannot sample: a sequence takes {message}"):
-            draw(state, jax.random.key(0), 4)
+        rejects(f"cannot sample: a sequence takes {message}", draw, state, jax.random.key(0), 4)
     sample = jax.jit(lambda s: buffer.sample(s, jax.random.key(0), 4))(state)
     np.testing.assert_array_equal(sample.indices, -1)
     np.testing.assert_array_equal(sample.weights, 0)
@@ -223,8 +141,7 @@ def test_a_draw_where_no_sequence_may_be_drawn_says_so():
         buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=3, **kind)
         told = {"ends": ends} if "windows" in kind else {"drawable": ~ends}
         state = buffer.add(buffer.init(stream(0, 1, 1)), stream(0, 4, 1), **told)
-        with pytest.raises(ValueError, match=rf"no stored sequence may be drawn \({rule}\); add steps until"):
-            buffer.sample(state, jax.random.key(0), 4)
+        rejects(rf"no stored sequence may be drawn \({rule}\); add steps", buffer.sample, state, jax.random.key(0), 4)
 
 
 def test_only_what_is_cut_is_masked():
@@ -255,17 +172,6 @@ def test_dtypes_and_structure_are_kept():
     assert jnp.all(jax.random.key_data(sample.items["key"]) == jax.random.key_data(expected))
 
 
-def test_transition_batches_carry_weights_and_handles_at_every_step():
-    x = np.arange(6.0).reshape(3, 2)
-    batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=np.full((3, 2), 2.0))
-    buffer = jr.SequenceBuffer(length=3, num_envs=2, sequence_length=2, sampler=UNIT)
-    state = buffer.add(buffer.init(batch), batch)
-    state = buffer.update(state, np.arange(4), np.arange(1.0, 5.0))
-    sample = buffer.sample(state, jax.random.key(0), 6)
-    np.testing.assert_allclose(sample.items.W, np.repeat(2 * sample.weights[:, None], 2, axis=1))
-    np.testing.assert_array_equal(sample.items.idx, np.repeat(sample.indices[:, None], 2, axis=1))
-
-
 def test_storage_costs_one_observation_a_step():
     """A million 84x84 frames, of which stacks of 4 and 3-step transitions are drawn, cost 7 GB."""
     num_envs, length = 64, 2**20 // 64
@@ -285,22 +191,6 @@ def test_storage_costs_one_observation_a_step():
     scalars = 4 + 4 + 1 + 1 + 1
     assert total / 2**20 <= 1.02 * 84 * 84 + scalars
     assert total < 7.5e9
-
-
-def test_eager_calls_donate_and_keep_the_storage_in_place():
-    steps = np.ones((2, 3, 100))
-    buffer = jr.SequenceBuffer(length=50, num_envs=3, sequence_length=2, sampler=jr.Prioritized())
-    state = buffer.init(steps)
-    place = state.storage.unsafe_buffer_pointer()
-    for call in (lambda s: buffer.add(s, steps), lambda s: buffer.update(s, np.arange(4), np.ones(4))):
-        new = call(state)
-        assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
-        assert new.storage.unsafe_buffer_pointer() == place
-        state = new
-    keeping = jr.SequenceBuffer(length=50, num_envs=3, sequence_length=2, donate=False)
-    state = keeping.init(steps)
-    keeping.add(state, steps)
-    assert keeping.size(state) == 0
 
 
 def test_sequence_priority():
@@ -326,8 +216,7 @@ def test_split_burn_in():
     none, everything = jr.split_burn_in(items, 0)
     assert none["y"].shape == (2, 0, 3)
     np.testing.assert_array_equal(everything["x"], items["x"])
-    with pytest.raises(ValueError, match="burn_in=6: must be an integer from 0 to 5, less than the length"):
-        jr.split_burn_in(items, 6)
+    rejects("burn_in=6: must be an integer from 0 to 5, less than the length", jr.split_burn_in, items, 6)
 
 
 @pytest.mark.parametrize(
@@ -366,56 +255,41 @@ def test_stacks_equal_the_twins(length, k, frame_shape):
     ],
 )
 def test_construction_errors(settings, message):
-    with pytest.raises(ValueError, match=message):
-        jr.SequenceBuffer(**{"length": 8, "num_envs": 2, "sequence_length": 3, **settings})
+    rejects(message, jr.SequenceBuffer, **{"length": 8, "num_envs": 2, "sequence_length": 3, **settings})
 
 
 @pytest.mark.versions
 def test_wrong_arguments():
+    def zeros(*shape):
+        return np.zeros(shape, np.float32)
+
     buffer = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=3)
-    state = buffer.init({"x": np.zeros((1, 2, 4), jnp.float32)})
-    for steps, message in (
-        (
-            {"x": np.zeros((1, 3, 4), jnp.float32)},
-            r"num_envs=2: got steps with leading axes \[1, 3\], expected \[T, 2\]",
-        ),
-        ({"x": np.zeros((2, 3, 4), jnp.float32)}, r"num_envs=2: .* \[2, 3\], expected \[T, 2\]"),
-        ({"x": np.zeros((1, 2), jnp.float32)}, r"leaf \['x'\]: got float32\[\], the buffer stores float32\[4\]"),
-        (
-            {"x": np.zeros((1, 2, 3, 4), jnp.float32)},
-            r"leaf \['x'\]: got float32\[3, 4\], the buffer stores float32\[4\]",
-        ),
-        ({"x": np.zeros((), jnp.float32)}, r"leaf \['x'\]: got float32\[\], a rollout needs 2 leading axes"),
-        ({"x": np.zeros((2, 4), jnp.float32)}, r"num_envs=2: got steps with leading axes \[2, 4\], expected \[T, 2\]"),
-        ({"x": np.zeros((1, 2, 5), jnp.float32)}, r"leaf \['x'\]: got float32\[5\], the buffer stores float32\[4\]"),
-        (
-            {"x": np.zeros(2, jnp.float32)},
-            r"leaf \['x'\]: got float32\[2\], a rollout needs 2 leading axes",
-        ),
-        ({"y": np.zeros((1, 2, 4), jnp.float32)}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
-        ({"x": np.zeros((9, 2, 4), jnp.float32)}, "a rollout of 9 steps: expected 1 to length=8; add it in parts"),
-        ({"x": np.zeros((0, 2, 4), jnp.float32)}, "a rollout of 0 steps"),
+    state, steps = buffer.init({"x": zeros(1, 2, 4)}), {"x": zeros(3, 2, 4)}
+    for shape, message in (
+        ((1, 3, 4), r"num_envs=2: got steps with leading axes \[1, 3\], expected \[T, 2\]"),
+        ((2, 3, 4), r"num_envs=2: .* \[2, 3\], expected \[T, 2\]"),
+        ((1, 2), r"leaf \['x'\]: got float32\[\], the buffer stores float32\[4\]"),
+        ((1, 2, 3, 4), r"leaf \['x'\]: got float32\[3, 4\], the buffer stores float32\[4\]"),
+        ((), r"leaf \['x'\]: got float32\[\], a rollout needs 2 leading axes"),
+        ((2, 4), r"num_envs=2: got steps with leading axes \[2, 4\], expected \[T, 2\]"),
+        ((1, 2, 5), r"leaf \['x'\]: got float32\[5\], the buffer stores float32\[4\]"),
+        ((2,), r"leaf \['x'\]: got float32\[2\], a rollout needs 2 leading axes"),
+        ((9, 2, 4), "a rollout of 9 steps: expected 1 to length=8; add it in parts"),
+        ((0, 2, 4), "a rollout of 0 steps"),
     ):
-        with pytest.raises(ValueError, match=message):
-            buffer.add(state, steps)
-    steps = {"x": np.zeros((3, 2, 4), jnp.float32)}
-    with pytest.raises(ValueError, match=r"ends: got bool\[3\], expected bool\[3, 2\]"):
-        buffer.add(state, steps, ends=np.zeros(3, bool))
-    one, other = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=3), np.zeros((5, 4), np.float32)
-    with pytest.raises(ValueError, match=r"leading axes \[5, 4\], expected \[T, 1\]"):
-        one.add(one.init(np.zeros((1, 1, 4), np.float32)), other)
-    with pytest.raises(ValueError, match=r"num_envs=2: got steps with leading axes \[1, 3\]"):
-        buffer.init({"x": np.zeros((1, 3, 4), jnp.float32)})
+        rejects(message, buffer.add, state, {"x": zeros(*shape)})
+    rejects(r"wrong structure: missing \['x'\]; unexpected \['y'\];", buffer.add, state, {"y": zeros(1, 2, 4)})
+    rejects(r"ends: got bool\[3\], expected bool\[3, 2\]", buffer.add, state, steps, ends=np.zeros(3, bool))
+    one = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=3)
+    rejects(r"leading axes \[5, 4\], expected \[T, 1\]", one.add, one.init(zeros(1, 1, 4)), zeros(5, 4))
+    rejects(r"num_envs=2: got steps with leading axes \[1, 3\]", buffer.init, {"x": zeros(1, 3, 4)})
     stacked = jax.vmap(lambda _: buffer.init(steps))(np.arange(5))
-    with pytest.raises(ValueError, match=r"length=8, num_envs=2: this state has leading axes \[5, 8\]; .* jax.vmap"):
-        buffer.add(stacked, steps)
+    rejects(r"length=8, num_envs=2: this state has leading axes \[5, 8\]; .* jax.vmap", buffer.add, stacked, steps)
     for shape in ((3,), (3, 0), (3, 2, 1)):
-        with pytest.raises(ValueError, match=r"td_errors: got float32\[3.*\], expected \[B, L\]"):
-            jr.sequence_priority(np.zeros(shape, jnp.float32))
-    with pytest.raises(ValueError, match=r"k=4: must be an integer from 1 to 3, the number of frames in a stack"):
-        jr.stack_frames(np.zeros((2, 3, 4), jnp.float32), np.zeros((2, 3), bool), 4)
-    with pytest.raises(ValueError, match=r"ends: got bool\[2\], expected bool\[2, 3\]"):
-        jr.stack_frames(np.zeros((2, 3, 4), jnp.float32), np.zeros(2, bool), 2)
+        rejects(r"td_errors: got float32\[3.*\], expected \[B, L\]", jr.sequence_priority, zeros(*shape))
+    frames, ends = zeros(2, 3, 4), np.zeros((2, 3), bool)
+    rejects(r"k=4: must be an integer from 1 to 3, the number of frames in a stack", jr.stack_frames, frames, ends, 4)
+    rejects(r"ends: got bool\[2\], expected bool\[2, 3\]", jr.stack_frames, frames, ends[:, 0], 2)
 
 
 def test_a_state_of_other_windows_is_refused():
@@ -430,9 +304,7 @@ def test_a_state_of_other_windows_is_refused():
         assert jax.eval_shape(buffer.add, states[windows], steps).storage.shape == (8, 2)
         for other in {*kinds} - {windows}:
             message = f"windows='{windows}', gaps=False: this state is of a buffer with other windows or gaps; use the"
-            with pytest.raises(ValueError, match=message):
-                jax.eval_shape(buffer.add, states[other], steps)
-            with pytest.raises(ValueError, match=message):
-                jax.eval_shape(lambda state, buffer=buffer: buffer.newest(state, 2), states[other])
+            rejects(message, jax.eval_shape, buffer.add, states[other], steps)
+            rejects(message, jax.eval_shape, lambda state, buffer=buffer: buffer.newest(state, 2), states[other])
             with pytest.raises(ValueError, match=message):
                 jax.eval_shape(lambda state, buffer=buffer: buffer.sample(state, jax.random.key(0), 2), states[other])

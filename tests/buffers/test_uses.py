@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import leaves_of, over_devices, rarely
+from helpers import leaves_of, over_devices, rarely, rejects
 from scipy import stats
 
 import jaxreplay as jr
@@ -205,10 +205,8 @@ def test_a_spent_item_that_revives_gets_the_largest_priority():
 def test_errors():
     for make in (jr.ReplayBuffer, jr.ReservoirBuffer):
         for value in (0, -1, 1.5, "2", True):
-            with pytest.raises(ValueError, match=f"max_uses={value!r}"):
-                make(capacity=4, max_uses=value)
-    with pytest.raises(ValueError, match="count_updates=2"):
-        jr.ReplayBuffer(capacity=4, count_updates=2)
+            rejects(f"max_uses={value!r}", make, capacity=4, max_uses=value)
+    rejects("count_updates=2", jr.ReplayBuffer, capacity=4, count_updates=2)
     buffer = jr.ReplayBuffer(capacity=2**23 + 1, sampler=SAMPLERS["distinct"], max_uses=1)
     state = jax.eval_shape(buffer.init, jnp.zeros(1))
     with pytest.raises(ValueError, match=r"max_uses, replacement=False: 8388609 slots, at most 8388608"):

@@ -8,10 +8,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-import oracles
 import pytest
 import seeds
-from helpers import at, big_copies, check_tree, compiled, items, leaves_of, over_devices, rarely, stack
+from helpers import at, big_copies, check_tree, compiled, items, leaves_of, over_devices, rarely, rejects, stack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -23,81 +22,6 @@ PER = functools.partial(jr.Prioritized, alpha=0.7, epsilon=0.01)
 
 def ids(first, *shape):
     return items(first + np.arange(np.prod(shape), dtype=np.int32).reshape(shape))
-
-
-number = st.sampled_from([0.0, 0.3, -2.0, 40.0, np.nan, np.inf, -np.inf])
-
-
-@settings(max_examples=40)
-@given(
-    config=st.sampled_from(
-        [
-            {"max_priority": "ever", "floor": 0.0, "epsilon": 0.0},
-            {"max_priority": "stored", "floor": 0.0, "epsilon": 0.01, "normalize": "global"},
-            {"max_priority": 2.5, "floor": 1.0, "epsilon": 0.0},
-        ]
-    ),
-    batches=st.lists(
-        st.tuples(
-            st.lists(number, min_size=3, max_size=3), st.lists(st.booleans(), min_size=3, max_size=3), st.booleans()
-        ),
-        max_size=8,
-    ),
-)
-def test_priorities_at_insertion_equal_the_twins(config, batches):
-    buffer = jr.ReplayBuffer(capacity=7, sampler=jr.Prioritized(**config))
-    twin = oracles.ReplayTwin(7, epsilon=config["epsilon"], floor=config["floor"], new_priority=config["max_priority"])
-    state = buffer.init(ids(0, 3))
-    for t, (td_errors, mask, later) in enumerate(batches):
-        td_errors, mask = np.array(td_errors, np.float32), np.array(mask)
-        state = buffer.add(state, ids(3 * t, 3), mask=mask, td_errors=td_errors)
-        twin.add(np.arange(3 * t, 3 * t + 3), mask, td_errors)
-        if later:
-            handles = np.array([0, 2, 5], np.int32)
-            state = buffer.update(state, handles, td_errors)
-            twin.update(handles.tolist(), td_errors.tolist())
-        np.testing.assert_allclose(leaves_of(state.sampler.tree), twin.leaves_by_slot(), rtol=1e-6)
-        check_tree(state.sampler.tree)
-        assert state.sampler.rejected == twin.rejected
-        assert state.sampler.updates == twin.updates
-        np.testing.assert_allclose(state.sampler.max_priority, twin.max_priority, rtol=1e-6)
-        named = np.array([-1] * 4 + twin.handles)[-4:]
-        np.testing.assert_array_equal(buffer.newest(state, 4), named)
-
-
-def streams(t, steps):
-    return ids(3 * t, steps, 3), (t + np.arange(3 * steps)).reshape(steps, 3) % 4 == 0
-
-
-@pytest.mark.parametrize(
-    ("windows", "stride"), [("inside", 1), *map(rarely, [("any", 2), ("any", 1), ("episodes", 1), ("inside", 2)])]
-)
-def test_sequences_get_their_priorities_as_they_are_completed(windows, stride):
-    """In one call what otherwise takes an insertion and an update of the newest."""
-    settings = {"num_envs": 3, "sequence_length": 3, "stride": stride, "windows": windows, "donate": False}
-    buffer = jr.SequenceBuffer(length=8, sampler=PER(), **settings)
-    one = two = buffer.init(streams(0, 1)[0])
-    twin, time, rng = oracles.SequenceTwin(8, 3, 3, stride, windows), 0, seeds.rng(0)
-    for steps in (1, 4, 1, 4, 8, 1, 1, 4):
-        rows, ends = streams(time, steps)
-        td_errors = rng.exponential(size=(buffer.completed(steps), 3)).astype(np.float32)
-        before, named = twin.num_complete, len(twin.ever)
-        twin.add(rows["id"], ends)
-        time += steps
-        one = buffer.add(one, rows, ends=ends, td_errors=td_errors)
-        two = buffer.add(two, rows, ends=ends)
-        new = [handle for handle in twin.ever if handle // 3 >= before]
-        assert len(new) == len(twin.ever) - named
-        newest = buffer.newest(two, 24)
-        told = [td_errors[handle // 3 - before, handle % 3] for handle in new]
-        told = np.array([np.nan] * 24 + told, np.float32)[-24:]
-        fresh = ~np.isnan(told)
-        two = buffer.update(two, np.where(fresh, newest, -1), np.where(fresh, told, 0))
-        np.testing.assert_array_equal(leaves_of(one.sampler.tree), leaves_of(two.sampler.tree))
-        assert one.sampler.max_priority == two.sampler.max_priority
-        two = two.replace(sampler=one.sampler)  # and the counts of updates, which differ
-        sequences = np.asarray(buffer.get(two, newest)["id"])[np.asarray(newest) >= 0].tolist()
-        assert sequences == [twin.sequence(handle) for handle in twin.handles][-24:]
 
 
 class Notes(jr.Uniform):
@@ -126,42 +50,6 @@ def test_a_sampler_is_told_of_each_sequence_once():
         assert np.all(drawable[~np.isnan(td_errors)])
         starts += slots[~np.isnan(td_errors)].tolist()
     assert starts == [0, 1, 0, 1]
-
-
-def test_a_td_error_that_is_refused_at_insertion_counts_once():
-    buffer = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=1, stride=3, sampler=PER())
-    steps = np.zeros((4, 2), np.float32)
-    state = buffer.add(buffer.init(steps), steps, td_errors=np.full((2, 2), np.inf, np.float32))
-    assert state.sampler.rejected == 4
-
-
-@pytest.mark.parametrize("num_shards", [2, rarely(4)])
-@pytest.mark.parametrize("max_priority", ["ever", "stored"])
-def test_shards_share_the_largest_priority(num_shards, max_priority):
-    sharded = over_devices(jr.ReplayBuffer(capacity=16, sampler=PER(alpha=1.0, max_priority=max_priority)), num_shards)
-    td_errors = np.full(8, np.nan, np.float32)
-    td_errors[5] = 3.0
-    state = sharded.add(sharded.init(ids(0, 8)), ids(0, 8), td_errors=td_errors)
-    stored = np.asarray(state.sampler.tree.sums[-1])
-    np.testing.assert_allclose(stored[stored > 0], 3.01, rtol=1e-6)
-    newest = np.asarray(sharded.newest(state, 4)).reshape(num_shards, -1)
-    share = 8 // num_shards
-    expected = state.ring.period * np.arange(num_shards)[:, None] + np.arange(share)[-newest.shape[1] :]
-    np.testing.assert_array_equal(newest, expected)
-    state = sharded.update(state, newest.reshape(-1), np.full(4, 9.0, np.float32))
-    state = sharded.add(state, ids(8, 8))
-    assert np.asarray(state.sampler.tree.sums[-1]).max() == np.float32(9.01)
-    assert np.sum(np.asarray(state.sampler.tree.sums[-1]) == np.float32(9.01)) == 12
-
-
-def test_an_outlier_is_forgotten_once_overwritten():
-    td_errors = np.array([0.5, 100.0, 2.0], np.float32)
-    for max_priority, expected in (("stored", 2.0), ("ever", 100.0), (1.5, 1.5)):
-        buffer = jr.ReplayBuffer(capacity=3, sampler=jr.Prioritized(alpha=1.0, epsilon=0.0, max_priority=max_priority))
-        state = buffer.add(buffer.init(ids(0, 3)), ids(0, 3), td_errors=td_errors)
-        state = buffer.add(state, ids(3, 2), td_errors=td_errors[[0, 0]])  # the outlier is overwritten
-        state = buffer.add(state, ids(5, 1))
-        assert leaves_of(state.sampler.tree)[2] == expected
 
 
 @pytest.mark.parametrize("alpha", [0.4, rarely(1.0)])
@@ -203,8 +91,7 @@ def test_the_maximum_of_a_tree():
         other = sum_tree.with_fanout(tree, 64 if fanout == 8 else 8)
         assert sum_tree.maximum(other) == leaves.max()
         check_tree(other)
-    with pytest.raises(ValueError, match="track_maximum=False"):
-        sum_tree.maximum(sum_tree.init(3))
+    rejects("track_maximum=False", sum_tree.maximum, sum_tree.init(3))
 
 
 def item_values(rng, *leading):
@@ -281,19 +168,6 @@ def test_parts_of_a_transition_batch_are_written():
     np.testing.assert_array_equal(found.Rn, 2 * x)
     for leaf in (found.S["b"], found.S_next["a"], found.S_next["b"], found.In, found.A):
         np.testing.assert_array_equal(leaf, x)
-
-
-def test_shards_write_their_own_items():
-    sharded = over_devices(jr.ReplayBuffer(capacity=16), 2)
-    state = sharded.init(ids(0, 8))
-    for t in range(3):
-        state = sharded.add(state, ids(8 * t, 8))
-    drawn = sharded.sample(state, jax.random.key(0), 12)
-    new = 1000 + np.asarray(drawn.items["id"])
-    state = sharded.set(state, drawn.indices, {"id": new, "x": None})
-    found = sharded.get(state, drawn.indices)
-    np.testing.assert_array_equal(found["id"], new)
-    np.testing.assert_array_equal(found["x"], drawn.items["x"])
 
 
 @pytest.mark.versions
@@ -382,45 +256,25 @@ def test_wrong_arguments():
     sequences = jr.SequenceBuffer(length=8, num_envs=3, sequence_length=2, stride=2, donate=False)
     stepped = sequences.init(ids(0, 1, 3))
     four = np.arange(4)
-    for call, message in (
-        (
-            lambda: jr.Prioritized(max_priority="newest"),
-            'max_priority=\'newest\': must be "ever", "stored" or a number',
-        ),
-        (lambda: jr.Prioritized(max_priority=-1), "max_priority=-1: must be a finite number of at least 0"),
-        (lambda: jr.Prioritized(floor=-1), "floor=-1: must be a finite number of at least 0"),
-        (lambda: jr.ReplayBuffer(capacity=8, axes=3), "axes=3: must be an integer from 1 to 2"),
-        (lambda: rollouts.init(items(np.zeros(4))), "a rollout needs 2 leading axes"),
-        (
-            lambda: rollouts.add(rollouts.init(ids(0, 1, 4)), ids(0, 3, 4)),
-            "batch of 12 items: expected 1 to capacity=8",
-        ),
-        (
-            lambda: replay.add(state, ids(0, 4), td_errors=np.ones(3)),
-            r"td_errors: got float.*\[3\], expected float\[4\]",
-        ),
-        (lambda: replay.add(state, ids(0, 4), td_errors=np.ones(4, bool)), r"td_errors: got bool\[4\]"),
-        (
-            lambda: sequences.add(stepped, ids(0, 4, 3), td_errors=np.ones((4, 3))),
-            r"td_errors: got .* expected float\[2, 3\]",
-        ),
-        (lambda: replay.newest(state, 0), "n=0: must be an integer from 1"),
-        (lambda: replay.set(state, four, {"id": four, "y": four}), "wrong structure"),
-        (lambda: replay.set(state, four, {"id": four.astype(np.int32), "x": None, "y": None}), "wrong structure"),
-        (lambda: replay.set(state, four, {"id": None, "x": None}), "values: all are None"),
-        (
-            lambda: replay.set(state, four, {"id": four[:3].astype(np.int32), "x": None}),
-            r"leaf \['id'\]: got int32\[3\]",
-        ),
-        (
-            lambda: replay.set(state, four, {"id": four.astype(np.float32), "x": None}),
-            r"leaf \['id'\]: got float32\[4\]",
-        ),
-        (lambda: replay.set(state, np.ones(4), {"id": None, "x": None}), "indices: got float"),
-        (
-            lambda: replay.set(state, four, {"id": four.astype(np.int32), "x": None}, mask=np.ones(3, bool)),
-            r"mask: got bool\[3\], expected bool\[4\]",
-        ),
+    rejects('max_priority=\'newest\': must be "ever", "stored"', jr.Prioritized, max_priority="newest")
+    rejects("max_priority=-1: must be a finite number of at least 0", jr.Prioritized, max_priority=-1)
+    rejects("floor=-1: must be a finite number of at least 0", jr.Prioritized, floor=-1)
+    rejects("axes=3: must be an integer from 1 to 2", jr.ReplayBuffer, capacity=8, axes=3)
+    rejects("a rollout needs 2 leading axes", rollouts.init, items(np.zeros(4)))
+    rejects("batch of 12 items: expected 1 to capacity=8", rollouts.add, rollouts.init(ids(0, 1, 4)), ids(0, 3, 4))
+    rejects(r"td_errors: got float.*\[3\], expected float\[4\]", replay.add, state, ids(0, 4), td_errors=np.ones(3))
+    rejects(r"td_errors: got bool\[4\]", replay.add, state, ids(0, 4), td_errors=np.ones(4, bool))
+    steps = ids(0, 4, 3)
+    rejects(r"td_errors: got .* expected float\[2, 3\]", sequences.add, stepped, steps, td_errors=np.ones((4, 3)))
+    rejects("n=0: must be an integer from 1", replay.newest, state, 0)
+    values, none = {"id": four.astype(np.int32), "x": None}, {"id": None, "x": None}
+    for wrong, message in (
+        ({"id": four, "y": four}, "wrong structure"),
+        (values | {"y": None}, "wrong structure"),
+        (none, "values: all are None"),
+        (values | {"id": four[:3].astype(np.int32)}, r"leaf \['id'\]: got int32\[3\]"),
+        (values | {"id": four.astype(np.float32)}, r"leaf \['id'\]: got float32\[4\]"),
     ):
-        with pytest.raises(ValueError, match=message):
-            call()
+        rejects(message, replay.set, state, four, wrong)
+    rejects("indices: got float", replay.set, state, np.ones(4), none)
+    rejects(r"mask: got bool\[3\], expected bool\[4\]", replay.set, state, four, values, mask=np.ones(3, bool))

@@ -11,9 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import at, cases, check_tree, compilations, leaves_of, rarely, stack, types
-from hypothesis import given, settings
-from hypothesis import strategies as st
+from helpers import at, cases, check_tree, compilations, leaves_of, rarely, rejects, stack, types
 from jax import lax
 from oracles import PoolsTwin
 from scipy import stats
@@ -92,20 +90,6 @@ def test_published_traces(case):
         state = pools.reset_metrics(state)
 
 
-@pytest.mark.slow
-def test_examples_of_first_in_first_out():
-    pools = make((5,), hard=None)
-    state = pools.init()
-    for task, easy in ((0, [0]), (1, [0, 1]), (2, [1, 2]), (0, [2, 0])):
-        state, _ = update(pools, state, (task, SOLVED))
-        assert lists(pools, state)[0]["easy"] == easy
-    assert lists(pools, state)[0]["normal"] == [3, 4, 1]
-    pools = make((10,))
-    state, _ = update(pools, pools.init(), *[(task, SOLVED) for task in range(10)])
-    state, _ = update(pools, state, *[(task, FAILED) for task in range(10)])
-    assert lists(pools, state) == [{"normal": [0], "easy": [5, 6, 7, 8, 9], "hard": [1, 2, 3, 4]}]
-
-
 def random_updates(rng, num_tasks, steps, groups, rollouts):
     """Tasks, rewards and masks; about every twentieth group is none that can be."""
     tasks = rng.integers(0, num_tasks, (steps, groups))
@@ -127,81 +111,6 @@ def scan_updates(pools, state, *inputs):
         return pools.reset_metrics(state), (pools.pool_of(state), pools.order(state), kept, pools.metrics(state))
 
     return lax.scan(step, state, inputs)
-
-
-def places(twin):
-    """Pool, and place there, of every task: two lists."""
-    found = {
-        task: (number, place)
-        for env in twin.pools
-        for number, name in enumerate(PoolsTwin.POOLS)
-        for place, task in enumerate(env[name])
-    }
-    return tuple(zip(*[found[task] for task in range(len(found))], strict=True))
-
-
-CONFIGS = {  # with the numbers of groups and of rollouts
-    "one task": ({"tasks_per_env": [1]}, 3, 1),
-    "small and large": ({"tasks_per_env": [1, 30, 2, 20], "easy": 0.5, "hard": 0.5, "caps": (0.29, 0.7)}, 24, 4),
-    "large caps": ({"tasks_per_env": [60], "easy": 0.7, "hard": 0.3, "caps": (0.9, 0.0)}, 7, 10),
-    "filtered": ({"tasks_per_env": [9, 12], "easy": 1.0, "hard": 0.0, "online_difficulty_filtering": True}, 24, 1),
-    "easy alone": ({"tasks_per_env": [5, 5, 5], "hard": None, "caps": (1 / 3, 0.5)}, 1, 3),
-    "hard alone": ({"tasks_per_env": [13], "easy": None, "online_difficulty_filtering": True}, 16, 2),
-    "neither": ({"tasks_per_env": [4, 4], "easy": None, "hard": None}, 8, 2),
-    "no room": ({"tasks_per_env": [6, 17], "caps": (0.0, 0.1)}, 12, 5),
-}
-RARE_CONFIGS = set(CONFIGS) - {"one task", "small and large"}
-
-
-@pytest.mark.parametrize("name", [rarely(name) if name in RARE_CONFIGS else name for name in CONFIGS])
-def test_every_update_equals_the_twin(name):
-    config, groups, rollouts = CONFIGS[name]
-    for seed in range(3):
-        check_against_twin(config, groups, rollouts, seed)
-
-
-shares = st.sampled_from([0.0, 0.1, 0.29, 1 / 3, 0.5, 0.7, 0.9])
-configs = st.fixed_dictionaries(
-    {
-        "tasks_per_env": st.lists(st.integers(1, 60), min_size=1, max_size=4).filter(lambda counts: sum(counts) <= 60),
-        "easy": st.sampled_from([None, 0.5, 0.7, 0.9, 1.0]),
-        "hard": st.sampled_from([None, 0.0, 0.1, 0.3, 0.5]),
-        "caps": st.tuples(shares, shares).filter(lambda caps: sum(caps) < 1),
-        "online_difficulty_filtering": st.booleans(),
-    }
-)
-
-
-@pytest.mark.slow
-@settings(max_examples=10)
-@given(config=configs, groups=st.integers(1, 24), rollouts=st.integers(1, 10), seed=st.integers(0, 2**31))
-def test_every_update_of_any_configuration_equals_the_twin(config, groups, rollouts, seed):
-    check_against_twin(config, groups, rollouts, seed)
-
-
-def check_against_twin(config, groups, rollouts, seed):
-    steps, pools, rng = 200, make(**config), seeds.rng(seed)
-    twin = PoolsTwin(**{"easy": 0.9, "hard": 0.1} | config)
-    tasks, rewards, mask = random_updates(rng, pools.num_tasks, steps, groups, rollouts)
-    state, (*found, metrics) = scan_updates(pools, pools.init(), tasks, rewards, mask)
-    names, expected, rejected = [str(e) for e in range(len(pools.tasks_per_env))], [], 0
-    for t in range(steps):
-        given = [rewards[t, g][mask[t, g]].tolist() for g in range(groups)]
-        kept = twin.update(list(zip(tasks[t].tolist(), given, strict=True)))
-        expected.append((*places(twin), kept, twin.metrics(names)))
-        twin.reset_metrics()
-        rejected += sum(
-            len(rewards) > 0 and not (0 <= task < pools.num_tasks and np.all(np.isfinite(rewards)))
-            for task, rewards in zip(tasks[t], given, strict=True)
-        )
-    *expected, shares = zip(*expected, strict=True)
-    for is_, should_be in zip(found, expected, strict=True):
-        np.testing.assert_array_equal(is_, should_be)
-    for name, values in metrics.items():
-        np.testing.assert_allclose(values, [share.get(name, 0) for share in shares], atol=1e-6)
-    assert set().union(*shares) <= metrics.keys()
-    assert state.rejected == rejected
-    assert lists(pools, state) == twin.pools
 
 
 def test_eager_equals_jit_equals_scan_and_vmap_equals_a_loop():
@@ -395,8 +304,7 @@ def test_nothing_left_to_draw(case):
         "a ratio of 0": lambda: (make((0, 3), env_ratios=(1, 0)), make((0, 3)).init()),
         "no tasks": lambda: (make((0,)), make((0,)).init()),
     }[case]()
-    with pytest.raises(ValueError, match=r"No environments left with examples\..*recycle"):
-        pools.sample(state, jax.random.key(0), 3)
+    rejects(r"No environments left with examples\..*recycle", pools.sample, state, jax.random.key(0), 3)
     tasks, ok = jax.jit(lambda state, key: pools.sample(state, key, 3))(state, jax.random.key(0))
     assert tasks.tolist() == [-1, -1, -1]
     assert not ok
@@ -501,40 +409,13 @@ def test_a_state_over_its_caps_is_brought_under_them():
     assert over.sizes[0].tolist()[1:] == [0, 20]
 
 
-@pytest.mark.slow
-def test_remap_to_another_list_of_tasks():
-    old = make((4, 6), caps=(0.5, 0.3))
-    state, _ = update(old, old.init(), (5, SOLVED), (0, FAILED), (4, SOLVED), (1, SOLVED), (7, FAILED), (9, SOLVED))
-    assert lists(old, state) == [
-        {"normal": [2, 3], "easy": [1], "hard": [0]},
-        {"normal": [6, 8], "easy": [5, 4, 9], "hard": [7]},
-    ]
-    keys = list("abcdefghij")
-    same = old.remap(old.reset_metrics(state), keys, keys)
-    assert lists(old, same) == lists(old, state)
-    chex.assert_trees_all_equal(old.metrics(same)["pool/1/easy"], old.metrics(state)["pool/1/easy"])
-    # 0 x (new), 1 j, 2 f, 3 e | 4 b, 5 a, 6 h, 7 y (new), 8 g, 9 d, 10 c, 11 z (new)
-    new = make((4, 8), caps=(0.5, 0.3))
-    state = jax.jit(lambda state: new.remap(state, keys, "xjfebahygdcz"))(state)
-    assert lists(new, state) == [
-        {"normal": [0, 2], "easy": [3, 1], "hard": []},  # of e, f, j in order f, e, j the oldest is one too many
-        {"normal": [10, 9, 8, 7, 11], "easy": [4], "hard": [5, 6]},
-    ]
-    stacked = stack(state, state)
-    back = jax.vmap(lambda state: old.remap(state, "xjfebahygdcz", keys))(stacked)
-    chex.assert_trees_all_equal(at(back, 1), old.remap(state, "xjfebahygdcz", keys))
-    fewer = make((2,)).remap(state, "xjfebahygdcz", "ha")
-    assert lists(make((2,)), fewer) == [{"normal": [1, 0], "easy": [], "hard": []}]  # no room in hard, a is the older
-
-
 def test_equal_keys_are_matched_in_order():
     pools = make((6,))
     state, _ = update(pools, pools.init(), (1, SOLVED), (4, FAILED))
     state = pools.remap(state, ["a", "a", "b", "b", "b", "c"], ["b", "a", "b", "a", "a", "b"])
     assert lists(pools, state) == [{"normal": [1, 0, 2, 4], "easy": [3], "hard": [5]}]
     for old, new in (("abc", "abcdef"), ("abcdef", "abc")):
-        with pytest.raises(ValueError, match=r"(old|new)_keys: got 3 keys for 6 tasks"):
-            pools.remap(state, old, new)
+        rejects(r"(old|new)_keys: got 3 keys for 6 tasks", pools.remap, state, old, new)
 
 
 def test_task_keys():
@@ -544,12 +425,8 @@ def test_task_keys():
     moved = task | {"id": 8, "prompt": [{"content": "1 + 1", "role": "user"}]}
     assert jr.task_key(task, ("env", "prompt")) == jr.task_key(moved, ("env", "prompt"))
     assert jr.task_key(task, ("env", "id")) != jr.task_key(moved, ("env", "id"))
-    with pytest.raises(
-        ValueError, match=r"not in the task: \['question'\]; it has \['answer', 'env', 'id', 'prompt'\]"
-    ):
-        jr.task_key(task, ("env", "question"))
-    with pytest.raises(ValueError, match="give at least one"):
-        jr.task_key(task, ())
+    rejects(r"not in the task: \['question'\]; it has \['answer', 'env'", jr.task_key, task, ("env", "question"))
+    rejects("give at least one", jr.task_key, task, ())
 
 
 def test_a_restored_state_goes_on_like_an_uninterrupted_one():
@@ -572,10 +449,7 @@ def test_a_restored_state_goes_on_like_an_uninterrupted_one():
         ({"tasks_per_env": (3, 2.0)}, r"tasks_per_env\[1\]=2.0"),
         ({"tasks_per_env": (2**23, 2**23 + 1)}, "at most 16777216 tasks"),
         ({"env_ratios": (1, 2, 3)}, r"env_ratios=\(1, 2, 3\): must have one entry for each of 1"),
-        (
-            {"tasks_per_env": (2, 2, 2), "env_ratios": (1, None, None)},
-            r"env_ratios\[1\]=None: must be a finite number of at least 0; give all, or env_ratios=None",
-        ),
+        ({"tasks_per_env": (2, 2, 2), "env_ratios": (1, None, None)}, r"env_ratios\[1\]=None: must be a finite"),
         ({"env_ratios": (-1.0,)}, r"env_ratios\[0\]=-1.0"),
         ({"env_ratios": (0,)}, "at least one must be positive"),
         ({"env_names": "ab"}, "env_names='ab': must be a sequence"),
@@ -591,8 +465,7 @@ def test_a_restored_state_goes_on_like_an_uninterrupted_one():
     ],
 )
 def test_construction_errors(settings, message):
-    with pytest.raises(ValueError, match=message):
-        make(**settings)
+    rejects(message, make, **settings)
     assert make(easy=0.5, hard=0.5).easy_threshold == 0.5
 
 
@@ -600,30 +473,21 @@ def test_construction_errors(settings, message):
 def test_argument_errors():
     pools, key = make((3, 2)), jax.random.key(0)
     state, tasks, rewards = pools.init(), np.arange(2), np.ones((2, 3))
+    update = functools.partial(pools.update, state, tasks, rewards)
     for call, message in (
         (lambda: pools.update(state, tasks[:, None], rewards), r"tasks: got int32\[2, 1\], expected a vector"),
         (lambda: pools.update(state, tasks * 1.0, rewards), r"tasks: got float32\[2\]"),
         (lambda: pools.update(state, tasks, rewards[0]), r"rewards: got float32\[3\].*rewards\[:, None\]"),
         (lambda: pools.update(state, tasks, np.ones((3, 2))), r"rewards: got float32\[3, 2\]"),
-        (
-            lambda: pools.update(state, tasks, rewards, mask=np.ones(3, bool)),
-            r"mask: got bool\[3\], expected bool\[2\]",
-        ),
-        (
-            lambda: pools.update(state, tasks, rewards, mask=rewards),
-            r"mask: got float32\[2, 3\], expected bool\[2, 3\]",
-        ),
+        (lambda: update(mask=np.ones(3, bool)), r"mask: got bool\[3\], expected bool\[2\]"),
+        (lambda: update(mask=rewards), r"mask: got float32\[2, 3\], expected bool\[2, 3\]"),
         (lambda: make((4, 2)).update(state, tasks, rewards), r"tasks_per_env=\(4, 2\): this state has tasks \[5\]"),
         (lambda: make((5,)).sample(state, key, 1), "in 2 environments"),
         (lambda: pools.sample(jax.tree.map(lambda x: x[None], state), key, 1), "jax.vmap for a stack"),
         (lambda: pools.order(jax.tree.map(lambda x: x[None], state)), "jax.vmap for a stack"),
-        (
-            lambda: pools.remap(jax.tree.map(lambda x: x[None], state), "abcde", "abcde"),
-            r"tasks \[1, 5\]; use jax.vmap",
-        ),
+        (lambda: pools.remap(jax.tree.map(lambda x: x[None], state), "abcde", "abcde"), r"tasks \[1, 5\]; use"),
         (lambda: pools.sample(state, key, 0), r"n=0: must be an integer from 1"),
         (lambda: pools.recycle(state, key, easy_fraction=1.5), r"easy_fraction=1.5: must be a number in \[0, 1\]"),
         (lambda: pools.recycle(state, key, easy_fraction=0.5, hard_fraction=-1), r"hard_fraction=-1"),
     ):
-        with pytest.raises(ValueError, match=message.replace("int32", "int(32|64)").replace("float32", "float(32|64)")):
-            call()
+        rejects(message.replace("int32", "int(32|64)").replace("float32", "float(32|64)"), call)

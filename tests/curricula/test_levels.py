@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import at, stack
+from helpers import at, rejects, stack
 from oracles import LevelsTwin
 from scipy import stats
 
@@ -243,10 +243,8 @@ def test_scores_of_rollouts():
     found = jr.scores.max_monte_carlo(numbers, ends, largest)
     np.testing.assert_allclose(found, mean_of_episodes(largest - numbers, ends), rtol=1e-4, atol=1e-6)
     assert found[0] == -np.inf
-    with pytest.raises(ValueError, match=r"advantages: got float32\[3\] with ends of shape"):
-        jr.scores.positive_value_loss(np.zeros(3), np.zeros(3, bool))
-    with pytest.raises(ValueError, match=r"max_returns: got shape \[2\], expected \[12\]"):
-        jr.scores.max_monte_carlo(numbers, ends, np.zeros(2))
+    rejects(r"advantages: got float32\[3\] with ends", jr.scores.positive_value_loss, np.zeros(3), np.zeros(3, bool))
+    rejects(r"max_returns: got shape \[2\], expected \[12\]", jr.scores.max_monte_carlo, numbers, ends, np.zeros(2))
 
 
 def test_states_are_saved_bound_and_measured(tmp_path):
@@ -282,22 +280,16 @@ def test_states_are_saved_bound_and_measured(tmp_path):
     ],
 )
 def test_settings_that_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        jr.Levels(**{"capacity": 4, **settings})
+    rejects(message, jr.Levels, **{"capacity": 4, **settings})
 
 
 def test_arguments_that_are_refused():
     levels = jr.Levels(capacity=4)
     state = levels.init({"id": jnp.int32(0)})
-    with pytest.raises(ValueError, match="wrong structure"):
-        levels.insert(state, np.zeros(2, np.int32), np.zeros(2))
+    rejects("wrong structure", levels.insert, state, np.zeros(2, np.int32), np.zeros(2))
     with pytest.raises(ValueError, match=r"scores: got shape \[3\], expected \[2\]"):
         levels.insert(state, {"id": np.zeros(2, np.int32)}, np.zeros(3))
-    with pytest.raises(ValueError, match="batch of 0 levels: expected 1 or more; to insert none, mask all rows"):
-        levels.insert(state, {"id": np.zeros(0, np.int32)}, np.zeros(0))
-    with pytest.raises(ValueError, match=r"scores: got shape \[3\], expected \[2\]"):
-        levels.update(state, np.zeros(2, np.int32), np.zeros(3))
-    with pytest.raises(ValueError, match=r"capacity=5: this state has levels \[4\]"):
-        jr.Levels(capacity=5).sample(state, seeds.key(), 2)
-    with pytest.raises(ValueError, match="n=0: must be an integer from 1"):
-        levels.sample(state, seeds.key(), 0)
+    rejects("batch of 0 levels: expected 1 or more", levels.insert, state, {"id": np.zeros(0, np.int32)}, np.zeros(0))
+    rejects(r"scores: got shape \[3\], expected \[2\]", levels.update, state, np.zeros(2, np.int32), np.zeros(3))
+    rejects(r"capacity=5: this state has levels \[4\]", jr.Levels(capacity=5).sample, state, seeds.key(), 2)
+    rejects("n=0: must be an integer from 1", levels.sample, state, seeds.key(), 0)

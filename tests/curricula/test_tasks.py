@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import at, check_tree, stack
+from helpers import at, check_tree, rejects, stack
 from oracles import TasksTwin
 from scipy import stats
 
@@ -271,10 +271,8 @@ def test_a_state_for_another_list_of_tasks():
     assert moved.successes.tolist() == [0, 1, 2, 0]
     np.testing.assert_allclose(jr.sum_tree.leaves(moved.tree), [0.25, 0.25, 0.1875, 0.25])
     for wrong in (("aa", "xbaa"), ("aab", "xba")):
-        with pytest.raises(ValueError, match=r"(old|new)_keys: got"):
-            new.remap(state, *wrong)
-    with pytest.raises(ValueError, match=r"num_tasks=4: this state has tasks \[3\]"):
-        new.sample(state, seeds.key(), 2)
+        rejects(r"(old|new)_keys: got", new.remap, state, *wrong)
+    rejects(r"num_tasks=4: this state has tasks \[3\]", new.sample, state, seeds.key(), 2)
 
 
 def test_states_are_saved_and_restored(tmp_path):
@@ -304,14 +302,12 @@ def test_states_are_saved_and_restored(tmp_path):
     ],
 )
 def test_settings_that_are_refused(settings, message):
-    with pytest.raises(ValueError, match=message):
-        jr.Tasks(**{"num_tasks": 4} | settings)
+    rejects(message, jr.Tasks, **{"num_tasks": 4} | settings)
 
 
 @pytest.mark.parametrize(("hard", "easy"), [(0.5, 0.5), (0.8, 0.2), (-0.1, 0.5)])
 def test_bands_that_are_refused(hard, easy):
-    with pytest.raises(ValueError, match="hard="):
-        jr.scores.success_band(hard, easy)
+    rejects("hard=", jr.scores.success_band, hard, easy)
 
 
 def test_an_update_is_in_place():

@@ -10,6 +10,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
+from helpers import rejects
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -80,8 +81,7 @@ def test_what_is_drawn_is_the_data(endings, with_next):
     """Rows equal the twin's, and all draws of a buffer and all transitions equal those of a plain loop."""
     data, twin = random_data(endings, with_next)
     if not twin.rows():
-        with pytest.raises(ValueError, match="no step has a next observation; give more steps, or next_observations"):
-            jr.datasets.from_arrays(**data)
+        rejects("no step has a next observation; give more steps,", jr.datasets.from_arrays, **data)
         return
     steps = jr.datasets.from_arrays(**data)
     check_rows(steps, twin)
@@ -171,8 +171,7 @@ def test_ogbench(tmp_path):
     assert not rows["reward"].any()
     np.testing.assert_array_equal(ends, ~rows["step"])
     np.savez(path, observations=terminals, qpos=terminals)
-    with pytest.raises(ValueError, match=r"path=.*: has no actions, terminals; it has observations, qpos"):
-        jr.datasets.from_ogbench(str(path))
+    rejects(r"path=.*: has no actions, terminals; it has observations, qpos", jr.datasets.from_ogbench, str(path))
 
 
 @pytest.mark.parametrize(
@@ -190,8 +189,7 @@ def test_ogbench(tmp_path):
 def test_wrong_arrays(changes, message):
     flat = np.zeros(5)
     data = {"observations": np.arange(5.0), "actions": flat, "rewards": flat, "terminals": flat, "timeouts": flat}
-    with pytest.raises(ValueError, match=message):
-        jr.datasets.from_arrays(**data | changes)
+    rejects(message, jr.datasets.from_arrays, **data | changes)
 
 
 def test_next_observations_may_hold_nan():
@@ -212,14 +210,10 @@ def test_wrong_rows():
         ),
         (rows, x, r"ends: got float\d+\[3, 1\], expected bool\[3, 1\]"),
     ):
-        with pytest.raises(ValueError, match=message):
-            jr.datasets.transitions(wrong, ends)
-    with pytest.raises(ValueError, match=r"dataset='cartpole-v0': must be a minari.MinariDataset; load one"):
-        jr.datasets.from_minari("cartpole-v0")
-    with pytest.raises(ValueError, match="no step has a next observation"):
-        jr.datasets.from_minari(types.SimpleNamespace(iterate_episodes=lambda: iter(())))
-    with pytest.raises(ValueError, match="sequence_length=0: must be an integer"):
-        jr.datasets.Steps(rows, x > 0).padded(0)
+        rejects(message, jr.datasets.transitions, wrong, ends)
+    rejects(r"dataset='cartpole-v0': must be a minari.MinariDataset; load one", jr.datasets.from_minari, "cartpole-v0")
+    rejects("no step has a next", jr.datasets.from_minari, types.SimpleNamespace(iterate_episodes=lambda: iter(())))
+    rejects("sequence_length=0: must be an integer", jr.datasets.Steps(rows, x > 0).padded, 0)
 
 
 def test_importing_the_module_imports_no_package_of_a_data_set(monkeypatch):

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import mesh, over_devices, rarely
+from helpers import mesh, over_devices, rarely, rejects
 from jax.sharding import Mesh
 
 import jaxreplay as jr
@@ -154,8 +154,7 @@ def test_shards_take_their_parts():
         assert f"{num_devices} devices, each" in str(found)
         mixed = jr.Mixture(buffers=(sharded, dataclasses.replace(whole, num_envs=2)))
         assert jr.memory(mixed, items).num_devices == num_devices
-    with pytest.raises(ValueError, match="must be a multiple of 2"):
-        jr.memory(over_devices(jr.ReplayBuffer(capacity=4), 2), transitions(3))
+    rejects("must be a multiple of 2", jr.memory, over_devices(jr.ReplayBuffer(capacity=4), 2), transitions(3))
 
 
 FRAMES = {"obs": struct("uint8", 8, 84, 84, 4), "action": struct("int32", 8)}
@@ -183,21 +182,16 @@ def test_other_errors_of_an_init_are_as_they_are(monkeypatch):
         raise jax.errors.JaxRuntimeError("INTERNAL: something else")
 
     monkeypatch.setattr(layouts, "zeros", fails)
-    with pytest.raises(jax.errors.JaxRuntimeError, match="something else"):
-        jr.ReplayBuffer(capacity=4).init(FRAMES)
+    rejects("something else", jr.ReplayBuffer(capacity=4).init, FRAMES, error=jax.errors.JaxRuntimeError)
 
 
 def test_arguments():
     buffer = jr.ReplayBuffer(capacity=4)
-    for call, message in (
-        (lambda: jr.memory(jr.Uniform(), FRAMES), r"buffer=Uniform\(\): must be a buffer"),
-        (lambda: jr.memory(jr.ReplayBuffer, FRAMES), "must be a buffer"),
-        (lambda: jr.memory(buffer, FRAMES, backend="h100"), "backend='h100': must be one of cpu, gpu, cuda"),
-        (lambda: jr.memory(buffer), r"items: must be as ReplayBuffer\.init takes them"),
-        (lambda: jr.memory(CASES["pools"][0], FRAMES), r"items: must be as DifficultyPools\.init takes them; None"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            call()
+    rejects(r"buffer=Uniform\(\): must be a buffer", jr.memory, jr.Uniform(), FRAMES)
+    rejects("must be a buffer", jr.memory, jr.ReplayBuffer, FRAMES)
+    rejects("backend='h100': must be one of cpu, gpu, cuda", jr.memory, buffer, FRAMES, backend="h100")
+    rejects(r"items: must be as ReplayBuffer\.init takes them", jr.memory, buffer)
+    rejects(r"items: must be as DifficultyPools\.init takes them; None", jr.memory, CASES["pools"][0], FRAMES)
 
 
 def frames(*leading, stack=()):

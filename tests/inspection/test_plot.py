@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import over_devices, rarely
+from helpers import over_devices, rarely, rejects
 
 import jaxreplay as jr
 
@@ -152,12 +152,8 @@ def test_the_package_does_not_import_matplotlib():
 
 def test_errors(monkeypatch):
     buffer, pools = jr.ReplayBuffer(capacity=4), jr.DifficultyPools(tasks_per_env=(4,))
-    with pytest.raises(ValueError, match="state: is traced"):
-        jax.eval_shape(lambda: jr.plot(buffer, buffer.init(jnp.zeros(2))))
-    with pytest.raises(ValueError, match=r"buffer=DifficultyPools.*must be a buffer of jaxreplay"):
-        jr.plot(pools, pools.init())
-    with pytest.raises(ValueError, match="capacity=5"):
-        jr.plot(jr.ReplayBuffer(capacity=5), buffer.init(jnp.zeros(2)))
+    rejects("state: is traced", jax.eval_shape, lambda: jr.plot(buffer, buffer.init(jnp.zeros(2))))
+    rejects(r"buffer=DifficultyPools.*must be a buffer of jaxreplay", jr.plot, pools, pools.init())
+    rejects("capacity=5", jr.plot, jr.ReplayBuffer(capacity=5), buffer.init(jnp.zeros(2)))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    with pytest.raises(ImportError, match=r"matplotlib.*jaxreplay\[plots\]"):
-        jr.plot(buffer, buffer.init(jnp.zeros(2)))
+    rejects(r"matplotlib.*jaxreplay\[plots\]", jr.plot, buffer, buffer.init(jnp.zeros(2)), error=ImportError)

@@ -6,7 +6,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import over_devices, rarely
+from helpers import over_devices, rarely, rejects
 from scipy import stats
 
 import jaxreplay as jr
@@ -215,7 +215,6 @@ def test_errors():
         ({"power": 1, "beta": 2}, r"beta=2: must be a number in \[0, 1\]"),
         ({"power": 1, "normalize": "global"}, 'normalize=.global.: must be "batch" or None'),
     ):
-        with pytest.raises(ValueError, match=message):
-            jr.Recent(**arguments)
+        rejects(message, jr.Recent, **arguments)
     with pytest.raises(ValueError, match=r"Recent\(power=1.*a ReservoirBuffer keeps no order; use a ReplayBuffer"):
         jr.ReservoirBuffer(capacity=4, sampler=jr.Recent(power=1))

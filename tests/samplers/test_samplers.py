@@ -7,7 +7,7 @@ import optax
 import oracles
 import pytest
 import seeds
-from helpers import cases, leaves_of, over_devices, rarely
+from helpers import cases, leaves_of, over_devices, rarely, rejects
 from jax import lax
 from scipy import stats
 
@@ -21,7 +21,7 @@ insert = jax.jit(lambda sampler, *arguments: sampler.insert(*arguments), static_
 draw = jax.jit(lambda sampler, *arguments: sampler.sample(*arguments), static_argnums=(0, 3))
 weigh = jax.jit(lambda sampler, *arguments, **named: sampler.weights(*arguments, **named), static_argnums=0)
 take_in = jax.jit(lambda sampler, *arguments: sampler.update(*arguments), static_argnums=0)
-total, minimum = jax.jit(sum_tree.total), jax.jit(sum_tree.minimum)
+total, minimum, find = jax.jit(sum_tree.total), jax.jit(sum_tree.minimum), jax.jit(sum_tree.find)
 
 
 def live(size, start=0):
@@ -273,6 +273,8 @@ def test_labml_traces():
             assert cursor == op["next_idx"]
             np.testing.assert_allclose(leaves_of(state.tree), op["leaves"], rtol=1e-5)
             np.testing.assert_allclose(total(state.tree), op["total"], rtol=1e-5)
+            fractions, found = zip(*op["find"], strict=True)
+            np.testing.assert_array_equal(find(state.tree, np.float32(np.array(fractions) * op["total"])), found)
             np.testing.assert_allclose(minimum(state.tree), op["min"], rtol=1e-5)
             np.testing.assert_allclose(state.max_priority, op["max_priority"], rtol=1e-5)
             if "weights_all" in op:
@@ -296,18 +298,15 @@ def test_labml_traces():
     ],
 )
 def test_construction_errors(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        jr.Prioritized(**arguments)
+    rejects(message, jr.Prioritized, **arguments)
 
 
 def test_flags_that_are_no_flags():
     sampler, rows = jr.Prioritized(), np.arange(3)
     state = jax.eval_shape(lambda: sampler.init(4))
     for flags in (np.full(3, 2), np.ones(3, np.float32), np.ones((3, 1), bool)):
-        with pytest.raises(ValueError, match=r"drawable: got .*, expected bool\[3\], one flag per row"):
-            jax.eval_shape(sampler.insert, state, rows, flags)
-        with pytest.raises(ValueError, match=r"mask: got .*, expected bool\[3\], one flag per row"):
-            jax.eval_shape(sampler.update, state, rows, np.ones(3), flags)
+        rejects(r"drawable: got .*, expected bool\[3\], one flag", jax.eval_shape, sampler.insert, state, rows, flags)
+        rejects(r"mask: got .*, expected bool\[3\]", jax.eval_shape, sampler.update, state, rows, np.ones(3), flags)
 
 
 def test_a_sampler_of_one_s_own_as_its_protocol_shows_it():

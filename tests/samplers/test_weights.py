@@ -4,6 +4,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
+from helpers import rejects
 
 import jaxreplay as jr
 
@@ -52,10 +53,8 @@ def test_traced_beta_and_vmap():
 
 @pytest.mark.versions
 def test_errors():
-    with pytest.raises(ValueError, match="normalize='max': expected \"batch\""):
-        jr.importance_weights(jnp.ones(2), 2, 1.0, normalize="max")  # pyright: ignore
-    with pytest.raises(ValueError, match="min_probability=None"):
-        jr.importance_weights(jnp.ones(2), 2, 1.0, normalize="global")
+    rejects("normalize='max': expected \"batch\"", jr.importance_weights, jnp.ones(2), 2, 1.0, normalize="max")
+    rejects("min_probability=None", jr.importance_weights, jnp.ones(2), 2, 1.0, normalize="global")
 
 
 def test_effective_sample_size():

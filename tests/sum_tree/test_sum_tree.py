@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import at, cases, check_tree, leaves_of, rarely, run_for_long, run_once, stack, tree_of
+from helpers import at, check_tree, leaves_of, rarely, rejects, run_for_long, run_once, stack, tree_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -21,28 +21,11 @@ pytestmark = pytest.mark.versions
 FANOUTS = (2, 3, 8, 16, 64, 128)
 
 
-def test_sumtree_basic_total():
-    assert sum_tree.total(tree_of([1, 2, 3, 4])) == 10
-
-
 def test_sumtree_get_returns_correct_leaf():
     tree = tree_of([1, 2, 3, 4])
     prefixes = np.array([0, 0.5, 1, 2.5, 3, 7])
     np.testing.assert_array_equal(sum_tree.find(tree, prefixes), [0, 0, 1, 1, 2, 3])
     np.testing.assert_array_equal(sum_tree.get(tree, np.array([3, 0, 4, -1])), [4, 1, 0, 0])
-
-
-def test_sumtree_update_propagates():
-    tree = sum_tree.update(tree_of(np.ones(4)), np.array([0]), np.array([5.0]))
-    assert sum_tree.total(tree) == 8
-
-
-def test_sumtree_circular_overwrite():
-    tree = sum_tree.init(3)
-    for write, value in enumerate([1.0, 2.0, 3.0, 10.0]):
-        tree = sum_tree.update(tree, np.array([write % 3]), np.array([value]))
-    np.testing.assert_array_equal(leaves_of(tree), [10, 2, 3])
-    assert sum_tree.total(tree) == 15
 
 
 def all_capacities(fanout):
@@ -250,8 +233,7 @@ def test_a_tree_of_leaves_is_one_that_all_were_written_to(capacity, fanout):
     chex.assert_trees_all_equal(jax.jit(functools.partial(sum_tree.of_leaves, fanout=fanout))(leaves), found)
     assert sum_tree.of_leaves([1, -1, 3]).sums[-1][:3].tolist() == [1, np.inf, 3]
     for wrong in (leaves[:0], leaves[None], 1.0):
-        with pytest.raises(ValueError, match=r"leaves: got shape .*, expected a vector"):
-            sum_tree.of_leaves(wrong)
+        rejects(r"leaves: got shape .*, expected a vector", sum_tree.of_leaves, wrong)
 
 
 @pytest.mark.parametrize(("before", "after"), [(2, 128), (128, 8), (8, 64)])
@@ -451,28 +433,6 @@ def test_how_far_the_law_holds(kind):
         np.testing.assert_allclose(found[b] * within, law[block == b], rtol=0, atol=atol)
 
 
-def test_labml_traces():
-    for case in cases("labml_per"):
-        capacity, alpha = case["capacity"], case["alpha"]
-        tree, max_priority, cursor = sum_tree.init(capacity, track_minimum=True), 1.0, 0
-        for op in case["ops"]:
-            if op["op"] == "add":
-                slots = (cursor + np.arange(op["count"])) % capacity
-                values, cursor = np.full(op["count"], max_priority**alpha), (cursor + op["count"]) % capacity
-            else:
-                slots, values = np.array(op["idx"]), np.array(op["priority"]) ** alpha
-                max_priority = max(max_priority, *op["priority"])
-            rows = 8 - len(slots)
-            slots, values = np.pad(slots, (0, rows), constant_values=-1), np.pad(values, (0, rows))
-            tree = sum_tree.update(tree, slots, values)
-            np.testing.assert_allclose(leaves_of(tree), op["leaves"], rtol=1e-5)
-            np.testing.assert_allclose(sum_tree.total(tree), op["total"], rtol=1e-5)
-            np.testing.assert_allclose(sum_tree.minimum(tree), op["min"], rtol=1e-5)
-            fractions, found = zip(*op["find"], strict=True)
-            prefixes = (np.array(fractions) * op["total"]).astype(np.float32)
-            np.testing.assert_array_equal(sum_tree.find(tree, prefixes), found)
-
-
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -483,15 +443,13 @@ def test_labml_traces():
     ],
 )
 def test_construction_errors(arguments, message):
-    with pytest.raises(ValueError, match=message):
-        sum_tree.init(**arguments)
+    rejects(message, sum_tree.init, **arguments)
 
 
 def test_indices_are_integers_of_any_width():
     tree = sum_tree.init(4)
     for function in (sum_tree.get, lambda tree, indices: sum_tree.update(tree, indices, np.ones(1))):
-        with pytest.raises(ValueError, match=r"indices: got float.*\[1\], expected integers"):
-            jax.eval_shape(function, tree, np.array([1.7]))
+        rejects(r"indices: got float.*\[1\], expected integers", jax.eval_shape, function, tree, np.array([1.7]))
     if jax.config.jax_enable_x64:
         tree = sum_tree.update(tree, np.array([1, 2**32 + 2, 3 - 2**32]), np.ones(3))
         np.testing.assert_array_equal(sum_tree.get(tree, np.array([1, 2, 3, 2**32 + 1])), [1, 0, 0, 0])
@@ -499,11 +457,8 @@ def test_indices_are_integers_of_any_width():
 
 def test_errors_of_the_functions():
     tree = sum_tree.init(4)
-    with pytest.raises(ValueError, match="track_minimum=False: this tree keeps no minimum"):
-        sum_tree.minimum(tree)
+    rejects("track_minimum=False: this tree keeps no minimum", sum_tree.minimum, tree)
     rows = jax.ShapeDtypeStruct((2**24 + 1,), jnp.int32)
-    with pytest.raises(ValueError, match="batch of 16777217 rows"):
-        jax.eval_shape(sum_tree.update, tree, rows, rows)
+    rejects("batch of 16777217 rows", jax.eval_shape, sum_tree.update, tree, rows, rows)
     for mask in (np.full(3, 2), np.ones(3, np.float32), np.ones((3, 1), bool), np.True_):
-        with pytest.raises(ValueError, match=r"mask: got .*, expected bool\[3\], one flag per row"):
-            sum_tree.update(tree, np.arange(3), np.ones(3), mask=mask)
+        rejects(r"mask: got .*, expected bool\[3\],", sum_tree.update, tree, np.arange(3), np.ones(3), mask=mask)

@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import rarely
+from helpers import rarely, rejects
 from jax import lax
 from streams import NUM_ENVS, as_rows, make_episodes
 
@@ -101,14 +101,8 @@ STEP = {"obs": 0.0, "env_state": 0.0, "reward": 1.0, "terminated": False, "trunc
     ("changed", "message"),
     [
         ({"obs": None}, r"env_step: obs has leaves of shapes \{\}, expected \{'<root>': \(\)\} as in the state before"),
-        (
-            {"obs": np.zeros(3)},
-            r"env_step: obs has leaves of shapes \{'<root>': \(3,\)\}, expected .* as in the state before",
-        ),
-        (
-            {"env_state": {"a": 0.0}},
-            r"env_step: env_state has leaves of shapes \{\"\['a'\]\": \(\)\}, expected .* as in the state",
-        ),
+        ({"obs": np.zeros(3)}, r"env_step: obs has leaves of shapes \{'<root>': \(3,\)\}, expected .* as"),
+        ({"env_state": {"a": 0.0}}, r"env_step: env_state has leaves of shapes \{\"\['a'\]\": \(\)\}, expected .* as"),
         ({"final_obs": np.zeros(3)}, r"env_step: final_obs has leaves of shapes .*\(3,\).*, expected .* as in obs"),
         ({"reward": None}, "reward: got None, expected a real number"),
         ({"reward": {"agent": 1.0}}, "reward: got a dict, expected a real number"),
@@ -119,16 +113,13 @@ STEP = {"obs": 0.0, "env_state": 0.0, "reward": 1.0, "terminated": False, "trunc
 )
 def test_what_an_environment_returns_is_named(changed, message):
     env = jr.NextStepAutoreset(env_step=lambda key, state, action: tuple((STEP | changed).values()))
-    with pytest.raises(ValueError, match=message):
-        env.step(env.init(0.0, 0.0), None, jax.random.key(0))
+    rejects(message, env.step, env.init(0.0, 0.0), None, jax.random.key(0))
 
 
 def test_what_is_no_environment():
-    with pytest.raises(ValueError, match="env_step=None: must be a function of a key, a state and an action"):
-        jr.NextStepAutoreset(env_step=None)
+    rejects("env_step=None: must be a function of a key, a state and an action", jr.NextStepAutoreset, env_step=None)
     for returned, found in ((tuple(STEP.values())[:5], "a tuple of 5"), (None, "a NoneType")):
         env = jr.NextStepAutoreset(env_step=lambda key, state, action, returned=returned: returned)
         with pytest.raises(ValueError, match=f"env_step: returned {found}, expected obs, env_state, reward, term"):
             env.step(env.init(0.0, 0.0), None, jax.random.key(0))
-    with pytest.raises(ValueError, match="state: got a NoneType, expected an AutoresetState"):
-        env.step(None, None, jax.random.key(0))
+    rejects("state: got a NoneType, expected an AutoresetState", env.step, None, None, jax.random.key(0))

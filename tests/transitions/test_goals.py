@@ -7,6 +7,7 @@ import oracles
 import pytest
 import seeds
 from flax import struct
+from helpers import rejects
 
 import jaxreplay as jr
 
@@ -164,5 +165,4 @@ def test_wrong_arguments():
         ({"mask": np.ones(2, bool)}, r"mask: got bool\[2\], expected bool\[3\]"),
     ):
         arguments = {"key": key, "rows": rows, "goals": goals, "reward": reward} | changed
-        with pytest.raises(ValueError, match=message):
-            jr.hindsight(**arguments)
+        rejects(message, jr.hindsight, **arguments)

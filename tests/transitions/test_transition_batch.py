@@ -2,6 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from helpers import rejects
 
 import jaxreplay as jr
 
@@ -48,8 +49,7 @@ def test_from_single():
     ],
 )
 def test_from_single_type_errors(name, value, message):
-    with pytest.raises(TypeError, match=message):
-        single(**{name: value})
+    rejects(message, single, **{name: value}, error=TypeError)
 
 
 def batch_of(size):

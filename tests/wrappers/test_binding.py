@@ -3,14 +3,11 @@ import inspect
 import pickle
 
 import chex
-import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import numpy as np
-import optax
 import pytest
-from flax.training.train_state import TrainState
-from helpers import at, items, numbers, over_devices, rarely
+from helpers import at, items, numbers, over_devices, rarely, rejects
 from jax import lax
 
 import jaxreplay as jr
@@ -28,11 +25,9 @@ BUFFERS = {
 
 def arguments(name, t, key):
     ids = 4 * t + jnp.arange(4, dtype=jnp.int32)
-    return {
-        "sequence": (items(ids[None]),),
-        "reservoir": (items(ids), key),
-        "mixture": (1, items(ids)),
-    }.get(name, (items(ids),))
+    return {"sequence": (items(ids[None]),), "reservoir": (items(ids), key), "mixture": (1, items(ids))}.get(
+        name, (items(ids),)
+    )
 
 
 def run(name, buffer, key):
@@ -95,8 +90,7 @@ def test_eager_calls_donate_as_the_buffer_does():
     replay = gone.add(items(numbers(0, 2))).set(np.array([0, 1]), {"id": numbers(5, 2), "x": None})
     assert isinstance(replay, jr.Bound)
     assert replay.get(np.arange(2))["id"].tolist() == [5, 6]
-    with pytest.raises(ValueError, match="state: was donated to an earlier call and is gone"):
-        gone.size()
+    rejects("state: was donated to an earlier call and is gone", gone.size)
     kept = jr.bind(jr.ReplayBuffer(capacity=4, donate=False), replay.state)
     kept.add(items(numbers(0, 2)))
     assert kept.size() == 2
@@ -122,8 +116,7 @@ def test_what_else_a_configuration_can_do():
     replay = jr.bind(sequences, sequences.init(np.zeros((1, 2)))).add(np.zeros((3, 2)))
     assert (replay.completed(3), replay.stored_steps()) == (3, 6)
     assert replay.later(KEY, replay.newest(2))[1].tolist() == [1, 1]
-    with pytest.raises(AttributeError, match="'SequenceBuffer' object has no attribute 'push'"):
-        replay.push(1)
+    rejects("'SequenceBuffer' object has no attribute 'push'", lambda: replay.push(1), error=AttributeError)
     chex.assert_trees_all_equal(pickle.loads(pickle.dumps(replay)).state, replay.state)
     curriculum = jr.Tasks(num_tasks=4)
     bound, kept = jr.bind(curriculum, curriculum.init()).update(np.arange(2), np.ones((2, 3)))
@@ -228,34 +221,3 @@ def test_calls_pass_on_all_their_arguments():
     sharded = jr.bind(BUFFERS["sharded"], BUFFERS["sharded"].init(items(numbers(0, 4))))
     assert isinstance(sharded.add(items(numbers(0, 4)), mask=np.arange(4) > 2), jr.Bound)
     assert sharded.add(items(numbers(0, 4)), mask=np.arange(4) > 2).can_sample(batch_size=1)
-
-
-class AgentState(TrainState):
-    replay: jr.Bound
-
-
-@pytest.mark.slow  # the guide's first block does the same
-def test_a_train_state_holds_a_buffer_and_is_saved_whole(tmp_path):
-    """Its functions, and the buffer's configuration, come from one that is made anew."""
-    buffer = jr.ReplayBuffer(capacity=8, sampler=PER)
-    model = nn.Dense(1)
-
-    def create(key):
-        replay = jr.bind(buffer, buffer.init(jnp.zeros((1, 3))))
-        return AgentState.create(
-            apply_fn=model.apply, params=model.init(key, jnp.zeros((1, 3))), tx=optax.adam(1e-2), replay=replay
-        )
-
-    @jax.jit
-    def train(agent, key):
-        agent = agent.replace(replay=agent.replay.add(jax.random.normal(key, (4, 3))))
-        sample = agent.replay.sample(key, 4)
-        grads = jax.grad(lambda params: jnp.mean(sample.weights * agent.apply_fn(params, sample.items)[:, 0] ** 2))
-        return agent.apply_gradients(grads=grads(agent.params))
-
-    agent = train(create(KEY), KEY)
-    jr.save(tmp_path, buffer, agent)
-    restored = jr.restore(tmp_path, buffer, like=jax.eval_shape(create, KEY))
-    chex.assert_trees_all_equal(jax.tree.leaves(restored), jax.tree.leaves(agent))
-    assert restored.replay.config == buffer
-    chex.assert_trees_all_equal(train(restored, KEY).params, train(agent, KEY).params)

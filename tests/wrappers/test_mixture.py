@@ -8,10 +8,9 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-import oracles
 import pytest
 import seeds
-from helpers import at, big_copies, compiled, items, numbers, over_devices, rarely, run_once, stack
+from helpers import at, big_copies, compiled, items, numbers, over_devices, rarely, rejects, run_once, stack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
@@ -33,11 +32,6 @@ def once(function, *arguments):
     return jax.device_get(run_once(function)(*arguments))
 
 
-def leaf_of(buffer, ids):
-    per = isinstance(buffer.sampler, jr.Prioritized)
-    return (td_errors_of(ids).astype(np.float64) + 0.01) ** 0.7 if per else np.ones(len(ids))
-
-
 def filled(mixture, counts):
     """A state with so many items in each source."""
     state = mixture.init(items(numbers(0, 1)))
@@ -49,40 +43,13 @@ def filled(mixture, counts):
     return state
 
 
-class Twin:
-    """What a mixture of buffers should give, from the leaves of the items in each source."""
-
-    def __init__(self, mixture, leaves):
-        self.mixture, self.leaves = mixture, leaves
-
-    @staticmethod
-    def counts(parts, batch_size):
-        quotas = [Fraction(part, sum(parts)) * batch_size for part in parts]
-        counts = [quota.numerator // quota.denominator for quota in quotas]
-        while sum(counts) < batch_size:
-            left = [quota - count for quota, count in zip(quotas, counts, strict=True)]
-            counts[left.index(max(left))] += 1
-        return tuple(counts)
-
-    def probabilities(self, k, ids):
-        mass = sum(self.leaves[k].values())
-        return np.array([self.leaves[k][i] / mass if self.leaves[k] else 0.0 for i in ids], np.float64)
-
-    def weights(self, drawn_by_source, beta, normalize, kind):
-        """For the ids that were drawn from each source, empty where it has no rows; zeros for an empty source."""
-        batch_size = sum(len(ids) for ids in drawn_by_source)
-        found = []
-        for k, ids in enumerate(drawn_by_source):
-            uniform = isinstance(self.mixture.buffers[k].sampler, jr.Uniform)
-            if not len(ids) or not self.leaves[k]:
-                found.append(np.zeros(len(ids)))
-                continue
-            own = "batch" if kind == "own" and normalize == "batch" and not uniform else None
-            exponent = 0.0 if uniform else beta
-            w = oracles.importance_weights(self.probabilities(k, ids), len(self.leaves[k]), exponent, own)
-            found.append(w if kind == "own" else w * self.mixture.shares[k] * batch_size / len(ids))
-        found = np.concatenate(found)
-        return found / found.max() if kind == "joint" and normalize == "batch" else found
+def by_largest_remainders(parts, batch_size):
+    quotas = [Fraction(part, sum(parts)) * batch_size for part in parts]
+    counts = [quota.numerator // quota.denominator for quota in quotas]
+    while sum(counts) < batch_size:
+        left = [quota - count for quota, count in zip(quotas, counts, strict=True)]
+        counts[left.index(max(left))] += 1
+    return tuple(counts)
 
 
 @settings(max_examples=60)
@@ -90,7 +57,7 @@ class Twin:
 def test_counts_are_by_largest_remainders(parts, batch_size):
     mixture = jr.Mixture(buffers=(REPLAY(capacity=1),) * len(parts), shares=[0.1 * part for part in parts])
     counts = mixture.counts(batch_size)
-    assert counts == Twin.counts(parts, batch_size)
+    assert counts == by_largest_remainders(parts, batch_size)
     assert sum(counts) == batch_size
     assert mixture.shares == pytest.approx([part / sum(parts) for part in parts])
 
@@ -112,68 +79,6 @@ def test_counts_that_are_known():
     )
 
 
-BUFFERS = {
-    "prioritized": lambda normalize: (
-        REPLAY(capacity=12, sampler=PER(normalize=normalize)),
-        REPLAY(capacity=9, sampler=PER(normalize=normalize, stratified=False)),
-    ),
-    "uniform, prioritized": lambda normalize: (
-        REPLAY(capacity=9),
-        REPLAY(capacity=12, sampler=PER(normalize=normalize)),
-        REPLAY(capacity=40),
-    ),
-    "uniform": lambda _: (REPLAY(capacity=9), REPLAY(capacity=40)),
-}
-SHARES = {2: (1, 2), 3: (2, 5, 1)}
-CASES = [
-    ("uniform, prioritized", "joint", "batch"),
-    rarely(("uniform, prioritized", "own", "batch")),
-    rarely(("prioritized", "joint", "batch")),
-    rarely(("uniform, prioritized", "joint", None)),
-    rarely(("prioritized", "joint", None)),
-    rarely(("prioritized", "own", None)),
-    rarely(("uniform", "joint", None)),
-    rarely(("uniform", "own", None)),
-]
-
-
-@pytest.mark.parametrize(("name", "kind", "normalize"), CASES)
-def test_rows_handles_and_weights_of_each_source(name, kind, normalize):
-    buffers = BUFFERS[name](normalize)
-    mixture = jr.Mixture(buffers=buffers, shares=SHARES[len(buffers)], weights=kind)
-
-    @run_once
-    def draw(counts, beta):
-        state = filled(mixture, counts)
-        sample = mixture.sample(state, jax.random.key(3), 13, beta=beta)
-        return sample, mixture.get(state, sample.indices)["id"], mixture.sizes(state)
-
-    for counts in ((9, 9, 12), (0, 4, 3), (2, 0, 1)):
-        counts = counts[: len(buffers)]
-        ids_of = [numbers(FIRST[k], count).tolist() for k, count in enumerate(counts)]
-        leaves = [dict(zip(x, leaf_of(b, np.array(x)), strict=True)) for x, b in zip(ids_of, buffers, strict=True)]
-        twin = Twin(mixture, leaves)
-        for beta in (0.6, 1.0):
-            drawn, found, sizes = jax.device_get(draw(counts, beta))
-            assert sizes == counts
-            ids, first = [], 0
-            for k, count in enumerate(Twin.counts(SHARES[len(buffers)], 13)):
-                its = at(drawn, slice(first, first + count))
-                first += count
-                ids.append(its.items["id"])
-                if counts[k]:
-                    np.testing.assert_array_equal(its.indices, ids[k] - FIRST[k])
-                    np.testing.assert_array_equal(its.age, counts[k] - 1 - its.indices)
-                    np.testing.assert_allclose(its.probabilities, twin.probabilities(k, ids[k]), rtol=1e-5)
-                else:
-                    for x, value in ((its.indices, -1), (its.weights, 0), (its.age, -1), (its.probabilities, 0)):
-                        np.testing.assert_array_equal(x, np.full(count, value))
-            np.testing.assert_allclose(drawn.weights, twin.weights(ids, beta, normalize, kind), rtol=1e-5)
-            if kind == "joint" and normalize == "batch":
-                assert drawn.weights.max() == 1
-            np.testing.assert_array_equal(found, np.where(drawn.indices >= 0, drawn.items["id"], 0))
-
-
 def pair(num_added=6):
     """Two prioritized sources, whose handles are the same numbers, and a state."""
     mixture = jr.Mixture(buffers=(REPLAY(capacity=8, sampler=PER(normalize=None)),) * 2)
@@ -193,46 +98,6 @@ def test_each_source_draws_as_its_buffer_would():
     drawn, joined = once(draws)
     chex.assert_trees_all_equal(drawn, joined)
     assert drawn.age.max() < 4
-
-
-def test_update_set_and_get_reach_their_own_source_alone():
-    handles = np.array([1, 4, 1, 2, 4], np.int32)  # 3 of the first, 2 of the second
-    errors = np.array([10.0, 20.0, 30.0, 40.0, np.nan], np.float32)
-    everything = np.concatenate([numbers(0, 6)] * 2)
-
-    def calls():
-        mixture, state = pair()
-        written = mixture.set(
-            state, handles, {"id": -numbers(1, 5), "x": None}, mask=np.array([True, True, False, False, True])
-        )
-        late = mixture.add(state, 1, items(numbers(2000, 8)))  # overwrites all of the second source
-        parts = ((handles[:3], errors[:3]), (handles[3:], errors[3:]))
-        return {
-            "state": state,
-            "updated": mixture.update(state, handles, errors),
-            "separately": tuple(mixture.buffers[k].update(state[k], *part) for k, part in enumerate(parts)),
-            "got": mixture.get(state, handles)["id"],
-            "before": mixture.get(state, everything),
-            "after": mixture.get(written, everything),
-            "one": mixture.update(state, handles[:1], errors[:1]),
-            "none": mixture.get(state, handles[:0])["x"],
-            "far": mixture.get(state, np.array([2**32 + 1, 1]))["id"],
-            "late": (late, mixture.update(late, handles, errors)),
-        }
-
-    found = once(calls)
-    chex.assert_trees_all_equal(found["updated"], found["separately"])
-    assert [int(part.sampler.rejected) for part in found["updated"]] == [0, 1]
-    np.testing.assert_array_equal(found["got"], [1, 4, 1, 1002, 1004])
-    np.testing.assert_array_equal(found["after"]["id"], [0, -1, 2, 3, -2, 5, 1000, 1001, 1002, 1003, -5, 1005])
-    np.testing.assert_array_equal(found["after"]["x"], found["before"]["x"])
-    chex.assert_trees_all_equal(found["one"][1], found["state"][1])  # one row is the first source's
-    assert found["one"][0].sampler.updates == 1
-    assert found["none"].shape == (0, 2)
-    np.testing.assert_array_equal(found["far"], [0, 1001])
-    before, after = found["late"]
-    chex.assert_trees_all_equal(after[1].sampler.tree, before[1].sampler.tree)
-    assert not np.array_equal(after[0].sampler.tree.sums[-1], before[0].sampler.tree.sums[-1])
 
 
 @pytest.mark.law
@@ -434,8 +299,7 @@ def test_empty_mixtures():
     mixture = jr.Mixture(buffers=(REPLAY(capacity=8),) * 2)
     empty = mixture.init(items(numbers(0, 1)))
     state = filled(mixture, (1, 1))
-    with pytest.raises(ValueError, match="cannot sample from a mixture of empty buffers; add items first"):
-        mixture.sample(empty, jax.random.key(0), 4)
+    rejects("cannot sample from a mixture of empty buffers; add items", mixture.sample, empty, jax.random.key(0), 4)
     for normalize in (None, "batch"):  # the second source counts its rows with items, which are none
         buffers = REPLAY(capacity=8, sampler=PER(normalize=normalize)), REPLAY(capacity=8, sampler=DISTINCT)
         joint, ones = jr.Mixture(buffers=buffers, weights="joint"), np.ones(4, np.float32)
@@ -483,8 +347,7 @@ def test_donation():
     mixture.set(updated, sample.indices, sample.items)
     for old in (added, updated):
         assert all(part.storage["id"].is_deleted() for part in old)
-    with pytest.raises(ValueError, match="state: was donated to an earlier call and is gone"):
-        mixture.update(added, sample.indices, np.ones(2))
+    rejects("state: was donated to an earlier call and is gone", mixture.update, added, sample.indices, np.ones(2))
     partly = jr.Mixture(buffers=(buffers[0], REPLAY(capacity=4)))
     assert (mixture.donate, partly.donate) == (True, False)
     state = partly.init(items(numbers(0, 1)))
@@ -495,32 +358,6 @@ def test_donation():
 def shards_and_a_reservoir():
     sharded = over_devices(REPLAY(capacity=8, sampler=PER()), 2)
     return jr.Mixture(buffers=(sharded, jr.ReservoirBuffer(capacity=6, donate=False)), shares=(2, 1), weights="joint")
-
-
-@pytest.mark.slow  # all of it is also what the buffers' own tests check
-def test_shards_and_reservoirs_as_sources():
-    mixture = shards_and_a_reservoir()
-    sharded = mixture.buffers[0]
-
-    def calls():
-        state = mixture.init(items(numbers(0, 2)))
-        state = mixture.add(state, 0, items(numbers(0, 8)), td_errors=td_errors_of(numbers(0, 8)))
-        state = mixture.add(state, 1, items(numbers(1000, 9)), jax.random.key(0))
-        drawn = mixture.sample(state, jax.random.key(1), 6)
-        updated = mixture.update(state, drawn.indices, np.arange(6, dtype=np.float32))
-        alone = sharded.update(state[0], drawn.indices[:4], np.arange(4, dtype=np.float32))
-        return drawn, mixture.get(updated, drawn.indices), updated[0], alone, mixture.size(state)
-
-    drawn, got, updated, alone, size = once(calls)
-    np.testing.assert_array_equal(drawn.items["id"] // 1000, [0, 0, 0, 0, 1, 1])
-    leaf = leaf_of(sharded.buffer, numbers(0, 8))
-    law = leaf / np.repeat(leaf.reshape(2, 4).sum(axis=1), 4) / 2
-    np.testing.assert_allclose(drawn.probabilities[:4], law[drawn.items["id"][:4]], rtol=1e-5)
-    weights = np.append((8 * law[drawn.items["id"][:4]]) ** -0.6, [1, 1])
-    np.testing.assert_allclose(drawn.weights, weights / weights.max(), rtol=1e-5)
-    chex.assert_trees_all_equal(updated, alone)
-    chex.assert_trees_all_equal(got, drawn.items)
-    assert size == 8 + 6
 
 
 def test_rows_that_shards_and_reservoirs_refuse():
@@ -548,12 +385,12 @@ def test_saved_and_restored(tmp_path):
     other = dataclasses.replace(mixture, buffers=(sharded, REPLAY(capacity=7)))
     with pytest.raises(ValueError, match=r"buffer\['replay'\]\.buffers\[1\]\.capacity: saved 6, given 7"):
         jr.restore(tmp_path / "run", {"replay": other})
-    with pytest.raises(ValueError, match=r"old_buffer=.*: must be .* migrate the buffers of a Mixture one by one"):
-        jr.migrate(mixture, state, other)
+    rejects(r"old_buffer=.*: must be .* migrate the buffers of a Mixture one by one", jr.migrate, mixture, state, other)
 
 
 def test_configurations_are_hashable_and_frozen():
-    one, two = (jr.Mixture(buffers=BUFFERS["prioritized"](None), shares=shares) for shares in ((1, 3), (0.25, 0.75)))
+    buffers = REPLAY(capacity=12, sampler=PER(normalize=None)), REPLAY(capacity=9)
+    one, two = (jr.Mixture(buffers=buffers, shares=shares) for shares in ((1, 3), (0.25, 0.75)))
     assert one == two
     assert hash(one) == hash(two)
     assert one != dataclasses.replace(one, weights="joint")
@@ -563,73 +400,51 @@ def test_configurations_are_hashable_and_frozen():
 
 
 SMALL = REPLAY(capacity=4)
-SHORT = SEQUENCE(length=8, num_envs=1)
-PAIR = (SMALL, SMALL)
-GLOBAL = (SMALL, REPLAY(capacity=4, sampler=PER(normalize="global")))
+SHORT, SHORTER = (jr.SequenceBuffer(length=8, num_envs=1, sequence_length=length) for length in (3, 2))
+PAIR, JOINT = (SMALL, SMALL), {"weights": "joint"}
+GLOBAL, PLAIN, BATCH = (REPLAY(capacity=4, sampler=PER(normalize=x)) for x in ("global", None, "batch"))
 REFUSED = {
     r"buffers=\(\): must be a tuple of at least one buffer": {"buffers": ()},
     r"buffers=ReplayBuffer\(.*\): must be a tuple": {"buffers": SMALL},
     r"buffers\[1\]=3: must be a ReplayBuffer": {"buffers": (SMALL, 3)},
-    r"buffers\[0\]=Mixture.*: .* give the buffers of another Mixture one by one": {
-        "buffers": (jr.Mixture(buffers=PAIR),)
-    },
-    r"buffers\[1\]=SequenceBuffer.*: draws sequences of 3 steps, but buffers\[0\] draws items": {
-        "buffers": (SMALL, SHORT)
-    },
-    r"buffers\[1\]=.*: draws sequences of 2 steps, but buffers\[0\] draws sequences of 3 steps": {
-        "buffers": (SHORT, dataclasses.replace(SHORT, sequence_length=2))
-    },
+    r"buffers\[0\]=Mixture.*: .* give the buffers of another Mixture": {"buffers": (jr.Mixture(buffers=PAIR),)},
+    r"buffers\[1\]=Seq.*: draws sequences of 3 steps, but buffers\[0\] draws items": {"buffers": (SMALL, SHORT)},
+    r"\[1\]=.*: draws sequences of 2 steps, but buffers\[0\] draws sequences of 3": {"buffers": (SHORT, SHORTER)},
     r"shares=\(1,\): must be one positive number for each of the 2 buffers": {"buffers": PAIR, "shares": (1,)},
     r"shares=0.5: must be one positive number": {"buffers": PAIR, "shares": 0.5},
     r"shares\[1\]=0: must be positive; leave out": {"buffers": PAIR, "shares": (1, 0)},
     r"shares\[0\]=-1: must be a finite number of at least 0; leave out": {"buffers": PAIR, "shares": (-1, 1)},
     r"shares\[0\]=nan: must be a finite number": {"buffers": PAIR, "shares": (np.nan, 1)},
     r'weights=\'both\': must be "own" or "joint"': {"buffers": PAIR, "weights": "both"},
-    r'weights="joint": the sampler of buffers\[1\] has normalize=\'global\'; must be "batch" or None': {
-        "buffers": GLOBAL,
-        "weights": "joint",
-    },
-    r'weights="joint": the samplers of buffers \[0, 2\] have normalize=\[\'batch\', None\]; they must agree': {
-        "buffers": (REPLAY(capacity=4, sampler=PER()), SMALL, REPLAY(capacity=4, sampler=PER(normalize=None))),
-        "weights": "joint",
-    },
+    r"of buffers\[1\] has normalize='global'; must be \"batch\" or None": {"buffers": (SMALL, GLOBAL), **JOINT},
+    r"of buffers \[0, 2\] have normalize=\['batch', None\]; they must": {"buffers": (BATCH, SMALL, PLAIN), **JOINT},
 }
 
 
 @pytest.mark.parametrize("message", REFUSED)
 def test_configurations_that_are_refused(message):
-    with pytest.raises(ValueError, match=message):
-        jr.Mixture(**REFUSED[message])
+    rejects(message, jr.Mixture, **REFUSED[message])
 
 
 def test_calls_that_are_refused():
-    mixture = jr.Mixture(buffers=(REPLAY(capacity=8),) * 2)
-    state = mixture.init(items(numbers(0, 1)))
-    with pytest.raises(
-        ValueError, match="source=2: must be an integer from 0 to 1, the position of a buffer in buffers"
-    ):
-        mixture.add(state, 2, items(numbers(0, 1)))
-    with pytest.raises(ValueError, match=r"source=.*: is traced, .* give it from outside of jit, or as a static"):
-        jax.jit(mixture.add)(state, 1, items(numbers(0, 1)))
-    with pytest.raises(ValueError, match=r"leaf \['x'\]: got float32\[3\], the buffer stores float32\[2\]"):
-        mixture.add(state, 0, {"id": np.zeros(1, np.int32), "x": np.zeros((1, 3), np.float32)})
-    with pytest.raises(ValueError, match="state: got tuple of 1, expected a tuple of 2 states"):
-        mixture.sample(state[:1], jax.random.key(0), 2)
-    others = mixture.buffers[1].init({"id": np.zeros(1, np.int32), "x": np.zeros((1, 3), np.float32)})
+    mixture, one, key = jr.Mixture(buffers=(REPLAY(capacity=8),) * 2), items(numbers(0, 1)), jax.random.key(0)
+    state, three, wide = mixture.init(one), np.zeros(3, np.int32), one | {"x": np.zeros((1, 3), np.float32)}
+    rejects("source=2: must be an integer from 0 to 1, the position", mixture.add, state, 2, one)
+    rejects(r"source=.*: is traced, .* give it from outside", jax.jit(mixture.add), state, 1, one)
+    rejects(r"leaf \['x'\]: got float32\[3\], the buffer stores float32\[2\]", mixture.add, state, 0, wide)
+    rejects("state: got tuple of 1, expected a tuple of 2 states", mixture.sample, state[:1], key, 2)
+    others = state[0], mixture.buffers[1].init(wide)
     message = r"buffers\[1\] stores other items than buffers\[0\]: leaf \['x'\]: got float32\[3\], buffers\[0\] stores"
-    with pytest.raises(ValueError, match=message):
-        mixture.sample((state[0], others), jax.random.key(0), 2)
-    others = mixture.buffers[1].init({"id": np.zeros(1, np.int32)})
-    with pytest.raises(ValueError, match=r"buffers\[1\] stores other items.* wrong structure: missing \['x'\]"):
-        mixture.update((state[0], others), np.zeros(2, np.int32), np.zeros(2))
-    with pytest.raises(ValueError, match="batch_size=0: must be an integer from 1"):
-        mixture.sample(state, jax.random.key(0), 0)
-    with pytest.raises(ValueError, match=r"td_errors: got .* each of the 3 indices"):
-        mixture.update(state, np.zeros(3, np.int32), np.zeros(2))
-    with pytest.raises(ValueError, match=r"got int32\[2\], expected a row for each of the 3 indices"):
-        mixture.set(state, np.zeros(3, np.int32), {"id": np.zeros(2, np.int32), "x": None})
-    with pytest.raises(ValueError, match="capacity=8: this state has a leading axis of 9"):
-        mixture.get((state[0], REPLAY(capacity=9).init(items(numbers(0, 1)))), np.zeros(2, np.int32))
+    rejects(message, mixture.sample, others, key, 2)
+    others = state[0], mixture.buffers[1].init({"id": one["id"]})
+    message = r"buffers\[1\] stores other items.* wrong structure: missing \['x'\]"
+    rejects(message, mixture.update, others, three[:2], np.zeros(2))
+    rejects("batch_size=0: must be an integer from 1", mixture.sample, state, key, 0)
+    rejects(r"td_errors: got .* a row for each", mixture.update, state, three, np.zeros(2))
+    values = {"id": three[:2], "x": None}
+    rejects(r"got int32\[2\], expected a row for each of the 3 indices", mixture.set, state, three, values)
+    larger = state[0], REPLAY(capacity=9).init(one)
+    rejects("capacity=8: this state has a leading axis of 9", mixture.get, larger, three)
 
 
 @pytest.mark.slow

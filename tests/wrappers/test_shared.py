@@ -12,7 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import items, numbers
+from helpers import items, numbers, rejects
 
 import jaxreplay as jr
 from jaxreplay.wrappers import _turns
@@ -105,8 +105,7 @@ def test_arrays_may_be_overwritten_as_soon_as_a_call_returns():
 
 def test_a_call_on_the_host_only():
     shared = shared_replay()
-    with pytest.raises(RuntimeError, match="add: a Shared is an object of the host"):
-        jax.jit(lambda x: shared.add(x))(items(numbers(0, 4)))
+    rejects("add: a Shared is an object", jax.jit(lambda x: shared.add(x)), items(numbers(0, 4)), error=RuntimeError)
     assert shared.size() == 0
 
 
@@ -137,8 +136,7 @@ def test_calls_in_the_block_are_errors():
     shared = shared_replay()
     with shared.state():
         for call in (lambda: shared.add(items(numbers(0, 4))), shared.size, lambda: shared.state().__enter__()):
-            with pytest.raises(RuntimeError, match=r"called in a block of `state` of this thread; use cell\.state"):
-                call()
+            rejects(r"called in a block of `state` of this thread; use cell\.state", call, error=RuntimeError)
     shared.add(items(numbers(0, 4)))
     assert shared.size() == 4
 
@@ -198,14 +196,10 @@ def test_an_error_before_the_donation_changes_nothing():
     shared.add(items(numbers(0, 4)))
     shared.sample(KEY, 1)
     for wrong in ({"id": numbers(0, 4)}, items(numbers(0, 17)), None, {"id": 1, "x": 2}, items(np.zeros((3, 2), int))):
-        with pytest.raises(ValueError, match=r"leaf|batch|structure|items|holds"):
-            shared.add(wrong)
-    with pytest.raises(ValueError, match="mask"):
-        shared.add(items(numbers(0, 4)), mask=np.ones(3, bool))
-    with pytest.raises(TypeError, match="add"):
-        shared.add()
-    with pytest.raises(ValueError, match="batch_size"):
-        shared.sample(KEY, 0)
+        rejects(r"leaf|batch|structure|items|holds", shared.add, wrong)
+    rejects("mask", shared.add, items(numbers(0, 4)), mask=np.ones(3, bool))
+    rejects("add", shared.add, error=TypeError)
+    rejects("batch_size", shared.sample, KEY, 0)
     assert (shared.added, shared.drawn, shared.closed) == (0, 1, False)
     assert stored(shared) == [*range(4)]
 
@@ -243,8 +237,7 @@ def test_min_size_counts_sequences_that_may_be_drawn():
     ends = jnp.array([[False], [True]])
     for _ in range(3):
         shared.add(jnp.zeros((2, 1)), ends=ends)  # no sequence of three lies in an episode of two
-    with pytest.raises(TimeoutError, match="draws have not begun"):
-        shared.sample(KEY, 1, timeout=SOON)
+    rejects("draws have not begun", shared.sample, KEY, 1, timeout=SOON, error=TimeoutError)
     shared.add(jnp.zeros((4, 1)))
     assert shared.sample(KEY, 1).mask.all()
 
@@ -293,8 +286,7 @@ def test_timeouts_say_who_is_ahead():
         shared.sample(KEY, 1, timeout=SOON)
     shared.add(items(numbers(0, 4)))
     shared.sample(KEY, 8)
-    with pytest.raises(TimeoutError, match=r"^sample: .*0 items added and 8 drawn since draws began; the draws ar"):
-        shared.sample(KEY, 1, timeout=SOON)
+    rejects(r"^sample: .*0 items added and 8 drawn since", shared.sample, KEY, 1, timeout=SOON, error=TimeoutError)
     with pytest.raises(TimeoutError, match=r"^state: "), shared.state(drawn=1, timeout=0):
         pass
     for first in range(4):
@@ -307,15 +299,9 @@ def test_timeouts_say_who_is_ahead():
 def test_a_call_that_might_wait_for_ever_is_an_error():
     shared = shared_replay(ratio=4, slack=10)
     shared.add(items(numbers(0, 4)))
-    with pytest.raises(
-        ValueError, match="slack=10: with ratio=4, a draw of 21 items could wait for ever; use slack=11"
-    ):
-        shared.sample(KEY, 21)
+    rejects("slack=10: with ratio=4, a draw of 21 items could wait for ever; use slack=11", shared.sample, KEY, 21)
     shared.sample(KEY, 8)
-    with pytest.raises(
-        ValueError, match="an addition of 4 items and a draw of 8 items could wait for ever; use slack=1"
-    ):
-        shared.add(items(numbers(0, 4)))
+    rejects("an addition of 4 items and a draw of 8 items could wait for ever; use", shared.add, items(numbers(0, 4)))
     shared.add(items(numbers(0, 3)))
 
 
@@ -339,8 +325,7 @@ ENDS = {
 def test_a_single_thread_that_would_wait_for_itself_is_an_error(monkeypatch):
     shared = shared_replay(ratio=1)
     monkeypatch.setattr(threading, "enumerate", lambda: [threading.current_thread()])
-    with pytest.raises(RuntimeError, match=r"sample: .* It would wait for ever, as the process has no other thread"):
-        shared.sample(KEY, 1)
+    rejects(r"sample: .* It would wait for ever, as the process has no", shared.sample, KEY, 1, error=RuntimeError)
     with pytest.raises(TimeoutError):
         shared.sample(KEY, 1, timeout=0)
 
@@ -390,8 +375,7 @@ def test_close_wakes_all():
         assert caught.value.__cause__ is None
     rows, calls = items(numbers(0, 4)), {"sample": (KEY, 4), "update": (jnp.zeros(1, int), jnp.zeros(1))}
     for name, given in (calls | {"add": (rows,), "set": (jnp.zeros(4, int), rows)}).items():
-        with pytest.raises(jr.Closed, match=name):
-            getattr(shared, name)(*given)
+        rejects(name, getattr(shared, name), *given, error=jr.Closed)
     with pytest.raises(jr.Closed, match="state"), shared.state(drawn=1):
         pass
     assert shared.closed
@@ -426,8 +410,7 @@ def test_a_thread_that_dies_ends_the_others():
 
     with thread(act) as actor, thread(learn) as learner:
         pass
-    with pytest.raises(OSError, match="robot"):
-        actor.result()
+    rejects("robot", actor.result, error=OSError)
     with pytest.raises(jr.Closed, match=r"sample: closed by thread .*, by OSError\('the robot is gone'\)") as caught:
         learner.result()
     assert caught.value.__cause__ is actor.exception()
@@ -516,28 +499,22 @@ def test_an_interrupt_ends_a_program_that_waits():
     ],
 )
 def test_arguments_that_make_no_sense(settings, message):
-    with pytest.raises(ValueError, match=message):
-        shared_replay(**settings)
+    rejects(message, shared_replay, **settings)
 
 
 def test_buffers_and_states_that_make_no_sense():
     buffer, state = replay()
-    with pytest.raises(ValueError, match="must be a buffer of jaxreplay"):
-        jr.Shared(jr.bind(buffer, state), state)
+    rejects("must be a buffer of jaxreplay", jr.Shared, jr.bind(buffer, state), state)
     buffer.add(state, items(numbers(0, 4)))
-    with pytest.raises(ValueError, match="donated"):
-        jr.Shared(buffer, state)
+    rejects("donated", jr.Shared, buffer, state)
 
 
 def test_an_actor_needs_a_source():
-    with pytest.raises(ValueError, match=r"actor: .*jr.Mixture\(buffers=\(buffer,\) \* k"):
-        shared_replay().actor(0)
+    rejects(r"actor: .*jr.Mixture\(buffers=\(buffer,\) \* k", shared_replay().actor, 0)
     buffer = jr.Mixture(buffers=(replay()[0],) * 2)
     shared = jr.Shared(buffer, buffer.init(items(numbers(0, 4))), min_size=32)
-    with pytest.raises(ValueError, match="source=2: must be an integer from 0 to 1"):
-        shared.actor(2)
-    with pytest.raises(ValueError, match="source=2: must be"):
-        shared.add(2, items(numbers(0, 4)))
+    rejects("source=2: must be an integer from 0 to 1", shared.actor, 2)
+    rejects("source=2: must be", shared.add, 2, items(numbers(0, 4)))
 
 
 # --- save and restore ----------------------------------------------------------------------------------------------
@@ -565,8 +542,7 @@ def test_it_goes_on_with_the_counts_of_a_checkpoint(tmp_path):
     for each in (shared, again):
         each.update(drawn.indices, jnp.arange(8.0))
         each.add(items(numbers(8, 4)), timeout=0)
-        with pytest.raises(TimeoutError, match="8 items added and 8 drawn since"):
-            each.add(items(numbers(12, 5)), timeout=0)
+        rejects("8 items added and 8 drawn since", each.add, items(numbers(12, 5)), timeout=0, error=TimeoutError)
     jax.tree.map(np.testing.assert_array_equal, again.sample(KEY, 8), shared.sample(KEY, 8))
 
 
@@ -600,8 +576,7 @@ def test_arrays_of_another_default_device_are_moved_to_the_state():
         shared.add(items(jnp.arange(4, 8)), mask=jnp.ones(4, bool))
         drawn = shared.sample(jax.random.key(0), 4)
         shared.update(drawn.indices, jnp.ones(4))
-        with pytest.raises(ValueError, match="incompatible devices"):
-            shared.add(jax.device_put(items(numbers(0, 4)), other))
+        rejects("incompatible devices", shared.add, jax.device_put(items(numbers(0, 4)), other))
     with shared.state() as cell:
         assert all(x.devices() == {first} for x in jax.tree.leaves((cell.state, drawn)))
     assert stored(shared) == [*range(8)]

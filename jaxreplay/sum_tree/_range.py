@@ -19,8 +19,6 @@ from jaxreplay._common import ring
 from jaxreplay._common.xla import materialize
 from jaxreplay.sum_tree import _levels
 
-Combine = Callable[[jax.Array, jax.Array], jax.Array]
-
 
 @struct.dataclass
 class Restricted:
@@ -84,8 +82,8 @@ def _patch(
 
 
 def _sums_at_ends(
-    restricted: Restricted, levels: tuple[jax.Array, ...], combine: Combine, empty: float
-) -> tuple[jax.Array, ...]:
+    restricted: Restricted, levels: _levels.Levels, combine: _levels.Combine, empty: float
+) -> _levels.Levels:
     fanout, ends = restricted.tree.fanout, restricted.ends
     leaves = _levels.at(levels[-1], ends[-1]).get(mode="promise_in_bounds", wrap_negative_indices=False)
     inside = jnp.stack([restricted.size > 0, restricted.size == restricted.capacity])

@@ -145,7 +145,7 @@ def total(tree: SumTree | Restricted) -> jax.Array:
       12.0
     """
     tree, roots, _ = _in_run(tree, "sums", 0.0)
-    return _levels.fold_roots(roots, jnp.add, tree.is_wide)
+    return _levels.fold_roots(roots, jnp.add, tree.fanout)
 
 
 @functools.partial(jax.jit, inline=True)
@@ -164,7 +164,7 @@ def minimum(tree: SumTree | Restricted) -> jax.Array:
     if tree.minima is None:
         raise ValueError("track_minimum=False: this tree keeps no minimum; make it with init(..., track_minimum=True).")
     tree, roots, _ = _in_run(tree, "minima", NONE)
-    smallest = _levels.fold_roots(roots, jnp.minimum, tree.is_wide)
+    smallest = _levels.fold_roots(roots, jnp.minimum, tree.fanout)
     return jnp.where(smallest < NONE, smallest, jnp.inf)
 
 
@@ -183,7 +183,7 @@ def maximum(tree: SumTree) -> jax.Array:
     """
     if tree.maxima is None:
         raise ValueError("track_maximum=False: this tree keeps no maximum; make it with init(..., track_maximum=True).")
-    return _levels.fold_roots((*tree.maxima, tree.sums[-1])[0], jnp.maximum, tree.is_wide)
+    return _levels.fold_roots((*tree.maxima, tree.sums[-1])[0], jnp.maximum, tree.fanout)
 
 
 @copies_numpy
@@ -263,7 +263,7 @@ def update(
         minima = _levels.ascend(minima, target, values, leaf, tree.fanout, jnp.minimum)
     maxima = tree.maxima
     if maxima is not None:
-        maxima = _levels.climb(maxima, sums[-1], leaf, tree.fanout, jnp.maximum)
+        maxima = _levels.ascend((*maxima, sums[-1]), None, values, leaf, tree.fanout, jnp.maximum)[:-1]
     return dataclasses.replace(tree, sums=sums, minima=minima, maxima=maxima)
 
 

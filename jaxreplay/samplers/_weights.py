@@ -4,6 +4,7 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
 from jaxreplay._common import shards
 from jaxreplay._common.xla import copies_numpy
@@ -60,7 +61,7 @@ def importance_weights(
     else:
         log_reference = -jnp.log(jnp.maximum(jnp.asarray(size, jnp.float32), 1.0))
     if normalize is not None:
-        log_reference = shards.smallest(log_reference, axis_name)
+        log_reference = shards.reduced(lax.pmin, log_reference, axis_name)
     exponent = -jnp.asarray(beta, jnp.float32) * jnp.where(drawn, log_probability - log_reference, 0.0)
     return jnp.where(drawn, jnp.exp(exponent), 0.0)
 

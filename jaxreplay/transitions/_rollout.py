@@ -72,7 +72,7 @@ def n_step_transitions(
 
 
 def tracer_for(n: Any, gamma: Any, max_n: Any, **settings: Any) -> tuple[NStep, Any, Any]:
-    """A tracer with these settings, and `n` and `gamma` to replace its own, or None; see `_Tracer._transitions`."""
+    """A tracer with these settings, and `n` and `gamma` to replace its own, or None; see `_windows.transitions`."""
     gamma_now = None
     if gamma is None:
         raise ValueError("gamma=None: must be a number in [0, 1], or a traced float []; it is a discount.")

@@ -114,10 +114,8 @@ def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owne
             {jax.tree_util.keystr(path) or "<root>" for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
             for tree in (spec, stored)
         )
-        missing, extra = sorted(want - have), sorted(have - want)
-        detail = "".join(
-            f" {word} {', '.join(names)};" for word, names in (("missing", missing), ("unexpected", extra)) if names
-        )
+        differing = {"missing": sorted(want - have), "unexpected": sorted(have - want)}
+        detail = "".join(f" {word} {', '.join(names)};" for word, names in differing.items() if names)
         raise ValueError(f"wrong structure:{detail} got {got}, {owner} stores {expected}.")
     for (path, leaf), like in zip(jax.tree_util.tree_leaves_with_path(spec), jax.tree.leaves(stored), strict=True):
         shape, stored_shape = leaf.shape[num_axes:], like.shape[num_stored_axes:]
@@ -135,12 +133,8 @@ def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_a
       ValueError: all values are None, or one differs in structure, leading axes, item shape or dtype; the message names
         the leaf.
     """
-
-    def of_part(value: Any, part: Any) -> Any:
-        return jax.tree.map(lambda _: value, part)
-
     try:
-        parts = jax.tree.map(of_part, values, stored, is_leaf=lambda x: x is None)
+        parts = jax.tree.broadcast(values, stored, is_leaf=lambda x: x is None)
         found = jax.tree.structure(stored).flatten_up_to(parts)
     except (ValueError, TypeError) as error:
         got, expected = jax.tree.structure(values), jax.tree.structure(stored)

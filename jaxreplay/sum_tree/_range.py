@@ -63,20 +63,16 @@ def patches(restricted: Restricted, values: tuple[jax.Array, ...], empty: float)
     They take nodes, float32 [B, num_siblings], and the index of the first node in each row, int32 [B]. `values` are the
     values of the nodes at the run's ends. `empty` is the value of a node without a leaf in the run.
     """
-    depth = len(restricted.ends)
-    return [
-        functools.partial(_patch, restricted, depth - 1 - level, restricted.ends[level], values[level], empty)
-        for level in range(depth)
-    ]
+    return [functools.partial(_patch, restricted, level, values[level], empty) for level in range(len(values))]
 
 
 def _patch(
-    restricted: Restricted, height: int, ends: jax.Array, values: jax.Array, empty: float, rows: jax.Array, first: Any
+    restricted: Restricted, level: int, values: jax.Array, empty: float, rows: jax.Array, first: Any
 ) -> jax.Array:
+    ends, height = restricted.ends[level], len(restricted.ends) - 1 - level
     node = jnp.reshape(first, (-1, 1)) + jnp.arange(rows.shape[-1], dtype=jnp.int32)[None]
     offset = node * restricted.tree.fanout**height - restricted.start
-    offset = ring.wrap_negative(offset, restricted.capacity)
-    rows = jnp.where(offset < restricted.size, rows, empty)
+    rows = jnp.where(ring.wrap_negative(offset, restricted.capacity) < restricted.size, rows, empty)
     rows = jnp.where(node == ends[0], values[0], rows)
     return jnp.where(node == ends[1], values[1], rows)
 
@@ -91,8 +87,7 @@ def _sums_at_ends(
     values = [value]
     for level in range(len(levels) - 1, 0, -1):
         rows = _levels.read_rows(levels[level], ends[level - 1], fanout)
-        height = len(levels) - 1 - level
-        rows = _patch(restricted, height, ends[level], values[0], empty, rows, ends[level - 1] * fanout)
+        rows = _patch(restricted, level, values[0], empty, rows, ends[level - 1] * fanout)
         (value,) = materialize(_levels.fold(rows, combine, fanout >= _levels.WIDE))
         values.insert(0, value)
     return tuple(values)

@@ -127,12 +127,9 @@ class NextStepAutoreset:
             count = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
             raise ValueError(f"env_step: returned a {type(returned).__name__}{count}, expected {', '.join(RETURNED)}.")
         obs, env, reward, terminated, truncated, final_obs = returned
-        for name, found, like in (
-            ("obs", obs, state.obs),
-            ("env_state", env, state.env),
-            ("final_obs", final_obs, obs),
-        ):
-            _check_alike(name, found, like)
+        _check_alike("obs", obs, state.obs)
+        _check_alike("env_state", env, state.env)
+        _check_alike("final_obs", final_obs, obs)
         reward = checks.as_real("reward", reward, "a real number")
         stepped = ~state.waiting
         terminated, truncated = _as_flag("terminated", terminated) & stepped, _as_flag("truncated", truncated) & stepped
@@ -162,8 +159,5 @@ def _check_alike(name: str, found: Any, like: Any) -> None:
     )
     if got != expected:
         other = "obs" if name == "final_obs" else "the state before"
-        got, expected = (
-            {path: shape for path, shape in these.items() if those.get(path) != shape}
-            for these, those in ((got, expected), (expected, got))
-        )
+        got, expected = dict(sorted(got.items() - expected.items())), dict(sorted(expected.items() - got.items()))
         raise ValueError(f"env_step: {name} has leaves of shapes {got}, expected {expected} as in {other}.")

@@ -137,9 +137,8 @@ def _find(rows: Any, path: Path, name: str) -> Any:
 def _put(rows: Any, path: Path, value: Any) -> Any:
     """`rows` with the value at a path replaced."""
     part, *rest = (path,) if isinstance(path, str) else path
-    inner = (
-        value if not rest else _put(rows[part] if isinstance(rows, Mapping) else getattr(rows, part), (*rest,), value)
-    )
+    if rest:
+        value = _put(rows[part] if isinstance(rows, Mapping) else getattr(rows, part), tuple(rest), value)
     if isinstance(rows, Mapping):
-        return type(rows)({**rows, part: inner})  # pyright: ignore[reportCallIssue]
-    return dataclasses.replace(rows, **{part: inner})
+        return type(rows)({**rows, part: value})  # pyright: ignore[reportCallIssue]
+    return dataclasses.replace(rows, **{part: value})

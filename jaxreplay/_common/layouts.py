@@ -316,9 +316,8 @@ def _read_rows(stored: Rows, slots: jax.Array, fill: bool) -> jax.Array:
     items = _item_numbers(stored, slots, 0)
     stride = _stride(stored.item, stored.dtype)
     array, at = _view(stored, items, stride)
-    numbers = array.at[at].get(mode="promise_in_bounds", wrap_negative_indices=False)
-    numbers = numbers.reshape(*items.shape, stride)[..., : math.prod(stored.item)]
-    found = numbers.reshape(*items.shape, *stored.item)
+    numbers = array.at[at].get(mode="promise_in_bounds", wrap_negative_indices=False).reshape(*items.shape, stride)
+    found = numbers[..., : math.prod(stored.item)].reshape(*items.shape, *stored.item)
     if not fill:
         return found
     inside = (slots >= 0) & (slots < stored.leading[0])

@@ -128,23 +128,19 @@ class Prioritized(Sampler[PrioritizedState]):
     max_priority: Literal["ever", "stored"] | float = "ever"
 
     def __post_init__(self):
-        beta = self.beta
-        if not callable(beta):
-            beta = check_number(
-                "beta", beta, 0, 1, "or a schedule of the number of updates", "sample(beta=) takes a traced one"
-            )
+        if not callable(self.beta):
+            remedies = "or a schedule of the number of updates", "sample(beta=) takes a traced one"
+            set_fields(self, beta=check_number("beta", self.beta, 0, 1, *remedies))
         usual = {"alpha": "0.6", "epsilon": "1e-6", "floor": "1 with a Huber loss, otherwise 0,"}
         for name, number in usual.items():
             traced = f"state.replace(sampler=state.sampler.replace({name}=...)) takes a traced one"
             value = check_number(name, getattr(self, name), 0, math.inf, f"{number} is usual", traced)
             set_fields(self, **{name: value})
-        max_priority = self.max_priority
-        if isinstance(max_priority, str):
-            if max_priority not in ("ever", "stored"):
-                raise ValueError(f'max_priority={max_priority!r}: must be "ever", "stored" or a number.')
-        else:
-            max_priority = check_number("max_priority", max_priority, 0, math.inf, '"ever" is usual')
-        set_fields(self, beta=beta, max_priority=max_priority)
+        if not isinstance(self.max_priority, str):
+            most = check_number("max_priority", self.max_priority, 0, math.inf, '"ever" is usual')
+            set_fields(self, max_priority=most)
+        elif self.max_priority not in ("ever", "stored"):
+            raise ValueError(f'max_priority={self.max_priority!r}: must be "ever", "stored" or a number.')
         if self.stratified != "systematic" and not isinstance(self.stratified, bool):
             raise ValueError(f'stratified={self.stratified!r}: must be True, False or "systematic".')
         if self.normalize not in ("batch", "global", None):

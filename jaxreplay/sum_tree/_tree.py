@@ -202,10 +202,8 @@ def get(tree: SumTree, indices: jax.Array) -> jax.Array:
     """
     indices = checks.check_indices(indices, num_axes=None)
     inside = (indices >= 0) & (indices < tree.capacity)
-    found = _levels.at(tree.sums[-1], jnp.where(inside, indices, 0)).get(
-        mode="promise_in_bounds", wrap_negative_indices=False
-    )
-    return jnp.where(inside, found, 0.0)
+    leaf = _levels.at(tree.sums[-1], jnp.where(inside, indices, 0))
+    return jnp.where(inside, leaf.get(mode="promise_in_bounds", wrap_negative_indices=False), 0.0)
 
 
 @copies_numpy
@@ -257,11 +255,10 @@ def update(
         sums = (*sums[:-1], lowest)
         target = jnp.where(last, target, nowhere)
     sums = _levels.ascend(sums, target, values, leaf, tree.fanout, jnp.add)
-    minima = tree.minima
+    minima, maxima = tree.minima, tree.maxima
     if minima is not None:
         values = jnp.where(values > 0, values, NONE)
         minima = _levels.ascend(minima, target, values, leaf, tree.fanout, jnp.minimum)
-    maxima = tree.maxima
     if maxima is not None:
         maxima = _levels.ascend((*maxima, sums[-1]), None, values, leaf, tree.fanout, jnp.maximum)[:-1]
     return dataclasses.replace(tree, sums=sums, minima=minima, maxima=maxima)

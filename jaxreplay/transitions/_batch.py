@@ -168,15 +168,12 @@ class TransitionBatch:
           >>> [single.S.tolist() for single in batch.to_singles(reverse=True)]
           [[3.0], [2.0]]
         """
-        rows = range(self.batch_size)
         if isinstance(self.valid, jax.core.Tracer):
             raise ValueError(
                 "valid: is traced, so the number of transitions is not known; call to_singles outside of jit, or on "
                 "dataclasses.replace(batch, valid=None) for all rows."
             )
-        if self.valid is not None:
-            valid = on_host(self.valid)
-            rows = [i for i in rows if valid[i]]
+        rows = range(self.batch_size) if self.valid is None else np.flatnonzero(on_host(self.valid)).tolist()
         batch = dataclasses.replace(self, valid=None)  # pyright: ignore[reportArgumentType]
         for i in reversed(rows) if reverse else rows:
             yield jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], batch)
@@ -245,8 +242,7 @@ def rows_to_write(mask: Any, valid: dict[str, Any], shape: tuple[int, ...]) -> j
     Raises:
       ValueError: a flag array has another shape or dtype; the message names it.
     """
-    flags = [checks.check_mask(flag, shape, name) for name, flag in valid.items()]
-    if mask is not None:
-        flags.append(checks.check_mask(mask, shape))
+    named = valid if mask is None else valid | {"mask": mask}
+    flags = [checks.check_mask(flag, shape, name) for name, flag in named.items()]
     # Logical and, as a `where`: XLA drops one of an array with itself, as in add(batch, mask=batch.valid).
     return functools.reduce(lambda x, y: jnp.where(x, y, x), flags) if flags else None

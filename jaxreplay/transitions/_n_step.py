@@ -97,11 +97,8 @@ class _Tracer:
         """
         step, num_envs = (s, a, r, terminated, truncated, s_next, logp, w), self.num_envs
         spec = jax.eval_shape(lambda *step: _windows.as_steps((*step, None), num_envs=num_envs), *step)
-        return NStepState(
-            steps=jax.tree.map(lambda leaf: lax.full((self._window, *leaf.shape), 0, leaf.dtype), spec),
-            cursor=jnp.zeros((), jnp.int32),
-            count=jnp.zeros((), jnp.int32),
-        )
+        steps = jax.tree.map(lambda leaf: lax.full((self._window, *leaf.shape), 0, leaf.dtype), spec)
+        return NStepState(steps, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
     @_takes_a_step
     def spec(

@@ -22,7 +22,6 @@ from jaxreplay._common.repeats import last_of_each
 
 LANES = 128
 PADDING = 1.25  # items are padded to whole rows if they grow by at most this factor
-BACKENDS_OF_ROWS = ("tpu",)
 
 
 @struct.dataclass
@@ -66,7 +65,7 @@ class Rows:
 
 def stores_rows(backend: str) -> bool:
     """True if a backend stores leaves as `Rows`."""
-    return backend in BACKENDS_OF_ROWS
+    return backend == "tpu"
 
 
 def zeros(spec: Any, leading: tuple[int, ...], num_axes: int) -> Any:
@@ -217,7 +216,6 @@ def storage_layout(num_axes: int) -> Callable[[Any, Any, str], Any]:
 
 def plain(storage: Any) -> Any:
     """The same storage with leaves [*leading, *item], on every backend."""
-
     return _map_arrays(lambda leaf: _as_it_is(leaf) if isinstance(leaf, Rows) else leaf, storage)
 
 

@@ -130,13 +130,7 @@ class Sampler(Protocol[S]):
         ...
 
     def weights(
-        self,
-        state: S,
-        probabilities: jax.Array,
-        size: jax.Array,
-        *,
-        beta: Any = None,
-        axis_name: str | None = None,
+        self, state: S, probabilities: jax.Array, size: jax.Array, *, beta: Any = None, axis_name: str | None = None
     ) -> jax.Array:
         """Importance weights of the draws.
 

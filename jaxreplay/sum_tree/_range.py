@@ -47,8 +47,7 @@ class Restricted:
 
 def restrict(tree: Any, start: jax.Array, size: jax.Array, none: float) -> Restricted:
     """Restrict a tree to `size` leaves from `start` on; `none` is the minimum of no leaves."""
-    behind = start + size
-    ends = [jnp.stack([start, ring.wrap_excess(behind, tree.capacity)])]
+    ends = [jnp.stack([start, ring.wrap_excess(start + size, tree.capacity)])]
     for _ in tree.sums[1:]:
         ends.insert(0, lax.div(ends[0], jnp.int32(tree.fanout)))
     bare = Restricted(tree, start, size, tuple(ends), (), None)

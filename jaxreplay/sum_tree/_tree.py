@@ -209,12 +209,7 @@ def get(tree: SumTree, indices: jax.Array) -> jax.Array:
 @copies_numpy
 @functools.partial(jax.jit, static_argnames="unique_indices")
 def update(
-    tree: SumTree,
-    indices: jax.Array,
-    values: jax.Array,
-    *,
-    mask: jax.Array | None = None,
-    unique_indices: bool = False,
+    tree: SumTree, indices: jax.Array, values: jax.Array, *, mask: jax.Array | None = None, unique_indices: bool = False
 ) -> SumTree:
     """Set leaves and recompute the sums above them.
 

@@ -1,6 +1,7 @@
 """NextStepAutoreset: next-step autoreset for environments that reset within the last step."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -135,12 +136,10 @@ class NextStepAutoreset:
         terminated, truncated = _as_flag("terminated", terminated) & stepped, _as_flag("truncated", truncated) & stepped
         done = terminated | truncated
 
-        def where(condition: jax.Array, x: Any, y: Any) -> Any:
-            return jax.tree.map(lambda x, y: jnp.where(condition, x, y), x, y)
-
-        env, obs = where(stepped, (env, obs), (state.env, state.obs))
+        env, obs = jax.tree.map(functools.partial(jnp.where, stepped), (env, obs), (state.env, state.obs))
         reward = jnp.where(stepped, reward, jnp.zeros_like(reward))
-        return AutoresetState(env, obs, done), where(done, final_obs, obs), reward, terminated, truncated, stepped
+        last = jax.tree.map(functools.partial(jnp.where, done), final_obs, obs)
+        return AutoresetState(env, obs, done), last, reward, terminated, truncated, stepped
 
 
 def _as_flag(name: str, x: Any) -> jax.Array:

@@ -61,11 +61,11 @@ def as_steps(arguments: tuple[Any, ...], what: str | None = None, num_envs: int 
     num_axes, each, names = (2, "per step", _Rollout._fields) if what else (1, "per environment", fields)
     found = dict(zip(fields, arguments, strict=True))
     for field, name in zip(fields, names, strict=True):
-        if field not in KINDS:
-            found[field] = checks.as_arrays(found[field])
-        elif found[field] is not None or field in ("r", "terminated", "truncated"):
-            kind = "real number" if KINDS[field] == "number" else "flag"
-            found[field] = checks.as_real(name, found[field], f"one {kind} {each}")
+        kind, x = KINDS.get(field), found[field]
+        if kind is None:
+            found[field] = checks.as_arrays(x)
+        elif x is not None or field in ("r", "terminated", "truncated"):
+            found[field] = checks.as_real(name, x, f"one {'real ' if kind == 'number' else ''}{kind} {each}")
     found["r"] = checks.as_float(found["r"])
     found |= {field: found[field].astype(bool) for field in ("terminated", "truncated")}
     if found["mask"] is None:

@@ -17,8 +17,7 @@ from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live, saturating_add
 from jaxreplay._common.xla import materialize, on_gpu
 from jaxreplay.samplers._protocol import Sampler
-from jaxreplay.samplers._uniform import uniform_slots
-from jaxreplay.samplers._weights import Normalize, importance_weights
+from jaxreplay.samplers._weights import Normalize, importance_weights, uniform_slots
 from jaxreplay.sum_tree._tree import Stratified
 from jaxreplay.sum_tree._whole import on_backend
 

@@ -12,18 +12,12 @@ from jaxreplay import sum_tree
 from jaxreplay._common import shards
 from jaxreplay._common.checks import check_bool, keywords_only, set_fields
 from jaxreplay._common.permutation import permuted
-from jaxreplay._common.random import random_bits, random_integers
+from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live
 from jaxreplay.samplers._protocol import Fixed
+from jaxreplay.samplers._weights import uniform_slots
 
 MOST_DISTINCT = 2**23  # counts up to this are exact in a float32 tree, with room for a half
-
-
-def uniform_slots(bits: tuple[jax.Array, jax.Array], live: Live, capacity: int) -> jax.Array:
-    """Uniform draws from the live slots, int32 [B], from `bits` (two uint32 [B])."""
-    if live.unspent is not None:
-        return sum_tree.sample_with(live.unspent, bits)[0]
-    return live.slots(random_integers(bits, jnp.maximum(live.size, 1)), capacity)
 
 
 @struct.dataclass

@@ -114,10 +114,8 @@ def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owne
             {jax.tree_util.keystr(path) or "<root>" for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
             for tree in (spec, stored)
         )
-        missing, extra = sorted(want - have), sorted(have - want)
-        detail = "".join(
-            f" {word} {', '.join(names)};" for word, names in (("missing", missing), ("unexpected", extra)) if names
-        )
+        differing = {"missing": sorted(want - have), "unexpected": sorted(have - want)}
+        detail = "".join(f" {word} {', '.join(names)};" for word, names in differing.items() if names)
         raise ValueError(f"wrong structure:{detail} got {got}, {owner} stores {expected}.")
     for (path, leaf), like in zip(jax.tree_util.tree_leaves_with_path(spec), jax.tree.leaves(stored), strict=True):
         shape, stored_shape = leaf.shape[num_axes:], like.shape[num_stored_axes:]
@@ -135,12 +133,8 @@ def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_a
       ValueError: all values are None, or one differs in structure, leading axes, item shape or dtype; the message names
         the leaf.
     """
-
-    def of_part(value: Any, part: Any) -> Any:
-        return jax.tree.map(lambda _: value, part)
-
     try:
-        parts = jax.tree.map(of_part, values, stored, is_leaf=lambda x: x is None)
+        parts = jax.tree.broadcast(values, stored, is_leaf=lambda x: x is None)
         found = jax.tree.structure(stored).flatten_up_to(parts)
     except (ValueError, TypeError) as error:
         got, expected = jax.tree.structure(values), jax.tree.structure(stored)
@@ -283,21 +277,20 @@ def check_indices(indices: Any, num_axes: int | None = 1, name: str = "indices")
 
 def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]:
     """Handles and their TD errors; a `ValueError` if they are not a vector of integers and as many numbers."""
-    indices = check_indices(indices)
-    return indices, _errors_of(td_errors, indices.shape, f"one number for each of the {indices.size} indices")
+    indices, td_errors = check_indices(indices), jnp.asarray(td_errors)
+    if td_errors.shape != indices.shape or not jnp.issubdtype(td_errors.dtype, jnp.number):
+        found = type_text(td_errors.dtype, td_errors.shape)
+        raise ValueError(f"td_errors: got {found}, expected one number for each of the {indices.size} indices.")
+    return indices, td_errors
 
 
 def check_insertion_errors(td_errors: Any, shape: tuple[int, ...], each: str) -> jax.Array:
     """Initial TD errors of added items, flattened; a `ValueError` if they are not numbers of `shape`."""
-    expected = f"{type_text('float', shape)}, one number {each}; NaN if unknown"
-    return as_float(_errors_of(td_errors, shape, expected)).reshape(-1)
-
-
-def _errors_of(td_errors: Any, shape: tuple[int, ...], expected: str) -> jax.Array:
     td_errors = jnp.asarray(td_errors)
     if td_errors.shape != shape or not jnp.issubdtype(td_errors.dtype, jnp.number):
-        raise ValueError(f"td_errors: got {type_text(td_errors.dtype, td_errors.shape)}, expected {expected}.")
-    return td_errors
+        found, expected = type_text(td_errors.dtype, td_errors.shape), type_text("float", shape)
+        raise ValueError(f"td_errors: got {found}, expected {expected}, one number {each}; NaN if unknown.")
+    return as_float(td_errors).reshape(-1)
 
 
 def check_state(config: Any, state: Any, kind: type) -> None:
@@ -312,11 +305,8 @@ def check_state(config: Any, state: Any, kind: type) -> None:
 
 def check_key(key: Any) -> None:
     """Raise a `ValueError` if `key` is not a single PRNG key, typed or raw."""
-    found, is_key = repr(key), False
-    if isinstance(key, jax.Array | np.ndarray):
-        found = type_text(key.dtype, key.shape)
-        is_key = key.dtype == jnp.uint32 and key.ndim == 1
-        if jnp.issubdtype(key.dtype, jax.dtypes.prng_key):
-            is_key = key.ndim == 0
-    if not is_key:
+    is_array = isinstance(key, jax.Array | np.ndarray)
+    is_typed = is_array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
+    if not is_array or (key.ndim != 0 if is_typed else (key.ndim, key.dtype) != (1, jnp.uint32)):
+        found = type_text(key.dtype, key.shape) if is_array else repr(key)
         raise ValueError(f"key: got {found}, expected one PRNG key, such as jax.random.key(0).")

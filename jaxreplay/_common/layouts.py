@@ -22,7 +22,6 @@ from jaxreplay._common.repeats import last_of_each
 
 LANES = 128
 PADDING = 1.25  # items are padded to whole rows if they grow by at most this factor
-BACKENDS_OF_ROWS = ("tpu",)
 
 
 @struct.dataclass
@@ -66,7 +65,7 @@ class Rows:
 
 def stores_rows(backend: str) -> bool:
     """True if a backend stores leaves as `Rows`."""
-    return backend in BACKENDS_OF_ROWS
+    return backend == "tpu"
 
 
 def zeros(spec: Any, leading: tuple[int, ...], num_axes: int) -> Any:
@@ -93,42 +92,40 @@ def stored_spec(storage: Any) -> Any:
 
 def leading(storage: Any, num_axes: int) -> tuple[int, ...]:
     """Sizes of the first `num_axes` axes of a storage."""
-    return jax.tree.leaves(stored_spec(storage))[0].shape[:num_axes]
+    return jax.tree.leaves(storage, is_leaf=is_leaf)[0].shape[:num_axes]
 
 
-def write(storage: Any, slots: jax.Array, items: Any) -> Any:
-    """Storage with `items` [B, ...] at distinct `slots` [B] of the first axis; slots out of range are dropped."""
-    return jax.tree.map(lambda leaf, new: _written(leaf, 1, slots, new), storage, items, is_leaf=is_leaf)
+def write(storage: Any, places: jax.Array, items: Any, num_axes: int = 1) -> Any:
+    """Storage with `items` [B, ...] at distinct `places` [B] (int32); places out of range are dropped.
+
+    Places are flat indices over the `num_axes` leading axes.
+    """
+
+    def written(stored: Any, new: jax.Array) -> Any:
+        if isinstance(stored, Bits):
+            return Bits(written(stored.bits, to_bits(new)), stored.dtype)
+        sizes = stored.shape[:num_axes]
+        if isinstance(stored, Rows):
+            as_one = Rows(stored.rows, (math.prod(sizes), *stored.leading[num_axes:]), stored.item)
+            return Rows(_write_rows(as_one, places, new), stored.leading, stored.item)
+        # One index per axis: XLA:CPU would copy the array to merge and split the axes.
+        others = jnp.int32(math.prod(sizes[1:]))
+        index = (places,) if num_axes == 1 else (lax.div(places, others), lax.rem(places, others))
+        return stored.at[index].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
+
+    return jax.tree.map(written, storage, items, is_leaf=is_leaf)
 
 
 def write_parts(storage: Any, num_axes: int, places: jax.Array, values: list[Any]) -> Any:
-    """Storage with `values` written at `places` (int32): an array [*places.shape, ...] or None for each leaf.
-
-    Places are flat indices over the `num_axes` leading axes. The last write to a repeated place wins. Places out of
-    range are dropped.
-    """
+    """`write` of one array [*places.shape, ...] for each leaf, or None; the last write to a repeated place wins."""
     stored, treedef = jax.tree.flatten(storage, is_leaf=is_leaf)
     batch_axes, places = places.ndim, places.reshape(-1)
     places = jnp.where(last_of_each(places), places, num_places(storage, num_axes))
     for i, value in enumerate(values):
         if value is not None:
             new = value.reshape(places.size, *value.shape[batch_axes:])
-            stored[i] = _written(stored[i], num_axes, places, new)
+            stored[i] = write(stored[i], places, new, num_axes)
     return jax.tree.unflatten(treedef, stored)
-
-
-def _written(stored: Any, num_axes: int, places: jax.Array, new: jax.Array) -> Any:
-    """A stored leaf with `new` [B, ...] at distinct `places` [B], flat indices over the first `num_axes` axes."""
-    if isinstance(stored, Bits):
-        return Bits(_written(stored.bits, num_axes, places, to_bits(new)), stored.dtype)
-    sizes = stored.shape[:num_axes]
-    if isinstance(stored, Rows):
-        as_one = Rows(stored.rows, (math.prod(sizes), *stored.leading[num_axes:]), stored.item)
-        return Rows(_write_rows(as_one, places, new), stored.leading, stored.item)
-    # One index per axis: XLA:CPU would copy the array to merge and split the axes.
-    others = jnp.int32(math.prod(sizes[1:]))
-    index = (places,) if num_axes == 1 else (lax.div(places, others), lax.rem(places, others))
-    return stored.at[index].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
 
 
 def num_places(storage: Any, num_axes: int) -> int:
@@ -219,7 +216,6 @@ def storage_layout(num_axes: int) -> Callable[[Any, Any, str], Any]:
 
 def plain(storage: Any) -> Any:
     """The same storage with leaves [*leading, *item], on every backend."""
-
     return _map_arrays(lambda leaf: _as_it_is(leaf) if isinstance(leaf, Rows) else leaf, storage)
 
 
@@ -318,9 +314,8 @@ def _read_rows(stored: Rows, slots: jax.Array, fill: bool) -> jax.Array:
     items = _item_numbers(stored, slots, 0)
     stride = _stride(stored.item, stored.dtype)
     array, at = _view(stored, items, stride)
-    numbers = array.at[at].get(mode="promise_in_bounds", wrap_negative_indices=False)
-    numbers = numbers.reshape(*items.shape, stride)[..., : math.prod(stored.item)]
-    found = numbers.reshape(*items.shape, *stored.item)
+    numbers = array.at[at].get(mode="promise_in_bounds", wrap_negative_indices=False).reshape(*items.shape, stride)
+    found = numbers[..., : math.prod(stored.item)].reshape(*items.shape, *stored.item)
     if not fill:
         return found
     inside = (slots >= 0) & (slots < stored.leading[0])

@@ -64,8 +64,7 @@ class Live(NamedTuple):
           >>> live.slots(jnp.array([2]), capacity=4).tolist()
           [2]
         """
-        slots = self.start + positions
-        return wrap_excess(slots, capacity)
+        return wrap_excess(self.start + positions, capacity)
 
 
 def wrap_negative(x: jax.Array, n: int) -> jax.Array:
@@ -102,8 +101,7 @@ def live(ring: Ring) -> Live:
 def newest(ring: Ring, count: jax.Array, capacity: int) -> Live:
     """Slots of the newest `count` insertions (int32 [], clipped to [0, size])."""
     size = jnp.clip(count, 0, ring.size)
-    start = ring.inserted % capacity - size
-    return Live(start=wrap_negative(start, capacity), size=size)
+    return Live(start=wrap_negative(ring.inserted % capacity - size, capacity), size=size)
 
 
 def next_slots(ring: Ring, mask: jax.Array | None, batch_size: int, capacity: int) -> tuple[jax.Array, jax.Array]:
@@ -117,8 +115,7 @@ def next_slots(ring: Ring, mask: jax.Array | None, batch_size: int, capacity: in
     if mask is not None:
         rows = jnp.cumsum(mask, dtype=jnp.int32) - 1
         count = rows[-1] + 1
-    slots = ring.inserted % capacity + rows
-    slots = wrap_excess(slots, capacity)
+    slots = wrap_excess(ring.inserted % capacity + rows, capacity)
     return slots if mask is None else jnp.where(mask, slots, capacity), count
 
 
@@ -133,26 +130,20 @@ def advance(ring: Ring, count: jax.Array, capacity: int) -> Ring:
 
 def ages(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:
     """Ages of `slots` (int32 [B], in range): number of later insertions, int32 [B]; 0 for the newest."""
-    age = ring.inserted % capacity - 1 - slots
-    return wrap_negative(age, capacity)
+    return wrap_negative(ring.inserted % capacity - 1 - slots, capacity)
 
 
 def handles(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:
     """Handles of the items in `slots` (int32 [B], in range), int32 [B]; -1 for empty slots."""
     age = ages(ring, slots, capacity)
-    handle = ring.inserted - 1 - age
-    handle = wrap_negative(handle, ring.period)
-    return jnp.where(age < ring.size, handle, -1)
+    return jnp.where(age < ring.size, wrap_negative(ring.inserted - 1 - age, ring.period), -1)
 
 
 def slots(ring: Ring, handles: jax.Array, capacity: int) -> jax.Array:
     """Slots of `handles` (int32 [B]), int32 [B]; `capacity` if the item is no longer stored."""
-    age = ring.inserted - 1 - handles
-    age = wrap_negative(age, ring.period)
+    age = wrap_negative(ring.inserted - 1 - handles, ring.period)
     stored = (handles >= 0) & (handles < ring.period) & (age < ring.size)
-    slot = ring.inserted % capacity - 1 - age
-    slot = wrap_negative(slot, capacity)
-    return jnp.where(stored, slot, capacity)
+    return jnp.where(stored, wrap_negative(ring.inserted % capacity - 1 - age, capacity), capacity)
 
 
 @functools.partial(jax.jit, static_argnums=1)

@@ -1,5 +1,6 @@
 """Collectives over the shards of a buffer: `axis_name` is the mapped axis over them, None without shards."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -16,16 +17,6 @@ def count(axis_name: str | None) -> int:
     return 1 if axis_name is None else lax.axis_size(axis_name)
 
 
-def total(x: Any, axis_name: str | None) -> Any:
-    """Sum of x over all shards."""
-    return x if axis_name is None else lax.psum(x, axis_name)
-
-
-def largest(x: jax.Array, axis_name: str | None) -> jax.Array:
-    """Maximum of x over all shards."""
-    return x if axis_name is None else lax.pmax(x, axis_name)
-
-
-def smallest(x: jax.Array, axis_name: str | None) -> jax.Array:
-    """Minimum of x over all shards."""
-    return x if axis_name is None else lax.pmin(x, axis_name)
+def reduced(collective: Callable[..., Any], x: Any, axis_name: str | None) -> Any:
+    """x reduced over all shards by a collective such as `lax.psum`."""
+    return x if axis_name is None else collective(x, axis_name)

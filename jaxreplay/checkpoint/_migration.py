@@ -17,7 +17,7 @@ from jaxreplay.buffers._later_steps import EpisodeNumbers
 from jaxreplay.buffers._shards import Shards, shards_of
 from jaxreplay.buffers._uses import Uses
 from jaxreplay.samplers import Prioritized, PrioritizedState, Recent, Uniform
-from jaxreplay.samplers._prioritized import largest_leaf, leaf_of
+from jaxreplay.samplers._prioritized import leaf_of
 
 KINDS = (ReplayBuffer, SequenceBuffer)
 SETTINGS = ("alpha", "epsilon", "floor")
@@ -208,7 +208,7 @@ def _migrate_sampler(old: Shards, whole: Any, new: Shards, source: np.ndarray) -
         if old.whole.max_uses is not None:  # a spent item has lost its priority
             was_unspent = _on_host(sum_tree.leaves(whole.uses.unspent)).reshape(-1)[source] > 0
             leaves = np.where(was_unspent, leaves, leaf_of(jnp.asarray(max_priority), alpha, capacity))
-        leaves = np.minimum(leaves, largest_leaf(capacity))
+        leaves = np.minimum(leaves, leaf_of(jnp.float32(jnp.inf), jnp.float32(1), capacity))
     else:
         leaves = leaf_of(jnp.asarray(max_priority), alpha, capacity)
     may = source >= 0

@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts, shards
@@ -16,8 +17,7 @@ from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live, saturating_add
 from jaxreplay._common.xla import materialize, on_gpu
 from jaxreplay.samplers._protocol import Sampler
-from jaxreplay.samplers._uniform import uniform_slots
-from jaxreplay.samplers._weights import Normalize, importance_weights
+from jaxreplay.samplers._weights import Normalize, importance_weights, uniform_slots
 from jaxreplay.sum_tree._tree import Stratified
 from jaxreplay.sum_tree._whole import on_backend
 
@@ -49,16 +49,11 @@ class PrioritizedState(layouts.BackendState):
     _layouts: ClassVar = {"tree": on_backend}
 
 
-def largest_leaf(capacity: int) -> float:
-    """Upper bound of priority^alpha in a tree of this capacity."""
-    return 2.0 ** (63 - (capacity - 1).bit_length())
-
-
 def leaf_of(priority: jax.Array, alpha: jax.Array, capacity: int) -> jax.Array:
     """The leaf of a priority in a tree of this capacity."""
     # Within these bounds no sum overflows, and no sum, reciprocal or probability is subnormal (XLA flushes
     # subnormals to 0).
-    leaf = jnp.clip(priority**alpha, 2.0**-63, largest_leaf(capacity))
+    leaf = jnp.clip(priority**alpha, 2.0**-63, 2.0 ** (63 - (capacity - 1).bit_length()))
     return jnp.where((priority > 0) | (alpha == 0), leaf, 0.0)
 
 
@@ -76,11 +71,6 @@ def _normalizer(state: PrioritizedState, size: jax.Array) -> tuple[jax.Array, ja
     """
     mass = sum_tree.total(state.tree)
     return mass > 0, jnp.where(mass > 0, mass, jnp.maximum(size, 1).astype(jnp.float32))
-
-
-def _not_below_first(largest: jax.Array, mask: jax.Array) -> jax.Array:
-    """`largest` unchanged, as it is not negative if the first row of `mask` is True."""
-    return jnp.maximum(largest, jnp.max(mask[:1].astype(jnp.float32) - 1, initial=-1.0))
 
 
 @checks.keywords_only
@@ -137,23 +127,19 @@ class Prioritized(Sampler[PrioritizedState]):
     max_priority: Literal["ever", "stored"] | float = "ever"
 
     def __post_init__(self):
-        beta = self.beta
-        if not callable(beta):
-            beta = check_number(
-                "beta", beta, 0, 1, "or a schedule of the number of updates", "sample(beta=) takes a traced one"
-            )
+        if not callable(self.beta):
+            remedies = "or a schedule of the number of updates", "sample(beta=) takes a traced one"
+            set_fields(self, beta=check_number("beta", self.beta, 0, 1, *remedies))
         usual = {"alpha": "0.6", "epsilon": "1e-6", "floor": "1 with a Huber loss, otherwise 0,"}
         for name, number in usual.items():
             traced = f"state.replace(sampler=state.sampler.replace({name}=...)) takes a traced one"
             value = check_number(name, getattr(self, name), 0, math.inf, f"{number} is usual", traced)
             set_fields(self, **{name: value})
-        max_priority = self.max_priority
-        if isinstance(max_priority, str):
-            if max_priority not in ("ever", "stored"):
-                raise ValueError(f'max_priority={max_priority!r}: must be "ever", "stored" or a number.')
-        else:
-            max_priority = check_number("max_priority", max_priority, 0, math.inf, '"ever" is usual')
-        set_fields(self, beta=beta, max_priority=max_priority)
+        if not isinstance(self.max_priority, str):
+            most = check_number("max_priority", self.max_priority, 0, math.inf, '"ever" is usual')
+            set_fields(self, max_priority=most)
+        elif self.max_priority not in ("ever", "stored"):
+            raise ValueError(f'max_priority={self.max_priority!r}: must be "ever", "stored" or a number.')
         if self.stratified != "systematic" and not isinstance(self.stratified, bool):
             raise ValueError(f'stratified={self.stratified!r}: must be True, False or "systematic".')
         if self.normalize not in ("batch", "global", None):
@@ -202,8 +188,14 @@ class Prioritized(Sampler[PrioritizedState]):
         if td_errors is not None:
             has_error = drawable & (slots >= 0) & (slots < capacity) & ~jnp.isnan(td_errors)
             state, found, known, _ = self._learn(state, td_errors, has_error, axis_name)
-        leaves = jnp.where(known, found, self._new_leaf(state, jnp.max(found, where=known, initial=0.0), axis_name))
-        leaves = jnp.where(drawable, leaves, 0.0)
+        new: Any = self.max_priority
+        new = {"ever": state.max_priority, "stored": 1.0}.get(new, new)
+        leaf = leaf_of(jnp.float32(new), state.alpha, capacity)
+        if self.max_priority == "stored":
+            largest = jnp.maximum(sum_tree.maximum(state.tree), jnp.max(found, where=known, initial=0.0))
+            largest = shards.reduced(lax.pmax, largest, axis_name)
+            leaf = jnp.where(largest > 0, largest, leaf)
+        leaves = jnp.where(drawable, jnp.where(known, found, leaf), 0.0)
         return dataclasses.replace(state, tree=sum_tree.update(state.tree, slots, leaves, unique_indices=True))
 
     def restrict(self, state: PrioritizedState, live: Live) -> PrioritizedState:
@@ -231,16 +223,14 @@ class Prioritized(Sampler[PrioritizedState]):
     ) -> jax.Array:
         if beta is None:
             beta = self.beta(state.updates) if callable(self.beta) else self.beta
-        min_probability = None
+        num_shards, min_probability = shards.count(axis_name), None
         if self.normalize == "global":
             has_mass, normalizer = _normalizer(state, size)
             uniform = jnp.where(has_mass | (size == 0), jnp.inf, 1.0)  # the minimum of no priorities is inf too
-            min_probability = jnp.minimum(sum_tree.minimum(state.tree), uniform) / normalizer
-        num_shards = shards.count(axis_name)
-        min_probability = None if min_probability is None else min_probability / num_shards
+            min_probability = jnp.minimum(sum_tree.minimum(state.tree), uniform) / normalizer / num_shards
         return importance_weights(
             probabilities / num_shards,
-            shards.total(size, axis_name),
+            shards.reduced(lax.psum, size, axis_name),
             beta,
             normalize=self.normalize,
             min_probability=min_probability,
@@ -282,9 +272,13 @@ class Prioritized(Sampler[PrioritizedState]):
         priorities = jnp.maximum(td_errors, state.floor.astype(jnp.float32)) + state.epsilon.astype(jnp.float32)
         # The maximum is -1 if no row is in `mask`, which saves a second reduction over rows and shards.
         of_updates = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
-        largest = shards.largest(jnp.max(of_updates, initial=-1.0), axis_name)
+        largest = shards.reduced(lax.pmax, jnp.max(of_updates, initial=-1.0), axis_name)
+
+        def not_below_first(largest: jax.Array, mask: jax.Array) -> jax.Array:  # unchanged: not negative if mask[0]
+            return jnp.maximum(largest, jnp.max(mask[:1].astype(jnp.float32) - 1, initial=-1.0))
+
         if axis_name is None:  # a GPU merges kernels of single numbers if they read the same array
-            largest = on_gpu(_not_below_first, largest, mask)
+            largest = on_gpu(not_below_first, largest, mask)
         is_update = largest >= 0
         # Without an update none is rejected.
         rejected = jnp.where(is_update, jnp.sum(mask & ~finite, dtype=jnp.int32), 0)
@@ -296,12 +290,3 @@ class Prioritized(Sampler[PrioritizedState]):
         # Computed once: a CPU rounds the power differently in each operation that it is fused into.
         leaves, accepted = materialize(leaf_of(priorities, state.alpha, state.tree.capacity), accepted)
         return state, leaves, accepted, is_update
-
-    def _new_leaf(self, state: PrioritizedState, beside: jax.Array, axis_name: str | None) -> jax.Array:
-        """Leaf of a new item with unknown TD error, float32 []; `beside` is the largest known leaf of its batch."""
-        if self.max_priority == "ever":
-            return leaf_of(state.max_priority, state.alpha, state.tree.capacity)
-        if self.max_priority != "stored":
-            return leaf_of(jnp.float32(self.max_priority), state.alpha, state.tree.capacity)
-        largest = shards.largest(jnp.maximum(sum_tree.maximum(state.tree), beside), axis_name)
-        return jnp.where(largest > 0, largest, leaf_of(jnp.float32(1.0), state.alpha, state.tree.capacity))

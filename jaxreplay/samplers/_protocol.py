@@ -12,6 +12,7 @@ If the sampler has an attribute `by_age` that is True, live slots are in order o
 from typing import Any, Protocol, TypeVar
 
 import jax
+import jax.numpy as jnp
 
 from jaxreplay._common.ring import Live
 
@@ -129,13 +130,7 @@ class Sampler(Protocol[S]):
         ...
 
     def weights(
-        self,
-        state: S,
-        probabilities: jax.Array,
-        size: jax.Array,
-        *,
-        beta: Any = None,
-        axis_name: str | None = None,
+        self, state: S, probabilities: jax.Array, size: jax.Array, *, beta: Any = None, axis_name: str | None = None
     ) -> jax.Array:
         """Importance weights of the draws.
 
@@ -213,6 +208,39 @@ class Sampler(Protocol[S]):
           [9.0, 0.0]
         """
         ...
+
+
+class Fixed(Sampler[S]):
+    """A sampler whose distribution depends only on which slots are live."""
+
+    def insert(
+        self,
+        state: S,
+        slots: jax.Array,
+        drawable: jax.Array,
+        *,
+        td_errors: jax.Array | None = None,
+        axis_name: str | None = None,
+    ) -> S:
+        return state
+
+    def restrict(self, state: S, live: Live) -> S:
+        return state
+
+    def priorities(self, state: S, slots: jax.Array) -> jax.Array:
+        return jnp.ones(slots.shape, jnp.float32)
+
+    def update(
+        self,
+        state: S,
+        slots: jax.Array,
+        td_errors: jax.Array,
+        mask: jax.Array,
+        *,
+        spent: jax.Array | None = None,
+        axis_name: str | None = None,
+    ) -> S:
+        return state
 
 
 def check_sampler(sampler: Any) -> Any:

@@ -16,13 +16,14 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 
 from jaxreplay._common import shards
 from jaxreplay._common.checks import check_number, keywords_only, set_fields
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live
 from jaxreplay._common.xla import materialize
-from jaxreplay.samplers._protocol import Sampler
+from jaxreplay.samplers._protocol import Fixed
 from jaxreplay.samplers._weights import importance_weights
 
 
@@ -44,7 +45,7 @@ class RecentState:
 
 @keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recent(Sampler[RecentState]):
+class Recent(Fixed[RecentState]):
     """Newer items more often, about in proportion to rank^power, with rank 1 for the oldest of N items.
 
     Rank k has the probability (k^q - (k - 1)^q) / N^q with q = power + 1, the integral of the power. A draw costs
@@ -89,17 +90,6 @@ class Recent(Sampler[RecentState]):
     def init(self, capacity: int) -> RecentState:
         return RecentState(capacity)
 
-    def insert(
-        self,
-        state: RecentState,
-        slots: jax.Array,
-        drawable: jax.Array,
-        *,
-        td_errors: jax.Array | None = None,
-        axis_name: str | None = None,
-    ) -> RecentState:
-        return state
-
     def sample(self, state: RecentState, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
         first, second = (words.reshape(2, batch_size) for words in random_bits(key, 2 * batch_size))
         size = jnp.maximum(live.size, 1)
@@ -121,9 +111,6 @@ class Recent(Sampler[RecentState]):
         share = -jnp.exp(exponent * _log_rest(age, newest)) * jnp.expm1(exponent * ratio) / span
         return live.slots(size - 1 - age, state.capacity), jnp.where(live.size > 0, share, 0.0)
 
-    def restrict(self, state: RecentState, live: Live) -> RecentState:
-        return state
-
     def weights(
         self,
         state: RecentState,
@@ -135,26 +122,11 @@ class Recent(Sampler[RecentState]):
     ) -> jax.Array:
         return importance_weights(
             probabilities / shards.count(axis_name),
-            shards.total(size, axis_name),
+            shards.reduced(lax.psum, size, axis_name),
             self.beta if beta is None else beta,
             normalize=self.normalize,
             axis_name=axis_name,
         )
-
-    def priorities(self, state: RecentState, slots: jax.Array) -> jax.Array:
-        return jnp.ones(slots.shape, jnp.float32)
-
-    def update(
-        self,
-        state: RecentState,
-        slots: jax.Array,
-        td_errors: jax.Array,
-        mask: jax.Array,
-        *,
-        spent: jax.Array | None = None,
-        axis_name: str | None = None,
-    ) -> RecentState:
-        return state
 
 
 def _unit(high: jax.Array, low: jax.Array) -> jax.Array:

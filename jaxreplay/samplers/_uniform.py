@@ -6,28 +6,18 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import shards
 from jaxreplay._common.checks import check_bool, keywords_only, set_fields
 from jaxreplay._common.permutation import permuted
-from jaxreplay._common.random import random_bits, random_integers
+from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live
-from jaxreplay.samplers._protocol import Sampler
+from jaxreplay.samplers._protocol import Fixed
+from jaxreplay.samplers._weights import uniform_slots
 
 MOST_DISTINCT = 2**23  # counts up to this are exact in a float32 tree, with room for a half
-
-
-def uniform_slots(bits: tuple[jax.Array, jax.Array], live: Live, capacity: int) -> jax.Array:
-    """Uniform draws from the live slots, int32 [B], from `bits` (two uint32 [B])."""
-    if live.unspent is not None:
-        return sum_tree.sample_with(live.unspent, bits)[0]
-    return live.slots(random_integers(bits, jnp.maximum(live.size, 1)), capacity)
-
-
-def uniform_probability(size: jax.Array) -> jax.Array:
-    """Uniform probability 1 / `size`, float32; 0 if `size` is 0."""
-    return jnp.where(size > 0, 1.0 / jnp.maximum(size, 1).astype(jnp.float32), 0.0)
 
 
 @struct.dataclass
@@ -48,7 +38,7 @@ class UniformState:
 
 @keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Uniform(Sampler[UniformState]):
+class Uniform(Fixed[UniformState]):
     """Uniform sampling: every stored item is equally likely.
 
     All weights are 1. `update` changes nothing.
@@ -71,10 +61,7 @@ class Uniform(Sampler[UniformState]):
     replacement: bool = True
 
     def __post_init__(self):
-        set_fields(
-            self,
-            replacement=check_bool("replacement", self.replacement, "whether to draw with replacement"),
-        )
+        set_fields(self, replacement=check_bool("replacement", self.replacement, "whether to draw with replacement"))
 
     def __repr__(self) -> str:
         return f"{type(self).__name__}({'' if self.replacement else 'replacement=False'})"
@@ -82,19 +69,9 @@ class Uniform(Sampler[UniformState]):
     def init(self, capacity: int) -> UniformState:
         return UniformState(capacity)
 
-    def insert(
-        self,
-        state: UniformState,
-        slots: jax.Array,
-        drawable: jax.Array,
-        *,
-        td_errors: jax.Array | None = None,
-        axis_name: str | None = None,
-    ) -> UniformState:
-        return state
-
     def sample(self, state: UniformState, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
-        probability = jnp.full(batch_size, uniform_probability(live.size))
+        probability = jnp.where(live.size > 0, 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32), 0.0)
+        probability = jnp.full(batch_size, probability)
         if self.replacement:
             return uniform_slots(random_bits(key, batch_size), live, state.capacity), probability
         rows = jnp.arange(batch_size, dtype=jnp.int32)
@@ -111,9 +88,6 @@ class Uniform(Sampler[UniformState]):
             slots = sum_tree.find(live.unspent, rank.astype(jnp.float32) + 0.5)
         return slots, jnp.where(exists, probability, 0.0)
 
-    def restrict(self, state: UniformState, live: Live) -> UniformState:
-        return state
-
     def weights(
         self,
         state: UniformState,
@@ -127,20 +101,6 @@ class Uniform(Sampler[UniformState]):
         if axis_name is not None:
             # Items times rows / rows that hold an item. Without replacement no more rows than items hold one.
             share = shards.count(axis_name) * (size if self.replacement else jnp.maximum(size, probabilities.size))
-            weight = share.astype(jnp.float32) / jnp.maximum(shards.total(size, axis_name), 1).astype(jnp.float32)
+            num_items = jnp.maximum(shards.reduced(lax.psum, size, axis_name), 1)
+            weight = share.astype(jnp.float32) / num_items.astype(jnp.float32)
         return jnp.where(probabilities > 0, weight, 0.0)
-
-    def priorities(self, state: UniformState, slots: jax.Array) -> jax.Array:
-        return jnp.ones(slots.shape, jnp.float32)
-
-    def update(
-        self,
-        state: UniformState,
-        slots: jax.Array,
-        td_errors: jax.Array,
-        mask: jax.Array,
-        *,
-        spent: jax.Array | None = None,
-        axis_name: str | None = None,
-    ) -> UniformState:
-        return state

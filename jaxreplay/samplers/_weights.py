@@ -1,14 +1,25 @@
-"""Importance weights, which correct the bias of non-uniform sampling."""
+"""Uniform draws, and importance weights, which correct the bias of other draws."""
 
 from typing import Literal
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
+from jaxreplay import sum_tree
 from jaxreplay._common import shards
+from jaxreplay._common.random import random_integers
+from jaxreplay._common.ring import Live
 from jaxreplay._common.xla import copies_numpy
 
 Normalize = Literal["batch", "global"] | None
+
+
+def uniform_slots(bits: tuple[jax.Array, jax.Array], live: Live, capacity: int) -> jax.Array:
+    """Uniform draws from the live slots, int32 [B], from `bits` (two uint32 [B])."""
+    if live.unspent is not None:
+        return sum_tree.sample_with(live.unspent, bits)[0]
+    return live.slots(random_integers(bits, jnp.maximum(live.size, 1)), capacity)
 
 
 @copies_numpy
@@ -60,7 +71,7 @@ def importance_weights(
     else:
         log_reference = -jnp.log(jnp.maximum(jnp.asarray(size, jnp.float32), 1.0))
     if normalize is not None:
-        log_reference = shards.smallest(log_reference, axis_name)
+        log_reference = shards.reduced(lax.pmin, log_reference, axis_name)
     exponent = -jnp.asarray(beta, jnp.float32) * jnp.where(drawn, log_probability - log_reference, 0.0)
     return jnp.where(drawn, jnp.exp(exponent), 0.0)
 

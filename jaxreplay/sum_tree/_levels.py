@@ -19,6 +19,8 @@ WIDE = 64  # from this fan-out on, siblings are reduced in one operation; above 
 GROUPS = 4  # groups of siblings that are roots of a tree of fan-out WIDE, searched in one kernel
 DENSE = 4  # a level with at most this many parents per row of the batch is recomputed whole; measured
 
+Levels = tuple[jax.Array, ...]
+Combine = Callable[[jax.Array, jax.Array], jax.Array]
 Found = tuple[jax.Array, jax.Array, jax.Array]  # [B]: nodes, int32; remaining prefixes; node values
 
 
@@ -40,13 +42,7 @@ def sizes(capacity: int, fanout: int) -> list[int]:
     return [roots, *(parents * fanout for parents in nodes[:-1])]
 
 
-def build(
-    nodes: jax.Array,
-    capacity: int,
-    fanout: int,
-    combine: Callable[[jax.Array, jax.Array], jax.Array],
-    empty: float,
-) -> tuple[jax.Array, ...]:
+def build(nodes: jax.Array, capacity: int, fanout: int, combine: Combine, empty: float) -> Levels:
     """Levels from the roots to the leaves `nodes` [..., capacity]; `empty` is the value of no leaves."""
     levels, leading = [], nodes.shape[:-1]
     for size in reversed(sizes(capacity, fanout)):
@@ -58,7 +54,7 @@ def build(
     return tuple(levels)
 
 
-def fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], at_once: bool) -> jax.Array:
+def fold(x: jax.Array, combine: Combine, at_once: bool) -> jax.Array:
     """Reduce the last axis, in one operation if `at_once`, else pairwise.
 
     Pairwise, the rounding error is O(log size), and the result is the same on every backend, bit for bit.
@@ -73,18 +69,13 @@ def fold(x: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], at_
     return x[..., 0]
 
 
-def fold_roots(roots: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], is_wide: bool) -> jax.Array:
+def fold_roots(roots: jax.Array, combine: Combine, fanout: int) -> jax.Array:
     """Combine all roots, float32 []."""
-    if is_wide:
-        return fold(roots, combine, True)[..., 0]
-    return fold(_groups(roots, combine), combine, False)
-
-
-def _groups(roots: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array]) -> jax.Array:
-    """Combined roots of each group, [..., num_groups]; the same roots if they are one group."""
-    if roots.shape[-1] <= WIDE:
-        return roots
-    return fold(roots.reshape(*roots.shape[:-1], -1, WIDE), combine, True)
+    if fanout > WIDE:
+        roots = fold(roots, combine, True)
+    elif roots.shape[-1] > WIDE:
+        roots = fold(roots.reshape(*roots.shape[:-1], -1, WIDE), combine, True)
+    return fold(roots, combine, False)
 
 
 def at(nodes: jax.Array, index: jax.Array) -> Any:
@@ -104,27 +95,12 @@ def read_rows(nodes: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
 
 
 def ascend(
-    levels: tuple[jax.Array, ...],
-    target: jax.Array,
-    values: jax.Array,
-    node: jax.Array,
-    fanout: int,
-    combine: Callable[[jax.Array, jax.Array], jax.Array],
-) -> tuple[jax.Array, ...]:
-    """Write `values` [B] to leaves `target` [B], and recompute all ancestors of leaves `node` [B]."""
+    levels: Levels, target: jax.Array | None, values: jax.Array, node: jax.Array, fanout: int, combine: Combine
+) -> Levels:
+    """Write `values` [B] to leaves `target` [B], or none, and recompute all ancestors of leaves `node` [B]."""
     *above, lowest = levels
-    written = at(lowest, target).set(values, mode="drop", unique_indices=True, wrap_negative_indices=False)
-    return (*climb(above, written, node, fanout, combine), written)
-
-
-def climb(
-    above: Sequence[jax.Array],
-    lowest: jax.Array,
-    node: jax.Array,
-    fanout: int,
-    combine: Callable[[jax.Array, jax.Array], jax.Array],
-) -> tuple[jax.Array, ...]:
-    """Recompute all ancestors of leaves `node` [B] in the levels `above` the leaves `lowest`."""
+    if target is not None:
+        lowest = at(lowest, target).set(values, mode="drop", unique_indices=True, wrap_negative_indices=False)
     done, sparse = [lowest], True  # sparse: no level has been recomputed whole yet
     for parents in reversed(above):
         children, node = done[0], lax.div(node, jnp.int32(fanout))
@@ -139,7 +115,7 @@ def climb(
             value = fold(read_rows(children, node, fanout), combine, fanout >= WIDE)
             parents = at(parents, node).set(value, mode="promise_in_bounds", wrap_negative_indices=False)
         done.insert(0, parents)
-    return tuple(done[:-1])
+    return tuple(done)
 
 
 def descend(levels: Sequence[jax.Array], found: Found, fanout: int, patches: Sequence[Any] = ()) -> Found:
@@ -168,7 +144,7 @@ def choose_root(roots: jax.Array, prefix: jax.Array) -> Found:
     """Find the root that each `prefix` [B] falls in."""
     if roots.ndim == 2:
         return materialize(*choose_in_rows(jnp.broadcast_to(roots, (prefix.size, roots.size)), prefix))
-    group_sums = _groups(roots, jnp.add)
+    group_sums = roots if roots.size <= WIDE else fold(roots.reshape(-1, WIDE), jnp.add, True)
     found = choose([group_sums[i] for i in range(group_sums.size)], prefix)
     if roots.size <= WIDE:
         return materialize(*found)

@@ -19,8 +19,6 @@ from jaxreplay._common import ring
 from jaxreplay._common.xla import materialize
 from jaxreplay.sum_tree import _levels
 
-Combine = Callable[[jax.Array, jax.Array], jax.Array]
-
 
 @struct.dataclass
 class Restricted:
@@ -49,8 +47,7 @@ class Restricted:
 
 def restrict(tree: Any, start: jax.Array, size: jax.Array, none: float) -> Restricted:
     """Restrict a tree to `size` leaves from `start` on; `none` is the minimum of no leaves."""
-    behind = start + size
-    ends = [jnp.stack([start, ring.wrap_excess(behind, tree.capacity)])]
+    ends = [jnp.stack([start, ring.wrap_excess(start + size, tree.capacity)])]
     for _ in tree.sums[1:]:
         ends.insert(0, lax.div(ends[0], jnp.int32(tree.fanout)))
     bare = Restricted(tree, start, size, tuple(ends), (), None)
@@ -65,27 +62,23 @@ def patches(restricted: Restricted, values: tuple[jax.Array, ...], empty: float)
     They take nodes, float32 [B, num_siblings], and the index of the first node in each row, int32 [B]. `values` are the
     values of the nodes at the run's ends. `empty` is the value of a node without a leaf in the run.
     """
-    depth = len(restricted.ends)
-    return [
-        functools.partial(_patch, restricted, depth - 1 - level, restricted.ends[level], values[level], empty)
-        for level in range(depth)
-    ]
+    return [functools.partial(_patch, restricted, level, values[level], empty) for level in range(len(values))]
 
 
 def _patch(
-    restricted: Restricted, height: int, ends: jax.Array, values: jax.Array, empty: float, rows: jax.Array, first: Any
+    restricted: Restricted, level: int, values: jax.Array, empty: float, rows: jax.Array, first: Any
 ) -> jax.Array:
+    ends, height = restricted.ends[level], len(restricted.ends) - 1 - level
     node = jnp.reshape(first, (-1, 1)) + jnp.arange(rows.shape[-1], dtype=jnp.int32)[None]
     offset = node * restricted.tree.fanout**height - restricted.start
-    offset = ring.wrap_negative(offset, restricted.capacity)
-    rows = jnp.where(offset < restricted.size, rows, empty)
+    rows = jnp.where(ring.wrap_negative(offset, restricted.capacity) < restricted.size, rows, empty)
     rows = jnp.where(node == ends[0], values[0], rows)
     return jnp.where(node == ends[1], values[1], rows)
 
 
 def _sums_at_ends(
-    restricted: Restricted, levels: tuple[jax.Array, ...], combine: Combine, empty: float
-) -> tuple[jax.Array, ...]:
+    restricted: Restricted, levels: _levels.Levels, combine: _levels.Combine, empty: float
+) -> _levels.Levels:
     fanout, ends = restricted.tree.fanout, restricted.ends
     leaves = _levels.at(levels[-1], ends[-1]).get(mode="promise_in_bounds", wrap_negative_indices=False)
     inside = jnp.stack([restricted.size > 0, restricted.size == restricted.capacity])
@@ -93,8 +86,7 @@ def _sums_at_ends(
     values = [value]
     for level in range(len(levels) - 1, 0, -1):
         rows = _levels.read_rows(levels[level], ends[level - 1], fanout)
-        height = len(levels) - 1 - level
-        rows = _patch(restricted, height, ends[level], values[0], empty, rows, ends[level - 1] * fanout)
+        rows = _patch(restricted, level, values[0], empty, rows, ends[level - 1] * fanout)
         (value,) = materialize(_levels.fold(rows, combine, fanout >= _levels.WIDE))
         values.insert(0, value)
     return tuple(values)

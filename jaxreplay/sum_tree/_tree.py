@@ -145,7 +145,7 @@ def total(tree: SumTree | Restricted) -> jax.Array:
       12.0
     """
     tree, roots, _ = _in_run(tree, "sums", 0.0)
-    return _levels.fold_roots(roots, jnp.add, tree.is_wide)
+    return _levels.fold_roots(roots, jnp.add, tree.fanout)
 
 
 @functools.partial(jax.jit, inline=True)
@@ -164,7 +164,7 @@ def minimum(tree: SumTree | Restricted) -> jax.Array:
     if tree.minima is None:
         raise ValueError("track_minimum=False: this tree keeps no minimum; make it with init(..., track_minimum=True).")
     tree, roots, _ = _in_run(tree, "minima", NONE)
-    smallest = _levels.fold_roots(roots, jnp.minimum, tree.is_wide)
+    smallest = _levels.fold_roots(roots, jnp.minimum, tree.fanout)
     return jnp.where(smallest < NONE, smallest, jnp.inf)
 
 
@@ -183,7 +183,7 @@ def maximum(tree: SumTree) -> jax.Array:
     """
     if tree.maxima is None:
         raise ValueError("track_maximum=False: this tree keeps no maximum; make it with init(..., track_maximum=True).")
-    return _levels.fold_roots((*tree.maxima, tree.sums[-1])[0], jnp.maximum, tree.is_wide)
+    return _levels.fold_roots((*tree.maxima, tree.sums[-1])[0], jnp.maximum, tree.fanout)
 
 
 @copies_numpy
@@ -202,21 +202,14 @@ def get(tree: SumTree, indices: jax.Array) -> jax.Array:
     """
     indices = checks.check_indices(indices, num_axes=None)
     inside = (indices >= 0) & (indices < tree.capacity)
-    found = _levels.at(tree.sums[-1], jnp.where(inside, indices, 0)).get(
-        mode="promise_in_bounds", wrap_negative_indices=False
-    )
-    return jnp.where(inside, found, 0.0)
+    leaf = _levels.at(tree.sums[-1], jnp.where(inside, indices, 0))
+    return jnp.where(inside, leaf.get(mode="promise_in_bounds", wrap_negative_indices=False), 0.0)
 
 
 @copies_numpy
 @functools.partial(jax.jit, static_argnames="unique_indices")
 def update(
-    tree: SumTree,
-    indices: jax.Array,
-    values: jax.Array,
-    *,
-    mask: jax.Array | None = None,
-    unique_indices: bool = False,
+    tree: SumTree, indices: jax.Array, values: jax.Array, *, mask: jax.Array | None = None, unique_indices: bool = False
 ) -> SumTree:
     """Set leaves and recompute the sums above them.
 
@@ -257,13 +250,12 @@ def update(
         sums = (*sums[:-1], lowest)
         target = jnp.where(last, target, nowhere)
     sums = _levels.ascend(sums, target, values, leaf, tree.fanout, jnp.add)
-    minima = tree.minima
+    minima, maxima = tree.minima, tree.maxima
     if minima is not None:
         values = jnp.where(values > 0, values, NONE)
         minima = _levels.ascend(minima, target, values, leaf, tree.fanout, jnp.minimum)
-    maxima = tree.maxima
     if maxima is not None:
-        maxima = _levels.climb(maxima, sums[-1], leaf, tree.fanout, jnp.maximum)
+        maxima = _levels.ascend((*maxima, sums[-1]), None, values, leaf, tree.fanout, jnp.maximum)[:-1]
     return dataclasses.replace(tree, sums=sums, minima=minima, maxima=maxima)
 
 

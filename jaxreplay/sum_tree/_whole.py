@@ -1,7 +1,6 @@
 """Trees that are made of all their leaves at once."""
 
 import functools
-from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -64,7 +63,7 @@ def on_backend(tree: SumTree | None, state: Any, backend: str) -> SumTree | None
 
 @functools.partial(jax.jit, static_argnames="fanout")
 def _with_fanout(tree: SumTree, fanout: int) -> SumTree:
-    def build_levels(nodes: jax.Array, combine: Callable[[jax.Array, jax.Array], jax.Array], empty: float):
+    def build_levels(nodes: jax.Array, combine: _levels.Combine, empty: float) -> _levels.Levels:
         return _levels.build(nodes, tree.capacity, fanout, combine, empty)
 
     minima = None if tree.minima is None else build_levels(_tree.lowest(tree, tree.minima), jnp.minimum, NONE)

@@ -1,6 +1,7 @@
 """NextStepAutoreset: next-step autoreset for environments that reset within the last step."""
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -127,23 +128,18 @@ class NextStepAutoreset:
             count = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
             raise ValueError(f"env_step: returned a {type(returned).__name__}{count}, expected {', '.join(RETURNED)}.")
         obs, env, reward, terminated, truncated, final_obs = returned
-        for name, found, like in (
-            ("obs", obs, state.obs),
-            ("env_state", env, state.env),
-            ("final_obs", final_obs, obs),
-        ):
-            _check_alike(name, found, like)
+        _check_alike("obs", obs, state.obs)
+        _check_alike("env_state", env, state.env)
+        _check_alike("final_obs", final_obs, obs)
         reward = checks.as_real("reward", reward, "a real number")
         stepped = ~state.waiting
         terminated, truncated = _as_flag("terminated", terminated) & stepped, _as_flag("truncated", truncated) & stepped
         done = terminated | truncated
 
-        def where(condition: jax.Array, x: Any, y: Any) -> Any:
-            return jax.tree.map(lambda x, y: jnp.where(condition, x, y), x, y)
-
-        env, obs = where(stepped, (env, obs), (state.env, state.obs))
+        env, obs = jax.tree.map(functools.partial(jnp.where, stepped), (env, obs), (state.env, state.obs))
         reward = jnp.where(stepped, reward, jnp.zeros_like(reward))
-        return AutoresetState(env, obs, done), where(done, final_obs, obs), reward, terminated, truncated, stepped
+        last = jax.tree.map(functools.partial(jnp.where, done), final_obs, obs)
+        return AutoresetState(env, obs, done), last, reward, terminated, truncated, stepped
 
 
 def _as_flag(name: str, x: Any) -> jax.Array:
@@ -162,8 +158,5 @@ def _check_alike(name: str, found: Any, like: Any) -> None:
     )
     if got != expected:
         other = "obs" if name == "final_obs" else "the state before"
-        got, expected = (
-            {path: shape for path, shape in these.items() if those.get(path) != shape}
-            for these, those in ((got, expected), (expected, got))
-        )
+        got, expected = dict(sorted(got.items() - expected.items())), dict(sorted(expected.items() - got.items()))
         raise ValueError(f"env_step: {name} has leaves of shapes {got}, expected {expected} as in {other}.")

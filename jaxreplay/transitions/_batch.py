@@ -127,33 +127,30 @@ class TransitionBatch:
           >>> batch.batch_size, batch.Rn.tolist(), batch.In.tolist()
           (1, [2.0], [0.5])
         """
-        if not _all_numbers(logp, lambda x: x <= 0):
-            raise TypeError(f"logp={logp!r}: a log-propensity is a number at most 0.")
-        if logp_next is not None and not _all_numbers(logp_next, lambda x: x <= 0):
-            raise TypeError(f"logp_next={logp_next!r}: a log-propensity is a number at most 0, or None.")
-        if not (np.ndim(r) == 0 and _all_numbers(r, lambda x: x == x)):
-            raise TypeError(f"r={r!r}: a reward is a number and not NaN.")
+        _check_numbers("logp", logp, lambda x: x <= 0, "a log-propensity is a number at most 0", is_one=False)
+        if logp_next is not None:
+            rule = "a log-propensity is a number at most 0, or None"
+            _check_numbers("logp_next", logp_next, lambda x: x <= 0, rule, is_one=False)
+        _check_numbers("r", r, lambda x: x == x, "a reward is a number and not NaN")
         if not isinstance(done, bool | np.bool_):
             raise TypeError(f"done={done!r}: expected a bool.")
-        if not (np.ndim(gamma) == 0 and _all_numbers(gamma, lambda x: (x >= 0) & (x <= 1))):
-            raise TypeError(f"gamma={gamma!r}: a discount is a number in [0, 1].")
-        if not (np.ndim(w) == 0 and _all_numbers(w, lambda x: x > 0)):
-            raise TypeError(f"w={w!r}: a weight is a positive number.")
+        _check_numbers("gamma", gamma, lambda x: (x >= 0) & (x <= 1), "a discount is a number in [0, 1]")
+        _check_numbers("w", w, lambda x: x > 0, "a weight is a positive number")
 
-        def batched(x):
-            return jax.tree.map(lambda leaf: jnp.asarray(leaf)[None], x)
+        def batched(x: Any, dtype: Any = None) -> Any:
+            return jax.tree.map(lambda leaf: jnp.asarray(leaf, dtype)[None], x)
 
         return cls(
             S=batched(s),
             A=batched(a),
-            logP=batched(jnp.asarray(logp, float)),
-            Rn=batched(jnp.asarray(r, float)),
-            In=batched(jnp.asarray(float(gamma) * (not done), float)),
+            logP=batched(logp, float),
+            Rn=batched(r, float),
+            In=batched(float(gamma) * (not done), float),
             S_next=batched(s_next),
             A_next=batched(a_next),
-            logP_next=None if logp_next is None else batched(jnp.asarray(logp_next, float)),
-            W=batched(jnp.asarray(w, float)),
-            idx=None if idx is None else batched(jnp.asarray(idx, jnp.int32)),
+            logP_next=batched(logp_next, float),
+            W=batched(w, float),
+            idx=batched(idx, jnp.int32),
             extra_info=batched(extra_info),
         )
 
@@ -171,15 +168,12 @@ class TransitionBatch:
           >>> [single.S.tolist() for single in batch.to_singles(reverse=True)]
           [[3.0], [2.0]]
         """
-        rows = range(self.batch_size)
         if isinstance(self.valid, jax.core.Tracer):
             raise ValueError(
                 "valid: is traced, so the number of transitions is not known; call to_singles outside of jit, or on "
                 "dataclasses.replace(batch, valid=None) for all rows."
             )
-        if self.valid is not None:
-            valid = on_host(self.valid)
-            rows = [i for i in rows if valid[i]]
+        rows = range(self.batch_size) if self.valid is None else np.flatnonzero(on_host(self.valid)).tolist()
         batch = dataclasses.replace(self, valid=None)  # pyright: ignore[reportArgumentType]
         for i in reversed(rows) if reverse else rows:
             yield jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], batch)
@@ -196,12 +190,12 @@ class TransitionBatch:
         return jax.tree.map(lambda leaf: leaf.copy() if deep else leaf, self)
 
 
-def _all_numbers(x: Any, test) -> bool:
-    """True if `x` is a number or an array of numbers that all pass the test."""
-    if isinstance(x, bool) or not isinstance(x, int | float | np.number | np.ndarray | jax.Array):
-        return False
-    x = np.asarray(x)
-    return np.issubdtype(x.dtype, np.number) and bool(np.all(test(x)))
+def _check_numbers(name: str, x: Any, is_right: Any, rule: str, *, is_one: bool = True) -> None:
+    """Raise a `TypeError` if `x` is not a number that `is_right`; without `is_one` it may be an array of them."""
+    is_number = isinstance(x, int | float | np.number | np.ndarray | jax.Array) and not isinstance(x, bool)
+    array = np.asarray(x if is_number else None)
+    if not np.issubdtype(array.dtype, np.number) or (is_one and array.ndim) or not np.all(is_right(array)):
+        raise TypeError(f"{name}={x!r}: {rule}.")
 
 
 def check_returns(spec: Any) -> None:
@@ -223,21 +217,20 @@ def without_valid(items: Any) -> tuple[Any, dict[str, Any]]:
     """`items` with `valid=None` in every `TransitionBatch`, and the values removed, by leaf name."""
     found = {}
 
+    def is_batch(x: Any) -> bool:
+        return isinstance(x, TransitionBatch)
+
     def visit(path: Any, node: Any) -> Any:
-        if not isinstance(node, TransitionBatch):
+        if not is_batch(node):
             return node
         if node.valid is not None:
             found[f"leaf {jax.tree_util.keystr(path)}.valid"] = node.valid
         node = dataclasses.replace(node, valid=None)  # pyright: ignore[reportArgumentType]
         return jax.tree_util.tree_map_with_path(
-            lambda inner, x: visit((*path, *inner), x), node, is_leaf=lambda x: _is_batch(x) and x is not node
+            lambda inner, x: visit((*path, *inner), x), node, is_leaf=lambda x: is_batch(x) and x is not node
         )
 
-    return jax.tree_util.tree_map_with_path(visit, items, is_leaf=_is_batch), found
-
-
-def _is_batch(x: Any) -> bool:
-    return isinstance(x, TransitionBatch)
+    return jax.tree_util.tree_map_with_path(visit, items, is_leaf=is_batch), found
 
 
 def rows_to_write(mask: Any, valid: dict[str, Any], shape: tuple[int, ...]) -> jax.Array | None:
@@ -249,8 +242,7 @@ def rows_to_write(mask: Any, valid: dict[str, Any], shape: tuple[int, ...]) -> j
     Raises:
       ValueError: a flag array has another shape or dtype; the message names it.
     """
-    flags = [checks.check_mask(flag, shape, name) for name, flag in valid.items()]
-    if mask is not None:
-        flags.append(checks.check_mask(mask, shape))
+    named = valid if mask is None else valid | {"mask": mask}
+    flags = [checks.check_mask(flag, shape, name) for name, flag in named.items()]
     # Logical and, as a `where`: XLA drops one of an array with itself, as in add(batch, mask=batch.valid).
     return functools.reduce(lambda x, y: jnp.where(x, y, x), flags) if flags else None

@@ -71,8 +71,9 @@ def hindsight(
       ([[2, 2]], [[0, -1]])
     """
     checks.check_key(key)
-    for name, function in {"reward": reward, "terminated": terminated}.items():
-        if not callable(function) and (function is not None or name == "reward"):
+    changed = {"reward": reward} if terminated is None else {"reward": reward, "terminated": terminated}
+    for name, function in changed.items():
+        if not callable(function):
             raise ValueError(f"{name}={function!r}: must be a function of the achieved and the desired goal.")
     rows, goals = checks.as_arrays((rows, goals))
     checks.check_number("share", share, 0, 1, "it is a probability", traced=None)
@@ -91,7 +92,6 @@ def hindsight(
     if mask is not None:
         relabelled &= checks.check_mask(mask, (batch_size,))
     everywhere = jax.tree.map(lambda x: jnp.broadcast_to(x[:, None], (batch_size, length, *x.shape[1:])), goals)
-    changed = {"reward": reward} if terminated is None else {"reward": reward, "terminated": terminated}
     result = _put(rows, goal, _select(relabelled, everywhere, meant))
     for name, function in changed.items():
         old = _find(rows, name, name)
@@ -137,9 +137,8 @@ def _find(rows: Any, path: Path, name: str) -> Any:
 def _put(rows: Any, path: Path, value: Any) -> Any:
     """`rows` with the value at a path replaced."""
     part, *rest = (path,) if isinstance(path, str) else path
-    inner = (
-        value if not rest else _put(rows[part] if isinstance(rows, Mapping) else getattr(rows, part), (*rest,), value)
-    )
+    if rest:
+        value = _put(rows[part] if isinstance(rows, Mapping) else getattr(rows, part), tuple(rest), value)
     if isinstance(rows, Mapping):
-        return type(rows)({**rows, part: inner})  # pyright: ignore[reportCallIssue]
-    return dataclasses.replace(rows, **{part: inner})
+        return type(rows)({**rows, part: value})  # pyright: ignore[reportCallIssue]
+    return dataclasses.replace(rows, **{part: value})

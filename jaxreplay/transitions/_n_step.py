@@ -96,14 +96,10 @@ class _Tracer:
           >>> state.steps.r.shape
           (2, 1)
         """
-        spec = jax.eval_shape(
-            lambda *step: self._as_step((*step, None)), s, a, r, terminated, truncated, s_next, logp, w
-        )
-        return NStepState(
-            steps=jax.tree.map(lambda leaf: lax.full((self._window, *leaf.shape), 0, leaf.dtype), spec),
-            cursor=jnp.zeros((), jnp.int32),
-            count=jnp.zeros((), jnp.int32),
-        )
+        step, num_envs = (s, a, r, terminated, truncated, s_next, logp, w), self.num_envs
+        spec = jax.eval_shape(lambda *step: _windows.as_steps((*step, None), num_envs=num_envs), *step)
+        steps = jax.tree.map(lambda leaf: lax.full((self._window, *leaf.shape), 0, leaf.dtype), spec)
+        return NStepState(steps, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
     @_takes_a_step
     def spec(
@@ -184,18 +180,25 @@ class _Tracer:
 
     @method()
     def _add(self, state: NStepState, arguments: Any, gamma: Any) -> tuple[NStepState, TransitionBatch]:
-        step = self._as_step(arguments)
+        step = _windows.as_steps(arguments, num_envs=self.num_envs)
         checks.check_like(step, state.steps, 0, 1, "the tracer")
         window = self._window
         oldest = wrap_excess(state.cursor + 1, window)
         lag = _windows.lags(window, oldest[None])
+
+        def written(rows: jax.Array, new: jax.Array) -> jax.Array:  # at the cursor, which is the newest row
+            if lag is None or not _windows.is_small(rows):
+                return lax.dynamic_update_index_in_dim(rows, new, state.cursor, 0)
+            return jnp.where(lag.reshape(-1, *[1] * new.ndim) == window - 1, new, rows)
+
         if window == 1:  # the step is emitted at once, so the state needs no copy of it
             kept, steps = state.steps, jax.tree.map(lambda leaf: leaf[None], step)
         else:
-            kept = steps = _windows.with_newest(state.steps, step, state.cursor, lag)
+            kept = steps = jax.tree.map(written, state.steps, step)
         # From the cursor, as a GPU merges kernels that read the same array.
         count = read_once(jnp.where(state.count >= window - 1, window, state.cursor + 1))
-        batch = self._transitions(steps, oldest[None], jnp.where(count == window, window, 0)[None], lag, gamma=gamma)
+        filled = jnp.where(count == window, window, 0)[None]
+        batch = _windows.transitions(self, steps, oldest[None], filled, lag, gamma=gamma)
         state = NStepState(kept, oldest, count)
         return state, jax.tree.map(lambda leaf: leaf[0], batch)
 
@@ -230,12 +233,12 @@ class _Tracer:
         # Row 0 is empty, or holds a step whose transition has been emitted.
         pending = (starts >= window - state.count) & (starts > 0)
         first, count = wrap_excess(state.cursor + starts, window), jnp.where(pending, window - starts, 0)
-        batch = self._transitions(state.steps, first, count, _windows.lags(window, first), gamma=gamma)
+        batch = _windows.transitions(self, state.steps, first, count, _windows.lags(window, first), gamma=gamma)
         return jax.tree.map(jnp.zeros_like, state), layouts.merge_axes(batch)
 
     @method(static=("flush",))
     def _rollout(self, arguments: Any, flush: bool, n: Any, gamma: Any) -> TransitionBatch:
-        """See `n_step_transitions`; `n` and `gamma` as for `_transitions`."""
+        """See `n_step_transitions`; `n` and `gamma` as for `_windows.transitions`."""
         steps = _windows.as_steps(arguments, "a rollout")
         length = steps.r.shape[0]
         starts = jnp.arange(length, dtype=jnp.int32) - (self._window - 1)
@@ -245,11 +248,12 @@ class _Tracer:
         if length == 0:  # a row without a step, so that there is one to read
             steps = jax.tree.map(lambda leaf: lax.full((1, *leaf.shape[1:]), 0, leaf.dtype), steps)
         count = jnp.where(starts < 0, 0, length - starts)
-        return layouts.merge_axes(self._transitions(steps, jnp.maximum(starts, 0), count, None, n, gamma))
+        batch = _windows.transitions(self, steps, jnp.maximum(starts, 0), count, None, n, gamma)
+        return layouts.merge_axes(batch)
 
     @method()
     def _sequences(self, arguments: Any, n: Any, gamma: Any) -> TransitionBatch:
-        """See `jaxreplay.sequence_transitions`; `n` and `gamma` as for `_transitions`."""
+        """See `jaxreplay.sequence_transitions`; `n` and `gamma` as for `_windows.transitions`."""
         s, a, r, terminated, truncated, logp, w, mask = arguments
         steps = _windows.as_steps((s, a, r, terminated, truncated, s, logp, w, mask), "a batch of sequences")
         length = steps.r.shape[1]
@@ -264,34 +268,8 @@ class _Tracer:
         steps = jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), steps)
         starts = jnp.arange(length - self.n, dtype=jnp.int32)
         count = length - (not self.next_action) - starts  # the action of the last row may be a next action
-        batch = self._transitions(steps, starts, count, None, n, gamma)
+        batch = _windows.transitions(self, steps, starts, count, None, n, gamma)
         return layouts.merge_axes(jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), batch))
-
-    def _transitions(
-        self,
-        steps: _windows.TracerSteps,
-        first: jax.Array,
-        count: jax.Array,
-        lag: jax.Array | None,
-        n: jax.Array | None = None,
-        gamma: jax.Array | None = None,
-    ) -> TransitionBatch:
-        """See `_windows.transitions`; `n` (integer []) and `gamma` (float []) replace the tracer's, clipped to range.
-
-        The tracer's `n` is the largest.
-        """
-        own: Any = self.gamma
-        return _windows.transitions(
-            steps,
-            first,
-            count,
-            lag,
-            n=self.n if n is None else _clip(n, self.n),
-            max_n=self.n,
-            gamma=own if gamma is None else jnp.clip(gamma, 0, 1),
-            next_action=self.next_action,
-            record_extra_info=self.record_extra_info,
-        )
 
     def _discount(self, gamma: Any) -> Any:
         """Check the `gamma` of a call; None for the tracer's own."""
@@ -315,12 +293,6 @@ class _Tracer:
                 f"state: got {got}, expected one of {expected} steps, from this tracer's init; use jax.vmap for a "
                 "stack of states."
             )
-
-    def _as_step(self, arguments: tuple[Any, ...]) -> _windows.TracerSteps:
-        step = _windows.as_steps(arguments)
-        if len(step.r) != self.num_envs:
-            raise ValueError(f"num_envs={self.num_envs}: got a step with a leading axis of {len(step.r)}.")
-        return step
 
 
 @checks.keywords_only
@@ -362,11 +334,10 @@ class NStep(_Tracer):
     record_extra_info: bool = False
 
     def __post_init__(self):
-        n, gamma = _check_window("n", self.n, self.gamma)
-        num_envs = check_integer("num_envs", self.num_envs, 1, 2**31 - 1, "the number of environments")
+        _check_fields(self, "n")
         next_action = checks.check_bool("next_action", self.next_action, "whether to fill A_next")
         extra = checks.check_bool("record_extra_info", self.record_extra_info, "whether to fill extra_info")
-        set_fields(self, n=n, gamma=gamma, num_envs=num_envs, next_action=next_action, record_extra_info=extra)
+        set_fields(self, next_action=next_action, record_extra_info=extra)
 
 
 @checks.keywords_only
@@ -399,25 +370,20 @@ class MonteCarlo(_Tracer):
     num_envs: int = 1
 
     def __post_init__(self):
-        max_length, gamma = _check_window("max_length", self.max_length, self.gamma)
-        set_fields(self, max_length=max_length, gamma=gamma)
-        set_fields(self, num_envs=check_integer("num_envs", self.num_envs, 1, 2**31 - 1, "the number of environments"))
+        _check_fields(self, "max_length")
 
     @property
     def n(self) -> int:
         return self.max_length
 
 
-def _clip(n: jax.Array, max_n: int) -> jax.Array:
-    """Clip `n`, of any integer dtype, to [1, max_n], int32."""
-    n = n if n.dtype.itemsize >= 4 else n.astype(jnp.int32)  # a narrow dtype may not hold max_n
-    return jnp.clip(n, 1, max_n).astype(jnp.int32)
-
-
-def _check_window(name: str, n: int, gamma: float | None) -> tuple[int, float | None]:
+def _check_fields(tracer: Any, window: str) -> None:
+    """Check and set `gamma`, `num_envs` and the field `window`, the largest number of steps in a window."""
     traced = "n_step_transitions and sequence_transitions take a traced n with max_n"
-    n = check_integer(name, n, 1, 2**31 - 1, "the number of steps in a window", traced)
-    if gamma is None:
-        return n, None
+    n = check_integer(window, getattr(tracer, window), 1, 2**31 - 1, "the number of steps in a window", traced)
+    gamma = tracer.gamma
     traced = "make the tracer with gamma=None and pass it to add and flush, or to n_step_transitions"
-    return n, check_number("gamma", gamma, 0, 1, "it is a discount", traced)
+    if gamma is not None:
+        gamma = check_number("gamma", gamma, 0, 1, "it is a discount", traced)
+    num_envs = check_integer("num_envs", tracer.num_envs, 1, 2**31 - 1, "the number of environments")
+    set_fields(tracer, **{window: n, "gamma": gamma, "num_envs": num_envs})

@@ -63,24 +63,24 @@ def n_step_transitions(
       >>> batch.S.tolist()[1:], batch.Rn.tolist()[1:], batch.S_next.tolist()[1:]
       ([0.0, 1.0], [1.5, 1.5], [2.0, 3.0])
     """
-    settings = {"next_action": next_action, "record_extra_info": record_extra_info}
-    tracer, n_now, gamma_now = tracer_for(n, gamma, max_n, **settings)
+    tracer, n_now, gamma_now = tracer_for(n, gamma, max_n, next_action, record_extra_info)
     flush = checks.check_bool("flush", flush, "whether to emit pending transitions")
     rows = copy_numpy((S, A, R, terminated, truncated, S_next, logP, W, mask))
     batch = tracer._rollout(rows, flush, n_now, gamma_now)
     return batch, batch.valid
 
 
-def tracer_for(n: Any, gamma: Any, max_n: Any, **settings: Any) -> tuple[NStep, Any, Any]:
-    """A tracer with these settings, and `n` and `gamma` to replace its own, or None; see `_Tracer._transitions`."""
-    gamma_now = None
+def tracer_for(n: Any, gamma: Any, max_n: Any, next_action: bool, record_extra_info: bool) -> tuple[NStep, Any, Any]:
+    """A tracer with these settings, and `n` and `gamma` to replace its own, or None; see `_windows.transitions`."""
+    n_now = gamma_now = None
     if gamma is None:
         raise ValueError("gamma=None: must be a number in [0, 1], or a traced float []; it is a discount.")
     if isinstance(gamma, jax.Array):
         check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
         gamma, gamma_now = 1.0, gamma
-    if max_n is None:
-        return NStep(n=n, gamma=gamma, **settings), None, gamma_now
-    max_n = check_integer("max_n", max_n, 1, 2**31 - 1, "the largest number of steps in a window")
-    check_integer("n", n, 1, max_n, "at most max_n; or give a larger max_n", traced=None)
-    return NStep(n=max_n, gamma=gamma, **settings), n, gamma_now
+    if max_n is not None:
+        max_n = check_integer("max_n", max_n, 1, 2**31 - 1, "the largest number of steps in a window")
+        check_integer("n", n, 1, max_n, "at most max_n; or give a larger max_n", traced=None)
+        n, n_now = max_n, n
+    tracer = NStep(n=n, gamma=gamma, next_action=next_action, record_extra_info=record_extra_info)
+    return tracer, n_now, gamma_now

@@ -163,7 +163,6 @@ def sequence_transitions(
       >>> batch.S.tolist(), batch.Rn.tolist(), batch.In.tolist(), batch.S_next.tolist()
       ([1.0, 2.0], [2.0, 3.5], [0.25, 0.25], [3.0, 4.0])
     """
-    settings = {"next_action": next_action, "record_extra_info": record_extra_info}
-    tracer, n_now, gamma_now = tracer_for(n, gamma, max_n, **settings)
+    tracer, n_now, gamma_now = tracer_for(n, gamma, max_n, next_action, record_extra_info)
     batch = tracer._sequences(copy_numpy((S, A, R, terminated, truncated, logP, W, mask)), n_now, gamma_now)
     return batch, batch.valid

@@ -1,8 +1,9 @@
 """Windows of n steps over time-major environment steps, and the transitions they yield."""
 
+import collections
 import dataclasses
 import functools
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -39,43 +40,32 @@ class TracerSteps:
         return self.terminated | self.truncated
 
 
-class _Rollout(NamedTuple):
-    """Fields of `TracerSteps` under the names of arguments that hold many steps."""
-
-    S: Any
-    A: Any
-    R: Any
-    terminated: Any
-    truncated: Any
-    S_next: Any
-    logP: Any
-    W: Any
-    mask: Any
-
-
+# Fields of `TracerSteps` under the names of arguments that hold many steps.
+_Rollout = collections.namedtuple("_Rollout", "S A R terminated truncated S_next logP W mask")
 KINDS = {"r": "number", "terminated": "flag", "truncated": "flag", "logp": "number", "w": "number", "mask": "flag"}
 
 
-def as_steps(arguments: tuple[Any, ...], what: str | None = None) -> TracerSteps:
+def as_steps(arguments: tuple[Any, ...], what: str | None = None, num_envs: int | None = None) -> TracerSteps:
     """The fields of `TracerSteps`, with rewards in float32 or wider and bool flags; all rows hold a step by default.
 
     Args:
       arguments: leaves [num_envs, ...], or [time, num_envs, ...] if `what` is given.
       what: name of many steps in messages, which then use the names of `n_step_transitions`; None for one step.
+      num_envs: if not None, the number of environments.
 
     Raises:
-      ValueError: leading axes differ, or an argument does not hold one number or flag per environment (or step); the
-        message names it.
+      ValueError: leading axes differ, or are not `num_envs`, or an argument does not hold one number or flag per
+        environment (or step); the message names it.
     """
     fields = [field.name for field in dataclasses.fields(TracerSteps)]
     num_axes, each, names = (2, "per step", _Rollout._fields) if what else (1, "per environment", fields)
     found = dict(zip(fields, arguments, strict=True))
     for field, name in zip(fields, names, strict=True):
-        if field not in KINDS:
-            found[field] = checks.as_arrays(found[field])
-        elif found[field] is not None or field in ("r", "terminated", "truncated"):
-            kind = "real number" if KINDS[field] == "number" else "flag"
-            found[field] = checks.as_real(name, found[field], f"one {kind} {each}")
+        kind, x = KINDS.get(field), found[field]
+        if kind is None:
+            found[field] = checks.as_arrays(x)
+        elif x is not None or field in ("r", "terminated", "truncated"):
+            found[field] = checks.as_real(name, x, f"one {'real ' if kind == 'number' else ''}{kind} {each}")
     found["r"] = checks.as_float(found["r"])
     found |= {field: found[field].astype(bool) for field in ("terminated", "truncated")}
     if found["mask"] is None:
@@ -91,69 +81,57 @@ def as_steps(arguments: tuple[Any, ...], what: str | None = None) -> TracerSteps
             )
     if what:
         checks.check_mask(steps.mask, leading)
+    if num_envs not in (None, leading[0]):
+        raise ValueError(f"num_envs={num_envs}: got a step with a leading axis of {leading[0]}.")
     return steps
-
-
-def few_rows() -> int:
-    """Most rows of a ring that are selected from as a whole; on a CPU a gather costs less."""
-    return 1 if backend_of() == "cpu" else 8
 
 
 def lags(num_rows: int, first: jax.Array) -> jax.Array | None:
     """Steps from the rows `first` [K] to each row of a ring, int32 [K, num_rows]; None if there are many rows.
 
-    One scalar for each row costs nothing on a TPU. A GPU merges kernels that read the same array, but not a scalar.
+    A ring of few rows is selected from as a whole; on a CPU a gather costs less. One scalar for each row costs nothing
+    on a TPU. A GPU merges kernels that read the same array, but not a scalar.
     """
-    if num_rows > few_rows():
+    if num_rows > (1 if backend_of() == "cpu" else 8):
         return None
     return read_once(jnp.stack([wrap_negative(row - first, num_rows) for row in range(num_rows)], axis=1))
 
 
-def with_newest(steps: TracerSteps, step: TracerSteps, row: jax.Array, lag: jax.Array | None) -> TracerSteps:
-    """A ring with `step` at `row`, which then is the newest; `lag` [1, T] from the oldest."""
-
-    def written(rows: jax.Array, new: jax.Array) -> jax.Array:
-        if lag is None or not _is_small(rows):
-            return lax.dynamic_update_index_in_dim(rows, new, row, 0)
-        return jnp.where(lag.reshape(-1, *[1] * new.ndim) == len(rows) - 1, new, rows)
-
-    return jax.tree.map(written, steps, step)
-
-
 def transitions(
+    tracer: Any,
     steps: TracerSteps,
     first: jax.Array,
     count: jax.Array,
     lag: jax.Array | None,
-    *,
-    n: int | jax.Array,
-    max_n: int,
-    gamma: float | jax.Array,
-    next_action: bool,
-    record_extra_info: bool,
+    n: Any = None,
+    gamma: Any = None,
 ) -> TransitionBatch:
     """Transitions whose windows open at given rows.
 
     A lag is a number of steps from the first of a window.
 
     Args:
+      tracer: an `NStep` or `MonteCarlo`; its `n` is the largest.
       steps: leaves [T, E, ...], E environments; a ring of T rows.
       first: int32 [K], rows of the first steps.
       count: int32 [K], number of rows from the first one on that hold steps; 0 for no transition.
       lag: int32 [K, T], lags of all rows, if they are few; None to gather the rows of each window.
-      n, gamma: see `jaxreplay.NStep`; numbers, or traced int32 [] and float [].
-      max_n: the largest `n`; `extra_info` has `max_n` steps.
-      next_action, record_extra_info: see `jaxreplay.NStep`.
+      n, gamma: integer [] and float [], clipped to range, or None for the tracer's own.
 
     Returns:
       TransitionBatch [K, E], with `valid`.
     """
-    width = max_n + next_action
+    if n is None:
+        n = tracer.n
+    else:  # a narrow dtype may not hold the tracer's n
+        n = jnp.clip(n if n.dtype.itemsize >= 4 else n.astype(jnp.int32), 1, tracer.n).astype(jnp.int32)
+    width = tracer.n + tracer.next_action
     at = functools.partial(_at, first, lag)
     stop = jnp.minimum(_first_breaks(steps, first, lag, width), 2 * count[:, None] - 1)
     last = jnp.clip(stop >> 1, 0, n - 1)  # of the window
     is_terminal = stop == 2 * last
     every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
+    gamma = tracer.gamma if gamma is None else jnp.clip(gamma, 0, 1)
     Rn, In = _returns(at(steps.r, every), last, is_terminal, gamma, lag is None)
     valid, has_next = stop >= 0, stop >= 2 * n
     opening = jnp.zeros_like(first)[:, None]
@@ -161,22 +139,30 @@ def transitions(
     observed, when = (steps.s, last + 1) if steps.s_next is None else (steps.s_next, last)
     S_next = jax.tree.map(lambda leaf: at(leaf, when), observed)
     A_next = logP_next = None
-    if next_action:
+    if tracer.next_action:
         valid &= has_next | is_terminal
         after = jax.tree.map(lambda leaf: at(leaf, opening + n), (steps.a, steps.logp))
         A_next, logP_next = jax.tree.map(
             lambda x: jnp.where(has_next.reshape(has_next.shape + (1,) * (x.ndim - 2)), x, jnp.zeros_like(x)), after
         )
-    extra_info = _extra_info(steps, last, max_n, at) if record_extra_info else None
+    extra_info = _extra_info(steps, last, tracer.n, at) if tracer.record_extra_info else None
     return TransitionBatch(S, A, logP, Rn, In, S_next, A_next, logP_next, W, extra_info=extra_info, valid=valid)
 
 
 def _returns(
-    r: jax.Array, last: jax.Array, is_terminal: jax.Array, gamma: float | jax.Array, gathers: bool
+    r: jax.Array, last: jax.Array, is_terminal: jax.Array, gamma: Any, gathers: bool
 ) -> tuple[jax.Array, jax.Array]:
-    """Partial returns and bootstrap factors [K, E] of windows with rewards `r` [K, width, E]."""
+    """Partial returns and bootstrap factors [K, E] of windows with rewards `r` [K, width, E].
+
+    Powers of a number are in float64, and of a traced float [] in float32 or wider.
+    """
     every = jnp.arange(r.shape[1], dtype=jnp.int32)[None, :, None]
-    powers = _powers(gamma, r.shape[1] + 1, r.dtype)[None, :, None]
+    if isinstance(gamma, jax.Array):
+        gamma = checks.as_float(gamma)
+        powers = gamma ** jnp.arange(r.shape[1] + 1, dtype=gamma.dtype)  # a product would round at each factor
+    else:
+        powers = np.float64(gamma) ** np.arange(r.shape[1] + 1)
+    powers = jnp.asarray(powers, r.dtype)[None, :, None]
     Rn = jnp.sum(jnp.where(every <= last[:, None], powers[:, :-1] * r, 0), axis=1)
     if gathers:
         return Rn, jnp.where(is_terminal, 0, powers[0, 1:, 0][last])
@@ -206,7 +192,7 @@ def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, w
 def _at(first: jax.Array, lag: jax.Array | None, leaf: jax.Array, wanted: jax.Array) -> jax.Array:
     """`leaf` [T, E, ...] at the lags `wanted` [K, ..., E], or [K, ..., 1] for all; returns [K, ..., E, ...]."""
     num_rows, axes = len(leaf), [1] * (wanted.ndim - 1)
-    if lag is not None and (num_rows == 1 or _is_small(leaf)):
+    if lag is not None and (num_rows == 1 or is_small(leaf)):
         found = leaf[0].reshape(*axes, *leaf.shape[1:])
         for row in range(1, num_rows):
             here = lag[:, row].reshape(-1, *axes) == wanted
@@ -219,16 +205,8 @@ def _at(first: jax.Array, lag: jax.Array | None, leaf: jax.Array, wanted: jax.Ar
     return jax.vmap(lambda column, rows: column[rows], in_axes=(1, -1), out_axes=rows.ndim - 1)(leaf, rows)
 
 
-def _is_small(leaf: jax.Array) -> bool:
+def is_small(leaf: jax.Array) -> bool:
     return leaf.size * leaf.dtype.itemsize <= FEW_BYTES
-
-
-def _powers(gamma: float | jax.Array, count: int, dtype: Any) -> jax.Array:
-    """gamma^0, gamma^1, ..., gamma^(count - 1): in float64 for a number, in float32 or wider for a traced float []."""
-    if not isinstance(gamma, jax.Array):
-        return jnp.asarray(np.float64(gamma) ** np.arange(count), dtype)
-    gamma = checks.as_float(gamma)
-    return (gamma ** jnp.arange(count, dtype=gamma.dtype)).astype(dtype)  # a product would round count times
 
 
 def _extra_info(steps: TracerSteps, last: jax.Array, max_n: int, at: Any) -> dict[str, Any]:

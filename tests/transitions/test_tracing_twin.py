@@ -230,7 +230,7 @@ def test_a_tracer_does_what_its_twin_does(case):
 
 def test_rows_of_a_short_ring_are_selected_where_they_are_not_on_a_cpu(monkeypatch):
     asked = []
-    monkeypatch.setattr(_windows, "few_rows", lambda: asked.append(8) or 8)
+    monkeypatch.setattr(_windows, "backend_of", lambda: asked.append(8) or "gpu")
     jax.clear_caches()
     try:
         test_a_tracer_does_what_its_twin_does(CASES[1])

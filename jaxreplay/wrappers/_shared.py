@@ -1,7 +1,9 @@
 """Shared: one buffer's state for several threads."""
 
 import contextlib
+import functools
 import math
+import types
 from collections.abc import Iterator
 from typing import Any, Self
 
@@ -19,17 +21,6 @@ from jaxreplay.wrappers._limiter import Limiter
 from jaxreplay.wrappers._mixture import Mixture
 from jaxreplay.wrappers._sharded import Sharded
 from jaxreplay.wrappers._turns import Closed, Turn, Turns
-
-
-class Actor:
-    """One source of a `Shared` with a `Mixture`; made by `Shared.actor`."""
-
-    def __init__(self, shared: "Shared", source: int):
-        self._shared, self._source = shared, source
-
-    def add(self, items: Any, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
-        """`Shared.add` to this source."""
-        self._shared.add(self._source, items, *args, timeout=timeout, **kwargs)
 
 
 class Shared:
@@ -186,7 +177,7 @@ class Shared:
         except (LookupError, TypeError, ValueError):
             return 0
 
-    def actor(self, source: int) -> Actor:
+    def actor(self, source: int) -> types.SimpleNamespace:
         """An object whose `add(items, ...)` adds to one source of a `Mixture`, without waiting for other sources.
 
         With a source for each thread that acts, the streams of a `SequenceBuffer` advance independently.
@@ -209,7 +200,8 @@ class Shared:
                 "weights='joint')."
             )
         last = len(self.buffer.buffers) - 1
-        return Actor(self, check_integer("source", source, 0, last, "the position of a buffer in buffers"))
+        source = check_integer("source", source, 0, last, "the position of a buffer in buffers")
+        return types.SimpleNamespace(add=functools.partial(self.add, source))
 
     def sample(
         self,

@@ -8,11 +8,13 @@ buffer share the int32 range: their periods are shorter, and the handles of ring
 
 import dataclasses
 import functools
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
 from flax import struct
+from jax import lax
 
 from jaxreplay._common import xla
 
@@ -83,9 +85,19 @@ def init(capacity: int, num_rings: int = 1) -> Ring:
     return Ring(inserted=jnp.zeros((), jnp.int32), size=jnp.zeros((), jnp.int32), period=period)
 
 
-def first_handle(ring: Ring, index: jax.Array | int) -> jax.Array | int:
-    """First handle of ring number `index` of several rings with distinct handles."""
-    return index * ring.period
+def first_handle(ring: Ring, axis_name: str | None) -> jax.Array | int:
+    """First handle of this shard's ring, one of the rings along a mapped axis; 0 without shards."""
+    return 0 if axis_name is None else lax.axis_index(axis_name) * ring.period
+
+
+def num_shards(axis_name: str | None) -> int:
+    """Number of shards along a mapped axis; 1 without one."""
+    return 1 if axis_name is None else lax.axis_size(axis_name)
+
+
+def reduced(collective: Callable[..., Any], x: Any, axis_name: str | None) -> Any:
+    """x reduced over all shards by a collective such as `lax.psum`."""
+    return x if axis_name is None else collective(x, axis_name)
 
 
 def after(ring: Ring, *others: Any) -> Ring:

@@ -6,8 +6,9 @@ from typing import Any, ClassVar, Generic
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
-from jaxreplay._common import checks, layouts, ring, shards
+from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.calls import method
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.xla import alive, copy, materialize, read_once
@@ -54,7 +55,7 @@ class Buffer(Sized, Generic[S]):
 
     @property
     def _axis(self) -> dict[str, Any]:
-        """The keyword `axis_name` of a sampler's methods; left out without shards, so a sampler need not take it."""
+        """The keyword `axis_name` of a sampler's methods; left out without shards, so that it need not be taken."""
         return {} if self._axis_name is None else {"axis_name": self._axis_name}
 
     @abc.abstractmethod
@@ -80,11 +81,11 @@ class Buffer(Sized, Generic[S]):
     def _handles(self, state: S, slots: jax.Array) -> jax.Array:
         """Handles of the items in `slots`, unique among all shards."""
         handles = self._local_handles(state, slots)
-        return jnp.where(handles >= 0, handles + ring.first_handle(state.ring, shards.index(self._axis_name)), -1)
+        return jnp.where(handles >= 0, handles + ring.first_handle(state.ring, self._axis_name), -1)
 
     def _slots(self, state: S, handles: jax.Array) -> jax.Array:
         """Slots of `handles`, which are unique among all shards."""
-        return self._local_slots(state, handles - ring.first_handle(state.ring, shards.index(self._axis_name)))
+        return self._local_slots(state, handles - ring.first_handle(state.ring, self._axis_name))
 
     @property
     def _batch_axes(self) -> int:
@@ -120,7 +121,7 @@ class Buffer(Sized, Generic[S]):
     def _own_key(self, key: jax.Array, shared: bool = False) -> jax.Array:
         """The key of this shard, or of all shards; a `ValueError` if `key` is not a PRNG key."""
         checks.check_key(key)
-        return key if shared or self._axis_name is None else jax.random.fold_in(key, shards.index(self._axis_name))
+        return key if shared or self._axis_name is None else jax.random.fold_in(key, lax.axis_index(self._axis_name))
 
     def _why_empty(self, state: S) -> str:
         """The error message of a draw from an empty buffer."""
@@ -188,7 +189,7 @@ class Buffer(Sized, Generic[S]):
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)
         slots, probabilities = read_once(materialize(*drawn))
         weights = self.sampler.weights(sampler_state, probabilities, live.size, beta=beta, **self._axis)
-        return self._sample_of(state, slots, probabilities / shards.count(self._axis_name), weights)
+        return self._sample_of(state, slots, probabilities / ring.num_shards(self._axis_name), weights)
 
     @method(num_rows="batch_size", before=checked_epoch, after=check_drawn)
     def epoch(self, state: S, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import checks, layouts, ring, shards
+from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.calls import method
 from jaxreplay._common.checks import check_integer, set_fields
 from jaxreplay._common.devices import on_device_of
@@ -203,11 +203,11 @@ class ReplayBuffer(Buffer[ReplayState]):
     def _live(self, state: ReplayState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is None:
             return ring.newest(state.ring, state.ring.size, self.capacity) if self._by_age else ring.live(state.ring)
-        share = -(-max_age // shards.count(self._axis_name))
+        share = -(-max_age // ring.num_shards(self._axis_name))
         return ring.newest(state.ring, share, self.capacity)
 
     def _ages(self, state: ReplayState, slots: jax.Array) -> jax.Array:
-        return ring.ages(state.ring, slots, self.capacity) * shards.count(self._axis_name)
+        return ring.ages(state.ring, slots, self.capacity) * ring.num_shards(self._axis_name)
 
     def _read(self, state: ReplayState, slots: jax.Array, fill: bool) -> tuple[Any, None]:
         return layouts.read(state.storage, slots, fill=fill), None

@@ -11,7 +11,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks, layouts, shards
+from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.checks import check_number, set_fields
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live, saturating_add
@@ -193,7 +193,7 @@ class Prioritized(Sampler[PrioritizedState]):
         leaf = leaf_of(jnp.float32(new), state.alpha, capacity)
         if self.max_priority == "stored":
             largest = jnp.maximum(sum_tree.maximum(state.tree), jnp.max(found, where=known, initial=0.0))
-            largest = shards.reduced(lax.pmax, largest, axis_name)
+            largest = ring.reduced(lax.pmax, largest, axis_name)
             leaf = jnp.where(largest > 0, largest, leaf)
         leaves = jnp.where(drawable, jnp.where(known, found, leaf), 0.0)
         return dataclasses.replace(state, tree=sum_tree.update(state.tree, slots, leaves, unique_indices=True))
@@ -223,14 +223,14 @@ class Prioritized(Sampler[PrioritizedState]):
     ) -> jax.Array:
         if beta is None:
             beta = self.beta(state.updates) if callable(self.beta) else self.beta
-        num_shards, min_probability = shards.count(axis_name), None
+        num_shards, min_probability = ring.num_shards(axis_name), None
         if self.normalize == "global":
             has_mass, normalizer = _normalizer(state, size)
             uniform = jnp.where(has_mass | (size == 0), jnp.inf, 1.0)  # the minimum of no priorities is inf too
             min_probability = jnp.minimum(sum_tree.minimum(state.tree), uniform) / normalizer / num_shards
         return importance_weights(
             probabilities / num_shards,
-            shards.reduced(lax.psum, size, axis_name),
+            ring.reduced(lax.psum, size, axis_name),
             beta,
             normalize=self.normalize,
             min_probability=min_probability,
@@ -272,7 +272,7 @@ class Prioritized(Sampler[PrioritizedState]):
         priorities = jnp.maximum(td_errors, state.floor.astype(jnp.float32)) + state.epsilon.astype(jnp.float32)
         # The maximum is -1 if no row is in `mask`, which saves a second reduction over rows and shards.
         of_updates = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
-        largest = shards.reduced(lax.pmax, jnp.max(of_updates, initial=-1.0), axis_name)
+        largest = ring.reduced(lax.pmax, jnp.max(of_updates, initial=-1.0), axis_name)
 
         def not_below_first(largest: jax.Array, mask: jax.Array) -> jax.Array:  # unchanged: not negative if mask[0]
             return jnp.maximum(largest, jnp.max(mask[:1].astype(jnp.float32) - 1, initial=-1.0))

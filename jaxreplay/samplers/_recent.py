@@ -18,7 +18,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from jaxreplay._common import shards
+from jaxreplay._common import ring
 from jaxreplay._common.checks import check_number, keywords_only, set_fields
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live
@@ -121,8 +121,8 @@ class Recent(Fixed[RecentState]):
         axis_name: str | None = None,
     ) -> jax.Array:
         return importance_weights(
-            probabilities / shards.count(axis_name),
-            shards.reduced(lax.psum, size, axis_name),
+            probabilities / ring.num_shards(axis_name),
+            ring.reduced(lax.psum, size, axis_name),
             self.beta if beta is None else beta,
             normalize=self.normalize,
             axis_name=axis_name,

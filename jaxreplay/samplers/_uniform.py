@@ -9,7 +9,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay import sum_tree
-from jaxreplay._common import shards
+from jaxreplay._common import ring
 from jaxreplay._common.checks import check_bool, keywords_only, set_fields
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.random import random_bits
@@ -100,7 +100,7 @@ class Uniform(Fixed[UniformState]):
         weight = jnp.ones((), jnp.float32)
         if axis_name is not None:
             # Items times rows / rows that hold an item. Without replacement no more rows than items hold one.
-            share = shards.count(axis_name) * (size if self.replacement else jnp.maximum(size, probabilities.size))
-            num_items = jnp.maximum(shards.reduced(lax.psum, size, axis_name), 1)
+            share = ring.num_shards(axis_name) * (size if self.replacement else jnp.maximum(size, probabilities.size))
+            num_items = jnp.maximum(ring.reduced(lax.psum, size, axis_name), 1)
             weight = share.astype(jnp.float32) / num_items.astype(jnp.float32)
         return jnp.where(probabilities > 0, weight, 0.0)

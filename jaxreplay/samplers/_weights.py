@@ -7,7 +7,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxreplay import sum_tree
-from jaxreplay._common import shards
+from jaxreplay._common import ring
 from jaxreplay._common.random import random_integers
 from jaxreplay._common.ring import Live
 from jaxreplay._common.xla import copies_numpy
@@ -71,7 +71,7 @@ def importance_weights(
     else:
         log_reference = -jnp.log(jnp.maximum(jnp.asarray(size, jnp.float32), 1.0))
     if normalize is not None:
-        log_reference = shards.reduced(lax.pmin, log_reference, axis_name)
+        log_reference = ring.reduced(lax.pmin, log_reference, axis_name)
     exponent = -jnp.asarray(beta, jnp.float32) * jnp.where(drawn, log_probability - log_reference, 0.0)
     return jnp.where(drawn, jnp.exp(exponent), 0.0)
 

@@ -111,9 +111,8 @@ class Thompson:
     score: Score = learnability
 
     def __post_init__(self):
-        set_fields(
-            self, candidates=check_integer("candidates", self.candidates, 1, 2**16, "tasks that compete for a draw")
-        )
+        candidates = check_integer("candidates", self.candidates, 1, 2**16, "tasks that compete for a draw")
+        set_fields(self, candidates=candidates)
 
     def __call__(self, successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
         """1: candidates are drawn uniformly."""

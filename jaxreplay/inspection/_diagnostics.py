@@ -142,11 +142,11 @@ def _numbers(
     if isinstance(buffer, DifficultyPools | Tasks | Levels):
         found = {**buffer.metrics(state), "rejected": state.rejected}
     else:
-        keys: Any = (None, None) if key is None else jax.random.split(key)
         if key is not None:
-            sample = _facts.draw(buffer, state, keys[0], batch_size)
+            draw_key, key = jax.random.split(key)
+            sample = _facts.draw(buffer, state, draw_key, batch_size)
         look = _mixture if isinstance(buffer, Mixture) else _buffer
-        found = look(buffer, state, keys[1], sample, batch_size, thorough)
+        found = look(buffer, state, key, sample, batch_size, thorough)
     return {name: jnp.asarray(x).astype(jnp.float32) for name, x in found.items()}
 
 
@@ -173,12 +173,19 @@ def _buffer(
     sampler, state = shards.whole.sampler, shards.stacked(state)
     found = _fill(shards, state)
     if isinstance(sampler, Prioritized):
-        found |= _priorities(sampler, state.sampler)
+        updates = jnp.max(state.sampler.updates)
+        found |= {
+            "total_priority": jnp.sum(_facts.totals(state.sampler)),
+            "max_priority": jnp.max(state.sampler.max_priority),
+            "beta": jnp.asarray(sampler.beta(updates) if callable(sampler.beta) else sampler.beta),
+            "updates": updates,
+            "rejected": jnp.sum(state.sampler.rejected.astype(jnp.float32)),
+        }
     if sample is not None:
         found |= _draws(shards, state, sample)
     items = _facts.of_items(shards.part, state) if thorough else None
     if items is not None and isinstance(sampler, Prioritized):
-        found |= _all_items(sampler, state.sampler, items)
+        found |= _all_items(state.sampler, items)
     counts = state.uses
     if counts is not None:
         if counts.unspent is not None:
@@ -211,17 +218,6 @@ def _fill(shards: Shards, state: Any) -> Numbers:
     return found
 
 
-def _priorities(sampler: Prioritized, state: Any) -> Numbers:
-    updates = jnp.max(state.updates)
-    return {
-        "total_priority": jnp.sum(_facts.totals(state)),
-        "max_priority": jnp.max(state.max_priority),
-        "beta": jnp.asarray(sampler.beta(updates) if callable(sampler.beta) else sampler.beta),
-        "updates": updates,
-        "rejected": jnp.sum(state.rejected.astype(jnp.float32)),
-    }
-
-
 def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
     """Estimates from the rows of a batch; the rows are grouped by shard."""
     drawn, num_shards, sampler = sample.indices >= 0, shards.num_shards, shards.whole.sampler
@@ -233,13 +229,13 @@ def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
     factor = jnp.maximum(num_rows, 1).astype(jnp.float32)
     if num_shards > 1 and not fills_rows(shards.whole):
         held = jnp.sum(drawn.reshape(num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
-        part = jnp.where(drawn, 1.0 / _by_row(held * filled, drawn), 0.0)
+        part = jnp.where(drawn, 1.0 / _facts.by_row(held * filled, drawn), 0.0)
         columns, factor = [columns[0] * part, part], jnp.ones((), jnp.float32)
     ranked = {"probability": sample.probabilities}
     if sample.age is not None and not isinstance(shards.whole, ReservoirBuffer):
         ranked["age"] = sample.age.astype(jnp.float32)
     if isinstance(sampler, Prioritized) and num_shards > 1:  # by p^alpha, the probability in the shard times the total
-        ranked["priority"] = sample.probabilities * _by_row(_facts.totals(state.sampler) * num_shards, drawn)
+        ranked["priority"] = sample.probabilities * _facts.by_row(_facts.totals(state.sampler) * num_shards, drawn)
     at, not_below, sums = _ranked([*ranked.values()], columns)
     mass = sums[1] if len(sums) > 1 else not_below[0].astype(jnp.float32) / factor
     num_items = jnp.maximum(jnp.sum(sizes), 1.0) * num_shards
@@ -254,11 +250,6 @@ def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
         if "age" in of:
             found[f"draws/age_{name}"] = of["age"]
     return found
-
-
-def _by_row(x: jax.Array, rows: jax.Array) -> jax.Array:
-    """Numbers of shards [D] for each of the `rows` [B]."""
-    return jnp.repeat(x, rows.size // x.size)
 
 
 def _ranked(
@@ -329,7 +320,7 @@ def _masses(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.clip(y0 + slope * (tops - x0), 0.0, 1.0)
 
 
-def _all_items(sampler: Prioritized, state: Any, items: _facts.Items) -> Numbers:
+def _all_items(state: Any, items: _facts.Items) -> Numbers:
     found, live = dict(items.top_masses), items.live
     stored = jnp.sort(jnp.where(live, items.leaves, -1.0), axis=None)[::-1]
     num_items = jnp.sum(live, dtype=jnp.int32)

@@ -96,13 +96,9 @@ def of_draws(shards: Shards, state: Any, sample: Sample) -> Draws:
     drawn, num_shards, total = sample.indices >= 0, shards.num_shards, jnp.sum(sizes(state))
     count, filled = jnp.sum(drawn, dtype=jnp.int32), jnp.sum(sizes(state) > 0, dtype=jnp.float32)
     # Rows of an empty shard draw nothing. The rows of the others cover all items, and each of them has equal mass.
-    if num_shards == 1:
-        probability = _ascending(sample.probabilities)
-        mass = jnp.where(probability > 0, 1.0 / jnp.maximum(count, 1).astype(jnp.float32), 0.0)
-    else:
-        held = jnp.sum(drawn.reshape(num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
-        mass = jnp.where(drawn, 1.0 / _by_row(jnp.maximum(held, 1.0) * filled, drawn), 0.0)
-        probability, mass = lax.sort((sample.probabilities, mass), num_keys=1)
+    held = jnp.sum(drawn.reshape(num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
+    mass = jnp.where(drawn, 1.0 / by_row(jnp.maximum(held, 1.0) * filled, drawn), 0.0)
+    probability, mass = lax.sort((sample.probabilities, mass), num_keys=1)
     items = jnp.where(probability > 0, mass / jnp.where(probability > 0, probability, 1.0), 0.0)
     items *= filled / (jnp.maximum(total, 1.0) * num_shards)
     x, y = (jnp.pad(jnp.cumsum(column[::-1]), (1, 0)) for column in (items, mass))
@@ -110,9 +106,7 @@ def of_draws(shards: Shards, state: Any, sample: Sample) -> Draws:
     if sample.age is not None and not isinstance(shards.whole, ReservoirBuffer):
         ages = jnp.sort(jnp.where(drawn, sample.age, -1))
     if isinstance(state.sampler, PrioritizedState):
-        of_trees = totals(state.sampler) * num_shards
-        is_one = num_shards == 1
-        leaves = probability * of_trees if is_one else _ascending(sample.probabilities * _by_row(of_trees, drawn))
+        leaves = jnp.sort(sample.probabilities * by_row(totals(state.sampler) * num_shards, drawn))
     return Draws(count, (x, y), ages, leaves)
 
 
@@ -131,11 +125,6 @@ def totals(sampler: PrioritizedState) -> jax.Array:
     return jax.vmap(sum_tree.total)(sampler.tree)
 
 
-def _ascending(x: jax.Array) -> jax.Array:
-    """Sorted float32 numbers, none negative. A CPU sorts the same bits as integers in a quarter of the time."""
-    return lax.bitcast_convert_type(jnp.sort(lax.bitcast_convert_type(x, jnp.int32)), jnp.float32)
-
-
-def _by_row(x: jax.Array, rows: jax.Array) -> jax.Array:
+def by_row(x: jax.Array, rows: jax.Array) -> jax.Array:
     """Numbers of shards [D] for each of the `rows` [B]."""
     return jnp.repeat(x, rows.size // x.size)

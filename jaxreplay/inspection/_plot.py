@@ -1,7 +1,6 @@
 """plot: what a buffer stores and what it draws, as one figure. Matplotlib is imported when the first is made."""
 
 import functools
-import importlib
 from typing import Any
 
 import jax
@@ -19,22 +18,16 @@ from jaxreplay.wrappers import Mixture
 DRAWS = 2**14
 WIDTH, HEIGHT = 3.3, 3.0  # of a panel, in inches
 INK, SOFT, ACCENT, SECOND = "#22313f", "#8a97a3", "#2a6f97", "#d9793c"
-STYLE = {
+STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "axes.labelcolor": INK,
     "axes.edgecolor": SOFT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
     "grid.color": "#e6ebef",
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
+    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
 }
 
 
@@ -73,13 +66,12 @@ def plot(buffer: Any, state: Any) -> Any:
     pairs = [*zip(buffer.buffers, state, strict=True)] if isinstance(buffer, Mixture) else [(buffer, state)]
     rows = [_panels(**jax.device_get(_contents(*pair))) for pair in pairs]
     try:
-        matplotlib = importlib.import_module("matplotlib")
-        figures = importlib.import_module("matplotlib.figure")
+        import matplotlib.figure
     except ImportError as error:
         raise ImportError("plot needs matplotlib: pip install 'jaxreplay[plots]'.") from error
     with matplotlib.rc_context(STYLE):
         most = max(map(len, rows))
-        figure = figures.Figure(figsize=(WIDTH * most, HEIGHT * len(rows)), layout="constrained")
+        figure = matplotlib.figure.Figure(figsize=(WIDTH * most, HEIGHT * len(rows)), layout="constrained")
         for k, (part, row) in enumerate(zip(figure.subfigures(len(rows), squeeze=False)[:, 0], rows, strict=True)):
             if len(rows) > 1:
                 part.suptitle(f"buffers[{k}]")
@@ -134,11 +126,8 @@ def _text(ax: Any, text: str) -> None:
 
 def _shares(ax: Any, title: str, label: str, bins: np.ndarray, stored: np.ndarray, drawn: np.ndarray) -> None:
     """Histograms of all items and of draws."""
-    for x, style in (
-        (stored, {"fill": True, "color": ACCENT, "alpha": 0.85, "label": "stored"}),
-        (drawn, {"color": SECOND, "linewidth": 1.6, "label": "drawn"}),
-    ):
-        ax.stairs(np.histogram(x, bins)[0] / x.size, bins, **style)
+    ax.stairs(np.histogram(stored, bins)[0] / stored.size, bins, fill=True, color=ACCENT, alpha=0.85, label="stored")
+    ax.stairs(np.histogram(drawn, bins)[0] / drawn.size, bins, color=SECOND, linewidth=1.6, label="drawn")
     ax.set(title=title, xlabel=label, ylabel="share", xscale="log" if title == "Priorities" else "linear")
     if title == "Ages":
         ax.locator_params(axis="x", nbins=5)

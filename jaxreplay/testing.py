@@ -142,9 +142,9 @@ class _SamplerRuns:
         drawn, probabilities = self.sampler.sample(state, key, count, live)
         return drawn, probabilities, self.sampler.weights(state, probabilities, live.size)
 
-    def law(self, state: Any) -> Any:
+    def law(self, state: Any, live: Live | None = None) -> Any:
         """Many draws and their probabilities."""
-        return jax.device_get(self.draw(state, self.key, self.live, DRAWS)[:2])
+        return jax.device_get(self.draw(state, self.key, live or self.live, DRAWS)[:2])
 
     def check_modes(self) -> Any:
         """Check that all modes agree; return a state after two updates."""
@@ -159,8 +159,7 @@ class _SamplerRuns:
 
     def check_draws(self, state: Any) -> None:
         before = jax.device_get(state)
-        drawn, probabilities, weights = self.draw(state, self.key, self.live, self.most)
-        _check_rows(drawn, probabilities, weights, self.most)
+        _check_rows(*self.draw(state, self.key, self.live, self.most), batch_size=self.most)
         many = self.law(state)
         with _rule(PURE):
             chex.assert_trees_all_equal(jax.device_get(state), before)
@@ -171,8 +170,7 @@ class _SamplerRuns:
         _check_law(*many)
         if hasattr(self.sampler, "restrict"):
             live = Live(jnp.int32(2), self.live.size - 2)
-            restricted = jax.jit(self.sampler.restrict)(state, live)
-            drawn, probabilities, _ = jax.device_get(self.draw(restricted, self.key, live, DRAWS))
+            drawn, probabilities = self.law(jax.jit(self.sampler.restrict)(state, live), live)
             with _rule(LIVE):
                 taken = drawn[probabilities > 0]
                 assert np.all((taken >= 2) & (taken < self.capacity - 1)), "a slot excluded by restrict was drawn"

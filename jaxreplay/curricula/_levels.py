@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import lax
+from jax.scipy.special import entr
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts
@@ -353,10 +354,9 @@ class Levels:
           >>> float(numbers["filled"]), float(numbers["score"])
           (0.5, 1.0)
         """
-        p = self.probabilities(state)
         filled = jnp.arange(self.capacity, dtype=jnp.int32) < state.size
         count = jnp.maximum(state.size, 1).astype(jnp.float32)
-        entropy = -jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0))
+        entropy = jnp.sum(entr(self.probabilities(state)))
         return {
             "filled": state.size.astype(jnp.float32) / self.capacity,
             "score": jnp.sum(state.scores, where=filled) / count,

@@ -315,17 +315,15 @@ class DifficultyPools:
         """
         self._check_state(state)
         names = self.env_names or tuple(map(str, range(len(self.tasks_per_env))))
+        all_counts = {"evicted_examples": state.groups, "filtered_rollouts": state.rollouts, "pool": state.sizes}
         shares = {}
         for prefix, envs in (("", slice(None)), *((f"/{name}", slice(e, e + 1)) for e, name in enumerate(names))):
-            for metric, counts in (
-                ("evicted_examples", state.groups),
-                ("filtered_rollouts", state.rollouts),
-                ("pool", state.sizes),
-            ):
+            for metric, counts in all_counts.items():
                 counts = jnp.sum(counts[envs].astype(jnp.float32), axis=0)
                 share = counts / jnp.maximum(jnp.sum(counts), 1.0)
                 shares |= {f"{metric}{prefix}/easy": share[EASY], f"{metric}{prefix}/hard": share[HARD]}
-            shares[f"pool{prefix}/normal"] = share[NORMAL]
+                if metric == "pool":
+                    shares[f"pool{prefix}/normal"] = share[NORMAL]
         return shares
 
     def reset_metrics(self, state: PoolsState) -> PoolsState:
@@ -422,10 +420,9 @@ class DifficultyPools:
         """Raise a `ValueError` if `state` is for other numbers of tasks or environments."""
         check_state(self, state, PoolsState)
         if state.pool.shape != (self.num_tasks,) or state.sizes.shape[0] != len(self.tasks_per_env):
-            raise ValueError(
-                f"tasks_per_env={self.tasks_per_env}: this state has tasks {list(state.pool.shape)} in "
-                f"{state.sizes.shape[0]} environments; remap it, or use jax.vmap for a stack."
-            )
+            found = f"this state has tasks {list(state.pool.shape)} in {state.sizes.shape[0]} environments"
+            stack = "remap it, or use jax.vmap for a stack"
+            raise ValueError(f"tasks_per_env={self.tasks_per_env}: {found}; {stack}.")
 
 
 _zeros_like = jax.jit(lambda tree: jax.tree.map(jnp.zeros_like, tree))

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.scipy.special import entr
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts
@@ -299,8 +300,7 @@ class Tasks:
         tried = state.trials > 0
         rates = state.successes / jnp.where(tried, state.trials, 1.0)
         count = jnp.sum(tried, dtype=jnp.float32)
-        p = self.probabilities(state)
-        entropy = -jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0))
+        entropy = jnp.sum(entr(self.probabilities(state)))
         return {
             "tried": count / self.num_tasks,
             "success": jnp.sum(rates, where=tried) / jnp.maximum(count, 1.0),
@@ -345,10 +345,8 @@ class Tasks:
         """Raise a `ValueError` if `state` is for another number of tasks."""
         checks.check_state(self, state, TasksState)
         if np.shape(state.trials) != (self.num_tasks,):
-            found = list(np.shape(state.trials))
-            raise ValueError(
-                f"num_tasks={self.num_tasks}: this state has tasks {found}; remap it, or use jax.vmap for a stack."
-            )
+            found = f"num_tasks={self.num_tasks}: this state has tasks {list(np.shape(state.trials))}"
+            raise ValueError(f"{found}; remap it, or use jax.vmap for a stack.")
 
 
 def _of(values: jax.Array, tasks: jax.Array) -> jax.Array:

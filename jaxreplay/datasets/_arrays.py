@@ -162,18 +162,13 @@ def transitions(rows: dict[str, Any], ends: Any, *, n: int = 1, gamma: float = 0
     )
     batch, valid = jax.tree.map(np.asarray, traced)
 
-    def gather(leaf: Any, index: np.ndarray) -> Any:
-        return np.asarray(leaf).reshape(num_rows, *leaf.shape[2:])[index]
+    batch = jax.tree.map(lambda x: x[valid], batch)
 
-    start, last = batch.S[valid], batch.S_next[valid]
-    return TransitionBatch(
-        S=jax.tree.map(lambda leaf: gather(leaf, start), rows["observation"]),
-        A=jax.tree.map(lambda leaf: gather(leaf, start), rows["action"]),
-        logP=None,
-        Rn=batch.Rn[valid],
-        In=batch.In[valid],
-        S_next=jax.tree.map(lambda leaf: gather(leaf, last), rows["observation"]),
-    )
+    def gather(name: str, index: np.ndarray) -> Any:
+        return jax.tree.map(lambda x: np.asarray(x).reshape(num_rows, *x.shape[2:])[index], rows[name])
+
+    s, a, s_next = gather("observation", batch.S), gather("action", batch.S), gather("observation", batch.S_next)
+    return TransitionBatch(S=s, A=a, logP=None, Rn=batch.Rn, In=batch.In, S_next=s_next)
 
 
 def _replace(x: np.ndarray, where: np.ndarray, value: Any) -> np.ndarray:

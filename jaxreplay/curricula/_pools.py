@@ -96,19 +96,11 @@ class DifficultyPools:
         set_fields(self, **{name: check_number(name, getattr(self, name), low, high, remedy)})
 
     def _check_envs(self) -> None:
-        def count(name: str, x: Any) -> int:
-            return check_integer(name, x, 0, MAX_TASKS, "the number of an environment's tasks")
-
-        def ratio(name: str, x: Any) -> float:
-            return check_number(name, x, 0, math.inf, "give all, or env_ratios=None")
-
-        self._check_entries("tasks_per_env", count)
+        self._check_entries("tasks_per_env", check_integer, 0, MAX_TASKS, "the number of an environment's tasks")
         if not self.tasks_per_env or self.num_tasks > MAX_TASKS:
-            raise ValueError(
-                f"tasks_per_env={self.tasks_per_env}: must be 1 number or more, at most {MAX_TASKS} tasks."
-            )
+            raise ValueError(f"tasks_per_env={self.tasks_per_env}: needs 1 number or more, at most {MAX_TASKS} tasks.")
         if self.env_ratios is not None:
-            self._check_entries("env_ratios", ratio)
+            self._check_entries("env_ratios", check_number, 0, math.inf, "give all, or env_ratios=None")
             if sum(self.env_ratios) == 0:
                 raise ValueError(f"env_ratios={self.env_ratios}: at least one must be positive.")
         if self.env_names is not None:
@@ -116,12 +108,12 @@ class DifficultyPools:
             if len({*self.env_names}) < len(self.env_names):
                 raise ValueError(f"env_names={self.env_names}: must be distinct.")
 
-    def _check_entries(self, name: str, check: Callable[[str, Any], Any]) -> None:
-        """Convert a field to a tuple of one entry for each environment, as `check(name, entry)` returns it."""
+    def _check_entries(self, name: str, check: Callable[..., Any], *rule: Any) -> None:
+        """Convert a field to a tuple with one entry for each environment, as `check(name, entry, *rule)` returns it."""
         value = getattr(self, name)
         if isinstance(value, str | bytes) or not isinstance(value, Iterable):
             raise ValueError(f"{name}={value!r}: must be a sequence, one entry for each environment.")
-        set_fields(self, **{name: tuple(check(f"{name}[{i}]", entry) for i, entry in enumerate(value))})
+        set_fields(self, **{name: tuple(check(f"{name}[{i}]", entry, *rule) for i, entry in enumerate(value))})
         if len(getattr(self, name)) != len(self.tasks_per_env):
             raise ValueError(f"{name}={value}: must have one entry for each of {len(self.tasks_per_env)} envs.")
 

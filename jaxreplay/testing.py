@@ -25,6 +25,8 @@ from jaxreplay.samplers._protocol import check_sampler as check_methods
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.transitions._batch import without_valid
 
+Add = Callable[[Any, Any, jax.Array], Any]  # (state, items, key) -> state
+
 STEPS, DRAWS = 4, 4096
 CONFIG = "a configuration is frozen, hashable, and equal to its copies"
 ABSTRACT = "init accepts arrays and jax.ShapeDtypeStruct, and ignores values"
@@ -46,12 +48,7 @@ FINITE = "the probabilities stay valid after a non-finite TD error"
 
 
 def check_buffer(
-    buffer: Any,
-    items: Any,
-    *,
-    key: jax.Array | None = None,
-    batch_size: int = 8,
-    add: Callable[[Any, Any, jax.Array], Any] | None = None,
+    buffer: Any, items: Any, *, key: jax.Array | None = None, batch_size: int = 8, add: Add | None = None
 ) -> None:
     """Check that a buffer follows the rules of the buffers of this package.
 
@@ -79,12 +76,11 @@ def check_buffer(
     """
     spec, key = without_valid(checks.as_spec(items))[0], jax.random.key(0) if key is None else key
     _check_config(buffer)
-    init = buffer.init
-    runs = _Runs(buffer, init, spec, batch_size, add or _adder(buffer))
+    runs = _Runs(buffer, spec, batch_size, add or _adder(buffer))
     with _rule(ABSTRACT):
-        chex.assert_trees_all_equal(*jax.device_get((init(spec), init(_values(key, spec)))))
+        chex.assert_trees_all_equal(*jax.device_get((runs.init(), buffer.init(_values(key, spec)))))
     with _rule(STABLE):
-        state = jax.eval_shape(lambda: init(spec))
+        state = jax.eval_shape(runs.init)
         after, _ = jax.eval_shape(runs.step, state, key)
         assert jax.tree.structure(after) == jax.tree.structure(state), "the structure differs"
         chex.assert_trees_all_equal_shapes_and_dtypes(after, state)
@@ -92,13 +88,7 @@ def check_buffer(
     runs.check_draws(runs.check_modes(key), key)
 
 
-def check_sampler(
-    sampler: Any,
-    *,
-    key: jax.Array | None = None,
-    capacity: int = 13,
-    batch_size: int = 8,
-) -> None:
+def check_sampler(sampler: Any, *, key: jax.Array | None = None, capacity: int = 13, batch_size: int = 8) -> None:
     """Check that a sampler follows the rules of the `jaxreplay.samplers.Sampler` protocol.
 
     Args:
@@ -121,9 +111,9 @@ def check_sampler(
     key, most = jax.random.key(0) if key is None else key, min(batch_size, capacity - 2)
     _check_config(check_methods(sampler))
     runs = _SamplerRuns(sampler, key, capacity, most)
-    runs.check_modes()
-    runs.check_draws()
-    runs.check_updates()
+    state = runs.check_modes()
+    runs.check_draws(state)
+    runs.check_updates(state)
 
 
 class _SamplerRuns:
@@ -131,11 +121,12 @@ class _SamplerRuns:
 
     def __init__(self, sampler: Any, key: jax.Array, capacity: int, most: int):
         self.sampler, self.key, self.capacity, self.most = sampler, key, capacity, most
-        self.init = functools.partial(sampler.init, capacity)
         self.slots = jnp.arange(capacity, dtype=jnp.int32)
         self.live = Live(jnp.int32(0), jnp.int32(capacity - 1))
-        self.jitted, self.draw = jax.jit(self.run), jax.jit(self._draw, static_argnums=3)
-        self.insert, self.update = jax.jit(sampler.insert), jax.jit(sampler.update)
+        self.draw = jax.jit(self._draw, static_argnums=3)
+
+    def init(self) -> Any:
+        return self.sampler.init(self.capacity)
 
     def run(self, key: jax.Array) -> Any:
         """A state after two updates."""
@@ -151,57 +142,52 @@ class _SamplerRuns:
         drawn, probabilities = self.sampler.sample(state, key, count, live)
         return drawn, probabilities, self.sampler.weights(state, probabilities, live.size)
 
-    def law(self, state: Any) -> Any:
+    def law(self, state: Any, live: Live | None = None) -> Any:
         """Many draws and their probabilities."""
-        return jax.device_get(self.draw(state, self.key, self.live, DRAWS)[:2])
+        return jax.device_get(self.draw(state, self.key, live or self.live, DRAWS)[:2])
 
-    def check_modes(self) -> None:
-        keys = jax.random.split(self.key, 2)
+    def check_modes(self) -> Any:
+        """Check that all modes agree; return a state after two updates."""
+        keys, run = jax.random.split(self.key, 2), jax.jit(self.run)
         with _rule(STABLE):
-            empty = self.init()
-            chex.assert_trees_all_equal_shapes_and_dtypes(jax.eval_shape(self.run, self.key), empty)
+            chex.assert_trees_all_equal_shapes_and_dtypes(jax.eval_shape(self.run, self.key), self.init())
         with _rule(MODES):
-            mapped = jax.jit(jax.vmap(self.run))(keys)
+            mapped = jax.device_get(jax.jit(jax.vmap(self.run))(keys))
             for i in range(2):
-                _same(jax.tree.map(lambda x, i=i: x[i], jax.device_get(mapped)), self.jitted(keys[i]))
+                _same(_row(mapped, i), run(keys[i]))
+        return run(self.key)
 
-    def check_draws(self) -> None:
-        state = self.jitted(self.key)
+    def check_draws(self, state: Any) -> None:
         before = jax.device_get(state)
-        drawn, probabilities, weights = self.draw(state, self.key, self.live, self.most)
-        _check_rows(drawn, probabilities, weights, self.most)
+        _check_rows(*self.draw(state, self.key, self.live, self.most), batch_size=self.most)
         many = self.law(state)
         with _rule(PURE):
             chex.assert_trees_all_equal(jax.device_get(state), before)
         with _rule(LIVE):
             assert np.all(many[0][many[1] > 0] < self.capacity - 1), "a slot that is not drawable was drawn"
-            none = self.live._replace(size=jnp.int32(0))
-            nothing = self.draw(self.init(), self.key, none, DRAWS)
-            np.testing.assert_array_equal(nothing[1], 0)
-            np.testing.assert_array_equal(nothing[2], 0)
+            _, *nothing = self.draw(self.init(), self.key, self.live._replace(size=jnp.int32(0)), DRAWS)
+            np.testing.assert_array_equal(jax.device_get(nothing), 0)
         _check_law(*many)
         if hasattr(self.sampler, "restrict"):
             live = Live(jnp.int32(2), self.live.size - 2)
-            restricted = jax.jit(self.sampler.restrict)(state, live)
-            drawn, probabilities, _ = jax.device_get(self.draw(restricted, self.key, live, DRAWS))
+            drawn, probabilities = self.law(jax.jit(self.sampler.restrict)(state, live), live)
             with _rule(LIVE):
                 taken = drawn[probabilities > 0]
                 assert np.all((taken >= 2) & (taken < self.capacity - 1)), "a slot excluded by restrict was drawn"
             _check_law(drawn, probabilities)
 
-    def check_updates(self) -> None:
-        state = self.jitted(self.key)
-        unchanged = self.law(state)
+    def check_updates(self, state: Any) -> None:
+        unchanged, update = self.law(state), jax.jit(self.sampler.update)
 
         def updated(slots: tuple[int, int], td_errors: tuple[float, float], counts: bool = True) -> Any:
             rows = jnp.array(slots, jnp.int32), jnp.array(td_errors, jnp.float32), jnp.full(2, counts)
-            return self.law(self.update(state, *rows))
+            return self.law(update(state, *rows))
 
         with _rule(IGNORED):
             _same(updated((-1, self.capacity), (3.0, 3.0), False), unchanged)
             _same(updated((1, 2), (3.0, 3.0), False), unchanged)
             beyond = jnp.full(self.capacity, self.capacity, jnp.int32)
-            _same(self.law(self.insert(state, beyond, self.slots < self.capacity - 1)), unchanged)
+            _same(self.law(jax.jit(self.sampler.insert)(state, beyond, self.slots < self.capacity - 1)), unchanged)
         with _rule(LAST):
             _same(updated((1, 1), (9.0, 2.0)), updated((1, 1), (0.5, 2.0)))
         wrong = updated((1, 2), (np.nan, np.inf))
@@ -215,11 +201,13 @@ class _Runs:
     """Programs that drive a buffer."""
 
     buffer: Any
-    init: Callable[[Any], Any]
     spec: Any
     batch_size: int
-    add: Callable[[Any, Any, jax.Array], Any]
+    add: Add
     traced: int = 0
+
+    def init(self) -> Any:
+        return self.buffer.init(self.spec)
 
     def step(self, state: Any, key: jax.Array) -> tuple[Any, Any]:
         self.traced += 1
@@ -228,21 +216,21 @@ class _Runs:
         return self.buffer.update(state, sample.indices, _td_errors(key, self.batch_size)), sample
 
     def scan(self, keys: jax.Array) -> tuple[Any, Any]:
-        return lax.scan(self.step, self.init(self.spec), keys)
+        return lax.scan(self.step, self.init(), keys)
 
     def check_modes(self, key: jax.Array) -> Any:
         """Check that all modes agree; return a state with stored items."""
         keys = jax.random.split(key, (2, STEPS))
-        step, state, new = jax.jit(self.step), self.init(self.spec), self.init(self.spec)
+        step, state, new = jax.jit(self.step), self.init(), self.init()
         with _rule(MODES):
             scanned, samples = jax.device_get(jax.jit(self.scan)(keys[0]))
             mapped = jax.device_get(jax.jit(jax.vmap(self.scan))(keys))
-            _same(jax.tree.map(lambda x: x[0], mapped), (scanned, samples))
+            _same(_row(mapped, 0), (scanned, samples))
         self.traced = 0
         for t in range(STEPS):
             with _rule(MODES):
                 new, sample = step(new, keys[0, t])
-                _same(sample, jax.tree.map(lambda x, t=t: x[t], samples))
+                _same(sample, _row(samples, t))
                 state = self.add(state, _values(keys[0, t], self.spec), keys[0, t])
             if np.any(jax.device_get(sample.indices) >= 0):  # an eager draw from an empty buffer raises an error
                 before = jax.device_get(state)
@@ -263,7 +251,7 @@ class _Runs:
         """Check draws, handles and late updates."""
         step, get, draw = jax.jit(self.step), self.buffer.get, jax.jit(self.buffer.sample, static_argnums=2)
         with _rule(EMPTY):
-            nothing = jax.device_get(draw(self.init(self.spec), key, DRAWS))
+            nothing = jax.device_get(draw(self.init(), key, DRAWS))
             np.testing.assert_array_equal(nothing.indices, -1)
             np.testing.assert_array_equal([nothing.probabilities, nothing.weights], 0)
         sample = jax.device_get(self.buffer.sample(state, key, self.batch_size))
@@ -279,15 +267,14 @@ class _Runs:
             named = many.indices[many.probabilities == 0]
             assert np.all(named == -1), f"handles {named} in rows without an item"
         _check_law(many.indices, many.probabilities)
-        old, gone = sample.items, np.zeros(self.batch_size, bool)
-        if is_traced:
-            old = jax.device_get(get(state, sample.indices))
+        old = jax.device_get(get(state, sample.indices)) if is_traced else sample.items
+        gone = np.zeros(self.batch_size, bool)
         with _rule(HANDLES):
             _same(get(state, sample.indices), old)
             for k in jax.random.split(key, 4 * STEPS):
                 state, _ = step(state, k)
                 now = jax.device_get(get(state, sample.indices))
-                same = _rows(lambda x, y: np.array_equal(x, y), now, old)
+                same = _rows(np.array_equal, now, old)
                 gone = _rows(lambda x, _: not np.any(x), now, old)
                 assert np.all(same | gone), f"rows {np.flatnonzero(~(same | gone))} hold other items"
         with _rule(LATE):
@@ -300,7 +287,7 @@ class _Runs:
         if not hasattr(self.buffer, "donate"):
             return
         with _rule(DONATED):
-            state = self.init(self.spec)
+            state = self.init()
             before = jax.device_get(jax.tree.map(jnp.copy, state))
             self.add(state, _values(key, self.spec), key)
             deleted = [x.is_deleted() for x in jax.tree.leaves(state)]
@@ -323,12 +310,10 @@ def _check_config(config: Any) -> None:
     with _rule(CONFIG):
         assert hash(config) == hash(copy.copy(config)), "hashes differ"
         assert config == copy.copy(config), "not equal"
-        name = next(iter(field.name for field in dataclasses.fields(config)), "anything")
-        try:
+        name = next((field.name for field in dataclasses.fields(config)), "anything")
+        with contextlib.suppress(AttributeError, TypeError):  # includes FrozenInstanceError
             setattr(config, name, None)
-        except (AttributeError, TypeError):  # includes FrozenInstanceError
-            return
-        raise AssertionError(f"field {name} can be set")
+            raise AssertionError(f"field {name} can be set")
 
 
 def _check_rows(indices: Any, probabilities: Any, weights: Any, batch_size: int) -> None:
@@ -366,6 +351,10 @@ def _same(found: Any, expected: Any) -> None:
     chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6)
 
 
+def _row(tree: Any, i: int) -> Any:
+    return jax.tree.map(lambda x: x[i], tree)
+
+
 def _rows(test: Callable[[Any, Any], bool], found: Any, expected: Any) -> np.ndarray:
     """True for rows in which `test` holds for all leaves, bool [B]."""
     leaves = zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True)
@@ -375,19 +364,17 @@ def _rows(test: Callable[[Any, Any], bool], found: Any, expected: Any) -> np.nda
 def _values(key: jax.Array, spec: Any) -> Any:
     """Random items like `spec`; non-zero numbers, because `get` returns zeros for items no longer stored."""
     leaves, treedef = jax.tree.flatten(spec)
-    return treedef.unflatten(_draw_values(key, tuple((x.shape, x.dtype) for x in leaves)))
+    keys = jax.random.split(key, len(leaves))
+    return treedef.unflatten([_leaf_values(k, x.shape, x.dtype) for k, x in zip(keys, leaves, strict=True)])
 
 
-@functools.partial(jax.jit, static_argnums=1)
-def _draw_values(key: jax.Array, types: tuple[tuple[tuple[int, ...], Any], ...]) -> list[jax.Array]:
-    def values(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
-        if dtype == jnp.bool_:
-            return jax.random.bernoulli(key, shape=shape)
-        if jnp.issubdtype(dtype, jnp.integer):
-            return jax.random.randint(key, shape, 1, 100, jnp.int32).astype(dtype)
-        return jax.random.normal(key, shape).astype(dtype)
-
-    return [values(k, *x) for k, x in zip(jax.random.split(key, len(types)), types, strict=True)]
+@functools.partial(jax.jit, static_argnums=(1, 2))
+def _leaf_values(key: jax.Array, shape: tuple[int, ...], dtype: Any) -> jax.Array:
+    if dtype == jnp.bool_:
+        return jax.random.bernoulli(key, shape=shape)
+    if jnp.issubdtype(dtype, jnp.integer):
+        return jax.random.randint(key, shape, 1, 100, jnp.int32).astype(dtype)
+    return jax.random.normal(key, shape).astype(dtype)
 
 
 @functools.partial(jax.jit, static_argnums=1)
@@ -395,7 +382,7 @@ def _td_errors(key: jax.Array, count: int) -> jax.Array:
     return jax.random.normal(jax.random.fold_in(key, 1), (count,))
 
 
-def _adder(buffer: Any) -> Callable[[Any, Any, jax.Array], Any]:
+def _adder(buffer: Any) -> Add:
     """A function add(state, items, key), which passes the key on only if the buffer takes one."""
     if "key" in inspect.signature(whole_of(buffer).add).parameters:
         return lambda state, items, key: buffer.add(state, items, jax.random.fold_in(key, 2))

@@ -107,13 +107,13 @@ def test_a_buffer_of_ones_own_passes_unless_rows_without_an_item_name_one(keeps_
 def test_an_add_that_keeps_its_state_is_not_taken_for_one_that_donates_it():
     key = jax.random.key(0)
     for buffer in (Small(), jr.ReplayBuffer(capacity=10)):
-        testing._Runs(buffer, buffer.init, ITEMS, 4, testing._adder(buffer)).check_donation(key)
-    runs = testing._Runs(Small(), Small().init, ITEMS, 4, testing._adder(jr.ReplayBuffer(capacity=10)))
+        testing._Runs(buffer, ITEMS, 4, testing._adder(buffer)).check_donation(key)
+    runs = testing._Runs(Small(), ITEMS, 4, testing._adder(jr.ReplayBuffer(capacity=10)))
     rejects(f"{testing.DONATED}: donate=False, [1-9] leaves gone", runs.check_donation, key, error=AssertionError)
 
 
 def test_a_draw_from_an_empty_buffer_that_names_an_item():
-    runs = testing._Runs(DrawsNothing(), DrawsNothing().init, ITEMS, 4, testing._adder(DrawsNothing()))
+    runs = testing._Runs(DrawsNothing(), ITEMS, 4, testing._adder(DrawsNothing()))
     rejects(testing.EMPTY, runs.check_draws, None, jax.random.key(0), error=AssertionError)
 
 

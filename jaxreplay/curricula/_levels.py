@@ -9,11 +9,12 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from jax import lax
+from jax.scipy.special import entr
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.calls import method
-from jaxreplay._common.checks import check_bool, check_integer, check_key, check_number, set_fields
+from jaxreplay._common.checks import check_integer, check_number
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.repeats import last_of_each
 from jaxreplay._common.ring import saturating_add
@@ -99,14 +100,14 @@ class Levels:
     def __post_init__(self):
         if self.prioritization not in PRIORITIZATIONS:
             raise ValueError(f"prioritization={self.prioritization!r}: must be one of {', '.join(PRIORITIZATIONS)}.")
-        set_fields(
+        checks.set_fields(
             self,
             capacity=check_integer("capacity", self.capacity, 1, 2**24, "the number of levels"),
             temperature=check_number("temperature", self.temperature, 1e-2, 1e6, "0.1 is usual with ranks"),
             staleness=check_number("staleness", self.staleness, 0, 1, "the weight of staleness in a draw"),
             replay_probability=check_number("replay_probability", self.replay_probability, 0, 1, "0.5 is usual"),
             min_filled=check_number("min_filled", self.min_filled, 0, 1, "the fraction of the capacity"),
-            donate=check_bool("donate", self.donate, "donate the state of eager calls"),
+            donate=checks.check_bool("donate", self.donate, "donate the state of eager calls"),
         )
 
     def init(self, level: Any) -> LevelsState:
@@ -160,17 +161,14 @@ class Levels:
           >>> slots.tolist(), state.levels.tolist(), state.last.tolist()
           ([-1, 0], [6], [2])
         """
-        levels, scores = checks.as_arrays(levels), checks.as_float(scores).astype(jnp.float32)
+        levels = checks.as_arrays(levels)
         (batch_size,) = checks.leading_axes(levels, 1, "levels, with a leading axis [B]")
         if batch_size == 0:
             raise ValueError("batch of 0 levels: expected 1 or more; to insert none, mask all rows.")
         checks.check_like(levels, layouts.stored_spec(state.levels), 1, 1, "the buffer")
-        if scores.shape != (batch_size,):
-            raise ValueError(f"scores: got shape {list(scores.shape)}, expected [{batch_size}], one for each level.")
-        mask = checks.check_mask(jnp.ones(batch_size, bool) if mask is None else mask, (batch_size,))
+        scores, mask = _check_rows(scores, mask, batch_size, "level")
         rejected = saturating_add(state.rejected, jnp.sum(mask & jnp.isnan(scores), dtype=jnp.int32))
-        now = state.count + jnp.cumsum(mask, dtype=jnp.int32)
-        now = jnp.where(now < state.count, 2**31 - 1, now)
+        now = saturating_add(state.count, jnp.cumsum(mask, dtype=jnp.int32))
         slots, row = self._places(state, scores, mask)
         target = jnp.where(row >= 0, slots, self.capacity + jnp.arange(row.size, dtype=jnp.int32))  # all different
 
@@ -205,11 +203,8 @@ class Levels:
             low = jnp.min(held)
             chosen = k == jnp.argmax(jnp.where(held == low, order, -1)).astype(jnp.int32)
             chosen &= exists & (score > low)
-            return (
-                jnp.where(chosen, score, held),
-                jnp.where(chosen, slots, order),
-                jnp.where(chosen, number, row),
-            ), None
+            carry = jnp.where(chosen, score, held), jnp.where(chosen, slots, order), jnp.where(chosen, number, row)
+            return carry, None
 
         rows = scores, mask, jnp.arange(scores.size, dtype=jnp.int32)
         (_, _, row), _ = lax.scan(place, (held, order, jnp.full_like(k, -1)), rows)
@@ -238,10 +233,7 @@ class Levels:
           [0.25, 0.75]
         """
         slots = checks.check_indices(slots, name="slots")
-        scores = checks.as_float(scores).astype(jnp.float32)
-        if scores.shape != slots.shape:
-            raise ValueError(f"scores: got shape {list(scores.shape)}, expected [{slots.size}], one for each slot.")
-        mask = checks.check_mask(jnp.ones(slots.shape, bool) if mask is None else mask, slots.shape)
+        scores, mask = _check_rows(scores, mask, slots.size, "slot")
         mask &= (slots >= 0) & (slots < state.size)
         is_nan = jnp.isnan(scores)
         target = jnp.where(mask & ~is_nan, slots, self.capacity)
@@ -277,10 +269,9 @@ class Levels:
 
     @method(static=("n",), donates=True)
     def _sample(self, state: LevelsState, key: jax.Array, n: int) -> tuple[LevelsState, jax.Array, Any]:
-        check_key(key)
+        checks.check_key(key)
         slots, _ = sum_tree.sample_with(sum_tree.of_leaves(self.probabilities(state)), random_bits(key, n))
-        now = state.count + jnp.arange(1, n + 1, dtype=jnp.int32)
-        now = jnp.where(now < state.count, 2**31 - 1, now)
+        now = saturating_add(state.count, jnp.arange(1, n + 1, dtype=jnp.int32))
         state = dataclasses.replace(state, last=state.last.at[slots].max(now), count=now[-1])
         return state, jnp.where(state.size > 0, slots, -1), layouts.read(state.levels, slots)
 
@@ -308,7 +299,7 @@ class Levels:
           >>> bool(levels.replay(levels.init(0), jax.random.key(0)))
           False
         """
-        check_key(key)
+        checks.check_key(key)
         least = math.ceil(round(self.min_filled * self.capacity, 6))  # 7 of 25 for 0.28, in spite of rounding
         return (state.size >= max(least, 1)) & (jax.random.uniform(key) < self.replay_probability)
 
@@ -334,10 +325,8 @@ class Levels:
 
         if self.prioritization == "rank":
             by_score = jnp.argsort(jnp.where(filled, -state.scores, jnp.inf), stable=True)
-            ranks = (
-                jnp.zeros(self.capacity, jnp.int32).at[by_score].set(jnp.arange(1, self.capacity + 1, dtype=jnp.int32))
-            )
-            h = 1.0 / ranks.astype(jnp.float32)
+            rank = jnp.arange(1, self.capacity + 1, dtype=jnp.int32)
+            h = 1.0 / jnp.zeros_like(rank).at[by_score].set(rank).astype(jnp.float32)
         else:
             scores = jnp.where(filled, jnp.clip(state.scores, 0.0, LARGEST_SCORE), 0.0)
             largest = jnp.max(scores)
@@ -359,10 +348,9 @@ class Levels:
           >>> float(numbers["filled"]), float(numbers["score"])
           (0.5, 1.0)
         """
-        p = self.probabilities(state)
         filled = jnp.arange(self.capacity, dtype=jnp.int32) < state.size
         count = jnp.maximum(state.size, 1).astype(jnp.float32)
-        entropy = -jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0))
+        entropy = jnp.sum(entr(self.probabilities(state)))
         return {
             "filled": state.size.astype(jnp.float32) / self.capacity,
             "score": jnp.sum(state.scores, where=filled) / count,
@@ -376,3 +364,11 @@ class Levels:
         if np.shape(state.scores) != (self.capacity,):
             found = list(np.shape(state.scores))
             raise ValueError(f"capacity={self.capacity}: this state has levels {found}; use jax.vmap for a stack.")
+
+
+def _check_rows(scores: Any, mask: Any, size: int, row: str) -> tuple[jax.Array, jax.Array]:
+    """Scores, float32, and mask of `size` rows."""
+    scores = checks.as_float(scores).astype(jnp.float32)
+    if scores.shape != (size,):
+        raise ValueError(f"scores: got shape {list(scores.shape)}, expected [{size}], one for each {row}.")
+    return scores, checks.check_mask(jnp.ones(size, bool) if mask is None else mask, (size,))

@@ -9,7 +9,6 @@ Pool p of environment e has number 3 * e + p here.
 """
 
 import dataclasses
-from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -61,6 +60,8 @@ class Moves(NamedTuple):
     Attributes:
       rows: the rows.
       turns: their turns.
+      env: int32 [G], environment of the row's task.
+      label: int32 [G], pool to enter: 0 normal, 1 easy, 2 hard.
       limit: int32 [P], largest number of members of each queue; -1 for normal.
       oldest: int32 [G], number of the member that leaves the row's queue, if one leaves.
       leaves: bool [G], True if one leaves.
@@ -70,6 +71,8 @@ class Moves(NamedTuple):
 
     rows: Rows
     turns: Turns
+    env: jax.Array
+    label: jax.Array
     limit: jax.Array
     oldest: jax.Array
     leaves: jax.Array
@@ -108,12 +111,9 @@ def move(
     leaves = turns.enters & (oldest >= -sizes[rows.pool])
     into = spread(rows.pool, turns.enters, sizes.size) + spread(normal, leaves, sizes.size)
     out = spread(normal, turns.enters, sizes.size) + spread(rows.pool, leaves, sizes.size)
-    moves = Moves(rows, turns, limit, oldest, leaves, into, out)
-    row_of = _joining_rows(moves)
-    stays, freed = _stay(moves, row_of)
-    leaver, queues, heads = _rings(state, tasks_per_env, moves, env, label, stays, row_of)
-    moved = jnp.concatenate([jnp.where(stays, task, state.pool.size), jnp.where(freed, leaver, state.pool.size)])
-    return dataclasses.replace(_write(state, moves, moved, normal, label), queues=queues, heads=heads)
+    moves = Moves(rows, turns, env, label, limit, oldest, leaves, into, out)
+    moved, queues, heads = _rings(state, tasks_per_env, moves)
+    return dataclasses.replace(_write(state, moves, moved), queues=queues, heads=heads)
 
 
 def _sorted_rows(task: jax.Array, num_tasks: int, pool: jax.Array, start: jax.Array, start_number: jax.Array) -> Rows:
@@ -171,67 +171,54 @@ def _place_of(last: jax.Array, number: jax.Array, rows: Rows) -> tuple[jax.Array
     return jnp.where(again, rows.pool[last], rows.start), jnp.where(again, number[last], rows.start_number)
 
 
-def _joining_rows(moves: Moves) -> Callable[[jax.Array, jax.Array], jax.Array]:
-    """A function of queue and number, int32 [G] each: the row that joined so, or any row if none did."""
-    rows, (enters, number, _) = moves.rows, moves.turns
-    starts = sum_before(jnp.sum(moves.into, axis=0, dtype=jnp.int32))
-    place = jnp.where(enters, starts[rows.pool] + number, 2 * enters.size)
-    row_of = jnp.zeros(2 * enters.size, jnp.int32).at[place].set(jnp.arange(enters.size, dtype=jnp.int32), mode="drop")
-    return lambda queue, number: row_of[starts[queue] + number]
+def _rings(state: PoolsState, tasks_per_env: jax.Array, moves: Moves) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Tasks that have moved in the end, int32 [2 G]; and the rings and their heads after all rows.
 
-
-def _stay(moves: Moves, row_of: Callable[[jax.Array, jax.Array], jax.Array]) -> tuple[jax.Array, jax.Array]:
-    """Rows whose task is in their queue in the end; and rows at which a member leaves to stay in normal; bool [G]."""
-    rows, (enters, number, last), limit = moves.rows, moves.turns, moves.limit
+    These are the tasks that are in their row's queue, then the tasks that left a queue and are in normal; N for none.
+    """
+    rows, (enters, number, last), limit, leaves = moves.rows, moves.turns, moves.limit, moves.leaves
+    num_rows, num_tasks, env, label = enters.size, state.pool.size, moves.env, moves.label
     entries = jnp.sum(moves.into, axis=0, dtype=jnp.int32)
-    stays = enters & (entries[rows.pool] - number <= limit[rows.pool])
-    # A task that enters again left its queue before, at the row that joined `limit` numbers after it.
-    queue, number = _place_of(last, number, rows)
-    back = enters & (limit[queue] >= 0)
-    left_at = jnp.where(back, row_of(queue, number + limit[queue]), enters.size)
-    return stays, moves.leaves.at[left_at].set(False, mode="drop")
+    starts = sum_before(entries)
+    place = jnp.where(enters, starts[rows.pool] + number, 2 * num_rows)
+    joined = jnp.zeros(2 * num_rows, jnp.int32).at[place].set(jnp.arange(num_rows, dtype=jnp.int32), mode="drop")
 
-
-def _rings(
-    state: PoolsState,
-    tasks_per_env: jax.Array,
-    moves: Moves,
-    env: jax.Array,
-    label: jax.Array,
-    stays: jax.Array,
-    row_of: Callable[[jax.Array, jax.Array], jax.Array],
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    """The task that leaves a queue at each row, int32 [G]; and the rings and their heads after all rows."""
-    rows, leaves, oldest, pool_sizes = moves.rows, moves.leaves, moves.oldest, state.sizes
-    ring, first = jnp.maximum(label - 1, 0), sum_before(tasks_per_env)[env]
+    def row_of(queue: jax.Array, number: jax.Array) -> jax.Array:  # that joined so; any row if none did
+        return joined[starts[queue] + number]
 
     def slot(number: jax.Array) -> jax.Array:
-        return first + (state.heads[env, ring] + pool_sizes[env, label] + number) % tasks_per_env[env]
+        return first + (state.heads[env, ring] + state.sizes[env, label] + number) % tasks_per_env[env]
 
-    there = state.queues[ring, jnp.where(leaves, slot(oldest), 0)]
-    leaver = jnp.where(oldest < 0, there, rows.task[row_of(rows.pool, oldest)])
-    written = jnp.where(stays, slot(moves.turns.number), state.pool.size)
+    stays = enters & (entries[rows.pool] - number <= limit[rows.pool])
+    # A task that enters again left its queue before, at the row that joined `limit` numbers after it.
+    queue, its_number = _place_of(last, number, rows)
+    back = enters & (limit[queue] >= 0)
+    left_at = jnp.where(back, row_of(queue, its_number + limit[queue]), num_rows)
+    freed = leaves.at[left_at].set(False, mode="drop")
+    ring, first = jnp.maximum(label - 1, 0), sum_before(tasks_per_env)[env]
+    there = state.queues[ring, jnp.where(leaves, slot(moves.oldest), 0)]
+    leaver = jnp.where(moves.oldest < 0, there, rows.task[row_of(rows.pool, moves.oldest)])
+    written = jnp.where(stays, slot(number), num_tasks)
     leaver, written = materialize(leaver, written)
     queues = state.queues.at[ring, written].set(rows.task, mode="drop", unique_indices=True)
-    left = jnp.sum(spread(rows.pool, leaves, pool_sizes.size), axis=0, dtype=jnp.int32).reshape(pool_sizes.shape)[:, 1:]
-    return leaver, queues, (state.heads + left) % jnp.maximum(tasks_per_env, 1)[:, None]
+    left = jnp.sum(spread(rows.pool, leaves, limit.size), axis=0, dtype=jnp.int32).reshape(state.sizes.shape)[:, 1:]
+    moved = jnp.concatenate([jnp.where(stays, rows.task, num_tasks), jnp.where(freed, leaver, num_tasks)])
+    return moved, queues, (state.heads + left) % jnp.maximum(tasks_per_env, 1)[:, None]
 
 
-def _write(state: PoolsState, moves: Moves, task: jax.Array, normal: jax.Array, label: jax.Array) -> PoolsState:
+def _write(state: PoolsState, moves: Moves, task: jax.Array) -> PoolsState:
     """Write where tasks are after all rows, and count entries and exits; not the queues.
 
     Args:
       state: the pools before.
       moves: the moves.
-      task: int32 [2 G], tasks that are in the row's queue, then tasks that are in normal; N for none.
-      normal: int32 [G], number of the normal pool of each row.
-      label: int32 [G], pool of each row.
+      task: int32 [2 G], from `_rings`.
     """
     entered, before = state.entered.reshape(-1), sum_before(moves.into)
-    pools = moves.rows.pool, normal
+    pools = moves.rows.pool, 3 * moves.env
     entry = jnp.concatenate([entered[p] + _at_own(before, p).astype(jnp.uint32) for p in pools])
     entries, exits = (jnp.sum(x, axis=0, dtype=jnp.int32).reshape(state.sizes.shape) for x in (moves.into, moves.out))
-    to = jnp.concatenate([label, jnp.zeros_like(label)])
+    to = jnp.concatenate([moves.label, jnp.zeros_like(moves.label)])
     return dataclasses.replace(
         state,
         pool=state.pool.at[task].set(to.astype(jnp.int8), mode="drop", unique_indices=True),

@@ -98,21 +98,15 @@ def order(state: PoolsState) -> jax.Array:
 
 
 def arrange(
-    tasks_per_env: jax.Array,
-    caps: jax.Array,
-    pool: jax.Array,
-    keys: Sequence[jax.Array],
-    rejected: jax.Array,
-    fanout: int | None = None,
+    tasks_per_env: jax.Array, caps: jax.Array, pool: jax.Array, keys: Sequence[jax.Array], fanout: int | None = None
 ) -> PoolsState:
-    """Build a state with metrics 0 and every pool within its cap; the oldest surplus tasks go to the end of normal.
+    """Build a state with all counts 0 and every pool within its cap; the oldest surplus tasks go to the end of normal.
 
     Args:
       tasks_per_env: int32 [E].
       caps: int32 [E, 2], of easy and hard.
       pool: int32 [N], each task's pool.
       keys: int [N] each; tasks enter their pool sorted by these keys.
-      rejected: int32 [].
       fanout: fan-out of the tree; None for the best where the state is made.
     """
     num_tasks, num_envs = pool.size, tasks_per_env.size
@@ -137,5 +131,5 @@ def arrange(
         entered=sizes.astype(jnp.uint32),
         groups=jnp.zeros_like(sizes),
         rollouts=jnp.zeros_like(sizes),
-        rejected=rejected,
+        rejected=jnp.zeros((), jnp.int32),
     )

@@ -7,7 +7,7 @@ cost O(log N) each.
 import dataclasses
 import functools
 import math
-from collections.abc import Hashable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Sequence
 from typing import Any
 
 import jax
@@ -17,18 +17,16 @@ import numpy as np
 
 from jaxreplay import sum_tree
 from jaxreplay._common.calls import method
-from jaxreplay._common.checks import check_integer, check_key, check_number, check_state, keywords_only
+from jaxreplay._common.checks import check_integer, check_key, check_number, check_state, keywords_only, set_fields
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.ring import saturating_add
 from jaxreplay._common.xla import on_host
-from jaxreplay.curricula import _groups as groups
-from jaxreplay.curricula import _pool_checks as _checks
-from jaxreplay.curricula import _pool_moves as _moves
-from jaxreplay.curricula import _pool_state as _state
-from jaxreplay.curricula._pool_state import PoolsState
+from jaxreplay.curricula import _groups, _pool_moves, _pool_state
+from jaxreplay.curricula._pool_state import PoolsState, sum_before
 from jaxreplay.curricula._task_keys import old_task_of_each
 
 NORMAL, EASY, HARD = range(3)
+MAX_TASKS = 2**24  # the sum tree counts them in float32
 
 
 @keywords_only
@@ -80,8 +78,45 @@ class DifficultyPools:
     donate: bool = True
 
     def __post_init__(self):
-        _checks.check_envs(self)
-        _checks.check_thresholds(self)
+        self._check_envs()
+        for name in ("easy_threshold", "hard_threshold"):
+            if getattr(self, name) is not None:
+                self._check_number(name, -math.inf, math.inf, "or None")
+        easy, hard = self.easy_threshold, self.hard_threshold
+        if easy is not None and hard is not None and easy < hard:
+            raise ValueError(f"easy_threshold={easy}: must be at least hard_threshold={hard}; raise it.")
+        for name in ("max_easy_pool_fraction", "max_hard_pool_fraction"):
+            self._check_number(name, 0, 1, "a fraction of an environment's tasks, below 1")
+        easy, hard = self.max_easy_pool_fraction, self.max_hard_pool_fraction
+        if easy + hard >= 1:
+            raise ValueError(
+                f"max_easy_pool_fraction={easy} + max_hard_pool_fraction={hard}: must sum to less than 1; lower one."
+            )
+
+    def _check_number(self, name: str, low: float, high: float, remedy: str) -> None:
+        set_fields(self, **{name: check_number(name, getattr(self, name), low, high, remedy)})
+
+    def _check_envs(self) -> None:
+        self._check_entries("tasks_per_env", check_integer, 0, MAX_TASKS, "the number of an environment's tasks")
+        if not self.tasks_per_env or self.num_tasks > MAX_TASKS:
+            raise ValueError(f"tasks_per_env={self.tasks_per_env}: needs 1 number or more, at most {MAX_TASKS} tasks.")
+        if self.env_ratios is not None:
+            self._check_entries("env_ratios", check_number, 0, math.inf, "give all, or env_ratios=None")
+            if sum(self.env_ratios) == 0:
+                raise ValueError(f"env_ratios={self.env_ratios}: at least one must be positive.")
+        if self.env_names is not None:
+            self._check_entries("env_names", lambda _, name: name)
+            if len({*self.env_names}) < len(self.env_names):
+                raise ValueError(f"env_names={self.env_names}: must be distinct.")
+
+    def _check_entries(self, name: str, check: Callable[..., Any], *rule: Any) -> None:
+        """Convert a field to a tuple with one entry for each environment, as `check(name, entry, *rule)` returns it."""
+        value = getattr(self, name)
+        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+            raise ValueError(f"{name}={value!r}: must be a sequence, one entry for each environment.")
+        set_fields(self, **{name: tuple(check(f"{name}[{i}]", entry, *rule) for i, entry in enumerate(value))})
+        if len(getattr(self, name)) != len(self.tasks_per_env):
+            raise ValueError(f"{name}={value}: must have one entry for each of {len(self.tasks_per_env)} envs.")
 
     @property
     def num_tasks(self) -> int:
@@ -114,8 +149,7 @@ class DifficultyPools:
           >>> pools.pool_of(pools.init()).tolist()
           [0, 0, 0, 0]
         """
-        pool = jnp.zeros(self.num_tasks, jnp.int32)
-        return _state.arrange(*self._sizes, pool, (), jnp.zeros((), jnp.int32))
+        return _pool_state.arrange(*self._sizes, jnp.zeros(self.num_tasks, jnp.int32), ())
 
     def sample(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         """Draw tasks from normal, with replacement: an environment with tasks there by `env_ratios`, then a task.
@@ -156,7 +190,7 @@ class DifficultyPools:
         ok = sum_tree.total(envs) > 0
         env_key, rank_key = jax.random.split(key)
         env, _ = sum_tree.sample_with(envs, random_bits(env_key, n))
-        rank = random_integers(random_bits(rank_key, n), jnp.maximum(sizes[env], 1)) + _state.sum_before(sizes)[env]
+        rank = random_integers(random_bits(rank_key, n), jnp.maximum(sizes[env], 1)) + sum_before(sizes)[env]
         return jnp.where(ok, sum_tree.find(state.normal, rank), -1), ok
 
     def update(
@@ -190,11 +224,11 @@ class DifficultyPools:
           >>> kept.tolist(), int(state.rejected), pools.pool_of(state).tolist()
           ([False, True], 1, [0, 2, 0, 0])
         """
-        return groups.padded_update(self._update, state, tasks, rewards, mask)
+        return _groups.padded_update(self._update, state, tasks, rewards, mask)
 
     @method(donates=True)
     def _update(self, state: PoolsState, tasks: Any, rewards: Any, mask: Any) -> tuple[PoolsState, jax.Array]:
-        tasks, rewards, mask = groups.check(tasks, rewards, mask)
+        tasks, rewards, mask = _groups.check(tasks, rewards, mask)
         rollouts = jnp.sum(mask, axis=1, dtype=jnp.int32)
         total = jnp.sum(rewards, axis=1, where=mask)
         known = (rollouts > 0) & (tasks >= 0) & (tasks < self.num_tasks) & jnp.isfinite(total)
@@ -204,7 +238,7 @@ class DifficultyPools:
             return state, known
         tasks = jnp.where(known, tasks, 0).astype(jnp.int32)
         tasks_per_env, caps = self._sizes
-        env = _state.env_of(tasks, tasks_per_env)
+        env = _pool_state.env_of(tasks, tasks_per_env)
 
         def total_at(threshold, otherwise):  # the total at which the mean is the threshold; a division would round
             totals = (otherwise if threshold is None else threshold) * np.arange(1, rewards.shape[1] + 1)
@@ -217,12 +251,12 @@ class DifficultyPools:
             filtered = jnp.zeros_like(filtered)
 
         def count(counts, pool, more):
-            found = _moves.spread(3 * env + pool, known, counts.size) * more
+            found = _pool_moves.spread(3 * env + pool, known, counts.size) * more
             return saturating_add(counts, jnp.sum(found, axis=0, dtype=jnp.int32).reshape(counts.shape))
 
         labelled, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts[:, None])
         state = dataclasses.replace(state, groups=labelled, rollouts=filtered_rollouts)
-        state = _moves.move(state, tasks_per_env, caps, tasks, env, label, known)
+        state = _pool_moves.move(state, tasks_per_env, caps, tasks, env, label, known)
         return state, known & (filtered == NORMAL)
 
     def pool_of(self, state: PoolsState) -> jax.Array:
@@ -250,7 +284,7 @@ class DifficultyPools:
           >>> pools.order(state).tolist()  # task 1 entered easy before task 0 did
           [1, 0, 0, 1]
         """
-        return _state.order(state)
+        return _pool_state.order(state)
 
     @method()
     def metrics(self, state: PoolsState) -> dict[str, jax.Array]:
@@ -270,17 +304,15 @@ class DifficultyPools:
           (0.25, 0.5)
         """
         names = self.env_names or tuple(map(str, range(len(self.tasks_per_env))))
+        all_counts = {"evicted_examples": state.groups, "filtered_rollouts": state.rollouts, "pool": state.sizes}
         shares = {}
         for prefix, envs in (("", slice(None)), *((f"/{name}", slice(e, e + 1)) for e, name in enumerate(names))):
-            for metric, counts in (
-                ("evicted_examples", state.groups),
-                ("filtered_rollouts", state.rollouts),
-                ("pool", state.sizes),
-            ):
+            for metric, counts in all_counts.items():
                 counts = jnp.sum(counts[envs].astype(jnp.float32), axis=0)
                 share = counts / jnp.maximum(jnp.sum(counts), 1.0)
                 shares |= {f"{metric}{prefix}/easy": share[EASY], f"{metric}{prefix}/hard": share[HARD]}
-            shares[f"pool{prefix}/normal"] = share[NORMAL]
+                if metric == "pool":
+                    shares[f"pool{prefix}/normal"] = share[NORMAL]
         return shares
 
     def reset_metrics(self, state: PoolsState) -> PoolsState:
@@ -328,13 +360,12 @@ class DifficultyPools:
     @method()
     def _recycle(self, state: PoolsState, key: jax.Array, counts: Any) -> PoolsState:
         """See `recycle`; counts: int32 [3, max size + 1], number of tasks that move, by pool and its size."""
-        env, pool = _state.pools_of(state)
-        at_random, _ = _state.ranks(3 * env + pool, state.sizes.size, *random_bits(key, self.num_tasks))
+        env, pool = _pool_state.pools_of(state)
+        at_random, _ = _pool_state.ranks(3 * env + pool, state.sizes.size, *random_bits(key, self.num_tasks))
         returns = at_random < counts[pool, state.sizes[env, pool]]
-        keys = jnp.where(returns, pool, 0), _state.order(state)
-        pool, fanout = jnp.where(returns, 0, pool), state.normal.fanout
-        new = _state.arrange(*self._sizes, pool, keys, state.rejected, fanout)
-        return dataclasses.replace(new, groups=state.groups, rollouts=state.rollouts)
+        keys = jnp.where(returns, pool, 0), _pool_state.order(state)
+        new = _pool_state.arrange(*self._sizes, jnp.where(returns, 0, pool), keys, state.normal.fanout)
+        return dataclasses.replace(new, groups=state.groups, rollouts=state.rollouts, rejected=state.rejected)
 
     def remap(self, state: PoolsState, old_keys: Sequence[Hashable], new_keys: Sequence[Hashable]) -> PoolsState:
         """Convert a state to another list of tasks, or another configuration.
@@ -364,23 +395,22 @@ class DifficultyPools:
     @method()
     def _remap(self, old: PoolsState, source: Any) -> PoolsState:
         """See `remap`; source: int32 [N], each task's number in `old`, or the number of tasks there if it is new."""
-        env, pool = _state.pools_of(old)
+        env, pool = _pool_state.pools_of(old)
 
         def of_source(values, otherwise):
             return values.at[source].get(mode="fill", fill_value=otherwise)
 
-        keys = of_source(env, old.sizes.shape[0]), of_source(_state.order(old), 0)
-        pool, fanout = of_source(pool, NORMAL), old.normal.fanout
-        return _state.arrange(*self._sizes, pool, keys, old.rejected, fanout)
+        keys = of_source(env, old.sizes.shape[0]), of_source(_pool_state.order(old), 0)
+        new = _pool_state.arrange(*self._sizes, of_source(pool, NORMAL), keys, old.normal.fanout)
+        return dataclasses.replace(new, rejected=old.rejected)
 
     def _check_state(self, state: PoolsState) -> None:
         """Raise a `ValueError` if `state` is for other numbers of tasks or environments."""
         check_state(self, state, PoolsState)
         if state.pool.shape != (self.num_tasks,) or state.sizes.shape[0] != len(self.tasks_per_env):
-            raise ValueError(
-                f"tasks_per_env={self.tasks_per_env}: this state has tasks {list(state.pool.shape)} in "
-                f"{state.sizes.shape[0]} environments; remap it, or use jax.vmap for a stack."
-            )
+            found = f"this state has tasks {list(state.pool.shape)} in {state.sizes.shape[0]} environments"
+            stack = "remap it, or use jax.vmap for a stack"
+            raise ValueError(f"tasks_per_env={self.tasks_per_env}: {found}; {stack}.")
 
 
 _zeros_like = jax.jit(lambda tree: jax.tree.map(jnp.zeros_like, tree))

@@ -8,22 +8,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
+from jax.scipy.special import entr
 
 from jaxreplay import sum_tree
-from jaxreplay._common import layouts
+from jaxreplay._common import checks, layouts
 from jaxreplay._common.calls import method
-from jaxreplay._common.checks import (
-    check_bool,
-    check_integer,
-    check_key,
-    check_number,
-    check_state,
-    keywords_only,
-    set_fields,
-)
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.ring import saturating_add
-from jaxreplay.curricula import _groups as groups
+from jaxreplay.curricula import _groups
 from jaxreplay.curricula._task_keys import old_task_of_each
 from jaxreplay.curricula.scores import Score, Thompson, learnability
 from jaxreplay.sum_tree._whole import on_backend
@@ -59,7 +51,7 @@ class TasksState(layouts.BackendState):
     _layouts: ClassVar = {"tree": on_backend}
 
 
-@keywords_only
+@checks.keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Tasks:
     """Samples the tasks to train on, in proportion to a score of each task's successes and trials.
@@ -99,24 +91,23 @@ class Tasks:
     donate: bool = True
 
     def __post_init__(self):
-        set_fields(self, num_tasks=check_integer("num_tasks", self.num_tasks, 1, 2**24, "the number of tasks"))
+        num_tasks = checks.check_integer("num_tasks", self.num_tasks, 1, 2**24, "the number of tasks")
         if not callable(self.score):
             raise ValueError(f"score={self.score!r}: must be a function of successes, trials and age.")
         prior = tuple(self.prior) if isinstance(self.prior, Sequence) else (self.prior,)
         if len(prior) != 2:
             raise ValueError(f"prior={self.prior!r}: must be two numbers, successes and failures.")
-        prior = tuple(
-            float(check_number(f"prior[{i}]", count, 1e-3, 1e6, "(1, 1) is a uniform prior"))
-            for i, count in enumerate(prior)
+        won, lost = (checks.check_number(f"prior[{i}]", prior[i], 1e-3, 1e6, "(1, 1) is uniform") for i in range(2))
+        drops = checks.check_bool("online_difficulty_filtering", self.online_difficulty_filtering, "drop mean 0 and 1")
+        checks.set_fields(
+            self,
+            num_tasks=num_tasks,
+            prior=(float(won), float(lost)),
+            decay=checks.check_number("decay", self.decay, 1e-3, 1, "1 keeps all, 0.9 forgets in some ten updates"),
+            exploration=checks.check_number("exploration", self.exploration, 0, 1, "the fraction of uniform draws"),
+            refresh=checks.check_integer("refresh", self.refresh, 0, num_tasks, "tasks scored anew in each update"),
+            online_difficulty_filtering=drops,
         )
-        decay = check_number("decay", self.decay, 1e-3, 1, "1 keeps all rollouts, 0.9 forgets in some ten updates")
-        exploration = check_number("exploration", self.exploration, 0, 1, "the fraction of uniform draws")
-        refresh = check_integer("refresh", self.refresh, 0, self.num_tasks, "tasks scored anew in each update")
-        filtering = check_bool(
-            "online_difficulty_filtering", self.online_difficulty_filtering, "drop groups of mean 0, 1"
-        )
-        set_fields(self, prior=prior, decay=decay, exploration=exploration, refresh=refresh)
-        set_fields(self, online_difficulty_filtering=filtering)
 
     def init(self) -> TasksState:
         """State with no trials.
@@ -156,11 +147,11 @@ class Tasks:
           >>> tasks.sample(state, jax.random.key(0), 4)[0].tolist()  # of task 1 nothing is known
           [1, 1, 1, 1]
         """
-        return self._draw(state, key, check_integer("n", n, 1, 2**24, "the number of draws"))
+        return self._draw(state, key, checks.check_integer("n", n, 1, 2**24, "the number of draws"))
 
     @method(static=("n",))
     def _draw(self, state: TasksState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-        check_key(key)
+        checks.check_key(key)
         total = sum_tree.total(state.tree)
         if isinstance(self.score, Thompson):
             return self._winners(self.score, state, key, n), total > 0
@@ -208,11 +199,11 @@ class Tasks:
           >>> kept.tolist(), state.trials.tolist(), int(state.rejected)
           ([True, False], [2.0, 0.0], 1)
         """
-        return groups.padded_update(self._update, state, tasks, rewards, mask)
+        return _groups.padded_update(self._update, state, tasks, rewards, mask)
 
     @method(donates=True)
     def _update(self, state: TasksState, tasks: Any, rewards: Any, mask: Any) -> tuple[TasksState, jax.Array]:
-        tasks, rewards, mask = groups.check(tasks, rewards, mask)
+        tasks, rewards, mask = _groups.check(tasks, rewards, mask)
         rollouts = jnp.sum(mask, axis=1, dtype=jnp.float32)
         total = jnp.sum(rewards, axis=1, where=mask)
         exists = rollouts > 0
@@ -227,11 +218,10 @@ class Tasks:
         target = jnp.where(known, tasks, self.num_tasks)
 
         # Halved counts keep the rate, and further rollouts are not lost to rounding.
-        reached = state.trials.at[target].get(mode="fill", fill_value=0)
-        scale = self.decay * jnp.where(reached > MANY_TRIALS, 0.5, 1.0)
+        scale = self.decay * jnp.where(_of(state.trials, target) > MANY_TRIALS, 0.5, 1.0)
 
         def counted(counts: jax.Array, more: jax.Array) -> jax.Array:
-            scaled = scale * counts.at[target].get(mode="fill", fill_value=0)
+            scaled = scale * _of(counts, target)
             return counts.at[target].set(scaled, mode="drop").at[target].add(more, mode="drop")
 
         successes, trials = counted(state.successes, total), counted(state.trials, rollouts)
@@ -258,13 +248,9 @@ class Tasks:
 
     def _counts(self, state: TasksState, tasks: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
         """Successes and trials with the prior, float32 [...], and ages, int32 [...], of `tasks` (int32 [...])."""
-
-        def of(values: jax.Array) -> jax.Array:
-            return values.at[tasks].get(mode="fill", fill_value=0)
-
         won, lost = self.prior
-        age = jnp.maximum(state.updates - 1 - of(state.last), 0)  # 0 of all before the first update
-        return of(state.successes) + won, of(state.trials) + (won + lost), age
+        age = jnp.maximum(state.updates - 1 - _of(state.last, tasks), 0)  # 0 of all before the first update
+        return _of(state.successes, tasks) + won, _of(state.trials, tasks) + (won + lost), age
 
     @method()
     def success_rates(self, state: TasksState) -> jax.Array:
@@ -310,8 +296,7 @@ class Tasks:
         tried = state.trials > 0
         rates = state.successes / jnp.where(tried, state.trials, 1.0)
         count = jnp.sum(tried, dtype=jnp.float32)
-        p = self.probabilities(state)
-        entropy = -jnp.sum(jnp.where(p > 0, p * jnp.log(jnp.where(p > 0, p, 1.0)), 0.0))
+        entropy = jnp.sum(entr(self.probabilities(state)))
         return {
             "tried": count / self.num_tasks,
             "success": jnp.sum(rates, where=tried) / jnp.maximum(count, 1.0),
@@ -343,24 +328,23 @@ class Tasks:
     @method()
     def _remap(self, old: TasksState, source: Any) -> TasksState:
         """See `remap`; source: int32 [N], each task's number in `old`, or the number of tasks there if it is new."""
-
-        def of_source(values: jax.Array) -> jax.Array:
-            return values.at[source].get(mode="fill", fill_value=0)
-
         new = dataclasses.replace(
             old,
             tree=sum_tree.init(self.num_tasks, fanout=old.tree.fanout),
-            successes=of_source(old.successes),
-            trials=of_source(old.trials),
-            last=of_source(old.last),
+            successes=_of(old.successes, source),
+            trials=_of(old.trials, source),
+            last=_of(old.last, source),
         )
         return self._scored(new, jnp.arange(self.num_tasks, dtype=jnp.int32))
 
     def _check_state(self, state: TasksState) -> None:
         """Raise a `ValueError` if `state` is for another number of tasks."""
-        check_state(self, state, TasksState)
+        checks.check_state(self, state, TasksState)
         if np.shape(state.trials) != (self.num_tasks,):
-            found = list(np.shape(state.trials))
-            raise ValueError(
-                f"num_tasks={self.num_tasks}: this state has tasks {found}; remap it, or use jax.vmap for a stack."
-            )
+            found = f"num_tasks={self.num_tasks}: this state has tasks {list(np.shape(state.trials))}"
+            raise ValueError(f"{found}; remap it, or use jax.vmap for a stack.")
+
+
+def _of(values: jax.Array, tasks: jax.Array) -> jax.Array:
+    """`values` [N] of `tasks` (int32 [...]), [...]; 0 for those outside [0, N)."""
+    return values.at[tasks].get(mode="fill", fill_value=0)

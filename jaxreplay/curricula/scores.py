@@ -4,6 +4,9 @@ A score is a plain function `(successes, trials, age) -> float32 [B]`. `successe
 include the prior, so `successes / trials` is the mean of the Beta posterior of the task's success rate. `age` is
 int32 [B], the number of updates since the task's latest group: 0 if the latest update had one. A task without a group
 has the age of a task whose only group was in the first update.
+
+Scores of levels, `positive_value_loss` and `max_monte_carlo`, are estimates of an agent's regret, from its rollouts in
+them.
 """
 
 import dataclasses
@@ -13,9 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxreplay._common.checks import check_integer, check_number, keywords_only, set_fields
-from jaxreplay.curricula._regret import max_monte_carlo as max_monte_carlo
-from jaxreplay.curricula._regret import positive_value_loss as positive_value_loss
+from jaxreplay._common.checks import as_float, check_integer, check_number, keywords_only, set_fields, type_text
 
 Score = Callable[[jax.Array, jax.Array, jax.Array], Any]
 ROUNDS = 6  # of proposals for a Gamma variate: all are rejected less often than once in 10^7
@@ -111,9 +112,8 @@ class Thompson:
     score: Score = learnability
 
     def __post_init__(self):
-        set_fields(
-            self, candidates=check_integer("candidates", self.candidates, 1, 2**16, "tasks that compete for a draw")
-        )
+        candidates = check_integer("candidates", self.candidates, 1, 2**16, "tasks that compete for a draw")
+        set_fields(self, candidates=candidates)
 
     def __call__(self, successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
         """1: candidates are drawn uniformly."""
@@ -133,6 +133,62 @@ class Thompson:
 
 thompson = Thompson()
 """`Thompson` with 16 candidates, scored by `learnability`."""
+
+
+def positive_value_loss(advantages: jax.Array, ends: jax.Array) -> jax.Array:
+    """Mean over the finished episodes of the mean of max(advantage, 0) over their steps, float32 [B].
+
+    Source: Jiang et al. 2021 (Replay-Guided Adversarial Environment Design, section 3.2), with generalized advantages.
+
+    Args:
+      advantages: number [T, B], of T steps in each of B levels.
+      ends: bool [T, B], True for the last step of an episode.
+
+    Returns:
+      -inf for levels without a finished episode, which `Levels.insert` does not store.
+
+    Raises:
+      ValueError: other shapes.
+
+    Examples:
+      >>> ends = jnp.array([[False], [True], [True], [False]])
+      >>> jr.scores.positive_value_loss(
+      ...     jnp.array([[1.0], [-3.0], [2.0], [9.0]]), ends
+      ... ).tolist()  # (0.5 + 2) / 2
+      [1.25]
+    """
+    return _mean_of_episodes(jnp.maximum(_checked("advantages", advantages, ends), 0.0), ends)
+
+
+def max_monte_carlo(values: jax.Array, ends: jax.Array, max_returns: jax.Array) -> jax.Array:
+    """Mean over the finished episodes of the mean of (largest return - value) over their steps, float32 [B].
+
+    Source: Jiang et al. 2021 (Replay-Guided Adversarial Environment Design, section 3.2). It does not depend on the
+    agent's present policy as much as `positive_value_loss`.
+
+    Args:
+      values: number [T, B], the agent's values of the states.
+      ends: bool [T, B], True for the last step of an episode.
+      max_returns: number [B], the largest return ever reached in each level.
+
+    Returns:
+      -inf for levels without a finished episode, which `Levels.insert` does not store.
+
+    Raises:
+      ValueError: other shapes.
+
+    Examples:
+      >>> ends = jnp.array([[False], [True]])
+      >>> jr.scores.max_monte_carlo(
+      ...     jnp.array([[0.5], [0.75]]), ends, jnp.array([1.0])
+      ... ).tolist()
+      [0.375]
+    """
+    values = _checked("values", values, ends)
+    largest = as_float(max_returns).astype(jnp.float32)
+    if largest.shape != values.shape[1:]:
+        raise ValueError(f"max_returns: got shape {list(largest.shape)}, expected {list(values.shape[1:])}.")
+    return _mean_of_episodes(largest[None] - values, ends)
 
 
 def _beta_variates(key: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
@@ -162,3 +218,29 @@ def _log_gamma_variates(key: jax.Array, shape: jax.Array) -> jax.Array:
     # A shape of 0, where rounding lost a small prior, is a very small one.
     small = jax.random.exponential(small_key, shape.shape, jnp.float32) / jnp.maximum(shape, 1e-30)
     return jnp.where(shape < 1, found - small, found)
+
+
+def _checked(name: str, numbers: jax.Array, ends: jax.Array) -> jax.Array:
+    numbers, shape = as_float(numbers).astype(jnp.float32), jnp.shape(ends)
+    if numbers.ndim != 2 or numbers.shape != shape or jnp.asarray(ends).dtype != jnp.bool_:
+        raise ValueError(
+            f"{name}: got {type_text(numbers.dtype, numbers.shape)} with ends of shape {list(shape)}, expected both "
+            "[T, B], and bool ends."
+        )
+    return numbers
+
+
+def _mean_of_episodes(numbers: jax.Array, ends: jax.Array) -> jax.Array:
+    """Mean over finished episodes of their mean number, float32 [B]; -inf where there are none."""
+    ends = jnp.asarray(ends).astype(jnp.int32)
+    number = jnp.cumsum(ends, axis=0, dtype=jnp.int32) - ends  # of a step's episode
+    level = jnp.broadcast_to(jnp.arange(ends.shape[1], dtype=jnp.int32), ends.shape)
+
+    def sums(x: jax.Array) -> jax.Array:
+        return jnp.zeros_like(numbers).at[number, level].add(x)
+
+    num_finished = jnp.sum(ends, axis=0, dtype=jnp.int32)
+    finished = jnp.arange(ends.shape[0], dtype=jnp.int32)[:, None] < num_finished[None]
+    means = jnp.where(finished, sums(numbers) / jnp.maximum(sums(jnp.ones_like(numbers)), 1.0), 0.0)
+    count = jnp.sum(finished, axis=0, dtype=jnp.int32)
+    return jnp.where(count > 0, jnp.sum(means, axis=0) / jnp.maximum(count, 1).astype(jnp.float32), -jnp.inf)

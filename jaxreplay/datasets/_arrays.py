@@ -60,14 +60,13 @@ def from_arrays(
       >>> steps.rows["observation"][:, 0].tolist(), steps.rows["step"][:, 0].tolist()
       ([1.0, 2.0, 3.0, 4.0], [True, True, True, False])
     """
-    arrays = as_numbers({"observations": observations, "actions": actions, "rewards": rewards})
-    flags = as_numbers({"terminals": terminals, "timeouts": timeouts})
-    (num_steps,) = checks.leading_axes(arrays | flags, 1, "a data set")
-    for name in ("rewards", "terminals", "timeouts"):
-        x = (arrays | flags)[name]
+    numbers = as_numbers({"rewards": rewards, "terminals": terminals, "timeouts": timeouts})
+    items = as_numbers({"observations": observations, "actions": actions})
+    (num_steps,) = checks.leading_axes(items | numbers, 1, "a data set")
+    for name, x in numbers.items():
         if x.ndim != 1:
             raise ValueError(f"{name}: got {checks.type_text(x.dtype, x.shape)}, expected one for each step, [N].")
-    terminated, last = flags["terminals"] != 0, (flags["terminals"] != 0) | (flags["timeouts"] != 0)
+    terminated, last = numbers["terminals"] != 0, (numbers["terminals"] != 0) | (numbers["timeouts"] != 0)
     last[-1:] = True
     repeats = 1 + last.astype(np.intp)  # a row for each step, and one for the last observation
     if next_observations is None:
@@ -77,11 +76,11 @@ def from_arrays(
     source = np.repeat(np.arange(num_steps), repeats)  # the step of each row
     check_not_empty(len(source))
     ends = last[source] & (np.append(source[1:], num_steps) != source)
-    observation = jax.tree.map(lambda x: x[source], arrays["observations"])
+    observation = jax.tree.map(lambda x: x[source], items["observations"])
     if next_observations is not None:
-        following = _next_observations(next_observations, arrays["observations"], last)
+        following = _next_observations(next_observations, items["observations"], last)
         observation = jax.tree.map(lambda x, after: _replace(x, ends, after[last]), observation, following)
-    action, reward = jax.tree.map(lambda x: _replace(x[source], ends, 0), (arrays["actions"], arrays["rewards"]))
+    action, reward = jax.tree.map(lambda x: _replace(x[source], ends, 0), (items["actions"], numbers["rewards"]))
     return make_steps(observation, action, reward, terminated[source] & ~ends, ~ends, ends)
 
 
@@ -149,8 +148,7 @@ def transitions(rows: dict[str, Any], ends: Any, *, n: int = 1, gamma: float = 0
       >>> batch.Rn.tolist(), batch.In.tolist()  # windows end with the terminated step
       ([2.0, 3.5, 3.0], [0.25, 0.0, 0.0])
     """
-    rows = check_rows(rows)
-    length, num_envs = checks.leading_axes(rows, 2, "a data set")
+    rows, (length, num_envs) = check_rows(rows)
     ends = np.asarray(checks.check_mask(ends, (length, num_envs), "ends"))
     terminated, truncated, step = (np.asarray(rows[name]) != 0 for name in NAMES[3:])
     num_rows = check_integer("T * num_envs", length * num_envs, 0, 2**31 - 1, "the rows; give them in parts")
@@ -164,18 +162,13 @@ def transitions(rows: dict[str, Any], ends: Any, *, n: int = 1, gamma: float = 0
     )
     batch, valid = jax.tree.map(np.asarray, traced)
 
-    def gather(leaf: Any, index: np.ndarray) -> Any:
-        return np.asarray(leaf).reshape(num_rows, *leaf.shape[2:])[index]
+    batch = jax.tree.map(lambda x: x[valid], batch)
 
-    start, last = batch.S[valid], batch.S_next[valid]
-    return TransitionBatch(
-        S=jax.tree.map(lambda leaf: gather(leaf, start), rows["observation"]),
-        A=jax.tree.map(lambda leaf: gather(leaf, start), rows["action"]),
-        logP=None,
-        Rn=batch.Rn[valid],
-        In=batch.In[valid],
-        S_next=jax.tree.map(lambda leaf: gather(leaf, last), rows["observation"]),
-    )
+    def gather(name: str, index: np.ndarray) -> Any:
+        return jax.tree.map(lambda x: np.asarray(x).reshape(num_rows, *x.shape[2:])[index], rows[name])
+
+    s, a, s_next = gather("observation", batch.S), gather("action", batch.S), gather("observation", batch.S_next)
+    return TransitionBatch(S=s, A=a, logP=None, Rn=batch.Rn, In=batch.In, S_next=s_next)
 
 
 def _replace(x: np.ndarray, where: np.ndarray, value: Any) -> np.ndarray:

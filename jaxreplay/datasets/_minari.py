@@ -6,7 +6,7 @@ import jax
 import numpy as np
 
 from jaxreplay._common import checks
-from jaxreplay.datasets._steps import Steps, as_numbers, check_not_empty, make_steps
+from jaxreplay.datasets._steps import Steps, as_numbers, check_not_empty, make_steps, pad_rows
 
 
 def from_minari(dataset: Any) -> Steps:
@@ -59,9 +59,5 @@ def _minari_rows(episode: Any) -> tuple[Any, ...]:
     if num_rows != length + 1:
         raise ValueError(f"episode {episode.id}: got {num_rows} observations, expected {length} + 1, for its actions.")
     ends = np.arange(num_rows) == length
-
-    def with_last(x: np.ndarray) -> np.ndarray:
-        return np.concatenate([x, np.zeros((1, *x.shape[1:]), x.dtype)])
-
-    action, reward, terminated = jax.tree.map(with_last, tuple(steps.values()))
+    action, reward, terminated = jax.tree.map(lambda x: pad_rows(x, 1), tuple(steps.values()))
     return arrays["observations"], action, reward, terminated != 0, ~ends, ends

@@ -50,15 +50,15 @@ class Steps(NamedTuple):
         """
         length = check_integer("sequence_length", sequence_length, 1, 2**31 - 1, "the rows of a sequence")
         count = max(length - 2, 0)
-
-        def pad(x: np.ndarray, mode: Any) -> np.ndarray:
-            return np.pad(x, [(0, count)] + [(0, 0)] * (x.ndim - 1), mode)
-
-        rows = jax.tree.map(lambda x: pad(x, "constant"), self.rows)
-        rows["observation"] = jax.tree.map(lambda x: pad(x, "edge"), self.rows["observation"])
-        ends = pad(self.ends, "constant")
+        rows, ends = jax.tree.map(lambda x: pad_rows(x, count), (self.rows, self.ends))
+        rows["observation"] = jax.tree.map(lambda x: pad_rows(x, count, "edge"), self.rows["observation"])
         ends[[len(self.ends) - 1, -1]] = ends[[-1, len(self.ends) - 1]]
         return Steps(rows, ends)
+
+
+def pad_rows(x: np.ndarray, count: int, mode: Any = "constant") -> np.ndarray:
+    """Append `count` rows to `x`: zeros, or copies of its last row with `mode` "edge"."""
+    return np.pad(x, [(0, count)] + [(0, 0)] * (x.ndim - 1), mode)
 
 
 def make_steps(observation: Any, action: Any, reward: Any, terminated: Any, step: Any, ends: Any) -> Steps:
@@ -87,8 +87,8 @@ def check_not_empty(count: int) -> None:
         raise ValueError("no step has a next observation; give more steps, or next_observations.")
 
 
-def check_rows(rows: Any) -> dict[str, Any]:
-    """Select the leaves of `Steps` from `rows`, and check them."""
+def check_rows(rows: Any) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """The leaves of `Steps` in `rows`, checked, and their leading axes."""
     missing = [name for name in NAMES if not isinstance(rows, dict) or name not in rows]
     if missing:
         raise ValueError(f"rows: no {', '.join(missing)}; expected a dict of {', '.join(NAMES)}.")
@@ -98,4 +98,4 @@ def check_rows(rows: Any) -> dict[str, Any]:
         if rows[name].shape != leading:
             found = checks.type_text(rows[name].dtype, rows[name].shape)
             raise ValueError(f"leaf [{name!r}]: got {found}, expected {list(leading)}, one for each row.")
-    return rows
+    return rows, leading

@@ -42,6 +42,7 @@ TENTHS = {"q10": 1, "q50": 5, "q90": 9}  # quantiles
 PIVOTS, MOST_PIVOTS = 64, 256
 
 Numbers = dict[str, jax.Array]
+Arrays = list[jax.Array]
 
 
 @reads_state
@@ -125,7 +126,7 @@ def diagnostics(
         raise ValueError(f"sample: got a {type(sample).__name__}, expected the result of the buffer's sample.")
     if not isinstance(whole_of(buffer), Buffer | Mixture | DifficultyPools | Tasks | Levels):
         raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels.")
-    if sample is not None:  # without its items, which are not needed
+    if sample is not None:
         sample = copy_numpy(_facts.without_items(sample))
     return _program(buffer, state, key, sample, batch_size, thorough)
 
@@ -142,11 +143,11 @@ def _numbers(
     if isinstance(buffer, DifficultyPools | Tasks | Levels):
         found = {**buffer.metrics(state), "rejected": state.rejected}
     else:
-        keys: Any = (None, None) if key is None else jax.random.split(key)
         if key is not None:
-            sample = _facts.draw(buffer, state, keys[0], batch_size)
+            draw_key, key = jax.random.split(key)
+            sample = _facts.draw(buffer, state, draw_key, batch_size)
         look = _mixture if isinstance(buffer, Mixture) else _buffer
-        found = look(buffer, state, keys[1], sample, batch_size, thorough)
+        found = look(buffer, state, key, sample, batch_size, thorough)
     return {name: jnp.asarray(x).astype(jnp.float32) for name, x in found.items()}
 
 
@@ -173,12 +174,19 @@ def _buffer(
     sampler, state = shards.whole.sampler, shards.stacked(state)
     found = _fill(shards, state)
     if isinstance(sampler, Prioritized):
-        found |= _priorities(sampler, state.sampler)
+        updates = jnp.max(state.sampler.updates)
+        found |= {
+            "total_priority": jnp.sum(_facts.totals(state.sampler)),
+            "max_priority": jnp.max(state.sampler.max_priority),
+            "beta": jnp.asarray(sampler.beta(updates) if callable(sampler.beta) else sampler.beta),
+            "updates": updates,
+            "rejected": jnp.sum(state.sampler.rejected.astype(jnp.float32)),
+        }
     if sample is not None:
         found |= _draws(shards, state, sample)
     items = _facts.of_items(shards.part, state) if thorough else None
     if items is not None and isinstance(sampler, Prioritized):
-        found |= _all_items(sampler, state.sampler, items)
+        found |= _all_items(state.sampler, items)
     counts = state.uses
     if counts is not None:
         if counts.unspent is not None:
@@ -211,17 +219,6 @@ def _fill(shards: Shards, state: Any) -> Numbers:
     return found
 
 
-def _priorities(sampler: Prioritized, state: Any) -> Numbers:
-    updates = jnp.max(state.updates)
-    return {
-        "total_priority": jnp.sum(_facts.totals(state)),
-        "max_priority": jnp.max(state.max_priority),
-        "beta": jnp.asarray(sampler.beta(updates) if callable(sampler.beta) else sampler.beta),
-        "updates": updates,
-        "rejected": jnp.sum(state.rejected.astype(jnp.float32)),
-    }
-
-
 def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
     """Estimates from the rows of a batch; the rows are grouped by shard."""
     drawn, num_shards, sampler = sample.indices >= 0, shards.num_shards, shards.whole.sampler
@@ -233,13 +230,13 @@ def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
     factor = jnp.maximum(num_rows, 1).astype(jnp.float32)
     if num_shards > 1 and not fills_rows(shards.whole):
         held = jnp.sum(drawn.reshape(num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
-        part = jnp.where(drawn, 1.0 / _by_row(held * filled, drawn), 0.0)
+        part = jnp.where(drawn, 1.0 / _facts.by_row(held * filled, drawn), 0.0)
         columns, factor = [columns[0] * part, part], jnp.ones((), jnp.float32)
     ranked = {"probability": sample.probabilities}
     if sample.age is not None and not isinstance(shards.whole, ReservoirBuffer):
         ranked["age"] = sample.age.astype(jnp.float32)
     if isinstance(sampler, Prioritized) and num_shards > 1:  # by p^alpha, the probability in the shard times the total
-        ranked["priority"] = sample.probabilities * _by_row(_facts.totals(state.sampler) * num_shards, drawn)
+        ranked["priority"] = sample.probabilities * _facts.by_row(_facts.totals(state.sampler) * num_shards, drawn)
     at, not_below, sums = _ranked([*ranked.values()], columns)
     mass = sums[1] if len(sums) > 1 else not_below[0].astype(jnp.float32) / factor
     num_items = jnp.maximum(jnp.sum(sizes), 1.0) * num_shards
@@ -256,14 +253,7 @@ def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
     return found
 
 
-def _by_row(x: jax.Array, rows: jax.Array) -> jax.Array:
-    """Numbers of shards [D] for each of the `rows` [B]."""
-    return jnp.repeat(x, rows.size // x.size)
-
-
-def _ranked(
-    ranked: list[jax.Array], columns: list[jax.Array]
-) -> tuple[list[jax.Array], list[jax.Array], list[jax.Array]]:
+def _ranked(ranked: Arrays, columns: Arrays) -> tuple[Arrays, Arrays, Arrays]:
     """Pivots [K] of numbers [B]; rows not below each, int32 [K]; sums of `columns` over the first's rows, [K]."""
     arrays = read_once(materialize(*ranked, *columns))
     ranked, columns = arrays[: len(ranked)], arrays[len(ranked) :]
@@ -274,9 +264,7 @@ def _ranked(
     return pivots, sums[: len(ranked)], sums[len(ranked) :]
 
 
-def _sums_at_pivots(
-    axis: int, ranked: list[jax.Array], pivots: list[jax.Array], columns: list[jax.Array]
-) -> list[jax.Array]:
+def _sums_at_pivots(axis: int, ranked: Arrays, pivots: Arrays, columns: Arrays) -> Arrays:
     """Rows not below each pivot, int32 [K] for each of `ranked`; sums of `columns` over these rows of the first, [K].
 
     The comparisons have the rows along `axis`. A CPU vectorizes one joint reduction over axis 0: 1 us instead of 12. A
@@ -289,7 +277,7 @@ def _sums_at_pivots(
     return _reduced(axis, [(operand, 0, jnp.add) for operand in operands])
 
 
-def _reduced(axis: int, operands: list[tuple[jax.Array, float, Callable[..., jax.Array]]]) -> list[jax.Array]:
+def _reduced(axis: int, operands: list[tuple[jax.Array, float, Callable[..., jax.Array]]]) -> Arrays:
     """Joint reduction of arrays of one shape, each with the result for no elements and a function of two elements.
 
     It needs one kernel. Single reductions need one each on a GPU, and three each on a CPU.
@@ -303,7 +291,7 @@ def _reduced(axis: int, operands: list[tuple[jax.Array, float, Callable[..., jax
     return list(lax.reduce(arrays, empty, combined, (axis,)))
 
 
-def _quantiles(x: list[jax.Array], not_below: list[jax.Array], num_rows: jax.Array) -> list[jax.Array]:
+def _quantiles(x: Arrays, not_below: Arrays, num_rows: jax.Array) -> Arrays:
     """Quantiles [3] of `num_rows` numbers, for each array of pivots `x` [K] and the number of rows `not_below` each.
 
     The result is the largest pivot that does not exceed the quantile. Rows without a draw rank lowest and are not
@@ -329,7 +317,7 @@ def _masses(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.clip(y0 + slope * (tops - x0), 0.0, 1.0)
 
 
-def _all_items(sampler: Prioritized, state: Any, items: _facts.Items) -> Numbers:
+def _all_items(state: Any, items: _facts.Items) -> Numbers:
     found, live = dict(items.top_masses), items.live
     stored = jnp.sort(jnp.where(live, items.leaves, -1.0), axis=None)[::-1]
     num_items = jnp.sum(live, dtype=jnp.int32)

@@ -12,7 +12,7 @@ from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import ring
-from jaxreplay.buffers import ReservoirBuffer, Sample
+from jaxreplay.buffers import Sample
 from jaxreplay.buffers._shards import Shards, shards_of
 from jaxreplay.samplers import PrioritizedState
 from jaxreplay.samplers._prioritized import priority_of
@@ -64,22 +64,6 @@ def of_items(part: Any, state: Any) -> Items:
     return Items(live, ages, leaves, masses)
 
 
-class Draws(NamedTuple):
-    """Facts about a batch of B rows, in ascending order; rows without a draw are first.
-
-    Attributes:
-      num_rows: int32 [], number of rows with a draw.
-      curve: float32 [B + 1] each, share of the items and their share of the draws, the most probable first.
-      ages: int32 [B]; None for a `ReservoirBuffer`.
-      leaves: float32 [B], p^alpha; None if the sampler has no priorities.
-    """
-
-    num_rows: jax.Array
-    curve: tuple[jax.Array, jax.Array]
-    ages: jax.Array | None
-    leaves: jax.Array | None
-
-
 def draw(buffer: Any, state: Any, key: jax.Array, batch_size: int) -> Sample:
     """A batch without its items, of at least `batch_size` rows."""
     shards = shards_of(buffer).num_shards
@@ -87,33 +71,25 @@ def draw(buffer: Any, state: Any, key: jax.Array, batch_size: int) -> Sample:
 
 
 def without_items(sample: Sample) -> Sample:
-    """A batch as `of_draws` needs it."""
+    """A batch without its items and transitions, which are not needed."""
     return Sample(None, sample.indices, sample.probabilities, sample.weights, None, sample.age)
 
 
-def of_draws(shards: Shards, state: Any, sample: Sample) -> Draws:
-    """Facts about a batch, in O(B log B); its rows are grouped by shard."""
+def curve(shards: Shards, state: Any, sample: Sample) -> tuple[jax.Array, jax.Array]:
+    """Share of the items and their share of the draws, the most probable first, float32 [B + 1] each; O(B log B).
+
+    The rows of `sample` are grouped by shard.
+    """
     drawn, num_shards, total = sample.indices >= 0, shards.num_shards, jnp.sum(sizes(state))
-    count, filled = jnp.sum(drawn, dtype=jnp.int32), jnp.sum(sizes(state) > 0, dtype=jnp.float32)
+    filled = jnp.sum(sizes(state) > 0, dtype=jnp.float32)
     # Rows of an empty shard draw nothing. The rows of the others cover all items, and each of them has equal mass.
-    if num_shards == 1:
-        probability = _ascending(sample.probabilities)
-        mass = jnp.where(probability > 0, 1.0 / jnp.maximum(count, 1).astype(jnp.float32), 0.0)
-    else:
-        held = jnp.sum(drawn.reshape(num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
-        mass = jnp.where(drawn, 1.0 / _by_row(jnp.maximum(held, 1.0) * filled, drawn), 0.0)
-        probability, mass = lax.sort((sample.probabilities, mass), num_keys=1)
+    held = jnp.sum(drawn.reshape(num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
+    mass = jnp.where(drawn, 1.0 / by_row(jnp.maximum(held, 1.0) * filled, drawn), 0.0)
+    probability, mass = lax.sort((sample.probabilities, mass), num_keys=1)
     items = jnp.where(probability > 0, mass / jnp.where(probability > 0, probability, 1.0), 0.0)
     items *= filled / (jnp.maximum(total, 1.0) * num_shards)
     x, y = (jnp.pad(jnp.cumsum(column[::-1]), (1, 0)) for column in (items, mass))
-    ages = leaves = None
-    if sample.age is not None and not isinstance(shards.whole, ReservoirBuffer):
-        ages = jnp.sort(jnp.where(drawn, sample.age, -1))
-    if isinstance(state.sampler, PrioritizedState):
-        of_trees = totals(state.sampler) * num_shards
-        is_one = num_shards == 1
-        leaves = probability * of_trees if is_one else _ascending(sample.probabilities * _by_row(of_trees, drawn))
-    return Draws(count, (x, y), ages, leaves)
+    return x, y
 
 
 def priority(state: Any, leaf: jax.Array) -> jax.Array:
@@ -131,11 +107,6 @@ def totals(sampler: PrioritizedState) -> jax.Array:
     return jax.vmap(sum_tree.total)(sampler.tree)
 
 
-def _ascending(x: jax.Array) -> jax.Array:
-    """Sorted float32 numbers, none negative. A CPU sorts the same bits as integers in a quarter of the time."""
-    return lax.bitcast_convert_type(jnp.sort(lax.bitcast_convert_type(x, jnp.int32)), jnp.float32)
-
-
-def _by_row(x: jax.Array, rows: jax.Array) -> jax.Array:
+def by_row(x: jax.Array, rows: jax.Array) -> jax.Array:
     """Numbers of shards [D] for each of the `rows` [B]."""
     return jnp.repeat(x, rows.size // x.size)

@@ -102,10 +102,10 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
         raise ValueError(f"items: must be as {type(buffer).__name__}.init takes them; None if it takes none.")
     made_like = buffer.state_sharding if isinstance(buffer, Sharded) else items
     kind = devices.backend_of(made_like) if backend is None else devices.BACKENDS[backend]
-    leaves, stored, tree, other, num_devices = {}, {}, 0, 0, 1
+    leaves, stored, tree, other = {}, {}, 0, 0
     with jax.default_device(kind):
-        parts = _states(buffer, as_spec(items) if items is not None else None)
-    for prefix, state, count in parts:
+        parts = _states(buffer, as_spec(items))
+    for prefix, state, _ in parts:
         part = getattr(state, "storage", getattr(state, "levels", ()))
         for path, leaf in jax.tree_util.tree_leaves_with_path(part, is_leaf=layouts.is_leaf):
             name = prefix + (jax.tree_util.keystr(path) or "<root>")
@@ -113,7 +113,7 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
             stored[name] = jax.ShapeDtypeStruct(shape, leaf.dtype)
         trees = [x for x in jax.tree.leaves(state, is_leaf=_is_tree) if _is_tree(x)]
         tree, other = tree + _bytes(trees, kind), other + _bytes(state, kind) - _bytes((part, trees), kind)
-        num_devices = max(num_devices, count)
+    num_devices = max(count for *_, count in parts)
     return Memory(backend=kind, num_devices=num_devices, leaves=leaves, stored=stored, tree=tree, other=other)
 
 
@@ -126,8 +126,6 @@ def _states(buffer: Any, spec: Any, prefix: str = "") -> list[tuple[str, Any, in
         shard = jax.eval_shape(buffer._part.init, buffer._part_spec(spec))
         shard = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), shard)
         return [(prefix, shard, buffer.mesh.size)]
-    if isinstance(buffer, Buffer):
-        return [(prefix, jax.eval_shape(buffer.init, spec), 1)]
     return [(prefix, jax.eval_shape(buffer.init, *([] if spec is None else [spec])), 1)]
 
 

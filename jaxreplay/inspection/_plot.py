@@ -1,16 +1,15 @@
 """plot: what a buffer stores and what it draws, as one figure. Matplotlib is imported when the first is made."""
 
 import functools
-import importlib
 from typing import Any
 
 import jax
 import jax.core
-import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common.meshes import over_any_mesh
 from jaxreplay._common.xla import reads_state
+from jaxreplay.buffers import ReservoirBuffer
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._shards import shards_of, whole_of
 from jaxreplay.inspection import _facts
@@ -19,22 +18,16 @@ from jaxreplay.wrappers import Mixture
 DRAWS = 2**14
 WIDTH, HEIGHT = 3.3, 3.0  # of a panel, in inches
 INK, SOFT, ACCENT, SECOND = "#22313f", "#8a97a3", "#2a6f97", "#d9793c"
-STYLE = {
+STYLE: Any = {
     "font.size": 9,
     "axes.titlesize": 10,
     "axes.titleweight": "bold",
     "axes.titlelocation": "left",
-    "axes.labelcolor": INK,
     "axes.edgecolor": SOFT,
-    "axes.spines.top": False,
-    "axes.spines.right": False,
-    "axes.grid": True,
-    "axes.axisbelow": True,
     "grid.color": "#e6ebef",
-    "text.color": INK,
-    "xtick.color": INK,
-    "ytick.color": INK,
-    "legend.frameon": False,
+    **dict.fromkeys(("axes.labelcolor", "text.color", "xtick.color", "ytick.color"), INK),
+    **dict.fromkeys(("axes.spines.top", "axes.spines.right", "legend.frameon"), False),
+    **dict.fromkeys(("axes.grid", "axes.axisbelow"), True),
 }
 
 
@@ -73,13 +66,12 @@ def plot(buffer: Any, state: Any) -> Any:
     pairs = [*zip(buffer.buffers, state, strict=True)] if isinstance(buffer, Mixture) else [(buffer, state)]
     rows = [_panels(**jax.device_get(_contents(*pair))) for pair in pairs]
     try:
-        matplotlib = importlib.import_module("matplotlib")
-        figures = importlib.import_module("matplotlib.figure")
+        import matplotlib.figure
     except ImportError as error:
         raise ImportError("plot needs matplotlib: pip install 'jaxreplay[plots]'.") from error
     with matplotlib.rc_context(STYLE):
         most = max(map(len, rows))
-        figure = figures.Figure(figsize=(WIDTH * most, HEIGHT * len(rows)), layout="constrained")
+        figure = matplotlib.figure.Figure(figsize=(WIDTH * most, HEIGHT * len(rows)), layout="constrained")
         for k, (part, row) in enumerate(zip(figure.subfigures(len(rows), squeeze=False)[:, 0], rows, strict=True)):
             if len(rows) > 1:
                 part.suptitle(f"buffers[{k}]")
@@ -100,31 +92,33 @@ def _stored_and_drawn(buffer: Any, state: Any) -> dict[str, Any]:
     shards = shards_of(buffer)
     sample = _facts.draw(buffer, state, jax.random.key(0), DRAWS)
     state = shards.stacked(state)
-    items, draws = _facts.of_items(shards.part, state), _facts.of_draws(shards, state, sample)
-    leaves = () if draws.leaves is None else (items.leaves, draws.leaves)
-    priorities = [_facts.priority(state.sampler, leaf) for leaf in leaves]
-    weights = jnp.where(sample.indices >= 0, sample.weights, jnp.nan)
-    return {"live": items.live, "stored_ages": items.ages, "draws": draws, "priorities": priorities, "weights": weights}
+    items, priorities = _facts.of_items(shards.part, state), None
+    if items.leaves is not None:
+        drawn = sample.probabilities * _facts.by_row(_facts.totals(state.sampler) * shards.num_shards, sample.indices)
+        priorities = [_facts.priority(state.sampler, leaf) for leaf in (items.leaves, drawn)]
+    age = None if isinstance(shards.whole, ReservoirBuffer) else sample.age
+    curve = _facts.curve(shards, state, sample)
+    return {"items": items, "sample": sample, "age": age, "priorities": priorities, "curve": curve}
 
 
-def _panels(live: Any, stored_ages: Any, draws: _facts.Draws, priorities: list[Any], weights: Any) -> list[Any]:
+def _panels(items: _facts.Items, sample: Any, age: Any, priorities: Any, curve: Any) -> list[Any]:
     """Functions that draw panels, with their arguments after the axes."""
-    count = int(draws.num_rows)
-    if count == 0:
+    has_item = sample.indices >= 0
+    if not has_item.any():
         return [(_text, "Nothing can be drawn yet.")]
     panels: list[Any] = []
     if priorities:
-        stored, drawn = priorities[0][live], priorities[1][-count:]
+        stored, drawn = priorities[0][items.live], priorities[1][has_item]
         if np.any(stored > 0):
             zeros = np.mean(stored == 0)
             label = "priority" + f" (not shown: {zeros:.1%} with priority 0)" * bool(zeros)
             bins = _log_bins(stored[stored > 0])
             panels.append((_shares, "Priorities", label, bins, stored, np.clip(drawn, bins[0], bins[-1])))
-    if draws.ages is not None:
-        stored = stored_ages[live]
+    if age is not None:
+        stored = items.ages[items.live]
         bins = np.linspace(0, stored.max() + 1, min(40, stored.max() + 1) + 1)
-        panels.append((_shares, "Ages", "age (insertions since)", bins, stored, draws.ages[-count:]))
-    return [*panels, (_mass, *draws.curve), (_weights, weights[~np.isnan(weights)])]
+        panels.append((_shares, "Ages", "age (insertions since)", bins, stored, age[has_item]))
+    return [*panels, (_mass, *curve), (_weights, sample.weights[has_item])]
 
 
 def _text(ax: Any, text: str) -> None:
@@ -134,11 +128,8 @@ def _text(ax: Any, text: str) -> None:
 
 def _shares(ax: Any, title: str, label: str, bins: np.ndarray, stored: np.ndarray, drawn: np.ndarray) -> None:
     """Histograms of all items and of draws."""
-    for x, style in (
-        (stored, {"fill": True, "color": ACCENT, "alpha": 0.85, "label": "stored"}),
-        (drawn, {"color": SECOND, "linewidth": 1.6, "label": "drawn"}),
-    ):
-        ax.stairs(np.histogram(x, bins)[0] / x.size, bins, **style)
+    ax.stairs(np.histogram(stored, bins)[0] / stored.size, bins, fill=True, color=ACCENT, alpha=0.85, label="stored")
+    ax.stairs(np.histogram(drawn, bins)[0] / drawn.size, bins, color=SECOND, linewidth=1.6, label="drawn")
     ax.set(title=title, xlabel=label, ylabel="share", xscale="log" if title == "Priorities" else "linear")
     if title == "Ages":
         ax.locator_params(axis="x", nbins=5)

@@ -208,7 +208,7 @@ def test_normal_never_empties(most):
     @functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 3})  # a minute if left to XLA_FLAGS
     @jax.vmap
     def run(tasks_per_env, caps):
-        state = _state.arrange(tasks_per_env, caps, jnp.zeros(most, jnp.int32), (), jnp.int32(0))
+        state = _state.arrange(tasks_per_env, caps, jnp.zeros(most, jnp.int32), ())
         env, known = _state.env_of(tasks, tasks_per_env), jnp.ones(most, bool)
 
         def step(state, label):
@@ -247,7 +247,7 @@ def run_dry(pools, env):
     """A state that no update leads to: all tasks of an environment are parked."""
     counts = jnp.array(pools.tasks_per_env, jnp.int32)
     pool = jnp.where(_state.env_of(jnp.arange(pools.num_tasks), counts) == env, 2, 0)
-    return _state.arrange(counts, jnp.stack([counts, counts], axis=1), pool, (), jnp.int32(0))
+    return _state.arrange(counts, jnp.stack([counts, counts], axis=1), pool, ())
 
 
 @pytest.mark.law

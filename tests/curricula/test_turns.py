@@ -74,13 +74,13 @@ def test_joining_all_at_once_equals_one_after_the_other(seed, num_items):
 def test_each_task_is_written_once(monkeypatch):
     written, write = [], _moves._write
 
-    def recording(state, moves, task, normal, label):
+    def recording(state, moves, task):
         written.append(np.asarray(task))
-        return write(state, moves, task, normal, label)
+        return write(state, moves, task)
 
     monkeypatch.setattr(_moves, "_write", recording)
     rng, counts, caps = seeds.rng("written once"), jnp.array([4], jnp.int32), jnp.array([[1, 1]], jnp.int32)
-    state = _state.arrange(counts, caps, jnp.zeros(4, jnp.int32), (), jnp.int32(0))
+    state = _state.arrange(counts, caps, jnp.zeros(4, jnp.int32), ())
     for _ in range(4):
         task, label = (jnp.asarray(rng.integers(0, most, 12), jnp.int32) for most in (4, 3))
         state = _moves.move(state, counts, caps, task, jnp.zeros(12, jnp.int32), label, jnp.ones(12, bool))

@@ -12,6 +12,12 @@ from jaxreplay._common import checks
 from jaxreplay._common.xla import copies_numpy
 
 
+def checked_draw(_: Any, key: Any, n: Any) -> tuple[Any, ...]:
+    """The arguments of `sample`, checked."""
+    checks.check_key(key)
+    return key, checks.check_integer("n", n, 1, 2**24, "the number of draws")
+
+
 def check(tasks: Any, rewards: Any, mask: Any, xp: Any = jnp) -> tuple[Any, ...]:
     """Convert tasks (integers [G]), rewards (float32 [G, R]) and mask (bool [G, R]) to arrays of `xp`, NumPy or JAX.
 

@@ -18,6 +18,7 @@ from jaxreplay._common.checks import check_integer, check_number
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.repeats import last_of_each
 from jaxreplay._common.ring import saturating_add
+from jaxreplay.curricula._groups import checked_draw
 
 PRIORITIZATIONS = ("rank", "proportional")
 LARGEST_SCORE = 1e30  # of a "proportional" draw; larger scores, also infinite ones, count as this
@@ -244,6 +245,7 @@ class Levels:
             rejected=saturating_add(state.rejected, jnp.sum(mask & is_nan, dtype=jnp.int32)),
         )
 
+    @method(num_rows="n", donates=True, before=checked_draw)
     def sample(self, state: LevelsState, key: jax.Array, n: int) -> tuple[LevelsState, jax.Array, Any]:
         """Draw levels independently, with replacement, and note the time of the draw.
 
@@ -265,11 +267,6 @@ class Levels:
           >>> drawn.tolist(), state.last.tolist()
           ([6, 6, 6], [1, 5])
         """
-        return self._sample(state, key, check_integer("n", n, 1, 2**24, "the number of draws"))
-
-    @method(static=("n",), donates=True)
-    def _sample(self, state: LevelsState, key: jax.Array, n: int) -> tuple[LevelsState, jax.Array, Any]:
-        checks.check_key(key)
         slots, _ = sum_tree.sample_with(sum_tree.of_leaves(self.probabilities(state)), random_bits(key, n))
         now = saturating_add(state.count, jnp.arange(1, n + 1, dtype=jnp.int32))
         state = dataclasses.replace(state, last=state.last.at[slots].max(now), count=now[-1])

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxreplay import sum_tree
 from jaxreplay._common.calls import method
-from jaxreplay._common.checks import check_integer, check_key, check_number, check_state, keywords_only, set_fields
+from jaxreplay._common.checks import check_integer, check_number, check_state, keywords_only, set_fields
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.ring import saturating_add
 from jaxreplay._common.xla import on_host
@@ -27,6 +27,12 @@ from jaxreplay.curricula._task_keys import old_task_of_each
 
 NORMAL, EASY, HARD = range(3)
 MAX_TASKS = 2**24  # the sum tree counts them in float32
+
+
+def _check_drawn(_: Any, __: Any, drawn: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    if not isinstance(drawn[1], jax.core.Tracer) and not on_host(drawn[1]):
+        raise ValueError("No environments left with examples. Normal is empty; recycle moves parked tasks back.")
+    return drawn
 
 
 @keywords_only
@@ -151,6 +157,7 @@ class DifficultyPools:
         """
         return _pool_state.arrange(*self._sizes, jnp.zeros(self.num_tasks, jnp.int32), ())
 
+    @method(num_rows="n", before=_groups.checked_draw, after=_check_drawn)
     def sample(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         """Draw tasks from normal, with replacement: an environment with tasks there by `env_ratios`, then a task.
 
@@ -175,15 +182,6 @@ class DifficultyPools:
           >>> sorted(set(tasks.tolist())), bool(ok)  # 0 is parked in easy and 1 in hard
           ([2, 3], True)
         """
-        n = check_integer("n", n, 1, 2**24, "the number of draws")
-        tasks, ok = self._draw(state, key, n)
-        if not isinstance(ok, jax.core.Tracer) and not on_host(ok):
-            raise ValueError("No environments left with examples. Normal is empty; recycle moves parked tasks back.")
-        return tasks, ok
-
-    @method(static=("n",))
-    def _draw(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-        check_key(key)
         ratios = np.asarray(self.tasks_per_env if self.env_ratios is None else self.env_ratios, np.float64)
         shares, sizes = jnp.asarray(ratios / max(ratios.max(), 1), jnp.float32), state.sizes[:, NORMAL]
         envs = sum_tree.of_leaves(jnp.where(sizes > 0, shares, 0.0), fanout=state.normal.fanout)

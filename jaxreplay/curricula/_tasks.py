@@ -127,6 +127,7 @@ class Tasks:
         )
         return self._scored(state, jnp.arange(self.num_tasks, dtype=jnp.int32))
 
+    @method(num_rows="n", before=_groups.checked_draw)
     def sample(self, state: TasksState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         """Draw tasks in proportion to their scores, with replacement.
 
@@ -147,11 +148,6 @@ class Tasks:
           >>> tasks.sample(state, jax.random.key(0), 4)[0].tolist()  # of task 1 nothing is known
           [1, 1, 1, 1]
         """
-        return self._draw(state, key, checks.check_integer("n", n, 1, 2**24, "the number of draws"))
-
-    @method(static=("n",))
-    def _draw(self, state: TasksState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-        checks.check_key(key)
         total = sum_tree.total(state.tree)
         if isinstance(self.score, Thompson):
             return self._winners(self.score, state, key, n), total > 0

@@ -104,6 +104,8 @@ def _compiled(body: Any, call: Call, over_mesh: Callable[..., Any]) -> Any:
             if isinstance(arguments[number], np.ndarray):
                 arguments = (*arguments[:number], as_int32(arguments[number]), *arguments[number + 1 :])
         arguments = copy_numpy(arguments)
+        if over_mesh is not over_any_mesh:
+            explain_donated(state, None)  # JAX 0.10 crashes over an array that is gone on several devices
         donate = call.donates and self.donate and not _is_differentiated((state, arguments))
         try:
             return (donating if donate else pure)(self, state, *arguments)

@@ -14,7 +14,6 @@ from jaxreplay._common.xla import copies_numpy
 
 def checked_draw(_: Any, key: Any, n: Any) -> tuple[Any, ...]:
     """The arguments of `sample`, checked."""
-    checks.check_key(key)
     return key, checks.check_integer("n", n, 1, 2**24, "the number of draws")
 
 

@@ -267,6 +267,7 @@ class Levels:
           >>> drawn.tolist(), state.last.tolist()
           ([6, 6, 6], [1, 5])
         """
+        checks.check_key(key)
         slots, _ = sum_tree.sample_with(sum_tree.of_leaves(self.probabilities(state)), random_bits(key, n))
         now = saturating_add(state.count, jnp.arange(1, n + 1, dtype=jnp.int32))
         state = dataclasses.replace(state, last=state.last.at[slots].max(now), count=now[-1])

@@ -17,7 +17,7 @@ import numpy as np
 
 from jaxreplay import sum_tree
 from jaxreplay._common.calls import method
-from jaxreplay._common.checks import check_integer, check_number, check_state, keywords_only, set_fields
+from jaxreplay._common.checks import check_integer, check_key, check_number, check_state, keywords_only, set_fields
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.ring import saturating_add
 from jaxreplay._common.xla import on_host
@@ -182,6 +182,7 @@ class DifficultyPools:
           >>> sorted(set(tasks.tolist())), bool(ok)  # 0 is parked in easy and 1 in hard
           ([2, 3], True)
         """
+        check_key(key)
         ratios = np.asarray(self.tasks_per_env if self.env_ratios is None else self.env_ratios, np.float64)
         shares, sizes = jnp.asarray(ratios / max(ratios.max(), 1), jnp.float32), state.sizes[:, NORMAL]
         envs = sum_tree.of_leaves(jnp.where(sizes > 0, shares, 0.0), fanout=state.normal.fanout)

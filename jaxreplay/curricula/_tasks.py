@@ -148,6 +148,7 @@ class Tasks:
           >>> tasks.sample(state, jax.random.key(0), 4)[0].tolist()  # of task 1 nothing is known
           [1, 1, 1, 1]
         """
+        checks.check_key(key)
         total = sum_tree.total(state.tree)
         if isinstance(self.score, Thompson):
             return self._winners(self.score, state, key, n), total > 0

@@ -13,15 +13,11 @@ from jaxreplay._common.calls import method
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.xla import alive, copy, materialize, read_once
 from jaxreplay.buffers import _uses
-from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, checked_draw, checked_epoch
+from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, checked_draw, checked_epoch, checked_newest
 from jaxreplay.buffers._size import S, Sized, kind, kind_of_states
 from jaxreplay.samplers import Sampler
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.transitions._batch import rows_to_write, without_valid
-
-
-def _checked_number(_: Any, n: Any) -> tuple[Any, ...]:
-    return (checks.check_integer("n", n, 1, ring.MAX_CAPACITY, "the number of insertions"),)
 
 
 class Buffer(Sized, Generic[S]):
@@ -338,7 +334,7 @@ class Buffer(Sized, Generic[S]):
         changed = {"storage": layouts.write_parts(state.storage, num_axes, places, values)}
         return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
-    @method(num_rows="n", before=_checked_number)
+    @method(num_rows="n", before=checked_newest)
     def newest(self, state: S, n: int) -> jax.Array:
         """Handles of the newest `n` insertions, int32 [n], oldest first; -1 where there are none.
 

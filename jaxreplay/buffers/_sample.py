@@ -66,6 +66,11 @@ def checked_epoch(_: Any, key: Any, batch_size: Any, step: Any) -> tuple[Any, ..
     return key, check_draw(batch_size), step
 
 
+def checked_newest(_: Any, n: Any) -> tuple[Any, ...]:
+    """The argument of `newest`, checked."""
+    return (check_integer("n", n, 1, ring.MAX_CAPACITY, "the number of insertions"),)
+
+
 def check_drawn(buffer: Any, state: Any, drawn: Sample) -> Sample:
     """`drawn`; a `ValueError` if the buffer, with all its shards, is known to be empty."""
     if is_known_empty(buffer, state):

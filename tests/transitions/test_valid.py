@@ -247,7 +247,10 @@ def test_a_sequence_buffer_says_what_to_do_instead(wrap):
     assert_equal(sequences.init(batch), sequences.init(plain))
     state = sequences.init(batch)
     for items, leaf in ((batch, r"leaf \.valid"), ({"x": batch}, r"leaf \['x'\]\.valid")):
-        with pytest.raises(ValueError, match=rf"^{leaf}: a SequenceBuffer stores every row, .* sequence_transitions"):
+        with pytest.raises(
+            ValueError,
+            match=rf"^(each of 2 shards: )?{leaf}: a SequenceBuffer stores every row, .* sequence_transitions",
+        ):
             jax.eval_shape(sequences.add, jax.eval_shape(sequences.init, items), items)
     state = sequences.add(state, plain, drawable=batch.valid)
     both = batch.valid[1:] & batch.valid[:-1]

@@ -108,6 +108,7 @@ class Shared:
         added = check_integer("added", added, 0, 2**63, "the number of items added before")
         drawn = check_integer("drawn", drawn, 0, 2**63, "the number of items drawn before")
         explain_donated(state, None)
+        buffer._check_state(state)
         self.buffer: Any = buffer
         sources = buffer.buffers if isinstance(buffer, Mixture) else (buffer,)
         room = sum(whole_of(source)._num_slots for source in sources)

@@ -86,7 +86,8 @@ class Turns:
             if self.why_closed is not None and (turn.counts or self._is_lost()):
                 self._check_open(call)
             self.limiter.register(added, drawn)
-            self._wait(lambda: self.limiter.passes(added, drawn), turn)
+            if not self.limiter.passes(added, drawn):
+                self._wait(lambda: self.limiter.passes(added, drawn), turn)
             turn.state, turn.only_reads = self.state, self.why_closed is not None
         except BaseException:
             self._changed.release()

@@ -30,7 +30,8 @@ class Held:
         try:
             for number in self._handlers:
                 _signal.signal(number, self)
-        except BaseException:  # a handler that was still to be replaced
+        except BaseException:  # of a handler that was still to be replaced
+            self._holds = False
             self.__exit__()
             raise
 

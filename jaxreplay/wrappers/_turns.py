@@ -96,18 +96,19 @@ class Turns:
 
     def leave(self, turn: "Turn", error: BaseException | None) -> None:
         """Take the turn's state, count the turn if it has replaced the state or raised no error, release the lock."""
+        is_block = turn.call == "state"  # in which code of the user runs
         try:
             if replaced := turn.state is not self.state:
                 if turn.only_reads:
                     self._check_open(turn.call)
-                if turn.is_block and _kind(turn.state) != self._kind:
+                if is_block and _kind(turn.state) != self._kind:
                     self._explain(turn.state)
                 self.state = turn.state
             if replaced or (error is None and turn.counts):
                 self.limiter.count(turn.added, turn.drawn)
                 self._version += 1
                 self._changed.notify_all()
-            if turn.is_block and error is None and self._is_lost():
+            if is_block and error is None and self._is_lost():
                 raise RuntimeError("cell.state was donated and not replaced; assign the new state to it.")
         except BaseException as raised:
             error = raised
@@ -209,11 +210,6 @@ class Turn:
             timeout = check_number("timeout", timeout, 0, threading.TIMEOUT_MAX, "seconds, or None for no limit")
         self._turns, self.call, self.added, self.drawn, self.timeout = turns, call, added, drawn, timeout
         self.counts = counts  # False for a block that also reads after `close`
-
-    @property
-    def is_block(self) -> bool:
-        """True if code of the user runs in it."""
-        return self.call == "state"
 
     def is_late(self) -> bool:
         """True if it has waited for `timeout` seconds."""

@@ -21,7 +21,7 @@ for line in sys.stdin:
     time.sleep(random.random() ** 2 * 0.002)
     os.kill(int(line), signal.SIGINT)
 """
-CALLS = ("update", "add", "block", "sample", "wait")
+CALLS = ("update", "add", "block", "sample", "wait", "close")
 PATIENCE = 5.0  # seconds, until a lock counts as held
 KEY = jax.random.key(0)
 
@@ -37,6 +37,7 @@ class Program:
         self.buffer = jr.ReplayBuffer(capacity=64, sampler=jr.Prioritized())
         self.shared = jr.Shared(self.buffer, self.buffer.init(np.zeros(1, np.int32)))
         self.idle = jr.Shared(self.buffer, self.buffer.init(np.zeros(1, np.int32)), ratio=1)  # no one adds
+        self.closed = jr.Shared(self.buffer, self.buffer.init(np.zeros(1, np.int32)))
         self.number = 0
         self.add()
         self.handles, self.td_errors = jnp.arange(8), jnp.ones(8)
@@ -70,15 +71,19 @@ class Program:
     def wait(self):
         self.idle.sample(KEY, 8)
 
+    def close(self):
+        self.closed.close()
+
     def check(self):
         """What the last interrupt did; another thread looks, as a lock of this thread does not stop this one."""
         found = []
 
         def look():
             try:
-                with self.idle.state(timeout=PATIENCE), self.shared.state(timeout=PATIENCE) as cell:
-                    state = cell.state
-                    found.append(int(self.buffer.get(state, self.buffer.newest(state, 1))[0]))
+                for shared in (self.idle, self.closed, self.shared):
+                    with shared.state(timeout=PATIENCE) as cell:
+                        newest = self.buffer.get(cell.state, self.buffer.newest(cell.state, 1))
+                found.append(int(newest[0]))
             except TimeoutError:
                 found.append("held")
             except (RuntimeError, ValueError):

@@ -53,6 +53,9 @@ class Shared:
     **The end.** `with shared:` closes it at the end of the block, and `with shared.worker():` if the block raises an
     error. In a closed `Shared` all calls raise `Closed`, except `size` and a block of `state` that only reads.
 
+    **Interrupts.** In the main thread, handlers of signals, such as the one of Ctrl-C, run before or after a call or a
+    block of `state`, or while it waits for its turn. So an interrupt loses no state and leaves no lock held.
+
     Attributes:
       buffer: a `ReplayBuffer`, `SequenceBuffer`, `ReservoirBuffer`, `Mixture` or `Sharded`.
       min_size: drawable items needed for the first draw. After that, rows without an item have handle -1, as in
@@ -68,7 +71,7 @@ class Shared:
       added, drawn: counts of an earlier `Shared` with this ratio, to go on from a checkpoint.
 
     Raises:
-      ValueError: an argument is invalid, or the state was donated.
+      ValueError: an argument is invalid, or `state` is not a state of the buffer or was donated.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=100)
@@ -108,6 +111,7 @@ class Shared:
         added = check_integer("added", added, 0, 2**63, "the number of items added before")
         drawn = check_integer("drawn", drawn, 0, 2**63, "the number of items drawn before")
         explain_donated(state, None)
+        buffer._check_state(state)
         self.buffer: Any = buffer
         sources = buffer.buffers if isinstance(buffer, Mixture) else (buffer,)
         room = sum(whole_of(source)._num_slots for source in sources)

@@ -10,6 +10,8 @@
 4. A waiting thread holds no lock. Each change of the state, of the counts or of the slack wakes all waiting threads,
    and so does `close`. The rule of `jaxreplay.wrappers._limiter` lets at least one of them pass.
 5. The state is lost only in a call that raises after it donated the state. That closes it for all threads.
+6. Handlers of signals run before a turn, after it, or while it waits: never between a call that donates the state and
+   the assignment of its result, nor where the lock would stay held. So an interrupt loses nothing and stops no thread.
 """
 
 import contextlib
@@ -20,10 +22,13 @@ from typing import Any, Self
 
 import jax
 
+from jaxreplay._common.checks import check_like, check_number
 from jaxreplay._common.xla import is_tracing, on_host
 from jaxreplay.wrappers._limiter import Limiter
+from jaxreplay.wrappers._signals import Held
 
-LOOK_AGAIN = 1.0  # seconds; a waiting thread then notices interrupts on all systems, and that it is alone
+ARRAYS = "its leaves must be arrays of JAX, such as jax.device_put makes."
+LOOK_AGAIN = 0.1  # seconds; a waiting thread then notices interrupts, and that it is alone
 
 
 class Closed(RuntimeError):
@@ -53,11 +58,13 @@ class Turns:
     """
 
     def __init__(self, state: Any, size_of: Callable[[Any], jax.Array], min_size: int, limiter: Limiter):
+        self._kind = _kind(state)
+        if not all(isinstance(x, jax.Array) for x in jax.tree.leaves(state)):
+            raise ValueError(f"state: {ARRAYS}")
         self.state, self.limiter = _committed(state), limiter
         self.why_closed: str | None = None
         self._cause: BaseException | None = None
         self.size_of, self._min_size = size_of, min_size
-        self._structure = jax.tree.structure(state)
         self._changed = threading.Condition()
         self._owner: int | None = None  # the thread whose turn it is
         self._version = 0
@@ -72,15 +79,15 @@ class Turns:
             )
         if self._owner == threading.get_ident():
             raise RuntimeError(f"{call}: called in a block of `state` of this thread; use cell.state there.")
-        deadline = None if turn.timeout is None else time.monotonic() + turn.timeout
         if not self.limiter.began and (drawn or self.limiter.added + added > self._min_size):
-            self._begin(call, drawn > 0, deadline)
-        self._acquire(call, deadline)
+            self._begin(turn)
+        self._acquire(turn)
         try:
-            if turn.counts or self._is_lost():
+            if self.why_closed is not None and (turn.counts or self._is_lost()):
                 self._check_open(call)
             self.limiter.register(added, drawn)
-            self._wait(lambda: self.limiter.passes(added, drawn), call, deadline)
+            if not self.limiter.passes(added, drawn):
+                self._wait(lambda: self.limiter.passes(added, drawn), turn)
             turn.state, turn.only_reads = self.state, self.why_closed is not None
         except BaseException:
             self._changed.release()
@@ -89,18 +96,19 @@ class Turns:
 
     def leave(self, turn: "Turn", error: BaseException | None) -> None:
         """Take the turn's state, count the turn if it has replaced the state or raised no error, release the lock."""
+        is_block = turn.call == "state"  # in which code of the user runs
         try:
             if replaced := turn.state is not self.state:
                 if turn.only_reads:
                     self._check_open(turn.call)
-                if (found := jax.tree.structure(turn.state)) != self._structure:
-                    raise ValueError(f"cell.state: got {found}, expected a state of the buffer, {self._structure}.")
+                if is_block and _kind(turn.state) != self._kind:
+                    self._explain(turn.state)
                 self.state = turn.state
             if replaced or (error is None and turn.counts):
                 self.limiter.count(turn.added, turn.drawn)
                 self._version += 1
                 self._changed.notify_all()
-            if error is None and self._is_lost():
+            if is_block and error is None and self._is_lost():
                 raise RuntimeError("cell.state was donated and not replaced; assign the new state to it.")
         except BaseException as raised:
             error = raised
@@ -113,61 +121,75 @@ class Turns:
 
     def close(self, error: BaseException | None = None) -> None:
         """Let all calls that wait, and later ones, raise `Closed`; the first call counts."""
-        with self._changed:
+        turn = Turn(self, "close")
+        with turn.hold():
+            self._acquire(turn)
             if self.why_closed is None:
                 by = f"closed by thread {threading.current_thread().name}"
                 self._cause, self.why_closed = error, by if error is None else f"{by}, by {error!r}"
             self._changed.notify_all()
+            self._changed.release()
 
-    def _acquire(self, call: str, deadline: float | None) -> None:
-        if not self._changed.acquire(timeout=-1 if deadline is None else max(0, deadline - time.monotonic())):
-            raise TimeoutError(f"{call}: waited for another thread, which is in a block of `state`.")
+    def _acquire(self, turn: "Turn") -> None:
+        while not self._changed.acquire(timeout=turn.patience()):
+            turn.signals.deliver()
+            if turn.is_late():
+                raise TimeoutError(f"{turn.call}: waited for another thread, which is in a block of `state`.")
 
     @contextlib.contextmanager
-    def _locked(self, call: str, deadline: float | None) -> Iterator[None]:
-        self._acquire(call, deadline)
+    def _locked(self, turn: "Turn") -> Iterator[None]:
+        self._acquire(turn)
         try:
-            self._check_open(call)
+            self._check_open(turn.call)
             yield
         finally:
             self._changed.release()
 
-    def _begin(self, call: str, waits: bool, deadline: float | None) -> None:
-        """Let draws begin if enough items are stored; with `waits`, wait for that."""
+    def _begin(self, turn: "Turn") -> None:
+        """Let draws begin if enough items are stored; a draw waits for that."""
         while not self.limiter.began:
-            with self._locked(call, deadline):
+            with self._locked(turn):
                 version, size = self._version, self.size_of(self.state)
             enough = int(on_host(size)) >= self._min_size
-            with self._locked(call, deadline):
+            with self._locked(turn):
                 if enough:
                     self.limiter.begin()
                     self._changed.notify_all()
-                elif waits:
-                    self._wait(lambda v=version: self.limiter.began or self._version != v, call, deadline)
+                elif turn.drawn:
+                    self._wait(lambda v=version: self.limiter.began or self._version != v, turn)
                 else:
                     return
 
-    def _wait(self, passes: Callable[[], bool], call: str, deadline: float | None) -> None:
+    def _wait(self, passes: Callable[[], bool], turn: "Turn") -> None:
         """Wait, without the lock, until `passes`."""
         start = time.monotonic()
         if not passes():
             self._changed.notify_all()  # the slack may have grown
         while not passes():
-            why = f"{call}: {self.limiter.text()}; min_size={self._min_size}"
-            if deadline is None and threading.enumerate() == [threading.current_thread()]:
+            why = f"{turn.call}: {self.limiter.text()}; min_size={self._min_size}"
+            if turn.timeout is None and threading.enumerate() == [threading.current_thread()]:
                 raise RuntimeError(
                     f"{why}. It would wait for ever, as the process has no other thread; use the buffer itself, or no "
                     "ratio."
                 )
-            waited = time.monotonic() - start
-            if deadline is not None and time.monotonic() >= deadline:
+            if turn.is_late():
+                waited = time.monotonic() - start
                 raise TimeoutError(f"{why}. Waited {waited:.3g} s; does the other side run, in another thread?")
-            self._changed.wait(LOOK_AGAIN if deadline is None else min(LOOK_AGAIN, deadline - time.monotonic()))
-            self._check_open(call)
+            self._changed.wait(turn.patience())
+            turn.signals.deliver()
+            self._check_open(turn.call)
 
     def _check_open(self, call: str) -> None:
         if self.why_closed is not None:
             raise Closed(f"{call}: {self.why_closed}.") from self._cause
+
+    def _explain(self, state: Any) -> None:
+        """Raise a `ValueError` that says why `state` is not one of the buffer."""
+        try:
+            check_like(state, self.state, 0, 0, "a state of the buffer")
+        except (AttributeError, ValueError) as error:
+            raise ValueError(f"cell.state: {error}") from None
+        raise ValueError(f"cell.state: {ARRAYS}")
 
     def _is_lost(self) -> bool:
         return any(x.is_deleted() for x in jax.tree.leaves(self.state))
@@ -179,20 +201,42 @@ class Turn:
     Each call of a `Shared` is such a block. A class, as `contextlib.contextmanager` takes three times as long.
     """
 
-    __slots__ = ("_turns", "added", "call", "counts", "drawn", "only_reads", "state", "timeout")
+    __slots__ = ("_deadline", "_turns", "added", "call", "counts", "drawn", "only_reads", "signals", "state", "timeout")
 
     def __init__(
         self, turns: Turns, call: str, added: int = 0, drawn: int = 0, timeout: float | None = None, counts: bool = True
     ):
+        if timeout is not None:
+            timeout = check_number("timeout", timeout, 0, threading.TIMEOUT_MAX, "seconds, or None for no limit")
         self._turns, self.call, self.added, self.drawn, self.timeout = turns, call, added, drawn, timeout
         self.counts = counts  # False for a block that also reads after `close`
 
+    def is_late(self) -> bool:
+        """True if it has waited for `timeout` seconds."""
+        return self._deadline is not None and time.monotonic() >= self._deadline
+
+    def patience(self) -> float:
+        """Seconds to wait before it looks again."""
+        return LOOK_AGAIN if self._deadline is None else max(0, min(LOOK_AGAIN, self._deadline - time.monotonic()))
+
+    def hold(self) -> Held:
+        """Begin, with signals held back."""
+        self.signals = Held()
+        self._deadline = None if self.timeout is None else time.monotonic() + self.timeout
+        return self.signals
+
     def __enter__(self) -> Self:
-        self._turns.enter(self)
+        self.hold()
+        try:
+            self._turns.enter(self)
+        except BaseException:
+            self.signals.__exit__()
+            raise
         return self
 
     def __exit__(self, _: Any, error: BaseException | None, __: Any) -> None:
-        self._turns.leave(self, error)
+        with self.signals:
+            self._turns.leave(self, error)
 
 
 def _committed(state: Any) -> Any:
@@ -201,3 +245,9 @@ def _committed(state: Any) -> Any:
     if any(x.sharding.device_set != leaves[0].sharding.device_set for x in leaves):
         return state  # a mixture of buffers on one device and on several
     return jax.device_put(state, jax.tree.map(lambda x: x.sharding, state))
+
+
+def _kind(state: Any) -> Any:
+    """Equal for all states of a buffer."""
+    leaves, structure = jax.tree.flatten(state)
+    return structure, [(type(x), getattr(x, "shape", None), getattr(x, "dtype", None)) for x in leaves]

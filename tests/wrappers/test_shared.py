@@ -158,8 +158,17 @@ def test_a_block_that_raises_before_the_state_is_assigned_changes_and_counts_not
 
 def test_a_state_of_another_buffer_is_refused():
     shared, other = shared_replay(), jr.ReplayBuffer(capacity=16)
-    with pytest.raises(ValueError, match=r"cell\.state: got .* expected a state of the buffer"), shared.state() as cell:
-        cell.state = other.init(items(numbers(0, 4)))
+    long, state = replay(32)[1], replay()[1]
+    flat = replay()[0].init({"id": numbers(0, 4), "x": np.zeros(4, np.float32)})
+    for wrong, message in (
+        (other.init(items(numbers(0, 4))), r"missing \.sampler.* a state of the buffer stores"),
+        (long, "a state of the buffer stores"),
+        (flat, r"leaf .storage\['x'\]: got float32\[16\], a state of the buffer stores float32\[16, 2\]"),
+        (jax.device_get(state), "its leaves must be arrays of JAX"),
+        (None, "got PyTreeDef"),
+    ):
+        with pytest.raises(ValueError, match=rf"cell\.state: .*{message}"), shared.state() as cell:
+            cell.state = wrong
     shared.add(items(numbers(0, 4)))
     assert shared.size() == 4
 
@@ -277,7 +286,8 @@ def test_rows_of_sequences_and_of_sources_are_counted():
     shared.add(1, jnp.zeros((3, 2)))
     shared.add(source=1, items=jnp.zeros((2, 2)))
     shared.actor(0).add(jnp.zeros((2, 2)))
-    assert shared.added == 6 + 4 + 4
+    shared.add(np.int64(1), jnp.zeros((1, 2)))
+    assert shared.added == 6 + 4 + 4 + 2
 
 
 def test_timeouts_say_who_is_ahead():
@@ -461,12 +471,9 @@ def act():
 shared.add(jnp.zeros(4)), shared.sample(jax.random.key(0), 4)
 actor = threading.Thread(target=act)
 actor.start()
-timer = threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT))
-timer.start()
 try:
     with shared:
-        with shared.state(drawn=0):
-            pass
+        threading.Timer(1.0, os.kill, (os.getpid(), signal.SIGINT)).start()
         other = jr.Shared(buffer, buffer.init(jnp.zeros(4)))
         other.sample(jax.random.key(0), 4)  # waits for what never comes
 finally:
@@ -507,6 +514,19 @@ def test_buffers_and_states_that_make_no_sense():
     rejects("must be a buffer of jaxreplay", jr.Shared, jr.bind(buffer, state), state)
     buffer.add(state, items(numbers(0, 4)))
     rejects("donated", jr.Shared, buffer, state)
+    rejects("state: got NoneType, expected ReplayState", jr.Shared, buffer, None)
+    rejects("capacity=16: this state has a leading axis of 8", jr.Shared, buffer, replay(8)[1])
+    rejects("state: its leaves must be arrays of JAX", jr.Shared, buffer, jax.device_get(replay()[1]))
+
+
+@pytest.mark.parametrize("timeout", [-1, float("nan"), float("inf"), "1", True])
+def test_a_timeout_that_makes_no_sense(timeout):
+    shared = shared_replay()
+    rows = items(numbers(0, 4))
+    for call in (lambda: shared.add(rows, timeout=timeout), lambda: shared.sample(KEY, 1, timeout=timeout)):
+        rejects(r"timeout=.*: must be a number in \[0, .*\]; seconds, or None for no limit", call)
+    rejects("timeout=", shared.state, timeout=timeout)
+    assert shared.size() == 0
 
 
 def test_an_actor_needs_a_source():

@@ -3,7 +3,6 @@
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxreplay._common import checks
 from jaxreplay._common.checks import check_integer
@@ -83,8 +82,9 @@ def tracer_for(
             "gamma=None: must be a number in [0, 1], or a traced float [] or [num_envs]; it is a discount; or give "
             "discounts, one per step."
         )
-    if np.ndim(gamma) or isinstance(gamma, jax.Array):
-        gamma, gamma_now = 1.0, check_gamma(gamma)
+    gamma = check_gamma(gamma)
+    if isinstance(gamma, jax.Array):
+        gamma, gamma_now = 1.0, gamma
     if max_n is not None:
         max_n = check_integer("max_n", max_n, 1, 2**31 - 1, "the largest number of steps in a window")
         check_integer("n", n, 1, max_n, "at most max_n; or give a larger max_n", traced=None)

@@ -68,7 +68,8 @@ def test_equal_discounts_give_the_bits_of_a_gamma(call, n):
     for gamma in np.float32([0.9, 0.997]):
         expected = call(steps, mask, None, jnp.float32(gamma), n=n)
         assert len(expected.Rn) > 60
-        same_bits(call(steps, mask, np.full_like(steps["r"], gamma), None, n=n), expected)
+        discounts = np.where(mask, gamma, np.float32(0.3))  # those of a window are alike
+        same_bits(call(steps, mask, discounts, None, n=n), expected)
         same_bits(call(steps, mask, None, np.full(3, gamma), n=n), expected)
     for gamma in (0.0, 0.5, 1.0):  # the powers of these are exact
         same_bits(call(steps, mask, np.full_like(steps["r"], gamma), None, n=n), call(steps, mask, None, gamma, n=n))

@@ -471,7 +471,8 @@ def stack_frames(frames, ends, k):
 def n_step_window(steps, start, n, gamma, end):
     """Window (start, last step, Rn, In) that opens at `start` in one environment, from steps before `end`; or None.
 
-    `steps` maps "r", "terminated", "truncated" and "mask" (True where there was a step) to sequences over time.
+    `steps` maps "r", "terminated", "truncated" and "mask" (True where there was a step) to sequences over time, and
+    "discount" if each step has its own: then it multiplies what comes after it. Only the flags end a window.
     """
     if start < 0 or not steps["mask"][start]:
         return None
@@ -481,7 +482,7 @@ def n_step_window(steps, start, n, gamma, end):
             break
         last = time
         Rn += discount * steps["r"][time]
-        discount *= gamma
+        discount *= steps["discount"][time] if "discount" in steps else gamma
         if steps["terminated"][time] or steps["truncated"][time]:
             break
     return start, last, Rn, 0.0 if steps["terminated"][last] else discount

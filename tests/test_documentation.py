@@ -685,6 +685,26 @@ def same_step(block, monkeypatch):
     assert ended > 1
 
 
+def one_step_late(block, monkeypatch):
+    """The calls bring observations; what they complete is what is traced with each step's own next observation."""
+    tracer, emitted, expected = jr.NStep(n=2, gamma=0.9, num_envs=2), [], []
+    rows = np.arange(14.0, dtype=np.float32).reshape(7, 2)
+    terminated, truncated = rows == 6, rows == 9
+    state = tracing = tracer.init(rows[0], rows[0], rows[0], terminated[0], truncated[0], rows[0])
+    names = {"tracer": tracer, "pending": None, "batch": None}
+    for t in range(7):
+        step = {"obs": rows[t], "action": rows[t], "reward": rows[t], "terminated": terminated[t]}
+        found = run(block, {**names, **step, "truncated": truncated[t], "tracing": tracing})
+        names["pending"], tracing = found["pending"], found["tracing"]
+        if t:
+            emitted.append(found["batch"])
+            state, batch, _ = tracer.add(state, *[rows[t - 1]] * 3, terminated[t - 1], truncated[t - 1], rows[t])
+            expected.append(batch)
+    jax.tree.map(np.testing.assert_array_equal, emitted, expected)
+    assert np.all(expected[-1].valid)
+    assert "tracer.add(tracing, *pending, obs)[1]" in PAGES[block[0]]
+
+
 def several_seeds(block, monkeypatch):
     obs, no = jnp.zeros((2, 4)), jnp.zeros(2, bool)
     names = {"one_step": (obs, no, obs[:, 0], no, no, obs), "init_agent": jax.random.bits, "reset": jax.random.bits}
@@ -1832,7 +1852,7 @@ COVERED = {  # a function for each block of Python, in the page's order
         parts_of_a_batch,
         rows_through_ray,
     ],
-    "guides/truncation.md": [both_ends, same_step],
+    "guides/truncation.md": [both_ends, same_step, one_step_late],
     "guides/writes.md": [rollouts, later_rewards],
 }
 CHECKS = {

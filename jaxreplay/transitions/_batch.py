@@ -20,7 +20,8 @@ class TransitionBatch:
     """A batch of one-step or n-step transitions, with the field names of coax's reward tracing.
 
     The bootstrapped target of a row is G = Rn + In * Q(S_next, A_next). `Rn` is the discounted sum of the m rewards in
-    the transition's window. `In` is gamma^m, or 0 if the episode terminated in the window.
+    the transition's window. `In` is gamma^m, or 0 if the episode terminated in the window. If each step has a discount,
+    gamma^k stands for the product of the first k.
 
     Attributes:
       S: pytree [B, ...], states.

@@ -38,7 +38,8 @@ def hindsight(
       rows, _ = jr.hindsight(goal_key, sample.items, goals, reward, mask=steps > 0)
 
     The outcome of an action is in the next row, so the reward of row t is computed from the achieved goal of row t + 1.
-    The last row has no outcome and keeps its reward, which `sequence_transitions` does not use.
+    The last row has no outcome and keeps its reward, which `sequence_transitions` does not use. A leaf of
+    discounts is kept too; where one is 0 because an episode terminated, it is not right for another goal.
 
     Args:
       key: a PRNG key.

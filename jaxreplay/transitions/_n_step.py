@@ -82,7 +82,17 @@ class _Tracer:
 
     @_takes_a_step
     def init(
-        self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
+        self,
+        s: Any,
+        a: Any,
+        r: Any,
+        terminated: Any,
+        truncated: Any,
+        s_next: Any,
+        logp: Any = None,
+        w: Any = None,
+        *,
+        discount: Any = None,
     ) -> NStepState:
         """State of an empty tracer for steps like this one, given as arrays or `jax.ShapeDtypeStruct`.
 
@@ -96,19 +106,29 @@ class _Tracer:
           >>> state.steps.r.shape
           (2, 1)
         """
-        step, num_envs = (s, a, r, terminated, truncated, s_next, logp, w), self.num_envs
-        spec = jax.eval_shape(lambda *step: _windows.as_steps((*step, None), num_envs=num_envs), *step)
+        step, num_envs = (s, a, r, terminated, truncated, s_next, logp, w, None, discount), self.num_envs
+        spec = jax.eval_shape(lambda *step: _windows.as_steps(step, num_envs=num_envs), *step)
         steps = jax.tree.map(lambda leaf: lax.full((self._window, *leaf.shape), 0, leaf.dtype), spec)
         return NStepState(steps, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
 
     @_takes_a_step
     def spec(
-        self, s: Any, a: Any, r: Any, terminated: Any, truncated: Any, s_next: Any, logp: Any = None, w: Any = None
+        self,
+        s: Any,
+        a: Any,
+        r: Any,
+        terminated: Any,
+        truncated: Any,
+        s_next: Any,
+        logp: Any = None,
+        w: Any = None,
+        *,
+        discount: Any = None,
     ) -> TransitionBatch:
         """Shapes and dtypes of the transitions that `add` emits for steps like this one, for `ReplayBuffer.init`.
 
         Raises:
-          ValueError: a leading axis is not `num_envs`, or there is more than one number or flag per environment.
+          ValueError: as for `init`, or there are both a gamma and a discount.
 
         Examples:
           >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
@@ -117,7 +137,12 @@ class _Tracer:
           (4,)
         """
         step = (s, a, r, terminated, truncated, s_next, logp, w)
-        return jax.eval_shape(lambda *step: self.add(self.init(*step), *step, gamma=1.0)[1], *step)
+        gamma = 1.0 if discount is None else None
+
+        def emitted(step: Any, discount: Any) -> TransitionBatch:
+            return self.add(self.init(*step, discount=discount), *step, discount=discount, gamma=gamma)[1]
+
+        return jax.eval_shape(emitted, step, discount)
 
     @_takes_a_step
     def add(
@@ -134,6 +159,7 @@ class _Tracer:
         *,
         mask: Any = None,
         gamma: Any = None,
+        discount: Any = None,
     ) -> tuple[NStepState, TransitionBatch, jax.Array]:
         """Add one step of every environment and emit the transitions that started n - 1 steps ago.
 
@@ -151,8 +177,10 @@ class _Tracer:
           mask: bool [num_envs] or None, False if an environment made no step. Its arguments are then ignored, no
             transition starts at this step, and open windows end before it, as if truncated. Gymnasium's vector
             environments need this for the call after the end of an episode, which only resets.
-          gamma: discount of the transitions emitted now, instead of the tracer's: a float in [0, 1], or a traced float
-            [], which is clipped. Its powers are computed in float32 or its wider dtype, the tracer's in float64.
+          gamma: discount of the transitions emitted now, instead of the tracer's: a float in [0, 1], or an array [] or
+            [num_envs], which is clipped. Powers are computed in float32 or its wider dtype, the tracer's in float64.
+          discount: float [num_envs] or None, discounts of this step, clipped to [0, 1], instead of gamma. Either `init`
+            and all calls of `add` get one, or none does.
 
         Returns:
           the new state; TransitionBatch [num_envs]; and its `valid`, bool [num_envs], False for rows that are not
@@ -160,7 +188,7 @@ class _Tracer:
 
         Raises:
           ValueError: a leaf differs from the one passed to `init` or is not as above (the message names it), the
-            discount is missing or out of range, or the state is another tracer's.
+            discount is missing, twice there or out of range, or the state is another tracer's.
 
         Examples:
           >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
@@ -174,8 +202,8 @@ class _Tracer:
           >>> bool(valid[0]), float(batch.Rn[0]), float(batch.In[0])
           (True, 1.5, 0.0)
         """
-        step = s, a, r, terminated, truncated, s_next, logp, w, mask
-        state, batch = self._add(state, step, self._discount(gamma))
+        step = s, a, r, terminated, truncated, s_next, logp, w, mask, discount
+        state, batch = self._add(state, step, _windows.check_gamma(gamma))
         return state, batch, batch.valid
 
     @method()
@@ -207,13 +235,13 @@ class _Tracer:
 
         Args:
           state: the state of the tracer.
-          gamma: as for `add`.
+          gamma: as for `add`; None if the steps have discounts.
 
         Returns:
           an empty state; TransitionBatch [n * num_envs], time-major; and its `valid`, bool [n * num_envs].
 
         Raises:
-          ValueError: the discount is missing or out of range, or the state is another tracer's.
+          ValueError: the discount is missing, twice there or out of range, or the state is another tracer's.
 
         Examples:
           >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
@@ -223,7 +251,7 @@ class _Tracer:
           >>> valid.tolist(), float(batch.In[1])  # the pending step, as a window of one step
           ([False, True], 0.5)
         """
-        state, batch = self._flush(state, self._discount(gamma))
+        state, batch = self._flush(state, _windows.check_gamma(gamma))
         return state, batch, batch.valid
 
     @method()
@@ -254,8 +282,8 @@ class _Tracer:
     @method()
     def _sequences(self, arguments: Any, n: Any, gamma: Any) -> TransitionBatch:
         """See `jaxreplay.sequence_transitions`; `n` and `gamma` as for `_windows.transitions`."""
-        s, a, r, terminated, truncated, logp, w, mask = arguments
-        steps = _windows.as_steps((s, a, r, terminated, truncated, s, logp, w, mask), "a batch of sequences")
+        s, a, r, terminated, truncated, *rest = arguments
+        steps = _windows.as_steps((s, a, r, terminated, truncated, s, *rest), "a batch of sequences")
         length = steps.r.shape[1]
         if length <= self.n:
             raise ValueError(
@@ -270,14 +298,6 @@ class _Tracer:
         count = length - (not self.next_action) - starts  # the action of the last row may be a next action
         batch = _windows.transitions(self, steps, starts, count, None, n, gamma)
         return layouts.merge_axes(jax.tree.map(lambda leaf: leaf.swapaxes(0, 1), batch))
-
-    def _discount(self, gamma: Any) -> Any:
-        """Check the `gamma` of a call; None for the tracer's own."""
-        if gamma is None and self.gamma is None:
-            raise ValueError("gamma=None: the tracer has none; pass one to each call, as in add(..., gamma=0.99).")
-        if gamma is not None:
-            check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
-        return gamma
 
     @property
     def _window(self) -> int:
@@ -306,15 +326,20 @@ class NStep(_Tracer):
 
       Rn = sum_{k<m} gamma^k R_{t+k};  In = 0 if the last step is terminated, else gamma^m;  S_next = its `s_next`.
 
+    Steps may have discounts of their own (dm_env; a model's probability to continue; an option's duration). The product
+    of the first k in the window then replaces gamma^k. A discount of 0 ends no window: later rewards count 0, and `In`
+    is 0. Products of equal discounts are the powers of a traced gamma, bit for bit.
+
     Attributes:
       n: length of the longest window in steps, at least 1.
-      gamma: discount in [0, 1]; None to pass one to `add` and `flush`, which may be traced and mapped by `jax.vmap`.
+      gamma: discount in [0, 1]; None to pass one to `add` and `flush`, which may be traced and mapped by `jax.vmap`, or
+        `discount` to `init` and `add`.
       num_envs: size of the leading axis of every argument.
       next_action: also fill `A_next` and `logP_next` (SARSA), which delays transitions by one more step. A truncated
         window has no next action and is emitted as not valid.
       record_extra_info: fill `extra_info` with the window itself: `states`, `actions`, `rewards`, `dones`,
-        `log_props`, `weights` (the last two None without `logp` and `w`), leaves [B, n, ...]. Rows after the end of the
-        window repeat its last step and have `dones` True.
+        `log_props`, `weights` (the last two None without `logp` and `w`), and `discounts` if steps have any, leaves
+        [B, n, ...]. Rows after the end of the window repeat its last step and have `dones` True.
 
     Examples:
       >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
@@ -350,7 +375,7 @@ class MonteCarlo(_Tracer):
     `flush` emits the pending ones.
 
     Attributes:
-      gamma: discount in [0, 1], or None, as in `NStep`.
+      gamma: discount in [0, 1], or None, as in `NStep`; with None, steps may have discounts.
       max_length: length of the longest return in steps, at least 1.
       num_envs: size of the leading axis of every argument.
 

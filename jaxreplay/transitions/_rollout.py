@@ -5,10 +5,11 @@ from typing import Any
 import jax
 
 from jaxreplay._common import checks
-from jaxreplay._common.checks import check_integer, check_number
+from jaxreplay._common.checks import check_integer
 from jaxreplay._common.xla import copy_numpy
 from jaxreplay.transitions._batch import TransitionBatch
 from jaxreplay.transitions._n_step import NStep
+from jaxreplay.transitions._windows import check_gamma
 
 
 def n_step_transitions(
@@ -20,10 +21,11 @@ def n_step_transitions(
     S_next: Any,
     *,
     n: int | jax.Array,
-    gamma: float | jax.Array,
+    gamma: float | jax.Array | None = None,
     logP: Any = None,
     W: Any = None,
     mask: Any = None,
+    discounts: Any = None,
     next_action: bool = False,
     record_extra_info: bool = False,
     flush: bool = False,
@@ -36,10 +38,10 @@ def n_step_transitions(
     `NStep.flush` follow.
 
     Args:
-      S, A, R, terminated, truncated, S_next, logP, W, mask: as for `NStep.add`, with a leading time axis:
+      S, A, R, terminated, truncated, S_next, logP, W, mask, discounts: as for `NStep.add`, with a leading time axis:
         [T, num_envs, ...].
       n, next_action, record_extra_info: see `NStep`.
-      gamma: discount in [0, 1], a number, or a traced float [], which is clipped.
+      gamma: discount in [0, 1], a number, or an array [] or [num_envs], which is clipped; None with `discounts`.
       flush: also emit the transitions that are pending at the end of the rollout, as if it were truncated there.
       max_n: None, or the largest `n`, which may then be traced; see `jaxreplay.sequence_transitions`. Rows are for the
         same steps as with n = `max_n`.
@@ -48,8 +50,8 @@ def n_step_transitions(
       TransitionBatch [T * num_envs] ([(T + n) * num_envs] with `flush`); and its `valid`, bool of the same length.
 
     Raises:
-      ValueError: `n`, `gamma` or `max_n` is out of range, `n` is traced without `max_n`, leading axes differ, or there
-        is more than one number or flag per step.
+      ValueError: `n`, `gamma` or `max_n` is out of range, `n` is traced without `max_n`, leading axes differ, there is
+        more than one number or flag per step, or not one of `gamma` and `discounts`.
 
     Examples:
       >>> # Arrays [T, num_envs].
@@ -63,20 +65,25 @@ def n_step_transitions(
       >>> batch.S.tolist()[1:], batch.Rn.tolist()[1:], batch.S_next.tolist()[1:]
       ([0.0, 1.0], [1.5, 1.5], [2.0, 3.0])
     """
-    tracer, n_now, gamma_now = tracer_for(n, gamma, max_n, next_action, record_extra_info)
+    tracer, n_now, gamma_now = tracer_for(n, gamma, discounts, max_n, next_action, record_extra_info)
     flush = checks.check_bool("flush", flush, "whether to emit pending transitions")
-    rows = copy_numpy((S, A, R, terminated, truncated, S_next, logP, W, mask))
+    rows = copy_numpy((S, A, R, terminated, truncated, S_next, logP, W, mask, discounts))
     batch = tracer._rollout(rows, flush, n_now, gamma_now)
     return batch, batch.valid
 
 
-def tracer_for(n: Any, gamma: Any, max_n: Any, next_action: bool, record_extra_info: bool) -> tuple[NStep, Any, Any]:
+def tracer_for(
+    n: Any, gamma: Any, discounts: Any, max_n: Any, next_action: bool, record_extra_info: bool
+) -> tuple[NStep, Any, Any]:
     """A tracer with these settings, and `n` and `gamma` to replace its own, or None; see `_windows.transitions`."""
     n_now = gamma_now = None
-    if gamma is None:
-        raise ValueError("gamma=None: must be a number in [0, 1], or a traced float []; it is a discount.")
+    if gamma is None and discounts is None:
+        raise ValueError(
+            "gamma=None: must be a number in [0, 1], or a traced float [] or [num_envs]; it is a discount; or give "
+            "discounts, one per step."
+        )
+    gamma = check_gamma(gamma)
     if isinstance(gamma, jax.Array):
-        check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
         gamma, gamma_now = 1.0, gamma
     if max_n is not None:
         max_n = check_integer("max_n", max_n, 1, 2**31 - 1, "the largest number of steps in a window")

@@ -112,10 +112,11 @@ def sequence_transitions(
     truncated: Any,
     *,
     n: int | jax.Array,
-    gamma: float | jax.Array,
+    gamma: float | jax.Array | None = None,
     mask: Any = None,
     logP: Any = None,
     W: Any = None,
+    discounts: Any = None,
     next_action: bool = False,
     record_extra_info: bool = False,
     max_n: int | None = None,
@@ -141,12 +142,13 @@ def sequence_transitions(
       R: number [B, L], rewards.
       terminated, truncated: bool [B, L]; a number other than 0 is True.
       n: see `NStep`; with `max_n` also a traced integer [], clipped to [1, max_n].
-      gamma: discount in [0, 1], a number, or a traced float [], which is clipped. Powers of an array are computed in
-        float32 or its wider dtype, powers of a number in float64.
+      gamma: discount in [0, 1], a number, or an array [] or [B], which is clipped; None with `discounts`. Powers of an
+        array are computed in float32 or its wider dtype, powers of a number in float64.
       next_action, record_extra_info: see `NStep`; with `max_n`, `extra_info` has leaves [B, max_n, ...].
       mask: bool [B, L], True if the row holds a step; None for all. If the stream has no rows for final observations,
         mask `valid` with `Sample.mask`, and leave it out here.
       logP, W: float [B, L] or None.
+      discounts: float [B, L] or None, a discount for each step instead of gamma, as in `NStep`.
       max_n: None, or the largest `n`, a Python integer, which determines all shapes.
 
     Returns:
@@ -155,7 +157,8 @@ def sequence_transitions(
 
     Raises:
       ValueError: `n`, `gamma` or `max_n` is out of range, `n` is traced without `max_n`, leading axes differ, a leaf
-        has more than one number or flag per step, or there are fewer than n + 1 (max_n + 1) rows.
+        has more than one number or flag per step, there are fewer than n + 1 (max_n + 1) rows, or there is not one
+        of `gamma` and `discounts`.
 
     Examples:
       >>> rows, no = jnp.array([[1.0, 2.0, 3.0, 4.0]]), jnp.array([[False] * 4])
@@ -163,6 +166,6 @@ def sequence_transitions(
       >>> batch.S.tolist(), batch.Rn.tolist(), batch.In.tolist(), batch.S_next.tolist()
       ([1.0, 2.0], [2.0, 3.5], [0.25, 0.25], [3.0, 4.0])
     """
-    tracer, n_now, gamma_now = tracer_for(n, gamma, max_n, next_action, record_extra_info)
-    batch = tracer._sequences(copy_numpy((S, A, R, terminated, truncated, logP, W, mask)), n_now, gamma_now)
+    tracer, n_now, gamma_now = tracer_for(n, gamma, discounts, max_n, next_action, record_extra_info)
+    batch = tracer._sequences(copy_numpy((S, A, R, terminated, truncated, logP, W, mask, discounts)), n_now, gamma_now)
     return batch, batch.valid

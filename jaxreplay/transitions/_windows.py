@@ -12,6 +12,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay._common import checks
+from jaxreplay._common.checks import check_number
 from jaxreplay._common.devices import backend_of
 from jaxreplay._common.ring import wrap_excess, wrap_negative
 from jaxreplay._common.xla import read_once
@@ -33,6 +34,7 @@ class TracerSteps:
     logp: jax.Array | None
     w: jax.Array | None
     mask: jax.Array  # True if there was a step
+    discount: jax.Array | None = None  # of what follows the step; None if all have the same
 
     @property
     def ends(self) -> jax.Array:
@@ -41,12 +43,13 @@ class TracerSteps:
 
 
 # Fields of `TracerSteps` under the names of arguments that hold many steps.
-_Rollout = collections.namedtuple("_Rollout", "S A R terminated truncated S_next logP W mask")
-KINDS = {"r": "number", "terminated": "flag", "truncated": "flag", "logp": "number", "w": "number", "mask": "flag"}
+_Rollout = collections.namedtuple("_Rollout", "S A R terminated truncated S_next logP W mask discounts")
+KINDS: dict[str, str] = dict.fromkeys(("r", "logp", "w", "discount"), "number")
+KINDS |= dict.fromkeys(("terminated", "truncated", "mask"), "flag")
 
 
 def as_steps(arguments: tuple[Any, ...], what: str | None = None, num_envs: int | None = None) -> TracerSteps:
-    """The fields of `TracerSteps`, with rewards in float32 or wider and bool flags; all rows hold a step by default.
+    """The fields of `TracerSteps`, with numbers in float32 or wider and bool flags; all rows hold a step by default.
 
     Args:
       arguments: leaves [num_envs, ...], or [time, num_envs, ...] if `what` is given.
@@ -67,6 +70,8 @@ def as_steps(arguments: tuple[Any, ...], what: str | None = None, num_envs: int 
         elif x is not None or field in ("r", "terminated", "truncated"):
             found[field] = checks.as_real(name, x, f"one {'real ' if kind == 'number' else ''}{kind} {each}")
     found["r"] = checks.as_float(found["r"])
+    if found["discount"] is not None:
+        found["discount"] = jnp.clip(checks.as_float(found["discount"]), 0, 1)
     found |= {field: found[field].astype(bool) for field in ("terminated", "truncated")}
     if found["mask"] is None:
         found["mask"] = jnp.ones(found["r"].shape, bool)
@@ -84,6 +89,23 @@ def as_steps(arguments: tuple[Any, ...], what: str | None = None, num_envs: int 
     if num_envs not in (None, leading[0]):
         raise ValueError(f"num_envs={num_envs}: got a step with a leading axis of {leading[0]}.")
     return steps
+
+
+def check_gamma(gamma: Any) -> Any:
+    """`gamma`: None, a number in [0, 1], or an array [] or [num_envs]; a vector of NumPy becomes one of JAX.
+
+    Raises:
+      ValueError: it is none of these, or is known and out of range.
+    """
+    if gamma is None:
+        return None
+    if not isinstance(gamma, np.ndarray | jax.Array) or gamma.ndim != 1:
+        check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
+        return gamma
+    found = checks.as_float(checks.as_real("gamma", gamma, "one number, or one per environment"))
+    if isinstance(gamma, np.ndarray) and not np.all((gamma >= 0) & (gamma <= 1)):
+        raise ValueError(f"gamma={gamma!r}: must be numbers in [0, 1]; they are discounts.")
+    return found
 
 
 def lags(num_rows: int, first: jax.Array) -> jax.Array | None:
@@ -116,10 +138,13 @@ def transitions(
       first: int32 [K], rows of the first steps.
       count: int32 [K], number of rows from the first one on that hold steps; 0 for no transition.
       lag: int32 [K, T], lags of all rows, if they are few; None to gather the rows of each window.
-      n, gamma: integer [] and float [], clipped to range, or None for the tracer's own.
+      n, gamma: integer [], and float [] or [E], clipped to range; or None for the tracer's own.
 
     Returns:
       TransitionBatch [K, E], with `valid`.
+
+    Raises:
+      ValueError: there is not one of a gamma and discounts of the steps, or the gammas are not one per environment.
     """
     if n is None:
         n = tracer.n
@@ -132,7 +157,9 @@ def transitions(
     is_terminal = stop == 2 * last
     every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
     gamma = tracer.gamma if gamma is None else jnp.clip(gamma, 0, 1)
-    Rn, In = _returns(at(steps.r, every), last, is_terminal, gamma, lag is None)
+    _check_discounts(gamma, steps)
+    discount = None if steps.discount is None else at(steps.discount, every)
+    Rn, In = _returns(at(steps.r, every), discount, last, is_terminal, gamma, lag is None)
     valid, has_next = stop >= 0, stop >= 2 * n
     opening = jnp.zeros_like(first)[:, None]
     S, A, logP, W = jax.tree.map(lambda leaf: at(leaf, opening), (steps.s, steps.a, steps.logp, steps.w))
@@ -149,24 +176,59 @@ def transitions(
     return TransitionBatch(S, A, logP, Rn, In, S_next, A_next, logP_next, W, extra_info=extra_info, valid=valid)
 
 
-def _returns(
-    r: jax.Array, last: jax.Array, is_terminal: jax.Array, gamma: Any, gathers: bool
-) -> tuple[jax.Array, jax.Array]:
-    """Partial returns and bootstrap factors [K, E] of windows with rewards `r` [K, width, E].
+def _check_discounts(gamma: Any, steps: TracerSteps) -> None:
+    """Raise a `ValueError` if there is not one of `gamma` and discounts, or it is not as many as environments."""
+    if gamma is None and steps.discount is None:
+        raise ValueError(
+            "gamma=None: the tracer has none; pass one to each call, as in add(..., gamma=0.99), or pass a discount to "
+            "init and add."
+        )
+    if gamma is not None and steps.discount is not None:
+        raise ValueError("gamma: steps have discounts of their own; give gamma=None, and discounts times gamma.")
+    if isinstance(gamma, jax.Array) and gamma.shape not in ((), steps.r.shape[1:]):
+        got, expected = (checks.type_text(gamma.dtype, shape) for shape in (gamma.shape, steps.r.shape[1:]))
+        raise ValueError(f"gamma: got {got}, expected one number, such as a float32[], or {expected}.")
 
-    Powers of a number are in float64, and of a traced float [] in float32 or wider.
+
+def _returns(
+    r: jax.Array, discount: jax.Array | None, last: jax.Array, is_terminal: jax.Array, gamma: Any, gathers: bool
+) -> tuple[jax.Array, jax.Array]:
+    """Partial returns and bootstrap factors [K, E] of windows with rewards, and discounts if any, [K, width, E].
+
+    Powers of a number are in float64, and of a traced float [] or [E] in float32 or wider.
     """
     every = jnp.arange(r.shape[1], dtype=jnp.int32)[None, :, None]
-    if isinstance(gamma, jax.Array):
+    if discount is not None:
+        powers = _products(discount, every <= last[:, None])
+    elif isinstance(gamma, jax.Array):
         gamma = checks.as_float(gamma)
-        powers = gamma ** jnp.arange(r.shape[1] + 1, dtype=gamma.dtype)  # a product would round at each factor
+        powers = _powers(gamma[None, None] if gamma.ndim else gamma, r.shape[1])
     else:
         powers = np.float64(gamma) ** np.arange(r.shape[1] + 1)
-    powers = jnp.asarray(powers, r.dtype)[None, :, None]
+    powers = jnp.asarray(powers, r.dtype)
+    if powers.ndim == 1:
+        powers = powers[None, :, None]
     Rn = jnp.sum(jnp.where(every <= last[:, None], powers[:, :-1] * r, 0), axis=1)
-    if gathers:
+    if gathers and powers.shape[::2] == (1, 1):
         return Rn, jnp.where(is_terminal, 0, powers[0, 1:, 0][last])
     return Rn, jnp.sum(jnp.where((every == last[:, None]) & ~is_terminal[:, None], powers[:, 1:], 0), axis=1)
+
+
+def _powers(x: jax.Array, width: int) -> jax.Array:
+    """Powers 0 to `width` of `x` [] or [K, 1, E], along the second axis. A product would round at each factor."""
+    exponents = jnp.arange(width + 1, dtype=x.dtype)
+    return x ** (exponents[None, :, None] if x.ndim else exponents)
+
+
+def _products(discount: jax.Array, inside: jax.Array) -> jax.Array:
+    """Products of the first 0 to `width` discounts [K, width, E] of windows; `inside` is True in the window.
+
+    A window in which all are equal has the powers, bit for bit. Derivatives are those of the products.
+    """
+    products = jnp.pad(jnp.cumprod(discount, axis=1), ((0, 0), (1, 0), (0, 0)), constant_values=1)
+    is_equal = jnp.all((discount == discount[:, :1]) | ~inside, axis=1, keepdims=True)
+    values = jnp.where(is_equal, _powers(discount[:, :1], discount.shape[1]), products)
+    return lax.stop_gradient(values) + (products - lax.stop_gradient(products))
 
 
 def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, width: int) -> jax.Array:
@@ -215,5 +277,7 @@ def _extra_info(steps: TracerSteps, last: jax.Array, max_n: int, at: Any) -> dic
     wanted = jnp.minimum(every, last[:, None])  # [K, max_n, E]
     window = {"states": steps.s, "actions": steps.a, "rewards": steps.r, "log_props": steps.logp, "weights": steps.w}
     window = jax.tree.map(lambda leaf: at(leaf, wanted), window)
+    if steps.discount is not None:
+        window["discounts"] = at(steps.discount, wanted)
     window["dones"] = at(steps.ends, wanted) | (every > last[:, None])
     return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 2), window)

@@ -243,7 +243,13 @@ def test_wrong_arguments_of_sequence_transitions():
         ({"n": 1, "gamma": 0.9, "max_n": 2.0}, "max_n=.*: must be an integer"),
         ({"n": jnp.ones(2, jnp.int32), "gamma": 0.9, "max_n": 2}, r"n: got int32\[2\], expected an int32\[\]"),
         ({"n": jnp.float32(1), "gamma": 0.9, "max_n": 2}, r"n: got float32\[\], expected an int32\[\]"),
-        ({"n": 1, "gamma": jnp.ones(2), "max_n": 2}, r"gamma: got float\d+\[2\], expected one number"),
+        ({"n": 1, "gamma": jnp.ones(3), "max_n": 2}, r"gamma: got float\d+\[3\], expected one number"),
+        ({"n": 1, "gamma": jnp.ones((2, 1)), "max_n": 2}, r"gamma: got float\d+\[2, 1\], expected one number"),
+        ({"n": 1, "gamma": np.array([0.9, 1.1])}, r"gamma=array.*: must be numbers in \[0, 1\]"),
+        ({"n": 1}, r"gamma=None: must be a number in \[0, 1\], .* or give discounts, one per step"),
+        ({"n": 1, "gamma": 0.9, "discounts": x}, "gamma: steps have discounts of their own; give gamma=None"),
+        ({"n": 1, "discounts": x[:, 0]}, r"leaf \.discounts: got float\d+\[2\], .* needs 2 leading axes"),
+        ({"n": 1, "discounts": x[..., None]}, r"discounts: got .*, one number per step; squeeze"),
         ({"n": 1, "gamma": np.float32(2), "max_n": 2}, r"gamma=.*: must be a number in \[0, 1\]; it is a discount"),
     ):
         rejects(message, jr.sequence_transitions, x, x, x, flags, flags, **options)

@@ -15,13 +15,14 @@ import jaxreplay as jr
 from jaxreplay.transitions import _windows
 
 FLAGS = ("r", "terminated", "truncated", "mask")
+DISCOUNTS = (0.0, 0.5, 0.97, 1.0)
 ARGUMENTS = ("s", "a", "r", "terminated", "truncated", "s_next")
 WHOLE = (0, 6, 11)  # lengths of segments that are also traced at once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is traced. A `gamma` of None is another traced one for each call."""
+    """What is traced. A `gamma` of None is another traced one, or one per environment, for each call."""
 
     n: int
     gamma: float | None = 0.9
@@ -29,26 +30,28 @@ class Case:
     next_action: bool = False
     record_extra_info: bool = False
     monte_carlo: bool = False
+    discounts: bool = False  # each step has one
 
     @property
     def tracer(self):
+        gamma = None if self.discounts else self.gamma
         if self.monte_carlo:
-            return jr.MonteCarlo(gamma=self.gamma, max_length=self.n, num_envs=self.num_envs)
-        return jr.NStep(**{x.name: getattr(self, x.name) for x in dataclasses.fields(self) if x.name != "monte_carlo"})
+            return jr.MonteCarlo(gamma=gamma, max_length=self.n, num_envs=self.num_envs)
+        return jr.NStep(gamma=gamma, num_envs=self.num_envs, **self.settings)
 
     @property
     def settings(self):
         return {"n": self.n, "next_action": self.next_action, "record_extra_info": self.record_extra_info}
 
 
-def make_steps(rng, length, num_envs, first):
+def make_steps(rng, length, num_envs, first, discounts=False):
     """Steps of random environments, each with its own number, from `first` on; those that are none are of NaN."""
     shape = length, num_envs
     end_rates, gap_rate = rng.choice([0.0, 0.1, 0.5, 0.9], 2, p=[0.4, 0.3, 0.2, 0.1]), rng.choice([0.0, 0.1, 0.4])
     ids = first + np.arange(length * num_envs, dtype=np.float32).reshape(shape)
     mask = rng.random(shape) >= gap_rate
     x = np.where(mask, ids, np.nan).astype(np.float32)
-    return {
+    steps = {
         "s": {"x": np.stack([x, -x], axis=-1)},
         "a": ids.astype(np.int32),
         "r": np.where(mask, rng.standard_normal(shape), np.nan).astype(np.float32),
@@ -59,10 +62,14 @@ def make_steps(rng, length, num_envs, first):
         "w": x / 32,
         "mask": mask,
     }
+    if discounts:  # of some environments the same in all steps
+        each = np.where(rng.random(num_envs) < 0.3, rng.choice(DISCOUNTS, num_envs), rng.choice(DISCOUNTS, shape))
+        steps["discount"] = np.where(mask, each, np.nan).astype(np.float32)
+    return steps
 
 
 def stream_of(steps, env):
-    return {name: steps[name][:, env] for name in FLAGS}
+    return {name: steps[name][:, env] for name in (*FLAGS, "discount") if name in steps}
 
 
 def kind_of(stream, window, n, end):
@@ -84,6 +91,9 @@ def count(happened, stream, window, n, end):
     happened["transitions"] += 1
     happened[kind_of(stream, window, n, end)] += 1
     ended = stream["terminated"][last] or stream["truncated"][last]
+    if "discount" in stream and last > start:
+        happened["equal discounts"] += len({*stream["discount"][start : last + 1]}) == 1
+        happened["going on behind a discount of 0"] += 0 in stream["discount"][start:last]
     happened["shorter than n"] += last < start + n - 1
     happened["of one step"] += last == start
     happened["behind an end"] += start > 0 and bool(stream["terminated"][start - 1] or stream["truncated"][start - 1])
@@ -111,7 +121,10 @@ def check_row(case, batch, row, steps, env, window, max_n=None):
     if case.record_extra_info:
         info = jax.tree.map(lambda x: x[row], batch.extra_info)
         np.testing.assert_array_equal(info["states"]["x"], steps["s"]["x"][times, env])
-        for name, field in {"actions": "a", "rewards": "r", "log_props": "logp", "weights": "w"}.items():
+        fields = {"actions": "a", "rewards": "r", "log_props": "logp", "weights": "w"}
+        fields |= {"discounts": "discount"} if case.discounts else {}
+        assert info.keys() == {*fields, "states", "dones"}
+        for name, field in fields.items():
             np.testing.assert_array_equal(info[name], steps[field][times, env])
         ends = (steps["terminated"] | steps["truncated"])[times, env]
         np.testing.assert_array_equal(info["dones"], ends | (np.arange(start, start + len(times)) > last))
@@ -138,15 +151,17 @@ def random_run(case, num_segments, *names, seed=seeds.SEED):
     happened, state, first = collections.Counter(), None, 1
     for _ in range(num_segments):
         length = int(rng.choice([*WHOLE, int(rng.integers(1, 3 * case.n + 2))]))
-        steps = make_steps(rng, length, case.num_envs, first)
+        steps = make_steps(rng, length, case.num_envs, first, case.discounts)
         first += length * case.num_envs
-        gammas = np.full(length + 1, case.gamma)
-        if case.gamma is None:  # one for all calls now and then
-            gammas = rng.choice([0.0, 0.5, 0.97, 1.0], rng.choice([1, length + 1])).astype(np.float32)
-            gammas = np.broadcast_to(gammas, length + 1)
-        given = [{"gamma": jnp.float32(x)} if case.gamma is None else {} for x in gammas]
+        gammas = np.full((length + 1, case.num_envs), case.gamma)
+        if case.gamma is None:  # one for all calls now and then, and one for all environments
+            gammas = rng.choice(DISCOUNTS, [rng.choice([1, x]) for x in gammas.shape]).astype(np.float32)
+            gammas = np.broadcast_to(gammas, (length + 1, case.num_envs))
+        alike = bool(np.all(gammas == gammas[:, :1]))
+        happened["a discount per environment"] += not alike
+        given = [{"gamma": jnp.float32(x[0] if alike else x)} if case.gamma is None else {} for x in gammas]
         if state is None:
-            like = make_steps(rng, 1, case.num_envs, 0)
+            like = make_steps(rng, 1, case.num_envs, 0, case.discounts)
             state = tracer.init(**{name: x for name, x in at(like, 0).items() if name != "mask"})
         emitted = []
         for t in range(length):
@@ -160,7 +175,10 @@ def random_run(case, num_segments, *names, seed=seeds.SEED):
         happened["flushes of nothing"] += (length == 0) * case.num_envs
         # The flush has n rows an environment, and those of fewer pending steps come last.
         streams = [stream_of(steps, env) for env in range(case.num_envs)]
-        windows = [oracles.n_step_emissions(stream, case.n, gammas, case.next_action) for stream in streams]
+        windows = [
+            oracles.n_step_emissions(stream, case.n, of_env, case.next_action)
+            for stream, of_env in zip(streams, gammas.T, strict=True)
+        ]
         for stream, (by_step, by_flush) in zip(streams, windows, strict=True):
             for now, window in enumerate(by_step):
                 count(happened, stream, window, case.n, now + 1)
@@ -175,16 +193,17 @@ def random_run(case, num_segments, *names, seed=seeds.SEED):
         pad = [[None] * case.num_envs] * (case.n - len(by_flush[-case.n :]))
         check_rows(case, found, pad + by_flush[-case.n :], steps)
         assert all(window is None for at_time in by_flush[: -case.n] for window in at_time)
-        if length in WHOLE and len(set(gammas)) == 1:
-            gamma = case.gamma if case.gamma is not None else jnp.float32(gammas[0])
+        if length in WHOLE and np.all(gammas == gammas[0]):
+            gamma = case.gamma if case.gamma is not None else given[0]["gamma"]
             check_rows(case, traced_at_once(case, steps, gamma), by_step + pad + by_flush[-case.n :], steps)
             happened["rollouts at once"] += case.num_envs
     return happened
 
 
 def traced_at_once(case, steps, gamma):
-    rest = {"logP": steps["logp"], "W": steps["w"], "mask": steps["mask"]}
-    return jr.n_step_transitions(*[steps[name] for name in ARGUMENTS], **rest, **case.settings, gamma=gamma, flush=True)
+    rest = {"logP": steps["logp"], "W": steps["w"], "mask": steps["mask"]} | case.settings
+    rest |= {"discounts": steps["discount"]} if case.discounts else {"gamma": gamma}
+    return jr.n_step_transitions(*[steps[name] for name in ARGUMENTS], **rest, flush=True)
 
 
 LEAST = {  # in a hundred segments of an environment
@@ -203,6 +222,7 @@ LEAST = {  # in a hundred segments of an environment
     "steps that are none": 30,
     "rollouts at once": 15,
 }
+OF_DISCOUNTS = {"equal discounts": 15, "going on behind a discount of 0": 15}
 
 
 def least(case):
@@ -213,6 +233,8 @@ def least(case):
     if case.next_action:
         never |= {"truncated", "cut by the mask", "flushed"}
     found = {name: x for name, x in LEAST.items() if name not in never}
+    found |= OF_DISCOUNTS if case.discounts and case.n > 1 else {}
+    found |= {"a discount per environment": 15} if case.gamma is None and case.num_envs > 1 else {}
     return found | ({"without a next action": 60} if case.next_action else {})
 
 
@@ -220,6 +242,9 @@ CASES = [
     Case(n=3, record_extra_info=True),
     Case(n=4, gamma=None, num_envs=2, next_action=True, record_extra_info=True),
     rarely(Case(n=5, gamma=0.5, monte_carlo=True)),
+    Case(n=3, num_envs=2, record_extra_info=True, discounts=True),
+    rarely(Case(n=4, num_envs=2, next_action=True, discounts=True)),
+    rarely(Case(n=12, monte_carlo=True, discounts=True)),
 ]
 
 
@@ -228,12 +253,13 @@ def test_a_tracer_does_what_its_twin_does(case):
     check_happened(random_run(case, 40, str(case)), least(case), 40 * case.num_envs)
 
 
-def test_rows_of_a_short_ring_are_selected_where_they_are_not_on_a_cpu(monkeypatch):
+@pytest.mark.parametrize("case", [CASES[1], CASES[3]], ids=str)
+def test_rows_of_a_short_ring_are_selected_where_they_are_not_on_a_cpu(monkeypatch, case):
     asked = []
     monkeypatch.setattr(_windows, "backend_of", lambda: asked.append(8) or "gpu")
     jax.clear_caches()
     try:
-        test_a_tracer_does_what_its_twin_does(CASES[1])
+        test_a_tracer_does_what_its_twin_does(case)
     finally:
         jax.clear_caches()
     assert asked
@@ -241,18 +267,19 @@ def test_rows_of_a_short_ring_are_selected_where_they_are_not_on_a_cpu(monkeypat
 
 @pytest.mark.slow
 @pytest.mark.parametrize("num_envs", [1, 4])
-@pytest.mark.parametrize("gamma", [None, 0.9])
+@pytest.mark.parametrize("gamma", [None, 0.9, "discounts"])
 @pytest.mark.parametrize("next_action", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 7])
 def test_long_runs_with_a_new_seed(n, next_action, gamma, num_envs):
-    case = Case(n=n, gamma=gamma, num_envs=num_envs, next_action=next_action, record_extra_info=True)
+    discounts = {"discounts": True} if gamma == "discounts" else {"gamma": gamma}
+    case = Case(n=n, num_envs=num_envs, next_action=next_action, record_extra_info=True, **discounts)
     happened = random_run(case, 200, str(case), seed=seeds.fresh())
     check_happened(happened, least(case), 200 * num_envs)
 
 
-def make_rows(rng, batch_size, length, first):
+def make_rows(rng, batch_size, length, first, discounts=False):
     """Sequences [B, L] of rows as a SequenceBuffer draws them: some truncated steps lack the row behind them."""
-    steps = make_steps(rng, length, batch_size, first)
+    steps = make_steps(rng, length, batch_size, first, discounts)
     mask = steps["mask"]
     if length > 1:  # most rows behind an end hold no step, as final observations do
         ends = steps["terminated"] | steps["truncated"]
@@ -263,21 +290,23 @@ def make_rows(rng, batch_size, length, first):
 
 def traced_of_sequences(case, max_n, rows, n, gamma):
     rest = {"logP": rows["logp"], "W": rows["w"], "mask": rows["mask"], "max_n": max_n}
-    settings = {**case.settings, "n": case.n if n is None else n, "gamma": case.gamma if gamma is None else gamma}
+    settings = {**case.settings, "n": case.n if n is None else n}
+    rest |= {"discounts": rows["discount"]} if case.discounts else {"gamma": case.gamma if gamma is None else gamma}
     return jr.sequence_transitions(*[rows[name] for name in ARGUMENTS[:-1]], **rest, **settings)
 
 
 def random_sequences(case, max_n, num_batches, *names, seed=seeds.SEED):
-    """With `max_n`, n and gamma are traced."""
+    """With `max_n`, n and gamma are traced; gamma is one number, or one per sequence."""
     rng, happened = seeds.rng("sequences", *names, seed=seed), collections.Counter()
     batch_size, length = 6, (max_n or case.n) + 6
     run = run_once(lambda *x: traced_of_sequences(case, max_n, *x))
     for number in range(num_batches):
-        rows = make_rows(rng, batch_size, length, 1 + number * batch_size * length)
-        n, gamma, given = case.n, case.gamma, (None, None)
+        rows = make_rows(rng, batch_size, length, 1 + number * batch_size * length, case.discounts)
+        n, gammas, given = case.n, np.full(batch_size, case.gamma), (None, None)
         if max_n:
-            n, gamma = int(rng.integers(1, max_n + 1)), float(np.float32(rng.choice([0.0, 0.9, 1.0])))
-            given = jnp.int32(n), jnp.float32(gamma)
+            gammas = rng.choice([0.0, 0.9, 1.0], batch_size if number % 2 else 1).astype(np.float32)
+            n, given_gamma = int(rng.integers(1, max_n + 1)), jnp.asarray(gammas if number % 2 else gammas[0])
+            given, gammas = (jnp.int32(n), given_gamma), np.broadcast_to(gammas, batch_size)
         batch, valid = jax.tree.map(np.asarray, run(rows, *given))
         num_starts = length - (max_n or n)
         assert batch.batch_size == batch_size * num_starts
@@ -291,7 +320,7 @@ def random_sequences(case, max_n, num_batches, *names, seed=seeds.SEED):
             steps["s_next"] = {"x": np.concatenate([steps["s"]["x"][1:], steps["s"]["x"][-1:]])}
             stream = stream_of(steps, 0)
             usable = stream if case.next_action else {name: x[:-1] for name, x in stream.items()}
-            emitted, _ = oracles.n_step_emissions(usable, n, gamma, case.next_action)
+            emitted, _ = oracles.n_step_emissions(usable, n, gammas[b], case.next_action)
             windows = emitted[n - 1 + case.next_action :][:num_starts]
             for start, window in enumerate(windows):
                 row = b * num_starts + start
@@ -314,9 +343,15 @@ OF_SEQUENCES = {  # in a hundred batches
 }
 
 
-@pytest.mark.parametrize(("next_action", "max_n"), [(False, 5), (True, None), *map(rarely, [(False, None), (True, 5)])])
-def test_sequences_of_rows_do_what_the_twin_does(next_action, max_n):
-    case = Case(n=3, next_action=next_action, record_extra_info=True)
+@pytest.mark.parametrize(
+    ("next_action", "max_n", "discounts"),
+    [
+        *((False, 5, False), (True, None, False), (False, None, True)),
+        *map(rarely, [(False, None, False), (True, 5, False), (True, 5, True)]),
+    ],
+)
+def test_sequences_of_rows_do_what_the_twin_does(next_action, max_n, discounts):
+    case = Case(n=3, next_action=next_action, record_extra_info=True, discounts=discounts)
     happened = random_sequences(case, max_n, 20, str(case), str(max_n))
     check_happened(happened, of_sequences(case), 20)
 
@@ -324,9 +359,10 @@ def test_sequences_of_rows_do_what_the_twin_does(next_action, max_n):
 @pytest.mark.slow
 @pytest.mark.parametrize("max_n", [None, 6])
 @pytest.mark.parametrize("next_action", [False, True])
+@pytest.mark.parametrize("discounts", [False, True])
 @pytest.mark.parametrize("n", [1, 2, 5])
-def test_many_sequences_with_a_new_seed(n, next_action, max_n):
-    case = Case(n=n, gamma=0.97, next_action=next_action, record_extra_info=True)
+def test_many_sequences_with_a_new_seed(n, discounts, next_action, max_n):
+    case = Case(n=n, gamma=0.97, next_action=next_action, record_extra_info=True, discounts=discounts)
     happened = random_sequences(case, max_n, 200, str(case), str(max_n), seed=seeds.fresh())
     check_happened(happened, of_sequences(case) if n > 1 or max_n else {"transitions": 450}, 200)
 

@@ -331,6 +331,10 @@ def test_tracing_environments_that_lie_on_several_devices_exchanges_nothing():
 
     state = jax.tree.map(laid_out, tracer.init(*step))
     assert collectives(compiled(jax.jit(tracer.add), state, *envs).as_text()) == []
+    tracer = jr.NStep(n=3, gamma=None, num_envs=8)
+    state = jax.tree.map(laid_out, tracer.init(*step, discount=step[1]))
+    with_discounts = jax.jit(lambda state, *step: tracer.add(state, *step, discount=step[1]))
+    assert collectives(compiled(with_discounts, state, *envs).as_text()) == []
 
 
 @pytest.mark.hlo

@@ -1,0 +1,206 @@
+"""Discounts of each step, and one for each environment; the twin has the rest."""
+
+import itertools
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import seeds
+from helpers import at, rarely, rejects
+from jax.test_util import check_grads
+
+import jaxreplay as jr
+from jaxreplay.transitions import _windows
+
+NAMES = ("s", "a", "r", "terminated", "truncated", "s_next")
+
+
+def make_steps(length, num_envs):
+    rng, shape = seeds.rng("discounts"), (length, num_envs)
+    obs = np.arange(length * num_envs, dtype=np.float32).reshape(shape)
+    ends = rng.random((2, *shape)) < 0.1
+    rewards = rng.standard_normal(shape).astype(np.float32)
+    return dict(zip(NAMES, (obs, obs, rewards, *ends, obs + 0.5), strict=True)), rng.random(shape) < 0.9
+
+
+def traced(steps, mask, discounts, gamma, **settings):
+    """By `add` and `flush`; [T, num_envs] or one number of each call."""
+    tracer = jr.NStep(gamma=None, num_envs=len(mask[0]), **settings)
+    given = {} if discounts is None else {"discount": discounts[0]}
+    state, emitted = tracer.init(**at(steps, 0), **given), []
+    for t in range(len(mask)):
+        given = {"gamma": gamma} if discounts is None else {"discount": discounts[t]}
+        state, batch, _ = tracer.add(state, **at(steps, t), **given, mask=mask[t])
+        emitted.append(batch)
+    emitted.append(tracer.flush(state, gamma=gamma)[1])
+    batch = jax.tree.map(lambda *x: np.concatenate(x), *emitted)
+    return jax.tree.map(lambda x: x[batch.valid], batch)
+
+
+def at_once(steps, mask, discounts, gamma, **settings):
+    arguments = [steps[name] for name in NAMES]
+    batch, valid = jr.n_step_transitions(
+        *arguments, mask=mask, discounts=discounts, gamma=gamma, flush=True, **settings
+    )
+    return jax.tree.map(lambda x: np.asarray(x)[np.asarray(valid)], batch)
+
+
+def of_sequences(steps, mask, discounts, gamma, **settings):
+    arguments = [steps[name].T for name in NAMES[:-1]]
+    discounts = None if discounts is None else discounts.T
+    batch, valid = jr.sequence_transitions(*arguments, mask=mask.T, discounts=discounts, gamma=gamma, **settings)
+    return jax.tree.map(lambda x: np.asarray(x)[np.asarray(valid)], batch)
+
+
+def same_bits(found, expected):
+    assert jax.tree.structure(found) == jax.tree.structure(expected)
+    for x, y in zip(jax.tree.leaves(found), jax.tree.leaves(expected), strict=True):
+        np.testing.assert_array_equal(np.asarray(x).view(np.uint8), np.asarray(y).view(np.uint8))
+
+
+@pytest.mark.parametrize("n", [5, *map(rarely, (1, 2, 9))])
+@pytest.mark.parametrize("call", [traced, at_once, of_sequences])
+def test_equal_discounts_give_the_bits_of_a_gamma(call, n):
+    """A product would round at each factor. A number's powers are rounded once, from float64."""
+    steps, mask = make_steps(40, 3)
+    for gamma in np.float32([0.9, 0.997]):
+        expected = call(steps, mask, None, jnp.float32(gamma), n=n)
+        assert len(expected.Rn) > 60
+        discounts = np.where(mask, gamma, np.float32(0.3))  # those of a window are alike
+        same_bits(call(steps, mask, discounts, None, n=n), expected)
+        same_bits(call(steps, mask, None, np.full(3, gamma), n=n), expected)
+    for gamma in (0.0, 0.5, 1.0):  # the powers of these are exact
+        same_bits(call(steps, mask, np.full_like(steps["r"], gamma), None, n=n), call(steps, mask, None, gamma, n=n))
+
+
+def test_equal_discounts_give_the_bits_of_a_gamma_where_a_short_ring_is_selected_from(monkeypatch):
+    monkeypatch.setattr(_windows, "backend_of", lambda: "gpu")
+    jax.clear_caches()
+    try:
+        test_equal_discounts_give_the_bits_of_a_gamma(traced, 3)
+    finally:
+        jax.clear_caches()
+
+
+def test_monte_carlo_discounts_to_the_end_of_the_episode():
+    """A discount of 0 hides what comes behind it and ends nothing; `terminated` alone sets `In` to 0."""
+    tracer, no = jr.MonteCarlo(gamma=None, max_length=4), np.zeros(1, bool)
+    x = np.ones(1, np.float32)
+    state = tracer.init(x, x, x, no, no, x, discount=x)
+    for t, discount in enumerate((0.5, 0.0, 0.5, 0.25)):
+        step = t * x, x, 2.0**t * x, no, no | (t == 3), t + x
+        state, batch, _ = tracer.add(state, *step, discount=discount * x)
+    _, rest, _ = tracer.flush(state)
+    rows = jax.tree.map(lambda *x: np.concatenate(x), batch, rest)
+    rows = jax.tree.map(lambda x: x[rows.valid], rows)
+    assert rows.Rn.tolist() == [1 + 0.5 * 2, 2, 4 + 0.5 * 8, 8]
+    assert rows.In.tolist() == [0, 0, 0.125, 0.25]
+    assert rows.S_next.tolist() == [4] * 4
+
+
+def test_a_discount_out_of_range_is_clipped_as_a_gamma_is():
+    steps, mask = make_steps(6, 2)
+    for given, kept in ((1.5, 1.0), (-0.5, 0.0)):
+        discounts = [np.full_like(steps["r"], x) for x in (given, kept)]
+        same_bits(*(at_once(steps, mask, x, None, n=3) for x in discounts))
+        same_bits(*(at_once(steps, mask, None, jnp.asarray(x[0]), n=3) for x in discounts))
+
+
+@pytest.mark.parametrize("equal", [True, False])
+def test_derivatives_are_those_of_the_products(equal):
+    """Also with respect to each of several equal discounts."""
+    steps, _ = make_steps(6, 2)
+    rng = seeds.rng(1)
+    discounts = np.full((6, 2), 0.9, np.float32) if equal else rng.uniform(0.2, 0.9, (6, 2)).astype(np.float32)
+
+    def total(discounts):
+        arguments = [steps[name] for name in NAMES]
+        batch, valid = jr.n_step_transitions(*arguments, n=3, discounts=discounts, flush=True)
+        return jnp.sum(jnp.where(valid, batch.Rn + 2 * batch.In, 0))
+
+    check_grads(jax.jit(total), (discounts,), 1, atol=1e-2, rtol=1e-2, eps=1e-2)
+
+
+class Accumulator:
+    """`NStepTransitionAccumulator` of dqn_zoo: takes time steps of dm_env, and the action that follows each."""
+
+    def __init__(self, n):
+        self.tracer = jr.NStep(n=n, gamma=None)
+        self.tracing: Any = None
+        self.last: Any = None
+
+    def step(self, kind, obs, reward, discount, action):
+        emitted = []
+        if self.last is not None:
+            is_last, is_first = kind == "last", kind == "first"
+            ends = is_last and discount == 0, is_last and discount != 0
+            step = jax.tree.map(lambda x: np.asarray(x)[None], (*self.last, np.float32(reward), *ends, obs))
+            discount = np.float32([discount])
+            if self.tracing is None:
+                self.tracing = self.tracer.init(*step, discount=discount)
+            self.tracing, batch, _ = self.tracer.add(
+                self.tracing, *step, discount=discount, mask=np.array([not is_first])
+            )
+            emitted += batch.to_singles()
+        if kind == "last":  # at once, as there
+            self.tracing, batch, _ = self.tracer.flush(self.tracing)
+            emitted += batch.to_singles()
+        self.last = (obs, action) if kind != "last" else None
+        return emitted
+
+
+def accumulate(n, kinds, rewards, discounts):
+    accumulator = Accumulator(n)
+    return [accumulator.step(kind, i, rewards[i], discounts[i], i % 4) for i, kind in enumerate(kinds)]
+
+
+def test_what_dqn_zoo_accumulates():
+    """Its `test_reward_accumulation` and `test_discount_accumulation`, and states and actions."""
+    n, length = 3, 10
+    rewards, discounts = np.linspace(-5, 5, length, endpoint=False), np.linspace(0.9, 1.0, length, endpoint=False)
+    found = accumulate(n, ["first", *["mid"] * (length - 1)], rewards, discounts)
+    assert [len(x) for x in found] == [0] * n + [1] * (length - n)
+    rows = [*itertools.chain(*found)]
+    for i, row in enumerate(rows):  # the first discount and reward are of no step
+        window = slice(i + 1, i + 1 + n)
+        factors = np.cumprod([1.0, *discounts[window][:-1]])
+        np.testing.assert_allclose(row.Rn, [np.sum(factors * rewards[window])], rtol=1e-6)
+        np.testing.assert_allclose(row.In, [np.prod(discounts[window])], rtol=1e-6)
+        assert (row.S[0], row.A[0], row.S_next[0]) == (i, i % 4, i + n)
+
+
+def test_what_dqn_zoo_yields_at_the_end_of_an_episode():
+    kinds = ["first", *["mid"] * 5, "last", "first", "mid", "last", "first"]
+    found = accumulate(3, kinds, np.ones(len(kinds)), np.arange(1, len(kinds) + 1) / len(kinds))
+    assert [len(x) for x in found] == [0, 0, 0, 1, 1, 1, 3, 0, 0, 2, 0]
+    assert [(int(x.S[0]), int(x.S_next[0])) for x in (*found[6], *found[9])] == [(3, 6), (4, 6), (5, 6), (7, 9), (8, 9)]
+    assert all(x.In[0] > 0 for x in (*found[6], *found[9]))
+
+
+@pytest.mark.versions
+def test_one_kind_of_discount_is_needed_in_all_calls():
+    steps, _ = make_steps(1, 2)
+    step, discount = at(steps, 0), np.full(2, 0.9, np.float32)
+    tracer = jr.NStep(n=2, gamma=None, num_envs=2)
+    state, without = tracer.init(**step, discount=discount), tracer.init(**step)
+    two = "gamma: steps have discounts of their own; give gamma=None, and discounts times gamma"
+    for message, call in (
+        (two, lambda: tracer.add(state, **step, discount=discount, gamma=0.9)),
+        (two, lambda: tracer.flush(state, gamma=discount)),
+        (two, lambda: jr.NStep(n=2, gamma=0.9, num_envs=2).spec(**step, discount=discount)),
+        (two, lambda: jr.NStep(n=2, gamma=0.9, num_envs=2).flush(state)),
+        (r"missing \.discount", lambda: tracer.add(state, **step, gamma=0.9)),
+        (r"unexpected \.discount", lambda: tracer.add(without, **step, discount=discount)),
+        (r"or pass a discount to init and add", lambda: tracer.add(without, **step)),
+        (
+            r"discount: got complex64\[2\], expected one real number per",
+            lambda: tracer.init(**step, discount=discount * 1j),
+        ),
+        (r"discount: got float32\[2, 1\], .*; squeeze", lambda: tracer.init(**step, discount=discount[:, None])),
+    ):
+        rejects(message, call)
+    emitted = tracer.add(state, **step, discount=np.ones(2, int))[1]
+    specified = tracer.spec(**step, discount=jax.ShapeDtypeStruct((2,), jnp.bfloat16))
+    assert jax.tree.map(lambda x: (x.shape, x.dtype), emitted) == jax.tree.map(lambda x: (x.shape, x.dtype), specified)

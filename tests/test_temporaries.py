@@ -161,6 +161,40 @@ def test_no_copy_where_later_rows_are_drawn(seeds):
     check_function(draw, abstract(buffer, ITEMS, seeds), ITEMS, seeds)
 
 
+CLOSING = often([("episodes", 8)], [("episodes", 0), *itertools.product(["inside", "cut"], (0, 8)), ("episodes", 8)])
+
+
+@pytest.mark.parametrize(("windows", "seeds"), CLOSING)
+def test_no_copy_where_streams_are_closed(windows, seeds):
+    """Nor of the flags and places of rows, between a draw and an addition."""
+    buffer = sequences(jr.Uniform(), seeds)
+    buffer = dataclasses.replace(buffer, windows=windows, gaps=True, hindsight=True)
+
+    def close(state, items, mask, key):
+        def step(state, key):
+            drawn = buffer.sample(state, key, BATCH)
+            state = buffer.end_streams(state, mask=mask & (drawn.weights > 0))
+            return buffer.add(state, jax.tree.map(lambda x: x[None], items)), drawn.items["reward"]
+
+        return lax.scan(step, state, jax.random.split(key, 10))
+
+    check_function(close, abstract(buffer, ITEMS, seeds), ITEMS, seeds)
+
+
+@pytest.mark.parametrize("windows", ["episodes", rarely("inside")])
+def test_work_and_memory_of_closing_streams_do_not_grow_with_their_length(windows):
+    def costs(length):
+        buffer = jr.SequenceBuffer(length=length, num_envs=BATCH, sequence_length=4, windows=windows, hindsight=True)
+        state = jax.eval_shape(buffer.init, np.zeros((1, BATCH), np.float32))
+        program = compiled(buffer.end_streams.programs[True], buffer, state, np.zeros(BATCH, bool))
+        memory = program.memory_analysis()
+        not_in_place = memory.output_size_in_bytes - memory.alias_size_in_bytes
+        return program.cost_analysis()["flops"], memory.temp_size_in_bytes, not_in_place
+
+    assert costs(2**18) == costs(2**10)
+    assert costs(2**10)[2] < 1024
+
+
 @pytest.mark.parametrize(("sampler", "seeds"), often([("global", 8)], list(itertools.product(SAMPLERS, (0, 8)))))
 def test_no_copy_where_a_part_is_drawn(sampler, seeds):
     """Restricted draws and epochs between an insertion and an update."""

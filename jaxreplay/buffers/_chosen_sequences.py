@@ -20,7 +20,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay._common import layouts, ring
-from jaxreplay._common.xla import read_once
+from jaxreplay._common.xla import materialize, read_once
 from jaxreplay.buffers import _every_sequence
 from jaxreplay.buffers._episode_flags import is_end, is_gap
 from jaxreplay.buffers._every_sequence import ChangedSlots, NewRows
@@ -91,11 +91,12 @@ def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
       - rows of one number, in which `later` stays, are before or after the place.
     """
     so_far = jnp.where(closed, 0, state.windows.so_far)
-    changed: dict[str, Any] = {"windows": dataclasses.replace(state.windows, so_far=so_far)}
+    rows = ring.after(state.rows, state.ring.inserted, closed)  # of the next write too
+    changed: dict[str, Any] = {"windows": dataclasses.replace(state.windows, so_far=so_far), "rows": rows}
     if buffer.windows == "episodes":
-        newest = ring.wrap_negative(state.rows.inserted % buffer.length - 1, buffer.length)
+        newest = ring.wrap_negative(rows.inserted % buffer.length - 1, buffer.length)
         places = newest * buffer.num_envs + jnp.arange(buffer.num_envs, dtype=jnp.int32)
-        flags = layouts.read(layouts.merge_axes(state.ends), places)
+        (flags,) = read_once(materialize(layouts.read(layouts.merge_axes(state.ends), places)))
         flags = jnp.maximum(flags, closed.astype(flags.dtype))  # a gap stays one
         changed["ends"] = layouts.write(state.ends, newest[None], flags[None])
     if state.episodes is not None:

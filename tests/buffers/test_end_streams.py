@@ -135,6 +135,13 @@ def test_two_rows_of_two_runs_are_no_sequence():
         assert int(buffer.size(buffer.add(buffer.end_streams(before, mask=mask), row))) == drawn
 
 
+def test_a_newest_row_that_may_not_be_drawn_stays_masked():
+    buffer, ones = make("episodes", True, sequence_length=3), np.ones((3, ENVS), np.int32)
+    state = buffer.add(buffer.init(ones), ones, drawable=np.tile([[True], [True], [False]], (1, ENVS)))
+    for its in (state, buffer.end_streams(state)):
+        assert np.unique(buffer.sample(its, KEY, 8).mask, axis=0).tolist() == [[True, True, False]]
+
+
 @pytest.mark.versions
 @pytest.mark.parametrize("windows", ["episodes", *map(rarely, ["inside", "any"])])
 def test_eager_calls_a_scan_vmap_and_a_shard_agree(windows):

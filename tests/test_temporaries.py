@@ -166,7 +166,7 @@ CLOSING = often([("episodes", 0)], list(itertools.product(["episodes", "inside",
 
 @pytest.mark.parametrize(("windows", "seeds"), CLOSING)
 def test_no_copy_where_streams_are_closed(windows, seeds):
-    """Neither of rows nor of their flags and numbers, between a draw and an addition."""
+    """Neither of rows nor of their flags and numbers, between an update and an addition."""
 
     def temporary(length):
         sizes = {"length": length, "num_envs": BATCH, "sequence_length": 4}
@@ -175,7 +175,8 @@ def test_no_copy_where_streams_are_closed(windows, seeds):
         def step(state, key):
             drawn = buffer.sample(state, key, BATCH)
             seen = drawn.weights + drawn.items.sum(axis=1) + drawn.mask.sum(axis=1)
-            state = buffer.end_streams(state, mask=jax.random.bernoulli(key, 0.5, (BATCH,)) & (seen > 0))
+            state = buffer.update(state, drawn.indices, seen)
+            state = buffer.end_streams(state, mask=jax.random.bernoulli(key, 0.5, (BATCH,)))
             return buffer.add(state, jnp.ones((1, BATCH))), seen
 
         return temporary_bytes_of_scan(step, jax.eval_shape(buffer.init, np.zeros((1, BATCH), np.float32)), seeds)

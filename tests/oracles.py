@@ -260,6 +260,10 @@ class ShardedTwin:
             twin.insert(its, beside, leaves)
         return new
 
+    def end_streams(self, closed):
+        for twin, own in zip(self.shards, np.split(closed, len(self.shards)), strict=True):
+            twin.end_streams(own)
+
     def rows(self, names):
         """Twin of each row's shard, and the handle there: None if it is not stored there, -1 without a name."""
         by_name, share = [twin.by_name() for twin in self.shards], len(names) // len(self.shards)
@@ -348,7 +352,8 @@ class SequenceTwin(Priorities):
         self.windows, self.every = windows, windows in ("any", "cut") and not gaps
         self.length, self.num_envs = length, num_envs
         self.sequence_length, self.stride = sequence_length, stride
-        self.steps, self.ends, self.gaps = [], [], []  # by time: rows [num_envs]
+        self.steps, self.ends, self.gaps, self.runs = [], [], [], []  # by time: rows [num_envs]
+        self.run = np.zeros(num_envs, int)  # how often each stream was closed
         self.lost = 0  # number of first steps that are no longer stored, whatever the length
         self.ever = {}  # by handle: its number among all drawable sequences ever completed
 
@@ -363,6 +368,7 @@ class SequenceTwin(Priorities):
         self.steps += list(steps)
         self.ends += list(ends | gaps)
         self.gaps += list(gaps)
+        self.runs += [self.run.copy() for _ in steps]
         for start in range(before, self.num_complete):
             for handle in range(start * self.num_envs, (start + 1) * self.num_envs):
                 if not self.may_be_drawn(handle):
@@ -372,14 +378,21 @@ class SequenceTwin(Priorities):
                     new[handle] = np.nan if td_errors is None else td_errors[start - before, handle % self.num_envs]
         return new
 
+    def end_streams(self, closed):
+        """Close streams: no sequence has rows of two runs, and the next run starts an episode."""
+        self.run[closed] += 1
+
     def may_be_drawn(self, handle):
         times, env = self.times(handle), handle % self.num_envs
+        if len({self.runs[t][env] for t in times}) > 1:
+            return False
         if not self.every and times[0] < len(self.steps) - self.length:
             return False  # overwritten by the steps that complete it
         if self.gaps[times[0]][env] or (self.windows != "episodes" and any(self.gaps[t][env] for t in times)):
             return False
         if self.windows == "episodes":
-            return times[0] == 0 or self.ends[times[0] - 1][env]
+            before = times[0] - 1
+            return times[0] == 0 or self.ends[before][env] or self.runs[before][env] < self.runs[times[0]][env]
         return self.windows in ("any", "cut") or not any(self.ends[t][env] for t in times[:-1])
 
     @property
@@ -423,7 +436,7 @@ class SequenceTwin(Priorities):
         """Number of rows after `time` in the same episode."""
         count = 0
         while not self.ends[time + count][env] and time + count + 1 < len(self.steps):
-            if self.gaps[time + count + 1][env]:
+            if self.gaps[time + count + 1][env] or self.runs[time + count + 1][env] > self.runs[time][env]:
                 break
             count += 1
         return count

@@ -1131,6 +1131,41 @@ def checkpoints(block, monkeypatch):
             np.testing.assert_array_equal(a, b)
 
 
+def resumed(block, _):
+    """Killed twice: what is drawn has observations of one life alone, and of all lives."""
+    tracer, replay = jr.NStep(n=3, gamma=1.0, num_envs=2), jr.ReplayBuffer(capacity=2**10)
+    streams = jr.SequenceBuffer(length=2**9, num_envs=2, sequence_length=3, windows="inside")
+    no, told = np.zeros(2, bool), np.zeros((1, 2), bool)
+
+    def step_from(obs):
+        return obs, obs, obs, no, no, obs + 1
+
+    def begin(obs):
+        states = {"tracer": tracer.init(*step_from(obs)), "replay": replay.init(tracer.spec(*step_from(obs)))}
+        return states | {"streams": streams.init(obs[None]), "params": jnp.zeros(()), "step": 0}
+
+    for life in range(3):
+        left = itertools.chain(range(130), [None]) if life < 2 else itertools.count()
+
+        def act(envs, params, obs, left=left):
+            if next(left) is None:
+                raise KeyboardInterrupt
+            return obs + 1, step_from(obs), obs[None], told
+
+        envs = types.SimpleNamespace(reset=lambda life=life: np.full(2, 1_000.0 * life, np.float32))
+        names = {"tracer": tracer, "replay": replay, "streams": streams, "envs": envs, "begin": begin, "act": act}
+        with contextlib.suppress(KeyboardInterrupt):
+            found = run(block, names, last=("1_000", "300"))
+    carry = found["carry"]
+    transitions = replay.get(carry["replay"], replay.newest(carry["replay"], int(replay.size(carry["replay"]))))
+    sequences = np.asarray(streams.get(carry["streams"], streams.newest(carry["streams"], 1_200))) // 1_000
+    sequences = sequences[-int(streams.size(carry["streams"])) :]
+    np.testing.assert_array_equal(transitions.S // 1_000, transitions.S_next // 1_000)
+    np.testing.assert_array_equal(sequences[:, 0], sequences[:, -1])
+    for lives in (transitions.S // 1_000, sequences):
+        assert set(np.unique(lives)) == {0, 1, 2}
+
+
 def another_buffer(block, monkeypatch):
     buffer, tracer, replay, tracing = run_with_eight_shards(64)
     jr.save("run/checkpoint", {"replay": buffer, "tracer": tracer}, {"replay": replay, "tracer": tracing})
@@ -1778,7 +1813,7 @@ def preempted_run(block, monkeypatch):
 COVERED = {  # a function for each block of Python, in the page's order
     "README.md": [first_program],
     "index.md": [repeats("README.md", 0)],
-    "guides/checkpoints.md": [checkpoints, another_buffer],
+    "guides/checkpoints.md": [checkpoints, resumed, another_buffer],
     "guides/datasets.md": [data_sets],
     "guides/devices.md": [one_device_to_eight, explicit_axes, several_processes],
     "guides/diagnostics.md": [looking_inside],

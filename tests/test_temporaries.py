@@ -161,6 +161,43 @@ def test_no_copy_where_later_rows_are_drawn(seeds):
     check_function(draw, abstract(buffer, ITEMS, seeds), ITEMS, seeds)
 
 
+CLOSING = often([("episodes", 0)], list(itertools.product(["episodes", "inside", "cut"], (0, 8))))
+
+
+@pytest.mark.parametrize(("windows", "seeds"), CLOSING)
+def test_no_copy_where_streams_are_closed(windows, seeds):
+    """Neither of rows nor of their flags and numbers, between an update and an addition."""
+
+    def temporary(length):
+        sizes = {"length": length, "num_envs": BATCH, "sequence_length": 4}
+        buffer = jr.SequenceBuffer(**sizes, windows=windows, gaps=True, hindsight=True)
+
+        def step(state, key):
+            drawn = buffer.sample(state, key, BATCH)
+            seen = drawn.weights + drawn.items.sum(axis=1) + drawn.mask.sum(axis=1)
+            state = buffer.update(state, drawn.indices, seen)
+            state = buffer.end_streams(state, mask=jax.random.bernoulli(key, 0.5, (BATCH,)))
+            return buffer.add(state, jnp.ones((1, BATCH))), seen
+
+        return temporary_bytes_of_scan(step, jax.eval_shape(buffer.init, np.zeros((1, BATCH), np.float32)), seeds)
+
+    assert temporary(2**18) < 1.1 * temporary(2**12) + 4096
+
+
+@pytest.mark.parametrize("windows", ["episodes", rarely("inside")])
+def test_work_and_memory_of_closing_streams_do_not_grow_with_their_length(windows):
+    def costs(length):
+        buffer = jr.SequenceBuffer(length=length, num_envs=BATCH, sequence_length=4, windows=windows, hindsight=True)
+        state = jax.eval_shape(buffer.init, np.zeros((1, BATCH), np.float32))
+        program = compiled(buffer.end_streams.programs[True], buffer, state, np.zeros(BATCH, bool))
+        memory = program.memory_analysis()
+        not_in_place = memory.output_size_in_bytes - memory.alias_size_in_bytes
+        return program.cost_analysis()["flops"], memory.temp_size_in_bytes, not_in_place
+
+    assert costs(2**18) == costs(2**10)
+    assert costs(2**10)[2] < 1024
+
+
 @pytest.mark.parametrize(("sampler", "seeds"), often([("global", 8)], list(itertools.product(SAMPLERS, (0, 8)))))
 def test_no_copy_where_a_part_is_drawn(sampler, seeds):
     """Restricted draws and epochs between an insertion and an update."""

@@ -133,6 +133,10 @@ class Lane:
                 found.append(found[-1] if row % share else -1)
         return np.array(found).clip(-(2**31), 2**31 - 1).astype(np.int32)
 
+    def close(self, buffer):
+        """Arguments of what comes before an addition, by name."""
+        return {}
+
     def remember(self):
         for shard, twin in enumerate(self.twin.shards):
             self.seen[shard] = (self.seen[shard] + self.twin.names(shard, twin.handles))[-60:]
@@ -315,6 +319,8 @@ COUNTS = (0, 1, 2, 5)
 
 def change(buffer, state, given):
     items, named = given["add"]
+    if "closed" in given:
+        state = buffer.end_streams(state, mask=given["closed"])
     state = buffer.add(state, *items, **named)
     state = buffer.update(state, *given["update"])
     indices, values, mask = given["set"]
@@ -379,7 +385,8 @@ class Run:
     def given(self, lane, number):
         length = getattr(unsharded(self.buffer), "sequence_length", None)
         full = all(shard.is_full for shard in lane.twin.shards)
-        given = {"add": self.add(lane, number)}
+        given = lane.close(self.buffer)
+        given["add"] = self.add(lane, number)
         lane.happened["steps"] += 1
         lane.happened["on a full buffer"] += full
         lane.remember()

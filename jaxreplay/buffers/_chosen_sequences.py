@@ -2,10 +2,12 @@
 
 A completed sequence enters the ring if it is drawable, with the place of its first row. Sequences leave in the same
 order, when their first row is overwritten. So the slots of the ring are the drawable sequences, and samplers, handles
-and epochs know nothing of episodes. A break is the end of an episode or a gap. The number of rows of a stream since its
-last break, or the flag of the row before a sequence, decides in O(1) if the sequence is drawable.
+and epochs know nothing of episodes. A break is the end of an episode, a gap, or the place where the stream was closed.
+The number of rows of a stream since its last break, or the flag of the row before a sequence, decides in O(1) if the
+sequence is drawable.
 
-This module and `_every_sequence` have the same functions: `init`, `advance`, `starts`, `ages` and `live`.
+This module and `_every_sequence` have the same functions: `init`, `advance`, `end_streams`, `starts`, `ages` and
+`live`.
 """
 
 import dataclasses
@@ -18,7 +20,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay._common import layouts, ring
-from jaxreplay._common.xla import read_once
+from jaxreplay._common.xla import materialize, read_once
 from jaxreplay.buffers import _every_sequence
 from jaxreplay.buffers._episode_flags import is_end, is_gap
 from jaxreplay.buffers._every_sequence import ChangedSlots, NewRows
@@ -32,7 +34,8 @@ class ChosenSequences:
 
     Attributes:
       first: int32 [num_slots] as the backend wants it, row * num_envs + env of the first row, by slot of the ring.
-      so_far: int32 [num_envs], number of rows of each stream since its last break, at most `sequence_length`.
+      so_far: int32 [num_envs], number of rows of each stream since its last break, at most `sequence_length`; with
+        windows="episodes" since it was last closed.
     """
 
     first: Any  # [num_slots]
@@ -78,6 +81,30 @@ def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> Ch
     )
 
 
+def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
+    """The fields of the state that change where streams are closed; `closed` is bool [num_envs].
+
+    A sequence with rows from before and after the place is never drawable:
+      - its last row has fewer than `sequence_length` rows since the place up to it, and `so_far` counts these.
+      - with windows="episodes" the newest row is flagged as an end, so that the next one starts an episode. No complete
+        sequence has rows after it, so no mask changes.
+      - rows of one number, in which `later` stays, are before or after the place.
+    """
+    so_far = jnp.where(closed, 0, state.windows.so_far)
+    rows = ring.after(state.rows, state.ring.inserted, closed)  # of the next write too
+    changed: dict[str, Any] = {"windows": dataclasses.replace(state.windows, so_far=so_far), "rows": rows}
+    if buffer.windows == "episodes":
+        newest = ring.wrap_negative(rows.inserted % buffer.length - 1, buffer.length)
+        places = newest * buffer.num_envs + jnp.arange(buffer.num_envs, dtype=jnp.int32)
+        (flags,) = read_once(materialize(layouts.read(layouts.merge_axes(state.ends), places)))
+        flags = jnp.maximum(flags, closed.astype(flags.dtype))  # a gap stays one
+        changed["ends"] = layouts.write(state.ends, newest[None], flags[None])
+    if state.episodes is not None:
+        now = state.episodes.now + closed.astype(jnp.int32)
+        changed["episodes"] = dataclasses.replace(state.episodes, now=now)
+    return changed
+
+
 def starts(buffer: Any, state: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
     """First row and stream of the sequences in `slots` [B], int32 [B] each; 0 for slots out of range."""
     return read_once(_first_rows(state.windows, slots, buffer.num_envs))
@@ -109,12 +136,14 @@ def _first_rows(chosen: ChosenSequences, slots: jax.Array, num_envs: int) -> tup
 
 def _judge(buffer: Any, state: Any, flags: jax.Array, first: jax.Array, last: jax.Array) -> tuple[jax.Array, jax.Array]:
     """True for drawable sequences with rows `first` to `last` (int32 [K]), bool [K, num_envs]; and `so_far`."""
-    num_steps = flags.shape[0]
-    breaks = is_gap(flags) if buffer.windows in ("any", "cut") else is_end(flags)
-    lengths, so_far = episode_lengths(state.windows.so_far, breaks, buffer.sequence_length)
+    num_steps, so_far = flags.shape[0], state.windows.so_far
     if buffer.windows == "episodes":
         may_be_drawn = start_episodes(flags, first, state.ends, state.rows, buffer.length)
+        may_be_drawn &= so_far[None] + last[:, None] + 1 >= buffer.sequence_length
+        so_far = jnp.minimum(so_far + num_steps, buffer.sequence_length)
     else:
+        breaks = is_gap(flags) if buffer.windows in ("any", "cut") else is_end(flags)
+        lengths, so_far = episode_lengths(so_far, breaks, buffer.sequence_length)
         lengths = jnp.where(is_gap(flags), 0, lengths)
         may_be_drawn = lengths[jnp.clip(last, 0, num_steps - 1)] >= buffer.sequence_length
     return may_be_drawn & ((last < num_steps) & (first >= num_steps - buffer.length))[:, None], so_far

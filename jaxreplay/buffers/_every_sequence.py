@@ -1,6 +1,7 @@
 """Drawable sequences of a `SequenceBuffer` if all are: their slots follow from their numbers.
 
-This module and `_chosen_sequences` have the same functions: `init`, `advance`, `starts`, `ages` and `live`.
+This module and `_chosen_sequences` have the same functions: `init`, `advance`, `end_streams`, `starts`, `ages` and
+`live`.
 """
 
 import dataclasses
@@ -82,6 +83,15 @@ def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> Ch
         td_errors = jnp.where((row >= 0)[:, None], td_errors[jnp.maximum(row, 0)], jnp.nan).reshape(-1)
     sequences = dataclasses.replace(sequences, size=drawable * num_envs)
     return ChangedSlots(sequences, None, slots.reshape(-1), jnp.repeat(age < drawable, num_envs), td_errors)
+
+
+def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
+    """Raise a `ValueError`: the place of a sequence follows from its number, so none can be left out."""
+    raise ValueError(
+        f"windows={buffer.windows!r}, gaps=False: all streams share one count of sequences, which leaves out none; "
+        "end_streams, with a mask or without, needs a buffer with gaps=True (4 bytes a sequence). jaxreplay.migrate "
+        "converts a state to one."
+    )
 
 
 def starts(buffer: Any, state: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -10,7 +10,6 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 
 from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.calls import method
@@ -20,47 +19,10 @@ from jaxreplay._common.xla import alive, materialize, on_host, read_once, reads_
 from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._episode_flags import flags_of, in_first_episode
+from jaxreplay.buffers._sequence_state import SequenceState
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._protocol import check_sampler
 from jaxreplay.transitions._batch import check_returns, without_valid
-
-
-@struct.dataclass
-class SequenceState(layouts.BackendState):
-    """State of a `SequenceBuffer`.
-
-    Attributes:
-      storage: the steps, leaves [length, num_envs, ...] as the backend wants them (`jaxreplay._common.layouts`).
-      ends: bool [length, num_envs] in the same layout, True for the last step of an episode; with `gaps` uint8, the
-        flags of `jaxreplay.buffers._episode_flags`; None if not needed.
-      rows: the ring of rows: the cursor of the next step, and the number of rows stored.
-      wait: int32 [], number of steps until the next sequence is complete, at least 1.
-      ring: the ring of complete sequences. Sequence number k of environment env has slot k * num_envs + env, modulo the
-        number of slots. With `windows` "inside" or "episodes", or with `gaps`, the ring holds only the drawable
-        sequences, in order of completion.
-      sampler: the sampler's state.
-      uses: of the items (`jaxreplay.buffers._uses`); None without `count_updates` and `max_uses`.
-      windows: places of the drawable sequences; None if all are drawable (windows "any" and "cut", without `gaps`).
-      episodes: the number of each row's episode; None without `hindsight`.
-
-    Examples:
-      >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
-      >>> steps = jnp.array([[1], [2], [3]])
-      >>> state = buffer.add(buffer.init(steps), steps)
-      >>> int(state.rows.size), int(state.ring.size)  # 3 steps hold 2 sequences
-      (3, 2)
-    """
-
-    storage: Any  # [length, num_envs, ...]
-    ends: Any  # [length, num_envs]
-    rows: ring.Ring
-    wait: jax.Array  # []
-    ring: ring.Ring
-    sampler: Any
-    uses: _uses.Uses | None = None
-    windows: _chosen_sequences.ChosenSequences | None = None
-    episodes: _later_steps.EpisodeNumbers | None = None
-    _layouts: ClassVar = {"storage": layouts.storage_layout(2), "ends": layouts.storage_layout(2)}
 
 
 @checks.keywords_only
@@ -97,7 +59,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         It can be drawn once `sequence_length` rows from its first one are stored, even if it is shorter.
         The sampling distribution is over the drawable sequences, and `size` and `can_sample` count them. If rows
         without a step are stored as above, no sequence of "inside" or "episodes" with two rows or more starts at one.
-      gaps: allow `add(drawable=)`; costs 4 bytes a sequence with "any" and "cut".
+      gaps: allow `add(drawable=)`, and `end_streams` with "any" and "cut" too; costs 4 bytes a sequence with these.
       hindsight: store the number of each row's episode (4 bytes a row), which `later` needs.
       count_updates, max_uses, donate: as for `ReplayBuffer`.
 
@@ -262,6 +224,34 @@ class SequenceBuffer(Buffer[SequenceState]):
           2
         """
         return (num_steps - 1) // self.stride + 1
+
+    @method(rows=("mask",), donates=True)
+    def end_streams(self, state: SequenceState, *, mask: jax.Array | None = None) -> SequenceState:
+        """Close streams: the next row of each follows on none that is stored, such as after a run was resumed.
+
+        Drawn items, handles and priorities stay as they are. From now on no sequence with rows from before and after
+        this call can be drawn, so no n-step return or frame stack of a drawn sequence contains both; `later` stays
+        before or after it. With windows="episodes" the next row starts an episode. The last `sequence_length` - 1 rows
+        start no sequence. It costs O(num_envs), and needs windows "inside" or "episodes", or `gaps`.
+
+        Args:
+          state: donated when called eagerly (see the class).
+          mask: bool [num_envs], True for streams to close; None for all.
+
+        Raises:
+          ValueError: windows "any" or "cut" without `gaps`, with `mask` or without; or `mask` has another shape.
+
+        Examples:
+          >>> sizes = {"length": 8, "num_envs": 1, "sequence_length": 2}
+          >>> buffer = jr.SequenceBuffer(**sizes, windows="inside")
+          >>> steps = jnp.array([[1], [2], [3]])
+          >>> state = buffer.end_streams(buffer.add(buffer.init(steps), steps))
+          >>> state = buffer.add(state, steps + 100)  # environments were reset
+          >>> buffer.get(state, buffer.newest(state, 4)).tolist()
+          [[1, 2], [2, 3], [101, 102], [102, 103]]
+        """
+        closed = checks.check_mask(jnp.ones(self.num_envs, bool) if mask is None else mask, (self.num_envs,))
+        return dataclasses.replace(state, **self._drawable.end_streams(self, state, closed))
 
     @method(rows=("indices",), static=("law",), before=_later_steps.checked)
     def later(

@@ -42,7 +42,7 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
       old_buffer: `ReplayBuffer`, `SequenceBuffer`, or `Sharded` of one.
       state: its state; unchanged and not donated.
       new_buffer: a buffer of the same kind. Of all that shapes the state, only its `capacity` or `length`, sampler,
-        number of shards and devices may differ.
+        number of shards and devices may differ; and a `SequenceBuffer` may have `gaps` where the old one has not.
 
     Returns:
       a state of `new_buffer` in new arrays.
@@ -133,7 +133,7 @@ def _migrate_items(old: Shards, state: ReplayState, new: Shards) -> ReplayState:
 
 def _check_same_sequences(old: Any, new: Any) -> None:
     for name in ("num_envs", "sequence_length", "stride", "windows", "gaps", "hindsight"):
-        if getattr(old, name) != getattr(new, name):
+        if getattr(old, name) != getattr(new, name) and not (name == "gaps" and new.gaps):
             raise ValueError(
                 f"new_buffer.{name}={getattr(new, name)!r}: must be as in old_buffer, {getattr(old, name)!r}."
             )
@@ -169,15 +169,18 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> Sequen
     to, env = np.divmod(env, new.part.num_envs)
     source = _deal((shard * old.part._num_slots + slot)[order], to[order], new, -1)
     windows = episodes = None
-    if state.windows is not None:
+    if state.windows is not None or new.whole.gaps:
         first = _deal((row * new.part.num_envs + env)[order], to[order], new, 0)
-        windows = ChosenSequences(new.place(first), new.place(streams(places.windows.so_far)))
+        # Without gaps "any" and "cut" have no break.
+        so_far = np.full(old.whole.num_envs, min(places.rows.size[0], old.whole.sequence_length), np.int32)
+        so_far = so_far if state.windows is None else places.windows.so_far
+        windows = ChosenSequences(new.place(first), new.place(streams(so_far)))
     if state.episodes is not None:
         now = new.place(streams(_on_host(state.episodes.now)))
         episodes = EpisodeNumbers(_move(state.episodes.number, move, new), now)
     return SequenceState(
         storage=jax.tree.map(lambda x: _move(x, move, new), state.storage),
-        ends=None if state.ends is None else _move(state.ends, move, new),
+        ends=None if state.ends is None else _move(state.ends.astype(jnp.uint8 if new.whole.gaps else bool), move, new),
         rows=_ring(new, np.full(new.num_shards, num_rows), new.whole.length, 1),
         wait=new.place(np.full(new.num_shards, places.wait[0])),
         ring=_ring(new, np.sum(source >= 0, axis=1), new.part._num_slots, new.num_shards),

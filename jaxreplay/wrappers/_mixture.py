@@ -161,11 +161,27 @@ class Mixture(Sized):
         Raises:
           ValueError: there is no such source, or as that buffer's `add`.
         """
+        return self._changed("add", state, source, items, *args, **kwargs)
+
+    def end_streams(self, state: tuple[Any, ...], source: int, *, mask: jax.Array | None = None) -> tuple[Any, ...]:
+        """`SequenceBuffer.end_streams` of one buffer; the others are unchanged.
+
+        Args:
+          source: the buffer's position in `buffers`, from 0; a Python integer.
+          mask: bool [num_envs], True for streams of that buffer to close; None for all.
+
+        Raises:
+          ValueError: there is no such source, or as that buffer's `end_streams`.
+        """
+        return self._changed("end_streams", state, source, mask=mask)
+
+    def _changed(self, method: str, state: tuple[Any, ...], source: int, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
+        """The state after a method of one buffer."""
         self._check_length(state)
         last = len(self.buffers) - 1
         source = check_integer("source", source, 0, last, "the position of a buffer in buffers, static")
-        add: Any = self.buffers[source].add
-        return (*state[:source], add(state[source], items, *args, **kwargs), *state[source + 1 :])
+        change: Any = getattr(self.buffers[source], method)
+        return (*state[:source], change(state[source], *args, **kwargs), *state[source + 1 :])
 
     @method(num_rows="batch_size", before=checked_draw, after=_check_drawn)
     def sample(

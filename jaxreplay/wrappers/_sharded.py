@@ -20,7 +20,7 @@ from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._replay import ReplayState
 from jaxreplay.buffers._reservoir import ReservoirState
 from jaxreplay.buffers._sample import check_draw
-from jaxreplay.buffers._sequence import SequenceState
+from jaxreplay.buffers._sequence_state import SequenceState
 from jaxreplay.buffers._shards import part_of, shards_of
 from jaxreplay.buffers._size import S, Sized
 
@@ -173,6 +173,7 @@ class Sharded(Sized, Generic[S]):
     priorities = on_shards(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
     age = on_shards(Buffer.age, "`Buffer.age` of the handles, int [B].")
     later = on_shards(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
+    end_streams = on_shards(SequenceBuffer.end_streams, "Close streams, each shard its part of the mask.")
 
     def num_batches(self, state: S, batch_size: int) -> jax.Array:
         """Number of batches of an `epoch`, which is that of the fullest shard, int32 []."""

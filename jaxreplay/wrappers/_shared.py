@@ -26,11 +26,11 @@ from jaxreplay.wrappers._turns import Closed, Turn, Turns
 class Shared:
     """One buffer for threads that act and threads that learn.
 
-    It owns the state, and replaces it in each call. It has the methods `add`, `sample`, `update`, `set` and `size` of
-    the buffer, without their argument `state`, and any thread may call them at any time. They dispatch work and return;
-    they do not wait for the device, except `size`. A handle names one insertion, so an update of items that other
-    threads have overwritten meanwhile has no effect. For all else, such as `jaxreplay.save` and `diagnostics`, take the
-    state by `state`.
+    It owns the state, and replaces it in each call. It has the methods `add`, `sample`, `update`, `set`, `size` and
+    `end_streams` of the buffer, without their argument `state`, and any thread may call them at any time. They dispatch
+    work and return; they do not wait for the device, except `size`. A handle names one insertion, so an update of items
+    that other threads have overwritten meanwhile has no effect. For all else, such as `jaxreplay.save` and
+    `diagnostics`, take the state by `state`.
 
     **Waiting.** The first draw waits until `min_size` items are drawable. From then on items are counted, and a `ratio`
     makes whoever is ahead wait: ratio * added - drawn stays in [-slack, slack]. A draw of B rows counts as B. An `add`
@@ -184,7 +184,8 @@ class Shared:
     def actor(self, source: int) -> types.SimpleNamespace:
         """An object whose `add(items, ...)` adds to one source of a `Mixture`, without waiting for other sources.
 
-        With a source for each thread that acts, the streams of a `SequenceBuffer` advance independently.
+        With a source for each thread that acts, the streams of a `SequenceBuffer` advance independently. Its
+        `end_streams(mask=)` closes them, such as when its environment has failed and was made anew.
 
         Raises:
           ValueError: the buffer is not a `Mixture`, or has no such source.
@@ -205,7 +206,8 @@ class Shared:
             )
         last = len(self.buffer.buffers) - 1
         source = check_integer("source", source, 0, last, "the position of a buffer in buffers")
-        return types.SimpleNamespace(add=functools.partial(self.add, source))
+        methods = {"add": self.add, "end_streams": self.end_streams}
+        return types.SimpleNamespace(**{name: functools.partial(call, source) for name, call in methods.items()})
 
     def sample(
         self,
@@ -261,6 +263,24 @@ class Shared:
         """
         with Turn(self._turns, "set") as turn:
             turn.state = self.buffer.set(turn.state, indices, values, mask=mask)
+
+    def end_streams(self, *args: Any, **kwargs: Any) -> None:
+        """The buffer's `end_streams`, without the state. For a `Mixture` the source is first.
+
+        Examples:
+          >>> buffer = jr.SequenceBuffer(
+          ...     length=8, num_envs=1, sequence_length=2, windows="inside"
+          ... )
+          >>> steps = jnp.array([[1], [2]])
+          >>> shared = jr.Shared(buffer, buffer.init(steps))
+          >>> shared.add(steps)
+          >>> shared.end_streams()  # the environment was reset
+          >>> shared.add(steps + 100)
+          >>> shared.size()  # [1, 2] and [101, 102]
+          2
+        """
+        with Turn(self._turns, "end_streams") as turn:
+            turn.state = self.buffer.end_streams(turn.state, *args, **kwargs)
 
     def size(self) -> int:
         """Number of drawable items. Waits for the device, without the lock.

@@ -14,6 +14,15 @@ import jaxreplay as jr
 
 
 class Lane(twins.Lane):
+    def close(self, buffer):
+        whole = twins.unsharded(buffer)
+        if whole.windows in ("any", "cut") and not whole.gaps:
+            return {}
+        closed = self.rng.random(whole.num_envs) < 0.12
+        self.twin.end_streams(closed)
+        self.happened["streams closed"] += int(np.sum(closed))
+        return {"closed": closed}
+
     def check_shard(self, buffer, state, shard):
         super().check_shard(buffer, state, shard)
         assert state.rows.size == min(len(shard.steps), shard.length)
@@ -132,6 +141,7 @@ def least(name, sampler):
         found["steps masked out"] = 50
     if kind["windows"] in ("inside", "episodes") or kind.get("gaps"):
         found |= {"updates of stored items": 100, "young draws": 20, "rows set": 40, "sequences completed": 100}
+        found["streams closed"] = 5
         found |= {"items of whole passes": 50} | {
             name: 20 for name in ("rows told of", "different weights") if name in found
         }

@@ -462,6 +462,7 @@ def test_an_actor_that_is_done_does_not_close_it():
 
 INTERRUPTED = """
 import os, signal, threading, jax, jax.numpy as jnp, jaxreplay as jr
+signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it in what runs in the background
 buffer = jr.ReplayBuffer(capacity=8)
 shared = jr.Shared(buffer, buffer.init(jnp.zeros(4)), ratio=1)
 def act():

@@ -1,56 +1,59 @@
 """Checkpoints: `save` writes a state and its configuration, and `restore` reads the state back bit for bit.
 
-A checkpoint is either complete or absent: the previous one is deleted only after the new one is complete. Each array
-that is read is verified against checksums of its bits. A damaged file raises an error and never yields a wrong state.
+A checkpoint consists of arrays and one description. The structure of the state comes from `like`, so a checkpoint names
+no class, and nothing in it is trusted.
 """
 
-import concurrent.futures
 import functools
+import importlib.metadata
+import json
 import os
-from collections.abc import Callable, Iterable, Sequence
-from typing import Any, TypeVar
+import warnings
+import zlib
+from collections.abc import Callable
+from typing import Any
 
 import jax
 import numpy as np
-from jax.sharding import NamedSharding
 
+from jaxreplay._common import checks
 from jaxreplay._common.xla import reads_state
-from jaxreplay.checkpoint import _description, _files, _leaves, _manifest, _processes, _structure
-from jaxreplay.checkpoint._names import Allowed, check_allow
+from jaxreplay.checkpoint import _config, _files, _leaves, _migration, _places, _processes
 
-T = TypeVar("T")
+FORMAT = 2  # increment if older versions cannot read the new description
+BACKENDS = ("cpu", "gpu", "tpu")  # with layouts of their own
+Path = str | os.PathLike
 
 
 @reads_state
-def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True) -> Callable[[], None]:
-    """Write a checkpoint of `state`; the previous one is deleted once this one is complete.
+def save(
+    path: Path, config: Any, state: Any, *, step: int | None = None, wait: bool = True, keep: int = 1
+) -> Callable[[], None]:
+    """Write a checkpoint of `state`. Once it is on the disk, all but the `keep` newest are deleted.
 
-    If the process is killed during a save, the previous checkpoint or the new one remains. Threads and programs that
-    save to the same path take turns. With several processes of `jax.distributed`, all of them must call this function
-    and the returned one, with the same path on a shared file system, before any of them calls `restore`. A process
-    that cannot write its part raises at once. The others raise when Orbax gives up waiting for it, minutes later. The
-    previous checkpoint remains.
+    Whenever a save is cut off, by a signal, an error, a full disk or a power failure, an earlier checkpoint or the new
+    one remains. A save that has begun is completed even if the program ends by an error. Threads and programs may save
+    to the same path. With several processes of `jax.distributed`, all of them must call this function and the returned
+    one, with the same path on a shared file system. Each writes its part.
 
     Args:
-      path: a folder used only for the checkpoint; it need not exist.
-      buffer: the configuration, such as a `ReplayBuffer`, `NStep` or `DifficultyPools`, or a dict, list or tuple of
+      path: a folder for checkpoints; it need not exist.
+      config: the configuration, such as a `ReplayBuffer`, `NStep` or `DifficultyPools`, or a dict, list or tuple of
         configurations and plain values. `restore` requires the same configuration. A callable in it, such as a
         schedule, is identified by its name only.
-      state: the state of the configuration, or any pytree of arrays, such as {"replay": replay, "params": params,
-        "key": key}, which is saved as a whole. It may consist of dicts (also `OrderedDict` and Flax's `FrozenDict`),
-        lists, tuples, None, NamedTuples (states of optax), dataclasses that are pytrees (`flax.struct`, `chex`,
-        `jax.tree_util.register_dataclass`), arrays, typed PRNG keys and Python numbers. For other nodes, such as
-        Flax's `TrainState`, which holds functions, only the arrays are saved, and `restore` needs `like` to build them.
-      wait: return when the checkpoint is complete. If False, return once `state` is copied (it may then be donated) and
-        write in the background. The next `save` waits for the end of the write. Call the returned function before
-        `restore` and before the program ends.
+      state: the state of the configuration, or any pytree, such as {"replay": replay, "params": params, "key": key},
+        whose leaves are arrays, typed PRNG keys and Python numbers. Plain static fields are recorded.
+      step: a number by which `restore` finds this checkpoint, at least 0.
+      wait: return when the checkpoint is on the disk. If False, return once `state` is copied (it may then be donated)
+        and write in the background.
+      keep: how many checkpoints remain, the newest ones; at least 1.
 
     Returns:
-      a function that waits until the checkpoint is complete and raises any error of the write.
+      a function that waits until the checkpoint is on the disk and raises any error of the write.
 
     Raises:
-      ValueError: values are traced, or a part of `buffer` or `state` cannot be recorded; the message names it.
-      OSError: the folder cannot be created or written; the previous checkpoint remains.
+      ValueError: values are traced, or a part of `config` or `state` cannot be recorded; the message names it.
+      OSError: the checkpoint cannot be written; the earlier ones remain.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -58,154 +61,251 @@ def save(path: str | os.PathLike, buffer: Any, state: Any, *, wait: bool = True)
       >>> finish = jr.save(
       ...     "run/checkpoint", {"replay": buffer}, {"replay": state, "steps": 7}, wait=False
       ... )
-      >>> finish()  # before restore, and before the program ends
+      >>> finish()  # now it is on the disk
     """
     folder = _files.absolute(path)
-    described, meshes = _description.describe(buffer), dict(_description.meshes(buffer))
-    structure, leaves = _structure.record(state)
-    packed = [_leaves.pack(leaf, name, meshes) for name, leaf in leaves]
-    del state, leaves  # releases donated arrays early
-    records, stored = [record for record, _ in packed], [x for _, x in packed]
-    content = _manifest.make(described, structure, records)
-    _add_checksums(content, [_leaves.parts(x) for x in stored])
-    if not wait:
-        stored = [x.copy() if isinstance(x, np.ndarray) else x for x in stored]
-    arrays = {str(i): x for i, x in enumerate(stored) if x.size > 0}
-    written = _files.begin(folder, arrays, _manifest.seal(content))
-    if not wait:
-        with_one_thread = concurrent.futures.ThreadPoolExecutor(1)
-        finish = with_one_thread.submit(written).result
-        with_one_thread.shutdown(wait=False)
-        return finish
-    written()
-    return lambda: None
+    keep = checks.check_integer("keep", keep, 1, 2**31 - 1, "a number of checkpoints")
+    step = None if step is None else checks.check_integer("step", step, 0, 2**63 - 1, "a number of steps")
+    leaves = _leaves.named(state)
+    records = [_leaves.record(*x) for x in leaves.items()]
+    content = {
+        "format": FORMAT,
+        "library": _library_version(),
+        "step": step,
+        "config": _config.described(config),
+        "shards": _places.shards(config),
+        "static": _leaves.static(state),
+        "leaves": records,
+    }
+    is_array = {path: "number" not in found for path, found in zip(leaves, records, strict=True)}
+    packed = {path: _leaves.pack(x, copies=not wait) for path, x in leaves.items() if is_array[path]}
+    _check_same(content, packed)
+    arrays = {str(i): packed[path] for i, path in enumerate(leaves) if is_array[path] and packed[path].size > 0}
+    del state, leaves, packed  # releases donated arrays early
+    commits: list[Callable[[], None]] = []
+
+    def begin() -> int:
+        number, commit = _files.begin(folder, content, keep)
+        commits.append(commit)
+        return number
+
+    number = _processes.on_first(begin)
+    part = _files.folder_of(folder, number, _files.PART)
+    writing = _files.Writing(part, arrays, commits.pop() if commits else lambda: None)
+    del arrays
+    writing.start()
+
+    def finish() -> None:
+        writing.join()
+        _processes.on_first(writing.outcome)
+        writing.outcome()
+
+    if wait:
+        finish()
+    else:
+        writing.copied.wait()
+    return finish
 
 
-def restore(path: str | os.PathLike, buffer: Any, *, like: Any = None, allow: Allowed = ()) -> Any:
+def restore(path: Path, config: Any, like: Any, *, step: int | None = None) -> Any:
     """The state in the newest complete checkpoint at `path`, equal to the saved one bit for bit.
 
-    A checkpoint never causes an import. Classes come only from this package, from `like` and from `allow`.
+    A damaged or half-copied checkpoint is named in a warning, and the one before it is restored.
 
-    Arrays that were sharded over a mesh of the configuration, such as that of `Sharded`, are sharded again over the
-    mesh in the same place of `buffer`. Each device then reads its own part. All other arrays are restored to the
-    default device. NumPy arrays are restored as JAX arrays.
+    `Sharded` buffers may have been saved with another number of devices, or without `Sharded`. Their states are then
+    those that `migrate` makes of the saved ones.
+
+    An array gets the sharding of its leaf in `like`; else that of the `Sharded` to which it belongs; else it is on the
+    default device. NumPy arrays are restored as JAX arrays, Python numbers as Python numbers.
 
     Args:
       path: the path passed to `save`.
-      buffer: the configuration passed to `save`; `donate` may differ.
-      like: a pytree with templates for nodes that a checkpoint cannot rebuild by itself: NamedTuples and dataclasses of
-        other packages (states of optax), nodes registered with `jax.tree_util`, and dataclasses with a function among
-        their static fields (`TrainState`). For a saved {"replay": replay, "params": params, "opt": opt}, pass {"opt":
-        optimizer.init(params)}, or its shapes from `jax.eval_shape`; the rest may be omitted or None. Static fields
-        that are functions come from `like`, all arrays and Python numbers from the checkpoint.
-      allow: modules and classes, such as (optax, Settings), or one of them. Their NamedTuples and dataclasses are
-        rebuilt without `like`, with values from the checkpoint. A module includes all its submodules that are already
-        imported.
+      config: the configuration passed to `save`; `donate`, and the devices and axes of a mesh, may differ.
+      like: a pytree of the structure, shapes and dtypes of the saved state, such as the state of a run that begins, or
+        `jax.eval_shape` of what makes it. Its values are not read, so donated arrays will do. Static fields come from
+        it; the plain ones must be as saved.
+      step: restore the newest checkpoint that was saved with this `step`; None for the newest of all.
 
     Raises:
-      FileNotFoundError: there is no complete checkpoint.
-      ValueError: `buffer` differs from the saved one (the message names the field); `like` lacks a node that is needed
-        or differs in a class, shape, dtype or plain static value (the message names it); the checkpoint names a class
-        that is neither in `like` nor allowed (the message says what to pass), or whose fields have changed; the
-        checkpoint is damaged, states sizes other than those on disk, or was written by a newer version of this library.
+      FileNotFoundError: there is no complete checkpoint, or none of this `step`.
+      ValueError: `config` differs from the saved one (the message names the field); `like` differs in a path, shape,
+        dtype or static field (the message names it); all checkpoints are damaged; or a newer version of this library
+        wrote them.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
       >>> items = jnp.array([10, 20, 30])
-      >>> _ = jr.save("run/checkpoint", buffer, buffer.add(buffer.init(items), items))
-      >>> state = jr.restore("run/checkpoint", buffer)
+      >>> state = buffer.add(buffer.init(items), items)
+      >>> _ = jr.save("run/checkpoint", buffer, state)
+      >>> state = jr.restore("run/checkpoint", buffer, like=buffer.init(items))
       >>> buffer.get(state, buffer.newest(state, 3)).tolist()
       [10, 20, 30]
     """
-    return _newest(path, functools.partial(_rebuilt, buffer=buffer, like=like, allow=check_allow(allow)))
+
+    def rebuild(folder: str, content: dict[str, Any]) -> Any:
+        return _rebuilt(folder, content, config, like)
+
+    return newest(path, rebuild, step)
 
 
-def open_saved(path: str | os.PathLike) -> tuple[dict[str, Any], Callable[[int], np.ndarray]]:
-    """The manifest content of a checkpoint, and a function that reads one of its arrays. Needs no configuration.
+class Damaged(ValueError):
+    """Files of a checkpoint are not those that were written."""
+
+
+def newest(path: Path, use: Callable[[str, dict[str, Any]], Any], step: int | None = None) -> Any:
+    """`use` applied to the folder and description of the newest checkpoint that is not damaged.
 
     Raises:
-      FileNotFoundError: there is no complete checkpoint.
-      ValueError: the checkpoint is damaged or has another format; from the returned function: the array is damaged.
+      FileNotFoundError: there is none.
+      ValueError: all are damaged.
     """
-    folder, number, content = _newest(path, lambda *saved: saved)
+    folder, damaged = _files.absolute(path), {}
+    while True:
+        number = _processes.on_first(lambda: _next(folder, step, damaged))
+        if number < 0:
+            break
+        one = _files.folder_of(folder, number)
+        try:
+            found = use(one, _described(one))
+        except Damaged as error:
+            if os.path.exists(one):  # else another program has meanwhile replaced it
+                damaged[number] = error
+            continue
+        for error in damaged.values():
+            warnings.warn(f"{error} Restored {one!r}.", stacklevel=3)
+        return found
+    if damaged:
+        raise next(iter(damaged.values()))
+    what = "" if step is None else f" of step {step}"
+    raise FileNotFoundError(f"{os.fspath(path)}: no complete checkpoint{what} there; save one, or check the path.")
 
-    def read(i: int) -> np.ndarray:
-        record = content["leaves"][i]
-        return _leaves.numbers(record, _read(folder, number, i, record, None))
 
-    return content, read
+def _next(folder: str, step: int | None, damaged: dict[int, Damaged]) -> int:
+    """Number of the newest checkpoint of a step that is not known to be damaged, -1 if there is none."""
+    for number in _files.numbers(folder):
+        if number in damaged:
+            continue
+        try:
+            if step is None or _described(_files.folder_of(folder, number))["step"] == step:
+                return number
+        except Damaged:  # its step is unknown
+            continue
+    return -1
 
 
-def _newest(path: str | os.PathLike, use: Callable[[str, int, dict[str, Any]], T]) -> T:
-    """`use` applied to the folder, number and manifest content of the newest complete checkpoint."""
-    folder = _files.absolute(path)
-    number = _processes.on_first(lambda: _files.newest(folder))
-    if number < 0:
-        raise FileNotFoundError(f"{os.fspath(path)}: no complete checkpoint there; save one, or check the path.")
+def _described(folder: str) -> dict[str, Any]:
     try:
-        return use(folder, number, _manifest.read(folder, number))
-    except ValueError:
-        if jax.process_count() > 1 or _files.newest(folder) == number:
-            raise
-    return _newest(path, use)  # another process has meanwhile replaced the checkpoint
+        content = _files.read(folder)
+        if content["format"] == FORMAT:
+            fields = {"step", "config", "shards", "static", "leaves", "files", "library"}
+            if not fields <= {*content} or not all(map(_leaves.is_record, content["leaves"])):
+                raise ValueError("its description lacks a field")
+    except (OSError, ValueError, TypeError, KeyError) as error:
+        raise _damaged(folder, error) from error
+    if content["format"] != FORMAT:
+        raise ValueError(
+            f"{folder}: has format {str(content['format'])[:20]!r}; this version of jaxreplay reads format {FORMAT}; "
+            "use the version that wrote it."
+        )
+    return content
 
 
-def _rebuilt(folder: str, number: int, content: dict[str, Any], buffer: Any, like: Any, allow: Iterable[Any]) -> Any:
+def _damaged(folder: str, error: Exception) -> Damaged:
+    return Damaged(f"{folder}: the checkpoint is damaged: {error}; use a copy of it.")
+
+
+def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> Any:
     """The saved state, rebuilt."""
-    if different := list(_description.differences(content["buffer"], buffer)):
-        listed = "; ".join(f"{x.where}: saved {x.saved}, given {x.given}" for x in different[:5])
+    if different := _config.differences(content["config"], config):
         more = f" (and {len(different) - 5} more)" if len(different) > 5 else ""
         raise ValueError(
-            f"{folder}: saved with another configuration: {listed}{more}. Restore with the saved "
-            f"configuration{different[0].advice}."
+            f"{folder}: saved with another configuration: {'; '.join(different[:5])}{more}. Restore with the saved "
+            "one, then convert the state: jr.migrate(old_buffer, state, new_buffer), remap or recycle."
         )
-    records, meshes = content["leaves"], dict(_description.meshes(buffer))
-    rebuild = _structure.plan(content["structure"], records, like, allow)
-    shardings = [_leaves.sharding_in(meshes, record) for record in records]
-    stored = [_read(folder, number, i, *x) for i, x in enumerate(zip(records, shardings, strict=True))]
-    return rebuild([_leaves.unpack(*x) for x in zip(records, stored, shardings, strict=True)])
+    owners = _places.owners(config, like, content["shards"])
+
+    def as_saved(owner: _places.Owner | None, node: Any) -> Any:
+        return node if owner is None or owner.is_same else _places.spec_of_old(owner, node)
+
+    laid, backend = _laid_out(folder, content, _places.map_states(as_saved, owners, like))
+    stored = jax.tree.unflatten(jax.tree.structure(laid), _stored(folder, content, _leaves.named(laid)))
+    by_path = _leaves.named(like)
+
+    def rebuilt(owner: _places.Owner | None, _: Any, node: Any) -> Any:
+        if owner is not None and not owner.is_same:
+            return _migration.moved(owner, node, backend)
+
+        def load(x: _leaves.Stored) -> Any:
+            leaf = by_path.get(x.found["path"])  # None in a state of another layout
+            sharding = getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
+            if sharding is None and owner is not None:
+                sharding = owner.sharding
+            if sharding is None and jax.process_count() > 1 and "number" not in x.found:
+                raise ValueError(f"like{x.found['path']}: has no sharding, which several processes need.")
+            return x.load(sharding)
+
+        loaded = jax.tree.map(load, node)
+        return loaded.on_this_backend() if backend and _places.is_state(node) else loaded
+
+    return _places.map_states(rebuilt, owners, like, stored)
 
 
-def _read(
-    folder: str, number: int, i: int, record: dict[str, Any], sharding: NamedSharding | None
-) -> jax.Array | np.ndarray:
-    """The stored form of array `i`, on the host unless it has a sharding.
+def _stored(folder: str, content: dict[str, Any], leaves: dict[str, Any]) -> list[_leaves.Stored]:
+    """The arrays of a checkpoint, for leaves like these; its files are checked."""
+    found = dict(enumerate(zip(content["leaves"], leaves.values(), strict=True)))
+    types = {str(i): _leaves.stored_type(x) for i, (record, x) in found.items() if "number" not in record}
+    try:
+        _files.check(folder, content["files"], {name: x for name, x in types.items() if 0 not in x[0]})
+    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
+        raise _damaged(folder, error) from error
+
+    def read(name: str, sharding: Any) -> Any:
+        try:
+            return _files.load(folder, name, *types[name], sharding)
+        except ValueError as error:
+            raise _damaged(folder, error) from error
+
+    return [_leaves.Stored(record, x, functools.partial(read, str(i))) for i, (record, x) in found.items()]
+
+
+def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> tuple[Any, str | None]:
+    """`spec` in the layout of the saved state, and the backend of that layout; None if it is as given.
 
     Raises:
-      ValueError: the array cannot be read or differs from the saved one.
+      ValueError: the saved state differs from it.
     """
-    shape, dtype = _leaves.stored_type(record)
-    if 0 in shape:
-        return np.zeros(shape, dtype)
-    how = np.ndarray if sharding is None else jax.ShapeDtypeStruct(shape, dtype, sharding=sharding)
-    with _manifest.reported(folder):
-        array = _files.load(folder, number, {_files.ARRAYS: {str(i): how}})[_files.ARRAYS][str(i)]
-        _leaves.check_bits(record, array)
-    return array
+    for backend in (None, *BACKENDS):
+
+        def on_backend(x: Any, backend: str | None = backend) -> Any:
+            return jax.eval_shape(lambda x: x.on_this_backend(backend), x) if _places.is_state(x) else x
+
+        laid = jax.tree.map(on_backend, spec, is_leaf=_places.is_state) if backend else spec
+        if not _leaves.differ(content["leaves"], _leaves.named(laid)):
+            break
+    else:
+        different = _leaves.differ(content["leaves"], _leaves.named(spec))
+        raise ValueError(f"{folder}: {different}. Build like as for the saved state.")
+    if different := _leaves.static_differ(content["static"], _leaves.static(laid)):
+        raise ValueError(f"{folder}: {different}. Build like as for the saved state.")
+    return laid, backend
 
 
-def _add_checksums(content: dict[str, Any], parts: Sequence[Sequence[_leaves.Part]]) -> None:
-    """Add the parts of each array, and their checksums, to its record.
-
-    Raises:
-      ValueError: the processes save different states.
-    """
-    for record, own in zip(content["leaves"], parts, strict=True):
-        record["parts"] = [[*map(list, part.box), 0] for part in own]
-    digest = np.frombuffer(bytes.fromhex(_manifest.digest(content)), np.uint32)
-    if _differ(_processes.gather(digest.tolist())):
-        raise ValueError("buffer or state: the structure differs between processes; pass the same in all.")
-    sums = iter(_processes.gather([_leaves.checksum(part.data) for own in parts for part in own]).T)
-    for record, own in zip(content["leaves"], parts, strict=True):
-        for entry, part, found in zip(record["parts"], own, sums, strict=False):
-            if isinstance(part.data, np.ndarray) and _differ(found):  # replicated: each process has the whole array
-                raise ValueError(
-                    f"leaf {record['path']}: differs between processes; make it one global array, so that "
-                    "each process's part is saved."
-                )
-            entry[2] = int(found[part.process])
+def _check_same(content: dict[str, Any], packed: dict[str, Any]) -> None:
+    """Raise a `ValueError` if processes save different things."""
+    local = {path: x for path, x in packed.items() if isinstance(x, np.ndarray)}  # each process has the whole array
+    sums = [zlib.crc32(json.dumps(content, sort_keys=True).encode())]
+    if np.ptp(_processes.gather(sums)):
+        raise ValueError("config or state: the structure differs between processes; pass the same in all.")
+    sums = [zlib.crc32(np.ascontiguousarray(x).view(np.uint8).data) for x in local.values()]
+    if jax.process_count() > 1 and (differ := np.ptp(_processes.gather(sums), axis=0)).any():
+        raise ValueError(
+            f"leaf {[*local][int(np.argmax(differ))]}: differs between processes; make it one global array, so that "
+            "each process's part is saved."
+        )
 
 
-def _differ(found: np.ndarray) -> bool:
-    """True if any process differs from the first."""
-    return bool(np.any(found != found[0]))
+def _library_version() -> str:
+    try:
+        return importlib.metadata.version("jaxreplay")
+    except importlib.metadata.PackageNotFoundError:
+        return "unknown"

@@ -1,29 +1,88 @@
-"""The folder of a checkpoint, which Orbax writes atomically.
+"""The folders of checkpoints, and when one is deleted.
 
-PATH/checkpoint_7/manifest/  JSON
-PATH/checkpoint_7/arrays/3/  Zarr version 2 without compression: one file for each part of array 3
-PATH/checkpoint_8.orbax.../  the next checkpoint: in progress, or left by a killed process
-PATH/writing                 lock file; exists only during a save
+PATH/checkpoint_7/description.json  what was saved, and the size and CRC-32 of each file
+PATH/checkpoint_7/arrays/           written by Orbax: Zarr version 2, compressed, one folder for each array
+PATH/checkpoint_8.part/             the next checkpoint: in progress, or left by a process that was killed
+
+A checkpoint is written to a folder of its own by a thread of its own, which no signal interrupts, and gets its name
+when all of it is on the disk. Only then is an older one deleted. So whatever is cut off, a complete one is there. Only
+folders with a description are deleted. A lock on the description tells that its writer is alive.
 """
 
 import contextlib
+import hashlib
+import io
 import json
 import logging
-import math
 import os
 import re
 import shutil
+import stat
 import threading
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-import jax
 import numpy as np
 
-from jaxreplay.checkpoint import _processes
-
-FOLDER, UNFINISHED, MANIFEST, ARRAYS, LOCK = "checkpoint", ".orbax-checkpoint-tmp", "manifest", "arrays", "writing"
+PART, DESCRIPTION, ARRAYS, LEAVES = ".part", "description.json", "arrays", "leaves"
+CHUNK = 2**23  # bytes of an array that are compressed at a time
+MAX_DESCRIPTION = 2**28  # bytes
+ZSTD = b"\x28\xb5\x2f\xfd"
 _orbax = threading.Lock()  # concurrent calls of Orbax from several threads occasionally fail
+
+
+class Writing(threading.Thread):
+    """A thread that writes a checkpoint to the folder `part`; started by `begin`, it ends with the write.
+
+    It calls `copied` when it no longer needs the arrays, and then has its `error`, if any.
+    """
+
+    def __init__(self, part: str, arrays: Mapping[str, Any], commit: Callable[[], None]):
+        super().__init__(name="jaxreplay save")
+        self.part, self.arrays, self.commit = part, arrays, commit
+        self.copied, self.error = threading.Event(), None
+
+    def run(self) -> None:
+        logger = logging.getLogger("absl")
+        logger.addFilter(_is_other)
+        try:
+            with _orbax:
+                if self.arrays:
+                    written = _save(os.path.join(self.part, ARRAYS), self.arrays)
+                    self.arrays = {}
+                    self.copied.set()
+                    written.result()
+                self.commit()
+        except OSError as error:
+            self.error = error
+        except Exception as error:
+            first_line = f"{type(error).__name__}: {error}".partition("\n")[0][:1000]
+            self.error = OSError(f"{self.part}: cannot write the checkpoint: {first_line}")
+            self.error.__cause__ = error
+        finally:
+            logger.removeFilter(_is_other)
+            self.commit = lambda: None  # closes the description
+            if self.error is not None:
+                _delete(self.part)
+            self.copied.set()
+
+    def outcome(self) -> int:
+        """0; raises the error of the write."""
+        if self.error is not None:
+            raise self.error
+        return 0
+
+
+def finish_all() -> None:
+    """Wait for all threads that write."""
+    for thread in threading.enumerate():
+        if isinstance(thread, Writing) and thread.is_alive():
+            thread.join()
+
+
+# Before the interpreter ends what Orbax's threads need, which is before it waits for other threads.
+threading._register_atexit(finish_all)  # pyright: ignore[reportAttributeAccessIssue]
 
 
 def absolute(path: str | os.PathLike) -> str:
@@ -40,183 +99,262 @@ def absolute(path: str | os.PathLike) -> str:
     return os.path.abspath(path)
 
 
-def newest(path: str) -> int:
-    """Number of the newest complete checkpoint, -1 if there is none."""
+def numbers(path: str, part: str = "") -> list[int]:
+    """Numbers of the checkpoints in a folder, the newest first; with PART, of those that are not complete."""
     try:
-        found = [re.fullmatch(rf"{FOLDER}_(\d+)", name) for name in os.listdir(path)]
+        found = [re.fullmatch(rf"checkpoint_(\d+){re.escape(part)}", name) for name in os.listdir(path)]
     except (FileNotFoundError, NotADirectoryError):
-        found = []
-    return max((int(match[1]) for match in found if match), default=-1)
+        return []
+    return sorted((int(match[1]) for match in found if match), reverse=True)
 
 
-def begin(path: str, arrays: Mapping[str, Any], manifest: Any) -> Callable[[], None]:
-    """Copy named arrays to the host and begin to write them. The returned function waits for the end.
+def folder_of(path: str, number: int, part: str = "") -> str:
+    return os.path.join(path, f"checkpoint_{number}{part}")
 
-    The returned function must be called. All processes must call both functions. Other writers to `path` wait. NumPy
-    arrays must not change until the end.
+
+def begin(path: str, content: dict[str, Any], keep: int) -> tuple[int, Callable[[], None]]:
+    """Make the folder of a new checkpoint.
+
+    Returns:
+      its number, and a function that completes it once its arrays are written, and deletes all but the `keep` newest.
+    """
+    _make(path)
+    for number in numbers(path, PART):
+        with contextlib.suppress(OSError, ValueError):  # it is written, or not one of ours
+            read(folder_of(path, number, PART))
+            with open(os.path.join(folder_of(path, number, PART), DESCRIPTION), "rb") as file:
+                _lock(file)
+                _delete(folder_of(path, number, PART))
+    number = max([-1, *numbers(path), *numbers(path, PART)]) + 1
+    while True:
+        with contextlib.suppress(FileExistsError):  # another writer was quicker
+            os.mkdir(part := folder_of(path, number, PART))
+            break
+        number += 1
+    file = io.FileIO(os.path.join(part, DESCRIPTION), "x")  # closed with the function that is returned
+    with contextlib.suppress(OSError):  # a file system without locks
+        _lock(file)
+    _write(file, content)
+
+    def commit() -> None:
+        files = {name: list(_checked(os.path.join(part, name), sync=True)) for name in sorted(_listed(part))}
+        _write(file, content | {"files": files})
+        os.fsync(file.fileno())
+        for folder, _, _ in os.walk(part):
+            _sync(folder)
+        os.rename(part, folder_of(path, number))
+        _sync(path)
+        file.close()
+        complete = []
+        for other in numbers(path):
+            with contextlib.suppress(OSError, ValueError):
+                read(folder_of(path, other))
+                complete.append(other)
+        for other in complete[keep:]:
+            with contextlib.suppress(OSError):  # another writer was quicker
+                os.rename(folder_of(path, other), folder_of(path, other, PART))
+                _delete(folder_of(path, other, PART))
+
+    return number, commit
+
+
+def read(folder: str) -> dict[str, Any]:
+    """The description of a checkpoint.
 
     Raises:
-      OSError: the folder cannot be created or written; raised by this function or the returned one.
+      ValueError: it is damaged.
+      OSError: it cannot be read.
     """
-    from orbax.checkpoint import v1 as ocp
-
-    _processes.on_first(lambda: os.makedirs(path, exist_ok=True) or 0)
-    with contextlib.ExitStack() as stack:
-        if jax.process_count() == 1:
-            stack.enter_context(_locked(path))
-        stack.enter_context(_orbax)
-        stack.enter_context(_quiet())
-        number = _processes.on_first(lambda: _begin(path))
-        stack.enter_context(_undone(path, number))
-        items = {MANIFEST: manifest} | ({ARRAYS: dict(arrays)} if arrays else {})
-        with _options():
-            written = ocp.save_checkpointables_async(_complete(path, number), items)
-        held = stack.pop_all()
-
-    def finish() -> None:
-        with held:
-            written.result()
-            if jax.process_index() == 0:
-                _delete_others(path, number)
-
-    return finish
-
-
-def load(path: str, number: int, items: dict[str, Any]) -> dict[str, Any]:
-    """Items of a complete checkpoint, read by Orbax.
-
-    Raises:
-      ValueError: they cannot be read.
-    """
-    from orbax.checkpoint import v1 as ocp
-
     try:
-        with _orbax, _options():
-            return ocp.load_checkpointables(_complete(path, number), items)
-    except Exception as error:  # damaged files raise many kinds of errors
-        raise ValueError(_first_line(error.__cause__ or error)) from error
+        found = json.loads(_read(os.path.join(folder, DESCRIPTION), MAX_DESCRIPTION))
+        content = found["content"]
+        if found["sha256"] != _digest(content) or not isinstance(content, dict):
+            raise ValueError("has changed")
+    except (ValueError, TypeError, KeyError, RecursionError) as error:
+        raise ValueError(f"its {DESCRIPTION}: {type(error).__name__}: {str(error)[:200]!r}") from error
+    return content
 
 
-def check_sizes(path: str, number: int, expected: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> None:
-    """Compare `expected` shapes and dtypes with the files on disk, before memory is allocated for them.
+def check(folder: str, files: Any, arrays: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> None:
+    """Compare the files of a checkpoint with its description, and their sizes with shapes and dtypes of `arrays`.
 
     Raises:
-      ValueError: there are other arrays, or files that would need more memory.
-      OSError: a file is missing.
+      ValueError: it is damaged, or needs more memory than its arrays.
+      OSError: it cannot be read.
     """
-    if not expected:
-        return
-    folder = os.path.join(_complete(path, number), ARRAYS)
-    if set(os.listdir(folder)) != {"_METADATA", *expected}:
-        raise ValueError(f"it has files of arrays other than the {len(expected)} expected")
-    for name, (shape, dtype) in expected.items():
-        with open(os.path.join(folder, name, ".zarray"), "rb") as file:
-            found = json.load(file)
-        plain = {"zarr_format": 2, "shape": list(shape), "compressor": None, "filters": None}
-        if not isinstance(found, dict) or any(found.get(key, 0) != value for key, value in plain.items()):
-            raise ValueError(f"array {name} is not of shape {list(shape)} without compression")
-        chunk = found.get("chunks")
-        if not isinstance(chunk, list) or not all(type(n) is int and n > 0 for n in chunk):
-            raise ValueError(f"array {name} has parts of shape {str(chunk)[:100]}")
-        files = [entry for entry in os.scandir(os.path.join(folder, name)) if entry.name != ".zarray"]
-        if not all(re.fullmatch(r"\d+(\.\d+)*", entry.name) for entry in files):
-            raise ValueError(f"array {name} has files other than its parts")
-        size, claimed = sum(entry.stat().st_size for entry in files), math.prod(shape) * dtype.itemsize
-        if size != claimed or math.prod(chunk) * dtype.itemsize > size:
-            raise ValueError(f"array {name} has {size} bytes on disk, not {claimed}")
+    found = _listed(folder)
+    if not isinstance(files, dict) or {*files} != found:
+        raise ValueError(f"it has other files than its description says: {sorted(found ^ {*(files or ())})[:3]!r}")
+    bounds = {}
+    for name, (shape, dtype) in arrays.items():
+        metadata = json.loads(_read(_file_of(folder, name, ".zarray"), 2**16))
+        chunk = metadata.get("chunks")
+        if metadata.get("shape") != list(shape) or not isinstance(chunk, list) or len(chunk) != len(shape):
+            raise ValueError(f"array {name} has another shape")
+        if not all(type(n) is int and 0 < n <= size for n, size in zip(chunk, shape, strict=True)):
+            raise ValueError(f"array {name} has parts of another shape")
+        num_bytes = int(np.prod(chunk, dtype=np.float64)) * dtype.itemsize
+        bounds[os.path.join(ARRAYS, LEAVES, name)] = num_bytes
+    for name in sorted(found):
+        bound = bounds.get(os.path.dirname(name), 0)
+        is_chunk = bound > 0 and not name.endswith(".zarray")
+        size, crc = _checked(os.path.join(folder, name), 2 * bound + 2**16 if is_chunk else MAX_DESCRIPTION)
+        if [size, crc] != files[name]:
+            raise ValueError(f"its file {name!r} has changed")
+        if is_chunk and _unpacked(os.path.join(folder, name)) > 2 * bound + 2**18:
+            raise ValueError(f"its file {name!r} unpacks to more than its array")
 
 
-@contextlib.contextmanager
-def _locked(path: str) -> Iterator[None]:
-    """Mutual exclusion by path between threads and processes. A killed process releases the lock."""
-    import fcntl
+def load(folder: str, name: str, shape: tuple[int, ...], dtype: np.dtype, sharding: Any) -> Any:
+    """An array, on the host or with a sharding: each device then gets its part."""
+    import jax
+    import tensorstore
 
-    name, entered = os.path.join(path, LOCK), False
-    while not entered:
-        lock = os.open(name, os.O_RDWR | os.O_CREAT, 0o666)
-        try:
-            with contextlib.suppress(OSError):  # some file systems do not support locks
-                fcntl.flock(lock, fcntl.LOCK_EX)
-            if entered := _is_file(lock, name):  # else its last holder deleted it, and others lock a new file
-                try:
-                    yield
-                finally:
-                    with contextlib.suppress(FileNotFoundError):
-                        os.unlink(name)
-        finally:
-            os.close(lock)
+    if 0 in shape:
+        return np.zeros(shape, dtype)
+    kvstore = {"driver": "file", "path": _file_of(folder, name, "")}
+    try:
+        array: Any = tensorstore.open({"driver": "zarr", "kvstore": kvstore}, open=True, read=True).result()
+        if array.dtype.numpy_dtype != dtype:
+            raise ValueError(f"has dtype {array.dtype.name}")
+        if sharding is None or len(sharding.device_set) == 1:
+            return array.read().result()
+        return jax.make_array_from_callback(shape, sharding, lambda index: array[index].read().result())
+    except Exception as error:  # damaged files raise many kinds of errors
+        raise ValueError(f"array {name}: {str(error)[:300]!r}") from error
 
 
-def _options() -> Any:
-    """The Orbax context for reads and writes."""
+def _save(path: str, arrays: Mapping[str, Any]) -> Any:
+    """Begin to write arrays with Orbax; returns when they are copied to the host."""
     from orbax.checkpoint import v1 as ocp
 
     options = ocp.Context()
     registry = options.checkpointables.registry = ocp.handlers.local_registry(include_global_registry=False)
-    registry.add(ocp.handlers.JsonHandler, checkpointable_name=MANIFEST)
-    registry.add(ocp.handlers.PyTreeHandler, checkpointable_name=ARRAYS)
+    registry.add(ocp.handlers.PyTreeHandler, checkpointable_name=LEAVES)
     saving = options.array.saving
-    saving.use_ocdbt = saving.use_zarr3 = saving.use_compression = saving.enable_write_sharding_file = False
-    saving.array_metadata_store, saving.use_replica_parallel = None, False
-    options.pytree.loading.partial_load = True
+    saving.use_ocdbt = saving.use_zarr3 = saving.enable_write_sharding_file = saving.use_replica_parallel = False
+    saving.array_metadata_store, saving.storage_options.chunk_byte_size = None, CHUNK
     options.memory.deepcopy_host_arrays = False
     options.asynchronous.create_directories_asynchronously = False  # True would hang threads if it fails
-    return options
+    with options:
+        return ocp.save_checkpointables_async(path, {LEAVES: dict(arrays)})
 
 
-@contextlib.contextmanager
-def _quiet() -> Iterator[None]:
-    """Suppress a warning that Orbax logs at each save without OCDBT."""
+def _is_other(record: logging.LogRecord) -> bool:
+    """False for a warning that Orbax logs at each save in this format."""
+    return "Skipping merge of OCDBT" not in str(record.msg)
 
-    def other(record: logging.LogRecord) -> bool:
-        return "Skipping merge of OCDBT" not in str(record.msg)
 
-    logger = logging.getLogger("absl")
-    logger.addFilter(other)
+def _file_of(folder: str, name: str, file: str) -> str:
+    return os.path.join(folder, ARRAYS, LEAVES, name, file)
+
+
+def _make(path: str) -> None:
+    """Make a folder, and its name durable."""
+    if not os.path.isdir(path):
+        _make(os.path.dirname(path))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+        if not os.path.isdir(path):
+            raise NotADirectoryError(f"{path}: is not a folder.")
+        _sync(os.path.dirname(path))
+
+
+def _sync(folder: str) -> None:
+    file = os.open(folder, os.O_RDONLY)
     try:
-        yield
+        os.fsync(file)
     finally:
-        logger.removeFilter(other)
+        os.close(file)
+
+
+def _lock(file: Any) -> None:
+    import fcntl
+
+    fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def _delete(folder: str) -> None:
+    """Delete a folder of ours, its description last."""
+    shutil.rmtree(os.path.join(folder, ARRAYS), ignore_errors=True)
+    for name in os.listdir(folder):
+        if name.startswith(ARRAYS):  # also those that Orbax has not completed
+            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    with contextlib.suppress(OSError):
+        os.unlink(os.path.join(folder, DESCRIPTION))
+        os.rmdir(folder)
+
+
+def _digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def _write(file: Any, content: dict[str, Any]) -> None:
+    file.seek(0)
+    file.truncate()
+    text = memoryview(json.dumps({"sha256": _digest(content), "content": content}).encode())
+    while text:
+        text = text[file.write(text) :]
+
+
+def _listed(folder: str) -> set[str]:
+    """Files of a checkpoint but its description, by their names in its folder."""
+    found = {os.path.relpath(os.path.join(root, name), folder) for root, _, names in os.walk(folder) for name in names}
+    return found - {DESCRIPTION}
 
 
 @contextlib.contextmanager
-def _undone(path: str, number: int) -> Iterator[None]:
-    """Delete the unfinished checkpoint after an error, and raise any error of Orbax as an `OSError`."""
-    try:
-        yield
-    except BaseException as error:
-        if jax.process_index() == 0:
-            _delete_others(path, number - 1)
-        if isinstance(error, Exception) and not isinstance(error, OSError):
-            raise OSError(f"{path}: cannot write the checkpoint: {_first_line(error)}") from error
-        raise
+def _opened(path: str) -> Iterator[tuple[Any, int]]:
+    """A regular file and its size; no link, and nothing that waits."""
+    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+    with open(file, "rb", buffering=0) as opened:
+        info = os.fstat(file)
+        if not stat.S_ISREG(info.st_mode):
+            raise ValueError(f"{os.path.basename(path)!r} is not a file")
+        yield opened, info.st_size
 
 
-def _begin(path: str) -> int:
-    """Number of the next checkpoint. Unfinished checkpoints are deleted first."""
-    number = newest(path) + 1
-    _delete_others(path, number - 1)
-    return number
+def _read(path: str, limit: int) -> bytes:
+    with _opened(path) as (file, size):
+        if size > limit:
+            raise ValueError(f"{os.path.basename(path)!r} is too large")
+        return file.read()
 
 
-def _complete(path: str, number: int) -> str:
-    return os.path.join(path, f"{FOLDER}_{number}")
+def _checked(path: str, limit: int = 2**63, sync: bool = False) -> tuple[int, int]:
+    """Size and CRC-32 of a file, which is made durable if `sync`."""
+    crc, buffer = 0, memoryview(bytearray(2**20))
+    with _opened(path) as (file, size):
+        if size > limit:
+            raise ValueError(f"{os.path.basename(path)!r} is too large")
+        while count := file.readinto(buffer):
+            crc = zlib.crc32(buffer[:count], crc)
+        if sync:
+            os.fsync(file.fileno())
+    return size, crc
 
 
-def _delete_others(path: str, number: int) -> None:
-    """Delete all checkpoints except `number`, and all unfinished ones."""
-    for name in os.listdir(path):
-        if re.fullmatch(rf"{FOLDER}_\d+({re.escape(UNFINISHED)}.*)?", name) and name != f"{FOLDER}_{number}":
-            shutil.rmtree(os.path.join(path, name), ignore_errors=True)  # stays until later while it is read
+def _unpacked(path: str) -> int:
+    """Upper bound of the bytes that a file in Zstandard format unpacks to (RFC 8878, section 3.1.1).
 
-
-def _first_line(error: BaseException) -> str:
-    return f"{type(error).__name__}: {error}".partition("\n")[0][:1000]  # the cause comes after paths
-
-
-def _is_file(file: int, name: str) -> bool:
-    """True if the open file still has this name."""
-    try:
-        return os.path.samestat(os.fstat(file), os.stat(name))
-    except FileNotFoundError:
-        return False
+    Raises:
+      ValueError: it has another format.
+    """
+    total = 0
+    with _opened(path) as (file, size):
+        while file.tell() < size:
+            magic, descriptor = file.read(4), (file.read(1) or b"\0")[0]
+            if magic != ZSTD:
+                raise ValueError(f"{os.path.basename(path)!r} is not compressed by Zstandard")
+            single = descriptor >> 5 & 1
+            file.seek((1 - single) + (0, 1, 2, 4)[descriptor & 3] + (single, 2, 4, 8)[descriptor >> 6], 1)
+            header = 0
+            while not header & 1:
+                if len(raw := file.read(3)) < 3:
+                    raise ValueError(f"{os.path.basename(path)!r} is cut off")
+                header = int.from_bytes(raw, "little")
+                kind, count = header >> 1 & 3, header >> 3
+                file.seek(1 if kind == 1 else count, 1)
+                total += 2**17 if kind == 2 else count
+            file.seek(4 * (descriptor >> 2 & 1), 1)
+    return total

@@ -1,19 +1,16 @@
-"""The arrays of a checkpoint: records, storage and checksums.
+"""The arrays of a checkpoint: what is recorded of each, and its stored form.
 
 PRNG keys are stored as their data, and dtypes that file formats may not support (float8, int4, ...) as unsigned
-integers. A part is the shard of an array on one device.
+integers. Python numbers are stored in the description.
 """
 
-import math
-import zlib
-from collections.abc import Mapping
-from typing import Any, NamedTuple
+import dataclasses
+from typing import Any
 
 import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from jaxreplay._common import layouts, xla
 
@@ -21,20 +18,168 @@ PLAIN = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
 }
-CHUNK = 2**24  # bytes per step of a checksum
-Box = tuple[tuple[int, ...], tuple[int, ...]]  # first index and shape of a part
+NUMBERS = {number.__name__: number for number in (bool, int, float, complex)}
 
 
-class Part(NamedTuple):
-    """A part of an array and the process that holds it; `data` is None on other processes."""
-
-    process: int
-    box: Box
-    data: Any
+def named(tree: Any) -> dict[str, Any]:
+    """Leaves by path."""
+    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
 
 
-def check_dtype(dtype: Any, name: str) -> None:
-    """Raise a `ValueError` if JAX would change the dtype."""
+def record(path: str, leaf: Any) -> dict[str, Any]:
+    """What a description says of a leaf, an array or its shape and dtype.
+
+    Raises:
+      ValueError: it is traced, no array or number, JAX would change its dtype, or its PRNG keys have no name.
+    """
+    if isinstance(leaf, jax.core.Tracer):
+        raise ValueError(f"leaf {path}: is traced; save and restore run on the host, outside of jit, scan and vmap.")
+    if type(leaf) in NUMBERS.values():
+        number = str(leaf) if isinstance(leaf, complex) else leaf
+        return {"path": path, "dtype": type(leaf).__name__, "number": number}
+    if not isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
+        raise ValueError(f"leaf {path}: got a {type(leaf).__qualname__}; expected an array or a number.")
+    if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
+        _check_dtype(leaf.dtype, path)
+    found = {"path": path, "dtype": str(leaf.dtype), "shape": list(leaf.shape)}
+    if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
+        found["key"] = jax.random.key_impl(leaf)
+        if not isinstance(found["key"], str):
+            raise ValueError(f"leaf {path}: PRNG keys of {found['key']}, which has no name; use one of JAX's own.")
+    elif getattr(leaf, "weak_type", False):
+        found["weak"] = True
+    return found
+
+
+def is_record(x: Any) -> bool:
+    """True if JSON is the record of a leaf."""
+    match x:
+        case {"path": str(), "dtype": "bool" | "int" | "float" | "complex", "number": bool() | int() | float() | str()}:
+            return True
+        case {"path": str(), "dtype": str(), "shape": [*shape]} if "number" not in x:
+            return all(type(size) is int for size in shape) and isinstance(x.get("key", ""), str)
+    return False
+
+
+def static(tree: Any) -> dict[str, Any]:
+    """Static fields of dataclasses by path; None for those that are no plain values."""
+    found = {}
+
+    def visit(path: Any, node: Any) -> bool:
+        for field in dataclasses.fields(node) if dataclasses.is_dataclass(node) else ():
+            if field.metadata.get("static", not field.metadata.get("pytree_node", True)):
+                value = getattr(node, field.name)
+                plain = value if isinstance(value, bool | int | float | str) else None
+                found[f"{jax.tree_util.keystr(path)}.{field.name}"] = plain
+        return False
+
+    jax.tree_util.tree_leaves_with_path(tree, is_leaf=visit, is_leaf_takes_path=True)
+    return found
+
+
+def static_differ(saved: dict[str, Any], like: dict[str, Any]) -> str:
+    """The first static field of `like` that is not as saved; "" if there is none."""
+    for path in saved.keys() & like.keys():
+        if saved[path] != like[path]:
+            return f"like{path}: saved {saved[path]!r}, given {like[path]!r}"
+    return ""
+
+
+def text(found: dict[str, Any] | None) -> str:
+    """A record for messages, such as float32[2, 3]."""
+    if found is None:
+        return "nothing"
+    return str(found["dtype"]) + ("" if "number" in found else str(found.get("shape")))
+
+
+def differ(saved: list[dict[str, Any]], like: dict[str, Any]) -> str:
+    """The first leaf of `like` whose path, shape or dtype is not as saved; "" if there is none."""
+    given, old = {path: record(path, leaf) for path, leaf in like.items()}, {x["path"]: x for x in saved}
+    for path in {**old, **given}:
+        found, wanted = text(old.get(path)), text(given.get(path))
+        is_number = path in old and "number" in old[path] and given.get(path, {}).get("weak")  # of jax.eval_shape
+        if found != wanted and not is_number:
+            return f"like{path}: saved {found}, given {wanted}"
+    return "" if [*old] == [*given] else "like: its leaves have another order"
+
+
+def pack(leaf: Any, copies: bool) -> jax.Array | np.ndarray:
+    """The stored form of an array, on the host if it lies on one device and `copies`, which makes it a copy."""
+    x = leaf if isinstance(leaf, jax.Array) else np.array(leaf)
+    if str(x.dtype) not in PLAIN:
+        x = _stored(jnp.asarray(x))
+    if isinstance(x, np.ndarray):
+        return x
+    if jax.process_count() > 1 and x.is_fully_addressable:
+        return np.array(xla.on_host(x))
+    if len(x.sharding.device_set) == 1 and copies:
+        return np.array(xla.on_host(_alone(x)))
+    shards = [_alone(shard.data) for shard in x.addressable_shards]  # so that `leaf` caches no copy on the host
+    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, shards)
+
+
+def stored_type(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
+    """Shape and dtype of the stored form of an array like `leaf`."""
+    spec = jax.eval_shape(_stored, jax.ShapeDtypeStruct(leaf.shape, leaf.dtype))
+    return spec.shape, np.dtype(spec.dtype)
+
+
+@dataclasses.dataclass(frozen=True)
+class Stored:
+    """An array of a checkpoint that is not yet read.
+
+    Attributes:
+      found: its record.
+      like: an array or spec of its shape and dtype.
+      read: a function that reads the stored form, for a sharding or None.
+      is_stacked: True if the array gets a leading axis of size 1.
+    """
+
+    found: dict[str, Any]
+    like: Any
+    read: Any
+    is_stacked: bool = False
+
+    @property
+    def dtype(self) -> Any:
+        return self.like.dtype
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return (1, *self.like.shape) if self.is_stacked else tuple(self.like.shape)
+
+    def stacked(self) -> "Stored":
+        """The same with a leading axis of size 1."""
+        return dataclasses.replace(self, is_stacked=True)
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """The array on the host; not of PRNG keys."""
+        x = self.read(None)
+        x = x if str(self.dtype) in PLAIN else np.asarray(_from_bits(x, self.dtype))
+        return x[None] if self.is_stacked else x
+
+    def load(self, sharding: Any) -> Any:
+        """The array, with its sharding; or the Python number.
+
+        Raises:
+          ValueError: it cannot be read.
+        """
+        if "number" in self.found:
+            return NUMBERS[self.found["dtype"]](self.found["number"])
+        x = jnp.asarray(self.read(sharding))
+        if "key" in self.found:
+            x = jax.random.wrap_key_data(x, impl=self.found["key"])
+            if x.dtype != self.dtype:
+                raise ValueError(f"leaf {self.found['path']}: has keys of another kind than it says")
+        elif str(self.dtype) not in PLAIN:
+            x = _from_bits(x, self.dtype)
+        if self.found.get("weak"):
+            x = _weakly_typed(x)
+        x = x[None] if self.is_stacked else x
+        return x if sharding is None else jax.device_put(x, sharding)
+
+
+def _check_dtype(dtype: Any, path: str) -> None:
     try:
         is_number = jnp.issubdtype(dtype, jnp.number) or jnp.issubdtype(dtype, jnp.bool_)
         kept = is_number and jax.dtypes.canonicalize_dtype(dtype) == dtype
@@ -42,190 +187,24 @@ def check_dtype(dtype: Any, name: str) -> None:
         kept = False
     if not kept:
         raise ValueError(
-            f"leaf {name}: has dtype {dtype}, which JAX would not keep; set jax_enable_x64 for 64-bit dtypes, or "
-            "cast it before the save."
+            f"leaf {path}: has dtype {dtype}, which JAX would not keep; set jax_enable_x64 for 64-bit dtypes, "
+            "or cast it before the save."
         )
 
 
-def pack(leaf: Any, name: str, meshes: Mapping[str, Mesh]) -> tuple[dict[str, Any], jax.Array | np.ndarray]:
-    """The record of an array without its parts, and its stored form, on the host unless it is sharded.
-
-    `meshes` of the configuration are given by name.
-
-    Raises:
-      ValueError: the leaf is traced, JAX would change its dtype, or it holds PRNG keys of an unnamed implementation.
-    """
-    if isinstance(leaf, jax.core.Tracer):
-        raise ValueError(f"leaf {name}: is traced; save runs on the host, so call it outside of jit, scan and vmap.")
-    record = {"path": name, "dtype": str(leaf.dtype), "shape": list(leaf.shape)}
-    if _is_key(leaf.dtype):
-        record["dtype"], record["key"] = "key", jax.random.key_impl(leaf)
-        if not isinstance(record["key"], str):
-            raise ValueError(f"leaf {name}: PRNG keys of {record['key']}, which has no name; use one of JAX's own.")
-    else:
-        check_dtype(leaf.dtype, name)
-    leaf = jnp.asarray(leaf)
-    if getattr(leaf, "weak_type", False):  # keys have none
-        record["weak"] = True
-    if isinstance(leaf.sharding, NamedSharding):
-        where = _places(leaf.sharding.mesh)
-        found = [mesh for mesh in meshes if _places(meshes[mesh]) == where]
-        if found:
-            record |= {"mesh": found[0], "spec": list(leaf.sharding.spec)}
-    leaf = _stored(leaf)
-    if len(leaf.sharding.device_set) == 1 or (jax.process_count() > 1 and leaf.is_fully_addressable):
-        return record, _on_host(leaf)
-    shards = [_alone(shard.data) for shard in leaf.addressable_shards]  # so that `leaf` caches no copy on the host
-    return record, jax.make_array_from_single_device_arrays(leaf.shape, leaf.sharding, shards)
+@jax.jit
+def _stored(x: jax.Array) -> jax.Array:
+    if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        return jax.random.key_data(x)
+    return x if x.dtype.name in PLAIN else layouts.to_bits(x)
 
 
-def sharding_in(meshes: Mapping[str, Mesh], record: dict[str, Any]) -> NamedSharding | None:
-    """Saved sharding of the array on the mesh of the same name; None if it was on no mesh of the configuration."""
-    if record.get("mesh") not in meshes:
-        return None
-    spec = PartitionSpec(*(tuple(x) if isinstance(x, list) else x for x in record["spec"]))
-    return NamedSharding(meshes[record["mesh"]], spec)
-
-
-def parts(stored: jax.Array | np.ndarray) -> list[Part]:
-    """Parts of an array without replicas, in the same order on all processes."""
-    if stored.size == 0:
-        return []
-    if isinstance(stored, np.ndarray):
-        return [Part(0, ((0,) * stored.ndim, stored.shape), stored)]
-    shards = [shard for shard in stored.global_shards if shard.replica_id == 0]
-    found = [Part(x.device.process_index, _box(x.index, stored.shape), x.data) for x in shards]
-    return sorted(found, key=lambda part: part.box)  # the order of shards differs between processes
-
-
-def checksum(part: Any) -> int:
-    """CRC-32 of the bytes of a part; 0 if another process holds it."""
-    if part is None:
-        return 0
-    raw: Any = np.ascontiguousarray(_on_host(part) if isinstance(part, jax.Array) else part)
-    raw, found = raw.reshape(-1).view(np.uint8), 0
-    for first in range(0, raw.size, CHUNK):
-        found = zlib.crc32(memoryview(raw[first : first + CHUNK]), found)
-    return found
-
-
-def as_spec(record: dict[str, Any]) -> jax.ShapeDtypeStruct:
-    """Shape and dtype of the array that `record` describes."""
-    if "key" in record:
-        dtype = jax.eval_shape(lambda: jax.random.key(0, impl=record["key"])).dtype
-    else:
-        dtype = jnp.dtype(record["dtype"])
-    return jax.ShapeDtypeStruct(tuple(record["shape"]), dtype)
-
-
-def stored_type(record: dict[str, Any]) -> tuple[tuple[int, ...], np.dtype]:
-    """Shape and dtype of the stored form of the array that `record` describes."""
-    spec = jax.eval_shape(_stored, as_spec(record))
-    return spec.shape, np.dtype(spec.dtype)
-
-
-def is_record(record: Any) -> bool:
-    """True if JSON is the record of an array."""
-    match record:
-        case {"path": str(), "dtype": str(dtype), "shape": shape, "parts": [*parts]}:
-            is_keyed = isinstance(record.get("key", ""), str) and ("key" in record) == (dtype == "key")
-            is_meshed = "mesh" not in record or (isinstance(record["mesh"], str) and _is_spec(record.get("spec")))
-            return is_keyed and is_meshed and _are_sizes(shape) and all(map(_is_part, parts))
-    return False
-
-
-def check_parts(record: dict[str, Any]) -> None:
-    """Raise a `ValueError` if the parts do not cover the array."""
-    shape, _ = stored_type(record)
-    for start, part, _ in record["parts"]:
-        inside = len(start) == len(part) == len(shape) and all(
-            first >= 0 and 0 < count <= whole - first for first, count, whole in zip(start, part, shape, strict=True)
-        )
-        if not inside:
-            raise ValueError(f"leaf {record['path']} has a part {part} at {start} of {list(shape)}")
-    if (stored := sum(math.prod(part) for _, part, _ in record["parts"])) != math.prod(shape):
-        raise ValueError(f"leaf {record['path']} has {stored} of {math.prod(shape)} numbers")
-
-
-def check_bits(record: dict[str, Any], stored: jax.Array | np.ndarray) -> None:
-    """Raise a `ValueError` if the local parts of an array differ from the saved ones."""
-    shape, dtype = stored_type(record)
-    same = stored.shape == shape and stored.dtype == dtype
-    sharded = [] if isinstance(stored, np.ndarray) else stored.addressable_shards
-    here = {_box(shard.index, shape): shard.data for shard in sharded}  # one of the replicas
-    for start, count, expected in record["parts"] if same else ():
-        if isinstance(stored, np.ndarray):
-            part = stored[tuple(slice(first, first + size) for first, size in zip(start, count, strict=True))]
-        else:
-            part = here.pop((tuple(start), tuple(count)), None)
-        same = same and (part is None or checksum(part) == expected)
-    if not same or here:
-        raise ValueError(f"leaf {record['path']} differs from its saved bits")
-
-
-def numbers(record: dict[str, Any], stored: Any) -> np.ndarray:
-    """Numbers of an array on the host; the data of PRNG keys."""
-    return stored if "key" in record else xla.on_host(unpack(record, stored, None))
-
-
-def unpack(record: dict[str, Any], stored: jax.Array | np.ndarray, sharding: NamedSharding | None) -> jax.Array:
-    """The array that `record` describes, with its sharding."""
-    leaf = jnp.asarray(stored)
-    if "key" in record:
-        leaf = jax.random.wrap_key_data(leaf, impl=record["key"])
-    elif record["dtype"] not in PLAIN:
-        leaf = _from_bits(leaf, jnp.dtype(record["dtype"]))
-    if record.get("weak"):
-        leaf = _weakly_typed(leaf)
-    return leaf if sharding is None else jax.device_put(leaf, sharding)
-
-
-def _are_sizes(x: Any) -> bool:
-    return isinstance(x, list) and all(type(size) is int and 0 <= size < 2**63 for size in x)
-
-
-def _is_part(x: Any) -> bool:
-    return isinstance(x, list) and len(x) == 3 and all(map(_are_sizes, (x[0], x[1], [x[2]])))
-
-
-def _is_spec(x: Any) -> bool:
-    """True if JSON is a `PartitionSpec`."""
-    axes = [axis if isinstance(axis, list) else [axis] for axis in x] if isinstance(x, list) else [[0]]
-    return all(name is None or isinstance(name, str) for axis in axes for name in axis)
-
-
-def _is_key(dtype: Any) -> bool:
-    return jnp.issubdtype(dtype, jax.dtypes.prng_key)
-
-
-_to_bits = jax.jit(layouts.to_bits)
 _from_bits = jax.jit(layouts.from_bits, static_argnums=1)
-
-
-def _stored(leaf: jax.Array) -> jax.Array:
-    """Stored form of an array."""
-    if _is_key(leaf.dtype):
-        return jax.random.key_data(leaf)
-    return leaf if leaf.dtype.name in PLAIN else _to_bits(leaf)
 
 
 def _alone(array: jax.Array) -> jax.Array:
     """The same array of one device as a new object, which may cache a copy on the host."""
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
-
-
-def _on_host(array: jax.Array) -> np.ndarray:
-    return xla.on_host(_alone(array) if len(array.sharding.device_set) == 1 else array)
-
-
-def _places(mesh: Any) -> tuple[Any, ...]:
-    """Axes and devices of a mesh, its identity regardless of axis types."""
-    return tuple(mesh.shape.items()), tuple(np.asarray(mesh.devices).flat)
-
-
-def _box(index: tuple[slice, ...], shape: tuple[int, ...]) -> Box:
-    bounds = [x.indices(size)[:2] for x, size in zip(index, shape, strict=True)]
-    return tuple(first for first, _ in bounds), tuple(end - first for first, end in bounds)
 
 
 @jax.jit

@@ -16,10 +16,12 @@ from jaxreplay.buffers._chosen_sequences import ChosenSequences
 from jaxreplay.buffers._later_steps import EpisodeNumbers
 from jaxreplay.buffers._shards import Shards, shards_of
 from jaxreplay.buffers._uses import Uses
+from jaxreplay.checkpoint import _places
+from jaxreplay.checkpoint._leaves import Stored
 from jaxreplay.samplers import Prioritized, PrioritizedState, Recent, Uniform
 from jaxreplay.samplers._prioritized import leaf_of
 
-KINDS = (ReplayBuffer, SequenceBuffer)
+KINDS, SAMPLERS = (ReplayBuffer, SequenceBuffer), (Uniform, Prioritized, Recent)
 SETTINGS = ("alpha", "epsilon", "floor")
 
 
@@ -67,13 +69,34 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
                 f"{name}={whole!r}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one; migrate the "
                 "buffers of a Mixture one by one."
             )
-        if type(whole.sampler) not in (Uniform, Prioritized, Recent):
+        if type(whole.sampler) not in SAMPLERS:
             raise ValueError(f"{name}.sampler={whole.sampler!r}: must be Uniform, Prioritized or Recent.")
     if type(old.whole) is not type(new.whole):
         raise ValueError(f"new_buffer={new.whole!r}: must be a {type(old.whole).__name__} like old_buffer.")
     old_buffer._check_state(state)
+    return _migrated(old, old.stacked(state), new)
+
+
+def moved(owner: _places.Owner, state: Any, backend: str | None) -> Any:
+    """The state of a buffer for its new number of shards, from one that is not yet read, laid out for a backend."""
+    old, new = _places.old_shards(owner), shards_of(owner.buffer)
+    if type(old.whole) not in KINDS or type(old.whole.sampler) not in SAMPLERS:
+        raise ValueError(
+            f"{old.whole!r}: was saved with another number of devices, and can be restored only with as many."
+        )
+    if backend is not None:
+        state = jax.tree.map(lambda x: x.load(None), state).on_this_backend()
+    if owner.old is None:
+        state = jax.tree.map(lambda x: x.stacked() if isinstance(x, Stored) else x[None], state)
+    return _migrated(old, state, new)
+
+
+def _migrated(old: Shards, state: Any, new: Shards) -> Any:
+    """`state`, stacked, of whose arrays only those of the storage may be unread for long."""
+    in_memory = jax.tree.map(_on_host, dataclasses.replace(state, storage=None))
+    state = dataclasses.replace(in_memory, storage=state.storage)
     migrate_kind = _migrate_items if isinstance(old.whole, ReplayBuffer) else _migrate_sequences
-    return migrate_kind(old, old.stacked(state), new).on_this_backend()
+    return migrate_kind(old, state, new).on_this_backend()
 
 
 def _ring(new: Shards, size: np.ndarray, slots: int, num_rings: int) -> ring.Ring:
@@ -82,15 +105,16 @@ def _ring(new: Shards, size: np.ndarray, slots: int, num_rings: int) -> ring.Rin
     return ring.Ring(new.place(size), new.place(size), ring.init(slots, num_rings).period)
 
 
-def _on_host(x: jax.Array) -> np.ndarray:
-    if not x.is_fully_addressable:
+def _on_host(x: Any) -> np.ndarray:
+    if isinstance(x, jax.Array) and not x.is_fully_addressable:
         x = multihost_utils.process_allgather(x, tiled=True)
     return np.asarray(x)
 
 
-def _move(x: jax.Array, move: Any, new: Shards) -> jax.Array:
+def _move(x: Any, move: Any, new: Shards) -> jax.Array:
     """A leaf of the new storage: `move`, a function of NumPy arrays, applied to an old leaf or its PRNG key data."""
     if jnp.issubdtype(x.dtype, jax.dtypes.prng_key):
+        x = x.load(None) if isinstance(x, Stored) else x
         moved = _move(jax.random.key_data(x), move, new)
         return jax.random.wrap_key_data(moved, impl=jax.random.key_impl(x))
     return new.place(move(_on_host(x)))
@@ -120,8 +144,8 @@ def _migrate_items(old: Shards, state: ReplayState, new: Shards) -> ReplayState:
     source = _deal((shard * old.part.capacity + slot)[newest], to, new, -1)
 
     def move(x: np.ndarray) -> np.ndarray:
-        moved = np.zeros((*source.shape, *x.shape[2:]), x.dtype)
-        moved[source >= 0] = layouts.merge_axes(x)[source[source >= 0]]
+        moved = np.take(layouts.merge_axes(x), source, axis=0, mode="clip")
+        moved[source < 0] = 0
         return moved
 
     return ReplayState(

@@ -1,0 +1,105 @@
+"""A configuration as plain values by field, and the differences between two of them.
+
+A configuration is a frozen dataclass, or a dict, list, tuple or NamedTuple of them. A callable is described by its name
+only. `Sharded` is described like the buffer in it. Meshes, and `donate`, do not affect what is stored, and are omitted.
+"""
+
+import dataclasses
+import enum
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxreplay.buffers._shards import whole_of
+
+
+class Field(NamedTuple):
+    """A field, its value as JSON, the configuration that it is a part of, and True if it has its default."""
+
+    where: str
+    value: Any
+    config: Any
+    is_default: bool
+
+
+def fields(config: Any, where: str = "config", is_default: bool = False) -> Iterator[Field]:
+    """All fields of a configuration, also of those in it.
+
+    Raises:
+      ValueError: a value cannot be recorded; the message names the field.
+    """
+    whole = whole_of(config)
+    if isinstance(whole, jax.sharding.Mesh):
+        return
+    if (inner := children(whole)) is None:
+        yield Field(where, _plain(whole, where), config, is_default)
+        return
+    is_keyed = isinstance(whole, dict | list | tuple) and not hasattr(whole, "_fields")
+    defaults = {}
+    if dataclasses.is_dataclass(whole):
+        defaults = {x.name: x.default for x in dataclasses.fields(whole) if x.default is not dataclasses.MISSING}
+    if not is_keyed:
+        yield Field(where, _name_of(type(whole)), config, is_default)
+    for name, value in inner.items():
+        has_default = is_default or (name in defaults and value == defaults[name])
+        yield from fields(value, f"{where}[{name!r}]" if is_keyed else f"{where}.{name}", has_default)
+
+
+def described(config: Any) -> dict[str, Any]:
+    """A configuration as JSON: the values of its fields by name."""
+    return {field.where: field.value for field in fields(config)}
+
+
+def differences(saved: dict[str, Any], config: Any) -> list[str]:
+    """Fields of `config` that differ from those that were saved. A field that is newer than those had its default."""
+    given = {field.where: field for field in fields(config)}
+    found = []
+    for where in {**saved, **given}:
+        if where not in given:
+            found.append(f"{where}: saved {saved[where]!r}, given nothing")
+        elif where not in saved:
+            if not given[where].is_default:
+                found.append(f"{where}: saved nothing, given {given[where].value!r}")
+        elif saved[where] != given[where].value and repr(saved[where]) != repr(given[where].value):  # NaN is not NaN
+            found.append(f"{where}: saved {saved[where]!r}, given {given[where].value!r}")
+    return found
+
+
+def children(config: Any) -> dict[Any, Any] | None:
+    """Parts of a configuration by name or number; None if it has none."""
+    if hasattr(config, "_asdict"):
+        return config._asdict()
+    if isinstance(config, list | tuple):
+        return dict(enumerate(config))
+    if isinstance(config, dict):
+        return config
+    if not dataclasses.is_dataclass(config) or isinstance(config, type):
+        return None
+    names = [x.name for x in dataclasses.fields(config) if x.compare and not x.name.startswith("_")]
+    return {name: getattr(config, name) for name in names if name != "donate"}
+
+
+def _plain(value: Any, where: str) -> Any:
+    if isinstance(value, np.bool_ | np.number):
+        value = value.item()
+    if value is None or type(value) in (bool, int, float, str):
+        return value
+    if isinstance(value, enum.Enum):
+        return f"{_name_of(type(value))}.{value.name}"
+    if isinstance(value, np.dtype):
+        return value.name
+    if not callable(value):
+        raise ValueError(
+            f"{where}: got a {type(value).__qualname__}, which cannot be recorded; expected a configuration, a plain "
+            "value, or a dict, list or tuple of these."
+        )
+    function = getattr(value, "func", value)  # of a functools.partial
+    return _name_of(function if hasattr(function, "__qualname__") else type(function))
+
+
+def _name_of(x: Any) -> str:
+    """Dotted name of a class or function; where it lies within this package does not matter."""
+    package = x.__module__.partition(".")[0] if x.__module__.startswith("jaxreplay") else x.__module__
+    return f"{package}.{x.__qualname__}"

@@ -4,7 +4,6 @@ import argparse
 import collections
 import sys
 from collections.abc import Sequence
-from typing import Any
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

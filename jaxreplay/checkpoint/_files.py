@@ -45,10 +45,8 @@ class Writing(threading.Thread):
         self.copied, self.error = threading.Event(), None
 
     def run(self) -> None:
-        logger = logging.getLogger("absl")
-        logger.addFilter(_is_other)
         try:
-            with _orbax:
+            with _orbax, _quiet():
                 if self.arrays:
                     written = _save(os.path.join(self.part, ARRAYS), self.arrays)
                     self.arrays = {}
@@ -62,7 +60,6 @@ class Writing(threading.Thread):
             self.error = OSError(f"{self.part}: cannot write the checkpoint: {first_line}")
             self.error.__cause__ = error
         finally:
-            logger.removeFilter(_is_other)
             self.commit = lambda: None  # closes the description
             if self.error is not None:
                 _delete(self.part)
@@ -239,9 +236,19 @@ def _save(path: str, arrays: Mapping[str, Any]) -> Any:
         return ocp.save_checkpointables_async(path, {LEAVES: dict(arrays)})
 
 
-def _is_other(record: logging.LogRecord) -> bool:
-    """False for a warning that Orbax logs at each save in this format."""
-    return "Skipping merge of OCDBT" not in str(record.msg)
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Without a warning that Orbax logs at each save in this format."""
+
+    def is_other(record: logging.LogRecord) -> bool:
+        return "Skipping merge of OCDBT" not in str(record.msg)
+
+    logger = logging.getLogger("absl")
+    logger.addFilter(is_other)
+    try:
+        yield
+    finally:
+        logger.removeFilter(is_other)
 
 
 def _file_of(folder: str, name: str, file: str) -> str:

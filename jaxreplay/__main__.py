@@ -21,25 +21,20 @@ def main(arguments: Sequence[str] | None = None) -> int:
     step = "" if content["step"] is None else f", step {content['step']}"
     print(f"{path}: saved by jaxreplay {content['library']!r}{step}\n")
     for where, value in content["config"].items():
-        print(f"{_plain(where)} = {value!r}")
+        print(f"{where} = {value!r}")
     files = collections.Counter()
     for name, (size, _) in content["files"].items():
         files[name.split("/")[2] if name.count("/") > 2 else ""] += size
     rows = [("array", "dtype", "shape", "bytes on disk")]
     for i, leaf in enumerate(content["leaves"]):
         value = leaf["number"] if "number" in leaf else leaf["shape"]
-        rows.append((_plain(leaf["path"]), _plain(leaf["dtype"]), str(value), f"{files[str(i)]:,}"))
+        rows.append((leaf["path"], leaf["dtype"], str(value), f"{files[str(i)]:,}"))
     rows.append((f"{len(rows) - 1} arrays and numbers", "", "", f"{sum(files.values()):,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print()
     for where, dtype, shape, size in rows:
         print(f"{where:<{widths[0]}}  {dtype:<{widths[1]}}  {shape:<{widths[2]}}  {size:>{widths[3]}}")
     return 0
-
-
-def _plain(text: str) -> str:
-    """Text of a file without the characters that a terminal would obey."""
-    return repr(text)[1:-1] if not text.isprintable() else text
 
 
 if __name__ == "__main__":

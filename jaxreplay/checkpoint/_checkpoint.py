@@ -197,9 +197,7 @@ def _described(folder: str) -> dict[str, Any]:
     try:
         content = _files.read(folder)
         if content["format"] == FORMAT:
-            fields = {"step", "config", "shards", "static", "leaves", "files", "library"}
-            if not fields <= {*content} or not all(map(_leaves.is_record, content["leaves"])):
-                raise ValueError("its description lacks a field")
+            _check(content)
     except (OSError, ValueError, TypeError, KeyError) as error:
         raise _damaged(folder, error) from error
     if content["format"] != FORMAT:
@@ -208,6 +206,18 @@ def _described(folder: str) -> dict[str, Any]:
             "use the version that wrote it."
         )
     return content
+
+
+def _check(content: dict[str, Any]) -> None:
+    """Raise a `ValueError` if a description is not of the form that `save` writes."""
+    match content:
+        case {"config": {}, "shards": {**shards}, "static": {}, "leaves": [*leaves], "files": {}, "library": str()}:
+            counts = [*shards.values(), 1 if content["step"] is None else content["step"] + 1]
+            texts = [*content["config"], *content["static"], *(leaf["path"] + leaf["dtype"] for leaf in leaves)]
+            are_sizes = all(type(x) is int and x > 0 for x in counts)
+            if are_sizes and all(map(_leaves.is_record, leaves)) and all(map(str.isprintable, texts)):
+                return  # all texts are printed; a terminal obeys those that are not printable
+    raise ValueError("its description has another form")
 
 
 def _damaged(folder: str, error: Exception) -> Damaged:
@@ -275,11 +285,7 @@ def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> tuple[Any, str
       ValueError: the saved state differs from it.
     """
     for backend in (None, *BACKENDS):
-
-        def on_backend(x: Any, backend: str | None = backend) -> Any:
-            return jax.eval_shape(lambda x: x.on_this_backend(backend), x) if _places.is_state(x) else x
-
-        laid = jax.tree.map(on_backend, spec, is_leaf=_places.is_state) if backend else spec
+        laid = _places.map_states(functools.partial(_on_backend, backend), {}, spec) if backend else spec
         if not _leaves.differ(content["leaves"], _leaves.named(laid)):
             break
     else:
@@ -288,6 +294,10 @@ def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> tuple[Any, str
     if different := _leaves.static_differ(content["static"], _leaves.static(laid)):
         raise ValueError(f"{folder}: {different}. Build like as for the saved state.")
     return laid, backend
+
+
+def _on_backend(backend: str, _: Any, node: Any) -> Any:
+    return jax.eval_shape(lambda x: x.on_this_backend(backend), node) if _places.is_state(node) else node
 
 
 def _check_same(content: dict[str, Any], packed: dict[str, Any]) -> None:

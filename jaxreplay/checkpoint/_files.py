@@ -124,10 +124,12 @@ def begin(path: str, content: dict[str, Any], keep: int) -> tuple[int, Callable[
                 _lock(file)
                 _delete(folder_of(path, number, PART))
     number = max([-1, *numbers(path), *numbers(path, PART)]) + 1
-    while True:
-        with contextlib.suppress(FileExistsError):  # another writer was quicker
+    while True:  # another writer may be quicker
+        with contextlib.suppress(FileExistsError):
             os.mkdir(part := folder_of(path, number, PART))
-            break
+            if not os.path.exists(folder_of(path, number)):
+                break
+            os.rmdir(part)
         number += 1
     file = io.FileIO(os.path.join(part, DESCRIPTION), "x")  # closed with the function that is returned
     with contextlib.suppress(OSError):  # a file system without locks

@@ -60,9 +60,11 @@ def record(path: str, leaf: Any) -> dict[str, Any]:
 def is_record(x: Any) -> bool:
     """True if JSON is the record of a leaf."""
     match x:
-        case {"path": str(), "dtype": "bool" | "int" | "float" | "complex", "number": bool() | int() | float() | str()}:
-            return True
-        case {"path": str(), "dtype": str(), "shape": [*shape]} if "number" not in x:
+        case {"path": str(), "dtype": "complex", "number": str(number)}:
+            return complex(number) is not None
+        case {"path": str(), "dtype": str(dtype), "number": number}:
+            return dtype in ("bool", "int", "float") and type(number) is NUMBERS[dtype]
+        case {"path": str(), "dtype": str(), "shape": [*shape]}:
             return all(type(size) is int for size in shape) and isinstance(x.get("key", ""), str)
     return False
 
@@ -157,7 +159,7 @@ class Stored:
         like = jax.ShapeDtypeStruct((1, *self.shape), self.dtype)
         return dataclasses.replace(self, like=like, read=lambda _: self.read(None)[None])
 
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+    def __array__(self, *_: Any, **__: Any) -> np.ndarray:
         """The array on the host; not of PRNG keys."""
         x = self.read(None)
         return x if str(self.dtype) in PLAIN else np.asarray(_from_bits(x, self.dtype))

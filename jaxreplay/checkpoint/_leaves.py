@@ -22,8 +22,17 @@ NUMBERS = {number.__name__: number for number in (bool, int, float, complex)}
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """Leaves by path."""
-    return {jax.tree_util.keystr(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(tree)}
+    """Leaves by path.
+
+    Raises:
+      ValueError: two leaves have the same path.
+    """
+    found = {}
+    for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
+        if (name := jax.tree_util.keystr(path)) in found:
+            raise ValueError(f"leaf {name}: two leaves have this path; give the children of its class different keys.")
+        found[name] = leaf
+    return found
 
 
 def record(path: str, leaf: Any) -> dict[str, Any]:

@@ -129,7 +129,9 @@ def begin(path: str, content: dict[str, Any], keep: int) -> tuple[int, Callable[
     while True:
         with contextlib.suppress(FileExistsError):  # another writer was quicker
             os.mkdir(part := folder_of(path, number, PART))
-            break
+            if not os.path.exists(folder_of(path, number)):  # else another writer was quicker to complete it
+                break
+            os.rmdir(part)
         number += 1
     file = io.FileIO(os.path.join(part, DESCRIPTION), "x")  # closed with the function that is returned
     with contextlib.suppress(OSError):  # a file system without locks

@@ -5,6 +5,7 @@ integers. Python numbers are stored in the description.
 """
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -22,15 +23,11 @@ NUMBERS = {number.__name__: number for number in (bool, int, float, complex)}
 
 
 def named(tree: Any) -> dict[str, Any]:
-    """Leaves by path.
-
-    Raises:
-      ValueError: two leaves have the same path.
-    """
+    """Leaves by path; a `ValueError` if two have the same."""
     found = {}
     for path, leaf in jax.tree_util.tree_leaves_with_path(tree):
         if (name := jax.tree_util.keystr(path)) in found:
-            raise ValueError(f"leaf {name}: two leaves have this path; give the children of its class different keys.")
+            raise ValueError(f"leaf {name}: there are two with this path; give the node's children keys of their own.")
         found[name] = leaf
     return found
 
@@ -141,13 +138,11 @@ class Stored:
       found: its record.
       like: an array or spec of its shape and dtype.
       read: a function that reads the stored form, for a sharding or None.
-      is_stacked: True if the array gets a leading axis of size 1.
     """
 
     found: dict[str, Any]
     like: Any
-    read: Any
-    is_stacked: bool = False
+    read: Callable[[Any], Any]
 
     @property
     def dtype(self) -> Any:
@@ -155,17 +150,17 @@ class Stored:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        return (1, *self.like.shape) if self.is_stacked else tuple(self.like.shape)
+        return tuple(self.like.shape)
 
     def stacked(self) -> "Stored":
         """The same with a leading axis of size 1."""
-        return dataclasses.replace(self, is_stacked=True)
+        like = jax.ShapeDtypeStruct((1, *self.shape), self.dtype)
+        return dataclasses.replace(self, like=like, read=lambda _: self.read(None)[None])
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """The array on the host; not of PRNG keys."""
         x = self.read(None)
-        x = x if str(self.dtype) in PLAIN else np.asarray(_from_bits(x, self.dtype))
-        return x[None] if self.is_stacked else x
+        return x if str(self.dtype) in PLAIN else np.asarray(_from_bits(x, self.dtype))
 
     def load(self, sharding: Any) -> Any:
         """The array, with its sharding; or the Python number.
@@ -184,7 +179,6 @@ class Stored:
             x = _from_bits(x, self.dtype)
         if self.found.get("weak"):
             x = _weakly_typed(x)
-        x = x[None] if self.is_stacked else x
         return x if sharding is None else jax.device_put(x, sharding)
 
 

@@ -365,7 +365,7 @@ def test_nothing_to_restore(tmp_path):
 
 
 REFUSED = {
-    "twins": (None, {"a": [Twins(ONE, 0)]}, r"\['a'\]\[0\]\.x: two leaves have this path"),
+    "twins": (None, {"a": [Twins(ONE, 0)]}, r"\['a'\]\[0\]\.x: there are two with this path"),
     "text": (None, {"a": "text"}, r"\['a'\]: got a str; expected an array"),
     "text in a node": (None, {"a": Custom("text", 0)}, r"\['a'\]\[<flat index 0>\]: got a str; expected an array"),
     "objects": (None, {"a": np.array([None])}, r"leaf \['a'\]: has dtype object, which JAX would not keep"),

@@ -195,12 +195,10 @@ def test_a_write_that_fails_leaves_the_previous_checkpoint_and_nothing_else(tmp_
 
 @pytest.mark.parametrize("wait", [True, False])
 def test_arrays_that_cannot_be_written_leave_the_previous_checkpoint_and_no_filter_of_logs(tmp_path, wait):
-    first, second = (
-        jnp.full(3000, number) for number in (1, 2)
-    )  # of several the others would meet a closed event loop
+    first, second = jnp.asarray(np.random.default_rng(0).integers(2**30, size=(2, 3000)))  # hardly compressed
     jr.save(tmp_path, None, first)
     limits, filters = resource.getrlimit(resource.RLIMIT_FSIZE), [*logging.getLogger("absl").filters]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))  # as with a full disk: the manifest still fits
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))  # as with a full disk: the description still fits
     try:
         with pytest.raises(OSError, match="File too large"):
             jr.save(tmp_path, None, second, wait=wait)()
@@ -235,8 +233,7 @@ def test_what_is_not_ours_is_never_deleted(tmp_path):
     before = {file: file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
     for number in range(3):
         jr.save(tmp_path, None, full(number))
-        with pytest.warns(UserWarning, match=r"checkpoint_1001: .* damaged.* Restored .*checkpoint_10\d\d"):
-            assert_same(jr.restore(tmp_path, None, full(0)), full(number))
+        assert_same(jr.restore(tmp_path, None, full(0)), full(number))
     assert {file: file.read_text() for file in before} == before
     assert {*entries(tmp_path)} - {str(file.relative_to(tmp_path)).split("/")[0] for file in before} == {
         "checkpoint_1005"

@@ -102,7 +102,7 @@ def train(args: argparse.Namespace, process: int = 0, coordinator: str | None = 
     carry = None
     if args.checkpoint is not None:
         try:
-            carry = jr.restore(args.checkpoint, run, like=jax.eval_shape(begin))
+            carry = jr.restore(args.checkpoint, run, jax.eval_shape(begin))
         except FileNotFoundError:
             pass  # the first start
         except ValueError as error:  # from a run with other arguments, or damaged

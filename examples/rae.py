@@ -101,7 +101,8 @@ def main() -> None:
             curves[ALONE], _ = rlpd.train_and_test(train, init(second_keys), online, bar)
         bar.set_description(MIXED)
         init, train = rlpd.make_trainer(both, *make_env(args.hold))
-        states, saved = init(second_keys), jr.restore(folder, both.own)
+        states = init(second_keys)
+        saved = jr.restore(folder, both.own, states.buffer[0])
         states = states.replace(buffer=(states.buffer[0], saved))
         curves[MIXED], _ = rlpd.train_and_test(train, states, both, bar)
 

@@ -132,7 +132,7 @@ class Learner:
     def saved(self) -> dict[str, Any]:
         """What a checkpoint holds beside the replay."""
         lists = {"episodes": self.run.episodes, "ratios": self.run.ratios}
-        history = {name: np.array(rows, np.float32).reshape(-1, 2) for name, rows in lists.items()}
+        history = {name: padded(rows, self.run.steps) for name, rows in lists.items()}
         return {"params": self.run.params, "target": self.target, "opt": self.opt, "updates": self.updates} | history
 
     def save(self, checkpoint: Path, wait: bool = False) -> None:
@@ -145,8 +145,15 @@ class Learner:
     def load(self, saved: dict[str, Any]) -> None:
         self.run.params, self.target = saved["params"], saved["target"]
         self.opt, self.updates = saved["opt"], int(saved["updates"])
-        self.run.episodes = [(int(step), float(x)) for step, x in saved["episodes"]]
-        self.run.ratios = [(int(step), float(x)) for step, x in saved["ratios"]]
+        self.run.episodes = [(int(step), float(x)) for step, x in saved["episodes"] if step >= 0]
+        self.run.ratios = [(int(step), float(x)) for step, x in saved["ratios"] if step >= 0]
+
+
+def padded(rows: list[tuple[float, float]], length: int) -> np.ndarray:
+    """Rows, and -1 after them, so that the arrays of all checkpoints have the same shapes."""
+    found = np.full((length, 2), -1, np.float32)
+    found[: len(rows)] = np.reshape(rows, (-1, 2))
+    return found
 
 
 def make_run(steps: int, seed: int, checkpoint: Path, resume: bool) -> tuple[Run, Learner, int]:
@@ -163,8 +170,8 @@ def make_run(steps: int, seed: int, checkpoint: Path, resume: bool) -> tuple[Run
     run = Run(steps, network, params, jr.Shared(buffer, buffer.init(items), **settings), seed)
     learner = Learner(run, opt)
     if resume:
-        like = {"params": params, "target": params, "opt": learner.opt}
-        saved = jr.restore(checkpoint, {"replay": buffer}, like=like)
+        like = {"replay": buffer.init(items), "added": 0, "drawn": 0} | learner.saved()
+        saved = jr.restore(checkpoint, {"replay": buffer}, like)
         run.shared = jr.Shared(buffer, saved["replay"], added=saved["added"], drawn=saved["drawn"], **settings)
         learner.load(saved)
         print(f"goes on at update {learner.updates:,}, with {run.shared.size():,} transitions")

@@ -16,11 +16,10 @@ from jaxreplay.buffers._shards import whole_of
 
 
 class Field(NamedTuple):
-    """A field, its value as JSON, the configuration that it is a part of, and True if it has its default."""
+    """A field, its value as JSON, and True if it has its default."""
 
     where: str
     value: Any
-    config: Any
     is_default: bool
 
 
@@ -34,14 +33,14 @@ def fields(config: Any, where: str = "config", is_default: bool = False) -> Iter
     if isinstance(whole, jax.sharding.Mesh):
         return
     if (inner := children(whole)) is None:
-        yield Field(where, _plain(whole, where), config, is_default)
+        yield Field(where, _plain(whole, where), is_default)
         return
     is_keyed = isinstance(whole, dict | list | tuple) and not hasattr(whole, "_fields")
     defaults = {}
     if dataclasses.is_dataclass(whole):
         defaults = {x.name: x.default for x in dataclasses.fields(whole) if x.default is not dataclasses.MISSING}
     if not is_keyed:
-        yield Field(where, _name_of(type(whole)), config, is_default)
+        yield Field(where, _name_of(type(whole)), is_default)
     for name, value in inner.items():
         has_default = is_default or (name in defaults and value == defaults[name])
         yield from fields(value, f"{where}[{name!r}]" if is_keyed else f"{where}.{name}", has_default)

@@ -216,8 +216,12 @@ def load(folder: str, name: str, shape: tuple[int, ...], dtype: np.dtype, shardi
         if array.dtype.numpy_dtype != dtype:
             raise ValueError(f"has dtype {array.dtype.name}")
         if sharding is None or len(sharding.device_set) == 1:
-            return array.read().result()
-        return jax.make_array_from_callback(shape, sharding, lambda index: array[index].read().result())
+            found = array.read().result()
+        else:
+            found = jax.make_array_from_callback(shape, sharding, lambda index: array[index].read().result())
+        if not os.path.exists(folder):  # a part that is gone reads as zeros
+            raise ValueError("was deleted")
+        return found
     except Exception as error:  # damaged files raise many kinds of errors
         raise ValueError(f"array {name}: {str(error)[:300]!r}") from error
 

@@ -1,6 +1,7 @@
 """Where the states of buffers are in a saved pytree, and with how many devices they were saved."""
 
 import dataclasses
+import re
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
@@ -11,26 +12,18 @@ from jaxreplay.buffers._shards import Shards, part_of, shards_of, whole_of
 from jaxreplay.checkpoint import _config
 
 
-class Place(NamedTuple):
-    """A buffer of a configuration: its field, the names on the way to it, and the buffer."""
-
-    where: str
-    names: frozenset[str]
-    buffer: Any
-
-
-def buffers(config: Any, where: str = "config", names: frozenset[str] = frozenset()) -> Iterator[Place]:
-    """All buffers of a configuration."""
+def buffers(config: Any, where: str = "config") -> Iterator[tuple[str, Any]]:
+    """All buffers of a configuration, with the names of their fields."""
     if hasattr(whole_of(config), "_storage_axes"):
-        yield Place(where, names, config)
+        yield where, config
         return
     for name, value in (_config.children(config) or {}).items():
-        yield from buffers(value, f"{where}.{name}", names | {str(name)})
+        yield from buffers(value, f"{where}.{name}")
 
 
 def shards(config: Any) -> dict[str, int]:
     """Numbers of shards of all `Sharded` buffers, by field."""
-    return {x.where: found.num_shards for x in buffers(config) if (found := shards_of(x.buffer)).sharding}
+    return {where: found.num_shards for where, x in buffers(config) if (found := shards_of(x)).sharding}
 
 
 class Owner(NamedTuple):
@@ -65,15 +58,15 @@ def map_states(function: Any, owners: dict[str, Owner], tree: Any, *others: Any)
 
 def owners(config: Any, tree: Any, old_counts: dict[str, int]) -> dict[str, Owner]:
     """The buffers of the states in `tree`, by path. Of several that fit, the one whose names are most like the path."""
-    places, found = [*buffers(config)], {}
+    every, found = [*buffers(config)], {}
     for path, state in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_state):
-        keys = {str(getattr(key, "key", getattr(key, "name", getattr(key, "idx", "")))) for key in path}
-        fitting = [place for place in places if is_state(state) and _fits(place.buffer, state)]
+        name = jax.tree_util.keystr(path)
+        words = {*re.findall(r"\w+", name)}
+        fitting = [x for x in every if is_state(state) and _fits(x[1], state)]
         if fitting:
-            place = max(fitting, key=lambda x: len(x.names & keys))
-            shards = shards_of(place.buffer)
-            new = shards.num_shards if shards.sharding else None
-            found[jax.tree_util.keystr(path)] = Owner(place.buffer, old_counts.get(place.where), new)
+            where, buffer = max(fitting, key=lambda x: len(words & {*re.findall(r"\w+", x[0])}))
+            shards = shards_of(buffer)
+            found[name] = Owner(buffer, old_counts.get(where), shards.num_shards if shards.sharding else None)
     return found
 
 

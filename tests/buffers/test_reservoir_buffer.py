@@ -239,14 +239,12 @@ def test_a_saved_state_goes_on_as_it_would_have(tmp_path):
     state = buffer.add(buffer.init(items(numbers(0, 9))), items(numbers(0, 9)), jax.random.key(0))
     state = state.replace(count=words(2**32 - 3))
     jr.save(tmp_path / "run", buffer, state)
-    (manifest,) = (tmp_path / "run").glob("*/manifest/data.json")
-    assert "jaxreplay:ReservoirState" in manifest.read_text()
-    restored = jr.restore(tmp_path / "run", buffer)
+    restored = jr.restore(tmp_path / "run", buffer, state)
     ends = [buffer.add(s, items(numbers(9, 9)), jax.random.key(1)) for s in (state, restored)]
     for a, b in zip(*map(jax.tree.leaves, ends), strict=True):
         np.testing.assert_array_equal(a, b)
-    with pytest.raises(ValueError, match=r"buffer.capacity: saved 5, given 6"):
-        jr.restore(tmp_path / "run", jr.ReservoirBuffer(capacity=6, sampler=PRIORITIZED))
+    with pytest.raises(ValueError, match=r"config\.capacity: saved 5, given 6"):
+        jr.restore(tmp_path / "run", jr.ReservoirBuffer(capacity=6, sampler=PRIORITIZED), state)
 
 
 @pytest.mark.versions

@@ -154,7 +154,7 @@ def test_the_rest_of_the_package_knows_it(tmp_path):
         buffer, state = filled(sampler)
         state = spend(buffer, state, [0, 7])
         jr.save(tmp_path / repr(sampler), buffer, state)
-        restored = jr.restore(tmp_path / repr(sampler), buffer)
+        restored = jr.restore(tmp_path / repr(sampler), buffer, state)
         np.testing.assert_array_equal(leaves_of(restored.uses.unspent), leaves_of(state.uses.unspent))
         for shards in (1, 2):
             new, expected = jr.ReplayBuffer(capacity=4, sampler=sampler, max_uses=2), 3

@@ -5,7 +5,6 @@
 
 import functools
 import hashlib
-import itertools
 import json
 import pathlib
 import sys
@@ -19,11 +18,10 @@ import optax
 from helpers import over_devices
 
 import jaxreplay as jr
-from jaxreplay import checkpoint
+from jaxreplay.checkpoint import _files
 
 STEPS = 1000
 NUM_ENVS = 4
-MANIFEST = "*/manifest/data.json"  # of a checkpoint
 
 
 class Run(NamedTuple):
@@ -46,7 +44,7 @@ def assert_same(got, expected):
     assert jax.tree.structure(got) == jax.tree.structure(expected)
     named = jax.tree_util.tree_leaves_with_path(expected)
     for (path, leaf), found in zip(named, jax.tree.leaves(got), strict=True):
-        assert isinstance(found, type(leaf) if isinstance(leaf, int | float) else jax.Array), path
+        assert isinstance(found, type(leaf) if isinstance(leaf, int | float | complex) else jax.Array), path
         assert bits(found) == bits(leaf), path
 
 
@@ -217,14 +215,6 @@ def advance(name, carry):
     return _advance(name, carry)
 
 
-def rewrite_manifest(path, change):
-    """Change what a checkpoint says of itself, as one may who knows that its digest has no key."""
-    (file,) = path.glob(MANIFEST)
-    content = json.loads(file.read_text())["content"]
-    change(content)
-    file.write_text(json.dumps(checkpoint._manifest.seal(content)))
-
-
 FILLED = jr.ReplayBuffer(capacity=2**17)
 
 
@@ -249,14 +239,13 @@ def save_several(path, first, count):
         time.sleep(0.2)
 
 
-def save_for_ever(path, first, connection):
-    """Save states of growing numbers until killed, and say when each save begins and ends."""
-    jax.config.update("jax_platforms", "cpu")
-    for number in itertools.count(first):
-        state = jax.block_until_ready(filled(number))
-        connection.send(("begin", number))
-        jr.save(path, FILLED, state)
-        connection.send(("end", number))
+def rewrite(folder, change):
+    """Change what the newest checkpoint says of itself, as one may who knows that its digest has no key."""
+    path = pathlib.Path(folder, f"checkpoint_{_files.numbers(folder)[0]}")
+    content = _files.read(path)
+    change(content)
+    with open(path / _files.DESCRIPTION, "r+b") as file:
+        _files._write(file, content)
 
 
 def main():
@@ -265,11 +254,10 @@ def main():
     imported = [name for name in sys.modules if name.partition(".")[0] in ("orbax", "tensorstore")]
     digests = {}
     for path in sorted(folder.iterdir()):
-        name = path.name
-        config = runs()[name].config
-        carry = advance(name, jr.restore(path, config))
-        jr.save(path, config, carry)
-        digests[name] = digest(carry)
+        run = runs()[path.name]
+        carry = advance(path.name, jr.restore(path, run.config, begin(run)))
+        jr.save(path, run.config, carry)
+        digests[path.name] = digest(carry)
     sys.stdout.write(json.dumps({"imported": imported, "digests": digests}))
 
 

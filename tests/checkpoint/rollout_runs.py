@@ -105,7 +105,7 @@ def draw(state):
 def resumed(path):
     """The state of the last save at `path`, or a new one if there is none."""
     try:
-        return jr.restore(path, CONFIG, like={"opt": begin()["opt"]})
+        return jr.restore(path, CONFIG, begin())
     except FileNotFoundError:
         return begin()
 

@@ -1,7 +1,6 @@
 """Who may write and read a checkpoint at the same time, what fails, and which bits are noticed."""
 
 import concurrent.futures
-import dataclasses
 import errno
 import fcntl
 import functools
@@ -11,21 +10,18 @@ import os
 import resource
 import shutil
 import threading
-import zlib
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint_runs import assert_same, numbers_in, save_several
+from checkpoint_runs import assert_same, filled, numbers_in, save_several
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxreplay as jr
-from jaxreplay.checkpoint import _files, _leaves, _processes
-from jaxreplay.checkpoint._checkpoint import open_saved
+from jaxreplay.checkpoint import _files, _processes
 
 pytestmark = pytest.mark.versions
-X64 = jax.config.jax_enable_x64
 WITHIN = 120  # seconds; what takes longer hangs
 
 
@@ -67,7 +63,7 @@ def test_threads_that_save_to_two_paths_at_once(tmp_path, wait):
     found = in_threads(*(functools.partial(save, f"run{i}", range(i, 20 + i, 4)) for i in range(4)))
     assert found == [None] * 4
     for i in range(4):
-        assert_same(jr.restore(tmp_path / f"run{i}", f"run{i}"), full(16 + i))
+        assert_same(jr.restore(tmp_path / f"run{i}", f"run{i}", full(0)), full(16 + i))
         assert entries(tmp_path / f"run{i}") == ["checkpoint_4"]
 
 
@@ -82,7 +78,7 @@ def test_threads_that_save_to_one_path_take_turns_and_readers_see_whole_states(t
 
     def read():
         while not done.is_set():
-            seen.append(numbers_in(jr.restore(tmp_path, None)))
+            seen.append(numbers_in(jr.restore(tmp_path, None, full(0))))
 
     def save_all():
         try:
@@ -94,7 +90,7 @@ def test_threads_that_save_to_one_path_take_turns_and_readers_see_whole_states(t
     assert seen
     assert all(len(numbers) == 1 for numbers in seen)
     assert entries(tmp_path) == ["checkpoint_24"]
-    (last,) = numbers_in(jr.restore(tmp_path, None))
+    (last,) = numbers_in(jr.restore(tmp_path, None, full(0)))
     assert last in {*range(10, 18), *range(20, 28), *range(30, 38)}
 
 
@@ -117,9 +113,9 @@ def test_saving_beside_a_state_in_use(tmp_path):
             state = buffer.add(state, jnp.full((4096, 16), i + 1, jnp.int32))
     for i, (outcome, finish) in enumerate(zip(outcomes, finishes, strict=True)):
         finish()
-        assert numbers_in(jr.restore(tmp_path / f"background{i}", buffer).storage) == {i}
+        assert numbers_in(jr.restore(tmp_path / f"background{i}", buffer, state).storage) == {i}
         if (refused := outcome.result()) is None:
-            assert numbers_in(jr.restore(tmp_path / f"thread{i}", buffer).storage) == {i}
+            assert numbers_in(jr.restore(tmp_path / f"thread{i}", buffer, state).storage) == {i}
         else:
             assert "was donated to an earlier call" in refused
             assert not (tmp_path / f"thread{i}").exists() or entries(tmp_path / f"thread{i}") == []
@@ -148,14 +144,14 @@ def test_processes_that_save_to_one_path_take_turns(tmp_path, children):
     seen = []
     while any(process.is_alive() for process in started):
         try:
-            seen.append(numbers_in(jr.restore(tmp_path, None)))
+            seen.append(numbers_in(jr.restore(tmp_path, None, filled(0))))
         except FileNotFoundError:
             assert seen == []
     assert [process.exitcode for process in started] == [0, 0]
     assert len(set(map(tuple, seen))) > 3
     assert all(len(numbers) == 1 for numbers in seen)
     assert entries(tmp_path) == ["checkpoint_39"]
-    assert numbers_in(jr.restore(tmp_path, None)) in ({119}, {219})
+    assert numbers_in(jr.restore(tmp_path, None, filled(0))) in ({119}, {219})
 
 
 # --- what fails, and what was left over
@@ -191,20 +187,18 @@ def test_a_write_that_fails_leaves_the_previous_checkpoint_and_nothing_else(tmp_
         for _ in range(2):
             with pytest.raises(OSError, match="Read-only"):
                 finish()
-    assert_same(jr.restore(tmp_path, None), full(1))
+    assert_same(jr.restore(tmp_path, None, full(0)), full(1))
     jr.save(tmp_path, None, full(3))
-    assert_same(jr.restore(tmp_path, None), full(3))
+    assert_same(jr.restore(tmp_path, None, full(0)), full(3))
     assert entries(tmp_path) == ["checkpoint_1"]
 
 
 @pytest.mark.parametrize("wait", [True, False])
 def test_arrays_that_cannot_be_written_leave_the_previous_checkpoint_and_no_filter_of_logs(tmp_path, wait):
-    first, second = (
-        jnp.full(3000, number) for number in (1, 2)
-    )  # of several the others would meet a closed event loop
+    first, second = jnp.asarray(np.random.default_rng(0).integers(2**30, size=(2, 3000)))  # hardly compressed
     jr.save(tmp_path, None, first)
     limits, filters = resource.getrlimit(resource.RLIMIT_FSIZE), [*logging.getLogger("absl").filters]
-    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))  # as with a full disk: the manifest still fits
+    resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))  # as with a full disk: the description still fits
     try:
         with pytest.raises(OSError, match="File too large"):
             jr.save(tmp_path, None, second, wait=wait)()
@@ -212,61 +206,154 @@ def test_arrays_that_cannot_be_written_leave_the_previous_checkpoint_and_no_filt
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
     assert logging.getLogger("absl").filters == filters
     assert entries(tmp_path) == ["checkpoint_0"]
-    assert_same(jr.restore(tmp_path, None), first)
+    assert_same(jr.restore(tmp_path, None, first), first)
 
 
 def test_saving_and_restoring_log_no_warning(tmp_path, caplog):
     jr.save(tmp_path, None, full(1))
     jr.save(tmp_path, None, full(2), wait=False)()
-    assert_same(jr.restore(tmp_path, None), full(2))
+    assert_same(jr.restore(tmp_path, None, full(0)), full(2))
     logging.getLogger("absl").warning("another")
     assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == ["another"]
 
 
-def test_what_others_left_is_deleted_and_what_is_not_ours_is_not(tmp_path):
-    for name in ("checkpoint_7.orbax-checkpoint-tmp", "checkpoint_x", "other"):
-        (tmp_path / name).mkdir()
-        (tmp_path / name / "arrays_0").write_text("text")
-    (tmp_path / "writing").write_text("")  # of a process that was killed
-    with pytest.raises(FileNotFoundError, match="no complete checkpoint"):
-        jr.restore(tmp_path, None)
+def test_what_is_not_ours_is_never_deleted(tmp_path):
+    """Nor restored: folders of other programs, and half a checkpoint without its description."""
+    for name in (
+        "checkpoint_1001",
+        "checkpoint_1002.part",
+        "checkpoint_x",
+        "other",
+        "checkpoint_7.orbax-checkpoint-tmp",
+    ):
+        (tmp_path / name / "arrays").mkdir(parents=True)
+        (tmp_path / name / "arrays" / "0").write_text("text")
+    (tmp_path / "checkpoint_1001" / "description.json").write_text('{"sha256": 0, "content": {}}')
+    (tmp_path / "checkpoint_3").write_text("text")
+    before = {file: file.read_text() for file in tmp_path.rglob("*") if file.is_file()}
+    for number in range(3):
+        jr.save(tmp_path, None, full(number))
+        assert_same(jr.restore(tmp_path, None, full(0)), full(number))
+    assert {file: file.read_text() for file in before} == before
+    assert {*entries(tmp_path)} - {str(file.relative_to(tmp_path)).split("/")[0] for file in before} == {
+        "checkpoint_1005"
+    }
+
+
+def test_what_a_killed_writer_left_is_deleted(tmp_path):
     jr.save(tmp_path, None, full(1))
-    assert entries(tmp_path) == ["checkpoint_0", "checkpoint_x", "other"]
-    shutil.copytree(tmp_path / "checkpoint_0", tmp_path / "checkpoint_10")
-    shutil.copytree(tmp_path / "checkpoint_0", tmp_path / "checkpoint_9")  # whose deletion was cut short
-    shutil.rmtree(tmp_path / "checkpoint_9" / "manifest")
-    assert_same(jr.restore(tmp_path, None), full(1))
-    jr.save(tmp_path, None, full(2))
-    assert entries(tmp_path) == ["checkpoint_11", "checkpoint_x", "other"]
-    assert_same(jr.restore(tmp_path, None), full(2))
+    for name in ("checkpoint_5.part", "checkpoint_7.part"):
+        shutil.copytree(tmp_path / "checkpoint_0", tmp_path / name)
+    with open(tmp_path / "checkpoint_7.part" / "description.json", "rb") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)  # its writer is alive
+        jr.save(tmp_path, None, full(2))
+        assert entries(tmp_path) == ["checkpoint_7.part", "checkpoint_8"]
+    jr.save(tmp_path, None, full(3))
+    assert entries(tmp_path) == ["checkpoint_9"]
+
+
+def test_the_newest_ones_are_kept_and_found_by_step(tmp_path):
+    for number in range(5):
+        jr.save(tmp_path, None, full(number), step=10 * number, keep=3)
+    assert entries(tmp_path) == ["checkpoint_2", "checkpoint_3", "checkpoint_4"]
+    for number in (2, 3, 4):
+        assert_same(jr.restore(tmp_path, None, full(0), step=10 * number), full(number))
+    with pytest.raises(FileNotFoundError, match=r"no complete checkpoint of step 10 there"):
+        jr.restore(tmp_path, None, full(0), step=10)
+    jr.save(tmp_path, None, full(7), step=20, keep=3)  # of a run that has gone back
+    assert_same(jr.restore(tmp_path, None, full(0), step=20), full(7))
+    assert_same(jr.restore(tmp_path, None, full(0)), full(7))
+    jr.save(tmp_path, None, full(8))
+    assert entries(tmp_path) == ["checkpoint_6"]
+    with pytest.raises(FileNotFoundError, match="step 20"):
+        jr.restore(tmp_path, None, full(0), step=20)
+
+
+# --- damage
+
+
+def damages(content):
+    """Other contents of a file; None for no file."""
+    yield from (None, content + b"x")
+    if content:
+        yield from (b"", content[:-1], content[: len(content) // 2], bytes(len(content)))
+        for eighth in range(1, 8):
+            at = len(content) * eighth // 8
+            yield content[:at] + bytes([content[at] ^ 1 << eighth]) + content[at + 1 :]
+
+
+def test_damage_is_named_and_never_gives_a_wrong_state(tmp_path):
+    """In some 280 ways. The checkpoint before is restored, if there is one."""
+    rng = np.random.default_rng(0)
+    states = [{str(i): jnp.asarray(rng.integers(0, 99, (i, 40)), jnp.uint8) for i in range(9)} for _ in range(2)]
+    for step, state in enumerate(states):
+        jr.save(tmp_path / "both", None, state, step=step, keep=2)
+    newest, ways = tmp_path / "both" / "checkpoint_1", 0
+    for file in sorted(file for file in newest.rglob("*") if file.is_file()):
+        content = file.read_bytes()
+        for changed in damages(content):
+            file.unlink()
+            if changed is not None:
+                file.write_bytes(changed)
+            message = r"checkpoint_1: the checkpoint is damaged: .* use a copy of it\. Restored '.*checkpoint_0'\."
+            with pytest.warns(UserWarning, match=message) as found:
+                restored = jr.restore(tmp_path / "both", None, states[0])
+            assert len(found) == 1
+            assert_same(restored, states[0])
+            if ways % 10 == 0:  # of this step there is no other
+                with pytest.raises(
+                    (ValueError, FileNotFoundError), match=r"is damaged|no complete checkpoint of step 1"
+                ):
+                    jr.restore(tmp_path / "both", None, states[0], step=1)
+            file.write_bytes(content)
+            ways += 1
+    assert ways > 250
+    assert_same(jr.restore(tmp_path / "both", None, states[0]), states[1])
+
+
+@pytest.mark.parametrize(
+    "part", ["description.json", "arrays", "arrays/leaves", "arrays/leaves/1", "arrays/leaves/1/0"]
+)
+def test_a_half_copied_checkpoint_is_named_and_does_not_stand_in_the_way(tmp_path, part):
+    for number in range(2):
+        jr.save(tmp_path, None, full(number), keep=2)
+    gone = tmp_path / "checkpoint_1" / part
+    shutil.rmtree(gone) if gone.is_dir() else gone.unlink()
+    with pytest.warns(UserWarning, match=r"checkpoint_1: .* damaged.*checkpoint_0"):
+        assert_same(jr.restore(tmp_path, None, full(0)), full(0))
+    shutil.rmtree(tmp_path / "checkpoint_0")
+    with pytest.raises(ValueError, match=r"checkpoint_1: the checkpoint is damaged"):
+        jr.restore(tmp_path, None, full(0))
+    jr.save(tmp_path, None, full(2), keep=2)
+    assert_same(jr.restore(tmp_path, None, full(0)), full(2))
 
 
 def test_a_file_system_without_locks(tmp_path, monkeypatch):
     monkeypatch.setattr(fcntl, "flock", refuse)
     jr.save(tmp_path, None, full(1))
-    assert_same(jr.restore(tmp_path, None), full(1))
+    assert_same(jr.restore(tmp_path, None, full(0)), full(1))
     assert entries(tmp_path) == ["checkpoint_0"]
 
 
 def test_a_url_is_no_folder():
-    for call in (lambda: jr.save("gs://bucket/run", None, full(1)), lambda: jr.restore("gs://bucket/run", None)):
+    for call in (jr.save, jr.restore):
         with pytest.raises(ValueError, match="gs://bucket/run: is a URL; a checkpoint is a folder of a file system"):
-            call()
+            call("gs://bucket/run", None, full(1))
 
 
-@pytest.mark.parametrize("when", [0, 1])  # it is to read the manifest, or the arrays
-def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, monkeypatch, when):
+@pytest.mark.parametrize("name", ["read", "check", "load"])
+def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, monkeypatch, name):
     jr.save(tmp_path, None, full(1))
-    load, calls = _files.load, itertools.count()
+    call, calls = getattr(_files, name), itertools.count()
 
     def replace_once(*arguments):
-        if next(calls) == when:
+        if next(calls) == 0:
             jr.save(tmp_path, None, full(2))
-        return load(*arguments)
+        return call(*arguments)
 
-    monkeypatch.setattr(_files, "load", replace_once)
-    assert_same(jr.restore(tmp_path, None), full(2))
-    assert next(calls) == when + 4
+    monkeypatch.setattr(_files, name, replace_once)
+    assert_same(jr.restore(tmp_path, None, full(0)), full(2))
+    assert next(calls) > 1
 
 
 # --- several processes of one program, played by threads
@@ -307,7 +394,7 @@ DIFFER = {
         lambda i: (None, {"a": jnp.array([i, 0]), "b": jnp.zeros(1)}),
         r"leaf \['a'\]: differs between proc",
     ),
-    "a number": (lambda i: (None, {"a": i}), "buffer or state: the structure differs"),
+    "a number": (lambda i: (None, {"a": i}), "config or state: the structure differs"),
     "a dtype": (lambda i: (None, {"a": jnp.zeros(1, [jnp.int8, jnp.uint8][i])}), "the structure differs"),
     "a configuration": (lambda i: (i, {"a": jnp.zeros(1)}), "the structure differs"),
     "leaves": (lambda i: (None, [jnp.zeros(1)] * (i + 1)), "the structure differs"),
@@ -325,22 +412,22 @@ def test_processes_with_different_states_are_refused_before_anything_is_written(
     assert not (tmp_path / "run").exists()
 
 
-@pytest.mark.parametrize("name", ["makedirs", "listdir"])
+@pytest.mark.parametrize("name", ["mkdir", "listdir"])
 def test_where_the_first_process_fails_all_do(tmp_path, two, monkeypatch, name):
     jr.save(tmp_path, None, full(1))
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, name, refuse)
-        call = jr.restore if name == "listdir" else functools.partial(jr.save, state=full(2))
-        first, second = two(lambda index: call(tmp_path, None))
+        call = jr.restore if name == "listdir" else jr.save
+        first, second = two(lambda index: call(tmp_path, None, full(2)))
     assert "Read-only" in str(first)
     assert "the first process could not" in str(second)
     assert isinstance(second, OSError)
     assert entries(tmp_path) == ["checkpoint_0"]
-    assert_same(jr.restore(tmp_path, None), full(1))
+    assert_same(jr.restore(tmp_path, None, full(0)), full(1))
 
 
 def test_processes_with_nothing_to_restore(tmp_path, two):
-    assert [type(error) for error in two(lambda index: jr.restore(tmp_path, None))] == [FileNotFoundError] * 2
+    assert [type(error) for error in two(lambda index: jr.restore(tmp_path, None, full(1)))] == [FileNotFoundError] * 2
 
 
 # --- where arrays lie
@@ -363,21 +450,18 @@ def test_arrays_on_two_meshes_come_back_each_on_its_own(tmp_path):
         "params": jax.device_put(x, on(meshes[1])),
         "third": jax.device_put(x, on(elsewhere, "data")),
     }
-    for config in ({"one": one, "other": other}, [other, {"b": meshes[0]}], {"other": {"x": meshes[1], "y": one}}):
-        jr.save(tmp_path, config, state)
-        if isinstance(config, dict):
-            config = dict(reversed(config.items()))  # the order of a dict does not matter
-        restored = jr.restore(tmp_path, config)
+    config, shapes = {"one": one, "other": other}, jax.eval_shape(lambda: state)
+    jr.save(tmp_path, config, state)
+    for like in (state, shapes):
+        restored = jr.restore(tmp_path, dict(reversed(config.items())), like)  # the order of a dict does not matter
         assert_same(restored, state)
-        third = restored.pop("third")
-        assert third.sharding.device_set == {jax.devices()[0]}  # on no mesh of the configuration
-        where = {key: value for key, value in state.items() if key != "third"}
-        assert jax.tree.map(lambda leaf: leaf.sharding, restored) == jax.tree.map(lambda leaf: leaf.sharding, where)
+        for name in state if like is state else config:
+            assert jax.tree.map(lambda x: x.sharding, restored[name]) == jax.tree.map(lambda x: x.sharding, state[name])
     moved = {"one": other, "other": one}  # as in a program that has other devices
-    jr.save(tmp_path, {"one": one, "other": other}, state)
-    restored = jr.restore(tmp_path, moved)
+    restored = jr.restore(tmp_path, moved, shapes)
+    assert_same(restored, state)
     assert restored["one"].storage.sharding == state["other"].storage.sharding
-    assert restored["params"].sharding == on(meshes[0])
+    assert restored["params"].sharding.device_set == {jax.devices()[0]}
 
 
 def test_copies_are_written_once_and_each_part_by_itself(tmp_path):
@@ -386,67 +470,10 @@ def test_copies_are_written_once_and_each_part_by_itself(tmp_path):
     specs = {"a": ((), 1), "b": (("x",), 2), "c": ((None, ("x", "y")), 4), "d": (("y", "x"), 4)}
     state = {name: jax.device_put(x, on(mesh, *spec)) for name, (spec, _) in specs.items()}
     jr.save(tmp_path, mesh, state)
-    content, read = open_saved(tmp_path)
+    folder = tmp_path / "checkpoint_0" / "arrays" / "leaves"
     for i, (_, count) in enumerate(specs.values()):
-        assert len(content["leaves"][i]["parts"]) == count
-        files = [file for file in (tmp_path / "checkpoint_0" / "arrays" / str(i)).iterdir() if file.name != ".zarray"]
-        assert [file.stat().st_size for file in files] == [x.nbytes // count] * count
-        np.testing.assert_array_equal(read(i), x)
-    restored = jr.restore(tmp_path, mesh)
+        files = [file for file in (folder / str(i)).iterdir() if file.name != ".zarray"]
+        assert len(files) == count
+    restored = jr.restore(tmp_path, mesh, state)
     assert_same(restored, state)
     assert jax.tree.map(lambda leaf: leaf.sharding, restored) == jax.tree.map(lambda leaf: leaf.sharding, state)
-
-
-# --- bits
-
-
-DTYPES = ["bool", "int4", "uint4", "int8", "uint8", "float8_e4m3fn", "float8_e5m2", "int16", "uint16", "float16"]
-DTYPES += ["bfloat16", "int32", "uint32", "float32", "complex64", *(["int64", "float64", "complex128"] if X64 else [])]
-
-
-def flipped(content, at):
-    return content[:at] + bytes([content[at] ^ 1 << at % 8]) + content[at + 1 :]
-
-
-@pytest.mark.parametrize("chunk", [5, 2**24])
-def test_any_byte_that_is_flipped_is_noticed_and_named(tmp_path, monkeypatch, chunk):
-    monkeypatch.setattr(_leaves, "CHUNK", chunk)
-    rng = np.random.default_rng(0)
-    state = {f"{dtype}{n}": jnp.asarray(rng.integers(0, 2, n)).astype(dtype) for dtype in DTYPES for n in (1, 3, 7)}
-    state |= {"key": jax.random.key(0), "nothing": jnp.zeros((0, 3))}
-    jr.save(tmp_path, None, state)
-    assert_same(jr.restore(tmp_path, None), state)
-    content, read = open_saved(tmp_path)
-    checked = 0
-    for i, record in enumerate(content["leaves"]):
-        if 0 in record["shape"]:
-            continue
-        file = tmp_path / "checkpoint_0" / "arrays" / str(i) / "0"
-        good = file.read_bytes()
-        shape, dtype = _leaves.stored_type(record)
-        _leaves.check_bits(record, np.frombuffer(good, dtype).reshape(shape))
-        for at in range(len(good)):
-            with pytest.raises(ValueError, match="differs from its saved bits"):
-                _leaves.check_bits(record, np.frombuffer(flipped(good, at), dtype).reshape(shape))
-            checked += 1
-        file.write_bytes(flipped(good, len(good) - 1))
-        name = record["path"][2:-2]
-        message = "is damaged" if name.startswith("bool") else rf"leaf ..{name}.. differs from its saved bits"
-        with pytest.raises(ValueError, match=message):
-            read(i)
-        file.write_bytes(good)
-    assert checked > 390
-
-
-def test_bytes_beyond_one_chunk_are_checked():
-    x = np.arange(_leaves.CHUNK // 4 + 3, dtype=np.int32)
-    assert _leaves.checksum(x) == zlib.crc32(x.tobytes())
-
-
-def test_a_mesh_with_other_types_of_axes_is_the_same_place(tmp_path):
-    mesh = Mesh(np.array(jax.devices("cpu")[:2]), ("data",))
-    config = jr.Sharded(buffer=jr.ReplayBuffer(capacity=4), mesh=mesh)
-    explicit = jax.make_mesh((2,), ("data",), (jax.sharding.AxisType.Explicit,), devices=jax.devices("cpu")[:2])
-    jr.save(tmp_path, config, jax.device_put(np.arange(4), on(explicit, "data")))
-    restored = jr.restore(tmp_path, dataclasses.replace(config))
-    assert restored.sharding == on(mesh, "data")

@@ -72,7 +72,7 @@ def test_a_run_that_is_killed_at_20_moments_neither_loses_nor_repeats_a_group(tm
                 break
         process.join()
         seen.append(step)
-        unfinished += any("tmp" in entry for entry in os.listdir(tmp_path / "run"))
+        unfinished += any(".part" in entry for entry in os.listdir(tmp_path / "run"))
         assert process.exitcode == (0 if kill == kills else -signal.SIGKILL)
     assert seen[-1] == "done"
     assert len(set(seen)) > kills * 3 // 4, seen  # the moments are spread over the run

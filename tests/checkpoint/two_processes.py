@@ -1,5 +1,6 @@
 """A run of two sharded buffers over four devices, of one process or of several, each with its environments."""
 
+import contextlib
 import os
 import signal
 import socket
@@ -32,17 +33,20 @@ def own_rows(buffer, step, time_axis):
     return jax.tree.map(lambda x: jax.make_array_from_process_local_data(buffer.items_sharding, x), rows)
 
 
+def begin(configs):
+    states = {name: buffer.init(own_rows(buffer, 0, name == "sequence")) for name, buffer in configs.items()}
+    return {"states": states, "step": 0}
+
+
 def run(path, dies=False):
     """Run to the end from the checkpoint at `path`, if there is one; all states and the last draws, on the host.
 
     If it `dies`, the last process is killed on the way.
     """
     configs = buffers()
-    try:
-        carry = jr.restore(path, configs)
-    except FileNotFoundError:
-        states = {name: buffer.init(own_rows(buffer, 0, name == "sequence")) for name, buffer in configs.items()}
-        carry = {"states": states, "step": 0}
+    carry = begin(configs)
+    with contextlib.suppress(FileNotFoundError):
+        carry = jr.restore(path, configs, carry)
     states, drawn = carry["states"], {}
     for step in range(carry["step"], STEPS):
         if dies and step == DIES_AT and jax.process_index() == jax.process_count() - 1:
@@ -71,7 +75,7 @@ def migrated(path, new_capacity):
     """The replay state of the checkpoint, migrated; by all processes together."""
     configs = buffers()
     new = jr.Sharded(buffer=jr.ReplayBuffer(capacity=new_capacity), mesh=configs["replay"].mesh)
-    state = jr.migrate(configs["replay"], jr.restore(path, configs)["states"]["replay"], new)
+    state = jr.migrate(configs["replay"], jr.restore(path, configs, begin(configs))["states"]["replay"], new)
     return jax.tree.map(on_host, state)
 
 

@@ -254,7 +254,8 @@ def test_states_are_saved_bound_and_measured(tmp_path):
     bound, slots = bound.insert({"walls": np.ones((2, 3, 3), bool)}, np.array([0.5, 0.25]))
     assert slots.tolist() == [0, 1]
     jr.save(tmp_path / "x", levels, bound.state)
-    jax.tree.map(np.testing.assert_array_equal, jr.restore(tmp_path / "x", levels), bound.state)
+    restored = jr.restore(tmp_path / "x", levels, levels.init(level))
+    jax.tree.map(np.testing.assert_array_equal, restored, bound.state)
     assert jr.memory(levels, level).total >= 4 * (9 + 8)
     numbers = jr.diagnostics(levels, bound.state)
     assert (float(numbers["filled"]), float(numbers["score"]), int(numbers["rejected"])) == (0.5, 0.375, 0)

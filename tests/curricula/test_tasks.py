@@ -279,7 +279,7 @@ def test_states_are_saved_and_restored(tmp_path):
     tasks = jr.Tasks(num_tasks=5, decay=0.5)
     state, _ = tasks.update(tasks.init(), np.array([3]), np.array([[1.0, 0.0]]))
     jr.save(tmp_path / "x", tasks, state)
-    jax.tree.map(np.testing.assert_array_equal, jr.restore(tmp_path / "x", tasks), state)
+    jax.tree.map(np.testing.assert_array_equal, jr.restore(tmp_path / "x", tasks, tasks.init()), state)
     assert jr.memory(tasks).total >= 5 * 16
     numbers = tasks.metrics(state)
     np.testing.assert_allclose(numbers["perplexity"], 1, rtol=1e-6)  # each task's rate is a half

@@ -192,7 +192,7 @@ def test_a_mixture_and_the_rest_of_the_package_know_it(tmp_path):
     sample = mixture.sample((state, filled(uniform, 16)), jax.random.key(0), 8)
     np.testing.assert_allclose(sample.weights[:4], 1 / (16 * np.asarray(sample.probabilities[:4])), rtol=1e-5)
     jr.save(tmp_path / "state", recent, state)
-    restored = jr.restore(tmp_path / "state", recent)
+    restored = jr.restore(tmp_path / "state", recent, state)
     drawn = [recent.sample(x, jax.random.key(1), 8).items for x in (restored, state)]
     np.testing.assert_array_equal(*drawn)
     half = jr.ReplayBuffer(capacity=8, sampler=recent.sampler)

@@ -190,12 +190,13 @@ def test_settings_of_another_dtype_change_no_other():
 def test_a_checkpoint_keeps_settings(tmp_path, num_shards):
     buffer, state = stored(jr.Prioritized(), num_shards, **IN_STATE)
     jr.save(tmp_path / "one", buffer, state)
-    chex.assert_trees_all_equal(jr.restore(tmp_path / "one", buffer), state)
+    chex.assert_trees_all_equal(jr.restore(tmp_path / "one", buffer, state), state)
     lanes = jax.jit(jax.vmap(lambda s: stored(jr.Prioritized(), **s)[1]))(STACKED)
     alone = stored(jr.Prioritized(), **IN_STATE)[0]
     jr.save(tmp_path / "lanes", alone, lanes)
-    chex.assert_trees_all_equal(jr.restore(tmp_path / "lanes", alone), lanes)
-    rejects(r"buffer.*sampler.alpha: saved 0.6, given 0.7", jr.restore, tmp_path / "one", stored(STATIC, num_shards)[0])
+    chex.assert_trees_all_equal(jr.restore(tmp_path / "lanes", alone, lanes), lanes)
+    other = stored(STATIC, num_shards)[0]
+    rejects(r"config.*sampler.alpha: saved 0.6, given 0.7", jr.restore, tmp_path / "one", other, state)
 
 
 @pytest.mark.parametrize("num_shards", [0, 2])

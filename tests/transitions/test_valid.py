@@ -276,4 +276,4 @@ def test_singles_are_transitions():
 def test_a_saved_batch_keeps_it(tmp_path):
     batch = jax.tree.map(jnp.asarray, some())
     jr.save(tmp_path, REPLAY, {"batch": batch})
-    assert_equal(jr.restore(tmp_path, REPLAY)["batch"], batch)
+    assert_equal(jr.restore(tmp_path, REPLAY, {"batch": batch})["batch"], batch)

@@ -378,13 +378,14 @@ def test_saved_and_restored(tmp_path):
     state = mixture.init(numbers(0, 2))
     state = mixture.add(mixture.add(state, 0, numbers(0, 4)), 1, numbers(9, 3))
     jr.save(tmp_path / "run", {"replay": mixture}, {"replay": state})
-    restored = jr.restore(tmp_path / "run", {"replay": dataclasses.replace(mixture)})["replay"]
+    like = {"replay": state}
+    restored = jr.restore(tmp_path / "run", {"replay": dataclasses.replace(mixture)}, like)["replay"]
     assert jax.tree.structure(restored) == jax.tree.structure(state)
     chex.assert_trees_all_equal(restored, state)
     assert restored[0].ring.size.sharding == state[0].ring.size.sharding
     other = dataclasses.replace(mixture, buffers=(sharded, REPLAY(capacity=7)))
-    with pytest.raises(ValueError, match=r"buffer\['replay'\]\.buffers\[1\]\.capacity: saved 6, given 7"):
-        jr.restore(tmp_path / "run", {"replay": other})
+    with pytest.raises(ValueError, match=r"config\['replay'\]\.buffers\[1\]\.capacity: saved 6, given 7"):
+        jr.restore(tmp_path / "run", {"replay": other}, like)
     rejects(r"old_buffer=.*: must be .* migrate the buffers of a Mixture one by one", jr.migrate, mixture, state, other)
 
 
@@ -480,7 +481,7 @@ def test_half_of_a_batch_comes_from_the_saved_replay_of_an_earlier_run(tmp_path)
 
     earlier = jax.jit(jax.vmap(first))(jnp.arange(3.0))
     jr.save(tmp_path / "replay", own, earlier)
-    saved = jr.restore(tmp_path / "replay", own)
+    saved = jr.restore(tmp_path / "replay", own, earlier)
     drawn, kept = jax.device_get(jax.jit(jax.vmap(second))(keys, saved))
     chex.assert_trees_all_equal(jax.device_get(earlier), jax.device_get(saved), kept)
     for seed, rows in enumerate(drawn):

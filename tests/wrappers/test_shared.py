@@ -548,7 +548,8 @@ def save(shared, path):
 
 
 def restored(path, buffer, **settings):
-    saved = jr.restore(path, {"replay": buffer})
+    like = {"replay": buffer.init(items(numbers(0, 4))), "added": 0, "drawn": 0}
+    saved = jr.restore(path, {"replay": buffer}, like)
     return jr.Shared(buffer, saved["replay"], added=saved["added"], drawn=saved["drawn"], **settings)
 
 

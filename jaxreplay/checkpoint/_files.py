@@ -187,8 +187,8 @@ def check(folder: str, files: Any, arrays: Mapping[str, tuple[tuple[int, ...], n
     bounds = {}
     for name, (shape, dtype) in arrays.items():
         metadata = json.loads(_read(_file_of(folder, name, ".zarray"), 2**16))
-        chunk = metadata.get("chunks")
-        if metadata.get("shape") != list(shape) or not isinstance(chunk, list) or len(chunk) != len(shape):
+        saved_shape, chunk = metadata["shape"], metadata["chunks"]
+        if saved_shape != list(shape) or not isinstance(chunk, list) or len(chunk) != len(shape):
             raise ValueError(f"array {name} has another shape")
         if not all(type(n) is int and 0 < n <= size for n, size in zip(chunk, shape, strict=True)):
             raise ValueError(f"array {name} has parts of another shape")

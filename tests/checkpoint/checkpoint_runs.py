@@ -8,7 +8,6 @@ import hashlib
 import io
 import itertools
 import json
-import os
 import pathlib
 import signal
 import sys

@@ -1,462 +1,239 @@
-"""What a checkpoint may not do: name classes that run code, or claim what is not there."""
+"""What files of a checkpoint may not do, whoever wrote them: run code, hang, take memory, or reach the terminal."""
 
 import contextlib
-import importlib
-import importlib.metadata
+import io
 import json
+import os
 import pathlib
+import re
+import resource
 import shutil
-import sys
-import tracemalloc
-import types
+import struct
 import zlib
-from typing import Any, NamedTuple
 
-import flax.struct
 import jax
 import jax.numpy as jnp
-import optax
 import pytest
-from checkpoint_runs import assert_same, rewrite_manifest
-from flax.core import FrozenDict
-from flax.training.train_state import TrainState
+from checkpoint_runs import assert_same, rewrite
 
 import jaxreplay as jr
-from jaxreplay import checkpoint
 from jaxreplay.__main__ import main
-from jaxreplay.checkpoint._checkpoint import open_saved
-from jaxreplay.checkpoint._names import CLASSES
 
 pytestmark = pytest.mark.versions
-HERE = sys.modules[__name__]
-made = []
+WITHIN = 120  # seconds; what takes longer hangs
+HUGE, ESCAPE = 2**40, "\x1b[31m\x07"
+STATE = {"a": jnp.arange(5, dtype=jnp.int32), "key": jax.random.key(0), "n": 3}
+CHUNK, ARRAY = "arrays/leaves/0/0", "arrays/leaves/0/.zarray"
 
 
-class Pair(NamedTuple):
-    x: Any
-    y: Any
-
-
-class Outer:
-    class Inner(NamedTuple):
-        x: Any
-
-
-@flax.struct.dataclass
-class Watched:
-    """Notes that it was made."""
-
-    x: Any
-    name: str = flax.struct.field(pytree_node=False)
-
-    def __post_init__(self):
-        made.append(self.name)
-
-
-function = Pair  # another name of the class
-
-
-@pytest.fixture
-def unimported(tmp_path, monkeypatch):
-    """The name of a module that can be imported, and has not been."""
-    source = "from typing import NamedTuple\nclass Pair(NamedTuple):\n    x: int\n    y: int"
-    (tmp_path / "never_imported.py").write_text(source)
-    monkeypatch.syspath_prepend(tmp_path)
-    importlib.invalidate_caches()
-    yield "never_imported"
-    assert "never_imported" not in sys.modules
-
-
-def named(path, name):
-    """A checkpoint that names a class."""
-    jr.save(path, None, {"x": [Pair(jnp.arange(2), 5)]})
-    rewrite_manifest(path, lambda content: content["structure"][1][0][1][1][0].__setitem__(1, name))
-
-
-def test_no_module_is_imported_because_a_file_names_it(tmp_path, unimported, capsys):
-    path, state = tmp_path / "run", {"x": [Pair(jnp.arange(2), 5)]}
-    named(path, f"{unimported}:Pair")
-    for allow in ((), HERE, [optax, Watched]):
-        message = (
-            r"never_imported.Pair at \['x'\]\[0\]: restore builds no.* like= .*same place.*allow=\(never_imported,\)"
-        )
-        with pytest.raises(ValueError, match=message):
-            jr.restore(path, None, allow=allow)
-    assert main([str(path)]) == 0
-    assert "x" in capsys.readouterr().out
-    assert_same(jr.restore(path, None, like=state), state)  # by a class of the same name, wherever that lives now
-
-
-@pytest.mark.parametrize(
-    "name",
-    [
-        *("os:system", "builtins:eval", "os.path:join", ":Pair", "jaxreplay:Pair", "jaxreplay:ReplayBuffer"),
-        *(f"test_checkpoint_trust:{name}" for name in ("pytest", "made", "function", "Outer", "")),
-    ],
-)
-def test_what_is_no_such_class_is_refused_although_its_module_is_allowed(tmp_path, name):
-    import os
-
-    named(tmp_path, name)
-    with pytest.raises(ValueError, match=r"restore builds no|is no longer the saved namedtuple"):
-        jr.restore(tmp_path, None, allow=(os, os.path, sys.modules["builtins"], HERE, jr))
-
-
-def test_classes_come_from_what_is_allowed(tmp_path):
-    state = {"a": Pair(jnp.arange(2), None), "b": Outer.Inner(jnp.ones(1)), "c": Watched(jnp.zeros(1), "name")}
-    jr.save(tmp_path, None, state)
-    made.clear()
-    with pytest.raises(
-        ValueError, match=r"\.Pair at \['a'\]; \S+Outer\.Inner at \['b'\]; \S+Watched at \['c'\]: restore"
-    ):
-        jr.restore(tmp_path, None)
-    with pytest.raises(ValueError, match=r"trust\.Watched at \['c'\]: restore builds no"):
-        jr.restore(tmp_path, None, like={"b": Outer.Inner(None)}, allow=Pair)
-    with pytest.raises(ValueError, match=r"allow: got 'optax'; expected modules and classes, such as allow=\(optax"):
-        jr.restore(tmp_path, None, allow="optax")
-    assert made == []
-    for allow in (HERE, [optax, HERE], {Pair, Outer.Inner, Watched}):
-        assert_same(jr.restore(tmp_path, None, allow=allow), state)
-        assert "name" in made
-    assert_same(jr.restore(tmp_path, None, like={"a": None, "c": state["c"]}, allow=(Pair, Outer.Inner)), state)
-    with pytest.raises(ValueError, match=r"like\['c'\], static name: saved 'name', given 'other'"):
-        jr.restore(tmp_path, None, like={"c": Watched(None, "other")}, allow=HERE)
-
-
-@pytest.mark.parametrize("count", [5, 6])
-def test_five_classes_are_named_and_how_many_more(tmp_path, count):
-    jr.save(tmp_path, None, [Pair(jnp.arange(2), None)] * count)
-    with pytest.raises(ValueError, match=r"Pair at \[4\]( \(and 1 more\))?: restore builds no") as error:
-        jr.restore(tmp_path, None)
-    assert ("more" in str(error.value)) == (count == 6)
-
-
-def test_a_module_stands_for_those_inside_it_and_runs_nothing(tmp_path, monkeypatch):
-    outer, inner = types.ModuleType("outer_module"), types.ModuleType("outer_module.inner")
-    inner.Pair = type("Pair", (Pair,), {"__module__": "outer_module.inner"})
-    outer.__getattr__ = inner.__getattr__ = lambda name: pytest.fail("was run")
-    for module in (outer, inner):
-        monkeypatch.setitem(sys.modules, module.__name__, module)
-    named(tmp_path, "outer_module.inner:Pair")
-    assert isinstance(jr.restore(tmp_path, None, allow=outer)["x"][0], inner.Pair)
-    assert isinstance(jr.restore(tmp_path, None, allow=inner.Pair)["x"][0], inner.Pair)
-    other = types.ModuleType("outer")
-    with pytest.raises(ValueError, match="restore builds no"):
-        jr.restore(tmp_path, None, allow=other)
-    named(tmp_path, "outer_module:Other")
-    with pytest.raises(ValueError, match="restore builds no"):
-        jr.restore(tmp_path, None, allow=outer)
-
-
-def test_an_agent_comes_back_with_like(tmp_path):
-    """States of Flax and optax, as agents have them."""
-    optimizer = optax.chain(optax.clip(1.0), optax.adam(1e-3))
-    params = FrozenDict({"w": jnp.ones((2, 3)), "b": [jnp.zeros(3)]})
-    train = TrainState.create(apply_fn=print, params=params, tx=optimizer)
-    state = {"train": train, "params": params, "opt": optimizer.init(params)}
-    jr.save(tmp_path, None, state)
-    like = jax.eval_shape(lambda: state)
-    assert_same(jr.restore(tmp_path, None, like=like), state)
-    with pytest.raises(ValueError, match=r"like: must have a TrainState at \['train'\]"):
-        jr.restore(tmp_path, None, like={"opt": like["opt"]})
-    with pytest.raises(ValueError, match=r"at \['opt'\]\[0\].*such as .*init\(params\) or .*allow=\(optax,\)"):
-        jr.restore(tmp_path, None, like={"train": like["train"]})
-    assert_same(jr.restore(tmp_path, None, like={"train": like["train"]}, allow=optax), state)
-
-
-def modules():
-    """All of the package's, imported."""
-    folder = pathlib.Path(jr.__file__).parent
-    for file in sorted(folder.rglob("*.py")):
-        if file.name != "__main__.py":
-            parts = file.relative_to(folder.parent).with_suffix("").parts
-            yield importlib.import_module(".".join(parts[:-1] if parts[-1] == "__init__" else parts))
-
-
-def test_every_state_class_has_a_name_in_files_that_no_module_is_in():
-    found = {
-        cls
-        for module in modules()
-        for cls in vars(module).values()
-        if isinstance(cls, type) and cls.__module__.startswith("jaxreplay") and hasattr(cls, "_flax_dataclass")
-    }
-    assert {jr.buffers.SequenceState, jr.Bound, jr.sum_tree.SumTree} < found
-    # A `Bound` is restored with `like`, which has its configuration.
-    assert found - {jr.Bound} <= set(CLASSES.values()), "add what is missing to CLASSES"
-    assert len(set(CLASSES.values())) == len(CLASSES)
-    assert all(name.isidentifier() for name in CLASSES)
-    for name, cls in CLASSES.items():
-        assert checkpoint._names.class_name(cls) == f"jaxreplay:{name}"
-        assert checkpoint._names.own_class(f"jaxreplay:{name}") is cls
-
-
-def test_a_bound_configuration_comes_back_with_like(tmp_path):
-    """A checkpoint has no configurations to build, and so no name for `Bound`."""
-    buffer = jr.ReplayBuffer(capacity=4)
-    bound = jr.bind(buffer, buffer.init(jnp.zeros(1)))
-    jr.save(tmp_path, buffer, {"bound": bound})
-    with pytest.raises(ValueError, match=r"like: must have a Bound at \['bound'\]"):
-        jr.restore(tmp_path, buffer, allow=jr)
-    assert_same(jr.restore(tmp_path, buffer, like={"bound": bound}), {"bound": bound})
-
-
-def test_a_state_without_a_name_is_not_saved_by_its_module(tmp_path, monkeypatch):
-    @flax.struct.dataclass
-    class New:
-        x: Any
-
-    New.__module__, New.__qualname__ = "jaxreplay.buffers._replay", "New"
-    monkeypatch.setattr(sys.modules["jaxreplay.buffers._replay"], "New", New, raising=False)
-    jr.save(tmp_path, None, New(jnp.arange(2)))
-    with pytest.raises(ValueError, match="like: must have a New at <root>"):
-        jr.restore(tmp_path, None, allow=jr)
-    assert_same(jr.restore(tmp_path, None, like=New(jnp.zeros(2, int))), New(jnp.arange(2)))
-
-
-def test_no_module_of_the_package_is_named_in_a_file(tmp_path):
-    rows = jnp.zeros((1, 2))
-    config = {
-        "hindsight": jr.SequenceBuffer(length=6, num_envs=2, sequence_length=3, hindsight=True, windows="inside"),
-        "items": jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(), count_updates=True),
-        "pools": jr.DifficultyPools(tasks_per_env=(4,)),
-        "tracer": jr.NStep(n=1, gamma=0.5),
-        "mixture": jr.Mixture(buffers=(jr.ReservoirBuffer(capacity=4), jr.ReplayBuffer(capacity=6))),
-    }
-    state = {
-        "hindsight": config["hindsight"].init(rows.astype(jnp.bfloat16)),
-        "items": config["items"].init(jr.TransitionBatch(*[rows[0]] * 6)),
-        "pools": config["pools"].init(),
-        "tracer": config["tracer"].init(*[rows[0, :1]] * 3, *[rows[0, :1] > 0] * 2, rows[0, :1]),
-        "mixture": config["mixture"].init(rows[0]),
-    }
-    jr.save(tmp_path, config, state)
-    (manifest,) = tmp_path.glob("*/manifest/data.json")
-    assert "jaxreplay:EpisodeNumbers" in manifest.read_text()
-    assert "jaxreplay." not in json.dumps(json.loads(manifest.read_text())["content"]["structure"])
-    assert_same(jr.restore(tmp_path, config), state)
-
-
-def claims(at, value):
-    """A change of what a manifest claims."""
+def seal(folder):
+    """Record the files as they are now, as one may who has changed them."""
 
     def change(content):
-        *path, last = at
-        for key in path:
-            content = content[key]
-        content[last] = value
+        files = [file for file in folder.rglob("*") if file.is_file() and file.name != "description.json"]
+        for file in files:
+            size = file.stat().st_size
+            crc = zlib.crc32(file.read_bytes()) if size < 2**24 else 0
+            content["files"][str(file.relative_to(folder))] = [size, crc]
+
+    rewrite(folder.parent, change)
+
+
+def claims(*at, value):
+    """The description claims something else."""
+
+    def change(folder):
+        def set_value(content):
+            *path, last = at
+            for key in path:
+                content = content[key]
+            content[last] = value
+
+        rewrite(folder.parent, set_value)
 
     return change
 
 
-HUGE = 2**40
-TREE = ("structure", 1, 1, 1)
-CLAIMS = {
-    "shape": (claims(("leaves", 0, "shape"), [HUGE]), "has 2 of 1099511627776 numbers"),
-    "shape and part": (
-        lambda content: content["leaves"][0].update(shape=[HUGE], parts=[[[0], [HUGE], 0]]),
-        r"array 0 is not of shape \[1099511627776\]",
-    ),
-    "dtype": (claims(("leaves", 0, "dtype"), "complex64"), "array 0 has 8 bytes on disk, not 16"),
-    "dtype of the same size": (claims(("leaves", 0, "dtype"), "int32"), "leaf .'a'. differs from its saved bits"),
-    "no dtype": (claims(("leaves", 0, "dtype"), "object"), "dtype object, which JAX would not keep"),
-    "unknown dtype": (claims(("leaves", 0, "dtype"), "float3"), "dtype float3, which JAX would not keep"),
-    "many parts": (
-        lambda content: content["leaves"][0]["parts"].extend(content["leaves"][0]["parts"] * 3),
-        "has 8 of 2",
-    ),
-    "a part outside": (claims(("leaves", 0, "parts", 0, 0), [1]), r"a part \[2\] at \[1\] of \[2\]"),
-    "a part with fewer axes": (claims(("leaves", 0, "parts", 0, 1), []), r"a part \[\] at \[0\] of \[2\]"),
-    "part": (claims(("leaves", 0, "parts", 0), [0]), "is not the record of an array"),
-    "a part that begins nowhere": (claims(("leaves", 0, "parts", 0, 0), ["0"]), "is not the record of an array"),
-    "a part of no size": (claims(("leaves", 0, "parts", 0, 1), ["2"]), "is not the record of an array"),
-    "a part without a checksum": (claims(("leaves", 0, "parts", 0, 2), None), "is not the record of an array"),
-    "another array": (lambda content: content["leaves"].reverse(), "is not of shape"),
-    "axes": (claims(("leaves", 0, "shape"), [2] + [1] * 99), "leaf .* has a part"),
-    "negative": (claims(("leaves", 0, "shape"), [-2]), "is not the record of an array"),
-    "leaves twice": (lambda content: content["leaves"].append(content["leaves"][0]), "each of 5 leaves exactly once"),
-    "a leaf twice": (claims(("structure", 1, 0, 1, 1), 1), "each of 4 leaves exactly once"),
-    "no leaves": (claims(("leaves",), None), "no list of leaves"),
-    "no structure": (claims(("structure",), ["set", []]), "is not a node"),
-    "no buffer": (claims(("buffer",), {"x": 1}), "is not the description of a configuration"),
-    "no buffer at all": (lambda content: content.pop("buffer"), "'buffer'"),
-    "key": (claims(("leaves", 0, "key"), "rbg"), "is not the record of an array"),
-    "spec": (lambda content: content["leaves"][0].update(mesh="buffer", spec=[1]), "is not the record of an array"),
-    "capacity": (claims((*TREE, 3, "capacity"), 2**29), "is no longer the saved dataclass"),
-    "capacity and fan-out": (claims((*TREE, 3), {"capacity": 8, "fanout": 1}), "has no sizes"),
-    "levels": (claims((*TREE, 2, "sums"), ["list", []]), "has no sizes"),
-    "rows": (claims((*TREE, 1), "jaxreplay:Rows"), "has no sizes"),
+def contains(name, content):
+    """A file has this content, and the description knows."""
+
+    def change(folder):
+        (folder / name).write_bytes(content)
+        if name != "description.json":
+            seal(folder)
+
+    return change
+
+
+def array(**changes):
+    """What Zarr says of an array, and the description knows."""
+
+    def change(folder):
+        text = (folder / ARRAY).read_text()
+        contains(ARRAY, json.dumps(json.loads(text) | changes).encode())(folder)
+
+    return change
+
+
+def is_a(kind, name):
+    """A file is something else: a FIFO, a folder, or a link to a path."""
+
+    def change(folder):
+        (folder / name).unlink()
+        if kind == "FIFO":
+            os.mkfifo(folder / name)
+        elif kind == "folder":
+            (folder / name).mkdir()
+        else:
+            (folder / name).symlink_to(kind)
+
+    return change
+
+
+def sparse(name):
+    def change(folder):
+        os.truncate(folder / name, 3 * 2**30)
+        if name != "description.json":
+            seal(folder)
+
+    return change
+
+
+def bomb(size):
+    """Blocks of one repeated byte in Zstandard's format (RFC 8878) that unpack to 2^17 times a quarter of this size."""
+    blocks = [struct.pack("<I", 0 | 1 << 1 | 2**17 << 3)[:3] + b"\0" for _ in range(size // 4)]
+    last = struct.pack("<I", 1 | 1 << 1 | 1 << 3)[:3] + b"\0"
+    return b"\x28\xb5\x2f\xfd\x00\x38" + b"".join(blocks) + last
+
+
+DAMAGED = "is damaged"
+CASES = {
+    "sparse chunk": (sparse(CHUNK), "too large"),
+    "sparse description": (sparse("description.json"), "too large"),
+    "sparse array": (sparse(ARRAY), "too large"),
+    "sparse notes": (sparse("arrays/leaves/_METADATA"), "too large|has changed"),
+    **{f"FIFO {name}": (is_a("FIFO", name), DAMAGED) for name in ("description.json", CHUNK, ARRAY)},
+    **{f"zero {name}": (is_a("/dev/zero", name), DAMAGED) for name in ("description.json", CHUNK, ARRAY)},
+    **{f"folder {name}": (is_a("folder", name), DAMAGED) for name in ("description.json", CHUNK, ARRAY)},
+    "link": (is_a("/etc/passwd", CHUNK), DAMAGED),
+    "another file": (lambda folder: (folder / "arrays" / "more").write_text(""), "other files than its description"),
+    "deep description": (contains("description.json", b"[" * 10**6), DAMAGED),
+    "text": (contains("description.json", b"\xff\xfe"), DAMAGED),
+    "no object": (contains("description.json", b"[]"), DAMAGED),
+    "deep array": (contains(ARRAY, b"[" * 10**4), DAMAGED),
+    "no array": (contains(ARRAY, b"[]"), DAMAGED),
+    "shape": (array(shape=[HUGE]), "another shape"),
+    "chunks": (array(chunks=[HUGE]), "parts of another shape"),
+    "no chunks": (array(chunks=["5"]), "parts of another shape"),
+    "shape and chunks": (array(shape=[HUGE], chunks=[HUGE]), "another shape"),
+    "dtype": (array(dtype="<f4"), "has dtype float32"),
+    "larger dtype": (array(dtype="<c16"), "has dtype complex128"),
+    "compressor": (array(compressor={"id": "os.system"}), DAMAGED),
+    "filters": (array(filters=[{"id": "delta"}]), DAMAGED),
+    "separator": (array(dimension_separator="/../"), DAMAGED),
+    "large bomb": (contains(CHUNK, bomb(10**6)), "too large"),
+    "bomb": (contains(CHUNK, bomb(60_000)), "unpacks to more"),
+    "no Zstandard": (contains(CHUNK, zlib.compress(bytes(2**20))), "not compressed by Zstandard"),
+    "cut off": (contains(CHUNK, bomb(40)[:-4]), "cut off"),
+    "noise": (contains(CHUNK, bytes(range(256))), DAMAGED),
+    "outside": (claims("files", "../../../etc/passwd", value=[1, 1]), "other files than its description"),
+    "leaf's shape": (claims("leaves", 0, "shape", value=[HUGE]), r"like\['a'\]: saved int32\[1099511627776\], given"),
+    "leaf's dtype": (claims("leaves", 0, "dtype", value="object"), r"like\['a'\]: saved object\[5\], given int32"),
+    "kind of keys": (claims("leaves", 1, "key", value="rbg"), "key|shape"),
+    "no kind of keys": (claims("leaves", 1, "key", value="os.system"), "os.system"),
+    "number": (claims("leaves", 2, "number", value="x"), DAMAGED),
+    "large number": (claims("leaves", 2, "number", value=float("inf")), DAMAGED),
+    "path": (claims("leaves", 0, "path", value=f"a{ESCAPE}"), DAMAGED),
+    "fewer": (claims("leaves", value=[]), "saved nothing|nothing, given|Too few"),
+    "config": (claims("config", f"config.{ESCAPE}", value=1), DAMAGED),
+    **{f"no {name}": (claims(name, value=7), DAMAGED) for name in ("config", "shards", "static", "leaves", "files")},
+    "step": (claims("step", value=ESCAPE), DAMAGED),
+    "library": (claims("library", value=ESCAPE), None),
+    "value": (claims("config", "config", value=ESCAPE), "another configuration"),
+    "static": (claims("static", f"a{ESCAPE}", value=1), DAMAGED),
 }
 
 
-@pytest.fixture(scope="module")
-def small(tmp_path_factory):
-    """A checkpoint of a tree and an array of 64 bytes in all."""
-    path = tmp_path_factory.mktemp("small")
-    state = {"a": jnp.arange(2, dtype=jnp.float32), "tree": jr.sum_tree.init(8, fanout=2)}
-    jr.save(path, None, state)
-    return path, state
-
-
-@pytest.mark.parametrize("name", CLAIMS)
-def test_what_is_claimed_is_compared_with_the_disk_before_memory_is_taken(tmp_path, small, name):
-    change, message = CLAIMS[name]
-    shutil.copytree(small[0], tmp_path / "run")
-    rewrite_manifest(tmp_path / "run", change)
-    peaks = []
-    for _ in range(2):
-        tracemalloc.start()
+def restore_all(folder, connection):
+    """Restore and print each checkpoint; tell what comes of it, and the bytes by which the largest memory has grown."""
+    jax.config.update("jax_platforms", "cpu")
+    jr.restore(folder / "good", None, STATE)
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    for name in CASES:
         try:
-            with pytest.raises(ValueError, match=message):
-                jr.restore(tmp_path / "run", None)
-            peaks.append(tracemalloc.get_traced_memory()[1])
-        finally:
-            tracemalloc.stop()
-    # What a claim takes, every call takes. Python also grows tables of its own, such as that of its interned strings
-    # (4 MB), in whichever call fills them.
-    assert min(peaks) < 2**21
+            message = jr.restore(folder / name.replace("/", "."), None, STATE) and None
+        except ValueError as error:
+            message = str(error)
+        except Exception as error:
+            message = f"not clear: {error!r}"
+        with contextlib.redirect_stdout(io.StringIO()) as out, contextlib.redirect_stderr(out):
+            main([str(folder / name.replace("/", "."))])
+        connection.send((name, message, out.getvalue()))
+    connection.send(1024 * (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - before))
 
 
-def described(**changes):
-    """A change of what Zarr says of array 0."""
-
-    def change(arrays):
-        file = arrays / "0" / ".zarray"
-        file.write_text(json.dumps(json.loads(file.read_text()) | changes))
-
-    return change
-
-
-def compressed(arrays):
-    """What takes a thousand times its size in memory."""
-    described(compressor={"id": "zlib", "level": 9})(arrays)
-    (arrays / "0" / "0").write_bytes(zlib.compress(bytes(2**20), 9))
-
-
-FILES = {
-    "shorter": (lambda arrays: (arrays / "0" / "0").write_bytes(bytes(7)), "array 0 has 7 bytes on disk, not 8"),
-    "longer": (lambda arrays: (arrays / "0" / "0").write_bytes(bytes(9)), "array 0 has 9 bytes on disk, not 8"),
-    "no part": (lambda arrays: (arrays / "0" / "0").unlink(), "array 0 has 0 bytes on disk, not 8"),
-    "another part": (lambda arrays: (arrays / "0" / "0").rename(arrays / "0" / "1"), "damaged"),
-    "no array": (lambda arrays: shutil.rmtree(arrays / "0"), "files of arrays other than the 4 expected"),
-    "another array": (lambda arrays: (arrays / "9").mkdir(), "files of arrays other than the 4 expected"),
-    "another format": (lambda arrays: (arrays / "0" / "zarr.json").write_text("{}"), "has files other than its parts"),
-    "a database": (lambda arrays: (arrays / "manifest.ocdbt").write_text(""), "files of arrays other"),
-    "compression": (compressed, r"array 0 is not of shape \[2\] without compression"),
-    "filters": (described(filters=[{"id": "delta"}]), "without compression"),
-    "shape": (described(shape=[HUGE]), r"is not of shape \[2\]"),
-    "no shape": (lambda arrays: (arrays / "0" / ".zarray").write_text("[]"), r"is not of shape \[2\]"),
-    "a large part": (described(chunks=[HUGE]), "array 0 has 8 bytes on disk, not 8"),
-    "no size of a part": (described(chunks=["2"]), "array 0 has parts of shape"),
-    "dtype": (described(dtype="<i4"), "leaf .'a'. differs from its saved bits"),
-    "a larger dtype": (described(dtype="<c16"), "damaged"),
-}
+def test_hostile_files_are_an_error_at_once(tmp_path, children):
+    jr.save(tmp_path / "good", None, STATE)
+    for name, (change, _) in CASES.items():
+        shutil.copytree(tmp_path / "good", tmp_path / name.replace("/", "."))
+        change(tmp_path / name.replace("/", ".") / "checkpoint_0")
+    ours, theirs = children.Pipe(duplex=False)
+    process = children.Process(target=restore_all, args=(tmp_path, theirs))
+    process.start()
+    theirs.close()
+    wrong = {}
+    try:
+        for name, (_, expected) in CASES.items():
+            assert ours.poll(WITHIN), f"hangs: {name}"
+            try:
+                found, message, printed = ours.recv()
+            except EOFError:
+                pytest.fail(f"aborts: {name}")
+            assert found == name
+            if not printed.replace("\n", "").isprintable() or not str(message).isprintable():
+                wrong[name] = "reaches the terminal"
+            if not re.search(expected or "^None$", str(message)):
+                wrong[name] = message
+        assert wrong == {}
+        assert ours.poll(WITHIN)
+        assert ours.recv() < 100 * 2**20
+    finally:
+        process.kill()
+        process.join()
+    assert_same(jr.restore(tmp_path / "good", None, STATE), STATE)
 
 
-@pytest.mark.parametrize("name", FILES)
-def test_files_are_compared_with_what_is_expected_before_memory_is_taken(tmp_path, small, name):
-    change, message = FILES[name]
-    shutil.copytree(small[0], tmp_path / "run")
-    (arrays,) = (tmp_path / "run").glob("*/arrays")
-    change(arrays)
-    with pytest.raises(ValueError, match=message):
-        jr.restore(tmp_path / "run", None)
-    assert_same(jr.restore(small[0], None), small[1])
+def test_a_description_that_may_not_be_read(tmp_path, monkeypatch):
+    jr.save(tmp_path, None, STATE)
+    call = os.open
+
+    def refuse(path, *arguments, **named):
+        if pathlib.Path(path).name == "description.json":
+            raise PermissionError(13, "Permission denied", path)
+        return call(path, *arguments, **named)
+
+    monkeypatch.setattr(os, "open", refuse)
+    with pytest.raises(ValueError, match=r"checkpoint_0: the checkpoint is damaged: .*Permission denied"):
+        jr.restore(tmp_path, None, STATE)
 
 
-NOTES = {
-    "format": ("arrays/_METADATA", '{"tree_metadata": {}, "use_ocdbt": true, "use_zarr3": true}', "is damaged"),
-    "nested": ("arrays/_METADATA", "[" * 10**6, "is damaged"),
-    "handlers": ("_CHECKPOINT_METADATA", '{"item_handlers": {"manifest": "os:system", "arrays": "UN.Pair"}}', None),
-    "handler": ("_CHECKPOINT_METADATA", '{"item_handlers": "UN.Pair"}', None),
-    "no notes": ("_CHECKPOINT_METADATA", "[]", None),
-}
-
-
-@pytest.mark.parametrize("name", NOTES)
-def test_nothing_that_orbax_notes_is_trusted(tmp_path, small, unimported, name):
-    file, text, message = NOTES[name]
-    shutil.copytree(small[0], tmp_path / "run")
-    (file,) = (tmp_path / "run").glob(f"*/{file}")
-    file.write_text(text.replace("UN", unimported))
-    if message is None:
-        assert_same(jr.restore(tmp_path / "run", None), small[1])
-        return
-    with pytest.raises(ValueError, match=message):
-        jr.restore(tmp_path / "run", None)
-
-
-def test_parts_that_do_not_belong_together_are_refused(tmp_path):
-    buffer = jr.ReplayBuffer(capacity=4)
-    jr.save(tmp_path, buffer, buffer.init(jnp.zeros(1)))
-
-    def swap(content):
-        fields = content["structure"][2]
-        fields["ring"], fields["sampler"] = fields["sampler"], fields["ring"]
-
-    def no_size(content):
-        swap(content)
-        content["structure"][2]["ring"][2]["size"] = ["tuple", [content["structure"][2]["ring"][2]["size"]]]
-
-    for change, name in ((swap, "ReplayState"), (no_size, "Ring")):
-        rewrite_manifest(tmp_path, change)
-        with pytest.raises(ValueError, match=f"jaxreplay:{name}: is no longer the saved dataclass"):
-            jr.restore(tmp_path, buffer)
+def test_the_order_of_names_in_a_description_does_not_matter(tmp_path):
+    """As other programs that rewrite JSON may change it."""
+    jr.save(tmp_path, {"a": 1, "b": 2}, STATE)
+    file = tmp_path / "checkpoint_0" / "description.json"
+    file.write_text(
+        json.dumps(json.loads(file.read_text(), object_pairs_hook=lambda pairs: dict(pairs[::-1])), indent=1)
+    )
+    assert_same(jr.restore(tmp_path, {"a": 1, "b": 2}, STATE), STATE)
 
 
 def test_an_error_of_the_package_itself_is_not_blamed_on_the_file(tmp_path, monkeypatch):
-    def fails(state):
+    def fails(*_):
         raise TypeError("of the package")
 
     buffer = jr.ReplayBuffer(capacity=4)
-    jr.save(tmp_path, buffer, buffer.init(jnp.zeros(1)))
-    monkeypatch.setattr(jr.buffers.ReplayState, "on_this_backend", fails)
+    state = buffer.init(jnp.zeros(1))
+    jr.save(tmp_path, buffer, state)
+    monkeypatch.setattr(jr.buffers.ReplayBuffer, "_check_state", fails)
     with pytest.raises(TypeError, match="of the package"):
-        jr.restore(tmp_path, buffer)
-
-
-def test_the_order_of_names_in_a_manifest_does_not_matter(tmp_path, small):
-    """As other programs that rewrite JSON may change it."""
-    shutil.copytree(small[0], tmp_path / "run")
-    (file,) = (tmp_path / "run").glob("*/manifest/data.json")
-    file.write_text(json.dumps(json.loads(file.read_text(), object_pairs_hook=lambda pairs: dict(pairs[::-1]))))
-    assert_same(jr.restore(tmp_path / "run", None), small[1])
-
-
-def test_a_manifest_that_is_something_else_is_damaged(tmp_path):
-    jr.save(tmp_path, None, jnp.ones(1))
-    (file,) = tmp_path.glob("*/manifest/data.json")
-    for text in ("[]", "{}", '{"sha256": "0", "content": {}}', '{"content": 1}', "\xff"):
-        file.write_text(text)
-        with pytest.raises(ValueError, match=r"is damaged: (its manifest has changed|cannot read its manifest)"):
-            jr.restore(tmp_path, None)
-
-
-def test_what_wrote_it_is_said_where_it_is_not_installed(tmp_path, monkeypatch):
-    def missing(name):
-        raise importlib.metadata.PackageNotFoundError(name)
-
-    monkeypatch.setattr(importlib.metadata, "version", missing)
-    jr.save(tmp_path, None, jnp.ones(1))
-    assert open_saved(tmp_path)[0]["library"] == "unknown"
-
-
-def test_deep_nesting_is_refused(tmp_path):
-    state = jnp.ones(1)
-    for _ in range(100):
-        state = [state]
-    jr.save(tmp_path, None, state)
-    assert_same(jr.restore(tmp_path, None), state)
-    with pytest.raises(ValueError, match=r"\[0\]\[0\]: nested more than 100 levels deep"):
-        jr.save(tmp_path, None, [state])
-    rewrite_manifest(tmp_path, lambda content: content.update(structure=["list", [content["structure"]]]))
-    with pytest.raises(ValueError, match="its structure is nested more than 100 levels deep"):
-        jr.restore(tmp_path, None)
-    for depth, message in ((500, "more than 400 levels deep"), (10**6, "cannot read its manifest")):
-        (file,) = tmp_path.glob("*/manifest/data.json")
-        buffer = "[" * depth + "]" * depth
-        with contextlib.suppress(RecursionError):
-            content = json.loads(f'{{"format": 1, "buffer": {buffer}, "structure": ["none"], "leaves": []}}')
-            digest = checkpoint._manifest.digest(content)
-        file.write_text(f'{{"sha256": "{digest}", "content": {json.dumps(content)}}}' if depth == 500 else buffer)
-        with pytest.raises(ValueError, match=message):
-            jr.restore(tmp_path, None)
+        jr.restore(tmp_path, buffer, state)

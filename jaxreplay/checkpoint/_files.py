@@ -24,6 +24,7 @@ from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor  # before `finish_all` is registered, to end after it
 from typing import Any
 
+import jax
 import numpy as np
 
 PART, DESCRIPTION, ARRAYS, LEAVES = ".part", "description.json", "arrays", "leaves"
@@ -31,6 +32,10 @@ CHUNK = 2**23  # bytes of an array that are compressed at a time
 MAX_DESCRIPTION = 2**28  # bytes
 ZSTD = b"\x28\xb5\x2f\xfd"
 _orbax = threading.Lock()  # concurrent calls of Orbax from several threads occasionally fail
+
+
+class Damaged(ValueError):
+    """Files of a checkpoint are not those that were written."""
 
 
 class Writing(threading.Thread):
@@ -157,33 +162,29 @@ def begin(path: str, content: dict[str, Any], keep: int) -> tuple[int, Callable[
     return number, commit
 
 
-def read(folder: str) -> dict[str, Any]:
-    """The description of a checkpoint.
-
-    Raises:
-      ValueError: it is damaged.
-      OSError: it cannot be read.
-    """
+@contextlib.contextmanager
+def reported(folder: str) -> Iterator[None]:
+    """Errors in files, of which there are many kinds, as `Damaged`; but not those of too little memory."""
     try:
+        yield
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise Damaged(f"{folder}: the checkpoint is damaged: {str(error)[:500]}; use a copy of it.") from error
+
+
+def read(folder: str) -> dict[str, Any]:
+    """The description of a checkpoint."""
+    with reported(folder):
         found = json.loads(_read(os.path.join(folder, DESCRIPTION), MAX_DESCRIPTION))
-        content = found["content"]
-        if found["sha256"] != _digest(content) or not isinstance(content, dict):
-            raise ValueError("has changed")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"its {DESCRIPTION}: {type(error).__name__}: {str(error)[:200]!r}") from error
-    return content
+        if found["sha256"] != _digest(found["content"]):
+            raise ValueError(f"its {DESCRIPTION} has changed")
+        return found["content"]
 
 
 def check(folder: str, files: Any, arrays: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> None:
-    """Compare the files of a checkpoint with its description, and their sizes with shapes and dtypes of `arrays`.
-
-    Raises:
-      ValueError: it is damaged, or needs more memory than its arrays.
-      OSError: it cannot be read.
-    """
+    """Compare the files of a checkpoint with its description, and their sizes with shapes and dtypes of `arrays`."""
     found = _listed(folder)
-    if not isinstance(files, dict) or {*files} != found:
-        raise ValueError(f"it has other files than its description says: {sorted(found ^ {*(files or ())})[:3]!r}")
+    if {*files} != found:
+        raise ValueError(f"it has other files than its description says: {sorted(found ^ {*files})[:3]!r}")
     bounds = {}
     for name, (shape, dtype) in arrays.items():
         metadata = json.loads(_read(_file_of(folder, name, ".zarray"), 2**16))
@@ -205,25 +206,22 @@ def check(folder: str, files: Any, arrays: Mapping[str, tuple[tuple[int, ...], n
 
 def load(folder: str, name: str, shape: tuple[int, ...], dtype: np.dtype, sharding: Any) -> Any:
     """An array, on the host or with a sharding: each device then gets its part."""
-    import jax
     import tensorstore
 
     if 0 in shape:
         return np.zeros(shape, dtype)
     kvstore = {"driver": "file", "path": _file_of(folder, name, "")}
-    try:
+    with reported(folder):
         array: Any = tensorstore.open({"driver": "zarr", "kvstore": kvstore}, open=True, read=True).result()
         if array.dtype.numpy_dtype != dtype:
-            raise ValueError(f"has dtype {array.dtype.name}")
+            raise ValueError(f"array {name} has dtype {array.dtype.name}")
         if sharding is None or len(sharding.device_set) == 1:
             found = array.read().result()
         else:
             found = jax.make_array_from_callback(shape, sharding, lambda index: array[index].read().result())
         if not os.path.exists(folder):  # a part that is gone reads as zeros
-            raise ValueError("was deleted")
+            raise ValueError("it was deleted")
         return found
-    except Exception as error:  # damaged files raise many kinds of errors
-        raise ValueError(f"array {name}: {str(error)[:300]!r}") from error
 
 
 def _save(path: str, arrays: Mapping[str, Any]) -> Any:

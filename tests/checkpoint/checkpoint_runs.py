@@ -5,8 +5,12 @@
 
 import functools
 import hashlib
+import io
+import itertools
 import json
+import os
 import pathlib
+import signal
 import sys
 import time
 from typing import NamedTuple
@@ -215,15 +219,12 @@ def advance(name, carry):
     return _advance(name, carry)
 
 
-FILLED = jr.ReplayBuffer(capacity=2**17)
-
-
 def filled(number):
     """A state in which everything says `number`."""
     names = ["small", "bytes", "words"]
     shapes = [(), (2**16,), (4, 2**12)]
     dtypes = [jnp.int32, jnp.uint8, jnp.float32]
-    return {name: jnp.full(*x) for name, *x in zip(names, shapes, [number] * 3, dtypes, strict=True)}
+    return {name: jnp.asarray(np.full(*x)) for name, *x in zip(names, shapes, [number] * 3, dtypes, strict=True)}
 
 
 def numbers_in(state):
@@ -237,6 +238,27 @@ def save_several(path, first, count):
     for number in range(first, first + count):
         jr.save(path, None, filled(number % 256))
         time.sleep(0.2)
+
+
+def save_until_signalled(path, first, goes_on, connection):
+    """Save states of growing numbers, and tell of each save when it begins, returns, and is on the disk.
+
+    A signal raises an error, by which the program ends unless it `goes_on`.
+    """
+    jax.config.update("jax_platforms", "cpu")
+    sys.stderr = io.StringIO()  # of the error by which it ends
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it in what runs in the background
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    for number in itertools.count(first):
+        try:
+            connection.send(("begin", number))
+            finish = jr.save(path, None, filled(number % 128), step=number, wait=number % 2 > 0, keep=2)
+            connection.send(("returned", number))
+            finish()
+            connection.send(("end", number))
+        except (KeyboardInterrupt, SystemExit):
+            if not goes_on:
+                raise
 
 
 def rewrite(folder, change):

@@ -1,0 +1,243 @@
+"""Saves that are cut off: by signals, errors and power cuts. A complete checkpoint is always there."""
+
+import collections
+import itertools
+import os
+import pathlib
+import random
+import signal
+import subprocess
+import sys
+import threading
+import time
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoint_runs import assert_same, filled, numbers_in, save_until_signalled
+from helpers import rarely
+
+import jaxreplay as jr
+from jaxreplay.checkpoint import _files
+
+pytestmark = pytest.mark.versions
+WITHIN = 120  # seconds; what takes longer hangs
+LIKE = filled(0)
+
+
+class Saving:
+    """A process that saves for ever, and the numbers of the saves that have come to each event."""
+
+    def __init__(self, children, path, first, goes_on=False):
+        self.last = collections.Counter(begin=first, returned=first - 1, end=first - 1)
+        self.ours, theirs = children.Pipe(duplex=False)
+        arguments = path, first, goes_on, theirs
+        self.process = children.Process(target=save_until_signalled, args=arguments)
+        self.process.start()
+        theirs.close()
+        self.wait("end", first + 1)
+        self.started = time.monotonic()
+        self.wait("end", first + 3)
+        self.duration = (time.monotonic() - self.started) / 2
+
+    def wait(self, event, number):
+        """Read what it tells, until a save has come to this event."""
+        while self.last[event] < number:
+            assert self.ours.poll(WITHIN), f"hangs after {self.last}"
+            what, count = self.ours.recv()
+            self.last[what] = count
+
+    def read(self):
+        try:
+            while self.ours.poll():
+                what, count = self.ours.recv()
+                self.last[what] = count
+        except EOFError:
+            pass
+
+    def at_a_random_moment(self, rng, number):
+        time.sleep(self.duration * 2 * rng.random())
+        os.kill(self.process.pid, number)
+
+
+def restored(path):
+    (number,) = numbers_in(jr.restore(path, None, LIKE))
+    return number
+
+
+@pytest.mark.parametrize("each", [1, rarely(40)])
+def test_a_program_that_is_ended_at_any_moment_leaves_a_complete_checkpoint(tmp_path, children, each):
+    """Also the save that had begun, unless it was killed: it is completed, and then the program ends."""
+    rng, seen, path, first = random.Random(0), collections.Counter(), tmp_path / "run", 0
+    for number in [signal.SIGKILL, signal.SIGINT, signal.SIGTERM] * each:
+        saving = Saving(children, path, first % 128)
+        saving.at_a_random_moment(rng, number)
+        saving.process.join(WITHIN)
+        assert saving.process.exitcode == (-number if number == signal.SIGKILL else 1), "it does not end"
+        saving.read()
+        last, found = saving.last, restored(path)
+        assert last["end" if number == signal.SIGKILL else "returned"] % 128 <= found <= last["begin"] % 128
+        assert len(_files.numbers(path)) in (2, 3)
+        seen["left over"] += bool(_files.numbers(path, _files.PART))
+        seen["unfinished"] += last["end"] < last["begin"]
+        jr.save(path, None, filled(found), keep=2)
+        assert len(os.listdir(path)) == 2
+        first = 0
+    assert seen["unfinished"] > each // 2
+    assert seen["left over"] > 0 or each < 10, seen
+
+
+@pytest.mark.parametrize("count", [7, rarely(80)])
+def test_a_program_that_goes_on_after_interrupts_saves_rightly(tmp_path, children, count):
+    rng, saving = random.Random(0), Saving(children, tmp_path, 0, goes_on=True)
+    for _ in range(count):
+        saving.at_a_random_moment(rng, rng.choice([signal.SIGINT, signal.SIGTERM]))
+        saving.read()
+        ended = saving.last["end"]
+        found = jr.restore(tmp_path, None, LIKE)
+        assert len(numbers_in(found)) == 1
+        saving.wait("end", ended + 1)
+        assert jr.restore(tmp_path, None, LIKE, step=saving.last["end"]) is not None
+    saving.process.kill()
+    saving.process.join(WITHIN)
+    saving.read()
+    assert saving.last["end"] % 128 <= restored(tmp_path) <= saving.last["begin"] % 128
+
+
+def interrupted(function, at):
+    """Call a function that is interrupted before line `at` of the checkpoint's code in this thread; if it was."""
+    lines, previous = itertools.count(), sys.gettrace()
+
+    def trace(frame, event, _):
+        if f"{os.sep}checkpoint{os.sep}_" in frame.f_code.co_filename:
+            if event == "line" and next(lines) == at:
+                raise KeyboardInterrupt
+            return trace
+
+    try:
+        sys.settrace(trace)
+        function()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.settrace(previous)
+    return False
+
+
+@pytest.mark.parametrize("step", [29, rarely(1)])
+@pytest.mark.parametrize("wait", [True, False])
+def test_an_interrupt_at_any_line_of_save(tmp_path, wait, step):
+    def save(number):
+        jr.save(tmp_path, None, {"a": jnp.asarray(np.full(9, number, np.int8))}, wait=wait)()
+
+    save(0)
+    for at in itertools.count(random.Random(0).randrange(step), step):
+        number = at % 100 + 1
+        was_interrupted = interrupted(lambda number=number: save(number), at)
+        _files.finish_all()
+        found = numbers_in(jr.restore(tmp_path, None, {"a": np.zeros(9, np.int8)}))
+        assert found == {number} if not was_interrupted else len(found) == 1 and found <= {0, number}, at
+        save(0)
+        assert numbers_in(jr.restore(tmp_path, None, {"a": np.zeros(9, np.int8)})) == {0}
+        if not was_interrupted:
+            break
+    assert at > 100
+    for left in tmp_path.glob("*.part"):  # no arrays, and not even a whole description
+        assert not [*left.glob("arrays*")]
+        with pytest.raises((OSError, ValueError)):
+            _files.read(left)
+
+
+PROGRAM = """
+import sys, numpy as np, jax, jaxreplay as jr
+jax.config.update("jax_platforms", "cpu")
+x = np.arange(2**22, dtype=np.int32)
+for number in range(2):
+    finish = jr.save(sys.argv[1], None, {"x": x + number, "n": number}, wait=False)
+raise RuntimeError("of the training")
+"""
+
+
+def test_a_begun_save_is_completed_when_the_program_ends_by_an_error(tmp_path):
+    package = pathlib.Path(jr.__file__).parents[1]
+    found = subprocess.run(
+        [sys.executable, "-c", PROGRAM, tmp_path],
+        env=os.environ | {"PYTHONPATH": f"{package}{os.pathsep}{os.environ.get('PYTHONPATH', '')}"},
+        capture_output=True,
+        text=True,
+        timeout=WITHIN,
+    )
+    assert found.returncode == 1
+    assert found.stderr.rstrip().endswith("RuntimeError: of the training"), found.stderr
+    assert found.stderr.count("Traceback") == 1
+    like = {"x": np.arange(2**22, dtype=np.int32), "n": 0}
+    assert jr.restore(tmp_path, None, like)["n"] == 1
+    assert len(os.listdir(tmp_path)) == 1
+
+
+def recorded(monkeypatch):
+    """A list of all calls that make files durable, rename or delete them, with what is in a folder that is renamed."""
+    events, lock = [], threading.Lock()
+
+    def path_of(path, dir_fd=None):
+        if isinstance(path, int):
+            return os.readlink(f"/proc/self/fd/{path}")
+        return os.path.join(path_of(dir_fd), path) if dir_fd is not None else os.fspath(path)
+
+    def state(path):
+        info = os.stat(path)
+        return info.st_mtime_ns, 0 if os.path.isdir(path) else info.st_size
+
+    def everything(top):
+        found = [top, *(os.path.join(root, name) for root, *names in os.walk(top) for name in names[0] + names[1])]
+        return {os.path.relpath(path, top): state(path) for path in found}
+
+    def record(name):
+        call = getattr(os, name)
+
+        def called(path, *arguments, dir_fd=None, **named):
+            where = path_of(path, dir_fd)
+            found = everything(where) if name == "rename" else state(where) if name == "fsync" else None
+            with lock:
+                events.append((name, where, arguments[0] if name == "rename" else None, found))
+            named = named if dir_fd is None else named | {"dir_fd": dir_fd}
+            return call(path, *arguments, **named)
+
+        monkeypatch.setattr(os, name, called)
+
+    for name in ("fsync", "rename", "replace", "unlink", "remove", "rmdir"):
+        record(name)
+    return events
+
+
+def test_all_of_a_checkpoint_is_durable_before_an_older_one_is_touched(tmp_path, monkeypatch):
+    """Else a power cut could leave neither: files and folders may reach the disk in any order until they are synced."""
+    path = str(tmp_path / "deep" / "run")
+    config = jr.ReplayBuffer(capacity=8)
+    state = {"replay": config.init({"x": jnp.zeros((1, 3))}), "key": jax.random.key(0), "n": 5}
+    events = recorded(monkeypatch)
+    for _ in range(3):
+        jr.save(path, config, state)
+    monkeypatch.undo()
+    named = [i for i, (name, where, *_) in enumerate(events) if name == "rename" and where.endswith(_files.PART)]
+    assert [events[i][2] for i in named] == [os.path.join(path, f"checkpoint_{n}") for n in range(3)]
+    for i in named:
+        _, part, final, inside = events[i]
+        assert len(inside) > 10
+        synced = {os.path.relpath(where, part): found for name, where, _, found in events[:i] if name == "fsync"}
+        for file, found in inside.items():
+            assert synced.get(file) == found, f"{file} is not durable as it is"
+        after = [(name, where) for name, where, *_ in events[i + 1 :]]
+        assert after[0] == ("fsync", path), "the rename is durable before anything else happens"
+        assert not any(where.startswith(final + os.sep) for _, where in after[: after.index(("fsync", path))])
+    for name, where, *_ in events[: named[0] + 2]:
+        assert name in ("fsync", "rename") or where.startswith(events[named[0]][1]), "an older one goes first"
+    for made in (tmp_path, tmp_path / "deep"):
+        assert ("fsync", str(made)) in [(name, where) for name, where, *_ in events[: named[0]]]
+    gone = [where for name, where, *_ in events if name in ("unlink", "rmdir") and "checkpoint_0" in where]
+    assert gone[-2:] == [
+        os.path.join(path, "checkpoint_0.part", "description.json"),
+        os.path.join(path, "checkpoint_0.part"),
+    ]
+    assert_same(jr.restore(path, config, state), state)

@@ -82,16 +82,8 @@ def save(
     _check_same(content, packed)
     arrays = {str(i): packed[path] for i, path in enumerate(leaves) if is_array[path] and packed[path].size > 0}
     del state, leaves, packed  # releases donated arrays early
-    commits: list[Callable[[], None]] = []
-
-    def begin() -> int:
-        number, commit = _files.begin(folder, content, keep)
-        commits.append(commit)
-        return number
-
-    number = _processes.on_first(begin)
-    part = _files.folder_of(folder, number, _files.PART)
-    writing = _files.Writing(part, arrays, commits.pop() if commits else lambda: None)
+    number = _processes.on_first(lambda: _files.begin(folder))
+    writing = _files.Writing(folder, number, arrays, content, keep)
     del arrays
     writing.start()
 

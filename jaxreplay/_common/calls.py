@@ -39,6 +39,11 @@ class Call(NamedTuple):
     before: Callable[..., tuple[Any, ...]] | None = None
     after: Callable[..., Any] | None = None
 
+    @property
+    def every_static(self) -> tuple[str, ...]:
+        """Names of all static arguments."""
+        return (*self.static, self.num_rows) if self.num_rows else self.static
+
 
 def method(**declared: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorator of a method with the fields of a `Call`: the method compiles, with `self` static.
@@ -94,7 +99,7 @@ def _compiled(body: Any, call: Call, over_mesh: Callable[..., Any]) -> Any:
         return over_mesh(traced)(*arguments)
 
     program.__name__ = body.__name__  # in profiles
-    static = (0, *(names.index(name) + 2 for name in (*call.static, *filter(None, [call.num_rows]))))
+    static = (0, *(names.index(name) + 2 for name in call.every_static))
     pure = donating = jax.jit(program, static_argnums=static)
     if call.donates:  # keep_unused: also leaves that are replaced without being read
         donating = jax.jit(program, static_argnums=static, donate_argnums=1, keep_unused=True)

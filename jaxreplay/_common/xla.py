@@ -113,7 +113,7 @@ def reads_state(function: Callable[P, R]) -> Callable[P, R]:
     def call(*arguments: P.args, **named: P.kwargs) -> R:
         try:
             return function(*arguments, **named)
-        except (RuntimeError, ValueError) as error:
+        except (OSError, RuntimeError, ValueError) as error:
             explain_donated((arguments, named), error)
             raise
 

@@ -82,16 +82,8 @@ def save(
     _check_same(content, packed)
     arrays = {str(i): packed[path] for i, path in enumerate(leaves) if is_array[path] and packed[path].size > 0}
     del state, leaves, packed  # releases donated arrays early
-    commits: list[Callable[[], None]] = []
-
-    def begin() -> int:
-        number, commit = _files.begin(folder, content, keep)
-        commits.append(commit)
-        return number
-
-    number = _processes.on_first(begin)
-    part = _files.folder_of(folder, number, _files.PART)
-    writing = _files.Writing(part, arrays, commits.pop() if commits else lambda: None)
+    number = _processes.on_first(lambda: _files.begin(folder))
+    writing = _files.Writing(folder, number, arrays, content, keep)
     del arrays
     writing.start()
 
@@ -148,10 +140,6 @@ def restore(path: Path, config: Any, like: Any, *, step: int | None = None) -> A
     return newest(path, rebuild, step)
 
 
-class Damaged(ValueError):
-    """Files of a checkpoint are not those that were written."""
-
-
 def newest(path: Path, use: Callable[[str, dict[str, Any]], Any], step: int | None = None) -> Any:
     """`use` applied to the folder and description of the newest checkpoint that is not damaged.
 
@@ -167,7 +155,7 @@ def newest(path: Path, use: Callable[[str, dict[str, Any]], Any], step: int | No
         one = _files.folder_of(folder, number)
         try:
             found = use(one, _described(one))
-        except Damaged as error:
+        except _files.Damaged as error:
             if os.path.exists(one):  # else another program has meanwhile replaced it
                 damaged[number] = error
             continue
@@ -180,7 +168,7 @@ def newest(path: Path, use: Callable[[str, dict[str, Any]], Any], step: int | No
     raise FileNotFoundError(f"{os.fspath(path)}: no complete checkpoint{what} there; save one, or check the path.")
 
 
-def _next(folder: str, step: int | None, damaged: dict[int, Damaged]) -> int:
+def _next(folder: str, step: int | None, damaged: dict[int, _files.Damaged]) -> int:
     """Number of the newest checkpoint of a step that is not known to be damaged, -1 if there is none."""
     for number in _files.numbers(folder):
         if number in damaged:
@@ -188,19 +176,19 @@ def _next(folder: str, step: int | None, damaged: dict[int, Damaged]) -> int:
         try:
             if step is None or _described(_files.folder_of(folder, number))["step"] == step:
                 return number
-        except Damaged:  # its step is unknown
+        except _files.Damaged:  # its step is unknown
             continue
     return -1
 
 
 def _described(folder: str) -> dict[str, Any]:
-    try:
-        content = _files.read(folder)
-        if content["format"] == FORMAT:
+    """The description of a checkpoint; a `ValueError` if it has another format."""
+    content = _files.read(folder)
+    with _files.reported(folder):
+        is_known = content["format"] == FORMAT
+        if is_known:
             _check(content)
-    except (OSError, ValueError, TypeError, KeyError) as error:
-        raise _damaged(folder, error) from error
-    if content["format"] != FORMAT:
+    if not is_known:
         raise ValueError(
             f"{folder}: has format {str(content['format'])[:20]!r}; this version of jaxreplay reads format {FORMAT}; "
             "use the version that wrote it."
@@ -218,10 +206,6 @@ def _check(content: dict[str, Any]) -> None:
             if are_sizes and all(map(_leaves.is_record, leaves)) and all(map(str.isprintable, texts)):
                 return  # all texts are printed; a terminal obeys those that are not printable
     raise ValueError("its description has another form")
-
-
-def _damaged(folder: str, error: Exception) -> Damaged:
-    return Damaged(f"{folder}: the checkpoint is damaged: {error}; use a copy of it.")
 
 
 def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> Any:
@@ -264,16 +248,11 @@ def _stored(folder: str, content: dict[str, Any], leaves: dict[str, Any]) -> lis
     """The arrays of a checkpoint, for leaves like these; its files are checked."""
     found = dict(enumerate(zip(content["leaves"], leaves.values(), strict=True)))
     types = {str(i): _leaves.stored_type(x) for i, (record, x) in found.items() if "number" not in record}
-    try:
+    with _files.reported(folder):
         _files.check(folder, content["files"], {name: x for name, x in types.items() if 0 not in x[0]})
-    except (OSError, ValueError, TypeError, KeyError, RecursionError) as error:
-        raise _damaged(folder, error) from error
 
     def read(name: str, sharding: Any) -> Any:
-        try:
-            return _files.load(folder, name, *types[name], sharding)
-        except ValueError as error:
-            raise _damaged(folder, error) from error
+        return _files.load(folder, name, *types[name], sharding)
 
     return [_leaves.Stored(record, x, functools.partial(read, str(i))) for i, (record, x) in found.items()]
 

@@ -20,10 +20,11 @@ import shutil
 import stat
 import threading
 import zlib
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor  # before `finish_all` is registered, to end after it
 from typing import Any
 
+import jax
 import numpy as np
 
 PART, DESCRIPTION, ARRAYS, LEAVES = ".part", "description.json", "arrays", "leaves"
@@ -33,26 +34,34 @@ ZSTD = b"\x28\xb5\x2f\xfd"
 _orbax = threading.Lock()  # concurrent calls of Orbax from several threads occasionally fail
 
 
-class Writing(threading.Thread):
-    """A thread that writes a checkpoint to the folder `part`; started by `begin`, it ends with the write.
+class Damaged(ValueError):
+    """Files of a checkpoint are not those that were written."""
 
-    It calls `copied` when it no longer needs the arrays, and then has its `error`, if any.
+
+class Writing(threading.Thread):
+    """A thread that writes a checkpoint to a folder that `begin` made, completes it, and deletes older ones.
+
+    It sets `copied` when it no longer needs the arrays, and has an `error` at its end if it failed.
     """
 
-    def __init__(self, part: str, arrays: Mapping[str, Any], commit: Callable[[], None]):
+    def __init__(self, path: str, number: int, arrays: dict[str, Any], content: dict[str, Any], keep: int):
         super().__init__(name="jaxreplay save")
-        self.part, self.arrays, self.commit = part, arrays, commit
+        self.path, self.number, self.part = path, number, folder_of(path, number, PART)
+        self.arrays, self.content, self.keep = arrays, content, keep
         self.copied, self.error = threading.Event(), None
 
     def run(self) -> None:
+        is_first = jax.process_index() == 0
         try:
-            with _orbax, _quiet():
+            with _orbax, _quiet(), self._described() if is_first else contextlib.nullcontext() as file:
                 if self.arrays:
                     written = _save(os.path.join(self.part, ARRAYS), self.arrays)
                     self.arrays = {}
                     self.copied.set()
                     written.result()
-                self.commit()
+                if is_first:
+                    self._complete(file)
+                    self._delete_older()
         except OSError as error:
             self.error = error
         except Exception as error:
@@ -60,7 +69,6 @@ class Writing(threading.Thread):
             self.error = OSError(f"{self.part}: cannot write the checkpoint: {first_line}")
             self.error.__cause__ = error
         finally:
-            self.commit = lambda: None  # closes the description
             if self.error is not None:
                 _delete(self.part)
             self.copied.set()
@@ -70,6 +78,35 @@ class Writing(threading.Thread):
         if self.error is not None:
             raise self.error
         return 0
+
+    @contextlib.contextmanager
+    def _described(self) -> Iterator[io.FileIO]:
+        """The file of the description, which is written without the files of arrays, and locked."""
+        with io.FileIO(os.path.join(self.part, DESCRIPTION), "x") as file:
+            with contextlib.suppress(OSError):  # a file system without locks
+                _lock(file)
+            _write(file, self.content)
+            yield file
+
+    def _complete(self, file: Any) -> None:
+        checked = _checked_all(self.part, dict.fromkeys(_listed(self.part), 2**63), sync=True)
+        _write(file, self.content | {"files": checked})
+        os.fsync(file.fileno())
+        for folder, _, _ in os.walk(self.part):
+            _sync(folder)
+        os.rename(self.part, folder_of(self.path, self.number))
+        _sync(self.path)
+
+    def _delete_older(self) -> None:
+        complete = []
+        for number in numbers(self.path):
+            with contextlib.suppress(Damaged):
+                read(folder_of(self.path, number))
+                complete.append(number)
+        for number in complete[self.keep :]:
+            with contextlib.suppress(OSError):  # another writer was quicker
+                os.rename(folder_of(self.path, number), folder_of(self.path, number, PART))
+                _delete(folder_of(self.path, number, PART))
 
 
 def finish_all() -> None:
@@ -110,80 +147,49 @@ def folder_of(path: str, number: int, part: str = "") -> str:
     return os.path.join(path, f"checkpoint_{number}{part}")
 
 
-def begin(path: str, content: dict[str, Any], keep: int) -> tuple[int, Callable[[], None]]:
-    """Make the folder of a new checkpoint.
-
-    Returns:
-      its number, and a function that completes it once its arrays are written, and deletes all but the `keep` newest.
-    """
+def begin(path: str) -> int:
+    """Make the folder of a new checkpoint, and delete those of killed processes; the number of the new one."""
     _make(path)
     for number in numbers(path, PART):
-        with contextlib.suppress(OSError, ValueError):  # it is written, or not one of ours
-            read(folder_of(path, number, PART))
-            with open(os.path.join(folder_of(path, number, PART), DESCRIPTION), "rb") as file:
+        part = folder_of(path, number, PART)
+        with contextlib.suppress(OSError, Damaged):  # it is written, or not one of ours
+            read(part)
+            with open(os.path.join(part, DESCRIPTION), "rb") as file:
                 _lock(file)
-                _delete(folder_of(path, number, PART))
+                _delete(part)
     number = max([-1, *numbers(path), *numbers(path, PART)]) + 1
     while True:  # another writer may be quicker
         with contextlib.suppress(FileExistsError):
             os.mkdir(part := folder_of(path, number, PART))
             if not os.path.exists(folder_of(path, number)):
-                break
+                return number
             os.rmdir(part)
         number += 1
-    file = io.FileIO(os.path.join(part, DESCRIPTION), "x")  # closed with the function that is returned
-    with contextlib.suppress(OSError):  # a file system without locks
-        _lock(file)
-    _write(file, content)
 
-    def commit() -> None:
-        _write(file, content | {"files": _checked_all(part, dict.fromkeys(_listed(part), 2**63), sync=True)})
-        os.fsync(file.fileno())
-        for folder, _, _ in os.walk(part):
-            _sync(folder)
-        os.rename(part, folder_of(path, number))
-        _sync(path)
-        file.close()
-        complete = []
-        for other in numbers(path):
-            with contextlib.suppress(OSError, ValueError):
-                read(folder_of(path, other))
-                complete.append(other)
-        for other in complete[keep:]:
-            with contextlib.suppress(OSError):  # another writer was quicker
-                os.rename(folder_of(path, other), folder_of(path, other, PART))
-                _delete(folder_of(path, other, PART))
 
-    return number, commit
+@contextlib.contextmanager
+def reported(folder: str) -> Iterator[None]:
+    """Errors in files, of which there are many kinds, as `Damaged`; but not those of too little memory."""
+    try:
+        yield
+    except (OSError, ValueError, TypeError, LookupError, AttributeError, ArithmeticError, RecursionError) as error:
+        raise Damaged(f"{folder}: the checkpoint is damaged: {str(error)[:500]}; use a copy of it.") from error
 
 
 def read(folder: str) -> dict[str, Any]:
-    """The description of a checkpoint.
-
-    Raises:
-      ValueError: it is damaged.
-      OSError: it cannot be read.
-    """
-    try:
+    """The description of a checkpoint."""
+    with reported(folder):
         found = json.loads(_read(os.path.join(folder, DESCRIPTION), MAX_DESCRIPTION))
-        content = found["content"]
-        if found["sha256"] != _digest(content) or not isinstance(content, dict):
-            raise ValueError("has changed")
-    except (ValueError, TypeError, KeyError, RecursionError) as error:
-        raise ValueError(f"its {DESCRIPTION}: {type(error).__name__}: {str(error)[:200]!r}") from error
-    return content
+        if found["sha256"] != _digest(found["content"]):
+            raise ValueError(f"its {DESCRIPTION} has changed")
+        return found["content"]
 
 
 def check(folder: str, files: Any, arrays: Mapping[str, tuple[tuple[int, ...], np.dtype]]) -> None:
-    """Compare the files of a checkpoint with its description, and their sizes with shapes and dtypes of `arrays`.
-
-    Raises:
-      ValueError: it is damaged, or needs more memory than its arrays.
-      OSError: it cannot be read.
-    """
+    """Compare the files of a checkpoint with its description, and their sizes with shapes and dtypes of `arrays`."""
     found = _listed(folder)
-    if not isinstance(files, dict) or {*files} != found:
-        raise ValueError(f"it has other files than its description says: {sorted(found ^ {*(files or ())})[:3]!r}")
+    if {*files} != found:
+        raise ValueError(f"it has other files than its description says: {sorted(found ^ {*files})[:3]!r}")
     bounds = {}
     for name, (shape, dtype) in arrays.items():
         metadata = json.loads(_read(_file_of(folder, name, ".zarray"), 2**16))
@@ -205,25 +211,22 @@ def check(folder: str, files: Any, arrays: Mapping[str, tuple[tuple[int, ...], n
 
 def load(folder: str, name: str, shape: tuple[int, ...], dtype: np.dtype, sharding: Any) -> Any:
     """An array, on the host or with a sharding: each device then gets its part."""
-    import jax
     import tensorstore
 
     if 0 in shape:
         return np.zeros(shape, dtype)
     kvstore = {"driver": "file", "path": _file_of(folder, name, "")}
-    try:
+    with reported(folder):
         array: Any = tensorstore.open({"driver": "zarr", "kvstore": kvstore}, open=True, read=True).result()
         if array.dtype.numpy_dtype != dtype:
-            raise ValueError(f"has dtype {array.dtype.name}")
+            raise ValueError(f"array {name} has dtype {array.dtype.name}")
         if sharding is None or len(sharding.device_set) == 1:
             found = array.read().result()
         else:
             found = jax.make_array_from_callback(shape, sharding, lambda index: array[index].read().result())
         if not os.path.exists(folder):  # a part that is gone reads as zeros
-            raise ValueError("was deleted")
+            raise ValueError("it was deleted")
         return found
-    except Exception as error:  # damaged files raise many kinds of errors
-        raise ValueError(f"array {name}: {str(error)[:300]!r}") from error
 
 
 def _save(path: str, arrays: Mapping[str, Any]) -> Any:

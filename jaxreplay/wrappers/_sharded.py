@@ -238,7 +238,7 @@ class Sharded(Sized, Generic[S]):
     def _run(self, name: str, call: Call, state: S, arguments: dict[str, Any]) -> Any:
         """The buffer's method `name` on each shard and its part of the rows."""
         part, method = self._part, getattr(type(self.buffer), name)
-        static = {x: arguments.pop(x) for x in (*call.static, call.num_rows) if x}
+        static = {x: arguments.pop(x) for x in call.every_static}
         if call.num_rows:
             self._check_divides(call.num_rows, static[call.num_rows])
             static[call.num_rows] //= self.num_shards

@@ -1,0 +1,76 @@
+"""The power fails: what a disk has at that moment is mounted again, and a checkpoint that `save` has reported is there.
+
+A file with a file system stands for the disk; its copy is what is left. It needs a machine where one may mount such
+files. Elsewhere only the order of fsync, rename and unlink is tested: see test_interrupted.py.
+"""
+
+import itertools
+import os
+import random
+import shutil
+import subprocess
+import time
+
+import jax
+import numpy as np
+import pytest
+from checkpoint_runs import filled, numbers_in
+
+import jaxreplay as jr
+
+
+def save_for_ever(path, connection):
+    """Save states of growing numbers until killed, and tell the number of each that is saved."""
+    jax.config.update("jax_platforms", "cpu")
+    for number in itertools.count():
+        jr.save(path, None, filled(number % 256))
+        connection.send(number)
+
+
+def mount(image, folder):
+    folder.mkdir(exist_ok=True)
+    return subprocess.run(["mount", "-o", "loop", image, folder], capture_output=True).returncode == 0
+
+
+def unmount(folder):
+    subprocess.run(["umount", folder], check=True)
+
+
+def may_mount():
+    return os.geteuid() == 0 and shutil.which("mkfs.ext4") is not None and os.path.exists("/dev/loop-control")
+
+
+if may_mount():
+
+    @pytest.mark.slow
+    def test_what_was_saved_before_a_power_cut_is_there_after_it(tmp_path, children):
+        image, copy, disk, after = (tmp_path / name for name in ("image", "copy", "disk", "after"))
+        image.write_bytes(b"")
+        os.truncate(image, 2**26)
+        subprocess.run(["mkfs.ext4", "-q", image], check=True)
+        if not mount(image, disk):
+            return  # a container that may not
+        ours, theirs = children.Pipe(duplex=False)
+        process = children.Process(target=save_for_ever, args=(disk / "run", theirs))
+        process.start()
+        rng, seen, ended = random.Random(0), [], -1
+        try:
+            while len(seen) < 20 and ended < 200:
+                time.sleep(0.3 * rng.random())
+                while ours.poll():
+                    ended = ours.recv()
+                if ended < 0:
+                    continue
+                shutil.copyfile(image, copy)
+                assert mount(copy, after)
+                try:
+                    (restored,) = numbers_in(jr.restore(after / "run", None, like=filled(0)))
+                finally:
+                    unmount(after)
+                assert restored >= ended % 256
+                seen.append(restored)
+        finally:
+            process.kill()
+            process.join()
+            unmount(disk)
+        assert len(np.unique(seen)) > 10

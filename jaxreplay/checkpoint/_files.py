@@ -290,14 +290,14 @@ def _lock(file: Any) -> None:
 
 
 def _delete(folder: str) -> None:
-    """Delete a folder of ours, its description last."""
-    shutil.rmtree(os.path.join(folder, ARRAYS), ignore_errors=True)
-    for name in os.listdir(folder):
-        if name.startswith(ARRAYS):  # also those that Orbax has not completed
-            shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    """Delete a folder of ours, its description last, unless another writer is quicker."""
     with contextlib.suppress(OSError):
-        os.unlink(os.path.join(folder, DESCRIPTION))
-        os.rmdir(folder)
+        for name in os.listdir(folder):
+            if name.startswith(ARRAYS):  # also those that Orbax has not completed
+                shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
+    for remove, name in ((os.unlink, DESCRIPTION), (os.rmdir, "")):
+        with contextlib.suppress(OSError):
+            remove(os.path.join(folder, name))
 
 
 def _digest(content: Any) -> str:

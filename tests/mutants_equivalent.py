@@ -32,7 +32,6 @@ EQUIVALENT = {
     "buffers/_chosen_sequences.advance: new, old, gone = read_once((new, old, gone)) -> pass": (
         "it is for a GPU alone, and changes no value"
     ),
-    "checkpoint/_leaves.check_bits: True -> False": "check_parts has found that they are as many",
     "curricula/_pool_moves._take: counts & (limit[rows.start] < 0) -> ((counts) | (limit[rows.start] < 0))": ANY_GUESS,
     "curricula/_pool_moves._take: limit[rows.start] < 0 -> ((limit[rows.start]) <= (0))": ANY_GUESS,
     "buffers/_uses.update: (slots >= 0) & (slots < capacity) -> ((slots >= 0) | (slots < capacity))": BESIDE,

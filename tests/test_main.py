@@ -1,5 +1,7 @@
 """`python -m jaxreplay` prints what a checkpoint holds."""
 
+import re
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -17,22 +19,33 @@ def test_a_checkpoint_is_printed(tmp_path, capsys):
     buffer = over_devices(jr.ReplayBuffer(capacity=8, sampler=sampler), 2)
     config = {"replay": buffer, "kind": np.dtype("int8"), "nothing": None}
     items = {"half": jnp.zeros((2, 3), jnp.bfloat16), "key": jax.random.split(jax.random.key(0), 2)}
-    jr.save(tmp_path, config, {"replay": buffer.init(items), "small": jnp.zeros(3, jnp.int4)})
+    state = {"replay": buffer.init(items), "small": jnp.zeros(3, jnp.int4), "steps": 1234}
+    jr.save(tmp_path, config, state, step=7)
     assert main([str(tmp_path)]) == 0
-    first, _, replay, kind, nothing, _, head, *rows, last = lines = capsys.readouterr().out.splitlines()
-    assert first.startswith(f"{tmp_path}: saved by jaxreplay ")
-    assert replay.startswith("replay: Sharded(buffer=ReplayBuffer(capacity=8, sampler=Prioritized(alpha=0.6, ")
-    assert "beta=optax." in replay
-    assert "mesh={'data': 2}" in replay
-    assert (kind, nothing) == ("kind: int8", "nothing: None")
-    assert head.split() == ["array", "dtype", "shape", "bytes"]
-    cells = {name: (dtype, shape, size) for name, dtype, shape, size in map(cut, rows)}
-    assert cells["['replay'].storage['half'].bits"] == ("uint16", "[2, 4, 3]", "48")
-    assert cells["['replay'].storage['key']"] == ("key", "[2, 4]", "64")
-    assert cells["['small']"] == ("int4", "[3]", "3")
-    assert cut(last)[0] == f"{len(rows)} arrays"
-    assert int(cut(last)[-1].replace(",", "")) == sum(int(size.replace(",", "")) for _, _, size in cells.values())
-    assert len({len(line) for line in lines[6:]}) == 1
+    text = capsys.readouterr().out
+    first, settings, table = text.split("\n\n")
+    assert re.fullmatch(rf"{tmp_path}: saved by jaxreplay '\S+', step 7", first)
+    settings = dict(line.split(" = ") for line in settings.splitlines())
+    assert settings["config['replay'].capacity"] == "8"
+    assert settings["config['replay'].sampler"] == "'jaxreplay.Prioritized'"
+    assert settings["config['replay'].sampler.beta"].startswith("'optax.")
+    assert (settings["config['kind']"], settings["config['nothing']"]) == ("'int8'", "None")
+    head, *rows, last = table.splitlines()
+    assert head.split() == ["array", "dtype", "shape", "bytes", "on", "disk"]
+    cells = {name: (dtype, shape, number_of(size)) for name, dtype, shape, size in map(cut, rows)}
+    assert cells["['replay'].storage['half'].bits"][:2] == ("uint16", "[2, 4, 3]")
+    assert cells["['replay'].storage['key']"][:2] == ("key<fry>", "[2, 4]")
+    assert cells["['small']"][:2] == ("int4", "[3]")
+    assert cells["['steps']"] == ("int", "1234", 0)
+    assert all(size > 0 for name, (_, _, size) in cells.items() if name != "['steps']")
+    assert cut(last)[0] == f"{len(rows)} arrays and numbers"
+    files = [file for file in tmp_path.rglob("*") if file.is_file() and file.name != "description.json"]
+    assert number_of(cut(last)[-1]) == sum(file.stat().st_size for file in files)
+    assert len({len(line) for line in table.splitlines()}) == 1
+
+
+def number_of(text):
+    return int(text.replace(",", ""))
 
 
 def cut(row):
@@ -45,7 +58,6 @@ def test_a_configuration_that_is_no_dict_and_a_path_without_a_checkpoint(tmp_pat
     jr.save(tmp_path / "run", buffer, buffer.init(jnp.zeros(1, jnp.float32)))
     assert main([str(tmp_path / "run")]) == 0
     out = capsys.readouterr().out
-    assert "\nconfiguration: ReplayBuffer(capacity=1000, sampler=Uniform(" in out
-    assert "4,008" in out.splitlines()[-1]
+    assert "\nconfig = 'jaxreplay.ReplayBuffer'\nconfig.capacity = 1000\n" in out
     assert main([str(tmp_path / "nothing")]) == 2
     assert "no complete checkpoint there" in capsys.readouterr().err

@@ -5,7 +5,7 @@ LONG = "default cases of its file do the same, shorter"
 DEAR = "it takes many seconds, and a smaller case could not tell"
 REASONS = {
     "test_checkpoint.py::test_runs_resumed_in_another_process_end_as_if_not_interrupted": DEAR,
-    "test_checkpoint.py::test_killed_at_any_moment_leaves_the_old_checkpoint_or_the_new_one": DEAR,
+    "test_checkpoint_memory.py::test_memory_of_a_save_and_of_restores": DEAR,
     "test_checkpoint_files.py::test_processes_that_save_to_one_path_take_turns": "threads do the same",
     "test_checkpoint.py::test_states_of_another_backend_come_back_in_this_one_s_layout": "a test of storage does it",
     "test_diagnostics.py::test_estimates_are_near_what_they_estimate": "laws and numbers are compared exactly",

@@ -76,13 +76,20 @@ def static(tree: Any) -> dict[str, Any]:
     def visit(path: Any, node: Any) -> bool:
         for field in dataclasses.fields(node) if dataclasses.is_dataclass(node) else ():
             if field.metadata.get("static", not field.metadata.get("pytree_node", True)):
-                value = getattr(node, field.name)
-                plain = value if isinstance(value, bool | int | float | str) else None
-                found[f"{jax.tree_util.keystr(path)}.{field.name}"] = plain
+                found[f"{jax.tree_util.keystr(path)}.{field.name}"] = _plain(getattr(node, field.name))
         return False
 
     jax.tree_util.tree_leaves_with_path(tree, is_leaf=visit, is_leaf_takes_path=True)
     return found
+
+
+def _plain(value: Any) -> Any:
+    """A static value as JSON; None for what is not plain, also in a tuple."""
+    if isinstance(value, tuple | list):
+        return [_plain(x) for x in value]
+    if isinstance(value, np.dtype) or (isinstance(value, type) and issubclass(value, np.generic)):
+        return np.dtype(value).name
+    return value if isinstance(value, bool | int | float | str) else None
 
 
 def static_differ(saved: dict[str, Any], like: dict[str, Any]) -> str:

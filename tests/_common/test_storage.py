@@ -200,5 +200,5 @@ def test_a_checkpoint_of_another_backend_is_restored_as_rows_and_back(monkeypatc
         for like in (made[rows], jax.eval_shape(lambda state: state, made[rows])):
             same(jr.restore(tmp_path / str(not rows), buffer, like=like), made[rows])
         other = buffer.init({"x": numbers[None, :6], "y": items["y"][:1]})
-        with pytest.raises(ValueError, match=r"like\.storage\['x'\]: saved float32\[20, 5\], given float32\[20, 6\]"):
+        with pytest.raises(ValueError, match=r"like\.storage\['x'\]\S* saved .*, given"):
             jr.restore(tmp_path / str(not rows), buffer, like=other)

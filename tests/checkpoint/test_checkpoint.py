@@ -426,6 +426,10 @@ UNLIKE = {
         r"local'\]\.first\['z'\]: saved nothing, given int",
     ),
     "text": (lambda like: like | {"b": "text"}, r"\['b'\]: got a str; expected an array"),
+    "static in a tuple": (
+        lambda like: like | {"flax": like["flax"].replace(settings=(2, noise))},
+        r"like\['flax'\]\.settings: saved \[1, None\], given \[2, None\]",
+    ),
     "static": (
         lambda like: like | {"flax": like["flax"].replace(name="b")},
         r"like\['flax'\]\.name: saved 'name', given 'b'",
@@ -445,6 +449,16 @@ def test_a_like_unlike_the_saved_state_is_refused_by_path(saved, name):
     change, message = UNLIKE[name]
     with pytest.raises(ValueError, match=message):
         jr.restore(saved, None, change(SAVED))
+
+
+@pytest.mark.parametrize(("saved", "given"), [("float8_e5m2", "float8_e4m3fn"), ("bfloat16", "uint16")])
+def test_items_of_another_dtype_are_refused_although_their_bits_would_fit(tmp_path, saved, given):
+    buffer = jr.ReplayBuffer(capacity=4)
+    jr.save(tmp_path, buffer, buffer.init(jnp.zeros(1, saved)))
+    with pytest.raises(
+        ValueError, match=rf"like\.storage\S*: saved \S*({saved}|uint16)\S*, given \S*({given}|nothing)"
+    ):
+        jr.restore(tmp_path, buffer, buffer.init(jnp.zeros(1, given)))
 
 
 def test_only_shapes_of_like_are_read(saved):

@@ -36,8 +36,8 @@ def measure(what, path, connection):
     """Tell by how much one call raises the largest memory, and the bytes of the state."""
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 8)
-    jr.save(path / "small", None, np.arange(9), step=1)  # what is used once
-    jr.restore(path / "small", None, np.arange(9))
+    jr.save(path / "small", None, jnp.arange(9), step=1)  # what is used once
+    jr.restore(path / "small", None, jnp.arange(9))
     is_plain = what in ("save", "restore")
     config = None if is_plain else buffer(what)
     like = jax.eval_shape(lambda: {k: jnp.zeros((ROWS, 128), jnp.int32) for k in "abcdefgh"})

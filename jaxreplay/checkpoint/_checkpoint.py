@@ -88,7 +88,7 @@ def save(
     writing.start()
 
     def finish() -> None:
-        writing.join()
+        writing.done.wait()
         _processes.on_first(writing.outcome)
         writing.outcome()
 

@@ -41,26 +41,29 @@ class Damaged(ValueError):
 class Writing(threading.Thread):
     """A thread that writes a checkpoint to a folder that `begin` made, completes it, and deletes older ones.
 
-    It sets `copied` when it no longer needs the arrays, and has an `error` at its end if it failed.
+    It sets `copied` when it no longer needs the arrays, and `done` at its end, when it has an `error` if it failed. Wait
+    for these events: in CPython 3.11 a `join` that a signal interrupts takes the thread for ended.
     """
 
     def __init__(self, path: str, number: int, arrays: dict[str, Any], content: dict[str, Any], keep: int):
         super().__init__(name="jaxreplay save")
         self.path, self.number, self.part = path, number, folder_of(path, number, PART)
         self.arrays, self.content, self.keep = arrays, content, keep
-        self.copied, self.error = threading.Event(), None
+        self.copied, self.done, self.error = threading.Event(), threading.Event(), None
 
     def run(self) -> None:
         is_first = jax.process_index() == 0
         try:
-            with _orbax, _quiet(), self._described() if is_first else contextlib.nullcontext() as file:
+            with _orbax, _quiet(), contextlib.ExitStack() as locks:
+                if is_first:
+                    _describe(self.part, self.content, locks)
                 if self.arrays:
                     written = _save(os.path.join(self.part, ARRAYS), self.arrays)
                     self.arrays = {}
                     self.copied.set()
                     written.result()
                 if is_first:
-                    self._complete(file)
+                    self._complete(locks)
                     self._delete_older()
         except OSError as error:
             self.error = error
@@ -72,6 +75,7 @@ class Writing(threading.Thread):
             if self.error is not None:
                 _delete(self.part)
             self.copied.set()
+            self.done.set()
 
     def outcome(self) -> int:
         """0; raises the error of the write."""
@@ -79,19 +83,9 @@ class Writing(threading.Thread):
             raise self.error
         return 0
 
-    @contextlib.contextmanager
-    def _described(self) -> Iterator[io.FileIO]:
-        """The file of the description, which is written without the files of arrays, and locked."""
-        with io.FileIO(os.path.join(self.part, DESCRIPTION), "x") as file:
-            with contextlib.suppress(OSError):  # a file system without locks
-                _lock(file)
-            _write(file, self.content)
-            yield file
-
-    def _complete(self, file: Any) -> None:
+    def _complete(self, locks: contextlib.ExitStack) -> None:
         checked = _checked_all(self.part, dict.fromkeys(_listed(self.part), 2**63), sync=True)
-        _write(file, self.content | {"files": checked})
-        os.fsync(file.fileno())
+        _describe(self.part, self.content | {"files": checked}, locks)
         for folder, _, _ in os.walk(self.part):
             _sync(folder)
         os.rename(self.part, folder_of(self.path, self.number))
@@ -113,7 +107,7 @@ def finish_all() -> None:
     """Wait for all threads that write."""
     for thread in threading.enumerate():
         if isinstance(thread, Writing) and thread.is_alive():
-            thread.join()
+            thread.done.wait()
 
 
 # Before the interpreter ends what Orbax's threads need, which is before it waits for other threads.
@@ -295,21 +289,27 @@ def _delete(folder: str) -> None:
         for name in os.listdir(folder):
             if name.startswith(ARRAYS):  # also those that Orbax has not completed
                 shutil.rmtree(os.path.join(folder, name), ignore_errors=True)
-    for remove, name in ((os.unlink, DESCRIPTION), (os.rmdir, "")):
+    description = os.path.join(folder, DESCRIPTION)
+    for remove, name in ((os.unlink, description + ".new"), (os.unlink, description), (os.rmdir, folder)):
         with contextlib.suppress(OSError):
-            remove(os.path.join(folder, name))
+            remove(name)
 
 
 def _digest(content: Any) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
 
 
-def _write(file: Any, content: dict[str, Any]) -> None:
-    file.seek(0)
-    file.truncate()
+def _describe(folder: str, content: dict[str, Any], locks: contextlib.ExitStack) -> None:
+    """Write a description, whole or not at all, that stays locked until the end of `locks`."""
+    path = os.path.join(folder, DESCRIPTION)
+    file = locks.enter_context(io.FileIO(path + ".new", "w"))
+    with contextlib.suppress(OSError):  # a file system without locks
+        _lock(file)
     text = memoryview(json.dumps({"sha256": _digest(content), "content": content}).encode())
     while text:
         text = text[file.write(text) :]
+    os.fsync(file.fileno())
+    os.replace(path + ".new", path)
 
 
 def _listed(folder: str) -> set[str]:

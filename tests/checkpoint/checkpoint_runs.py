@@ -3,6 +3,7 @@
 `python checkpoint_runs.py FOLDER` restores the runs saved in FOLDER, goes on with them and prints their digests.
 """
 
+import contextlib
 import functools
 import hashlib
 import io
@@ -265,8 +266,8 @@ def rewrite(folder, change):
     path = pathlib.Path(folder, f"checkpoint_{_files.numbers(folder)[0]}")
     content = _files.read(path)
     change(content)
-    with open(path / _files.DESCRIPTION, "r+b") as file:
-        _files._write(file, content)
+    with contextlib.ExitStack() as locks:
+        _files._describe(str(path), content, locks)
 
 
 def main():

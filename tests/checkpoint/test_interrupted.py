@@ -204,7 +204,7 @@ def recorded(monkeypatch):
             where = path_of(path, dir_fd)
             found = everything(where) if name == "rename" else state(where) if name == "fsync" else None
             with lock:
-                events.append((name, where, arguments[0] if name == "rename" else None, found))
+                events.append((name, where, arguments[0] if name in ("rename", "replace") else None, found))
             named = named if dir_fd is None else named | {"dir_fd": dir_fd}
             return call(path, *arguments, **named)
 
@@ -229,14 +229,19 @@ def test_all_of_a_checkpoint_is_durable_before_an_older_one_is_touched(tmp_path,
     for i in named:
         _, part, final, inside = events[i]
         assert len(inside) > 10
-        synced = {os.path.relpath(where, part): found for name, where, _, found in events[:i] if name == "fsync"}
+        synced = {}
+        for name, where, to, found in events[:i]:
+            if name == "fsync":
+                synced[os.path.relpath(where, part)] = found
+            elif name == "replace":
+                synced[os.path.relpath(to, part)] = synced[os.path.relpath(where, part)]
         for file, found in inside.items():
             assert synced.get(file) == found, f"{file} is not durable as it is"
         after = [(name, where) for name, where, *_ in events[i + 1 :]]
         assert after[0] == ("fsync", path), "the rename is durable before anything else happens"
         assert not any(where.startswith(final + os.sep) for _, where in after[: after.index(("fsync", path))])
     for name, where, *_ in events[: named[0] + 2]:
-        assert name in ("fsync", "rename") or where.startswith(events[named[0]][1]), "an older one goes first"
+        assert name in ("fsync", "rename", "replace") or where.startswith(events[named[0]][1]), "an older one goes first"
     for made in (tmp_path, tmp_path / "deep"):
         assert ("fsync", str(made)) in [(name, where) for name, where, *_ in events[: named[0]]]
     gone = [where for name, where, *_ in events if name in ("unlink", "rmdir") and "checkpoint_0" in where]

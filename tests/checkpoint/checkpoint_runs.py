@@ -1,6 +1,7 @@
 """What the tests of checkpoints run in processes of their own.
 
 `python checkpoint_runs.py FOLDER` restores the runs saved in FOLDER, goes on with them and prints their digests.
+Without FOLDER it writes the checkpoint in `recorded` anew, for a new format.
 """
 
 import contextlib
@@ -10,6 +11,7 @@ import io
 import itertools
 import json
 import pathlib
+import shutil
 import signal
 import sys
 import time
@@ -270,8 +272,21 @@ def rewrite(folder, change):
         _files._describe(str(path), content, locks)
 
 
+def recorded():
+    """The configuration and state of the checkpoint in `recorded`: small numbers in every leaf."""
+    buffer = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2, windows="inside", sampler=jr.Prioritized())
+    state = buffer.init({"half": jnp.zeros((1, 2), jnp.bfloat16), "frame": jnp.zeros((1, 2, 3), jnp.uint8)})
+    state = jax.tree.map(lambda x: (jnp.arange(x.size) % 2).reshape(x.shape).astype(x.dtype), state)
+    return {"replay": buffer}, {"replay": state, "key": jax.random.key(7), "weak": jnp.asarray(1.5), "steps": 5}
+
+
 def main():
     jax.config.update("jax_num_cpu_devices", 8)
+    if len(sys.argv) == 1:  # the format has changed
+        folder = pathlib.Path(__file__).with_name("recorded")
+        shutil.rmtree(folder, ignore_errors=True)
+        jr.save(folder, *recorded(), step=3)
+        return
     folder = pathlib.Path(sys.argv[1])
     imported = [name for name in sys.modules if name.partition(".")[0] in ("orbax", "tensorstore")]
     digests = {}

@@ -16,7 +16,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checkpoint_runs import assert_same, filled, numbers_in, save_several
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxreplay as jr
 from jaxreplay.checkpoint import _files, _processes
@@ -428,52 +427,3 @@ def test_where_the_first_process_fails_all_do(tmp_path, two, monkeypatch, name):
 
 def test_processes_with_nothing_to_restore(tmp_path, two):
     assert [type(error) for error in two(lambda index: jr.restore(tmp_path, None, full(1)))] == [FileNotFoundError] * 2
-
-
-# --- where arrays lie
-
-
-def on(mesh, *spec):
-    return NamedSharding(mesh, PartitionSpec(*spec))
-
-
-def test_arrays_on_two_meshes_come_back_each_on_its_own(tmp_path):
-    devices = np.array(jax.devices("cpu")[:8])
-    meshes = [Mesh(devices[:4], ("data",)), Mesh(devices[4:], ("data",))]
-    elsewhere = Mesh(devices[[0, 1, 4, 5]], ("data",))
-    buffer = jr.ReplayBuffer(capacity=8)
-    one, other = (jr.Sharded(buffer=buffer, mesh=mesh) for mesh in meshes)
-    x = jnp.arange(8.0)
-    state = {
-        "one": one.add(one.init(x), x),
-        "other": other.add(other.init(x), x),
-        "params": jax.device_put(x, on(meshes[1])),
-        "third": jax.device_put(x, on(elsewhere, "data")),
-    }
-    config, shapes = {"one": one, "other": other}, jax.eval_shape(lambda: state)
-    jr.save(tmp_path, config, state)
-    for like in (state, shapes):
-        restored = jr.restore(tmp_path, dict(reversed(config.items())), like)  # the order of a dict does not matter
-        assert_same(restored, state)
-        for name in state if like is state else config:
-            assert jax.tree.map(lambda x: x.sharding, restored[name]) == jax.tree.map(lambda x: x.sharding, state[name])
-    moved = {"one": other, "other": one}  # as in a program that has other devices
-    restored = jr.restore(tmp_path, moved, shapes)
-    assert_same(restored, state)
-    assert restored["one"].storage.sharding == state["other"].storage.sharding
-    assert restored["params"].sharding.device_set == {jax.devices()[0]}
-
-
-def test_copies_are_written_once_and_each_part_by_itself(tmp_path):
-    mesh = Mesh(np.array(jax.devices("cpu")[:4]).reshape(2, 2), ("x", "y"))
-    x = np.arange(48, dtype=np.int16).reshape(4, 12)
-    specs = {"a": ((), 1), "b": (("x",), 2), "c": ((None, ("x", "y")), 4), "d": (("y", "x"), 4)}
-    state = {name: jax.device_put(x, on(mesh, *spec)) for name, (spec, _) in specs.items()}
-    jr.save(tmp_path, mesh, state)
-    folder = tmp_path / "checkpoint_0" / "arrays" / "leaves"
-    for i, (_, count) in enumerate(specs.values()):
-        files = [file for file in (folder / str(i)).iterdir() if file.name != ".zarray"]
-        assert len(files) == count
-    restored = jr.restore(tmp_path, mesh, state)
-    assert_same(restored, state)
-    assert jax.tree.map(lambda leaf: leaf.sharding, restored) == jax.tree.map(lambda leaf: leaf.sharding, state)

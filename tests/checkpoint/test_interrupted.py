@@ -241,7 +241,9 @@ def test_all_of_a_checkpoint_is_durable_before_an_older_one_is_touched(tmp_path,
         assert after[0] == ("fsync", path), "the rename is durable before anything else happens"
         assert not any(where.startswith(final + os.sep) for _, where in after[: after.index(("fsync", path))])
     for name, where, *_ in events[: named[0] + 2]:
-        assert name in ("fsync", "rename", "replace") or where.startswith(events[named[0]][1]), "an older one goes first"
+        assert name in ("fsync", "rename", "replace") or where.startswith(events[named[0]][1]), (
+            "an older one goes first"
+        )
     for made in (tmp_path, tmp_path / "deep"):
         assert ("fsync", str(made)) in [(name, where) for name, where, *_ in events[: named[0]]]
     gone = [where for name, where, *_ in events if name in ("unlink", "rmdir") and "checkpoint_0" in where]

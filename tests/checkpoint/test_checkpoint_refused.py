@@ -1,0 +1,274 @@
+"""Of another configuration, of another `like` and of values that cannot be recorded: what is refused, and its name."""
+
+import dataclasses
+import importlib.metadata
+import pathlib
+from typing import Any, NamedTuple
+
+import flax.struct
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from checkpoint_runs import assert_same, recorded, rewrite
+
+import jaxreplay as jr
+from jaxreplay.checkpoint import _checkpoint
+
+pytestmark = pytest.mark.versions
+ONE = np.ones(1, np.int8)
+LIKE = jax.eval_shape(lambda: jnp.arange(2))
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@flax.struct.dataclass
+class Flax:
+    x: Any
+    name: str = flax.struct.field(pytree_node=False)
+    settings: tuple = flax.struct.field(pytree_node=False, default=(1, 0.1, None, True, ("a", np.dtype("int8"))))
+
+
+@jax.tree_util.register_pytree_node_class
+class Custom:
+    def __init__(self, x, size):
+        self.x, self.size = x, size
+
+    def tree_flatten(self):
+        return (self.x,), self.size
+
+    @classmethod
+    def tree_unflatten(cls, size, children):
+        return cls(*children, size)
+
+
+class Twins(Custom):
+    """Its children have the same key."""
+
+
+jax.tree_util.register_pytree_with_keys(
+    Twins, lambda node: ([(jax.tree_util.GetAttrKey("x"), node.x)] * 2, None), lambda _, children: Twins(children[0], 0)
+)
+
+
+def schedule(count):
+    return 0.5
+
+
+def other_schedule(count):
+    return 0.5
+
+
+@dataclasses.dataclass(frozen=True)
+class Settings:
+    """A configuration that got a new field."""
+
+    alpha: float = 0.1
+    added: str = "default"
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Agent:
+    """A configuration that has a buffer."""
+
+    buffer: Any
+
+
+def with_sampler(**settings):
+    return jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(**settings))
+
+
+POOLS = jr.DifficultyPools(tasks_per_env=(4,))
+CHANGES = {
+    "field": (with_sampler(), with_sampler(alpha=0.7), r"config\.sampler\.alpha: saved 0\.6, given 0\.7.*jr\.migrate"),
+    "last bit": (with_sampler(alpha=0.6), with_sampler(alpha=np.nextafter(0.6, 1)), r"saved 0\.6, given 0\.60000000"),
+    "type": (
+        with_sampler(),
+        jr.ReplayBuffer(capacity=4),
+        r"config\.sampler: saved '.*Prioritized', given '.*Uniform'.*jr",
+    ),
+    "schedule": (
+        with_sampler(beta=schedule),
+        with_sampler(beta=other_schedule),
+        r"beta: saved '\w+\.schedule', given '\w+\.other_schedule'",
+    ),
+    "constant": (with_sampler(beta=schedule), with_sampler(), r"beta: saved '\w+\.schedule', given 0\.4"),
+    "pools": (
+        POOLS,
+        dataclasses.replace(POOLS, easy_threshold=1),
+        r"easy_threshold: saved None, given 1.*remap",
+    ),
+    "length": (POOLS, jr.DifficultyPools(tasks_per_env=(4, 2)), r"tasks_per_env\[1\]: saved nothing, given 2"),
+    "entry": (POOLS, jr.DifficultyPools(tasks_per_env=(5,)), r"tasks_per_env\[0\]: saved 4, given 5"),
+    "inner": (
+        Agent(buffer=with_sampler()),
+        Agent(buffer=with_sampler(alpha=0.7)),
+        r"config\.buffer\.sampler\.alpha: saved 0\.6, given 0\.7.*jr\.migrate",
+    ),
+    "root": (
+        POOLS,
+        jr.NStep(n=1, gamma=1),
+        r"config: saved 'jaxreplay\.DifficultyPools', given 'jaxreplay\.NStep'; .* more\)\.",
+    ),
+    "nested": (
+        {"a": [POOLS, 1]},
+        {"a": [POOLS, 2]},
+        r"config\['a'\]\[1\]: saved 1, given 2\. Restore with the saved one",
+    ),
+    "more": ({"a": 1}, {"a": 1, "b": 2}, r"config\['b'\]: saved nothing, given 2"),
+    "fewer": ({"a": 1, "b": 2}, {"a": 1}, r"config\['b'\]: saved 2, given nothing"),
+    "many": (list(range(9)), list(range(1, 10)), r"\[4\]: saved 4, given 5 \(and 4 more\)"),
+    "both": (
+        with_sampler(),
+        jr.ReplayBuffer(capacity=5),
+        r"capacity: saved 4, given 5; config\.sampler: saved 'jaxreplay\.Prior",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", CHANGES)
+def test_another_configuration_is_refused_by_field(tmp_path, name):
+    saved, given, message = CHANGES[name]
+    jr.save(tmp_path, saved, jnp.arange(2))
+    with pytest.raises(ValueError, match=message):
+        jr.restore(tmp_path, given, ONE)
+    assert_same(jr.restore(tmp_path, saved, LIKE), jnp.arange(2))
+
+
+def test_donation_does_not_matter_and_a_new_field_has_its_default(tmp_path):
+    buffer = jr.ReplayBuffer(capacity=4, donate=True)
+    jr.save(tmp_path, [buffer, Settings()], jnp.arange(2))
+    buffer = dataclasses.replace(buffer, donate=False)
+    jr.restore(tmp_path, [buffer, Settings()], LIKE)
+    rewrite(tmp_path, lambda content: content["config"].pop("config[1].added"))
+    jr.restore(tmp_path, [buffer, Settings()], LIKE)
+    with pytest.raises(ValueError, match=r"config\[1\]\.added: saved nothing, given 'other'"):
+        jr.restore(tmp_path, [buffer, Settings(added="other")], LIKE)
+
+
+def test_versions(tmp_path, monkeypatch):
+    jr.save(tmp_path, jr.Uniform(), jnp.arange(2))
+    rewrite(tmp_path, lambda content: content.update(format=_checkpoint.FORMAT + 1, added=1))
+    with pytest.raises(
+        ValueError, match=rf"has format '{_checkpoint.FORMAT + 1}'; .* reads format {_checkpoint.FORMAT};"
+    ):
+        jr.restore(tmp_path, jr.Uniform(), LIKE)
+
+    def missing(name):
+        raise importlib.metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(importlib.metadata, "version", missing)
+    jr.save(tmp_path, None, jnp.arange(2))
+    assert _checkpoint.newest(tmp_path, lambda _, content: content)["library"] == "unknown"
+
+
+def test_a_recorded_checkpoint_of_this_format_is_restored():
+    """As other versions of this package, of JAX and of Orbax wrote it; checkpoint_runs.py records it anew."""
+    config, state = recorded()
+    found = jr.restore(pathlib.Path(__file__).with_name("recorded"), config, jax.eval_shape(lambda: state), step=3)
+    assert_same(found, state)
+    assert found["weak"].weak_type
+
+
+def test_nothing_to_restore(tmp_path):
+    (tmp_path / "file").write_text("text")
+    for path in (tmp_path, tmp_path / "missing", tmp_path / "file"):
+        with pytest.raises(FileNotFoundError, match="no complete checkpoint there"):
+            jr.restore(path, None, ONE)
+
+
+REFUSED = {
+    "twins": (None, {"a": [Twins(ONE, 0)]}, r"\['a'\]\[0\]\.x: there are two with this path"),
+    "text": (None, {"a": "text"}, r"\['a'\]: got a str; expected an array"),
+    "text in a node": (None, {"a": Custom("text", 0)}, r"\['a'\]\[<flat index 0>\]: got a str; expected an array"),
+    "objects": (None, {"a": np.array([None])}, r"leaf \['a'\]: has dtype object, which JAX would not keep"),
+    "configuration": ({"a": [object()]}, ONE, r"config\['a'\]\[0\]: got a object, which cannot be recorded"),
+    "array": (dataclasses.make_dataclass("Settings", ["scale"])(ONE), ONE, r"config\.scale: got a ndarray"),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_cannot_be_recorded_is_refused_before_anything_is_written(tmp_path, name):
+    config, state, message = REFUSED[name]
+    with pytest.raises(ValueError, match=message):
+        jr.save(tmp_path / "run", config, state)
+    assert not (tmp_path / "run").exists()
+
+
+@pytest.mark.parametrize("setting", [{"keep": 0}, {"keep": True}, {"step": -1}, {"step": 0.5}])
+def test_settings_out_of_range(tmp_path, setting):
+    with pytest.raises(ValueError, match=f"{next(iter(setting))}="):
+        jr.save(tmp_path / "run", None, ONE, **setting)
+    assert not (tmp_path / "run").exists()
+
+
+def but(**changes):
+    return lambda like: like | changes
+
+
+SAVED = {
+    "params": {"w": jnp.zeros((2, 3)), "b": [jnp.zeros(3)]},
+    "custom": [Custom(jax.random.key(0), 3)],
+    "flax": Flax(ONE, "name", settings=(1, other_schedule)),
+    "local": Pair({"y": jnp.zeros(()), "z": None}, 5),
+}
+FLAX, PARAMS, KEY = SAVED["flax"], SAVED["params"], r"like\['custom'\]\[0\]\[<flat index 0>\]: saved key<fry>\[\], "
+UNLIKE = {
+    "nothing": (lambda like: None, KEY + "given nothing"),
+    "kind": (lambda like: [like], KEY + "given nothing"),
+    "key": (but(custom=[Custom(jax.random.key(0, impl="rbg"), 3)]), KEY + r"given key<rbg>\[\]"),
+    "unknown": (but(b=ONE), r"like\['b'\]: saved nothing, given int8\[1\]"),
+    "shape": (but(params=PARAMS | {"w": jnp.zeros((2, 4))}), r"\['w'\]: saved float32\[2, 3\], given float32\[2, 4\]"),
+    "dtype": (but(flax=FLAX.replace(x=np.zeros(1, np.uint8))), r"flax'\]\.x: saved int8\[1\], given uint8\[1\]"),
+    "number": (but(flax=FLAX.replace(x=1)), r"\.x: saved int8\[1\], given int\."),
+    "number for a number": (but(local=Pair(SAVED["local"].first, 0.5)), r"\.second: saved int, given float"),
+    "fewer": (but(params={"w": PARAMS["w"]}), r"like\['params'\]\['b'\]\[0\]: saved float32\[3\], given nothing"),
+    "None": (but(flax=FLAX.replace(x=None)), r"\.x: saved int8\[1\], given nothing"),
+    "not None": (but(local=Pair({"y": jnp.zeros(()), "z": 0}, 5)), r"first\['z'\]: saved nothing, given int"),
+    "text": (but(b="text"), r"\['b'\]: got a str; expected an array"),
+    "static": (but(flax=FLAX.replace(name="b")), r"like\['flax'\]\.name: saved 'name', given 'b'"),
+    "static in a tuple": (
+        but(flax=FLAX.replace(settings=(2, other_schedule))),
+        r"saved \[1, None\], given \[2, None\]",
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    path = tmp_path_factory.mktemp("saved")
+    jr.save(path, None, SAVED)
+    return path
+
+
+@pytest.mark.parametrize("name", UNLIKE)
+def test_a_like_unlike_the_saved_state_is_refused_by_path(saved, name):
+    change, message = UNLIKE[name]
+    with pytest.raises(ValueError, match=message):
+        jr.restore(saved, None, change(SAVED))
+
+
+@pytest.mark.parametrize(("saved", "given"), [("float8_e5m2", "float8_e4m3fn"), ("bfloat16", "uint16")])
+def test_items_of_another_dtype_are_refused_although_their_bits_would_fit(tmp_path, saved, given):
+    buffer = jr.ReplayBuffer(capacity=4)
+    jr.save(tmp_path, buffer, buffer.init(jnp.zeros(1, saved)))
+    with pytest.raises(
+        ValueError, match=rf"like\.storage\S*: saved \S*({saved}|uint16)\S*, given \S*({given}|nothing)"
+    ):
+        jr.restore(tmp_path, buffer, buffer.init(jnp.zeros(1, given)))
+
+
+def test_only_shapes_of_like_are_read(saved):
+    """So what jax.eval_shape makes will do, and donated arrays; static fields that are not plain come from it."""
+    assert_same(jr.restore(saved, None, jax.eval_shape(lambda: SAVED)), SAVED)
+    like = SAVED | {"params": jax.tree.map(jnp.copy, SAVED["params"])}
+    jax.tree.map(lambda x: x.delete(), like["params"])
+    found = jr.restore(saved, None, like)
+    assert_same(found, SAVED)
+    assert found["flax"].settings == (1, other_schedule)
+    jr.save(saved / "weak", None, {"a": 5})  # a number, and where it was one that jax.eval_shape has seen
+    for like in ({"a": 7}, jax.eval_shape(lambda: {"a": 7})):
+        assert_same(jr.restore(saved / "weak", None, like), {"a": 5})

@@ -23,7 +23,7 @@ REASONS = {
     "test_migration.py::test_items_and_priorities_of_any_layout_equal_the_twins": LONG,
     "test_mixture.py::test_a_training_step_copies_no_storage": SETTINGS,
     "test_mixture_twin.py::test_long_runs_with_a_new_seed": LONG,
-    "test_power_cut.py::test_what_was_saved_before_a_power_cut_is_there_after_it": "the order of fsync and rename does so",
+    "test_power_cut.py::test_what_was_saved_before_a_power_cut_is_there_after_it": "an order is tested",
     "test_preemption.py::test_a_run_that_is_killed_at_20_moments_neither_loses_nor_repeats_a_group": LONG,
     "test_pools_twin.py::test_long_runs_with_a_new_seed": LONG,
     "test_replay_twin.py::test_long_runs_with_a_new_seed": LONG,

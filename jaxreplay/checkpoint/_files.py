@@ -41,8 +41,8 @@ class Damaged(ValueError):
 class Writing(threading.Thread):
     """A thread that writes a checkpoint to a folder that `begin` made, completes it, and deletes older ones.
 
-    It sets `copied` when it no longer needs the arrays, and `done` at its end, when it has an `error` if it failed. Wait
-    for these events: in CPython 3.11 a `join` that a signal interrupts takes the thread for ended.
+    It sets `copied` when it no longer needs the arrays, and `done` at its end, when it has an `error` if it failed.
+    Wait for these events: in CPython 3.11 a `join` that a signal interrupts takes the thread for ended.
     """
 
     def __init__(self, path: str, number: int, arrays: dict[str, Any], content: dict[str, Any], keep: int):

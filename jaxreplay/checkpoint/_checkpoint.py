@@ -239,7 +239,7 @@ def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> An
             return x.load(sharding)
 
         loaded = jax.tree.map(load, node)
-        return loaded.on_this_backend() if backend and _places.is_state(node) else loaded
+        return loaded.on_this_backend() if _places.is_state(node) else loaded
 
     return _places.map_states(rebuilt, owners, like, stored)
 

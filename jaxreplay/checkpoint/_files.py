@@ -28,7 +28,7 @@ import jax
 import numpy as np
 
 PART, DESCRIPTION, ARRAYS, LEAVES = ".part", "description.json", "arrays", "leaves"
-CHUNK = 2**23  # bytes of an array that are compressed at a time
+CHUNK = 2**22  # bytes of an array that are compressed at a time
 MAX_DESCRIPTION = 2**28  # bytes
 ZSTD = b"\x28\xb5\x2f\xfd"
 _orbax = threading.Lock()  # concurrent calls of Orbax from several threads occasionally fail
@@ -210,8 +210,9 @@ def load(folder: str, name: str, shape: tuple[int, ...], dtype: np.dtype, shardi
     if 0 in shape:
         return np.zeros(shape, dtype)
     kvstore = {"driver": "file", "path": _file_of(folder, name, "")}
+    few = tensorstore.Context({"file_io_concurrency": {"limit": 4}})  # parts in memory at a time
     with reported(folder):
-        array: Any = tensorstore.open({"driver": "zarr", "kvstore": kvstore}, open=True, read=True).result()
+        array: Any = tensorstore.open({"driver": "zarr", "kvstore": kvstore}, context=few, read=True).result()
         if array.dtype.numpy_dtype != dtype:
             raise ValueError(f"array {name} has dtype {array.dtype.name}")
         if sharding is None or len(sharding.device_set) == 1:

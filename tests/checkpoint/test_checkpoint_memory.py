@@ -45,7 +45,7 @@ def measure(what, path, connection):
         like = jax.eval_shape(config.init, items(8))
     size = sum(x.size * x.dtype.itemsize for x in jax.tree.leaves(like))
     if what == "save":
-        state = {k: jnp.asarray(x) for k, x in zip("abcdefgh", items(ROWS).values(), strict=True)}
+        state = jax.block_until_ready(dict(zip("abcdefgh", map(jnp.asarray, items(ROWS).values()), strict=True)))
     pathlib.Path("/proc/self/clear_refs").write_text("5")
     before = resident("VmRSS")
     if what == "save":

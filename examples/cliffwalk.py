@@ -15,6 +15,10 @@ of the values is below 10^-3, with three ways to choose the transition:
   this pass is most of the updates.
 - oracle: knows the true values, and chooses the transition whose update leaves the smallest error. With linear features
   sometimes no transition lowers the error; then it chooses the one with the largest TD error.
+
+With a table, the updates grow with the buffer's size to the power 1.02 [1.01, 1.03] for uniform draws, 0.79 [0.79,
+0.80] for proportional ones and 0.33 [0.33, 0.34] for the oracle. In the largest buffer, proportional draws need a
+fourteenth of the updates of uniform draws.
 """
 
 import argparse
@@ -26,10 +30,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from arguments import Parser
+from experiment import Parser, legend_below, record
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import legend_below, record
 from tqdm import tqdm
 
 import jaxreplay as jr

@@ -7,6 +7,11 @@ python examples/curriculum.py --short   # a few seconds, to see that it runs
 The solver solves a task of difficulty d with probability sigmoid(skill - d), with one skill for each of two
 environments. It learns from a group of rollouts in proportion to the variance of the rewards. A group with equal
 rewards teaches it nothing, as with group-relative advantages (Shao et al. 2024, DeepSeekMath, section 4.1).
+
+`Tasks` draws by a score: "learnability" is the variance of the rewards, and "Thompson" draws a rate of success from its
+posterior. Both solve nearly all tasks, 0.989 [0.989, 0.990] and 0.996 [0.996, 0.996]. `DifficultyPools` end where
+uniform draws of all tasks do, 0.764 [0.760, 0.767] and 0.768 [0.766, 0.770], unless half of the hard pool goes back
+every 100 updates: 0.948 [0.946, 0.950].
 """
 
 import argparse
@@ -17,10 +22,9 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from arguments import Parser
+from experiment import COLORS, Parser, interval, legend_below, record
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import COLORS, interval, legend_below, record
 
 import jaxreplay as jr
 

@@ -12,6 +12,10 @@ more than a dozen bits or so, and there is nothing to learn from. But it reaches
 
 A `jr.SequenceBuffer` stores every state once. `later` draws a state that was reached later in the episode,
 `jr.hindsight` makes it the goal, and `jr.sequence_transitions` makes transitions of the relabelled rows.
+
+In the paper, with longer training, DQN solves up to 13 bits without hindsight and up to 50 with it. Here, after 80,000
+environment steps and 5,000 updates, hindsight solves 30 bits, 0.99 [0.98, 1.00], and without it 13 bits are never
+solved. `--bits` takes other numbers; more bits need more `--steps`.
 """
 
 import argparse
@@ -27,10 +31,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from arguments import Parser, integer
+from experiment import COLORS, Parser, integer, interval, legend_below, plot_mean, record
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import COLORS, interval, legend_below, plot_mean, record
 from tqdm import tqdm
 
 import jaxreplay as jr

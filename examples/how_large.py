@@ -9,6 +9,11 @@ al. 2020 (Revisiting Fundamentals of Experience Replay, arXiv:2007.06700) find t
 steps. Here n is 1, 3, 5 or 10, and the capacity is 10^3, 10^4 or the whole run: with 50,000 steps, any larger
 buffer is the same. One or four updates follow 16 steps of the environments. All n, capacities and seeds are lanes of
 one program: each lane stores everything, and `sample(..., max_age=)` draws from its newest transitions.
+
+With one update per 16 steps a large buffer is best. On CartPole the gain grows with n, as Fedus et al. found: with n =
+10 the return rises from 47 [42, 54] to 154 [124, 186]. On Acrobot n = 1 gains as much as n = 10, against what they
+found. With four updates, CartPole with n = 10 is best with the smallest buffer, 273 [208, 337] against 144 [98, 195],
+as Zhang and Sutton found; Acrobot is best with the largest. With n below 10, CartPole needs more than 50,000 steps.
 """
 
 import argparse
@@ -20,9 +25,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from arguments import Parser
+from experiment import Parser, heat_map, interval, record
 from matplotlib.figure import Figure
-from reporting import heat_map, interval, record
 from sweep import Config, Setting, make_train, timed
 
 import jaxreplay as jr

@@ -19,10 +19,9 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import optax
-from arguments import Parser
 from dqn import make_train
+from experiment import Parser, Progress, run, summarize
 from flax import struct
-from reporting import Progress, run, summarize
 
 import jaxreplay as jr
 

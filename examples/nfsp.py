@@ -15,6 +15,11 @@ The variants differ in the second memory:
 - reservoir: `jr.ReservoirBuffer`, a uniform sample of all best responses (Vitter 1985, algorithm R).
 - ring: `jr.ReplayBuffer` of the same capacity: the newest best responses.
 - ring of all: `jr.ReplayBuffer` with room for all best responses, however long the run.
+
+A run makes about 150,000 best responses, and both limited memories hold 4,096. After 640,000 hands the exploitability
+is 0.016 [0.014, 0.018] with the reservoir and 0.222 [0.192, 0.253] with the ring, whose average cycles. If all actions
+are equally likely it is 0.458. With the ring of all it is 0.015 [0.013, 0.017]: this remainder shrinks with the step
+sizes.
 """
 
 import argparse
@@ -27,10 +32,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from arguments import Parser
+from experiment import COLORS, Parser, interval, legend_below, plot_mean, record
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import COLORS, interval, legend_below, plot_mean, record
 from tqdm import tqdm
 
 import jaxreplay as jr

@@ -21,10 +21,9 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import optax
-from arguments import Parser, integer
 from dqn import make_train
+from experiment import Parser, Progress, integer, interval, learning_curves, plot, print_table, record, run
 from flax import struct
-from reporting import Progress, interval, learning_curves, plot, print_table, record, run
 
 import jaxreplay as jr
 

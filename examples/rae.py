@@ -9,6 +9,11 @@ The agent of `sac.py` on the car on a hill of `rlpd.py`, where each action lasts
 actions sometimes reach the top. The first experiment saves its replay. The second starts from new parameters and an
 empty buffer of its own, and draws half of each batch from either (Tirumala et al. 2023, Replay across Experiments,
 arXiv:2311.15951). Nothing but the replay is kept: no parameters, no optimizer.
+
+Over training the second experiment's return is higher with both replays than with its own alone, by 28 [17, 38], and
+higher than the first one's by 18 [10, 26]. If an action lasts for 2 steps, the first experiment seldom finds the top,
+and its replay helps little: 6 [-2, 16]. In a trial with 4 steps, and with the network of `sac.py`, all seeds of a first
+experiment learned within 2,500 actions.
 """
 
 import argparse
@@ -21,8 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import rlpd
-from arguments import Parser, integer
-from reporting import interval, plot, record
+from experiment import Parser, integer, interval, plot, record
 from tqdm import tqdm
 
 import jaxreplay as jr

@@ -10,6 +10,10 @@ still. The data are 2 episodes of random pushes, each for 10 steps; some episode
 (Efficient Online Reinforcement Learning with Offline Data, arXiv:2302.02948, section 4.1) draw half of each batch from
 the agent's own buffer and half from the data, as `jr.Mixture` does. Their layer normalization, ensembles and many
 updates per step are left out here.
+
+Half and half ends higher than online by 96 [83, 107]. It ends higher than the data alone by 9 [-6, 24], which 32 seeds
+do not resolve. The settings were chosen after trials with 4 seeds: with data of 4 episodes or more, offline learning
+was enough, and with the larger step sizes of `sac.py` returns oscillated.
 """
 
 import argparse
@@ -22,8 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import sac
-from arguments import Parser
-from reporting import interval, plot, record
+from experiment import Parser, interval, plot, record
 from tqdm import tqdm
 
 import jaxreplay as jr

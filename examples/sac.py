@@ -16,9 +16,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from arguments import Parser, integer
+from experiment import Parser, Progress, integer, run, summarize
 from flax import struct
-from reporting import Progress, run, summarize
 
 import jaxreplay as jr
 

@@ -13,6 +13,11 @@ A task is a random vector x, and its answer is the largest of 16 linear function
 x, and a rollout is one token, with reward 1 if it is the answer. The loss is that of GRPO: advantages normalized within
 the group, and clipped ratios to the policy that made it (Shao et al. 2024, DeepSeekMath, section 4.1). Adam runs with
 four step sizes, so that the policy moves less or more in k updates. A last table has the best of them for each k.
+
+Replay pays here for small steps only: with step size 0.01, eight uses reach 0.633 [0.627, 0.639], and one 0.418 [0.413,
+0.424]. With the best step size for each k, fresh groups win up to c = 4, and at c = 16 two uses are better by 0.012
+[0.002, 0.022]. The best k and step size are chosen on the same seeds, so small gains are optimistic. Trials with
+batches of 32 groups, and with budgets of 100 to 800, gave the same picture.
 """
 
 import argparse
@@ -24,10 +29,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from arguments import Parser
+from experiment import Parser, interval, legend_below, plot_mean, record
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import interval, legend_below, plot_mean, record
 
 import jaxreplay as jr
 

@@ -8,6 +8,8 @@ Two environments give a reward of 1 per step and are truncated after 50 steps. T
 a discount of 0.99 every state has value 100 (Pardo et al. 2018, section 3). In the first, all observations are equal.
 In the second, the first step of an episode has its own observation and costs 10. Values are learned by n-step TD with
 `jr.NStep` and a `jr.ReplayBuffer`, and again with each of four common mistakes.
+
+`jr.NStep` learns 100. Without the bootstrap at the limit the value is 33.1 [33.0, 33.1] for n = 3.
 """
 
 import argparse
@@ -17,9 +19,8 @@ from functools import partial
 import jax
 import jax.numpy as jnp
 import numpy as np
-from arguments import Parser
+from experiment import Parser, interval, record
 from flax import struct
-from reporting import interval, record
 
 import jaxreplay as jr
 

@@ -19,7 +19,7 @@ sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
 
 import r2d2
 from dqn import make_loop
-from reporting import interval
+from experiment import interval
 
 UPDATES = 1_200  # all their steps are still stored
 

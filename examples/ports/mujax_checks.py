@@ -1,4 +1,13 @@
-"""Checks of mujax's replay and of the port, in numbers, with mujax's own code."""
+"""Checks of mujax's replay and of the port, in numbers, with mujax's own code.
+
+All drawn sequences of mujax are correct. It writes a chunk only when every actor has delivered one. So an actor's steps
+wait for the slowest actor, in a queue without a limit, and nothing is ever drawn if one actor never adds. In the port
+each actor has its own source, and its steps can be drawn at once. mujax's limiter compares the balance before an
+addition, so the balance exceeds its bound by a whole chunk; `Shared` keeps it within the slack. mujax uses the policies
+and values that reanalysis finds for one batch and then drops them. `KeepingReanalyzer` stores them with `Shared.set`.
+The port needs more time. Its actors add every step instead of every 16th, and it writes back; the two were not timed
+apart.
+"""
 
 import threading
 import types

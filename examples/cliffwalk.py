@@ -22,7 +22,6 @@ fourteenth of the updates of uniform draws.
 """
 
 import argparse
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -30,7 +29,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import Parser, legend_below, record
+from experiment import Parser, legend_below, save
 from flax import struct
 from matplotlib.figure import Figure
 from tqdm import tqdm
@@ -216,7 +215,7 @@ def main() -> None:
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
     states = np.arange(2, args.states + 1)
     sizes = 2 ** (states + 1) - 2
-    start, results = time.perf_counter(), {feature: {} for feature in FEATURES}
+    results = {feature: {} for feature in FEATURES}
     with tqdm(total=len(SAMPLERS) * len(FEATURES) * len(states), unit=" runs") as bar:
         for name in SAMPLERS:
             solve = make_solver(name)
@@ -231,7 +230,6 @@ def main() -> None:
     for feature, laws in results.items():
         print_table(feature, laws, states, sizes)
     print(f"slope: of log median updates over log transitions; [95% bootstrap interval over {args.seeds} seeds]")
-    print(f"{time.perf_counter() - start:.0f} s with compiling")
     path = args.out / "cliffwalk.png"
     plot(path, results, sizes)
     figures = {}
@@ -240,8 +238,7 @@ def main() -> None:
             fit = slopes(updates, sizes)
             figures[f"{name}, {feature}"] = fit[0], *np.percentile(fit[1:], [2.5, 97.5])
             figures[f"{name}, {feature}, updates in the largest"] = np.median(updates[-1])
-    record(path.with_suffix(".json"), figures, seeds=args.seeds)
-    print(f"wrote {path} and {path.with_suffix('.json')}")
+    save(path, figures, seeds=args.seeds)
 
 
 if __name__ == "__main__":

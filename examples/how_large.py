@@ -18,14 +18,13 @@ as Zhang and Sutton found; Acrobot is best with the largest. With n below 10, Ca
 
 import argparse
 import itertools
-import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import Parser, heat_map, interval, record
+from experiment import Parser, heat_map, report
 from matplotlib.figure import Figure
 from sweep import Config, Setting, make_train, timed
 
@@ -66,13 +65,6 @@ def names_of(capacities: tuple[int, ...], steps: int) -> list[str]:
     return [f"{capacity:,}" if capacity < steps else "all" for capacity in capacities]
 
 
-def print_table(title: str, returns: np.ndarray, names: list[str]) -> None:
-    print(f"\n{title:40}" + "".join(f"{f'capacity {name}':>28}" for name in names))
-    for n, of_n in zip(N, returns, strict=True):
-        texts = ["{:.1f} [{:.1f}, {:.1f}]".format(x.mean(), *interval(x)) for x in of_n]
-        print(f"{f'n = {n}':40}" + "".join(f"{text:>28}" for text in texts))
-
-
 def plot(path: Path, title: str, returns: dict[str, dict[int, np.ndarray]], names: list[str]) -> None:
     """Heat maps over capacity and n of returns [N, capacities, seeds], a row for each task."""
     figure = Figure(figsize=(8, 7.4), layout="constrained")
@@ -99,7 +91,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    args, start = parse_args(), time.perf_counter()
+    args = parse_args()
     capacities = (*(x for x in CAPACITIES if x < args.steps), args.steps)
     tasks, ratios = (list(TASKS)[:1], UPDATES[:1]) if args.short else (list(TASKS), UPDATES)
     names = names_of(capacities, args.steps)
@@ -107,10 +99,7 @@ def main() -> None:
     for task, updates in itertools.product(tasks, ratios):
         x, times = run(task, updates, capacities, args)
         returns.setdefault(task, {})[updates] = x
-        print_table(f"{task}, {updates} per {NUM_ENVS} steps ({times})", x, names)
-    seconds = time.perf_counter() - start
-    print("return: mean over the episodes of the second half; [95% bootstrap interval over seeds]")
-    print(f"{args.steps:,} environment steps, {args.seeds} seeds; {seconds:.0f} s with compiling")
+        print(f"{task}, {updates} per {NUM_ENVS} steps: {times}")
     path = args.out / "how_large.png"
     plot(path, f"DQN, {args.steps:,} steps: mean of {args.seeds} seeds, [95% bootstrap interval]", returns, names)
     figures = {
@@ -120,8 +109,8 @@ def main() -> None:
         for n, of_n in zip(N, x, strict=True)
         for name, values in zip(names, of_n, strict=True)
     }
-    record(path.with_suffix(".json"), figures)
-    print(f"wrote {path} and {path.with_suffix('.json')}")
+    title = f"return of the episodes of the second half, {args.steps:,} environment steps, {args.seeds} seeds"
+    report(path, title, figures, 1)
 
 
 if __name__ == "__main__":

@@ -19,8 +19,7 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import optax
-from dqn import make_train
-from experiment import Parser, Progress, run, summarize
+from experiment import Parser, Progress, make_train, run, summarize
 from flax import struct
 
 import jaxreplay as jr

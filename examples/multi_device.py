@@ -59,7 +59,7 @@ def make_run(config: Any, mesh: Mesh, seed: int, seeds: int) -> tuple[Callable, 
     import dqn
     import gymnax
 
-    first_steps, next_steps = dqn.make_loop(dqn.make_agent(config, *gymnax.make("CartPole-v1")), config)
+    first_steps, next_steps = experiment.make_loop(dqn.make_agent(config, *gymnax.make("CartPole-v1")), config)
     steps = config.steps // config.intervals
 
     def begin() -> dict[str, Any]:

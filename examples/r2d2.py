@@ -21,8 +21,7 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import optax
-from dqn import make_train
-from experiment import Parser, Progress, integer, interval, learning_curves, plot, print_table, record, run
+from experiment import Parser, Progress, integer, interval, learning_curves, make_train, plot, print_table, run, save
 from flax import struct
 
 import jaxreplay as jr
@@ -324,8 +323,7 @@ def main() -> None:
     path = args.out / f"r2d2_{args.task}{variant}.png"
     ylabel = f"return, last {LAST_EPISODES} episodes"
     plot(path, title, env_steps, curves, ylabel=ylabel, goal=(task.best, "best possible"))
-    record(path.with_suffix(".json"), final)
-    print(f"wrote {path} and {path.with_suffix('.json')}")
+    save(path, final)
 
 
 if __name__ == "__main__":

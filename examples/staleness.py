@@ -21,7 +21,6 @@ batches of 32 groups, and with budgets of 100 to 800, gave the same picture.
 """
 
 import argparse
-import time
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +28,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from experiment import Parser, interval, legend_below, plot_mean, record
+from experiment import Parser, legend_below, plot_mean, save, text_of
 from flax import struct
 from matplotlib.figure import Figure
 
@@ -135,11 +134,6 @@ def rewards_at(log: Log, budget: float, cost: float) -> np.ndarray:
     return np.concatenate([rewards, rewards[np.arange(len(REUSES)), best][:, None]], axis=1)
 
 
-def with_interval(values: np.ndarray) -> str:
-    low, high = interval(values)
-    return f"{values.mean():.3f} [{low:.3f}, {high:.3f}]"
-
-
 def print_tables(log: Log, budget: int) -> None:
     found = {cost: rewards_at(log, budget, cost) for cost in COSTS}
     print(
@@ -150,9 +144,9 @@ def print_tables(log: Log, budget: int) -> None:
         print(f"\n{name}\n{'k':>4}" + "".join(f"{f'generation costs {cost}':>25}" for cost in COSTS))
         best = {cost: rewards[:, column].mean(axis=1).argmax() for cost, rewards in found.items()}
         for row, reuse in enumerate(REUSES):
-            texts = [with_interval(x[row, column]) + " *"[int(row == best[cost])] for cost, x in found.items()]
+            texts = [text_of(x[row, column], 3) + " *"[int(row == best[cost])] for cost, x in found.items()]
             print(f"{reuse:4d}" + "".join(f"{text:>25}" for text in texts))
-        gains = [with_interval(x[best[cost], column] - x[0, column]) for cost, x in found.items()]
+        gains = [text_of(x[best[cost], column] - x[0, column], 3) for cost, x in found.items()]
         print("gain" + "".join(f"{text + ' ':>25}" for text in gains))
         if column < len(RATES):
             print("ratios outside the clip range, by k:", *(f"{x:.3f}" for x in log.clipped[:, column].mean((1, 2))))
@@ -196,17 +190,15 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    args, start = parse_args(), time.perf_counter()
+    args = parse_args()
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
     run = jax.vmap(lambda *x: train(*x, args.budget), in_axes=(None, None, 0))
     run = jax.vmap(jax.vmap(run, in_axes=(None, 0, None)), in_axes=(0, None, None))
     log = jax.tree.map(np.asarray, jax.jit(run)(jnp.array(REUSES), jnp.array(RATES), keys))
     print_tables(log, args.budget)
-    print(f"{time.perf_counter() - start:.1f} s with compiling")
     path = args.out / "staleness.png"
     plot(path, log, args.budget)
-    record(path.with_suffix(".json"), figures_of(log, args.budget))
-    print(f"wrote {path} and {path.with_suffix('.json')}")
+    save(path, figures_of(log, args.budget))
 
 
 if __name__ == "__main__":

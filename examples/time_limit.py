@@ -13,13 +13,12 @@ In the second, the first step of an episode has its own observation and costs 10
 """
 
 import argparse
-import time
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import Parser, interval, record
+from experiment import Parser, report
 from flax import struct
 
 import jaxreplay as jr
@@ -104,21 +103,16 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    start, columns = time.perf_counter(), [(env, n) for env in ENVIRONMENTS for n in (1, 3)]
+    columns = [(env, n) for env in ENVIRONMENTS for n in (1, 3)]
     seeds = range(args.seed, args.seed + args.seeds)
     values = {n: np.stack([learn_all(n, args.updates, seed) for seed in seeds])[..., 0] for n in (1, 3)}
-    print(f"value of an ordinary step, mean of {args.seeds} seeds [95% bootstrap interval]; the right one is 100")
-    print(" " * 42 + "".join(f"{f'{env}, n={n}':>26}" for env, n in columns))
-    figures = {}
-    for way, name in WAYS.items():
-        row = {f"{name}, {env}, n={n}": values[n][:, list(ENVIRONMENTS).index(env), way] for env, n in columns}
-        texts = ["{:.1f} [{:.1f}, {:.1f}]".format(x.mean(), *interval(x)) for x in row.values()]
-        print(f"{name:42}" + "".join(f"{text:>26}" for text in texts))
-        figures |= row
-    print(f"{time.perf_counter() - start:.0f} s with compiling")
+    figures = {
+        f"{name}, {env}, n={n}": values[n][:, list(ENVIRONMENTS).index(env), way]
+        for way, name in WAYS.items()
+        for env, n in columns
+    }
     path = args.out / "time_limit.json"
-    record(path, figures)
-    print(f"wrote {path}")
+    report(path, f"value of an ordinary step, {args.seeds} seeds; the right one is 100", figures, 1)
 
 
 if __name__ == "__main__":

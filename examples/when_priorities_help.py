@@ -37,7 +37,6 @@ is that of the values; in the maze it is the return that the greedy policy misse
 import argparse
 import dataclasses
 import itertools
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -47,7 +46,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from experiment import Parser, interval, plot_mean, record
+from experiment import Parser, plot_mean, save, text_of
 from flax import struct
 from matplotlib.figure import Figure
 
@@ -342,7 +341,7 @@ def print_table(title: str, names: list[str], figures: dict[str, Any]) -> None:
     print(f"\n{title:40}{'step size':>10}" + "".join(f"{x:>24}" for x in columns))
     for name in names:
         values = [figures[name], *(figures[f"{name}, {column}"] for column in columns[1:])]
-        texts = ["{:.3f} [{:.3f}, {:.3f}]".format(x.mean(), *interval(x)) for x in values]
+        texts = [text_of(x, 3) for x in values]
         print(f"{name:40}{figures[f'{name}, step size']:>10}" + "".join(f"{text:>24}" for text in texts))
 
 
@@ -374,7 +373,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    args, start = parse_args(), time.perf_counter()
+    args = parse_args()
     cases, figures = {}, {}
     for (learner, sizes), ratio in itertools.product(STEP_SIZES.items(), RATIOS[:1] if args.short else RATIOS):
         errors = {}
@@ -388,13 +387,11 @@ def main() -> None:
             cases[title][task], found = case, figures_of(case, sizes)
             print_table(f"{task}: {title}", list(case), found)
             figures |= {f"{task}, {title}, {name}": figure for name, figure in found.items()}
-    seconds = time.perf_counter() - start
     print("error: 0 when learned; [95% bootstrap interval over seeds]")
-    print(f"{args.steps:,} environment steps, {args.seeds} seeds; {seconds:.0f} s with compiling")
+    print(f"{args.steps:,} environment steps, {args.seeds} seeds")
     path = args.out / "when_priorities_help.png"
     plot(path, f"mean of {args.seeds} seeds at the best step size of each; 95% bootstrap intervals", cases)
-    record(path.with_suffix(".json"), figures)
-    print(f"wrote {path} and {path.with_suffix('.json')}")
+    save(path, figures)
 
 
 if __name__ == "__main__":

@@ -1,5 +1,5 @@
-"""The page of ports has the figures of the result files, the lines that they count are code, and no port needs a private
-name of jaxreplay."""
+"""The page of ports has the figures of the result files, the lines that they count are code, and no port needs a
+private name of jaxreplay."""
 
 import ast
 import collections
@@ -113,7 +113,7 @@ def test_a_row_is_what_its_figures_say(measure):
     files = [{"agent": "DQN", "rows": [row, slower, alone]}, {"agent": "SAC", "rows": [row]}, {"agent": "DQN"}]
     assert measure.times("DQN", "buffer only", files) == "0.5 to 3"
     assert measure.times("SAC", "buffer only", files) == "0.5"
-    assert measure.times("SAC", "other", files) == "–"
+    assert measure.times("SAC", "other", files) == "-"
 
 
 @pytest.mark.parametrize("path", sorted((FOLDER / "results").glob("*.json")), ids=lambda path: path.stem)

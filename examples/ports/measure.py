@@ -6,8 +6,8 @@ python examples/ports/measure.py --write   # write it into the page
 A training function takes keys [seeds] and returns the return of each seed [seeds]. A script compares functions
 with `compare_all`, counts the lines of its adapter with `count_lines`, and writes its results with `write`.
 
-- A return is the mean over the last quarter, fifth or tenth of training (mujax: of the last 32 episodes; brax: of the 10
-  evaluations during a run; JaxGCRL: the share of goals reached in the later half of 10 evaluations).
+- A return is the mean over the last quarter, fifth or tenth of training. mujax: of the last 32 episodes. brax: of the
+  10 evaluations during a run. JaxGCRL: the share of goals reached in the later half of 10 evaluations.
 - The time of a run is the port's divided by the original's, the median of alternating runs. Compile time is separate.
   mujax's time is that of the learner's steps, brax's is that of full buffers, and JaxGCRL's is that of runs after the
   first evaluation. rejax, jaxnasium, JaxGCRL and Stoix were timed on idle cores, memorax and JaxMARL on busy cores.
@@ -166,7 +166,7 @@ def times(agent: str, port: str, files: Sequence[dict[str, Any]]) -> str:
         ratio(row).split()[0] for row in rows if row["port"] == port and "alone" not in row["task"] and ratio(row)
     ]
     ends = sorted({*medians}, key=float)
-    return " to ".join(ends if len(ends) < 2 else (ends[0], ends[-1])) or "–"
+    return " to ".join(ends if len(ends) < 2 else (ends[0], ends[-1])) or "-"
 
 
 def table() -> str:

@@ -85,7 +85,7 @@ def run(smoke: bool, with_flashbax: bool) -> dict[str, Any]:
         started = time.perf_counter()
         config = dqn.Config(buffer=buffer, steps=steps)
         agent = dqn.make_agent(config, *gymnax.make("CartPole-v1"))
-        train = dqn.make_train(agent, config, lambda returns: None)
+        train = experiment.make_train(agent, config, lambda returns: None)
         compiled[name] = train.lower(keys).compile()
         result[name] = {"compile_s": round(time.perf_counter() - started, 2)}
     for _ in range(pairs):

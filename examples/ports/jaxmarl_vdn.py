@@ -32,18 +32,6 @@ from jaxmarl.wrappers.baselines import MPELogWrapper
 from jaxmarl_adapter import adapt, n_step_buffer, one_step_buffer
 from omegaconf import OmegaConf
 
-NOTES = [
-    "`vdn_ff.py` adds a rollout of 16 steps in 32 environments to flashbax's flat buffer as one step of 512. So the "
-    "row that it uses as the next one is 16 steps later: of the same environment, but in three of five cases of "
-    "another episode. On this task it learns as well: replacing only the buffer makes no difference that 8 seeds "
-    "show.",
-    "3-step transitions that bootstrap at the time limit reach higher returns; only the time limit ends an episode "
-    "here. The agent's loss is unchanged: the buffer gives it the sum of rewards, and a `done` that turns its gamma "
-    "into the power.",
-    "JaxMARL's settings give a network without a hidden layer, hence the second task. Temporaries are the same for "
-    "one seed, but a fifth larger for 8; the reason is unknown.",
-]
-
 
 def load(baselines: Path) -> tuple[ModuleType, dict[str, Any]]:
     """JaxMARL's script as a module, and its settings for MPE, with one test at the end of training."""
@@ -164,7 +152,7 @@ def main() -> None:
         settings = {**config, **changed, "TOTAL_TIMESTEPS": steps}
         seeds = keys[:1] if args.speed else keys
         rows += compare(module, settings, seeds, rounds=5 if args.speed else 1, returns=not args.speed)
-    measure.write(args.out, f"{name}_speed" if args.speed else name, packages, **about, notes=NOTES, rows=rows)
+    measure.write(args.out, f"{name}_speed" if args.speed else name, packages, **about, rows=rows)
 
 
 if __name__ == "__main__":

@@ -17,11 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from mujax.reanalyze import Reanalyzer
-from mujax.replay import Adder, Buffer, SampleToInsertRatio
+from mujax.replay import Buffer
 from mujax.types import EnvironmentSpec, SearchOutput, Transition
 from mujax_adapter import KeepingReanalyzer, SharedReplay
 
-ORIGINAL = Adder, Buffer, SampleToInsertRatio
 SPEC, NUM_ENVS, LENGTH, T, B = EnvironmentSpec(obs_dim=2, num_actions=2), 2, 20, 4, 64
 SEARCHED, FOUND = 2, 7.0  # steps of a sequence that are searched, and the value that each search finds
 

@@ -29,11 +29,6 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # that library is installed.
 PROGRAMS = {name: page for name, page in PAGES.items() if re.search(r"^```py", page, re.MULTILINE)}
 UNCONVERTED = [  # pages that are no programs yet
-    DOCS + "coming_from/coax.md",
-    DOCS + "coming_from/cpprb.md",
-    DOCS + "coming_from/flashbax.md",
-    DOCS + "coming_from/stable_baselines3.md",
-    DOCS + "coming_from/torchrl.md",
     DOCS + "guides/checkpoints.md",
     DOCS + "guides/datasets.md",
     DOCS + "guides/devices.md",

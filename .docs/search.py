@@ -42,7 +42,6 @@ QUERIES = {  # and the pages that answer, one of which is enough
     "CheckpointManager": ["guides/stack/"],
     "brax": ["faq/", "guides/stack/"],
     "EnvPool": ["guides/stack/"],
-    "mutable arrays": ["guides/stack/"],
     "trajectory buffer": ["coming_from/flashbax/"],
     "min_length": ["coming_from/flashbax/"],
     "minibatches": ["faq/", "guides/draws/"],

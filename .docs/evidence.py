@@ -13,7 +13,7 @@ import re
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / ".docs/pages" / name for name in ("evidence.md", "guides/pools.md", "guides/recurrent.md")]
+PAGES = [ROOT / ".docs/pages" / name for name in ("evidence.md", "guides/curricula.md", "guides/recurrent.md")]
 COLUMNS = ("claim", "source", "its figure", "ours", "seeds", "command", "seconds", "run")
 LINK = re.compile(r"\]\(([./]*examples/(\w+\.json))\)")
 NUMBER = r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"

@@ -30,30 +30,6 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 PROGRAMS = {name: page for name, page in PAGES.items() if re.search(r"^```py", page, re.MULTILINE)}
 UNCONVERTED = [  # pages that are no programs yet
     DOCS + "guides/checkpoints.md",
-    DOCS + "guides/datasets.md",
-    DOCS + "guides/devices.md",
-    DOCS + "guides/diagnostics.md",
-    DOCS + "guides/draws.md",
-    DOCS + "guides/goals.md",
-    DOCS + "guides/host.md",
-    DOCS + "guides/memory.md",
-    DOCS + "guides/mixtures.md",
-    DOCS + "guides/own_sampler.md",
-    DOCS + "guides/pools.md",
-    DOCS + "guides/porting.md",
-    DOCS + "guides/priorities.md",
-    DOCS + "guides/recurrent.md",
-    DOCS + "guides/rollouts.md",
-    DOCS + "guides/scan.md",
-    DOCS + "guides/seeds.md",
-    DOCS + "guides/sequences.md",
-    DOCS + "guides/stack.md",
-    DOCS + "guides/sweeps.md",
-    DOCS + "guides/tasks.md",
-    DOCS + "guides/threads.md",
-    DOCS + "guides/truncation.md",
-    DOCS + "guides/writes.md",
-    DOCS + "index.md",
 ]
 
 

@@ -1,4 +1,4 @@
-"""R2D2: a recurrent Q-learner on stored sequences, beside a feed-forward agent of the same size.
+"""R2D2: a recurrent Q-learner on stored sequences, against a feed-forward agent of the same size.
 
 pip install -e '.[examples]'
 python examples/r2d2.py                 # CartPole without velocities: both agents, 8 seeds each
@@ -9,6 +9,10 @@ python examples/r2d2.py --short         # a few seconds, to see that it runs
 
 After Kapturowski et al. 2019 (Recurrent Experience Replay in Distributed Reinforcement Learning): overlapping
 sequences, the recurrent state stored with every step, burn-in, and sequence priorities.
+
+On CartPole the return is 459 [410, 500], from whole episodes 354 [249, 451], whose settings were not tuned, and with
+fresh states 454 [384, 496]; without memory it is 38 [37, 39]. On MemoryChain, where 1 is the best, it is 0.98 [0.97,
+1.00], from whole episodes 0.96 [0.94, 0.99], and with fresh states the same in every seed.
 """
 
 import argparse

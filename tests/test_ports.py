@@ -78,7 +78,7 @@ def numbers(text):
 def test_findings_have_the_numbers_of_the_checks(measure):
     """Each number of a finding is in the checks of that library, or is the time of its buffer alone."""
     found = dict(re.findall(r"^- \*\*(\w+)\*\*(.*?)(?=^- |\Z)", measure.PAGE.read_text(), re.MULTILINE | re.DOTALL))
-    assert len(found) == 9
+    assert len(found) >= 9
     for library, text in found.items():
         files = [json.loads(path.read_text()) for path in measure.RESULTS.glob(f"{library.lower()}_*.json")]
         known = {0.0, 1.0, 5.0, 7.0, 8.0}  # as in "one of two", "gamma^5" and "7 of 8 seeds"

@@ -141,7 +141,7 @@ def write(out: Path, name: str, packages: Sequence[str], **found: Any) -> None:
     print(f"wrote {path}")
 
 
-COLUMNS = ("agent: port", "task", "ours", "the original", "time", "lines", "command")
+COLUMNS = ("agent, task", "ours", "the original", "time", "lines", "command")
 
 
 def returns(row: dict[str, Any]) -> list[str] | None:
@@ -170,16 +170,19 @@ def times(agent: str, port: str, files: Sequence[dict[str, Any]]) -> str:
 
 
 def table() -> str:
-    """The table of the page: a row for each port and task with returns."""
+    """The table of the page: a row for each agent and task, with all ports that have returns."""
     files = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
     lines = [COLUMNS, ["---"] * len(COLUMNS)]
     for stem, found in files.items():
-        for row in found.get("rows", []):
-            if cells := returns(row):
-                agent, port, command = found["agent"], row["port"], found["command"].partition(" --seeds")[0]
-                link = f"[`{command}`](../../examples/ports/results/{stem}.json)"
-                time = times(agent, port, [*files.values()])
-                lines.append([f"{agent}: {port}", row["task"], *cells, time, str(row["lines"]), link])
+        agent, command = found["agent"], found["command"].partition(" --seeds")[0]
+        rows = [row for row in found.get("rows", []) if row["returns"] is not None]
+        for task in dict.fromkeys(row["task"] for row in rows):
+            ports = [row for row in rows if row["task"] == task]
+            ours = "; ".join(f"{row['port']}: {returns(row)[0]}" for row in ports)
+            time = "; ".join(times(agent, row["port"], [*files.values()]) for row in ports)
+            counts = "; ".join(str(row["lines"]) for row in ports)
+            link = f"[`{command}`](../../examples/ports/results/{stem}.json)"
+            lines.append([f"{agent}, {task}", ours, returns(ports[0])[1], time, counts, link])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 

@@ -6,6 +6,7 @@ in build/docs/pages:
 - A file outside of `pages` that a page links to comes along: a program or a notebook as a page, others as they are.
 - A link marked `<!-- included -->` becomes what it leads to: a section of a page, or a program without its docstring.
 - A name in code, such as `jr.NStep`, becomes a link to its entry in the reference.
+- Of a private module, `::: jaxreplay.buffers._replay`, the reference has the docstring alone.
 - A folder in the navigation becomes all of its pages.
 
 Then the site is built, where every warning is an error, and every link and every public name is looked up in it.
@@ -33,6 +34,8 @@ INCLUDED = re.compile(r"^\[[^\]]*\]\(([^)\s#]+)(?:#([^)\s]+))?\) <!-- included -
 DOCSTRING = re.compile(r'\A""".*?"""\n+', re.DOTALL)
 NAMED = re.compile(r"(^#.*|!?\[[^\]]*\]\([^)]*\))|`jr\.([\w.]+)[^`]*`", re.MULTILINE)
 NOT_SEARCHED = "---\nsearch:\n  exclude: true\nhide: [navigation, toc]\n---\n"  # with room for 120 columns
+HEAD = re.compile(r"^::: jaxreplay\.(\S+\._\w+|curricula\.scores)$", re.MULTILINE)
+OF_HEAD = r"\g<0>\n    options: {members: [], show_root_heading: false, show_root_toc_entry: false}"
 ENTRY = re.compile(r"^::: jaxreplay\.(\S+)$", re.MULTILINE)
 MOVED = {  # where a file of the repository, or a section of it, is in the site, if not under its own name
     "README.md": "index.md",
@@ -155,7 +158,7 @@ def staged(path: str, entries: dict[str, str]) -> str:
             part = LINK.sub(functools.partial(link, base), part)
             part = part if place_of(path) in entries.values() else NAMED.sub(name, part)
         text += part
-    return text
+    return HEAD.sub(OF_HEAD, text)
 
 
 def stage() -> None:

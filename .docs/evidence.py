@@ -1,9 +1,9 @@
 """Write the figures of result files into the pages: `python .docs/evidence.py`.
 
-Each study writes a result file (`record` in `examples/reporting.py`); the files in `examples` are those of the pages.
+Each study writes a result file (`record` in `examples/experiment.py`); the files in `examples` are those of the pages.
 
 - A row of the table of studies names figures of the file that its last cell links to: `return: -145 [-156, -134]`. All
-  its numbers are replaced, with as many digits as before; command, seeds, seconds, date and version too.
+  its numbers are replaced, with as many digits as before; the number of seeds and the command too.
 - In another table of a section that links to result files, a cell shows the figure "ROW, COLUMN" of these files.
 """
 
@@ -13,9 +13,9 @@ import re
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parent.parent
-PAGES = [ROOT / ".docs/pages" / name for name in ("evidence.md", "guides/pools.md", "guides/recurrent.md")]
-COLUMNS = ("claim", "source", "its figure", "ours", "seeds", "command", "seconds", "run")
 LINK = re.compile(r"\]\(([./]*examples/(\w+\.json))\)")
+PAGES = [path for path in sorted((ROOT / ".docs/pages").rglob("*.md")) if LINK.search(path.read_text())]
+COLUMNS = ("claim", "ours", "the original", "command")
 NUMBER = r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
 
 
@@ -42,15 +42,13 @@ def cells(row: str) -> list[str]:
 
 def row_of_study(row: str, records: dict[str, Any]) -> str:
     found = dict(zip(COLUMNS, cells(row), strict=True))
-    path, name = LINK.search(found["run"]).groups()
+    path, name = LINK.search(found["command"]).groups()
     record, ours = records[name], []
-    for part in found["ours"].split("; "):
+    for part in found["ours"].split("; ")[:-1]:
         figure, _, text = part.rpartition(": ")
         ours.append(f"{figure}: {updated(record['figures'][figure], text)}")
-    found["ours"], found["seeds"] = "; ".join(ours), str(record["seeds"])
-    found["seconds"] = f"{record['seconds']:,}" + (f" ({record['cpu_seconds']:,})" if "cpu_seconds" in record else "")
-    found["command"] = f"`python examples/{record['command']}`"
-    found["run"] = f"[{record['date']}, jax {record['versions']['jax']}]({path})"
+    found["ours"] = "; ".join([*ours, f"{record['seeds']} seeds"])
+    found["command"] = f"`python examples/{record['command']}` ([figures]({path}))"
     return f"| {' | '.join(found.values())} |"
 
 

@@ -47,7 +47,7 @@ PROGRAMS: dict[str, tuple[str, ...]] = {  # and their arguments
     "multi_device.py": ("--devices", "4"),
     "sebulba.py": (),
 }
-NOTEBOOKS = {"dqn_in_a_scan": 0, "recurrent_agent": 0, "looking_inside": 1}  # the number of the output to show
+NOTEBOOKS = {"looking_inside": 1}  # the number of the output to show
 BLUE, ORANGE, GRAY = "tab:blue", "tab:orange", "gray"
 Names = dict[str, Any]  # that a recipe binds
 

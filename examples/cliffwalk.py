@@ -15,10 +15,13 @@ of the values is below 10^-3, with three ways to choose the transition:
   this pass is most of the updates.
 - oracle: knows the true values, and chooses the transition whose update leaves the smallest error. With linear features
   sometimes no transition lowers the error; then it chooses the one with the largest TD error.
+
+With a table, the updates grow with the buffer's size to the power 1.02 [1.01, 1.03] for uniform draws, 0.79 [0.79,
+0.80] for proportional ones and 0.33 [0.33, 0.34] for the oracle. In the largest buffer, proportional draws need a
+fourteenth of the updates of uniform draws.
 """
 
 import argparse
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -26,10 +29,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from arguments import Parser
+from experiment import Parser, legend_below, save
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import legend_below, record
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -213,7 +215,7 @@ def main() -> None:
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
     states = np.arange(2, args.states + 1)
     sizes = 2 ** (states + 1) - 2
-    start, results = time.perf_counter(), {feature: {} for feature in FEATURES}
+    results = {feature: {} for feature in FEATURES}
     with tqdm(total=len(SAMPLERS) * len(FEATURES) * len(states), unit=" runs") as bar:
         for name in SAMPLERS:
             solve = make_solver(name)
@@ -228,7 +230,6 @@ def main() -> None:
     for feature, laws in results.items():
         print_table(feature, laws, states, sizes)
     print(f"slope: of log median updates over log transitions; [95% bootstrap interval over {args.seeds} seeds]")
-    print(f"{time.perf_counter() - start:.0f} s with compiling")
     path = args.out / "cliffwalk.png"
     plot(path, results, sizes)
     figures = {}
@@ -237,8 +238,7 @@ def main() -> None:
             fit = slopes(updates, sizes)
             figures[f"{name}, {feature}"] = fit[0], *np.percentile(fit[1:], [2.5, 97.5])
             figures[f"{name}, {feature}, updates in the largest"] = np.median(updates[-1])
-    record(path.with_suffix(".json"), figures, seeds=args.seeds)
-    print(f"wrote {path} and {path.with_suffix('.json')}")
+    save(path, figures, seeds=args.seeds)
 
 
 if __name__ == "__main__":

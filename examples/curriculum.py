@@ -7,20 +7,23 @@ python examples/curriculum.py --short   # a few seconds, to see that it runs
 The solver solves a task of difficulty d with probability sigmoid(skill - d), with one skill for each of two
 environments. It learns from a group of rollouts in proportion to the variance of the rewards. A group with equal
 rewards teaches it nothing, as with group-relative advantages (Shao et al. 2024, DeepSeekMath, section 4.1).
+
+`Tasks` draws by a score: "learnability" is the variance of the rewards, and "Thompson" draws a rate of success from its
+posterior. Both solve nearly all tasks, 0.989 [0.989, 0.990] and 0.996 [0.996, 0.996]. `DifficultyPools` end where
+uniform draws of all tasks do, 0.764 [0.760, 0.767] and 0.768 [0.766, 0.770], unless half of the hard pool goes back
+every 100 updates: 0.948 [0.946, 0.950].
 """
 
 import argparse
 import dataclasses
-import time
 from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from arguments import Parser
+from experiment import COLORS, Parser, legend_below, report
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import COLORS, interval, legend_below, record
 
 import jaxreplay as jr
 
@@ -116,25 +119,15 @@ def train(curriculum: Curriculum, steps: int, key: jax.Array) -> Log:
     return jax.tree.map(lambda x: x.reshape(steps, *x.shape[2:]), log)
 
 
-def print_table(logs: dict[str, Log], steps: int) -> dict[str, np.ndarray]:
-    """Print the table of all curricula, and return its figures [seeds] by row and column."""
-    num_seeds, figures = len(next(iter(logs.values())).skill), {}
-    print(
-        f"{len(ENV)} tasks, {steps:,} updates of {GROUPS} groups of {ROLLOUTS} rollouts, {num_seeds} seeds\n"
-        "mean over seeds [95% bootstrap interval]; groups kept: those with differing rewards"
-    )
-    columns = ("tasks solved at the end", "skill at the end", "updates to half of the tasks", "groups kept")
-    print(f"{'':18}" + "".join(f"{column:>30}" for column in columns))
+def figures_of(logs: dict[str, Log]) -> dict[str, np.ndarray]:
+    """Figures [seeds] by curriculum; "groups kept" is the share of those with differing rewards."""
+    figures = {}
     for name, log in logs.items():
+        figures[f"{name}, tasks solved at the end"] = log.solved[:, -1]
+        figures[f"{name}, skill at the end"] = log.skill[:, -1]
         half = np.where(log.solved.max(axis=1) >= 0.5, np.argmax(log.solved >= 0.5, axis=1) + 1, np.nan)
-        texts = []
-        found = log.solved[:, -1], log.skill[:, -1], half, log.kept.mean(axis=1)
-        for column, values, digits in zip(columns, found, (3, 2, 0, 3), strict=True):
-            figures[f"{name}, {column}"] = values
-            low, high = interval(values)
-            text = f"{values.mean():.{digits}f} [{low:.{digits}f}, {high:.{digits}f}]"
-            texts.append("not by all seeds" if np.isnan(values).any() else text)
-        print(f"{name:18}" + "".join(f"{text:>30}" for text in texts))
+        figures[f"{name}, updates to half of the tasks"] = half
+        figures[f"{name}, groups kept"] = log.kept.mean(axis=1)
     return figures
 
 
@@ -170,16 +163,14 @@ def parse_args() -> argparse.Namespace:
 def main() -> None:
     args = parse_args()
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    logs, start = {}, time.perf_counter()
+    logs = {}
     for name, curriculum in CURRICULA.items():
         run = jax.jit(jax.vmap(lambda key, curriculum=curriculum: train(curriculum, args.steps, key)))
         logs[name] = jax.tree.map(np.asarray, run(keys))
-    figures = print_table(logs, args.steps)
-    print(f"{time.perf_counter() - start:.1f} s with compiling")
     path = args.out / "curriculum.png"
     plot(path, logs, args.steps)
-    record(path.with_suffix(".json"), figures)
-    print(f"wrote {path} and {path.with_suffix('.json')}")
+    title = f"{len(ENV)} tasks, {args.steps:,} updates of {GROUPS} groups of {ROLLOUTS} rollouts, {args.seeds} seeds"
+    report(path, title, figures_of(logs), 3)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,8 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import optax
-from arguments import Parser, integer
+from experiment import Parser, Progress, integer, make_train, run, summarize
 from flax import struct
-from reporting import Progress, run, summarize
 
 import jaxreplay as jr
 
@@ -126,48 +125,6 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
         return state.replace(buffer=buffer_state, params=params, target_params=target_params, opt=opt, key=key)
 
     return init, act, learn
-
-
-def make_loop(agent: tuple[Callable, Callable, Callable], config: Any) -> tuple[Callable, Callable]:
-    """Training of all seeds in two parts: begin(keys) is the warmup, advance(state, times) the steps at these times.
-
-    Both return the new state, and the second result of `act` at each step, [steps, seeds, ...].
-    """
-    init, act, learn = agent
-    init, act, learn = jax.vmap(init), jax.vmap(act, in_axes=(0, None)), jax.vmap(learn)
-    epsilon = optax.linear_schedule(1.0, config.epsilon, int(config.exploration * config.steps))
-
-    def begin(keys: jax.Array) -> tuple[Any, jax.Array]:
-        return jax.lax.scan(lambda state, _: act(state, 1.0), init(keys), length=config.warmup)
-
-    def step(state: Any, t: jax.Array) -> tuple[Any, jax.Array]:
-        state, returns = act(state, epsilon(t))
-        return learn(state), returns
-
-    return begin, lambda state, times: jax.lax.scan(step, state, times)
-
-
-def make_train(
-    agent: tuple[Callable, Callable, Callable], config: Any, report: Callable[[jax.Array], None]
-) -> Callable[[jax.Array], jax.Array]:
-    """A jitted function from keys [seeds] to the second result of `act` at each step, [warmup + steps, seeds, ...].
-
-    `report` is called while tracing, with the results of each interval.
-    """
-    begin, advance = make_loop(agent, config)
-
-    def interval(state: Any, times: jax.Array) -> tuple[Any, jax.Array]:
-        state, returns = advance(state, times)
-        report(returns)
-        return state, returns
-
-    def train(keys: jax.Array) -> jax.Array:
-        state, first = begin(keys)
-        times = jnp.arange(config.steps).reshape(config.intervals, -1)
-        _, returns = jax.lax.scan(interval, state, times)
-        return jnp.concatenate([first, returns.reshape(-1, *returns.shape[2:])])
-
-    return jax.jit(train)
 
 
 def make_buffer(per: bool, steps: int) -> jr.ReplayBuffer:

@@ -20,7 +20,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from arguments import Parser, integer
+from experiment import Parser, integer
 
 import jaxreplay as jr
 

@@ -12,12 +12,15 @@ more than a dozen bits or so, and there is nothing to learn from. But it reaches
 
 A `jr.SequenceBuffer` stores every state once. `later` draws a state that was reached later in the episode,
 `jr.hindsight` makes it the goal, and `jr.sequence_transitions` makes transitions of the relabelled rows.
+
+In the paper, with longer training, DQN solves up to 13 bits without hindsight and up to 50 with it. Here, after 80,000
+environment steps and 5,000 updates, hindsight solves 30 bits, 0.99 [0.98, 1.00], and without it 13 bits are never
+solved. `--bits` takes other numbers; more bits need more `--steps`.
 """
 
 import argparse
 import dataclasses
 import functools
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,10 +30,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from arguments import Parser, integer
+from experiment import COLORS, Parser, integer, legend_below, plot_mean, report
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import COLORS, interval, legend_below, plot_mean, record
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -220,12 +222,6 @@ def run(config: Config, share: float, keys: jax.Array, steps: int, bar: tqdm) ->
     return np.stack(curve, axis=1)
 
 
-def table_row(bits: int, final: list[np.ndarray]) -> str:
-    """A row of the table: the shares [seeds] of each variant."""
-    texts = ["{:.2f} [{:.2f}, {:.2f}]".format(x.mean(), *interval(x)) for x in final]
-    return f"{bits:4d}" + "".join(f"{text:>24}" for text in texts)
-
-
 def plot(path: Path, curves: dict[str, dict[int, np.ndarray]], env_steps: np.ndarray) -> None:
     """Plot shares after training by number of bits (left), and shares with hindsight during training (right)."""
     figure = Figure(figsize=(10, 4.5), layout="constrained")
@@ -263,25 +259,18 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    keys, start = jax.random.split(jax.random.key(args.seed), args.seeds), time.perf_counter()
+    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
     curves: dict[str, dict[int, np.ndarray]] = {name: {} for name in VARIANTS}
-    print(
-        f"Bit flipping, {args.steps:,} environment steps and {args.seeds} seeds each\n"
-        f"share of {Config.tests} goals reached without random actions: mean over seeds [95% bootstrap interval]\n"
-        "bits" + "".join(f"{name:>24}" for name in VARIANTS)
-    )
     with tqdm(total=len(args.bits) * 2 * args.steps * args.seeds, unit=" env steps", unit_scale=True) as bar:
         for bits in args.bits:
             for name, share in VARIANTS.items():
                 bar.set_description(f"{bits} bits, {name}")
                 curves[name][bits] = run(Config(bits=bits), share, keys, args.steps // Config.num_envs, bar)
-            bar.write(table_row(bits, [x[bits][:, -1] for x in curves.values()]))
-    print(f"{time.perf_counter() - start:.0f} s with compiling")
     path, per_interval = args.out / "her.png", Config.interval * Config.num_envs
     plot(path, curves, per_interval * np.arange(1, args.steps // per_interval + 1))
     finals = {f"{bits}, {name}": x[:, -1] for name, by_bits in curves.items() for bits, x in by_bits.items()}
-    record(path.with_suffix(".json"), finals)
-    print(f"wrote {path} and {path.with_suffix('.json')}")
+    title = f"share of {Config.tests} goals reached, by bits, {args.steps:,} environment steps, {args.seeds} seeds"
+    report(path, title, finals)
 
 
 if __name__ == "__main__":

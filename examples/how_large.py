@@ -9,20 +9,23 @@ al. 2020 (Revisiting Fundamentals of Experience Replay, arXiv:2007.06700) find t
 steps. Here n is 1, 3, 5 or 10, and the capacity is 10^3, 10^4 or the whole run: with 50,000 steps, any larger
 buffer is the same. One or four updates follow 16 steps of the environments. All n, capacities and seeds are lanes of
 one program: each lane stores everything, and `sample(..., max_age=)` draws from its newest transitions.
+
+With one update per 16 steps a large buffer is best. On CartPole the gain grows with n, as Fedus et al. found: with n =
+10 the return rises from 47 [42, 54] to 154 [124, 186]. On Acrobot n = 1 gains as much as n = 10, against what they
+found. With four updates, CartPole with n = 10 is best with the smallest buffer, 273 [208, 337] against 144 [98, 195],
+as Zhang and Sutton found; Acrobot is best with the largest. With n below 10, CartPole needs more than 50,000 steps.
 """
 
 import argparse
 import itertools
-import time
 from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from arguments import Parser
+from experiment import Parser, heat_map, report
 from matplotlib.figure import Figure
-from reporting import heat_map, interval, record
 from sweep import Config, Setting, make_train, timed
 
 import jaxreplay as jr
@@ -62,13 +65,6 @@ def names_of(capacities: tuple[int, ...], steps: int) -> list[str]:
     return [f"{capacity:,}" if capacity < steps else "all" for capacity in capacities]
 
 
-def print_table(title: str, returns: np.ndarray, names: list[str]) -> None:
-    print(f"\n{title:40}" + "".join(f"{f'capacity {name}':>28}" for name in names))
-    for n, of_n in zip(N, returns, strict=True):
-        texts = ["{:.1f} [{:.1f}, {:.1f}]".format(x.mean(), *interval(x)) for x in of_n]
-        print(f"{f'n = {n}':40}" + "".join(f"{text:>28}" for text in texts))
-
-
 def plot(path: Path, title: str, returns: dict[str, dict[int, np.ndarray]], names: list[str]) -> None:
     """Heat maps over capacity and n of returns [N, capacities, seeds], a row for each task."""
     figure = Figure(figsize=(8, 7.4), layout="constrained")
@@ -95,7 +91,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    args, start = parse_args(), time.perf_counter()
+    args = parse_args()
     capacities = (*(x for x in CAPACITIES if x < args.steps), args.steps)
     tasks, ratios = (list(TASKS)[:1], UPDATES[:1]) if args.short else (list(TASKS), UPDATES)
     names = names_of(capacities, args.steps)
@@ -103,10 +99,7 @@ def main() -> None:
     for task, updates in itertools.product(tasks, ratios):
         x, times = run(task, updates, capacities, args)
         returns.setdefault(task, {})[updates] = x
-        print_table(f"{task}, {updates} per {NUM_ENVS} steps ({times})", x, names)
-    seconds = time.perf_counter() - start
-    print("return: mean over the episodes of the second half; [95% bootstrap interval over seeds]")
-    print(f"{args.steps:,} environment steps, {args.seeds} seeds; {seconds:.0f} s with compiling")
+        print(f"{task}, {updates} per {NUM_ENVS} steps: {times}")
     path = args.out / "how_large.png"
     plot(path, f"DQN, {args.steps:,} steps: mean of {args.seeds} seeds, [95% bootstrap interval]", returns, names)
     figures = {
@@ -116,8 +109,8 @@ def main() -> None:
         for n, of_n in zip(N, x, strict=True)
         for name, values in zip(names, of_n, strict=True)
     }
-    record(path.with_suffix(".json"), figures)
-    print(f"wrote {path} and {path.with_suffix('.json')}")
+    title = f"return of the episodes of the second half, {args.steps:,} environment steps, {args.seeds} seeds"
+    report(path, title, figures, 1)
 
 
 if __name__ == "__main__":

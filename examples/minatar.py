@@ -19,10 +19,8 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import optax
-from arguments import Parser
-from dqn import make_train
+from experiment import Parser, Progress, make_train, run, summarize
 from flax import struct
-from reporting import Progress, run, summarize
 
 import jaxreplay as jr
 

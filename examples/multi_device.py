@@ -22,10 +22,10 @@ from multiprocessing.connection import wait
 from pathlib import Path
 from typing import Any
 
+import experiment
 import jax
 import jax.numpy as jnp
-import reporting
-from arguments import Parser, integer
+from experiment import Parser, integer
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
@@ -59,7 +59,7 @@ def make_run(config: Any, mesh: Mesh, seed: int, seeds: int) -> tuple[Callable, 
     import dqn
     import gymnax
 
-    first_steps, next_steps = dqn.make_loop(dqn.make_agent(config, *gymnax.make("CartPole-v1")), config)
+    first_steps, next_steps = experiment.make_loop(dqn.make_agent(config, *gymnax.make("CartPole-v1")), config)
     steps = config.steps // config.intervals
 
     def begin() -> dict[str, Any]:
@@ -71,7 +71,7 @@ def make_run(config: Any, mesh: Mesh, seed: int, seeds: int) -> tuple[Callable, 
         t = carry["done"] * steps
         state, new = next_steps(carry["state"], t + jnp.arange(steps))
         returns = jax.lax.dynamic_update_slice_in_dim(carry["returns"], new, config.warmup + t, axis=0)
-        return {"state": state, "returns": returns, "done": carry["done"] + 1}, reporting.count_episodes(new)
+        return {"state": state, "returns": returns, "done": carry["done"] + 1}, experiment.count_episodes(new)
 
     layout = make_layout(mesh)
     everywhere = NamedSharding(mesh, PartitionSpec())
@@ -110,7 +110,7 @@ def train(args: argparse.Namespace, process: int = 0, coordinator: str | None = 
     carry = begin() if carry is None else carry
     done, per_interval = int(carry["done"]), config.steps // config.intervals * args.num_envs * args.seeds
     total = config.intervals * per_interval
-    progress = reporting.Progress(total, initial=done * per_interval, disable=process > 0)
+    progress = experiment.Progress(total, initial=done * per_interval, disable=process > 0)
     advance = advance.lower(carry).compile()
     progress.bar.unpause()
     ready = time.perf_counter()
@@ -128,7 +128,7 @@ def train(args: argparse.Namespace, process: int = 0, coordinator: str | None = 
         path, title = args.out / f"multi_device_{name}.png", f"CartPole-v1, {config.n}-step double DQN, {name} replay"
         title += f", devices: {args.devices}, processes: {args.processes}"
         settings = {"last_episodes": dqn.LAST_EPISODES, "goal": dqn.SOLVED, "ylim": (0, 520)}
-        reporting.summarize(path, title, name, returns, timing, **settings)
+        experiment.summarize(path, title, name, returns, timing, **settings)
 
 
 def end_with_parent() -> None:

@@ -15,11 +15,15 @@ The variants differ in the second memory:
 - reservoir: `jr.ReservoirBuffer`, a uniform sample of all best responses (Vitter 1985, algorithm R).
 - ring: `jr.ReplayBuffer` of the same capacity: the newest best responses.
 - ring of all: `jr.ReplayBuffer` with room for all best responses, however long the run.
+
+A run makes about 150,000 best responses, and both limited memories hold 4,096. After 640,000 hands the exploitability
+is 0.016 [0.014, 0.018] with the reservoir and 0.222 [0.192, 0.253] with the ring, whose average cycles. If all actions
+are equally likely it is 0.458. With the ring of all it is 0.015 [0.013, 0.017]: this remainder shrinks with the step
+sizes.
 """
 
 import argparse
 import functools
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -27,10 +31,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from arguments import Parser
+from experiment import COLORS, Parser, legend_below, plot_mean, report
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import COLORS, interval, legend_below, plot_mean, record
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -191,22 +194,14 @@ def run(memory: Any, keys: jax.Array, steps: int, bar: tqdm) -> np.ndarray:
     return np.stack(curve, axis=1)
 
 
-def print_table(curves: dict[str, np.ndarray], steps: int) -> dict[str, np.ndarray]:
-    """Print the table of exploitability, and return its figures [seeds] by row and column."""
-    num_seeds, figures = len(next(iter(curves.values()))), {}
-    print(
-        f"Kuhn poker, {steps:,} steps of {HANDS} hands, {num_seeds} seeds\n"
-        "exploitability of the average policies: mean over seeds [95% bootstrap interval]"
-    )
-    columns = "at the end", "mean of the last half", "largest of the last half"
-    print(f"{'':14}" + "".join(f"{column:>26}" for column in columns))
+def figures_of(curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Exploitabilities [seeds] by memory."""
+    figures = {}
     for name, seeds in curves.items():
         half = seeds[:, seeds.shape[1] // 2 :]
-        texts = []
-        for column, values in zip(columns, (seeds[:, -1], half.mean(axis=1), half.max(axis=1)), strict=True):
-            figures[f"{name}, {column}"] = values
-            texts.append("{:.4f} [{:.4f}, {:.4f}]".format(values.mean(), *interval(values)))
-        print(f"{name:14}" + "".join(f"{text:>26}" for text in texts))
+        figures[f"{name}, at the end"] = seeds[:, -1]
+        figures[f"{name}, mean of the last half"] = half.mean(axis=1)
+        figures[f"{name}, largest of the last half"] = half.max(axis=1)
     return figures
 
 
@@ -240,17 +235,15 @@ def main() -> None:
         "ring": jr.ReplayBuffer(capacity=CAPACITY),
         "ring of all": jr.ReplayBuffer(capacity=HANDS * args.steps // 2),  # 0.23 per hand on average
     }
-    curves, start = {}, time.perf_counter()
+    curves = {}
     with tqdm(total=len(memories) * args.steps // INTERVAL, unit=f" x {INTERVAL} steps") as bar:
         for name, memory in memories.items():
             bar.set_description(name)
             curves[name] = run(memory, keys, args.steps, bar)
-    figures = print_table(curves, args.steps)
-    print(f"{time.perf_counter() - start:.0f} s with compiling")
     path = args.out / "nfsp.png"
     plot(path, curves, args.steps)
-    record(path.with_suffix(".json"), figures)
-    print(f"wrote {path} and {path.with_suffix('.json')}")
+    title = f"Kuhn poker, exploitability after {args.steps:,} steps of {HANDS} hands, {args.seeds} seeds"
+    report(path, title, figures_of(curves), 4)
 
 
 if __name__ == "__main__":

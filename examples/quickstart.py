@@ -18,7 +18,8 @@ import jaxreplay as jr
 STEPS, ENVS, SEEDS = 8_000, 16, 4
 env = LogWrapper(gymnax.make("CartPole-v1")[0])
 network = nn.Sequential([nn.Dense(128), nn.relu, nn.Dense(128), nn.relu, nn.Dense(2)])
-q = network.apply  # values [B, 2] of both actions, from parameters and observations
+# Values [B, 2] of both actions, from parameters and observations.
+q = network.apply
 epsilon = optax.linear_schedule(1.0, 0.01, STEPS // 10)
 tracer = jr.NStep(n=3, gamma=0.99, num_envs=ENVS)
 buffer = jr.ReplayBuffer(capacity=32_768, sampler=jr.Prioritized(alpha=0.6, beta=0.4))
@@ -63,7 +64,8 @@ def train(key):
     obs, envs = jax.vmap(env.reset)(jax.random.split(env_key, ENVS))
     params = network.init(params_key, obs)
     agent = TrainState.create(apply_fn=q, params=params, tx=optax.adam(1e-3))
-    step = interact(key, obs, envs, jnp.zeros(ENVS, int))[2]  # for shapes
+    # A step, for its shapes.
+    step = interact(key, obs, envs, jnp.zeros(ENVS, int))[2]
     tracing, replay = tracer.init(*step), buffer.init(tracer.spec(*step))
     carry = (obs, envs, agent, params, tracing, replay, key)
     return jax.lax.scan(train_step, carry, jnp.arange(STEPS))[1]
@@ -71,6 +73,7 @@ def train(key):
 
 returns = jax.jit(jax.vmap(train))(jax.random.split(jax.random.key(0), SEEDS))
 print("mean return of the last 16 episodes, by seed:", returns[:, -1])
+# mean return of the last 16 episodes, by seed: [...]
 plt.plot(returns.T)
 plt.gca().set(xlabel="steps of 16 environments", ylabel="return of the last episodes")
 plt.savefig("quickstart.png")

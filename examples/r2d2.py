@@ -1,4 +1,4 @@
-"""R2D2: a recurrent Q-learner on stored sequences, beside a feed-forward agent of the same size.
+"""R2D2: a recurrent Q-learner on stored sequences, against a feed-forward agent of the same size.
 
 pip install -e '.[examples]'
 python examples/r2d2.py                 # CartPole without velocities: both agents, 8 seeds each
@@ -9,6 +9,10 @@ python examples/r2d2.py --short         # a few seconds, to see that it runs
 
 After Kapturowski et al. 2019 (Recurrent Experience Replay in Distributed Reinforcement Learning): overlapping
 sequences, the recurrent state stored with every step, burn-in, and sequence priorities.
+
+On CartPole the return is 459 [410, 500], from whole episodes 354 [249, 451], whose settings were not tuned, and with
+fresh states 454 [384, 496]; without memory it is 38 [37, 39]. On MemoryChain, where 1 is the best, it is 0.98 [0.97,
+1.00], from whole episodes 0.96 [0.94, 0.99], and with fresh states the same in every seed.
 """
 
 import argparse
@@ -21,10 +25,8 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import optax
-from arguments import Parser, integer
-from dqn import make_train
+from experiment import Parser, Progress, integer, interval, learning_curves, make_train, plot, print_table, run, save
 from flax import struct
-from reporting import Progress, interval, learning_curves, plot, print_table, record, run
 
 import jaxreplay as jr
 
@@ -325,8 +327,7 @@ def main() -> None:
     path = args.out / f"r2d2_{args.task}{variant}.png"
     ylabel = f"return, last {LAST_EPISODES} episodes"
     plot(path, title, env_steps, curves, ylabel=ylabel, goal=(task.best, "best possible"))
-    record(path.with_suffix(".json"), final)
-    print(f"wrote {path} and {path.with_suffix('.json')}")
+    save(path, final)
 
 
 if __name__ == "__main__":

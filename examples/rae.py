@@ -9,20 +9,23 @@ The agent of `sac.py` on the car on a hill of `rlpd.py`, where each action lasts
 actions sometimes reach the top. The first experiment saves its replay. The second starts from new parameters and an
 empty buffer of its own, and draws half of each batch from either (Tirumala et al. 2023, Replay across Experiments,
 arXiv:2311.15951). Nothing but the replay is kept: no parameters, no optimizer.
+
+Over training the second experiment's return is higher with both replays than with its own alone, by 28 [17, 38], and
+higher than the first one's by 18 [10, 26]. If an action lasts for 2 steps, the first experiment seldom finds the top,
+and its replay helps little: 6 [-2, 16]. In a trial with 4 steps, and with the network of `sac.py`, all seeds of a first
+experiment learned within 2,500 actions.
 """
 
 import argparse
 import dataclasses
 import tempfile
-import time
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import rlpd
-from arguments import Parser, integer
-from reporting import interval, plot, record
+from experiment import Parser, integer, plot, report
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -86,7 +89,7 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    args, start, curves = parse_args(), time.perf_counter(), {}
+    args, curves = parse_args(), {}
     first_keys, second_keys = (jax.random.split(key, args.seeds) for key in jax.random.split(jax.random.key(args.seed)))
     online = Config(steps=args.steps, source="online", interval=args.interval, hold=args.hold)
     both = dataclasses.replace(online, source="both")
@@ -107,28 +110,18 @@ def main() -> None:
         curves[MIXED], _ = rlpd.train_and_test(train, states, both, bar)
 
     figures = {}
-    print(
-        f"MountainCarContinuous-v0, actions of {args.hold} steps, {args.steps:,} in an experiment, {args.seeds} seeds\n"
-        f"return of {Config.tests} test episodes: mean over seeds [95% bootstrap interval]"
-    )
-    print(f"{'':28}{'mean over training':>24}{'at the end':>24}{f'seeds above {SOLVED} at the end':>30}")
     differences = {name: curves[MIXED] - curves[other] for name, other in DIFFERENCES.items() if other in curves}
     for name, seeds in {**curves, **differences}.items():
-        row = {f"{name}, mean over training": seeds.mean(axis=1), f"{name}, at the end": seeds[:, -1]}
-        texts = ["{:.0f} [{:.0f}, {:.0f}]".format(x.mean(), *interval(x)) for x in row.values()]
-        figures |= row
+        figures |= {f"{name}, mean over training": seeds.mean(axis=1), f"{name}, at the end": seeds[:, -1]}
         if name in curves:
-            figures[f"{name}, seeds above {SOLVED} at the end"] = solved = np.sum(seeds[:, -1] >= SOLVED)
-            texts.append(str(solved))
-        print(f"{name:28}" + "".join(f"{text:>24}" for text in texts))
-    print(f"{time.perf_counter() - start:.0f} s with compiling")
+            figures[f"{name}, seeds above {SOLVED} at the end"] = np.sum(seeds[:, -1] >= SOLVED)
     path = args.out / ("rae.png" if args.hold == Config.hold else f"rae_hold_{args.hold}.png")
     times = args.interval * np.arange(1, args.steps // args.interval + 1)
     title, ylabel = "A car on a hill, Soft Actor-Critic", f"return of {Config.tests} test episodes"
     goal = SOLVED, f"return {SOLVED}"
     plot(path, title, times, curves, ylabel=ylabel, goal=goal, xlabel="actions and updates per seed in an experiment")
-    record(path.with_suffix(".json"), figures)
-    print(f"wrote {path} and {path.with_suffix('.json')}")
+    about = f"{ylabel}, actions of {args.hold} steps, {args.steps:,} in an experiment, {args.seeds} seeds"
+    report(path, f"{title}: {about}", figures, 0)
 
 
 if __name__ == "__main__":

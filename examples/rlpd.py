@@ -10,11 +10,14 @@ still. The data are 2 episodes of random pushes, each for 10 steps; some episode
 (Efficient Online Reinforcement Learning with Offline Data, arXiv:2302.02948, section 4.1) draw half of each batch from
 the agent's own buffer and half from the data, as `jr.Mixture` does. Their layer normalization, ensembles and many
 updates per step are left out here.
+
+Half and half ends higher than online by 96 [83, 107]. It ends higher than the data alone by 9 [-6, 24], which 32 seeds
+do not resolve. The settings were chosen after trials with 4 seeds: with data of 4 episodes or more, offline learning
+was enough, and with the larger step sizes of `sac.py` returns oscillated.
 """
 
 import argparse
 import dataclasses
-import time
 from collections.abc import Callable
 from typing import Any
 
@@ -22,8 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import sac
-from arguments import Parser
-from reporting import interval, plot, record
+from experiment import Parser, plot, report
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -191,7 +193,7 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    keys, start = jax.random.split(jax.random.key(args.seed), args.seeds), time.perf_counter()
+    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
     curves, of_data = {}, np.zeros(args.seeds)
     variants = {"half and half": "both"} if args.short else VARIANTS
     with tqdm(total=len(variants) * args.steps * args.seeds, unit=" updates", unit_scale=True) as bar:
@@ -199,35 +201,19 @@ def main() -> None:
             bar.set_description(name)
             config = Config(steps=args.steps, source=source, interval=args.interval)
             curves[name], of_data = run(config, keys, bar)
-    print(
-        f"MountainCarContinuous-v0, {args.steps:,} steps, {args.seeds} seeds; return of the data "
-        "{:.0f} [{:.0f}, {:.0f}]".format(of_data.mean(), *interval(of_data))
-        + f"\nreturn of {Config.tests} test episodes: mean over seeds [95% bootstrap interval]"
-    )
     figures = {"return of the data": of_data}
-    print(f"{'':14}{'mean of the last half':>26}{'at the end':>26}{f'seeds above {SOLVED} at the end':>28}")
     for name, seeds in curves.items():
-        texts = []
         figures[f"{name}, mean of the last half"] = seeds[:, seeds.shape[1] // 2 :].mean(axis=1)
         figures[f"{name}, at the end"] = seeds[:, -1]
-        for values in list(figures.values())[-2:]:
-            texts.append("{:.0f} [{:.0f}, {:.0f}]".format(values.mean(), *interval(values)))
-        figures[f"{name}, seeds above {SOLVED} at the end"] = solved = np.sum(seeds[:, -1] >= SOLVED)
-        print(f"{name:14}{texts[0]:>26}{texts[1]:>26}{solved:>28}")
-    if not args.short:
-        less = {name: curves["half and half"][:, -1] - curves[name][:, -1] for name in ("online", "data alone")}
-        for name, values in less.items():
-            low, high = interval(values)
-            figures[f"half and half less {name}, at the end"] = values
-            print(f"half and half less {name}, at the end: {values.mean():.0f} [{low:.0f}, {high:.0f}]")
-    print(f"{time.perf_counter() - start:.0f} s with compiling")
+        figures[f"{name}, seeds above {SOLVED} at the end"] = np.sum(seeds[:, -1] >= SOLVED)
+    for name in () if args.short else ("online", "data alone"):
+        figures[f"half and half less {name}, at the end"] = curves["half and half"][:, -1] - curves[name][:, -1]
     path = args.out / "rlpd.png"
     times = args.interval * np.arange(1, args.steps // args.interval + 1)
     title, ylabel = "MountainCarContinuous-v0, Soft Actor-Critic", f"return of {Config.tests} test episodes"
     xlabel = "updates per seed, and as many environment steps (with the data alone none)"
     plot(path, title, times, curves, ylabel=ylabel, goal=(SOLVED, f"return {SOLVED}"), xlabel=xlabel)
-    record(path.with_suffix(".json"), figures)
-    print(f"wrote {path} and {path.with_suffix('.json')}")
+    report(path, f"{title}: {ylabel}, {args.steps:,} steps, {args.seeds} seeds", figures, 0)
 
 
 if __name__ == "__main__":

@@ -16,9 +16,8 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from arguments import Parser, integer
+from experiment import Parser, Progress, integer, make_train, run, summarize
 from flax import struct
-from reporting import Progress, run, summarize
 
 import jaxreplay as jr
 
@@ -177,35 +176,6 @@ def make_agent(config: Config, env: Any, env_params: Any) -> tuple[Callable, Cal
         return state.replace(buffer=buffer_state, networks=networks, target_critics=target_critics, opt=opt, key=key)
 
     return init, act, learn
-
-
-def make_train(
-    agent: tuple[Callable, Callable, Callable], config: Config, report: Callable[[jax.Array], None]
-) -> Callable[[jax.Array], jax.Array]:
-    """A jitted function from keys [seeds] to the returns [warmup + steps, seeds, num_envs] of all episodes.
-
-    `report` is called while tracing, with the returns of each interval.
-    """
-    init, act, learn = agent
-    init, act, learn = jax.vmap(init), jax.vmap(act, in_axes=(0, None)), jax.vmap(learn)
-    epsilon = optax.linear_schedule(1.0, config.epsilon, int(config.exploration * config.steps))
-
-    def step(state: State, t: jax.Array) -> tuple[State, jax.Array]:
-        state, returns = act(state, epsilon(t))
-        return learn(state), returns
-
-    def interval(state: State, times: jax.Array) -> tuple[State, jax.Array]:
-        state, returns = jax.lax.scan(step, state, times)
-        report(returns)
-        return state, returns
-
-    def train(keys: jax.Array) -> jax.Array:
-        state, first = jax.lax.scan(lambda state, _: act(state, 1.0), init(keys), length=config.warmup)
-        times = jnp.arange(config.steps).reshape(config.intervals, -1)
-        _, returns = jax.lax.scan(interval, state, times)
-        return jnp.concatenate([first, returns.reshape(-1, *first.shape[1:])])
-
-    return jax.jit(train)
 
 
 def parse_args() -> tuple[argparse.Namespace, Config]:

@@ -26,7 +26,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from arguments import Parser
+from experiment import Parser
 from gymnasium_loop import RANDOM_RETURN, make_learn
 
 import jaxreplay as jr

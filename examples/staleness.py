@@ -13,10 +13,14 @@ A task is a random vector x, and its answer is the largest of 16 linear function
 x, and a rollout is one token, with reward 1 if it is the answer. The loss is that of GRPO: advantages normalized within
 the group, and clipped ratios to the policy that made it (Shao et al. 2024, DeepSeekMath, section 4.1). Adam runs with
 four step sizes, so that the policy moves less or more in k updates. A last table has the best of them for each k.
+
+Replay pays here for small steps only: with step size 0.01, eight uses reach 0.633 [0.627, 0.639], and one 0.418 [0.413,
+0.424]. With the best step size for each k, fresh groups win up to c = 4, and at c = 16 two uses are better by 0.012
+[0.002, 0.022]. The best k and step size are chosen on the same seeds, so small gains are optimistic. Trials with
+batches of 32 groups, and with budgets of 100 to 800, gave the same picture.
 """
 
 import argparse
-import time
 from pathlib import Path
 from typing import Any
 
@@ -24,10 +28,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from arguments import Parser
+from experiment import Parser, legend_below, plot_mean, save, text_of
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import interval, legend_below, plot_mean, record
 
 import jaxreplay as jr
 
@@ -131,11 +134,6 @@ def rewards_at(log: Log, budget: float, cost: float) -> np.ndarray:
     return np.concatenate([rewards, rewards[np.arange(len(REUSES)), best][:, None]], axis=1)
 
 
-def with_interval(values: np.ndarray) -> str:
-    low, high = interval(values)
-    return f"{values.mean():.3f} [{low:.3f}, {high:.3f}]"
-
-
 def print_tables(log: Log, budget: int) -> None:
     found = {cost: rewards_at(log, budget, cost) for cost in COSTS}
     print(
@@ -146,9 +144,9 @@ def print_tables(log: Log, budget: int) -> None:
         print(f"\n{name}\n{'k':>4}" + "".join(f"{f'generation costs {cost}':>25}" for cost in COSTS))
         best = {cost: rewards[:, column].mean(axis=1).argmax() for cost, rewards in found.items()}
         for row, reuse in enumerate(REUSES):
-            texts = [with_interval(x[row, column]) + " *"[int(row == best[cost])] for cost, x in found.items()]
+            texts = [text_of(x[row, column], 3) + " *"[int(row == best[cost])] for cost, x in found.items()]
             print(f"{reuse:4d}" + "".join(f"{text:>25}" for text in texts))
-        gains = [with_interval(x[best[cost], column] - x[0, column]) for cost, x in found.items()]
+        gains = [text_of(x[best[cost], column] - x[0, column], 3) for cost, x in found.items()]
         print("gain" + "".join(f"{text + ' ':>25}" for text in gains))
         if column < len(RATES):
             print("ratios outside the clip range, by k:", *(f"{x:.3f}" for x in log.clipped[:, column].mean((1, 2))))
@@ -192,17 +190,15 @@ def parse_args() -> argparse.Namespace:
 
 
 def main() -> None:
-    args, start = parse_args(), time.perf_counter()
+    args = parse_args()
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
     run = jax.vmap(lambda *x: train(*x, args.budget), in_axes=(None, None, 0))
     run = jax.vmap(jax.vmap(run, in_axes=(None, 0, None)), in_axes=(0, None, None))
     log = jax.tree.map(np.asarray, jax.jit(run)(jnp.array(REUSES), jnp.array(RATES), keys))
     print_tables(log, args.budget)
-    print(f"{time.perf_counter() - start:.1f} s with compiling")
     path = args.out / "staleness.png"
     plot(path, log, args.budget)
-    record(path.with_suffix(".json"), figures_of(log, args.budget))
-    print(f"wrote {path} and {path.with_suffix('.json')}")
+    save(path, figures_of(log, args.budget))
 
 
 if __name__ == "__main__":

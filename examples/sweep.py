@@ -14,6 +14,9 @@ The settings are all combinations of four values of alpha and of n, two learning
 - the number of updates: every lane makes the most updates, and masks those that its setting leaves out.
 
 The task is Catch: a ball falls for nine steps, and the reward follows at the end.
+
+The best setting, chosen on the same seeds, reaches 0.92 [0.91, 0.93] of 1. Programs of their own compile for each
+setting again, which takes most of their time.
 """
 
 import argparse
@@ -30,10 +33,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from arguments import Parser
+from experiment import Parser, heat_map, save, text_of
 from flax import struct
 from matplotlib.figure import Figure
-from reporting import heat_map, interval, record
 
 import jaxreplay as jr
 
@@ -253,8 +255,7 @@ def main() -> None:
     print(f"{len(returns)} settings, {args.seeds} seeds each, {args.steps:,} steps of {config.num_envs} environments")
     best = np.argsort(-returns.mean(axis=1))[:5]
     for k in best:
-        low, high = interval(returns[k])
-        print(f"{returns[k].mean():6.3f} [{low:.3f}, {high:.3f}]  {setting_name(k)}")
+        print(f"{text_of(returns[k], 3)}  {setting_name(k)}")
     print("return: mean over the episodes of the second half; [95% bootstrap interval over seeds]")
     print(f"one program: compile {compiling:.1f} s, run {running:.1f} s")
     separate = [run_one(config, keys, of_setting(k)) for k in np.linspace(0, 63, args.separate).astype(int)]
@@ -268,8 +269,7 @@ def main() -> None:
     title = f"DQN on Catch: mean of {args.seeds} seeds, [95% bootstrap interval]"
     plot(path, title, returns)
     figures = {setting_name(k): values for k, values in enumerate(returns)}
-    record(path.with_suffix(".json"), {"best of 64": returns[best[0]], **figures})
-    print(f"wrote {path} and {path.with_suffix('.json')}")
+    save(path, {"best of 64": returns[best[0]], **figures})
 
 
 if __name__ == "__main__":

@@ -8,18 +8,18 @@ Two environments give a reward of 1 per step and are truncated after 50 steps. T
 a discount of 0.99 every state has value 100 (Pardo et al. 2018, section 3). In the first, all observations are equal.
 In the second, the first step of an episode has its own observation and costs 10. Values are learned by n-step TD with
 `jr.NStep` and a `jr.ReplayBuffer`, and again with each of four common mistakes.
+
+`jr.NStep` learns 100. Without the bootstrap at the limit the value is 33.1 [33.0, 33.1] for n = 3.
 """
 
 import argparse
-import time
 from functools import partial
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from arguments import Parser
+from experiment import Parser, report
 from flax import struct
-from reporting import interval, record
 
 import jaxreplay as jr
 
@@ -103,21 +103,16 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    start, columns = time.perf_counter(), [(env, n) for env in ENVIRONMENTS for n in (1, 3)]
+    columns = [(env, n) for env in ENVIRONMENTS for n in (1, 3)]
     seeds = range(args.seed, args.seed + args.seeds)
     values = {n: np.stack([learn_all(n, args.updates, seed) for seed in seeds])[..., 0] for n in (1, 3)}
-    print(f"value of an ordinary step, mean of {args.seeds} seeds [95% bootstrap interval]; the right one is 100")
-    print(" " * 42 + "".join(f"{f'{env}, n={n}':>26}" for env, n in columns))
-    figures = {}
-    for way, name in WAYS.items():
-        row = {f"{name}, {env}, n={n}": values[n][:, list(ENVIRONMENTS).index(env), way] for env, n in columns}
-        texts = ["{:.1f} [{:.1f}, {:.1f}]".format(x.mean(), *interval(x)) for x in row.values()]
-        print(f"{name:42}" + "".join(f"{text:>26}" for text in texts))
-        figures |= row
-    print(f"{time.perf_counter() - start:.0f} s with compiling")
+    figures = {
+        f"{name}, {env}, n={n}": values[n][:, list(ENVIRONMENTS).index(env), way]
+        for way, name in WAYS.items()
+        for env, n in columns
+    }
     path = args.out / "time_limit.json"
-    record(path, figures)
-    print(f"wrote {path}")
+    report(path, f"value of an ordinary step, {args.seeds} seeds; the right one is 100", figures, 1)
 
 
 if __name__ == "__main__":

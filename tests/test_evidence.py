@@ -1,19 +1,22 @@
-"""Figures of the page of evidence are those of result files, which the studies write (`reporting.record`)."""
+"""Figures of pages and of the studies' docstrings are those of result files, which the studies write
+(`experiment.record`)."""
 
+import ast
 import importlib.util
 import json
 import pathlib
 import re
 
+import experiment
 import numpy as np
 import pytest
-import reporting
 
 ROOT = pathlib.Path(__file__).parent.parent
 SPEC = importlib.util.spec_from_file_location("evidence", ROOT / ".docs/evidence.py")
 SPEC.loader.exec_module(evidence := importlib.util.module_from_spec(SPEC))
 PAGES = {path.name: path.read_text() for path in evidence.PAGES}
 RECORDS = evidence.all_records()
+PROGRAMS = sorted({record["command"].split()[0] for record in RECORDS.values()})
 STUDIES = [line for line in PAGES["evidence.md"].split("\n") if evidence.is_study(line)]
 WITH_INTERVAL = re.compile(rf"{evidence.NUMBER} \[{evidence.NUMBER}, {evidence.NUMBER}\]")
 
@@ -24,9 +27,17 @@ def test_tables_have_the_figures_of_the_result_files(name):
     assert found == expected, "run python .docs/evidence.py"
 
 
-def test_the_table_has_every_result_file():
+def test_the_table_has_every_program_with_a_result_file():
     assert f"| {' | '.join(evidence.COLUMNS)} |" in PAGES["evidence.md"].split("\n")
-    assert sorted(name for _, name in evidence.LINK.findall("".join(STUDIES))) == sorted(RECORDS)
+    shown = [RECORDS[name]["command"] for _, name in evidence.LINK.findall("".join(STUDIES))]
+    assert len(set(shown)) == len(shown) >= 19
+    assert sorted({command.split()[0] for command in shown}) == PROGRAMS
+
+
+def is_shown(shown, records):
+    """True if a figure of `records` is `shown`, such as "0.99 [0.98, 1.00]"."""
+    figures = [figure for record in records for figure in record["figures"].values()]
+    return any(evidence.updated(figure, shown) == shown for figure in figures)
 
 
 @pytest.mark.parametrize("name", PAGES)
@@ -34,9 +45,15 @@ def test_text_has_the_figures_of_the_result_files(name):
     for section in PAGES[name].split("\n## "):
         text = " ".join(line for line in section.split("\n") if not line.startswith("|"))
         links = {link for _, link in evidence.LINK.findall(text)}
-        figures = [figure for link in links for figure in RECORDS[link]["figures"].values()]
         for shown in WITH_INTERVAL.findall(text):
-            assert any(evidence.updated(figure, shown) == shown for figure in figures), shown
+            assert is_shown(shown, [RECORDS[link] for link in links]), shown
+
+
+@pytest.mark.parametrize("name", PROGRAMS)
+def test_docstrings_have_the_figures_of_the_result_files(name):
+    text = " ".join(ast.get_docstring(ast.parse((ROOT / "examples" / name).read_text())).split())
+    for shown in WITH_INTERVAL.findall(text):
+        assert is_shown(shown, [record for record in RECORDS.values() if record["command"].split()[0] == name]), shown
 
 
 @pytest.mark.parametrize("name", RECORDS)
@@ -45,22 +62,22 @@ def test_intervals_are_those_of_the_seeds(name):
         values = np.array(figure.get("seeds", [np.nan]), float)
         if not np.isnan(values).any():
             found = [figure["value"], *figure["interval"]]
-            np.testing.assert_allclose(found, [values.mean(), *reporting.interval(values)], rtol=1e-3, atol=1e-5)
+            np.testing.assert_allclose(found, [values.mean(), *experiment.interval(values)], rtol=1e-3, atol=1e-5)
 
 
 def test_a_command_names_no_folder_of_this_machine(monkeypatch):
     words = ["/home/me/study.py", "--clone", "/home/me/Agents", "--data", "a/b", "--out", "/home/me/found", "--short"]
     monkeypatch.setattr("sys.argv", words)
-    assert reporting.command() == "study.py --clone Agents --data a/b --short"
+    assert experiment.command() == "study.py --clone Agents --data a/b --short"
 
 
 def test_a_study_s_figures_reach_the_page(tmp_path, monkeypatch):
     monkeypatch.setattr("sys.argv", ["examples/study.py", "--out", str(tmp_path), "--short"])
     seeds = np.array([1.0, 2.0, 6.0])
     figures = {"a, b": seeds, "slope": (0.5, 0.25, 0.75), "a, none": np.nan, "a, count": 1_024, "slope: b": -0.001}
-    reporting.record(tmp_path / "study.json", figures)
+    experiment.record(tmp_path / "study.json", figures)
     record = json.loads((tmp_path / "study.json").read_text())
-    low, high = reporting.interval(seeds)
+    low, high = experiment.interval(seeds)
     assert record["figures"]["a, b"] == {"value": 3.0, "interval": [round(low, 6), round(high, 6)], "seeds": [1, 2, 6]}
     assert record["figures"]["slope"] == {"value": 0.5, "interval": [0.25, 0.75]}
     assert record["figures"]["a, none"] == {"value": None}
@@ -69,15 +86,14 @@ def test_a_study_s_figures_reach_the_page(tmp_path, monkeypatch):
     assert record["versions"].keys() >= {"python", "jax", "jaxreplay"}
 
     page = (
-        "| claim | source | its figure | slope: 0.00 [0, 0]; slope: b: 0.00; a, count: 0 ||| 7 "
+        "| claim | slope: 0.00 [0, 0]; slope: b: 0.00; a, count: 0; 7 seeds | plotted "
         "| [](../examples/study.json) |\n"
         "\n## Below\n\n| | b | count |\n| --- | --- | --- |\n| a | 9.0 | 9 |\n\n[figures](../examples/study.json)\n"
     )
-    record |= {"seconds": 1_200, "cpu_seconds": 7, "date": "2000-01-01", "versions": {"jax": "9"}}
     found = evidence.filled(page, {"study.json": record})
     assert found.split("\n")[0] == (
-        "| claim | source | its figure | slope: 0.50 [0.25, 0.75]; slope: b: 0.00; a, count: 1,024 | 3 "
-        "| `python examples/study.py --short` | 1,200 (7) | [2000-01-01, jax 9](../examples/study.json) |"
+        "| claim | slope: 0.50 [0.25, 0.75]; slope: b: 0.00; a, count: 1,024; 3 seeds | plotted "
+        "| `python examples/study.py --short` ([figures](../examples/study.json)) |"
     )
     assert f"\n| a | 3.0 [{low:.1f}, {high:.1f}] | 1,024 |\n" in found
     assert evidence.filled(found, {"study.json": record}) == found

@@ -1,4 +1,4 @@
-"""The gallery has every example and every recipe, and small pictures that its program makes."""
+"""The gallery has every example and every recipe with its command, and small pictures that its program makes."""
 
 import importlib.util
 import json
@@ -10,8 +10,8 @@ from PIL import Image
 ROOT = pathlib.Path(__file__).parent.parent
 FOLDER = ROOT / ".docs/pages/assets/gallery"
 PAGE = (ROOT / ".docs/pages/gallery.md").read_text()
-HELPERS = {"arguments.py", "reporting.py"}
-WITHOUT = {"gymnasium_loop.py", "n_step.py", "time_limit.py"}  # they print, and draw nothing
+HELPERS = {"experiment.py"}
+WITHOUT = {"gymnasium_loop.py", "time_limit.py"}  # they print, and draw nothing
 
 
 def found(pattern, folder):
@@ -22,6 +22,8 @@ def shown():
     """Programs by name, with their pictures."""
     cards = PAGE.split("\n-   **[")[1:]
     programs = [re.search(r"\]\(\.\./\.\./examples/([^)]*\.(?:py|ipynb))\)", card)[1] for card in cards]
+    for card, program in zip(cards, programs, strict=True):
+        assert f"`python examples/{program.replace('looking_inside.ipynb', 'run.py')}" in card
     pictures = [re.findall(r"!\[[^\]]+\]\(assets/gallery/([^)]*)\)", card) for card in cards]
     assert len(set(programs)) == len(programs)
     return dict(zip(programs, pictures, strict=True))

@@ -2,6 +2,7 @@
 
 from types import SimpleNamespace
 
+import experiment
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -77,7 +78,7 @@ class PointMass:
 def test_sac_trains():
     config = sac.Config(steps=20, num_envs=2, capacity=64, warmup=10, intervals=2, batch_size=8, width=8)
     reported = []
-    train = sac.make_train(sac.make_agent(config, PointMass(), None), config, lambda x: reported.append(x.shape))
+    train = experiment.make_train(sac.make_agent(config, PointMass(), None), config, lambda x: reported.append(x.shape))
     returns = np.asarray(train(jax.random.split(seeds.key(0), 3)))
     assert set(reported) == {(10, 3, 2)}
     ends = np.isfinite(returns).any(axis=(1, 2))

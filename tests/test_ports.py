@@ -1,4 +1,4 @@
-"""The page of ports has the tables that its figures make, the lines that they count are code, and no port needs a
+"""The page of ports has the figures of the result files, the lines that they count are code, and no port needs a
 private name of jaxreplay."""
 
 import ast
@@ -6,6 +6,7 @@ import collections
 import importlib.util
 import json
 import pathlib
+import re
 
 import pytest
 
@@ -65,28 +66,54 @@ def test_lines(measure):
 
 def test_page(measure):
     page = measure.PAGE.read_text()
-    assert page.split(measure.BEGIN)[1].split(measure.END)[0] == measure.tables(), (
+    assert page.split(measure.BEGIN)[1].split(measure.END)[0] == measure.table(), (
         "python examples/ports/measure.py --write"
     )
 
 
+def numbers(text):
+    return {float(x.replace(",", "")) for x in re.findall(r"-?\d+(?:,\d{3})*(?:\.\d+)?", text)}
+
+
+def test_findings_have_the_numbers_of_the_checks(measure):
+    """Each number of a finding is in the checks of that library, or is the time of its buffer alone."""
+    found = dict(re.findall(r"^- \*\*(\w+)\*\*(.*?)(?=^- |\Z)", measure.PAGE.read_text(), re.MULTILINE | re.DOTALL))
+    assert len(found) >= 9
+    for library, text in found.items():
+        files = [json.loads(path.read_text()) for path in measure.RESULTS.glob(f"{library.lower()}_*.json")]
+        known = {0.0, 1.0, 5.0, 7.0, 8.0}  # as in "one of two", "gamma^5" and "7 of 8 seeds"
+        for file in files:
+            for check in file.get("checks", []):
+                known |= numbers(" ".join(str(value) for value in check.values()))
+            for row in file.get("rows", []):
+                known |= numbers(row["task"]) | numbers(measure.ratio(row).partition(" [")[0])
+        assert files
+        assert numbers(text) <= known, library
+
+
+def test_stoix_breaks_down_as_the_page_says(measure):
+    rows = json.loads((measure.RESULTS / "stoix_rainbow.json").read_text())["rows"]
+    assert sum(x < 10 for x in rows[0]["returns"]["original"]) == 7
+    assert all(min(row["returns"]["port"]) > 100 for row in rows)
+
+
 def test_a_row_is_what_its_figures_say(measure):
-    memory = {"original": {"temporaries": 2_000_000}, "port": {"temporaries": 500_000}}
     row = {
         "port": "buffer only",
         "task": "task",
-        "lines": 3,
         "seconds": {"original": [2.0, 4.0, 1.0], "port": [1.0, 1.0, 1.0]},
-        "compile_seconds": {"original": 2.0, "port": 1.0},
-        "memory_bytes": memory,
         "returns": {"original": [1.0, 1.0], "port": [2.0, 2.0]},
     }
-    assert measure.returns(row) == ["buffer only", "task", "3", "1.0 [1.0, 1.0]", "2.0 [2.0, 2.0]"]
-    assert measure.speed(row) == ["buffer only", "task", "0.5 [0.25, 1]", "2 → 0.5", "0.50"]
+    assert measure.returns(row) == ["2.0 [2.0, 2.0]", "1.0 [1.0, 1.0]"]
+    assert measure.ratio(row) == "0.5 [0.25, 1]"
     assert measure.returns({**row, "returns": None}) is None
-    threads = {**row, "memory_bytes": None, "compile_seconds": None}
-    assert measure.speed(threads) == ["buffer only", "task", "0.5 [0.25, 1]", "-", "-"]
-    assert measure.speed({**row, "seconds": {"original": [2.0], "port": [1.0]}}) is None
+    assert measure.ratio({**row, "seconds": {"original": [2.0], "port": [1.0]}}) == ""
+    slower = {**row, "seconds": {"original": [1.0] * 3, "port": [3.0] * 3}}
+    alone = {**row, "task": "the buffer alone", "seconds": {"original": [1.0] * 3, "port": [9.0] * 3}}
+    files = [{"agent": "DQN", "rows": [row, slower, alone]}, {"agent": "SAC", "rows": [row]}, {"agent": "DQN"}]
+    assert measure.times("DQN", "buffer only", files) == "0.5 to 3"
+    assert measure.times("SAC", "buffer only", files) == "0.5"
+    assert measure.times("SAC", "other", files) == "-"
 
 
 @pytest.mark.parametrize("path", sorted((FOLDER / "results").glob("*.json")), ids=lambda path: path.stem)

@@ -1,4 +1,10 @@
-"""Checks of brax's queue and of the port, in numbers, with brax's own code."""
+"""Checks of brax's queue and of the port, in numbers, with brax's own code.
+
+brax's draws and its time limits are correct. Its queue is slow: once it is full, each insertion rolls the whole
+storage. It stores an item as one row of one dtype: a uint8 frame with a float32 reward needs four times its bytes, and
+an integer above 2^24 changes. In a run the small networks of this task need most of a training step. Returns vary much
+from seed to seed in runs of 9,000 steps.
+"""
 
 from typing import Any
 

@@ -44,12 +44,6 @@ SETTINGS = {
 CAPACITIES = (10_000, 100_000, 1_000_000)
 PORT, LINES = "buffer only", measure.count_lines(Replay)
 ORIGINAL = replay_buffers.UniformSamplingQueue
-ORIGINAL_LINES = measure.count_lines(replay_buffers.QueueBase, ORIGINAL)
-NOTES = [
-    f"brax's queue has {ORIGINAL_LINES} lines, counted in the same way.",
-    "A return is the mean of the 10 evaluations during a run, each of 32 episodes of at most 1,000 steps. Later all "
-    "runs balance for 1,000 steps.",
-]
 
 
 def train(seed: int, steps: int, evaluations: int, progress: Callable, **changes: Any) -> None:
@@ -173,7 +167,7 @@ def main() -> None:
             measure.write(args.out, "brax_sac_speed", PACKAGES, agent=agent, rows=rows)
     else:
         rows = compare(seeds, *((2_000, 2) if args.short else (9_000, 10)))
-        measure.write(args.out, "brax_sac", PACKAGES, agent=agent, notes=NOTES, rows=rows)
+        measure.write(args.out, "brax_sac", PACKAGES, agent=agent, rows=rows)
 
 
 if __name__ == "__main__":

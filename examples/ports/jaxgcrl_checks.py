@@ -1,4 +1,13 @@
-"""Checks of JaxGCRL's queue and goals and of the port, in numbers, with JaxGCRL's own code."""
+"""Checks of JaxGCRL's queue and goals and of the port, in numbers, with JaxGCRL's own code.
+
+JaxGCRL's queue draws windows that are as long as an episode and start at any row, and takes a row's goal from the later
+rows of the same window. So the end of the window cuts the episode, and the goals are too near. Rows at both ends of the
+queue are drawn seldom. An episode's last row is its own goal. If fewer rows than an episode's are stored, it draws rows
+of zeros. It computes a matrix of 1,001 x 1,001 probabilities per window.
+
+The port draws each row by itself, and its goal with `later(law="geometric")` from the whole episode, in O(log(length))
+per row.
+"""
 
 from collections.abc import Callable
 from types import ModuleType, SimpleNamespace

@@ -32,10 +32,6 @@ AGENT = {"batch_size": 128, "h_dim": 64, "max_replay_size": 1_000, "min_replay_s
 LENGTHS = (1_500, 10_000)  # rows of an environment; JaxGCRL keeps 10,000
 RUN = {"episode_length": 101, "num_envs": 32, "num_eval_envs": 128, "action_repeat": 1}
 PORT, LINES = "goals from the whole episode", measure.count_lines(Replay, with_goals)
-NOTES = [
-    "A return is the percentage of episodes of 101 steps that reach their goal, the mean of the later half of 10 "
-    "evaluations during a run, each of 128 episodes without exploration."
-]
 
 
 def load(clone: Path) -> tuple[ModuleType, type]:
@@ -134,7 +130,7 @@ def main() -> None:
         measure.write(args.out, f"{file}_speed", PACKAGES, agent=agent, rows=rows)
     else:
         rows = compare(crl, maze, seeds, *counts)
-        measure.write(args.out, file, PACKAGES, agent=agent, notes=NOTES, rows=rows)
+        measure.write(args.out, file, PACKAGES, agent=agent, rows=rows)
 
 
 if __name__ == "__main__":

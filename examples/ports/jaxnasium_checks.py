@@ -1,4 +1,12 @@
-"""Checks of jaxnasium's buffers and of the ports, in numbers: what each gets right and wrong."""
+"""Checks of jaxnasium's buffers and of the ports, in numbers: what each gets right and wrong.
+
+jaxnasium distinguishes truncation from termination, and never draws a step whose next observation is not in its buffer.
+So all its draws are correct, but it learns nothing from steps that reach a time limit. The port with `NStep` does.
+
+Its prioritized buffer draws without replacement, but computes weights for draws with replacement, so its weighted mean
+is too small. One NaN TD error makes all weights of the next batch NaN; the port's sampler rejects and counts it. By
+default the agent makes 8 updates every 256 steps, so at 50,000 items its buffer has little influence on the time.
+"""
 
 from typing import Any
 

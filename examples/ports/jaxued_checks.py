@@ -1,4 +1,11 @@
-"""Checks of jaxued's level sampler and of the port, in numbers."""
+"""Checks of jaxued's level sampler and of the port, in numbers.
+
+jaxued's `LevelSampler` draws with the right probabilities. When its buffer is full, a new level replaces the level that
+is least likely in a draw. With staleness that can be a level that was just drawn, and not the one with the lowest
+score. One score that is NaN can keep better levels out. It finds a level that is already stored, which `Levels` does
+not do. It sorts all scores again for each level that it inserts or draws, which the port does once for a batch. jaxued
+itself trains much longer than this comparison.
+"""
 
 from collections.abc import Callable
 from typing import Any

@@ -73,7 +73,6 @@ ORIGINAL = jaxued.level_sampler.LevelSampler
 PORT = jaxued_adapter.LevelSampler
 LINES = measure.count_lines(jaxued_adapter.Sampler, PORT)
 RATE = "; solve rate in %"
-NOTES = ["The return is the solve rate in % of the 11 mazes of jaxued, 4 attempts each."]
 
 
 class Captured(Exception):
@@ -232,7 +231,7 @@ def main() -> None:
     else:
         updates = 4 if args.short else UPDATES
         for row in training(module, seeds, updates, level_buffer_capacity=512):
-            measure.write(args.out, file, PACKAGES, agent=agent, notes=NOTES, rows=[row])
+            measure.write(args.out, file, PACKAGES, agent=agent, rows=[row])
             print(row["seconds"]["port"][-1], flush=True)
 
 

@@ -1,10 +1,18 @@
 """Measurements of the ports: an agent as its authors wrote it, and the same agent on jaxreplay.
 
-python examples/ports/measure.py --table   # the tables of .docs/pages/ports.md, made from results/*.json
-python examples/ports/measure.py --write   # write them into the page
+python examples/ports/measure.py           # the table of .docs/pages/ports.md, made from results/*.json
+python examples/ports/measure.py --write   # write it into the page
 
 A training function takes keys [seeds] and returns the return of each seed [seeds]. A script compares functions
 with `compare_all`, counts the lines of its adapter with `count_lines`, and writes its results with `write`.
+
+- A return is the mean over the last quarter, fifth or tenth of training. mujax: of the last 32 episodes. brax: of the
+  10 evaluations during a run. JaxGCRL: the share of goals reached in the later half of 10 evaluations.
+- The time of a run is the port's divided by the original's, the median of alternating runs. Compile time is separate.
+  mujax's time is that of the learner's steps, brax's is that of full buffers, and JaxGCRL's is that of runs after the
+  first evaluation. rejax, jaxnasium, JaxGCRL and Stoix were timed on idle cores, memorax and JaxMARL on busy cores.
+- Temporaries, in the result files, are the memory of the compiled program without its arguments. The arguments are keys
+  only, so they include the replay memory.
 """
 
 import datetime
@@ -28,12 +36,11 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 # The shared modules of the examples are found only on that path, so they are imported after it.
-from arguments import Parser  # noqa: E402
-from reporting import command, interval  # noqa: E402
+from experiment import Parser, command, interval  # noqa: E402
 
 RESULTS = HERE / "results"
 PAGE = HERE.parent.parent / ".docs" / "pages" / "ports.md"
-BEGIN, END = "<!-- tables: begin -->\n", "<!-- tables: end -->"
+BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
 MEASURED = ("compile_seconds", "memory_bytes")
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
 
@@ -102,10 +109,9 @@ def compare_all(
 
 
 def show(row: dict[str, Any]) -> None:
-    """Print a row as in the tables."""
-    for columns, cells in ((RETURNS, returns(row)), (SPEED, speed(row))):
-        if cells is not None:
-            print("  ".join(f"{name}: {text}" for name, text in zip(columns[1:], cells, strict=True)), flush=True)
+    """Print a row of results."""
+    cells = [row["port"], row["task"], f"{row['lines']} lines", *(returns(row) or ()), ratio(row)]
+    print("  ".join(cell for cell in cells if cell), flush=True)
 
 
 def row_of_times(
@@ -135,84 +141,59 @@ def write(out: Path, name: str, packages: Sequence[str], **found: Any) -> None:
     print(f"wrote {path}")
 
 
-RETURNS = ("agent", "port", "task", "lines", "return, original", "return, port")
-SPEED = (
-    "agent",
-    "port",
-    "task",
-    "time of a run, port / original",
-    "temporaries, MB",
-    "time to compile, port / original",
-)
+COLUMNS = ("agent, task", "ours", "the original", "time", "lines", "command")
 
 
 def returns(row: dict[str, Any]) -> list[str] | None:
-    """A row of the table of returns, without its first cell; None if the runs were too short."""
+    """The returns of the port and of the original, with their intervals; None if the runs were too short."""
     if row["returns"] is None:
         return None
-    values = [np.array(row["returns"][name]) for name in ("original", "port")]
-    means = ["{:.1f} [{:.1f}, {:.1f}]".format(x.mean(), *interval(x)) for x in values]
-    return [row["port"], row["task"], str(row["lines"]), *means]
+    values = [np.array(row["returns"][name]) for name in ("port", "original")]
+    return ["{:.1f} [{:.1f}, {:.1f}]".format(x.mean(), *interval(x)) for x in values]
 
 
-def speed(row: dict[str, Any]) -> list[str] | None:
-    """A row of the table of speed, without its first cell; None if there were fewer than 3 runs."""
+def ratio(row: dict[str, Any]) -> str:
+    """The median ratio of the times of runs, with the smallest and the largest; empty if there are fewer than 3."""
     original, port = (np.array(row["seconds"][name]) for name in ("original", "port"))
-    if len(original) < 3:
-        return None
     ratios = port / original
-    run = f"{np.median(ratios):.2g} [{ratios.min():.2g}, {ratios.max():.2g}]"
-    if row["memory_bytes"] is None:  # threads that run several programs
-        return [row["port"], row["task"], run, "-", "-"]
-    memory = " → ".join(f"{row['memory_bytes'][name]['temporaries'] / 1e6:.3g}" for name in ("original", "port"))
-    compiled = row["compile_seconds"]["port"] / row["compile_seconds"]["original"]
-    return [row["port"], row["task"], run, memory, f"{compiled:.2f}"]
+    return f"{np.median(ratios):.2g} [{ratios.min():.2g}, {ratios.max():.2g}]" if len(ratios) >= 3 else ""
 
 
-def markdown(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    lines = [columns, ["---"] * len(columns), *rows]
+def times(agent: str, port: str, files: Sequence[dict[str, Any]]) -> str:
+    """The smallest and the largest median of the times of whole runs, with buffers of several sizes."""
+    rows = [row for found in files if found["agent"] == agent for row in found.get("rows", [])]
+    medians = [
+        ratio(row).split()[0] for row in rows if row["port"] == port and "alone" not in row["task"] and ratio(row)
+    ]
+    ends = sorted({*medians}, key=float)
+    return " to ".join(ends if len(ends) < 2 else (ends[0], ends[-1])) or "-"
+
+
+def table() -> str:
+    """The table of the page: a row for each agent and task, with all ports that have returns."""
+    files = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
+    lines = [COLUMNS, ["---"] * len(COLUMNS)]
+    for stem, found in files.items():
+        agent, command = found["agent"], found["command"].partition(" --seeds")[0]
+        rows = [row for row in found.get("rows", []) if row["returns"] is not None]
+        for task in dict.fromkeys(row["task"] for row in rows):
+            ports = [row for row in rows if row["task"] == task]
+            ours = "; ".join(f"{row['port']}: {returns(row)[0]}" for row in ports)
+            time = "; ".join(times(agent, row["port"], [*files.values()]) for row in ports)
+            counts = "; ".join(str(row["lines"]) for row in ports)
+            link = f"[`{command}`](../../examples/ports/results/{stem}.json)"
+            lines.append([f"{agent}, {task}", ours, returns(ports[0])[1], time, counts, link])
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def tables() -> str:
-    """The tables of the page: measurements, checks and versions."""
-    files = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
-    rows = [(found["agent"], row) for found in files.values() for row in found.get("rows", [])]
-    measured = [[[agent, *cells] for agent, row in rows if (cells := of(row))] for of in (returns, speed)]
-    checks = [
-        [found["agent"], check["what"], check["original"], check["port"]]
-        for found in files.values()
-        for check in found.get("checks", [])
-    ]
-    versions = [
-        [
-            f"`{found['command']}`",
-            found["date"],
-            ", ".join(" ".join(item) for item in found["versions"].items()),
-            f"{found['device']}, Python {found['python']}",
-        ]
-        for found in files.values()
-    ]
-    return "\n".join(
-        [
-            markdown(RETURNS, measured[0]),
-            markdown(SPEED, measured[1]),
-            markdown(("agent", "check", "original", "port"), checks),
-            markdown(("command", "date", "versions", "device"), versions),
-        ]
-    )
-
-
 def main() -> None:
-    line = Parser("Tables of the ports' results.")
-    line.add_argument("--table", action="store_true", help="print the tables (the default)")
-    line.add_argument("--write", action="store_true", help=f"write them into {PAGE.name}")
-    args = line.parse()
-    if not args.write:
-        print(tables(), end="")
+    line = Parser("The table of the ports' results.")
+    line.add_argument("--write", action="store_true", help=f"write it into {PAGE.name}, and do not print it")
+    if not line.parse().write:
+        print(table(), end="")
         return
     before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(before + BEGIN + tables() + END + rest.split(END)[1])
+    PAGE.write_text(before + BEGIN + table() + END + rest.split(END)[1])
 
 
 if __name__ == "__main__":

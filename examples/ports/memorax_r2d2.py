@@ -97,17 +97,6 @@ PORTS = {
     "buffer only": (R2D2, sequence_buffer, BUFFER),
     "stored states, n-step with truncation, priorities": (PortedR2D2, Rows, AGENT),
 }
-NOTES = [
-    "At each `add` memorax's buffer sets the priority of the row before the new one to zero, so soon only the newest "
-    "row of each stream has a priority. A ring that is not full then draws the first sequence of each stream again "
-    "and again, and a full one draws the sequence from the newest row across the seam to the oldest rows.",
-    "With `SequenceBuffer` all stored sequences are drawn, a priority lasts as long as its sequence, and an "
-    "observation is stored once. memorax's rows and n-step targets are right, but it treats a time limit as a "
-    "termination; the second port bootstraps there.",
-    "The original may start sequences at any row here (`get_full_start_flags`); its default is episodes' first rows.",
-    "The additions of the second port make no difference in return that 8 seeds show; stored recurrent states take "
-    "memory.",
-]
 ORIGINAL = functools.partial(original_buffer, get_start_flags=get_full_start_flags)
 
 
@@ -155,7 +144,7 @@ def main() -> None:
         measure.write(args.out, f"{name}_speed", packages, **about, rows=rows)
     else:
         rows = compare(keys, few if args.short else 200_000, SETTINGS, rounds=1)
-        measure.write(args.out, name, packages, **about, notes=NOTES, rows=rows)
+        measure.write(args.out, name, packages, **about, rows=rows)
 
 
 if __name__ == "__main__":

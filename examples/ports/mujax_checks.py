@@ -1,4 +1,13 @@
-"""Checks of mujax's replay and of the port, in numbers, with mujax's own code."""
+"""Checks of mujax's replay and of the port, in numbers, with mujax's own code.
+
+All drawn sequences of mujax are correct. It writes a chunk only when every actor has delivered one. So an actor's steps
+wait for the slowest actor, in a queue without a limit, and nothing is ever drawn if one actor never adds. In the port
+each actor has its own source, and its steps can be drawn at once. mujax's limiter compares the balance before an
+addition, so the balance exceeds its bound by a whole chunk; `Shared` keeps it within the slack. mujax uses the policies
+and values that reanalysis finds for one batch and then drops them. `KeepingReanalyzer` stores them with `Shared.set`.
+The port needs more time. Its actors add every step instead of every 16th, and it writes back; the two were not timed
+apart.
+"""
 
 import threading
 import types
@@ -8,11 +17,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from mujax.reanalyze import Reanalyzer
-from mujax.replay import Adder, Buffer, SampleToInsertRatio
+from mujax.replay import Buffer
 from mujax.types import EnvironmentSpec, SearchOutput, Transition
 from mujax_adapter import KeepingReanalyzer, SharedReplay
 
-ORIGINAL = Adder, Buffer, SampleToInsertRatio
 SPEC, NUM_ENVS, LENGTH, T, B = EnvironmentSpec(obs_dim=2, num_actions=2), 2, 20, 4, 64
 SEARCHED, FOUND = 2, 7.0  # steps of a sequence that are searched, and the value that each search finds
 

@@ -45,11 +45,6 @@ WARM_UP = 20  # learner steps before the clock starts: they compile
 LINES = measure.count_lines(Drawn, Adder, SharedReplay, KeepingReanalyzer)
 PORTS = {"keeps what reanalysis found": (SharedReplay, KeepingReanalyzer, LINES)}
 LAST = 32  # episodes whose mean is the return of a run
-ORIGINAL_LINES = measure.count_lines(*mujax_checks.ORIGINAL)
-NOTES = [
-    f"mujax's replay has {ORIGINAL_LINES} lines, counted in the same way.",
-    "Only the learner's steps after the first ones are timed, since these compile.",
-]
 
 
 class Returns(EnvLoopObserver):
@@ -140,7 +135,7 @@ def main() -> None:
             measure.write(args.out, f"{name}_speed", packages, **about, rows=rows)
     else:
         for rows in compare(seeds, few if args.short else 500):
-            measure.write(args.out, name, packages, **about, notes=NOTES, rows=rows)
+            measure.write(args.out, name, packages, **about, rows=rows)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,10 @@
-"""Checks of rejax and of the ports, in numbers, with rejax's own code: what each gets right and wrong."""
+"""Checks of rejax and of the ports, in numbers, with rejax's own code: what each gets right and wrong.
+
+gymnax 0.0.9 has one `done`, so rejax treats a time limit as termination: its DQN learns values of 3.5 to 3.8 where all
+values are 10. The ports keep the final observation and ask the environment for true termination, and they learn 10.
+Only rows at a time limit are wrong. Their next observation belongs to the next episode, which does no harm, since rejax
+does not bootstrap from it. A review of its ring and its draw found no error.
+"""
 
 from typing import Any
 

@@ -53,7 +53,6 @@ PORTS = {
     "buffer only": measure.count_lines(Drawn, Sequences),
     "5-step with truncation": measure.count_lines(Drawn, Sequences, KeepsTermination, Traced),
 }
-NOTES = ["A return is the mean of the episodes that end in the last fifth of training, with the exploring policy."]
 
 
 def load(stoix: Path) -> tuple[ModuleType, Any]:
@@ -197,7 +196,7 @@ def main() -> None:
             found += rows
     else:
         for rows in compare(program, seeds, 20 if args.short else 250):
-            measure.write(args.out, file, PACKAGES, agent=agent, notes=NOTES, rows=rows)
+            measure.write(args.out, file, PACKAGES, agent=agent, rows=rows)
 
 
 if __name__ == "__main__":

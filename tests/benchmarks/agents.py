@@ -103,5 +103,5 @@ def training(agent: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     config = example.Config(**settings)
     environment = {"dqn": "CartPole-v1", "sac": "Pendulum-v1"}.get(agent)
     made = example.make_agent(config, *(importlib.import_module("gymnax").make(environment) if environment else ()))
-    _, advance = dqn.make_loop(made, config)
+    _, advance = importlib.import_module("experiment").make_loop(made, config)
     return jax.vmap(made[0]), advance

@@ -68,8 +68,8 @@ def run(smoke: bool, with_flashbax: bool) -> dict[str, Any]:
     sys.path.insert(0, str(EXAMPLES))
     try:
         import dqn
+        import experiment
         import gymnax
-        import reporting
     except ImportError as error:
         return {"skipped": f"{error.name} is not installed"}
     seeds, pairs = (2, 1) if smoke else (8, 3)
@@ -85,7 +85,7 @@ def run(smoke: bool, with_flashbax: bool) -> dict[str, Any]:
         started = time.perf_counter()
         config = dqn.Config(buffer=buffer, steps=steps)
         agent = dqn.make_agent(config, *gymnax.make("CartPole-v1"))
-        train = dqn.make_train(agent, config, lambda returns: None)
+        train = experiment.make_train(agent, config, lambda returns: None)
         compiled[name] = train.lower(keys).compile()
         result[name] = {"compile_s": round(time.perf_counter() - started, 2)}
     for _ in range(pairs):
@@ -93,12 +93,12 @@ def run(smoke: bool, with_flashbax: bool) -> dict[str, Any]:
             started = time.perf_counter()
             returns = np.asarray(train(keys))
             seconds[name].append(time.perf_counter() - started)
-            env_steps, curves = reporting.learning_curves(returns, dqn.LAST_EPISODES, POINTS)
+            env_steps, curves = experiment.learning_curves(returns, dqn.LAST_EPISODES, POINTS)
             result[name]["curves"] = np.round(np.nan_to_num(curves), 1).tolist()
     for name, of_name in result.items():
         final = np.array(of_name["curves"])[:, -1]
         of_name["seconds"] = percentiles(seconds[name])
         of_name["ratio"] = percentiles(np.array(seconds[name]) / np.array(seconds["jaxreplay"]))
         of_name["mean_return"] = round(float(final.mean()), 1)
-        of_name["interval"] = [round(float(x), 1) for x in reporting.interval(final)]
+        of_name["interval"] = [round(float(x), 1) for x in experiment.interval(final)]
     return {"seeds": seeds, "pairs": pairs, "env_steps": env_steps.tolist(), "libraries": result}

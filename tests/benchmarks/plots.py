@@ -1,4 +1,4 @@
-"""Plots of a benchmark's result."""
+"""Plots of a benchmark's result, narrow enough to be read on a phone."""
 
 import pathlib
 from typing import Any
@@ -9,6 +9,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from settings import power
 
+WIDTH = 4.6  # inches
 COLOURS = {
     BASE: "tab:blue",
     "flashbax": "tab:orange",
@@ -31,7 +32,7 @@ def save(result: dict[str, Any], folder: pathlib.Path) -> None:
     }
     for kind, figure in made.items():
         if figure:
-            figure.savefig(folder / f"{name}_{kind}.png", dpi=100)
+            figure.savefig(folder / f"{name}_{kind}.png", dpi=150)
 
 
 def _is_usual(row: dict) -> bool:
@@ -42,7 +43,7 @@ def _peers(rows: list[dict]) -> Figure | None:
     """Time of a replay step by capacity, beside the libraries that are compared in most cells."""
     if not rows:
         return None
-    figure = Figure(figsize=(6.4, 3.6), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 3.4), layout="constrained")
     axes = figure.subplots()
     for name in (BASE, "flashbax", "flashbax ordered", "cpprb", "torchrl"):
         times = _times(rows, name)
@@ -56,7 +57,7 @@ def _peers(rows: list[dict]) -> Figure | None:
     axes.set_xticks(sorted({row["capacity"] for row in rows}))
     axes.set_yticks([10, 100, 1_000], ["10", "100", "1,000"])
     axes.minorticks_off()
-    axes.set(xlabel="capacity", ylabel="us a step", ylim=(10, 10_000), title="add 16, draw 256 by priority, update")
+    axes.set(xlabel="capacity", ylabel="us per step", ylim=(10, 10_000), title="add 16, draw 256 by priority, update")
     axes.set_xlim(2**13.5, 2**23.5)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
@@ -97,9 +98,9 @@ def _ratio(rows: list[dict]) -> Figure | None:
 
 
 def _panels(titles: list[str]) -> tuple[Figure, list[Axes]]:
-    """A figure with a panel for each title, three in a row, with binary logarithmic axes."""
-    shape = -(-len(titles) // 3), min(len(titles), 3)
-    figure = Figure(figsize=(2.8 * shape[1], 0.9 + 2.5 * shape[0]), layout="constrained")
+    """A figure with a panel for each title, two in a row, with binary logarithmic axes."""
+    shape = -(-len(titles) // 2), min(len(titles), 2)
+    figure = Figure(figsize=(WIDTH, 0.9 + 1.9 * shape[0]), layout="constrained")
     panels = figure.subplots(*shape, sharex=True, sharey=True, squeeze=False).ravel()
     for axes in panels[len(titles) :]:
         axes.set_visible(False)
@@ -115,7 +116,8 @@ def _panels(titles: list[str]) -> tuple[Figure, list[Axes]]:
 def _legend(figure: Figure, title: str = "") -> None:
     """One legend for all panels, above them."""
     lines = {line.get_label(): line for axes in figure.axes for line in axes.lines if line.get_label()[0] != "_"}
-    figure.legend(lines.values(), lines.keys(), loc="outside upper center", ncols=len(lines), title=title)
+    of_text = {"fontsize": 8, "title": title, "title_fontsize": 8}
+    figure.legend(lines.values(), lines.keys(), loc="outside upper center", ncols=min(len(lines), 4), **of_text)
 
 
 def _time(rows: list[dict]) -> Figure | None:
@@ -123,13 +125,13 @@ def _time(rows: list[dict]) -> Figure | None:
     chosen = {part: [row for row in rows if row["part"] == part] for part in "ab"}
     if not any(chosen.values()):
         return None
-    figure = Figure(figsize=(10, 4.2), layout="constrained")
-    for axes, part in zip(figure.subplots(1, 2, sharey=True), "ab", strict=True):
+    figure = Figure(figsize=(WIDTH, 7.5), layout="constrained")
+    for axes, part in zip(figure.subplots(2, 1, sharey=True), "ab", strict=True):
         _lines(axes, chosen[part])
         title = {"a": "(a) tree: sample + update", "b": "(b) whole replay step"}[part]
-        axes.set(title=f"{title}, B=256", xlabel="capacity N", ylabel="us a step" if part == "a" else "")
+        axes.set(title=f"{title}, B=256", xlabel="capacity N", ylabel="us per step")
     lines = {line.get_label(): line for axes in figure.axes for line in axes.lines}
-    figure.legend(lines.values(), lines.keys(), loc="outside right center", fontsize=8)
+    figure.legend(lines.values(), lines.keys(), loc="outside lower center", ncols=3, fontsize=8)
     return figure
 
 
@@ -166,7 +168,7 @@ def _seeds(rows: list[dict]) -> Figure | None:
         axes.axhline(1, color="gray", linestyle="--", linewidth=1)
         axes.xaxis.set_major_formatter("{x:g}")
     figure.supxlabel("seeds")
-    figure.supylabel("cost of a seed / cost of one seed alone")
+    figure.supylabel("cost per seed / cost of one seed alone")
     _legend(figure)
     return figure
 
@@ -175,14 +177,14 @@ def _dqn(result: dict[str, Any]) -> Figure | None:
     """Learning curves with both buffers: mean of the seeds, and every seed."""
     if "libraries" not in result:
         return None
-    figure = Figure(figsize=(7, 4.2), layout="constrained")
+    figure = Figure(figsize=(WIDTH, 3.8), layout="constrained")
     axes = figure.subplots()
     for name, found in result["libraries"].items():
         curves, steps = np.array(found["curves"]), result["env_steps"]
         axes.plot(steps, curves.T, color=COLOURS[name], alpha=0.2, linewidth=0.7)
         label = f"{name}: {found['mean_return']} {found['interval']}, {found['seconds']['median']:.1f} s"
         axes.plot(steps, curves.mean(axis=0), color=COLOURS[name], linewidth=2.2, label=label)
-    axes.set(title="CartPole-v1, prioritized 3-step double DQN", xlabel="environment steps a seed", ylabel="return")
+    axes.set(title="CartPole-v1, prioritized 3-step double DQN", xlabel="environment steps per seed", ylabel="return")
     axes.xaxis.set_major_formatter("{x:,.0f}")
     figure.legend(loc="outside lower center", title="final return [95% interval], training time", fontsize=8)
     return figure

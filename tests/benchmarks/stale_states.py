@@ -18,8 +18,7 @@ import numpy as np
 sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
 
 import r2d2
-from dqn import make_loop
-from reporting import interval
+from experiment import interval, make_loop
 
 UPDATES = 1_200  # all their steps are still stored
 

@@ -1,8 +1,9 @@
-"""Reports of the examples: a progress bar, times, learning curves, a table, a plot and a result file.
+"""What the examples share: their command lines, progress bars, tables, plots and result files.
 
 tqdm and matplotlib are imported on first use, so that an agent can be imported without them.
 """
 
+import argparse
 import datetime
 import functools
 import importlib.metadata
@@ -10,17 +11,73 @@ import json
 import platform
 import sys
 import time
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import Any, NoReturn
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 
 import jaxreplay as jr
 
 START = time.perf_counter()  # of the program, nearly
 COLORS = ("tab:blue", "tab:orange", "tab:green")
+
+
+class Parser(argparse.ArgumentParser):
+    """A parser with one-line errors on stderr and exit status 2."""
+
+    def __init__(self, description: str):
+        super().__init__(description=description, allow_abbrev=False)
+        self.counts: dict[str, tuple[int, int]] = {}
+
+    def add_count(self, name: str, what: str, default: int, short: int, low: int = 1, high: int = 2**31 - 1) -> None:
+        """Add an integer option with another default for --short."""
+        self.add_argument(f"--{name}", type=integer(low, high), help=f"{what} ({default}; {short} if short)")
+        self.counts[name] = default, short
+
+    def add_experiment(self, seeds: int, short_seeds: int = 2, short: str = "a tiny budget; it does not learn") -> None:
+        """Add the options of every experiment: --seeds, --seed, --out and --short."""
+        self.add_count("seeds", "number of seeds", seeds, short_seeds, high=4096)
+        self.add_argument("--seed", type=integer(0), default=0, help="base seed (0)")
+        self.add_argument("--out", type=Path, default=Path("out"), help="output folder (out)")
+        self.add_argument("--short", action="store_true", help=short)
+
+    def parse(self) -> argparse.Namespace:
+        """The arguments, with defaults filled in. Makes the folder of --out, if there is that option."""
+        args = self.parse_args()
+        for name, defaults in self.counts.items():
+            if getattr(args, name) is None:
+                setattr(args, name, defaults[args.short])
+        if "out" in args:
+            try:
+                args.out.mkdir(parents=True, exist_ok=True)
+            except OSError as error:
+                self.error(f"argument --out: cannot make the folder {str(args.out)!r} ({error.strerror})")
+        return args
+
+    def learning_steps(self, env_steps: int, num_envs: int, config: Any) -> int:
+        """Steps after the warmup within `env_steps`, rounded down to whole intervals of progress reports."""
+        least = num_envs * (config.warmup + config.intervals)
+        if env_steps < least:
+            self.error(f"argument --steps: {env_steps} is too few for {num_envs} environments, which need {least}")
+        return (env_steps // num_envs - config.warmup) // config.intervals * config.intervals
+
+    def error(self, message: str) -> NoReturn:
+        self.exit(2, f"{self.prog}: error: {message}\n")
+
+
+def integer(low: int, high: int = 2**31 - 1) -> Callable[[str], int]:
+    """An argument type: an integer from `low` to `high`."""
+
+    def parse(text: str) -> int:
+        if not text.removeprefix("-").isdecimal() or not low <= int(text) <= high:
+            raise argparse.ArgumentTypeError(f"{text!r} is not an integer from {low} to {high}")
+        return int(text)
+
+    return parse
 
 
 def count_episodes(returns: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -49,6 +106,48 @@ class Progress:
         text = f"return {float(mean_return):.2f}" if int(episodes) > 0 else "training"
         self.bar.set_description(f"{self.name}{text}", refresh=False)
         self.bar.update(steps)
+
+
+def make_loop(agent: tuple[Callable, Callable, Callable], config: Any) -> tuple[Callable, Callable]:
+    """Training of all seeds in two parts: begin(keys) is the warmup, advance(state, times) the steps at these times.
+
+    Both return the new state, and the second result of `act` at each step, [steps, seeds, ...].
+    """
+    init, act, learn = agent
+    init, act, learn = jax.vmap(init), jax.vmap(act, in_axes=(0, None)), jax.vmap(learn)
+    epsilon = optax.linear_schedule(1.0, config.epsilon, int(config.exploration * config.steps))
+
+    def begin(keys: jax.Array) -> tuple[Any, jax.Array]:
+        return jax.lax.scan(lambda state, _: act(state, 1.0), init(keys), length=config.warmup)
+
+    def step(state: Any, t: jax.Array) -> tuple[Any, jax.Array]:
+        state, returns = act(state, epsilon(t))
+        return learn(state), returns
+
+    return begin, lambda state, times: jax.lax.scan(step, state, times)
+
+
+def make_train(
+    agent: tuple[Callable, Callable, Callable], config: Any, report: Callable[[jax.Array], None]
+) -> Callable[[jax.Array], jax.Array]:
+    """A jitted function from keys [seeds] to the second result of `act` at each step, [warmup + steps, seeds, ...].
+
+    `report` is called while tracing, with the results of each interval.
+    """
+    begin, advance = make_loop(agent, config)
+
+    def interval(state: Any, times: jax.Array) -> tuple[Any, jax.Array]:
+        state, returns = advance(state, times)
+        report(returns)
+        return state, returns
+
+    def train(keys: jax.Array) -> jax.Array:
+        state, first = begin(keys)
+        times = jnp.arange(config.steps).reshape(config.intervals, -1)
+        _, returns = jax.lax.scan(interval, state, times)
+        return jnp.concatenate([first, returns.reshape(-1, *returns.shape[2:])])
+
+    return jax.jit(train)
 
 
 def run(train: Any, keys: jax.Array, progress: Progress) -> tuple[np.ndarray, str]:
@@ -132,9 +231,39 @@ def record(path: Path, figures: dict[str, Any], *, seeds: int | None = None) -> 
     path.write_text("{\n" + ",\n".join([*lines, ' "figures": {\n' + ",\n".join(rows) + "\n }"]) + "\n}\n")
 
 
+def text_of(figure: Any, digits: int) -> str:
+    """A figure of `record` as text, such as "0.50 [0.40, 0.60]"."""
+    if isinstance(figure, np.ndarray):
+        figure = figure.mean(), *interval(figure)
+    value, *ends = (f"{x:,.{digits}f}" for x in np.ravel(figure))
+    return f"{value} [{', '.join(ends)}]" if ends else value
+
+
+def report(path: Path, title: str, figures: dict[str, Any], digits: int = 2) -> None:
+    """Print figures by their names "ROW, COLUMN" in a table, and `record` them beside the plot `path`."""
+    table: dict[str, dict[str, str]] = {}
+    for name, figure in figures.items():
+        row, _, column = name.rpartition(", ")
+        table.setdefault(row, {})[column] = text_of(figure, digits)
+    columns = list(dict.fromkeys(column for row in table.values() for column in row))
+    first, width = 2 + max(map(len, table)), 2 + max(22, *map(len, columns))
+    print(f"{title}\nmean over seeds [95% bootstrap interval]\n{'':{first}}", end="")
+    print("".join(f"{column:>{width}}" for column in columns))
+    for name, row in table.items():
+        print(f"{name:{first}}" + "".join(f"{row.get(column, ''):>{width}}" for column in columns))
+    save(path, figures)
+
+
+def save(path: Path, figures: dict[str, Any], *, seeds: int | None = None) -> None:
+    """`record` the figures of a study beside its plot `path`, and print where they are."""
+    record(path.with_suffix(".json"), figures, seeds=seeds)
+    written = " and ".join(str(x) for x in dict.fromkeys((path, path.with_suffix(".json"))))
+    print(f"{time.perf_counter() - START:.0f} s with compiling; wrote {written}")
+
+
 def print_table(title: str, last_episodes: int, final: dict[str, np.ndarray]) -> None:
     """Print the final returns of each agent, `final` [seeds], with their mean and its interval."""
-    means = ["{:.2f} [{:.2f}, {:.2f}]".format(values.mean(), *interval(values)) for values in final.values()]
+    means = [text_of(values, 2) for values in final.values()]
     width = max(26, *(len(text) + 2 for text in (*final, *means)))
     print(f"{title}\nreturn: mean of the last {last_episodes} training episodes; [95% bootstrap interval over seeds]")
     print("seed" + "".join(f"{name:>{width}}" for name in final))
@@ -148,8 +277,7 @@ def heat_map(axes: Any, values: np.ndarray, low: float, high: float, digits: int
     means = values.mean(axis=-1)
     image = axes.imshow(means, vmin=low, vmax=high, cmap="viridis", origin="lower", aspect="auto")
     for row, column in np.ndindex(means.shape):
-        ends = interval(values[row, column])
-        text = "{:.{d}f}\n[{:.{d}f}, {:.{d}f}]".format(means[row, column], *ends, d=digits)
+        text = text_of(values[row, column], digits).replace(" [", "\n[")
         color = "white" if means[row, column] < (low + high) / 2 else "black"
         axes.text(column, row, text, ha="center", va="center", fontsize=8.5, color=color)
     axes.tick_params(length=0)
@@ -226,5 +354,4 @@ def summarize(
     line = None if goal is None else (goal, f"return {goal:g}")
     plot(path, title, env_steps, {name: curves}, ylabel=f"return, last {last_episodes} episodes", ylim=ylim, goal=line)
     reached = {} if goal is None else {f"seeds above {goal:g}": np.sum(final >= goal)}
-    record(path.with_suffix(".json"), {"return": final, **reached})
-    print(f"wrote {path} and {path.with_suffix('.json')}")
+    save(path, {"return": final, **reached})

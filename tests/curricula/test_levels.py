@@ -4,7 +4,6 @@ import collections
 import dataclasses
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
@@ -161,8 +160,8 @@ def test_no_dtype_or_rank_is_promoted(prioritization):
     levels = jr.Levels(capacity=7, prioritization=prioritization, staleness=0.5)
     ends = np.ones((3, 4), bool)
     with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
-        scores = np.array(jax.jit(jr.scores.positive_value_loss)(np.ones((3, 4), np.float32), ends))
-        scores += np.asarray(jax.jit(jr.scores.max_monte_carlo)(np.ones((3, 4), np.float32), ends, np.full(4, 2.0, np.float32)))
+        scores = jr.scores.positive_value_loss(np.ones((3, 4), np.float32), ends)
+        scores += jr.scores.max_monte_carlo(np.ones((3, 4), np.float32), ends, np.full(4, 2.0, np.float32))
         state, slots = levels.insert(levels.init({"id": np.int8(0)}), {"id": np.arange(4, dtype=np.int8)}, scores)
         state = levels.update(state, slots, scores)
         state, drawn, items = levels.sample(state, seeds.key("strict"), 5)
@@ -242,7 +241,7 @@ def test_scores_of_rollouts():
     largest = rng.normal(size=12).astype(np.float32)
     found = jax.jit(jr.scores.positive_value_loss)(numbers, ends)
     np.testing.assert_allclose(found, mean_of_episodes(np.maximum(numbers, 0), ends), rtol=1e-5)
-    found = np.asarray(jax.jit(jr.scores.max_monte_carlo)(numbers, ends, largest))
+    found = np.asarray(jr.scores.max_monte_carlo(numbers, ends, largest))
     np.testing.assert_allclose(found, mean_of_episodes(largest - numbers, ends), rtol=1e-4, atol=1e-6)
     assert found[0] == -np.inf
     rejects(r"advantages: got float32\[3\] with ends", jr.scores.positive_value_loss, np.zeros(3), np.zeros(3, bool))

@@ -69,8 +69,8 @@ def stack(*trees):
 
 
 def at(tree, i):
-    """Index `i` of every leaf."""
-    return jax.tree.map(lambda leaf: leaf[i], tree)
+    """Index `i` of every leaf, on the host."""
+    return jax.tree.map(lambda leaf: leaf[i], jax.device_get(tree))
 
 
 def types(tree):

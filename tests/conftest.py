@@ -10,6 +10,7 @@ import tempfile
 
 import hypothesis
 import jax
+import meter
 import pytest
 import seeds
 from jax.experimental.compilation_cache import compilation_cache
@@ -35,18 +36,27 @@ hypothesis.settings.load_profile("suite")
 gc.set_threshold(100_000)  # tracing makes many objects and little garbage: collecting took a tenth of its time
 
 
+def pytest_addoption(parser):
+    parser.addoption("--meter", action="store_true", help="list what files and tests compile")
+
+
 def pytest_configure(config):
     """All processes of one run share what they compile, which is most of the work.
 
-    No run sees another's, unless JAX_COMPILATION_CACHE_DIR names a folder for both.
+    A virtual environment in the checkout keeps it for the next run; elsewhere it goes. JAX_COMPILATION_CACHE_DIR names
+    another folder, and an environment that is made anew, as `.ci/run` does, starts with nothing.
     """
     seeds.fresh()  # before there are workers
+    config.pluginmanager.register(meter.Meter(), "meter")
     if seeds.GIVEN is not None:  # before the plugin of hypothesis reads it; state machines take it too
         config.option.hypothesis_seed = seeds.GIVEN
     if "JAX_COMPILATION_CACHE_DIR" not in os.environ:
-        folder = tempfile.TemporaryDirectory(prefix="jaxreplay-tests-")
-        config.add_cleanup(folder.cleanup)
-        os.environ["JAX_COMPILATION_CACHE_DIR"] = folder.name  # workers and children inherit it
+        folder = meter.kept_cache(pathlib.Path(sys.prefix), pathlib.Path(__file__).parents[1])
+        if folder is None:
+            temporary = tempfile.TemporaryDirectory(prefix="jaxreplay-tests-")
+            config.add_cleanup(temporary.cleanup)
+            folder = temporary.name
+        os.environ["JAX_COMPILATION_CACHE_DIR"] = str(folder)  # workers and children inherit it
     for name, value in {
         "jax_compilation_cache_dir": os.environ["JAX_COMPILATION_CACHE_DIR"],
         "jax_persistent_cache_min_compile_time_secs": 0,

@@ -69,8 +69,8 @@ def stack(*trees):
 
 
 def at(tree, i):
-    """Index `i` of every leaf."""
-    return jax.tree.map(lambda leaf: leaf[i], tree)
+    """Index `i` of every leaf, on the host."""
+    return jax.tree.map(lambda leaf: leaf[i], jax.device_get(tree))
 
 
 def types(tree):
@@ -79,7 +79,7 @@ def types(tree):
 
 def leaves_of(tree):
     """Leaves of a sum tree, on the host."""
-    return np.asarray(sum_tree.leaves(tree))
+    return sum_tree.leaves(jax.device_get(tree))
 
 
 def check_tree(tree):
@@ -102,10 +102,13 @@ def check_tree(tree):
             np.testing.assert_array_equal(parents, np.pad(minima, padding, constant_values=_tree.NONE))
 
 
+@functools.partial(jax.jit, static_argnames=("fanout", "track_minimum"))
+def _tree_of(leaves, **settings):
+    return sum_tree.update(sum_tree.init(leaves.size, **settings), np.arange(leaves.size), leaves, unique_indices=True)
+
+
 def tree_of(leaves, **settings):
-    leaves = np.asarray(leaves, np.float32)
-    tree = sum_tree.init(len(leaves), **settings)
-    return sum_tree.update(tree, np.arange(len(leaves)), leaves, unique_indices=True)
+    return _tree_of(np.array(leaves, np.float32), **settings)
 
 
 def compiled(function, *arguments):

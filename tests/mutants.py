@@ -258,7 +258,18 @@ def run_tests(root, tests, log, seconds):
         os.dup2(out.fileno(), 2)
         import pytest
 
-        options = ["-x", "-p", "no:cacheprovider", "-p", "no:xdist", "--rootdir", str(root), "--tb=line"]
+        options = [
+            "-x",
+            "-p",
+            "no:cacheprovider",
+            "-p",
+            "no:xdist",
+            "-p",
+            "no:meter",
+            "--rootdir",
+            str(root),
+            "--tb=line",
+        ]
         status = pytest.main([*options, "-c", str(root / "pyproject.toml"), "-m", "not slow", *tests])
         out.flush()
         os._exit(int(status))

@@ -1,6 +1,7 @@
 """Tasks: a curriculum over a fixed list of tasks, drawn in proportion to a score."""
 
 import dataclasses
+import functools
 from collections.abc import Hashable, Sequence
 from typing import Any, ClassVar
 
@@ -109,6 +110,7 @@ class Tasks:
             online_difficulty_filtering=drops,
         )
 
+    @functools.partial(jax.jit, static_argnums=0)
     def init(self) -> TasksState:
         """State with no trials.
 

@@ -10,6 +10,7 @@ them.
 """
 
 import dataclasses
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -17,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxreplay._common.checks import as_float, check_integer, check_number, keywords_only, set_fields, type_text
+from jaxreplay._common.xla import copies_numpy
 
 Score = Callable[[jax.Array, jax.Array, jax.Array], Any]
 ROUNDS = 6  # of proposals for a Gamma variate: all are rejected less often than once in 10^7
@@ -191,6 +193,7 @@ def max_monte_carlo(values: jax.Array, ends: jax.Array, max_returns: jax.Array) 
     return _mean_of_episodes(largest[None] - values, ends)
 
 
+@functools.partial(jax.jit, inline=True)
 def _beta_variates(key: jax.Array, a: jax.Array, b: jax.Array) -> jax.Array:
     """Random rates with Beta(a, b) distributions, float32 of the shape of `a` and `b`; no loop.
 
@@ -230,6 +233,8 @@ def _checked(name: str, numbers: jax.Array, ends: jax.Array) -> jax.Array:
     return numbers
 
 
+@copies_numpy
+@functools.partial(jax.jit, inline=True)
 def _mean_of_episodes(numbers: jax.Array, ends: jax.Array) -> jax.Array:
     """Mean over finished episodes of their mean number, float32 [B]; -inf where there are none."""
     ends = jnp.asarray(ends).astype(jnp.int32)

@@ -9,7 +9,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, items, over_devices, rarely, rejects, tree_of
+from helpers import at, items, over_devices, rarely, rejects, stack, tree_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chisquare
@@ -265,10 +265,9 @@ def test_eager_equals_jit_equals_vmap(name):
         return young, buffer.epoch(state, other, 4, step=bound), buffer.num_batches(state, 4)
 
     states, keys, bounds = zip(
-        *((filled(name, t)[1], jax.random.key(t), jnp.int32(t - 2)) for t in (3, 4, 5)), strict=True
+        *((filled(name, t)[1], jax.random.key(t), np.int32(t - 2)) for t in (3, 4, 5)), strict=True
     )
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), *states)
-    vmapped = jax.vmap(draws)(stacked, jnp.stack(keys), jnp.stack(bounds))
+    vmapped = jax.device_get(jax.vmap(draws)(stack(*states), jnp.stack(keys), np.stack(bounds)))
     jitted = jax.jit(draws)
     for i, arguments in enumerate(zip(states, keys, bounds, strict=True)):
         eager = draws(*arguments)

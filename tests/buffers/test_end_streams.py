@@ -121,7 +121,7 @@ def test_what_a_run_draws_after_it_was_closed_is_what_a_new_buffer_would(windows
     resumed.rng = seeds.rng(1)
     new.rng = seeds.rng(1)
     resumed.add(11), new.add(11)
-    drawn, expected = (x.buffer.get(x.state, x.buffer.newest(x.state, 100))["at"] for x in (resumed, new))
+    drawn, expected = (np.asarray(x.buffer.get(x.state, x.buffer.newest(x.state, 100))["at"]) for x in (resumed, new))
     own = drawn[run_of(drawn)[:, 0] == 1]
     assert own.tolist() == expected[run_of(expected)[:, 0] == 1].tolist()
     assert len(own) > 4

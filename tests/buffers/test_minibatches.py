@@ -4,11 +4,10 @@ import functools
 
 import chex
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import rarely, rejects
+from helpers import at, rarely, rejects, stack
 from scipy.stats import chisquare
 from test_draws import PER, SAMPLERS, replay, tagged
 
@@ -48,7 +47,7 @@ def test_minibatches_are_draws_with_keys_of_their_own(case):
     draw = functools.partial(minibatches, buffer, state, k=4, batch_size=8)
     drawn = jax.jit(draw)(seeds.key(0))
     alone = [buffer.sample(state, key, 8) for key in jax.random.split(seeds.key(0), 4)]
-    chex.assert_trees_all_equal(drawn, jax.tree.map(lambda *rows: jnp.stack(rows), *alone))
+    chex.assert_trees_all_equal(drawn, stack(*alone))
     np.testing.assert_array_equal(drawn.weights.max(axis=1), 1)
 
 
@@ -81,7 +80,7 @@ def test_shards_of_a_systematic_draw_have_one_offset():
     for seed in range(5):
         names = np.asarray(buffer.sample(state, seeds.key(seed), 32).indices).reshape(4, 8)
         for k in range(4):
-            tree = jax.tree.map(lambda x, k=k: x[k], state.sampler.tree)
+            tree = at(state.sampler.tree, k)
             slots, _ = sum_tree.sample(tree, seeds.key(seed), 8, stratified="systematic")
             np.testing.assert_array_equal(names[k] - k * state.ring.period, buffer_handles(buffer, state, k, slots))
     independent = replay(PER(), 40, 4)
@@ -91,8 +90,9 @@ def test_shards_of_a_systematic_draw_have_one_offset():
 
 def buffer_handles(buffer, state, k, slots):
     """Handles within shard `k` of its `slots`."""
-    rows = jnp.zeros((4, 8), jnp.int32).at[k].set(slots).reshape(-1)
-    return np.asarray(buffer.handles(state, rows)).reshape(4, 8)[k] - k * state.ring.period
+    rows = np.zeros((4, 8), np.int32)
+    rows[k] = slots
+    return np.asarray(buffer.handles(state, rows.reshape(-1))).reshape(4, 8)[k] - k * state.ring.period
 
 
 @pytest.mark.parametrize("alpha", [0.0, rarely(1.0)])

@@ -117,7 +117,7 @@ def test_eager_equals_jit_equals_scan_and_vmap_equals_a_loop():
     pools = make((5, 9), online_difficulty_filtering=True)
     inputs = [random_updates(seeds.rng(seed), 14, 12, 6, 4) for seed in range(3)]
     inputs = stack(*inputs)
-    states = jax.vmap(lambda _: pools.init())(np.arange(3))
+    states = stack(*[pools.init()] * 3)
     vmapped = jax.vmap(functools.partial(scan_updates, pools))(states, *inputs)
     for seed in range(3):
         one = at(inputs, seed)
@@ -245,9 +245,9 @@ def test_caps_are_floors_in_float64():
 
 def run_dry(pools, env):
     """A state that no update leads to: all tasks of an environment are parked."""
-    counts = jnp.array(pools.tasks_per_env, jnp.int32)
-    pool = jnp.where(_state.env_of(jnp.arange(pools.num_tasks), counts) == env, 2, 0)
-    return _state.arrange(counts, jnp.stack([counts, counts], axis=1), pool, ())
+    counts = np.array(pools.tasks_per_env, np.int32)
+    pool = np.where(np.repeat(np.arange(counts.size), counts) == env, 2, 0).astype(np.int32)
+    return jax.jit(_state.arrange, static_argnums=3)(counts, np.stack([counts, counts], axis=1), pool, ())
 
 
 @pytest.mark.law
@@ -434,7 +434,7 @@ def test_a_restored_state_goes_on_like_an_uninterrupted_one():
     first, second = (random_updates(seeds.rng(seed), 14, 100, 5, 4) for seed in range(2))
     state, _ = scan_updates(pools, pools.init(), *first)
     restored = flax.serialization.from_bytes(pools.init(), flax.serialization.to_bytes(state))
-    restored = jax.tree.map(jnp.asarray, restored)
+    restored = jax.device_put(restored)
     for draw in (lambda state: pools.sample(state, jax.random.key(0), 50), lambda s: scan_updates(pools, s, *second)):
         chex.assert_trees_all_equal(draw(restored), draw(state))
 
@@ -483,9 +483,9 @@ def test_argument_errors():
         (lambda: update(mask=rewards), r"mask: got float32\[2, 3\], expected bool\[2, 3\]"),
         (lambda: make((4, 2)).update(state, tasks, rewards), r"tasks_per_env=\(4, 2\): this state has tasks \[5\]"),
         (lambda: make((5,)).sample(state, key, 1), "in 2 environments"),
-        (lambda: pools.sample(jax.tree.map(lambda x: x[None], state), key, 1), "jax.vmap for a stack"),
-        (lambda: pools.order(jax.tree.map(lambda x: x[None], state)), "jax.vmap for a stack"),
-        (lambda: pools.remap(jax.tree.map(lambda x: x[None], state), "abcde", "abcde"), r"tasks \[1, 5\]; use"),
+        (lambda: pools.sample(stack(state), key, 1), "jax.vmap for a stack"),
+        (lambda: pools.order(stack(state)), "jax.vmap for a stack"),
+        (lambda: pools.remap(stack(state), "abcde", "abcde"), r"tasks \[1, 5\]; use"),
         (lambda: pools.sample(state, key, 0), r"n=0: must be an integer from 1"),
         (lambda: pools.recycle(state, key, easy_fraction=1.5), r"easy_fraction=1.5: must be a number in \[0, 1\]"),
         (lambda: pools.recycle(state, key, easy_fraction=0.5, hard_fraction=-1), r"hard_fraction=-1"),

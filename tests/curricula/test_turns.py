@@ -52,15 +52,15 @@ def test_joining_all_at_once_equals_one_after_the_other(seed, num_items):
         members.append([(item, number, None) for number, item in enumerate(found)])
         current[found], place[found] = q, np.arange(len(found))
     sizes = np.array([*sizes, 0])
-    limit = jnp.array([*LIMITS, -1], jnp.int32)  # the last pool is no queue
-    arrays = [jnp.asarray(x, jnp.int32) for x in (queue, current[items], (place - sizes[current])[items])]
-    items = jnp.asarray(items, jnp.int32)
-    done = take(items, 20, *arrays, limit)
+    limit = np.array([*LIMITS, -1], np.int32)  # the last pool is no queue
+    arrays = [x.astype(np.int32) for x in (queue, current[items], (place - sizes[current])[items])]
+    items = items.astype(np.int32)
+    done = jax.device_get(take(items, 20, *arrays, limit))
     rows, _ = plainly(items.tolist(), queue.tolist(), members)
-    joins = np.asarray(done.enters) & (queue < num_queues)
+    joins = done.enters & (queue < num_queues)
     assert joins.tolist() == [row is not None for row in rows]
     for g, row in enumerate(rows):
-        earlier = np.flatnonzero(np.asarray(done.enters)[:g] & (np.asarray(items)[:g] == items[g]))
+        earlier = np.flatnonzero(done.enters[:g] & (items[:g] == items[g]))
         assert done.last[g] == max(earlier, default=-1)
         if row is not None:
             number, leaver = row
@@ -75,14 +75,20 @@ def test_each_task_is_written_once(monkeypatch):
     written, write = [], _moves._write
 
     def recording(state, moves, task):
-        written.append(np.asarray(task))
+        written.append(task)
         return write(state, moves, task)
 
     monkeypatch.setattr(_moves, "_write", recording)
-    rng, counts, caps = seeds.rng("written once"), jnp.array([4], jnp.int32), jnp.array([[1, 1]], jnp.int32)
-    state = _state.arrange(counts, caps, jnp.zeros(4, jnp.int32), ())
+    rng, counts, caps = seeds.rng("written once"), np.array([4], np.int32), np.array([[1, 1]], np.int32)
+
+    @jax.jit
+    def move(state, task, label):
+        env, known = jnp.zeros(12, jnp.int32), jnp.ones(12, bool)
+        state = _moves.move(state, jnp.array(counts), jnp.array(caps), task, env, label, known)
+        return state, written.pop()
+
+    state = jax.jit(_state.arrange, static_argnums=3)(counts, caps, np.zeros(4, np.int32), ())
     for _ in range(4):
-        task, label = (jnp.asarray(rng.integers(0, most, 12), jnp.int32) for most in (4, 3))
-        state = _moves.move(state, counts, caps, task, jnp.zeros(12, jnp.int32), label, jnp.ones(12, bool))
-        tasks = written[-1][written[-1] < 4]
+        state, tasks = move(state, *(rng.integers(0, most, 12).astype(np.int32) for most in (4, 3)))
+        tasks = np.asarray(tasks)[np.asarray(tasks) < 4]
         assert 0 < len(tasks) == len(set(tasks.tolist()))

@@ -7,7 +7,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, over_devices, rarely, rejects
+from helpers import at, over_devices, rarely, rejects, stack
 
 import jaxreplay as jr
 from jaxreplay.inspection import _diagnostics
@@ -84,11 +84,12 @@ def test_draws_match_the_twin(filled, batch_size):
 def test_pivots_are_the_same_along_either_axis():
     """A CPU reduces over the first axis, other backends over the second."""
     rng = seeds.rng(0)
-    numbers = [jnp.asarray(rng.integers(0, 20, 64), jnp.float32) for _ in range(4)]
+    numbers = [rng.integers(0, 20, 64).astype(np.float32) for _ in range(4)]
     pivots = [x[::4] for x in numbers[:2]]
-    found = [_diagnostics._sums_at_pivots(axis, numbers[:2], pivots, numbers[2:]) for axis in (0, 1)]
-    not_below = [np.asarray(x)[None] >= np.asarray(pivot)[:, None] for x, pivot in zip(numbers, pivots, strict=False)]
-    expected = [x.sum(1) for x in not_below] + [(not_below[0] * np.asarray(x)).sum(1) for x in numbers[2:]]
+    sums_at_pivots = jax.jit(_diagnostics._sums_at_pivots, static_argnums=0)
+    found = [sums_at_pivots(axis, numbers[:2], pivots, numbers[2:]) for axis in (0, 1)]
+    not_below = [x[None] >= pivot[:, None] for x, pivot in zip(numbers, pivots, strict=False)]
+    expected = [x.sum(1) for x in not_below] + [(not_below[0] * x).sum(1) for x in numbers[2:]]
     for sums in found:
         assert len(sums) == 4
         for x, y in zip(sums, expected, strict=True):
@@ -126,7 +127,7 @@ def test_uniform_counts_too(buffer):
         assert moved.late == late
         return
     state = buffer.add(buffer.init(items(30)), items(30), jax.random.key(0))
-    state = buffer.update(state, jnp.array([3, 3, 5, -1, 700]), jnp.ones(5))
+    state = buffer.update(state, np.array([3, 3, 5, -1, 700]), np.ones(5))
     old = buffer.sample(state, jax.random.key(0), 100).indices
     state = buffer.add(state, items(200), jax.random.key(1))
     state = buffer.update(state, old, jnp.ones(100))
@@ -343,9 +344,8 @@ def test_vmap_equals_a_loop(filled):
     buffer, state, *_ = filled
     look = functools.partial(jr.diagnostics, buffer, batch_size=60)
     other = buffer.update(state, np.arange(20, 60), np.arange(40.0))
-    stacked = jax.tree.map(lambda *x: jnp.stack(x), state, other)
     keys = jax.random.split(jax.random.key(0), 2)
-    found = jax.vmap(look)(stacked, keys)
+    found = jax.device_get(jax.vmap(look)(stack(state, other), keys))
     for i, one in enumerate((state, other)):
         assert_close(at(found, i), look(one, keys[i]))
     assert found["top_10pct_mass"][0] != found["top_10pct_mass"][1]
@@ -353,7 +353,7 @@ def test_vmap_equals_a_loop(filled):
 
 def test_pools():
     pools = jr.DifficultyPools(tasks_per_env=(5, 9), easy_threshold=0.9, donate=False)
-    state, _ = pools.update(pools.init(), jnp.array([0, 99]), jnp.ones((2, 3)))
+    state, _ = pools.update(pools.init(), np.array([0, 99]), np.ones((2, 3)))
     found = jr.diagnostics(pools, state)
     assert found.keys() == {*pools.metrics(state), "rejected"}
     assert (found["rejected"], found["pool/easy"]) == (1, np.float32(1 / 14))

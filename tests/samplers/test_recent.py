@@ -170,18 +170,18 @@ def test_weights_over_shards_of_different_sizes(normalize):
 def test_law_of_sequences(windows):
     """By the order in which they were completed."""
     buffer = jr.SequenceBuffer(length=9, num_envs=2, sequence_length=3, windows=windows, sampler=jr.Recent(power=2.0))
-    state, step = buffer.init(jnp.zeros((1, 2), jnp.int32)), jax.jit(buffer.add)
+    state, step = buffer.init(np.zeros((1, 2), np.int32)), jax.jit(buffer.add)
     for t in range(14):
-        ends = jnp.array([[t % 5 == 4, t % 4 == 3]])
-        state = step(state, 2 * t + jnp.arange(2, dtype=jnp.int32)[None], ends=ends)
+        ends = np.array([[t % 5 == 4, t % 4 == 3]])
+        state = step(state, 2 * t + np.arange(2, dtype=np.int32)[None], ends=ends)
     handles = np.asarray(buffer.newest(state, buffer.size(state)))
     law = oracles.recent_law(len(handles), 2.0)
-    sample = buffer.sample(state, seeds.key(0), 2**15)
+    sample = jax.device_get(buffer.sample(state, seeds.key(0), 2**15))
     rank = np.searchsorted(handles, sample.indices)
     np.testing.assert_array_equal(handles[rank], sample.indices)
     assert stats.chisquare(np.bincount(rank, minlength=len(law)), law * 2**15).pvalue > 1e-4
     np.testing.assert_array_equal(sample.items[:, 0] // 2 * 2 + sample.items[:, 0] % 2, sample.items[:, 0])
-    assert np.all(np.diff(np.asarray(buffer.get(state, jnp.asarray(handles)))[:, -1] // 2) >= 0)  # in order of time
+    assert np.all(np.diff(np.asarray(buffer.get(state, handles))[:, -1] // 2) >= 0)  # in order of time
 
 
 def test_a_mixture_and_the_rest_of_the_package_know_it(tmp_path):

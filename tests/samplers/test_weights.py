@@ -8,24 +8,27 @@ from helpers import rejects
 
 import jaxreplay as jr
 
+weigh = jax.jit(jr.importance_weights, static_argnames=("normalize", "axis_name"))
+effective_size = jax.jit(jr.effective_sample_size)
+
 
 @pytest.mark.parametrize("beta", [0.0, 0.4, 1.0])
 @pytest.mark.parametrize("normalize", ["batch", "global", None])
 def test_matches_twin(normalize, beta):
     probabilities = seeds.rng(0).dirichlet(np.ones(50)).astype(np.float32)
     smallest = probabilities.min() / 3
-    got = jr.importance_weights(probabilities, 80, beta, normalize=normalize, min_probability=smallest)
+    got = weigh(probabilities, 80, beta, normalize=normalize, min_probability=smallest)
     expected = oracles.importance_weights(probabilities, 80, beta, normalize, smallest)
     np.testing.assert_allclose(got, expected, rtol=1e-5)
     assert got.dtype == jnp.float32
     if normalize == "batch":
-        assert got.max() == 1
+        assert np.max(got) == 1
 
 
 def test_extreme_probabilities_stay_finite_and_empty_rows_are_zero():
-    weights = jr.importance_weights(jnp.array([0.0, 1e-37, 1e-20, 1.0]), 2**24, 1.0)
+    weights = jr.importance_weights(np.array([0.0, 1e-37, 1e-20, 1.0]), 2**24, 1.0)
     np.testing.assert_allclose(weights, [0, 1, 1e-17, 1e-37], rtol=1e-4)
-    assert np.all(np.asarray(jr.importance_weights(jnp.zeros(4), 0, 1.0)) == 0)
+    assert np.all(np.asarray(jr.importance_weights(np.zeros(4), 0, 1.0)) == 0)
 
 
 def test_a_row_without_an_item_has_no_gradient():
@@ -34,45 +37,45 @@ def test_a_row_without_an_item_has_no_gradient():
     def total(probabilities):
         return jnp.sum(jr.importance_weights(probabilities, 4, 1.0, normalize=None))  # 1 / (4 p) each
 
-    np.testing.assert_allclose(jax.grad(total)(jnp.array([0.5, 0.25, 0.0])), [-1, -4, 0], rtol=1e-6)
+    np.testing.assert_allclose(jax.jit(jax.grad(total))(np.array([0.5, 0.25, 0.0], np.float32)), [-1, -4, 0], rtol=1e-6)
 
 
 def test_global_weight_is_at_most_one_and_one_at_the_smallest():
-    probabilities = jnp.array([0.1, 0.2, 0.4])
-    weights = jr.importance_weights(probabilities, 5, 1.0, normalize="global", min_probability=0.1)
+    probabilities = np.array([0.1, 0.2, 0.4])
+    weights = weigh(probabilities, 5, 1.0, normalize="global", min_probability=0.1)
     np.testing.assert_allclose(weights, [1, 0.5, 0.25], rtol=1e-6)
-    assert weights.max() == 1
+    assert np.max(weights) == 1
 
 
 def test_traced_beta_and_vmap():
-    p = jnp.array([[0.1, 0.9], [0.5, 0.5]])
-    batched = jax.jit(jax.vmap(jr.importance_weights))(p, jnp.array([2, 2]), jnp.array([1.0, 0.4]))
+    p = np.array([[0.1, 0.9], [0.5, 0.5]])
+    batched = np.asarray(jax.jit(jax.vmap(jr.importance_weights))(p, np.array([2, 2]), np.array([1.0, 0.4])))
     np.testing.assert_allclose(batched[0], [1, 1 / 9], rtol=1e-6)
     np.testing.assert_array_equal(batched[1], [1, 1])
 
 
 @pytest.mark.versions
 def test_errors():
-    rejects("normalize='max': expected \"batch\"", jr.importance_weights, jnp.ones(2), 2, 1.0, normalize="max")
-    rejects("min_probability=None", jr.importance_weights, jnp.ones(2), 2, 1.0, normalize="global")
+    rejects("normalize='max': expected \"batch\"", jr.importance_weights, np.ones(2), 2, 1.0, normalize="max")
+    rejects("min_probability=None", jr.importance_weights, np.ones(2), 2, 1.0, normalize="global")
 
 
 def test_effective_sample_size():
-    assert jr.effective_sample_size(jnp.ones(8)) == 8
-    assert jr.effective_sample_size(jnp.array([1e-30, 0, 0])) == 1
-    assert jr.effective_sample_size(jnp.zeros(3)) == 0
-    np.testing.assert_allclose(jr.effective_sample_size(jnp.array([[1.0, 3], [1e30, 3e30]])), [1.6, 1.6], rtol=1e-6)
+    assert jr.effective_sample_size(np.ones(8)) == 8
+    assert effective_size(np.array([1e-30, 0, 0])) == 1
+    assert effective_size(np.zeros(3)) == 0
+    np.testing.assert_allclose(effective_size(np.array([[1.0, 3], [1e30, 3e30]])), [1.6, 1.6], rtol=1e-6)
 
 
 @pytest.mark.parametrize("normalize", ["batch", "global", None])
 def test_parts_of_a_batch_have_the_weights_of_the_whole(normalize):
-    probabilities = jnp.array([[0.1, 0.02, 0.3], [0.0, 0.0, 0.0], [0.05, 0.4, 0.0]])
-    smallest = jnp.array([0.02, jnp.inf, 0.01])  # nothing to draw in the second part
+    probabilities = np.array([[0.1, 0.02, 0.3], [0.0, 0.0, 0.0], [0.05, 0.4, 0.0]])
+    smallest = np.array([0.02, np.inf, 0.01])  # nothing to draw in the second part
 
     def weights(probabilities, smallest, axis_name=None):
         settings = {"normalize": normalize, "min_probability": smallest, "axis_name": axis_name}
         return jr.importance_weights(probabilities, 20, 0.5, **settings)
 
-    whole = weights(probabilities.reshape(-1), 0.01)
-    parts = jax.vmap(lambda p, s: weights(p, s, "part"), axis_name="part")(probabilities, smallest)
+    whole = jax.jit(weights)(probabilities.reshape(-1), 0.01)
+    parts = jax.jit(jax.vmap(lambda p, s: weights(p, s, "part"), axis_name="part"))(probabilities, smallest)
     np.testing.assert_array_equal(parts.reshape(-1), whole)

@@ -175,6 +175,7 @@ def test_last_duplicate_wins_eager_jit_scan_and_vmap():
     tree = sum_tree.init(10)
     eager = [sum_tree.update(tree, i, v) for i, v in zip(indices, values, strict=True)]
     np.testing.assert_array_equal(np.stack([leaves_of(t) for t in eager]), expected)
+    eager = jax.device_get(eager)
     batched = jax.vmap(sum_tree.update, in_axes=(None, 0, 0))(tree, indices, values)
     _, scanned = lax.scan(lambda t, x: (t, sum_tree.update(t, *x)), tree, (indices, values))
     for array, (batched_nodes, scanned_nodes) in enumerate(zip(batched.sums, scanned.sums, strict=True)):
@@ -242,6 +243,7 @@ def test_the_same_leaves_in_a_tree_of_another_fanout(before, after):
     tree = tree_of(leaves, fanout=before, track_minimum=True)
     assert sum_tree.with_fanout(tree, before) is tree
     stacked = sum_tree.with_fanout(stack(tree, tree_of(2 * leaves, fanout=before, track_minimum=True)), after)
+    stacked = jax.device_get(stacked)
     for other, expected in ((sum_tree.with_fanout(tree, after), leaves), (at(stacked, 1), 2 * leaves)):
         assert other.fanout == after
         np.testing.assert_array_equal(leaves_of(other), expected)
@@ -305,7 +307,7 @@ def test_sampling_law_test_rejects_a_wrong_law():
     assert groups_p_value(draws, np.arange(1000), leaves) < 1e-4
 
 
-@pytest.mark.parametrize("capacity", [1, 7, 64, 256, 1000])
+@pytest.mark.parametrize("capacity", [1, 41, 64, 1000])
 def test_stratified_draws_come_one_from_each_stratum(capacity):
     tree = tree_of(np.ones(capacity))
     for seed in range(5):
@@ -345,7 +347,7 @@ def test_systematic_draws_are_equal_steps_from_one_offset(capacity, batch_size, 
 @pytest.mark.parametrize("capacity", [1, 41, 47, 64, 83, 107, 1000])  # by the reciprocal those of four are wrong
 @pytest.mark.parametrize("offset", [0, 1, 2**31, 2**32 - 1])
 def test_as_many_systematic_draws_as_equal_leaves_find_each_once(capacity, offset):
-    bits = jnp.full((2, capacity), offset, jnp.uint32)
+    bits = np.full((2, capacity), offset, np.uint32)
     draws, values = sum_tree.sample_with(tree_of(np.ones(capacity)), tuple(bits), stratified="systematic")
     np.testing.assert_array_equal(values, 1)
     np.testing.assert_array_equal(draws, np.arange(capacity))

@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import compilations, rarely, rejects
+from helpers import at, compilations, rarely, rejects
 from jax import lax
 from streams import FLAGS, NUM_ENVS, as_rows, make_episodes
 
@@ -32,7 +32,7 @@ def traced(streams):
                     *(episode[name][t] for name in FLAGS),
                     following,
                 )
-                step = jax.tree.map(lambda x: jnp.asarray(np.asarray(x)[None]), step)
+                step = jax.tree.map(lambda x: np.asarray(x)[None], step)
                 tracing = tracer.init(*step) if tracing is None else tracing
                 tracing, batch, valid = tracer.add(tracing, *step)
                 if np.asarray(valid)[0]:
@@ -187,7 +187,7 @@ def test_n_and_gamma_are_annealed_in_a_scan():
         scan(ns[::-1], gammas)
     assert not made
     for i, (n, gamma) in enumerate(zip(ns, gammas, strict=True)):
-        check_annealed(jax.tree.map(lambda x, i=i: x[i], scanned), steps, int(n), float(gamma))
+        check_annealed(at(scanned, i), steps, int(n), float(gamma))
     jr.sequence_transitions(**steps, n=1, gamma=jnp.float32(0.97), max_n=MAX_N)
     with compilations() as made:
         found = jr.sequence_transitions(**steps, n=3, gamma=jnp.float32(GAMMA), max_n=MAX_N)
@@ -199,7 +199,7 @@ def test_each_seed_has_its_own_n():
     steps, ns = drawn_sequences(2, 4, 7), np.arange(1, MAX_N + 1, dtype=np.int32)
     mapped = jax.vmap(lambda n: jr.sequence_transitions(**steps, n=n, gamma=GAMMA, max_n=MAX_N, next_action=True))(ns)
     for n in ns:
-        check_annealed(jax.tree.map(lambda x, n=n: x[n - 1], mapped), steps, int(n), GAMMA, next_action=True)
+        check_annealed(at(mapped, n - 1), steps, int(n), GAMMA, next_action=True)
 
 
 @pytest.mark.parametrize("dtype", [np.int32, rarely(np.uint8), np.int8])

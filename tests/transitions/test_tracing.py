@@ -1,3 +1,5 @@
+import functools
+
 import chex
 import jax
 import jax.numpy as jnp
@@ -36,8 +38,13 @@ def scan_add(tracer, state, steps):
     return lax.scan(step, state, steps)
 
 
+@functools.partial(jax.jit, static_argnums=0)  # one program, not one for each array
+def _init(tracer, rows):
+    return tracer.init(**rows)
+
+
 def init(tracer, steps):
-    return tracer.init(**first(steps))
+    return _init(tracer, first(steps))
 
 
 def first(steps):
@@ -142,10 +149,10 @@ def test_eager_equals_scan_and_vmap_equals_loop():
     def run(steps):
         return scan_add(tracer, init(tracer, steps), steps)
 
-    vmapped = jax.jit(jax.vmap(run))(stack(*rollouts))
+    vmapped = jax.device_get(jax.jit(jax.vmap(run))(stack(*rollouts)))
     alone = jax.jit(run)
     for seed, steps in enumerate(rollouts):
-        state, outputs = init(tracer, steps), []
+        state, outputs = tracer.init(**first(steps)), []
         for t in range(12):
             state, batch, valid = tracer.add(state, **at(steps, t))
             outputs.append((batch, valid))
@@ -309,7 +316,7 @@ def test_a_discount_that_is_mapped_gives_what_the_number_gives(make):
     one_by_one = jax.jit(jax.vmap(lambda gamma: run(tracer, gamma)))(gammas)
     whole = jax.vmap(lambda gamma: [*at_once(steps, n=3, gamma=gamma, flush=True)])(gammas)
     for k, gamma in enumerate(gammas):
-        expected = jax.jit(lambda gamma=gamma: run(make(gamma=gamma, num_envs=2), None))()
+        expected = jax.device_get(jax.jit(lambda gamma=gamma: run(make(gamma=gamma, num_envs=2), None))())
         for found in (at(one_by_one, k), at(whole, k)):
             (batch, valid), (like, like_valid) = found, expected
             np.testing.assert_array_equal(valid, like_valid)
@@ -430,7 +437,7 @@ def test_the_state_of_another_tracer_is_refused():
     """It would give windows of another length, or of nothing."""
     steps = rollout(np.random.default_rng(0), 5, 2)
     one, tracer = first(steps), jr.NStep(n=3, gamma=0.9, num_envs=2)
-    stack_of_two = jax.vmap(lambda _: tracer.init(**one))(np.arange(2))
+    stack_of_two = stack(*[tracer.init(**one)] * 2)
     for state, found in (
         (jr.NStep(n=2, gamma=0.9, num_envs=2).init(**one), r"one of \[2, 2\] steps"),
         (jr.NStep(n=3, gamma=0.9, num_envs=2, next_action=True).init(**one), r"one of \[4, 2\] steps"),

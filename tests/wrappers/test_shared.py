@@ -54,8 +54,8 @@ def waits(future):
 def stored(shared):
     """All numbers of the items of a ReplayBuffer, oldest first."""
     with shared.state() as cell:
-        newest = shared.buffer.newest(cell.state, int(shared.buffer.size(cell.state)))
-        return shared.buffer.get(cell.state, newest)["id"].tolist()
+        size, newest = int(shared.buffer.size(cell.state)), shared.buffer.newest(cell.state, shared.buffer.capacity)
+        return shared.buffer.get(cell.state, newest)["id"].tolist()[shared.buffer.capacity - size :]
 
 
 # --- calls ---------------------------------------------------------------------------------------------------------

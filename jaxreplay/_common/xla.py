@@ -73,10 +73,12 @@ def after(numbers: jax.Array, *others: Any) -> jax.Array:
 
     def look_at(x: jax.Array) -> jax.Array:
         x = jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jnp.asarray(x)
-        x = x if x.ndim == 1 else lax.slice(x, [0] * x.ndim, [1] * x.ndim)
-        return jnp.sum(jnp.real(x).astype(jnp.float32))
+        (x,) = materialize(x) if x.ndim == 1 else (x,)
+        return jnp.real(lax.slice(x, [0] * x.ndim, [1] * x.ndim)).astype(jnp.float32).reshape(())
 
-    seen = [look_at(leaf) for leaf in (jnp.ravel(numbers)[:1], *jax.tree.leaves(others)) if leaf.size > 0]
+    seen = [look_at(leaf) for leaf in jax.tree.leaves(others) if leaf.size > 0]
+    if not seen:
+        return numbers
     never = jnp.minimum(functools.reduce(jnp.add, seen), -1.0) >= 0  # False, but XLA cannot tell
     # On other backends this compiles to nothing.
     return lax.platform_dependent(

@@ -354,7 +354,7 @@ def sample_with(
     if is_systematic:
         prefix = jnp.minimum(prefix, high * BELOW)
     # Computed once, so that the index of a leaf and its value come from the same rounding of the prefix.
-    low, high, prefix = materialize(low, high, prefix)
+    (prefix,) = materialize(prefix)
     tree, roots, patches = _in_run(tree, "sums", 0.0)
     lower_levels = tree.sums[1:]
     half = len(lower_levels) // 2

@@ -20,7 +20,6 @@ from typing import TYPE_CHECKING, Any
 
 from jaxreplay import buffers, datasets, samplers, sum_tree, transitions, wrappers
 from jaxreplay.buffers import ReplayBuffer, ReservoirBuffer, Sample, SequenceBuffer
-from jaxreplay.checkpoint import migrate, restore, save
 from jaxreplay.curricula import DifficultyPools, Levels, Tasks, scores, task_key
 from jaxreplay.inspection import diagnostics, memory, plot
 from jaxreplay.samplers import Prioritized, Recent, Uniform, effective_sample_size, importance_weights
@@ -40,6 +39,7 @@ from jaxreplay.wrappers import Bound, Closed, Mixture, Sharded, Shared, bind
 
 if TYPE_CHECKING:
     from jaxreplay import testing
+    from jaxreplay.checkpoint import migrate, restore, save
 
 __version__ = "0.1.0"
 __all__ = [  # noqa: RUF022
@@ -60,8 +60,11 @@ def __dir__() -> list[str]:
 
 
 def _missing(name: str) -> Any:
-    if name == "testing":  # imported when it is used, as it needs chex
+    # Imported when they are used: the first needs chex, and few programs need the others when they start.
+    if name == "testing":
         return importlib.import_module("jaxreplay.testing")
+    if name in ("save", "restore", "migrate"):
+        return getattr(importlib.import_module("jaxreplay.checkpoint"), name)
     from jaxreplay._common.elsewhere import FOR_NAMES
 
     advice = f"; use {FOR_NAMES[name]}" if name in FOR_NAMES else ""

@@ -16,12 +16,19 @@ MODULES = jr, jr.buffers, jr.samplers, jr.transitions, jr.wrappers, jr.curricula
 CLASSES = {name: value for module in MODULES for name, value in vars(module).items() if inspect.isclass(value)}
 
 
-def test_neither_chex_nor_optax_is_imported():
-    program = "import json, sys, jaxreplay; print(json.dumps([*sys.modules]))"
+def modules_after(statement):
+    program = f"{statement}; import json, sys; print(json.dumps([*sys.modules]))"
     found = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True)
-    modules = set(json.loads(found.stdout))
+    return set(json.loads(found.stdout))
+
+
+def test_what_is_imported():
+    """Beyond jax and `flax.struct` nothing but modules of this package and of jax, so that a program starts soon."""
+    modules = modules_after("import jaxreplay")
     assert {"jaxreplay", "jax", "flax"} <= modules
-    assert not {"chex", "optax"} & modules
+    assert {name.split(".")[0] for name in modules - modules_after("import jax, flax.struct")} <= {"jaxreplay", "jax"}
+    assert not {"chex", "optax", "orbax", "matplotlib"} & modules
+    assert not {"jaxreplay.checkpoint", "jaxreplay.testing"} & modules, "imported when they are used"
 
 
 def test_the_public_names():

@@ -10,6 +10,7 @@ import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 # In `jax.core` before JAX 0.8.
 _current_trace: Any = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state
@@ -26,14 +27,20 @@ def materialize(*arrays: jax.Array) -> Any:
 
     XLA:CPU fuses a cheap computation into every operation that uses its result and repeats it there, even for each
     element of a gather. A replay step took several times as long. XLA:CPU drops `lax.optimization_barrier` before
-    fusion but keeps loops, so on a CPU the arrays pass twice through a loop. On other backends a loop would cost
-    another kernel, and this function compiles to nothing.
+    fusion but keeps calls that are not inlined, so on a CPU the arrays pass through a call that returns them. It has no
+    kernel. On other backends this function compiles to nothing.
     """
 
-    def twice_round_a_loop(*arrays: jax.Array) -> Any:
-        return lax.fori_loop(0, 2, lambda _, pair: (pair[1], pair[0]), (arrays, arrays))[0]
+    def through_a_call(*arrays: jax.Array) -> Any:
+        with set_xla_metadata(inlineable="false"):
+            return _same(*arrays)
 
-    return lax.platform_dependent(*arrays, cpu=twice_round_a_loop, default=lambda *arrays: arrays)
+    return lax.platform_dependent(*arrays, cpu=through_a_call, default=lambda *arrays: arrays)
+
+
+@jax.jit
+def _same(*arrays: jax.Array) -> Any:
+    return arrays
 
 
 def read_once(tree: Any) -> Any:
@@ -66,10 +73,12 @@ def after(numbers: jax.Array, *others: Any) -> jax.Array:
 
     def look_at(x: jax.Array) -> jax.Array:
         x = jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else jnp.asarray(x)
-        x = x if x.ndim == 1 else lax.slice(x, [0] * x.ndim, [1] * x.ndim)
-        return jnp.sum(jnp.real(x).astype(jnp.float32))
+        (x,) = materialize(x) if x.ndim == 1 else (x,)
+        return jnp.real(lax.slice(x, [0] * x.ndim, [1] * x.ndim)).astype(jnp.float32).reshape(())
 
-    seen = [look_at(leaf) for leaf in (jnp.ravel(numbers)[:1], *jax.tree.leaves(others)) if leaf.size > 0]
+    seen = [look_at(leaf) for leaf in jax.tree.leaves(others) if leaf.size > 0]
+    if not seen:
+        return numbers
     never = jnp.minimum(functools.reduce(jnp.add, seen), -1.0) >= 0  # False, but XLA cannot tell
     # On other backends this compiles to nothing.
     return lax.platform_dependent(

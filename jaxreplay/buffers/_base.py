@@ -288,7 +288,7 @@ class Buffer(Sized, Generic[S]):
           [30, 30, 30, 30]
         """
         indices, td_errors = checks.check_td_errors(indices, td_errors)
-        slots = self._slots(state, indices)
+        (slots,) = materialize(self._slots(state, indices))
         stored = slots < self._num_slots
         slots = jnp.where(indices >= 0, slots, -1)
         uses, spent = _uses.update(state.uses, slots, self.max_uses)

@@ -62,11 +62,12 @@ def fold(x: jax.Array, combine: Combine, at_once: bool) -> jax.Array:
     if at_once:
         reduce = jnp.sum if combine is jnp.add else jnp.min if combine is jnp.minimum else jnp.max
         return reduce(x, axis=-1)
-    while x.shape[-1] > 1:
-        half = x.shape[-1] // 2
-        pairs = combine(x[..., :half], x[..., half : 2 * half])
-        x = jnp.concatenate([pairs, x[..., 2 * half :]], axis=-1) if x.shape[-1] % 2 else pairs
-    return x[..., 0]
+    columns = [x[..., i] for i in range(x.shape[-1])]
+    while len(columns) > 1:
+        half = len(columns) // 2
+        pairs = [combine(columns[i], columns[half + i]) for i in range(half)]
+        columns = pairs + columns[2 * half :]
+    return columns[0]
 
 
 def fold_roots(roots: jax.Array, combine: Combine, fanout: int) -> jax.Array:
@@ -101,18 +102,18 @@ def ascend(
     *above, lowest = levels
     if target is not None:
         lowest = at(lowest, target).set(values, mode="drop", unique_indices=True, wrap_negative_indices=False)
-    done, sparse = [lowest], True  # sparse: no level has been recomputed whole yet
+    done = [lowest]
     for parents in reversed(above):
-        children, node = done[0], lax.div(node, jnp.int32(fanout))
+        children = done[0]
+        (node,) = materialize(lax.div(node, jnp.int32(fanout)))
         num_parents = children.size // fanout
-        if num_parents <= DENSE * node.size:
+        if num_parents <= max(DENSE * node.size, 256):
             value = fold(children.reshape(num_parents, fanout), combine, fanout >= WIDE)
             padding = parents.reshape(-1)[num_parents:]
-            parents = jnp.concatenate([value, padding]).reshape(parents.shape)
-            if sparse:
-                (parents,), sparse = materialize(parents), False
+            (parents,) = materialize(jnp.concatenate([value, padding]).reshape(parents.shape))
         else:
-            value = fold(read_rows(children, node, fanout), combine, fanout >= WIDE)
+            (rows,) = materialize(read_rows(children, node, fanout))
+            value = fold(rows, combine, fanout >= WIDE)
             parents = at(parents, node).set(value, mode="promise_in_bounds", wrap_negative_indices=False)
         done.insert(0, parents)
     return tuple(done)

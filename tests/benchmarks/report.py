@@ -172,6 +172,20 @@ def _draws(found: dict[str, Any]) -> Iterator[str]:
     yield table(["draw", *(f"N={power(int(n))}" for n in sizes), "arguments", "temporary"], lines)
 
 
+def _start(found: dict[str, Any]) -> Iterator[str]:
+    yield (
+        f"{found['date']}. CPU seconds of all threads of fresh processes without a compilation cache: the least of "
+        f"{found['runs']} (the median). The ratio is jaxreplay's least over the other's."
+    )
+    lines = []
+    for name, libraries in found["cells"].items():
+        line = [name, *(f"{x['least']:.2f} ({x['median']:.2f})" for x in libraries.values())]
+        others = [x["least"] for library, x in libraries.items() if library != BASE]
+        lines.append([*line, *(f"{libraries[BASE]['least'] / x:.2f}" for x in others)])
+    names = list(next(iter(found["cells"].values())))
+    yield table(["", *names, *("ratio" for _ in names[1:])], lines)
+
+
 def render(result: dict[str, Any]) -> str:
     """The whole report."""
     add_per_seed(result["rows"])
@@ -194,6 +208,8 @@ def render(result: dict[str, Any]) -> str:
         text += ["## (i) Sharded: on one device, and on more", *_sharded(result["sharded"])]
     if result.get("draws"):
         text += ["## (j) Draws alone, by capacity", *_draws(result["draws"])]
+    if result.get("start"):
+        text += ["## (l) Before the first step: compile time and first use", *_start(result["start"])]
     if result["not_run"]:
         text += ["## Not run, out of time", "; ".join(result["not_run"]) + "."]
     if result["smoke"]:

@@ -1,6 +1,6 @@
 """Benchmark of jaxreplay beside other replay buffers.
 
-Run: python tests/benchmarks/run.py [--parts abcdefghijk] [--peers flashbax ...] [--seconds S] [--smoke] [--out FOLDER]
+Run: python tests/benchmarks/run.py [--parts abcdefghijkl] [--peers flashbax ...] [--seconds S] [--smoke] [--out FOLDER]
 
 Prints tables; writes BACKEND.json, BACKEND.md and plots. What is measured, and how, is in the README beside this file.
 """
@@ -25,6 +25,7 @@ import end_to_end
 import jax
 import report
 import sharded
+import start
 from grid import BASE, HOST_LIBRARIES, PACKAGES, PARTS, Group, groups, peer
 from harness import measure
 from limits import Machine, limits, measure_machine
@@ -101,7 +102,7 @@ def run_group(group: Group, machine: Machine, runs: int, run_seconds: float) -> 
 
 def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--parts", default="abcdefghijk", help="letters of the parts (abcdefghijk)")
+    parser.add_argument("--parts", default="abcdefghijkl", help="letters of the parts (abcdefghijkl)")
     parser.add_argument("--peers", nargs="*", choices=list(PACKAGES), default=list(PACKAGES), help="all by default")
     parser.add_argument("--seconds", type=float, default=7200.0, help="start no cell after this long (7200)")
     parser.add_argument("--smoke", action="store_true", help="one tiny cell a part, to see that it runs")
@@ -109,7 +110,7 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse_args()
     args.deadline = time.perf_counter() + args.seconds
     args.parts = list(args.parts)
-    if unknown := set(args.parts) - {*PARTS, *"eij"}:
+    if unknown := set(args.parts) - {*PARTS, *"eijl"}:
         parser.error(f"argument --parts: no part {', '.join(sorted(unknown))}")
     if args.out is None and not args.smoke:
         args.out = RESULTS
@@ -117,9 +118,9 @@ def parse_args() -> argparse.Namespace:
 
 
 def run(args: argparse.Namespace, todo: list[Group], machine: Machine, peers: set[str], result: dict) -> None:
-    """Measure (i), the groups, (j), then (e), into `result`; cells that are late are only noted."""
+    """Measure (i), the groups, (j), (l), then (e), into `result`; cells that are late are only noted."""
     run_seconds = 0.02 if args.smoke else 0.04
-    with tqdm(total=len(todo) + sum(part in args.parts for part in "eij"), unit="cell", smoothing=0) as bar:
+    with tqdm(total=len(todo) + sum(part in args.parts for part in "eijl"), unit="cell", smoothing=0) as bar:
         if "i" in args.parts:
             # Its cells rank among themselves: it comes first, with a share of the time where there are other parts.
             share = 1.0 if args.parts == ["i"] else 0.15
@@ -139,6 +140,12 @@ def run(args: argparse.Namespace, todo: list[Group], machine: Machine, peers: se
         elif "j" in args.parts:
             bar.set_description("j")
             result["draws"] = draws.run(args.smoke, peers)
+            bar.update()
+        if "l" in args.parts and time.perf_counter() > args.deadline:
+            result["not_run"].append("l")
+        elif "l" in args.parts:
+            bar.set_description("l")
+            result["start"] = start.run(args.smoke, peers)
             bar.update()
         if "e" in args.parts:
             bar.set_description("e")
@@ -167,9 +174,9 @@ def main() -> None:
             "copy_GB_per_s": {size: round(speed / 1e9, 2) for size, speed in machine.bandwidths.items()},
             "launch_us": round(machine.launch * 1e6, 3),
         },
-        **{"rows": [], "not_run": [], "end_to_end": None, "sharded": None, "draws": None},
+        **{"rows": [], "not_run": [], "end_to_end": None, "sharded": None, "draws": None, "start": None},
     }
-    todo = groups([part for part in args.parts if part not in "eij"], peers, args.smoke)
+    todo = groups([part for part in args.parts if part not in "eijl"], peers, args.smoke)
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     try:
         run(args, todo, machine, peers, result)

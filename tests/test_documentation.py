@@ -28,9 +28,6 @@ FENCE = re.compile(r"^```(\w*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 # `python` is the page's program. `py` is an aside with another library: it runs, in a copy of the names so far, where
 # that library is installed.
 PROGRAMS = {name: page for name, page in PAGES.items() if re.search(r"^```py", page, re.MULTILINE)}
-UNCONVERTED = [  # pages that are no programs yet
-    DOCS + "guides/checkpoints.md",
-]
 
 
 def code_of(page):
@@ -87,7 +84,7 @@ def elsewhere(monkeypatch, tmp_path):
 
 
 @pytest.mark.usefixtures("elsewhere")
-@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "README.md" and name not in UNCONVERTED])
+@pytest.mark.parametrize("name", [name for name in PROGRAMS if name != "README.md"])
 def test_page(name):
     run(name, PAGES[name])
 

@@ -22,7 +22,6 @@ BUDGETS = {
     "test_docstrings.py": 400,
     "test_checkpoint.py": 300,
     "test_checkpoint_files.py": 300,
-    "test_checkpoint_trust.py": 300,
     "test_migration.py": 300,
     "test_recipes.py": 300,
     "test_storage.py": 240,

@@ -138,7 +138,7 @@ def test_blocks(name):
     for _, source in code_of(page):
         compile(source, name, "exec")
         assert max(map(len, source.splitlines())) <= 88
-        for token in tokenize.generate_tokens(io.StringIO(source).readline) if name not in UNCONVERTED else ():
+        for token in tokenize.generate_tokens(io.StringIO(source).readline):
             above = token.line[: token.start[1]].strip() == ""
             assert token.type != tokenize.COMMENT or above, f"{name}:{token.start[0]}"
 

@@ -23,6 +23,6 @@ def test_supported_pythons_agree():
         tested = re.findall(r'"(3\.\d+)"', text(f".github/workflows/{workflow}.yml"))
         assert set(classified) == set(tested), workflow
     first, last = classified[0], classified[-1]
-    for page in ("README.md", ".docs/pages/index.md", ".docs/pages/faq.md", ".github/CONTRIBUTING.md"):
+    for page in ("README.md", ".docs/pages/index.md", ".github/CONTRIBUTING.md"):
         assert re.search(rf"Python\s+{first} to\s+{last}", text(page)), page
     assert f'requires-python = ">={first}"' in text("pyproject.toml")

@@ -14,7 +14,6 @@ import types
 
 import jax
 import jax.numpy as jnp
-import matplotlib.pyplot as plt
 import numpy as np
 import pytest
 
@@ -76,6 +75,8 @@ def run(name, page):
 @pytest.fixture
 def elsewhere(monkeypatch, tmp_path):
     """A folder of its own; figures are not shown."""
+    import matplotlib.pyplot as plt  # the oldest version warns where it is imported
+
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(plt, "show", lambda: None)
     plt.switch_backend("agg")

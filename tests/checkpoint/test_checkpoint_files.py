@@ -4,6 +4,7 @@ import concurrent.futures
 import errno
 import fcntl
 import functools
+import gc
 import itertools
 import logging
 import os
@@ -283,6 +284,7 @@ def damages(content):
 
 @pytest.mark.filterwarnings("ignore:coroutine")  # which Orbax has left in an earlier test of a write that failed
 def test_damage_is_named_and_never_gives_a_wrong_state(tmp_path):
+    gc.collect()
     """In some 280 ways. The checkpoint before is restored, if there is one."""
     rng = np.random.default_rng(0)
     states = [{str(i): jnp.asarray(rng.integers(0, 99, (i, 40)), jnp.uint8) for i in range(9)} for _ in range(2)]

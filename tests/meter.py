@@ -38,6 +38,7 @@ BUDGETS = {
     "test_sharding.py": 140,
     "test_shared.py": 140,
     "test_levels.py": 130,
+    "test_other_devices.py": 140,
     "test_settings.py": 130,
     "test_tasks.py": 130,
     "test_copies.py": 120,

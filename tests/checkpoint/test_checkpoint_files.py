@@ -277,9 +277,9 @@ def damages(content):
     yield from (None, content + b"x")
     if content:
         yield from (b"", content[:-1], content[: len(content) // 2], bytes(len(content)))
-        for eighth in range(1, 8):
-            at = len(content) * eighth // 8
-            yield content[:at] + bytes([content[at] ^ 1 << eighth]) + content[at + 1 :]
+        for part in range(1, 9):
+            at = len(content) * part // 9
+            yield content[:at] + bytes([content[at] ^ 1 << part - 1]) + content[at + 1 :]
 
 
 @pytest.mark.filterwarnings("ignore:coroutine")  # which Orbax has left in an earlier test of a write that failed

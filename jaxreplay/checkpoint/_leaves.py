@@ -114,7 +114,7 @@ def differ(saved: list[dict[str, Any]], like: dict[str, Any]) -> str:
         found, wanted = text(old.get(path)), text(given.get(path))
         is_number = path in old and "number" in old[path] and given.get(path, {}).get("weak")  # of jax.eval_shape
         if found != wanted and not is_number:
-            hint = "; is jax_enable_x64 as it was?" if ("64[" in found) != ("64[" in wanted) else ""
+            hint = " (is jax_enable_x64 as it was?)" if ("64[" in found) != ("64[" in wanted) else ""
             return f"like{path}: saved {found}, given {wanted}{hint}"
     return "" if [*old] == [*given] else "like: its leaves have another order"
 

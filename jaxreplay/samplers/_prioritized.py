@@ -289,7 +289,7 @@ class Prioritized(Sampler[PrioritizedState]):
             of_updates,
             (mask & ~finite).astype(jnp.int32),
             cpu=_largest_and_sum,
-            default=lambda x, y: (jnp.max(x, initial=-1.0), jnp.sum(y)),
+            default=lambda x, y: (jnp.max(x, initial=-1.0), jnp.sum(y, dtype=jnp.int32)),
         )
         largest = ring.reduced(lax.pmax, largest, axis_name)
 

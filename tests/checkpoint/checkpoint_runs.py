@@ -277,7 +277,7 @@ def recorded():
     buffer = jr.ReplayBuffer(capacity=4)
     state = buffer.init({"half": jnp.zeros(1, jnp.bfloat16), "frame": jnp.zeros((1, 3), jnp.uint8)})
     state = jax.tree.map(lambda x: (jnp.arange(x.size) % 2).reshape(x.shape).astype(x.dtype), state)
-    return {"replay": buffer}, {"replay": state, "key": jax.random.key(7), "weak": jnp.asarray(1.5), "steps": 5}
+    return {"replay": buffer}, {"replay": state, "key": jax.random.key(7), "steps": 5}
 
 
 def main():

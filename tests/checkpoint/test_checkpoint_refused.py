@@ -220,7 +220,10 @@ UNLIKE = {
     "kind": (lambda like: [like], KEY + "given nothing"),
     "key": (but(custom=[Custom(jax.random.key(0, impl="rbg"), 3)]), KEY + r"given key<rbg>\[\]"),
     "unknown": (but(b=ONE), r"like\['b'\]: saved nothing, given int8\[1\]"),
-    "shape": (but(params=PARAMS | {"w": jnp.zeros((2, 4))}), r"\['w'\]: saved float\d\d\[2, 3\], given float\d\d\[2, 4\]"),
+    "shape": (
+        but(params=PARAMS | {"w": jnp.zeros((2, 4))}),
+        r"\['w'\]: saved float\d\d\[2, 3\], given float\d\d\[2, 4\]",
+    ),
     "dtype": (but(flax=FLAX.replace(x=np.zeros(1, np.uint8))), r"flax'\]\.x: saved int8\[1\], given uint8\[1\]"),
     "number": (but(flax=FLAX.replace(x=1)), r"\.x: saved int8\[1\], given int\."),
     "number for a number": (but(local=Pair(SAVED["local"].first, 0.5)), r"\.second: saved int, given float"),

@@ -249,16 +249,25 @@ def save_until_signalled(path, first, goes_on, connection):
     """
     jax.config.update("jax_platforms", "cpu")
     sys.stderr = io.StringIO()  # of the error by which it ends
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it in what runs in the background
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
+    inside = False
+
+    def handler(number, _):
+        if inside or not goes_on:  # one that comes between two saves would end the program
+            raise KeyboardInterrupt if number == signal.SIGINT else SystemExit(1)
+
+    signal.signal(signal.SIGINT, handler)  # a shell may ignore it in what runs in the background
+    signal.signal(signal.SIGTERM, handler)
     for number in itertools.count(first):
         try:
+            inside = True
             connection.send(("begin", number))
             finish = jr.save(path, None, filled(number % 128), step=number, wait=number % 2 > 0, keep=2)
             connection.send(("returned", number))
             finish()
             connection.send(("end", number))
+            inside = False
         except (KeyboardInterrupt, SystemExit):
+            inside = False
             if not goes_on:
                 raise
 

@@ -7,7 +7,6 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import struct
 from jax import lax
 
@@ -62,16 +61,6 @@ def priority_of(leaf: jax.Array, alpha: jax.Array) -> jax.Array:
     """The priority of a leaf: of one within its bounds, the inverse of `leaf_of`; 1 with alpha 0."""
     exponent = jnp.where(alpha > 0, 1 / jnp.where(alpha > 0, alpha, 1.0), 0.0)
     return jnp.where(leaf > 0, leaf**exponent, 0.0)
-
-
-def _largest_and_sum(x: jax.Array, y: jax.Array) -> tuple[jax.Array, jax.Array]:
-    """max(-1, *x) for float32 [B], each not negative or -1; the sum of int32 [B]. A CPU needs one kernel, not four."""
-    # Floats that are not negative are ordered as their bits are; JAX cannot differentiate a maximum beside a sum.
-    bits = jnp.where(x >= 0, lax.bitcast_convert_type(x, jnp.int32), -1)
-    largest, total = lax.reduce(
-        (bits, y), (np.int32(-1), np.int32(0)), lambda a, b: (jnp.maximum(a[0], b[0]), a[1] + b[1]), (0,)
-    )
-    return jnp.where(largest >= 0, lax.bitcast_convert_type(largest, jnp.float32), -1.0), total
 
 
 def _normalizer(state: PrioritizedState, size: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -199,8 +188,6 @@ class Prioritized(Sampler[PrioritizedState]):
         if td_errors is not None:
             has_error = drawable & (slots >= 0) & (slots < capacity) & ~jnp.isnan(td_errors)
             state, found, known, _ = self._learn(state, td_errors, has_error, axis_name)
-            # Computed once: a CPU rounds the power differently in each operation that it is fused into.
-            found, known = materialize(found, known)
         new: Any = self.max_priority
         new = {"ever": state.max_priority, "stored": 1.0}.get(new, new)
         leaf = leaf_of(jnp.float32(new), state.alpha, capacity)
@@ -285,13 +272,7 @@ class Prioritized(Sampler[PrioritizedState]):
         priorities = jnp.maximum(td_errors, state.floor.astype(jnp.float32)) + state.epsilon.astype(jnp.float32)
         # The maximum is -1 if no row is in `mask`, which saves a second reduction over rows and shards.
         of_updates = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
-        largest, rejected = lax.platform_dependent(
-            of_updates,
-            (mask & ~finite).astype(jnp.int32),
-            cpu=_largest_and_sum,
-            default=lambda x, y: (jnp.max(x, initial=-1.0), jnp.sum(y, dtype=jnp.int32)),
-        )
-        largest = ring.reduced(lax.pmax, largest, axis_name)
+        largest = ring.reduced(lax.pmax, jnp.max(of_updates, initial=-1.0), axis_name)
 
         def not_below_first(largest: jax.Array, mask: jax.Array) -> jax.Array:  # unchanged: not negative if mask[0]
             return jnp.maximum(largest, jnp.max(mask[:1].astype(jnp.float32) - 1, initial=-1.0))
@@ -299,10 +280,13 @@ class Prioritized(Sampler[PrioritizedState]):
         if axis_name is None:  # a GPU merges kernels of single numbers if they read the same array
             largest = on_gpu(not_below_first, largest, mask)
         is_update = largest >= 0
-        rejected = jnp.where(is_update, rejected, 0)  # without an update none is rejected
+        # Without an update none is rejected.
+        rejected = jnp.where(is_update, jnp.sum(mask & ~finite, dtype=jnp.int32), 0)
         state = dataclasses.replace(
             state,
             max_priority=jnp.maximum(state.max_priority, largest),
             rejected=saturating_add(state.rejected, rejected),
         )
-        return state, leaf_of(priorities, state.alpha, state.tree.capacity), accepted, is_update
+        # Computed once: a CPU rounds the power differently in each operation that it is fused into.
+        leaves, accepted = materialize(leaf_of(priorities, state.alpha, state.tree.capacity), accepted)
+        return state, leaves, accepted, is_update

@@ -53,10 +53,10 @@ class Clock(Environment):
         return DiscreteSpace(num_values=2, dtype=jnp.int32)
 
     def state_space(self, params: Any = None) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError  # abstract in the interface; no training asks for it
 
     def render(self, *args: Any) -> Any:
-        raise NotImplementedError
+        raise NotImplementedError  # likewise
 
 
 def targets(program: Callable, name: str) -> dict[str, tuple[int, int]]:

@@ -67,8 +67,8 @@ def after(numbers: jax.Array, *others: Any) -> jax.Array:
     """`numbers` (int32) unchanged, but with a data dependency on `others` (pytrees of arrays).
 
     XLA orders reads and writes of an array by data dependencies only. If a read and a write may come in either order,
-    XLA:CPU copies the array. A write at `numbers` comes after all reads that `others` depend on. Only the first element
-    of an array with two or more axes is used.
+    XLA:CPU copies the array. A write at `numbers` comes after all reads that `others` depend on. Of each array only
+    the first element is used, of one with one axis after all of it is computed.
     """
 
     def look_at(x: jax.Array) -> jax.Array:

@@ -29,7 +29,7 @@ import numpy as np
 
 PART, DESCRIPTION, ARRAYS, LEAVES = ".part", "description.json", "arrays", "leaves"
 CHUNK = 2**22  # bytes of an array that are compressed at a time
-MAX_DESCRIPTION = 2**28  # bytes
+MAX_DESCRIPTION, MAX_SIZE = 2**28, 2**63  # bytes, of a description and of any file
 ZSTD = b"\x28\xb5\x2f\xfd"
 _orbax = threading.Lock()  # concurrent calls of Orbax from several threads occasionally fail
 
@@ -84,7 +84,7 @@ class Writing(threading.Thread):
         return 0
 
     def _complete(self, locks: contextlib.ExitStack) -> None:
-        checked = _checked_all(self.part, dict.fromkeys(_listed(self.part), 2**63), sync=True)
+        checked = _checked_all(self.part, dict.fromkeys(_listed(self.part), MAX_SIZE), sync=True)
         _describe(self.part, self.content | {"files": checked}, locks)
         for folder, _, _ in os.walk(self.part):
             _sync(folder)
@@ -320,20 +320,20 @@ def _listed(folder: str) -> set[str]:
 
 
 @contextlib.contextmanager
-def _opened(path: str) -> Iterator[tuple[Any, int]]:
-    """A regular file and its size; no link, and nothing that waits."""
+def _opened(path: str, limit: int = MAX_SIZE) -> Iterator[tuple[Any, int]]:
+    """A regular file of at most `limit` bytes and its size; no link, and nothing that waits."""
     file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
     with open(file, "rb", buffering=0) as opened:
         info = os.fstat(file)
         if not stat.S_ISREG(info.st_mode):
             raise ValueError(f"{os.path.basename(path)!r} is not a file")
+        if info.st_size > limit:
+            raise ValueError(f"{os.path.basename(path)!r} is too large")
         yield opened, info.st_size
 
 
 def _read(path: str, limit: int) -> bytes:
-    with _opened(path) as (file, size):
-        if size > limit:
-            raise ValueError(f"{os.path.basename(path)!r} is too large")
+    with _opened(path, limit) as (file, _):
         return file.read()
 
 
@@ -347,9 +347,7 @@ def _checked_all(folder: str, limits: dict[str, int], sync: bool = False) -> dic
 def _checked(path: str, limit: int, sync: bool) -> list[int]:
     """Size and CRC-32 of a file, which is made durable if `sync`."""
     crc, buffer = 0, memoryview(bytearray(2**20))
-    with _opened(path) as (file, size):
-        if size > limit:
-            raise ValueError(f"{os.path.basename(path)!r} is too large")
+    with _opened(path, limit) as (file, size):
         while count := file.readinto(buffer):
             crc = zlib.crc32(buffer[:count], crc)
         if sync:

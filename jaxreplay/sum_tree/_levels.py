@@ -18,6 +18,7 @@ from jaxreplay._common.xla import materialize
 WIDE = 64  # from this fan-out on, siblings are reduced in one operation; above it, levels are matrices
 GROUPS = 4  # groups of siblings that are roots of a tree of fan-out WIDE, searched in one kernel
 DENSE = 4  # a level with at most this many parents per row of the batch is recomputed whole; measured
+FEW = 256  # and one with at most this many parents at all
 
 Levels = tuple[jax.Array, ...]
 Combine = Callable[[jax.Array, jax.Array], jax.Array]
@@ -107,7 +108,7 @@ def ascend(
         children = done[0]
         (node,) = materialize(lax.div(node, jnp.int32(fanout)))
         num_parents = children.size // fanout
-        if num_parents <= max(DENSE * node.size, 256):
+        if num_parents <= max(DENSE * node.size, FEW):
             value = fold(children.reshape(num_parents, fanout), combine, fanout >= WIDE)
             padding = parents.reshape(-1)[num_parents:]
             (parents,) = materialize(jnp.concatenate([value, padding]).reshape(parents.shape))

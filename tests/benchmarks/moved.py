@@ -208,8 +208,7 @@ def evorl(short: bool) -> None:
 
     def ours(capacity: int, draws: int) -> Any:
         buffer = jr.ReplayBuffer(capacity=capacity)
-        draw = lambda state, key: buffer.sample(state, key, draws).items  # noqa: E731
-        return buffer.init(rows[1]), buffer.add, draw
+        return buffer.init(rows[1]), buffer.add, lambda state, key: buffer.sample(state, key, draws).items
 
     def theirs(capacity: int, draws: int) -> Any:
         buffer = ReplayBuffer(capacity=capacity, sample_batch_size=draws)

@@ -135,18 +135,13 @@ def run(args: argparse.Namespace, todo: list[Group], machine: Machine, peers: se
                 bar.set_description(group.name)
                 result["rows"] += run_group(group, machine, result["runs"], run_seconds)
             bar.update()
-        if "j" in args.parts and time.perf_counter() > args.deadline:
-            result["not_run"].append("j")
-        elif "j" in args.parts:
-            bar.set_description("j")
-            result["draws"] = draws.run(args.smoke, peers)
-            bar.update()
-        if "l" in args.parts and time.perf_counter() > args.deadline:
-            result["not_run"].append("l")
-        elif "l" in args.parts:
-            bar.set_description("l")
-            result["start"] = start.run(args.smoke, peers)
-            bar.update()
+        for part, name, run_part in (("j", "draws", draws.run), ("l", "start", start.run)):
+            if part in args.parts and time.perf_counter() > args.deadline:
+                result["not_run"].append(part)
+            elif part in args.parts:
+                bar.set_description(part)
+                result[name] = run_part(args.smoke, peers)
+                bar.update()
         if "e" in args.parts:
             bar.set_description("e")
             result["end_to_end"] = end_to_end.run(args.smoke, "flashbax" in peers)

@@ -15,8 +15,9 @@ import shutil
 import signal
 import sys
 import time
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -36,6 +37,31 @@ class Run(NamedTuple):
     config: dict
     init: object
     step: object
+
+
+class Pair(NamedTuple):
+    first: Any
+    second: Any
+
+
+@flax.struct.dataclass
+class Flax:
+    x: Any
+    name: str = flax.struct.field(pytree_node=False)
+    settings: tuple = flax.struct.field(pytree_node=False, default=(1, 0.1, None, True, ("a", np.dtype("int8"))))
+
+
+@jax.tree_util.register_pytree_node_class
+class Custom:
+    def __init__(self, x, size):
+        self.x, self.size = x, size
+
+    def tree_flatten(self):
+        return (self.x,), self.size
+
+    @classmethod
+    def tree_unflatten(cls, size, children):
+        return cls(*children, size)
 
 
 def bits(leaf):
@@ -292,9 +318,11 @@ def recorded():
 def main():
     jax.config.update("jax_num_cpu_devices", 8)
     if len(sys.argv) == 1:  # the format has changed
-        folder = pathlib.Path(__file__).with_name("recorded")
-        shutil.rmtree(folder, ignore_errors=True)
-        jr.save(folder, *recorded(), step=3)
+        made, folder = pathlib.Path("/tmp/recorded"), pathlib.Path(__file__).with_name("recorded")
+        for old in (made, folder):
+            shutil.rmtree(old, ignore_errors=True)
+        jr.save(made, *recorded(), step=3)  # Orbax writes the path into a file
+        shutil.copytree(made, folder)
         return
     folder = pathlib.Path(sys.argv[1])
     imported = [name for name in sys.modules if name.partition(".")[0] in ("orbax", "tensorstore")]

@@ -8,17 +8,16 @@ import os
 import pathlib
 import subprocess
 import sys
-from typing import Any, NamedTuple
+from typing import Any
 
 import chex
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
 import seeds
-from checkpoint_runs import advance, assert_same, begin, digest, runs
+from checkpoint_runs import Custom, Flax, Pair, advance, assert_same, begin, digest, runs
 from flax.core import FrozenDict
 from flax.training.train_state import TrainState
 from helpers import check_tree, leaves_of, rarely
@@ -40,22 +39,10 @@ ALWAYS = (
 )  # of the runs; the others: slow
 
 
-class Pair(NamedTuple):
-    first: Any
-    second: Any
-
-
 @chex.dataclass
 class Chex:
     x: Any
     y: Any
-
-
-@flax.struct.dataclass
-class Flax:
-    x: Any
-    name: str = flax.struct.field(pytree_node=False)
-    settings: tuple = flax.struct.field(pytree_node=False, default=(1, 0.1, None, True, ("a", np.dtype("int8"))))
 
 
 @functools.partial(jax.tree_util.register_dataclass, data_fields=["x"], meta_fields=["size"])
@@ -63,19 +50,6 @@ class Flax:
 class Registered:
     size: int
     x: Any
-
-
-@jax.tree_util.register_pytree_node_class
-class Custom:
-    def __init__(self, x, size):
-        self.x, self.size = x, size
-
-    def tree_flatten(self):
-        return (self.x,), self.size
-
-    @classmethod
-    def tree_unflatten(cls, size, children):
-        return cls(*children, size)
 
 
 def noise(tree, seed=0):

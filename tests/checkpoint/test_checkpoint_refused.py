@@ -3,14 +3,13 @@
 import dataclasses
 import importlib.metadata
 import pathlib
-from typing import Any, NamedTuple
+from typing import Any
 
-import flax.struct
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from checkpoint_runs import assert_same, recorded, rewrite
+from checkpoint_runs import Custom, Flax, Pair, assert_same, recorded, rewrite
 
 import jaxreplay as jr
 from jaxreplay.checkpoint import _checkpoint
@@ -18,31 +17,6 @@ from jaxreplay.checkpoint import _checkpoint
 pytestmark = pytest.mark.versions
 ONE = np.ones(1, np.int8)
 LIKE = jax.eval_shape(lambda: jnp.arange(2))
-
-
-class Pair(NamedTuple):
-    first: Any
-    second: Any
-
-
-@flax.struct.dataclass
-class Flax:
-    x: Any
-    name: str = flax.struct.field(pytree_node=False)
-    settings: tuple = flax.struct.field(pytree_node=False, default=(1, 0.1, None, True, ("a", np.dtype("int8"))))
-
-
-@jax.tree_util.register_pytree_node_class
-class Custom:
-    def __init__(self, x, size):
-        self.x, self.size = x, size
-
-    def tree_flatten(self):
-        return (self.x,), self.size
-
-    @classmethod
-    def tree_unflatten(cls, size, children):
-        return cls(*children, size)
 
 
 class Twins(Custom):

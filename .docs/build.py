@@ -91,10 +91,11 @@ def included(path: str, anchor: str | None) -> str:
     """What stands under a heading of a page; a program's code."""
     if path.endswith(".py"):
         return f"```python title='{path}'\n{DOCSTRING.sub('', (ROOT / path).read_text())}```"
-    for part in re.split(r"^#+ ", text_of(path), flags=re.MULTILINE):
+    page = FENCE.sub(lambda code: code[0].replace("\n#", "\n\0#"), text_of(path))  # comments are no headings
+    for part in re.split(r"^#+ ", page, flags=re.MULTILINE):
         heading, _, text = part.partition("\n")
         if re.sub(r"[^\w\- ]", "", heading).lower().replace(" ", "-") == anchor:
-            return text
+            return text.replace("\0", "")
     raise SystemExit(f"{path} has no section {anchor}")
 
 

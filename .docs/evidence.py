@@ -48,7 +48,7 @@ def row_of_study(row: str, records: dict[str, Any]) -> str:
         figure, _, text = part.rpartition(": ")
         ours.append(f"{figure}: {updated(record['figures'][figure], text)}")
     found["ours"] = "; ".join([*ours, f"{record['seeds']} seeds"])
-    found["command"] = f"`python examples/{record['command']}` ([figures]({path}))"
+    found["command"] = f"`examples/{record['command']}` ([figures]({path}))"
     return f"| {' | '.join(found.values())} |"
 
 

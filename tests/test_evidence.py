@@ -93,7 +93,7 @@ def test_a_study_s_figures_reach_the_page(tmp_path, monkeypatch):
     found = evidence.filled(page, {"study.json": record})
     assert found.split("\n")[0] == (
         "| claim | slope: 0.50 [0.25, 0.75]; slope: b: 0.00; a, count: 1,024; 3 seeds | plotted "
-        "| `python examples/study.py --short` ([figures](../examples/study.json)) |"
+        "| `examples/study.py --short` ([figures](../examples/study.json)) |"
     )
     assert f"\n| a | 3.0 [{low:.1f}, {high:.1f}] | 1,024 |\n" in found
     assert evidence.filled(found, {"study.json": record}) == found

@@ -154,7 +154,7 @@ def test_the_rule_for_ends_is_the_same_everywhere():
         "last: `ends=~step`. If it has none, the last row is the terminated or truncated one: "
         "`ends=terminated | truncated`."
     )
-    for page in ("guides/sequences.md", "guides/recurrent.md", "recipes/sequences.md"):
+    for page in ("guides/sequences.md", "guides/recurrent.md"):
         assert rule.format("each", ".") in " ".join(PAGES[DOCS + page].split())
     assert rule.format("an", "; None if no row is.") in " ".join(jr.SequenceBuffer.add.__doc__.split())
 

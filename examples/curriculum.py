@@ -155,8 +155,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_experiment(seeds=16, short="a tiny budget")
     parser.add_count("steps", f"updates, a multiple of {INTERVAL}", 1_500, 200)
     args = parser.parse()
-    if args.steps % INTERVAL:
-        parser.error(f"argument --steps: {args.steps} is not a multiple of {INTERVAL}")
+    parser.check_multiple("steps", args.steps, INTERVAL)
     return args
 
 

@@ -16,7 +16,7 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import optax
-from experiment import Parser, Progress, integer, make_train, run, summarize
+from experiment import Parser, integer, run, summarize
 from flax import struct
 
 import jaxreplay as jr
@@ -149,11 +149,8 @@ def parse_args() -> tuple[argparse.Namespace, Config]:
 
 def main() -> None:
     args, config = parse_args()
-    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
     name = "prioritized" if args.per else "uniform"
-    progress = Progress(config.steps * config.num_envs * args.seeds)
-    agent = make_agent(config, *gymnax.make("CartPole-v1"))
-    returns, timing = run(make_train(agent, config, progress), keys, progress)
+    returns, timing = run(make_agent(config, *gymnax.make("CartPole-v1")), config, args)
 
     path, title = args.out / f"dqn_{name}.png", f"CartPole-v1, {args.n}-step double DQN, {name} replay"
     summarize(path, title, name, returns, timing, last_episodes=LAST_EPISODES, goal=SOLVED, ylim=(0, 520))

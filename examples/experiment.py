@@ -58,6 +58,11 @@ class Parser(argparse.ArgumentParser):
                 self.error(f"argument --out: cannot make the folder {str(args.out)!r} ({error.strerror})")
         return args
 
+    def check_multiple(self, name: str, count: int, of: int) -> None:
+        """End with an error unless the option --`name` is a multiple."""
+        if count % of:
+            self.error(f"argument --{name}: {count} is not a multiple of {of}")
+
     def learning_steps(self, env_steps: int, num_envs: int, config: Any) -> int:
         """Steps after the warmup within `env_steps`, rounded down to whole intervals of progress reports."""
         least = num_envs * (config.warmup + config.intervals)
@@ -108,6 +113,18 @@ class Progress:
         self.bar.update(steps)
 
 
+def with_final_rows(
+    env: Any, env_params: Any, see: Callable[[jax.Array], jax.Array] = lambda obs: obs
+) -> jr.NextStepAutoreset:
+    """An environment of gymnax with rows for final observations; `see` returns what is stored of an observation."""
+
+    def env_step(key: jax.Array, env_state: Any, action: jax.Array) -> tuple:
+        obs, env_state, reward, terminated, truncated, info = env.step(key, env_state, action, env_params)
+        return see(obs), env_state, reward, terminated, truncated, see(info["final_observation"])
+
+    return jr.NextStepAutoreset(env_step=env_step)
+
+
 def make_loop(agent: tuple[Callable, Callable, Callable], config: Any) -> tuple[Callable, Callable]:
     """Training of all seeds in two parts: begin(keys) is the warmup, advance(state, times) the steps at these times.
 
@@ -150,10 +167,17 @@ def make_train(
     return jax.jit(train)
 
 
-def run(train: Any, keys: jax.Array, progress: Progress) -> tuple[np.ndarray, str]:
-    """Compile and run `train`, a jitted function of keys [seeds]. Returns its result, and a line with the times."""
+def run(
+    agent: tuple[Callable, Callable, Callable], config: Any, args: argparse.Namespace, name: str = "", rollout: int = 1
+) -> tuple[np.ndarray, str]:
+    """Train all seeds, with a bar: the result of `make_train`, and a line with the times.
+
+    `act` makes `rollout` steps of each environment.
+    """
+    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
+    progress = Progress(config.steps * rollout * config.num_envs * args.seeds, name)
     start = time.perf_counter()
-    compiled_train = train.lower(keys).compile()
+    compiled_train = make_train(agent, config, progress).lower(keys).compile()
     compiled = time.perf_counter()
     progress.bar.unpause()  # its clock starts here
     returns = np.asarray(compiled_train(keys))

@@ -252,8 +252,7 @@ def parse_args() -> argparse.Namespace:
     args = parser.parse()
     args.bits = sorted(set(args.bits or ((8,) if args.short else (8, 13, 20, 30))))
     per_interval = Config.interval * Config.num_envs
-    if args.steps % per_interval:
-        parser.error(f"argument --steps: {args.steps} is not a multiple of {per_interval}")
+    parser.check_multiple("steps", args.steps, per_interval)
     return args
 
 

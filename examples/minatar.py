@@ -19,7 +19,7 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import optax
-from experiment import Parser, Progress, make_train, run, summarize
+from experiment import Parser, run, summarize, with_final_rows
 from flax import struct
 
 import jaxreplay as jr
@@ -81,11 +81,7 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         sampler=jr.Prioritized(alpha=0.6, beta=beta),
     )
 
-    def env_step(key: jax.Array, env_state: Any, action: jax.Array) -> tuple:
-        obs, env_state, reward, terminated, truncated, info = env.step(key, env_state, action, env_params)
-        return obs > 0, env_state, reward, terminated, truncated, info["final_observation"] > 0
-
-    env_rows = jr.NextStepAutoreset(env_step=env_step)
+    env_rows = with_final_rows(env, env_params, see=lambda obs: obs > 0)
 
     def step_envs(key: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple[Any, jax.Array, dict]:
         keys = jax.random.split(key, config.num_envs)
@@ -122,16 +118,8 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         key, sample_key = jax.random.split(state.key)
         sample = buffer.sample(state.buffer, sample_key, config.batch_size)
         items, rows = sample.items, jnp.arange(config.batch_size)
-        batch, valid = jr.sequence_transitions(
-            items["obs"],
-            items["action"],
-            items["reward"],
-            items["terminated"],
-            items["truncated"],
-            n=config.n,
-            gamma=config.gamma,
-            mask=items["step"],
-        )
+        steps = [items[name] for name in ("obs", "action", "reward", "terminated", "truncated")]
+        batch, valid = jr.sequence_transitions(*steps, n=config.n, gamma=config.gamma, mask=items["step"])
         best = jnp.argmax(network.apply(state.params, batch.S_next), axis=-1)
         target = batch.Rn + batch.In * network.apply(state.target_params, batch.S_next)[rows, best]
 
@@ -159,10 +147,7 @@ def parse_args() -> tuple[argparse.Namespace, Config]:
 
 def main() -> None:
     args, config = parse_args()
-    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    progress = Progress(config.steps * config.num_envs * args.seeds)
-    returns, timing = run(make_train(make_agent(config), config, progress), keys, progress)
-
+    returns, timing = run(make_agent(config), config, args)
     title = f"Breakout-MinAtar, {config.n}-step double DQN, prioritized replay"
     summarize(args.out / "minatar.png", title, "return", returns, timing, last_episodes=LAST_EPISODES)
 

@@ -222,8 +222,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_experiment(seeds=16, short="a tiny budget")
     parser.add_count("steps", f"steps of {HANDS} hands, a multiple of {INTERVAL}", 20_000, 400)
     args = parser.parse()
-    if args.steps % INTERVAL:
-        parser.error(f"argument --steps: {args.steps} is not a multiple of {INTERVAL}")
+    parser.check_multiple("steps", args.steps, INTERVAL)
     return args
 
 

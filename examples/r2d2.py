@@ -25,7 +25,7 @@ import gymnax
 import jax
 import jax.numpy as jnp
 import optax
-from experiment import Parser, Progress, integer, interval, learning_curves, make_train, plot, print_table, run, save
+from experiment import Parser, integer, interval, learning_curves, plot, print_table, run, save, with_final_rows
 from flax import struct
 
 import jaxreplay as jr
@@ -169,13 +169,8 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
     optimizer = optax.chain(optax.clip_by_global_norm(10.0), optax.adam(rate))
     buffer = make_buffer(config)
 
-    def env_step(key: jax.Array, env_state: Any, action: jax.Array) -> tuple:
-        obs, env_state, reward, terminated, truncated, info = env.step(key, env_state, action, env_params)
-        see = config.task.see
-        return see(obs), env_state, reward, terminated, truncated, see(info["final_observation"])
-
     # The final observation of every episode becomes a row of its own, so that sequences hold all that a target needs.
-    env_rows = jr.NextStepAutoreset(env_step=env_step)
+    env_rows = with_final_rows(env, env_params, config.task.see)
 
     def step_envs(state: State, epsilon: jax.Array | float) -> tuple[State, dict[str, jax.Array]]:
         key, explore_key, action_key, env_key = jax.random.split(state.key, 4)
@@ -243,17 +238,10 @@ def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
         _, target_values = values(state.target_params)
 
         def loss_fn(params: Any) -> tuple[jax.Array, tuple[jax.Array, jax.Array]]:
-            flags = items["terminated"], items["truncated"]
             carries, q = values(params)
-            batch, valid = jr.sequence_transitions(
-                {"q": q, "target": target_values},
-                items["action"],
-                items["reward"],
-                *flags,
-                n=config.n,
-                gamma=config.gamma,
-                mask=mask,
-            )
+            seen, rest = {"q": q, "target": target_values}, ("action", "reward", "terminated", "truncated")
+            steps = [items[name] for name in rest]
+            batch, valid = jr.sequence_transitions(seen, *steps, n=config.n, gamma=config.gamma, mask=mask)
             rows = jnp.arange(batch.batch_size)
             following = jax.lax.stop_gradient(batch.S_next)
             best = following["target"][rows, jnp.argmax(following["q"], axis=-1)]
@@ -293,8 +281,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--refresh", action="store_true", help="write recurrent states back into the buffer")
     args = parser.parse()
     args.steps = args.steps or (50 if args.short else TASKS[args.task].steps)
-    if args.steps % Config.intervals:
-        parser.error(f"argument --steps: {args.steps} is not a multiple of {Config.intervals}")
+    parser.check_multiple("steps", args.steps, Config.intervals)
     if args.refresh and args.windows == "episodes":
         parser.error("argument --refresh: whole episodes start from the zero state, which does not age")
     return args
@@ -302,14 +289,12 @@ def parse_args() -> argparse.Namespace:
 
 def main() -> None:
     args = parse_args()
-    task, keys = TASKS[args.task], jax.random.split(jax.random.key(args.seed), args.seeds)
+    task = TASKS[args.task]
     settings = whole_episodes(task) if args.windows == "episodes" else {}
     curves, timings = {}, {}
     for name in ("recurrent", "feed-forward"):
         config = Config(task=task, recurrent=name == "recurrent", steps=args.steps, refresh=args.refresh, **settings)
-        total = config.steps * config.rollout * config.num_envs * args.seeds
-        progress = Progress(total, f"{name}: ")
-        returns, timings[name] = run(make_train(make_agent(config), config, progress), keys, progress)
+        returns, timings[name] = run(make_agent(config), config, args, f"{name}: ", config.rollout)
         # was [steps, seeds, rollout, num_envs]
         returns = returns.swapaxes(1, 2).reshape(-1, args.seeds, config.num_envs)
         env_steps, curves[name] = learning_curves(returns, LAST_EPISODES)

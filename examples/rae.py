@@ -83,8 +83,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--hold", type=integer(1, 100), default=hold, help=f"steps that an action lasts ({hold})")
     args = parser.parse()
     args.interval = 50 if args.short else Config.interval
-    if args.steps % args.interval:
-        parser.error(f"argument --steps: {args.steps} is not a multiple of {args.interval}")
+    parser.check_multiple("steps", args.steps, args.interval)
     return args
 
 

@@ -186,8 +186,7 @@ def parse_args() -> argparse.Namespace:
     parser.add_count("steps", "updates per seed, and environment steps but for the data alone", 10_000, 100)
     args = parser.parse()
     args.interval = 100 if args.short else Config.interval
-    if args.steps % args.interval:
-        parser.error(f"argument --steps: {args.steps} is not a multiple of {args.interval}")
+    parser.check_multiple("steps", args.steps, args.interval)
     return args
 
 

@@ -16,7 +16,7 @@ import flax.linen as nn
 import jax
 import jax.numpy as jnp
 import optax
-from experiment import Parser, Progress, integer, make_train, run, summarize
+from experiment import Parser, integer, run, summarize
 from flax import struct
 
 import jaxreplay as jr
@@ -193,11 +193,8 @@ def main() -> None:
     import gymnax  # here, as the agent takes any environment with this interface
 
     args, config = parse_args()
-    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
     name = "prioritized" if args.per else "uniform"
-    progress = Progress(config.steps * config.num_envs * args.seeds)
-    agent = make_agent(config, *gymnax.make("Pendulum-v1"))
-    returns, timing = run(make_train(agent, config, progress), keys, progress)
+    returns, timing = run(make_agent(config, *gymnax.make("Pendulum-v1")), config, args)
 
     path, title = args.out / f"sac_{name}.png", f"Pendulum-v1, Soft Actor-Critic, {name} replay"
     summarize(path, title, name, returns, timing, last_episodes=LAST_EPISODES, goal=SOLVED)

@@ -16,7 +16,7 @@ import contextlib
 import dataclasses
 import shutil
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -27,7 +27,6 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 from experiment import Parser
-from gymnasium_loop import RANDOM_RETURN, make_learn
 
 import jaxreplay as jr
 
@@ -35,6 +34,7 @@ BATCH, RATIO, WARMUP = 128, 8, 1_600  # rows of a draw; draws for each transitio
 ENVS = 8  # of each actor
 EXPLORE = 0.1  # part of the steps until epsilon is at its least
 WINDOW = 20  # episodes of a mean return
+RANDOM_RETURN = 22  # of the random policy on CartPole-v1
 
 
 class Clock:
@@ -108,6 +108,27 @@ def act(run: Run, actor: int, first: int) -> None:
             resets = terminated | truncated  # Gymnasium resets at the next step, which is no transition
             run.episodes.extend((run.taken, float(x)) for x in returns[resets])
             returns[resets], obs = 0.0, next_obs
+
+
+def make_learn(network: nn.Module, optimizer: optax.GradientTransformation) -> Callable[..., tuple]:
+    """A jitted double DQN update: (params, target_params, opt, batch) -> (the same three, td_errors)."""
+
+    @jax.jit
+    def learn(params: Any, target_params: Any, opt: optax.OptState, batch: jr.TransitionBatch) -> tuple:
+        rows = jnp.arange(batch.batch_size)
+        best = jnp.argmax(network.apply(params, batch.S_next), axis=-1)
+        target = batch.Rn + batch.In * network.apply(target_params, batch.S_next)[rows, best]
+
+        def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
+            td_errors = target - network.apply(params, batch.S)[rows, batch.A]
+            return jnp.mean(batch.W * optax.huber_loss(td_errors)), td_errors
+
+        grads, td_errors = jax.grad(loss_fn, has_aux=True)(params)
+        updates, opt = optimizer.update(grads, opt)
+        params = optax.apply_updates(params, updates)
+        return params, optax.incremental_update(params, target_params, 0.02), opt, td_errors
+
+    return learn
 
 
 class Learner:

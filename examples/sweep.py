@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from experiment import Parser, heat_map, save, text_of
+from experiment import Parser, heat_map, save, text_of, with_final_rows
 from flax import struct
 from matplotlib.figure import Figure
 
@@ -118,11 +118,7 @@ def make_train(
     def seen(obs: jax.Array) -> jax.Array:
         return obs > 0 if config.task == "Catch-bsuite" else obs
 
-    def env_step(key: jax.Array, env_state: Any, action: jax.Array) -> tuple:
-        obs, env_state, reward, terminated, truncated, info = env.step(key, env_state, action, env_params)
-        return seen(obs), env_state, reward, terminated, truncated, seen(info["final_observation"])
-
-    env_rows = jr.NextStepAutoreset(env_step=env_step)
+    env_rows = with_final_rows(env, env_params, seen)
 
     def init(key: jax.Array, setting: Setting) -> State:
         params_key, env_key = jax.random.split(key)

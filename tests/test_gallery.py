@@ -11,7 +11,7 @@ ROOT = pathlib.Path(__file__).parent.parent
 FOLDER = ROOT / ".docs/pages/assets/gallery"
 PAGE = (ROOT / ".docs/pages/gallery.md").read_text()
 HELPERS = {"experiment.py"}
-WITHOUT = {"gymnasium_loop.py", "time_limit.py"}  # they print, and draw nothing
+WITHOUT = {"time_limit.py"}  # it prints, and draws nothing
 
 
 def found(pattern, folder):

@@ -67,17 +67,13 @@ def make_ports(config: dict[str, Any], n: int = 3) -> dict[str, tuple[Callable, 
 
 def compare(module: ModuleType, config: dict[str, Any], keys: jax.Array, **kwargs: Any) -> list[dict[str, Any]]:
     """A row of results for each port."""
-    ports = make_ports(config)
-    trains = {name: make_train(module, config, make_buffer) for name, (make_buffer, _) in ports.items()}
-    found = measure.compare_all(make_train(module, config, make_flat_buffer), trains, keys, **kwargs)
+    ports = make_ports(config).items()
+    trains = {name: (make_train(module, config, make_buffer), lines) for name, (make_buffer, lines) in ports}
     task = (
         f"MPE simple_spread, {config['TOTAL_TIMESTEPS']:,} steps, {config['NUM_LAYERS'] - 2} hidden layers, "
         f"updates a rollout: {config['NUM_EPOCHS']}"
     )
-    rows = [{"port": name, "task": task, "lines": ports[name][1], **row} for name, row in found.items()]
-    for row in rows:
-        measure.show(row)
-    return rows
+    return measure.compare_all(make_train(module, config, make_flat_buffer), trains, keys, task=task, **kwargs)
 
 
 def draw(module: ModuleType, config: dict[str, Any], make_buffer: Callable) -> list[Any]:

@@ -58,12 +58,8 @@ def trainer(algorithm: type[DQN], **settings: Any) -> Callable:
 
 def rows(task: str, original: Any, ports: dict[str, Any], keys: jax.Array, settings: dict, **how: Any) -> list[dict]:
     """Rows of results of all ports, which it also prints."""
-    trainers = {name: trainer(port, **settings) for name, (port, _) in ports.items()}
-    found = measure.compare_all(trainer(original, **settings), trainers, keys, **how)
-    found = [{"port": name, "task": task, "lines": ports[name][1], **row} for name, row in found.items()]
-    for row in found:
-        measure.show(row)
-    return found
+    trainers = {name: (trainer(port, **settings), lines) for name, (port, lines) in ports.items()}
+    return measure.compare_all(trainer(original, **settings), trainers, keys, task=task, **how)
 
 
 def main() -> None:

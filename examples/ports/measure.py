@@ -82,14 +82,16 @@ def compile_one(train: Callable, *args: Any) -> dict[str, Any]:
 
 
 def compare_all(
-    original: Callable, ports: dict[str, Callable], *args: Any, rounds: int, returns: bool = True
-) -> dict[str, dict[str, Any]]:
-    """A row of results for each port. All training functions are compiled, then run in turn, `rounds` times each.
+    original: Callable, ports: dict[str, tuple[Callable, int]], *args: Any, task: str, rounds: int, returns: bool = True
+) -> list[dict[str, Any]]:
+    """A row of results for each port, printed; `ports` holds training functions and their numbers of lines.
 
-    Every other round runs in reverse order. Before the first round each runs once, unless there is only one round.
-    Use `returns=False` if the runs are too short for their returns to mean anything.
+    All training functions are compiled, then run in turn, `rounds` times each. Every other round runs in reverse order.
+    Before the first round each runs once, unless there is only one round. Use `returns=False` if the runs are too short
+    for their returns to mean anything.
     """
-    compiled = {name: compile_one(train, *args) for name, train in {"": original, **ports}.items()}
+    trains = {"": original, **{name: train for name, (train, _) in ports.items()}}
+    compiled = {name: compile_one(train, *args) for name, train in trains.items()}
     seconds: dict[str, list[float]] = {name: [] for name in compiled}
     found = {}
     for turn in range(rounds + (rounds > 1)):
@@ -103,9 +105,12 @@ def compare_all(
         names = {"original": "", "port": port}
         kept = {key: {of: compiled[name][key] for of, name in names.items()} for key in MEASURED}
         kept["seconds"] = {of: seconds[name][-rounds:] for of, name in names.items()}
-        return {**kept, "returns": {of: found[name] for of, name in names.items()} if returns else None}
+        kept["returns"] = {of: found[name] for of, name in names.items()} if returns else None
+        result = {"port": port, "task": task, "lines": ports[port][1], **kept}
+        show(result)
+        return result
 
-    return {port: row(port) for port in ports}
+    return [row(port) for port in ports]
 
 
 def show(row: dict[str, Any]) -> None:

@@ -106,13 +106,9 @@ def compare(keys: jax.Array, steps: int, settings: dict[str, Any], **kwargs: Any
     def train(agent: type[R2D2], make_buffer: Callable) -> Callable:
         return make_train(make_agent(agent, make_buffer, steps, settings), steps)
 
-    ports = {name: train(agent, make_buffer) for name, (agent, make_buffer, _) in PORTS.items()}
-    found = measure.compare_all(train(R2D2, ORIGINAL), ports, keys, **kwargs)
+    ports = {name: (train(agent, make_buffer), lines) for name, (agent, make_buffer, lines) in PORTS.items()}
     task = f"{TASK} without velocities, {settings['buffer_size']:,} steps stored, {steps:,} made"
-    rows = [{"port": name, "task": task, "lines": PORTS[name][2], **row} for name, row in found.items()]
-    for row in rows:
-        measure.show(row)
-    return rows
+    return measure.compare_all(train(R2D2, ORIGINAL), ports, keys, task=task, **kwargs)
 
 
 def learned_value(agent: type[R2D2], make_buffer: Callable) -> str:

@@ -87,12 +87,8 @@ def trainer(algorithm: Any, env: str, settings: dict[str, Any]) -> Callable:
 
 def rows(task: str, original: Any, ports: dict[str, Any], env: str, settings: dict[str, Any], *args: Any, **how: Any):
     """Rows of results of all ports, which it also prints."""
-    trainers = {name: trainer(port, env, settings) for name, (port, _) in ports.items()}
-    found = measure.compare_all(trainer(original, env, settings), trainers, *args, **how)
-    found = [{"port": name, "task": task, "lines": ports[name][1], **row} for name, row in found.items()]
-    for row in found:
-        measure.show(row)
-    return found
+    trainers = {name: (trainer(port, env, settings), lines) for name, (port, lines) in ports.items()}
+    return measure.compare_all(trainer(original, env, settings), trainers, *args, task=task, **how)
 
 
 def run(

@@ -11,7 +11,7 @@ import json
 import platform
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -142,6 +142,22 @@ def make_loop(agent: tuple[Callable, Callable, Callable], config: Any) -> tuple[
         return learn(state), returns
 
     return begin, lambda state, times: jax.lax.scan(step, state, times)
+
+
+def train_and_test(
+    train: Callable, states: Any, arguments: Iterable[tuple], bar: Any, steps: int = 1
+) -> tuple[np.ndarray, Any]:
+    """Results [seeds, calls] of `train(states, *arguments) -> states, result [seeds]`, and the last states.
+
+    The bar advances by `steps` per call.
+    """
+    curve = []
+    for each in arguments:
+        states, found = train(states, *each)
+        curve.append(np.asarray(found))
+        bar.set_postfix_str(f"{curve[-1].mean():.3g}", refresh=False)
+        bar.update(steps)
+    return np.stack(curve, axis=1), states
 
 
 def make_train(

@@ -30,7 +30,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from experiment import COLORS, Parser, integer, legend_below, plot_mean, report
+from experiment import COLORS, Parser, integer, legend_below, plot_mean, report, train_and_test
 from flax import struct
 from matplotlib.figure import Figure
 from tqdm import tqdm
@@ -213,13 +213,9 @@ def make_trainer(config: Config) -> tuple[Callable, Callable]:
 def run(config: Config, share: float, keys: jax.Array, steps: int, bar: tqdm) -> np.ndarray:
     """Share of test episodes that reach their goal [seeds, steps / interval]."""
     init, train = make_trainer(config)
-    states, curve, count = init(keys), [], steps // config.interval
-    for number in range(count):
-        epsilon = max(config.epsilon, 1 - 2 * number / count)
-        states, found = train(states, share, epsilon)
-        curve.append(np.asarray(found))
-        bar.update(config.interval * config.num_envs * len(keys))
-    return np.stack(curve, axis=1)
+    count = steps // config.interval
+    arguments = [(share, max(config.epsilon, 1 - 2 * number / count)) for number in range(count)]
+    return train_and_test(train, init(keys), arguments, bar, config.interval * config.num_envs * len(keys))[0]
 
 
 def plot(path: Path, curves: dict[str, dict[int, np.ndarray]], env_steps: np.ndarray) -> None:

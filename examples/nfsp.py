@@ -31,7 +31,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import COLORS, Parser, legend_below, plot_mean, report
+from experiment import COLORS, Parser, legend_below, plot_mean, report, train_and_test
 from flax import struct
 from matplotlib.figure import Figure
 from tqdm import tqdm
@@ -186,12 +186,7 @@ def make_trainer(memory: Any) -> tuple[Callable, Callable]:
 def run(memory: Any, keys: jax.Array, steps: int, bar: tqdm) -> np.ndarray:
     """Exploitability [seeds, steps / INTERVAL]."""
     init, train = make_trainer(memory)
-    players, curve = init(keys), []
-    for number in range(steps // INTERVAL):
-        players, found = train(players, keys, number)
-        curve.append(np.asarray(found))
-        bar.update()
-    return np.stack(curve, axis=1)
+    return train_and_test(train, init(keys), [(keys, number) for number in range(steps // INTERVAL)], bar)[0]
 
 
 def figures_of(curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import rlpd
-from experiment import Parser, integer, plot, report
+from experiment import Parser, integer, plot, report, train_and_test
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -92,21 +92,22 @@ def main() -> None:
     first_keys, second_keys = (jax.random.split(key, args.seeds) for key in jax.random.split(jax.random.key(args.seed)))
     online = Config(steps=args.steps, source="online", interval=args.interval, hold=args.hold)
     both = dataclasses.replace(online, source="both")
+    tests, per_test = [()] * (args.steps // args.interval), args.interval * args.seeds
     total = (2 if args.short else 3) * args.steps * args.seeds
     with tempfile.TemporaryDirectory() as folder, tqdm(total=total, unit=" steps", unit_scale=True) as bar:
         bar.set_description(FIRST)
         init, train = rlpd.make_trainer(online, *make_env(args.hold))
-        curves[FIRST], states = rlpd.train_and_test(train, init(first_keys), online, bar)
+        curves[FIRST], states = train_and_test(train, init(first_keys), tests, bar, per_test)
         jr.save(folder, online.own, states.buffer[0])  # of all seeds, stacked
         if not args.short:
             bar.set_description(ALONE)
-            curves[ALONE], _ = rlpd.train_and_test(train, init(second_keys), online, bar)
+            curves[ALONE], _ = train_and_test(train, init(second_keys), tests, bar, per_test)
         bar.set_description(MIXED)
         init, train = rlpd.make_trainer(both, *make_env(args.hold))
         states = init(second_keys)
         saved = jr.restore(folder, both.own, states.buffer[0])
         states = states.replace(buffer=(states.buffer[0], saved))
-        curves[MIXED], _ = rlpd.train_and_test(train, states, both, bar)
+        curves[MIXED], _ = train_and_test(train, states, tests, bar, per_test)
 
     figures = {}
     differences = {name: curves[MIXED] - curves[other] for name, other in DIFFERENCES.items() if other in curves}

@@ -25,7 +25,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import sac
-from experiment import Parser, plot, report
+from experiment import Parser, plot, report, train_and_test
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -165,19 +165,9 @@ def run(config: Config, keys: jax.Array, bar: tqdm) -> tuple[np.ndarray, np.ndar
     init, train = make_trainer(config, env, params)
     agent_keys, data_keys = jnp.unstack(jax.vmap(jax.random.split)(keys), axis=1)
     states, of_data = add_data(init(agent_keys), data_keys)
-    curves, _ = train_and_test(train, states, config, bar)
+    tests = [()] * (config.steps // config.interval)
+    curves, _ = train_and_test(train, states, tests, bar, config.interval * len(keys))
     return curves, np.asarray(of_data)
-
-
-def train_and_test(train: Callable, states: sac.State, config: Config, bar: tqdm) -> tuple[np.ndarray, sac.State]:
-    """Mean test returns [seeds, steps / interval], and the states after training."""
-    curve = []
-    for _ in range(config.steps // config.interval):
-        states, found = train(states)
-        curve.append(np.asarray(found))
-        bar.set_postfix_str(f"return {curve[-1].mean():.0f}", refresh=False)
-        bar.update(config.interval * len(found))
-    return np.stack(curve, axis=1), states
 
 
 def parse_args() -> argparse.Namespace:

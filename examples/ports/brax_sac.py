@@ -12,7 +12,6 @@ queue, which rolls its whole storage at every insertion once it is full. The sam
 
 import functools
 import threading
-import time
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -67,13 +66,9 @@ def learn(replay: type, seed: int, steps: int, evaluations: int) -> tuple[float,
 
 
 def compare(seeds: list[int], steps: int, evaluations: int) -> list[dict[str, Any]]:
-    """The row of returns; every other seed runs in reverse order."""
+    """The row of returns."""
     kinds = {"original": ORIGINAL, "port": Replay}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in kinds}
-    for turn, seed in enumerate(seeds):
-        for name in list(kinds)[:: -1 if turn % 2 else 1]:
-            found[name].append(learn(kinds[name], seed, steps, evaluations))
-            print(f"{name}, seed {seed}: {found[name][-1]}", flush=True)
+    *_, found = measure.in_turn(kinds, seeds, lambda name, seed: learn(kinds[name], seed, steps, evaluations))
     returns = {name: [round(x, 1) for x, _ in values] for name, values in found.items()}
     task = f"{TASK}, {steps:,} steps, {UPDATES} updates per 8 steps"
     enough = len(seeds) >= 8  # for returns; fewer give times
@@ -112,16 +107,11 @@ def time_buffers(capacity: int, rounds: int, times: int = 50) -> dict[str, Any]:
             return state, batch["observation"].sum()
 
         programs[name] = jax.jit(
-            lambda state, step=step: jax.lax.scan(step, state, jnp.arange(times)), donate_argnums=0
+            lambda state, _, step=step: jax.lax.scan(step, state, jnp.arange(times)), donate_argnums=0
         )
         states[name] = jax.jit(replay.init)(jax.random.key(0))
-    seconds: dict[str, list[float]] = {name: [] for name in FULL}
-    for turn in range(rounds + 1):
-        for name in list(FULL)[:: -1 if turn % 2 else 1]:
-            start = time.perf_counter()
-            states[name] = jax.block_until_ready(programs[name](states[name]))[0]
-            seconds[name].append((time.perf_counter() - start) / times)
-    kept = {name: values[1:] for name, values in seconds.items()}
+    seconds = measure.time_in_turn(programs, states, rounds)
+    kept = {name: [x / times for x in values] for name, values in seconds.items()}
     return measure.row_of_times(PORT, LINES, f"the buffer alone, full, {capacity:,} items", kept, None)
 
 

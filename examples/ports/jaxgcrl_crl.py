@@ -14,7 +14,6 @@ and environments are not imported. Its goals come from windows that start anywhe
 import functools
 import sys
 import tempfile
-import time
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -65,12 +64,12 @@ def learn(crl: ModuleType, maze: type, port: bool, seed: int, updates: int, eval
 
 
 def compare(crl: ModuleType, maze: type, seeds: list[int], updates: int, evaluations: int) -> list[dict[str, Any]]:
-    """The row of returns of 8 seeds, or of times of fewer; every other seed runs in reverse order."""
-    found: dict[str, list[tuple[float, float]]] = {"original": [], "port": []}
-    for turn, seed in enumerate(seeds):
-        for name in list(found)[:: -1 if turn % 2 else 1]:
-            found[name].append(learn(crl, maze, name == "port", seed, updates, evaluations))
-            print(f"{name}, seed {seed}: {found[name][-1]}", flush=True)
+    """The row of returns of 8 seeds, or of times of fewer."""
+
+    def run(name: str, seed: int) -> tuple[float, float]:
+        return learn(crl, maze, name == "port", seed, updates, evaluations)
+
+    *_, found = measure.in_turn(("original", "port"), seeds, run)
     returns = {name: [round(x, 1) for x, _ in values] for name, values in found.items()}
     seconds = {name: [x for _, x in values] for name, values in found.items()}
     rollout = AGENT["unroll_length"] * RUN["num_envs"]
@@ -97,16 +96,10 @@ def time_buffers(crl: ModuleType, length: int, draws: bool, rounds: int) -> dict
 
         programs[name] = jax.jit(step, donate_argnums=0)
         states[name] = jax.jit(replay.insert_internal, donate_argnums=0)(replay.init(jax.random.key(0)), first)
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
-    for turn in range(rounds + 1):
-        for name in list(programs)[:: -1 if turn % 2 else 1]:
-            start = time.perf_counter()
-            states[name] = jax.block_until_ready(programs[name](states[name], jax.random.key(turn)))[0]
-            seconds[name].append(time.perf_counter() - start)
-    kept = {name: values[1:] for name, values in seconds.items()}
+    seconds = measure.time_in_turn(programs, states, rounds)
     what = "an insertion of 62 rows and a draw of 32,000 pairs" if draws else "an insertion of 62 rows"
     return measure.row_of_times(
-        PORT, LINES, f"the buffer alone, full, {length:,} rows of 32 environments, {what}", kept, None
+        PORT, LINES, f"the buffer alone, full, {length:,} rows of 32 environments, {what}", seconds, None
     )
 
 

@@ -26,7 +26,7 @@ import sys
 import textwrap
 import time
 import tokenize
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -111,6 +111,27 @@ def compare_all(
         return result
 
     return [row(port) for port in ports]
+
+
+def in_turn(names: Iterable[str], seeds: list[int], run: Callable[[str, int], Any]) -> Iterator[dict[str, list]]:
+    """After each seed all results of `run(name, seed)`, by name; every other seed runs in reverse order."""
+    found: dict[str, list] = {name: [] for name in names}
+    for turn, seed in enumerate(seeds):
+        for name in list(found)[:: -1 if turn % 2 else 1]:
+            found[name].append(run(name, seed))
+            print(f"{name or 'original'}, seed {seed}: {found[name][-1]}", flush=True)
+        yield found
+
+
+def time_in_turn(programs: dict[str, Callable], states: dict[str, Any], rounds: int) -> dict[str, list[float]]:
+    """Seconds of each `program(state, key)`, which donates the state and returns a new one first, in each round."""
+    seconds: dict[str, list[float]] = {name: [] for name in programs}
+    for turn in range(rounds + 1):  # the first compiles
+        for name in list(programs)[:: -1 if turn % 2 else 1]:
+            start = time.perf_counter()
+            states[name] = jax.block_until_ready(programs[name](states[name], jax.random.key(turn)))[0]
+            seconds[name].append(time.perf_counter() - start)
+    return {name: values[1:] for name, values in seconds.items()}
 
 
 def show(row: dict[str, Any]) -> None:

@@ -101,13 +101,9 @@ def train(replay: type, reanalyzer: type, seed: int, steps: int) -> tuple[float,
 
 
 def compare(seeds: list[int], steps: int, returns: bool = True) -> Iterator[list[dict[str, Any]]]:
-    """After each seed a row of results for each port; every other turn of the programs is in reverse order."""
+    """After each seed a row of results for each port."""
     programs = {"": (Buffer, Reanalyzer), **{name: parts[:2] for name, parts in PORTS.items()}}
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in programs}
-    for turn, seed in enumerate(seeds):
-        for name in list(programs)[:: -1 if turn % 2 else 1]:
-            found[name].append(train(*programs[name], seed, steps))
-            print(f"{name or 'original'}, seed {seed}: {found[name][-1]}", flush=True)
+    for found in measure.in_turn(programs, seeds, lambda name, seed: train(*programs[name], seed, steps)):
         yield [row(port, found, steps, returns) for port in PORTS]
 
 

@@ -152,14 +152,13 @@ def train(
 
 
 def compare(program: Callable, seeds: list[int], rollouts: int, **system: Any) -> Iterator[list[dict[str, Any]]]:
-    """After each seed a row of results for each port; every other turn of the programs is in reverse order."""
-    names = [ORIGINAL, *PORTS]
-    found: dict[str, list[tuple[float, float]]] = {name: [] for name in names}
+    """After each seed a row of results for each port."""
     learners: dict[str, Callable] = {}
-    for turn, seed in enumerate(seeds):
-        for name in names[:: -1 if turn % 2 else 1]:
-            found[name].append(train(program, learners, name, seed, rollouts, **system))
-            print(f"{name}, seed {seed}: {found[name][-1]}", flush=True)
+
+    def run(name: str, seed: int) -> tuple[float, float]:
+        return train(program, learners, name, seed, rollouts, **system)
+
+    for found in measure.in_turn([ORIGINAL, *PORTS], seeds, run):
         yield [row(port, found, rollouts, **system) for port in PORTS]
 
 

@@ -5,9 +5,9 @@ python examples/cliffwalk.py           # 2 to 16 states, 20 seeds
 python examples/cliffwalk.py --short   # a few seconds, to see that it runs
 
 In each of n states the right action leads on and the wrong one ends the episode. Only the right action of the last
-state is rewarded. The buffer holds the transitions of all 2^n sequences of actions: 2^(n+1) - 2 transitions, of which
-one is rewarded. Q-learning replays one transition per update. The study counts the updates until the mean squared error
-of the values is below 10^-3, with three ways to choose the transition:
+state is rewarded. The buffer holds the transitions of all 2^n sequences of actions: 2^(n+1) - 2 transitions, and one of
+them is rewarded. Q-learning replays one transition per update. The study counts the updates until the mean squared
+error of the values is below 10^-3, with three ways to choose the transition:
 
 - uniform: `jr.Uniform()`.
 - proportional: `jr.Prioritized(alpha=0.6, beta=0)`. Nothing here is stochastic, so there is no bias for weights to
@@ -185,14 +185,14 @@ def print_table(title: str, results: dict[str, np.ndarray], states: np.ndarray, 
         print(f"{n:7d}{size:13,d}" + "".join(f"{np.median(x[row]):20,.0f}" for x in results.values()))
     fits = {name: slopes(updates, sizes) for name, updates in results.items()}
     print(f"{'slope':20}" + "".join(f"{with_interval(fit):>20}" for fit in fits.values()))
-    print(f"slope of uniform less that of proportional: {with_interval(fits['uniform'] - fits['proportional'])}")
+    print(f"slope of uniform less slope of proportional: {with_interval(fits['uniform'] - fits['proportional'])}")
 
 
 def plot(path: Path, results: dict[str, dict[str, np.ndarray]], sizes: np.ndarray) -> None:
     """Plot medians as lines, and the smallest and largest as faint lines, as in figure 7 of the paper."""
     figure = Figure(figsize=(10, 4.2), layout="constrained")
-    for axes, (title, laws) in zip(figure.subplots(1, 2, sharey=True), results.items(), strict=True):
-        for name, updates in laws.items():
+    for axes, (title, of_samplers) in zip(figure.subplots(1, 2, sharey=True), results.items(), strict=True):
+        for name, updates in of_samplers.items():
             label = f"{name}, slope {slopes(updates, sizes, 1)[0]:.2f}"
             axes.plot(sizes, np.median(updates, axis=1), color=COLORS[name], linewidth=2.2, label=label)
             axes.plot(sizes, updates.min(axis=1), color=COLORS[name], alpha=0.35, linewidth=0.8)
@@ -227,14 +227,14 @@ def main() -> None:
                     rows.append(np.where(updates == 0, np.nan, updates))
                     bar.update()
                 results[feature][name] = np.stack(rows)
-    for feature, laws in results.items():
-        print_table(feature, laws, states, sizes)
+    for feature, of_samplers in results.items():
+        print_table(feature, of_samplers, states, sizes)
     print(f"slope: of log median updates over log transitions; [95% bootstrap interval over {args.seeds} seeds]")
     path = args.out / "cliffwalk.png"
     plot(path, results, sizes)
     figures = {}
-    for feature, laws in results.items():
-        for name, updates in laws.items():
+    for feature, of_samplers in results.items():
+        for name, updates in of_samplers.items():
             fit = slopes(updates, sizes)
             figures[f"{name}, {feature}"] = fit[0], *np.percentile(fit[1:], [2.5, 97.5])
             figures[f"{name}, {feature}, updates in the largest"] = np.median(updates[-1])

@@ -389,7 +389,7 @@ def summarize(
     """
     env_steps, curves = learning_curves(returns, last_episodes)
     final = curves[:, -1]
-    print_table(f"{title}, {env_steps[-1]:,.0f} environment steps a seed", last_episodes, {name: final})
+    print_table(f"{title}, {env_steps[-1]:,.0f} environment steps per seed", last_episodes, {name: final})
     print(timing if goal is None else f"{np.sum(final >= goal)} of {len(final)} seeds reach {goal:g}; {timing}")
     line = None if goal is None else (goal, f"return {goal:g}")
     plot(path, title, env_steps, {name: curves}, ylabel=f"return, last {last_episodes} episodes", ylim=ylim, goal=line)

@@ -80,7 +80,7 @@ class Config:
     recurrent: bool
     steps: int
     num_envs: int = 16
-    rollout: int = 8  # environment steps a step
+    rollout: int = 8  # environment steps per step
     warmup: int = 10  # steps before the first update
     intervals: int = 50  # progress reports
     length: int = 10_000  # steps kept per environment
@@ -304,7 +304,7 @@ def main() -> None:
     variant = "_episodes" if args.windows == "episodes" else "_refresh" if args.refresh else ""
     what = {"_episodes": ", whole episodes", "_refresh": ", states refreshed", "": ""}[variant]
     title = f"{task.name}{what}: R2D2 and the same without memory"
-    print_table(f"{title}, {env_steps[-1]:,.0f} environment steps a seed", LAST_EPISODES, final)
+    print_table(f"{title}, {env_steps[-1]:,.0f} environment steps per seed", LAST_EPISODES, final)
     apart = interval(final["recurrent"])[0] > interval(final["feed-forward"])[1]
     print(f"the intervals {'do not overlap' if apart else 'overlap'}")
     for name, timing in timings.items():

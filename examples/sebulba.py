@@ -151,7 +151,7 @@ class Learner:
             run.ratios.append((run.taken, run.shared.drawn / max(run.shared.added, 1)))
 
     def saved(self) -> dict[str, Any]:
-        """What a checkpoint holds beside the replay."""
+        """Contents of a checkpoint besides the replay."""
         lists = {"episodes": self.run.episodes, "ratios": self.run.ratios}
         history = {name: padded(rows, self.run.steps) for name, rows in lists.items()}
         return {"params": self.run.params, "target": self.target, "opt": self.opt, "updates": self.updates} | history
@@ -282,7 +282,7 @@ def main() -> None:
         runs.append(run)
         mean = mean_return(run)
         print(
-            f"seed {seed}: return {mean:.0f}, {mean / RANDOM_RETURN:.1f} times that of random play; "
+            f"seed {seed}: return {mean:.0f}, {mean / RANDOM_RETURN:.1f} times random play; "
             f"{run.shared.added:,} rows added and {run.shared.drawn:,} drawn"
         )
     plot(args.out / "sebulba.png", runs)

@@ -10,9 +10,9 @@ group is used k times and is up to k - 1 policies old, and an update costs 1 + c
 Training for LLMs with Experience Replay (arXiv:2604.08706), study this trade-off for language models.
 
 A task is a random vector x, and its answer is the largest of 16 linear functions of x. The policy is softmax-linear in
-x, and a rollout is one token, with reward 1 if it is the answer. The loss is that of GRPO: advantages normalized within
-the group, and clipped ratios to the policy that made it (Shao et al. 2024, DeepSeekMath, section 4.1). Adam runs with
-four step sizes, so that the policy moves less or more in k updates. A last table has the best of them for each k.
+x, and a rollout is one token, with reward 1 if it is the answer. The loss is GRPO's: advantages normalized within the
+group, and clipped ratios to the policy that made it (Shao et al. 2024, DeepSeekMath, section 4.1). Adam runs with four
+step sizes, so that the policy moves less or more in k updates. A last table has the best of them for each k.
 
 Replay pays here for small steps only: with step size 0.01, eight uses reach 0.633 [0.627, 0.639], and one 0.418 [0.413,
 0.424]. With the best step size for each k, fresh groups win up to c = 4, and at c = 16 two uses are better by 0.012

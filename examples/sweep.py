@@ -135,7 +135,7 @@ def make_train(
         return State(env_state, obs, replay, params, params, optax.adam(1.0).init(params))
 
     def act(state: State, key: jax.Array, epsilon: jax.Array | float) -> tuple[State, tuple[jax.Array, jax.Array]]:
-        """The state after one step; rewards [num_envs], and True where an episode ended."""
+        """The state after one step; rewards [num_envs], and True if an episode ended."""
         explore_key, action_key, env_key = jax.random.split(key, 3)
         greedy = jnp.argmax(network.apply(state.params, state.obs), axis=-1).astype(jnp.int32)
         random = jax.random.randint(action_key, greedy.shape, 0, env.num_actions)

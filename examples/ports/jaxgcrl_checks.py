@@ -69,7 +69,7 @@ def drawn(crl: ModuleType, kind: type, added: int = ADDED) -> SimpleNamespace:
     return SimpleNamespace(number=number, lag=lag, right=right & (lag >= 0), discount=rows.discount)
 
 
-def law(count: int) -> np.ndarray:
+def distribution(count: int) -> np.ndarray:
     """Probabilities of 1 to `count` steps."""
     mass = CONFIG[0] ** np.arange(count)
     return mass / mass.sum()
@@ -137,7 +137,7 @@ def check(crl: ModuleType) -> list[dict[str, str]]:
     kinds = {"original": crl.TrajectoryUniformSamplingQueue, "port": Replay}
     full, early = ({name: drawn(crl, kind, added) for name, kind in kinds.items()} for added in (ADDED, EARLY))
     memory = {name: temporaries(crl, kind) for name, kind in kinds.items()}
-    correct = np.mean([law(count) @ np.arange(1, count + 1) for count in range(1, EPISODE)])
+    correct = np.mean([distribution(count) @ np.arange(1, count + 1) for count in range(1, EPISODE)])
     newest = (NEWEST - 1) / (LENGTH - LENGTH // EPISODE)
 
     def mean(name: str) -> str:
@@ -147,7 +147,7 @@ def check(crl: ModuleType) -> list[dict[str, str]]:
     def chi_square(name: str) -> str:
         here = full[name].number % EPISODE == EPISODE - 1 - BEFORE_END
         lag = full[name].lag[here & (full[name].lag > 0)]
-        expected = law(BEFORE_END) * lag.size
+        expected = distribution(BEFORE_END) * lag.size
         counts = np.bincount(lag, minlength=BEFORE_END + 1)[1:]
         return f"{((counts - expected) ** 2 / expected).sum():.0f} of {lag.size:,}"
 

@@ -39,7 +39,7 @@ def loss(policy, items, weights):
 
 
 def train(discards, waits, key, ticks=800):
-    """Rollouts of fast tasks take a tick, those of slow tasks 16."""
+    """Rollouts of fast tasks need a tick, of slow tasks 16."""
 
     def tick(carry, key):
         policy, opt_state, replay, flight, left, version, cursor = carry

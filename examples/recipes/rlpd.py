@@ -50,7 +50,7 @@ def train_step(carry, key):
     act_key, draw_key = jax.random.split(key)
     env, batch = walk(env, act_key, at_random)
     replay = buffer.add(replay, 0, batch)
-    # All rows of the online half come before those of the offline half.
+    # All online rows come before the offline rows.
     rows = buffer.sample(replay, draw_key, updates_per_step * 256).items
     batches = jax.tree.map(
         lambda x: x.reshape(2, updates_per_step, 128).swapaxes(0, 1).reshape(-1, 256),

@@ -356,8 +356,7 @@ def parse_args() -> tuple[argparse.Namespace, Config]:
     parser.add_experiment(seeds=32)
     parser.add_count("updates", f"updates, a multiple of {INTERVALS}", 600, INTERVALS)
     args = parser.parse()
-    if args.updates % INTERVALS:
-        parser.error(f"argument --updates: {args.updates} is not a multiple of {INTERVALS}")
+    parser.check_multiple("updates", args.updates, INTERVALS)
     return args, Config(updates=args.updates)
 
 

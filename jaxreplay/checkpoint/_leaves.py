@@ -180,7 +180,7 @@ class Stored:
         """
         if "number" in self.found:
             return NUMBERS[self.found["dtype"]](self.found["number"])
-        x = jax.block_until_ready(jnp.asarray(self.read(sharding)))  # before the next one is read
+        x = jax.block_until_ready(jax.device_put(self.read(sharding)))  # before the next one is read
         if "key" in self.found:
             x = jax.random.wrap_key_data(x, impl=self.found["key"])
             if x.dtype != self.dtype:

@@ -19,6 +19,7 @@ from jax import lax
 
 from jaxreplay._common import devices
 from jaxreplay._common.repeats import last_of_each
+from jaxreplay._common.xla import full
 
 LANES = 128
 PADDING = 1.25  # items are padded to whole rows if they grow by at most this factor
@@ -77,9 +78,9 @@ def zeros(spec: Any, leading: tuple[int, ...], num_axes: int) -> Any:
         stored = f"uint{max(8, width(dtype))}" if is_narrow(dtype) else dtype
         if _fits_rows(leaf.dtype, item, backend):
             rows = _num_rows(leading, item, stored)
-            stored_leaf = Rows(jnp.zeros((rows, LANES), stored), leading, item)
+            stored_leaf = Rows(full((rows, LANES), 0, stored), leading, item)
         else:
-            stored_leaf = lax.full(leading + item, 0, stored)  # unlike jnp.zeros, also makes arrays of PRNG keys
+            stored_leaf = full(leading + item, 0, stored)
         return Bits(stored_leaf, dtype) if is_narrow(dtype) else stored_leaf
 
     return jax.tree.map(leaf_zeros, spec)

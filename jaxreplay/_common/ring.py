@@ -82,7 +82,7 @@ def wrap_excess(x: jax.Array, n: int) -> jax.Array:
 def init(capacity: int, num_rings: int = 1) -> Ring:
     """An empty ring, one of `num_rings` rings with distinct handles."""
     period = (2**31 - 1 - capacity) // num_rings // capacity * capacity
-    return Ring(inserted=jnp.zeros((), jnp.int32), size=jnp.zeros((), jnp.int32), period=period)
+    return Ring(inserted=xla.full((), 0, jnp.int32), size=xla.full((), 0, jnp.int32), period=period)
 
 
 def first_handle(ring: Ring, axis_name: str | None) -> jax.Array | int:

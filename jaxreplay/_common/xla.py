@@ -1,6 +1,7 @@
 """Hints for XLA, and what arguments of a call need."""
 
 import functools
+import math
 from collections.abc import Callable
 from typing import Any, ParamSpec, TypeVar
 
@@ -14,6 +15,7 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 # In `jax.core` before JAX 0.8.
 _current_trace: Any = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state
+SMALL = 2**14  # elements
 NOT_TRACING = _current_trace(convention="flax")
 
 
@@ -87,6 +89,14 @@ def after(numbers: jax.Array, *others: Any) -> jax.Array:
         cpu=lambda x, never: jnp.where(never, 0, x),
         default=lambda x, never: jnp.where(never & False, 0, x),
     )
+
+
+def full(shape: tuple[int, ...], value: Any, dtype: Any) -> jax.Array:
+    """A new array of one value; a small one comes from the host, so that no program is compiled for its shape."""
+    if is_tracing() or math.prod(shape) > SMALL or jnp.issubdtype(dtype, jax.dtypes.extended):
+        return lax.full(shape, value, dtype)
+    # Not aligned to 64 bytes: a CPU would share that memory, and could not donate it.
+    return jax.device_put(np.full(math.prod(shape) + 1, value, dtype)[1:].reshape(shape))
 
 
 P = ParamSpec("P")

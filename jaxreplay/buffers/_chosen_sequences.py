@@ -20,7 +20,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay._common import layouts, ring
-from jaxreplay._common.xla import materialize, read_once
+from jaxreplay._common.xla import full, materialize, read_once
 from jaxreplay.buffers import _every_sequence
 from jaxreplay.buffers._episode_flags import is_end, is_gap
 from jaxreplay.buffers._every_sequence import ChangedSlots, NewRows
@@ -46,7 +46,7 @@ class ChosenSequences:
 def init(buffer: Any) -> ChosenSequences:
     """No drawable sequences."""
     first = layouts.zeros(jax.ShapeDtypeStruct((), jnp.int32), (buffer._num_slots,), 0)
-    return ChosenSequences(first, jnp.zeros(buffer.num_envs, jnp.int32))
+    return ChosenSequences(first, full((buffer.num_envs,), 0, jnp.int32))
 
 
 def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> ChangedSlots:

@@ -13,6 +13,7 @@ from flax import struct
 
 from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.random import random_bits, random_integers
+from jaxreplay._common.xla import full
 from jaxreplay.buffers._episode_flags import is_end
 from jaxreplay.buffers._shards import whole_of
 
@@ -36,7 +37,7 @@ class EpisodeNumbers:
 
 def init(length: int, num_envs: int) -> EpisodeNumbers:
     spec = jax.ShapeDtypeStruct((), jnp.int32)
-    return EpisodeNumbers(layouts.zeros(spec, (length, num_envs), 0), jnp.zeros(num_envs, jnp.int32))
+    return EpisodeNumbers(layouts.zeros(spec, (length, num_envs), 0), full((num_envs,), 0, jnp.int32))
 
 
 def append(episodes: EpisodeNumbers, ends: jax.Array, at: jax.Array) -> EpisodeNumbers:

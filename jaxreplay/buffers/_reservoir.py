@@ -29,7 +29,7 @@ from jaxreplay._common.calls import method
 from jaxreplay._common.checks import check_integer, set_fields
 from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.random import random_bits, random_integers64
-from jaxreplay._common.xla import after, read_once, reads_state
+from jaxreplay._common.xla import after, full, read_once, reads_state
 from jaxreplay.buffers import _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.samplers import Sampler, Uniform
@@ -150,8 +150,8 @@ class ReservoirBuffer(Buffer[ReservoirState]):
                 ring=ring.init(self.capacity),
                 sampler=self.sampler.init(self.capacity),
                 uses=_uses.init(self),
-                handles=jnp.full(self.capacity, -1, jnp.int32),
-                count=jnp.zeros(2, jnp.uint32),
+                handles=full((self.capacity,), -1, jnp.int32),
+                count=full((2,), 0, jnp.uint32),
             )
 
     @method(rows=("items", "mask", "td_errors"), is_batch=True, donates=True)

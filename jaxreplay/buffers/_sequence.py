@@ -15,7 +15,7 @@ from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.calls import method
 from jaxreplay._common.checks import check_integer, set_fields
 from jaxreplay._common.devices import on_device_of
-from jaxreplay._common.xla import alive, materialize, on_host, read_once, reads_state
+from jaxreplay._common.xla import alive, full, materialize, on_host, read_once, reads_state
 from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._episode_flags import flags_of, in_first_episode
@@ -144,7 +144,7 @@ class SequenceBuffer(Buffer[SequenceState]):
                 storage=layouts.zeros(spec, leading, 2),
                 ends=layouts.zeros(flag, leading, 0) if self._keeps_ends else None,
                 rows=ring.init(self.length),
-                wait=jnp.full((), self.sequence_length, jnp.int32),
+                wait=full((), self.sequence_length, jnp.int32),
                 ring=ring.init(self._num_slots),
                 sampler=self.sampler.init(self._num_slots),
                 uses=_uses.init(self),

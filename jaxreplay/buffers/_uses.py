@@ -13,6 +13,7 @@ from flax import struct
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.ring import Live, saturating_add
+from jaxreplay._common.xla import full
 from jaxreplay.sum_tree._whole import on_backend
 
 MOST = 2**30  # a count grows beyond this by less than one batch
@@ -53,7 +54,7 @@ def init(buffer: Any) -> Uses | None:
     if not buffer.count_updates and buffer.max_uses is None:
         return None
     unspent = None if buffer.max_uses is None else sum_tree.init(buffer._num_slots)
-    return Uses(jnp.zeros(buffer._num_slots, jnp.int32), jnp.zeros((), jnp.int32), unspent)
+    return Uses(full((buffer._num_slots,), 0, jnp.int32), full((), 0, jnp.int32), unspent)
 
 
 def insert(uses: Uses | None, slots: jax.Array, drawable: jax.Array) -> Uses | None:

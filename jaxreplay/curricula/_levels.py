@@ -18,6 +18,7 @@ from jaxreplay._common.checks import check_integer, check_number
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.repeats import last_of_each
 from jaxreplay._common.ring import saturating_add
+from jaxreplay._common.xla import full
 from jaxreplay.curricula._groups import checked_draw
 
 PRIORITIZATIONS = ("rank", "proportional")
@@ -121,14 +122,13 @@ class Levels:
           >>> int(jr.Levels(capacity=8).init(jnp.zeros(3)).size)
           0
         """
-        none = jnp.zeros((), jnp.int32)
         return LevelsState(
             levels=layouts.zeros(checks.as_spec(level), (self.capacity,), 0),
-            scores=jnp.full(self.capacity, -jnp.inf, jnp.float32),
-            last=jnp.zeros(self.capacity, jnp.int32),
-            size=none,
-            count=jnp.zeros_like(none),
-            rejected=jnp.zeros_like(none),
+            scores=full((self.capacity,), -jnp.inf, jnp.float32),
+            last=full((self.capacity,), 0, jnp.int32),
+            size=full((), 0, jnp.int32),
+            count=full((), 0, jnp.int32),
+            rejected=full((), 0, jnp.int32),
         )
 
     @method(donates=True)

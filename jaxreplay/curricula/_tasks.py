@@ -16,6 +16,7 @@ from jaxreplay._common import checks, layouts
 from jaxreplay._common.calls import method
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.ring import saturating_add
+from jaxreplay._common.xla import full
 from jaxreplay.curricula import _groups
 from jaxreplay.curricula._task_keys import old_task_of_each
 from jaxreplay.curricula.scores import Score, Thompson, learnability
@@ -118,14 +119,13 @@ class Tasks:
           >>> float(jr.sum_tree.total(jr.Tasks(num_tasks=8).init().tree))  # p (1 - p) of 1 / 2
           2.0
         """
-        zeros, none = jnp.zeros(self.num_tasks, jnp.float32), jnp.zeros((), jnp.int32)
         state = TasksState(
             tree=sum_tree.init(self.num_tasks),
-            successes=zeros,
-            trials=jnp.zeros_like(zeros),
-            last=jnp.zeros(self.num_tasks, jnp.int32),
-            updates=none,
-            rejected=jnp.zeros_like(none),
+            successes=full((self.num_tasks,), 0, jnp.float32),
+            trials=full((self.num_tasks,), 0, jnp.float32),
+            last=full((self.num_tasks,), 0, jnp.int32),
+            updates=full((), 0, jnp.int32),
+            rejected=full((), 0, jnp.int32),
         )
         return self._scored(state, jnp.arange(self.num_tasks, dtype=jnp.int32))
 

@@ -15,7 +15,7 @@ from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.checks import check_number, set_fields
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live, saturating_add
-from jaxreplay._common.xla import materialize, on_gpu
+from jaxreplay._common.xla import full, materialize, on_gpu
 from jaxreplay.samplers._protocol import Sampler
 from jaxreplay.samplers._weights import Normalize, importance_weights, uniform_slots
 from jaxreplay.sum_tree._tree import Stratified
@@ -165,12 +165,12 @@ class Prioritized(Sampler[PrioritizedState]):
     def init(self, capacity: int) -> PrioritizedState:
         return PrioritizedState(
             tree=self.tree(capacity),
-            max_priority=jnp.ones((), jnp.float32),
-            updates=jnp.zeros((), jnp.int32),
-            rejected=jnp.zeros((), jnp.int32),
-            alpha=jnp.full((), self.alpha, jnp.float32),
-            epsilon=jnp.full((), self.epsilon, jnp.float32),
-            floor=jnp.full((), self.floor, jnp.float32),
+            max_priority=full((), 1, jnp.float32),
+            updates=full((), 0, jnp.int32),
+            rejected=full((), 0, jnp.int32),
+            alpha=full((), self.alpha, jnp.float32),
+            epsilon=full((), self.epsilon, jnp.float32),
+            floor=full((), self.floor, jnp.float32),
         )
 
     def insert(

@@ -31,7 +31,7 @@ from flax import struct
 from jaxreplay._common import checks, devices
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.random import random_bits
-from jaxreplay._common.xla import after, copies_numpy, materialize
+from jaxreplay._common.xla import after, copies_numpy, full, materialize
 from jaxreplay.sum_tree import _levels, _range
 from jaxreplay.sum_tree._range import Restricted
 
@@ -111,9 +111,9 @@ def init(
     fanout = default_fanout() if fanout is None else fanout
     fanout = check_integer("fanout", fanout, 2, 1024, "the number of children of a node")
     shapes = [_levels.shape(size, fanout) for size in _levels.sizes(capacity, fanout)]
-    sums = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes)
-    minima = tuple(jnp.full(shape, NONE, jnp.float32) for shape in shapes) if track_minimum else None
-    maxima = tuple(jnp.zeros(shape, jnp.float32) for shape in shapes[:-1]) if track_maximum else None
+    sums = tuple(full(shape, 0, jnp.float32) for shape in shapes)
+    minima = tuple(full(shape, NONE, jnp.float32) for shape in shapes) if track_minimum else None
+    maxima = tuple(full(shape, 0, jnp.float32) for shape in shapes[:-1]) if track_maximum else None
     return SumTree(sums, minima, capacity, fanout, maxima)
 
 

@@ -20,7 +20,7 @@ from jaxreplay._common import checks, layouts
 from jaxreplay._common.calls import method
 from jaxreplay._common.checks import check_integer, check_number, set_fields
 from jaxreplay._common.ring import wrap_excess
-from jaxreplay._common.xla import read_once
+from jaxreplay._common.xla import full, read_once
 from jaxreplay.transitions import _windows
 from jaxreplay.transitions._batch import TransitionBatch
 
@@ -108,8 +108,8 @@ class _Tracer:
         """
         step, num_envs = (s, a, r, terminated, truncated, s_next, logp, w, None, discount), self.num_envs
         spec = jax.eval_shape(lambda *step: _windows.as_steps(step, num_envs=num_envs), *step)
-        steps = jax.tree.map(lambda leaf: lax.full((self._window, *leaf.shape), 0, leaf.dtype), spec)
-        return NStepState(steps, jnp.zeros((), jnp.int32), jnp.zeros((), jnp.int32))
+        steps = jax.tree.map(lambda leaf: full((self._window, *leaf.shape), 0, leaf.dtype), spec)
+        return NStepState(steps, full((), 0, jnp.int32), full((), 0, jnp.int32))
 
     @_takes_a_step
     def spec(

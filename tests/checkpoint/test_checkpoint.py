@@ -145,7 +145,10 @@ def test_all_of_a_run_comes_back_bit_for_bit(tmp_path, monkeypatch):
     }
     x, no = np.zeros(2, np.float32), np.zeros(2, bool)
     step = x, np.zeros(2, int), x, no, no, x
-    params = {"layer": [{"w": jnp.zeros((3, 2)), "b": jnp.zeros(2, jnp.bfloat16)}], "scale": jnp.zeros(())}
+    params = {
+        "layer": [{"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, jnp.bfloat16)}],
+        "scale": np.zeros((), np.float32),
+    }
     optimizer = optax.chain(optax.clip(1.0), optax.adam(optax.linear_schedule(1e-3, 0.0, 10)))
     parts = optax.multi_transform({"a": optimizer, "b": optax.set_to_zero()}, {"layer": "a", "scale": "b"})
     dtypes = ["bool", "int4", "uint4", "float8_e5m2", "complex64", "uint32", *(["uint64", "float64"] if X64 else [])]
@@ -159,8 +162,8 @@ def test_all_of_a_run_comes_back_bit_for_bit(tmp_path, monkeypatch):
         "train": jax.eval_shape(lambda: TrainState.create(apply_fn=noise, params=params, tx=optimizer)),
         "custom": [Custom(x, 3)],
         "default": collections.defaultdict(list, a=no),
-        "frozen": FrozenDict({"b": params, "a": [jnp.zeros(1)]}),
-        "ordered": collections.OrderedDict(b=jnp.zeros(1), a=FrozenDict()),
+        "frozen": FrozenDict({"b": params, "a": [x[:1]]}),
+        "ordered": collections.OrderedDict(b=x[:1], a=FrozenDict()),
         "key": jax.random.key(0),
         "empty": [{}, (), None, np.zeros((0, 3), np.uint8), np.zeros((2, 0), jnp.float8_e4m3fn)],
     }
@@ -181,7 +184,7 @@ def test_all_of_a_run_comes_back_bit_for_bit(tmp_path, monkeypatch):
 
 
 def test_a_state_without_values_comes_back(tmp_path):
-    state = {"nothing": (), "empty": jnp.zeros((0, 3), jnp.int8)}
+    state = {"nothing": (), "empty": jax.device_put(np.zeros((0, 3), np.int8))}
     jr.save(tmp_path, None, state)
     assert_same(jr.restore(tmp_path, None, state), state)
 
@@ -216,7 +219,7 @@ def test_runs_resumed_in_another_process_end_as_if_not_interrupted(tmp_path, alw
 
 def test_traced_values_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"leaf \['a'\]: is traced; .* outside of jit, scan and vmap"):
-        jax.jit(lambda x: jr.save(tmp_path / "run", None, {"a": x}))(jnp.ones(2))
+        jax.jit(lambda x: jr.save(tmp_path / "run", None, {"a": x}))(np.ones(2, np.float32))
 
 
 def test_dtypes_that_jax_would_change_are_refused(tmp_path):
@@ -230,7 +233,7 @@ def test_dtypes_that_jax_would_change_are_refused(tmp_path):
             with pytest.raises(ValueError, match=r"leaf \['a'\]: has dtype float64.*set jax_enable_x64"):
                 call()
         with pytest.raises(ValueError, match=r"like\['a'\]: saved float64\[3\], given float32\[3\]"):
-            jr.restore(tmp_path, None, {"a": jnp.zeros(3)})
+            jr.restore(tmp_path, None, {"a": np.zeros(3, np.float32)})
     finally:
         jax.config.update("jax_enable_x64", X64)
 

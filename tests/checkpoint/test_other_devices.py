@@ -51,7 +51,7 @@ def states(config):
         "mixed": tuple(filled(buffer, 8) for buffer in config["mixed"].buffers),
         "others": [filled(config["others"][0], 1, 8), {"first": filled(config["others"][1]["first"], 8)}],
         "step": 5,
-        "params": jnp.arange(3.0),
+        "params": jax.device_put(np.arange(3, dtype=np.float32)),
     }
 
 

@@ -8,7 +8,6 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
@@ -30,7 +29,7 @@ class Shards(NamedTuple):
 
     def stacked(self, state: Any) -> Any:
         """The state with leaves [D, ...]."""
-        return state if self.sharding else jax.tree.map(lambda x: x[None], state)
+        return state if self.sharding else _stacked(state)
 
     def part_spec(self, state: Any) -> Any:
         """Shapes and dtypes of one shard's part of a state."""
@@ -41,8 +40,13 @@ class Shards(NamedTuple):
     def place(self, x: np.ndarray) -> jax.Array:
         """A host array [D, ...] as a leaf of a state."""
         if self.sharding is None:
-            return jnp.asarray(x[0])
+            return jax.device_put(x[0])
         return jax.make_array_from_callback(x.shape, self.sharding, lambda index: x[index])
+
+
+@jax.jit
+def _stacked(state: Any) -> Any:
+    return jax.tree.map(lambda x: x[None], state)
 
 
 def shards_of(buffer: Any) -> Shards:

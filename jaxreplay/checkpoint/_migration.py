@@ -18,11 +18,11 @@ from jaxreplay.buffers._shards import Shards, shards_of
 from jaxreplay.buffers._uses import Uses
 from jaxreplay.checkpoint import _places
 from jaxreplay.checkpoint._leaves import Stored
-from jaxreplay.samplers import Prioritized, PrioritizedState, Recent, Uniform
-from jaxreplay.samplers._prioritized import leaf_of
+from jaxreplay.samplers import Prioritized, PrioritizedState, Recent, Uniform, _prioritized
 
 KINDS, SAMPLERS = (ReplayBuffer, SequenceBuffer), (Uniform, Prioritized, Recent)
 SETTINGS = ("alpha", "epsilon", "floor")
+_leaf_of = jax.jit(_prioritized.leaf_of, static_argnums=2)
 
 
 @reads_state
@@ -184,8 +184,8 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> Sequen
         return moved
 
     shard, slot, _ = _live(old, state)
-    every_slot = jnp.arange(old.part._num_slots, dtype=jnp.int32)
-    starts = jax.vmap(lambda one: old.part._drawable.starts(old.part, one, every_slot))(places)
+    every_slot = np.arange(old.part._num_slots, dtype=np.int32)
+    starts = jax.jit(jax.vmap(lambda one: old.part._drawable.starts(old.part, one, every_slot)))(places)
     row, env = (np.asarray(x)[shard, slot] for x in starts)
     row, env = (row - first_row) % old.whole.length, shard * old.part.num_envs + env
     order = np.lexsort((env, row))
@@ -226,18 +226,18 @@ def _migrate_sampler(old: Shards, whole: Any, new: Shards, source: np.ndarray) -
         old_numbers, counted = {name: _number(state, name) for name in SETTINGS}, state
         numbers = {name: old_numbers[name] if x == getattr(old_sampler, name) else x for name, x in numbers.items()}
         old_alpha = old_numbers["alpha"]
-    max_priority, alpha = _on_host(counted.max_priority).max(), jnp.asarray(numbers["alpha"], jnp.float32)
+    max_priority, alpha = _on_host(counted.max_priority).max(), np.float32(numbers["alpha"])
     if old_alpha > 0:
         leaves = _on_host(sum_tree.leaves(state.tree)).reshape(-1)[source]
-        if np.float32(old_alpha) != np.float32(alpha):
+        if np.float32(old_alpha) != alpha:
             priorities = leaves.astype(np.float64) ** (1 / old_alpha)
-            leaves = leaf_of(jnp.asarray(priorities, jnp.float32), alpha, capacity)
+            leaves = _leaf_of(priorities.astype(np.float32), alpha, capacity)
         if old.whole.max_uses is not None:  # a spent item has lost its priority
             was_unspent = _on_host(sum_tree.leaves(whole.uses.unspent)).reshape(-1)[source] > 0
-            leaves = np.where(was_unspent, leaves, leaf_of(jnp.asarray(max_priority), alpha, capacity))
-        leaves = np.minimum(leaves, leaf_of(jnp.float32(jnp.inf), jnp.float32(1), capacity))
+            leaves = np.where(was_unspent, leaves, _leaf_of(max_priority, alpha, capacity))
+        leaves = np.minimum(leaves, _leaf_of(np.float32(np.inf), np.float32(1), capacity))
     else:
-        leaves = leaf_of(jnp.asarray(max_priority), alpha, capacity)
+        leaves = _leaf_of(max_priority, alpha, capacity)
     may = source >= 0
     if uses is not None and uses.unspent is not None:
         may = _on_host(sum_tree.leaves(uses.unspent)).reshape(source.shape) > 0

@@ -1,5 +1,6 @@
 """Uniform draws, and importance weights, which correct the bias of other draws."""
 
+import functools
 from typing import Literal
 
 import jax
@@ -90,6 +91,11 @@ def effective_sample_size(weights: jax.Array) -> jax.Array:
       >>> float(jr.effective_sample_size(jnp.array([1.0, 1.0, 0.0, 0.0])))
       2.0
     """
+    return _effective_sample_size(weights)
+
+
+@functools.partial(jax.jit, inline=True)
+def _effective_sample_size(weights: jax.Array) -> jax.Array:
     weights = jnp.asarray(weights, jnp.float32)
     largest = jnp.max(weights, axis=-1, keepdims=True)
     scaled = weights / jnp.where(largest > 0, largest, 1.0)

@@ -1,9 +1,11 @@
 """Priorities, burn-in, frame stacks and transitions of drawn sequences."""
 
+import functools
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxreplay._common import checks
 from jaxreplay._common.checks import check_integer
@@ -39,10 +41,15 @@ def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, *, et
     if td_errors.ndim != 2 or td_errors.shape[1] == 0:
         found = checks.type_text(td_errors.dtype, td_errors.shape)
         raise ValueError(f"td_errors: got {found}, expected [B, L], L at least 1.")
-    counted = jnp.ones(td_errors.shape, bool) if mask is None else checks.check_mask(mask, td_errors.shape)
+    counted = np.ones(td_errors.shape, bool) if mask is None else checks.check_mask(mask, td_errors.shape)
+    return _priority(td_errors, counted, eta, 1 - eta)
+
+
+@functools.partial(jax.jit, inline=True)
+def _priority(td_errors: jax.Array, counted: Any, of_max: Any, of_mean: Any) -> jax.Array:
     sizes = jnp.where(counted, jnp.abs(td_errors), 0)
     count = jnp.maximum(jnp.sum(counted, axis=1, dtype=jnp.int32), 1).astype(sizes.dtype)
-    return eta * jnp.max(sizes, axis=1) + (1 - eta) * jnp.sum(sizes, axis=1) / count
+    return of_max * jnp.max(sizes, axis=1) + of_mean * jnp.sum(sizes, axis=1) / count
 
 
 def split_burn_in(items: Any, burn_in: int) -> tuple[Any, Any]:
@@ -90,9 +97,14 @@ def stack_frames(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
       [[[1, 2], [0, 3], [3, 4]]]
     """
     frames = jnp.asarray(frames)
-    (batch_size, length) = checks.leading_axes(frames, 2, "a batch of frames")
+    batch_size, length = checks.leading_axes(frames, 2, "a batch of frames")
     ends = checks.check_mask(ends, (batch_size, length), "ends")
-    k = check_integer("k", k, 1, length, "the number of frames in a stack")
+    return _stacks(frames, ends, check_integer("k", k, 1, length, "the number of frames in a stack"))
+
+
+@functools.partial(jax.jit, static_argnums=2, inline=True)
+def _stacks(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
+    batch_size, length = ends.shape
     kept = jnp.ones((batch_size, length - k + 1), bool)
     stack = []
     for lag in range(k):

@@ -310,8 +310,8 @@ def rewrite(folder, change):
 def recorded():
     """The configuration and state of the checkpoint in `recorded`: small numbers in every leaf."""
     buffer = jr.ReplayBuffer(capacity=4)
-    state = buffer.init({"half": jnp.zeros(1, jnp.bfloat16), "frame": jnp.zeros((1, 3), jnp.uint8)})
-    state = jax.tree.map(lambda x: (jnp.arange(x.size) % 2).reshape(x.shape).astype(x.dtype), state)
+    state = buffer.init({"half": np.zeros(1, jnp.bfloat16), "frame": np.zeros((1, 3), np.uint8)})
+    state = jax.tree.map(lambda x: jax.device_put((np.arange(x.size) % 2).reshape(x.shape).astype(x.dtype)), state)
     return {"replay": buffer}, {"replay": state, "key": jax.random.key(7), "steps": 5}
 
 

@@ -61,9 +61,9 @@ def noise(tree, seed=0):
             data = jax.eval_shape(jax.random.key_data, leaf)
             return jax.random.wrap_key_data(leaf_noise(data), impl=jax.random.key_impl(leaf))
         if leaf.dtype == bool:
-            return jnp.asarray(rng.integers(0, 2, leaf.shape), bool)
+            return jax.device_put(rng.integers(0, 2, leaf.shape).astype(bool))
         raw = rng.bytes(leaf.size * leaf.dtype.itemsize)
-        return jnp.asarray(np.frombuffer(raw, leaf.dtype).reshape(leaf.shape))
+        return jax.device_put(np.frombuffer(raw, leaf.dtype).reshape(leaf.shape))
 
     return jax.tree.map(leaf_noise, tree)
 
@@ -79,15 +79,15 @@ def chex_works():
 def items(*leading):
     """Of every kind of structure and dtype that an item may have."""
     size = int(np.prod(leading))
-    S = {"frame": jnp.zeros((*leading, 2, 2), jnp.uint8), "half": jnp.zeros(leading, jnp.bfloat16)}
-    reward = jnp.zeros(leading)
-    batch = jr.TransitionBatch(S=S, A=jnp.zeros(leading, jnp.int8), logP=None, Rn=reward, In=reward, S_next=S)
+    S = {"frame": np.zeros((*leading, 2, 2), np.uint8), "half": np.zeros(leading, jnp.bfloat16)}
+    reward = np.zeros(leading, np.float32)
+    batch = jr.TransitionBatch(S=S, A=np.zeros(leading, np.int8), logP=None, Rn=reward, In=reward, S_next=S)
     return {
         "batch": batch,
-        "pair": Pair(jnp.zeros(leading, bool), [jnp.zeros((*leading, 0)), ()]),
-        "flax": Flax(jnp.zeros(leading, jnp.float8_e4m3fn), "name"),
-        "chex": Chex(x=jnp.zeros(leading, jnp.float16), y=None) if chex_works() else (),
-        "registered": Registered(3, jnp.zeros(leading, int)),
+        "pair": Pair(np.zeros(leading, bool), [np.zeros((*leading, 0), np.float32), ()]),
+        "flax": Flax(np.zeros(leading, jnp.float8_e4m3fn), "name"),
+        "chex": Chex(x=np.zeros(leading, np.float16), y=None) if chex_works() else (),
+        "registered": Registered(3, np.zeros(leading, jnp.int_)),
         "key": jax.random.split(jax.random.key(0), size).reshape(leading),
         "rbg": jax.random.split(jax.random.key(0, impl="rbg"), size).reshape(leading),
     }
@@ -143,28 +143,32 @@ def test_all_of_a_run_comes_back_bit_for_bit(tmp_path, monkeypatch):
         "autoreset": jr.NextStepAutoreset(env_step=noise),
         "settings": [1, 0.1, None, "text", np.float32(0.3), float("inf"), float("nan"), jnp.dtype("bfloat16")],
     }
-    step = (jnp.zeros(2), jnp.zeros(2, int), jnp.zeros(2), jnp.zeros(2, bool), jnp.zeros(2, bool), jnp.zeros(2))
-    params = {"layer": [{"w": jnp.zeros((3, 2)), "b": jnp.zeros(2, jnp.bfloat16)}], "scale": jnp.zeros(())}
+    x, no = np.zeros(2, np.float32), np.zeros(2, bool)
+    step = x, np.zeros(2, int), x, no, no, x
+    params = {
+        "layer": [{"w": np.zeros((3, 2), np.float32), "b": np.zeros(2, jnp.bfloat16)}],
+        "scale": np.zeros((), np.float32),
+    }
     optimizer = optax.chain(optax.clip(1.0), optax.adam(optax.linear_schedule(1e-3, 0.0, 10)))
     parts = optax.multi_transform({"a": optimizer, "b": optax.set_to_zero()}, {"layer": "a", "scale": "b"})
     dtypes = ["bool", "int4", "uint4", "float8_e5m2", "complex64", "uint32", *(["uint64", "float64"] if X64 else [])]
     arrays = {
         "tracers": [tracer.init(*step) for tracer in config["tracers"]],
         "pools": config["pools"].init(),
-        "autoreset": config["autoreset"].init(Pair(jnp.zeros(2), None), jnp.zeros(3)),
+        "autoreset": config["autoreset"].init(Pair(x, None), np.zeros(3, np.float32)),
         "params": params,
         "optimizer": optimizer.init(params),
         "parts": jax.eval_shape(parts.init, params),
         "train": jax.eval_shape(lambda: TrainState.create(apply_fn=noise, params=params, tx=optimizer)),
-        "custom": [Custom(jnp.zeros(2), 3)],
-        "default": collections.defaultdict(list, a=jnp.zeros(2, bool)),
-        "frozen": FrozenDict({"b": params, "a": [jnp.zeros(1)]}),
-        "ordered": collections.OrderedDict(b=jnp.zeros(1), a=FrozenDict()),
+        "custom": [Custom(x, 3)],
+        "default": collections.defaultdict(list, a=no),
+        "frozen": FrozenDict({"b": params, "a": [x[:1]]}),
+        "ordered": collections.OrderedDict(b=x[:1], a=FrozenDict()),
         "key": jax.random.key(0),
-        "empty": [{}, (), None, jnp.zeros((0, 3), jnp.uint8), jnp.zeros((2, 0), jnp.float8_e4m3fn)],
+        "empty": [{}, (), None, np.zeros((0, 3), np.uint8), np.zeros((2, 0), jnp.float8_e4m3fn)],
     }
     state = noise(arrays) | {
-        "dtypes": [jnp.arange(-2, 6).astype(dtype) for dtype in dtypes],
+        "dtypes": [jax.device_put(np.arange(-2, 6).astype(dtype)) for dtype in map(jnp.dtype, dtypes)],
         "numbers": {3: 5, 1: 0.1, 2: True, 4: 2 - 1j, 5: float("nan")},
         "weak": [jnp.asarray(2.5), jnp.asarray(3), jnp.broadcast_to(jnp.asarray(1.5), (2, 2))],
         "numpy": [np.arange(3, dtype=np.int8), np.float32(0.1)],
@@ -180,7 +184,7 @@ def test_all_of_a_run_comes_back_bit_for_bit(tmp_path, monkeypatch):
 
 
 def test_a_state_without_values_comes_back(tmp_path):
-    state = {"nothing": (), "empty": jnp.zeros((0, 3), jnp.int8)}
+    state = {"nothing": (), "empty": jax.device_put(np.zeros((0, 3), np.int8))}
     jr.save(tmp_path, None, state)
     assert_same(jr.restore(tmp_path, None, state), state)
 
@@ -215,7 +219,7 @@ def test_runs_resumed_in_another_process_end_as_if_not_interrupted(tmp_path, alw
 
 def test_traced_values_are_refused(tmp_path):
     with pytest.raises(ValueError, match=r"leaf \['a'\]: is traced; .* outside of jit, scan and vmap"):
-        jax.jit(lambda x: jr.save(tmp_path / "run", None, {"a": x}))(jnp.ones(2))
+        jax.jit(lambda x: jr.save(tmp_path / "run", None, {"a": x}))(np.ones(2, np.float32))
 
 
 def test_dtypes_that_jax_would_change_are_refused(tmp_path):
@@ -229,19 +233,19 @@ def test_dtypes_that_jax_would_change_are_refused(tmp_path):
             with pytest.raises(ValueError, match=r"leaf \['a'\]: has dtype float64.*set jax_enable_x64"):
                 call()
         with pytest.raises(ValueError, match=r"like\['a'\]: saved float64\[3\], given float32\[3\]"):
-            jr.restore(tmp_path, None, {"a": jnp.zeros(3)})
+            jr.restore(tmp_path, None, {"a": np.zeros(3, np.float32)})
     finally:
         jax.config.update("jax_enable_x64", X64)
 
 
 def test_without_waiting_the_state_may_be_donated_at_once(tmp_path):
     buffer = jr.ReplayBuffer(capacity=2**18)
-    ones = {"x": jnp.ones((2**18, 4), jnp.float32), "n": jnp.arange(2**18)}
+    ones = {"x": np.ones((2**18, 4), np.float32), "n": np.arange(2**18, dtype=np.int32)}
     state = buffer.add(buffer.init(ones), ones)
     expected = jax.tree.map(lambda leaf: np.array(leaf), state)
     finish = jr.save(tmp_path, buffer, state, wait=False)
     for value in range(2, 5):
-        state = buffer.add(state, {"x": jnp.full((2**18, 4), value, jnp.float32), "n": -ones["n"]})
+        state = buffer.add(state, {"x": np.full((2**18, 4), value, np.float32), "n": -ones["n"]})
     jax.block_until_ready(state)
     finish()
     finish()

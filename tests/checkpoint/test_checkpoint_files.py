@@ -287,7 +287,9 @@ def test_damage_is_named_and_never_gives_a_wrong_state(tmp_path):
     gc.collect()
     """In some 280 ways. The checkpoint before is restored, if there is one."""
     rng = np.random.default_rng(0)
-    states = [{str(i): jnp.asarray(rng.integers(0, 99, (i, 40)), jnp.uint8) for i in range(9)} for _ in range(2)]
+    states = [
+        {str(i): jax.device_put(rng.integers(0, 99, (i, 40)).astype(np.uint8)) for i in range(9)} for _ in range(2)
+    ]
     for step, state in enumerate(states):
         jr.save(tmp_path / "both", None, state, step=step, keep=2)
     newest, ways = tmp_path / "both" / "checkpoint_1", 0

@@ -97,7 +97,7 @@ def check_against_twin(old, new, masks, td_errors):
         sample = old_buffer.sample(state, jax.random.key(0), 8)
         state = old_buffer.update(state, sample.indices, np.array(td_errors, np.float32))
     before = contents(old_buffer, state)
-    max_priority = 1.0 if old[2] == UNIFORM else float(np.max(state.sampler.max_priority))
+    max_priority = 1.0 if old[2] == UNIFORM else float(np.asarray(state.sampler.max_priority).max())
 
     found = jr.migrate(old_buffer, state, new_buffer)
     expected = oracles.migrate_items(before, max(new[1], 1), new[0])
@@ -108,7 +108,7 @@ def check_against_twin(old, new, masks, td_errors):
     assert contents(old_buffer, state) == before
     if new[2] == UNIFORM:
         return
-    updates = 0 if old[2] == UNIFORM else int(np.max(state.sampler.updates))
+    updates = 0 if old[2] == UNIFORM else int(np.asarray(state.sampler.updates).max())
     for shard in stacked(new_buffer, found)[0]:
         check_tree(shard.sampler.tree)
         assert shard.sampler.max_priority == max_priority
@@ -301,7 +301,7 @@ def test_sequences_keep_their_starts_and_priorities(config, rollouts, later):
         sample = old.sample(state, jax.random.key(0), 8)
         state = old.update(state, sample.indices, np.arange(8.0))
     before = sequences(old, state)
-    max_priority = 1.0 if samplers[0] == UNIFORM else float(np.max(state.sampler.max_priority))
+    max_priority = 1.0 if samplers[0] == UNIFORM else float(np.asarray(state.sampler.max_priority).max())
 
     state = jr.migrate(old, state, new)
     twin.lost = max(twin.lost, len(twin.steps) - min(lengths))

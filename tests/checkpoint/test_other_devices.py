@@ -26,8 +26,8 @@ def sharded(buffer, count):
 
 
 def items(first, *leading):
-    ids = first + jnp.arange(np.prod(leading), dtype=jnp.int32).reshape(leading)
-    return {"id": ids, "half": ids.astype(jnp.bfloat16), "frame": jnp.stack([ids, ids], -1).astype(jnp.uint8)}
+    ids = first + np.arange(np.prod(leading), dtype=np.int32).reshape(leading)
+    return {"id": ids, "half": ids.astype(jnp.bfloat16), "frame": np.stack([ids, ids], -1).astype(np.uint8)}
 
 
 def filled(buffer, *leading):
@@ -51,7 +51,7 @@ def states(config):
         "mixed": tuple(filled(buffer, 8) for buffer in config["mixed"].buffers),
         "others": [filled(config["others"][0], 1, 8), {"first": filled(config["others"][1]["first"], 8)}],
         "step": 5,
-        "params": jnp.arange(3.0),
+        "params": jax.device_put(np.arange(3, dtype=np.float32)),
     }
 
 

@@ -116,7 +116,7 @@ def test_padding_leaves_no_step_undrawn():
     buffer = jr.SequenceBuffer(length=len(steps.ends), num_envs=1, sequence_length=length, windows="episodes")
     state = buffer.add(buffer.init(steps.rows), steps.rows, ends=steps.ends)
     assert buffer.size(state) == 3
-    episodes = buffer.get(state, np.arange(3))
+    episodes = jax.device_get(buffer.get(state, np.arange(3)))
     np.testing.assert_array_equal(episodes["action"][:, 0], [0, 3, 5])
     assert episodes["step"][:, 0].all()
     assert len(steps.ends) - length == np.flatnonzero(plain.rows["step"])[-1]  # the last start, and no more

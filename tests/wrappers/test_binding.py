@@ -97,7 +97,7 @@ def test_eager_calls_donate_as_the_buffer_does():
 
 
 def test_what_else_a_configuration_can_do():
-    tracer, ones, flags = jr.NStep(n=2, gamma=0.9, num_envs=3), jnp.ones(3), jnp.zeros(3, bool)
+    tracer, ones, flags = jr.NStep(n=2, gamma=0.9, num_envs=3), np.ones(3, np.float32), np.zeros(3, bool)
     step = ones, ones, ones, flags, flags, ones
     tracing, batch, valid = jr.bind(tracer, tracer.init(*step)).add(*step)
     assert isinstance(tracing, jr.Bound)

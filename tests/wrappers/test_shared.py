@@ -63,7 +63,7 @@ def stored(shared):
 
 def test_its_calls_are_those_of_the_buffer():
     buffer, state = replay()
-    shared, td_errors = jr.Shared(buffer, state), jnp.arange(8.0)
+    shared, td_errors = jr.Shared(buffer, state), np.arange(8, dtype=np.float32)
     state = buffer.init(items(numbers(0, 4)))
     shared.add(items(numbers(0, 8)), td_errors=td_errors)
     state = buffer.add(state, items(numbers(0, 8)), td_errors=td_errors)
@@ -71,7 +71,7 @@ def test_its_calls_are_those_of_the_buffer():
     jax.tree.map(np.testing.assert_array_equal, drawn, expected)
     shared.update(drawn.indices, td_errors)
     state = buffer.update(state, drawn.indices, td_errors)
-    values, mask = {"id": numbers(100, 8), "x": None}, jnp.arange(8) < 5
+    values, mask = {"id": numbers(100, 8), "x": None}, np.arange(8) < 5
     shared.set(drawn.indices, values, mask=mask)
     state = buffer.set(state, drawn.indices, values, mask=mask)
     assert (shared.size(), type(shared.size())) == (8, int)
@@ -222,7 +222,7 @@ def test_the_first_draw_waits_for_min_size():
         assert waits(drawn)
         shared.add(items(numbers(0, 4)))
         assert waits(drawn)
-        shared.add(items(numbers(4, 4)), mask=jnp.array([True, False, False, False]))
+        shared.add(items(numbers(4, 4)), mask=np.array([True, False, False, False]))
         assert waits(drawn)
         shared.add(items(numbers(8, 4)))
     assert drawn.result().indices.shape == (4,)
@@ -242,12 +242,12 @@ def test_a_draw_that_waits_goes_on_when_another_thread_finds_enough_items():
 
 def test_min_size_counts_sequences_that_may_be_drawn():
     buffer = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=3, windows="inside")
-    shared = jr.Shared(buffer, buffer.init(jnp.zeros((1, 1))), ratio=1, min_size=2)
-    ends = jnp.array([[False], [True]])
+    shared = jr.Shared(buffer, buffer.init(np.zeros((1, 1))), ratio=1, min_size=2)
+    ends = np.array([[False], [True]])
     for _ in range(3):
-        shared.add(jnp.zeros((2, 1)), ends=ends)  # no sequence of three lies in an episode of two
+        shared.add(np.zeros((2, 1)), ends=ends)  # no sequence of three lies in an episode of two
     rejects("draws have not begun", shared.sample, KEY, 1, timeout=SOON, error=TimeoutError)
-    shared.add(jnp.zeros((4, 1)))
+    shared.add(np.zeros((4, 1)))
     assert shared.sample(KEY, 1).mask.all()
 
 
@@ -273,20 +273,20 @@ def test_rows_count_masked_or_not():
     shared.add(items(numbers(0, 4)))
     shared.sample(KEY, 1)
     shared.add(items(numbers(4, 4)), mask=np.array([True, False, True, True]))
-    shared.add(items=items(numbers(8, 4)), mask=jnp.zeros(4, bool))
+    shared.add(items=items(numbers(8, 4)), mask=np.zeros(4, bool))
     assert (shared.added, shared.size()) == (8, 7)
 
 
 def test_rows_of_sequences_and_of_sources_are_counted():
     streams = jr.SequenceBuffer(length=8, num_envs=2, sequence_length=2)
     buffer = jr.Mixture(buffers=(streams, streams))
-    shared = jr.Shared(buffer, buffer.init(jnp.zeros((3, 2))), ratio=1, slack=100)
-    shared.add(0, jnp.zeros((3, 2)))
+    shared = jr.Shared(buffer, buffer.init(np.zeros((3, 2))), ratio=1, slack=100)
+    shared.add(0, np.zeros((3, 2)))
     shared.sample(KEY, 1)
-    shared.add(1, jnp.zeros((3, 2)))
-    shared.add(source=1, items=jnp.zeros((2, 2)))
-    shared.actor(0).add(jnp.zeros((2, 2)))
-    shared.add(np.int64(1), jnp.zeros((1, 2)))
+    shared.add(1, np.zeros((3, 2)))
+    shared.add(source=1, items=np.zeros((2, 2)))
+    shared.actor(0).add(np.zeros((2, 2)))
+    shared.add(np.int64(1), np.zeros((1, 2)))
     assert shared.added == 6 + 4 + 4 + 2
 
 

@@ -4,11 +4,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import compiled, rejects
+from helpers import compilations, compiled, rejects
 from jax import lax
 
 import jaxreplay as jr
-from jaxreplay._common.xla import after, copy_numpy, materialize
+from jaxreplay._common.xla import after, copy_numpy, full, materialize
 
 ARRAYS = (jnp.arange(6.0).reshape(3, 2), jnp.arange(3, dtype=jnp.int32), jnp.array([True, False, True]))
 
@@ -148,3 +148,25 @@ def test_what_is_mapped_and_differentiated_is_not_donated(outer):
         found = jax.vmap(jax.grad(stored))(scales, states)
     np.testing.assert_array_equal(found, [3, 3])
     assert not any(x.is_deleted() for x in jax.tree.leaves(states))
+
+
+@pytest.mark.parametrize("dtype", [bool, np.int8, np.float32, jnp.bfloat16])
+def test_small_arrays_of_init_need_no_program_and_can_be_donated(dtype):
+    """A CPU shares the memory of an aligned NumPy array, and copies it when it is donated."""
+    write, shapes = (
+        jax.jit(lambda x: x ^ x if x.dtype == bool else x - 1, donate_argnums=0),
+        [(n, 24) for n in (1, 2, 3)] * 8,
+    )
+    for shape in shapes:
+        jax.block_until_ready(write(full(shape, 1, dtype)))  # compiled
+    with compilations() as compiled:
+        for shape in shapes:
+            x = full(shape, 1, dtype)
+            check_same([x], [np.ones(shape, dtype)])
+            place = x.unsafe_buffer_pointer()
+            assert write(x).unsafe_buffer_pointer() == place
+    assert compiled == []
+    large = (2**15, 1)
+    check_same(
+        [full(large, 1, dtype), jax.jit(lambda: full((3,), 1, dtype))()], [np.ones(x, dtype) for x in (large, 3)]
+    )

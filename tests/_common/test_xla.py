@@ -11,6 +11,7 @@ import jaxreplay as jr
 from jaxreplay._common.xla import after, copy_numpy, full, materialize
 
 ARRAYS = (jnp.arange(6.0).reshape(3, 2), jnp.arange(3, dtype=jnp.int32), jnp.array([True, False, True]))
+ARRAYS_OF_ONES = (np.ones((2**15, 1), np.int8), np.ones(3, np.int8))
 
 
 def check_same(found, expected):
@@ -153,12 +154,12 @@ def test_what_is_mapped_and_differentiated_is_not_donated(outer):
 @pytest.mark.parametrize("dtype", [bool, np.int8, np.float32, jnp.bfloat16])
 def test_small_arrays_of_init_need_no_program_and_can_be_donated(dtype):
     """A CPU shares the memory of an aligned NumPy array, and copies it when it is donated."""
-    write, shapes = (
-        jax.jit(lambda x: x ^ x if x.dtype == bool else x - 1, donate_argnums=0),
-        [(n, 24) for n in (1, 2, 3)] * 8,
-    )
-    for shape in shapes:
-        jax.block_until_ready(write(full(shape, 1, dtype)))  # compiled
+    write = jax.jit(lambda x: x ^ x if x.dtype == bool else x - 1, donate_argnums=0)
+    shapes = [(n, 24) for n in (1, 2, 3)] * 8
+    with compilations() as compiled:
+        new = [full(shape, 1, dtype) for shape in shapes]
+    assert compiled == []
+    jax.block_until_ready([write(x) for x in new])  # compiled
     with compilations() as compiled:
         for shape in shapes:
             x = full(shape, 1, dtype)
@@ -166,7 +167,7 @@ def test_small_arrays_of_init_need_no_program_and_can_be_donated(dtype):
             place = x.unsafe_buffer_pointer()
             assert write(x).unsafe_buffer_pointer() == place
     assert compiled == []
-    large = (2**15, 1)
-    check_same(
-        [full(large, 1, dtype), jax.jit(lambda: full((3,), 1, dtype))()], [np.ones(x, dtype) for x in (large, 3)]
-    )
+
+
+def test_large_arrays_of_init_and_traced_ones():
+    check_same([full((2**15, 1), 1, np.int8), jax.jit(lambda: full((3,), 1, np.int8))()], ARRAYS_OF_ONES)

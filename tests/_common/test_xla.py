@@ -162,8 +162,8 @@ def test_small_arrays_of_init_need_no_program_and_can_be_donated(dtype):
     jax.block_until_ready([write(x) for x in new])  # compiled
     with compilations() as compiled:
         for shape in shapes:
-            x = full(shape, 1, dtype)
-            check_same([x], [np.ones(shape, dtype)])
+            check_same([full(shape, 1, dtype)], [np.ones(shape, dtype)])
+            x = full(shape, 1, dtype)  # which NumPy has not seen: its view would keep the memory
             place = x.unsafe_buffer_pointer()
             assert write(x).unsafe_buffer_pointer() == place
     assert compiled == []

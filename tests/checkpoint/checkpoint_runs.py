@@ -318,11 +318,12 @@ def recorded():
 def main():
     jax.config.update("jax_num_cpu_devices", 8)
     if len(sys.argv) == 1:  # the format has changed
-        made, folder = pathlib.Path("/tmp/recorded"), pathlib.Path(__file__).with_name("recorded")
-        for old in (made, folder):
-            shutil.rmtree(old, ignore_errors=True)
-        jr.save(made, *recorded(), step=3)  # Orbax writes the path into a file
-        shutil.copytree(made, folder)
+        folder = pathlib.Path(__file__).with_name("recorded")
+        shutil.rmtree(folder, ignore_errors=True)
+        jr.save(folder, *recorded(), step=3)
+        of_orbax = "arrays/commit_success.txt"  # with the path of this folder
+        (folder / "checkpoint_0" / of_orbax).write_text("")
+        rewrite(folder, lambda content: content["files"].update({of_orbax: [0, 0]}))  # its size and CRC
         return
     folder = pathlib.Path(sys.argv[1])
     imported = [name for name in sys.modules if name.partition(".")[0] in ("orbax", "tensorstore")]

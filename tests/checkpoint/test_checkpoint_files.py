@@ -284,8 +284,8 @@ def damages(content):
 
 @pytest.mark.filterwarnings("ignore:coroutine")  # which Orbax has left in an earlier test of a write that failed
 def test_damage_is_named_and_never_gives_a_wrong_state(tmp_path):
-    gc.collect()
     """In some 280 ways. The checkpoint before is restored, if there is one."""
+    gc.collect()
     rng = np.random.default_rng(0)
     states = [
         {str(i): jax.device_put(rng.integers(0, 99, (i, 40)).astype(np.uint8)) for i in range(9)} for _ in range(2)

@@ -42,7 +42,7 @@ if TYPE_CHECKING:
     from jaxreplay.checkpoint import migrate, restore, save
 
 __version__ = "0.1.0"
-__all__ = [  # noqa: RUF022
+__all__ = [  # noqa: RUF022 (by topic)
     "ReplayBuffer", "SequenceBuffer", "ReservoirBuffer", "Sample",
     "Uniform", "Prioritized", "Recent", "importance_weights", "effective_sample_size",
     "Sharded", "Mixture", "Shared", "Closed", "bind", "Bound",

@@ -36,7 +36,7 @@ import numpy as np
 HERE = Path(__file__).resolve().parent
 sys.path.append(str(HERE.parent))
 # The shared modules of the examples are found only on that path, so they are imported after it.
-from experiment import Parser, command, interval  # noqa: E402
+from experiment import Parser, command, interval  # noqa: E402 (see above)
 
 RESULTS = HERE / "results"
 PAGE = HERE.parent.parent / ".docs" / "pages" / "ports.md"

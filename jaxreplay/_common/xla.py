@@ -1,4 +1,4 @@
-"""Hints for XLA, and what arguments of a call need."""
+"""Hints for XLA, new arrays, and what arguments of a call need."""
 
 import functools
 import math
@@ -15,8 +15,8 @@ from jax.experimental.xla_metadata import set_xla_metadata
 
 # In `jax.core` before JAX 0.8.
 _current_trace: Any = getattr(jax.extend.core, "get_opaque_trace_state", None) or jax.core.get_opaque_trace_state
-SMALL = 2**14  # elements
 NOT_TRACING = _current_trace(convention="flax")
+SMALL = 2**14  # elements of an array that is made on the host
 
 
 def is_tracing() -> bool:
@@ -92,7 +92,7 @@ def after(numbers: jax.Array, *others: Any) -> jax.Array:
 
 
 def full(shape: tuple[int, ...], value: Any, dtype: Any) -> jax.Array:
-    """A new array of one value; a small one comes from the host, so that no program is compiled for its shape."""
+    """A new array of one value, also of PRNG keys. No program is compiled for a small one: it comes from the host."""
     if is_tracing() or math.prod(shape) > SMALL or jnp.issubdtype(dtype, jax.dtypes.extended):
         return lax.full(shape, value, dtype)
     # Not aligned to 64 bytes: a CPU would share that memory, and could not donate it.

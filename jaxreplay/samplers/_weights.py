@@ -78,6 +78,7 @@ def importance_weights(
 
 
 @copies_numpy
+@functools.partial(jax.jit, inline=True)
 def effective_sample_size(weights: jax.Array) -> jax.Array:
     """Effective sample size (sum w)^2 / sum w^2 of weighted draws (Kish 1965, section 11.7).
 
@@ -91,11 +92,6 @@ def effective_sample_size(weights: jax.Array) -> jax.Array:
       >>> float(jr.effective_sample_size(jnp.array([1.0, 1.0, 0.0, 0.0])))
       2.0
     """
-    return _effective_sample_size(weights)
-
-
-@functools.partial(jax.jit, inline=True)
-def _effective_sample_size(weights: jax.Array) -> jax.Array:
     weights = jnp.asarray(weights, jnp.float32)
     largest = jnp.max(weights, axis=-1, keepdims=True)
     scaled = weights / jnp.where(largest > 0, largest, 1.0)

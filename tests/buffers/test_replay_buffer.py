@@ -2,7 +2,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import cases, leaves_of, numbers, rejects, stack
+from helpers import cases, leaves_of, numbers, rejects
 
 import jaxreplay as jr
 from jaxreplay import sum_tree
@@ -62,7 +62,8 @@ def test_a_stack_of_states_is_changed_in_place():
     rows = np.ones((4, 1000))
     for sampler in (jr.Uniform(), jr.Prioritized()):
         buffer = jr.ReplayBuffer(capacity=100, sampler=sampler)
-        stacked = jax.device_put(stack(*[buffer.init(rows)] * 3))
+        init = jax.jit(jax.vmap(lambda _, b=buffer: b.init(rows)))
+        stacked = init(np.arange(3))  # not by `device_put`, which may share the memory of NumPy
         place = stacked.storage.unsafe_buffer_pointer()
         new = jax.vmap(lambda s, b=buffer: b.add(s, rows))(stacked)
         assert stacked.storage.is_deleted()

@@ -114,8 +114,10 @@ def _compiled(body: Any, call: Call, over_mesh: Callable[..., Any]) -> Any:
         donate = call.donates and self.donate and not _is_differentiated((state, arguments))
         try:
             return (donating if donate else pure)(self, state, *arguments)
-        except (RuntimeError, ValueError) as error:
+        except (RuntimeError, TypeError, ValueError) as error:
             explain_donated(state, error)
+            if isinstance(error, TypeError) and first == "state":
+                self._check_state(state)  # JAX refuses what is no array before the call is traced
             raise
 
     @functools.wraps(body)

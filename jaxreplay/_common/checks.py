@@ -3,7 +3,6 @@
 import dataclasses
 import functools
 import math
-import reprlib
 from typing import Any, TypeVar
 
 import jax
@@ -18,6 +17,13 @@ STATIC = "give it from outside of jit, or as a static argument"  # remedy for a 
 def type_text(dtype: Any, shape: tuple[int, ...]) -> str:
     """Array type as text for messages, such as float32[3, 2]."""
     return f"{dtype}[{', '.join(map(str, shape))}]"
+
+
+def brief(value: Any) -> str:
+    """The first line of a value's text for messages, cut at 80 characters."""
+    text = repr(value)
+    line = text.splitlines()[0]
+    return text if line == text and len(text) <= 80 else f"{line[:80]}..."
 
 
 def _name(path: Any) -> str:
@@ -102,21 +108,33 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
     return first
 
 
+def check_structure(items: Any, stored: Any, owner: str) -> None:
+    """Check that `items` has the structure of `stored`, before their axes are looked at.
+
+    Raises:
+      ValueError: they differ; the message names the leaves that do.
+    """
+    got, expected = jax.tree.structure(items), jax.tree.structure(stored)
+    if got != expected:
+        have, want = (
+            {jax.tree_util.keystr(path) or "<root>" for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
+            for tree in (items, stored)
+        )
+        differing = {"missing": sorted(want - have), "unexpected": sorted(have - want)}
+        detail = "".join(f" {word} {', '.join(names)};" for word, names in differing.items() if names)
+        for k, part in enumerate(items) if isinstance(items, tuple) else ():
+            if jax.tree.structure(part) == expected:
+                detail = f" give the tuple's element [{k}] alone;"
+        raise ValueError(f"wrong structure:{detail} got {got}, {owner} stores {expected}.")
+
+
 def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owner: str) -> None:
     """Check that `spec` has the structure, item shapes and dtypes of `stored`; leading axes are ignored.
 
     Raises:
       ValueError: they differ; the message names the first leaf that does.
     """
-    got, expected = jax.tree.structure(spec), jax.tree.structure(stored)
-    if got != expected:
-        have, want = (
-            {jax.tree_util.keystr(path) or "<root>" for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
-            for tree in (spec, stored)
-        )
-        differing = {"missing": sorted(want - have), "unexpected": sorted(have - want)}
-        detail = "".join(f" {word} {', '.join(names)};" for word, names in differing.items() if names)
-        raise ValueError(f"wrong structure:{detail} got {got}, {owner} stores {expected}.")
+    check_structure(spec, stored, owner)
     for (path, leaf), like in zip(jax.tree_util.tree_leaves_with_path(spec), jax.tree.leaves(stored), strict=True):
         shape, stored_shape = leaf.shape[num_axes:], like.shape[num_stored_axes:]
         if shape != stored_shape or leaf.dtype != like.dtype:
@@ -249,13 +267,16 @@ def keywords_only(config: K) -> K:
     A subclass that is a dataclass too has a constructor of its own, which may take positional arguments.
     """
     construct: Any = config.__init__
-    first = dataclasses.fields(config)[0].name
+    fields = [field.name for field in dataclasses.fields(config)]
 
     @functools.wraps(construct)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
         if args:
-            name, found = type(self).__name__, reprlib.repr(args[0])
-            raise TypeError(f"{name}: got {found}, takes keyword arguments only; write {name}({first}=...).")
+            name, found = type(self).__name__, brief(args[0])
+            raise TypeError(f"{name}: got {found}, takes keyword arguments only; write {name}({fields[0]}=...).")
+        for unknown in kwargs.keys() - {*fields}:
+            known = ", ".join(field for field in fields if field[0] != "_")
+            raise TypeError(f"{type(self).__name__}: has no field {unknown}; it has {known}.")
         construct(self, **kwargs)
 
     config.__init__ = init

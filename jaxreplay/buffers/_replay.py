@@ -159,6 +159,8 @@ class ReplayBuffer(Buffer[ReplayState]):
           [0, 10, 30]
         """
         items, valid = without_valid(checks.as_arrays(items))
+        stored = layouts.stored_spec(state.storage)
+        checks.check_structure(items, stored, "the buffer")
         leading = checks.leading_axes(items, self.axes, WHAT[self.axes])
         batch_size = math.prod(leading)
         if not 1 <= batch_size <= self.capacity:
@@ -170,7 +172,7 @@ class ReplayBuffer(Buffer[ReplayState]):
         mask = None if mask is None else mask.reshape(-1)
         if td_errors is not None:
             td_errors = checks.check_insertion_errors(td_errors, leading, "an item")
-        checks.check_like(items, layouts.stored_spec(state.storage), self.axes, 1, "the buffer")
+        checks.check_like(items, stored, self.axes, 1, "the buffer")
         items = layouts.merge_axes(items) if self.axes == 2 else items
         slots, count = ring.next_slots(ring.after(state.ring, items), mask, batch_size, self.capacity)
         return ReplayState(

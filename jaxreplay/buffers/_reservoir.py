@@ -189,13 +189,15 @@ class ReservoirBuffer(Buffer[ReservoirState]):
           (4, [0, 9])
         """
         items, valid = without_valid(checks.as_arrays(items))
+        stored = layouts.stored_spec(state.storage)
+        checks.check_structure(items, stored, "the buffer")
         (batch_size,) = checks.leading_axes(items, 1, "a batch of items")
         if not 1 <= batch_size <= ring.MAX_CAPACITY:
             raise ValueError(
                 f"batch of {batch_size} items: expected 1 to {ring.MAX_CAPACITY}; to add none, mask all rows."
             )
         mask = rows_to_write(mask, valid, (batch_size,))
-        checks.check_like(items, layouts.stored_spec(state.storage), 1, 1, "the buffer")
+        checks.check_like(items, stored, 1, 1, "the buffer")
         key = self._own_key(key)
         if td_errors is not None:
             td_errors = checks.check_insertion_errors(td_errors, (batch_size,), "an item")

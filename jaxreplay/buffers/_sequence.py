@@ -383,6 +383,7 @@ class SequenceBuffer(Buffer[SequenceState]):
                 "are transitions."
             )
         stored = layouts.stored_spec(state.storage)
+        checks.check_structure(steps, stored, "the buffer")
         num_steps = self._num_steps(steps)
         if not 1 <= num_steps <= self.length:
             raise ValueError(

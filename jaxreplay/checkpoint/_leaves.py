@@ -44,7 +44,7 @@ def record(path: str, leaf: Any) -> dict[str, Any]:
         number = str(leaf) if isinstance(leaf, complex) else leaf
         return {"path": path, "dtype": type(leaf).__name__, "number": number}
     if not isinstance(leaf, jax.Array | np.ndarray | np.generic | jax.ShapeDtypeStruct):
-        raise ValueError(f"leaf {path}: got a {type(leaf).__qualname__}; expected an array or a number.")
+        raise ValueError(f"leaf {path or '<root>'}: got a {type(leaf).__qualname__}; expected an array or a number.")
     if not jnp.issubdtype(leaf.dtype, jax.dtypes.extended):
         _check_dtype(leaf.dtype, path)
     found = {"path": path, "dtype": str(leaf.dtype), "shape": list(leaf.shape)}
@@ -115,6 +115,9 @@ def differ(saved: list[dict[str, Any]], like: dict[str, Any]) -> str:
         is_number = path in old and "number" in old[path] and given.get(path, {}).get("weak")  # of jax.eval_shape
         if found != wanted and not is_number:
             hint = " (is jax_enable_x64 as it was?)" if ("64[" in found) != ("64[" in wanted) else ""
+            both = old.get(path, {}), given.get(path, {})
+            if any("number" in x for x in both) and any(x.get("shape") == [] for x in both):
+                hint = " (what goes through jit comes back as an array)"
             return f"like{path}: saved {found}, given {wanted}{hint}"
     return "" if [*old] == [*given] else "like: its leaves have another order"
 

@@ -10,6 +10,7 @@ from jax.experimental import multihost_utils
 
 from jaxreplay import sum_tree
 from jaxreplay._common import layouts, ring
+from jaxreplay._common.checks import brief
 from jaxreplay._common.xla import reads_state
 from jaxreplay.buffers import ReplayBuffer, ReplayState, SequenceBuffer, SequenceState
 from jaxreplay.buffers._chosen_sequences import ChosenSequences
@@ -66,7 +67,7 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     for whole, name in ((old.whole, "old_buffer"), (new.whole, "new_buffer")):
         if type(whole) not in KINDS:
             raise ValueError(
-                f"{name}={whole!r}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one; migrate the "
+                f"{name}={brief(whole)}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one; migrate the "
                 "buffers of a Mixture one by one."
             )
         if type(whole.sampler) not in SAMPLERS:

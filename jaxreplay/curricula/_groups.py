@@ -23,7 +23,12 @@ def check(tasks: Any, rewards: Any, mask: Any, xp: Any = jnp) -> tuple[Any, ...]
     Raises:
       ValueError: other shapes or dtypes.
     """
-    tasks, rewards = checks.as_int32(xp.asarray(tasks)), xp.asarray(rewards)
+    try:
+        tasks = checks.as_int32(xp.asarray(tasks))
+    except (TypeError, ValueError) as error:
+        found = f"tasks: got a {type(tasks).__name__}, expected a vector of integers"
+        raise ValueError(f"{found}; of what `sample` returns, give the first.") from error
+    rewards = xp.asarray(rewards)
     if tasks.ndim != 1 or not jnp.issubdtype(tasks.dtype, jnp.integer):
         raise ValueError(f"tasks: got {checks.type_text(tasks.dtype, tasks.shape)}, expected a vector of integers.")
     if rewards.ndim != 2 or rewards.shape[0] != tasks.size or jnp.issubdtype(rewards.dtype, jnp.complexfloating):

@@ -24,7 +24,7 @@ from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import ring
-from jaxreplay._common.checks import check_bool, check_integer, check_key
+from jaxreplay._common.checks import brief, check_bool, check_integer, check_key
 from jaxreplay._common.meshes import over_any_mesh
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.xla import copy_numpy, materialize, read_once, reads_state
@@ -125,7 +125,7 @@ def diagnostics(
     if sample is not None and not isinstance(sample, Sample):
         raise ValueError(f"sample: got a {type(sample).__name__}, expected the result of the buffer's sample.")
     if not isinstance(whole_of(buffer), Buffer | Mixture | DifficultyPools | Tasks | Levels):
-        raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels.")
+        raise ValueError(f"buffer={brief(buffer)}: must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels.")
     if sample is not None:
         sample = copy_numpy(_facts.without_items(sample))
     return _program(buffer, state, key, sample, batch_size, thorough)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common import devices, layouts
-from jaxreplay._common.checks import as_spec, type_text
+from jaxreplay._common.checks import as_spec, brief, type_text
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.curricula import DifficultyPools, Levels, Tasks
 from jaxreplay.sum_tree import SumTree
@@ -95,7 +95,7 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
       total          72.0 kB            72,008
     """
     if not isinstance(buffer, Buffer | Sharded | Mixture | DifficultyPools | Tasks | Levels):
-        raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels.")
+        raise ValueError(f"buffer={brief(buffer)}: must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels.")
     if backend is not None and backend not in devices.BACKENDS:
         raise ValueError(f"backend={backend!r}: must be one of {', '.join(devices.BACKENDS)}, or None.")
     if (items is None) != isinstance(buffer, DifficultyPools | Tasks):

@@ -7,6 +7,7 @@ import jax
 import jax.core
 import numpy as np
 
+from jaxreplay._common.checks import brief
 from jaxreplay._common.meshes import over_any_mesh
 from jaxreplay._common.xla import reads_state
 from jaxreplay.buffers import ReservoirBuffer
@@ -59,7 +60,8 @@ def plot(buffer: Any, state: Any) -> Any:
       ['Priorities', 'Ages', 'Cumulative mass', 'Importance weights']
     """
     if not isinstance(whole_of(buffer), Buffer | Mixture):
-        raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay; see `metrics` of pools, tasks and levels.")
+        rule = "must be a buffer of jaxreplay; see `metrics` of pools, tasks and levels"
+        raise ValueError(f"buffer={brief(buffer)}: {rule}.")
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
         raise ValueError("state: is traced; plot runs on the host, so call it outside of jit, scan and vmap.")
     buffer._check_state(state)

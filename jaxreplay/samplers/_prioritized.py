@@ -132,7 +132,7 @@ class Prioritized(Sampler[PrioritizedState]):
             set_fields(self, beta=check_number("beta", self.beta, 0, 1, *remedies))
         usual = {"alpha": "0.6", "epsilon": "1e-6", "floor": "1 with a Huber loss, otherwise 0,"}
         for name, number in usual.items():
-            traced = f"state.replace(sampler=state.sampler.replace({name}=...)) takes a traced one"
+            traced = f"state.replace(sampler=state.sampler.replace({name}=...)) takes a traced one before the first add"
             value = check_number(name, getattr(self, name), 0, math.inf, f"{number} is usual", traced)
             set_fields(self, **{name: value})
         if not isinstance(self.max_priority, str):

@@ -87,7 +87,8 @@ def as_steps(arguments: tuple[Any, ...], what: str | None = None, num_envs: int 
     if what:
         checks.check_mask(steps.mask, leading)
     if num_envs not in (None, leading[0]):
-        raise ValueError(f"num_envs={num_envs}: got a step with a leading axis of {leading[0]}.")
+        given = leading[0]
+        raise ValueError(f"num_envs={num_envs}: got a step with a leading axis of {given}; give num_envs={given}.")
     return steps
 
 

@@ -124,6 +124,9 @@ def bind(config: Any, state: Any) -> Any:
     Returns:
       `Bound`. Its methods raise what the methods of the configuration raise, and AttributeError for an unknown name.
 
+    Raises:
+      ValueError: `config` is not hashable, as a state is not.
+
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=100)
       >>> replay = jr.bind(buffer, buffer.init({"x": jnp.zeros((4, 2))}))
@@ -133,6 +136,11 @@ def bind(config: Any, state: Any) -> Any:
       >>> int(replay.size())
       4
     """
+    try:
+        hash(config)
+    except TypeError as error:
+        found = f"config: got a {type(config).__name__}, which is not hashable"
+        raise ValueError(f"{found}; give the configuration first, then its state.") from error
     return Bound(config, state)
 
 

@@ -82,7 +82,10 @@ class Sharded(Sized, Generic[S]):
 
     def __post_init__(self):
         if not isinstance(self.buffer, Buffer):
-            raise ValueError(f"buffer={self.buffer!r}: must be a ReplayBuffer, ReservoirBuffer or SequenceBuffer.")
+            raise ValueError(
+                f"buffer={checks.brief(self.buffer)}: must be a ReplayBuffer, ReservoirBuffer or SequenceBuffer; for "
+                "a Mixture over devices, give it Sharded buffers."
+            )
         if not isinstance(self.mesh, Mesh):
             raise ValueError(f"mesh={self.mesh!r}: must be a jax.sharding.Mesh, such as jax.make_mesh returns.")
         if self.axis not in self.mesh.axis_names:

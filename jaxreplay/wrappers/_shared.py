@@ -11,7 +11,7 @@ import jax
 import numpy as np
 
 from jaxreplay._common import ring
-from jaxreplay._common.checks import check_integer, check_number
+from jaxreplay._common.checks import brief, check_integer, check_number
 from jaxreplay._common.xla import explain_donated, on_host
 from jaxreplay.buffers import Sample
 from jaxreplay.buffers._base import Buffer
@@ -101,7 +101,7 @@ class Shared:
         drawn: int = 0,
     ):
         if not isinstance(buffer, Buffer | Sharded | Mixture):
-            raise ValueError(f"buffer={buffer!r}: must be a buffer of jaxreplay, Sharded or Mixture.")
+            raise ValueError(f"buffer={brief(buffer)}: must be a buffer of jaxreplay, Sharded or Mixture.")
         if ratio is not None:
             ratio = float(check_number("ratio", ratio, 1e-9, 1e9, "the number of items drawn for each item added"))
         if slack is not None:

@@ -57,7 +57,8 @@ def test_other_numbers_are_as_good_as_python_ones(name, kinds):
         (lambda x: jr.NStep(n=1, gamma=x), r"gamma=.*: is traced, .*; make the tracer with gamma=None and pass"),
         (
             lambda x: jr.Prioritized(alpha=x),
-            r"alpha=.*: is traced, .*; state.replace\(sampler=state.sampler.replace\(alpha=...\)\) takes a traced one",
+            r"alpha=.*: is traced, .*; state.replace\(sampler=state.sampler.replace\(alpha=...\)\) takes a traced one "
+            "before the first add",
         ),
         (lambda x: jr.Prioritized(beta=x), r"beta=.*: is traced, .*; sample\(beta=\) takes a traced one"),
         (lambda x: jr.ReplayBuffer(capacity=x), "capacity=.*: is traced, .*; give it from outside of jit"),
@@ -118,6 +119,16 @@ def test_what_is_no_key_is_refused_as_such(key):
 )
 def test_positional_arguments_are_errors(make, config, first):
     rejects(rf"{config}: got .*, takes keyword arguments only; write {config}\({first}=", make, error=TypeError)
+
+
+def test_a_field_that_does_not_exist_is_an_error_with_those_that_do():
+    message = "ReplayBuffer: has no field max_length; it has capacity, sampler, axes, count_updates, max_uses, donate"
+    rejects(message, jr.ReplayBuffer, max_length=9, error=TypeError)
+
+
+@pytest.mark.versions
+def test_what_is_no_state_is_refused_as_such():
+    rejects("state: got method, expected ReplayState", BUFFER.sample, BUFFER.init, jax.random.key(0), 2)
 
 
 def test_a_configuration_that_rejects_positional_arguments_is_a_plain_dataclass_otherwise():

@@ -166,7 +166,8 @@ def replaced(**leaves):
         (replaced(reward=1.0), r"leaf \['reward'\]: got .*\[\], a batch of items needs 1 leading axis"),
         (replaced(done=np.zeros(2)), r"wrong structure: unexpected \['done'\];"),
         ({"obs": ITEMS["obs"]}, r"wrong structure: missing \['reward'\];"),
-        ({}, r"a batch of items holds no arrays"),
+        ({}, r"wrong structure: missing \['obs'\], \['reward'\];"),
+        ((1.0, ITEMS), r"wrong structure: give the tuple's element \[1\] alone; got"),  # as of a tracer's add
         (
             replaced(obs=np.zeros((9, 4), np.uint8), reward=np.zeros(9, np.float32)),
             r"batch of 9 items: expected 1 to capacity=8; add it in parts",

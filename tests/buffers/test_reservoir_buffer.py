@@ -255,6 +255,7 @@ def test_wrong_arguments():
     for wrong, message in [
         ({"x": np.zeros((2, 4))}, r"leaf \['x'\]: got float\d+\[4\], the buffer stores float\d+\[3\]"),
         ({"x": np.zeros((0, 3))}, r"batch of 0 items: expected 1 to 536870912"),
+        ((1.0, rows), r"wrong structure: give the tuple's element \[1\] alone"),
         ({"y": rows["x"]}, r"wrong structure: missing \['x'\]; unexpected \['y'\];"),
     ]:
         rejects(message, buffer.add, state, wrong, key)

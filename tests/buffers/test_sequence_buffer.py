@@ -281,6 +281,7 @@ def test_wrong_arguments():
         ((0, 2, 4), "a rollout of 0 steps"),
     ):
         rejects(message, buffer.add, state, {"x": zeros(*shape)})
+    rejects(r"wrong structure: give the tuple's element \[1\] alone", buffer.add, state, (1.0, {"x": zeros(1, 2, 4)}))
     rejects(r"wrong structure: missing \['x'\]; unexpected \['y'\];", buffer.add, state, {"y": zeros(1, 2, 4)})
     rejects(r"ends: got bool\[3\], expected bool\[3, 2\]", buffer.add, state, steps, ends=np.zeros(3, bool))
     one = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=3)

@@ -156,6 +156,7 @@ def test_nothing_to_restore(tmp_path):
 REFUSED = {
     "twins": (None, {"a": [Twins(ONE, 0)]}, r"\['a'\]\[0\]\.x: there are two with this path"),
     "text": (None, {"a": "text"}, r"\['a'\]: got a str; expected an array"),
+    "no pytree": (None, object(), "leaf <root>: got a object; expected an array"),
     "text in a node": (None, {"a": Custom("text", 0)}, r"\['a'\]\[<flat index 0>\]: got a str; expected an array"),
     "objects": (None, {"a": np.array([None])}, r"leaf \['a'\]: has dtype object, which JAX would not keep"),
     "configuration": ({"a": [object()]}, ONE, r"config\['a'\]\[0\]: got a object, which cannot be recorded"),
@@ -205,6 +206,14 @@ UNLIKE = {
     "None": (but(flax=FLAX.replace(x=None)), r"\.x: saved int8\[1\], given nothing"),
     "not None": (but(local=Pair({"y": jnp.zeros(()), "z": 0}, 5)), r"first\['z'\]: saved nothing, given int"),
     "text": (but(b="text"), r"\['b'\]: got a str; expected an array"),
+    "array for a number": (
+        but(local=Pair(SAVED["local"].first, jnp.int32(5))),
+        r"saved int, given int32\[\] \(what goes",
+    ),
+    "number for an array": (
+        but(local=Pair({"y": 0.0, "z": None}, 5)),
+        r"float\d\d\[\], given float \(what goes through",
+    ),
     "static": (but(flax=FLAX.replace(name="b")), r"like\['flax'\]\.name: saved 'name', given 'b'"),
     "static in a tuple": (
         but(flax=FLAX.replace(settings=(2, other_schedule))),

@@ -351,6 +351,7 @@ def test_errors_name_what_differs():
     stepped = sequence.init(items(np.zeros((1, 2))))
     for call, message in (
         (lambda: jr.migrate(jr.Uniform(), state, replay), r"old_buffer=Uniform\(\): must be a ReplayBuffer"),
+        (lambda: jr.migrate(state, replay, replay), r"^old_buffer=ReplayState\(.{1,80}\.\.\.: must be"),
         (lambda: jr.migrate(replay, state, sequence), "must be a ReplayBuffer like old_buffer"),
         (lambda: jr.migrate(jr.ReplayBuffer(capacity=4), state, replay), "capacity=4: this state has"),
         (lambda: jr.migrate(make(replay, 2), state, replay), "2 shards: this state has"),

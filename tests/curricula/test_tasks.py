@@ -272,6 +272,13 @@ def test_a_state_for_another_list_of_tasks():
     np.testing.assert_allclose(jr.sum_tree.leaves(moved.tree), [0.25, 0.25, 0.1875, 0.25])
     for wrong in (("aa", "xbaa"), ("aab", "xba")):
         rejects(r"(old|new)_keys: got", new.remap, state, *wrong)
+    rejects(
+        "got a tuple, .* of what `sample` returns, give the first",
+        new.update,
+        new.init(),
+        new.sample(new.init(), seeds.key(), 2),
+        np.ones((2, 1)),
+    )
     rejects(r"num_tasks=4: this state has tasks \[3\]", new.sample, state, seeds.key(), 2)
 
 

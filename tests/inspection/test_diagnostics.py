@@ -392,4 +392,5 @@ def test_wrong_arguments():
     }.items():
         rejects(message, jr.diagnostics, buffer, state, **arguments)
     rejects("must be a buffer", jr.diagnostics, jr.Uniform(), state)
+    rejects(r"^buffer=ReplayState\(.{1,80}\.\.\.: must be", jr.diagnostics, state, buffer)  # in one line
     rejects("capacity=5", jr.diagnostics, jr.ReplayBuffer(capacity=5), state)

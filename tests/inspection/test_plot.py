@@ -154,6 +154,8 @@ def test_errors(monkeypatch):
     buffer, pools = jr.ReplayBuffer(capacity=4), jr.DifficultyPools(tasks_per_env=(4,))
     rejects("state: is traced", jax.eval_shape, lambda: jr.plot(buffer, buffer.init(jnp.zeros(2))))
     rejects(r"buffer=DifficultyPools.*must be a buffer of jaxreplay", jr.plot, pools, pools.init())
+    swapped = buffer.init(jnp.zeros((2, 9)))
+    rejects(r"^buffer=ReplayState\(.{1,80}\.\.\.: must be", jr.plot, swapped, buffer)  # in one line
     rejects("capacity=5", jr.plot, jr.ReplayBuffer(capacity=5), buffer.init(jnp.zeros(2)))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
     rejects(r"matplotlib.*jaxreplay\[plots\]", jr.plot, buffer, buffer.init(jnp.zeros(2)), error=ImportError)

@@ -221,3 +221,10 @@ def test_calls_pass_on_all_their_arguments():
     sharded = jr.bind(BUFFERS["sharded"], BUFFERS["sharded"].init(items(numbers(0, 4))))
     assert isinstance(sharded.add(items(numbers(0, 4)), mask=np.arange(4) > 2), jr.Bound)
     assert sharded.add(items(numbers(0, 4)), mask=np.arange(4) > 2).can_sample(batch_size=1)
+
+
+def test_a_state_for_the_configuration_is_an_error():
+    buffer = BUFFERS["replay"]
+    rejects(
+        "config: got a ReplayState, .* give the configuration first", jr.bind, buffer.init(items(numbers(0, 2))), buffer
+    )

@@ -513,6 +513,7 @@ def test_arguments_that_make_no_sense(settings, message):
 def test_buffers_and_states_that_make_no_sense():
     buffer, state = replay()
     rejects("must be a buffer of jaxreplay", jr.Shared, jr.bind(buffer, state), state)
+    rejects(r"^buffer=ReplayState\(.{1,80}\.\.\.: must be", jr.Shared, state, buffer)  # in one line
     buffer.add(state, items(numbers(0, 4)))
     rejects("donated", jr.Shared, buffer, state)
     rejects("state: got NoneType, expected ReplayState", jr.Shared, buffer, None)

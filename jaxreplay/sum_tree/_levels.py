@@ -13,7 +13,7 @@ import numpy as np
 from jax import lax
 
 from jaxreplay._common.repeats import ALL_PAIRS, last_by_pairs
-from jaxreplay._common.xla import materialize
+from jaxreplay._common.xla import compute_once, materialize
 
 WIDE = 64  # from this fan-out on, siblings are reduced in one operation; above it, levels are matrices
 GROUPS = 4  # groups of siblings that are roots of a tree of fan-out WIDE, searched in one kernel
@@ -87,6 +87,7 @@ def at(nodes: jax.Array, index: jax.Array) -> Any:
     return nodes.at[lax.div(index, jnp.int32(nodes.shape[1])), lax.rem(index, jnp.int32(nodes.shape[1]))]
 
 
+@functools.partial(jax.jit, static_argnames="fanout")
 def read_rows(nodes: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
     """Siblings in each `row` [B] of a level, float32 [B, fanout]."""
     if nodes.ndim == 2:
@@ -106,18 +107,28 @@ def ascend(
     done = [lowest]
     for parents in reversed(above):
         children = done[0]
-        (node,) = materialize(lax.div(node, jnp.int32(fanout)))
-        num_parents = children.size // fanout
-        if num_parents <= max(DENSE * node.size, FEW):
-            value = fold(children.reshape(num_parents, fanout), combine, fanout >= WIDE)
-            padding = parents.reshape(-1)[num_parents:]
-            (parents,) = materialize(jnp.concatenate([value, padding]).reshape(parents.shape))
+        node = compute_once(_parents_of, node, fanout=fanout)
+        if children.size // fanout <= max(DENSE * node.size, FEW):
+            parents = compute_once(_recomputed, parents, children, fanout=fanout, combine=combine)
         else:
-            (rows,) = materialize(read_rows(children, node, fanout))
+            rows = compute_once(read_rows, children, node, fanout=fanout)
             value = fold(rows, combine, fanout >= WIDE)
             parents = at(parents, node).set(value, mode="promise_in_bounds", wrap_negative_indices=False)
         done.insert(0, parents)
     return tuple(done)
+
+
+@functools.partial(jax.jit, static_argnames="fanout")
+def _parents_of(node: jax.Array, *, fanout: int) -> jax.Array:
+    return lax.div(node, jnp.int32(fanout))
+
+
+@functools.partial(jax.jit, static_argnames=("fanout", "combine"))
+def _recomputed(parents: jax.Array, children: jax.Array, *, fanout: int, combine: Combine) -> jax.Array:
+    """A level, recomputed whole from the level below it; its padding stays."""
+    num_parents = children.size // fanout
+    value = fold(children.reshape(num_parents, fanout), combine, fanout >= WIDE)
+    return jnp.concatenate([value, parents.reshape(-1)[num_parents:]]).reshape(parents.shape)
 
 
 def descend(levels: Sequence[jax.Array], found: Found, fanout: int, patches: Sequence[Any] = ()) -> Found:

@@ -40,6 +40,23 @@ def test_xla_keeps_what_materialize_puts_in_its_way():
     assert " call(" in compiled or jax.default_backend() != "cpu"
 
 
+@pytest.mark.hlo
+@pytest.mark.versions
+@pytest.mark.usefixtures("compiled_afresh")
+@pytest.mark.parametrize("name", ["add", "update"])
+def test_few_calls_of_a_small_program_have_no_kernel(name):
+    """All of them start at once, and XLA:CPU hands operations to another thread if more than 8 can start."""
+    buffer = jr.ReplayBuffer(capacity=2**20, sampler=jr.Prioritized())
+    rows, numbers = np.zeros((32, 4), np.float32), np.zeros(32, np.int32)
+    arguments = {"add": (rows,), "update": (numbers, rows[:, 0])}[name]
+    text = compiled(jax.jit(getattr(buffer, name)), jax.eval_shape(buffer.init, rows), *arguments).as_text()
+    bodies = dict(re.findall(r"^%([\w.-]+) \(.*\{\n((?: .*\n)*)\}", text, re.MULTILINE))
+    called = [bodies[body] for body in re.findall(r" call\(.*?to_apply=%([\w.-]+)", text)]
+    kinds = [set(re.findall(r" ([a-z-]+)\(", body)) for body in called]
+    assert sum("fusion" in of for of in kinds) >= 8 or jax.default_backend() != "cpu"
+    assert sum(of <= {"parameter", "tuple"} for of in kinds) <= 5
+
+
 @pytest.mark.parametrize(
     "other", [np.float32(np.nan), -np.ones(3), np.array([True]), np.zeros((2, 0)), np.complex64(1j), "key"]
 )

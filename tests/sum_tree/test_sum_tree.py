@@ -1,13 +1,10 @@
-import functools
-import itertools
-
 import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import at, check_tree, leaves_of, rarely, rejects, run_for_long, run_once, stack, tree_of
+from helpers import check_tree, leaves_of, rarely, rejects, run_for_long, run_once, stack, tree_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from jax import lax
@@ -19,6 +16,12 @@ from jaxreplay.sum_tree import _levels
 
 pytestmark = pytest.mark.versions
 FANOUTS = (2, 3, 8, 16, 64, 128)
+
+
+def written(leaves, **settings):
+    """A tree, for use inside a program."""
+    tree = sum_tree.init(leaves.size, **settings)
+    return sum_tree.update(tree, np.arange(leaves.size), leaves, unique_indices=True)
 
 
 def test_sumtree_get_returns_correct_leaf():
@@ -50,14 +53,12 @@ def few_capacities(fanout):
     ],
 )
 def test_every_capacity_keeps_natural_order_and_finds_every_boundary(fanout, capacities):
-    @run_once  # one program a capacity, which runs once
     def probe(leaves, prefixes):
-        tree = sum_tree.init(leaves.size, fanout=fanout, track_minimum=True)
-        tree = sum_tree.update(tree, jnp.arange(leaves.size), leaves, unique_indices=True)
+        tree = written(leaves, fanout=fanout, track_minimum=True)
         leaves = sum_tree.get(tree, jnp.arange(tree.capacity))
         return leaves, sum_tree.total(tree), sum_tree.minimum(tree), sum_tree.find(tree, prefixes)
 
-    for capacity in capacities:
+    def case(capacity):
         rng = seeds.rng(capacity)
         twin = TreeTwin(capacity)
         twin.leaves[:] = rng.integers(0, 4, capacity)  # integers: sums and boundaries are exact
@@ -65,8 +66,14 @@ def test_every_capacity_keeps_natural_order_and_finds_every_boundary(fanout, cap
         boundaries = np.unique(np.cumsum(twin.leaves))[-60:]
         prefixes = np.concatenate([[0, -1, twin.total, np.inf, 2 * twin.total], boundaries]).astype(np.float32)
         prefixes = np.concatenate([prefixes, np.nextafter(prefixes, np.float32(np.inf)), np.nextafter(prefixes, 0)])
-        prefixes = np.concatenate([prefixes, np.full(195 - len(prefixes), np.nan, np.float32)])
-        leaves, total, minimum, found = map(np.asarray, probe(twin.leaves, prefixes))
+        return twin, np.concatenate([prefixes, np.full(195 - len(prefixes), np.nan, np.float32)])
+
+    given = [case(capacity) for capacity in capacities]
+    probed = []
+    for start in range(0, len(given), 16):  # programs of so many capacities, which run once
+        arguments = [(twin.leaves, prefixes) for twin, prefixes in given[start : start + 16]]
+        probed += jax.device_get(run_once(lambda of_each: [probe(*x) for x in of_each])(arguments))
+    for capacity, (twin, prefixes), (leaves, total, minimum, found) in zip(capacities, given, probed, strict=True):
         np.testing.assert_array_equal(leaves, twin.leaves)
         assert (total, minimum) == (twin.total, twin.minimum)
         assert np.all(leaves[found] > 0), capacity
@@ -80,8 +87,7 @@ def test_rounding_never_leads_to_an_empty_child(fanout):
 
     @run_once
     def find(leaves, prefixes):
-        tree = sum_tree.update(sum_tree.init(700, fanout=fanout), jnp.arange(700), leaves, unique_indices=True)
-        return sum_tree.find(tree, prefixes)
+        return sum_tree.find(written(leaves, fanout=fanout), prefixes)
 
     leaves, number = seeds.rng(fanout).exponential(size=700).astype(np.float32), np.arange(700)
     leaves[(number % 64 < 3) | (number % 64 >= 40) | (number >= 500)] = 0
@@ -101,6 +107,12 @@ def test_rounding_never_leads_to_an_empty_child(fanout):
     np.testing.assert_array_equal(found, np.searchsorted(edges, prefixes, side="right"))
 
 
+@jax.jit
+def updated(tree, indices, values, mask, prefixes):
+    tree = sum_tree.update(tree, indices, values, mask=mask)
+    return tree, sum_tree.total(tree), sum_tree.minimum(tree), sum_tree.find(tree, prefixes)
+
+
 @settings(max_examples=40)
 @given(capacity=st.sampled_from([9, 65]), fanout=st.sampled_from([2, 8]), seed=st.integers(0, 2**31 - 1))
 def test_random_updates_match_twin(capacity, fanout, seed):
@@ -110,15 +122,15 @@ def test_random_updates_match_twin(capacity, fanout, seed):
         indices = rng.integers(-2, capacity + 2, 16)
         values = (rng.random(16) * 10.0 ** rng.integers(-6, 6, 16) * (rng.random(16) < 0.7)).astype(np.float32)
         mask = rng.random(16) < 0.8
-        tree = sum_tree.update(tree, indices, values, mask=mask)
         twin.update(indices, values, mask)
+        prefixes = np.concatenate([rng.random(60) * 1.1, [0, 1, np.nextafter(1, 2), 2]]) * twin.total
+        tree, *results = updated(tree, indices, values, mask, prefixes.astype(np.float32))
+        total, minimum, found = jax.device_get(results)
         np.testing.assert_array_equal(leaves_of(tree), twin.leaves)
-        np.testing.assert_allclose(sum_tree.total(tree), twin.total, rtol=1e-6)
-        assert sum_tree.minimum(tree) == np.float32(twin.minimum)
+        np.testing.assert_allclose(total, twin.total, rtol=1e-6)
+        assert minimum == np.float32(twin.minimum)
         check_tree(tree)
         if twin.total > 0:
-            prefixes = np.concatenate([rng.random(60) * 1.1, [0, 1, np.nextafter(1, 2), 2]]) * twin.total
-            found = np.asarray(sum_tree.find(tree, prefixes.astype(np.float32)))
             assert np.all(twin.leaves[found] > 0)
 
 
@@ -147,7 +159,7 @@ def test_total_does_not_drift_in_many_updates(fanout, updates):
     exact = leaves_of(tree).astype(np.float64).sum()
     assert abs(float(sum_tree.total(tree)) - exact) <= 1e-6 * exact
     empty = sum_tree.update(tree, np.arange(capacity), np.zeros(capacity))
-    assert sum_tree.total(empty) == 0
+    assert float(sum_tree.total(empty)) == 0
     assert all(np.all(np.asarray(nodes) == 0) for nodes in empty.sums)
 
 
@@ -158,8 +170,9 @@ def test_overwritten_poison_leaves_no_trace():
         mended = sum_tree.update(bad, np.arange(100), np.arange(1.0, 101.0))
         for a, b in zip(jax.tree.leaves(mended), jax.tree.leaves(clean), strict=True):
             np.testing.assert_array_equal(a, b)
-    tree = sum_tree.update(tree_of([1, 1e17]), np.array([1]), np.array([1.0]))
-    assert sum_tree.total(tree) == 2
+    tree = tree_of(np.append([1, 1e17], np.zeros(98)), track_minimum=True)
+    tree = sum_tree.update(tree, np.append(1, np.full(33, -1)), np.full(34, 1.0))
+    assert float(sum_tree.total(tree)) == 2
 
 
 def test_last_duplicate_wins_eager_jit_scan_and_vmap():
@@ -185,9 +198,9 @@ def test_last_duplicate_wins_eager_jit_scan_and_vmap():
 
 def test_functions_take_any_shape_and_are_vmappable():
     tree = tree_of([1, 2, 3, 4])
-    assert sum_tree.find(tree, 2.5) == 1
-    assert sum_tree.find(tree, np.ones((2, 3))).shape == (2, 3)
-    assert sum_tree.get(tree, np.zeros((2, 3), int)).shape == (2, 3)
+    assert int(sum_tree.find(tree, 2.5)) == 1
+    assert jax.eval_shape(sum_tree.find, tree, np.ones((2, 3))).shape == (2, 3)
+    assert jax.eval_shape(sum_tree.get, tree, np.zeros((2, 3), int)).shape == (2, 3)
     stacked = stack(tree, tree_of([4, 3, 2, 1]))
     np.testing.assert_array_equal(jax.vmap(sum_tree.find)(stacked, np.array([3.5, 3.5])), [2, 0])
     np.testing.assert_array_equal(sum_tree.total(stacked), [10, 10])
@@ -202,27 +215,31 @@ def groups_p_value(draws, groups, masses):
 
 @pytest.mark.law
 @pytest.mark.parametrize(
-    ("capacity", "stratified", "fanout"),
+    ("capacity", "ways", "fanout"),  # `stratified`, each way in one program
     [
-        *itertools.product([10, 1000, 2**20], [False, True], [None]),
-        (2**20, "systematic", None),
-        (1000, True, 128),
-        *map(rarely, [(1000, False, 128), (2**20, False, 64), (10_000, True, 64)]),
+        (10, (False, True), None),
+        (1000, (False, True), None),
+        (2**20, (False, True, "systematic"), None),
+        (1000, (True,), 128),
+        *map(rarely, [(1000, (False,), 128), (2**20, (False,), 64), (10_000, (True,), 64)]),
     ],
 )
-def test_sampling_law(capacity, stratified, fanout):
+def test_sampling_law(capacity, ways, fanout):
     rng = seeds.rng(capacity)
     leaves = rng.exponential(size=capacity).astype(np.float32)
     leaves[rng.random(capacity) < 0.1] = 0
-    tree = tree_of(leaves, fanout=fanout)
-    keys = jax.random.split(seeds.key(7), 400)
-    draws = jax.lax.map(lambda key: sum_tree.sample(tree, key, 1024, stratified=stratified)[0], keys)
-    draws = np.asarray(draws).reshape(-1)
-    assert np.all(leaves[draws] > 0)
+
+    @jax.jit
+    def draw(leaves, keys):
+        tree = written(leaves, fanout=fanout)
+        return lax.map(lambda key: [sum_tree.sample(tree, key, 1024, stratified=way)[0] for way in ways], keys)
+
     bins = min(capacity, 1000)
-    for groups in (np.arange(capacity) * bins // capacity, np.arange(capacity) % bins):
-        masses = np.bincount(groups, leaves.astype(np.float64), minlength=bins)
-        assert groups_p_value(draws, groups, masses) > 1e-4
+    for way, draws in zip(ways, jax.device_get(draw(leaves, jax.random.split(seeds.key(7), 400))), strict=True):
+        assert np.all(leaves[draws] > 0), way
+        for groups in (np.arange(capacity) * bins // capacity, np.arange(capacity) % bins):
+            masses = np.bincount(groups, leaves.astype(np.float64), minlength=bins)
+            assert groups_p_value(draws.reshape(-1), groups, masses) > 1e-4, way
 
 
 @pytest.mark.parametrize(("capacity", "fanout"), [(1, 2), (150, 8), (5_000, 64), (300, 128)])
@@ -230,8 +247,9 @@ def test_a_tree_of_leaves_is_one_that_all_were_written_to(capacity, fanout):
     leaves = seeds.rng(capacity).exponential(size=capacity).astype(np.float32) * (np.arange(capacity) % 7 > 0)
     leaves[-2:-1] = np.nan
     found = sum_tree.of_leaves(leaves, fanout=fanout)
-    chex.assert_trees_all_equal(found, tree_of(leaves, fanout=fanout))
-    chex.assert_trees_all_equal(jax.jit(functools.partial(sum_tree.of_leaves, fanout=fanout))(leaves), found)
+    jitted, expected = jax.jit(lambda x: (sum_tree.of_leaves(x, fanout=fanout), written(x, fanout=fanout)))(leaves)
+    chex.assert_trees_all_equal(found, expected)
+    chex.assert_trees_all_equal(jitted, found)
     assert sum_tree.of_leaves([1, -1, 3]).sums[-1][:3].tolist() == [1, np.inf, 3]
     for wrong in (leaves[:0], leaves[None], 1.0):
         rejects(r"leaves: got shape .*, expected a vector", sum_tree.of_leaves, wrong)
@@ -240,14 +258,19 @@ def test_a_tree_of_leaves_is_one_that_all_were_written_to(capacity, fanout):
 @pytest.mark.parametrize(("before", "after"), [(2, 128), (128, 8), (8, 64)])
 def test_the_same_leaves_in_a_tree_of_another_fanout(before, after):
     leaves = seeds.rng(0).exponential(size=150).astype(np.float32) * (np.arange(150) % 7 > 0)
-    tree = tree_of(leaves, fanout=before, track_minimum=True)
-    assert sum_tree.with_fanout(tree, before) is tree
-    stacked = sum_tree.with_fanout(stack(tree, tree_of(2 * leaves, fanout=before, track_minimum=True)), after)
-    stacked = jax.device_get(stacked)
-    for other, expected in ((sum_tree.with_fanout(tree, after), leaves), (at(stacked, 1), 2 * leaves)):
+
+    @jax.jit
+    def run(leaves):
+        trees = [written(x, fanout=before, track_minimum=True) for x in (leaves, 2 * leaves)]
+        assert sum_tree.with_fanout(trees[0], before) is trees[0]
+        stacked = sum_tree.with_fanout(jax.tree.map(lambda *x: jnp.stack(x), *trees), after)
+        others = sum_tree.with_fanout(trees[0], after), jax.tree.map(lambda x: x[1], stacked)
+        return others, [sum_tree.minimum(other) for other in others]
+
+    for other, minimum, expected in zip(*run(leaves), (leaves, 2 * leaves), strict=True):
         assert other.fanout == after
         np.testing.assert_array_equal(leaves_of(other), expected)
-        np.testing.assert_array_equal(sum_tree.minimum(other), expected[expected > 0].min())
+        np.testing.assert_array_equal(minimum, expected[expected > 0].min())
         check_tree(other)
 
 
@@ -287,15 +310,21 @@ def test_what_is_promised_of_a_batch_with_repeated_indices_is_true(monkeypatch):
     ascend, seen = _levels.ascend, []
 
     def spy(levels, target, *rest):
-        seen.append(np.asarray(target))
+        seen.append(target)
         return ascend(levels, target, *rest)
 
     monkeypatch.setattr(_levels, "ascend", spy)
     indices = np.array([3, 3, 0, 7, 3, 0, -1, 9])
-    with jax.disable_jit():
-        sum_tree.update(sum_tree.init(8, track_minimum=True), indices, np.arange(8.0))
-    assert len(seen) == 2
-    for target in seen:
+
+    @jax.jit
+    def run(indices, values):
+        with jax.disable_jit():  # what is seen belongs to this program
+            sum_tree.update(sum_tree.init(8, track_minimum=True), indices, values)
+        return seen
+
+    targets = jax.device_get(run(indices, np.arange(8.0)))
+    assert len(targets) == 2
+    for target in targets:
         written = target[target < 8]
         assert sorted(written) == [0, 3, 7]
         np.testing.assert_array_equal(np.flatnonzero(target < 8), [3, 4, 5])  # the last of each
@@ -307,11 +336,19 @@ def test_sampling_law_test_rejects_a_wrong_law():
     assert groups_p_value(draws, np.arange(1000), leaves) < 1e-4
 
 
+@jax.jit
+def draws_of_equal_leaves(seed, bits):
+    """As many as there are leaves, stratified and systematic."""
+    tree, size = written(jnp.ones(bits[0].size)), bits[0].size
+    stratified = sum_tree.sample(tree, jax.random.key(seed), size, stratified=True)
+    return stratified, sum_tree.sample_with(tree, bits, stratified="systematic")
+
+
 @pytest.mark.parametrize("capacity", [1, 41, 64, 1000])
 def test_stratified_draws_come_one_from_each_stratum(capacity):
-    tree = tree_of(np.ones(capacity))
+    bits = np.zeros((2, capacity), np.uint32)
     for seed in range(5):
-        draws, values = sum_tree.sample(tree, jax.random.key(seed), capacity, stratified=True)
+        (draws, values), _ = draws_of_equal_leaves(np.uint32(seed), tuple(bits))
         np.testing.assert_array_equal(values, 1)
         np.testing.assert_array_equal(draws, np.arange(capacity))
 
@@ -324,12 +361,18 @@ def test_systematic_draws_are_equal_steps_from_one_offset(capacity, batch_size, 
     leaves = seeds.rng(1).exponential(size=capacity).astype(np.float32)
     leaves[seeds.rng(2).random(capacity) < 0.2] = 0
     leaves[0] = 1
-    tree, num_offsets = tree_of(leaves, fanout=fanout), 64
+    num_offsets = 64
     offsets = (np.arange(num_offsets, dtype=np.uint32) << 26) + np.uint32(2**25)
     coarse = seeds.rng(3).integers(0, 2**32, (num_offsets, batch_size), np.uint32)
     coarse[:, 0] = offsets  # the other rows' do not count
     bits = coarse, np.zeros_like(coarse)
-    found, values = jax.jit(jax.vmap(lambda *bits: sum_tree.sample_with(tree, bits, stratified="systematic")))(*bits)
+
+    @jax.jit
+    def draw(leaves, bits):
+        tree = written(leaves, fanout=fanout)
+        return jax.vmap(lambda *bits: sum_tree.sample_with(tree, bits, stratified="systematic"))(*bits)
+
+    found, values = draw(leaves, bits)
     np.testing.assert_array_equal(values, leaves[found])
     edges = np.cumsum(leaves, dtype=np.float64)
     prefix = (np.arange(batch_size) + offsets[:, None] / 2**32) * edges[-1] / batch_size
@@ -348,7 +391,7 @@ def test_systematic_draws_are_equal_steps_from_one_offset(capacity, batch_size, 
 @pytest.mark.parametrize("offset", [0, 1, 2**31, 2**32 - 1])
 def test_as_many_systematic_draws_as_equal_leaves_find_each_once(capacity, offset):
     bits = np.full((2, capacity), offset, np.uint32)
-    draws, values = sum_tree.sample_with(tree_of(np.ones(capacity)), tuple(bits), stratified="systematic")
+    _, (draws, values) = draws_of_equal_leaves(np.uint32(0), tuple(bits))
     np.testing.assert_array_equal(values, 1)
     np.testing.assert_array_equal(draws, np.arange(capacity))
 

@@ -183,11 +183,16 @@ def test_an_empty_buffer_draws_nothing(name, sampler):
     state, key = buffer.init(batch), jax.random.key(0)
     rejects("cannot sample from an empty buffer; add items first", buffer.sample, state, key, 8)
     assert (buffer.is_empty(state), buffer.can_sample(state)) == (True, False)
-    sample = jax.jit(buffer.sample, static_argnums=2)(state, key, 8)
+
+    def draw(state):
+        sample = buffer.sample(state, key, 8)
+        return sample, buffer.is_empty(buffer.update(state, sample.indices, np.ones(8, np.float32)))
+
+    sample, is_empty = jax.jit(draw)(state)
     np.testing.assert_array_equal(sample.indices, -1)
     for x in (sample.weights, sample.probabilities, *jax.tree.leaves(sample.items)):
         np.testing.assert_array_equal(x, 0)
-    assert buffer.is_empty(buffer.update(state, sample.indices, np.ones(8, np.float32)))
+    assert is_empty
 
 
 @pytest.mark.parametrize(
@@ -198,15 +203,19 @@ def test_transitions_carry_the_weights_and_handles_of_their_draw(name, factor):
     buffer, x, key = make(SAMPLERS["prioritized"]()), np.arange(np.prod(shape) * 1.0).reshape(shape), jax.random.key(0)
     W = None if factor == 1 else np.full(shape, factor)
     batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=W)
-    state = buffer.add(buffer.init(batch), batch, *own_key(buffer, key))
-    handles = buffer.sample(state, key, 16).indices
-    state = buffer.update(state, handles, 1.0 + np.arange(16))
-    sample = buffer.sample(state, key, 16)
+
+    def draw(state):
+        state = buffer.add(state, batch, *own_key(buffer, key))
+        state = buffer.update(state, buffer.sample(state, key, 16).indices, 1.0 + np.arange(16))
+        sample = buffer.sample(state, key, 16)
+        return sample, buffer.get(state, sample.indices).S
+
+    sample, stored = jax.device_get(jax.jit(draw)(buffer.init(batch)))
     weights, handles = (np.broadcast_to(x, sample.items.S.T.shape).T for x in (sample.weights, sample.indices))
     assert len(np.unique(weights)) > 2
     np.testing.assert_allclose(sample.items.W, factor * weights)
     np.testing.assert_array_equal(sample.items.idx, handles)
-    np.testing.assert_array_equal(sample.items.S, buffer.get(state, sample.indices).S)
+    np.testing.assert_array_equal(sample.items.S, stored)
 
 
 def places(state):

@@ -259,7 +259,10 @@ def test_wrong_arguments_of_sequence_transitions():
         ({"n": np.ones(2, np.int32), "gamma": 0.9, "max_n": 2}, r"n: got int32\[2\], expected an int32\[\]"),
         ({"n": jnp.asarray(np.float32(1)), "gamma": 0.9, "max_n": 2}, r"n: got float32\[\], expected an int32\[\]"),
         ({"n": 1, "gamma": jnp.asarray(np.ones(3)), "max_n": 2}, r"gamma: got float\d+\[3\], expected one number"),
-        ({"n": 1, "gamma": jnp.asarray(np.ones((2, 1))), "max_n": 2}, r"gamma: got float\d+\[2, 1\], expected one number"),
+        (
+            {"n": 1, "gamma": jnp.asarray(np.ones((2, 1))), "max_n": 2},
+            r"gamma: got float\d+\[2, 1\], expected one number",
+        ),
         ({"n": 1, "gamma": np.array([0.9, 1.1])}, r"gamma=array.*: must be numbers in \[0, 1\]"),
         ({"n": 1}, r"gamma=None: must be a number in \[0, 1\], .* or give discounts, one per step"),
         ({"n": 1, "gamma": 0.9, "discounts": x}, "gamma: steps have discounts of their own; give gamma=None"),

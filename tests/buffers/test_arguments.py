@@ -1,5 +1,6 @@
 import copy
 import dataclasses
+import functools
 import inspect
 import pickle
 
@@ -72,23 +73,25 @@ def test_what_must_not_be_traced_says_what_else_to_do(make, message):
 @pytest.mark.versions
 @pytest.mark.parametrize("key", [0, None, np.float32(0.5), "two keys", "a vector of them"])
 def test_what_is_no_key_is_refused_as_such(key):
-    key = {"two keys": jax.random.split(jax.random.key(0)), "a vector of them": jax.random.key(0)[None]}.get(key, key)
-    buffer, steps = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2, hindsight=True), jnp.zeros((3, 2))
+    """Nothing is compiled."""
+    if isinstance(key, str):
+        key = jax.random.wrap_key_data(np.zeros((2 if key == "two keys" else 1, 2), np.uint32))
+    buffer, steps = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2, hindsight=True), np.zeros((3, 2))
     prioritized, pools = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized()), jr.DifficultyPools(tasks_per_env=(4,))
     sharded, mixture = over_devices(buffer, 2), jr.Mixture(buffers=(buffer, buffer))
-    state, items = buffer.add(buffer.init(steps), steps), jnp.zeros(3)
-    leaf = prioritized.add(prioritized.init(items), items)
-    tree = jr.sum_tree.update(jr.sum_tree.init(4), jnp.arange(3), jnp.ones(3))
+    reservoir, items = jr.ReservoirBuffer(capacity=4), np.zeros(3)
+    state, leaf, shards = ones(buffer, steps), ones(prioritized, items), ones(sharded, steps)
+    tree = jax.tree.map(np.ones_like, jr.sum_tree.init(4))
     for call in (
         lambda: buffer.sample(state, key, 2),
         lambda: jax.jit(lambda: buffer.sample(state, key, 2))(),
         lambda: prioritized.sample(leaf, key, 2),
         lambda: buffer.epoch(state, key, 2, step=0),
-        lambda: buffer.later(state, key, buffer.newest(state, 2)),
-        lambda: sharded.sample(sharded.add(sharded.init(steps), steps), key, 2),
+        lambda: buffer.later(state, key, np.arange(2)),
+        lambda: sharded.sample(shards, key, 2),
         lambda: mixture.sample((state, state), key, 2),
-        lambda: jr.ReservoirBuffer(capacity=4).add(jr.ReservoirBuffer(capacity=4).init(items), items, key),
-        lambda: pools.sample(pools.init(), key, 2),
+        lambda: reservoir.add(ones(reservoir, items), items, key),
+        lambda: pools.sample(ones(pools), key, 2),
         lambda: jr.sum_tree.sample(tree, key, 2),
         lambda: jr.hindsight(key, {"achieved_goal": steps, "desired_goal": steps}, items, lambda a, d: a),
     ):
@@ -164,9 +167,12 @@ class Hooked(jr.Uniform):
         return state
 
 
-def empty(config, *like):
+def empty(config, *like, fill=np.zeros):
     """A state of NumPy arrays, so that nothing is compiled."""
-    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(config.init, *like))
+    return jax.tree.map(lambda x: fill(x.shape, x.dtype), jax.eval_shape(config.init, *like))
+
+
+ones = functools.partial(empty, fill=np.ones)  # a state with items
 
 
 def test_a_state_that_is_forgotten_or_swapped_with_the_key_is_named():
@@ -212,11 +218,15 @@ def test_what_is_no_sampler_is_refused_at_once(make, sampler):
 
 
 def integers(values, kind, like):
-    """Of `values` those that fit `kind`, as a vector of `like`; None where JAX has no such type."""
+    """Of `values` those that fit `kind`, then 100s, so that there are as many of each kind, as a vector of `like`.
+
+    None where JAX has no such type.
+    """
     info = np.iinfo(kind)
     if like is jnp and info.bits == 64 and not jax.config.jax_enable_x64:
         return None
-    return like.asarray(np.array([x for x in values if info.min <= x <= info.max], kind))
+    fit = [x for x in values if info.min <= x <= info.max]
+    return like.asarray(np.array([*fit, *[100] * (len(values) - len(fit))], kind))
 
 
 KINDS = ["int8", "uint32", "uint64", *map(rarely, ["int16", "int32", "int64", "uint8", "uint16"])]
@@ -225,10 +235,17 @@ MANY += [2**32, 2**32 + 3, 2**63 - 1, 2**63, 2**63 + 3, 2**64 - 1, -128, -(2**31
 BUFFER = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(), donate=False)
 
 
+@functools.cache
 def stored():
     """Items 10, 20, ..., of which handles 2 to 5 are stored."""
     state = BUFFER.init(10 * np.arange(3))
     return BUFFER.add(BUFFER.add(state, 10 * np.arange(1, 4)), 10 * np.arange(4, 7))
+
+
+@jax.jit
+def get_traced(state, handles):
+    """Of all handles at once, and one by one under `jax.vmap`."""
+    return BUFFER.get(state, handles), jax.vmap(BUFFER.get, in_axes=(None, 0))(state, handles[:, None])[:, 0]
 
 
 @pytest.mark.versions
@@ -245,14 +262,24 @@ def test_handles_of_any_integers_are_the_numbers_that_they_are(kind, like):
     np.testing.assert_array_equal(BUFFER.get(state, handles), expected)
     told = np.where(expected, 2.0, np.nan)  # refused, and counted, where it names an item
     updated, written = BUFFER.update(state, handles, told), BUFFER.set(state, handles, np.arange(1, told.size + 1))
-    assert updated.sampler.rejected == 0
+    assert np.asarray(updated.sampler.rejected) == 0
     assert np.all(leaves_of(updated.sampler.tree) > 1.4)
     order = [list(values).index(x) + 1 for x in range(2, 6)]
     np.testing.assert_array_equal(BUFFER.get(written, BUFFER.newest(written, 4)), order)
     if like is jnp:  # of a NumPy array a program of one's own has already dropped what does not fit
-        np.testing.assert_array_equal(jax.jit(BUFFER.get)(state, handles), expected)
-        mapped = jax.vmap(BUFFER.get, in_axes=(None, 0))(state, handles[:, None])
-        np.testing.assert_array_equal(np.asarray(mapped)[:, 0], expected)
+        for found in get_traced(state, handles):
+            np.testing.assert_array_equal(found, expected)
+
+
+def draws(state, number):
+    key = jax.random.key(0)
+    return BUFFER.sample(state, key, 64, max_age=number).age, BUFFER.epoch(state, key, 2, step=number).indices
+
+
+@jax.jit
+def draws_traced(state, numbers):
+    """For one number after another, and for all under `jax.vmap`."""
+    return jax.lax.map(lambda x: draws(state, x), numbers), jax.vmap(lambda x: draws(state, x))(numbers)
 
 
 @pytest.mark.versions
@@ -260,36 +287,40 @@ def test_handles_of_any_integers_are_the_numbers_that_they_are(kind, like):
 @pytest.mark.parametrize("kind", KINDS)
 def test_ages_and_steps_of_any_integers_are_the_numbers_that_they_are(kind, like):
     state, key = stored(), jax.random.key(0)
-    passes = {step: BUFFER.epoch(state, key, 2, step=step).indices for step in range(2)}
+    passes = {step: np.asarray(BUFFER.epoch(state, key, 2, step=step).indices) for step in range(2)}
     numbers = integers(MANY, kind, like)
     if numbers is None:
         return
 
-    def draws(number):
-        return BUFFER.sample(state, key, 64, max_age=number).age, BUFFER.epoch(state, key, 2, step=number).indices
+    def check(value, ages, indices):
+        np.testing.assert_array_equal(np.unique(ages), np.arange(min(value, 4)) if value > 0 else [-1])
+        np.testing.assert_array_equal(indices, passes.get(value, [-1, -1]))
 
-    jitted, seen = jax.jit(draws), set()
-    for value, number in zip(np.asarray(numbers).tolist(), numbers, strict=True):
+    taken = []
+    for number in np.asarray(numbers):
+        value = int(number)
         if like is np and not 1 <= value < 2**31:  # refused, where the value is at hand
-            rejects(r"max_age=.*: must be an integer from 1 to 2147483647", draws, number)
+            rejects(r"max_age=.*: must be an integer from 1 to 2147483647", draws, state, number)
             continue
-        for ages, indices in (draws(number), jitted(number)):
-            np.testing.assert_array_equal(np.unique(ages), np.arange(min(value, 4)) if value > 0 else [-1])
-            np.testing.assert_array_equal(indices, passes.get(value, [-1, -1]))
-        seen.add(value)
-    assert {1, 2, 3, 127} < seen
-    if like is jnp:
-        ages, indices = jax.device_get(jax.vmap(draws)(numbers))
-        for value, found, rows in zip(np.asarray(numbers).tolist(), ages, indices, strict=True):
-            np.testing.assert_array_equal(np.unique(found), np.arange(min(value, 4)) if value > 0 else [-1])
-            np.testing.assert_array_equal(rows, passes.get(value, [-1, -1]))
+        check(value, *draws(state, like.asarray(number)[()]))
+        taken.append(number)
+    assert {1, 2, 3, 127} < set(map(int, taken))
+    taken = np.resize(taken, len(MANY))
+    for found in draws_traced(state, taken):
+        for value, ages, indices in zip(taken.tolist(), *jax.device_get(found), strict=True):
+            check(value, ages, indices)
 
 
-@pytest.mark.parametrize("max_age", [2, np.int8(2), np.array(2)])
-def test_numbers_are_taken_where_nothing_is_compiled(max_age):
-    """As one does to find an error."""
+def test_numbers_are_taken_where_nothing_is_compiled():
+    """As one does to find an error. Here all but the outermost call, so that it is one program."""
     buffer, numbers = jr.ReplayBuffer(capacity=4), np.arange(4)
     state = buffer.add(buffer.init(numbers), numbers)
-    with jax.disable_jit():
-        drawn = buffer.sample(state, jax.random.key(0), 20, max_age=max_age)
-    assert set(drawn.age.tolist()) == {0, 1}
+
+    @jax.jit
+    def drawn(state):
+        with jax.disable_jit():
+            key, numbers = jax.random.key(0), (2, np.int8(2), np.array(2))
+            return [buffer.sample(state, key, 20, max_age=number).age for number in numbers]
+
+    for ages in drawn(state):
+        assert set(ages.tolist()) == {0, 1}

@@ -67,8 +67,7 @@ class Case:
         self.batch = lambda t: items(t, *shape)
         self.spec = jax.eval_shape(lambda: self.batch(0))
         self.batches = stack(*[self.batch(t) for t in range(STEPS)])
-        self.scan = jax.jit(self.run)
-        self.vmapped = jax.jit(jax.vmap(self.run))
+        self.seeds = jax.jit(lambda seeds: (lax.map(self.run, seeds), jax.vmap(self.run)(seeds)))
 
     def step(self, state, batch, key):
         """A replay step: add, sample, update, for one seed."""
@@ -77,15 +76,19 @@ class Case:
         state = self.buffer.update(state, sample.indices, jax.random.normal(key, (8,)))
         return state, sample
 
-    def run(self, key):
-        state, keys = self.init(self.spec), jax.random.split(key, STEPS)
+    def run(self, seed):
+        state, keys = self.init(self.spec), jax.random.split(jax.random.key(seed), STEPS)
         return lax.scan(lambda s, x: self.step(s, *x), state, (self.batches, keys))
 
     @functools.cached_property
+    def by_seed(self):
+        """The states and the samples, on the host, of scans one after another, and of the same under `jax.vmap`."""
+        return jax.device_get(self.seeds(np.arange(SEEDS)))
+
+    @functools.cached_property
     def scanned(self):
-        """The state and the samples, on the host, of a scan with key 0."""
-        state, samples = self.scan(jax.random.key(0))
-        return state, jax.device_get(samples)
+        """The state, and the samples on the host, of the scan with seed 0."""
+        return at(self.by_seed[0], 0)
 
 
 @functools.cache
@@ -138,10 +141,8 @@ def test_eager_calls_equal_a_scan(case):
 
 
 def test_vmap_over_seeds_equals_a_loop_bit_for_bit(case):
-    keys = jax.random.split(jax.random.key(2), SEEDS)
-    vmapped = jax.device_get(case.vmapped(keys))
     for seed in range(SEEDS):
-        mapped, alone = at(vmapped, seed), jax.device_get(case.scan(keys[seed]))
+        alone, mapped = (at(found, seed) for found in case.by_seed)
         sampler = getattr(getattr(case.buffer, "buffer", case.buffer), "sampler", None)
         if isinstance(sampler, jr.Recent):  # its probabilities are powers, whose last bit XLA leaves open
             names = "probabilities", "weights"
@@ -153,8 +154,9 @@ def test_vmap_over_seeds_equals_a_loop_bit_for_bit(case):
 
 @pytest.mark.parametrize("buffer", [name if name == "replay" else rarely(name) for name in BUFFERS])
 def test_one_seed_under_vmap_is_the_seed_alone(buffer):
-    case, keys = make_case(buffer, "global"), jax.random.split(jax.random.key(2), 1)
-    chex.assert_trees_all_equal(at(jax.device_get(case.vmapped(keys)), 0), case.scan(keys[0]))
+    case = make_case(buffer, "global")
+    one = jax.jit(jax.vmap(case.run))(np.arange(1))
+    chex.assert_trees_all_equal(at(jax.device_get(one), 0), case.scanned)
 
 
 def test_drawn_items_are_the_stored_ones(case):
@@ -183,11 +185,16 @@ def test_an_empty_buffer_draws_nothing(name, sampler):
     state, key = buffer.init(batch), jax.random.key(0)
     rejects("cannot sample from an empty buffer; add items first", buffer.sample, state, key, 8)
     assert (buffer.is_empty(state), buffer.can_sample(state)) == (True, False)
-    sample = jax.jit(buffer.sample, static_argnums=2)(state, key, 8)
+
+    def draw(state):
+        sample = buffer.sample(state, key, 8)
+        return sample, buffer.is_empty(buffer.update(state, sample.indices, np.ones(8, np.float32)))
+
+    sample, is_empty = jax.jit(draw)(state)
     np.testing.assert_array_equal(sample.indices, -1)
     for x in (sample.weights, sample.probabilities, *jax.tree.leaves(sample.items)):
         np.testing.assert_array_equal(x, 0)
-    assert buffer.is_empty(buffer.update(state, sample.indices, np.ones(8, np.float32)))
+    assert is_empty
 
 
 @pytest.mark.parametrize(
@@ -198,15 +205,19 @@ def test_transitions_carry_the_weights_and_handles_of_their_draw(name, factor):
     buffer, x, key = make(SAMPLERS["prioritized"]()), np.arange(np.prod(shape) * 1.0).reshape(shape), jax.random.key(0)
     W = None if factor == 1 else np.full(shape, factor)
     batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=W)
-    state = buffer.add(buffer.init(batch), batch, *own_key(buffer, key))
-    handles = buffer.sample(state, key, 16).indices
-    state = buffer.update(state, handles, 1.0 + np.arange(16))
-    sample = buffer.sample(state, key, 16)
+
+    def draw(state):
+        state = buffer.add(state, batch, *own_key(buffer, key))
+        state = buffer.update(state, buffer.sample(state, key, 16).indices, 1.0 + np.arange(16))
+        sample = buffer.sample(state, key, 16)
+        return sample, buffer.get(state, sample.indices).S
+
+    sample, stored = jax.device_get(jax.jit(draw)(buffer.init(batch)))
     weights, handles = (np.broadcast_to(x, sample.items.S.T.shape).T for x in (sample.weights, sample.indices))
     assert len(np.unique(weights)) > 2
     np.testing.assert_allclose(sample.items.W, factor * weights)
     np.testing.assert_array_equal(sample.items.idx, handles)
-    np.testing.assert_array_equal(sample.items.S, buffer.get(state, sample.indices).S)
+    np.testing.assert_array_equal(sample.items.S, stored)
 
 
 def places(state):
@@ -247,7 +258,7 @@ def test_equal_configs_are_equal_static_arguments(buffer, sampler):
 def test_changing_the_sampler_is_the_whole_switch(buffer):
     """The same agent code runs with every sampler and gives the same shapes."""
     names = [name for kind, name in PAIRS if kind == buffer]
-    shapes = [types(jax.eval_shape(make_case(buffer, name).run, jax.random.key(0))[1]) for name in names]
+    shapes = [types(jax.eval_shape(make_case(buffer, name).run, 0)[1]) for name in names]
     assert all(shape == shapes[0] for shape in shapes)
 
 
@@ -262,7 +273,7 @@ def strict():
 @pytest.mark.parametrize(("buffer", "sampler"), [pair if pair in ALWAYS else rarely(pair) for pair in PAIRS])
 def test_buffers_run_under_strict_settings(buffer, sampler):
     """Traced anew, as the settings are a part of what programs are kept by."""
-    jax.eval_shape(Case(buffer, sampler).run, jax.random.key(0))
+    jax.eval_shape(Case(buffer, sampler).run, 0)
 
 
 CHECKS = {

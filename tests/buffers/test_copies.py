@@ -4,6 +4,8 @@ On a CPU a program, and an array made of NumPy's, may lie in the caller's memory
 gives another result in nearly every try.
 """
 
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -34,11 +36,13 @@ def keep_busy(x):
 
 
 def with_state(buffer, call, width=32):
-    rows = np.zeros((B, width), np.float32)
-    steps = rows[None] if isinstance(buffer, jr.SequenceBuffer) else rows
-    state = buffer.init(steps)
-    state = buffer.add(state, steps, KEY) if isinstance(buffer, jr.ReservoirBuffer) else buffer.add(state, steps)
-    return lambda x: call(buffer, state, x)
+    @functools.cache  # not made where its test does not run
+    def stored():
+        rows = np.zeros((B, width), np.float32)
+        steps = rows[None] if isinstance(buffer, jr.SequenceBuffer) else rows
+        return buffer.add(buffer.init(steps), steps, *([KEY] if isinstance(buffer, jr.ReservoirBuffer) else []))
+
+    return lambda x: call(buffer, stored(), x)
 
 
 def replay(call, width=32):
@@ -52,8 +56,8 @@ def traced(x):
 
 def pools(tasks):
     config = jr.DifficultyPools(tasks_per_env=(B,), easy_threshold=0.5, donate=False)
-    state = config.init()
-    return lambda x: config.update(state, tasks, x)[0].pool
+    empty = functools.cache(config.init)
+    return lambda x: config.update(empty(), tasks, x)[0].pool
 
 
 def goals(x):
@@ -84,7 +88,7 @@ CALLS = {
     "rollout": lambda x: jr.n_step_transitions(x, x, x, x > 9, x > 9, x, n=1, gamma=0.9)[0].S,
     "sequences": lambda x: jr.sequence_transitions(x, x, x, x > 9, x > 9, n=1, gamma=0.9)[0].S,
     "pools": pools(np.arange(B)),
-    "tasks on a device": pools(jnp.arange(B)),
+    "tasks on a device": pools(jnp.asarray(np.arange(B))),
     "frames": lambda x: jr.stack_frames(x[..., None], np.zeros(x.shape, bool), 2),
     "priority": jr.sequence_priority,
     "goals": goals,
@@ -105,7 +109,7 @@ def check(call, x):
     assert not np.array_equal(call(x), expected)  # the result tells what was read
     for _ in range(TRIES):
         x[:] = 1
-        keep_busy(jnp.ones((64, 64)))
+        keep_busy(np.ones((64, 64), np.float32))
         found = call(x)
         x[:] = 0
         np.testing.assert_array_equal(found, expected)
@@ -141,9 +145,10 @@ def pointers(tree):
 
 SAMPLER = {"sampler": jr.Prioritized(), "max_uses": 2}
 OF_SEQUENCES = jr.SequenceBuffer(length=4, num_envs=2, sequence_length=2, windows="episodes", hindsight=True, **SAMPLER)
-ROWS, STEPS = {"x": jnp.ones((2, 3))}, {"x": jnp.ones((1, 2, 3))}
+ROWS, STEPS, FLAG, NUMBER = jax.jit(  # arrays of a program: they lie in no memory of NumPy
+    lambda: ({"x": jnp.ones((2, 3))}, {"x": jnp.ones((1, 2, 3))}, jnp.zeros(2, bool), jnp.ones(2))
+)()
 REPLAY = jr.ReplayBuffer(capacity=4, **SAMPLER)
-FLAG, NUMBER = jnp.zeros(2, bool), jnp.ones(2)
 STEP = {"s": ROWS, "a": NUMBER, "r": NUMBER, "terminated": FLAG, "truncated": FLAG, "s_next": ROWS}
 STEP |= {"logp": NUMBER, "w": NUMBER}
 INITS = {  # configurations of every class with `init`, and arguments

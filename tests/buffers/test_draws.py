@@ -101,6 +101,14 @@ def test_law_of_the_newest_items(sampler, num_added, num_shards):
             assert chisquare(np.bincount(found, minlength=num_added)[may], batch_size * law[may]).pvalue > 2e-5
 
 
+@functools.partial(jax.jit, static_argnums=4)
+def draws_of_a_run(tree, start, size, key, count):
+    """Of the tree restricted: total, minimum where it is tracked, and draws independent and stratified."""
+    tree = sum_tree.restrict(tree, start, size)
+    draws = [sum_tree.sample(tree, key, count, stratified=stratified) for stratified in (False, True)]
+    return sum_tree.total(tree), None if tree.minima is None else sum_tree.minimum(tree), draws
+
+
 @settings(max_examples=30)
 @given(
     fanout=st.sampled_from([8, 128]),
@@ -112,13 +120,14 @@ def test_a_restricted_tree_equals_a_tree_of_the_run_alone(fanout, start, size, z
     rng = seeds.rng(1000 * start + size)
     leaves = (rng.lognormal(sigma=4, size=300) * (rng.random(300) >= zeros)).astype(np.float32)
     run = (start + np.arange(size)) % 300
-    tree = sum_tree.restrict(tree_of(leaves, fanout=fanout, track_minimum=True), jnp.int32(start), jnp.int32(size))
-    np.testing.assert_allclose(sum_tree.total(tree), leaves[run].sum(dtype=np.float64), rtol=1e-5)
+    tree = tree_of(leaves, fanout=fanout, track_minimum=True)
+    key = jax.random.key(size)
+    total, minimum, found = jax.device_get(draws_of_a_run(tree, np.int32(start), np.int32(size), key, 64))
+    np.testing.assert_allclose(total, leaves[run].sum(dtype=np.float64), rtol=1e-5)
     positive = leaves[run][leaves[run] > 0]
-    assert sum_tree.minimum(tree) == positive.min(initial=np.inf)
+    assert minimum == positive.min(initial=np.inf)
     if len(positive):
-        for stratified in (False, True):
-            draws, values = sum_tree.sample(tree, jax.random.key(size), 64, stratified=stratified)
+        for draws, values in found:
             assert np.all(np.isin(draws, run[leaves[run] > 0]))
             np.testing.assert_array_equal(values, leaves[draws])
 
@@ -131,11 +140,10 @@ def test_short_runs_of_large_trees_are_exact(power):
     leaves = np.full(capacity, 1e6, np.float32)
     run = (start + np.arange(size)) % capacity
     leaves[run] = seeds.rng(0).lognormal(size=size)
-    tree = sum_tree.restrict(tree_of(leaves), jnp.int32(start), jnp.int32(size))
+    total, _, found = draws_of_a_run(tree_of(leaves), np.int32(start), np.int32(size), seeds.key(0), 150_000)
     mass = leaves[run].sum(dtype=np.float64)
-    np.testing.assert_allclose(sum_tree.total(tree), mass, rtol=1e-6)
-    for stratified in (False, True):
-        draws, _ = sum_tree.sample(tree, seeds.key(0), 150_000, stratified=stratified)
+    np.testing.assert_allclose(total, mass, rtol=1e-6)
+    for stratified, (draws, _) in zip((False, True), found, strict=True):
         counts = np.bincount((np.asarray(draws) - start) % capacity, minlength=size)
         assert len(counts) == size
         assert chisquare(counts, 150_000 * leaves[run] / mass).pvalue > (1e-4 if not stratified else 0.5)
@@ -144,7 +152,7 @@ def test_short_runs_of_large_trees_are_exact(power):
 def test_nothing_is_young_enough_where_a_traced_bound_says_so():
     for sampler in (jr.Uniform(), PER()):
         buffer, state, _ = replay(sampler, 10)
-        drawn = jax.jit(buffer.sample, static_argnums=2)(state, jax.random.key(0), 4, max_age=jnp.int32(0))
+        drawn = jax.jit(buffer.sample, static_argnums=2)(state, jax.random.key(0), 4, max_age=np.int32(0))
         for x, value in ((drawn.indices, -1), (drawn.age, -1), (drawn.weights, 0), (drawn.probabilities, 0)):
             np.testing.assert_array_equal(x, np.full(4, value))
 
@@ -188,8 +196,8 @@ def test_draws_without_replacement_are_distinct_and_every_set_is_equally_likely(
     buffer, state, _ = replay(SAMPLERS["distinct"], 30)
     keys = jax.random.split(seeds.key(0), 65_000)
     for draw in (lambda key: buffer.sample(state, key, 3), lambda key: buffer.epoch(state, key, 3, step=7)):
-        drawn = jax.vmap(draw)(keys)
-        ids = np.asarray(drawn.items["id"]) - 6
+        drawn = jax.device_get(jax.jit(jax.vmap(draw))(keys))
+        ids = drawn.items["id"] - 6
         assert np.all((ids[:, 0] != ids[:, 1]) & (ids[:, 0] != ids[:, 2]) & (ids[:, 1] != ids[:, 2]))
         for one, other in ((0, 1), (1, 2), (0, 2)):
             counts = np.bincount(ids[:, one] * 24 + ids[:, other], minlength=24 * 24).reshape(24, 24)
@@ -203,8 +211,8 @@ def test_rows_beyond_what_is_stored_are_empty():
     batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x)
     buffer = jr.ReplayBuffer(capacity=24, sampler=SAMPLERS["distinct"])
     state = buffer.add(buffer.init(batch), batch)
-    drawn = buffer.sample(state, jax.random.key(0), 12)
-    assert sorted(np.asarray(drawn.indices)[:8].tolist()) == list(range(8))
+    drawn = jax.device_get(buffer.sample(state, jax.random.key(0), 12))
+    assert sorted(drawn.indices[:8].tolist()) == list(range(8))
     for x in (drawn.indices, drawn.age, drawn.items.idx):
         np.testing.assert_array_equal(x[8:], -1)
     for x in (drawn.weights, drawn.probabilities, drawn.items.W):
@@ -245,13 +253,18 @@ def filled(name, steps):
 
 def test_the_key_of_an_epoch_may_be_used_again():
     """Which the check for reused keys must not take for a mistake."""
-    buffer, state = filled("replay", 4)
+    buffer, batch = BUFFERS["replay"]
+    state, key = jax.eval_shape(buffer.init, batch(0)[0]), jax.random.key(0)
+
+    def one_by_one(state, key):
+        return [buffer.epoch(state, key, 4, step=step).indices for step in range(2)]
+
+    def mapped(state, key):
+        return jax.lax.map(lambda step: buffer.epoch(state, key, 4, step=step).indices, np.arange(2))
+
     with jax.debug_key_reuse(True):
-        jax.jit(lambda key: [buffer.epoch(state, key, 4, step=step).indices for step in range(2)])(jax.random.key(0))
-        steps = jnp.arange(2)
-        jax.jit(lambda key: jax.lax.map(lambda step: buffer.epoch(state, key, 4, step=step).indices, steps))(
-            jax.random.key(0)
-        )
+        for passes in (one_by_one, mapped):
+            jax.jit(passes).trace(state, key)
 
 
 @pytest.mark.versions
@@ -259,17 +272,15 @@ def test_the_key_of_an_epoch_may_be_used_again():
 def test_eager_equals_jit_equals_vmap(name):
     buffer = BUFFERS[name][0]
 
-    def draws(state, key, bound):
-        one, other = jax.random.split(key)
-        young = buffer.sample(state, one, 4, max_age=bound)
-        return young, buffer.epoch(state, other, 4, step=bound), buffer.num_batches(state, 4)
+    def draws(state, seed, bound):
+        key = jax.random.key(seed)
+        young = buffer.sample(state, key, 4, max_age=bound)
+        return young, buffer.epoch(state, key, 4, step=bound), buffer.num_batches(state, 4)
 
-    states, keys, bounds = zip(
-        *((filled(name, t)[1], jax.random.key(t), np.int32(t - 2)) for t in (3, 4, 5)), strict=True
-    )
-    vmapped = jax.device_get(jax.vmap(draws)(stack(*states), jnp.stack(keys), np.stack(bounds)))
+    arguments_of = [(filled(name, t)[1], np.int32(t), np.int32(t - 2)) for t in (3, 4, 5)]
+    vmapped = jax.device_get(jax.jit(jax.vmap(draws))(*stack(*arguments_of)))
     jitted = jax.jit(draws)
-    for i, arguments in enumerate(zip(states, keys, bounds, strict=True)):
+    for i, arguments in enumerate(arguments_of):
         eager = draws(*arguments)
         chex.assert_trees_all_equal(eager, jitted(*arguments))
         chex.assert_trees_all_equal(eager, at(vmapped, i))
@@ -288,7 +299,7 @@ def test_draws_run_under_strict_settings(name):
 
     with jax.numpy_rank_promotion("raise"), jax.numpy_dtype_promotion("strict"):
         state = jax.eval_shape(buffer.init, batch(0)[0])
-        jax.eval_shape(draw, state, jax.random.key(0), jnp.int32(2))
+        jax.eval_shape(draw, state, jax.random.key(0), np.int32(2))
 
 
 @pytest.mark.versions
@@ -301,10 +312,10 @@ def test_wrong_arguments():
     rejects('stride=2: must be 1 with windows="episodes"', sequence, windows="episodes", stride=2)
     rejects("max_age=0: must be an integer from 1", buffer.sample, state, key, 4, max_age=0)
     rejects(r"max_age=2\.5: must be an integer", buffer.sample, state, key, 4, max_age=2.5)
-    rejects(r"max_age: got int32\[2\]", buffer.sample, state, key, 4, max_age=jnp.ones(2, jnp.int32))
-    rejects(r"max_age: got float32\[\]", buffer.sample, state, key, 4, max_age=jnp.float32(2))
+    rejects(r"max_age: got int32\[2\]", buffer.sample, state, key, 4, max_age=jnp.asarray(np.ones(2, np.int32)))
+    rejects(r"max_age: got float32\[\]", buffer.sample, state, key, 4, max_age=jnp.asarray(np.float32(2)))
     rejects("step=-1: must be an integer from 0", buffer.epoch, state, key, 4, step=-1)
-    rejects(r"step: got int32\[3\]", buffer.epoch, state, key, 4, step=jnp.zeros(3, jnp.int32))
+    rejects(r"step: got int32\[3\]", buffer.epoch, state, key, 4, step=jnp.asarray(np.zeros(3, np.int32)))
     rejects("batch_size=0: must be an integer from 1", buffer.epoch, state, key, 0, step=0)
     rejects("batch_size=0: must be an integer from 1", buffer.num_batches, state, 0)
     rejects("cannot sample from an empty buffer", buffer.epoch, buffer.init(tagged(0, 8)), key, 4, step=0)

@@ -11,7 +11,7 @@ from helpers import over_devices, rarely
 
 import jaxreplay as jr
 
-KEY, ROWS = jax.random.key(0), jnp.arange(4)
+KEY, ROWS = jax.random.key(0), np.arange(4)
 CHANGES = {"init", "add", "end_streams", "update", "set", "recycle", "remap", "reset_metrics"}
 ARGUMENTS = {
     "sample": (KEY, 4),
@@ -45,7 +45,8 @@ def added(buffer, state):
     """The state after an insertion, which donates it."""
     first = buffer.buffers[0] if isinstance(buffer, jr.Mixture) else buffer
     source = (0,) if isinstance(buffer, jr.Mixture) else ()
-    rows = jnp.arange(4.0)[None] if _whole(first) == SEQUENCE else jnp.arange(4.0)
+    rows = np.arange(4.0, dtype=np.float32)
+    rows = rows[None] if _whole(first) == SEQUENCE else rows
     return buffer.add(state, *source, rows, *((KEY,) if _whole(first) == RESERVOIR else ()))
 
 
@@ -71,7 +72,7 @@ def look_ups(config, state):
 @pytest.mark.parametrize("name", [rarely(name) if name in RARE else name for name in BUFFERS])
 def test_a_look_up_outlives_the_state(name):
     buffer = BUFFERS[name]
-    state = added(buffer, buffer.init(jnp.zeros((1, 4) if "stream" in name or name == "sequence" else 4)))
+    state = added(buffer, buffer.init(np.zeros((1, 4) if "stream" in name or name == "sequence" else 4, np.float32)))
     found = look_ups(buffer, state)
     found["diagnostics"] = jr.diagnostics(buffer, state, KEY)
     found["bound"] = jr.bind(buffer, state).size()
@@ -84,9 +85,9 @@ def test_a_look_up_outlives_the_state(name):
 
 
 def test_a_look_up_of_stacked_states_outlives_them():
-    states = jax.vmap(REPLAY.init)(jnp.zeros((3, 4)))
+    states = jax.jit(jax.vmap(REPLAY.init))(np.zeros((3, 4), np.float32))
     found = jax.vmap(REPLAY.size)(states)
-    jax.vmap(lambda state: REPLAY.add(state, jnp.zeros(4)))(states)
+    jax.vmap(lambda state: REPLAY.add(state, np.zeros(4, np.float32)))(states)
     assert found.tolist() == [0, 0, 0]
 
 
@@ -95,6 +96,6 @@ def test_a_look_up_of_pools_outlives_the_state():
     state = pools.init()
     found = {name: x for name, x in look_ups(pools, state).items() if name != "sample"}
     found["sample"], found["diagnostics"] = pools.sample(state, KEY, 2), jr.diagnostics(pools, state)
-    pools.update(state, ROWS, jnp.ones((4, 2)))
+    pools.update(state, ROWS, np.ones((4, 2), np.float32))
     jax.tree.map(np.asarray, found)
     assert {"pool_of", "order", "metrics", "sample"} <= set(found)

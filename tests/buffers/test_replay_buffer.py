@@ -1,3 +1,5 @@
+import functools
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -8,9 +10,10 @@ import jaxreplay as jr
 from jaxreplay import sum_tree
 from jaxreplay._common import ring
 
-# Jitted: each shape compiles once, not each operation of it.
-total = jax.jit(sum_tree.total)
-handles_of = jax.jit(ring.handles, static_argnums=2)
+
+@functools.partial(jax.jit, static_argnums=1)
+def total_and_handles(state, capacity):
+    return sum_tree.total(state.sampler.tree), ring.handles(state.ring, np.arange(capacity), capacity)
 
 
 def test_buffer_push_and_sample_shapes():
@@ -85,10 +88,14 @@ def test_donate_false_and_outer_jit_keep_the_old_state():
 def test_handles_of_64_bits_do_not_wrap():
     buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(), donate=False)
     state = buffer.add(buffer.init(numbers(0, 4)), numbers(0, 4))
-    for handles in (np.array([2**32 + 3]), np.array([2**63 + 1], np.uint64), jnp.array([-(2**31) + 3])):
+    for handles in (
+        np.array([2**32 + 3]),
+        np.array([2**63 + 1], np.uint64),
+        jnp.asarray(np.array([-(2**31) + 3], np.int32)),
+    ):
         same = buffer.update(state, handles, np.array([50.0]))
         np.testing.assert_array_equal(leaves_of(same.sampler.tree), leaves_of(state.sampler.tree))
-        assert buffer.get(state, handles) == 0
+        assert np.asarray(buffer.get(state, handles)) == 0
     if jax.config.jax_enable_x64:
         same = buffer.update(state, jnp.array([2**32 + 3]), np.array([50.0]))
         np.testing.assert_array_equal(leaves_of(same.sampler.tree), leaves_of(state.sampler.tree))
@@ -108,7 +115,7 @@ def test_beta_of_a_draw_is_in_range(beta):
 def test_beta_of_a_draw_is_one_number():
     refuse_beta(lambda count: 0.5, r"beta=.*: must be a number in \[0, 1\]; a schedule")
     refuse_beta(np.ones(4), r"beta: got float64\[4\], expected one number for the whole batch")
-    refuse_beta(jnp.array(1j), r"beta: got complex.*\[\], expected one number")
+    refuse_beta(jnp.asarray(np.array(1j)), r"beta: got complex.*\[\], expected one number")
 
 
 def test_a_state_of_another_sampler_is_refused():
@@ -137,8 +144,8 @@ def test_coax_traces():
                 state = buffer.update(state, ids, np.pad(op["adv"], (0, rows)))
             leaves = leaves_of(state.sampler.tree)
             np.testing.assert_allclose(leaves, op["leaves"], rtol=1e-5)
-            np.testing.assert_allclose(total(state.sampler.tree), op["root"], rtol=1e-5)
-            handles = np.asarray(handles_of(state.ring, np.arange(case["capacity"]), case["capacity"]))
+            total, handles = jax.device_get(total_and_handles(state, case["capacity"]))
+            np.testing.assert_allclose(total, op["root"], rtol=1e-5)
             slot_ids = [-1 if i is None else i for i in op["slot_ids"]]
             np.testing.assert_array_equal(handles, slot_ids)
             np.testing.assert_array_equal(np.where(handles < 0, -1, state.storage), slot_ids)
@@ -214,12 +221,12 @@ def test_other_wrong_arguments():
     rejects("batch_size=0: must be an integer from 1 to 536870912, the number of draws", buffer.sample, state, key, 0)
     for batch_size in (-1, 2.0, 2**31):
         rejects(f"batch_size={batch_size}: must be an integer from 0", buffer.can_sample, state, batch_size)
-    for indices in (np.zeros(2), np.zeros((2, 1), np.int32), jnp.int32(1)):
+    for indices in (np.zeros(2), np.zeros((2, 1), np.int32), jnp.asarray(np.int32(1))):
         rejects(r"indices: got .*, expected a vector of integers", buffer.update, state, indices, np.zeros(2))
         rejects(r"indices: got .*, expected a vector of integers", buffer.get, state, indices)
     for td_errors in (np.zeros(3), np.zeros((2, 1)), np.zeros(2, bool)):
         rejects(r"td_errors: got .*, expected one number for each", buffer.update, state, numbers(0, 2), td_errors)
-    stacked = jax.vmap(lambda _: buffer.init(numbers(0, 2)))(np.arange(3))
+    stacked = jax.tree.map(lambda x: np.stack([x] * 3), jax.device_get(state))
     rejects(r"capacity=8: this state has a leading axis of 3; .* jax.vmap", buffer.sample, stacked, key, 2)
     rejects(r"a batch of items holds no arrays", buffer.init, {})
 

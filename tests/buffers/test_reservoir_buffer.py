@@ -15,11 +15,12 @@ from jaxreplay._common.random import random_integers64
 from jaxreplay.buffers import _reservoir
 
 slots_of = jax.jit(_reservoir._draw_slots, static_argnums=4)
+plus, product = jax.jit(_reservoir._plus), jax.jit(random_integers64)
 UNIFORM, PRIORITIZED = jr.Uniform(), jr.Prioritized(alpha=0.7)
 
 
 def words(number):
-    return jnp.array([number >> 32, number % 2**32], jnp.uint32)
+    return np.array([number >> 32, number % 2**32], np.uint32)
 
 
 # --- the law
@@ -75,7 +76,7 @@ COUNTS = [2**31 - 2**16, 2**32 - 2**16, 2**33 + 12345, rarely(2**30), rarely(2**
 def test_the_law_holds_for_billions_of_items(count):
     """Many rows, which begin below a power of two and end above it."""
     capacity, rows = 2**29, 3 * 2**16
-    slots = np.asarray(slots_of(jnp.int32(capacity), words(count), numbers(1, rows), seeds.key(5), capacity))
+    slots = np.asarray(slots_of(np.int32(capacity), words(count), numbers(1, rows), seeds.key(5), capacity))
     chance = capacity / (count + 1.0 + np.arange(rows))
     bins = np.bincount(np.minimum(slots, capacity) // (capacity // 16), minlength=17)
     expected = np.append(np.full(16, chance.sum() / 16), (1 - chance).sum())
@@ -91,7 +92,7 @@ def test_the_law_holds_for_billions_of_items(count):
 def test_draws_are_exact_whatever_the_count(count):
     """Compared with integers of any length; at the end the count stops."""
     capacity, rows, key = 2**29, 2_000, jax.random.key(count % 1001)
-    full = jnp.int32(min(count, capacity))
+    full = np.int32(min(count, capacity))
     slots = slots_of(full, words(count), numbers(1, rows), key, capacity)
     expected = []
     for row, bits in enumerate(draws_of(key, rows)):
@@ -102,7 +103,7 @@ def test_draws_are_exact_whatever_the_count(count):
 
 @pytest.mark.parametrize("count", [0, 2**32 - 3, 2**64 - 3])
 def test_the_count_has_64_bits_and_stops(count):
-    upper, lower = (np.asarray(x).tolist() for x in _reservoir._plus(words(count), numbers(0, 6)))
+    upper, lower = (np.asarray(x).tolist() for x in plus(words(count), numbers(0, 6)))
     assert [high << 32 | low for high, low in zip(upper, lower, strict=True)] == [
         min(count + more, 2**64 - 1) for more in range(6)
     ]
@@ -115,7 +116,7 @@ def test_words_of_64_bits_are_multiplied_as_integers_are():
     found, x, y = (
         [int(a) << 32 | int(b) for a, b in zip(*pair, strict=True)]
         for pair in (
-            np.asarray(random_integers64(tuple(jnp.asarray(halves[:2])), tuple(jnp.asarray(halves[2:])))),
+            np.asarray(product(tuple(halves[:2]), tuple(halves[2:]))),
             halves[:2],
             halves[2:],
         )
@@ -136,11 +137,13 @@ def test_slots_are_claimed_by_the_last_row_that_draws_them():
     state = jr.ReservoirBuffer(capacity=capacity).init(numbers(0, 1))
     before = np.array([0, 6, -1, period - 2, 14], np.int32)
 
-    @jax.jit
     def claim(handles, slots):
         return jr.ReservoirBuffer(capacity=capacity)._claim(state.replace(handles=jnp.asarray(handles)), slots)
 
-    several = jax.jit(jax.vmap(claim))
+    @jax.jit
+    def both(handles, slots):
+        return claim(handles, slots), jax.vmap(claim)(handles[None], slots[None])
+
     for slots, handles, kept in (
         ([0, 5, 1, 2, 3], [5, 11, 2, 3, 14], [0, 5, 1, 2, 3]),  # 5: not stored
         ([2, 4, 2, 5, 2], [0, 6, 2, period - 2, 19], [5, 4, 5, 5, 2]),
@@ -148,12 +151,13 @@ def test_slots_are_claimed_by_the_last_row_that_draws_them():
         ([5, 5, 5, 5, 5], before, [5, 5, 5, 5, 5]),
     ):
         slots = np.array(slots, np.int32)
-        for found in (claim(before, slots), several(before[None], slots[None])):
+        for found in jax.device_get(both(before, slots)):
             np.testing.assert_array_equal(found[0].reshape(-1), handles)
             np.testing.assert_array_equal(found[1].reshape(-1), kept)
     # The wrapped handle of slot 0 is the period itself.
-    wrapped, _ = claim(np.array([period - capacity, 1, 2, 3, 4], np.int32), np.array([5, 5, 0, 5, 5], np.int32))
-    np.testing.assert_array_equal(wrapped, [0, 1, 2, 3, 4])
+    handles, slots = np.array([[period - capacity, 1, 2, 3, 4], [5, 5, 0, 5, 5]], np.int32)
+    for wrapped, _ in jax.device_get(both(handles, slots)):
+        np.testing.assert_array_equal(wrapped.reshape(-1), [0, 1, 2, 3, 4])
 
 
 # --- memory, and what it costs
@@ -161,7 +165,7 @@ def test_slots_are_claimed_by_the_last_row_that_draws_them():
 
 def scanned_steps(buffer, order, seeds, same_items=False):
     """Big copies, and temporary over all bytes of the state, of a scan whose steps are the operations in `order`."""
-    batch = jnp.zeros((8, 2))
+    batch = np.zeros((8, 2), np.float32)
 
     def step(carry, key):
         state, indices, td_errors = carry
@@ -183,7 +187,7 @@ def scanned_steps(buffer, order, seeds, same_items=False):
     state, key = jax.eval_shape(buffer.init, batch), jax.random.key(0)
     if seeds:
         state = jax.tree.map(lambda x: jax.ShapeDtypeStruct((seeds, *x.shape), x.dtype), state)
-        run, key = jax.vmap(run), jax.random.split(key, seeds)
+        run, key = jax.vmap(run), jax.eval_shape(lambda key: jax.random.split(key, seeds), key)
     program = compiled(jax.jit(run, donate_argnums=0), state, key)
     whole = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(state))
     copies = big_copies(program.as_text(), buffer.capacity // 32)
@@ -261,10 +265,12 @@ def test_wrong_arguments():
         rejects(message, buffer.add, state, wrong, key)
     rejects(r"mask: got bool\[3\], expected bool\[2\], one flag", buffer.add, state, rows, key, mask=np.ones(3, bool))
     rejects(r"leaf \['y'\]: leading axes \[3\] differ from \[2\]", buffer.init, {**rows, "y": np.zeros(3)})
-    for wrong in (np.ones(2, bool), jax.random.split(key), jnp.uint32(3), 0, None):
+    two = jax.random.wrap_key_data(np.zeros((2, 2), np.uint32))
+    for wrong in (np.ones(2, bool), two, jnp.asarray(np.uint32(3)), 0, None):
         rejects(r"key: got .*, expected one PRNG key, such as jax.random.key\(0\)", buffer.add, state, rows, wrong)
-    assert buffer.size(buffer.add(state, rows, jax.random.PRNGKey(0))) == 2
-    stacked = jax.vmap(lambda _: buffer.init(rows))(np.arange(3))
+    state = buffer.add(state, rows, jax.random.PRNGKey(0))
+    assert int(buffer.size(state)) == 2
+    stacked = jax.tree.map(lambda x: np.stack([x] * 3), jax.device_get(state))
     rejects(r"capacity=8: this state has a leading axis of 3; .* jax.vmap", buffer.add, stacked, rows, key)
     for capacity in (0, 2**29 + 1, 1e6):
         rejects(r"capacity=.*: must be an integer from 1 to 536870912", jr.ReservoirBuffer, capacity=capacity)

@@ -3,7 +3,6 @@
 import functools
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import oracles
 import pytest
@@ -52,7 +51,7 @@ def twin_of(buffer, state):
     law, period = twins.law_of(whole), state.ring.period
     shards = [oracles.ReservoirTwin(whole.capacity // num_shards, period=period, **law) for _ in range(num_shards)]
     for shard in shards:
-        shard.count = int(state.count.reshape(-1)[1])
+        shard.count = int(np.asarray(state.count).reshape(-1)[1])
     return oracles.ShardedTwin(shards, period, whole.sampler)
 
 
@@ -61,7 +60,9 @@ def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", many=False, s
     buffer = jr.ReservoirBuffer(capacity=capacity, **twins.choices(sampler))
     buffer = buffer if num_shards == 1 else over_devices(buffer, num_shards)
     state = buffer.init(items(numbers(0, num_shards)))
-    state = state.replace(count=state.count.at[..., 1].set(jnp.uint32(2**32 - 20 if many else 0)))
+    count = np.array(state.count)
+    count[..., 1] = 2**32 - 20 if many else 0
+    state = state.replace(count=jax.device_put(count, state.count.sharding))
     names, make_twin = ("reservoir", capacity, sampler, num_shards, mode), functools.partial(twin_of, buffer, state)
     settings = {"mode": mode, "seed": seed, "lane": Lane, "ages": False}
     return twins.Run(buffer, state, make_twin, batches(sizes, num_shards), *names, **settings)

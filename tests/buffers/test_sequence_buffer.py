@@ -1,3 +1,4 @@
+import functools
 import itertools
 import re
 
@@ -32,6 +33,11 @@ def filled(buffer, num_steps, rollout=1):
 handles_of = jax.jit(ring.handles, static_argnums=2)
 
 
+@functools.partial(jax.jit, static_argnums=0)
+def draws(buffer, state, keys):
+    return jax.vmap(lambda key: buffer.sample(state, key, 10))(keys)
+
+
 def drawable(buffer, state):
     """Handles that can be drawn, by slot; -1 for the other slots."""
     slots = np.arange(buffer._num_slots)
@@ -50,9 +56,10 @@ def test_law_of_the_draw(sampler, num_steps):
     weights = np.ones(len(handles))
     if sampler != jr.Uniform():
         weights = 1.0 + np.arange(len(handles)) % 4
-        state = buffer.update(state, handles, weights)
-    draw = jax.jit(jax.vmap(lambda key: buffer.sample(state, key, 10)))
-    sample = jax.tree.map(np.asarray, draw(jax.random.split(seeds.key(num_steps), 4500)))
+        told = np.zeros(len(slots))
+        told[np.argsort(slots)[-len(handles) :]] = weights
+        state = buffer.update(state, slots, told)  # -1 does nothing
+    sample = jax.device_get(draws(buffer, state, jax.random.split(seeds.key(num_steps), 4500)))
     counts = np.array([(sample.indices == handle).sum() for handle in handles])
     assert counts.sum() == 45_000
     law = weights / weights.sum()
@@ -79,7 +86,8 @@ def test_sequences_are_those_of_flashbax(some):
             state = buffer.add(state, stream(time, rollout, num_envs))
             time += rollout
             handles = drawable(buffer, state)
-            ours = {tuple(steps) for steps in np.asarray(buffer.get(state, handles[handles >= 0])).tolist()}
+            found = np.asarray(buffer.get(state, handles))[handles >= 0]
+            ours = {tuple(steps) for steps in found.tolist()}
             theirs = {tuple(1000 * env + t for t in times) for env, *times in drawn}
             overwritten = max(0, time - length)
             if overwritten % stride == 0:
@@ -126,13 +134,13 @@ def test_until_a_sequence_is_complete_nothing_can_be_drawn(sampler):
     message = "sequence_length=3 steps, and the buffer has 2 of each stream; add 1 more first"
     for draw in (buffer.sample, lambda state, key, count: buffer.epoch(state, key, count, step=0)):
         rejects(f"cannot sample: a sequence takes {message}", draw, state, jax.random.key(0), 4)
-    sample = jax.jit(lambda s: buffer.sample(s, jax.random.key(0), 4))(state)
+    sample = jax.device_get(jax.jit(lambda s: buffer.sample(s, jax.random.key(0), 4))(state))
     np.testing.assert_array_equal(sample.indices, -1)
     np.testing.assert_array_equal(sample.weights, 0)
     assert not np.any(sample.mask)
     state = buffer.add(buffer.update(state, sample.indices, np.ones(4)), stream(2, 1, 2))
     assert buffer.size(state) == 2
-    assert np.all(buffer.sample(state, jax.random.key(0), 4).mask)
+    assert np.all(np.asarray(buffer.sample(state, jax.random.key(0), 4).mask))
 
 
 def test_a_draw_where_no_sequence_may_be_drawn_says_so():
@@ -198,14 +206,25 @@ def test_sequence_priority():
     td_errors = np.array([[1.0, -3.0, 2.0], [4.0, np.nan, 0.0], [5.0, 5.0, 5.0]])
     mask = np.array([[True, True, True], [True, False, True], [False, False, False]])
     priority = jr.sequence_priority(td_errors, mask)
-    traced = jax.jit(jr.sequence_priority, static_argnames="eta")
-    assert traced(np.array([[1.0, -2.0]]), np.array([[False, True]])).tolist() == [2.0]  # largest and mean are one
+
+    @jax.jit
+    def traced(x, mask):
+        return (
+            jr.sequence_priority(np.array([[1.0, -2.0]]), np.array([[False, True]])),  # largest and mean are one
+            jr.sequence_priority(x[:1]),
+            jr.sequence_priority(x),
+            jr.sequence_priority(x, mask, eta=0.0),
+            jr.sequence_priority(x, mask, eta=1.0),
+            jax.vmap(lambda x, m: jr.sequence_priority(x[None], m[None])[0])(x, mask),
+        )
+
+    of_one, without_mask, with_nan, means, largest, by_row = jax.device_get(traced(td_errors, mask))
+    assert of_one.tolist() == [2.0]
     np.testing.assert_allclose(priority, [0.9 * 3 + 0.1 * 2, 0.9 * 4 + 0.1 * 2, 0.0], rtol=1e-6)
-    np.testing.assert_allclose(traced(td_errors[:1]), [2.9], rtol=1e-6)
-    np.testing.assert_allclose(traced(td_errors, mask, eta=0.0), [2.0, 2.0, 0.0], rtol=1e-6)
-    np.testing.assert_allclose(traced(td_errors, mask, eta=1.0), [3.0, 4.0, 0.0], rtol=1e-6)
-    assert not np.isfinite(np.asarray(traced(td_errors))[1])  # which the sampler refuses
-    by_row = jax.vmap(lambda x, m: jr.sequence_priority(x[None], m[None])[0])(td_errors, mask)
+    np.testing.assert_allclose(without_mask, [2.9], rtol=1e-6)
+    np.testing.assert_allclose(means, [2.0, 2.0, 0.0], rtol=1e-6)
+    np.testing.assert_allclose(largest, [3.0, 4.0, 0.0], rtol=1e-6)
+    assert not np.isfinite(with_nan[1])  # which the sampler refuses
     np.testing.assert_array_equal(by_row, priority)
 
 
@@ -287,7 +306,7 @@ def test_wrong_arguments():
     one = jr.SequenceBuffer(length=8, num_envs=1, sequence_length=3)
     rejects(r"leading axes \[5, 4\], expected \[T, 1\]", one.add, one.init(zeros(1, 1, 4)), zeros(5, 4))
     rejects(r"num_envs=2: got steps with leading axes \[1, 3\]", buffer.init, {"x": zeros(1, 3, 4)})
-    stacked = jax.vmap(lambda _: buffer.init(steps))(np.arange(5))
+    stacked = jax.tree.map(lambda x: np.stack([x] * 5), jax.device_get(state))
     rejects(r"length=8, num_envs=2: this state has leading axes \[5, 8\]; .* jax.vmap", buffer.add, stacked, steps)
     for shape in ((3,), (3, 0), (3, 2, 1)):
         rejects(r"td_errors: got float32\[3.*\], expected \[B, L\]", jr.sequence_priority, zeros(*shape))

@@ -25,7 +25,8 @@ def filled(sampler, count=8, capacity=8, shards=1, max_uses=2):
 
 def spend(buffer, state, handles):
     """Use items up, in one batch that names each twice."""
-    rows = np.repeat(np.asarray(handles, np.int32), 2)
+    rows = np.full(16, -1, np.int32)  # -1 does nothing, so one program serves all
+    rows[: 2 * len(handles)] = np.repeat(np.asarray(handles, np.int32), 2)
     return buffer.update(state, rows, np.full(rows.size, 1.5))
 
 
@@ -43,7 +44,7 @@ def test_law_of_the_others(name, max_age):
     law /= law.sum()
     rows = 3 if name == "distinct" else 1
     keys = jax.random.split(seeds.key(0), 2**14)
-    sample = jax.vmap(lambda key: buffer.sample(state, key, rows, max_age=max_age))(keys)
+    sample = jax.jit(jax.vmap(lambda key: buffer.sample(state, key, rows, max_age=max_age)))(keys)
     sample = jax.tree.map(np.asarray, sample)
     assert (
         stats.chisquare(np.bincount(sample.items.reshape(-1), minlength=8)[may], law[may] * sample.items.size)[1] > 1e-4
@@ -65,13 +66,13 @@ def test_each_row_counts_and_only_stored_items_do(name):
     assert state.uses.of_slots.tolist() == [2, 0, 0, 1, 0, 0, 0, 0]
     assert leaves_of(state.uses.unspent).tolist() == [0, 1, 1, 1, 1, 1, 1, 1]
     assert buffer.priorities(state, np.array([0, 1])).tolist() == [0, 1]
-    state = buffer.update(state, np.array([0, 3]), np.array([9.0, 9.0]))  # spent, and late: it stays so
+    state = buffer.update(state, np.array([0, 3, -1, -1, -1]), np.full(5, 9.0))  # spent, and late: it stays so
     assert buffer.priorities(state, np.array([0, 3])).tolist() == [0, 0]
     assert int(buffer.size(state)) == 6
     state = buffer.add(state, np.arange(3))  # overwrites 0, 1 and 2
     assert state.uses.of_slots.tolist() == [0, 0, 0, 2, 0, 0, 0, 0]
     assert int(buffer.size(state)) == 7
-    late = buffer.update(state, np.array([0, 0, 0]), np.ones(3))
+    late = buffer.update(state, np.array([0, 0, 0, -1, -1]), np.ones(5))
     assert int(buffer.size(late)) == 7
     assert int(late.uses.late) == 4
 
@@ -103,11 +104,14 @@ def test_nothing_left_is_an_empty_draw(name, shards):
     assert int(buffer.size(state)) == 0
     assert bool(buffer.is_empty(state))
     assert not bool(buffer.can_sample(state, 1))
-    for draw in (
-        buffer.sample(state, jax.random.key(0), 4),
-        buffer.sample(state, jax.random.key(0), 4, max_age=4),
-        buffer.epoch(state, jax.random.key(0), 4, step=0),
-    ):
+    draws = jax.jit(
+        lambda state, key: (
+            buffer.sample(state, key, 4),
+            buffer.sample(state, key, 4, max_age=4),
+            buffer.epoch(state, key, 4, step=0),
+        )
+    )
+    for draw in draws(state, jax.random.key(0)):
         assert draw.indices.tolist() == [-1] * 4
         np.testing.assert_array_equal([draw.weights, draw.probabilities], 0)
 
@@ -122,7 +126,8 @@ def test_an_epoch_leaves_out_what_is_spent_and_keeps_its_order_as_items_are_spen
         state = spend(buffer, state, [x for x in sample.indices.tolist() if x >= 0])
     assert sorted(found) == [*range(8)]
     assert int(buffer.num_batches(state, 2)) == 4
-    assert buffer.epoch(state, key, 8, step=0).indices.tolist() == [-1] * 8
+    for step in range(4):
+        assert buffer.epoch(state, key, 2, step=step).indices.tolist() == [-1] * 2
 
 
 def test_priorities_of_zero_are_drawn_evenly_while_they_are_not_spent():
@@ -143,7 +148,7 @@ def test_sequences(windows):
         state = buffer.add(state, np.full((1, 2), float(t)))
         sample = buffer.sample(state, jax.random.key(t), 2) if t else None
         if sample is not None:
-            assert np.all(np.asarray(sample.items[:, 0]) == t - 1)  # all others were spent
+            assert np.all(np.asarray(sample.items)[:, 0] == t - 1)  # all others were spent
             state = buffer.update(state, buffer.newest(state, 2), np.zeros(2))
             assert int(buffer.size(state)) == 0
 
@@ -172,7 +177,7 @@ def test_the_rest_of_the_package_knows_it(tmp_path):
         assert int(buffer.size(wide)) == 6
     mixture = jr.Mixture(buffers=(buffer, buffer), weights="joint")
     sample = mixture.sample((state, spend(buffer, state, range(1, 7))), jax.random.key(0), 8)
-    assert sample.indices[4:].tolist() == [-1] * 4
+    assert sample.indices.tolist()[4:] == [-1] * 4
     assert mixture.sizes((state, state))[0] == 6
 
 
@@ -184,7 +189,7 @@ def test_weights_and_first_priorities_are_those_without_a_bound():
     state, other = bounded.update(state, np.arange(8), errors), plain.update(other, np.arange(8), errors)
     found, expected = (b.sample(x, jax.random.key(0), 32) for b, x in ((bounded, state), (plain, other)))
     np.testing.assert_array_equal(found.weights, expected.weights)
-    assert found.weights.min() > 0.1
+    assert np.asarray(found.weights).min() > 0.1
     state, other = (b.update(x, np.arange(8), np.zeros(8)) for b, x in ((bounded, state), (plain, other)))
     state, other = bounded.add(state, np.arange(1)), plain.add(other, np.arange(1))
     found, expected = (b.priorities(x, np.array([8])) for b, x in ((bounded, state), (plain, other)))

@@ -39,11 +39,11 @@ def check(state, twin):
 
 
 @pytest.mark.parametrize("decay", [1.0, 0.5])
-@pytest.mark.parametrize("way", ["eager", "scan", "vmap"])
+@pytest.mark.parametrize("way", ["eager", "scans under vmap"])
 def test_tasks_do_what_their_twin_does(way, decay):
     tasks = jr.Tasks(num_tasks=N, score=mean, prior=(2.0, 1.0), decay=decay, refresh=N)
     rng = seeds.rng("tasks", way, decay)
-    lanes = 3 if way == "vmap" else 1
+    lanes = 1 if way == "eager" else 4
     given = [[random_groups(rng) for _ in range(STEPS)] for _ in range(lanes)]
     if way == "eager":
         state, kept = tasks.init(), []
@@ -56,7 +56,7 @@ def test_tasks_do_what_their_twin_does(way, decay):
         def run(groups):
             return jax.lax.scan(lambda s, g: tasks.update(s, *g[:2], mask=g[2]), tasks.init(), groups)
 
-        states, kept = jax.jit(jax.vmap(run))(stack(*(stack(*lane) for lane in given)))
+        states, kept = jax.device_get(jax.jit(jax.vmap(run))(stack(*(stack(*lane) for lane in given))))
     happened = collections.Counter()
     for lane in range(lanes):
         twin, state = TasksTwin(N, tasks.prior, decay), at(states, lane)
@@ -70,7 +70,7 @@ def test_tasks_do_what_their_twin_does(way, decay):
         check(state, twin)
         # Every task was scored in the last update.
         counts, age = twin.counts(np.arange(N)), np.asarray(twin.updates - 1 - twin.last)
-        scores = np.asarray(mean(*counts, age))
+        scores = counts[0] / counts[1] + 0.25 * np.minimum(age, 3)
         np.testing.assert_allclose(jr.sum_tree.leaves(state.tree), scores, rtol=1e-6)
         np.testing.assert_allclose(tasks.probabilities(state), scores / scores.sum(), rtol=1e-5)
         np.testing.assert_allclose(tasks.success_rates(state), counts[0] / counts[1], rtol=1e-6)
@@ -82,7 +82,7 @@ def test_tasks_are_scored_anew_in_turn():
     tasks = jr.Tasks(num_tasks=5, score=lambda successes, trials, age: 1.0 + age.astype(jnp.float32), refresh=2)
     state, seen = tasks.init(), []
     for _ in range(6):
-        state, _ = tasks.update(state, jnp.array([4]), jnp.array([[1.0]]))
+        state, _ = tasks.update(state, np.array([4]), np.array([[1.0]]))
         seen.append(jr.sum_tree.leaves(state.tree).tolist())
     assert seen == [
         [1, 1, 1, 1, 1],
@@ -127,7 +127,7 @@ def test_law_of_the_draw(exploration):
     state, _ = tasks.update(tasks.init(), np.arange(N), solved.astype(np.float32))
     drawn, ok = jax.jit(lambda s, k: tasks.sample(s, k, 50_000))(state, seeds.key("law", exploration))
     counts = np.bincount(drawn, minlength=N)
-    rate = tasks.success_rates(state)
+    rate = np.asarray(tasks.success_rates(state))
     scores = np.asarray(rate * (1 - rate), float)
     law = (1 - exploration) * scores / scores.sum() + exploration / N
     assert bool(ok)
@@ -233,11 +233,12 @@ def test_groups_that_carry_no_signal_are_dropped():
 
 
 def test_counts_stay_exact_after_many_trials():
-    tasks = jr.Tasks(num_tasks=2)
-    state = dataclasses.replace(tasks.init(), successes=jnp.full(2, 2.0**20), trials=jnp.array([2.0**22 + 4, 2.0**22]))
+    tasks = jr.Tasks(num_tasks=3, donate=False)
+    successes, trials = np.array([2.0**20, 2.0**20, 0], np.float32), np.array([2.0**22 + 4, 2.0**22, 0], np.float32)
+    state = dataclasses.replace(tasks.init(), successes=successes, trials=trials)
     state, _ = tasks.update(state, np.array([0, 1, 0]), np.ones((3, 4)))
-    assert state.trials.tolist() == [2.0**21 + 10, 2.0**22 + 4]
-    assert state.successes.tolist() == [2.0**19 + 8, 2.0**20 + 4]
+    assert state.trials.tolist() == [2.0**21 + 10, 2.0**22 + 4, 0]
+    assert state.successes.tolist() == [2.0**19 + 8, 2.0**20 + 4, 0]
 
 
 @pytest.mark.parametrize("like", [np.asarray, jnp.asarray])
@@ -255,12 +256,12 @@ def test_the_padding_of_eager_updates_counts_for_nothing(like):
 
 
 def test_counters_saturate():
-    tasks, most = jr.Tasks(num_tasks=2), 2**31 - 1
-    state = dataclasses.replace(tasks.init(), updates=jnp.int32(most - 1), rejected=jnp.int32(most - 1))
+    tasks, most = jr.Tasks(num_tasks=3, donate=False), 2**31 - 1
+    state = dataclasses.replace(tasks.init(), updates=np.int32(most - 1), rejected=np.int32(most - 1))
     for last in (most - 1, most):
         state, _ = tasks.update(state, np.array([0, 5, -1]), np.ones((3, 4)))
         assert (int(state.updates), int(state.rejected)) == (most, most)
-        assert state.last.tolist() == [last, 0]
+        assert state.last.tolist() == [last, 0, 0]
 
 
 def test_a_state_for_another_list_of_tasks():
@@ -318,14 +319,14 @@ def test_bands_that_are_refused(hard, easy):
 
 
 def test_an_update_is_in_place():
-    tasks = jr.Tasks(num_tasks=1000)
+    tasks = jr.Tasks(num_tasks=3)
     state = tasks.init()
     trials = state.trials
-    tasks.update(state, np.array([1]), np.ones((1, 2)))
+    tasks.update(state, np.array([1]), np.ones((1, 1)))
     assert trials.is_deleted()
     kept = dataclasses.replace(tasks, donate=False)
     state = kept.init()
-    kept.update(state, np.array([1]), np.ones((1, 2)))
+    kept.update(state, np.array([1, 2, 0]), np.ones((3, 4)))
     assert not state.trials.is_deleted()
 
 
@@ -333,9 +334,14 @@ def test_an_update_is_in_place():
     "score", [jr.scores.learnability, jr.scores.uncertainty, jr.scores.thompson, jr.scores.success_band(0.1, 0.9)]
 )
 def test_no_dtype_or_rank_is_promoted(score):
+    """Neither in a program of all calls nor, with one of the scores, in eager ones."""
     tasks = jr.Tasks(num_tasks=7, score=score, decay=0.9, exploration=0.1, refresh=2)
-    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+
+    def run():
         state, _ = tasks.update(tasks.init(), np.array([1, 5, 1]), np.ones((3, 2), np.float32))
         drawn, _ = tasks.sample(state, seeds.key("strict"), 5)
-        tasks.metrics(tasks.remap(state, "abcdefg", "gfedcba"))
-    assert np.isin(drawn, np.arange(7)).all()
+        return drawn, tasks.metrics(tasks.remap(state, "abcdefg", "gfedcba"))
+
+    with jax.numpy_dtype_promotion("strict"), jax.numpy_rank_promotion("raise"):
+        for drawn, _ in (jax.jit(run)(), *([run()] if score is jr.scores.thompson else [])):
+            assert np.isin(drawn, np.arange(7)).all()

@@ -17,7 +17,7 @@ def test_next_step_autoreset_gives_a_row_to_every_final_observation():
     following = np.stack(
         [np.concatenate([episode["frame"][1:] for episode in episodes])[:num_rows] for episodes in streams], axis=1
     )
-    table, following = jax.tree.map(jnp.asarray, (same_step, following))
+    table: dict[str, jax.Array] = {}  # filled where it is traced
 
     def env_step(key, state, action):
         time, env = state
@@ -28,7 +28,7 @@ def test_next_step_autoreset_gives_a_row_to_every_final_observation():
             at["reward"],
             at["terminated"],
             at["truncated"],
-            following[time, env],
+            jnp.asarray(following)[time, env],
         )
 
     env = jr.NextStepAutoreset(env_step=env_step)
@@ -42,12 +42,15 @@ def test_next_step_autoreset_gives_a_row_to_every_final_observation():
         new = {"frame": obs, "action": action, "reward": reward, "terminated": terminated}
         return (state, next_obs), {**new, "truncated": truncated, "step": step}
 
+    @jax.jit
+    @jax.vmap
     def run(index):
+        table.update(jax.tree.map(jnp.asarray, same_step))
         obs = table["frame"][0, index]
         carry = env.init((jnp.int32(0), index), obs), obs
         return lax.scan(row, carry, jax.random.split(jax.random.key(0), num_rows))[1]
 
-    got = jax.tree.map(lambda x: x.swapaxes(0, 1), jax.vmap(run)(jnp.arange(NUM_ENVS)))
+    got = jax.tree.map(lambda x: x.swapaxes(0, 1), jax.device_get(run(np.arange(NUM_ENVS))))
     expected = as_rows(streams, num_rows, final_rows=True)
     assert not expected["step"].all()
     for name, x in expected.items():
@@ -68,7 +71,7 @@ def test_flags_may_be_numbers(dtype):
         return obs, count, 1.0, terminated, truncated, count
 
     env = jr.NextStepAutoreset(env_step=env_step)
-    state, seen = env.init(jnp.int32(0), jnp.int32(0)), []
+    state, seen = env.init(np.int32(0), np.int32(0)), []
     step = jax.jit(env.step)
     for _ in range(6):
         state, *found = step(state, 0, jax.random.key(0))

@@ -13,11 +13,11 @@ import jaxreplay as jr
 
 
 def reward(achieved, goal):
-    return -jnp.any(achieved != goal).astype(jnp.float32)
+    return -(achieved != goal).any().astype(np.float32)  # of NumPy for the twin, or traced
 
 
 def reached(achieved, goal):
-    return jnp.all(achieved == goal)
+    return (achieved == goal).all()
 
 
 def sequences(batch_size=64, length=4, size=2):
@@ -55,7 +55,7 @@ def test_share_is_that_of_the_batch():
     rows, goals = sequences(batch_size=20_000, length=2)
     for share in (0.0, 0.25, 0.8, 1.0):
         _, relabelled = hindsight(seeds.key(1), rows, goals, reward, share=share)
-        assert abs(np.mean(relabelled) - share) <= 4 * np.sqrt(share * (1 - share) / 20_000)
+        assert abs(np.mean(np.asarray(relabelled)) - share) <= 4 * np.sqrt(share * (1 - share) / 20_000)
 
 
 @struct.dataclass
@@ -70,9 +70,9 @@ def test_goals_may_lie_anywhere_and_seeds_be_mapped():
     seen = Observation(rows["achieved_goal"], {"x": rows["desired_goal"]})
     nested = {"obs": seen, "reward": rows["reward"].astype(np.float16)}
 
-    def relabel(key):
+    def relabel(seed):
         found, _ = jr.hindsight(
-            key,
+            jax.random.key(seed),
             nested,
             {"x": goals},
             lambda achieved, goal: reward(achieved, goal["x"]),
@@ -82,11 +82,10 @@ def test_goals_may_lie_anywhere_and_seeds_be_mapped():
         )
         return found
 
-    keys = jax.random.split(jax.random.key(0), 2)
-    mapped = jax.jit(jax.vmap(relabel))(keys)
+    mapped = jax.device_get(jax.jit(jax.vmap(relabel))(np.arange(2)))
     for k in range(2):
-        _, relabelled = hindsight(keys[k], rows, goals, reward, share=0.5)
-        expected = oracles.hindsight(rows, goals, relabelled, reward)
+        _, relabelled = hindsight(jax.random.key(k), rows, goals, reward, share=0.5)
+        expected = oracles.hindsight(rows, goals, np.asarray(relabelled), reward)
         np.testing.assert_array_equal(mapped["obs"].goal["x"][k], expected["desired_goal"])
         np.testing.assert_array_equal(mapped["reward"][k], expected["reward"].astype(np.float16))
         assert mapped["reward"].dtype == np.float16
@@ -138,6 +137,7 @@ def test_transitions_have_the_new_goals_and_end_where_these_are_reached():
 
 
 def test_wrong_arguments():
+    """Nothing is compiled."""
     rows, goals = sequences(batch_size=3)
     key = jax.random.key(0)
     for changed, message in (
@@ -165,4 +165,4 @@ def test_wrong_arguments():
         ({"mask": np.ones(2, bool)}, r"mask: got bool\[2\], expected bool\[3\]"),
     ):
         arguments = {"key": key, "rows": rows, "goals": goals, "reward": reward} | changed
-        rejects(message, jr.hindsight, **arguments)
+        rejects(message, jax.eval_shape, lambda arguments=arguments: jr.hindsight(**arguments))

@@ -75,7 +75,7 @@ def test_atari_style_transitions_from_single_frames(final_rows):
     state = buffer.init(rows)
     in_jit = jax.jit(lambda state, handles: view(buffer.get(state, handles)))
     compared, endings, seams, time = set(), set(), 0, 0
-    for rollout in [7, 5, 1, 2, 11, 3] * 4:
+    for rollout in [11, 1, 1, 11, 1] * 4:
         chunk = {name: x[time : time + rollout] for name, x in rows.items()}
         if len(chunk["step"]) == 0:
             break
@@ -131,7 +131,17 @@ def drawn_sequences(seed, batch_size, length):
     }
 
 
-def check_annealed(found, steps, n, gamma, **options):
+def of_numbers(steps, pairs, **options):
+    """What each pair of numbers, n and gamma, gives; in one program."""
+
+    @jax.jit
+    def run(steps):
+        return [jr.sequence_transitions(**steps, n=int(n), gamma=float(gamma), **options) for n, gamma in pairs]
+
+    return jax.device_get(run(steps))
+
+
+def check_annealed(found, steps, n, expected):
     """What a traced `n` and `gamma` give is what they give as numbers, row by row, but for the starts beyond L - MAX_N.
 
     A longer sum may be added up in another order.
@@ -141,7 +151,7 @@ def check_annealed(found, steps, n, gamma, **options):
     def at_starts(leaf):
         return np.asarray(leaf).reshape(batch_size, length - n, *leaf.shape[1:])[:, : length - MAX_N]
 
-    expected = jax.tree.map(at_starts, jr.sequence_transitions(**steps, n=n, gamma=gamma, **options))
+    expected = jax.tree.map(at_starts, expected)
     (batch, valid), (like, like_valid) = found, expected
     valid = np.asarray(valid).reshape(batch_size, -1)
     np.testing.assert_array_equal(valid, like_valid)
@@ -166,11 +176,12 @@ def test_a_traced_n_gives_what_the_number_gives(next_action):
     steps = drawn_sequences(0, 16, 9)
     options = {"next_action": next_action, "record_extra_info": True}
     run = jax.jit(lambda n, gamma: jr.sequence_transitions(**steps, n=n, gamma=gamma, max_n=MAX_N, **options))
+    expected = of_numbers(steps, [(n, GAMMA) for n in range(1, MAX_N + 1)], **options)
     for n in range(1, MAX_N + 1):
         with compilations() as made:
-            found = run(jnp.int32(n), jnp.float32(GAMMA))
+            found = run(np.int32(n), np.float32(GAMMA))
         assert n == 1 or not made
-        check_annealed(found, steps, n, GAMMA, **options)
+        check_annealed(found, steps, n, expected[n - 1])
 
 
 def test_n_and_gamma_are_annealed_in_a_scan():
@@ -186,31 +197,35 @@ def test_n_and_gamma_are_annealed_in_a_scan():
     with compilations() as made:
         scan(ns[::-1], gammas)
     assert not made
-    for i, (n, gamma) in enumerate(zip(ns, gammas, strict=True)):
-        check_annealed(at(scanned, i), steps, int(n), float(gamma))
-    jr.sequence_transitions(**steps, n=1, gamma=jnp.float32(0.97), max_n=MAX_N)
+    *expected, last = of_numbers(steps, [*zip(ns, gammas, strict=True), (3, GAMMA)])
+    for i, n in enumerate(ns):
+        check_annealed(at(scanned, i), steps, int(n), expected[i])
+    jr.sequence_transitions(**steps, n=1, gamma=jnp.asarray(np.float32(0.97)), max_n=MAX_N)
     with compilations() as made:
-        found = jr.sequence_transitions(**steps, n=3, gamma=jnp.float32(GAMMA), max_n=MAX_N)
+        found = jr.sequence_transitions(**steps, n=3, gamma=jnp.asarray(np.float32(GAMMA)), max_n=MAX_N)
     assert not made
-    check_annealed(found, steps, 3, GAMMA)
+    check_annealed(found, steps, 3, last)
 
 
 def test_each_seed_has_its_own_n():
     steps, ns = drawn_sequences(2, 4, 7), np.arange(1, MAX_N + 1, dtype=np.int32)
-    mapped = jax.vmap(lambda n: jr.sequence_transitions(**steps, n=n, gamma=GAMMA, max_n=MAX_N, next_action=True))(ns)
+    run = jax.vmap(lambda n: jr.sequence_transitions(**steps, n=n, gamma=GAMMA, max_n=MAX_N, next_action=True))
+    mapped = jax.jit(run)(ns)
+    expected = of_numbers(steps, [(n, GAMMA) for n in ns], next_action=True)
     for n in ns:
-        check_annealed(at(mapped, n - 1), steps, int(n), GAMMA, next_action=True)
+        check_annealed(at(mapped, n - 1), steps, int(n), expected[n - 1])
 
 
 @pytest.mark.parametrize("dtype", [np.int32, rarely(np.uint8), np.int8])
 def test_a_traced_n_out_of_range_is_clipped(dtype):
     steps = drawn_sequences(3, 4, 7)
     run = jax.jit(lambda n, gamma: jr.sequence_transitions(**steps, n=n, gamma=gamma, max_n=MAX_N))
-    for n, kept in ((0, 1), (-7, 1), (MAX_N + 1, MAX_N), (127, MAX_N)):
+    one, most, none, all_ = of_numbers(steps, [(1, GAMMA), (MAX_N, GAMMA), (2, 0), (2, 1)])
+    for n, kept, expected in ((0, 1, one), (-7, 1, one), (MAX_N + 1, MAX_N, most), (127, MAX_N, most)):
         if n >= 0 or dtype != np.uint8:
-            check_annealed(run(dtype(n), np.float32(GAMMA)), steps, kept, GAMMA)
-    for gamma in (-0.5, 1.5):
-        check_annealed(run(dtype(2), np.float32(gamma)), steps, 2, min(max(gamma, 0.0), 1.0))
+            check_annealed(run(dtype(n), np.float32(GAMMA)), steps, kept, expected)
+    for gamma, expected in ((-0.5, none), (1.5, all_)):
+        check_annealed(run(dtype(2), np.float32(gamma)), steps, 2, expected)
     # A narrow dtype may not hold max_n.
     many, _ = jr.sequence_transitions(*[np.zeros((1, 301))] * 5, n=jnp.asarray(3, dtype), gamma=GAMMA, max_n=300)
     np.testing.assert_allclose(many.In, GAMMA**3, rtol=1e-6)
@@ -221,7 +236,7 @@ def test_powers_of_a_traced_gamma(gamma):
     """To within float32's last place, where 50 products would be several off."""
     zeros, flags = np.zeros((1, 51), np.float32), np.zeros((1, 51), bool)
     run = jax.jit(lambda n, g: jr.sequence_transitions(zeros, zeros, zeros, flags, flags, n=n, gamma=g, max_n=50)[0].In)
-    powers = np.array([run(np.int32(n), np.float32(gamma))[0] for n in range(1, 51)])
+    powers = np.concatenate([run(np.int32(n), np.float32(gamma)) for n in range(1, 51)])
     assert powers.dtype == np.float32
     expected = np.float64(np.float32(gamma)) ** np.arange(1, 51)
     np.testing.assert_allclose(powers, expected, rtol=1.2e-7, atol=1e-38)
@@ -229,22 +244,25 @@ def test_powers_of_a_traced_gamma(gamma):
 
 @pytest.mark.versions
 def test_wrong_arguments_of_sequence_transitions():
-    x, flags = jnp.zeros((2, 3)), jnp.zeros((2, 3), bool)
+    x, flags = np.zeros((2, 3), np.float32), np.zeros((2, 3), bool)
     for options, message in (
         ({"n": 3, "gamma": 0.9}, "n=3: got sequences of 3 rows, expected at least 4: 3 steps and the next observation"),
         ({"n": 0, "gamma": 0.9}, "n=0: must be an integer"),
         ({"n": 1, "gamma": 1.1}, r"gamma=1.1: must be a number in \[0, 1\]"),
         (
-            {"n": 1, "gamma": 0.9, "mask": jnp.ones((2, 3), jnp.float32)},
+            {"n": 1, "gamma": 0.9, "mask": np.ones((2, 3), np.float32)},
             r"mask: got float32\[2, 3\], expected bool\[2, 3\]",
         ),
         ({"n": 3, "gamma": 0.9, "max_n": 2}, "n=3: must be an integer from 1 to 2, at most max_n"),
         ({"n": 1, "gamma": 0.9, "max_n": 3}, "max_n=3: got sequences of 3 rows, expected at least 4"),
         ({"n": 1, "gamma": 0.9, "max_n": 2.0}, "max_n=.*: must be an integer"),
-        ({"n": jnp.ones(2, jnp.int32), "gamma": 0.9, "max_n": 2}, r"n: got int32\[2\], expected an int32\[\]"),
-        ({"n": jnp.float32(1), "gamma": 0.9, "max_n": 2}, r"n: got float32\[\], expected an int32\[\]"),
-        ({"n": 1, "gamma": jnp.ones(3), "max_n": 2}, r"gamma: got float\d+\[3\], expected one number"),
-        ({"n": 1, "gamma": jnp.ones((2, 1)), "max_n": 2}, r"gamma: got float\d+\[2, 1\], expected one number"),
+        ({"n": np.ones(2, np.int32), "gamma": 0.9, "max_n": 2}, r"n: got int32\[2\], expected an int32\[\]"),
+        ({"n": jnp.asarray(np.float32(1)), "gamma": 0.9, "max_n": 2}, r"n: got float32\[\], expected an int32\[\]"),
+        ({"n": 1, "gamma": jnp.asarray(np.ones(3)), "max_n": 2}, r"gamma: got float\d+\[3\], expected one number"),
+        (
+            {"n": 1, "gamma": jnp.asarray(np.ones((2, 1))), "max_n": 2},
+            r"gamma: got float\d+\[2, 1\], expected one number",
+        ),
         ({"n": 1, "gamma": np.array([0.9, 1.1])}, r"gamma=array.*: must be numbers in \[0, 1\]"),
         ({"n": 1}, r"gamma=None: must be a number in \[0, 1\], .* or give discounts, one per step"),
         ({"n": 1, "gamma": 0.9, "discounts": x}, "gamma: steps have discounts of their own; give gamma=None"),
@@ -254,19 +272,20 @@ def test_wrong_arguments_of_sequence_transitions():
     ):
         rejects(message, jr.sequence_transitions, x, x, x, flags, flags, **options)
     with pytest.raises(ValueError, match=r"n=.*int32\[\].*: is traced, .* a traced n with max_n"):
-        jax.eval_shape(lambda n: jr.sequence_transitions(x, x, x, flags, flags, n=n, gamma=0.9), jnp.int32(1))
+        jax.eval_shape(lambda n: jr.sequence_transitions(x, x, x, flags, flags, n=n, gamma=0.9), np.int32(1))
     rejects("leading axes", jr.sequence_transitions, x, x[:1], x, flags, flags, n=1, gamma=0.9)
 
 
 def test_sample_mask_applies_to_the_result_if_final_observations_are_missing():
     """As the guide for recurrent agents says: nothing bootstraps from the next episode's first row, 10."""
-    obs = jnp.array([[0.0, 1.0, 2.0, 10.0, 11.0, 12.0]])
+    obs = np.array([[0.0, 1.0, 2.0, 10.0, 11.0, 12.0]], np.float32)
     truncated, no = obs == 2, obs < 0
     buffer = jr.SequenceBuffer(length=6, num_envs=1, sequence_length=6, windows="cut")
     rows = {"obs": obs.T, "truncated": truncated.T}
     sample = buffer.sample(buffer.add(buffer.init(rows), rows, ends=truncated.T), jax.random.key(0), 1)
+    mask = np.asarray(sample.mask)
     for n in (1, 2):
         batch, valid = jr.sequence_transitions(sample.items["obs"], obs, obs, no, truncated, n=n, gamma=0.5)
-        valid &= sample.mask[:, :-n].reshape(-1)
+        valid = np.asarray(valid) & mask[:, :-n].reshape(-1)
         assert np.asarray(batch.S)[valid].tolist() == [0, 1]  # and none from 2, whose final observation is missing
         assert np.asarray(batch.S_next)[valid].tolist() == [n, 2]

@@ -49,7 +49,12 @@ def init(tracer, steps):
 
 def first(steps):
     """What `init` wants to know of a rollout."""
-    return {name: leaf for name, leaf in at(steps, 0).items() if name != "mask"}
+    return {name: jax.tree.map(lambda x: x[0], leaf) for name, leaf in steps.items() if name != "mask"}
+
+
+def empty(tracer, steps):
+    """A state of NumPy arrays, where only an error is looked at: nothing is compiled."""
+    return jax.tree.map(lambda x: np.zeros(x.shape, x.dtype), jax.eval_shape(lambda: tracer.init(**first(steps))))
 
 
 def flatten(tree):
@@ -63,18 +68,12 @@ def by_start(batch, valid):
     return jax.tree.map(lambda leaf: np.asarray(leaf)[rows], batch)
 
 
-def concatenate(*trees):
-    return jax.tree.map(lambda *leaves: np.concatenate(leaves), *trees)
-
-
+@functools.partial(jax.jit, static_argnums=0)
 def one_by_one(tracer, steps):
-    """In a Python loop: `add` and `flush` compile once, whatever the length."""
-    state, emitted = init(tracer, steps), []
-    for t in range(len(steps["r"])):
-        state, batch, valid = tracer.add(state, **at(steps, t))
-        emitted.append((batch, valid))
+    """By `add` in a scan, and `flush`."""
+    state, emitted = scan_add(tracer, tracer.init(**first(steps)), steps)
     _, *rest = tracer.flush(state)
-    return concatenate(*emitted, tuple(rest))
+    return jax.tree.map(lambda *leaves: jnp.concatenate(leaves), flatten(emitted), tuple(rest))
 
 
 def at_once(steps, **arguments):
@@ -87,7 +86,7 @@ def test_spec_is_what_add_emits():
     steps = rollout(seeds.rng(0), 4, 2)
     for arguments in ({"next_action": True}, {"record_extra_info": True}, {}):
         tracer = jr.NStep(n=3, gamma=0.9, num_envs=2, **arguments)
-        _, batch, _ = tracer.add(init(tracer, steps), **at(steps, 0))
+        _, batch, _ = jax.eval_shape(tracer.add, empty(tracer, steps), **at(steps, 0))
         for spec in (tracer.spec(**first(steps)), jax.eval_shape(tracer.spec, **first(steps))):
             assert jax.tree.structure(spec) == jax.tree.structure(batch)
             for a, b in zip(jax.tree.leaves(spec), jax.tree.leaves(batch), strict=True):
@@ -117,7 +116,7 @@ def test_coax_traces(flavour, every):
             tracer = jr.NStep(n=n, gamma=gamma, next_action=True)
         else:
             tracer = jr.MonteCarlo(gamma=gamma, max_length=length)
-        batch, valid = one_by_one(tracer, steps)
+        batch, valid = jax.device_get(one_by_one(tracer, steps))
         batch = jax.tree.map(lambda leaf, valid=valid: np.asarray(leaf)[valid], batch)
         traced = case[flavour]
         assert batch.batch_size == len(traced)
@@ -219,7 +218,7 @@ def test_one_number_and_one_flag_a_step(name, length, num_envs):
     good = at(steps, 0)
     tracer = jr.NStep(n=3, gamma=0.9, num_envs=num_envs)
     monte_carlo = jr.MonteCarlo(gamma=0.9, max_length=3, num_envs=num_envs)
-    state = jax.eval_shape(lambda: init(tracer, steps))
+    state = empty(tracer, steps)
     number = "flag" if good[name].dtype == bool else "number"
     rest = {"r": "R", "logp": "logP", "w": "W"}.get(name, name)
     for axes, remedy in ((1, "squeeze"), (4, "reduce")):
@@ -266,7 +265,7 @@ def test_leaves_without_elements(next_action):
         assert batch.extra_info["actions"].shape == (rows, 3, 4, 0)
         assert batch.Rn.shape == valid.shape == (rows,)
 
-    state = jax.eval_shape(lambda: init(tracer, steps))
+    state = empty(tracer, steps)
     state, *emitted = jax.eval_shape(lambda s, x: tracer.add(s, **x), state, at(steps, 0))
     check(emitted, 2)
     check(jax.eval_shape(tracer.flush, state)[1:], 6)
@@ -282,11 +281,12 @@ def test_a_traced_n_gives_the_transitions_of_the_number(next_action):
     steps, max_n = rollout(seeds.rng(3), 12, 3, gap_rate=0.1), 4
     settings = {"next_action": next_action, "flush": True}
     run = jax.jit(lambda n, gamma: at_once(steps, n=n, gamma=gamma, max_n=max_n, **settings))
-    for n in range(1, max_n + 1):
+    numbers = range(1, max_n + 1)
+    expected = jax.jit(lambda steps: [at_once(steps, n=n, gamma=0.9, **settings) for n in numbers])(steps)
+    for n in numbers:
         batch, valid = run(np.int32(n), np.float32(0.9))
         assert np.all(np.diff(np.asarray(batch.A)[valid]) > 0)
-        expected = by_start(*at_once(steps, n=n, gamma=0.9, **settings))
-        chex.assert_trees_all_close(by_start(batch, valid), expected, rtol=1e-5, atol=1e-6)
+        chex.assert_trees_all_close(by_start(batch, valid), by_start(*expected[n - 1]), rtol=1e-5, atol=1e-6)
 
 
 def test_a_traced_n_may_be_of_a_dtype_that_cannot_hold_max_n():
@@ -309,16 +309,16 @@ def test_a_discount_that_is_mapped_gives_what_the_number_gives(make):
             state, *emitted = tracer.add(state, **x, **given)
             return state, emitted
 
-        state, emitted = lax.scan(step, init(tracer, steps), steps)
+        state, emitted = lax.scan(step, tracer.init(**first(steps)), steps)
         rows = flatten(emitted), [*tracer.flush(state, **given)[1:]]
         return jax.tree.map(lambda *x: jnp.concatenate(x), *rows)
 
     one_by_one = jax.jit(jax.vmap(lambda gamma: run(tracer, gamma)))(gammas)
-    whole = jax.vmap(lambda gamma: [*at_once(steps, n=3, gamma=gamma, flush=True)])(gammas)
-    for k, gamma in enumerate(gammas):
-        expected = jax.device_get(jax.jit(lambda gamma=gamma: run(make(gamma=gamma, num_envs=2), None))())
+    whole = jax.jit(jax.vmap(lambda gamma: [*at_once(steps, n=3, gamma=gamma, flush=True)]))(gammas)
+    expected = jax.device_get(jax.jit(lambda: [run(make(gamma=gamma, num_envs=2), None) for gamma in gammas])())
+    for k in range(len(gammas)):
         for found in (at(one_by_one, k), at(whole, k)):
-            (batch, valid), (like, like_valid) = found, expected
+            (batch, valid), (like, like_valid) = found, expected[k]
             np.testing.assert_array_equal(valid, like_valid)
             for x, y in zip(jax.tree.leaves(batch), jax.tree.leaves(like), strict=True):
                 np.testing.assert_allclose(x[valid], y[valid], rtol=1e-6, atol=1e-7)
@@ -327,7 +327,7 @@ def test_a_discount_that_is_mapped_gives_what_the_number_gives(make):
 def test_a_tracer_without_a_discount_asks_for_one():
     steps = rollout(seeds.rng(0), 1, 2)
     tracer = jr.NStep(n=2, gamma=None, num_envs=2)
-    state, spec = init(tracer, steps), tracer.spec(**first(steps))
+    state, spec = empty(tracer, steps), tracer.spec(**first(steps))
     emitted = jax.eval_shape(lambda: tracer.add(state, **at(steps, 0), gamma=0.9))[1]
     assert jax.tree.map(lambda x: (x.shape, x.dtype), emitted) == jax.tree.map(lambda x: (x.shape, x.dtype), spec)
     for call in (lambda: tracer.add(state, **at(steps, 0)), lambda: tracer.flush(state)):
@@ -344,14 +344,14 @@ def test_a_rollout_without_steps():
         assert (spec.batch_size, spec.S["x"].shape) == (0, (0, 2))
     batch, valid = at_once(steps, n=3, gamma=0.9, next_action=True, flush=True)
     assert (batch.batch_size, batch.S["x"].shape, valid.shape) == (6, (6, 2), (6,))
-    assert not valid.any()
+    assert not np.asarray(valid).any()
 
 
 @pytest.mark.versions
 def test_wrong_steps():
     tracer = jr.NStep(n=3, gamma=0.9, num_envs=2)
     steps = rollout(seeds.rng(0), 4, 2)
-    state, step = init(tracer, steps), at(steps, 0)
+    state, step = empty(tracer, steps), at(steps, 0)
     for name, x, message in (
         ("a", np.zeros(2, np.float32), r"leaf \.a: got float32\[2\], the tracer stores int32\[2\]"),
         ("r", np.zeros(3, np.float32), r"leaf \.r: leading axes \[3\] differ from \[2\]"),
@@ -373,7 +373,7 @@ def test_wrong_steps():
 NOT_REAL = {
     "None": lambda x: None,
     r"complex64\[.*\]": lambda x: x.astype(np.complex64),
-    r"key<fry>\[.*\]": lambda x: jax.random.split(jax.random.key(0), x.shape),
+    r"key<fry>\[.*\]": lambda x: jax.random.wrap_key_data(np.zeros((*x.shape, 2), np.uint32)),
     "a dict": lambda x: {"agent": x},
 }
 
@@ -396,7 +396,7 @@ def test_what_is_no_number_and_no_flag_is_named(name, found):
     steps = rollout(np.random.default_rng(0), 5, 2)
     many, one = ({**x, name: NOT_REAL[found](x[name])} for x in (steps, at(steps, 0)))
     tracer, kind = jr.NStep(n=3, gamma=0.9, num_envs=2), "flag" if steps[name].dtype == bool else "real number"
-    state = init(tracer, steps)
+    state = empty(tracer, steps)
 
     def refused(function, message):
         rejects(f"^{message}", jax.eval_shape, function)
@@ -418,7 +418,7 @@ def test_arguments_that_are_missing_are_named_with_the_call():
     one = [at(steps, 0)[name] for name in ("s", "a", "r", "terminated", "truncated")]
     both = "terminated and truncated, not done"
     for call, message in (
-        (lambda: tracer.add(init(tracer, steps), *one), rf"NStep\.add\(\): s_next is missing.*{both}"),
+        (lambda: tracer.add(empty(tracer, steps), *one), rf"NStep\.add\(\): s_next is missing.*{both}"),
         (lambda: tracer.init(*one), rf"NStep\.init\(\): s_next is missing.*{both}"),
         (lambda: tracer.spec(*one), rf"NStep\.spec\(\): s_next is missing.*{both}"),
         (lambda: tracer.add(None, *one[:3], done=one[3], s_next=one[0]), rf"NStep\.add\(\): got done.*{both}"),
@@ -468,6 +468,6 @@ def test_settings_of_a_rollout_are_checked(settings, message):
 def test_the_discount_of_a_call_is_in_range(gamma):
     steps = rollout(np.random.default_rng(0), 1, 2)
     tracer = jr.NStep(n=2, gamma=0.5, num_envs=2)
-    state = init(tracer, steps)
+    state = empty(tracer, steps)
     for call in (lambda: tracer.add(state, **at(steps, 0), gamma=gamma), lambda: tracer.flush(state, gamma=gamma)):
         rejects(rf"gamma={gamma!r}: must be a number in \[0, 1\]; it is a discount", call)

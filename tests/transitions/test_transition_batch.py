@@ -14,14 +14,15 @@ def single(**arguments):
 
 
 def test_from_single():
-    batch = single(s_next={"x": np.ones(3)}, a_next=2, logp_next=-1, w=3, idx=7, extra_info={"k": 1.0})
+    given = {"s_next": {"x": np.ones(3)}, "a_next": 2, "logp_next": -1, "w": 3, "idx": 7, "extra_info": {"k": 1.0}}
+    batch = jax.device_get(single(**given))
     assert batch.batch_size == 1
     np.testing.assert_array_equal(batch.S["x"], [[0, 1, 2]])
     np.testing.assert_allclose(batch.In, [0.9])
     np.testing.assert_allclose([batch.Rn[0], batch.logP[0], batch.logP_next[0], batch.W[0]], [2, -0.5, -1, 3])
     assert (batch.A[0], batch.A_next[0], batch.idx[0], batch.extra_info["k"][0]) == (1, 2, 7, 1)
     assert batch.idx.dtype == jnp.int32
-    last = single(done=True, gamma=1)
+    last = jax.device_get(single(done=True, gamma=1))
     assert last.In[0] == 0
     assert (last.S_next, last.A_next, last.logP_next, last.idx, last.extra_info) == (None,) * 5
     assert last.W[0] == 1
@@ -53,20 +54,25 @@ def test_from_single_type_errors(name, value, message):
 
 
 def batch_of(size):
-    x = jnp.arange(size, dtype=jnp.float32)
-    return jr.TransitionBatch(S={"x": x}, A=x, logP=x, Rn=x, In=x, S_next={"x": x + 1}, W=x)
+    x, more = map(jnp.asarray, (np.arange(size, dtype=np.float32), np.arange(1, size + 1, dtype=np.float32)))
+    return jr.TransitionBatch(S={"x": x}, A=x, logP=x, Rn=x, In=x, S_next={"x": more}, W=x)
 
 
 @pytest.mark.parametrize("dtype", [jnp.bfloat16, jnp.float16, jnp.float32])
 def test_weights_of_half_precision_are_multiplied_in_float32(dtype):
     """By weights that have no half-precision value."""
     weights, stored = np.array([0.3, 0.7, 0.0], np.float32), np.array([1.5, 3.0, 5.0], np.float32)
-    drawn = batch_of(3).replace(W=stored.astype(dtype)).with_draw(weights, np.arange(3))
-    assert drawn.W.dtype == jnp.float32
-    np.testing.assert_array_equal(drawn.W, stored * weights)
+    integers = np.array([2, 3, 4], np.int32)
+
+    @jax.jit
+    def draw(*stored):
+        return [batch_of(3).replace(W=x).with_draw(weights, np.arange(3)).W for x in stored]
+
+    found, whole = draw(stored.astype(dtype), integers)
+    assert found.dtype == jnp.float32
+    np.testing.assert_array_equal(found, stored * weights)
     assert not np.array_equal(weights.astype(jnp.float16).astype(np.float32), weights)
-    whole = batch_of(3).replace(W=np.array([2, 3, 4], np.int32)).with_draw(weights, np.arange(3)).W
-    np.testing.assert_array_equal(whole, np.array([2, 3, 4], np.float32) * weights)
+    np.testing.assert_array_equal(whole, integers.astype(np.float32) * weights)
 
 
 @pytest.mark.parametrize("reverse", [False, True])
@@ -91,5 +97,5 @@ def test_copy():
 def test_is_a_pytree():
     batch = batch_of(4)
     doubled = jax.jit(lambda b: jax.tree.map(lambda x: 2 * x, b))(batch)
-    np.testing.assert_array_equal(doubled.S_next["x"], 2 * batch.S_next["x"])
-    assert jax.vmap(lambda b: b.Rn + b.In)(batch).shape == (4,)
+    np.testing.assert_array_equal(doubled.S_next["x"], 2 * np.asarray(batch.S_next["x"]))
+    assert jax.eval_shape(jax.vmap(lambda b: b.Rn + b.In), batch).shape == (4,)

@@ -7,6 +7,9 @@ from scipy import stats
 
 from jaxreplay._common.random import random_bits, random_integers
 
+# The tests of permutations take both as they are, not jitted.
+some_bits, some_integers = jax.jit(random_bits, static_argnums=1), jax.jit(random_integers)
+
 
 @pytest.mark.parametrize("make", [jax.random.key, jax.random.PRNGKey, lambda seed: jax.random.key(seed, impl="rbg")])
 def test_bits_of_every_kind_of_key(make):
@@ -25,7 +28,7 @@ def test_bits_are_those_that_jax_draws_without_counters_of_64_bits():
     key = seeds.key(7)
     with jax.threefry_partitionable(False):
         expected = jax.random.bits(key, (2 * 501,), jnp.uint32)
-    np.testing.assert_array_equal(np.concatenate(random_bits(key, 501)), expected)
+    np.testing.assert_array_equal(np.concatenate(some_bits(key, 501)), expected)
 
 
 def test_random_integers_are_the_fraction_times_the_bound():
@@ -34,12 +37,12 @@ def test_random_integers_are_the_fraction_times_the_bound():
     bits[:, :4] = [[0, 0, 2**32 - 1, 2**32 - 1], [0, 2**32 - 1, 0, 2**32 - 1]]
     for bound in (1, 2, 3, 1000, 2**20, 2**24 + 1, 2**29, 2**31 - 1):
         expected = [((int(high) << 32 | int(low)) * bound) >> 64 for high, low in bits.T]
-        np.testing.assert_array_equal(random_integers(jnp.asarray(bits), jnp.int32(bound)), expected)
+        np.testing.assert_array_equal(some_integers(bits, np.int32(bound)), expected)
 
 
 def test_random_integers_are_uniform_where_float32_is_not():
     bound = 3 * 2**23  # more than float32 has steps in [0, 1)
-    draws = np.asarray(random_integers(random_bits(seeds.key(3), 600_000), jnp.int32(bound)))
+    draws = np.asarray(some_integers(some_bits(seeds.key(3), 600_000), np.int32(bound)))
     assert draws.min() >= 0
     assert draws.max() < bound
     assert stats.chisquare(np.bincount(draws % 3, minlength=3)).pvalue > 1e-4

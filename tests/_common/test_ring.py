@@ -1,5 +1,6 @@
+import functools
+
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import given, settings
@@ -7,11 +8,14 @@ from hypothesis import strategies as st
 
 from jaxreplay._common import ring
 
-# Jitted: each shape compiles once, not each operation of it.
-next_slots = jax.jit(ring.next_slots, static_argnums=(2, 3))
-advance = jax.jit(ring.advance, static_argnums=2)
-handles_of = jax.jit(ring.handles, static_argnums=2)
-slots_of = jax.jit(ring.slots, static_argnums=2)
+
+@functools.partial(jax.jit, static_argnums=(3, 4))  # each shape compiles once, not each operation of it
+def insert(state, mask, every, batch, capacity):
+    """The slots of a batch, the ring after it, handles of all its slots and slots of handles."""
+    slots, count = ring.next_slots(state, mask, batch, capacity)
+    state = ring.advance(state, count, capacity)
+    places = np.arange(capacity, dtype=np.int32)
+    return slots, state, ring.handles(state, places, capacity), ring.slots(state, every, capacity)
 
 
 @settings(max_examples=40)
@@ -23,26 +27,23 @@ slots_of = jax.jit(ring.slots, static_argnums=2)
 def test_slots_and_handles_match_a_list_of_insertions(capacity, batches, from_wrap):
     period = ring.init(capacity).period
     first = period - capacity * -(-from_wrap // capacity) if from_wrap else 0  # a multiple of the capacity
-    state = ring.init(capacity).replace(inserted=jnp.int32(first % period))
+    state = ring.init(capacity).replace(inserted=np.int32(first % period))
     inserted = []
     for mask in batches:
         mask = mask[:capacity]
-        slots, count = next_slots(state, np.array(mask), len(mask), capacity)
         new = [len(inserted) + k for k in range(sum(mask))]
-        np.testing.assert_array_equal(np.asarray(slots)[mask], [i % capacity for i in new])
-        assert np.all(np.asarray(slots)[~np.array(mask)] == capacity)
         inserted += new
-        state = advance(state, count, capacity)
+        every = np.full(4 + 12 * 8, -1)
+        every[:4] = -1, period, 2**31 - 1, -(2**31)
+        every[4 : 4 + len(inserted)] = [(first + i) % period for i in inserted]
+        slots, state, handles, found = jax.device_get(insert(state, np.array(mask), every, len(mask), capacity))
+        np.testing.assert_array_equal(slots[mask], [i % capacity for i in new])
+        assert np.all(slots[~np.array(mask)] == capacity)
         kept = inserted[-capacity:]
         expected = np.full(capacity, -1)
         for i in kept:
             expected[i % capacity] = (first + i) % period
-        handles = handles_of(state, np.arange(capacity), capacity)
         np.testing.assert_array_equal(handles, expected)
-        every = np.full(4 + 12 * 8, -1)
-        every[:4] = -1, period, 2**31 - 1, -(2**31)
-        every[4 : 4 + len(inserted)] = [(first + i) % period for i in inserted]
-        found = np.asarray(slots_of(state, every, capacity))
         assert np.all(found[:4] == capacity)
         expected = [i % capacity if i in kept else capacity for i in inserted]
         np.testing.assert_array_equal(found[4 : 4 + len(inserted)], expected)
@@ -62,6 +63,6 @@ def test_period_leaves_room_for_int32_and_tells_generations_and_rings_apart(capa
 
 
 def test_without_mask_all_rows_are_inserted():
-    slots, count = ring.next_slots(ring.init(5), None, 3, 5)
+    slots, count = jax.jit(ring.next_slots, static_argnums=(2, 3))(ring.init(5), None, 3, 5)
     np.testing.assert_array_equal(slots, [0, 1, 2])
     assert count == 3

@@ -191,9 +191,11 @@ def test_small_arrays_of_init_need_no_program_and_can_be_donated(dtype):
         new = [[full(shape, 1, dtype) for shape in shapes] for _ in range(8)]
     assert compiled == []
     jax.block_until_ready([write(given) for given in new])  # compiled
+    held = []  # so that NumPy makes each in another place
     with compilations() as compiled:
         for _ in range(8):
-            check_same([full(shape, 1, dtype) for shape in shapes], [np.ones(shape, dtype) for shape in shapes])
+            held.append([np.ones(shape, dtype) for shape in shapes])
+            check_same([full(shape, 1, dtype) for shape in shapes], held[-1])
             given = [full(shape, 1, dtype) for shape in shapes]  # which NumPy has not seen: its view would keep it
             places = [x.unsafe_buffer_pointer() for x in given]
             assert [x.unsafe_buffer_pointer() for x in write(given)] == places

@@ -31,9 +31,9 @@ def test_what_is_seen_is_what_is_stored_and_drawn(tmp_path):
     """Of a buffer that has wrapped, of which a seventh has priority 0."""
     sampler = jr.Prioritized(alpha=0.6, beta=0.55, epsilon=0.0)
     buffer = jr.ReplayBuffer(capacity=40, sampler=sampler, donate=False)
-    state = buffer.init(jnp.zeros(30))
+    state = buffer.init(np.zeros(30, np.float32))
     for _ in range(2):
-        state = buffer.add(state, jnp.zeros(30))
+        state = buffer.add(state, np.zeros(30, np.float32))
     handles = np.arange(20, 60)
     priorities = (handles % 7).astype(np.float32)
     state = buffer.update(state, handles, priorities)
@@ -86,12 +86,13 @@ class Oldest:
 
 def replay(sampler, count=4, **settings):
     buffer = jr.ReplayBuffer(capacity=4, sampler=sampler)
-    return buffer, buffer.add(buffer.init(jnp.zeros(4)), jnp.zeros(4), mask=jnp.arange(4) < count, **settings)
+    rows = np.zeros(4, np.float32)
+    return buffer, buffer.add(buffer.init(rows), rows, mask=np.arange(4) < count, **settings)
 
 
 def reservoir():
     buffer = jr.ReservoirBuffer(capacity=4, sampler=jr.Prioritized())
-    return buffer, buffer.add(buffer.init(jnp.zeros(9)), jnp.arange(9.0), jax.random.key(0))
+    return buffer, buffer.add(buffer.init(np.zeros(9, np.float32)), np.arange(9, dtype=np.float32), jax.random.key(0))
 
 
 def streams():
@@ -102,17 +103,18 @@ def streams():
 
 def sharded():
     buffer = over_devices(jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized()), 2)
-    return buffer, buffer.add(buffer.init(jnp.zeros(8)), jnp.zeros(8), td_errors=jnp.arange(8.0))
+    rows = np.zeros(8, np.float32)
+    return buffer, buffer.add(buffer.init(rows), rows, td_errors=np.arange(8, dtype=np.float32))
 
 
 def mixture():
     buffer = jr.Mixture(buffers=(replay(jr.Uniform())[0], replay(jr.Prioritized())[0]))
-    return buffer, buffer.add(buffer.init(jnp.zeros(4)), 1, jnp.zeros(4))
+    return buffer, buffer.add(buffer.init(np.zeros(4, np.float32)), 1, np.zeros(4, np.float32))
 
 
 CASES = {
     "empty": (lambda: replay(jr.Prioritized(), 0), [""]),
-    "no mass": (lambda: replay(jr.Prioritized(epsilon=0.0), td_errors=jnp.zeros(4)), [AGES, MASS, WEIGHTS]),
+    "no mass": (lambda: replay(jr.Prioritized(epsilon=0.0), td_errors=np.zeros(4, np.float32)), [AGES, MASS, WEIGHTS]),
     "alpha 0": (lambda: replay(jr.Prioritized(alpha=0.0)), TITLES),
     "without replacement": (lambda: replay(jr.Uniform(replacement=False)), [AGES, MASS, WEIGHTS]),
     "own sampler": (lambda: replay(Oldest()), [AGES, MASS, WEIGHTS]),
@@ -152,10 +154,10 @@ def test_the_package_does_not_import_matplotlib():
 
 def test_errors(monkeypatch):
     buffer, pools = jr.ReplayBuffer(capacity=4), jr.DifficultyPools(tasks_per_env=(4,))
-    rejects("state: is traced", jax.eval_shape, lambda: jr.plot(buffer, buffer.init(jnp.zeros(2))))
+    rejects("state: is traced", jax.eval_shape, lambda: jr.plot(buffer, buffer.init(np.zeros(2, np.float32))))
     rejects(r"buffer=DifficultyPools.*must be a buffer of jaxreplay", jr.plot, pools, pools.init())
-    swapped = buffer.init(jnp.zeros((2, 9)))
+    swapped = buffer.init(np.zeros((2, 9), np.float32))
     rejects(r"^buffer=ReplayState\(.{1,80}\.\.\.: must be", jr.plot, swapped, buffer)  # in one line
-    rejects("capacity=5", jr.plot, jr.ReplayBuffer(capacity=5), buffer.init(jnp.zeros(2)))
+    rejects("capacity=5", jr.plot, jr.ReplayBuffer(capacity=5), buffer.init(np.zeros(2, np.float32)))
     monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
-    rejects(r"matplotlib.*jaxreplay\[plots\]", jr.plot, buffer, buffer.init(jnp.zeros(2)), error=ImportError)
+    rejects(r"matplotlib.*jaxreplay\[plots\]", jr.plot, buffer, buffer.init(np.zeros(2, np.float32)), error=ImportError)

@@ -22,7 +22,7 @@ LANES = [
     {"alpha": 1.0, "epsilon": 0.0, "floor": 0.5},
     {"alpha": 1.7, "epsilon": 1e-6, "floor": 0.0},
 ]
-STACKED = {name: jnp.array([lane[name] for lane in LANES], jnp.float32) for name in IN_STATE}
+STACKED = {name: np.array([lane[name] for lane in LANES], np.float32) for name in IN_STATE}
 PER = {
     "ever": {"beta": 0.7},
     "stored": {"max_priority": "stored", "normalize": "global"},
@@ -48,10 +48,15 @@ def with_settings(state, settings):
     """A state before its first `add`, with these settings in the sampler of every source and shard."""
     if isinstance(state, tuple):
         return tuple(with_settings(part, settings) for part in state)
-    changed = {
-        name: jnp.broadcast_to(jnp.asarray(x, jnp.float32), getattr(state.sampler, name).shape)
-        for name, x in settings.items()
-    }
+
+    def laid_out(x, old):
+        if isinstance(x, jax.Array):
+            return jnp.broadcast_to(jnp.asarray(x, jnp.float32), old.shape)
+        x = np.broadcast_to(np.float32(x), old.shape)  # of one layout, so that `add` is one program
+        is_on_many = not isinstance(old, jax.core.Tracer) and len(old.devices()) > 1
+        return jax.device_put(x, old.sharding if is_on_many else None)
+
+    changed = {name: laid_out(x, getattr(state.sampler, name)) for name, x in settings.items()}
     return state.replace(sampler=state.sampler.replace(**changed))
 
 
@@ -96,7 +101,7 @@ def test_a_lane_equals_the_same_settings_alone_bit_for_bit():
 @pytest.mark.parametrize("per", ["stored", *map(rarely, ["ever", "number"])])
 def test_lanes_do_what_their_twins_do(per):
     buffer = jr.ReplayBuffer(capacity=5, sampler=jr.Prioritized(**PER[per]))
-    state = jax.vmap(lambda s: with_settings(buffer.init(items(numbers(0, 1))), s))(STACKED)
+    state = jax.jit(jax.vmap(lambda s: with_settings(buffer.init(items(numbers(0, 1))), s)))(STACKED)
     new = PER[per].get("max_priority", "ever")
     twins, rng = [oracles.ReplayTwin(5, new_priority=new, **lane) for lane in LANES], seeds.rng("settings", per)
     add = jax.jit(jax.vmap(lambda s, x, e: buffer.add(s, x, td_errors=e), in_axes=(0, None, None)))
@@ -107,13 +112,14 @@ def test_lanes_do_what_their_twins_do(per):
         state = add(state, items(ids), new_errors)
         handles, errors = rng.integers(max(0, 3 * number - 3), 3 * number + 3, 6).astype(np.int32), rng.normal(size=6)
         state = update(state, handles, errors.astype(np.float32))
+        sampler = jax.device_get(state.sampler)
         for k, twin in enumerate(twins):
             twin.add([{"id": int(i)} for i in ids], None, new_errors)
             twin.update([h if h in twin.leaf else None for h in handles.tolist()], errors.astype(np.float32))
-            tree = jax.tree.map(lambda x, k=k: x[k], state.sampler.tree)
+            tree = at(sampler.tree, k)
             check_tree(tree)
             np.testing.assert_allclose(leaves_of(tree), twin.leaves_by_slot(), rtol=2e-5)
-            np.testing.assert_allclose(state.sampler.max_priority[k], twin.max_priority, rtol=1e-6)
+            np.testing.assert_allclose(sampler.max_priority[k], twin.max_priority, rtol=1e-6)
 
 
 @pytest.mark.law
@@ -126,7 +132,7 @@ def test_each_lane_draws_by_its_own_law():
         state = buffer.add(state, numbers(0, 4), td_errors=errors)
         return buffer.sample(state, seeds.key(0), 20_000).items
 
-    for alpha, drawn in zip(alphas, jax.jit(jax.vmap(draw))(alphas), strict=True):
+    for alpha, drawn in zip(alphas, np.asarray(jax.jit(jax.vmap(draw))(alphas)), strict=True):
         law = errors**alpha / np.sum(errors**alpha)
         assert stats.chisquare(np.bincount(drawn, minlength=4), 20_000 * law).pvalue > 1e-4
 
@@ -176,7 +182,7 @@ def test_migration_keeps_the_settings_of_the_state_where_the_configurations_agre
 def test_settings_of_another_dtype_change_no_other():
     """With 64-bit types they are float64."""
     buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(), donate=False)
-    given = {name: jnp.asarray(np.float64(value)) for name, value in IN_STATE.items()}
+    given = {name: jax.device_put(np.float64(value)) for name, value in IN_STATE.items()}
     state = buffer.init(numbers(0, 4))
     state = state.replace(sampler=state.sampler.replace(**given))
     after = buffer.update(buffer.add(state, numbers(0, 4), td_errors=np.arange(4.0)), numbers(0, 4), np.arange(4.0))

@@ -22,7 +22,7 @@ def test_matches_twin(normalize, beta):
     np.testing.assert_allclose(got, expected, rtol=1e-5)
     assert got.dtype == jnp.float32
     if normalize == "batch":
-        assert np.max(got) == 1
+        assert np.asarray(got).max() == 1
 
 
 def test_extreme_probabilities_stay_finite_and_empty_rows_are_zero():
@@ -41,10 +41,10 @@ def test_a_row_without_an_item_has_no_gradient():
 
 
 def test_global_weight_is_at_most_one_and_one_at_the_smallest():
-    probabilities = np.array([0.1, 0.2, 0.4])
-    weights = weigh(probabilities, 5, 1.0, normalize="global", min_probability=0.1)
-    np.testing.assert_allclose(weights, [1, 0.5, 0.25], rtol=1e-6)
-    assert np.max(weights) == 1
+    probabilities = np.resize(np.float32([0.1, 0.2, 0.4]), 50)
+    weights = np.asarray(weigh(probabilities, 5, 1.0, normalize="global", min_probability=np.float32(0.1)))
+    np.testing.assert_allclose(weights, np.resize([1, 0.5, 0.25], 50), rtol=1e-6)
+    assert weights.max() == 1
 
 
 def test_traced_beta_and_vmap():
@@ -56,14 +56,14 @@ def test_traced_beta_and_vmap():
 
 @pytest.mark.versions
 def test_errors():
-    rejects("normalize='max': expected \"batch\"", jr.importance_weights, np.ones(2), 2, 1.0, normalize="max")
-    rejects("min_probability=None", jr.importance_weights, np.ones(2), 2, 1.0, normalize="global")
+    rejects("normalize='max': expected \"batch\"", jr.importance_weights, np.ones(4), 2, 1.0, normalize="max")
+    rejects("min_probability=None", jr.importance_weights, np.ones(4), 2, 1.0, normalize="global")
 
 
 def test_effective_sample_size():
-    assert jr.effective_sample_size(np.ones(8)) == 8
-    assert effective_size(np.array([1e-30, 0, 0])) == 1
-    assert effective_size(np.zeros(3)) == 0
+    assert float(jr.effective_sample_size(np.ones(3))) == 3
+    assert float(jr.effective_sample_size(np.array([1e-30, 0, 0]))) == 1
+    assert float(jr.effective_sample_size(np.zeros(3))) == 0
     np.testing.assert_allclose(effective_size(np.array([[1.0, 3], [1e30, 3e30]])), [1.6, 1.6], rtol=1e-6)
 
 
@@ -76,6 +76,10 @@ def test_parts_of_a_batch_have_the_weights_of_the_whole(normalize):
         settings = {"normalize": normalize, "min_probability": smallest, "axis_name": axis_name}
         return jr.importance_weights(probabilities, 20, 0.5, **settings)
 
-    whole = jax.jit(weights)(probabilities.reshape(-1), 0.01)
-    parts = jax.jit(jax.vmap(lambda p, s: weights(p, s, "part"), axis_name="part"))(probabilities, smallest)
-    np.testing.assert_array_equal(parts.reshape(-1), whole)
+    @jax.jit
+    def run(probabilities, smallest):
+        parts = jax.vmap(lambda p, s: weights(p, s, "part"), axis_name="part")(probabilities, smallest)
+        return weights(probabilities.reshape(-1), 0.01), parts.reshape(-1)
+
+    whole, parts = run(probabilities, smallest)
+    np.testing.assert_array_equal(parts, whole)

@@ -56,12 +56,12 @@ def test_a_bound_buffer_in_jit_scan_and_vmap_is_the_buffer(name):
     chex.assert_trees_all_equal(others, samples)
     one = at(bound, 0)
     assert one.config is buffer
-    handles = others.indices[0, -1]
+    handles = np.asarray(others.indices)[0, -1]
     chex.assert_trees_all_equal(one.get(handles), buffer.get(one.state, handles))
     for method in ("size", "is_empty", "is_full", "can_sample"):
-        assert getattr(one, method)() == getattr(buffer, method)(one.state)
+        np.testing.assert_array_equal(getattr(one, method)(), getattr(buffer, method)(one.state))
     if name != "mixture":
-        assert one.num_batches(4) == buffer.num_batches(one.state, 4)
+        assert int(one.num_batches(4)) == int(buffer.num_batches(one.state, 4))
         if name != "reservoir":  # which keeps no order
             chex.assert_trees_all_equal(one.newest(2), buffer.newest(one.state, 2))
         chex.assert_trees_all_equal(one.epoch(KEY, 4, step=0), buffer.epoch(one.state, KEY, 4, step=0))
@@ -93,7 +93,7 @@ def test_eager_calls_donate_as_the_buffer_does():
     rejects("state: was donated to an earlier call and is gone", gone.size)
     kept = jr.bind(jr.ReplayBuffer(capacity=4, donate=False), replay.state)
     kept.add(items(numbers(0, 2)))
-    assert kept.size() == 2
+    assert int(kept.size()) == 2
 
 
 def test_what_else_a_configuration_can_do():
@@ -161,13 +161,13 @@ class Bare:
 def test_a_state_that_is_a_single_array(transform):
     @transform
     def use(x):
-        bound = jr.bind(Counter(), jnp.int32(5)).add(x)
+        bound = jr.bind(Counter(), np.int32(5)).add(x)
         other, rest = bound.update(2 * x)
-        bare = jr.bind(Bare(), jnp.int32(5)).add(x)
+        bare = jr.bind(Bare(), np.int32(5)).add(x)
         scaled, _ = bare.update(x)
         return bound, bound.size(), bound.parts(), other, rest, bare, scaled, bare.push(x), bare.like()
 
-    bound, size, parts, other, rest, bare, scaled, pushed, like = use(jnp.int32(3))
+    bound, size, parts, other, rest, bare, scaled, pushed, like = use(jax.device_put(np.int32(3)))
     assert [type(x) for x in (bound, other, bare, scaled)] == [jr.Bound] * 4
     assert (bound.state, other.state, rest, bare.state, scaled.state) == (8, 16 * 3, 6, 8, 24)
     assert (size, parts, pushed, like) == (4, (8, -8), 8, 8)  # no states, though they look like one
@@ -203,8 +203,8 @@ def test_calls_pass_on_all_their_arguments():
     """By position and by name; `add` of each buffer takes others."""
     replay = jr.bind(BUFFERS["replay"], BUFFERS["replay"].init(items(numbers(0, 4))))
     replay = replay.add(items(numbers(0, 4)), mask=np.arange(4) > 0, td_errors=np.array([1.0, np.nan, 0.0, 8.0]))
-    assert replay.size() == 3
-    assert replay.state.sampler.max_priority > 8
+    assert int(replay.size()) == 3
+    assert float(replay.state.sampler.max_priority) > 8
     replay = replay.add(items(numbers(4, 4)), mask=np.arange(4) > 2)
     assert replay.get(replay.newest(4))["id"].tolist() == [1, 2, 3, 7]
     kept = replay.set(replay.newest(2), {"id": numbers(50, 2), "x": None}, mask=np.array([False, True]))
@@ -214,10 +214,10 @@ def test_calls_pass_on_all_their_arguments():
     assert replay.epoch(KEY, batch_size=3, step=1).indices.tolist().count(-1) == 2
     assert replay.num_batches(3) == 2
     told = replay.update(replay.newest(2), np.array([9.0, 90.0], np.float32))
-    assert told.state.sampler.updates == 1
-    assert told.state.sampler.max_priority > 89
+    assert int(told.state.sampler.updates) == 1
+    assert float(told.state.sampler.max_priority) > 89
     reservoir = jr.bind(BUFFERS["reservoir"], BUFFERS["reservoir"].init(items(numbers(0, 4))))
-    assert reservoir.add(items(numbers(0, 4)), key=KEY, mask=np.arange(4) > 2).size() == 1
+    assert reservoir.add(items(numbers(0, 4)), key=KEY, mask=np.arange(4) > 2).size().tolist() == 1
     sharded = jr.bind(BUFFERS["sharded"], BUFFERS["sharded"].init(items(numbers(0, 4))))
     assert isinstance(sharded.add(items(numbers(0, 4)), mask=np.arange(4) > 2), jr.Bound)
     assert sharded.add(items(numbers(0, 4)), mask=np.arange(4) > 2).can_sample(batch_size=1)

@@ -57,8 +57,8 @@ def run(buffer, batch, key, steps=6, state=None):
 def test_one_shard_is_the_buffer_bit_for_bit_in_jit_and_vmap(name):
     buffer, batch = BUFFERS[name]
     sharded = jr.Sharded(buffer=buffer, mesh=mesh(1, jax.devices()))
-    keys = jax.random.split(jax.random.key(0), 3)
-    for transform, given, axis in ((lambda f: f, keys[0], 0), (jax.vmap, keys, 1)):
+    key = jax.random.key(0)
+    for transform, given, axis in ((lambda f: f, key, 0), (jax.vmap, jax.random.split(key, 3), 1)):
         expected, samples = run_once(transform(functools.partial(run, buffer, batch)))(given)
         found, found_samples = run_once(transform(functools.partial(run, sharded, batch)))(given)
         chex.assert_trees_all_equal(samples, found_samples)
@@ -69,16 +69,20 @@ def test_eager_equals_scan_equals_vmap_and_all_is_laid_out_over_the_mesh():
     """Of sequences; the contract of all buffers says so of items."""
     buffer, batch = BUFFERS["sequence"]
     sharded = over_devices(buffer, 4)
-    keys = jax.random.split(jax.random.key(0), 2)
-    expected, samples = jax.jit(functools.partial(run, sharded, batch))(keys[0])
+
+    @jax.jit
+    def alone_and_mapped(keys):
+        its_run = functools.partial(run, sharded, batch)
+        return its_run(keys[0]), jax.vmap(its_run)(keys), jax.random.split(keys[0], 6)
+
+    (expected, samples), (vmapped, vmapped_samples), its_keys = alone_and_mapped(jax.random.split(jax.random.key(0), 2))
     state = sharded.init(jax.eval_shape(batch, 0))
-    for t, key in enumerate(jax.random.split(keys[0], 6)):
+    for t, key in enumerate(its_keys):
         state, sample = step(sharded, batch, state, (t, key))
         chex.assert_trees_all_equal(sample, at(samples, t))
         for leaf in jax.tree.leaves(state):
             assert leaf.sharding.is_equivalent_to(sharded.state_sharding, leaf.ndim)
     chex.assert_trees_all_equal(state, expected)
-    vmapped, vmapped_samples = jax.jit(jax.vmap(functools.partial(run, sharded, batch)))(keys)
     chex.assert_trees_all_equal(at(vmapped, 0), expected)
     chex.assert_trees_all_equal(at(vmapped_samples, 0), samples)
 
@@ -102,7 +106,7 @@ def test_contents_law_and_weights_equal_the_twin(num_shards, normalize):
             mask[-8 // num_shards :] = False  # the last shard stays empty
         state = sharded.add(state, items(ids), mask=mask)
         twin.add(ids, mask)
-        assert sharded.size(state) == twin.size
+        assert int(sharded.size(state)) == twin.size
         sample = sharded.sample(state, seeds.key(t), 40)
         handles = np.asarray(sample.indices)
         scale = 3.0 / (1 + 9 * (np.arange(40) * num_shards // 40))  # the shards are unlike
@@ -148,21 +152,27 @@ def test_contents_law_and_weights_equal_the_twin(num_shards, normalize):
 def test_weighted_means_are_unbiased_with_uneven_shards(sampler, num_shards):
     sharded = over_devices(jr.ReplayBuffer(capacity=64, sampler=sampler), num_shards)
     mask = np.arange(8) < 5  # with 8 shards three are empty
-    state = sharded.init(ITEMS)
-    for t in range(4):
-        state = sharded.add(state, items(8 * t + np.arange(8)), mask=mask)
-    size = int(sharded.size(state))
-    assert size == 20
+
+    @jax.jit
+    def use(keys):
+        state, _ = lax.scan(
+            lambda state, t: (sharded.add(state, items(8 * t + np.arange(8, dtype=np.int32)), mask=mask), None),
+            sharded.init(ITEMS),
+            np.arange(4, dtype=np.int32),
+        )
+        sample = sharded.sample(state, seeds.key(0), 64)
+        td_errors = sample.items["id"] % 7 + np.float32(1)
+        state = sharded.update(state, sample.indices, td_errors)
+
+        def estimate(key):
+            sample = sharded.sample(state, key, 64)
+            return jnp.mean(sample.weights * sample.items["x"][:, 0] ** 2), jnp.mean(sample.weights)
+
+        return sharded.size(state), sample, jax.vmap(estimate)(keys)
+
+    size, sample, (squares, ones) = use(jax.random.split(seeds.key(1), 3_000))
+    assert int(size) == 20
     every = np.array([8 * t + row for t in range(4) for row in range(5)])
-    sample = sharded.sample(state, seeds.key(0), 64)
-    td_errors = np.asarray(sample.items["id"]) % 7 + np.float32(1)
-    state = sharded.update(state, sample.indices, td_errors)
-
-    def estimate(key):
-        sample = sharded.sample(state, key, 64)
-        return jnp.mean(sample.weights * sample.items["x"][:, 0] ** 2), jnp.mean(sample.weights)
-
-    squares, ones = jax.jit(jax.vmap(estimate))(jax.random.split(seeds.key(1), 3_000))
     for estimates, truth in ((squares, np.mean(every.astype(float) ** 2)), (ones, 1.0)):
         estimates = np.asarray(estimates, np.float64)
         error = estimates.mean() - truth
@@ -212,8 +222,9 @@ def test_the_weighted_mean_of_two_items_beside_eight():
     weighted = weights * np.asarray(sample.items)
     assert np.mean(weighted) == pytest.approx(20.8)
     assert np.sum(weighted) / np.sum(weights) == pytest.approx(20.8)
-    assert not sharded.is_full(state)  # only one shard is
-    assert sharded.num_batches(state, 6) == 3
+    is_full, num_batches = jax.jit(lambda state: (sharded.is_full(state), sharded.num_batches(state, 6)))(state)
+    assert not is_full  # only one shard is
+    assert int(num_batches) == 3
     drawn = np.stack([sharded.epoch(state, jax.random.key(0), 6, step=k).indices for k in range(4)]).reshape(4, 2, 3)
     np.testing.assert_array_equal(np.sum(drawn >= 0, axis=-1), [[2, 3], [0, 3], [0, 2], [0, 0]])
     assert len(set(drawn[drawn >= 0])) == 10
@@ -234,7 +245,7 @@ def test_shards_with_equal_contents_draw_unlike_except_systematically():
             _, later = sharded.later(state, key, np.repeat(np.arange(4) * period, 8))  # of the oldest sequences
             return sample.indices % period, epoch.indices % period, later
 
-        found = [np.reshape(rows, (4, 8)) for rows in draw(jax.random.key(0))]
+        found = [np.asarray(rows).reshape(4, 8) for rows in draw(jax.random.key(0))]
         assert [len(np.unique(rows, axis=0)) for rows in found] == kinds
 
 
@@ -244,7 +255,7 @@ def test_handles_stay_distinct_when_counters_wrap():
     period = state.ring.period
     assert period % 3 == 0
     assert 8 * period + 3 <= 2**31 - 1
-    late = jnp.full_like(state.ring.inserted, period - 3)
+    late = jax.device_put(np.full(8, period - 3, np.int32), sharded.state_sharding)
     state = state.replace(ring=state.ring.replace(inserted=late))
     for t in range(4):
         state = sharded.add(state, items(8 * t + np.arange(8)))
@@ -291,9 +302,9 @@ def test_any_mesh_will_do(kinds):
     for layout in (PartitionSpec(), PartitionSpec(None, "seed"), PartitionSpec(None, "data")):
         rows = jax.device_put(batch(0), NamedSharding(sharded.mesh, layout))
         state = sharded.add(state, rows, ends=np.zeros((3, 8), bool))
-        sample = sharded.sample(state, jax.random.key(1), 4, beta=jnp.float32(0.5))
+        sample = sharded.sample(state, jax.random.key(1), 4, beta=np.float32(0.5))
         state = sharded.update(state, np.asarray(sample.indices), np.ones(4))
-    assert sharded.size(state) == 24
+    assert int(sharded.size(state)) == 24
 
 
 @pytest.mark.versions
@@ -303,18 +314,22 @@ def test_buffers_run_in_the_users_own_shard_map(name):
     buffer, batch = BUFFERS[name]
 
     def on_device(keys, states):
-        state = at(states, 0)
-        state, samples = run(buffer, lambda t: batch(t + lax.axis_index("data")), keys[0], state=state)
+        key, state = jax.random.wrap_key_data(keys[0]), at(states, 0)
+        state, samples = run(buffer, lambda t: batch(t + lax.axis_index("data")), key, state=state)
         return jax.tree.map(lambda x: x[None], (state, samples))
 
     spec = PartitionSpec("data")
     mapped = run_once(jax.shard_map(on_device, mesh=mesh(2), in_specs=spec, out_specs=spec))
-    keys = jax.random.split(jax.random.key(0), 2)
-    empty = jax.vmap(lambda _: buffer.init(jax.eval_shape(batch, 0)))(keys)
+    keys = seeds.rng(0).integers(2**32, size=(2, 2), dtype=np.uint32)
+    empty = jax.device_get(jax.jit(jax.vmap(lambda _: buffer.init(jax.eval_shape(batch, 0))))(keys))
     _, samples = mapped(keys, empty)
+
+    @run_once
+    def alone(key, device):
+        return run(buffer, lambda t: batch(t + device), jax.random.wrap_key_data(key))[1]
+
     for device in range(2):
-        alone = run_once(functools.partial(run, buffer, lambda t, d=device: batch(t + d)))(keys[device])[1]
-        chex.assert_trees_all_close(at(samples, device), alone, rtol=1e-6)
+        chex.assert_trees_all_close(at(samples, device), alone(keys[device], np.int32(device)), rtol=1e-6)
 
 
 @pytest.mark.hlo

@@ -130,16 +130,26 @@ def test_what_a_run_draws_after_it_was_closed_is_what_a_new_buffer_would(windows
 def test_two_rows_of_two_runs_are_no_sequence():
     """The smallest: without the call they are one, and with a mask they are in the streams that go on."""
     buffer, row = make("inside", False, sequence_length=2), np.ones((1, ENVS), np.int32)
-    before = buffer.add(buffer.init(row), row)
-    for mask, drawn in ((None, 0), (np.arange(ENVS) < 3, ENVS - 3), (np.zeros(ENVS, bool), ENVS)):
-        assert int(buffer.size(buffer.add(buffer.end_streams(before, mask=mask), row))) == drawn
+    masks = None, np.arange(ENVS) < 3, np.zeros(ENVS, bool)
+
+    @jax.jit
+    def sizes(state):
+        before = buffer.add(state, row)
+        return [buffer.size(buffer.add(buffer.end_streams(before, mask=mask), row)) for mask in masks]
+
+    assert [*map(int, sizes(buffer.init(row)))] == [0, ENVS - 3, ENVS]
 
 
 def test_a_newest_row_that_may_not_be_drawn_stays_masked():
     buffer, ones = make("episodes", True, sequence_length=3), np.ones((3, ENVS), np.int32)
-    state = buffer.add(buffer.init(ones), ones, drawable=np.tile([[True], [True], [False]], (1, ENVS)))
-    for its in (state, buffer.end_streams(state)):
-        assert np.unique(buffer.sample(its, KEY, 8).mask, axis=0).tolist() == [[True, True, False]]
+
+    @jax.jit
+    def masks(state):
+        state = buffer.add(state, ones, drawable=np.tile([[True], [True], [False]], (1, ENVS)))
+        return [buffer.sample(its, KEY, 8).mask for its in (state, buffer.end_streams(state))]
+
+    for mask in masks(buffer.init(ones)):
+        assert np.unique(mask, axis=0).tolist() == [[True, True, False]]
 
 
 @pytest.mark.versions
@@ -186,10 +196,15 @@ def test_it_is_one_program_and_donates():
 def test_shards_take_their_parts_of_the_mask():
     whole = make("inside", False, sequence_length=2)
     buffer, ones = over_devices(whole, 2), np.arange(3 * ENVS, dtype=np.int32).reshape(3, ENVS)
-    state = buffer.add(buffer.init(ones), ones)
-    state = buffer.end_streams(state, mask=np.array([False, True, True, True]))
-    state = buffer.add(state, ones + 100)
-    drawn = np.asarray(buffer.get(state, buffer.newest(state, 40)))
+    state = buffer.init(ones)
+
+    @jax.jit
+    def rows_of_all(state):
+        state = buffer.end_streams(buffer.add(state, ones), mask=np.array([False, True, True, True]))
+        state = buffer.add(state, ones + 100)
+        return buffer.get(state, buffer.newest(state, 40))
+
+    drawn = np.asarray(rows_of_all(state))
     crossing = drawn[(drawn[:, 0] < 100) & (drawn[:, 1] >= 100)]
     assert crossing.tolist() == [[8, 100]]  # of the stream that goes on
     rejects("mask", buffer.end_streams, state, mask=np.ones(3, bool))

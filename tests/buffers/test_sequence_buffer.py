@@ -156,8 +156,9 @@ def test_only_what_is_cut_is_masked():
     ends = np.array([[False], [True], [False], [False]])
     for windows, expected in (("cut", [True, True, False, False]), ("any", [True] * 4)):
         buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=4, windows=windows)
-        state = buffer.add(buffer.init(stream(0, 1, 1)), stream(0, 4, 1), ends=ends)
-        assert buffer.sample(state, jax.random.key(0), 1).mask.tolist() == [expected]
+        state = buffer.init(stream(0, 1, 1))
+        draw = jax.jit(lambda s, b=buffer: b.sample(b.add(s, stream(0, 4, 1), ends=ends), jax.random.key(0), 1))
+        assert draw(state).mask.tolist() == [expected]
 
 
 def test_dtypes_and_structure_are_kept():

@@ -61,20 +61,24 @@ def test_law_of_the_others(name, max_age):
 @pytest.mark.parametrize("name", SAMPLERS)
 def test_each_row_counts_and_only_stored_items_do(name):
     buffer, state = filled(SAMPLERS[name])
-    td_errors = np.array([1.0, np.nan, 1.0, 1.0, 1.0])  # rejected ones count too
-    state = buffer.update(state, np.array([0, 0, 3, -1, 77]), td_errors)
-    assert state.uses.of_slots.tolist() == [2, 0, 0, 1, 0, 0, 0, 0]
-    assert leaves_of(state.uses.unspent).tolist() == [0, 1, 1, 1, 1, 1, 1, 1]
-    assert buffer.priorities(state, np.array([0, 1])).tolist() == [0, 1]
-    state = buffer.update(state, np.array([0, 3, -1, -1, -1]), np.full(5, 9.0))  # spent, and late: it stays so
-    assert buffer.priorities(state, np.array([0, 3])).tolist() == [0, 0]
-    assert int(buffer.size(state)) == 6
-    state = buffer.add(state, np.arange(3))  # overwrites 0, 1 and 2
-    assert state.uses.of_slots.tolist() == [0, 0, 0, 2, 0, 0, 0, 0]
-    assert int(buffer.size(state)) == 7
-    late = buffer.update(state, np.array([0, 0, 0, -1, -1]), np.ones(5))
-    assert int(buffer.size(late)) == 7
-    assert int(late.uses.late) == 4
+
+    @jax.jit
+    def run(state):
+        td_errors = np.array([1.0, np.nan, 1.0, 1.0, 1.0])  # rejected ones count too
+        first = buffer.update(state, np.array([0, 0, 3, -1, 77]), td_errors)
+        second = buffer.update(first, np.array([0, 3]), np.array([9.0, 9.0]))  # spent, and late: it stays so
+        third = buffer.add(second, np.arange(3))  # overwrites 0, 1 and 2
+        last = buffer.update(third, np.array([0, 0, 0]), np.ones(3))
+        priorities = buffer.priorities(first, np.array([0, 1])), buffer.priorities(second, np.array([0, 3]))
+        return (first, second, third, last), priorities, [buffer.size(x) for x in (second, third, last)]
+
+    (first, _, third, last), (one, zero), sizes = jax.device_get(run(state))
+    assert first.uses.of_slots.tolist() == [2, 0, 0, 1, 0, 0, 0, 0]
+    assert leaves_of(first.uses.unspent).tolist() == [0, 1, 1, 1, 1, 1, 1, 1]
+    assert (one.tolist(), zero.tolist()) == ([0, 1], [0, 0])
+    assert third.uses.of_slots.tolist() == [0, 0, 0, 2, 0, 0, 0, 0]
+    assert [*map(int, sizes)] == [6, 7, 7]
+    assert int(last.uses.late) == 4
 
 
 def test_the_count_of_one_item_stops_and_that_of_another_goes_on():
@@ -186,14 +190,18 @@ def test_weights_and_first_priorities_are_those_without_a_bound():
     sampler = jr.Prioritized(alpha=1.0, beta=0.7, epsilon=0.0, normalize="global", max_priority="stored")
     (bounded, state), (plain, other) = filled(sampler, capacity=9), filled(sampler, capacity=9, max_uses=None)
     errors = np.array([0.0, 0.5, 1.0, 2.0, 0.0, 1.5, 1.0, 0.7])
-    state, other = bounded.update(state, np.arange(8), errors), plain.update(other, np.arange(8), errors)
-    found, expected = (b.sample(x, jax.random.key(0), 32) for b, x in ((bounded, state), (plain, other)))
-    np.testing.assert_array_equal(found.weights, expected.weights)
-    assert np.asarray(found.weights).min() > 0.1
-    state, other = (b.update(x, np.arange(8), np.zeros(8)) for b, x in ((bounded, state), (plain, other)))
-    state, other = bounded.add(state, np.arange(1)), plain.add(other, np.arange(1))
-    found, expected = (b.priorities(x, np.array([8])) for b, x in ((bounded, state), (plain, other)))
-    assert found.tolist() == expected.tolist() == [1]
+
+    def run(buffer, state):
+        state = buffer.update(state, np.arange(8), errors)
+        weights = buffer.sample(state, jax.random.key(0), 32).weights
+        state = buffer.add(buffer.update(state, np.arange(8), np.zeros(8)), np.arange(1))
+        return weights, buffer.priorities(state, np.array([8]))
+
+    run = jax.jit(run, static_argnums=0)
+    (weights, priority), (expected, first) = jax.device_get([run(bounded, state), run(plain, other)])
+    np.testing.assert_array_equal(weights, expected)
+    assert weights.min() > 0.1
+    assert priority.tolist() == first.tolist() == [1]
 
 
 def test_a_spent_item_that_revives_gets_the_largest_priority():

@@ -1,5 +1,6 @@
 """Discounts of each step, and one for each environment; the twin has the rest."""
 
+import functools
 import itertools
 from typing import Any
 
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 import seeds
 from helpers import at, rarely, rejects
+from jax import lax
 from jax.test_util import check_grads
 
 import jaxreplay as jr
@@ -28,15 +30,21 @@ def make_steps(length, num_envs):
 def traced(steps, mask, discounts, gamma, **settings):
     """By `add` and `flush`; [T, num_envs] or one number of each call."""
     tracer = jr.NStep(gamma=None, num_envs=len(mask[0]), **settings)
-    given = {} if discounts is None else {"discount": discounts[0]}
-    state, emitted = tracer.init(**at(steps, 0), **given), []
-    for t in range(len(mask)):
-        given = {"gamma": gamma} if discounts is None else {"discount": discounts[t]}
-        state, batch, _ = tracer.add(state, **at(steps, t), **given, mask=mask[t])
-        emitted.append(batch)
-    emitted.append(tracer.flush(state, gamma=gamma)[1])
-    batch = jax.tree.map(lambda *x: np.concatenate(x), *emitted)
+    batch = jax.device_get(all_emitted(tracer, steps, mask, discounts, gamma))
     return jax.tree.map(lambda x: x[batch.valid], batch)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def all_emitted(tracer, steps, mask, discounts, gamma):
+    def step(state, x):
+        given = {"gamma": gamma} if discounts is None else {"discount": x[2]}
+        state, batch, _ = tracer.add(state, **x[0], **given, mask=x[1])
+        return state, batch
+
+    first = {name: x[0] for name, x in steps.items()} | ({} if discounts is None else {"discount": discounts[0]})
+    state, batch = lax.scan(step, tracer.init(**first), (steps, mask, discounts))
+    rest = tracer.flush(state, gamma=gamma)[1]
+    return jax.tree.map(lambda x, y: jnp.concatenate([x.reshape(-1, *x.shape[2:]), y]), batch, rest)
 
 
 def at_once(steps, mask, discounts, gamma, **settings):
@@ -101,11 +109,11 @@ def test_monte_carlo_discounts_to_the_end_of_the_episode():
 
 
 def test_a_discount_out_of_range_is_clipped_as_a_gamma_is():
-    steps, mask = make_steps(6, 2)
+    steps, mask = make_steps(40, 3)
     for given, kept in ((1.5, 1.0), (-0.5, 0.0)):
         discounts = [np.full_like(steps["r"], x) for x in (given, kept)]
-        same_bits(*(at_once(steps, mask, x, None, n=3) for x in discounts))
-        same_bits(*(at_once(steps, mask, None, jnp.asarray(x[0]), n=3) for x in discounts))
+        same_bits(*(at_once(steps, mask, x, None, n=5) for x in discounts))
+        same_bits(*(at_once(steps, mask, None, jnp.asarray(x[0]), n=5) for x in discounts))
 
 
 @pytest.mark.parametrize("equal", [True, False])

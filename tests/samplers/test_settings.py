@@ -39,9 +39,8 @@ ERRORS = np.array([0.0, -0.2, 3.0, np.nan, 0.7, np.inf, -8.0, 0.01], np.float32)
 
 
 def batch(buffer, number):
-    return items(
-        numbers(8 * number, 8).reshape(4, 2) if isinstance(buffer, jr.SequenceBuffer) else numbers(8 * number, 8)
-    )
+    ids = 8 * number + numbers(0, 8)
+    return items(ids.reshape(4, 2) if isinstance(buffer, jr.SequenceBuffer) else ids)
 
 
 def with_settings(state, settings):
@@ -62,14 +61,21 @@ def with_settings(state, settings):
 
 def steps(buffer, key, settings):
     """The state after three replay steps, and the last draw with its priorities."""
-    state = with_settings(buffer.init(batch(buffer, 0)), settings)
-    for number in range(3):
-        its = () if not isinstance(buffer, jr.Mixture) else (number % 2,)
+
+    def step(state, number, *its):
         own_key = (jax.random.fold_in(key, 9),) if isinstance(buffer, jr.ReservoirBuffer) else ()
         state = buffer.add(state, *its, batch(buffer, number), *own_key)
         sample = buffer.sample(state, jax.random.fold_in(key, number), 8)
-        state = buffer.update(state, sample.indices, jnp.roll(ERRORS, number))
-    return state, buffer.sample(state, key, 8), buffer.priorities(state, sample.indices)
+        return buffer.update(state, sample.indices, jnp.roll(ERRORS, number)), sample.indices
+
+    state = with_settings(buffer.init(batch(buffer, 0)), settings)
+    if isinstance(buffer, jr.Mixture):  # the source is static
+        for number in range(3):
+            state, handles = step(state, number, number % 2)
+    else:
+        state, handles = jax.lax.scan(step, state, np.arange(3, dtype=np.int32))
+        handles = handles[-1]
+    return state, buffer.sample(state, key, 8), buffer.priorities(state, handles)
 
 
 @pytest.mark.parametrize(

@@ -32,14 +32,14 @@ def materialize(*arrays: jax.Array) -> Any:
     fusion but keeps calls that are not inlined, so on a CPU the arrays pass through a call that returns them. It has no
     kernel. On other backends this function compiles to nothing.
 
-    A program starts all calls without kernels at once. XLA:CPU hands operations to another thread if more than 8 can
-    start, which costs a small program 30 us. In a function that it calls often, `compute_once` is better.
+    XLA:CPU starts all calls without kernels at once. It hands operations to another thread if more than 8 can start,
+    which costs a small program 30 us. Where there is one for each level of a tree, `compute_once` is better.
     """
     return compute_once(_same, *arrays)
 
 
 def compute_once(function: Callable[..., Any], *arrays: jax.Array, **static: Any) -> Any:
-    """`materialize` of what a jitted function returns, computed within the call."""
+    """`materialize` of what a jitted function returns; it is computed within the call, which then has a kernel."""
 
     def through_a_call(*arrays: jax.Array) -> Any:
         with set_xla_metadata(inlineable="false"):

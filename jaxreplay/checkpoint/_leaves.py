@@ -183,7 +183,9 @@ class Stored:
         """
         if "number" in self.found:
             return NUMBERS[self.found["dtype"]](self.found["number"])
-        x = jax.block_until_ready(jax.device_put(self.read(sharding)))  # before the next one is read
+        x = self.read(sharding)
+        x = x if isinstance(x, jax.Array) else jax.device_put(x)  # an array of several processes stays where it is
+        jax.block_until_ready(x)  # before the next one is read
         if "key" in self.found:
             x = jax.random.wrap_key_data(x, impl=self.found["key"])
             if x.dtype != self.dtype:

@@ -17,7 +17,7 @@ from jaxreplay.transitions import _windows
 FLAGS = ("r", "terminated", "truncated", "mask")
 DISCOUNTS = (0.0, 0.5, 0.97, 1.0)
 ARGUMENTS = ("s", "a", "r", "terminated", "truncated", "s_next")
-WHOLE = (0, 11)  # lengths of segments that are also traced at once
+WHOLE = (0, 6, 11)  # lengths of segments that are also traced at once
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)

@@ -41,8 +41,8 @@ EQUIVALENT = {
     "samplers/_weights.importance_weights: jnp.where(drawn, log_probability, jnp.inf) -> (log_probability)": (
         "it is 0 for rows that were not drawn, and at most 0 for the others"
     ),
-    "sum_tree/_levels.ascend: num_parents <= DENSE * node.size -> ((num_parents) < (DENSE * node.size))": BOTH_RIGHT,
-    "sum_tree/_levels.fold: x.shape[-1] % 2 -> ((x.shape[-1]) // (2))": "of an even axis what is appended is empty",
+    "sum_tree/_levels.ascend: children.size // fanout <= max(DENSE * node.size, FEW) -> "
+    "((children.size // fanout) < (max(DENSE * node.size, FEW)))": BOTH_RIGHT,
     "sum_tree/_range._sums_at_ends: restricted.size > 0 -> ((restricted.size) >= (0))": (
         "both ends of an empty run are in one node, and the second's value counts"
     ),

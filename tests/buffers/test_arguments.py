@@ -311,12 +311,13 @@ def test_ages_and_steps_of_any_integers_are_the_numbers_that_they_are(kind, like
             check(value, ages, indices)
 
 
-def test_numbers_are_taken_where_nothing_is_compiled():
-    """As one does to find an error. Here all but the outermost call, so that it is one program."""
+@pytest.mark.parametrize("outer", [jax.jit, rarely(lambda function: function)], ids=["in a program", "eager"])
+def test_numbers_are_taken_where_nothing_is_compiled(outer):
+    """As one does to find an error. In a program it is all but the outermost call."""
     buffer, numbers = jr.ReplayBuffer(capacity=4), np.arange(4)
     state = buffer.add(buffer.init(numbers), numbers)
 
-    @jax.jit
+    @outer
     def drawn(state):
         with jax.disable_jit():
             key, numbers = jax.random.key(0), (2, np.int8(2), np.array(2))

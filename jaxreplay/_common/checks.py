@@ -274,9 +274,9 @@ def keywords_only(config: K) -> K:
         if args:
             name, found = type(self).__name__, brief(args[0])
             raise TypeError(f"{name}: got {found}, takes keyword arguments only; write {name}({fields[0]}=...).")
-        for unknown in kwargs.keys() - {*fields}:
+        if unknown := [name for name in kwargs if name not in fields]:
             known = ", ".join(field for field in fields if field[0] != "_")
-            raise TypeError(f"{type(self).__name__}: has no field {unknown}; it has {known}.")
+            raise TypeError(f"{type(self).__name__}: has no field {unknown[0]}; it has {known}.")
         construct(self, **kwargs)
 
     config.__init__ = init

@@ -35,7 +35,7 @@ def materialize(*arrays: jax.Array) -> Any:
     XLA:CPU starts all calls without kernels at once. It hands operations to another thread if more than 8 can start,
     which costs a small program 30 us. Where there is one for each level of a tree, `compute_once` is better.
     """
-    return compute_once(_same, *arrays)
+    return compute_once(_same, *arrays) if arrays else ()
 
 
 def compute_once(function: Callable[..., Any], *arrays: jax.Array, **static: Any) -> Any:

@@ -37,11 +37,15 @@ class Concerns:
                 by_line = data.contexts_by_lineno(file)
                 found = {line: {c.rpartition("|")[0] for c in contexts if c} for line, contexts in by_line.items()}
                 self.lines[str(path.relative_to(package).with_suffix(""))] = found
+        names = {test for by_line in self.lines.values() for tests in by_line.values() for test in tests}
+        if gone := sorted(names - collected(root)):
+            raise SystemExit(f"{folder} is of other tests, such as {gone[0]}: delete it")
 
     def tests(self, module, line, function_lines):
-        """Names for pytest: the quickest tests of the line, then of its function, then of its module.
+        """Names for pytest: tests of the line, then of its function, then of its module.
 
-        A line that is traced once in a process is known as that of one test alone, and other tests tell too.
+        The module's own tests come before those of its folder and all others, and the quickest first. A line that is
+        traced once in a process is known as that of one test alone, and other tests tell too.
         """
         by_line = self.lines.get(module, {})
         counted = collections.Counter(test for tests in by_line.values() for test in tests)
@@ -53,12 +57,29 @@ class Concerns:
         chosen = {}
         for name, tests in groups.items():
             left = MOST_SECONDS[name]
-            for test in sorted(tests - chosen.keys(), key=lambda test: (self.seconds.get(test, 0.0), test)):
+            for test in sorted(tests - chosen.keys(), key=self._order(module)):
                 left -= self.seconds.get(test, 0.0)
                 if left < 0:
                     break
                 chosen[test] = None
         return list(chosen)
+
+    def _order(self, module):
+        place = pathlib.Path("tests", module)
+
+        def key(test):
+            file = pathlib.Path(test.partition("::")[0])
+            own = file.parent == place.parent and file.stem == f"test_{place.name.lstrip('_')}"
+            return not own, file.parent != place.parent, self.seconds.get(test, 0.0), test
+
+        return key
+
+
+def collected(root):
+    """The names of all tests."""
+    command = [sys.executable, "-m", "pytest", "--collect-only", "-m", "slow or not slow"]
+    listed = subprocess.run(command, cwd=root, check=True, capture_output=True, text=True)
+    return {line.strip() for line in listed.stdout.splitlines()}
 
 
 def _seconds(file):

@@ -87,6 +87,7 @@ def test_geometric_law_is_exact(count):
     buffer = jr.SequenceBuffer(length=2, num_envs=1, sequence_length=1, hindsight=True)
     num_digits, num_words = 1 + (count > _later_steps.DIGIT), 2**17
     words = (np.arange(num_words, dtype=np.uint32) * np.uint32(2**32 // num_words) + np.uint32(2**14))[None]
+    words[0, [0, -1]] = 0, 2**32 - 1  # in float32 the last is 1, and would give `count`
     if num_digits == 2:
         low = seeds.rng(0).permutation(words[0])
         words = np.stack([words[0], low])

@@ -275,6 +275,9 @@ def test_wrong_arguments():
     rejects("batch of 12 items: expected 1 to capacity=8", rollouts.add, rollouts.init(ids(0, 1, 4)), ids(0, 3, 4))
     rejects(r"td_errors: got float.*\[3\], expected float\[4\]", replay.add, state, ids(0, 4), td_errors=np.ones(3))
     rejects(r"td_errors: got bool\[4\]", replay.add, state, ids(0, 4), td_errors=np.ones(4, bool))
+    reservoir, key = jr.ReservoirBuffer(capacity=8, donate=False), jax.random.key(0)
+    empty, few = reservoir.init(ids(0, 4)), {"td_errors": np.ones(3)}
+    rejects(r"td_errors: got float.*\[3\], expected float\[4\]", reservoir.add, empty, ids(0, 4), key, **few)
     steps = ids(0, 4, 3)
     rejects(r"td_errors: got .* expected float\[2, 3\]", sequences.add, stepped, steps, td_errors=np.ones((4, 3)))
     rejects("n=0: must be an integer from 1", replay.newest, state, 0)

@@ -281,6 +281,8 @@ def test_a_state_for_another_list_of_tasks():
         np.ones((2, 1)),
     )
     rejects(r"num_tasks=4: this state has tasks \[3\]", new.sample, state, seeds.key(), 2)
+    for tasks in (new, jr.Tasks(num_tasks=4, score=jr.scores.Thompson())):
+        rejects(r"key: got", tasks.sample, tasks.init(), np.int32(0), 2)
 
 
 def test_states_are_saved_and_restored(tmp_path):
@@ -295,6 +297,8 @@ def test_states_are_saved_and_restored(tmp_path):
     state, _ = tasks.update(state, np.array([2]), np.array([[1.0, 1.0]]))
     law = np.array([4, 4, 3, 4, 4]) / 19  # 3/4 1/4, of 1/2 1/2
     np.testing.assert_allclose(tasks.metrics(state)["perplexity"], np.prod(law**-law) / 5, rtol=1e-5)
+    state, _ = tasks.update(state, np.array([0]), np.ones((1, 1)))
+    assert float(tasks.metrics(state)["tried"]) == np.float32(0.6)
 
 
 @pytest.mark.parametrize(

@@ -116,13 +116,13 @@ def test_rows_and_draws(name):
 
 
 def test_what_no_buffer_can_hold():
-    space = gymnasium.spaces
-    buffers = [
-        minari.data_collector.EpisodeBuffer(
-            observations=["left", "right"], actions=[1], rewards=[1.0], terminations=[False], truncations=[False]
+    space, flags = gymnasium.spaces, {"terminations": [False], "truncations": [False]}
+    for name, observations, observed, message in (
+        ("text", ["left", "right"], space.Text(9), r"leaf \['observations'\]: got <U5, expected numbers or bools"),
+        ("few", [0], space.Discrete(3), r"episode 0: got 1 observations, expected 1 \+ 1"),
+    ):
+        episode = minari.data_collector.EpisodeBuffer(observations=observations, actions=[1], rewards=[1.0], **flags)
+        dataset = minari.create_dataset_from_buffers(
+            f"made/{name}-v0", [episode], observation_space=observed, action_space=space.Discrete(3)
         )
-    ]
-    text = minari.create_dataset_from_buffers(
-        "made/text-v0", buffers, observation_space=space.Text(9), action_space=space.Discrete(3)
-    )
-    rejects(r"leaf \['observations'\]: got <U5, expected numbers or bools", jr.datasets.from_minari, text)
+        rejects(message, jr.datasets.from_minari, dataset)

@@ -132,6 +132,11 @@ def test_every_buffer(name):
     buffer, state = make()
     figure = jr.plot(buffer, state)
     assert titles(figure) == expected
+    for title, ax in zip(expected, figure.axes, strict=True):
+        if title == PRIORITIES and "not shown" not in ax.get_xlabel():
+            assert [patch.get_data().values.sum() for patch in ax.patches] == pytest.approx([1, 1])
+        if title == MASS:
+            assert ax.lines[1].get_xydata().tolist() == [[0, 0], [1, 1]]  # uniform
     if name == "own sampler":
         _, drawn = (patch.get_data().values for patch in figure.axes[0].patches)
         assert drawn.tolist() == [0, 0, 0, 1]  # the oldest

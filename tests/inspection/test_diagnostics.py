@@ -331,6 +331,20 @@ def test_all_items_of_shards_without_priorities_are_drawn_evenly_in_each():
     assert_close(found, {"top_1pct_mass": 0.13 / 2, "top_10pct_mass": 0.5 + 0.3 / 12 / 2})
 
 
+def test_all_items_without_priorities_of_which_some_are_spent():
+    """The draw is uniform over the others: of one item of two, or of ten of forty."""
+    for capacity, spent in ((2, 1), (40, 30)):
+        sampler = jr.Prioritized(epsilon=0.0)
+        buffer = jr.ReplayBuffer(capacity=capacity, sampler=sampler, max_uses=1)
+        state = buffer.add(buffer.init(items(capacity)), items(capacity), td_errors=np.zeros(capacity))
+        state = buffer.update(state, np.arange(spent), np.zeros(spent))
+        found = jr.diagnostics(buffer, state, thorough=True)
+        assert float(found["stored/priority_zero"]) == 1
+        assert float(found["top_10pct_mass"]) == pytest.approx(0.1 * capacity / (capacity - spent))
+    found = jr.diagnostics(buffer, buffer.add(buffer.init(items(1)), items(1), td_errors=np.zeros(1)), thorough=True)
+    assert float(found["stored/priority_zero"]) == 1
+
+
 def test_the_mass_of_shards_with_fewer_items_than_rows():
     """Known exactly, as all items are drawn: those of the smaller shard are the more probable ones."""
     for counts in ((1, 15), (8, 8), (0, 12), (3, 20)):

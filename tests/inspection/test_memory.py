@@ -154,6 +154,14 @@ def test_shards_take_their_parts():
         assert f"{num_devices} devices, each" in str(found)
         mixed = jr.Mixture(buffers=(sharded, dataclasses.replace(whole, num_envs=2)))
         assert jr.memory(mixed, items).num_devices == num_devices
+    sharded = over_devices(jr.ReplayBuffer(capacity=2100, sampler=jr.Prioritized()), 2)
+    told = jr.memory(sharded, struct("float32", 4), backend="tpu").tree
+    levels = jax.tree.leaves(jax.eval_shape(lambda: jr.sum_tree.init(1050, fanout=128)))
+    alone, stacked = (
+        sum(_memory.device_bytes(axes + x.shape, 4, "tpu") for x in levels)
+        for axes in ((), (1,))  # a shard's leading axis
+    )
+    assert told == stacked != alone
     rejects("must be a multiple of 2", jr.memory, over_devices(jr.ReplayBuffer(capacity=4), 2), transitions(3))
 
 

@@ -51,6 +51,10 @@ def test_what_is_seen_is_what_is_stored_and_drawn(tmp_path):
     zeros = np.mean(priorities == 0)
     assert by_title[PRIORITIES].get_xlabel() == f"priority (not shown: {zeros:.1%} with priority 0)"
     tenth = np.sort(law)[-4:].sum()
+    x, y = by_title[MASS].lines[0].get_data()
+    np.testing.assert_allclose([x[0], y[0], x[-2], *y[-2:]], [0, 0, 1 - zeros, 1, 1], atol=1e-2)
+    shares = np.arange(1, 35) / 40
+    np.testing.assert_allclose(np.interp(shares, x, y), np.cumsum(np.sort(law)[::-1])[:34], atol=1e-2)
     assert legend(by_title[MASS])[2].startswith("top 10%: ")
     assert float(legend(by_title[MASS])[2].split()[2][:-1]) == pytest.approx(100 * tenth, abs=0.3)
     weights = np.where(law > 0, (np.maximum(law, 1e-9) / law[law > 0].min()) ** -0.55, 0)

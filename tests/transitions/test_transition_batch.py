@@ -27,6 +27,7 @@ def test_from_single():
     assert (last.S_next, last.A_next, last.logP_next, last.idx, last.extra_info) == (None,) * 5
     assert last.W[0] == 1
     np.testing.assert_array_equal(single(logp=np.array([-1.0, -2.0])).logP, [[-1, -2]])
+    assert single(gamma=0).In.tolist() == [0]
 
 
 @pytest.mark.versions

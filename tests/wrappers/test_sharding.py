@@ -219,6 +219,7 @@ def test_the_weighted_mean_of_two_items_beside_eight():
     is_full, num_batches = jax.jit(lambda state: (sharded.is_full(state), sharded.num_batches(state, 6)))(state)
     assert not is_full  # only one shard is
     assert int(num_batches) == 3
+    rejects("batch_size=5: must be a multiple of 2", sharded.num_batches, state, 5)
     drawn = np.stack([sharded.epoch(state, jax.random.key(0), 6, step=k).indices for k in range(4)]).reshape(4, 2, 3)
     np.testing.assert_array_equal(np.sum(drawn >= 0, axis=-1), [[2, 3], [0, 3], [0, 2], [0, 0]])
     assert len(set(drawn[drawn >= 0])) == 10

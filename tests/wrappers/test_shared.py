@@ -303,6 +303,7 @@ def test_timeouts_say_who_is_ahead():
         shared.add(items(numbers(first, 1)))
     with pytest.raises(TimeoutError, match=r"^add: .*the additions are ahead by 8 draws, slack=8"):
         shared.add(items(numbers(0, 1)), timeout=0)
+    rejects("wrong structure", shared.add, {}, timeout=0)  # which no waiting would mend
     assert (shared.added, shared.drawn) == (4, 8)
 
 

@@ -31,7 +31,6 @@ class Held:
             for number in self._handlers:
                 _signal.signal(number, self)
         except BaseException:  # of a handler that was still to be replaced
-            self._holds = False
             self.__exit__()
             raise
 

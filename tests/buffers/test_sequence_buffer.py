@@ -211,7 +211,7 @@ def test_sequence_priority():
     @jax.jit
     def traced(x, mask):
         return (
-            jr.sequence_priority(np.array([[1.0, -2.0]]), np.array([[False, True]])),  # largest and mean are one
+            jr.sequence_priority([[1.0, -2.0]], [[False, True]]),  # largest and mean are one
             jr.sequence_priority(x[:1]),
             jr.sequence_priority(x),
             jr.sequence_priority(x, mask, eta=0.0),

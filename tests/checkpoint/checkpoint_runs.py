@@ -284,10 +284,11 @@ def save_until_signalled(path, first, goes_on, connection):
     signal.signal(signal.SIGINT, handler)  # a shell may ignore it in what runs in the background
     signal.signal(signal.SIGTERM, handler)
     for number in itertools.count(first):
+        state = filled(number % 128)  # NumPy may end by a SystemError where it is interrupted
         try:
             inside = True
             connection.send(("begin", number))
-            finish = jr.save(path, None, filled(number % 128), step=number, wait=number % 2 > 0, keep=2)
+            finish = jr.save(path, None, state, step=number, wait=number % 2 > 0, keep=2)
             connection.send(("returned", number))
             finish()
             connection.send(("end", number))

@@ -82,6 +82,7 @@ def test_help_on_a_bound_method_is_the_configurations_without_the_state(name):
         assert found.__name__ == method
     assert {x for x in dir(config) if x[0] != "_"} | {"config", "state", "replace"} <= set(dir(bound))
     assert not hasattr(jr.Bound, "sample")
+    assert repr(jr.bind(config, (np.zeros(3, np.float32), 7))).endswith("tuple of 12 bytes)")
 
 
 def test_eager_calls_donate_as_the_buffer_does():

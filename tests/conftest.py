@@ -22,8 +22,7 @@ from jaxreplay.transitions import _windows
 # no result beyond rounding; with XLA_FLAGS set, even to nothing, programs are compiled as it says. Read by XLA when
 # the first program is compiled; an XLA that has the older code generators no more ignores that option.
 QUICK = (
-    "--xla_backend_optimization_level=0 --xla_llvm_disable_expensive_passes=true"
-    " --xla_cpu_parallel_codegen_split_count=1"
+    "--xla_backend_optimization_level=0 --xla_cpu_parallel_codegen_split_count=1"
     " --xla_backend_extra_options=xla_cpu_disable_new_fusion_emitters"
 )
 os.environ.setdefault("XLA_FLAGS", QUICK)

@@ -46,6 +46,7 @@ def old_task_of_each(
     """
     if old.ndim != 1:
         raise ValueError(f"state: has tasks {list(old.shape)}; use jax.vmap for a stack of states.")
+    old_keys, new_keys = list(old_keys), list(new_keys)
     for name, keys, expected in (("old_keys", old_keys, old.size), ("new_keys", new_keys, num_tasks)):
         if len(keys) != expected:
             raise ValueError(f"{name}: got {len(keys)} keys for {expected} tasks; give one for each, in order.")

@@ -267,7 +267,7 @@ def test_counters_saturate():
 def test_a_state_for_another_list_of_tasks():
     old, new = jr.Tasks(num_tasks=3, score=jr.scores.uncertainty), jr.Tasks(num_tasks=4)
     state, _ = old.update(old.init(), np.array([0, 2]), np.array([[1, 1], [0, 1]]))
-    moved = new.remap(state, "aab", "xbaa")
+    moved = new.remap(state, iter("aab"), iter("xbaa"))
     assert moved.trials.tolist() == [0, 2, 2, 0]
     assert moved.successes.tolist() == [0, 1, 2, 0]
     np.testing.assert_allclose(jr.sum_tree.leaves(moved.tree), [0.25, 0.25, 0.1875, 0.25])

@@ -332,9 +332,9 @@ class Shared:
     def worker(self) -> Iterator[Self]:
         """A block for the body of a thread, so that no other thread waits for it after its end.
 
-        An error in it closes the `Shared`. If it ends without an error and no other block is left, calls that wait, and
-        later ones that would, raise `Closed`. That closes nothing: calls that need not wait go on, those with a `timeout`
-        wait so long, and a later block begins anew. A thread that starts others later should be in a block until then.
+        An error in it closes the `Shared`. If it ends without an error and no other block is left, calls that wait for
+        other threads without a `timeout` raise `Closed`, until another block begins. Other calls go on. A thread that
+        starts such threads later should be in a block of its own until then.
 
         The block ends without an error if the `Shared` was closed without one, or by a `KeyboardInterrupt`.
 

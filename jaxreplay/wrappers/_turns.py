@@ -17,10 +17,10 @@
 
 **A call** is a block, such as `with Turn(turns, "add", added=3) as turn: turn.state = buffer.add(turn.state, rows)`.
 
-- At its begin, `Turn.__enter__` holds signals back, and `Turns.enter` takes the lock, waits without it until 3 more items
-  may be added, and leaves it locked.
-- At its end, also by an error, `Turn.__exit__` calls `Turns.leave`, which takes the new state, counts 3 items, wakes the
-  threads that wait and releases the lock. Then the handlers of signals that came run.
+- At the start `Turn.__enter__` holds signals back. `Turns.enter` takes the lock, waits without it until 3 more items
+  may be added, and keeps it.
+- At the end, also after an error, `Turn.__exit__` calls `Turns.leave`. It takes the new state, counts 3 items, wakes
+  the threads that wait, and releases the lock. Then the handlers of the signals that came run.
 """
 
 import contextlib
@@ -159,8 +159,8 @@ class Turns:
     def _acquire(self, turn: "Turn") -> None:
         if os.getpid() != self._process:
             raise RuntimeError(
-                f"{turn.call}: this process is a fork of the one that made the Shared, and has none of its threads; start "
-                "processes by multiprocessing.get_context('spawn')."
+                f"{turn.call}: this process is a fork of the one that made the Shared, and lacks its threads and those "
+                "of JAX; start processes by multiprocessing.get_context('spawn')."
             )
         while not self._changed.acquire(timeout=turn.patience()):
             turn.signals.deliver()

@@ -486,7 +486,7 @@ def test_a_call_that_waits_is_told_that_the_last_worker_has_ended():
             assert waits(drawn)
             leave.set()
             concurrent.futures.wait([actor], LONG)
-    with pytest.raises(jr.Closed, match="^sample: ratio=1, 0 items .* as all blocks of `worker` have ended") as caught:
+    with pytest.raises(jr.Closed, match=r"^sample: ratio=1, 0 items .* all blocks of `worker` have ended") as caught:
         drawn.result()
     assert caught.value.__cause__ is None
     assert not shared.closed

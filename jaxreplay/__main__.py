@@ -1,7 +1,6 @@
 """`python -m jaxreplay CHECKPOINT`: print the configuration and the arrays of a checkpoint."""
 
 import argparse
-import collections
 import sys
 from collections.abc import Sequence
 
@@ -22,14 +21,12 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{path}: saved by jaxreplay {content['library']!r}{step}\n")
     for where, value in content["config"].items():
         print(f"{where} = {value!r}")
-    files = collections.Counter()
-    for name, (size, _) in content["files"].items():
-        files[name.split("/")[2] if name.count("/") > 2 else ""] += size
+    sizes = {name: sum(size for size, _ in x["files"]) for name, x in content["arrays"].items()}
     rows = [("array", "dtype", "shape", "bytes on disk")]
     for i, leaf in enumerate(content["leaves"]):
         value = leaf["number"] if "number" in leaf else leaf["shape"]
-        rows.append((leaf["path"], leaf["dtype"], str(value), f"{files[str(i)]:,}"))
-    rows.append((f"{len(rows) - 1} arrays and numbers", "", "", f"{sum(files.values()):,}"))
+        rows.append((leaf["path"], leaf["dtype"], str(value), f"{sizes.get(str(i), 0):,}"))
+    rows.append((f"{len(rows) - 1} arrays and numbers", "", "", f"{sum(sizes.values()):,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print()
     for where, dtype, shape, size in rows:

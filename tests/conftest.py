@@ -140,5 +140,5 @@ def layout():
 def children():
     """Makes processes that start quickly."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["orbax.checkpoint.v1", "optax", "pytest", "jaxreplay"])
+    context.set_forkserver_preload(["tensorstore", "optax", "pytest", "jaxreplay"])
     return context

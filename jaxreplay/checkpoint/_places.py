@@ -78,8 +78,9 @@ def old_shards(owner: Owner) -> Shards:
 
 def spec_of_old(owner: Owner, state: Any) -> Any:
     """Shapes and dtypes of the saved state that becomes `state`."""
-    part, axes = old_shards(owner).part, len(whole_of(owner.buffer)._storage_axes)
-    skipped, leading = axes + (owner.new is not None), (1, *[getattr(part, "num_envs", 1)] * (axes - 1))
+    part = old_shards(owner).part
+    skipped = len(part._storage_axes) + (owner.new is not None)
+    leading = (*[1] * (part._batch_axes - 1), getattr(part, "num_envs", 1))
 
     def item(x: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((*leading, *x.shape[skipped:]), x.dtype)

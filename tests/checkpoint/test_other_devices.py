@@ -173,7 +173,7 @@ def test_copies_are_written_once_and_each_part_by_itself(tmp_path):
     specs = {"a": ((), 1), "b": (("x",), 2), "c": ((None, ("x", "y")), 4), "d": (("y", "x"), 4)}
     state = {name: jax.device_put(x, on(mesh, *spec)) for name, (spec, _) in specs.items()}
     jr.save(tmp_path, mesh, state)
-    folder = tmp_path / "checkpoint_0" / "arrays" / "leaves"
+    folder = tmp_path / "checkpoint_0" / "arrays"
     for i, (_, count) in enumerate(specs.values()):
         files = [file for file in (folder / str(i)).iterdir() if file.name != ".zarray"]
         assert len(files) == count

@@ -1,6 +1,7 @@
 """`python -m jaxreplay CHECKPOINT`: print the configuration and the arrays of a checkpoint."""
 
 import argparse
+import collections
 import sys
 from collections.abc import Sequence
 
@@ -21,11 +22,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{path}: saved by jaxreplay {content['library']!r}{step}\n")
     for where, value in content["config"].items():
         print(f"{where} = {value!r}")
-    sizes = {name: sum(size for size, _ in x["files"]) for name, x in content["arrays"].items()}
+    sizes = collections.Counter()
+    for name, (size, _) in content["files"].items():
+        sizes[name.partition("/")[0]] += size
     rows = [("array", "dtype", "shape", "bytes on disk")]
     for i, leaf in enumerate(content["leaves"]):
         value = leaf["number"] if "number" in leaf else leaf["shape"]
-        rows.append((leaf["path"], leaf["dtype"], str(value), f"{sizes.get(str(i), 0):,}"))
+        rows.append((leaf["path"], leaf["dtype"], str(value), f"{sizes[str(i)]:,}"))
     rows.append((f"{len(rows) - 1} arrays and numbers", "", "", f"{sum(sizes.values()):,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print()

@@ -73,8 +73,13 @@ def save(
     for thread in threading.enumerate():
         if isinstance(thread, Writing):
             thread.raise_unheard()
-    leaves = _leaves.named(state)
-    records = [_leaves.record(*x) for x in leaves.items()]
+    leaves, records, packed = _leaves.named(state), [], {}
+    for leaf_path in leaves:
+        record = _leaves.record(leaf_path, leaves[leaf_path])
+        if "number" not in record:
+            x = packed[str(len(records))] = _leaves.pack(leaves[leaf_path], copies=not wait)
+            record["chunk"] = x.chunks.chunk
+        records.append(record)
     content = {
         "format": FORMAT,
         "library": _library_version(),
@@ -83,12 +88,10 @@ def save(
         "shards": _places.shards(config),
         "static": _leaves.static(state),
         "leaves": records,
-        "arrays": {},
+        "files": {},
     }
-    every = {str(i): path for i, (path, found) in enumerate(zip(leaves, records, strict=True)) if "number" not in found}
-    packed = {name: _leaves.pack(leaves[path], copies=not wait) for name, path in every.items()}
-    _check_same(content, {every[name]: x for name, x in packed.items()})
-    writing = Writing(folder, {name: x for name, x in packed.items() if 0 not in x.shape}, content, keep, wait)
+    _check_same(content, packed)
+    writing = Writing(folder, {name: x for name, x in packed.items() if 0 not in x.chunks.shape}, content, keep, wait)
     del state, leaves, packed  # releases donated arrays early
     writing.begin()
     if wait:
@@ -201,12 +204,13 @@ def _check(content: dict[str, Any]) -> None:
             "shards": {**shards},
             "static": {**static},
             "leaves": [*leaves],
-            "arrays": {**arrays},
+            "files": {**files},
         } if all(map(_leaves.is_record, leaves)):
             counts = [*shards.values(), (step or 0) + 1]
             texts = [*config, *static, *(leaf["path"] + leaf["dtype"] for leaf in leaves)]
             are_counts = all(type(x) is int and x > 0 for x in counts)
-            if are_counts and all(map(_arrays.is_record, arrays.values())) and all(map(str.isprintable, texts)):
+            are_files = all(type(x) is list and [*map(type, x)] == [int, int] for x in files.values())
+            if are_counts and are_files and all(map(str.isprintable, texts)):
                 return  # all texts are printed; a terminal obeys those that are not printable
     raise ValueError("its description has another form")
 
@@ -253,11 +257,10 @@ def _stored(folder: str, content: dict[str, Any], leaves: dict[str, Any]) -> lis
     """The arrays of a checkpoint, for leaves like these; they are read later."""
     found = []
     for i, (record, like) in enumerate(zip(content["leaves"], leaves.values(), strict=True)):
-        read = None
+        read: Any = None
         if "number" not in record:
-            shape, dtype = _leaves.stored_type(like)
-            of_array = content["arrays"].get(str(i), {"chunk": [], "files": []})
-            read = functools.partial(_arrays.load, folder, str(i), shape, dtype, **of_array)
+            chunks = _arrays.Chunks(*_leaves.stored_type(like), tuple(record["chunk"]))
+            read = functools.partial(_arrays.load, folder, str(i), chunks, content["files"])
         found.append(_leaves.Stored(record, like, read))
     return found
 
@@ -291,18 +294,13 @@ def _check_same(content: dict[str, Any], packed: dict[str, Any]) -> None:
     sums = [zlib.crc32(json.dumps(content, sort_keys=True).encode())]
     if np.ptp(_processes.gather(sums)):
         raise ValueError("config or state: the structure differs between processes; pass the same in all.")
-    whole = {
-        path: [np.ascontiguousarray(xla.on_host(x)) for _, x in leaf.parts]
-        for path, leaf in packed.items()
-        if leaf.is_whole
-    }
-    sums = [
-        functools.reduce(lambda crc, x: zlib.crc32(x.view(np.uint8).data, crc), parts, 0) for parts in whole.values()
-    ]
+    whole = {name: [xla.on_host(part) for _, part in x.parts] for name, x in packed.items() if x.is_whole}
+    sums = [functools.reduce(lambda crc, x: zlib.crc32(x.tobytes(), crc), parts, 0) for parts in whole.values()]
     if (differ := np.ptp(_processes.gather(sums), axis=0)).any():
+        leaf = content["leaves"][int([*whole][int(np.argmax(differ))])]
         raise ValueError(
-            f"leaf {[*whole][int(np.argmax(differ))]}: differs between processes; make it one global array, so that "
-            "each process's part is saved."
+            f"leaf {leaf['path']}: differs between processes; make it one global array, so that each process's part "
+            "is saved."
         )
 
 

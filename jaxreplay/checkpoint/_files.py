@@ -19,7 +19,7 @@ import re
 import shutil
 import stat
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 PART, DESCRIPTION, ARRAYS, METADATA = ".part", "description.json", "arrays", ".zarray"
@@ -65,12 +65,8 @@ def folder_of(path: str, number: int, part: str = "") -> str:
     return os.path.join(path, f"checkpoint_{number}{part}")
 
 
-def of_array(folder: str, name: str, file: str = "") -> str:
-    return os.path.join(folder, ARRAYS, name, file)
-
-
-def begin(path: str, arrays: Iterable[str], locks: contextlib.ExitStack) -> int:
-    """Make the folders of a new checkpoint, locked until the end of `locks`; its number.
+def begin(path: str, locks: contextlib.ExitStack) -> int:
+    """Make the folder of a new checkpoint, locked until the end of `locks`; its number.
 
     Folders that were left by killed processes are deleted.
     """
@@ -82,9 +78,6 @@ def begin(path: str, arrays: Iterable[str], locks: contextlib.ExitStack) -> int:
     number = max([-1, *numbers(path), *numbers(path, PART)]) + 1
     while not _begun(path, number, locks):  # another writer was quicker
         number += 1
-    os.mkdir(os.path.join(part := folder_of(path, number, PART), ARRAYS))
-    for name in arrays:
-        os.mkdir(of_array(part, name))
     return number
 
 
@@ -102,14 +95,25 @@ def _begun(path: str, number: int, locks: contextlib.ExitStack) -> bool:
     return is_ours
 
 
-def complete(path: str, number: int, content: dict[str, Any], files: dict[str, int]) -> None:
-    """Give a checkpoint its description and its name, once files of these sizes are on the disk."""
+def complete(path: str, number: int, content: dict[str, Any], every: list[str], written: dict[str, list[int]]) -> None:
+    """Give a checkpoint its description and its name, once all files of its arrays are on the disk.
+
+    Args:
+      every: names of the files.
+      written: size and CRC-32 of those that this process has written.
+    """
     part = folder_of(path, number, PART)
-    for file, size in files.items():
-        if os.stat(file).st_size != size:
+    arrays, files = os.path.join(part, ARRAYS), {}
+    for name in every:
+        file = os.path.join(arrays, name)
+        if name not in written:  # by another process
+            data = _read(file, 2**32)
+            written[name] = [len(data), zlib.crc32(data)]
+        if os.stat(file).st_size != written[name][0]:
             raise OSError(errno.EIO, "has another size than was written", file)
-    describe(part, content)
-    for folder in (*{os.path.dirname(file) for file in files}, os.path.join(part, ARRAYS), part):
+        files[name] = written[name]
+    describe(part, content | {"files": files})
+    for folder in (*{os.path.join(arrays, os.path.dirname(name)) for name in every}, arrays, part):
         _sync(folder)
     os.rename(part, folder_of(path, number))
     _sync(path)

@@ -14,7 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common import layouts, xla
-from jaxreplay.checkpoint._arrays import Packed, region_of
+from jaxreplay.checkpoint._arrays import Packed, chunks_of, region_of
 
 PLAIN = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
@@ -64,8 +64,9 @@ def is_record(x: Any) -> bool:
             return complex(number) is not None
         case {"path": str(), "dtype": str(dtype), "number": number}:
             return dtype in ("bool", "int", "float") and type(number) is NUMBERS[dtype]
-        case {"path": str(), "dtype": str(), "shape": [*shape]}:
-            return all(type(size) is int for size in shape) and isinstance(x.get("weak", True), bool)
+        case {"path": str(), "dtype": str(), "shape": [*shape], "chunk": [*chunk]}:
+            are_counts = all(type(size) is int for size in [*shape, *chunk])
+            return are_counts and isinstance(x.get("weak", True), bool)
     return False
 
 
@@ -128,12 +129,13 @@ def pack(leaf: Any, copies: bool) -> Packed:
     if str(x.dtype) not in PLAIN:
         x = _stored(jnp.asarray(x))
     if isinstance(x, np.ndarray):
-        return Packed(x.shape, x.dtype, x.shape, True, [(region_of(x.shape), x)])
+        return Packed(chunks_of(x.shape, x.dtype, x.shape), True, [(region_of(x.shape), x)])
     shards = [shard for shard in x.addressable_shards if shard.replica_id == 0]
     parts = [(region_of(x.shape, shard.index), _alone(shard.data)) for shard in shards]
     if copies:
         parts = [(region, np.array(xla.on_host(part))) for region, part in parts]
-    return Packed(x.shape, np.dtype(x.dtype), x.sharding.shard_shape(x.shape), x.is_fully_addressable, parts)
+    chunks = chunks_of(x.shape, np.dtype(x.dtype), x.sharding.shard_shape(x.shape))
+    return Packed(chunks, x.is_fully_addressable, parts)
 
 
 def stored_type(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:

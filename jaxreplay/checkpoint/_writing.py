@@ -1,12 +1,12 @@
 """The thread that writes a checkpoint, which no signal interrupts."""
 
 import contextlib
+import os
 import threading
 from collections.abc import Callable
 from typing import Any
 
 import jax
-import numpy as np
 
 from jaxreplay.checkpoint import _arrays, _files, _processes
 
@@ -26,11 +26,11 @@ class Writing(threading.Thread):
 
     def __init__(self, path: str, arrays: dict[str, _arrays.Packed], content: dict[str, Any], keep: int, wait: bool):
         super().__init__(name="jaxreplay save")
-        self._path, self._arrays, self._content, self._keep, self.number = path, arrays, content, keep, -1
-        self._chunks = {name: _arrays.Chunks.of(x) for name, x in arrays.items()}
-        self._files: dict[str, np.ndarray] = {}  # of each array: size and CRC-32 by file
+        self._path, self._arrays, self._content, self._keep = path, arrays, content, keep
+        self._chunks = {name: x.chunks for name, x in arrays.items()}
         self._is_first, self._is_alone = jax.process_index() == 0, jax.process_count() == 1
-        self._locks, self.error, self._has_agreed = contextlib.ExitStack(), None, self._is_alone
+        self.number, self.error, self._has_agreed = -1, None, self._is_alone
+        self._locks, self._files = contextlib.ExitStack(), {}
         self._begun, self.ended, self._heard = threading.Event(), threading.Event(), threading.Event()
         if wait:
             self._heard.set()
@@ -66,7 +66,8 @@ class Writing(threading.Thread):
         self.ended.wait()
         if not self._has_agreed:
             self._has_agreed = True
-            self._agree()
+            if _processes.gather([self.error is not None]).any() and self.error is None:
+                self.error = OSError(f"{self._part()}: another process could not write its part; its error says why.")
             if self._is_first:
                 self._end()
             _processes.on_first(self._outcome)
@@ -96,27 +97,18 @@ class Writing(threading.Thread):
             self.error = OSError(f"{self._path}: cannot write the checkpoint: {first_line}")
             self.error.__cause__ = error
 
-    def _make(self) -> None:
-        self.number = _files.begin(self._path, self._arrays, self._locks)
-        _files.describe(self._part(), self._content)
-
     def _part(self) -> str:
         return _files.folder_of(self._path, self.number, _files.PART)
+
+    def _make(self) -> None:
+        self.number = _files.begin(self._path, self._locks)
+        _files.describe(self._part(), self._content)
+        for name in ("", *self._chunks):
+            os.mkdir(os.path.join(self._part(), _files.ARRAYS, name))
 
     def _write(self) -> None:
         arrays, self._arrays = self._arrays, {}
         self._files = _arrays.write(self._part(), arrays, self._is_first)
-
-    def _agree(self) -> None:
-        """Tell all processes which files each has written, and whether one has failed."""
-        of_all = [self._files.get(name, np.zeros((len(x.names), 2))) for name, x in self._chunks.items()]
-        numbers = [*np.concatenate([x.ravel() for x in of_all]).tolist()] if of_all else []
-        found = _processes.gather([self.error is not None, *map(int, numbers)])
-        if found[:, 0].any() and self.error is None:
-            self.error = OSError(f"{self._part()}: another process could not write its part; its error says why.")
-        every = found[:, 1:].sum(axis=0, dtype=np.uint32).reshape(-1, 2)
-        ends = np.cumsum([len(x.names) for x in self._chunks.values()])[:-1]
-        self._files = dict(zip(self._chunks, np.split(every, ends), strict=True))
 
     def _end(self) -> None:
         """Complete the checkpoint, or delete what is there of it."""
@@ -126,12 +118,7 @@ class Writing(threading.Thread):
         self._locks.close()
 
     def _complete(self) -> None:
-        arrays, sizes = {}, {}
-        for name, chunks in self._chunks.items():
-            found = self._files[name].tolist()
-            arrays[name] = {"chunk": chunks.chunk, "files": found}
-            paths = (_files.of_array(self._part(), name, file) for file in chunks.names)
-            sizes.update(zip(paths, (size for size, _ in found), strict=True))
-        _files.complete(self._path, self.number, self._content | {"arrays": arrays}, sizes)
+        every = [os.path.join(name, file) for name, chunks in self._chunks.items() for file in chunks.names()]
+        _files.complete(self._path, self.number, self._content, every, self._files)
         with contextlib.suppress(OSError):
             _files.delete_older(self._path, self.number, self._keep)

@@ -13,6 +13,7 @@ import re
 import shutil
 import signal
 import subprocess
+import threading
 import traceback
 import warnings
 
@@ -103,12 +104,17 @@ def _is_in(folder, path, named):
 @contextlib.contextmanager
 def hooked(folder, hook, calls=OPENS):
     """`hook(count, path)` before each of the calls by which Python opens or lists something in a folder."""
-    count = itertools.count()
+    count, local = itertools.count(), threading.local()
 
     def wrapped(call, counts_descriptors):
         def replaced(path=".", *arguments, **named):
-            if (not isinstance(path, int) or counts_descriptors) and _is_in(folder, path, named):
-                hook(next(count), path)
+            is_counted = (not isinstance(path, int) or counts_descriptors) and _is_in(folder, path, named)
+            if is_counted and not getattr(local, "inside", False):
+                local.inside = True  # the hook's own calls are not counted
+                try:
+                    hook(next(count), path)
+                finally:
+                    local.inside = False
             return call(path, *arguments, **named)
 
         return replaced
@@ -142,13 +148,16 @@ class _Unreadable(io.FileIO):
 
     read = readall = readinto
 
+    def close(self):
+        super().close()
+        self.opened.close()
+
 
 def _unreadable(file, number):
     raw = _Unreadable(os.dup(file.fileno()), "rb")
-    raw.number, is_raw, is_text = number, isinstance(file, io.RawIOBase), isinstance(file, io.TextIOBase)
-    file.close()
-    buffered = raw if is_raw else io.BufferedReader(raw)
-    return io.TextIOWrapper(buffered) if is_text else buffered
+    raw.number, raw.opened = number, file
+    buffered = raw if isinstance(file, io.RawIOBase) else io.BufferedReader(raw)
+    return io.TextIOWrapper(buffered) if isinstance(file, io.TextIOBase) else buffered
 
 
 @contextlib.contextmanager

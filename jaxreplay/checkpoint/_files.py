@@ -44,12 +44,12 @@ def absolute(path: str | os.PathLike) -> str:
         raise ValueError(
             f"{path}: is a URL; a checkpoint is a folder of a file system: mount that, or copy the folder."
         )
-    found = outer = os.path.abspath(path)
+    outer = os.path.realpath(path)
     while (folder := os.path.dirname(outer)) != outer:
         if re.fullmatch(NAME, os.path.basename(outer)) and os.path.exists(os.path.join(outer, DESCRIPTION)):
             raise ValueError(f"{path}: is a checkpoint, or in one; pass the folder of the checkpoints, {folder!r}.")
         outer = folder
-    return found
+    return os.path.abspath(path)
 
 
 def numbers(path: str, part: str = "") -> list[int]:

@@ -20,6 +20,7 @@ PLAIN = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
 }
+WEAK = {"int32", "int64", "float32", "float64", "complex64", "complex128"}  # may be weakly typed
 NUMBERS = {number.__name__: number for number in (bool, int, float, complex)}
 
 
@@ -52,21 +53,21 @@ def record(path: str, leaf: Any) -> dict[str, Any]:
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
         if not isinstance(impl := jax.random.key_impl(leaf), str):
             raise ValueError(f"leaf {path}: PRNG keys of {impl}, which has no name; use one of JAX's own.")
-    elif getattr(leaf, "weak_type", False):
+    elif getattr(leaf, "weak_type", False) and str(leaf.dtype) in WEAK:
         found["weak"] = True
     return found
 
 
 def is_record(x: Any) -> bool:
-    """True if JSON is the record of a leaf."""
+    """True if JSON is the record of a leaf, with the shape of its chunks."""
     match x:
-        case {"path": str(), "dtype": "complex", "number": str(number)}:
+        case {"path": str(), "dtype": "complex", "number": str(number), **more} if not more:
             return complex(number) is not None
-        case {"path": str(), "dtype": str(dtype), "number": number}:
+        case {"path": str(), "dtype": str(dtype), "number": number, **more} if not more:
             return dtype in ("bool", "int", "float") and type(number) is NUMBERS[dtype]
-        case {"path": str(), "dtype": str(), "shape": [*shape], "chunk": [*chunk]}:
-            are_counts = all(type(size) is int for size in [*shape, *chunk])
-            return are_counts and isinstance(x.get("weak", True), bool)
+        case {"path": str(), "dtype": str(dtype), "shape": [*shape], "chunk": [*chunk], **more}:
+            is_weak = dtype in WEAK and more == {"weak": True} and more["weak"] is True
+            return (is_weak or not more) and all(type(size) is int for size in [*shape, *chunk])
     return False
 
 
@@ -229,6 +230,6 @@ def _alone(array: jax.Array) -> jax.Array:
 
 @jax.jit
 def _weakly_typed(x: jax.Array) -> jax.Array:
-    """`x` with a weak type, if JAX has one for its dtype."""
+    """`x` with a weak type, if JAX has one for its dtype now."""
     zero = jnp.asarray(np.zeros((), x.dtype).item())  # arrays made from Python numbers are weakly typed
     return jnp.broadcast_to(zero, x.shape).at[...].set(x) if zero.dtype == x.dtype else x

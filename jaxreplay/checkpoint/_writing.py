@@ -75,7 +75,7 @@ class Writing(threading.Thread):
 
     def raise_unheard(self) -> None:
         """Raise the error of a write that has failed, unless somebody was given it."""
-        if self.ended.is_set() and not self._heard.is_set():
+        if not self._heard.is_set():
             self._outcome()
 
     def _outcome(self) -> int:
@@ -90,11 +90,11 @@ class Writing(threading.Thread):
         try:
             if self.error is None:
                 step()
-        except OSError as error:
-            self.error = error
         except BaseException as error:
             first_line = f"{type(error).__name__}: {error}".partition("\n")[0][:1000]
-            self.error = OSError(f"{self._path}: cannot write the checkpoint: {first_line}")
+            message = f"{self._path}: cannot write a checkpoint: {first_line}"
+            number = getattr(error, "errno", None)
+            self.error = OSError(message) if number is None else OSError(number, message)  # of the same kind
             self.error.__cause__ = error
 
     def _part(self) -> str:

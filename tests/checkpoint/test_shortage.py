@@ -211,13 +211,14 @@ def test_parts_without_a_writer_are_deleted_and_others_stay(tmp_path):
         for name in kept:
             source = tmp_path / "checkpoint_0" / name
             shutil.copytree(source, part / name) if source.is_dir() else shutil.copy(source, part / name)
-    with open(tmp_path / "checkpoint_7.part" / "description.json", "rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # its writer is alive
-        before = tree(tmp_path / "checkpoint_7.part")
-        for one in (NEW, NEXT):
-            jr.save(tmp_path, None, one)
-            assert parts(tmp_path) == ["checkpoint_7.part"]
-            assert tree(tmp_path / "checkpoint_7.part") == before
-            assert_same(jr.restore(tmp_path, None, one), one)
+    writer = os.open(tmp_path / "checkpoint_7.part", os.O_RDONLY)
+    fcntl.flock(writer, fcntl.LOCK_EX)  # it is alive
+    before = tree(tmp_path / "checkpoint_7.part")
+    for one in (NEW, NEXT):
+        jr.save(tmp_path, None, one)
+        assert parts(tmp_path) == ["checkpoint_7.part"]
+        assert tree(tmp_path / "checkpoint_7.part") == before
+        assert_same(jr.restore(tmp_path, None, one), one)
+    os.close(writer)
     jr.save(tmp_path, None, OLD)
     assert_alone(tmp_path, OLD)

@@ -240,7 +240,6 @@ def test_a_save_in_the_background_that_failed_unseen_is_told_by_the_next(tmp_pat
 def test_a_save_in_the_background_whose_error_was_raised_is_not_told_again(tmp_path):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(os, "rename", refuse)
-        patch.setattr(os, "replace", refuse)
         finish = jr.save(tmp_path, None, NEW, wait=False)
         for _ in range(2):
             with pytest.raises(OSError, match="Read-only"):
@@ -264,7 +263,7 @@ FAILS_UNSEEN = """
         raise OSError(errno.EROFS, os.strerror(errno.EROFS))
 
     if sys.argv[2] == "the name":
-        os.rename = os.replace = refuse
+        os.rename = refuse
     else:
         resource.setrlimit(resource.RLIMIT_FSIZE, (5000, resource.RLIM_INFINITY))  # as with a full disk
     x = np.random.default_rng(0).integers(1, 256, 10**5, np.uint8)

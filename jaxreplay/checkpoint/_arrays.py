@@ -21,7 +21,8 @@ from jaxreplay.checkpoint import _files
 
 CHUNK = 2**22  # bytes of an array that are compressed at a time
 THREADS = 4  # each holds a chunk, so they bound the memory of a save
-COMPRESSOR = {"id": "blosc", "cname": "zstd", "clevel": 1, "shuffle": 1}  # its header says how many bytes it unpacks to
+# Its header says how many bytes it unpacks to. Its own choice of blocks is small, and takes up to three times the time.
+COMPRESSOR = {"id": "blosc", "cname": "zstd", "clevel": 1, "shuffle": 1, "blocksize": 2**20}
 ALIGNMENT = 64  # bytes; `jax.device_put` on a CPU copies what is not aligned
 Position = tuple[int, ...]  # of a chunk in the grid of chunks
 Region = tuple[slice, ...]  # with start and stop
@@ -166,7 +167,7 @@ def load(folder: str, name: str, chunks: Chunks, files: dict[str, list[int]], sh
 
 
 def _packed(memory: Any, position: Position, region: Region, values: np.ndarray) -> bytes:
-    memory[region].write(values).result()
+    memory[region].write(values, can_reference_source_data_indefinitely=True).result()
     return _popped(memory, name_of(position))
 
 

@@ -37,7 +37,8 @@ def save(
     Whenever a save is cut off, by a signal, an error, a full disk or a power failure, an earlier checkpoint or the new
     one remains. A save that has begun is completed even if the program ends by an error. Threads and programs may save
     to the same path. With several processes of `jax.distributed`, all of them must call this function and the returned
-    one, with the same path on a shared file system. Each writes its part.
+    one, with the same path on a shared file system. Each writes its part, and the returned function completes the
+    checkpoint.
 
     Args:
       path: a folder for checkpoints; it need not exist.
@@ -153,7 +154,7 @@ def newest(path: Path, use: Callable[[str, dict[str, Any]], Any], step: int | No
         one, found, error = _files.folder_of(folder, number), None, None
         try:
             found = use(one, _described(one))
-        except (OSError, ValueError) as raised:
+        except Exception as raised:
             error = raised
         if _processes.gather([error is not None]).any() and error is None:
             error = _files.Damaged(f"{one}: another process could not read its part; its error says why.")

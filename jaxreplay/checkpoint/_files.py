@@ -25,6 +25,7 @@ from typing import Any
 PART, DESCRIPTION, ARRAYS, METADATA = ".part", "description.json", "arrays", ".zarray"
 NAME = r"checkpoint_(0|[1-9][0-9]*)"
 OURS = rf"{DESCRIPTION}\.new|{ARRAYS}/[0-9]+/({METADATA}|[0-9.]+)"
+LAST = 2**31  # greater numbers are of others
 MAX_DESCRIPTION = 2**24  # bytes: of some 3 TB of arrays
 OF_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}  # others pass, or mean no damage
 
@@ -58,7 +59,7 @@ def numbers(path: str, part: str = "") -> list[int]:
         found = [re.fullmatch(NAME + re.escape(part), name) for name in os.listdir(path)]
     except (FileNotFoundError, NotADirectoryError):
         return []
-    return sorted((int(match[1]) for match in found if match), reverse=True)
+    return sorted((number for match in found if match and (number := int(match[1])) < LAST), reverse=True)
 
 
 def folder_of(path: str, number: int, part: str = "") -> str:
@@ -78,6 +79,8 @@ def begin(path: str, locks: contextlib.ExitStack) -> int:
     number = max([-1, *numbers(path), *numbers(path, PART)]) + 1
     while not _begun(path, number, locks):  # another writer was quicker
         number += 1
+    if number >= LAST:
+        raise OSError(errno.EOVERFLOW, f"checkpoint_{number - 1} is the last; move the checkpoints to another folder")
     return number
 
 
@@ -148,10 +151,13 @@ def delete(folder: str) -> None:
 
 def _is_ours(part: str) -> bool:
     """True if a folder has a description, or nothing that a save does not write."""
-    every = [os.path.join(root, name) for root, _, names in os.walk(part) for name in names]
-    return os.path.exists(os.path.join(part, DESCRIPTION)) or all(
-        re.fullmatch(OURS, os.path.relpath(x, part)) for x in every
-    )
+
+    def stop(error: OSError) -> None:
+        raise error
+
+    found = [os.path.join(root, name) for root, _, names in os.walk(part, onerror=stop) for name in names]
+    names = {os.path.relpath(x, part) for x in found}
+    return DESCRIPTION in names or all(re.fullmatch(OURS, name) for name in names)
 
 
 @contextlib.contextmanager

@@ -51,7 +51,8 @@ class Shared:
     these in a block of `state`, so that all devices run all programs in one order.
 
     **The end.** `with shared:` closes it at the end of the block, and `with shared.worker():` if the block raises an
-    error. In a closed `Shared` all calls raise `Closed`, except `size` and a block of `state` that only reads.
+    error. The end of the main thread closes it too. In a closed `Shared` all calls raise `Closed`, except `size` and a
+    block of `state` that only reads. Once all blocks `worker` have ended, calls that would wait raise `Closed`.
 
     **Interrupts.** In the main thread, handlers of signals, such as the one of Ctrl-C, run before or after a call or a
     block of `state`, or while it waits for its turn. So an interrupt loses no state and leaves no lock held.
@@ -142,7 +143,7 @@ class Shared:
     @property
     def closed(self) -> bool:
         """True if it is closed."""
-        return self._turns.why_closed is not None
+        return self._turns.is_closed()
 
     def add(self, *args: Any, timeout: float | None = None, **kwargs: Any) -> None:
         """The buffer's `add`; waits while the additions are ahead.
@@ -329,7 +330,11 @@ class Shared:
 
     @contextlib.contextmanager
     def worker(self) -> Iterator[Self]:
-        """A block for the body of a thread: an error in it closes the `Shared`, so that no other thread waits for it.
+        """A block for the body of a thread, so that no other thread waits for it after its end.
+
+        An error in it closes the `Shared`. If it ends without an error and no other block is left, calls that wait for
+        other threads without a `timeout` raise `Closed`, until another block begins. Other calls go on. A thread that
+        starts such threads later should be in a block of its own until then.
 
         The block ends without an error if the `Shared` was closed without one, or by a `KeyboardInterrupt`.
 
@@ -341,9 +346,16 @@ class Shared:
           ...     raise OSError("the robot is gone")
           >>> shared.closed
           True
+          >>> shared = jr.Shared(buffer, buffer.init(jnp.array([10])))
+          >>> with shared.worker():
+          ...     shared.add(jnp.array([10]))
+          >>> shared.sample(jax.random.key(0), batch_size=1).items.tolist()
+          [10]
         """
         try:
+            self._turns.count_workers(1)
             yield self
+            self._turns.count_workers(-1)  # an error closes it
         except Closed as error:
             self.close(error.__cause__)
             if isinstance(error.__cause__, Exception):

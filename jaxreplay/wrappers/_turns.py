@@ -12,9 +12,19 @@
 5. The state is lost only in a call that raises after it donated the state. That closes it for all threads.
 6. Handlers of signals run before a turn, after it, or while it waits: never between a call that donates the state and
    the assignment of its result, nor where the lock would stay held. So an interrupt loses nothing and stops no thread.
+7. No thread waits for what cannot come: not if the process has no other thread, if all blocks of `worker` have ended,
+   or if the program is at its end.
+
+**A call** is a block, such as `with Turn(turns, "add", added=3) as turn: turn.state = buffer.add(turn.state, rows)`.
+
+- At the start `Turn.__enter__` holds signals back. `Turns.enter` takes the lock, waits without it until 3 more items
+  may be added, and keeps it.
+- At the end, also after an error, `Turn.__exit__` calls `Turns.leave`. It takes the new state, counts 3 items, wakes
+  the threads that wait, and releases the lock. Then the handlers of the signals that came run.
 """
 
 import contextlib
+import os
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -28,11 +38,13 @@ from jaxreplay.wrappers._limiter import Limiter
 from jaxreplay.wrappers._signals import Held
 
 ARRAYS = "its leaves must be arrays of JAX, such as jax.device_put makes."
-LOOK_AGAIN = 0.1  # seconds; a waiting thread then notices interrupts, and that it is alone
+LOOK_AGAIN = 0.1  # seconds; a waiting thread then notices interrupts, that it is alone, and the end of the program
 
 
 class Closed(RuntimeError):
-    """The `jaxreplay.Shared` is closed; if an error closed it, that error is the cause (`__cause__`).
+    """The `jaxreplay.Shared` is closed, or all its workers have ended and a call would wait for ever.
+
+    If an error closed it, that error is the cause (`__cause__`).
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -65,6 +77,8 @@ class Turns:
         self.why_closed: str | None = None
         self._cause: BaseException | None = None
         self.size_of, self._min_size = size_of, min_size
+        self._workers: int | None = None  # blocks of `worker` that have not ended; None before the first
+        self._process = os.getpid()
         self._changed = threading.Condition()
         self._owner: int | None = None  # the thread whose turn it is
         self._version = 0
@@ -83,12 +97,13 @@ class Turns:
             self._begin(turn)
         self._acquire(turn)
         try:
-            if self.why_closed is not None and (turn.counts or self._is_lost()):
+            only_reads = self.is_closed()
+            if only_reads and (turn.counts or self._is_lost()):
                 self._check_open(call)
             self.limiter.register(added, drawn)
             if not self.limiter.passes(added, drawn):
                 self._wait(lambda: self.limiter.passes(added, drawn), turn)
-            turn.state, turn.only_reads = self.state, self.why_closed is not None
+            turn.state, turn.only_reads = self.state, only_reads
         except BaseException:
             self._changed.release()
             raise
@@ -122,15 +137,31 @@ class Turns:
     def close(self, error: BaseException | None = None) -> None:
         """Let all calls that wait, and later ones, raise `Closed`; the first call counts."""
         turn = Turn(self, "close")
-        with turn.hold():
-            self._acquire(turn)
-            if self.why_closed is None:
+        with turn.hold(), self._locked(turn):
+            if not self.is_closed():
                 by = f"closed by thread {threading.current_thread().name}"
                 self._cause, self.why_closed = error, by if error is None else f"{by}, by {error!r}"
             self._changed.notify_all()
-            self._changed.release()
+
+    def is_closed(self) -> bool:
+        """True if it is closed; the end of the main thread closes it, as Python then waits for the other threads."""
+        if self.why_closed is None and not threading.main_thread().is_alive():
+            self.why_closed = "closed by the end of the program"
+        return self.why_closed is not None
+
+    def count_workers(self, change: int) -> None:
+        """Note that a block of `worker` begins (1) or ends (-1)."""
+        turn = Turn(self, "worker")
+        with turn.hold(), self._locked(turn):
+            self._workers = (self._workers or 0) + change
+            self._changed.notify_all()
 
     def _acquire(self, turn: "Turn") -> None:
+        if os.getpid() != self._process:
+            raise RuntimeError(
+                f"{turn.call}: this process is a fork of the one that made the Shared, and lacks its threads and those "
+                "of JAX; start processes by multiprocessing.get_context('spawn')."
+            )
         while not self._changed.acquire(timeout=turn.patience()):
             turn.signals.deliver()
             if turn.is_late():
@@ -140,7 +171,6 @@ class Turns:
     def _locked(self, turn: "Turn") -> Iterator[None]:
         self._acquire(turn)
         try:
-            self._check_open(turn.call)
             yield
         finally:
             self._changed.release()
@@ -149,9 +179,11 @@ class Turns:
         """Let draws begin if enough items are stored; a draw waits for that."""
         while not self.limiter.began:
             with self._locked(turn):
+                self._check_open(turn.call)
                 version, size = self._version, self.size_of(self.state)
             enough = int(on_host(size)) >= self._min_size
             with self._locked(turn):
+                self._check_open(turn.call)
                 if enough:
                     self.limiter.begin()
                     self._changed.notify_all()
@@ -167,6 +199,8 @@ class Turns:
             self._changed.notify_all()  # the slack may have grown
         while not passes():
             why = f"{turn.call}: {self.limiter.text()}; min_size={self._min_size}"
+            if turn.timeout is None and self._workers == 0:
+                raise Closed(f"{why}. It would wait for ever, as all blocks of `worker` have ended.")
             if turn.timeout is None and threading.enumerate() == [threading.current_thread()]:
                 raise RuntimeError(
                     f"{why}. It would wait for ever, as the process has no other thread; use the buffer itself, or no "
@@ -180,7 +214,7 @@ class Turns:
             self._check_open(turn.call)
 
     def _check_open(self, call: str) -> None:
-        if self.why_closed is not None:
+        if self.is_closed():
             raise Closed(f"{call}: {self.why_closed}.") from self._cause
 
     def _explain(self, state: Any) -> None:

@@ -3,6 +3,7 @@
 import _thread
 import concurrent.futures
 import contextlib
+import os
 import subprocess
 import sys
 import threading
@@ -101,6 +102,14 @@ def test_arrays_may_be_overwritten_as_soon_as_a_call_returns():
     with shared.state() as cell:
         found = np.asarray(buffer.get(cell.state, buffer.newest(cell.state, 64)))
     np.testing.assert_array_equal(found, np.repeat(np.arange(16.0), 4)[:, None] * np.ones(2**17))
+
+
+def test_a_call_in_the_process_that_made_it_only(monkeypatch):
+    shared = shared_replay()
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "getpid", lambda: 0)
+        rejects("add: this process is a fork", shared.add, items(numbers(0, 4)), error=RuntimeError)
+    assert shared.size() == 0
 
 
 def test_a_call_on_the_host_only():
@@ -459,6 +468,144 @@ def test_an_actor_that_is_done_does_not_close_it():
     with thread(act):
         pass
     assert not shared.closed
+
+
+def act_in_a_block(shared, entered, leave):
+    with shared.worker():
+        entered.set()
+        assert leave.wait(LONG)
+
+
+def test_a_call_that_waits_is_told_that_the_last_worker_has_ended():
+    shared = shared_replay(ratio=1, slack=8)
+    events = [[threading.Event() for _ in range(2)] for _ in range(2)]
+    actors = [thread(act_in_a_block, shared, *both) for both in events]
+    with actors[0] as first, actors[1] as second, thread(shared.sample, KEY, 4) as drawn:
+        for (entered, leave), actor in zip(events, (first, second), strict=True):
+            assert entered.wait(LONG)
+            assert waits(drawn)
+            leave.set()
+            concurrent.futures.wait([actor], LONG)
+    with pytest.raises(jr.Closed, match=r"^sample: ratio=1, 0 items .* all blocks of `worker` have ended") as caught:
+        drawn.result()
+    assert caught.value.__cause__ is None
+    assert not shared.closed
+
+
+def test_without_workers_only_calls_that_would_wait_are_told():
+    shared = shared_replay(ratio=1, slack=8)
+    with shared.worker():
+        shared.add(items(numbers(0, 4)))
+    shared.sample(KEY, 8)
+    told = "as all blocks of `worker` have ended"
+    rejects(f"sample: .*{told}", shared.sample, KEY, 1, error=jr.Closed)
+    rejects("Waited", shared.sample, KEY, 1, timeout=SOON, error=TimeoutError)
+    with pytest.raises(jr.Closed, match=f"state: .*{told}"), shared.state(drawn=1):
+        pass
+    for first in range(4, 20, 4):
+        shared.add(items(numbers(first, 4)))
+    rejects(f"add: .*{told}", shared.add, items(numbers(20, 4)), error=jr.Closed)
+    assert (shared.added, shared.drawn, shared.size()) == (16, 8, 16)
+
+
+def test_a_call_may_wait_for_a_worker_that_starts_later():
+    shared = shared_replay(ratio=1, slack=8)
+    with shared.worker():
+        shared.add(items(numbers(0, 4)))
+        with shared.worker():
+            shared.sample(KEY, 8)
+        with thread(shared.sample, KEY, 4) as drawn:  # the outer block is left
+            assert waits(drawn)
+            shared.add(items(numbers(4, 4)))
+    assert drawn.result().indices.shape == (4,)
+    with shared.worker(), thread(shared.sample, KEY, 4) as drawn:  # nor does the first end matter to a later block
+        assert waits(drawn)
+        shared.add(items(numbers(8, 4)))
+    assert drawn.result().indices.shape == (4,)
+
+
+def test_what_the_last_worker_added_is_drawn_before():
+    shared, entered = shared_replay(ratio=1, slack=8, min_size=4), threading.Event()
+
+    def act():
+        with shared.worker():
+            entered.set()
+            time.sleep(SOON)
+            shared.add(items(numbers(0, 4)))
+
+    with thread(act):
+        assert entered.wait(LONG)
+        shared.sample(KEY, 8)
+    rejects("as all blocks", shared.sample, KEY, 8, error=jr.Closed)
+
+
+END = """
+import contextlib, os, sys, threading, time, jax, numpy as np, jaxreplay as jr
+buffer, rows = jr.ReplayBuffer(capacity=8), np.zeros(4)
+waiting, free = (jr.Shared(buffer, buffer.init(rows), ratio=ratio) for ratio in (1, None))
+def add(shared):
+    with shared.worker():
+        while True:
+            shared.add(rows)
+def assign():
+    with contextlib.suppress(jr.Closed):
+        while True:
+            with free.state() as cell:
+                cell.state = buffer.add(cell.state, rows)
+waiting.add(rows), waiting.sample(jax.random.key(0), 4)
+for body, given in ((add, (waiting,)), (add, (free,)), (assign, ())):
+    threading.Thread(target=body, args=given).start()
+time.sleep(0.2)
+with free.state() as cell:
+    jr.save(sys.argv[1], buffer, cell.state, wait=False)
+import atexit
+atexit.register(lambda: print("size", waiting.size(), "closed", waiting.closed))
+"""
+
+
+@pytest.mark.parametrize(
+    ("last", "code"),
+    [("", 0), *(pytest.param(*x, marks=pytest.mark.slow) for x in (("raise OSError", 1), ("sys.exit(3)", 3)))],
+)
+def test_the_end_of_a_program_ends_its_threads(tmp_path, last, code):
+    program = [sys.executable, "-c", END + last, str(tmp_path / "run")]
+    done = subprocess.run(program, capture_output=True, text=True, timeout=120)
+    assert (done.returncode, done.stdout) == (code, "size 8 closed True\n")
+    assert "thread" not in done.stderr.lower()
+    buffer = jr.ReplayBuffer(capacity=8)
+    saved = jr.restore(tmp_path / "run", buffer, buffer.init(np.zeros(4)))
+    assert buffer.size(saved) == 8
+
+
+FORKED = """
+import os, threading, jax, numpy as np, jaxreplay as jr
+buffer, rows = jr.ReplayBuffer(capacity=8), np.zeros(4)
+shared = jr.Shared(buffer, buffer.init(rows))
+shared.add(rows)
+entered = threading.Event()
+def hold():
+    with shared.state():  # a fork would wait for ever for this lock
+        entered.set()
+        threading.Event().wait()
+threading.Thread(target=hold, daemon=True).start()
+entered.wait()
+if not (child := os.fork()):
+    for call in (lambda: shared.add(rows), shared.size, shared.close):
+        try:
+            call()
+        except RuntimeError as error:
+            print(error, flush=True)
+    os._exit(0)
+os.waitpid(child, 0)
+"""
+
+
+@pytest.mark.slow
+def test_a_fork_is_an_error():
+    done = subprocess.run([sys.executable, "-c", FORKED], capture_output=True, text=True, timeout=120)
+    lines = done.stdout.splitlines()
+    assert [line.split(": this process is a fork")[0] for line in lines] == ["add", "size", "close"]
+    assert all(line.endswith("start processes by multiprocessing.get_context('spawn').") for line in lines)
 
 
 INTERRUPTED = """

@@ -30,10 +30,10 @@ OPENS = [(os, "open"), (os, "listdir"), (os, "scandir"), (builtins, "open"), (io
 READS = [(os, "read"), (os, "pread")]
 
 
-def state(seed, num_bytes=2**12):
+def state(seed, num_leaves=3, num_bytes=2**12):
     """Leaves that hardly compress, in which no byte is 0, and a number."""
     rng = np.random.default_rng(seed)
-    leaves = {name: rng.integers(1, 256, num_bytes, np.uint8) for name in "abc"}
+    leaves = {f"x{i:02}": rng.integers(1, 256, num_bytes, np.uint8) for i in range(num_leaves)}
     return {name: jax.device_put(x) for name, x in leaves.items()} | {"n": seed}
 
 

@@ -86,7 +86,7 @@ class Sampler(Protocol[S]):
           >>> jr.sum_tree.leaves(state.tree).tolist()
           [1.0, 0.0, 0.0, 0.0]
         """
-        ...
+        return state
 
     def sample(self, state: S, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
         """Draw slots.
@@ -127,7 +127,7 @@ class Sampler(Protocol[S]):
           >>> float(jr.sum_tree.total(sampler.restrict(state, live).tree))
           1.0
         """
-        ...
+        return state
 
     def weights(
         self, state: S, probabilities: jax.Array, size: jax.Array, *, beta: Any = None, axis_name: str | None = None
@@ -190,7 +190,7 @@ class Sampler(Protocol[S]):
           >>> float(state.max_priority), int(state.rejected), float(state.tree.sums[-1][1])
           (4.0, 1, 1.0)
         """
-        ...
+        return state
 
     def priorities(self, state: S, slots: jax.Array) -> jax.Array:
         """Priorities of slots, before alpha, float32 [B]; optional, for a buffer's `priorities`.
@@ -207,40 +207,7 @@ class Sampler(Protocol[S]):
           >>> sampler.priorities(state, jnp.array([0, 1])).tolist()
           [9.0, 0.0]
         """
-        ...
-
-
-class Fixed(Sampler[S]):
-    """A sampler whose distribution depends only on which slots are live."""
-
-    def insert(
-        self,
-        state: S,
-        slots: jax.Array,
-        drawable: jax.Array,
-        *,
-        td_errors: jax.Array | None = None,
-        axis_name: str | None = None,
-    ) -> S:
-        return state
-
-    def restrict(self, state: S, live: Live) -> S:
-        return state
-
-    def priorities(self, state: S, slots: jax.Array) -> jax.Array:
         return jnp.ones(slots.shape, jnp.float32)
-
-    def update(
-        self,
-        state: S,
-        slots: jax.Array,
-        td_errors: jax.Array,
-        mask: jax.Array,
-        *,
-        spent: jax.Array | None = None,
-        axis_name: str | None = None,
-    ) -> S:
-        return state
 
 
 def check_sampler(sampler: Any) -> Any:

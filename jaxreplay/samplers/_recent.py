@@ -23,7 +23,7 @@ from jaxreplay._common.checks import check_number, keywords_only, set_fields
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live
 from jaxreplay._common.xla import materialize
-from jaxreplay.samplers._protocol import Fixed
+from jaxreplay.samplers._protocol import Sampler
 from jaxreplay.samplers._weights import importance_weights
 
 
@@ -45,7 +45,7 @@ class RecentState:
 
 @keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Recent(Fixed[RecentState]):
+class Recent(Sampler[RecentState]):
     """Newer items more often, about in proportion to rank^power, with rank 1 for the oldest of N items.
 
     Rank k has the probability (k^q - (k - 1)^q) / N^q with q = power + 1, the integral of the power. A draw costs

@@ -14,7 +14,7 @@ from jaxreplay._common.checks import check_bool, keywords_only, set_fields
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live
-from jaxreplay.samplers._protocol import Fixed
+from jaxreplay.samplers._protocol import Sampler
 from jaxreplay.samplers._weights import uniform_slots
 
 MOST_DISTINCT = 2**23  # counts up to this are exact in a float32 tree, with room for a half
@@ -38,7 +38,7 @@ class UniformState:
 
 @keywords_only
 @dataclasses.dataclass(frozen=True, kw_only=True)
-class Uniform(Fixed[UniformState]):
+class Uniform(Sampler[UniformState]):
     """Uniform sampling: every stored item is equally likely.
 
     All weights are 1. `update` changes nothing.

@@ -15,6 +15,7 @@ from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.xla import reads_state
 from jaxreplay.buffers import _uses
 from jaxreplay.buffers._base import Buffer
+from jaxreplay.buffers._size import State
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._protocol import check_sampler
 from jaxreplay.transitions._batch import check_returns, rows_to_write, without_valid
@@ -22,8 +23,8 @@ from jaxreplay.transitions._batch import check_returns, rows_to_write, without_v
 WHAT = {1: "a batch of items", 2: "a rollout"}  # by number of leading axes
 
 
-@struct.dataclass
-class ReplayState(layouts.BackendState):
+@struct.dataclass(kw_only=True)
+class ReplayState(State):
     """State of a `ReplayBuffer`.
 
     Attributes:
@@ -39,12 +40,6 @@ class ReplayState(layouts.BackendState):
       >>> isinstance(state, jr.buffers.ReplayState), int(state.ring.size)
       (True, 3)
     """
-
-    storage: Any  # [capacity, ...]
-    ring: ring.Ring
-    sampler: Any
-    uses: _uses.Uses | None = None
-    _layouts: ClassVar = {"storage": layouts.storage_layout(1)}
 
 
 @checks.keywords_only

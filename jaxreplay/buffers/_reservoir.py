@@ -32,13 +32,14 @@ from jaxreplay._common.random import random_bits, random_integers64
 from jaxreplay._common.xla import after, full, read_once, reads_state
 from jaxreplay.buffers import _uses
 from jaxreplay.buffers._base import Buffer
+from jaxreplay.buffers._size import State
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._protocol import check_sampler
 from jaxreplay.transitions._batch import check_returns, rows_to_write, without_valid
 
 
-@struct.dataclass
-class ReservoirState(layouts.BackendState):
+@struct.dataclass(kw_only=True)
+class ReservoirState(State):
     """State of a `ReservoirBuffer`.
 
     Attributes:
@@ -57,13 +58,8 @@ class ReservoirState(layouts.BackendState):
       (True, [0, 3])
     """
 
-    storage: Any  # [capacity, ...]
-    ring: ring.Ring
-    sampler: Any
     handles: jax.Array  # [capacity]
     count: jax.Array  # [2]
-    uses: _uses.Uses | None = None
-    _layouts: ClassVar = {"storage": layouts.storage_layout(1)}
 
 
 def _no_order(*_: Any) -> NoReturn:

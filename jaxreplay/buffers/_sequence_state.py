@@ -6,11 +6,12 @@ import jax
 from flax import struct
 
 from jaxreplay._common import layouts, ring
-from jaxreplay.buffers import _chosen_sequences, _later_steps, _uses
+from jaxreplay.buffers import _chosen_sequences, _later_steps
+from jaxreplay.buffers._size import State
 
 
-@struct.dataclass
-class SequenceState(layouts.BackendState):
+@struct.dataclass(kw_only=True)
+class SequenceState(State):
     """State of a `SequenceBuffer`.
 
     Attributes:
@@ -35,13 +36,9 @@ class SequenceState(layouts.BackendState):
       (3, 2)
     """
 
-    storage: Any  # [length, num_envs, ...]
     ends: Any  # [length, num_envs]
     rows: ring.Ring
     wait: jax.Array  # []
-    ring: ring.Ring
-    sampler: Any
-    uses: _uses.Uses | None = None
     windows: _chosen_sequences.ChosenSequences | None = None
     episodes: _later_steps.EpisodeNumbers | None = None
     _layouts: ClassVar = {"storage": layouts.storage_layout(2), "ends": layouts.storage_layout(2)}

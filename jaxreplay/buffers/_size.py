@@ -2,32 +2,35 @@
 
 import abc
 import functools
-from typing import Any, Protocol, TypeVar
+from typing import Any, ClassVar, TypeVar
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
-from jaxreplay._common import ring
+from jaxreplay._common import layouts, ring
 from jaxreplay._common.checks import check_integer
 from jaxreplay._common.xla import reads_state
 from jaxreplay.buffers import _uses
 from jaxreplay.sum_tree import SumTree
 
 
-class State(Protocol):
-    """Fields of every buffer's state."""
+@struct.dataclass(kw_only=True)
+class State(layouts.BackendState):
+    """What the state of every buffer has.
 
-    @property
-    def ring(self) -> ring.Ring: ...
+    Attributes:
+      storage: the items.
+      ring: the ring of slots, its size the number of items.
+      sampler: the sampler's state.
+      uses: counts of uses with `count_updates` or `max_uses`, else None.
+    """
 
-    @property
-    def sampler(self) -> Any: ...
-
-    @property
-    def uses(self) -> _uses.Uses | None: ...
-
-    @property
-    def storage(self) -> Any: ...
+    storage: Any
+    ring: ring.Ring
+    sampler: Any
+    uses: _uses.Uses | None = None
+    _layouts: ClassVar = {"storage": layouts.storage_layout(1)}
 
 
 S = TypeVar("S", bound=State)

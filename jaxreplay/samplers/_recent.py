@@ -15,7 +15,6 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax import lax
 
 from jaxreplay._common import ring
@@ -24,23 +23,10 @@ from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live
 from jaxreplay._common.xla import materialize
 from jaxreplay.samplers._protocol import Sampler
+from jaxreplay.samplers._uniform import UniformState
 from jaxreplay.samplers._weights import importance_weights
 
-
-@struct.dataclass
-class RecentState:
-    """State of `Recent`.
-
-    Attributes:
-      capacity: number of slots (static).
-
-    Examples:
-      >>> state = jr.Recent(power=1.0).init(4)
-      >>> isinstance(state, jr.samplers.RecentState), state.capacity
-      (True, 4)
-    """
-
-    capacity: int = struct.field(pytree_node=False)
+RecentState = UniformState
 
 
 @keywords_only

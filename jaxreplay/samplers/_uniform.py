@@ -22,7 +22,7 @@ MOST_DISTINCT = 2**23  # counts up to this are exact in a float32 tree, with roo
 
 @struct.dataclass
 class UniformState:
-    """State of `Uniform`.
+    """State of `Uniform` and `Recent`.
 
     Attributes:
       capacity: number of slots (static).

@@ -15,22 +15,33 @@ from jaxreplay._common.xla import alive, copy, materialize, read_once
 from jaxreplay.buffers import _uses
 from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, checked_draw, checked_epoch, checked_newest
 from jaxreplay.buffers._size import S, Sized, kind, kind_of_states
-from jaxreplay.samplers import Sampler
+from jaxreplay.samplers import Sampler, Uniform
+from jaxreplay.samplers._protocol import check_sampler
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.transitions._batch import rows_to_write, without_valid
 
 
+@checks.config
 class Buffer(Sized, Generic[S]):
     """A buffer whose drawable items lie in slots, mostly a ring; subclasses are frozen dataclasses and final."""
 
-    sampler: Sampler
-    count_updates: bool
-    max_uses: int | None
-    donate: bool
-    _axis_name: str | None  # the mapped axis over all shards; None for a buffer without shards
+    sampler: Sampler = checks.field(lambda _, sampler: check_sampler(sampler), default=Uniform())
+    count_updates: bool = checks.field(checks.check_bool, "whether to count updates", default=False)
+    max_uses: int | None = checks.field(
+        checks.optional(checks.check_integer), 1, _uses.MOST, "a number of updates, or None for no bound", default=None
+    )
+    donate: bool = True
+    # The mapped axis over all shards; None for a buffer without shards.
+    _axis_name: str | None = dataclasses.field(default=None, repr=False)
     # Fields with the sizes of the storage's leading axes. Memory grows with the first; shards divide the last.
     _storage_axes: ClassVar[tuple[str, ...]] = ("capacity",)
     _state_kind: ClassVar[type]
+
+    def _check_fields(self) -> None:
+        if self.max_uses is not None and self._by_age:
+            raise ValueError(
+                f"max_uses={self.max_uses}: {self.sampler!r} draws by rank among all items; use another sampler."
+            )
 
     @abc.abstractmethod
     def init(self, items: Any, /) -> S:

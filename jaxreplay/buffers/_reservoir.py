@@ -16,7 +16,6 @@ slot is overwritten ln(N / capacity) times on average. With a capacity of 2^24 t
 handles in a row differ; so up to there no handle names another item.
 """
 
-import dataclasses
 from typing import Any, ClassVar, NoReturn
 
 import jax
@@ -26,16 +25,10 @@ from jax import lax
 
 from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.calls import method
-from jaxreplay._common.checks import check_integer, set_fields
-from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.random import random_bits, random_integers64
-from jaxreplay._common.xla import after, full, read_once, reads_state
-from jaxreplay.buffers import _uses
-from jaxreplay.buffers._base import Buffer
+from jaxreplay._common.xla import after, full, read_once
+from jaxreplay.buffers._items import ItemBuffer
 from jaxreplay.buffers._size import State
-from jaxreplay.samplers import Sampler, Uniform
-from jaxreplay.samplers._protocol import check_sampler
-from jaxreplay.transitions._batch import check_returns, rows_to_write, without_valid
 
 
 @struct.dataclass(kw_only=True)
@@ -66,9 +59,8 @@ def _no_order(*_: Any) -> NoReturn:
     raise ValueError("newest: a ReservoirBuffer keeps no order; use a ReplayBuffer.")
 
 
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ReservoirBuffer(Buffer[ReservoirState]):
+@checks.config
+class ReservoirBuffer(ItemBuffer[ReservoirState]):
     """A uniform sample, without replacement, of all items ever added (Vitter 1985, algorithm R).
 
     Each of N items is stored with probability min(1, capacity / N), and each set of `capacity` items with the same
@@ -104,51 +96,17 @@ class ReservoirBuffer(Buffer[ReservoirState]):
       True
     """
 
-    capacity: int
-    sampler: Sampler = Uniform()
-    count_updates: bool = False
-    max_uses: int | None = None
-    donate: bool = True
-    _axis_name: str | None = dataclasses.field(default=None, repr=False)
     _state_kind: ClassVar[type] = ReservoirState
 
-    def __post_init__(self):
-        capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
-        set_fields(self, capacity=capacity, sampler=check_sampler(self.sampler))
+    def _check_fields(self) -> None:
         if self._by_age:
             raise ValueError(
                 f"sampler={self.sampler!r}: a ReservoirBuffer keeps no order; use a ReplayBuffer, or another sampler."
             )
-        _uses.check(self)
 
-    def init(self, items: Any) -> ReservoirState:
-        """An empty buffer for items like these.
-
-        Args:
-          items: pytree [B, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; values are ignored.
-
-        Raises:
-          ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
-            shape than its `Rn`; or the state does not fit the device.
-
-        Examples:
-          >>> buffer = jr.ReservoirBuffer(capacity=4)
-          >>> state = buffer.init({"x": jax.ShapeDtypeStruct((3, 2), jnp.float32)})
-          >>> int(buffer.size(state))
-          0
-        """
-        spec, _ = without_valid(checks.as_spec(items))
-        checks.leading_axes(spec, 1, "a batch of items")
-        check_returns(spec)
-        with on_device_of(items):
-            return ReservoirState(
-                storage=layouts.zeros(spec, (self.capacity,), 1),
-                ring=ring.init(self.capacity),
-                sampler=self.sampler.init(self.capacity),
-                uses=_uses.init(self),
-                handles=full((self.capacity,), -1, jnp.int32),
-                count=full((2,), 0, jnp.uint32),
-            )
+    def _empty(self, **fields: Any) -> ReservoirState:
+        handles, count = full((self.capacity,), -1, jnp.int32), full((2,), 0, jnp.uint32)
+        return ReservoirState(handles=handles, count=count, **fields)
 
     @method(rows=("items", "mask", "td_errors"), is_batch=True, donates=True)
     def add(
@@ -184,19 +142,10 @@ class ReservoirBuffer(Buffer[ReservoirState]):
           >>> int(buffer.size(state)), state.count.tolist()  # stored, and ever added
           (4, [0, 9])
         """
-        items, valid = without_valid(checks.as_arrays(items))
-        stored = layouts.stored_spec(state.storage)
-        checks.check_structure(items, stored, "the buffer")
-        (batch_size,) = checks.leading_axes(items, 1, "a batch of items")
-        if not 1 <= batch_size <= ring.MAX_CAPACITY:
-            raise ValueError(
-                f"batch of {batch_size} items: expected 1 to {ring.MAX_CAPACITY}; to add none, mask all rows."
-            )
-        mask = rows_to_write(mask, valid, (batch_size,))
-        checks.check_like(items, stored, 1, 1, "the buffer")
+        items, batch_size, mask, td_errors = self._check_batch(
+            state, items, mask, td_errors, ring.MAX_CAPACITY, f"{ring.MAX_CAPACITY}; to add none, mask all rows"
+        )
         key = self._own_key(key)
-        if td_errors is not None:
-            td_errors = checks.check_insertion_errors(td_errors, (batch_size,), "an item")
         number = jnp.arange(1, batch_size + 1, dtype=jnp.int32) if mask is None else jnp.cumsum(mask, dtype=jnp.int32)
         fill = ring.after(state.ring, items)
         slots = _draw_slots(fill.inserted, state.count, number, key, self.capacity)
@@ -209,18 +158,6 @@ class ReservoirBuffer(Buffer[ReservoirState]):
             handles=handles,
             count=jnp.stack(_plus(state.count, number[-1])),
         )
-
-    @reads_state
-    def is_full(self, state: ReservoirState) -> jax.Array:
-        """True if every slot holds an item, so that the next item stored overwrites one, bool [].
-
-        Examples:
-          >>> buffer = jr.ReservoirBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
-          >>> bool(buffer.is_full(buffer.add(buffer.init(items), items, jax.random.key(0))))
-          False
-        """
-        return ring.at_least(state.ring.size, self.capacity)
 
     def _claim(self, state: ReservoirState, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
         """All handles, with new ones in `slots` [B]; and `slots`, `capacity` for a row whose slot a later row takes.
@@ -245,10 +182,6 @@ class ReservoirBuffer(Buffer[ReservoirState]):
     def _local_slots(self, state: ReservoirState, handles: jax.Array) -> jax.Array:
         slots = lax.rem(jnp.maximum(handles, 0), jnp.int32(self.capacity))
         return jnp.where((handles >= 0) & (self._local_handles(state, slots) == handles), slots, self.capacity)
-
-    @property
-    def _num_slots(self) -> int:
-        return self.capacity
 
     def _live(self, state: ReservoirState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is not None:

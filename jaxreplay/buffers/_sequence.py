@@ -13,20 +13,16 @@ import jax.numpy as jnp
 
 from jaxreplay._common import checks, layouts, ring
 from jaxreplay._common.calls import method
-from jaxreplay._common.checks import check_integer, set_fields
 from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.xla import alive, full, materialize, on_host, read_once, reads_state
 from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._episode_flags import flags_of, in_first_episode
 from jaxreplay.buffers._sequence_state import SequenceState
-from jaxreplay.samplers import Sampler, Uniform
-from jaxreplay.samplers._protocol import check_sampler
 from jaxreplay.transitions._batch import check_returns, without_valid
 
 
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checks.config
 class SequenceBuffer(Buffer[SequenceState]):
     """Replay of sequences of `sequence_length` consecutive steps from `num_envs` streams in lockstep.
 
@@ -72,49 +68,30 @@ class SequenceBuffer(Buffer[SequenceState]):
       [[3, 4], [4, 5], [5, 6]]
     """
 
-    length: int
-    num_envs: int
-    sequence_length: int
-    stride: int = 1
-    sampler: Sampler = Uniform()
-    windows: Literal["any", "cut", "inside", "episodes"] = "any"
-    gaps: bool = False
-    hindsight: bool = False
-    count_updates: bool = False
-    max_uses: int | None = None
-    donate: bool = True
-    _axis_name: str | None = dataclasses.field(default=None, repr=False)
+    length: int = checks.field(checks.check_integer, 1, ring.MAX_CAPACITY, "the number of steps kept of each stream")
+    num_envs: int = checks.field(checks.check_integer, 1, ring.MAX_CAPACITY, "the number of streams")
+    sequence_length: int = checks.field(checks.check_integer, 1, ring.MAX_CAPACITY, "at most length, the steps kept")
+    stride: int = checks.field(checks.check_integer, 1, ring.MAX_CAPACITY, "the steps between starts", default=1)
+    windows: Literal["any", "cut", "inside", "episodes"] = checks.field(
+        checks.check_choice, "any", "cut", "inside", "episodes", default="any"
+    )
+    gaps: bool = checks.field(checks.check_bool, "True to allow `add(drawable=)`", default=False)
+    hindsight: bool = checks.field(checks.check_bool, "True to allow `later`", default=False)
     _state_kind: ClassVar[type] = SequenceState
     _storage_axes: ClassVar[tuple[str, ...]] = ("length", "num_envs")
 
-    def __post_init__(self):
-        num_envs = check_integer("num_envs", self.num_envs, 1, ring.MAX_CAPACITY, "the number of streams")
-        longest = ring.MAX_CAPACITY // num_envs
-        length = check_integer("length", self.length, 1, longest, "the number of steps kept of each stream")
-        set_fields(
-            self,
-            num_envs=num_envs,
-            length=length,
-            sequence_length=check_integer(
-                "sequence_length", self.sequence_length, 1, length, "at most length, the steps kept"
-            ),
-            stride=check_integer("stride", self.stride, 1, length, "the number of steps between starts"),
-            sampler=check_sampler(self.sampler),
-        )
-        _uses.check(self)
-        room = length - self.sequence_length + 1
+    def _check_fields(self) -> None:
+        super()._check_fields()
+        checks.check_integer("length", self.length, 1, ring.MAX_CAPACITY // self.num_envs, "the steps of each stream")
+        checks.check_integer("sequence_length", self.sequence_length, 1, self.length, "at most length, the steps kept")
+        checks.check_integer("stride", self.stride, 1, self.length, "the number of steps between starts")
+        room = self.length - self.sequence_length + 1
         if room < self.stride:
             raise ValueError(
-                f"length={length}, sequence_length={self.sequence_length}, stride={self.stride}: length must be at "
-                "least sequence_length + stride - 1, or the buffer would at times hold no whole sequence; raise length "
-                f"to {self.sequence_length + self.stride - 1}, or lower stride to {room}."
+                f"length={self.length}, sequence_length={self.sequence_length}, stride={self.stride}: length must be "
+                "at least sequence_length + stride - 1, or the buffer would at times hold no whole sequence; raise "
+                f"length to {self.sequence_length + self.stride - 1}, or lower stride to {room}."
             )
-        hindsight = checks.check_bool("hindsight", self.hindsight, "True to allow `later`")
-        set_fields(
-            self, hindsight=hindsight, gaps=checks.check_bool("gaps", self.gaps, "True to allow `add(drawable=)`")
-        )
-        if self.windows not in ("any", "cut", "inside", "episodes"):
-            raise ValueError(f'windows={self.windows!r}: must be "any", "cut", "inside" or "episodes".')
         if self.windows == "episodes" and self.stride > 1:
             raise ValueError(f'stride={self.stride}: must be 1 with windows="episodes"; episodes start at any row.')
 

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks, layouts
+from jaxreplay._common import layouts
 from jaxreplay._common.ring import Live, saturating_add
 from jaxreplay._common.xla import full
 from jaxreplay.sum_tree._whole import on_backend
@@ -33,21 +33,6 @@ class Uses(layouts.BackendState):
     late: jax.Array  # []
     unspent: sum_tree.SumTree | None
     _layouts: ClassVar = {"unspent": on_backend}
-
-
-def check(buffer: Any) -> None:
-    """Set the fields `count_updates` and `max_uses` of a buffer; a `ValueError` if they are invalid."""
-    checks.set_fields(
-        buffer, count_updates=checks.check_bool("count_updates", buffer.count_updates, "whether to count updates")
-    )
-    if buffer.max_uses is None:
-        return
-    meaning = "a number of updates, or None for no bound"
-    checks.set_fields(buffer, max_uses=checks.check_integer("max_uses", buffer.max_uses, 1, MOST, meaning))
-    if buffer._by_age:
-        raise ValueError(
-            f"max_uses={buffer.max_uses}: {buffer.sampler!r} draws by rank among all items; use another sampler."
-        )
 
 
 def init(buffer: Any) -> Uses | None:

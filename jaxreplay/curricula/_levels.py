@@ -14,14 +14,12 @@ from jax.scipy.special import entr
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts
 from jaxreplay._common.calls import method
-from jaxreplay._common.checks import check_integer, check_number
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.repeats import last_of_each
 from jaxreplay._common.ring import saturating_add
 from jaxreplay._common.xla import full
 from jaxreplay.curricula._groups import checked_draw
 
-PRIORITIZATIONS = ("rank", "proportional")
 LARGEST_SCORE = 1e30  # of a "proportional" draw; larger scores, also infinite ones, count as this
 
 
@@ -57,8 +55,7 @@ class LevelsState(layouts.BackendState):
     _layouts: ClassVar = {"levels": _on_backend}
 
 
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checks.config
 class Levels:
     """Prioritized level replay: keeps the levels with the highest scores, and draws them by score and staleness.
 
@@ -91,26 +88,15 @@ class Levels:
       >>> state, slots, drawn = levels.sample(state, jax.random.key(0), 4)
     """
 
-    capacity: int
-    prioritization: Literal["rank", "proportional"] = "rank"
-    temperature: float = 0.1
-    staleness: float = 0.1
-    replay_probability: float = 0.5
-    min_filled: float = 1.0
-    donate: bool = True
-
-    def __post_init__(self):
-        if self.prioritization not in PRIORITIZATIONS:
-            raise ValueError(f"prioritization={self.prioritization!r}: must be one of {', '.join(PRIORITIZATIONS)}.")
-        checks.set_fields(
-            self,
-            capacity=check_integer("capacity", self.capacity, 1, 2**24, "the number of levels"),
-            temperature=check_number("temperature", self.temperature, 1e-2, 1e6, "0.1 is usual with ranks"),
-            staleness=check_number("staleness", self.staleness, 0, 1, "the weight of staleness in a draw"),
-            replay_probability=check_number("replay_probability", self.replay_probability, 0, 1, "0.5 is usual"),
-            min_filled=check_number("min_filled", self.min_filled, 0, 1, "the fraction of the capacity"),
-            donate=checks.check_bool("donate", self.donate, "donate the state of eager calls"),
-        )
+    capacity: int = checks.field(checks.check_integer, 1, 2**24, "the number of levels")
+    prioritization: Literal["rank", "proportional"] = checks.field(
+        checks.check_choice, "rank", "proportional", default="rank"
+    )
+    temperature: float = checks.field(checks.check_number, 1e-2, 1e6, "0.1 is usual with ranks", default=0.1)
+    staleness: float = checks.field(checks.check_number, 0, 1, "the weight of staleness in a draw", default=0.1)
+    replay_probability: float = checks.field(checks.check_number, 0, 1, "0.5 is usual", default=0.5)
+    min_filled: float = checks.field(checks.check_number, 0, 1, "the fraction of the capacity", default=1.0)
+    donate: bool = checks.field(checks.check_bool, "donate the state of eager calls", default=True)
 
     def init(self, level: Any) -> LevelsState:
         """State without levels.

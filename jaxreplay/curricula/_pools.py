@@ -16,8 +16,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay import sum_tree
+from jaxreplay._common import checks
 from jaxreplay._common.calls import method
-from jaxreplay._common.checks import check_integer, check_key, check_number, check_state, keywords_only, set_fields
+from jaxreplay._common.checks import check_integer, check_key, check_number, check_state
 from jaxreplay._common.random import random_bits, random_integers
 from jaxreplay._common.ring import saturating_add
 from jaxreplay._common.xla import on_host
@@ -35,8 +36,22 @@ def _check_drawn(_: Any, __: Any, drawn: tuple[jax.Array, jax.Array]) -> tuple[j
     return drawn
 
 
-@keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+def _each(name: str, value: Any, check: Callable[..., Any], *rule: Any) -> tuple[Any, ...]:
+    """A tuple with one entry for each environment, as `check(name, entry, *rule)` returns it."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise ValueError(f"{name}={value!r}: must be a sequence, one entry for each environment.")
+    return tuple(check(f"{name}[{i}]", entry, *rule) for i, entry in enumerate(value))
+
+
+def _threshold() -> Any:
+    return checks.field(checks.optional(check_number), -math.inf, math.inf, "or None", default=None)
+
+
+def _fraction(default: float) -> Any:
+    return checks.field(check_number, 0, 1, "a fraction of an environment's tasks, below 1", default=default)
+
+
+@checks.config
 class DifficultyPools:
     """Samples the tasks to train on: tasks that are sometimes solved.
 
@@ -73,56 +88,36 @@ class DifficultyPools:
       [1, 0, 0, 0]
     """
 
-    tasks_per_env: Sequence[int]
-    env_ratios: Sequence[float] | None = None
-    easy_threshold: float | None = None
-    hard_threshold: float | None = None
-    max_easy_pool_fraction: float = 0.5
-    max_hard_pool_fraction: float = 0.4
+    tasks_per_env: Sequence[int] = checks.field(_each, check_integer, 0, MAX_TASKS, "an environment's number of tasks")
+    env_ratios: Sequence[float] | None = checks.field(
+        checks.optional(_each), check_number, 0, math.inf, "give all, or env_ratios=None", default=None
+    )
+    easy_threshold: float | None = _threshold()
+    hard_threshold: float | None = _threshold()
+    max_easy_pool_fraction: float = _fraction(0.5)
+    max_hard_pool_fraction: float = _fraction(0.4)
     online_difficulty_filtering: bool = False
-    env_names: Sequence[str] | None = None
+    env_names: Sequence[str] | None = checks.field(checks.optional(_each), lambda _, name: name, default=None)
     donate: bool = True
 
-    def __post_init__(self):
-        self._check_envs()
-        for name in ("easy_threshold", "hard_threshold"):
-            if getattr(self, name) is not None:
-                self._check_number(name, -math.inf, math.inf, "or None")
+    def _check_fields(self) -> None:
+        if not self.tasks_per_env or self.num_tasks > MAX_TASKS:
+            raise ValueError(f"tasks_per_env={self.tasks_per_env}: needs 1 number or more, at most {MAX_TASKS} tasks.")
+        for name in ("env_ratios", "env_names"):
+            if (value := getattr(self, name)) is not None and len(value) != len(self.tasks_per_env):
+                raise ValueError(f"{name}={value}: must have one entry for each of {len(self.tasks_per_env)} envs.")
+        if self.env_ratios is not None and sum(self.env_ratios) == 0:
+            raise ValueError(f"env_ratios={self.env_ratios}: at least one must be positive.")
+        if self.env_names is not None and len({*self.env_names}) < len(self.env_names):
+            raise ValueError(f"env_names={self.env_names}: must be distinct.")
         easy, hard = self.easy_threshold, self.hard_threshold
         if easy is not None and hard is not None and easy < hard:
             raise ValueError(f"easy_threshold={easy}: must be at least hard_threshold={hard}; raise it.")
-        for name in ("max_easy_pool_fraction", "max_hard_pool_fraction"):
-            self._check_number(name, 0, 1, "a fraction of an environment's tasks, below 1")
         easy, hard = self.max_easy_pool_fraction, self.max_hard_pool_fraction
         if easy + hard >= 1:
             raise ValueError(
                 f"max_easy_pool_fraction={easy} + max_hard_pool_fraction={hard}: must sum to less than 1; lower one."
             )
-
-    def _check_number(self, name: str, low: float, high: float, remedy: str) -> None:
-        set_fields(self, **{name: check_number(name, getattr(self, name), low, high, remedy)})
-
-    def _check_envs(self) -> None:
-        self._check_entries("tasks_per_env", check_integer, 0, MAX_TASKS, "the number of an environment's tasks")
-        if not self.tasks_per_env or self.num_tasks > MAX_TASKS:
-            raise ValueError(f"tasks_per_env={self.tasks_per_env}: needs 1 number or more, at most {MAX_TASKS} tasks.")
-        if self.env_ratios is not None:
-            self._check_entries("env_ratios", check_number, 0, math.inf, "give all, or env_ratios=None")
-            if sum(self.env_ratios) == 0:
-                raise ValueError(f"env_ratios={self.env_ratios}: at least one must be positive.")
-        if self.env_names is not None:
-            self._check_entries("env_names", lambda _, name: name)
-            if len({*self.env_names}) < len(self.env_names):
-                raise ValueError(f"env_names={self.env_names}: must be distinct.")
-
-    def _check_entries(self, name: str, check: Callable[..., Any], *rule: Any) -> None:
-        """Convert a field to a tuple with one entry for each environment, as `check(name, entry, *rule)` returns it."""
-        value = getattr(self, name)
-        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-            raise ValueError(f"{name}={value!r}: must be a sequence, one entry for each environment.")
-        set_fields(self, **{name: tuple(check(f"{name}[{i}]", entry, *rule) for i, entry in enumerate(value))})
-        if len(getattr(self, name)) != len(self.tasks_per_env):
-            raise ValueError(f"{name}={value}: must have one entry for each of {len(self.tasks_per_env)} envs.")
 
     @property
     def num_tasks(self) -> int:

@@ -53,8 +53,15 @@ class TasksState(layouts.BackendState):
     _layouts: ClassVar = {"tree": on_backend}
 
 
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+def _check_prior(name: str, value: Any) -> tuple[float, float]:
+    prior = tuple(value) if isinstance(value, Sequence) else (value,)
+    if len(prior) != 2:
+        raise ValueError(f"prior={value!r}: must be two numbers, successes and failures.")
+    won, lost = (checks.check_number(f"{name}[{i}]", prior[i], 1e-3, 1e6, "(1, 1) is uniform") for i in range(2))
+    return float(won), float(lost)
+
+
+@checks.config
 class Tasks:
     """Samples the tasks to train on, in proportion to a score of each task's successes and trials.
 
@@ -83,33 +90,19 @@ class Tasks:
       >>> drawn, ok = tasks.sample(state, jax.random.key(0), 8)
     """
 
-    num_tasks: int
-    score: Score = learnability
-    prior: tuple[float, float] = (1.0, 1.0)
-    decay: float = 1.0
-    exploration: float = 0.0
-    refresh: int = 0
-    online_difficulty_filtering: bool = False
+    num_tasks: int = checks.field(checks.check_integer, 1, 2**24, "the number of tasks")
+    score: Score = checks.field(checks.check_callable, "a function of successes, trials and age", default=learnability)
+    prior: tuple[float, float] = checks.field(_check_prior, default=(1.0, 1.0))
+    decay: float = checks.field(
+        checks.check_number, 1e-3, 1, "1 keeps all, 0.9 forgets in some ten updates", default=1.0
+    )
+    exploration: float = checks.field(checks.check_number, 0, 1, "the fraction of uniform draws", default=0.0)
+    refresh: int = checks.field(checks.check_integer, 0, 2**24, "tasks scored anew in each update", default=0)
+    online_difficulty_filtering: bool = checks.field(checks.check_bool, "drop mean 0 and 1", default=False)
     donate: bool = True
 
-    def __post_init__(self):
-        num_tasks = checks.check_integer("num_tasks", self.num_tasks, 1, 2**24, "the number of tasks")
-        if not callable(self.score):
-            raise ValueError(f"score={self.score!r}: must be a function of successes, trials and age.")
-        prior = tuple(self.prior) if isinstance(self.prior, Sequence) else (self.prior,)
-        if len(prior) != 2:
-            raise ValueError(f"prior={self.prior!r}: must be two numbers, successes and failures.")
-        won, lost = (checks.check_number(f"prior[{i}]", prior[i], 1e-3, 1e6, "(1, 1) is uniform") for i in range(2))
-        drops = checks.check_bool("online_difficulty_filtering", self.online_difficulty_filtering, "drop mean 0 and 1")
-        checks.set_fields(
-            self,
-            num_tasks=num_tasks,
-            prior=(float(won), float(lost)),
-            decay=checks.check_number("decay", self.decay, 1e-3, 1, "1 keeps all, 0.9 forgets in some ten updates"),
-            exploration=checks.check_number("exploration", self.exploration, 0, 1, "the fraction of uniform draws"),
-            refresh=checks.check_integer("refresh", self.refresh, 0, num_tasks, "tasks scored anew in each update"),
-            online_difficulty_filtering=drops,
-        )
+    def _check_fields(self) -> None:
+        checks.check_integer("refresh", self.refresh, 0, self.num_tasks, "tasks scored anew in each update")
 
     @functools.partial(jax.jit, static_argnums=0)
     def init(self) -> TasksState:

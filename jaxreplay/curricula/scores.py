@@ -9,7 +9,6 @@ Scores of levels, `positive_value_loss` and `max_monte_carlo`, are estimates of 
 them.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -17,7 +16,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxreplay._common.checks import as_float, check_integer, check_number, keywords_only, set_fields, type_text
+from jaxreplay._common import checks
+from jaxreplay._common.checks import as_float, type_text
 from jaxreplay._common.xla import copies_numpy
 
 Score = Callable[[jax.Array, jax.Array, jax.Array], Any]
@@ -71,18 +71,14 @@ def success_band(hard: float, easy: float, *, inside: float = 1.0, outside: floa
     return _Band(hard=hard, easy=easy, inside=inside, outside=outside)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checks.config
 class _Band:
-    hard: float
-    easy: float
-    inside: float
-    outside: float
+    hard: float = checks.field(checks.check_number, 0, 1, "a success rate")
+    easy: float = checks.field(checks.check_number, 0, 1, "a success rate")
+    inside: float = checks.field(checks.check_number, 0, 1e6, "a score")
+    outside: float = checks.field(checks.check_number, 0, 1e6, "a score")
 
-    def __post_init__(self):
-        for name in ("hard", "easy"):
-            set_fields(self, **{name: check_number(name, getattr(self, name), 0, 1, "a success rate")})
-        for name in ("inside", "outside"):
-            set_fields(self, **{name: check_number(name, getattr(self, name), 0, 1e6, "a score")})
+    def _check_fields(self) -> None:
         if self.hard >= self.easy:
             raise ValueError(f"hard={self.hard}: must be less than easy={self.easy}; give the smaller rate first.")
 
@@ -91,8 +87,7 @@ class _Band:
         return jnp.where((p > self.hard) & (p < self.easy), self.inside, self.outside)
 
 
-@keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checks.config
 class Thompson:
     """Thompson draws: of some random tasks, the best by a success rate that is drawn from its posterior.
 
@@ -110,12 +105,8 @@ class Thompson:
       (3,)
     """
 
-    candidates: int = 16
+    candidates: int = checks.field(checks.check_integer, 1, 2**16, "tasks that compete for a draw", default=16)
     score: Score = learnability
-
-    def __post_init__(self):
-        candidates = check_integer("candidates", self.candidates, 1, 2**16, "tasks that compete for a draw")
-        set_fields(self, candidates=candidates)
 
     def __call__(self, successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
         """1: candidates are drawn uniformly."""

@@ -12,7 +12,6 @@ from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts, ring
-from jaxreplay._common.checks import check_number, set_fields
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live, saturating_add
 from jaxreplay._common.xla import full, materialize, on_gpu
@@ -73,8 +72,25 @@ def _normalizer(state: PrioritizedState, size: jax.Array) -> tuple[jax.Array, ja
     return mass > 0, jnp.where(mass > 0, mass, jnp.maximum(size, 1).astype(jnp.float32))
 
 
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+def _setting(name: str, usual: str, default: float) -> Any:
+    traced = f"state.replace(sampler=state.sampler.replace({name}=...)) takes a traced one before the first add"
+    return checks.field(checks.check_number, 0, math.inf, f"{usual} is usual", traced, default=default)
+
+
+def _check_beta(name: str, beta: Any) -> Any:
+    remedies = "or a schedule of the number of updates", "sample(beta=) takes a traced one"
+    return beta if callable(beta) else checks.check_number(name, beta, 0, 1, *remedies)
+
+
+def _check_max_priority(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return checks.check_number(name, value, 0, math.inf, '"ever" is usual')
+    if value not in ("ever", "stored"):
+        raise ValueError(f'max_priority={value!r}: must be "ever", "stored" or a number.')
+    return value
+
+
+@checks.config
 class Prioritized(Sampler[PrioritizedState]):
     """Proportional prioritization, after Schaul et al. 2016 (Prioritized Experience Replay, sections 3.3 and 3.4).
 
@@ -118,32 +134,13 @@ class Prioritized(Sampler[PrioritizedState]):
       [30, 30, 30, 30]
     """
 
-    alpha: float = 0.6
-    beta: float | Callable[[jax.Array], Any] = 0.4
-    epsilon: float = 1e-6
-    normalize: Normalize = "batch"
-    stratified: Stratified = True
-    floor: float = 0.0
-    max_priority: Literal["ever", "stored"] | float = "ever"
-
-    def __post_init__(self):
-        if not callable(self.beta):
-            remedies = "or a schedule of the number of updates", "sample(beta=) takes a traced one"
-            set_fields(self, beta=check_number("beta", self.beta, 0, 1, *remedies))
-        usual = {"alpha": "0.6", "epsilon": "1e-6", "floor": "1 with a Huber loss, otherwise 0,"}
-        for name, number in usual.items():
-            traced = f"state.replace(sampler=state.sampler.replace({name}=...)) takes a traced one before the first add"
-            value = check_number(name, getattr(self, name), 0, math.inf, f"{number} is usual", traced)
-            set_fields(self, **{name: value})
-        if not isinstance(self.max_priority, str):
-            most = check_number("max_priority", self.max_priority, 0, math.inf, '"ever" is usual')
-            set_fields(self, max_priority=most)
-        elif self.max_priority not in ("ever", "stored"):
-            raise ValueError(f'max_priority={self.max_priority!r}: must be "ever", "stored" or a number.')
-        if self.stratified != "systematic" and not isinstance(self.stratified, bool):
-            raise ValueError(f'stratified={self.stratified!r}: must be True, False or "systematic".')
-        if self.normalize not in ("batch", "global", None):
-            raise ValueError(f'normalize={self.normalize!r}: must be "batch", "global" or None.')
+    alpha: float = _setting("alpha", "0.6", 0.6)
+    beta: float | Callable[[jax.Array], Any] = checks.field(_check_beta, default=0.4)
+    epsilon: float = _setting("epsilon", "1e-6", 1e-6)
+    normalize: Normalize = checks.field(checks.check_choice, "batch", "global", None, default="batch")
+    stratified: Stratified = checks.field(checks.check_choice, True, False, "systematic", default=True)
+    floor: float = _setting("floor", "1 with a Huber loss, otherwise 0,", 0.0)
+    max_priority: Literal["ever", "stored"] | float = checks.field(_check_max_priority, default="ever")
 
     @property
     def shares_key(self) -> bool:

@@ -10,15 +10,13 @@ computed to a relative precision of 2^-22, and then moved by a uniform number of
 changes by that distance squared, which is far below the rounding of float32, and no item is left out.
 """
 
-import dataclasses
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxreplay._common import ring
-from jaxreplay._common.checks import check_number, keywords_only, set_fields
+from jaxreplay._common import checks, ring
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live
 from jaxreplay._common.xla import materialize
@@ -29,8 +27,7 @@ from jaxreplay.samplers._weights import importance_weights
 RecentState = UniformState
 
 
-@keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checks.config
 class Recent(Sampler[RecentState]):
     """Newer items more often, about in proportion to rank^power, with rank 1 for the oldest of N items.
 
@@ -61,17 +58,10 @@ class Recent(Sampler[RecentState]):
       True
     """
 
-    power: float
-    beta: float = 0.0
-    normalize: Literal["batch"] | None = "batch"
+    power: float = checks.field(checks.check_number, 0, 10**6, "1 is usual, 0 is uniform")
+    beta: float = checks.field(checks.check_number, 0, 1, "sample(beta=) takes a traced one", default=0.0)
+    normalize: Literal["batch"] | None = checks.field(checks.check_choice, "batch", None, default="batch")
     by_age: ClassVar[bool] = True
-
-    def __post_init__(self):
-        power = check_number("power", self.power, 0, 10**6, "1 is usual, 0 is uniform")
-        beta = check_number("beta", self.beta, 0, 1, "sample(beta=) takes a traced one")
-        set_fields(self, power=power, beta=beta)
-        if self.normalize not in ("batch", None):
-            raise ValueError(f'normalize={self.normalize!r}: must be "batch" or None.')
 
     def init(self, capacity: int) -> RecentState:
         return RecentState(capacity)

@@ -1,6 +1,5 @@
 """Uniform: every stored item is equally likely."""
 
-import dataclasses
 from typing import Any
 
 import jax
@@ -9,8 +8,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay import sum_tree
-from jaxreplay._common import ring
-from jaxreplay._common.checks import check_bool, keywords_only, set_fields
+from jaxreplay._common import checks, ring
 from jaxreplay._common.permutation import permuted
 from jaxreplay._common.random import random_bits
 from jaxreplay._common.ring import Live
@@ -36,8 +34,7 @@ class UniformState:
     capacity: int = struct.field(pytree_node=False)
 
 
-@keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checks.config
 class Uniform(Sampler[UniformState]):
     """Uniform sampling: every stored item is equally likely.
 
@@ -58,13 +55,7 @@ class Uniform(Sampler[UniformState]):
       [10, 20, 30, 40]
     """
 
-    replacement: bool = True
-
-    def __post_init__(self):
-        set_fields(self, replacement=check_bool("replacement", self.replacement, "whether to draw with replacement"))
-
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({'' if self.replacement else 'replacement=False'})"
+    replacement: bool = checks.field(checks.check_bool, "whether to draw with replacement", default=True)
 
     def init(self, capacity: int) -> UniformState:
         return UniformState(capacity)

@@ -27,7 +27,7 @@ import jax.numpy as jnp
 
 from jaxreplay._common import checks, ring
 from jaxreplay._common.calls import Call, forwarded, method
-from jaxreplay._common.checks import check_integer, set_fields
+from jaxreplay._common.checks import check_integer
 from jaxreplay._common.devices import on_device_of
 from jaxreplay._common.xla import materialize, read_once
 from jaxreplay.buffers._base import Buffer
@@ -53,8 +53,7 @@ def _check_drawn(mixture: Any, state: Any, drawn: Sample) -> Sample:
     return drawn
 
 
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checks.config
 class Mixture(Sized):
     """One batch from several buffers, its sources, with a fixed number of rows from each.
 
@@ -93,15 +92,12 @@ class Mixture(Sized):
       [False, True, True, True]
     """
 
-    buffers: tuple[Buffer[Any] | Sharded[Any], ...]
+    buffers: tuple[Buffer[Any] | Sharded[Any], ...] = checks.field(check_buffers)
     shares: tuple[float, ...] | None = None
-    weights: Literal["own", "joint"] = "own"
+    weights: Literal["own", "joint"] = checks.field(checks.check_choice, "own", "joint", default="own")
 
-    def __post_init__(self):
-        set_fields(self, buffers=check_buffers(self.buffers))
-        set_fields(self, shares=check_shares(self.shares, len(self.buffers)))
-        if self.weights not in ("own", "joint"):
-            raise ValueError(f'weights={self.weights!r}: must be "own" or "joint".')
+    def _check_fields(self) -> None:
+        object.__setattr__(self, "shares", check_shares(self.shares, len(self.buffers)))
         if self.weights == "joint":
             normalization_of(self.buffers)
 

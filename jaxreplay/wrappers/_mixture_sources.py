@@ -33,7 +33,7 @@ def items_spec(buffer: Buffer[Any] | Sharded[Any], state: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[num_axes:], x.dtype), spec)
 
 
-def check_buffers(buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...]:
+def check_buffers(_: str, buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...]:
     """`buffers` as a tuple; a `ValueError` if they are not buffers, or draw different kinds of rows."""
     if not isinstance(buffers, tuple | list) or not buffers:
         raise ValueError(f"buffers={buffers!r}: must be a tuple of at least one buffer, such as (online, offline).")

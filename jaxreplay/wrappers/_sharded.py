@@ -33,8 +33,7 @@ def on_shards(method: Callable[Concatenate[Any, P], R], sentence: str) -> Callab
     return forwarded(method, sentence, over_mesh=lambda program: program)
 
 
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checks.config
 class Sharded(Sized, Generic[S]):
     """A buffer cut into D equal shards, one for each device along an axis of a mesh.
 
@@ -80,7 +79,7 @@ class Sharded(Sized, Generic[S]):
     axis: str = "data"
     is_sharded: ClassVar[bool] = True
 
-    def __post_init__(self):
+    def _check_fields(self) -> None:
         if not isinstance(self.buffer, Buffer):
             raise ValueError(
                 f"buffer={checks.brief(self.buffer)}: must be a ReplayBuffer, ReservoirBuffer or SequenceBuffer; for "

@@ -18,8 +18,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxreplay._common import checks
-from jaxreplay._common.ring import Live
+from jaxreplay._common import checks, ring
 from jaxreplay.buffers._shards import whole_of
 from jaxreplay.samplers._protocol import check_sampler as check_methods
 from jaxreplay.transitions import TransitionBatch
@@ -122,7 +121,7 @@ class _SamplerRuns:
     def __init__(self, sampler: Any, key: jax.Array, capacity: int, most: int):
         self.sampler, self.key, self.capacity, self.most = sampler, key, capacity, most
         self.slots = jnp.arange(capacity, dtype=jnp.int32)
-        self.live = Live(jnp.int32(0), jnp.int32(capacity - 1))
+        self.live = ring.Live(jnp.int32(0), jnp.int32(capacity - 1))
         self.draw = jax.jit(self._draw, static_argnums=3)
 
     def init(self) -> Any:
@@ -138,11 +137,11 @@ class _SamplerRuns:
         state = self.sampler.insert(self.init(), self.slots, self.slots < self.capacity - 1)
         return lax.scan(learn, state, jax.random.split(key, 2))[0]
 
-    def _draw(self, state: Any, key: jax.Array, live: Live, count: int) -> Any:
+    def _draw(self, state: Any, key: jax.Array, live: ring.Live, count: int) -> Any:
         drawn, probabilities = self.sampler.sample(state, key, count, live)
         return drawn, probabilities, self.sampler.weights(state, probabilities, live.size)
 
-    def law(self, state: Any, live: Live | None = None) -> Any:
+    def law(self, state: Any, live: ring.Live | None = None) -> Any:
         """Many draws and their probabilities."""
         return jax.device_get(self.draw(state, self.key, live or self.live, DRAWS)[:2])
 
@@ -166,7 +165,7 @@ class _SamplerRuns:
             np.testing.assert_array_equal(jax.device_get(nothing), 0)
         _check_law(*many)
         if hasattr(self.sampler, "restrict"):
-            live = Live(jnp.int32(2), self.live.size - 2)
+            live = ring.Live(jnp.int32(2), self.live.size - 2)
             drawn, probabilities = self.law(jax.jit(self.sampler.restrict)(state, live), live)
             with _rule(LIVE):
                 taken = drawn[probabilities > 0]

@@ -15,7 +15,7 @@ SUBJECTS = {
 
 
 def is_dataclass(decorator):
-    return "dataclasses.dataclass" in ast.unparse(decorator)
+    return any(x in ast.unparse(decorator) for x in ("dataclasses.dataclass", "checks.config"))
 
 
 def options(tree):

@@ -305,7 +305,8 @@ def config(kind: K) -> K:
     made: Any = kind
     made.__post_init__ = post_init
     made = dataclasses.dataclass(frozen=True, kw_only=True)(made)
-    construct, fields = made.__init__, [x.name for x in dataclasses.fields(made)]
+    in_order = sorted(dataclasses.fields(made), key=lambda x: x.default is not dataclasses.MISSING)
+    construct, fields = made.__init__, [x.name for x in in_order]
 
     @functools.wraps(construct)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -318,7 +319,7 @@ def config(kind: K) -> K:
         construct(self, **kwargs)
 
     def text(self: Any) -> str:
-        shown = [x for x in dataclasses.fields(self) if x.repr and getattr(self, x.name) != x.default]
+        shown = [x for x in in_order if x.repr and getattr(self, x.name) != x.default]
         return f"{type(self).__name__}({', '.join(f'{x.name}={getattr(self, x.name)!r}' for x in shown)})"
 
     made.__init__, made.__repr__ = init, text

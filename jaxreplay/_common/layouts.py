@@ -17,9 +17,7 @@ import numpy as np
 from flax import struct
 from jax import lax
 
-from jaxreplay._common import devices
-from jaxreplay._common.repeats import last_of_each
-from jaxreplay._common.xla import full
+from jaxreplay._common import devices, repeats, xla
 
 LANES = 128
 PADDING = 1.25  # items are padded to whole rows if they grow by at most this factor
@@ -78,9 +76,9 @@ def zeros(spec: Any, leading: tuple[int, ...], num_axes: int) -> Any:
         stored = f"uint{max(8, width(dtype))}" if is_narrow(dtype) else dtype
         if _fits_rows(leaf.dtype, item, backend):
             rows = _num_rows(leading, item, stored)
-            stored_leaf = Rows(full((rows, LANES), 0, stored), leading, item)
+            stored_leaf = Rows(xla.full((rows, LANES), 0, stored), leading, item)
         else:
-            stored_leaf = full(leading + item, 0, stored)
+            stored_leaf = xla.full(leading + item, 0, stored)
         return Bits(stored_leaf, dtype) if is_narrow(dtype) else stored_leaf
 
     return jax.tree.map(leaf_zeros, spec)
@@ -121,7 +119,7 @@ def write_parts(storage: Any, num_axes: int, places: jax.Array, values: list[Any
     """`write` of one array [*places.shape, ...] for each leaf, or None; the last write to a repeated place wins."""
     stored, treedef = jax.tree.flatten(storage, is_leaf=is_leaf)
     batch_axes, places = places.ndim, places.reshape(-1)
-    places = jnp.where(last_of_each(places), places, num_places(storage, num_axes))
+    places = jnp.where(repeats.last_of_each(places), places, num_places(storage, num_axes))
     for i, value in enumerate(values):
         if value is not None:
             new = value.reshape(places.size, *value.shape[batch_axes:])

@@ -8,10 +8,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxreplay._common import checks, layouts, ring
-from jaxreplay._common.calls import method
-from jaxreplay._common.permutation import permuted
-from jaxreplay._common.xla import alive, copy, materialize, read_once
+from jaxreplay._common import calls, checks, layouts, permutation, ring, xla
 from jaxreplay.buffers import _uses
 from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, checked_draw, checked_epoch, checked_newest
 from jaxreplay.buffers._size import S, Sized, kind, kind_of_states
@@ -140,7 +137,7 @@ class Buffer(Sized, Generic[S]):
         sampler = self.sampler.insert(state.sampler, slots, drawable, **named, **self._axis)
         return {"sampler": sampler, "uses": _uses.insert(state.uses, slots, drawable)}
 
-    @method(num_rows="batch_size", before=checked_draw, after=check_drawn)
+    @calls.method(num_rows="batch_size", before=checked_draw, after=check_drawn)
     def sample(
         self,
         state: S,
@@ -194,11 +191,11 @@ class Buffer(Sized, Generic[S]):
             sampler_state = self.sampler.restrict(state.sampler, live)
         live = _uses.live(state.uses, live, max_age is not None)
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)
-        slots, probabilities = read_once(materialize(*drawn))
+        slots, probabilities = xla.read_once(xla.materialize(*drawn))
         weights = self.sampler.weights(sampler_state, probabilities, live.size, beta=beta, **self._axis)
         return self._sample_of(state, slots, probabilities / ring.num_shards(self._axis_name), weights)
 
-    @method(num_rows="batch_size", before=checked_epoch, after=check_drawn)
+    @calls.method(num_rows="batch_size", before=checked_epoch, after=check_drawn)
     def epoch(self, state: S, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
         """Batch number `step` of a pass over all drawable items, each once, in an order shuffled by `key`.
 
@@ -232,9 +229,9 @@ class Buffer(Sized, Generic[S]):
         position = step * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         exists = position < live.size
         order = jax.random.clone(key)  # batches of a pass share a key; cloned, it does not count as reused
-        slots = live.slots(permuted(order, jnp.where(exists, position, 0), live.size), self._num_slots)
+        slots = live.slots(permutation.permuted(order, jnp.where(exists, position, 0), live.size), self._num_slots)
         exists &= _uses.is_unspent(state.uses, slots)
-        slots, exists = read_once(materialize(slots, exists))
+        slots, exists = xla.read_once(xla.materialize(slots, exists))
         probability = 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32)
         weights = exists.astype(jnp.float32)
         return self._sample_of(state, slots, jnp.where(exists, probability, 0.0), weights)
@@ -249,7 +246,7 @@ class Buffer(Sized, Generic[S]):
           2
         """
         batch_size = check_draw(batch_size)
-        return -(-alive(state.ring.size) // batch_size)
+        return -(-xla.alive(state.ring.size) // batch_size)
 
     def _sample_of(self, state: S, slots: jax.Array, probabilities: jax.Array, weights: jax.Array) -> Sample:
         """A sample of the items at `slots` [B], which are in range; rows of probability 0 have no item."""
@@ -257,7 +254,7 @@ class Buffer(Sized, Generic[S]):
         indices = jnp.where(drawn, self._handles(state, slots), -1)
         age = jnp.where(indices >= 0, self._ages(state, slots), -1)
         items, mask = self._read(state, slots, fill=False)
-        items = read_once(items)
+        items = xla.read_once(items)
         if mask is not None:
             mask &= (indices >= 0)[:, None]
         if isinstance(items, TransitionBatch):
@@ -273,10 +270,10 @@ class Buffer(Sized, Generic[S]):
           >>> int(buffer.size(buffer.add(buffer.init(items), items)))
           3
         """
-        alive(state.ring.size)
-        return copy(_uses.number(state.uses, state.ring.size))  # a later call may donate the state
+        xla.alive(state.ring.size)
+        return xla.copy(_uses.number(state.uses, state.ring.size))  # a later call may donate the state
 
-    @method(rows=("indices", "td_errors"), donates=True)
+    @calls.method(rows=("indices", "td_errors"), donates=True)
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
         """Give the sampler the TD errors of drawn items, and count their uses. `Uniform` and `Recent` ignore TD errors.
 
@@ -299,7 +296,7 @@ class Buffer(Sized, Generic[S]):
           [30, 30, 30, 30]
         """
         indices, td_errors = checks.check_td_errors(indices, td_errors)
-        (slots,) = materialize(self._slots(state, indices))
+        (slots,) = xla.materialize(self._slots(state, indices))
         stored = slots < self._num_slots
         slots = jnp.where(indices >= 0, slots, -1)
         uses, spent = _uses.update(state.uses, slots, self.max_uses)
@@ -309,7 +306,7 @@ class Buffer(Sized, Generic[S]):
         changed = {"sampler": sampler, "uses": uses, "ring": ring.after(state.ring, slots, td_errors)}
         return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
-    @method(rows=("indices", "values", "mask"), donates=True)
+    @calls.method(rows=("indices", "values", "mask"), donates=True)
     def set(self, state: S, indices: jax.Array, values: Any, *, mask: jax.Array | None = None) -> S:
         """Write leaves of stored items in place, such as recomputed recurrent states.
 
@@ -345,7 +342,7 @@ class Buffer(Sized, Generic[S]):
         changed = {"storage": layouts.write_parts(state.storage, num_axes, places, values)}
         return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
-    @method(num_rows="n", before=checked_newest)
+    @calls.method(num_rows="n", before=checked_newest)
     def newest(self, state: S, n: int) -> jax.Array:
         """Handles of the newest `n` insertions, int32 [n], oldest first; -1 where there are none.
 
@@ -364,7 +361,7 @@ class Buffer(Sized, Generic[S]):
         slots = live.slots(jnp.maximum(position, 0), self._num_slots)
         return jnp.where(position >= 0, self._handles(state, slots), -1)
 
-    @method(rows=("indices",))
+    @calls.method(rows=("indices",))
     def get(self, state: S, indices: jax.Array) -> Any:
         """Items [B, ...] by their handles `indices`, int [B]; zeros for items that are no longer stored.
 
@@ -383,7 +380,7 @@ class Buffer(Sized, Generic[S]):
         """
         return self._read(state, self._slots(state, checks.check_indices(indices)), fill=True)[0]
 
-    @method(rows=("slots",))
+    @calls.method(rows=("slots",))
     def handles(self, state: S, slots: jax.Array) -> jax.Array:
         """Handles of the items in `slots`, int [B]; int32 [B], -1 for a slot that is empty or out of range.
 
@@ -401,7 +398,7 @@ class Buffer(Sized, Generic[S]):
         inside = (slots >= 0) & (slots < self._num_slots)
         return jnp.where(inside, self._handles(state, jnp.where(inside, slots, 0)), -1)
 
-    @method(rows=("indices",))
+    @calls.method(rows=("indices",))
     def slots(self, state: S, indices: jax.Array) -> jax.Array:
         """Slots of items by their handles `indices`, int [B]; int32 [B], the number of slots if no longer stored.
 
@@ -419,7 +416,7 @@ class Buffer(Sized, Generic[S]):
         """
         return self._slots(state, checks.check_indices(indices))
 
-    @method(rows=("indices",))
+    @calls.method(rows=("indices",))
     def priorities(self, state: S, indices: jax.Array) -> jax.Array:
         """Priorities of items by their handles `indices`, int [B]; float32 [B], 0 if no longer stored or not drawable.
 
@@ -444,7 +441,7 @@ class Buffer(Sized, Generic[S]):
         stored &= _uses.is_unspent(state.uses, slots)
         return jnp.where(stored, self.sampler.priorities(state.sampler, slots), 0.0)
 
-    @method(rows=("indices",))
+    @calls.method(rows=("indices",))
     def age(self, state: S, indices: jax.Array) -> jax.Array:
         """`Sample.age` of items by their handles `indices`, int [B]; int32 [B], -1 if no longer stored.
 

@@ -19,8 +19,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from jaxreplay._common import layouts, ring
-from jaxreplay._common.xla import full, materialize, read_once
+from jaxreplay._common import layouts, ring, xla
 from jaxreplay.buffers import _every_sequence
 from jaxreplay.buffers._episode_flags import is_end, is_gap
 from jaxreplay.buffers._every_sequence import ChangedSlots, NewRows
@@ -46,7 +45,7 @@ class ChosenSequences:
 def init(buffer: Any) -> ChosenSequences:
     """No drawable sequences."""
     first = layouts.zeros(jax.ShapeDtypeStruct((), jnp.int32), (buffer._num_slots,), 0)
-    return ChosenSequences(first, full((buffer.num_envs,), 0, jnp.int32))
+    return ChosenSequences(first, xla.full((buffer.num_envs,), 0, jnp.int32))
 
 
 def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> ChangedSlots:
@@ -62,7 +61,7 @@ def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> Ch
     old, gone = overwritten(chosen, sequences, cursor, num_steps, length, most)
     sequences = ring.after(sequences, gone)
     new, count = ring.next_slots(sequences, may_be_drawn.reshape(-1), may_be_drawn.size, num_slots)
-    new, old, gone = read_once((new, old, gone))
+    new, old, gone = xla.read_once((new, old, gone))
     row = ring.wrap_excess(cursor + ring.wrap_negative(first, length), length)
     places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
     kept = layouts.write(chosen.first, new, places.reshape(-1))
@@ -96,7 +95,7 @@ def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
     if buffer.windows == "episodes":
         newest = ring.wrap_negative(rows.inserted % buffer.length - 1, buffer.length)
         places = newest * buffer.num_envs + jnp.arange(buffer.num_envs, dtype=jnp.int32)
-        (flags,) = read_once(materialize(layouts.read(layouts.merge_axes(state.ends), places)))
+        (flags,) = xla.read_once(xla.materialize(layouts.read(layouts.merge_axes(state.ends), places)))
         flags = jnp.maximum(flags, closed.astype(flags.dtype))  # a gap stays one
         changed["ends"] = layouts.write(state.ends, newest[None], flags[None])
     if state.episodes is not None:
@@ -107,7 +106,7 @@ def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
 
 def starts(buffer: Any, state: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
     """First row and stream of the sequences in `slots` [B], int32 [B] each; 0 for slots out of range."""
-    return read_once(_first_rows(state.windows, slots, buffer.num_envs))
+    return xla.read_once(_first_rows(state.windows, slots, buffer.num_envs))
 
 
 def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:

@@ -5,9 +5,7 @@ from typing import Any
 
 import jax
 
-from jaxreplay._common import checks, layouts, ring
-from jaxreplay._common.devices import on_device_of
-from jaxreplay._common.xla import reads_state
+from jaxreplay._common import checks, devices, layouts, ring, xla
 from jaxreplay.buffers import _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._size import S
@@ -46,7 +44,7 @@ class ItemBuffer(Buffer[S]):
         spec, _ = without_valid(checks.as_spec(items))
         checks.leading_axes(spec, self._batch_axes, WHAT[self._batch_axes])
         check_returns(spec)
-        with on_device_of(items):
+        with devices.on_device_of(items):
             return self._empty(
                 storage=layouts.zeros(spec, (self.capacity,), self._batch_axes),
                 ring=ring.init(self.capacity),
@@ -73,7 +71,7 @@ class ItemBuffer(Buffer[S]):
         items = layouts.merge_axes(items) if num_axes == 2 else items
         return items, batch_size, None if mask is None else mask.reshape(-1), td_errors
 
-    @reads_state
+    @xla.reads_state
     def is_full(self, state: S) -> jax.Array:
         """True if every slot holds an item, so that the next item stored overwrites one, bool [].
 

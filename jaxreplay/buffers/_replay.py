@@ -6,8 +6,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import checks, layouts, ring
-from jaxreplay._common.calls import method
+from jaxreplay._common import calls, checks, layouts, ring
 from jaxreplay.buffers._items import ItemBuffer
 from jaxreplay.buffers._size import State
 
@@ -69,7 +68,7 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
     axes: int = checks.field(checks.check_integer, 1, 2, "1 for batches, 2 for rollouts", default=1)
     _state_kind: ClassVar[type] = ReplayState
 
-    @method(rows=("items", "mask", "td_errors"), is_batch=True, donates=True)
+    @calls.method(rows=("items", "mask", "td_errors"), is_batch=True, donates=True)
     def add(
         self,
         state: ReplayState,

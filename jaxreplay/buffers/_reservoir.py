@@ -23,10 +23,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from jaxreplay._common import checks, layouts, ring
-from jaxreplay._common.calls import method
-from jaxreplay._common.random import random_bits, random_integers64
-from jaxreplay._common.xla import after, full, read_once
+from jaxreplay._common import calls, checks, layouts, random, ring, xla
 from jaxreplay.buffers._items import ItemBuffer
 from jaxreplay.buffers._size import State
 
@@ -105,10 +102,10 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
             )
 
     def _empty(self, **fields: Any) -> ReservoirState:
-        handles, count = full((self.capacity,), -1, jnp.int32), full((2,), 0, jnp.uint32)
+        handles, count = xla.full((self.capacity,), -1, jnp.int32), xla.full((2,), 0, jnp.uint32)
         return ReservoirState(handles=handles, count=count, **fields)
 
-    @method(rows=("items", "mask", "td_errors"), is_batch=True, donates=True)
+    @calls.method(rows=("items", "mask", "td_errors"), is_batch=True, donates=True)
     def add(
         self,
         state: ReservoirState,
@@ -177,7 +174,7 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
         return handles, slots
 
     def _local_handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
-        return read_once(state.handles.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False))
+        return xla.read_once(state.handles.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False))
 
     def _local_slots(self, state: ReservoirState, handles: jax.Array) -> jax.Array:
         slots = lax.rem(jnp.maximum(handles, 0), jnp.int32(self.capacity))
@@ -188,7 +185,7 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
             raise ValueError("max_age: a ReservoirBuffer keeps no ages; use a ReplayBuffer.")
         return ring.live(state.ring)
 
-    @method(num_rows="n", before=_no_order)
+    @calls.method(num_rows="n", before=_no_order)
     def newest(self, state: ReservoirState, n: int) -> jax.Array:
         """Not supported: a reservoir keeps no order.
 
@@ -211,7 +208,7 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
         if not fill:
             # Orders the read of the handles before any use of the items; otherwise XLA would copy the handles for an
             # `add` that follows.
-            slots = after(slots, self._local_handles(state, slots))
+            slots = xla.after(slots, self._local_handles(state, slots))
         return layouts.read(state.storage, slots, fill=fill), None
 
 
@@ -225,7 +222,7 @@ def _draw_slots(filled: jax.Array, count: jax.Array, number: jax.Array, key: jax
       key: a PRNG key.
       capacity: number of slots.
     """
-    upper, lower = random_integers64(random_bits(key, number.size), _plus(count, number))
+    upper, lower = random.random_integers64(random.random_bits(key, number.size), _plus(count, number))
     drawn = jnp.where((upper == 0) & (lower < capacity), lower, capacity).astype(jnp.int32)
     next_empty = filled + number - 1
     return jnp.where(next_empty < capacity, next_empty, drawn)

@@ -11,10 +11,7 @@ from typing import Any, ClassVar, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxreplay._common import checks, layouts, ring
-from jaxreplay._common.calls import method
-from jaxreplay._common.devices import on_device_of
-from jaxreplay._common.xla import alive, full, materialize, on_host, read_once, reads_state
+from jaxreplay._common import calls, checks, devices, layouts, ring, xla
 from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._episode_flags import flags_of, in_first_episode
@@ -116,12 +113,12 @@ class SequenceBuffer(Buffer[SequenceState]):
         self._num_steps(spec)
         check_returns(spec)
         leading, flag = (self.length, self.num_envs), jax.ShapeDtypeStruct((), jnp.uint8 if self.gaps else bool)
-        with on_device_of(steps):
+        with devices.on_device_of(steps):
             return SequenceState(
                 storage=layouts.zeros(spec, leading, 2),
                 ends=layouts.zeros(flag, leading, 0) if self._keeps_ends else None,
                 rows=ring.init(self.length),
-                wait=full((), self.sequence_length, jnp.int32),
+                wait=xla.full((), self.sequence_length, jnp.int32),
                 ring=ring.init(self._num_slots),
                 sampler=self.sampler.init(self._num_slots),
                 uses=_uses.init(self),
@@ -129,7 +126,7 @@ class SequenceBuffer(Buffer[SequenceState]):
                 episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
             )
 
-    @method(rows=("steps", "ends", "td_errors", "drawable"), is_batch=True, donates=True)
+    @calls.method(rows=("steps", "ends", "td_errors", "drawable"), is_batch=True, donates=True)
     def add(
         self,
         state: SequenceState,
@@ -202,7 +199,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         """
         return (num_steps - 1) // self.stride + 1
 
-    @method(rows=("mask",), donates=True)
+    @calls.method(rows=("mask",), donates=True)
     def end_streams(self, state: SequenceState, *, mask: jax.Array | None = None) -> SequenceState:
         """Close streams: the next row of each follows on none that is stored, such as after a run was resumed.
 
@@ -230,7 +227,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         closed = checks.check_mask(jnp.ones(self.num_envs, bool) if mask is None else mask, (self.num_envs,))
         return dataclasses.replace(state, **self._drawable.end_streams(self, state, closed))
 
-    @method(rows=("indices",), static=("law",), before=_later_steps.checked)
+    @calls.method(rows=("indices",), static=("law",), before=_later_steps.checked)
     def later(
         self,
         state: SequenceState,
@@ -276,15 +273,15 @@ class SequenceBuffer(Buffer[SequenceState]):
         if state.episodes is None:
             raise ValueError("hindsight=True: this state is of a buffer without it; use the buffer that made it.")
         slots = self._slots(state, checks.check_indices(indices))
-        row, env = materialize(*self._drawable.starts(self, state, slots))
+        row, env = xla.materialize(*self._drawable.starts(self, state, slots))
         exists, sizes = slots < self._num_slots, (self.length, self.num_envs)
         count = _later_steps.num_later(state.episodes.number, row, env, state.rows.inserted % self.length, *sizes)
         steps = _later_steps.draw(self._own_key(key), jnp.where(exists, count, 0), law, gamma, self.length)
         at = jnp.where(exists, _later_steps.place(row, env, steps, *sizes), self.length * self.num_envs)
-        at, steps = read_once(materialize(at, steps))
+        at, steps = xla.read_once(xla.materialize(at, steps))
         return layouts.read(layouts.merge_axes(state.storage), at, fill=True), steps
 
-    @reads_state
+    @xla.reads_state
     def is_full(self, state: SequenceState) -> jax.Array:
         """True if the next step overwrites, bool [].
 
@@ -307,10 +304,10 @@ class SequenceBuffer(Buffer[SequenceState]):
           >>> int(buffer.stored_steps(state)), int(buffer.size(state))
           (3, 2)
         """
-        return alive(state.rows.size) * self.num_envs
+        return xla.alive(state.rows.size) * self.num_envs
 
     def _why_empty(self, state: SequenceState) -> str:
-        stored = int(on_host(jnp.max(state.rows.size)))
+        stored = int(xla.on_host(jnp.max(state.rows.size)))
         if stored == 0:
             return super()._why_empty(state)
         if stored < self.sequence_length:
@@ -401,7 +398,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         return jnp.where(exists, rows * self.num_envs + env[:, None], self.length * self.num_envs)
 
     def _read(self, state: SequenceState, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array]:
-        (at,) = materialize(self._places(state, slots))
+        (at,) = xla.materialize(self._places(state, slots))
         exists = at < self.length * self.num_envs
         items, ends = layouts.read(layouts.merge_axes((state.storage, state.ends)), at, fill=fill)
         mask = exists

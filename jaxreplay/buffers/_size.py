@@ -8,9 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import layouts, ring
-from jaxreplay._common.checks import check_integer
-from jaxreplay._common.xla import reads_state
+from jaxreplay._common import checks, layouts, ring, xla
 from jaxreplay.buffers import _uses
 from jaxreplay.sum_tree import SumTree
 
@@ -59,7 +57,7 @@ class Sized(abc.ABC):
     def size(self, state: Any) -> jax.Array:
         """Number of drawable items, int32 []."""
 
-    @reads_state
+    @xla.reads_state
     def is_empty(self, state: Any) -> jax.Array:
         """True if no item is drawable, bool [].
 
@@ -71,7 +69,7 @@ class Sized(abc.ABC):
         """
         return jnp.logical_not(ring.at_least(self.size(state), 1))
 
-    @reads_state
+    @xla.reads_state
     def can_sample(self, state: Any, batch_size: int = 1) -> jax.Array:
         """True if at least `batch_size` items are drawable, bool [].
 
@@ -82,5 +80,5 @@ class Sized(abc.ABC):
           >>> bool(buffer.can_sample(state, 3)), bool(buffer.can_sample(state, 4))
           (True, False)
         """
-        batch_size = check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
+        batch_size = checks.check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
         return ring.at_least(self.size(state), batch_size)

@@ -11,9 +11,7 @@ import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay import sum_tree
-from jaxreplay._common import layouts
-from jaxreplay._common.ring import Live, saturating_add
-from jaxreplay._common.xla import full
+from jaxreplay._common import layouts, ring, xla
 from jaxreplay.sum_tree._whole import on_backend
 
 MOST = 2**30  # a count grows beyond this by less than one batch
@@ -39,7 +37,7 @@ def init(buffer: Any) -> Uses | None:
     if not buffer.count_updates and buffer.max_uses is None:
         return None
     unspent = None if buffer.max_uses is None else sum_tree.init(buffer._num_slots)
-    return Uses(full((buffer._num_slots,), 0, jnp.int32), full((), 0, jnp.int32), unspent)
+    return Uses(xla.full((buffer._num_slots,), 0, jnp.int32), xla.full((), 0, jnp.int32), unspent)
 
 
 def insert(uses: Uses | None, slots: jax.Array, drawable: jax.Array) -> Uses | None:
@@ -73,10 +71,10 @@ def update(uses: Uses | None, slots: jax.Array, max_uses: int | None) -> tuple[U
         spent = of_slots.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False) >= max_uses
         # All rows write 0, so a repeated slot has one result.
         unspent = sum_tree.update(unspent, slots, jnp.zeros(slots.shape), mask=spent)
-    return Uses(of_slots, saturating_add(uses.late, late), unspent), spent
+    return Uses(of_slots, ring.saturating_add(uses.late, late), unspent), spent
 
 
-def live(uses: Uses | None, of: Live, is_restricted: bool) -> Live:
+def live(uses: Uses | None, of: ring.Live, is_restricted: bool) -> ring.Live:
     """`of`, with the tree of the slots that are not spent; `size` counts these."""
     if uses is None or uses.unspent is None:
         return of

@@ -9,9 +9,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxreplay import sum_tree
-from jaxreplay._common import layouts, ring
-from jaxreplay._common.checks import brief
-from jaxreplay._common.xla import reads_state
+from jaxreplay._common import checks, layouts, ring, xla
 from jaxreplay.buffers import ReplayBuffer, ReplayState, SequenceBuffer, SequenceState
 from jaxreplay.buffers._chosen_sequences import ChosenSequences
 from jaxreplay.buffers._later_steps import EpisodeNumbers
@@ -26,7 +24,7 @@ SETTINGS = ("alpha", "epsilon", "floor")
 _leaf_of = jax.jit(_prioritized.leaf_of, static_argnums=2)
 
 
-@reads_state
+@xla.reads_state
 def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     """The live items of `state` and their priorities, as a state of `new_buffer`.
 
@@ -67,8 +65,8 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     for whole, name in ((old.whole, "old_buffer"), (new.whole, "new_buffer")):
         if type(whole) not in KINDS:
             raise ValueError(
-                f"{name}={brief(whole)}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one; migrate the "
-                "buffers of a Mixture one by one."
+                f"{name}={checks.brief(whole)}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one; migrate "
+                "the buffers of a Mixture one by one."
             )
         if type(whole.sampler) not in SAMPLERS:
             raise ValueError(f"{name}.sampler={whole.sampler!r}: must be Uniform, Prioritized or Recent.")

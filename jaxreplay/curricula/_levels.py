@@ -12,12 +12,7 @@ from jax import lax
 from jax.scipy.special import entr
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks, layouts
-from jaxreplay._common.calls import method
-from jaxreplay._common.random import random_bits
-from jaxreplay._common.repeats import last_of_each
-from jaxreplay._common.ring import saturating_add
-from jaxreplay._common.xla import full
+from jaxreplay._common import calls, checks, layouts, random, repeats, ring, xla
 from jaxreplay.curricula._groups import checked_draw
 
 LARGEST_SCORE = 1e30  # of a "proportional" draw; larger scores, also infinite ones, count as this
@@ -110,14 +105,14 @@ class Levels:
         """
         return LevelsState(
             levels=layouts.zeros(checks.as_spec(level), (self.capacity,), 0),
-            scores=full((self.capacity,), -jnp.inf, jnp.float32),
-            last=full((self.capacity,), 0, jnp.int32),
-            size=full((), 0, jnp.int32),
-            count=full((), 0, jnp.int32),
-            rejected=full((), 0, jnp.int32),
+            scores=xla.full((self.capacity,), -jnp.inf, jnp.float32),
+            last=xla.full((self.capacity,), 0, jnp.int32),
+            size=xla.full((), 0, jnp.int32),
+            count=xla.full((), 0, jnp.int32),
+            rejected=xla.full((), 0, jnp.int32),
         )
 
-    @method(donates=True)
+    @calls.method(donates=True)
     def insert(
         self, state: LevelsState, levels: Any, scores: jax.Array, *, mask: jax.Array | None = None
     ) -> tuple[LevelsState, jax.Array]:
@@ -154,8 +149,8 @@ class Levels:
             raise ValueError("batch of 0 levels: expected 1 or more; to insert none, mask all rows.")
         checks.check_like(levels, layouts.stored_spec(state.levels), 1, 1, "the buffer")
         scores, mask = _check_rows(scores, mask, batch_size, "level")
-        rejected = saturating_add(state.rejected, jnp.sum(mask & jnp.isnan(scores), dtype=jnp.int32))
-        now = saturating_add(state.count, jnp.cumsum(mask, dtype=jnp.int32))
+        rejected = ring.saturating_add(state.rejected, jnp.sum(mask & jnp.isnan(scores), dtype=jnp.int32))
+        now = ring.saturating_add(state.count, jnp.cumsum(mask, dtype=jnp.int32))
         slots, row = self._places(state, scores, mask)
         target = jnp.where(row >= 0, slots, self.capacity + jnp.arange(row.size, dtype=jnp.int32))  # all different
 
@@ -197,7 +192,7 @@ class Levels:
         (_, _, row), _ = lax.scan(place, (held, order, jnp.full_like(k, -1)), rows)
         return slots, row
 
-    @method(donates=True)
+    @calls.method(donates=True)
     def update(
         self, state: LevelsState, slots: jax.Array, scores: jax.Array, *, mask: jax.Array | None = None
     ) -> LevelsState:
@@ -224,14 +219,14 @@ class Levels:
         mask &= (slots >= 0) & (slots < state.size)
         is_nan = jnp.isnan(scores)
         target = jnp.where(mask & ~is_nan, slots, self.capacity)
-        target = jnp.where(last_of_each(target), target, self.capacity)
+        target = jnp.where(repeats.last_of_each(target), target, self.capacity)
         return dataclasses.replace(
             state,
             scores=state.scores.at[target].set(scores, mode="drop"),
-            rejected=saturating_add(state.rejected, jnp.sum(mask & is_nan, dtype=jnp.int32)),
+            rejected=ring.saturating_add(state.rejected, jnp.sum(mask & is_nan, dtype=jnp.int32)),
         )
 
-    @method(num_rows="n", donates=True, before=checked_draw)
+    @calls.method(num_rows="n", donates=True, before=checked_draw)
     def sample(self, state: LevelsState, key: jax.Array, n: int) -> tuple[LevelsState, jax.Array, Any]:
         """Draw levels independently, with replacement, and note the time of the draw.
 
@@ -254,12 +249,12 @@ class Levels:
           ([6, 6, 6], [1, 5])
         """
         checks.check_key(key)
-        slots, _ = sum_tree.sample_with(sum_tree.of_leaves(self.probabilities(state)), random_bits(key, n))
-        now = saturating_add(state.count, jnp.arange(1, n + 1, dtype=jnp.int32))
+        slots, _ = sum_tree.sample_with(sum_tree.of_leaves(self.probabilities(state)), random.random_bits(key, n))
+        now = ring.saturating_add(state.count, jnp.arange(1, n + 1, dtype=jnp.int32))
         state = dataclasses.replace(state, last=state.last.at[slots].max(now), count=now[-1])
         return state, jnp.where(state.size > 0, slots, -1), layouts.read(state.levels, slots)
 
-    @method()
+    @calls.method()
     def get(self, state: LevelsState, slots: jax.Array) -> Any:
         """The levels in `slots`, int [B]: [B, ...]; those of slots without a level have no meaning.
 
@@ -274,7 +269,7 @@ class Levels:
         target = jnp.clip(checks.check_indices(slots, name="slots"), 0, self.capacity - 1)
         return layouts.read(state.levels, target)
 
-    @method()
+    @calls.method()
     def replay(self, state: LevelsState, key: jax.Array) -> jax.Array:
         """Whether to replay levels in place of new ones, bool []: with `replay_probability`, once enough are stored.
 
@@ -287,7 +282,7 @@ class Levels:
         least = math.ceil(round(self.min_filled * self.capacity, 6))  # 7 of 25 for 0.28, in spite of rounding
         return (state.size >= max(least, 1)) & (jax.random.uniform(key) < self.replay_probability)
 
-    @method()
+    @calls.method()
     def probabilities(self, state: LevelsState) -> jax.Array:
         """Probability of each slot in a draw, float32 [N]; all 0 if no level is stored.
 
@@ -318,7 +313,7 @@ class Levels:
         stale = (state.count - state.last).astype(jnp.float32)
         return (1 - self.staleness) * normalized(h ** (1 / self.temperature)) + self.staleness * normalized(stale)
 
-    @method()
+    @calls.method()
     def metrics(self, state: LevelsState) -> dict[str, jax.Array]:
         """Numbers of a state, float32 [] each.
 

@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from jaxreplay import sum_tree
-from jaxreplay._common.xla import materialize
+from jaxreplay._common import xla
 from jaxreplay.curricula._pool_state import PoolsState, sum_before
 
 
@@ -199,7 +199,7 @@ def _rings(state: PoolsState, tasks_per_env: jax.Array, moves: Moves) -> tuple[j
     there = state.queues[ring, jnp.where(leaves, slot(moves.oldest), 0)]
     leaver = jnp.where(moves.oldest < 0, there, rows.task[row_of(rows.pool, moves.oldest)])
     written = jnp.where(stays, slot(number), num_tasks)
-    leaver, written = materialize(leaver, written)
+    leaver, written = xla.materialize(leaver, written)
     queues = state.queues.at[ring, written].set(rows.task, mode="drop", unique_indices=True)
     left = jnp.sum(spread(rows.pool, leaves, limit.size), axis=0, dtype=jnp.int32).reshape(state.sizes.shape)[:, 1:]
     moved = jnp.concatenate([jnp.where(stays, rows.task, num_tasks), jnp.where(freed, leaver, num_tasks)])

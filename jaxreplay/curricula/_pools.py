@@ -16,12 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks
-from jaxreplay._common.calls import method
-from jaxreplay._common.checks import check_integer, check_key, check_number, check_state
-from jaxreplay._common.random import random_bits, random_integers
-from jaxreplay._common.ring import saturating_add
-from jaxreplay._common.xla import on_host
+from jaxreplay._common import calls, checks, random, ring, xla
 from jaxreplay.curricula import _groups, _pool_moves, _pool_state
 from jaxreplay.curricula._pool_state import PoolsState, sum_before
 from jaxreplay.curricula._task_keys import old_task_of_each
@@ -31,7 +26,7 @@ MAX_TASKS = 2**24  # the sum tree counts them in float32
 
 
 def _check_drawn(_: Any, __: Any, drawn: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    if not isinstance(drawn[1], jax.core.Tracer) and not on_host(drawn[1]):
+    if not isinstance(drawn[1], jax.core.Tracer) and not xla.on_host(drawn[1]):
         raise ValueError("No environments left with examples. Normal is empty; recycle moves parked tasks back.")
     return drawn
 
@@ -44,11 +39,11 @@ def _each(name: str, value: Any, check: Callable[..., Any], *rule: Any) -> tuple
 
 
 def _threshold() -> Any:
-    return checks.field(checks.optional(check_number), -math.inf, math.inf, "or None", default=None)
+    return checks.field(checks.optional(checks.check_number), -math.inf, math.inf, "or None", default=None)
 
 
 def _fraction(default: float) -> Any:
-    return checks.field(check_number, 0, 1, "a fraction of an environment's tasks, below 1", default=default)
+    return checks.field(checks.check_number, 0, 1, "a fraction of an environment's tasks, below 1", default=default)
 
 
 @checks.config
@@ -88,9 +83,11 @@ class DifficultyPools:
       [1, 0, 0, 0]
     """
 
-    tasks_per_env: Sequence[int] = checks.field(_each, check_integer, 0, MAX_TASKS, "an environment's number of tasks")
+    tasks_per_env: Sequence[int] = checks.field(
+        _each, checks.check_integer, 0, MAX_TASKS, "an environment's number of tasks"
+    )
     env_ratios: Sequence[float] | None = checks.field(
-        checks.optional(_each), check_number, 0, math.inf, "give all, or env_ratios=None", default=None
+        checks.optional(_each), checks.check_number, 0, math.inf, "give all, or env_ratios=None", default=None
     )
     easy_threshold: float | None = _threshold()
     hard_threshold: float | None = _threshold()
@@ -152,7 +149,7 @@ class DifficultyPools:
         """
         return _pool_state.arrange(*self._sizes, jnp.zeros(self.num_tasks, jnp.int32), ())
 
-    @method(num_rows="n", before=_groups.checked_draw, after=_check_drawn)
+    @calls.method(num_rows="n", before=_groups.checked_draw, after=_check_drawn)
     def sample(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         """Draw tasks from normal, with replacement: an environment with tasks there by `env_ratios`, then a task.
 
@@ -177,14 +174,16 @@ class DifficultyPools:
           >>> sorted(set(tasks.tolist())), bool(ok)  # 0 is parked in easy and 1 in hard
           ([2, 3], True)
         """
-        check_key(key)
+        checks.check_key(key)
         ratios = np.asarray(self.tasks_per_env if self.env_ratios is None else self.env_ratios, np.float64)
         shares, sizes = jnp.asarray(ratios / max(ratios.max(), 1), jnp.float32), state.sizes[:, NORMAL]
         envs = sum_tree.of_leaves(jnp.where(sizes > 0, shares, 0.0), fanout=state.normal.fanout)
         ok = sum_tree.total(envs) > 0
         env_key, rank_key = jax.random.split(key)
-        env, _ = sum_tree.sample_with(envs, random_bits(env_key, n))
-        rank = random_integers(random_bits(rank_key, n), jnp.maximum(sizes[env], 1)) + sum_before(sizes)[env]
+        env, _ = sum_tree.sample_with(envs, random.random_bits(env_key, n))
+        rank = (
+            random.random_integers(random.random_bits(rank_key, n), jnp.maximum(sizes[env], 1)) + sum_before(sizes)[env]
+        )
         return jnp.where(ok, sum_tree.find(state.normal, rank), -1), ok
 
     def update(
@@ -220,13 +219,13 @@ class DifficultyPools:
         """
         return _groups.padded_update(self._update, state, tasks, rewards, mask)
 
-    @method(donates=True)
+    @calls.method(donates=True)
     def _update(self, state: PoolsState, tasks: Any, rewards: Any, mask: Any) -> tuple[PoolsState, jax.Array]:
         tasks, rewards, mask = _groups.check(tasks, rewards, mask)
         rollouts = jnp.sum(mask, axis=1, dtype=jnp.int32)
         total = jnp.sum(rewards, axis=1, where=mask)
         known = (rollouts > 0) & (tasks >= 0) & (tasks < self.num_tasks) & jnp.isfinite(total)
-        rejected = saturating_add(state.rejected, jnp.sum((rollouts > 0) & ~known, dtype=jnp.int32))
+        rejected = ring.saturating_add(state.rejected, jnp.sum((rollouts > 0) & ~known, dtype=jnp.int32))
         state = dataclasses.replace(state, rejected=rejected)
         if self.num_tasks == 0 or rewards.size == 0:
             return state, known
@@ -246,7 +245,7 @@ class DifficultyPools:
 
         def count(counts, pool, more):
             found = _pool_moves.spread(3 * env + pool, known, counts.size) * more
-            return saturating_add(counts, jnp.sum(found, axis=0, dtype=jnp.int32).reshape(counts.shape))
+            return ring.saturating_add(counts, jnp.sum(found, axis=0, dtype=jnp.int32).reshape(counts.shape))
 
         labelled, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts[:, None])
         state = dataclasses.replace(state, groups=labelled, rollouts=filtered_rollouts)
@@ -266,7 +265,7 @@ class DifficultyPools:
         """
         return state.pool.astype(jnp.int32)
 
-    @method()
+    @calls.method()
     def order(self, state: PoolsState) -> jax.Array:
         """Rank of each task in its pool by order of entry, int32 [N]: 0 for the oldest. Costs O(N log N).
 
@@ -280,7 +279,7 @@ class DifficultyPools:
         """
         return _pool_state.order(state)
 
-    @method()
+    @calls.method()
     def metrics(self, state: PoolsState) -> dict[str, jax.Array]:
         """Fractions, float32 [], over all environments and for each `env` by name; 0 if nothing was counted.
 
@@ -346,16 +345,16 @@ class DifficultyPools:
           [1, 0, 0, 0]
         """
         for name, fraction in (("easy_fraction", easy_fraction), ("hard_fraction", hard_fraction)):
-            check_number(name, fraction, 0, 1, "the fraction of the pool that returns to normal")
+            checks.check_number(name, fraction, 0, 1, "the fraction of the pool that returns to normal")
         sizes = np.arange(max(self.tasks_per_env) + 1)
         counts = np.round(np.outer([0.0, easy_fraction, hard_fraction], sizes)).astype(np.int32)  # in float64
         return self._recycle(state, key, counts)
 
-    @method()
+    @calls.method()
     def _recycle(self, state: PoolsState, key: jax.Array, counts: Any) -> PoolsState:
         """See `recycle`; counts: int32 [3, max size + 1], number of tasks that move, by pool and its size."""
         env, pool = _pool_state.pools_of(state)
-        at_random, _ = _pool_state.ranks(3 * env + pool, state.sizes.size, *random_bits(key, self.num_tasks))
+        at_random, _ = _pool_state.ranks(3 * env + pool, state.sizes.size, *random.random_bits(key, self.num_tasks))
         returns = at_random < counts[pool, state.sizes[env, pool]]
         keys = jnp.where(returns, pool, 0), _pool_state.order(state)
         new = _pool_state.arrange(*self._sizes, jnp.where(returns, 0, pool), keys, state.normal.fanout)
@@ -386,7 +385,7 @@ class DifficultyPools:
         """
         return self._remap(state, old_task_of_each(state.pool, old_keys, new_keys, self.num_tasks))
 
-    @method()
+    @calls.method()
     def _remap(self, old: PoolsState, source: Any) -> PoolsState:
         """See `remap`; source: int32 [N], each task's number in `old`, or the number of tasks there if it is new."""
         env, pool = _pool_state.pools_of(old)
@@ -400,7 +399,7 @@ class DifficultyPools:
 
     def _check_state(self, state: PoolsState) -> None:
         """Raise a `ValueError` if `state` is for other numbers of tasks or environments."""
-        check_state(self, state, PoolsState)
+        checks.check_state(self, state, PoolsState)
         if state.pool.shape != (self.num_tasks,) or state.sizes.shape[0] != len(self.tasks_per_env):
             found = f"this state has tasks {list(state.pool.shape)} in {state.sizes.shape[0]} environments"
             stack = "remap it, or use jax.vmap for a stack"

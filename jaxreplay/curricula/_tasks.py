@@ -12,11 +12,7 @@ from flax import struct
 from jax.scipy.special import entr
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks, layouts
-from jaxreplay._common.calls import method
-from jaxreplay._common.random import random_bits, random_integers
-from jaxreplay._common.ring import saturating_add
-from jaxreplay._common.xla import full
+from jaxreplay._common import calls, checks, layouts, random, ring, xla
 from jaxreplay.curricula import _groups
 from jaxreplay.curricula._task_keys import old_task_of_each
 from jaxreplay.curricula.scores import Score, Thompson, learnability
@@ -114,15 +110,15 @@ class Tasks:
         """
         state = TasksState(
             tree=sum_tree.init(self.num_tasks),
-            successes=full((self.num_tasks,), 0, jnp.float32),
-            trials=full((self.num_tasks,), 0, jnp.float32),
-            last=full((self.num_tasks,), 0, jnp.int32),
-            updates=full((), 0, jnp.int32),
-            rejected=full((), 0, jnp.int32),
+            successes=xla.full((self.num_tasks,), 0, jnp.float32),
+            trials=xla.full((self.num_tasks,), 0, jnp.float32),
+            last=xla.full((self.num_tasks,), 0, jnp.int32),
+            updates=xla.full((), 0, jnp.int32),
+            rejected=xla.full((), 0, jnp.int32),
         )
         return self._scored(state, jnp.arange(self.num_tasks, dtype=jnp.int32))
 
-    @method(num_rows="n", before=_groups.checked_draw)
+    @calls.method(num_rows="n", before=_groups.checked_draw)
     def sample(self, state: TasksState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         """Draw tasks in proportion to their scores, with replacement.
 
@@ -147,17 +143,17 @@ class Tasks:
         total = sum_tree.total(state.tree)
         if isinstance(self.score, Thompson):
             return self._winners(self.score, state, key, n), total > 0
-        words = random_bits(key, 2 * n)
+        words = random.random_bits(key, 2 * n)
         by_score, _ = sum_tree.sample_with(state.tree, tuple(x[:n] for x in words))
-        evenly = random_integers(words, jnp.asarray(self.num_tasks, jnp.int32))[:n]
+        evenly = random.random_integers(words, jnp.asarray(self.num_tasks, jnp.int32))[:n]
         coin = (words[0][n:] >> 8).astype(jnp.float32) * 2.0**-24
         return jnp.where((total > 0) & (coin >= self.exploration), by_score, evenly), total > 0
 
     def _winners(self, rule: Thompson, state: TasksState, key: jax.Array, n: int) -> jax.Array:
         """Winners of n draws, int32 [n]; with probability `exploration` simply the first candidate."""
         key, coin_key, choice_key = jax.random.split(key, 3)
-        bits = random_bits(key, n * rule.candidates)
-        drawn = random_integers(bits, jnp.asarray(self.num_tasks, jnp.int32)).reshape(n, rule.candidates)
+        bits = random.random_bits(key, n * rule.candidates)
+        drawn = random.random_integers(bits, jnp.asarray(self.num_tasks, jnp.int32)).reshape(n, rule.candidates)
         winner = rule.winner(choice_key, *self._counts(state, drawn))
         winner = jnp.where(jax.random.uniform(coin_key, (n,)) < self.exploration, 0, winner)
         return jnp.take_along_axis(drawn, winner[:, None], axis=1)[:, 0]
@@ -193,7 +189,7 @@ class Tasks:
         """
         return _groups.padded_update(self._update, state, tasks, rewards, mask)
 
-    @method(donates=True)
+    @calls.method(donates=True)
     def _update(self, state: TasksState, tasks: Any, rewards: Any, mask: Any) -> tuple[TasksState, jax.Array]:
         tasks, rewards, mask = _groups.check(tasks, rewards, mask)
         rollouts = jnp.sum(mask, axis=1, dtype=jnp.float32)
@@ -204,7 +200,7 @@ class Tasks:
         kept = known
         if self.online_difficulty_filtering:
             kept &= (total > 0) & (total < rollouts)
-        rejected = saturating_add(state.rejected, jnp.sum(exists & ~valid, dtype=jnp.int32))
+        rejected = ring.saturating_add(state.rejected, jnp.sum(exists & ~valid, dtype=jnp.int32))
         if tasks.size == 0:
             return dataclasses.replace(state, rejected=rejected), kept
         target = jnp.where(known, tasks, self.num_tasks)
@@ -223,7 +219,7 @@ class Tasks:
             successes=successes,
             trials=trials,
             last=state.last.at[target].set(before, mode="drop"),
-            updates=saturating_add(before, jnp.any(known).astype(jnp.int32)),
+            updates=ring.saturating_add(before, jnp.any(known).astype(jnp.int32)),
             rejected=rejected,
         )
         scored = target
@@ -244,7 +240,7 @@ class Tasks:
         age = jnp.maximum(state.updates - 1 - _of(state.last, tasks), 0)  # 0 of all before the first update
         return _of(state.successes, tasks) + won, _of(state.trials, tasks) + (won + lost), age
 
-    @method()
+    @calls.method()
     def success_rates(self, state: TasksState) -> jax.Array:
         """Each task's mean success rate with the prior, float32 [N].
 
@@ -257,7 +253,7 @@ class Tasks:
         won, lost = self.prior
         return (state.successes + won) / (state.trials + (won + lost))
 
-    @method()
+    @calls.method()
     def probabilities(self, state: TasksState) -> jax.Array:
         """Probability of each task in a draw, float32 [N]. With Thompson draws, that of each to be a candidate.
 
@@ -271,7 +267,7 @@ class Tasks:
         by_score = jnp.where(total > 0, scores / jnp.where(total > 0, total, 1.0), evenly)
         return (1 - self.exploration) * by_score + self.exploration * evenly
 
-    @method()
+    @calls.method()
     def metrics(self, state: TasksState) -> dict[str, jax.Array]:
         """Numbers of a state, float32 [] each.
 
@@ -317,7 +313,7 @@ class Tasks:
         """
         return self._remap(state, old_task_of_each(state.trials, old_keys, new_keys, self.num_tasks))
 
-    @method()
+    @calls.method()
     def _remap(self, old: TasksState, source: Any) -> TasksState:
         """See `remap`; source: int32 [N], each task's number in `old`, or the number of tasks there if it is new."""
         new = dataclasses.replace(

@@ -16,9 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxreplay._common import checks
-from jaxreplay._common.checks import as_float, type_text
-from jaxreplay._common.xla import copies_numpy
+from jaxreplay._common import checks, xla
 
 Score = Callable[[jax.Array, jax.Array, jax.Array], Any]
 ROUNDS = 6  # of proposals for a Gamma variate: all are rejected less often than once in 10^7
@@ -178,7 +176,7 @@ def max_monte_carlo(values: jax.Array, ends: jax.Array, max_returns: jax.Array) 
       [0.375]
     """
     values = _checked("values", values, ends)
-    largest = as_float(max_returns).astype(jnp.float32)
+    largest = checks.as_float(max_returns).astype(jnp.float32)
     if largest.shape != values.shape[1:]:
         raise ValueError(f"max_returns: got shape {list(largest.shape)}, expected {list(values.shape[1:])}.")
     return _mean_of_episodes(largest[None] - values, ends)
@@ -215,16 +213,16 @@ def _log_gamma_variates(key: jax.Array, shape: jax.Array) -> jax.Array:
 
 
 def _checked(name: str, numbers: jax.Array, ends: jax.Array) -> jax.Array:
-    numbers, shape = as_float(numbers).astype(jnp.float32), jnp.shape(ends)
+    numbers, shape = checks.as_float(numbers).astype(jnp.float32), jnp.shape(ends)
     if numbers.ndim != 2 or numbers.shape != shape or jnp.asarray(ends).dtype != jnp.bool_:
         raise ValueError(
-            f"{name}: got {type_text(numbers.dtype, numbers.shape)} with ends of shape {list(shape)}, expected both "
-            "[T, B], and bool ends."
+            f"{name}: got {checks.type_text(numbers.dtype, numbers.shape)} with ends of shape {list(shape)}, expected "
+            "both [T, B], and bool ends."
         )
     return numbers
 
 
-@copies_numpy
+@xla.copies_numpy
 @functools.partial(jax.jit, inline=True)
 def _mean_of_episodes(numbers: jax.Array, ends: jax.Array) -> jax.Array:
     """Mean over finished episodes of their mean number, float32 [B]; -inf where there are none."""

@@ -14,7 +14,6 @@ import jax
 import numpy as np
 
 from jaxreplay._common import checks
-from jaxreplay._common.checks import check_integer
 from jaxreplay.datasets._steps import NAMES, as_numbers, check_not_empty, check_rows, make_steps
 from jaxreplay.datasets._steps import Steps as Steps
 from jaxreplay.transitions import TransitionBatch, n_step_transitions
@@ -151,7 +150,7 @@ def transitions(rows: dict[str, Any], ends: Any, *, n: int = 1, gamma: float = 0
     rows, (length, num_envs) = check_rows(rows)
     ends = np.asarray(checks.check_mask(ends, (length, num_envs), "ends"))
     terminated, truncated, step = (np.asarray(rows[name]) != 0 for name in NAMES[3:])
-    num_rows = check_integer("T * num_envs", length * num_envs, 0, 2**31 - 1, "the rows; give them in parts")
+    num_rows = checks.check_integer("T * num_envs", length * num_envs, 0, 2**31 - 1, "the rows; give them in parts")
     at = np.arange(num_rows, dtype=np.int32).reshape(length, num_envs)  # row numbers, in place of their contents
     is_last = ends.copy()
     is_last[-1:] = True

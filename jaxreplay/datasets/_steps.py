@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common import checks
-from jaxreplay._common.checks import check_integer
 
 NAMES = ("observation", "action", "reward", "terminated", "truncated", "step")
 
@@ -48,7 +47,7 @@ class Steps(NamedTuple):
           >>> steps.padded(4).rows["step"][:, 0].tolist()
           [True, True, True, False, False, False]
         """
-        length = check_integer("sequence_length", sequence_length, 1, 2**31 - 1, "the rows of a sequence")
+        length = checks.check_integer("sequence_length", sequence_length, 1, 2**31 - 1, "the rows of a sequence")
         count = max(length - 2, 0)
         rows, ends = jax.tree.map(lambda x: pad_rows(x, count), (self.rows, self.ends))
         rows["observation"] = jax.tree.map(lambda x: pad_rows(x, count, "edge"), self.rows["observation"])

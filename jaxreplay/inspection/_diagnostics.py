@@ -23,11 +23,7 @@ import numpy as np
 from jax import lax
 
 from jaxreplay import sum_tree
-from jaxreplay._common import ring
-from jaxreplay._common.checks import brief, check_bool, check_integer, check_key
-from jaxreplay._common.meshes import over_any_mesh
-from jaxreplay._common.random import random_bits, random_integers
-from jaxreplay._common.xla import copy_numpy, materialize, read_once, reads_state
+from jaxreplay._common import checks, meshes, random, ring, xla
 from jaxreplay.buffers import ReservoirBuffer, Sample, SequenceBuffer
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._shards import Shards, shards_of, whole_of
@@ -45,7 +41,7 @@ Numbers = dict[str, jax.Array]
 Arrays = list[jax.Array]
 
 
-@reads_state
+@xla.reads_state
 def diagnostics(
     buffer: Any,
     state: Any,
@@ -116,24 +112,26 @@ def diagnostics(
       >>> float(numbers["size"]), float(numbers["fill"])
       (3.0, 0.75)
     """
-    batch_size = check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
-    thorough = check_bool("thorough", thorough, "whether to look at all items, in O(N log N)")
+    batch_size = checks.check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
+    thorough = checks.check_bool("thorough", thorough, "whether to look at all items, in O(N log N)")
     if key is not None and sample is not None:
         raise ValueError("key and sample: got both; give a key or a sample.")
     if key is not None:
-        check_key(key)
+        checks.check_key(key)
     if sample is not None and not isinstance(sample, Sample):
         raise ValueError(f"sample: got a {type(sample).__name__}, expected the result of the buffer's sample.")
     if not isinstance(whole_of(buffer), Buffer | Mixture | DifficultyPools | Tasks | Levels):
-        raise ValueError(f"buffer={brief(buffer)}: must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels.")
+        raise ValueError(
+            f"buffer={checks.brief(buffer)}: must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels."
+        )
     if sample is not None:
-        sample = copy_numpy(_facts.without_items(sample))
+        sample = xla.copy_numpy(_facts.without_items(sample))
     return _program(buffer, state, key, sample, batch_size, thorough)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 5))
 def _program(buffer: Any, *arguments: Any) -> Numbers:
-    return over_any_mesh(functools.partial(_numbers, buffer))(*arguments)
+    return meshes.over_any_mesh(functools.partial(_numbers, buffer))(*arguments)
 
 
 def _numbers(
@@ -255,7 +253,7 @@ def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
 
 def _ranked(ranked: Arrays, columns: Arrays) -> tuple[Arrays, Arrays, Arrays]:
     """Pivots [K] of numbers [B]; rows not below each, int32 [K]; sums of `columns` over the first's rows, [K]."""
-    arrays = read_once(materialize(*ranked, *columns))
+    arrays = xla.read_once(xla.materialize(*ranked, *columns))
     ranked, columns = arrays[: len(ranked)], arrays[len(ranked) :]
     step = max(ranked[0].size // max(PIVOTS, min(ranked[0].size // 16, MOST_PIVOTS)), 1)
     pivots = [x[::step] for x in ranked]
@@ -332,7 +330,7 @@ def _all_items(state: Any, items: _facts.Items) -> Numbers:
 def _never_updated(shards: Shards, state: Any, key: jax.Array, batch_size: int) -> jax.Array:
     def share(state: Any, key: jax.Array) -> jax.Array:
         live, of_slots = shards.part._live(state), state.uses.of_slots
-        position = random_integers(random_bits(key, batch_size), jnp.maximum(live.size, 1))
+        position = random.random_integers(random.random_bits(key, batch_size), jnp.maximum(live.size, 1))
         slots = live.slots(position, shards.part._num_slots)
         return jnp.mean(of_slots.at[slots].get(mode="promise_in_bounds") == 0, dtype=jnp.float32)
 

@@ -7,9 +7,7 @@ import jax
 import jax.core
 import numpy as np
 
-from jaxreplay._common.checks import brief
-from jaxreplay._common.meshes import over_any_mesh
-from jaxreplay._common.xla import reads_state
+from jaxreplay._common import checks, meshes, xla
 from jaxreplay.buffers import ReservoirBuffer
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._shards import shards_of, whole_of
@@ -32,7 +30,7 @@ STYLE: Any = {
 }
 
 
-@reads_state
+@xla.reads_state
 def plot(buffer: Any, state: Any) -> Any:
     """A figure of a state: priorities and ages of its items and of draws, cumulative mass, importance weights.
 
@@ -61,7 +59,7 @@ def plot(buffer: Any, state: Any) -> Any:
     """
     if not isinstance(whole_of(buffer), Buffer | Mixture):
         rule = "must be a buffer of jaxreplay; see `metrics` of pools, tasks and levels"
-        raise ValueError(f"buffer={brief(buffer)}: {rule}.")
+        raise ValueError(f"buffer={checks.brief(buffer)}: {rule}.")
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
         raise ValueError("state: is traced; plot runs on the host, so call it outside of jit, scan and vmap.")
     buffer._check_state(state)
@@ -87,7 +85,7 @@ def plot(buffer: Any, state: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _contents(buffer: Any, state: Any) -> dict[str, Any]:
-    return over_any_mesh(functools.partial(_stored_and_drawn, buffer))(state)
+    return meshes.over_any_mesh(functools.partial(_stored_and_drawn, buffer))(state)
 
 
 def _stored_and_drawn(buffer: Any, state: Any) -> dict[str, Any]:

@@ -11,10 +11,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks, layouts, ring
-from jaxreplay._common.random import random_bits
-from jaxreplay._common.ring import Live, saturating_add
-from jaxreplay._common.xla import full, materialize, on_gpu
+from jaxreplay._common import checks, layouts, random, ring, xla
 from jaxreplay.samplers._protocol import Sampler
 from jaxreplay.samplers._weights import Normalize, importance_weights, uniform_slots
 from jaxreplay.sum_tree._tree import Stratified
@@ -162,12 +159,12 @@ class Prioritized(Sampler[PrioritizedState]):
     def init(self, capacity: int) -> PrioritizedState:
         return PrioritizedState(
             tree=self.tree(capacity),
-            max_priority=full((), 1, jnp.float32),
-            updates=full((), 0, jnp.int32),
-            rejected=full((), 0, jnp.int32),
-            alpha=full((), self.alpha, jnp.float32),
-            epsilon=full((), self.epsilon, jnp.float32),
-            floor=full((), self.floor, jnp.float32),
+            max_priority=xla.full((), 1, jnp.float32),
+            updates=xla.full((), 0, jnp.int32),
+            rejected=xla.full((), 0, jnp.int32),
+            alpha=xla.full((), self.alpha, jnp.float32),
+            epsilon=xla.full((), self.epsilon, jnp.float32),
+            floor=xla.full((), self.floor, jnp.float32),
         )
 
     def insert(
@@ -195,14 +192,14 @@ class Prioritized(Sampler[PrioritizedState]):
         leaves = jnp.where(drawable, jnp.where(known, found, leaf), 0.0)
         return dataclasses.replace(state, tree=sum_tree.update(state.tree, slots, leaves, unique_indices=True))
 
-    def restrict(self, state: PrioritizedState, live: Live) -> PrioritizedState:
+    def restrict(self, state: PrioritizedState, live: ring.Live) -> PrioritizedState:
         tree: Any = sum_tree.restrict(state.tree, live.start, live.size)
         return dataclasses.replace(state, tree=tree)
 
     def sample(
-        self, state: PrioritizedState, key: jax.Array, batch_size: int, live: Live
+        self, state: PrioritizedState, key: jax.Array, batch_size: int, live: ring.Live
     ) -> tuple[jax.Array, jax.Array]:
-        bits = random_bits(key, batch_size)
+        bits = random.random_bits(key, batch_size)
         drawn, leaves = sum_tree.sample_with(state.tree, bits, stratified=self.stratified)
         uniform = uniform_slots(bits, live, state.tree.capacity)
         has_mass, normalizer = _normalizer(state, live.size)
@@ -249,7 +246,9 @@ class Prioritized(Sampler[PrioritizedState]):
         if spent is not None:
             leaves, accepted = jnp.where(spent, 0.0, leaves), accepted | spent
         tree = sum_tree.update(state.tree, slots, leaves, mask=accepted)
-        return dataclasses.replace(state, tree=tree, updates=saturating_add(state.updates, is_update.astype(jnp.int32)))
+        return dataclasses.replace(
+            state, tree=tree, updates=ring.saturating_add(state.updates, is_update.astype(jnp.int32))
+        )
 
     def priorities(self, state: PrioritizedState, slots: jax.Array) -> jax.Array:
         return priority_of(sum_tree.get(state.tree, slots), state.alpha.astype(jnp.float32))
@@ -275,15 +274,15 @@ class Prioritized(Sampler[PrioritizedState]):
             return jnp.maximum(largest, jnp.max(mask[:1].astype(jnp.float32) - 1, initial=-1.0))
 
         if axis_name is None:  # a GPU merges kernels of single numbers if they read the same array
-            largest = on_gpu(not_below_first, largest, mask)
+            largest = xla.on_gpu(not_below_first, largest, mask)
         is_update = largest >= 0
         # Without an update none is rejected.
         rejected = jnp.where(is_update, jnp.sum(mask & ~finite, dtype=jnp.int32), 0)
         state = dataclasses.replace(
             state,
             max_priority=jnp.maximum(state.max_priority, largest),
-            rejected=saturating_add(state.rejected, rejected),
+            rejected=ring.saturating_add(state.rejected, rejected),
         )
         # Computed once: a CPU rounds the power differently in each operation that it is fused into.
-        leaves, accepted = materialize(leaf_of(priorities, state.alpha, state.tree.capacity), accepted)
+        leaves, accepted = xla.materialize(leaf_of(priorities, state.alpha, state.tree.capacity), accepted)
         return state, leaves, accepted, is_update

@@ -14,7 +14,7 @@ from typing import Any, Protocol, TypeVar
 import jax
 import jax.numpy as jnp
 
-from jaxreplay._common.ring import Live
+from jaxreplay._common import ring
 
 S = TypeVar("S")
 
@@ -88,7 +88,7 @@ class Sampler(Protocol[S]):
         """
         return state
 
-    def sample(self, state: S, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
+    def sample(self, state: S, key: jax.Array, batch_size: int, live: ring.Live) -> tuple[jax.Array, jax.Array]:
         """Draw slots.
 
         Args:
@@ -111,7 +111,7 @@ class Sampler(Protocol[S]):
         """
         ...
 
-    def restrict(self, state: S, live: Live) -> S:
+    def restrict(self, state: S, live: ring.Live) -> S:
         """State restricted to `live`, a subset of the filled slots, for `sample` and `weights`.
 
         Args:

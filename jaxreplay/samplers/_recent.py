@@ -16,10 +16,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxreplay._common import checks, ring
-from jaxreplay._common.random import random_bits
-from jaxreplay._common.ring import Live
-from jaxreplay._common.xla import materialize
+from jaxreplay._common import checks, random, ring, xla
 from jaxreplay.samplers._protocol import Sampler
 from jaxreplay.samplers._uniform import UniformState
 from jaxreplay.samplers._weights import importance_weights
@@ -66,8 +63,10 @@ class Recent(Sampler[RecentState]):
     def init(self, capacity: int) -> RecentState:
         return RecentState(capacity)
 
-    def sample(self, state: RecentState, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
-        first, second = (words.reshape(2, batch_size) for words in random_bits(key, 2 * batch_size))
+    def sample(
+        self, state: RecentState, key: jax.Array, batch_size: int, live: ring.Live
+    ) -> tuple[jax.Array, jax.Array]:
+        first, second = (words.reshape(2, batch_size) for words in random.random_bits(key, 2 * batch_size))
         size = jnp.maximum(live.size, 1)
         newest, exponent = jnp.maximum(live.older + live.size, 1), self.power + 1.0  # the largest k
         count, log_rest = newest.astype(jnp.float32), exponent * _log_rest(size, newest)
@@ -81,7 +80,7 @@ class Recent(Sampler[RecentState]):
         place = whole.astype(jnp.int32) + jnp.floor(place - whole + moved).astype(jnp.int32)
         age = jnp.where(is_old, newest - 1 - place, place)
         age = jnp.clip(jnp.where(age >= size, 2 * size - 1 - age, age), 0, size - 1)  # mirrored at the end
-        (age,) = materialize(age)
+        (age,) = xla.materialize(age)
         # The quotient of both terms of k^q - (k - 1)^q.
         ratio = jnp.log1p(-1.0 / (newest - age).astype(jnp.float32))
         share = -jnp.exp(exponent * _log_rest(age, newest)) * jnp.expm1(exponent * ratio) / span

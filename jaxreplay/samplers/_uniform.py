@@ -8,10 +8,7 @@ from flax import struct
 from jax import lax
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks, ring
-from jaxreplay._common.permutation import permuted
-from jaxreplay._common.random import random_bits
-from jaxreplay._common.ring import Live
+from jaxreplay._common import checks, permutation, random, ring
 from jaxreplay.samplers._protocol import Sampler
 from jaxreplay.samplers._weights import uniform_slots
 
@@ -60,14 +57,16 @@ class Uniform(Sampler[UniformState]):
     def init(self, capacity: int) -> UniformState:
         return UniformState(capacity)
 
-    def sample(self, state: UniformState, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
+    def sample(
+        self, state: UniformState, key: jax.Array, batch_size: int, live: ring.Live
+    ) -> tuple[jax.Array, jax.Array]:
         probability = jnp.where(live.size > 0, 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32), 0.0)
         probability = jnp.full(batch_size, probability)
         if self.replacement:
-            return uniform_slots(random_bits(key, batch_size), live, state.capacity), probability
+            return uniform_slots(random.random_bits(key, batch_size), live, state.capacity), probability
         rows = jnp.arange(batch_size, dtype=jnp.int32)
         exists = rows < live.size
-        rank = permuted(key, jnp.where(exists, rows, 0), live.size)
+        rank = permutation.permuted(key, jnp.where(exists, rows, 0), live.size)
         if live.unspent is None:
             slots = live.slots(rank, state.capacity)
         elif state.capacity > MOST_DISTINCT:

@@ -6,9 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxreplay._common import devices
-from jaxreplay._common.checks import check_integer
-from jaxreplay._common.xla import copies_numpy
+from jaxreplay._common import checks, devices, xla
 from jaxreplay.sum_tree import _levels, _tree
 from jaxreplay.sum_tree._tree import MAX_CAPACITY, NONE, SumTree, default_fanout
 
@@ -29,10 +27,10 @@ def of_leaves(leaves: jax.Array, *, fanout: int | None = None) -> SumTree:
       (10.0, [1.0, 2.0, 3.0, 4.0])
     """
     fanout = default_fanout(devices.backend_of(leaves)) if fanout is None else fanout
-    return _of_leaves(leaves, check_integer("fanout", fanout, 2, 1024, "the number of children of a node"))
+    return _of_leaves(leaves, checks.check_integer("fanout", fanout, 2, 1024, "the number of children of a node"))
 
 
-@copies_numpy
+@xla.copies_numpy
 @functools.partial(jax.jit, static_argnames="fanout")
 def _of_leaves(leaves: jax.Array, fanout: int) -> SumTree:
     leaves = jnp.asarray(leaves, jnp.float32)

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import checks
-from jaxreplay._common.xla import copy, copy_numpy
+from jaxreplay._common import checks, xla
 
 RETURNED = ("obs", "env_state", "reward", "terminated", "truncated", "final_obs")
 
@@ -85,7 +84,7 @@ class NextStepAutoreset:
           >>> env.init(env_state=0, obs=jnp.zeros(2)).obs.tolist()
           [0.0, 0.0]
         """
-        env_state, obs = copy(copy_numpy((env_state, obs)))  # the caller may donate both the state and obs
+        env_state, obs = xla.copy(xla.copy_numpy((env_state, obs)))  # the caller may donate both the state and obs
         return AutoresetState(env_state, obs, jnp.zeros((), bool))
 
     def step(

@@ -16,10 +16,8 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from jaxreplay._common import checks, layouts
+from jaxreplay._common import checks, layouts, ring, xla
 from jaxreplay._common.calls import method
-from jaxreplay._common.ring import wrap_excess
-from jaxreplay._common.xla import full, read_once
 from jaxreplay.transitions import _windows
 from jaxreplay.transitions._batch import TransitionBatch
 
@@ -142,8 +140,8 @@ class NStep:
         """
         step, num_envs = (s, a, r, terminated, truncated, s_next, logp, w, None, discount), self.num_envs
         spec = jax.eval_shape(lambda *step: _windows.as_steps(step, num_envs=num_envs), *step)
-        steps = jax.tree.map(lambda leaf: full((self._window, *leaf.shape), 0, leaf.dtype), spec)
-        return NStepState(steps, full((), 0, jnp.int32), full((), 0, jnp.int32))
+        steps = jax.tree.map(lambda leaf: xla.full((self._window, *leaf.shape), 0, leaf.dtype), spec)
+        return NStepState(steps, xla.full((), 0, jnp.int32), xla.full((), 0, jnp.int32))
 
     @_takes_a_step
     def spec(
@@ -245,7 +243,7 @@ class NStep:
         step = _windows.as_steps(arguments, num_envs=self.num_envs)
         checks.check_like(step, state.steps, 0, 1, "the tracer")
         window = self._window
-        oldest = wrap_excess(state.cursor + 1, window)
+        oldest = ring.wrap_excess(state.cursor + 1, window)
         lag = _windows.lags(window, oldest[None])
 
         def written(rows: jax.Array, new: jax.Array) -> jax.Array:  # at the cursor, which is the newest row
@@ -258,7 +256,7 @@ class NStep:
         else:
             kept = steps = jax.tree.map(written, state.steps, step)
         # From the cursor, as a GPU merges kernels that read the same array.
-        count = read_once(jnp.where(state.count >= window - 1, window, state.cursor + 1))
+        count = xla.read_once(jnp.where(state.count >= window - 1, window, state.cursor + 1))
         filled = jnp.where(count == window, window, 0)[None]
         batch = _windows.transitions(self, steps, oldest[None], filled, lag, gamma=gamma)
         state = NStepState(kept, oldest, count)
@@ -294,7 +292,7 @@ class NStep:
         starts = jnp.arange(window - self.n, window, dtype=jnp.int32)
         # Row 0 is empty, or holds a step whose transition has been emitted.
         pending = (starts >= window - state.count) & (starts > 0)
-        first, count = wrap_excess(state.cursor + starts, window), jnp.where(pending, window - starts, 0)
+        first, count = ring.wrap_excess(state.cursor + starts, window), jnp.where(pending, window - starts, 0)
         batch = _windows.transitions(self, state.steps, first, count, _windows.lags(window, first), gamma=gamma)
         return jax.tree.map(jnp.zeros_like, state), layouts.merge_axes(batch)
 

@@ -11,11 +11,7 @@ import numpy as np
 from flax import struct
 from jax import lax
 
-from jaxreplay._common import checks
-from jaxreplay._common.checks import check_number
-from jaxreplay._common.devices import backend_of
-from jaxreplay._common.ring import wrap_excess, wrap_negative
-from jaxreplay._common.xla import read_once
+from jaxreplay._common import checks, devices, ring, xla
 from jaxreplay.transitions._batch import TransitionBatch
 
 FEW_BYTES = 2**12  # of a leaf that is selected from, or written, as a whole
@@ -101,7 +97,7 @@ def check_gamma(gamma: Any) -> Any:
     if gamma is None:
         return None
     if not isinstance(gamma, np.ndarray | jax.Array) or gamma.ndim != 1:
-        check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
+        checks.check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
         return gamma
     found = checks.as_float(checks.as_real("gamma", gamma, "one number, or one per environment"))
     if isinstance(gamma, np.ndarray) and not np.all((gamma >= 0) & (gamma <= 1)):
@@ -115,9 +111,9 @@ def lags(num_rows: int, first: jax.Array) -> jax.Array | None:
     A ring of few rows is selected from as a whole; on a CPU a gather costs less. One scalar for each row costs nothing
     on a TPU. A GPU merges kernels that read the same array, but not a scalar.
     """
-    if num_rows > (1 if backend_of() == "cpu" else 8):
+    if num_rows > (1 if devices.backend_of() == "cpu" else 8):
         return None
-    return read_once(jnp.stack([wrap_negative(row - first, num_rows) for row in range(num_rows)], axis=1))
+    return xla.read_once(jnp.stack([ring.wrap_negative(row - first, num_rows) for row in range(num_rows)], axis=1))
 
 
 def transitions(
@@ -261,7 +257,7 @@ def _at(first: jax.Array, lag: jax.Array | None, leaf: jax.Array, wanted: jax.Ar
             here = lag[:, row].reshape(-1, *axes) == wanted
             found = jnp.where(here.reshape(*here.shape, *[1] * (leaf.ndim - 2)), leaf[row], found)
         return found
-    rows = wrap_excess(first.reshape(-1, *axes) + wanted, num_rows)
+    rows = ring.wrap_excess(first.reshape(-1, *axes) + wanted, num_rows)
     if rows.shape[-1] == 1:
         return leaf[rows[..., 0]]
     # Mapped over environments: if they were indexed too, environments on several devices would exchange their steps.

@@ -25,11 +25,8 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 
-from jaxreplay._common import checks, ring
+from jaxreplay._common import checks, devices, ring, xla
 from jaxreplay._common.calls import Call, forwarded, method
-from jaxreplay._common.checks import check_integer
-from jaxreplay._common.devices import on_device_of
-from jaxreplay._common.xla import materialize, read_once
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sample import Sample, checked_draw, is_known_empty
 from jaxreplay.buffers._shards import shards_of, whole_of
@@ -114,7 +111,7 @@ class Mixture(Sized):
         Raises:
           ValueError: `batch_size` is not an integer, or is negative.
         """
-        batch_size = check_integer("batch_size", batch_size, 0, ring.MAX_CAPACITY, "the number of rows")
+        batch_size = checks.check_integer("batch_size", batch_size, 0, ring.MAX_CAPACITY, "the number of rows")
         # Shares such as 1 / 3 are not exact as floats: without this, rounding would decide ties.
         exact = [Fraction(share).limit_denominator(10**9) for share in self.shares or ()]
         quotas = [share * batch_size / sum(exact) for share in exact]
@@ -134,7 +131,7 @@ class Mixture(Sized):
           TypeError, ValueError: as the buffers' `init`.
         """
         spec = checks.as_spec(items)
-        with on_device_of(items):
+        with devices.on_device_of(items):
             return tuple(buffer.init(its) for buffer, its in zip(self.buffers, self._specs(spec), strict=True))
 
     def _specs(self, spec: Any) -> list[Any]:
@@ -175,7 +172,7 @@ class Mixture(Sized):
         """The state after a method of one buffer."""
         self._check_length(state)
         last = len(self.buffers) - 1
-        source = check_integer("source", source, 0, last, "the position of a buffer in buffers, static")
+        source = checks.check_integer("source", source, 0, last, "the position of a buffer in buffers, static")
         change: Any = getattr(self.buffers[source], method)
         return (*state[:source], change(state[source], *args, **kwargs), *state[source + 1 :])
 
@@ -220,7 +217,7 @@ class Mixture(Sized):
         rows = [num_rows(self.buffers[k], x.probabilities) for k, x in zip(sources, drawn, strict=True)]
         scales = [jnp.asarray(shares[k] * batch_size / n, jnp.float32) for k, n in zip(sources, rows, strict=True)]
         # Computed once: the comparison with the largest below needs the very same bits.
-        weights = read_once(materialize(*[x.weights for x in drawn]))
+        weights = xla.read_once(xla.materialize(*[x.weights for x in drawn]))
         weights = [x * scale for x, scale in zip(weights, scales, strict=True)]
         largest = jnp.ones((), jnp.float32)
         if normalize == "batch":

@@ -111,7 +111,6 @@ def test_what_is_no_key_is_refused_as_such(key):
         (lambda: jr.Recent(0.99), "Recent", "power"),
         (lambda: jr.Prioritized(0.6, stratified=False), "Prioritized", "alpha"),
         (lambda: jr.NStep(3, 0.99), "NStep", "n"),
-        (lambda: jr.MonteCarlo(0.99), "MonteCarlo", "gamma"),
         (lambda: jr.NextStepAutoreset(max), "NextStepAutoreset", "env_step"),
         (lambda: jr.DifficultyPools((3, 4)), "DifficultyPools", "tasks_per_env"),
         (lambda: jr.Tasks(3), "Tasks", "num_tasks"),
@@ -125,7 +124,7 @@ def test_positional_arguments_are_errors(make, config, first):
 
 
 def test_a_field_that_does_not_exist_is_an_error_with_those_that_do():
-    message = "ReplayBuffer: has no field max_length; it has capacity, sampler, axes, count_updates, max_uses, donate"
+    message = "ReplayBuffer: has no field max_length; it has capacity, sampler, count_updates, max_uses, donate, axes"
     rejects(message, jr.ReplayBuffer, max_length=9, error=TypeError)
 
 

@@ -72,7 +72,7 @@ EQUIVALENT = {
     'checkpoint/_files.Writing.__init__: super().__init__(name="jaxreplay save") -> super().__init__()': TEXT,
     'checkpoint/_files.load: _file_of(folder, name, "") -> _file_of(folder, "", name)': "both are joined to one path",
     "curricula/_tasks.Tasks.probabilities: total > 0 -> ((total) >= (0)) (#2)": "what is divided by 0 is not selected",
-    "datasets/_arrays.transitions: 2**31 - 1 -> ((2**31) + (1))": "nobody has memory for as many rows",
+    "datasets/_rows.transitions: 2**31 - 1 -> ((2**31) + (1))": "nobody has memory for as many rows",
     "inspection/_diagnostics._masses: x[None] <= tops[:, None] -> ((x[None]) < (tops[:, None]))": (
         "at a point of the curve, both lines that meet there have its value"
     ),

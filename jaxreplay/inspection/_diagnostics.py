@@ -31,7 +31,7 @@ from jaxreplay.curricula import DifficultyPools, Levels, Tasks
 from jaxreplay.inspection import _facts
 from jaxreplay.samplers import Prioritized, effective_sample_size
 from jaxreplay.wrappers import Mixture
-from jaxreplay.wrappers._mixture_sources import fills_rows
+from jaxreplay.wrappers._mixture import fills_rows
 
 TENTHS = {"q10": 1, "q50": 5, "q90": 9}  # quantiles
 # All draws are compared with evenly spaced pivots: 2 us on a CPU for 256 draws, where a sort takes 20 us.

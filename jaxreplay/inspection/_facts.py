@@ -67,7 +67,7 @@ def of_items(part: Any, state: Any) -> Items:
 def draw(buffer: Any, state: Any, key: jax.Array, batch_size: int) -> Sample:
     """A batch without its items, of at least `batch_size` rows."""
     shards = shards_of(buffer).num_shards
-    return without_items(buffer.sample.dispatch(buffer, state, key, -(-batch_size // shards) * shards, None, None))
+    return without_items(buffer.sample(state, key, -(-batch_size // shards) * shards))
 
 
 def without_items(sample: Sample) -> Sample:

@@ -20,6 +20,7 @@ from jaxreplay._common import checks, layouts, ring, xla
 from jaxreplay._common.calls import method
 from jaxreplay.transitions import _windows
 from jaxreplay.transitions._batch import TransitionBatch
+from jaxreplay.transitions._windows import TracerSteps
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -41,7 +42,7 @@ class NStepState:
       (True, 0)
     """
 
-    steps: _windows.TracerSteps
+    steps: TracerSteps
     cursor: jax.Array  # []
     count: jax.Array  # []
 
@@ -138,8 +139,8 @@ class NStep:
           >>> state.steps.r.shape
           (2, 1)
         """
-        step, num_envs = (s, a, r, terminated, truncated, s_next, logp, w, None, discount), self.num_envs
-        spec = jax.eval_shape(lambda *step: _windows.as_steps(step, num_envs=num_envs), *step)
+        step = TracerSteps(s, a, r, terminated, truncated, s_next, logp=logp, w=w, discount=discount)
+        spec = jax.eval_shape(functools.partial(_windows.as_steps, num_envs=self.num_envs), step)
         steps = jax.tree.map(lambda leaf: xla.full((self._window, *leaf.shape), 0, leaf.dtype), spec)
         return NStepState(steps, xla.full((), 0, jnp.int32), xla.full((), 0, jnp.int32))
 
@@ -234,13 +235,13 @@ class NStep:
           >>> bool(valid[0]), float(batch.Rn[0]), float(batch.In[0])
           (True, 1.5, 0.0)
         """
-        step = s, a, r, terminated, truncated, s_next, logp, w, mask, discount
+        step = TracerSteps(s, a, r, terminated, truncated, s_next, logp=logp, w=w, mask=mask, discount=discount)
         state, batch = self._add(state, step, _windows.check_gamma(gamma))
         return state, batch, batch.valid
 
     @method()
-    def _add(self, state: NStepState, arguments: Any, gamma: Any) -> tuple[NStepState, TransitionBatch]:
-        step = _windows.as_steps(arguments, num_envs=self.num_envs)
+    def _add(self, state: NStepState, given: Any, gamma: Any) -> tuple[NStepState, TransitionBatch]:
+        step = _windows.as_steps(given, num_envs=self.num_envs)
         checks.check_like(step, state.steps, 0, 1, "the tracer")
         window = self._window
         oldest = ring.wrap_excess(state.cursor + 1, window)
@@ -297,9 +298,9 @@ class NStep:
         return jax.tree.map(jnp.zeros_like, state), layouts.merge_axes(batch)
 
     @method(static=("flush",))
-    def _rollout(self, arguments: Any, flush: bool, n: Any, gamma: Any) -> TransitionBatch:
+    def _rollout(self, given: Any, flush: bool, n: Any, gamma: Any) -> TransitionBatch:
         """See `n_step_transitions`; `n` and `gamma` as for `_windows.transitions`."""
-        steps = _windows.as_steps(arguments, "a rollout")
+        steps = _windows.as_steps(given, "a rollout")
         length = steps.r.shape[0]
         starts = jnp.arange(length, dtype=jnp.int32) - (self._window - 1)
         if flush:
@@ -312,10 +313,10 @@ class NStep:
         return layouts.merge_axes(batch)
 
     @method()
-    def _sequences(self, arguments: Any, n: Any, gamma: Any) -> TransitionBatch:
+    def _sequences(self, given: Any, n: Any, gamma: Any) -> TransitionBatch:
         """See `jaxreplay.sequence_transitions`; `n` and `gamma` as for `_windows.transitions`."""
-        s, a, r, terminated, truncated, *rest = arguments
-        steps = _windows.as_steps((s, a, r, terminated, truncated, s, *rest), "a batch of sequences")
+        given = dataclasses.replace(given, s_next=given.s)
+        steps = _windows.as_steps(given, "a batch of sequences")
         length = steps.r.shape[1]
         if length <= self.n:
             raise ValueError(

@@ -7,7 +7,7 @@ import jax
 from jaxreplay._common import checks, xla
 from jaxreplay.transitions._batch import TransitionBatch
 from jaxreplay.transitions._n_step import NStep
-from jaxreplay.transitions._windows import check_gamma
+from jaxreplay.transitions._windows import TracerSteps, check_gamma
 
 
 def n_step_transitions(
@@ -65,7 +65,7 @@ def n_step_transitions(
     """
     tracer, n_now, gamma_now = tracer_for(n, gamma, discounts, max_n, next_action, record_extra_info)
     flush = checks.check_bool("flush", flush, "whether to emit pending transitions")
-    rows = xla.copy_numpy((S, A, R, terminated, truncated, S_next, logP, W, mask, discounts))
+    rows = xla.copy_numpy(TracerSteps(S, A, R, terminated, truncated, S_next, logP, W, mask, discounts))
     batch = tracer._rollout(rows, flush, n_now, gamma_now)
     return batch, batch.valid
 

@@ -10,6 +10,7 @@ import numpy as np
 from jaxreplay._common import checks, xla
 from jaxreplay.transitions._batch import TransitionBatch
 from jaxreplay.transitions._rollout import tracer_for
+from jaxreplay.transitions._windows import TracerSteps
 
 
 @xla.copies_numpy
@@ -177,7 +178,6 @@ def sequence_transitions(
       ([1.0, 2.0], [2.0, 3.5], [0.25, 0.25], [3.0, 4.0])
     """
     tracer, n_now, gamma_now = tracer_for(n, gamma, discounts, max_n, next_action, record_extra_info)
-    batch = tracer._sequences(
-        xla.copy_numpy((S, A, R, terminated, truncated, logP, W, mask, discounts)), n_now, gamma_now
-    )
+    rows = xla.copy_numpy(TracerSteps(S, A, R, terminated, truncated, None, logP, W, mask, discounts))
+    batch = tracer._sequences(rows, n_now, gamma_now)
     return batch, batch.valid

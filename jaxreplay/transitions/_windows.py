@@ -1,7 +1,6 @@
 """Windows of n steps over time-major environment steps, and the transitions they yield."""
 
 import collections
-import dataclasses
 import functools
 from typing import Any
 
@@ -27,9 +26,9 @@ class TracerSteps:
     terminated: jax.Array
     truncated: jax.Array
     s_next: Any
-    logp: jax.Array | None
-    w: jax.Array | None
-    mask: jax.Array  # True if there was a step
+    logp: jax.Array | None = None
+    w: jax.Array | None = None
+    mask: Any = None  # True if there was a step
     discount: jax.Array | None = None  # of what follows the step; None if all have the same
 
     @property
@@ -38,17 +37,19 @@ class TracerSteps:
         return self.terminated | self.truncated
 
 
-# Fields of `TracerSteps` under the names of arguments that hold many steps.
-_Rollout = collections.namedtuple("_Rollout", "S A R terminated truncated S_next logP W mask discounts")
+# Names of `TracerSteps`'s fields as arguments that hold many steps.
+NAMES = {name: name for name in ("s", "a", "r", "terminated", "truncated", "s_next", "logp", "w", "mask", "discount")}
+ROLLOUT = NAMES | {"s": "S", "a": "A", "r": "R", "s_next": "S_next", "logp": "logP", "w": "W", "discount": "discounts"}
+_Rollout = collections.namedtuple("_Rollout", ROLLOUT.values())
 KINDS: dict[str, str] = dict.fromkeys(("r", "logp", "w", "discount"), "number")
 KINDS |= dict.fromkeys(("terminated", "truncated", "mask"), "flag")
 
 
-def as_steps(arguments: tuple[Any, ...], what: str | None = None, num_envs: int | None = None) -> TracerSteps:
+def as_steps(given: TracerSteps, what: str | None = None, num_envs: int | None = None) -> TracerSteps:
     """The fields of `TracerSteps`, with numbers in float32 or wider and bool flags; all rows hold a step by default.
 
     Args:
-      arguments: leaves [num_envs, ...], or [time, num_envs, ...] if `what` is given.
+      given: arguments of the caller, leaves [num_envs, ...], or [time, num_envs, ...] if `what` is given.
       what: name of many steps in messages, which then use the names of `n_step_transitions`; None for one step.
       num_envs: if not None, the number of environments.
 
@@ -56,10 +57,9 @@ def as_steps(arguments: tuple[Any, ...], what: str | None = None, num_envs: int 
       ValueError: leading axes differ, or are not `num_envs`, or an argument does not hold one number or flag per
         environment (or step); the message names it.
     """
-    fields = [field.name for field in dataclasses.fields(TracerSteps)]
-    num_axes, each, names = (2, "per step", _Rollout._fields) if what else (1, "per environment", fields)
-    found = dict(zip(fields, arguments, strict=True))
-    for field, name in zip(fields, names, strict=True):
+    num_axes, each, names = (2, "per step", ROLLOUT) if what else (1, "per environment", NAMES)
+    found = {field: getattr(given, field) for field in NAMES}
+    for field, name in names.items():
         kind, x = KINDS.get(field), found[field]
         if kind is None:
             found[field] = checks.as_arrays(x)
@@ -72,8 +72,9 @@ def as_steps(arguments: tuple[Any, ...], what: str | None = None, num_envs: int 
     if found["mask"] is None:
         found["mask"] = jnp.ones(found["r"].shape, bool)
     steps = TracerSteps(**found)
-    leading = checks.leading_axes(_Rollout(*found.values()) if what else steps, num_axes, what or "a step")
-    for field, name in zip(fields, names, strict=True):
+    rows = _Rollout(**{ROLLOUT[field]: x for field, x in found.items()}) if what else steps
+    leading = checks.leading_axes(rows, num_axes, what or "a step")
+    for field, name in names.items():
         leaf = found[field]
         if field in KINDS and leaf is not None and leaf.shape != leading:
             raise ValueError(

@@ -121,7 +121,7 @@ class _SamplerRuns:
     def __init__(self, sampler: Any, key: jax.Array, capacity: int, most: int):
         self.sampler, self.key, self.capacity, self.most = sampler, key, capacity, most
         self.slots = jnp.arange(capacity, dtype=jnp.int32)
-        self.live = ring.Live(jnp.int32(0), jnp.int32(capacity - 1))
+        self.live = ring.Live(jnp.int32(0), jnp.int32(capacity - 1), capacity=capacity)
         self.draw = jax.jit(self._draw, static_argnums=3)
 
     def init(self) -> Any:
@@ -161,11 +161,11 @@ class _SamplerRuns:
         many = self.law(state)
         with _rule(LIVE):
             assert np.all(many[0][many[1] > 0] < self.capacity - 1), "a slot that is not drawable was drawn"
-            _, *nothing = self.draw(self.init(), self.key, self.live._replace(size=jnp.int32(0)), DRAWS)
+            _, *nothing = self.draw(self.init(), self.key, self.live.replace(size=jnp.int32(0)), DRAWS)
             np.testing.assert_array_equal(jax.device_get(nothing), 0)
         _check_law(*many)
         if hasattr(self.sampler, "restrict"):
-            live = ring.Live(jnp.int32(2), self.live.size - 2)
+            live = ring.Live(jnp.int32(2), self.live.size - 2, capacity=self.capacity)
             drawn, probabilities = self.law(jax.jit(self.sampler.restrict)(state, live), live)
             with _rule(LIVE):
                 taken = drawn[probabilities > 0]

@@ -333,7 +333,7 @@ class Forgets(jr.Prioritized):
 @config()
 class DrawsAll(jr.Uniform):
     def sample(self, state, key, batch_size, live):
-        return super().sample(state, key, batch_size, live._replace(size=jnp.int32(state.capacity)))
+        return super().sample(state, key, batch_size, live.replace(size=jnp.int32(live.capacity)))
 
 
 @config()

@@ -76,20 +76,20 @@ class Buffer(Sized, Generic[S]):
 
     def _local_handles(self, state: S, slots: jax.Array) -> jax.Array:
         """Handles within one shard of the items in `slots` [B], which are in range; -1 for an empty slot."""
-        return ring.handles(state.ring, slots, self._num_slots)
+        return state.ring.handles(slots)
 
     def _local_slots(self, state: S, handles: jax.Array) -> jax.Array:
         """Slots of `handles` [B] within one shard; `_num_slots` for an item that is no longer stored."""
-        return ring.slots(state.ring, handles, self._num_slots)
+        return state.ring.slots(handles)
 
     def _handles(self, state: S, slots: jax.Array) -> jax.Array:
         """Handles of the items in `slots`, unique among all shards."""
         handles = self._local_handles(state, slots)
-        return jnp.where(handles >= 0, handles + ring.first_handle(state.ring, self._axis_name), -1)
+        return jnp.where(handles >= 0, handles + state.ring.first_handle(self._axis_name), -1)
 
     def _slots(self, state: S, handles: jax.Array) -> jax.Array:
         """Slots of `handles`, which are unique among all shards."""
-        return self._local_slots(state, handles - ring.first_handle(state.ring, self._axis_name))
+        return self._local_slots(state, handles - state.ring.first_handle(self._axis_name))
 
     @property
     def _batch_axes(self) -> int:
@@ -187,7 +187,7 @@ class Buffer(Sized, Generic[S]):
         else:
             live = self._live(state, checks.as_count(max_age))
             if self._by_age:
-                live = live._replace(older=self._live(state).size - live.size)
+                live = live.replace(older=self._live(state).size - live.size)
             sampler_state = self.sampler.restrict(state.sampler, live)
         live = _uses.live(state.uses, live, max_age is not None)
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)
@@ -229,7 +229,7 @@ class Buffer(Sized, Generic[S]):
         position = step * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         exists = position < live.size
         order = jax.random.clone(key)  # batches of a pass share a key; cloned, it does not count as reused
-        slots = live.slots(permutation.permuted(order, jnp.where(exists, position, 0), live.size), self._num_slots)
+        slots = live.slots(permutation.permuted(order, jnp.where(exists, position, 0), live.size))
         exists &= _uses.is_unspent(state.uses, slots)
         slots, exists = xla.read_once(xla.materialize(slots, exists))
         probability = 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32)
@@ -303,7 +303,7 @@ class Buffer(Sized, Generic[S]):
         named: Any = self._axis if spent is None else self._axis | {"spent": spent}
         sampler = self.sampler.update(state.sampler, slots, td_errors, stored, **named)
         # Orders the next `add` after the draws of these TD errors, and after all reads of handles.
-        changed = {"sampler": sampler, "uses": uses, "ring": ring.after(state.ring, slots, td_errors)}
+        changed = {"sampler": sampler, "uses": uses, "ring": state.ring.after(slots, td_errors)}
         return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
     @calls.method(rows=("indices", "values", "mask"), donates=True)
@@ -356,9 +356,9 @@ class Buffer(Sized, Generic[S]):
           >>> buffer.newest(state, 4).tolist()
           [-1, 0, 1, 2]
         """
-        live = ring.newest(state.ring, state.ring.size, self._num_slots)
+        live = state.ring.newest(state.ring.size)
         position = live.size - n + jnp.arange(n, dtype=jnp.int32)
-        slots = live.slots(jnp.maximum(position, 0), self._num_slots)
+        slots = live.slots(jnp.maximum(position, 0))
         return jnp.where(position >= 0, self._handles(state, slots), -1)
 
     @calls.method(rows=("indices",))

@@ -59,8 +59,8 @@ def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> Ch
     cursor = state.rows.inserted % length
     most = min(last.size * num_envs, num_slots)
     old, gone = overwritten(chosen, sequences, cursor, num_steps, length, most)
-    sequences = ring.after(sequences, gone)
-    new, count = ring.next_slots(sequences, may_be_drawn.reshape(-1), may_be_drawn.size, num_slots)
+    sequences = sequences.after(gone)
+    new, count = sequences.next_slots(may_be_drawn.reshape(-1), may_be_drawn.size)
     new, old, gone = xla.read_once((new, old, gone))
     row = ring.wrap_excess(cursor + ring.wrap_negative(first, length), length)
     places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
@@ -72,7 +72,7 @@ def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> Ch
     if td_errors is not None:
         td_errors = jnp.concatenate([td_errors.reshape(-1), jnp.full(old.size, jnp.nan, td_errors.dtype)])
     return ChangedSlots(
-        ring.advance(left, count, num_slots),
+        left.advance(count),
         ChosenSequences(kept, so_far),
         jnp.concatenate([new, old]),
         jnp.concatenate([jnp.ones(new.size, bool), jnp.zeros(old.size, bool)]),
@@ -90,7 +90,7 @@ def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
       - rows of one number, in which `later` stays, are before or after the place.
     """
     so_far = jnp.where(closed, 0, state.windows.so_far)
-    rows = ring.after(state.rows, state.ring.inserted, closed)  # of the next write too
+    rows = state.rows.after(state.ring.inserted, closed)  # of the next write too
     changed: dict[str, Any] = {"windows": dataclasses.replace(state.windows, so_far=so_far), "rows": rows}
     if buffer.windows == "episodes":
         newest = ring.wrap_negative(rows.inserted % buffer.length - 1, buffer.length)
@@ -118,13 +118,12 @@ def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:
 
 def live(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
     """The slots of sequences with an age below `max_age` (int32 [])."""
-    num_slots = buffer._num_slots
-    every = ring.newest(state.ring, state.ring.size, num_slots)
+    every = state.ring.newest(state.ring.size)
 
     def ages_at(position: jax.Array) -> jax.Array:
-        return ages(buffer, state, every.slots(position, num_slots))
+        return ages(buffer, state, every.slots(position))
 
-    return ring.newest(state.ring, every.size - num_older(ages_at, every.size, num_slots, max_age), num_slots)
+    return state.ring.newest(every.size - num_older(ages_at, every.size, every.capacity, max_age))
 
 
 def _first_rows(chosen: ChosenSequences, slots: jax.Array, num_envs: int) -> tuple[jax.Array, jax.Array]:
@@ -202,8 +201,7 @@ def overwritten(
       most: upper bound on the number of sequences overwritten.
     """
     num_envs, position = chosen.so_far.size, jnp.arange(most, dtype=jnp.int32)
-    capacity = layouts.leading(chosen.first, 1)[0]
-    slots = ring.newest(sequences, sequences.size, capacity).slots(position, capacity)
+    slots = sequences.newest(sequences.size).slots(position)
     row, _ = _first_rows(chosen, slots, num_envs)
     until = row - cursor
     until = ring.wrap_negative(until, length)

@@ -101,10 +101,10 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
         rule = f"capacity={self.capacity}; add it in parts, or raise the capacity"
         batch = self._check_batch(state, items, mask, td_errors, self.capacity, rule)
         items, batch_size, mask, td_errors = batch
-        slots, count = ring.next_slots(ring.after(state.ring, items), mask, batch_size, self.capacity)
+        slots, count = state.ring.after(items).next_slots(mask, batch_size)
         return ReplayState(
             storage=layouts.write(state.storage, slots, items),
-            ring=ring.advance(state.ring, count, self.capacity),
+            ring=state.ring.advance(count),
             **self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
         )
 
@@ -114,12 +114,12 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
 
     def _live(self, state: ReplayState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is None:
-            return ring.newest(state.ring, state.ring.size, self.capacity) if self._by_age else ring.live(state.ring)
+            return state.ring.newest(state.ring.size) if self._by_age else state.ring.live()
         share = -(-max_age // ring.num_shards(self._axis_name))
-        return ring.newest(state.ring, share, self.capacity)
+        return state.ring.newest(share)
 
     def _ages(self, state: ReplayState, slots: jax.Array) -> jax.Array:
-        return ring.ages(state.ring, slots, self.capacity) * ring.num_shards(self._axis_name)
+        return state.ring.ages(slots) * ring.num_shards(self._axis_name)
 
     def _read(self, state: ReplayState, slots: jax.Array, fill: bool) -> tuple[Any, None]:
         return layouts.read(state.storage, slots, fill=fill), None

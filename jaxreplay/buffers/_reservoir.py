@@ -144,13 +144,13 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
         )
         key = self._own_key(key)
         number = jnp.arange(1, batch_size + 1, dtype=jnp.int32) if mask is None else jnp.cumsum(mask, dtype=jnp.int32)
-        fill = ring.after(state.ring, items)
+        fill = state.ring.after(items)
         slots = _draw_slots(fill.inserted, state.count, number, key, self.capacity)
         handles, slots = self._claim(state, slots if mask is None else jnp.where(mask, slots, self.capacity))
         size = jnp.minimum(fill.inserted + number[-1], self.capacity)
         return ReservoirState(
             storage=layouts.write(state.storage, slots, items),
-            ring=ring.Ring(inserted=size, size=size, period=fill.period),
+            ring=fill.replace(inserted=size, size=size),
             **self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
             handles=handles,
             count=jnp.stack(_plus(state.count, number[-1])),
@@ -183,7 +183,7 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
     def _live(self, state: ReservoirState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is not None:
             raise ValueError("max_age: a ReservoirBuffer keeps no ages; use a ReplayBuffer.")
-        return ring.live(state.ring)
+        return state.ring.live()
 
     @calls.method(num_rows="n", before=_no_order)
     def newest(self, state: ReservoirState, n: int) -> jax.Array:

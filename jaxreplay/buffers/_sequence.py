@@ -172,16 +172,16 @@ class SequenceBuffer(Buffer[SequenceState]):
             td_errors = checks.check_insertion_errors(td_errors, shape, "a sequence that is completed").reshape(shape)
         completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride  # of each stream
         wait = state.wait + completed * self.stride - num_steps
-        sequences = ring.after(state.ring, steps, flags)
+        sequences = state.ring.after(steps, flags)
         added = _every_sequence.NewRows(flags, completed, wait, td_errors)
         change = self._drawable.advance(self, state, sequences, added)
-        rows = ring.after(state.rows, change.ring.inserted)
-        at, count = ring.next_slots(rows, None, num_steps, self.length)
+        rows = state.rows.after(change.ring.inserted)
+        at, count = rows.next_slots(None, num_steps)
         storage, ends = layouts.write((state.storage, state.ends), at, (steps, flags if self._keeps_ends else None))
         return SequenceState(
             storage=storage,
             ends=ends,
-            rows=ring.advance(rows, count, self.length),
+            rows=rows.advance(count),
             wait=wait,
             ring=change.ring,
             **self._insert(state, change.slots, change.drawable, change.td_errors),
@@ -384,7 +384,7 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def _live(self, state: SequenceState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is None:
-            return ring.newest(state.ring, state.ring.size, self._num_slots)
+            return state.ring.newest(state.ring.size)
         return self._drawable.live(self, state, max_age)
 
     def _ages(self, state: SequenceState, slots: jax.Array) -> jax.Array:

@@ -79,7 +79,7 @@ def live(uses: Uses | None, of: ring.Live, is_restricted: bool) -> ring.Live:
     if uses is None or uses.unspent is None:
         return of
     unspent = sum_tree.restrict(uses.unspent, of.start, of.size) if is_restricted else uses.unspent
-    return of._replace(size=sum_tree.total(unspent).astype(jnp.int32), unspent=unspent)
+    return of.replace(size=sum_tree.total(unspent).astype(jnp.int32), unspent=unspent)
 
 
 def number(uses: Uses | None, size: jax.Array) -> jax.Array:

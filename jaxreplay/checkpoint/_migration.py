@@ -101,7 +101,7 @@ def _migrated(old: Shards, state: Any, new: Shards) -> Any:
 def _ring(new: Shards, size: np.ndarray, slots: int, num_rings: int) -> ring.Ring:
     """Rings of `slots` slots with `size` [num_shards] items from slot 0 on."""
     size = size.astype(np.int32)
-    return ring.Ring(new.place(size), new.place(size), ring.init(slots, num_rings).period)
+    return dataclasses.replace(ring.init(slots, num_rings), inserted=new.place(size), size=new.place(size))
 
 
 def _on_host(x: Any) -> np.ndarray:

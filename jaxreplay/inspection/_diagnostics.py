@@ -331,7 +331,7 @@ def _never_updated(shards: Shards, state: Any, key: jax.Array, batch_size: int) 
     def share(state: Any, key: jax.Array) -> jax.Array:
         live, of_slots = shards.part._live(state), state.uses.of_slots
         position = random.random_integers(random.random_bits(key, batch_size), jnp.maximum(live.size, 1))
-        slots = live.slots(position, shards.part._num_slots)
+        slots = live.slots(position)
         return jnp.mean(of_slots.at[slots].get(mode="promise_in_bounds") == 0, dtype=jnp.float32)
 
     found, sizes = jax.vmap(share)(state, jax.random.split(key, shards.num_shards)), _facts.sizes(state)

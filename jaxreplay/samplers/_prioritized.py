@@ -201,7 +201,7 @@ class Prioritized(Sampler[PrioritizedState]):
     ) -> tuple[jax.Array, jax.Array]:
         bits = random.random_bits(key, batch_size)
         drawn, leaves = sum_tree.sample_with(state.tree, bits, stratified=self.stratified)
-        uniform = uniform_slots(bits, live, state.tree.capacity)
+        uniform = uniform_slots(bits, live)
         has_mass, normalizer = _normalizer(state, live.size)
         otherwise = jnp.where(live.size > 0, 1.0, 0.0)
         return jnp.where(has_mass, drawn, uniform), jnp.where(has_mass, leaves, otherwise) / normalizer

@@ -34,9 +34,9 @@ class Sampler(Protocol[S]):
       ...
       ...     def sample(self, state, key, batch_size, live):
       ...         size = jnp.minimum(live.size, self.most)
-      ...         start = (live.start + live.size - size) % state.capacity
+      ...         start = (live.start + live.size - size) % live.capacity
       ...         return super().sample(
-      ...             state, key, batch_size, live._replace(start=start, size=size)
+      ...             state, key, batch_size, live.replace(start=start, size=size)
       ...         )
       >>> buffer = jr.SequenceBuffer(
       ...     length=4, num_envs=1, sequence_length=2, sampler=Newest(most=1)
@@ -54,8 +54,8 @@ class Sampler(Protocol[S]):
           capacity: number of slots.
 
         Examples:
-          >>> jr.Uniform().init(4)
-          UniformState(capacity=4)
+          >>> jr.sum_tree.leaves(jr.Prioritized().init(4).tree).tolist()
+          [0.0, 0.0, 0.0, 0.0]
         """
         ...
 
@@ -102,7 +102,9 @@ class Sampler(Protocol[S]):
           a draw.
 
         Examples:
-          >>> live = jr.samplers.Live(start=jnp.int32(3), size=jnp.int32(2))  # slots 3 and 0
+          >>> live = jr.samplers.Live(
+          ...     start=jnp.int32(3), size=jnp.int32(2), capacity=4
+          ... )  # slots 3 and 0
           >>> sampler = jr.Uniform()
           >>> draw = jax.jit(sampler.sample, static_argnums=2)
           >>> slots, probabilities = draw(sampler.init(4), jax.random.key(0), 2, live)
@@ -123,7 +125,9 @@ class Sampler(Protocol[S]):
           >>> state = jax.jit(sampler.insert)(
           ...     sampler.init(4), jnp.array([0, 1]), jnp.array([True, True])
           ... )
-          >>> live = jr.samplers.Live(start=jnp.int32(3), size=jnp.int32(2))  # slots 3 and 0
+          >>> live = jr.samplers.Live(
+          ...     start=jnp.int32(3), size=jnp.int32(2), capacity=4
+          ... )  # slots 3 and 0
           >>> float(jr.sum_tree.total(sampler.restrict(state, live).tree))
           1.0
         """

@@ -18,14 +18,11 @@ from jax import lax
 
 from jaxreplay._common import checks, random, ring, xla
 from jaxreplay.samplers._protocol import Sampler
-from jaxreplay.samplers._uniform import UniformState
 from jaxreplay.samplers._weights import importance_weights
-
-RecentState = UniformState
 
 
 @checks.config
-class Recent(Sampler[RecentState]):
+class Recent(Sampler[None]):
     """Newer items more often, about in proportion to rank^power, with rank 1 for the oldest of N items.
 
     Rank k has the probability (k^q - (k - 1)^q) / N^q with q = power + 1, the integral of the power. A draw costs
@@ -60,12 +57,10 @@ class Recent(Sampler[RecentState]):
     normalize: Literal["batch"] | None = checks.field(checks.check_choice, "batch", None, default="batch")
     by_age: ClassVar[bool] = True
 
-    def init(self, capacity: int) -> RecentState:
-        return RecentState(capacity)
+    def init(self, capacity: int) -> None:
+        return None
 
-    def sample(
-        self, state: RecentState, key: jax.Array, batch_size: int, live: ring.Live
-    ) -> tuple[jax.Array, jax.Array]:
+    def sample(self, state: None, key: jax.Array, batch_size: int, live: ring.Live) -> tuple[jax.Array, jax.Array]:
         first, second = (words.reshape(2, batch_size) for words in random.random_bits(key, 2 * batch_size))
         size = jnp.maximum(live.size, 1)
         newest, exponent = jnp.maximum(live.older + live.size, 1), self.power + 1.0  # the largest k
@@ -84,11 +79,11 @@ class Recent(Sampler[RecentState]):
         # The quotient of both terms of k^q - (k - 1)^q.
         ratio = jnp.log1p(-1.0 / (newest - age).astype(jnp.float32))
         share = -jnp.exp(exponent * _log_rest(age, newest)) * jnp.expm1(exponent * ratio) / span
-        return live.slots(size - 1 - age, state.capacity), jnp.where(live.size > 0, share, 0.0)
+        return live.slots(size - 1 - age), jnp.where(live.size > 0, share, 0.0)
 
     def weights(
         self,
-        state: RecentState,
+        state: None,
         probabilities: jax.Array,
         size: jax.Array,
         *,

@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
 from jax import lax
 
 from jaxreplay import sum_tree
@@ -15,24 +14,8 @@ from jaxreplay.samplers._weights import uniform_slots
 MOST_DISTINCT = 2**23  # counts up to this are exact in a float32 tree, with room for a half
 
 
-@struct.dataclass
-class UniformState:
-    """State of `Uniform` and `Recent`.
-
-    Attributes:
-      capacity: number of slots (static).
-
-    Examples:
-      >>> state = jr.Uniform().init(4)
-      >>> isinstance(state, jr.samplers.UniformState), state.capacity
-      (True, 4)
-    """
-
-    capacity: int = struct.field(pytree_node=False)
-
-
 @checks.config
-class Uniform(Sampler[UniformState]):
+class Uniform(Sampler[None]):
     """Uniform sampling: every stored item is equally likely.
 
     All weights are 1. `update` changes nothing.
@@ -54,24 +37,22 @@ class Uniform(Sampler[UniformState]):
 
     replacement: bool = checks.field(checks.check_bool, "whether to draw with replacement", default=True)
 
-    def init(self, capacity: int) -> UniformState:
-        return UniformState(capacity)
+    def init(self, capacity: int) -> None:
+        return None
 
-    def sample(
-        self, state: UniformState, key: jax.Array, batch_size: int, live: ring.Live
-    ) -> tuple[jax.Array, jax.Array]:
+    def sample(self, state: None, key: jax.Array, batch_size: int, live: ring.Live) -> tuple[jax.Array, jax.Array]:
         probability = jnp.where(live.size > 0, 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32), 0.0)
         probability = jnp.full(batch_size, probability)
         if self.replacement:
-            return uniform_slots(random.random_bits(key, batch_size), live, state.capacity), probability
+            return uniform_slots(random.random_bits(key, batch_size), live), probability
         rows = jnp.arange(batch_size, dtype=jnp.int32)
         exists = rows < live.size
         rank = permutation.permuted(key, jnp.where(exists, rows, 0), live.size)
         if live.unspent is None:
-            slots = live.slots(rank, state.capacity)
-        elif state.capacity > MOST_DISTINCT:
+            slots = live.slots(rank)
+        elif live.capacity > MOST_DISTINCT:
             raise ValueError(
-                f"max_uses, replacement=False: {state.capacity} slots, at most {MOST_DISTINCT}; draw with replacement, "
+                f"max_uses, replacement=False: {live.capacity} slots, at most {MOST_DISTINCT}; draw with replacement, "
                 "or lower the capacity."
             )
         else:
@@ -80,7 +61,7 @@ class Uniform(Sampler[UniformState]):
 
     def weights(
         self,
-        state: UniformState,
+        state: None,
         probabilities: jax.Array,
         size: jax.Array,
         *,

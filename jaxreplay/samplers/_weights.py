@@ -13,11 +13,11 @@ from jaxreplay._common import random, ring, xla
 Normalize = Literal["batch", "global"] | None
 
 
-def uniform_slots(bits: tuple[jax.Array, jax.Array], live: ring.Live, capacity: int) -> jax.Array:
+def uniform_slots(bits: tuple[jax.Array, jax.Array], live: ring.Live) -> jax.Array:
     """Uniform draws from the live slots, int32 [B], from `bits` (two uint32 [B])."""
     if live.unspent is not None:
         return sum_tree.sample_with(live.unspent, bits)[0]
-    return live.slots(random.random_integers(bits, jnp.maximum(live.size, 1)), capacity)
+    return live.slots(random.random_integers(bits, jnp.maximum(live.size, 1)))
 
 
 @xla.copies_numpy

@@ -232,7 +232,7 @@ def test_items_of_every_dtype_move():
 def every_sequence(buffer, state):
     """Handles (-1 for none), items and masks of all slots."""
     slots = np.arange(buffer._num_slots, dtype=np.int32)
-    return ring.handles(state.ring, slots, buffer._num_slots), *buffer._read(state, slots, fill=False)
+    return state.ring.handles(slots), *buffer._read(state, slots, fill=False)
 
 
 def rows(first, num_steps):

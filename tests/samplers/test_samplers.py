@@ -27,7 +27,7 @@ ROWS = 8  # of most calls, and slots of most states, so that tests share program
 
 
 def live(size, start=0):
-    return Live(start=np.int32(start), size=np.int32(size))
+    return Live(start=np.int32(start), size=np.int32(size), capacity=10 if size <= 10 else 64)
 
 
 def filled(sampler, capacity=ROWS):

@@ -139,7 +139,7 @@ class _SamplerRuns:
 
     def _draw(self, state: Any, key: jax.Array, live: ring.Live, count: int) -> Any:
         drawn, probabilities = self.sampler.sample(state, key, count, live)
-        return drawn, probabilities, self.sampler.weights(state, probabilities, live.size)
+        return drawn, probabilities, self.sampler.weights(state, probabilities, live)
 
     def law(self, state: Any, live: ring.Live | None = None) -> Any:
         """Many draws and their probabilities."""

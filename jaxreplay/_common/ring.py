@@ -33,6 +33,8 @@ class Live:
       unspent: with a buffer's `max_uses` a sum tree, leaf 1 for each slot that may be drawn. `size` counts them; other
         slots of the range may not be drawn.
       capacity: number of all slots (static).
+      axis_name: mapped axis over D shards (static); None without shards. An item's probability in the whole batch is
+        1/D of its probability in its shard.
 
     Examples:
       >>> live = jr.samplers.Live(start=jnp.int32(3), size=jnp.int32(2), capacity=4)
@@ -45,6 +47,11 @@ class Live:
     older: jax.Array | int = 0
     unspent: Any = None
     capacity: int = struct.field(pytree_node=False, kw_only=True)
+    axis_name: str | None = struct.field(pytree_node=False, kw_only=True, default=None)
+
+    def total(self) -> jax.Array:
+        """Number of slots of all shards that may be drawn, int32 []."""
+        return reduced(lax.psum, self.size, self.axis_name)
 
     def slots(self, positions: jax.Array) -> jax.Array:
         """Slots at `positions` (int32 [B], in [0, size)) of this range, int32 [B].

@@ -189,10 +189,10 @@ class Buffer(Sized, Generic[S]):
             if self._by_age:
                 live = live.replace(older=self._live(state).size - live.size)
             sampler_state = self.sampler.restrict(state.sampler, live)
-        live = _uses.live(state.uses, live, max_age is not None)
+        live = _uses.live(state.uses, live, max_age is not None).replace(axis_name=self._axis_name)
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)
         slots, probabilities = xla.read_once(xla.materialize(*drawn))
-        weights = self.sampler.weights(sampler_state, probabilities, live.size, beta=beta, **self._axis)
+        weights = self.sampler.weights(sampler_state, probabilities, live, beta=beta)
         return self._sample_of(state, slots, probabilities / ring.num_shards(self._axis_name), weights)
 
     @calls.method(num_rows="batch_size", before=checked_epoch, after=check_drawn)

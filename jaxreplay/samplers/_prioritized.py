@@ -207,28 +207,22 @@ class Prioritized(Sampler[PrioritizedState]):
         return jnp.where(has_mass, drawn, uniform), jnp.where(has_mass, leaves, otherwise) / normalizer
 
     def weights(
-        self,
-        state: PrioritizedState,
-        probabilities: jax.Array,
-        size: jax.Array,
-        *,
-        beta: Any = None,
-        axis_name: str | None = None,
+        self, state: PrioritizedState, probabilities: jax.Array, live: ring.Live, *, beta: Any = None
     ) -> jax.Array:
         if beta is None:
             beta = self.beta(state.updates) if callable(self.beta) else self.beta
-        num_shards, min_probability = ring.num_shards(axis_name), None
+        num_shards, min_probability = ring.num_shards(live.axis_name), None
         if self.normalize == "global":
-            has_mass, normalizer = _normalizer(state, size)
-            uniform = jnp.where(has_mass | (size == 0), jnp.inf, 1.0)  # the minimum of no priorities is inf too
+            has_mass, normalizer = _normalizer(state, live.size)
+            uniform = jnp.where(has_mass | (live.size == 0), jnp.inf, 1.0)  # the minimum of no priorities is inf too
             min_probability = jnp.minimum(sum_tree.minimum(state.tree), uniform) / normalizer / num_shards
         return importance_weights(
             probabilities / num_shards,
-            ring.reduced(lax.psum, size, axis_name),
+            live.total(),
             beta,
             normalize=self.normalize,
             min_probability=min_probability,
-            axis_name=axis_name,
+            axis_name=live.axis_name,
         )
 
     def update(

@@ -133,18 +133,16 @@ class Sampler(Protocol[S]):
         """
         return state
 
-    def weights(
-        self, state: S, probabilities: jax.Array, size: jax.Array, *, beta: Any = None, axis_name: str | None = None
-    ) -> jax.Array:
+    def weights(self, state: S, probabilities: jax.Array, live: ring.Live, *, beta: Any = None) -> jax.Array:
         """Importance weights of the draws.
 
         Args:
           state: the sampler's state.
           probabilities: float32 [B], from `sample`.
-          size: int32 [], number of slots that may be drawn.
+          live: the slots that may be drawn, the same as for `sample`.
           beta: number or float [], overrides the sampler's own exponent.
-          axis_name: mapped axis over D shards; None without shards. An item's probability in the whole batch is 1/D of
-            its probability in its shard. The weights are for the distribution over the items of all shards.
+
+        The weights are for the distribution over the items of all shards.
 
         Returns:
           float32 [B].
@@ -152,7 +150,9 @@ class Sampler(Protocol[S]):
         Examples:
           >>> sampler = jr.Prioritized(beta=1.0, normalize=None)
           >>> weights = jax.jit(sampler.weights)(
-          ...     sampler.init(4), jnp.array([0.5, 0.25, 0.0]), size=4
+          ...     sampler.init(4),
+          ...     jnp.array([0.5, 0.25, 0.0]),
+          ...     jr.samplers.Live(start=jnp.int32(0), size=jnp.int32(4), capacity=4),
           ... )
           >>> [round(weight, 3) for weight in weights.tolist()]  # 1 / (N P)
           [0.5, 1.0, 0.0]

@@ -14,7 +14,6 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxreplay._common import checks, random, ring, xla
 from jaxreplay.samplers._protocol import Sampler
@@ -81,21 +80,13 @@ class Recent(Sampler[None]):
         share = -jnp.exp(exponent * _log_rest(age, newest)) * jnp.expm1(exponent * ratio) / span
         return live.slots(size - 1 - age), jnp.where(live.size > 0, share, 0.0)
 
-    def weights(
-        self,
-        state: None,
-        probabilities: jax.Array,
-        size: jax.Array,
-        *,
-        beta: Any = None,
-        axis_name: str | None = None,
-    ) -> jax.Array:
+    def weights(self, state: None, probabilities: jax.Array, live: ring.Live, *, beta: Any = None) -> jax.Array:
         return importance_weights(
-            probabilities / ring.num_shards(axis_name),
-            ring.reduced(lax.psum, size, axis_name),
+            probabilities / ring.num_shards(live.axis_name),
+            live.total(),
             self.beta if beta is None else beta,
             normalize=self.normalize,
-            axis_name=axis_name,
+            axis_name=live.axis_name,
         )
 
 

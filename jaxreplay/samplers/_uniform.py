@@ -4,7 +4,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, permutation, random, ring
@@ -59,19 +58,12 @@ class Uniform(Sampler[None]):
             slots = sum_tree.find(live.unspent, rank.astype(jnp.float32) + 0.5)
         return slots, jnp.where(exists, probability, 0.0)
 
-    def weights(
-        self,
-        state: None,
-        probabilities: jax.Array,
-        size: jax.Array,
-        *,
-        beta: Any = None,
-        axis_name: str | None = None,
-    ) -> jax.Array:
+    def weights(self, state: None, probabilities: jax.Array, live: ring.Live, *, beta: Any = None) -> jax.Array:
         weight = jnp.ones((), jnp.float32)
-        if axis_name is not None:
+        if live.axis_name is not None:
             # Items times rows / rows that hold an item. Without replacement no more rows than items hold one.
-            share = ring.num_shards(axis_name) * (size if self.replacement else jnp.maximum(size, probabilities.size))
-            num_items = jnp.maximum(ring.reduced(lax.psum, size, axis_name), 1)
+            share = live.size if self.replacement else jnp.maximum(live.size, probabilities.size)
+            share *= ring.num_shards(live.axis_name)
+            num_items = jnp.maximum(live.total(), 1)
             weight = share.astype(jnp.float32) / num_items.astype(jnp.float32)
         return jnp.where(probabilities > 0, weight, 0.0)

@@ -19,7 +19,12 @@ from jaxreplay.samplers import _prioritized
 # The methods, jitted: each shape compiles once, not each operation of it.
 insert = jax.jit(lambda sampler, *arguments: sampler.insert(*arguments), static_argnums=0)
 draw = jax.jit(lambda sampler, *arguments: sampler.sample(*arguments), static_argnums=(0, 3))
-weigh = jax.jit(lambda sampler, *arguments, **named: sampler.weights(*arguments, **named), static_argnums=0)
+weigh = jax.jit(
+    lambda sampler, state, probabilities, size, **named: sampler.weights(
+        state, probabilities, Live(np.int32(0), size, capacity=64), **named
+    ),
+    static_argnums=0,
+)
 take_in = jax.jit(lambda sampler, *arguments: sampler.update(*arguments), static_argnums=0)
 look = jax.jit(lambda tree, prefixes: (sum_tree.total(tree), sum_tree.minimum(tree), sum_tree.find(tree, prefixes)))
 total = jax.jit(sum_tree.total)

@@ -61,7 +61,7 @@ EQUIVALENT = {
     "buffers/_base.Buffer.handles: 0 -> 1 (#2)": BESIDE,
     "buffers/_later_steps.geometric: fallen < -0.5 -> ((fallen) <= (-0.5))": BOTH_RIGHT,
     "buffers/_reservoir._plus: 1 -> 2 (#3)": "no run adds as many items",
-    "buffers/_size.kind.sizes: x.minima is None -> ((x.minima) is not (None))": "it is only compared with itself",
+    "buffers/_state.kind.sizes: x.minima is None -> ((x.minima) is not (None))": "it is only compared with itself",
     "buffers/_uses.update: "
     'uses.of_slots.at[jnp.where(inside, slots, 0)].get(mode="promise_in_bounds", wrap_negative_indices=False) -> '
     'uses.of_slots.at[jnp.where(inside, slots, 0)].get(mode="promise_in_bounds")': NONE_NEGATIVE,

@@ -80,7 +80,7 @@ def test_all_public_callables_are_found():
         "Steps.padded",
     } <= CALLABLES.keys()
     assert {"ReservoirBuffer.newest", "TransitionBatch.from_single", "plot", "diagnostics"} <= CALLABLES.keys()
-    assert not {"Prioritized.insert", "ReplayBuffer.sample", "datasets.make_steps", "NStep.add"} & CALLABLES.keys()
+    assert not {"Prioritized.insert", "ReplayBuffer.sample", "datasets.make_steps"} & CALLABLES.keys()
     assert "Prioritized.tree" in CALLABLES
     assert {"Sharded", "Mixture"} <= set(WITH_EXAMPLE)
     assert len(WITHOUT_EXAMPLE) == 33

@@ -11,7 +11,7 @@ from jax import lax
 from jaxreplay._common import calls, checks, layouts, permutation, ring, xla
 from jaxreplay.buffers import _uses
 from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, checked_draw, checked_epoch, checked_newest
-from jaxreplay.buffers._size import S, Sized, kind, kind_of_states
+from jaxreplay.buffers._state import S, Sized, check_state
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._protocol import check_sampler
 from jaxreplay.transitions import TransitionBatch
@@ -33,12 +33,19 @@ class Buffer(Sized, Generic[S]):
     # Fields with the sizes of the storage's leading axes. Memory grows with the first; shards divide the last.
     _storage_axes: ClassVar[tuple[str, ...]] = ("capacity",)
     _state_kind: ClassVar[type]
+    _keeps_order: ClassVar[bool] = True  # False if slots say nothing about ages
 
     def _check_fields(self) -> None:
+        if self._by_age:
+            self._check_order(f"sampler={self.sampler!r}")
         if self.max_uses is not None and self._by_age:
             raise ValueError(
                 f"max_uses={self.max_uses}: {self.sampler!r} draws by rank among all items; use another sampler."
             )
+
+    def _check_order(self, name: str) -> None:
+        if not self._keeps_order:
+            raise ValueError(f"{name}: a {type(self).__name__} keeps no order; use a ReplayBuffer.")
 
     @abc.abstractmethod
     def init(self, items: Any, /) -> S:
@@ -97,21 +104,7 @@ class Buffer(Sized, Generic[S]):
         return len(self._storage_axes)
 
     def _check_state(self, state: S) -> None:
-        """Raise a `ValueError` if `state` is not of this buffer."""
-        checks.check_state(self, state, self._state_kind)
-        fields = self._storage_axes
-        found, expected = layouts.leading(state.storage, len(fields)), tuple(getattr(self, field) for field in fields)
-        if state.ring.size.shape != () or found != expected:
-            names = ", ".join(f"{field}={size}" for field, size in zip(fields, expected, strict=True))
-            axes = f"a leading axis of {found[0]}" if len(found) == 1 else f"leading axes {list(found)}"
-            raise ValueError(
-                f"{names}: this state has {axes}; use the buffer that made it, and jax.vmap for a stack of states."
-            )
-        if kind((state.sampler, state.uses)) != kind_of_states(self):
-            raise ValueError(
-                f"sampler={self.sampler!r}: this state is of another sampler, or of another size, count_updates or "
-                "max_uses; use the buffer that made it, or convert the state with jaxreplay.migrate."
-            )
+        check_state(self, state)
 
     @abc.abstractmethod
     def _live(self, state: S, max_age: jax.Array | None = None) -> ring.Live:
@@ -185,6 +178,7 @@ class Buffer(Sized, Generic[S]):
         if max_age is None:
             live = self._live(state)
         else:
+            self._check_order("max_age")
             live = self._live(state, checks.as_count(max_age))
             if self._by_age:
                 live = live.replace(older=self._live(state).size - live.size)

@@ -8,7 +8,7 @@ from flax import struct
 
 from jaxreplay._common import calls, checks, layouts, ring
 from jaxreplay.buffers._items import ItemBuffer
-from jaxreplay.buffers._size import State
+from jaxreplay.buffers._state import State
 
 WHAT = {1: "a batch of items", 2: "a rollout"}  # by number of leading axes
 

@@ -16,7 +16,7 @@ slot is overwritten ln(N / capacity) times on average. With a capacity of 2^24 t
 handles in a row differ; so up to there no handle names another item.
 """
 
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
@@ -25,7 +25,7 @@ from jax import lax
 
 from jaxreplay._common import calls, checks, layouts, random, ring, xla
 from jaxreplay.buffers._items import ItemBuffer
-from jaxreplay.buffers._size import State
+from jaxreplay.buffers._state import State
 
 
 @struct.dataclass(kw_only=True)
@@ -50,10 +50,6 @@ class ReservoirState(State):
 
     handles: jax.Array  # [capacity]
     count: jax.Array  # [2]
-
-
-def _no_order(*_: Any) -> NoReturn:
-    raise ValueError("newest: a ReservoirBuffer keeps no order; use a ReplayBuffer.")
 
 
 @checks.config
@@ -94,12 +90,7 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
     """
 
     _state_kind: ClassVar[type] = ReservoirState
-
-    def _check_fields(self) -> None:
-        if self._by_age:
-            raise ValueError(
-                f"sampler={self.sampler!r}: a ReservoirBuffer keeps no order; use a ReplayBuffer, or another sampler."
-            )
+    _keeps_order: ClassVar[bool] = False
 
     def _empty(self, **fields: Any) -> ReservoirState:
         handles, count = xla.full((self.capacity,), -1, jnp.int32), xla.full((2,), 0, jnp.uint32)
@@ -181,25 +172,7 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
         return jnp.where((handles >= 0) & (self._local_handles(state, slots) == handles), slots, self.capacity)
 
     def _live(self, state: ReservoirState, max_age: jax.Array | None = None) -> ring.Live:
-        if max_age is not None:
-            raise ValueError("max_age: a ReservoirBuffer keeps no ages; use a ReplayBuffer.")
         return state.ring.live()
-
-    @calls.method(num_rows="n", before=_no_order)
-    def newest(self, state: ReservoirState, n: int) -> jax.Array:
-        """Not supported: a reservoir keeps no order.
-
-        Raises:
-          ValueError: always.
-
-        Examples:
-          >>> buffer = jr.ReservoirBuffer(capacity=4)
-          >>> buffer.newest(buffer.init(jnp.array([10, 20, 30])), 1)
-          Traceback (most recent call last):
-            ...
-          ValueError: newest: a ReservoirBuffer keeps no order; use a ReplayBuffer.
-        """
-        _no_order()
 
     def _ages(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
         return jnp.full(slots.shape, -1, jnp.int32)

@@ -231,7 +231,7 @@ def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
         part = jnp.where(drawn, 1.0 / _facts.by_row(held * filled, drawn), 0.0)
         columns, factor = [columns[0] * part, part], jnp.ones((), jnp.float32)
     ranked = {"probability": sample.probabilities}
-    if sample.age is not None and not isinstance(shards.whole, ReservoirBuffer):
+    if sample.age is not None and shards.whole._keeps_order:
         ranked["age"] = sample.age.astype(jnp.float32)
     if isinstance(sampler, Prioritized) and num_shards > 1:  # by p^alpha, the probability in the shard times the total
         ranked["priority"] = sample.probabilities * _facts.by_row(_facts.totals(state.sampler) * num_shards, drawn)

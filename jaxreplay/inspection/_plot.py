@@ -8,7 +8,6 @@ import jax.core
 import numpy as np
 
 from jaxreplay._common import checks, meshes, xla
-from jaxreplay.buffers import ReservoirBuffer
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._shards import shards_of, whole_of
 from jaxreplay.inspection import _facts
@@ -96,7 +95,7 @@ def _stored_and_drawn(buffer: Any, state: Any) -> dict[str, Any]:
     if items.leaves is not None:
         drawn = sample.probabilities * _facts.by_row(_facts.totals(state.sampler) * shards.num_shards, sample.indices)
         priorities = [_facts.priority(state.sampler, leaf) for leaf in (items.leaves, drawn)]
-    age = None if isinstance(shards.whole, ReservoirBuffer) else sample.age
+    age = sample.age if shards.whole._keeps_order else None
     curve = _facts.curve(shards, state, sample)
     return {"items": items, "sample": sample, "age": age, "priorities": priorities, "curve": curve}
 

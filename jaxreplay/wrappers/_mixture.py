@@ -33,7 +33,7 @@ from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sample import Sample, checked_draw, is_known_empty
 from jaxreplay.buffers._sequence import SequenceBuffer
 from jaxreplay.buffers._shards import shards_of, whole_of, with_whole
-from jaxreplay.buffers._size import Sized
+from jaxreplay.buffers._state import Sized
 from jaxreplay.samplers import Prioritized, Recent, Uniform
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.wrappers._sharded import Sharded

@@ -16,9 +16,9 @@ from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._replay import ReplayState
 from jaxreplay.buffers._reservoir import ReservoirState
 from jaxreplay.buffers._sample import check_draw
-from jaxreplay.buffers._sequence_state import SequenceState
+from jaxreplay.buffers._sequence import SequenceState
 from jaxreplay.buffers._shards import part_of, shards_of
-from jaxreplay.buffers._size import S, Sized
+from jaxreplay.buffers._state import S, Sized
 
 P = ParamSpec("P")
 R = TypeVar("R")

@@ -133,7 +133,7 @@ def test_a_gpu_counts_as_other_backends_do(monkeypatch):
     masks = [[bool(number >> i & 1) for i in range(ROWS)] for number in range(16)]
     calls = [(slots, td_errors, np.array(mask)) for mask in masks] + [(slots[:0], td_errors[:0], np.ones(0, bool))]
     plain = [take_in(sampler, state, *call) for call in calls]
-    monkeypatch.setattr(_prioritized, "on_gpu", lambda function, *x: function(*x))
+    monkeypatch.setattr(_prioritized.xla, "on_gpu", lambda function, *x: function(*x))
     take_in_anew = jax.jit(lambda *given: sampler.update(*given))
     for call, expected in zip(calls, plain, strict=True):
         found = take_in_anew(state, *call)

@@ -50,6 +50,24 @@ def kind_of_states(buffer: Any) -> Any:
     return kind(jax.eval_shape(lambda: (buffer.sampler.init(buffer._num_slots), _uses.init(buffer))))
 
 
+def check_state(buffer: Any, state: Any) -> None:
+    """Raise a `ValueError` if `state` is not of this buffer."""
+    checks.check_state(buffer, state, buffer._state_kind)
+    fields = buffer._storage_axes
+    found, expected = layouts.leading(state.storage, len(fields)), tuple(getattr(buffer, field) for field in fields)
+    if state.ring.size.shape != () or found != expected:
+        names = ", ".join(f"{field}={size}" for field, size in zip(fields, expected, strict=True))
+        axes = f"a leading axis of {found[0]}" if len(found) == 1 else f"leading axes {list(found)}"
+        raise ValueError(
+            f"{names}: this state has {axes}; use the buffer that made it, and jax.vmap for a stack of states."
+        )
+    if kind((state.sampler, state.uses)) != kind_of_states(buffer):
+        raise ValueError(
+            f"sampler={buffer.sampler!r}: this state is of another sampler, or of another size, count_updates or "
+            "max_uses; use the buffer that made it, or convert the state with jaxreplay.migrate."
+        )
+
+
 class Sized(abc.ABC):
     """What holds a number of drawable items: a buffer, or a wrapper around buffers."""
 

@@ -8,7 +8,6 @@ from helpers import cases, leaves_of, numbers, rejects
 
 import jaxreplay as jr
 from jaxreplay import sum_tree
-from jaxreplay._common import ring
 
 
 @functools.partial(jax.jit, static_argnums=1)

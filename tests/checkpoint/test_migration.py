@@ -13,7 +13,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import jaxreplay as jr
-from jaxreplay._common import ring
 from jaxreplay.buffers._shards import shards_of
 
 UNIFORM = jr.Uniform()

@@ -20,7 +20,7 @@ from jax import lax
 
 from jaxreplay._common import checks, ring
 from jaxreplay.buffers._shards import whole_of
-from jaxreplay.samplers._protocol import check_sampler as check_methods
+from jaxreplay.samplers._base import check_sampler as check_base
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.transitions._batch import without_valid
 
@@ -91,14 +91,14 @@ def check_sampler(sampler: Any, *, key: jax.Array | None = None, capacity: int =
     """Check that a sampler follows the rules of the `jaxreplay.samplers.Sampler` protocol.
 
     Args:
-      sampler: the configuration. `restrict` is checked if it exists.
+      sampler: the configuration.
       key: a PRNG key for all random values; None means key 0.
       capacity: number of slots, at least 4.
       batch_size: rows of each drawn batch, at most `capacity` - 2.
 
     Raises:
       AssertionError: a rule is broken; the message begins with the rule.
-      ValueError: `sampler` lacks a method of a sampler.
+      ValueError: `sampler` is not a `jaxreplay.samplers.Sampler`.
 
     Examples:
       >>> from jaxreplay import testing
@@ -108,7 +108,7 @@ def check_sampler(sampler: Any, *, key: jax.Array | None = None, capacity: int =
       ValueError: sampler=None: must be a sampler, such as jr.Uniform() or jr.Prioritized().
     """
     key, most = jax.random.key(0) if key is None else key, min(batch_size, capacity - 2)
-    _check_config(check_methods(sampler))
+    _check_config(check_base("sampler", sampler))
     runs = _SamplerRuns(sampler, key, capacity, most)
     state = runs.check_modes()
     runs.check_draws(state)
@@ -161,16 +161,15 @@ class _SamplerRuns:
         many = self.law(state)
         with _rule(LIVE):
             assert np.all(many[0][many[1] > 0] < self.capacity - 1), "a slot that is not drawable was drawn"
-            _, *nothing = self.draw(self.init(), self.key, self.live.replace(size=jnp.int32(0)), DRAWS)
+            _, *nothing = self.draw(self.init(), self.key, dataclasses.replace(self.live, size=jnp.int32(0)), DRAWS)
             np.testing.assert_array_equal(jax.device_get(nothing), 0)
         _check_law(*many)
-        if hasattr(self.sampler, "restrict"):
-            live = ring.Live(jnp.int32(2), self.live.size - 2, capacity=self.capacity)
-            drawn, probabilities = self.law(jax.jit(self.sampler.restrict)(state, live), live)
-            with _rule(LIVE):
-                taken = drawn[probabilities > 0]
-                assert np.all((taken >= 2) & (taken < self.capacity - 1)), "a slot excluded by restrict was drawn"
-            _check_law(drawn, probabilities)
+        live = ring.Live(jnp.int32(2), self.live.size - 2, capacity=self.capacity)
+        drawn, probabilities = self.law(jax.jit(self.sampler.restrict)(state, live), live)
+        with _rule(LIVE):
+            taken = drawn[probabilities > 0]
+            assert np.all((taken >= 2) & (taken < self.capacity - 1)), "a slot excluded by restrict was drawn"
+        _check_law(drawn, probabilities)
 
     def check_updates(self, state: Any) -> None:
         unchanged, update = self.law(state), jax.jit(self.sampler.update)

@@ -13,7 +13,7 @@ from jaxreplay.buffers import _uses
 from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, checked_draw, checked_epoch, checked_newest
 from jaxreplay.buffers._state import S, Sized, check_state
 from jaxreplay.samplers import Sampler, Uniform
-from jaxreplay.samplers._protocol import check_sampler
+from jaxreplay.samplers._base import check_sampler
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.transitions._batch import rows_to_write, without_valid
 
@@ -22,7 +22,7 @@ from jaxreplay.transitions._batch import rows_to_write, without_valid
 class Buffer(Sized, Generic[S]):
     """A buffer whose drawable items lie in slots, mostly a ring; subclasses are frozen dataclasses and final."""
 
-    sampler: Sampler = checks.field(lambda _, sampler: check_sampler(sampler), default=Uniform())
+    sampler: Sampler = checks.field(check_sampler, default=Uniform())
     count_updates: bool = checks.field(checks.check_bool, "whether to count updates", default=False)
     max_uses: int | None = checks.field(
         checks.optional(checks.check_integer), 1, _uses.MOST, "a number of updates, or None for no bound", default=None
@@ -36,16 +36,22 @@ class Buffer(Sized, Generic[S]):
     _keeps_order: ClassVar[bool] = True  # False if slots say nothing about ages
 
     def _check_fields(self) -> None:
-        if self._by_age:
-            self._check_order(f"sampler={self.sampler!r}")
-        if self.max_uses is not None and self._by_age:
+        if self.sampler.by_age:
+            self._check_order(f"sampler={self.sampler!r}", ", or another sampler")
+        if self.max_uses is not None and self.sampler.by_age:
             raise ValueError(
                 f"max_uses={self.max_uses}: {self.sampler!r} draws by rank among all items; use another sampler."
             )
 
-    def _check_order(self, name: str) -> None:
+    def _check_order(self, asked: str, remedy: str = "") -> None:
+        """Raise a `ValueError` if the buffer keeps no order of age, which `asked` needs."""
         if not self._keeps_order:
-            raise ValueError(f"{name}: a {type(self).__name__} keeps no order; use a ReplayBuffer.")
+            raise ValueError(f"{asked}: a {type(self).__name__} keeps no order; use a ReplayBuffer{remedy}.")
+
+    def _in_order(self, state: S, asked: str) -> ring.Live:
+        """The filled slots in order of age, the oldest first, for the method `asked`."""
+        self._check_order(asked)
+        return state.ring.newest(state.ring.size)
 
     @abc.abstractmethod
     def init(self, items: Any, /) -> S:
@@ -99,6 +105,11 @@ class Buffer(Sized, Generic[S]):
         return self._local_slots(state, handles - state.ring.first_handle(self._axis_name))
 
     @property
+    def _fills_rows(self) -> bool:
+        """True if every row of a draw holds an item, unless there is none."""
+        return self.sampler.fills_rows and self.max_uses is None
+
+    @property
     def _batch_axes(self) -> int:
         """Number of leading axes of a batch for `add`; shards get equal parts along the last of them."""
         return len(self._storage_axes)
@@ -109,11 +120,6 @@ class Buffer(Sized, Generic[S]):
     @abc.abstractmethod
     def _live(self, state: S, max_age: jax.Array | None = None) -> ring.Live:
         """The drawable slots; with `max_age` (int32 []), only those whose items are younger."""
-
-    @property
-    def _by_age(self) -> bool:
-        """True if the sampler needs live slots in order of age."""
-        return getattr(self.sampler, "by_age", False)
 
     def _own_key(self, key: jax.Array, shared: bool = False) -> jax.Array:
         """The key of this shard, or of all shards; a `ValueError` if `key` is not a PRNG key."""
@@ -173,17 +179,18 @@ class Buffer(Sized, Generic[S]):
           >>> [round(weight, 2) for weight in sample.weights.tolist()]
           [1.0, 0.33, 0.33, 0.33]
         """
-        key = self._own_key(key, shared=getattr(self.sampler, "shares_key", False))
+        key = self._own_key(key, shared=self.sampler.shares_key)
         sampler_state = state.sampler
         if max_age is None:
             live = self._live(state)
         else:
             self._check_order("max_age")
             live = self._live(state, checks.as_count(max_age))
-            if self._by_age:
-                live = live.replace(older=self._live(state).size - live.size)
+            if self.sampler.by_age:
+                live = dataclasses.replace(live, older=self._live(state).size - live.size)
             sampler_state = self.sampler.restrict(state.sampler, live)
-        live = _uses.live(state.uses, live, max_age is not None).replace(axis_name=self._axis_name)
+        live = _uses.live(state.uses, live, max_age is not None)
+        live = dataclasses.replace(live, axis_name=self._axis_name)
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)
         slots, probabilities = xla.read_once(xla.materialize(*drawn))
         weights = self.sampler.weights(sampler_state, probabilities, live, beta=beta)
@@ -350,7 +357,7 @@ class Buffer(Sized, Generic[S]):
           >>> buffer.newest(state, 4).tolist()
           [-1, 0, 1, 2]
         """
-        live = state.ring.newest(state.ring.size)
+        live = self._in_order(state, "newest")
         position = live.size - n + jnp.arange(n, dtype=jnp.int32)
         slots = live.slots(jnp.maximum(position, 0))
         return jnp.where(position >= 0, self._handles(state, slots), -1)
@@ -419,7 +426,7 @@ class Buffer(Sized, Generic[S]):
         is 0.
 
         Raises:
-          ValueError: `indices` is not a vector of integers, or the sampler has no method `priorities`.
+          ValueError: `indices` is not a vector of integers.
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
@@ -429,8 +436,6 @@ class Buffer(Sized, Generic[S]):
           >>> [round(x, 3) for x in buffer.priorities(state, jnp.array([0, 1, 2, 3])).tolist()]
           [4.0, 1.0, 0.0, 0.0]
         """
-        if not hasattr(self.sampler, "priorities"):
-            raise ValueError(f"sampler={self.sampler!r}: has no method priorities(state, slots).")
         slots, stored = self._stored(state, indices)
         stored &= _uses.is_unspent(state.uses, slots)
         return jnp.where(stored, self.sampler.priorities(state.sampler, slots), 0.0)

@@ -16,6 +16,7 @@ slot is overwritten ln(N / capacity) times on average. With a capacity of 2^24 t
 handles in a row differ; so up to there no handle names another item.
 """
 
+import dataclasses
 from typing import Any, ClassVar
 
 import jax
@@ -141,7 +142,7 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
         size = jnp.minimum(fill.inserted + number[-1], self.capacity)
         return ReservoirState(
             storage=layouts.write(state.storage, slots, items),
-            ring=fill.replace(inserted=size, size=size),
+            ring=dataclasses.replace(fill, inserted=size, size=size),
             **self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
             handles=handles,
             count=jnp.stack(_plus(state.count, number[-1])),

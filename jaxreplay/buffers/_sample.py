@@ -64,9 +64,8 @@ def checked_epoch(_: Any, key: Any, batch_size: Any, step: Any) -> tuple[Any, ..
     return key, check_draw(batch_size), step
 
 
-def checked_newest(buffer: Any, n: Any) -> tuple[Any, ...]:
+def checked_newest(_: Any, n: Any) -> tuple[Any, ...]:
     """The argument of `newest`, checked."""
-    whole_of(buffer)._check_order("newest")
     return (checks.check_integer("n", n, 1, ring.MAX_CAPACITY, "the number of insertions"),)
 
 

@@ -4,6 +4,7 @@ A draw leaves the state unchanged, so uses are counted where drawn items come ba
 batch that names the item, even if its TD error is rejected.
 """
 
+import dataclasses
 from typing import Any, ClassVar
 
 import jax
@@ -79,7 +80,7 @@ def live(uses: Uses | None, of: ring.Live, is_restricted: bool) -> ring.Live:
     if uses is None or uses.unspent is None:
         return of
     unspent = sum_tree.restrict(uses.unspent, of.start, of.size) if is_restricted else uses.unspent
-    return of.replace(size=sum_tree.total(unspent).astype(jnp.int32), unspent=unspent)
+    return dataclasses.replace(of, size=sum_tree.total(unspent).astype(jnp.int32), unspent=unspent)
 
 
 def number(uses: Uses | None, size: jax.Array) -> jax.Array:

@@ -29,9 +29,8 @@ from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._shards import Shards, shards_of, whole_of
 from jaxreplay.curricula import DifficultyPools, Levels, Tasks
 from jaxreplay.inspection import _facts
-from jaxreplay.samplers import Prioritized, effective_sample_size
+from jaxreplay.samplers import effective_sample_size
 from jaxreplay.wrappers import Mixture
-from jaxreplay.wrappers._mixture import fills_rows
 
 TENTHS = {"q10": 1, "q50": 5, "q90": 9}  # quantiles
 # All draws are compared with evenly spaced pivots: 2 us on a CPU for 256 draws, where a sort takes 20 us.
@@ -169,22 +168,13 @@ def _buffer(
     buffer: Any, state: Any, key: jax.Array | None, sample: Sample | None, batch_size: int, thorough: bool
 ) -> Numbers:
     shards = shards_of(buffer)
-    sampler, state = shards.whole.sampler, shards.stacked(state)
-    found = _fill(shards, state)
-    if isinstance(sampler, Prioritized):
-        updates = jnp.max(state.sampler.updates)
-        found |= {
-            "total_priority": jnp.sum(_facts.totals(state.sampler)),
-            "max_priority": jnp.max(state.sampler.max_priority),
-            "beta": jnp.asarray(sampler.beta(updates) if callable(sampler.beta) else sampler.beta),
-            "updates": updates,
-            "rejected": jnp.sum(state.sampler.rejected.astype(jnp.float32)),
-        }
+    state = shards.stacked(state)
+    found = _fill(shards, state) | shards.whole.sampler.metrics(state.sampler)
     if sample is not None:
         found |= _draws(shards, state, sample)
     items = _facts.of_items(shards.part, state) if thorough else None
-    if items is not None and isinstance(sampler, Prioritized):
-        found |= _all_items(state.sampler, items)
+    if items is not None and items.priorities is not None:
+        found |= _all_items(items)
     counts = state.uses
     if counts is not None:
         if counts.unspent is not None:
@@ -219,36 +209,33 @@ def _fill(shards: Shards, state: Any) -> Numbers:
 
 def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
     """Estimates from the rows of a batch; the rows are grouped by shard."""
-    drawn, num_shards, sampler = sample.indices >= 0, shards.num_shards, shards.whole.sampler
+    drawn, num_shards = sample.indices >= 0, shards.num_shards
     sizes, num_rows = _facts.sizes(state), jnp.sum(drawn, dtype=jnp.int32)
     filled = jnp.sum(sizes > 0).astype(jnp.float32)
     # Each row's share of the items, and of the draws if rows differ in it, up to a factor. Rows of an empty shard draw
     # nothing; the rows of the other shards cover the whole distribution, and non-empty shards have equal mass.
     columns = [jnp.where(drawn, 1.0 / jnp.where(drawn, sample.probabilities, 1.0), 0.0)]
     factor = jnp.maximum(num_rows, 1).astype(jnp.float32)
-    if num_shards > 1 and not fills_rows(shards.whole):
+    if num_shards > 1 and not shards.whole._fills_rows:
         held = jnp.sum(drawn.reshape(num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
         part = jnp.where(drawn, 1.0 / _facts.by_row(held * filled, drawn), 0.0)
         columns, factor = [columns[0] * part, part], jnp.ones((), jnp.float32)
     ranked = {"probability": sample.probabilities}
     if sample.age is not None and shards.whole._keeps_order:
         ranked["age"] = sample.age.astype(jnp.float32)
-    if isinstance(sampler, Prioritized) and num_shards > 1:  # by p^alpha, the probability in the shard times the total
-        ranked["priority"] = sample.probabilities * _facts.by_row(_facts.totals(state.sampler) * num_shards, drawn)
+    # Within a shard items have one order by probability and by priority.
+    if num_shards > 1 and (priorities := _facts.priorities_at(shards, state, sample.probabilities)) is not None:
+        ranked["priority"] = priorities
     at, not_below, sums = _ranked([*ranked.values()], columns)
     mass = sums[1] if len(sums) > 1 else not_below[0].astype(jnp.float32) / factor
     num_items = jnp.maximum(jnp.sum(sizes), 1.0) * num_shards
     found = dict(zip(_facts.TOPS, _masses(sums[0] * filled / (factor * num_items), mass), strict=True))
     found["draws/effective_sample_size"] = effective_sample_size(sample.weights)
-    quantiles = _quantiles(at, not_below, num_rows)
-    for k, name in enumerate(TENTHS):
-        of = dict(zip(ranked, [x[k] for x in quantiles], strict=True))
-        if isinstance(sampler, Prioritized):
-            leaf = of["priority"] if num_shards > 1 else of["probability"] * _facts.totals(state.sampler)[0]
-            found[f"draws/priority_{name}"] = _facts.priority(state.sampler, leaf)
-        if "age" in of:
-            found[f"draws/age_{name}"] = of["age"]
-    return found
+    quantiles = dict(zip(ranked, _quantiles(at, not_below, num_rows), strict=True))
+    of_probability = quantiles.pop("probability")
+    if num_shards == 1 and (priorities := _facts.priorities_at(shards, state, of_probability)) is not None:
+        quantiles["priority"] = priorities
+    return found | {f"draws/{of}_{name}": x[k] for of, x in quantiles.items() for k, name in enumerate(TENTHS)}
 
 
 def _ranked(ranked: Arrays, columns: Arrays) -> tuple[Arrays, Arrays, Arrays]:
@@ -315,14 +302,14 @@ def _masses(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.clip(y0 + slope * (tops - x0), 0.0, 1.0)
 
 
-def _all_items(state: Any, items: _facts.Items) -> Numbers:
+def _all_items(items: _facts.Items) -> Numbers:
     found, live = dict(items.top_masses), items.live
-    stored = jnp.sort(jnp.where(live, items.leaves, -1.0), axis=None)[::-1]
+    stored = jnp.sort(jnp.where(live, items.priorities, -1.0), axis=None)[::-1]
     num_items = jnp.sum(live, dtype=jnp.int32)
     (quantiles,) = _quantiles([stored], [jnp.arange(1, stored.size + 1, dtype=jnp.int32)], num_items)
-    for name, leaf in zip((*TENTHS, "max"), (*quantiles, jnp.maximum(stored[0], 0.0)), strict=True):
-        found[f"stored/priority_{name}"] = _facts.priority(state, leaf)
-    zeros = jnp.sum(live & (items.leaves == 0), dtype=jnp.float32)
+    for name, priority in zip((*TENTHS, "max"), (*quantiles, jnp.maximum(stored[0], 0.0)), strict=True):
+        found[f"stored/priority_{name}"] = priority
+    zeros = jnp.sum(live & (items.priorities == 0), dtype=jnp.float32)
     found["stored/priority_zero"] = zeros / jnp.maximum(num_items, 1).astype(jnp.float32)
     return found
 

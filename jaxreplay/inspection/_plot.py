@@ -91,10 +91,8 @@ def _stored_and_drawn(buffer: Any, state: Any) -> dict[str, Any]:
     shards = shards_of(buffer)
     sample = _facts.draw(buffer, state, jax.random.key(0), DRAWS)
     state = shards.stacked(state)
-    items, priorities = _facts.of_items(shards.part, state), None
-    if items.leaves is not None:
-        drawn = sample.probabilities * _facts.by_row(_facts.totals(state.sampler) * shards.num_shards, sample.indices)
-        priorities = [_facts.priority(state.sampler, leaf) for leaf in (items.leaves, drawn)]
+    items, drawn = _facts.of_items(shards.part, state), _facts.priorities_at(shards, state, sample.probabilities)
+    priorities = None if items.priorities is None or drawn is None else (items.priorities, drawn)
     age = sample.age if shards.whole._keeps_order else None
     curve = _facts.curve(shards, state, sample)
     return {"items": items, "sample": sample, "age": age, "priorities": priorities, "curve": curve}

@@ -7,15 +7,18 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
 from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts, random, ring, xla
-from jaxreplay.samplers._protocol import Sampler
+from jaxreplay.samplers._base import Moved, Sampler
 from jaxreplay.samplers._weights import Normalize, importance_weights, uniform_slots
 from jaxreplay.sum_tree._tree import Stratified
-from jaxreplay.sum_tree._whole import on_backend
+from jaxreplay.sum_tree._whole import of_rows, on_backend
+
+SETTINGS = ("alpha", "epsilon", "floor")  # a state has its own
 
 
 @struct.dataclass
@@ -53,10 +56,20 @@ def leaf_of(priority: jax.Array, alpha: jax.Array, capacity: int) -> jax.Array:
     return jnp.where((priority > 0) | (alpha == 0), leaf, 0.0)
 
 
+_leaf_of = jax.jit(leaf_of, static_argnums=2)
+
+
 def priority_of(leaf: jax.Array, alpha: jax.Array) -> jax.Array:
     """The priority of a leaf: of one within its bounds, the inverse of `leaf_of`; 1 with alpha 0."""
     exponent = jnp.where(alpha > 0, 1 / jnp.where(alpha > 0, alpha, 1.0), 0.0)
     return jnp.where(leaf > 0, leaf**exponent, 0.0)
+
+
+def _of_all_shards(states: PrioritizedState, name: str) -> float:
+    values = np.asarray(getattr(states, name))
+    if values.min() != values.max():
+        raise ValueError(f"state.sampler.{name}: got {values.tolist()} by shard; migrate takes one value for all.")
+    return float(values.max())
 
 
 def _normalizer(state: PrioritizedState, size: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -141,8 +154,11 @@ class Prioritized(Sampler[PrioritizedState]):
 
     @property
     def shares_key(self) -> bool:
-        """True if the shards of a buffer draw with one key: a systematic draw has one offset."""
-        return self.stratified == "systematic"
+        return self.stratified == "systematic"  # which has one offset
+
+    @property
+    def fills_rows(self) -> bool:
+        return True
 
     def tree(self, capacity: int) -> sum_tree.SumTree:
         """An empty sum tree for `capacity` slots.
@@ -246,6 +262,45 @@ class Prioritized(Sampler[PrioritizedState]):
 
     def priorities(self, state: PrioritizedState, slots: jax.Array) -> jax.Array:
         return priority_of(sum_tree.get(state.tree, slots), state.alpha.astype(jnp.float32))
+
+    def masses(self, state: PrioritizedState) -> jax.Array:
+        return sum_tree.leaves(state.tree)
+
+    def priorities_at(self, state: PrioritizedState, probabilities: jax.Array) -> jax.Array:
+        return priority_of(probabilities * sum_tree.total(state.tree), state.alpha.astype(jnp.float32))
+
+    def metrics(self, states: PrioritizedState) -> dict[str, jax.Array]:
+        updates = jnp.max(states.updates)
+        return {
+            "total_priority": jnp.sum(jax.vmap(sum_tree.total)(states.tree)),
+            "max_priority": jnp.max(states.max_priority),
+            "beta": jnp.asarray(self.beta(updates) if callable(self.beta) else self.beta),
+            "updates": updates,
+            "rejected": jnp.sum(states.rejected.astype(jnp.float32)),
+        }
+
+    def migrated(self, old: Sampler[Any], states: Any, moved: Moved) -> PrioritizedState:
+        num_shards, capacity = moved.source.shape
+        settings, counted, old_alpha = {name: getattr(self, name) for name in SETTINGS}, self.init(1), 0.0
+        if isinstance(old, Prioritized):
+            before, counted = {name: _of_all_shards(states, name) for name in SETTINGS}, states
+            settings = {name: before[name] if x == getattr(old, name) else x for name, x in settings.items()}
+            old_alpha = before["alpha"]
+        max_priority, alpha = np.max(counted.max_priority), np.float32(settings["alpha"])
+        leaves = largest = _leaf_of(max_priority, alpha, capacity)
+        if old_alpha > 0:
+            leaves = moved.values(sum_tree.leaves(states.tree))
+            if np.float32(old_alpha) != alpha:
+                priorities = leaves.astype(np.float64) ** (1 / old_alpha)
+                leaves = _leaf_of(priorities.astype(np.float32), alpha, capacity)
+            leaves = np.where(moved.was_drawable, leaves, largest)  # a spent item has lost its priority
+            leaves = np.minimum(leaves, _leaf_of(np.float32(np.inf), np.float32(1), capacity))
+        numbers: dict[str, Any] = {name: np.float32(x) for name, x in settings.items()}
+        numbers |= {"max_priority": max_priority, "updates": np.max(counted.updates)}
+        numbers = {name: np.full(num_shards, x) for name, x in numbers.items()}
+        numbers["rejected"] = moved.total(counted.rejected)
+        tree = of_rows(self.tree(capacity), np.where(moved.drawable, leaves, np.float32(0)))
+        return PrioritizedState(tree=tree, **numbers)
 
     def _learn(
         self, state: PrioritizedState, td_errors: jax.Array, mask: jax.Array, axis_name: str | None

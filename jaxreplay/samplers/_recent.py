@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 
 from jaxreplay._common import checks, random, ring, xla
-from jaxreplay.samplers._protocol import Sampler
+from jaxreplay.samplers._base import Sampler
 from jaxreplay.samplers._weights import importance_weights
 
 
@@ -55,6 +55,10 @@ class Recent(Sampler[None]):
     beta: float = checks.field(checks.check_number, 0, 1, "sample(beta=) takes a traced one", default=0.0)
     normalize: Literal["batch"] | None = checks.field(checks.check_choice, "batch", None, default="batch")
     by_age: ClassVar[bool] = True
+
+    @property
+    def fills_rows(self) -> bool:
+        return True
 
     def init(self, capacity: int) -> None:
         return None

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, permutation, random, ring
-from jaxreplay.samplers._protocol import Sampler
+from jaxreplay.samplers._base import Sampler
 from jaxreplay.samplers._weights import uniform_slots
 
 MOST_DISTINCT = 2**23  # counts up to this are exact in a float32 tree, with room for a half
@@ -35,6 +35,10 @@ class Uniform(Sampler[None]):
     """
 
     replacement: bool = checks.field(checks.check_bool, "whether to draw with replacement", default=True)
+
+    @property
+    def fills_rows(self) -> bool:
+        return self.replacement
 
     def init(self, capacity: int) -> None:
         return None

@@ -5,6 +5,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxreplay._common import checks, devices, xla
 from jaxreplay.sum_tree import _levels, _tree
@@ -38,6 +39,12 @@ def _of_leaves(leaves: jax.Array, fanout: int) -> SumTree:
         raise ValueError(f"leaves: got shape {list(leaves.shape)}, expected a vector of 1 to {MAX_CAPACITY} numbers.")
     leaves = jnp.where(leaves >= 0, leaves, jnp.inf)
     return SumTree(_levels.build(leaves, leaves.size, fanout, jnp.add, 0.0), None, leaves.size, fanout)
+
+
+def of_rows(empty: SumTree, leaves: np.ndarray) -> SumTree:
+    """Trees like `empty`, one for each row of `leaves` [D, capacity], as one with NumPy arrays [D, ...]."""
+    trees = [_tree.update(empty, np.arange(row.size), row, unique_indices=True) for row in leaves]
+    return jax.tree.map(lambda *x: np.stack(x), *trees)
 
 
 def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:

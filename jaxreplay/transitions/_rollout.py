@@ -65,8 +65,8 @@ def n_step_transitions(
     """
     tracer, n_now, gamma_now = tracer_for(n, gamma, discounts, max_n, next_action, record_extra_info)
     flush = checks.check_bool("flush", flush, "whether to emit pending transitions")
-    rows = xla.copy_numpy(TracerSteps(S, A, R, terminated, truncated, S_next, logP, W, mask, discounts))
-    batch = tracer._rollout(rows, flush, n_now, gamma_now)
+    steps = TracerSteps(S, A, R, terminated, truncated, S_next, logp=logP, w=W, mask=mask, discount=discounts)
+    batch = tracer._rollout(xla.copy_numpy(steps), flush, n_now, gamma_now)
     return batch, batch.valid
 
 

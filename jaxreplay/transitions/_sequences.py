@@ -178,6 +178,6 @@ def sequence_transitions(
       ([1.0, 2.0], [2.0, 3.5], [0.25, 0.25], [3.0, 4.0])
     """
     tracer, n_now, gamma_now = tracer_for(n, gamma, discounts, max_n, next_action, record_extra_info)
-    rows = xla.copy_numpy(TracerSteps(S, A, R, terminated, truncated, None, logP, W, mask, discounts))
-    batch = tracer._sequences(rows, n_now, gamma_now)
+    steps = TracerSteps(S, A, R, terminated, truncated, s_next=None, logp=logP, w=W, mask=mask, discount=discounts)
+    batch = tracer._sequences(xla.copy_numpy(steps), n_now, gamma_now)
     return batch, batch.valid

@@ -1,6 +1,7 @@
 """Windows of n steps over time-major environment steps, and the transitions they yield."""
 
 import collections
+import dataclasses
 import functools
 from typing import Any
 
@@ -37,8 +38,8 @@ class TracerSteps:
         return self.terminated | self.truncated
 
 
-# Names of `TracerSteps`'s fields as arguments that hold many steps.
-NAMES = {name: name for name in ("s", "a", "r", "terminated", "truncated", "s_next", "logp", "w", "mask", "discount")}
+# Fields of `TracerSteps`, each with its name as an argument of a step, and of many steps.
+NAMES = {field.name: field.name for field in dataclasses.fields(TracerSteps)}
 ROLLOUT = NAMES | {"s": "S", "a": "A", "r": "R", "s_next": "S_next", "logp": "logP", "w": "W", "discount": "discounts"}
 _Rollout = collections.namedtuple("_Rollout", ROLLOUT.values())
 KINDS: dict[str, str] = dict.fromkeys(("r", "logp", "w", "discount"), "number")
@@ -46,10 +47,10 @@ KINDS |= dict.fromkeys(("terminated", "truncated", "mask"), "flag")
 
 
 def as_steps(given: TracerSteps, what: str | None = None, num_envs: int | None = None) -> TracerSteps:
-    """The fields of `TracerSteps`, with numbers in float32 or wider and bool flags; all rows hold a step by default.
+    """The same steps, checked, with numbers in float32 or wider and bool flags; all rows hold a step by default.
 
     Args:
-      given: arguments of the caller, leaves [num_envs, ...], or [time, num_envs, ...] if `what` is given.
+      given: what the caller gave, leaves [num_envs, ...], or [time, num_envs, ...] if `what` is given.
       what: name of many steps in messages, which then use the names of `n_step_transitions`; None for one step.
       num_envs: if not None, the number of environments.
 
@@ -84,8 +85,8 @@ def as_steps(given: TracerSteps, what: str | None = None, num_envs: int | None =
     if what:
         checks.check_mask(steps.mask, leading)
     if num_envs not in (None, leading[0]):
-        given = leading[0]
-        raise ValueError(f"num_envs={num_envs}: got a step with a leading axis of {given}; give num_envs={given}.")
+        size = leading[0]
+        raise ValueError(f"num_envs={num_envs}: got a step with a leading axis of {size}; give num_envs={size}.")
     return steps
 
 

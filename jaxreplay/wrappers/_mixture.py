@@ -34,7 +34,6 @@ from jaxreplay.buffers._sample import Sample, checked_draw, is_known_empty
 from jaxreplay.buffers._sequence import SequenceBuffer
 from jaxreplay.buffers._shards import shards_of, whole_of, with_whole
 from jaxreplay.buffers._state import Sized
-from jaxreplay.samplers import Prioritized, Recent, Uniform
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.wrappers._sharded import Sharded
 
@@ -378,8 +377,8 @@ def normalization_of(buffers: Sequence[Buffer[Any] | Sharded[Any]]) -> Literal["
     rules = {}
     for k, buffer in enumerate(buffers):
         sampler = whole_of(buffer).sampler
-        if hasattr(sampler, "normalize"):
-            rules.setdefault(getattr(sampler, "normalize", None), k)
+        if sampler.normalize != "any":
+            rules.setdefault(sampler.normalize, k)
     for rule, k in rules.items():
         if rule not in ("batch", None):
             raise ValueError(
@@ -400,22 +399,12 @@ def num_rows(buffer: Buffer[Any] | Sharded[Any], probabilities: jax.Array) -> An
     These are the rows with an item, by their `probabilities` [B]. Weights of shards correct for empty rows: all count.
     """
     shards = shards_of(buffer)
-    if fills_rows(shards.whole) or shards.num_shards > 1:
+    if shards.whole._fills_rows or shards.num_shards > 1:
         return probabilities.size
     return jnp.maximum(jnp.sum(probabilities > 0, dtype=jnp.int32), 1).astype(jnp.float32)
-
-
-def fills_rows(buffer: Buffer[Any]) -> bool:
-    """True if every row of a draw from a buffer that is not empty holds an item; False for unknown samplers."""
-    sampler = buffer.sampler
-    samples_all = type(sampler) in (Prioritized, Recent) or (type(sampler) is Uniform and sampler.replacement)
-    return buffer.max_uses is None and samples_all
 
 
 def without_normalization(buffer: Any) -> Any:
     """The same buffer without normalization of weights; it has the same states."""
     whole = whole_of(buffer)
-    if getattr(whole.sampler, "normalize", None) is None:
-        return buffer
-    sampler = dataclasses.replace(whole.sampler, normalize=None)
-    return with_whole(buffer, dataclasses.replace(whole, sampler=sampler))
+    return with_whole(buffer, dataclasses.replace(whole, sampler=whole.sampler.unnormalized()))

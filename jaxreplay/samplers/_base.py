@@ -1,30 +1,58 @@
-"""The `Sampler` protocol: the interface between a buffer and its sampler.
+"""Sampler: the base of all samplers, and the interface between a buffer and its sampler.
 
 A sampler sees slots, probabilities and TD errors, but no items. A row whose slot is outside [0, capacity) is ignored.
-A buffer may be split into D shards. Each shard then has its own sampler state and draws 1/D of the batch, and `insert`,
-`weights` and `update` also get the name of a mapped axis over the shards. Each shard draws with a key of its own, or
-with the same key if the sampler has an attribute `shares_key` that is True.
-
-If the sampler has an attribute `by_age` that is True, live slots are in order of age, the oldest first, and with
-`max_age` the older ones that are left out are counted (`Live.older`). A `ReservoirBuffer` rejects such a sampler.
+A buffer may be split into D shards. Each shard then has its own sampler state and draws 1/D of the batch. `insert` and
+`update` also get the name of a mapped axis over the shards, and `Live` has it.
 """
 
-from typing import Any, Protocol, TypeVar
+import abc
+import dataclasses
+from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
 from jaxreplay._common import ring
 
 S = TypeVar("S")
 
 
-class Sampler(Protocol[S]):
-    """Protocol of a sampler: implement these methods for a custom sampling distribution.
+class Moved(NamedTuple):
+    """Slots of all new shards that `jaxreplay.migrate` fills.
 
-    A sampler is a frozen dataclass. Its state `S` is a frozen dataclass too, registered as a pytree. The sampler below
-    draws only the newest slots. It suits a `SequenceBuffer`, whose live slots are in order of age; see
+    Attributes:
+      source: int32 [D, capacity], the slot among those of all old shards, one shard after another; -1 if empty.
+      drawable: bool [D, capacity], True if the new slot may be drawn.
+      was_drawable: bool [D, capacity], True if its item could be drawn: it was not spent (`max_uses`).
+    """
+
+    source: np.ndarray
+    drawable: np.ndarray
+    was_drawable: np.ndarray
+
+    def values(self, of_slots: Any) -> np.ndarray:
+        """Values of the new slots, [D, capacity], from those of the old slots, [old D, old capacity]."""
+        return np.asarray(of_slots).reshape(-1)[self.source]
+
+    def total(self, counts: Any) -> np.ndarray:
+        """The sum of the old shards' counts as the count of the first new shard, int32 [D]."""
+        total = min(int(np.sum(counts, dtype=np.int64)), 2**31 - 1)
+        return np.where(np.arange(len(self.source)) == 0, total, 0).astype(np.int32)
+
+
+class Sampler(abc.ABC, Generic[S]):
+    """Base of a sampler: implement `init`, `sample` and `weights`, and the other methods if there are priorities.
+
+    A sampler is a frozen dataclass. Its state `S` is None, or a frozen dataclass too, registered as a pytree. The
+    sampler below draws only the newest slots. It suits a `SequenceBuffer`, whose live slots are in order of age; see
     `jaxreplay.samplers.Live`.
+
+    Attributes:
+      by_age: True if `Live` has to hold slots in order of age, the oldest first. With `max_age` the older ones that are
+        left out are counted (`Live.older`). A `ReservoirBuffer` rejects such a sampler.
+      normalize: "batch" or "global" if the weights are divided by the largest of the batch or of all items, None if
+        not. "any" if the sampler has no such setting; its weights are not divided, and suit any other sampler's.
 
     Examples:
       >>> import dataclasses
@@ -47,6 +75,37 @@ class Sampler(Protocol[S]):
       [[2, 3], [2, 3]]
     """
 
+    by_age: ClassVar[bool] = False
+    normalize: Any = "any"
+
+    def __init_subclass__(cls, **named: Any):
+        """Leave out what a class that draws otherwise, or has another state, must not inherit."""
+        super().__init_subclass__(**named)
+        for name in ("fills_rows", "migrated"):
+            if name not in vars(cls):
+                setattr(cls, name, vars(Sampler)[name])
+
+    @property
+    def shares_key(self) -> bool:
+        """True if all shards draw with one key, instead of each with its own."""
+        return False
+
+    @property
+    def fills_rows(self) -> bool:
+        """True if every row of a draw holds an item, unless there is none. A subclass does not inherit it."""
+        return False
+
+    def unnormalized(self) -> Self:
+        """The same sampler, for the same states, with weights that are not divided by the largest.
+
+        Examples:
+          >>> jr.Prioritized().unnormalized()
+          Prioritized(normalize=None)
+        """
+        kept: Any = self
+        return self if self.normalize in ("any", None) else dataclasses.replace(kept, normalize=None)
+
+    @abc.abstractmethod
     def init(self, capacity: int) -> S:
         """Initial state: all slots are empty.
 
@@ -57,7 +116,6 @@ class Sampler(Protocol[S]):
           >>> jr.sum_tree.leaves(jr.Prioritized().init(4).tree).tolist()
           [0.0, 0.0, 0.0, 0.0]
         """
-        ...
 
     def insert(
         self,
@@ -88,6 +146,7 @@ class Sampler(Protocol[S]):
         """
         return state
 
+    @abc.abstractmethod
     def sample(self, state: S, key: jax.Array, batch_size: int, live: ring.Live) -> tuple[jax.Array, jax.Array]:
         """Draw slots.
 
@@ -111,7 +170,6 @@ class Sampler(Protocol[S]):
           >>> set(slots.tolist()) <= {0, 3}, probabilities.tolist()
           (True, [0.5, 0.5])
         """
-        ...
 
     def restrict(self, state: S, live: ring.Live) -> S:
         """State restricted to `live`, a subset of the filled slots, for `sample` and `weights`.
@@ -133,19 +191,19 @@ class Sampler(Protocol[S]):
         """
         return state
 
+    @abc.abstractmethod
     def weights(self, state: S, probabilities: jax.Array, live: ring.Live, *, beta: Any = None) -> jax.Array:
         """Importance weights of the draws.
 
         Args:
           state: the sampler's state.
           probabilities: float32 [B], from `sample`.
-          live: the slots that may be drawn, the same as for `sample`.
+          live: the slots that may be drawn, as for `sample`. The weights are for the distribution over the items of
+            all shards.
           beta: number or float [], overrides the sampler's own exponent.
 
-        The weights are for the distribution over the items of all shards.
-
         Returns:
-          float32 [B].
+          float32 [B], 0 for a row without a draw.
 
         Examples:
           >>> sampler = jr.Prioritized(beta=1.0, normalize=None)
@@ -157,7 +215,6 @@ class Sampler(Protocol[S]):
           >>> [round(weight, 3) for weight in weights.tolist()]  # 1 / (N P)
           [0.5, 1.0, 0.0]
         """
-        ...
 
     def update(
         self,
@@ -197,7 +254,7 @@ class Sampler(Protocol[S]):
         return state
 
     def priorities(self, state: S, slots: jax.Array) -> jax.Array:
-        """Priorities of slots, before alpha, float32 [B]; optional, for a buffer's `priorities`.
+        """Priorities of slots, before alpha, float32 [B]; 1 for a sampler without priorities.
 
         Args:
           state: the sampler's state.
@@ -213,20 +270,52 @@ class Sampler(Protocol[S]):
         """
         return jnp.ones(slots.shape, jnp.float32)
 
+    def masses(self, state: S) -> jax.Array | None:
+        """Numbers in proportion to the probabilities of all slots, float32 [capacity]; None without priorities.
 
-def check_sampler(sampler: Any) -> Any:
-    """Return `sampler` after a check of its methods.
+        For exact facts of `diagnostics` and `plot`; may cost O(capacity).
+        """
+        return None
 
-    Raises:
-      ValueError: a method of `Sampler` is missing, or `sampler` is not hashable.
-    """
-    methods = ("init", "insert", "sample", "weights", "update")
-    if isinstance(sampler, type) or not all(callable(getattr(sampler, method, None)) for method in methods):
-        raise ValueError(f"sampler={sampler!r}: must be a sampler, such as jr.Uniform() or jr.Prioritized().")
+    def priorities_at(self, state: S, probabilities: jax.Array) -> jax.Array | None:
+        """Priorities of items drawn with these probabilities, from `sample`, in their order; None if unknown.
+
+        For `diagnostics` and `plot`. Reads no slot, as a program that then changes the slots would copy them.
+        """
+        return None
+
+    def metrics(self, states: S) -> dict[str, jax.Array]:
+        """Numbers for `diagnostics`, float32 [] by name, from the states of all shards, leaves [D, ...]."""
+        return {}
+
+    def migrated(self, old: "Sampler[Any]", states: Any, moved: Moved) -> S:
+        """States of new shards, NumPy leaves [D, ...], for `migrate`. A subclass does not inherit it.
+
+        Args:
+          old: another sampler, or the same.
+          states: its states of all old shards, NumPy leaves [old D, ...].
+          moved: the slots that are moved.
+
+        Raises:
+          ValueError: the sampler has a state, and no method for this.
+        """
+        state = self.init(moved.source.shape[1])
+        if jax.tree.leaves(state):
+            raise ValueError(
+                f"sampler={self!r}: cannot convert its state to another sampler, capacity or number of shards; "
+                "write its method `migrated`."
+            )
+        return state
+
+
+def check_sampler(name: str, sampler: Any) -> Any:
+    """Return `sampler` after a check that it is a hashable `Sampler`; a `ValueError` if it is not."""
+    if not isinstance(sampler, Sampler):
+        raise ValueError(f"{name}={sampler!r}: must be a sampler, such as jr.Uniform() or jr.Prioritized().")
     try:
         hash(sampler)
     except TypeError as error:
         raise ValueError(
-            f"sampler={sampler!r}: must be hashable; make it a frozen dataclass of numbers, strings and tuples."
+            f"{name}={sampler!r}: must be hashable; make it a frozen dataclass of numbers, strings and tuples."
         ) from error
     return sampler

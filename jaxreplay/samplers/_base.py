@@ -37,7 +37,7 @@ class Moved(NamedTuple):
 
     def total(self, counts: Any) -> np.ndarray:
         """The sum of the old shards' counts as the count of the first new shard, int32 [D]."""
-        total = min(int(np.sum(counts, dtype=np.int64)), 2**31 - 1)
+        total = min(int(np.asarray(counts).sum(dtype=np.int64)), 2**31 - 1)
         return np.where(np.arange(len(self.source)) == 0, total, 0).astype(np.int32)
 
 
@@ -292,8 +292,8 @@ class Sampler(abc.ABC, Generic[S]):
         """States of new shards, NumPy leaves [D, ...], for `migrate`. A subclass does not inherit it.
 
         Args:
-          old: another sampler, or the same.
-          states: its states of all old shards, NumPy leaves [old D, ...].
+          old: the sampler of the old states; it may be any other.
+          states: states of all old shards, NumPy leaves [old D, ...].
           moved: the slots that are moved.
 
         Raises:
@@ -302,10 +302,18 @@ class Sampler(abc.ABC, Generic[S]):
         state = self.init(moved.source.shape[1])
         if jax.tree.leaves(state):
             raise ValueError(
-                f"sampler={self!r}: cannot convert its state to another sampler, capacity or number of shards; "
+                f"sampler={self!r}: cannot convert its state for another sampler, capacity or number of devices; "
                 "write its method `migrated`."
             )
         return state
+
+
+def old_priorities(old: Sampler[Any], states: Any, moved: Moved) -> np.ndarray | None:
+    """For `migrated`: priorities of the new slots, [D, capacity]; None if the old sampler has none."""
+    if not jax.tree.leaves(states) or (masses := jax.vmap(old.masses)(states)) is None:
+        return None
+    slots = np.arange(masses.shape[1], dtype=np.int32)
+    return moved.values(jax.vmap(lambda state: old.priorities(state, slots))(states))
 
 
 def check_sampler(name: str, sampler: Any) -> Any:

@@ -13,7 +13,7 @@ from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts, random, ring, xla
-from jaxreplay.samplers._base import Moved, Sampler
+from jaxreplay.samplers._base import Moved, Sampler, old_priorities
 from jaxreplay.samplers._weights import Normalize, importance_weights, uniform_slots
 from jaxreplay.sum_tree._tree import Stratified
 from jaxreplay.sum_tree._whole import of_rows, on_backend
@@ -281,20 +281,21 @@ class Prioritized(Sampler[PrioritizedState]):
 
     def migrated(self, old: Sampler[Any], states: Any, moved: Moved) -> PrioritizedState:
         num_shards, capacity = moved.source.shape
-        settings, counted, old_alpha = {name: getattr(self, name) for name in SETTINGS}, self.init(1), 0.0
+        settings, counted, old_alpha = {name: getattr(self, name) for name in SETTINGS}, self.init(1), None
         if isinstance(old, Prioritized):
             before, counted = {name: _of_all_shards(states, name) for name in SETTINGS}, states
             settings = {name: before[name] if x == getattr(old, name) else x for name, x in settings.items()}
             old_alpha = before["alpha"]
-        max_priority, alpha = np.max(counted.max_priority), np.float32(settings["alpha"])
+        max_priority, alpha = np.max(np.asarray(counted.max_priority)), np.float32(settings["alpha"])
+        priorities = None if old_alpha == 0 else old_priorities(old, states, moved)
+        if priorities is not None and old_alpha is None:
+            max_priority = np.maximum(max_priority, np.max(priorities))
         leaves = largest = _leaf_of(max_priority, alpha, capacity)
-        if old_alpha > 0:
-            leaves = moved.values(sum_tree.leaves(states.tree))
-            if np.float32(old_alpha) != alpha:
-                priorities = leaves.astype(np.float64) ** (1 / old_alpha)
-                leaves = _leaf_of(priorities.astype(np.float32), alpha, capacity)
+        if priorities is not None:
+            leaves = _leaf_of(priorities, alpha, capacity)
+            if old_alpha is not None and np.float32(old_alpha) == alpha:  # the same, bit for bit
+                leaves = np.minimum(moved.values(sum_tree.leaves(states.tree)), _leaf_of(np.float32(np.inf), np.float32(1), capacity))
             leaves = np.where(moved.was_drawable, leaves, largest)  # a spent item has lost its priority
-            leaves = np.minimum(leaves, _leaf_of(np.float32(np.inf), np.float32(1), capacity))
         numbers: dict[str, Any] = {name: np.float32(x) for name, x in settings.items()}
         numbers |= {"max_priority": max_priority, "updates": np.max(counted.updates)}
         numbers = {name: np.full(num_shards, x) for name, x in numbers.items()}

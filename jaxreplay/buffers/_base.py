@@ -70,11 +70,6 @@ class Buffer(Sized, Generic[S]):
     def _num_slots(self) -> int:
         """Size of the ring of slots."""
 
-    @property
-    def _axis(self) -> dict[str, Any]:
-        """The keyword `axis_name` of a sampler's methods; left out without shards, so that it need not be taken."""
-        return {} if self._axis_name is None else {"axis_name": self._axis_name}
-
     @abc.abstractmethod
     def _ages(self, state: S, slots: jax.Array) -> jax.Array:
         """`Sample.age` of the items in `slots` [B]."""
@@ -87,22 +82,13 @@ class Buffer(Sized, Generic[S]):
         """Positions of items in the storage with merged leading axes, from `slots` [B]; out of range if not stored."""
         return slots
 
-    def _local_handles(self, state: S, slots: jax.Array) -> jax.Array:
-        """Handles within one shard of the items in `slots` [B], which are in range; -1 for an empty slot."""
-        return state.ring.handles(slots)
-
-    def _local_slots(self, state: S, handles: jax.Array) -> jax.Array:
-        """Slots of `handles` [B] within one shard; `_num_slots` for an item that is no longer stored."""
-        return state.ring.slots(handles)
-
     def _handles(self, state: S, slots: jax.Array) -> jax.Array:
-        """Handles of the items in `slots`, unique among all shards."""
-        handles = self._local_handles(state, slots)
-        return jnp.where(handles >= 0, handles + state.ring.first_handle(self._axis_name), -1)
+        """Handles of the items in `slots` [B], which are in range, unique among all shards; -1 for an empty slot."""
+        return state.ring.handles(slots, self._axis_name)
 
     def _slots(self, state: S, handles: jax.Array) -> jax.Array:
-        """Slots of `handles`, which are unique among all shards."""
-        return self._local_slots(state, handles - state.ring.first_handle(self._axis_name))
+        """Slots of `handles` [B]; the number of slots for an item that is no longer stored in this shard."""
+        return state.ring.slots(handles, self._axis_name)
 
     @property
     def _fills_rows(self) -> bool:
@@ -114,8 +100,7 @@ class Buffer(Sized, Generic[S]):
         """Number of leading axes of a batch for `add`; shards get equal parts along the last of them."""
         return len(self._storage_axes)
 
-    def _check_state(self, state: S) -> None:
-        check_state(self, state)
+    _check_state = check_state
 
     @abc.abstractmethod
     def _live(self, state: S, max_age: jax.Array | None = None) -> ring.Live:
@@ -131,10 +116,11 @@ class Buffer(Sized, Generic[S]):
         return "cannot sample from an empty buffer; add items first (see can_sample)."
 
     def _insert(self, state: S, slots: jax.Array, drawable: jax.Array, td_errors: jax.Array | None) -> Any:
-        """The fields `sampler` and `uses` after `slots` were written; `td_errors` is passed only if it is not None."""
-        named: Any = {} if td_errors is None else {"td_errors": td_errors}
-        sampler = self.sampler.insert(state.sampler, slots, drawable, **named, **self._axis)
-        return {"sampler": sampler, "uses": _uses.insert(state.uses, slots, drawable)}
+        """The fields `sampler` and `uses` after `slots` were written."""
+        named: dict[str, Any] = {"td_errors": td_errors, "axis_name": self._axis_name}
+        named = {name: x for name, x in named.items() if x is not None}
+        sampler = self.sampler.insert(state.sampler, slots, drawable, **named)
+        return {"sampler": sampler, "uses": state.uses and state.uses.insert(slots, drawable)}
 
     @calls.method(num_rows="batch_size", before=checked_draw, after=check_drawn)
     def sample(
@@ -189,7 +175,8 @@ class Buffer(Sized, Generic[S]):
             if self.sampler.by_age:
                 live = dataclasses.replace(live, older=self._live(state).size - live.size)
             sampler_state = self.sampler.restrict(state.sampler, live)
-        live = _uses.live(state.uses, live, max_age is not None)
+        if state.uses is not None:
+            live = state.uses.live(live, max_age is not None)
         live = dataclasses.replace(live, axis_name=self._axis_name)
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)
         slots, probabilities = xla.read_once(xla.materialize(*drawn))
@@ -272,7 +259,7 @@ class Buffer(Sized, Generic[S]):
           3
         """
         xla.alive(state.ring.size)
-        return xla.copy(_uses.number(state.uses, state.ring.size))  # a later call may donate the state
+        return xla.copy(_uses.num_drawable(state.uses, state.ring.size))  # a later call may donate the state
 
     @calls.method(rows=("indices", "td_errors"), donates=True)
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
@@ -298,10 +285,13 @@ class Buffer(Sized, Generic[S]):
         """
         indices, td_errors = checks.check_td_errors(indices, td_errors)
         (slots,) = xla.materialize(self._slots(state, indices))
-        stored = slots < self._num_slots
+        stored = slots < state.ring.capacity
         slots = jnp.where(indices >= 0, slots, -1)
-        uses, spent = _uses.update(state.uses, slots, self.max_uses)
-        named: Any = self._axis if spent is None else self._axis | {"spent": spent}
+        uses, spent = state.uses, None
+        if uses is not None:
+            uses, spent = uses.update(slots, self.max_uses)
+        named: dict[str, Any] = {"spent": spent, "axis_name": self._axis_name}
+        named = {name: x for name, x in named.items() if x is not None}  # a sampler need not take what is not given
         sampler = self.sampler.update(state.sampler, slots, td_errors, stored, **named)
         # Orders the next `add` after the draws of these TD errors, and after all reads of handles.
         changed = {"sampler": sampler, "uses": uses, "ring": state.ring.after(slots, td_errors)}
@@ -396,7 +386,7 @@ class Buffer(Sized, Generic[S]):
           [4, 1, 2, 3, -1]
         """
         slots = checks.check_indices(slots, name="slots")
-        inside = (slots >= 0) & (slots < self._num_slots)
+        inside = (slots >= 0) & (slots < state.ring.capacity)
         return jnp.where(inside, self._handles(state, jnp.where(inside, slots, 0)), -1)
 
     @calls.method(rows=("indices",))
@@ -460,5 +450,5 @@ class Buffer(Sized, Generic[S]):
     def _stored(self, state: S, indices: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Slots of items by their handles, 0 if no longer stored; and a flag, True if stored, [B] each."""
         slots = self._slots(state, checks.check_indices(indices))
-        stored = slots < self._num_slots
+        stored = slots < state.ring.capacity
         return jnp.where(stored, slots, 0), stored

@@ -165,12 +165,18 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
         handles = scratch.at[slots].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
         return handles, slots
 
-    def _local_handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
+    def _own_handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
+        """Handles of the items in `slots` [B], which are in range, within this shard; -1 for an empty slot."""
         return xla.read_once(state.handles.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False))
 
-    def _local_slots(self, state: ReservoirState, handles: jax.Array) -> jax.Array:
+    def _handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
+        return state.ring.in_all_shards(self._own_handles(state, slots), self._axis_name)
+
+    def _slots(self, state: ReservoirState, handles: jax.Array) -> jax.Array:
+        if self._axis_name is not None:
+            handles = handles - state.ring.first_handle(self._axis_name)
         slots = lax.rem(jnp.maximum(handles, 0), jnp.int32(self.capacity))
-        return jnp.where((handles >= 0) & (self._local_handles(state, slots) == handles), slots, self.capacity)
+        return jnp.where((handles >= 0) & (self._own_handles(state, slots) == handles), slots, self.capacity)
 
     def _live(self, state: ReservoirState, max_age: jax.Array | None = None) -> ring.Live:
         return state.ring.live()
@@ -182,7 +188,7 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
         if not fill:
             # Orders the read of the handles before any use of the items; otherwise XLA would copy the handles for an
             # `add` that follows.
-            slots = xla.after(slots, self._local_handles(state, slots))
+            slots = xla.after(slots, self._own_handles(state, slots))
         return layouts.read(state.storage, slots, fill=fill), None
 
 

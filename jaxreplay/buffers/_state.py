@@ -34,20 +34,21 @@ class State(layouts.BackendState):
 S = TypeVar("S", bound=State)
 
 
-def kind(part: Any) -> Any:
-    """Structure and sizes of a part of a state, without the fan-out of trees, which differs between backends."""
+def kind(num_slots: int, part: Any) -> Any:
+    """Number of slots, structure and sizes of a part of a state, without the fan-out of trees, a backend's own."""
 
     def sizes(x: Any) -> Any:
         return (x.capacity, x.minima is None, x.maxima is None) if isinstance(x, SumTree) else jnp.shape(x)
 
     leaves, treedef = jax.tree.flatten(part, is_leaf=lambda x: isinstance(x, SumTree))
-    return treedef, [*map(sizes, leaves)]
+    return num_slots, treedef, [*map(sizes, leaves)]
 
 
 @functools.cache
 def kind_of_states(buffer: Any) -> Any:
     """The `kind` of a buffer's samplers and uses, cached as every trace of a method needs it."""
-    return kind(jax.eval_shape(lambda: (buffer.sampler.init(buffer._num_slots), _uses.init(buffer))))
+    slots = buffer._num_slots
+    return kind(slots, jax.eval_shape(lambda: (buffer.sampler.init(slots), _uses.init(buffer))))
 
 
 def check_state(buffer: Any, state: Any) -> None:
@@ -61,7 +62,7 @@ def check_state(buffer: Any, state: Any) -> None:
         raise ValueError(
             f"{names}: this state has {axes}; use the buffer that made it, and jax.vmap for a stack of states."
         )
-    if kind((state.sampler, state.uses)) != kind_of_states(buffer):
+    if kind(state.ring.capacity, (state.sampler, state.uses)) != kind_of_states(buffer):
         raise ValueError(
             f"sampler={buffer.sampler!r}: this state is of another sampler, or of another size, count_updates or "
             "max_uses; use the buffer that made it, or convert the state with jaxreplay.migrate."

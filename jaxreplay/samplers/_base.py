@@ -312,7 +312,7 @@ def old_priorities(old: Sampler[Any], states: Any, moved: Moved) -> np.ndarray |
     """For `migrated`: priorities of the new slots, [D, capacity]; None if the old sampler has none."""
     if not jax.tree.leaves(states) or (masses := jax.vmap(old.masses)(states)) is None:
         return None
-    slots = np.arange(masses.shape[1], dtype=np.int32)
+    slots = jnp.arange(masses.shape[1], dtype=jnp.int32)
     return moved.values(jax.vmap(lambda state: old.priorities(state, slots))(states))
 
 

@@ -294,7 +294,9 @@ class Prioritized(Sampler[PrioritizedState]):
         if priorities is not None:
             leaves = _leaf_of(priorities, alpha, capacity)
             if old_alpha is not None and np.float32(old_alpha) == alpha:  # the same, bit for bit
-                leaves = np.minimum(moved.values(sum_tree.leaves(states.tree)), _leaf_of(np.float32(np.inf), np.float32(1), capacity))
+                leaves = np.minimum(
+                    moved.values(sum_tree.leaves(states.tree)), _leaf_of(np.float32(np.inf), np.float32(1), capacity)
+                )
             leaves = np.where(moved.was_drawable, leaves, largest)  # a spent item has lost its priority
         numbers: dict[str, Any] = {name: np.float32(x) for name, x in settings.items()}
         numbers |= {"max_priority": max_priority, "updates": np.max(counted.updates)}
@@ -318,13 +320,14 @@ class Prioritized(Sampler[PrioritizedState]):
         priorities = jnp.maximum(td_errors, state.floor.astype(jnp.float32)) + state.epsilon.astype(jnp.float32)
         # The maximum is -1 if no row is in `mask`, which saves a second reduction over rows and shards.
         of_updates = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
-        largest = ring.reduced(lax.pmax, jnp.max(of_updates, initial=-1.0), axis_name)
+        largest = jnp.max(of_updates, initial=-1.0)
 
         def not_below_first(largest: jax.Array, mask: jax.Array) -> jax.Array:  # unchanged: not negative if mask[0]
             return jnp.maximum(largest, jnp.max(mask[:1].astype(jnp.float32) - 1, initial=-1.0))
 
-        if axis_name is None:  # a GPU merges kernels of single numbers if they read the same array
-            largest = xla.on_gpu(not_below_first, largest, mask)
+        # A GPU merges kernels of single numbers if they read the same array.
+        alone = axis_name is None
+        largest = xla.on_gpu(not_below_first, largest, mask) if alone else lax.pmax(largest, axis_name)
         is_update = largest >= 0
         # Without an update none is rejected.
         rejected = jnp.where(is_update, jnp.sum(mask & ~finite, dtype=jnp.int32), 0)

@@ -354,7 +354,10 @@ def test_errors_name_what_differs():
         (lambda: jr.migrate(replay, state, sequence), "must be a ReplayBuffer like old_buffer"),
         (lambda: jr.migrate(jr.ReplayBuffer(capacity=4), state, replay), "capacity=4: this state has"),
         (lambda: jr.migrate(make(replay, 2), state, replay), "2 shards: this state has"),
-        (lambda: jr.migrate(replay, state, jr.ReplayBuffer(capacity=8, sampler=Other())), r"sampler=Other\(\): cannot convert its state"),
+        (
+            lambda: jr.migrate(replay, state, jr.ReplayBuffer(capacity=8, sampler=Other())),
+            r"sampler=Other\(\): cannot convert its state",
+        ),
         *(
             (
                 lambda setting=setting: jr.migrate(

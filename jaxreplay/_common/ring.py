@@ -50,7 +50,13 @@ class Live:
     axis_name: str | None = struct.field(pytree_node=False, kw_only=True, default=None)
 
     def total(self) -> jax.Array:
-        """Number of slots of all shards that may be drawn, int32 []."""
+        """Number of slots of all shards that may be drawn, int32 [].
+
+        Examples:
+          >>> live = jr.samplers.Live(start=jnp.int32(0), size=jnp.int32(3), capacity=4)
+          >>> int(live.total())
+          3
+        """
         return reduced(lax.psum, self.size, self.axis_name)
 
     def slots(self, positions: jax.Array) -> jax.Array:

@@ -25,6 +25,14 @@ class Moved(NamedTuple):
       source: int32 [D, capacity], the slot among those of all old shards, one shard after another; -1 if empty.
       drawable: bool [D, capacity], True if the new slot may be drawn.
       was_drawable: bool [D, capacity], True if its item could be drawn: it was not spent (`max_uses`).
+
+    Examples:
+      >>> import numpy as np
+      >>> # Two old shards of 3 slots become one of 4, which has one slot to spare.
+      >>> source = np.array([[1, 2, 5, -1]])
+      >>> moved = jr.samplers.Moved(source, source >= 0, source >= 0)
+      >>> moved.values(np.array([[10, 11, 12], [13, 14, 15]])).tolist()[0][:3]
+      [11, 12, 15]
     """
 
     source: np.ndarray
@@ -32,11 +40,29 @@ class Moved(NamedTuple):
     was_drawable: np.ndarray
 
     def values(self, of_slots: Any) -> np.ndarray:
-        """Values of the new slots, [D, capacity], from those of the old slots, [old D, old capacity]."""
+        """Values of the new slots, [D, capacity], from those of the old slots, [old D, old capacity].
+
+        The values of empty slots are arbitrary.
+
+        Examples:
+          >>> import numpy as np
+          >>> source = np.array([[1], [2]])  # one old shard, two new ones
+          >>> moved = jr.samplers.Moved(source, source >= 0, source >= 0)
+          >>> moved.values(np.array([[10, 11, 12]])).tolist()
+          [[11], [12]]
+        """
         return np.asarray(of_slots).reshape(-1)[self.source]
 
     def total(self, counts: Any) -> np.ndarray:
-        """The sum of the old shards' counts as the count of the first new shard, int32 [D]."""
+        """The sum of the old shards' counts as the count of the first new shard, int32 [D]; saturates at 2**31 - 1.
+
+        Examples:
+          >>> import numpy as np
+          >>> source = np.array([[0], [1], [2]])
+          >>> moved = jr.samplers.Moved(source, source >= 0, source >= 0)
+          >>> moved.total(np.array([5, 7])).tolist()
+          [12, 0, 0]
+        """
         total = min(int(np.asarray(counts).sum(dtype=np.int64)), 2**31 - 1)
         return np.where(np.arange(len(self.source)) == 0, total, 0).astype(np.int32)
 
@@ -82,8 +108,8 @@ class Sampler(abc.ABC, Generic[S]):
         """Leave out what a class that draws otherwise, or has another state, must not inherit."""
         super().__init_subclass__(**named)
         for name in ("fills_rows", "migrated"):
-            if name not in vars(cls):
-                setattr(cls, name, vars(Sampler)[name])
+            if name not in vars(cls) and getattr(cls, name) is not getattr(Sampler, name):
+                setattr(cls, name, getattr(Sampler, name))
 
     @property
     def shares_key(self) -> bool:
@@ -274,6 +300,14 @@ class Sampler(abc.ABC, Generic[S]):
         """Numbers in proportion to the probabilities of all slots, float32 [capacity]; None without priorities.
 
         For exact facts of `diagnostics` and `plot`; may cost O(capacity).
+
+        Examples:
+          >>> sampler = jr.Prioritized(alpha=0.5, epsilon=0.0)
+          >>> state = jax.jit(sampler.insert)(
+          ...     sampler.init(4), jnp.array([0]), jnp.array([True]), td_errors=jnp.array([9.0])
+          ... )
+          >>> sampler.masses(state).tolist()  # 9^alpha
+          [3.0, 0.0, 0.0, 0.0]
         """
         return None
 
@@ -281,11 +315,27 @@ class Sampler(abc.ABC, Generic[S]):
         """Priorities of items drawn with these probabilities, from `sample`, in their order; None if unknown.
 
         For `diagnostics` and `plot`. Reads no slot, as a program that then changes the slots would copy them.
+
+        Examples:
+          >>> sampler = jr.Prioritized(alpha=0.5, epsilon=0.0)
+          >>> td_errors, both = jnp.array([9.0, 1.0]), jnp.array([True, True])
+          >>> state = jax.jit(sampler.insert)(
+          ...     sampler.init(4), jnp.array([0, 1]), both, td_errors=td_errors
+          ... )
+          >>> sampler.priorities_at(state, jnp.array([0.75, 0.25])).tolist()
+          [9.0, 1.0]
         """
         return None
 
     def metrics(self, states: S) -> dict[str, jax.Array]:
-        """Numbers for `diagnostics`, float32 [] by name, from the states of all shards, leaves [D, ...]."""
+        """Numbers for `diagnostics`, float32 [] by name, from the states of all shards, leaves [D, ...].
+
+        Examples:
+          >>> sampler = jr.Prioritized()
+          >>> states = jax.tree.map(lambda x: x[None], sampler.init(4))
+          >>> sorted(sampler.metrics(states))
+          ['beta', 'max_priority', 'rejected', 'total_priority', 'updates']
+        """
         return {}
 
     def migrated(self, old: "Sampler[Any]", states: Any, moved: Moved) -> S:
@@ -298,6 +348,14 @@ class Sampler(abc.ABC, Generic[S]):
 
         Raises:
           ValueError: the sampler has a state, and no method for this.
+
+        Examples:
+          >>> import numpy as np
+          >>> source = np.array([[1, 2]])
+          >>> moved = jr.samplers.Moved(source, source >= 0, source >= 0)
+          >>> state = jr.Prioritized().migrated(jr.Uniform(), None, moved)
+          >>> jr.sum_tree.leaves(state.tree).tolist()  # the largest priority, 1
+          [[1.0, 1.0]]
         """
         state = self.init(moved.source.shape[1])
         if jax.tree.leaves(state):

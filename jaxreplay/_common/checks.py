@@ -257,31 +257,31 @@ def check_bool(name: str, value: Any, meaning: str) -> bool:
     return bool(value)
 
 
-def field(check: Callable[..., Any], *rule: Any, default: Any = dataclasses.MISSING, **named: Any) -> Any:
-    """A field of a configuration, which becomes what `check(name, value, *rule, **named)` returns."""
-    checked = functools.partial(_checked, check, rule, named)
-    return dataclasses.field(default=default, metadata={"check": checked})
+def field(check: Callable[..., Any], *rule: Any, default: Any = dataclasses.MISSING) -> Any:
+    """A field of a `config`, with its rule: the value becomes what `check(name, value, *rule)` returns."""
+    return dataclasses.field(default=default, metadata={"rule": (check, *rule)})
 
 
-def _checked(check: Callable[..., Any], rule: Any, named: Any, name: str, value: Any) -> Any:
-    return check(name, value, *rule, **named)
+def set_checked(config: Any, name: str, check: Callable[..., Any], *rule: Any) -> None:
+    """Set a field of a frozen configuration to what `check(name, value, *rule)` returns."""
+    object.__setattr__(config, name, check(name, getattr(config, name), *rule))
 
 
 def optional(check: Callable[..., Any]) -> Callable[..., Any]:
     """The same check, which None passes too."""
-    return lambda name, value, *rule, **named: None if value is None else check(name, value, *rule, **named)
+    return lambda name, value, *rule: None if value is None else check(name, value, *rule)
 
 
 def check_choice(name: str, value: Any, *choices: Any) -> Any:
-    """`value`, one of some strings, bools and None."""
-    if not any(type(value) is type(choice) and value == choice for choice in choices):
+    """`value`; a `ValueError` if it is none of the choices: strings, bools or None."""
+    if not any(isinstance(value, type(choice)) and value == choice for choice in choices):
         *most, last = [json.dumps(x) if isinstance(x, str) else repr(x) for x in choices]
         raise ValueError(f"{name}={value!r}: must be {', '.join(most)} or {last}.")
     return value
 
 
 def check_callable(name: str, value: Any, what: str) -> Any:
-    """`value`, which can be called."""
+    """`value`; a `ValueError` if it cannot be called."""
     if not callable(value):
         raise ValueError(f"{name}={value!r}: must be {what}.")
     return value
@@ -289,24 +289,26 @@ def check_callable(name: str, value: Any, what: str) -> Any:
 
 @dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, dataclasses.field))
 def config(kind: K) -> K:
-    """Decorator of a configuration: a frozen dataclass with keyword-only fields, whose rules stand beside them.
+    """Decorator of a configuration: a frozen dataclass with keyword-only fields and their rules (`field`).
 
-    Rules for several fields are in its method `_check_fields`, called last. A `TypeError` for positional arguments or
-    unknown names shows the call. Its text has the fields that differ from their defaults.
+    The method `_check_fields`, if there is one, is called last; rules for several fields are there. Fields without a
+    default come first, also those of a subclass. A `TypeError` for positional arguments or unknown names shows the
+    call. `repr` shows the fields that differ from their defaults.
     """
 
     def post_init(self: Any) -> None:
         for x in dataclasses.fields(self):
-            if "check" in x.metadata:
-                object.__setattr__(self, x.name, x.metadata["check"](x.name, getattr(self, x.name)))
+            if "rule" in x.metadata:
+                set_checked(self, x.name, *x.metadata["rule"])
         if hasattr(self, "_check_fields"):
             self._check_fields()
 
     made: Any = kind
     made.__post_init__ = post_init
     made = dataclasses.dataclass(frozen=True, kw_only=True)(made)
-    in_order = sorted(dataclasses.fields(made), key=lambda x: x.default is not dataclasses.MISSING)
-    construct, fields = made.__init__, [x.name for x in in_order]
+    by_name = made.__dataclass_fields__.items()
+    made.__dataclass_fields__ = dict(sorted(by_name, key=lambda x: x[1].default is not dataclasses.MISSING))
+    construct, fields = made.__init__, [x.name for x in dataclasses.fields(made) if x.init]
 
     @functools.wraps(construct)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -319,7 +321,7 @@ def config(kind: K) -> K:
         construct(self, **kwargs)
 
     def text(self: Any) -> str:
-        shown = [x for x in in_order if x.repr and getattr(self, x.name) != x.default]
+        shown = [x for x in dataclasses.fields(self) if x.repr and getattr(self, x.name) != x.default]
         return f"{type(self).__name__}({', '.join(f'{x.name}={getattr(self, x.name)!r}' for x in shown)})"
 
     made.__init__, made.__repr__ = init, text

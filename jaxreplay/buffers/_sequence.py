@@ -100,10 +100,10 @@ class SequenceBuffer(Buffer[SequenceState]):
       [[3, 4], [4, 5], [5, 6]]
     """
 
-    length: int = checks.field(checks.check_integer, 1, ring.MAX_CAPACITY, "the number of steps kept of each stream")
+    length: int
     num_envs: int = checks.field(checks.check_integer, 1, ring.MAX_CAPACITY, "the number of streams")
-    sequence_length: int = checks.field(checks.check_integer, 1, ring.MAX_CAPACITY, "at most length, the steps kept")
-    stride: int = checks.field(checks.check_integer, 1, ring.MAX_CAPACITY, "the steps between starts", default=1)
+    sequence_length: int
+    stride: int = 1
     windows: Literal["any", "cut", "inside", "episodes"] = checks.field(
         checks.check_choice, "any", "cut", "inside", "episodes", default="any"
     )
@@ -114,9 +114,10 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def _check_fields(self) -> None:
         super()._check_fields()
-        checks.check_integer("length", self.length, 1, ring.MAX_CAPACITY // self.num_envs, "the steps of each stream")
-        checks.check_integer("sequence_length", self.sequence_length, 1, self.length, "at most length, the steps kept")
-        checks.check_integer("stride", self.stride, 1, self.length, "the number of steps between starts")
+        integer, longest = checks.check_integer, ring.MAX_CAPACITY // self.num_envs
+        checks.set_checked(self, "length", integer, 1, longest, "the number of steps kept of each stream")
+        checks.set_checked(self, "sequence_length", integer, 1, self.length, "at most length, the steps kept")
+        checks.set_checked(self, "stride", integer, 1, self.length, "the number of steps between starts")
         room = self.length - self.sequence_length + 1
         if room < self.stride:
             raise ValueError(

@@ -76,8 +76,7 @@ def children(config: Any) -> dict[Any, Any] | None:
         return config
     if not dataclasses.is_dataclass(config) or isinstance(config, type):
         return None
-    fields = sorted(dataclasses.fields(config), key=lambda x: x.default is not dataclasses.MISSING)
-    names = [x.name for x in fields if x.compare and not x.name.startswith("_")]
+    names = [x.name for x in dataclasses.fields(config) if x.compare and not x.name.startswith("_")]
     return {name: getattr(config, name) for name in names if name != "donate"}
 
 

@@ -50,6 +50,12 @@ class LevelsState(layouts.BackendState):
     _layouts: ClassVar = {"levels": _on_backend}
 
 
+def _check_prioritization(name: str, value: Any) -> Any:
+    if value not in ("rank", "proportional"):
+        raise ValueError(f"{name}={value!r}: must be one of rank, proportional.")
+    return value
+
+
 @checks.config
 class Levels:
     """Prioritized level replay: keeps the levels with the highest scores, and draws them by score and staleness.
@@ -84,9 +90,7 @@ class Levels:
     """
 
     capacity: int = checks.field(checks.check_integer, 1, 2**24, "the number of levels")
-    prioritization: Literal["rank", "proportional"] = checks.field(
-        checks.check_choice, "rank", "proportional", default="rank"
-    )
+    prioritization: Literal["rank", "proportional"] = checks.field(_check_prioritization, default="rank")
     temperature: float = checks.field(checks.check_number, 1e-2, 1e6, "0.1 is usual with ranks", default=0.1)
     staleness: float = checks.field(checks.check_number, 0, 1, "the weight of staleness in a draw", default=0.1)
     replay_probability: float = checks.field(checks.check_number, 0, 1, "0.5 is usual", default=0.5)

@@ -84,7 +84,7 @@ class DifficultyPools:
     """
 
     tasks_per_env: Sequence[int] = checks.field(
-        _each, checks.check_integer, 0, MAX_TASKS, "an environment's number of tasks"
+        _each, checks.check_integer, 0, MAX_TASKS, "the number of an environment's tasks"
     )
     env_ratios: Sequence[float] | None = checks.field(
         checks.optional(_each), checks.check_number, 0, math.inf, "give all, or env_ratios=None", default=None

@@ -93,12 +93,12 @@ class Tasks:
         checks.check_number, 1e-3, 1, "1 keeps all, 0.9 forgets in some ten updates", default=1.0
     )
     exploration: float = checks.field(checks.check_number, 0, 1, "the fraction of uniform draws", default=0.0)
-    refresh: int = checks.field(checks.check_integer, 0, 2**24, "tasks scored anew in each update", default=0)
+    refresh: int = 0
     online_difficulty_filtering: bool = checks.field(checks.check_bool, "drop mean 0 and 1", default=False)
     donate: bool = True
 
     def _check_fields(self) -> None:
-        checks.check_integer("refresh", self.refresh, 0, self.num_tasks, "tasks scored anew in each update")
+        checks.set_checked(self, "refresh", checks.check_integer, 0, self.num_tasks, "tasks scored anew in each update")
 
     @functools.partial(jax.jit, static_argnums=0)
     def init(self) -> TasksState:

@@ -348,7 +348,8 @@ class NStep:
             )
 
 
-def MonteCarlo(*, gamma: float | None, max_length: int, num_envs: int = 1) -> NStep:
+@checks.config
+class MonteCarlo(NStep):
     """Traces the discounted return to the end of the episode.
 
     This is `NStep` with n = `max_length`. `In` is 0 if the episode terminated; the transition bootstraps if the episode
@@ -370,7 +371,9 @@ def MonteCarlo(*, gamma: float | None, max_length: int, num_envs: int = 1) -> NS
       >>> float(batch.Rn[0]), float(batch.In[0])  # the return 1 + 0.5 * 1, and no bootstrap
       (1.5, 0.0)
     """
-    max_length = checks.check_integer(
-        "max_length", max_length, 1, 2**31 - 1, "the number of steps in a window", TRACED_N
-    )
-    return NStep(n=max_length, gamma=gamma, num_envs=num_envs)
+
+    n: int = dataclasses.field(init=False, repr=False, compare=False)
+    max_length: int = checks.field(checks.check_integer, 1, 2**31 - 1, "the number of steps in a window", TRACED_N)
+
+    def _check_fields(self) -> None:
+        object.__setattr__(self, "n", self.max_length)

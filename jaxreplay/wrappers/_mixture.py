@@ -110,7 +110,7 @@ class Mixture(Sized):
     weights: Literal["own", "joint"] = checks.field(checks.check_choice, "own", "joint", default="own")
 
     def _check_fields(self) -> None:
-        object.__setattr__(self, "shares", check_shares(self.shares, len(self.buffers)))
+        checks.set_checked(self, "shares", check_shares, len(self.buffers))
         if self.weights == "joint":
             normalization_of(self.buffers)
 
@@ -352,7 +352,7 @@ def items_spec(buffer: Buffer[Any] | Sharded[Any], state: Any) -> Any:
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[num_axes:], x.dtype), spec)
 
 
-def check_shares(shares: Any, num_buffers: int) -> tuple[float, ...]:
+def check_shares(_: str, shares: Any, num_buffers: int) -> tuple[float, ...]:
     """Shares with sum 1; a `ValueError` if they are not one positive number for each buffer."""
     if shares is None:
         return (1 / num_buffers,) * num_buffers

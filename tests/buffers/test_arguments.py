@@ -111,6 +111,7 @@ def test_what_is_no_key_is_refused_as_such(key):
         (lambda: jr.Recent(0.99), "Recent", "power"),
         (lambda: jr.Prioritized(0.6, stratified=False), "Prioritized", "alpha"),
         (lambda: jr.NStep(3, 0.99), "NStep", "n"),
+        (lambda: jr.MonteCarlo(0.99), "MonteCarlo", "gamma"),
         (lambda: jr.NextStepAutoreset(max), "NextStepAutoreset", "env_step"),
         (lambda: jr.DifficultyPools((3, 4)), "DifficultyPools", "tasks_per_env"),
         (lambda: jr.Tasks(3), "Tasks", "num_tasks"),

@@ -161,6 +161,7 @@ INITS = {  # configurations of every class with `init`, and arguments
     "Uniform": (jr.Uniform(), (4,), {}),
     "Recent": (jr.Recent(power=1.0), (4,), {}),
     "NStep": (jr.NStep(n=1, gamma=0.5, num_envs=2), (), STEP),
+    "MonteCarlo": (jr.MonteCarlo(gamma=0.5, max_length=1, num_envs=2), (), STEP),
     "NextStepAutoreset": (jr.NextStepAutoreset(env_step=max), ((NUMBER, KEY, ROWS), NUMBER), {}),
     "DifficultyPools": (jr.DifficultyPools(tasks_per_env=(4,)), (), {}),
     "Tasks": (jr.Tasks(num_tasks=4), (), {}),

@@ -263,12 +263,12 @@ def test_stacks_equal_the_twins(length, k, frame_shape):
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        ({"length": 0}, "length=0: must be an integer from 1 to 536870912"),
-        ({"length": 2**29}, r"length=536870912: must be an integer from 1 to 268435456"),
+        ({"length": 0}, "length=0: must be an integer from 1 to 268435456"),
+        ({"length": 2**29}, r"length=536870912: must be an integer from 1 to 268435456, the number of steps kept"),
         ({"num_envs": 0}, "num_envs=0: must be an integer from 1 to 536870912, the number of streams"),
         ({"sequence_length": 9}, "sequence_length=9: must be an integer from 1 to 8, at most length"),
         ({"sequence_length": 0}, "sequence_length=0: must be"),
-        ({"stride": 0}, "stride=0: must be an integer from 1 to 536870912"),
+        ({"stride": 0}, "stride=0: must be an integer from 1 to 8"),
         ({"stride": 9}, "stride=9: must be an integer from 1 to 8"),
         (
             {"stride": 7},

@@ -41,6 +41,7 @@ HANDLES = "a handle names one insertion: get gives its item, or zeros once it is
 LATE = "an update of an item that is no longer stored is ignored"
 LAW = "draws follow their probabilities"
 LIVE = "only live slots are drawn"
+FILLED = "every row of a draw holds an item, if the sampler has fills_rows"
 IGNORED = "slots out of range and masked rows change nothing"
 LAST = "the last TD error of a repeated slot counts"
 FINITE = "the probabilities stay valid after a non-finite TD error"
@@ -163,6 +164,8 @@ class _SamplerRuns:
             assert np.all(many[0][many[1] > 0] < self.capacity - 1), "a slot that is not drawable was drawn"
             _, *nothing = self.draw(self.init(), self.key, dataclasses.replace(self.live, size=jnp.int32(0)), DRAWS)
             np.testing.assert_array_equal(jax.device_get(nothing), 0)
+        with _rule(FILLED):
+            assert np.all(many[1] > 0) or not self.sampler.fills_rows
         _check_law(*many)
         live = ring.Live(jnp.int32(2), self.live.size - 2, capacity=self.capacity)
         drawn, probabilities = self.law(jax.jit(self.sampler.restrict)(state, live), live)

@@ -63,13 +63,13 @@ def method(**declared: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
 
 
 def forwarded(
-    method: Callable[Concatenate[Any, P], R], sentence: str, over_mesh: Callable[..., Any] = meshes.over_any_mesh
+    method: Callable[Concatenate[Any, P], R], doc: str, over_mesh: Callable[..., Any] = meshes.over_any_mesh
 ) -> Callable[Concatenate[Any, P], R]:
     """A method of a wrapper like `method` of a buffer: its body is `self._run(name, call, state, arguments)`.
 
     Args:
       method: as declared by the decorator of the same name.
-      sentence: the docstring, which says what differs.
+      doc: the docstring, which says what differs.
       over_mesh: decorator that lays out the arguments.
     """
     declared: Any = method
@@ -78,7 +78,7 @@ def forwarded(
     def body(self: Any, state: Any, **arguments: Any) -> Any:
         return self._run(declared.__name__, declared.call, state, arguments)
 
-    body.__doc__ = sentence
+    body.__doc__ = doc
     return _compiled(body, declared.call, over_mesh)
 
 

@@ -17,7 +17,7 @@ import numpy as np
 from flax import struct
 from jax import lax
 
-from jaxreplay._common import devices, repeats, xla
+from jaxreplay._common import devices, duplicates, xla
 
 LANES = 128
 PADDING = 1.25  # items are padded to whole rows if they grow by at most this factor
@@ -119,7 +119,7 @@ def write_parts(storage: Any, num_axes: int, places: jax.Array, values: list[Any
     """`write` of one array [*places.shape, ...] for each leaf, or None; the last write to a repeated place wins."""
     stored, treedef = jax.tree.flatten(storage, is_leaf=is_leaf)
     batch_axes, places = places.ndim, places.reshape(-1)
-    places = jnp.where(repeats.last_of_each(places), places, num_places(storage, num_axes))
+    places = jnp.where(duplicates.last_of_each(places), places, num_places(storage, num_axes))
     for i, value in enumerate(values):
         if value is not None:
             new = value.reshape(places.size, *value.shape[batch_axes:])
@@ -192,17 +192,17 @@ class BackendState:
           >>> state.storage["x"].rows.shape, state.sampler.tree.fanout
           ((8, 128), 128)
         """
-        return _laid_out(self, self, backend or devices.backend_of(self))
+        return _for_backend(self, self, backend or devices.backend_of(self))
 
 
-def _laid_out(tree: Any, state: Any, backend: str) -> Any:
+def _for_backend(tree: Any, state: Any, backend: str) -> Any:
     """A pytree of parts of a state, with each part that has `_layouts` laid out for a backend."""
 
     def converted(part: Any) -> Any:
         if not hasattr(part, "_layouts"):
             return part
         values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-        changed = {name: part._layouts.get(name, _laid_out)(value, state, backend) for name, value in values.items()}
+        changed = {name: part._layouts.get(name, _for_backend)(value, state, backend) for name, value in values.items()}
         return dataclasses.replace(part, **changed)
 
     return jax.tree.map(converted, tree, is_leaf=lambda x: hasattr(x, "_layouts"))

@@ -10,7 +10,14 @@ from jax import lax
 
 from jaxreplay._common import calls, checks, layouts, permutation, ring, xla
 from jaxreplay.buffers import _uses
-from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, checked_draw, checked_epoch, checked_newest
+from jaxreplay.buffers._sample import (
+    Sample,
+    check_batch_size,
+    epoch_arguments,
+    newest_arguments,
+    reject_empty,
+    sample_arguments,
+)
 from jaxreplay.buffers._state import S, Sized, check_state
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._base import check_sampler
@@ -122,7 +129,7 @@ class Buffer(Sized, Generic[S]):
         sampler = self.sampler.insert(state.sampler, slots, drawable, **named)
         return {"sampler": sampler, "uses": state.uses and state.uses.insert(slots, drawable)}
 
-    @calls.method(num_rows="batch_size", before=checked_draw, after=check_drawn)
+    @calls.method(num_rows="batch_size", before=sample_arguments, after=reject_empty)
     def sample(
         self,
         state: S,
@@ -183,7 +190,7 @@ class Buffer(Sized, Generic[S]):
         weights = self.sampler.weights(sampler_state, probabilities, live, beta=beta)
         return self._sample_of(state, slots, probabilities / ring.num_shards(self._axis_name), weights)
 
-    @calls.method(num_rows="batch_size", before=checked_epoch, after=check_drawn)
+    @calls.method(num_rows="batch_size", before=epoch_arguments, after=reject_empty)
     def epoch(self, state: S, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
         """Batch number `step` of a pass over all drawable items, each once, in an order shuffled by `key`.
 
@@ -233,7 +240,7 @@ class Buffer(Sized, Generic[S]):
           >>> int(buffer.num_batches(buffer.add(buffer.init(items), items), batch_size=2))
           2
         """
-        batch_size = check_draw(batch_size)
+        batch_size = check_batch_size(batch_size)
         return -(-xla.alive(state.ring.size) // batch_size)
 
     def _sample_of(self, state: S, slots: jax.Array, probabilities: jax.Array, weights: jax.Array) -> Sample:
@@ -333,7 +340,7 @@ class Buffer(Sized, Generic[S]):
         changed = {"storage": layouts.write_parts(state.storage, num_axes, places, values)}
         return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
-    @calls.method(num_rows="n", before=checked_newest)
+    @calls.method(num_rows="n", before=newest_arguments)
     def newest(self, state: S, n: int) -> jax.Array:
         """Handles of the newest `n` insertions, int32 [n], oldest first; -1 where there are none.
 

@@ -43,7 +43,7 @@ class Sample:
     age: jax.Array | None = None  # [batch]
 
 
-def check_draw(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
+def check_batch_size(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
     """`batch_size` as a Python integer; a `ValueError` if an argument of a draw is invalid."""
     batch_size = checks.check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
     if beta is not None:
@@ -53,23 +53,23 @@ def check_draw(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
     return batch_size
 
 
-def checked_draw(_: Any, key: Any, batch_size: Any, beta: Any, max_age: Any) -> tuple[Any, ...]:
+def sample_arguments(_: Any, key: Any, batch_size: Any, beta: Any, max_age: Any) -> tuple[Any, ...]:
     """The arguments of `sample`, checked."""
-    return key, check_draw(batch_size, beta, max_age), beta, max_age
+    return key, check_batch_size(batch_size, beta, max_age), beta, max_age
 
 
-def checked_epoch(_: Any, key: Any, batch_size: Any, step: Any) -> tuple[Any, ...]:
+def epoch_arguments(_: Any, key: Any, batch_size: Any, step: Any) -> tuple[Any, ...]:
     """The arguments of `epoch`, checked."""
     checks.check_integer("step", step, 0, 2**31 - 1, "the number of a batch", traced=None)
-    return key, check_draw(batch_size), step
+    return key, check_batch_size(batch_size), step
 
 
-def checked_newest(_: Any, n: Any) -> tuple[Any, ...]:
+def newest_arguments(_: Any, n: Any) -> tuple[Any, ...]:
     """The argument of `newest`, checked."""
     return (checks.check_integer("n", n, 1, ring.MAX_CAPACITY, "the number of insertions"),)
 
 
-def check_drawn(buffer: Any, state: Any, drawn: Sample) -> Sample:
+def reject_empty(buffer: Any, state: Any, drawn: Sample) -> Sample:
     """`drawn`; a `ValueError` if the buffer, with all its shards, is known to be empty."""
     if is_known_empty(buffer, state):
         raise ValueError(whole_of(buffer)._why_empty(state))

@@ -11,7 +11,7 @@ import numpy as np
 from jaxreplay._common import checks, xla
 
 
-def checked_draw(_: Any, key: Any, n: Any) -> tuple[Any, ...]:
+def sample_arguments(_: Any, key: Any, n: Any) -> tuple[Any, ...]:
     """The arguments of `sample`, checked."""
     return key, checks.check_integer("n", n, 1, 2**24, "the number of draws")
 

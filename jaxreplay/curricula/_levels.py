@@ -12,8 +12,8 @@ from jax import lax
 from jax.scipy.special import entr
 
 from jaxreplay import sum_tree
-from jaxreplay._common import calls, checks, layouts, random, repeats, ring, xla
-from jaxreplay.curricula._groups import checked_draw
+from jaxreplay._common import calls, checks, duplicates, layouts, random, ring, xla
+from jaxreplay.curricula._groups import sample_arguments
 
 LARGEST_SCORE = 1e30  # of a "proportional" draw; larger scores, also infinite ones, count as this
 
@@ -223,14 +223,14 @@ class Levels:
         mask &= (slots >= 0) & (slots < state.size)
         is_nan = jnp.isnan(scores)
         target = jnp.where(mask & ~is_nan, slots, self.capacity)
-        target = jnp.where(repeats.last_of_each(target), target, self.capacity)
+        target = jnp.where(duplicates.last_of_each(target), target, self.capacity)
         return dataclasses.replace(
             state,
             scores=state.scores.at[target].set(scores, mode="drop"),
             rejected=ring.saturating_add(state.rejected, jnp.sum(mask & is_nan, dtype=jnp.int32)),
         )
 
-    @calls.method(num_rows="n", donates=True, before=checked_draw)
+    @calls.method(num_rows="n", donates=True, before=sample_arguments)
     def sample(self, state: LevelsState, key: jax.Array, n: int) -> tuple[LevelsState, jax.Array, Any]:
         """Draw levels independently, with replacement, and note the time of the draw.
 

@@ -25,7 +25,7 @@ NORMAL, EASY, HARD = range(3)
 MAX_TASKS = 2**24  # the sum tree counts them in float32
 
 
-def _check_drawn(_: Any, __: Any, drawn: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+def _reject_empty(_: Any, __: Any, drawn: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
     if not isinstance(drawn[1], jax.core.Tracer) and not xla.on_host(drawn[1]):
         raise ValueError("No environments left with examples. Normal is empty; recycle moves parked tasks back.")
     return drawn
@@ -149,7 +149,7 @@ class DifficultyPools:
         """
         return _pool_state.arrange(*self._sizes, jnp.zeros(self.num_tasks, jnp.int32), ())
 
-    @calls.method(num_rows="n", before=_groups.checked_draw, after=_check_drawn)
+    @calls.method(num_rows="n", before=_groups.sample_arguments, after=_reject_empty)
     def sample(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         """Draw tasks from normal, with replacement: an environment with tasks there by `env_ratios`, then a task.
 

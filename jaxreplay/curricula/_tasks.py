@@ -118,7 +118,7 @@ class Tasks:
         )
         return self._scored(state, jnp.arange(self.num_tasks, dtype=jnp.int32))
 
-    @calls.method(num_rows="n", before=_groups.checked_draw)
+    @calls.method(num_rows="n", before=_groups.sample_arguments)
     def sample(self, state: TasksState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         """Draw tasks in proportion to their scores, with replacement.
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxreplay._common import repeats, xla
+from jaxreplay._common import duplicates, xla
 
 WIDE = 64  # from this fan-out on, siblings are reduced in one operation; above it, levels are matrices
 GROUPS = 4  # groups of siblings that are roots of a tree of fan-out WIDE, searched in one kernel
@@ -222,8 +222,8 @@ def last_occurrence(
     rows = target.shape[0]
     if rows > 2**24:
         raise ValueError(f"batch of {rows} rows: at most {2**24} rows may repeat indices; update in parts.")
-    if fanout >= WIDE and rows <= repeats.ALL_PAIRS:
-        return leaves, repeats.last_by_pairs(target)
+    if fanout >= WIDE and rows <= duplicates.ALL_PAIRS:
+        return leaves, duplicates.last_by_pairs(target)
     # No value is negative, so the minimum does not depend on the values. They make XLA place this write after all
     # reads that they were computed from; otherwise it would copy the leaves.
     number = jnp.minimum(values, -1.0 - jnp.arange(rows, dtype=jnp.float32))

@@ -245,7 +245,7 @@ class NStep:
         checks.check_like(step, state.steps, 0, 1, "the tracer")
         window = self._window
         oldest = ring.wrap_excess(state.cursor + 1, window)
-        lag = _windows.lags(window, oldest[None])
+        lag = _windows.lags_if_few(window, oldest[None])
 
         def written(rows: jax.Array, new: jax.Array) -> jax.Array:  # at the cursor, which is the newest row
             if lag is None or not _windows.is_small(rows):
@@ -294,7 +294,7 @@ class NStep:
         # Row 0 is empty, or holds a step whose transition has been emitted.
         pending = (starts >= window - state.count) & (starts > 0)
         first, count = ring.wrap_excess(state.cursor + starts, window), jnp.where(pending, window - starts, 0)
-        batch = _windows.transitions(self, state.steps, first, count, _windows.lags(window, first), gamma=gamma)
+        batch = _windows.transitions(self, state.steps, first, count, _windows.lags_if_few(window, first), gamma=gamma)
         return jax.tree.map(jnp.zeros_like, state), layouts.merge_axes(batch)
 
     @method(static=("flush",))

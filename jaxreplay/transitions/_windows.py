@@ -107,7 +107,7 @@ def check_gamma(gamma: Any) -> Any:
     return found
 
 
-def lags(num_rows: int, first: jax.Array) -> jax.Array | None:
+def lags_if_few(num_rows: int, first: jax.Array) -> jax.Array | None:
     """Steps from the rows `first` [K] to each row of a ring, int32 [K, num_rows]; None if there are many rows.
 
     A ring of few rows is selected from as a whole; on a CPU a gather costs less. One scalar for each row costs nothing

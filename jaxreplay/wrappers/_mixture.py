@@ -30,7 +30,7 @@ import numpy as np
 from jaxreplay._common import checks, devices, layouts, ring, xla
 from jaxreplay._common.calls import Call, forwarded, method
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._sample import Sample, checked_draw, is_known_empty
+from jaxreplay.buffers._sample import Sample, is_known_empty, sample_arguments
 from jaxreplay.buffers._sequence import SequenceBuffer
 from jaxreplay.buffers._shards import shards_of, whole_of, with_whole
 from jaxreplay.buffers._state import Sized
@@ -60,7 +60,7 @@ def check_buffers(_: str, buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...
     return tuple(buffers)
 
 
-def _check_drawn(mixture: Any, state: Any, drawn: Sample) -> Sample:
+def _reject_empty(mixture: Any, state: Any, drawn: Sample) -> Sample:
     if all(map(is_known_empty, mixture.buffers, state)):
         raise ValueError("cannot sample from a mixture of empty buffers; add items first (see can_sample).")
     return drawn
@@ -192,7 +192,7 @@ class Mixture(Sized):
         change: Any = getattr(self.buffers[source], method)
         return (*state[:source], change(state[source], *args, **kwargs), *state[source + 1 :])
 
-    @method(num_rows="batch_size", before=checked_draw, after=_check_drawn)
+    @method(num_rows="batch_size", before=sample_arguments, after=_reject_empty)
     def sample(
         self,
         state: tuple[Any, ...],
@@ -225,7 +225,7 @@ class Mixture(Sized):
             drawn.append(sample.body(buffers[k], state[k], **given))
         if self.weights == "joint":
             drawn = self._weigh(drawn, [k for k, _ in parts], batch_size)
-        return jax.tree.map(lambda *rows: jnp.concatenate(rows), *drawn)
+        return _joined(drawn)
 
     def _weigh(self, drawn: list[Sample], sources: list[int], batch_size: int) -> list[Sample]:
         """Draws from `sources` whose weights are not normalized, with joint weights."""
@@ -335,6 +335,16 @@ class Mixture(Sized):
 @jax.jit
 def _total(sizes: tuple[jax.Array, ...]) -> jax.Array:
     return functools.reduce(ring.saturating_add, sizes)
+
+
+def _joined(drawn: list[Sample]) -> Sample:
+    """One batch of the rows of all. A field that a source leaves out, as None, is left out."""
+    fields = {}
+    for field in dataclasses.fields(Sample):
+        parts = [getattr(x, field.name) for x in drawn]
+        is_there = not any(part is None for part in parts)
+        fields[field.name] = jax.tree.map(lambda *rows: jnp.concatenate(rows), *parts) if is_there else None
+    return Sample(**fields)
 
 
 def leading_of(buffer: Buffer[Any] | Sharded[Any]) -> tuple[int, ...]:

@@ -15,7 +15,7 @@ from jaxreplay.buffers import SequenceBuffer
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._replay import ReplayState
 from jaxreplay.buffers._reservoir import ReservoirState
-from jaxreplay.buffers._sample import check_draw
+from jaxreplay.buffers._sample import check_batch_size
 from jaxreplay.buffers._sequence import SequenceState
 from jaxreplay.buffers._shards import part_of, shards_of
 from jaxreplay.buffers._state import S, Sized
@@ -24,9 +24,9 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def on_shards(method: Callable[Concatenate[Any, P], R], sentence: str) -> Callable[Concatenate[Any, P], R]:
+def on_shards(method: Callable[Concatenate[Any, P], R], doc: str) -> Callable[Concatenate[Any, P], R]:
     """A method of `Sharded`, which applies the buffer's `method` to each shard."""
-    return calls.forwarded(method, sentence, over_mesh=lambda program: program)
+    return calls.forwarded(method, doc, over_mesh=lambda program: program)
 
 
 @checks.config
@@ -175,7 +175,7 @@ class Sharded(Sized, Generic[S]):
 
     def num_batches(self, state: S, batch_size: int) -> jax.Array:
         """Number of batches of an `epoch`, which is that of the fullest shard, int32 []."""
-        batch_size = check_draw(batch_size)
+        batch_size = check_batch_size(batch_size)
         self._check_divides("batch_size", batch_size)
         return jnp.max(-(-xla.alive(state.ring.size) // (batch_size // self.num_shards)), axis=-1)
 

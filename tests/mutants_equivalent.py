@@ -32,7 +32,8 @@ EQUIVALENT = {
     'state.handles.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False) -> '
     'state.handles.at[slots].get(mode="promise_in_bounds")': NONE_NEGATIVE,
     "buffers/_chosen_sequences.advance: new, old, gone = xla.read_once((new, old, gone)) -> pass": GPU_ALONE,
-    "curricula/_pool_moves._entries: counts & (limit[rows.start] < 0) -> ((counts) | (limit[rows.start] < 0))": ANY_GUESS,
+    "curricula/_pool_moves._entries: "
+    "counts & (limit[rows.start] < 0) -> ((counts) | (limit[rows.start] < 0))": ANY_GUESS,
     "curricula/_pool_moves._entries: limit[rows.start] < 0 -> ((limit[rows.start]) <= (0))": ANY_GUESS,
     "buffers/_uses.Uses.update: (slots >= 0) & (slots < capacity) -> ((slots >= 0) | (slots < capacity))": BESIDE,
     "samplers/_weights.effective_sample_size: 1.0 -> 3.0": "it divides weights that are all 0",

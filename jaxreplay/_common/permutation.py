@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from jaxreplay._common.random import random_bits, random_integers
+from jaxreplay._common import random
 
 ROUNDS = 48
 
@@ -35,8 +35,10 @@ def permuted(key: jax.Array, positions: jax.Array, size: jax.Array) -> jax.Array
       int32 in [0, size), shape of `positions`; distinct for distinct positions.
     """
     size = jnp.maximum(size, 1)
-    bits = random_bits(key, ROUNDS)
-    pivots = random_integers(bits, size).astype(jnp.uint32)  # the second words matter for one in 2^32 / size only
+    bits = random.random_bits(key, ROUNDS)
+    pivots = random.random_integers(bits, size).astype(
+        jnp.uint32
+    )  # the second words matter for one in 2^32 / size only
     numbers = jnp.clip(positions, 0, size - 1).astype(jnp.uint32)
     modulus = size.astype(jnp.uint32)
 

@@ -67,7 +67,7 @@ def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> Ch
     completed, td_errors, num_steps = added.completed, added.td_errors, added.flags.shape[0]
     stored = jnp.minimum(state.rows.size + num_steps, buffer.length)
     drawable = (stored + added.wait - buffer.sequence_length) // buffer.stride  # of each stream
-    sequences = ring.advance(sequences, completed * num_envs, num_slots)
+    sequences = sequences.advance(completed * num_envs)
     ages = [*range(min(buffer.completed(num_steps), num_starts))]
     always_drawable = (buffer.length - buffer.sequence_length + 1) % buffer.stride == 0
     if not always_drawable and len(ages) < num_starts:
@@ -108,7 +108,7 @@ def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:
 def live(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
     """The slots of sequences with an age below `max_age` (int32 [])."""
     count = jnp.minimum(max_age, buffer._num_starts) * buffer.num_envs
-    return ring.newest(state.ring, count, buffer._num_slots)
+    return state.ring.newest(count)
 
 
 def row_of_age(buffer: Any, state: Any, age: jax.Array) -> jax.Array:

@@ -12,8 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from jaxreplay._common.repeats import ALL_PAIRS, last_by_pairs
-from jaxreplay._common.xla import compute_once, materialize
+from jaxreplay._common import duplicates, xla
 
 WIDE = 64  # from this fan-out on, siblings are reduced in one operation; above it, levels are matrices
 GROUPS = 4  # groups of siblings that are roots of a tree of fan-out WIDE, searched in one kernel
@@ -107,11 +106,11 @@ def ascend(
     done = [lowest]
     for parents in reversed(above):
         children = done[0]
-        node = compute_once(_parents_of, node, fanout=fanout)
+        node = xla.compute_once(_parents_of, node, fanout=fanout)
         if children.size // fanout <= max(DENSE * node.size, FEW):
-            parents = compute_once(_recomputed, parents, children, fanout=fanout, combine=combine)
+            parents = xla.compute_once(_recomputed, parents, children, fanout=fanout, combine=combine)
         else:
-            rows = compute_once(read_rows, children, node, fanout=fanout)
+            rows = xla.compute_once(read_rows, children, node, fanout=fanout)
             value = fold(rows, combine, fanout >= WIDE)
             parents = at(parents, node).set(value, mode="promise_in_bounds", wrap_negative_indices=False)
         done.insert(0, parents)
@@ -149,25 +148,25 @@ def descend(levels: Sequence[jax.Array], found: Found, fanout: int, patches: Seq
             child, prefix, value = choose_in_rows(rows, prefix)
         else:
             child, prefix, value = choose([rows[:, i] for i in range(fanout)], prefix)
-        found = materialize(node * fanout + child, prefix, value)
+        found = xla.materialize(node * fanout + child, prefix, value)
     return found
 
 
 def choose_root(roots: jax.Array, prefix: jax.Array) -> Found:
     """Find the root that each `prefix` [B] falls in."""
     if roots.ndim == 2:
-        return materialize(*choose_in_rows(jnp.broadcast_to(roots, (prefix.size, roots.size)), prefix))
+        return xla.materialize(*choose_in_rows(jnp.broadcast_to(roots, (prefix.size, roots.size)), prefix))
     group_sums = roots if roots.size <= WIDE else fold(roots.reshape(-1, WIDE), jnp.add, True)
     found = choose([group_sums[i] for i in range(group_sums.size)], prefix)
     if roots.size <= WIDE:
-        return materialize(*found)
+        return xla.materialize(*found)
     group, prefix, _ = found
     children = [roots[i] for i in range(WIDE)]
     # Selected instead of gathered, which would be another kernel.
     for number in range(1, group_sums.size):
         children = [jnp.where(group == number, roots[number * WIDE + i], x) for i, x in enumerate(children)]
     child, prefix, value = choose(children, prefix)
-    return materialize(group * WIDE + child, prefix, value)
+    return xla.materialize(group * WIDE + child, prefix, value)
 
 
 def choose_in_rows(rows: jax.Array, prefix: jax.Array) -> Found:
@@ -223,8 +222,8 @@ def last_occurrence(
     rows = target.shape[0]
     if rows > 2**24:
         raise ValueError(f"batch of {rows} rows: at most {2**24} rows may repeat indices; update in parts.")
-    if fanout >= WIDE and rows <= ALL_PAIRS:
-        return leaves, last_by_pairs(target)
+    if fanout >= WIDE and rows <= duplicates.ALL_PAIRS:
+        return leaves, duplicates.last_by_pairs(target)
     # No value is negative, so the minimum does not depend on the values. They make XLA place this write after all
     # reads that they were computed from; otherwise it would copy the leaves.
     number = jnp.minimum(values, -1.0 - jnp.arange(rows, dtype=jnp.float32))

@@ -15,8 +15,7 @@ import jax.numpy as jnp
 from flax import struct
 from jax import lax
 
-from jaxreplay._common import ring
-from jaxreplay._common.xla import materialize
+from jaxreplay._common import ring, xla
 from jaxreplay.sum_tree import _levels
 
 
@@ -82,11 +81,11 @@ def _sums_at_ends(
     fanout, ends = restricted.tree.fanout, restricted.ends
     leaves = _levels.at(levels[-1], ends[-1]).get(mode="promise_in_bounds", wrap_negative_indices=False)
     inside = jnp.stack([restricted.size > 0, restricted.size == restricted.capacity])
-    (value,) = materialize(jnp.where(inside, leaves, empty))
+    (value,) = xla.materialize(jnp.where(inside, leaves, empty))
     values = [value]
     for level in range(len(levels) - 1, 0, -1):
         rows = _levels.read_rows(levels[level], ends[level - 1], fanout)
         rows = _patch(restricted, level, values[0], empty, rows, ends[level - 1] * fanout)
-        (value,) = materialize(_levels.fold(rows, combine, fanout >= _levels.WIDE))
+        (value,) = xla.materialize(_levels.fold(rows, combine, fanout >= _levels.WIDE))
         values.insert(0, value)
     return tuple(values)

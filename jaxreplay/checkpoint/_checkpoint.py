@@ -19,7 +19,6 @@ import jax
 import numpy as np
 
 from jaxreplay._common import checks, xla
-from jaxreplay._common.xla import reads_state
 from jaxreplay.checkpoint import _arrays, _config, _files, _leaves, _migration, _places, _processes
 from jaxreplay.checkpoint._writing import Writing
 
@@ -28,7 +27,7 @@ BACKENDS = ("cpu", "gpu", "tpu")  # with layouts of their own
 Path = str | os.PathLike
 
 
-@reads_state
+@xla.reads_state
 def save(
     path: Path, config: Any, state: Any, *, step: int | None = None, wait: bool = True, keep: int = 1
 ) -> Callable[[], None]:

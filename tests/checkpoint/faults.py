@@ -107,7 +107,8 @@ def hooked(folder, hook, calls=OPENS):
     count, local = itertools.count(), threading.local()
 
     def wrapped(call, counts_descriptors):
-        def replaced(path=".", *arguments, **named):
+        def replaced(*arguments, **named):
+            path = arguments[0] if arguments else named.get("path", named.get("file", "."))
             is_counted = (not isinstance(path, int) or counts_descriptors) and _is_in(folder, path, named)
             if is_counted and not getattr(local, "inside", False):
                 local.inside = True  # the hook's own calls are not counted
@@ -115,7 +116,7 @@ def hooked(folder, hook, calls=OPENS):
                     hook(next(count), path)
                 finally:
                     local.inside = False
-            return call(path, *arguments, **named)
+            return call(*arguments, **named)
 
         return replaced
 

@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxreplay._common import duplicates, xla
 
@@ -83,7 +82,7 @@ def at(nodes: jax.Array, index: jax.Array) -> Any:
     """`nodes.at[index]` for nodes `index` [B] of a level."""
     if nodes.ndim == 1:
         return nodes.at[index]
-    return nodes.at[lax.div(index, jnp.int32(nodes.shape[1])), lax.rem(index, jnp.int32(nodes.shape[1]))]
+    return nodes.at[jax.lax.div(index, jnp.int32(nodes.shape[1])), jax.lax.rem(index, jnp.int32(nodes.shape[1]))]
 
 
 @functools.partial(jax.jit, static_argnames="fanout")
@@ -91,9 +90,9 @@ def read_rows(nodes: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
     """Siblings in each `row` [B] of a level, float32 [B, fanout]."""
     if nodes.ndim == 2:
         return nodes.at[row].get(mode="promise_in_bounds", wrap_negative_indices=False)
-    numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
-    mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
-    return lax.gather(nodes, (row * fanout)[:, None], numbers, (fanout,), mode=mode)
+    numbers = jax.lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
+    mode = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    return jax.lax.gather(nodes, (row * fanout)[:, None], numbers, (fanout,), mode=mode)
 
 
 def ascend(
@@ -119,7 +118,7 @@ def ascend(
 
 @functools.partial(jax.jit, static_argnames="fanout")
 def _parents_of(node: jax.Array, *, fanout: int) -> jax.Array:
-    return lax.div(node, jnp.int32(fanout))
+    return jax.lax.div(node, jnp.int32(fanout))
 
 
 @functools.partial(jax.jit, static_argnames=("fanout", "combine"))
@@ -187,7 +186,7 @@ def choose_in_rows(rows: jax.Array, prefix: jax.Array) -> Found:
 
     operands = (rank, jnp.broadcast_to(number, rows.shape), sums - rows, rows)
     empty = (np.int32(4 * size), np.int32(0), np.float32(0), np.float32(0))
-    _, child, before, value = lax.reduce(operands, empty, lower, (1,))
+    _, child, before, value = jax.lax.reduce(operands, empty, lower, (1,))
     return child, jnp.maximum(prefix - before, 0.0), value
 
 

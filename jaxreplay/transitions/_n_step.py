@@ -14,7 +14,6 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 
 from jaxreplay._common import checks, layouts, ring, xla
 from jaxreplay._common.calls import method
@@ -249,7 +248,7 @@ class NStep:
 
         def written(rows: jax.Array, new: jax.Array) -> jax.Array:  # at the cursor, which is the newest row
             if lag is None or not _windows.is_small(rows):
-                return lax.dynamic_update_index_in_dim(rows, new, state.cursor, 0)
+                return jax.lax.dynamic_update_index_in_dim(rows, new, state.cursor, 0)
             return jnp.where(lag.reshape(-1, *[1] * new.ndim) == window - 1, new, rows)
 
         if window == 1:  # the step is emitted at once, so the state needs no copy of it
@@ -307,7 +306,7 @@ class NStep:
             pending = jnp.arange(length - self.n, length, dtype=jnp.int32)
             starts = jnp.concatenate([starts, jnp.where(pending <= length - self._window, -1, pending)])
         if length == 0:  # a row without a step, so that there is one to read
-            steps = jax.tree.map(lambda leaf: lax.full((1, *leaf.shape[1:]), 0, leaf.dtype), steps)
+            steps = jax.tree.map(lambda leaf: jax.lax.full((1, *leaf.shape[1:]), 0, leaf.dtype), steps)
         count = jnp.where(starts < 0, 0, length - starts)
         batch = _windows.transitions(self, steps, jnp.maximum(starts, 0), count, None, n, gamma)
         return layouts.merge_axes(batch)

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jax import lax
 
 from jaxreplay._common import checks, devices, ring, xla
 from jaxreplay.transitions._batch import TransitionBatch
@@ -227,7 +226,7 @@ def _products(discount: jax.Array, inside: jax.Array) -> jax.Array:
     products = jnp.pad(jnp.cumprod(discount, axis=1), ((0, 0), (1, 0), (0, 0)), constant_values=1)
     is_equal = jnp.all((discount == discount[:, :1]) | ~inside, axis=1, keepdims=True)
     values = jnp.where(is_equal, _powers(discount[:, :1], discount.shape[1]), products)
-    return lax.stop_gradient(values) + (products - lax.stop_gradient(products))
+    return jax.lax.stop_gradient(values) + (products - jax.lax.stop_gradient(products))
 
 
 def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, width: int) -> jax.Array:
@@ -242,7 +241,7 @@ def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, w
         num_rows = len(kind)
         row = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
         breaks = jnp.where(kind < 2, 2 * row + kind.astype(jnp.int32), 4 * num_rows)
-        following = lax.cummin(breaks, axis=0, reverse=True)
+        following = jax.lax.cummin(breaks, axis=0, reverse=True)
         found = following[first]
         return jnp.where(found < 2 * num_rows, found, following[:1] + 2 * num_rows) - 2 * first[:, None]
     every = jnp.arange(width, dtype=jnp.int32)[None, :, None]

@@ -174,6 +174,9 @@ def choose_in_rows(rows: jax.Array, prefix: jax.Array) -> Found:
     One reduction finds the child of lowest rank, its value and the sum of the children before it. Positive children
     whose cumulative sum exceeds the prefix rank first, from the left. The other positive children follow, from the
     right. Children of value 0 rank last.
+
+    Children 1, 0, 2 have the sums 1, 1, 3. With prefix 1.5 child 2 ranks 2, as 3 exceeds it. Child 0 ranks 2 * 3 - 0 =
+    6, and child 1, of value 0, ranks 3 * 3 + 1 = 10. So child 2 is found, with 1 before it, and 0.5 remains.
     """
     size = rows.shape[1]
     number = np.arange(size, dtype=np.int32)
@@ -217,6 +220,8 @@ def last_occurrence(
     compares all pairs. Otherwise the leaves that are about to be overwritten serve as scratch space: a scatter-minimum
     writes negative numbers to them, lower for later rows, and its result does not depend on the order. This needs
     neither a sort nor O(capacity) scratch space.
+
+    If rows 0 and 2 name leaf 5, they write -1 and -3 there, and -3 stays. Row 2 then finds its own number, row 0 not.
     """
     rows = target.shape[0]
     if rows > 2**24:

@@ -234,6 +234,9 @@ def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, w
 
     The stream breaks after a truncated step (kind 1), after a terminated one (0), or before a missing one (-1). So the
     first break is the smallest, and it is even if it is terminal.
+
+    Of steps that go on, are truncated and are terminated, at lags 0, 1 and 2, the last two break the stream:
+    2 * 1 + 1 = 3 and 2 * 2 + 0 = 4. The first is 3: the window ends at lag 3 >> 1 = 1, and bootstraps, as 3 is odd.
     """
     kind = jnp.where(steps.terminated, 0, jnp.where(steps.truncated, 1, 2)).astype(jnp.int8)
     kind = jnp.where(steps.mask, kind, jnp.int8(-1))

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts, random, ring, xla
@@ -203,7 +202,7 @@ class Prioritized(Sampler[PrioritizedState]):
         leaf = leaf_of(jnp.float32(new), state.alpha, capacity)
         if self.max_priority == "stored":
             largest = jnp.maximum(sum_tree.maximum(state.tree), jnp.max(found, where=known, initial=0.0))
-            largest = ring.reduced(lax.pmax, largest, axis_name)
+            largest = ring.reduced(jax.lax.pmax, largest, axis_name)
             leaf = jnp.where(largest > 0, largest, leaf)
         leaves = jnp.where(drawable, jnp.where(known, found, leaf), 0.0)
         return dataclasses.replace(state, tree=sum_tree.update(state.tree, slots, leaves, unique_indices=True))
@@ -327,7 +326,7 @@ class Prioritized(Sampler[PrioritizedState]):
 
         # A GPU merges kernels of single numbers if they read the same array.
         alone = axis_name is None
-        largest = xla.on_gpu(not_below_first, largest, mask) if alone else lax.pmax(largest, axis_name)
+        largest = xla.on_gpu(not_below_first, largest, mask) if alone else jax.lax.pmax(largest, axis_name)
         is_update = largest >= 0
         # Without an update none is rejected.
         rejected = jnp.where(is_update, jnp.sum(mask & ~finite, dtype=jnp.int32), 0)

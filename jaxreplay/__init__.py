@@ -65,7 +65,7 @@ def _missing(name: str) -> Any:
         return importlib.import_module("jaxreplay.testing")
     if name in ("save", "restore", "migrate"):
         return getattr(importlib.import_module("jaxreplay.checkpoint"), name)
-    from jaxreplay._common.elsewhere import FOR_NAMES
+    from jaxreplay._common.foreign_names import FOR_NAMES
 
     advice = f"; use {FOR_NAMES[name]}" if name in FOR_NAMES else ""
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}", name=name)

@@ -22,14 +22,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     print(f"{path}: saved by jaxreplay {content['library']!r}{step}\n")
     for where, value in content["config"].items():
         print(f"{where} = {value!r}")
-    files = collections.Counter()
+    sizes = collections.Counter()
     for name, (size, _) in content["files"].items():
-        files[name.split("/")[2] if name.count("/") > 2 else ""] += size
+        sizes[name.partition("/")[0]] += size
     rows = [("array", "dtype", "shape", "bytes on disk")]
     for i, leaf in enumerate(content["leaves"]):
         value = leaf["number"] if "number" in leaf else leaf["shape"]
-        rows.append((leaf["path"], leaf["dtype"], str(value), f"{files[str(i)]:,}"))
-    rows.append((f"{len(rows) - 1} arrays and numbers", "", "", f"{sum(files.values()):,}"))
+        rows.append((leaf["path"], leaf["dtype"], str(value), f"{sizes[str(i)]:,}"))
+    rows.append((f"{len(rows) - 1} arrays and numbers", "", "", f"{sum(sizes.values()):,}"))
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print()
     for where, dtype, shape, size in rows:

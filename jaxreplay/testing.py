@@ -16,12 +16,10 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from jaxreplay._common import checks
-from jaxreplay._common.ring import Live
+from jaxreplay._common import checks, ring
 from jaxreplay.buffers._shards import whole_of
-from jaxreplay.samplers._protocol import check_sampler as check_methods
+from jaxreplay.samplers._base import check_sampler as check_base
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.transitions._batch import without_valid
 
@@ -32,7 +30,7 @@ CONFIG = "a configuration is frozen, hashable, and equal to its copies"
 ABSTRACT = "init accepts arrays and jax.ShapeDtypeStruct, and ignores values"
 STABLE = "add, update and insert preserve the structure, shapes and dtypes of the state"
 TRACED = "new values do not retrace a program"
-MODES = "eager calls, jit, lax.scan and jax.vmap give the same results"
+MODES = "eager calls, jit, jax.lax.scan and jax.vmap give the same results"
 PURE = "a state is not modified in place"
 DONATED = "add donates its state if donate=True, and only then"
 TYPES = "a batch has int32 handles, float32 probabilities and weights, and items in their own dtypes"
@@ -42,6 +40,7 @@ HANDLES = "a handle names one insertion: get gives its item, or zeros once it is
 LATE = "an update of an item that is no longer stored is ignored"
 LAW = "draws follow their probabilities"
 LIVE = "only live slots are drawn"
+FILLED = "every row of a draw holds an item, if the sampler has fills_rows"
 IGNORED = "slots out of range and masked rows change nothing"
 LAST = "the last TD error of a repeated slot counts"
 FINITE = "the probabilities stay valid after a non-finite TD error"
@@ -92,14 +91,14 @@ def check_sampler(sampler: Any, *, key: jax.Array | None = None, capacity: int =
     """Check that a sampler follows the rules of the `jaxreplay.samplers.Sampler` protocol.
 
     Args:
-      sampler: the configuration. `restrict` is checked if it exists.
+      sampler: the configuration.
       key: a PRNG key for all random values; None means key 0.
       capacity: number of slots, at least 4.
       batch_size: rows of each drawn batch, at most `capacity` - 2.
 
     Raises:
       AssertionError: a rule is broken; the message begins with the rule.
-      ValueError: `sampler` lacks a method of a sampler.
+      ValueError: `sampler` is not a `jaxreplay.samplers.Sampler`.
 
     Examples:
       >>> from jaxreplay import testing
@@ -109,7 +108,7 @@ def check_sampler(sampler: Any, *, key: jax.Array | None = None, capacity: int =
       ValueError: sampler=None: must be a sampler, such as jr.Uniform() or jr.Prioritized().
     """
     key, most = jax.random.key(0) if key is None else key, min(batch_size, capacity - 2)
-    _check_config(check_methods(sampler))
+    _check_config(check_base("sampler", sampler))
     runs = _SamplerRuns(sampler, key, capacity, most)
     state = runs.check_modes()
     runs.check_draws(state)
@@ -122,7 +121,7 @@ class _SamplerRuns:
     def __init__(self, sampler: Any, key: jax.Array, capacity: int, most: int):
         self.sampler, self.key, self.capacity, self.most = sampler, key, capacity, most
         self.slots = jnp.arange(capacity, dtype=jnp.int32)
-        self.live = Live(jnp.int32(0), jnp.int32(capacity - 1))
+        self.live = ring.Live(jnp.int32(0), jnp.int32(capacity - 1), capacity=capacity)
         self.draw = jax.jit(self._draw, static_argnums=3)
 
     def init(self) -> Any:
@@ -136,13 +135,13 @@ class _SamplerRuns:
             return self.sampler.update(state, self.slots[1 : self.most + 1], td_errors, jnp.ones(self.most, bool)), None
 
         state = self.sampler.insert(self.init(), self.slots, self.slots < self.capacity - 1)
-        return lax.scan(learn, state, jax.random.split(key, 2))[0]
+        return jax.lax.scan(learn, state, jax.random.split(key, 2))[0]
 
-    def _draw(self, state: Any, key: jax.Array, live: Live, count: int) -> Any:
+    def _draw(self, state: Any, key: jax.Array, live: ring.Live, count: int) -> Any:
         drawn, probabilities = self.sampler.sample(state, key, count, live)
-        return drawn, probabilities, self.sampler.weights(state, probabilities, live.size)
+        return drawn, probabilities, self.sampler.weights(state, probabilities, live)
 
-    def law(self, state: Any, live: Live | None = None) -> Any:
+    def law(self, state: Any, live: ring.Live | None = None) -> Any:
         """Many draws and their probabilities."""
         return jax.device_get(self.draw(state, self.key, live or self.live, DRAWS)[:2])
 
@@ -162,16 +161,17 @@ class _SamplerRuns:
         many = self.law(state)
         with _rule(LIVE):
             assert np.all(many[0][many[1] > 0] < self.capacity - 1), "a slot that is not drawable was drawn"
-            _, *nothing = self.draw(self.init(), self.key, self.live._replace(size=jnp.int32(0)), DRAWS)
+            _, *nothing = self.draw(self.init(), self.key, dataclasses.replace(self.live, size=jnp.int32(0)), DRAWS)
             np.testing.assert_array_equal(jax.device_get(nothing), 0)
+        with _rule(FILLED):
+            assert np.all(many[1] > 0) or not self.sampler.fills_rows
         _check_law(*many)
-        if hasattr(self.sampler, "restrict"):
-            live = Live(jnp.int32(2), self.live.size - 2)
-            drawn, probabilities = self.law(jax.jit(self.sampler.restrict)(state, live), live)
-            with _rule(LIVE):
-                taken = drawn[probabilities > 0]
-                assert np.all((taken >= 2) & (taken < self.capacity - 1)), "a slot excluded by restrict was drawn"
-            _check_law(drawn, probabilities)
+        live = ring.Live(jnp.int32(2), self.live.size - 2, capacity=self.capacity)
+        drawn, probabilities = self.law(jax.jit(self.sampler.restrict)(state, live), live)
+        with _rule(LIVE):
+            taken = drawn[probabilities > 0]
+            assert np.all((taken >= 2) & (taken < self.capacity - 1)), "a slot excluded by restrict was drawn"
+        _check_law(drawn, probabilities)
 
     def check_updates(self, state: Any) -> None:
         unchanged, update = self.law(state), jax.jit(self.sampler.update)
@@ -213,7 +213,7 @@ class _Runs:
         return self.buffer.update(state, sample.indices, _td_errors(key, self.batch_size)), sample
 
     def scan(self, keys: jax.Array) -> tuple[Any, Any]:
-        return lax.scan(self.step, self.init(), keys)
+        return jax.lax.scan(self.step, self.init(), keys)
 
     def check_modes(self, key: jax.Array) -> Any:
         """Check that all modes agree; return a state with stored items."""

@@ -16,7 +16,6 @@ import seeds
 from jax.experimental.compilation_cache import compilation_cache
 
 from jaxreplay._common import devices
-from jaxreplay.transitions import _windows
 
 # Compiling is nearly all of the suite's work. LLVM's optimisation and XLA's newer code generators double it, and change
 # no result beyond rounding; with XLA_FLAGS set, even to nothing, programs are compiled as it says. Read by XLA when
@@ -131,7 +130,7 @@ def layout():
     """JAXREPLAY_LAYOUT=gpu or tpu lays states out as for that backend: the tests of laws hold in every layout."""
     backend = os.environ.get("JAXREPLAY_LAYOUT")
     with pytest.MonkeyPatch.context() as patch:
-        for module in (devices, _windows) if backend else ():
+        for module in (devices,) if backend else ():
             patch.setattr(module, "backend_of", lambda arrays=(): backend)
         yield
 
@@ -140,5 +139,5 @@ def layout():
 def children():
     """Makes processes that start quickly."""
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["orbax.checkpoint.v1", "optax", "pytest", "jaxreplay"])
+    context.set_forkserver_preload(["tensorstore", "optax", "pytest", "jaxreplay"])
     return context

@@ -349,7 +349,7 @@ def excused(name):
 def run_all(package, chosen, concerns, arguments):
     """The record of all mutants, by name; prints each."""
     context, record = multiprocessing.get_context("forkserver"), {}
-    context.set_forkserver_preload(["jax", "flax", "optax", "chex", "scipy.stats", "pytest", "orbax.checkpoint.v1"])
+    context.set_forkserver_preload(["jax", "flax", "optax", "chex", "scipy.stats", "pytest", "tensorstore"])
     with concurrent.futures.ThreadPoolExecutor(arguments.processes) as pool:
 
         def run(mutant):

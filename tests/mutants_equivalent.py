@@ -11,11 +11,11 @@ ANY_GUESS = "any first guess leads to the same end"
 EQUIVALENT = {
     "_common/checks.check_like: True -> False": "the structures have been found equal, so the leaves are as many",
     '_common/xla.is_tracing: _current_trace(convention="flax") -> _current_trace()': "JAX makes no use of it",
-    "_common/repeats.last_of_each: True -> False": PROMISE,
-    "_common/repeats.last_of_each: lax.sort((numbers, jnp.arange(numbers.size, dtype=jnp.int32)), num_keys=2) -> "
+    "_common/duplicates.last_of_each: True -> False": PROMISE,
+    "_common/duplicates.last_of_each: lax.sort((numbers, jnp.arange(numbers.size, dtype=jnp.int32)), num_keys=2) -> "
     "lax.sort((numbers, jnp.arange(numbers.size, dtype=jnp.int32)))": "the sort is stable, and the rows are in order",
-    "_common/repeats.last_of_each: numbers.size <= ALL_PAIRS -> ((numbers.size) < (ALL_PAIRS))": BOTH_RIGHT,
-    "_common/ring.newest: jnp.clip(count, 0, ring.size) -> jnp.clip(0, count, ring.size)": (
+    "_common/duplicates.last_of_each: numbers.size <= ALL_PAIRS -> ((numbers.size) < (ALL_PAIRS))": BOTH_RIGHT,
+    "_common/ring.Ring.newest: jnp.clip(count, 0, self.size) -> jnp.clip(0, count, self.size)": (
         "the larger of 0 and the count comes first in both"
     ),
     "wrappers/_mixture.Mixture._weigh: True -> False": AS_MANY,
@@ -27,14 +27,15 @@ EQUIVALENT = {
     "buffers/_reservoir.ReservoirBuffer._claim: False -> True (#2)": NONE_NEGATIVE,
     "buffers/_reservoir.ReservoirBuffer._claim: False -> True (#3)": NONE_NEGATIVE,
     "buffers/_reservoir.ReservoirBuffer._claim: False -> True (#4)": NONE_NEGATIVE,
-    "buffers/_reservoir.ReservoirBuffer._local_handles: False -> True": NONE_NEGATIVE,
-    "buffers/_reservoir.ReservoirBuffer._local_handles: "
+    "buffers/_reservoir.ReservoirBuffer._own_handles: False -> True": NONE_NEGATIVE,
+    "buffers/_reservoir.ReservoirBuffer._own_handles: "
     'state.handles.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False) -> '
     'state.handles.at[slots].get(mode="promise_in_bounds")': NONE_NEGATIVE,
-    "buffers/_chosen_sequences.advance: new, old, gone = read_once((new, old, gone)) -> pass": GPU_ALONE,
-    "curricula/_pool_moves._take: counts & (limit[rows.start] < 0) -> ((counts) | (limit[rows.start] < 0))": ANY_GUESS,
-    "curricula/_pool_moves._take: limit[rows.start] < 0 -> ((limit[rows.start]) <= (0))": ANY_GUESS,
-    "buffers/_uses.update: (slots >= 0) & (slots < capacity) -> ((slots >= 0) | (slots < capacity))": BESIDE,
+    "buffers/_chosen_sequences.advance: new, old, gone = xla.read_once((new, old, gone)) -> pass": GPU_ALONE,
+    "curricula/_pool_moves._entries: "
+    "counts & (limit[rows.start] < 0) -> ((counts) | (limit[rows.start] < 0))": ANY_GUESS,
+    "curricula/_pool_moves._entries: limit[rows.start] < 0 -> ((limit[rows.start]) <= (0))": ANY_GUESS,
+    "buffers/_uses.Uses.update: (slots >= 0) & (slots < capacity) -> ((slots >= 0) | (slots < capacity))": BESIDE,
     "samplers/_weights.effective_sample_size: 1.0 -> 3.0": "it divides weights that are all 0",
     "samplers/_weights.effective_sample_size: 1.0 -> 3.0 (#2)": "it divides a sum that is 0",
     "samplers/_weights.importance_weights: 0.0 -> 1.0": "rows that were not drawn are masked in the line below",
@@ -50,7 +51,7 @@ EQUIVALENT = {
     "indices, probabilities, weights = map(np.asarray, (indices, probabilities, weights)) -> pass": (
         "JAX's arrays compare and index as NumPy's do"
     ),
-    "transitions/_n_step._Tracer._rollout: 1 -> 2 (#2)": "any negative start stands for none",
+    "transitions/_n_step.NStep._rollout: 1 -> 2 (#2)": "any negative start stands for none",
     '__main__.main: parser.add_argument("checkpoint", help="the path passed to jr.save") -> '
     'parser.add_argument("checkpoint")': TEXT,
     "_common/checks.as_count: 1 -> 2": "no item has that age",
@@ -61,10 +62,10 @@ EQUIVALENT = {
     "buffers/_base.Buffer.handles: 0 -> 1 (#2)": BESIDE,
     "buffers/_later_steps.geometric: fallen < -0.5 -> ((fallen) <= (-0.5))": BOTH_RIGHT,
     "buffers/_reservoir._plus: 1 -> 2 (#3)": "no run adds as many items",
-    "buffers/_size.kind.sizes: x.minima is None -> ((x.minima) is not (None))": "it is only compared with itself",
-    "buffers/_uses.update: "
-    'uses.of_slots.at[jnp.where(inside, slots, 0)].get(mode="promise_in_bounds", wrap_negative_indices=False) -> '
-    'uses.of_slots.at[jnp.where(inside, slots, 0)].get(mode="promise_in_bounds")': NONE_NEGATIVE,
+    "buffers/_state.kind.sizes: x.minima is None -> ((x.minima) is not (None))": "it is only compared with itself",
+    "buffers/_uses.Uses.update: "
+    'self.of_slots.at[jnp.where(inside, slots, 0)].get(mode="promise_in_bounds", wrap_negative_indices=False) -> '
+    'self.of_slots.at[jnp.where(inside, slots, 0)].get(mode="promise_in_bounds")': NONE_NEGATIVE,
     "checkpoint/_checkpoint._check: 1 -> 2": "any number above 0 will do",
     "checkpoint/_checkpoint._check_same: json.dumps(content, sort_keys=True) -> json.dumps(content)": (
         "all processes write it in one order"
@@ -72,7 +73,7 @@ EQUIVALENT = {
     'checkpoint/_files.Writing.__init__: super().__init__(name="jaxreplay save") -> super().__init__()': TEXT,
     'checkpoint/_files.load: _file_of(folder, name, "") -> _file_of(folder, "", name)': "both are joined to one path",
     "curricula/_tasks.Tasks.probabilities: total > 0 -> ((total) >= (0)) (#2)": "what is divided by 0 is not selected",
-    "datasets/_arrays.transitions: 2**31 - 1 -> ((2**31) + (1))": "nobody has memory for as many rows",
+    "datasets/_rows.transitions: 2**31 - 1 -> ((2**31) + (1))": "nobody has memory for as many rows",
     "inspection/_diagnostics._masses: x[None] <= tops[:, None] -> ((x[None]) < (tops[:, None]))": (
         "at a point of the curve, both lines that meet there have its value"
     ),

@@ -74,13 +74,13 @@ def test_all_public_callables_are_found():
     assert {"ReplayBuffer", "ReplayBuffer.add", "Buffer.sample", "Mixture.sample", "Sharded.update"} <= CALLABLES.keys()
     assert {
         "Sampler.insert",
-        "_Tracer.add",
+        "NStep.add",
         "sum_tree.find",
         "datasets.from_arrays",
         "Steps.padded",
     } <= CALLABLES.keys()
-    assert {"ReservoirBuffer.newest", "TransitionBatch.from_single", "plot", "diagnostics"} <= CALLABLES.keys()
-    assert not {"Prioritized.insert", "ReplayBuffer.sample", "datasets.make_steps", "NStep.add"} & CALLABLES.keys()
+    assert {"Buffer.newest", "TransitionBatch.from_single", "plot", "diagnostics"} <= CALLABLES.keys()
+    assert not {"Prioritized.insert", "ReplayBuffer.sample", "datasets.make_steps"} & CALLABLES.keys()
     assert "Prioritized.tree" in CALLABLES
     assert {"Sharded", "Mixture"} <= set(WITH_EXAMPLE)
     assert len(WITHOUT_EXAMPLE) == 33

@@ -15,7 +15,12 @@ SUBJECTS = {
 
 
 def is_dataclass(decorator):
-    return "dataclasses.dataclass" in ast.unparse(decorator)
+    return any(x in ast.unparse(decorator) for x in ("dataclasses.dataclass", "checks.config"))
+
+
+def has_default(value):
+    is_rule = isinstance(value, ast.Call) and ast.unparse(value.func) == "checks.field"
+    return value is not None and not (is_rule and not any(x.arg == "default" for x in value.keywords))
 
 
 def options(tree):
@@ -28,7 +33,7 @@ def options(tree):
             given += [x for x, default in zip(node.args.kwonlyargs, node.args.kw_defaults, strict=True) if default]
             yield from (x.arg for x in given)
         elif isinstance(node, ast.ClassDef) and any(map(is_dataclass, node.decorator_list)):
-            fields = [x for x in node.body if isinstance(x, ast.AnnAssign) and x.value is not None]
+            fields = [x for x in node.body if isinstance(x, ast.AnnAssign) and has_default(x.value)]
             yield from (x.target.id for x in fields if "ClassVar" not in ast.unparse(x.annotation))
         elif isinstance(node, ast.Call) and getattr(node.func, "id", "") in ("getattr", "hasattr"):
             yield from (x.value for x in node.args[1:2] if isinstance(x, ast.Constant))

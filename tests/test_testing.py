@@ -333,7 +333,7 @@ class Forgets(jr.Prioritized):
 @config()
 class DrawsAll(jr.Uniform):
     def sample(self, state, key, batch_size, live):
-        return super().sample(state, key, batch_size, live._replace(size=jnp.int32(state.capacity)))
+        return super().sample(state, key, batch_size, live.replace(size=jnp.int32(live.capacity)))
 
 
 @config()
@@ -365,12 +365,19 @@ class WeighsByInts(jr.Uniform):
         return (probabilities > 0).astype(jnp.int32)
 
 
+@config()
+class LeavesRows(jr.Uniform):
+    replacement: bool = False
+    fills_rows = True
+
+
 BROKEN_SAMPLERS = {
     testing.CONFIG: type("Open", (jr.Uniform,), {"__setattr__": lambda self, name, value: None})(),
     testing.MODES: HasHiddenCounter(),
     testing.TYPES: WeighsByInts(),
     testing.LAW: Forgets(),
     testing.LIVE: DrawsAll(),
+    testing.FILLED: LeavesRows(),
     testing.IGNORED: HasNoMask(),
     testing.LAST: FirstCounts(),
     testing.FINITE: TakesAll(),

@@ -9,9 +9,7 @@ import jax
 import jax.core
 import numpy as np
 
-from jaxreplay._common.checks import as_int32
-from jaxreplay._common.meshes import over_any_mesh
-from jaxreplay._common.xla import copy_numpy, explain_donated
+from jaxreplay._common import checks, meshes, xla
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -61,17 +59,17 @@ def method(**declared: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
     Raises (the method):
       ValueError: the state was donated to an earlier call.
     """
-    return lambda body: _compiled(body, Call(**declared), over_any_mesh)
+    return lambda body: _compiled(body, Call(**declared), meshes.over_any_mesh)
 
 
 def forwarded(
-    method: Callable[Concatenate[Any, P], R], sentence: str, over_mesh: Callable[..., Any] = over_any_mesh
+    method: Callable[Concatenate[Any, P], R], doc: str, over_mesh: Callable[..., Any] = meshes.over_any_mesh
 ) -> Callable[Concatenate[Any, P], R]:
     """A method of a wrapper like `method` of a buffer: its body is `self._run(name, call, state, arguments)`.
 
     Args:
       method: as declared by the decorator of the same name.
-      sentence: the docstring, which says what differs.
+      doc: the docstring, which says what differs.
       over_mesh: decorator that lays out the arguments.
     """
     declared: Any = method
@@ -80,11 +78,17 @@ def forwarded(
     def body(self: Any, state: Any, **arguments: Any) -> Any:
         return self._run(declared.__name__, declared.call, state, arguments)
 
-    body.__doc__ = sentence
+    body.__doc__ = doc
     return _compiled(body, declared.call, over_mesh)
 
 
 def _compiled(body: Any, call: Call, over_mesh: Callable[..., Any]) -> Any:
+    """The method. Of `buffer.update(state, indices, td_errors=x)`:
+
+    - `run` brings the arguments in the order of the signature and checks them (`call.before`); the result is checked.
+    - `dispatch` converts and copies NumPy arguments, and chooses the pure or the donating program.
+    - `program(buffer, state, indices, x)` is what these two compile: `body`, over any mesh, after a check of the state.
+    """
     signature = inspect.signature(body)
     first, *names = list(signature.parameters)[1:]
     handles = [number for number, name in enumerate(names) if name in HANDLES]
@@ -107,15 +111,15 @@ def _compiled(body: Any, call: Call, over_mesh: Callable[..., Any]) -> Any:
     def dispatch(self: Any, state: Any, *arguments: Any) -> Any:
         for number in handles:
             if isinstance(arguments[number], np.ndarray):
-                arguments = (*arguments[:number], as_int32(arguments[number]), *arguments[number + 1 :])
-        arguments = copy_numpy(arguments)
-        if over_mesh is not over_any_mesh:
-            explain_donated(state, None)  # JAX 0.10 crashes over an array that is gone on several devices
+                arguments = (*arguments[:number], checks.as_int32(arguments[number]), *arguments[number + 1 :])
+        arguments = xla.copy_numpy(arguments)
+        if over_mesh is not meshes.over_any_mesh:
+            xla.explain_donated(state, None)  # JAX 0.10 crashes over an array that is gone on several devices
         donate = call.donates and self.donate and not _is_differentiated((state, arguments))
         try:
             return (donating if donate else pure)(self, state, *arguments)
         except (RuntimeError, TypeError, ValueError) as error:
-            explain_donated(state, error)
+            xla.explain_donated(state, error)
             if isinstance(error, TypeError) and first == "state":
                 self._check_state(state)  # JAX refuses what is no array before the call is traced
             raise

@@ -2,8 +2,10 @@
 
 import dataclasses
 import functools
+import json
 import math
-from typing import Any, TypeVar
+from collections.abc import Callable
+from typing import Any, TypeVar, dataclass_transform
 
 import jax
 import jax.core
@@ -255,19 +257,58 @@ def check_bool(name: str, value: Any, meaning: str) -> bool:
     return bool(value)
 
 
-def set_fields(config: Any, **values: Any) -> None:
-    """Set fields of a frozen dataclass in its `__post_init__`."""
-    for name, value in values.items():
-        object.__setattr__(config, name, value)
+def field(check: Callable[..., Any], *rule: Any, default: Any = dataclasses.MISSING) -> Any:
+    """A field of a `config`, with its rule: the value becomes what `check(name, value, *rule)` returns."""
+    return dataclasses.field(default=default, metadata={"rule": (check, *rule)})
 
 
-def keywords_only(config: K) -> K:
-    """Decorator of a dataclass whose fields are all `kw_only`: a `TypeError` for positional arguments shows the call.
+def set_checked(config: Any, name: str, check: Callable[..., Any], *rule: Any) -> None:
+    """Set a field of a frozen configuration to what `check(name, value, *rule)` returns."""
+    object.__setattr__(config, name, check(name, getattr(config, name), *rule))
 
-    A subclass that is a dataclass too has a constructor of its own, which may take positional arguments.
+
+def optional(check: Callable[..., Any]) -> Callable[..., Any]:
+    """The same check, which None passes too."""
+    return lambda name, value, *rule: None if value is None else check(name, value, *rule)
+
+
+def check_choice(name: str, value: Any, *choices: Any) -> Any:
+    """`value`; a `ValueError` if it is none of the choices: strings, bools or None."""
+    if not any(isinstance(value, type(choice)) and value == choice for choice in choices):
+        *most, last = [json.dumps(x) if isinstance(x, str) else repr(x) for x in choices]
+        raise ValueError(f"{name}={value!r}: must be {', '.join(most)} or {last}.")
+    return value
+
+
+def check_callable(name: str, value: Any, what: str) -> Any:
+    """`value`; a `ValueError` if it cannot be called."""
+    if not callable(value):
+        raise ValueError(f"{name}={value!r}: must be {what}.")
+    return value
+
+
+@dataclass_transform(frozen_default=True, kw_only_default=True, field_specifiers=(field, dataclasses.field))
+def config(kind: K) -> K:
+    """Decorator of a configuration: a frozen dataclass with keyword-only fields and their rules (`field`).
+
+    The method `_check_fields`, if there is one, is called last; rules for several fields are there. Fields without a
+    default come first, also those of a subclass. A `TypeError` for positional arguments or unknown names shows the
+    call. `repr` shows the fields that differ from their defaults.
     """
-    construct: Any = config.__init__
-    fields = [field.name for field in dataclasses.fields(config)]
+
+    def post_init(self: Any) -> None:
+        for x in dataclasses.fields(self):
+            if "rule" in x.metadata:
+                set_checked(self, x.name, *x.metadata["rule"])
+        if hasattr(self, "_check_fields"):
+            self._check_fields()
+
+    made: Any = kind
+    made.__post_init__ = post_init
+    made = dataclasses.dataclass(frozen=True, kw_only=True)(made)
+    by_name = made.__dataclass_fields__.items()
+    made.__dataclass_fields__ = dict(sorted(by_name, key=lambda x: x[1].default is not dataclasses.MISSING))
+    construct, fields = made.__init__, [x.name for x in dataclasses.fields(made) if x.init]
 
     @functools.wraps(construct)
     def init(self: Any, *args: Any, **kwargs: Any) -> None:
@@ -275,12 +316,16 @@ def keywords_only(config: K) -> K:
             name, found = type(self).__name__, brief(args[0])
             raise TypeError(f"{name}: got {found}, takes keyword arguments only; write {name}({fields[0]}=...).")
         if unknown := [name for name in kwargs if name not in fields]:
-            known = ", ".join(field for field in fields if field[0] != "_")
+            known = ", ".join(x for x in fields if x[0] != "_")
             raise TypeError(f"{type(self).__name__}: has no field {unknown[0]}; it has {known}.")
         construct(self, **kwargs)
 
-    config.__init__ = init
-    return config
+    def text(self: Any) -> str:
+        shown = [x for x in dataclasses.fields(self) if x.repr and getattr(self, x.name) != x.default]
+        return f"{type(self).__name__}({', '.join(f'{x.name}={getattr(self, x.name)!r}' for x in shown)})"
+
+    made.__init__, made.__repr__ = init, text
+    return made
 
 
 def check_indices(indices: Any, num_axes: int | None = 1, name: str = "indices") -> jax.Array:

@@ -15,11 +15,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jax import lax
 
-from jaxreplay._common import devices
-from jaxreplay._common.repeats import last_of_each
-from jaxreplay._common.xla import full
+from jaxreplay._common import devices, duplicates, xla
 
 LANES = 128
 PADDING = 1.25  # items are padded to whole rows if they grow by at most this factor
@@ -78,9 +75,9 @@ def zeros(spec: Any, leading: tuple[int, ...], num_axes: int) -> Any:
         stored = f"uint{max(8, width(dtype))}" if is_narrow(dtype) else dtype
         if _fits_rows(leaf.dtype, item, backend):
             rows = _num_rows(leading, item, stored)
-            stored_leaf = Rows(full((rows, LANES), 0, stored), leading, item)
+            stored_leaf = Rows(xla.full((rows, LANES), 0, stored), leading, item)
         else:
-            stored_leaf = full(leading + item, 0, stored)
+            stored_leaf = xla.full(leading + item, 0, stored)
         return Bits(stored_leaf, dtype) if is_narrow(dtype) else stored_leaf
 
     return jax.tree.map(leaf_zeros, spec)
@@ -111,7 +108,7 @@ def write(storage: Any, places: jax.Array, items: Any, num_axes: int = 1) -> Any
             return Rows(_write_rows(as_one, places, new), stored.leading, stored.item)
         # One index per axis: XLA:CPU would copy the array to merge and split the axes.
         others = jnp.int32(math.prod(sizes[1:]))
-        index = (places,) if num_axes == 1 else (lax.div(places, others), lax.rem(places, others))
+        index = (places,) if num_axes == 1 else (jax.lax.div(places, others), jax.lax.rem(places, others))
         return stored.at[index].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
 
     return jax.tree.map(written, storage, items, is_leaf=is_leaf)
@@ -121,7 +118,7 @@ def write_parts(storage: Any, num_axes: int, places: jax.Array, values: list[Any
     """`write` of one array [*places.shape, ...] for each leaf, or None; the last write to a repeated place wins."""
     stored, treedef = jax.tree.flatten(storage, is_leaf=is_leaf)
     batch_axes, places = places.ndim, places.reshape(-1)
-    places = jnp.where(last_of_each(places), places, num_places(storage, num_axes))
+    places = jnp.where(duplicates.last_of_each(places), places, num_places(storage, num_axes))
     for i, value in enumerate(values):
         if value is not None:
             new = value.reshape(places.size, *value.shape[batch_axes:])
@@ -194,17 +191,17 @@ class BackendState:
           >>> state.storage["x"].rows.shape, state.sampler.tree.fanout
           ((8, 128), 128)
         """
-        return _laid_out(self, self, backend or devices.backend_of(self))
+        return _for_backend(self, self, backend or devices.backend_of(self))
 
 
-def _laid_out(tree: Any, state: Any, backend: str) -> Any:
+def _for_backend(tree: Any, state: Any, backend: str) -> Any:
     """A pytree of parts of a state, with each part that has `_layouts` laid out for a backend."""
 
     def converted(part: Any) -> Any:
         if not hasattr(part, "_layouts"):
             return part
         values = {field.name: getattr(part, field.name) for field in dataclasses.fields(part)}
-        changed = {name: part._layouts.get(name, _laid_out)(value, state, backend) for name, value in values.items()}
+        changed = {name: part._layouts.get(name, _for_backend)(value, state, backend) for name, value in values.items()}
         return dataclasses.replace(part, **changed)
 
     return jax.tree.map(converted, tree, is_leaf=lambda x: hasattr(x, "_layouts"))
@@ -276,10 +273,10 @@ def _rows_and_lanes(rows: jax.Array, items: jax.Array, stride: int) -> tuple[jax
     """Rows and lanes, [..., stride], of items [...] that are not aligned to rows."""
     first_row, lane = jnp.zeros_like(items), items * stride
     if rows.size > 2**30:  # int32 might overflow
-        first_row = lax.div(items, np.int32(LANES)) * stride
-        lane = lax.rem(items, np.int32(LANES)) * stride
+        first_row = jax.lax.div(items, np.int32(LANES)) * stride
+        lane = jax.lax.rem(items, np.int32(LANES)) * stride
     lanes = _consecutive(lane, stride)
-    return lax.div(lanes, np.int32(LANES)) + first_row[..., None], lax.rem(lanes, np.int32(LANES))
+    return jax.lax.div(lanes, np.int32(LANES)) + first_row[..., None], jax.lax.rem(lanes, np.int32(LANES))
 
 
 def _consecutive(start: jax.Array, size: int) -> jax.Array:
@@ -357,13 +354,13 @@ def width(dtype: Any) -> int:
 
 def to_bits(x: jax.Array) -> jax.Array:
     """Bits of real numbers as unsigned integers of the same width, but at least 8 bits."""
-    bits = lax.bitcast_convert_type(x, f"uint{width(x.dtype)}")
+    bits = jax.lax.bitcast_convert_type(x, f"uint{width(x.dtype)}")
     return bits.astype(f"uint{max(8, width(x.dtype))}")
 
 
 def from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
     """The inverse of `to_bits`."""
-    return lax.bitcast_convert_type(bits.astype(f"uint{width(dtype)}"), dtype)
+    return jax.lax.bitcast_convert_type(bits.astype(f"uint{width(dtype)}"), dtype)
 
 
 def is_narrow(dtype: Any) -> bool:

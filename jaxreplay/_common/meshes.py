@@ -21,6 +21,9 @@ def over_any_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
 
     If an argument is sharded over explicit axes, so are the results. A returned state has the sharding of `state`.
     Leaves [k B, ...] are sharded along their first axis like arguments [B, ...]. All else is replicated.
+
+    With an argument [6, 3] sharded along its first axis, and one [4] that is not sharded, results [6] and [12, 2] are
+    sharded as the first one, as 6 divides them. A result [4] is replicated.
     """
 
     @functools.wraps(function)
@@ -34,18 +37,18 @@ def over_any_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
         of_rows = {x.shape[0]: spec[:1] for x in leaves if any((spec := _spec(x))[:1]) and x.shape[0]}
 
         def within(x: Any) -> Any:
-            return x if _explicit_mesh(x) is None else _laid_out(x, automatic, ())
+            return x if _explicit_mesh(x) is None else _resharded(x, automatic, ())
 
         def as_given(result: Any) -> Any:
             if jax.tree.structure(result) == jax.tree.structure(state):
-                return jax.tree.map(lambda x, old: _laid_out(x, mesh, _spec(old)), result, state)
+                return jax.tree.map(lambda x, old: _resharded(x, mesh, _spec(old)), result, state)
             if type(result) is tuple:
                 return tuple(map(as_given, result))
             return jax.tree.map(as_rows, result)
 
         def as_rows(x: jax.Array) -> jax.Array:
             fitting = (spec for count, spec in of_rows.items() if x.ndim and x.shape[0] % count == 0)
-            return _laid_out(x, mesh, next(fitting, ()))
+            return _resharded(x, mesh, next(fitting, ()))
 
         with _use_mesh(automatic):
             result = function(*jax.tree.map(within, (state, *arguments)))
@@ -72,5 +75,5 @@ def _spec(x: Any) -> tuple[Any, ...]:
     return () if _explicit_mesh(x) is None else tuple(jax.typeof(x).sharding.spec)
 
 
-def _laid_out(x: jax.Array, mesh: AbstractMesh, spec: tuple[Any, ...]) -> jax.Array:
+def _resharded(x: jax.Array, mesh: AbstractMesh, spec: tuple[Any, ...]) -> jax.Array:
     return jax.sharding.reshard(x, NamedSharding(mesh, PartitionSpec(*spec)))

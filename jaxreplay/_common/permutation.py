@@ -7,9 +7,8 @@ re-enciphers values outside of [0, size): a loop of unknown length, for which a 
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from jaxreplay._common.random import random_bits, random_integers
+from jaxreplay._common import random
 
 ROUNDS = 48
 
@@ -35,8 +34,10 @@ def permuted(key: jax.Array, positions: jax.Array, size: jax.Array) -> jax.Array
       int32 in [0, size), shape of `positions`; distinct for distinct positions.
     """
     size = jnp.maximum(size, 1)
-    bits = random_bits(key, ROUNDS)
-    pivots = random_integers(bits, size).astype(jnp.uint32)  # the second words matter for one in 2^32 / size only
+    bits = random.random_bits(key, ROUNDS)
+    pivots = random.random_integers(bits, size).astype(
+        jnp.uint32
+    )  # the second words matter for one in 2^32 / size only
     numbers = jnp.clip(positions, 0, size - 1).astype(jnp.uint32)
     modulus = size.astype(jnp.uint32)
 
@@ -51,4 +52,4 @@ def permuted(key: jax.Array, positions: jax.Array, size: jax.Array) -> jax.Array
         return jnp.where(decisions.astype(jnp.int32) < 0, partners, numbers), None
 
     # A loop would be two kernels per round on a GPU, and as much slower on a TPU.
-    return lax.scan(swap_or_not, numbers, (pivots, bits[1]), unroll=True)[0].astype(jnp.int32)
+    return jax.lax.scan(swap_or_not, numbers, (pivots, bits[1]), unroll=True)[0].astype(jnp.int32)

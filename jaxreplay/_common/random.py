@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 from jax.extend.random import threefry2x32_p
 
-from jaxreplay._common.checks import check_key
+from jaxreplay._common import checks
 
 
 def random_bits(key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
@@ -17,7 +17,7 @@ def random_bits(key: jax.Array, size: int) -> tuple[jax.Array, jax.Array]:
     Raises:
       ValueError: `key` is not a PRNG key.
     """
-    check_key(key)
+    checks.check_key(key)
     if jax.config.jax_debug_key_reuse:  # pyright: ignore[reportAttributeAccessIssue]
         jax.random.bits(key)  # counts as a use of the key; reading `key_data` does not
     words = jax.random.key_data(key)

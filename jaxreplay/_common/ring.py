@@ -9,12 +9,11 @@ buffer share the int32 range: their periods are shorter, and the handles of ring
 import dataclasses
 import functools
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 
 from jaxreplay._common import xla
 
@@ -22,34 +21,23 @@ MAX_CAPACITY = 2**29
 
 
 @struct.dataclass
-class Ring:
-    """Cursor and fill of a ring.
-
-    Attributes:
-      inserted: int32 [], handle of the next insertion.
-      size: int32 [], number of filled slots.
-      period: number of distinct handles (static).
-    """
-
-    inserted: jax.Array  # []
-    size: jax.Array  # []
-    period: int = struct.field(pytree_node=False)
-
-
-class Live(NamedTuple):
+class Live:
     """Slots that may be drawn: `size` slots from `start` on, modulo the capacity.
 
     Attributes:
       start: int32 [], the first slot.
       size: int32 [], number of slots.
       older: int32 [], number of slots that `max_age` leaves out, which hold older items. Only set for a sampler with
-        `by_age` (see `jaxreplay.samplers._protocol`).
+        `by_age` (see `jaxreplay.samplers.Sampler`).
       unspent: with a buffer's `max_uses` a sum tree, leaf 1 for each slot that may be drawn. `size` counts them; other
         slots of the range may not be drawn.
+      capacity: number of all slots (static).
+      axis_name: mapped axis over D shards (static); None without shards. An item's probability in the whole batch is
+        1/D of its probability in its shard.
 
     Examples:
-      >>> live = jr.samplers.Live(start=jnp.int32(3), size=jnp.int32(2))
-      >>> live.slots(jnp.array([0, 1]), capacity=4).tolist()
+      >>> live = jr.samplers.Live(start=jnp.int32(3), size=jnp.int32(2), capacity=4)
+      >>> live.slots(jnp.array([0, 1])).tolist()
       [3, 0]
     """
 
@@ -57,16 +45,107 @@ class Live(NamedTuple):
     size: jax.Array
     older: jax.Array | int = 0
     unspent: Any = None
+    capacity: int = struct.field(pytree_node=False, kw_only=True)
+    axis_name: str | None = struct.field(pytree_node=False, kw_only=True, default=None)
 
-    def slots(self, positions: jax.Array, capacity: int) -> jax.Array:
+    def total(self) -> jax.Array:
+        """Number of slots of all shards that may be drawn, int32 [].
+
+        Examples:
+          >>> live = jr.samplers.Live(start=jnp.int32(0), size=jnp.int32(3), capacity=4)
+          >>> int(live.total())
+          3
+        """
+        return reduced(jax.lax.psum, self.size, self.axis_name)
+
+    def slots(self, positions: jax.Array) -> jax.Array:
         """Slots at `positions` (int32 [B], in [0, size)) of this range, int32 [B].
 
         Examples:
-          >>> live = jr.samplers.Live(start=jnp.int32(0), size=jnp.int32(4))
-          >>> live.slots(jnp.array([2]), capacity=4).tolist()
+          >>> live = jr.samplers.Live(start=jnp.int32(0), size=jnp.int32(4), capacity=4)
+          >>> live.slots(jnp.array([2])).tolist()
           [2]
         """
-        return wrap_excess(self.start + positions, capacity)
+        return wrap_excess(self.start + positions, self.capacity)
+
+
+@struct.dataclass
+class Ring:
+    """Cursor and fill of a ring of slots.
+
+    Attributes:
+      inserted: int32 [], handle of the next insertion.
+      size: int32 [], number of filled slots.
+      capacity: number of slots (static).
+      period: number of distinct handles (static).
+    """
+
+    inserted: jax.Array  # []
+    size: jax.Array  # []
+    capacity: int = struct.field(pytree_node=False)
+    period: int = struct.field(pytree_node=False)
+
+    def first_handle(self, axis_name: str) -> jax.Array:
+        """First handle of this shard's ring, one of the rings along a mapped axis."""
+        return jax.lax.axis_index(axis_name) * self.period
+
+    def after(self, *others: Any) -> Self:
+        """The same ring; writes to its slots are ordered after all reads that `others` depend on."""
+        return dataclasses.replace(self, inserted=xla.after(self.inserted, *others))
+
+    def live(self) -> Live:
+        """All stored slots."""
+        return Live(start=jnp.zeros_like(self.size), size=self.size, capacity=self.capacity)
+
+    def newest(self, count: jax.Array) -> Live:
+        """Slots of the newest `count` insertions (int32 [], clipped to [0, size])."""
+        size = jnp.clip(count, 0, self.size)
+        return Live(wrap_negative(self.inserted % self.capacity - size, self.capacity), size, capacity=self.capacity)
+
+    def next_slots(self, mask: jax.Array | None, batch_size: int) -> tuple[jax.Array, jax.Array]:
+        """Slots for the insertion of a batch, in order.
+
+        Returns:
+          slots, int32 [B], the capacity (out of range) where the mask is False; and the number of insertions, int32 [].
+        """
+        rows = jnp.arange(batch_size, dtype=jnp.int32)
+        count = jnp.asarray(batch_size, jnp.int32)
+        if mask is not None:
+            rows = jnp.cumsum(mask, dtype=jnp.int32) - 1
+            count = rows[-1] + 1
+        slots = wrap_excess(self.inserted % self.capacity + rows, self.capacity)
+        return slots if mask is None else jnp.where(mask, slots, self.capacity), count
+
+    def advance(self, count: jax.Array) -> Self:
+        """The ring after `count` insertions, at most its period."""
+        room = self.period - count
+        inserted = jnp.where(self.inserted >= room, self.inserted - room, self.inserted + count)
+        # Otherwise a GPU computes them again from the ring before, of which it would keep a copy.
+        inserted, size = xla.read_once((inserted, jnp.minimum(self.size + count, self.capacity)))
+        return dataclasses.replace(self, inserted=inserted, size=size)
+
+    def ages(self, slots: jax.Array) -> jax.Array:
+        """Ages of `slots` (int32 [B], in range): number of later insertions, int32 [B]; 0 for the newest."""
+        return wrap_negative(self.inserted % self.capacity - 1 - slots, self.capacity)
+
+    def handles(self, slots: jax.Array, axis_name: str | None = None) -> jax.Array:
+        """Handles of the items in `slots` (int32 [B], in range), unique among all shards, int32 [B]; -1 if empty."""
+        age = self.ages(slots)
+        return self.in_all_shards(
+            jnp.where(age < self.size, wrap_negative(self.inserted - 1 - age, self.period), -1), axis_name
+        )
+
+    def in_all_shards(self, handles: jax.Array, axis_name: str | None) -> jax.Array:
+        """Handles that are unique among all shards, from handles of this ring, int32 [B]; -1 stays."""
+        return handles if axis_name is None else jnp.where(handles >= 0, handles + self.first_handle(axis_name), -1)
+
+    def slots(self, handles: jax.Array, axis_name: str | None = None) -> jax.Array:
+        """Slots of `handles` (int32 [B]), int32 [B]; the capacity if the item is not stored, or not in this shard."""
+        if axis_name is not None:
+            handles = handles - self.first_handle(axis_name)
+        age = wrap_negative(self.inserted - 1 - handles, self.period)
+        stored = (handles >= 0) & (handles < self.period) & (age < self.size)
+        return jnp.where(stored, wrap_negative(self.inserted % self.capacity - 1 - age, self.capacity), self.capacity)
 
 
 def wrap_negative(x: jax.Array, n: int) -> jax.Array:
@@ -82,80 +161,17 @@ def wrap_excess(x: jax.Array, n: int) -> jax.Array:
 def init(capacity: int, num_rings: int = 1) -> Ring:
     """An empty ring, one of `num_rings` rings with distinct handles."""
     period = (2**31 - 1 - capacity) // num_rings // capacity * capacity
-    return Ring(inserted=xla.full((), 0, jnp.int32), size=xla.full((), 0, jnp.int32), period=period)
-
-
-def first_handle(ring: Ring, axis_name: str | None) -> jax.Array | int:
-    """First handle of this shard's ring, one of the rings along a mapped axis; 0 without shards."""
-    return 0 if axis_name is None else lax.axis_index(axis_name) * ring.period
+    return Ring(inserted=xla.full((), 0, jnp.int32), size=xla.full((), 0, jnp.int32), capacity=capacity, period=period)
 
 
 def num_shards(axis_name: str | None) -> int:
     """Number of shards along a mapped axis; 1 without one."""
-    return 1 if axis_name is None else lax.axis_size(axis_name)
+    return 1 if axis_name is None else jax.lax.axis_size(axis_name)
 
 
 def reduced(collective: Callable[..., Any], x: Any, axis_name: str | None) -> Any:
-    """x reduced over all shards by a collective such as `lax.psum`."""
+    """x reduced over all shards by a collective such as `jax.lax.psum`."""
     return x if axis_name is None else collective(x, axis_name)
-
-
-def after(ring: Ring, *others: Any) -> Ring:
-    """The same ring; writes to its slots are ordered after all reads that `others` depend on."""
-    return dataclasses.replace(ring, inserted=xla.after(ring.inserted, *others))
-
-
-def live(ring: Ring) -> Live:
-    """All stored slots."""
-    return Live(start=jnp.zeros_like(ring.size), size=ring.size)
-
-
-def newest(ring: Ring, count: jax.Array, capacity: int) -> Live:
-    """Slots of the newest `count` insertions (int32 [], clipped to [0, size])."""
-    size = jnp.clip(count, 0, ring.size)
-    return Live(start=wrap_negative(ring.inserted % capacity - size, capacity), size=size)
-
-
-def next_slots(ring: Ring, mask: jax.Array | None, batch_size: int, capacity: int) -> tuple[jax.Array, jax.Array]:
-    """Slots for the insertion of a batch, in order.
-
-    Returns:
-      slots, int32 [B], `capacity` (out of range) where the mask is False; and the number of insertions, int32 [].
-    """
-    rows = jnp.arange(batch_size, dtype=jnp.int32)
-    count = jnp.asarray(batch_size, jnp.int32)
-    if mask is not None:
-        rows = jnp.cumsum(mask, dtype=jnp.int32) - 1
-        count = rows[-1] + 1
-    slots = wrap_excess(ring.inserted % capacity + rows, capacity)
-    return slots if mask is None else jnp.where(mask, slots, capacity), count
-
-
-def advance(ring: Ring, count: jax.Array, capacity: int) -> Ring:
-    """The ring after `count` insertions, at most its period."""
-    room = ring.period - count
-    inserted = jnp.where(ring.inserted >= room, ring.inserted - room, ring.inserted + count)
-    # Otherwise a GPU computes them again from the ring before, of which it would keep a copy.
-    inserted, size = xla.read_once((inserted, jnp.minimum(ring.size + count, capacity)))
-    return Ring(inserted=inserted, size=size, period=ring.period)
-
-
-def ages(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:
-    """Ages of `slots` (int32 [B], in range): number of later insertions, int32 [B]; 0 for the newest."""
-    return wrap_negative(ring.inserted % capacity - 1 - slots, capacity)
-
-
-def handles(ring: Ring, slots: jax.Array, capacity: int) -> jax.Array:
-    """Handles of the items in `slots` (int32 [B], in range), int32 [B]; -1 for empty slots."""
-    age = ages(ring, slots, capacity)
-    return jnp.where(age < ring.size, wrap_negative(ring.inserted - 1 - age, ring.period), -1)
-
-
-def slots(ring: Ring, handles: jax.Array, capacity: int) -> jax.Array:
-    """Slots of `handles` (int32 [B]), int32 [B]; `capacity` if the item is no longer stored."""
-    age = wrap_negative(ring.inserted - 1 - handles, ring.period)
-    stored = (handles >= 0) & (handles < ring.period) & (age < ring.size)
-    return jnp.where(stored, wrap_negative(ring.inserted % capacity - 1 - age, capacity), capacity)
 
 
 @functools.partial(jax.jit, static_argnums=1)

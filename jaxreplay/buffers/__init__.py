@@ -6,4 +6,4 @@ from jaxreplay.buffers._reservoir import ReservoirBuffer as ReservoirBuffer
 from jaxreplay.buffers._reservoir import ReservoirState as ReservoirState
 from jaxreplay.buffers._sample import Sample as Sample
 from jaxreplay.buffers._sequence import SequenceBuffer as SequenceBuffer
-from jaxreplay.buffers._sequence_state import SequenceState as SequenceState
+from jaxreplay.buffers._sequence import SequenceState as SequenceState

@@ -6,31 +6,58 @@ from typing import Any, ClassVar, Generic
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
-from jaxreplay._common import checks, layouts, ring
-from jaxreplay._common.calls import method
-from jaxreplay._common.permutation import permuted
-from jaxreplay._common.xla import alive, copy, materialize, read_once
+from jaxreplay._common import calls, checks, layouts, permutation, ring, xla
 from jaxreplay.buffers import _uses
-from jaxreplay.buffers._sample import Sample, check_draw, check_drawn, checked_draw, checked_epoch, checked_newest
-from jaxreplay.buffers._size import S, Sized, kind, kind_of_states
-from jaxreplay.samplers import Sampler
+from jaxreplay.buffers._sample import (
+    Sample,
+    check_batch_size,
+    epoch_arguments,
+    newest_arguments,
+    reject_empty,
+    sample_arguments,
+)
+from jaxreplay.buffers._state import S, Sized, check_state
+from jaxreplay.samplers import Sampler, Uniform
+from jaxreplay.samplers._base import check_sampler
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.transitions._batch import rows_to_write, without_valid
 
 
+@checks.config
 class Buffer(Sized, Generic[S]):
     """A buffer whose drawable items lie in slots, mostly a ring; subclasses are frozen dataclasses and final."""
 
-    sampler: Sampler
-    count_updates: bool
-    max_uses: int | None
-    donate: bool
-    _axis_name: str | None  # the mapped axis over all shards; None for a buffer without shards
+    sampler: Sampler = checks.field(check_sampler, default=Uniform())
+    count_updates: bool = checks.field(checks.check_bool, "whether to count updates", default=False)
+    max_uses: int | None = checks.field(
+        checks.optional(checks.check_integer), 1, _uses.MOST, "a number of updates, or None for no bound", default=None
+    )
+    donate: bool = True
+    # The mapped axis over all shards; None for a buffer without shards.
+    _axis_name: str | None = dataclasses.field(default=None, repr=False)
     # Fields with the sizes of the storage's leading axes. Memory grows with the first; shards divide the last.
     _storage_axes: ClassVar[tuple[str, ...]] = ("capacity",)
     _state_kind: ClassVar[type]
+    _keeps_order: ClassVar[bool] = True  # False if slots say nothing about ages
+
+    def _check_fields(self) -> None:
+        if self.sampler.by_age:
+            self._check_order(f"sampler={self.sampler!r}", ", or another sampler")
+        if self.max_uses is not None and self.sampler.by_age:
+            raise ValueError(
+                f"max_uses={self.max_uses}: {self.sampler!r} draws by rank among all items; use another sampler."
+            )
+
+    def _check_order(self, asked: str, remedy: str = "") -> None:
+        """Raise a `ValueError` if the buffer keeps no order of age, which `asked` needs."""
+        if not self._keeps_order:
+            raise ValueError(f"{asked}: a {type(self).__name__} keeps no order; use a ReplayBuffer{remedy}.")
+
+    def _in_order(self, state: S, asked: str) -> ring.Live:
+        """The filled slots in order of age, the oldest first, for the method `asked`."""
+        self._check_order(asked)
+        return state.ring.newest(state.ring.size)
 
     @abc.abstractmethod
     def init(self, items: Any, /) -> S:
@@ -49,11 +76,6 @@ class Buffer(Sized, Generic[S]):
     def _num_slots(self) -> int:
         """Size of the ring of slots."""
 
-    @property
-    def _axis(self) -> dict[str, Any]:
-        """The keyword `axis_name` of a sampler's methods; left out without shards, so that it need not be taken."""
-        return {} if self._axis_name is None else {"axis_name": self._axis_name}
-
     @abc.abstractmethod
     def _ages(self, state: S, slots: jax.Array) -> jax.Array:
         """`Sample.age` of the items in `slots` [B]."""
@@ -66,70 +88,49 @@ class Buffer(Sized, Generic[S]):
         """Positions of items in the storage with merged leading axes, from `slots` [B]; out of range if not stored."""
         return slots
 
-    def _local_handles(self, state: S, slots: jax.Array) -> jax.Array:
-        """Handles within one shard of the items in `slots` [B], which are in range; -1 for an empty slot."""
-        return ring.handles(state.ring, slots, self._num_slots)
-
-    def _local_slots(self, state: S, handles: jax.Array) -> jax.Array:
-        """Slots of `handles` [B] within one shard; `_num_slots` for an item that is no longer stored."""
-        return ring.slots(state.ring, handles, self._num_slots)
-
     def _handles(self, state: S, slots: jax.Array) -> jax.Array:
-        """Handles of the items in `slots`, unique among all shards."""
-        handles = self._local_handles(state, slots)
-        return jnp.where(handles >= 0, handles + ring.first_handle(state.ring, self._axis_name), -1)
+        """Handles of the items in `slots` [B], which are in range, unique among all shards; -1 for an empty slot."""
+        return state.ring.handles(slots, self._axis_name)
 
     def _slots(self, state: S, handles: jax.Array) -> jax.Array:
-        """Slots of `handles`, which are unique among all shards."""
-        return self._local_slots(state, handles - ring.first_handle(state.ring, self._axis_name))
+        """Slots of `handles` [B]; the number of slots for an item that is no longer stored in this shard."""
+        return state.ring.slots(handles, self._axis_name)
+
+    @property
+    def _fills_rows(self) -> bool:
+        """True if every row of a draw holds an item, unless there is none."""
+        return self.sampler.fills_rows and self.max_uses is None
 
     @property
     def _batch_axes(self) -> int:
         """Number of leading axes of a batch for `add`; shards get equal parts along the last of them."""
         return len(self._storage_axes)
 
-    def _check_state(self, state: S) -> None:
-        """Raise a `ValueError` if `state` is not of this buffer."""
-        checks.check_state(self, state, self._state_kind)
-        fields = self._storage_axes
-        found, expected = layouts.leading(state.storage, len(fields)), tuple(getattr(self, field) for field in fields)
-        if state.ring.size.shape != () or found != expected:
-            names = ", ".join(f"{field}={size}" for field, size in zip(fields, expected, strict=True))
-            axes = f"a leading axis of {found[0]}" if len(found) == 1 else f"leading axes {list(found)}"
-            raise ValueError(
-                f"{names}: this state has {axes}; use the buffer that made it, and jax.vmap for a stack of states."
-            )
-        if kind((state.sampler, state.uses)) != kind_of_states(self):
-            raise ValueError(
-                f"sampler={self.sampler!r}: this state is of another sampler, or of another size, count_updates or "
-                "max_uses; use the buffer that made it, or convert the state with jaxreplay.migrate."
-            )
+    _check_state = check_state
 
     @abc.abstractmethod
     def _live(self, state: S, max_age: jax.Array | None = None) -> ring.Live:
         """The drawable slots; with `max_age` (int32 []), only those whose items are younger."""
 
-    @property
-    def _by_age(self) -> bool:
-        """True if the sampler needs live slots in order of age."""
-        return getattr(self.sampler, "by_age", False)
-
     def _own_key(self, key: jax.Array, shared: bool = False) -> jax.Array:
         """The key of this shard, or of all shards; a `ValueError` if `key` is not a PRNG key."""
         checks.check_key(key)
-        return key if shared or self._axis_name is None else jax.random.fold_in(key, lax.axis_index(self._axis_name))
+        return (
+            key if shared or self._axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(self._axis_name))
+        )
 
     def _why_empty(self, state: S) -> str:
         """The error message of a draw from an empty buffer."""
         return "cannot sample from an empty buffer; add items first (see can_sample)."
 
     def _insert(self, state: S, slots: jax.Array, drawable: jax.Array, td_errors: jax.Array | None) -> Any:
-        """The fields `sampler` and `uses` after `slots` were written; `td_errors` is passed only if it is not None."""
-        named: Any = {} if td_errors is None else {"td_errors": td_errors}
-        sampler = self.sampler.insert(state.sampler, slots, drawable, **named, **self._axis)
-        return {"sampler": sampler, "uses": _uses.insert(state.uses, slots, drawable)}
+        """The fields `sampler` and `uses` after `slots` were written."""
+        named: dict[str, Any] = {"td_errors": td_errors, "axis_name": self._axis_name}
+        named = {name: x for name, x in named.items() if x is not None}
+        sampler = self.sampler.insert(state.sampler, slots, drawable, **named)
+        return {"sampler": sampler, "uses": state.uses and state.uses.insert(slots, drawable)}
 
-    @method(num_rows="batch_size", before=checked_draw, after=check_drawn)
+    @calls.method(num_rows="batch_size", before=sample_arguments, after=reject_empty)
     def sample(
         self,
         state: S,
@@ -172,22 +173,25 @@ class Buffer(Sized, Generic[S]):
           >>> [round(weight, 2) for weight in sample.weights.tolist()]
           [1.0, 0.33, 0.33, 0.33]
         """
-        key = self._own_key(key, shared=getattr(self.sampler, "shares_key", False))
+        key = self._own_key(key, shared=self.sampler.shares_key)
         sampler_state = state.sampler
         if max_age is None:
             live = self._live(state)
         else:
+            self._check_order("max_age")
             live = self._live(state, checks.as_count(max_age))
-            if self._by_age:
-                live = live._replace(older=self._live(state).size - live.size)
+            if self.sampler.by_age:
+                live = dataclasses.replace(live, older=self._live(state).size - live.size)
             sampler_state = self.sampler.restrict(state.sampler, live)
-        live = _uses.live(state.uses, live, max_age is not None)
+        if state.uses is not None:
+            live = state.uses.live(live, max_age is not None)
+        live = dataclasses.replace(live, axis_name=self._axis_name)
         drawn = self.sampler.sample(sampler_state, key, batch_size, live)
-        slots, probabilities = read_once(materialize(*drawn))
-        weights = self.sampler.weights(sampler_state, probabilities, live.size, beta=beta, **self._axis)
+        slots, probabilities = xla.read_once(xla.materialize(*drawn))
+        weights = self.sampler.weights(sampler_state, probabilities, live, beta=beta)
         return self._sample_of(state, slots, probabilities / ring.num_shards(self._axis_name), weights)
 
-    @method(num_rows="batch_size", before=checked_epoch, after=check_drawn)
+    @calls.method(num_rows="batch_size", before=epoch_arguments, after=reject_empty)
     def epoch(self, state: S, key: jax.Array, batch_size: int, *, step: jax.Array | int) -> Sample:
         """Batch number `step` of a pass over all drawable items, each once, in an order shuffled by `key`.
 
@@ -221,9 +225,9 @@ class Buffer(Sized, Generic[S]):
         position = step * batch_size + jnp.arange(batch_size, dtype=jnp.int32)
         exists = position < live.size
         order = jax.random.clone(key)  # batches of a pass share a key; cloned, it does not count as reused
-        slots = live.slots(permuted(order, jnp.where(exists, position, 0), live.size), self._num_slots)
+        slots = live.slots(permutation.permuted(order, jnp.where(exists, position, 0), live.size))
         exists &= _uses.is_unspent(state.uses, slots)
-        slots, exists = read_once(materialize(slots, exists))
+        slots, exists = xla.read_once(xla.materialize(slots, exists))
         probability = 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32)
         weights = exists.astype(jnp.float32)
         return self._sample_of(state, slots, jnp.where(exists, probability, 0.0), weights)
@@ -237,8 +241,8 @@ class Buffer(Sized, Generic[S]):
           >>> int(buffer.num_batches(buffer.add(buffer.init(items), items), batch_size=2))
           2
         """
-        batch_size = check_draw(batch_size)
-        return -(-alive(state.ring.size) // batch_size)
+        batch_size = check_batch_size(batch_size)
+        return -(-xla.alive(state.ring.size) // batch_size)
 
     def _sample_of(self, state: S, slots: jax.Array, probabilities: jax.Array, weights: jax.Array) -> Sample:
         """A sample of the items at `slots` [B], which are in range; rows of probability 0 have no item."""
@@ -246,7 +250,7 @@ class Buffer(Sized, Generic[S]):
         indices = jnp.where(drawn, self._handles(state, slots), -1)
         age = jnp.where(indices >= 0, self._ages(state, slots), -1)
         items, mask = self._read(state, slots, fill=False)
-        items = read_once(items)
+        items = xla.read_once(items)
         if mask is not None:
             mask &= (indices >= 0)[:, None]
         if isinstance(items, TransitionBatch):
@@ -262,10 +266,10 @@ class Buffer(Sized, Generic[S]):
           >>> int(buffer.size(buffer.add(buffer.init(items), items)))
           3
         """
-        alive(state.ring.size)
-        return copy(_uses.number(state.uses, state.ring.size))  # a later call may donate the state
+        xla.alive(state.ring.size)
+        return xla.copy(_uses.num_drawable(state.uses, state.ring.size))  # a later call may donate the state
 
-    @method(rows=("indices", "td_errors"), donates=True)
+    @calls.method(rows=("indices", "td_errors"), donates=True)
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
         """Give the sampler the TD errors of drawn items, and count their uses. `Uniform` and `Recent` ignore TD errors.
 
@@ -288,17 +292,20 @@ class Buffer(Sized, Generic[S]):
           [30, 30, 30, 30]
         """
         indices, td_errors = checks.check_td_errors(indices, td_errors)
-        (slots,) = materialize(self._slots(state, indices))
-        stored = slots < self._num_slots
+        (slots,) = xla.materialize(self._slots(state, indices))
+        stored = slots < state.ring.capacity
         slots = jnp.where(indices >= 0, slots, -1)
-        uses, spent = _uses.update(state.uses, slots, self.max_uses)
-        named: Any = self._axis if spent is None else self._axis | {"spent": spent}
+        uses, spent = state.uses, None
+        if uses is not None:
+            uses, spent = uses.update(slots, self.max_uses)
+        named: dict[str, Any] = {"spent": spent, "axis_name": self._axis_name}
+        named = {name: x for name, x in named.items() if x is not None}  # a sampler need not take what is not given
         sampler = self.sampler.update(state.sampler, slots, td_errors, stored, **named)
         # Orders the next `add` after the draws of these TD errors, and after all reads of handles.
-        changed = {"sampler": sampler, "uses": uses, "ring": ring.after(state.ring, slots, td_errors)}
+        changed = {"sampler": sampler, "uses": uses, "ring": state.ring.after(slots, td_errors)}
         return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
-    @method(rows=("indices", "values", "mask"), donates=True)
+    @calls.method(rows=("indices", "values", "mask"), donates=True)
     def set(self, state: S, indices: jax.Array, values: Any, *, mask: jax.Array | None = None) -> S:
         """Write leaves of stored items in place, such as recomputed recurrent states.
 
@@ -334,7 +341,7 @@ class Buffer(Sized, Generic[S]):
         changed = {"storage": layouts.write_parts(state.storage, num_axes, places, values)}
         return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
 
-    @method(num_rows="n", before=checked_newest)
+    @calls.method(num_rows="n", before=newest_arguments)
     def newest(self, state: S, n: int) -> jax.Array:
         """Handles of the newest `n` insertions, int32 [n], oldest first; -1 where there are none.
 
@@ -348,12 +355,12 @@ class Buffer(Sized, Generic[S]):
           >>> buffer.newest(state, 4).tolist()
           [-1, 0, 1, 2]
         """
-        live = ring.newest(state.ring, state.ring.size, self._num_slots)
+        live = self._in_order(state, "newest")
         position = live.size - n + jnp.arange(n, dtype=jnp.int32)
-        slots = live.slots(jnp.maximum(position, 0), self._num_slots)
+        slots = live.slots(jnp.maximum(position, 0))
         return jnp.where(position >= 0, self._handles(state, slots), -1)
 
-    @method(rows=("indices",))
+    @calls.method(rows=("indices",))
     def get(self, state: S, indices: jax.Array) -> Any:
         """Items [B, ...] by their handles `indices`, int [B]; zeros for items that are no longer stored.
 
@@ -372,7 +379,7 @@ class Buffer(Sized, Generic[S]):
         """
         return self._read(state, self._slots(state, checks.check_indices(indices)), fill=True)[0]
 
-    @method(rows=("slots",))
+    @calls.method(rows=("slots",))
     def handles(self, state: S, slots: jax.Array) -> jax.Array:
         """Handles of the items in `slots`, int [B]; int32 [B], -1 for a slot that is empty or out of range.
 
@@ -387,10 +394,10 @@ class Buffer(Sized, Generic[S]):
           [4, 1, 2, 3, -1]
         """
         slots = checks.check_indices(slots, name="slots")
-        inside = (slots >= 0) & (slots < self._num_slots)
+        inside = (slots >= 0) & (slots < state.ring.capacity)
         return jnp.where(inside, self._handles(state, jnp.where(inside, slots, 0)), -1)
 
-    @method(rows=("indices",))
+    @calls.method(rows=("indices",))
     def slots(self, state: S, indices: jax.Array) -> jax.Array:
         """Slots of items by their handles `indices`, int [B]; int32 [B], the number of slots if no longer stored.
 
@@ -408,7 +415,7 @@ class Buffer(Sized, Generic[S]):
         """
         return self._slots(state, checks.check_indices(indices))
 
-    @method(rows=("indices",))
+    @calls.method(rows=("indices",))
     def priorities(self, state: S, indices: jax.Array) -> jax.Array:
         """Priorities of items by their handles `indices`, int [B]; float32 [B], 0 if no longer stored or not drawable.
 
@@ -417,7 +424,7 @@ class Buffer(Sized, Generic[S]):
         is 0.
 
         Raises:
-          ValueError: `indices` is not a vector of integers, or the sampler has no method `priorities`.
+          ValueError: `indices` is not a vector of integers.
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(epsilon=0.0))
@@ -427,13 +434,11 @@ class Buffer(Sized, Generic[S]):
           >>> [round(x, 3) for x in buffer.priorities(state, jnp.array([0, 1, 2, 3])).tolist()]
           [4.0, 1.0, 0.0, 0.0]
         """
-        if not hasattr(self.sampler, "priorities"):
-            raise ValueError(f"sampler={self.sampler!r}: has no method priorities(state, slots).")
         slots, stored = self._stored(state, indices)
         stored &= _uses.is_unspent(state.uses, slots)
         return jnp.where(stored, self.sampler.priorities(state.sampler, slots), 0.0)
 
-    @method(rows=("indices",))
+    @calls.method(rows=("indices",))
     def age(self, state: S, indices: jax.Array) -> jax.Array:
         """`Sample.age` of items by their handles `indices`, int [B]; int32 [B], -1 if no longer stored.
 
@@ -453,5 +458,5 @@ class Buffer(Sized, Generic[S]):
     def _stored(self, state: S, indices: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Slots of items by their handles, 0 if no longer stored; and a flag, True if stored, [B] each."""
         slots = self._slots(state, checks.check_indices(indices))
-        stored = slots < self._num_slots
+        stored = slots < state.ring.capacity
         return jnp.where(stored, slots, 0), stored

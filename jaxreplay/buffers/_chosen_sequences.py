@@ -17,10 +17,8 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 
-from jaxreplay._common import layouts, ring
-from jaxreplay._common.xla import full, materialize, read_once
+from jaxreplay._common import layouts, ring, xla
 from jaxreplay.buffers import _every_sequence
 from jaxreplay.buffers._episode_flags import is_end, is_gap
 from jaxreplay.buffers._every_sequence import ChangedSlots, NewRows
@@ -46,7 +44,7 @@ class ChosenSequences:
 def init(buffer: Any) -> ChosenSequences:
     """No drawable sequences."""
     first = layouts.zeros(jax.ShapeDtypeStruct((), jnp.int32), (buffer._num_slots,), 0)
-    return ChosenSequences(first, full((buffer.num_envs,), 0, jnp.int32))
+    return ChosenSequences(first, xla.full((buffer.num_envs,), 0, jnp.int32))
 
 
 def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> ChangedSlots:
@@ -60,9 +58,9 @@ def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> Ch
     cursor = state.rows.inserted % length
     most = min(last.size * num_envs, num_slots)
     old, gone = overwritten(chosen, sequences, cursor, num_steps, length, most)
-    sequences = ring.after(sequences, gone)
-    new, count = ring.next_slots(sequences, may_be_drawn.reshape(-1), may_be_drawn.size, num_slots)
-    new, old, gone = read_once((new, old, gone))
+    sequences = sequences.after(gone)
+    new, count = sequences.next_slots(may_be_drawn.reshape(-1), may_be_drawn.size)
+    new, old, gone = xla.read_once((new, old, gone))
     row = ring.wrap_excess(cursor + ring.wrap_negative(first, length), length)
     places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
     kept = layouts.write(chosen.first, new, places.reshape(-1))
@@ -73,7 +71,7 @@ def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> Ch
     if td_errors is not None:
         td_errors = jnp.concatenate([td_errors.reshape(-1), jnp.full(old.size, jnp.nan, td_errors.dtype)])
     return ChangedSlots(
-        ring.advance(left, count, num_slots),
+        left.advance(count),
         ChosenSequences(kept, so_far),
         jnp.concatenate([new, old]),
         jnp.concatenate([jnp.ones(new.size, bool), jnp.zeros(old.size, bool)]),
@@ -91,12 +89,12 @@ def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
       - rows of one number, in which `later` stays, are before or after the place.
     """
     so_far = jnp.where(closed, 0, state.windows.so_far)
-    rows = ring.after(state.rows, state.ring.inserted, closed)  # of the next write too
+    rows = state.rows.after(state.ring.inserted, closed)  # of the next write too
     changed: dict[str, Any] = {"windows": dataclasses.replace(state.windows, so_far=so_far), "rows": rows}
     if buffer.windows == "episodes":
         newest = ring.wrap_negative(rows.inserted % buffer.length - 1, buffer.length)
         places = newest * buffer.num_envs + jnp.arange(buffer.num_envs, dtype=jnp.int32)
-        (flags,) = read_once(materialize(layouts.read(layouts.merge_axes(state.ends), places)))
+        (flags,) = xla.read_once(xla.materialize(layouts.read(layouts.merge_axes(state.ends), places)))
         flags = jnp.maximum(flags, closed.astype(flags.dtype))  # a gap stays one
         changed["ends"] = layouts.write(state.ends, newest[None], flags[None])
     if state.episodes is not None:
@@ -107,7 +105,7 @@ def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
 
 def starts(buffer: Any, state: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
     """First row and stream of the sequences in `slots` [B], int32 [B] each; 0 for slots out of range."""
-    return read_once(_first_rows(state.windows, slots, buffer.num_envs))
+    return xla.read_once(_first_rows(state.windows, slots, buffer.num_envs))
 
 
 def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:
@@ -119,18 +117,17 @@ def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:
 
 def live(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
     """The slots of sequences with an age below `max_age` (int32 [])."""
-    num_slots = buffer._num_slots
-    every = ring.newest(state.ring, state.ring.size, num_slots)
+    every = state.ring.newest(state.ring.size)
 
     def ages_at(position: jax.Array) -> jax.Array:
-        return ages(buffer, state, every.slots(position, num_slots))
+        return ages(buffer, state, every.slots(position))
 
-    return ring.newest(state.ring, every.size - num_older(ages_at, every.size, num_slots, max_age), num_slots)
+    return state.ring.newest(every.size - num_older(ages_at, every.size, every.capacity, max_age))
 
 
 def _first_rows(chosen: ChosenSequences, slots: jax.Array, num_envs: int) -> tuple[jax.Array, jax.Array]:
     first = layouts.read(chosen.first, slots, fill=True)
-    row = lax.div(first, jnp.int32(num_envs))
+    row = jax.lax.div(first, jnp.int32(num_envs))
     return row, first - row * num_envs
 
 
@@ -159,7 +156,7 @@ def episode_lengths(so_far: jax.Array, ends: jax.Array, most: int) -> tuple[jax.
     """
     time = jnp.arange(ends.shape[0], dtype=jnp.int32)[:, None]
     # Start of the count at the row after each one.
-    started = lax.cummax(jnp.where(ends, time + 1, -so_far[None]), axis=0)
+    started = jax.lax.cummax(jnp.where(ends, time + 1, -so_far[None]), axis=0)
     started = jnp.concatenate([-so_far[None], started])
     lengths = jnp.minimum(time + 1 - started[:-1], most)
     return lengths, jnp.where(ends[-1], 0, lengths[-1])
@@ -203,8 +200,7 @@ def overwritten(
       most: upper bound on the number of sequences overwritten.
     """
     num_envs, position = chosen.so_far.size, jnp.arange(most, dtype=jnp.int32)
-    capacity = layouts.leading(chosen.first, 1)[0]
-    slots = ring.newest(sequences, sequences.size, capacity).slots(position, capacity)
+    slots = sequences.newest(sequences.size).slots(position)
     row, _ = _first_rows(chosen, slots, num_envs)
     until = row - cursor
     until = ring.wrap_negative(until, length)

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxreplay._common import ring
 
@@ -67,13 +66,13 @@ def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> Ch
     completed, td_errors, num_steps = added.completed, added.td_errors, added.flags.shape[0]
     stored = jnp.minimum(state.rows.size + num_steps, buffer.length)
     drawable = (stored + added.wait - buffer.sequence_length) // buffer.stride  # of each stream
-    sequences = ring.advance(sequences, completed * num_envs, num_slots)
+    sequences = sequences.advance(completed * num_envs)
     ages = [*range(min(buffer.completed(num_steps), num_starts))]
     always_drawable = (buffer.length - buffer.sequence_length + 1) % buffer.stride == 0
     if not always_drawable and len(ages) < num_starts:
         ages.append(num_starts - 1)
     age = jnp.asarray(ages, jnp.int32)
-    start = lax.div(sequences.inserted % num_slots, jnp.int32(num_envs)) - 1 - age
+    start = jax.lax.div(sequences.inserted % num_slots, jnp.int32(num_envs)) - 1 - age
     start = ring.wrap_negative(start, num_starts)
     slots = start[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
     changed = (age < completed) | (age >= drawable)
@@ -96,19 +95,19 @@ def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
 
 def starts(buffer: Any, state: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
     """First row and stream of the sequences in `slots` [B], int32 [B] each; arbitrary for slots out of range."""
-    start = lax.div(slots, jnp.int32(buffer.num_envs))
+    start = jax.lax.div(slots, jnp.int32(buffer.num_envs))
     return row_of_age(buffer, state, _age_of_start(buffer, state, start)), slots - start * buffer.num_envs
 
 
 def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:
     """Number of later sequences of the same stream, int32 [B]."""
-    return _age_of_start(buffer, state, lax.div(slots, jnp.int32(buffer.num_envs)))
+    return _age_of_start(buffer, state, jax.lax.div(slots, jnp.int32(buffer.num_envs)))
 
 
 def live(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
     """The slots of sequences with an age below `max_age` (int32 [])."""
     count = jnp.minimum(max_age, buffer._num_starts) * buffer.num_envs
-    return ring.newest(state.ring, count, buffer._num_slots)
+    return state.ring.newest(count)
 
 
 def row_of_age(buffer: Any, state: Any, age: jax.Array) -> jax.Array:
@@ -118,5 +117,5 @@ def row_of_age(buffer: Any, state: Any, age: jax.Array) -> jax.Array:
 
 
 def _age_of_start(buffer: Any, state: Any, start: jax.Array) -> jax.Array:
-    age = lax.div(state.ring.inserted % buffer._num_slots, jnp.int32(buffer.num_envs)) - 1 - start
+    age = jax.lax.div(state.ring.inserted % buffer._num_slots, jnp.int32(buffer.num_envs)) - 1 - start
     return ring.wrap_negative(age, buffer._num_starts)

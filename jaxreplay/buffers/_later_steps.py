@@ -11,9 +11,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import checks, layouts, ring
-from jaxreplay._common.random import random_bits, random_integers
-from jaxreplay._common.xla import full
+from jaxreplay._common import checks, layouts, random, ring, xla
 from jaxreplay.buffers._episode_flags import is_end
 from jaxreplay.buffers._shards import whole_of
 
@@ -37,7 +35,7 @@ class EpisodeNumbers:
 
 def init(length: int, num_envs: int) -> EpisodeNumbers:
     spec = jax.ShapeDtypeStruct((), jnp.int32)
-    return EpisodeNumbers(layouts.zeros(spec, (length, num_envs), 0), full((num_envs,), 0, jnp.int32))
+    return EpisodeNumbers(layouts.zeros(spec, (length, num_envs), 0), xla.full((num_envs,), 0, jnp.int32))
 
 
 def append(episodes: EpisodeNumbers, ends: jax.Array, at: jax.Array) -> EpisodeNumbers:
@@ -101,10 +99,10 @@ def draw(key: jax.Array, count: jax.Array, law: str, log_gamma: Any, length: int
     if law == "last":
         return count
     if law == "uniform":
-        steps = 1 + random_integers(random_bits(key, count.size), jnp.maximum(count, 1))
+        steps = 1 + random.random_integers(random.random_bits(key, count.size), jnp.maximum(count, 1))
     else:
         num_digits = max(1, math.ceil(math.log(length, DIGIT) - 1e-9))
-        words = jnp.stack(random_bits(key, -(-num_digits // 2) * count.size)).reshape(-1, count.size)
+        words = jnp.stack(random.random_bits(key, -(-num_digits // 2) * count.size)).reshape(-1, count.size)
         steps = 1 + geometric(words[:num_digits], jnp.maximum(count, 1), jnp.asarray(log_gamma, jnp.float32))
     return jnp.where(count > 0, steps, 0)
 

@@ -1,29 +1,20 @@
 """ReplayBuffer: a ring of independent items."""
 
-import dataclasses
-import math
 from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import checks, layouts, ring
-from jaxreplay._common.calls import method
-from jaxreplay._common.checks import check_integer, set_fields
-from jaxreplay._common.devices import on_device_of
-from jaxreplay._common.xla import reads_state
-from jaxreplay.buffers import _uses
-from jaxreplay.buffers._base import Buffer
-from jaxreplay.samplers import Sampler, Uniform
-from jaxreplay.samplers._protocol import check_sampler
-from jaxreplay.transitions._batch import check_returns, rows_to_write, without_valid
+from jaxreplay._common import calls, checks, layouts, ring
+from jaxreplay.buffers._items import ItemBuffer
+from jaxreplay.buffers._state import State
 
 WHAT = {1: "a batch of items", 2: "a rollout"}  # by number of leading axes
 
 
-@struct.dataclass
-class ReplayState(layouts.BackendState):
+@struct.dataclass(kw_only=True)
+class ReplayState(State):
     """State of a `ReplayBuffer`.
 
     Attributes:
@@ -40,16 +31,9 @@ class ReplayState(layouts.BackendState):
       (True, 3)
     """
 
-    storage: Any  # [capacity, ...]
-    ring: ring.Ring
-    sampler: Any
-    uses: _uses.Uses | None = None
-    _layouts: ClassVar = {"storage": layouts.storage_layout(1)}
 
-
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ReplayBuffer(Buffer[ReplayState]):
+@checks.config
+class ReplayBuffer(ItemBuffer[ReplayState]):
     """Replay of independent items; the oldest is overwritten first.
 
     The configuration is static and hashable; all arrays live in the `ReplayState` that the methods take and return.
@@ -81,54 +65,10 @@ class ReplayBuffer(Buffer[ReplayState]):
       [30, 15, 25, 35]
     """
 
-    capacity: int
-    sampler: Sampler = Uniform()
-    axes: int = 1
-    count_updates: bool = False
-    max_uses: int | None = None
-    donate: bool = True
-    _axis_name: str | None = dataclasses.field(default=None, repr=False)
+    axes: int = checks.field(checks.check_integer, 1, 2, "1 for batches, 2 for rollouts", default=1)
     _state_kind: ClassVar[type] = ReplayState
 
-    def __post_init__(self):
-        capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
-        axes = check_integer("axes", self.axes, 1, 2, "1 for batches, 2 for rollouts")
-        set_fields(self, capacity=capacity, sampler=check_sampler(self.sampler), axes=axes)
-        _uses.check(self)
-
-    def init(self, items: Any) -> ReplayState:
-        """An empty buffer for items like these.
-
-        Args:
-          items: pytree [B, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; values are ignored, and
-            `TransitionBatch.valid` is not stored.
-
-        Raises:
-          ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
-            shape than its `Rn`; or the state does not fit the device.
-
-        Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> rows = {
-          ...     "obs": jax.ShapeDtypeStruct((3, 2), jnp.uint8),
-          ...     "reward": jax.ShapeDtypeStruct((3,), jnp.float32),
-          ... }
-          >>> state = buffer.init(rows)  # rows [3, ...] as `add` takes them
-          >>> int(buffer.size(state)), buffer.get(state, jnp.array([0]))["obs"].dtype
-          (0, dtype('uint8'))
-        """
-        spec, _ = without_valid(checks.as_spec(items))
-        checks.leading_axes(spec, self.axes, WHAT[self.axes])
-        check_returns(spec)
-        with on_device_of(items):
-            return ReplayState(
-                storage=layouts.zeros(spec, (self.capacity,), self.axes),
-                ring=ring.init(self.capacity),
-                sampler=self.sampler.init(self.capacity),
-                uses=_uses.init(self),
-            )
-
-    @method(rows=("items", "mask", "td_errors"), is_batch=True, donates=True)
+    @calls.method(rows=("items", "mask", "td_errors"), is_batch=True, donates=True)
     def add(
         self,
         state: ReplayState,
@@ -158,58 +98,28 @@ class ReplayBuffer(Buffer[ReplayState]):
           >>> buffer.get(state, buffer.newest(state, 3)).tolist()  # two are stored
           [0, 10, 30]
         """
-        items, valid = without_valid(checks.as_arrays(items))
-        stored = layouts.stored_spec(state.storage)
-        checks.check_structure(items, stored, "the buffer")
-        leading = checks.leading_axes(items, self.axes, WHAT[self.axes])
-        batch_size = math.prod(leading)
-        if not 1 <= batch_size <= self.capacity:
-            raise ValueError(
-                f"batch of {batch_size} items: expected 1 to capacity={self.capacity}; add it in parts, or raise "
-                "the capacity."
-            )
-        mask = rows_to_write(mask, valid, leading)
-        mask = None if mask is None else mask.reshape(-1)
-        if td_errors is not None:
-            td_errors = checks.check_insertion_errors(td_errors, leading, "an item")
-        checks.check_like(items, stored, self.axes, 1, "the buffer")
-        items = layouts.merge_axes(items) if self.axes == 2 else items
-        slots, count = ring.next_slots(ring.after(state.ring, items), mask, batch_size, self.capacity)
+        rule = f"capacity={self.capacity}; add it in parts, or raise the capacity"
+        batch = self._check_batch(state, items, mask, td_errors, self.capacity, rule)
+        items, batch_size, mask, td_errors = batch
+        slots, count = state.ring.after(items).next_slots(mask, batch_size)
         return ReplayState(
             storage=layouts.write(state.storage, slots, items),
-            ring=ring.advance(state.ring, count, self.capacity),
+            ring=state.ring.advance(count),
             **self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
         )
-
-    @reads_state
-    def is_full(self, state: ReplayState) -> jax.Array:
-        """True if the next insertion overwrites, bool [].
-
-        Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> bool(buffer.is_full(state)), bool(buffer.is_full(buffer.add(state, items)))
-          (False, True)
-        """
-        return ring.at_least(state.ring.size, self.capacity)
 
     @property
     def _batch_axes(self) -> int:
         return self.axes
 
-    @property
-    def _num_slots(self) -> int:
-        return self.capacity
-
     def _live(self, state: ReplayState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is None:
-            return ring.newest(state.ring, state.ring.size, self.capacity) if self._by_age else ring.live(state.ring)
+            return state.ring.newest(state.ring.size) if self.sampler.by_age else state.ring.live()
         share = -(-max_age // ring.num_shards(self._axis_name))
-        return ring.newest(state.ring, share, self.capacity)
+        return state.ring.newest(share)
 
     def _ages(self, state: ReplayState, slots: jax.Array) -> jax.Array:
-        return ring.ages(state.ring, slots, self.capacity) * ring.num_shards(self._axis_name)
+        return state.ring.ages(slots) * ring.num_shards(self._axis_name)
 
     def _read(self, state: ReplayState, slots: jax.Array, fill: bool) -> tuple[Any, None]:
         return layouts.read(state.storage, slots, fill=fill), None

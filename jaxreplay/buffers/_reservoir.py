@@ -17,28 +17,19 @@ handles in a row differ; so up to there no handle names another item.
 """
 
 import dataclasses
-from typing import Any, ClassVar, NoReturn
+from typing import Any, ClassVar
 
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 
-from jaxreplay._common import checks, layouts, ring
-from jaxreplay._common.calls import method
-from jaxreplay._common.checks import check_integer, set_fields
-from jaxreplay._common.devices import on_device_of
-from jaxreplay._common.random import random_bits, random_integers64
-from jaxreplay._common.xla import after, full, read_once, reads_state
-from jaxreplay.buffers import _uses
-from jaxreplay.buffers._base import Buffer
-from jaxreplay.samplers import Sampler, Uniform
-from jaxreplay.samplers._protocol import check_sampler
-from jaxreplay.transitions._batch import check_returns, rows_to_write, without_valid
+from jaxreplay._common import calls, checks, layouts, random, ring, xla
+from jaxreplay.buffers._items import ItemBuffer
+from jaxreplay.buffers._state import State
 
 
-@struct.dataclass
-class ReservoirState(layouts.BackendState):
+@struct.dataclass(kw_only=True)
+class ReservoirState(State):
     """State of a `ReservoirBuffer`.
 
     Attributes:
@@ -57,22 +48,12 @@ class ReservoirState(layouts.BackendState):
       (True, [0, 3])
     """
 
-    storage: Any  # [capacity, ...]
-    ring: ring.Ring
-    sampler: Any
     handles: jax.Array  # [capacity]
     count: jax.Array  # [2]
-    uses: _uses.Uses | None = None
-    _layouts: ClassVar = {"storage": layouts.storage_layout(1)}
 
 
-def _no_order(*_: Any) -> NoReturn:
-    raise ValueError("newest: a ReservoirBuffer keeps no order; use a ReplayBuffer.")
-
-
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class ReservoirBuffer(Buffer[ReservoirState]):
+@checks.config
+class ReservoirBuffer(ItemBuffer[ReservoirState]):
     """A uniform sample, without replacement, of all items ever added (Vitter 1985, algorithm R).
 
     Each of N items is stored with probability min(1, capacity / N), and each set of `capacity` items with the same
@@ -108,53 +89,14 @@ class ReservoirBuffer(Buffer[ReservoirState]):
       True
     """
 
-    capacity: int
-    sampler: Sampler = Uniform()
-    count_updates: bool = False
-    max_uses: int | None = None
-    donate: bool = True
-    _axis_name: str | None = dataclasses.field(default=None, repr=False)
     _state_kind: ClassVar[type] = ReservoirState
+    _keeps_order: ClassVar[bool] = False
 
-    def __post_init__(self):
-        capacity = check_integer("capacity", self.capacity, 1, ring.MAX_CAPACITY, "the number of items kept")
-        set_fields(self, capacity=capacity, sampler=check_sampler(self.sampler))
-        if self._by_age:
-            raise ValueError(
-                f"sampler={self.sampler!r}: a ReservoirBuffer keeps no order; use a ReplayBuffer, or another sampler."
-            )
-        _uses.check(self)
+    def _empty(self, **fields: Any) -> ReservoirState:
+        handles, count = xla.full((self.capacity,), -1, jnp.int32), xla.full((2,), 0, jnp.uint32)
+        return ReservoirState(handles=handles, count=count, **fields)
 
-    def init(self, items: Any) -> ReservoirState:
-        """An empty buffer for items like these.
-
-        Args:
-          items: pytree [B, ...] of arrays or `jax.ShapeDtypeStruct`, as `add` will take them; values are ignored.
-
-        Raises:
-          ValueError: no leaves, leaves whose batch axes differ, or a `TransitionBatch` whose `In` or `W` has another
-            shape than its `Rn`; or the state does not fit the device.
-
-        Examples:
-          >>> buffer = jr.ReservoirBuffer(capacity=4)
-          >>> state = buffer.init({"x": jax.ShapeDtypeStruct((3, 2), jnp.float32)})
-          >>> int(buffer.size(state))
-          0
-        """
-        spec, _ = without_valid(checks.as_spec(items))
-        checks.leading_axes(spec, 1, "a batch of items")
-        check_returns(spec)
-        with on_device_of(items):
-            return ReservoirState(
-                storage=layouts.zeros(spec, (self.capacity,), 1),
-                ring=ring.init(self.capacity),
-                sampler=self.sampler.init(self.capacity),
-                uses=_uses.init(self),
-                handles=full((self.capacity,), -1, jnp.int32),
-                count=full((2,), 0, jnp.uint32),
-            )
-
-    @method(rows=("items", "mask", "td_errors"), is_batch=True, donates=True)
+    @calls.method(rows=("items", "mask", "td_errors"), is_batch=True, donates=True)
     def add(
         self,
         state: ReservoirState,
@@ -188,43 +130,22 @@ class ReservoirBuffer(Buffer[ReservoirState]):
           >>> int(buffer.size(state)), state.count.tolist()  # stored, and ever added
           (4, [0, 9])
         """
-        items, valid = without_valid(checks.as_arrays(items))
-        stored = layouts.stored_spec(state.storage)
-        checks.check_structure(items, stored, "the buffer")
-        (batch_size,) = checks.leading_axes(items, 1, "a batch of items")
-        if not 1 <= batch_size <= ring.MAX_CAPACITY:
-            raise ValueError(
-                f"batch of {batch_size} items: expected 1 to {ring.MAX_CAPACITY}; to add none, mask all rows."
-            )
-        mask = rows_to_write(mask, valid, (batch_size,))
-        checks.check_like(items, stored, 1, 1, "the buffer")
+        items, batch_size, mask, td_errors = self._check_batch(
+            state, items, mask, td_errors, ring.MAX_CAPACITY, f"{ring.MAX_CAPACITY}; to add none, mask all rows"
+        )
         key = self._own_key(key)
-        if td_errors is not None:
-            td_errors = checks.check_insertion_errors(td_errors, (batch_size,), "an item")
         number = jnp.arange(1, batch_size + 1, dtype=jnp.int32) if mask is None else jnp.cumsum(mask, dtype=jnp.int32)
-        fill = ring.after(state.ring, items)
+        fill = state.ring.after(items)
         slots = _draw_slots(fill.inserted, state.count, number, key, self.capacity)
         handles, slots = self._claim(state, slots if mask is None else jnp.where(mask, slots, self.capacity))
         size = jnp.minimum(fill.inserted + number[-1], self.capacity)
         return ReservoirState(
             storage=layouts.write(state.storage, slots, items),
-            ring=ring.Ring(inserted=size, size=size, period=fill.period),
+            ring=dataclasses.replace(fill, inserted=size, size=size),
             **self._insert(state, slots, jnp.ones(batch_size, bool), td_errors),
             handles=handles,
             count=jnp.stack(_plus(state.count, number[-1])),
         )
-
-    @reads_state
-    def is_full(self, state: ReservoirState) -> jax.Array:
-        """True if every slot holds an item, so that the next item stored overwrites one, bool [].
-
-        Examples:
-          >>> buffer = jr.ReservoirBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
-          >>> bool(buffer.is_full(buffer.add(buffer.init(items), items, jax.random.key(0))))
-          False
-        """
-        return ring.at_least(state.ring.size, self.capacity)
 
     def _claim(self, state: ReservoirState, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
         """All handles, with new ones in `slots` [B]; and `slots`, `capacity` for a row whose slot a later row takes.
@@ -243,37 +164,21 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         handles = scratch.at[slots].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
         return handles, slots
 
-    def _local_handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
-        return read_once(state.handles.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False))
+    def _own_handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
+        """Handles of the items in `slots` [B], which are in range, within this shard; -1 for an empty slot."""
+        return xla.read_once(state.handles.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False))
 
-    def _local_slots(self, state: ReservoirState, handles: jax.Array) -> jax.Array:
-        slots = lax.rem(jnp.maximum(handles, 0), jnp.int32(self.capacity))
-        return jnp.where((handles >= 0) & (self._local_handles(state, slots) == handles), slots, self.capacity)
+    def _handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
+        return state.ring.in_all_shards(self._own_handles(state, slots), self._axis_name)
 
-    @property
-    def _num_slots(self) -> int:
-        return self.capacity
+    def _slots(self, state: ReservoirState, handles: jax.Array) -> jax.Array:
+        if self._axis_name is not None:
+            handles = handles - state.ring.first_handle(self._axis_name)
+        slots = jax.lax.rem(jnp.maximum(handles, 0), jnp.int32(self.capacity))
+        return jnp.where((handles >= 0) & (self._own_handles(state, slots) == handles), slots, self.capacity)
 
     def _live(self, state: ReservoirState, max_age: jax.Array | None = None) -> ring.Live:
-        if max_age is not None:
-            raise ValueError("max_age: a ReservoirBuffer keeps no ages; use a ReplayBuffer.")
-        return ring.live(state.ring)
-
-    @method(num_rows="n", before=_no_order)
-    def newest(self, state: ReservoirState, n: int) -> jax.Array:
-        """Not supported: a reservoir keeps no order.
-
-        Raises:
-          ValueError: always.
-
-        Examples:
-          >>> buffer = jr.ReservoirBuffer(capacity=4)
-          >>> buffer.newest(buffer.init(jnp.array([10, 20, 30])), 1)
-          Traceback (most recent call last):
-            ...
-          ValueError: newest: a ReservoirBuffer keeps no order; use a ReplayBuffer.
-        """
-        _no_order()
+        return state.ring.live()
 
     def _ages(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
         return jnp.full(slots.shape, -1, jnp.int32)
@@ -282,7 +187,7 @@ class ReservoirBuffer(Buffer[ReservoirState]):
         if not fill:
             # Orders the read of the handles before any use of the items; otherwise XLA would copy the handles for an
             # `add` that follows.
-            slots = after(slots, self._local_handles(state, slots))
+            slots = xla.after(slots, self._own_handles(state, slots))
         return layouts.read(state.storage, slots, fill=fill), None
 
 
@@ -296,7 +201,7 @@ def _draw_slots(filled: jax.Array, count: jax.Array, number: jax.Array, key: jax
       key: a PRNG key.
       capacity: number of slots.
     """
-    upper, lower = random_integers64(random_bits(key, number.size), _plus(count, number))
+    upper, lower = random.random_integers64(random.random_bits(key, number.size), _plus(count, number))
     drawn = jnp.where((upper == 0) & (lower < capacity), lower, capacity).astype(jnp.int32)
     next_empty = filled + number - 1
     return jnp.where(next_empty < capacity, next_empty, drawn)

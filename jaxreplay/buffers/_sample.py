@@ -6,9 +6,7 @@ import jax
 import jax.core
 from flax import struct
 
-from jaxreplay._common import ring
-from jaxreplay._common.checks import check_integer, check_number
-from jaxreplay._common.xla import on_host
+from jaxreplay._common import checks, ring, xla
 from jaxreplay.buffers._shards import whole_of
 
 
@@ -45,33 +43,33 @@ class Sample:
     age: jax.Array | None = None  # [batch]
 
 
-def check_draw(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
+def check_batch_size(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
     """`batch_size` as a Python integer; a `ValueError` if an argument of a draw is invalid."""
-    batch_size = check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
+    batch_size = checks.check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
     if beta is not None:
-        check_number("beta", beta, 0, 1, "a schedule is an argument of the sampler", traced=None)
+        checks.check_number("beta", beta, 0, 1, "a schedule is an argument of the sampler", traced=None)
     if max_age is not None:
-        check_integer("max_age", max_age, 1, 2**31 - 1, "the number of newest items to draw from", traced=None)
+        checks.check_integer("max_age", max_age, 1, 2**31 - 1, "the number of newest items to draw from", traced=None)
     return batch_size
 
 
-def checked_draw(_: Any, key: Any, batch_size: Any, beta: Any, max_age: Any) -> tuple[Any, ...]:
+def sample_arguments(_: Any, key: Any, batch_size: Any, beta: Any, max_age: Any) -> tuple[Any, ...]:
     """The arguments of `sample`, checked."""
-    return key, check_draw(batch_size, beta, max_age), beta, max_age
+    return key, check_batch_size(batch_size, beta, max_age), beta, max_age
 
 
-def checked_epoch(_: Any, key: Any, batch_size: Any, step: Any) -> tuple[Any, ...]:
+def epoch_arguments(_: Any, key: Any, batch_size: Any, step: Any) -> tuple[Any, ...]:
     """The arguments of `epoch`, checked."""
-    check_integer("step", step, 0, 2**31 - 1, "the number of a batch", traced=None)
-    return key, check_draw(batch_size), step
+    checks.check_integer("step", step, 0, 2**31 - 1, "the number of a batch", traced=None)
+    return key, check_batch_size(batch_size), step
 
 
-def checked_newest(_: Any, n: Any) -> tuple[Any, ...]:
+def newest_arguments(_: Any, n: Any) -> tuple[Any, ...]:
     """The argument of `newest`, checked."""
-    return (check_integer("n", n, 1, ring.MAX_CAPACITY, "the number of insertions"),)
+    return (checks.check_integer("n", n, 1, ring.MAX_CAPACITY, "the number of insertions"),)
 
 
-def check_drawn(buffer: Any, state: Any, drawn: Sample) -> Sample:
+def reject_empty(buffer: Any, state: Any, drawn: Sample) -> Sample:
     """`drawn`; a `ValueError` if the buffer, with all its shards, is known to be empty."""
     if is_known_empty(buffer, state):
         raise ValueError(whole_of(buffer)._why_empty(state))
@@ -87,5 +85,5 @@ def is_known_empty(buffer: Any, state: Any) -> bool:
     if isinstance(size, jax.core.Tracer):
         return False
     # Summed on the host: a device would sum after the draw. Shards of other processes cannot be read here.
-    size = on_host(size).sum() if getattr(size, "is_fully_addressable", True) else buffer.size(state)
+    size = xla.on_host(size).sum() if getattr(size, "is_fully_addressable", True) else buffer.size(state)
     return bool(size == 0)

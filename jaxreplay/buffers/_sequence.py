@@ -10,23 +10,51 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+from flax import struct
 
-from jaxreplay._common import checks, layouts, ring
-from jaxreplay._common.calls import method
-from jaxreplay._common.checks import check_integer, set_fields
-from jaxreplay._common.devices import on_device_of
-from jaxreplay._common.xla import alive, full, materialize, on_host, read_once, reads_state
+from jaxreplay._common import calls, checks, devices, layouts, ring, xla
 from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._episode_flags import flags_of, in_first_episode
-from jaxreplay.buffers._sequence_state import SequenceState
-from jaxreplay.samplers import Sampler, Uniform
-from jaxreplay.samplers._protocol import check_sampler
+from jaxreplay.buffers._state import State
 from jaxreplay.transitions._batch import check_returns, without_valid
 
 
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@struct.dataclass(kw_only=True)
+class SequenceState(State):
+    """State of a `SequenceBuffer`.
+
+    Attributes:
+      storage: the steps, leaves [length, num_envs, ...] as the backend wants them (`jaxreplay._common.layouts`).
+      ends: bool [length, num_envs] in the same layout, True for the last step of an episode; with `gaps` uint8, the
+        flags of `jaxreplay.buffers._episode_flags`; None if not needed.
+      rows: the ring of rows: the cursor of the next step, and the number of rows stored.
+      wait: int32 [], number of steps until the next sequence is complete, at least 1.
+      ring: the ring of complete sequences. Sequence number k of environment env has slot k * num_envs + env, modulo the
+        number of slots. With `windows` "inside" or "episodes", or with `gaps`, the ring holds only the drawable
+        sequences, in order of completion.
+      sampler: the sampler's state.
+      uses: of the items (`jaxreplay.buffers._uses`); None without `count_updates` and `max_uses`.
+      windows: places of the drawable sequences; None if all are drawable (windows "any" and "cut", without `gaps`).
+      episodes: the number of each row's episode; None without `hindsight`.
+
+    Examples:
+      >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
+      >>> steps = jnp.array([[1], [2], [3]])
+      >>> state = buffer.add(buffer.init(steps), steps)
+      >>> int(state.rows.size), int(state.ring.size)  # 3 steps hold 2 sequences
+      (3, 2)
+    """
+
+    ends: Any  # [length, num_envs]
+    rows: ring.Ring
+    wait: jax.Array  # []
+    windows: _chosen_sequences.ChosenSequences | None = None
+    episodes: _later_steps.EpisodeNumbers | None = None
+    _layouts: ClassVar = {"storage": layouts.storage_layout(2), "ends": layouts.storage_layout(2)}
+
+
+@checks.config
 class SequenceBuffer(Buffer[SequenceState]):
     """Replay of sequences of `sequence_length` consecutive steps from `num_envs` streams in lockstep.
 
@@ -73,48 +101,30 @@ class SequenceBuffer(Buffer[SequenceState]):
     """
 
     length: int
-    num_envs: int
+    num_envs: int = checks.field(checks.check_integer, 1, ring.MAX_CAPACITY, "the number of streams")
     sequence_length: int
     stride: int = 1
-    sampler: Sampler = Uniform()
-    windows: Literal["any", "cut", "inside", "episodes"] = "any"
-    gaps: bool = False
-    hindsight: bool = False
-    count_updates: bool = False
-    max_uses: int | None = None
-    donate: bool = True
-    _axis_name: str | None = dataclasses.field(default=None, repr=False)
+    windows: Literal["any", "cut", "inside", "episodes"] = checks.field(
+        checks.check_choice, "any", "cut", "inside", "episodes", default="any"
+    )
+    gaps: bool = checks.field(checks.check_bool, "True to allow `add(drawable=)`", default=False)
+    hindsight: bool = checks.field(checks.check_bool, "True to allow `later`", default=False)
     _state_kind: ClassVar[type] = SequenceState
     _storage_axes: ClassVar[tuple[str, ...]] = ("length", "num_envs")
 
-    def __post_init__(self):
-        num_envs = check_integer("num_envs", self.num_envs, 1, ring.MAX_CAPACITY, "the number of streams")
-        longest = ring.MAX_CAPACITY // num_envs
-        length = check_integer("length", self.length, 1, longest, "the number of steps kept of each stream")
-        set_fields(
-            self,
-            num_envs=num_envs,
-            length=length,
-            sequence_length=check_integer(
-                "sequence_length", self.sequence_length, 1, length, "at most length, the steps kept"
-            ),
-            stride=check_integer("stride", self.stride, 1, length, "the number of steps between starts"),
-            sampler=check_sampler(self.sampler),
-        )
-        _uses.check(self)
-        room = length - self.sequence_length + 1
+    def _check_fields(self) -> None:
+        super()._check_fields()
+        integer, longest = checks.check_integer, ring.MAX_CAPACITY // self.num_envs
+        checks.set_checked(self, "length", integer, 1, longest, "the number of steps kept of each stream")
+        checks.set_checked(self, "sequence_length", integer, 1, self.length, "at most length, the steps kept")
+        checks.set_checked(self, "stride", integer, 1, self.length, "the number of steps between starts")
+        room = self.length - self.sequence_length + 1
         if room < self.stride:
             raise ValueError(
-                f"length={length}, sequence_length={self.sequence_length}, stride={self.stride}: length must be at "
-                "least sequence_length + stride - 1, or the buffer would at times hold no whole sequence; raise length "
-                f"to {self.sequence_length + self.stride - 1}, or lower stride to {room}."
+                f"length={self.length}, sequence_length={self.sequence_length}, stride={self.stride}: length must be "
+                "at least sequence_length + stride - 1, or the buffer would at times hold no whole sequence; raise "
+                f"length to {self.sequence_length + self.stride - 1}, or lower stride to {room}."
             )
-        hindsight = checks.check_bool("hindsight", self.hindsight, "True to allow `later`")
-        set_fields(
-            self, hindsight=hindsight, gaps=checks.check_bool("gaps", self.gaps, "True to allow `add(drawable=)`")
-        )
-        if self.windows not in ("any", "cut", "inside", "episodes"):
-            raise ValueError(f'windows={self.windows!r}: must be "any", "cut", "inside" or "episodes".')
         if self.windows == "episodes" and self.stride > 1:
             raise ValueError(f'stride={self.stride}: must be 1 with windows="episodes"; episodes start at any row.')
 
@@ -139,12 +149,12 @@ class SequenceBuffer(Buffer[SequenceState]):
         self._num_steps(spec)
         check_returns(spec)
         leading, flag = (self.length, self.num_envs), jax.ShapeDtypeStruct((), jnp.uint8 if self.gaps else bool)
-        with on_device_of(steps):
+        with devices.on_device_of(steps):
             return SequenceState(
                 storage=layouts.zeros(spec, leading, 2),
                 ends=layouts.zeros(flag, leading, 0) if self._keeps_ends else None,
                 rows=ring.init(self.length),
-                wait=full((), self.sequence_length, jnp.int32),
+                wait=xla.full((), self.sequence_length, jnp.int32),
                 ring=ring.init(self._num_slots),
                 sampler=self.sampler.init(self._num_slots),
                 uses=_uses.init(self),
@@ -152,7 +162,7 @@ class SequenceBuffer(Buffer[SequenceState]):
                 episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
             )
 
-    @method(rows=("steps", "ends", "td_errors", "drawable"), is_batch=True, donates=True)
+    @calls.method(rows=("steps", "ends", "td_errors", "drawable"), is_batch=True, donates=True)
     def add(
         self,
         state: SequenceState,
@@ -198,16 +208,16 @@ class SequenceBuffer(Buffer[SequenceState]):
             td_errors = checks.check_insertion_errors(td_errors, shape, "a sequence that is completed").reshape(shape)
         completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride  # of each stream
         wait = state.wait + completed * self.stride - num_steps
-        sequences = ring.after(state.ring, steps, flags)
+        sequences = state.ring.after(steps, flags)
         added = _every_sequence.NewRows(flags, completed, wait, td_errors)
         change = self._drawable.advance(self, state, sequences, added)
-        rows = ring.after(state.rows, change.ring.inserted)
-        at, count = ring.next_slots(rows, None, num_steps, self.length)
+        rows = state.rows.after(change.ring.inserted)
+        at, count = rows.next_slots(None, num_steps)
         storage, ends = layouts.write((state.storage, state.ends), at, (steps, flags if self._keeps_ends else None))
         return SequenceState(
             storage=storage,
             ends=ends,
-            rows=ring.advance(rows, count, self.length),
+            rows=rows.advance(count),
             wait=wait,
             ring=change.ring,
             **self._insert(state, change.slots, change.drawable, change.td_errors),
@@ -225,7 +235,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         """
         return (num_steps - 1) // self.stride + 1
 
-    @method(rows=("mask",), donates=True)
+    @calls.method(rows=("mask",), donates=True)
     def end_streams(self, state: SequenceState, *, mask: jax.Array | None = None) -> SequenceState:
         """Close streams: the next row of each follows on none that is stored, such as after a run was resumed.
 
@@ -253,7 +263,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         closed = checks.check_mask(jnp.ones(self.num_envs, bool) if mask is None else mask, (self.num_envs,))
         return dataclasses.replace(state, **self._drawable.end_streams(self, state, closed))
 
-    @method(rows=("indices",), static=("law",), before=_later_steps.checked)
+    @calls.method(rows=("indices",), static=("law",), before=_later_steps.checked)
     def later(
         self,
         state: SequenceState,
@@ -299,15 +309,15 @@ class SequenceBuffer(Buffer[SequenceState]):
         if state.episodes is None:
             raise ValueError("hindsight=True: this state is of a buffer without it; use the buffer that made it.")
         slots = self._slots(state, checks.check_indices(indices))
-        row, env = materialize(*self._drawable.starts(self, state, slots))
+        row, env = xla.materialize(*self._drawable.starts(self, state, slots))
         exists, sizes = slots < self._num_slots, (self.length, self.num_envs)
         count = _later_steps.num_later(state.episodes.number, row, env, state.rows.inserted % self.length, *sizes)
         steps = _later_steps.draw(self._own_key(key), jnp.where(exists, count, 0), law, gamma, self.length)
         at = jnp.where(exists, _later_steps.place(row, env, steps, *sizes), self.length * self.num_envs)
-        at, steps = read_once(materialize(at, steps))
+        at, steps = xla.read_once(xla.materialize(at, steps))
         return layouts.read(layouts.merge_axes(state.storage), at, fill=True), steps
 
-    @reads_state
+    @xla.reads_state
     def is_full(self, state: SequenceState) -> jax.Array:
         """True if the next step overwrites, bool [].
 
@@ -330,10 +340,10 @@ class SequenceBuffer(Buffer[SequenceState]):
           >>> int(buffer.stored_steps(state)), int(buffer.size(state))
           (3, 2)
         """
-        return alive(state.rows.size) * self.num_envs
+        return xla.alive(state.rows.size) * self.num_envs
 
     def _why_empty(self, state: SequenceState) -> str:
-        stored = int(on_host(jnp.max(state.rows.size)))
+        stored = int(xla.on_host(jnp.max(state.rows.size)))
         if stored == 0:
             return super()._why_empty(state)
         if stored < self.sequence_length:
@@ -410,7 +420,7 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def _live(self, state: SequenceState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is None:
-            return ring.newest(state.ring, state.ring.size, self._num_slots)
+            return state.ring.newest(state.ring.size)
         return self._drawable.live(self, state, max_age)
 
     def _ages(self, state: SequenceState, slots: jax.Array) -> jax.Array:
@@ -424,7 +434,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         return jnp.where(exists, rows * self.num_envs + env[:, None], self.length * self.num_envs)
 
     def _read(self, state: SequenceState, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array]:
-        (at,) = materialize(self._places(state, slots))
+        (at,) = xla.materialize(self._places(state, slots))
         exists = at < self.length * self.num_envs
         items, ends = layouts.read(layouts.merge_axes((state.storage, state.ends)), at, fill=fill)
         mask = exists

@@ -4,16 +4,15 @@ A draw leaves the state unchanged, so uses are counted where drawn items come ba
 batch that names the item, even if its TD error is rejected.
 """
 
-from typing import Any, ClassVar
+import dataclasses
+from typing import Any, ClassVar, Self
 
 import jax
 import jax.numpy as jnp
 from flax import struct
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks, layouts
-from jaxreplay._common.ring import Live, saturating_add
-from jaxreplay._common.xla import full
+from jaxreplay._common import layouts, ring, xla
 from jaxreplay.sum_tree._whole import on_backend
 
 MOST = 2**30  # a count grows beyond this by less than one batch
@@ -34,72 +33,53 @@ class Uses(layouts.BackendState):
     unspent: sum_tree.SumTree | None
     _layouts: ClassVar = {"unspent": on_backend}
 
+    def insert(self, slots: jax.Array, drawable: jax.Array) -> Self:
+        """Uses after writes to `slots` (int32 [B], distinct where in range)."""
+        of_slots = self.of_slots.at[slots].set(0, mode="drop", unique_indices=True, wrap_negative_indices=False)
+        unspent = self.unspent
+        if unspent is not None:
+            unspent = sum_tree.update(unspent, slots, drawable.astype(jnp.float32), unique_indices=True)
+        return dataclasses.replace(self, of_slots=of_slots, unspent=unspent)
 
-def check(buffer: Any) -> None:
-    """Set the fields `count_updates` and `max_uses` of a buffer; a `ValueError` if they are invalid."""
-    checks.set_fields(
-        buffer, count_updates=checks.check_bool("count_updates", buffer.count_updates, "whether to count updates")
-    )
-    if buffer.max_uses is None:
-        return
-    meaning = "a number of updates, or None for no bound"
-    checks.set_fields(buffer, max_uses=checks.check_integer("max_uses", buffer.max_uses, 1, MOST, meaning))
-    if buffer._by_age:
-        raise ValueError(
-            f"max_uses={buffer.max_uses}: {buffer.sampler!r} draws by rank among all items; use another sampler."
+    def update(self, slots: jax.Array, max_uses: int | None) -> tuple[Self, jax.Array | None]:
+        """Uses after an update of `slots` (int32 [B]): -1 for a row without an item, the number of slots if late.
+
+        Returns:
+          uses; and True for rows whose item is spent, bool [B], None without `max_uses`.
+        """
+        capacity = self.of_slots.shape[0]
+        late = jnp.sum(slots >= capacity, dtype=jnp.int32)
+        inside = (slots >= 0) & (slots < capacity)
+        before = self.of_slots.at[jnp.where(inside, slots, 0)].get(
+            mode="promise_in_bounds", wrap_negative_indices=False
         )
+        more = (before < MOST).astype(jnp.int32)
+        target = jnp.where(inside, slots, capacity)
+        of_slots = self.of_slots.at[target].add(more, mode="drop", wrap_negative_indices=False)
+        unspent, spent = self.unspent, None
+        if unspent is not None and max_uses is not None:
+            spent = of_slots.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False) >= max_uses
+            # All rows write 0, so a repeated slot has one result.
+            unspent = sum_tree.update(unspent, slots, jnp.zeros(slots.shape), mask=spent)
+        late = ring.saturating_add(self.late, late)
+        return dataclasses.replace(self, of_slots=of_slots, late=late, unspent=unspent), spent
+
+    def live(self, of: ring.Live, is_restricted: bool) -> ring.Live:
+        """`of`, with the tree of the slots that are not spent; `size` counts these."""
+        if self.unspent is None:
+            return of
+        unspent = sum_tree.restrict(self.unspent, of.start, of.size) if is_restricted else self.unspent
+        return dataclasses.replace(of, size=sum_tree.total(unspent).astype(jnp.int32), unspent=unspent)
 
 
 def init(buffer: Any) -> Uses | None:
     if not buffer.count_updates and buffer.max_uses is None:
         return None
     unspent = None if buffer.max_uses is None else sum_tree.init(buffer._num_slots)
-    return Uses(full((buffer._num_slots,), 0, jnp.int32), full((), 0, jnp.int32), unspent)
+    return Uses(xla.full((buffer._num_slots,), 0, jnp.int32), xla.full((), 0, jnp.int32), unspent)
 
 
-def insert(uses: Uses | None, slots: jax.Array, drawable: jax.Array) -> Uses | None:
-    """Uses after writes to `slots` (int32 [B], distinct where in range)."""
-    if uses is None:
-        return None
-    of_slots = uses.of_slots.at[slots].set(0, mode="drop", unique_indices=True, wrap_negative_indices=False)
-    unspent = uses.unspent
-    if unspent is not None:
-        unspent = sum_tree.update(unspent, slots, drawable.astype(jnp.float32), unique_indices=True)
-    return Uses(of_slots, uses.late, unspent)
-
-
-def update(uses: Uses | None, slots: jax.Array, max_uses: int | None) -> tuple[Uses | None, jax.Array | None]:
-    """Uses after an update of `slots` (int32 [B]): -1 for a row without an item, the number of slots for a late row.
-
-    Returns:
-      uses; and True for rows whose item is spent, bool [B], None without `max_uses`.
-    """
-    if uses is None:
-        return None, None
-    capacity = uses.of_slots.shape[0]
-    late = jnp.sum(slots >= capacity, dtype=jnp.int32)
-    inside = (slots >= 0) & (slots < capacity)
-    before = uses.of_slots.at[jnp.where(inside, slots, 0)].get(mode="promise_in_bounds", wrap_negative_indices=False)
-    more = (before < MOST).astype(jnp.int32)
-    target = jnp.where(inside, slots, capacity)
-    of_slots = uses.of_slots.at[target].add(more, mode="drop", wrap_negative_indices=False)
-    unspent, spent = uses.unspent, None
-    if unspent is not None and max_uses is not None:
-        spent = of_slots.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False) >= max_uses
-        # All rows write 0, so a repeated slot has one result.
-        unspent = sum_tree.update(unspent, slots, jnp.zeros(slots.shape), mask=spent)
-    return Uses(of_slots, saturating_add(uses.late, late), unspent), spent
-
-
-def live(uses: Uses | None, of: Live, is_restricted: bool) -> Live:
-    """`of`, with the tree of the slots that are not spent; `size` counts these."""
-    if uses is None or uses.unspent is None:
-        return of
-    unspent = sum_tree.restrict(uses.unspent, of.start, of.size) if is_restricted else uses.unspent
-    return of._replace(size=sum_tree.total(unspent).astype(jnp.int32), unspent=unspent)
-
-
-def number(uses: Uses | None, size: jax.Array) -> jax.Array:
+def num_drawable(uses: Uses | None, size: jax.Array) -> jax.Array:
     """Number of slots that may be drawn, int32 []: `size` without a bound on uses."""
     return size if uses is None or uses.unspent is None else sum_tree.total(uses.unspent).astype(jnp.int32)
 

@@ -4,10 +4,12 @@ A checkpoint consists of arrays and one description. The structure of the state 
 no class, and nothing in it is trusted.
 """
 
+import contextlib
 import functools
 import importlib.metadata
 import json
 import os
+import threading
 import warnings
 import zlib
 from collections.abc import Callable
@@ -16,16 +18,16 @@ from typing import Any
 import jax
 import numpy as np
 
-from jaxreplay._common import checks
-from jaxreplay._common.xla import reads_state
-from jaxreplay.checkpoint import _config, _files, _leaves, _migration, _places, _processes
+from jaxreplay._common import checks, xla
+from jaxreplay.checkpoint import _arrays, _config, _files, _leaves, _migration, _places, _processes
+from jaxreplay.checkpoint._writing import Writing
 
-FORMAT = 2  # increment if older versions cannot read the new description
+FORMAT = 1  # increment if older versions cannot read the new description
 BACKENDS = ("cpu", "gpu", "tpu")  # with layouts of their own
 Path = str | os.PathLike
 
 
-@reads_state
+@xla.reads_state
 def save(
     path: Path, config: Any, state: Any, *, step: int | None = None, wait: bool = True, keep: int = 1
 ) -> Callable[[], None]:
@@ -34,7 +36,8 @@ def save(
     Whenever a save is cut off, by a signal, an error, a full disk or a power failure, an earlier checkpoint or the new
     one remains. A save that has begun is completed even if the program ends by an error. Threads and programs may save
     to the same path. With several processes of `jax.distributed`, all of them must call this function and the returned
-    one, with the same path on a shared file system. Each writes its part.
+    one, with the same path on a shared file system. Each writes its part, and the returned function completes the
+    checkpoint.
 
     Args:
       path: a folder for checkpoints; it need not exist.
@@ -53,7 +56,8 @@ def save(
 
     Raises:
       ValueError: values are traced, or a part of `config` or `state` cannot be recorded; the message names it.
-      OSError: the checkpoint cannot be written; the earlier ones remain.
+      OSError: the checkpoint cannot be written, and the earlier ones remain. Or an earlier `save(wait=False)` has
+        failed, and nobody has called what it returned: nothing is written then, and the next call does.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=4)
@@ -66,8 +70,16 @@ def save(
     folder = _files.absolute(path)
     keep = checks.check_integer("keep", keep, 1, 2**31 - 1, "a number of checkpoints")
     step = None if step is None else checks.check_integer("step", step, 0, 2**63 - 1, "a number of steps")
-    leaves = _leaves.named(state)
-    records = [_leaves.record(*x) for x in leaves.items()]
+    for thread in threading.enumerate():
+        if isinstance(thread, Writing):
+            thread.raise_unheard()
+    leaves, records, packed = _leaves.named(state), [], {}
+    for leaf_path in leaves:
+        record = _leaves.record(leaf_path, leaves[leaf_path])
+        if "number" not in record:
+            x = packed[str(len(records))] = _leaves.pack(leaves[leaf_path], copies=not wait)
+            record["chunk"] = x.chunks.chunk
+        records.append(record)
     content = {
         "format": FORMAT,
         "library": _library_version(),
@@ -76,27 +88,15 @@ def save(
         "shards": _places.shards(config),
         "static": _leaves.static(state),
         "leaves": records,
+        "files": {},
     }
-    is_array = {path: "number" not in found for path, found in zip(leaves, records, strict=True)}
-    packed = {path: _leaves.pack(x, copies=not wait) for path, x in leaves.items() if is_array[path]}
     _check_same(content, packed)
-    arrays = {str(i): packed[path] for i, path in enumerate(leaves) if is_array[path] and packed[path].size > 0}
+    writing = Writing(folder, {name: x for name, x in packed.items() if 0 not in x.chunks.shape}, content, keep, wait)
     del state, leaves, packed  # releases donated arrays early
-    number = _processes.on_first(lambda: _files.begin(folder))
-    writing = _files.Writing(folder, number, arrays, content, keep)
-    del arrays
-    writing.start()
-
-    def finish() -> None:
-        writing.done.wait()
-        _processes.on_first(writing.outcome)
-        writing.outcome()
-
+    writing.begin()
     if wait:
-        finish()
-    else:
-        writing.copied.wait()
-    return finish
+        writing.finish()
+    return writing.finish
 
 
 def restore(path: Path, config: Any, like: Any, *, step: int | None = None) -> Any:
@@ -147,63 +147,70 @@ def newest(path: Path, use: Callable[[str, dict[str, Any]], Any], step: int | No
       FileNotFoundError: there is none.
       ValueError: all are damaged.
     """
-    folder, damaged = _files.absolute(path), {}
-    while True:
-        number = _processes.on_first(lambda: _next(folder, step, damaged))
-        if number < 0:
-            break
-        one = _files.folder_of(folder, number)
+    folder, damaged, tried = _files.absolute(path), {}, set()
+    while (number := _processes.on_first(lambda: _next(folder, step, tried))) >= 0:
+        tried.add(number)
+        one, found, error = _files.folder_of(folder, number), None, None
         try:
             found = use(one, _described(one))
-        except _files.Damaged as error:
-            if os.path.exists(one):  # else another program has meanwhile replaced it
-                damaged[number] = error
-            continue
-        for error in damaged.values():
-            warnings.warn(f"{error} Restored {one!r}.", stacklevel=3)
-        return found
+        except Exception as raised:
+            error = raised
+        if _processes.gather([error is not None]).any() and error is None:
+            error = _files.Damaged(f"{one}: another process could not read its part; its error says why.")
+        if error is None:
+            for message in damaged.values():
+                warnings.warn(f"{message} Restored {one!r}.", stacklevel=3)
+            return found
+        if not isinstance(error, _files.Damaged):
+            raise error
+        if os.path.lexists(one):  # else another program has meanwhile replaced it
+            damaged[number] = str(error)  # the error itself holds arrays
     if damaged:
-        raise next(iter(damaged.values()))
+        raise _files.Damaged(next(iter(damaged.values())))
     what = "" if step is None else f" of step {step}"
     raise FileNotFoundError(f"{os.fspath(path)}: no complete checkpoint{what} there; save one, or check the path.")
 
 
-def _next(folder: str, step: int | None, damaged: dict[int, _files.Damaged]) -> int:
-    """Number of the newest checkpoint of a step that is not known to be damaged, -1 if there is none."""
+def _next(folder: str, step: int | None, tried: set[int]) -> int:
+    """Number of the newest checkpoint of a step that was not tried, -1 if there is none."""
     for number in _files.numbers(folder):
-        if number in damaged:
-            continue
-        try:
-            if step is None or _described(_files.folder_of(folder, number))["step"] == step:
-                return number
-        except _files.Damaged:  # its step is unknown
-            continue
+        if number not in tried:
+            with contextlib.suppress(_files.Damaged):  # its step is unknown
+                if step is None or _described(_files.folder_of(folder, number))["step"] == step:
+                    return number
     return -1
 
 
 def _described(folder: str) -> dict[str, Any]:
     """The description of a checkpoint; a `ValueError` if it has another format."""
-    content = _files.read(folder)
-    with _files.reported(folder):
-        is_known = content["format"] == FORMAT
-        if is_known:
-            _check(content)
-    if not is_known:
+    content = _files.description(folder)
+    if (found := content.get("format")) != FORMAT:
         raise ValueError(
-            f"{folder}: has format {str(content['format'])[:20]!r}; this version of jaxreplay reads format {FORMAT}; "
-            "use the version that wrote it."
+            f"{folder}: has format {str(found)[:20]!r}; this version of jaxreplay reads format {FORMAT}; use the "
+            "version that wrote it."
         )
+    with _files.reported(folder):
+        _check(content)
     return content
 
 
 def _check(content: dict[str, Any]) -> None:
     """Raise a `ValueError` if a description is not of the form that `save` writes."""
     match content:
-        case {"config": {}, "shards": {**shards}, "static": {}, "leaves": [*leaves], "files": {}, "library": str()}:
-            counts = [*shards.values(), 1 if content["step"] is None else content["step"] + 1]
-            texts = [*content["config"], *content["static"], *(leaf["path"] + leaf["dtype"] for leaf in leaves)]
-            are_sizes = all(type(x) is int and x > 0 for x in counts)
-            if are_sizes and all(map(_leaves.is_record, leaves)) and all(map(str.isprintable, texts)):
+        case {
+            "library": str(),
+            "step": None | int() as step,
+            "config": {**config},
+            "shards": {**shards},
+            "static": {**static},
+            "leaves": [*leaves],
+            "files": {**files},
+        } if all(map(_leaves.is_record, leaves)):
+            counts = [*shards.values(), (step or 0) + 1]
+            texts = [*config, *static, *(leaf["path"] + leaf["dtype"] for leaf in leaves)]
+            are_counts = all(type(x) is int and x > 0 for x in counts)
+            are_files = all(type(x) is list and [*map(type, x)] == [int, int] for x in files.values())
+            if are_counts and are_files and all(map(str.isprintable, texts)):
                 return  # all texts are printed; a terminal obeys those that are not printable
     raise ValueError("its description has another form")
 
@@ -232,6 +239,8 @@ def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> An
         def load(x: _leaves.Stored) -> Any:
             leaf = by_path.get(x.found["path"])  # None in a state of another layout
             sharding = getattr(leaf, "sharding", None) if getattr(leaf, "committed", True) else None
+            if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
+                sharding = None  # of a trace, which knows no devices
             if sharding is None and owner is not None:
                 sharding = owner.sharding
             if sharding is None and jax.process_count() > 1 and "number" not in x.found:
@@ -245,16 +254,15 @@ def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> An
 
 
 def _stored(folder: str, content: dict[str, Any], leaves: dict[str, Any]) -> list[_leaves.Stored]:
-    """The arrays of a checkpoint, for leaves like these; its files are checked."""
-    found = dict(enumerate(zip(content["leaves"], leaves.values(), strict=True)))
-    types = {str(i): _leaves.stored_type(x) for i, (record, x) in found.items() if "number" not in record}
-    with _files.reported(folder):
-        _files.check(folder, content["files"], {name: x for name, x in types.items() if 0 not in x[0]})
-
-    def read(name: str, sharding: Any) -> Any:
-        return _files.load(folder, name, *types[name], sharding)
-
-    return [_leaves.Stored(record, x, functools.partial(read, str(i))) for i, (record, x) in found.items()]
+    """The arrays of a checkpoint, for leaves like these; they are read later."""
+    found = []
+    for i, (record, like) in enumerate(zip(content["leaves"], leaves.values(), strict=True)):
+        read: Any = None
+        if "number" not in record:
+            chunks = _arrays.Chunks(*_leaves.stored_type(like), tuple(record["chunk"]))
+            read = functools.partial(_arrays.load, folder, str(i), chunks, content["files"])
+        found.append(_leaves.Stored(record, like, read))
+    return found
 
 
 def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> tuple[Any, str | None]:
@@ -283,15 +291,16 @@ def _check_same(content: dict[str, Any], packed: dict[str, Any]) -> None:
     """Raise a `ValueError` if processes save different things."""
     if jax.process_count() == 1:
         return
-    local = {path: x for path, x in packed.items() if isinstance(x, np.ndarray)}  # each process has the whole array
     sums = [zlib.crc32(json.dumps(content, sort_keys=True).encode())]
     if np.ptp(_processes.gather(sums)):
         raise ValueError("config or state: the structure differs between processes; pass the same in all.")
-    sums = [zlib.crc32(np.ascontiguousarray(x).view(np.uint8).data) for x in local.values()]
+    whole = {name: [xla.on_host(part) for _, part in x.parts] for name, x in packed.items() if x.is_whole}
+    sums = [functools.reduce(lambda crc, x: zlib.crc32(x.tobytes(), crc), parts, 0) for parts in whole.values()]
     if (differ := np.ptp(_processes.gather(sums), axis=0)).any():
+        leaf = content["leaves"][int([*whole][int(np.argmax(differ))])]
         raise ValueError(
-            f"leaf {[*local][int(np.argmax(differ))]}: differs between processes; make it one global array, so that "
-            "each process's part is saved."
+            f"leaf {leaf['path']}: differs between processes; make it one global array, so that each process's part "
+            "is saved."
         )
 
 

@@ -14,11 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common import layouts, xla
+from jaxreplay.checkpoint._arrays import Packed, chunks_of, region_of
 
 PLAIN = {
     *("bool", "int8", "int16", "int32", "int64", "uint8", "uint16", "uint32", "uint64"),
     *("bfloat16", "float16", "float32", "float64", "complex64", "complex128"),
 }
+WEAK = {"int32", "int64", "float32", "float64", "complex64", "complex128"}  # may be weakly typed
 NUMBERS = {number.__name__: number for number in (bool, int, float, complex)}
 
 
@@ -49,23 +51,23 @@ def record(path: str, leaf: Any) -> dict[str, Any]:
         _check_dtype(leaf.dtype, path)
     found = {"path": path, "dtype": str(leaf.dtype), "shape": list(leaf.shape)}
     if isinstance(leaf, jax.Array) and jnp.issubdtype(leaf.dtype, jax.dtypes.prng_key):
-        found["key"] = jax.random.key_impl(leaf)
-        if not isinstance(found["key"], str):
-            raise ValueError(f"leaf {path}: PRNG keys of {found['key']}, which has no name; use one of JAX's own.")
-    elif getattr(leaf, "weak_type", False):
+        if not isinstance(impl := jax.random.key_impl(leaf), str):
+            raise ValueError(f"leaf {path}: PRNG keys of {impl}, which has no name; use one of JAX's own.")
+    elif getattr(leaf, "weak_type", False) and str(leaf.dtype) in WEAK:
         found["weak"] = True
     return found
 
 
 def is_record(x: Any) -> bool:
-    """True if JSON is the record of a leaf."""
+    """True if JSON is the record of a leaf, with the shape of its chunks."""
     match x:
-        case {"path": str(), "dtype": "complex", "number": str(number)}:
+        case {"path": str(), "dtype": "complex", "number": str(number), **more} if not more:
             return complex(number) is not None
-        case {"path": str(), "dtype": str(dtype), "number": number}:
+        case {"path": str(), "dtype": str(dtype), "number": number, **more} if not more:
             return dtype in ("bool", "int", "float") and type(number) is NUMBERS[dtype]
-        case {"path": str(), "dtype": str(), "shape": [*shape]}:
-            return all(type(size) is int for size in shape) and isinstance(x.get("key", ""), str)
+        case {"path": str(), "dtype": str(dtype), "shape": [*shape], "chunk": [*chunk], **more}:
+            is_weak = dtype in WEAK and more == {"weak": True} and more["weak"] is True
+            return (is_weak or not more) and all(type(size) is int for size in [*shape, *chunk])
     return False
 
 
@@ -122,19 +124,19 @@ def differ(saved: list[dict[str, Any]], like: dict[str, Any]) -> str:
     return "" if [*old] == [*given] else "like: its leaves have another order"
 
 
-def pack(leaf: Any, copies: bool) -> jax.Array | np.ndarray:
-    """The stored form of an array, on the host if it lies on one device and `copies`, which makes it a copy."""
+def pack(leaf: Any, copies: bool) -> Packed:
+    """The stored form of an array, as a copy on the host if `copies`."""
     x = leaf if isinstance(leaf, jax.Array) else np.array(leaf)
     if str(x.dtype) not in PLAIN:
         x = _stored(jnp.asarray(x))
     if isinstance(x, np.ndarray):
-        return x
-    if jax.process_count() > 1 and x.is_fully_addressable:
-        return np.array(xla.on_host(x))
-    if len(x.sharding.device_set) == 1 and copies:
-        return np.array(xla.on_host(_alone(x)))
-    shards = [_alone(shard.data) for shard in x.addressable_shards]  # so that `leaf` caches no copy on the host
-    return jax.make_array_from_single_device_arrays(x.shape, x.sharding, shards)
+        return Packed(chunks_of(x.shape, x.dtype, x.shape), True, [(region_of(x.shape), x)])
+    shards = [shard for shard in x.addressable_shards if shard.replica_id == 0]
+    parts = [(region_of(x.shape, shard.index), _alone(shard.data)) for shard in shards]
+    if copies:
+        parts = [(region, np.array(xla.on_host(part))) for region, part in parts]
+    chunks = chunks_of(x.shape, np.dtype(x.dtype), x.sharding.shard_shape(x.shape))
+    return Packed(chunks, x.is_fully_addressable, parts)
 
 
 def stored_type(leaf: Any) -> tuple[tuple[int, ...], np.dtype]:
@@ -176,20 +178,14 @@ class Stored:
         return x if str(self.dtype) in PLAIN else np.asarray(_from_bits(x, self.dtype))
 
     def load(self, sharding: Any) -> Any:
-        """The array, with its sharding; or the Python number.
-
-        Raises:
-          ValueError: it cannot be read.
-        """
+        """The array, with its sharding; or the Python number."""
         if "number" in self.found:
             return NUMBERS[self.found["dtype"]](self.found["number"])
         x = self.read(sharding)
         x = x if isinstance(x, jax.Array) else jax.device_put(x)  # an array of several processes stays where it is
         jax.block_until_ready(x)  # before the next one is read
-        if "key" in self.found:
-            x = jax.random.wrap_key_data(x, impl=self.found["key"])
-            if x.dtype != self.dtype:
-                raise ValueError(f"leaf {self.found['path']}: has keys of another kind than it says")
+        if jnp.issubdtype(self.dtype, jax.dtypes.prng_key):
+            x = jax.random.wrap_key_data(x, impl=_key_impl(self.dtype))
         elif str(self.dtype) not in PLAIN:
             x = _from_bits(x, self.dtype)
         if self.found.get("weak"):
@@ -217,16 +213,23 @@ def _stored(x: jax.Array) -> jax.Array:
     return x if x.dtype.name in PLAIN else layouts.to_bits(x)
 
 
+def _key_impl(dtype: Any) -> Any:
+    """The implementation of PRNG keys of a dtype; `jax.random.key_impl` takes keys alone, also traced ones."""
+    found = []
+    jax.eval_shape(lambda key: found.append(jax.random.key_impl(key)), jax.ShapeDtypeStruct((), dtype))
+    return found[0]
+
+
 _from_bits = jax.jit(layouts.from_bits, static_argnums=1)
 
 
 def _alone(array: jax.Array) -> jax.Array:
-    """The same array of one device as a new object, which may cache a copy on the host."""
+    """The same array of one device as a new object, which caches a copy on the host in place of it."""
     return jax.make_array_from_single_device_arrays(array.shape, array.sharding, [array])
 
 
 @jax.jit
 def _weakly_typed(x: jax.Array) -> jax.Array:
-    """`x` with a weak type, if JAX has one for its dtype."""
+    """`x` with a weak type, if JAX has one for its dtype now."""
     zero = jnp.asarray(np.zeros((), x.dtype).item())  # arrays made from Python numbers are weakly typed
     return jnp.broadcast_to(zero, x.shape).at[...].set(x) if zero.dtype == x.dtype else x

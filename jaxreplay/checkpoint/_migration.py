@@ -9,9 +9,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 
 from jaxreplay import sum_tree
-from jaxreplay._common import layouts, ring
-from jaxreplay._common.checks import brief
-from jaxreplay._common.xla import reads_state
+from jaxreplay._common import checks, layouts, ring, xla
 from jaxreplay.buffers import ReplayBuffer, ReplayState, SequenceBuffer, SequenceState
 from jaxreplay.buffers._chosen_sequences import ChosenSequences
 from jaxreplay.buffers._later_steps import EpisodeNumbers
@@ -19,14 +17,13 @@ from jaxreplay.buffers._shards import Shards, shards_of
 from jaxreplay.buffers._uses import Uses
 from jaxreplay.checkpoint import _places
 from jaxreplay.checkpoint._leaves import Stored
-from jaxreplay.samplers import Prioritized, PrioritizedState, Recent, Uniform, _prioritized
+from jaxreplay.samplers import Moved
+from jaxreplay.sum_tree._whole import of_rows
 
-KINDS, SAMPLERS = (ReplayBuffer, SequenceBuffer), (Uniform, Prioritized, Recent)
-SETTINGS = ("alpha", "epsilon", "floor")
-_leaf_of = jax.jit(_prioritized.leaf_of, static_argnums=2)
+KINDS = (ReplayBuffer, SequenceBuffer)
 
 
-@reads_state
+@xla.reads_state
 def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     """The live items of `state` and their priorities, as a state of `new_buffer`.
 
@@ -51,8 +48,8 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
       a state of `new_buffer` in new arrays.
 
     Raises:
-      ValueError: the buffers differ in anything else (the message names it), or a sampler is not `Uniform`,
-        `Prioritized` or `Recent`.
+      ValueError: the buffers differ in anything else (the message names it), or the new sampler has a state and no
+        method `migrated`.
 
     Examples:
       >>> old = jr.ReplayBuffer(capacity=4)
@@ -67,11 +64,9 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     for whole, name in ((old.whole, "old_buffer"), (new.whole, "new_buffer")):
         if type(whole) not in KINDS:
             raise ValueError(
-                f"{name}={brief(whole)}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one; migrate the "
-                "buffers of a Mixture one by one."
+                f"{name}={checks.brief(whole)}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one; migrate "
+                "the buffers of a Mixture one by one."
             )
-        if type(whole.sampler) not in SAMPLERS:
-            raise ValueError(f"{name}.sampler={whole.sampler!r}: must be Uniform, Prioritized or Recent.")
     if type(old.whole) is not type(new.whole):
         raise ValueError(f"new_buffer={new.whole!r}: must be a {type(old.whole).__name__} like old_buffer.")
     old_buffer._check_state(state)
@@ -81,7 +76,7 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
 def moved(owner: _places.Owner, state: Any, backend: str | None) -> Any:
     """The state of a buffer for its new number of shards, from one that is not yet read, laid out for a backend."""
     old, new = _places.old_shards(owner), shards_of(owner.buffer)
-    if type(old.whole) not in KINDS or type(old.whole.sampler) not in SAMPLERS:
+    if type(old.whole) not in KINDS:
         raise ValueError(
             f"{old.whole!r}: was saved with another number of devices, and can be restored only with as many."
         )
@@ -103,7 +98,7 @@ def _migrated(old: Shards, state: Any, new: Shards) -> Any:
 def _ring(new: Shards, size: np.ndarray, slots: int, num_rings: int) -> ring.Ring:
     """Rings of `slots` slots with `size` [num_shards] items from slot 0 on."""
     size = size.astype(np.int32)
-    return ring.Ring(new.place(size), new.place(size), ring.init(slots, num_rings).period)
+    return dataclasses.replace(ring.init(slots, num_rings), inserted=new.place(size), size=new.place(size))
 
 
 def _on_host(x: Any) -> np.ndarray:
@@ -150,9 +145,9 @@ def _migrate_items(old: Shards, state: ReplayState, new: Shards) -> ReplayState:
         return moved
 
     return ReplayState(
+        **_migrate_sampler(old, state, new, source),
         storage=jax.tree.map(lambda x: _move(x, move, new), layouts.plain(state.storage)),
         ring=_ring(new, np.sum(source >= 0, axis=1), new.part.capacity, new.num_shards),
-        **_migrate_sampler(old, state, new, source),
     )
 
 
@@ -165,6 +160,12 @@ def _check_same_sequences(old: Any, new: Any) -> None:
 
 
 def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> SequenceState:
+    """Keep the newest rows, and the sequences that start in them, in order of their first rows.
+
+    A ring of 8 rows has taken 10, and 4 are kept: `first_row` is 10 - 4 = 6, and the kept rows are 6, 7, 0 and 1 of the
+    ring, 0 to 3 of the new one. The sequence with first row 7 now starts at (7 - 6) % 8 = 1. With 2 old shards of 3
+    streams and 3 new ones of 2, stream 1 of old shard 1 is stream 4 of all, so stream 0 of new shard 2.
+    """
     _check_same_sequences(old.whole, new.whole)
     state = layouts.plain(state)
     without_items: Any = dataclasses.replace(state, storage=None, ends=None, episodes=None, sampler=None)
@@ -204,87 +205,39 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> Sequen
         now = new.place(streams(_on_host(state.episodes.now)))
         episodes = EpisodeNumbers(_move(state.episodes.number, move, new), now)
     return SequenceState(
+        **_migrate_sampler(old, state, new, source),
         storage=jax.tree.map(lambda x: _move(x, move, new), state.storage),
         ends=None if state.ends is None else _move(state.ends.astype(jnp.uint8 if new.whole.gaps else bool), move, new),
         rows=_ring(new, np.full(new.num_shards, num_rows), new.whole.length, 1),
         wait=new.place(np.full(new.num_shards, places.wait[0])),
         ring=_ring(new, np.sum(source >= 0, axis=1), new.part._num_slots, new.num_shards),
-        **_migrate_sampler(old, state, new, source),
         windows=windows,
         episodes=episodes,
     )
 
 
-def _migrate_sampler(old: Shards, whole: Any, new: Shards, source: np.ndarray) -> dict[str, Any]:
+def _migrate_sampler(old: Shards, state: Any, new: Shards, source: np.ndarray) -> dict[str, Any]:
     """The new fields `sampler` and `uses`; `source` [new shards, slots] holds slots of the stacked old shards."""
-    sampler, old_sampler, state = new.whole.sampler, old.whole.sampler, whole.sampler
-    capacity = new.part._num_slots
-    uses = _migrate_uses(whole.uses, new, source)
-    if not isinstance(sampler, Prioritized):
-        return {"sampler": sampler.init(capacity), "uses": uses}
-    numbers, old_alpha, counted = {name: getattr(sampler, name) for name in SETTINGS}, 0.0, sampler.init(capacity)
-    if isinstance(old_sampler, Prioritized):
-        old_numbers, counted = {name: _number(state, name) for name in SETTINGS}, state
-        numbers = {name: old_numbers[name] if x == getattr(old_sampler, name) else x for name, x in numbers.items()}
-        old_alpha = old_numbers["alpha"]
-    max_priority, alpha = _on_host(counted.max_priority).max(), np.float32(numbers["alpha"])
-    if old_alpha > 0:
-        leaves = _on_host(sum_tree.leaves(state.tree)).reshape(-1)[source]
-        if np.float32(old_alpha) != alpha:
-            priorities = leaves.astype(np.float64) ** (1 / old_alpha)
-            leaves = _leaf_of(priorities.astype(np.float32), alpha, capacity)
-        if old.whole.max_uses is not None:  # a spent item has lost its priority
-            was_unspent = _on_host(sum_tree.leaves(whole.uses.unspent)).reshape(-1)[source] > 0
-            leaves = np.where(was_unspent, leaves, _leaf_of(max_priority, alpha, capacity))
-        leaves = np.minimum(leaves, _leaf_of(np.float32(np.inf), np.float32(1), capacity))
-    else:
-        leaves = _leaf_of(max_priority, alpha, capacity)
-    may = source >= 0
+    every = source >= 0
+    moved = Moved(source, every, every)
+    if old.whole.max_uses is not None:
+        moved = moved._replace(was_drawable=moved.values(sum_tree.leaves(state.uses.unspent)) > 0)
+    uses = _migrate_uses(state.uses, new, moved)
     if uses is not None and uses.unspent is not None:
-        may = _on_host(sum_tree.leaves(uses.unspent)).reshape(source.shape) > 0
-    leaves = np.where(may, leaves, 0.0)
-
-    def every(value: np.generic) -> jax.Array:
-        return new.place(np.full(new.num_shards, value))
-
-    sampler_state = PrioritizedState(
-        tree=_trees(sampler.tree(capacity), leaves, new),
-        max_priority=every(max_priority),
-        updates=every(_on_host(counted.updates).max()),
-        rejected=_total(counted.rejected, new),
-        **{name: every(np.float32(x)) for name, x in numbers.items()},
-    )
-    return {"sampler": sampler_state, "uses": uses}
+        moved = moved._replace(drawable=sum_tree.leaves(uses.unspent) > 0)
+    sampler = new.whole.sampler.migrated(old.whole.sampler, state.sampler, moved)
+    return jax.tree.map(new.place, {"sampler": sampler, "uses": uses})
 
 
-def _number(state: PrioritizedState, name: str) -> float:
-    values = _on_host(getattr(state, name))
-    if values.min() != values.max():
-        raise ValueError(f"state.sampler.{name}: got {values.tolist()} by shard; migrate takes one value for all.")
-    return float(values.max())
-
-
-def _trees(empty: sum_tree.SumTree, leaves: np.ndarray, new: Shards) -> sum_tree.SumTree:
-    """Trees of the new shards, like `empty`, with `leaves` [new shards, slots]."""
-    trees = [sum_tree.update(empty, np.arange(x.size), x, unique_indices=True) for x in leaves]
-    return jax.tree.map(lambda *x: new.place(np.stack(x)), *trees)
-
-
-def _total(counts: jax.Array, new: Shards) -> jax.Array:
-    """The sum of the old shards' counts as the count of the first new shard."""
-    total = min(int(_on_host(counts).sum(dtype=np.int64)), 2**31 - 1)
-    return new.place(np.where(np.arange(new.num_shards) == 0, total, 0).astype(np.int32))
-
-
-def _migrate_uses(uses: Uses | None, new: Shards, source: np.ndarray) -> Uses | None:
-    """Uses of the kept items, 0 if nothing was counted; `source` as in `_migrate_sampler`."""
-    if not new.whole.count_updates and new.whole.max_uses is None:
+def _migrate_uses(uses: Uses | None, new: Shards, moved: Moved) -> Uses | None:
+    """Uses of the kept items, NumPy leaves [new shards, ...], 0 if nothing was counted."""
+    most, exists = new.whole.max_uses, moved.drawable
+    if not new.whole.count_updates and most is None:
         return None
-    of_slots, late = np.zeros(source.shape, np.int32), new.place(np.zeros(new.num_shards, np.int32))
+    found: dict[str, Any] = {"of_slots": np.zeros(exists.shape, np.int32), "late": moved.total(()), "unspent": None}
     if uses is not None:
-        of_slots, late = np.where(source >= 0, _on_host(uses.of_slots).reshape(-1)[source], 0), _total(uses.late, new)
-    unspent = None
-    if new.whole.max_uses is not None:
-        is_unspent = (source >= 0) & (of_slots < new.whole.max_uses)
-        unspent = _trees(sum_tree.init(source.shape[1]), is_unspent.astype(np.float32), new)
-    return Uses(new.place(of_slots), late, unspent)
+        found |= {"of_slots": np.where(exists, moved.values(uses.of_slots), 0), "late": moved.total(uses.late)}
+    if most is not None:
+        is_unspent = exists & (found["of_slots"] < most)
+        found["unspent"] = of_rows(sum_tree.init(exists.shape[1]), is_unspent.astype(np.float32))
+    return Uses(**found)

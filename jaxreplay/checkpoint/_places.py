@@ -57,7 +57,11 @@ def map_states(function: Any, owners: dict[str, Owner], tree: Any, *others: Any)
 
 
 def owners(config: Any, tree: Any, old_counts: dict[str, int]) -> dict[str, Owner]:
-    """The buffers of the states in `tree`, by path. Of several that fit, the one whose names are most like the path."""
+    """The buffers of the states in `tree`, by path. Of several that fit, the one whose names are most like the path.
+
+    A state at "['actor']['replay']" fits buffers at "config['actor']['replay']" and "config['critic']['replay']". The
+    names of the first share two words with the path, those of the second one. Of equally many the first counts.
+    """
     every, found = [*buffers(config)], {}
     for path, state in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_state):
         name = jax.tree_util.keystr(path)
@@ -78,8 +82,9 @@ def old_shards(owner: Owner) -> Shards:
 
 def spec_of_old(owner: Owner, state: Any) -> Any:
     """Shapes and dtypes of the saved state that becomes `state`."""
-    part, axes = old_shards(owner).part, len(whole_of(owner.buffer)._storage_axes)
-    skipped, leading = axes + (owner.new is not None), (1, *[getattr(part, "num_envs", 1)] * (axes - 1))
+    part = old_shards(owner).part
+    skipped = len(part._storage_axes) + (owner.new is not None)
+    leading = (*[1] * (part._batch_axes - 1), getattr(part, "num_envs", 1))
 
     def item(x: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((*leading, *x.shape[skipped:]), x.dtype)

@@ -8,11 +8,10 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay._common import checks
-from jaxreplay._common.xla import copies_numpy
+from jaxreplay._common import checks, xla
 
 
-def checked_draw(_: Any, key: Any, n: Any) -> tuple[Any, ...]:
+def sample_arguments(_: Any, key: Any, n: Any) -> tuple[Any, ...]:
     """The arguments of `sample`, checked."""
     return key, checks.check_integer("n", n, 1, 2**24, "the number of draws")
 
@@ -48,7 +47,7 @@ def padded(tasks: Any, rewards: Any, mask: Any, xp: Any = jnp) -> tuple[Any, ...
     return tuple(xp.pad(x, padding[: x.ndim]) for x in groups)
 
 
-_padded_on_device = copies_numpy(jax.jit(padded))
+_padded_on_device = xla.copies_numpy(jax.jit(padded))
 _first = jax.jit(lambda x, n: x[:n], static_argnums=1)
 
 

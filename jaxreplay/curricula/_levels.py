@@ -8,20 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jax import lax
 from jax.scipy.special import entr
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks, layouts
-from jaxreplay._common.calls import method
-from jaxreplay._common.checks import check_integer, check_number
-from jaxreplay._common.random import random_bits
-from jaxreplay._common.repeats import last_of_each
-from jaxreplay._common.ring import saturating_add
-from jaxreplay._common.xla import full
-from jaxreplay.curricula._groups import checked_draw
+from jaxreplay._common import calls, checks, duplicates, layouts, random, ring, xla
+from jaxreplay.curricula._groups import sample_arguments
 
-PRIORITIZATIONS = ("rank", "proportional")
 LARGEST_SCORE = 1e30  # of a "proportional" draw; larger scores, also infinite ones, count as this
 
 
@@ -57,8 +49,13 @@ class LevelsState(layouts.BackendState):
     _layouts: ClassVar = {"levels": _on_backend}
 
 
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+def _check_prioritization(name: str, value: Any) -> Any:
+    if value not in ("rank", "proportional"):
+        raise ValueError(f"{name}={value!r}: must be one of rank, proportional.")
+    return value
+
+
+@checks.config
 class Levels:
     """Prioritized level replay: keeps the levels with the highest scores, and draws them by score and staleness.
 
@@ -91,26 +88,13 @@ class Levels:
       >>> state, slots, drawn = levels.sample(state, jax.random.key(0), 4)
     """
 
-    capacity: int
-    prioritization: Literal["rank", "proportional"] = "rank"
-    temperature: float = 0.1
-    staleness: float = 0.1
-    replay_probability: float = 0.5
-    min_filled: float = 1.0
-    donate: bool = True
-
-    def __post_init__(self):
-        if self.prioritization not in PRIORITIZATIONS:
-            raise ValueError(f"prioritization={self.prioritization!r}: must be one of {', '.join(PRIORITIZATIONS)}.")
-        checks.set_fields(
-            self,
-            capacity=check_integer("capacity", self.capacity, 1, 2**24, "the number of levels"),
-            temperature=check_number("temperature", self.temperature, 1e-2, 1e6, "0.1 is usual with ranks"),
-            staleness=check_number("staleness", self.staleness, 0, 1, "the weight of staleness in a draw"),
-            replay_probability=check_number("replay_probability", self.replay_probability, 0, 1, "0.5 is usual"),
-            min_filled=check_number("min_filled", self.min_filled, 0, 1, "the fraction of the capacity"),
-            donate=checks.check_bool("donate", self.donate, "donate the state of eager calls"),
-        )
+    capacity: int = checks.field(checks.check_integer, 1, 2**24, "the number of levels")
+    prioritization: Literal["rank", "proportional"] = checks.field(_check_prioritization, default="rank")
+    temperature: float = checks.field(checks.check_number, 1e-2, 1e6, "0.1 is usual with ranks", default=0.1)
+    staleness: float = checks.field(checks.check_number, 0, 1, "the weight of staleness in a draw", default=0.1)
+    replay_probability: float = checks.field(checks.check_number, 0, 1, "0.5 is usual", default=0.5)
+    min_filled: float = checks.field(checks.check_number, 0, 1, "the fraction of the capacity", default=1.0)
+    donate: bool = checks.field(checks.check_bool, "donate the state of eager calls", default=True)
 
     def init(self, level: Any) -> LevelsState:
         """State without levels.
@@ -124,14 +108,14 @@ class Levels:
         """
         return LevelsState(
             levels=layouts.zeros(checks.as_spec(level), (self.capacity,), 0),
-            scores=full((self.capacity,), -jnp.inf, jnp.float32),
-            last=full((self.capacity,), 0, jnp.int32),
-            size=full((), 0, jnp.int32),
-            count=full((), 0, jnp.int32),
-            rejected=full((), 0, jnp.int32),
+            scores=xla.full((self.capacity,), -jnp.inf, jnp.float32),
+            last=xla.full((self.capacity,), 0, jnp.int32),
+            size=xla.full((), 0, jnp.int32),
+            count=xla.full((), 0, jnp.int32),
+            rejected=xla.full((), 0, jnp.int32),
         )
 
-    @method(donates=True)
+    @calls.method(donates=True)
     def insert(
         self, state: LevelsState, levels: Any, scores: jax.Array, *, mask: jax.Array | None = None
     ) -> tuple[LevelsState, jax.Array]:
@@ -168,8 +152,8 @@ class Levels:
             raise ValueError("batch of 0 levels: expected 1 or more; to insert none, mask all rows.")
         checks.check_like(levels, layouts.stored_spec(state.levels), 1, 1, "the buffer")
         scores, mask = _check_rows(scores, mask, batch_size, "level")
-        rejected = saturating_add(state.rejected, jnp.sum(mask & jnp.isnan(scores), dtype=jnp.int32))
-        now = saturating_add(state.count, jnp.cumsum(mask, dtype=jnp.int32))
+        rejected = ring.saturating_add(state.rejected, jnp.sum(mask & jnp.isnan(scores), dtype=jnp.int32))
+        now = ring.saturating_add(state.count, jnp.cumsum(mask, dtype=jnp.int32))
         slots, row = self._places(state, scores, mask)
         target = jnp.where(row >= 0, slots, self.capacity + jnp.arange(row.size, dtype=jnp.int32))  # all different
 
@@ -191,7 +175,7 @@ class Levels:
         num_empty = n - state.size
         # The lowest scores, of equal ones the last slot first; empty slots come before them, the first one first.
         filled = jnp.arange(n, dtype=jnp.int32) < state.size
-        negative, at = lax.top_k(jnp.where(filled, -state.scores, -jnp.inf)[::-1], k.size)
+        negative, at = jax.lax.top_k(jnp.where(filled, -state.scores, -jnp.inf)[::-1], k.size)
         lowest = jnp.clip(k - num_empty, 0, k.size - 1)
         is_empty = k < num_empty
         slots = jnp.where(is_empty, state.size + k, (n - 1 - at)[lowest]).astype(jnp.int32)
@@ -208,10 +192,10 @@ class Levels:
             return carry, None
 
         rows = scores, mask, jnp.arange(scores.size, dtype=jnp.int32)
-        (_, _, row), _ = lax.scan(place, (held, order, jnp.full_like(k, -1)), rows)
+        (_, _, row), _ = jax.lax.scan(place, (held, order, jnp.full_like(k, -1)), rows)
         return slots, row
 
-    @method(donates=True)
+    @calls.method(donates=True)
     def update(
         self, state: LevelsState, slots: jax.Array, scores: jax.Array, *, mask: jax.Array | None = None
     ) -> LevelsState:
@@ -238,14 +222,14 @@ class Levels:
         mask &= (slots >= 0) & (slots < state.size)
         is_nan = jnp.isnan(scores)
         target = jnp.where(mask & ~is_nan, slots, self.capacity)
-        target = jnp.where(last_of_each(target), target, self.capacity)
+        target = jnp.where(duplicates.last_of_each(target), target, self.capacity)
         return dataclasses.replace(
             state,
             scores=state.scores.at[target].set(scores, mode="drop"),
-            rejected=saturating_add(state.rejected, jnp.sum(mask & is_nan, dtype=jnp.int32)),
+            rejected=ring.saturating_add(state.rejected, jnp.sum(mask & is_nan, dtype=jnp.int32)),
         )
 
-    @method(num_rows="n", donates=True, before=checked_draw)
+    @calls.method(num_rows="n", donates=True, before=sample_arguments)
     def sample(self, state: LevelsState, key: jax.Array, n: int) -> tuple[LevelsState, jax.Array, Any]:
         """Draw levels independently, with replacement, and note the time of the draw.
 
@@ -268,12 +252,12 @@ class Levels:
           ([6, 6, 6], [1, 5])
         """
         checks.check_key(key)
-        slots, _ = sum_tree.sample_with(sum_tree.of_leaves(self.probabilities(state)), random_bits(key, n))
-        now = saturating_add(state.count, jnp.arange(1, n + 1, dtype=jnp.int32))
+        slots, _ = sum_tree.sample_with(sum_tree.of_leaves(self.probabilities(state)), random.random_bits(key, n))
+        now = ring.saturating_add(state.count, jnp.arange(1, n + 1, dtype=jnp.int32))
         state = dataclasses.replace(state, last=state.last.at[slots].max(now), count=now[-1])
         return state, jnp.where(state.size > 0, slots, -1), layouts.read(state.levels, slots)
 
-    @method()
+    @calls.method()
     def get(self, state: LevelsState, slots: jax.Array) -> Any:
         """The levels in `slots`, int [B]: [B, ...]; those of slots without a level have no meaning.
 
@@ -288,7 +272,7 @@ class Levels:
         target = jnp.clip(checks.check_indices(slots, name="slots"), 0, self.capacity - 1)
         return layouts.read(state.levels, target)
 
-    @method()
+    @calls.method()
     def replay(self, state: LevelsState, key: jax.Array) -> jax.Array:
         """Whether to replay levels in place of new ones, bool []: with `replay_probability`, once enough are stored.
 
@@ -301,7 +285,7 @@ class Levels:
         least = math.ceil(round(self.min_filled * self.capacity, 6))  # 7 of 25 for 0.28, in spite of rounding
         return (state.size >= max(least, 1)) & (jax.random.uniform(key) < self.replay_probability)
 
-    @method()
+    @calls.method()
     def probabilities(self, state: LevelsState) -> jax.Array:
         """Probability of each slot in a draw, float32 [N]; all 0 if no level is stored.
 
@@ -332,7 +316,7 @@ class Levels:
         stale = (state.count - state.last).astype(jnp.float32)
         return (1 - self.staleness) * normalized(h ** (1 / self.temperature)) + self.staleness * normalized(stale)
 
-    @method()
+    @calls.method()
     def metrics(self, state: LevelsState) -> dict[str, jax.Array]:
         """Numbers of a state, float32 [] each.
 

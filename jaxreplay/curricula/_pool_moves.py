@@ -1,8 +1,8 @@
 """Update of difficulty pools: a batch of tasks that enter queues, all at once as if one after the other.
 
-The rows of the batch take turns in order. Easy and hard are queues with a limit: first in, first out. At its turn, the
-task of a row enters the row's queue, unless a queue holds the task. If this queue is then longer than its limit, its
-oldest member leaves, to the end of normal. Entries into a pool are numbered 0, 1, 2, ... in the batch. Members at the
+The rows of the batch come in order. Easy and hard are queues with a limit: first in, first out. The task of a row
+enters the row's queue, unless a queue holds the task. If this queue is then longer than its limit, its oldest member
+leaves, to the end of normal. Entries into a pool are numbered 0, 1, 2, ... in the batch. Members at the
 start have numbers below 0, the newest -1. So number m leaves a queue when number m + limit enters.
 
 Pool p of environment e has number 3 * e + p here.
@@ -13,10 +13,9 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxreplay import sum_tree
-from jaxreplay._common.xla import materialize
+from jaxreplay._common import xla
 from jaxreplay.curricula._pool_state import PoolsState, sum_before
 
 
@@ -40,8 +39,8 @@ class Rows(NamedTuple):
     first: jax.Array
 
 
-class Turns(NamedTuple):
-    """Turns of G rows.
+class Entries(NamedTuple):
+    """Entries of G rows.
 
     Attributes:
       enters: bool [G], True if the row's task enters the row's queue.
@@ -59,7 +58,7 @@ class Moves(NamedTuple):
 
     Attributes:
       rows: the rows.
-      turns: their turns.
+      entries: their entries.
       env: int32 [G], environment of the row's task.
       label: int32 [G], pool to enter: 0 normal, 1 easy, 2 hard.
       limit: int32 [P], largest number of members of each queue; -1 for normal.
@@ -70,7 +69,7 @@ class Moves(NamedTuple):
     """
 
     rows: Rows
-    turns: Turns
+    entries: Entries
     env: jax.Array
     label: jax.Array
     limit: jax.Array
@@ -106,12 +105,12 @@ def move(
     rows = _sorted_rows(task, state.pool.size, normal + label, start, start_number)
     sizes = state.sizes.reshape(-1)
     limit = jnp.pad(jnp.maximum(caps, state.sizes[:, 1:]), ((0, 0), (1, 0)), constant_values=-1).reshape(-1)
-    turns = _take(rows, known & (label > 0), limit)
-    oldest = turns.number - limit[rows.pool]
-    leaves = turns.enters & (oldest >= -sizes[rows.pool])
-    into = spread(rows.pool, turns.enters, sizes.size) + spread(normal, leaves, sizes.size)
-    out = spread(normal, turns.enters, sizes.size) + spread(rows.pool, leaves, sizes.size)
-    moves = Moves(rows, turns, env, label, limit, oldest, leaves, into, out)
+    entries = _entries(rows, known & (label > 0), limit)
+    oldest = entries.number - limit[rows.pool]
+    leaves = entries.enters & (oldest >= -sizes[rows.pool])
+    into = spread(rows.pool, entries.enters, sizes.size) + spread(normal, leaves, sizes.size)
+    out = spread(normal, entries.enters, sizes.size) + spread(rows.pool, leaves, sizes.size)
+    moves = Moves(rows, entries, env, label, limit, oldest, leaves, into, out)
     moved, queues, heads = _rings(state, tasks_per_env, moves)
     return dataclasses.replace(_write(state, moves, moved), queues=queues, heads=heads)
 
@@ -121,16 +120,16 @@ def _sorted_rows(task: jax.Array, num_tasks: int, pool: jax.Array, start: jax.Ar
     place = jnp.arange(task.size, dtype=jnp.int32)
     if num_tasks * task.size <= 2**32:  # task and row in one number: XLA sorts one array much faster than two
         both = task.astype(jnp.uint32) * jnp.uint32(task.size) + place.astype(jnp.uint32)
-        by_task = (lax.sort(both) % jnp.uint32(task.size)).astype(jnp.int32)
+        by_task = (jax.lax.sort(both) % jnp.uint32(task.size)).astype(jnp.int32)
     else:
         by_task = jnp.argsort(task, stable=True).astype(jnp.int32)
     in_order = task[by_task]
     starts = jnp.concatenate([jnp.ones(1, bool), in_order[1:] != in_order[:-1]])
-    return Rows(task, pool, start, start_number, by_task, lax.cummax(jnp.where(starts, place, 0)))
+    return Rows(task, pool, start, start_number, by_task, jax.lax.cummax(jnp.where(starts, place, 0)))
 
 
-def _take(rows: Rows, counts: jax.Array, limit: jax.Array) -> Turns:
-    """Let the tasks take turns, by fixed-point iteration.
+def _entries(rows: Rows, counts: jax.Array, limit: jax.Array) -> Entries:
+    """Entries of the rows in order, by fixed-point iteration.
 
     A row depends on the earlier rows that enter. Each pass computes all rows from the last guess, and extends the
     correct rows, counted from the first, by at least one. After a pass that changes nothing, all rows are correct. One
@@ -143,26 +142,31 @@ def _take(rows: Rows, counts: jax.Array, limit: jax.Array) -> Turns:
       limit: int32 [P], largest number of members of each queue, at least that at the start; -1 for normal.
     """
 
-    def next_guess(guess: tuple[jax.Array, Turns]) -> tuple[jax.Array, Turns]:
-        found = _turns_if(guess[1].enters, rows, counts, limit)
+    def next_guess(guess: tuple[jax.Array, Entries]) -> tuple[jax.Array, Entries]:
+        found = _entries_if(guess[1].enters, rows, counts, limit)
         return jnp.any(found.enters != guess[1].enters), found
 
-    guess = Turns(counts & (limit[rows.start] < 0), jnp.zeros_like(rows.pool), jnp.zeros_like(rows.pool))
-    return lax.while_loop(lambda guess: guess[0], next_guess, (jnp.array(True), guess))[1]
+    guess = Entries(counts & (limit[rows.start] < 0), jnp.zeros_like(rows.pool), jnp.zeros_like(rows.pool))
+    return jax.lax.while_loop(lambda guess: guess[0], next_guess, (jnp.array(True), guess))[1]
 
 
-def _turns_if(enters: jax.Array, rows: Rows, counts: jax.Array, limit: jax.Array) -> Turns:
-    """Turn of each row if the earlier rows that enter are the marked rows of `enters` (bool [G])."""
+def _entries_if(enters: jax.Array, rows: Rows, counts: jax.Array, limit: jax.Array) -> Entries:
+    """Entry of each row, if the earlier rows that enter are the marked rows of `enters` (bool [G]).
+
+    With limit 1 and a queue of task A, which has number -1: row 0, task B, enters with number 0, and A leaves. At row
+    1, task A, one entry came before: 1 - (-1) = 2 is more than the limit, so no queue holds A, and it enters with
+    number 1. Had row 0 not entered, 0 - (-1) = 1 would not be more, and A would be held.
+    """
     before = sum_before(spread(rows.pool, enters, limit.size))
     place = jnp.arange(enters.size, dtype=jnp.int32)
-    latest = lax.cummax(jnp.where(enters[rows.by_task], place, -1))
+    latest = jax.lax.cummax(jnp.where(enters[rows.by_task], place, -1))
     latest = jnp.concatenate([jnp.full(1, -1, jnp.int32), latest[:-1]])
     last = jnp.where(latest >= rows.first, rows.by_task[latest], -1)
     last = jnp.zeros_like(place).at[rows.by_task].set(last, unique_indices=True)
     number = _at_own(before, rows.pool)
     pool, its_number = _place_of(last, number, rows)
     held = (limit[pool] >= 0) & (_at_own(before, pool) - its_number <= limit[pool])
-    return Turns(counts & ~held, number, last)
+    return Entries(counts & ~held, number, last)
 
 
 def _place_of(last: jax.Array, number: jax.Array, rows: Rows) -> tuple[jax.Array, jax.Array]:
@@ -175,11 +179,15 @@ def _rings(state: PoolsState, tasks_per_env: jax.Array, moves: Moves) -> tuple[j
     """Tasks that have moved in the end, int32 [2 G]; and the rings and their heads after all rows.
 
     These are the tasks that are in their row's queue, then the tasks that left a queue and are in normal; N for none.
+
+    A member has a number in its queue, a row in the batch if it joined there, and a slot in its ring. Queues with 2 and
+    3 entries have `starts` 0 and 2, so number 1 of the second is `joined[3]`, its row. A number below 0 joined before
+    the batch: with a head of 4 and 2 members, numbers -2 and -1 are in slots 4 and 5, and number 0 goes to slot 6.
     """
-    rows, (enters, number, last), limit, leaves = moves.rows, moves.turns, moves.limit, moves.leaves
+    rows, (enters, number, last), limit, leaves = moves.rows, moves.entries, moves.limit, moves.leaves
     num_rows, num_tasks, env, label = enters.size, state.pool.size, moves.env, moves.label
-    entries = jnp.sum(moves.into, axis=0, dtype=jnp.int32)
-    starts = sum_before(entries)
+    num_entries = jnp.sum(moves.into, axis=0, dtype=jnp.int32)
+    starts = sum_before(num_entries)
     place = jnp.where(enters, starts[rows.pool] + number, 2 * num_rows)
     joined = jnp.zeros(2 * num_rows, jnp.int32).at[place].set(jnp.arange(num_rows, dtype=jnp.int32), mode="drop")
 
@@ -189,7 +197,7 @@ def _rings(state: PoolsState, tasks_per_env: jax.Array, moves: Moves) -> tuple[j
     def slot(number: jax.Array) -> jax.Array:
         return first + (state.heads[env, ring] + state.sizes[env, label] + number) % tasks_per_env[env]
 
-    stays = enters & (entries[rows.pool] - number <= limit[rows.pool])
+    stays = enters & (num_entries[rows.pool] - number <= limit[rows.pool])
     # A task that enters again left its queue before, at the row that joined `limit` numbers after it.
     queue, its_number = _place_of(last, number, rows)
     back = enters & (limit[queue] >= 0)
@@ -199,7 +207,7 @@ def _rings(state: PoolsState, tasks_per_env: jax.Array, moves: Moves) -> tuple[j
     there = state.queues[ring, jnp.where(leaves, slot(moves.oldest), 0)]
     leaver = jnp.where(moves.oldest < 0, there, rows.task[row_of(rows.pool, moves.oldest)])
     written = jnp.where(stays, slot(number), num_tasks)
-    leaver, written = materialize(leaver, written)
+    leaver, written = xla.materialize(leaver, written)
     queues = state.queues.at[ring, written].set(rows.task, mode="drop", unique_indices=True)
     left = jnp.sum(spread(rows.pool, leaves, limit.size), axis=0, dtype=jnp.int32).reshape(state.sizes.shape)[:, 1:]
     moved = jnp.concatenate([jnp.where(stays, rows.task, num_tasks), jnp.where(freed, leaver, num_tasks)])

@@ -16,11 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay import sum_tree
-from jaxreplay._common.calls import method
-from jaxreplay._common.checks import check_integer, check_key, check_number, check_state, keywords_only, set_fields
-from jaxreplay._common.random import random_bits, random_integers
-from jaxreplay._common.ring import saturating_add
-from jaxreplay._common.xla import on_host
+from jaxreplay._common import calls, checks, random, ring, xla
 from jaxreplay.curricula import _groups, _pool_moves, _pool_state
 from jaxreplay.curricula._pool_state import PoolsState, sum_before
 from jaxreplay.curricula._task_keys import old_task_of_each
@@ -29,14 +25,28 @@ NORMAL, EASY, HARD = range(3)
 MAX_TASKS = 2**24  # the sum tree counts them in float32
 
 
-def _check_drawn(_: Any, __: Any, drawn: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
-    if not isinstance(drawn[1], jax.core.Tracer) and not on_host(drawn[1]):
+def _reject_empty(_: Any, __: Any, drawn: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, jax.Array]:
+    if not isinstance(drawn[1], jax.core.Tracer) and not xla.on_host(drawn[1]):
         raise ValueError("No environments left with examples. Normal is empty; recycle moves parked tasks back.")
     return drawn
 
 
-@keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+def _each(name: str, value: Any, check: Callable[..., Any], *rule: Any) -> tuple[Any, ...]:
+    """A tuple with one entry for each environment, as `check(name, entry, *rule)` returns it."""
+    if isinstance(value, str | bytes) or not isinstance(value, Iterable):
+        raise ValueError(f"{name}={value!r}: must be a sequence, one entry for each environment.")
+    return tuple(check(f"{name}[{i}]", entry, *rule) for i, entry in enumerate(value))
+
+
+def _threshold() -> Any:
+    return checks.field(checks.optional(checks.check_number), -math.inf, math.inf, "or None", default=None)
+
+
+def _fraction(default: float) -> Any:
+    return checks.field(checks.check_number, 0, 1, "a fraction of an environment's tasks, below 1", default=default)
+
+
+@checks.config
 class DifficultyPools:
     """Samples the tasks to train on: tasks that are sometimes solved.
 
@@ -73,56 +83,38 @@ class DifficultyPools:
       [1, 0, 0, 0]
     """
 
-    tasks_per_env: Sequence[int]
-    env_ratios: Sequence[float] | None = None
-    easy_threshold: float | None = None
-    hard_threshold: float | None = None
-    max_easy_pool_fraction: float = 0.5
-    max_hard_pool_fraction: float = 0.4
+    tasks_per_env: Sequence[int] = checks.field(
+        _each, checks.check_integer, 0, MAX_TASKS, "the number of an environment's tasks"
+    )
+    env_ratios: Sequence[float] | None = checks.field(
+        checks.optional(_each), checks.check_number, 0, math.inf, "give all, or env_ratios=None", default=None
+    )
+    easy_threshold: float | None = _threshold()
+    hard_threshold: float | None = _threshold()
+    max_easy_pool_fraction: float = _fraction(0.5)
+    max_hard_pool_fraction: float = _fraction(0.4)
     online_difficulty_filtering: bool = False
-    env_names: Sequence[str] | None = None
+    env_names: Sequence[str] | None = checks.field(checks.optional(_each), lambda _, name: name, default=None)
     donate: bool = True
 
-    def __post_init__(self):
-        self._check_envs()
-        for name in ("easy_threshold", "hard_threshold"):
-            if getattr(self, name) is not None:
-                self._check_number(name, -math.inf, math.inf, "or None")
+    def _check_fields(self) -> None:
+        if not self.tasks_per_env or self.num_tasks > MAX_TASKS:
+            raise ValueError(f"tasks_per_env={self.tasks_per_env}: needs 1 number or more, at most {MAX_TASKS} tasks.")
+        for name in ("env_ratios", "env_names"):
+            if (value := getattr(self, name)) is not None and len(value) != len(self.tasks_per_env):
+                raise ValueError(f"{name}={value}: must have one entry for each of {len(self.tasks_per_env)} envs.")
+        if self.env_ratios is not None and sum(self.env_ratios) == 0:
+            raise ValueError(f"env_ratios={self.env_ratios}: at least one must be positive.")
+        if self.env_names is not None and len({*self.env_names}) < len(self.env_names):
+            raise ValueError(f"env_names={self.env_names}: must be distinct.")
         easy, hard = self.easy_threshold, self.hard_threshold
         if easy is not None and hard is not None and easy < hard:
             raise ValueError(f"easy_threshold={easy}: must be at least hard_threshold={hard}; raise it.")
-        for name in ("max_easy_pool_fraction", "max_hard_pool_fraction"):
-            self._check_number(name, 0, 1, "a fraction of an environment's tasks, below 1")
         easy, hard = self.max_easy_pool_fraction, self.max_hard_pool_fraction
         if easy + hard >= 1:
             raise ValueError(
                 f"max_easy_pool_fraction={easy} + max_hard_pool_fraction={hard}: must sum to less than 1; lower one."
             )
-
-    def _check_number(self, name: str, low: float, high: float, remedy: str) -> None:
-        set_fields(self, **{name: check_number(name, getattr(self, name), low, high, remedy)})
-
-    def _check_envs(self) -> None:
-        self._check_entries("tasks_per_env", check_integer, 0, MAX_TASKS, "the number of an environment's tasks")
-        if not self.tasks_per_env or self.num_tasks > MAX_TASKS:
-            raise ValueError(f"tasks_per_env={self.tasks_per_env}: needs 1 number or more, at most {MAX_TASKS} tasks.")
-        if self.env_ratios is not None:
-            self._check_entries("env_ratios", check_number, 0, math.inf, "give all, or env_ratios=None")
-            if sum(self.env_ratios) == 0:
-                raise ValueError(f"env_ratios={self.env_ratios}: at least one must be positive.")
-        if self.env_names is not None:
-            self._check_entries("env_names", lambda _, name: name)
-            if len({*self.env_names}) < len(self.env_names):
-                raise ValueError(f"env_names={self.env_names}: must be distinct.")
-
-    def _check_entries(self, name: str, check: Callable[..., Any], *rule: Any) -> None:
-        """Convert a field to a tuple with one entry for each environment, as `check(name, entry, *rule)` returns it."""
-        value = getattr(self, name)
-        if isinstance(value, str | bytes) or not isinstance(value, Iterable):
-            raise ValueError(f"{name}={value!r}: must be a sequence, one entry for each environment.")
-        set_fields(self, **{name: tuple(check(f"{name}[{i}]", entry, *rule) for i, entry in enumerate(value))})
-        if len(getattr(self, name)) != len(self.tasks_per_env):
-            raise ValueError(f"{name}={value}: must have one entry for each of {len(self.tasks_per_env)} envs.")
 
     @property
     def num_tasks(self) -> int:
@@ -157,7 +149,7 @@ class DifficultyPools:
         """
         return _pool_state.arrange(*self._sizes, jnp.zeros(self.num_tasks, jnp.int32), ())
 
-    @method(num_rows="n", before=_groups.checked_draw, after=_check_drawn)
+    @calls.method(num_rows="n", before=_groups.sample_arguments, after=_reject_empty)
     def sample(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         """Draw tasks from normal, with replacement: an environment with tasks there by `env_ratios`, then a task.
 
@@ -182,14 +174,16 @@ class DifficultyPools:
           >>> sorted(set(tasks.tolist())), bool(ok)  # 0 is parked in easy and 1 in hard
           ([2, 3], True)
         """
-        check_key(key)
+        checks.check_key(key)
         ratios = np.asarray(self.tasks_per_env if self.env_ratios is None else self.env_ratios, np.float64)
         shares, sizes = jnp.asarray(ratios / max(ratios.max(), 1), jnp.float32), state.sizes[:, NORMAL]
         envs = sum_tree.of_leaves(jnp.where(sizes > 0, shares, 0.0), fanout=state.normal.fanout)
         ok = sum_tree.total(envs) > 0
         env_key, rank_key = jax.random.split(key)
-        env, _ = sum_tree.sample_with(envs, random_bits(env_key, n))
-        rank = random_integers(random_bits(rank_key, n), jnp.maximum(sizes[env], 1)) + sum_before(sizes)[env]
+        env, _ = sum_tree.sample_with(envs, random.random_bits(env_key, n))
+        rank = (
+            random.random_integers(random.random_bits(rank_key, n), jnp.maximum(sizes[env], 1)) + sum_before(sizes)[env]
+        )
         return jnp.where(ok, sum_tree.find(state.normal, rank), -1), ok
 
     def update(
@@ -225,13 +219,13 @@ class DifficultyPools:
         """
         return _groups.padded_update(self._update, state, tasks, rewards, mask)
 
-    @method(donates=True)
+    @calls.method(donates=True)
     def _update(self, state: PoolsState, tasks: Any, rewards: Any, mask: Any) -> tuple[PoolsState, jax.Array]:
         tasks, rewards, mask = _groups.check(tasks, rewards, mask)
         rollouts = jnp.sum(mask, axis=1, dtype=jnp.int32)
         total = jnp.sum(rewards, axis=1, where=mask)
         known = (rollouts > 0) & (tasks >= 0) & (tasks < self.num_tasks) & jnp.isfinite(total)
-        rejected = saturating_add(state.rejected, jnp.sum((rollouts > 0) & ~known, dtype=jnp.int32))
+        rejected = ring.saturating_add(state.rejected, jnp.sum((rollouts > 0) & ~known, dtype=jnp.int32))
         state = dataclasses.replace(state, rejected=rejected)
         if self.num_tasks == 0 or rewards.size == 0:
             return state, known
@@ -251,7 +245,7 @@ class DifficultyPools:
 
         def count(counts, pool, more):
             found = _pool_moves.spread(3 * env + pool, known, counts.size) * more
-            return saturating_add(counts, jnp.sum(found, axis=0, dtype=jnp.int32).reshape(counts.shape))
+            return ring.saturating_add(counts, jnp.sum(found, axis=0, dtype=jnp.int32).reshape(counts.shape))
 
         labelled, filtered_rollouts = count(state.groups, label, 1), count(state.rollouts, filtered, rollouts[:, None])
         state = dataclasses.replace(state, groups=labelled, rollouts=filtered_rollouts)
@@ -271,7 +265,7 @@ class DifficultyPools:
         """
         return state.pool.astype(jnp.int32)
 
-    @method()
+    @calls.method()
     def order(self, state: PoolsState) -> jax.Array:
         """Rank of each task in its pool by order of entry, int32 [N]: 0 for the oldest. Costs O(N log N).
 
@@ -285,7 +279,7 @@ class DifficultyPools:
         """
         return _pool_state.order(state)
 
-    @method()
+    @calls.method()
     def metrics(self, state: PoolsState) -> dict[str, jax.Array]:
         """Fractions, float32 [], over all environments and for each `env` by name; 0 if nothing was counted.
 
@@ -351,16 +345,16 @@ class DifficultyPools:
           [1, 0, 0, 0]
         """
         for name, fraction in (("easy_fraction", easy_fraction), ("hard_fraction", hard_fraction)):
-            check_number(name, fraction, 0, 1, "the fraction of the pool that returns to normal")
+            checks.check_number(name, fraction, 0, 1, "the fraction of the pool that returns to normal")
         sizes = np.arange(max(self.tasks_per_env) + 1)
         counts = np.round(np.outer([0.0, easy_fraction, hard_fraction], sizes)).astype(np.int32)  # in float64
         return self._recycle(state, key, counts)
 
-    @method()
+    @calls.method()
     def _recycle(self, state: PoolsState, key: jax.Array, counts: Any) -> PoolsState:
         """See `recycle`; counts: int32 [3, max size + 1], number of tasks that move, by pool and its size."""
         env, pool = _pool_state.pools_of(state)
-        at_random, _ = _pool_state.ranks(3 * env + pool, state.sizes.size, *random_bits(key, self.num_tasks))
+        at_random, _ = _pool_state.ranks(3 * env + pool, state.sizes.size, *random.random_bits(key, self.num_tasks))
         returns = at_random < counts[pool, state.sizes[env, pool]]
         keys = jnp.where(returns, pool, 0), _pool_state.order(state)
         new = _pool_state.arrange(*self._sizes, jnp.where(returns, 0, pool), keys, state.normal.fanout)
@@ -391,7 +385,7 @@ class DifficultyPools:
         """
         return self._remap(state, old_task_of_each(state.pool, old_keys, new_keys, self.num_tasks))
 
-    @method()
+    @calls.method()
     def _remap(self, old: PoolsState, source: Any) -> PoolsState:
         """See `remap`; source: int32 [N], each task's number in `old`, or the number of tasks there if it is new."""
         env, pool = _pool_state.pools_of(old)
@@ -405,7 +399,7 @@ class DifficultyPools:
 
     def _check_state(self, state: PoolsState) -> None:
         """Raise a `ValueError` if `state` is for other numbers of tasks or environments."""
-        check_state(self, state, PoolsState)
+        checks.check_state(self, state, PoolsState)
         if state.pool.shape != (self.num_tasks,) or state.sizes.shape[0] != len(self.tasks_per_env):
             found = f"this state has tasks {list(state.pool.shape)} in {state.sizes.shape[0]} environments"
             stack = "remap it, or use jax.vmap for a stack"

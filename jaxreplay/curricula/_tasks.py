@@ -12,11 +12,7 @@ from flax import struct
 from jax.scipy.special import entr
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks, layouts
-from jaxreplay._common.calls import method
-from jaxreplay._common.random import random_bits, random_integers
-from jaxreplay._common.ring import saturating_add
-from jaxreplay._common.xla import full
+from jaxreplay._common import calls, checks, layouts, random, ring, xla
 from jaxreplay.curricula import _groups
 from jaxreplay.curricula._task_keys import old_task_of_each
 from jaxreplay.curricula.scores import Score, Thompson, learnability
@@ -53,8 +49,15 @@ class TasksState(layouts.BackendState):
     _layouts: ClassVar = {"tree": on_backend}
 
 
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+def _check_prior(name: str, value: Any) -> tuple[float, float]:
+    prior = tuple(value) if isinstance(value, Sequence) else (value,)
+    if len(prior) != 2:
+        raise ValueError(f"prior={value!r}: must be two numbers, successes and failures.")
+    won, lost = (checks.check_number(f"{name}[{i}]", prior[i], 1e-3, 1e6, "(1, 1) is uniform") for i in range(2))
+    return float(won), float(lost)
+
+
+@checks.config
 class Tasks:
     """Samples the tasks to train on, in proportion to a score of each task's successes and trials.
 
@@ -83,33 +86,19 @@ class Tasks:
       >>> drawn, ok = tasks.sample(state, jax.random.key(0), 8)
     """
 
-    num_tasks: int
-    score: Score = learnability
-    prior: tuple[float, float] = (1.0, 1.0)
-    decay: float = 1.0
-    exploration: float = 0.0
+    num_tasks: int = checks.field(checks.check_integer, 1, 2**24, "the number of tasks")
+    score: Score = checks.field(checks.check_callable, "a function of successes, trials and age", default=learnability)
+    prior: tuple[float, float] = checks.field(_check_prior, default=(1.0, 1.0))
+    decay: float = checks.field(
+        checks.check_number, 1e-3, 1, "1 keeps all, 0.9 forgets in some ten updates", default=1.0
+    )
+    exploration: float = checks.field(checks.check_number, 0, 1, "the fraction of uniform draws", default=0.0)
     refresh: int = 0
-    online_difficulty_filtering: bool = False
+    online_difficulty_filtering: bool = checks.field(checks.check_bool, "drop mean 0 and 1", default=False)
     donate: bool = True
 
-    def __post_init__(self):
-        num_tasks = checks.check_integer("num_tasks", self.num_tasks, 1, 2**24, "the number of tasks")
-        if not callable(self.score):
-            raise ValueError(f"score={self.score!r}: must be a function of successes, trials and age.")
-        prior = tuple(self.prior) if isinstance(self.prior, Sequence) else (self.prior,)
-        if len(prior) != 2:
-            raise ValueError(f"prior={self.prior!r}: must be two numbers, successes and failures.")
-        won, lost = (checks.check_number(f"prior[{i}]", prior[i], 1e-3, 1e6, "(1, 1) is uniform") for i in range(2))
-        drops = checks.check_bool("online_difficulty_filtering", self.online_difficulty_filtering, "drop mean 0 and 1")
-        checks.set_fields(
-            self,
-            num_tasks=num_tasks,
-            prior=(float(won), float(lost)),
-            decay=checks.check_number("decay", self.decay, 1e-3, 1, "1 keeps all, 0.9 forgets in some ten updates"),
-            exploration=checks.check_number("exploration", self.exploration, 0, 1, "the fraction of uniform draws"),
-            refresh=checks.check_integer("refresh", self.refresh, 0, num_tasks, "tasks scored anew in each update"),
-            online_difficulty_filtering=drops,
-        )
+    def _check_fields(self) -> None:
+        checks.set_checked(self, "refresh", checks.check_integer, 0, self.num_tasks, "tasks scored anew in each update")
 
     @functools.partial(jax.jit, static_argnums=0)
     def init(self) -> TasksState:
@@ -121,15 +110,15 @@ class Tasks:
         """
         state = TasksState(
             tree=sum_tree.init(self.num_tasks),
-            successes=full((self.num_tasks,), 0, jnp.float32),
-            trials=full((self.num_tasks,), 0, jnp.float32),
-            last=full((self.num_tasks,), 0, jnp.int32),
-            updates=full((), 0, jnp.int32),
-            rejected=full((), 0, jnp.int32),
+            successes=xla.full((self.num_tasks,), 0, jnp.float32),
+            trials=xla.full((self.num_tasks,), 0, jnp.float32),
+            last=xla.full((self.num_tasks,), 0, jnp.int32),
+            updates=xla.full((), 0, jnp.int32),
+            rejected=xla.full((), 0, jnp.int32),
         )
         return self._scored(state, jnp.arange(self.num_tasks, dtype=jnp.int32))
 
-    @method(num_rows="n", before=_groups.checked_draw)
+    @calls.method(num_rows="n", before=_groups.sample_arguments)
     def sample(self, state: TasksState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
         """Draw tasks in proportion to their scores, with replacement.
 
@@ -154,17 +143,17 @@ class Tasks:
         total = sum_tree.total(state.tree)
         if isinstance(self.score, Thompson):
             return self._winners(self.score, state, key, n), total > 0
-        words = random_bits(key, 2 * n)
+        words = random.random_bits(key, 2 * n)
         by_score, _ = sum_tree.sample_with(state.tree, tuple(x[:n] for x in words))
-        evenly = random_integers(words, jnp.asarray(self.num_tasks, jnp.int32))[:n]
+        evenly = random.random_integers(words, jnp.asarray(self.num_tasks, jnp.int32))[:n]
         coin = (words[0][n:] >> 8).astype(jnp.float32) * 2.0**-24
         return jnp.where((total > 0) & (coin >= self.exploration), by_score, evenly), total > 0
 
     def _winners(self, rule: Thompson, state: TasksState, key: jax.Array, n: int) -> jax.Array:
         """Winners of n draws, int32 [n]; with probability `exploration` simply the first candidate."""
         key, coin_key, choice_key = jax.random.split(key, 3)
-        bits = random_bits(key, n * rule.candidates)
-        drawn = random_integers(bits, jnp.asarray(self.num_tasks, jnp.int32)).reshape(n, rule.candidates)
+        bits = random.random_bits(key, n * rule.candidates)
+        drawn = random.random_integers(bits, jnp.asarray(self.num_tasks, jnp.int32)).reshape(n, rule.candidates)
         winner = rule.winner(choice_key, *self._counts(state, drawn))
         winner = jnp.where(jax.random.uniform(coin_key, (n,)) < self.exploration, 0, winner)
         return jnp.take_along_axis(drawn, winner[:, None], axis=1)[:, 0]
@@ -200,7 +189,7 @@ class Tasks:
         """
         return _groups.padded_update(self._update, state, tasks, rewards, mask)
 
-    @method(donates=True)
+    @calls.method(donates=True)
     def _update(self, state: TasksState, tasks: Any, rewards: Any, mask: Any) -> tuple[TasksState, jax.Array]:
         tasks, rewards, mask = _groups.check(tasks, rewards, mask)
         rollouts = jnp.sum(mask, axis=1, dtype=jnp.float32)
@@ -211,7 +200,7 @@ class Tasks:
         kept = known
         if self.online_difficulty_filtering:
             kept &= (total > 0) & (total < rollouts)
-        rejected = saturating_add(state.rejected, jnp.sum(exists & ~valid, dtype=jnp.int32))
+        rejected = ring.saturating_add(state.rejected, jnp.sum(exists & ~valid, dtype=jnp.int32))
         if tasks.size == 0:
             return dataclasses.replace(state, rejected=rejected), kept
         target = jnp.where(known, tasks, self.num_tasks)
@@ -230,7 +219,7 @@ class Tasks:
             successes=successes,
             trials=trials,
             last=state.last.at[target].set(before, mode="drop"),
-            updates=saturating_add(before, jnp.any(known).astype(jnp.int32)),
+            updates=ring.saturating_add(before, jnp.any(known).astype(jnp.int32)),
             rejected=rejected,
         )
         scored = target
@@ -251,7 +240,7 @@ class Tasks:
         age = jnp.maximum(state.updates - 1 - _of(state.last, tasks), 0)  # 0 of all before the first update
         return _of(state.successes, tasks) + won, _of(state.trials, tasks) + (won + lost), age
 
-    @method()
+    @calls.method()
     def success_rates(self, state: TasksState) -> jax.Array:
         """Each task's mean success rate with the prior, float32 [N].
 
@@ -264,7 +253,7 @@ class Tasks:
         won, lost = self.prior
         return (state.successes + won) / (state.trials + (won + lost))
 
-    @method()
+    @calls.method()
     def probabilities(self, state: TasksState) -> jax.Array:
         """Probability of each task in a draw, float32 [N]. With Thompson draws, that of each to be a candidate.
 
@@ -278,7 +267,7 @@ class Tasks:
         by_score = jnp.where(total > 0, scores / jnp.where(total > 0, total, 1.0), evenly)
         return (1 - self.exploration) * by_score + self.exploration * evenly
 
-    @method()
+    @calls.method()
     def metrics(self, state: TasksState) -> dict[str, jax.Array]:
         """Numbers of a state, float32 [] each.
 
@@ -324,7 +313,7 @@ class Tasks:
         """
         return self._remap(state, old_task_of_each(state.trials, old_keys, new_keys, self.num_tasks))
 
-    @method()
+    @calls.method()
     def _remap(self, old: TasksState, source: Any) -> TasksState:
         """See `remap`; source: int32 [N], each task's number in `old`, or the number of tasks there if it is new."""
         new = dataclasses.replace(

@@ -9,7 +9,6 @@ Scores of levels, `positive_value_loss` and `max_monte_carlo`, are estimates of 
 them.
 """
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -17,8 +16,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxreplay._common.checks import as_float, check_integer, check_number, keywords_only, set_fields, type_text
-from jaxreplay._common.xla import copies_numpy
+from jaxreplay._common import checks, xla
 
 Score = Callable[[jax.Array, jax.Array, jax.Array], Any]
 ROUNDS = 6  # of proposals for a Gamma variate: all are rejected less often than once in 10^7
@@ -71,18 +69,14 @@ def success_band(hard: float, easy: float, *, inside: float = 1.0, outside: floa
     return _Band(hard=hard, easy=easy, inside=inside, outside=outside)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checks.config
 class _Band:
-    hard: float
-    easy: float
-    inside: float
-    outside: float
+    hard: float = checks.field(checks.check_number, 0, 1, "a success rate")
+    easy: float = checks.field(checks.check_number, 0, 1, "a success rate")
+    inside: float = checks.field(checks.check_number, 0, 1e6, "a score")
+    outside: float = checks.field(checks.check_number, 0, 1e6, "a score")
 
-    def __post_init__(self):
-        for name in ("hard", "easy"):
-            set_fields(self, **{name: check_number(name, getattr(self, name), 0, 1, "a success rate")})
-        for name in ("inside", "outside"):
-            set_fields(self, **{name: check_number(name, getattr(self, name), 0, 1e6, "a score")})
+    def _check_fields(self) -> None:
         if self.hard >= self.easy:
             raise ValueError(f"hard={self.hard}: must be less than easy={self.easy}; give the smaller rate first.")
 
@@ -91,8 +85,7 @@ class _Band:
         return jnp.where((p > self.hard) & (p < self.easy), self.inside, self.outside)
 
 
-@keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checks.config
 class Thompson:
     """Thompson draws: of some random tasks, the best by a success rate that is drawn from its posterior.
 
@@ -110,12 +103,8 @@ class Thompson:
       (3,)
     """
 
-    candidates: int = 16
+    candidates: int = checks.field(checks.check_integer, 1, 2**16, "tasks that compete for a draw", default=16)
     score: Score = learnability
-
-    def __post_init__(self):
-        candidates = check_integer("candidates", self.candidates, 1, 2**16, "tasks that compete for a draw")
-        set_fields(self, candidates=candidates)
 
     def __call__(self, successes: jax.Array, trials: jax.Array, age: jax.Array) -> jax.Array:
         """1: candidates are drawn uniformly."""
@@ -187,7 +176,7 @@ def max_monte_carlo(values: jax.Array, ends: jax.Array, max_returns: jax.Array) 
       [0.375]
     """
     values = _checked("values", values, ends)
-    largest = as_float(max_returns).astype(jnp.float32)
+    largest = checks.as_float(max_returns).astype(jnp.float32)
     if largest.shape != values.shape[1:]:
         raise ValueError(f"max_returns: got shape {list(largest.shape)}, expected {list(values.shape[1:])}.")
     return _mean_of_episodes(largest[None] - values, ends)
@@ -224,16 +213,16 @@ def _log_gamma_variates(key: jax.Array, shape: jax.Array) -> jax.Array:
 
 
 def _checked(name: str, numbers: jax.Array, ends: jax.Array) -> jax.Array:
-    numbers, shape = as_float(numbers).astype(jnp.float32), jnp.shape(ends)
+    numbers, shape = checks.as_float(numbers).astype(jnp.float32), jnp.shape(ends)
     if numbers.ndim != 2 or numbers.shape != shape or jnp.asarray(ends).dtype != jnp.bool_:
         raise ValueError(
-            f"{name}: got {type_text(numbers.dtype, numbers.shape)} with ends of shape {list(shape)}, expected both "
-            "[T, B], and bool ends."
+            f"{name}: got {checks.type_text(numbers.dtype, numbers.shape)} with ends of shape {list(shape)}, expected "
+            "both [T, B], and bool ends."
         )
     return numbers
 
 
-@copies_numpy
+@xla.copies_numpy
 @functools.partial(jax.jit, inline=True)
 def _mean_of_episodes(numbers: jax.Array, ends: jax.Array) -> jax.Array:
     """Mean over finished episodes of their mean number, float32 [B]; -inf where there are none."""

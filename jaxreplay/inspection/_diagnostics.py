@@ -20,22 +20,16 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxreplay import sum_tree
-from jaxreplay._common import ring
-from jaxreplay._common.checks import brief, check_bool, check_integer, check_key
-from jaxreplay._common.meshes import over_any_mesh
-from jaxreplay._common.random import random_bits, random_integers
-from jaxreplay._common.xla import copy_numpy, materialize, read_once, reads_state
+from jaxreplay._common import checks, meshes, random, ring, xla
 from jaxreplay.buffers import ReservoirBuffer, Sample, SequenceBuffer
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._shards import Shards, shards_of, whole_of
 from jaxreplay.curricula import DifficultyPools, Levels, Tasks
 from jaxreplay.inspection import _facts
-from jaxreplay.samplers import Prioritized, effective_sample_size
+from jaxreplay.samplers import effective_sample_size
 from jaxreplay.wrappers import Mixture
-from jaxreplay.wrappers._mixture_sources import fills_rows
 
 TENTHS = {"q10": 1, "q50": 5, "q90": 9}  # quantiles
 # All draws are compared with evenly spaced pivots: 2 us on a CPU for 256 draws, where a sort takes 20 us.
@@ -45,7 +39,7 @@ Numbers = dict[str, jax.Array]
 Arrays = list[jax.Array]
 
 
-@reads_state
+@xla.reads_state
 def diagnostics(
     buffer: Any,
     state: Any,
@@ -116,24 +110,26 @@ def diagnostics(
       >>> float(numbers["size"]), float(numbers["fill"])
       (3.0, 0.75)
     """
-    batch_size = check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
-    thorough = check_bool("thorough", thorough, "whether to look at all items, in O(N log N)")
+    batch_size = checks.check_integer("batch_size", batch_size, 1, ring.MAX_CAPACITY, "the number of draws")
+    thorough = checks.check_bool("thorough", thorough, "whether to look at all items, in O(N log N)")
     if key is not None and sample is not None:
         raise ValueError("key and sample: got both; give a key or a sample.")
     if key is not None:
-        check_key(key)
+        checks.check_key(key)
     if sample is not None and not isinstance(sample, Sample):
         raise ValueError(f"sample: got a {type(sample).__name__}, expected the result of the buffer's sample.")
     if not isinstance(whole_of(buffer), Buffer | Mixture | DifficultyPools | Tasks | Levels):
-        raise ValueError(f"buffer={brief(buffer)}: must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels.")
+        raise ValueError(
+            f"buffer={checks.brief(buffer)}: must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels."
+        )
     if sample is not None:
-        sample = copy_numpy(_facts.without_items(sample))
+        sample = xla.copy_numpy(_facts.without_items(sample))
     return _program(buffer, state, key, sample, batch_size, thorough)
 
 
 @functools.partial(jax.jit, static_argnums=(0, 4, 5))
 def _program(buffer: Any, *arguments: Any) -> Numbers:
-    return over_any_mesh(functools.partial(_numbers, buffer))(*arguments)
+    return meshes.over_any_mesh(functools.partial(_numbers, buffer))(*arguments)
 
 
 def _numbers(
@@ -171,22 +167,13 @@ def _buffer(
     buffer: Any, state: Any, key: jax.Array | None, sample: Sample | None, batch_size: int, thorough: bool
 ) -> Numbers:
     shards = shards_of(buffer)
-    sampler, state = shards.whole.sampler, shards.stacked(state)
-    found = _fill(shards, state)
-    if isinstance(sampler, Prioritized):
-        updates = jnp.max(state.sampler.updates)
-        found |= {
-            "total_priority": jnp.sum(_facts.totals(state.sampler)),
-            "max_priority": jnp.max(state.sampler.max_priority),
-            "beta": jnp.asarray(sampler.beta(updates) if callable(sampler.beta) else sampler.beta),
-            "updates": updates,
-            "rejected": jnp.sum(state.sampler.rejected.astype(jnp.float32)),
-        }
+    state = shards.stacked(state)
+    found = _fill(shards, state) | shards.whole.sampler.metrics(state.sampler)
     if sample is not None:
         found |= _draws(shards, state, sample)
     items = _facts.of_items(shards.part, state) if thorough else None
-    if items is not None and isinstance(sampler, Prioritized):
-        found |= _all_items(state.sampler, items)
+    if items is not None and items.priorities is not None:
+        found |= _all_items(items)
     counts = state.uses
     if counts is not None:
         if counts.unspent is not None:
@@ -221,46 +208,43 @@ def _fill(shards: Shards, state: Any) -> Numbers:
 
 def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
     """Estimates from the rows of a batch; the rows are grouped by shard."""
-    drawn, num_shards, sampler = sample.indices >= 0, shards.num_shards, shards.whole.sampler
+    drawn, num_shards = sample.indices >= 0, shards.num_shards
     sizes, num_rows = _facts.sizes(state), jnp.sum(drawn, dtype=jnp.int32)
     filled = jnp.sum(sizes > 0).astype(jnp.float32)
     # Each row's share of the items, and of the draws if rows differ in it, up to a factor. Rows of an empty shard draw
     # nothing; the rows of the other shards cover the whole distribution, and non-empty shards have equal mass.
     columns = [jnp.where(drawn, 1.0 / jnp.where(drawn, sample.probabilities, 1.0), 0.0)]
     factor = jnp.maximum(num_rows, 1).astype(jnp.float32)
-    if num_shards > 1 and not fills_rows(shards.whole):
+    if num_shards > 1 and not shards.whole._fills_rows:
         held = jnp.sum(drawn.reshape(num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
         part = jnp.where(drawn, 1.0 / _facts.by_row(held * filled, drawn), 0.0)
         columns, factor = [columns[0] * part, part], jnp.ones((), jnp.float32)
     ranked = {"probability": sample.probabilities}
-    if sample.age is not None and not isinstance(shards.whole, ReservoirBuffer):
+    if sample.age is not None and shards.whole._keeps_order:
         ranked["age"] = sample.age.astype(jnp.float32)
-    if isinstance(sampler, Prioritized) and num_shards > 1:  # by p^alpha, the probability in the shard times the total
-        ranked["priority"] = sample.probabilities * _facts.by_row(_facts.totals(state.sampler) * num_shards, drawn)
+    # Within a shard items have one order by probability and by priority.
+    if num_shards > 1 and (priorities := _facts.priorities_at(shards, state, sample.probabilities)) is not None:
+        ranked["priority"] = priorities
     at, not_below, sums = _ranked([*ranked.values()], columns)
     mass = sums[1] if len(sums) > 1 else not_below[0].astype(jnp.float32) / factor
     num_items = jnp.maximum(jnp.sum(sizes), 1.0) * num_shards
     found = dict(zip(_facts.TOPS, _masses(sums[0] * filled / (factor * num_items), mass), strict=True))
     found["draws/effective_sample_size"] = effective_sample_size(sample.weights)
-    quantiles = _quantiles(at, not_below, num_rows)
-    for k, name in enumerate(TENTHS):
-        of = dict(zip(ranked, [x[k] for x in quantiles], strict=True))
-        if isinstance(sampler, Prioritized):
-            leaf = of["priority"] if num_shards > 1 else of["probability"] * _facts.totals(state.sampler)[0]
-            found[f"draws/priority_{name}"] = _facts.priority(state.sampler, leaf)
-        if "age" in of:
-            found[f"draws/age_{name}"] = of["age"]
-    return found
+    quantiles = dict(zip(ranked, _quantiles(at, not_below, num_rows), strict=True))
+    of_probability = quantiles.pop("probability")
+    if num_shards == 1 and (priorities := _facts.priorities_at(shards, state, of_probability)) is not None:
+        quantiles["priority"] = priorities
+    return found | {f"draws/{of}_{name}": x[k] for of, x in quantiles.items() for k, name in enumerate(TENTHS)}
 
 
 def _ranked(ranked: Arrays, columns: Arrays) -> tuple[Arrays, Arrays, Arrays]:
     """Pivots [K] of numbers [B]; rows not below each, int32 [K]; sums of `columns` over the first's rows, [K]."""
-    arrays = read_once(materialize(*ranked, *columns))
+    arrays = xla.read_once(xla.materialize(*ranked, *columns))
     ranked, columns = arrays[: len(ranked)], arrays[len(ranked) :]
     step = max(ranked[0].size // max(PIVOTS, min(ranked[0].size // 16, MOST_PIVOTS)), 1)
     pivots = [x[::step] for x in ranked]
     by_axis = [functools.partial(_sums_at_pivots, axis) for axis in (0, 1)]
-    sums = lax.platform_dependent(ranked, pivots, columns, cpu=by_axis[0], default=by_axis[1])
+    sums = jax.lax.platform_dependent(ranked, pivots, columns, cpu=by_axis[0], default=by_axis[1])
     return pivots, sums[: len(ranked)], sums[len(ranked) :]
 
 
@@ -288,7 +272,7 @@ def _reduced(axis: int, operands: list[tuple[jax.Array, float, Callable[..., jax
     def combined(x: Any, y: Any) -> Any:
         return tuple(of_two(a, b) for of_two, a, b in zip(combine, x, y, strict=True))
 
-    return list(lax.reduce(arrays, empty, combined, (axis,)))
+    return list(jax.lax.reduce(arrays, empty, combined, (axis,)))
 
 
 def _quantiles(x: Arrays, not_below: Arrays, num_rows: jax.Array) -> Arrays:
@@ -298,7 +282,9 @@ def _quantiles(x: Arrays, not_below: Arrays, num_rows: jax.Array) -> Arrays:
     counted.
     """
     tenths, ten = np.array([*TENTHS.values()], np.int32), np.int32(10)
-    rank = lax.div(num_rows, ten) * tenths + lax.div(lax.rem(num_rows, ten) * tenths + 9, np.full(3, 10, np.int32))
+    rank = jax.lax.div(num_rows, ten) * tenths + jax.lax.div(
+        jax.lax.rem(num_rows, ten) * tenths + 9, np.full(3, 10, np.int32)
+    )
     least = (num_rows - rank + 1)[:, None]  # the rank is 1-based; no product overflows
     reached = [jnp.where(rows[None] >= least, pivot[None], 0.0) for pivot, rows in zip(x, not_below, strict=True)]
     found = _reduced(1, [(pivots, 0.0, jnp.maximum) for pivots in reached])
@@ -317,14 +303,14 @@ def _masses(x: jax.Array, y: jax.Array) -> jax.Array:
     return jnp.clip(y0 + slope * (tops - x0), 0.0, 1.0)
 
 
-def _all_items(state: Any, items: _facts.Items) -> Numbers:
+def _all_items(items: _facts.Items) -> Numbers:
     found, live = dict(items.top_masses), items.live
-    stored = jnp.sort(jnp.where(live, items.leaves, -1.0), axis=None)[::-1]
+    stored = jnp.sort(jnp.where(live, items.priorities, -1.0), axis=None)[::-1]
     num_items = jnp.sum(live, dtype=jnp.int32)
     (quantiles,) = _quantiles([stored], [jnp.arange(1, stored.size + 1, dtype=jnp.int32)], num_items)
-    for name, leaf in zip((*TENTHS, "max"), (*quantiles, jnp.maximum(stored[0], 0.0)), strict=True):
-        found[f"stored/priority_{name}"] = _facts.priority(state, leaf)
-    zeros = jnp.sum(live & (items.leaves == 0), dtype=jnp.float32)
+    for name, priority in zip((*TENTHS, "max"), (*quantiles, jnp.maximum(stored[0], 0.0)), strict=True):
+        found[f"stored/priority_{name}"] = priority
+    zeros = jnp.sum(live & (items.priorities == 0), dtype=jnp.float32)
     found["stored/priority_zero"] = zeros / jnp.maximum(num_items, 1).astype(jnp.float32)
     return found
 
@@ -332,8 +318,8 @@ def _all_items(state: Any, items: _facts.Items) -> Numbers:
 def _never_updated(shards: Shards, state: Any, key: jax.Array, batch_size: int) -> jax.Array:
     def share(state: Any, key: jax.Array) -> jax.Array:
         live, of_slots = shards.part._live(state), state.uses.of_slots
-        position = random_integers(random_bits(key, batch_size), jnp.maximum(live.size, 1))
-        slots = live.slots(position, shards.part._num_slots)
+        position = random.random_integers(random.random_bits(key, batch_size), jnp.maximum(live.size, 1))
+        slots = live.slots(position)
         return jnp.mean(of_slots.at[slots].get(mode="promise_in_bounds") == 0, dtype=jnp.float32)
 
     found, sizes = jax.vmap(share)(state, jax.random.split(key, shards.num_shards)), _facts.sizes(state)

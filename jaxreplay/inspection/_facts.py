@@ -8,14 +8,11 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import ring
 from jaxreplay.buffers import Sample
 from jaxreplay.buffers._shards import Shards, shards_of
-from jaxreplay.samplers import PrioritizedState
-from jaxreplay.samplers._prioritized import priority_of
 
 TOPS = {"top_1pct_mass": 0.01, "top_10pct_mass": 0.1}
 
@@ -26,13 +23,13 @@ class Items(NamedTuple):
     Attributes:
       live: bool, True if the slot may be drawn.
       ages: int32, `Sample.age`; arbitrary if the slot is not live.
-      leaves: float32, p^alpha.
+      priorities: float32, before alpha.
       top_masses: probability of the most probable 1% and 10% of the items, float32 [] by name.
     """
 
     live: Any  # [D, num_slots]
     ages: Any  # [D, num_slots]
-    leaves: Any = None  # [D, num_slots]
+    priorities: Any = None  # [D, num_slots]
     top_masses: Any = None
 
 
@@ -41,15 +38,17 @@ def of_items(part: Any, state: Any) -> Items:
     """Facts about all slots, in O(N log N); the state need not have a storage."""
     slots = jnp.arange(part._num_slots, dtype=jnp.int32)
 
-    def of_shard(state: Any) -> tuple[jax.Array, jax.Array]:
-        of = part._live(state)
-        return ring.wrap_negative(slots - of.start, part._num_slots) < of.size, part._ages(state, slots)
+    def of_shard(state: Any) -> tuple[Any, ...]:
+        of, sampler = part._live(state), part.sampler
+        live = ring.wrap_negative(slots - of.start, part._num_slots) < of.size
+        priorities = sampler.priorities(state.sampler, slots)
+        return live, part._ages(state, slots), sampler.masses(state.sampler), priorities
 
-    live, ages = jax.vmap(of_shard, axis_name=part._axis_name)(state)
-    if not isinstance(state.sampler, PrioritizedState):
+    live, ages, masses, priorities = jax.vmap(of_shard, axis_name=part._axis_name)(state)
+    if masses is None:
         return Items(live, ages)
-    leaves, total = sum_tree.leaves(state.sampler.tree), totals(state.sampler)
-    of_shards, weighted = sizes(state), total > 0
+    total, of_shards = jnp.sum(masses, axis=1), sizes(state)
+    weighted = total > 0
     filled = jnp.maximum(jnp.sum(of_shards > 0, dtype=jnp.float32), 1.0)
     unspent = None if state.uses is None else state.uses.unspent
     number, evenly = of_shards, 1.0
@@ -57,17 +56,17 @@ def of_items(part: Any, state: Any) -> Items:
         number, evenly = jax.vmap(sum_tree.total)(unspent), sum_tree.leaves(unspent)
     # Probabilities; all non-empty shards have equal mass.
     scale = jnp.where(weighted, total, jnp.maximum(number, 1.0)) * filled
-    law = jnp.where(live, jnp.where(weighted[:, None], leaves, evenly) / scale[:, None], 0.0)
+    law = jnp.where(live, jnp.where(weighted[:, None], masses, evenly) / scale[:, None], 0.0)
     in_order, rank = jnp.sort(law, axis=None)[::-1], jnp.arange(law.size, dtype=jnp.float32)
     count = jnp.sum(of_shards)
-    masses = {name: jnp.sum(in_order * jnp.clip(top * count - rank, 0.0, 1.0)) for name, top in TOPS.items()}
-    return Items(live, ages, leaves, masses)
+    tops = {name: jnp.sum(in_order * jnp.clip(top * count - rank, 0.0, 1.0)) for name, top in TOPS.items()}
+    return Items(live, ages, priorities, tops)
 
 
 def draw(buffer: Any, state: Any, key: jax.Array, batch_size: int) -> Sample:
     """A batch without its items, of at least `batch_size` rows."""
     shards = shards_of(buffer).num_shards
-    return without_items(buffer.sample.dispatch(buffer, state, key, -(-batch_size // shards) * shards, None, None))
+    return without_items(buffer.sample(state, key, -(-batch_size // shards) * shards))
 
 
 def without_items(sample: Sample) -> Sample:
@@ -85,26 +84,23 @@ def curve(shards: Shards, state: Any, sample: Sample) -> tuple[jax.Array, jax.Ar
     # Rows of an empty shard draw nothing. The rows of the others cover all items, and each of them has equal mass.
     held = jnp.sum(drawn.reshape(num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
     mass = jnp.where(drawn, 1.0 / by_row(jnp.maximum(held, 1.0) * filled, drawn), 0.0)
-    probability, mass = lax.sort((sample.probabilities, mass), num_keys=1)
+    probability, mass = jax.lax.sort((sample.probabilities, mass), num_keys=1)
     items = jnp.where(probability > 0, mass / jnp.where(probability > 0, probability, 1.0), 0.0)
     items *= filled / (jnp.maximum(total, 1.0) * num_shards)
     x, y = (jnp.pad(jnp.cumsum(column[::-1]), (1, 0)) for column in (items, mass))
     return x, y
 
 
-def priority(state: Any, leaf: jax.Array) -> jax.Array:
-    """Priority p of a leaf p^alpha, with the state of all shards."""
-    return priority_of(leaf, jnp.max(state.alpha))
+def priorities_at(shards: Shards, state: Any, probabilities: jax.Array) -> jax.Array | None:
+    """Priorities of items drawn with `probabilities`, in the whole batch and grouped by shard; None if unknown."""
+    of_shards = probabilities.reshape(shards.num_shards, -1) * shards.num_shards
+    priorities = jax.vmap(shards.whole.sampler.priorities_at)(state.sampler, of_shards)
+    return None if priorities is None else priorities.reshape(-1)
 
 
 def sizes(state: Any) -> jax.Array:
     """Items in each shard, float32 [D]."""
     return state.ring.size.astype(jnp.float32)
-
-
-def totals(sampler: PrioritizedState) -> jax.Array:
-    """Sum of p^alpha in each shard, float32 [D]."""
-    return jax.vmap(sum_tree.total)(sampler.tree)
 
 
 def by_row(x: jax.Array, rows: jax.Array) -> jax.Array:

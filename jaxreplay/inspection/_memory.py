@@ -14,8 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay._common import devices, layouts
-from jaxreplay._common.checks import as_spec, brief, type_text
+from jaxreplay._common import checks, devices, layouts
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.curricula import DifficultyPools, Levels, Tasks
 from jaxreplay.sum_tree import SumTree
@@ -60,7 +59,9 @@ class Memory:
     def __repr__(self) -> str:
         devices = f"{self.num_devices} devices, each" if self.num_devices > 1 else "1 device"
         rows = [(f"{self.backend}, {devices}", "", "bytes")]
-        rows += [(path, type_text(x.dtype, x.shape), f"{self.leaves[path]:,}") for path, x in self.stored.items()]
+        rows += [
+            (path, checks.type_text(x.dtype, x.shape), f"{self.leaves[path]:,}") for path, x in self.stored.items()
+        ]
         rows += [("sum trees", "", f"{self.tree:,}"), ("other", "", f"{self.other:,}")]
         rows.append(("total", short(self.total), f"{self.total:,}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -95,7 +96,9 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
       total          72.0 kB            72,008
     """
     if not isinstance(buffer, Buffer | Sharded | Mixture | DifficultyPools | Tasks | Levels):
-        raise ValueError(f"buffer={brief(buffer)}: must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels.")
+        raise ValueError(
+            f"buffer={checks.brief(buffer)}: must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels."
+        )
     if backend is not None and backend not in devices.BACKENDS:
         raise ValueError(f"backend={backend!r}: must be one of {', '.join(devices.BACKENDS)}, or None.")
     if (items is None) != isinstance(buffer, DifficultyPools | Tasks):
@@ -104,7 +107,7 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
     kind = devices.backend_of(made_like) if backend is None else devices.BACKENDS[backend]
     leaves, stored, tree, other = {}, {}, 0, 0
     with jax.default_device(kind):
-        parts = _states(buffer, as_spec(items))
+        parts = _states(buffer, checks.as_spec(items))
     for prefix, state, _ in parts:
         part = getattr(state, "storage", getattr(state, "levels", ()))
         for path, leaf in jax.tree_util.tree_leaves_with_path(part, is_leaf=layouts.is_leaf):

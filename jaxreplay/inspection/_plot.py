@@ -7,10 +7,7 @@ import jax
 import jax.core
 import numpy as np
 
-from jaxreplay._common.checks import brief
-from jaxreplay._common.meshes import over_any_mesh
-from jaxreplay._common.xla import reads_state
-from jaxreplay.buffers import ReservoirBuffer
+from jaxreplay._common import checks, meshes, xla
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._shards import shards_of, whole_of
 from jaxreplay.inspection import _facts
@@ -32,7 +29,7 @@ STYLE: Any = {
 }
 
 
-@reads_state
+@xla.reads_state
 def plot(buffer: Any, state: Any) -> Any:
     """A figure of a state: priorities and ages of its items and of draws, cumulative mass, importance weights.
 
@@ -61,7 +58,7 @@ def plot(buffer: Any, state: Any) -> Any:
     """
     if not isinstance(whole_of(buffer), Buffer | Mixture):
         rule = "must be a buffer of jaxreplay; see `metrics` of pools, tasks and levels"
-        raise ValueError(f"buffer={brief(buffer)}: {rule}.")
+        raise ValueError(f"buffer={checks.brief(buffer)}: {rule}.")
     if any(isinstance(x, jax.core.Tracer) for x in jax.tree.leaves(state)):
         raise ValueError("state: is traced; plot runs on the host, so call it outside of jit, scan and vmap.")
     buffer._check_state(state)
@@ -87,18 +84,16 @@ def plot(buffer: Any, state: Any) -> Any:
 
 @functools.partial(jax.jit, static_argnums=0)
 def _contents(buffer: Any, state: Any) -> dict[str, Any]:
-    return over_any_mesh(functools.partial(_stored_and_drawn, buffer))(state)
+    return meshes.over_any_mesh(functools.partial(_stored_and_drawn, buffer))(state)
 
 
 def _stored_and_drawn(buffer: Any, state: Any) -> dict[str, Any]:
     shards = shards_of(buffer)
     sample = _facts.draw(buffer, state, jax.random.key(0), DRAWS)
     state = shards.stacked(state)
-    items, priorities = _facts.of_items(shards.part, state), None
-    if items.leaves is not None:
-        drawn = sample.probabilities * _facts.by_row(_facts.totals(state.sampler) * shards.num_shards, sample.indices)
-        priorities = [_facts.priority(state.sampler, leaf) for leaf in (items.leaves, drawn)]
-    age = None if isinstance(shards.whole, ReservoirBuffer) else sample.age
+    items, drawn = _facts.of_items(shards.part, state), _facts.priorities_at(shards, state, sample.probabilities)
+    priorities = None if items.priorities is None or drawn is None else (items.priorities, drawn)
+    age = sample.age if shards.whole._keeps_order else None
     curve = _facts.curve(shards, state, sample)
     return {"items": items, "sample": sample, "age": age, "priorities": priorities, "curve": curve}
 

@@ -1,12 +1,11 @@
 """Samplers: the distribution from which a buffer draws slots."""
 
 from jaxreplay._common.ring import Live as Live
+from jaxreplay.samplers._base import Moved as Moved
+from jaxreplay.samplers._base import Sampler as Sampler
 from jaxreplay.samplers._prioritized import Prioritized as Prioritized
 from jaxreplay.samplers._prioritized import PrioritizedState as PrioritizedState
-from jaxreplay.samplers._protocol import Sampler as Sampler
 from jaxreplay.samplers._recent import Recent as Recent
-from jaxreplay.samplers._recent import RecentState as RecentState
 from jaxreplay.samplers._uniform import Uniform as Uniform
-from jaxreplay.samplers._uniform import UniformState as UniformState
 from jaxreplay.samplers._weights import effective_sample_size as effective_sample_size
 from jaxreplay.samplers._weights import importance_weights as importance_weights

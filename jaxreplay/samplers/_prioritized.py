@@ -7,19 +7,17 @@ from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from flax import struct
-from jax import lax
 
 from jaxreplay import sum_tree
-from jaxreplay._common import checks, layouts, ring
-from jaxreplay._common.checks import check_number, set_fields
-from jaxreplay._common.random import random_bits
-from jaxreplay._common.ring import Live, saturating_add
-from jaxreplay._common.xla import full, materialize, on_gpu
-from jaxreplay.samplers._protocol import Sampler
+from jaxreplay._common import checks, layouts, random, ring, xla
+from jaxreplay.samplers._base import Moved, Sampler, old_priorities
 from jaxreplay.samplers._weights import Normalize, importance_weights, uniform_slots
 from jaxreplay.sum_tree._tree import Stratified
-from jaxreplay.sum_tree._whole import on_backend
+from jaxreplay.sum_tree._whole import of_rows, on_backend
+
+SETTINGS = ("alpha", "epsilon", "floor")  # a state has its own
 
 
 @struct.dataclass
@@ -57,10 +55,20 @@ def leaf_of(priority: jax.Array, alpha: jax.Array, capacity: int) -> jax.Array:
     return jnp.where((priority > 0) | (alpha == 0), leaf, 0.0)
 
 
+_leaf_of = jax.jit(leaf_of, static_argnums=2)
+
+
 def priority_of(leaf: jax.Array, alpha: jax.Array) -> jax.Array:
     """The priority of a leaf: of one within its bounds, the inverse of `leaf_of`; 1 with alpha 0."""
     exponent = jnp.where(alpha > 0, 1 / jnp.where(alpha > 0, alpha, 1.0), 0.0)
     return jnp.where(leaf > 0, leaf**exponent, 0.0)
+
+
+def _of_all_shards(states: PrioritizedState, name: str) -> float:
+    values = np.asarray(getattr(states, name))
+    if values.min() != values.max():
+        raise ValueError(f"state.sampler.{name}: got {values.tolist()} by shard; migrate takes one value for all.")
+    return float(values.max())
 
 
 def _normalizer(state: PrioritizedState, size: jax.Array) -> tuple[jax.Array, jax.Array]:
@@ -73,8 +81,25 @@ def _normalizer(state: PrioritizedState, size: jax.Array) -> tuple[jax.Array, ja
     return mass > 0, jnp.where(mass > 0, mass, jnp.maximum(size, 1).astype(jnp.float32))
 
 
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+def _setting(name: str, usual: str, default: float) -> Any:
+    traced = f"state.replace(sampler=state.sampler.replace({name}=...)) takes a traced one before the first add"
+    return checks.field(checks.check_number, 0, math.inf, f"{usual} is usual", traced, default=default)
+
+
+def _check_beta(name: str, beta: Any) -> Any:
+    remedies = "or a schedule of the number of updates", "sample(beta=) takes a traced one"
+    return beta if callable(beta) else checks.check_number(name, beta, 0, 1, *remedies)
+
+
+def _check_max_priority(name: str, value: Any) -> Any:
+    if not isinstance(value, str):
+        return checks.check_number(name, value, 0, math.inf, '"ever" is usual')
+    if value not in ("ever", "stored"):
+        raise ValueError(f'max_priority={value!r}: must be "ever", "stored" or a number.')
+    return value
+
+
+@checks.config
 class Prioritized(Sampler[PrioritizedState]):
     """Proportional prioritization, after Schaul et al. 2016 (Prioritized Experience Replay, sections 3.3 and 3.4).
 
@@ -118,37 +143,21 @@ class Prioritized(Sampler[PrioritizedState]):
       [30, 30, 30, 30]
     """
 
-    alpha: float = 0.6
-    beta: float | Callable[[jax.Array], Any] = 0.4
-    epsilon: float = 1e-6
-    normalize: Normalize = "batch"
-    stratified: Stratified = True
-    floor: float = 0.0
-    max_priority: Literal["ever", "stored"] | float = "ever"
-
-    def __post_init__(self):
-        if not callable(self.beta):
-            remedies = "or a schedule of the number of updates", "sample(beta=) takes a traced one"
-            set_fields(self, beta=check_number("beta", self.beta, 0, 1, *remedies))
-        usual = {"alpha": "0.6", "epsilon": "1e-6", "floor": "1 with a Huber loss, otherwise 0,"}
-        for name, number in usual.items():
-            traced = f"state.replace(sampler=state.sampler.replace({name}=...)) takes a traced one before the first add"
-            value = check_number(name, getattr(self, name), 0, math.inf, f"{number} is usual", traced)
-            set_fields(self, **{name: value})
-        if not isinstance(self.max_priority, str):
-            most = check_number("max_priority", self.max_priority, 0, math.inf, '"ever" is usual')
-            set_fields(self, max_priority=most)
-        elif self.max_priority not in ("ever", "stored"):
-            raise ValueError(f'max_priority={self.max_priority!r}: must be "ever", "stored" or a number.')
-        if self.stratified != "systematic" and not isinstance(self.stratified, bool):
-            raise ValueError(f'stratified={self.stratified!r}: must be True, False or "systematic".')
-        if self.normalize not in ("batch", "global", None):
-            raise ValueError(f'normalize={self.normalize!r}: must be "batch", "global" or None.')
+    alpha: float = _setting("alpha", "0.6", 0.6)
+    beta: float | Callable[[jax.Array], Any] = checks.field(_check_beta, default=0.4)
+    epsilon: float = _setting("epsilon", "1e-6", 1e-6)
+    normalize: Normalize = checks.field(checks.check_choice, "batch", "global", None, default="batch")
+    stratified: Stratified = checks.field(checks.check_choice, True, False, "systematic", default=True)
+    floor: float = _setting("floor", "1 with a Huber loss, otherwise 0,", 0.0)
+    max_priority: Literal["ever", "stored"] | float = checks.field(_check_max_priority, default="ever")
 
     @property
     def shares_key(self) -> bool:
-        """True if the shards of a buffer draw with one key: a systematic draw has one offset."""
-        return self.stratified == "systematic"
+        return self.stratified == "systematic"  # which has one offset
+
+    @property
+    def fills_rows(self) -> bool:
+        return True
 
     def tree(self, capacity: int) -> sum_tree.SumTree:
         """An empty sum tree for `capacity` slots.
@@ -165,12 +174,12 @@ class Prioritized(Sampler[PrioritizedState]):
     def init(self, capacity: int) -> PrioritizedState:
         return PrioritizedState(
             tree=self.tree(capacity),
-            max_priority=full((), 1, jnp.float32),
-            updates=full((), 0, jnp.int32),
-            rejected=full((), 0, jnp.int32),
-            alpha=full((), self.alpha, jnp.float32),
-            epsilon=full((), self.epsilon, jnp.float32),
-            floor=full((), self.floor, jnp.float32),
+            max_priority=xla.full((), 1, jnp.float32),
+            updates=xla.full((), 0, jnp.int32),
+            rejected=xla.full((), 0, jnp.int32),
+            alpha=xla.full((), self.alpha, jnp.float32),
+            epsilon=xla.full((), self.epsilon, jnp.float32),
+            floor=xla.full((), self.floor, jnp.float32),
         )
 
     def insert(
@@ -193,48 +202,42 @@ class Prioritized(Sampler[PrioritizedState]):
         leaf = leaf_of(jnp.float32(new), state.alpha, capacity)
         if self.max_priority == "stored":
             largest = jnp.maximum(sum_tree.maximum(state.tree), jnp.max(found, where=known, initial=0.0))
-            largest = ring.reduced(lax.pmax, largest, axis_name)
+            largest = ring.reduced(jax.lax.pmax, largest, axis_name)
             leaf = jnp.where(largest > 0, largest, leaf)
         leaves = jnp.where(drawable, jnp.where(known, found, leaf), 0.0)
         return dataclasses.replace(state, tree=sum_tree.update(state.tree, slots, leaves, unique_indices=True))
 
-    def restrict(self, state: PrioritizedState, live: Live) -> PrioritizedState:
+    def restrict(self, state: PrioritizedState, live: ring.Live) -> PrioritizedState:
         tree: Any = sum_tree.restrict(state.tree, live.start, live.size)
         return dataclasses.replace(state, tree=tree)
 
     def sample(
-        self, state: PrioritizedState, key: jax.Array, batch_size: int, live: Live
+        self, state: PrioritizedState, key: jax.Array, batch_size: int, live: ring.Live
     ) -> tuple[jax.Array, jax.Array]:
-        bits = random_bits(key, batch_size)
+        bits = random.random_bits(key, batch_size)
         drawn, leaves = sum_tree.sample_with(state.tree, bits, stratified=self.stratified)
-        uniform = uniform_slots(bits, live, state.tree.capacity)
+        uniform = uniform_slots(bits, live)
         has_mass, normalizer = _normalizer(state, live.size)
         otherwise = jnp.where(live.size > 0, 1.0, 0.0)
         return jnp.where(has_mass, drawn, uniform), jnp.where(has_mass, leaves, otherwise) / normalizer
 
     def weights(
-        self,
-        state: PrioritizedState,
-        probabilities: jax.Array,
-        size: jax.Array,
-        *,
-        beta: Any = None,
-        axis_name: str | None = None,
+        self, state: PrioritizedState, probabilities: jax.Array, live: ring.Live, *, beta: Any = None
     ) -> jax.Array:
         if beta is None:
             beta = self.beta(state.updates) if callable(self.beta) else self.beta
-        num_shards, min_probability = ring.num_shards(axis_name), None
+        num_shards, min_probability = ring.num_shards(live.axis_name), None
         if self.normalize == "global":
-            has_mass, normalizer = _normalizer(state, size)
-            uniform = jnp.where(has_mass | (size == 0), jnp.inf, 1.0)  # the minimum of no priorities is inf too
+            has_mass, normalizer = _normalizer(state, live.size)
+            uniform = jnp.where(has_mass | (live.size == 0), jnp.inf, 1.0)  # the minimum of no priorities is inf too
             min_probability = jnp.minimum(sum_tree.minimum(state.tree), uniform) / normalizer / num_shards
         return importance_weights(
             probabilities / num_shards,
-            ring.reduced(lax.psum, size, axis_name),
+            live.total(),
             beta,
             normalize=self.normalize,
             min_probability=min_probability,
-            axis_name=axis_name,
+            axis_name=live.axis_name,
         )
 
     def update(
@@ -252,10 +255,54 @@ class Prioritized(Sampler[PrioritizedState]):
         if spent is not None:
             leaves, accepted = jnp.where(spent, 0.0, leaves), accepted | spent
         tree = sum_tree.update(state.tree, slots, leaves, mask=accepted)
-        return dataclasses.replace(state, tree=tree, updates=saturating_add(state.updates, is_update.astype(jnp.int32)))
+        return dataclasses.replace(
+            state, tree=tree, updates=ring.saturating_add(state.updates, is_update.astype(jnp.int32))
+        )
 
     def priorities(self, state: PrioritizedState, slots: jax.Array) -> jax.Array:
         return priority_of(sum_tree.get(state.tree, slots), state.alpha.astype(jnp.float32))
+
+    def masses(self, state: PrioritizedState) -> jax.Array:
+        return sum_tree.leaves(state.tree)
+
+    def priorities_at(self, state: PrioritizedState, probabilities: jax.Array) -> jax.Array:
+        return priority_of(probabilities * sum_tree.total(state.tree), state.alpha.astype(jnp.float32))
+
+    def metrics(self, states: PrioritizedState) -> dict[str, jax.Array]:
+        updates = jnp.max(states.updates)
+        return {
+            "total_priority": jnp.sum(jax.vmap(sum_tree.total)(states.tree)),
+            "max_priority": jnp.max(states.max_priority),
+            "beta": jnp.asarray(self.beta(updates) if callable(self.beta) else self.beta),
+            "updates": updates,
+            "rejected": jnp.sum(states.rejected.astype(jnp.float32)),
+        }
+
+    def migrated(self, old: Sampler[Any], states: Any, moved: Moved) -> PrioritizedState:
+        num_shards, capacity = moved.source.shape
+        settings, counted, old_alpha = {name: getattr(self, name) for name in SETTINGS}, self.init(1), None
+        if isinstance(old, Prioritized):
+            before, counted = {name: _of_all_shards(states, name) for name in SETTINGS}, states
+            settings = {name: before[name] if x == getattr(old, name) else x for name, x in settings.items()}
+            old_alpha = before["alpha"]
+        max_priority, alpha = np.max(np.asarray(counted.max_priority)), np.float32(settings["alpha"])
+        priorities = None if old_alpha == 0 else old_priorities(old, states, moved)
+        if priorities is not None and old_alpha is None:
+            max_priority = np.maximum(max_priority, np.max(priorities))
+        leaves = largest = _leaf_of(max_priority, alpha, capacity)
+        if priorities is not None:
+            leaves = _leaf_of(priorities, alpha, capacity)
+            if old_alpha is not None and np.float32(old_alpha) == alpha:  # the same, bit for bit
+                leaves = np.minimum(
+                    moved.values(sum_tree.leaves(states.tree)), _leaf_of(np.float32(np.inf), np.float32(1), capacity)
+                )
+            leaves = np.where(moved.was_drawable, leaves, largest)  # a spent item has lost its priority
+        numbers: dict[str, Any] = {name: np.float32(x) for name, x in settings.items()}
+        numbers |= {"max_priority": max_priority, "updates": np.max(counted.updates)}
+        numbers = {name: np.full(num_shards, x) for name, x in numbers.items()}
+        numbers["rejected"] = moved.total(counted.rejected)
+        tree = of_rows(self.tree(capacity), np.where(moved.drawable, leaves, np.float32(0)))
+        return PrioritizedState(tree=tree, **numbers)
 
     def _learn(
         self, state: PrioritizedState, td_errors: jax.Array, mask: jax.Array, axis_name: str | None
@@ -272,21 +319,22 @@ class Prioritized(Sampler[PrioritizedState]):
         priorities = jnp.maximum(td_errors, state.floor.astype(jnp.float32)) + state.epsilon.astype(jnp.float32)
         # The maximum is -1 if no row is in `mask`, which saves a second reduction over rows and shards.
         of_updates = jnp.where(mask, jnp.where(finite, priorities, 0.0), -1.0)
-        largest = ring.reduced(lax.pmax, jnp.max(of_updates, initial=-1.0), axis_name)
+        largest = jnp.max(of_updates, initial=-1.0)
 
         def not_below_first(largest: jax.Array, mask: jax.Array) -> jax.Array:  # unchanged: not negative if mask[0]
             return jnp.maximum(largest, jnp.max(mask[:1].astype(jnp.float32) - 1, initial=-1.0))
 
-        if axis_name is None:  # a GPU merges kernels of single numbers if they read the same array
-            largest = on_gpu(not_below_first, largest, mask)
+        # A GPU merges kernels of single numbers if they read the same array.
+        alone = axis_name is None
+        largest = xla.on_gpu(not_below_first, largest, mask) if alone else jax.lax.pmax(largest, axis_name)
         is_update = largest >= 0
         # Without an update none is rejected.
         rejected = jnp.where(is_update, jnp.sum(mask & ~finite, dtype=jnp.int32), 0)
         state = dataclasses.replace(
             state,
             max_priority=jnp.maximum(state.max_priority, largest),
-            rejected=saturating_add(state.rejected, rejected),
+            rejected=ring.saturating_add(state.rejected, rejected),
         )
         # Computed once: a CPU rounds the power differently in each operation that it is fused into.
-        leaves, accepted = materialize(leaf_of(priorities, state.alpha, state.tree.capacity), accepted)
+        leaves, accepted = xla.materialize(leaf_of(priorities, state.alpha, state.tree.capacity), accepted)
         return state, leaves, accepted, is_update

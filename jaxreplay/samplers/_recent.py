@@ -10,42 +10,18 @@ computed to a relative precision of 2^-22, and then moved by a uniform number of
 changes by that distance squared, which is far below the rounding of float32, and no item is left out.
 """
 
-import dataclasses
 from typing import Any, ClassVar, Literal
 
 import jax
 import jax.numpy as jnp
-from flax import struct
-from jax import lax
 
-from jaxreplay._common import ring
-from jaxreplay._common.checks import check_number, keywords_only, set_fields
-from jaxreplay._common.random import random_bits
-from jaxreplay._common.ring import Live
-from jaxreplay._common.xla import materialize
-from jaxreplay.samplers._protocol import Fixed
+from jaxreplay._common import checks, random, ring, xla
+from jaxreplay.samplers._base import Sampler
 from jaxreplay.samplers._weights import importance_weights
 
 
-@struct.dataclass
-class RecentState:
-    """State of `Recent`.
-
-    Attributes:
-      capacity: number of slots (static).
-
-    Examples:
-      >>> state = jr.Recent(power=1.0).init(4)
-      >>> isinstance(state, jr.samplers.RecentState), state.capacity
-      (True, 4)
-    """
-
-    capacity: int = struct.field(pytree_node=False)
-
-
-@keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Recent(Fixed[RecentState]):
+@checks.config
+class Recent(Sampler[None]):
     """Newer items more often, about in proportion to rank^power, with rank 1 for the oldest of N items.
 
     Rank k has the probability (k^q - (k - 1)^q) / N^q with q = power + 1, the integral of the power. A draw costs
@@ -75,23 +51,20 @@ class Recent(Fixed[RecentState]):
       True
     """
 
-    power: float
-    beta: float = 0.0
-    normalize: Literal["batch"] | None = "batch"
+    power: float = checks.field(checks.check_number, 0, 10**6, "1 is usual, 0 is uniform")
+    beta: float = checks.field(checks.check_number, 0, 1, "sample(beta=) takes a traced one", default=0.0)
+    normalize: Literal["batch"] | None = checks.field(checks.check_choice, "batch", None, default="batch")
     by_age: ClassVar[bool] = True
 
-    def __post_init__(self):
-        power = check_number("power", self.power, 0, 10**6, "1 is usual, 0 is uniform")
-        beta = check_number("beta", self.beta, 0, 1, "sample(beta=) takes a traced one")
-        set_fields(self, power=power, beta=beta)
-        if self.normalize not in ("batch", None):
-            raise ValueError(f'normalize={self.normalize!r}: must be "batch" or None.')
+    @property
+    def fills_rows(self) -> bool:
+        return True
 
-    def init(self, capacity: int) -> RecentState:
-        return RecentState(capacity)
+    def init(self, capacity: int) -> None:
+        return None
 
-    def sample(self, state: RecentState, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
-        first, second = (words.reshape(2, batch_size) for words in random_bits(key, 2 * batch_size))
+    def sample(self, state: None, key: jax.Array, batch_size: int, live: ring.Live) -> tuple[jax.Array, jax.Array]:
+        first, second = (words.reshape(2, batch_size) for words in random.random_bits(key, 2 * batch_size))
         size = jnp.maximum(live.size, 1)
         newest, exponent = jnp.maximum(live.older + live.size, 1), self.power + 1.0  # the largest k
         count, log_rest = newest.astype(jnp.float32), exponent * _log_rest(size, newest)
@@ -105,27 +78,19 @@ class Recent(Fixed[RecentState]):
         place = whole.astype(jnp.int32) + jnp.floor(place - whole + moved).astype(jnp.int32)
         age = jnp.where(is_old, newest - 1 - place, place)
         age = jnp.clip(jnp.where(age >= size, 2 * size - 1 - age, age), 0, size - 1)  # mirrored at the end
-        (age,) = materialize(age)
+        (age,) = xla.materialize(age)
         # The quotient of both terms of k^q - (k - 1)^q.
         ratio = jnp.log1p(-1.0 / (newest - age).astype(jnp.float32))
         share = -jnp.exp(exponent * _log_rest(age, newest)) * jnp.expm1(exponent * ratio) / span
-        return live.slots(size - 1 - age, state.capacity), jnp.where(live.size > 0, share, 0.0)
+        return live.slots(size - 1 - age), jnp.where(live.size > 0, share, 0.0)
 
-    def weights(
-        self,
-        state: RecentState,
-        probabilities: jax.Array,
-        size: jax.Array,
-        *,
-        beta: Any = None,
-        axis_name: str | None = None,
-    ) -> jax.Array:
+    def weights(self, state: None, probabilities: jax.Array, live: ring.Live, *, beta: Any = None) -> jax.Array:
         return importance_weights(
-            probabilities / ring.num_shards(axis_name),
-            ring.reduced(lax.psum, size, axis_name),
+            probabilities / ring.num_shards(live.axis_name),
+            live.total(),
             self.beta if beta is None else beta,
             normalize=self.normalize,
-            axis_name=axis_name,
+            axis_name=live.axis_name,
         )
 
 

@@ -1,44 +1,20 @@
 """Uniform: every stored item is equally likely."""
 
-import dataclasses
 from typing import Any
 
 import jax
 import jax.numpy as jnp
-from flax import struct
-from jax import lax
 
 from jaxreplay import sum_tree
-from jaxreplay._common import ring
-from jaxreplay._common.checks import check_bool, keywords_only, set_fields
-from jaxreplay._common.permutation import permuted
-from jaxreplay._common.random import random_bits
-from jaxreplay._common.ring import Live
-from jaxreplay.samplers._protocol import Fixed
+from jaxreplay._common import checks, permutation, random, ring
+from jaxreplay.samplers._base import Sampler
 from jaxreplay.samplers._weights import uniform_slots
 
 MOST_DISTINCT = 2**23  # counts up to this are exact in a float32 tree, with room for a half
 
 
-@struct.dataclass
-class UniformState:
-    """State of `Uniform`.
-
-    Attributes:
-      capacity: number of slots (static).
-
-    Examples:
-      >>> state = jr.Uniform().init(4)
-      >>> isinstance(state, jr.samplers.UniformState), state.capacity
-      (True, 4)
-    """
-
-    capacity: int = struct.field(pytree_node=False)
-
-
-@keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Uniform(Fixed[UniformState]):
+@checks.config
+class Uniform(Sampler[None]):
     """Uniform sampling: every stored item is equally likely.
 
     All weights are 1. `update` changes nothing.
@@ -58,49 +34,40 @@ class Uniform(Fixed[UniformState]):
       [10, 20, 30, 40]
     """
 
-    replacement: bool = True
+    replacement: bool = checks.field(checks.check_bool, "whether to draw with replacement", default=True)
 
-    def __post_init__(self):
-        set_fields(self, replacement=check_bool("replacement", self.replacement, "whether to draw with replacement"))
+    @property
+    def fills_rows(self) -> bool:
+        return self.replacement
 
-    def __repr__(self) -> str:
-        return f"{type(self).__name__}({'' if self.replacement else 'replacement=False'})"
+    def init(self, capacity: int) -> None:
+        return None
 
-    def init(self, capacity: int) -> UniformState:
-        return UniformState(capacity)
-
-    def sample(self, state: UniformState, key: jax.Array, batch_size: int, live: Live) -> tuple[jax.Array, jax.Array]:
+    def sample(self, state: None, key: jax.Array, batch_size: int, live: ring.Live) -> tuple[jax.Array, jax.Array]:
         probability = jnp.where(live.size > 0, 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32), 0.0)
         probability = jnp.full(batch_size, probability)
         if self.replacement:
-            return uniform_slots(random_bits(key, batch_size), live, state.capacity), probability
+            return uniform_slots(random.random_bits(key, batch_size), live), probability
         rows = jnp.arange(batch_size, dtype=jnp.int32)
         exists = rows < live.size
-        rank = permuted(key, jnp.where(exists, rows, 0), live.size)
+        rank = permutation.permuted(key, jnp.where(exists, rows, 0), live.size)
         if live.unspent is None:
-            slots = live.slots(rank, state.capacity)
-        elif state.capacity > MOST_DISTINCT:
+            slots = live.slots(rank)
+        elif live.capacity > MOST_DISTINCT:
             raise ValueError(
-                f"max_uses, replacement=False: {state.capacity} slots, at most {MOST_DISTINCT}; draw with replacement, "
+                f"max_uses, replacement=False: {live.capacity} slots, at most {MOST_DISTINCT}; draw with replacement, "
                 "or lower the capacity."
             )
         else:
             slots = sum_tree.find(live.unspent, rank.astype(jnp.float32) + 0.5)
         return slots, jnp.where(exists, probability, 0.0)
 
-    def weights(
-        self,
-        state: UniformState,
-        probabilities: jax.Array,
-        size: jax.Array,
-        *,
-        beta: Any = None,
-        axis_name: str | None = None,
-    ) -> jax.Array:
+    def weights(self, state: None, probabilities: jax.Array, live: ring.Live, *, beta: Any = None) -> jax.Array:
         weight = jnp.ones((), jnp.float32)
-        if axis_name is not None:
+        if live.axis_name is not None:
             # Items times rows / rows that hold an item. Without replacement no more rows than items hold one.
-            share = ring.num_shards(axis_name) * (size if self.replacement else jnp.maximum(size, probabilities.size))
-            num_items = jnp.maximum(ring.reduced(lax.psum, size, axis_name), 1)
+            share = live.size if self.replacement else jnp.maximum(live.size, probabilities.size)
+            share *= ring.num_shards(live.axis_name)
+            num_items = jnp.maximum(live.total(), 1)
             weight = share.astype(jnp.float32) / num_items.astype(jnp.float32)
         return jnp.where(probabilities > 0, weight, 0.0)

@@ -5,25 +5,21 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxreplay import sum_tree
-from jaxreplay._common import ring
-from jaxreplay._common.random import random_integers
-from jaxreplay._common.ring import Live
-from jaxreplay._common.xla import copies_numpy
+from jaxreplay._common import random, ring, xla
 
 Normalize = Literal["batch", "global"] | None
 
 
-def uniform_slots(bits: tuple[jax.Array, jax.Array], live: Live, capacity: int) -> jax.Array:
+def uniform_slots(bits: tuple[jax.Array, jax.Array], live: ring.Live) -> jax.Array:
     """Uniform draws from the live slots, int32 [B], from `bits` (two uint32 [B])."""
     if live.unspent is not None:
         return sum_tree.sample_with(live.unspent, bits)[0]
-    return live.slots(random_integers(bits, jnp.maximum(live.size, 1)), capacity)
+    return live.slots(random.random_integers(bits, jnp.maximum(live.size, 1)))
 
 
-@copies_numpy
+@xla.copies_numpy
 def importance_weights(
     probabilities: jax.Array,
     size: jax.Array | int,
@@ -72,12 +68,12 @@ def importance_weights(
     else:
         log_reference = -jnp.log(jnp.maximum(jnp.asarray(size, jnp.float32), 1.0))
     if normalize is not None:
-        log_reference = ring.reduced(lax.pmin, log_reference, axis_name)
+        log_reference = ring.reduced(jax.lax.pmin, log_reference, axis_name)
     exponent = -jnp.asarray(beta, jnp.float32) * jnp.where(drawn, log_probability - log_reference, 0.0)
     return jnp.where(drawn, jnp.exp(exponent), 0.0)
 
 
-@copies_numpy
+@xla.copies_numpy
 @functools.partial(jax.jit, inline=True)
 def effective_sample_size(weights: jax.Array) -> jax.Array:
     """Effective sample size (sum w)^2 / sum w^2 of weighted draws (Kish 1965, section 11.7).

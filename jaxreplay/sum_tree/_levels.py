@@ -10,10 +10,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
-from jaxreplay._common.repeats import ALL_PAIRS, last_by_pairs
-from jaxreplay._common.xla import compute_once, materialize
+from jaxreplay._common import duplicates, xla
 
 WIDE = 64  # from this fan-out on, siblings are reduced in one operation; above it, levels are matrices
 GROUPS = 4  # groups of siblings that are roots of a tree of fan-out WIDE, searched in one kernel
@@ -84,7 +82,7 @@ def at(nodes: jax.Array, index: jax.Array) -> Any:
     """`nodes.at[index]` for nodes `index` [B] of a level."""
     if nodes.ndim == 1:
         return nodes.at[index]
-    return nodes.at[lax.div(index, jnp.int32(nodes.shape[1])), lax.rem(index, jnp.int32(nodes.shape[1]))]
+    return nodes.at[jax.lax.div(index, jnp.int32(nodes.shape[1])), jax.lax.rem(index, jnp.int32(nodes.shape[1]))]
 
 
 @functools.partial(jax.jit, static_argnames="fanout")
@@ -92,9 +90,9 @@ def read_rows(nodes: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
     """Siblings in each `row` [B] of a level, float32 [B, fanout]."""
     if nodes.ndim == 2:
         return nodes.at[row].get(mode="promise_in_bounds", wrap_negative_indices=False)
-    numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
-    mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
-    return lax.gather(nodes, (row * fanout)[:, None], numbers, (fanout,), mode=mode)
+    numbers = jax.lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
+    mode = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    return jax.lax.gather(nodes, (row * fanout)[:, None], numbers, (fanout,), mode=mode)
 
 
 def ascend(
@@ -107,11 +105,11 @@ def ascend(
     done = [lowest]
     for parents in reversed(above):
         children = done[0]
-        node = compute_once(_parents_of, node, fanout=fanout)
+        node = xla.compute_once(_parents_of, node, fanout=fanout)
         if children.size // fanout <= max(DENSE * node.size, FEW):
-            parents = compute_once(_recomputed, parents, children, fanout=fanout, combine=combine)
+            parents = xla.compute_once(_recomputed, parents, children, fanout=fanout, combine=combine)
         else:
-            rows = compute_once(read_rows, children, node, fanout=fanout)
+            rows = xla.compute_once(read_rows, children, node, fanout=fanout)
             value = fold(rows, combine, fanout >= WIDE)
             parents = at(parents, node).set(value, mode="promise_in_bounds", wrap_negative_indices=False)
         done.insert(0, parents)
@@ -120,7 +118,7 @@ def ascend(
 
 @functools.partial(jax.jit, static_argnames="fanout")
 def _parents_of(node: jax.Array, *, fanout: int) -> jax.Array:
-    return lax.div(node, jnp.int32(fanout))
+    return jax.lax.div(node, jnp.int32(fanout))
 
 
 @functools.partial(jax.jit, static_argnames=("fanout", "combine"))
@@ -149,25 +147,25 @@ def descend(levels: Sequence[jax.Array], found: Found, fanout: int, patches: Seq
             child, prefix, value = choose_in_rows(rows, prefix)
         else:
             child, prefix, value = choose([rows[:, i] for i in range(fanout)], prefix)
-        found = materialize(node * fanout + child, prefix, value)
+        found = xla.materialize(node * fanout + child, prefix, value)
     return found
 
 
 def choose_root(roots: jax.Array, prefix: jax.Array) -> Found:
     """Find the root that each `prefix` [B] falls in."""
     if roots.ndim == 2:
-        return materialize(*choose_in_rows(jnp.broadcast_to(roots, (prefix.size, roots.size)), prefix))
+        return xla.materialize(*choose_in_rows(jnp.broadcast_to(roots, (prefix.size, roots.size)), prefix))
     group_sums = roots if roots.size <= WIDE else fold(roots.reshape(-1, WIDE), jnp.add, True)
     found = choose([group_sums[i] for i in range(group_sums.size)], prefix)
     if roots.size <= WIDE:
-        return materialize(*found)
+        return xla.materialize(*found)
     group, prefix, _ = found
     children = [roots[i] for i in range(WIDE)]
     # Selected instead of gathered, which would be another kernel.
     for number in range(1, group_sums.size):
         children = [jnp.where(group == number, roots[number * WIDE + i], x) for i, x in enumerate(children)]
     child, prefix, value = choose(children, prefix)
-    return materialize(group * WIDE + child, prefix, value)
+    return xla.materialize(group * WIDE + child, prefix, value)
 
 
 def choose_in_rows(rows: jax.Array, prefix: jax.Array) -> Found:
@@ -176,6 +174,9 @@ def choose_in_rows(rows: jax.Array, prefix: jax.Array) -> Found:
     One reduction finds the child of lowest rank, its value and the sum of the children before it. Positive children
     whose cumulative sum exceeds the prefix rank first, from the left. The other positive children follow, from the
     right. Children of value 0 rank last.
+
+    Children 1, 0, 2 have the sums 1, 1, 3. With prefix 1.5 child 2 ranks 2, as 3 exceeds it. Child 0 ranks 2 * 3 - 0 =
+    6, and child 1, of value 0, ranks 3 * 3 + 1 = 10. So child 2 is found, with 1 before it, and 0.5 remains.
     """
     size = rows.shape[1]
     number = np.arange(size, dtype=np.int32)
@@ -188,7 +189,7 @@ def choose_in_rows(rows: jax.Array, prefix: jax.Array) -> Found:
 
     operands = (rank, jnp.broadcast_to(number, rows.shape), sums - rows, rows)
     empty = (np.int32(4 * size), np.int32(0), np.float32(0), np.float32(0))
-    _, child, before, value = lax.reduce(operands, empty, lower, (1,))
+    _, child, before, value = jax.lax.reduce(operands, empty, lower, (1,))
     return child, jnp.maximum(prefix - before, 0.0), value
 
 
@@ -219,12 +220,14 @@ def last_occurrence(
     compares all pairs. Otherwise the leaves that are about to be overwritten serve as scratch space: a scatter-minimum
     writes negative numbers to them, lower for later rows, and its result does not depend on the order. This needs
     neither a sort nor O(capacity) scratch space.
+
+    If rows 0 and 2 name leaf 5, they write -1 and -3 there, and -3 stays. Row 2 then finds its own number, row 0 not.
     """
     rows = target.shape[0]
     if rows > 2**24:
         raise ValueError(f"batch of {rows} rows: at most {2**24} rows may repeat indices; update in parts.")
-    if fanout >= WIDE and rows <= ALL_PAIRS:
-        return leaves, last_by_pairs(target)
+    if fanout >= WIDE and rows <= duplicates.ALL_PAIRS:
+        return leaves, duplicates.last_by_pairs(target)
     # No value is negative, so the minimum does not depend on the values. They make XLA place this write after all
     # reads that they were computed from; otherwise it would copy the leaves.
     number = jnp.minimum(values, -1.0 - jnp.arange(rows, dtype=jnp.float32))

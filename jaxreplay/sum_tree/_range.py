@@ -13,10 +13,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 
-from jaxreplay._common import ring
-from jaxreplay._common.xla import materialize
+from jaxreplay._common import ring, xla
 from jaxreplay.sum_tree import _levels
 
 
@@ -49,7 +47,7 @@ def restrict(tree: Any, start: jax.Array, size: jax.Array, none: float) -> Restr
     """Restrict a tree to `size` leaves from `start` on; `none` is the minimum of no leaves."""
     ends = [jnp.stack([start, ring.wrap_excess(start + size, tree.capacity)])]
     for _ in tree.sums[1:]:
-        ends.insert(0, lax.div(ends[0], jnp.int32(tree.fanout)))
+        ends.insert(0, jax.lax.div(ends[0], jnp.int32(tree.fanout)))
     bare = Restricted(tree, start, size, tuple(ends), (), None)
     sums = _sums_at_ends(bare, tree.sums, jnp.add, 0.0)
     minima = None if tree.minima is None else _sums_at_ends(bare, tree.minima, jnp.minimum, none)
@@ -82,11 +80,11 @@ def _sums_at_ends(
     fanout, ends = restricted.tree.fanout, restricted.ends
     leaves = _levels.at(levels[-1], ends[-1]).get(mode="promise_in_bounds", wrap_negative_indices=False)
     inside = jnp.stack([restricted.size > 0, restricted.size == restricted.capacity])
-    (value,) = materialize(jnp.where(inside, leaves, empty))
+    (value,) = xla.materialize(jnp.where(inside, leaves, empty))
     values = [value]
     for level in range(len(levels) - 1, 0, -1):
         rows = _levels.read_rows(levels[level], ends[level - 1], fanout)
         rows = _patch(restricted, level, values[0], empty, rows, ends[level - 1] * fanout)
-        (value,) = materialize(_levels.fold(rows, combine, fanout >= _levels.WIDE))
+        (value,) = xla.materialize(_levels.fold(rows, combine, fanout >= _levels.WIDE))
         values.insert(0, value)
     return tuple(values)

@@ -28,10 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxreplay._common import checks, devices
-from jaxreplay._common.checks import check_integer
-from jaxreplay._common.random import random_bits
-from jaxreplay._common.xla import after, copies_numpy, full, materialize
+from jaxreplay._common import checks, devices, random, xla
 from jaxreplay.sum_tree import _levels, _range
 from jaxreplay.sum_tree._range import Restricted
 
@@ -107,13 +104,13 @@ def init(
       >>> [level.size for level in tree.sums]
       [2, 16, 104]
     """
-    capacity = check_integer("capacity", capacity, 1, MAX_CAPACITY, "the number of leaves")
+    capacity = checks.check_integer("capacity", capacity, 1, MAX_CAPACITY, "the number of leaves")
     fanout = default_fanout() if fanout is None else fanout
-    fanout = check_integer("fanout", fanout, 2, 1024, "the number of children of a node")
+    fanout = checks.check_integer("fanout", fanout, 2, 1024, "the number of children of a node")
     shapes = [_levels.shape(size, fanout) for size in _levels.sizes(capacity, fanout)]
-    sums = tuple(full(shape, 0, jnp.float32) for shape in shapes)
-    minima = tuple(full(shape, NONE, jnp.float32) for shape in shapes) if track_minimum else None
-    maxima = tuple(full(shape, 0, jnp.float32) for shape in shapes[:-1]) if track_maximum else None
+    sums = tuple(xla.full(shape, 0, jnp.float32) for shape in shapes)
+    minima = tuple(xla.full(shape, NONE, jnp.float32) for shape in shapes) if track_minimum else None
+    maxima = tuple(xla.full(shape, 0, jnp.float32) for shape in shapes[:-1]) if track_maximum else None
     return SumTree(sums, minima, capacity, fanout, maxima)
 
 
@@ -188,7 +185,7 @@ def maximum(tree: SumTree) -> jax.Array:
     return _levels.fold_roots((*tree.maxima, tree.sums[-1])[0], jnp.maximum, tree.fanout)
 
 
-@copies_numpy
+@xla.copies_numpy
 @jax.jit
 def get(tree: SumTree, indices: jax.Array) -> jax.Array:
     """Values of the leaves `indices` (int [...]), float32 [...]; 0 for an index outside [0, capacity).
@@ -208,7 +205,7 @@ def get(tree: SumTree, indices: jax.Array) -> jax.Array:
     return jnp.where(inside, leaf.get(mode="promise_in_bounds", wrap_negative_indices=False), 0.0)
 
 
-@copies_numpy
+@xla.copies_numpy
 @functools.partial(jax.jit, static_argnames="unique_indices")
 def update(
     tree: SumTree, indices: jax.Array, values: jax.Array, *, mask: jax.Array | None = None, unique_indices: bool = False
@@ -242,9 +239,9 @@ def update(
         written &= checks.check_mask(mask, indices.shape)
     # The roots depend on the whole previous update, so all its reads come before this write.
     extremes = [() if tree.minima is None else minimum(tree), () if tree.maxima is None else maximum(tree)]
-    indices = after(indices, total(tree), extremes)
+    indices = xla.after(indices, total(tree), extremes)
     sums, nowhere = tree.sums, tree.sums[-1].size
-    target, values = materialize(jnp.where(written, indices, nowhere), values)
+    target, values = xla.materialize(jnp.where(written, indices, nowhere), values)
     # Rows that write nothing ascend from the first leaf; recomputing an unchanged sum is harmless.
     leaf = jnp.where(target < nowhere, target, 0)
     if not unique_indices:
@@ -261,7 +258,7 @@ def update(
     return dataclasses.replace(tree, sums=sums, minima=minima, maxima=maxima)
 
 
-@copies_numpy
+@xla.copies_numpy
 @jax.jit
 def find(tree: SumTree | Restricted, prefix: jax.Array) -> jax.Array:
     """First leaf whose inclusive cumulative sum exceeds `prefix`.
@@ -319,7 +316,7 @@ def sample(
       >>> indices.tolist(), values.tolist()  # leaf 1 has three quarters of the total
       ([1, 1, 1, 3], [3.0, 3.0, 3.0, 1.0])
     """
-    return sample_with(tree, random_bits(key, batch_size), stratified=stratified)
+    return sample_with(tree, random.random_bits(key, batch_size), stratified=stratified)
 
 
 @functools.partial(jax.jit, static_argnames="stratified")
@@ -331,6 +328,10 @@ def sample_with(
     One float32 uniform has 24 bits, too few to distinguish the leaves of a large tree. So a second uniform is drawn
     halfway down, conditional on the node and the stratum reached. A systematic draw uses the bits of the first row, and
     halfway down it adds the bits that the first prefix has no room for.
+
+    With total 8 and batch size 2, row 1 has the stratum from 4 to 8. A uniform of 0.25 gives the prefix 5. If that is
+    in a node of value 3 with 4 before it, the row's part of the node is from 4 - 4 = 0 to min(8 - 4, 3) = 3, in which
+    the second uniform chooses.
 
     Examples:
       >>> tree = jr.sum_tree.init(4)
@@ -356,7 +357,7 @@ def sample_with(
     if is_systematic:
         prefix = jnp.minimum(prefix, high * BELOW)
     # Computed once, so that the index of a leaf and its value come from the same rounding of the prefix.
-    (prefix,) = materialize(prefix)
+    (prefix,) = xla.materialize(prefix)
     tree, roots, patches = _in_run(tree, "sums", 0.0)
     lower_levels = tree.sums[1:]
     half = len(lower_levels) // 2
@@ -372,7 +373,7 @@ def sample_with(
             rest = jnp.maximum(jnp.minimum(rest, high * BELOW), low)
         else:
             rest = low + fine * jnp.maximum(high - low, 0.0)
-        (rest,) = materialize(rest)
+        (rest,) = xla.materialize(rest)
         node, _, value = _levels.descend(lower_levels[half:], (node, rest, value), tree.fanout, patches[half:])
     return node, value
 

@@ -5,10 +5,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxreplay._common import devices
-from jaxreplay._common.checks import check_integer
-from jaxreplay._common.xla import copies_numpy
+from jaxreplay._common import checks, devices, xla
 from jaxreplay.sum_tree import _levels, _tree
 from jaxreplay.sum_tree._tree import MAX_CAPACITY, NONE, SumTree, default_fanout
 
@@ -29,10 +28,10 @@ def of_leaves(leaves: jax.Array, *, fanout: int | None = None) -> SumTree:
       (10.0, [1.0, 2.0, 3.0, 4.0])
     """
     fanout = default_fanout(devices.backend_of(leaves)) if fanout is None else fanout
-    return _of_leaves(leaves, check_integer("fanout", fanout, 2, 1024, "the number of children of a node"))
+    return _of_leaves(leaves, checks.check_integer("fanout", fanout, 2, 1024, "the number of children of a node"))
 
 
-@copies_numpy
+@xla.copies_numpy
 @functools.partial(jax.jit, static_argnames="fanout")
 def _of_leaves(leaves: jax.Array, fanout: int) -> SumTree:
     leaves = jnp.asarray(leaves, jnp.float32)
@@ -40,6 +39,12 @@ def _of_leaves(leaves: jax.Array, fanout: int) -> SumTree:
         raise ValueError(f"leaves: got shape {list(leaves.shape)}, expected a vector of 1 to {MAX_CAPACITY} numbers.")
     leaves = jnp.where(leaves >= 0, leaves, jnp.inf)
     return SumTree(_levels.build(leaves, leaves.size, fanout, jnp.add, 0.0), None, leaves.size, fanout)
+
+
+def of_rows(empty: SumTree, leaves: np.ndarray) -> SumTree:
+    """Trees like `empty`, one for each row of `leaves` [D, capacity], as one with NumPy arrays [D, ...]."""
+    trees = [_tree.update(empty, np.arange(row.size), row, unique_indices=True) for row in leaves]
+    return jax.tree.map(lambda *x: np.stack(x), *trees)
 
 
 def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:

@@ -1,6 +1,5 @@
 """NextStepAutoreset: next-step autoreset for environments that reset within the last step."""
 
-import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -9,8 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import checks
-from jaxreplay._common.xla import copy, copy_numpy
+from jaxreplay._common import checks, xla
 
 RETURNED = ("obs", "env_state", "reward", "terminated", "truncated", "final_obs")
 
@@ -38,8 +36,7 @@ class AutoresetState:
     waiting: jax.Array  # []
 
 
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checks.config
 class NextStepAutoreset:
     """Converts same-step to next-step autoreset for one environment; map it with `jax.vmap` for more.
 
@@ -73,11 +70,9 @@ class NextStepAutoreset:
       [(0, 0.0, False, False), (1, 1.0, False, True)]
     """
 
-    env_step: Callable[[jax.Array, Any, Any], tuple[Any, Any, jax.Array, jax.Array, jax.Array, Any]]
-
-    def __post_init__(self):
-        if not callable(self.env_step):
-            raise ValueError(f"env_step={self.env_step!r}: must be a function of a key, a state and an action.")
+    env_step: Callable[[jax.Array, Any, Any], tuple[Any, Any, jax.Array, jax.Array, jax.Array, Any]] = checks.field(
+        checks.check_callable, "a function of a key, a state and an action"
+    )
 
     def init(self, env_state: Any, obs: Any) -> AutoresetState:
         """State of an environment that has just been reset to `obs`.
@@ -89,7 +84,7 @@ class NextStepAutoreset:
           >>> env.init(env_state=0, obs=jnp.zeros(2)).obs.tolist()
           [0.0, 0.0]
         """
-        env_state, obs = copy(copy_numpy((env_state, obs)))  # the caller may donate both the state and obs
+        env_state, obs = xla.copy(xla.copy_numpy((env_state, obs)))  # the caller may donate both the state and obs
         return AutoresetState(env_state, obs, jnp.zeros((), bool))
 
     def step(

@@ -11,8 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxreplay._common import checks
-from jaxreplay._common.xla import copies_numpy, on_host
+from jaxreplay._common import checks, xla
 
 
 @struct.dataclass
@@ -90,7 +89,7 @@ class TransitionBatch:
         return self.Rn.shape[0]
 
     @classmethod
-    @copies_numpy
+    @xla.copies_numpy
     def from_single(
         cls,
         s: Any,
@@ -174,7 +173,7 @@ class TransitionBatch:
                 "valid: is traced, so the number of transitions is not known; call to_singles outside of jit, or on "
                 "dataclasses.replace(batch, valid=None) for all rows."
             )
-        rows = range(self.batch_size) if self.valid is None else np.flatnonzero(on_host(self.valid)).tolist()
+        rows = range(self.batch_size) if self.valid is None else np.flatnonzero(xla.on_host(self.valid)).tolist()
         batch = dataclasses.replace(self, valid=None)  # pyright: ignore[reportArgumentType]
         for i in reversed(rows) if reverse else rows:
             yield jax.tree.map(lambda leaf, i=i: leaf[i : i + 1], batch)

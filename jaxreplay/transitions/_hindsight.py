@@ -7,13 +7,12 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from jaxreplay._common import checks
-from jaxreplay._common.xla import copies_numpy
+from jaxreplay._common import checks, xla
 
 Path = str | tuple[str, ...]
 
 
-@copies_numpy
+@xla.copies_numpy
 def hindsight(
     key: jax.Array,
     rows: Any,

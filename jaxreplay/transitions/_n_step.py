@@ -14,15 +14,11 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 
-from jaxreplay._common import checks, layouts
-from jaxreplay._common.calls import method
-from jaxreplay._common.checks import check_integer, check_number, set_fields
-from jaxreplay._common.ring import wrap_excess
-from jaxreplay._common.xla import full, read_once
+from jaxreplay._common import calls, checks, layouts, ring, xla
 from jaxreplay.transitions import _windows
 from jaxreplay.transitions._batch import TransitionBatch
+from jaxreplay.transitions._windows import TracerSteps
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -44,11 +40,13 @@ class NStepState:
       (True, 0)
     """
 
-    steps: _windows.TracerSteps
+    steps: TracerSteps
     cursor: jax.Array  # []
     count: jax.Array  # []
 
 
+TRACED_GAMMA = "make the tracer with gamma=None and pass it to add and flush, or to n_step_transitions"
+TRACED_N = "n_step_transitions and sequence_transitions take a traced n with max_n"
 _STEP = ("s", "a", "r", "terminated", "truncated", "s_next")
 
 
@@ -71,14 +69,47 @@ def _takes_a_step(method: Callable[P, R]) -> Callable[P, R]:
     return call
 
 
-class _Tracer:
-    """Base class of `NStep` and `MonteCarlo`, which are frozen dataclasses."""
+@checks.config
+class NStep:
+    """Traces n-step transitions of `num_envs` environments that step in lockstep and reset automatically.
 
-    n: Any
-    gamma: float | None
-    num_envs: int
-    next_action: bool = False
-    record_extra_info: bool = False
+    The call of `add` for step t + n - 1 always emits the transition that starts at step t. So every step is emitted
+    once and in order, without a flush at the end of an episode. The window of the transition has m <= n steps; it ends
+    at a terminated or truncated step:
+
+      Rn = sum_{k<m} gamma^k R_{t+k};  In = 0 if the last step is terminated, else gamma^m;  S_next = its `s_next`.
+
+    Steps may have discounts of their own (dm_env; a model's probability to continue; an option's duration). The product
+    of the first k in the window then replaces gamma^k. A discount of 0 ends no window: later rewards count 0, and `In`
+    is 0. Products of equal discounts are the powers of a traced gamma, bit for bit.
+
+    Attributes:
+      n: length of the longest window in steps, at least 1.
+      gamma: discount in [0, 1]; None to pass one to `add` and `flush`, which may be traced and mapped by `jax.vmap`, or
+        `discount` to `init` and `add`.
+      num_envs: size of the leading axis of every argument.
+      next_action: also fill `A_next` and `logP_next` (SARSA), which delays transitions by one more step. A truncated
+        window has no next action and is emitted as not valid.
+      record_extra_info: fill `extra_info` with the window itself: `states`, `actions`, `rewards`, `dones`,
+        `log_props`, `weights` (the last two None without `logp` and `w`), and `discounts` if steps have any, leaves
+        [B, n, ...]. Rows after the end of the window repeat its last step and have `dones` True.
+
+    Examples:
+      >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
+      >>> state = tracer.init(obs, obs, obs, no, no, obs)
+      >>> state, _, _ = tracer.add(state, obs, obs, obs, no, no, obs + 1)
+      >>> # Cut off by a time limit.
+      >>> state, batch, valid = tracer.add(state, obs + 1, obs, obs, no, ~no, obs + 2)
+      >>> # Target: Rn + In * Q(S_next, ...)
+      >>> float(batch.Rn[0]), float(batch.In[0]), float(batch.S_next[0])
+      (1.5, 0.25, 3.0)
+    """
+
+    n: int = checks.field(checks.check_integer, 1, 2**31 - 1, "the number of steps in a window", TRACED_N)
+    gamma: float | None = checks.field(checks.optional(checks.check_number), 0, 1, "it is a discount", TRACED_GAMMA)
+    num_envs: int = checks.field(checks.check_integer, 1, 2**31 - 1, "the number of environments", default=1)
+    next_action: bool = checks.field(checks.check_bool, "whether to fill A_next", default=False)
+    record_extra_info: bool = checks.field(checks.check_bool, "whether to fill extra_info", default=False)
 
     @_takes_a_step
     def init(
@@ -106,10 +137,10 @@ class _Tracer:
           >>> state.steps.r.shape
           (2, 1)
         """
-        step, num_envs = (s, a, r, terminated, truncated, s_next, logp, w, None, discount), self.num_envs
-        spec = jax.eval_shape(lambda *step: _windows.as_steps(step, num_envs=num_envs), *step)
-        steps = jax.tree.map(lambda leaf: full((self._window, *leaf.shape), 0, leaf.dtype), spec)
-        return NStepState(steps, full((), 0, jnp.int32), full((), 0, jnp.int32))
+        step = TracerSteps(s, a, r, terminated, truncated, s_next, logp=logp, w=w, discount=discount)
+        spec = jax.eval_shape(functools.partial(_windows.as_steps, num_envs=self.num_envs), step)
+        steps = jax.tree.map(lambda leaf: xla.full((self._window, *leaf.shape), 0, leaf.dtype), spec)
+        return NStepState(steps, xla.full((), 0, jnp.int32), xla.full((), 0, jnp.int32))
 
     @_takes_a_step
     def spec(
@@ -202,21 +233,21 @@ class _Tracer:
           >>> bool(valid[0]), float(batch.Rn[0]), float(batch.In[0])
           (True, 1.5, 0.0)
         """
-        step = s, a, r, terminated, truncated, s_next, logp, w, mask, discount
+        step = TracerSteps(s, a, r, terminated, truncated, s_next, logp=logp, w=w, mask=mask, discount=discount)
         state, batch = self._add(state, step, _windows.check_gamma(gamma))
         return state, batch, batch.valid
 
-    @method()
-    def _add(self, state: NStepState, arguments: Any, gamma: Any) -> tuple[NStepState, TransitionBatch]:
-        step = _windows.as_steps(arguments, num_envs=self.num_envs)
+    @calls.method()
+    def _add(self, state: NStepState, given: Any, gamma: Any) -> tuple[NStepState, TransitionBatch]:
+        step = _windows.as_steps(given, num_envs=self.num_envs)
         checks.check_like(step, state.steps, 0, 1, "the tracer")
         window = self._window
-        oldest = wrap_excess(state.cursor + 1, window)
-        lag = _windows.lags(window, oldest[None])
+        oldest = ring.wrap_excess(state.cursor + 1, window)
+        lag = _windows.lags_if_few(window, oldest[None])
 
         def written(rows: jax.Array, new: jax.Array) -> jax.Array:  # at the cursor, which is the newest row
             if lag is None or not _windows.is_small(rows):
-                return lax.dynamic_update_index_in_dim(rows, new, state.cursor, 0)
+                return jax.lax.dynamic_update_index_in_dim(rows, new, state.cursor, 0)
             return jnp.where(lag.reshape(-1, *[1] * new.ndim) == window - 1, new, rows)
 
         if window == 1:  # the step is emitted at once, so the state needs no copy of it
@@ -224,7 +255,7 @@ class _Tracer:
         else:
             kept = steps = jax.tree.map(written, state.steps, step)
         # From the cursor, as a GPU merges kernels that read the same array.
-        count = read_once(jnp.where(state.count >= window - 1, window, state.cursor + 1))
+        count = xla.read_once(jnp.where(state.count >= window - 1, window, state.cursor + 1))
         filled = jnp.where(count == window, window, 0)[None]
         batch = _windows.transitions(self, steps, oldest[None], filled, lag, gamma=gamma)
         state = NStepState(kept, oldest, count)
@@ -254,36 +285,36 @@ class _Tracer:
         state, batch = self._flush(state, _windows.check_gamma(gamma))
         return state, batch, batch.valid
 
-    @method()
+    @calls.method()
     def _flush(self, state: NStepState, gamma: Any) -> tuple[NStepState, TransitionBatch]:
         window = self._window
         starts = jnp.arange(window - self.n, window, dtype=jnp.int32)
         # Row 0 is empty, or holds a step whose transition has been emitted.
         pending = (starts >= window - state.count) & (starts > 0)
-        first, count = wrap_excess(state.cursor + starts, window), jnp.where(pending, window - starts, 0)
-        batch = _windows.transitions(self, state.steps, first, count, _windows.lags(window, first), gamma=gamma)
+        first, count = ring.wrap_excess(state.cursor + starts, window), jnp.where(pending, window - starts, 0)
+        batch = _windows.transitions(self, state.steps, first, count, _windows.lags_if_few(window, first), gamma=gamma)
         return jax.tree.map(jnp.zeros_like, state), layouts.merge_axes(batch)
 
-    @method(static=("flush",))
-    def _rollout(self, arguments: Any, flush: bool, n: Any, gamma: Any) -> TransitionBatch:
+    @calls.method(static=("flush",))
+    def _rollout(self, given: Any, flush: bool, n: Any, gamma: Any) -> TransitionBatch:
         """See `n_step_transitions`; `n` and `gamma` as for `_windows.transitions`."""
-        steps = _windows.as_steps(arguments, "a rollout")
+        steps = _windows.as_steps(given, "a rollout")
         length = steps.r.shape[0]
         starts = jnp.arange(length, dtype=jnp.int32) - (self._window - 1)
         if flush:
             pending = jnp.arange(length - self.n, length, dtype=jnp.int32)
             starts = jnp.concatenate([starts, jnp.where(pending <= length - self._window, -1, pending)])
         if length == 0:  # a row without a step, so that there is one to read
-            steps = jax.tree.map(lambda leaf: lax.full((1, *leaf.shape[1:]), 0, leaf.dtype), steps)
+            steps = jax.tree.map(lambda leaf: jax.lax.full((1, *leaf.shape[1:]), 0, leaf.dtype), steps)
         count = jnp.where(starts < 0, 0, length - starts)
         batch = _windows.transitions(self, steps, jnp.maximum(starts, 0), count, None, n, gamma)
         return layouts.merge_axes(batch)
 
-    @method()
-    def _sequences(self, arguments: Any, n: Any, gamma: Any) -> TransitionBatch:
+    @calls.method()
+    def _sequences(self, given: Any, n: Any, gamma: Any) -> TransitionBatch:
         """See `jaxreplay.sequence_transitions`; `n` and `gamma` as for `_windows.transitions`."""
-        s, a, r, terminated, truncated, *rest = arguments
-        steps = _windows.as_steps((s, a, r, terminated, truncated, s, *rest), "a batch of sequences")
+        given = dataclasses.replace(given, s_next=given.s)
+        steps = _windows.as_steps(given, "a batch of sequences")
         length = steps.r.shape[1]
         if length <= self.n:
             raise ValueError(
@@ -315,59 +346,8 @@ class _Tracer:
             )
 
 
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class NStep(_Tracer):
-    """Traces n-step transitions of `num_envs` environments that step in lockstep and reset automatically.
-
-    The call of `add` for step t + n - 1 always emits the transition that starts at step t. So every step is emitted
-    once and in order, without a flush at the end of an episode. The window of the transition has m <= n steps; it ends
-    at a terminated or truncated step:
-
-      Rn = sum_{k<m} gamma^k R_{t+k};  In = 0 if the last step is terminated, else gamma^m;  S_next = its `s_next`.
-
-    Steps may have discounts of their own (dm_env; a model's probability to continue; an option's duration). The product
-    of the first k in the window then replaces gamma^k. A discount of 0 ends no window: later rewards count 0, and `In`
-    is 0. Products of equal discounts are the powers of a traced gamma, bit for bit.
-
-    Attributes:
-      n: length of the longest window in steps, at least 1.
-      gamma: discount in [0, 1]; None to pass one to `add` and `flush`, which may be traced and mapped by `jax.vmap`, or
-        `discount` to `init` and `add`.
-      num_envs: size of the leading axis of every argument.
-      next_action: also fill `A_next` and `logP_next` (SARSA), which delays transitions by one more step. A truncated
-        window has no next action and is emitted as not valid.
-      record_extra_info: fill `extra_info` with the window itself: `states`, `actions`, `rewards`, `dones`,
-        `log_props`, `weights` (the last two None without `logp` and `w`), and `discounts` if steps have any, leaves
-        [B, n, ...]. Rows after the end of the window repeat its last step and have `dones` True.
-
-    Examples:
-      >>> tracer, obs, no = jr.NStep(n=2, gamma=0.5), jnp.array([1.0]), jnp.array([False])
-      >>> state = tracer.init(obs, obs, obs, no, no, obs)
-      >>> state, _, _ = tracer.add(state, obs, obs, obs, no, no, obs + 1)
-      >>> # Cut off by a time limit.
-      >>> state, batch, valid = tracer.add(state, obs + 1, obs, obs, no, ~no, obs + 2)
-      >>> # Target: Rn + In * Q(S_next, ...)
-      >>> float(batch.Rn[0]), float(batch.In[0]), float(batch.S_next[0])
-      (1.5, 0.25, 3.0)
-    """
-
-    n: int
-    gamma: float | None
-    num_envs: int = 1
-    next_action: bool = False
-    record_extra_info: bool = False
-
-    def __post_init__(self):
-        _check_fields(self, "n")
-        next_action = checks.check_bool("next_action", self.next_action, "whether to fill A_next")
-        extra = checks.check_bool("record_extra_info", self.record_extra_info, "whether to fill extra_info")
-        set_fields(self, next_action=next_action, record_extra_info=extra)
-
-
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class MonteCarlo(_Tracer):
+@checks.config
+class MonteCarlo(NStep):
     """Traces the discounted return to the end of the episode.
 
     This is `NStep` with n = `max_length`. `In` is 0 if the episode terminated; the transition bootstraps if the episode
@@ -390,25 +370,8 @@ class MonteCarlo(_Tracer):
       (1.5, 0.0)
     """
 
-    gamma: float | None
-    max_length: int
-    num_envs: int = 1
+    n: int = dataclasses.field(init=False, repr=False, compare=False)
+    max_length: int = checks.field(checks.check_integer, 1, 2**31 - 1, "the number of steps in a window", TRACED_N)
 
-    def __post_init__(self):
-        _check_fields(self, "max_length")
-
-    @property
-    def n(self) -> int:
-        return self.max_length
-
-
-def _check_fields(tracer: Any, window: str) -> None:
-    """Check and set `gamma`, `num_envs` and the field `window`, the largest number of steps in a window."""
-    traced = "n_step_transitions and sequence_transitions take a traced n with max_n"
-    n = check_integer(window, getattr(tracer, window), 1, 2**31 - 1, "the number of steps in a window", traced)
-    gamma = tracer.gamma
-    traced = "make the tracer with gamma=None and pass it to add and flush, or to n_step_transitions"
-    if gamma is not None:
-        gamma = check_number("gamma", gamma, 0, 1, "it is a discount", traced)
-    num_envs = check_integer("num_envs", tracer.num_envs, 1, 2**31 - 1, "the number of environments")
-    set_fields(tracer, **{window: n, "gamma": gamma, "num_envs": num_envs})
+    def _check_fields(self) -> None:
+        object.__setattr__(self, "n", self.max_length)

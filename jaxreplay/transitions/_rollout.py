@@ -4,12 +4,10 @@ from typing import Any
 
 import jax
 
-from jaxreplay._common import checks
-from jaxreplay._common.checks import check_integer
-from jaxreplay._common.xla import copy_numpy
+from jaxreplay._common import checks, xla
 from jaxreplay.transitions._batch import TransitionBatch
 from jaxreplay.transitions._n_step import NStep
-from jaxreplay.transitions._windows import check_gamma
+from jaxreplay.transitions._windows import TracerSteps, check_gamma
 
 
 def n_step_transitions(
@@ -67,8 +65,8 @@ def n_step_transitions(
     """
     tracer, n_now, gamma_now = tracer_for(n, gamma, discounts, max_n, next_action, record_extra_info)
     flush = checks.check_bool("flush", flush, "whether to emit pending transitions")
-    rows = copy_numpy((S, A, R, terminated, truncated, S_next, logP, W, mask, discounts))
-    batch = tracer._rollout(rows, flush, n_now, gamma_now)
+    steps = TracerSteps(S, A, R, terminated, truncated, S_next, logp=logP, w=W, mask=mask, discount=discounts)
+    batch = tracer._rollout(xla.copy_numpy(steps), flush, n_now, gamma_now)
     return batch, batch.valid
 
 
@@ -86,8 +84,8 @@ def tracer_for(
     if isinstance(gamma, jax.Array):
         gamma, gamma_now = 1.0, gamma
     if max_n is not None:
-        max_n = check_integer("max_n", max_n, 1, 2**31 - 1, "the largest number of steps in a window")
-        check_integer("n", n, 1, max_n, "at most max_n; or give a larger max_n", traced=None)
+        max_n = checks.check_integer("max_n", max_n, 1, 2**31 - 1, "the largest number of steps in a window")
+        checks.check_integer("n", n, 1, max_n, "at most max_n; or give a larger max_n", traced=None)
         n, n_now = max_n, n
     tracer = NStep(n=n, gamma=gamma, next_action=next_action, record_extra_info=record_extra_info)
     return tracer, n_now, gamma_now

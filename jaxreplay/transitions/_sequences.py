@@ -7,14 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay._common import checks
-from jaxreplay._common.checks import check_integer
-from jaxreplay._common.xla import copies_numpy, copy_numpy
+from jaxreplay._common import checks, xla
 from jaxreplay.transitions._batch import TransitionBatch
 from jaxreplay.transitions._rollout import tracer_for
+from jaxreplay.transitions._windows import TracerSteps
 
 
-@copies_numpy
+@xla.copies_numpy
 def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, *, eta: float = 0.9) -> jax.Array:
     """One TD error per sequence, eta * max |td_error| + (1 - eta) * mean |td_error|, for `SequenceBuffer.update`.
 
@@ -71,11 +70,11 @@ def split_burn_in(items: Any, burn_in: int) -> tuple[Any, Any]:
       ([[1]], [[2, 3, 4]])
     """
     _, length = checks.leading_axes(checks.as_spec(items), 2, "a batch of sequences")
-    burn_in = check_integer("burn_in", burn_in, 0, length - 1, "less than the length of the sequences")
+    burn_in = checks.check_integer("burn_in", burn_in, 0, length - 1, "less than the length of the sequences")
     return jax.tree.map(lambda x: x[:, :burn_in], items), jax.tree.map(lambda x: x[:, burn_in:], items)
 
 
-@copies_numpy
+@xla.copies_numpy
 def stack_frames(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
     """Stacks of the last `k` frames at each step of drawn sequences that has at least k - 1 steps before it.
 
@@ -99,7 +98,7 @@ def stack_frames(frames: jax.Array, ends: jax.Array, k: int) -> jax.Array:
     frames = jnp.asarray(frames)
     batch_size, length = checks.leading_axes(frames, 2, "a batch of frames")
     ends = checks.check_mask(ends, (batch_size, length), "ends")
-    return _stacks(frames, ends, check_integer("k", k, 1, length, "the number of frames in a stack"))
+    return _stacks(frames, ends, checks.check_integer("k", k, 1, length, "the number of frames in a stack"))
 
 
 @functools.partial(jax.jit, static_argnums=2, inline=True)
@@ -179,5 +178,6 @@ def sequence_transitions(
       ([1.0, 2.0], [2.0, 3.5], [0.25, 0.25], [3.0, 4.0])
     """
     tracer, n_now, gamma_now = tracer_for(n, gamma, discounts, max_n, next_action, record_extra_info)
-    batch = tracer._sequences(copy_numpy((S, A, R, terminated, truncated, logP, W, mask, discounts)), n_now, gamma_now)
+    steps = TracerSteps(S, A, R, terminated, truncated, s_next=None, logp=logP, w=W, mask=mask, discount=discounts)
+    batch = tracer._sequences(xla.copy_numpy(steps), n_now, gamma_now)
     return batch, batch.valid

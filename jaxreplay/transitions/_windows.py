@@ -9,13 +9,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jax import lax
 
-from jaxreplay._common import checks
-from jaxreplay._common.checks import check_number
-from jaxreplay._common.devices import backend_of
-from jaxreplay._common.ring import wrap_excess, wrap_negative
-from jaxreplay._common.xla import read_once
+from jaxreplay._common import checks, devices, ring, xla
 from jaxreplay.transitions._batch import TransitionBatch
 
 FEW_BYTES = 2**12  # of a leaf that is selected from, or written, as a whole
@@ -31,9 +26,9 @@ class TracerSteps:
     terminated: jax.Array
     truncated: jax.Array
     s_next: Any
-    logp: jax.Array | None
-    w: jax.Array | None
-    mask: jax.Array  # True if there was a step
+    logp: jax.Array | None = None
+    w: jax.Array | None = None
+    mask: Any = None  # True if there was a step
     discount: jax.Array | None = None  # of what follows the step; None if all have the same
 
     @property
@@ -42,17 +37,19 @@ class TracerSteps:
         return self.terminated | self.truncated
 
 
-# Fields of `TracerSteps` under the names of arguments that hold many steps.
-_Rollout = collections.namedtuple("_Rollout", "S A R terminated truncated S_next logP W mask discounts")
+# Fields of `TracerSteps`, each with its name as an argument of a step, and of many steps.
+NAMES = {field.name: field.name for field in dataclasses.fields(TracerSteps)}
+ROLLOUT = NAMES | {"s": "S", "a": "A", "r": "R", "s_next": "S_next", "logp": "logP", "w": "W", "discount": "discounts"}
+_Rollout = collections.namedtuple("_Rollout", ROLLOUT.values())
 KINDS: dict[str, str] = dict.fromkeys(("r", "logp", "w", "discount"), "number")
 KINDS |= dict.fromkeys(("terminated", "truncated", "mask"), "flag")
 
 
-def as_steps(arguments: tuple[Any, ...], what: str | None = None, num_envs: int | None = None) -> TracerSteps:
-    """The fields of `TracerSteps`, with numbers in float32 or wider and bool flags; all rows hold a step by default.
+def as_steps(given: TracerSteps, what: str | None = None, num_envs: int | None = None) -> TracerSteps:
+    """The same steps, checked, with numbers in float32 or wider and bool flags; all rows hold a step by default.
 
     Args:
-      arguments: leaves [num_envs, ...], or [time, num_envs, ...] if `what` is given.
+      given: what the caller gave, leaves [num_envs, ...], or [time, num_envs, ...] if `what` is given.
       what: name of many steps in messages, which then use the names of `n_step_transitions`; None for one step.
       num_envs: if not None, the number of environments.
 
@@ -60,10 +57,9 @@ def as_steps(arguments: tuple[Any, ...], what: str | None = None, num_envs: int 
       ValueError: leading axes differ, or are not `num_envs`, or an argument does not hold one number or flag per
         environment (or step); the message names it.
     """
-    fields = [field.name for field in dataclasses.fields(TracerSteps)]
-    num_axes, each, names = (2, "per step", _Rollout._fields) if what else (1, "per environment", fields)
-    found = dict(zip(fields, arguments, strict=True))
-    for field, name in zip(fields, names, strict=True):
+    num_axes, each, names = (2, "per step", ROLLOUT) if what else (1, "per environment", NAMES)
+    found = {field: getattr(given, field) for field in NAMES}
+    for field, name in names.items():
         kind, x = KINDS.get(field), found[field]
         if kind is None:
             found[field] = checks.as_arrays(x)
@@ -76,8 +72,9 @@ def as_steps(arguments: tuple[Any, ...], what: str | None = None, num_envs: int 
     if found["mask"] is None:
         found["mask"] = jnp.ones(found["r"].shape, bool)
     steps = TracerSteps(**found)
-    leading = checks.leading_axes(_Rollout(*found.values()) if what else steps, num_axes, what or "a step")
-    for field, name in zip(fields, names, strict=True):
+    rows = _Rollout(**{ROLLOUT[field]: x for field, x in found.items()}) if what else steps
+    leading = checks.leading_axes(rows, num_axes, what or "a step")
+    for field, name in names.items():
         leaf = found[field]
         if field in KINDS and leaf is not None and leaf.shape != leading:
             raise ValueError(
@@ -87,8 +84,8 @@ def as_steps(arguments: tuple[Any, ...], what: str | None = None, num_envs: int 
     if what:
         checks.check_mask(steps.mask, leading)
     if num_envs not in (None, leading[0]):
-        given = leading[0]
-        raise ValueError(f"num_envs={num_envs}: got a step with a leading axis of {given}; give num_envs={given}.")
+        size = leading[0]
+        raise ValueError(f"num_envs={num_envs}: got a step with a leading axis of {size}; give num_envs={size}.")
     return steps
 
 
@@ -101,7 +98,7 @@ def check_gamma(gamma: Any) -> Any:
     if gamma is None:
         return None
     if not isinstance(gamma, np.ndarray | jax.Array) or gamma.ndim != 1:
-        check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
+        checks.check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
         return gamma
     found = checks.as_float(checks.as_real("gamma", gamma, "one number, or one per environment"))
     if isinstance(gamma, np.ndarray) and not np.all((gamma >= 0) & (gamma <= 1)):
@@ -109,15 +106,15 @@ def check_gamma(gamma: Any) -> Any:
     return found
 
 
-def lags(num_rows: int, first: jax.Array) -> jax.Array | None:
+def lags_if_few(num_rows: int, first: jax.Array) -> jax.Array | None:
     """Steps from the rows `first` [K] to each row of a ring, int32 [K, num_rows]; None if there are many rows.
 
     A ring of few rows is selected from as a whole; on a CPU a gather costs less. One scalar for each row costs nothing
     on a TPU. A GPU merges kernels that read the same array, but not a scalar.
     """
-    if num_rows > (1 if backend_of() == "cpu" else 8):
+    if num_rows > (1 if devices.backend_of() == "cpu" else 8):
         return None
-    return read_once(jnp.stack([wrap_negative(row - first, num_rows) for row in range(num_rows)], axis=1))
+    return xla.read_once(jnp.stack([ring.wrap_negative(row - first, num_rows) for row in range(num_rows)], axis=1))
 
 
 def transitions(
@@ -229,7 +226,7 @@ def _products(discount: jax.Array, inside: jax.Array) -> jax.Array:
     products = jnp.pad(jnp.cumprod(discount, axis=1), ((0, 0), (1, 0), (0, 0)), constant_values=1)
     is_equal = jnp.all((discount == discount[:, :1]) | ~inside, axis=1, keepdims=True)
     values = jnp.where(is_equal, _powers(discount[:, :1], discount.shape[1]), products)
-    return lax.stop_gradient(values) + (products - lax.stop_gradient(products))
+    return jax.lax.stop_gradient(values) + (products - jax.lax.stop_gradient(products))
 
 
 def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, width: int) -> jax.Array:
@@ -237,6 +234,9 @@ def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, w
 
     The stream breaks after a truncated step (kind 1), after a terminated one (0), or before a missing one (-1). So the
     first break is the smallest, and it is even if it is terminal.
+
+    Of steps that go on, are truncated and are terminated, at lags 0, 1 and 2, the last two break the stream:
+    2 * 1 + 1 = 3 and 2 * 2 + 0 = 4. The first is 3: the window ends at lag 3 >> 1 = 1, and bootstraps, as 3 is odd.
     """
     kind = jnp.where(steps.terminated, 0, jnp.where(steps.truncated, 1, 2)).astype(jnp.int8)
     kind = jnp.where(steps.mask, kind, jnp.int8(-1))
@@ -244,7 +244,7 @@ def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, w
         num_rows = len(kind)
         row = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
         breaks = jnp.where(kind < 2, 2 * row + kind.astype(jnp.int32), 4 * num_rows)
-        following = lax.cummin(breaks, axis=0, reverse=True)
+        following = jax.lax.cummin(breaks, axis=0, reverse=True)
         found = following[first]
         return jnp.where(found < 2 * num_rows, found, following[:1] + 2 * num_rows) - 2 * first[:, None]
     every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
@@ -261,7 +261,7 @@ def _at(first: jax.Array, lag: jax.Array | None, leaf: jax.Array, wanted: jax.Ar
             here = lag[:, row].reshape(-1, *axes) == wanted
             found = jnp.where(here.reshape(*here.shape, *[1] * (leaf.ndim - 2)), leaf[row], found)
         return found
-    rows = wrap_excess(first.reshape(-1, *axes) + wanted, num_rows)
+    rows = ring.wrap_excess(first.reshape(-1, *axes) + wanted, num_rows)
     if rows.shape[-1] == 1:
         return leaf[rows[..., 0]]
     # Mapped over environments: if they were indexed too, environments on several devices would exchange their steps.

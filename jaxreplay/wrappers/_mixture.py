@@ -19,42 +19,53 @@ mixture, by shares, of the estimates that each source's own weights give.
 import dataclasses
 import functools
 import math
+from collections.abc import Sequence
 from fractions import Fraction
 from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 
-from jaxreplay._common import checks, ring
-from jaxreplay._common.calls import Call, forwarded, method
-from jaxreplay._common.checks import check_integer, set_fields
-from jaxreplay._common.devices import on_device_of
-from jaxreplay._common.xla import materialize, read_once
+from jaxreplay._common import calls, checks, devices, layouts, ring, xla
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._sample import Sample, checked_draw, is_known_empty
-from jaxreplay.buffers._shards import shards_of, whole_of
-from jaxreplay.buffers._size import Sized
+from jaxreplay.buffers._sample import Sample, is_known_empty, sample_arguments
+from jaxreplay.buffers._sequence import SequenceBuffer
+from jaxreplay.buffers._shards import shards_of, whole_of, with_whole
+from jaxreplay.buffers._state import Sized
 from jaxreplay.transitions import TransitionBatch
-from jaxreplay.wrappers._mixture_sources import (
-    check_buffers,
-    check_shares,
-    items_spec,
-    leading_of,
-    normalization_of,
-    num_rows,
-    without_normalization,
-)
 from jaxreplay.wrappers._sharded import Sharded
 
 
-def _check_drawn(mixture: Any, state: Any, drawn: Sample) -> Sample:
+def check_buffers(_: str, buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...]:
+    """`buffers` as a tuple; a `ValueError` if they are not buffers, or draw different kinds of rows."""
+    if not isinstance(buffers, tuple | list) or not buffers:
+        raise ValueError(f"buffers={buffers!r}: must be a tuple of at least one buffer, such as (online, offline).")
+    lengths = []
+    for k, buffer in enumerate(buffers):
+        whole = whole_of(buffer)
+        if not isinstance(whole, Buffer):
+            raise ValueError(
+                f"buffers[{k}]={buffer!r}: must be a ReplayBuffer, ReservoirBuffer, SequenceBuffer or Sharded of one; "
+                "give the buffers of another Mixture one by one."
+            )
+        lengths.append(whole.sequence_length if isinstance(whole, SequenceBuffer) else None)
+        if lengths[k] != lengths[0]:
+            drawn = ["items" if x is None else f"sequences of {x} steps" for x in (lengths[k], lengths[0])]
+            raise ValueError(
+                f"buffers[{k}]={buffer!r}: draws {drawn[0]}, but buffers[0] draws {drawn[1]}; use buffers of items "
+                "only, or SequenceBuffers with one sequence_length."
+            )
+    return tuple(buffers)
+
+
+def _reject_empty(mixture: Any, state: Any, drawn: Sample) -> Sample:
     if all(map(is_known_empty, mixture.buffers, state)):
         raise ValueError("cannot sample from a mixture of empty buffers; add items first (see can_sample).")
     return drawn
 
 
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checks.config
 class Mixture(Sized):
     """One batch from several buffers, its sources, with a fixed number of rows from each.
 
@@ -93,15 +104,12 @@ class Mixture(Sized):
       [False, True, True, True]
     """
 
-    buffers: tuple[Buffer[Any] | Sharded[Any], ...]
+    buffers: tuple[Buffer[Any] | Sharded[Any], ...] = checks.field(check_buffers)
     shares: tuple[float, ...] | None = None
-    weights: Literal["own", "joint"] = "own"
+    weights: Literal["own", "joint"] = checks.field(checks.check_choice, "own", "joint", default="own")
 
-    def __post_init__(self):
-        set_fields(self, buffers=check_buffers(self.buffers))
-        set_fields(self, shares=check_shares(self.shares, len(self.buffers)))
-        if self.weights not in ("own", "joint"):
-            raise ValueError(f'weights={self.weights!r}: must be "own" or "joint".')
+    def _check_fields(self) -> None:
+        checks.set_checked(self, "shares", check_shares, len(self.buffers))
         if self.weights == "joint":
             normalization_of(self.buffers)
 
@@ -118,7 +126,7 @@ class Mixture(Sized):
         Raises:
           ValueError: `batch_size` is not an integer, or is negative.
         """
-        batch_size = check_integer("batch_size", batch_size, 0, ring.MAX_CAPACITY, "the number of rows")
+        batch_size = checks.check_integer("batch_size", batch_size, 0, ring.MAX_CAPACITY, "the number of rows")
         # Shares such as 1 / 3 are not exact as floats: without this, rounding would decide ties.
         exact = [Fraction(share).limit_denominator(10**9) for share in self.shares or ()]
         quotas = [share * batch_size / sum(exact) for share in exact]
@@ -138,7 +146,7 @@ class Mixture(Sized):
           TypeError, ValueError: as the buffers' `init`.
         """
         spec = checks.as_spec(items)
-        with on_device_of(items):
+        with devices.on_device_of(items):
             return tuple(buffer.init(its) for buffer, its in zip(self.buffers, self._specs(spec), strict=True))
 
     def _specs(self, spec: Any) -> list[Any]:
@@ -179,11 +187,11 @@ class Mixture(Sized):
         """The state after a method of one buffer."""
         self._check_length(state)
         last = len(self.buffers) - 1
-        source = check_integer("source", source, 0, last, "the position of a buffer in buffers, static")
+        source = checks.check_integer("source", source, 0, last, "the position of a buffer in buffers, static")
         change: Any = getattr(self.buffers[source], method)
         return (*state[:source], change(state[source], *args, **kwargs), *state[source + 1 :])
 
-    @method(num_rows="batch_size", before=checked_draw, after=_check_drawn)
+    @calls.method(num_rows="batch_size", before=sample_arguments, after=_reject_empty)
     def sample(
         self,
         state: tuple[Any, ...],
@@ -216,7 +224,7 @@ class Mixture(Sized):
             drawn.append(sample.body(buffers[k], state[k], **given))
         if self.weights == "joint":
             drawn = self._weigh(drawn, [k for k, _ in parts], batch_size)
-        return jax.tree.map(lambda *rows: jnp.concatenate(rows), *drawn)
+        return _joined(drawn)
 
     def _weigh(self, drawn: list[Sample], sources: list[int], batch_size: int) -> list[Sample]:
         """Draws from `sources` whose weights are not normalized, with joint weights."""
@@ -224,7 +232,7 @@ class Mixture(Sized):
         rows = [num_rows(self.buffers[k], x.probabilities) for k, x in zip(sources, drawn, strict=True)]
         scales = [jnp.asarray(shares[k] * batch_size / n, jnp.float32) for k, n in zip(sources, rows, strict=True)]
         # Computed once: the comparison with the largest below needs the very same bits.
-        weights = read_once(materialize(*[x.weights for x in drawn]))
+        weights = xla.read_once(xla.materialize(*[x.weights for x in drawn]))
         weights = [x * scale for x, scale in zip(weights, scales, strict=True)]
         largest = jnp.ones((), jnp.float32)
         if normalize == "batch":
@@ -243,19 +251,19 @@ class Mixture(Sized):
 
         return list(map(weighed, drawn, weights, scales))
 
-    update = forwarded(
+    update = calls.forwarded(
         Buffer.update, "Give each source's sampler the TD errors of its rows; the last of a handle counts."
     )
-    set = forwarded(Buffer.set, "Write leaves of stored items in place, in each source its rows.")
-    get = forwarded(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
-    handles = forwarded(
+    set = calls.forwarded(Buffer.set, "Write leaves of stored items in place, in each source its rows.")
+    get = calls.forwarded(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
+    handles = calls.forwarded(
         Buffer.handles, "`Buffer.handles` of slots within sources, int [B], in the rows of a draw of B."
     )
-    slots = forwarded(Buffer.slots, "`Buffer.slots`, within its source, of each of the handles, int [B].")
-    priorities = forwarded(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
-    age = forwarded(Buffer.age, "`Buffer.age` of the handles, int [B].")
+    slots = calls.forwarded(Buffer.slots, "`Buffer.slots`, within its source, of each of the handles, int [B].")
+    priorities = calls.forwarded(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
+    age = calls.forwarded(Buffer.age, "`Buffer.age` of the handles, int [B].")
 
-    def _run(self, name: str, call: Call, state: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
+    def _run(self, name: str, call: calls.Call, state: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
         """The method `name` of each source for its rows."""
         num_rows = checks.check_indices(arguments[call.rows[0]], name=call.rows[0]).size
         for argument in call.rows:
@@ -326,3 +334,86 @@ class Mixture(Sized):
 @jax.jit
 def _total(sizes: tuple[jax.Array, ...]) -> jax.Array:
     return functools.reduce(ring.saturating_add, sizes)
+
+
+def _joined(drawn: list[Sample]) -> Sample:
+    """One batch of the rows of all. A field that a source leaves out, as None, is left out."""
+    fields = {}
+    for field in dataclasses.fields(Sample):
+        parts = [getattr(x, field.name) for x in drawn]
+        is_there = not any(part is None for part in parts)
+        fields[field.name] = jax.tree.map(lambda *rows: jnp.concatenate(rows), *parts) if is_there else None
+    return Sample(**fields)
+
+
+def leading_of(buffer: Buffer[Any] | Sharded[Any]) -> tuple[int, ...]:
+    """Leading axes of the smallest batch that `init` takes."""
+    shards = shards_of(buffer)
+    last = shards.whole.num_envs if isinstance(shards.whole, SequenceBuffer) else shards.num_shards
+    return (*[1] * (shards.whole._batch_axes - 1), last)
+
+
+def items_spec(buffer: Buffer[Any] | Sharded[Any], state: Any) -> Any:
+    """Shapes and dtypes of an item."""
+    shards = shards_of(buffer)
+    num_axes = len(shards.whole._storage_axes)
+    spec = layouts.stored_spec(shards.part_spec(state.storage))
+    return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[num_axes:], x.dtype), spec)
+
+
+def check_shares(_: str, shares: Any, num_buffers: int) -> tuple[float, ...]:
+    """Shares with sum 1; a `ValueError` if they are not one positive number for each buffer."""
+    if shares is None:
+        return (1 / num_buffers,) * num_buffers
+    if not isinstance(shares, Sequence | np.ndarray) or len(shares) != num_buffers:
+        raise ValueError(
+            f"shares={shares!r}: must be one positive number for each of the {num_buffers} buffers, or None for equal "
+            "shares."
+        )
+    numbers = [
+        float(checks.check_number(f"shares[{k}]", share, 0, math.inf, "leave out a buffer to give it no share"))
+        for k, share in enumerate(shares)
+    ]
+    for k, number in enumerate(numbers):
+        if number == 0:
+            raise ValueError(f"shares[{k}]={shares[k]!r}: must be positive; leave out a buffer to give it no share.")
+    total = sum(map(Fraction, numbers))  # as a float it might overflow
+    return tuple(float(Fraction(number) / total) for number in numbers)
+
+
+def normalization_of(buffers: Sequence[Buffer[Any] | Sharded[Any]]) -> Literal["batch"] | None:
+    """The normalization of joint weights; a `ValueError` if the samplers disagree."""
+    rules = {}
+    for k, buffer in enumerate(buffers):
+        sampler = whole_of(buffer).sampler
+        if sampler.normalize != "any":
+            rules.setdefault(sampler.normalize, k)
+    for rule, k in rules.items():
+        if rule not in ("batch", None):
+            raise ValueError(
+                f'weights="joint": the sampler of buffers[{k}] has normalize={rule!r}; must be "batch" or None, the '
+                "normalizations that a batch of several sources has."
+            )
+    if len(rules) > 1:
+        raise ValueError(
+            f'weights="joint": the samplers of buffers {sorted(rules.values())} have normalize={list(rules)}; they '
+            'must agree, as the batch is normalized as a whole: all "batch", or all None.'
+        )
+    return next(iter(rules), None)
+
+
+def num_rows(buffer: Buffer[Any] | Sharded[Any], probabilities: jax.Array) -> Any:
+    """Number of rows over which the weighted mean estimates the mean of the buffer's items; at least 1.
+
+    These are the rows with an item, by their `probabilities` [B]. Weights of shards correct for empty rows: all count.
+    """
+    shards = shards_of(buffer)
+    if shards.whole._fills_rows or shards.num_shards > 1:
+        return probabilities.size
+    return jnp.maximum(jnp.sum(probabilities > 0, dtype=jnp.int32), 1).astype(jnp.float32)
+
+
+def without_normalization(buffer: Any) -> Any:
+    """The same buffer without normalization of weights; it has the same states."""
+    whole = whole_of(buffer)
+    return with_whole(buffer, dataclasses.replace(whole, sampler=whole.sampler.unnormalized()))

@@ -10,31 +10,26 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxreplay._common import checks, ring
-from jaxreplay._common.calls import Call, forwarded
-from jaxreplay._common.devices import on_device_of
-from jaxreplay._common.meshes import mesh_here
-from jaxreplay._common.xla import alive
+from jaxreplay._common import calls, checks, devices, meshes, ring, xla
 from jaxreplay.buffers import SequenceBuffer
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._replay import ReplayState
 from jaxreplay.buffers._reservoir import ReservoirState
-from jaxreplay.buffers._sample import check_draw
-from jaxreplay.buffers._sequence_state import SequenceState
+from jaxreplay.buffers._sample import check_batch_size
+from jaxreplay.buffers._sequence import SequenceState
 from jaxreplay.buffers._shards import part_of, shards_of
-from jaxreplay.buffers._size import S, Sized
+from jaxreplay.buffers._state import S, Sized
 
 P = ParamSpec("P")
 R = TypeVar("R")
 
 
-def on_shards(method: Callable[Concatenate[Any, P], R], sentence: str) -> Callable[Concatenate[Any, P], R]:
+def on_shards(method: Callable[Concatenate[Any, P], R], doc: str) -> Callable[Concatenate[Any, P], R]:
     """A method of `Sharded`, which applies the buffer's `method` to each shard."""
-    return forwarded(method, sentence, over_mesh=lambda program: program)
+    return calls.forwarded(method, doc, over_mesh=lambda program: program)
 
 
-@checks.keywords_only
-@dataclasses.dataclass(frozen=True, kw_only=True)
+@checks.config
 class Sharded(Sized, Generic[S]):
     """A buffer cut into D equal shards, one for each device along an axis of a mesh.
 
@@ -80,7 +75,7 @@ class Sharded(Sized, Generic[S]):
     axis: str = "data"
     is_sharded: ClassVar[bool] = True
 
-    def __post_init__(self):
+    def _check_fields(self) -> None:
         if not isinstance(self.buffer, Buffer):
             raise ValueError(
                 f"buffer={checks.brief(self.buffer)}: must be a ReplayBuffer, ReservoirBuffer or SequenceBuffer; for "
@@ -125,7 +120,7 @@ class Sharded(Sized, Generic[S]):
         spec = checks.as_spec(items)
         checks.leading_axes(spec, self.buffer._batch_axes, "a batch")
         leaves, treedef = jax.tree.flatten(spec)
-        with on_device_of(self.state_sharding):
+        with devices.on_device_of(self.state_sharding):
             return _init(self, treedef, tuple((leaf.shape, leaf.dtype) for leaf in leaves))
 
     @overload
@@ -180,13 +175,13 @@ class Sharded(Sized, Generic[S]):
 
     def num_batches(self, state: S, batch_size: int) -> jax.Array:
         """Number of batches of an `epoch`, which is that of the fullest shard, int32 []."""
-        batch_size = check_draw(batch_size)
+        batch_size = check_batch_size(batch_size)
         self._check_divides("batch_size", batch_size)
-        return jnp.max(-(-alive(state.ring.size) // (batch_size // self.num_shards)), axis=-1)
+        return jnp.max(-(-xla.alive(state.ring.size) // (batch_size // self.num_shards)), axis=-1)
 
     def size(self, state: S) -> jax.Array:
         """Number of drawable items in all shards, int32 []."""
-        alive(state.ring.size)
+        xla.alive(state.ring.size)
         return jnp.sum(jax.vmap(self._part.size)(state), axis=-1, dtype=jnp.int32)
 
     def stored_steps(self, state: S) -> jax.Array:
@@ -238,7 +233,7 @@ class Sharded(Sized, Generic[S]):
                 f"{self.axis!r})."
             )
 
-    def _run(self, name: str, call: Call, state: S, arguments: dict[str, Any]) -> Any:
+    def _run(self, name: str, call: calls.Call, state: S, arguments: dict[str, Any]) -> Any:
         """The buffer's method `name` on each shard and its part of the rows."""
         part, method = self._part, getattr(type(self.buffer), name)
         static = {x: arguments.pop(x) for x in call.every_static}
@@ -272,7 +267,7 @@ class Sharded(Sized, Generic[S]):
 
     def _map(self, function: Callable[..., Any], specs: tuple[Any, ...], *arguments: Any) -> Any:
         """Apply `function` to each device's part of the arguments, partitioned by `specs`; join parts of the result."""
-        mesh = mesh_here(self.mesh)
+        mesh = meshes.mesh_here(self.mesh)
         if mesh.axis_types[mesh.axis_names.index(self.axis)] == AxisType.Explicit:
 
             def laid_out(spec: PartitionSpec, argument: Any) -> Any:

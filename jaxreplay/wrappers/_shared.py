@@ -15,7 +15,7 @@ from jaxreplay._common.checks import brief, check_integer, check_number
 from jaxreplay._common.xla import explain_donated, on_host
 from jaxreplay.buffers import Sample
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._sample import check_draw
+from jaxreplay.buffers._sample import check_batch_size
 from jaxreplay.buffers._shards import whole_of
 from jaxreplay.wrappers._limiter import Limiter
 from jaxreplay.wrappers._mixture import Mixture
@@ -233,7 +233,7 @@ class Shared:
           >>> shared.sample(jax.random.key(0), batch_size=3).items.tolist()
           [10, 10, 10]
         """
-        batch_size = check_draw(batch_size, beta, max_age)
+        batch_size = check_batch_size(batch_size, beta, max_age)
         with Turn(self._turns, "sample", 0, batch_size, timeout) as turn:
             return self.buffer.sample.dispatch(self.buffer, turn.state, key, batch_size, beta, max_age)
 

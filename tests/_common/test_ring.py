@@ -12,10 +12,10 @@ from jaxreplay._common import ring
 @functools.partial(jax.jit, static_argnums=(3, 4))  # each shape compiles once, not each operation of it
 def insert(state, mask, every, batch, capacity):
     """The slots of a batch, the ring after it, handles of all its slots and slots of handles."""
-    slots, count = ring.next_slots(state, mask, batch, capacity)
-    state = ring.advance(state, count, capacity)
+    slots, count = state.next_slots(mask, batch)
+    state = state.advance(count)
     places = np.arange(capacity, dtype=np.int32)
-    return slots, state, ring.handles(state, places, capacity), ring.slots(state, every, capacity)
+    return slots, state, state.handles(places), state.slots(every)
 
 
 @settings(max_examples=40)
@@ -63,6 +63,6 @@ def test_period_leaves_room_for_int32_and_tells_generations_and_rings_apart(capa
 
 
 def test_without_mask_all_rows_are_inserted():
-    slots, count = jax.jit(ring.next_slots, static_argnums=(2, 3))(ring.init(5), None, 3, 5)
+    slots, count = jax.jit(ring.Ring.next_slots, static_argnums=2)(ring.init(5), None, 3)
     np.testing.assert_array_equal(slots, [0, 1, 2])
     assert count == 3

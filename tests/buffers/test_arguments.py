@@ -125,7 +125,7 @@ def test_positional_arguments_are_errors(make, config, first):
 
 
 def test_a_field_that_does_not_exist_is_an_error_with_those_that_do():
-    message = "ReplayBuffer: has no field max_length; it has capacity, sampler, axes, count_updates, max_uses, donate"
+    message = "ReplayBuffer: has no field max_length; it has capacity, sampler, count_updates, max_uses, donate, axes"
     rejects(message, jr.ReplayBuffer, max_length=9, error=TypeError)
 
 

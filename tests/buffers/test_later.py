@@ -119,7 +119,7 @@ def test_a_word_for_every_10_bits_of_the_length(monkeypatch, length, num_words):
         rows = jnp.concatenate(words + [last] * (2 * size // block - num_words))
         return rows[:size], rows[size:]
 
-    monkeypatch.setattr(_later_steps, "random_bits", random_bits)
+    monkeypatch.setattr(_later_steps.random, "random_bits", random_bits)
     count = np.full(block, length - length % 2**10, np.int32)
     draw = jax.jit(lambda key, count: _later_steps.draw(key, count, "geometric", -1e-20, length))
     steps = np.asarray(draw(jax.random.key(0), count))

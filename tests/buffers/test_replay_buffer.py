@@ -8,12 +8,11 @@ from helpers import cases, leaves_of, numbers, rejects
 
 import jaxreplay as jr
 from jaxreplay import sum_tree
-from jaxreplay._common import ring
 
 
 @functools.partial(jax.jit, static_argnums=1)
 def total_and_handles(state, capacity):
-    return sum_tree.total(state.sampler.tree), ring.handles(state.ring, np.arange(capacity), capacity)
+    return sum_tree.total(state.sampler.tree), state.ring.handles(np.arange(capacity))
 
 
 def test_buffer_push_and_sample_shapes():

@@ -278,7 +278,7 @@ def test_wrong_arguments():
 
 def test_what_cannot_be_done_with_it_yet_is_refused():
     buffer = jr.ReservoirBuffer(capacity=8)
-    with pytest.raises(ValueError, match="max_age: a ReservoirBuffer keeps no ages"):
+    with pytest.raises(ValueError, match="max_age: a ReservoirBuffer keeps no order"):
         buffer.sample(
             buffer.add(buffer.init(numbers(0, 2)), numbers(0, 2), jax.random.key(0)), jax.random.key(0), 2, max_age=1
         )

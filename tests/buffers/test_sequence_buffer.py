@@ -30,7 +30,7 @@ def filled(buffer, num_steps, rollout=1):
     return state
 
 
-handles_of = jax.jit(ring.handles, static_argnums=2)
+handles_of = jax.jit(ring.Ring.handles)
 
 
 @functools.partial(jax.jit, static_argnums=0)
@@ -41,7 +41,7 @@ def draws(buffer, state, keys):
 def drawable(buffer, state):
     """Handles that can be drawn, by slot; -1 for the other slots."""
     slots = np.arange(buffer._num_slots)
-    return np.asarray(handles_of(state.ring, slots, buffer._num_slots))
+    return np.asarray(handles_of(state.ring, slots))
 
 
 @pytest.mark.law

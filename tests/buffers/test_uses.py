@@ -84,10 +84,10 @@ def test_each_row_counts_and_only_stored_items_do(name):
 def test_the_count_of_one_item_stops_and_that_of_another_goes_on():
     counts = _uses.Uses(np.array([_uses.MOST, 5, _uses.MOST - 1], np.int32), np.int32(0), None)
     for slots in ([0, 1, 2, 1, -1], [2, 0, 1, 3, 3]):
-        counts, _ = jax.jit(lambda *given: _uses.update(*given, None))(counts, np.array(slots, np.int32))
+        counts, _ = jax.jit(lambda counts, slots: counts.update(slots, None))(counts, np.array(slots, np.int32))
     assert counts.of_slots.tolist() == [_uses.MOST, 8, _uses.MOST]
     assert counts.late == 2
-    counts = jax.jit(_uses.insert)(counts, np.array([-1, 1, 3], np.int32), np.ones(3, bool))
+    counts = jax.jit(_uses.Uses.insert)(counts, np.array([-1, 1, 3], np.int32), np.ones(3, bool))
     assert counts.of_slots.tolist() == [_uses.MOST, 0, _uses.MOST]
 
 

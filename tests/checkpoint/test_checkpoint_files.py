@@ -4,9 +4,7 @@ import concurrent.futures
 import errno
 import fcntl
 import functools
-import gc
 import itertools
-import logging
 import os
 import resource
 import shutil
@@ -19,7 +17,7 @@ import pytest
 from checkpoint_runs import assert_same, filled, numbers_in, save_several
 
 import jaxreplay as jr
-from jaxreplay.checkpoint import _files, _processes
+from jaxreplay.checkpoint import _arrays, _files, _processes
 
 pytestmark = pytest.mark.versions
 WITHIN = 120  # seconds; what takes longer hangs
@@ -49,6 +47,12 @@ def in_threads(*functions):
 
 def entries(path):
     return sorted(os.listdir(path))
+
+
+def assert_one_of_at_least(number, path):
+    """A number is left out where a writer took the folder that another had just made for one that was left."""
+    (name,) = entries(path)
+    assert number <= int(name.removeprefix("checkpoint_")) < 2 * number
 
 
 # --- threads
@@ -89,7 +93,7 @@ def test_threads_that_save_to_one_path_take_turns_and_readers_see_whole_states(t
     assert in_threads(save_all, read) == [None] * 2
     assert seen
     assert all(len(numbers) == 1 for numbers in seen)
-    assert entries(tmp_path) == ["checkpoint_24"]
+    assert_one_of_at_least(24, tmp_path)
     (last,) = numbers_in(jr.restore(tmp_path, None, full(0)))
     assert last in {*range(10, 18), *range(20, 28), *range(30, 38)}
 
@@ -150,7 +154,7 @@ def test_processes_that_save_to_one_path_take_turns(tmp_path, children):
     assert [process.exitcode for process in started] == [0, 0]
     assert len(set(map(tuple, seen))) > 3
     assert all(len(numbers) == 1 for numbers in seen)
-    assert entries(tmp_path) == ["checkpoint_39"]
+    assert_one_of_at_least(39, tmp_path)
     assert numbers_in(jr.restore(tmp_path, None, filled(0))) in ({119}, {219})
 
 
@@ -194,27 +198,18 @@ def test_a_write_that_fails_leaves_the_previous_checkpoint_and_nothing_else(tmp_
 
 
 @pytest.mark.parametrize("wait", [True, False])
-def test_arrays_that_cannot_be_written_leave_the_previous_checkpoint_and_no_filter_of_logs(tmp_path, wait):
+def test_arrays_that_cannot_be_written_leave_the_previous_checkpoint(tmp_path, wait):
     first, second = jnp.asarray(np.random.default_rng(0).integers(2**30, size=(2, 3000)))  # hardly compressed
     jr.save(tmp_path, None, first)
-    limits, filters = resource.getrlimit(resource.RLIMIT_FSIZE), [*logging.getLogger("absl").filters]
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (5000, limits[1]))  # as with a full disk: the description still fits
     try:
         with pytest.raises(OSError, match="File too large"):
             jr.save(tmp_path, None, second, wait=wait)()
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert logging.getLogger("absl").filters == filters
     assert entries(tmp_path) == ["checkpoint_0"]
     assert_same(jr.restore(tmp_path, None, first), first)
-
-
-def test_saving_and_restoring_log_no_warning(tmp_path, caplog):
-    jr.save(tmp_path, None, full(1))
-    jr.save(tmp_path, None, full(2), wait=False)()
-    assert_same(jr.restore(tmp_path, None, full(0)), full(2))
-    logging.getLogger("absl").warning("another")
-    assert [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING] == ["another"]
 
 
 def test_what_is_not_ours_is_never_deleted(tmp_path):
@@ -244,12 +239,42 @@ def test_what_a_killed_writer_left_is_deleted(tmp_path):
     jr.save(tmp_path, None, full(1))
     for name in ("checkpoint_5.part", "checkpoint_7.part"):
         shutil.copytree(tmp_path / "checkpoint_0", tmp_path / name)
-    with open(tmp_path / "checkpoint_7.part" / "description.json", "rb") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)  # its writer is alive
-        jr.save(tmp_path, None, full(2))
-        assert entries(tmp_path) == ["checkpoint_7.part", "checkpoint_8"]
+    writer = os.open(tmp_path / "checkpoint_7.part", os.O_RDONLY)
+    fcntl.flock(writer, fcntl.LOCK_EX)  # it is alive
+    jr.save(tmp_path, None, full(2))
+    os.close(writer)
+    assert entries(tmp_path) == ["checkpoint_7.part", "checkpoint_8"]
     jr.save(tmp_path, None, full(3))
     assert entries(tmp_path) == ["checkpoint_9"]
+
+
+def test_a_number_that_another_writer_has_completed_meanwhile(tmp_path, monkeypatch):
+    jr.save(tmp_path, None, full(0))
+    mkdir, calls = os.mkdir, itertools.count()
+
+    def first(path, *arguments):
+        if str(path).endswith(_files.PART) and next(calls) == 0:
+            shutil.copytree(tmp_path / "checkpoint_0", tmp_path / "checkpoint_1")
+        mkdir(path, *arguments)
+
+    monkeypatch.setattr(os, "mkdir", first)
+    jr.save(tmp_path, None, full(2), keep=3)
+    assert entries(tmp_path) == ["checkpoint_0", "checkpoint_1", "checkpoint_2"]
+    assert_same(jr.restore(tmp_path, None, full(0)), full(2))
+
+
+def test_a_folder_that_another_writer_deletes_before_it_is_locked(tmp_path, monkeypatch):
+    lock, calls = fcntl.flock, itertools.count()
+
+    def late(file, how):
+        if next(calls) == 0:
+            os.rmdir(tmp_path / "checkpoint_0.part")
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    jr.save(tmp_path, None, full(1))
+    assert entries(tmp_path) == ["checkpoint_1"]
+    assert_same(jr.restore(tmp_path, None, full(0)), full(1))
 
 
 def test_the_newest_ones_are_kept_and_found_by_step(tmp_path):
@@ -282,13 +307,11 @@ def damages(content):
             yield content[:at] + bytes([content[at] ^ 1 << part - 1]) + content[at + 1 :]
 
 
-@pytest.mark.filterwarnings("ignore:coroutine")  # which Orbax has left in an earlier test of a write that failed
 def test_damage_is_named_and_never_gives_a_wrong_state(tmp_path):
     """In some 280 ways. The checkpoint before is restored, if there is one."""
-    gc.collect()
     rng = np.random.default_rng(0)
     states = [
-        {str(i): jax.device_put(rng.integers(0, 99, (i, 40)).astype(np.uint8)) for i in range(9)} for _ in range(2)
+        {str(i): jax.device_put(rng.integers(0, 99, (i, 40)).astype(np.uint8)) for i in range(11)} for _ in range(2)
     ]
     for step, state in enumerate(states):
         jr.save(tmp_path / "both", None, state, step=step, keep=2)
@@ -315,9 +338,7 @@ def test_damage_is_named_and_never_gives_a_wrong_state(tmp_path):
     assert_same(jr.restore(tmp_path / "both", None, states[0]), states[1])
 
 
-@pytest.mark.parametrize(
-    "part", ["description.json", "arrays", "arrays/leaves", "arrays/leaves/1", "arrays/leaves/1/0"]
-)
+@pytest.mark.parametrize("part", ["description.json", "arrays", "arrays/1", "arrays/1/.zarray", "arrays/1/0"])
 def test_a_half_copied_checkpoint_is_named_and_does_not_stand_in_the_way(tmp_path, part):
     for number in range(2):
         jr.save(tmp_path, None, full(number), keep=2)
@@ -345,17 +366,17 @@ def test_a_url_is_no_folder():
             call("gs://bucket/run", None, full(1))
 
 
-@pytest.mark.parametrize("name", ["read", "check", "load"])
-def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, monkeypatch, name):
+@pytest.mark.parametrize(("module", "name"), [(_files, "description"), (_arrays, "load"), (_files, "read")])
+def test_a_checkpoint_that_is_replaced_while_it_is_read(tmp_path, monkeypatch, module, name):
     jr.save(tmp_path, None, full(1))
-    call, calls = getattr(_files, name), itertools.count()
+    call, calls = getattr(module, name), itertools.count()
 
-    def replace_once(*arguments):
+    def replace_once(*arguments, **named):
         if next(calls) == 0:
             jr.save(tmp_path, None, full(2))
-        return call(*arguments)
+        return call(*arguments, **named)
 
-    monkeypatch.setattr(_files, name, replace_once)
+    monkeypatch.setattr(module, name, replace_once)
     assert_same(jr.restore(tmp_path, None, full(0)), full(2))
     assert next(calls) > 1
 

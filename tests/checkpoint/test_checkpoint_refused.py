@@ -140,7 +140,7 @@ def test_versions(tmp_path, monkeypatch):
 
 
 def test_a_recorded_checkpoint_of_this_format_is_restored():
-    """As other versions of this package, of JAX and of Orbax wrote it; checkpoint_runs.py records it anew."""
+    """As other versions of this package, of JAX and of TensorStore wrote it; checkpoint_runs.py records it anew."""
     config, state = recorded()
     found = jr.restore(pathlib.Path(__file__).with_name("recorded"), config, jax.eval_shape(lambda: state), step=3)
     assert_same(found, state)

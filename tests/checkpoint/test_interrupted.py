@@ -20,6 +20,7 @@ from helpers import rarely
 
 import jaxreplay as jr
 from jaxreplay.checkpoint import _files
+from jaxreplay.checkpoint._writing import Writing
 
 pytestmark = pytest.mark.versions
 WITHIN = 120  # seconds; what takes longer hangs
@@ -111,6 +112,12 @@ def test_a_program_that_goes_on_after_interrupts_saves_rightly(tmp_path, childre
     assert saving.last["end"] % 128 <= restored(tmp_path) <= saving.last["begin"] % 128
 
 
+def wait_for_writers():
+    for thread in threading.enumerate():
+        if isinstance(thread, Writing):
+            assert thread.ended.wait(WITHIN)
+
+
 def interrupted(function, at):
     """Call a function that is interrupted before line `at` of the checkpoint's code in this thread; if it was."""
     lines, previous = itertools.count(), sys.gettrace()
@@ -143,7 +150,7 @@ def test_an_interrupt_at_any_line_of_save(tmp_path, wait, step):
     for at in (*range(random.Random(0).randrange(step), 600, step), 10**6):
         number = at % 100 + 1
         was_interrupted = interrupted(lambda number=number: save(number), at)
-        _files.finish_all()
+        wait_for_writers()
         found = numbers_in(jr.restore(tmp_path, None, {"a": np.zeros(9, np.int8)}))
         assert found == {number} if not was_interrupted else len(found) == 1 and found <= {0, number}, at
         save(0)

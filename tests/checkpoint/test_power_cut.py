@@ -1,13 +1,15 @@
 """The power fails: what a disk has at that moment is mounted again, and a checkpoint that `save` has reported is there.
 
-A file with a file system stands for the disk; its copy is what is left. It needs a machine where one may mount such
-files. Elsewhere only the order of fsync, rename and unlink is tested: see test_interrupted.py.
+A file with a file system stands for the disk; its copy, of one moment, is what is left. It needs a machine where one
+may mount such files. Elsewhere only the order of fsync, rename and unlink is tested: see test_interrupted.py.
 """
 
+import filecmp
 import itertools
 import os
 import random
 import shutil
+import signal
 import subprocess
 import time
 
@@ -61,7 +63,11 @@ if may_mount():
                     ended = ours.recv()
                 if ended < 0:
                     continue
-                shutil.copyfile(image, copy)
+                os.kill(process.pid, signal.SIGSTOP)
+                copy.write_bytes(b"")
+                while not filecmp.cmp(image, copy, shallow=False):  # else it has changed while it was copied
+                    shutil.copyfile(image, copy)
+                os.kill(process.pid, signal.SIGCONT)
                 assert mount(copy, after)
                 try:
                     (restored,) = numbers_in(jr.restore(after / "run", None, like=filled(0)))

@@ -69,23 +69,17 @@ def test_what_is_seen_is_what_is_stored_and_drawn(tmp_path):
 
 
 @dataclasses.dataclass(frozen=True)
-class Oldest:
+class Oldest(jr.samplers.Sampler):
     """A sampler of one's own, whose state says nothing."""
 
     def init(self, capacity):
         return ()
 
-    def insert(self, state, slots, drawable):
-        return state
-
     def sample(self, state, key, batch_size, live):
         return jnp.full(batch_size, live.start), jnp.ones(batch_size)
 
-    def weights(self, state, probabilities, size, beta=None):
+    def weights(self, state, probabilities, live, *, beta=None):
         return probabilities
-
-    def update(self, state, slots, td_errors, mask):
-        return state
 
 
 def replay(sampler, count=4, **settings):

@@ -17,7 +17,7 @@ draw = jax.jit(lambda sampler, *arguments: sampler.sample(*arguments), static_ar
 
 def drawn_ranks(sampler, size, older=0, number=0, draws=DRAWS):
     """Ranks among the live items, and their probabilities."""
-    live = Live(np.int32(0), np.int32(size), np.int32(older))
+    live = Live(np.int32(0), np.int32(size), np.int32(older), capacity=2**29)
     found = draw(sampler, sampler.init(2**29), seeds.key("recent", size, older, number), draws, live)
     return [np.asarray(x) for x in found]
 

@@ -19,7 +19,12 @@ from jaxreplay.samplers import _prioritized
 # The methods, jitted: each shape compiles once, not each operation of it.
 insert = jax.jit(lambda sampler, *arguments: sampler.insert(*arguments), static_argnums=0)
 draw = jax.jit(lambda sampler, *arguments: sampler.sample(*arguments), static_argnums=(0, 3))
-weigh = jax.jit(lambda sampler, *arguments, **named: sampler.weights(*arguments, **named), static_argnums=0)
+weigh = jax.jit(
+    lambda sampler, state, probabilities, size, **named: sampler.weights(
+        state, probabilities, Live(np.int32(0), size, capacity=64), **named
+    ),
+    static_argnums=0,
+)
 take_in = jax.jit(lambda sampler, *arguments: sampler.update(*arguments), static_argnums=0)
 look = jax.jit(lambda tree, prefixes: (sum_tree.total(tree), sum_tree.minimum(tree), sum_tree.find(tree, prefixes)))
 total = jax.jit(sum_tree.total)
@@ -27,7 +32,7 @@ ROWS = 8  # of most calls, and slots of most states, so that tests share program
 
 
 def live(size, start=0):
-    return Live(start=np.int32(start), size=np.int32(size))
+    return Live(start=np.int32(start), size=np.int32(size), capacity=10 if size <= 10 else 64)
 
 
 def filled(sampler, capacity=ROWS):
@@ -128,7 +133,7 @@ def test_a_gpu_counts_as_other_backends_do(monkeypatch):
     masks = [[bool(number >> i & 1) for i in range(ROWS)] for number in range(16)]
     calls = [(slots, td_errors, np.array(mask)) for mask in masks] + [(slots[:0], td_errors[:0], np.ones(0, bool))]
     plain = [take_in(sampler, state, *call) for call in calls]
-    monkeypatch.setattr(_prioritized, "on_gpu", lambda function, *x: function(*x))
+    monkeypatch.setattr(_prioritized.xla, "on_gpu", lambda function, *x: function(*x))
     take_in_anew = jax.jit(lambda *given: sampler.update(*given))
     for call, expected in zip(calls, plain, strict=True):
         found = take_in_anew(state, *call)

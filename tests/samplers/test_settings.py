@@ -56,7 +56,7 @@ def with_settings(state, settings):
         return jax.device_put(x, old.sharding if is_on_many else None)
 
     changed = {name: laid_out(x, getattr(state.sampler, name)) for name, x in settings.items()}
-    return state.replace(sampler=state.sampler.replace(**changed))
+    return state.replace(sampler=state.sampler.replace(**changed)) if changed else state
 
 
 def steps(buffer, key, settings):
@@ -190,7 +190,7 @@ def test_settings_of_another_dtype_change_no_other():
     buffer = jr.ReplayBuffer(capacity=4, sampler=jr.Prioritized(), donate=False)
     given = {name: jax.device_put(np.float64(value)) for name, value in IN_STATE.items()}
     state = buffer.init(numbers(0, 4))
-    state = state.replace(sampler=state.sampler.replace(**given))
+    state = state.replace(sampler=state.sampler.replace(**given)) if given else state
     after = buffer.update(buffer.add(state, numbers(0, 4), td_errors=np.arange(4.0)), numbers(0, 4), np.arange(4.0))
     assert types(after) == types(state)
     found = buffer.priorities(after, numbers(0, 4))

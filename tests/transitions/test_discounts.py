@@ -84,7 +84,7 @@ def test_equal_discounts_give_the_bits_of_a_gamma(call, n):
 
 
 def test_equal_discounts_give_the_bits_of_a_gamma_where_a_short_ring_is_selected_from(monkeypatch):
-    monkeypatch.setattr(_windows, "backend_of", lambda: "gpu")
+    monkeypatch.setattr(_windows.devices, "backend_of", lambda: "gpu")
     jax.clear_caches()
     try:
         test_equal_discounts_give_the_bits_of_a_gamma(traced, 3)

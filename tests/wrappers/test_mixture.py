@@ -369,7 +369,7 @@ def test_rows_that_shards_and_reservoirs_refuse():
         jax.eval_shape(lambda state: mixture.sample(state, jax.random.key(0), 4), state)
     with pytest.raises(ValueError, match=r"indices=4: buffers\[0\] gets 3 of these rows"):
         jax.eval_shape(lambda state: mixture.update(state, np.zeros(4, np.int32), np.zeros(4)), state)
-    with pytest.raises(ValueError, match="max_age: a ReservoirBuffer keeps no ages"):
+    with pytest.raises(ValueError, match="max_age: a ReservoirBuffer keeps no order"):
         jax.eval_shape(lambda state: mixture.sample(state, jax.random.key(0), 6, max_age=3), state)
 
 

@@ -17,7 +17,7 @@ LIMITS = (0, 1, 2, 5)
 @functools.partial(jax.jit, static_argnums=1)
 def take(item, num_items, pool, start, start_number, limit):
     rows = _moves._sorted_rows(item, num_items, pool, start, start_number)
-    return _moves._take(rows, jnp.ones(item.size, bool), limit)
+    return _moves._entries(rows, jnp.ones(item.size, bool), limit)
 
 
 def plainly(items, queue, members):

@@ -5,7 +5,7 @@ import re
 import pytest
 
 import jaxreplay as jr
-from jaxreplay._common import elsewhere
+from jaxreplay._common import foreign_names
 
 
 def check_advice(advice):
@@ -16,9 +16,9 @@ def check_advice(advice):
         assert arguments.rstrip("=").split(", ")[0] in getattr(jr, name).__dataclass_fields__, advice
 
 
-@pytest.mark.parametrize("name", elsewhere.FOR_NAMES)
+@pytest.mark.parametrize("name", foreign_names.FOR_NAMES)
 def test_a_name_of_another_library(name):
-    advice = elsewhere.FOR_NAMES[name]
+    advice = foreign_names.FOR_NAMES[name]
     with pytest.raises(AttributeError, match=rf"'jaxreplay' has no attribute '{name}'; use {re.escape(advice)}$"):
         getattr(jr, name)
     check_advice(advice)

@@ -8,16 +8,105 @@ Supported formats are D4RL (Fu et al. 2020, arXiv:2004.07219), OGBench (Park et 
 """
 
 import os
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common import checks
-from jaxreplay._common.checks import check_integer
-from jaxreplay.datasets._steps import NAMES, as_numbers, check_not_empty, check_rows, make_steps
-from jaxreplay.datasets._steps import Steps as Steps
 from jaxreplay.transitions import TransitionBatch, n_step_transitions
+
+NAMES = ("observation", "action", "reward", "terminated", "truncated", "step")
+
+
+class Steps(NamedTuple):
+    """A data set for `SequenceBuffer.add`: `buffer.add(state, steps.rows, ends=steps.ends)`.
+
+    Attributes:
+      rows: dict of NumPy arrays [T, 1, ...] in the dtypes of the data. `observation` and `action` are pytrees,
+        `reward` [T, 1] is a number, and `terminated`, `truncated` and `step` [T, 1] are bool. Where `step` is False,
+        action and reward are 0 and the observation is the last one of its episode.
+      ends: bool [T, 1], True for the last row of an episode.
+
+    Examples:
+      >>> x = jnp.array([1.0, 2.0, 3.0])
+      >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0])
+      >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
+      >>> int(buffer.size(buffer.add(buffer.init(steps.rows), steps.rows, ends=steps.ends)))
+      3
+    """
+
+    rows: dict[str, Any]
+    ends: np.ndarray  # [T, 1]
+
+    def padded(self, sequence_length: int) -> "Steps":
+        """Append rows without a step to the last episode, so that every step can be drawn.
+
+        A sequence can be drawn once all of its rows are stored. Without these rows the last steps of the data set would
+        start no sequence. The `sequence_length` - 2 rows repeat the last observation.
+
+        Raises:
+          ValueError: `sequence_length` is not a positive integer.
+
+        Examples:
+          >>> x = jnp.array([1.0, 2.0, 3.0])
+          >>> steps = jr.datasets.from_arrays(x, x, x, terminals=[0, 0, 1], timeouts=[0, 0, 0])
+          >>> # Each of the three steps now starts a sequence of 4 rows.
+          >>> steps.padded(4).rows["step"][:, 0].tolist()
+          [True, True, True, False, False, False]
+        """
+        length = checks.check_integer("sequence_length", sequence_length, 1, 2**31 - 1, "the rows of a sequence")
+        count = max(length - 2, 0)
+        rows, ends = jax.tree.map(lambda x: pad_rows(x, count), (self.rows, self.ends))
+        rows["observation"] = jax.tree.map(lambda x: pad_rows(x, count, "edge"), self.rows["observation"])
+        ends[[len(self.ends) - 1, -1]] = ends[[-1, len(self.ends) - 1]]
+        return Steps(rows, ends)
+
+
+def pad_rows(x: np.ndarray, count: int, mode: Any = "constant") -> np.ndarray:
+    """Append `count` rows to `x`: zeros, or copies of its last row with `mode` "edge"."""
+    return np.pad(x, [(0, count)] + [(0, 0)] * (x.ndim - 1), mode)
+
+
+def make_steps(observation: Any, action: Any, reward: Any, terminated: Any, step: Any, ends: Any) -> Steps:
+    """`Steps` of rows [T, ...]; a step is truncated if no step of its episode follows and it is not terminated."""
+    truncated = step & ~np.append(step[1:], False) & ~terminated
+    values = observation, action, reward, terminated, truncated, step
+    return Steps(*jax.tree.map(lambda x: x[:, None], (dict(zip(NAMES, values, strict=True)), ends)))
+
+
+def as_numbers(tree: Any) -> Any:
+    """`tree` with NumPy arrays as leaves (a list is a leaf); a `ValueError` if one is not numeric."""
+
+    def as_numbers(path: Any, leaf: Any) -> np.ndarray:
+        array = np.asarray(leaf)
+        if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == np.bool_):
+            raise ValueError(
+                f"leaf {jax.tree_util.keystr(path)}: got {array.dtype}, expected numbers or bools; encode it."
+            )
+        return array
+
+    return jax.tree_util.tree_map_with_path(as_numbers, tree, is_leaf=lambda x: isinstance(x, list))
+
+
+def check_not_empty(count: int) -> None:
+    if count == 0:
+        raise ValueError("no step has a next observation; give more steps, or next_observations.")
+
+
+def check_rows(rows: Any) -> tuple[dict[str, Any], tuple[int, ...]]:
+    """The leaves of `Steps` in `rows`, checked, and their leading axes."""
+    missing = [name for name in NAMES if not isinstance(rows, dict) or name not in rows]
+    if missing:
+        raise ValueError(f"rows: no {', '.join(missing)}; expected a dict of {', '.join(NAMES)}.")
+    rows = {name: rows[name] for name in NAMES}
+    leading = checks.leading_axes(rows, 2, "a data set")
+    for name in NAMES[2:]:
+        if rows[name].shape != leading:
+            found = checks.type_text(rows[name].dtype, rows[name].shape)
+            raise ValueError(f"leaf [{name!r}]: got {found}, expected {list(leading)}, one for each row.")
+    return rows, leading
 
 
 def from_arrays(
@@ -151,7 +240,7 @@ def transitions(rows: dict[str, Any], ends: Any, *, n: int = 1, gamma: float = 0
     rows, (length, num_envs) = check_rows(rows)
     ends = np.asarray(checks.check_mask(ends, (length, num_envs), "ends"))
     terminated, truncated, step = (np.asarray(rows[name]) != 0 for name in NAMES[3:])
-    num_rows = check_integer("T * num_envs", length * num_envs, 0, 2**31 - 1, "the rows; give them in parts")
+    num_rows = checks.check_integer("T * num_envs", length * num_envs, 0, 2**31 - 1, "the rows; give them in parts")
     at = np.arange(num_rows, dtype=np.int32).reshape(length, num_envs)  # row numbers, in place of their contents
     is_last = ends.copy()
     is_last[-1:] = True
@@ -193,3 +282,57 @@ def _next_observations(following: Any, observations: Any, last: np.ndarray) -> A
                 "timeouts if it ends there."
             )
     return following
+
+
+def from_minari(dataset: Any) -> Steps:
+    """Rows from a `minari.MinariDataset`, episode by episode.
+
+    A Minari episode of T steps has T + 1 observations, which are its rows. It is terminated or truncated according to
+    its last step, and truncated if that step has neither flag. Truncations before the last step are ignored. Nested
+    observations and actions (spaces `Dict` and `Tuple`) are dicts and tuples of arrays. Episodes without steps are
+    dropped, and so are the infos.
+
+    Args:
+      dataset: from `minari.load_dataset`, or a part of it such as `dataset.filter_episodes(...)`.
+
+    Returns:
+      `Steps`: one row per step and one more per episode.
+
+    Raises:
+      ValueError: `dataset` is not a Minari data set, a leaf is not numeric (such as in a space `Text`), an episode does
+        not have one more observation than actions, or no step is left.
+
+    Examples:
+      >>> import gymnasium, minari, numpy as np
+      >>> x, box = np.arange(4.0), gymnasium.spaces.Box(0, 9, ())
+      >>> episode = minari.data_collector.EpisodeBuffer(
+      ...     observations=x,
+      ...     actions=x[1:],
+      ...     rewards=x[1:],
+      ...     terminations=x[1:] > 2,
+      ...     truncations=x[1:] < 0,
+      ... )
+      >>> spaces = {"observation_space": box, "action_space": box}
+      >>> dataset = minari.create_dataset_from_buffers("walk/made-v0", [episode], **spaces)
+      >>> jr.datasets.from_minari(dataset).rows["reward"][:, 0].tolist()
+      [1.0, 2.0, 3.0, 0.0]
+    """
+    if not hasattr(dataset, "iterate_episodes"):
+        raise ValueError(f"dataset={dataset!r}: must be a minari.MinariDataset; load one with minari.load_dataset.")
+    episodes = [episode for episode in map(_minari_rows, dataset.iterate_episodes()) if episode[-1].size > 1]
+    check_not_empty(len(episodes))
+    return make_steps(*jax.tree.map(lambda *parts: np.concatenate(parts), *episodes))
+
+
+def _minari_rows(episode: Any) -> tuple[Any, ...]:
+    """Arguments of `make_steps` for an episode."""
+    names = ("observations", "actions", "rewards", "terminations")
+    arrays = as_numbers({name: getattr(episode, name) for name in names})
+    steps = {name: arrays[name] for name in names[1:]}
+    (length,) = checks.leading_axes(steps, 1, "an episode")
+    (num_rows,) = checks.leading_axes(arrays["observations"], 1, "the observations of an episode")
+    if num_rows != length + 1:
+        raise ValueError(f"episode {episode.id}: got {num_rows} observations, expected {length} + 1, for its actions.")
+    ends = np.arange(num_rows) == length
+    action, reward, terminated = jax.tree.map(lambda x: pad_rows(x, 1), tuple(steps.values()))
+    return arrays["observations"], action, reward, terminated != 0, ~ends, ends

@@ -1,0 +1,103 @@
+"""What every buffer's state has, its checks, and the number of drawable items."""
+
+import abc
+import functools
+from typing import Any, ClassVar, TypeVar
+
+import jax
+import jax.numpy as jnp
+from flax import struct
+
+from jaxreplay._common import checks, layouts, ring, xla
+from jaxreplay.buffers import _uses
+from jaxreplay.sum_tree import SumTree
+
+
+@struct.dataclass(kw_only=True)
+class State(layouts.BackendState):
+    """What the state of every buffer has.
+
+    Attributes:
+      storage: the items.
+      ring: the ring of slots, its size the number of items.
+      sampler: the sampler's state.
+      uses: counts of uses with `count_updates` or `max_uses`, else None.
+    """
+
+    storage: Any
+    ring: ring.Ring
+    sampler: Any
+    uses: _uses.Uses | None = None
+    _layouts: ClassVar = {"storage": layouts.storage_layout(1)}
+
+
+S = TypeVar("S", bound=State)
+
+
+def kind(num_slots: int, part: Any) -> Any:
+    """Number of slots, structure and sizes of a part of a state, without the fan-out of trees, a backend's own."""
+
+    def sizes(x: Any) -> Any:
+        return (x.capacity, x.minima is None, x.maxima is None) if isinstance(x, SumTree) else jnp.shape(x)
+
+    leaves, treedef = jax.tree.flatten(part, is_leaf=lambda x: isinstance(x, SumTree))
+    return num_slots, treedef, [*map(sizes, leaves)]
+
+
+@functools.cache
+def kind_of_states(buffer: Any) -> Any:
+    """The `kind` of a buffer's samplers and uses, cached as every trace of a method needs it."""
+    slots = buffer._num_slots
+    return kind(slots, jax.eval_shape(lambda: (buffer.sampler.init(slots), _uses.init(buffer))))
+
+
+def check_state(buffer: Any, state: Any) -> None:
+    """Raise a `ValueError` if `state` is not of this buffer."""
+    checks.check_state(buffer, state, buffer._state_kind)
+    fields = buffer._storage_axes
+    found, expected = layouts.leading(state.storage, len(fields)), tuple(getattr(buffer, field) for field in fields)
+    if state.ring.size.shape != () or found != expected:
+        names = ", ".join(f"{field}={size}" for field, size in zip(fields, expected, strict=True))
+        axes = f"a leading axis of {found[0]}" if len(found) == 1 else f"leading axes {list(found)}"
+        raise ValueError(
+            f"{names}: this state has {axes}; use the buffer that made it, and jax.vmap for a stack of states."
+        )
+    if kind(state.ring.capacity, (state.sampler, state.uses)) != kind_of_states(buffer):
+        raise ValueError(
+            f"sampler={buffer.sampler!r}: this state is of another sampler, or of another size, count_updates or "
+            "max_uses; use the buffer that made it, or convert the state with jaxreplay.migrate."
+        )
+
+
+class Sized(abc.ABC):
+    """What holds a number of drawable items: a buffer, or a wrapper around buffers."""
+
+    @abc.abstractmethod
+    def size(self, state: Any) -> jax.Array:
+        """Number of drawable items, int32 []."""
+
+    @xla.reads_state
+    def is_empty(self, state: Any) -> jax.Array:
+        """True if no item is drawable, bool [].
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> # `init` ignores the values.
+          >>> bool(buffer.is_empty(buffer.init(jnp.array([10, 20, 30]))))
+          True
+        """
+        return jnp.logical_not(ring.at_least(self.size(state), 1))
+
+    @xla.reads_state
+    def can_sample(self, state: Any, batch_size: int = 1) -> jax.Array:
+        """True if at least `batch_size` items are drawable, bool [].
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> bool(buffer.can_sample(state, 3)), bool(buffer.can_sample(state, 4))
+          (True, False)
+        """
+        batch_size = checks.check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
+        return ring.at_least(self.size(state), batch_size)

@@ -1,0 +1,219 @@
+"""The arrays of a checkpoint: Zarr arrays (version 2) whose chunks are compressed files.
+
+TensorStore packs and unpacks chunks in memory, and `_files` writes and reads them. So a missing chunk is never read as
+zeros, each chunk is read once, and the file system's errors are `OSError`.
+"""
+
+import contextlib
+import functools
+import itertools
+import math
+import os
+import threading
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any, NamedTuple
+
+import jax
+import numpy as np
+
+from jaxreplay._common import xla
+from jaxreplay.checkpoint import _files
+
+CHUNK = 2**22  # bytes of an array that are compressed at a time
+THREADS = 4  # each holds a chunk, so they bound the memory of a save
+# Its header says how many bytes it unpacks to. Its own choice of blocks is small, and takes up to three times the time.
+COMPRESSOR = {"id": "blosc", "cname": "zstd", "clevel": 1, "shuffle": 1, "blocksize": 2**20}
+ALIGNMENT = 64  # bytes; `jax.device_put` on a CPU copies what is not aligned
+Position = tuple[int, ...]  # of a chunk in the grid of chunks
+Region = tuple[slice, ...]  # with start and stop
+
+
+def region_of(shape: tuple[int, ...], index: tuple[slice, ...] | None = None) -> Region:
+    """An index of an array as a region; all of it by default."""
+    index = (slice(None),) * len(shape) if index is None else index
+    return tuple(slice(*x.indices(size)[:2]) for x, size in zip(index, shape, strict=True))
+
+
+class Chunks(NamedTuple):
+    """How an array is cut into chunks; those at its end may be cut off."""
+
+    shape: tuple[int, ...]
+    dtype: np.dtype
+    chunk: tuple[int, ...]
+
+    @property
+    def num_bytes(self) -> int:
+        """Of a chunk, not compressed."""
+        return math.prod(self.chunk) * self.dtype.itemsize
+
+    def meet(self, region: Region) -> Iterator[tuple[Position, Region]]:
+        """The chunks that meet a region, and where."""
+        ranges = (range(x.start // n, -(-x.stop // n)) for x, n in zip(region, self.chunk, strict=True))
+        for position in itertools.product(*ranges):
+            every = zip(position, self.chunk, region, strict=True)
+            yield position, tuple(slice(max(i * n, x.start), min((i + 1) * n, x.stop)) for i, n, x in every)
+
+    def names(self) -> list[str]:
+        """All files: .zarray, which describes the array to other programs, and the chunks."""
+        return [_files.METADATA, *(name_of(position) for position, _ in self.meet(region_of(self.shape)))]
+
+    def in_memory(self) -> Any:
+        """A Zarr array that holds a chunk while it is packed or unpacked."""
+        import tensorstore
+
+        metadata = {"shape": self.shape, "chunks": self.chunk, "compressor": COMPRESSOR}
+        spec = {"driver": "zarr", "kvstore": "memory://", "metadata": metadata, "dtype": self.dtype.name}
+        return tensorstore.open(spec, create=True).result()
+
+
+class Packed(NamedTuple):
+    """The stored form of an array that is to be written.
+
+    Attributes:
+      chunks: how it is cut.
+      is_whole: True if this process has all of it.
+      parts: the shards that this process has, each shard once in all processes unless `is_whole`.
+    """
+
+    chunks: Chunks
+    is_whole: bool
+    parts: list[tuple[Region, Any]]
+
+
+def chunks_of(shape: tuple[int, ...], dtype: np.dtype, shard: tuple[int, ...]) -> Chunks:
+    """Chunks of at most `CHUNK` bytes that divide a shard, so that no two shards share one.
+
+    A shard whose size has no small divisor is one chunk.
+    """
+    chunk = list(shard)
+    for axis, size in enumerate(shard):
+        most = max(CHUNK // max(math.prod(shard[axis + 1 :]) * dtype.itemsize, 1), 1)
+        count = -(-size // most)
+        if size != shape[axis]:
+            count = next((n for n in range(count, 8 * count) if size % n == 0), 1)
+        chunk[axis] = -(-size // count) if count else 0
+        if most > 1:
+            break
+    return Chunks(shape, dtype, tuple(chunk))
+
+
+def name_of(position: Position) -> str:
+    return ".".join(map(str, position)) or "0"
+
+
+def write(folder: str, arrays: dict[str, Packed], is_first: bool) -> dict[str, list[int]]:
+    """Write what this process has of arrays, to folders that exist; size and CRC-32 of the files by name."""
+    found = {}
+
+    def tasks() -> Iterator[tuple[str, Callable[[], bytes]]]:
+        for name, (chunks, is_whole, parts) in arrays.items():
+            memory = chunks.in_memory()
+            if is_first:
+                yield os.path.join(name, _files.METADATA), functools.partial(_popped, memory, _files.METADATA)
+            for region, part in parts if is_first or not is_whole else ():
+                values = xla.on_host(part)
+                for position, here in chunks.meet(region):
+                    packed = functools.partial(_packed, memory, position, here, values[_shifted(here, region)])
+                    yield os.path.join(name, name_of(position)), packed
+
+    def write_one(name: str, make: Callable[[], bytes]) -> None:
+        found[name] = _files.write(os.path.join(folder, _files.ARRAYS, name), make())
+
+    _in_threads(write_one, tasks(), THREADS)
+    return found
+
+
+def load(folder: str, name: str, chunks: Chunks, files: dict[str, list[int]], sharding: Any) -> np.ndarray | jax.Array:
+    """An array, on the host or with a sharding: each device then gets its part.
+
+    Raises:
+      Damaged: a file is not as it was written.
+    """
+    if 0 in chunks.shape:
+        return np.zeros(chunks.shape, chunks.dtype)
+
+    def read_file(file: str) -> bytes:
+        size, crc = files.get(os.path.join(name, file), (0, 0))
+        return _files.read(os.path.join(folder, _files.ARRAYS, name, file), min(size, chunks.num_bytes + 2**12), crc)
+
+    with _files.reported(folder):
+        if len(chunks.chunk) != len(chunks.shape) or not all(
+            0 < n <= m for n, m in zip(chunks.chunk, chunks.shape, strict=True)
+        ):
+            raise ValueError(f"array {name} has chunks of another shape")
+        read_file(_files.METADATA)
+    memory = chunks.in_memory()
+
+    def read(index: tuple[slice, ...] | None = None) -> np.ndarray:
+        region = region_of(chunks.shape, index)
+        found = _aligned(tuple(x.stop - x.start for x in region), chunks.dtype)
+
+        def read_one(position: Position, here: Region) -> None:
+            with _files.reported(folder):
+                packed = read_file(name_of(position))
+                if int.from_bytes(packed[4:8], "little") != chunks.num_bytes:
+                    raise ValueError(f"chunk {name_of(position)} of array {name} unpacks to another size")
+                memory.kvstore[name_of(position)] = packed
+                found[_shifted(here, region)] = memory[here].read().result()
+                del memory.kvstore[name_of(position)]
+
+        tasks = [*chunks.meet(region)]
+        _in_threads(read_one, tasks, min(THREADS, len(tasks)))
+        return found
+
+    if sharding is None or len(sharding.device_set) == 1:
+        return read()
+    return jax.make_array_from_callback(chunks.shape, sharding, read)
+
+
+def _packed(memory: Any, position: Position, region: Region, values: np.ndarray) -> bytes:
+    memory[region].write(values, can_reference_source_data_indefinitely=True).result()
+    return _popped(memory, name_of(position))
+
+
+def _popped(memory: Any, name: str) -> bytes:
+    packed = memory.kvstore.read(name).result().value
+    del memory.kvstore[name]
+    return packed
+
+
+def _shifted(region: Region, origin: Region) -> Region:
+    """A region, counted from the beginning of another one."""
+    return tuple(slice(x.start - y.start, x.stop - y.start) for x, y in zip(region, origin, strict=True))
+
+
+def _aligned(shape: tuple[int, ...], dtype: np.dtype) -> np.ndarray:
+    num_bytes = math.prod(shape) * dtype.itemsize
+    room = np.empty(num_bytes + ALIGNMENT, np.uint8)
+    start = -room.ctypes.data % ALIGNMENT
+    return room[start : start + num_bytes].view(dtype).reshape(shape)
+
+
+def _in_threads(function: Callable[..., None], tasks: Iterable[Any], count: int) -> None:
+    """Call a function for each task, in at most `count` threads, of which this is one; returns when all have ended.
+
+    Plain threads, as executors refuse work while the interpreter ends.
+    """
+    left, lock, errors = iter(tasks), threading.Lock(), []
+
+    def work() -> None:
+        try:
+            while not errors:
+                with lock:
+                    task = next(left, None)
+                if task is None:
+                    return
+                function(*task)
+        except BaseException as error:
+            errors.append(error)
+
+    others = [threading.Thread(target=work) for _ in range(count - 1)]
+    with contextlib.suppress(RuntimeError):  # too many threads: fewer do the work
+        for thread in others:
+            thread.start()
+    work()
+    for thread in others:
+        if thread.ident is not None:
+            thread.join()
+    if errors:
+        raise errors.pop()

@@ -1,0 +1,234 @@
+"""What goes wrong on an operator's day: calls that fail, disks that are full, and children that are short of something.
+
+They know how a checkpoint lies on the disk, and no name of the package but `save` and `restore`.
+"""
+
+import builtins
+import contextlib
+import io
+import itertools
+import os
+import pathlib
+import re
+import shutil
+import signal
+import subprocess
+import threading
+import traceback
+import warnings
+
+import jax
+import numpy as np
+import pytest
+from checkpoint_runs import assert_same, bits
+
+import jaxreplay as jr
+
+WITHIN = 20  # seconds; what takes longer hangs
+QUIET = 0.2  # seconds in which nothing may be written any more
+OPENS = [(os, "open"), (os, "listdir"), (os, "scandir"), (builtins, "open"), (io, "open"), (io, "FileIO")]
+READS = [(os, "read"), (os, "pread")]
+
+
+def state(seed, num_leaves=3, num_bytes=2**12):
+    """Leaves that hardly compress, in which no byte is 0, and a number."""
+    rng = np.random.default_rng(seed)
+    leaves = {f"x{i:02}": rng.integers(1, 256, num_bytes, np.uint8) for i in range(num_leaves)}
+    return {name: jax.device_put(x) for name, x in leaves.items()} | {"n": seed}
+
+
+def which(path, *states, like=None):
+    """The index of the one of `states` that is restored."""
+    found = jr.restore(path, None, like or states[0])
+    same = [i for i, x in enumerate(states) if [*map(bits, jax.tree.leaves(x))] == [*map(bits, jax.tree.leaves(found))]]
+    assert same, "restores what was never saved"
+    return same[0]
+
+
+def tree(folder):
+    """All that is in a folder by name: the bytes of a file, the target of a link, None for a folder."""
+    found = {}
+    for root, folders, files in os.walk(folder):
+        for path in (pathlib.Path(root, name) for name in [*folders, *files]):
+            name = str(path.relative_to(folder))
+            with contextlib.suppress(FileNotFoundError):  # somebody writes, as the next look will tell
+                found[name] = os.readlink(path) if path.is_symlink() else None if path.is_dir() else path.read_bytes()
+    return found
+
+
+def is_chunk(path):
+    return re.fullmatch(r"\d+(\.\d+)*", path.name) is not None and path.is_file()
+
+
+def chunks(checkpoint):
+    """Files with the content of arrays."""
+    return sorted(path for path in (checkpoint / "arrays").rglob("*") if is_chunk(path))
+
+
+def array_folders(checkpoint):
+    """The folders of arrays, the first leaf's first."""
+    return sorted(path.parent for path in (checkpoint / "arrays").rglob(".zarray"))
+
+
+def assert_alone(path, expected):
+    """Nothing is there but one checkpoint of this state."""
+    (name,) = os.listdir(path)
+    assert re.fullmatch(r"checkpoint_\d+", name)
+    jr.save(path / "beside", None, expected)
+    same = {*tree(path / "beside" / "checkpoint_0")}
+    shutil.rmtree(path / "beside")
+    assert {*tree(path / name)} == same
+    assert_same(jr.restore(path, None, expected), expected)
+
+
+@contextlib.contextmanager
+def in_time(seconds=WITHIN):
+    def hangs(*_):
+        pytest.fail(f"hangs: is not done in {seconds} seconds")
+
+    before = signal.signal(signal.SIGALRM, hangs)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
+
+
+def _is_in(folder, path, named):
+    if isinstance(path, int) or named.get("dir_fd") is not None:
+        return True
+    return os.path.abspath(os.fsdecode(path)).startswith(str(folder))
+
+
+@contextlib.contextmanager
+def hooked(folder, hook, calls=OPENS):
+    """`hook(count, path)` before each of the calls by which Python opens or lists something in a folder."""
+    count, local = itertools.count(), threading.local()
+
+    def wrapped(call, counts_descriptors):
+        def replaced(*arguments, **named):
+            path = arguments[0] if arguments else named.get("path", named.get("file", "."))
+            is_counted = (not isinstance(path, int) or counts_descriptors) and _is_in(folder, path, named)
+            if is_counted and not getattr(local, "inside", False):
+                local.inside = True  # the hook's own calls are not counted
+                try:
+                    hook(next(count), path)
+                finally:
+                    local.inside = False
+            return call(*arguments, **named)
+
+        return replaced
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in calls:
+            opens_anew = name in ("listdir", "scandir", *(name for _, name in READS))
+            patch.setattr(module, name, wrapped(getattr(module, name), opens_anew))
+        yield
+
+
+class Fails:
+    """A hook that raises an error at the call `first`, and at `more` calls after it."""
+
+    def __init__(self, number, first, more=0):
+        self.number, self.first, self.last, self.count = number, first, first + more, 0
+
+    def __call__(self, count, path):
+        self.count += 1
+        if self.first <= count <= self.last:
+            raise OSError(self.number, os.strerror(self.number), path if isinstance(path, str) else None)
+
+    @property
+    def has_failed(self):
+        return self.count > self.first
+
+
+class _Unreadable(io.FileIO):
+    def readinto(self, *_):
+        raise OSError(self.number, os.strerror(self.number))
+
+    read = readall = readinto
+
+    def close(self):
+        super().close()
+        self.opened.close()
+
+
+def _unreadable(file, number):
+    raw = _Unreadable(os.dup(file.fileno()), "rb")
+    raw.number, raw.opened = number, file
+    buffered = raw if isinstance(file, io.RawIOBase) else io.BufferedReader(raw)
+    return io.TextIOWrapper(buffered) if isinstance(file, io.TextIOBase) else buffered
+
+
+@contextlib.contextmanager
+def unreadable(number, at):
+    """What is opened can be opened, but the file opened at count `at` not be read; yields what it has counted."""
+    counted = Fails(number, at)
+
+    def wrapped(call, is_read):
+        def replaced(*arguments, **named):
+            count = counted.count
+            counted.count += 1
+            if is_read and count == at:
+                raise OSError(number, os.strerror(number))
+            found = call(*arguments, **named)
+            return _unreadable(found, number) if count == at else found
+
+        return replaced
+
+    with pytest.MonkeyPatch.context() as patch:
+        for module, name in [x for x in OPENS if x[0] is not os] + READS:
+            patch.setattr(module, name, wrapped(getattr(module, name), module is os))
+        yield counted
+
+
+@contextlib.contextmanager
+def disk(folder, options):
+    """A small disk in memory at `folder`; yields False where it may not be mounted, as in some containers."""
+    folder.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", folder], capture_output=True)
+    try:
+        yield mounted.returncode == 0
+    finally:
+        if mounted.returncode == 0 and subprocess.run(["umount", folder], capture_output=True).returncode != 0:
+            subprocess.run(["umount", "-l", folder], check=True)
+            pytest.fail("somebody still uses the disk")
+
+
+def fill(file, num_free):
+    """Fill the disk of a file up to some bytes."""
+    with open(file, "wb", buffering=0) as opened, contextlib.suppress(OSError):
+        while opened.write(bytes(2**16)) == 2**16:
+            pass
+    os.truncate(file, max(0, os.stat(file).st_size - num_free))
+
+
+def _tell(function, arguments, connection):
+    jax.config.update("jax_platforms", "cpu")
+    warnings.simplefilter("error")
+    try:
+        connection.send((None, function(*arguments)))
+    except BaseException:
+        connection.send((traceback.format_exc(), None))
+
+
+def in_child(children, function, *arguments, within=120):
+    """What a function returns in a process of its own; its error fails the test, and so does one that hangs."""
+    ours, theirs = children.Pipe(duplex=False)
+    process = children.Process(target=_tell, args=(function, arguments, theirs))
+    process.start()
+    theirs.close()
+    try:
+        if not ours.poll(within):
+            pytest.fail(f"hangs: is not done in {within} seconds")
+        try:
+            error, found = ours.recv()
+        except EOFError:
+            pytest.fail("the process ends by itself")
+        if error is not None:
+            pytest.fail(error)
+        return found
+    finally:
+        process.kill()
+        process.join()

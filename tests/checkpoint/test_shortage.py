@@ -1,0 +1,217 @@
+"""A save that is short of descriptors or of disk, at each of its calls and at many levels: nothing good is lost.
+
+Either the save raises an `OSError` and the older state restores, or the new one restores; nothing is written after the
+error; and the next good save leaves itself and nothing else.
+"""
+
+import contextlib
+import errno
+import fcntl
+import itertools
+import os
+import pathlib
+import re
+import resource
+import shutil
+import time
+
+import pytest
+from checkpoint_runs import assert_same
+from faults import QUIET, Fails, assert_alone, disk, fill, hooked, in_child, state, tree, which
+from helpers import rarely
+
+import jaxreplay as jr
+
+pytestmark = pytest.mark.versions
+OLD, NEW, NEXT = (state(seed) for seed in range(3))
+MANY = [state(seed, 24, 2**14) for seed in range(3)]  # 400 KB, which hardly become fewer
+
+
+def attempt(path, one, wait):
+    """True if a save has worked, False if it or its end has raised an `OSError`."""
+    try:
+        jr.save(path, None, one, wait=wait)()
+    except OSError:
+        return False
+    return True
+
+
+def check(path, saved, before, states=(OLD, NEW, NEXT)):
+    """Check what a save has left; `before` is the tree at its end."""
+    old, new, following = states
+    assert tree(path) == before, "is written after the end of the save"
+    assert which(path, new, old) <= (0 if saved else 1)
+    jr.save(path, None, following)
+    assert_alone(path, following)
+
+
+# --- descriptors
+
+
+@pytest.mark.parametrize(
+    ("wait", "more"), [(True, 0), *map(rarely, [(True, 2**31), (False, 0), (False, 2**31)])], ids=str
+)
+def test_a_save_without_a_descriptor_at_each_of_its_calls(tmp_path, wait, more):
+    """The call, or also all `more` calls after it."""
+    jr.save(tmp_path / "old", None, OLD)
+    found = []
+    for first in itertools.count():
+        path, fails = (
+            pathlib.Path(shutil.copytree(tmp_path / "old", tmp_path / str(first))),
+            Fails(errno.EMFILE, first, more),
+        )
+        with hooked(path, fails):
+            saved = attempt(path, NEW, wait)
+        found.append((path, saved, tree(path)))
+        if not fails.has_failed:
+            break
+    assert saved
+    assert [saved for _, saved, _ in found].count(False) > 3
+    time.sleep(QUIET)
+    for arguments in found:
+        check(*arguments)
+
+
+def starve(path, wait, more):
+    """If saves with no free descriptor, and each with some `more`, have worked; until several have."""
+    old, new, _ = MANY
+    jr.save(path / "old", None, old)
+    jr.save(path / "used once", None, new, wait=wait)()
+    limit, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    found = []
+    for free in range(0, 100, more):
+        run = pathlib.Path(shutil.copytree(path / "old", path / str(free)))
+        used = {*map(int, os.listdir("/proc/self/fd"))}
+        lowest = itertools.islice((number for number in itertools.count() if number not in used), free, None)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (next(lowest), most))
+        try:
+            saved = attempt(run, new, wait)
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (limit, most))
+        found.append((run, saved, tree(run)))
+        if all(saved for _, saved, _ in found[-3:]):
+            break
+    time.sleep(QUIET)
+    for arguments in found:
+        check(*arguments, MANY)
+    return [saved for _, saved, _ in found]
+
+
+@pytest.mark.parametrize(("wait", "more"), [(False, 3), *map(rarely, [(True, 1), (False, 1)])])
+def test_a_save_in_a_process_with_few_free_descriptors(tmp_path, children, wait, more):
+    found = in_child(children, starve, tmp_path, wait, more)
+    assert not found[0]
+    assert found[-1]
+
+
+# --- disks
+
+
+def may_mount():
+    return os.geteuid() == 0 and shutil.which("mount") is not None
+
+
+def fill_names(folder, num_free):
+    """Fill the disk of a folder with files of no bytes, up to some."""
+    made = []
+    with contextlib.suppress(OSError):
+        for number in itertools.count():
+            made.append(folder / str(number))
+            made[-1].touch()
+    for file in made[max(0, len(made) - 1 - num_free) : -1]:
+        file.unlink()
+
+
+DISKS = {  # how they are mounted and filled, and levels, of which the last are enough
+    "bytes": ("size=4m", lambda folder, free: fill(folder / "ballast", free), [2**15 * i for i in range(20)]),
+    "names": ("size=4m,nr_inodes=400", fill_names, [5 * i for i in range(20)]),
+}
+
+if may_mount():
+
+    @pytest.mark.parametrize(
+        ("wait", "what", "chosen"),
+        [
+            (False, "bytes", 5),
+            (True, "names", 8),
+            *(rarely((wait, what, None)) for wait in (True, False) for what in DISKS),
+        ],
+    )
+    def test_a_save_on_a_disk_that_is_nearly_full(tmp_path, wait, what, chosen):
+        options, fill_up, levels = DISKS[what]
+        old, new, _ = MANY
+        jr.save(tmp_path / "old", None, old)
+        found = []
+        with disk(tmp_path / "disk", options) as mounted:
+            if not mounted:
+                return  # a container that may not
+            for free in levels if chosen is None else [levels[chosen]]:
+                path, ballast = tmp_path / "disk" / "run", tmp_path / "disk" / "ballast"
+                shutil.copytree(tmp_path / "old", path)
+                ballast.mkdir()
+                fill_up(ballast, free)
+                found.append(attempt(path, new, wait))
+                before = tree(path)
+                time.sleep(QUIET)
+                shutil.rmtree(ballast)
+                check(path, found[-1], before, MANY)
+                shutil.rmtree(path)
+        assert not found[0]
+        assert chosen is not None or found[-1]
+
+    @pytest.mark.parametrize("wait", [False, rarely(True)])
+    def test_many_saves_on_a_full_disk_leave_nothing(tmp_path, wait):
+        old, new, following = MANY
+        with disk(tmp_path / "disk", "size=4m") as mounted:
+            if not mounted:
+                return
+            path = tmp_path / "disk" / "run"
+            jr.save(path, None, old)
+            fill(tmp_path / "disk" / "ballast", 2**18)  # more than half of what it takes
+            assert [attempt(path, new, wait) for _ in range(12)] == [False] * 12
+            assert_same(jr.restore(path, None, old), old)
+            assert os.listdir(path) == ["checkpoint_0"]
+            (tmp_path / "disk" / "ballast").unlink()
+            jr.save(path, None, following)
+            assert_alone(path, following)
+            time.sleep(QUIET)
+            assert os.listdir(path) == ["checkpoint_1"]
+
+
+# --- what failed and killed saves leave
+
+
+@pytest.mark.parametrize("wait", [True, rarely(False)])
+def test_many_saves_without_descriptors_leave_nothing(tmp_path, wait):
+    jr.save(tmp_path, None, OLD)
+    for first in range(12):
+        with hooked(tmp_path, Fails(errno.EMFILE, first, 2**31)):
+            attempt(tmp_path, NEW, wait)
+    assert which(tmp_path, OLD, NEW) in (0, 1)
+    jr.save(tmp_path, None, NEXT)
+    assert_alone(tmp_path, NEXT)
+
+
+def parts(path):
+    return sorted(name for name in os.listdir(path) if not re.fullmatch(r"checkpoint_\d+", name))
+
+
+def test_parts_without_a_writer_are_deleted_and_others_stay(tmp_path):
+    jr.save(tmp_path, None, OLD)
+    for number, kept in ((3, {"arrays"}), (5, {"description.json"}), (7, {"arrays", "description.json"}), (8, set())):
+        part = tmp_path / f"checkpoint_{number}.part"
+        part.mkdir()
+        for name in kept:
+            source = tmp_path / "checkpoint_0" / name
+            shutil.copytree(source, part / name) if source.is_dir() else shutil.copy(source, part / name)
+    writer = os.open(tmp_path / "checkpoint_7.part", os.O_RDONLY)
+    fcntl.flock(writer, fcntl.LOCK_EX)  # it is alive
+    before = tree(tmp_path / "checkpoint_7.part")
+    for one in (NEW, NEXT):
+        jr.save(tmp_path, None, one)
+        assert parts(tmp_path) == ["checkpoint_7.part"]
+        assert tree(tmp_path / "checkpoint_7.part") == before
+        assert_same(jr.restore(tmp_path, None, one), one)
+    os.close(writer)
+    jr.save(tmp_path, None, OLD)
+    assert_alone(tmp_path, OLD)

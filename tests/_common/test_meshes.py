@@ -128,8 +128,8 @@ def test_a_mixture_of_shards_and_a_plain_source(transform):
 
     rows, td_errors = batch_of("replay"), np.arange(8, dtype=np.float32)
     empty = mixture(mesh(4)).init(rows)
-    period = empty[0].ring.period
-    handles = np.array([0, period, 2 * period, 3 * period + 1, 0, 3, 5, 7], np.int32)
+    period = empty[0].ring.period // 2  # of two sources
+    handles = np.array([0, 2 * period, 4 * period, 6 * period + 2, 1, 7, 11, 15], np.int32)
     expected = transform(functools.partial(use, mesh(4)))(rows, handles, td_errors)
     found = transform(functools.partial(use, EXPLICIT))(over(rows), *over((handles, td_errors)))
     assert_same(found, expected)

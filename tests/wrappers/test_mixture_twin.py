@@ -101,7 +101,9 @@ class Lane(twins.Lane):
             lane.drawn = own.indices if len(own.indices) else lane.drawn
             if drawn and joint:
                 weights = source.draw_weights(source.draw_law(max_age), drawn, len(own.indices), beta, None)
-                expected[rows][own.indices >= 0] = share * batch_size / len(drawn) * weights
+                # Weights of shards correct for those that are empty.
+                number = len(drawn) if len(source.shards) == 1 else len(own.indices)
+                expected[rows][own.indices >= 0] = share * batch_size / number * weights
         if joint:
             normalize = {getattr(source.sampler, "normalize", None) for source in twin.sources} & {"batch"}
             expected /= expected.max() if normalize and expected.max() > 0 else 1

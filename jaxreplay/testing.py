@@ -264,10 +264,8 @@ class _Runs:
         with _rule(RANGES):
             named = many.indices[many.probabilities == 0]
             assert np.all(named == -1), f"handles {named} in rows without an item"
-        parts = [(0, slice(None))]
-        if isinstance(self.buffer, Mixture):
-            parts = self.buffer._parts("batch_size", DRAWS)
-        for _, rows in parts:  # probabilities are within a source
+        parts = getattr(self.buffer, "_parts", lambda *_: [(0, slice(None))])  # of a Mixture: the rows of each source
+        for _, rows in parts("batch_size", DRAWS):
             _check_law(many.indices[rows], many.probabilities[rows])
         old = jax.device_get(get(state, sample.indices)) if is_traced else sample.items
         gone = np.zeros(self.batch_size, bool)

@@ -88,11 +88,9 @@ class Ring:
     period: int = struct.field(pytree_node=False)
 
     def named(self, num_names: int) -> Self:
-        """The same ring with a period of at most 2^31 / `num_names`, for at most MAX_CAPACITY / `num_names` slots.
-
-        Halves are whole multiples of the capacity: the period is 2^j or 3 * 2^j of them, and more than 2 before and
-        after each step. The new period divides the old one, so handles stay distinct where the old numbers wrap.
-        """
+        """The same ring with a period of at most 2^31 / `num_names`, for at most MAX_CAPACITY / `num_names` slots."""
+        # It is 2^j or 3 * 2^j capacities, always more than 2, so each half is whole: handle % capacity stays the slot.
+        # The result divides the old period, so it also counts on where the old numbers wrap.
         period = self.period
         while period * num_names > 2**31:
             period //= 2

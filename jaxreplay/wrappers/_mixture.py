@@ -58,19 +58,14 @@ def check_buffers(_: str, buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...
                 f"buffers[{k}]={buffer!r}: draws {drawn[0]}, but buffers[0] draws {drawn[1]}; use buffers of items "
                 "only, or SequenceBuffers with one sequence_length."
             )
-        if len(buffers) * whole._num_slots > ring.MAX_CAPACITY:
-            raise ValueError(
-                f"buffers[{k}]={checks.brief(buffer)}: has {whole._num_slots} slots, but handles of {len(buffers)} "
-                f"sources fit int32 only up to {ring.MAX_CAPACITY // len(buffers)}; use smaller or fewer buffers."
-            )
+        name, most = f"slots of buffers[{k}]", ring.MAX_CAPACITY // len(buffers)
+        checks.check_integer(name, whole._num_slots, 1, most, f"as handles of {len(buffers)} sources must fit int32")
     found = [buffer.mesh for buffer in buffers if isinstance(buffer, Sharded)]
     explicit = any(AxisType.Explicit in mesh.axis_types for mesh in found)
     if len({(*mesh.devices.flat, *(mesh.shape.items() if explicit else ())) for mesh in found}) > 1:
         places = [(dict(mesh.shape), [device.id for device in mesh.devices.flat]) for mesh in found]
-        raise ValueError(
-            f"buffers: got Sharded over axes and devices {places}; must be the same devices in the same order, and "
-            "the same axes if any is explicit."
-        )
+        rule = "must be the same devices in the same order, and the same axes if any is explicit"
+        raise ValueError(f"buffers: got Sharded over axes and devices {places}; {rule}.")
     return tuple(buffers)
 
 
@@ -243,10 +238,10 @@ class Mixture(Sized):
             sample: Any = buffers[k].sample
             given = {"key": keys[k], "batch_size": rows.stop - rows.start, "beta": beta, "max_age": max_age}
             part = sample.body(buffers[k], self._named(k, state[k]), **given)
-            changed: dict[str, Any] = {"indices": self._names(k, part.indices)}
+            indices = self._names(k, part.indices)
             if isinstance(part.items, TransitionBatch):
-                changed["items"] = dataclasses.replace(part.items, idx=changed["indices"])
-            drawn.append(dataclasses.replace(part, **changed))  # pyright: ignore[reportArgumentType]
+                part = part.replace(items=dataclasses.replace(part.items, idx=indices))
+            drawn.append(part.replace(indices=indices))
         if self.weights == "joint":
             drawn = self._weigh(drawn, [k for k, _ in parts], batch_size)
         return _joined(drawn)
@@ -287,16 +282,12 @@ class Mixture(Sized):
     later = forwarded(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
 
     def handles(self, state: tuple[Any, ...], source: int, slots: jax.Array) -> jax.Array:
-        """The mixture's handles of one buffer's items by their `slots`, as that buffer's `handles` takes them.
-
-        Args:
-          source: the buffer's position in `buffers`, from 0; a Python integer.
-        """
+        """The mixture's handles of the items in `slots`, int [B], of the buffer at `source`, as its `handles`."""
         source = self._position(state, source)
         return self._names(source, self.buffers[source].handles(self._named(source, state[source]), slots))
 
     def _run(self, name: str, call: Call, state: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
-        """The method `name` of each shard of each source, with all rows: the others' have handle -1 there."""
+        """The method `name` of each shard of each source, with all rows: the others have handle -1 there."""
         indices = checks.check_indices(arguments["indices"])
         for argument in call.rows:
             for x in jax.tree.leaves(arguments[argument]):
@@ -304,30 +295,28 @@ class Mixture(Sized):
                     found = checks.type_text(x.dtype, x.shape)
                     raise ValueError(f"{argument}: got {found}, expected a row for each of the {indices.size} indices.")
         source, own = indices % len(self.buffers), indices // len(self.buffers)  # -1 // K is -1
-        states, found, lane, start = [], [], jnp.full_like(indices, -1), 0
+        found, lane, start = [], jnp.full_like(indices, -1), 0
         for k, buffer in enumerate(self.buffers):
             part, count = self._named(k, state[k]), shards_of(buffer).num_shards
             shard = jnp.clip(own // part.ring.period, 0, count - 1)
             lane = jnp.where(source == k, start + shard, lane)  # number of the shard among those of all sources
             mine = lane[None] == start + jnp.arange(count, dtype=jnp.int32)[:, None]
-            given = arguments | {x: jax.tree.map(functools.partial(_repeated, count), arguments[x]) for x in call.rows}
+            rows = {x: arguments[x] for x in call.rows}
+            given = arguments | jax.tree.map(lambda x, n=count: jnp.tile(x, (n, *[1] * (x.ndim - 1))), rows)
             given["indices"] = jnp.where(mine, own[None], -1).reshape(-1)
             result = getattr(buffer, name).body(buffer, part, **given)
             if call.donates:
-                kept = dataclasses.replace(result.ring, period=state[k].ring.period)
-                states.append(dataclasses.replace(result, ring=kept))
-            else:
-                found.append(result)
+                result = result.replace(ring=result.ring.replace(period=state[k].ring.period))
+            found.append(result)
             start += count
         if call.donates:
-            return tuple(states)
+            return tuple(found)
         at = lane * indices.size + jnp.arange(indices.size, dtype=jnp.int32)
         return jax.tree.map(lambda *parts: jnp.concatenate(parts).at[at].get(mode="promise_in_bounds"), *found)
 
     def _named(self, k: int, state: Any) -> Any:
         """The state of source k with a ring whose handles leave room for K sources."""
-        num_names = len(self.buffers) * shards_of(self.buffers[k]).num_shards
-        return dataclasses.replace(state, ring=state.ring.named(num_names))
+        return state.replace(ring=state.ring.named(len(self.buffers) * shards_of(self.buffers[k]).num_shards))
 
     def _names(self, k: int, handles: jax.Array) -> jax.Array:
         """Handles in the mixture, from those of source k, K * handle + k; -1 stays."""
@@ -340,12 +329,13 @@ class Mixture(Sized):
 
     def size(self, state: tuple[Any, ...]) -> jax.Array:
         """Number of drawable items of all sources, int32 []; saturates at 2**31 - 1."""
-        return _total(self.sizes(state))
+        return _reduced(ring.saturating_add, self.sizes(state))
 
     def is_full(self, state: tuple[Any, ...]) -> jax.Array:
         """True if the next insertion overwrites in every source, bool []."""
         self._check_length(state)
-        return _all(tuple(buffer.is_full(part) for buffer, part in zip(self.buffers, state, strict=True)))
+        full = tuple(buffer.is_full(part) for buffer, part in zip(self.buffers, state, strict=True))
+        return _reduced(jnp.logical_and, full)
 
     def _parts(self, name: str, num_rows: int) -> list[tuple[int, slice]]:
         """The sources with rows in a batch, and their rows."""
@@ -385,21 +375,9 @@ class Mixture(Sized):
                 raise ValueError(f"buffers[{k}] stores other items than buffers[0]: {error}") from error
 
 
-@jax.jit
-@meshes.over_any_mesh
-def _total(sizes: tuple[jax.Array, ...]) -> jax.Array:
-    return functools.reduce(ring.saturating_add, sizes)
-
-
-@jax.jit
-@meshes.over_any_mesh
-def _all(flags: tuple[jax.Array, ...]) -> jax.Array:
-    return functools.reduce(jnp.logical_and, flags)
-
-
-def _repeated(count: int, x: jax.Array) -> jax.Array:
-    """Rows [B, ...] `count` times, [count * B, ...]."""
-    return jnp.broadcast_to(x, (count, *x.shape)).reshape(count * x.shape[0], *x.shape[1:])
+@functools.partial(jax.jit, static_argnums=0)
+def _reduced(function: Any, parts: tuple[jax.Array, ...]) -> jax.Array:
+    return meshes.over_any_mesh(functools.partial(functools.reduce, function))(parts)
 
 
 def _joined(drawn: list[Sample]) -> Sample:

@@ -457,7 +457,7 @@ REFUSED = {
 
 
 REFUSED |= {
-    r"\[0\]=.*: has 536870912 slots, but handles of 2 sources fit int32 only up to 268435456; use": {
+    r"slots of buffers\[0\]=536870912: must be .* to 268435456, as handles of 2 sources must fit": {
         "buffers": (REPLAY(capacity=2**29), SMALL)
     }
 }

@@ -22,6 +22,7 @@ from jaxreplay.buffers._shards import whole_of
 from jaxreplay.samplers._base import check_sampler as check_base
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.transitions._batch import without_valid
+from jaxreplay.wrappers import Mixture
 
 Add = Callable[[Any, Any, jax.Array], Any]  # (state, items, key) -> state
 
@@ -53,8 +54,7 @@ def check_buffer(
 
     A custom buffer needs no base class. It has `init(items)`, `add(state, items)`, `sample(state, key, batch_size)`,
     `update(state, indices, td_errors)` and `get(state, indices)`. Donation is checked
-    if it has a field `donate`. Check the buffers of a `Mixture` one by one, because its handles alone do not name
-    items.
+    if it has a field `donate`. All sources of a `Mixture` are given the same items.
 
     Args:
       buffer: the configuration; at most a few hundred items, so that the check overwrites them.
@@ -263,7 +263,9 @@ class _Runs:
         with _rule(RANGES):
             named = many.indices[many.probabilities == 0]
             assert np.all(named == -1), f"handles {named} in rows without an item"
-        _check_law(many.indices, many.probabilities)
+        parts = getattr(self.buffer, "_parts", lambda *_: [(0, slice(None))])  # of a Mixture: the rows of each source
+        for _, rows in parts("batch_size", DRAWS):
+            _check_law(many.indices[rows], many.probabilities[rows])
         old = jax.device_get(get(state, sample.indices)) if is_traced else sample.items
         gone = np.zeros(self.batch_size, bool)
         with _rule(HANDLES):
@@ -381,6 +383,9 @@ def _td_errors(key: jax.Array, count: int) -> jax.Array:
 
 def _adder(buffer: Any) -> Add:
     """A function add(state, items, key), which passes the key on only if the buffer takes one."""
+    if isinstance(buffer, Mixture):
+        adders = [*map(_adder, buffer.buffers)]
+        return lambda state, items, key: tuple(add(x, items, key) for add, x in zip(adders, state, strict=True))
     if "key" in inspect.signature(whole_of(buffer).add).parameters:
         return lambda state, items, key: buffer.add(state, items, jax.random.fold_in(key, 2))
     return lambda state, items, key: buffer.add(state, items)

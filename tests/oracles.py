@@ -271,12 +271,14 @@ class ShardedTwin:
         return [(self.shards[k], by_name[k].get(name - k * self.period) if name >= 0 else -1) for k, name in own]
 
     def update(self, names, td_errors):
-        rows, updates = self.rows(names), max(twin.updates for twin in self.shards)
-        updates += any(handle in twin.leaf for twin, handle in rows)
-        share = len(names) // len(self.shards)
-        for k, twin in enumerate(self.shards):
-            own = slice(k * share, (k + 1) * share)
-            twin.update([handle for _, handle in rows[own]], td_errors[own])
+        self.update_rows(self.rows(names), td_errors)
+
+    def update_rows(self, rows, td_errors):
+        """Update from rows (shard, handle), in any order."""
+        updates = max(twin.updates for twin in self.shards) + any(handle in twin.leaf for twin, handle in rows)
+        for twin in self.shards:
+            own = [row for row, (shard, _) in enumerate(rows) if shard is twin]
+            twin.update([rows[row][1] for row in own], td_errors[own])
         for twin in self.shards:
             twin.max_priority = max(other.max_priority for other in self.shards)
             twin.updates = updates
@@ -330,6 +332,66 @@ class ShardedTwin:
         least = min(p for law in laws for p in law.values() if p > 0)
         normalize = self.sampler.normalize if normalize is ... else normalize
         return importance_weights([laws[k][handle] for k, handle in drawn], sum(sizes), beta, normalize, least)
+
+
+class MixtureTwin:
+    """`ShardedTwin`s of K sources, and the share of each.
+
+    A source names an item s * period + n: it has the name n in shard s. The mixture's name is K * (s * p + n mod p) + k
+    in source k. p is the period, halved until all names fit int32.
+    """
+
+    def __init__(self, sources, shares):
+        self.sources, self.shares, self.age_step = sources, shares, 1
+        self.shards = [shard for source in sources for shard in source.shards]
+        self.periods = []
+        for source in sources:
+            period = source.period
+            while period * len(source.shards) * len(sources) > 2**31:
+                period //= 2
+            self.periods.append(period)
+
+    def named(self, k, name):
+        """The mixture's name of what source k names so; a number that is no name stays."""
+        shard, number = divmod(int(name), self.sources[k].period)
+        if not 0 <= shard < len(self.sources[k].shards):
+            return name
+        return len(self.sources) * (shard * self.periods[k] + number % self.periods[k]) + k
+
+    def rows(self, names):
+        """Twin of each row's shard, and the handle there: None if it is not stored there, -1 without a name."""
+        found = []
+        for name in map(int, names):
+            k, own = name % len(self.sources), name // len(self.sources)
+            shards, (shard, number) = self.sources[k].shards, divmod(own, self.periods[k])
+            twin = shards[min(max(shard, 0), len(shards) - 1)]
+            handles = {its % self.periods[k]: handle for its, handle in twin.by_name().items()}
+            found.append((twin, -1 if name < 0 else handles.get(number) if shard < len(shards) else None))
+        return found
+
+    def of_source(self, k, rows):
+        """Numbers of the rows whose items are of source k."""
+        return [row for row, (twin, _) in enumerate(rows) if twin in self.sources[k].shards]
+
+    def update(self, names, td_errors):
+        rows = self.rows(names)
+        for k, source in enumerate(self.sources):
+            own = self.of_source(k, rows)
+            source.update_rows([rows[row] for row in own], td_errors[own])
+
+    def parts(self, num_rows):
+        """Rows of each source in a draw, by largest remainders, of equal ones the earlier."""
+        quotas = [round(share * num_rows, 9) for share in self.shares]
+        counts = [int(quota) for quota in quotas]
+        while sum(counts) < num_rows:
+            left = [quota - count for quota, count in zip(quotas, counts, strict=True)]
+            counts[int(np.argmax(left))] += 1
+        stops = np.cumsum((0, *counts))
+        return [slice(int(start), int(stop)) for start, stop in itertools.pairwise(stops)]
+
+    @property
+    def size(self):
+        return sum(source.size for source in self.sources)
 
 
 def migrate_items(shards, num_shards, capacity):

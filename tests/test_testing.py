@@ -29,12 +29,43 @@ BUFFERS = {
     "sequence": (sequences(), STEPS),
     "gaps": (sequences(gaps=True), STEPS),
     "sharded": (over_devices(jr.ReplayBuffer(capacity=12, sampler=PER), 2), ITEMS),
+    "mixture": (
+        jr.Mixture(
+            buffers=(
+                over_devices(jr.ReplayBuffer(capacity=12, sampler=PER), 2),
+                over_devices(jr.ReservoirBuffer(capacity=14), 2),
+                over_devices(jr.ReplayBuffer(capacity=10, sampler=PER), 2),
+            ),
+            shares=(2, 1, 1),
+            weights="joint",
+        ),
+        ITEMS,
+    ),
+    "mixture of sequences": (jr.Mixture(buffers=(sequences(), sequences(gaps=True))), STEPS),
 }
 
 
 @pytest.mark.parametrize("name", [*map(rarely, BUFFERS)])
 def test_our_buffers_pass(name):
     testing.check_buffer(*BUFFERS[name], key=seeds.key(0))
+
+
+class Nameless(jr.Mixture):
+    """Its handles are those of the sources."""
+
+    def _names(self, k, handles):
+        return handles
+
+
+@pytest.mark.parametrize("kind", [Nameless, rarely(jr.Mixture)])
+def test_handles_that_do_not_name_their_source_break_a_rule(kind):
+    buffer = kind(buffers=(jr.ReplayBuffer(capacity=10),) * 2)
+    if kind is jr.Mixture:
+        testing.check_buffer(buffer, ITEMS)
+        return
+    with pytest.raises(AssertionError) as error:
+        testing.check_buffer(buffer, ITEMS)
+    assert str(error.value).startswith((testing.LAW, testing.HANDLES))
 
 
 @pytest.mark.slow

@@ -327,6 +327,13 @@ def change(buffer, state, given):
     return buffer.set(state, indices, values, mask=mask)
 
 
+def named_again(buffer, state, indices):
+    """Handles of the slots of items."""
+    if hasattr(buffer, "named_again"):
+        return buffer.named_again(state, indices)
+    return buffer.handles(state, buffer.slots(state, indices))
+
+
 def look(buffer, num_newest, ages, state, given):
     first, second = jax.random.split(given["key"])
     seen = {
@@ -334,7 +341,7 @@ def look(buffer, num_newest, ages, state, given):
         "slots": buffer.slots(state, given["read"]),
         "age": buffer.age(state, given["read"]),
         "priorities": buffer.priorities(state, given["read"]),
-        "handles": buffer.handles(state, buffer.slots(state, given["read"])),
+        "handles": named_again(buffer, state, given["read"]),
         "size": buffer.size(state),
         "is_empty": buffer.is_empty(state),
         "is_full": buffer.is_full(state),

@@ -1,9 +1,10 @@
 """Arithmetic of a ring of slots: write position, live range and handles.
 
-Insertions are numbered 0, 1, 2, ... modulo the ring's period, the largest multiple of the capacity that leaves room
-for int32 sums. The number is the item's handle. The period is a multiple of the capacity, so `handle % capacity` is the
-slot even after the numbers wrap. A handle is reused only after `period` insertions, at least 10^9. The shards of a
-buffer share the int32 range: their periods are shorter, and the handles of ring k start at k * period.
+Insertions are numbered 0, 1, 2, ... modulo the ring's period, the largest multiple of the capacity by 2^j or 3 * 2^j
+that leaves room for int32 sums. The number is the item's handle. The period is a multiple of the capacity, so `handle %
+capacity` is the slot even after the numbers wrap. A handle is reused only after `period` insertions, at least 10^9. The
+shards of a buffer share the int32 range: their periods are shorter, and the handles of ring k start at k * period.
+Sources of a mixture share it too: their handles are those of `Ring.named`, modulo a divisor of the period.
 """
 
 import dataclasses
@@ -85,6 +86,15 @@ class Ring:
     capacity: int = struct.field(pytree_node=False)
     period: int = struct.field(pytree_node=False)
 
+    def named(self, num_names: int) -> Self:
+        """The same ring with a period of at most 2^31 / `num_names`, for at most MAX_CAPACITY / `num_names` slots."""
+        # It is 2^j or 3 * 2^j capacities, always more than 2, so each half is whole: handle % capacity stays the slot.
+        # The result divides the old period, so it also counts on where the old numbers wrap.
+        period = self.period
+        while period * num_names > 2**31:
+            period //= 2
+        return dataclasses.replace(self, period=period)
+
     def first_handle(self, axis_name: str) -> jax.Array:
         """First handle of this shard's ring, one of the rings along a mapped axis."""
         return jax.lax.axis_index(axis_name) * self.period
@@ -132,7 +142,7 @@ class Ring:
         """Handles of the items in `slots` (int32 [B], in range), unique among all shards, int32 [B]; -1 if empty."""
         age = self.ages(slots)
         return self.in_all_shards(
-            jnp.where(age < self.size, wrap_negative(self.inserted - 1 - age, self.period), -1), axis_name
+            jnp.where(age < self.size, wrap_negative(self.inserted % self.period - 1 - age, self.period), -1), axis_name
         )
 
     def in_all_shards(self, handles: jax.Array, axis_name: str | None) -> jax.Array:
@@ -143,7 +153,7 @@ class Ring:
         """Slots of `handles` (int32 [B]), int32 [B]; the capacity if the item is not stored, or not in this shard."""
         if axis_name is not None:
             handles = handles - self.first_handle(axis_name)
-        age = wrap_negative(self.inserted - 1 - handles, self.period)
+        age = wrap_negative(self.inserted % self.period - 1 - handles, self.period)
         stored = (handles >= 0) & (handles < self.period) & (age < self.size)
         return jnp.where(stored, wrap_negative(self.inserted % self.capacity - 1 - age, self.capacity), self.capacity)
 
@@ -160,7 +170,9 @@ def wrap_excess(x: jax.Array, n: int) -> jax.Array:
 
 def init(capacity: int, num_rings: int = 1) -> Ring:
     """An empty ring, one of `num_rings` rings with distinct handles."""
-    period = (2**31 - 1 - capacity) // num_rings // capacity * capacity
+    most = (2**31 - 1 - capacity) // num_rings // capacity
+    power = 1 << most.bit_length() - 1
+    period = capacity * max(x for x in (power, power // 2 * 3) if x <= most)
     return Ring(inserted=xla.full((), 0, jnp.int32), size=xla.full((), 0, jnp.int32), capacity=capacity, period=period)
 
 

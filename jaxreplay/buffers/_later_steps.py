@@ -81,11 +81,12 @@ def checked(buffer: Any, key: Any, indices: Any, law: Any, gamma: Any) -> tuple[
       ValueError: `buffer` stores no episode numbers, there is no such `law`, or `gamma` is neither a number in [0, 1]
         nor a real array [].
     """
-    if not getattr(whole_of(buffer), "hindsight", False):
-        raise ValueError(
-            f"buffer={buffer!r}: `later` needs a SequenceBuffer with hindsight=True, which stores the number of each "
-            "row's episode."
-        )
+    for one in getattr(buffer, "buffers", (buffer,)):  # of a mixture all
+        if not getattr(whole_of(one), "hindsight", False):
+            raise ValueError(
+                f"buffer={one!r}: `later` needs a SequenceBuffer with hindsight=True, which stores the number of each "
+                "row's episode."
+            )
     if law not in LAWS:
         raise ValueError(f'law={law!r}: must be "uniform", "geometric" or "last".')
     checks.check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)

@@ -9,11 +9,11 @@ batch has the law of its rows in sequence.
 each slot is drawn with a probability that differs from 1 / k by at most 2^-64. After 10^12 items that is a relative
 error of 2^-24.
 
-**Handles.** The items of a slot have the handles slot, slot + capacity, slot + 2 * capacity, ... modulo a period. The
-period is the largest multiple of the capacity that leaves room for int32 sums. An old handle names a later item only
-after its slot was overwritten period / capacity times, which is at least 10^9 / capacity. While N items are added, a
-slot is overwritten ln(N / capacity) times on average. With a capacity of 2^24 that is 28 times in 2^64 items, and 126
-handles in a row differ; so up to there no handle names another item.
+**Handles.** The items of a slot have the handles slot, slot + capacity, slot + 2 * capacity, ... modulo the period of
+a ring (`jaxreplay._common.ring`). An old handle names a later item only after its slot was overwritten period /
+capacity times, which is at least 10^9 / capacity. While N items are added, a slot is overwritten ln(N / capacity) times
+on average. With a capacity of 2^24 that is 28 times in 2^64 items, and 96 handles in a row differ (48 in a mixture of
+two); so up to there no handle names another item.
 """
 
 import dataclasses
@@ -166,7 +166,8 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
 
     def _own_handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
         """Handles of the items in `slots` [B], which are in range, within this shard; -1 for an empty slot."""
-        return xla.read_once(state.handles.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False))
+        handles = xla.read_once(state.handles.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False))
+        return jax.lax.rem(handles, jnp.int32(state.ring.period))  # -1 stays
 
     def _handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
         return state.ring.in_all_shards(self._own_handles(state, slots), self._axis_name)

@@ -26,8 +26,9 @@ from typing import Any, Literal
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.sharding import AxisType
 
-from jaxreplay._common import calls, checks, devices, layouts, ring, xla
+from jaxreplay._common import calls, checks, devices, layouts, meshes, ring, xla
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sample import Sample, is_known_empty, sample_arguments
 from jaxreplay.buffers._sequence import SequenceBuffer
@@ -56,6 +57,14 @@ def check_buffers(_: str, buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...
                 f"buffers[{k}]={buffer!r}: draws {drawn[0]}, but buffers[0] draws {drawn[1]}; use buffers of items "
                 "only, or SequenceBuffers with one sequence_length."
             )
+        name, most = f"slots of buffers[{k}]", ring.MAX_CAPACITY // len(buffers)
+        checks.check_integer(name, whole._num_slots, 1, most, f"as handles of {len(buffers)} sources must fit int32")
+    found = [buffer.mesh for buffer in buffers if isinstance(buffer, Sharded)]
+    explicit = any(AxisType.Explicit in mesh.axis_types for mesh in found)
+    if len({(*mesh.devices.flat, *(mesh.shape.items() if explicit else ())) for mesh in found}) > 1:
+        places = [(dict(mesh.shape), [device.id for device in mesh.devices.flat]) for mesh in found]
+        rule = "must be the same devices in the same order, and the same axes if any is explicit"
+        raise ValueError(f"buffers: got Sharded over axes and devices {places}; {rule}.")
     return tuple(buffers)
 
 
@@ -71,13 +80,15 @@ class Mixture(Sized):
 
     It has the methods of a buffer except `epoch`, `num_batches` and `newest`. A method's docstring says only what
     differs. The state is the tuple of the buffers' states, so all methods of a buffer work on its part, e.g.
-    `buffers[k].epoch(state[k], ...)`. RLPD (Ball et al. 2023, Efficient Online Reinforcement Learning with Offline
-    Data, arXiv:2302.02948, section 4.1) learns from batches with one half from a data set, and one half from the
-    agent's own buffer.
+    `buffers[k].epoch(state[k], ...)`, with handles of its own. RLPD (Ball et al. 2023, Efficient Online Reinforcement
+    Learning with Offline Data, arXiv:2302.02948, section 4.1) learns from batches with one half from a data set, and
+    one half from the agent's own buffer.
 
-    **Rows.** A batch of B rows has `counts(B)` rows from each source, in the order of the buffers. Give handles to
-    `update`, `get` and `set` in the rows in which they were drawn: two sources may have equal handles, and the row
-    decides the source.
+    **Rows.** A batch of B rows has `counts(B)` rows from each source, in the order of the buffers.
+
+    **Handles** name their source: `indices % K` of K sources is its position. Methods take handles in any order and
+    number, also those of shards. `handles` makes them from slots. A handle of a buffer alone is another number. A
+    handle is reused after at least 10^9 / (2 K) insertions into its source.
 
     **Empty sources.** Rows of an empty source have handle -1, probability 0 and weight 0.
 
@@ -86,7 +97,8 @@ class Mixture(Sized):
 
     Attributes:
       buffers: either `ReplayBuffer`s and `ReservoirBuffer`s, or `SequenceBuffer`s with one `sequence_length`; `Sharded`
-        or not. The states hold items of one structure, shape and dtype.
+        or not, all over the same devices in the same order. Each of K has at most 2**29 / K slots. The states hold
+        items of one structure, shape and dtype.
       shares: a positive number for each buffer, normalized to sum 1; None for equal shares.
       weights: "own": the weights that each buffer gives its rows, normalized within the source if at all. "joint":
         importance weights for the mixture, by `shares`, of the uniform laws over each source's items (see the head of
@@ -185,11 +197,14 @@ class Mixture(Sized):
 
     def _changed(self, method: str, state: tuple[Any, ...], source: int, *args: Any, **kwargs: Any) -> tuple[Any, ...]:
         """The state after a method of one buffer."""
-        self._check_length(state)
-        last = len(self.buffers) - 1
-        source = checks.check_integer("source", source, 0, last, "the position of a buffer in buffers, static")
+        source = self._position(state, source)
         change: Any = getattr(self.buffers[source], method)
         return (*state[:source], change(state[source], *args, **kwargs), *state[source + 1 :])
+
+    def _position(self, state: tuple[Any, ...], source: Any) -> int:
+        self._check_length(state)
+        last = len(self.buffers) - 1
+        return checks.check_integer("source", source, 0, last, "the position of a buffer in buffers, static")
 
     @calls.method(num_rows="batch_size", before=sample_arguments, after=_reject_empty)
     def sample(
@@ -221,7 +236,11 @@ class Mixture(Sized):
         for k, rows in parts:
             sample: Any = buffers[k].sample
             given = {"key": keys[k], "batch_size": rows.stop - rows.start, "beta": beta, "max_age": max_age}
-            drawn.append(sample.body(buffers[k], state[k], **given))
+            part = sample.body(buffers[k], self._named(k, state[k]), **given)
+            indices = self._names(k, part.indices)
+            if isinstance(part.items, TransitionBatch):
+                part = part.replace(items=dataclasses.replace(part.items, idx=indices))
+            drawn.append(part.replace(indices=indices))
         if self.weights == "joint":
             drawn = self._weigh(drawn, [k for k, _ in parts], batch_size)
         return _joined(drawn)
@@ -256,27 +275,51 @@ class Mixture(Sized):
     )
     set = calls.forwarded(Buffer.set, "Write leaves of stored items in place, in each source its rows.")
     get = calls.forwarded(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
-    handles = calls.forwarded(
-        Buffer.handles, "`Buffer.handles` of slots within sources, int [B], in the rows of a draw of B."
-    )
-    slots = calls.forwarded(Buffer.slots, "`Buffer.slots`, within its source, of each of the handles, int [B].")
+    slots = calls.forwarded(Buffer.slots, "`Buffer.slots`, within its source (and shard), of the handles, int [B].")
     priorities = calls.forwarded(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
     age = calls.forwarded(Buffer.age, "`Buffer.age` of the handles, int [B].")
+    later = calls.forwarded(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
+
+    def handles(self, state: tuple[Any, ...], source: int, slots: jax.Array) -> jax.Array:
+        """The mixture's handles of the items in `slots`, int [B], of the buffer at `source`, as its `handles`."""
+        source = self._position(state, source)
+        return self._names(source, self.buffers[source].handles(self._named(source, state[source]), slots))
 
     def _run(self, name: str, call: calls.Call, state: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
-        """The method `name` of each source for its rows."""
-        num_rows = checks.check_indices(arguments[call.rows[0]], name=call.rows[0]).size
+        """The method `name` of each shard of each source, with all rows: the others have handle -1 there."""
+        indices = checks.check_indices(arguments["indices"])
         for argument in call.rows:
             for x in jax.tree.leaves(arguments[argument]):
-                if x.shape[:1] != (num_rows,):
+                if x.shape[:1] != indices.shape:
                     found = checks.type_text(x.dtype, x.shape)
-                    raise ValueError(f"{argument}: got {found}, expected a row for each of the {num_rows} indices.")
-        states, found = list(state), []
-        for k, rows in self._parts(call.rows[0], num_rows):
-            own = jax.tree.map(lambda x, rows=rows: x[rows], arguments)
-            found.append(getattr(self.buffers[k], name).body(self.buffers[k], state[k], **own))
-            states[k] = found[-1]
-        return tuple(states) if call.donates else jax.tree.map(lambda *parts: jnp.concatenate(parts), *found)
+                    raise ValueError(f"{argument}: got {found}, expected a row for each of the {indices.size} indices.")
+        source, own = indices % len(self.buffers), indices // len(self.buffers)  # -1 // K is -1
+        found, lane, start = [], jnp.full_like(indices, -1), 0
+        for k, buffer in enumerate(self.buffers):
+            part, count = self._named(k, state[k]), shards_of(buffer).num_shards
+            shard = jnp.clip(own // part.ring.period, 0, count - 1)
+            lane = jnp.where(source == k, start + shard, lane)  # number of the shard among those of all sources
+            mine = lane[None] == start + jnp.arange(count, dtype=jnp.int32)[:, None]
+            rows = {x: arguments[x] for x in call.rows}
+            given = arguments | jax.tree.map(lambda x, n=count: jnp.tile(x, (n, *[1] * (x.ndim - 1))), rows)
+            given["indices"] = jnp.where(mine, own[None], -1).reshape(-1)
+            result = getattr(buffer, name).body(buffer, part, **given)
+            if call.donates:
+                result = result.replace(ring=result.ring.replace(period=state[k].ring.period))
+            found.append(result)
+            start += count
+        if call.donates:
+            return tuple(found)
+        at = lane * indices.size + jnp.arange(indices.size, dtype=jnp.int32)
+        return jax.tree.map(lambda *parts: jnp.concatenate(parts).at[at].get(mode="promise_in_bounds"), *found)
+
+    def _named(self, k: int, state: Any) -> Any:
+        """The state of source k with a ring whose handles leave room for K sources."""
+        return state.replace(ring=state.ring.named(len(self.buffers) * shards_of(self.buffers[k]).num_shards))
+
+    def _names(self, k: int, handles: jax.Array) -> jax.Array:
+        """Handles in the mixture, from those of source k, K * handle + k; -1 stays."""
+        return jnp.where(handles < 0, -1, len(self.buffers) * handles + k)
 
     def sizes(self, state: tuple[Any, ...]) -> tuple[jax.Array, ...]:
         """Number of drawable items of each source, int32 [] each."""
@@ -285,13 +328,13 @@ class Mixture(Sized):
 
     def size(self, state: tuple[Any, ...]) -> jax.Array:
         """Number of drawable items of all sources, int32 []; saturates at 2**31 - 1."""
-        return _total(self.sizes(state))
+        return _reduced(ring.saturating_add, self.sizes(state))
 
     def is_full(self, state: tuple[Any, ...]) -> jax.Array:
         """True if the next insertion overwrites in every source, bool []."""
         self._check_length(state)
-        full = [buffer.is_full(part) for buffer, part in zip(self.buffers, state, strict=True)]
-        return functools.reduce(jnp.logical_and, full)
+        full = tuple(buffer.is_full(part) for buffer, part in zip(self.buffers, state, strict=True))
+        return _reduced(jnp.logical_and, full)
 
     def _parts(self, name: str, num_rows: int) -> list[tuple[int, slice]]:
         """The sources with rows in a batch, and their rows."""
@@ -331,9 +374,9 @@ class Mixture(Sized):
                 raise ValueError(f"buffers[{k}] stores other items than buffers[0]: {error}") from error
 
 
-@jax.jit
-def _total(sizes: tuple[jax.Array, ...]) -> jax.Array:
-    return functools.reduce(ring.saturating_add, sizes)
+@functools.partial(jax.jit, static_argnums=0)
+def _reduced(function: Any, parts: tuple[jax.Array, ...]) -> jax.Array:
+    return meshes.over_any_mesh(functools.partial(functools.reduce, function))(parts)
 
 
 def _joined(drawn: list[Sample]) -> Sample:

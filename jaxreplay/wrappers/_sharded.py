@@ -48,6 +48,7 @@ class Sharded(Sized, Generic[S]):
 
     **Handles** also name the shard. Give them to `update`, `get`, `set` and `later` in the rows in which they were
     drawn. A handle in another shard's part of the batch is ignored (`get`: zeros), like one whose item was overwritten.
+    A `Mixture` takes them in any order.
 
     **Draws.** Give the same key in all processes. With `max_age`, `Sample.age` is D times the number of later
     insertions into the item's shard. In a pass of `epoch`, a shard with fewer items than another has rows with handle

@@ -128,8 +128,8 @@ def test_a_mixture_of_shards_and_a_plain_source(transform):
 
     rows, td_errors = batch_of("replay"), np.arange(8, dtype=np.float32)
     empty = mixture(mesh(4)).init(rows)
-    period = empty[0].ring.period
-    handles = np.array([0, period, 2 * period, 3 * period + 1, 0, 3, 5, 7], np.int32)
+    period = empty[0].ring.period // 2  # of two sources
+    handles = np.array([0, 2 * period, 4 * period, 6 * period + 2, 1, 7, 11, 15], np.int32)
     expected = transform(functools.partial(use, mesh(4)))(rows, handles, td_errors)
     found = transform(functools.partial(use, EXPLICIT))(over(rows), *over((handles, td_errors)))
     assert_same(found, expected)
@@ -137,6 +137,23 @@ def test_a_mixture_of_shards_and_a_plain_source(transform):
     assert specs((updated, written[0], drawn, got)) == {("data",)}
     assert specs((plain, written[1], looked)) == {()}
     assert np.all(np.asarray(got[1]["id"]) == [0, 2, 4, 7, 0, 3, 5, 7])
+
+
+@pytest.mark.parametrize("meshes", [(EXPLICIT, mesh(4)), rarely(((mesh(4), EXPLICIT),))], ids=["explicit", "automatic"])
+def test_a_mixture_over_explicit_and_automatic_axes(meshes):
+    sources = [jr.Sharded(buffer=jr.ReplayBuffer(capacity=16, donate=False), mesh=its) for its in meshes]
+    buffer = jr.Mixture(buffers=sources)
+    state = buffer.init(batch_of("replay"))
+    for k in range(2):
+        state = buffer.add(state, k, batch_of("replay"))
+    half = state[0], sources[1].add(state[1], batch_of("replay"))
+    drawn = buffer.sample(state, KEY, 8)
+    assert (buffer.size(state), buffer.is_full(state), buffer.is_full(half)) == (16, False, False)
+    assert (buffer.can_sample(state, 16), buffer.can_sample(state, 17), buffer.is_empty(state)) == (True, False, False)
+    assert buffer.is_full((sources[0].add(state[0], batch_of("replay")), half[1]))
+    backwards = np.asarray(drawn.indices)[::-1]
+    assert_same(buffer.get(state, backwards), jax.tree.map(lambda x: np.asarray(x)[::-1], drawn.items))
+    assert_same(buffer.age(buffer.update(state, backwards[:5], np.ones(5)), backwards), np.asarray(drawn.age)[::-1])
 
 
 @pytest.mark.parametrize("transform", [jax.jit, rarely(lambda function: function)], ids=["jit", "eager"])

@@ -62,6 +62,22 @@ def test_period_leaves_room_for_int32_and_tells_generations_and_rings_apart(capa
     assert num_rings * period >= 10**9
 
 
+@pytest.mark.parametrize("num_names", [1, 2, 3, 5, 8, 1000])
+@pytest.mark.parametrize("num_rings", [1, 3, 512])
+@pytest.mark.parametrize("capacity", [1, 3, 7, 10**6, 2**27, 2**29])
+def test_names_in_a_mixture_fit_int32_and_tell_generations_apart(capacity, num_rings, num_names):
+    """With as many slots as a mixture takes."""
+    capacity = min(capacity, 2**29 // num_names) // num_rings
+    if capacity == 0:
+        capacity = 1
+    whole = ring.init(capacity, num_rings)
+    period = whole.named(num_names * num_rings).period
+    assert num_names * num_rings * period <= 2**31
+    assert num_names * num_rings * period > 2**30 or period == whole.period
+    assert period % capacity == whole.period % period == 0
+    assert period > 2 * capacity or period == whole.period
+
+
 def test_without_mask_all_rows_are_inserted():
     slots, count = jax.jit(ring.Ring.next_slots, static_argnums=2)(ring.init(5), None, 3)
     np.testing.assert_array_equal(slots, [0, 1, 2])

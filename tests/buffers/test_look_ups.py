@@ -61,8 +61,9 @@ def look_ups(config, state):
         if name.startswith("_") or name in CHANGES or next(iter(inspect.signature(method).parameters), "") != "state":
             continue
         named = {"step": 0} if name == "epoch" else {}
+        source = (0,) if name == "handles" and isinstance(config, jr.Mixture) else ()
         try:
-            found[name] = method(state, *ARGUMENTS.get(name, ()), **named)
+            found[name] = method(state, *source, *ARGUMENTS.get(name, ()), **named)
         except (ValueError, AttributeError) as error:
             if not re.search(MISSING, str(error)):
                 raise

@@ -172,14 +172,15 @@ FRAMES = {"obs": struct("uint8", 8, 84, 84, 4), "action": struct("int32", 8)}
 def test_running_out_of_memory_gives_the_bytes_and_the_way_to_see_them():
     """More is asked for than any system can address."""
     large = jr.ReplayBuffer(capacity=2**29)
-    for bad, leading in (
-        (large, (1,)),
-        (jr.ReservoirBuffer(capacity=2**29), (1,)),
-        (jr.SequenceBuffer(length=2**29, num_envs=1, sequence_length=2), (1, 1)),
-        (over_devices(large, 1), (1,)),
-        (jr.Mixture(buffers=(jr.ReplayBuffer(capacity=1), large)), (1,)),  # the other takes 0.4 GB
+    half = jr.ReplayBuffer(capacity=2**28)
+    for bad, leading, count in (
+        (large, (1,), 2**29),
+        (jr.ReservoirBuffer(capacity=2**29), (1,), 2**29),
+        (jr.SequenceBuffer(length=2**29, num_envs=1, sequence_length=2), (1, 1), 2**29),
+        (over_devices(large, 1), (1,), 2**29),
+        (jr.Mixture(buffers=(jr.ReplayBuffer(capacity=1), half)), (1,), 2**28),  # the other takes 0.4 GB
     ):
-        with pytest.raises(ValueError, match=rf"{4 * 10**8 * 2**29} bytes.*jr\.memory\(buffer, items\)") as error:
+        with pytest.raises(ValueError, match=rf"{4 * 10**8 * count} bytes.*jr\.memory\(buffer, items\)") as error:
             bad.init({"x": struct("float32", *leading, 10**8)})
         assert "RESOURCE_EXHAUSTED" in str(error.value.__cause__)
         jax.eval_shape(bad.init, {"x": struct("float32", *leading, 10**8)})  # nothing is allocated

@@ -10,7 +10,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import at, big_copies, compiled, items, numbers, over_devices, rarely, rejects, run_once, stack
+from helpers import at, big_copies, compiled, items, mesh, numbers, over_devices, rarely, rejects, run_once, stack
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from scipy.stats import chi2
@@ -80,7 +80,7 @@ def test_counts_that_are_known():
 
 
 def pair(num_added=6):
-    """Two prioritized sources, whose handles are the same numbers, and a state."""
+    """Two prioritized sources and a state."""
     mixture = jr.Mixture(buffers=(REPLAY(capacity=8, sampler=PER(normalize=None)),) * 2)
     return mixture, filled(mixture, (num_added, num_added))
 
@@ -92,6 +92,7 @@ def test_each_source_draws_as_its_buffer_would():
         mixture, state = pair()
         keys = jax.random.split(jax.random.key(0), 2)
         parts = [buffer.sample(state[k], keys[k], (4, 3)[k], max_age=4) for k, buffer in enumerate(mixture.buffers)]
+        parts = [dataclasses.replace(x, indices=2 * x.indices + k) for k, x in enumerate(parts)]
         joined = jax.tree.map(lambda *x: jnp.concatenate(x), *parts)
         return mixture.sample(state, jax.random.key(0), 7, max_age=4), joined
 
@@ -367,8 +368,6 @@ def test_rows_that_shards_and_reservoirs_refuse():
 
     with pytest.raises(ValueError, match=r"batch_size=4: buffers\[0\] gets 3 of these rows, .* multiple of 2"):
         jax.eval_shape(lambda state: mixture.sample(state, jax.random.key(0), 4), state)
-    with pytest.raises(ValueError, match=r"indices=4: buffers\[0\] gets 3 of these rows"):
-        jax.eval_shape(lambda state: mixture.update(state, np.zeros(4, np.int32), np.zeros(4)), state)
     with pytest.raises(ValueError, match="max_age: a ReservoirBuffer keeps no order"):
         jax.eval_shape(lambda state: mixture.sample(state, jax.random.key(0), 6, max_age=3), state)
 
@@ -401,6 +400,40 @@ def test_configurations_are_hashable_and_frozen():
     assert all(type(share) is float for share in one.shares)
 
 
+def test_rows_in_any_order_and_number():
+    """TD errors of a shuffled part of two draws, joined, go to the items that they are of, also under vmap and scan."""
+    mixture, state = pair()
+
+    def priorities(key):
+        draws = [mixture.sample(state, its, 8) for its in jax.random.split(key)]
+        handles, ids = (jnp.concatenate(x) for x in zip(*[(x.indices, x.items["id"]) for x in draws], strict=True))
+        order = jax.random.permutation(key, 16)[:11]
+
+        def learn(state, row):
+            return mixture.update(state, handles[row][None], 100.0 + ids[row][None]), None
+
+        learnt = mixture.update(state, handles[order], 100.0 + ids[order])
+        in_turn = jax.lax.scan(learn, state, order)[0]
+        found = jnp.stack([mixture.priorities(x, handles) for x in (learnt, in_turn, state)])
+        return found, ids, jnp.isin(handles, handles[order])
+
+    found, ids, is_learnt = once(jax.vmap(priorities), jax.random.split(jax.random.key(0), 3))
+    expected = np.where(is_learnt, 100.01 + ids, found[:, 2])
+    np.testing.assert_allclose(found[:, 0], expected, rtol=1e-5)
+    np.testing.assert_allclose(found[:, 1], expected, rtol=1e-5)
+    assert 10 < is_learnt.sum() < 48
+
+
+def test_handles_of_slots_and_of_a_source_alone():
+    mixture, state = pair()
+    for k, buffer in enumerate(mixture.buffers):
+        own = buffer.newest(state[k], 8)
+        handles = mixture.handles(state, k, buffer.slots(state[k], own))
+        assert handles.tolist() == [-1 if x < 0 else 2 * x + k for x in own.tolist()]
+        chex.assert_trees_all_equal(mixture.get(state, handles), buffer.get(state[k], own))
+    rejects("source=2: must be an integer from 0 to 1", mixture.handles, state, 2, np.zeros(1, np.int32))
+
+
 SMALL = REPLAY(capacity=4)
 SHORT, SHORTER = (jr.SequenceBuffer(length=8, num_envs=1, sequence_length=length) for length in (3, 2))
 PAIR, JOINT = (SMALL, SMALL), {"weights": "joint"}
@@ -421,6 +454,21 @@ REFUSED = {
     r"of buffers\[1\] has normalize='global'; must be \"batch\" or None": {"buffers": (SMALL, GLOBAL), **JOINT},
     r"of buffers \[0, 2\] have normalize=\['batch', None\]; they must": {"buffers": (BATCH, SMALL, PLAIN), **JOINT},
 }
+
+
+REFUSED |= {
+    r"slots of buffers\[0\]=536870912: must be .* to 268435456, as handles of 2 sources must fit": {
+        "buffers": (REPLAY(capacity=2**29), SMALL)
+    }
+}
+
+
+@pytest.mark.parametrize("second", [slice(2, 4), slice(0, 4), slice(1, None, -1)], ids=["others", "more", "turned"])
+def test_meshes_of_other_devices_are_refused(second):
+    devices = jax.devices("cpu")
+    sources = [jr.Sharded(buffer=REPLAY(capacity=8), mesh=mesh(4, devices[its])) for its in (slice(0, 2), second)]
+    message = r"Sharded over axes and devices \[\({'data': 2}, \[0, 1\]\).*the same devices in the same order"
+    rejects(message, jr.Mixture, buffers=sources)
 
 
 @pytest.mark.parametrize("message", REFUSED)

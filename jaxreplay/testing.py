@@ -382,6 +382,11 @@ def _td_errors(key: jax.Array, count: int) -> jax.Array:
 
 def _adder(buffer: Any) -> Add:
     """A function add(state, items, key), which passes the key on only if the buffer takes one."""
-    if "key" in inspect.signature(whole_of(buffer).add).parameters:
+    parameters = inspect.signature(whole_of(buffer).add).parameters
+    if "ends" in parameters:
+        return lambda state, items, key: buffer.add(
+            state, items, ends=jnp.zeros(jax.tree.leaves(items)[0].shape[:2], bool)
+        )
+    if "key" in parameters:
         return lambda state, items, key: buffer.add(state, items, jax.random.fold_in(key, 2))
     return lambda state, items, key: buffer.add(state, items)

@@ -178,9 +178,10 @@ class SequenceBuffer(Buffer[SequenceState]):
           state: donated when called eagerly (see the class).
           steps: pytree [T, num_envs, ...] with the structure, shapes and dtypes given to `init`; 1 <= T <= length. T
             may differ between calls; each T compiles once. No `TransitionBatch` with `valid`.
-          ends: bool [T, num_envs], True for the last row of an episode; None if no row is. If the stream has a row for
-            the final observation, that row is the last: `ends=~step`. If it has none, the last row is the terminated or
-            truncated one: `ends=terminated | truncated`. Ignored with windows="any" without `hindsight`.
+          ends: bool [T, num_envs], True for the last row of an episode; zeros if no episode ever ends. If the stream
+            has a row for the final observation, that row is the last: `ends=~step`. If it has none, the last row is the
+            terminated or truncated one: `ends=terminated | truncated`. Needed, except with windows="any" without
+            `hindsight`, which ignores it.
           td_errors: float [K, num_envs] with K = `completed(T)`, signed or not: initial TD errors of the completed
             sequences, in order; NaN or None means unknown. If fewer than K are completed, the last rows are ignored.
             `Uniform` ignores it.
@@ -190,7 +191,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             before it is the last stored row of its episode, and the row after it starts an episode.
 
         Raises:
-          ValueError: wrong structure, shape or dtype; the message names the leaf.
+          ValueError: wrong structure, shape or dtype (the message names the leaf), or no `ends` where they are needed.
 
         Examples:
           >>> sizes = {"length": 4, "num_envs": 1, "sequence_length": 2}
@@ -254,9 +255,9 @@ class SequenceBuffer(Buffer[SequenceState]):
         Examples:
           >>> sizes = {"length": 8, "num_envs": 1, "sequence_length": 2}
           >>> buffer = jr.SequenceBuffer(**sizes, windows="inside")
-          >>> steps = jnp.array([[1], [2], [3]])
-          >>> state = buffer.end_streams(buffer.add(buffer.init(steps), steps))
-          >>> state = buffer.add(state, steps + 100)  # environments were reset
+          >>> steps, ends = jnp.array([[1], [2], [3]]), jnp.zeros((3, 1), bool)
+          >>> state = buffer.end_streams(buffer.add(buffer.init(steps), steps, ends=ends))
+          >>> state = buffer.add(state, steps + 100, ends=ends)  # environments were reset
           >>> buffer.get(state, buffer.newest(state, 4)).tolist()
           [[1, 2], [2, 3], [101, 102], [102, 103]]
         """
@@ -399,6 +400,12 @@ class SequenceBuffer(Buffer[SequenceState]):
             raise ValueError(
                 f"a rollout of {num_steps} steps: expected 1 to length={self.length}; add it in parts, or raise the "
                 "length."
+            )
+        if ends is None and (self.windows != "any" or self.hindsight):
+            option = "hindsight=True" if self.hindsight else f"windows={self.windows!r}"
+            raise ValueError(
+                f"ends: got None, but {option} needs the last row of each episode; give a bool[T, num_envs], zeros if "
+                "no episode ever ends."
             )
         ends = jnp.zeros((num_steps, self.num_envs), bool) if ends is None else ends
         ends = checks.check_mask(ends, (num_steps, self.num_envs), "ends")

@@ -272,11 +272,11 @@ class Shared:
           >>> buffer = jr.SequenceBuffer(
           ...     length=8, num_envs=1, sequence_length=2, windows="inside"
           ... )
-          >>> steps = jnp.array([[1], [2]])
+          >>> steps, ends = jnp.array([[1], [2]]), jnp.zeros((2, 1), bool)
           >>> shared = jr.Shared(buffer, buffer.init(steps))
-          >>> shared.add(steps)
+          >>> shared.add(steps, ends=ends)
           >>> shared.end_streams()  # the environment was reset
-          >>> shared.add(steps + 100)
+          >>> shared.add(steps + 100, ends=ends)
           >>> shared.size()  # [1, 2] and [101, 102]
           2
         """

@@ -39,7 +39,67 @@ def no_ends(wrap=lambda buffer: buffer, **settings):
     return lambda: traced(wrap(streams(**settings)), "add", STEPS, items=STEPS)
 
 
+def of_state(*method, buffer, other, items=STEPS, wrap=lambda state: state):
+    """A method of `buffer` for a state of `other`; without a method the buffer is bound."""
+    state = wrap(zeros(other, items))
+    return lambda: getattr(buffer, method[0])(state, *method[1:]) if method else jr.bind(buffer, state)
+
+
+def stacked(state):
+    return jax.tree.map(lambda x: np.stack([x, x]), state)
+
+
+SHARDED = over_devices(REPLAY, 2)
+STATES = {  # methods that take a state only, or with a number
+    "another sequence_length": (
+        {"buffer": streams(3, stride=4), "other": streams(4, stride=4)},
+        r"sequence_length=3, stride=4: this state is of a buffer with 4 and 4; use the buffer that made it\.",
+    ),
+    "another stride": (
+        {"buffer": streams(stride=4), "other": streams(stride=5)},
+        "sequence_length=2, stride=4: this state is of a buffer with 2 and 5; use the buffer that made it",
+    ),
+    "another capacity": (
+        {"buffer": REPLAY, "other": jr.ReplayBuffer(capacity=12), "items": ROWS},
+        "capacity=16: this state has a leading axis of 12; use the buffer that made it",
+    ),
+    "another sampler": (
+        {"buffer": PRIORITIZED, "other": REPLAY, "items": ROWS},
+        r"sampler=Prioritized\(\): this state is of another sampler",
+    ),
+    "another class": (
+        {"buffer": REPLAY, "other": jr.ReservoirBuffer(capacity=16), "items": ROWS},
+        "state: got ReservoirState, expected ReplayState, as init of ReplayBuffer returns it; give it first",
+    ),
+    "no shards": (
+        {"buffer": SHARDED, "other": REPLAY, "items": ROWS},
+        r"2 shards: this state has leading axes \[\]; use the buffer that made it",
+    ),
+    "a stack": ({"buffer": REPLAY, "other": REPLAY, "items": ROWS, "wrap": stacked}, "and jax.vmap for a stack"),
+    "a stack of sequences": ({"buffer": streams(), "other": streams(), "wrap": stacked}, "jax.vmap for a stack"),
+}
+METHODS = ("size",), ("is_full",), ("is_empty",), ("can_sample", 2), ("num_batches", 2), ()
+
+
+def saved(config, state):
+    return lambda: jr.save("nowhere/at all", config, state)
+
+
 CASES = {
+    "save, another capacity": (
+        saved(REPLAY, zeros(jr.ReplayBuffer(capacity=12), ROWS)),
+        "capacity=16: this state has a leading axis of 12",
+    ),
+    "save, a stack of another": (
+        saved(streams(stride=4), stacked(zeros(streams(stride=5), STEPS))),
+        "stride=4: this state is of a buffer with 2 and 5",
+    ),
+    "save, shards": (saved(SHARDED, zeros(REPLAY, ROWS)), "2 shards: this state has leading axes"),
+    **{
+        f"{kind}, {method[0] if method else 'bind'}": (of_state(*method, **given), message)
+        for kind, (given, message) in STATES.items()
+        for method in METHODS
+    },
     "ends, cut": (
         no_ends(windows="cut"),
         r"ends: got None, but windows='cut' needs the last row of each episode; "

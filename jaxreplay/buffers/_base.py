@@ -18,7 +18,7 @@ from jaxreplay.buffers._sample import (
     reject_empty,
     sample_arguments,
 )
-from jaxreplay.buffers._state import S, Sized, check_state
+from jaxreplay.buffers._state import S, Sized, check_once, check_state
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._base import check_sampler
 from jaxreplay.transitions import TransitionBatch
@@ -84,6 +84,10 @@ class Buffer(Sized, Generic[S]):
     @abc.abstractmethod
     def _read(self, state: S, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array | None]:
         """Items at `slots` [B] and `Sample.mask`; with `fill`, zeros for slots out of range, else none may be."""
+
+    def _rows(self, state: S) -> ring.Ring:
+        """The ring of the storage's first axis."""
+        return state.ring
 
     def _places(self, state: S, slots: jax.Array) -> jax.Array:
         """Positions of items in the storage with merged leading axes, from `slots` [B]; out of range if not stored."""
@@ -241,6 +245,7 @@ class Buffer(Sized, Generic[S]):
           2
         """
         batch_size = check_batch_size(batch_size)
+        check_once(self, state)
         return -(-xla.alive(state.ring.size) // batch_size)
 
     def _sample_of(self, state: S, slots: jax.Array, probabilities: jax.Array, weights: jax.Array) -> Sample:
@@ -265,8 +270,11 @@ class Buffer(Sized, Generic[S]):
           >>> int(buffer.size(buffer.add(buffer.init(items), items)))
           3
         """
-        xla.alive(state.ring.size)
-        return xla.copy(_uses.num_drawable(state.uses, state.ring.size))  # a later call may donate the state
+        return xla.copy(self._count(state))  # a later call may donate the state
+
+    def _count(self, state: S) -> jax.Array:
+        check_once(self, state)
+        return _uses.num_drawable(state.uses, xla.alive(state.ring.size))
 
     @calls.method(rows=("indices", "td_errors"), donates=True)
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:

@@ -16,7 +16,7 @@ from jaxreplay._common import calls, checks, devices, layouts, ring, xla
 from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._episode_flags import flags_of, in_first_episode
-from jaxreplay.buffers._state import State
+from jaxreplay.buffers._state import State, check_once
 from jaxreplay.transitions._batch import check_returns, without_valid
 
 
@@ -37,6 +37,7 @@ class SequenceState(State):
       uses: of the items (`jaxreplay.buffers._uses`); None without `count_updates` and `max_uses`.
       windows: places of the drawable sequences; None if all are drawable (windows "any" and "cut", without `gaps`).
       episodes: the number of each row's episode; None without `hindsight`.
+      sequences: the buffer's `sequence_length` and `stride` (static).
 
     Examples:
       >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
@@ -51,6 +52,7 @@ class SequenceState(State):
     wait: jax.Array  # []
     windows: _chosen_sequences.ChosenSequences | None = None
     episodes: _later_steps.EpisodeNumbers | None = None
+    sequences: tuple[int, int] = struct.field(pytree_node=False)
     _layouts: ClassVar = {"storage": layouts.storage_layout(2), "ends": layouts.storage_layout(2)}
 
 
@@ -160,6 +162,7 @@ class SequenceBuffer(Buffer[SequenceState]):
                 uses=_uses.init(self),
                 windows=self._drawable.init(self),
                 episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
+                sequences=(self.sequence_length, self.stride),
             )
 
     @calls.method(rows=("steps", "ends", "td_errors", "drawable"), is_batch=True, donates=True)
@@ -224,6 +227,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             **self._insert(state, change.slots, change.drawable, change.td_errors),
             windows=change.windows,
             episodes=None if state.episodes is None else _later_steps.append(state.episodes, flags, at),
+            sequences=state.sequences,
         )
 
     def completed(self, num_steps: int) -> int:
@@ -329,6 +333,7 @@ class SequenceBuffer(Buffer[SequenceState]):
           >>> bool(buffer.is_full(state)), bool(buffer.is_full(buffer.add(state, steps)))
           (False, True)
         """
+        check_once(self, state)
         return ring.at_least(state.rows.size, self.length)
 
     def stored_steps(self, state: SequenceState) -> jax.Array:
@@ -341,6 +346,7 @@ class SequenceBuffer(Buffer[SequenceState]):
           >>> int(buffer.stored_steps(state)), int(buffer.size(state))
           (3, 2)
         """
+        check_once(self, state)
         return xla.alive(state.rows.size) * self.num_envs
 
     def _why_empty(self, state: SequenceState) -> str:
@@ -418,6 +424,11 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def _check_state(self, state: SequenceState) -> None:
         super()._check_state(state)
+        if state.sequences != (self.sequence_length, self.stride):
+            raise ValueError(
+                f"sequence_length={self.sequence_length}, stride={self.stride}: this state is of a buffer with "
+                f"{state.sequences[0]} and {state.sequences[1]}; use the buffer that made it."
+            )
         found, expected = (state.windows, state.ends), (self._drawable is _chosen_sequences, self._keeps_ends)
         if tuple(x is not None for x in found) != expected:
             raise ValueError(
@@ -432,6 +443,9 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def _ages(self, state: SequenceState, slots: jax.Array) -> jax.Array:
         return self._drawable.ages(self, state, slots)
+
+    def _rows(self, state: SequenceState) -> ring.Ring:
+        return state.rows
 
     def _places(self, state: SequenceState, slots: jax.Array) -> jax.Array:
         first, env = self._drawable.starts(self, state, slots)

@@ -125,7 +125,8 @@ def bind(config: Any, state: Any) -> Any:
       `Bound`. Its methods raise what the methods of the configuration raise, and AttributeError for an unknown name.
 
     Raises:
-      ValueError: `config` is not hashable, as a state is not.
+      ValueError: `config` is not hashable, as a state is not; or it is a buffer and `state` is not of it. For a
+        stack of states, `jax.vmap(lambda state: bind(config, state))(states)`.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=100)
@@ -141,6 +142,8 @@ def bind(config: Any, state: Any) -> Any:
     except TypeError as error:
         found = f"config: got a {type(config).__name__}, which is not hashable"
         raise ValueError(f"{found}; give the configuration first, then its state.") from error
+    if isinstance(config, Buffer | Sharded | Mixture):
+        config._check_state(state)
     return Bound(config, state)
 
 

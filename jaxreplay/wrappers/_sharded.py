@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jaxreplay.buffers._reservoir import ReservoirState
 from jaxreplay.buffers._sample import check_batch_size
 from jaxreplay.buffers._sequence import SequenceState
 from jaxreplay.buffers._shards import part_of, shards_of
-from jaxreplay.buffers._state import S, Sized
+from jaxreplay.buffers._state import S, Sized, check_once
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -177,20 +177,27 @@ class Sharded(Sized, Generic[S]):
         """Number of batches of an `epoch`, which is that of the fullest shard, int32 []."""
         batch_size = check_batch_size(batch_size)
         self._check_divides("batch_size", batch_size)
+        check_once(self, state)
         return jnp.max(-(-xla.alive(state.ring.size) // (batch_size // self.num_shards)), axis=-1)
 
     def size(self, state: S) -> jax.Array:
         """Number of drawable items in all shards, int32 []."""
+        check_once(self, state)
         xla.alive(state.ring.size)
         return jnp.sum(jax.vmap(self._part.size)(state), axis=-1, dtype=jnp.int32)
 
     def stored_steps(self, state: S) -> jax.Array:
         """Number of steps stored in all shards of a `SequenceBuffer`, int32 []."""
-        return jnp.sum(cast(Any, self._part).stored_steps(state), axis=-1, dtype=jnp.int32)
+        part: Any = self._part
+        check_once(self, state)
+        xla.alive(state.ring.size)
+        return jnp.sum(jax.vmap(part.stored_steps)(state), axis=-1, dtype=jnp.int32)
 
     def is_full(self, state: S) -> jax.Array:
         """True if the next insertion overwrites in every shard, bool []."""
-        return jnp.all(self._part.is_full(state), axis=-1)
+        check_once(self, state)
+        rows = self._part._rows(state)
+        return jnp.all(ring.at_least(rows.size, rows.capacity), axis=-1)
 
     @property
     def _part(self) -> Buffer[S]:

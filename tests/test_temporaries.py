@@ -312,6 +312,8 @@ def copies_of(buffer, order, seeds=0, same_items=False, **scan):
             if operation == "add":
                 added = items if same_items else items + td_errors[0]
                 state = buffer.add(state, added, **no_ends(buffer, items))
+            elif operation == "clear":
+                state = buffer.clear(state)
             elif operation == "update":
                 state = buffer.update(state, indices, td_errors)
             else:
@@ -341,6 +343,17 @@ BUFFERS = {
 
 
 PAIRS_OF_OPERATIONS = often([("sequence", "global", 2, 4)], list(itertools.product(BUFFERS, SAMPLERS, (2,), (0, 4))))
+CLEARED = "add", "sample", "update", "clear", "add", "update", "sample", "clear", "clear", "sample"
+
+
+@pytest.mark.parametrize(("buffer", "seeds"), [("sequence", 4), rarely(("replay", 0)), rarely(("replay", 4))])
+def test_no_copy_of_the_storage_where_a_buffer_is_cleared(buffer, seeds):
+    """Priorities are written anew in any case."""
+    copies, temporary = copies_of(BUFFERS[buffer](jr.Uniform()), CLEARED, seeds)
+    assert copies == []
+    assert temporary < 0.1
+
+
 MORE_OPERATIONS = [rarely(("replay", "prioritized", 3, 0)), rarely(("sequence", "prioritized", 3, 4))]
 
 

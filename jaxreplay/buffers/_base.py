@@ -276,6 +276,42 @@ class Buffer(Sized, Generic[S]):
         check_once(self, state)
         return _uses.num_drawable(state.uses, xla.alive(state.ring.size))
 
+    @property
+    def num_slots(self) -> int:
+        """Number of slots that `slots` and `handles` number, from 0: the most items (sequences) that may be drawn.
+
+        Examples:
+          >>> jr.SequenceBuffer(
+          ...     length=10, num_envs=2, sequence_length=3
+          ... ).num_slots  # 8 starts in each stream
+          16
+        """
+        return self._num_slots
+
+    @calls.method(donates=True)
+    def clear(self, state: S) -> S:
+        """An empty buffer with the same storage. Handles go on, so that no earlier one names a new item.
+
+        Counters, such as those of updates and the largest priority ever, and replaced settings (`alpha`) stay too. The
+        counts of uses are 0. It costs O(capacity) for the sampler's priorities, and does not touch the items.
+
+        Args:
+          state: donated when called eagerly (see the class).
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.clear(buffer.add(buffer.init(items), items)), items + 5)
+          >>> int(buffer.size(state)), buffer.newest(state, 3).tolist()
+          (3, [4, 5, 6])
+        """
+        return dataclasses.replace(state, **self._emptied(state))  # pyright: ignore[reportArgumentType]
+
+    def _emptied(self, state: S) -> dict[str, Any]:
+        """The fields that change where all items are forgotten."""
+        sampler = self.sampler.cleared(state.sampler, self._num_slots)
+        return {"ring": state.ring.emptied(), "sampler": sampler, "uses": state.uses and state.uses.cleared()}
+
     @calls.method(rows=("indices", "td_errors"), donates=True)
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:
         """Give the sampler the TD errors of drawn items, and count their uses. `Uniform` and `Recent` ignore TD errors.

@@ -230,6 +230,13 @@ class SequenceBuffer(Buffer[SequenceState]):
             sequences=state.sequences,
         )
 
+    def _emptied(self, state: SequenceState) -> dict[str, Any]:
+        changed = super()._emptied(state) | {"wait": jnp.full_like(state.wait, self.sequence_length)}
+        changed["rows"] = state.rows.emptied()
+        if (chosen := state.windows) is not None:
+            changed["windows"] = dataclasses.replace(chosen, so_far=jnp.zeros_like(chosen.so_far))
+        return changed
+
     def completed(self, num_steps: int) -> int:
         """Maximum number of sequences of a stream that `num_steps` steps complete: the K of `add(td_errors=)`.
 

@@ -16,7 +16,7 @@ from jaxreplay._common import checks, layouts, random, ring, xla
 from jaxreplay.samplers._base import Moved, Sampler, old_priorities
 from jaxreplay.samplers._weights import Normalize, importance_weights, uniform_slots
 from jaxreplay.sum_tree._tree import Stratified
-from jaxreplay.sum_tree._whole import of_rows, on_backend
+from jaxreplay.sum_tree._whole import emptied, of_rows, on_backend
 
 SETTINGS = ("alpha", "epsilon", "floor")  # a state has its own
 
@@ -207,6 +207,9 @@ class Prioritized(Sampler[PrioritizedState]):
             leaf = jnp.where(largest > 0, largest, leaf)
         leaves = jnp.where(drawable, jnp.where(known, found, leaf), 0.0)
         return dataclasses.replace(state, tree=sum_tree.update(state.tree, slots, leaves, unique_indices=True))
+
+    def cleared(self, state: PrioritizedState, capacity: int) -> PrioritizedState:
+        return dataclasses.replace(state, tree=emptied(state.tree))
 
     def restrict(self, state: PrioritizedState, live: ring.Live) -> PrioritizedState:
         tree: Any = sum_tree.restrict(state.tree, live.start, live.size)

@@ -163,6 +163,7 @@ class Sharded(Sized, Generic[S]):
     )
     epoch = on_shards(Buffer.epoch, "Batch number `step` of a pass in which each shard passes over its own items.")
     update = on_shards(Buffer.update, "Give each shard's sampler the TD errors of its part of the batch.")
+    clear = on_shards(Buffer.clear, "Empty all shards; the storage stays, and handles go on.")
     set = on_shards(Buffer.set, "Write leaves of stored items in place, each shard its part of the rows.")
     newest = on_shards(Buffer.newest, "Handles of the newest n / D insertions of each shard, int32 [n], by shard.")
     get = on_shards(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
@@ -198,6 +199,11 @@ class Sharded(Sized, Generic[S]):
         check_once(self, state)
         rows = self._part._rows(state)
         return jnp.all(ring.at_least(rows.size, rows.capacity), axis=-1)
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots of a shard, which `slots` numbers within each."""
+        return self._part.num_slots
 
     @property
     def _part(self) -> Buffer[S]:

@@ -56,6 +56,10 @@ class Twin:
         for source, rows in zip(self.sources, self.parts(len(names)), strict=True):
             source.update(names[rows], td_errors[rows])
 
+    def clear(self):
+        for source in self.sources:
+            source.clear()
+
     @property
     def size(self):
         return sum(source.size for source in self.sources)

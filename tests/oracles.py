@@ -821,6 +821,20 @@ class TasksTwin:
         return self.successes[tasks] + won, self.trials[tasks] + won + lost
 
 
+def distinct_law(mass, n):
+    """Probabilities of `n` different draws in order, each in proportion to the mass of those left; mass 0 last."""
+    law = {(): 1.0}
+    for _ in range(n):
+        after = collections.defaultdict(float)
+        for drawn, probability in law.items():
+            left = {i: m for i, m in enumerate(mass) if i not in drawn}
+            total = sum(left.values())
+            for i, m in left.items():
+                after[(*drawn, i)] += probability * (m / total if total > 0 else 1 / len(left))
+        law = {drawn: probability for drawn, probability in after.items() if probability > 0}
+    return law
+
+
 class LevelsTwin:
     """Twin of `Levels` with integers as levels: one insertion after the other, in lists."""
 

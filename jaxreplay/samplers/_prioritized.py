@@ -273,10 +273,13 @@ class Prioritized(Sampler[PrioritizedState]):
         return priority_of(probabilities * sum_tree.total(state.tree), state.alpha.astype(jnp.float32))
 
     def metrics(self, states: PrioritizedState) -> dict[str, jax.Array]:
-        updates = jnp.max(states.updates)
+        updates, largest = jnp.max(states.updates), jnp.max(states.max_priority)
+        if self.max_priority == "stored":
+            leaf = jnp.max(jax.vmap(sum_tree.maximum)(states.tree))
+            largest = jnp.where(leaf > 0, priority_of(leaf, jnp.max(states.alpha).astype(jnp.float32)), 1.0)
         return {
             "total_priority": jnp.sum(jax.vmap(sum_tree.total)(states.tree)),
-            "max_priority": jnp.max(states.max_priority),
+            "max_priority": largest,
             "beta": jnp.asarray(self.beta(updates) if callable(self.beta) else self.beta),
             "updates": updates,
             "rejected": jnp.sum(states.rejected.astype(jnp.float32)),

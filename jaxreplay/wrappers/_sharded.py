@@ -49,8 +49,9 @@ class Sharded(Sized, Generic[S]):
     **Handles** also name the shard. Give them to `update`, `get`, `set` and `later` in the rows in which they were
     drawn. A handle in another shard's part of the batch is ignored (`get`: zeros), like one whose item was overwritten.
 
-    **Draws.** Give the same key in all processes. With `max_age`, `Sample.age` is D times the number of later
-    insertions into the item's shard. In a pass of `epoch`, a shard with fewer items than another has rows with handle
+    **Draws.** Give the same key in all processes. In a `ReplayBuffer` `Sample.age` is D times the number of later
+    insertions into the item's shard, to which `max_age` applies; in a `SequenceBuffer` ages count the sequences of a
+    stream, which is in one shard. In a pass of `epoch`, a shard with fewer items than another has rows with handle
     -1 before the pass ends.
 
     **Errors** are those of the buffer's methods; and a `ValueError` if rows are not a multiple of D.
@@ -159,7 +160,8 @@ class Sharded(Sized, Generic[S]):
         return _add_of(type(self.buffer))(self, state, *args, **kwargs)
 
     sample = on_shards(
-        Buffer.sample, "Draw batch_size / D items from each shard; from the newest max_age / D, rounded up."
+        Buffer.sample,
+        "Draw batch_size / D items from each shard; in a `ReplayBuffer` from its newest max_age / D.",
     )
     epoch = on_shards(Buffer.epoch, "Batch number `step` of a pass in which each shard passes over its own items.")
     update = on_shards(Buffer.update, "Give each shard's sampler the TD errors of its part of the batch.")

@@ -386,6 +386,11 @@ def _adder(buffer: Any) -> Add:
     if isinstance(buffer, Mixture):
         adders = [*map(_adder, buffer.buffers)]
         return lambda state, items, key: tuple(add(x, items, key) for add, x in zip(adders, state, strict=True))
-    if "key" in inspect.signature(whole_of(buffer).add).parameters:
+    parameters = inspect.signature(whole_of(buffer).add).parameters
+    if "ends" in parameters:
+        return lambda state, items, key: buffer.add(
+            state, items, ends=jnp.zeros(jax.tree.leaves(items)[0].shape[:2], bool)
+        )
+    if "key" in parameters:
         return lambda state, items, key: buffer.add(state, items, jax.random.fold_in(key, 2))
     return lambda state, items, key: buffer.add(state, items)

@@ -52,6 +52,14 @@ def over_devices(buffer, num_shards):
     return jr.Sharded(buffer=buffer, mesh=mesh(num_shards))
 
 
+def no_ends(buffer, steps):
+    """The argument `ends` of `add`, of steps that end no episode, if the buffer needs it."""
+    whole = getattr(buffer, "buffer", buffer)
+    if getattr(whole, "windows", "any") == "any" and not getattr(whole, "hindsight", False):
+        return {}
+    return {"ends": np.zeros(jax.tree.leaves(steps)[0].shape[:2], bool)}
+
+
 def numbers(first, count):
     return np.arange(first, first + count, dtype=np.int32)
 

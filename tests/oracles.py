@@ -73,6 +73,10 @@ class Priorities:
         self.leaf = {handle: self.leaf[handle] for handle in self.handles}
         self.counts = {handle: 0 if handle in td_errors else self.counts[handle] for handle in self.handles}
 
+    def clear(self):
+        """Forget all items; counters and handles go on."""
+        self.leaf, self.counts = {}, {}
+
     def known(self, td_errors):
         """Known priorities of new items, for other shards."""
         return [x for x in map(self._priority, td_errors.values()) if x is not None]
@@ -172,6 +176,11 @@ class ReplayTwin(Priorities):
         self.stored = self.stored[-self.capacity :]
         return new
 
+    def clear(self):
+        super().clear()
+        self.stored, self.next_handle = [], -(-self.next_handle // self.capacity) * self.capacity
+        self.next_handle %= self.period or self.next_handle + 1
+
     @property
     def handles(self):
         return [handle for handle, _ in self.stored]
@@ -197,6 +206,7 @@ class ReservoirTwin(ReplayTwin):
     def __init__(self, capacity, alpha=0.6, epsilon=1e-6, period=None, **settings):
         super().__init__(capacity, alpha, epsilon, period=period, **settings)
         self.count, self.taken_again = 0, 0  # slots, within one call
+        self.last = {}  # by slot: the last handle
 
     def add(self, items, draws, mask=None, td_errors=None):
         self.insert(self.store(items, draws, mask, td_errors))
@@ -215,11 +225,15 @@ class ReservoirTwin(ReplayTwin):
                 rows[slot] = row
         new = {}
         for slot, row in rows.items():
-            handle = (stored[slot][0] + self.capacity) % self.period if slot in stored else slot
-            stored[slot] = handle, items[row]
+            handle = (self.last[slot] + self.capacity) % self.period if slot in self.last else slot
+            stored[slot], self.last[slot] = (handle, items[row]), handle
             new[handle] = np.nan if td_errors is None else td_errors[row]
         self.stored = list(stored.values())
         return new
+
+    def clear(self):
+        super().clear()
+        self.count = 0
 
     def age(self, handle):
         return -1
@@ -259,6 +273,10 @@ class ShardedTwin:
         for twin, its in zip(self.shards, new, strict=True):
             twin.insert(its, beside, leaves)
         return new
+
+    def clear(self):
+        for twin in self.shards:
+            twin.clear()
 
     def end_streams(self, closed):
         for twin, own in zip(self.shards, np.split(closed, len(self.shards)), strict=True):
@@ -439,6 +457,11 @@ class SequenceTwin(Priorities):
                 if self.is_stored(handle):
                     new[handle] = np.nan if td_errors is None else td_errors[start - before, handle % self.num_envs]
         return new
+
+    def clear(self):
+        super().clear()
+        self.first = -(-(self.first + len(self.ever)) // self.num_slots) * self.num_slots  # begins at slot 0
+        self.steps, self.ends, self.gaps, self.runs, self.lost, self.ever = [], [], [], [], 0, {}
 
     def end_streams(self, closed):
         """Close streams: no sequence has rows of two runs, and the next run starts an episode."""
@@ -858,6 +881,20 @@ class TasksTwin:
     def counts(self, tasks):
         won, lost = self.prior
         return self.successes[tasks] + won, self.trials[tasks] + won + lost
+
+
+def distinct_law(mass, n):
+    """Probabilities of `n` different draws in order, each in proportion to the mass of those left; mass 0 last."""
+    law = {(): 1.0}
+    for _ in range(n):
+        after = collections.defaultdict(float)
+        for drawn, probability in law.items():
+            left = {i: m for i, m in enumerate(mass) if i not in drawn}
+            total = sum(left.values())
+            for i, m in left.items():
+                after[(*drawn, i)] += probability * (m / total if total > 0 else 1 / len(left))
+        law = {drawn: probability for drawn, probability in after.items() if probability > 0}
+    return law
 
 
 class LevelsTwin:

@@ -156,7 +156,7 @@ def test_the_rule_for_ends_is_the_same_everywhere():
     )
     for page in ("guides/sequences.md", "guides/recurrent.md"):
         assert rule.format("each", ".") in " ".join(PAGES[DOCS + page].split())
-    assert rule.format("an", "; None if no row is.") in " ".join(jr.SequenceBuffer.add.__doc__.split())
+    assert rule.format("an", "; zeros if no episode ever ends.") in " ".join(jr.SequenceBuffer.add.__doc__.split())
 
 
 def calls(text):

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import big_copies, compiled, rarely
+from helpers import big_copies, compiled, no_ends, rarely
 from jax import lax
 
 import jaxreplay as jr
@@ -177,7 +177,7 @@ def test_no_copy_where_streams_are_closed(windows, seeds):
             seen = drawn.weights + drawn.items.sum(axis=1) + drawn.mask.sum(axis=1)
             state = buffer.update(state, drawn.indices, seen)
             state = buffer.end_streams(state, mask=jax.random.bernoulli(key, 0.5, (BATCH,)))
-            return buffer.add(state, jnp.ones((1, BATCH))), seen
+            return buffer.add(state, jnp.ones((1, BATCH)), ends=jnp.zeros((1, BATCH), bool)), seen
 
         return temporary_bytes_of_scan(step, jax.eval_shape(buffer.init, np.zeros((1, BATCH), np.float32)), seeds)
 
@@ -340,7 +340,10 @@ def copies_of(buffer, order, seeds=0, same_items=False, **scan):
         state, indices, td_errors = carry
         for operation in order:
             if operation == "add":
-                state = buffer.add(state, items if same_items else items + td_errors[0])
+                added = items if same_items else items + td_errors[0]
+                state = buffer.add(state, added, **no_ends(buffer, items))
+            elif operation == "clear":
+                state = buffer.clear(state)
             elif operation == "update":
                 state = buffer.update(state, indices, td_errors)
             else:
@@ -370,6 +373,17 @@ BUFFERS = {
 
 
 PAIRS_OF_OPERATIONS = often([("sequence", "global", 2, 4)], list(itertools.product(BUFFERS, SAMPLERS, (2,), (0, 4))))
+CLEARED = "add", "sample", "update", "clear", "add", "update", "sample", "clear", "clear", "sample"
+
+
+@pytest.mark.parametrize(("buffer", "seeds"), [("sequence", 4), rarely(("replay", 0)), rarely(("replay", 4))])
+def test_no_copy_of_the_storage_where_a_buffer_is_cleared(buffer, seeds):
+    """Priorities are written anew in any case."""
+    copies, temporary = copies_of(BUFFERS[buffer](jr.Uniform()), CLEARED, seeds)
+    assert copies == []
+    assert temporary < 0.1
+
+
 MORE_OPERATIONS = [rarely(("replay", "prioritized", 3, 0)), rarely(("sequence", "prioritized", 3, 4))]
 
 

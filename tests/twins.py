@@ -386,6 +386,7 @@ class Run:
         num_batches = -(-capacity // (PASS // num_shards(buffer))) + 1
         wrap = {"jit": jax.jit, "vmap": lambda f: jax.jit(jax.vmap(f)), "eager": lambda f: f}[mode]
         self.change = wrap(functools.partial(change, buffer))
+        self.clear = wrap(buffer.clear)
         self.look = wrap(functools.partial(look, buffer, num_newest, ages))
         self.whole_pass = wrap(functools.partial(whole_pass, buffer, num_batches))
 
@@ -409,6 +410,10 @@ class Run:
         return given, looked
 
     def step(self, number):
+        if number % 40 == 5:
+            self.state = self.clear(self.state)
+            for lane in self.lanes:
+                lane.twin.clear()
         given, looked = zip(*(self.given(lane, number) for lane in self.lanes), strict=True)
         stacked = (stack(*x) if self.mode == "vmap" else x[0] for x in (given, looked))
         given, asked = stacked

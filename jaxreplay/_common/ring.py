@@ -134,6 +134,11 @@ class Ring:
         inserted, size = xla.read_once((inserted, jnp.minimum(self.size + count, self.capacity)))
         return dataclasses.replace(self, inserted=inserted, size=size)
 
+    def emptied(self) -> Self:
+        """The ring without items; the next one has a handle that was never used, and slot 0 (see `live`)."""
+        rounds = (self.inserted + self.capacity - 1) // self.capacity
+        return dataclasses.replace(self, inserted=rounds * self.capacity % self.period, size=jnp.zeros_like(self.size))
+
     def ages(self, slots: jax.Array) -> jax.Array:
         """Ages of `slots` (int32 [B], in range): number of later insertions, int32 [B]; 0 for the newest."""
         return wrap_negative(self.inserted % self.capacity - 1 - slots, self.capacity)

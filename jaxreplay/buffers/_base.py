@@ -17,7 +17,7 @@ from jaxreplay.buffers._sample import (
     reject_empty,
     sample_arguments,
 )
-from jaxreplay.buffers._state import S, Sized, check_state
+from jaxreplay.buffers._state import S, Sized, check_once, check_state
 from jaxreplay.samplers import Sampler, Uniform
 from jaxreplay.samplers._base import check_sampler
 from jaxreplay.transitions import TransitionBatch
@@ -83,6 +83,10 @@ class Buffer(Sized, Generic[S]):
     @abc.abstractmethod
     def _read(self, state: S, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array | None]:
         """Items at `slots` [B] and `Sample.mask`; with `fill`, zeros for slots out of range, else none may be."""
+
+    def _rows(self, state: S) -> ring.Ring:
+        """The ring of the storage's first axis."""
+        return state.ring
 
     def _places(self, state: S, slots: jax.Array) -> jax.Array:
         """Positions of items in the storage with merged leading axes, from `slots` [B]; out of range if not stored."""
@@ -242,6 +246,7 @@ class Buffer(Sized, Generic[S]):
           2
         """
         batch_size = check_batch_size(batch_size)
+        check_once(self, state)
         return -(-xla.alive(state.ring.size) // batch_size)
 
     def _sample_of(self, state: S, slots: jax.Array, probabilities: jax.Array, weights: jax.Array) -> Sample:
@@ -266,8 +271,47 @@ class Buffer(Sized, Generic[S]):
           >>> int(buffer.size(buffer.add(buffer.init(items), items)))
           3
         """
-        xla.alive(state.ring.size)
-        return xla.copy(_uses.num_drawable(state.uses, state.ring.size))  # a later call may donate the state
+        return xla.copy(self._count(state))  # a later call may donate the state
+
+    def _count(self, state: S) -> jax.Array:
+        check_once(self, state)
+        return _uses.num_drawable(state.uses, xla.alive(state.ring.size))
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots that `slots` and `handles` number, from 0: the most items (sequences) that may be drawn.
+
+        Examples:
+          >>> jr.SequenceBuffer(
+          ...     length=10, num_envs=2, sequence_length=3
+          ... ).num_slots  # 8 starts in each stream
+          16
+        """
+        return self._num_slots
+
+    @calls.method(donates=True)
+    def clear(self, state: S) -> S:
+        """An empty buffer with the same storage. Handles go on, so that no earlier one names a new item.
+
+        Counters, such as those of updates and the largest priority ever, and replaced settings (`alpha`) stay too. The
+        counts of uses are 0. It costs O(capacity) for the sampler's priorities, and does not touch the items.
+
+        Args:
+          state: donated when called eagerly (see the class).
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.clear(buffer.add(buffer.init(items), items)), items + 5)
+          >>> int(buffer.size(state)), buffer.newest(state, 3).tolist()
+          (3, [4, 5, 6])
+        """
+        return dataclasses.replace(state, **self._emptied(state))  # pyright: ignore[reportArgumentType]
+
+    def _emptied(self, state: S) -> dict[str, Any]:
+        """The fields that change where all items are forgotten."""
+        sampler = self.sampler.cleared(state.sampler, self._num_slots)
+        return {"ring": state.ring.emptied(), "sampler": sampler, "uses": state.uses and state.uses.cleared()}
 
     @calls.method(rows=("indices", "td_errors"), donates=True)
     def update(self, state: S, indices: jax.Array, td_errors: jax.Array) -> S:

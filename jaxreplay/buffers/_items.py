@@ -8,7 +8,7 @@ import jax
 from jaxreplay._common import checks, devices, layouts, ring, xla
 from jaxreplay.buffers import _uses
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._state import S
+from jaxreplay.buffers._state import S, check_once
 from jaxreplay.transitions._batch import check_returns, rows_to_write, without_valid
 
 WHAT = {1: "a batch of items", 2: "a rollout"}  # by number of leading axes
@@ -82,6 +82,7 @@ class ItemBuffer(Buffer[S]):
           >>> bool(buffer.is_full(state)), bool(buffer.is_full(buffer.add(state, items)))
           (False, True)
         """
+        check_once(self, state)
         return ring.at_least(state.ring.size, self.capacity)
 
     @property

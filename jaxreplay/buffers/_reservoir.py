@@ -37,7 +37,8 @@ class ReservoirState(State):
       ring: the fill: `size` slots hold an item, and `inserted`, equal to `size`, is the next empty slot.
       sampler: the sampler's state.
       uses: of the items (`jaxreplay.buffers._uses`); None without `count_updates` and `max_uses`.
-      handles: int32 [capacity], the handle of each slot's item; -1 for an empty slot.
+      handles: int32 [capacity], the last handle of each slot; -1 if it never had one. The slots from `ring.size` on are
+        empty.
       count: uint32 [2], number of items ever added: `count[0] * 2**32 + count[1]`; saturates at `2**64 - 1`.
 
     Examples:
@@ -167,7 +168,13 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
     def _own_handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
         """Handles of the items in `slots` [B], which are in range, within this shard; -1 for an empty slot."""
         handles = xla.read_once(state.handles.at[slots].get(mode="promise_in_bounds", wrap_negative_indices=False))
+        handles = jnp.where(slots < state.ring.size, handles, -1)  # `clear` keeps the handles of what was there
         return jax.lax.rem(handles, jnp.int32(state.ring.period))  # -1 stays
+
+    def _emptied(self, state: ReservoirState) -> dict[str, Any]:
+        changed = super()._emptied(state)
+        changed["ring"] = dataclasses.replace(changed["ring"], inserted=jnp.zeros_like(state.ring.inserted))
+        return changed | {"count": jnp.zeros_like(state.count)}
 
     def _handles(self, state: ReservoirState, slots: jax.Array) -> jax.Array:
         return state.ring.in_all_shards(self._own_handles(state, slots), self._axis_name)

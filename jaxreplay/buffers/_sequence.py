@@ -16,7 +16,7 @@ from jaxreplay._common import calls, checks, devices, layouts, ring, xla
 from jaxreplay.buffers import _chosen_sequences, _every_sequence, _later_steps, _uses
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._episode_flags import flags_of, in_first_episode
-from jaxreplay.buffers._state import State
+from jaxreplay.buffers._state import State, check_once
 from jaxreplay.transitions._batch import check_returns, without_valid
 
 
@@ -37,6 +37,7 @@ class SequenceState(State):
       uses: of the items (`jaxreplay.buffers._uses`); None without `count_updates` and `max_uses`.
       windows: places of the drawable sequences; None if all are drawable (windows "any" and "cut", without `gaps`).
       episodes: the number of each row's episode; None without `hindsight`.
+      sequences: the buffer's `sequence_length` and `stride` (static).
 
     Examples:
       >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
@@ -51,6 +52,7 @@ class SequenceState(State):
     wait: jax.Array  # []
     windows: _chosen_sequences.ChosenSequences | None = None
     episodes: _later_steps.EpisodeNumbers | None = None
+    sequences: tuple[int, int] = struct.field(pytree_node=False)
     _layouts: ClassVar = {"storage": layouts.storage_layout(2), "ends": layouts.storage_layout(2)}
 
 
@@ -160,6 +162,7 @@ class SequenceBuffer(Buffer[SequenceState]):
                 uses=_uses.init(self),
                 windows=self._drawable.init(self),
                 episodes=_later_steps.init(self.length, self.num_envs) if self.hindsight else None,
+                sequences=(self.sequence_length, self.stride),
             )
 
     @calls.method(rows=("steps", "ends", "td_errors", "drawable"), is_batch=True, donates=True)
@@ -178,9 +181,10 @@ class SequenceBuffer(Buffer[SequenceState]):
           state: donated when called eagerly (see the class).
           steps: pytree [T, num_envs, ...] with the structure, shapes and dtypes given to `init`; 1 <= T <= length. T
             may differ between calls; each T compiles once. No `TransitionBatch` with `valid`.
-          ends: bool [T, num_envs], True for the last row of an episode; None if no row is. If the stream has a row for
-            the final observation, that row is the last: `ends=~step`. If it has none, the last row is the terminated or
-            truncated one: `ends=terminated | truncated`. Ignored with windows="any" without `hindsight`.
+          ends: bool [T, num_envs], True for the last row of an episode; zeros if no episode ever ends. If the stream
+            has a row for the final observation, that row is the last: `ends=~step`. If it has none, the last row is the
+            terminated or truncated one: `ends=terminated | truncated`. Needed, except with windows="any" without
+            `hindsight`, which ignores it.
           td_errors: float [K, num_envs] with K = `completed(T)`, signed or not: initial TD errors of the completed
             sequences, in order; NaN or None means unknown. If fewer than K are completed, the last rows are ignored.
             `Uniform` ignores it.
@@ -190,7 +194,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             before it is the last stored row of its episode, and the row after it starts an episode.
 
         Raises:
-          ValueError: wrong structure, shape or dtype; the message names the leaf.
+          ValueError: wrong structure, shape or dtype (the message names the leaf), or no `ends` where they are needed.
 
         Examples:
           >>> sizes = {"length": 4, "num_envs": 1, "sequence_length": 2}
@@ -223,7 +227,15 @@ class SequenceBuffer(Buffer[SequenceState]):
             **self._insert(state, change.slots, change.drawable, change.td_errors),
             windows=change.windows,
             episodes=None if state.episodes is None else _later_steps.append(state.episodes, flags, at),
+            sequences=state.sequences,
         )
+
+    def _emptied(self, state: SequenceState) -> dict[str, Any]:
+        changed = super()._emptied(state) | {"wait": jnp.full_like(state.wait, self.sequence_length)}
+        changed["rows"] = state.rows.emptied()
+        if (chosen := state.windows) is not None:
+            changed["windows"] = dataclasses.replace(chosen, so_far=jnp.zeros_like(chosen.so_far))
+        return changed
 
     def completed(self, num_steps: int) -> int:
         """Maximum number of sequences of a stream that `num_steps` steps complete: the K of `add(td_errors=)`.
@@ -254,9 +266,9 @@ class SequenceBuffer(Buffer[SequenceState]):
         Examples:
           >>> sizes = {"length": 8, "num_envs": 1, "sequence_length": 2}
           >>> buffer = jr.SequenceBuffer(**sizes, windows="inside")
-          >>> steps = jnp.array([[1], [2], [3]])
-          >>> state = buffer.end_streams(buffer.add(buffer.init(steps), steps))
-          >>> state = buffer.add(state, steps + 100)  # environments were reset
+          >>> steps, ends = jnp.array([[1], [2], [3]]), jnp.zeros((3, 1), bool)
+          >>> state = buffer.end_streams(buffer.add(buffer.init(steps), steps, ends=ends))
+          >>> state = buffer.add(state, steps + 100, ends=ends)  # environments were reset
           >>> buffer.get(state, buffer.newest(state, 4)).tolist()
           [[1, 2], [2, 3], [101, 102], [102, 103]]
         """
@@ -328,6 +340,7 @@ class SequenceBuffer(Buffer[SequenceState]):
           >>> bool(buffer.is_full(state)), bool(buffer.is_full(buffer.add(state, steps)))
           (False, True)
         """
+        check_once(self, state)
         return ring.at_least(state.rows.size, self.length)
 
     def stored_steps(self, state: SequenceState) -> jax.Array:
@@ -340,6 +353,7 @@ class SequenceBuffer(Buffer[SequenceState]):
           >>> int(buffer.stored_steps(state)), int(buffer.size(state))
           (3, 2)
         """
+        check_once(self, state)
         return xla.alive(state.rows.size) * self.num_envs
 
     def _why_empty(self, state: SequenceState) -> str:
@@ -400,6 +414,12 @@ class SequenceBuffer(Buffer[SequenceState]):
                 f"a rollout of {num_steps} steps: expected 1 to length={self.length}; add it in parts, or raise the "
                 "length."
             )
+        if ends is None and (self.windows != "any" or self.hindsight):
+            option = "hindsight=True" if self.hindsight else f"windows={self.windows!r}"
+            raise ValueError(
+                f"ends: got None, but {option} needs the last row of each episode; give a bool[T, num_envs], zeros if "
+                "no episode ever ends."
+            )
         ends = jnp.zeros((num_steps, self.num_envs), bool) if ends is None else ends
         ends = checks.check_mask(ends, (num_steps, self.num_envs), "ends")
         checks.check_like(steps, stored, 2, 2, "the buffer")
@@ -411,6 +431,11 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def _check_state(self, state: SequenceState) -> None:
         super()._check_state(state)
+        if state.sequences != (self.sequence_length, self.stride):
+            raise ValueError(
+                f"sequence_length={self.sequence_length}, stride={self.stride}: this state is of a buffer with "
+                f"{state.sequences[0]} and {state.sequences[1]}; use the buffer that made it."
+            )
         found, expected = (state.windows, state.ends), (self._drawable is _chosen_sequences, self._keeps_ends)
         if tuple(x is not None for x in found) != expected:
             raise ValueError(
@@ -425,6 +450,9 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def _ages(self, state: SequenceState, slots: jax.Array) -> jax.Array:
         return self._drawable.ages(self, state, slots)
+
+    def _rows(self, state: SequenceState) -> ring.Ring:
+        return state.rows
 
     def _places(self, state: SequenceState, slots: jax.Array) -> jax.Array:
         first, env = self._drawable.starts(self, state, slots)

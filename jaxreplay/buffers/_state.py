@@ -69,12 +69,31 @@ def check_state(buffer: Any, state: Any) -> None:
         )
 
 
+def check_once(buffer: Any, state: Any) -> None:
+    """`buffer._check_state(state)` outside of a program, cached by structure and shapes."""
+    leaves, treedef = jax.tree.flatten(state)
+    try:
+        return _checked(buffer, treedef, tuple([x.shape for x in leaves]))
+    except (AttributeError, ValueError):
+        pass
+    buffer._check_state(state)  # with its dtypes, for the message
+
+
+@functools.cache
+def _checked(buffer: Any, treedef: Any, shapes: tuple[tuple[int, ...], ...]) -> None:
+    buffer._check_state(treedef.unflatten([jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes]))
+
+
 class Sized(abc.ABC):
     """What holds a number of drawable items: a buffer, or a wrapper around buffers."""
 
     @abc.abstractmethod
     def size(self, state: Any) -> jax.Array:
         """Number of drawable items, int32 []."""
+
+    def _count(self, state: Any) -> jax.Array:
+        """`size`, which may be an array of the state."""
+        return self.size(state)
 
     @xla.reads_state
     def is_empty(self, state: Any) -> jax.Array:
@@ -86,7 +105,7 @@ class Sized(abc.ABC):
           >>> bool(buffer.is_empty(buffer.init(jnp.array([10, 20, 30]))))
           True
         """
-        return jnp.logical_not(ring.at_least(self.size(state), 1))
+        return jnp.logical_not(ring.at_least(self._count(state), 1))
 
     @xla.reads_state
     def can_sample(self, state: Any, batch_size: int = 1) -> jax.Array:
@@ -100,4 +119,4 @@ class Sized(abc.ABC):
           (True, False)
         """
         batch_size = checks.check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
-        return ring.at_least(self.size(state), batch_size)
+        return ring.at_least(self._count(state), batch_size)

@@ -13,7 +13,7 @@ from flax import struct
 
 from jaxreplay import sum_tree
 from jaxreplay._common import layouts, ring, xla
-from jaxreplay.sum_tree._whole import on_backend
+from jaxreplay.sum_tree._whole import emptied, on_backend
 
 MOST = 2**30  # a count grows beyond this by less than one batch
 
@@ -40,6 +40,11 @@ class Uses(layouts.BackendState):
         if unspent is not None:
             unspent = sum_tree.update(unspent, slots, drawable.astype(jnp.float32), unique_indices=True)
         return dataclasses.replace(self, of_slots=of_slots, unspent=unspent)
+
+    def cleared(self) -> Self:
+        """Uses of no items."""
+        unspent = self.unspent and emptied(self.unspent)
+        return dataclasses.replace(self, of_slots=jnp.minimum(self.of_slots, 0), unspent=unspent)
 
     def update(self, slots: jax.Array, max_uses: int | None) -> tuple[Self, jax.Array | None]:
         """Uses after an update of `slots` (int32 [B]): -1 for a row without an item, the number of slots if late.

@@ -55,7 +55,8 @@ def save(
       a function that waits until the checkpoint is on the disk and raises any error of the write.
 
     Raises:
-      ValueError: values are traced, or a part of `config` or `state` cannot be recorded; the message names it.
+      ValueError: values are traced; a part of `config` or `state` cannot be recorded (the message names it); or
+        `config` is a buffer, and `state` is of another.
       OSError: the checkpoint cannot be written, and the earlier ones remain. Or an earlier `save(wait=False)` has
         failed, and nobody has called what it returned: nothing is written then, and the next call does.
 
@@ -70,6 +71,7 @@ def save(
     folder = _files.absolute(path)
     keep = checks.check_integer("keep", keep, 1, 2**31 - 1, "a number of checkpoints")
     step = None if step is None else checks.check_integer("step", step, 0, 2**63 - 1, "a number of steps")
+    _places.check_state(config, state)
     for thread in threading.enumerate():
         if isinstance(thread, Writing):
             thread.raise_unheard()

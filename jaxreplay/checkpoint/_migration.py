@@ -213,6 +213,7 @@ def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> Sequen
         ring=_ring(new, np.sum(source >= 0, axis=1), new.part._num_slots, new.num_shards),
         windows=windows,
         episodes=episodes,
+        sequences=state.sequences,
     )
 
 

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import jax
+import numpy as np
 
 from jaxreplay._common import layouts, ring
 from jaxreplay.buffers._shards import Shards, part_of, shards_of, whole_of
@@ -94,6 +95,16 @@ def spec_of_old(owner: Owner, state: Any) -> Any:
     spec = dataclasses.replace(spec, ring=dataclasses.replace(spec.ring, period=period))
     count = () if owner.old is None else (owner.old,)
     return jax.tree.map(lambda x: jax.ShapeDtypeStruct((*count, *x.shape), x.dtype), spec)
+
+
+def check_state(config: Any, state: Any) -> None:
+    """Raise a `ValueError` if `state` is of another buffer than `config`; a stack of its states passes."""
+    if not is_state(state) or not hasattr(whole_of(config), "_storage_axes"):
+        return
+    check, axes = config._check_state, np.ndim(state.ring.size) if hasattr(state, "ring") else 0
+    for _ in range(axes - (shards_of(config).sharding is not None)):
+        check = jax.vmap(check)
+    jax.eval_shape(check, state)
 
 
 def _fits(buffer: Any, state: Any) -> bool:

@@ -7,6 +7,7 @@ import jax
 import jax.core
 import jax.numpy as jnp
 import numpy as np
+from jax import lax
 
 from jaxreplay._common import checks, xla
 
@@ -14,6 +15,23 @@ from jaxreplay._common import checks, xla
 def sample_arguments(_: Any, key: Any, n: Any) -> tuple[Any, ...]:
     """The arguments of `sample`, checked."""
     return key, checks.check_integer("n", n, 1, 2**24, "the number of draws")
+
+
+def task_arguments(config: Any, key: Any, n: Any, replacement: Any) -> tuple[Any, ...]:
+    """The arguments of `sample` of tasks, checked."""
+    replacement = checks.check_bool("replacement", replacement, "False for tasks that are all different")
+    most, meaning = (2**24, "the number of draws") if replacement else (config.num_tasks, "at most num_tasks")
+    return key, checks.check_integer("n", n, 1, most, meaning), replacement
+
+
+def distinct(key: jax.Array, mass: jax.Array, n: int) -> jax.Array:
+    """`n` different tasks by successive draws in proportion to `mass` (float32 [N]), int32 [n]; those of mass 0 last.
+
+    These are the n largest of log(mass) + Gumbel noise (Kool et al. 2019, Stochastic Beams and Where to Find Them,
+    section 2.3). The noise is above -5.
+    """
+    logs = jnp.where(mass > 0, jnp.log(jnp.maximum(mass, 2.0**-126)), -300.0)
+    return lax.top_k(logs + jax.random.gumbel(key, mass.shape, jnp.float32, mode="high"), n)[1]
 
 
 def check(tasks: Any, rewards: Any, mask: Any, xp: Any = jnp) -> tuple[Any, ...]:

@@ -149,21 +149,25 @@ class DifficultyPools:
         """
         return _pool_state.arrange(*self._sizes, jnp.zeros(self.num_tasks, jnp.int32), ())
 
-    @calls.method(num_rows="n", before=_groups.sample_arguments, after=_reject_empty)
-    def sample(self, state: PoolsState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-        """Draw tasks from normal, with replacement: an environment with tasks there by `env_ratios`, then a task.
+    @calls.method(num_rows="n", static=("replacement",), before=_groups.task_arguments, after=_reject_empty)
+    def sample(
+        self, state: PoolsState, key: jax.Array, n: int, *, replacement: bool = True
+    ) -> tuple[jax.Array, jax.Array]:
+        """Draw tasks from normal: an environment with tasks there by `env_ratios`, then a task.
 
         Args:
           state: unchanged.
           key: a PRNG key.
           n: number of draws.
+          replacement: False for different tasks: one draw after another, in proportion to the probabilities of those
+            left. If there are fewer than n, the last rows are -1. Costs O(N).
 
         Returns:
           tasks, int32 [n], all -1 if there is no task to draw; and ok, bool [], False in that case.
 
         Raises:
-          ValueError: `n` is not a positive integer; or there is no task to draw and the call is eager. An eager call
-            waits for the device to check this; under `jit` check `ok`.
+          ValueError: `n` is not a positive integer, or exceeds `num_tasks` without replacement; or there is no task to
+            draw and the call is eager. An eager call waits for the device to check this; under `jit` check `ok`.
 
         Examples:
           >>> thresholds = {"easy_threshold": 0.9, "hard_threshold": 0.1}
@@ -179,6 +183,12 @@ class DifficultyPools:
         shares, sizes = jnp.asarray(ratios / max(ratios.max(), 1), jnp.float32), state.sizes[:, NORMAL]
         envs = sum_tree.of_leaves(jnp.where(sizes > 0, shares, 0.0), fanout=state.normal.fanout)
         ok = sum_tree.total(envs) > 0
+        if not replacement:
+            env = _pool_state.env_of(jnp.arange(self.num_tasks, dtype=jnp.int32), self._sizes[0])
+            each = sum_tree.leaves(envs) / jnp.maximum(sizes, 1).astype(jnp.float32)
+            mass = jnp.where(state.pool == NORMAL, each[env], 0.0)
+            tasks = _groups.distinct(key, mass, n)
+            return jnp.where(mass[tasks] > 0, tasks, -1), ok
         env_key, rank_key = jax.random.split(key)
         env, _ = sum_tree.sample_with(envs, random.random_bits(env_key, n))
         rank = (

@@ -118,20 +118,25 @@ class Tasks:
         )
         return self._scored(state, jnp.arange(self.num_tasks, dtype=jnp.int32))
 
-    @calls.method(num_rows="n", before=_groups.sample_arguments)
-    def sample(self, state: TasksState, key: jax.Array, n: int) -> tuple[jax.Array, jax.Array]:
-        """Draw tasks in proportion to their scores, with replacement.
+    @calls.method(num_rows="n", static=("replacement",), before=_groups.task_arguments)
+    def sample(
+        self, state: TasksState, key: jax.Array, n: int, *, replacement: bool = True
+    ) -> tuple[jax.Array, jax.Array]:
+        """Draw tasks in proportion to their scores.
 
         Args:
           state: unchanged.
           key: a PRNG key.
           n: number of draws.
+          replacement: False for different tasks: one draw after another by `probabilities`, in proportion to those of
+            the tasks left. Tasks of probability 0 come last. Costs O(N).
 
         Returns:
           tasks, int32 [n]; and ok, bool [], False if all scores are 0: then the draw is uniform.
 
         Raises:
-          ValueError: `n` is not a positive integer, or the state is for another number of tasks.
+          ValueError: `n` is not a positive integer, or the state is for another number of tasks; or without
+            replacement `n` exceeds `num_tasks`, or the score is `Thompson`.
 
         Examples:
           >>> tasks = jr.Tasks(num_tasks=3, score=jr.scores.success_band(0.4, 0.6))
@@ -141,6 +146,10 @@ class Tasks:
         """
         checks.check_key(key)
         total = sum_tree.total(state.tree)
+        if not replacement and isinstance(self.score, Thompson):
+            raise ValueError("replacement=False: Thompson draws each task on its own; use another score.")
+        if not replacement:
+            return _groups.distinct(key, self.probabilities(state), n), total > 0
         if isinstance(self.score, Thompson):
             return self._winners(self.score, state, key, n), total > 0
         words = random.random_bits(key, 2 * n)

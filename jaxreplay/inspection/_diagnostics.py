@@ -21,7 +21,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay import sum_tree
 from jaxreplay._common import checks, meshes, random, ring, xla
 from jaxreplay.buffers import ReservoirBuffer, Sample, SequenceBuffer
 from jaxreplay.buffers._base import Buffer
@@ -57,10 +56,11 @@ def diagnostics(
     - `size`: number of items (sequences) that may be drawn. `fill`: filled share of the storage. `drawable`: share of
       the stored items (complete sequences) that may be drawn. `kept`: share of all items ever added to a
       `ReservoirBuffer` that is stored.
-    - With `Prioritized`: `total_priority`, the sum of p^alpha; `max_priority`, the running maximum of p in the state;
-      `beta`, its current value; `updates`, calls that named a stored item; `rejected`, rejected TD errors.
+    - With `Prioritized`: `total_priority`, the sum of p^alpha; `max_priority`, the largest p ever, or with
+      `max_priority="stored"` the largest of the items that may be drawn (1 if none); `beta`, its current value;
+      `updates`, calls that named a stored item; `rejected`, rejected TD errors.
     - With `count_updates=True` or `max_uses`: `late`, update rows ignored because their item was no longer stored.
-    - With `max_uses`: `spent`, how many of the `size` items were updated so often that they are no longer drawn.
+    - With `max_uses`: `spent`, the number of stored items that were updated so often that they are no longer drawn.
 
     With a `key` or a `sample`, estimates from draws:
 
@@ -176,11 +176,12 @@ def _buffer(
         found |= _all_items(items)
     counts = state.uses
     if counts is not None:
+        stored = jnp.sum(_facts.sizes(state))
         if counts.unspent is not None:
-            found["spent"] = found["size"] - jnp.sum(jax.vmap(sum_tree.total)(counts.unspent))
+            found["spent"] = stored - found["size"]
         found["late"] = jnp.sum(counts.late.astype(jnp.float32))
         if items is not None:
-            live, size = items.live, jnp.maximum(found["size"], 1.0)
+            live, size = items.live, jnp.maximum(stored, 1.0)
             found["never_updated"] = jnp.sum(live & (counts.of_slots == 0), dtype=jnp.float32) / size
             found["updates_per_item"] = jnp.sum(jnp.where(live, counts.of_slots, 0).astype(jnp.float32)) / size
         elif key is not None:
@@ -189,14 +190,14 @@ def _buffer(
 
 
 def _fill(shards: Shards, state: Any) -> Numbers:
-    buffer, size = shards.whole, jnp.sum(_facts.sizes(state))
+    buffer, size, stored = shards.whole, jnp.sum(_facts.drawable(state)), jnp.sum(_facts.sizes(state))
     found: Numbers = {"size": size}
     if not isinstance(buffer, SequenceBuffer):
-        found["fill"] = size / buffer.capacity
-        found["drawable"] = jnp.minimum(size, 1.0)
+        found["fill"] = stored / buffer.capacity
+        found["drawable"] = size / jnp.maximum(stored, 1.0)
         if isinstance(buffer, ReservoirBuffer):
             count = state.count.astype(jnp.float32)  # [D, 2]
-            found["kept"] = size / jnp.maximum(jnp.sum(count[:, 0] * 2.0**32 + count[:, 1]), 1.0)
+            found["kept"] = stored / jnp.maximum(jnp.sum(count[:, 0] * 2.0**32 + count[:, 1]), 1.0)
         return found
     rows = state.rows.size
     found["fill"] = jnp.mean(rows.astype(jnp.float32)) / buffer.length
@@ -210,7 +211,7 @@ def _draws(shards: Shards, state: Any, sample: Sample) -> Numbers:
     """Estimates from the rows of a batch; the rows are grouped by shard."""
     drawn, num_shards = sample.indices >= 0, shards.num_shards
     sizes, num_rows = _facts.sizes(state), jnp.sum(drawn, dtype=jnp.int32)
-    filled = jnp.sum(sizes > 0).astype(jnp.float32)
+    filled = jnp.sum(_facts.drawable(state) > 0).astype(jnp.float32)
     # Each row's share of the items, and of the draws if rows differ in it, up to a factor. Rows of an empty shard draw
     # nothing; the rows of the other shards cover the whole distribution, and non-empty shards have equal mass.
     columns = [jnp.where(drawn, 1.0 / jnp.where(drawn, sample.probabilities, 1.0), 0.0)]

@@ -11,7 +11,7 @@ import jax.numpy as jnp
 
 from jaxreplay import sum_tree
 from jaxreplay._common import ring
-from jaxreplay.buffers import Sample
+from jaxreplay.buffers import Sample, _uses
 from jaxreplay.buffers._shards import Shards, shards_of
 
 TOPS = {"top_1pct_mass": 0.01, "top_10pct_mass": 0.1}
@@ -49,11 +49,11 @@ def of_items(part: Any, state: Any) -> Items:
         return Items(live, ages)
     total, of_shards = jnp.sum(masses, axis=1), sizes(state)
     weighted = total > 0
-    filled = jnp.maximum(jnp.sum(of_shards > 0, dtype=jnp.float32), 1.0)
+    filled = jnp.maximum(jnp.sum(drawable(state) > 0, dtype=jnp.float32), 1.0)
     unspent = None if state.uses is None else state.uses.unspent
     number, evenly = of_shards, 1.0
     if unspent is not None:
-        number, evenly = jax.vmap(sum_tree.total)(unspent), sum_tree.leaves(unspent)
+        number, evenly = drawable(state), sum_tree.leaves(unspent)
     # Probabilities; all non-empty shards have equal mass.
     scale = jnp.where(weighted, total, jnp.maximum(number, 1.0)) * filled
     law = jnp.where(live, jnp.where(weighted[:, None], masses, evenly) / scale[:, None], 0.0)
@@ -80,7 +80,7 @@ def curve(shards: Shards, state: Any, sample: Sample) -> tuple[jax.Array, jax.Ar
     The rows of `sample` are grouped by shard.
     """
     drawn, num_shards, total = sample.indices >= 0, shards.num_shards, jnp.sum(sizes(state))
-    filled = jnp.sum(sizes(state) > 0, dtype=jnp.float32)
+    filled = jnp.sum(drawable(state) > 0, dtype=jnp.float32)
     # Rows of an empty shard draw nothing. The rows of the others cover all items, and each of them has equal mass.
     held = jnp.sum(drawn.reshape(num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
     mass = jnp.where(drawn, 1.0 / by_row(jnp.maximum(held, 1.0) * filled, drawn), 0.0)
@@ -99,8 +99,13 @@ def priorities_at(shards: Shards, state: Any, probabilities: jax.Array) -> jax.A
 
 
 def sizes(state: Any) -> jax.Array:
-    """Items in each shard, float32 [D]."""
+    """Stored items in each shard, float32 [D]."""
     return state.ring.size.astype(jnp.float32)
+
+
+def drawable(state: Any) -> jax.Array:
+    """Items in each shard that may be drawn, float32 [D]."""
+    return jax.vmap(_uses.num_drawable)(state.uses, state.ring.size).astype(jnp.float32)
 
 
 def by_row(x: jax.Array, rows: jax.Array) -> jax.Array:

@@ -173,6 +173,19 @@ class Sampler(abc.ABC, Generic[S]):
         """
         return state
 
+    def cleared(self, state: S, capacity: int) -> S:
+        """State after all slots were emptied; `init(capacity)` unless a sampler keeps counters or settings.
+
+        Examples:
+          >>> sampler = jr.Prioritized(epsilon=0.0)
+          >>> first, true = jnp.array([0]), jnp.array([True])
+          >>> state = sampler.insert(sampler.init(4), first, true, td_errors=jnp.array([9.0]))
+          >>> state = sampler.cleared(state, 4)
+          >>> jr.sum_tree.leaves(state.tree).tolist(), float(state.max_priority)
+          ([0.0, 0.0, 0.0, 0.0], 9.0)
+        """
+        return self.init(capacity)
+
     @abc.abstractmethod
     def sample(self, state: S, key: jax.Array, batch_size: int, live: ring.Live) -> tuple[jax.Array, jax.Array]:
         """Draw slots.

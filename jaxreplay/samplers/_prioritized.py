@@ -15,7 +15,7 @@ from jaxreplay._common import checks, layouts, random, ring, xla
 from jaxreplay.samplers._base import Moved, Sampler, old_priorities
 from jaxreplay.samplers._weights import Normalize, importance_weights, uniform_slots
 from jaxreplay.sum_tree._tree import Stratified
-from jaxreplay.sum_tree._whole import of_rows, on_backend
+from jaxreplay.sum_tree._whole import emptied, of_rows, on_backend
 
 SETTINGS = ("alpha", "epsilon", "floor")  # a state has its own
 
@@ -207,6 +207,9 @@ class Prioritized(Sampler[PrioritizedState]):
         leaves = jnp.where(drawable, jnp.where(known, found, leaf), 0.0)
         return dataclasses.replace(state, tree=sum_tree.update(state.tree, slots, leaves, unique_indices=True))
 
+    def cleared(self, state: PrioritizedState, capacity: int) -> PrioritizedState:
+        return dataclasses.replace(state, tree=emptied(state.tree))
+
     def restrict(self, state: PrioritizedState, live: ring.Live) -> PrioritizedState:
         tree: Any = sum_tree.restrict(state.tree, live.start, live.size)
         return dataclasses.replace(state, tree=tree)
@@ -269,10 +272,13 @@ class Prioritized(Sampler[PrioritizedState]):
         return priority_of(probabilities * sum_tree.total(state.tree), state.alpha.astype(jnp.float32))
 
     def metrics(self, states: PrioritizedState) -> dict[str, jax.Array]:
-        updates = jnp.max(states.updates)
+        updates, largest = jnp.max(states.updates), jnp.max(states.max_priority)
+        if self.max_priority == "stored":
+            leaf = jnp.max(jax.vmap(sum_tree.maximum)(states.tree))
+            largest = jnp.where(leaf > 0, priority_of(leaf, jnp.max(states.alpha).astype(jnp.float32)), 1.0)
         return {
             "total_priority": jnp.sum(jax.vmap(sum_tree.total)(states.tree)),
-            "max_priority": jnp.max(states.max_priority),
+            "max_priority": largest,
             "beta": jnp.asarray(self.beta(updates) if callable(self.beta) else self.beta),
             "updates": updates,
             "rejected": jnp.sum(states.rejected.astype(jnp.float32)),

@@ -61,6 +61,13 @@ def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
     return tree if fanout == tree.fanout else _with_fanout(tree, fanout)
 
 
+def emptied(tree: SumTree) -> SumTree:
+    """An empty tree like `tree`, written in its place where XLA can."""
+    sums, maxima = jax.tree.map(lambda x: jnp.minimum(x, 0.0), (tree.sums, tree.maxima))
+    minima = jax.tree.map(lambda x: jnp.maximum(x, NONE), tree.minima)
+    return SumTree(sums, minima, tree.capacity, tree.fanout, maxima)
+
+
 def on_backend(tree: SumTree | None, state: Any, backend: str) -> SumTree | None:
     """For `jaxreplay._common.layouts.BackendState`: a tree, if there is one, with the best fan-out on a backend."""
     return tree and with_fanout(tree, default_fanout(backend))

@@ -29,8 +29,8 @@ class Bound(Generic[C]):
     `Bound` that it returns.
 
     **Methods that return a state** are known by their result, alone or first in a tuple: it has the class of the state.
-    If the state is a single array, a tuple, a list or a dict, `add`, `update` and `set` return a state, and no other
-    method does.
+    If the state is a single array, a tuple, a list or a dict, `add`, `update`, `set`, `clear` and `end_streams` return
+    a state, and no other method does.
 
     Attributes:
       config: the configuration (static), such as a `ReplayBuffer`, `NStep` or `DifficultyPools`.
@@ -72,7 +72,7 @@ class Bound(Generic[C]):
         kind = type(self.state)
         first = result[0] if type(result) is tuple and result and kind is not tuple else result
         if kind in (tuple, list, dict) or jax.tree_util.treedef_is_leaf(jax.tree.structure(self.state)):
-            is_state = name in ("add", "update", "set")
+            is_state = name in ("add", "update", "set", "clear", "end_streams")
         else:
             is_state = type(first) is kind
         if not is_state:
@@ -92,6 +92,7 @@ if TYPE_CHECKING:
         """A `Bound` of a buffer."""
 
         add, update, set = _changes(Buffer.add), _changes(Buffer.update), _changes(Buffer.set)
+        clear = _changes(Buffer.clear)
         sample, epoch, num_batches = _reads(Buffer.sample), _reads(Buffer.epoch), _reads(Buffer.num_batches)
         get, newest, size = _reads(Buffer.get), _reads(Buffer.newest), _reads(Buffer.size)
         is_empty, is_full, can_sample = _reads(Buffer.is_empty), _reads(Buffer.is_full), _reads(Buffer.can_sample)
@@ -125,7 +126,8 @@ def bind(config: Any, state: Any) -> Any:
       `Bound`. Its methods raise what the methods of the configuration raise, and AttributeError for an unknown name.
 
     Raises:
-      ValueError: `config` is not hashable, as a state is not.
+      ValueError: `config` is not hashable, as a state is not; or it is a buffer and `state` is not of it. For a
+        stack of states, `jax.vmap(lambda state: bind(config, state))(states)`.
 
     Examples:
       >>> buffer = jr.ReplayBuffer(capacity=100)
@@ -141,6 +143,8 @@ def bind(config: Any, state: Any) -> Any:
     except TypeError as error:
         found = f"config: got a {type(config).__name__}, which is not hashable"
         raise ValueError(f"{found}; give the configuration first, then its state.") from error
+    if isinstance(config, Buffer | Sharded | Mixture):
+        config._check_state(state)
     return Bound(config, state)
 
 

@@ -183,6 +183,11 @@ class Mixture(Sized):
         """
         return self._changed("add", state, source, items, *args, **kwargs)
 
+    def clear(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
+        """`Buffer.clear` of all sources."""
+        self._check_length(state)
+        return tuple(buffer.clear(part) for buffer, part in zip(self.buffers, state, strict=True))
+
     def end_streams(self, state: tuple[Any, ...], source: int, *, mask: jax.Array | None = None) -> tuple[Any, ...]:
         """`SequenceBuffer.end_streams` of one buffer; the others are unchanged.
 

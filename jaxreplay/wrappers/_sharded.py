@@ -4,7 +4,7 @@ import contextlib
 import dataclasses
 import functools
 from collections.abc import Callable, Iterator
-from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, cast, overload
+from typing import Any, ClassVar, Concatenate, Generic, ParamSpec, TypeVar, overload
 
 import jax
 import jax.numpy as jnp
@@ -18,7 +18,7 @@ from jaxreplay.buffers._reservoir import ReservoirState
 from jaxreplay.buffers._sample import check_batch_size
 from jaxreplay.buffers._sequence import SequenceState
 from jaxreplay.buffers._shards import part_of, shards_of
-from jaxreplay.buffers._state import S, Sized
+from jaxreplay.buffers._state import S, Sized, check_once
 
 P = ParamSpec("P")
 R = TypeVar("R")
@@ -50,8 +50,9 @@ class Sharded(Sized, Generic[S]):
     drawn. A handle in another shard's part of the batch is ignored (`get`: zeros), like one whose item was overwritten.
     A `Mixture` takes them in any order.
 
-    **Draws.** Give the same key in all processes. With `max_age`, `Sample.age` is D times the number of later
-    insertions into the item's shard. In a pass of `epoch`, a shard with fewer items than another has rows with handle
+    **Draws.** Give the same key in all processes. In a `ReplayBuffer` `Sample.age` is D times the number of later
+    insertions into the item's shard, to which `max_age` applies; in a `SequenceBuffer` ages count the sequences of a
+    stream, which is in one shard. In a pass of `epoch`, a shard with fewer items than another has rows with handle
     -1 before the pass ends.
 
     **Errors** are those of the buffer's methods; and a `ValueError` if rows are not a multiple of D.
@@ -160,10 +161,12 @@ class Sharded(Sized, Generic[S]):
         return _add_of(type(self.buffer))(self, state, *args, **kwargs)
 
     sample = on_shards(
-        Buffer.sample, "Draw batch_size / D items from each shard; from the newest max_age / D, rounded up."
+        Buffer.sample,
+        "Draw batch_size / D items from each shard; in a `ReplayBuffer` from its newest max_age / D.",
     )
     epoch = on_shards(Buffer.epoch, "Batch number `step` of a pass in which each shard passes over its own items.")
     update = on_shards(Buffer.update, "Give each shard's sampler the TD errors of its part of the batch.")
+    clear = on_shards(Buffer.clear, "Empty all shards; the storage stays, and handles go on.")
     set = on_shards(Buffer.set, "Write leaves of stored items in place, each shard its part of the rows.")
     newest = on_shards(Buffer.newest, "Handles of the newest n / D insertions of each shard, int32 [n], by shard.")
     get = on_shards(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
@@ -178,20 +181,32 @@ class Sharded(Sized, Generic[S]):
         """Number of batches of an `epoch`, which is that of the fullest shard, int32 []."""
         batch_size = check_batch_size(batch_size)
         self._check_divides("batch_size", batch_size)
+        check_once(self, state)
         return jnp.max(-(-xla.alive(state.ring.size) // (batch_size // self.num_shards)), axis=-1)
 
     def size(self, state: S) -> jax.Array:
         """Number of drawable items in all shards, int32 []."""
+        check_once(self, state)
         xla.alive(state.ring.size)
         return jnp.sum(jax.vmap(self._part.size)(state), axis=-1, dtype=jnp.int32)
 
     def stored_steps(self, state: S) -> jax.Array:
         """Number of steps stored in all shards of a `SequenceBuffer`, int32 []."""
-        return jnp.sum(cast(Any, self._part).stored_steps(state), axis=-1, dtype=jnp.int32)
+        part: Any = self._part
+        check_once(self, state)
+        xla.alive(state.ring.size)
+        return jnp.sum(jax.vmap(part.stored_steps)(state), axis=-1, dtype=jnp.int32)
 
     def is_full(self, state: S) -> jax.Array:
         """True if the next insertion overwrites in every shard, bool []."""
-        return jnp.all(self._part.is_full(state), axis=-1)
+        check_once(self, state)
+        rows = self._part._rows(state)
+        return jnp.all(ring.at_least(rows.size, rows.capacity), axis=-1)
+
+    @property
+    def num_slots(self) -> int:
+        """Number of slots of a shard, which `slots` numbers within each."""
+        return self._part.num_slots
 
     @property
     def _part(self) -> Buffer[S]:

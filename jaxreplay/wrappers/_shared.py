@@ -26,11 +26,11 @@ from jaxreplay.wrappers._turns import Closed, Turn, Turns
 class Shared:
     """One buffer for threads that act and threads that learn.
 
-    It owns the state, and replaces it in each call. It has the methods `add`, `sample`, `update`, `set`, `size` and
-    `end_streams` of the buffer, without their argument `state`, and any thread may call them at any time. They dispatch
-    work and return; they do not wait for the device, except `size`. A handle names one insertion, so an update of items
-    that other threads have overwritten meanwhile has no effect. For all else, such as `jaxreplay.save` and
-    `diagnostics`, take the state by `state`.
+    It owns the state, and replaces it in each call. It has the methods `add`, `sample`, `update`, `set`, `clear`,
+    `size` and `end_streams` of the buffer, without their argument `state`, and any thread may call them at any time.
+    They dispatch work and return; they do not wait for the device, except `size`. A handle names one insertion, so an
+    update of items that other threads have overwritten meanwhile has no effect. For all else, such as `jaxreplay.save`
+    and `diagnostics`, take the state by `state`.
 
     **Waiting.** The first draw waits until `min_size` items are drawable. From then on items are counted, and a `ratio`
     makes whoever is ahead wait: ratio * added - drawn stays in [-slack, slack]. A draw of B rows counts as B. An `add`
@@ -265,6 +265,20 @@ class Shared:
         with Turn(self._turns, "set") as turn:
             turn.state = self.buffer.set(turn.state, indices, values, mask=mask)
 
+    def clear(self) -> None:
+        """The buffer's `clear`. Draws then have no items, handles -1, until some are added; counts for `ratio` go on.
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> shared = jr.Shared(buffer, buffer.init(jnp.array([10])))
+          >>> shared.add(jnp.array([10]))
+          >>> shared.clear()
+          >>> shared.size()
+          0
+        """
+        with Turn(self._turns, "clear") as turn:
+            turn.state = self.buffer.clear(turn.state)
+
     def end_streams(self, *args: Any, **kwargs: Any) -> None:
         """The buffer's `end_streams`, without the state. For a `Mixture` the source is first.
 
@@ -272,11 +286,11 @@ class Shared:
           >>> buffer = jr.SequenceBuffer(
           ...     length=8, num_envs=1, sequence_length=2, windows="inside"
           ... )
-          >>> steps = jnp.array([[1], [2]])
+          >>> steps, ends = jnp.array([[1], [2]]), jnp.zeros((2, 1), bool)
           >>> shared = jr.Shared(buffer, buffer.init(steps))
-          >>> shared.add(steps)
+          >>> shared.add(steps, ends=ends)
           >>> shared.end_streams()  # the environment was reset
-          >>> shared.add(steps + 100)
+          >>> shared.add(steps + 100, ends=ends)
           >>> shared.size()  # [1, 2] and [101, 102]
           2
         """

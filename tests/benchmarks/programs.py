@@ -228,7 +228,7 @@ class _Bound:
             self.add = lambda state, items: buffer.add(state, items, jax.random.key(state.ring.inserted))
         if cell.kind.endswith("mixture"):
             self.add = lambda state, items: buffer.add(state, 0, items)
-        if cell.windows != "any":
+        if cell.windows != "any" or cell.draw == "later":
             self.add = lambda state, items: buffer.add(state, items, ends=_first_numbers(items) > 0)
         if cell.gaps:
             self.add = lambda state, items: buffer.add(

@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from helpers import at, compilations, over_devices, rarely, rejects, stack, types
+from helpers import at, compilations, no_ends, over_devices, rarely, rejects, stack, types
 from jax import lax
 
 import jaxreplay as jr
@@ -71,7 +71,7 @@ class Case:
 
     def step(self, state, batch, key):
         """A replay step: add, sample, update, for one seed."""
-        state = self.buffer.add(state, batch, *own_key(self.buffer, key))
+        state = self.buffer.add(state, batch, *own_key(self.buffer, key), **no_ends(self.buffer, batch))
         sample = self.buffer.sample(state, key, 8)
         state = self.buffer.update(state, sample.indices, jax.random.normal(key, (8,)))
         return state, sample
@@ -207,7 +207,7 @@ def test_transitions_carry_the_weights_and_handles_of_their_draw(name, factor):
     batch = jr.TransitionBatch(S=x, A=x, logP=None, Rn=x, In=x, S_next=x, W=W)
 
     def draw(state):
-        state = buffer.add(state, batch, *own_key(buffer, key))
+        state = buffer.add(state, batch, *own_key(buffer, key), **no_ends(buffer, x))
         state = buffer.update(state, buffer.sample(state, key, 16).indices, 1.0 + np.arange(16))
         sample = buffer.sample(state, key, 16)
         return sample, buffer.get(state, sample.indices).S
@@ -232,13 +232,14 @@ def test_eager_calls_donate_and_keep_the_storage_in_place(name, sampler):
     whole = dataclasses.replace(getattr(keeping, "buffer", keeping), donate=True)
     buffer = dataclasses.replace(keeping, buffer=whole) if name == "sharded" else whole
     state = buffer.init(batch)
-    for call in (lambda s: buffer.add(s, batch, *key), lambda s: buffer.update(s, np.arange(4), np.ones(4))):
+    ends = no_ends(buffer, batch)
+    for call in (lambda s: buffer.add(s, batch, *key, **ends), lambda s: buffer.update(s, np.arange(4), np.ones(4))):
         before, new = places(state), call(state)
         assert all(leaf.is_deleted() for leaf in jax.tree.leaves(state))
         assert places(new) == before
         rejects("state: was donated to an earlier call", call, state)
         state = new
-    keeping.add(state, batch, *key)
+    keeping.add(state, batch, *key, **ends)
     assert not any(leaf.is_deleted() for leaf in jax.tree.leaves(state))
 
 

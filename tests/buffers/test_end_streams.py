@@ -130,12 +130,13 @@ def test_what_a_run_draws_after_it_was_closed_is_what_a_new_buffer_would(windows
 def test_two_rows_of_two_runs_are_no_sequence():
     """The smallest: without the call they are one, and with a mask they are in the streams that go on."""
     buffer, row = make("inside", False, sequence_length=2), np.ones((1, ENVS), np.int32)
-    masks = None, np.arange(ENVS) < 3, np.zeros(ENVS, bool)
+    masks, none = (None, np.arange(ENVS) < 3, np.zeros(ENVS, bool)), np.zeros((1, ENVS), bool)
 
     @jax.jit
     def sizes(state):
-        before = buffer.add(state, row)
-        return [buffer.size(buffer.add(buffer.end_streams(before, mask=mask), row)) for mask in masks]
+        before = buffer.add(state, row, ends=none)
+        closed = [buffer.end_streams(before, mask=mask) for mask in masks]
+        return [buffer.size(buffer.add(its, row, ends=none)) for its in closed]
 
     assert [*map(int, sizes(buffer.init(row)))] == [0, ENVS - 3, ENVS]
 
@@ -145,7 +146,8 @@ def test_a_newest_row_that_may_not_be_drawn_stays_masked():
 
     @jax.jit
     def masks(state):
-        state = buffer.add(state, ones, drawable=np.tile([[True], [True], [False]], (1, ENVS)))
+        drawable = np.tile([[True], [True], [False]], (1, ENVS))
+        state = buffer.add(state, ones, ends=np.zeros_like(drawable), drawable=drawable)
         return [buffer.sample(its, KEY, 8).mask for its in (state, buffer.end_streams(state))]
 
     for mask in masks(buffer.init(ones)):
@@ -157,10 +159,11 @@ def test_a_newest_row_that_may_not_be_drawn_stays_masked():
 def test_eager_calls_a_scan_vmap_and_a_shard_agree(windows):
     buffer = make(windows, True, hindsight=True, sampler=jr.Prioritized())
     steps = np.stack([rows(6 * k, 6, np.full(ENVS, k))["at"] for k in range(4)])
+    none = np.zeros((6, ENVS), bool)
     masks = np.array([[True] * ENVS, [True, False, False, True], [False] * ENVS, [True] * ENVS])
 
     def step(buffer, state, x):
-        state = buffer.end_streams(buffer.add(state, x[0]), mask=x[1])
+        state = buffer.end_streams(buffer.add(state, x[0], ends=none), mask=x[1])
         return state, buffer.sample(state, KEY, 8)
 
     def run(buffer, steps):
@@ -170,7 +173,7 @@ def test_eager_calls_a_scan_vmap_and_a_shard_agree(windows):
     shard, state = over_devices(buffer, 1), buffer.init(steps[0])
     alone = jax.device_get(jax.jit(functools.partial(run, shard))(steps))
     for t in range(len(steps)):
-        state = buffer.add(state, steps[t])
+        state = buffer.add(state, steps[t], ends=none)
         every = None if masks[t].all() else masks[t]
         state = buffer.end_streams(state, mask=every)
         sample = jax.device_get(buffer.sample(state, KEY, 8))
@@ -182,7 +185,7 @@ def test_eager_calls_a_scan_vmap_and_a_shard_agree(windows):
 
 def test_it_is_one_program_and_donates():
     buffer, ones = dataclasses.replace(make("episodes", False), donate=True), np.ones((3, ENVS), np.int32)
-    state = buffer.add(buffer.init(ones), ones)
+    state = buffer.add(buffer.init(ones), ones, ends=ones == 0)
     masks = [np.arange(ENVS) < k for k in range(4)]
     first = state
     state = buffer.end_streams(state, mask=masks[0])
@@ -196,12 +199,12 @@ def test_it_is_one_program_and_donates():
 def test_shards_take_their_parts_of_the_mask():
     whole = make("inside", False, sequence_length=2)
     buffer, ones = over_devices(whole, 2), np.arange(3 * ENVS, dtype=np.int32).reshape(3, ENVS)
-    state = buffer.init(ones)
+    state, none = buffer.init(ones), np.zeros(ones.shape, bool)
 
     @jax.jit
     def rows_of_all(state):
-        state = buffer.end_streams(buffer.add(state, ones), mask=np.array([False, True, True, True]))
-        state = buffer.add(state, ones + 100)
+        state = buffer.end_streams(buffer.add(state, ones, ends=none), mask=np.array([False, True, True, True]))
+        state = buffer.add(state, ones + 100, ends=none)
         return buffer.get(state, buffer.newest(state, 40))
 
     drawn = np.asarray(rows_of_all(state))
@@ -212,26 +215,27 @@ def test_shards_take_their_parts_of_the_mask():
 
 def test_one_source_of_a_mixture_and_a_shared_buffer():
     source, ones = make("inside", False, sequence_length=2), np.ones((2, ENVS), np.int32)
+    none = {"ends": ones == 0}
     mixture = jr.Mixture(buffers=(source, source))
     shared = jr.Shared(mixture, mixture.init(ones))
     state = mixture.init(ones)
     for k in range(2):
-        state = mixture.add(state, k, ones)
-        shared.add(k, ones)
+        state = mixture.add(state, k, ones, **none)
+        shared.add(k, ones, **none)
     state = mixture.end_streams(state, 1, mask=np.arange(ENVS) > 0)
     shared.actor(1).end_streams(mask=np.arange(ENVS) > 0)
     for k in range(2):
-        state = mixture.add(state, k, ones)
-        shared.actor(k).add(ones)
+        state = mixture.add(state, k, ones, **none)
+        shared.actor(k).add(ones, **none)
     assert tuple(map(int, mixture.sizes(state))) == (3 * ENVS, 2 * ENVS + 1)
     with shared.state() as cell:
         chex.assert_trees_all_equal(cell.state, state)
-    alone = jr.Shared(source, source.add(source.init(ones), ones))
+    alone = jr.Shared(source, source.add(source.init(ones), ones, **none))
     alone.end_streams()
-    alone.add(ones)
+    alone.add(ones, **none)
     assert alone.size() == 2 * ENVS
-    bound = jr.bind(source, source.add(source.init(ones), ones))
-    assert len(bound.end_streams().add(ones)) == 2 * ENVS
+    bound = jr.bind(source, source.add(source.init(ones), ones, **none))
+    assert len(bound.end_streams().add(ones, **none)) == 2 * ENVS
     rejects("source=2", mixture.end_streams, state, 2)
 
 
@@ -290,7 +294,7 @@ def test_actors_at_paces_of_ten_and_one_with_a_source_each():
             state = mixture.end_streams(state, FAST)
         for actor, times in ((FAST, 10 * number + np.arange(10)), (SLOW, np.array([number]))):
             added[actor] += (RUN * actor + times).tolist()
-            state = mixture.add(state, actor, (RUN * actor + times)[:, None].astype(np.int32))
+            state = mixture.add(state, actor, (RUN * actor + times)[:, None].astype(np.int32), ends=times[:, None] < 0)
     expected = [[its[k : k + 4] for k in range(len(its) - 20, len(its) - 3)] for its in added]
     expected[FAST] = [x for x in expected[FAST] if x[-1] < 590 or x[0] >= 590]
     for actor, buffer in enumerate(mixture.buffers):

@@ -12,7 +12,7 @@ from helpers import over_devices, rarely
 import jaxreplay as jr
 
 KEY, ROWS = jax.random.key(0), np.arange(4)
-CHANGES = {"init", "add", "end_streams", "update", "set", "recycle", "remap", "reset_metrics"}
+CHANGES = {"init", "add", "end_streams", "clear", "update", "set", "recycle", "remap", "reset_metrics"}
 ARGUMENTS = {
     "sample": (KEY, 4),
     "epoch": (KEY, 4),

@@ -8,7 +8,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import cases, rarely, rejects
+from helpers import cases, no_ends, rarely, rejects
 from scipy.stats import chisquare
 
 import jaxreplay as jr
@@ -325,10 +325,11 @@ def test_a_state_of_other_windows_is_refused():
     steps = np.zeros((4, 2), np.float32)
     states = {windows: jax.eval_shape(buffer.init, steps) for windows, buffer in buffers.items()}
     for windows, buffer in buffers.items():
-        assert jax.eval_shape(buffer.add, states[windows], steps).storage.shape == (8, 2)
+        none = no_ends(buffer, steps)
+        assert jax.eval_shape(functools.partial(buffer.add, **none), states[windows], steps).storage.shape == (8, 2)
         for other in {*kinds} - {windows}:
             message = f"windows='{windows}', gaps=False: this state is of a buffer with other windows or gaps; use the"
-            rejects(message, jax.eval_shape, buffer.add, states[other], steps)
+            rejects(message, jax.eval_shape, functools.partial(buffer.add, **none), states[other], steps)
             rejects(message, jax.eval_shape, lambda state, buffer=buffer: buffer.newest(state, 2), states[other])
             with pytest.raises(ValueError, match=message):
                 jax.eval_shape(lambda state, buffer=buffer: buffer.sample(state, jax.random.key(0), 2), states[other])

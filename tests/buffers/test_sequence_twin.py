@@ -8,7 +8,7 @@ import oracles
 import pytest
 import seeds
 import twins
-from helpers import items, over_devices, rarely
+from helpers import items, no_ends, over_devices, rarely
 
 import jaxreplay as jr
 
@@ -57,7 +57,8 @@ def rollouts(buffer, sizes):
     def add(lane, number):
         steps, told = sizes[number % len(sizes)]
         rng, ids = lane.rng, 1 + lane.happened["rows added"] + np.arange(steps * shape[0], dtype=np.int32)
-        ids, ends, errors, drawable = ids.reshape(steps, *shape), None, None, None
+        ids, errors, drawable = ids.reshape(steps, *shape), None, None
+        ends = no_ends(buffer, ids).get("ends")
         if told:
             ends = rng.random(ids.shape) < rng.choice([0.2, 0.5])
             errors = twins.td_errors(rng, (whole.completed(steps), *shape), nan=0.4)

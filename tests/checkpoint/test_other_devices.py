@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 import seeds
 from checkpoint_runs import assert_same
-from helpers import over_devices, rarely
+from helpers import no_ends, over_devices, rarely
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 import jaxreplay as jr
@@ -34,7 +34,8 @@ def filled(buffer, *leading):
     """A state that has lost its first items, with priorities of some of the others."""
     state, rng = buffer.init(items(0, *leading)), seeds.rng(0)
     for t in range(7):
-        state = buffer.add(state, items(8 * t, *leading))
+        rows = items(8 * t, *leading)
+        state = buffer.add(state, rows, **no_ends(buffer, rows))
     handles = np.asarray(buffer.newest(state, 8))
     return buffer.update(state, handles, rng.exponential(size=8).astype(np.float32))
 

@@ -286,6 +286,27 @@ def test_counts_of_a_partly_filled_buffer_are_of_its_items():
         np.testing.assert_allclose(drawn, never, atol=0.15 * (never > 0))  # five deviations of 256 draws
 
 
+@pytest.mark.parametrize("num_shards", [2, rarely(1)])
+def test_spent_items_are_counted_as_spent_alone(num_shards):
+    """Of 16 items eight are spent, one has all priority; with shards, those of the first are spent."""
+    sampler = jr.Prioritized(alpha=1.0, epsilon=0.0, max_priority="stored")
+    whole = jr.ReplayBuffer(capacity=32, sampler=sampler, max_uses=1, donate=False)
+    buffer = over_devices(whole, 2) if num_shards == 2 else whole
+    td_errors = np.where(np.arange(16) == 9, 3.0, 0.0).astype(np.float32)
+    state = buffer.add(buffer.init(items(16)), items(16), td_errors=td_errors)
+    handles = np.where(np.arange(16) < 8, np.arange(16), -1).astype(np.int32)
+    state = buffer.update(state, handles, np.full(16, 100.0, np.float32))
+    expected = {"size": 8, "fill": 0.5, "drawable": 0.5, "spent": 8, "max_priority": 3, "total_priority": 3}
+    expected |= {"top_10pct_mass": 1, "updates_per_item": 0.5}
+    found = jr.diagnostics(buffer, state, jax.random.key(0), thorough=True)
+    assert_close(found, expected)
+    assert found["size"] == buffer.size(state)
+    del expected["updates_per_item"]
+    assert_close(jr.diagnostics(buffer, state, jax.random.key(0)), expected)
+    none = jr.diagnostics(buffer, buffer.clear(state))
+    assert_close(none, {"size": 0, "fill": 0, "drawable": 0, "spent": 0, "max_priority": 1})
+
+
 def test_counts_of_shards_are_sums_over_all():
     """Of shards of 2, 6 and 1 items, of which those of the second are updated."""
     sampler = jr.Prioritized(alpha=1.0, epsilon=0.0)

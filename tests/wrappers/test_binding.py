@@ -72,7 +72,7 @@ def test_a_bound_buffer_in_jit_scan_and_vmap_is_the_buffer(name):
 @pytest.mark.parametrize("name", [*BUFFERS, "tracer"])
 def test_help_on_a_bound_method_is_the_configurations_without_the_state(name):
     config = BUFFERS.get(name, jr.NStep(n=2, gamma=0.9))
-    bound = jr.bind(config, None)
+    bound = jr.Bound(config, None)
     for method in ("add", "init", *(() if name == "tracer" else ("sample", "update", "size"))):
         own, found = getattr(config, method), getattr(bound, method)
         parameters = [x for x in inspect.signature(own).parameters.values() if x.name != "state"]
@@ -82,7 +82,7 @@ def test_help_on_a_bound_method_is_the_configurations_without_the_state(name):
         assert found.__name__ == method
     assert {x for x in dir(config) if x[0] != "_"} | {"config", "state", "replace"} <= set(dir(bound))
     assert not hasattr(jr.Bound, "sample")
-    assert repr(jr.bind(config, (np.zeros(3, np.float32), 7))).endswith("tuple of 12 bytes)")
+    assert repr(jr.Bound(config, (np.zeros(3, np.float32), 7))).endswith("tuple of 12 bytes)")
 
 
 def test_eager_calls_donate_as_the_buffer_does():
@@ -114,7 +114,7 @@ def test_what_else_a_configuration_can_do():
     assert (bound.pool_of().tolist(), kept.tolist(), tasks.shape, ok) == ([1, 1, 0, 0], [True] * 2, (2,), True)
     assert bound.reset_metrics().state.rejected == bound.state.rejected
     sequences = jr.SequenceBuffer(length=6, num_envs=2, sequence_length=2, hindsight=True)
-    replay = jr.bind(sequences, sequences.init(np.zeros((1, 2)))).add(np.zeros((3, 2)))
+    replay = jr.bind(sequences, sequences.init(np.zeros((1, 2)))).add(np.zeros((3, 2)), ends=np.zeros((3, 2), bool))
     assert (replay.completed(3), replay.stored_steps()) == (3, 6)
     assert replay.later(KEY, replay.newest(2))[1].tolist() == [1, 1]
     rejects("'SequenceBuffer' object has no attribute 'push'", lambda: replay.push(1), error=AttributeError)

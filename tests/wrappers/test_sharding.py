@@ -8,7 +8,7 @@ import numpy as np
 import oracles
 import pytest
 import seeds
-from helpers import at, big_copies, collectives, compiled, items, mesh, over_devices, rarely, rejects, run_once
+from helpers import at, big_copies, collectives, compiled, items, mesh, no_ends, over_devices, rarely, rejects, run_once
 from jax import lax
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from scipy.stats import chisquare, norm
@@ -39,7 +39,7 @@ BUFFERS = {
 
 def step(buffer, batch, state, x):
     t, key = x
-    state = buffer.add(state, batch(t))
+    state = buffer.add(state, batch(t), **no_ends(buffer, batch(t)))
     sample = buffer.sample(state, key, 16)
     state = buffer.update(state, sample.indices, np.cos(np.arange(16, dtype=np.float32)) * (1.0 + t))
     return state, sample
@@ -234,7 +234,7 @@ def test_shards_with_equal_contents_draw_unlike_except_systematically():
 
         @run_once
         def draw(key, sharded=sharded, steps=steps):
-            state = sharded.add(sharded.init(steps), steps)
+            state = sharded.add(sharded.init(steps), steps, ends=steps > 0)
             period = state.ring.period
             sample, epoch = sharded.sample(state, key, 32), sharded.epoch(state, key, 32, step=0)
             _, later = sharded.later(state, key, np.repeat(np.arange(4) * period, 8))  # of the oldest sequences

@@ -256,7 +256,7 @@ def test_min_size_counts_sequences_that_may_be_drawn():
     for _ in range(3):
         shared.add(np.zeros((2, 1)), ends=ends)  # no sequence of three lies in an episode of two
     rejects("draws have not begun", shared.sample, KEY, 1, timeout=SOON, error=TimeoutError)
-    shared.add(np.zeros((4, 1)))
+    shared.add(np.zeros((4, 1)), ends=np.zeros((4, 1), bool))
     assert shared.sample(KEY, 1).mask.all()
 
 

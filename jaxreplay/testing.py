@@ -138,24 +138,24 @@ def check_sampler(
     if isinstance(exempt, str) or not {*exempt} <= {x for x in globals().values() if isinstance(x, str)}:
         raise ValueError(f"exempt={exempt!r}: must be rules, such as [testing.OTHERS].")
     key, rules = jax.random.key(0) if key is None else key, {*exempt, *((NAMES, SPENT) if sampler.by_age else ())}
-    runs = _SamplerRuns(sampler, key, capacity, min(batch_size, capacity - 2), rules)
+    runs = _SamplerRuns(sampler, capacity, min(batch_size, capacity - 2), key, rules)
     _check_keywords(runs)
     state = runs.check_modes()
     runs.check_draws(state)
     runs.check_updates(state)
-    for check in (_check_keys, _check_agreement, _check_independence, _check_past, _check_shards):
+    for check in (_check_keys, _check_words, _check_independence, _check_past, _check_shards):
         check(runs, state)
 
 
 class _Draws(NamedTuple):
-    """Many draws, and the sampler's words on them."""
+    """Many draws: weights with beta None, 0 and 1; `priorities` and `masses` of all slots, `priorities_at` of draws."""
 
     slots: Any
     probabilities: Any
-    weights: Any  # with beta None, 0 and 1
-    priorities: Any  # of all slots
+    weights: Any
+    priorities: Any
     masses: Any
-    drawn_priorities: Any
+    priorities_at: Any
 
     def law(self) -> np.ndarray:
         """Probabilities of all slots, 0 if not drawn, float64 [capacity]."""
@@ -164,73 +164,81 @@ class _Draws(NamedTuple):
         return law
 
 
+@dataclasses.dataclass(frozen=True)
 class _SamplerRuns:
-    """Programs that drive a sampler; all slots but the last are drawable."""
+    """Programs that drive a sampler, compiled once for all keys; all slots but the last are drawable."""
 
-    def __init__(self, sampler: Any, key: jax.Array, capacity: int, most: int, exempt: Collection[str] = ()):
-        self.sampler, self.key, self.capacity, self.most, self.exempt = sampler, key, capacity, most, exempt
-        self.slots, self.live = np.arange(capacity, dtype=np.int32), self.range(0, capacity - 1)
-        self.td_errors = jax.device_get(jax.random.normal(key, (capacity,)))
-        self.draw = jax.jit(self._draw, static_argnums=3)
-        self.outcome = jax.jit(self._outcome, static_argnames="is_restricted")
+    sampler: Any
+    capacity: int
+    most: int
+    key: Any = dataclasses.field(compare=False)
+    exempt: Any = dataclasses.field(compare=False)
+
+    @property
+    def slots(self) -> np.ndarray:
+        return np.arange(self.capacity, dtype=np.int32)
 
     def rule(self, text: str) -> Any:
         return _rule(text, self.exempt)
 
-    def range(self, start: int, size: int) -> Any:
-        return ring.Live(jnp.int32(start), jnp.int32(size), older=jnp.int32(start), capacity=self.capacity)
-
-    def init(self) -> Any:
-        return self.sampler.init(self.capacity)
+    def range(self, start: Any, size: Any, axis_name: str | None = None) -> Any:
+        start, size, older = (jnp.asarray(x, np.int32) for x in (start, size, start * self.sampler.by_age))
+        return ring.Live(start, size, older, capacity=self.capacity, axis_name=axis_name)
 
     def run(self, key: jax.Array) -> Any:
         """A state after two updates."""
 
-        def learn(state: Any, key: jax.Array) -> tuple[Any, None]:
-            td_errors = jax.random.normal(key, (self.most,))
-            slots = jnp.asarray(self.slots[1 : self.most + 1])
-            return self.sampler.update(state, slots, td_errors, jnp.ones(self.most, bool)), None
+        def learn(state: Any, td_errors: jax.Array) -> tuple[Any, None]:
+            return self.sampler.update(state, slots[1 : self.most + 1], td_errors, jnp.ones(self.most, bool)), None
 
-        state = self.sampler.insert(self.init(), jnp.asarray(self.slots), jnp.asarray(self.slots < self.capacity - 1))
-        return lax.scan(learn, state, jax.random.split(key, 2))[0]
+        slots = jnp.asarray(self.slots)
+        state = self.sampler.insert(self.sampler.init(self.capacity), slots, slots < self.capacity - 1)
+        return lax.scan(learn, state, jax.random.normal(key, (2, self.most)))[0]
 
-    def _draw(self, state: Any, key: jax.Array, live: ring.Live, count: int, betas: Any = (None,)) -> Any:
+    @functools.partial(jax.jit, static_argnums=(0, 4, 5))
+    def draw(self, state: Any, key: Any, live: ring.Live, count: int, betas: Any = (None,)) -> Any:
         drawn, probabilities = self.sampler.sample(state, key, count, live)
         return drawn, probabilities, *[self.sampler.weights(state, probabilities, live, beta=x) for x in betas]
 
-    def _outcome(self, state: Any, key: Any, live: Any, new: Any, rows: Any, is_restricted: bool = False) -> Any:
-        """The state after an insertion, an update and an insertion, and draws from it."""
+    @functools.partial(jax.jit, static_argnums=(0, 7))
+    def outcome(self, state: Any, key: Any, live: Any, new: Any, rows: Any, then: Any, restricts: bool) -> Any:
+        """The state after insertions `new`, an update and insertions `then`; draws from it."""
         axis = {"axis_name": live.axis_name}
-        state = self.sampler.insert(state, new[0], new[0] < self.capacity - 1, **axis)
+        state = self.sampler.insert(state, new, new < self.capacity - 1, **axis)
         state = self.sampler.update(state, *rows[:3], spent=rows[3], **axis)
-        state = self.sampler.insert(state, new[1], new[1] < self.capacity - 1, **axis)
-        read = self.sampler.restrict(state, live) if is_restricted else state
-        drawn, probabilities, *weights = self._draw(read, key, live, DRAWS, (None, 0.0, 1.0))
-        told = self.sampler.priorities(state, jnp.asarray(self.slots)), self.sampler.masses(state)
-        return state, _Draws(drawn, probabilities, weights, *told, self.sampler.priorities_at(state, probabilities))
+        state = self.sampler.insert(state, then, then < self.capacity - 1, **axis)
+        read = self.sampler.restrict(state, live) if restricts else state
+        drawn, probabilities, *weights = self.draw(read, key, live, DRAWS, (None, 0.0, 1.0))
+        words = self.sampler.priorities(state, jnp.asarray(self.slots)), self.sampler.masses(state)
+        return state, _Draws(drawn, probabilities, weights, *words, self.sampler.priorities_at(state, probabilities))
 
-    def rows(self, slots: Any = (), td_errors: Any = 0.0, counts: bool = True, spent: bool = False) -> Any:
-        """Arguments of an update, [capacity]; masked rows follow those of `slots`."""
-        given = np.arange(self.capacity) < len(slots)
-        padded = np.zeros(self.capacity, np.float32)
-        padded[given] = td_errors
-        return self.padded(slots, -1), padded, given & counts, given & spent
+    @functools.partial(jax.jit, static_argnums=0)
+    def outcome_of_shards(self, *arguments: Any) -> Any:
+        return jax.vmap(lambda *x: self.outcome(*x, False), axis_name="shards")(*arguments)
 
-    def padded(self, slots: Any, fill: int) -> np.ndarray:
-        return np.array([*slots, *[fill] * (self.capacity - len(slots))], np.int32)
+    def after(
+        self, state: Any, slots: Any = (), td_errors: Any = 0, counts: Any = True, spent: Any = False, **more: Any
+    ) -> Any:
+        """`outcome` of rows for `slots`, filled up with masked ones."""
+        given, errors = self.slots < len(slots), np.zeros(self.capacity, np.float32)
+        errors[given] = td_errors
 
-    def after(self, state: Any, *rows: Any, live: Any = None, key: Any = None, new: Any = ((), ()), **more: Any) -> Any:
-        """The state and draws after insertions of new[0], an update and insertions of new[1]."""
-        new = tuple(self.padded(x, self.capacity) for x in new)
-        restricted, rows = more.pop("is_restricted", False), self.rows(*rows, **more)
-        live, key = live or self.live, self.key if key is None else key
-        return jax.device_get(self.outcome(state, key, live, new, rows, is_restricted=restricted))
+        def padded(slots: Any, fill: int) -> np.ndarray:
+            return np.array([*slots, *[fill] * (self.capacity - len(slots))], np.int32)
+
+        key, live = more.get("key", self.key), more.get("live", self.range(0, self.capacity - 1))
+        new, then = (padded(more.get(name, ()), self.capacity) for name in ("new", "then"))
+        rows = padded(slots, -1), errors, given & counts, given & spent
+        return jax.device_get(self.outcome(state, key, live, new, rows, then, more.get("restricts", False)))
+
+    def draws(self, *arguments: Any, **more: Any) -> _Draws:
+        return self.after(*arguments, **more)[1]
 
     def check_modes(self) -> Any:
         """Check that all modes agree; return a state after two updates."""
-        keys, run = jax.random.split(self.key, 2), jax.jit(self.run)
+        keys, run, state = jax.random.split(self.key, 2), jax.jit(self.run), jax.eval_shape(self.run, self.key)
         with self.rule(STABLE):
-            chex.assert_trees_all_equal_shapes_and_dtypes(jax.eval_shape(self.run, self.key), self.init())
+            chex.assert_trees_all_equal_shapes_and_dtypes(state, self.sampler.init(self.capacity))
         with self.rule(MODES):
             mapped = jax.device_get(jax.jit(jax.vmap(self.run))(keys))
             for i in range(2):
@@ -238,142 +246,123 @@ class _SamplerRuns:
         return run(self.key)
 
     def check_draws(self, state: Any) -> None:
-        _check_rows(*self.draw(state, self.key, self.live, self.most), batch_size=self.most)
-        many = self.after(state)[1]
+        live, last = self.range(0, self.capacity - 1), self.capacity - 1
+        _check_rows(*self.draw(state, self.key, live, self.most), batch_size=self.most)
+        all_of, young = (self.draws(state, live=self.range(x, last - x), restricts=x > 0) for x in (0, 2))
         with self.rule(LIVE):
-            drawn = many.slots[many.probabilities > 0]
-            assert np.all((drawn >= 0) & (drawn < self.capacity - 1)), "a slot that is not drawable was drawn"
-            nothing = self.after(self.init(), live=self.range(0, 0))[1]
+            for start, draws in ((0, all_of), (2, young)):
+                drawn = draws.slots[draws.probabilities > 0]
+                assert np.all((drawn >= start) & (drawn < last)), f"slots {np.unique(drawn)} of {start} to {last - 1}"
+            nothing = self.draws(self.sampler.init(self.capacity), live=self.range(0, 0))
             np.testing.assert_array_equal([nothing.probabilities, *nothing.weights], 0)
         with self.rule(FILLED):
-            assert np.all(many.probabilities > 0) or not self.sampler.fills_rows
-        self.check_law(many)
-        young = self.after(state, live=self.range(2, self.capacity - 3), is_restricted=True)[1]
-        with self.rule(LIVE):
-            drawn = young.slots[young.probabilities > 0]
-            assert np.all((drawn >= 2) & (drawn < self.capacity - 1)), "a slot excluded by restrict was drawn"
-        self.check_law(young)
+            assert np.all(all_of.probabilities > 0) or not self.sampler.fills_rows
+        _check_law(*all_of[:2])
+        _check_law(*young[:2])
         with self.rule(RESTRICTED):
-            _same_ratios(many.law()[2:], young.law()[2:])
-
-    def check_law(self, draws: _Draws) -> None:
-        with self.rule(LAW):
-            _check_law(draws.slots, draws.probabilities)
+            _same_ratios(all_of.law()[2:], young.law()[2:])
 
     def check_updates(self, state: Any) -> None:
-        def draw(state: Any) -> Any:
-            return self.draw(state, self.key, self.live, self.most)[:2]
-
+        live = self.range(0, self.capacity - 1)
         with self.rule(IGNORED):
             for slots in ((), (-1, self.capacity), (1, 2)):
-                _same(draw(self.after(state, slots, 3.0, False)[0]), draw(state))
+                after = self.after(state, slots, 3.0, False)[0]
+                _same(*(self.draw(x, self.key, live, self.most)[:2] for x in (after, state)))
         with self.rule(LAST):
-            _same(*(self.after(state, (1, 1), (x, 2.0))[1][:2] for x in (9.0, 0.5)))
+            _same(*(self.draws(state, (1, 1), (x, 2.0))[:2] for x in (9.0, 0.5)))
         for value in (np.nan, np.inf, 0.0):
+            some = self.draws(state, (1, 2), value)[:2]
             with self.rule(FINITE):
-                assert np.all(np.isfinite(self.after(state, (1, 2), value)[1].probabilities)), "they are not finite"
-            self.check_law(self.after(state, (1, 2), value)[1])
+                assert np.all(np.isfinite(some[1])), "probabilities are not finite"
+            _check_law(*some)
             with self.rule(SOME):
-                for new in ((), self.slots):
-                    drawn = self.after(state, self.slots[:-1], value, new=((), new))[1]
-                    assert np.any(drawn.probabilities > 0), f"nothing is drawn after TD errors of {value}"
+                for then in ((), self.slots):
+                    drawn = self.draws(state, self.slots[:-1], value, then=then).probabilities > 0
+                    assert np.any(drawn), f"nothing is drawn after TD errors of {value}"
 
 
-def _check_keywords(runs: Any) -> None:
+def _check_keywords(runs: _SamplerRuns) -> None:
     """Bind the arguments of each method of the base class."""
     for name in ("insert", "restrict", "sample", "weights", "update", "priorities"):
         takes = inspect.signature(getattr(Sampler, name)).parameters.values()
-        args = [x.name for x in takes if x.kind is not x.KEYWORD_ONLY][1:]
+        named = {x.name: None for x in takes if x.kind is x.KEYWORD_ONLY}
         with runs.rule(KEYWORDS):
-            named = {x.name: None for x in takes if x.kind is x.KEYWORD_ONLY}
-            inspect.signature(getattr(runs.sampler, name)).bind(*args, **named)
+            inspect.signature(getattr(runs.sampler, name)).bind(*[None] * (len(takes) - len(named) - 1), **named)
 
 
 def _check_keys(runs: _SamplerRuns, state: Any) -> None:
     """Draw with many keys, because few offsets of systematic draws differ in their slots."""
     with runs.rule(KEYS):
-        first, again = (runs.after(state)[1].slots for _ in range(2))
-        np.testing.assert_array_equal(first, again)
-        others = [runs.after(state, key=key)[1].slots for key in jax.random.split(runs.key, 32)]
-        assert not all(np.array_equal(first, x) for x in others), "all keys give the same slots"
+        first, again, *others = (runs.draws(state, key=x).slots for x in (runs.key, *jax.random.split(runs.key, 32)))
+        np.testing.assert_array_equal(first, runs.draws(state).slots)
+        assert not all(np.array_equal(first, x) for x in (again, *others)), "all keys give the same slots"
 
 
-def _check_agreement(runs: _SamplerRuns, state: Any) -> None:
+def _check_words(runs: _SamplerRuns, state: Any) -> None:
     """Compare weights, priorities and masses with the probabilities."""
-    draws = runs.after(state)[1]
+    draws = runs.draws(state)
     law, drawn = draws.law(), draws.probabilities > 0
     with runs.rule(WEIGHTS):
-        _check_weights(draws)
+        _check_full_weights(draws)
         own, even, _ = (x[drawn] for x in draws.weights)
         np.testing.assert_allclose(even, even[0], rtol=1e-3)
         assert np.all(np.diff(own[np.argsort(draws.probabilities[drawn])]) <= 1e-3 * own.max()), "they rise"
     with runs.rule(AGREE):
-        higher = draws.priorities[:, None] > 1.001 * draws.priorities
-        assert not np.any(higher & (law[:, None] < 0.999 * law) & (law[:, None] > 0)), (
-            "a higher one is drawn less often"
-        )
-        if draws.masses is not None:
-            _same_ratios(law, draws.masses)
-        if draws.drawn_priorities is not None:
-            found, expected = draws.drawn_priorities[drawn], draws.priorities[draws.slots[drawn]]
-            np.testing.assert_allclose(found, expected, rtol=1e-3)
+        higher = (draws.priorities[:, None] > 1.001 * draws.priorities) & (law[:, None] > 0)
+        assert not np.any(law[:, None] < 0.999 * law, where=higher), "a higher priority is drawn less often"
+        _same_ratios(law, law if draws.masses is None else draws.masses)
+        if draws.priorities_at is not None:
+            np.testing.assert_allclose(draws.priorities_at[drawn], draws.priorities[draws.slots[drawn]], rtol=1e-3)
 
 
 def _check_independence(runs: _SamplerRuns, state: Any) -> None:
-    """Update one slot, with either sign; permute the slots."""
-    before, others = runs.after(state)[1].law(), np.delete(runs.slots, 1)
+    """Update one slot, all slots with either sign, and slots of other names."""
+    others, slots = np.delete(runs.slots, 1), runs.slots[:-1]
     with runs.rule(OTHERS):
-        _same_ratios(before[others], runs.after(state, (1,), 5.0)[1].law()[others])
+        _same_ratios(*(runs.draws(state, (1,), x).law()[others] for x in (0.01, 50.0)))
+    td_errors = np.asarray(jax.random.normal(runs.key, slots.shape))
     with runs.rule(SIGN):
-        _same(*(runs.after(state, runs.slots[:-1], sign * runs.td_errors[:-1])[1][:2] for sign in (1, -1)))
-    names = np.asarray(jax.random.permutation(runs.key, runs.capacity - 1))
+        _same(*(runs.draws(state, slots, x)[:2] for x in (td_errors, -td_errors)))
     with runs.rule(NAMES):
-        alone, renamed = (
-            runs.after(state, x, runs.td_errors[:-1], new=(x, ()))[1].law()[x] for x in (runs.slots[:-1], names)
-        )
-        _same_ratios(alone, renamed)
+        names = slots, np.asarray(jax.random.permutation(runs.key, slots))
+        _same_ratios(*(runs.draws(state, x, td_errors, new=x).law()[x] for x in names))
 
 
 def _check_past(runs: _SamplerRuns, state: Any) -> None:
     """Spend and overwrite slots, and draw each of them."""
     with runs.rule(FORGOTTEN):
-        found = [runs.after(state, (2, 1)[:n], (7.0, 3.0)[:n], new=((), (1,)))[1].law() for n in (2, 1)]
-        _same_ratios(*found)
-    unspent = sum_tree.of_leaves(np.float32((runs.slots > 2) & (runs.slots < runs.capacity - 1)))
-    live = dataclasses.replace(runs.live, size=jnp.int32(runs.capacity - 4), unspent=unspent)
+        _same_ratios(*(runs.draws(state, (2, 1)[:n], (7.0, 3.0)[:n], then=(1,)).law() for n in (2, 1)))
+    unspent = sum_tree.of_leaves(jnp.float32((runs.slots > 2) & (runs.slots < runs.capacity - 1)))
+    live = dataclasses.replace(runs.range(0, runs.capacity - 4), unspent=unspent)
     with runs.rule(SPENT):
         for td_errors in (np.nan, 9.0):
-            spent, draws = runs.after(state, (0, 1, 2), td_errors, spent=True, live=live)
+            state, draws = runs.after(state, (0, 1, 2), td_errors, spent=True, live=live)
             assert not np.any(draws.law()[:3]), "a spent slot was drawn"
-            state = spent
     with runs.rule(EVERY):
-        for slot in runs.slots[:-1]:
-            live = runs.range(max(slot - 1, 0), min(slot + 1, 2))
-            law = runs.after(state, live=live, new=((), runs.slots), is_restricted=True)[1].law()
-            missing = [x for x in {slot, int(live.start)} if not law[x] and (x == slot or not runs.sampler.by_age)]
-            assert not missing, f"of the live slots {live.start} to {slot}, {missing} were not drawn"
+        for end in range(1, runs.capacity):
+            live = runs.range(max(end - 2, 0), min(end, 2))
+            law = runs.draws(state, live=live, then=runs.slots, restricts=True).law()[:end][-2:]
+            assert np.all(law[-1 if runs.sampler.by_age else 0 :] > 0), (
+                f"probabilities {law} of the live slots before {end}"
+            )
 
 
 def _check_shards(runs: _SamplerRuns, state: Any) -> None:
-    """Draw from two shards of different size and content."""
-    sizes = np.array([runs.capacity - 1, runs.capacity // 2 + 1])
-    held = runs.slots < sizes[:, None]
-    new = np.where(held, runs.slots, runs.capacity), np.where(runs.slots == 0, [[0], [0]], runs.capacity)
-    td_errors = np.float32(1 + np.where(runs.slots == 1, 0, runs.slots) * [[1.0], [0.1]])
-    rows = np.where(held, runs.slots, -1), td_errors, held, np.zeros_like(held)
-    live = ring.Live(
-        jnp.zeros(2, int), jnp.asarray(sizes), jnp.zeros(2, int), capacity=runs.capacity, axis_name="shards"
-    )
-    states, keys = jax.tree.map(lambda x: jnp.stack([x, x]), runs.init()), jax.random.split(runs.key)
-    mapped = jax.jit(jax.vmap(runs._outcome, axis_name="shards"))
-    draws = jax.device_get(mapped(states, keys, live, new, rows)[1])
+    """Draw from two shards of different size and content, with slots 0 and 1 alike."""
+    sizes, slots = np.array([runs.capacity - 1, runs.capacity // 2 + 1]), np.stack([runs.slots] * 2)
+    held, zeros = slots < sizes[:, None], np.zeros(2, np.int32)
+    new, then = (np.where(x, slots, runs.capacity) for x in (held, slots == 0))
+    td_errors = np.float32(1 + np.where(slots == 1, 0, slots) * [[1.0], [0.1]])
+    states = jax.tree.map(lambda x: jnp.stack([x, x]), runs.sampler.init(runs.capacity))
+    live, rows = runs.range(zeros, sizes, "shards"), (np.where(held, slots, -1), td_errors, held, slots < 0)
+    draws = jax.device_get(runs.outcome_of_shards(states, jax.random.split(runs.key), live, new, rows, then)[1])
     with runs.rule(WEIGHTS):
-        _check_weights(draws)
+        _check_full_weights(draws)
     with runs.rule(SHARDS):
-        _same_ratios(*(_row(draws, k).law()[:2] for k in range(2)))
+        _same_ratios(*(_row(draws, shard).law()[:2] for shard in range(2)))
 
 
-def _check_weights(draws: _Draws) -> None:
+def _check_full_weights(draws: _Draws) -> None:
     """Assert that beta=1 gives all items of all shards the same expected weight, or weight 1."""
     drawn, weights = draws.probabilities > 0, draws.weights[2]
     expected = (weights * draws.probabilities * np.mean(drawn, -1, keepdims=True))[drawn]

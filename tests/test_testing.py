@@ -420,14 +420,6 @@ class TakesNoBeta(jr.Uniform):
 
 
 @config()
-class Low(jr.Recent):
-    """Low slots are drawn less often, and not because they are older."""
-
-    power: float = 1.0
-    by_age = False
-
-
-@config()
 class SkipsTheLast(jr.Uniform):
     def sample(self, state, key, batch_size, live):
         return super().sample(
@@ -518,7 +510,10 @@ WRONG_SAMPLERS = {  # the rule that each breaks
     "priorities_at of others": (testing.AGREE, wrong(priorities_at=lambda right, *args: 2 * right(*args))),
     "restricted evenly": (testing.RESTRICTED, wrong(restrict=evenly)),
     "restrict ignored": (testing.LIVE, wrong(restrict=lambda restrict, state, live: state)),
-    "slots are no names": (testing.NAMES, Low()),
+    "slots are no names": (
+        testing.NAMES,
+        wrong(update=lambda update, s, slots, td, *args, **named: update(s, slots, td * (1 + slots), *args, **named)),
+    ),
     "no spent": (testing.KEYWORDS, TakesNoSpent()),
     "no beta": (testing.KEYWORDS, TakesNoBeta()),
     "not frozen": (testing.CONFIG, type("Open", (jr.Uniform,), {"__setattr__": lambda self, name, value: None})()),

@@ -37,6 +37,29 @@ def test_our_buffers_pass(name):
     testing.check_buffer(*BUFFERS[name], key=seeds.key(0))
 
 
+MORE_BUFFERS = {
+    **BUFFERS,
+    "spent": (jr.ReplayBuffer(capacity=10, sampler=PER, max_uses=1), ITEMS),
+    "spent evenly": (jr.ReplayBuffer(capacity=10, max_uses=2), ITEMS),
+    "spent and distinct": (jr.ReplayBuffer(capacity=10, sampler=jr.Uniform(replacement=False), max_uses=1), ITEMS),
+    "spent in a reservoir": (jr.ReservoirBuffer(capacity=7, sampler=PER, max_uses=2), ITEMS),
+    "spent sequences": (sequences(max_uses=1), STEPS),
+    "spent shards": (over_devices(jr.ReplayBuffer(capacity=12, sampler=PER, max_uses=1), 2), ITEMS),
+    "counted": (jr.ReplayBuffer(capacity=10, sampler=jr.Recent(power=1.0), count_updates=True), ITEMS),
+    "rollouts": (jr.ReplayBuffer(capacity=24, axes=2), STEPS),
+    "strided": (sequences(stride=2), STEPS),
+    "sharded streams": (over_devices(sequences(), 2), STEPS),
+    "sharded reservoir": (over_devices(jr.ReservoirBuffer(capacity=8, sampler=PER), 2), ITEMS),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE_BUFFERS)
+def test_our_buffers_pass_with_twenty_seeds(name):
+    for seed in range(20):
+        testing.check_buffer(*MORE_BUFFERS[name], key=seeds.key("contract", seed))
+
+
 @pytest.mark.slow
 def test_a_buffer_of_transitions_passes():
     x, flags = jnp.zeros((4, 2)), jnp.zeros(4, bool)
@@ -537,13 +560,23 @@ def test_a_sampler_that_breaks_a_rule_is_told_which(name):
     assert str(error.value).startswith(rule)
 
 
-@pytest.mark.slow
-def test_an_exempt_rule_may_be_broken_and_no_other():
-    rule, ranks = WRONG_SAMPLERS["ranks"]
-    testing.check_sampler(ranks, exempt=[rule, testing.FORGOTTEN, testing.SHARDS])
-    testing.check_sampler(Newest(), exempt=[testing.KEYS, testing.EVERY, testing.RESTRICTED])
-    for exempt in ("ranks", ["no rule"], testing.EVERY):
-        rejects("must be rules", testing.check_sampler, PER, exempt=exempt)
+@pytest.mark.parametrize(
+    ("name", "exempt"),
+    [
+        ("newest slot alone", [testing.KEYS, testing.EVERY, testing.RESTRICTED]),
+        rarely(("ranks", [testing.OTHERS, testing.FORGOTTEN, testing.SHARDS])),
+    ],
+)
+def test_an_exempt_rule_may_be_broken_and_no_other(name, exempt):
+    rule, sampler = WRONG_SAMPLERS[name]
+    assert rule == exempt[0]
+    testing.check_sampler(sampler, exempt=exempt, key=seeds.key(0))
+    rejects(rule, testing.check_sampler, sampler, exempt=exempt[1:], key=seeds.key(0), error=AssertionError)
+
+
+@pytest.mark.parametrize("exempt", [testing.EVERY, ["no rule"]])
+def test_what_is_exempt_is_a_list_of_rules(exempt):
+    rejects("must be rules", testing.check_sampler, PER, exempt=exempt)
 
 
 def test_what_is_no_sampler_and_a_law_that_is_not_quite_right():

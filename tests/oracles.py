@@ -397,6 +397,10 @@ class MixtureTwin:
             own = self.of_source(k, rows)
             source.update_rows([rows[row] for row in own], td_errors[own])
 
+    def clear(self):
+        for source in self.sources:
+            source.clear()
+
     def parts(self, num_rows):
         """Rows of each source in a draw, by largest remainders, of equal ones the earlier."""
         quotas = [round(share * num_rows, 9) for share in self.shares]

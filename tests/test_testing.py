@@ -68,6 +68,29 @@ def test_handles_that_do_not_name_their_source_break_a_rule(kind):
     assert str(error.value).startswith((testing.LAW, testing.HANDLES))
 
 
+MORE_BUFFERS = {
+    **BUFFERS,
+    "spent": (jr.ReplayBuffer(capacity=10, sampler=PER, max_uses=1), ITEMS),
+    "spent evenly": (jr.ReplayBuffer(capacity=10, max_uses=2), ITEMS),
+    "spent and distinct": (jr.ReplayBuffer(capacity=10, sampler=jr.Uniform(replacement=False), max_uses=1), ITEMS),
+    "spent in a reservoir": (jr.ReservoirBuffer(capacity=7, sampler=PER, max_uses=2), ITEMS),
+    "spent sequences": (sequences(max_uses=1), STEPS),
+    "spent shards": (over_devices(jr.ReplayBuffer(capacity=12, sampler=PER, max_uses=1), 2), ITEMS),
+    "counted": (jr.ReplayBuffer(capacity=10, sampler=jr.Recent(power=1.0), count_updates=True), ITEMS),
+    "rollouts": (jr.ReplayBuffer(capacity=24, axes=2), STEPS),
+    "strided": (sequences(stride=2), STEPS),
+    "sharded streams": (over_devices(sequences(), 2), STEPS),
+    "sharded reservoir": (over_devices(jr.ReservoirBuffer(capacity=8, sampler=PER), 2), ITEMS),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", MORE_BUFFERS)
+def test_our_buffers_pass_with_twenty_seeds(name):
+    for seed in range(20):
+        testing.check_buffer(*MORE_BUFFERS[name], key=seeds.key("contract", seed))
+
+
 @pytest.mark.slow
 def test_a_buffer_of_transitions_passes():
     x, flags = jnp.zeros((4, 2)), jnp.zeros(4, bool)
@@ -349,7 +372,7 @@ def test_a_buffer_that_breaks_a_rule_is_told_which(rule):
 
 @config()
 class HasHiddenCounter(jr.Prioritized):
-    def update(self, state, slots, td_errors, mask, *, axis_name=None):
+    def update(self, state, slots, td_errors, mask, *, spent=None, axis_name=None):
         CALLS.append(0)
         return super().update(state, slots, td_errors * len(CALLS), mask)
 
@@ -369,19 +392,19 @@ class DrawsAll(jr.Uniform):
 
 @config()
 class HasNoMask(jr.Prioritized):
-    def update(self, state, slots, td_errors, mask, *, axis_name=None):
+    def update(self, state, slots, td_errors, mask, *, spent=None, axis_name=None):
         return super().update(state, slots, td_errors, jnp.ones_like(mask))
 
 
 @config()
 class FirstCounts(jr.Prioritized):
-    def update(self, state, slots, td_errors, mask, *, axis_name=None):
+    def update(self, state, slots, td_errors, mask, *, spent=None, axis_name=None):
         return super().update(state, slots[::-1], td_errors[::-1], mask[::-1])
 
 
 @config()
 class TakesAll(jr.Prioritized):
-    def update(self, state, slots, td_errors, mask, *, axis_name=None):
+    def update(self, state, slots, td_errors, mask, *, spent=None, axis_name=None):
         state = super().update(state, slots, td_errors, mask)
         return state.replace(max_priority=jnp.where(jnp.isfinite(jnp.sum(td_errors)), state.max_priority, jnp.inf))
 
@@ -402,28 +425,189 @@ class LeavesRows(jr.Uniform):
     fills_rows = True
 
 
-BROKEN_SAMPLERS = {
-    testing.CONFIG: type("Open", (jr.Uniform,), {"__setattr__": lambda self, name, value: None})(),
-    testing.MODES: HasHiddenCounter(),
-    testing.TYPES: WeighsByInts(),
-    testing.LAW: Forgets(),
-    testing.LIVE: DrawsAll(),
-    testing.FILLED: LeavesRows(),
-    testing.IGNORED: HasNoMask(),
-    testing.LAST: FirstCounts(),
-    testing.FINITE: TakesAll(),
+def wrong(**methods):
+    """A prioritized sampler with other methods, given as functions of the right method and its arguments."""
+
+    def method(name, function):
+        right = getattr(jr.Prioritized, name)
+        return functools.wraps(right)(lambda self, *args, **named: function(right.__get__(self), *args, **named))
+
+    mine = {name: method(name, function) for name, function in methods.items()}
+    return config()(type("Wrong", (jr.Prioritized,), mine))(alpha=0.7, stratified=False)
+
+
+def forgetful(insert, state, slots, drawable, **named):
+    new, held = insert(state, slots, drawable, **named), jr.sum_tree.leaves(state.tree)
+    kept = jr.sum_tree.update(new.tree, np.arange(held.size), held, mask=held > 0)
+    return new.replace(tree=kept)
+
+
+def keep_nan(update, state, slots, td_errors, mask, **named):
+    new = update(state, slots, td_errors, mask, **named)
+    return new.replace(max_priority=jnp.where(jnp.any(mask & jnp.isnan(td_errors)), jnp.nan, new.max_priority))
+
+
+def draw_if_finite(sample, state, *args):
+    slots, probabilities = sample(state, *args)
+    return slots, jnp.where(jnp.isnan(state.max_priority), 0.0, probabilities)
+
+
+def spend_for_ever(insert, state, slots, drawable, **named):
+    alive = jr.sum_tree.get(state.tree, slots) > 0
+    return insert(state, slots, drawable & (alive | (jr.sum_tree.total(state.tree) == 0)), **named)
+
+
+def take_no_spent(update, state, slots, td_errors, mask, *, spent=None, axis_name=None):
+    return update(state, slots, td_errors, mask, axis_name=axis_name)
+
+
+@config()
+class TakesNoSpent(jr.Prioritized):
+    def update(self, state, slots, td_errors, mask, *, axis_name=None):
+        return super().update(state, slots, td_errors, mask, axis_name=axis_name)
+
+
+@config()
+class TakesNoBeta(jr.Uniform):
+    def weights(self, state, probabilities, live):
+        return super().weights(state, probabilities, live)
+
+
+@config()
+class SkipsTheLast(jr.Uniform):
+    def sample(self, state, key, batch_size, live):
+        return super().sample(
+            state, key, batch_size, live.replace(size=jnp.where(live.size > 1, live.size - 1, live.size))
+        )
+
+
+@config()
+class SkipsTheFirst(jr.Uniform):
+    def sample(self, state, key, batch_size, live):
+        few = live.size > 1
+        return super().sample(state, key, batch_size, live.replace(start=live.start + few, size=live.size - few))
+
+
+@config()
+class Newest(jr.Recent):
+    """Only the newest item is drawn."""
+
+    power: float = 1.0
+
+    def sample(self, state, key, batch_size, live):
+        size = jnp.minimum(live.size, 1)
+        return super().sample(state, key, batch_size, live.replace(start=live.start + live.size - size, size=size))
+
+
+def evenly(restrict, state, live):
+    slots = np.arange(live.capacity)
+    leaves = ((slots - live.start) % live.capacity < live.size).astype(jnp.float32)
+    return state.replace(tree=jr.sum_tree.update(state.tree, slots, leaves))
+
+
+def by_rank(update, state, slots, td_errors, mask, **named):
+    """Leaves are the ranks of the priorities."""
+    new = update(state, slots, td_errors, mask, **named)
+    leaves = jr.sum_tree.leaves(new.tree)
+    ranks = jnp.where(leaves > 0, jnp.argsort(jnp.argsort(leaves)), 0).astype(jnp.float32)
+    return new.replace(tree=jr.sum_tree.update(new.tree, np.arange(leaves.size), ranks))
+
+
+def alone(method, *args, axis_name=None, **named):
+    return method(*args, **named)
+
+
+def of_one_shard(weights, state, probabilities, live, **named):
+    return weights(state, probabilities, live.replace(axis_name=None), **named)
+
+
+WRONG_SAMPLERS = {  # the rule that each breaks
+    "weights inverted": (testing.WEIGHTS, wrong(weights=lambda weights, s, p, live, **named: p)),
+    "beta ignored": (testing.WEIGHTS, wrong(weights=lambda weights, *args, beta=None: weights(*args))),
+    "weights by the root": (
+        testing.WEIGHTS,
+        wrong(weights=lambda weights, *args, beta=None: weights(*args, beta=None if beta is None else beta / 2)),
+    ),
+    "weights of one shard": (testing.WEIGHTS, wrong(weights=of_one_shard)),
+    "NaN kept": (testing.SOME, wrong(update=keep_nan, sample=draw_if_finite)),
+    "nothing drawn": (testing.SOME, wrong(sample=lambda sample, *args: (sample(*args)[0], jnp.zeros(args[2])))),
+    "neighbour updated": (
+        testing.OTHERS,
+        wrong(update=lambda update, state, slots, *args, **named: update(state, slots + 1, *args, **named)),
+    ),
+    "ranks": (testing.OTHERS, wrong(update=by_rank)),
+    "last slot never drawn": (testing.EVERY, SkipsTheLast()),
+    "first slot never drawn": (testing.EVERY, SkipsTheFirst()),
+    "newest slot alone": (testing.KEYS, Newest()),
+    "spent for ever": (testing.EVERY, wrong(insert=spend_for_ever)),
+    "spent ignored": (testing.SPENT, wrong(update=take_no_spent)),
+    "spent ignored with NaN": (
+        testing.SPENT,
+        wrong(
+            update=lambda update, state, slots, td, mask, spent=None, **named: update(
+                state, slots, td, mask, spent=None if spent is None else spent & ~jnp.isnan(td), **named
+            )
+        ),
+    ),
+    "axis_name of update ignored": (testing.SHARDS, wrong(update=alone)),
+    "key ignored": (
+        testing.KEYS,
+        wrong(sample=lambda sample, state, key, *args: sample(state, jax.random.key(1), *args)),
+    ),
+    "signed TD errors": (
+        testing.SIGN,
+        wrong(update=lambda update, state, slots, td, *args, **named: update(state, slots, td.clip(0), *args, **named)),
+    ),
+    "overwritten items remembered": (testing.FORGOTTEN, wrong(insert=forgetful)),
+    "priorities inverted": (testing.AGREE, wrong(priorities=lambda priorities, *args: 1 / (priorities(*args) + 1))),
+    "masses before alpha": (testing.AGREE, wrong(masses=lambda masses, state: masses(state) ** 2)),
+    "priorities_at of others": (testing.AGREE, wrong(priorities_at=lambda right, *args: 2 * right(*args))),
+    "restricted evenly": (testing.RESTRICTED, wrong(restrict=evenly)),
+    "restrict ignored": (testing.LIVE, wrong(restrict=lambda restrict, state, live: state)),
+    "slots are no names": (
+        testing.NAMES,
+        wrong(update=lambda update, s, slots, td, *args, **named: update(s, slots, td * (1 + slots), *args, **named)),
+    ),
+    "no spent": (testing.KEYWORDS, TakesNoSpent()),
+    "no beta": (testing.KEYWORDS, TakesNoBeta()),
+    "not frozen": (testing.CONFIG, type("Open", (jr.Uniform,), {"__setattr__": lambda self, name, value: None})()),
+    "hidden counter": (testing.MODES, HasHiddenCounter()),
+    "integer weights": (testing.TYPES, WeighsByInts()),
+    "wrong probabilities": (testing.LAW, Forgets()),
+    "dead slots drawn": (testing.LIVE, DrawsAll()),
+    "rows left empty": (testing.FILLED, LeavesRows()),
+    "mask ignored": (testing.IGNORED, HasNoMask()),
+    "first TD error counts": (testing.LAST, FirstCounts()),
+    "infinite priority": (testing.FINITE, TakesAll()),
 }
+QUICK_ONES = ("not frozen", "integer weights", "no spent", "no beta", "dead slots drawn", "last slot never drawn")
+
+
+@pytest.mark.parametrize("name", [name if name in QUICK_ONES else rarely(name) for name in WRONG_SAMPLERS])
+def test_a_sampler_that_breaks_a_rule_is_told_which(name):
+    rule, sampler = WRONG_SAMPLERS[name]
+    with pytest.raises(AssertionError) as error:
+        testing.check_sampler(sampler, key=seeds.key(0))
+    assert str(error.value).startswith(rule)
 
 
 @pytest.mark.parametrize(
-    "rule",
-    [rule if rule in (testing.CONFIG, testing.TYPES, testing.LIVE) else rarely(rule) for rule in BROKEN_SAMPLERS],
-    ids=lambda rule: rule[:12],
+    ("name", "exempt"),
+    [
+        ("newest slot alone", [testing.KEYS, testing.EVERY, testing.RESTRICTED]),
+        rarely(("ranks", [testing.OTHERS, testing.FORGOTTEN, testing.SHARDS])),
+    ],
 )
-def test_a_sampler_that_breaks_a_rule_is_told_which(rule):
-    with pytest.raises(AssertionError) as error:
-        testing.check_sampler(BROKEN_SAMPLERS[rule], key=seeds.key(0))
-    assert str(error.value).startswith(rule)
+def test_an_exempt_rule_may_be_broken_and_no_other(name, exempt):
+    rule, sampler = WRONG_SAMPLERS[name]
+    assert rule == exempt[0]
+    testing.check_sampler(sampler, exempt=exempt, key=seeds.key(0))
+    rejects(rule, testing.check_sampler, sampler, exempt=exempt[1:], key=seeds.key(0), error=AssertionError)
+
+
+@pytest.mark.parametrize("exempt", [testing.EVERY, ["no rule"]])
+def test_what_is_exempt_is_a_list_of_rules(exempt):
+    rejects("must be rules", testing.check_sampler, PER, exempt=exempt)
 
 
 def test_what_is_no_sampler_and_a_law_that_is_not_quite_right():

@@ -6,6 +6,7 @@ import itertools
 import jax
 import numpy as np
 import pytest
+import seeds
 from helpers import numbers, over_devices, rarely, rejects
 
 import jaxreplay as jr
@@ -73,6 +74,23 @@ def test_all_are_found():
 def test_the_contract(sampler):
     testing.check_sampler(sampler)
     testing.check_buffer(jr.ReplayBuffer(capacity=12, sampler=sampler), {"x": jax.ShapeDtypeStruct((5, 3), np.float32)})
+
+
+SETTINGS = [
+    *(jr.Recent(power=power, beta=beta, normalize=None) for power, beta in ((0.0, 1.0), (1.5, 0.5), (10.0, 0.0))),
+    *(jr.Prioritized(alpha=alpha, normalize=None, beta=1.0) for alpha in (0.0, 0.5, 1.5)),
+    *(jr.Prioritized(stratified=x, max_priority="stored", normalize="global") for x in (True, "systematic")),
+    jr.Prioritized(max_priority=0.3, epsilon=0.0, stratified=False),
+    jr.Prioritized(alpha=0.4, beta=0.0, epsilon=0.0, floor=1.0, max_priority="stored"),  # LAP
+    jr.Prioritized(beta=lambda updates: 0.4 + 0.001 * updates, floor=0.5),
+]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("sampler", [*VARIANTS, *SETTINGS], ids=lambda x: repr(x).partition(" at 0x")[0])
+def test_the_contract_with_twenty_seeds(sampler):
+    for seed in range(20):
+        testing.check_sampler(sampler, key=seeds.key("contract", seed))
 
 
 @each_variant

@@ -83,7 +83,7 @@ def test_all_public_callables_are_found():
     assert not {"Prioritized.insert", "ReplayBuffer.sample", "datasets.make_steps"} & CALLABLES.keys()
     assert "Prioritized.tree" in CALLABLES
     assert {"Sharded", "Mixture"} <= set(WITH_EXAMPLE)
-    assert len(WITHOUT_EXAMPLE) == 35
+    assert len(WITHOUT_EXAMPLE) == 36
     assert len(WITH_EXAMPLE) >= 116
 
 

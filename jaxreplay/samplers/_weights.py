@@ -5,7 +5,6 @@ from typing import Literal
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import random, ring, xla
@@ -69,7 +68,7 @@ def importance_weights(
     else:
         log_reference = -jnp.log(jnp.maximum(jnp.asarray(size, jnp.float32), 1.0))
     if normalize is not None:
-        log_reference = ring.reduced(lax.pmin, log_reference, axis_name)
+        log_reference = ring.reduced(jax.lax.pmin, log_reference, axis_name)
     exponent = -jnp.asarray(beta, jnp.float32) * jnp.where(drawn, log_probability - log_reference, 0.0)
     return jnp.where(drawn, jnp.exp(exponent), 0.0)
 

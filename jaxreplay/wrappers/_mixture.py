@@ -28,8 +28,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import AxisType
 
-from jaxreplay._common import checks, devices, layouts, meshes, ring, xla
-from jaxreplay._common.calls import Call, forwarded, method
+from jaxreplay._common import calls, checks, devices, layouts, meshes, ring, xla
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sample import Sample, is_known_empty, sample_arguments
 from jaxreplay.buffers._sequence import SequenceBuffer
@@ -207,7 +206,7 @@ class Mixture(Sized):
         last = len(self.buffers) - 1
         return checks.check_integer("source", source, 0, last, "the position of a buffer in buffers, static")
 
-    @method(num_rows="batch_size", before=sample_arguments, after=_reject_empty)
+    @calls.method(num_rows="batch_size", before=sample_arguments, after=_reject_empty)
     def sample(
         self,
         state: tuple[Any, ...],
@@ -271,22 +270,24 @@ class Mixture(Sized):
 
         return list(map(weighed, drawn, weights, scales))
 
-    update = forwarded(
+    update = calls.forwarded(
         Buffer.update, "Give each source's sampler the TD errors of its rows; the last of a handle counts."
     )
-    set = forwarded(Buffer.set, "Write leaves of stored items in place, in each source its rows.")
-    get = forwarded(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
-    slots = forwarded(Buffer.slots, "`Buffer.slots`, within its source (and shard), of each of the handles, int [B].")
-    priorities = forwarded(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
-    age = forwarded(Buffer.age, "`Buffer.age` of the handles, int [B].")
-    later = forwarded(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
+    set = calls.forwarded(Buffer.set, "Write leaves of stored items in place, in each source its rows.")
+    get = calls.forwarded(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
+    slots = calls.forwarded(
+        Buffer.slots, "`Buffer.slots`, within its source (and shard), of each of the handles, int [B]."
+    )
+    priorities = calls.forwarded(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
+    age = calls.forwarded(Buffer.age, "`Buffer.age` of the handles, int [B].")
+    later = calls.forwarded(SequenceBuffer.later, "`SequenceBuffer.later` of the handles, int [B].")
 
     def handles(self, state: tuple[Any, ...], source: int, slots: jax.Array) -> jax.Array:
         """The mixture's handles of the items in `slots`, int [B], of the buffer at `source`, as its `handles`."""
         source = self._position(state, source)
         return self._names(source, self.buffers[source].handles(self._named(source, state[source]), slots))
 
-    def _run(self, name: str, call: Call, state: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
+    def _run(self, name: str, call: calls.Call, state: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
         """The method `name` of each shard of each source, with all rows: the others have handle -1 there."""
         indices = checks.check_indices(arguments["indices"])
         for argument in call.rows:

@@ -41,10 +41,12 @@ def describe(folder: str, content: dict[str, Any]) -> None:
 
 def description(folder: str) -> dict[str, Any]:
     """What `describe` has written; a `ValueError` or an `OSError` if it is not there as it was."""
-    match json.loads(read(os.path.join(folder, DESCRIPTION), MAX_DESCRIPTION)):
-        case {"sha256": str(sha256), "content": {**content}} if sha256 == digest(content):
-            return content
-    raise ValueError(f"{os.path.join(folder, DESCRIPTION)} has changed, or is of another program")
+    path = os.path.join(folder, DESCRIPTION)
+    with contextlib.suppress(ValueError, RecursionError):
+        match json.loads(read(path, MAX_DESCRIPTION)):
+            case {"sha256": str(sha256), "content": {**content}} if sha256 == digest(content):
+                return content
+    raise ValueError(f"{path} has changed, or is of another program")
 
 
 def digest(content: Any) -> str:

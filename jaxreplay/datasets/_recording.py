@@ -8,16 +8,16 @@ A part is written with the description in it, which lists it and all before it. 
 the disk, and only then the description moves up. So the newest description has no part that is not there.
 """
 
+import ast
 import contextlib
 import io
 import itertools
 import os
 import re
 import shutil
-import threading
 import weakref
-from collections.abc import Iterator
-from typing import Any, Self
+from concurrent import futures
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -30,7 +30,7 @@ from jaxreplay.datasets._rows import Steps, as_number
 ENDS, PLAIN = "ends", "biufc"  # kinds of dtypes that NumPy's format has
 
 
-class Recorder:
+class Recorder(contextlib.AbstractContextManager):
     """Recorded rows of `SequenceBuffer.add`, appended to a folder of plain `.npy` files.
 
     Rows are copied and written in parts, each by a thread in the background. A full part waits for the one before it,
@@ -67,12 +67,11 @@ class Recorder:
             if files.lock(self._folder, locks) is False:
                 raise ValueError(f"{self._folder}: another recorder writes to it; give each a folder of its own.")
             self._resumes = not {*os.listdir(self._folder)} <= {os.path.basename(_part(self._folder, 0, ".new"))}
-            self._content = _description(self._folder) if self._resumes else {}
+            self._content: dict[str, Any] = _description(self._folder) if self._resumes else {}
             self._unlock = weakref.finalize(self, locks.pop_all().close)
-        self._like, self._count = None, 0
-        self._arrays, self._spare = [], []  # the part that is filled, and the one that is written
-        self._thread: threading.Thread | None = None
-        self._error: OSError | None = None
+        self._arrays, self._spare, self._count = [], [], 0  # rows of a part, of the one that is written, and how many
+        self._thread = futures.ThreadPoolExecutor(1, "jaxreplay record")
+        self._written = self._thread.submit(int)
 
     def add(self, rows: Any, ends: Any) -> None:
         """Append rows; returns when they are copied, so the caller may overwrite them.
@@ -83,7 +82,7 @@ class Recorder:
           ends: bool [T, num_envs], True for the last row of an episode.
 
         Raises:
-          ValueError: a leaf differs from the recorded ones, or is traced or not numeric; or the block has ended.
+          ValueError: a leaf differs from the recorded ones or is not numeric, or the block has ended.
           OSError: rows added before could not be written.
 
         Examples:
@@ -95,19 +94,17 @@ class Recorder:
         """
         with signals.Held():
             self._check()
-            rows, ends = tree_util.tree_map_with_path(as_number, (rows, ends))
+            rows = _plain(tree_util.tree_map_with_path(as_number, rows))
             length, num_envs = checks.leading_axes(rows, 2, "a recording")
-            ends = checks.check_mask(ends, (length, num_envs), ENDS, np)
-            if self._like is None:
-                self._begin(rows, num_envs)
-            checks.check_like(rows, self._like, 1, 0, "the recording")
-            at = 0
+            ends = checks.check_mask(as_number((), ends), (length, num_envs), ENDS, np)
+            self._compare(rows, num_envs)
+            at, room = 0, len(self._arrays[0])
             while at < length:
-                count = min(length - at, len(self._arrays[0]) - self._count)
+                count = min(length - at, room - self._count)
                 for array, leaf in zip(self._arrays, [ends, *jax.tree.leaves(rows)], strict=True):
                     array[self._count : self._count + count] = leaf[at : at + count]
                 self._count, at = self._count + count, at + count
-                if self._count == len(self._arrays[0]):
+                if self._count == room:
                     self._hand_over()
 
     def flush(self) -> None:
@@ -124,92 +121,69 @@ class Recorder:
             self._check()
             if self._count:
                 self._hand_over()
-            self._wait()
-
-    def __enter__(self) -> Self:
-        return self
+            self._written.result()
 
     def __exit__(self, *_: Any) -> None:
-        with signals.Held():
-            try:
-                self.flush()
-            finally:
-                self._unlock()
+        with signals.Held(), contextlib.ExitStack() as last:
+            last.callback(self._unlock)
+            last.callback(self._thread.shutdown)
+            self.flush()
 
-    def _begin(self, rows: Any, num_envs: int) -> None:
-        """Describe the first rows; a `ValueError` if they are not as those that are recorded."""
+    def _check(self) -> None:
+        if not self._unlock.alive:
+            raise ValueError(f"{self._folder}: the recorder's block has ended; make a new one, which goes on.")
+        if self._written.done():
+            self._written.result()  # raises its error
+
+    def _compare(self, rows: Any, num_envs: int) -> None:
+        """Describe the first rows; a `ValueError` if others are not like them."""
         types: dict[str, Any] = {ENDS: ["bool", [num_envs]]}
         for path, leaf in tree_util.tree_leaves_with_path(rows):
             name = re.sub(r"[^\w.-]", "_", tree_util.keystr(path, simple=True, separator="."))[:100] or "rows"
             while name in types:
                 name += "_"
             types[name] = [str(leaf.dtype), [*leaf.shape[1:]]]
-        content = {"recording": 1, "rows": _structure(rows, iter([*types][1:])), "leaves": types, "parts": []}
-        stored = (self._content or content)["leaves"]
-        for name in {**stored, **types}:
-            got, expected = (checks.type_text(*x[name]) if name in x else "nothing" for x in (types, stored))
-            if got != expected:
-                raise ValueError(f"leaf {name}: got {got}, the recording stores {expected}.")
-        self._content = self._content or content
-        if self._content["rows"] != content["rows"]:
-            raise ValueError(f"rows: got {content['rows']}, the recording stores {self._content['rows']}.")
-        specs = [jax.ShapeDtypeStruct(leaf.shape[1:], leaf.dtype) for leaf in jax.tree.leaves(rows)]
-        row_bytes = num_envs + sum(x.size * x.dtype.itemsize for x in specs)
-        room = max(self._part_bytes // max(row_bytes, 1), 1)
-        self._arrays, self._spare = (
-            [np.empty((room, num_envs), bool), *(np.empty((room, *x.shape), x.dtype) for x in specs)] for _ in range(2)
-        )
-        self._like = jax.tree.unflatten(jax.tree.structure(rows), specs)
-
-    def _check(self) -> None:
-        if not self._unlock.alive:
-            raise ValueError(f"{self._folder}: the recorder's block has ended; make a new one, which goes on.")
-        if self._error is not None:
-            raise self._error
-
-    def _wait(self) -> None:
-        if self._thread is not None:
-            self._thread.join()
-        self._check()
+        structure = repr(jax.tree.unflatten(jax.tree.structure(rows), [*types][1:]))
+        if not self._content:  # from the first part on, the thread replaces it
+            self._content = {"recording": 1, "rows": structure, "leaves": types, "parts": []}
+        got, stored = types | {"": structure}, self._content["leaves"] | {"": self._content["rows"]}
+        for name in [*types, *stored]:
+            if got.get(name) != stored.get(name):
+                raise ValueError(f"leaf {name}: got {got.get(name)}, the recording stores {stored.get(name)}.")
+        if not self._arrays:
+            row = [np.empty(shape, jnp.dtype(dtype)) for dtype, shape in types.values()]
+            room = max(self._part_bytes // max(sum(x.nbytes for x in row), 1), 1)
+            self._spare, self._arrays = ([np.empty((room, *x.shape), x.dtype) for x in row] for _ in range(2))
 
     def _hand_over(self) -> None:
         """Have the part written in the background, once the one before it is."""
-        self._wait()
-        self._thread = threading.Thread(target=self._attempt, args=(self._arrays, self._count), name="jaxreplay record")
-        self._thread.start()
+        self._written.result()
+        self._written = self._thread.submit(self._write, self._arrays, self._count)
         self._arrays, self._spare, self._count = self._spare, self._arrays, 0
-
-    def _attempt(self, arrays: list[np.ndarray], count: int) -> None:
-        try:
-            self._write(arrays, count)
-        except BaseException as error:
-            shutil.rmtree(_part(self._folder, len(self._content["parts"]), ".new"), ignore_errors=True)
-            first_line = f"{type(error).__name__}: {error}".partition("\n")[0][:1000]
-            message, code = f"{self._folder}: cannot record: {first_line}", getattr(error, "errno", None)
-            self._error = OSError(message) if code is None else OSError(code, message)
-            self._error.__cause__ = error
 
     def _write(self, arrays: list[np.ndarray], count: int) -> None:
         """Write a part; it is durable before it gets its name."""
         number, written = len(self._content["parts"]), {}
         new, folder = _part(self._folder, number, ".new"), _part(self._folder, number)
-        if os.path.lexists(new):
-            shutil.rmtree(new)
-        os.mkdir(new)
-        for name, array in zip(self._content["leaves"], arrays, strict=True):
-            header, stored = io.BytesIO(), array[:count]
-            if array.dtype.kind not in PLAIN:
-                stored = stored.view(f"u{array.dtype.itemsize}")
-            np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(stored))
-            written[name] = files.write(os.path.join(new, f"{name}.npy"), header.getvalue(), _bytes_of(stored))
-        entry = {"length": count, "resumed": self._resumes, "files": written}
-        content = self._content | {"parts": [*self._content["parts"], entry]}
-        files.describe(new, content)
-        files.sync(new)
-        os.rename(new, folder)
-        self._content, self._resumes = content, False
-        files.sync(self._folder)
-        os.replace(os.path.join(folder, files.DESCRIPTION), os.path.join(self._folder, files.DESCRIPTION))
+        try:
+            shutil.rmtree(new, ignore_errors=True)
+            os.mkdir(new)
+            for name, array in zip(self._content["leaves"], arrays, strict=True):
+                is_plain, header = array.dtype.kind in PLAIN, io.BytesIO()
+                stored = array[:count].view(array.dtype if is_plain else f"u{array.dtype.itemsize}")
+                np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(stored))
+                written[name] = files.write(os.path.join(new, f"{name}.npy"), header.getvalue(), _bytes_of(stored))
+            part = {"length": count, "resumed": self._resumes, "files": written}
+            content = self._content | {"parts": [*self._content["parts"], part]}
+            files.describe(new, content)
+            files.sync(new)
+            os.rename(new, folder)
+            self._content, self._resumes = content, False
+            files.sync(self._folder)
+            os.replace(os.path.join(folder, files.DESCRIPTION), os.path.join(self._folder, files.DESCRIPTION))
+        except OSError as error:
+            shutil.rmtree(new, ignore_errors=True)
+            raise type(error)(error.errno, f"{self._folder}: cannot record: {error}") from error
 
 
 def load(folder: str | os.PathLike[str], *, start: int = 0, stop: int | None = None) -> Steps:
@@ -250,7 +224,7 @@ def load(folder: str | os.PathLike[str], *, start: int = 0, stop: int | None = N
             size, crc = part["files"][name]
             offset, file = size - (after - low) * (array.nbytes // len(array)), os.path.join(_part(path, number), name)
             files.read_into(f"{file}.npy", size, crc, offset, _bytes_of(array[low - start : high - start]))
-    return Steps(_rebuilt(content["rows"], found), found[ENDS])
+    return Steps(jax.tree.map(found.__getitem__, ast.literal_eval(content["rows"])), found[ENDS])
 
 
 def _part(folder: str, number: int, new: str = "") -> str:
@@ -274,20 +248,16 @@ def _bytes_of(array: np.ndarray) -> Any:
     return memoryview(array.reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
 
 
-def _structure(node: Any, names: Iterator[str]) -> Any:
-    """A pytree as JSON, with names for leaves; nodes other than lists and tuples are dicts."""
+def _plain(node: Any) -> Any:
+    """A pytree of dicts, lists and tuples; other nodes become dicts."""
     children = tree_util.tree_leaves_with_path(node, is_leaf=lambda x: x is not node)
     if node is None or any(x is node for _, x in children):
-        return None if node is None else next(names)
-    kind = type(node).__name__ if type(node) in (list, tuple) else "dict"
-    keys = [x.key if isinstance(x, tree_util.DictKey) else tree_util.keystr((x,), simple=True) for (x,), _ in children]
-    return [kind, keys, [_structure(x, names) for _, x in children]]
+        return node
+    if type(node) in (list, tuple):
+        return type(node)(map(_plain, node))
+    return {_key_of(path): _plain(child) for path, child in children}
 
 
-def _rebuilt(found: Any, leaves: dict[str, Any]) -> Any:
-    """The inverse of `_structure`, with leaves for names."""
-    if not isinstance(found, list):
-        return found and leaves[found]
-    kind, keys, nodes = found
-    nodes = [_rebuilt(x, leaves) for x in nodes]
-    return dict(zip(keys, nodes, strict=True)) if kind == "dict" else tuple(nodes) if kind == "tuple" else nodes
+def _key_of(path: Any) -> int | str:
+    key = getattr(path[0], "key", None)
+    return key if type(key) in (int, str) else tree_util.keystr(path, simple=True)

@@ -50,7 +50,7 @@ def from_vault(path: str | os.PathLike[str], *, names: Mapping[str, str] | None 
         return array[region].read().result()
 
     def read_leaf(path: Any, _: Any) -> np.ndarray:
-        return np.swapaxes(read("".join(f"{key.key}." for key in path), slice(None), slice(length)), 0, 1)
+        return np.swapaxes(read("".join(f"{x.key}." for x in path), slice(None), slice(length)), 0, 1)
 
     try:
         structure = json.loads(files.read(os.path.join(folder, "metadata.json"), 2**24))["structure_shape"]
@@ -62,12 +62,10 @@ def from_vault(path: str | os.PathLike[str], *, names: Mapping[str, str] | None 
     given = dict(names or {})
     if not {*given.values()} <= rows.keys():
         raise ValueError(f"names={given}: the vault has {', '.join(rows)}.")
-    rows = {name: x for name, x in rows.items() if name not in given.values()} | {x: rows[given[x]] for x in given}
+    rows = {x: rows[x] for x in rows if x not in given.values()} | {x: rows[given[x]] for x in given}
     flags = [_of_agents(rows[name]) for name in FLAGS if name in rows]
     if not flags:
-        raise ValueError(
-            f"{folder}: has no flags of ends, only {', '.join(rows)}; name one: names={{'terminated': ...}}."
-        )
+        raise ValueError(f"{folder}: has no flag of ends, only {', '.join(rows)}; give the one that is, as terminated.")
     ends = np.all(functools.reduce(np.logical_or, flags), axis=2)
     if names is None and not {*NAMES[:4]} <= rows.keys():
         return Steps(rows, ends)

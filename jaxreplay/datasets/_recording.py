@@ -115,7 +115,10 @@ class Recorder(contextlib.AbstractContextManager):
 
         Examples:
           >>> recorder = jr.datasets.Recorder("runs/hopper")
+          >>> recorder.add({"reward": jnp.ones((5, 2))}, jnp.zeros((5, 2), bool))
           >>> recorder.flush()
+          >>> jr.datasets.load("runs/hopper").ends.shape
+          (5, 2)
         """
         with signals.Held():
             self._check()

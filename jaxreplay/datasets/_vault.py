@@ -39,6 +39,21 @@ def from_vault(path: str | os.PathLike[str], *, names: Mapping[str, str] | None 
 
     Raises:
       ValueError: `path` is no vault, or a damaged one; it lacks a name or all flags; or a named leaf has another shape.
+
+    Examples:
+      >>> import json, os, numpy as np, tensorstore
+      >>> os.mkdir("vault")
+      >>> with open("vault/metadata.json", "w") as file:
+      ...     json.dump({"structure_shape": {"done": "(1, 3)"}}, file)
+      >>> done, length = np.array([[False, True, False]]), np.array([3], np.int32)
+      >>> for name, x in {"done./": done, "vault_index/": length}.items():
+      ...     base = {"driver": "file", "path": os.path.abspath("vault") + "/"}
+      ...     store = {"driver": "ocdbt", "base": base, "path": name}
+      ...     spec = {"driver": "zarr", "kvstore": store, "create": True}
+      ...     array = tensorstore.open(spec, dtype=x.dtype, shape=x.shape).result()
+      ...     array[...] = x
+      >>> jr.datasets.from_vault("vault").ends[:, 0].tolist()
+      [False, True, False]
     """
     import tensorstore
 

@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from jaxreplay._common import xla
+from jaxreplay._common import files, xla
 from jaxreplay.checkpoint import _files
 
 CHUNK = 2**22  # bytes of an array that are compressed at a time
@@ -117,13 +117,15 @@ def write(folder: str, arrays: dict[str, Packed], is_first: bool) -> dict[str, l
                     yield os.path.join(name, name_of(position)), packed
 
     def write_one(name: str, make: Callable[[], bytes]) -> None:
-        found[name] = _files.write(os.path.join(folder, _files.ARRAYS, name), make())
+        found[name] = files.write(os.path.join(folder, _files.ARRAYS, name), make())
 
     _in_threads(write_one, tasks(), THREADS)
     return found
 
 
-def load(folder: str, name: str, chunks: Chunks, files: dict[str, list[int]], sharding: Any) -> np.ndarray | jax.Array:
+def load(
+    folder: str, name: str, chunks: Chunks, written: dict[str, list[int]], sharding: Any
+) -> np.ndarray | jax.Array:
     """An array, on the host or with a sharding: each device then gets its part.
 
     Raises:
@@ -133,7 +135,7 @@ def load(folder: str, name: str, chunks: Chunks, files: dict[str, list[int]], sh
         return np.zeros(chunks.shape, chunks.dtype)
 
     def read_file(file: str) -> bytes:
-        size, crc = files.get(os.path.join(name, file), (0, 0))
+        size, crc = written.get(os.path.join(name, file), (0, 0))
         return _files.read(os.path.join(folder, _files.ARRAYS, name, file), min(size, chunks.num_bytes + 2**12), crc)
 
     with _files.reported(folder):

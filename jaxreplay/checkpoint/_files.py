@@ -11,23 +11,20 @@ complete checkpoints, and parts without a writer, are deleted, and nothing throu
 
 import contextlib
 import errno
-import hashlib
-import io
-import json
 import os
 import re
 import shutil
-import stat
 import zlib
 from collections.abc import Iterator
 from typing import Any
 
-PART, DESCRIPTION, ARRAYS, METADATA = ".part", "description.json", "arrays", ".zarray"
+from jaxreplay._common import files
+from jaxreplay._common.files import DESCRIPTION
+
+PART, ARRAYS, METADATA = ".part", "arrays", ".zarray"
 NAME = r"checkpoint_(0|[1-9][0-9]*)"
 OURS = rf"{DESCRIPTION}\.new|{ARRAYS}/[0-9]+/({METADATA}|[0-9.]+)"
 LAST = 2**31  # greater numbers are of others
-MAX_DESCRIPTION = 2**24  # bytes: of some 3 TB of arrays
-OF_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}  # others pass, or mean no damage
 
 
 class Damaged(ValueError):
@@ -40,11 +37,7 @@ def absolute(path: str | os.PathLike) -> str:
     Raises:
       ValueError: `path` is a URL, a checkpoint or in one.
     """
-    path = os.fspath(path)
-    if "://" in path:
-        raise ValueError(
-            f"{path}: is a URL; a checkpoint is a folder of a file system: mount that, or copy the folder."
-        )
+    path = files.local(path, "a checkpoint")
     outer = os.path.realpath(path)
     while (folder := os.path.dirname(outer)) != outer:
         if re.fullmatch(NAME, os.path.basename(outer)) and os.path.exists(os.path.join(outer, DESCRIPTION)):
@@ -71,10 +64,10 @@ def begin(path: str, locks: contextlib.ExitStack) -> int:
 
     Folders that were left by killed processes are deleted.
     """
-    _make(path)
+    files.make(path)
     for number in numbers(path, PART):
         with contextlib.suppress(OSError), contextlib.ExitStack() as lock:  # OSError: another was quicker, or a link
-            if _lock(part := folder_of(path, number, PART), lock) and _is_ours(part):
+            if files.lock(part := folder_of(path, number, PART), lock) and _is_ours(part):
                 delete(part)
     number = max([-1, *numbers(path), *numbers(path, PART)]) + 1
     while not _begun(path, number, locks):  # another writer was quicker
@@ -89,7 +82,7 @@ def _begun(path: str, number: int, locks: contextlib.ExitStack) -> bool:
     part = folder_of(path, number, PART)
     try:
         os.mkdir(part)
-        is_ours = _lock(part, locks) is not False
+        is_ours = files.lock(part, locks) is not False
     except (FileExistsError, FileNotFoundError):  # FileNotFoundError: the folder was deleted, as it was not yet locked
         return False
     if is_ours and os.path.lexists(folder_of(path, number)):
@@ -106,20 +99,20 @@ def complete(path: str, number: int, content: dict[str, Any], every: list[str], 
       written: size and CRC-32 of those that this process has written.
     """
     part = folder_of(path, number, PART)
-    arrays, files = os.path.join(part, ARRAYS), {}
+    arrays, found = os.path.join(part, ARRAYS), {}
     for name in every:
         file = os.path.join(arrays, name)
         if name not in written:  # by another process
-            data = _read(file, 2**32)
+            data = files.read(file, 2**32)
             written[name] = [len(data), zlib.crc32(data)]
         if os.stat(file).st_size != written[name][0]:
             raise OSError(errno.EIO, "has another size than was written", file)
-        files[name] = written[name]
-    describe(part, content | {"files": files})
+        found[name] = written[name]
+    files.describe(part, content | {"files": found})
     for folder in (*{os.path.join(arrays, os.path.dirname(name)) for name in every}, arrays, part):
-        _sync(folder)
+        files.sync(folder)
     os.rename(part, folder_of(path, number))
-    _sync(path)
+    files.sync(path)
 
 
 def delete_older(path: str, newest: int, keep: int) -> None:
@@ -166,7 +159,7 @@ def reported(folder: str) -> Iterator[None]:
     try:
         yield
     except (OSError, ValueError, RecursionError) as error:
-        if isinstance(error, OSError) and error.errno not in OF_DAMAGE:
+        if isinstance(error, OSError) and error.errno not in files.OF_DAMAGE:
             raise
         raise Damaged(f"{folder}: the checkpoint is damaged: {str(error)[:500]}; use a copy of it.") from error
 
@@ -174,93 +167,12 @@ def reported(folder: str) -> Iterator[None]:
 def description(folder: str) -> dict[str, Any]:
     """The description of a checkpoint."""
     with reported(folder):
-        match json.loads(_read(os.path.join(folder, DESCRIPTION), MAX_DESCRIPTION)):
-            case {"sha256": str(digest), "content": {**content}} if digest == _digest(content):
-                return content
-        raise ValueError(f"its {DESCRIPTION} has changed")
-
-
-def describe(folder: str, content: dict[str, Any]) -> None:
-    """Write a description, whole or not at all."""
-    path = os.path.join(folder, DESCRIPTION)
-    text = json.dumps({"sha256": _digest(content), "content": content}).encode()
-    if len(text) > MAX_DESCRIPTION:
-        raise OSError(errno.EFBIG, "too many arrays for one checkpoint", path)
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(path + ".new")
-    write(path + ".new", text)
-    os.replace(path + ".new", path)
-
-
-def write(path: str, data: bytes) -> list[int]:
-    """Write a new file and make it durable; its size and CRC-32."""
-    with io.FileIO(path, "x") as file:
-        left = memoryview(data)
-        while left:
-            left = left[file.write(left) :]
-        os.fsync(file.fileno())
-    return [len(data), zlib.crc32(data)]
+        return files.description(folder)
 
 
 def read(path: str, size: int, crc: int) -> bytes:
     """A file of this size and CRC-32; a `ValueError` if it has another."""
-    data = _read(path, size)
+    data = files.read(path, size)
     if [len(data), zlib.crc32(data)] != [size, crc]:
         raise ValueError(f"{os.path.basename(path)!r} has changed")
     return data
-
-
-def _read(path: str, limit: int) -> bytes:
-    """A regular file of at most `limit` bytes; no link, and nothing that waits."""
-    file = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-    with open(file, "rb", buffering=0) as opened:
-        info = os.fstat(file)
-        if not stat.S_ISREG(info.st_mode):
-            raise ValueError(f"{os.path.basename(path)!r} is not a file")
-        if info.st_size > limit:
-            raise ValueError(f"{os.path.basename(path)!r} is too large")
-        return opened.read()
-
-
-def _make(path: str) -> None:
-    """Make a folder, and its name durable."""
-    if not os.path.isdir(path):
-        _make(os.path.dirname(path))
-        with contextlib.suppress(FileExistsError):
-            os.mkdir(path)
-        if not os.path.isdir(path):
-            raise NotADirectoryError(f"{path}: is not a folder.")
-        _sync(os.path.dirname(path))
-
-
-def _sync(folder: str) -> None:
-    file = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(file)
-    finally:
-        os.close(file)
-
-
-def _lock(folder: str, locks: contextlib.ExitStack) -> bool | None:
-    """Lock a folder until the end of `locks`. False: another has locked it. None: the file system has no locks.
-
-    Raises:
-      FileNotFoundError: it was deleted.
-    """
-    import fcntl
-
-    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
-    locks.callback(os.close, file)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    except OSError:
-        return None
-    if not os.path.samestat(os.stat(folder), os.fstat(file)):
-        raise FileNotFoundError(folder)
-    return True
-
-
-def _digest(content: Any) -> str:
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()

@@ -8,6 +8,7 @@ from typing import Any
 
 import jax
 
+from jaxreplay._common import files
 from jaxreplay.checkpoint import _arrays, _files, _processes
 
 LOOK_AGAIN = 0.2  # seconds
@@ -102,7 +103,7 @@ class Writing(threading.Thread):
 
     def _make(self) -> None:
         self.number = _files.begin(self._path, self._locks)
-        _files.describe(self._part(), self._content)
+        files.describe(self._part(), self._content)
         for name in ("", *self._chunks):
             os.mkdir(os.path.join(self._part(), _files.ARRAYS, name))
 

@@ -14,7 +14,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay._common import checks
+from jaxreplay._common import checks, xla
 from jaxreplay.transitions import TransitionBatch, n_step_transitions
 
 NAMES = ("observation", "action", "reward", "terminated", "truncated", "step")
@@ -78,16 +78,14 @@ def make_steps(observation: Any, action: Any, reward: Any, terminated: Any, step
 
 def as_numbers(tree: Any) -> Any:
     """`tree` with NumPy arrays as leaves (a list is a leaf); a `ValueError` if one is not numeric."""
+    return jax.tree_util.tree_map_with_path(as_number, tree, is_leaf=lambda x: isinstance(x, list))
 
-    def as_numbers(path: Any, leaf: Any) -> np.ndarray:
-        array = np.asarray(leaf)
-        if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == np.bool_):
-            raise ValueError(
-                f"leaf {jax.tree_util.keystr(path)}: got {array.dtype}, expected numbers or bools; encode it."
-            )
-        return array
 
-    return jax.tree_util.tree_map_with_path(as_numbers, tree, is_leaf=lambda x: isinstance(x, list))
+def as_number(path: Any, leaf: Any) -> np.ndarray:
+    array = xla.on_host(leaf)
+    if not (jnp.issubdtype(array.dtype, jnp.number) or array.dtype == np.bool_):
+        raise ValueError(f"leaf {jax.tree_util.keystr(path)}: got {array.dtype}, expected numbers or bools; encode it.")
+    return array
 
 
 def check_not_empty(count: int) -> None:

@@ -33,9 +33,9 @@ from typing import Any, Self
 import jax
 
 from jaxreplay._common.checks import check_like, check_number
+from jaxreplay._common.signals import Held
 from jaxreplay._common.xla import is_tracing, on_host
 from jaxreplay.wrappers._limiter import Limiter
-from jaxreplay.wrappers._signals import Held
 
 ARRAYS = "its leaves must be arrays of JAX, such as jax.device_put makes."
 LOOK_AGAIN = 0.1  # seconds; a waiting thread then notices interrupts, that it is alone, and the end of the program

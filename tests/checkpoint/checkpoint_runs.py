@@ -24,6 +24,7 @@ import optax
 from helpers import over_devices
 
 import jaxreplay as jr
+from jaxreplay._common import files
 from jaxreplay.checkpoint import _files
 
 STEPS = 1000
@@ -303,7 +304,7 @@ def rewrite(folder, change):
     path = pathlib.Path(folder, f"checkpoint_{_files.numbers(folder)[0]}")
     content = _files.description(str(path))
     change(content)
-    _files.describe(str(path), content)
+    files.describe(str(path), content)
 
 
 def recorded():

@@ -13,7 +13,7 @@ import pytest
 from helpers import items, numbers, rarely, rejects
 
 import jaxreplay as jr
-from jaxreplay.wrappers import _signals
+from jaxreplay._common import signals
 
 KEY = jax.random.key(0)
 
@@ -166,14 +166,14 @@ def test_a_handler_that_the_block_installs_stays(handlers):
 
 
 def test_a_handler_that_raises_while_another_is_replaced(handlers, monkeypatch):
-    replace = _signals._signal.signal
+    replace = signals._signal.signal
 
     def raising(given, handler):
         if given == signal.SIGUSR2:
             signal.raise_signal(signal.SIGUSR2)
         return replace(given, handler)
 
-    monkeypatch.setattr(_signals, "_signal", types.SimpleNamespace(signal=raising, getsignal=signal.getsignal))
+    monkeypatch.setattr(signals, "_signal", types.SimpleNamespace(signal=raising, getsignal=signal.getsignal))
     shared = shared_replay()
     rejects("stop", shared.size, error=SecondError)
     monkeypatch.undo()
@@ -186,12 +186,12 @@ def test_other_threads_hold_nothing(handlers):
     seen = []
 
     def work():
-        with _signals.Held():
+        with signals.Held():
             seen.append(type(signal.getsignal(signal.SIGUSR1)))
 
     worker = threading.Thread(target=work)
     worker.start()
     worker.join()
-    with _signals.Held():
+    with signals.Held():
         seen.append(type(signal.getsignal(signal.SIGUSR1)))
-    assert seen == [type(work), _signals.Held]
+    assert seen == [type(work), signals.Held]

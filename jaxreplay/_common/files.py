@@ -1,0 +1,136 @@
+"""Files that are on the disk once a call returns, folders that one writer locks, and descriptions of what is in them.
+
+Nothing is read through a link, or from what is no regular file.
+"""
+
+import contextlib
+import errno
+import hashlib
+import io
+import json
+import os
+import stat
+import zlib
+from typing import Any
+
+DESCRIPTION = "description.json"
+PIECE = 2**20  # bytes that are read at a time
+MAX_DESCRIPTION = 2**24  # bytes: of some 3 TB of arrays
+OF_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}  # others pass, or mean no damage
+
+
+def local(path: str | os.PathLike, what: str) -> str:
+    """`path` as text; a `ValueError` if it is a URL."""
+    path = os.fspath(path)
+    if "://" in path:
+        raise ValueError(f"{path}: is a URL; {what} is a folder of a file system: mount that, or copy the folder.")
+    return path
+
+
+def describe(folder: str, content: dict[str, Any]) -> None:
+    """Write a description, whole or not at all."""
+    path = os.path.join(folder, DESCRIPTION)
+    text = json.dumps({"sha256": digest(content), "content": content}).encode()
+    if len(text) > MAX_DESCRIPTION:
+        raise OSError(errno.EFBIG, "too large a description; begin another folder", path)
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(path + ".new")
+    write(path + ".new", text)
+    os.replace(path + ".new", path)
+
+
+def description(folder: str) -> dict[str, Any]:
+    """What `describe` has written; a `ValueError` or an `OSError` if it is not there as it was."""
+    path = os.path.join(folder, DESCRIPTION)
+    with contextlib.suppress(ValueError, RecursionError):
+        match json.loads(read(path, MAX_DESCRIPTION)):
+            case {"sha256": str(sha256), "content": {**content}} if sha256 == digest(content):
+                return content
+    raise ValueError(f"{path} has changed, or is of another program")
+
+
+def digest(content: Any) -> str:
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()
+
+
+def write(path: str, *pieces: Any) -> list[int]:
+    """Write a new file of some buffers of bytes and make it durable; its size and CRC-32."""
+    size, crc = 0, 0
+    with io.FileIO(path, "x") as file:
+        for piece in pieces:
+            left = memoryview(piece)
+            size, crc = size + len(left), zlib.crc32(left, crc)
+            while left:
+                left = left[file.write(left) :]
+        os.fsync(file.fileno())
+    return [size, crc]
+
+
+def opened(path: str) -> io.FileIO:
+    """A regular file to be read; a `ValueError` if it is none. It follows no link, and waits for nothing."""
+    file = io.FileIO(os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK), "rb")
+    if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        file.close()
+        raise ValueError(f"{os.path.basename(path)!r} is not a file")
+    return file
+
+
+def read(path: str, limit: int) -> bytes:
+    """A regular file of at most `limit` bytes."""
+    with opened(path) as file:
+        if os.fstat(file.fileno()).st_size > limit:
+            raise ValueError(f"{os.path.basename(path)!r} is too large")
+        return file.readall()
+
+
+def read_into(path: str, size: int, crc: int, first: int, target: memoryview) -> None:
+    """Read a file of this size and CRC-32, from byte `first` on into `target`; a `ValueError` if it has another."""
+    found, at, room, after = 0, 0, memoryview(bytearray(PIECE)), first + len(target)
+    with contextlib.suppress(FileNotFoundError, NotADirectoryError), opened(path) as file:
+        while True:
+            piece = target[at - first :] if first <= at < after else room[: first - at if at < first else PIECE]
+            if not (count := file.readinto(piece)):
+                break
+            at, found = at + count, zlib.crc32(piece[:count], found)
+    if [at, found] != [size, crc]:
+        raise ValueError(f"{path}: is missing or has changed; use a copy of it.")
+
+
+def make(path: str) -> None:
+    """Make a folder, and its name durable."""
+    if not os.path.isdir(path):
+        make(os.path.dirname(path))
+        with contextlib.suppress(FileExistsError):
+            os.mkdir(path)
+        if not os.path.isdir(path):
+            raise NotADirectoryError(f"{path}: is not a folder.")
+        sync(os.path.dirname(path))
+
+
+def sync(folder: str) -> None:
+    file = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(file)
+    finally:
+        os.close(file)
+
+
+def lock(folder: str, locks: contextlib.ExitStack) -> bool | None:
+    """Lock a folder until the end of `locks`. False: another has locked it. None: the file system has no locks.
+
+    Raises:
+      FileNotFoundError: it was deleted.
+    """
+    import fcntl
+
+    file = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    locks.callback(os.close, file)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:
+        return None
+    if not os.path.samestat(os.stat(folder), os.fstat(file)):
+        raise FileNotFoundError(folder)
+    return True

@@ -1,0 +1,308 @@
+"""Recordings: what is loaded is what was added, whatever happened to those who recorded it."""
+
+import contextlib
+import errno
+import functools
+import os
+import pathlib
+import random
+import shutil
+import signal
+import time
+import tracemalloc
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+import seeds
+from faults import Fails, disk, fill, hooked
+from helpers import rarely, rejects
+
+import jaxreplay as jr
+from jaxreplay._common import files
+
+ENVS = 3
+WITHIN = 120  # seconds; what takes longer hangs
+
+
+class Pair(NamedTuple):
+    left: object
+    right: object
+
+
+def batch(rng, length):
+    """Rows of all kinds of leaves and nodes, on the host and on a device."""
+    bits, numbers = rng.integers(0, 256, (length, ENVS, 4), np.uint8), rng.normal(size=(length, ENVS, 2))
+    rows = {
+        "observation": {0: bits[..., None], 1: jax.device_put(numbers.astype(jnp.bfloat16))},
+        "narrow": (bits.view(jnp.float8_e4m3fn), [(bits % 16).astype(jnp.uint4), bits.view(np.int8)]),
+        "int4": jax.device_put((bits % 16).astype(np.int8).astype(jnp.int4)),
+        "float8": bits.view(jnp.float8_e5m2),
+        "none": None,
+        "pair": Pair(numbers, {}),
+        "complex": (numbers + 1j).astype(np.complex64),
+        "a/b": numbers > 0,
+        "ends": numbers.astype(np.float16),
+        "empty": np.zeros((length, ENVS, 0), np.int32),
+    }
+    return rows, rng.random((length, ENVS)) < 0.2
+
+
+def numbered(first, length):
+    """Rows that say their time."""
+    time = np.broadcast_to(np.arange(first, first + length)[:, None], (length, ENVS))
+    return {"time": time, "again": np.repeat(time[..., None], 50, -1)}, time % 7 == 6
+
+
+def record(folder, *adds, **named):
+    with jr.datasets.Recorder(folder, **named) as recorder:
+        for rows, ends in adds:
+            recorder.add(rows, ends)
+
+
+def check_numbered(steps, least=0):
+    """They are rows 0, 1, 2, ... of `numbered`, and at least so many; an end more where it was resumed."""
+    length = len(steps.ends)
+    rows, ends = numbered(0, length)
+    assert all(np.array_equal(steps.rows[name], rows[name]) for name in rows)
+    assert not (ends & ~steps.ends).any()
+    assert length >= least
+    return length
+
+
+def bits(tree):
+    return [(x.shape, str(x.dtype), np.asarray(x).tobytes()) for x in jax.tree.leaves(tree)]
+
+
+@pytest.mark.parametrize("part_bytes", [1, 2_000, 2**26])
+def test_what_was_added_is_loaded_bit_for_bit(tmp_path, part_bytes):
+    rng, adds, resumed = seeds.rng("recorder", part_bytes), [], []
+    for _ in range(3):
+        with jr.datasets.Recorder(tmp_path / "deep" / "run", part_bytes=part_bytes) as recorder:
+            for length in rng.integers(0, 30, 6):
+                rows, ends = batch(rng, length)
+                adds.append(jax.tree.map(np.array, (rows, ends)))
+                recorder.add(rows, jax.device_put(ends))
+                for x in jax.tree.leaves(rows):
+                    if isinstance(x, np.ndarray):
+                        x.reshape(-1).view(np.uint8)[:] = 0  # the caller's again
+                if length > 20:
+                    recorder.flush()
+                    assert len(jr.datasets.load(tmp_path / "deep" / "run").ends) == sum(len(x[1]) for x in adds)
+        resumed.append(sum(len(x[1]) for x in adds))
+    rows, ends = jax.tree.map(lambda *x: np.concatenate(x), *adds)
+    ends[np.array(resumed[:-1]) - 1] = True
+    expected = rows | {"pair": {"left": rows["pair"].left, "right": {}}}
+    steps = jr.datasets.load(tmp_path / "deep" / "run")
+    assert jax.tree.structure(steps.rows) == jax.tree.structure(expected)
+    assert bits(steps) == bits((expected, ends))
+    for start, stop in np.sort(rng.integers(0, resumed[-1] + 1, (20, 2))):
+        part = jr.datasets.load(tmp_path / "deep" / "run", start=start, stop=stop)
+        assert bits(part) == bits(jax.tree.map(lambda x, a=start, b=stop: x[a:b], (expected, ends)))
+
+
+def test_parts_are_files_of_numpy(tmp_path):
+    rng = seeds.rng("plain")
+    adds = [batch(rng, 10) for _ in range(3)]
+    record(tmp_path, *adds, part_bytes=2_000)
+    parts = sorted(tmp_path.glob("part_*"))
+    assert len(parts) > 3
+    expected = np.concatenate([x[0]["observation"][1] for x in adds])
+    found = np.concatenate([np.load(part / "observation.1.npy") for part in parts])
+    assert np.array_equal(found, expected.view(np.uint16))
+    assert np.array_equal(
+        np.concatenate([np.load(part / "ends.npy") for part in parts]), np.concatenate([x[1] for x in adds])
+    )
+
+
+def test_a_recording_goes_to_buffers(tmp_path):
+    x = np.arange(12.0, dtype=np.float32)
+    steps = jr.datasets.from_arrays(x, x, x, x % 4 == 3, x < 0)
+    record(tmp_path, steps)
+    loaded = jr.datasets.load(tmp_path)
+    assert bits(loaded) == bits(steps)
+    buffer = jr.SequenceBuffer(length=len(loaded.ends), num_envs=1, sequence_length=2)
+    state = buffer.add(buffer.init(loaded.rows), loaded.rows, ends=loaded.ends)
+    assert int(buffer.size(state)) == len(loaded.ends) - 1
+    every = jr.datasets.transitions(*loaded, n=3, gamma=0.99)
+    assert bits(every) == bits(jr.datasets.transitions(*steps, n=3, gamma=0.99))
+    replay = jr.ReplayBuffer(capacity=every.batch_size)
+    assert int(replay.size(replay.add(replay.init(every), every))) == 12
+
+
+def test_only_the_rows_that_are_asked_for_are_in_memory(tmp_path):
+    rows, ends = {"x": np.zeros((1_000, 1, 1_000), np.float32)}, np.zeros((1_000, 1), bool)
+    record(tmp_path, *[(rows, ends)] * 8, part_bytes=2**23)
+    for part in [*tmp_path.glob("part_*")][:-1]:
+        if part.name not in ("part_00000001", "part_00000002"):
+            shutil.rmtree(part)
+    tracemalloc.start()
+    steps = jr.datasets.load(tmp_path, start=2_200, stop=6_000)
+    _, most = tracemalloc.get_traced_memory()
+    tracemalloc.stop()
+    assert most < 1.1 * steps.rows["x"].nbytes
+
+
+DAMAGE = {
+    "missing": lambda file: file.unlink(),
+    "shorter": lambda file: os.truncate(file, file.stat().st_size - 1),
+    "longer": lambda file: file.write_bytes(file.read_bytes() + b"0"),
+    "changed": lambda file: file.write_bytes(file.read_bytes()[:-9] + bytes([1]) + file.read_bytes()[-8:]),
+    "folder": lambda file: shutil.rmtree(file.parent),
+}
+
+
+@pytest.mark.parametrize("damage", DAMAGE)
+@pytest.mark.parametrize("number", [1, -1])
+def test_damage_is_named_and_other_parts_are_read(tmp_path, damage, number):
+    record(tmp_path, numbered(0, 50), part_bytes=10_000)
+    file = sorted(tmp_path.glob("part_*"))[number] / "again.npy"
+    first = sum(len(np.load(part / "ends.npy")) for part in sorted(tmp_path.glob("part_*")) if part < file.parent)
+    DAMAGE[damage](file)
+    rejects(str(file) if damage != "folder" else str(file.parent), jr.datasets.load, tmp_path)
+    check_numbered(jr.datasets.load(tmp_path, stop=first))
+
+
+def test_what_is_refused_leaves_everything_as_it_was(tmp_path):
+    record(tmp_path / "run", numbered(0, 10))
+    rows, ends = numbered(10, 5)
+    with jr.datasets.Recorder(tmp_path / "run") as recorder:
+        rejects("another recorder writes to it", jr.datasets.Recorder, tmp_path / "run")
+        rejects(r"leaf again: got \['float32'", recorder.add, rows | {"again": rows["again"].astype(np.float32)}, ends)
+        rejects("leaf again: got None", recorder.add, {"time": rows["time"]}, ends)
+        rejects("leaf more: .* stores None", recorder.add, rows | {"more": ends}, ends)
+        rejects(r"ends: got bool\[4, 3\]", recorder.add, rows, ends[1:])
+        rejects(r"ends: got int64\[5, 3\]", recorder.add, rows, ends.astype(np.int64))
+        rejects("leading axes", recorder.add, rows | {"time": rows["time"][1:]}, ends)
+        rejects("got <U1", recorder.add, rows | {"time": np.full((5, ENVS), "a")}, ends)
+        recorder.add(rows, ends)
+    rejects("block has ended", recorder.add, rows, ends)
+    rejects("block has ended", recorder.flush)
+    assert check_numbered(jr.datasets.load(tmp_path / "run")) == 15
+    rejects("stop=16: must be an integer from 0 to 15", jr.datasets.load, tmp_path / "run", stop=16)
+    rejects("is a URL", jr.datasets.Recorder, "gs://bucket/run")
+    for name, content in (("notes.txt", "mine"), ("description.json", '{"a": 1}')):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / name).write_text(content)
+        for call in (jr.datasets.Recorder, jr.datasets.load):
+            rejects("holds no recording|of another program", call, tmp_path / name)
+        assert os.listdir(tmp_path / name) == [name]
+    rejects("holds no recording", jr.datasets.load, tmp_path / "nothing")
+    rejects("notes.txt", jr.datasets.Recorder, tmp_path / "notes.txt" / "notes.txt", error=NotADirectoryError)
+
+
+@pytest.mark.parametrize("number", [errno.EACCES, rarely(errno.EMFILE), rarely(errno.ENOSPC)])
+def test_an_error_at_each_call_of_a_recorder(tmp_path, number):
+    """The block raises it; what was there before remains, and the next recorder goes on."""
+    record(tmp_path / "old", numbered(0, 10))
+    for first in range(100):
+        path, fails, raised = tmp_path / str(first), Fails(number, first), None
+        shutil.copytree(tmp_path / "old", path)
+        try:
+            with hooked(path, fails):
+                record(path, numbered(10, 5), numbered(15, 5), part_bytes=5_000)
+        except OSError as error:
+            raised = error
+        if not fails.has_failed and raised is None:
+            break
+        length = check_numbered(jr.datasets.load(path), least=10)
+        assert raised is None or raised.errno == number
+        assert raised is not None or length == 20
+        record(path, numbered(length, 5))
+        assert check_numbered(jr.datasets.load(path)) == length + 5
+    assert first > 10
+
+
+if os.geteuid() == 0 and shutil.which("mount") is not None:
+
+    def test_a_full_disk(tmp_path):
+        with disk(tmp_path / "disk", "size=4m") as mounted:
+            if not mounted:
+                return  # a container that may not
+            path = tmp_path / "disk" / "run"
+            record(path, numbered(0, 100))
+            fill(tmp_path / "disk" / "ballast", 2**17)
+            before = sorted(os.listdir(path))
+            with pytest.raises(OSError, match="No space left"), jr.datasets.Recorder(path) as recorder:  # noqa: PT012
+                recorder.add(*numbered(100, 500))
+                for call in (recorder.flush, recorder.flush, lambda: recorder.add(*numbered(600, 1))):
+                    rejects("run: cannot record: .*No space left", call, error=OSError)
+            assert sorted(os.listdir(path)) == before
+            assert check_numbered(jr.datasets.load(path)) == 100
+            (tmp_path / "disk" / "ballast").unlink()
+            record(path, numbered(100, 500))
+            assert check_numbered(jr.datasets.load(path)) == 600
+
+
+def test_a_part_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
+    events = []
+
+    def called(name, call, path, *to):
+        where = os.readlink(f"/proc/self/fd/{path}") if isinstance(path, int) else path
+        inside = pathlib.Path(where).rglob("*") if name == "rename" else ()
+        events.append((name, os.path.relpath(where, tmp_path), {os.path.relpath(x, tmp_path) for x in inside}))
+        return call(path, *to)
+
+    for name in ("fsync", "rename", "replace"):
+        monkeypatch.setattr(os, name, functools.partial(called, name, getattr(os, name)))
+    record(tmp_path / "run", numbered(0, 20), part_bytes=5_000)
+    renames = [i for i, x in enumerate(events) if x[0] == "rename"]
+    assert len(renames) > 2
+    for i in renames:
+        _, folder, inside = events[i]
+        # What is written as X.new, and then named X within the part.
+        synced = {x if x == folder else x.removesuffix(".new") for name, x, _ in events[:i] if name == "fsync"}
+        assert {*inside, folder} <= synced
+        assert [x[:2] for x in events[i + 1 : i + 3]] == [
+            ("fsync", "run"),
+            ("replace", f"{folder[:-4]}/description.json"),
+        ]
+        assert ("fsync", ".") in [x[:2] for x in events[:i]], "the folder's own name"
+
+
+def record_for_ever(path, connection):
+    """Record rows of growing time; tell how many were added, and how many `flush` has made durable."""
+    jax.config.update("jax_platforms", "cpu")
+    rng, length = random.Random(), check_numbered(jr.datasets.load(path))
+    with contextlib.suppress(KeyboardInterrupt), jr.datasets.Recorder(path, part_bytes=20_000) as recorder:
+        connection.send(("durable", length))
+        while True:
+            count = rng.randrange(1, 40)
+            connection.send(("begun", length + count))
+            recorder.add(*numbered(length, count))
+            length += count
+            connection.send(("added", length))
+            if rng.random() < 0.1:
+                recorder.flush()
+                connection.send(("durable", length))
+
+
+@pytest.mark.parametrize("each", [2, rarely(100)])
+def test_recorders_that_are_killed_at_random_moments(tmp_path, children, each):
+    """Finished parts are whole. After Ctrl-C all added rows are there, also those of the interrupted call."""
+    path, rng, torn = tmp_path / "run", random.Random(0), 0
+    record(path, numbered(0, 1))
+    for number in [signal.SIGKILL, signal.SIGINT] * each:
+        ours, theirs = children.Pipe(duplex=False)
+        process = children.Process(target=record_for_ever, args=(path, theirs))
+        process.start()
+        theirs.close()
+        assert ours.poll(WITHIN)
+        until, last = time.monotonic() + 0.3 * rng.random(), {"durable": ours.recv()[1]}
+        while time.monotonic() < until:
+            check_numbered(jr.datasets.load(path), least=last["durable"])
+            while ours.poll():
+                last.update([ours.recv()])
+        os.kill(process.pid, number)
+        process.join(WITHIN)
+        with contextlib.suppress(EOFError):
+            while ours.poll():
+                last.update([ours.recv()])
+        assert process.exitcode == (-number if number == signal.SIGKILL else 0), "it does not end"
+        least = last["durable"] if number == signal.SIGKILL else last.get("added", 0)
+        assert check_numbered(jr.datasets.load(path), least) <= last.get("begun", last["durable"])
+        torn += any(x.name.endswith(".new") for x in path.iterdir())
+        files.description(str(path))
+    assert torn or each < 10

@@ -536,6 +536,7 @@ def test_a_large_description_is_refused_at_once(tmp_path, name, children):
 # --- shapes from jax.eval_shape on a mesh
 
 
+on_mesh = getattr(jax, "set_mesh", None) or jax.sharding.use_mesh  # its name before jax 0.8
 EXPLICIT = Mesh(np.array(jax.devices("cpu")[:4]), ("data",), axis_types=(AxisType.Explicit,))
 ON_MESH = jr.Sharded(buffer=jr.ReplayBuffer(capacity=8, sampler=jr.Prioritized(), donate=False), mesh=EXPLICIT)
 
@@ -563,18 +564,18 @@ def test_shapes_on_a_mesh_of_explicit_axes_are_restored(tmp_path, name, inside):
     config, make = MAKES[name]
     saved = make()
     if inside == "save and restore":
-        with jax.set_mesh(EXPLICIT):
+        with on_mesh(EXPLICIT):
             jr.save(tmp_path, config, saved)
             found = jr.restore(tmp_path, config, jax.eval_shape(make))
     else:
         jr.save(tmp_path, config, saved)
         if inside == "like":
-            with jax.set_mesh(EXPLICIT):
+            with on_mesh(EXPLICIT):
                 like = jax.eval_shape(make)
             found = jr.restore(tmp_path, config, like)
         elif inside == "restore":
             like = jax.eval_shape(make)
-            with jax.set_mesh(EXPLICIT):
+            with on_mesh(EXPLICIT):
                 found = jr.restore(tmp_path, config, like)
         else:
             found = jr.restore(tmp_path, config, jax.eval_shape(make))

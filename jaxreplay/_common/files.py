@@ -14,7 +14,7 @@ import zlib
 from typing import Any
 
 DESCRIPTION = "description.json"
-PIECE = 2**20  # bytes that are read at a time
+PIECE = 2**18  # bytes that are read or written at a time; more need pages that are contiguous
 MAX_DESCRIPTION = 2**24  # bytes: of some 3 TB of arrays
 OF_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO}  # others pass, or mean no damage
 
@@ -42,8 +42,9 @@ def describe(folder: str, content: dict[str, Any]) -> None:
 def description(folder: str) -> dict[str, Any]:
     """What `describe` has written; a `ValueError` or an `OSError` if it is not there as it was."""
     path = os.path.join(folder, DESCRIPTION)
+    data = read(path, MAX_DESCRIPTION)
     with contextlib.suppress(ValueError, RecursionError):
-        match json.loads(read(path, MAX_DESCRIPTION)):
+        match json.loads(data):
             case {"sha256": str(sha256), "content": {**content}} if sha256 == digest(content):
                 return content
     raise ValueError(f"{path} has changed, or is of another program")
@@ -57,11 +58,10 @@ def write(path: str, *pieces: Any) -> list[int]:
     """Write a new file of some buffers of bytes and make it durable; its size and CRC-32."""
     size, crc = 0, 0
     with io.FileIO(path, "x") as file:
-        for piece in pieces:
-            left = memoryview(piece)
-            size, crc = size + len(left), zlib.crc32(left, crc)
+        for left in map(memoryview, pieces):
             while left:
-                left = left[file.write(left) :]
+                count = file.write(left[:PIECE])
+                size, crc, left = size + count, zlib.crc32(left[:count], crc), left[count:]
         os.fsync(file.fileno())
     return [size, crc]
 
@@ -83,9 +83,9 @@ def read(path: str, limit: int) -> bytes:
         return file.readall()
 
 
-def read_into(path: str, size: int, crc: int, first: int, target: memoryview) -> None:
+def read_into(path: str, size: int, crc: int, first: int, target: Any) -> None:
     """Read a file of this size and CRC-32, from byte `first` on into `target`; a `ValueError` if it has another."""
-    found, at, room, after = 0, 0, memoryview(bytearray(PIECE)), first + len(target)
+    found, at, target, room, after = 0, 0, memoryview(target), memoryview(bytearray(PIECE)), first + len(target)
     with contextlib.suppress(FileNotFoundError, NotADirectoryError), opened(path) as file:
         while True:
             piece = target[at - first :] if first <= at < after else room[: first - at if at < first else PIECE]

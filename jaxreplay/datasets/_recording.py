@@ -23,6 +23,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import tree_util
+from jax.tree_util import DictKey
 
 from jaxreplay._common import checks, files, signals
 from jaxreplay.datasets._rows import Steps, as_number
@@ -175,7 +176,7 @@ class Recorder(contextlib.AbstractContextManager):
                 is_plain, header = array.dtype.kind in PLAIN, io.BytesIO()
                 stored = array[:count].view(array.dtype if is_plain else f"u{array.dtype.itemsize}")
                 np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(stored))
-                written[name] = files.write(os.path.join(new, f"{name}.npy"), header.getvalue(), _bytes_of(stored))
+                written[name] = files.write(os.path.join(new, f"{name}.npy"), header.getvalue(), _bytes(stored))
             part = {"length": count, "resumed": self._resumes, "files": written}
             content = self._content | {"parts": [*self._content["parts"], part]}
             files.describe(new, content)
@@ -226,7 +227,7 @@ def load(folder: str | os.PathLike[str], *, start: int = 0, stop: int | None = N
         for name, array in found.items() if low < high else ():
             size, crc = part["files"][name]
             offset, file = size - (after - low) * (array.nbytes // len(array)), os.path.join(_part(path, number), name)
-            files.read_into(f"{file}.npy", size, crc, offset, _bytes_of(array[low - start : high - start]))
+            files.read_into(f"{file}.npy", size, crc, offset, _bytes(array[low - start : high - start]))
     return Steps(jax.tree.map(found.__getitem__, ast.literal_eval(content["rows"])), found[ENDS])
 
 
@@ -247,8 +248,8 @@ def _description(folder: str) -> dict[str, Any]:
     return content
 
 
-def _bytes_of(array: np.ndarray) -> Any:
-    return memoryview(array.reshape(-1).view(np.uint8))  # pyright: ignore[reportArgumentType]
+def _bytes(array: np.ndarray) -> np.ndarray:
+    return array.reshape(-1).view(np.uint8)
 
 
 def _plain(node: Any) -> Any:
@@ -258,9 +259,4 @@ def _plain(node: Any) -> Any:
         return node
     if type(node) in (list, tuple):
         return type(node)(map(_plain, node))
-    return {_key_of(path): _plain(child) for path, child in children}
-
-
-def _key_of(path: Any) -> int | str:
-    key = getattr(path[0], "key", None)
-    return key if type(key) in (int, str) else tree_util.keystr(path, simple=True)
+    return {x.key if type(x) is DictKey else tree_util.keystr((x,), simple=True): _plain(y) for (x,), y in children}

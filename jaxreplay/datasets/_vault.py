@@ -72,13 +72,17 @@ def from_vault(path: str | os.PathLike[str], *, names: Mapping[str, str] | None 
         length = int(read("vault_index")[0])
         rows = jax.tree_util.tree_map_with_path(read_leaf, structure)
     except (FileNotFoundError, NotADirectoryError, KeyError, TypeError, ValueError) as error:
-        message = f"{folder}: is no vault, or a damaged one: {str(error)[:500]}; give the folder of its metadata.json."
-        raise ValueError(message) from error
+        raise ValueError(f"{folder}: is no vault with a metadata.json, or damaged: {str(error)[:300]}") from error
     given = dict(names or {})
     if not {*given.values()} <= rows.keys():
         raise ValueError(f"names={given}: the vault has {', '.join(rows)}.")
     rows = {x: rows[x] for x in rows if x not in given.values()} | {x: rows[given[x]] for x in given}
-    flags = [_of_agents(rows[name]) for name in FLAGS if name in rows]
+    # [T, B, agents]; one agent if a flag is of the whole environment.
+    flags = [
+        np.concatenate([x.reshape(*x.shape[:2], -1) != 0 for x in jax.tree.leaves(rows[name])], axis=2)
+        for name in FLAGS
+        if name in rows
+    ]
     if not flags:
         raise ValueError(f"{folder}: has no flag of ends, only {', '.join(rows)}; give the one that is, as terminated.")
     ends = np.all(functools.reduce(np.logical_or, flags), axis=2)
@@ -87,8 +91,3 @@ def from_vault(path: str | os.PathLike[str], *, names: Mapping[str, str] | None 
     rows = {"truncated": np.zeros_like(ends), "step": np.ones_like(ends)} | rows
     check_rows(rows)
     return Steps(rows | {name: rows[name] != 0 for name in NAMES[3:]}, ends)
-
-
-def _of_agents(flag: Any) -> np.ndarray:
-    """A flag as bool [T, B, agents]; one agent if it is of the whole environment."""
-    return np.concatenate([x.reshape(*x.shape[:2], -1) != 0 for x in jax.tree.leaves(flag)], axis=2)

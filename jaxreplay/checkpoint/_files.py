@@ -38,9 +38,11 @@ def absolute(path: str | os.PathLike) -> str:
     """The absolute path as text.
 
     Raises:
-      ValueError: `path` is a URL, a checkpoint or in one.
+      ValueError: `path` is empty, a URL, a checkpoint or in one.
     """
     path = os.fspath(path)
+    if not path:
+        raise ValueError(f"path={path!r}: must be the name of a folder, such as 'run/checkpoint'.")
     if "://" in path:
         raise ValueError(
             f"{path}: is a URL; a checkpoint is a folder of a file system: mount that, or copy the folder."

@@ -16,7 +16,6 @@ import chex
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxreplay._common import checks, ring
 from jaxreplay.buffers._shards import whole_of
@@ -31,7 +30,7 @@ CONFIG = "a configuration is frozen, hashable, and equal to its copies"
 ABSTRACT = "init accepts arrays and jax.ShapeDtypeStruct, and ignores values"
 STABLE = "add, update and insert preserve the structure, shapes and dtypes of the state"
 TRACED = "new values do not retrace a program"
-MODES = "eager calls, jit, lax.scan and jax.vmap give the same results"
+MODES = "eager calls, jit, jax.lax.scan and jax.vmap give the same results"
 PURE = "a state is not modified in place"
 DONATED = "add donates its state if donate=True, and only then"
 TYPES = "a batch has int32 handles, float32 probabilities and weights, and items in their own dtypes"
@@ -136,7 +135,7 @@ class _SamplerRuns:
             return self.sampler.update(state, self.slots[1 : self.most + 1], td_errors, jnp.ones(self.most, bool)), None
 
         state = self.sampler.insert(self.init(), self.slots, self.slots < self.capacity - 1)
-        return lax.scan(learn, state, jax.random.split(key, 2))[0]
+        return jax.lax.scan(learn, state, jax.random.split(key, 2))[0]
 
     def _draw(self, state: Any, key: jax.Array, live: ring.Live, count: int) -> Any:
         drawn, probabilities = self.sampler.sample(state, key, count, live)
@@ -214,7 +213,7 @@ class _Runs:
         return self.buffer.update(state, sample.indices, _td_errors(key, self.batch_size)), sample
 
     def scan(self, keys: jax.Array) -> tuple[Any, Any]:
-        return lax.scan(self.step, self.init(), keys)
+        return jax.lax.scan(self.step, self.init(), keys)
 
     def check_modes(self, key: jax.Array) -> Any:
         """Check that all modes agree; return a state with stored items."""

@@ -39,6 +39,7 @@ REASONS = {
     "test_sequence_twin.py::test_long_runs_with_a_new_seed": LONG,
     "test_sequence_twin.py::test_any_configuration": LONG,
     "test_shared.py::test_a_program_of_one_thread_does_not_hang": "it starts processes; a patched count does the same",
+    "test_shared.py::test_a_fork_is_an_error": "it forks a process that holds JAX, and seldom changes",
     "test_shared.py::test_an_interrupt_ends_a_program_that_waits": "it starts a process, which is interrupted",
     "test_sum_tree.py::test_sampling_law_at_2_24_leaves": DEAR,
     "test_sum_tree.py::test_how_far_the_law_holds": DEAR,

@@ -237,17 +237,47 @@ def test_no_copy_of_sequences_whatever_the_dtype(seeds):
     check_operation(sequences(jr.Uniform(), seeds), ITEMS_OF_ALL_DTYPES, "step", seeds)
 
 
+USES = often(
+    [("replay", "step", 0), ("sequence", "step", 8)],
+    list(itertools.product(["replay", "sequence"], OPERATIONS, (0, 8))),
+)
+
+
+@pytest.mark.parametrize(("kind", "operation", "seeds"), USES)
+def test_no_copy_of_uses(kind, operation, seeds):
+    """Neither of the counts nor of the tree of what may be drawn; these are small beside the items of other tests."""
+
+    def temporary(capacity):
+        uses = {"sampler": jr.Prioritized(), "count_updates": True, "max_uses": 3}
+        buffer = jr.ReplayBuffer(capacity=capacity, **uses)
+        if kind == "sequence":
+            sizes = {"length": capacity // BATCH, "num_envs": BATCH, "sequence_length": 4}
+            buffer = jr.SequenceBuffer(**sizes, **uses, windows="inside")
+        items = {"x": ITEMS["reward"]}
+        function, *arguments = for_seeds(operations(buffer)[operation], items, seeds)
+        program = compiled(jax.jit(function, donate_argnums=0), abstract(buffer, items, seeds), *arguments)
+        return program.memory_analysis().temp_size_in_bytes
+
+    assert temporary(2**18) < 1.1 * temporary(2**12) + 4096
+
+
 def check_operation(buffer, items, operation, seeds):
     check_function(operations(buffer)[operation], abstract(buffer, items, seeds), items, seeds)
 
 
 def check_function(function, state, items, seeds):
+    function, *arguments = for_seeds(function, items, seeds)
+    check(function, state, *arguments)
+
+
+def for_seeds(function, items, seeds):
+    """A function of `operations` for so many seeds, or none, and its arguments after the state."""
     mask = jax.ShapeDtypeStruct((BATCH,), jnp.bool_)
     key = jax.eval_shape(lambda: jax.random.key(0))
     if seeds:
         function = jax.vmap(function, in_axes=(0, None, None, 0))
         key = jax.eval_shape(lambda: jax.random.split(jax.random.key(0), seeds))
-    check(function, state, items, mask, key)
+    return function, items, mask, key
 
 
 def temporary_bytes(buffer, items, learn, seeds):

@@ -167,7 +167,6 @@ CASES |= {
         lambda: traced(PRIORITIZED, "add", ROWS, td_errors=ONES * 1j),
         r"td_errors: got complex64\[3\], expected float\[3\], one number an item; NaN if unknown",
     ),
-    "no TD errors": (lambda: traced(REPLAY, "update", HANDLES, None), "td_errors: got None, expected one number"),
     "bools as TD errors": (lambda: traced(REPLAY, "update", HANDLES, ONES > 0), r"td_errors: got bool\[3\], expected"),
     "can_sample, too many": (
         lambda: REPLAY.can_sample(STATE, 17),

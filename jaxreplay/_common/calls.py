@@ -83,6 +83,12 @@ def forwarded(
 
 
 def _compiled(body: Any, call: Call, over_mesh: Callable[..., Any]) -> Any:
+    """The method. Of `buffer.update(state, indices, td_errors=x)`:
+
+    - `run` brings the arguments in the order of the signature and checks them (`call.before`); the result is checked.
+    - `dispatch` converts and copies NumPy arguments, and chooses the pure or the donating program.
+    - `program(buffer, state, indices, x)` is what these two compile: `body`, over any mesh, after a check of the state.
+    """
     signature = inspect.signature(body)
     first, *names = list(signature.parameters)[1:]
     handles = [number for number, name in enumerate(names) if name in HANDLES]

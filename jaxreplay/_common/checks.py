@@ -349,11 +349,11 @@ def check_indices(indices: Any, num_axes: int | None = 1, name: str = "indices")
 
 def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]:
     """Handles and their TD errors; a `ValueError` if they are not a vector of integers and as many numbers."""
-    indices = check_indices(indices)
-    expected = f"one number for each of the {indices.size} indices"
-    td_errors = as_real("td_errors", td_errors, expected)
-    if td_errors.shape != indices.shape or td_errors.dtype == jnp.bool_:
-        raise ValueError(f"td_errors: got {type_text(td_errors.dtype, td_errors.shape)}, expected {expected}.")
+    indices, td_errors = check_indices(indices), jnp.asarray(td_errors)
+    is_real = any(jnp.issubdtype(td_errors.dtype, kind) for kind in (jnp.floating, jnp.integer))
+    if td_errors.shape != indices.shape or not is_real:
+        found = type_text(td_errors.dtype, td_errors.shape)
+        raise ValueError(f"td_errors: got {found}, expected one number for each of the {indices.size} indices.")
     return indices, td_errors
 
 

@@ -15,7 +15,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jax import lax
 
 from jaxreplay._common import devices, duplicates, xla
 
@@ -109,7 +108,7 @@ def write(storage: Any, places: jax.Array, items: Any, num_axes: int = 1) -> Any
             return Rows(_write_rows(as_one, places, new), stored.leading, stored.item)
         # One index per axis: XLA:CPU would copy the array to merge and split the axes.
         others = jnp.int32(math.prod(sizes[1:]))
-        index = (places,) if num_axes == 1 else (lax.div(places, others), lax.rem(places, others))
+        index = (places,) if num_axes == 1 else (jax.lax.div(places, others), jax.lax.rem(places, others))
         return stored.at[index].set(new, mode="drop", unique_indices=True, wrap_negative_indices=False)
 
     return jax.tree.map(written, storage, items, is_leaf=is_leaf)
@@ -274,10 +273,10 @@ def _rows_and_lanes(rows: jax.Array, items: jax.Array, stride: int) -> tuple[jax
     """Rows and lanes, [..., stride], of items [...] that are not aligned to rows."""
     first_row, lane = jnp.zeros_like(items), items * stride
     if rows.size > 2**30:  # int32 might overflow
-        first_row = lax.div(items, np.int32(LANES)) * stride
-        lane = lax.rem(items, np.int32(LANES)) * stride
+        first_row = jax.lax.div(items, np.int32(LANES)) * stride
+        lane = jax.lax.rem(items, np.int32(LANES)) * stride
     lanes = _consecutive(lane, stride)
-    return lax.div(lanes, np.int32(LANES)) + first_row[..., None], lax.rem(lanes, np.int32(LANES))
+    return jax.lax.div(lanes, np.int32(LANES)) + first_row[..., None], jax.lax.rem(lanes, np.int32(LANES))
 
 
 def _consecutive(start: jax.Array, size: int) -> jax.Array:
@@ -355,13 +354,13 @@ def width(dtype: Any) -> int:
 
 def to_bits(x: jax.Array) -> jax.Array:
     """Bits of real numbers as unsigned integers of the same width, but at least 8 bits."""
-    bits = lax.bitcast_convert_type(x, f"uint{width(x.dtype)}")
+    bits = jax.lax.bitcast_convert_type(x, f"uint{width(x.dtype)}")
     return bits.astype(f"uint{max(8, width(x.dtype))}")
 
 
 def from_bits(bits: jax.Array, dtype: Any) -> jax.Array:
     """The inverse of `to_bits`."""
-    return lax.bitcast_convert_type(bits.astype(f"uint{width(dtype)}"), dtype)
+    return jax.lax.bitcast_convert_type(bits.astype(f"uint{width(dtype)}"), dtype)
 
 
 def is_narrow(dtype: Any) -> bool:

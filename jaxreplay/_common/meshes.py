@@ -21,6 +21,9 @@ def over_any_mesh(function: Callable[..., Any]) -> Callable[..., Any]:
 
     If an argument is sharded over explicit axes, so are the results. A returned state has the sharding of `state`.
     Leaves [k B, ...] are sharded along their first axis like arguments [B, ...]. All else is replicated.
+
+    With an argument [6, 3] sharded along its first axis, and one [4] that is not sharded, results [6] and [12, 2] are
+    sharded as the first one, as 6 divides them. A result [4] is replicated.
     """
 
     @functools.wraps(function)

@@ -7,7 +7,6 @@ re-enciphers values outside of [0, size): a loop of unknown length, for which a 
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxreplay._common import random
 
@@ -53,4 +52,4 @@ def permuted(key: jax.Array, positions: jax.Array, size: jax.Array) -> jax.Array
         return jnp.where(decisions.astype(jnp.int32) < 0, partners, numbers), None
 
     # A loop would be two kernels per round on a GPU, and as much slower on a TPU.
-    return lax.scan(swap_or_not, numbers, (pivots, bits[1]), unroll=True)[0].astype(jnp.int32)
+    return jax.lax.scan(swap_or_not, numbers, (pivots, bits[1]), unroll=True)[0].astype(jnp.int32)

@@ -14,7 +14,6 @@ from typing import Any, Self
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 
 from jaxreplay._common import xla
 
@@ -57,7 +56,7 @@ class Live:
           >>> int(live.total())
           3
         """
-        return reduced(lax.psum, self.size, self.axis_name)
+        return reduced(jax.lax.psum, self.size, self.axis_name)
 
     def slots(self, positions: jax.Array) -> jax.Array:
         """Slots at `positions` (int32 [B], in [0, size)) of this range, int32 [B].
@@ -88,7 +87,7 @@ class Ring:
 
     def first_handle(self, axis_name: str) -> jax.Array:
         """First handle of this shard's ring, one of the rings along a mapped axis."""
-        return lax.axis_index(axis_name) * self.period
+        return jax.lax.axis_index(axis_name) * self.period
 
     def after(self, *others: Any) -> Self:
         """The same ring; writes to its slots are ordered after all reads that `others` depend on."""
@@ -172,11 +171,11 @@ def init(capacity: int, num_rings: int = 1) -> Ring:
 
 def num_shards(axis_name: str | None) -> int:
     """Number of shards along a mapped axis; 1 without one."""
-    return 1 if axis_name is None else lax.axis_size(axis_name)
+    return 1 if axis_name is None else jax.lax.axis_size(axis_name)
 
 
 def reduced(collective: Callable[..., Any], x: Any, axis_name: str | None) -> Any:
-    """x reduced over all shards by a collective such as `lax.psum`."""
+    """x reduced over all shards by a collective such as `jax.lax.psum`."""
     return x if axis_name is None else collective(x, axis_name)
 
 

@@ -10,7 +10,6 @@ import jax.core
 import jax.extend.core
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
 # In `jax.core` before JAX 0.8.
@@ -28,7 +27,7 @@ def materialize(*arrays: jax.Array) -> Any:
     """The same arrays; a CPU computes them once, before all operations that depend on them.
 
     XLA:CPU fuses a cheap computation into every operation that uses its result and repeats it there, even for each
-    element of a gather. A replay step took several times as long. XLA:CPU drops `lax.optimization_barrier` before
+    element of a gather. A replay step took several times as long. XLA:CPU drops `jax.lax.optimization_barrier` before
     fusion but keeps calls that are not inlined, so on a CPU the arrays pass through a call that returns them. It has no
     kernel. On other backends this function compiles to nothing.
 
@@ -45,7 +44,7 @@ def compute_once(function: Callable[..., Any], *arrays: jax.Array, **static: Any
         with set_xla_metadata(inlineable="false"):
             return function(*arrays, **static)
 
-    return lax.platform_dependent(*arrays, cpu=through_a_call, default=functools.partial(function, **static))
+    return jax.lax.platform_dependent(*arrays, cpu=through_a_call, default=functools.partial(function, **static))
 
 
 @jax.jit
@@ -62,15 +61,15 @@ def read_once(tree: Any) -> Any:
     leaves, treedef = jax.tree.flatten(tree)
 
     def barrier(*leaves: jax.Array) -> Any:
-        return lax.optimization_barrier(leaves)
+        return jax.lax.optimization_barrier(leaves)
 
-    leaves = lax.platform_dependent(*leaves, cuda=barrier, rocm=barrier, default=lambda *leaves: leaves)
+    leaves = jax.lax.platform_dependent(*leaves, cuda=barrier, rocm=barrier, default=lambda *leaves: leaves)
     return jax.tree.unflatten(treedef, leaves)
 
 
 def on_gpu(function: Callable[..., Any], x: Any, *others: Any) -> Any:
     """`function(x, *others)` in programs for a GPU, `x` in all others."""
-    return lax.platform_dependent(x, *others, cuda=function, rocm=function, default=lambda x, *others: x)
+    return jax.lax.platform_dependent(x, *others, cuda=function, rocm=function, default=lambda x, *others: x)
 
 
 def after(numbers: jax.Array, *others: Any) -> jax.Array:
@@ -82,7 +81,7 @@ def after(numbers: jax.Array, *others: Any) -> jax.Array:
     """
 
     def first(x: jax.Array) -> jax.Array:
-        return jnp.real(lax.slice(x, [0] * x.ndim, [1] * x.ndim)).astype(jnp.float32).reshape(())
+        return jnp.real(jax.lax.slice(x, [0] * x.ndim, [1] * x.ndim)).astype(jnp.float32).reshape(())
 
     arrays = [jnp.asarray(x) for x in jax.tree.leaves(others) if x.size > 0]
     arrays = [jax.random.key_data(x) if jnp.issubdtype(x.dtype, jax.dtypes.prng_key) else x for x in arrays]
@@ -92,7 +91,7 @@ def after(numbers: jax.Array, *others: Any) -> jax.Array:
     seen = map(first, [*materialize(*vectors), *(x for x in arrays if x.ndim != 1)])
     never = jnp.minimum(functools.reduce(jnp.add, seen), -1.0) >= 0  # False, but XLA cannot tell
     # On other backends this compiles to nothing.
-    return lax.platform_dependent(
+    return jax.lax.platform_dependent(
         numbers,
         never,
         cpu=lambda x, never: jnp.where(never, 0, x),
@@ -103,7 +102,7 @@ def after(numbers: jax.Array, *others: Any) -> jax.Array:
 def full(shape: tuple[int, ...], value: Any, dtype: Any) -> jax.Array:
     """A new array of one value, also of PRNG keys. No program is compiled for a small one: it comes from the host."""
     if is_tracing() or math.prod(shape) > SMALL or jnp.issubdtype(dtype, jax.dtypes.extended):
-        return lax.full(shape, value, dtype)
+        return jax.lax.full(shape, value, dtype)
     # Not aligned to 64 bytes: a CPU would share that memory, and could not donate it.
     return jax.device_put(np.full(math.prod(shape) + 1, value, dtype)[1:].reshape(shape))
 

@@ -6,7 +6,6 @@ from typing import Any, ClassVar, Generic
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxreplay._common import calls, checks, layouts, permutation, ring, xla
 from jaxreplay.buffers import _uses
@@ -120,7 +119,9 @@ class Buffer(Sized, Generic[S]):
     def _own_key(self, key: jax.Array, shared: bool = False) -> jax.Array:
         """The key of this shard, or of all shards; a `ValueError` if `key` is not a PRNG key."""
         checks.check_key(key)
-        return key if shared or self._axis_name is None else jax.random.fold_in(key, lax.axis_index(self._axis_name))
+        return (
+            key if shared or self._axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(self._axis_name))
+        )
 
     def _why_empty(self, state: S) -> str:
         """The error message of a draw from an empty buffer."""

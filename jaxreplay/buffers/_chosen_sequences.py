@@ -17,7 +17,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 
 from jaxreplay._common import layouts, ring, xla
 from jaxreplay.buffers import _every_sequence
@@ -128,7 +127,7 @@ def live(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
 
 def _first_rows(chosen: ChosenSequences, slots: jax.Array, num_envs: int) -> tuple[jax.Array, jax.Array]:
     first = layouts.read(chosen.first, slots, fill=True)
-    row = lax.div(first, jnp.int32(num_envs))
+    row = jax.lax.div(first, jnp.int32(num_envs))
     return row, first - row * num_envs
 
 
@@ -157,7 +156,7 @@ def episode_lengths(so_far: jax.Array, ends: jax.Array, most: int) -> tuple[jax.
     """
     time = jnp.arange(ends.shape[0], dtype=jnp.int32)[:, None]
     # Start of the count at the row after each one.
-    started = lax.cummax(jnp.where(ends, time + 1, -so_far[None]), axis=0)
+    started = jax.lax.cummax(jnp.where(ends, time + 1, -so_far[None]), axis=0)
     started = jnp.concatenate([-so_far[None], started])
     lengths = jnp.minimum(time + 1 - started[:-1], most)
     return lengths, jnp.where(ends[-1], 0, lengths[-1])

@@ -9,7 +9,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxreplay._common import ring
 
@@ -73,7 +72,7 @@ def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> Ch
     if not always_drawable and len(ages) < num_starts:
         ages.append(num_starts - 1)
     age = jnp.asarray(ages, jnp.int32)
-    start = lax.div(sequences.inserted % num_slots, jnp.int32(num_envs)) - 1 - age
+    start = jax.lax.div(sequences.inserted % num_slots, jnp.int32(num_envs)) - 1 - age
     start = ring.wrap_negative(start, num_starts)
     slots = start[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
     changed = (age < completed) | (age >= drawable)
@@ -96,13 +95,13 @@ def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
 
 def starts(buffer: Any, state: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
     """First row and stream of the sequences in `slots` [B], int32 [B] each; arbitrary for slots out of range."""
-    start = lax.div(slots, jnp.int32(buffer.num_envs))
+    start = jax.lax.div(slots, jnp.int32(buffer.num_envs))
     return row_of_age(buffer, state, _age_of_start(buffer, state, start)), slots - start * buffer.num_envs
 
 
 def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:
     """Number of later sequences of the same stream, int32 [B]."""
-    return _age_of_start(buffer, state, lax.div(slots, jnp.int32(buffer.num_envs)))
+    return _age_of_start(buffer, state, jax.lax.div(slots, jnp.int32(buffer.num_envs)))
 
 
 def live(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
@@ -118,5 +117,5 @@ def row_of_age(buffer: Any, state: Any, age: jax.Array) -> jax.Array:
 
 
 def _age_of_start(buffer: Any, state: Any, start: jax.Array) -> jax.Array:
-    age = lax.div(state.ring.inserted % buffer._num_slots, jnp.int32(buffer.num_envs)) - 1 - start
+    age = jax.lax.div(state.ring.inserted % buffer._num_slots, jnp.int32(buffer.num_envs)) - 1 - start
     return ring.wrap_negative(age, buffer._num_starts)

@@ -22,7 +22,6 @@ from typing import Any, ClassVar
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 
 from jaxreplay._common import calls, checks, layouts, random, ring, xla
 from jaxreplay.buffers._items import ItemBuffer
@@ -182,7 +181,7 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
     def _slots(self, state: ReservoirState, handles: jax.Array) -> jax.Array:
         if self._axis_name is not None:
             handles = handles - state.ring.first_handle(self._axis_name)
-        slots = lax.rem(jnp.maximum(handles, 0), jnp.int32(self.capacity))
+        slots = jax.lax.rem(jnp.maximum(handles, 0), jnp.int32(self.capacity))
         return jnp.where((handles >= 0) & (self._own_handles(state, slots) == handles), slots, self.capacity)
 
     def _live(self, state: ReservoirState, max_age: jax.Array | None = None) -> ring.Live:

@@ -160,6 +160,12 @@ def _check_same_sequences(old: Any, new: Any) -> None:
 
 
 def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> SequenceState:
+    """Keep the newest rows, and the sequences that start in them, in order of their first rows.
+
+    A ring of 8 rows has taken 10, and 4 are kept: `first_row` is 10 - 4 = 6, and the kept rows are 6, 7, 0 and 1 of the
+    ring, 0 to 3 of the new one. The sequence with first row 7 now starts at (7 - 6) % 8 = 1. With 2 old shards of 3
+    streams and 3 new ones of 2, stream 1 of old shard 1 is stream 4 of all, so stream 0 of new shard 2.
+    """
     _check_same_sequences(old.whole, new.whole)
     state = layouts.plain(state)
     without_items: Any = dataclasses.replace(state, storage=None, ends=None, episodes=None, sampler=None)

@@ -58,7 +58,11 @@ def map_states(function: Any, owners: dict[str, Owner], tree: Any, *others: Any)
 
 
 def owners(config: Any, tree: Any, old_counts: dict[str, int]) -> dict[str, Owner]:
-    """The buffers of the states in `tree`, by path. Of several that fit, the one whose names are most like the path."""
+    """The buffers of the states in `tree`, by path. Of several that fit, the one whose names are most like the path.
+
+    A state at "['actor']['replay']" fits buffers at "config['actor']['replay']" and "config['critic']['replay']". The
+    names of the first share two words with the path, those of the second one. Of equally many the first counts.
+    """
     every, found = [*buffers(config)], {}
     for path, state in jax.tree_util.tree_leaves_with_path(tree, is_leaf=is_state):
         name = jax.tree_util.keystr(path)

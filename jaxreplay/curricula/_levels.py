@@ -9,7 +9,6 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jax import lax
 from jax.scipy.special import entr
 
 from jaxreplay import sum_tree
@@ -177,7 +176,7 @@ class Levels:
         num_empty = n - state.size
         # The lowest scores, of equal ones the last slot first; empty slots come before them, the first one first.
         filled = jnp.arange(n, dtype=jnp.int32) < state.size
-        negative, at = lax.top_k(jnp.where(filled, -state.scores, -jnp.inf)[::-1], k.size)
+        negative, at = jax.lax.top_k(jnp.where(filled, -state.scores, -jnp.inf)[::-1], k.size)
         lowest = jnp.clip(k - num_empty, 0, k.size - 1)
         is_empty = k < num_empty
         slots = jnp.where(is_empty, state.size + k, (n - 1 - at)[lowest]).astype(jnp.int32)
@@ -194,7 +193,7 @@ class Levels:
             return carry, None
 
         rows = scores, mask, jnp.arange(scores.size, dtype=jnp.int32)
-        (_, _, row), _ = lax.scan(place, (held, order, jnp.full_like(k, -1)), rows)
+        (_, _, row), _ = jax.lax.scan(place, (held, order, jnp.full_like(k, -1)), rows)
         return slots, row
 
     @calls.method(donates=True)

@@ -13,7 +13,6 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import xla
@@ -121,12 +120,12 @@ def _sorted_rows(task: jax.Array, num_tasks: int, pool: jax.Array, start: jax.Ar
     place = jnp.arange(task.size, dtype=jnp.int32)
     if num_tasks * task.size <= 2**32:  # task and row in one number: XLA sorts one array much faster than two
         both = task.astype(jnp.uint32) * jnp.uint32(task.size) + place.astype(jnp.uint32)
-        by_task = (lax.sort(both) % jnp.uint32(task.size)).astype(jnp.int32)
+        by_task = (jax.lax.sort(both) % jnp.uint32(task.size)).astype(jnp.int32)
     else:
         by_task = jnp.argsort(task, stable=True).astype(jnp.int32)
     in_order = task[by_task]
     starts = jnp.concatenate([jnp.ones(1, bool), in_order[1:] != in_order[:-1]])
-    return Rows(task, pool, start, start_number, by_task, lax.cummax(jnp.where(starts, place, 0)))
+    return Rows(task, pool, start, start_number, by_task, jax.lax.cummax(jnp.where(starts, place, 0)))
 
 
 def _entries(rows: Rows, counts: jax.Array, limit: jax.Array) -> Entries:
@@ -148,7 +147,7 @@ def _entries(rows: Rows, counts: jax.Array, limit: jax.Array) -> Entries:
         return jnp.any(found.enters != guess[1].enters), found
 
     guess = Entries(counts & (limit[rows.start] < 0), jnp.zeros_like(rows.pool), jnp.zeros_like(rows.pool))
-    return lax.while_loop(lambda guess: guess[0], next_guess, (jnp.array(True), guess))[1]
+    return jax.lax.while_loop(lambda guess: guess[0], next_guess, (jnp.array(True), guess))[1]
 
 
 def _entries_if(enters: jax.Array, rows: Rows, counts: jax.Array, limit: jax.Array) -> Entries:
@@ -160,7 +159,7 @@ def _entries_if(enters: jax.Array, rows: Rows, counts: jax.Array, limit: jax.Arr
     """
     before = sum_before(spread(rows.pool, enters, limit.size))
     place = jnp.arange(enters.size, dtype=jnp.int32)
-    latest = lax.cummax(jnp.where(enters[rows.by_task], place, -1))
+    latest = jax.lax.cummax(jnp.where(enters[rows.by_task], place, -1))
     latest = jnp.concatenate([jnp.full(1, -1, jnp.int32), latest[:-1]])
     last = jnp.where(latest >= rows.first, rows.by_task[latest], -1)
     last = jnp.zeros_like(place).at[rows.by_task].set(last, unique_indices=True)

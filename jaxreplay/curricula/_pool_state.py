@@ -10,7 +10,6 @@ from typing import ClassVar
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import layouts
@@ -79,7 +78,7 @@ def ranks(group: jax.Array, num_groups: int, *keys: jax.Array) -> tuple[jax.Arra
     rows = jnp.arange(group.size, dtype=jnp.int32)
     sizes = jnp.zeros(num_groups, jnp.int32).at[group].add(1)
     starts = sum_before(sizes)
-    group, *_, row = lax.sort((group, *keys, rows), num_keys=1 + len(keys))
+    group, *_, row = jax.lax.sort((group, *keys, rows), num_keys=1 + len(keys))
     return jnp.zeros_like(rows).at[row].set(rows - starts[group], unique_indices=True), sizes
 
 

@@ -20,7 +20,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxreplay._common import checks, meshes, random, ring, xla
 from jaxreplay.buffers import ReservoirBuffer, Sample, SequenceBuffer
@@ -246,7 +245,7 @@ def _ranked(ranked: Arrays, columns: Arrays) -> tuple[Arrays, Arrays, Arrays]:
     step = max(ranked[0].size // max(PIVOTS, min(ranked[0].size // 16, MOST_PIVOTS)), 1)
     pivots = [x[::step] for x in ranked]
     by_axis = [functools.partial(_sums_at_pivots, axis) for axis in (0, 1)]
-    sums = lax.platform_dependent(ranked, pivots, columns, cpu=by_axis[0], default=by_axis[1])
+    sums = jax.lax.platform_dependent(ranked, pivots, columns, cpu=by_axis[0], default=by_axis[1])
     return pivots, sums[: len(ranked)], sums[len(ranked) :]
 
 
@@ -274,7 +273,7 @@ def _reduced(axis: int, operands: list[tuple[jax.Array, float, Callable[..., jax
     def combined(x: Any, y: Any) -> Any:
         return tuple(of_two(a, b) for of_two, a, b in zip(combine, x, y, strict=True))
 
-    return list(lax.reduce(arrays, empty, combined, (axis,)))
+    return list(jax.lax.reduce(arrays, empty, combined, (axis,)))
 
 
 def _quantiles(x: Arrays, not_below: Arrays, num_rows: jax.Array) -> Arrays:
@@ -284,7 +283,9 @@ def _quantiles(x: Arrays, not_below: Arrays, num_rows: jax.Array) -> Arrays:
     counted.
     """
     tenths, ten = np.array([*TENTHS.values()], np.int32), np.int32(10)
-    rank = lax.div(num_rows, ten) * tenths + lax.div(lax.rem(num_rows, ten) * tenths + 9, np.full(3, 10, np.int32))
+    rank = jax.lax.div(num_rows, ten) * tenths + jax.lax.div(
+        jax.lax.rem(num_rows, ten) * tenths + 9, np.full(3, 10, np.int32)
+    )
     least = (num_rows - rank + 1)[:, None]  # the rank is 1-based; no product overflows
     reached = [jnp.where(rows[None] >= least, pivot[None], 0.0) for pivot, rows in zip(x, not_below, strict=True)]
     found = _reduced(1, [(pivots, 0.0, jnp.maximum) for pivots in reached])

@@ -8,7 +8,6 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import ring
@@ -85,7 +84,7 @@ def curve(shards: Shards, state: Any, sample: Sample) -> tuple[jax.Array, jax.Ar
     # Rows of an empty shard draw nothing. The rows of the others cover all items, and each of them has equal mass.
     held = jnp.sum(drawn.reshape(num_shards, -1), axis=1, dtype=jnp.int32).astype(jnp.float32)
     mass = jnp.where(drawn, 1.0 / by_row(jnp.maximum(held, 1.0) * filled, drawn), 0.0)
-    probability, mass = lax.sort((sample.probabilities, mass), num_keys=1)
+    probability, mass = jax.lax.sort((sample.probabilities, mass), num_keys=1)
     items = jnp.where(probability > 0, mass / jnp.where(probability > 0, probability, 1.0), 0.0)
     items *= filled / (jnp.maximum(total, 1.0) * num_shards)
     x, y = (jnp.pad(jnp.cumsum(column[::-1]), (1, 0)) for column in (items, mass))

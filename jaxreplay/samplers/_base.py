@@ -7,6 +7,7 @@ A buffer may be split into D shards. Each shard then has its own sampler state a
 
 import abc
 import dataclasses
+import functools
 from typing import Any, ClassVar, Generic, NamedTuple, Self, TypeVar
 
 import jax
@@ -381,10 +382,18 @@ class Sampler(abc.ABC, Generic[S]):
 
 def old_priorities(old: Sampler[Any], states: Any, moved: Moved) -> np.ndarray | None:
     """For `migrated`: priorities of the new slots, [D, capacity]; None if the old sampler has none."""
-    if not jax.tree.leaves(states) or (masses := jax.vmap(old.masses)(states)) is None:
+    found = _priorities(old, states) if jax.tree.leaves(states) else None
+    return None if found is None else moved.values(found)
+
+
+@functools.partial(jax.jit, static_argnums=0)
+def _priorities(sampler: Sampler[Any], states: Any) -> jax.Array | None:
+    """Priorities of all slots of all shards, [D, capacity]."""
+    masses = jax.vmap(sampler.masses)(states)
+    if masses is None:
         return None
     slots = jnp.arange(masses.shape[1], dtype=jnp.int32)
-    return moved.values(jax.vmap(lambda state: old.priorities(state, slots))(states))
+    return jax.vmap(lambda state: sampler.priorities(state, slots))(states)
 
 
 def check_sampler(name: str, sampler: Any) -> Any:

@@ -9,7 +9,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, layouts, random, ring, xla
@@ -203,7 +202,7 @@ class Prioritized(Sampler[PrioritizedState]):
         leaf = leaf_of(jnp.float32(new), state.alpha, capacity)
         if self.max_priority == "stored":
             largest = jnp.maximum(sum_tree.maximum(state.tree), jnp.max(found, where=known, initial=0.0))
-            largest = ring.reduced(lax.pmax, largest, axis_name)
+            largest = ring.reduced(jax.lax.pmax, largest, axis_name)
             leaf = jnp.where(largest > 0, largest, leaf)
         leaves = jnp.where(drawable, jnp.where(known, found, leaf), 0.0)
         return dataclasses.replace(state, tree=sum_tree.update(state.tree, slots, leaves, unique_indices=True))
@@ -293,17 +292,17 @@ class Prioritized(Sampler[PrioritizedState]):
             settings = {name: before[name] if x == getattr(old, name) else x for name, x in settings.items()}
             old_alpha = before["alpha"]
         max_priority, alpha = np.max(np.asarray(counted.max_priority)), np.float32(settings["alpha"])
-        priorities = None if old_alpha == 0 else old_priorities(old, states, moved)
+        has_same_alpha = old_alpha is not None and np.float32(old_alpha) == alpha
+        priorities = None if old_alpha == 0 or has_same_alpha else old_priorities(old, states, moved)
         if priorities is not None and old_alpha is None:
             max_priority = np.maximum(max_priority, np.max(priorities))
         leaves = largest = _leaf_of(max_priority, alpha, capacity)
-        if priorities is not None:
+        if has_same_alpha and old_alpha != 0:  # bit for bit
+            most = _leaf_of(np.float32(np.inf), np.float32(1), capacity)
+            leaves = np.minimum(moved.values(sum_tree.leaves(states.tree)), most)
+        elif priorities is not None:
             leaves = _leaf_of(priorities, alpha, capacity)
-            if old_alpha is not None and np.float32(old_alpha) == alpha:  # the same, bit for bit
-                leaves = np.minimum(
-                    moved.values(sum_tree.leaves(states.tree)), _leaf_of(np.float32(np.inf), np.float32(1), capacity)
-                )
-            leaves = np.where(moved.was_drawable, leaves, largest)  # a spent item has lost its priority
+        leaves = np.where(moved.was_drawable, leaves, largest)  # a spent item has lost its priority
         numbers: dict[str, Any] = {name: np.float32(x) for name, x in settings.items()}
         numbers |= {"max_priority": max_priority, "updates": np.max(counted.updates)}
         numbers = {name: np.full(num_shards, x) for name, x in numbers.items()}
@@ -333,7 +332,7 @@ class Prioritized(Sampler[PrioritizedState]):
 
         # A GPU merges kernels of single numbers if they read the same array.
         alone = axis_name is None
-        largest = xla.on_gpu(not_below_first, largest, mask) if alone else lax.pmax(largest, axis_name)
+        largest = xla.on_gpu(not_below_first, largest, mask) if alone else jax.lax.pmax(largest, axis_name)
         is_update = largest >= 0
         # Without an update none is rejected.
         rejected = jnp.where(is_update, jnp.sum(mask & ~finite, dtype=jnp.int32), 0)

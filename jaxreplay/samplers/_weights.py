@@ -4,8 +4,8 @@ import functools
 from typing import Literal
 
 import jax
+import jax.core
 import jax.numpy as jnp
-from jax import lax
 
 from jaxreplay import sum_tree
 from jaxreplay._common import checks, random, ring, xla
@@ -58,7 +58,10 @@ def importance_weights(
     """
     if normalize not in ("batch", "global", None):
         raise ValueError(f'normalize={normalize!r}: expected "batch", "global" or None.')
-    beta = jnp.asarray(checks.check_number("beta", beta, 0, 1, "1 corrects in full", traced=None), jnp.float32)
+    is_known = not isinstance(probabilities, jax.core.Tracer)
+    if is_known or (isinstance(beta, int | float) and not 0 <= beta <= 1):
+        checks.check_number("beta", beta, 0, 1, "1 corrects in full", traced=None)
+    beta = jnp.asarray(beta, jnp.float32)
     beta = jnp.where(beta <= 1, jnp.maximum(beta, 0.0), 1.0)
     probabilities = jnp.asarray(probabilities, jnp.float32)
     drawn = probabilities > 0
@@ -72,7 +75,7 @@ def importance_weights(
     else:
         log_reference = -jnp.log(jnp.maximum(jnp.asarray(size, jnp.float32), 1.0))
     if normalize is not None:
-        log_reference = ring.reduced(lax.pmin, log_reference, axis_name)
+        log_reference = ring.reduced(jax.lax.pmin, log_reference, axis_name)
     exponent = -beta * jnp.where(drawn, log_probability - log_reference, 0.0)
     return jnp.where(drawn, jnp.exp(exponent), 0.0)
 

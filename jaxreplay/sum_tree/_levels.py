@@ -10,7 +10,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax import lax
 
 from jaxreplay._common import duplicates, xla
 
@@ -83,7 +82,7 @@ def at(nodes: jax.Array, index: jax.Array) -> Any:
     """`nodes.at[index]` for nodes `index` [B] of a level."""
     if nodes.ndim == 1:
         return nodes.at[index]
-    return nodes.at[lax.div(index, jnp.int32(nodes.shape[1])), lax.rem(index, jnp.int32(nodes.shape[1]))]
+    return nodes.at[jax.lax.div(index, jnp.int32(nodes.shape[1])), jax.lax.rem(index, jnp.int32(nodes.shape[1]))]
 
 
 @functools.partial(jax.jit, static_argnames="fanout")
@@ -91,9 +90,9 @@ def read_rows(nodes: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
     """Siblings in each `row` [B] of a level, float32 [B, fanout]."""
     if nodes.ndim == 2:
         return nodes.at[row].get(mode="promise_in_bounds", wrap_negative_indices=False)
-    numbers = lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
-    mode = lax.GatherScatterMode.PROMISE_IN_BOUNDS
-    return lax.gather(nodes, (row * fanout)[:, None], numbers, (fanout,), mode=mode)
+    numbers = jax.lax.GatherDimensionNumbers(offset_dims=(1,), collapsed_slice_dims=(), start_index_map=(0,))
+    mode = jax.lax.GatherScatterMode.PROMISE_IN_BOUNDS
+    return jax.lax.gather(nodes, (row * fanout)[:, None], numbers, (fanout,), mode=mode)
 
 
 def ascend(
@@ -119,7 +118,7 @@ def ascend(
 
 @functools.partial(jax.jit, static_argnames="fanout")
 def _parents_of(node: jax.Array, *, fanout: int) -> jax.Array:
-    return lax.div(node, jnp.int32(fanout))
+    return jax.lax.div(node, jnp.int32(fanout))
 
 
 @functools.partial(jax.jit, static_argnames=("fanout", "combine"))
@@ -175,6 +174,9 @@ def choose_in_rows(rows: jax.Array, prefix: jax.Array) -> Found:
     One reduction finds the child of lowest rank, its value and the sum of the children before it. Positive children
     whose cumulative sum exceeds the prefix rank first, from the left. The other positive children follow, from the
     right. Children of value 0 rank last.
+
+    Children 1, 0, 2 have the sums 1, 1, 3. With prefix 1.5 child 2 ranks 2, as 3 exceeds it. Child 0 ranks 2 * 3 - 0 =
+    6, and child 1, of value 0, ranks 3 * 3 + 1 = 10. So child 2 is found, with 1 before it, and 0.5 remains.
     """
     size = rows.shape[1]
     number = np.arange(size, dtype=np.int32)
@@ -187,7 +189,7 @@ def choose_in_rows(rows: jax.Array, prefix: jax.Array) -> Found:
 
     operands = (rank, jnp.broadcast_to(number, rows.shape), sums - rows, rows)
     empty = (np.int32(4 * size), np.int32(0), np.float32(0), np.float32(0))
-    _, child, before, value = lax.reduce(operands, empty, lower, (1,))
+    _, child, before, value = jax.lax.reduce(operands, empty, lower, (1,))
     return child, jnp.maximum(prefix - before, 0.0), value
 
 
@@ -218,6 +220,8 @@ def last_occurrence(
     compares all pairs. Otherwise the leaves that are about to be overwritten serve as scratch space: a scatter-minimum
     writes negative numbers to them, lower for later rows, and its result does not depend on the order. This needs
     neither a sort nor O(capacity) scratch space.
+
+    If rows 0 and 2 name leaf 5, they write -1 and -3 there, and -3 stays. Row 2 then finds its own number, row 0 not.
     """
     rows = target.shape[0]
     if rows > 2**24:

@@ -13,7 +13,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 
 from jaxreplay._common import ring, xla
 from jaxreplay.sum_tree import _levels
@@ -48,7 +47,7 @@ def restrict(tree: Any, start: jax.Array, size: jax.Array, none: float) -> Restr
     """Restrict a tree to `size` leaves from `start` on; `none` is the minimum of no leaves."""
     ends = [jnp.stack([start, ring.wrap_excess(start + size, tree.capacity)])]
     for _ in tree.sums[1:]:
-        ends.insert(0, lax.div(ends[0], jnp.int32(tree.fanout)))
+        ends.insert(0, jax.lax.div(ends[0], jnp.int32(tree.fanout)))
     bare = Restricted(tree, start, size, tuple(ends), (), None)
     sums = _sums_at_ends(bare, tree.sums, jnp.add, 0.0)
     minima = None if tree.minima is None else _sums_at_ends(bare, tree.minima, jnp.minimum, none)

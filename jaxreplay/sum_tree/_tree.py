@@ -329,6 +329,10 @@ def sample_with(
     halfway down, conditional on the node and the stratum reached. A systematic draw uses the bits of the first row, and
     halfway down it adds the bits that the first prefix has no room for.
 
+    With total 8 and batch size 2, row 1 has the stratum from 4 to 8. A uniform of 0.25 gives the prefix 5. If that is
+    in a node of value 3 with 4 before it, the row's part of the node is from 4 - 4 = 0 to min(8 - 4, 3) = 3, in which
+    the second uniform chooses.
+
     Examples:
       >>> tree = jr.sum_tree.init(4)
       >>> tree = jr.sum_tree.update(tree, jnp.array([3, 1]), jnp.array([1.0, 3.0]))

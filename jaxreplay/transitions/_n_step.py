@@ -14,10 +14,8 @@ from typing import Any, ParamSpec, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import struct
-from jax import lax
 
-from jaxreplay._common import checks, layouts, ring, xla
-from jaxreplay._common.calls import method
+from jaxreplay._common import calls, checks, layouts, ring, xla
 from jaxreplay.transitions import _windows
 from jaxreplay.transitions._batch import TransitionBatch
 from jaxreplay.transitions._windows import TracerSteps
@@ -239,7 +237,7 @@ class NStep:
         state, batch = self._add(state, step, _windows.check_gamma(gamma))
         return state, batch, batch.valid
 
-    @method()
+    @calls.method()
     def _add(self, state: NStepState, given: Any, gamma: Any) -> tuple[NStepState, TransitionBatch]:
         step = _windows.as_steps(given, num_envs=self.num_envs)
         checks.check_like(step, state.steps, 0, 1, "the tracer")
@@ -249,7 +247,7 @@ class NStep:
 
         def written(rows: jax.Array, new: jax.Array) -> jax.Array:  # at the cursor, which is the newest row
             if lag is None or not _windows.is_small(rows):
-                return lax.dynamic_update_index_in_dim(rows, new, state.cursor, 0)
+                return jax.lax.dynamic_update_index_in_dim(rows, new, state.cursor, 0)
             return jnp.where(lag.reshape(-1, *[1] * new.ndim) == window - 1, new, rows)
 
         if window == 1:  # the step is emitted at once, so the state needs no copy of it
@@ -287,7 +285,7 @@ class NStep:
         state, batch = self._flush(state, _windows.check_gamma(gamma))
         return state, batch, batch.valid
 
-    @method()
+    @calls.method()
     def _flush(self, state: NStepState, gamma: Any) -> tuple[NStepState, TransitionBatch]:
         window = self._window
         starts = jnp.arange(window - self.n, window, dtype=jnp.int32)
@@ -297,7 +295,7 @@ class NStep:
         batch = _windows.transitions(self, state.steps, first, count, _windows.lags_if_few(window, first), gamma=gamma)
         return jax.tree.map(jnp.zeros_like, state), layouts.merge_axes(batch)
 
-    @method(static=("flush",))
+    @calls.method(static=("flush",))
     def _rollout(self, given: Any, flush: bool, n: Any, gamma: Any) -> TransitionBatch:
         """See `n_step_transitions`; `n` and `gamma` as for `_windows.transitions`."""
         steps = _windows.as_steps(given, "a rollout")
@@ -310,12 +308,12 @@ class NStep:
             pending = jnp.arange(length - self.n, length, dtype=jnp.int32)
             starts = jnp.concatenate([starts, jnp.where(pending <= length - self._window, -1, pending)])
         if length == 0:  # a row without a step, so that there is one to read
-            steps = jax.tree.map(lambda leaf: lax.full((1, *leaf.shape[1:]), 0, leaf.dtype), steps)
+            steps = jax.tree.map(lambda leaf: jax.lax.full((1, *leaf.shape[1:]), 0, leaf.dtype), steps)
         count = jnp.where(starts < 0, 0, length - starts)
         batch = _windows.transitions(self, steps, jnp.maximum(starts, 0), count, None, n, gamma)
         return layouts.merge_axes(batch)
 
-    @method()
+    @calls.method()
     def _sequences(self, given: Any, n: Any, gamma: Any) -> TransitionBatch:
         """See `jaxreplay.sequence_transitions`; `n` and `gamma` as for `_windows.transitions`."""
         given = dataclasses.replace(given, s_next=given.s)

@@ -10,7 +10,6 @@ import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
-from jax import lax
 
 from jaxreplay._common import checks, devices, ring, xla
 from jaxreplay.transitions._batch import TransitionBatch
@@ -229,7 +228,7 @@ def _products(discount: jax.Array, inside: jax.Array) -> jax.Array:
     products = jnp.pad(jnp.cumprod(discount, axis=1), ((0, 0), (1, 0), (0, 0)), constant_values=1)
     is_equal = jnp.all((discount == discount[:, :1]) | ~inside, axis=1, keepdims=True)
     values = jnp.where(is_equal, _powers(discount[:, :1], discount.shape[1]), products)
-    return lax.stop_gradient(values) + (products - lax.stop_gradient(products))
+    return jax.lax.stop_gradient(values) + (products - jax.lax.stop_gradient(products))
 
 
 def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, width: int) -> jax.Array:
@@ -237,6 +236,9 @@ def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, w
 
     The stream breaks after a truncated step (kind 1), after a terminated one (0), or before a missing one (-1). So the
     first break is the smallest, and it is even if it is terminal.
+
+    Of steps that go on, are truncated and are terminated, at lags 0, 1 and 2, the last two break the stream:
+    2 * 1 + 1 = 3 and 2 * 2 + 0 = 4. The first is 3: the window ends at lag 3 >> 1 = 1, and bootstraps, as 3 is odd.
     """
     kind = jnp.where(steps.terminated, 0, jnp.where(steps.truncated, 1, 2)).astype(jnp.int8)
     kind = jnp.where(steps.mask, kind, jnp.int8(-1))
@@ -244,7 +246,7 @@ def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, w
         num_rows = len(kind)
         row = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
         breaks = jnp.where(kind < 2, 2 * row + kind.astype(jnp.int32), 4 * num_rows)
-        following = lax.cummin(breaks, axis=0, reverse=True)
+        following = jax.lax.cummin(breaks, axis=0, reverse=True)
         found = following[first]
         return jnp.where(found < 2 * num_rows, found, following[:1] + 2 * num_rows) - 2 * first[:, None]
     every = jnp.arange(width, dtype=jnp.int32)[None, :, None]

@@ -27,8 +27,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay._common import checks, devices, layouts, ring, xla
-from jaxreplay._common.calls import Call, forwarded, method
+from jaxreplay._common import calls, checks, devices, layouts, ring, xla
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sample import Sample, is_known_empty, sample_arguments
 from jaxreplay.buffers._sequence import SequenceBuffer
@@ -197,7 +196,7 @@ class Mixture(Sized):
         change: Any = getattr(self.buffers[source], method)
         return (*state[:source], change(state[source], *args, **kwargs), *state[source + 1 :])
 
-    @method(num_rows="batch_size", before=sample_arguments, after=_reject_empty)
+    @calls.method(num_rows="batch_size", before=sample_arguments, after=_reject_empty)
     def sample(
         self,
         state: tuple[Any, ...],
@@ -257,19 +256,19 @@ class Mixture(Sized):
 
         return list(map(weighed, drawn, weights, scales))
 
-    update = forwarded(
+    update = calls.forwarded(
         Buffer.update, "Give each source's sampler the TD errors of its rows; the last of a handle counts."
     )
-    set = forwarded(Buffer.set, "Write leaves of stored items in place, in each source its rows.")
-    get = forwarded(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
-    handles = forwarded(
+    set = calls.forwarded(Buffer.set, "Write leaves of stored items in place, in each source its rows.")
+    get = calls.forwarded(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
+    handles = calls.forwarded(
         Buffer.handles, "`Buffer.handles` of slots within sources, int [B], in the rows of a draw of B."
     )
-    slots = forwarded(Buffer.slots, "`Buffer.slots`, within its source, of each of the handles, int [B].")
-    priorities = forwarded(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
-    age = forwarded(Buffer.age, "`Buffer.age` of the handles, int [B].")
+    slots = calls.forwarded(Buffer.slots, "`Buffer.slots`, within its source, of each of the handles, int [B].")
+    priorities = calls.forwarded(Buffer.priorities, "`Buffer.priorities` of the handles, int [B].")
+    age = calls.forwarded(Buffer.age, "`Buffer.age` of the handles, int [B].")
 
-    def _run(self, name: str, call: Call, state: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
+    def _run(self, name: str, call: calls.Call, state: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
         """The method `name` of each source for its rows."""
         num_rows = checks.check_indices(arguments[call.rows[0]], name=call.rows[0]).size
         for argument in call.rows:

@@ -2,8 +2,9 @@
 
 `python tests/benchmarks/compiled.py` (extra `accelerators`) compiles each cell's operations, prints a table and writes
 `results/compiled.json` and `results/compiled.md`. It fails where a bound does not hold. Nothing is run: no time is
-measured. The training steps of `agents.py` need the extra `examples`. `--smoke` compiles few cells, no agent, and
-writes nothing. The columns are explained in README.md.
+measured. The training steps of `agents.py` need the extra `examples`. `--smoke` compiles the steps of few cells, also
+for a CPU, and fails where a figure exceeds that of `results/guard.json`; `--record` writes that file. The columns are
+explained in README.md.
 """
 
 import argparse
@@ -57,7 +58,34 @@ CELLS = [
     *(Cell(kind="sharded", sampler=sampler) for sampler in ("uniform", "prioritized")),
     *(Cell(kind="flashbax", sampler=sampler) for sampler in ("uniform", "prioritized")),
 ]
-SMOKE = [Cell(), Cell(sampler="uniform"), Cell(kind="sequence", items="84x84x4 bytes", capacity=2**16)]
+# What is compared with GUARD. Each hint of `jaxreplay._common.xla` is needed by one of these.
+GUARD = RESULTS / "guard.json"
+MAIN = [Cell(), Cell(items="84x84x4 bytes", capacity=2**16), Cell(seeds=8, capacity=2**17), Cell(kind="sequence")]
+OTHERS = [
+    Cell(sampler="global", draw="max_age"),
+    Cell(sampler="uniform", draw="epoch"),
+    Cell(draw="diagnostics"),
+    Cell(sampler="recent"),
+    Cell(sampler="stored", writes=True),
+    Cell(sampler="systematic"),
+    Cell(kind="sequence", writes=True),
+    Cell(kind="sequence", windows="inside"),
+    Cell(kind="sequence", windows="inside", sampler="uniform", draw="later"),
+    Cell(kind="sequence", windows="episodes", sampler="uniform", closes=True),
+    Cell(kind="joint mixture"),
+    Cell(kind="reservoir"),
+    Cell(kind="tracer", capacity=16, batch_size=16),
+    Cell(kind="pools", capacity=2**14),
+    Cell(items="17 floats", sampler="max_uses"),
+]
+GUARDED = {"cpu": [*MAIN, *OTHERS], "h100": [*MAIN, *OTHERS, "dqn"], "tpu-v5e": [*MAIN, "dqn"]}
+FIGURES = {
+    "cpu": ("flops", "copies"),
+    "h100": ("launches", "chain", "copies", "row_loops", "unknown_loops", "temporary_bytes"),
+    "tpu-v5e": ("cycles", "copies", "row_loops", "unknown_loops", "temporary_bytes"),
+}
+COMPILERS = ("jax", "jaxlib", "jax-cuda12-plugin", "jax-cuda12-pjrt", "nvidia-cuda-nvcc-cu12", "libtpu")
+LIBRARIES = ("flax", "optax", "gymnax")  # of the agent
 # The most that a step may take.
 MOST = {
     ("h100", Cell(orders=True)): {"launches": 21, "chain": 14},
@@ -88,14 +116,14 @@ MOST = {
 MEGABYTE = 2**20
 
 
-def report(target: str, cell: Cell) -> list[dict[str, Any]]:
-    """A row for each operation."""
+def report(target: str, cell: Cell, only: str = "") -> list[dict[str, Any]]:
+    """A row for each operation, or for the `only` one."""
     rows = []
     arrays = arrays_of(target, cell)
     num_bytes = [cell.seeds * x.size * x.dtype.itemsize // cell.num_devices for x in arrays]
     at_least = 2**16 if cell.kind == "tracer" else cell.seeds * cell.capacity // cell.num_devices
     large = {x for x in num_bytes if x >= at_least}
-    for name, compiled, steps in compile_for(target, cell):
+    for name, compiled, steps in compile_for(target, cell, only):
         program, memory = Program(compiled.as_text()), compiled.memory_analysis()
         inner = [loop for loop in program.loops if loop.depth == (steps > 1)]
         collectives = [x for x in program.collectives if x.depth == (steps > 1)]
@@ -106,6 +134,7 @@ def report(target: str, cell: Cell) -> list[dict[str, Any]]:
             "launches": round(program.kernels / steps, 1),
             "chain": round(program.chain / steps, 1),
             "cycles": round(program.cycles / steps),
+            "flops": round(compiled.cost_analysis()["flops"]) if target == "cpu" else 0,
             "copies": [copy.result.split("{")[0] for copy in program.copies(large)],
             "moves": len(program.moves(large)),
             "row_loops": sum(1 for loop in inner if loop.trips is not None and loop.trips >= 16),
@@ -116,7 +145,8 @@ def report(target: str, cell: Cell) -> list[dict[str, Any]]:
             "collectives": len(collectives),
             "collective_bytes": sum(x.num_bytes for x in collectives),
         }
-        rows.append(row | {"missed": [] if cell.kind == "flashbax" else list(missed(target, cell, row))})
+        is_bounded = cell.kind != "flashbax" and target != "cpu"
+        rows.append(row | {"missed": list(missed(target, cell, row)) if is_bounded else []})
     return rows
 
 
@@ -181,23 +211,57 @@ def _texts(row: dict[str, Any]) -> list[str]:
     ]
 
 
+def versions() -> dict[str, str]:
+    """Of the packages that decide about a figure."""
+    return {name: importlib.metadata.version(name) for name in (*COMPILERS, *LIBRARIES)}
+
+
+def guarded(rows: list[dict[str, Any]]) -> dict[str, dict[str, float]]:
+    """What is recorded: the figures of each row."""
+
+    def figures(row: dict[str, Any]) -> dict[str, float]:
+        found = {name: row[name] for name in FIGURES[row["target"]] if name in row}
+        return {name: len(x) if isinstance(x, list) else x for name, x in found.items()}
+
+    return {f"{row['target']}, {row.get('agent') or row['cell']}": figures(row) for row in rows}
+
+
+def compare(found: dict[str, dict[str, float]], recorded: dict[str, dict[str, float]]) -> Iterator[str]:
+    """The figures that exceed the recorded ones, or have none."""
+    for name, figures in found.items():
+        for figure, now in figures.items():
+            was = recorded.get(name, {}).get(figure, -1)
+            if now > was:
+                yield f"{name}: {figure} was {was if was >= 0 else 'not recorded'}, is {now}"
+            elif now < was:
+                print(f"{name}: {figure} was {was}, is {now}: fewer, to be recorded by --record")
+
+
 def _rows(target: str, match: str, smoke: bool) -> Iterator[dict[str, Any]]:
-    for agent in () if smoke else agents.AGENTS:
-        if match in f"agent {agent}":
-            yield agents.report(target, agent)
-    for cell in SMOKE if smoke else CELLS:
-        if match in str(cell):
-            yield from report(target, cell)
+    for cell in GUARDED[target] if smoke else [*agents.AGENTS, *CELLS]:
+        if match in (str(cell) if isinstance(cell, Cell) else f"agent {cell}"):
+            yield from (
+                report(target, cell, "step" if smoke else "")
+                if isinstance(cell, Cell)
+                else [agents.report(target, cell)]
+            )
 
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--smoke", action="store_true", help="few cells, only of a TPU unless --targets says which")
-    parser.add_argument("--targets", nargs="+", choices=list(TARGETS))
+    parser.add_argument("--smoke", action="store_true", help=f"few cells, compared with {GUARD.name}")
+    parser.add_argument("--record", action="store_true", help=f"with --smoke: write {GUARD.name}")
+    parser.add_argument("--targets", nargs="+", choices=[*TARGETS, "cpu"])
     parser.add_argument("--match", default="", help="only cells and agents with this in their name")
     parser.add_argument("--out", type=pathlib.Path, help=f"folder for the results, {RESULTS} if all is compiled")
     options = parser.parse_args()
-    targets = options.targets or (["tpu-v5e"] if options.smoke else list(TARGETS))
+    targets = options.targets or list(GUARDED if options.smoke else TARGETS)
+    recorded = {} if options.record or not options.smoke else json.loads(GUARD.read_text())
+    if recorded and recorded["versions"] != versions():
+        print(
+            f"{GUARD.name} has figures of {recorded['versions']}, and these are {versions()}; use `.ci/run compiled`."
+        )
+        return 1
     rows = []
     for target in targets:
         for row in _rows(target, options.match, options.smoke):
@@ -208,9 +272,19 @@ def main() -> int:
         out.mkdir(parents=True, exist_ok=True)
         (out / "compiled.json").write_text(json.dumps(rows, indent=1) + "\n")
         (out / "compiled.md").write_text(markdown(rows))
+    if options.record:
+        GUARD.write_text(json.dumps({"versions": versions(), "figures": guarded(rows)}, indent=1) + "\n")
     print(markdown(rows))
-    names = [row.get("agent") or f"{row['cell']}, {row['operation']}" for row in rows]
-    wrong = [f"{row['target']}, {name}: {x}" for row, name in zip(rows, names, strict=True) for x in row["missed"]]
+    names = [f"{row['target']}, {row.get('agent') or row['cell']}" for row in rows]
+    if options.smoke:
+        wrong = list(compare(guarded(rows), recorded["figures"]) if recorded else ())
+    else:
+        operations = [row.get("operation", "step") for row in rows]
+        wrong = [
+            f"{name}, {operation}: {x}"
+            for row, name, operation in zip(rows, names, operations, strict=True)
+            for x in row["missed"]
+        ]
     print("\n".join(wrong))
     return bool(wrong)
 

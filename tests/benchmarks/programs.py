@@ -1,4 +1,4 @@
-"""Programs of buffers and tracers, compiled for a GPU or a TPU that this machine lacks.
+"""Programs of buffers and tracers, compiled for a GPU or a TPU that this machine lacks, or for its CPU.
 
 Import this before jax: what it sets is read then.
 """
@@ -69,8 +69,9 @@ class Cell:
     """What is compiled.
 
     Attributes:
-      kind: "replay", "sequence", "reservoir", "mixture" (of two `ReplayBuffer`), "tracer", "pools", "tasks",
-        "levels", "levels by rank", "sharded" (a `ReplayBuffer` over 8 devices) or "flashbax".
+      kind: "replay", "sequence", "reservoir", "mixture" (of two `ReplayBuffer`), "joint mixture" (of their items),
+        "tracer", "pools", "tasks", "levels", "levels by rank", "sharded" (a `ReplayBuffer` over 8 devices) or
+        "flashbax".
       items: a key of ITEMS.
       capacity: N, items, steps of all streams or tasks.
       batch_size: B, items, sequences or groups.
@@ -81,6 +82,7 @@ class Cell:
       draw: "sample", "max_age" (the newest MAX_AGE alone), "epoch", "later" (sequences and a later row of each) or
         "diagnostics" (a step also returns the numbers of its batch, in one array).
       writes: TD errors come with what is added, and what was drawn is written back.
+      closes: a step also closes the streams in which the first item's first number is positive.
       n: steps of a tracer's window.
       orders: also a scan in which the operations follow each other in every order.
     """
@@ -95,6 +97,7 @@ class Cell:
     gaps: bool = False
     draw: str = "sample"
     writes: bool = False
+    closes: bool = False
     n: int = 3
     orders: bool = dataclasses.field(default=False, compare=False)
 
@@ -105,6 +108,7 @@ class Cell:
         name += ", gaps" if self.gaps else ""
         name += f", {self.draw}" if self.draw != "sample" else ""
         name += ", writes" if self.writes else ""
+        name += ", closes" if self.closes else ""
         name += f", n={self.n}" if self.n != 3 else ""
         return name + (f", {self.seeds} seeds" if self.seeds > 1 else "")
 
@@ -180,6 +184,8 @@ def operations(cell: Cell, target: str, mesh: Mesh) -> Operations:
             state = buffer.set(state, handles, values + jnp.ones((), values.dtype))
         rows = values.reshape(cell.batch_size, -1)
         shown = buffer.numbers(state, drawn) if cell.draw == "diagnostics" else rows[0, 0]
+        if cell.closes:
+            state = buffer.end_streams(state, mask=_first_numbers(items)[0] + shown > 0)
         return buffer.update(state, handles, weights + jnp.sum(rows[:, :4].astype(jnp.float32), axis=1)), shown
 
     def orders(state, items, key):
@@ -215,11 +221,12 @@ class _Bound:
 
     def __init__(self, buffer: Any, cell: Cell):
         self.init, self.add, self.update, self.set = buffer.init, buffer.add, buffer.update, buffer.set
+        self.end_streams = getattr(buffer, "end_streams", None)
         if cell.writes:
             self.add = lambda state, items: buffer.add(state, items, td_errors=items[..., 0])
         if cell.kind == "reservoir":
             self.add = lambda state, items: buffer.add(state, items, jax.random.key(state.ring.inserted))
-        if cell.kind == "mixture":
+        if cell.kind.endswith("mixture"):
             self.add = lambda state, items: buffer.add(state, 0, items)
         if cell.windows != "any" or cell.draw == "later":
             self.add = lambda state, items: buffer.add(state, items, ends=_first_numbers(items) > 0)
@@ -269,8 +276,9 @@ def _buffer(cell: Cell, target: str, mesh: Mesh) -> Any:
         )
     elif cell.kind == "reservoir":
         buffer = jr.ReservoirBuffer(capacity=cell.capacity, sampler=sampler)
-    elif cell.kind == "mixture":
-        buffer = jr.Mixture(buffers=(jr.ReplayBuffer(capacity=cell.capacity // 2, sampler=sampler),) * 2)
+    elif cell.kind.endswith("mixture"):
+        sources = (jr.ReplayBuffer(capacity=cell.capacity // 2, sampler=sampler),) * 2
+        buffer = jr.Mixture(buffers=sources, weights="joint" if cell.kind.startswith("joint") else "own")
     else:
         max_uses = 8 if "max_uses" in cell.sampler else None
         buffer = jr.ReplayBuffer(capacity=cell.capacity, sampler=sampler, max_uses=max_uses)
@@ -367,7 +375,9 @@ def _levels(cell: Cell) -> Operations:
 
 @functools.cache
 def mesh_of(target: str, num_devices: int) -> Mesh:
-    """Devices that are not there."""
+    """Devices that are not there; or those of the CPU."""
+    if target == "cpu":
+        return Mesh(np.array(jax.devices()[:num_devices]), ("data",))
     platform, topology = TARGETS[target](num_devices)
     with _quiet():
         devices = topologies.get_topology_desc(platform=platform, **topology).devices[:num_devices]
@@ -397,8 +407,8 @@ def _state_of(made: Operations, mesh: Mesh) -> Any:
         return jax.eval_shape(made.init)
 
 
-def compile_for(target: str, cell: Cell) -> Iterator[tuple[str, Any, int]]:
-    """Each operation's name, its program with the state donated, and the steps that it makes."""
+def compile_for(target: str, cell: Cell, only: str = "") -> Iterator[tuple[str, Any, int]]:
+    """The name of each operation, or of the `only` one, its program with the state donated, and the steps it makes."""
     mesh = mesh_of(target, cell.num_devices)
     made = operations(cell, target, mesh)
     whole = (
@@ -414,6 +424,8 @@ def compile_for(target: str, cell: Cell) -> Iterator[tuple[str, Any, int]]:
 
     state = _state_of(made, mesh)
     for name, function in made.functions.items():
+        if only not in ("", name):
+            continue
         arguments = made.arguments[name]
         if cell.seeds > 1:
             function = jax.vmap(function)
@@ -427,13 +439,14 @@ def compile_for(target: str, cell: Cell) -> Iterator[tuple[str, Any, int]]:
 
 
 def compile_on(mesh: Mesh, function: Callable[..., Any], arguments: Any) -> Any:
-    """A function compiled for devices that are not there, with its first argument donated."""
+    """A function compiled for the devices of a mesh, with its first argument donated."""
     device = mesh.devices.flat[0]
+    options = {"xla_backend_optimization_level": 0} if device.platform == "cpu" else {}  # of machine code
     with jax.default_device(device):  # a tracer chooses by it
         traced = jax.jit(function, donate_argnums=0).trace(*arguments)
-    lowered = traced.lower(lowering_platforms=("tpu" if device.platform == "tpu" else "cuda",))
+    lowered = traced.lower(lowering_platforms=("cuda" if device.platform == "gpu" else device.platform,))
     with _quiet():
-        return lowered.compile()
+        return lowered.compile(compiler_options=options)
 
 
 def _scanned(function: Callable[..., Any], seeds: int) -> Callable[..., Any]:

@@ -248,6 +248,35 @@ def test_what_a_killed_writer_left_is_deleted(tmp_path):
     assert entries(tmp_path) == ["checkpoint_9"]
 
 
+def test_a_number_that_another_writer_has_completed_meanwhile(tmp_path, monkeypatch):
+    jr.save(tmp_path, None, full(0))
+    mkdir, calls = os.mkdir, itertools.count()
+
+    def first(path, *arguments):
+        if str(path).endswith(_files.PART) and next(calls) == 0:
+            shutil.copytree(tmp_path / "checkpoint_0", tmp_path / "checkpoint_1")
+        mkdir(path, *arguments)
+
+    monkeypatch.setattr(os, "mkdir", first)
+    jr.save(tmp_path, None, full(2), keep=3)
+    assert entries(tmp_path) == ["checkpoint_0", "checkpoint_1", "checkpoint_2"]
+    assert_same(jr.restore(tmp_path, None, full(0)), full(2))
+
+
+def test_a_folder_that_another_writer_deletes_before_it_is_locked(tmp_path, monkeypatch):
+    lock, calls = fcntl.flock, itertools.count()
+
+    def late(file, how):
+        if next(calls) == 0:
+            os.rmdir(tmp_path / "checkpoint_0.part")
+        lock(file, how)
+
+    monkeypatch.setattr(fcntl, "flock", late)
+    jr.save(tmp_path, None, full(1))
+    assert entries(tmp_path) == ["checkpoint_1"]
+    assert_same(jr.restore(tmp_path, None, full(0)), full(1))
+
+
 def test_the_newest_ones_are_kept_and_found_by_step(tmp_path):
     for number in range(5):
         jr.save(tmp_path, None, full(number), step=10 * number, keep=3)

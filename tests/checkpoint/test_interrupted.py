@@ -105,7 +105,10 @@ def test_a_program_that_goes_on_after_interrupts_saves_rightly(tmp_path, childre
         found = jr.restore(tmp_path, None, LIKE)
         assert len(numbers_in(found)) == 1
         saving.wait("end", ended + 1)
+        os.kill(saving.process.pid, signal.SIGSTOP)  # else it may save, and delete, several more meanwhile
+        saving.read()
         assert jr.restore(tmp_path, None, LIKE, step=saving.last["end"]) is not None
+        os.kill(saving.process.pid, signal.SIGCONT)
     saving.process.kill()
     saving.process.join(WITHIN)
     saving.read()

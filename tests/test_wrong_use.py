@@ -6,6 +6,7 @@ Nothing is compiled: states are abstract, or zeros.
 import functools
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from helpers import over_devices, rejects
@@ -118,6 +119,108 @@ CASES = {
         "ends: got None, but windows='cut' needs",
     ),
 }
+
+
+STATE, HANDLES, ONES = zeros(REPLAY, ROWS), np.zeros(3, np.int32), np.ones(3, np.float32)
+BIG = jr.Mixture(buffers=(REPLAY, REPLAY))
+DRAWN = jr.Sample(ROWS, jnp.asarray(HANDLES), ONES, ONES)
+NO = np.zeros((1, 2), bool)
+ROLLOUT = [np.zeros((2, 2), np.float32)] * 3 + [np.zeros((2, 2), bool)] * 2 + [np.zeros((2, 2), np.float32)]
+
+
+def weights(beta):
+    return lambda: jr.importance_weights(ONES / 3, 3, beta)
+
+
+def tracer_add(gamma):
+    step = ONES[:2], ONES[:2], ONES[:2], NO[0], NO[0], ONES[:2]
+    tracer = jr.NStep(n=2, gamma=None, num_envs=2)
+    return lambda: tracer.add(jax.tree.map(np.zeros_like, jax.eval_shape(tracer.init, *step)), *step, gamma=gamma)
+
+
+BETA = r"beta=Array\(.*\): must be a number in \[0, 1\]"
+LATER = streams(hindsight=True)
+CASES |= {
+    "beta, above": (lambda: PRIORITIZED.sample(zeros(PRIORITIZED, ROWS), KEY, 2, beta=jnp.float32(1.5)), BETA),
+    "beta, below": (lambda: PRIORITIZED.sample(zeros(PRIORITIZED, ROWS), KEY, 2, beta=jnp.float32(-0.5)), BETA),
+    "beta, NaN": (lambda: PRIORITIZED.sample(zeros(PRIORITIZED, ROWS), KEY, 2, beta=jnp.float32(np.nan)), BETA),
+    "beta, a number": (lambda: REPLAY.sample(STATE, KEY, 2, beta=2), r"beta=2: must be a number in \[0, 1\]"),
+    "beta, of NumPy": (lambda: REPLAY.sample(STATE, KEY, 2, beta=np.array(2.0)), "beta=array.*: must be a number"),
+    "beta, a mixture": (lambda: BIG.sample((STATE, STATE), KEY, 2, beta=jnp.float32(3.0)), BETA),
+    "weights, beta above": (weights(1.5), r"beta=1.5: must be a number in \[0, 1\]; 1 corrects in full"),
+    "weights, beta NaN": (weights(jnp.float32(np.nan)), BETA),
+    "weights, beta no number": (weights("all"), "beta='all': must be a number"),
+    "eta": (lambda: jr.sequence_priority(STEPS, eta=1.5), r"eta=1.5: must be a number in \[0, 1\]; it is the share"),
+    "eta, NaN": (lambda: jr.sequence_priority(STEPS, eta=jnp.float32(np.nan)), "eta=Array.*: must be a number"),
+    "later, gamma": (
+        lambda: LATER.later(zeros(LATER, STEPS), KEY, HANDLES, law="geometric", gamma=jnp.float32(1.5)),
+        r"gamma=Array.*: must be a number in \[0, 1\]; it is a discount",
+    ),
+    "tracer, gamma": (tracer_add(jnp.float32(1.5)), "gamma=Array.*: must be a number"),
+    "tracer, gammas": (tracer_add(jnp.array([0.5, 1.5])), r"gamma=Array.*: must be numbers in \[0, 1\]"),
+    "tracer, gamma NaN": (tracer_add(np.array([0.5, np.nan])), r"gamma=array.*: must be numbers in \[0, 1\]"),
+    "complex TD errors": (
+        lambda: PRIORITIZED.update(zeros(PRIORITIZED, ROWS), HANDLES, ONES * 1j),
+        r"td_errors: got complex64\[3\], expected one number for each of the 3 indices",
+    ),
+    "complex first TD errors": (
+        lambda: traced(PRIORITIZED, "add", ROWS, td_errors=ONES * 1j),
+        r"td_errors: got complex64\[3\], expected float\[3\], one number an item; NaN if unknown",
+    ),
+    "bools as TD errors": (lambda: traced(REPLAY, "update", HANDLES, ONES > 0), r"td_errors: got bool\[3\], expected"),
+    "can_sample, too many": (
+        lambda: REPLAY.can_sample(STATE, 17),
+        "batch_size=17: must be an integer from 0 to 16, at most what the buffer can hold, or it would be False for",
+    ),
+    "can_sample, too many sequences": (lambda: streams().can_sample(zeros(streams(), STEPS), 15), "from 0 to 14"),
+    "can_sample, too many of shards": (lambda: SHARDED.can_sample(zeros(SHARDED, ROWS[:2]), 17), "from 0 to 16"),
+    "can_sample, too many of a mixture": (lambda: BIG.can_sample((STATE, STATE), 33), "from 0 to 32"),
+    "a rollout shorter than n": (
+        lambda: jax.eval_shape(lambda: jr.n_step_transitions(*ROLLOUT, n=3, gamma=0.9)),
+        "n=3: got a rollout of 2 steps, expected at least 3: none is complete, .*; give more steps, or flush=True",
+    ),
+    "a rollout without a next action": (
+        lambda: jax.eval_shape(lambda: jr.n_step_transitions(*ROLLOUT, n=2, gamma=0.9, next_action=True)),
+        "n=2: got a rollout of 2 steps, expected at least 3",
+    ),
+    "levels, none": (
+        lambda: jr.Levels(capacity=4).sample(jr.Levels(capacity=4).init(np.float32(0)), KEY, 2),
+        "cannot sample from an empty set of levels; insert some first",
+    ),
+    "save, no name": (
+        lambda: jr.save("", None, ONES),
+        "path='': must be the name of a folder, such as 'run/checkpoint'",
+    ),
+    "restore, no name": (lambda: jr.restore("", None, ONES), "path='': must be the name of a folder"),
+    "an unknown argument": (
+        lambda: REPLAY.sample(STATE, KEY, n=4),
+        r"ReplayBuffer.sample\(\): has no argument 'n'; it takes key, batch_size, beta, max_age",
+    ),
+    "an unknown argument of update": (
+        lambda: REPLAY.update(STATE, HANDLES, priorities=ONES),
+        r"update\(\): has no argument 'priorities'; it takes indices, td_errors",
+    ),
+    "an unknown argument of add": (
+        lambda: streams().add(zeros(streams(), STEPS), STEPS, done=STEPS > 0),
+        r"add\(\): has no argument 'done'; it takes steps, ends, td_errors, drawable",
+    ),
+    "a sample for its indices": (
+        lambda: traced(REPLAY, "update", DRAWN, ONES),
+        r"indices: got a Sample, expected its field: give sample.indices",
+    ),
+    "a rollout of one stream": (
+        lambda: jax.eval_shape(streams().init, ROWS),
+        r"leaf <root>: got float32\[3\], a rollout needs 2 leading axes; x\[:, None\] adds one",
+    ),
+}
+
+
+def test_traced_numbers_out_of_range_are_clipped():
+    """In a program no value is known; NaN counts as 1."""
+    given = jnp.array([-1.0, 0.0, 0.5, 1.0, 3.0, np.nan])
+    found = jax.jit(jax.vmap(lambda beta: jr.importance_weights(np.array([0.5, 0.25]), 4, beta, normalize=None)))(given)
+    expected = [(4 * np.array([0.5, 0.25])) ** -beta for beta in (0, 0, 0.5, 1, 1, 1)]
+    np.testing.assert_allclose(found, expected, rtol=1e-6)
 
 
 @pytest.mark.parametrize("name", CASES)

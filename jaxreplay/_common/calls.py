@@ -149,6 +149,9 @@ def _by_position(signature: inspect.Signature, method: str) -> Callable[..., tup
         fit = len(arguments) <= num_positional and all(places.get(name, -1) >= len(arguments) for name in named)
         for name, value in named.items() if fit else ():
             values[places[name]] = value
+        if unknown := [name for name in named if name not in places]:
+            takes = f"has no argument {unknown[0]!r}; it takes {', '.join(names)}"
+            raise TypeError(f"{type(self).__name__}.{method}(): {takes}.")
         if not fit or any(value is inspect.Parameter.empty for value in values):
             try:
                 signature.bind(self, state, *arguments, **named)  # raises an error that explains

@@ -98,9 +98,10 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
     first = leaves[0][1].shape[:num_axes]
     for path, leaf in leaves:
         if len(leaf.shape) < num_axes:
+            remedy = "x[:, None]" if len(leaf.shape) == 1 else "x[None]"
             raise ValueError(
                 f"{_name(path)}: got {type_text(leaf.dtype, leaf.shape)}, {what} needs {num_axes} leading "
-                f"{'axis' if num_axes == 1 else 'axes'}; x[None] adds one."
+                f"{'axis' if num_axes == 1 else 'axes'}; {remedy} adds one."
             )
         if leaf.shape[:num_axes] != first:
             raise ValueError(
@@ -207,15 +208,18 @@ def check_number(name: str, value: Any, low: float, high: float, remedy: str, tr
     """`value`, a number of Python, NumPy or JAX, as a Python number.
 
     Args:
-      traced: as in `check_integer`.
+      traced: as in `check_integer`; the value of a concrete array is checked, for which the call waits.
 
     Raises:
       ValueError: `value` is not a finite number in [low, high], or it is traced.
     """
     expected = "one number for the whole batch, such as a float32[]"
     number = _python_number(name, value, traced, expected, jnp.integer, jnp.floating)
-    if traced is None and isinstance(value, jax.Array):
-        return value  # pyright: ignore[reportReturnType]
+    if traced is None and isinstance(number, jax.Array):
+        if isinstance(value, jax.core.Tracer) or not value.is_fully_addressable:
+            return value  # pyright: ignore[reportReturnType]
+        with jax.transfer_guard_device_to_host("allow"):
+            number = float(value)
     is_number = isinstance(number, int | float) and not isinstance(number, bool)
     if not (is_number and math.isfinite(number) and low <= number <= high):
         if math.isfinite(high):
@@ -223,7 +227,7 @@ def check_number(name: str, value: Any, low: float, high: float, remedy: str, tr
         else:
             rule = f"a finite number of at least {low:g}" if math.isfinite(low) else "a finite number"
         raise ValueError(f"{name}={value!r}: must be {rule}; {remedy}.")
-    return number  # pyright: ignore[reportReturnType]
+    return value if isinstance(value, jax.Array) and traced is None else number  # pyright: ignore[reportReturnType]
 
 
 def _python_number(name: str, value: Any, traced: str | None, expected: str, *kinds: Any) -> Any:
@@ -334,6 +338,8 @@ def check_indices(indices: Any, num_axes: int | None = 1, name: str = "indices")
     Raises:
       ValueError: `indices` are not integers, or have another number of axes.
     """
+    if isinstance(getattr(indices, name, None), jax.Array):
+        raise ValueError(f"{name}: got a {type(indices).__name__}, expected its field: give sample.{name}.")
     indices = as_int32(indices)
     if indices.dtype != jnp.int32 or num_axes not in (None, indices.ndim):
         expected = "integers" if num_axes is None else "a vector of integers"
@@ -344,7 +350,8 @@ def check_indices(indices: Any, num_axes: int | None = 1, name: str = "indices")
 def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]:
     """Handles and their TD errors; a `ValueError` if they are not a vector of integers and as many numbers."""
     indices, td_errors = check_indices(indices), jnp.asarray(td_errors)
-    if td_errors.shape != indices.shape or not jnp.issubdtype(td_errors.dtype, jnp.number):
+    is_real = any(jnp.issubdtype(td_errors.dtype, kind) for kind in (jnp.floating, jnp.integer))
+    if td_errors.shape != indices.shape or not is_real:
         found = type_text(td_errors.dtype, td_errors.shape)
         raise ValueError(f"td_errors: got {found}, expected one number for each of the {indices.size} indices.")
     return indices, td_errors
@@ -352,10 +359,10 @@ def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]
 
 def check_insertion_errors(td_errors: Any, shape: tuple[int, ...], each: str) -> jax.Array:
     """Initial TD errors of added items, flattened; a `ValueError` if they are not numbers of `shape`."""
-    td_errors = jnp.asarray(td_errors)
-    if td_errors.shape != shape or not jnp.issubdtype(td_errors.dtype, jnp.number):
-        found, expected = type_text(td_errors.dtype, td_errors.shape), type_text("float", shape)
-        raise ValueError(f"td_errors: got {found}, expected {expected}, one number {each}; NaN if unknown.")
+    expected = f"{type_text('float', shape)}, one number {each}; NaN if unknown"
+    td_errors = as_real("td_errors", td_errors, expected)
+    if td_errors.shape != shape or td_errors.dtype == jnp.bool_:
+        raise ValueError(f"td_errors: got {type_text(td_errors.dtype, td_errors.shape)}, expected {expected}.")
     return as_float(td_errors).reshape(-1)
 
 

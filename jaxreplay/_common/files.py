@@ -20,8 +20,10 @@ OF_DAMAGE = {errno.ENOENT, errno.ENOTDIR, errno.EISDIR, errno.ELOOP, errno.ENXIO
 
 
 def local(path: str | os.PathLike, what: str) -> str:
-    """`path` as text; a `ValueError` if it is a URL."""
+    """`path` as text; a `ValueError` if it is empty or a URL."""
     path = os.fspath(path)
+    if not path:
+        raise ValueError(f"path={path!r}: must be the name of a folder, such as 'run/checkpoint'.")
     if "://" in path:
         raise ValueError(f"{path}: is a URL; {what} is a folder of a file system: mount that, or copy the folder.")
     return path

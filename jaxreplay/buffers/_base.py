@@ -153,7 +153,8 @@ class Buffer(Sized, Generic[S]):
           state: unchanged.
           key: a PRNG key.
           batch_size: number of draws.
-          beta: exponent of the importance weights, in place of the sampler's; a float, or a traced float [].
+          beta: exponent of the importance weights, in place of the sampler's; a number in [0, 1], or a traced float [],
+            which is clipped (NaN counts as 1). The call waits for a concrete array.
           max_age: draw only items whose `Sample.age` is less; an integer, a traced int32 [], or None for all items. The
             sampler's law, and with it probabilities and weights, is restricted to these items.
 

@@ -62,6 +62,11 @@ def whole_of(buffer: Any) -> Any:
     return shards_of(buffer).whole
 
 
+def room(buffer: Any) -> int:
+    """Number of items that a buffer, or all sources of a mixture, can hold."""
+    return sum(whole_of(source)._num_slots for source in getattr(buffer, "buffers", (buffer,)))
+
+
 def with_whole(buffer: Any, whole: Any) -> Any:
     """`whole`, in a `Sharded` like `buffer` if that is one."""
     config: Any = buffer

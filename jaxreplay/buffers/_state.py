@@ -10,6 +10,7 @@ from flax import struct
 
 from jaxreplay._common import checks, layouts, ring, xla
 from jaxreplay.buffers import _uses
+from jaxreplay.buffers._shards import room
 from jaxreplay.sum_tree import SumTree
 
 
@@ -118,5 +119,6 @@ class Sized(abc.ABC):
           >>> bool(buffer.can_sample(state, 3)), bool(buffer.can_sample(state, 4))
           (True, False)
         """
-        batch_size = checks.check_integer("batch_size", batch_size, 0, 2**31 - 1, "a number of items")
+        rule = "at most what the buffer can hold, or it would be False for ever"
+        batch_size = checks.check_integer("batch_size", batch_size, 0, room(self), rule)
         return ring.at_least(self._count(state), batch_size)

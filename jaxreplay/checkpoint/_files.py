@@ -35,7 +35,7 @@ def absolute(path: str | os.PathLike) -> str:
     """The absolute path as text.
 
     Raises:
-      ValueError: `path` is a URL, a checkpoint or in one.
+      ValueError: `path` is empty, a URL, a checkpoint or in one.
     """
     path = files.local(path, "a checkpoint")
     outer = os.path.realpath(path)

@@ -5,6 +5,7 @@ import math
 from typing import Any, ClassVar, Literal
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -229,7 +230,6 @@ class Levels:
             rejected=ring.saturating_add(state.rejected, jnp.sum(mask & is_nan, dtype=jnp.int32)),
         )
 
-    @calls.method(num_rows="n", donates=True, before=sample_arguments)
     def sample(self, state: LevelsState, key: jax.Array, n: int) -> tuple[LevelsState, jax.Array, Any]:
         """Draw levels independently, with replacement, and note the time of the draw.
 
@@ -242,7 +242,8 @@ class Levels:
           the state; slots, int32 [n], -1 if no level is stored; and the levels, [n, ...].
 
         Raises:
-          ValueError: `n` is not a positive integer, or the state is for another capacity.
+          ValueError: `n` is not a positive integer, or the state is for another capacity; or no level is stored and the
+            call is eager. An eager call waits for the device to check this; under `jit` slots are -1.
 
         Examples:
           >>> levels = jr.Levels(capacity=2, prioritization="proportional", staleness=0.0)
@@ -251,6 +252,14 @@ class Levels:
           >>> drawn.tolist(), state.last.tolist()
           ([6, 6, 6], [1, 5])
         """
+        self._check_state(state)
+        key, n = sample_arguments(self, key, n)
+        if not isinstance(state.size, jax.core.Tracer) and not xla.on_host(xla.alive(state.size)).any():
+            raise ValueError("cannot sample from an empty set of levels; insert some first.")
+        return self._sample(state, key, n)
+
+    @calls.method(num_rows="n", donates=True)
+    def _sample(self, state: LevelsState, key: jax.Array, n: int) -> tuple[LevelsState, jax.Array, Any]:
         checks.check_key(key)
         slots, _ = sum_tree.sample_with(sum_tree.of_leaves(self.probabilities(state)), random.random_bits(key, n))
         now = ring.saturating_add(state.count, jnp.arange(1, n + 1, dtype=jnp.int32))

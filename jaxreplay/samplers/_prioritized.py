@@ -119,8 +119,8 @@ class Prioritized(Sampler[PrioritizedState]):
     Attributes:
       alpha: exponent of the priorities, at least 0; 0 draws uniformly.
       beta: exponent of the weights in [0, 1], or an `optax.Schedule` of the number of `update` calls so far, an
-        int32 [], such as `optax.linear_schedule(0.4, 1.0, 200_000)`. A call that names no stored item, as in a step
-        without a draw, does not count.
+        int32 [], such as `optax.linear_schedule(0.4, 1.0, 200_000)`; its result is clipped. A call that names no stored
+        item, as in a step without a draw, does not count.
       epsilon: added to |td_error|, at least 0.
       floor: lower bound of |td_error|, at least 0.
       max_priority: priority of new items, before alpha. "ever" is the running maximum, which starts at 1 and never

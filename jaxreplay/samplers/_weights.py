@@ -4,10 +4,11 @@ import functools
 from typing import Literal
 
 import jax
+import jax.core
 import jax.numpy as jnp
 
 from jaxreplay import sum_tree
-from jaxreplay._common import random, ring, xla
+from jaxreplay._common import checks, random, ring, xla
 
 Normalize = Literal["batch", "global"] | None
 
@@ -36,7 +37,7 @@ def importance_weights(
     Args:
       probabilities: float [B], probability of each drawn item; 0 marks a row without an item.
       size: int [], N, the number of items drawn from.
-      beta: float [], 0 (no correction) to 1 (full correction).
+      beta: float [], 0 (no correction) to 1 (full correction). A traced one is clipped to that; NaN counts as 1.
       normalize: "batch" divides by the largest weight of the batch, which becomes exactly 1. "global" divides by the
         largest weight of any item, that of `min_probability`. None does not normalize.
       min_probability: float [], the smallest positive probability of any item; required by "global" only.
@@ -47,7 +48,8 @@ def importance_weights(
       float32 [B]; 0 where the probability is 0.
 
     Raises:
-      ValueError: `normalize` is not one of the three, or `min_probability` is missing for "global".
+      ValueError: `beta` is known and out of range, `normalize` is not one of the three, or `min_probability` is missing
+        for "global".
 
     Examples:
       >>> weights = jr.importance_weights(jnp.array([0.5, 0.25, 0.0]), size=4, beta=1.0)
@@ -56,6 +58,11 @@ def importance_weights(
     """
     if normalize not in ("batch", "global", None):
         raise ValueError(f'normalize={normalize!r}: expected "batch", "global" or None.')
+    is_known = not isinstance(probabilities, jax.core.Tracer)
+    if is_known or (isinstance(beta, int | float) and not 0 <= beta <= 1):
+        checks.check_number("beta", beta, 0, 1, "1 corrects in full", traced=None)
+    beta = jnp.asarray(beta, jnp.float32)
+    beta = jnp.where(beta <= 1, jnp.maximum(beta, 0.0), 1.0)
     probabilities = jnp.asarray(probabilities, jnp.float32)
     drawn = probabilities > 0
     log_probability = jnp.log(jnp.where(drawn, probabilities, 1.0))
@@ -69,7 +76,7 @@ def importance_weights(
         log_reference = -jnp.log(jnp.maximum(jnp.asarray(size, jnp.float32), 1.0))
     if normalize is not None:
         log_reference = ring.reduced(jax.lax.pmin, log_reference, axis_name)
-    exponent = -jnp.asarray(beta, jnp.float32) * jnp.where(drawn, log_probability - log_reference, 0.0)
+    exponent = -beta * jnp.where(drawn, log_probability - log_reference, 0.0)
     return jnp.where(drawn, jnp.exp(exponent), 0.0)
 
 

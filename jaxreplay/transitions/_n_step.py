@@ -209,7 +209,7 @@ class NStep:
             transition starts at this step, and open windows end before it, as if truncated. Gymnasium's vector
             environments need this for the call after the end of an episode, which only resets.
           gamma: discount of the transitions emitted now, instead of the tracer's: a float in [0, 1], or an array [] or
-            [num_envs], which is clipped. Powers are computed in float32 or its wider dtype, the tracer's in float64.
+            [num_envs], clipped if traced. Powers are computed in float32 or its wider dtype, the tracer's in float64.
           discount: float [num_envs] or None, discounts of this step, clipped to [0, 1], instead of gamma. Either `init`
             and all calls of `add` get one, or none does.
 
@@ -300,6 +300,9 @@ class NStep:
         """See `n_step_transitions`; `n` and `gamma` as for `_windows.transitions`."""
         steps = _windows.as_steps(given, "a rollout")
         length = steps.r.shape[0]
+        if 0 < length < self._window and not flush:
+            rule = "none is complete, so no row would be valid; give more steps, or flush=True"
+            raise ValueError(f"n={self.n}: got a rollout of {length} steps, expected at least {self._window}: {rule}.")
         starts = jnp.arange(length, dtype=jnp.int32) - (self._window - 1)
         if flush:
             pending = jnp.arange(length - self.n, length, dtype=jnp.int32)

@@ -39,7 +39,7 @@ def n_step_transitions(
       S, A, R, terminated, truncated, S_next, logP, W, mask, discounts: as for `NStep.add`, with a leading time axis:
         [T, num_envs, ...].
       n, next_action, record_extra_info: see `NStep`.
-      gamma: discount in [0, 1], a number, or an array [] or [num_envs], which is clipped; None with `discounts`.
+      gamma: discount in [0, 1], a number, or an array [] or [num_envs], clipped if traced; None with `discounts`.
       flush: also emit the transitions that are pending at the end of the rollout, as if it were truncated there.
       max_n: None, or the largest `n`, which may then be traced; see `jaxreplay.sequence_transitions`. Rows are for the
         same steps as with n = `max_n`.

@@ -40,6 +40,7 @@ def sequence_priority(td_errors: jax.Array, mask: jax.Array | None = None, *, et
     if td_errors.ndim != 2 or td_errors.shape[1] == 0:
         found = checks.type_text(td_errors.dtype, td_errors.shape)
         raise ValueError(f"td_errors: got {found}, expected [B, L], L at least 1.")
+    checks.check_number("eta", eta, 0, 1, "it is the share of the largest", traced=None)
     counted = np.ones(td_errors.shape, bool) if mask is None else checks.check_mask(mask, td_errors.shape)
     return _priority(td_errors, counted, eta, 1 - eta)
 
@@ -153,7 +154,7 @@ def sequence_transitions(
       R: number [B, L], rewards.
       terminated, truncated: bool [B, L]; a number other than 0 is True.
       n: see `NStep`; with `max_n` also a traced integer [], clipped to [1, max_n].
-      gamma: discount in [0, 1], a number, or an array [] or [B], which is clipped; None with `discounts`. Powers of an
+      gamma: discount in [0, 1], a number, or an array [] or [B], clipped if traced; None with `discounts`. Powers of an
         array are computed in float32 or its wider dtype, powers of a number in float64.
       next_action, record_extra_info: see `NStep`; with `max_n`, `extra_info` has leaves [B, max_n, ...].
       mask: bool [B, L], True if the row holds a step; None for all. If the stream has no rows for final observations,

@@ -6,6 +6,7 @@ import functools
 from typing import Any
 
 import jax
+import jax.core
 import jax.numpy as jnp
 import numpy as np
 from flax import struct
@@ -101,7 +102,8 @@ def check_gamma(gamma: Any) -> Any:
         checks.check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
         return gamma
     found = checks.as_float(checks.as_real("gamma", gamma, "one number, or one per environment"))
-    if isinstance(gamma, np.ndarray) and not np.all((gamma >= 0) & (gamma <= 1)):
+    known: Any = None if isinstance(gamma, jax.core.Tracer) else xla.on_host(gamma)  # pyright: ignore[reportArgumentType]
+    if known is not None and not np.all((known >= 0) & (known <= 1)):
         raise ValueError(f"gamma={gamma!r}: must be numbers in [0, 1]; they are discounts.")
     return found
 

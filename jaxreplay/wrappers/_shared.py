@@ -16,7 +16,7 @@ from jaxreplay._common.xla import explain_donated, on_host
 from jaxreplay.buffers import Sample
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sample import check_batch_size
-from jaxreplay.buffers._shards import whole_of
+from jaxreplay.buffers._shards import room, whole_of
 from jaxreplay.wrappers._limiter import Limiter
 from jaxreplay.wrappers._mixture import Mixture
 from jaxreplay.wrappers._sharded import Sharded
@@ -114,9 +114,9 @@ class Shared:
         explain_donated(state, None)
         buffer._check_state(state)
         self.buffer: Any = buffer
-        sources = buffer.buffers if isinstance(buffer, Mixture) else (buffer,)
-        room = sum(whole_of(source)._num_slots for source in sources)
-        self.min_size = check_integer("min_size", min_size, 1, room, "the number of items that the first draw needs")
+        self.min_size = check_integer(
+            "min_size", min_size, 1, room(buffer), "the number of items that the first draw needs"
+        )
         self._rate_limiter = Limiter(ratio, slack, added, drawn)
         self._turns = Turns(state, buffer.size, self.min_size, self._rate_limiter)
 

@@ -2,6 +2,7 @@
 
 import collections
 import dataclasses
+import functools
 
 import jax
 import numpy as np
@@ -57,7 +58,11 @@ def advance(levels, state, step, key):
     new, scores, slots, masks = step
     state, places = levels.insert(state, {"id": new}, scores[0], mask=masks[0])
     state = levels.update(state, slots, scores[1], mask=masks[1])
-    state, drawn, items = levels.sample(state, key, DRAWN)
+    sample = functools.partial(levels.sample, n=DRAWN)
+    if not isinstance(state.size, jax.core.Tracer) and state.size == 0:
+        rejects("cannot sample from an empty set of levels; insert some first", sample, state, key)
+        sample = jax.jit(sample)
+    state, drawn, items = sample(state, key)
     return state, (places, drawn, items["id"], state)
 
 
@@ -198,10 +203,10 @@ def test_calls_are_in_place():
         lambda levels, state: levels.sample(state, seeds.key(), 2),
     ]
     for call in calls:
-        state = levels.init(0)
+        state, _ = levels.insert(levels.init(0), np.arange(2), np.ones(2))
         call(levels, state)
         assert state.scores.is_deleted()
-        state = kept.init(0)
+        state, _ = kept.insert(kept.init(0), np.arange(2), np.ones(2))
         call(kept, state)
         assert not state.scores.is_deleted()
 

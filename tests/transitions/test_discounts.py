@@ -113,7 +113,10 @@ def test_a_discount_out_of_range_is_clipped_as_a_gamma_is():
     for given, kept in ((1.5, 1.0), (-0.5, 0.0)):
         discounts = [np.full_like(steps["r"], x) for x in (given, kept)]
         same_bits(*(at_once(steps, mask, x, None, n=5) for x in discounts))
-        same_bits(*(at_once(steps, mask, None, jnp.asarray(x[0]), n=5) for x in discounts))
+        arguments = [steps[name] for name in NAMES]
+        run = functools.partial(jr.n_step_transitions, *arguments, mask=mask, n=5, flush=True)
+        traced = jax.jit(lambda gamma, run=run: run(gamma=gamma))
+        same_bits(*(traced(x[0]) for x in discounts))
 
 
 @pytest.mark.parametrize("equal", [True, False])

@@ -161,7 +161,7 @@ def test_diagnostics_plot_and_memory(sampler):
     found = jr.diagnostics(buffer, state, jax.random.key(0), thorough=True)
     assert all(np.isfinite(x) for x in found.values())
     said = measure(sampler, state.sampler)
-    assert {name: float(found[name]) for name in said} == {name: float(x) for name, x in said.items()}
+    assert {name: float(found[name]) for name in said} == {name: float(np.float32(x)) for name, x in said.items()}
     known = has_priorities(sampler)
     assert known == ("stored/priority_q50" in found)
     shown = jax.eval_shape(lambda: sampler.priorities_at(sampler.init(4), np.ones(1))) is not None

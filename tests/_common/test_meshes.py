@@ -143,17 +143,28 @@ def test_a_mixture_of_shards_and_a_plain_source(transform):
 def test_a_mixture_over_explicit_and_automatic_axes(meshes):
     sources = [jr.Sharded(buffer=jr.ReplayBuffer(capacity=16, donate=False), mesh=its) for its in meshes]
     buffer = jr.Mixture(buffers=sources)
-    state = buffer.init(batch_of("replay"))
-    for k in range(2):
-        state = buffer.add(state, k, batch_of("replay"))
-    half = state[0], sources[1].add(state[1], batch_of("replay"))
+
+    @jax.jit
+    def states(rows):
+        state = buffer.init(rows)
+        state = buffer.add(buffer.add(state, 0, rows), 1, rows)
+        half = state[0], sources[1].add(state[1], rows)
+        return state, half, (sources[0].add(state[0], rows), half[1])
+
+    @jax.jit
+    def look_up(state, backwards):
+        return buffer.get(state, backwards), buffer.age(buffer.update(state, backwards[:5], np.ones(5)), backwards)
+
+    state, half, full = states(batch_of("replay"))
     drawn = buffer.sample(state, KEY, 8)
-    assert (buffer.size(state), buffer.is_full(state), buffer.is_full(half)) == (16, False, False)
-    assert (buffer.can_sample(state, 16), buffer.can_sample(state, 17), buffer.is_empty(state)) == (True, False, False)
-    assert buffer.is_full((sources[0].add(state[0], batch_of("replay")), half[1]))
-    backwards = np.asarray(drawn.indices)[::-1]
-    assert_same(buffer.get(state, backwards), jax.tree.map(lambda x: np.asarray(x)[::-1], drawn.items))
-    assert_same(buffer.age(buffer.update(state, backwards[:5], np.ones(5)), backwards), np.asarray(drawn.age)[::-1])
+    assert int(buffer.size(state)) == 16
+    assert not bool(buffer.is_full(half))
+    assert bool(buffer.can_sample(state, 16))
+    in_jit = jax.jit(lambda x, full: (buffer.can_sample(x, 17), buffer.is_empty(x), buffer.is_full(full)))
+    assert [*map(bool, in_jit(state, full))] == [False, False, True]
+    got, age = look_up(state, np.asarray(drawn.indices)[::-1])
+    assert_same(got, jax.tree.map(lambda x: np.asarray(x)[::-1], drawn.items))
+    assert_same(age, np.asarray(drawn.age)[::-1])
 
 
 @pytest.mark.parametrize("transform", [jax.jit, rarely(lambda function: function)], ids=["jit", "eager"])

@@ -284,7 +284,7 @@ def temporary_bytes(buffer, items, learn, seeds):
     """Of a scan of steps, whatever becomes of the weights."""
 
     def step(state, key):
-        state = buffer.add(state, items)
+        state = buffer.add(state, items, **no_ends(buffer, items))
         sample = buffer.sample(state, key, BATCH)
         values = sample.items.reshape(BATCH, -1)[:, 0]
         td_errors = values + (sample.weights if learn == "weights used" else 1.0)

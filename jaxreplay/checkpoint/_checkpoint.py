@@ -273,16 +273,15 @@ def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> tuple[Any, str
     Raises:
       ValueError: the saved state differs from it.
     """
+    first = None
     for backend in (None, *BACKENDS):
         laid = _places.map_states(functools.partial(_on_backend, backend), {}, spec) if backend else spec
-        if not _leaves.differ(content["leaves"], _leaves.named(laid)):
-            break
-    else:
-        different = _leaves.differ(content["leaves"], _leaves.named(spec))
-        raise ValueError(f"{folder}: {different}. Build like as for the saved state.")
-    if different := _leaves.static_differ(content["static"], _leaves.static(laid)):
-        raise ValueError(f"{folder}: {different}. Build like as for the saved state.")
-    return laid, backend
+        different = _leaves.differ(content["leaves"], _leaves.named(laid))
+        different = different or _leaves.static_differ(content["static"], _leaves.static(laid))
+        if not different:
+            return laid, backend
+        first = first or different
+    raise ValueError(f"{folder}: {first}. Build like as for the saved state.")
 
 
 def _on_backend(backend: str, _: Any, node: Any) -> Any:

@@ -347,7 +347,9 @@ def sample_with(
     if is_systematic:
         coarse, fine = jnp.full_like(coarse, coarse[0]), jnp.full_like(fine, fine[0])
         # By a constant XLA would multiply with the reciprocal, and equal leaves would not have equal parts.
-        step = mass / jnp.where(mass >= 0, np.float32(batch_size), 1.0)
+        size = jnp.where(mass >= 0, np.float32(batch_size), 1.0)
+        step = mass / size
+        step += (mass - step * size) / size  # a GPU's quotient may be a last digit off
         low, high = stratum * step, (stratum + 1) * step
     elif stratified:
         low, high = mass * (stratum / batch_size), mass * ((stratum + 1) / batch_size)

@@ -250,7 +250,7 @@ def _first_breaks(steps: TracerSteps, first: jax.Array, lag: jax.Array | None, w
         found = following[first]
         return jnp.where(found < 2 * num_rows, found, following[:1] + 2 * num_rows) - 2 * first[:, None]
     every = jnp.arange(width, dtype=jnp.int32)[None, :, None]
-    kind, lag = (_at(first, None, kind, every), every) if lag is None else (kind, lag[..., None])
+    kind, lag = (_at(first, None, kind, every), every) if lag is None else (kind[None], lag[..., None])
     return jnp.min(jnp.where(kind < 2, 2 * lag + kind.astype(jnp.int32), 2 * width), axis=1)
 
 

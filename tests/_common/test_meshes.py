@@ -6,7 +6,7 @@ import chex
 import jax
 import numpy as np
 import pytest
-from helpers import collectives, compiled, items, mesh, numbers, rarely, stack
+from helpers import collectives, compiled, items, mesh, no_ends, numbers, rarely, stack
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
 import jaxreplay as jr
@@ -53,7 +53,7 @@ def batch_of(name):
 
 
 def add(name, buffer, state, rows, flags=None):
-    named = {"ends" if name == "sequence" else "mask": flags}
+    named = no_ends(buffer, rows) if flags is None else {"ends" if name == "sequence" else "mask": flags}
     return buffer.add(state, rows, *((KEY,) if name == "reservoir" else ()), **named)
 
 

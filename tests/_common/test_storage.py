@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import seeds
-from helpers import at, rarely, stack
+from helpers import at, no_ends, rarely, stack
 from jax import lax
 
 import jaxreplay as jr
@@ -184,7 +184,7 @@ def test_rows_are_migrated_as_what_they_hold(as_rows, kind):
         as_rows(rows_of_128)
         state = buffer.init(rows)
         for _ in range(4):
-            state = buffer.add(state, rows)
+            state = buffer.add(state, rows, **no_ends(buffer, rows))
         return jr.migrate(buffer, state, larger)
 
     plain, found = migrated(False), migrated(True)

@@ -12,7 +12,7 @@ from helpers import items, numbers, over_devices, rarely
 
 import jaxreplay as jr
 
-SAMPLERS = [name for name, sampler in twins.SAMPLERS.items() if not hasattr(sampler, "by_age")]
+SAMPLERS = [name for name, sampler in twins.SAMPLERS.items() if not sampler.by_age]
 
 
 class Lane(twins.Lane):

@@ -161,7 +161,7 @@ def least(name, sampler):
 )
 def test_a_sequence_buffer_does_what_its_twin_does(name, sampler, num_shards):
     sizes = [(1, True), (4, True), (3, False)]
-    happened = random_run(CONFIGS[name], sampler, sizes, num_shards).run(40)
+    happened = random_run(CONFIGS[name], sampler, sizes, num_shards).run(60)
     twins.check_happened(happened, least(name, sampler))
 
 

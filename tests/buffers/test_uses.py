@@ -149,7 +149,7 @@ def test_sequences(windows):
     buffer = jr.SequenceBuffer(length=6, num_envs=2, sequence_length=2, windows=windows, max_uses=1)
     state = buffer.init(np.zeros((1, 2)))
     for t in range(9):
-        state = buffer.add(state, np.full((1, 2), float(t)))
+        state = buffer.add(state, np.full((1, 2), float(t)), ends=np.zeros((1, 2), bool))
         sample = buffer.sample(state, jax.random.key(t), 2) if t else None
         if sample is not None:
             assert np.all(np.asarray(sample.items)[:, 0] == t - 1)  # all others were spent

@@ -76,8 +76,8 @@ def diagnostics(
     With `thorough`, from all items:
 
     - With `Prioritized`: exact `top_1pct_mass` and `top_10pct_mass`; `stored/priority_q10`, `_q50`, `_q90` and
-      `stored/priority_max` of the stored items; `stored/priority_zero`, the share of items with priority 0, which are
-      not drawn.
+      `stored/priority_max` of the stored items; `stored/priority_zero`, the share of items with priority 0, drawn only
+      where it is 1.
     - With `count_updates=True` or `max_uses`: exact `never_updated`; `updates_per_item`, the mean over the stored
       items.
 

@@ -129,6 +129,7 @@ RECIPES: dict[str, Callable[[Any, Names], None]] = {
     "dreamer": curve("errors", "prediction error", x="32 updates", yscale="log"),
     "qmix": curve("errors", "squared error", yscale="log"),
     "cloning": curve("errors", "loss", x="epoch", ylim=(0, None)),
+    "keep_best": curve("rewards", "mean return", ylim=(0, 16)),
     "rlpd": corridor,
     "to_minari": lengths,
     "her": flips,

@@ -134,6 +134,17 @@ def cloning():
     assert np.mean(chosen == found["demonstrations"]["action"]) > 0.98
 
 
+def keep_best():
+    found = run("Keep the best")
+    lowest, kept = np.asarray(found["lowest"]), found["kept"]
+    assert np.all(lowest[1:] >= lowest[:-1])
+    assert found["rewards"][:5].mean() < 0.5  # a third by chance
+    assert found["rewards"][-50:].mean() > 13
+    np.testing.assert_array_equal(kept.scores, 16)
+    np.testing.assert_array_equal(kept.levels["actions"], np.tile(found["code"], (32, 1)))
+    np.testing.assert_array_equal(found["policy"].argmax(axis=1), found["code"])
+
+
 def rlpd():
     found = run("RLPD")
     values = found["params"].min(axis=0).max(axis=-1)
@@ -232,6 +243,7 @@ CHECKS = {
     "DreamerV3": dreamer,
     "QMIX": qmix,
     "Behaviour cloning by epochs": cloning,
+    "Keep the best": keep_best,
     "RLPD": rlpd,
     "A Minari data set": to_minari,
     "HER": her,

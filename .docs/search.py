@@ -14,6 +14,11 @@ from lunr.stop_word_filter import stop_word_filter
 FIRST = 3
 QUERIES = {  # and the pages that answer, one of which is enough
     "burn in": ["guides/recurrent/"],
+    "PER": ["guides/priorities/", "recipes/deep-q/", "faq/", "buffers/", "reference/samplers/"],
+    "vmap seeds": ["guides/scan/", "faq/", "guides/devices/"],
+    "terminated truncated": ["guides/truncation/"],
+    "n-step": ["guides/truncation/", "reference/tracing/", "reference/sequences/"],
+    "save": ["guides/checkpoints/", "reference/checkpoints/"],
     "n step": ["guides/truncation/", "reference/tracing/"],
     "multi gpu": ["guides/devices/"],
     "pixel": ["faq/", "guides/sequences/"],

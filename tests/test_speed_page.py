@@ -21,6 +21,20 @@ DRAWS = {
     "pools, prioritized": None,
 }
 SIZE = "5 floats, N=2^20, B=256"
+GPU_PEERS = "flashbax", "cpprb"
+ON_GPU = {  # part, log2 of the capacity, batch size, items, seeds
+    "N = 2^20": ("b", 20, 256, "vector", 1),
+    "N = 2^17, frames": ("b", 17, 256, "frames", 1),
+    "N = 2^17, 64 seeds": ("c", 17, 256, "vector", 64),
+    "N = 2^14, sequences": ("g", 14, 256, "vector", 1),
+    "N = 2^20, uniform": ("f", 20, 256, "vector", 1),
+    "N = 2^17, called from Python": ("d", 17, 256, "vector", 1),
+}
+
+
+def beside(found):
+    """The other library's microseconds, and its time over ours."""
+    return f"{found['us']['median']:.0f} ({found['ratio']['median']:.1f}x)" if found else "-"
 
 
 def replay_steps(cpu):
@@ -29,10 +43,17 @@ def replay_steps(cpu):
     for row in sorted(cpu["rows"], key=lambda row: row["capacity"]):
         if all(row[name] == value for name, value in one.items()):
             cells = [f"2^{row['capacity'].bit_length() - 1}", f"{row['libraries']['jaxreplay']['us']['median']:.0f}"]
-            for peer in PEERS:
-                found = row["libraries"][peer]
-                cells.append(f"{found['us']['median']:.0f} ({found['ratio']['median']:.1f}x)")
-            yield cells
+            yield [*cells, *(beside(row["libraries"][peer]) for peer in PEERS)]
+
+
+def steps_on_gpu(gpu):
+    """The same for steps of several parts."""
+    names = "part", "capacity", "batch_size", "items", "seeds"
+    rows = {tuple(row[name] for name in names): row["libraries"] for row in gpu["rows"]}
+    for name, (part, power, *others) in ON_GPU.items():
+        found = rows[part, 2**power, *others]
+        ours = f"{found['jaxreplay']['us']['median']:.0f}"
+        yield [name, ours, *(beside(found.get(peer)) for peer in GPU_PEERS)]
 
 
 def ratios(cpu):
@@ -59,9 +80,10 @@ def compiled_steps(compiled):
 
 def test_speed_page():
     page = (ROOT / ".docs/pages/speed.md").read_text()
-    cpu, compiled = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("cpu", "compiled"))
-    tables = [list(replay_steps(cpu)), list(ratios(cpu)), list(compiled_steps(compiled))]
-    assert [len(table) for table in tables] == [4, len(PARTS), len(DRAWS)]
+    cpu, gpu, compiled = (json.loads((RESULTS / f"{name}.json").read_text()) for name in ("cpu", "gpu", "compiled"))
+    tables = [list(replay_steps(cpu)), list(ratios(cpu)), list(compiled_steps(compiled)), list(steps_on_gpu(gpu))]
+    assert [len(table) for table in tables] == [4, len(PARTS), len(DRAWS), len(ON_GPU)]
+    assert f"{gpu['date']}, jax {gpu['versions']['jax']}, {gpu['device']}" in page
     for table in tables:
         assert "\n".join(f"| {' | '.join(cells)} |" for cells in table) in page
     assert f"{cpu['date']}, jax {cpu['versions']['jax']}, {cpu['cores']} cores" in page

@@ -17,7 +17,6 @@ from helpers import at, check_tree, leaves_of, rejects
 
 import jaxreplay as jr
 from jaxreplay._common.random import random_bits
-from jaxreplay.buffers._shards import room
 
 DRAWS, TOLD, SET, PASS = 8, 8, 4, 4  # rows of a draw, an update, a set and a batch of an epoch
 BETA = 0.75
@@ -301,7 +300,8 @@ class Lane:
         assert seen["size"] == twin.size
         assert seen["is_empty"] == (twin.size == 0)
         assert seen["is_full"] == all(shard.is_full for shard in twin.shards)
-        assert seen["can_sample"].tolist() == [twin.size >= count for count in COUNTS[: len(seen["can_sample"])]]
+        counts = COUNTS[: len(seen["can_sample"])]  # those that `counts_of` gives
+        assert seen["can_sample"].tolist() == [twin.size >= count for count in counts]
         if "newest" in seen:
             own = len(seen["newest"]) // len(twin.shards)
             for k, part in enumerate(np.split(seen["newest"], len(twin.shards))):
@@ -316,6 +316,13 @@ class Lane:
 
 
 COUNTS = (0, 1, 2, 5)
+
+
+def counts_of(buffer):
+    """The COUNTS that the buffer can hold; `can_sample` refuses others."""
+    sources = getattr(buffer, "buffers", (buffer,))
+    most = sum(source.num_slots * num_shards(source) for source in sources)
+    return [count for count in COUNTS if count <= most]
 
 
 def change(buffer, state, given):
@@ -346,7 +353,7 @@ def look(buffer, num_newest, ages, state, given):
         "size": buffer.size(state),
         "is_empty": buffer.is_empty(state),
         "is_full": buffer.is_full(state),
-        "can_sample": jnp.stack([buffer.can_sample(state, count) for count in COUNTS if count <= room(buffer)]),
+        "can_sample": jnp.stack([buffer.can_sample(state, count) for count in counts_of(buffer)]),
         "sample": buffer.sample(state, first, DRAWS),
     }
     if hasattr(unsharded(buffer), "stored_steps"):
@@ -411,7 +418,7 @@ class Run:
         return given, looked
 
     def step(self, number):
-        if number % 100 == 5:
+        if number % 60 == 5:
             self.state = self.clear(self.state)
             for lane in self.lanes:
                 lane.twin.clear()

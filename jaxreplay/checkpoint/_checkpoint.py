@@ -276,11 +276,12 @@ def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> tuple[Any, str
     first = None
     for backend in (None, *BACKENDS):
         laid = _places.map_states(functools.partial(_on_backend, backend), {}, spec) if backend else spec
-        different = _leaves.differ(content["leaves"], _leaves.named(laid))
-        different = different or _leaves.static_differ(content["static"], _leaves.static(laid))
+        different = _leaves.differ(content["leaves"], _leaves.named(laid)) or _leaves.static_differ(
+            content["static"], _leaves.static(laid)
+        )
         if not different:
             return laid, backend
-        first = first or different
+        first = first or different  # of `like` as it is given
     raise ValueError(f"{folder}: {first}. Build like as for the saved state.")
 
 

@@ -2,6 +2,7 @@
 
 import contextlib
 import functools
+import gc
 import itertools
 import json
 import pathlib
@@ -25,6 +26,12 @@ run_for_long = functools.partial(jax.jit, compiler_options={"xla_backend_optimiz
 def rarely(case):
     """Mark a case of a parametrised test slow, where other cases are of its kind."""
     return pytest.param(*(case if isinstance(case, tuple) else (case,)), marks=pytest.mark.slow)
+
+
+def interruptible():
+    """Let a process hear each signal: JAX has a callback in each collection of garbage, and Python drops what a handler
+    raises there."""
+    gc.callbacks.clear()
 
 
 def rejects(message, function, *arguments, error=ValueError, **named):

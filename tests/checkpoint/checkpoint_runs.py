@@ -21,7 +21,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from helpers import over_devices
+from helpers import interruptible, over_devices
 
 import jaxreplay as jr
 from jaxreplay._common import files
@@ -275,6 +275,7 @@ def save_until_signalled(path, first, goes_on, connection):
     """
     jax.config.update("jax_platforms", "cpu")
     sys.stderr = io.StringIO()  # of the error by which it ends
+    interruptible()
     inside = False
 
     def handler(number, _):

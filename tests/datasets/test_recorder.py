@@ -3,7 +3,6 @@
 import contextlib
 import errno
 import functools
-import gc
 import os
 import pathlib
 import random
@@ -19,7 +18,7 @@ import numpy as np
 import pytest
 import seeds
 from faults import Fails, disk, fill, hooked
-from helpers import rarely, rejects
+from helpers import interruptible, rarely, rejects
 
 import jaxreplay as jr
 from jaxreplay._common import files
@@ -266,7 +265,7 @@ def test_a_part_is_durable_before_it_gets_its_name(tmp_path, monkeypatch):
 def record_for_ever(path, connection):
     """Record rows of growing time; tell how many were added, and how many `flush` has made durable."""
     jax.config.update("jax_platforms", "cpu")
-    gc.disable()  # JAX has a callback in each collection, and Python drops a KeyboardInterrupt there
+    interruptible()
     rng, length = random.Random(), check_numbered(jr.datasets.load(path))
     with contextlib.suppress(KeyboardInterrupt), jr.datasets.Recorder(path, part_bytes=20_000) as recorder:
         connection.send(("durable", length))

@@ -12,6 +12,7 @@ import time
 import jax
 import jax.numpy as jnp
 import numpy as np
+from helpers import interruptible
 
 import jaxreplay as jr
 
@@ -119,6 +120,7 @@ def interrupted(sender, call):
 def process(count, connection):
     """The body of a process: sends how many interrupts of each call had which effect."""
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it in what runs in the background
+    interruptible()
     sender = subprocess.Popen([sys.executable, "-c", SENDER], stdin=subprocess.PIPE, text=True)
     results, program = collections.defaultdict(collections.Counter), Program()
     for number in range(count):

@@ -47,7 +47,7 @@ EQUIVALENT = {
     "sum_tree/_range._sums_at_ends: restricted.size > 0 -> ((restricted.size) >= (0))": (
         "both ends of an empty run are in one node, and the second's value counts"
     ),
-    "testing._check_rows: "
+    "testing/_buffers.check_rows: "
     "indices, probabilities, weights = map(np.asarray, (indices, probabilities, weights)) -> pass": (
         "JAX's arrays compare and index as NumPy's do"
     ),
@@ -79,11 +79,11 @@ EQUIVALENT = {
     ),
     "sum_tree/_levels.last_occurrence: rows > 2**24 -> ((rows) >= (2**24))": BOTH_RIGHT,
     "sum_tree/_range._sums_at_ends: fanout >= _levels.WIDE -> ((fanout) > (_levels.WIDE))": BOTH_RIGHT,
-    "testing._same: chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6) -> "
+    "testing/_buffers.same: chex.assert_trees_all_close(found, expected, rtol=1e-5, atol=1e-6) -> "
     "chex.assert_trees_all_close(found, expected, atol=1e-6)": "results of the tests are nearer than that",
     "transitions/_windows._at: num_rows == 1 or is_small(leaf) -> ((num_rows == 1) and (is_small(leaf)))": BOTH_RIGHT,
     "wrappers/_limiter.Limiter.passes: change > 0 -> ((change) >= (0))": "a change of 0 has passed above",
-    "wrappers/_mixture.Mixture._check_state: True -> False": AS_MANY,
+    "wrappers/_mixture.Mixture._pairs: True -> False": AS_MANY,
     "wrappers/_turns.Turns.__init__: 0 -> 1": "it is only compared with itself",
 }
 

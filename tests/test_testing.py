@@ -12,6 +12,7 @@ from helpers import over_devices, rarely, rejects
 
 import jaxreplay as jr
 from jaxreplay import testing
+from jaxreplay.testing import _buffers
 
 PER = jr.Prioritized(alpha=0.7)
 ITEMS = {"x": jnp.zeros((4, 2)), "frame": jax.ShapeDtypeStruct((4, 3), jnp.uint8)}
@@ -161,13 +162,13 @@ def test_a_buffer_of_ones_own_passes_unless_rows_without_an_item_name_one(keeps_
 def test_an_add_that_keeps_its_state_is_not_taken_for_one_that_donates_it():
     key = jax.random.key(0)
     for buffer in (Small(), jr.ReplayBuffer(capacity=10)):
-        testing._Runs(buffer, ITEMS, 4, testing._adder(buffer)).check_donation(key)
-    runs = testing._Runs(Small(), ITEMS, 4, testing._adder(jr.ReplayBuffer(capacity=10)))
+        _buffers._Runs(buffer, ITEMS, 4, _buffers._adder(buffer)).check_donation(key)
+    runs = _buffers._Runs(Small(), ITEMS, 4, _buffers._adder(jr.ReplayBuffer(capacity=10)))
     rejects(f"{testing.DONATED}: donate=False, [1-9] leaves gone", runs.check_donation, key, error=AssertionError)
 
 
 def test_a_draw_from_an_empty_buffer_that_names_an_item():
-    runs = testing._Runs(DrawsNothing(), ITEMS, 4, testing._adder(DrawsNothing()))
+    runs = _buffers._Runs(DrawsNothing(), ITEMS, 4, _buffers._adder(DrawsNothing()))
     rejects(testing.EMPTY, runs.check_draws, None, jax.random.key(0), error=AssertionError)
 
 
@@ -204,10 +205,10 @@ def test_the_rows_of_a_draw_are_checked_one_by_one(rule, changed):
             continue
         given = {name: like(x) for name, x in rows.items()}
         if rule is None:
-            testing._check_rows(**given, batch_size=4)
+            _buffers.check_rows(**given, batch_size=4)
             continue
         with pytest.raises(AssertionError) as error:
-            testing._check_rows(**given, batch_size=4)
+            _buffers.check_rows(**given, batch_size=4)
         assert str(error.value).startswith(rule)
 
 
@@ -614,9 +615,9 @@ def test_what_is_no_sampler_and_a_law_that_is_not_quite_right():
     rejects("must be a sampler", testing.check_sampler, object())
     rng = seeds.rng(0)
     law = np.array([0.1, 0.2, 0.7])
-    drawn = rng.choice(3, 2 * testing.DRAWS, p=law)
-    testing._check_law(drawn, law[drawn].astype(np.float32))
+    drawn = rng.choice(3, 2 * _buffers.DRAWS, p=law)
+    _buffers.check_law(drawn, law[drawn].astype(np.float32))
     wrong = np.array([0.1, 0.25, 0.65], np.float32)
     with pytest.raises(AssertionError, match="draws follow their probabilities: chi-square"):
-        testing._check_law(drawn, wrong[drawn])
-    rejects(r"sum to 1\.5", testing._check_law, drawn, np.full(drawn.size, 0.5), error=AssertionError)
+        _buffers.check_law(drawn, wrong[drawn])
+    rejects(r"sum to 1\.5", _buffers.check_law, drawn, np.full(drawn.size, 0.5), error=AssertionError)

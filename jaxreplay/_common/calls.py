@@ -14,6 +14,7 @@ from jaxreplay._common import checks, meshes, xla
 P = ParamSpec("P")
 R = TypeVar("R")
 HANDLES = ("indices", "slots")  # names of arguments whose integers must fit int32
+CHECKS = {"key": checks.check_key, **{name: functools.partial(checks.check_indices, name=name) for name in HANDLES}}
 
 
 class Call(NamedTuple):
@@ -46,13 +47,13 @@ class Call(NamedTuple):
 def method(**declared: Any) -> Callable[[Callable[P, R]], Callable[P, R]]:
     """Decorator of a method with the fields of a `Call`: the method compiles, with `self` static.
 
-    The caller may overwrite arguments as soon as the call returns. A first argument with the name `state` is checked by
-    `self._check_state` while the call is traced. Handles that do not fit int32 become -1; JAX would drop their upper
-    bits.
+    The caller may overwrite arguments as soon as the call returns. While the call is traced, `self._check_state` checks
+    a first argument with the name `state`, and `CHECKS` a key and handles, by their names. Handles that do not fit
+    int32 become -1; JAX would drop their upper bits.
 
     Attributes (of the method):
       call: the `Call`.
-      body: the method as it was written. It checks no state; it is for calls inside of a program.
+      body: the method as it was written. It checks no state, key or handle; it is for calls inside of a program.
       dispatch: the method without `before` and `after`; takes all arguments by position.
       programs: the pure and the donating program, the same unless `donates`.
 
@@ -98,7 +99,8 @@ def _compiled(body: Any, call: Call, over_mesh: Callable[..., Any]) -> Any:
         def traced(state: Any, *arguments: Any) -> Any:
             if first == "state":
                 self._check_state(state)
-            return body(self, state, **dict(zip(names, arguments, strict=True)))
+            named = dict(zip(names, arguments, strict=True))
+            return body(self, state, **named | {name: CHECKS[name](named[name]) for name in CHECKS if name in named})
 
         return over_mesh(traced)(*arguments)
 

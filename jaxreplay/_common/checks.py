@@ -1,5 +1,6 @@
 """Checks of arguments, item pytrees and configurations. A message says what was given, the rule and one remedy."""
 
+import contextlib
 import dataclasses
 import functools
 import json
@@ -16,9 +17,9 @@ K = TypeVar("K", bound=type)
 STATIC = "give it from outside of jit, or as a static argument"  # remedy for a traced number
 
 
-def type_text(dtype: Any, shape: tuple[int, ...]) -> str:
-    """Array type as text for messages, such as float32[3, 2]."""
-    return f"{dtype}[{', '.join(map(str, shape))}]"
+def type_text(x: Any, sizes: tuple[int, ...] | None = None) -> str:
+    """Type of an array as text for messages, such as float32[3, 2]; `sizes` in place of its shape."""
+    return f"{x.dtype}{list(x.shape if sizes is None else sizes)}"
 
 
 def brief(value: Any) -> str:
@@ -28,8 +29,10 @@ def brief(value: Any) -> str:
     return text if line == text and len(text) <= 80 else f"{line[:80]}..."
 
 
-def _name(path: Any) -> str:
-    return f"leaf {jax.tree_util.keystr(path) or '<root>'}"
+def named_leaves(tree: Any) -> dict[str, Any]:
+    """The leaves of a pytree by their paths, for messages."""
+    leaves = jax.tree_util.tree_leaves_with_path(tree)
+    return {jax.tree_util.keystr(path) or "<root>": leaf for path, leaf in leaves}
 
 
 def as_spec(items: Any) -> Any:
@@ -69,16 +72,18 @@ def as_float(x: Any) -> jax.Array:
 
 def as_real(name: str, x: Any, expected: str) -> jax.Array:
     """`x` as an array; a `ValueError` that states `expected` if it does not hold real numbers or bools."""
-    try:
-        array = None if isinstance(x, dict) else jnp.asarray(x)  # JAX 0.7 converts any dict of bools to True
-    except (TypeError, ValueError):
-        array = None
-    if array is None:
-        found = "None" if x is None else f"a {type(x).__name__}"
-        raise ValueError(f"{name}: got {found}, expected {expected}.")
-    if array.dtype != jnp.bool_ and not any(jnp.issubdtype(array.dtype, kind) for kind in (jnp.floating, jnp.integer)):
-        raise ValueError(f"{name}: got {type_text(array.dtype, array.shape)}, expected {expected}.")
-    return array
+    found = "None" if x is None else f"a {type(x).__name__}"
+    with contextlib.suppress(TypeError, ValueError):
+        array = jnp.asarray(None if isinstance(x, dict) else x)  # JAX 0.7 converts any dict of bools to True
+        if array.dtype == jnp.bool_ or _is_number(array):
+            return array
+        found = type_text(array)
+    raise ValueError(f"{name}: got {found}, expected {expected}.")
+
+
+def _is_number(x: Any) -> bool:
+    """True if an array holds integers or floats."""
+    return jnp.issubdtype(x.dtype, jnp.integer) or jnp.issubdtype(x.dtype, jnp.floating)
 
 
 def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
@@ -92,22 +97,20 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
     Raises:
       ValueError: there are no leaves, a leaf has too few axes, or two leaves differ.
     """
-    leaves = jax.tree_util.tree_leaves_with_path(spec)
+    leaves = named_leaves(spec)
     if not leaves:
         raise ValueError(f"{what} holds no arrays; give a pytree with at least one.")
-    first = leaves[0][1].shape[:num_axes]
-    for path, leaf in leaves:
+    first = next(iter(leaves.values())).shape[:num_axes]
+    for name, leaf in leaves.items():
         if len(leaf.shape) < num_axes:
             remedy = "x[:, None]" if len(leaf.shape) == 1 else "x[None]"
             raise ValueError(
-                f"{_name(path)}: got {type_text(leaf.dtype, leaf.shape)}, {what} needs {num_axes} leading "
+                f"leaf {name}: got {type_text(leaf)}, {what} needs {num_axes} leading "
                 f"{'axis' if num_axes == 1 else 'axes'}; {remedy} adds one."
             )
         if leaf.shape[:num_axes] != first:
-            raise ValueError(
-                f"{_name(path)}: leading axes {list(leaf.shape[:num_axes])} differ from {list(first)} of "
-                "the first leaf."
-            )
+            found = list(leaf.shape[:num_axes])
+            raise ValueError(f"leaf {name}: leading axes {found} differ from {list(first)} of the first leaf.")
     return first
 
 
@@ -119,10 +122,7 @@ def check_structure(items: Any, stored: Any, owner: str) -> None:
     """
     got, expected = jax.tree.structure(items), jax.tree.structure(stored)
     if got != expected:
-        have, want = (
-            {jax.tree_util.keystr(path) or "<root>" for path, _ in jax.tree_util.tree_leaves_with_path(tree)}
-            for tree in (items, stored)
-        )
+        have, want = {*named_leaves(items)}, {*named_leaves(stored)}
         differing = {"missing": sorted(want - have), "unexpected": sorted(have - want)}
         detail = "".join(f" {word} {', '.join(names)};" for word, names in differing.items() if names)
         for k, part in enumerate(items) if isinstance(items, tuple) else ():
@@ -138,13 +138,10 @@ def check_like(spec: Any, stored: Any, num_axes: int, num_stored_axes: int, owne
       ValueError: they differ; the message names the first leaf that does.
     """
     check_structure(spec, stored, owner)
-    for (path, leaf), like in zip(jax.tree_util.tree_leaves_with_path(spec), jax.tree.leaves(stored), strict=True):
-        shape, stored_shape = leaf.shape[num_axes:], like.shape[num_stored_axes:]
-        if shape != stored_shape or leaf.dtype != like.dtype:
-            raise ValueError(
-                f"{_name(path)}: got {type_text(leaf.dtype, shape)}, "
-                f"{owner} stores {type_text(like.dtype, stored_shape)}."
-            )
+    for (name, leaf), like in zip(named_leaves(spec).items(), jax.tree.leaves(stored), strict=True):
+        got, expected = type_text(leaf, leaf.shape[num_axes:]), type_text(like, like.shape[num_stored_axes:])
+        if got != expected:
+            raise ValueError(f"leaf {name}: got {got}, {owner} stores {expected}.")
 
 
 def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_axes: int, owner: str) -> list[Any]:
@@ -159,17 +156,13 @@ def check_parts(values: Any, stored: Any, leading: tuple[int, ...], num_stored_a
         found = jax.tree.structure(stored).flatten_up_to(parts)
     except (ValueError, TypeError) as error:
         got, expected = jax.tree.structure(values), jax.tree.structure(stored)
-        raise ValueError(
-            f"wrong structure: got {got}, {owner} stores {expected}; give None for parts to keep."
-        ) from error
+        raise ValueError(f"wrong structure: got {got}, {owner} stores {expected}; None keeps a part.") from error
     if all(value is None for value in found):
         raise ValueError("values: all are None; give at least one leaf to write.")
-    for value, (path, like) in zip(found, jax.tree_util.tree_leaves_with_path(stored), strict=True):
-        expected = (*leading, *like.shape[num_stored_axes:])
-        if value is not None and (value.shape != expected or value.dtype != like.dtype):
-            raise ValueError(
-                f"{_name(path)}: got {type_text(value.dtype, value.shape)}, expected {type_text(like.dtype, expected)}."
-            )
+    for value, (name, like) in zip(found, named_leaves(stored).items(), strict=True):
+        expected = type_text(like, (*leading, *like.shape[num_stored_axes:]))
+        if value is not None and type_text(value) != expected:
+            raise ValueError(f"leaf {name}: got {type_text(value)}, expected {expected}.")
     return found
 
 
@@ -181,9 +174,7 @@ def check_mask(mask: Any, shape: tuple[int, ...], name: str = "mask", xp: Any = 
     """
     mask = xp.asarray(mask)
     if mask.shape != shape or mask.dtype != jnp.bool_:
-        raise ValueError(
-            f"{name}: got {type_text(mask.dtype, mask.shape)}, expected {type_text('bool', shape)}, one flag per row."
-        )
+        raise ValueError(f"{name}: got {type_text(mask)}, expected bool{list(shape)}, one flag per row.")
     return mask
 
 
@@ -237,16 +228,14 @@ def _python_number(name: str, value: Any, traced: str | None, expected: str, *ki
     """
     if traced is None and isinstance(value, np.ndarray | jax.Array):
         if value.shape or not any(jnp.issubdtype(value.dtype, kind) for kind in kinds):
-            raise ValueError(f"{name}: got {type_text(value.dtype, value.shape)}, expected {expected}.")
+            raise ValueError(f"{name}: got {type_text(value)}, expected {expected}.")
         if isinstance(value, jax.Array):
             return value
     if isinstance(value, jax.core.Tracer):
         raise ValueError(f"{name}={value!r}: is traced, but must be known at compile time; {traced}.")
     if isinstance(value, np.generic | np.ndarray | jax.Array) and value.shape == ():
-        for kind, number in ((jnp.integer, int), (jnp.floating, float)):
-            if jnp.issubdtype(value.dtype, kind):
-                with jax.transfer_guard_device_to_host("allow"):
-                    return number(value)
+        with jax.transfer_guard_device_to_host("allow"):
+            return value.item() if _is_number(value) else value
     return value
 
 
@@ -343,27 +332,27 @@ def check_indices(indices: Any, num_axes: int | None = 1, name: str = "indices")
     indices = as_int32(indices)
     if indices.dtype != jnp.int32 or num_axes not in (None, indices.ndim):
         expected = "integers" if num_axes is None else "a vector of integers"
-        raise ValueError(f"{name}: got {type_text(indices.dtype, indices.shape)}, expected {expected}.")
+        raise ValueError(f"{name}: got {type_text(indices)}, expected {expected}.")
     return jnp.asarray(indices)
 
 
 def check_td_errors(indices: Any, td_errors: Any) -> tuple[jax.Array, jax.Array]:
     """Handles and their TD errors; a `ValueError` if they are not a vector of integers and as many numbers."""
-    indices, td_errors = check_indices(indices), jnp.asarray(td_errors)
-    is_real = any(jnp.issubdtype(td_errors.dtype, kind) for kind in (jnp.floating, jnp.integer))
-    if td_errors.shape != indices.shape or not is_real:
-        found = type_text(td_errors.dtype, td_errors.shape)
-        raise ValueError(f"td_errors: got {found}, expected one number for each of the {indices.size} indices.")
-    return indices, td_errors
+    indices = check_indices(indices)
+    return indices, _td_errors(td_errors, indices.shape, f"one number for each of the {indices.size} indices")
 
 
 def check_insertion_errors(td_errors: Any, shape: tuple[int, ...], each: str) -> jax.Array:
     """Initial TD errors of added items, flattened; a `ValueError` if they are not numbers of `shape`."""
-    expected = f"{type_text('float', shape)}, one number {each}; NaN if unknown"
+    expected = f"float{list(shape)}, one number {each}; NaN if unknown"
+    return as_float(_td_errors(td_errors, shape, expected)).reshape(-1)
+
+
+def _td_errors(td_errors: Any, shape: tuple[int, ...], expected: str) -> jax.Array:
     td_errors = as_real("td_errors", td_errors, expected)
-    if td_errors.shape != shape or td_errors.dtype == jnp.bool_:
-        raise ValueError(f"td_errors: got {type_text(td_errors.dtype, td_errors.shape)}, expected {expected}.")
-    return as_float(td_errors).reshape(-1)
+    if td_errors.shape != shape or not _is_number(td_errors):
+        raise ValueError(f"td_errors: got {type_text(td_errors)}, expected {expected}.")
+    return td_errors
 
 
 def check_state(config: Any, state: Any, kind: type) -> None:
@@ -371,15 +360,16 @@ def check_state(config: Any, state: Any, kind: type) -> None:
     if isinstance(state, kind):
         return
     is_array = isinstance(state, jax.Array | np.ndarray)
-    found = type_text(state.dtype, state.shape) if is_array else type(state).__name__
+    found = type_text(state) if is_array else type(state).__name__
     owner = type(config).__name__
     raise ValueError(f"state: got {found}, expected {kind.__name__}, as init of {owner} returns it; give it first.")
 
 
-def check_key(key: Any) -> None:
-    """Raise a `ValueError` if `key` is not a single PRNG key, typed or raw."""
+def check_key(key: Any) -> Any:
+    """`key`; a `ValueError` if it is not a single PRNG key, typed or raw."""
     is_array = isinstance(key, jax.Array | np.ndarray)
     is_typed = is_array and jnp.issubdtype(key.dtype, jax.dtypes.prng_key)
     if not is_array or (key.ndim != 0 if is_typed else (key.ndim, key.dtype) != (1, jnp.uint32)):
-        found = type_text(key.dtype, key.shape) if is_array else repr(key)
+        found = type_text(key) if is_array else repr(key)
         raise ValueError(f"key: got {found}, expected one PRNG key, such as jax.random.key(0).")
+    return key

@@ -35,9 +35,8 @@ def permuted(key: jax.Array, positions: jax.Array, size: jax.Array) -> jax.Array
     """
     size = jnp.maximum(size, 1)
     bits = random.random_bits(key, ROUNDS)
-    pivots = random.random_integers(bits, size).astype(
-        jnp.uint32
-    )  # the second words matter for one in 2^32 / size only
+    # The second words matter for one pivot in 2^32 / size only.
+    pivots = random.random_integers(bits, size).astype(jnp.uint32)
     numbers = jnp.clip(positions, 0, size - 1).astype(jnp.uint32)
     modulus = size.astype(jnp.uint32)
 

@@ -146,9 +146,8 @@ class Ring:
     def handles(self, slots: jax.Array, axis_name: str | None = None) -> jax.Array:
         """Handles of the items in `slots` (int32 [B], in range), unique among all shards, int32 [B]; -1 if empty."""
         age = self.ages(slots)
-        return self.in_all_shards(
-            jnp.where(age < self.size, wrap_negative(self.inserted % self.period - 1 - age, self.period), -1), axis_name
-        )
+        handles = wrap_negative(self.inserted % self.period - 1 - age, self.period)
+        return self.in_all_shards(jnp.where(age < self.size, handles, -1), axis_name)
 
     def in_all_shards(self, handles: jax.Array, axis_name: str | None) -> jax.Array:
         """Handles that are unique among all shards, from handles of this ring, int32 [B]; -1 stays."""

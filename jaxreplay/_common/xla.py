@@ -120,13 +120,6 @@ def explain_donated(state: Any, error: Exception | None) -> None:
         ) from error
 
 
-def alive(x: jax.Array) -> jax.Array:
-    """`x`, a part of a state; a `ValueError` if the state was donated."""
-    if _is_deleted(x):
-        explain_donated(x, None)
-    return x
-
-
 @functools.partial(jax.jit, inline=True)
 def copy(tree: Any) -> Any:
     """The same arrays in memory of their own; in a compiled program, the same arrays."""

@@ -1,8 +1,7 @@
 """Buffer: draws, reads and writes, common to all buffers."""
 
-import abc
 import dataclasses
-from typing import Any, ClassVar, Generic
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,111 +16,26 @@ from jaxreplay.buffers._sample import (
     reject_empty,
     sample_arguments,
 )
-from jaxreplay.buffers._state import S, Sized, check_once, check_state
-from jaxreplay.samplers import Sampler, Uniform
-from jaxreplay.samplers._base import check_sampler
+from jaxreplay.buffers._slots import Slots
+from jaxreplay.buffers._state import S, check_once
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.transitions._batch import rows_to_write, without_valid
 
 
+def _given(**named: Any) -> dict[str, Any]:
+    """The arguments that are not None: a sampler need not take the others."""
+    return {name: x for name, x in named.items() if x is not None}
+
+
 @checks.config
-class Buffer(Sized, Generic[S]):
-    """A buffer whose drawable items lie in slots, mostly a ring; subclasses are frozen dataclasses and final."""
-
-    sampler: Sampler = checks.field(check_sampler, default=Uniform())
-    count_updates: bool = checks.field(checks.check_bool, "whether to count updates", default=False)
-    max_uses: int | None = checks.field(
-        checks.optional(checks.check_integer), 1, _uses.MOST, "a number of updates, or None for no bound", default=None
-    )
-    donate: bool = True
-    # The mapped axis over all shards; None for a buffer without shards.
-    _axis_name: str | None = dataclasses.field(default=None, repr=False)
-    # Fields with the sizes of the storage's leading axes. Memory grows with the first; shards divide the last.
-    _storage_axes: ClassVar[tuple[str, ...]] = ("capacity",)
-    _state_kind: ClassVar[type]
-    _keeps_order: ClassVar[bool] = True  # False if slots say nothing about ages
-
-    def _check_fields(self) -> None:
-        if self.sampler.by_age:
-            self._check_order(f"sampler={self.sampler!r}", ", or another sampler")
-        if self.max_uses is not None and self.sampler.by_age:
-            raise ValueError(
-                f"max_uses={self.max_uses}: {self.sampler!r} draws by rank among all items; use another sampler."
-            )
-
-    def _check_order(self, asked: str, remedy: str = "") -> None:
-        """Raise a `ValueError` if the buffer keeps no order of age, which `asked` needs."""
-        if not self._keeps_order:
-            raise ValueError(f"{asked}: a {type(self).__name__} keeps no order; use a ReplayBuffer{remedy}.")
-
-    def _in_order(self, state: S, asked: str) -> ring.Live:
-        """The filled slots in order of age, the oldest first, for the method `asked`."""
-        self._check_order(asked)
-        return state.ring.newest(state.ring.size)
-
-    @abc.abstractmethod
-    def init(self, items: Any, /) -> S:
-        """An empty buffer for items like these."""
-
-    @abc.abstractmethod
-    def add(self, state: S, *args: Any, **kwargs: Any) -> S:
-        """Insert a batch of items."""
-
-    @abc.abstractmethod
-    def is_full(self, state: S) -> jax.Array:
-        """True if the next insertion overwrites."""
-
-    @property
-    @abc.abstractmethod
-    def _num_slots(self) -> int:
-        """Size of the ring of slots."""
-
-    @abc.abstractmethod
-    def _ages(self, state: S, slots: jax.Array) -> jax.Array:
-        """`Sample.age` of the items in `slots` [B]."""
-
-    @abc.abstractmethod
-    def _read(self, state: S, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array | None]:
-        """Items at `slots` [B] and `Sample.mask`; with `fill`, zeros for slots out of range, else none may be."""
-
-    def _rows(self, state: S) -> ring.Ring:
-        """The ring of the storage's first axis."""
-        return state.ring
-
-    def _places(self, state: S, slots: jax.Array) -> jax.Array:
-        """Positions of items in the storage with merged leading axes, from `slots` [B]; out of range if not stored."""
-        return slots
-
-    def _handles(self, state: S, slots: jax.Array) -> jax.Array:
-        """Handles of the items in `slots` [B], which are in range, unique among all shards; -1 for an empty slot."""
-        return state.ring.handles(slots, self._axis_name)
-
-    def _slots(self, state: S, handles: jax.Array) -> jax.Array:
-        """Slots of `handles` [B]; the number of slots for an item that is no longer stored in this shard."""
-        return state.ring.slots(handles, self._axis_name)
-
-    @property
-    def _fills_rows(self) -> bool:
-        """True if every row of a draw holds an item, unless there is none."""
-        return self.sampler.fills_rows and self.max_uses is None
-
-    @property
-    def _batch_axes(self) -> int:
-        """Number of leading axes of a batch for `add`; shards get equal parts along the last of them."""
-        return len(self._storage_axes)
-
-    _check_state = check_state
-
-    @abc.abstractmethod
-    def _live(self, state: S, max_age: jax.Array | None = None) -> ring.Live:
-        """The drawable slots; with `max_age` (int32 []), only those whose items are younger."""
+class Buffer(Slots[S]):
+    """A buffer; subclasses are frozen dataclasses and final."""
 
     def _own_key(self, key: jax.Array, shared: bool = False) -> jax.Array:
-        """The key of this shard, or of all shards; a `ValueError` if `key` is not a PRNG key."""
-        checks.check_key(key)
-        return (
-            key if shared or self._axis_name is None else jax.random.fold_in(key, jax.lax.axis_index(self._axis_name))
-        )
+        """The key of this shard, or of all shards."""
+        if shared or self._axis_name is None:
+            return key
+        return jax.random.fold_in(key, jax.lax.axis_index(self._axis_name))
 
     def _why_empty(self, state: S) -> str:
         """The error message of a draw from an empty buffer."""
@@ -129,8 +43,7 @@ class Buffer(Sized, Generic[S]):
 
     def _insert(self, state: S, slots: jax.Array, drawable: jax.Array, td_errors: jax.Array | None) -> Any:
         """The fields `sampler` and `uses` after `slots` were written."""
-        named: dict[str, Any] = {"td_errors": td_errors, "axis_name": self._axis_name}
-        named = {name: x for name, x in named.items() if x is not None}
+        named = _given(td_errors=td_errors, axis_name=self._axis_name)
         sampler = self.sampler.insert(state.sampler, slots, drawable, **named)
         return {"sampler": sampler, "uses": state.uses and state.uses.insert(slots, drawable)}
 
@@ -234,8 +147,7 @@ class Buffer(Sized, Generic[S]):
         exists &= _uses.is_unspent(state.uses, slots)
         slots, exists = xla.read_once(xla.materialize(slots, exists))
         probability = 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32)
-        weights = exists.astype(jnp.float32)
-        return self._sample_of(state, slots, jnp.where(exists, probability, 0.0), weights)
+        return self._sample_of(state, slots, jnp.where(exists, probability, 0.0), exists.astype(jnp.float32))
 
     def num_batches(self, state: S, batch_size: int) -> jax.Array:
         """Number of batches of an `epoch`, int32 [].
@@ -248,7 +160,7 @@ class Buffer(Sized, Generic[S]):
         """
         batch_size = check_batch_size(batch_size)
         check_once(self, state)
-        return -(-xla.alive(state.ring.size) // batch_size)
+        return -(-state.ring.size // batch_size)
 
     def _sample_of(self, state: S, slots: jax.Array, probabilities: jax.Array, weights: jax.Array) -> Sample:
         """A sample of the items at `slots` [B], which are in range; rows of probability 0 have no item."""
@@ -276,7 +188,21 @@ class Buffer(Sized, Generic[S]):
 
     def _count(self, state: S) -> jax.Array:
         check_once(self, state)
-        return _uses.num_drawable(state.uses, xla.alive(state.ring.size))
+        return _uses.num_drawable(state.uses, state.ring.size)
+
+    def is_full(self, state: S) -> jax.Array:
+        """True if the whole storage holds items (or steps), so that the next one that is stored overwrites, bool [].
+
+        Examples:
+          >>> buffer = jr.ReplayBuffer(capacity=4)
+          >>> items = jnp.array([10, 20, 30])
+          >>> state = buffer.add(buffer.init(items), items)
+          >>> bool(buffer.is_full(state)), bool(buffer.is_full(buffer.add(state, items)))
+          (False, True)
+        """
+        check_once(self, state)
+        rows = self._rows(state)
+        return ring.at_least(rows.size, rows.capacity)
 
     @property
     def num_slots(self) -> int:
@@ -307,7 +233,7 @@ class Buffer(Sized, Generic[S]):
           >>> int(buffer.size(state)), buffer.newest(state, 3).tolist()
           (3, [4, 5, 6])
         """
-        return dataclasses.replace(state, **self._emptied(state))  # pyright: ignore[reportArgumentType]
+        return dataclasses.replace(state, **self._emptied(state))
 
     def _emptied(self, state: S) -> dict[str, Any]:
         """The fields that change where all items are forgotten."""
@@ -343,12 +269,10 @@ class Buffer(Sized, Generic[S]):
         uses, spent = state.uses, None
         if uses is not None:
             uses, spent = uses.update(slots, self.max_uses)
-        named: dict[str, Any] = {"spent": spent, "axis_name": self._axis_name}
-        named = {name: x for name, x in named.items() if x is not None}  # a sampler need not take what is not given
+        named = _given(spent=spent, axis_name=self._axis_name)
         sampler = self.sampler.update(state.sampler, slots, td_errors, stored, **named)
         # Orders the next `add` after the draws of these TD errors, and after all reads of handles.
-        changed = {"sampler": sampler, "uses": uses, "ring": state.ring.after(slots, td_errors)}
-        return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
+        return dataclasses.replace(state, sampler=sampler, uses=uses, ring=state.ring.after(slots, td_errors))
 
     @calls.method(rows=("indices", "values", "mask"), donates=True)
     def set(self, state: S, indices: jax.Array, values: Any, *, mask: jax.Array | None = None) -> S:
@@ -375,7 +299,7 @@ class Buffer(Sized, Generic[S]):
           >>> buffer.get(state, handles).tolist()
           [11, 20, 31]
         """
-        places = self._places(state, self._slots(state, checks.check_indices(indices)))
+        places = self._places(state, self._slots(state, indices))
         spec = layouts.stored_spec(state.storage)
         values, valid = without_valid(checks.as_arrays(values))
         num_axes = len(self._storage_axes)
@@ -383,8 +307,7 @@ class Buffer(Sized, Generic[S]):
         mask = rows_to_write(mask, valid, places.shape)
         if mask is not None:
             places = jnp.where(mask, places, layouts.num_places(spec, num_axes))
-        changed = {"storage": layouts.write_parts(state.storage, num_axes, places, values)}
-        return dataclasses.replace(state, **changed)  # pyright: ignore[reportArgumentType]
+        return dataclasses.replace(state, storage=layouts.write_parts(state.storage, num_axes, places, values))
 
     @calls.method(num_rows="n", before=newest_arguments)
     def newest(self, state: S, n: int) -> jax.Array:
@@ -400,7 +323,8 @@ class Buffer(Sized, Generic[S]):
           >>> buffer.newest(state, 4).tolist()
           [-1, 0, 1, 2]
         """
-        live = self._in_order(state, "newest")
+        self._check_order("newest")
+        live = state.ring.newest(state.ring.size)
         position = live.size - n + jnp.arange(n, dtype=jnp.int32)
         slots = live.slots(jnp.maximum(position, 0))
         return jnp.where(position >= 0, self._handles(state, slots), -1)
@@ -422,7 +346,7 @@ class Buffer(Sized, Generic[S]):
           >>> buffer.get(state, handles).tolist()
           [0, 0, 30]
         """
-        return self._read(state, self._slots(state, checks.check_indices(indices)), fill=True)[0]
+        return self._read(state, self._slots(state, indices), fill=True)[0]
 
     @calls.method(rows=("slots",))
     def handles(self, state: S, slots: jax.Array) -> jax.Array:
@@ -438,7 +362,6 @@ class Buffer(Sized, Generic[S]):
           >>> buffer.handles(state, jnp.arange(5)).tolist()
           [4, 1, 2, 3, -1]
         """
-        slots = checks.check_indices(slots, name="slots")
         inside = (slots >= 0) & (slots < state.ring.capacity)
         return jnp.where(inside, self._handles(state, jnp.where(inside, slots, 0)), -1)
 
@@ -458,7 +381,7 @@ class Buffer(Sized, Generic[S]):
           >>> buffer.slots(state, jnp.array([2, 7])).tolist()  # no item has handle 7 yet
           [2, 4]
         """
-        return self._slots(state, checks.check_indices(indices))
+        return self._slots(state, indices)
 
     @calls.method(rows=("indices",))
     def priorities(self, state: S, indices: jax.Array) -> jax.Array:
@@ -502,6 +425,6 @@ class Buffer(Sized, Generic[S]):
 
     def _stored(self, state: S, indices: jax.Array) -> tuple[jax.Array, jax.Array]:
         """Slots of items by their handles, 0 if no longer stored; and a flag, True if stored, [B] each."""
-        slots = self._slots(state, checks.check_indices(indices))
+        slots = self._slots(state, indices)
         stored = slots < state.ring.capacity
         return jnp.where(stored, slots, 0), stored

@@ -21,7 +21,7 @@ from flax import struct
 from jaxreplay._common import layouts, ring, xla
 from jaxreplay.buffers import _every_sequence
 from jaxreplay.buffers._episode_flags import is_end, is_gap
-from jaxreplay.buffers._every_sequence import ChangedSlots, NewRows
+from jaxreplay.buffers._every_sequence import ChangedSlots
 
 PROBES = 64  # positions that a search reads at a time
 
@@ -47,14 +47,16 @@ def init(buffer: Any) -> ChosenSequences:
     return ChosenSequences(first, xla.full((buffer.num_envs,), 0, jnp.int32))
 
 
-def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> ChangedSlots:
+def advance(
+    buffer: Any, state: Any, sequences: ring.Ring, flags: jax.Array, completed: Any, wait: Any, td_errors: Any
+) -> ChangedSlots:
     """The change by new rows; see `_every_sequence.advance`."""
-    chosen, td_errors, (num_steps, num_envs) = state.windows, added.td_errors, added.flags.shape
+    chosen, (num_steps, num_envs) = state.windows, flags.shape
     length, num_slots = buffer.length, buffer._num_slots
     # Rows of the sequences that these rows may complete, counted from the first new row.
     last = state.wait - 1 + buffer.stride * jnp.arange(buffer.completed(num_steps), dtype=jnp.int32)
     first = last - buffer.sequence_length + 1
-    may_be_drawn, so_far = _judge(buffer, state, added.flags, first, last)
+    may_be_drawn, so_far = _judge(buffer, state, flags, first, last)
     cursor = state.rows.inserted % length
     most = min(last.size * num_envs, num_slots)
     old, gone = overwritten(chosen, sequences, cursor, num_steps, length, most)
@@ -175,8 +177,7 @@ def start_episodes(flags: jax.Array, time: jax.Array, stored: Any, rows: ring.Ri
     num_steps, num_envs = flags.shape
 
     def flags_at(time: jax.Array) -> jax.Array:
-        row = rows.inserted % length + jnp.clip(time, -length, -1)
-        row = ring.wrap_negative(row, length)
+        row = ring.wrap_negative(rows.inserted % length + jnp.clip(time, -length, -1), length)
         places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
         old = layouts.read(layouts.merge_axes(stored), places, fill=False)
         return jnp.where((time >= 0)[:, None], flags[jnp.clip(time, 0, num_steps - 1)], old)
@@ -202,8 +203,7 @@ def overwritten(
     num_envs, position = chosen.so_far.size, jnp.arange(most, dtype=jnp.int32)
     slots = sequences.newest(sequences.size).slots(position)
     row, _ = _first_rows(chosen, slots, num_envs)
-    until = row - cursor
-    until = ring.wrap_negative(until, length)
+    until = ring.wrap_negative(row - cursor, length)
     return slots, (position < sequences.size) & (until < num_steps)
 
 

@@ -13,22 +13,6 @@ import jax.numpy as jnp
 from jaxreplay._common import ring
 
 
-class NewRows(NamedTuple):
-    """Rows that are added.
-
-    Attributes:
-      flags: [T, num_envs], the flags of the rows.
-      completed: int32 [], number of sequences of each stream that they complete.
-      wait: int32 [], `SequenceState.wait` after them.
-      td_errors: float [buffer.completed(T), num_envs], of the completed sequences; or None.
-    """
-
-    flags: jax.Array
-    completed: jax.Array
-    wait: jax.Array
-    td_errors: jax.Array | None
-
-
 class ChangedSlots(NamedTuple):
     """The drawable sequences after steps were added, and the slots that changed.
 
@@ -51,7 +35,15 @@ def init(buffer: Any) -> None:
     """None: the ring is all the state needed."""
 
 
-def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> ChangedSlots:
+def advance(
+    buffer: Any,
+    state: Any,
+    sequences: ring.Ring,
+    flags: jax.Array,
+    completed: jax.Array,
+    wait: jax.Array,
+    td_errors: Any,
+) -> ChangedSlots:
     """The change by new rows.
 
     The completed sequences change their slots. So may the oldest slot, which can hold a partly overwritten sequence.
@@ -60,20 +52,23 @@ def advance(buffer: Any, state: Any, sequences: ring.Ring, added: NewRows) -> Ch
       buffer: a `SequenceBuffer`.
       state: its state before.
       sequences: the ring of the state.
-      added: the new rows.
+      flags: [T, num_envs], the flags of the rows.
+      completed: int32 [], number of sequences of each stream that they complete.
+      wait: int32 [], `SequenceState.wait` after them.
+      td_errors: float [buffer.completed(T), num_envs], of the completed sequences; or None.
     """
     num_starts, num_slots, num_envs = buffer._num_starts, buffer._num_slots, buffer.num_envs
-    completed, td_errors, num_steps = added.completed, added.td_errors, added.flags.shape[0]
+    num_steps = flags.shape[0]
     stored = jnp.minimum(state.rows.size + num_steps, buffer.length)
-    drawable = (stored + added.wait - buffer.sequence_length) // buffer.stride  # of each stream
+    drawable = (stored + wait - buffer.sequence_length) // buffer.stride  # of each stream
     sequences = sequences.advance(completed * num_envs)
     ages = [*range(min(buffer.completed(num_steps), num_starts))]
     always_drawable = (buffer.length - buffer.sequence_length + 1) % buffer.stride == 0
     if not always_drawable and len(ages) < num_starts:
         ages.append(num_starts - 1)
     age = jnp.asarray(ages, jnp.int32)
-    start = jax.lax.div(sequences.inserted % num_slots, jnp.int32(num_envs)) - 1 - age
-    start = ring.wrap_negative(start, num_starts)
+    newest = jax.lax.div(sequences.inserted % num_slots, jnp.int32(num_envs)) - 1
+    start = ring.wrap_negative(newest - age, num_starts)
     slots = start[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
     changed = (age < completed) | (age >= drawable)
     slots = jnp.where(changed[:, None], slots, num_slots)
@@ -106,8 +101,7 @@ def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:
 
 def live(buffer: Any, state: Any, max_age: jax.Array) -> ring.Live:
     """The slots of sequences with an age below `max_age` (int32 [])."""
-    count = jnp.minimum(max_age, buffer._num_starts) * buffer.num_envs
-    return state.ring.newest(count)
+    return state.ring.newest(jnp.minimum(max_age, buffer._num_starts) * buffer.num_envs)
 
 
 def row_of_age(buffer: Any, state: Any, age: jax.Array) -> jax.Array:

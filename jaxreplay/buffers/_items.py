@@ -3,12 +3,10 @@
 import math
 from typing import Any
 
-import jax
-
-from jaxreplay._common import checks, devices, layouts, ring, xla
+from jaxreplay._common import checks, devices, layouts, ring
 from jaxreplay.buffers import _uses
 from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._state import S, check_once
+from jaxreplay.buffers._state import S
 from jaxreplay.transitions._batch import check_returns, rows_to_write, without_valid
 
 WHAT = {1: "a batch of items", 2: "a rollout"}  # by number of leading axes
@@ -70,20 +68,6 @@ class ItemBuffer(Buffer[S]):
         checks.check_like(items, stored, num_axes, 1, "the buffer")
         items = layouts.merge_axes(items) if num_axes == 2 else items
         return items, batch_size, None if mask is None else mask.reshape(-1), td_errors
-
-    @xla.reads_state
-    def is_full(self, state: S) -> jax.Array:
-        """True if every slot holds an item, so that the next item stored overwrites one, bool [].
-
-        Examples:
-          >>> buffer = jr.ReplayBuffer(capacity=4)
-          >>> items = jnp.array([10, 20, 30])
-          >>> state = buffer.add(buffer.init(items), items)
-          >>> bool(buffer.is_full(state)), bool(buffer.is_full(buffer.add(state, items)))
-          (False, True)
-        """
-        check_once(self, state)
-        return ring.at_least(state.ring.size, self.capacity)
 
     @property
     def _num_slots(self) -> int:

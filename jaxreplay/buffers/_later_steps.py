@@ -15,7 +15,6 @@ from jaxreplay._common import checks, layouts, random, ring, xla
 from jaxreplay.buffers._episode_flags import is_end
 from jaxreplay.buffers._shards import whole_of
 
-LAWS = ("uniform", "geometric", "last")
 DIGIT = 2**10  # steps are drawn digit by digit: one float32 has too few bits for many of them
 
 
@@ -53,8 +52,8 @@ def num_later(number: Any, row: jax.Array, env: jax.Array, cursor: jax.Array, le
       cursor: int32 [], the next row to write.
       length, num_envs: size of the storage.
     """
-    number, room = layouts.merge_axes(number), cursor - 1 - row
-    room = ring.wrap_negative(room, length)  # rows up to the newest
+    number = layouts.merge_axes(number)
+    room = ring.wrap_negative(cursor - 1 - row, length)  # rows up to the newest
 
     def number_at(steps: jax.Array) -> jax.Array:
         return layouts.read(number, place(row, env, steps, length, num_envs))
@@ -68,8 +67,7 @@ def num_later(number: Any, row: jax.Array, env: jax.Array, cursor: jax.Array, le
 
 def place(row: jax.Array, env: jax.Array, steps: jax.Array, length: int, num_envs: int) -> jax.Array:
     """Position of the row `steps` later (at most `length`) in the storage with merged leading axes."""
-    row = row + steps
-    return ring.wrap_excess(row, length) * num_envs + env
+    return ring.wrap_excess(row + steps, length) * num_envs + env
 
 
 def checked(buffer: Any, key: Any, indices: Any, law: Any, gamma: Any) -> tuple[Any, ...]:
@@ -83,12 +81,8 @@ def checked(buffer: Any, key: Any, indices: Any, law: Any, gamma: Any) -> tuple[
     """
     for one in getattr(buffer, "buffers", (buffer,)):  # of a mixture all
         if not getattr(whole_of(one), "hindsight", False):
-            raise ValueError(
-                f"buffer={one!r}: `later` needs a SequenceBuffer with hindsight=True, which stores the number of each "
-                "row's episode."
-            )
-    if law not in LAWS:
-        raise ValueError(f'law={law!r}: must be "uniform", "geometric" or "last".')
+            raise ValueError(f"buffer={one!r}: `later` needs a SequenceBuffer with hindsight=True.")
+    checks.check_choice("law", law, "uniform", "geometric", "last")
     checks.check_number("gamma", gamma, 0, 1, "it is a discount", traced=None)
     if isinstance(gamma, jax.Array):
         return key, indices, law, jnp.clip(jnp.log(checks.as_float(gamma)), -80.0, -1e-20)
@@ -96,7 +90,7 @@ def checked(buffer: Any, key: Any, indices: Any, law: Any, gamma: Any) -> tuple[
 
 
 def draw(key: jax.Array, count: jax.Array, law: str, log_gamma: Any, length: int) -> jax.Array:
-    """A draw from 1 to `count` steps by one of `LAWS`, int32 [B]; 0 if `count` (int32 [B], below `length`) is 0."""
+    """A draw from 1 to `count` steps, int32 [B]; 0 if `count` (int32 [B], below `length`) is 0."""
     if law == "last":
         return count
     if law == "uniform":

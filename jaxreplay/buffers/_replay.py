@@ -10,8 +10,6 @@ from jaxreplay._common import calls, checks, layouts, ring
 from jaxreplay.buffers._items import ItemBuffer
 from jaxreplay.buffers._state import State
 
-WHAT = {1: "a batch of items", 2: "a rollout"}  # by number of leading axes
-
 
 @struct.dataclass(kw_only=True)
 class ReplayState(State):
@@ -99,8 +97,7 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
           [0, 10, 30]
         """
         rule = f"capacity={self.capacity}; add it in parts, or raise the capacity"
-        batch = self._check_batch(state, items, mask, td_errors, self.capacity, rule)
-        items, batch_size, mask, td_errors = batch
+        items, batch_size, mask, td_errors = self._check_batch(state, items, mask, td_errors, self.capacity, rule)
         slots, count = state.ring.after(items).next_slots(mask, batch_size)
         return ReplayState(
             storage=layouts.write(state.storage, slots, items),
@@ -115,8 +112,7 @@ class ReplayBuffer(ItemBuffer[ReplayState]):
     def _live(self, state: ReplayState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is None:
             return state.ring.newest(state.ring.size) if self.sampler.by_age else state.ring.live()
-        share = -(-max_age // ring.num_shards(self._axis_name))
-        return state.ring.newest(share)
+        return state.ring.newest(-(-max_age // ring.num_shards(self._axis_name)))
 
     def _ages(self, state: ReplayState, slots: jax.Array) -> jax.Array:
         return state.ring.ages(slots) * ring.num_shards(self._axis_name)

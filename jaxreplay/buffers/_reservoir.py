@@ -131,9 +131,8 @@ class ReservoirBuffer(ItemBuffer[ReservoirState]):
           >>> int(buffer.size(state)), state.count.tolist()  # stored, and ever added
           (4, [0, 9])
         """
-        items, batch_size, mask, td_errors = self._check_batch(
-            state, items, mask, td_errors, ring.MAX_CAPACITY, f"{ring.MAX_CAPACITY}; to add none, mask all rows"
-        )
+        most, rule = ring.MAX_CAPACITY, f"{ring.MAX_CAPACITY}; to add none, mask all rows"
+        items, batch_size, mask, td_errors = self._check_batch(state, items, mask, td_errors, most, rule)
         key = self._own_key(key)
         number = jnp.arange(1, batch_size + 1, dtype=jnp.int32) if mask is None else jnp.cumsum(mask, dtype=jnp.int32)
         fill = state.ring.after(items)

@@ -212,9 +212,7 @@ class SequenceBuffer(Buffer[SequenceState]):
             td_errors = checks.check_insertion_errors(td_errors, shape, "a sequence that is completed").reshape(shape)
         completed = jnp.maximum(num_steps - state.wait + self.stride, 0) // self.stride  # of each stream
         wait = state.wait + completed * self.stride - num_steps
-        sequences = state.ring.after(steps, flags)
-        added = _every_sequence.NewRows(flags, completed, wait, td_errors)
-        change = self._drawable.advance(self, state, sequences, added)
+        change = self._drawable.advance(self, state, state.ring.after(steps, flags), flags, completed, wait, td_errors)
         rows = state.rows.after(change.ring.inserted)
         at, count = rows.next_slots(None, num_steps)
         storage, ends = layouts.write((state.storage, state.ends), at, (steps, flags if self._keeps_ends else None))
@@ -320,7 +318,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         """
         if state.episodes is None:
             raise ValueError("hindsight=True: this state is of a buffer without it; use the buffer that made it.")
-        slots = self._slots(state, checks.check_indices(indices))
+        slots = self._slots(state, indices)
         row, env = xla.materialize(*self._drawable.starts(self, state, slots))
         exists, sizes = slots < self._num_slots, (self.length, self.num_envs)
         count = _later_steps.num_later(state.episodes.number, row, env, state.rows.inserted % self.length, *sizes)
@@ -328,20 +326,6 @@ class SequenceBuffer(Buffer[SequenceState]):
         at = jnp.where(exists, _later_steps.place(row, env, steps, *sizes), self.length * self.num_envs)
         at, steps = xla.read_once(xla.materialize(at, steps))
         return layouts.read(layouts.merge_axes(state.storage), at, fill=True), steps
-
-    @xla.reads_state
-    def is_full(self, state: SequenceState) -> jax.Array:
-        """True if the next step overwrites, bool [].
-
-        Examples:
-          >>> buffer = jr.SequenceBuffer(length=4, num_envs=1, sequence_length=2)
-          >>> steps = jnp.array([[1], [2], [3]])
-          >>> state = buffer.add(buffer.init(steps), steps)
-          >>> bool(buffer.is_full(state)), bool(buffer.is_full(buffer.add(state, steps)))
-          (False, True)
-        """
-        check_once(self, state)
-        return ring.at_least(state.rows.size, self.length)
 
     def stored_steps(self, state: SequenceState) -> jax.Array:
         """Number of steps stored in all streams, int32 []; `size` is the number of drawable sequences.
@@ -354,7 +338,7 @@ class SequenceBuffer(Buffer[SequenceState]):
           (3, 2)
         """
         check_once(self, state)
-        return xla.alive(state.rows.size) * self.num_envs
+        return state.rows.size * self.num_envs
 
     def _why_empty(self, state: SequenceState) -> str:
         stored = int(xla.on_host(jnp.max(state.rows.size)))
@@ -390,10 +374,8 @@ class SequenceBuffer(Buffer[SequenceState]):
         """T of steps [T, num_envs, ...]."""
         num_steps, num_envs = checks.leading_axes(spec, 2, "a rollout")
         if num_envs != self.num_envs:
-            raise ValueError(
-                f"num_envs={self.num_envs}: got steps with leading axes [{num_steps}, {num_envs}], expected "
-                f"[T, {self.num_envs}], time first."
-            )
+            found = f"num_envs={self.num_envs}: got steps with leading axes [{num_steps}, {num_envs}]"
+            raise ValueError(f"{found}, expected [T, {self.num_envs}], time first.")
         return num_steps
 
     def _check_rollout(self, state: SequenceState, steps: Any, ends: Any, drawable: Any) -> tuple[Any, jax.Array]:
@@ -410,16 +392,11 @@ class SequenceBuffer(Buffer[SequenceState]):
         checks.check_structure(steps, stored, "the buffer")
         num_steps = self._num_steps(steps)
         if not 1 <= num_steps <= self.length:
-            raise ValueError(
-                f"a rollout of {num_steps} steps: expected 1 to length={self.length}; add it in parts, or raise the "
-                "length."
-            )
+            raise ValueError(f"a rollout of {num_steps} steps: expected 1 to length={self.length}; add it in parts.")
         if ends is None and (self.windows != "any" or self.hindsight):
             option = "hindsight=True" if self.hindsight else f"windows={self.windows!r}"
-            raise ValueError(
-                f"ends: got None, but {option} needs the last row of each episode; give a bool[T, num_envs], zeros if "
-                "no episode ever ends."
-            )
+            remedy = "give a bool[T, num_envs], zeros if no episode ever ends"
+            raise ValueError(f"ends: got None, but {option} needs the last row of each episode; {remedy}.")
         ends = jnp.zeros((num_steps, self.num_envs), bool) if ends is None else ends
         ends = checks.check_mask(ends, (num_steps, self.num_envs), "ends")
         checks.check_like(steps, stored, 2, 2, "the buffer")
@@ -431,17 +408,17 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def _check_state(self, state: SequenceState) -> None:
         super()._check_state(state)
-        if state.sequences != (self.sequence_length, self.stride):
+        length, stride = state.sequences
+        if (length, stride) != (self.sequence_length, self.stride):
+            given = f"sequence_length={self.sequence_length}, stride={self.stride}"
             raise ValueError(
-                f"sequence_length={self.sequence_length}, stride={self.stride}: this state is of a buffer with "
-                f"{state.sequences[0]} and {state.sequences[1]}; use the buffer that made it."
+                f"{given}: this state is of a buffer with {length} and {stride}; use the buffer that made it."
             )
         found, expected = (state.windows, state.ends), (self._drawable is _chosen_sequences, self._keeps_ends)
         if tuple(x is not None for x in found) != expected:
-            raise ValueError(
-                f"windows={self.windows!r}, gaps={self.gaps}: this state is of a buffer with other windows or gaps; "
-                "use the buffer that made it."
-            )
+            given = f"windows={self.windows!r}, gaps={self.gaps}"
+            found = "this state is of a buffer with other windows or gaps"
+            raise ValueError(f"{given}: {found}; use the buffer that made it.")
 
     def _live(self, state: SequenceState, max_age: jax.Array | None = None) -> ring.Live:
         if max_age is None:
@@ -463,9 +440,8 @@ class SequenceBuffer(Buffer[SequenceState]):
 
     def _read(self, state: SequenceState, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array]:
         (at,) = xla.materialize(self._places(state, slots))
-        exists = at < self.length * self.num_envs
+        mask = at < self.length * self.num_envs
         items, ends = layouts.read(layouts.merge_axes((state.storage, state.ends)), at, fill=fill)
-        mask = exists
         if ends is not None:
             mask &= in_first_episode(ends)
         return items, mask

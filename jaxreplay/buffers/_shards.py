@@ -37,6 +37,11 @@ class Shards(NamedTuple):
             return state
         return jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape[1:], x.dtype), state)
 
+    @property
+    def smallest_batch(self) -> tuple[int, ...]:
+        """Leading axes of the smallest batch that `init` takes."""
+        return (*[1] * (self.whole._batch_axes - 1), getattr(self.whole, "num_envs", self.num_shards))
+
     def place(self, x: np.ndarray) -> jax.Array:
         """A host array [D, ...] as a leaf of a state."""
         if self.sharding is None:
@@ -67,10 +72,11 @@ def room(buffer: Any) -> int:
     return sum(whole_of(source)._num_slots for source in getattr(buffer, "buffers", (buffer,)))
 
 
-def with_whole(buffer: Any, whole: Any) -> Any:
-    """`whole`, in a `Sharded` like `buffer` if that is one."""
-    config: Any = buffer
-    return dataclasses.replace(config, buffer=whole) if shards_of(buffer).sharding else whole
+def unnormalized(buffer: Any) -> Any:
+    """The same buffer without normalization of weights; it has the same states."""
+    whole = whole_of(buffer)
+    changed = dataclasses.replace(whole, sampler=whole.sampler.unnormalized())
+    return changed if whole is buffer else dataclasses.replace(buffer, buffer=changed)
 
 
 @functools.cache

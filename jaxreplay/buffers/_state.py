@@ -60,18 +60,15 @@ def check_state(buffer: Any, state: Any) -> None:
     if state.ring.size.shape != () or found != expected:
         names = ", ".join(f"{field}={size}" for field, size in zip(fields, expected, strict=True))
         axes = f"a leading axis of {found[0]}" if len(found) == 1 else f"leading axes {list(found)}"
-        raise ValueError(
-            f"{names}: this state has {axes}; use the buffer that made it, and jax.vmap for a stack of states."
-        )
+        raise ValueError(f"{names}: this state has {axes}; use the buffer that made it, and jax.vmap for a stack.")
     if kind(state.ring.capacity, (state.sampler, state.uses)) != kind_of_states(buffer):
-        raise ValueError(
-            f"sampler={buffer.sampler!r}: this state is of another sampler, or of another size, count_updates or "
-            "max_uses; use the buffer that made it, or convert the state with jaxreplay.migrate."
-        )
+        found = f"sampler={buffer.sampler!r}: this state is of another sampler, size, count_updates or max_uses"
+        raise ValueError(f"{found}; use the buffer that made it, or convert the state with jaxreplay.migrate.")
 
 
 def check_once(buffer: Any, state: Any) -> None:
-    """`buffer._check_state(state)` outside of a program, cached by structure and shapes."""
+    """Outside of a program: `_check_state`, cached by structure and shapes, of a state that was not donated."""
+    xla.explain_donated(state, None)
     leaves, treedef = jax.tree.flatten(state)
     try:
         return _checked(buffer, treedef, tuple([x.shape for x in leaves]))
@@ -96,7 +93,6 @@ class Sized(abc.ABC):
         """`size`, which may be an array of the state."""
         return self.size(state)
 
-    @xla.reads_state
     def is_empty(self, state: Any) -> jax.Array:
         """True if no item is drawable, bool [].
 
@@ -108,7 +104,6 @@ class Sized(abc.ABC):
         """
         return jnp.logical_not(ring.at_least(self._count(state), 1))
 
-    @xla.reads_state
     def can_sample(self, state: Any, batch_size: int = 1) -> jax.Array:
         """True if at least `batch_size` items are drawable, bool [].
 

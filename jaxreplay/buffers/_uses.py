@@ -53,11 +53,9 @@ class Uses(layouts.BackendState):
           uses; and True for rows whose item is spent, bool [B], None without `max_uses`.
         """
         capacity = self.of_slots.shape[0]
-        late = jnp.sum(slots >= capacity, dtype=jnp.int32)
         inside = (slots >= 0) & (slots < capacity)
-        before = self.of_slots.at[jnp.where(inside, slots, 0)].get(
-            mode="promise_in_bounds", wrap_negative_indices=False
-        )
+        at_slots = self.of_slots.at[jnp.where(inside, slots, 0)]
+        before = at_slots.get(mode="promise_in_bounds", wrap_negative_indices=False)
         more = (before < MOST).astype(jnp.int32)
         target = jnp.where(inside, slots, capacity)
         of_slots = self.of_slots.at[target].add(more, mode="drop", wrap_negative_indices=False)
@@ -66,7 +64,7 @@ class Uses(layouts.BackendState):
             spent = of_slots.at[slots].get(mode="fill", fill_value=0, wrap_negative_indices=False) >= max_uses
             # All rows write 0, so a repeated slot has one result.
             unspent = sum_tree.update(unspent, slots, jnp.zeros(slots.shape), mask=spent)
-        late = ring.saturating_add(self.late, late)
+        late = ring.saturating_add(self.late, jnp.sum(slots >= capacity, dtype=jnp.int32))
         return dataclasses.replace(self, of_slots=of_slots, late=late, unspent=unspent), spent
 
     def live(self, of: ring.Live, is_restricted: bool) -> ring.Live:

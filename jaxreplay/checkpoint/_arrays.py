@@ -139,9 +139,7 @@ def load(
         return _files.read(os.path.join(folder, _files.ARRAYS, name, file), min(size, chunks.num_bytes + 2**12), crc)
 
     with _files.reported(folder):
-        if len(chunks.chunk) != len(chunks.shape) or not all(
-            0 < n <= m for n, m in zip(chunks.chunk, chunks.shape, strict=True)
-        ):
+        if not all(0 < n <= m for n, m in itertools.zip_longest(chunks.chunk, chunks.shape, fillvalue=0)):
             raise ValueError(f"array {name} has chunks of another shape")
         read_file(_files.METADATA)
     memory = chunks.in_memory()

@@ -6,7 +6,6 @@ no class, and nothing in it is trusted.
 
 import contextlib
 import functools
-import importlib.metadata
 import json
 import os
 import threading
@@ -18,7 +17,9 @@ from typing import Any
 import jax
 import numpy as np
 
+import jaxreplay
 from jaxreplay._common import checks, xla
+from jaxreplay.buffers._shards import shards_of
 from jaxreplay.checkpoint import _arrays, _config, _files, _leaves, _migration, _places, _processes
 from jaxreplay.checkpoint._writing import Writing
 
@@ -84,9 +85,9 @@ def save(
         records.append(record)
     content = {
         "format": FORMAT,
-        "library": _library_version(),
+        "library": jaxreplay.__version__,
         "step": step,
-        "config": _config.described(config),
+        "config": {x.where: x.value for x in _config.fields(config)},
         "shards": _places.shards(config),
         "static": _leaves.static(state),
         "leaves": records,
@@ -136,10 +137,7 @@ def restore(path: Path, config: Any, like: Any, *, step: int | None = None) -> A
       [10, 20, 30]
     """
 
-    def rebuild(folder: str, content: dict[str, Any]) -> Any:
-        return _rebuilt(folder, content, config, like)
-
-    return newest(path, rebuild, step)
+    return newest(path, functools.partial(_rebuilt, config=config, like=like), step)
 
 
 def newest(path: Path, use: Callable[[str, dict[str, Any]], Any], step: int | None = None) -> Any:
@@ -187,10 +185,8 @@ def _described(folder: str) -> dict[str, Any]:
     """The description of a checkpoint; a `ValueError` if it has another format."""
     content = _files.description(folder)
     if (found := content.get("format")) != FORMAT:
-        raise ValueError(
-            f"{folder}: has format {str(found)[:20]!r}; this version of jaxreplay reads format {FORMAT}; use the "
-            "version that wrote it."
-        )
+        found = f"{folder}: has format {str(found)[:20]!r}; this version of jaxreplay reads format {FORMAT}"
+        raise ValueError(f"{found}; use the version that wrote it.")
     with _files.reported(folder):
         _check(content)
     return content
@@ -244,7 +240,7 @@ def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> An
             if isinstance(getattr(sharding, "mesh", None), jax.sharding.AbstractMesh):
                 sharding = None  # of a trace, which knows no devices
             if sharding is None and owner is not None:
-                sharding = owner.sharding
+                sharding = shards_of(owner.buffer).sharding
             if sharding is None and jax.process_count() > 1 and "number" not in x.found:
                 raise ValueError(f"like{x.found['path']}: has no sharding, which several processes need.")
             return x.load(sharding)
@@ -276,9 +272,8 @@ def _laid_out(folder: str, content: dict[str, Any], spec: Any) -> tuple[Any, str
     first = None
     for backend in (None, *BACKENDS):
         laid = _places.map_states(functools.partial(_on_backend, backend), {}, spec) if backend else spec
-        different = _leaves.differ(content["leaves"], _leaves.named(laid)) or _leaves.static_differ(
-            content["static"], _leaves.static(laid)
-        )
+        different = _leaves.differ(content["leaves"], _leaves.named(laid))
+        different = different or _leaves.static_differ(content["static"], _leaves.static(laid))
         if not different:
             return laid, backend
         first = first or different  # of `like` as it is given
@@ -300,14 +295,4 @@ def _check_same(content: dict[str, Any], packed: dict[str, Any]) -> None:
     sums = [functools.reduce(lambda crc, x: zlib.crc32(x.tobytes(), crc), parts, 0) for parts in whole.values()]
     if (differ := np.ptp(_processes.gather(sums), axis=0)).any():
         leaf = content["leaves"][int([*whole][int(np.argmax(differ))])]
-        raise ValueError(
-            f"leaf {leaf['path']}: differs between processes; make it one global array, so that each process's part "
-            "is saved."
-        )
-
-
-def _library_version() -> str:
-    try:
-        return importlib.metadata.version("jaxreplay")
-    except importlib.metadata.PackageNotFoundError:
-        return "unknown"
+        raise ValueError(f"leaf {leaf['path']}: differs between processes; make it one global array.")

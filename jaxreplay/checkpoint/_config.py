@@ -46,11 +46,6 @@ def fields(config: Any, where: str = "config", is_default: bool = False) -> Iter
         yield from fields(value, f"{where}[{name!r}]" if is_keyed else f"{where}.{name}", has_default)
 
 
-def described(config: Any) -> dict[str, Any]:
-    """A configuration as JSON: the values of its fields by name."""
-    return {field.where: field.value for field in fields(config)}
-
-
 def differences(saved: dict[str, Any], config: Any) -> list[str]:
     """Fields of `config` that differ from those that were saved. A field that is newer than those had its default."""
     given = {field.where: field for field in fields(config)}
@@ -90,10 +85,8 @@ def _plain(value: Any, where: str) -> Any:
     if isinstance(value, np.dtype):
         return value.name
     if not callable(value):
-        raise ValueError(
-            f"{where}: got a {type(value).__qualname__}, which cannot be recorded; expected a configuration, a plain "
-            "value, or a dict, list or tuple of these."
-        )
+        found = f"{where}: got a {type(value).__qualname__}, which cannot be recorded"
+        raise ValueError(f"{found}; expected a configuration, a plain value, or a dict, list or tuple of these.")
     function = getattr(value, "func", value)  # of a functools.partial
     return _name_of(function if hasattr(function, "__qualname__") else type(function))
 

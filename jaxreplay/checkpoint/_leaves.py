@@ -200,10 +200,8 @@ def _check_dtype(dtype: Any, path: str) -> None:
     except TypeError:  # a dtype unknown to this version of JAX
         kept = False
     if not kept:
-        raise ValueError(
-            f"leaf {path}: has dtype {dtype}, which JAX would not keep; set jax_enable_x64 for 64-bit dtypes, "
-            "or cast it before the save."
-        )
+        found = f"leaf {path}: has dtype {dtype}, which JAX would not keep"
+        raise ValueError(f"{found}; set jax_enable_x64 for 64-bit dtypes, or cast it before the save.")
 
 
 @jax.jit

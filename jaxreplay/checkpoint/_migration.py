@@ -77,9 +77,7 @@ def moved(owner: _places.Owner, state: Any, backend: str | None) -> Any:
     """The state of a buffer for its new number of shards, from one that is not yet read, laid out for a backend."""
     old, new = _places.old_shards(owner), shards_of(owner.buffer)
     if type(old.whole) not in KINDS:
-        raise ValueError(
-            f"{old.whole!r}: was saved with another number of devices, and can be restored only with as many."
-        )
+        raise ValueError(f"{old.whole!r}: was saved with another number of devices; restore it with as many.")
     if backend is not None:
         state = jax.tree.map(lambda x: x.load(None), state).on_this_backend()
     if owner.old is None:
@@ -153,10 +151,9 @@ def _migrate_items(old: Shards, state: ReplayState, new: Shards) -> ReplayState:
 
 def _check_same_sequences(old: Any, new: Any) -> None:
     for name in ("num_envs", "sequence_length", "stride", "windows", "gaps", "hindsight"):
-        if getattr(old, name) != getattr(new, name) and not (name == "gaps" and new.gaps):
-            raise ValueError(
-                f"new_buffer.{name}={getattr(new, name)!r}: must be as in old_buffer, {getattr(old, name)!r}."
-            )
+        before, after = getattr(old, name), getattr(new, name)
+        if before != after and not (name == "gaps" and after):
+            raise ValueError(f"new_buffer.{name}={after!r}: must be as in old_buffer, {before!r}.")
 
 
 def _migrate_sequences(old: Shards, state: SequenceState, new: Shards) -> SequenceState:

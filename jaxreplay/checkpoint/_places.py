@@ -38,10 +38,6 @@ class Owner(NamedTuple):
     def is_same(self) -> bool:
         return self.old == self.new
 
-    @property
-    def sharding(self) -> Any:
-        return shards_of(self.buffer).sharding
-
 
 def is_state(x: Any) -> bool:
     """True if `x` is the state of a buffer, of pools, tasks or levels."""
@@ -85,7 +81,7 @@ def spec_of_old(owner: Owner, state: Any) -> Any:
     """Shapes and dtypes of the saved state that becomes `state`."""
     part = old_shards(owner).part
     skipped = len(part._storage_axes) + (owner.new is not None)
-    leading = (*[1] * (part._batch_axes - 1), getattr(part, "num_envs", 1))
+    leading = shards_of(part).smallest_batch
 
     def item(x: Any) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct((*leading, *x.shape[skipped:]), x.dtype)

@@ -12,11 +12,6 @@ from jax import lax
 from jaxreplay._common import checks, xla
 
 
-def sample_arguments(_: Any, key: Any, n: Any) -> tuple[Any, ...]:
-    """The arguments of `sample`, checked."""
-    return key, checks.check_integer("n", n, 1, 2**24, "the number of draws")
-
-
 def task_arguments(config: Any, key: Any, n: Any, replacement: Any) -> tuple[Any, ...]:
     """The arguments of `sample` of tasks, checked."""
     replacement = checks.check_bool("replacement", replacement, "False for tasks that are all different")
@@ -47,9 +42,9 @@ def check(tasks: Any, rewards: Any, mask: Any, xp: Any = jnp) -> tuple[Any, ...]
         raise ValueError(f"{found}; of what `sample` returns, give the first.") from error
     rewards = xp.asarray(rewards)
     if tasks.ndim != 1 or not jnp.issubdtype(tasks.dtype, jnp.integer):
-        raise ValueError(f"tasks: got {checks.type_text(tasks.dtype, tasks.shape)}, expected a vector of integers.")
+        raise ValueError(f"tasks: got {checks.type_text(tasks)}, expected a vector of integers.")
     if rewards.ndim != 2 or rewards.shape[0] != tasks.size or jnp.issubdtype(rewards.dtype, jnp.complexfloating):
-        found = checks.type_text(rewards.dtype, rewards.shape)
+        found = checks.type_text(rewards)
         raise ValueError(f"rewards: got {found}, expected [{tasks.size}, R]; if R is 1, give rewards[:, None].")
     mask = xp.asarray(xp.ones(rewards.shape, bool) if mask is None else mask)
     mask = checks.check_mask(mask, tasks.shape if mask.ndim == 1 else rewards.shape, xp=xp)

@@ -13,7 +13,6 @@ from jax.scipy.special import entr
 
 from jaxreplay import sum_tree
 from jaxreplay._common import calls, checks, duplicates, layouts, random, ring, xla
-from jaxreplay.curricula._groups import sample_arguments
 
 LARGEST_SCORE = 1e30  # of a "proportional" draw; larger scores, also infinite ones, count as this
 
@@ -50,12 +49,6 @@ class LevelsState(layouts.BackendState):
     _layouts: ClassVar = {"levels": _on_backend}
 
 
-def _check_prioritization(name: str, value: Any) -> Any:
-    if value not in ("rank", "proportional"):
-        raise ValueError(f"{name}={value!r}: must be one of rank, proportional.")
-    return value
-
-
 @checks.config
 class Levels:
     """Prioritized level replay: keeps the levels with the highest scores, and draws them by score and staleness.
@@ -90,7 +83,9 @@ class Levels:
     """
 
     capacity: int = checks.field(checks.check_integer, 1, 2**24, "the number of levels")
-    prioritization: Literal["rank", "proportional"] = checks.field(_check_prioritization, default="rank")
+    prioritization: Literal["rank", "proportional"] = checks.field(
+        checks.check_choice, "rank", "proportional", default="rank"
+    )
     temperature: float = checks.field(checks.check_number, 1e-2, 1e6, "0.1 is usual with ranks", default=0.1)
     staleness: float = checks.field(checks.check_number, 0, 1, "the weight of staleness in a draw", default=0.1)
     replay_probability: float = checks.field(checks.check_number, 0, 1, "0.5 is usual", default=0.5)
@@ -218,7 +213,6 @@ class Levels:
           >>> state.scores.tolist()
           [0.25, 0.75]
         """
-        slots = checks.check_indices(slots, name="slots")
         scores, mask = _check_rows(scores, mask, slots.size, "slot")
         mask &= (slots >= 0) & (slots < state.size)
         is_nan = jnp.isnan(scores)
@@ -253,14 +247,14 @@ class Levels:
           ([6, 6, 6], [1, 5])
         """
         self._check_state(state)
-        key, n = sample_arguments(self, key, n)
-        if not isinstance(state.size, jax.core.Tracer) and not xla.on_host(xla.alive(state.size)).any():
+        n = checks.check_integer("n", n, 1, 2**24, "the number of draws")
+        xla.explain_donated(state, None)
+        if not isinstance(state.size, jax.core.Tracer) and not xla.on_host(state.size).any():
             raise ValueError("cannot sample from an empty set of levels; insert some first.")
         return self._sample(state, key, n)
 
     @calls.method(num_rows="n", donates=True)
     def _sample(self, state: LevelsState, key: jax.Array, n: int) -> tuple[LevelsState, jax.Array, Any]:
-        checks.check_key(key)
         slots, _ = sum_tree.sample_with(sum_tree.of_leaves(self.probabilities(state)), random.random_bits(key, n))
         now = ring.saturating_add(state.count, jnp.arange(1, n + 1, dtype=jnp.int32))
         state = dataclasses.replace(state, last=state.last.at[slots].max(now), count=now[-1])
@@ -278,7 +272,7 @@ class Levels:
           >>> levels.get(state, slots[::-1]).tolist()
           [6, 5]
         """
-        target = jnp.clip(checks.check_indices(slots, name="slots"), 0, self.capacity - 1)
+        target = jnp.clip(slots, 0, self.capacity - 1)
         return layouts.read(state.levels, target)
 
     @calls.method()
@@ -290,7 +284,6 @@ class Levels:
           >>> bool(levels.replay(levels.init(0), jax.random.key(0)))
           False
         """
-        checks.check_key(key)
         least = math.ceil(round(self.min_filled * self.capacity, 6))  # 7 of 25 for 0.28, in spite of rounding
         return (state.size >= max(least, 1)) & (jax.random.uniform(key) < self.replay_probability)
 

@@ -83,9 +83,7 @@ class DifficultyPools:
       [1, 0, 0, 0]
     """
 
-    tasks_per_env: Sequence[int] = checks.field(
-        _each, checks.check_integer, 0, MAX_TASKS, "the number of an environment's tasks"
-    )
+    tasks_per_env: Sequence[int] = checks.field(_each, checks.check_integer, 0, MAX_TASKS, "the number of tasks")
     env_ratios: Sequence[float] | None = checks.field(
         checks.optional(_each), checks.check_number, 0, math.inf, "give all, or env_ratios=None", default=None
     )
@@ -112,9 +110,8 @@ class DifficultyPools:
             raise ValueError(f"easy_threshold={easy}: must be at least hard_threshold={hard}; raise it.")
         easy, hard = self.max_easy_pool_fraction, self.max_hard_pool_fraction
         if easy + hard >= 1:
-            raise ValueError(
-                f"max_easy_pool_fraction={easy} + max_hard_pool_fraction={hard}: must sum to less than 1; lower one."
-            )
+            both = f"max_easy_pool_fraction={easy} + max_hard_pool_fraction={hard}"
+            raise ValueError(f"{both}: must sum to less than 1; lower one.")
 
     @property
     def num_tasks(self) -> int:
@@ -178,7 +175,6 @@ class DifficultyPools:
           >>> sorted(set(tasks.tolist())), bool(ok)  # 0 is parked in easy and 1 in hard
           ([2, 3], True)
         """
-        checks.check_key(key)
         ratios = np.asarray(self.tasks_per_env if self.env_ratios is None else self.env_ratios, np.float64)
         shares, sizes = jnp.asarray(ratios / max(ratios.max(), 1), jnp.float32), state.sizes[:, NORMAL]
         envs = sum_tree.of_leaves(jnp.where(sizes > 0, shares, 0.0), fanout=state.normal.fanout)
@@ -191,10 +187,8 @@ class DifficultyPools:
             return jnp.where(mass[tasks] > 0, tasks, -1), ok
         env_key, rank_key = jax.random.split(key)
         env, _ = sum_tree.sample_with(envs, random.random_bits(env_key, n))
-        rank = (
-            random.random_integers(random.random_bits(rank_key, n), jnp.maximum(sizes[env], 1)) + sum_before(sizes)[env]
-        )
-        return jnp.where(ok, sum_tree.find(state.normal, rank), -1), ok
+        rank = random.random_integers(random.random_bits(rank_key, n), jnp.maximum(sizes[env], 1))
+        return jnp.where(ok, sum_tree.find(state.normal, rank + sum_before(sizes)[env]), -1), ok
 
     def update(
         self, state: PoolsState, tasks: jax.Array, rewards: jax.Array, *, mask: jax.Array | None = None

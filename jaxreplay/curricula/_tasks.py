@@ -89,9 +89,7 @@ class Tasks:
     num_tasks: int = checks.field(checks.check_integer, 1, 2**24, "the number of tasks")
     score: Score = checks.field(checks.check_callable, "a function of successes, trials and age", default=learnability)
     prior: tuple[float, float] = checks.field(_check_prior, default=(1.0, 1.0))
-    decay: float = checks.field(
-        checks.check_number, 1e-3, 1, "1 keeps all, 0.9 forgets in some ten updates", default=1.0
-    )
+    decay: float = checks.field(checks.check_number, 1e-3, 1, "1 keeps all, 0.9 some ten updates", default=1.0)
     exploration: float = checks.field(checks.check_number, 0, 1, "the fraction of uniform draws", default=0.0)
     refresh: int = 0
     online_difficulty_filtering: bool = checks.field(checks.check_bool, "drop mean 0 and 1", default=False)
@@ -144,7 +142,6 @@ class Tasks:
           >>> tasks.sample(state, jax.random.key(0), 4)[0].tolist()  # of task 1 nothing is known
           [1, 1, 1, 1]
         """
-        checks.check_key(key)
         total = sum_tree.total(state.tree)
         if not replacement and isinstance(self.score, Thompson):
             raise ValueError("replacement=False: Thompson draws each task on its own; use another score.")

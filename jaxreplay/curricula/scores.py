@@ -215,10 +215,8 @@ def _log_gamma_variates(key: jax.Array, shape: jax.Array) -> jax.Array:
 def _checked(name: str, numbers: jax.Array, ends: jax.Array) -> jax.Array:
     numbers, shape = checks.as_float(numbers).astype(jnp.float32), jnp.shape(ends)
     if numbers.ndim != 2 or numbers.shape != shape or jnp.asarray(ends).dtype != jnp.bool_:
-        raise ValueError(
-            f"{name}: got {checks.type_text(numbers.dtype, numbers.shape)} with ends of shape {list(shape)}, expected "
-            "both [T, B], and bool ends."
-        )
+        found = f"{checks.type_text(numbers)} with ends of shape {list(shape)}"
+        raise ValueError(f"{name}: got {found}, expected both [T, B], and bool ends.")
     return numbers
 
 

@@ -102,7 +102,7 @@ def check_rows(rows: Any) -> tuple[dict[str, Any], tuple[int, ...]]:
     leading = checks.leading_axes(rows, 2, "a data set")
     for name in NAMES[2:]:
         if rows[name].shape != leading:
-            found = checks.type_text(rows[name].dtype, rows[name].shape)
+            found = checks.type_text(rows[name])
             raise ValueError(f"leaf [{name!r}]: got {found}, expected {list(leading)}, one for each row.")
     return rows, leading
 
@@ -152,7 +152,7 @@ def from_arrays(
     (num_steps,) = checks.leading_axes(items | numbers, 1, "a data set")
     for name, x in numbers.items():
         if x.ndim != 1:
-            raise ValueError(f"{name}: got {checks.type_text(x.dtype, x.shape)}, expected one for each step, [N].")
+            raise ValueError(f"{name}: got {checks.type_text(x)}, expected one for each step, [N].")
     terminated, last = numbers["terminals"] != 0, (numbers["terminals"] != 0) | (numbers["timeouts"] != 0)
     last[-1:] = True
     repeats = 1 + last.astype(np.intp)  # a row for each step, and one for the last observation

@@ -23,8 +23,7 @@ import numpy as np
 
 from jaxreplay._common import checks, meshes, random, ring, xla
 from jaxreplay.buffers import ReservoirBuffer, Sample, SequenceBuffer
-from jaxreplay.buffers._base import Buffer
-from jaxreplay.buffers._shards import Shards, shards_of, whole_of
+from jaxreplay.buffers._shards import Shards, shards_of
 from jaxreplay.curricula import DifficultyPools, Levels, Tasks
 from jaxreplay.inspection import _facts
 from jaxreplay.samplers import effective_sample_size
@@ -118,10 +117,7 @@ def diagnostics(
         checks.check_key(key)
     if sample is not None and not isinstance(sample, Sample):
         raise ValueError(f"sample: got a {type(sample).__name__}, expected the result of the buffer's sample.")
-    if not isinstance(whole_of(buffer), Buffer | Mixture | DifficultyPools | Tasks | Levels):
-        raise ValueError(
-            f"buffer={checks.brief(buffer)}: must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels."
-        )
+    _facts.check_buffer(buffer)
     if sample is not None:
         sample = xla.copy_numpy(_facts.without_items(sample))
     return _program(buffer, state, key, sample, batch_size, thorough)
@@ -154,7 +150,7 @@ def _mixture(
     rows: dict[int, slice] = {}
     if sample is not None:
         found["draws/effective_sample_size"] = effective_sample_size(sample.weights)
-        rows = dict(buffer._parts("batch_size", sample.indices.size))
+        rows = dict(buffer._parts(sample.indices.size))
     for k, (source, state) in enumerate(zip(buffer.buffers, states, strict=True)):
         own_key = None if key is None else jax.random.fold_in(key, k)
         own = jax.tree.map(lambda x, k=k: x[rows[k]], sample) if k in rows else None
@@ -283,9 +279,8 @@ def _quantiles(x: Arrays, not_below: Arrays, num_rows: jax.Array) -> Arrays:
     counted.
     """
     tenths, ten = np.array([*TENTHS.values()], np.int32), np.int32(10)
-    rank = jax.lax.div(num_rows, ten) * tenths + jax.lax.div(
-        jax.lax.rem(num_rows, ten) * tenths + 9, np.full(3, 10, np.int32)
-    )
+    rest = jax.lax.div(jax.lax.rem(num_rows, ten) * tenths + 9, np.full(3, 10, np.int32))
+    rank = jax.lax.div(num_rows, ten) * tenths + rest
     least = (num_rows - rank + 1)[:, None]  # the rank is 1-based; no product overflows
     reached = [jnp.where(rows[None] >= least, pivot[None], 0.0) for pivot, rows in zip(x, not_below, strict=True)]
     found = _reduced(1, [(pivots, 0.0, jnp.maximum) for pivots in reached])

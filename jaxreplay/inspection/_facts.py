@@ -10,9 +10,12 @@ import jax
 import jax.numpy as jnp
 
 from jaxreplay import sum_tree
-from jaxreplay._common import ring
+from jaxreplay._common import checks, ring
 from jaxreplay.buffers import Sample, _uses
-from jaxreplay.buffers._shards import Shards, shards_of
+from jaxreplay.buffers._base import Buffer
+from jaxreplay.buffers._shards import Shards, shards_of, whole_of
+from jaxreplay.curricula import DifficultyPools, Levels, Tasks
+from jaxreplay.wrappers import Mixture
 
 TOPS = {"top_1pct_mass": 0.01, "top_10pct_mass": 0.1}
 
@@ -61,6 +64,12 @@ def of_items(part: Any, state: Any) -> Items:
     count = jnp.sum(of_shards)
     tops = {name: jnp.sum(in_order * jnp.clip(top * count - rank, 0.0, 1.0)) for name, top in TOPS.items()}
     return Items(live, ages, priorities, tops)
+
+
+def check_buffer(buffer: Any) -> None:
+    if not isinstance(whole_of(buffer), Buffer | Mixture | DifficultyPools | Tasks | Levels):
+        rule = "must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels"
+        raise ValueError(f"buffer={checks.brief(buffer)}: {rule}.")
 
 
 def draw(buffer: Any, state: Any, key: jax.Array, batch_size: int) -> Sample:

@@ -15,8 +15,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from jaxreplay._common import checks, devices, layouts
-from jaxreplay.buffers._base import Buffer
-from jaxreplay.curricula import DifficultyPools, Levels, Tasks
+from jaxreplay.curricula import DifficultyPools, Tasks
+from jaxreplay.inspection import _facts
 from jaxreplay.sum_tree import SumTree
 from jaxreplay.wrappers import Mixture, Sharded
 
@@ -59,9 +59,7 @@ class Memory:
     def __repr__(self) -> str:
         devices = f"{self.num_devices} devices, each" if self.num_devices > 1 else "1 device"
         rows = [(f"{self.backend}, {devices}", "", "bytes")]
-        rows += [
-            (path, checks.type_text(x.dtype, x.shape), f"{self.leaves[path]:,}") for path, x in self.stored.items()
-        ]
+        rows += [(path, checks.type_text(x), f"{self.leaves[path]:,}") for path, x in self.stored.items()]
         rows += [("sum trees", "", f"{self.tree:,}"), ("other", "", f"{self.other:,}")]
         rows.append(("total", short(self.total), f"{self.total:,}"))
         widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
@@ -95,10 +93,7 @@ def memory(buffer: Any, items: Any = None, *, backend: str | None = None) -> Mem
       other                                  8
       total          72.0 kB            72,008
     """
-    if not isinstance(buffer, Buffer | Sharded | Mixture | DifficultyPools | Tasks | Levels):
-        raise ValueError(
-            f"buffer={checks.brief(buffer)}: must be a buffer of jaxreplay, DifficultyPools, Tasks or Levels."
-        )
+    _facts.check_buffer(buffer)
     if backend is not None and backend not in devices.BACKENDS:
         raise ValueError(f"backend={backend!r}: must be one of {', '.join(devices.BACKENDS)}, or None.")
     if (items is None) != isinstance(buffer, DifficultyPools | Tasks):

@@ -373,10 +373,8 @@ class Sampler(abc.ABC, Generic[S]):
         """
         state = self.init(moved.source.shape[1])
         if jax.tree.leaves(state):
-            raise ValueError(
-                f"sampler={self!r}: cannot convert its state for another sampler, capacity or number of devices; "
-                "write its method `migrated`."
-            )
+            found = "cannot convert its state for another sampler, capacity or number of devices"
+            raise ValueError(f"sampler={self!r}: {found}; write its method `migrated`.")
         return state
 
 
@@ -403,7 +401,6 @@ def check_sampler(name: str, sampler: Any) -> Any:
     try:
         hash(sampler)
     except TypeError as error:
-        raise ValueError(
-            f"{name}={sampler!r}: must be hashable; make it a frozen dataclass of numbers, strings and tuples."
-        ) from error
+        remedy = "make it a frozen dataclass of numbers, strings and tuples"
+        raise ValueError(f"{name}={sampler!r}: must be hashable; {remedy}.") from error
     return sampler

@@ -258,9 +258,8 @@ class Prioritized(Sampler[PrioritizedState]):
         if spent is not None:
             leaves, accepted = jnp.where(spent, 0.0, leaves), accepted | spent
         tree = sum_tree.update(state.tree, slots, leaves, mask=accepted)
-        return dataclasses.replace(
-            state, tree=tree, updates=ring.saturating_add(state.updates, is_update.astype(jnp.int32))
-        )
+        updates = ring.saturating_add(state.updates, is_update.astype(jnp.int32))
+        return dataclasses.replace(state, tree=tree, updates=updates)
 
     def priorities(self, state: PrioritizedState, slots: jax.Array) -> jax.Array:
         return priority_of(sum_tree.get(state.tree, slots), state.alpha.astype(jnp.float32))

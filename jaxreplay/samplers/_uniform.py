@@ -54,10 +54,8 @@ class Uniform(Sampler[None]):
         if live.unspent is None:
             slots = live.slots(rank)
         elif live.capacity > MOST_DISTINCT:
-            raise ValueError(
-                f"max_uses, replacement=False: {live.capacity} slots, at most {MOST_DISTINCT}; draw with replacement, "
-                "or lower the capacity."
-            )
+            found = f"max_uses, replacement=False: {live.capacity} slots, at most {MOST_DISTINCT}"
+            raise ValueError(f"{found}; draw with replacement, or lower the capacity.")
         else:
             slots = sum_tree.find(live.unspent, rank.astype(jnp.float32) + 0.5)
         return slots, jnp.where(exists, probability, 0.0)

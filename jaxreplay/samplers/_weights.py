@@ -56,8 +56,7 @@ def importance_weights(
       >>> [round(weight, 3) for weight in weights.tolist()]  # the last row has no item
       [0.5, 1.0, 0.0]
     """
-    if normalize not in ("batch", "global", None):
-        raise ValueError(f'normalize={normalize!r}: expected "batch", "global" or None.')
+    checks.check_choice("normalize", normalize, "batch", "global", None)
     is_known = not isinstance(probabilities, jax.core.Tracer)
     if is_known or (isinstance(beta, int | float) and not 0 <= beta <= 1):
         checks.check_number("beta", beta, 0, 1, "1 corrects in full", traced=None)

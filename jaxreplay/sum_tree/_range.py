@@ -6,6 +6,7 @@ recomputed from the leaves up, O(fanout * log(capacity)) in all. No sum is a dif
 runs are as exact as the tree.
 """
 
+import dataclasses
 import functools
 from collections.abc import Callable
 from typing import Any
@@ -51,7 +52,7 @@ def restrict(tree: Any, start: jax.Array, size: jax.Array, none: float) -> Restr
     bare = Restricted(tree, start, size, tuple(ends), (), None)
     sums = _sums_at_ends(bare, tree.sums, jnp.add, 0.0)
     minima = None if tree.minima is None else _sums_at_ends(bare, tree.minima, jnp.minimum, none)
-    return Restricted(tree, start, size, tuple(ends), sums, minima)
+    return dataclasses.replace(bare, sums=sums, minima=minima)
 
 
 def patches(restricted: Restricted, values: tuple[jax.Array, ...], empty: float) -> list[Callable[..., jax.Array]]:

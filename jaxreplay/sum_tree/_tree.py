@@ -28,14 +28,13 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 
-from jaxreplay._common import checks, devices, random, xla
+from jaxreplay._common import checks, devices, random, ring, xla
 from jaxreplay.sum_tree import _levels, _range
 from jaxreplay.sum_tree._range import Restricted
 
 # Measured on a CPU, estimated from compiled programs on the others: tests/benchmarks/README.md.
 DEFAULT_FANOUTS = {"cpu": 8, "tpu": 128}
 DEFAULT_FANOUT = 64  # on all other backends
-MAX_CAPACITY = 2**29
 NONE = float(np.finfo(np.float32).max)  # the minimum of no leaves; finite, so it passes jax_debug_infs
 BELOW = np.float32(1 - 2**-23)  # times a positive number: less than it
 Stratified = bool | Literal["systematic"]
@@ -68,11 +67,6 @@ class SumTree:
     fanout: int = struct.field(pytree_node=False)
     maxima: tuple[jax.Array, ...] | None = None
 
-    @property
-    def is_wide(self) -> bool:
-        """True if siblings form the rows of a matrix."""
-        return self.fanout > _levels.WIDE
-
 
 def default_fanout(backend: str | None = None, /) -> int:
     """Best fan-out on a backend; None for that of `jax.default_device`, or JAX's default backend.
@@ -82,6 +76,12 @@ def default_fanout(backend: str | None = None, /) -> int:
       [8, 64, 128]
     """
     return DEFAULT_FANOUTS.get(backend or devices.backend_of(), DEFAULT_FANOUT)
+
+
+def chosen_fanout(fanout: int | None, arrays: Any = ()) -> int:
+    """`fanout`, checked; by default the best on the devices of `arrays`."""
+    fanout = default_fanout(devices.backend_of(arrays)) if fanout is None else fanout
+    return checks.check_integer("fanout", fanout, 2, 1024, "the number of children of a node")
 
 
 def init(
@@ -104,9 +104,8 @@ def init(
       >>> [level.size for level in tree.sums]
       [2, 16, 104]
     """
-    capacity = checks.check_integer("capacity", capacity, 1, MAX_CAPACITY, "the number of leaves")
-    fanout = default_fanout() if fanout is None else fanout
-    fanout = checks.check_integer("fanout", fanout, 2, 1024, "the number of children of a node")
+    capacity = checks.check_integer("capacity", capacity, 1, ring.MAX_CAPACITY, "the number of leaves")
+    fanout = chosen_fanout(fanout)
     shapes = [_levels.shape(size, fanout) for size in _levels.sizes(capacity, fanout)]
     sums = tuple(xla.full(shape, 0, jnp.float32) for shape in shapes)
     minima = tuple(xla.full(shape, NONE, jnp.float32) for shape in shapes) if track_minimum else None
@@ -129,7 +128,7 @@ def leaves(tree: SumTree) -> jax.Array:
 def lowest(tree: SumTree, levels: tuple[jax.Array, ...]) -> jax.Array:
     """The lowest of `levels` without padding, [..., capacity]."""
     lowest = levels[-1]
-    lowest = lowest.reshape(*lowest.shape[:-2], -1) if tree.is_wide else lowest
+    lowest = lowest.reshape(*lowest.shape[:-2], -1) if tree.fanout > _levels.WIDE else lowest
     return lowest[..., : tree.capacity]
 
 
@@ -363,9 +362,8 @@ def sample_with(
     tree, roots, patches = _in_run(tree, "sums", 0.0)
     lower_levels = tree.sums[1:]
     half = len(lower_levels) // 2
-    node, rest, value = _levels.descend(
-        lower_levels[:half], _levels.choose_root(roots, prefix), tree.fanout, patches[:half]
-    )
+    root = _levels.choose_root(roots, prefix)
+    node, rest, value = _levels.descend(lower_levels[:half], root, tree.fanout, patches[:half])
     if lower_levels:
         offset = prefix - rest  # the mass to the left of the node
         start, step = low - offset, high - low

@@ -7,9 +7,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jaxreplay._common import checks, devices, xla
+from jaxreplay._common import ring, xla
 from jaxreplay.sum_tree import _levels, _tree
-from jaxreplay.sum_tree._tree import MAX_CAPACITY, NONE, SumTree, default_fanout
+from jaxreplay.sum_tree._tree import NONE, SumTree, default_fanout
 
 
 def of_leaves(leaves: jax.Array, *, fanout: int | None = None) -> SumTree:
@@ -27,16 +27,16 @@ def of_leaves(leaves: jax.Array, *, fanout: int | None = None) -> SumTree:
       >>> float(jr.sum_tree.total(tree)), jr.sum_tree.leaves(tree).tolist()
       (10.0, [1.0, 2.0, 3.0, 4.0])
     """
-    fanout = default_fanout(devices.backend_of(leaves)) if fanout is None else fanout
-    return _of_leaves(leaves, checks.check_integer("fanout", fanout, 2, 1024, "the number of children of a node"))
+    return _of_leaves(leaves, _tree.chosen_fanout(fanout, leaves))
 
 
 @xla.copies_numpy
 @functools.partial(jax.jit, static_argnames="fanout")
 def _of_leaves(leaves: jax.Array, fanout: int) -> SumTree:
     leaves = jnp.asarray(leaves, jnp.float32)
-    if leaves.ndim != 1 or not 1 <= leaves.size <= MAX_CAPACITY:
-        raise ValueError(f"leaves: got shape {list(leaves.shape)}, expected a vector of 1 to {MAX_CAPACITY} numbers.")
+    if leaves.ndim != 1 or not 1 <= leaves.size <= ring.MAX_CAPACITY:
+        rule = f"a vector of 1 to {ring.MAX_CAPACITY} numbers"
+        raise ValueError(f"leaves: got shape {list(leaves.shape)}, expected {rule}.")
     leaves = jnp.where(leaves >= 0, leaves, jnp.inf)
     return SumTree(_levels.build(leaves, leaves.size, fanout, jnp.add, 0.0), None, leaves.size, fanout)
 
@@ -57,7 +57,7 @@ def with_fanout(tree: SumTree, fanout: int | None = None) -> SumTree:
       >>> [level.size for level in tree.sums]
       [5, 320]
     """
-    fanout = default_fanout(devices.backend_of(tree)) if fanout is None else fanout
+    fanout = _tree.chosen_fanout(fanout, tree)
     return tree if fanout == tree.fanout else _with_fanout(tree, fanout)
 
 

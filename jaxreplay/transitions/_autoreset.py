@@ -116,8 +116,7 @@ class NextStepAutoreset:
           >>> int(obs), bool(terminated), bool(state.waiting)
           (9, True, True)
         """
-        if not isinstance(state, AutoresetState):
-            raise ValueError(f"state: got a {type(state).__name__}, expected an AutoresetState from init.")
+        checks.check_state(self, state, AutoresetState)
         returned = self.env_step(key, state.env, action)
         if not isinstance(returned, tuple | list) or len(returned) != len(RETURNED):
             count = f" of {len(returned)}" if isinstance(returned, tuple | list) else ""
@@ -141,16 +140,13 @@ def _as_flag(name: str, x: Any) -> jax.Array:
     """`x` as bool []."""
     flag = checks.as_real(name, x, "bool[]").astype(bool)
     if flag.shape != ():
-        raise ValueError(f"{name}: got {checks.type_text(flag.dtype, flag.shape)}, expected bool[]; map with jax.vmap.")
+        raise ValueError(f"{name}: got {checks.type_text(flag)}, expected bool[]; map with jax.vmap.")
     return flag
 
 
 def _check_alike(name: str, found: Any, like: Any) -> None:
     """Raise a `ValueError` if two pytrees differ in structure or in the shape of a leaf."""
-    got, expected = (
-        {jax.tree_util.keystr(path) or "<root>": jnp.shape(x) for path, x in jax.tree_util.tree_leaves_with_path(tree)}
-        for tree in (found, like)
-    )
+    got, expected = ({name: jnp.shape(x) for name, x in checks.named_leaves(tree).items()} for tree in (found, like))
     if got != expected:
         other = "obs" if name == "final_obs" else "the state before"
         got, expected = dict(sorted(got.items() - expected.items())), dict(sorted(expected.items() - got.items()))

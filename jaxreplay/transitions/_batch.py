@@ -207,10 +207,8 @@ def check_returns(spec: Any) -> None:
     for name in ("In", "W"):
         for leaf in jax.tree.leaves(getattr(spec, name)):
             if leaf.shape != spec.Rn.shape:
-                raise ValueError(
-                    f"leaf .{name}: got {checks.type_text(leaf.dtype, leaf.shape)}, expected {list(spec.Rn.shape)}, "
-                    "the shape of leaf .Rn; squeeze the extra axis."
-                )
+                rule = f"expected {list(spec.Rn.shape)}, the shape of leaf .Rn"
+                raise ValueError(f"leaf .{name}: got {checks.type_text(leaf)}, {rule}; squeeze the extra axis.")
 
 
 def without_valid(items: Any) -> tuple[Any, dict[str, Any]]:

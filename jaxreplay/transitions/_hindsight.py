@@ -122,7 +122,7 @@ def _find(rows: Any, path: Path, name: str) -> Any:
     found, parts = rows, (path,) if isinstance(path, str) else path
     if not (isinstance(parts, tuple) and parts and all(isinstance(part, str) for part in parts)):
         raise ValueError(
-            f"{name}={path!r}: must be the name of a leaf in the rows, or a tuple of the names that lead to one."
+            f"{name}={path!r}: must be the name of a leaf in the rows, or a tuple of names that lead to it."
         )
     for part in parts:
         inside = found if isinstance(found, Mapping) else getattr(found, "__dict__", {})

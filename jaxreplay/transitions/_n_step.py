@@ -343,10 +343,8 @@ class NStep:
         found = list(state.steps.mask.shape) if isinstance(state, NStepState) else None
         if found != expected:
             got = f"one of {found} steps" if found else type(state).__name__
-            raise ValueError(
-                f"state: got {got}, expected one of {expected} steps, from this tracer's init; use jax.vmap for a "
-                "stack of states."
-            )
+            rule = f"one of {expected} steps, from this tracer's init"
+            raise ValueError(f"state: got {got}, expected {rule}; use jax.vmap for a stack of states.")
 
 
 @checks.config

@@ -76,10 +76,8 @@ def tracer_for(
     """A tracer with these settings, and `n` and `gamma` to replace its own, or None; see `_windows.transitions`."""
     n_now = gamma_now = None
     if gamma is None and discounts is None:
-        raise ValueError(
-            "gamma=None: must be a number in [0, 1], or a traced float [] or [num_envs]; it is a discount; or give "
-            "discounts, one per step."
-        )
+        rule = "must be a number in [0, 1], or a traced float [] or [num_envs]; it is a discount"
+        raise ValueError(f"gamma=None: {rule}; or give discounts, one per step.")
     gamma = check_gamma(gamma)
     if isinstance(gamma, jax.Array):
         gamma, gamma_now = 1.0, gamma

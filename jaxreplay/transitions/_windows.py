@@ -32,11 +32,6 @@ class TracerSteps:
     mask: Any = None  # True if there was a step
     discount: jax.Array | None = None  # of what follows the step; None if all have the same
 
-    @property
-    def ends(self) -> jax.Array:
-        """True if the step ends its episode."""
-        return self.terminated | self.truncated
-
 
 # Fields of `TracerSteps`, each with its name as an argument of a step, and of many steps.
 NAMES = {field.name: field.name for field in dataclasses.fields(TracerSteps)}
@@ -79,7 +74,7 @@ def as_steps(given: TracerSteps, what: str | None = None, num_envs: int | None =
         leaf = found[field]
         if field in KINDS and leaf is not None and leaf.shape != leading:
             raise ValueError(
-                f"{name}: got {checks.type_text(leaf.dtype, leaf.shape)}, expected {list(leading)}, one {KINDS[field]} "
+                f"{name}: got {checks.type_text(leaf)}, expected {list(leading)}, one {KINDS[field]} "
                 f"{each}; {'squeeze' if leaf.shape[-1] == 1 else 'reduce'} the last axis."
             )
     if what:
@@ -179,14 +174,12 @@ def transitions(
 def _check_discounts(gamma: Any, steps: TracerSteps) -> None:
     """Raise a `ValueError` if there is not one of `gamma` and discounts, or it is not as many as environments."""
     if gamma is None and steps.discount is None:
-        raise ValueError(
-            "gamma=None: the tracer has none; pass one to each call, as in add(..., gamma=0.99), or pass a discount to "
-            "init and add."
-        )
+        remedy = "pass one to each call, as in add(..., gamma=0.99), or pass a discount to init and add"
+        raise ValueError(f"gamma=None: the tracer has none; {remedy}.")
     if gamma is not None and steps.discount is not None:
         raise ValueError("gamma: steps have discounts of their own; give gamma=None, and discounts times gamma.")
     if isinstance(gamma, jax.Array) and gamma.shape not in ((), steps.r.shape[1:]):
-        got, expected = (checks.type_text(gamma.dtype, shape) for shape in (gamma.shape, steps.r.shape[1:]))
+        got, expected = (checks.type_text(gamma, shape) for shape in (None, steps.r.shape[1:]))
         raise ValueError(f"gamma: got {got}, expected one number, such as a float32[], or {expected}.")
 
 
@@ -282,5 +275,5 @@ def _extra_info(steps: TracerSteps, last: jax.Array, max_n: int, at: Any) -> dic
     window = jax.tree.map(lambda leaf: at(leaf, wanted), window)
     if steps.discount is not None:
         window["discounts"] = at(steps.discount, wanted)
-    window["dones"] = at(steps.ends, wanted) | (every > last[:, None])
+    window["dones"] = at(steps.terminated | steps.truncated, wanted) | (every > last[:, None])
     return jax.tree.map(lambda leaf: jnp.moveaxis(leaf, 1, 2), window)

@@ -32,7 +32,7 @@ from jaxreplay._common import calls, checks, devices, layouts, meshes, ring, xla
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._sample import Sample, is_known_empty, sample_arguments
 from jaxreplay.buffers._sequence import SequenceBuffer
-from jaxreplay.buffers._shards import shards_of, whole_of, with_whole
+from jaxreplay.buffers._shards import shards_of, unnormalized, whole_of
 from jaxreplay.buffers._state import Sized
 from jaxreplay.transitions import TransitionBatch
 from jaxreplay.wrappers._sharded import Sharded
@@ -166,7 +166,7 @@ class Mixture(Sized):
         num_axes = whole_of(self.buffers[0])._batch_axes
 
         def its(buffer: Buffer[Any] | Sharded[Any]) -> Any:
-            leading = leading_of(buffer)
+            leading = shards_of(buffer).smallest_batch
             return jax.tree.map(lambda x: jax.ShapeDtypeStruct(leading + x.shape[num_axes:], x.dtype), spec)
 
         return [spec, *map(its, self.buffers[1:])]
@@ -185,8 +185,7 @@ class Mixture(Sized):
 
     def clear(self, state: tuple[Any, ...]) -> tuple[Any, ...]:
         """`Buffer.clear` of all sources."""
-        self._check_length(state)
-        return tuple(buffer.clear(part) for buffer, part in zip(self.buffers, state, strict=True))
+        return tuple(buffer.clear(part) for buffer, part in self._pairs(state))
 
     def end_streams(self, state: tuple[Any, ...], source: int, *, mask: jax.Array | None = None) -> tuple[Any, ...]:
         """`SequenceBuffer.end_streams` of one buffer; the others are unchanged.
@@ -207,7 +206,7 @@ class Mixture(Sized):
         return (*state[:source], change(state[source], *args, **kwargs), *state[source + 1 :])
 
     def _position(self, state: tuple[Any, ...], source: Any) -> int:
-        self._check_length(state)
+        self._pairs(state)
         last = len(self.buffers) - 1
         return checks.check_integer("source", source, 0, last, "the position of a buffer in buffers, static")
 
@@ -232,11 +231,10 @@ class Mixture(Sized):
           ValueError: an invalid argument, as in a buffer's `sample`; the sources store different items; the rows of a
             `Sharded` source are not a multiple of its shards; or all sources are empty and the call is eager.
         """
-        checks.check_key(key)
         buffers, keys = self.buffers, jax.random.split(key, len(self.buffers))
         if self.weights == "joint":
-            buffers = tuple(map(without_normalization, buffers))
-        parts = self._parts("batch_size", batch_size)
+            buffers = tuple(map(unnormalized, buffers))
+        parts = self._parts(batch_size)
         drawn = []
         for k, rows in parts:
             sample: Any = buffers[k].sample
@@ -266,18 +264,15 @@ class Mixture(Sized):
             weights = [jnp.where(x == largest, 1.0, x * (1.0 / largest)) for x in weights]
 
         def weighed(x: Sample, weights: jax.Array, scale: jax.Array) -> Sample:
-            changed: dict[str, Any] = {"weights": weights}
-            if isinstance(x.items, TransitionBatch):
-                W: Any = x.items.W
-                W = W * (scale * (1.0 / largest)).astype(W.dtype)
-                changed["items"] = dataclasses.replace(x.items, W=W)  # pyright: ignore[reportArgumentType]
-            return dataclasses.replace(x, **changed)  # pyright: ignore[reportArgumentType]
+            items = x.items
+            if isinstance(items, TransitionBatch):
+                W: Any = items.W
+                items = dataclasses.replace(items, W=W * (scale * (1.0 / largest)).astype(W.dtype))
+            return dataclasses.replace(x, items=items, weights=weights)
 
         return list(map(weighed, drawn, weights, scales))
 
-    update = calls.forwarded(
-        Buffer.update, "Give each source's sampler the TD errors of its rows; the last of a handle counts."
-    )
+    update = calls.forwarded(Buffer.update, "Give each sampler the TD errors of its rows; the last of a handle counts.")
     set = calls.forwarded(Buffer.set, "Write leaves of stored items in place, in each source its rows.")
     get = calls.forwarded(Buffer.get, "Items [B, ...] by their handles, int [B]; zeros if not stored.")
     slots = calls.forwarded(Buffer.slots, "`Buffer.slots`, within its source (and shard), of the handles, int [B].")
@@ -292,11 +287,11 @@ class Mixture(Sized):
 
     def _run(self, name: str, call: calls.Call, state: tuple[Any, ...], arguments: dict[str, Any]) -> Any:
         """The method `name` of each shard of each source, with all rows: the others have handle -1 there."""
-        indices = checks.check_indices(arguments["indices"])
+        indices = arguments["indices"]
         for argument in call.rows:
             for x in jax.tree.leaves(arguments[argument]):
                 if x.shape[:1] != indices.shape:
-                    found = checks.type_text(x.dtype, x.shape)
+                    found = checks.type_text(x)
                     raise ValueError(f"{argument}: got {found}, expected a row for each of the {indices.size} indices.")
         source, own = indices % len(self.buffers), indices // len(self.buffers)  # -1 // K is -1
         found, lane, start = [], jnp.full_like(indices, -1), 0
@@ -328,8 +323,7 @@ class Mixture(Sized):
 
     def sizes(self, state: tuple[Any, ...]) -> tuple[jax.Array, ...]:
         """Number of drawable items of each source, int32 [] each."""
-        self._check_length(state)
-        return tuple(buffer.size(part) for buffer, part in zip(self.buffers, state, strict=True))
+        return tuple(buffer.size(part) for buffer, part in self._pairs(state))
 
     def size(self, state: tuple[Any, ...]) -> jax.Array:
         """Number of drawable items of all sources, int32 []; saturates at 2**31 - 1."""
@@ -337,39 +331,35 @@ class Mixture(Sized):
 
     def is_full(self, state: tuple[Any, ...]) -> jax.Array:
         """True if the next insertion overwrites in every source, bool []."""
-        self._check_length(state)
-        full = tuple(buffer.is_full(part) for buffer, part in zip(self.buffers, state, strict=True))
-        return _reduced(jnp.logical_and, full)
+        return _reduced(jnp.logical_and, tuple(buffer.is_full(part) for buffer, part in self._pairs(state)))
 
-    def _parts(self, name: str, num_rows: int) -> list[tuple[int, slice]]:
+    def _parts(self, num_rows: int) -> list[tuple[int, slice]]:
         """The sources with rows in a batch, and their rows."""
         parts, start = [], 0
         for k, count in enumerate(self.counts(num_rows)):
             num_shards = shards_of(self.buffers[k]).num_shards
             if count % num_shards:
-                raise ValueError(
-                    f"{name}={num_rows}: buffers[{k}] gets {count} of these rows, which must be a multiple of "
-                    f"{num_shards}, the number of its shards; change the batch size or the shares."
-                )
+                found = f"batch_size={num_rows}: buffers[{k}] gets {count} of these rows"
+                rule = f"which must be a multiple of {num_shards}, the number of its shards"
+                raise ValueError(f"{found}, {rule}; change the batch size or the shares.")
             if count > 0:
                 parts.append((k, slice(start, start + count)))
             start += count
         return parts or [(0, slice(0, 0))]
 
-    def _check_length(self, state: Any) -> None:
+    def _pairs(self, state: Any) -> list[tuple[Any, Any]]:
+        """Each buffer and its state; a `ValueError` if `state` is not a tuple of one state for each."""
         if not isinstance(state, list):
             checks.check_state(self, state, tuple)
         if not isinstance(state, tuple) or len(state) != len(self.buffers):
             found = f"{type(state).__name__} of {len(state)}"
-            raise ValueError(
-                f"state: got {found}, expected a tuple of {len(self.buffers)} states, one for each buffer."
-            )
+            raise ValueError(f"state: got {found}, expected a tuple of {len(self.buffers)} states, one of each.")
+        return [*zip(self.buffers, state, strict=True)]
 
     def _check_state(self, state: Any) -> None:
         """Raise a `ValueError` if `state` is not of this mixture, or the sources store different items."""
-        self._check_length(state)
         specs = []
-        for buffer, part in zip(self.buffers, state, strict=True):
+        for buffer, part in self._pairs(state):
             buffer._check_state(part)
             specs.append(items_spec(buffer, part))
         for k, spec in enumerate(specs):
@@ -394,13 +384,6 @@ def _joined(drawn: list[Sample]) -> Sample:
     return Sample(**fields)
 
 
-def leading_of(buffer: Buffer[Any] | Sharded[Any]) -> tuple[int, ...]:
-    """Leading axes of the smallest batch that `init` takes."""
-    shards = shards_of(buffer)
-    last = shards.whole.num_envs if isinstance(shards.whole, SequenceBuffer) else shards.num_shards
-    return (*[1] * (shards.whole._batch_axes - 1), last)
-
-
 def items_spec(buffer: Buffer[Any] | Sharded[Any], state: Any) -> Any:
     """Shapes and dtypes of an item."""
     shards = shards_of(buffer)
@@ -414,17 +397,13 @@ def check_shares(_: str, shares: Any, num_buffers: int) -> tuple[float, ...]:
     if shares is None:
         return (1 / num_buffers,) * num_buffers
     if not isinstance(shares, Sequence | np.ndarray) or len(shares) != num_buffers:
-        raise ValueError(
-            f"shares={shares!r}: must be one positive number for each of the {num_buffers} buffers, or None for equal "
-            "shares."
-        )
-    numbers = [
-        float(checks.check_number(f"shares[{k}]", share, 0, math.inf, "leave out a buffer to give it no share"))
-        for k, share in enumerate(shares)
-    ]
-    for k, number in enumerate(numbers):
-        if number == 0:
-            raise ValueError(f"shares[{k}]={shares[k]!r}: must be positive; leave out a buffer to give it no share.")
+        rule = f"one positive number for each of the {num_buffers} buffers, or None for equal shares"
+        raise ValueError(f"shares={shares!r}: must be {rule}.")
+    numbers, remedy = [], "leave out a buffer to give it no share"
+    for k, share in enumerate(shares):
+        numbers.append(float(checks.check_number(f"shares[{k}]", share, 0, math.inf, remedy)))
+        if numbers[k] == 0:
+            raise ValueError(f"shares[{k}]={share!r}: must be positive; {remedy}.")
     total = sum(map(Fraction, numbers))  # as a float it might overflow
     return tuple(float(Fraction(number) / total) for number in numbers)
 
@@ -438,10 +417,8 @@ def normalization_of(buffers: Sequence[Buffer[Any] | Sharded[Any]]) -> Literal["
             rules.setdefault(sampler.normalize, k)
     for rule, k in rules.items():
         if rule not in ("batch", None):
-            raise ValueError(
-                f'weights="joint": the sampler of buffers[{k}] has normalize={rule!r}; must be "batch" or None, the '
-                "normalizations that a batch of several sources has."
-            )
+            found = f"the sampler of buffers[{k}] has normalize={rule!r}"
+            raise ValueError(f'weights="joint": {found}; must be "batch" or None, as the batch has several sources.')
     if len(rules) > 1:
         raise ValueError(
             f'weights="joint": the samplers of buffers {sorted(rules.values())} have normalize={list(rules)}; they '
@@ -459,9 +436,3 @@ def num_rows(buffer: Buffer[Any] | Sharded[Any], probabilities: jax.Array) -> An
     if shards.whole._fills_rows or shards.num_shards > 1:
         return probabilities.size
     return jnp.maximum(jnp.sum(probabilities > 0, dtype=jnp.int32), 1).astype(jnp.float32)
-
-
-def without_normalization(buffer: Any) -> Any:
-    """The same buffer without normalization of weights; it has the same states."""
-    whole = whole_of(buffer)
-    return with_whole(buffer, dataclasses.replace(whole, sampler=whole.sampler.unnormalized()))

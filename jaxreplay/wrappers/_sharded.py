@@ -10,7 +10,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 
-from jaxreplay._common import calls, checks, devices, meshes, ring, xla
+from jaxreplay._common import calls, checks, devices, meshes, ring
 from jaxreplay.buffers import SequenceBuffer
 from jaxreplay.buffers._base import Buffer
 from jaxreplay.buffers._replay import ReplayState
@@ -106,7 +106,7 @@ class Sharded(Sized, Generic[S]):
         With several processes, `jax.make_array_from_process_local_data(buffer.items_sharding, rows)` makes the global
         array from the rows of each process.
         """
-        return NamedSharding(self.mesh, self._items_spec)
+        return NamedSharding(self.mesh, PartitionSpec(*[None] * (self.buffer._batch_axes - 1), self.axis))
 
     @property
     def state_sharding(self) -> NamedSharding:
@@ -161,8 +161,7 @@ class Sharded(Sized, Generic[S]):
         return _add_of(type(self.buffer))(self, state, *args, **kwargs)
 
     sample = on_shards(
-        Buffer.sample,
-        "Draw batch_size / D items from each shard; in a `ReplayBuffer` from its newest max_age / D.",
+        Buffer.sample, "Draw batch_size / D items of each shard, in a `ReplayBuffer` its newest max_age / D."
     )
     epoch = on_shards(Buffer.epoch, "Batch number `step` of a pass in which each shard passes over its own items.")
     update = on_shards(Buffer.update, "Give each shard's sampler the TD errors of its part of the batch.")
@@ -182,20 +181,20 @@ class Sharded(Sized, Generic[S]):
         batch_size = check_batch_size(batch_size)
         self._check_divides("batch_size", batch_size)
         check_once(self, state)
-        return jnp.max(-(-xla.alive(state.ring.size) // (batch_size // self.num_shards)), axis=-1)
+        return jnp.max(-(-state.ring.size // (batch_size // self.num_shards)), axis=-1)
 
     def size(self, state: S) -> jax.Array:
         """Number of drawable items in all shards, int32 []."""
-        check_once(self, state)
-        xla.alive(state.ring.size)
-        return jnp.sum(jax.vmap(self._part.size)(state), axis=-1, dtype=jnp.int32)
+        return self._sum(self._part.size, state)
 
     def stored_steps(self, state: S) -> jax.Array:
         """Number of steps stored in all shards of a `SequenceBuffer`, int32 []."""
         part: Any = self._part
+        return self._sum(part.stored_steps, state)
+
+    def _sum(self, of_shard: Callable[[S], jax.Array], state: S) -> jax.Array:
         check_once(self, state)
-        xla.alive(state.ring.size)
-        return jnp.sum(jax.vmap(part.stored_steps)(state), axis=-1, dtype=jnp.int32)
+        return jnp.sum(jax.vmap(of_shard)(state), axis=-1, dtype=jnp.int32)
 
     def is_full(self, state: S) -> jax.Array:
         """True if the next insertion overwrites in every shard, bool []."""
@@ -211,12 +210,7 @@ class Sharded(Sized, Generic[S]):
     @property
     def _part(self) -> Buffer[S]:
         """The configuration of one shard."""
-        return part_of(self.buffer, self.num_shards, self._axis_name)
-
-    @property
-    def _axis_name(self) -> str | None:
-        """The mapped axis over the shards; None for a single shard."""
-        return self.axis if self.num_shards > 1 else None
+        return part_of(self.buffer, self.num_shards, self.axis if self.num_shards > 1 else None)
 
     def _part_spec(self, spec: Any) -> Any:
         """The spec of one shard's part of items like `spec`."""
@@ -229,25 +223,17 @@ class Sharded(Sized, Generic[S]):
 
         return jax.tree.map(part, spec)
 
-    @property
-    def _items_spec(self) -> PartitionSpec:
-        return PartitionSpec(*[None] * (self.buffer._batch_axes - 1), self.axis)
-
     def _check_state(self, state: S) -> None:
         checks.check_state(self, state, self.buffer._state_kind)
         if state.ring.size.shape != (self.num_shards,):
-            raise ValueError(
-                f"{self.num_shards} shards: this state has leading axes {list(state.ring.size.shape)}; use the buffer "
-                "that made it, and jax.vmap for a stack of states."
-            )
+            found = f"{self.num_shards} shards: this state has leading axes {list(state.ring.size.shape)}"
+            raise ValueError(f"{found}; use the buffer that made it, and jax.vmap for a stack of states.")
         self._part._check_state(shards_of(self).part_spec(state))
 
     def _check_divides(self, name: str, size: int) -> None:
         if size % self.num_shards:
-            raise ValueError(
-                f"{name}={size}: must be a multiple of {self.num_shards}, the number of shards (mesh axis "
-                f"{self.axis!r})."
-            )
+            rule = f"must be a multiple of {self.num_shards}, the number of shards"
+            raise ValueError(f"{name}={size}: {rule} (mesh axis {self.axis!r}).")
 
     def _run(self, name: str, call: calls.Call, state: S, arguments: dict[str, Any]) -> Any:
         """The buffer's method `name` on each shard and its part of the rows."""

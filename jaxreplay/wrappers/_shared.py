@@ -114,9 +114,7 @@ class Shared:
         explain_donated(state, None)
         buffer._check_state(state)
         self.buffer: Any = buffer
-        self.min_size = check_integer(
-            "min_size", min_size, 1, room(buffer), "the number of items that the first draw needs"
-        )
+        self.min_size = check_integer("min_size", min_size, 1, room(buffer), "the items that the first draw needs")
         self._rate_limiter = Limiter(ratio, slack, added, drawn)
         self._turns = Turns(state, buffer.size, self.min_size, self._rate_limiter)
 

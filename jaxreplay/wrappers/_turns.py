@@ -202,10 +202,8 @@ class Turns:
             if turn.timeout is None and self._workers == 0:
                 raise Closed(f"{why}. It would wait for ever, as all blocks of `worker` have ended.")
             if turn.timeout is None and threading.enumerate() == [threading.current_thread()]:
-                raise RuntimeError(
-                    f"{why}. It would wait for ever, as the process has no other thread; use the buffer itself, or no "
-                    "ratio."
-                )
+                remedy = "use the buffer itself, or no ratio"
+                raise RuntimeError(f"{why}. It would wait for ever, as the process has no other thread; {remedy}.")
             if turn.is_late():
                 waited = time.monotonic() - start
                 raise TimeoutError(f"{why}. Waited {waited:.3g} s; does the other side run, in another thread?")

@@ -294,7 +294,7 @@ def test_states_are_saved_bound_and_measured(tmp_path):
     ("settings", "message"),
     [
         ({"capacity": 0}, "capacity=0: must be an integer from 1"),
-        ({"prioritization": "topk"}, "prioritization='topk': must be one of rank, proportional"),
+        ({"prioritization": "topk"}, 'prioritization=\'topk\': must be "rank" or "proportional"'),
         ({"temperature": 0}, "temperature=0: must be a number in"),
         ({"staleness": 2}, "staleness=2: must be a number in"),
         ({"replay_probability": -1}, "replay_probability=-1: must be a number in"),

@@ -56,7 +56,7 @@ def test_traced_beta_and_vmap():
 
 @pytest.mark.versions
 def test_errors():
-    rejects("normalize='max': expected \"batch\"", jr.importance_weights, np.ones(4), 2, 1.0, normalize="max")
+    rejects("normalize='max': must be \"batch\"", jr.importance_weights, np.ones(4), 2, 1.0, normalize="max")
     rejects("min_probability=None", jr.importance_weights, np.ones(4), 2, 1.0, normalize="global")
 
 

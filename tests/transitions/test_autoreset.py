@@ -125,4 +125,10 @@ def test_what_is_no_environment():
         env = jr.NextStepAutoreset(env_step=lambda key, state, action, returned=returned: returned)
         with pytest.raises(ValueError, match=f"env_step: returned {found}, expected obs, env_state, reward, term"):
             env.step(env.init(0.0, 0.0), None, jax.random.key(0))
-    rejects("state: got a NoneType, expected an AutoresetState", env.step, None, None, jax.random.key(0))
+    rejects(
+        "state: got NoneType, expected AutoresetState, as init of NextStepAutoreset returns it",
+        env.step,
+        None,
+        None,
+        jax.random.key(0),
+    )

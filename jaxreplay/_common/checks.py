@@ -103,11 +103,9 @@ def leading_axes(spec: Any, num_axes: int, what: str) -> tuple[int, ...]:
     first = next(iter(leaves.values())).shape[:num_axes]
     for name, leaf in leaves.items():
         if len(leaf.shape) < num_axes:
-            remedy = "x[:, None]" if len(leaf.shape) == 1 else "x[None]"
-            raise ValueError(
-                f"leaf {name}: got {type_text(leaf)}, {what} needs {num_axes} leading "
-                f"{'axis' if num_axes == 1 else 'axes'}; {remedy} adds one."
-            )
+            axes, remedy = "axis" if num_axes == 1 else "axes", "x[:, None]" if len(leaf.shape) == 1 else "x[None]"
+            rule = f"{what} needs {num_axes} leading {axes}; {remedy} adds one"
+            raise ValueError(f"leaf {name}: got {type_text(leaf)}, {rule}.")
         if leaf.shape[:num_axes] != first:
             found = list(leaf.shape[:num_axes])
             raise ValueError(f"leaf {name}: leading axes {found} differ from {list(first)} of the first leaf.")

@@ -114,10 +114,8 @@ R = TypeVar("R")
 def explain_donated(state: Any, error: Exception | None) -> None:
     """Raise a `ValueError` from `error` if an array of `state` has been donated."""
     if any(map(_is_deleted, jax.tree.leaves(state))):
-        raise ValueError(
-            "state: was donated to an earlier call and is gone; rebind it, as in state = buffer.add(state, items), or "
-            "create the buffer with donate=False."
-        ) from error
+        remedy = "rebind it, as in state = buffer.add(state, items), or create the buffer with donate=False"
+        raise ValueError(f"state: was donated to an earlier call and is gone; {remedy}.") from error
 
 
 @functools.partial(jax.jit, inline=True)

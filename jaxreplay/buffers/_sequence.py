@@ -345,10 +345,9 @@ class SequenceBuffer(Buffer[SequenceState]):
         if stored == 0:
             return super()._why_empty(state)
         if stored < self.sequence_length:
-            return (
-                f"cannot sample: a sequence takes sequence_length={self.sequence_length} steps, and the buffer has "
-                f"{stored} of each stream; add {self.sequence_length - stored} more first (see can_sample)."
-            )
+            found = f"sequence_length={self.sequence_length} steps, and the buffer has {stored} of each stream"
+            more = self.sequence_length - stored
+            return f"cannot sample: a sequence takes {found}; add {more} more first (see can_sample)."
         rule = f"windows={self.windows!r}" + ", gaps=True" * self.gaps
         return f"cannot sample: no stored sequence may be drawn ({rule}); add steps until one may."
 

@@ -217,10 +217,9 @@ def _rebuilt(folder: str, content: dict[str, Any], config: Any, like: Any) -> An
     """The saved state, rebuilt."""
     if different := _config.differences(content["config"], config):
         more = f" (and {len(different) - 5} more)" if len(different) > 5 else ""
-        raise ValueError(
-            f"{folder}: saved with another configuration: {'; '.join(different[:5])}{more}. Restore with the saved "
-            "one, then convert the state: jr.migrate(old_buffer, state, new_buffer), remap or recycle."
-        )
+        remedy = "convert the state: jr.migrate(old_buffer, state, new_buffer), remap or recycle"
+        found = f"{folder}: saved with another configuration: {'; '.join(different[:5])}{more}"
+        raise ValueError(f"{found}. Restore with the saved one, then {remedy}.")
     owners = _places.owners(config, like, content["shards"])
 
     def as_saved(owner: _places.Owner | None, node: Any) -> Any:

@@ -63,10 +63,8 @@ def migrate(old_buffer: Any, state: Any, new_buffer: Any) -> Any:
     old, new = shards_of(old_buffer), shards_of(new_buffer)
     for whole, name in ((old.whole, "old_buffer"), (new.whole, "new_buffer")):
         if type(whole) not in KINDS:
-            raise ValueError(
-                f"{name}={checks.brief(whole)}: must be a ReplayBuffer, a SequenceBuffer or Sharded of one; migrate "
-                "the buffers of a Mixture one by one."
-            )
+            rule = "must be a ReplayBuffer, a SequenceBuffer or Sharded of one"
+            raise ValueError(f"{name}={checks.brief(whole)}: {rule}; migrate the buffers of a Mixture one by one.")
     if type(old.whole) is not type(new.whole):
         raise ValueError(f"new_buffer={new.whole!r}: must be a {type(old.whole).__name__} like old_buffer.")
     old_buffer._check_state(state)

@@ -275,10 +275,8 @@ def _next_observations(following: Any, observations: Any, last: np.ndarray) -> A
         differs = ~is_equal.all(axis=tuple(range(1, is_equal.ndim))) & ~last[:-1]
         if differs.any():
             t = int(np.flatnonzero(differs)[0])
-            raise ValueError(
-                f"next_observations[{t}] differs from observations[{t + 1}], of the same episode; mark step {t} in "
-                "timeouts if it ends there."
-            )
+            found = f"next_observations[{t}] differs from observations[{t + 1}], of the same episode"
+            raise ValueError(f"{found}; mark step {t} in timeouts if it ends there.")
     return following
 
 

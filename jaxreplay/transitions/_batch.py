@@ -169,10 +169,8 @@ class TransitionBatch:
           [[3.0], [2.0]]
         """
         if isinstance(self.valid, jax.core.Tracer):
-            raise ValueError(
-                "valid: is traced, so the number of transitions is not known; call to_singles outside of jit, or on "
-                "dataclasses.replace(batch, valid=None) for all rows."
-            )
+            remedy = "call to_singles outside of jit, or on dataclasses.replace(batch, valid=None) for all rows"
+            raise ValueError(f"valid: is traced, so the number of transitions is not known; {remedy}.")
         rows = range(self.batch_size) if self.valid is None else np.flatnonzero(xla.on_host(self.valid)).tolist()
         batch = dataclasses.replace(self, valid=None)  # pyright: ignore[reportArgumentType]
         for i in reversed(rows) if reverse else rows:

@@ -105,10 +105,8 @@ def _behind(name: str, followed: Any, old: jax.Array) -> jax.Array:
     found = jax.tree.leaves(followed)
     if len(found) != 1 or found[0].shape != (old.shape[0], old.shape[1] - 1) or old.ndim != 2:
         shapes = [list(x.shape[2:]) for x in found]
-        raise ValueError(
-            f"{name}: the function returned arrays of shapes {shapes} for rows of {list(old.shape[2:])}, expected one "
-            "number, []; it takes one row's achieved and desired goal."
-        )
+        found = f"{name}: the function returned arrays of shapes {shapes} for rows of {list(old.shape[2:])}"
+        raise ValueError(f"{found}, expected one number, []; it takes one row's achieved and desired goal.")
     return jnp.concatenate([found[0].astype(old.dtype), old[:, -1:]], axis=1)
 
 

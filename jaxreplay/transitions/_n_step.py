@@ -320,10 +320,8 @@ class NStep:
         steps = _windows.as_steps(given, "a batch of sequences")
         length = steps.r.shape[1]
         if length <= self.n:
-            raise ValueError(
-                f"{'n' if n is None else 'max_n'}={self.n}: got sequences of {length} rows, expected at least "
-                f"{self.n + 1}: {self.n} steps and the next observation."
-            )
+            found = f"{'n' if n is None else 'max_n'}={self.n}: got sequences of {length} rows"
+            raise ValueError(f"{found}, expected at least {self.n + 1}: {self.n} steps and the next observation.")
         is_step_next = jnp.pad(steps.mask[:, 1:], ((0, 0), (0, 1)))
         cut = steps.truncated & ~steps.terminated & is_step_next  # the final observation is missing
         steps = dataclasses.replace(steps, s_next=None, mask=steps.mask & ~cut)

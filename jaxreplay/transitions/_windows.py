@@ -73,10 +73,9 @@ def as_steps(given: TracerSteps, what: str | None = None, num_envs: int | None =
     for field, name in names.items():
         leaf = found[field]
         if field in KINDS and leaf is not None and leaf.shape != leading:
-            raise ValueError(
-                f"{name}: got {checks.type_text(leaf)}, expected {list(leading)}, one {KINDS[field]} "
-                f"{each}; {'squeeze' if leaf.shape[-1] == 1 else 'reduce'} the last axis."
-            )
+            remedy = f"{'squeeze' if leaf.shape[-1] == 1 else 'reduce'} the last axis"
+            rule = f"{list(leading)}, one {KINDS[field]} {each}"
+            raise ValueError(f"{name}: got {checks.type_text(leaf)}, expected {rule}; {remedy}.")
     if what:
         checks.check_mask(steps.mask, leading)
     if num_envs not in (None, leading[0]):

@@ -62,10 +62,8 @@ class Limiter:
             return
         up, down = max(self._most_up, change), max(self._most_down, -change)
         if self._slack is not None and 2 * self._slack < up + down:
-            raise ValueError(
-                f"slack={self._slack / self._den:g}: {_calls(up, down, self._den, self.ratio)} could wait for ever; "
-                f"use slack={-(-(up + down) // (2 * self._den))}, or None."
-            )
+            found = f"slack={self._slack / self._den:g}: {_calls(up, down, self._den, self.ratio)}"
+            raise ValueError(f"{found} could wait for ever; use slack={-(-(up + down) // (2 * self._den))}, or None.")
         self._most_up, self._most_down = up, down
 
     def passes(self, added: int, drawn: int) -> bool:

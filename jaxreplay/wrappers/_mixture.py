@@ -46,17 +46,13 @@ def check_buffers(_: str, buffers: Any) -> tuple[Buffer[Any] | Sharded[Any], ...
     for k, buffer in enumerate(buffers):
         whole = whole_of(buffer)
         if not isinstance(whole, Buffer):
-            raise ValueError(
-                f"buffers[{k}]={buffer!r}: must be a ReplayBuffer, ReservoirBuffer, SequenceBuffer or Sharded of one; "
-                "give the buffers of another Mixture one by one."
-            )
+            rule = "must be a ReplayBuffer, ReservoirBuffer, SequenceBuffer or Sharded of one"
+            raise ValueError(f"buffers[{k}]={buffer!r}: {rule}; give the buffers of another Mixture one by one.")
         lengths.append(whole.sequence_length if isinstance(whole, SequenceBuffer) else None)
         if lengths[k] != lengths[0]:
             drawn = ["items" if x is None else f"sequences of {x} steps" for x in (lengths[k], lengths[0])]
-            raise ValueError(
-                f"buffers[{k}]={buffer!r}: draws {drawn[0]}, but buffers[0] draws {drawn[1]}; use buffers of items "
-                "only, or SequenceBuffers with one sequence_length."
-            )
+            found = f"buffers[{k}]={buffer!r}: draws {drawn[0]}, but buffers[0] draws {drawn[1]}"
+            raise ValueError(f"{found}; use buffers of items only, or SequenceBuffers with one sequence_length.")
         name, most = f"slots of buffers[{k}]", ring.MAX_CAPACITY // len(buffers)
         checks.check_integer(name, whole._num_slots, 1, most, f"as handles of {len(buffers)} sources must fit int32")
     found = [buffer.mesh for buffer in buffers if isinstance(buffer, Sharded)]
@@ -420,10 +416,9 @@ def normalization_of(buffers: Sequence[Buffer[Any] | Sharded[Any]]) -> Literal["
             found = f"the sampler of buffers[{k}] has normalize={rule!r}"
             raise ValueError(f'weights="joint": {found}; must be "batch" or None, as the batch has several sources.')
     if len(rules) > 1:
-        raise ValueError(
-            f'weights="joint": the samplers of buffers {sorted(rules.values())} have normalize={list(rules)}; they '
-            'must agree, as the batch is normalized as a whole: all "batch", or all None.'
-        )
+        found = f'weights="joint": the samplers of buffers {sorted(rules.values())} have normalize={list(rules)}'
+        rule = 'they must agree, as the batch is normalized as a whole: all "batch", or all None'
+        raise ValueError(f"{found}; {rule}.")
     return next(iter(rules), None)
 
 

@@ -79,10 +79,9 @@ class Sharded(Sized, Generic[S]):
 
     def _check_fields(self) -> None:
         if not isinstance(self.buffer, Buffer):
-            raise ValueError(
-                f"buffer={checks.brief(self.buffer)}: must be a ReplayBuffer, ReservoirBuffer or SequenceBuffer; for "
-                "a Mixture over devices, give it Sharded buffers."
-            )
+            rule = "must be a ReplayBuffer, ReservoirBuffer or SequenceBuffer"
+            remedy = "for a Mixture over devices, give it Sharded buffers"
+            raise ValueError(f"buffer={checks.brief(self.buffer)}: {rule}; {remedy}.")
         if not isinstance(self.mesh, Mesh):
             raise ValueError(f"mesh={self.mesh!r}: must be a jax.sharding.Mesh, such as jax.make_mesh returns.")
         if self.axis not in self.mesh.axis_names:

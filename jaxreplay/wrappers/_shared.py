@@ -199,10 +199,8 @@ class Shared:
           [1.0, 2.0]
         """
         if not isinstance(self.buffer, Mixture):
-            raise ValueError(
-                "actor: the buffer has one source; use `add`, or for k actors jr.Mixture(buffers=(buffer,) * k, "
-                "weights='joint')."
-            )
+            remedy = "use `add`, or for k actors jr.Mixture(buffers=(buffer,) * k, weights='joint')"
+            raise ValueError(f"actor: the buffer has one source; {remedy}.")
         last = len(self.buffer.buffers) - 1
         source = check_integer("source", source, 0, last, "the position of a buffer in buffers")
         methods = {"add": self.add, "end_streams": self.end_streams}

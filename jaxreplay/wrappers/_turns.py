@@ -87,10 +87,8 @@ class Turns:
         """Take the lock when the turn has come, and give it the state."""
         call, added, drawn = turn.call, turn.added, turn.drawn
         if is_tracing():
-            raise RuntimeError(
-                f"{call}: a Shared is an object of the host, and a traced call would run once, at trace time; in jit, "
-                "use the buffer's methods on a state, such as cell.state."
-            )
+            rule = "a Shared is an object of the host, and a traced call would run once, at trace time"
+            raise RuntimeError(f"{call}: {rule}; in jit, use the buffer's methods on a state, such as cell.state.")
         if self._owner == threading.get_ident():
             raise RuntimeError(f"{call}: called in a block of `state` of this thread; use cell.state there.")
         if not self.limiter.began and (drawn or self.limiter.added + added > self._min_size):
@@ -158,10 +156,8 @@ class Turns:
 
     def _acquire(self, turn: "Turn") -> None:
         if os.getpid() != self._process:
-            raise RuntimeError(
-                f"{turn.call}: this process is a fork of the one that made the Shared, and lacks its threads and those "
-                "of JAX; start processes by multiprocessing.get_context('spawn')."
-            )
+            found = "this process is a fork of the one that made the Shared, and lacks its threads and those of JAX"
+            raise RuntimeError(f"{turn.call}: {found}; start processes by multiprocessing.get_context('spawn').")
         while not self._changed.acquire(timeout=turn.patience()):
             turn.signals.deliver()
             if turn.is_late():

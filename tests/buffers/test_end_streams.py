@@ -121,7 +121,8 @@ def test_what_a_run_draws_after_it_was_closed_is_what_a_new_buffer_would(windows
     resumed.rng = seeds.rng(1)
     new.rng = seeds.rng(1)
     resumed.add(11), new.add(11)
-    drawn, expected = (np.asarray(x.buffer.get(x.state, x.buffer.newest(x.state, x.buffer.num_slots))["at"]) for x in (resumed, new))
+    every = resumed.buffer.num_slots
+    drawn, expected = (np.asarray(x.buffer.get(x.state, x.buffer.newest(x.state, every))["at"]) for x in (resumed, new))
     own = drawn[run_of(drawn)[:, 0] == 1]
     assert own.tolist() == expected[run_of(expected)[:, 0] == 1].tolist()
     assert len(own) > 4
@@ -260,7 +261,8 @@ def test_a_state_without_gaps_becomes_one_with_gaps(windows, num_shards):
     moved = jr.migrate(over_devices(other, 2), moved, other) if num_shards == 2 else moved
     other._check_state(moved)
     for closes in (False, True):
-        ids = [its.get(state, its.newest(state, its.num_slots))["at"] for its, state in ((it.buffer, it.state), (other, moved))]
+        both, every = ((it.buffer, it.state), (other, moved)), it.buffer.num_slots
+        ids = [its.get(state, its.newest(state, every))["at"] for its, state in both]
         np.testing.assert_array_equal(*ids)
         if closes:
             moved, it.runs = other.end_streams(moved), it.runs + 1

@@ -214,6 +214,24 @@ CASES |= {
     ),
 }
 
+CASES |= {
+    "newest, too many": (lambda: REPLAY.newest(STATE, 17), "n=17: must be an integer from 1 to 16, at most what"),
+    "newest, too many while traced": (lambda: traced(REPLAY, "newest", 17), "n=17: must be an integer from 1 to 16"),
+    "newest, too many sequences": (lambda: traced(streams(), "newest", 15, items=STEPS), "n=15: .* from 1 to 14"),
+    "newest, too many of shards": (lambda: SHARDED.newest(zeros(SHARDED, ROWS[:2]), 17), "n=17: .* from 1 to 16"),
+    **{
+        f"a foreign name, {name}": (functools.partial(getattr, subject, name), f"no attribute '{name}'; use {ours}")
+        for name, subject, ours in (
+            ("extend", REPLAY, r"add\(state, items\)"),
+            ("append", SHARDED, r"add\(state, items\)"),
+            ("update_priorities", BIG, r"update\(state, sample.indices, td_errors\)"),
+            ("set_priorities", PRIORITIZED, r"update\(state, sample.indices, td_errors\)"),
+            ("sample_batch", jr.bind(REPLAY, STATE), r"sample\(state, key, batch_size\)"),
+            ("experience", DRAWN, "sample.items"),
+        )
+    },
+}
+
 
 def test_traced_numbers_out_of_range_are_clipped():
     """In a program no value is known; NaN counts as 1."""
@@ -226,4 +244,4 @@ def test_traced_numbers_out_of_range_are_clipped():
 @pytest.mark.parametrize("name", CASES)
 def test_a_wrong_use_is_told(name):
     call, message = CASES[name]
-    rejects(message, call, error=(TypeError, ValueError))
+    rejects(message, call, error=(AttributeError, TypeError, ValueError))

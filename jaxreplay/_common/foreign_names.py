@@ -1,4 +1,6 @@
-"""Names that other libraries use, with their counterparts here. Only the package's error for a name uses them."""
+"""Names that other libraries use, with their counterparts here. Only errors for names use them."""
+
+from typing import Any
 
 PRIORITIZED = "jr.ReplayBuffer(capacity=..., sampler=jr.Prioritized())"
 UNIFORM = "jr.ReplayBuffer(capacity=...)"
@@ -20,4 +22,20 @@ FOR_NAMES = {
     "Prioritised": "jr.Prioritized",
     "NStepTracer": "jr.NStep",
     "HER": "jr.hindsight",
+    # Methods and fields.
+    "extend": "add(state, items)",
+    "insert": "add(state, items)",
+    "append": "add(state, items)",
+    "update_priorities": "update(state, sample.indices, td_errors)",
+    "update_priority": "update(state, sample.indices, td_errors)",
+    "set_priorities": "update(state, sample.indices, td_errors)",
+    "sample_batch": "sample(state, key, batch_size)",
+    "get_stored_size": "size(state)",
+    "experience": "sample.items",
 }
+
+
+def missing(self: Any, name: str) -> Any:
+    """The error for an attribute that an object, or a module, does not have."""
+    advice = f"; use {FOR_NAMES[name]}" if name in FOR_NAMES else ""
+    raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}", name=name, obj=self)

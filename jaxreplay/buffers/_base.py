@@ -314,7 +314,7 @@ class Buffer(Slots[S]):
         """Handles of the newest `n` insertions, int32 [n], oldest first; -1 where there are none.
 
         Raises:
-          ValueError: `n` is not a positive integer.
+          ValueError: `n` is not a positive integer, or is above `num_slots` (of a `Sharded`, of all shards).
 
         Examples:
           >>> buffer = jr.ReplayBuffer(capacity=4)

@@ -6,8 +6,8 @@ import jax
 import jax.core
 from flax import struct
 
-from jaxreplay._common import checks, ring, xla
-from jaxreplay.buffers._shards import whole_of
+from jaxreplay._common import checks, foreign_names, ring, xla
+from jaxreplay.buffers._shards import room, whole_of
 
 
 @struct.dataclass
@@ -41,6 +41,7 @@ class Sample:
     weights: jax.Array  # [batch]
     mask: jax.Array | None = None  # [batch, sequence_length]
     age: jax.Array | None = None  # [batch]
+    locals()["__getattr__"] = foreign_names.missing
 
 
 def check_batch_size(batch_size: int, beta: Any = None, max_age: Any = None) -> int:
@@ -64,9 +65,9 @@ def epoch_arguments(_: Any, key: Any, batch_size: Any, step: Any) -> tuple[Any, 
     return key, check_batch_size(batch_size), step
 
 
-def newest_arguments(_: Any, n: Any) -> tuple[Any, ...]:
+def newest_arguments(buffer: Any, n: Any) -> tuple[Any, ...]:
     """The argument of `newest`, checked."""
-    return (checks.check_integer("n", n, 1, ring.MAX_CAPACITY, "the number of insertions"),)
+    return (checks.check_integer("n", n, 1, room(buffer), "at most what the buffer can hold"),)
 
 
 def reject_empty(buffer: Any, state: Any, drawn: Sample) -> Sample:

@@ -8,7 +8,7 @@ import jax
 import jax.numpy as jnp
 from flax import struct
 
-from jaxreplay._common import checks, layouts, ring, xla
+from jaxreplay._common import checks, foreign_names, layouts, ring, xla
 from jaxreplay.buffers import _uses
 from jaxreplay.buffers._shards import room
 from jaxreplay.sum_tree import SumTree
@@ -84,6 +84,8 @@ def _checked(buffer: Any, treedef: Any, shapes: tuple[tuple[int, ...], ...]) -> 
 
 class Sized(abc.ABC):
     """What holds a number of drawable items: a buffer, or a wrapper around buffers."""
+
+    locals()["__getattr__"] = foreign_names.missing  # in this way type checkers still find names that do not exist
 
     @abc.abstractmethod
     def size(self, state: Any) -> jax.Array:

@@ -121,7 +121,8 @@ def test_what_a_run_draws_after_it_was_closed_is_what_a_new_buffer_would(windows
     resumed.rng = seeds.rng(1)
     new.rng = seeds.rng(1)
     resumed.add(11), new.add(11)
-    drawn, expected = (np.asarray(x.buffer.get(x.state, x.buffer.newest(x.state, 100))["at"]) for x in (resumed, new))
+    every = resumed.buffer.num_slots
+    drawn, expected = (np.asarray(x.buffer.get(x.state, x.buffer.newest(x.state, every))["at"]) for x in (resumed, new))
     own = drawn[run_of(drawn)[:, 0] == 1]
     assert own.tolist() == expected[run_of(expected)[:, 0] == 1].tolist()
     assert len(own) > 4
@@ -205,7 +206,7 @@ def test_shards_take_their_parts_of_the_mask():
     def rows_of_all(state):
         state = buffer.end_streams(buffer.add(state, ones, ends=none), mask=np.array([False, True, True, True]))
         state = buffer.add(state, ones + 100, ends=none)
-        return buffer.get(state, buffer.newest(state, 40))
+        return buffer.get(state, buffer.newest(state, whole.num_slots))
 
     drawn = np.asarray(rows_of_all(state))
     crossing = drawn[(drawn[:, 0] < 100) & (drawn[:, 1] >= 100)]
@@ -260,14 +261,15 @@ def test_a_state_without_gaps_becomes_one_with_gaps(windows, num_shards):
     moved = jr.migrate(over_devices(other, 2), moved, other) if num_shards == 2 else moved
     other._check_state(moved)
     for closes in (False, True):
-        ids = [its.get(state, its.newest(state, 200))["at"] for its, state in ((it.buffer, it.state), (other, moved))]
+        both, every = ((it.buffer, it.state), (other, moved)), it.buffer.num_slots
+        ids = [its.get(state, its.newest(state, every))["at"] for its, state in both]
         np.testing.assert_array_equal(*ids)
         if closes:
             moved, it.runs = other.end_streams(moved), it.runs + 1
         steps, ends = rows(it.time, 9, it.runs) | {"end": np.zeros((9, ENVS), bool)}, np.zeros((9, ENVS), bool)
         it.state, moved = (its.add(x, steps, ends=ends) for its, x in ((it.buffer, it.state), (other, moved)))
         it.time += 9
-    drawn = np.asarray(other.get(moved, other.newest(moved, 200))["at"])
+    drawn = np.asarray(other.get(moved, other.newest(moved, other.num_slots))["at"])
     check = run_of(drawn[drawn[:, 0] > 0])
     assert np.all(check == check[:, :1])
     assert {0, 1} == set(check.reshape(-1).tolist())

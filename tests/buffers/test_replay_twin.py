@@ -48,7 +48,7 @@ def random_run(capacity, sampler, sizes, num_shards=1, mode="jit", near_wrap=Fal
     state = state if backend is None else state.on_this_backend(backend)
 
     names, make_twin = ("replay", capacity, sampler, num_shards, mode), functools.partial(twin_of, buffer, state)
-    settings = {"num_newest": (share + 2) * num_shards, "mode": mode, "seed": seed}
+    settings = {"num_newest": share * num_shards, "mode": mode, "seed": seed}
     return twins.Run(buffer, state, make_twin, batches(sizes), *names, **settings)
 
 

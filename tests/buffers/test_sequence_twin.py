@@ -98,7 +98,7 @@ def random_run(config, sampler, sizes, num_shards=1, mode="jit", seed=seeds.SEED
         state = state.replace(episodes=state.episodes.replace(now=now))
 
     names, settings = ("sequence", config, sampler, num_shards, mode), {"mode": mode, "seed": seed, "lane": Lane}
-    num_newest = (slots + 2) * num_shards
+    num_newest = slots * num_shards
     make_twin = functools.partial(twin_of, buffer, state)
     return twins.Run(buffer, state, make_twin, rollouts(buffer, sizes), *names, num_newest=num_newest, **settings)
 

@@ -3,10 +3,13 @@
 import contextlib
 import functools
 import gc
+import importlib
 import itertools
 import json
+import os
 import pathlib
 import re
+import sys
 
 import jax
 import jax.numpy as jnp
@@ -127,8 +130,23 @@ def tree_of(leaves, **settings):
 
 
 def compiled(function, *arguments):
-    """Compile a jitted function for these arguments, which may be abstract."""
+    """Compile a jitted function for these arguments, which may be abstract; for JAXREPLAY_COMPILE_FOR if it is set."""
+    if target := os.environ.get("JAXREPLAY_COMPILE_FOR"):
+        return benchmarks("programs").compile_jitted(target, function, arguments)
     return function.lower(*arguments).compile(NO_LLVM_PASSES)
+
+
+def compiles_for_another():
+    """True if `compiled` compiles for a device that is not there."""
+    return "JAXREPLAY_COMPILE_FOR" in os.environ
+
+
+def benchmarks(name):
+    """A module of `tests/benchmarks`."""
+    folder = str(pathlib.Path(__file__).parent / "benchmarks")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(name)
 
 
 def big_copies(hlo, num_elements):

@@ -145,7 +145,7 @@ class Buffer(Slots[S]):
         order = jax.random.clone(key)  # batches of a pass share a key; cloned, it does not count as reused
         slots = live.slots(permutation.permuted(order, jnp.where(exists, position, 0), live.size))
         exists &= _uses.is_unspent(state.uses, slots)
-        slots, exists = xla.read_once(xla.materialize(slots, exists))
+        slots, exists = xla.materialize(slots, exists)
         probability = 1.0 / jnp.maximum(live.size, 1).astype(jnp.float32)
         return self._sample_of(state, slots, jnp.where(exists, probability, 0.0), exists.astype(jnp.float32))
 
@@ -167,8 +167,7 @@ class Buffer(Slots[S]):
         drawn = probabilities > 0
         indices = jnp.where(drawn, self._handles(state, slots), -1)
         age = jnp.where(indices >= 0, self._ages(state, slots), -1)
-        items, mask = self._read(state, slots, fill=False)
-        items = xla.read_once(items)
+        items, mask = xla.read_once(self._read(state, slots, fill=False))
         if mask is not None:
             mask &= (indices >= 0)[:, None]
         if isinstance(items, TransitionBatch):

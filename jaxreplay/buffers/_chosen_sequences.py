@@ -62,7 +62,6 @@ def advance(
     old, gone = overwritten(chosen, sequences, cursor, num_steps, length, most)
     sequences = sequences.after(gone)
     new, count = sequences.next_slots(may_be_drawn.reshape(-1), may_be_drawn.size)
-    new, old, gone = xla.read_once((new, old, gone))
     row = ring.wrap_excess(cursor + ring.wrap_negative(first, length), length)
     places = row[:, None] * num_envs + jnp.arange(num_envs, dtype=jnp.int32)[None]
     kept = layouts.write(chosen.first, new, places.reshape(-1))
@@ -96,7 +95,7 @@ def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
     if buffer.windows == "episodes":
         newest = ring.wrap_negative(rows.inserted % buffer.length - 1, buffer.length)
         places = newest * buffer.num_envs + jnp.arange(buffer.num_envs, dtype=jnp.int32)
-        (flags,) = xla.read_once(xla.materialize(layouts.read(layouts.merge_axes(state.ends), places)))
+        (flags,) = xla.materialize(layouts.read(layouts.merge_axes(state.ends), places))
         flags = jnp.maximum(flags, closed.astype(flags.dtype))  # a gap stays one
         changed["ends"] = layouts.write(state.ends, newest[None], flags[None])
     if state.episodes is not None:
@@ -107,7 +106,7 @@ def end_streams(buffer: Any, state: Any, closed: jax.Array) -> dict[str, Any]:
 
 def starts(buffer: Any, state: Any, slots: jax.Array) -> tuple[jax.Array, jax.Array]:
     """First row and stream of the sequences in `slots` [B], int32 [B] each; 0 for slots out of range."""
-    return xla.read_once(_first_rows(state.windows, slots, buffer.num_envs))
+    return _first_rows(state.windows, slots, buffer.num_envs)
 
 
 def ages(buffer: Any, state: Any, slots: jax.Array) -> jax.Array:

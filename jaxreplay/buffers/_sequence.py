@@ -319,12 +319,12 @@ class SequenceBuffer(Buffer[SequenceState]):
         if state.episodes is None:
             raise ValueError("hindsight=True: this state is of a buffer without it; use the buffer that made it.")
         slots = self._slots(state, indices)
-        row, env = xla.materialize(*self._drawable.starts(self, state, slots))
+        row, env = self._drawable.starts(self, state, slots)
         exists, sizes = slots < self._num_slots, (self.length, self.num_envs)
         count = _later_steps.num_later(state.episodes.number, row, env, state.rows.inserted % self.length, *sizes)
         steps = _later_steps.draw(self._own_key(key), jnp.where(exists, count, 0), law, gamma, self.length)
         at = jnp.where(exists, _later_steps.place(row, env, steps, *sizes), self.length * self.num_envs)
-        at, steps = xla.read_once(xla.materialize(at, steps))
+        at, steps = xla.materialize(at, steps)
         return layouts.read(layouts.merge_axes(state.storage), at, fill=True), steps
 
     def stored_steps(self, state: SequenceState) -> jax.Array:
@@ -438,7 +438,7 @@ class SequenceBuffer(Buffer[SequenceState]):
         return jnp.where(exists, rows * self.num_envs + env[:, None], self.length * self.num_envs)
 
     def _read(self, state: SequenceState, slots: jax.Array, fill: bool) -> tuple[Any, jax.Array]:
-        (at,) = xla.materialize(self._places(state, slots))
+        at = self._places(state, slots)
         mask = at < self.length * self.num_envs
         items, ends = layouts.read(layouts.merge_axes((state.storage, state.ends)), at, fill=fill)
         if ends is not None:

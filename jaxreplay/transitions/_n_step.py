@@ -255,7 +255,7 @@ class NStep:
         else:
             kept = steps = jax.tree.map(written, state.steps, step)
         # From the cursor, as a GPU merges kernels that read the same array.
-        count = xla.read_once(jnp.where(state.count >= window - 1, window, state.cursor + 1))
+        count = jnp.where(state.count >= window - 1, window, state.cursor + 1)
         filled = jnp.where(count == window, window, 0)[None]
         batch = _windows.transitions(self, steps, oldest[None], filled, lag, gamma=gamma)
         state = NStepState(kept, oldest, count)

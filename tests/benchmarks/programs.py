@@ -440,10 +440,25 @@ def compile_for(target: str, cell: Cell, only: str = "") -> Iterator[tuple[str, 
 
 def compile_on(mesh: Mesh, function: Callable[..., Any], arguments: Any) -> Any:
     """A function compiled for the devices of a mesh, with its first argument donated."""
-    device = mesh.devices.flat[0]
+    return _compile(mesh.devices.flat[0], jax.jit(function, donate_argnums=0), arguments)
+
+
+def compile_jitted(target: str, function: Any, arguments: Any) -> Any:
+    """A jitted function compiled for one device of a target. Its arrays may be abstract."""
+    device = mesh_of(target, 1).devices.flat[0]
+
+    def placed(x: Any) -> Any:
+        if not hasattr(x, "shape"):
+            return x
+        return jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=SingleDeviceSharding(device))
+
+    return _compile(device, function, jax.tree.map(placed, arguments))
+
+
+def _compile(device: jax.Device, function: Any, arguments: Any) -> Any:
     options = {"xla_backend_optimization_level": 0} if device.platform == "cpu" else {}  # of machine code
     with jax.default_device(device):  # a tracer chooses by it
-        traced = jax.jit(function, donate_argnums=0).trace(*arguments)
+        traced = function.trace(*arguments)
     lowered = traced.lower(lowering_platforms=("cuda" if device.platform == "gpu" else device.platform,))
     with _quiet():
         return lowered.compile(compiler_options=options)

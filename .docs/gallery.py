@@ -136,6 +136,7 @@ RECIPES: dict[str, Callable[[Any, Names], None]] = {
     "nfsp": average_policy,
     "groups": curve("rewards", "share of right rollouts", ylim=(0, 1)),
     "pace": slow_rollouts,
+    "processes": curve("rewards", "reward", x="messages", ylim=(0, 0.25)),
 }
 
 
@@ -160,7 +161,7 @@ def of_program(name: str, folder: pathlib.Path) -> pathlib.Path:
 
 def of_recipe(name: str, folder: pathlib.Path) -> pathlib.Path:
     """A figure of the names that a recipe binds."""
-    names = runpy.run_path(str(ROOT / "examples/recipes" / f"{name}.py"))
+    names = runpy.run_path(str(ROOT / "examples/recipes" / f"{name}.py"), run_name="__main__")
     with matplotlib.rc_context({"font.size": 13, "axes.spines.top": False, "axes.spines.right": False}):
         figure = Figure(figsize=(WIDTH / 100, 4.1), layout="constrained")
         RECIPES[name](figure.add_subplot(), names)

@@ -1,7 +1,12 @@
 """Every recipe runs as it stands, and learns what its page says. The pages show the files of `examples/recipes`."""
 
+import os
 import pathlib
 import re
+import signal
+import subprocess
+import sys
+import tempfile
 
 import jax
 import jax.numpy as jnp
@@ -234,6 +239,57 @@ def pace():
     assert np.all(logs["waits"]["updates"][:, -1] < logs["discards"]["updates"][:, -1])  # the price
 
 
+def processes():
+    ((_, path),) = FILES["Actors in processes"]
+    path, command = ROOT / path, {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    ended = subprocess.run([sys.executable, path], timeout=300, **command)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    first, last = map(float, re.fullmatch(r"mean reward (.*), then (.*) of 0.2\n", ended.stdout).groups())
+    assert first < 0.1 < 0.17 < last < 0.21  # what is learned reaches the actors
+    sys.stdout.write(ended.stdout)
+    source = path.read_text()
+    for old, new in {
+        "1_000": "10**9",
+        "(np.asarray(q))": "(np.asarray(q)); print(*(x.pid for x in multiprocessing.active_children()), flush=True)",
+        "    buffer, one": "    __import__('helpers').interruptible()\n    buffer, one",
+    }.items():
+        assert source.count(old) == 1
+        source = source.replace(old, new)
+    with tempfile.TemporaryDirectory() as folder:
+        (changed := pathlib.Path(folder, "changed.py")).write_text(source)
+        paths = os.pathsep.join((str(ROOT), str(ROOT / "tests")))
+        command |= {"start_new_session": True, "env": {**os.environ, "PYTHONPATH": paths}}
+        ends_by_ctrl_c([sys.executable, changed], command)
+        ends_with_an_actor([sys.executable, changed], command)
+
+
+def ends_by_ctrl_c(program, command):
+    with subprocess.Popen(program, **command) as process:
+        pids = [process.stdout.readline().split() for _ in range(20)][-1]
+        os.killpg(process.pid, signal.SIGINT)  # as a terminal does, all processes of the program
+        out, err = process.communicate(timeout=60)
+    assert (process.returncode, err) == (0, "")
+    assert "mean reward" in out
+    are_gone(pids)
+
+
+def ends_with_an_actor(program, command):
+    with subprocess.Popen(program, **command) as process:
+        pids = [process.stdout.readline().split() for _ in range(20)][-1]
+        os.kill(int(pids[0]), signal.SIGKILL)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == 1
+    assert re.search(r"(?s)(EOFError|ConnectionResetError).*direct cause.*Closed: sample", err)
+    are_gone(pids)
+
+
+def are_gone(pids):
+    assert len(pids) == 2
+    for pid in map(int, pids):
+        with pytest.raises(ProcessLookupError):
+            os.kill(pid, 0)
+
+
 CHECKS = {
     "DQN": dqn,
     "Rainbow": rainbow,
@@ -250,6 +306,7 @@ CHECKS = {
     "NFSP": nfsp,
     "Groups of rollouts of a language model": groups,
     "Slow rollouts": pace,
+    "Actors in processes": processes,
 }
 QUICK = {"Behaviour cloning by epochs"}
 

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples/agents"
 SEEDS = 8
 AGENTS = ("dqn", "sac", "minatar", "r2d2")
 # The most that a step may take; "own" is the sum for replay and tracer.

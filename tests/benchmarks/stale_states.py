@@ -1,4 +1,4 @@
-"""How far the recurrent states stored by `examples/r2d2.py` are from those of its learned parameters.
+"""How far the recurrent states stored by `examples/agents/r2d2.py` are from those of its learned parameters.
 
 `python tests/benchmarks/stale_states.py` (extra `examples`) makes the first 1,200 updates of the recurrent agent, with
 and without `--refresh`. Then it runs the network over all stored steps of each environment. For each task it prints the
@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples/agents"))
 
 import r2d2
 from experiment import interval, make_loop

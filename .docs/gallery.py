@@ -41,11 +41,11 @@ FIGURES: dict[str, tuple[str, float]] = {  # of each study: the figure, and the 
     "studies/when_priorities_help.py": ("studies/results/when_priorities_help.png", 1),
 }
 PROGRAMS: dict[str, tuple[str, ...]] = {  # and their arguments
-    "agents/dqn.py": (),
-    "agents/sac.py": (),
+    "agents/dqn.py": ("--out", "."),
+    "agents/sac.py": ("--out", "."),
     "agents/minatar.py": (),
-    "agents/multi_device.py": ("--devices", "4"),
-    "agents/sebulba.py": (),
+    "agents/multi_device.py": ("--devices", "4", "--out", "."),
+    "agents/sebulba.py": ("--out", "."),
 }
 NOTEBOOKS = {"looking_inside": 1}  # the number of the output to show
 BLUE, ORANGE, GRAY = "tab:blue", "tab:orange", "gray"
@@ -152,8 +152,8 @@ def small(figure: pathlib.Path | io.BytesIO, name: str, share: float = 1) -> Non
 
 def of_program(name: str, folder: pathlib.Path) -> pathlib.Path:
     """The figure that a program makes."""
-    command = [sys.executable, str(ROOT / "examples" / name), *PROGRAMS[name], "--out", str(folder)]
-    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    command = [sys.executable, str(ROOT / "examples" / name), *PROGRAMS[name]]
+    subprocess.run(command, check=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)})
     (figure,) = folder.glob(f"{pathlib.Path(name).stem}*.png")
     return figure
 

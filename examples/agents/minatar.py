@@ -1,55 +1,59 @@
 """Double DQN with prioritized 3-step replay on Breakout-MinAtar, every observation stored once.
 
 pip install -e '.[examples]'
-python examples/agents/minatar.py                          # 2 seeds, 400,000 environment steps each
-python examples/agents/minatar.py --steps 5000000 --seeds 8
-python examples/agents/minatar.py --short                  # a few seconds, to see that it runs
+python examples/agents/minatar.py           # 2 seeds, two minutes on two CPU cores; draws minatar.png
+python examples/agents/minatar.py --short   # a few seconds, to see that it runs
 
 A transition needs its first observation and the one n steps later. A ReplayBuffer would store each observation twice.
 Here a SequenceBuffer stores the stream, and a transition is built from n + 1 drawn rows.
 """
 
 import argparse
-import dataclasses
-from collections.abc import Callable
 from typing import Any
 
 import flax.linen as nn
 import gymnax
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
+import numpy as np
 import optax
-from experiment import Parser, run, summarize, with_final_rows
 from flax import struct
+from tqdm import tqdm
 
 import jaxreplay as jr
 
-LAST_EPISODES = 100  # a seed's return is the mean over this many training episodes
+NUM_ENVS = 16  # of each seed; a step advances all of them, and makes one update
+WARMUP, STEPS, INTERVAL = 300, 24_700, 494
+LENGTH = 6_250  # rows kept of each environment
+BATCH, N, GAMMA, TARGET_RATE = 64, 3, 0.99, 0.01
+LAST = 100  # episodes of a mean return
+
+env, env_params = gymnax.make("Breakout-MinAtar")
+optimizer = optax.adam(5e-4)
+epsilon = optax.linear_schedule(1.0, 0.02, STEPS // 5)
+prioritized = jr.Prioritized(alpha=0.6, beta=optax.linear_schedule(0.4, 1.0, STEPS))
+buffer = jr.SequenceBuffer(length=LENGTH, num_envs=NUM_ENVS, sequence_length=N + 1, sampler=prioritized)
 
 
-@dataclasses.dataclass(frozen=True, kw_only=True)
-class Config:
-    """Static settings. One step advances each of a seed's environments once, and makes one update."""
+class Network(nn.Module):
+    """Action values; the network of Young and Tian 2019 (MinAtar, section 3)."""
 
-    steps: int
-    num_envs: int = 16
-    n: int = 3
-    warmup: int = 300  # steps with random actions before the first update
-    intervals: int = 50  # progress reports
-    length: int = 6_250  # steps kept per environment
-    batch_size: int = 64
-    gamma: float = 0.99
-    learning_rate: float = 5e-4
-    target_rate: float = 0.01
-    epsilon: float = 0.02
-    exploration: float = 0.2  # fraction of the steps in which epsilon falls from 1
+    @nn.compact
+    def __call__(self, obs: jax.Array) -> jax.Array:
+        x = nn.relu(nn.Conv(16, (3, 3), padding="VALID")(obs.astype(jnp.float32)))
+        x = nn.relu(nn.Dense(128)(x.reshape(*x.shape[:-3], -1)))
+        return nn.Dense(env.num_actions)(x)
+
+
+network = Network()
 
 
 @struct.dataclass
 class State:
     env: jr.transitions.AutoresetState
-    obs: jax.Array  # [num_envs, 10, 10, 4], bool
-    episode_return: jax.Array  # [num_envs]
+    obs: jax.Array  # [NUM_ENVS, 10, 10, 4], bool: a bit is enough
+    total: jax.Array  # [NUM_ENVS], return of the present episode
     buffer: jr.buffers.SequenceState
     params: Any
     target_params: Any
@@ -57,99 +61,103 @@ class State:
     key: jax.Array
 
 
-class Network(nn.Module):
-    """Action values; the network of Young and Tian 2019 (MinAtar, section 3)."""
-
-    num_actions: int
-
-    @nn.compact
-    def __call__(self, obs: jax.Array) -> jax.Array:
-        x = nn.relu(nn.Conv(16, (3, 3), padding="VALID")(obs.astype(jnp.float32)))
-        x = nn.relu(nn.Dense(128)(x.reshape(*x.shape[:-3], -1)))
-        return nn.Dense(self.num_actions)(x)
+def env_step(key: jax.Array, env_state: Any, action: jax.Array) -> tuple:
+    obs, env_state, reward, terminated, truncated, info = env.step(key, env_state, action, env_params)
+    return obs > 0, env_state, reward, terminated, truncated, info["final_observation"] > 0
 
 
-def make_agent(config: Config) -> tuple[Callable, Callable, Callable]:
-    """The agent of one seed as three pure functions: init, act, learn."""
-    env, env_params = gymnax.make("Breakout-MinAtar")
-    network, optimizer = Network(env.num_actions), optax.adam(config.learning_rate)
-    beta = optax.linear_schedule(0.4, 1.0, config.steps)
-    buffer = jr.SequenceBuffer(
-        length=config.length,
-        num_envs=config.num_envs,
-        sequence_length=config.n + 1,
-        sampler=jr.Prioritized(alpha=0.6, beta=beta),
+# A final observation becomes a row of its own, without a step, so that the stream holds all that a target needs.
+rows = jr.NextStepAutoreset(env_step=env_step)
+
+
+def interact(key: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple[Any, jax.Array, dict]:
+    keys = jax.random.split(key, NUM_ENVS)
+    env_state, next_obs, reward, terminated, truncated, step = jax.vmap(rows.step)(env_state, action, keys)
+    row = {"obs": obs, "action": action, "reward": reward, "step": step}
+    return env_state, next_obs, row | {"terminated": terminated, "truncated": truncated}
+
+
+def init(key: jax.Array) -> State:
+    key, params_key, env_key = jax.random.split(key, 3)
+    obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(env_key, NUM_ENVS), env_params)
+    obs, env_state = obs > 0, jax.vmap(rows.init)(env_state, obs > 0)
+    params = network.init(params_key, obs)
+    *_, row = jax.eval_shape(interact, key, env_state, obs, jnp.zeros(NUM_ENVS, jnp.int32))
+    replay = buffer.init(jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), row))
+    return State(env_state, obs, jnp.zeros(NUM_ENVS), replay, params, params, optimizer.init(params), key)
+
+
+def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
+    """The state after one step, and the returns [NUM_ENVS] of the episodes that ended, NaN where none did."""
+    key, explore_key, action_key, env_key = jax.random.split(state.key, 4)
+    greedy = jnp.argmax(network.apply(state.params, state.obs), axis=-1).astype(jnp.int32)
+    random = jax.random.randint(action_key, greedy.shape, 0, env.num_actions)
+    action = jnp.where(jax.random.uniform(explore_key, greedy.shape) < epsilon, random, greedy)
+    env_state, obs, row = interact(env_key, state.env, state.obs, action)
+    replay = buffer.add(state.buffer, jax.tree.map(lambda x: x[None], row))  # one row of each stream
+    done, total = row["terminated"] | row["truncated"], state.total + row["reward"]
+    state = state.replace(env=env_state, obs=obs, buffer=replay, key=key)
+    return state.replace(total=jnp.where(done, 0.0, total)), jnp.where(done, total, jnp.nan)
+
+
+def learn(state: State) -> State:
+    key, sample_key = jax.random.split(state.key)
+    sample = buffer.sample(state.buffer, sample_key, BATCH)
+    items, each = sample.items, jnp.arange(BATCH)
+    # A sequence of n + 1 rows is one transition. It is not valid if it starts at a row without a step.
+    steps = [items[name] for name in ("obs", "action", "reward", "terminated", "truncated")]
+    batch, valid = jr.sequence_transitions(*steps, n=N, gamma=GAMMA, mask=items["step"])
+    best = jnp.argmax(network.apply(state.params, batch.S_next), axis=-1)
+    target = batch.Rn + batch.In * network.apply(state.target_params, batch.S_next)[each, best]
+
+    def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
+        td_errors = jnp.where(valid, target - network.apply(params, batch.S)[each, batch.A], 0.0)
+        return jnp.mean(sample.weights * optax.huber_loss(td_errors)), td_errors
+
+    grads, td_errors = jax.grad(loss_fn, has_aux=True)(state.params)
+    replay = buffer.update(state.buffer, sample.indices, td_errors)
+    updates, opt = optimizer.update(grads, state.opt)
+    params = optax.apply_updates(state.params, updates)
+    target_params = optax.incremental_update(params, state.target_params, TARGET_RATE)
+    return state.replace(buffer=replay, params=params, target_params=target_params, opt=opt, key=key)
+
+
+def begin(key: jax.Array) -> State:
+    return jax.lax.scan(lambda state, _: (act(state, 1.0)[0], None), init(key), length=WARMUP)[0]
+
+
+def step(state: State, t: jax.Array) -> tuple[State, jax.Array]:
+    state, returns = act(state, epsilon(t))
+    return learn(state), returns
+
+
+def main() -> np.ndarray:
+    """Learning curves [seeds, intervals]."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seed", type=int, default=0, help="base seed (0)")
+    parser.add_argument("--seeds", type=int, default=2, help="number of seeds (2)")
+    parser.add_argument("--short", action="store_true", help="two seeds, a few seconds; it does not learn")
+    args = parser.parse_args()
+    seeds, steps = (2, INTERVAL) if args.short else (args.seeds, STEPS)
+
+    states = jax.jit(jax.vmap(begin))(jax.random.split(jax.random.key(args.seed), seeds))
+    train = jax.jit(lambda states, t: jax.lax.scan(jax.vmap(step, in_axes=(0, None)), states, t), donate_argnums=0)
+    curves, episodes = [], [[] for _ in range(seeds)]
+    for t in tqdm(range(0, steps, INTERVAL), unit=f" x {INTERVAL} steps"):
+        states, returns = train(states, t + jnp.arange(INTERVAL))  # [INTERVAL, seeds, NUM_ENVS]
+        for seed, x in enumerate(np.swapaxes(returns, 0, 1)):
+            episodes[seed].extend(x[~np.isnan(x)])
+        curves.append([np.mean(x[-LAST:]) for x in episodes])
+    curves = np.transpose(curves)
+
+    figure, axes = plt.subplots(layout="constrained")
+    axes.plot(NUM_ENVS * INTERVAL * np.arange(1, curves.shape[1] + 1), curves.T, linewidth=1)
+    axes.set(
+        title="Breakout-MinAtar, 3-step double DQN", xlabel="environment steps", ylabel=f"return, last {LAST} episodes"
     )
-
-    env_rows = with_final_rows(env, env_params, see=lambda obs: obs > 0)
-
-    def step_envs(key: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple[Any, jax.Array, dict]:
-        keys = jax.random.split(key, config.num_envs)
-        env_state, next_obs, reward, terminated, truncated, step = jax.vmap(env_rows.step)(env_state, action, keys)
-        row = {"obs": obs, "action": action, "reward": reward, "step": step}
-        return env_state, next_obs, row | {"terminated": terminated, "truncated": truncated}
-
-    def init(key: jax.Array) -> State:
-        key, params_key, env_key = jax.random.split(key, 3)
-        env_keys = jax.random.split(env_key, config.num_envs)
-        obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(env_keys, env_params)
-        obs, env_state = obs > 0, jax.vmap(env_rows.init)(env_state, obs > 0)
-        params = network.init(params_key, obs)
-        actions = jnp.zeros(config.num_envs, jnp.int32)
-        _, _, row = jax.eval_shape(step_envs, env_key, env_state, obs, actions)  # only shapes
-        rows = jax.tree.map(lambda x: jax.ShapeDtypeStruct((1, *x.shape), x.dtype), row)
-        zeros, opt = jnp.zeros(config.num_envs), optimizer.init(params)
-        return State(env_state, obs, zeros, buffer.init(rows), params, params, opt, key)
-
-    def act(state: State, epsilon: jax.Array | float) -> tuple[State, jax.Array]:
-        """The state after one step, and the returns [num_envs] of the episodes that ended, NaN where none did."""
-        key, explore_key, action_key, env_key = jax.random.split(state.key, 4)
-        greedy = jnp.argmax(network.apply(state.params, state.obs), axis=-1).astype(jnp.int32)
-        random = jax.random.randint(action_key, greedy.shape, 0, env.num_actions)
-        action = jnp.where(jax.random.uniform(explore_key, greedy.shape) < epsilon, random, greedy)
-        env_state, obs, row = step_envs(env_key, state.env, state.obs, action)
-        buffer_state = buffer.add(state.buffer, jax.tree.map(lambda x: x[None], row))
-        done, total = row["terminated"] | row["truncated"], state.episode_return + row["reward"]
-        state = state.replace(env=env_state, obs=obs, buffer=buffer_state, key=key)
-        return state.replace(episode_return=jnp.where(done, 0.0, total)), jnp.where(done, total, jnp.nan)
-
-    def learn(state: State) -> State:
-        """One update from one batch of replay."""
-        key, sample_key = jax.random.split(state.key)
-        sample = buffer.sample(state.buffer, sample_key, config.batch_size)
-        items, rows = sample.items, jnp.arange(config.batch_size)
-        steps = [items[name] for name in ("obs", "action", "reward", "terminated", "truncated")]
-        batch, valid = jr.sequence_transitions(*steps, n=config.n, gamma=config.gamma, mask=items["step"])
-        best = jnp.argmax(network.apply(state.params, batch.S_next), axis=-1)
-        target = batch.Rn + batch.In * network.apply(state.target_params, batch.S_next)[rows, best]
-
-        def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
-            td_errors = jnp.where(valid, target - network.apply(params, batch.S)[rows, batch.A], 0.0)
-            return jnp.mean(sample.weights * optax.huber_loss(td_errors)), td_errors
-
-        grads, td_errors = jax.grad(loss_fn, has_aux=True)(state.params)
-        buffer_state = buffer.update(state.buffer, sample.indices, td_errors)
-        updates, opt = optimizer.update(grads, state.opt)
-        params = optax.apply_updates(state.params, updates)
-        target_params = optax.incremental_update(params, state.target_params, config.target_rate)
-        return state.replace(buffer=buffer_state, params=params, target_params=target_params, opt=opt, key=key)
-
-    return init, act, learn
-
-
-def parse_args() -> tuple[argparse.Namespace, Config]:
-    parser = Parser("Double DQN on Breakout-MinAtar, several seeds in one jitted scan.")
-    parser.add_experiment(seeds=2)
-    parser.add_count("steps", "environment steps per seed", 400_000, 6_400)
-    args = parser.parse()
-    return args, Config(steps=parser.learning_steps(args.steps, Config.num_envs, Config))
-
-
-def main() -> None:
-    args, config = parse_args()
-    returns, timing = run(make_agent(config), config, args)
-    title = f"Breakout-MinAtar, {config.n}-step double DQN, prioritized replay"
-    summarize(args.out / "minatar.png", title, "return", returns, timing, last_episodes=LAST_EPISODES)
+    figure.savefig("minatar.png", dpi=150)
+    print(f"return of the last {LAST} episodes: {curves[:, -1].mean():.0f}; by seed: {np.round(curves[:, -1])}")
+    return curves
 
 
 if __name__ == "__main__":

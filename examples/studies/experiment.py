@@ -9,8 +9,10 @@ import functools
 import importlib.metadata
 import json
 import platform
+import re
 import sys
 import time
+import types
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any, NoReturn
@@ -24,6 +26,18 @@ import jaxreplay as jr
 
 START = time.perf_counter()  # of the program, nearly
 COLORS = ("tab:blue", "tab:orange", "tab:green")
+
+
+def agent(name: str, **constants: Any) -> Any:
+    """The program `examples/agents/NAME.py` as a module, with other values of the constants at its top."""
+    path = Path(__file__).resolve().parents[1] / "agents" / f"{name}.py"
+    source = path.read_text()
+    for constant, value in constants.items():
+        source, found = re.subn(rf"^{constant} = [^#\n]*", f"{constant} = {value!r}  ", source, flags=re.MULTILINE)
+        assert found == 1, f"{path} has no constant {constant}"
+    module = types.ModuleType(f"agent_{name}")
+    exec(compile(source, str(path), "exec"), module.__dict__)
+    return module
 
 
 class Parser(argparse.ArgumentParser):

@@ -1,7 +1,7 @@
 """Double DQN with prioritized 3-step replay on Breakout-MinAtar, every observation stored once.
 
 pip install -e '.[examples]'
-python examples/agents/minatar.py           # 2 seeds, two minutes on two CPU cores; draws minatar.png
+python examples/agents/minatar.py           # 2 seeds, minutes on two CPU cores; draws minatar.png
 python examples/agents/minatar.py --short   # a few seconds, to see that it runs
 
 A transition needs its first observation and the one n steps later. A ReplayBuffer would store each observation twice.

@@ -1,7 +1,7 @@
 """An average policy learned from a memory of a whole run: fictitious self-play of Kuhn poker.
 
 pip install -e '.[examples]'
-python examples/agents/nfsp.py           # 16 seeds, a reservoir and two rings
+python examples/agents/nfsp.py           # 16 seeds, ten seconds on two CPU cores; draws nfsp.png
 python examples/agents/nfsp.py --short   # a few seconds, to see that it runs
 
 Neural fictitious self-play (Heinrich and Silver 2016, arXiv:1603.01121, section 3) with tables instead of networks.
@@ -10,7 +10,7 @@ its own best-response actions, it learns the average of all its best responses s
 then its best response. In a zero-sum game the averages approach an equilibrium. The distance is the exploitability: the
 amount that a best response would win from them per hand, mean of both players. Here it is computed exactly.
 
-The variants differ in the second memory:
+`MEMORY` is the second memory:
 
 - reservoir: `jr.ReservoirBuffer`, a uniform sample of all best responses (Vitter 1985, algorithm R).
 - ring: `jr.ReplayBuffer` of the same capacity: the newest best responses.
@@ -23,23 +23,20 @@ sizes.
 """
 
 import argparse
-import functools
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
+import matplotlib.pyplot as plt
 import numpy as np
-from experiment import COLORS, Parser, legend_below, plot_mean, report, train_and_test
 from flax import struct
-from matplotlib.figure import Figure
 from tqdm import tqdm
 
 import jaxreplay as jr
 
+MEMORY = "reservoir"
+STEPS, INTERVAL = 20_000, 100  # the exploitability is computed after each interval
 HANDS = 32  # played at a time
-INTERVAL = 100  # steps between two measurements
 BATCH = 128
 CAPACITY = 2**12  # second memory
 RECENT = 2**12  # ring of transitions
@@ -50,6 +47,13 @@ PASS, BET = 0, 1
 # Cards 0, 1, 2. Information sets: 0 to 2 by the first player's card; 3 to 5 likewise, after pass and bet; 6 to 8 by the
 # second player's card, after pass; 9 to 11 likewise, after bet.
 SETS = 12
+MEMORIES = {
+    "reservoir": jr.ReservoirBuffer(capacity=CAPACITY),
+    "ring": jr.ReplayBuffer(capacity=CAPACITY),
+    "ring of all": jr.ReplayBuffer(capacity=HANDS * STEPS // 2),  # 0.23 per hand on average
+}
+memory = MEMORIES[MEMORY]
+ring = jr.ReplayBuffer(capacity=RECENT)
 DEALS = np.array([(a, b) for a in range(3) for b in range(3) if a != b], np.int32)
 
 
@@ -149,95 +153,58 @@ def learn(players: Players, recent: Decision, best: jr.Sample) -> Players:
     )
 
 
-def make_trainer(memory: Any) -> tuple[Callable, Callable]:
-    """Functions of all seeds: `init(keys)`, and `train(players, keys, number)`.
-
-    `train` makes the `number`-th INTERVAL steps, and also returns the exploitability [seeds] after them.
-    """
-    ring = jr.ReplayBuffer(capacity=RECENT)
-
-    def init(key: jax.Array) -> Players:
-        table = jnp.zeros((SETS, 2))
-        players = Players(values=table, logits=table, recent=None, best=None)
-        rows, *_ = jax.eval_shape(play_hands, players, jnp.zeros(()), key)
-        return players.replace(recent=ring.init(rows), best=memory.init((rows.where, rows.action)))
-
-    def step(exploration: jax.Array, players: Players, key: jax.Array) -> tuple[Players, None]:
-        play_key, add_key, recent_key, best_key = jax.random.split(key, 4)
-        rows, there_are, responses = play_hands(players, exploration, play_key)
-        recent = ring.add(players.recent, rows, mask=there_are)
-        if isinstance(memory, jr.ReservoirBuffer):
-            best = memory.add(players.best, (rows.where, rows.action), add_key, mask=responses)
-        else:
-            best = memory.add(players.best, (rows.where, rows.action), mask=responses)
-        players = players.replace(recent=recent, best=best)
-        drawn = ring.sample(recent, recent_key, BATCH).items
-        return learn(players, drawn, memory.sample(best, best_key, BATCH)), None
-
-    def train(players: Players, key: jax.Array, number: jax.Array) -> tuple[Players, jax.Array]:
-        keys = jax.random.split(jax.random.fold_in(key, number), INTERVAL)
-        explore = functools.partial(step, EXPLORATION / jnp.sqrt(1.0 + number))
-        players, _ = jax.lax.scan(explore, players, keys)
-        return players, exploitability(jax.nn.softmax(players.logits))
-
-    return jax.jit(jax.vmap(init)), jax.jit(jax.vmap(train, in_axes=(0, 0, None)), donate_argnums=0)
+def init(key: jax.Array) -> Players:
+    table = jnp.zeros((SETS, 2))
+    players = Players(values=table, logits=table, recent=None, best=None)
+    rows, *_ = jax.eval_shape(play_hands, players, jnp.zeros(()), key)
+    return players.replace(recent=ring.init(rows), best=memory.init((rows.where, rows.action)))
 
 
-def run(memory: Any, keys: jax.Array, steps: int, bar: tqdm) -> np.ndarray:
-    """Exploitability [seeds, steps / INTERVAL]."""
-    init, train = make_trainer(memory)
-    return train_and_test(train, init(keys), [(keys, number) for number in range(steps // INTERVAL)], bar)[0]
+def step(exploration: jax.Array, players: Players, key: jax.Array) -> Players:
+    play_key, add_key, recent_key, best_key = jax.random.split(key, 4)
+    rows, there_are, responses = play_hands(players, exploration, play_key)
+    # Each memory stores a part of the same rows: the mask says which.
+    recent = ring.add(players.recent, rows, mask=there_are)
+    # A reservoir draws which of its items to overwrite, so `add` takes a key.
+    keys = (add_key,) if MEMORY == "reservoir" else ()
+    best = memory.add(players.best, (rows.where, rows.action), *keys, mask=responses)
+    players = players.replace(recent=recent, best=best)
+    drawn = ring.sample(recent, recent_key, BATCH).items
+    return learn(players, drawn, memory.sample(best, best_key, BATCH))
 
 
-def figures_of(curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Exploitabilities [seeds] by memory."""
-    figures = {}
-    for name, seeds in curves.items():
-        half = seeds[:, seeds.shape[1] // 2 :]
-        figures[f"{name}, at the end"] = seeds[:, -1]
-        figures[f"{name}, mean of the last half"] = half.mean(axis=1)
-        figures[f"{name}, largest of the last half"] = half.max(axis=1)
-    return figures
+def train(players: Players, key: jax.Array, number: jax.Array) -> tuple[Players, jax.Array]:
+    """The players after one more interval, and their exploitability."""
+    keys = jax.random.split(jax.random.fold_in(key, number), INTERVAL)
+    exploration = EXPLORATION / jnp.sqrt(1.0 + number)
+    players, _ = jax.lax.scan(lambda players, key: (step(exploration, players, key), None), players, keys)
+    return players, exploitability(jax.nn.softmax(players.logits))
 
 
-def plot(path: Path, curves: dict[str, np.ndarray], steps: int) -> None:
-    times = np.arange(1, steps // INTERVAL + 1) * INTERVAL
-    figure = Figure(figsize=(7, 4.5), layout="constrained")
-    axes = figure.subplots()
-    for (name, seeds), color in zip(curves.items(), COLORS, strict=True):
-        plot_mean(axes, times, seeds, color, f"{name}: mean of {len(seeds)} seeds")
-    axes.set(title="Fictitious self-play of Kuhn poker", xlabel=f"steps of {HANDS} hands", yscale="log")
+def main() -> np.ndarray:
+    """Exploitability [seeds, intervals]."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seed", type=int, default=0, help="base seed (0)")
+    parser.add_argument("--seeds", type=int, default=16, help="number of seeds (16)")
+    parser.add_argument("--short", action="store_true", help="two seeds, a few seconds")
+    args = parser.parse_args()
+    seeds, steps = (2, 4 * INTERVAL) if args.short else (args.seeds, STEPS)
+
+    keys = jax.random.split(jax.random.key(args.seed), seeds)
+    players, curves = jax.jit(jax.vmap(init))(keys), []
+    train_all = jax.jit(jax.vmap(train, in_axes=(0, 0, None)), donate_argnums=0)
+    for number in tqdm(range(steps // INTERVAL), unit=f" x {INTERVAL} steps"):
+        players, found = train_all(players, keys, number)
+        curves.append(np.asarray(found))
+    curves = np.transpose(curves)
+
+    figure, axes = plt.subplots(layout="constrained")
+    axes.plot(INTERVAL * np.arange(1, curves.shape[1] + 1), curves.T, linewidth=1)
+    axes.set(title=f"Kuhn poker, {MEMORY}", xlabel=f"steps of {HANDS} hands", yscale="log")
     axes.set_ylabel("exploitability of the average policies")
-    legend_below(axes)
-    figure.savefig(path, dpi=150)
-
-
-def parse_args() -> argparse.Namespace:
-    parser = Parser("Fictitious self-play of Kuhn poker, with a reservoir and with rings.")
-    parser.add_experiment(seeds=16, short="a tiny budget")
-    parser.add_count("steps", f"steps of {HANDS} hands, a multiple of {INTERVAL}", 20_000, 400)
-    args = parser.parse()
-    parser.check_multiple("steps", args.steps, INTERVAL)
-    return args
-
-
-def main() -> None:
-    args = parse_args()
-    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    memories = {
-        "reservoir": jr.ReservoirBuffer(capacity=CAPACITY),
-        "ring": jr.ReplayBuffer(capacity=CAPACITY),
-        "ring of all": jr.ReplayBuffer(capacity=HANDS * args.steps // 2),  # 0.23 per hand on average
-    }
-    curves = {}
-    with tqdm(total=len(memories) * args.steps // INTERVAL, unit=f" x {INTERVAL} steps") as bar:
-        for name, memory in memories.items():
-            bar.set_description(name)
-            curves[name] = run(memory, keys, args.steps, bar)
-    path = args.out / "nfsp.png"
-    plot(path, curves, args.steps)
-    title = f"Kuhn poker, exploitability after {args.steps:,} steps of {HANDS} hands, {args.seeds} seeds"
-    report(path, title, figures_of(curves), 4)
+    figure.savefig("nfsp.png", dpi=150)
+    print(f"exploitability: {curves[:, -1].mean():.3f}; by seed: {np.round(curves[:, -1], 3)}")
+    return curves
 
 
 if __name__ == "__main__":

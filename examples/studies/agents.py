@@ -24,6 +24,9 @@ def with_and_without_memory(**constants: object) -> dict[str, dict]:
     return {"recurrent": constants, "feed-forward": {**constants, "RECURRENT": False}}
 
 
+NFSP = {name: {"MEMORY": name} for name in ("reservoir", "ring", "ring of all")}
+SHARES = {"hindsight": {}, "no hindsight": {"SHARE": 0.0}}
+HER = {f"{bits}, {name}": {"BITS": bits, **share} for bits in (8, 13, 20, 30) for name, share in SHARES.items()}
 RESULTS = {  # of each file: the agent, and its constants by figure
     "r2d2_cartpole": ("r2d2", with_and_without_memory()),
     "r2d2_cartpole_refresh": ("r2d2", with_and_without_memory(REFRESH=True)),
@@ -31,7 +34,19 @@ RESULTS = {  # of each file: the agent, and its constants by figure
     "r2d2_memory": ("r2d2", with_and_without_memory(**MEMORY)),
     "r2d2_memory_refresh": ("r2d2", with_and_without_memory(**MEMORY, REFRESH=True)),
     "r2d2_memory_episodes": ("r2d2", with_and_without_memory(**MEMORY, **EPISODES, **SHORT)),
+    "nfsp": ("nfsp", NFSP),
+    "her": ("her", HER),
 }
+
+
+def figures_of(program: str, curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Figures [seeds] from learning curves [seeds, points]."""
+    if program != "nfsp":
+        return {name: x[:, -1] for name, x in curves.items()}
+    halves = {name: x[:, x.shape[1] // 2 :] for name, x in curves.items()}
+    ways = {"at the end": lambda x: x[:, -1], "mean of the last half": lambda x: x.mean(axis=1)}
+    ways["largest of the last half"] = lambda x: x.max(axis=1)
+    return {f"{name}, {way}": figure(x) for name, x in halves.items() for way, figure in ways.items()}
 
 
 def main() -> None:
@@ -40,6 +55,7 @@ def main() -> None:
     parser.add_experiment(seeds=8)
     args = parser.parse()
     program, variants = RESULTS[args.name]
+    variants = dict(list(variants.items())[: 1 if args.short else None])
     words = [program, "--seed", str(args.seed), "--seeds", str(args.seeds), *["--short"] * args.short]
     curves = {}
     with contextlib.chdir(args.out), mock.patch("sys.argv", words):
@@ -49,7 +65,7 @@ def main() -> None:
     path = args.out / f"{args.name}.png"
     points = np.linspace(0, 1, curves[next(iter(curves))].shape[1] + 1)[1:]
     plot(path, args.name, points, curves, ylabel="return of the last episodes", xlabel="share of training")
-    report(path, args.name, {figure: x[:, -1] for figure, x in curves.items()})
+    report(path, args.name, figures_of(program, curves), 3)
 
 
 if __name__ == "__main__":

@@ -369,7 +369,8 @@ def plot(
 
     figure = Figure(figsize=(7, 4.5), layout="constrained")
     axes = figure.subplots()
-    for (name, seeds), color in zip(curves.items(), COLORS, strict=False):
+    for number, (name, seeds) in enumerate(curves.items()):
+        color = f"C{number % 10}"
         label = f"{name}: mean of {len(seeds)} seeds" if len(curves) > 1 else f"mean of {len(seeds)} seeds"
         if len(seeds) > 16:
             plot_mean(axes, env_steps, seeds, color, label)

@@ -1,6 +1,7 @@
 """Write the figures of result files into the pages: `python .docs/evidence.py`.
 
-Each study writes a result file (`record` in `examples/experiment.py`); the files in `examples` are those of the pages.
+Each study writes a result file (`record` in `examples/studies/experiment.py`); those of the pages are in
+`examples/studies/results`.
 
 - A row of the table of studies names figures of the file that its last cell links to: `return: -145 [-156, -134]`. All
   its numbers are replaced, with as many digits as before; the number of seeds and the command too.
@@ -13,7 +14,7 @@ import re
 from typing import Any
 
 ROOT = pathlib.Path(__file__).parent.parent
-LINK = re.compile(r"\]\(([./]*examples/(\w+\.json))\)")
+LINK = re.compile(r"\]\(([./]*examples/studies/results/(\w+\.json))\)")
 PAGES = [path for path in sorted((ROOT / ".docs/pages").rglob("*.md")) if LINK.search(path.read_text())]
 COLUMNS = ("claim", "ours", "the original", "command")
 NUMBER = r"-?(?:\d{1,3}(?:,\d{3})+|\d+)(?:\.\d+)?"
@@ -79,7 +80,8 @@ def filled(page: str, records: dict[str, Any]) -> str:
 
 
 def all_records() -> dict[str, Any]:
-    return {path.name: json.loads(path.read_text()) for path in sorted((ROOT / "examples").glob("*.json"))}
+    folder = ROOT / "examples/studies/results"
+    return {path.name: json.loads(path.read_text()) for path in sorted(folder.glob("*.json"))}
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
 """Make the gallery's pictures in .docs/pages/assets/gallery: `python .docs/gallery.py [NAME ...]`.
 
-It needs the extra `examples`, and pillow. Studies have large figures in `examples`, and notebooks have theirs,
-which are made smaller. The other programs run (some minutes), and recipes run (some seconds each). With names, such as
-`sac.py` or `recipes/her.py`, only these.
+It needs the extra `examples`, and pillow. Studies have large figures in `examples/studies/results`, and notebooks
+have theirs, which are made smaller. The other programs run (some minutes), and recipes run (some seconds each). With
+names, such as `agents/sac.py` or `recipes/her.py`, only these.
 """
 
 import base64
@@ -27,25 +27,25 @@ OUT = ROOT / ".docs/pages/assets/gallery"
 WIDTH, COLORS = 640, 48  # pixels, and colours of the palette
 FIGURES: dict[str, tuple[str, float]] = {  # of each study: the figure, and the share of its width to show
     "quickstart.py": ("quickstart.png", 1),
-    "cliffwalk.py": ("cliffwalk.png", 0.51),
-    "curriculum.py": ("curriculum.png", 0.25),
-    "her.py": ("her.png", 0.51),
-    "how_large.py": ("how_large.png", 1),
-    "levels.py": ("levels.png", 1),
-    "nfsp.py": ("nfsp.png", 1),
-    "r2d2.py": ("r2d2_cartpole.png", 1),
-    "rae.py": ("rae.png", 1),
-    "rlpd.py": ("rlpd.png", 1),
-    "staleness.py": ("staleness.png", 0.35),
-    "sweep.py": ("sweep.png", 1),
-    "when_priorities_help.py": ("when_priorities_help.png", 1),
+    "studies/cliffwalk.py": ("studies/results/cliffwalk.png", 0.51),
+    "studies/curriculum.py": ("studies/results/curriculum.png", 0.25),
+    "agents/her.py": ("studies/results/her.png", 0.51),
+    "studies/how_large.py": ("studies/results/how_large.png", 1),
+    "agents/levels.py": ("studies/results/levels.png", 1),
+    "agents/nfsp.py": ("studies/results/nfsp.png", 1),
+    "agents/r2d2.py": ("studies/results/r2d2_cartpole.png", 1),
+    "studies/rae.py": ("studies/results/rae.png", 1),
+    "agents/rlpd.py": ("studies/results/rlpd.png", 1),
+    "studies/staleness.py": ("studies/results/staleness.png", 0.35),
+    "studies/sweep.py": ("studies/results/sweep.png", 1),
+    "studies/when_priorities_help.py": ("studies/results/when_priorities_help.png", 1),
 }
 PROGRAMS: dict[str, tuple[str, ...]] = {  # and their arguments
-    "dqn.py": (),
-    "sac.py": (),
-    "minatar.py": (),
-    "multi_device.py": ("--devices", "4"),
-    "sebulba.py": (),
+    "agents/dqn.py": ("--out", "."),
+    "agents/sac.py": ("--out", "."),
+    "agents/minatar.py": (),
+    "agents/multi_device.py": ("--devices", "4", "--out", "."),
+    "agents/sebulba.py": ("--out", "."),
 }
 NOTEBOOKS = {"looking_inside": 1}  # the number of the output to show
 BLUE, ORANGE, GRAY = "tab:blue", "tab:orange", "gray"
@@ -153,8 +153,8 @@ def small(figure: pathlib.Path | io.BytesIO, name: str, share: float = 1) -> Non
 
 def of_program(name: str, folder: pathlib.Path) -> pathlib.Path:
     """The figure that a program makes."""
-    command = [sys.executable, str(ROOT / "examples" / name), *PROGRAMS[name], "--out", str(folder)]
-    subprocess.run(command, check=True, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    command = [sys.executable, str(ROOT / "examples" / name), *PROGRAMS[name]]
+    subprocess.run(command, check=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)})
     (figure,) = folder.glob(f"{pathlib.Path(name).stem}*.png")
     return figure
 

@@ -10,8 +10,8 @@ from PIL import Image
 ROOT = pathlib.Path(__file__).parent.parent
 FOLDER = ROOT / ".docs/pages/assets/gallery"
 PAGE = (ROOT / ".docs/pages/gallery.md").read_text()
-HELPERS = {"experiment.py"}
-WITHOUT = {"time_limit.py"}  # it prints, and draws nothing
+HELPERS = {"agents/experiment.py", "studies/experiment.py", "studies/agents.py"}
+WITHOUT = {"studies/time_limit.py"}  # it prints, and draws nothing
 
 
 def found(pattern, folder):
@@ -31,9 +31,10 @@ def shown():
 
 def test_every_notebook_example_and_recipe_is_shown():
     folder = ROOT / "examples"
-    assert shown().keys() == (found("*.py", folder) - HELPERS) | found("recipes/*.py", folder) | found(
-        "*/*.ipynb", folder
-    )
+    programs = [
+        found(pattern, folder) for pattern in ("*.py", "agents/*.py", "studies/*.py", "recipes/*.py", "*/*.ipynb")
+    ]
+    assert shown().keys() == set().union(*programs) - HELPERS
 
 
 def test_every_picture_is_shown_where_it_belongs_and_is_small():

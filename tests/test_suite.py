@@ -8,6 +8,7 @@ SETTINGS = "the contract and the module's own tests check the same of each part 
 LONG = "default cases of its file do the same, shorter"
 DEAR = "it takes many seconds, and a smaller case could not tell"
 REASONS = {
+    "test_agents.py::test_an_agent_copied_alone_runs": "`.ci/run examples` runs it; the extra `examples` is needed",
     "test_checkpoint.py::test_runs_resumed_in_another_process_end_as_if_not_interrupted": DEAR,
     "test_checkpoint_memory.py::test_memory_of_a_save_and_of_restores": DEAR,
     "test_checkpoint_files.py::test_processes_that_save_to_one_path_take_turns": "threads do the same",

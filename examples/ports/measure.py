@@ -34,7 +34,7 @@ import jax
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent))
+sys.path.append(str(HERE.parent / "studies"))
 # The shared modules of the examples are found only on that path, so they are imported after it.
 from experiment import Parser, command, interval  # noqa: E402 (see above)
 
@@ -200,7 +200,7 @@ def table() -> str:
     files = {path.stem: json.loads(path.read_text()) for path in sorted(RESULTS.glob("*.json"))}
     lines = [COLUMNS, ["---"] * len(COLUMNS)]
     for stem, found in files.items():
-        agent, command = found["agent"], found["command"].partition(" --seeds")[0]
+        agent, command = found["agent"], found["command"].removeprefix("ports/").partition(" --seeds")[0]
         rows = [row for row in found.get("rows", []) if row["returns"] is not None]
         for task in dict.fromkeys(row["task"] for row in rows):
             ports = [row for row in rows if row["task"] == task]

@@ -250,7 +250,7 @@ class Mixture(Sized):
         rows = [num_rows(self.buffers[k], x.probabilities) for k, x in zip(sources, drawn, strict=True)]
         scales = [jnp.asarray(shares[k] * batch_size / n, jnp.float32) for k, n in zip(sources, rows, strict=True)]
         # Computed once: the comparison with the largest below needs the very same bits.
-        weights = [x.weights for x in drawn]
+        weights = xla.read_once(xla.materialize(*[x.weights for x in drawn]))
         weights = [x * scale for x, scale in zip(weights, scales, strict=True)]
         largest = jnp.ones((), jnp.float32)
         if normalize == "batch":

@@ -18,7 +18,7 @@ import jax
 import jax.numpy as jnp
 from jax.sharding import SingleDeviceSharding
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples/agents"
 SEEDS = 8
 AGENTS = ("dqn", "sac", "minatar", "r2d2")
 # The most that a step may take; "own" is the sum for replay and tracer.
@@ -95,11 +95,13 @@ def training(agent: str) -> tuple[Callable[..., Any], Callable[..., Any]]:
     if str(EXAMPLES) not in sys.path:
         sys.path.append(str(EXAMPLES))
     dqn, example = importlib.import_module("dqn"), importlib.import_module(agent)
+    if agent in ("minatar", "r2d2"):
+        return jax.vmap(example.init), lambda state, times: jax.lax.scan(
+            jax.vmap(example.step, in_axes=(0, None)), state, times
+        )
     settings: dict[str, Any] = {"steps": 10_000}
     if agent == "dqn":
         settings["buffer"] = dqn.make_buffer(per=True, steps=settings["steps"])
-    if agent == "r2d2":
-        settings |= {"task": example.TASKS["cartpole"], "recurrent": True}
     config = example.Config(**settings)
     environment = {"dqn": "CartPole-v1", "sac": "Pendulum-v1"}.get(agent)
     made = example.make_agent(config, *(importlib.import_module("gymnax").make(environment) if environment else ()))

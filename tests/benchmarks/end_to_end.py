@@ -1,4 +1,4 @@
-"""(e) The DQN of examples/dqn.py, with jaxreplay's buffer and with flashbax's: time and returns."""
+"""(e) The DQN of examples/agents/dqn.py, with jaxreplay's buffer and with flashbax's: time and returns."""
 
 import dataclasses
 import pathlib
@@ -16,7 +16,7 @@ from jax_buffers import ALPHA, flashbax_item_buffer
 
 import jaxreplay as jr
 
-EXAMPLES = pathlib.Path(__file__).parents[2] / "examples"
+EXAMPLES = pathlib.Path(__file__).parents[2] / "examples/agents"
 POINTS = 101  # of a learning curve
 
 

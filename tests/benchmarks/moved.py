@@ -25,9 +25,9 @@ from harness import ScanProgram, measure, percentiles
 
 import jaxreplay as jr
 
-sys.path.append(str(Path(__file__).parents[2] / "examples"))
+sys.path.append(str(Path(__file__).parents[2] / "examples/studies"))
 
-from reporting import interval
+from experiment import interval
 
 BIG = 2**24 + 1  # the smallest integer that float32 lacks
 

@@ -203,7 +203,7 @@ def render(result: dict[str, Any]) -> str:
         if rows:
             text += [f"## ({part}) {title}", part_table(part, rows)]
     if result["end_to_end"]:
-        text += ["## (e) End to end: the DQN of examples/dqn.py", _end_to_end(result["end_to_end"])]
+        text += ["## (e) End to end: the DQN of examples/agents/dqn.py", _end_to_end(result["end_to_end"])]
     if result.get("sharded"):
         text += ["## (i) Sharded: on one device, and on more", *_sharded(result["sharded"])]
     if result.get("draws"):

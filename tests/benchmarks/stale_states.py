@@ -1,7 +1,7 @@
-"""How far the recurrent states stored by `examples/r2d2.py` are from those of its learned parameters.
+"""How far the recurrent states stored by `examples/agents/r2d2.py` are from those of its learned parameters.
 
 `python tests/benchmarks/stale_states.py` (extra `examples`) makes the first 1,200 updates of the recurrent agent, with
-and without `--refresh`. Then it runs the network over all stored steps of each environment. For each task it prints the
+and without `REFRESH`. Then it runs the network over all stored steps of each environment. For each task it prints the
 norm of the difference between these states and the stored ones, relative to the norm of these states: the mean over
 seeds, with a 95% bootstrap interval.
 """
@@ -15,18 +15,17 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples/studies"))
 
-import r2d2
-from experiment import interval, make_loop
+from experiment import agent, interval
 
 UPDATES = 1_200  # all their steps are still stored
 
 
-def stored_steps(config: r2d2.Config, state: r2d2.State) -> dict[str, jax.Array]:
+def stored_steps(r2d2: Any, state: Any) -> dict[str, jax.Array]:
     """All complete sequences of a seed, joined to the steps [time, num_envs, ...] that they hold."""
-    buffer = r2d2.make_buffer(config)
-    sequences = ((config.warmup + UPDATES) * config.rollout - buffer.sequence_length) // buffer.stride + 1
+    buffer = r2d2.buffer
+    sequences = ((r2d2.WARMUP + UPDATES) * r2d2.ROLLOUT - buffer.sequence_length) // buffer.stride + 1
     items = buffer.get(state.buffer, buffer.newest(state.buffer, sequences * buffer.num_envs))
     items = jax.tree.map(lambda x: x.reshape(sequences, buffer.num_envs, *x.shape[1:]), items)
 
@@ -36,17 +35,14 @@ def stored_steps(config: r2d2.Config, state: r2d2.State) -> dict[str, jax.Array]
     return jax.tree.map(joined, items)
 
 
-def errors(config: r2d2.Config, keys: jax.Array) -> np.ndarray:
+def errors(r2d2: Any, keys: jax.Array) -> np.ndarray:
     """The relative error of the stored states after the updates [seeds]."""
-    begin, advance = make_loop(r2d2.make_agent(config), config)
-    env, _ = config.task.make()
-    network = r2d2.Network(config.recurrent, config.units, env.num_actions)
 
-    def error(state: r2d2.State) -> jax.Array:
-        rows = stored_steps(config, state)
+    def error(state: Any) -> jax.Array:
+        rows = stored_steps(r2d2, state)
 
         def step(carry: jax.Array, row: dict[str, Any]) -> tuple[jax.Array, jax.Array]:
-            new, _ = network.apply(state.params, carry, row["obs"])
+            new, _ = r2d2.network.apply(state.params, carry, row["obs"])
             return jnp.where(row["step"][:, None], new, 0.0), carry
 
         _, fresh = jax.lax.scan(step, jnp.zeros_like(rows["carry"][0]), rows)
@@ -54,8 +50,8 @@ def errors(config: r2d2.Config, keys: jax.Array) -> np.ndarray:
 
     @jax.jit
     def train(keys: jax.Array) -> jax.Array:
-        state, _ = begin(keys)
-        state, _ = advance(state, jnp.arange(UPDATES))
+        state = jax.vmap(r2d2.begin)(keys)
+        state, _ = jax.lax.scan(jax.vmap(r2d2.step, in_axes=(0, None)), state, jnp.arange(UPDATES))
         return jax.vmap(error)(state)
 
     return np.asarray(train(keys))
@@ -66,12 +62,11 @@ def main() -> None:
     parser.add_argument("--seeds", type=int, default=8, help="as in the example (8)")
     options = parser.parse_args()
     keys = jax.random.split(jax.random.key(0), options.seeds)
-    for task in r2d2.TASKS.values():
+    for task in ("cartpole", "memory"):
         for refresh in (False, True):
-            config = r2d2.Config(task=task, recurrent=True, steps=task.steps, refresh=refresh)
-            found = errors(config, keys)
+            found = errors(agent("r2d2", TASK=task, REFRESH=refresh), keys)
             low, high = interval(found)
-            print(f"{task.name}, {'refreshed' if refresh else 'as stored'}: {found.mean():.3f} [{low:.3f}, {high:.3f}]")
+            print(f"{task}, {'refreshed' if refresh else 'as stored'}: {found.mean():.3f} [{low:.3f}, {high:.3f}]")
 
 
 if __name__ == "__main__":

@@ -1,8 +1,8 @@
-"""The time of separate programs of `examples/sweep.py`, with its buffer and with flashbax's, which each compile.
+"""The time of separate programs of `examples/studies/sweep.py`, which each compile, also with flashbax's buffer.
 
 `python tests/benchmarks/sweeps.py` (extras `examples` and `bench`) compiles and runs `--count` of the 64 settings with
-their numbers compiled in, by both libraries in turn, and prints mean seconds. `examples/sweep.py` prints the time of
-one program for all.
+their numbers compiled in, by both libraries in turn, and prints mean seconds. `examples/studies/sweep.py` prints the
+time of one program for all.
 """
 
 import argparse
@@ -17,7 +17,7 @@ import numpy as np
 
 import jaxreplay as jr
 
-sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples"))
+sys.path.insert(0, str(pathlib.Path(__file__).parents[2] / "examples/studies"))
 
 import sweep
 

@@ -517,7 +517,7 @@ def test_a_training_step_copies_no_storage():
 
 
 def test_half_of_a_batch_comes_from_the_saved_replay_of_an_earlier_run(tmp_path):
-    """Of several seeds, stacked, as in `examples/rae.py`."""
+    """Of several seeds, stacked, as in `examples/studies/rae.py`."""
     own, keys, shape = jr.ReplayBuffer(capacity=8), jax.random.split(jax.random.key(0), 3), np.zeros(1, np.float32)
     mixture = jr.Mixture(buffers=(own, own), shares=(0.5, 0.5))
 

@@ -1,0 +1,72 @@
+"""Do the agents learn what the literature says, and what of them does it need?
+
+They do: the page of evidence has each result with its interval. This runs an agent with several values of the constants
+at its top, and writes its final returns into a result file.
+
+python examples/studies/agents.py r2d2_cartpole           # any name of RESULTS
+python examples/studies/agents.py r2d2_cartpole --short   # a few seconds, to see that it runs
+"""
+
+import contextlib
+import sys
+from unittest import mock
+
+import numpy as np
+from experiment import Parser, agent, plot, report
+
+EPISODES = {"WINDOWS": "episodes"}  # whole ones, of at most 500 steps of CartPole and 21 of MemoryChain
+LONG = {"WARMUP": 63, "SEQUENCE_LENGTH, STRIDE, BURN_IN, BATCH": (503, 1, 0, 4)}
+SHORT = {"WARMUP": 4, "SEQUENCE_LENGTH, STRIDE, BURN_IN, BATCH": (24, 1, 0, 4)}
+MEMORY = {"TASK": "memory"}
+
+
+def with_and_without_memory(**constants: object) -> dict[str, dict]:
+    return {"recurrent": constants, "feed-forward": {**constants, "RECURRENT": False}}
+
+
+NFSP = {name: {"MEMORY": name} for name in ("reservoir", "ring", "ring of all")}
+SHARES = {"hindsight": {}, "no hindsight": {"SHARE": 0.0}}
+HER = {f"{bits}, {name}": {"BITS": bits, **share} for bits in (8, 13, 20, 30) for name, share in SHARES.items()}
+RESULTS = {  # of each file: the agent, and its constants by figure
+    "r2d2_cartpole": ("r2d2", with_and_without_memory()),
+    "r2d2_cartpole_refresh": ("r2d2", with_and_without_memory(REFRESH=True)),
+    "r2d2_cartpole_episodes": ("r2d2", with_and_without_memory(**EPISODES, **LONG)),
+    "r2d2_memory": ("r2d2", with_and_without_memory(**MEMORY)),
+    "r2d2_memory_refresh": ("r2d2", with_and_without_memory(**MEMORY, REFRESH=True)),
+    "r2d2_memory_episodes": ("r2d2", with_and_without_memory(**MEMORY, **EPISODES, **SHORT)),
+    "nfsp": ("nfsp", NFSP),
+    "her": ("her", HER),
+}
+
+
+def figures_of(program: str, curves: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Figures [seeds] from learning curves [seeds, points]."""
+    if program != "nfsp":
+        return {name: x[:, -1] for name, x in curves.items()}
+    halves = {name: x[:, x.shape[1] // 2 :] for name, x in curves.items()}
+    ways = {"at the end": lambda x: x[:, -1], "mean of the last half": lambda x: x.mean(axis=1)}
+    ways["largest of the last half"] = lambda x: x.max(axis=1)
+    return {f"{name}, {way}": figure(x) for name, x in halves.items() for way, figure in ways.items()}
+
+
+def main() -> None:
+    parser = Parser("Returns of agents, with several values of their constants.")
+    parser.add_argument("name", choices=RESULTS, help="of the result file")
+    parser.add_experiment(seeds=8)
+    args = parser.parse()
+    program, variants = RESULTS[args.name]
+    variants = dict(list(variants.items())[: 1 if args.short else None])
+    words = [program, "--seed", str(args.seed), "--seeds", str(args.seeds), *["--short"] * args.short]
+    curves = {}
+    with contextlib.chdir(args.out), mock.patch("sys.argv", words):
+        for figure, constants in variants.items():
+            print(f"{figure}: ", end="", file=sys.stderr)
+            curves[figure] = agent(program, **constants).main()
+    path = args.out / f"{args.name}.png"
+    points = np.linspace(0, 1, curves[next(iter(curves))].shape[1] + 1)[1:]
+    plot(path, args.name, points, curves, ylabel="return of the last episodes", xlabel="share of training")
+    report(path, args.name, figures_of(program, curves), 3)
+
+
+if __name__ == "__main__":
+    main()

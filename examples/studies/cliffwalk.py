@@ -1,0 +1,245 @@
+"""Learning from rare events, with and without priorities: the Blind Cliffwalk (Schaul et al. 2016, appendix B.1).
+
+pip install -e '.[examples]'
+python examples/studies/cliffwalk.py           # 2 to 16 states, 20 seeds
+python examples/studies/cliffwalk.py --short   # a few seconds, to see that it runs
+
+In each of n states the right action leads on and the wrong one ends the episode. Only the right action of the last
+state is rewarded. The buffer holds the transitions of all 2^n sequences of actions: 2^(n+1) - 2 transitions, and one of
+them is rewarded. Q-learning replays one transition per update. The study counts the updates until the mean squared
+error of the values is below 10^-3, with three ways to choose the transition:
+
+- uniform: `jr.Uniform()`.
+- proportional: `jr.Prioritized(alpha=0.6, beta=0)`. Nothing here is stochastic, so there is no bias for weights to
+  correct. All transitions start with the largest priority, so nearly all are replayed at least once. In large buffers
+  this pass is most of the updates.
+- oracle: knows the true values, and chooses the transition whose update leaves the smallest error. With linear features
+  sometimes no transition lowers the error; then it chooses the one with the largest TD error.
+
+With a table, the updates grow with the buffer's size to the power 1.02 [1.01, 1.03] for uniform draws, 0.79 [0.79,
+0.80] for proportional ones and 0.33 [0.33, 0.34] for the oracle. In the largest buffer, proportional draws need a
+fourteenth of the updates of uniform draws.
+"""
+
+import argparse
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from experiment import Parser, legend_below, save
+from flax import struct
+from matplotlib.figure import Figure
+from tqdm import tqdm
+
+import jaxreplay as jr
+
+MAX_STATES = 16
+CAPACITY = 2 ** (MAX_STATES + 1) - 2
+STEP_SIZE = 0.25
+THRESHOLD = 1e-3  # on the mean squared error
+LIMIT = 2**30  # updates, after which a run is given up
+SAMPLERS = {"uniform": jr.Uniform(), "proportional": jr.Prioritized(alpha=0.6, beta=0.0), "oracle": None}
+BATCH = {"uniform": 64, "proportional": 1}  # transitions of one draw, replayed one by one: uniform draws do not change
+COLORS = {"uniform": "black", "proportional": "tab:blue", "oracle": "tab:cyan"}
+FEATURES = {"tabular": 0.0, "linear": 1.0}  # value of the feature that all states share
+
+
+@struct.dataclass
+class Transition:
+    """A step to state + 1, or to the end if discount is 0."""
+
+    state: Any  # int32 [B]
+    action: Any  # int32 [B], 0 or 1
+    reward: Any  # [B]
+    discount: Any  # [B]
+
+
+@struct.dataclass
+class Walk:
+    """A Blind Cliffwalk, with array shapes that do not depend on its number of states."""
+
+    replay: Transition  # [CAPACITY]
+    stored: Any  # bool [CAPACITY], the rows of `replay` that exist
+    distinct: Transition  # [2 * MAX_STATES], each one once
+    exists: Any  # bool [MAX_STATES]
+    values: Any  # [2, MAX_STATES], the true ones
+
+
+def make_walk(n: int) -> Walk:
+    """The walk with n states. The right action of a state is its parity."""
+    gamma = 1 - 1 / n
+
+    def transitions(state: np.ndarray, action: np.ndarray) -> Transition:
+        right, last = action == state % 2, state == n - 1
+        return Transition(
+            state=state.astype(np.int32),
+            action=action.astype(np.int32),
+            reward=np.where(right & last, 1, 0).astype(np.float32),
+            discount=np.where(right & ~last, gamma, 0).astype(np.float32),
+        )
+
+    sequences = np.arange(2**n)[:, None] >> np.arange(n) & 1  # [2^n, n], all sequences of actions
+    leads_on = sequences == np.arange(n) % 2
+    visited = np.cumprod(np.insert(leads_on, 0, True, axis=1)[:, :-1], axis=1).astype(bool)
+    state, action = np.nonzero(visited)[1], sequences[visited]
+    unused = (0, CAPACITY - len(state))
+    replay = transitions(np.pad(state, unused), np.pad(action, unused))
+    states = np.arange(MAX_STATES)
+    values = np.where(states < n, gamma ** (n - 1.0 - states), 0)
+    return Walk(
+        replay=replay,
+        stored=np.arange(CAPACITY) < len(state),
+        distinct=transitions(np.repeat(states, 2), np.tile([0, 1], MAX_STATES)),
+        exists=states < n,
+        values=np.where(states % 2 == np.arange(2)[:, None], values, 0).astype(np.float32),
+    )
+
+
+def make_solver(name: str) -> Callable[[jax.Array, Walk, float], jax.Array]:
+    """A jitted function that counts the updates needed with one of `SAMPLERS`.
+
+    It takes keys [seeds], a walk and a value of `FEATURES`. It returns int32 [seeds], 0 for a run that was given up.
+    """
+    buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=SAMPLERS[name] or jr.Uniform())
+
+    def solve(keys: jax.Array, walk: Walk, bias: float) -> jax.Array:
+        replay = buffer.add(buffer.init(walk.replay), walk.replay, mask=walk.stored)
+        last_state = walk.exists.sum() - 1
+
+        def q(theta: jax.Array) -> jax.Array:
+            """Values [2, MAX_STATES] for theta [2, MAX_STATES + 1]; its last column weighs the shared feature."""
+            return theta[:, :-1] + bias * theta[:, -1:]
+
+        def error(theta: jax.Array) -> jax.Array:
+            return jnp.sum(jnp.where(walk.exists, (q(theta) - walk.values) ** 2, 0)) / (2 * (last_state + 1))
+
+        def learn(theta: jax.Array, step: Transition) -> tuple[jax.Array, jax.Array]:
+            """Theta after one update from one transition, and its TD error."""
+            next_value = q(theta)[:, jnp.minimum(step.state + 1, last_state)].max()
+            td_error = step.reward + step.discount * next_value - q(theta)[step.action, step.state]
+            change = STEP_SIZE * td_error
+            theta = theta.at[step.action, step.state].add(change)
+            return theta.at[step.action, -1].add(bias * change), td_error
+
+        def replay_one(carry: tuple, step: Transition) -> tuple[tuple, jax.Array]:
+            theta, updates, solved = carry
+            theta, td_error = learn(theta, step)
+            updates += 1
+            solved = jnp.where((solved == 0) & (error(theta) < THRESHOLD), updates, solved)
+            return (theta, updates, solved), td_error
+
+        def replay_batch(carry: tuple) -> tuple:
+            learner, replay, key = carry
+            key, sample_key = jax.random.split(key)
+            sample = buffer.sample(replay, sample_key, BATCH[name])
+            learner, td_errors = jax.lax.scan(replay_one, learner, sample.items)
+            return learner, buffer.update(replay, sample.indices, td_errors), key
+
+        def replay_best(carry: tuple) -> tuple:
+            learner, replay, key = carry
+            theta = learner[0]
+            after, td_errors = jax.vmap(learn, in_axes=(None, 0))(theta, walk.distinct)
+            exists = walk.exists[walk.distinct.state]
+            errors = jnp.where(exists, jax.vmap(error)(after), jnp.inf)
+            lowers = jnp.min(errors) < error(theta) * (1 - 1e-6)  # 1e-6: more than rounding
+            best = jnp.where(lowers, jnp.argmin(errors), jnp.argmax(jnp.where(exists, jnp.abs(td_errors), -1)))
+            learner, _ = replay_one(learner, jax.tree.map(lambda x: x[best], walk.distinct))
+            return learner, replay, key
+
+        def init(key: jax.Array) -> tuple:
+            theta_key, key = jax.random.split(key)
+            theta = 0.1 * jax.random.normal(theta_key, (2, MAX_STATES + 1))
+            return (theta, jnp.int32(0), jnp.int32(0)), replay, key
+
+        def unsolved(carry: tuple) -> jax.Array:
+            (_, updates, solved), *_ = carry
+            return jnp.any(solved == 0) & (updates[0] < LIMIT)
+
+        step = jax.vmap(replay_best if name == "oracle" else replay_batch)
+        (_, _, solved), *_ = jax.lax.while_loop(unsolved, step, jax.vmap(init)(keys))
+        return solved
+
+    return jax.jit(solve)
+
+
+def slopes(updates: np.ndarray, sizes: np.ndarray, draws: int = 2_000) -> np.ndarray:
+    """Slopes of log median updates over log size [1 + draws]: of `updates` [sizes, seeds], then of resampled seeds."""
+    chosen = np.random.default_rng(0).integers(updates.shape[1], size=(draws, *updates.shape))
+    resampled = np.take_along_axis(updates[None], chosen, axis=2)
+    medians = np.median(np.concatenate([updates[None], resampled]), axis=2)
+    return np.polyfit(np.log(sizes), np.log(medians).T, 1)[0]
+
+
+def with_interval(values: np.ndarray) -> str:
+    """The first of `values`, and the 95% interval of the rest."""
+    return "{:.2f} [{:.2f}, {:.2f}]".format(values[0], *np.percentile(values[1:], [2.5, 97.5]))
+
+
+def print_table(title: str, results: dict[str, np.ndarray], states: np.ndarray, sizes: np.ndarray) -> None:
+    """Print medians of `results` [sizes, seeds], and the slopes."""
+    print(f"\n{title}: median number of updates\n states  transitions" + "".join(f"{name:>20}" for name in results))
+    for row, (n, size) in enumerate(zip(states, sizes, strict=True)):
+        print(f"{n:7d}{size:13,d}" + "".join(f"{np.median(x[row]):20,.0f}" for x in results.values()))
+    fits = {name: slopes(updates, sizes) for name, updates in results.items()}
+    print(f"{'slope':20}" + "".join(f"{with_interval(fit):>20}" for fit in fits.values()))
+    print(f"slope of uniform less slope of proportional: {with_interval(fits['uniform'] - fits['proportional'])}")
+
+
+def plot(path: Path, results: dict[str, dict[str, np.ndarray]], sizes: np.ndarray) -> None:
+    """Plot medians as lines, and the smallest and largest as faint lines, as in figure 7 of the paper."""
+    figure = Figure(figsize=(10, 4.2), layout="constrained")
+    for axes, (title, of_samplers) in zip(figure.subplots(1, 2, sharey=True), results.items(), strict=True):
+        for name, updates in of_samplers.items():
+            label = f"{name}, slope {slopes(updates, sizes, 1)[0]:.2f}"
+            axes.plot(sizes, np.median(updates, axis=1), color=COLORS[name], linewidth=2.2, label=label)
+            axes.plot(sizes, updates.min(axis=1), color=COLORS[name], alpha=0.35, linewidth=0.8)
+            axes.plot(sizes, updates.max(axis=1), color=COLORS[name], alpha=0.35, linewidth=0.8)
+        axes.set(title=f"Blind Cliffwalk, {title}", xscale="log", yscale="log", xlabel="transitions in the buffer")
+        legend_below(axes)
+    figure.axes[0].set_ylabel("updates until the values are learned")
+    figure.savefig(path, dpi=150)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser("Updates that Q-learning needs on the Blind Cliffwalk.")
+    parser.add_experiment(seeds=20, short_seeds=4, short="few states and seeds")
+    parser.add_count("states", "largest number of states", MAX_STATES, 6, low=3, high=MAX_STATES)
+    return parser.parse()
+
+
+def main() -> None:
+    args = parse_args()
+    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
+    states = np.arange(2, args.states + 1)
+    sizes = 2 ** (states + 1) - 2
+    results = {feature: {} for feature in FEATURES}
+    with tqdm(total=len(SAMPLERS) * len(FEATURES) * len(states), unit=" runs") as bar:
+        for name in SAMPLERS:
+            solve = make_solver(name)
+            for feature, bias in FEATURES.items():
+                rows = []
+                for n in states:
+                    bar.set_description(f"{feature}, {name}, {n} states")
+                    updates = np.asarray(solve(keys, make_walk(int(n)), bias))
+                    rows.append(np.where(updates == 0, np.nan, updates))
+                    bar.update()
+                results[feature][name] = np.stack(rows)
+    for feature, of_samplers in results.items():
+        print_table(feature, of_samplers, states, sizes)
+    print(f"slope: of log median updates over log transitions; [95% bootstrap interval over {args.seeds} seeds]")
+    path = args.out / "cliffwalk.png"
+    plot(path, results, sizes)
+    figures = {}
+    for feature, of_samplers in results.items():
+        for name, updates in of_samplers.items():
+            fit = slopes(updates, sizes)
+            figures[f"{name}, {feature}"] = fit[0], *np.percentile(fit[1:], [2.5, 97.5])
+            figures[f"{name}, {feature}, updates in the largest"] = np.median(updates[-1])
+    save(path, figures, seeds=args.seeds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,398 @@
+"""When do priorities help? Uniform and prioritized replay with a table and with a small network, on two tasks.
+
+pip install -e '.[examples]'
+python examples/studies/when_priorities_help.py           # 100 seeds; figures in when_priorities_help.json
+python examples/studies/when_priorities_help.py --short   # a few seconds, to see that it runs
+
+Panahi et al. 2024 (Investigating the Interplay of Prioritized Replay and Generalization, arXiv:2407.09702) find that
+priorities propagate values faster in a table, and gain little or nothing with a network. They learn the values of a
+chain. The tasks here are small too, and their sizes are our own choice:
+
+- chain: the values of 50 states in a row, each of which leads to the next.
+- chain with slips: a step leads back with probability 0.1.
+- maze: Q-learning in the maze of Sutton and Barto 2018 (Example 8.1), 47 states and four actions.
+
+The only reward is 1 at the end. Batches have 8 transitions, and follow every step of the environment (8 transitions are
+replayed for each new one) or every eighth (1 for each). Tasks, settings of a sampler, step sizes and seeds are lanes of
+one `jax.vmap`. Every sampler is reported with the step size that is best for it. LAP has a floor of 0.1, because no TD
+error is above 1.
+
+PER has alpha 0.6 and beta 0.4. With "first TD errors" a new transition has its own TD error as priority, instead of the
+largest. "Recomputed" updates all stored priorities every 80 steps, with `epoch` and `update`. In the chains the error
+is that of the values; in the maze it is the return that the greedy policy misses. Means over the run, 0 when learned:
+
+- A table, 1 for each: as in the paper, priorities help, and recomputed ones most.
+- A table, 8 for each: PER loses to uniform draws, 0.25 [0.25, 0.25] against 0.07 [0.07, 0.07] in the chain. TD errors
+  are mostly far below the largest priority, so new transitions take most draws. First TD errors cure this in the chain
+  and in the maze, not with slips, whose TD errors never vanish.
+- A network: as in the paper, little changes. In the chain with slips PER ends worse, at 0.060 [0.058, 0.063] against
+  0.016 [0.015, 0.017]. In the maze 100 seeds show no difference with 8 for each: -0.05 [-0.11, 0.01].
+- Spikes: in tables the error rises by at most 0.05 on average once it was below 0.5. The network forgets ways through
+  the maze, with uniform draws too. That priorities cause larger spikes did not come out here; the target network moves
+  by 5% per update, and this may be why.
+- LAP is close to uniform draws with 8 for each, and slower with 1 for each in the chains, where its loss is linear
+  above the floor.
+"""
+
+import argparse
+import dataclasses
+import itertools
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import flax.linen as nn
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from experiment import Parser, plot_mean, save, text_of
+from flax import struct
+from matplotlib.figure import Figure
+
+import jaxreplay as jr
+
+STATES, ACTIONS = 50, 4  # of the larger task
+CAPACITY, BATCH = 2_048, 8
+RATIOS = (1, 8)  # transitions that are replayed for each new one
+INTERVAL = 80  # steps between two points of a learning curve
+TARGET_RATE = 0.05  # of the target network, per update
+MAZE = ["       #G", "  #    # ", "S #    # ", "  #      ", "     #   ", "         "]
+STEP_SIZES = {"table": (0.5, 1.0), "network": (1.5e-3, 5e-3)}
+
+
+@struct.dataclass
+class Task:
+    """States up to the number of the task's own, then unused ones; STATES stands for the end."""
+
+    after: Any  # int32 [2, STATES, ACTIONS], the state after an action: usually, and after a slip
+    slip: Any  # float32 [], probability of a slip
+    allowed: Any  # bool [ACTIONS]; one action: the task is to learn the values
+    start: Any  # int32 []
+    gamma: Any  # float32 []
+    features: Any  # float32 [STATES, 15], what the network sees
+    values: Any  # float32 [STATES], of the best actions; 0 for unused states
+
+
+@struct.dataclass
+class Agent:
+    params: Any
+    target_params: Any  # for a table the same
+    opt: Any
+
+
+@struct.dataclass
+class Setting:
+    """Traced settings: numbers, or arrays with an axis for `jax.vmap`."""
+
+    alpha: Any
+    beta: Any
+    floor: Any  # smallest priority, and above it the loss is linear
+    step_size: Any = 0.0
+
+
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Kind:
+    """What is compiled in. With `recompute` all priorities are computed again every INTERVAL steps; with `first` a new
+    transition gets the priority of its TD error, not the largest one.
+    """
+
+    sampler: Any
+    settings: dict[str, Setting]
+    recompute: bool = False
+    first: bool = False
+
+
+def per(stratified: Any = True) -> jr.Prioritized:
+    return jr.Prioritized(stratified=stratified)
+
+
+USUAL = Setting(alpha=0.6, beta=0.4, floor=0.0)
+KINDS = [
+    Kind(sampler=jr.Uniform(), settings={"uniform": USUAL}),
+    Kind(
+        sampler=per(),
+        settings={
+            "PER, beta 0": USUAL.replace(beta=0.0),
+            "PER": USUAL,
+            "PER, beta 1": USUAL.replace(beta=1.0),
+            "LAP": Setting(alpha=0.4, beta=0.0, floor=0.1),
+        },
+    ),
+    Kind(sampler=per("systematic"), settings={"PER, systematic": USUAL}),
+    Kind(sampler=per(), settings={"PER, first TD errors": USUAL}, first=True),
+    Kind(sampler=per(), settings={"PER, recomputed": USUAL}, recompute=True),
+]
+CURVES = {  # in the plot, with their colors
+    "uniform": "black",
+    "PER": "tab:blue",
+    "PER, beta 1": "tab:cyan",
+    "LAP": "tab:green",
+    "PER, first TD errors": "tab:red",
+    "PER, recomputed": "tab:purple",
+}
+
+
+def values_of(after: np.ndarray, slip: float, gamma: float, allowed: np.ndarray) -> np.ndarray:
+    """Values [STATES] of the best allowed actions, by value iteration."""
+    values = np.zeros(STATES + 1)
+    for _ in range(2_000):
+        reward = (after == STATES) + gamma * values[after]  # [2, STATES, ACTIONS]
+        q = (1 - slip) * reward[0] + slip * reward[1]
+        values[:STATES] = np.where(allowed, q, -np.inf).max(axis=1)
+    return values[:STATES]
+
+
+def make_chain(slip: float) -> Task:
+    states = np.arange(STATES)
+    after = np.stack([states + 1, np.maximum(states - 1, 0)])[:, :, None].repeat(ACTIONS, axis=2)
+    gamma, allowed = 0.99, np.arange(ACTIONS) == 0
+    features = np.exp(-(((states[:, None] - np.linspace(0, STATES - 1, 15)) / 3.5) ** 2))
+    return Task(after, slip, allowed, 0, gamma, features, values_of(after, slip, gamma, allowed))
+
+
+def make_maze() -> Task:
+    cells = [(y, x) for y, row in enumerate(MAZE) for x, cell in enumerate(row) if cell in " S"]
+    number = {cell: i for i, cell in enumerate(cells)} | {(0, 8): STATES}
+    after = np.full((STATES, ACTIONS), STATES)
+    for i, (y, x) in enumerate(cells):
+        moves = [(y - 1, x), (y + 1, x), (y, x - 1), (y, x + 1)]
+        after[i] = [number.get(move, i) for move in moves]  # a wall leaves the state
+    features = np.zeros((STATES, 15))
+    for i, (y, x) in enumerate(cells):
+        features[i, [y, 6 + x]] = 1
+    gamma, allowed = 0.95, np.ones(ACTIONS, bool)
+    values = np.where(np.arange(STATES) < len(cells), values_of(after[None].repeat(2, axis=0), 0.0, gamma, allowed), 0)
+    return Task(after[None].repeat(2, axis=0), 0.0, allowed, number[2, 0], gamma, features, values)
+
+
+TASKS = {"chain": make_chain(0.0), "chain with slips": make_chain(0.1), "maze": make_maze()}
+
+
+def stacked_tasks() -> Task:
+    tasks = jax.tree.map(lambda *x: np.stack(x), *TASKS.values())
+    return jax.tree.map(lambda x: jnp.asarray(x, {"i": jnp.int32, "f": jnp.float32}.get(x.dtype.kind)), tasks)
+
+
+def error(task: Task, q: jax.Array) -> jax.Array:
+    """The error of values q [STATES, ACTIONS], float32 []; 0 if they are right.
+
+    It is the root mean squared error relative to the true values. In the maze it is the share of the largest mean
+    return, over all starts, that the greedy policy misses.
+    """
+    root = jnp.sqrt(jnp.mean((q[:, 0] - task.values) ** 2) / jnp.mean(task.values**2))
+    moves = task.after[0][jnp.arange(STATES), jnp.argmax(jnp.where(task.allowed, q, -jnp.inf), axis=1)]
+    moves = jnp.append(moves, STATES)
+
+    def step(carry: tuple, t: jax.Array) -> tuple[tuple, None]:
+        state, value = carry
+        ends = (moves[state] == STATES) & (state < STATES)
+        return (moves[state], value + ends * task.gamma**t), None
+
+    (_, value), _ = jax.lax.scan(step, (jnp.arange(STATES), jnp.zeros(STATES)), jnp.arange(STATES))
+    missed = 1 - jnp.sum(jnp.where(task.values > 0, value, 0)) / jnp.sum(task.values)
+    return jnp.where(jnp.sum(task.allowed) == 1, root, missed)
+
+
+def make_train(kind: Kind, network: bool, ratio: int, steps: int) -> Callable[..., jax.Array]:
+    """A function of a key, a `Task` and a `Setting` that returns the error after each interval, [steps // INTERVAL]."""
+    buffer = jr.ReplayBuffer(capacity=CAPACITY, sampler=kind.sampler)
+    net = nn.Sequential([nn.Dense(32), nn.relu, nn.Dense(32), nn.relu, nn.Dense(ACTIONS)])
+    period = BATCH // ratio  # steps of the environment for each batch
+    explore = optax.linear_schedule(1.0, 0.1, steps // 5)
+
+    def train(key: jax.Array, task: Task, setting: Setting) -> jax.Array:
+        def q_of(params: Any, states: jax.Array) -> jax.Array:
+            return net.apply(params, task.features[states]) if network else params[states]
+
+        def td_errors_of(params: Any, target_params: Any, items: dict) -> jax.Array:
+            q = q_of(params, items["state"])[jnp.arange(len(items["action"])), items["action"]]
+            after = jnp.minimum(items["after"], STATES - 1)
+            best = jnp.max(jnp.where(task.allowed, q_of(target_params, after), -jnp.inf), axis=1)
+            target = jnp.where(items["after"] == STATES, 1.0, task.gamma * best)
+            return jax.lax.stop_gradient(target) - q
+
+        def pull_of(td_errors: jax.Array) -> jax.Array:
+            """Minus the derivative of the loss, which is linear above the floor."""
+            linear = jnp.where(setting.floor > 0, setting.floor, jnp.inf)
+            return jnp.clip(td_errors, -linear, linear)
+
+        def learn_table(agent: Agent, sample: jr.Sample) -> tuple[Agent, jax.Array]:
+            """One row after another, so that a step size of 1 is stable with every sampler."""
+
+            def learn_row(table: jax.Array, row: tuple) -> tuple[jax.Array, jax.Array]:
+                item, weight = row
+                td_error = td_errors_of(table, table, jax.tree.map(lambda x: x[None], item))[0]
+                change = setting.step_size * weight * pull_of(td_error)
+                return table.at[item["state"], item["action"]].add(change), td_error
+
+            table, td_errors = jax.lax.scan(learn_row, agent.params, (sample.items, sample.weights))
+            return Agent(table, table, None), td_errors
+
+        def learn_network(agent: Agent, sample: jr.Sample) -> tuple[Agent, jax.Array]:
+            def loss_fn(params: Any) -> tuple[jax.Array, jax.Array]:
+                td_errors = td_errors_of(params, agent.target_params, sample.items)
+                pull = jax.lax.stop_gradient(pull_of(td_errors))
+                return jnp.mean(sample.weights * pull * td_errors), td_errors
+
+            grads, td_errors = jax.grad(loss_fn, has_aux=True)(agent.params)
+            updates, opt = optax.adam(setting.step_size).update(grads, agent.opt)
+            params = optax.apply_updates(agent.params, updates)
+            target_params = optax.incremental_update(params, agent.target_params, TARGET_RATE)
+            return Agent(params, target_params, opt), td_errors
+
+        learn = learn_network if network else learn_table
+
+        def act(params: Any, state: jax.Array, key: jax.Array, epsilon: jax.Array) -> tuple[jax.Array, dict]:
+            """The state after a step, and the transition."""
+            keys = jax.random.split(key, 4)
+            ties = 1e-6 * jax.random.uniform(keys[0], (ACTIONS,))
+            q = jnp.where(task.allowed, q_of(params, state[None])[0] + ties, -jnp.inf)
+            random = jax.random.categorical(keys[1], jnp.where(task.allowed, 0.0, -jnp.inf))
+            action = jnp.where(jax.random.uniform(keys[2]) < epsilon, random, jnp.argmax(q))
+            slip = jax.random.uniform(keys[3]) < task.slip
+            after = task.after[slip.astype(int), state, action]
+            return jnp.where(after == STATES, task.start, after), {"state": state, "action": action, "after": after}
+
+        def update(carry: tuple, t: jax.Array) -> tuple[tuple, None]:
+            """Some steps of the environment, then a batch; t is the number of steps before."""
+            agent, state, replay = carry
+            act_keys, sample_key = jnp.split(jax.random.split(jax.random.fold_in(key, t), period + 1), [period])
+            state, items = jax.lax.scan(lambda state, key: act(agent.params, state, key, explore(t)), state, act_keys)
+            first = td_errors_of(agent.params, agent.target_params, items) if kind.first else None
+            replay = buffer.add(replay, items, td_errors=first)
+            sample = buffer.sample(replay, sample_key[0], BATCH, beta=setting.beta)
+
+            agent, td_errors = learn(agent, sample)
+            replay = buffer.update(replay, sample.indices, td_errors)
+            return (agent, state, replay), None
+
+        def recompute(agent: Agent, replay: Any, key: jax.Array) -> Any:
+            """New priorities for all stored items."""
+
+            def part(replay: Any, i: jax.Array) -> tuple[Any, None]:
+                sample = buffer.epoch(replay, key, CAPACITY // 4, step=i)
+                td_errors = td_errors_of(agent.params, agent.target_params, sample.items)
+                return buffer.update(replay, sample.indices, td_errors), None
+
+            return jax.lax.scan(part, replay, jnp.arange(4))[0]
+
+        def point(carry: tuple, i: jax.Array) -> tuple[tuple, jax.Array]:
+            if kind.recompute:
+                agent, state, replay = carry
+                carry = agent, state, recompute(agent, replay, jax.random.fold_in(key, steps + i))
+            carry, _ = jax.lax.scan(update, carry, i * INTERVAL + jnp.arange(0, INTERVAL, period))
+            return carry, error(task, q_of(carry[0].params, jnp.arange(STATES)))
+
+        init_key = jax.random.fold_in(key, 2 * steps)
+        params = net.init(init_key, task.features) if network else jnp.zeros((STATES, ACTIONS))
+        item = dict.fromkeys(("state", "action", "after"), jnp.zeros(1, jnp.int32))
+        replay = buffer.init(item)
+        if isinstance(kind.sampler, jr.Prioritized):
+            replay = replay.replace(sampler=replay.sampler.replace(alpha=setting.alpha, floor=setting.floor))
+        agent = Agent(params, params, optax.adam(1.0).init(params) if network else None)
+        carry = agent, task.start, replay
+        return jax.lax.scan(point, carry, jnp.arange(steps // INTERVAL))[1]
+
+    return train
+
+
+def run(kind: Kind, learner: str, ratio: int, args: argparse.Namespace) -> dict[str, np.ndarray]:
+    """Errors [tasks, step sizes, seeds, points] for each setting of a sampler."""
+    settings = jax.tree.map(lambda *x: jnp.array(x), *kind.settings.values())
+    train = make_train(kind, learner == "network", ratio, args.steps)
+
+    def lane(key: jax.Array, task: Task, setting: Setting, step_size: jax.Array) -> jax.Array:
+        return train(key, task, setting.replace(step_size=step_size))
+
+    axes = (0, None, None, None), (None, None, None, 0), (None, 0, None, None), (None, None, 0, None)
+    for in_axes in axes:
+        lane = jax.vmap(lane, in_axes)
+    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
+    errors = jax.jit(lane)(keys, stacked_tasks(), settings, jnp.array(STEP_SIZES[learner]))
+    return dict(zip(kind.settings, np.asarray(errors), strict=True))
+
+
+def rise(errors: np.ndarray) -> np.ndarray:
+    """The largest rise of errors [..., points] above the smallest error so far, once that is below 0.5."""
+    least = np.minimum.accumulate(errors, axis=-1)
+    return np.where(least < 0.5, errors - least, 0).max(axis=-1)
+
+
+def at_best(errors: np.ndarray) -> tuple[int, np.ndarray]:
+    """The number of the step size with the smallest mean error, and its errors [seeds, points]."""
+    best = int(np.argmin(errors.mean(axis=(1, 2))))
+    return best, errors[best]
+
+
+def figures_of(errors: dict[str, np.ndarray], sizes: tuple[float, ...]) -> dict[str, Any]:
+    """The figures of a case; `errors` [step sizes, seeds, points] by sampler."""
+    uniform = at_best(errors["uniform"])[1].mean(axis=-1)
+    figures = {}
+    for name, of_sizes in errors.items():
+        best, x = at_best(of_sizes)
+        figures |= {name: x.mean(axis=-1), f"{name}, at the end": x[:, -1], f"{name}, largest rise": rise(x)}
+        figures |= {f"{name}, step size": sizes[best], f"{name}, less uniform": x.mean(axis=-1) - uniform}
+    return figures
+
+
+def print_table(title: str, names: list[str], figures: dict[str, Any]) -> None:
+    columns = ("mean error", "at the end", "largest rise", "less uniform")
+    print(f"\n{title:40}{'step size':>10}" + "".join(f"{x:>24}" for x in columns))
+    for name in names:
+        values = [figures[name], *(figures[f"{name}, {column}"] for column in columns[1:])]
+        texts = [text_of(x, 3) for x in values]
+        print(f"{name:40}{figures[f'{name}, step size']:>10}" + "".join(f"{text:>24}" for text in texts))
+
+
+def plot(path: Path, title: str, cases: dict[str, dict[str, dict[str, np.ndarray]]]) -> None:
+    """Learning curves, a row for each learner and ratio, with errors by task and sampler."""
+    figure = Figure(figsize=(11, 2.7 * len(cases)), layout="constrained")
+    panels = figure.subplots(len(cases), len(TASKS), sharex=True, sharey=True)
+    for row, (learner, of_task) in zip(panels, cases.items(), strict=True):
+        for axes, (task, errors) in zip(row, of_task.items(), strict=True):
+            for name in [name for name in CURVES if name in errors]:
+                _, x = at_best(errors[name])
+                plot_mean(axes, INTERVAL * np.arange(1, x.shape[1] + 1), x, CURVES[name], name)
+            axes.set_title(f"{task}: {learner}", fontsize=10)
+            axes.set_ylim(0, 1.05)
+            axes.xaxis.set_major_formatter("{x:,.0f}")
+        row[0].set_ylabel("error")
+    for axes in panels[-1]:
+        axes.set_xlabel("environment steps")
+    figure.legend(*panels[0, 0].get_legend_handles_labels(), loc="outside lower center", ncols=6, frameon=False)
+    figure.suptitle(title, fontsize=11)
+    figure.savefig(path, dpi=110)
+
+
+def parse_args() -> argparse.Namespace:
+    parser = Parser("Uniform and prioritized replay with a table and with a network, on a chain and in a maze.")
+    parser.add_experiment(seeds=100, short="one or two samplers, a tiny budget; it does not learn")
+    parser.add_count("steps", "environment steps per seed", 3_200, 160, low=INTERVAL)
+    return parser.parse()
+
+
+def main() -> None:
+    args = parse_args()
+    cases, figures = {}, {}
+    for (learner, sizes), ratio in itertools.product(STEP_SIZES.items(), RATIOS[:1] if args.short else RATIOS):
+        errors = {}
+        kinds = {"table": [KINDS[0], KINDS[-1]], "network": KINDS[:1]}[learner] if args.short else KINDS
+        for kind in kinds:
+            errors |= run(kind, learner, ratio, args)
+        title = f"{learner}, {ratio} for each"
+        cases[title] = {}
+        for i, task in enumerate(TASKS):
+            case = {name: np.nan_to_num(x[i], nan=2.0).clip(max=2.0) for name, x in errors.items()}  # also if diverged
+            cases[title][task], found = case, figures_of(case, sizes)
+            print_table(f"{task}: {title}", list(case), found)
+            figures |= {f"{task}, {title}, {name}": figure for name, figure in found.items()}
+    print("error: 0 when learned; [95% bootstrap interval over seeds]")
+    print(f"{args.steps:,} environment steps, {args.seeds} seeds")
+    path = args.out / "when_priorities_help.png"
+    plot(path, f"mean of {args.seeds} seeds at the best step size of each; 95% bootstrap intervals", cases)
+    save(path, figures)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,6 +1,6 @@
 """memorax's R2D2, original and ported: CartPole without velocities.
 
-pip install -e . memorax==1.0.1
+pip install -e . memorax==1.0.1 gymnax==0.0.9
 python examples/ports/memorax_r2d2.py           # 8 seeds of all, a quarter of an hour on two CPU cores
 python examples/ports/memorax_r2d2.py --speed   # times of short runs, with buffers of several sizes
 python examples/ports/memorax_r2d2.py --check   # checks of both versions against correct values

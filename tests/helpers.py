@@ -9,6 +9,7 @@ import json
 import os
 import pathlib
 import re
+import signal
 import sys
 
 import jax
@@ -33,8 +34,9 @@ def rarely(case):
 
 def interruptible():
     """Let a process hear each signal: JAX has a callback in each collection of garbage, and Python drops what a handler
-    raises there."""
+    raises there. A shell lets what it runs in the background ignore Ctrl-C."""
     gc.callbacks.clear()
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def rejects(message, function, *arguments, error=ValueError, **named):

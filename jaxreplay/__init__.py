@@ -19,6 +19,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 from jaxreplay import buffers, datasets, samplers, sum_tree, transitions, wrappers
+from jaxreplay._common import foreign_names
 from jaxreplay.buffers import ReplayBuffer, ReservoirBuffer, Sample, SequenceBuffer
 from jaxreplay.curricula import DifficultyPools, Levels, Tasks, scores, task_key
 from jaxreplay.inspection import diagnostics, memory, plot
@@ -65,10 +66,7 @@ def _missing(name: str) -> Any:
         return importlib.import_module("jaxreplay.testing")
     if name in ("save", "restore", "migrate"):
         return getattr(importlib.import_module("jaxreplay.checkpoint"), name)
-    from jaxreplay._common.foreign_names import FOR_NAMES
-
-    advice = f"; use {FOR_NAMES[name]}" if name in FOR_NAMES else ""
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{advice}", name=name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{foreign_names.advice(name)}", name=name)
 
 
 globals()["__getattr__"] = _missing  # in this way type checkers still find names that do not exist

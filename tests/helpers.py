@@ -23,6 +23,9 @@ from jaxreplay import sum_tree
 from jaxreplay.sum_tree import _tree
 
 NO_LLVM_PASSES = {"xla_backend_optimization_level": 0}  # tests read only what XLA decides before these passes
+TARGET = os.environ.get("JAXREPLAY_COMPILE_FOR")  # a device that is not there, or None
+if TARGET:
+    sys.path.append(str(pathlib.Path(__file__).parent / "benchmarks"))
 run_once = functools.partial(jax.jit, compiler_options=NO_LLVM_PASSES)
 run_for_long = functools.partial(jax.jit, compiler_options={"xla_backend_optimization_level": 3})
 
@@ -132,23 +135,10 @@ def tree_of(leaves, **settings):
 
 
 def compiled(function, *arguments):
-    """Compile a jitted function for these arguments, which may be abstract; for JAXREPLAY_COMPILE_FOR if it is set."""
-    if target := os.environ.get("JAXREPLAY_COMPILE_FOR"):
-        return benchmarks("programs").compile_jitted(target, function, arguments)
-    return function.lower(*arguments).compile(NO_LLVM_PASSES)
-
-
-def compiles_for_another():
-    """True if `compiled` compiles for a device that is not there."""
-    return "JAXREPLAY_COMPILE_FOR" in os.environ
-
-
-def benchmarks(name):
-    """A module of `tests/benchmarks`."""
-    folder = str(pathlib.Path(__file__).parent / "benchmarks")
-    if folder not in sys.path:
-        sys.path.append(folder)
-    return importlib.import_module(name)
+    """Compile a jitted function for these arguments, which may be abstract; for `TARGET` if there is one."""
+    if TARGET is None:
+        return function.lower(*arguments).compile(NO_LLVM_PASSES)
+    return importlib.import_module("programs").compile_jitted(TARGET, function, arguments)
 
 
 def big_copies(hlo, num_elements):

@@ -35,7 +35,12 @@ FOR_NAMES = {
 }
 
 
+def advice(name: str) -> str:
+    """The end of the error for a name that does not exist."""
+    return f"; use {FOR_NAMES[name]}" if name in FOR_NAMES else ""
+
+
 def missing(self: Any, name: str) -> Any:
-    """The error for an attribute that an object, or a module, does not have."""
-    advice = f"; use {FOR_NAMES[name]}" if name in FOR_NAMES else ""
-    raise AttributeError(f"{type(self).__name__!r} object has no attribute {name!r}{advice}", name=name, obj=self)
+    """Raise the error for an attribute that an object does not have."""
+    found = f"{type(self).__name__!r} object has no attribute {name!r}"
+    raise AttributeError(f"{found}{advice(name)}", name=name, obj=self)

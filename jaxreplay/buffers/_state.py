@@ -68,8 +68,8 @@ def check_state(buffer: Any, state: Any) -> None:
 
 def check_once(buffer: Any, state: Any) -> None:
     """Outside of a program: `_check_state`, cached by structure and shapes, of a state that was not donated."""
-    xla.explain_donated(state, None)
     leaves, treedef = jax.tree.flatten(state)
+    xla.explain_donated(leaves[0], None)  # a call donates all or none
     try:
         return _checked(buffer, treedef, tuple([x.shape for x in leaves]))
     except (AttributeError, ValueError):

@@ -115,9 +115,9 @@ def test_the_readme(monkeypatch):
     monkeypatch.setitem(sys.modules, "gymnax.wrappers", wrappers)
     page = PAGES["README.md"]
     assert page.count("8_000") == 1
-    found = run("README.md", page.replace("8_000", "1_200"))
+    found = run("README.md", page.replace("8_000", "1_600"))
     ends = np.asarray(found["returns"])[:, 9::10]  # of whole episodes, that all end at once
-    assert ends.shape == (4, 120)
+    assert ends.shape == (4, 160)
     assert np.all(ends[:, 0] < 7)
     assert np.all(ends[:, -1] > 9)
     assert pathlib.Path("quickstart.png").stat().st_size > 10_000

@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import weakref
+import zlib
 from concurrent import futures
 from typing import Any
 
@@ -71,7 +72,7 @@ class Recorder(contextlib.AbstractContextManager):
             self._content: dict[str, Any] = _description(self._folder) if self._resumes else {}
             self._unlock = weakref.finalize(self, locks.pop_all().close)
         self._arrays, self._spare, self._count = [], [], 0  # rows of a part, of the one that is written, and how many
-        self._thread = futures.ThreadPoolExecutor(1, "jaxreplay record")
+        self._thread = futures.ThreadPoolExecutor(2, "jaxreplay record")  # one writes, one checksums
         self._written = self._thread.submit(int)
 
     def add(self, rows: Any, ends: Any) -> None:
@@ -176,7 +177,9 @@ class Recorder(contextlib.AbstractContextManager):
                 is_plain, header = array.dtype.kind in PLAIN, io.BytesIO()
                 stored = array[:count].view(array.dtype if is_plain else f"u{array.dtype.itemsize}")
                 np.lib.format.write_array_header_1_0(header, np.lib.format.header_data_from_array_1_0(stored))
-                written[name] = files.write(os.path.join(new, f"{name}.npy"), header.getvalue(), _bytes(stored))
+                pieces = header.getvalue(), _bytes(stored)
+                crc = self._thread.submit(zlib.crc32, pieces[1], zlib.crc32(pieces[0]))
+                written[name] = [files.write(os.path.join(new, f"{name}.npy"), *pieces), crc.result()]
             part = {"length": count, "resumed": self._resumes, "files": written}
             content = self._content | {"parts": [*self._content["parts"], part]}
             files.describe(new, content)

@@ -109,7 +109,7 @@ def _move(x: Any, move: Any, new: Shards) -> jax.Array:
         x = x.load(None) if isinstance(x, Stored) else x
         moved = _move(jax.random.key_data(x), move, new)
         return jax.random.wrap_key_data(moved, impl=jax.random.key_impl(x))
-    return new.place(move(_on_host(x)))
+    return jax.block_until_ready(new.place(move(_on_host(x))))  # before the next leaf is read
 
 
 def _live(old: Shards, state: Any) -> tuple[np.ndarray, np.ndarray, np.ndarray]:

@@ -85,7 +85,6 @@ def at(nodes: jax.Array, index: jax.Array) -> Any:
     return nodes.at[jax.lax.div(index, jnp.int32(nodes.shape[1])), jax.lax.rem(index, jnp.int32(nodes.shape[1]))]
 
 
-@functools.partial(jax.jit, static_argnames="fanout")
 def read_rows(nodes: jax.Array, row: jax.Array, fanout: int) -> jax.Array:
     """Siblings in each `row` [B] of a level, float32 [B, fanout]."""
     if nodes.ndim == 2:
@@ -109,8 +108,7 @@ def ascend(
         if children.size // fanout <= max(DENSE * node.size, FEW):
             parents = xla.compute_once(_recomputed, parents, children, fanout=fanout, combine=combine)
         else:
-            rows = xla.compute_once(read_rows, children, node, fanout=fanout)
-            value = fold(rows, combine, fanout >= WIDE)
+            value = fold(read_rows(children, node, fanout), combine, fanout >= WIDE)
             parents = at(parents, node).set(value, mode="promise_in_bounds", wrap_negative_indices=False)
         done.insert(0, parents)
     return tuple(done)
@@ -154,7 +152,7 @@ def descend(levels: Sequence[jax.Array], found: Found, fanout: int, patches: Seq
 def choose_root(roots: jax.Array, prefix: jax.Array) -> Found:
     """Find the root that each `prefix` [B] falls in."""
     if roots.ndim == 2:
-        return xla.materialize(*choose_in_rows(jnp.broadcast_to(roots, (prefix.size, roots.size)), prefix))
+        return choose_in_rows(jnp.broadcast_to(roots, (prefix.size, roots.size)), prefix)
     group_sums = roots if roots.size <= WIDE else fold(roots.reshape(-1, WIDE), jnp.add, True)
     found = choose([group_sums[i] for i in range(group_sums.size)], prefix)
     if roots.size <= WIDE:
@@ -165,7 +163,7 @@ def choose_root(roots: jax.Array, prefix: jax.Array) -> Found:
     for number in range(1, group_sums.size):
         children = [jnp.where(group == number, roots[number * WIDE + i], x) for i, x in enumerate(children)]
     child, prefix, value = choose(children, prefix)
-    return xla.materialize(group * WIDE + child, prefix, value)
+    return group * WIDE + child, prefix, value
 
 
 def choose_in_rows(rows: jax.Array, prefix: jax.Array) -> Found:

@@ -81,8 +81,7 @@ def _sums_at_ends(
     fanout, ends = restricted.tree.fanout, restricted.ends
     leaves = _levels.at(levels[-1], ends[-1]).get(mode="promise_in_bounds", wrap_negative_indices=False)
     inside = jnp.stack([restricted.size > 0, restricted.size == restricted.capacity])
-    (value,) = xla.materialize(jnp.where(inside, leaves, empty))
-    values = [value]
+    values = [jnp.where(inside, leaves, empty)]
     for level in range(len(levels) - 1, 0, -1):
         rows = _levels.read_rows(levels[level], ends[level - 1], fanout)
         rows = _patch(restricted, level, values[0], empty, rows, ends[level - 1] * fanout)

@@ -6,7 +6,7 @@ python examples/ports/memorax_r2d2.py --speed   # times of short runs, with buff
 python examples/ports/memorax_r2d2.py --check   # checks of both versions against correct values
 python examples/ports/memorax_r2d2.py --short   # to see that it runs
 
-Tested with jax 0.12.0. There are two ports. `sequence_buffer` only replaces the buffer. `PortedR2D2` also starts from
+Tested with jax 0.10.2. There are two ports. `sequence_buffer` only replaces the buffer. `PortedR2D2` also starts from
 the stored recurrent state, learns from n-step transitions that bootstrap at a time limit, and uses the paper's
 priorities (Kapturowski et al. 2019, section 2.3).
 """

@@ -136,6 +136,7 @@ RECIPES: dict[str, Callable[[Any, Names], None]] = {
     "nfsp": average_policy,
     "groups": curve("rewards", "share of right rollouts", ylim=(0, 1)),
     "pace": slow_rollouts,
+    "as_flashbax": values,
     "processes": curve("rewards", "reward", x="messages", ylim=(0, 0.25)),
 }
 

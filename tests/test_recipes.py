@@ -32,7 +32,7 @@ def run(recipe, **numbers):
     for old, new in numbers.values():
         assert source.count(old) == 1, f"{old}: not once in the recipe"
         source = source.replace(old, new)
-    names = {}
+    names = {"__name__": "__main__"}
     exec(compile(source, path, "exec"), names)
     return names
 
@@ -290,6 +290,11 @@ def are_gone(pids):
             os.kill(pid, 0)
 
 
+def as_flashbax():
+    """Against flashbax itself: `test_as_flashbax.py`."""
+    np.testing.assert_allclose(run("As flashbax")["values"], ON_THE_WAY, atol=1e-5)
+
+
 CHECKS = {
     "DQN": dqn,
     "Rainbow": rainbow,
@@ -307,6 +312,7 @@ CHECKS = {
     "Groups of rollouts of a language model": groups,
     "Slow rollouts": pace,
     "Actors in processes": processes,
+    "As flashbax": as_flashbax,
 }
 QUICK = {"Behaviour cloning by epochs"}
 

@@ -7,8 +7,12 @@ import meter
 SETTINGS = "the contract and the module's own tests check the same of each part in the default run"
 LONG = "default cases of its file do the same, shorter"
 DEAR = "it takes many seconds, and a smaller case could not tell"
+PEER = "`.ci/run benchmark` runs it; the extra `bench` is needed"
 REASONS = {
     "test_agents.py::test_an_agent_copied_alone_runs": "`.ci/run examples` runs it; the extra `examples` is needed",
+    "test_as_flashbax.py::test_the_recipe_agent_runs_with_flashbax_too": PEER,
+    "test_as_flashbax.py::test_what_differs_is_as_its_head_says": PEER,
+    "test_as_flashbax.py::test_starts_of_a_full_uniform_buffer_with_a_period": PEER,
     "test_checkpoint.py::test_runs_resumed_in_another_process_end_as_if_not_interrupted": DEAR,
     "test_checkpoint_memory.py::test_memory_of_a_save_and_of_restores": DEAR,
     "test_checkpoint_files.py::test_processes_that_save_to_one_path_take_turns": "threads do the same",

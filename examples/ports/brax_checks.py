@@ -10,6 +10,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import measure
 import numpy as np
 from brax.training.replay_buffers import UniformSamplingQueue
 from brax_adapter import Replay
@@ -84,16 +85,6 @@ def copied(kind: type, capacity: int = 100_000) -> str:
     return f"{program.memory_analysis().temp_size_in_bytes:,}"
 
 
-def from_nothing(kind: type) -> str:
-    """The result of a draw before anything was added."""
-    replay, state = filled(kind, 0)
-    try:
-        rows = replay.sample(state)[1]["number"]
-    except ValueError as error:
-        return type(error).__name__
-    return f"{len(rows):,} rows of {int(jnp.max(jnp.abs(rows)))}"
-
-
 def check() -> list[dict[str, str]]:
     """What both versions do, by name."""
     rows = {
@@ -102,6 +93,5 @@ def check() -> list[dict[str, str]]:
         f"item that is drawn after the integer {BIG:,} was stored": integer,
         "bytes of a stored item of 84x84x4 uint8 and one float32": frame_bytes,
         "bytes of temporaries of an insertion of 8 rows into 100,000 of 48 bytes": copied,
-        "eager draw from an empty buffer": from_nothing,
     }
-    return [{"what": what, "original": of(UniformSamplingQueue), "port": of(Replay)} for what, of in rows.items()]
+    return measure.checks(UniformSamplingQueue, Replay, rows)

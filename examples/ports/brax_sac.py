@@ -11,7 +11,7 @@ queue, which rolls its whole storage at every insertion once it is full. The sam
 """
 
 import functools
-import threading
+import time
 from collections.abc import Callable
 from typing import Any
 from unittest import mock
@@ -27,53 +27,41 @@ from brax.training.agents.sac import networks
 from brax.training.agents.sac import train as sac
 from brax_adapter import Replay
 
-TASK, PACKAGES, UPDATES = "inverted_pendulum", ("brax", "mujoco", "flax", "optax"), 8
-SETTINGS = {
-    "episode_length": 1_000,
-    "num_envs": 8,
-    "num_eval_envs": 32,
-    "learning_rate": 1e-3,
-    "discounting": 0.99,
-    "batch_size": 128,
-    "normalize_observations": True,
-    "min_replay_size": 1_000,
-    "grad_updates_per_step": UPDATES,
-    "network_factory": functools.partial(networks.make_sac_networks, hidden_layer_sizes=(64, 64)),
-}
+TASK, UPDATES, BATCH_SIZE = "inverted_pendulum", 8, 128
+AGENT = {"learning_rate": 1e-3, "discounting": 0.99, "batch_size": BATCH_SIZE, "normalize_observations": True}
+STEPS = {"episode_length": 1_000, "num_envs": 8, "min_replay_size": 1_000, "grad_updates_per_step": UPDATES}
+NETWORKS = functools.partial(networks.make_sac_networks, hidden_layer_sizes=(64, 64))
 CAPACITIES = (10_000, 100_000, 1_000_000)
 PORT, LINES = "buffer only", measure.count_lines(Replay)
 ORIGINAL = replay_buffers.UniformSamplingQueue
 
 
-def train(seed: int, steps: int, evaluations: int, progress: Callable, **changes: Any) -> None:
-    """Train brax's SAC; `progress` is called after each evaluation."""
-    env = envs.get_environment(TASK, backend="generalized")
-    settings = {**SETTINGS, **changes, "num_evals": evaluations + 1, "progress_fn": progress}
-    sac.train(environment=env, num_timesteps=steps, seed=seed, **settings)
-
-
-def learn(replay: type, seed: int, steps: int, evaluations: int) -> tuple[float, float]:
+def learn(
+    replay: type, seed: int, steps: int, evaluations: int, capacity: int = 10_000, num_eval_envs: int = 32
+) -> tuple[float, float]:
     """The mean return of a run's evaluations, and the seconds of its updates after the first evaluation."""
     found: list[tuple[float, float]] = []
 
     def progress(step: int, metrics: dict[str, Any]) -> None:
         found.append((float(metrics["eval/episode_reward"]), metrics.get("training/walltime", 0.0)))
 
+    sizes = {"num_timesteps": steps, "num_evals": evaluations + 1, "max_replay_size": capacity, "seed": seed}
+    settings = {**AGENT, **STEPS, **sizes, "num_eval_envs": num_eval_envs, "progress_fn": progress}
+    env = envs.get_environment(TASK, backend="generalized")
     with mock.patch.object(replay_buffers, "UniformSamplingQueue", replay):
-        train(seed, steps, evaluations, progress, max_replay_size=10_000)
+        sac.train(environment=env, network_factory=NETWORKS, **settings)
     returns, times = np.array(found[1:]).T
     return float(returns.mean()), times[-1] - times[0]
 
 
-def compare(seeds: list[int], steps: int, evaluations: int) -> list[dict[str, Any]]:
+def train(args: Any) -> measure.Rows:
     """The row of returns."""
-    kinds = {"original": ORIGINAL, "port": Replay}
-    *_, found = measure.in_turn(kinds, seeds, lambda name, seed: learn(kinds[name], seed, steps, evaluations))
+    kinds, (steps, evaluations) = {"original": ORIGINAL, "port": Replay}, (2_000, 2) if args.short else (9_000, 10)
+    seeds = range(args.seed, args.seed + args.seeds)
+    found = measure.in_turn(kinds, seeds, lambda name, seed: learn(kinds[name], seed, steps, evaluations))
     returns = {name: [round(x, 1) for x, _ in values] for name, values in found.items()}
     task = f"{TASK}, {steps:,} steps, {UPDATES} updates per 8 steps"
-    enough = len(seeds) >= 8  # for returns; fewer give times
-    seconds = {name: [] if enough else [x for _, x in values] for name, values in found.items()}
-    return [measure.row_of_times(PORT, LINES, task, seconds, returns if enough else None)]
+    yield measure.result(PORT, LINES, task, {name: [] for name in kinds}, returns)
 
 
 class FullQueue(ORIGINAL):
@@ -94,71 +82,46 @@ class FullReplay(Replay):
 FULL = {"original": FullQueue, "port": FullReplay}
 
 
+def program(replay: Any, item: dict[str, jax.Array], times: int) -> tuple[Callable, Any]:
+    """`times` insertions of 8 rows and draws in one program, which donates the state; and the state."""
+    added = jax.tree.map(lambda x: jnp.tile(x, (8, 1)), item)
+
+    def step(state: Any, number: jax.Array) -> tuple[Any, jax.Array]:
+        state, batch = replay.sample(replay.insert(state, jax.tree.map(lambda x: x + number, added)))
+        return state, batch["observation"].sum()
+
+    steps = jax.jit(lambda state: jax.lax.scan(step, state, jnp.arange(times)), donate_argnums=0)
+    return steps, jax.jit(replay.init)(jax.random.key(0))
+
+
 def time_buffers(capacity: int, rounds: int, times: int = 50) -> dict[str, Any]:
     """Seconds of an insertion of 8 rows and a draw of 1,024, in full buffers, in alternation."""
     item = {"observation": jnp.zeros(4), "action": jnp.zeros(1), "rest": jnp.zeros(3), "next_observation": jnp.zeros(4)}
-    added = jax.tree.map(lambda x: jnp.tile(x, (8, 1)), item)
-    programs, states = {}, {}
-    for name, kind in FULL.items():
-        replay = kind(capacity, item, 128 * UPDATES)
+    made = {name: program(kind(capacity, item, BATCH_SIZE * UPDATES), item, times) for name, kind in FULL.items()}
 
-        def step(state: Any, number: jax.Array, replay: Any = replay) -> tuple[Any, jax.Array]:
-            state, batch = replay.sample(replay.insert(state, jax.tree.map(lambda x: x + number, added)))
-            return state, batch["observation"].sum()
+    def seconds(name: str, _: int) -> float:
+        (steps, state), start = made[name], time.perf_counter()
+        made[name] = steps, jax.block_until_ready(steps(state))[0]
+        return (time.perf_counter() - start) / times
 
-        programs[name] = jax.jit(
-            lambda state, _, step=step: jax.lax.scan(step, state, jnp.arange(times)), donate_argnums=0
-        )
-        states[name] = jax.jit(replay.init)(jax.random.key(0))
-    seconds = measure.time_in_turn(programs, states, rounds)
-    kept = {name: [x / times for x in values] for name, values in seconds.items()}
-    return measure.row_of_times(PORT, LINES, f"the buffer alone, full, {capacity:,} items", kept, None)
+    found = measure.in_turn(FULL, range(rounds + 1), seconds)  # the first compiles
+    kept = {name: values[1:] for name, values in found.items()}
+    return measure.result(PORT, LINES, f"the buffer alone, full, {capacity:,} items", kept, None)
 
 
-def time_updates(capacity: int, rounds: int, steps: int = 1_600) -> dict[str, Any]:
-    """Seconds between evaluations of two runs that take turns: each waits at its evaluations for the other."""
-    turns = {name: threading.Semaphore(0) for name in FULL}
-    walltimes: dict[str, list[float]] = {name: [] for name in FULL}
+def speed(args: Any) -> measure.Rows:
+    """Times of full buffers alone, and of updates between the evaluations of a run."""
+    for capacity in CAPACITIES[: 1 if args.short else None]:
+        yield time_buffers(capacity, 3 if args.short else 9)
 
-    def work(name: str, other: str) -> None:
-        def progress(step: int, metrics: dict[str, Any]) -> None:
-            walltimes[name].append(metrics.get("training/walltime", 0.0))
-            turns[other].release()
-            turns[name].acquire()
+        def seconds(name: str, seed: int, capacity: int = capacity) -> float:
+            return learn(FULL[name], seed, 4_200, 2, capacity, num_eval_envs=1)[1]
 
-        turns[name].acquire()
-        try:
-            total = 1_000 + steps * (rounds + 1)
-            train(0, total, rounds + 1, progress, max_replay_size=capacity, num_eval_envs=1)
-        finally:
-            turns[other].release(rounds + 3)  # the other waits no more
-
-    kinds = iter(FULL.values())  # the original's run makes its replay first
-    threads = [threading.Thread(target=work, args=names) for names in (("original", "port"), ("port", "original"))]
-    with mock.patch.object(replay_buffers, "UniformSamplingQueue", lambda **sizes: next(kinds)(**sizes)):
-        for thread in threads:
-            thread.start()
-        turns["original"].release()
-        for thread in threads:
-            thread.join()
-    seconds = {name: list(np.diff(values)[1:]) for name, values in walltimes.items()}
-    return measure.row_of_times(PORT, LINES, f"{TASK}, buffer full, {capacity:,} items, {steps:,} steps", seconds, None)
-
-
-def main() -> None:
-    args = measure.parser("brax's SAC, original and ported.").parse()
-    agent, seeds = "brax SAC", [args.seed + number for number in range(args.seeds)]
-    if args.check:
-        measure.write(args.out, "brax_sac_checks", PACKAGES, agent=agent, checks=brax_checks.check())
-    elif args.speed:
-        rows = []
-        for capacity in CAPACITIES[: 1 if args.short else None]:
-            rows += [time_buffers(capacity, 3 if args.short else 9), time_updates(capacity, 3)]
-            measure.write(args.out, "brax_sac_speed", PACKAGES, agent=agent, rows=rows)
-    else:
-        rows = compare(seeds, *((2_000, 2) if args.short else (9_000, 10)))
-        measure.write(args.out, "brax_sac", PACKAGES, agent=agent, rows=rows)
+        found = measure.in_turn(FULL, range(1 if args.short else 3), seconds)
+        yield measure.result(PORT, LINES, f"{TASK}, buffer full, {capacity:,} items, 1,600 steps", found, None)
 
 
 if __name__ == "__main__":
-    main()
+    args = measure.parser("brax's SAC").parse_args()
+    how = {"agent": "brax SAC", "check": brax_checks.check, "speed": speed, "train": train}
+    measure.run(args, "brax_sac", ("brax", "mujoco", "flax", "optax"), **how)

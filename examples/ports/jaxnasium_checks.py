@@ -58,19 +58,12 @@ def next_observations() -> list[dict[str, str]]:
         wrong.append(f"{np.sum(after != obs + steps)} of {len(obs)}")
         limits.append(np.isin(stored, obs).sum())
     count = len(stored)
-    last = "steps that reach the time limit and are ever drawn"
-    return [
-        {
-            "what": "drawn steps with a wrong next observation, from a ring that has wrapped",
-            "original": wrong[0],
-            "port": f"{wrong[1]}; 3-step {wrong[2]}",
-        },
-        {
-            "what": last,
-            "original": f"{limits[0]} of {count}",
-            "port": f"{limits[1]} of {count}; 3-step {limits[2]} of {count}",
-        },
-    ]
+    drawn = [f"{x} of {count}" for x in limits]
+    whats = {
+        "drawn steps with a wrong next observation, from a ring that has wrapped": wrong,
+        "steps that reach the time limit and are ever drawn": drawn,
+    }
+    return [{"what": what, "original": x[0], "port": f"{x[1]}; 3-step {x[2]}"} for what, x in whats.items()]
 
 
 def filled_with(errors: np.ndarray, batch_size: int) -> tuple[Any, Any]:
@@ -118,5 +111,5 @@ def after_nan() -> dict[str, str]:
     return {"what": what, "original": str(found[0]), "port": str(found[1])}
 
 
-def all_of_them() -> list[dict[str, str]]:
+def check() -> list[dict[str, str]]:
     return [*next_observations(), weighted_means(), after_nan()]

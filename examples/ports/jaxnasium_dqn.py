@@ -3,7 +3,7 @@
 pip install -e . 'jaxnasium[algs]==0.1.1'
 python examples/ports/jaxnasium_dqn.py                 # 8 seeds, minutes on two CPU cores
 python examples/ports/jaxnasium_dqn.py --prioritized   # the same with prioritized buffers
-python examples/ports/jaxnasium_dqn.py --speed         # time of short runs, with buffers of two sizes
+python examples/ports/jaxnasium_dqn.py --speed         # time of short runs; with --prioritized of two sizes
 python examples/ports/jaxnasium_dqn.py --check         # checks of both versions against correct values
 python examples/ports/jaxnasium_dqn.py --short         # a minute, mostly compilation
 
@@ -28,7 +28,6 @@ from jaxnasium_adapter import KeepsFinal, PrioritizedDQN, Replay, TracedReplay, 
 import jaxreplay as jr
 
 TASK = "CartPole-v1"
-PACKAGES = ("jaxnasium", "equinox", "optax")
 CAPACITIES = (50_000, 1_000_000)  # the first is jaxnasium's default
 GAMMA = 0.99
 ON_ITS_OWN = with_buffer(PrioritizedDQN, PrioritizedTransitionBuffer)
@@ -46,8 +45,7 @@ def trainer(algorithm: type[DQN], **settings: Any) -> Callable:
 
     Seeds train one after the other. Under `jax.vmap` jaxnasium's own program gave no result either (jax 0.10.2, a CPU).
     """
-    env = KeepsFinal(jym.make(TASK))
-    algo = algorithm(log_function=None, gamma=GAMMA, **settings)
+    env, algo = KeepsFinal(jym.make(TASK)), algorithm(log_function=None, gamma=GAMMA, **settings)
 
     def train(key: jax.Array) -> jax.Array:
         _, returns = algo.train(key, env)
@@ -56,38 +54,29 @@ def trainer(algorithm: type[DQN], **settings: Any) -> Callable:
     return lambda keys: jax.lax.map(train, keys)
 
 
-def rows(task: str, original: Any, ports: dict[str, Any], keys: jax.Array, settings: dict, **how: Any) -> list[dict]:
-    """Rows of results of all ports, which it also prints."""
-    trainers = {name: (trainer(port, **settings), lines) for name, (port, lines) in ports.items()}
-    return measure.compare_all(trainer(original, **settings), trainers, keys, task=task, **how)
-
-
-def main() -> None:
-    parser = measure.parser("jaxnasium's DQN, original and ported.")
-    parser.add_argument("--prioritized", action="store_true", help="with prioritized buffers")
-    args = parser.parse()
-    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    name, agent = "jaxnasium_dqn", "jaxnasium DQN"
-    if args.check:
-        checks = jaxnasium_checks.all_of_them()
-        measure.write(args.out, f"{name}_checks", PACKAGES, agent=f"{agent}, prioritized", checks=checks)
-        return
-    if args.speed:
-        for of, original, ports in (("prioritized", ON_ITS_OWN, PRIORITIZED), ("", DQN, UNIFORM)):
-            found, title = [], f"{agent}{of and ', '}{of}"
-            for capacity in CAPACITIES[: 2 if of and not args.short else 1]:
-                settings = {"total_timesteps": 5_120, "warmup_steps": 1_024, "replay_buffer_size": capacity}
-                task = f"{TASK}, {capacity:,} items, 5,120 steps"
-                found += rows(task, original, ports, keys[:1], settings, rounds=3, returns=False)
-                measure.write(args.out, f"{name}{of and '_'}{of}_speed", PACKAGES, agent=title, rows=found)
-        return
-    steps = 5_120 if args.short else 20_480
-    if args.prioritized:
-        name, agent = f"{name}_prioritized", f"{agent}, prioritized"
+def rows(args: Any, keys: jax.Array, steps: int, size: str = "", rounds: int = 1, **settings: Any) -> measure.Rows:
     original, ports = (ON_ITS_OWN, PRIORITIZED) if args.prioritized else (DQN, UNIFORM)
-    found = rows(f"{TASK}, {steps:,} steps", original, ports, keys, {"total_timesteps": steps}, rounds=1)
-    measure.write(args.out, name, PACKAGES, agent=agent, rows=found)
+    settings["total_timesteps"] = steps
+    trainers = {name: (trainer(port, **settings), lines) for name, (port, lines) in ports.items()}
+    task = f"{TASK}, {size}{steps:,} steps"
+    return measure.compare(trainer(original, **settings), trainers, keys, task=task, rounds=rounds)
+
+
+def train(args: Any) -> measure.Rows:
+    return rows(args, measure.keys(args), 5_120 if args.short else 20_480)
+
+
+def speed(args: Any) -> measure.Rows:
+    for capacity in CAPACITIES[: 2 if args.prioritized and not args.short else 1]:
+        sizes = {"warmup_steps": 1_024, "replay_buffer_size": capacity}
+        yield from rows(args, measure.keys(args)[:1], 5_120, f"{capacity:,} items, ", 3, **sizes)
 
 
 if __name__ == "__main__":
-    main()
+    line = measure.parser("jaxnasium's DQN")
+    line.add_argument("--prioritized", action="store_true", help="with prioritized buffers, as always with --check")
+    args, name, agent = line.parse_args(), "jaxnasium_dqn", "jaxnasium DQN"
+    if args.prioritized:
+        name, agent = f"{name}_prioritized", f"{agent}, prioritized"
+    how = {"agent": agent, "check": jaxnasium_checks.check, "speed": speed, "train": train}
+    measure.run(args, name, ("jaxnasium", "equinox", "optax"), **how)

@@ -1,20 +1,20 @@
-"""Measurements of the ports: an agent as its authors wrote it, and the same agent on jaxreplay.
+"""What the ports share: their command line, how they are timed, and the table of the page.
 
 python examples/ports/measure.py           # the table of .docs/pages/ports.md, made from results/*.json
 python examples/ports/measure.py --write   # write it into the page
 
-A training function takes keys [seeds] and returns the return of each seed [seeds]. A script compares functions
-with `compare_all`, counts the lines of its adapter with `count_lines`, and writes its results with `write`.
+A port is three files: `*_adapter.py` puts jaxreplay behind the other library's interface; the program has the agent,
+its settings and its runs; `*_checks.py` compares both versions with correct values, and says at its head what it found.
 
-- A return is the mean over the last quarter, fifth or tenth of training. mujax: of the last 32 episodes. brax: of the
-  10 evaluations during a run. JaxGCRL: the share of goals reached in the later half of 10 evaluations.
-- The time of a run is the port's divided by the original's, the median of alternating runs. Compile time is separate.
+- A training function takes keys [seeds] and returns the return of each seed [seeds]: the mean over the last quarter,
+  fifth or tenth of training. mujax: of the last 32 episodes. brax: of the 10 evaluations during a run. JaxGCRL: the
+  share of goals reached in the later half of 10 evaluations.
+- The time of a run is the port's divided by the original's, the median of alternating runs, without compilation.
   mujax's time is that of the learner's steps, brax's is that of full buffers, and JaxGCRL's is that of runs after the
   first evaluation. rejax, jaxnasium, JaxGCRL and Stoix were timed on idle cores, memorax and JaxMARL on busy cores.
-- Temporaries, in the result files, are the memory of the compiled program without its arguments. The arguments are keys
-  only, so they include the replay memory.
 """
 
+import argparse
 import datetime
 import importlib.metadata
 import inspect
@@ -26,7 +26,7 @@ import sys
 import textwrap
 import time
 import tokenize
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -34,24 +34,58 @@ import jax
 import numpy as np
 
 HERE = Path(__file__).resolve().parent
-sys.path.append(str(HERE.parent / "studies"))
-# The shared modules of the examples are found only on that path, so they are imported after it.
-from experiment import Parser, command, interval  # noqa: E402 (see above)
-
 RESULTS = HERE / "results"
 PAGE = HERE.parent.parent / ".docs" / "pages" / "ports.md"
 BEGIN, END = "<!-- table: begin -->\n", "<!-- table: end -->"
-MEASURED = ("compile_seconds", "memory_bytes")
 LAYOUT = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT, tokenize.ENDMARKER}
+Rows = Iterable[dict[str, Any]]
+MODES = {
+    "short": "to see that it runs",
+    "speed": "only time short runs, with buffers of several sizes",
+    "check": "only check both versions against correct values",
+}
 
 
-def parser(description: str, seeds: int = 8) -> Parser:
+def parser(agent: str) -> argparse.ArgumentParser:
     """The command line of a port: --seeds, --seed, --out, --short, and --speed or --check."""
-    result = Parser(description)
-    result.add_experiment(seeds=seeds)
-    result.add_argument("--speed", action="store_true", help="only time short runs, with buffers of several sizes")
-    result.add_argument("--check", action="store_true", help="only check both versions against correct values")
-    return result
+    line = argparse.ArgumentParser(description=f"{agent}, original and ported.", allow_abbrev=False)
+    line.add_argument("--seeds", type=int, help="number of seeds (8; 1 if short)")
+    line.add_argument("--seed", type=int, default=0, help="base seed (0)")
+    line.add_argument("--out", type=Path, default=Path("out"), help="output folder (out)")
+    for mode, text in MODES.items():
+        line.add_argument(f"--{mode}", action="store_true", help=text)
+    return line
+
+
+def run(
+    args: argparse.Namespace,
+    name: str,
+    packages: Sequence[str],
+    *,
+    agent: str,
+    check: Callable[[], list[dict[str, str]]],
+    speed: Callable[[argparse.Namespace], Rows],
+    train: Callable[[argparse.Namespace], Rows],
+) -> None:
+    """Do what the arguments of the port `name` ask for, and write results after each row.
+
+    `check` returns rows of checks (`checks`); `speed` and `train` take the arguments and give rows of results.
+    """
+    args.seeds = args.seeds or (1 if args.short else 8)
+    args.out.mkdir(parents=True, exist_ok=True)
+    if args.check:
+        write(args.out, f"{name}_checks", packages, agent=agent, checks=check())
+        return
+    rows: list[dict[str, Any]] = []
+    for row in (speed if args.speed else train)(args):
+        rows.append(row)
+        print(*filter(None, (row["port"], row["task"], f"{row['lines']} lines", *(returns(row) or ()), ratio(row))))
+        write(args.out, name + "_speed" * args.speed, packages, agent=agent, rows=rows)
+
+
+def keys(args: argparse.Namespace) -> jax.Array:
+    """A key for each seed."""
+    return jax.random.split(jax.random.key(args.seed), args.seeds)
 
 
 def count_lines(*parts: Any) -> int:
@@ -70,101 +104,75 @@ def count_lines(*parts: Any) -> int:
     return total
 
 
-def compile_one(train: Callable, *args: Any) -> dict[str, Any]:
-    """The compiled training function, the compile time in seconds, and the device memory of a run in bytes."""
-    start = time.perf_counter()
-    program = jax.jit(train).lower(*args).compile()
-    seconds = round(time.perf_counter() - start, 2)
-    sizes = program.memory_analysis()
-    kinds = {"temporaries": "temp", "arguments": "argument", "outputs": "output"}
-    memory = {kind: int(getattr(sizes, f"{name}_size_in_bytes")) for kind, name in kinds.items()}
-    return {"program": program, "compile_seconds": seconds, "memory_bytes": memory}
-
-
-def compare_all(
-    original: Callable, ports: dict[str, tuple[Callable, int]], *args: Any, task: str, rounds: int, returns: bool = True
-) -> list[dict[str, Any]]:
-    """A row of results for each port, printed; `ports` holds training functions and their numbers of lines.
+def compare(
+    original: Callable, ports: dict[str, tuple[Callable, int]], keys: jax.Array, *, task: str, rounds: int = 1
+) -> Rows:
+    """A row of results for each port; `ports` holds training functions and their numbers of lines.
 
     All training functions are compiled, then run in turn, `rounds` times each. Every other round runs in reverse order.
-    Before the first round each runs once, unless there is only one round. Use `returns=False` if the runs are too short
-    for their returns to mean anything.
+    With more than one round each runs once before, and the runs are too short for their returns to mean anything.
     """
     trains = {"": original, **{name: train for name, (train, _) in ports.items()}}
-    compiled = {name: compile_one(train, *args) for name, train in trains.items()}
-    seconds: dict[str, list[float]] = {name: [] for name in compiled}
-    found = {}
-    for turn in range(rounds + (rounds > 1)):
-        for name in list(compiled)[:: -1 if turn % 2 else 1]:
-            start = time.perf_counter()
-            values = np.asarray(jax.block_until_ready(compiled[name]["program"](*args)))
-            seconds[name].append(round(time.perf_counter() - start, 4))
-            found[name] = [round(float(x), 3) for x in values]
+    programs = {name: jax.jit(train).lower(keys).compile() for name, train in trains.items()}
+    found: dict[str, list[float]] = {}
 
-    def row(port: str) -> dict[str, Any]:
-        names = {"original": "", "port": port}
-        kept = {key: {of: compiled[name][key] for of, name in names.items()} for key in MEASURED}
-        kept["seconds"] = {of: seconds[name][-rounds:] for of, name in names.items()}
-        kept["returns"] = {of: found[name] for of, name in names.items()} if returns else None
-        result = {"port": port, "task": task, "lines": ports[port][1], **kept}
-        show(result)
-        return result
+    def timed(name: str, _: int) -> float:
+        start = time.perf_counter()
+        values = np.asarray(jax.block_until_ready(programs[name](keys)))
+        found[name] = [round(float(x), 3) for x in values]
+        return time.perf_counter() - start
 
-    return [row(port) for port in ports]
+    seconds = in_turn(programs, range(rounds + (rounds > 1)), timed)
+    for name, (_, lines) in ports.items():
+        of = {"original": "", "port": name}
+        values = {which: found[x] for which, x in of.items()} if rounds == 1 else None
+        yield result(name, lines, task, {which: seconds[x][-rounds:] for which, x in of.items()}, values)
 
 
-def in_turn(names: Iterable[str], seeds: list[int], run: Callable[[str, int], Any]) -> Iterator[dict[str, list]]:
-    """After each seed all results of `run(name, seed)`, by name; every other seed runs in reverse order."""
+def in_turn(names: Iterable[str], seeds: Iterable[int], run: Callable[[str, int], Any]) -> dict[str, list]:
+    """All results of `run(name, seed)`, by name; every other seed runs in reverse order."""
     found: dict[str, list] = {name: [] for name in names}
     for turn, seed in enumerate(seeds):
         for name in list(found)[:: -1 if turn % 2 else 1]:
             found[name].append(run(name, seed))
-            print(f"{name or 'original'}, seed {seed}: {found[name][-1]}", flush=True)
-        yield found
+    return found
 
 
-def time_in_turn(programs: dict[str, Callable], states: dict[str, Any], rounds: int) -> dict[str, list[float]]:
-    """Seconds of each `program(state, key)`, which donates the state and returns a new one first, in each round."""
-    seconds: dict[str, list[float]] = {name: [] for name in programs}
-    for turn in range(rounds + 1):  # the first compiles
-        for name in list(programs)[:: -1 if turn % 2 else 1]:
-            start = time.perf_counter()
-            states[name] = jax.block_until_ready(programs[name](states[name], jax.random.key(turn)))[0]
-            seconds[name].append(time.perf_counter() - start)
-    return {name: values[1:] for name, values in seconds.items()}
-
-
-def show(row: dict[str, Any]) -> None:
-    """Print a row of results."""
-    cells = [row["port"], row["task"], f"{row['lines']} lines", *(returns(row) or ()), ratio(row)]
-    print("  ".join(cell for cell in cells if cell), flush=True)
-
-
-def row_of_times(
+def result(
     port: str, lines: int, task: str, seconds: dict[str, list[float]], returns: dict[str, list[float]] | None
 ) -> dict[str, Any]:
-    """A row of results, printed; a run compiles several programs, so memory and compile time are not given."""
+    """A row of results."""
     times = {name: [round(float(x), 5) for x in values] for name, values in seconds.items()}
-    unknown = {"memory_bytes": None, "compile_seconds": None}
-    result = {"port": port, "task": task, "lines": lines, "seconds": times, "returns": returns, **unknown}
-    show(result)
-    return result
+    return {"port": port, "task": task, "lines": lines, "seconds": times, "returns": returns}
+
+
+def checks(original: Any, port: Any, found: dict[str, Callable[[Any], str]]) -> list[dict[str, str]]:
+    """Rows of checks: what each function says of the original and of the port."""
+    return [{"what": what, "original": of(original), "port": of(port)} for what, of in found.items()]
 
 
 def write(out: Path, name: str, packages: Sequence[str], **found: Any) -> None:
-    """Write the results of a port to `out`/`name`.json: its `agent`, and `rows`, `checks` or both."""
+    """Write the results of a port to `out`/`name`.json: its `agent`, and `rows` or `checks`."""
+    words = [Path(sys.argv[0]).name, *sys.argv[1:]]
+    if "--out" in words:
+        del words[(at := words.index("--out")) : at + 2]
     about = {
         "date": datetime.date.today().isoformat(),
-        "command": command(),
+        "command": " ".join(words),
         "versions": {package: importlib.metadata.version(package) for package in ("jax", "jaxreplay", *packages)},
         "python": platform.python_version(),
         "device": f"{jax.devices()[0].device_kind}, {os.cpu_count()} cores",
     }
-    path = out / f"{name}.json"
-    path.write_text(json.dumps({**about, **found}, indent=1) + "\n")
+    (out / f"{name}.json").write_text(json.dumps({**about, **found}, indent=1) + "\n")
+    print(", ".join(f"{package} {version}" for package, version in about["versions"].items()))
     for check in found.get("checks", []):
         print("  ".join(f"{name}: {text}" for name, text in check.items()))
-    print(f"wrote {path}")
+
+
+def interval(values: np.ndarray) -> np.ndarray:
+    """95% bootstrap interval of the mean over seeds."""
+    means = np.random.default_rng(0).choice(values, (10_000, len(values))).mean(axis=1)
+    return np.percentile(means, [2.5, 97.5])
 
 
 COLUMNS = ("agent, task", "ours", "the original", "time", "lines", "command")
@@ -212,15 +220,11 @@ def table() -> str:
     return "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
 
-def main() -> None:
-    line = Parser("The table of the ports' results.")
-    line.add_argument("--write", action="store_true", help=f"write it into {PAGE.name}, and do not print it")
-    if not line.parse().write:
-        print(table(), end="")
-        return
-    before, rest = PAGE.read_text().split(BEGIN)
-    PAGE.write_text(before + BEGIN + table() + END + rest.split(END)[1])
-
-
 if __name__ == "__main__":
-    main()
+    line = argparse.ArgumentParser(description="The table of the ports' results.")
+    line.add_argument("--write", action="store_true", help=f"write it into {PAGE.name}, and do not print it")
+    if line.parse_args().write:
+        before, rest = PAGE.read_text().split(BEGIN)
+        PAGE.write_text(before + BEGIN + table() + END + rest.split(END)[1])
+    else:
+        print(table(), end="")

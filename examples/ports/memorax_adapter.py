@@ -156,16 +156,9 @@ class PortedR2D2(R2D2):
 
         def loss(params: Any) -> tuple:
             values = {"online": self._values(params, sample.items), "target": target_values}
-            flags = rows["terminated"], rows["truncated"]
-            batch, valid = jr.sequence_transitions(
-                values,
-                rows["action"],
-                rows["reward"],
-                *flags,
-                n=self.cfg.n_step,
-                gamma=self.cfg.gamma,
-                mask=~rows["done"],
-            )
+            steps = [rows[name] for name in ("action", "reward", "terminated", "truncated")]
+            how = {"n": self.cfg.n_step, "gamma": self.cfg.gamma, "mask": ~rows["done"]}
+            batch, valid = jr.sequence_transitions(values, *steps, **how)
             best = jnp.argmax(batch.S_next["online"], axis=-1, keepdims=True)
             following = jnp.take_along_axis(batch.S_next["target"], best, axis=-1)[:, 0]
             taken = jnp.take_along_axis(batch.S["online"], batch.A[:, None], axis=-1)[:, 0]

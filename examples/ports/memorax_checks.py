@@ -1,8 +1,8 @@
-"""Checks of the draws of memorax's buffer and of the port's, in numbers, and of memorax's targets.
+"""Checks of the draws of memorax's buffer and of the port's, in numbers.
 
 At each `add` memorax's buffer sets the priority of the row before the new one to zero. So it learns only from the first
-sequence of each stream, and later from the sequence across the seam of its ring. Its stored rows and its n-step targets
-are correct.
+sequence of each stream, and later from the sequence across the seam of its ring. Its stored rows are
+correct.
 """
 
 from collections.abc import Callable
@@ -10,11 +10,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import measure
 import numpy as np
-from memorax.algorithms.r2d2 import compute_n_step_returns
 from memorax.utils import Transition
-
-import jaxreplay as jr
 
 LENGTH, NUM_ENVS, SEQUENCE, DRAWS, ROUNDS = 64, 4, 8, 100, 100
 
@@ -78,36 +76,15 @@ def altered(make_buffer: Callable) -> str:
     return f"{wrong.sum()} of {wrong.size:,}"
 
 
-def targets() -> str:
-    """Largest difference between memorax's n-step targets and jaxreplay's; no time limit ends an episode here."""
-    keys = jax.random.split(jax.random.key(0), 3)
-    shape, n, gamma = (64, 20), 3, 0.9
-    rewards, values = (jax.random.normal(key, shape) for key in keys[:2])
-    dones = jax.random.bernoulli(keys[2], 0.15, shape)
-    found = compute_n_step_returns(rewards, dones.astype(jnp.float32), values, n, gamma)
-    after = jnp.pad(values, ((0, 0), (1, 0)))  # value of a row's observation, the next observation of the row before
-    add = [jnp.pad(x, ((0, 0), (0, 1))) for x in (rewards, dones)]
-    no = jnp.zeros_like(add[1])
-    batch, valid = jr.sequence_transitions(after, add[0], add[0], add[1], no, n=n, gamma=gamma)
-    difference = jnp.abs(found.reshape(-1) - batch.Rn - batch.In * batch.S_next)
-    return f"{jnp.max(jnp.where(valid, difference, 0.0)):.0e}"
-
-
 def check(original: Callable, port: Callable) -> list[dict[str, str]]:
     """Rows of the table of checks; `original` draws from every row too."""
-
-    def both(what: str, measure: Callable, *args: Any) -> dict[str, str]:
-        return {"what": what, "original": measure(original, *args), "port": measure(port, *args)}
-
-    draws = f"{DRAWS * ROUNDS:,} draws"
-    part, full = 40, LENGTH * 2 + 10
+    draws, part, full = f"{DRAWS * ROUNDS:,} draws", 40, LENGTH * 2 + 10
     stored = [(part - SEQUENCE) * NUM_ENVS, (LENGTH - SEQUENCE) * NUM_ENVS]
-    rows = [
-        both(f"different sequences in {draws} from a ring half full, which has {stored[0]}", different, part),
-        both(f"different sequences in {draws} from a full ring, which has {stored[1]}", different, full),
-        both("draws from a full ring across the seam, from the newest row to the oldest", across_the_seam),
-        both("draws of sequences with a priority of a million, one row after it was set", keep_priority),
-        both("drawn rows that differ from those added", altered),
-    ]
-    what = "largest difference of n-step targets from `jr.sequence_transitions`, where every end is a termination"
-    return [*rows, {"what": what, "original": targets(), "port": "the same code"}]
+    rows = {
+        f"different sequences in {draws} from a ring half full, which has {stored[0]}": lambda x: different(x, part),
+        f"different sequences in {draws} from a full ring, which has {stored[1]}": lambda x: different(x, full),
+        "draws from a full ring across the seam, from the newest row to the oldest": across_the_seam,
+        "draws of sequences with a priority of a million, one row after it was set": keep_priority,
+        "drawn rows that differ from those added": altered,
+    }
+    return measure.checks(original, port, rows)

@@ -6,7 +6,7 @@ python examples/ports/memorax_r2d2.py --speed   # times of short runs, with buff
 python examples/ports/memorax_r2d2.py --check   # checks of both versions against correct values
 python examples/ports/memorax_r2d2.py --short   # to see that it runs
 
-Tested with jax 0.12.0. There are two ports. `sequence_buffer` only replaces the buffer. `PortedR2D2` also starts from
+Tested with jax 0.10.2. There are two ports. `sequence_buffer` only replaces the buffer. `PortedR2D2` also starts from
 the stored recurrent state, learns from n-step transitions that bootstrap at a time limit, and uses the paper's
 priorities (Kapturowski et al. 2019, section 2.3).
 """
@@ -29,26 +29,14 @@ from memorax.networks import MLP, RNN, FeatureExtractor, Network, heads
 from memorax.utils import Transition
 from memorax_adapter import BufferState, KeepsFinal, PortedR2D2, Rows, make_rows, sequence_buffer
 
-TASK, UNITS = "CartPole-v1", Rows.units
-SETTINGS = {
-    "num_envs": 16,
-    "num_eval_envs": 1,
-    "learning_rate": 1e-3,
-    "buffer_size": 100_000,
-    "batch_size": 32,
-    "burn_in_length": 4,
-    "sequence_length": 20,
-    "n_step": 3,
-    "gamma": 0.99,
-    "tau": 0.02,
-    "target_network_frequency": 1,
-    "start_e": 1.0,
-    "end_e": 0.05,
-    "exploration_fraction": 0.25,
-    "learning_starts": 4_096,
-    "train_frequency": 64,
-}
-original_buffer = functools.partial(make_prioritised_episode_buffer, min_length=1, add_sequences=True)
+TASK, UNITS, FEW = "CartPole-v1", Rows.units, 1_280
+AGENT = {"learning_rate": 1e-3, "gamma": 0.99, "tau": 0.02, "target_network_frequency": 1, "n_step": 3}
+EXPLORATION = {"start_e": 1.0, "end_e": 0.05, "exploration_fraction": 0.25, "learning_starts": 4_096}
+SIZES = {"num_envs": 16, "num_eval_envs": 1, "buffer_size": 100_000, "batch_size": 32, "train_frequency": 64}
+SETTINGS = {**AGENT, **EXPLORATION, **SIZES, "burn_in_length": 4, "sequence_length": 20}
+ORIGINAL = functools.partial(
+    make_prioritised_episode_buffer, min_length=1, add_sequences=True, get_start_flags=get_full_start_flags
+)
 
 
 def make_agent(agent: type[R2D2], make_buffer: Callable, steps: int, settings: dict[str, Any]) -> R2D2:
@@ -97,18 +85,26 @@ PORTS = {
     "buffer only": (R2D2, sequence_buffer, BUFFER),
     "stored states, n-step with truncation, priorities": (PortedR2D2, Rows, AGENT),
 }
-ORIGINAL = functools.partial(original_buffer, get_start_flags=get_full_start_flags)
 
 
-def compare(keys: jax.Array, steps: int, settings: dict[str, Any], **kwargs: Any) -> list[dict[str, Any]]:
-    """A row of results for each port."""
+def rows(keys: jax.Array, steps: int, rounds: int = 1, **settings: Any) -> measure.Rows:
+    settings = {**SETTINGS, **settings}
 
     def train(agent: type[R2D2], make_buffer: Callable) -> Callable:
         return make_train(make_agent(agent, make_buffer, steps, settings), steps)
 
     ports = {name: (train(agent, make_buffer), lines) for name, (agent, make_buffer, lines) in PORTS.items()}
     task = f"{TASK} without velocities, {settings['buffer_size']:,} steps stored, {steps:,} made"
-    return measure.compare_all(train(R2D2, ORIGINAL), ports, keys, task=task, **kwargs)
+    return measure.compare(train(R2D2, ORIGINAL), ports, keys, task=task, rounds=rounds)
+
+
+def train(args: Any) -> measure.Rows:
+    return rows(measure.keys(args), FEW if args.short else 200_000)
+
+
+def speed(args: Any) -> measure.Rows:
+    for size in (10_000, 100_000, 1_000_000)[: 1 if args.short else None]:
+        yield from rows(measure.keys(args)[:1], FEW if args.short else 6_400, 5, buffer_size=size)
 
 
 def learned_value(agent: type[R2D2], make_buffer: Callable) -> str:
@@ -119,29 +115,14 @@ def learned_value(agent: type[R2D2], make_buffer: Callable) -> str:
     return f"{learner.train(key, state, 32_000)[2].info['losses/q_value'][-1]:.1f}"
 
 
-def main() -> None:
-    args = measure.parser("memorax's R2D2, original and ported.").parse()
-    name, about = "memorax_r2d2", {"agent": "memorax R2D2"}
-    packages = "memorax", "flashbax", "gymnax", "flax"
-    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    few = 1_280 if args.short else 6_400
-    if args.check:
-        checks = memorax_checks.check(ORIGINAL, sequence_buffer)
-        values = {name: learned_value(agent, make_buffer) for name, (agent, make_buffer, _) in PORTS.items()}
-        what = "mean learned value under a time limit of 5 steps, 10 if correct"
-        ported = ", ".join(f"{name}: {value}" for name, value in values.items())
-        checks.append({"what": what, "original": learned_value(R2D2, ORIGINAL), "port": ported})
-        measure.write(args.out, f"{name}_checks", packages, **about, checks=checks)
-    elif args.speed:
-        sizes = (10_000,) if args.short else (10_000, 100_000, 1_000_000)
-        rows = []
-        for size in sizes:
-            rows += compare(keys[:1], few, {**SETTINGS, "buffer_size": size}, rounds=5, returns=False)
-        measure.write(args.out, f"{name}_speed", packages, **about, rows=rows)
-    else:
-        rows = compare(keys, few if args.short else 200_000, SETTINGS, rounds=1)
-        measure.write(args.out, name, packages, **about, rows=rows)
+def check() -> list[dict[str, str]]:
+    values = {name: learned_value(agent, make_buffer) for name, (agent, make_buffer, _) in PORTS.items()}
+    ported = ", ".join(f"{name}: {value}" for name, value in values.items())
+    what = "mean learned value under a time limit of 5 steps, 10 if correct"
+    value = {"what": what, "original": learned_value(R2D2, ORIGINAL), "port": ported}
+    return [*memorax_checks.check(ORIGINAL, sequence_buffer), value]
 
 
 if __name__ == "__main__":
-    main()
+    args, how = measure.parser("memorax's R2D2").parse_args(), {"check": check, "speed": speed, "train": train}
+    measure.run(args, "memorax_r2d2", ("memorax", "flashbax", "gymnax", "flax"), agent="memorax R2D2", **how)

@@ -2,8 +2,7 @@
 
 All drawn sequences of mujax are correct. It writes a chunk only when every actor has delivered one. So an actor's steps
 wait for the slowest actor, in a queue without a limit, and nothing is ever drawn if one actor never adds. In the port
-each actor has its own source, and its steps can be drawn at once. mujax's limiter compares the balance before an
-addition, so the balance exceeds its bound by a whole chunk; `Shared` keeps it within the slack. mujax uses the policies
+each actor has its own source, and its steps can be drawn at once. mujax uses the policies
 and values that reanalysis finds for one batch and then drops them. `KeepingReanalyzer` stores them with `Shared.set`.
 The port needs more time. Its actors add every step instead of every 16th, and it writes back; the two were not timed
 apart.
@@ -15,6 +14,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import measure
 import numpy as np
 from mujax.reanalyze import Reanalyzer
 from mujax.replay import Buffer
@@ -88,36 +88,6 @@ def with_one_dead(replay: type) -> str:
     return "0" if sample is None else str(int(np.sum(np.asarray(sample.experience.observation)[:, 0, 1] >= 0)))
 
 
-def largest_lead(replay: type, ratio: float = 1.0) -> str:
-    """The most draws that the actors were ahead, when each call has its turn, and the slack that the replay names."""
-    made = make(replay, replay_ratio=ratio, min_size=2 * NUM_ENVS * T, sample_batch_size=8)
-    stop = threading.Event()
-
-    def ahead() -> float:
-        if isinstance(made, SharedReplay):
-            return made.shared.ratio * made.shared.added - made.shared.drawn
-        return made._limiter.error
-
-    def act(actor: int) -> None:
-        for step in range(200):
-            made.adder(actor).add(transition(actor, step))
-            if stop.is_set():
-                return
-
-    threads = [threading.Thread(target=act, args=(actor,), daemon=True) for actor in range(2)]
-    for thread in threads:
-        thread.start()
-    lead = 0.0
-    for number in range(60):
-        for _ in range(20):
-            threads[0].join(0.002)  # the actors run until they wait
-        lead = max(lead, ahead())
-        made.sample(jax.random.key(number))
-    stop.set()
-    slack = made.shared.slack if isinstance(made, SharedReplay) else made._limiter._error_buffer
-    return f"{lead:g}, slack {slack:g}"
-
-
 def kept(replay: type, reanalyzer: type) -> str:
     """Share of the searched steps whose search result is found again in later draws of the same steps."""
     made, stop = fill(make(replay), (20, 20)), threading.Event()
@@ -164,9 +134,8 @@ def check() -> list[dict[str, str]]:
         f"different sequences in 6,400 draws from full {sizes}; there are {starts}": different,
         "steps of an environment that are drawn, if its actor has added 20 and the other 4": of_fast_actor,
         f"sequences in a batch of {B}, if one of two actors never adds": with_one_dead,
-        "most draws that the additions were ahead, of 1 per item": largest_lead,
     }
-    rows = [{"what": what, "original": of(Buffer), "port": of(SharedReplay)} for what, of in plain.items()]
     found = f"buffer only: {kept(SharedReplay, Reanalyzer)}, keeps: {kept(SharedReplay, KeepingReanalyzer)}"
     what = "searched steps whose found policy and value are in later draws"
-    return [*rows, {"what": what, "original": kept(Buffer, Reanalyzer), "port": found}]
+    row = {"what": what, "original": kept(Buffer, Reanalyzer), "port": found}
+    return [*measure.checks(Buffer, SharedReplay, plain), row]

@@ -11,7 +11,6 @@ stores what reanalysis finds.
 """
 
 import time
-from collections.abc import Iterator
 from typing import Any
 from unittest import mock
 
@@ -27,20 +26,9 @@ from mujax.replay import Buffer
 from mujax_adapter import Adder, Drawn, KeepingReanalyzer, SharedReplay
 
 TASK, NUM_ENVS, NUM_ACTORS = "CartPole-v1", 8, 2
-SETTINGS = {
-    "effective_horizon": 100,
-    "num_simulations": 8,
-    "batch_size": 128,
-    "replay_ratio": 8.0,
-    "max_replay_size": 20_000,
-    "min_replay_size": 1_000,
-    "learning_rate": 2e-3,
-    "lr_warmup_steps": 50,
-    "num_bins": 101,
-    "support_min": -10.0,
-    "support_max": 10.0,
-    "variable_update_period": 10,
-}
+SEARCH = {"effective_horizon": 100, "num_simulations": 8, "num_bins": 101, "support_min": -10.0, "support_max": 10.0}
+REPLAY = {"batch_size": 128, "replay_ratio": 8.0, "max_replay_size": 20_000, "min_replay_size": 1_000}
+LEARNING = {"learning_rate": 2e-3, "lr_warmup_steps": 50, "variable_update_period": 10}
 WARM_UP = 20  # learner steps before the clock starts: they compile
 LINES = measure.count_lines(Drawn, Adder, SharedReplay, KeepingReanalyzer)
 PORTS = {"keeps what reanalysis found": (SharedReplay, KeepingReanalyzer, LINES)}
@@ -78,10 +66,10 @@ def make_envs(seed: int) -> gym.vector.VectorEnv:
     return gym.make_vec(TASK, num_envs=NUM_ENVS, vectorization_mode="sync", vector_kwargs=same_step)
 
 
-def train(replay: type, reanalyzer: type, seed: int, steps: int) -> tuple[float, float]:
+def learn(replay: type, reanalyzer: type, seed: int, steps: int) -> tuple[float, float]:
     """The mean return of the last episodes of a run, and its seconds."""
     found: list[tuple[float, float]] = []
-    config = GMZConfig(**SETTINGS).with_size("XS")
+    config = GMZConfig(**SEARCH, **REPLAY, **LEARNING).with_size("XS")
     run = ExperimentConfig(
         config=config,
         environment_factory=make_envs,
@@ -100,39 +88,25 @@ def train(replay: type, reanalyzer: type, seed: int, steps: int) -> tuple[float,
     return float(np.mean(returns)), times[-1] - times[WARM_UP]
 
 
-def compare(seeds: list[int], steps: int, returns: bool = True) -> Iterator[list[dict[str, Any]]]:
-    """After each seed a row of results for each port."""
+def rows(seeds: range, steps: int, returns: bool = True) -> measure.Rows:
     programs = {"": (Buffer, Reanalyzer), **{name: parts[:2] for name, parts in PORTS.items()}}
-    for found in measure.in_turn(programs, seeds, lambda name, seed: train(*programs[name], seed, steps)):
-        yield [row(port, found, steps, returns) for port in PORTS]
+    found = measure.in_turn(programs, seeds, lambda name, seed: learn(*programs[name], seed, steps))
+    for port, (*_, lines) in PORTS.items():
+        runs = {"original": found[""], "port": found[port]}
+        values, seconds = ({of: [round(x[part], 3) for x in runs[of]] for of in runs} for part in (0, 1))
+        task = f"{TASK}, {NUM_ACTORS} actors, {steps:,} updates"
+        yield measure.result(port, lines, task, seconds, values if returns else None)
 
 
-def row(port: str, found: dict[str, list[tuple[float, float]]], steps: int, returns: bool) -> dict[str, Any]:
-    """What a port and the original did so far; they have no return before the 8th seed."""
-    names = {"original": "", "port": port}
-    values = {of: [round(x, 1) for x, _ in found[name]] for of, name in names.items()}
-    seconds = {of: [round(x, 3) for _, x in found[name]] for of, name in names.items()}
-    result = {"port": port, "task": f"{TASK}, {NUM_ACTORS} actors, {steps:,} updates", "lines": PORTS[port][2]}
-    enough = returns and len(values["port"]) >= 8
-    result |= {"seconds": seconds, "returns": values if enough else None}
-    return {**result, "memory_bytes": None, "compile_seconds": None}
+def train(args: Any) -> measure.Rows:
+    return rows(range(args.seed, args.seed + args.seeds), 50 if args.short else 500)
 
 
-def main() -> None:
-    args = measure.parser("mujax's Gumbel MuZero, original and ported.").parse()
-    name, about = "mujax_gmz", {"agent": "mujax GMZ"}
-    packages = "mujax", "mctx", "flashbax", "gymnasium"
-    seeds = [args.seed + number for number in range(args.seeds)]
-    few = 50 if args.short else 200
-    if args.check:
-        measure.write(args.out, f"{name}_checks", packages, **about, checks=mujax_checks.check())
-    elif args.speed:
-        for rows in compare(seeds[: 1 if args.short else 5], few, returns=False):
-            measure.write(args.out, f"{name}_speed", packages, **about, rows=rows)
-    else:
-        for rows in compare(seeds, few if args.short else 500):
-            measure.write(args.out, name, packages, **about, rows=rows)
+def speed(args: Any) -> measure.Rows:
+    return rows(range(args.seed, args.seed + (1 if args.short else 5)), 50 if args.short else 200, returns=False)
 
 
 if __name__ == "__main__":
-    main()
+    args = measure.parser("mujax's Gumbel MuZero").parse_args()
+    how = {"agent": "mujax GMZ", "check": mujax_checks.check, "speed": speed, "train": train}
+    measure.run(args, "mujax_gmz", ("mujax", "mctx", "flashbax", "gymnasium"), **how)

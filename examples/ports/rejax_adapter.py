@@ -13,7 +13,6 @@ from rejax.compat import create
 
 import jaxreplay as jr
 
-PACKAGES = ("rejax", "gymnax", "flax", "optax")
 CAPACITIES = (50_000, 1_000_000, 131_072)  # the last is rejax's default
 LAST = 4  # a seed's return is the mean of this many evaluations
 NEVER = 2**31 - 1
@@ -74,23 +73,6 @@ def make(algorithm: Any, env: Any, params: Any, **settings: Any) -> Any:
     return algorithm.create(env=env, env_params=params, **settings)
 
 
-def trainer(algorithm: Any, env: str, settings: dict[str, Any]) -> Callable:
-    """A function from keys [seeds] to returns [seeds]: means of the last evaluations, with 128 episodes each."""
-    algo = make(algorithm, *create(env), **settings)
-
-    def train(key: jax.Array) -> jax.Array:
-        _, (_, returns) = algo.train(key)
-        return returns[-LAST:].mean()
-
-    return jax.vmap(train)
-
-
-def rows(task: str, original: Any, ports: dict[str, Any], env: str, settings: dict[str, Any], *args: Any, **how: Any):
-    """Rows of results of all ports, which it also prints."""
-    trainers = {name: (trainer(port, env, settings), lines) for name, (port, lines) in ports.items()}
-    return measure.compare_all(trainer(original, env, settings), trainers, *args, task=task, **how)
-
-
 def run(
     name: str,
     original: Any,
@@ -100,25 +82,28 @@ def run(
     short: dict[str, Any],
     check: Callable,
 ) -> None:
-    """The main program of `rejax_dqn.py` and `rejax_sac.py`: returns of all seeds; with --speed, times of short runs.
+    """The main program of `rejax_dqn.py` and `rejax_sac.py`.
 
     `ports` holds classes and their numbers of lines, `short` the settings of short runs. `check` returns the rows that
     --check shows.
     """
-    args = measure.parser(f"rejax's {name}, original and ported.").parse()
-    keys = jax.random.split(jax.random.key(args.seed), args.seeds)
-    file, agent = f"rejax_{name.lower()}", f"rejax {name}"
-    if args.check:
-        measure.write(args.out, f"{file}_checks", PACKAGES, agent=agent, checks=check())
-        return
-    if args.speed:
-        found = []
+
+    def trainer(algorithm: Any, settings: dict[str, Any]) -> Callable:
+        algo = make(algorithm, *create(env), **settings)
+        return jax.vmap(lambda key: algo.train(key)[1][1][-LAST:].mean())  # of evaluations with 128 episodes each
+
+    def rows(settings: dict[str, Any], *args: Any, **how: Any) -> measure.Rows:
+        trainers = {name: (trainer(port, settings), lines) for name, (port, lines) in ports.items()}
+        return measure.compare(trainer(original, settings), trainers, *args, **how)
+
+    def train(args: Any) -> measure.Rows:
+        return rows({**settings, **(short if args.short else {})}, measure.keys(args), task=env)
+
+    def speed(args: Any) -> measure.Rows:
         for capacity in CAPACITIES[: 1 if args.short else None]:
             changed = {**settings, **short, "buffer_size": capacity}
             task = f"{env}, {capacity:,} items, {changed['total_timesteps']:,} steps"
-            found += rows(task, original, ports, env, changed, keys[:1], rounds=3, returns=False)
-            measure.write(args.out, f"{file}_speed", PACKAGES, agent=agent, rows=found)
-        return
-    changed = {**settings, **(short if args.short else {})}
-    found = rows(env, original, ports, env, changed, keys, rounds=1)
-    measure.write(args.out, file, PACKAGES, agent=agent, rows=found)
+            yield from rows(changed, measure.keys(args)[:1], task=task, rounds=3)
+
+    args, how = measure.parser(f"rejax's {name}").parse_args(), {"check": check, "speed": speed, "train": train}
+    measure.run(args, f"rejax_{name.lower()}", ("rejax", "gymnax", "flax", "optax"), agent=f"rejax {name}", **how)

@@ -13,7 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import struct
 from gymnax.environments import environment, spaces
-from rejax.buffers import Minibatch, ReplayBuffer
+from rejax.buffers import Minibatch
 from rejax_adapter import make
 
 LIMIT, STEPS, NUM_ENVS, GAMMA = 5, 40, 2, 0.9
@@ -92,40 +92,16 @@ def values(original: Any, port: Any) -> dict[str, str]:
     """A check of the values that the agents learn on the clock."""
 
     def learned(algorithm: Any) -> str:
-        settings = {"batch_size": 64, "buffer_size": 2_000, "fill_buffer": 100, "num_epochs": 5, "polyak": 0.95}
+        sizes = {"num_envs": NUM_ENVS, "batch_size": 64, "buffer_size": 2_000, "fill_buffer": 100, "num_epochs": 5}
         times = {"total_timesteps": 6_000, "eval_freq": 6_000, "skip_initial_evaluation": True}
-        algo = make(
-            algorithm,
-            Clock(),
-            Clock.default_params,
-            num_envs=NUM_ENVS,
-            gamma=GAMMA,
-            learning_rate=1e-3,
-            **settings,
-            **times,
-        )
+        settings = {"gamma": GAMMA, "learning_rate": 1e-3, "polyak": 0.95, **sizes, **times}
+        algo = make(algorithm, Clock(), Clock.default_params, **settings)
         ts, _ = jax.jit(algo.train)(jax.random.key(0))
         found = algo.agent.apply(ts.q_ts.params, jnp.eye(PHASES)).max(axis=1)
         return f"{found.min():.2f} to {found.max():.2f}"
 
     what = f"learned values under a time limit of {LIMIT} steps, all {1 / (1 - GAMMA):.0f} if correct"
     return {"what": what, "original": learned(original), "port": learned(port)}
-
-
-def rows_never_stored(port: Any) -> dict[str, str]:
-    """A check of draws from a buffer with fewer rows than the batch; rejax's `ReplayBuffer.sample` warns about them."""
-    stored, batch_size = 10, 64
-    algo = make(port, Clock(), Clock.default_params, num_envs=stored, buffer_size=500)
-    space = algo.obs_space, algo.action_space
-    rows = ReplayBuffer.empty(stored, *space).data._replace(reward=jnp.ones(stored))
-    drawn = ReplayBuffer.empty(500, *space).extend(rows).sample(batch_size, jax.random.key(0))
-    replay = algo.initialize_replay_buffer(jax.random.key(0))["replay_buffer"]
-    for _ in range(3):  # 3-step transitions are known 2 steps later
-        replay = replay.extend((rows.obs, rows.action, rows.reward, rows.done, rows.done, rows.next_obs))
-    ported = replay.sample(batch_size, jax.random.key(0))
-    counts = [int(np.sum(np.asarray(x) == 0)) for x in (drawn.reward, ported.reward)]
-    what = f"rows never stored in a batch of {batch_size} drawn from {stored} rows"
-    return {"what": what, "original": str(counts[0]), "port": str(counts[1])}
 
 
 def windows(port: Any) -> dict[str, str]:

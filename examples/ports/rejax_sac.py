@@ -17,20 +17,10 @@ from rejax import SAC
 from rejax_adapter import Ended, KeepsEnds, OnReplayBuffer, Replay, run
 
 TASK = "Pendulum-v1"
-SETTINGS = {
-    "agent_kwargs": {"activation": "swish"},
-    "num_envs": 1,
-    "buffer_size": 10_000,
-    "fill_buffer": 256,
-    "batch_size": 256,
-    "learning_rate": 0.01,
-    "num_epochs": 1,
-    "total_timesteps": 10_000,
-    "eval_freq": 500,
-    "polyak": 0.98,
-    "normalize_observations": True,
-    "skip_initial_evaluation": True,
-}
+AGENT = {"agent_kwargs": {"activation": "swish"}, "learning_rate": 0.01, "polyak": 0.98, "normalize_observations": True}
+SIZES = {"num_envs": 1, "buffer_size": 10_000, "fill_buffer": 256, "batch_size": 256, "num_epochs": 1}
+STEPS = {"total_timesteps": 10_000, "eval_freq": 500, "skip_initial_evaluation": True}
+SETTINGS = {**AGENT, **SIZES, **STEPS}
 
 
 class PortedSAC(OnReplayBuffer, SAC):

@@ -1,0 +1,263 @@
+"""The recipe `as_flashbax` against flashbax itself: the same adds give the same items, samples and probabilities."""
+
+import importlib.metadata
+import importlib.util
+import pathlib
+import re
+import sys
+import warnings
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from helpers import rarely
+
+fbx = pytest.importorskip("flashbax")
+
+FILE = pathlib.Path(__file__).parent.parent / "examples/recipes/as_flashbax.py"
+TRAJECTORIES = {"add_batch_size": 3, "sample_batch_size": 64, "min_length_time_axis": 6}
+CASES = {  # the maker, its sizes, and leading axes of added steps
+    "trajectories": (
+        "trajectory",
+        {**TRAJECTORIES, "sample_sequence_length": 4, "period": 1, "max_length_time_axis": 11},
+        [(3, 3), (3, 2), (3, 1), (3, 7), (3, 11)],
+    ),
+    "trajectories, max_size": (
+        "trajectory",
+        {**TRAJECTORIES, "sample_sequence_length": 7, "period": 2, "max_size": 60},
+        [(3, 6), (3, 1), (3, 13)],  # up to full: later, starts of a period differ
+    ),
+    "prioritised, period": (
+        "prioritised_trajectory",
+        {**TRAJECTORIES, "sample_sequence_length": 4, "period": 3, "max_length_time_axis": 14},
+        [(3, 5), (3, 1), (3, 5), (3, 4), (3, 1)],
+    ),
+    "pairs": ("flat", {"max_length": 20, "min_length": 3, "sample_batch_size": 16}, [()] * 3 + [()] * 20),
+    "pairs, batches": (
+        "flat",
+        {"max_length": 31, "min_length": 7, "sample_batch_size": 16, "add_batch_size": 3},
+        [(3,)] * 14,
+    ),
+    "pairs, sequences": (
+        "flat",
+        {"max_length": 30, "min_length": 1, "sample_batch_size": 16, "add_sequences": True},
+        [(1,), (4,), (30,), (7,)],
+    ),
+    "prioritised pairs": (
+        "prioritised_flat",
+        {"max_length": 30, "min_length": 1, "sample_batch_size": 16, "add_sequences": True, "add_batch_size": 2},
+        [(2, 1), (2, 4), (2, 8), (2, 7)],
+    ),
+    "items": ("item", {"max_length": 9, "min_length": 2, "sample_batch_size": 8}, [()] * 13),
+    "items, both": (
+        "item",
+        {"max_length": 20, "min_length": 0, "sample_batch_size": 8, "add_sequences": True, "add_batches": True},
+        [(2, 3), (5, 2), (1, 7)],
+    ),
+    "items, batches": (
+        "item",
+        {"max_length": 20, "min_length": 9, "sample_batch_size": 8, "add_batches": True},
+        [(6,), (3,), (12,)],
+    ),
+    "prioritised items": (
+        "prioritised_item",
+        {"max_length": 12, "min_length": 1, "sample_batch_size": 8, "add_sequences": True},
+        [(5,), (6,), (4,)],
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def ours():
+    """The recipe as a module."""
+    spec = importlib.util.spec_from_file_location("as_flashbax", FILE)
+    spec.loader.exec_module(module := importlib.util.module_from_spec(spec))
+    return module
+
+
+def numbered(first, leading):
+    """Steps with the numbers from `first` on, and how many they are."""
+    count = int(np.prod(leading, dtype=int))
+    number = np.arange(first, first + count, dtype=np.int32).reshape(leading)
+    half = jnp.asarray(np.broadcast_to(number[..., None, None] / 2, (*leading, 2, 3)), jnp.float32)
+    frame = jnp.asarray(number % 251, jnp.uint8)[..., None]
+    return {"number": jnp.asarray(number), "half": half, "frame": frame, "odd": jnp.asarray(number % 2 == 1)}, count
+
+
+def makers(ours, kind, sizes):
+    """flashbax's buffer and the recipe's, with compiled functions, as flashbax's programs have them."""
+    more = {"priority_exponent": 0.5} if "prioritised" in kind else {}
+    made = []
+    for module in (fbx, ours):
+        with warnings.catch_warnings(), pytest.MonkeyPatch.context() as patch:
+            warnings.simplefilter("ignore")  # flashbax's about sizes
+            patch.setattr("builtins.print", lambda *text: None)
+            buffer = getattr(module, f"make_{kind}_buffer")(**sizes, **more)
+        made.append(buffer.replace(add=jax.jit(buffer.add, donate_argnums=0), sample=jax.jit(buffer.sample)))
+    return made
+
+
+def drawn(buffer, state):
+    """The items of many draws, each once, by their numbers [..., steps]; and the indices and probabilities of each."""
+    samples = jax.vmap(lambda key: buffer.sample(state, key))(jax.random.split(jax.random.PRNGKey(0), 64))
+    experience = samples.experience
+    if isinstance(experience, tuple):
+        experience = jax.tree.map(lambda *x: jnp.stack(x, axis=2), experience.first, experience.second)
+    items = jax.tree.map(lambda x: np.asarray(x).reshape(-1, *x.shape[2:]), experience)
+    number = items["number"]
+    np.testing.assert_array_equal(items["half"], np.broadcast_to(number[..., None, None] / 2, items["half"].shape))
+    np.testing.assert_array_equal(items["frame"][..., 0], number % 251)
+    np.testing.assert_array_equal(items["odd"], number % 2 == 1)
+    rows, first = np.unique(number.reshape(len(number), -1), axis=0, return_index=True)
+    named = {name: getattr(samples, name, None) for name in ("indices", "probabilities")}
+    return rows, {name: x if x is None else np.asarray(x).reshape(-1)[first] for name, x in named.items()}
+
+
+def layout(sample, names):
+    """Shapes and dtypes of the fields `names` of a sample, or of an array."""
+    found = {name: getattr(sample, name) for name in names} if names else sample
+    if "experience" in names and isinstance(sample.experience, tuple):
+        found["experience"] = sample.experience._asdict()
+    return jax.tree.map(lambda x: f"{x.dtype}{x.shape}", found)
+
+
+@pytest.mark.parametrize("case", [name if name == "items" else rarely(name) for name in CASES])
+def test_items_and_samples_are_those_of_flashbax(case, ours):
+    kind, sizes, adds = CASES[case]
+    buffers = makers(ours, kind, sizes)
+    names = ("experience", "indices", "probabilities")[: 3 if "prioritised" in kind else 1]
+    states, num_steps, ready, num_items, uneven = [x.init(numbered(0, ())[0]) for x in buffers], 0, [], 0, 0
+
+    def both(function, *args):
+        return [function(*each) for each in zip(buffers, states, *args, strict=True)]
+
+    for leading in adds:
+        batch, count = numbered(num_steps, leading)
+        num_steps += count
+        states = both(lambda buffer, state, batch=batch: buffer.add(state, batch))
+        theirs, found = both(lambda buffer, state: buffer.can_sample(state))
+        assert (layout(theirs, ()), bool(theirs)) == (layout(found, ()), bool(found))
+        ready.append(bool(theirs))
+        if not theirs:
+            continue
+        theirs, found = both(lambda buffer, state: layout(buffer.sample(state, jax.random.PRNGKey(1)), names))
+        assert theirs == found
+        for _ in range(1 + (len(names) > 1)):
+            (rows, theirs), (ours_rows, found) = both(drawn)
+            np.testing.assert_array_equal(rows, ours_rows)
+            num_items += len(rows)
+            if len(names) > 1:
+                np.testing.assert_allclose(theirs["probabilities"], found["probabilities"], rtol=1e-5)
+                uneven += np.ptp(found["probabilities"]) > 0.01
+                # Their roots are whole numbers: flashbax rounds the leaf of a new sequence down to one.
+                priorities = jnp.asarray((1 + rows[:, 0] % 4) ** 2, jnp.float32)
+                indices = [jnp.asarray(x["indices"]) for x in (theirs, found)]
+                states = both(lambda buffer, state, at, to=priorities: buffer.set_priorities(state, at, to), indices)
+    assert ready[-1]
+    assert num_items > 12
+    assert num_steps >= sizes.get("max_length", 0) or "trajectory" in kind
+    assert uneven >= (len(ready) if len(names) > 1 else 0)
+
+
+def test_the_start_of_flashbax_readme_runs(ours, monkeypatch, capsys):
+    """With its one import changed. A draw is one of the two transitions that are stored."""
+    text = importlib.metadata.metadata("flashbax").get_payload()
+    (program,) = re.findall(r"^```python\n(import jax\n.*?)^```$", text, re.MULTILINE | re.DOTALL)
+    monkeypatch.setitem(sys.modules, "as_flashbax", ours)
+    changed = program.replace("import flashbax as fbx", "import as_flashbax as fbx")
+    assert changed != program
+    exec(changed, {})
+    *ready, transition = capsys.readouterr().out.splitlines()
+    assert ready == ["False", "False", "True"]
+    assert transition in ("obs = [[1 2]], obs' = [[4 5]]", "obs = [[4 5]], obs' = [[7 8]]")
+    names = set(re.findall(r"fbx\.(make_\w+)", text))
+    assert names - {*vars(ours)} == {"make_trajectory_queue"}
+
+
+@pytest.mark.slow
+def test_the_recipe_agent_runs_with_flashbax_too():
+    _, agent = FILE.read_text().split('if __name__ == "__main__":')
+    source = "if True:" + agent
+    for module in (fbx, None):
+        names = {"jax": jax, "jnp": jnp}
+        if module:
+            names["make_prioritised_flat_buffer"] = module.make_prioritised_flat_buffer
+            exec(source, names)
+        else:
+            names["__name__"] = "__main__"
+            exec(FILE.read_text(), names)
+        np.testing.assert_allclose(names["values"], 0.99 ** np.arange(4, -1, -1), atol=1e-5)
+
+
+@pytest.mark.parametrize(
+    ("kind", "sizes"),
+    [
+        ("item", {"max_length": 4, "min_length": 5, "sample_batch_size": 2}),
+        ("flat", {"max_length": 4, "min_length": 4, "sample_batch_size": 2}),
+        ("flat", {"max_length": 4, "min_length": 1, "sample_batch_size": 2, "add_batch_size": 4}),
+        ("prioritised_item", {"max_length": 4, "min_length": 1, "sample_batch_size": 2, "priority_exponent": -1.0}),
+        (
+            "trajectory",
+            {**TRAJECTORIES, "sample_sequence_length": 9, "period": 1, "max_length_time_axis": 8},
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:`sample_sequence_length`")
+def test_wrong_sizes_are_errors_of_both(kind, sizes, ours):
+    for module in (fbx, ours):
+        with pytest.raises(ValueError, match=r"must be|is used|is too large|minimum|larger|at least|length"):
+            getattr(module, f"make_{kind}_buffer")(**sizes)
+
+
+def test_shapes_of_other_axes_are_errors(ours):
+    buffer = ours.make_trajectory_buffer(3, 4, 2, 1, 2, max_length_time_axis=8)
+    state = buffer.init(jnp.zeros(2))
+    with pytest.raises(ValueError, match="num_envs=3"):
+        buffer.add(state, jnp.zeros((2, 3, 2)))
+    flat = ours.make_flat_buffer(32, 2, 4, add_batch_size=3)
+    with pytest.raises(ValueError, match="num_envs=3"):
+        flat.add(flat.init(jnp.zeros(2)), jnp.zeros((6, 2)))
+
+
+@pytest.mark.slow
+def test_what_differs_is_as_its_head_says(ours):
+    key, leaf = jax.random.PRNGKey(0), {}
+    settings = {"max_length": 4, "min_length": 1, "sample_batch_size": 4, "priority_exponent": 1.0}
+    for module in (fbx, ours):
+        buffer = module.make_prioritised_item_buffer(**settings)
+        empty = buffer.init(jnp.float32(0))
+        state = buffer.add(empty, jnp.float32(1))
+        one = buffer.sample(state, key).indices[:1]
+        state = buffer.set_priorities(state, one, jnp.array([2.75]))
+        sample = buffer.sample(buffer.add(state, jnp.float32(2)), key)
+        leaf[module] = sample.probabilities[sample.experience == 2][0]
+        for number in range(4):  # overwrites the first
+            state = buffer.add(state, jnp.float32(3 + number))
+        late = buffer.set_priorities(state, one, jnp.array([0.0]))
+        found = [buffer.sample(late, key) for key in jax.random.split(key, 9)]
+        assert len(np.unique([x.experience for x in found])) == (4 if module is ours else 3)
+        broken = buffer.set_priorities(state, buffer.sample(state, key).indices[:1], jnp.array([jnp.nan]))
+        assert bool(jnp.all(jnp.isfinite(buffer.sample(broken, key).probabilities))) == (module is ours)
+        assert hasattr(state, "experience") == (module is fbx)
+    np.testing.assert_allclose([leaf[fbx], leaf[ours]], [2 / 4.75, 1 / 2], rtol=1e-5)
+    with pytest.raises(ValueError, match="empty"):
+        buffer.sample(empty, key)
+    indices, priorities = buffer.sample(state, key).indices, jnp.arange(1.0, 5.0)
+    signed = [buffer.set_priorities(state, indices, sign * priorities) for sign in (1, -1)]
+    positive, negative = (buffer.sample(state, key).probabilities for state in signed)
+    np.testing.assert_array_equal(positive, negative)
+    assert np.ptp(positive) > 0.1
+
+
+@pytest.mark.slow
+def test_starts_of_a_full_uniform_buffer_with_a_period(ours):
+    """Ours are counted from the first step, flashbax's from the oldest one."""
+    sizes = {"sample_sequence_length": 3, "period": 2, "max_length_time_axis": 8}
+    found = []
+    for buffer in makers(ours, "trajectory", {**TRAJECTORIES, **sizes, "add_batch_size": 1}):
+        batch, _ = numbered(0, (1, 8))
+        more, _ = numbered(8, (1, 1))
+        state = buffer.add(buffer.add(buffer.init(numbered(0, ())[0]), batch), more)
+        found.append(drawn(buffer, state)[0][:, 0].tolist())
+    assert found == [[1, 3, 5], [2, 4, 6]]

@@ -10,7 +10,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-SHARE = {"experiment", "dqn", "levels", "multi_device", "rlpd", "sac", "sebulba"}  # not one file yet
+SHARE = {"experiment", "levels", "multi_device", "sebulba"}  # not one file yet
 AGENTS = [path for path in sorted((ROOT / "examples/agents").glob("*.py")) if path.stem not in SHARE]
 PACKAGES = {"jaxreplay", "jax", "flax", "optax", "numpy", "matplotlib", "tqdm", "gymnax", "gymnasium"}
 LONG = {"r2d2", "levels", "sebulba"}  # may have 200 lines, the others 150

@@ -10,8 +10,7 @@ import sys
 import pytest
 
 ROOT = pathlib.Path(__file__).parent.parent
-SHARE = {"experiment", "levels", "multi_device", "sebulba"}  # not one file yet
-AGENTS = [path for path in sorted((ROOT / "examples/agents").glob("*.py")) if path.stem not in SHARE]
+AGENTS = sorted((ROOT / "examples/agents").glob("*.py"))
 PACKAGES = {"jaxreplay", "jax", "flax", "optax", "numpy", "matplotlib", "tqdm", "gymnax", "gymnasium"}
 LONG = {"r2d2", "levels", "sebulba"}  # may have 200 lines, the others 150
 
@@ -52,6 +51,20 @@ def test_an_agent_is_one_short_file(path):
 def test_an_agent_copied_alone_runs(path, tmp_path):
     pytest.importorskip("gymnax")
     shutil.copy(path, tmp_path)
+    run_alone(path, tmp_path)
+
+
+@pytest.mark.slow
+def test_an_agent_copied_alone_runs_in_two_processes(tmp_path):
+    pytest.importorskip("gymnax")
+    (path,) = (path for path in AGENTS if path.stem == "multi_device")
+    text = path.read_text().replace("DEVICES, PROCESSES = 4, 1\n", "DEVICES, PROCESSES = 4, 2\n")
+    assert text != path.read_text()
+    (tmp_path / path.name).write_text(text)
+    run_alone(path, tmp_path)
+
+
+def run_alone(path, tmp_path):
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"MPLBACKEND": "agg"}
     installed = [sys.executable, "-c", "import jaxreplay"]
     if subprocess.run(installed, cwd=tmp_path, env=environment, capture_output=True).returncode:  # a checkout alone

@@ -10,7 +10,7 @@ from PIL import Image
 ROOT = pathlib.Path(__file__).parent.parent
 FOLDER = ROOT / ".docs/pages/assets/gallery"
 PAGE = (ROOT / ".docs/pages/gallery.md").read_text()
-HELPERS = {"agents/experiment.py", "studies/experiment.py", "studies/agents.py"}
+HELPERS = {"studies/experiment.py", "studies/agents.py"}
 WITHOUT = {"studies/time_limit.py"}  # it prints, and draws nothing
 
 

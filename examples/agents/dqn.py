@@ -26,7 +26,7 @@ WARMUP, STEPS, INTERVAL = 100, 15_500, 310
 CAPACITY, BATCH, N, GAMMA, TARGET_RATE = 2**15, 128, 3, 0.99, 0.02
 LAST = 20  # episodes of a mean return
 
-env, env_params = gymnax.make("CartPole-v1")
+env, _ = gymnax.make("CartPole-v1")
 network = nn.Sequential([nn.Dense(128), nn.relu, nn.Dense(128), nn.relu, nn.Dense(env.num_actions)])
 optimizer = optax.adam(optax.linear_schedule(2e-3, 0.0, STEPS))
 epsilon = optax.linear_schedule(1.0, 0.01, STEPS // 10)
@@ -51,15 +51,14 @@ class State:
 
 def interact(key: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple[Any, jax.Array, tuple]:
     keys = jax.random.split(key, NUM_ENVS)
-    step = jax.vmap(env.step, in_axes=(0, 0, 0, None))
-    next_obs, env_state, reward, terminated, truncated, info = step(keys, env_state, action, env_params)
+    next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step)(keys, env_state, action)
     # If the episode ended, next_obs already belongs to the next one; the tracer needs the final observation.
     return env_state, next_obs, (obs, action, reward, terminated, truncated, info["final_observation"])
 
 
 def init(key: jax.Array) -> State:
     key, params_key, env_key = jax.random.split(key, 3)
-    obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(env_key, NUM_ENVS), env_params)
+    obs, env_state = jax.vmap(env.reset)(jax.random.split(env_key, NUM_ENVS))
     params = network.init(params_key, obs)
     *_, row = jax.eval_shape(interact, key, env_state, obs, jnp.zeros(NUM_ENVS, jnp.int32))
     replay = tracer.init(*row), buffer.init(tracer.spec(*row))  # only shapes matter

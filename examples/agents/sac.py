@@ -91,15 +91,14 @@ def q(params: Any, obs: jax.Array, action: jax.Array) -> jax.Array:
 
 def interact(key: jax.Array, env_state: Any, obs: jax.Array, action: jax.Array) -> tuple[Any, jax.Array, tuple]:
     keys = jax.random.split(key, NUM_ENVS)
-    step = jax.vmap(env.step, in_axes=(0, 0, 0, None))
-    next_obs, env_state, reward, terminated, truncated, info = step(keys, env_state, scale * action, env_params)
+    next_obs, env_state, reward, terminated, truncated, info = jax.vmap(env.step)(keys, env_state, scale * action)
     # If the episode ended, next_obs already belongs to the next one; the tracer needs the final observation.
     return env_state, next_obs, (obs, action, reward, terminated, truncated, info["final_observation"])
 
 
 def init(key: jax.Array) -> State:
     key, actor_key, critic_key, env_key = jax.random.split(key, 4)
-    obs, env_state = jax.vmap(env.reset, in_axes=(0, None))(jax.random.split(env_key, NUM_ENVS), env_params)
+    obs, env_state = jax.vmap(env.reset)(jax.random.split(env_key, NUM_ENVS))
     action = jnp.zeros((NUM_ENVS, env.num_actions), obs.dtype)
     x = jnp.concatenate([obs, action], axis=-1)
     critics = jax.vmap(critic.init, in_axes=(0, None))(jax.random.split(critic_key), x)

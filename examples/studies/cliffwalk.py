@@ -206,7 +206,7 @@ def plot(path: Path, results: dict[str, dict[str, np.ndarray]], sizes: np.ndarra
 def parse_args() -> argparse.Namespace:
     parser = Parser("Updates that Q-learning needs on the Blind Cliffwalk.")
     parser.add_experiment(seeds=20, short_seeds=4, short="few states and seeds")
-    parser.add_count("states", "largest number of states", MAX_STATES, 6, low=3, high=MAX_STATES)
+    parser.add_count("states", "largest number of states", MAX_STATES, 6)
     return parser.parse()
 
 

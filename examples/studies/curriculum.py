@@ -21,7 +21,7 @@ from pathlib import Path
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import COLORS, Parser, legend_below, report
+from experiment import Parser, legend_below, report
 from flax import struct
 from matplotlib.figure import Figure
 
@@ -140,7 +140,9 @@ def plot(path: Path, logs: dict[str, Log], steps: int) -> None:
         panel.stackplot(updates, logs[name].shares.mean(axis=0).T, labels=POOLS, colors=POOLS.values())
         panel.set(title=name, xlabel="updates", ylabel="share of the tasks", xlim=(0, steps), ylim=(0, 1))
     legend_below(axes[0], ncols=3)
-    for (name, log), color in zip(logs.items(), (*COLORS, "tab:red", "tab:purple"), strict=True):
+    for (name, log), color in zip(
+        logs.items(), ("tab:blue", "tab:orange", "tab:green", "tab:red", "tab:purple"), strict=True
+    ):
         axes[2].plot(updates, log.skill.T, color=color, alpha=0.2, linewidth=0.6)
         axes[2].plot(updates, log.skill.mean(axis=0), color=color, linewidth=2.5, label=name)
     axes[2].set(

@@ -86,7 +86,7 @@ def plot(path: Path, title: str, returns: dict[str, dict[int, np.ndarray]], name
 def parse_args() -> argparse.Namespace:
     parser = Parser("Returns of n steps by the capacity of the buffer and by the updates per step.")
     parser.add_experiment(seeds=20)
-    parser.add_count("steps", "environment steps per seed", 50_000, 2_000, low=1_600)
+    parser.add_count("steps", "environment steps per seed", 50_000, 2_000)
     return parser.parse()
 
 

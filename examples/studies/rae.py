@@ -23,7 +23,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
-from experiment import Parser, agent, integer, plot, report
+from experiment import Parser, agent, plot, report
 from tqdm import tqdm
 
 import jaxreplay as jr
@@ -59,7 +59,7 @@ def main() -> None:
     parser = Parser("A second experiment that draws half of each batch from the replay of a first one.")
     parser.add_experiment(seeds=32)
     parser.add_count("steps", "actions and updates per seed of each experiment", 5_000, 100)
-    parser.add_argument("--hold", type=integer(1, 100), default=HOLD, help=f"steps that an action lasts ({HOLD})")
+    parser.add_argument("--hold", type=int, default=HOLD, help=f"steps that an action lasts ({HOLD})")
     args, curves = parser.parse(), {}
     interval = 50 if args.short else INTERVAL
     parser.check_multiple("steps", args.steps, interval)

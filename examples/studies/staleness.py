@@ -185,7 +185,7 @@ def plot(path: Path, log: Log, budget: int) -> None:
 def parse_args() -> argparse.Namespace:
     parser = Parser("Reuse of rollouts against the cost of generation.")
     parser.add_experiment(seeds=16, short="a tiny budget")
-    parser.add_count("budget", "units of compute; a unit is one update", 500, 60, low=20, high=100_000)
+    parser.add_count("budget", "units of compute; a unit is one update", 500, 60)
     return parser.parse()
 
 

@@ -33,7 +33,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from experiment import Parser, heat_map, save, text_of, with_final_rows
+from experiment import Parser, heat_map, save, text_of
 from flax import struct
 from matplotlib.figure import Figure
 
@@ -118,7 +118,11 @@ def make_train(
     def seen(obs: jax.Array) -> jax.Array:
         return obs > 0 if config.task == "Catch-bsuite" else obs
 
-    env_rows = with_final_rows(env, env_params, seen)
+    def env_step(key: jax.Array, env_state: Any, action: jax.Array) -> tuple:
+        obs, env_state, reward, terminated, truncated, info = env.step(key, env_state, action, env_params)
+        return seen(obs), env_state, reward, terminated, truncated, seen(info["final_observation"])
+
+    env_rows = jr.NextStepAutoreset(env_step=env_step)  # with rows for final observations
 
     def init(key: jax.Array, setting: Setting) -> State:
         params_key, env_key = jax.random.split(key)
@@ -237,8 +241,8 @@ def plot(path: Path, title: str, returns: np.ndarray) -> None:
 def parse_args() -> tuple[argparse.Namespace, Config]:
     parser = Parser("64 settings of a DQN on Catch, several seeds of each, in one jitted program.")
     parser.add_experiment(seeds=6)
-    parser.add_count("steps", "steps of an environment in the learning phase", 1_000, 40, low=10)
-    parser.add_count("separate", "settings that also run as programs of their own", 0, 1, low=0, high=64)
+    parser.add_count("steps", "steps of an environment in the learning phase", 1_000, 40)
+    parser.add_count("separate", "settings that also run as programs of their own", 0, 1)
     args = parser.parse()
     return args, Config(steps=args.steps)
 

@@ -97,7 +97,7 @@ def learn_all(n: int, updates: int, seed: int = 0) -> np.ndarray:
 def parse_args() -> argparse.Namespace:
     parser = Parser("Values learned under a time limit, with correct and incorrect handling.")
     parser.add_experiment(seeds=8)
-    parser.add_count("updates", "number of updates", 10_000, 200, low=2)
+    parser.add_count("updates", "number of updates", 10_000, 200)
     return parser.parse()
 
 

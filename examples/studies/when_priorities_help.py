@@ -368,7 +368,7 @@ def plot(path: Path, title: str, cases: dict[str, dict[str, dict[str, np.ndarray
 def parse_args() -> argparse.Namespace:
     parser = Parser("Uniform and prioritized replay with a table and with a network, on a chain and in a maze.")
     parser.add_experiment(seeds=100, short="one or two samplers, a tiny budget; it does not learn")
-    parser.add_count("steps", "environment steps per seed", 3_200, 160, low=INTERVAL)
+    parser.add_count("steps", "environment steps per seed", 3_200, 160)
     return parser.parse()
 
 

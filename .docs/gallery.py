@@ -147,7 +147,8 @@ def small(figure: pathlib.Path | io.BytesIO, name: str, share: float = 1) -> Non
 
 def of_program(name: str, folder: pathlib.Path) -> pathlib.Path:
     """The figure that a program makes."""
-    subprocess.run([sys.executable, str(ROOT / "examples" / name)], check=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    command = [sys.executable, str(ROOT / "examples" / name)]
+    subprocess.run(command, check=True, cwd=folder, env={**os.environ, "PYTHONPATH": str(ROOT)})
     (figure,) = folder.glob(f"{pathlib.Path(name).stem}*.png")
     return figure
 

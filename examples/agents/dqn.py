@@ -27,7 +27,8 @@ CAPACITY, BATCH, N, GAMMA, TARGET_RATE = 2**15, 128, 3, 0.99, 0.02
 LAST = 20  # episodes of a mean return
 
 env, _ = gymnax.make("CartPole-v1")
-network = nn.Sequential([nn.Dense(128), nn.relu, nn.Dense(128), nn.relu, nn.Dense(env.num_actions)])
+hidden = [nn.Dense(128), nn.relu, nn.Dense(128), nn.relu]
+network = nn.Sequential([lambda obs: obs.reshape(len(obs), -1), *hidden, nn.Dense(env.num_actions)])
 optimizer = optax.adam(optax.linear_schedule(2e-3, 0.0, STEPS))
 epsilon = optax.linear_schedule(1.0, 0.01, STEPS // 10)
 # Beta rises with the updates: the weights correct all of the bias once the values settle.

@@ -34,8 +34,7 @@ import jaxreplay as jr
 
 DEVICES, PROCESSES = 4, 1
 CHECKPOINT, SAVE_EVERY = "multi_device", 5  # folder, and intervals
-NUM_ENVS, LAST = 16, 20  # of each seed; and episodes of a mean return
-WARMUP, STEPS, INTERVAL = 100, 15_500, 310
+NUM_ENVS, WARMUP, STEPS, INTERVAL, LAST = 16, 100, 15_500, 310, 20  # see dqn.py
 CAPACITY, BATCH, N, GAMMA, TARGET_RATE = 2**15, 128, 3, 0.99, 0.02
 
 
@@ -66,7 +65,8 @@ if PROCESSES > 1:
 import gymnax  # noqa: E402 (see above)
 
 env, _ = gymnax.make("CartPole-v1")
-network = nn.Sequential([nn.Dense(128), nn.relu, nn.Dense(128), nn.relu, nn.Dense(env.num_actions)])
+hidden = [nn.Dense(128), nn.relu, nn.Dense(128), nn.relu]
+network = nn.Sequential([lambda obs: obs.reshape(len(obs), -1), *hidden, nn.Dense(env.num_actions)])
 optimizer = optax.adam(optax.linear_schedule(2e-3, 0.0, STEPS))
 epsilon = optax.linear_schedule(1.0, 0.01, STEPS // 10)
 mesh = Mesh(jax.devices()[:DEVICES], ("data",))

@@ -1,6 +1,8 @@
 """Do the agents learn what the literature says, and what of them does it need?
 
-They do: the page of evidence has each result with its interval. This runs an agent with several values of the constants
+They do: the page of evidence has each result with its interval.
+
+This runs an agent with several values of the constants
 at its top, and writes its final returns into a result file.
 
 python examples/studies/agents.py r2d2_cartpole           # any name of RESULTS

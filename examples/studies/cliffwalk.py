@@ -1,4 +1,6 @@
-"""Learning from rare events, with and without priorities: the Blind Cliffwalk (Schaul et al. 2016, appendix B.1).
+"""Do priorities learn sooner from rare events? The Blind Cliffwalk (Schaul et al. 2016, appendix B.1).
+
+Yes: in the largest buffer, proportional draws need a fourteenth of the updates of uniform draws.
 
 pip install -e '.[examples]'
 python examples/studies/cliffwalk.py           # 2 to 16 states, 20 seeds
@@ -17,8 +19,7 @@ error of the values is below 10^-3, with three ways to choose the transition:
   sometimes no transition lowers the error; then it chooses the one with the largest TD error.
 
 With a table, the updates grow with the buffer's size to the power 1.02 [1.01, 1.03] for uniform draws, 0.79 [0.79,
-0.80] for proportional ones and 0.33 [0.33, 0.34] for the oracle. In the largest buffer, proportional draws need a
-fourteenth of the updates of uniform draws.
+0.80] for proportional ones and 0.33 [0.33, 0.34] for the oracle.
 """
 
 import argparse

@@ -1,5 +1,7 @@
 """How large a buffer, and which n? The DQN of sweep.py on CartPole and on Acrobot.
 
+With few updates the largest buffer, and on CartPole a large n; with more updates it depends on the task.
+
 pip install -e '.[examples]'
 python examples/studies/how_large.py           # 20 seeds; figures in how_large.json
 python examples/studies/how_large.py --short   # a few seconds, to see that it runs

@@ -1,4 +1,6 @@
-"""Staleness against the cost of generation: how often should a learner reuse groups of rollouts?
+"""How often should a learner reuse groups of rollouts? Staleness against the cost of generation.
+
+Once, with the best step size; only where generation is very expensive do two uses gain a little.
 
 pip install -e '.[examples]'
 python examples/studies/staleness.py           # groups up to 31 policies old, for four costs of generation

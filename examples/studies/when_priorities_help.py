@@ -1,5 +1,7 @@
 """When do priorities help? Uniform and prioritized replay with a table and with a small network, on two tasks.
 
+They help a table that gets few updates; with more of them, or with a network, uniform draws are as good or better.
+
 pip install -e '.[examples]'
 python examples/studies/when_priorities_help.py           # 100 seeds; figures in when_priorities_help.json
 python examples/studies/when_priorities_help.py --short   # a few seconds, to see that it runs

@@ -3,7 +3,6 @@
 import ast
 import os
 import pathlib
-import shutil
 import subprocess
 import sys
 
@@ -46,25 +45,18 @@ def test_an_agent_is_one_short_file(path):
     assert options == ["--seed", "--seeds", "--short"]
 
 
-@pytest.mark.slow
-@pytest.mark.parametrize("path", AGENTS, ids=lambda path: path.stem)
-def test_an_agent_copied_alone_runs(path, tmp_path):
-    pytest.importorskip("gymnax")
-    shutil.copy(path, tmp_path)
-    run_alone(path, tmp_path)
+TWO = ("DEVICES, PROCESSES = 4, 1\n", "DEVICES, PROCESSES = 4, 2\n")
+CASES = {path.stem: (path, ("", "")) for path in AGENTS}
+CASES["multi_device in two processes"] = ROOT / "examples/agents/multi_device.py", TWO
 
 
 @pytest.mark.slow
-def test_an_agent_copied_alone_runs_in_two_processes(tmp_path):
+@pytest.mark.parametrize("case", CASES)
+def test_an_agent_copied_alone_runs(case, tmp_path):
     pytest.importorskip("gymnax")
-    (path,) = (path for path in AGENTS if path.stem == "multi_device")
-    text = path.read_text().replace("DEVICES, PROCESSES = 4, 1\n", "DEVICES, PROCESSES = 4, 2\n")
-    assert text != path.read_text()
-    (tmp_path / path.name).write_text(text)
-    run_alone(path, tmp_path)
-
-
-def run_alone(path, tmp_path):
+    path, (old, new) = CASES[case]
+    assert old in path.read_text()
+    (tmp_path / path.name).write_text(path.read_text().replace(old, new))
     environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"} | {"MPLBACKEND": "agg"}
     installed = [sys.executable, "-c", "import jaxreplay"]
     if subprocess.run(installed, cwd=tmp_path, env=environment, capture_output=True).returncode:  # a checkout alone

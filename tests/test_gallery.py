@@ -29,6 +29,17 @@ def shown():
     return dict(zip(programs, pictures, strict=True))
 
 
+def test_captions_have_the_environment_and_the_seeds_of_the_program():
+    found = re.findall(r"`python examples/((?:agents|studies)/\w+\.py)`: ([^,]+,.*?) ?(\d+)&nbsp;seeds, (.+)\n", PAGE)
+    assert {program for program, *_ in found} == {x for x in shown() if x.startswith(("agents/", "studies/"))}
+    for program, environment, seeds, times in found:
+        source = (ROOT / "examples" / program).read_text()
+        default = re.search(r'"--seeds", type=int, default=(\d+)|add_experiment\(seeds=(\d+)', source)[0]
+        assert default.endswith(f"={seeds}"), program
+        assert environment
+        assert re.fullmatch(r"\d+&nbsp;s|minutes", times)
+
+
 def test_every_notebook_example_and_recipe_is_shown():
     folder = ROOT / "examples"
     programs = [

@@ -1,7 +1,7 @@
 """Prioritized level replay in a grid world: an agent that is trained on random levels, most of them of little use.
 
 pip install -e '.[examples]'
-python examples/agents/levels.py           # 8 seeds, a minute on two CPU cores; draws levels.png
+python examples/agents/levels.py           # 32 seeds, a minute on two CPU cores; draws levels.png
 python examples/agents/levels.py --short   # a few seconds, to see that it runs
 
 A level has walls, a start and a goal, in a grid of 11 x 11 cells. Its share of walls is uniform from 0 to 1. So most
@@ -273,7 +273,7 @@ def main() -> dict[str, np.ndarray]:
     """Learning curves [seeds, intervals] of what `train` finds."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     parser.add_argument("--seed", type=int, default=0, help="base seed (0)")
-    parser.add_argument("--seeds", type=int, default=8, help="number of seeds (8)")
+    parser.add_argument("--seeds", type=int, default=32, help="number of seeds (32)")
     parser.add_argument("--short", action="store_true", help="two seeds, a few seconds; it does not learn")
     args = parser.parse_args()
     seeds, updates = (2, INTERVAL) if args.short else (args.seeds, UPDATES)

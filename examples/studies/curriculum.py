@@ -16,7 +16,6 @@ uniform draws of all tasks do, 0.764 [0.760, 0.767] and 0.768 [0.766, 0.770], un
 every 100 updates: 0.948 [0.946, 0.950].
 """
 
-import argparse
 import dataclasses
 from pathlib import Path
 
@@ -154,17 +153,12 @@ def plot(path: Path, logs: dict[str, Log], steps: int) -> None:
     figure.savefig(path, dpi=150)
 
 
-def parse_args() -> argparse.Namespace:
+def main() -> None:
     parser = Parser("A simulated curriculum: all tasks, difficulty pools, or tasks by a score.")
     parser.add_experiment(seeds=16, short="a tiny budget")
     parser.add_count("steps", f"updates, a multiple of {INTERVAL}", 1_500, 200)
     args = parser.parse()
     parser.check_multiple("steps", args.steps, INTERVAL)
-    return args
-
-
-def main() -> None:
-    args = parse_args()
     keys = jax.random.split(jax.random.key(args.seed), args.seeds)
     logs = {}
     for name, curriculum in CURRICULA.items():

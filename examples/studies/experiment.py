@@ -128,7 +128,7 @@ def text_of(figure: Any, digits: int) -> str:
     return f"{value} [{', '.join(ends)}]" if ends else value
 
 
-def report(path: Path, title: str, figures: dict[str, Any], digits: int = 2) -> None:
+def report(path: Path, title: str, figures: dict[str, Any], digits: int = 2, seeds: int | None = None) -> None:
     """Print figures by their names "ROW, COLUMN" in a table, and `record` them beside the plot `path`."""
     table: dict[str, dict[str, str]] = {}
     for name, figure in figures.items():
@@ -140,7 +140,7 @@ def report(path: Path, title: str, figures: dict[str, Any], digits: int = 2) -> 
     print("".join(f"{column:>{width}}" for column in columns))
     for name, row in table.items():
         print(f"{name:{first}}" + "".join(f"{row.get(column, ''):>{width}}" for column in columns))
-    save(path, figures)
+    save(path, figures, seeds=seeds)
 
 
 def save(path: Path, figures: dict[str, Any], *, seeds: int | None = None) -> None:

@@ -20,7 +20,6 @@ The task is Catch: a ball falls for nine steps, and the reward follows at the en
 The best setting, chosen on the same seeds, reaches 0.92 [0.91, 0.93] of 1.
 """
 
-import argparse
 import dataclasses
 import itertools
 import time
@@ -239,17 +238,13 @@ def plot(path: Path, title: str, returns: np.ndarray) -> None:
     figure.savefig(path, dpi=140)
 
 
-def parse_args() -> tuple[argparse.Namespace, Config]:
+def main() -> None:
     parser = Parser("64 settings of a DQN on Catch, several seeds of each, in one jitted program.")
     parser.add_experiment(seeds=6)
     parser.add_count("steps", "steps of an environment in the learning phase", 1_000, 40)
     parser.add_count("separate", "settings that also run as programs of their own", 0, 1)
     args = parser.parse()
-    return args, Config(steps=args.steps)
-
-
-def main() -> None:
-    args, config = parse_args()
+    config = Config(steps=args.steps)
     keys, settings = jax.random.split(jax.random.key(args.seed), args.seeds), all_settings()
     sweep = jax.vmap(jax.vmap(make_train(config), in_axes=(0, None)), in_axes=(None, 0))
     returns, compiling, running = timed(sweep, keys, jax.tree.map(jnp.asarray, settings))

@@ -12,7 +12,6 @@ In the second, the first step of an episode has its own observation and costs 10
 `jr.NStep` and a `jr.ReplayBuffer`, and again with each of four common mistakes.
 """
 
-import argparse
 from functools import partial
 
 import jax
@@ -94,15 +93,11 @@ def learn_all(n: int, updates: int, seed: int = 0) -> np.ndarray:
     return np.stack([one_env(ways, first_differs, keys) for first_differs in ENVIRONMENTS.values()])
 
 
-def parse_args() -> argparse.Namespace:
+def main() -> None:
     parser = Parser("Values learned under a time limit, with correct and incorrect handling.")
     parser.add_experiment(seeds=8)
     parser.add_count("updates", "number of updates", 10_000, 200)
-    return parser.parse()
-
-
-def main() -> None:
-    args = parse_args()
+    args = parser.parse()
     columns = [(env, n) for env in ENVIRONMENTS for n in (1, 3)]
     seeds = range(args.seed, args.seed + args.seeds)
     values = {n: np.stack([learn_all(n, args.updates, seed) for seed in seeds])[..., 0] for n in (1, 3)}

@@ -87,7 +87,7 @@ def learning_curves(returns: np.ndarray, last_episodes: int) -> tuple[np.ndarray
 
 def run(smoke: bool, with_flashbax: bool) -> dict[str, Any]:
     """Train in turn with each buffer; seconds a training, returns by seed, and learning curves."""
-    sys.path.insert(0, str(STUDIES))
+    sys.path.append(str(STUDIES))
     try:
         import experiment
         import gymnax  # noqa: F401 (the agent's environment)

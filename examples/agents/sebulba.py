@@ -1,7 +1,7 @@
 """Threads that act and a thread that learns (Sebulba, Hessel et al. 2021, arXiv:2104.06272): double DQN on CartPole-v1.
 
 pip install -e '.[examples]'
-python examples/agents/sebulba.py           # 2 seeds, minutes on two CPU cores; draws sebulba.png
+python examples/agents/sebulba.py           # 2 seeds, a minute on two CPU cores; draws sebulba.png
 python examples/agents/sebulba.py --short   # a few seconds, to see that it runs
 
 Each actor steps Gymnasium environments in a thread of its own and adds transitions to one `Shared`. The main thread
